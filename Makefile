@@ -1,0 +1,69 @@
+# isojax on a machine that has Python >= 3.11 and make. `make help` lists what there is.
+#
+# Everything lives in .venv. Stamp files in it remember what is installed, so a second call installs nothing
+# (until pyproject.toml changes). Choose another Python with `make quickstart PYTHON=/path/to/python3.12`.
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+ARGS ?=
+
+ifeq ($(origin PYTHON),undefined)
+PYTHON := python3
+CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14
+else
+CANDIDATES := $(PYTHON)
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test lint format clean
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+quickstart: $(VENV)/.stamp-run ## install, run the quickstart sweep (or go on with it), fit the law, write the report
+	$(BIN)/python -m isojax.launch quickstart --resume $(ARGS)
+
+test: $(VENV)/.stamp-test ## install and run the tests on simulated CPU devices; ARGS="tests/test_cli.py -x" passes on
+	JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+lint: $(VENV)/.stamp-dev ## ruff and pyright
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.stamp-dev ## let ruff mend what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## remove caches (the environment and the runs stay)
+	rm -rf .pytest_cache .ruff_cache build dist
+	find isojax tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.stamp-venv:
+	@for python in $(CANDIDATES); do \
+	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	        echo "creating $(VENV) with $$("$$python" --version) ($$python)"; \
+	        "$$python" -m venv $(VENV) && touch $@ && exit 0; \
+	        echo "error: $$python could not create $(VENV); on Debian and Ubuntu install python3-venv" >&2; exit 1; \
+	    fi; \
+	done; \
+	echo "error: isojax needs Python >= 3.11; found $$($(PYTHON) --version 2>/dev/null || echo nothing that runs) as '$(PYTHON)'." >&2; \
+	echo "       Name a newer one: make $(or $(MAKECMDGOALS),quickstart) PYTHON=/path/to/python3.12" >&2; exit 1
+
+$(VENV)/.stamp-run: $(VENV)/.stamp-venv pyproject.toml
+	@echo "installing isojax into $(VENV) (once; a few minutes)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.stamp-test: $(VENV)/.stamp-venv pyproject.toml
+	@echo "installing isojax[test] into $(VENV) (once; a few minutes)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	@touch $@ $(VENV)/.stamp-run
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp-venv pyproject.toml
+	@echo "installing isojax[dev] into $(VENV) (once; a few minutes)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@ $(VENV)/.stamp-test $(VENV)/.stamp-run

@@ -1,0 +1,51 @@
+"""A run's state to disk and back, bit for bit, by Orbax. What is saved last is found by its marker; a torn save is never taken.
+
+Beside the arrays stands what the host knew: the index of the evaluation and the tokens sampled so far. Everything else follows
+from them (the order of problems and all keys are functions of the seed and the step).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import orbax.checkpoint as ocp
+
+from isojax.rl.step import State
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands: updates done, the evaluation done last (an index into the grid of C), response tokens sampled so far."""
+
+    M: int
+    evaluation: int
+    tokens: int
+
+
+class Checkpoints:
+    """The saved states of one cell; the newest is kept."""
+
+    def __init__(self, folder: Path):
+        options = ocp.CheckpointManagerOptions(max_to_keep=1, create=True)
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+
+    def save(self, state: State, position: Position) -> None:
+        """Save in the background; `close` waits for it."""
+        host = {"evaluation": position.evaluation, "tokens": position.tokens}
+        args = ocp.args.Composite(state=ocp.args.StandardSave(state._asdict()), host=ocp.args.JsonSave(host))
+        self._manager.save(position.M, args=args)
+
+    def restore(self, like: State) -> tuple[State, Position] | None:
+        """The newest state, laid out as `like` (arrays or ShapeDtypeStructs with shardings), or None where none was saved."""
+        M = self._manager.latest_step()
+        if M is None:
+            return None
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like._asdict())
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), host=ocp.args.JsonRestore())
+        saved = self._manager.restore(M, args=args)
+        return State(**saved["state"]), Position(M, saved["host"]["evaluation"], saved["host"]["tokens"])
+
+    def close(self) -> None:
+        """Wait for what is being saved."""
+        self._manager.wait_until_finished()
+        self._manager.close()

@@ -1,0 +1,242 @@
+"""What a user may set, as frozen pydantic models: YAML below dotted `key=value` overrides. No jax here.
+
+Three sections. `cell` decides a run's result and is hashed. `sweep` is the grid: it may grow, but a value in it never changes once
+something has run. `run` says where and how to run and is not hashed: it changes no result.
+
+Below the models: reading (`load_config`, `read_saved`), writing (`save_config`), the hash of a cell's settings, and what a resumed
+sweep may change (`check_resume`). Whatever is wrong with a file or an override is an InputError before any work.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from isojax.files import leaves, load_yaml, write_yaml
+from isojax.types import InputError
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A frozen section; an unknown key is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelConfig(Section):
+    """The policy's shape. `family` names a file in isojax/models/."""
+
+    family: str = "tiny"
+    layers: PositiveInt = 3
+    width: PositiveInt = 64
+    heads: PositiveInt = 4
+    kv_heads: PositiveInt = 2
+    head_dim: PositiveInt = 16
+    mlp: PositiveInt = 128
+
+
+class BaseConfig(Section):
+    """How the base policy is made where a task brings its own: supervised learning on the task's demonstrations."""
+
+    steps: PositiveInt = 1500
+    batch: PositiveInt = 512
+    learning_rate: PositiveFloat = 3e-3
+    seed: int = Field(default=0, ge=0)
+
+
+class DataConfig(Section):
+    """Which problems a run trains and validates on.
+
+    `candidates` problems are labelled by the base policy's avg@`attempts`; those inside `difficulty` (both ends included) are split
+    into `validation` held-out problems and the rest for training.
+    """
+
+    candidates: PositiveInt = 6000
+    attempts: PositiveInt = 16
+    difficulty: tuple[Fraction, Fraction] = (0.0, 0.61)
+    validation: PositiveInt = 300
+    seed: int = Field(default=0, ge=0)
+
+
+class SamplingConfig(Section):
+    """How rollouts are drawn: P prompt positions, T response positions, temperature."""
+
+    prompt_length: PositiveInt = 6
+    response_length: PositiveInt = 4
+    temperature: PositiveFloat = 1.0
+
+
+class RLConfig(Section):
+    """One GRPO update. `loss` names a file in isojax/rl/losses/ or a module path of a fork.
+
+    learning rate = learning_rate * sqrt(B / anchor_batch), reached linearly over `warmup` updates, then constant.
+    """
+
+    loss: str = "grpo"
+    clip: PositiveFloat = 0.2
+    kl: NonNegativeFloat = 0.0
+    entropy: NonNegativeFloat = 0.0
+    learning_rate: PositiveFloat = 1e-3
+    anchor_batch: PositiveInt = 1024
+    warmup: PositiveInt = 10
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat = 1.0
+
+
+class EvalConfig(Section):
+    """Validation by avg@`samples` at the first update reaching each C in start * ratio^k, and of the base policy at C = 0."""
+
+    samples: PositiveInt = 4
+    start: PositiveInt = 1024
+    ratio: Annotated[float, Field(gt=1)] = 1.3
+
+    def grid(self, budget: int) -> list[int]:
+        """The values of C at which a run is evaluated: 0 (the base policy), then every distinct ceil(start * ratio^k) within the budget.
+
+        start and ratio are fixed, so a larger budget only appends.
+        """
+        found, k = [0], 0
+        while (target := math.ceil(round(self.start * self.ratio**k, 6))) <= budget:
+            if target != found[-1]:
+                found.append(target)
+            k += 1
+        return found
+
+
+class CellConfig(Section):
+    """Everything that decides what a run of given (B_p, n, seed) measures. Hashed."""
+
+    task: str = "solvers"
+    model: ModelConfig = ModelConfig()
+    base: BaseConfig = BaseConfig()
+    data: DataConfig = DataConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    rl: RLConfig = RLConfig()
+    eval: EvalConfig = EvalConfig()
+
+
+class SweepConfig(Section):
+    """The grid of (B_p, n), its seeds and the budget C of each cell.
+
+    Cell seeds are 1000 * seed + 0, 1, ... `slots` (R) and `microbatch` (m) are rollouts a shard; null lets the planner choose them
+    once, and the choice is stored with the run. `over_B_max` says what happens to a pair with B_p * n > B_max: refuse the sweep,
+    or leave the pair out.
+    """
+
+    B_p: tuple[PositiveInt, ...] = (16,)
+    n: tuple[PositiveInt, ...] = (2, 4, 8, 16, 32)
+    B_max: PositiveInt = 1024
+    over_B_max: Literal["refuse", "drop"] = "refuse"
+    seeds: PositiveInt = 1
+    seed: int = Field(default=0, ge=0)
+    budget: PositiveInt = 250_000
+    slots: PositiveInt | None = None
+    microbatch: PositiveInt | None = None
+
+
+class RunConfig(Section):
+    """Where and how to run; changes no result.
+
+    `cells_at_once`: null runs as many cells side by side as the mesh fits into the devices. `checkpoint_seconds`: a cell's state is
+    saved at the first evaluation after this long, and at its end.
+    """
+
+    dir: str = "runs"
+    mesh: str = "auto"
+    cells_at_once: PositiveInt | None = None
+    checkpoint_seconds: NonNegativeFloat = 60.0
+    compilation_cache: bool = True
+
+
+class Config(Section):
+    """One sweep: its name and three sections."""
+
+    name: str = Field(default="quickstart", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    cell: CellConfig = CellConfig()
+    sweep: SweepConfig = SweepConfig()
+    run: RunConfig = RunConfig()
+
+
+def config_roots() -> list[Path]:
+    """Folders that hold named configs: ./configs, then the ones isojax came with (packaged, or the repository's)."""
+    package = Path(__file__).resolve().parent
+    return [Path("configs"), package / "configs" if (package / "configs").is_dir() else package.parent / "configs"]
+
+
+def find_config(name_or_path: str) -> Path:
+    """The YAML file meant by a path or a name: `quickstart`, `recipes/easy.yaml`, `../mine.yaml`."""
+    if Path(name_or_path).is_file():
+        return Path(name_or_path)
+    for root in config_roots():
+        for path in (root / name_or_path, root / f"{name_or_path}.yaml"):
+            if path.is_file():
+                return path
+    names = sorted({p.relative_to(root).with_suffix("").as_posix() for root in config_roots() for p in root.rglob("*.yaml")})
+    near = difflib.get_close_matches(name_or_path, names, n=1)
+    mend = f"Did you mean {near[0]!r}?" if near else f"Known names: {', '.join(names) or 'none'}."
+    raise InputError(
+        f"no such config: given {name_or_path!r}, expected a YAML file's path or a name in {' or '.join(map(str, config_roots()))}. {mend}"
+    )
+
+
+def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
+    """The config a name or path means, below dotted overrides such as "sweep.n=[2,4]".
+
+    Raises:
+        InputError: no such file, broken YAML, an unknown key or a wrong type.
+    """
+    return load_yaml(Config, find_config(name_or_path), overrides)
+
+
+def config_hash(cell: CellConfig) -> str:
+    """12 hex digits that name the settings deciding a cell's result."""
+    return hashlib.sha256(json.dumps(cell.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
+
+
+def save_config(config: Config, path: Path) -> None:
+    """The resolved config as YAML, which `read_saved` and `load_config` read back equal."""
+    write_yaml(path, config.model_dump(mode="json"))
+
+
+def read_saved(path: Path) -> Config:
+    """A config written by `save_config`."""
+    return load_yaml(Config, path, ())
+
+
+def check_resume(old: Config, new: Config) -> None:
+    """InputError unless `new` may go on in the folder of `old`: the same name and cell settings, a sweep that only grows."""
+
+    def refuse(key: str, was: object, now: object, expected: str) -> None:
+        raise InputError(
+            f"{key}: this run has {was!r}, given {now!r}; expected {expected}. Mend it, or choose another `name=` for a new run."
+        )
+
+    if old.name != new.name:
+        refuse("name", old.name, new.name, "the same value")
+    now = dict(leaves(new.model_dump(mode="json")))
+    for key, was in leaves(old.model_dump(mode="json")):
+        if key.startswith("cell.") and now[key] != was:
+            refuse(key, was, now[key], "the same value")
+    a, b = old.sweep, new.sweep
+    for key, was, given in (("sweep.B_p", a.B_p, b.B_p), ("sweep.n", a.n, b.n)):
+        if not set(was) <= set(given):
+            refuse(key, list(was), list(given), "every value already in it (it may grow)")
+    if a.seed != b.seed:
+        refuse("sweep.seed", a.seed, b.seed, "the same value")
+    for key, was, given in (("sweep.seeds", a.seeds, b.seeds), ("sweep.budget", a.budget, b.budget)):
+        if given < was:
+            refuse(key, was, given, "at least as much (it may grow)")
+    for key, was, given in (("sweep.slots", a.slots, b.slots), ("sweep.microbatch", a.microbatch, b.microbatch)):
+        if was is not None and given is not None and was != given:
+            refuse(key, was, given, "the same value, or none")
+    largest = max((B_p * n for B_p in a.B_p for n in a.n if B_p * n <= a.B_max), default=0)
+    if b.B_max < largest:
+        refuse("sweep.B_max", a.B_max, b.B_max, f"at least {largest}, the largest B_p * n already run")

@@ -1,0 +1,107 @@
+"""What a person sees while a sweep runs: the plan before it, a live line for the sweep and one for each cell at work."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from isojax.config import Config
+from isojax.types import Cell
+
+if TYPE_CHECKING:
+    from isojax.train import Progress as CellProgress
+
+console = Console(stderr=True)
+
+
+def print_plan(config: Config, cells: list[Cell], folder: Path, devices: str, at_once: int) -> None:
+    """The sweep in a table: one row for each (B_p, n)."""
+    last = config.cell.eval.grid(config.sweep.budget)[-1]
+    table = Table(title=f"{config.name}: {len(cells)} cells in {folder}", title_justify="left")
+    for head in ("B_p", "n", "B", "M", "C", "seeds"):
+        table.add_column(head, justify="right")
+    for B_p, n in sorted({(c.B_p, c.n) for c in cells}):
+        M = -(-last // (B_p * n))
+        table.add_row(*map(str, (B_p, n, B_p * n, M, M * B_p * n, config.sweep.seeds)))
+    console.print(table)
+    console.print(
+        f"{at_once} at once, {devices}; R = {config.sweep.slots} slots and m = {config.sweep.microbatch} rows a microbatch on each shard; "
+        f"{len(config.cell.eval.grid(config.sweep.budget))} evaluations a cell, the last at C = {last}"
+    )
+
+
+class Display:
+    """Live progress on standard error; where that is no terminal, a line for each finished cell."""
+
+    def __init__(self, config: Config, cells: list[Cell]):
+        last = config.cell.eval.grid(config.sweep.budget)[-1]
+        self._goal = {cell: -(-last // cell.B) * cell.B for cell in cells}
+        self._done: dict[Cell, int] = {}
+        self._resumed: dict[Cell, int] = {}
+        self._reward: dict[Cell, float] = {}
+        self._tasks: dict[Cell, TaskID] = {}
+        self._finished = 0
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+        self._live = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._sweep = self._live.add_task("sweep", total=sum(self._goal.values()), note="preparing")
+
+    def __enter__(self) -> Display:
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._live.stop()
+
+    def step(self, text: str, fraction: float) -> None:
+        """What is being prepared before the first cell."""
+        self._live.update(self._sweep, note=text)
+        if not console.is_terminal and (fraction * 10) % 1 < 1e-9:
+            console.print(text)
+        self._began = time.monotonic()
+
+    def start(self, cell: Cell) -> None:
+        """A worker took this cell."""
+        with self._lock:
+            self._tasks[cell] = self._live.add_task(f"B_p {cell.B_p}, n {cell.n}, seed {cell.seed}", total=self._goal[cell], note="compiling")
+
+    def update(self, progress: CellProgress) -> None:
+        """News of a cell."""
+        cell = progress.cell
+        with self._lock:
+            self._resumed.setdefault(cell, 0 if progress.reward is not None else max(0, progress.rollouts - cell.B * 64))
+            self._done[cell] = progress.rollouts
+            if progress.reward is not None:
+                self._reward[cell] = progress.reward
+            note = f"reward {self._reward[cell]:.3f}" if cell in self._reward else ""
+            self._live.update(self._tasks[cell], completed=progress.rollouts, note=note)
+            self._live.update(self._sweep, completed=sum(self._done.values()), note=self._sweep_note())
+
+    def finish(self, cell: Cell, failed: bool) -> None:
+        """A cell is done, was done before, or failed."""
+        with self._lock:
+            self._finished += 1
+            self._done[cell] = self._goal[cell]
+            if cell not in self._reward:
+                self._resumed[cell] = self._goal[cell]
+            task = self._tasks.pop(cell, None)
+            if task is not None:
+                self._live.remove_task(task)
+            self._live.update(self._sweep, completed=sum(self._done.values()), note=self._sweep_note())
+            if not console.is_terminal:
+                what = "failed" if failed else f"reward {self._reward[cell]:.3f}" if cell in self._reward else "done before"
+                console.print(f"cell {cell.name}: {what}; {self._sweep_note()}", highlight=False)
+
+    def _sweep_note(self) -> str:
+        new = sum(self._done.values()) - sum(self._resumed.values())
+        rate = new / max(1e-9, time.monotonic() - self._began)
+        left = (sum(self._goal.values()) - sum(self._done.values())) / rate if rate > 0 else 0.0
+        return f"{self._finished} of {len(self._goal)} cells, {rate:,.0f} rollouts/s, {left / 60:.1f} min left"

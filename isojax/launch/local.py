@@ -1,0 +1,151 @@
+"""The in-process runner: the cells of a sweep on this machine's devices, as many side by side as the mesh fits into them.
+
+Each worker thread owns a part of the devices and one set of compiled programs, and takes the next cell when it has finished one.
+This is the only module of launch/ that imports jax, inside the functions that check the mesh and run cells.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from isojax.config import Config, check_resume, config_hash, read_saved, save_config
+from isojax.launch.display import Display, print_plan
+from isojax.launch.planner import plan, resolve
+from isojax.records import RECORDS
+from isojax.types import Cell, InputError
+
+if TYPE_CHECKING:
+    from isojax.base import Base
+    from isojax.train import Programs
+
+CONFIG = "config.yaml"
+
+
+def launch(config: Config, resume: bool, dry_run: bool) -> Path:
+    """Run every cell of the sweep that is not finished; returns the sweep's folder, runs/<name>.
+
+    Raises:
+        InputError: before any work, when the mesh does not fit, the folder holds another sweep, or the grid is over B_max.
+        RuntimeError: after all other cells are done, naming the cells that failed.
+    """
+    folder = Path(config.run.dir) / config.name
+    cells = plan(config.sweep)
+    jax = start_jax(config)
+    from isojax.sharding import parse_mesh
+
+    shape = parse_mesh(config.run.mesh, len(jax.local_devices()))
+    config = settle(config, folder, resume, shape.shards)
+    at_once = min(config.run.cells_at_once or cells_side_by_side(jax, shape.devices), len(jax.local_devices()) // shape.devices, len(cells))
+    print_plan(config, cells, folder, f"{shape.devices} of {len(jax.local_devices())} {jax.default_backend()} devices a cell", at_once)
+    if dry_run:
+        return folder
+    save_config(config, folder / CONFIG)
+    run_cells(jax, config, cells, folder, shape, at_once)
+    return folder
+
+
+def start_jax(config: Config) -> Any:
+    """jax, with a device for every core of a CPU machine (unless XLA_FLAGS says otherwise) and the persistent compilation cache."""
+    import jax
+
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", cores())
+    if config.run.compilation_cache and not jax.config.jax_compilation_cache_dir:
+        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isojax" / "xla"
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+    return jax
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cells_side_by_side(jax: Any, devices: int) -> int:
+    """How many cells run at once by default: one on every part of the devices; simulated CPU devices beyond the cores add nothing."""
+    parts = len(jax.local_devices()) // devices
+    return min(parts, max(1, cores() // devices)) if jax.default_backend() == "cpu" else parts
+
+
+def settle(config: Config, folder: Path, resume: bool, shards: int) -> Config:
+    """The config this folder is run with: R and m chosen once and kept by every resume.
+
+    Raises:
+        InputError: the folder holds a run and `resume` was not asked for, or that run's settings differ.
+    """
+    if not folder.exists() or not any(folder.iterdir()):
+        return config.model_copy(update={"sweep": resolve(config.sweep, shards)})
+    if not resume:
+        raise InputError(f"{folder} holds a run already; go on with it by --resume, or choose another name with name=NAME.")
+    if not (folder / CONFIG).exists():
+        raise InputError(f"{folder} is no sweep's folder (it has no {CONFIG}); choose another name with name=NAME.")
+    old = read_saved(folder / CONFIG)
+    check_resume(old, config)
+    kept = {"slots": old.sweep.slots, "microbatch": old.sweep.microbatch}
+    return config.model_copy(update={"sweep": config.sweep.model_copy(update=kept)})
+
+
+def run_cells(jax: Any, config: Config, cells: list[Cell], folder: Path, shape: Any, at_once: int) -> None:
+    """The base policy, then all cells."""
+    from isojax.base import prepare
+    from isojax.sharding import make_mesh
+    from isojax.train import Programs
+
+    devices, pairs = jax.local_devices(), sorted({(c.B_p, c.n) for c in cells})
+    meshes = [make_mesh(shape, devices[i * shape.devices :]) for i in range(at_once)]
+    with Display(config, cells) as display:
+        programs = [Programs(config.cell, config.sweep, pairs, mesh) for mesh in meshes]
+        first = programs[0]
+        base = prepare(folder / "base", config.cell, first.decoder, first.task, first.evaluator, display.step)
+        failed = work(programs, config, base, cells, folder, display)
+    if failed:
+        raise RuntimeError("; ".join(f"{cell.name}: {error}" for cell, error in failed))
+
+
+def work(
+    programs: list[Programs], config: Config, base: Base, cells: list[Cell], folder: Path, display: Display
+) -> list[tuple[Cell, Exception]]:
+    """One thread for each set of programs, taking cells until none is left; the cells that failed, with their errors."""
+    from isojax.train import run_cell
+
+    todo: queue.SimpleQueue[Cell] = queue.SimpleQueue()
+    for cell in cells:
+        todo.put(cell)
+    failed: list[tuple[Cell, Exception]] = []
+    name = config_hash(config.cell)
+
+    def worker(mine: Programs) -> None:
+        while True:
+            try:
+                cell = todo.get_nowait()
+            except queue.Empty:
+                return
+            display.start(cell)
+            try:
+                run_cell(mine, config, base, cell, folder / "cells" / cell.name, name, display.update)
+            except Exception as e:  # one cell's failure must not cost the others; all are raised together at the end
+                failed.append((cell, e))
+            display.finish(cell, failed=bool(failed) and failed[-1][0] == cell)
+
+    _in_threads([lambda p=p: worker(p) for p in programs])
+    return failed
+
+
+def _in_threads(jobs: list[Callable[[], None]]) -> None:
+    """Run the jobs side by side; Ctrl-C ends the process at once, and a later --resume goes on."""
+    threads = [threading.Thread(target=job, daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.2)
+
+
+def finished_cells(folder: Path) -> list[str]:
+    """Names of the cells that have a ledger."""
+    return sorted(p.parent.name for p in folder.glob(f"cells/*/{RECORDS}"))

@@ -1,0 +1,83 @@
+"""From a sweep's grid to its cells, before anything runs: which, in which order, and the static sizes they share. No jax here.
+
+C = B_p n M (IsoCompute Playbook, arXiv:2603.12151, section 2); B = B_p n. A cell spends `sweep.budget` rollouts whatever its B, so
+its time differs by what does not shrink with B: the M = C / B updates' own overhead, and one prefill for each of the C / n prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+from isojax.config import EvalConfig, SweepConfig
+from isojax.types import Cell, InputError
+
+MAX_ROWS = 256
+"""The largest R (slots) and m (rows a microbatch) a shard is given: wider batches gain no speed on a CPU and cost memory everywhere."""
+
+UPDATE_COST = 32
+"""What an update costs beside its rollouts (dispatch, optimizer step), in rollouts."""
+
+PROMPT_COST = 1
+"""What a prompt's prefill costs, in rollouts (a prompt is about as long as a response)."""
+
+
+def cost(cell: Cell, budget: int) -> float:
+    """A cell's expected time, in the time of one rollout: it decides an order, not a forecast."""
+    updates = math.ceil(budget / cell.B)
+    return updates * (UPDATE_COST + PROMPT_COST * cell.B_p + cell.B)
+
+
+def _grid(sweep: SweepConfig) -> list[tuple[int, int]]:
+    """The pairs (B_p, n) under B_max."""
+    for name, values in (("B_p", sweep.B_p), ("n", sweep.n)):
+        if not values or len(set(values)) < len(values):
+            raise InputError(f"sweep.{name}: given {list(values)}, expected at least one value, and each of them once.")
+    pairs = list(product(sweep.B_p, sweep.n))
+    over = [(B_p, n) for B_p, n in pairs if B_p * n > sweep.B_max]
+    if over and (sweep.over_B_max == "refuse" or len(over) == len(pairs)):
+        named = ", ".join(f"{B_p} x {n} = {B_p * n}" for B_p, n in over)
+        mend = "raise sweep.B_max or take smaller values" + (
+            "" if len(over) == len(pairs) else ", or leave these pairs out with sweep.over_B_max=drop"
+        )
+        raise InputError(f"B_p x n is over sweep.B_max = {sweep.B_max}: {named}; {mend}.")
+    return [pair for pair in pairs if pair not in over]
+
+
+def plan(sweep: SweepConfig) -> list[Cell]:
+    """The cells of a sweep, longest first; the seeds are 1000 * sweep.seed + 0, 1, ...
+
+    Raises:
+        InputError: a pair over B_max (unless dropped), no pair left, a value twice, or a budget below the largest B.
+    """
+    pairs = _grid(sweep)
+    B_p, n = max(pairs, key=lambda pair: pair[0] * pair[1])
+    if sweep.budget < B_p * n:
+        raise InputError(
+            f"sweep.budget: given {sweep.budget}, expected at least one update of the largest cell, {B_p} x {n} = {B_p * n} rollouts."
+        )
+    cells = [Cell(B_p, n, 1000 * sweep.seed + i) for B_p, n in pairs for i in range(sweep.seeds)]
+    return sorted(cells, key=lambda cell: (-cost(cell, sweep.budget), cell))
+
+
+def resolve(sweep: SweepConfig, shards: int) -> SweepConfig:
+    """The sweep with its slots (R) and microbatch (m) filled in, where they are not set.
+
+    Both are rollouts a shard, chosen once a sweep and stored with it: the smallest ceil(B / shards) of its cells, at most MAX_ROWS,
+    so that no cell decodes empty slots from its first step on.
+    """
+    rows = min(MAX_ROWS, *(math.ceil(B_p * n / shards) for B_p, n in _grid(sweep)))
+    return sweep.model_copy(update={"slots": sweep.slots or rows, "microbatch": sweep.microbatch or rows})
+
+
+def targets(evaluation: EvalConfig, budget: int) -> list[int]:
+    """The values of C at which a run is evaluated: 0 (the base policy), then every distinct ceil(start * ratio^k) within the budget.
+
+    start and ratio are fixed, so a larger budget only appends.
+    """
+    found, k = [0], 0
+    while (target := math.ceil(round(evaluation.start * evaluation.ratio**k, 6))) <= budget:
+        if target != found[-1]:
+            found.append(target)
+        k += 1
+    return found

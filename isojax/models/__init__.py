@@ -1,0 +1,1 @@
+"""Policies: one decoder, one file a family."""

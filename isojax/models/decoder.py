@@ -1,0 +1,215 @@
+"""The one decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU. Every family is a configuration of it.
+
+Flax NNX defines a block and its sharding; from there on the parameters are a pytree of arrays, layers stacked on a leading axis:
+
+    {"embed": [V, D], "blocks": {...: [L, ...]}, "norm": [D], "unembed": [D, V]}
+
+and the functions below are pure. Three ways to run it share the block: `prefix_cache` (prompts, once a problem), `score` (responses
+given their prompts' cache, for the trainer) and `decode_step` (one token a slot, for the sampler). The last token of a prompt
+belongs to the response: it is the first input that `score` and `decode_step` see, so that a prefix holds positions 0 .. length-2
+and nothing but keys and values passes from prompt to response.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array, Bool, Float, Int
+
+from isojax.config import ModelConfig
+from isojax.sharding import partition
+
+nnx.use_eager_sharding(False)
+
+Params = dict[str, Any]
+KV = tuple[Array, Array]  # keys and values, each [L, rows, K, positions, H]
+
+EPS = 1e-6
+ROPE_BASE = 10_000.0
+NEVER = -1e30
+
+
+def rms_norm(x: Float[Array, "*b D"], scale: Float[Array, " D"]) -> Float[Array, "*b D"]:
+    """x / rms(x) * scale, accumulated in float32."""
+    y = x.astype(jnp.float32)
+    return (y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + EPS)).astype(x.dtype) * scale.reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+def rope(x: Float[Array, "b t heads H"], positions: Int[Array, "b t"]) -> Float[Array, "b t heads H"]:
+    """Rotary position embedding (arXiv:2104.09864), halves rotated against each other."""
+    half = x.shape[-1] // 2
+    frequency = ROPE_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = positions[..., None, None].astype(jnp.float32) * frequency.reshape(1, 1, 1, -1)
+    cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class Block(nnx.Module):
+    """One layer: its weights, and the work before and after attention."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        width, head, scale = config.width, config.head_dim, (2 * config.layers) ** -0.5
+
+        def weight(shape: tuple[int, ...], axes: tuple[str, ...], fan_in: int, gain: float = 1.0) -> nnx.Param:
+            return nnx.Param(jax.random.normal(rngs.params(), shape) * gain * fan_in**-0.5, sharding_names=axes)
+
+        self.attention_norm = nnx.Param(jnp.ones(width), sharding_names=("embed",))
+        self.query = weight((width, config.heads, head), ("embed", "heads", "head_dim"), width)
+        self.key = weight((width, config.kv_heads, head), ("embed", "kv_heads", "head_dim"), width)
+        self.value = weight((width, config.kv_heads, head), ("embed", "kv_heads", "head_dim"), width)
+        self.out = weight((config.heads, head, width), ("heads", "head_dim", "embed"), config.heads * head, scale)
+        self.mlp_norm = nnx.Param(jnp.ones(width), sharding_names=("embed",))
+        self.gate = weight((width, config.mlp), ("embed", "mlp"), width)
+        self.up = weight((width, config.mlp), ("embed", "mlp"), width)
+        self.down = weight((config.mlp, width), ("mlp", "embed"), config.mlp, scale)
+
+    def project(self, x: Float[Array, "b t D"], positions: Int[Array, "b t"]) -> tuple[Array, Array, Array]:
+        """Queries [b t N H], keys and values [b K t H] of the rows, positions applied."""
+        h = rms_norm(x, self.attention_norm[...])
+        q = rope(jnp.einsum("btd,dnh->btnh", h, self.query[...]), positions)
+        k = rope(jnp.einsum("btd,dkh->btkh", h, self.key[...]), positions)
+        v = jnp.einsum("btd,dkh->btkh", h, self.value[...])
+        return q, k.swapaxes(1, 2), v.swapaxes(1, 2)
+
+    def finish(self, x: Float[Array, "b t D"], attended: Float[Array, "b t N H"]) -> Float[Array, "b t D"]:
+        """Output projection and MLP, both residual."""
+        x = x + jnp.einsum("btnh,nhd->btd", attended, self.out[...])
+        h = rms_norm(x, self.mlp_norm[...])
+        return x + (jax.nn.silu(h @ self.gate[...]) * (h @ self.up[...])) @ self.down[...]
+
+
+def attend(q: Float[Array, "b t N H"], parts: list[tuple[Array, Array, Bool[Array, "b t c"]]]) -> Float[Array, "b t N H"]:
+    """Softmax attention over the concatenation of `parts`, each (keys [b K c H], values [b K c H], mask [b t c]), without joining them.
+
+    Scores and softmax in float32.
+    """
+    b, t, heads, head_dim = q.shape
+    kv_heads = parts[0][0].shape[1]
+    q = q.reshape(b, t, kv_heads, heads // kv_heads, head_dim) * head_dim**-0.5
+    scores = [
+        jnp.where(mask[:, None, None], jnp.einsum("btkgh,bkch->bkgtc", q, k, preferred_element_type=jnp.float32), NEVER) for k, _, mask in parts
+    ]
+    top = scores[0].max(-1)
+    for s in scores[1:]:
+        top = jnp.maximum(top, s.max(-1))
+    top = lax.stop_gradient(top)[..., None]
+    weights = [jnp.exp(s - top) for s in scores]
+    total = sum(w.sum(-1) for w in weights)
+    mixed = sum(jnp.einsum("bkgtc,bkch->btkgh", w.astype(v.dtype), v) for w, (_, v, _) in zip(weights, parts, strict=True))
+    return (mixed / total.transpose(0, 3, 1, 2)[..., None].astype(q.dtype)).reshape(b, t, heads, head_dim)
+
+
+class Decoder:
+    """A decoder's shape, and the functions of its parameters. Holds no arrays; hashable, so it may be a static argument."""
+
+    def __init__(self, config: ModelConfig, vocab: int):
+        self.config = config
+        self.vocab = vocab
+        abstract = nnx.eval_shape(lambda: Block(config, nnx.Rngs(0)))
+        self._graph, self._abstract = nnx.split(abstract)
+
+    def init(self, key: Array) -> Params:
+        """Fresh float32 parameters."""
+        config = self.config
+        k_embed, k_blocks, k_out = jax.random.split(key, 3)
+        blocks = jax.vmap(lambda k: nnx.to_pure_dict(nnx.split(Block(config, nnx.Rngs(params=k)))[1]))(jax.random.split(k_blocks, config.layers))
+        return {
+            "embed": jax.random.normal(k_embed, (self.vocab, config.width)) * 0.5,
+            "blocks": blocks,
+            "norm": jnp.ones(config.width),
+            "unembed": jax.random.normal(k_out, (config.width, self.vocab)) * config.width**-0.5,
+        }
+
+    def logical_axes(self) -> Params:
+        """The logical axes of each parameter, in the parameters' own tree."""
+        names = {k: ("layer", *v.get_metadata()["out_sharding"]) for k, v in self._abstract.items()}
+        return {"embed": ("vocab", "embed"), "blocks": names, "norm": ("embed",), "unembed": ("embed", "vocab")}
+
+    def shapes(self) -> Params:
+        """ShapeDtypeStruct of each parameter."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
+    def shardings(self, mesh: Mesh) -> Params:
+        """NamedSharding of each parameter by sharding.py's table."""
+        return jax.tree.map(
+            lambda shape, axes: NamedSharding(mesh, partition(axes, shape.shape, mesh)), self.shapes(), self.logical_axes(), is_leaf=lambda x: isinstance(x, tuple)
+        )
+
+    def _block(self, weights: Params) -> Block:
+        state = jax.tree.map(lambda x: x, self._abstract)
+        nnx.replace_by_pure_dict(state, weights)
+        return nnx.merge(self._graph, state)
+
+    def _layers(self, params: Params, x: Array, positions: Array, attention: Callable[..., Array], context: Any) -> tuple[Array, KV]:
+        """Run all layers; `attention(q, k, v, context of the layer)`. Returns the last hidden states and the new keys and values."""
+
+        def layer(x: Array, scanned: tuple[Params, Any]) -> tuple[Array, KV]:
+            weights, layer_context = scanned
+            block = self._block(weights)
+            q, k, v = block.project(x, positions)
+            return block.finish(x, attention(q, k, v, layer_context)), (k, v)
+
+        return lax.scan(layer, x, (params["blocks"], context))
+
+    def prefix_cache(self, params: Params, prompts: Int[Array, "b P"]) -> KV:
+        """Keys and values of all prompt positions but the last, [L, b, K, P-1, H]; right padding needs no mask (attention is causal)."""
+        tokens = prompts[:, :-1]
+        b, t = tokens.shape
+        positions = jnp.broadcast_to(jnp.arange(t)[None], (b, t))
+        causal = jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool))[None], (b, t, t))
+        x = params["embed"][tokens]
+        return self._layers(params, x, positions, lambda q, k, v, _: attend(q, [(k, v, causal)]), None)[1]
+
+    def score(
+        self, params: Params, tokens: Int[Array, "b T"], start: Int[Array, " b"], prefix: KV | None = None, row: Int[Array, " b"] | None = None
+    ) -> Float[Array, "b T D"]:
+        """Hidden states of responses: `tokens` are the last prompt token and the response but its last, `start` is their first position.
+
+        `prefix` holds caches of some prompts [L, g, K, P-1, H]; `row` says which of them each response continues.
+        """
+        b, t = tokens.shape
+        positions = start[:, None] + jnp.arange(t)[None]
+        causal = jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool))[None], (b, t, t))
+
+        def attention(q: Array, k: Array, v: Array, context: KV | None) -> Array:
+            parts = [(k, v, causal)]
+            if context is not None:
+                before = jnp.arange(context[0].shape[2])[None] < start[:, None]
+                parts.append((context[0][row], context[1][row], jnp.broadcast_to(before[:, None], (b, t, before.shape[1]))))
+            return attend(q, parts)
+
+        x = params["embed"][tokens]
+        return rms_norm(self._layers(params, x, positions, attention, prefix)[0], params["norm"])
+
+    def decode_step(self, params: Params, cache: KV, tokens: Int[Array, " R"], positions: Int[Array, " R"]) -> tuple[Float[Array, "R D"], KV]:
+        """One token a slot at its own position: hidden states, and the cache [L, R, K, C, H] with the token's keys and values in it."""
+        here = jnp.arange(cache[0].shape[3])[None] == positions[:, None]
+        seen = (jnp.arange(cache[0].shape[3])[None] <= positions[:, None])[:, None]
+
+        def layer(carry: tuple[Array, Array, Array, Array], weights: Params) -> tuple[tuple[Array, Array, Array, Array], None]:
+            x, keys, values, i = carry
+            block = self._block(weights)
+            q, k, v = block.project(x, positions[:, None])
+            k_layer = jnp.where(here[:, None, :, None], k, lax.dynamic_index_in_dim(keys, i, 0, False))
+            v_layer = jnp.where(here[:, None, :, None], v, lax.dynamic_index_in_dim(values, i, 0, False))
+            x = block.finish(x, attend(q, [(k_layer, v_layer, seen)]))
+            keys, values = lax.dynamic_update_index_in_dim(keys, k_layer, i, 0), lax.dynamic_update_index_in_dim(values, v_layer, i, 0)
+            return (x, keys, values, i + 1), None
+
+        carry = (params["embed"][tokens][:, None], *cache, jnp.int32(0))
+        (x, keys, values, _), _ = lax.scan(layer, carry, params["blocks"])
+        return rms_norm(x[:, 0], params["norm"]), (keys, values)
+
+    def logits(self, params: Params, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
+        """Float32 logits."""
+        return jnp.einsum("...d,dv->...v", hidden, params["unembed"], preferred_element_type=jnp.float32)
+
+    def empty_cache(self, rows: int, positions: int, dtype: jnp.dtype) -> KV:
+        """A cache of zeros, [L, rows, K, positions, H]."""
+        shape = (self.config.layers, rows, self.config.kv_heads, positions, self.config.head_dim)
+        return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)

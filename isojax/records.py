@@ -1,0 +1,177 @@
+"""The run ledger: what a run measured, one JSON line a point, append-only and readable by any tool.
+
+A cell's folder holds `records.jsonl` (a header line of kind "cell", then lines of kind "eval"; the same bits whenever the same run
+is repeated) and `timing.jsonl` (clocks, which never repeat). A torn last line, left by a kill or a full disk, loses that line
+alone; damage anywhere else is refused with its place. No jax here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from isojax.types import Cell, EvalPoint, InputError, RunRecord
+
+RECORDS = "records.jsonl"
+TIMING = "timing.jsonl"
+SCHEMA = 1
+
+
+def _append(path: Path, row: Mapping[str, Any]) -> None:
+    """One line, written in one call and forced to disk."""
+    with path.open("ab") as f:
+        f.write((json.dumps(row) + "\n").encode())
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int, bool]:
+    """(rows, bytes they take, whether a torn last line was left out)."""
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise InputError(f"cannot read the ledger {path}: {e.strerror or e}") from e
+    rows: list[dict[str, Any]] = []
+    good = 0
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        last = number >= len(lines) - (lines[-1] == b"")
+        if not line and last:
+            break
+        complete = number < len(lines)
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict) or "kind" not in row:
+                raise ValueError("not a JSON object with a 'kind'")
+        except ValueError as e:
+            if last:
+                return rows, good, True
+            raise InputError(f"{path}, line {number} is broken ({e}); only a torn last line can be left out. Restore the file or remove the cell's folder and run it again.") from e
+        if not complete:
+            return rows, good, True
+        rows.append(row)
+        good += len(line) + 1
+    return rows, good, False
+
+
+class Ledger:
+    """A cell's ledger, open for appending.
+
+    Opening cuts a torn last line. `append` writes each target once: a run that resumes from an older checkpoint meets points it
+    has already recorded and leaves them as they are.
+    """
+
+    def __init__(self, folder: Path, cell: Cell, cell_hash: str):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.path = folder / RECORDS
+        self.targets: list[int] = []
+        header = {"kind": "cell", "schema": SCHEMA, "B_p": cell.B_p, "n": cell.n, "seed": cell.seed, "cell_hash": cell_hash}
+        if self.path.exists():
+            rows, size, torn = _read_lines(self.path)
+            if torn:
+                os.truncate(self.path, size)
+            if rows and rows[0] != header:
+                raise InputError(f"{self.path} belongs to another run ({rows[0]}), not to {header}; choose another `name=` or remove it.")
+            self.targets = [row["target"] for row in rows if row["kind"] == "eval"]
+            if rows:
+                return
+        _append(self.path, header)
+
+    def append(self, point: EvalPoint, seconds: float, devices: int) -> bool:
+        """Record a point (unless its target is there already) and, beside it, the seconds of wall clock it took since the last one."""
+        if point.target in self.targets:
+            return False
+        _append(self.folder / TIMING, {"kind": "timing", "target": point.target, "seconds": round(seconds, 6), "devices": devices})
+        _append(self.path, {"kind": "eval", **asdict(point)})
+        self.targets.append(point.target)
+        return True
+
+
+def _point(row: Mapping[str, Any], path: Path, number: int) -> EvalPoint:
+    try:
+        point = EvalPoint(
+            target=int(row["target"]),
+            M=int(row["M"]),
+            rollouts=int(row["rollouts"]),
+            tokens=int(row["tokens"]),
+            metrics={str(k): float(v) for k, v in row["metrics"].items()},
+            counts=tuple(int(c) for c in row.get("counts", ())),
+            samples=int(row.get("samples", 0)),
+            train={str(k): float(v) for k, v in row.get("train", {}).items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise InputError(f"{path}, line {number} is not an evaluation ({e!r}); expected target, M, rollouts, tokens and metrics.") from e
+    return point
+
+
+def read_run(folder: Path, warn: Any = None) -> RunRecord:
+    """One cell's folder as a RunRecord; `warn(text)` hears of a torn last line.
+
+    Raises:
+        InputError: the ledger is unreadable, broken before its last line, or holds no complete point.
+    """
+    path = folder / RECORDS
+    rows, _, torn = _read_lines(path)
+    if torn and warn is not None:
+        warn(f"{path}: the last line is torn and was left out")
+    if not rows or rows[0]["kind"] != "cell":
+        raise InputError(f"{path} holds no complete point: its first line is not a cell header. Run the cell (`isojax launch ... --resume`) or leave it out.")
+    head = rows[0]
+    try:
+        cell = Cell(int(head["B_p"]), int(head["n"]), int(head["seed"]))
+    except (KeyError, TypeError, ValueError) as e:
+        raise InputError(f"{path}, line 1: the cell header needs B_p, n and seed ({e!r})") from e
+    points = [_point(row, path, i) for i, row in enumerate(rows[1:], 2) if row["kind"] == "eval"]
+    if not points:
+        raise InputError(f"{path} holds no complete point. Run the cell (`isojax launch ... --resume`) or leave it out.")
+    for i, (a, b) in enumerate(zip(points, points[1:], strict=False), 3):
+        if b.rollouts <= a.rollouts:
+            raise InputError(f"{path}, line {i}: rollouts fall from {a.rollouts} to {b.rollouts}; a ledger's points rise in C.")
+    return RunRecord(cell, tuple(points), str(path), _device_hours(folder, points), str(head.get("cell_hash", "")))
+
+
+def _device_hours(folder: Path, points: Iterable[EvalPoint]) -> tuple[float, ...]:
+    """Device hours at each point, from timing.jsonl; empty where a clock is missing."""
+    if not (folder / TIMING).exists():
+        return ()
+    rows, _, _ = _read_lines(folder / TIMING)
+    spent = {int(r["target"]): float(r["seconds"]) * int(r["devices"]) / 3600 for r in rows if r["kind"] == "timing"}
+    total, hours = 0.0, []
+    for p in points:
+        if p.target not in spent:
+            return ()
+        total += spent[p.target]
+        hours.append(total)
+    return tuple(hours)
+
+
+def read_runs(paths: Iterable[Path], warn: Any = None) -> list[RunRecord]:
+    """Every cell below the given sweep folders, cell folders or ledgers, sorted by cell.
+
+    Raises:
+        InputError: nothing there, a ledger that cannot be used, or two ledgers of one cell.
+    """
+    folders: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"no such run: {path}. Expected a sweep's folder (runs/NAME), a cell's folder or a {RECORDS}.")
+        if path.is_file():
+            folders.append(path.parent)
+            continue
+        found = sorted(p.parent for p in path.rglob(RECORDS))
+        if not found:
+            raise InputError(f"{path} holds no {RECORDS}. Expected a sweep's folder with cells/<B_p>x<n>-s<seed>/{RECORDS}.")
+        folders += found
+    runs = [read_run(folder, warn) for folder in folders]
+    runs.sort(key=lambda r: r.cell)
+    for a, b in zip(runs, runs[1:], strict=False):
+        if a.cell == b.cell:
+            raise InputError(f"two ledgers for the cell {a.cell.name}: {a.source} and {b.source}. Fit one sweep at a time, or give each its own seeds.")
+        if a.cell_hash != b.cell_hash:
+            raise InputError(f"{a.source} and {b.source} were run with different `cell` settings ({a.cell_hash} and {b.cell_hash}); one law cannot describe both.")
+    return runs

@@ -1,0 +1,86 @@
+"""How every figure looks: its colours, panels and axes, and the way to PNG bytes. Objects only, no pyplot state."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from math import ceil, floor, log2, log10
+
+from matplotlib import colormaps, patheffects
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
+
+from isojax.report.words import compact
+
+INK, SOFT, GRID, LAW = "#1c2126", "#5c6670", "#e4e8ec", "#c2362f"
+DASHES = ("-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1, 2)))
+HALO = [patheffects.withStroke(linewidth=3, foreground="white")]
+DPI = 160
+
+
+def palette(values: Sequence[int]) -> dict[int, str]:
+    """A colour for each n: viridis by log2 n, its palest end left out (unreadable on white)."""
+    values = sorted(set(values))
+    low, high = log2(values[0]), log2(values[-1])
+    return {n: to_hex(colormaps["viridis"](0.88 * (log2(n) - low) / (high - low) if high > low else 0.45)) for n in values}
+
+
+def darker(colour: str) -> str:
+    """The colour mixed with ink, for text."""
+    red, green, blue = (0.6 * a + 0.4 * b for a, b in zip(to_rgb(colour), to_rgb(INK), strict=True))
+    return to_hex((red, green, blue))
+
+
+def panels(count: int, height: float) -> tuple[Figure, list[Axes]]:
+    """`count` axes in rows of at most three, sharing y."""
+    columns = count if count <= 3 else (2 if count == 4 else 3)
+    rows = ceil(count / columns)
+    fig = Figure(figsize=({1: 10.0, 2: 12.0}.get(columns, 14.4), height * rows + 0.5), dpi=DPI, layout="constrained")
+    axes: list[Axes] = []
+    for i in range(count):
+        axes.append(fig.add_subplot(rows, columns, i + 1, sharey=axes[0] if axes else None))
+        axes[-1].tick_params(labelleft=i % columns == 0)
+    return fig, axes
+
+
+def first_column(ax: Axes) -> bool:
+    """Whether the axes stand at the left edge, where y is labelled."""
+    spec = ax.get_subplotspec()
+    return spec is not None and spec.is_first_col()
+
+
+def frame(ax: Axes, title: str, x: str, y: str, log: bool = True) -> None:
+    """Titles, a quiet grid, no box; budgets on a log axis read 1k, 10k, 100k."""
+    ax.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
+    ax.set_xlabel(x, fontsize=10, color=INK)
+    ax.set_ylabel(y, fontsize=10, color=INK)
+    if log:
+        ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(10))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda C, _: compact(C)))
+        ax.xaxis.set_minor_locator(LogLocator(10, subs=range(2, 10)))
+        ax.xaxis.set_minor_formatter(
+            FuncFormatter(lambda C, _: compact(C) if _short(ax) and round(C / 10 ** floor(log10(C))) in (2, 5) else "")
+        )
+    ax.grid(visible=True, which="major", color=GRID, lw=0.8, zorder=0)
+    ax.set_axisbelow(True)
+    ax.tick_params(which="both", labelsize=9, color=SOFT, labelcolor=INK)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(SOFT)
+
+
+def _short(ax: Axes) -> bool:
+    """Whether powers of ten alone would label the log axis too thinly."""
+    low, high = ax.get_xlim()
+    return log10(high / low) < 1.7
+
+
+def png(fig: Figure) -> bytes:
+    """The figure as PNG, the same bits for the same figure."""
+    FigureCanvasAgg(fig)
+    out = io.BytesIO()
+    fig.savefig(out, format="png", facecolor="white", metadata={"Software": None})
+    return out.getvalue()

@@ -1,0 +1,159 @@
+"""The gradient of a batch of rollouts: every prompt forward and backward once, its n responses in microbatches beside it.
+
+For each block of g prompts the prompts' keys and values are computed under `jax.vjp`; an inner loop over microbatches of m
+responses accumulates d(params) and d(keys, values); the pull-back of the latter is added at the end. That is P + n T tokens a group
+instead of n (P + T). Loops have traced trip counts, so one program serves every B_p and n. The batch has one denominator, its number
+of response tokens, divided by once, so microbatches, padding and shards change nothing but rounding.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax, shard_map
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from isojax.models.decoder import Decoder, Params
+from isojax.rl.regularizers import entropy, k3
+from isojax.sampling.logits import log_probs
+from isojax.sampling.sampler import Geometry, Problems, Rollouts, share
+from isojax.sharding import ROWS, manual_part, partition, shard_count
+
+
+class Coefficients(NamedTuple):
+    """The numbers of a recipe, each a float32 scalar and traced: changing one compiles nothing."""
+
+    clip: ArrayLike
+    kl: ArrayLike
+    entropy: ArrayLike
+    learning_rate: ArrayLike
+    weight_decay: ArrayLike
+    max_grad_norm: ArrayLike
+
+
+def token_log_probs(
+    decoder: Decoder, temperature: float, params: Params, prefix: Any, problems: Problems, group: Array, entry: Array, tokens: Array
+) -> tuple[Array, Array]:
+    """Log-probability of each response token [m T] and the whole distribution there [m T V], at the sampling temperature.
+
+    `group` is each row's problem, `entry` its place in `prefix`.
+    """
+    last = problems.lengths[group] - 1
+    inputs = jnp.concatenate([problems.prompts[group, last][:, None], tokens[:, :-1]], 1)
+    hidden = decoder.score(params, inputs, last, prefix, entry)
+    log_p = log_probs(decoder.logits(params, hidden), temperature)
+    return jnp.take_along_axis(log_p, tokens[..., None], -1)[..., 0], log_p
+
+
+def build_gradient(
+    decoder: Decoder, geometry: Geometry, mesh: Mesh, loss: ModuleType, temperature: float, use_kl: bool
+) -> Callable[..., tuple[Params, dict[str, Array]]]:
+    """`gradient(params, base, problems, rollouts, advantages, B_p, n, coefficients) -> (gradient, metrics)`, to be called inside a jit.
+
+    advantages: f32[S rows]. Metrics are means over the batch's response tokens. `base` is read only where `use_kl`.
+    """
+    m, g, shards = geometry.microbatch, geometry.prompts, geometry.shards
+    specs = jax.tree.map(
+        lambda s, axes: manual_part(partition(axes, s.shape, mesh)), decoder.shapes(), decoder.logical_axes(), is_leaf=lambda x: isinstance(x, tuple)
+    )
+
+    def row_loss(params: Params, prefix: Any, base: Params, base_prefix: Any, problems: Problems, rows: tuple, coefficients: Coefficients) -> tuple:
+        tokens, sampler_logps, mask, advantages, group, entry = rows
+        logps, log_p = token_log_probs(decoder, temperature, params, prefix, problems, group, entry, tokens)
+        value, metrics = loss.loss(logps, sampler_logps, advantages, mask, coefficients.clip)
+        spread = entropy(log_p)
+        value = value - coefficients.entropy * spread
+        metrics |= {"entropy": spread, "log_ratio": jnp.abs(logps - sampler_logps)}
+        if use_kl:
+            base_logps, _ = token_log_probs(decoder, temperature, base, base_prefix, problems, group, entry, tokens)
+            metrics["kl"] = k3(logps, base_logps)
+            value = value + coefficients.kl * metrics["kl"]
+        metrics["loss"] = value
+        return (value * mask).sum(), {k: (v * mask).sum() for k, v in metrics.items()}
+
+    def bounds(part: Any, n: Array, block: Array) -> tuple[Array, Array]:
+        """Local rows [low, high) of the responses to the block's prompts."""
+        low = (part.group + block * g) * n - part.first
+        return jnp.clip(low, 0, part.count), jnp.clip(low + g * n, 0, part.count)
+
+    def shard_gradient(
+        params: Params, base: Params, problems: Problems, rollouts: Rollouts, advantages: Array, shard: Array, B_p: Array, n: Array, coefficients: Coefficients
+    ) -> tuple[Params, dict[str, Array]]:
+        tokens, sampler_logps, mask, gains = rollouts.tokens[0], rollouts.logps[0], rollouts.mask[0], advantages[0]
+        part, every = share(shard[0], shards, B_p, n), share(jnp.arange(shards), shards, B_p, n)
+        denominator = jnp.maximum(lax.psum(mask.sum(), ROWS), 1).astype(jnp.float32)
+
+        def microbatch(i: Array, carry: tuple, low: Array, high: Array, first_group: Array, prefix: Any, base_prefix: Any) -> tuple:
+            d_params, d_prefix, sums = carry
+            start = jnp.minimum(low + i * m, geometry.rows - m)
+            row = start + jnp.arange(m)
+            group = jnp.clip((part.first + row) // n, first_group, first_group + g - 1)
+            cut = [lax.dynamic_slice_in_dim(x, start, m) for x in (tokens, sampler_logps, mask, gains)]
+            cut[2] = cut[2] & (row < high)[:, None] & (row >= low)[:, None]
+            rows = (*cut, group, group - first_group)
+            (d_rows, d_kv), metrics = jax.grad(row_loss, (0, 1), has_aux=True)(params, prefix, base, base_prefix, problems, rows, coefficients)
+            add = jnp.add
+            return jax.tree.map(add, d_params, d_rows), jax.tree.map(add, d_prefix, d_kv), jax.tree.map(add, sums, metrics)
+
+        def block(b: Array, carry: tuple) -> tuple:
+            d_params, sums = carry
+            first_group = jnp.minimum(part.group + b * g, geometry.Q_cap)
+            prompts = lax.dynamic_slice_in_dim(problems.prompts, first_group, g)
+            prefix, pull = jax.vjp(lambda p: decoder.prefix_cache(p, prompts), params)
+            base_prefix = decoder.prefix_cache(base, prompts) if use_kl else None
+            low, high = bounds(part, n, b)
+            lows, highs = bounds(every, n, b)
+            trips = ((highs - lows + m - 1) // m).max()
+            carry = (d_params, jax.tree.map(jnp.zeros_like, prefix), sums)
+            d_params, d_prefix, sums = lax.fori_loop(
+                0, trips, lambda i, c: microbatch(i, c, low, high, first_group, prefix, base_prefix), carry
+            )
+            return jax.tree.map(jnp.add, d_params, pull(d_prefix)[0]), sums
+
+        names = ["loss", "entropy", "log_ratio", *(["kl"] if use_kl else []), *_loss_metrics(loss)]
+        zeros = (jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), {k: jnp.float32(0) for k in names})
+        blocks = ((every.groups + g - 1) // g).max()
+        d_params, sums = lax.fori_loop(0, blocks, block, zeros)
+        d_params = jax.tree.map(lambda d, spec: _sum_over_shards(d / denominator, spec), d_params, specs)
+        return d_params, {k: lax.psum(v, ROWS) / denominator for k, v in sums.items()}
+
+    rows = P(ROWS)
+    sharded = shard_map(
+        shard_gradient,
+        mesh=mesh,
+        in_specs=(P(), P(), P(), rows, rows, rows, P(), P(), P()),
+        out_specs=(specs, P()),
+        axis_names=set(ROWS),
+        check_vma=False,
+    )
+    assert shards == shard_count(mesh), (shards, mesh)
+
+    def gradient(
+        params: Params, base: Params, problems: Problems, rollouts: Rollouts, advantages: Array, B_p: Array, n: Array, coefficients: Coefficients
+    ) -> tuple[Params, dict[str, Array]]:
+        return sharded(params, base, problems, rollouts, advantages, jnp.arange(shards, dtype=jnp.int32), B_p, n, coefficients)
+
+    return gradient
+
+
+def _loss_metrics(loss: ModuleType) -> list[str]:
+    """The names of a loss's own metrics, found by tracing it on one token."""
+    one = jax.ShapeDtypeStruct((1, 1), jnp.float32)
+    _, metrics = jax.eval_shape(
+        loss.loss, one, one, jax.ShapeDtypeStruct((1,), jnp.float32), jax.ShapeDtypeStruct((1, 1), jnp.bool_), jax.ShapeDtypeStruct((), jnp.float32)
+    )
+    return sorted(metrics)
+
+
+def _sum_over_shards(gradient: Array, spec: P) -> Array:
+    """Summed over data and fsdp; where fsdp splits the parameter, each shard keeps its part."""
+    for dimension, axes in enumerate(spec):
+        if axes == ("fsdp",):
+            gradient = lax.psum_scatter(gradient, "fsdp", scatter_dimension=dimension, tiled=True)
+            return lax.psum(gradient, "data")
+    return lax.psum(gradient, ROWS)

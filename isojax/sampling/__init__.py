@@ -1,0 +1,1 @@
+"""Rollouts: the jitted sampler, its cache and its draws."""

@@ -1,0 +1,240 @@
+"""The rollout engine: one compiled program for a whole sweep, whatever B_p and n.
+
+It is one shard_map, manual over data and fsdp (each shard has its own slots, queue and prefix table) and automatic over tensor.
+Rollouts are numbered r = 0 .. B_p n - 1, group = r // n; shard s owns the contiguous block [s b, (s+1) b), b = ceil(B / S), so a
+group may lie on two shards and is then prefilled on both. Inside a shard:
+
+    while any slot of any shard works:
+        prefill the next g prompts, while the queue is about to need them (each problem once, never n times)
+        admit: free slots take the next rollouts of the queue and copy their prompt's keys and values
+        decode `chunk` tokens
+        retire: finished slots write their rollout and are free
+
+The buffers carry padding rows, because a dynamic slice past the end of an array is moved back in silence.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax, shard_map
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from isojax.models.decoder import Decoder, Params
+from isojax.sampling.logits import draw, log_probs, rollout_keys, uniforms
+from isojax.sharding import ROWS, shard_count
+
+CHUNK = 32  # tokens decoded between two visits to the queue
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The static shapes of a sweep's programs; B_p and n are not among them.
+
+    slots (R), microbatch (m), prompts (g) and prefixes (G) count rows of one shard; B_cap and Q_cap are the most rollouts and
+    problems of a batch over all shards.
+    """
+
+    shards: int
+    slots: int
+    microbatch: int
+    prompts: int
+    prefixes: int
+    B_cap: int
+    Q_cap: int
+    prompt_length: int
+    response_length: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a shard's rollout buffers, padding included."""
+        return -(-self.B_cap // self.shards) + max(self.slots, self.microbatch)
+
+    @property
+    def problem_rows(self) -> int:
+        """Rows of the problem buffers, padding included."""
+        return self.Q_cap + self.prompts
+
+
+def make_geometry(
+    cells: list[tuple[int, int]], shards: int, slots: int, microbatch: int, prompt_length: int, response_length: int, prompts: int = 16
+) -> Geometry:
+    """The geometry that serves every (B_p, n) of `cells`."""
+    n_min = min(n for _, n in cells)
+    Q_cap = max(B_p for B_p, _ in cells)
+    per_shard = -(-Q_cap // shards) + (shards > 1)
+    g = min(prompts, per_shard)
+    G = g * -(-(min(slots // n_min + 2, per_shard) + g) // g)
+    return Geometry(shards, slots, microbatch, g, G, max(B_p * n for B_p, n in cells), Q_cap, prompt_length, response_length)
+
+
+class Problems(NamedTuple):
+    """A batch of problems, padded to `Geometry.problem_rows`: prompts i32[Q P] right-padded, lengths i32[Q], answers i32[Q T], ids i32[Q]."""
+
+    prompts: Array
+    lengths: Array
+    answers: Array
+    ids: Array
+
+
+class Rollouts(NamedTuple):
+    """What was sampled, by shard: tokens i32[S rows T], the policy's log-probabilities f32[S rows T], and which tokens count bool[S rows T]."""
+
+    tokens: Array
+    logps: Array
+    mask: Array
+
+
+class Share(NamedTuple):
+    """A shard's part of a batch: its rollouts are first .. first+count-1, its groups group .. group+groups-1."""
+
+    first: Array
+    count: Array
+    group: Array
+    groups: Array
+
+
+def share(shard: Int[Array, ""], shards: int, B_p: Int[Array, ""], n: Int[Array, ""]) -> Share:
+    """The contiguous block of rollouts that a shard owns."""
+    B = B_p * n
+    block = (B + shards - 1) // shards
+    first = shard * block
+    count = jnp.clip(B - first, 0, block)
+    group = jnp.minimum(first // n, B_p)
+    last = (first + jnp.maximum(count, 1) - 1) // n
+    return Share(first, count, group, jnp.where(count > 0, last - group + 1, 0))
+
+
+def batch_rows(geometry: Geometry, B_p: Int[Array, ""], n: Int[Array, ""]) -> tuple[Int[Array, "S rows"], Bool[Array, "S rows"]]:
+    """For every row of the rollout buffers: the group it belongs to (0 where none does) and whether it holds a rollout."""
+    part = share(jnp.arange(geometry.shards), geometry.shards, B_p, n)
+    row = jnp.arange(geometry.rows)[None]
+    live = row < part.count[:, None]
+    return jnp.where(live, (part.first[:, None] + row) // n, 0), live
+
+
+class _Slots(NamedTuple):
+    """One shard's slots. row -1: free. `t` counts response tokens; `token` is the next input, at `position`."""
+
+    row: Int[Array, " R"]
+    position: Int[Array, " R"]
+    token: Int[Array, " R"]
+    t: Int[Array, " R"]
+    key: PRNGKeyArray
+    tokens: Int[Array, "R T"]
+    logps: Float[Array, "R T"]
+
+
+def build_sampler(
+    decoder: Decoder, geometry: Geometry, mesh: Mesh, temperature: float, eos: int
+) -> Callable[[Params, Problems, Array, Array, PRNGKeyArray], Rollouts]:
+    """`sample(params, problems, B_p, n, key) -> Rollouts`, to be called inside a jit."""
+    assert geometry.shards == shard_count(mesh), (geometry.shards, mesh)
+    R, g, G, T = geometry.slots, geometry.prompts, geometry.prefixes, geometry.response_length
+    chunk = min(CHUNK, T)
+    n_prefix = geometry.prompt_length - 1
+
+    def prefill(params: Params, problems: Problems, part: Share, table: tuple[Array, Array], filled: Array) -> tuple[tuple[Array, Array], Array]:
+        prompts = lax.dynamic_slice_in_dim(problems.prompts, part.group + filled, g)
+        new = decoder.prefix_cache(params, prompts)
+        table = tuple(lax.dynamic_update_slice_in_dim(old, x, filled % G, 1) for old, x in zip(table, new, strict=True))
+        return table, filled + g
+
+    def admit(problems: Problems, part: Share, n: Array, key: PRNGKeyArray, state: tuple) -> tuple:
+        slots, cache, table, queued, filled = state
+        free = slots.row < 0
+        row = queued + jnp.cumsum(free) - 1
+        local = (part.first + row) // n - part.group
+        taken = free & (row < part.count) & (local < filled)
+        group = jnp.where(taken, part.group + local, 0)
+        rollout = jnp.where(taken, (part.first + row) % n, 0)
+        last = problems.lengths[group] - 1
+        entry = jnp.where(taken, local % G, 0)
+        chosen = taken.reshape(1, R, 1, 1, 1)
+        cache = tuple(c.at[:, :, :, :n_prefix].set(jnp.where(chosen, t[:, entry], c[:, :, :, :n_prefix])) for c, t in zip(cache, table, strict=True))
+        fresh = rollout_keys(key, problems.ids[group], rollout)
+        slots = _Slots(
+            row=jnp.where(taken, row, slots.row),
+            position=jnp.where(taken, last, slots.position),
+            token=jnp.where(taken, problems.prompts[group, last], slots.token),
+            t=jnp.where(taken, 0, slots.t),
+            key=jax.random.wrap_key_data(jnp.where(taken[:, None], jax.random.key_data(fresh), jax.random.key_data(slots.key))),
+            tokens=jnp.where(taken[:, None], 0, slots.tokens),
+            logps=jnp.where(taken[:, None], 0.0, slots.logps),
+        )
+        return slots, cache, table, queued + taken.sum(dtype=jnp.int32), filled
+
+    def decode(params: Params, slots: _Slots, cache: tuple[Array, Array], ended: Array) -> tuple[_Slots, tuple[Array, Array], Array]:
+        hidden, cache = decoder.decode_step(params, cache, slots.token, slots.position)
+        log_p = log_probs(decoder.logits(params, hidden), temperature)
+        token, logp = draw(log_p, uniforms(slots.key, slots.t))
+        writes = (jnp.arange(T)[None] == slots.t[:, None]) & ~ended[:, None]
+        slots = slots._replace(
+            tokens=jnp.where(writes, token[:, None], slots.tokens),
+            logps=jnp.where(writes, logp[:, None], slots.logps),
+            position=slots.position + ~ended,
+            token=jnp.where(ended, slots.token, token),
+            t=slots.t + ~ended,
+        )
+        return slots, cache, ended | (token == eos) | (slots.t >= T)
+
+    def sample_shard(params: Params, problems: Problems, shard: Array, B_p: Array, n: Array, key_data: Array) -> tuple[Array, Array, Array]:
+        key = jax.random.wrap_key_data(key_data)
+        part = share(shard[0], geometry.shards, B_p, n)
+        slots = _Slots(
+            row=jnp.full(R, -1, jnp.int32),
+            position=jnp.zeros(R, jnp.int32),
+            token=jnp.zeros(R, jnp.int32),
+            t=jnp.zeros(R, jnp.int32),
+            key=rollout_keys(key, jnp.zeros(R, jnp.int32), jnp.zeros(R, jnp.int32)),
+            tokens=jnp.zeros((R, T), jnp.int32),
+            logps=jnp.zeros((R, T), jnp.float32),
+        )
+        dtype = params["embed"].dtype
+        cache = decoder.empty_cache(R, geometry.prompt_length + T, dtype)
+        table = decoder.empty_cache(G, n_prefix, dtype)
+        out = (jnp.zeros((geometry.rows, T), jnp.int32), jnp.zeros((geometry.rows, T), jnp.float32), jnp.zeros(geometry.rows, jnp.int32))
+
+        def working(state: tuple) -> Array:
+            _, slots, _, _, queued, _ = state
+            mine = (queued < part.count) | (slots.row >= 0).any()
+            return lax.psum(mine.astype(jnp.int32), ROWS) > 0 if geometry.shards > 1 else mine
+
+        def visit(state: tuple) -> tuple:
+            out, slots, cache, table, queued, filled = state
+
+            def wants_prefill(s: tuple) -> Array:
+                filled = s[1]
+                next_group = (part.first + queued) // n - part.group
+                return (filled < part.groups) & (filled + g - G <= next_group) & (filled < next_group + R // n + 2)
+
+            table, filled = lax.while_loop(wants_prefill, lambda s: prefill(params, problems, part, *s), (table, filled))
+            slots, cache, table, queued, filled = admit(problems, part, n, key, (slots, cache, table, queued, filled))
+
+            def token_step(s: tuple) -> tuple:
+                return (s[0] + 1, *decode(params, *s[1:]))
+
+            start = (jnp.int32(0), slots, cache, slots.row < 0)
+            _, slots, cache, ended = lax.while_loop(lambda s: (s[0] < chunk) & ~s[3].all(), token_step, start)
+            row = jnp.where(ended & (slots.row >= 0), slots.row, geometry.rows)
+            written = zip(out, (slots.tokens, slots.logps, slots.t), strict=True)
+            out = tuple(buffer.at[row].set(x, mode="drop") for buffer, x in written)
+            return out, slots._replace(row=jnp.where(ended, -1, slots.row)), cache, table, queued, filled
+
+        (tokens, logps, lengths), *_ = lax.while_loop(working, visit, (out, slots, cache, table, jnp.int32(0), jnp.int32(0)))
+        return tokens[None], logps[None], (jnp.arange(T)[None] < lengths[:, None])[None]
+
+    rows = P(ROWS)
+    sharded = shard_map(
+        sample_shard, mesh=mesh, in_specs=(P(), P(), rows, P(), P(), P()), out_specs=(rows, rows, rows), axis_names=set(ROWS), check_vma=False
+    )
+
+    def sample(params: Params, problems: Problems, B_p: Array, n: Array, key: PRNGKeyArray) -> Rollouts:
+        shards = jnp.arange(geometry.shards, dtype=jnp.int32)
+        return Rollouts(*sharded(params, problems, shards, B_p, n, jax.random.key_data(key)))
+
+    return sample

@@ -1,0 +1,168 @@
+"""Reward against compute for one (B_p, n): ScaleRL's monotone sigmoid (arXiv:2510.13786, eq. 1),
+
+    R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B),
+
+A the asymptote, B the efficiency exponent, C_mid the compute of half the gain. It is fitted to the record-breaking points of all seeds
+together. Departures from ScaleRL: no grid over A and no early points skipped, but bounded least squares with the soft-L1 loss (scale
+.01 of reward), started from the best corners of a fixed grid of (B, C_mid), so that a fit draws no random number. Inside, A is
+R0 + f (1 - R0) with f in [0, 1], which keeps R0 <= A <= 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import least_squares
+
+from isojax.scaling.metrics import FloatArray, Track
+from isojax.scaling.records_filter import record_breaking
+
+B_BOUNDS = (0.05, 10.0)
+# C_mid may lie this many decades outside the points.
+C_MID_DECADES = 2.0
+LOSS_SCALE = 0.01
+MIN_POINTS = 3
+STARTS = 2
+_LN10 = np.log(10.0)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A fitted R(C) of one (B_p, n).
+
+    Attributes:
+        R0, A, B, C_mid: the sigmoid's parameters; C_mid in units of compute.
+        C_low, C_high: where all seeds of the cell have data, C > 0.
+        points: record-breaking points it was fitted to.
+        rmse: root mean square residual at those points, in reward.
+        at_bounds: parameters that ended at a bound, which the data therefore do not determine.
+    """
+
+    B_p: int
+    n: int
+    R0: float
+    A: float
+    B: float
+    C_mid: float
+    C_low: float
+    C_high: float
+    points: int
+    rmse: float
+    at_bounds: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(B_p, n)."""
+        return self.B_p, self.n
+
+
+def hill(C: ArrayLike, R0: float, A: float, B: float, C_mid: float) -> FloatArray:
+    """R(C) of the module's equation; C > 0, float[...] -> float[...]."""
+    x = B * (np.log(np.asarray(C, dtype=np.float64)) - np.log(C_mid))
+    return R0 + (A - R0) * _logistic(x)
+
+
+def reward(curve: Curve, C: ArrayLike) -> FloatArray:
+    """The curve's reward at compute C > 0, float[...] -> float[...], inside its measured range or not."""
+    return hill(C, curve.R0, curve.A, curve.B, curve.C_mid)
+
+
+def _logistic(x: FloatArray) -> FloatArray:
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+def _starts(x: FloatArray, R: FloatArray, R0: float | None) -> list[list[float]]:
+    """The best corners [f, B, log10 C_mid(, R0)] of a fixed grid; at each, f (and R0) by linear least squares."""
+    Bs, mids = np.meshgrid([0.3, 0.7, 1.2, 2.0, 4.0], np.linspace(x[0] - 0.3, x[-1] + 0.3, 9), indexing="ij")
+    s = _logistic(_LN10 * Bs[..., None] * (x - mids[..., None]))  # [B, C_mid, points]
+    if R0 is None:
+        mean_s, mean_R = s.mean(-1), R.mean()
+        gain = ((s - mean_s[..., None]) * (R - mean_R)).sum(-1) / np.maximum(((s - mean_s[..., None]) ** 2).sum(-1), 1e-12)
+        floor = np.clip(mean_R - gain * mean_s, 0.0, 0.999)
+    else:
+        gain = (s * (R - R0)).sum(-1) / np.maximum((s * s).sum(-1), 1e-12)
+        floor = np.full_like(gain, R0)
+    f = np.clip(gain / (1 - floor), 0.01, 0.99)
+    error = ((floor[..., None] + (f * (1 - floor))[..., None] * s - R) ** 2).sum(-1)
+    best = np.argsort(error, axis=None, kind="stable")[:STARTS]
+    tail = [] if R0 is not None else [floor]
+    return [[float(v.flat[i]) for v in (f, Bs, mids, *tail)] for i in best]
+
+
+def _solve(x: FloatArray, R: FloatArray, R0: float | None) -> tuple[FloatArray, tuple[str, ...]]:
+    """Best parameters [f, B, log10 C_mid, R0] for rewards R at log10 C = x (rising), and which ended at a bound."""
+    names = ["A", "B", "C_mid", "R0"]
+    lower = np.array([0.0, B_BOUNDS[0], x[0] - C_MID_DECADES, 0.0])
+    upper = np.array([1.0, B_BOUNDS[1], x[-1] + C_MID_DECADES, 0.999])
+    free = 4 if R0 is None else 3
+
+    def parts(theta: FloatArray) -> tuple[FloatArray, float]:
+        return _logistic(_LN10 * theta[1] * (x - theta[2])), float(theta[3]) if R0 is None else R0
+
+    def residual(theta: FloatArray) -> FloatArray:
+        s, floor = parts(theta)
+        return floor + theta[0] * (1 - floor) * s - R
+
+    def jacobian(theta: FloatArray) -> FloatArray:
+        s, floor = parts(theta)
+        slope = theta[0] * (1 - floor) * s * (1 - s) * _LN10
+        columns = [(1 - floor) * s, slope * (x - theta[2]), -slope * theta[1], 1 - theta[0] * s]
+        return np.stack(columns[:free], axis=1)
+
+    bounds = (lower[:free], upper[:free])
+    jac: Any = jacobian  # SciPy's stub knows only the names of its finite differences
+    solutions = [
+        least_squares(residual, np.clip(start, bounds[0] + 1e-6, bounds[1] - 1e-6), jac, bounds, loss="soft_l1", f_scale=LOSS_SCALE)
+        for start in _starts(x, R, R0)
+    ]
+    theta = min(solutions, key=lambda s: s.cost).x
+    near = 1e-3 * (bounds[1] - bounds[0])
+    stuck = tuple(name for name, t, lo, hi, e in zip(names, theta, *bounds, near, strict=False) if t - lo < e or hi - t < e)
+    return np.append(theta, [] if R0 is None else R0), stuck
+
+
+def fit_points(B_p: int, n: int, C: ArrayLike, R: ArrayLike, R0: float | None, C_range: tuple[float, float]) -> Curve | str:
+    """The sigmoid through given points.
+
+    Args:
+        C: float[points] > 0, any order. R: float[points], rewards there.
+        R0: the base policy's reward; None fits it too.
+        C_range: the measured range (C_low, C_high) to note.
+
+    Returns:
+        The curve; or, where the points do not suffice, the reason in words.
+    """
+    order = np.argsort(np.asarray(C, dtype=np.float64), kind="stable")
+    x, y = np.log10(np.asarray(C, dtype=np.float64)[order]), np.asarray(R, dtype=np.float64)[order]
+    distinct = len(np.unique(x))
+    need = MIN_POINTS + (R0 is None)
+    if distinct < need:
+        return f"{distinct} record-breaking values of C > 0, at least {need} needed"
+    if R0 is not None and R0 > 1 - 1e-6:
+        return "the base policy's reward is 1 already"
+    theta, stuck = _solve(x, y, R0)
+    f, B, mid, floor = (float(t) for t in theta)
+    A = floor + f * (1 - floor)
+    rmse = float(np.sqrt(np.mean((hill(10**x, floor, A, B, 10**mid) - y) ** 2)))
+    return Curve(B_p, n, floor, A, B, 10**mid, *C_range, len(x), rmse, stuck)
+
+
+def fit_curve(seeds: Sequence[Track], R0: float | None, bin_width: float) -> Curve | str:
+    """The curve of one (B_p, n), from the record-breaking points of its seeds at C > 0; or the reason why there is none.
+
+    Raises:
+        InputError: a bad bin width.
+    """
+    B_p, n = seeds[0].key
+    C_low = max((float(t.C[t.C > 0].min(initial=np.inf)) for t in seeds), default=np.inf)
+    C_high = min(float(t.C[-1]) for t in seeds)
+    if not 0 < C_low < C_high:
+        return "its seeds share no range of C > 0"
+    records = [(t, record_breaking(t.R, bin_width)) for t in seeds]
+    C = np.concatenate([t.C[i] for t, i in records])
+    R = np.concatenate([t.R[i] for t, i in records])
+    return fit_points(B_p, n, C[C > 0], R[C > 0], R0, (C_low, C_high))

@@ -1,0 +1,118 @@
+"""What a reader of a fit must know before believing it, in plain words: one function a flag, none where all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from isojax.scaling.curves import Curve
+from isojax.scaling.frontier import Frontier
+from isojax.scaling.law import Law, n_star
+from isojax.scaling.metrics import Track
+from isojax.scaling.records_filter import record_breaking
+from isojax.scaling.segments import Cells, Segment
+
+# A law with four parameters asks for at least this many values of n on the frontier.
+MIN_DISTINCT_N = 3
+MAX_LENGTH_RATIO = 1.1
+Z_LEAD = 2.0
+# The local mean around a record takes at most this many points on either side.
+NEIGHBOURS = 2
+
+
+def overshoot(tracks: Sequence[Track], bin_width: float) -> tuple[float, float, int]:
+    """How far records lie above the mean of the points around them, the same number on both sides, themselves left out.
+
+    Returns:
+        (mean residual in reward, the same of each run's last such record alone, number of records used); zeros where there is none.
+    """
+    residuals: list[float] = []
+    last: list[float] = []
+    for t in tracks:
+        own = []
+        for i in record_breaking(t.R, bin_width).tolist():
+            half = min(NEIGHBOURS, i, len(t.R) - 1 - i)
+            if half > 0:
+                own.append(float(t.R[i] - np.concatenate([t.R[i - half : i], t.R[i + 1 : i + 1 + half]]).mean()))
+        residuals += own
+        last += own[-1:]
+    return (float(np.mean(residuals)), float(np.mean(last)), len(residuals)) if residuals else (0.0, 0.0, 0)
+
+
+def overshoot_flag(tracks: Sequence[Track], bin_width: float) -> list[str]:
+    """Paper mode fits maxima of noise."""
+    size, last, records = overshoot(tracks, bin_width)
+    if not records:
+        return []
+    return [
+        "paper mode fits record-breaking points, which exceed the mean by the largest noise so far: every A is biased upward, more for "
+        f"cells with more evaluations; here {records} records lie {size:+.4f} of reward above the points around them on average, "
+        f"the last of each run, which set the plateau, {last:+.4f}"
+    ]
+
+
+def data_flags(cells: Cells) -> list[str]:
+    """One seed only; cells of unequal length; no reward at C = 0."""
+    flags = []
+    single = [f"{B_p}x{n}" for (B_p, n), seeds in cells.items() if len(seeds) == 1]
+    if single:
+        which = "every cell" if len(single) == len(cells) else ", ".join(single)
+        flags.append(f"only one seed for {which}: differences between runs cannot be told from luck")
+    ends = {key: min(float(t.C[-1]) for t in seeds) for key, seeds in cells.items()}
+    longest, shortest = max(ends.values()), min(ends.values())
+    if longest > MAX_LENGTH_RATIO * shortest:
+        short = ", ".join(f"{B_p}x{n} ({C:.4g})" for (B_p, n), C in ends.items() if longest > MAX_LENGTH_RATIO * C)
+        flags.append(f"cells of unequal length: the longest ends at C = {longest:.4g}; {short} end earlier and cannot lead beyond")
+    if not any(t.C[0] == 0 for seeds in cells.values() for t in seeds):
+        flags.append("no run was evaluated at C = 0: R0 is fitted for each curve, not measured")
+    return flags
+
+
+def curve_flags(curves: Sequence[Curve], left_out: Sequence[tuple[int, int, str]]) -> list[str]:
+    """Cells without a curve, and curves with a parameter at its bound."""
+    flags = [f"no curve for B_p={B_p} n={n}: {reason}" for B_p, n, reason in left_out]
+    for c in curves:
+        values = {"A": c.A, "B": c.B, "C_mid": c.C_mid, "R0": c.R0}
+        stuck = ", ".join(f"{name} = {values[name]:.4g}" for name in c.at_bounds)
+        if stuck:
+            flags.append(f"curve B_p={c.B_p} n={c.n}: {stuck} at its bound, not determined by the data; trust it only where measured")
+    return flags
+
+
+def frontier_flags(frontier: Frontier, segments: Sequence[Segment], law: Law, n_largest: int, where: str = "") -> list[str]:
+    """A frontier with few n or falling n, stretches without evidence, and a law that says more than its data. `where` opens each flag."""
+    ns = sorted({p.n for p in frontier.points})
+    if law.form == "constant":
+        return [f"{where}n = {ns[0]} holds the whole frontier, so n*(C) is constant: another n makes no gain that these data can show"]
+    flags = []
+    if len(ns) < MIN_DISTINCT_N:
+        listed = " and ".join(map(str, ns))
+        flags.append(f"only {len(ns)} distinct n on the frontier ({listed}): the four parameters of n*(C) are not determined by them")
+    falls = [f"{c.n_low} to {c.n_high} at C = {c.C:.4g}" for c in frontier.crossovers if c.n_high < c.n_low]
+    if falls:
+        flags.append(f"the frontier's n is not monotone, it falls from {'; '.join(falls)}: a sigmoid cannot describe that")
+    weak = [f"n={s.n} B_p={s.B_p} ({s.z:.1f})" for s in segments if s.z is not None and s.z < Z_LEAD]
+    if weak and len(weak) == len(segments):
+        flags.append(f"no stretch of the frontier leads its neighbours by {Z_LEAD:g} standard errors: n makes no difference they can show")
+    elif weak:
+        flags.append(f"these stretches lead their neighbours by less than {Z_LEAD:g} standard errors: {', '.join(weak)}")
+    values = {"L": law.L, "k": law.k, "C0": 10**law.log10_C0 if law.log10_C0 is not None else float("nan")}
+    stuck = ", ".join(f"{name} = {values[name]:.4g}" for name in law.at_bounds)
+    if stuck:
+        flags.append(f"n*(C) has {stuck} at its bound; the frontier does not determine it")
+    return [where + text for text in flags + _beyond(frontier, law, n_largest)]
+
+
+def _beyond(frontier: Frontier, law: Law, n_largest: int) -> list[str]:
+    flags = []
+    C_low, C_high = frontier.points[0].C, frontier.points[-1].C
+    if law.log10_C0 is not None and not C_low <= 10**law.log10_C0 <= C_high:
+        middle = 10**law.log10_C0
+        flags.append(f"the law reaches beyond its data: its middle C0 = {middle:.4g} lies outside {C_low:.4g} to {C_high:.4g}")
+    top, seen = 2 ** (law.b + law.L), float(n_star(law, C_high))
+    if top > 2**0.5 * seen:
+        flags.append(f"the law reaches beyond its data: it saturates at n = {top:.3g}, but has come to {seen:.3g} where the data end")
+    if frontier.points[-1].n == n_largest:
+        flags.append(f"the frontier ends at the largest n measured ({n_largest}): a larger n might do better")
+    return flags

@@ -1,0 +1,203 @@
+"""The two axes of every plot: compute of a run (rollouts, tokens or device hours) and a validation metric.
+
+Unbiased estimators from c right answers of N samples of one problem, k <= N (Chen et al., arXiv:2107.03374, eq. 1):
+
+    avg@k = c / N,    best@k = 1 - C(N-c, k) / C(N, k),    worst@k = C(c, k) / C(N, k)
+
+They differ from verl's bootstrap, which draws with replacement even at k = N and so gives one right of four a best@4 of .684.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from isojax.types import EvalPoint, InputError, RunRecord
+
+FloatArray = NDArray[np.float64]
+COMPUTES = ("rollouts", "tokens", "device_hours")
+_NAME = re.compile(r"(avg|best|worst)@([1-9]\d*)")
+
+
+@dataclass(frozen=True)
+class Track:
+    """One run as two axes.
+
+    Attributes:
+        run: the record it came from.
+        C: float[points], compute; 0 at the base policy.
+        R: float[points], the metric, each in [0, 1].
+    """
+
+    run: RunRecord
+    C: FloatArray
+    R: FloatArray
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(B_p, n)."""
+        return self.run.cell.B_p, self.run.cell.n
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean over validation problems of a paired difference, and its standard error (both in units of the metric)."""
+
+    mean: float
+    se: float
+
+    @property
+    def z(self) -> float:
+        """mean / se; 0 where both are 0, infinite where only se is."""
+        if self.se > 0:
+            return self.mean / self.se
+        return math.copysign(math.inf, self.mean) if self.mean else 0.0
+
+
+def parse_metric(metric: str) -> tuple[str, int] | None:
+    """("best", 4) for "best@4"; None for a metric that right answers alone do not determine."""
+    match = _NAME.fullmatch(metric)
+    return (match[1], int(match[2])) if match else None
+
+
+@lru_cache(maxsize=256)
+def _table(kind: str, k: int, samples: int) -> FloatArray:
+    """float[samples + 1]: the estimate for c = 0 .. samples, from exact integers."""
+    every = math.comb(samples, k)
+    if kind == "avg":
+        return np.arange(samples + 1) / samples
+    if kind == "best":
+        return np.array([1 - math.comb(samples - c, k) / every for c in range(samples + 1)])
+    return np.array([math.comb(c, k) / every for c in range(samples + 1)])
+
+
+def per_problem(counts: ArrayLike, samples: int, metric: str) -> FloatArray:
+    """avg@k, best@k or worst@k of each problem, unbiased.
+
+    Args:
+        counts: int[..., N], right answers of `samples` a problem.
+        samples: rollouts a problem, at least k.
+        metric: "avg@k", "best@k" or "worst@k".
+
+    Returns:
+        float[..., N], each in [0, 1].
+
+    Raises:
+        InputError: another metric, k > samples, or a count outside 0..samples.
+    """
+    parsed = parse_metric(metric)
+    if parsed is None:
+        raise InputError(f"metric {metric!r} is not determined by right answers; expected avg@k, best@k or worst@k, for example best@4.")
+    kind, k = parsed
+    if k > samples:
+        raise InputError(f"{metric} needs {k} samples a problem, but {samples} were drawn; ask for k <= {samples} or evaluate with more.")
+    c = np.asarray(counts, dtype=np.int64)
+    if c.size and (c.min() < 0 or c.max() > samples):
+        raise InputError(f"right answers run from {c.min()} to {c.max()}; expected 0..{samples}, the samples a problem. Mend either.")
+    return _table(kind, k, samples)[c]
+
+
+def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
+    """The metric of one evaluation: as recorded, else from its counts.
+
+    Raises:
+        InputError: it is neither recorded nor determined by the counts; the message names the metrics there are.
+    """
+    if metric in point.metrics:
+        return float(point.metrics[metric])
+    parsed = parse_metric(metric)
+    if parsed is not None and point.counts and parsed[1] <= point.samples:
+        return float(per_problem(point.counts, point.samples, metric).mean())
+    known = ", ".join(sorted(point.metrics)) or "none"
+    derived = f" and avg@k, best@k, worst@k for k <= {point.samples} from its counts" if point.counts else ""
+    where = f"{source or 'an evaluation'} (C = {point.rollouts})"
+    raise InputError(f"{where} has no metric {metric!r}; expected one of those it has: {known}{derived}. Ask for one of them.")
+
+
+def compute_axis(run: RunRecord, compute: str) -> FloatArray:
+    """Compute at each evaluation, in rollouts, response tokens or device hours.
+
+    Device hours count from the base policy's evaluation on, where there is one, so that start-up is not charged to a run.
+
+    Returns:
+        float[points].
+
+    Raises:
+        InputError: unknown axis, or the run has no device hours.
+    """
+    if compute not in COMPUTES:
+        raise InputError(f"compute {compute!r} is not an axis; expected one of {', '.join(COMPUTES)}.")
+    if compute == "rollouts":
+        return np.array([p.rollouts for p in run.points], dtype=np.float64)
+    if compute == "tokens":
+        return np.array([p.tokens for p in run.points], dtype=np.float64)
+    if len(run.device_hours) != len(run.points):
+        raise InputError(
+            f"{run.source or run.cell.name} has device hours for {len(run.device_hours)} of {len(run.points)} evaluations; "
+            "expected one each. Restore its timing.jsonl, or use compute=rollouts."
+        )
+    hours = np.array(run.device_hours, dtype=np.float64)
+    return hours - hours[0] if run.points[0].rollouts == 0 else hours
+
+
+def track(run: RunRecord, metric: str, compute: str) -> Track:
+    """A run's two axes, checked.
+
+    Raises:
+        InputError: no evaluation, a metric that is absent, not finite or outside [0, 1], or compute that does not rise from >= 0.
+    """
+    where = run.source or f"run {run.cell.name}"
+    if not run.points:
+        raise InputError(f"{where} has no evaluation; expected at least one. Run the cell or leave it out.")
+    C = compute_axis(run, compute)
+    R = np.array([metric_value(p, metric, where) for p in run.points])
+    for p, r in zip(run.points, R, strict=True):
+        if not 0 <= r <= 1:  # also NaN
+            raise InputError(f"{where}: {metric} is {r} at C = {p.rollouts}; expected a number in [0, 1]. Mend it or leave the run out.")
+    for i in range(len(C)):
+        allowed = C[i] > C[i - 1] if i else C[i] >= 0
+        if not (np.isfinite(C[i]) and allowed):
+            found = f"{where}: {compute} is {C[i]:g} at evaluation {i + 1}"
+            raise InputError(f"{found}; expected values >= 0 that rise. Mend the file or leave the run out.")
+    return Track(run, C, R)
+
+
+def paired_difference(counts_a: ArrayLike, counts_b: ArrayLike, samples: int, metric: str = "avg@1") -> Difference:
+    """How far a lies above b on the same validation problems: d_i = mean over seeds of a_i - mean over seeds of b_i.
+
+    Pairing removes the spread of the problems' difficulty, most of an unpaired error. The error speaks of other problems and other
+    samples, not of other training seeds.
+
+    Args:
+        counts_a: int[seeds of a, N], right answers of `samples`; int[N] for one seed.
+        counts_b: int[seeds of b, N].
+        samples: rollouts a problem.
+        metric: "avg@k", "best@k" or "worst@k".
+
+    Returns:
+        mean(d) and std(d, ddof=1) / sqrt(N).
+
+    Raises:
+        InputError: different N, N < 2, or as `per_problem`.
+    """
+    a, b = np.atleast_2d(counts_a), np.atleast_2d(counts_b)
+    N = a.shape[-1]
+    if b.shape[-1] != N or N < 2:
+        given = f"{N} validation problems are to be paired with {b.shape[-1]}"
+        raise InputError(f"{given}; expected the same ones, at least 2. Evaluate both on one set.")
+    d = per_problem(a, samples, metric).mean(0) - per_problem(b, samples, metric).mean(0)
+    return Difference(float(d.mean()), float(d.std(ddof=1) / math.sqrt(N)))
+
+
+def by_cell(tracks: Sequence[Track]) -> dict[tuple[int, int], list[Track]]:
+    """The seeds of each (B_p, n), cells and seeds in rising order."""
+    cells: dict[tuple[int, int], list[Track]] = {}
+    for t in sorted(tracks, key=lambda t: t.run.cell):
+        cells.setdefault(t.key, []).append(t)
+    return cells

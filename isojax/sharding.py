@@ -1,0 +1,133 @@
+"""Meshes, and the one table from logical axes to mesh axes. Only this module names mesh axes.
+
+Legend of dimension letters, used in every annotation:
+
+    S  shards of the rollouts (data * fsdp)     B  rollouts            D  width (embed)
+    R  slots of the sampler, a shard            P  prompt positions    N  query heads
+    m  rows of a microbatch, a shard            T  response positions  K  key/value heads
+    g  prompts prefilled at once, a shard       C  cache positions     H  head dimension
+    G  entries of the prefix table, a shard     L  layers              F  width of the MLP
+    Q  problems                                 V  vocabulary
+
+Axes are Auto (XLA propagates them); the sampler and the gradient run in a shard_map that is manual over `data` and `fsdp`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from isojax.types import InputError
+
+AXES = ("data", "fsdp", "tensor")
+ROWS = ("data", "fsdp")  # the mesh axes that split rollouts
+
+RULES: Mapping[str, str | tuple[str, ...] | None] = {
+    "shard": ROWS,
+    "slot": ROWS,
+    "layer": None,
+    "vocab": "tensor",
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "head_dim": None,
+    "position": None,
+}
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """Sizes of the three mesh axes."""
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Devices the mesh takes."""
+        return self.data * self.fsdp * self.tensor
+
+    @property
+    def shards(self) -> int:
+        """S: into how many parts the rollouts are split."""
+        return self.data * self.fsdp
+
+
+def parse_mesh(text: str, available: int) -> MeshShape:
+    """`auto` (one device) or "data=2,tensor=1"; at most one size may be -1, which takes the devices that are left.
+
+    Raises:
+        InputError: an unknown axis, a size that is no positive integer, or more devices asked for than there are.
+    """
+    if text == "auto":
+        return MeshShape()
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = part.partition("=")
+        axis = axis.strip()
+        if axis not in AXES or axis in sizes:
+            raise InputError(f"mesh {text!r}: {axis!r} is not a new axis of {', '.join(AXES)}. Write, for example, data=2,tensor=1.")
+        try:
+            sizes[axis] = int(size)
+        except ValueError:
+            sizes[axis] = 0
+        if sizes[axis] < 1 and sizes[axis] != -1:
+            raise InputError(f"mesh {text!r}: the size of {axis} is {size.strip()!r}; expected a positive integer, or -1 for all that is left.")
+    open_axes = [axis for axis, size in sizes.items() if size == -1]
+    if len(open_axes) > 1:
+        raise InputError(f"mesh {text!r}: only one axis may be -1, not {' and '.join(open_axes)}.")
+    if open_axes:
+        fixed = int(np.prod([size for size in sizes.values() if size != -1], dtype=int))
+        sizes[open_axes[0]] = max(1, available // fixed)
+    shape = MeshShape(**sizes)
+    if shape.devices > available:
+        raise InputError(
+            f"mesh {text!r} needs {shape.devices} devices and this machine shows {available}. Use smaller axes, or on a CPU simulate "
+            f"devices with XLA_FLAGS=--xla_force_host_platform_device_count={shape.devices}."
+        )
+    return shape
+
+
+def make_mesh(shape: MeshShape, devices: Sequence[jax.Device]) -> Mesh:
+    """A mesh of Auto axes over exactly `shape.devices` devices."""
+    grid = np.asarray(devices[: shape.devices]).reshape(shape.data, shape.fsdp, shape.tensor)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def partition(logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
+    """The table applied to one array: an axis that its mesh axes do not divide stays whole."""
+    spec: list[str | tuple[str, ...] | None] = []
+    for name, size in zip(logical, shape, strict=True):
+        axes = RULES[name] if name is not None else None
+        names = (axes,) if isinstance(axes, str) else axes or ()
+        ways = int(np.prod([mesh.shape[a] for a in names], dtype=int))
+        spec.append(axes if ways > 1 and size % ways == 0 else None)
+    return PartitionSpec(*spec)
+
+
+def sharding(mesh: Mesh, *logical: str | None, shape: Sequence[int]) -> NamedSharding:
+    """NamedSharding of an array with these logical axes."""
+    return NamedSharding(mesh, partition(logical, shape, mesh))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Whole on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def manual_part(spec: PartitionSpec) -> PartitionSpec:
+    """What of a spec lies on the axes a shard_map here is manual over (data, fsdp)."""
+    kept = []
+    for entry in spec:
+        names = (entry,) if isinstance(entry, str) else entry or ()
+        kept.append(tuple(a for a in names if a in ROWS) or None)
+    return PartitionSpec(*kept)
+
+
+def shard_count(mesh: Mesh) -> int:
+    """S of a mesh."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]

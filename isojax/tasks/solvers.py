@@ -1,0 +1,92 @@
+"""Arithmetic with eight operators, and a base policy that knows each of them only in part.
+
+A problem is `aaOPbb=`: two two-digit numbers around an operator A..H meaning a+b, |a-b|, max, min, a, b, (a+b) mod 10 and
+(ab) mod 10; the answer is the number, then the end token `$`. Demonstrations come from a MIXTURE of solvers: for each class
+(operator, a mod 5, b mod 3) the right solver answers with a probability drawn from U(.2, .65) or from U(.005, .08), else another
+operator's solver does. A policy trained on them solves its problems at rates that spread from Hard to Easy, operators interfere,
+and what RL teaches carries over to numbers it has not seen.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from isojax.tasks.base import Encoded
+from isojax.types import InputError, Problem
+
+ALPHABET = "0123456789ABCDEFGH=$ "
+OPERATORS = "ABCDEFGH"
+INDEX = {c: i for i, c in enumerate(ALPHABET)}
+
+_rng = np.random.default_rng(3)
+_SHAPE = (len(OPERATORS), 5, 3)
+RIGHT = np.where(_rng.random(_SHAPE) < 0.5, _rng.uniform(0.2, 0.65, _SHAPE), _rng.uniform(0.005, 0.08, _SHAPE))
+WRONG = _rng.dirichlet(np.full(len(OPERATORS) - 1, 0.7), size=len(OPERATORS))
+
+
+def solve(operator: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The answer of each operator (0..7) on each pair of numbers."""
+    every = np.stack([a + b, abs(a - b), np.maximum(a, b), np.minimum(a, b), a, b, (a + b) % 10, (a * b) % 10])
+    return np.take_along_axis(every, operator[None], 0)[0]
+
+
+def _write(texts: list[str], width: int, what: str) -> np.ndarray:
+    longest = max(texts, key=len)
+    if len(longest) > width:
+        raise InputError(f"the {what} {longest!r} takes {len(longest)} tokens and cell.sampling.{what}_length is {width}; raise it.")
+    return np.array([[INDEX[c] for c in text.ljust(width)] for text in texts], np.int32)
+
+
+class Solvers:
+    """The task; see the module."""
+
+    vocab = 24  # the alphabet, rounded up so that a mesh of 2, 4 or 8 divides it
+    eos = INDEX["$"]
+    pad = INDEX[" "]
+
+    def _draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return rng.integers(0, len(OPERATORS), count), rng.integers(0, 100, count), rng.integers(0, 100, count)
+
+    def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
+        """`count` distinct problems of the 80,000 there are."""
+        total = len(OPERATORS) * 100 * 100
+        if count > total:
+            raise InputError(f"cell.data.candidates is {count}; the task `solvers` has {total} problems.")
+        chosen = rng.choice(total, count, replace=False)
+        operator, a, b = chosen // 10_000, chosen // 100 % 100, chosen % 100
+        answers = solve(operator, a, b)
+        return [
+            Problem(int(i), f"{x:02d}{OPERATORS[o]}{y:02d}=", str(answer))
+            for i, o, x, y, answer in zip(chosen, operator, a, b, answers, strict=True)
+        ]
+
+    def encode(self, problems: list[Problem], prompt_length: int, response_length: int) -> Encoded:
+        """Problems as arrays."""
+        prompts = _write([p.prompt for p in problems], prompt_length, "prompt")
+        answers = _write([p.answer + "$" for p in problems], response_length, "response")
+        lengths = np.array([len(p.prompt) for p in problems], np.int32)
+        return Encoded(prompts, lengths, answers, np.array([p.id for p in problems], np.int32))
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Tokens as text, up to the end token; ids outside the alphabet show as `?`."""
+        text = "".join(ALPHABET[t] if t < len(ALPHABET) else "?" for t in tokens)
+        return text.partition("$")[0].rstrip(" ")
+
+    def demonstrations(self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int) -> Encoded:
+        """Problems answered by the mixture of solvers."""
+        operator, a, b = self._draw(count, rng)
+        other = (rng.random(count)[:, None] > np.cumsum(WRONG, 1)[operator]).sum(1).clip(0, len(OPERATORS) - 2)
+        other += other >= operator
+        solver = np.where(rng.random(count) < RIGHT[operator, a % 5, b % 3], operator, other)
+        answers = solve(solver, a, b)
+        problems = [Problem(0, f"{x:02d}{OPERATORS[o]}{y:02d}=", str(c)) for o, x, y, c in zip(operator, a, b, answers, strict=True)]
+        return self.encode(problems, prompt_length, response_length)
+
+    def verify(self, answers: Int[Array, "*b T"], tokens: Int[Array, "*b T"], mask: Bool[Array, "*b T"]) -> Float[Array, "*b"]:
+        """1 where the response is the answer and its end token."""
+        return (jnp.where(mask, tokens, self.pad) == answers).all(-1).astype(jnp.float32)
+
+
+def build() -> Solvers:
+    """The task."""
+    return Solvers()

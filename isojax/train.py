@@ -1,0 +1,156 @@
+"""One run, from top to bottom: the file a research fork copies.
+
+    base policy -> (take B_p problems, sample n rollouts each, verify, advantages, gradient, AdamW) x M -> records.jsonl
+
+Where it departs from GRPO as published (DeepSeekMath, arXiv:2402.03300): one update a batch, so on-policy; the loss is a mean over all
+response tokens of the batch; the learning rate grows with sqrt(B); KL (k3, in the loss) and entropy only where the recipe sets them.
+Evaluations fall at the first update that reaches each value of one grid of C, the same for every (B_p, n).
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from isojax import registry
+from isojax.base import Base
+from isojax.checkpoint import Checkpoints, Position
+from isojax.config import CellConfig, Config, SweepConfig
+from isojax.evaluate import Evaluator, average
+from isojax.models.decoder import Decoder
+from isojax.records import Ledger
+from isojax.rl.step import UPDATES_A_CALL, build_init, build_train, coefficients
+from isojax.sampling.sampler import Problems, make_geometry
+from isojax.sharding import replicated, shard_count
+from isojax.tasks.base import Encoded, Task
+from isojax.tasks.data import batches
+from isojax.types import Cell, EvalPoint, Problem
+
+SAMPLES_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a live display shows of a cell."""
+
+    cell: Cell
+    rollouts: int
+    reward: float | None
+
+
+class Programs:
+    """The compiled programs of a sweep on one mesh; every cell of the sweep runs through the same ones."""
+
+    def __init__(self, cell: CellConfig, sweep: SweepConfig, pairs: list[tuple[int, int]], mesh: Mesh):
+        """`pairs`: every (B_p, n) of the sweep; `sweep` with its slots and microbatch chosen."""
+        assert sweep.slots is not None and sweep.microbatch is not None
+        self.mesh = mesh
+        self.task: Task = registry.load("tasks", cell.task).build()
+        self.decoder: Decoder = registry.load("models", cell.model.family).build(cell.model, self.task.vocab)
+        sampling = cell.sampling
+        self.geometry = make_geometry(
+            pairs, shard_count(mesh), sweep.slots, sweep.microbatch, sampling.prompt_length, sampling.response_length
+        )
+        self.evaluator = Evaluator(self.decoder, self.task, mesh, cell.data.validation, cell.eval.samples, self.geometry, sampling.temperature)
+        self.init = build_init(self.decoder, mesh)
+        self.train = build_train(cell, self.decoder, self.task, self.geometry, mesh)
+        self.numbers = coefficients(cell.rl)
+
+    def encode(self, cell: CellConfig, problems: list[Problem]) -> Encoded:
+        """Problems as host arrays."""
+        return self.task.encode(problems, cell.sampling.prompt_length, cell.sampling.response_length)
+
+
+def run_cell(
+    programs: Programs, config: Config, base: Base, cell: Cell, folder: Path, cell_hash: str, report: Callable[[Progress], None]
+) -> None:
+    """Train one cell up to the sweep's budget and record it in `folder`; goes on from the folder's checkpoint where there is one.
+
+    Raises:
+        FloatingPointError: the loss or the gradient stopped being finite; what was recorded stays.
+    """
+    grid = config.cell.eval.grid(config.sweep.budget)
+    ledger = Ledger(folder, cell, cell_hash)
+    if finished(ledger, grid):
+        return
+    mesh = programs.mesh
+    base_params = jax.device_put(base.params, programs.decoder.shardings(mesh))
+    table = jax.device_put(Problems(*programs.encode(config.cell, base.training)), replicated(mesh))
+    validation = programs.encode(config.cell, base.validation)
+    state, position = programs.init(base_params), Position(0, -1, 0)
+    checkpoints = Checkpoints(folder / "checkpoint")
+    state, position = checkpoints.restore(state) or (state, position)
+    order = batches(len(base.training), cell.B_p, cell.seed, first=position.M)
+    clock = saved = time.monotonic()
+
+    for evaluation, target in enumerate(grid):
+        goal = reached(target, cell.B)
+        beyond = evaluation + 1 < len(grid) and reached(grid[evaluation + 1], cell.B) == goal
+        if evaluation <= position.evaluation or beyond:
+            continue  # done before, or answered by the same update as the next value of the grid
+        sums: dict[str, float] = {}
+        M = position.M
+        while M < goal:
+            count = min(UPDATES_A_CALL, goal - M)
+            index = np.zeros((UPDATES_A_CALL, programs.geometry.problem_rows), np.int32)
+            for i in range(count):
+                index[i, : cell.B_p] = next(order)
+            scalars = (np.int32(count), np.int32(cell.B_p), np.int32(cell.n), np.int32(cell.seed))
+            state, metrics = programs.train(state, base_params, table, index, *scalars, programs.numbers)
+            sums = {k: sums.get(k, 0.0) + float(v) for k, v in metrics.items()}
+            M += count
+            report(Progress(cell, M * cell.B, None))
+        if sums.get("not_finite"):
+            raise FloatingPointError(f"cell {cell.name}: loss or gradient not finite in {sums['not_finite']:.0f} updates up to update {M}; lower cell.rl.learning_rate.")
+        counts, answers = programs.evaluator.counts(state.params, validation, cell.seed, evaluation)
+        updates = M - position.M
+        position = Position(M, evaluation, position.tokens + round(sums.pop("tokens", 0.0)))
+        point = EvalPoint(
+            target=target,
+            M=M,
+            rollouts=M * cell.B,
+            tokens=position.tokens,
+            metrics={f"avg@{config.cell.eval.samples}": average(counts, config.cell.eval.samples)},
+            counts=tuple(int(c) for c in counts),
+            samples=config.cell.eval.samples,
+            train={k: v / updates for k, v in sums.items()},
+        )
+        now = time.monotonic()
+        if ledger.append(point, seconds=now - clock, devices=mesh.size):
+            write_samples(folder / "samples.txt", programs.task, base.validation, answers, point)
+        clock = now
+        report(Progress(cell, point.rollouts, next(iter(point.metrics.values()))))
+        if now - saved >= config.run.checkpoint_seconds or target == grid[-1]:
+            checkpoints.save(state, position)
+            saved = now
+    checkpoints.close()
+
+
+def reached(target: int, B: int) -> int:
+    """Updates of B rollouts until C >= target."""
+    return -(-target // B)
+
+
+def finished(ledger: Ledger, grid: list[int]) -> bool:
+    """Whether a cell has been recorded up to the last value of the grid (an update that reaches several stands under the largest)."""
+    return bool(ledger.targets) and ledger.targets[-1] >= grid[-1]
+
+
+def write_samples(path: Path, task: Task, problems: list[Problem], answers: np.ndarray, point: EvalPoint) -> None:
+    """A few rollouts that a person can read."""
+    with path.open("a") as f:
+        f.write(f"C = {point.rollouts} rollouts, M = {point.M}, " + ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items()) + "\n")
+        for problem, tokens in zip(problems[:SAMPLES_SHOWN], answers, strict=False):
+            text = task.decode(tokens)
+            verdict = "right" if text == problem.answer else f"wrong, the answer is {problem.answer}"
+            f.write(f"    {problem.prompt}{text}    {verdict}\n")
+
+
+if __name__ == "__main__":
+    from isojax.cli import main_train
+
+    main_train()

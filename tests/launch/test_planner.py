@@ -1,0 +1,73 @@
+"""The grid as cells: order, seeds, what is refused; static sizes; the evaluation grid."""
+
+from __future__ import annotations
+
+import pytest
+
+from isojax.config import EvalConfig, SweepConfig
+from isojax.launch.planner import MAX_ROWS, cost, plan, resolve, targets
+from isojax.types import Cell, InputError
+
+
+def test_every_pair_and_seed_once_and_the_slowest_first() -> None:
+    cells = plan(SweepConfig(B_p=(16, 64), n=(2, 32), seeds=2, seed=3, B_max=4096, budget=10_000))
+    assert len(cells) == 8 == len(set(cells))
+    assert {cell.seed for cell in cells} == {3000, 3001}
+    assert (cells[0].B_p, cells[0].n) == (16, 2)  # the most updates
+    assert (cells[-1].B_p, cells[-1].n) == (64, 32)
+    costs = [cost(cell, 10_000) for cell in cells]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_the_order_does_not_depend_on_how_the_grid_is_written() -> None:
+    assert plan(SweepConfig(n=(2, 4, 8))) == plan(SweepConfig(n=(8, 2, 4)))
+
+
+def test_cost_counts_updates_prompts_and_rollouts() -> None:
+    # 100 rollouts at B = 2 x 5 are 10 updates of (32 + 2 prompts + 10 rollouts)
+    assert cost(Cell(2, 5, 0), 100) == 10 * (32 + 2 + 10)
+
+
+def test_pairs_over_B_max_are_refused_by_name_or_dropped() -> None:
+    sweep = SweepConfig(B_p=(16, 64), n=(8, 32), B_max=512)
+    with pytest.raises(InputError, match=r"64 x 32 = 2048.*over_B_max=drop"):
+        plan(sweep)
+    kept = plan(sweep.model_copy(update={"over_B_max": "drop"}))
+    assert {(c.B_p, c.n) for c in kept} == {(16, 8), (16, 32), (64, 8)}
+    with pytest.raises(InputError, match=r"raise sweep\.B_max"):
+        plan(sweep.model_copy(update={"over_B_max": "drop", "B_max": 100}))
+
+
+def test_a_budget_below_one_update_is_refused() -> None:
+    with pytest.raises(InputError, match="given 511, expected at least one update of the largest cell, 16 x 32 = 512"):
+        plan(SweepConfig(B_p=(16,), n=(2, 32), budget=511))
+    assert len(plan(SweepConfig(B_p=(16,), n=(2, 32), budget=512))) == 2
+
+
+@pytest.mark.parametrize("n", [(), (2, 2)])
+def test_an_empty_axis_or_a_value_twice_is_refused(n: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=r"sweep\.n"):
+        plan(SweepConfig(n=n))
+
+
+@pytest.mark.parametrize(("shards", "rows"), [(1, 91), (4, 23), (8, 12)])
+def test_slots_and_microbatch_fit_the_smallest_cell_of_a_shard(shards: int, rows: int) -> None:
+    sweep = resolve(SweepConfig(B_p=(13,), n=(7, 32)), shards)  # 13 x 7 = 91
+    assert (sweep.slots, sweep.microbatch) == (rows, rows)
+
+
+def test_set_sizes_are_kept_dropped_pairs_do_not_count_and_there_is_a_cap() -> None:
+    assert resolve(SweepConfig(slots=5), 1).slots == 5
+    assert resolve(SweepConfig(slots=5), 1).microbatch == 32
+    assert resolve(SweepConfig(B_p=(512,), n=(2,), B_max=2048), 1).slots == MAX_ROWS
+
+
+def test_targets_are_zero_and_a_log_grid_that_more_budget_only_extends() -> None:
+    grid = EvalConfig(start=1000, ratio=1.1)
+    assert targets(grid, 1500) == [0, 1000, 1100, 1210, 1331, 1465]  # 1464.1 rounded up
+    assert targets(grid, 1465) == [0, 1000, 1100, 1210, 1331, 1465]
+    assert targets(grid, 1464) == [0, 1000, 1100, 1210, 1331]
+    assert targets(grid, 999) == [0]
+    assert targets(grid, 90_000)[: len(targets(grid, 5000))] == targets(grid, 5000)
+    dense = targets(EvalConfig(start=1, ratio=1.01), 50)
+    assert dense == sorted(set(dense)) == list(range(51))

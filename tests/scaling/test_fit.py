@@ -1,0 +1,183 @@
+"""fit() from records of worlds whose curves are known: parameters, crossovers and flags; refusals of broken input."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from isojax.scaling.fit import fit
+from isojax.scaling.synthetic import Hill, world
+from isojax.types import Cell, EvalPoint, InputError, RunRecord
+
+ROOT = Path(__file__).resolve().parents[2]
+KEYS = ["schema", "mode", "metric", "compute", "base_reward", "runs", "curves"]
+KEYS += ["frontier", "crossovers", "segments", "n_star", "by_B_p", "stability", "flags"]
+
+
+def flagged(result, text):
+    return [f for f in result["flags"] if text in f]
+
+
+def test_noiseless_world_is_recovered():
+    w = world(samples=0)
+    result = fit(w.runs)
+    assert list(result) == KEYS
+    assert result["base_reward"] == pytest.approx(0.3)
+    for c in result["curves"]:
+        true = w.truth[c["B_p"], c["n"]]
+        assert (c["R0"], c["A"], c["B"], c["C_mid"]) == pytest.approx((true.R0, true.A, true.B, true.C_mid), rel=1e-3)
+    assert [(c["n_low"], c["n_high"]) for c in result["crossovers"]] == [(2, 4), (4, 8), (8, 16), (16, 32)]
+    for c in result["crossovers"]:  # where the two true curves cross
+        low, high = w.truth[16, c["n_low"]], w.truth[16, c["n_high"]]
+        assert low.at(c["C"]) == pytest.approx(high.at(c["C"]), abs=1e-4)
+    assert len(result["by_B_p"]) == 1
+    assert result["by_B_p"][0]["n_star"] == result["n_star"]
+    last = w.runs[0].points[-1]
+    assert result["runs"][0] == {"B_p": 16, "n": 2, "seed": 0, "points": 22, "C_max": last.rollouts, "final": last.metrics["avg@4"]}
+    assert flagged(result, "ends at the largest n measured (32)")
+
+
+def test_noisy_world_is_recovered_within_its_overshoot():
+    w = world(problems=1000, samples=16, seeds=3)
+    result = fit(w.runs, "avg@16")
+    for c in result["curves"]:
+        true = w.truth[c["B_p"], c["n"]]
+        assert -0.005 < c["A"] - true.A < 0.05  # records overshoot: never below
+        assert c["C_mid"] == pytest.approx(true.C_mid, rel=0.4)
+    ns = [c["n_high"] for c in result["crossovers"]]
+    assert ns == [4, 8, 16, 32]
+    assert max(s["z"] for s in result["segments"]) > 2
+    assert all(s["measured_for_neighbours"] for s in result["segments"])
+
+
+def test_overshoot_is_stated():
+    """Flat curves with noise of known size: every rise is noise, so records lie above their surroundings, and the flag says so."""
+    result = fit(world(curve=lambda B_p, n: Hill(0.3, 0.32, 2.0, 1100.0), seeds=3).runs)
+    (text,) = flagged(result, "paper mode")
+    sizes = [float(word.rstrip(",")) for word in text.split() if word.startswith("+0.")]
+    assert len(sizes) == 2
+    assert 0.003 < sizes[0] < 0.05
+    assert not flagged(result, "avg@4")
+
+
+def test_same_bytes_whatever_the_order():
+    runs = world(B_p=(16, 64), n=(2, 8, 32)).runs
+    first = json.dumps(fit(runs), allow_nan=False)
+    assert first == json.dumps(fit(runs[::-1]), allow_nan=False)
+    assert str(ROOT) not in first
+
+
+def test_derived_metrics_and_other_axes():
+    w = world()
+    best, worst = fit(w.runs, "best@2"), fit(w.runs, "worst@4")
+    assert best["base_reward"] > fit(w.runs)["base_reward"] > worst["base_reward"]
+    tokens, rollouts = fit(w.runs, compute="tokens"), fit(w.runs)
+    assert [c["C"] for c in tokens["crossovers"]] == pytest.approx([8 * c["C"] for c in rollouts["crossovers"]], rel=1e-3)  # 8 a rollout
+    hours = [replace(r, device_hours=tuple(1 + p.rollouts / 3600 for p in r.points)) for r in w.runs]
+    found = [c["C"] for c in fit(hours, compute="device_hours")["crossovers"]]
+    assert found == pytest.approx([c["C"] / 3600 for c in rollouts["crossovers"]], rel=1e-3)
+
+
+def test_one_n_is_allowed():
+    result = fit(world(n=(8,)).runs)
+    assert result["n_star"] == {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0}
+    assert result["crossovers"] == []
+    assert flagged(result, "n = 8 holds the whole frontier")
+
+
+def test_each_B_p_has_its_own_law_and_flags():
+    def curve(B_p, n):  # B_p = 64 likes only n = 2
+        return Hill(0.3, 0.4 + 0.05 * math.log2(n), 1.2, 1500.0 * n) if B_p == 16 else Hill(0.3, 0.5 - 0.02 * n, 1.2, 1500.0)
+
+    result = fit(world(B_p=(16, 64), n=(2, 4, 8), samples=0, curve=curve).runs)
+    assert [p["B_p"] for p in result["by_B_p"]] == [16, 64]
+    assert result["by_B_p"][1]["n_star"]["form"] == "constant"
+    assert flagged(result, "B_p=64 alone: n = 2 holds the whole frontier")
+    assert [v["stable"] for v in result["stability"]] == [True, True]
+
+
+def test_flags_of_thin_data():
+    runs = world(n=(2, 8), seeds=1).runs
+    short = replace(runs[0], points=runs[0].points[:-3])
+    result = fit([short, runs[1]])
+    assert flagged(result, "only one seed for every cell")
+    assert flagged(result, "cells of unequal length")
+    assert flagged(result, "only 2 distinct n on the frontier (2 and 8)")
+    no_base = [replace(r, points=r.points[1:]) for r in runs]
+    assert fit(no_base)["base_reward"] is None
+    assert flagged(fit(no_base), "R0 is fitted")
+
+
+def test_flat_cells_are_left_out_and_falling_n_is_said():
+    def curve(B_p, n):
+        return {2: Hill(0.3, 0.7, 1.5, 20000.0), 8: Hill(0.3, 0.5, 1.5, 3000.0), 32: Hill(0.3, 0.301, 1.0, 1000.0)}[n]
+
+    result = fit(world(n=(2, 8, 32), samples=0, curve=curve).runs)
+    assert flagged(result, "no curve for B_p=16 n=32: 0 record-breaking values of C > 0")
+    assert flagged(result, "not monotone, it falls from 8 to 2")
+    with pytest.raises(InputError, match=r"give no curve \(16x32: 0 record-breaking"):
+        fit(world(n=(32,), samples=0, curve=curve).runs)
+
+
+def test_unstable_B_p_is_flagged():
+    runs = list(world(B_p=(16, 64), n=(2, 8), samples=0).runs)
+    for i, r in enumerate(runs):
+        if r.cell.B_p == 16 and r.cell.n == 8:
+            fallen = [replace(p, metrics={"avg@4": 0.32}) for p in r.points[-3:]]
+            runs[i] = replace(r, points=(*r.points[:-3], *fallen))
+    result = fit(runs)
+    assert [(v["B_p"], v["stable"]) for v in result["stability"]] == [(16, False), (64, True)]
+    assert flagged(result, "B_p=16 is unstable: n=8 ends at 0.320")
+
+
+def test_refusals():
+    runs = world(n=(2, 8), seeds=1).runs
+    with pytest.raises(InputError, match="no run to fit"):
+        fit([])
+    with pytest.raises(InputError, match="expected one of paper"):
+        fit(runs, mode="papre")
+    with pytest.raises(InputError, match="expected one of rollouts"):
+        fit(runs, compute="flops")
+    with pytest.raises(InputError, match=r"synthetic/16x2-s0 .*no metric 'avg@8'; expected .*avg@4"):
+        fit(runs, "avg@8")
+    with pytest.raises(InputError, match=r"synthetic/16x2-s0 and synthetic/16x8-s0 .*'synthetic' and 'other'"):
+        fit([runs[0], replace(runs[1], cell_hash="other")])
+    fewer = [replace(p, counts=p.counts[:200]) for p in runs[1].points]
+    with pytest.raises(InputError, match=r"synthetic/16x8-s0 has right answers of 200 .* synthetic/16x2-s0 of 300"):
+        fit([runs[0], replace(runs[1], points=tuple(fewer))])
+    with pytest.raises(InputError, match="two records of the cell 16x2-s0"):
+        fit([runs[0], runs[0]])
+    with pytest.raises(InputError, match="device hours for 0 of"):
+        fit(runs, compute="device_hours")
+    with pytest.raises(InputError, match="bin width"):
+        fit(runs, bin_width=0)
+    bad = replace(runs[0].points[3], metrics={"avg@4": math.nan})
+    with pytest.raises(InputError, match="synthetic/16x2-s0: avg@4 is nan"):
+        fit([replace(runs[0], points=(*runs[0].points[:3], bad)), runs[1]])
+
+
+def test_one_point_runs_are_refused_in_words():
+    runs = [RunRecord(Cell(16, n, 0), (EvalPoint(0, 0, 0, 0, {"avg@4": 0.3}),), f"r{n}") for n in (2, 4)]
+    with pytest.raises(InputError, match="share no range of C > 0"):
+        fit(runs)
+
+
+def test_twenty_cells_of_forty_points_in_under_two_seconds():
+    runs = world(B_p=(16, 32, 64, 128), seeds=1, ratio=1.15).runs
+    assert len(runs) == 20
+    start = time.process_time()
+    fit(runs)
+    assert time.process_time() - start < 2
+
+
+def test_no_jax_is_imported():
+    names = sorted(p.stem for p in (ROOT / "isojax" / "scaling").glob("[a-z]*.py"))
+    assert "fit" in names
+    lines = ["import sys", *(f"import isojax.scaling.{n}" for n in names), "assert not {'jax', 'flax', 'pandas'} & set(sys.modules)"]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})

@@ -1,0 +1,151 @@
+"""Prescriptions from a fit.json written by hand, where every number can be checked."""
+
+import copy
+import json
+
+import pytest
+
+from isojax.scaling.fit import fit
+from isojax.scaling.recommend import recommend
+from isojax.scaling.synthetic import world
+from isojax.types import Allocation, InputError
+
+
+def _curve(B_p, n, A, C_mid):
+    return {"B_p": B_p, "n": n, "R0": 0.0, "A": A, "B": 1.0, "C_mid": C_mid, "C_low": 1e3, "C_high": 1e6, "points": 9, "rmse": 0.01}
+
+
+# log2 n* = 1 + 4 / (1 + exp(-5 (log10 C - 5))): 2 at low C, 8 at 1e5, 32 at high C.
+LAW = {"form": "sigmoid", "L": 4.0, "k": 5.0, "log10_C0": 5.0, "b": 1.0}
+FRONT = [{"C": 1e3, "reward": 0.1, "n": 2, "B_p": 16}, {"C": 1e6, "reward": 0.7, "n": 32, "B_p": 16}]
+FIT = {
+    "schema": 1,
+    "compute": "rollouts",
+    "runs": [{"B_p": b, "n": n} for b in (16, 64) for n in (2, 8, 32)],
+    # A C / (C + C_mid)
+    "curves": [_curve(b, n, A, C_mid) for b in (16, 64) for n, A, C_mid in ((2, 0.4, 1e3), (8, 0.6, 1e4), (32, 0.8, 1e5))],
+    "frontier": FRONT,
+    "n_star": LAW,
+    "by_B_p": [{"B_p": 64, "frontier": FRONT, "n_star": {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0}}],
+    "stability": [{"B_p": 16, "stable": True, "reason": ""}, {"B_p": 64, "stable": True, "reason": ""}],
+}
+
+
+def said(r, text):
+    return any(text in reason for reason in r.reasons)
+
+
+def test_default_rule():
+    """C = 1e5: n* = 2^3, B_p = 16, M = floor(1e5 / 128) = 781; .6 C / (C + 1e4) at C = 99968."""
+    r = recommend(FIT, 1e5)
+    assert r.allocation == Allocation(16, 8, 781)
+    assert r.expected_reward == pytest.approx(0.6 * 99968 / 109968)
+    assert not r.extrapolated
+    assert [(c.B_p, c.n) for c in r.candidates[:2]] == [(16, 8), (64, 8)]
+    assert r.candidates[0].reward == pytest.approx(0.6 / 1.1)
+    assert [c.M for c in r.candidates if (c.B_p, c.n) == (64, 32)] == [48]
+
+
+def test_unstable_B_p_is_passed_over():
+    f = copy.deepcopy(FIT)
+    f["stability"][0] = {"B_p": 16, "stable": False, "reason": "n=8 fell"}
+    r = recommend(f, 1e5)
+    assert r.allocation == Allocation(64, 8, 195)
+    assert said(r, "16 (n=8 fell)")
+    f["stability"][1]["stable"] = False
+    with pytest.raises(InputError, match=r"no measured B_p is stable \(16, 64\)"):
+        recommend(f, 1e5)
+    assert said(recommend(f, 1e5, fix={"B_p": 16}), "was unstable: n=8 fell")
+
+
+def test_beyond_the_data_the_law_saturates_and_says_so():
+    r = recommend(FIT, 1e9)
+    assert r.allocation == Allocation(16, 32, 1953125)
+    assert r.extrapolated
+    assert said(r, "C lies outside the frontier (1000 to 1e+06)")
+    assert said(r, "16x32 was measured up to C = 1e+06")
+    f = {**FIT, "n_star": {**LAW, "L": 6.0}}  # saturates at 128
+    far = recommend(f, 1e9)
+    assert far.allocation.n == 128
+    assert said(far, "n = 128 was never measured")
+    assert said(far, "nearest measured cell, 16x32")
+    within = recommend(f, 1e6)  # inside the measured range: at most the largest n measured
+    assert within.allocation.n == 32
+
+
+def test_B_max():
+    r = recommend(FIT, 1e6, B_max=300)
+    assert r.allocation == Allocation(16, 16, 3906)  # 300 // 16 = 18, so 16
+    assert said(r, "B_max = 300")
+    assert all(c.B_p * c.n <= 300 for c in r.candidates)
+    with pytest.raises(InputError, match="B_p = 16 alone exceeds B_max = 8"):
+        recommend(FIT, 1e6, B_max=8)
+
+
+def test_fixed_B_p_has_its_own_law():
+    r = recommend(FIT, 1e6, fix={"B_p": 64})
+    assert r.allocation == Allocation(64, 8, 1953)
+    assert {c.B_p for c in r.candidates} == {64}
+    other = recommend(FIT, 1e5, fix={"B_p": 100})
+    assert other.allocation == Allocation(100, 8, 125)
+    assert said(other, "no law of its own")
+    assert other.expected_reward == pytest.approx(0.6 / 1.1)  # 64x8 is nearest
+
+
+def test_fixed_B():
+    """n* = 8, B_p = 1000 // 8 = 125, M = 100."""
+    assert recommend(FIT, 1e5, fix={"B": 1000}).allocation == Allocation(125, 8, 100)
+    tight = recommend(FIT, 1e5, fix={"B": 6})
+    assert tight.allocation == Allocation(1, 4, 25000)
+    with pytest.raises(InputError, match="B = 2000 exceeds B_max = 1000"):
+        recommend(FIT, 1e5, B_max=1000, fix={"B": 2000})
+
+
+def test_fixed_M_takes_the_best_measured_cell_that_fits():
+    """M = 100, C = 1e5: B <= 1000. At B_p n M: 16x2 .305, 16x8 .337, 16x32 .271, 64x2 .371, 64x8 .502, (64x32 too big)."""
+    r = recommend(FIT, 1e5, fix={"M": 100})
+    assert r.allocation == Allocation(64, 8, 100)
+    assert r.expected_reward == pytest.approx(0.6 * 51200 / 61200)
+    assert recommend(FIT, 1e5, B_max=128, fix={"M": 100}).allocation == Allocation(64, 2, 100)
+    # M = 10000 leaves B = 10 < 16 x 2: n from n*(C) = 8, B_p = floor(10 / 8).
+    assert recommend(FIT, 1e5, fix={"M": 10000}).allocation == Allocation(1, 8, 10000)
+    with pytest.raises(InputError, match="less than one rollout in each of M"):
+        recommend(FIT, 1e5, fix={"M": 200_000})
+
+
+def test_too_small_a_budget():
+    with pytest.raises(InputError, match=r"C = 20 is less than one update of B_p n = 16 x 2 = 32 .*expected C >= 32"):
+        recommend(FIT, 20)
+    assert recommend(FIT, 32).allocation == Allocation(16, 2, 1)
+
+
+@pytest.mark.parametrize("C", [0, -5, float("nan"), float("inf"), True])
+def test_bad_budgets(C):
+    with pytest.raises(InputError, match="positive finite"):
+        recommend(FIT, C)
+
+
+@pytest.mark.parametrize("fix", [{"n": 8}, {"M": 3, "B": 64}, {"M": 0}, {"B_p": 1.5}])
+def test_bad_fixes(fix):
+    with pytest.raises(InputError, match="expected"):
+        recommend(FIT, 1e5, fix=fix)
+
+
+def test_fits_that_cannot_be_used():
+    with pytest.raises(InputError, match="schema 1"):
+        recommend({**FIT, "schema": 2}, 1e5)
+    with pytest.raises(InputError, match="a fit in tokens"):
+        recommend({**FIT, "compute": "tokens"}, 1e5)
+    with pytest.raises(InputError, match="incomplete"):
+        recommend({k: v for k, v in FIT.items() if k != "n_star"}, 1e5)
+
+
+def test_from_runs_by_way_of_json():
+    """The prescribed cell is the true best one of its world, or within a standard error of it."""
+    w = world(B_p=(16, 64))
+    r = recommend(json.loads(json.dumps(fit(w.runs))), 150_000)
+    true = {key: h.at(150_000) for key, h in w.truth.items()}
+    chosen = true[r.allocation.B_p, r.allocation.n]
+    assert max(true.values()) - chosen < 0.0115
+    assert r.allocation.B_p == 16
+    assert 0 <= r.expected_reward - chosen < 0.06  # the paper's procedure overshoots
