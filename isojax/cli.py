@@ -20,7 +20,7 @@ from isojax import __version__
 from isojax.cli_words import budget_number, fixed_values, plain, print_fit, print_recommendation
 from isojax.config import Config, load_config, read_saved, save_config
 from isojax.files import write_text
-from isojax.types import InputError
+from isojax.types import InputError, RunFailed
 
 if TYPE_CHECKING:
     from isojax.scaling.recommend import Recommendation
@@ -39,6 +39,7 @@ Mesh = Annotated[str | None, typer.Option(metavar="auto|AXIS=N,...", help="Devic
 Metric = Annotated[str | None, typer.Option(help="Validation metric to fit, such as avg@4.", show_default="the ledger's avg@k")]
 ComputeOption = Annotated[Compute, typer.Option(help="What compute is counted in.")]
 ModeOption = Annotated[Mode, typer.Option(help="paper: the published workflow, step by step.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the run's folder, or start where nothing is.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")]
 
 
@@ -111,7 +112,7 @@ def _report(folder: Path, document: dict[str, Any]) -> Path:
 def launch(
     args: Annotated[list[str] | None, typer.Argument(metavar="CONFIG|KEY=VALUE", help="A config first, then overrides.")] = None,
     mesh: Mesh = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the run's folder, or start where nothing is.")] = False,
+    resume: Resume = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
 ) -> None:
     """Run a sweep over (B_p, n), then fit the law and write the report.
@@ -152,8 +153,9 @@ def launch(
 def train(
     args: Annotated[list[str] | None, typer.Argument(metavar="CONFIG|KEY=VALUE", help="A config first, then overrides.")] = None,
     mesh: Mesh = None,
+    resume: Resume = False,
 ) -> None:
-    """Train one run: a config whose sweep is a single cell.
+    """Train one run: a config whose sweep is a single cell. Its records lie where a sweep's would: runs/<name>/cells/.
 
     \b
     [bold]Examples[/bold]
@@ -161,9 +163,9 @@ def train(
       isojax train best.yaml      from: isojax recommend RUN --budget C --write best.yaml
     """
     config = _config(args, mesh, None)
-    from isojax.train import train as run_cell
+    from isojax.launch.local import train as run_cell
 
-    Console().print(f"run: {run_cell(config)}", soft_wrap=True, highlight=False)
+    Console().print(f"run: {run_cell(config, resume)}", soft_wrap=True, highlight=False)
 
 
 @app.command()
@@ -275,6 +277,9 @@ def _run(application: typer.Typer, program: str) -> NoReturn:
     except InputError as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(2)
+    except RunFailed as e:
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(1)
     sys.exit(0)
 
 

@@ -48,7 +48,7 @@ class BaseConfig(Section):
 
     steps: PositiveInt = 1500
     batch: PositiveInt = 512
-    learning_rate: PositiveFloat = 3e-3
+    learning_rate: PositiveFloat = 2e-2
     seed: int = Field(default=0, ge=0)
 
 
@@ -101,8 +101,13 @@ class EvalConfig(Section):
     def grid(self, budget: int) -> list[int]:
         """The values of C at which a run is evaluated: 0 (the base policy), then every distinct ceil(start * ratio^k) within the budget.
 
-        start and ratio are fixed, so a larger budget only appends.
+        start and ratio are fixed, so a larger budget only appends. A run ends at the last of them.
+
+        Raises:
+            InputError: the budget is below the first evaluation.
         """
+        if budget < self.start:
+            raise InputError(f"sweep.budget = {budget} rollouts is below the first evaluation, cell.eval.start = {self.start}; raise it, or lower that.")
         found, k = [0], 0
         while (target := math.ceil(round(self.start * self.ratio**k, 6))) <= budget:
             if target != found[-1]:

@@ -50,6 +50,7 @@ class Programs:
         assert sweep.slots is not None and sweep.microbatch is not None
         self.mesh = mesh
         self.task: Task = registry.load("tasks", cell.task).build()
+        self.encode(cell, self.task.problems(1, np.random.default_rng(0)))  # refuses lengths too short before any work
         self.decoder: Decoder = registry.load("models", cell.model.family).build(cell.model, self.task.vocab)
         sampling = cell.sampling
         self.geometry = make_geometry(

@@ -13,8 +13,12 @@ from dataclasses import dataclass, field
 class InputError(ValueError):
     """Something a user gave cannot be used. The message says what was given, what was expected and how to mend it.
 
-    The command line prints it and exits with 2; nothing else is shown as a message without a traceback.
+    The command line prints it, without a traceback, and exits with 2.
     """
+
+
+class RunFailed(RuntimeError):
+    """Some work was done and some could not be: what was recorded stays. The command line prints it and exits with 1."""
 
 
 @dataclass(frozen=True, order=True)

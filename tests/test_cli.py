@@ -61,19 +61,18 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, known: Path) -> list[tuple[Any, ...]]:
-    """Stands in for the two modules that need jax, and remembers what they were given."""
+    """Stands in for the module that needs jax, and remembers what they were given."""
     seen: list[tuple[Any, ...]] = []
 
     def launch(config: Config, resume: bool, dry_run: bool) -> Path:
         seen.append((config, resume, dry_run))
         return known
 
-    def train(config: Config) -> Path:
-        seen.append((config,))
+    def train(config: Config, resume: bool) -> Path:
+        seen.append((config, resume))
         return Path("runs/one")
 
-    monkeypatch.setitem(sys.modules, "isojax.launch.local", SimpleNamespace(launch=launch))
-    monkeypatch.setitem(sys.modules, "isojax.train", SimpleNamespace(train=train))
+    monkeypatch.setitem(sys.modules, "isojax.launch.local", SimpleNamespace(launch=launch, train=train))
     return seen
 
 
@@ -129,7 +128,7 @@ def test_launch_fits_reports_and_recommends(isojax: Isojax, calls: list[tuple[An
 def test_train_hands_the_config_on(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
     assert isojax("train", "quickstart", "sweep.n=[8]")[0] == 0
     assert isojax("quickstart", "sweep.n=[4]", "--mesh", "data=2", main=cli.main_train)[0] == 0
-    assert [config.sweep.n for (config,) in calls] == [(8,), (4,)]
+    assert [config.sweep.n for config, _ in calls] == [(8,), (4,)]
     assert calls[1][0].run.mesh == "data=2"
     assert "no config given" in error_of(isojax("train"))
     assert "no config given" in error_of(isojax("train", "sweep.n=[8]"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isojax.config import load_config
-from isojax.launch.planner import plan, resolve, targets
+from isojax.launch.planner import plan, resolve
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = sorted(CONFIGS.rglob("*.yaml"))
@@ -18,7 +18,7 @@ def test_it_parses_and_plans(path: Path) -> None:
     config = load_config(str(path))
     cells = plan(resolve(config.sweep, 1))
     assert cells
-    assert len(targets(config.cell.eval, config.sweep.budget)) > 3
+    assert len(config.cell.eval.grid(config.sweep.budget)) > 3
 
 
 def test_there_is_a_quickstart() -> None:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from isojax.config import Config, check_resume, config_hash, read_saved, save_config
 from isojax.launch.display import Display, print_plan
 from isojax.launch.planner import plan, resolve
-from isojax.records import RECORDS
-from isojax.types import Cell, InputError
+from isojax.types import Cell, InputError, RunFailed
 
 if TYPE_CHECKING:
     from isojax.base import Base
@@ -31,7 +30,7 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
 
     Raises:
         InputError: before any work, when the mesh does not fit, the folder holds another sweep, or the grid is over B_max.
-        RuntimeError: after all other cells are done, naming the cells that failed.
+        RunFailed: after all other cells are done, naming the cells that failed.
     """
     folder = Path(config.run.dir) / config.name
     cells = plan(config.sweep)
@@ -44,9 +43,24 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
     print_plan(config, cells, folder, f"{shape.devices} of {len(jax.local_devices())} {jax.default_backend()} devices a cell", at_once)
     if dry_run:
         return folder
-    save_config(config, folder / CONFIG)
     run_cells(jax, config, cells, folder, shape, at_once)
     return folder
+
+
+def train(config: Config, resume: bool) -> Path:
+    """One run: a config whose sweep is a single cell; returns its folder, runs/<name>.
+
+    Raises:
+        InputError: as `launch`, and where the sweep has more than one cell.
+    """
+    cells = plan(config.sweep)
+    if len(cells) > 1:
+        a = cells[0]
+        raise InputError(
+            f"this config holds {len(cells)} cells and `isojax train` runs one; choose it, for example by "
+            f"sweep.B_p=[{a.B_p}] sweep.n=[{a.n}] sweep.seeds=1, or run them all by `isojax launch`."
+        )
+    return launch(config, resume, dry_run=False)
 
 
 def start_jax(config: Config) -> Any:
@@ -98,13 +112,25 @@ def run_cells(jax: Any, config: Config, cells: list[Cell], folder: Path, shape: 
 
     devices, pairs = jax.local_devices(), sorted({(c.B_p, c.n) for c in cells})
     meshes = [make_mesh(shape, devices[i * shape.devices :]) for i in range(at_once)]
+    programs = [Programs(config.cell, config.sweep, pairs, mesh) for mesh in meshes]
+    first = programs[0]
+    save_config(config, folder / CONFIG)
     with Display(config, cells) as display:
-        programs = [Programs(config.cell, config.sweep, pairs, mesh) for mesh in meshes]
-        first = programs[0]
         base = prepare(folder / "base", config.cell, first.decoder, first.task, first.evaluator, display.step)
+        check_batch(config, base)
         failed = work(programs, config, base, cells, folder, display)
     if failed:
-        raise RuntimeError("; ".join(f"{cell.name}: {error}" for cell, error in failed))
+        errors = "\n".join(f"  {cell.name}: {error}" for cell, error in failed)
+        raise RunFailed(f"{len(failed)} of {len(cells)} cells failed; the others are recorded in {folder}.\n{errors}")
+
+
+def check_batch(config: Config, base: Base) -> None:
+    """InputError where a batch takes more problems than there are."""
+    B_p, problems = max(config.sweep.B_p), len(base.training)
+    if B_p > problems:
+        raise InputError(
+            f"sweep.B_p holds {B_p} and the training set {problems} problems; a batch takes each once. Lower B_p or raise cell.data.candidates."
+        )
 
 
 def work(
@@ -144,8 +170,3 @@ def _in_threads(jobs: list[Callable[[], None]]) -> None:
     for thread in threads:
         while thread.is_alive():
             thread.join(0.2)
-
-
-def finished_cells(folder: Path) -> list[str]:
-    """Names of the cells that have a ledger."""
-    return sorted(p.parent.name for p in folder.glob(f"cells/*/{RECORDS}"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from itertools import product
 
-from isojax.config import EvalConfig, SweepConfig
+from isojax.config import SweepConfig
 from isojax.types import Cell, InputError
 
 MAX_ROWS = 256
@@ -68,16 +68,3 @@ def resolve(sweep: SweepConfig, shards: int) -> SweepConfig:
     """
     rows = min(MAX_ROWS, *(math.ceil(B_p * n / shards) for B_p, n in _grid(sweep)))
     return sweep.model_copy(update={"slots": sweep.slots or rows, "microbatch": sweep.microbatch or rows})
-
-
-def targets(evaluation: EvalConfig, budget: int) -> list[int]:
-    """The values of C at which a run is evaluated: 0 (the base policy), then every distinct ceil(start * ratio^k) within the budget.
-
-    start and ratio are fixed, so a larger budget only appends.
-    """
-    found, k = [0], 0
-    while (target := math.ceil(round(evaluation.start * evaluation.ratio**k, 6))) <= budget:
-        if target != found[-1]:
-            found.append(target)
-        k += 1
-    return found

@@ -23,8 +23,6 @@ from jaxtyping import Array, Bool, Float, Int
 from isojax.config import ModelConfig
 from isojax.sharding import partition
 
-nnx.use_eager_sharding(False)
-
 Params = dict[str, Any]
 KV = tuple[Array, Array]  # keys and values, each [L, rows, K, positions, H]
 
@@ -49,6 +47,11 @@ def rope(x: Float[Array, "b t heads H"], positions: Int[Array, "b t"]) -> Float[
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
+def param(value: Array, axes: tuple[str, ...]) -> nnx.Param:
+    """A parameter that knows its logical axes; where it lies is decided later, by sharding.py."""
+    return nnx.Param(value, sharding_names=axes, eager_sharding=False)
+
+
 class Block(nnx.Module):
     """One layer: its weights, and the work before and after attention."""
 
@@ -56,14 +59,14 @@ class Block(nnx.Module):
         width, head, scale = config.width, config.head_dim, (2 * config.layers) ** -0.5
 
         def weight(shape: tuple[int, ...], axes: tuple[str, ...], fan_in: int, gain: float = 1.0) -> nnx.Param:
-            return nnx.Param(jax.random.normal(rngs.params(), shape) * gain * fan_in**-0.5, sharding_names=axes)
+            return param(jax.random.normal(rngs.params(), shape) * gain * fan_in**-0.5, axes)
 
-        self.attention_norm = nnx.Param(jnp.ones(width), sharding_names=("embed",))
+        self.attention_norm = param(jnp.ones(width), ("embed",))
         self.query = weight((width, config.heads, head), ("embed", "heads", "head_dim"), width)
         self.key = weight((width, config.kv_heads, head), ("embed", "kv_heads", "head_dim"), width)
         self.value = weight((width, config.kv_heads, head), ("embed", "kv_heads", "head_dim"), width)
         self.out = weight((config.heads, head, width), ("heads", "head_dim", "embed"), config.heads * head, scale)
-        self.mlp_norm = nnx.Param(jnp.ones(width), sharding_names=("embed",))
+        self.mlp_norm = param(jnp.ones(width), ("embed",))
         self.gate = weight((width, config.mlp), ("embed", "mlp"), width)
         self.up = weight((width, config.mlp), ("embed", "mlp"), width)
         self.down = weight((config.mlp, width), ("mlp", "embed"), config.mlp, scale)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isojax.config import EvalConfig, SweepConfig
-from isojax.launch.planner import MAX_ROWS, cost, plan, resolve, targets
+from isojax.launch.planner import MAX_ROWS, cost, plan, resolve
 from isojax.types import Cell, InputError
 
 
@@ -64,10 +64,11 @@ def test_set_sizes_are_kept_dropped_pairs_do_not_count_and_there_is_a_cap() -> N
 
 def test_targets_are_zero_and_a_log_grid_that_more_budget_only_extends() -> None:
     grid = EvalConfig(start=1000, ratio=1.1)
-    assert targets(grid, 1500) == [0, 1000, 1100, 1210, 1331, 1465]  # 1464.1 rounded up
-    assert targets(grid, 1465) == [0, 1000, 1100, 1210, 1331, 1465]
-    assert targets(grid, 1464) == [0, 1000, 1100, 1210, 1331]
-    assert targets(grid, 999) == [0]
-    assert targets(grid, 90_000)[: len(targets(grid, 5000))] == targets(grid, 5000)
-    dense = targets(EvalConfig(start=1, ratio=1.01), 50)
+    assert grid.grid(1500) == [0, 1000, 1100, 1210, 1331, 1465]  # 1464.1 rounded up
+    assert grid.grid(1465) == [0, 1000, 1100, 1210, 1331, 1465]
+    assert grid.grid(1464) == [0, 1000, 1100, 1210, 1331]
+    with pytest.raises(InputError, match="below the first evaluation"):
+        grid.grid(999)
+    assert grid.grid(90_000)[: len(grid.grid(5000))] == grid.grid(5000)
+    dense = EvalConfig(start=1, ratio=1.01).grid(50)
     assert dense == sorted(set(dense)) == list(range(51))
