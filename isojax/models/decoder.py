@@ -49,7 +49,7 @@ def rope(x: Float[Array, "b t heads H"], positions: Int[Array, "b t"]) -> Float[
 
 def param(value: Array, axes: tuple[str, ...]) -> nnx.Param:
     """A parameter that knows its logical axes; where it lies is decided later, by sharding.py."""
-    return nnx.Param(value, sharding_names=axes, eager_sharding=False)
+    return nnx.Param(value, out_sharding=axes, eager_sharding=False)
 
 
 class Block(nnx.Module):

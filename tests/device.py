@@ -1,0 +1,139 @@
+"""A small policy, a small task, meshes, and the decoder once more in plain array code: what the tests of device code share."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from isojax.config import ModelConfig
+from isojax.models.decoder import Decoder, Params
+from isojax.sampling.sampler import Geometry, Problems
+from isojax.sharding import make_mesh, parse_mesh
+from isojax.tasks.base import Encoded
+from isojax.types import Problem
+
+CONFIG = ModelConfig(family="tiny", layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp=48)
+VOCAB, PAD, EOS = 24, 0, 3
+P, T = 6, 3  # prompt and response positions
+MESHES = ("data=4,tensor=2", "data=2,fsdp=2,tensor=2")
+DECODER = Decoder(CONFIG, VOCAB)
+
+
+def mesh(text: str = "auto") -> Mesh:
+    return make_mesh(parse_mesh(text, 8), jax.devices())
+
+
+@cache
+def policy(seed: int = 0) -> Params:
+    """Host arrays; no scale of a norm is one, and the next-token distributions are uneven."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path: Any, x: jax.ShapeDtypeStruct) -> np.ndarray:
+        name = jax.tree_util.keystr(path)
+        if "norm" in name:
+            return rng.uniform(0.6, 1.4, x.shape).astype(np.float32)
+        return rng.normal(0, 0.3 if "unembed" in name else 0.5 if "embed" in name else 0.17, x.shape).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, DECODER.shapes())
+
+
+def placed(params: Params, on: Mesh) -> Params:
+    return jax.device_put(params, DECODER.shardings(on))
+
+
+def random_problems(count: int, seed: int = 0) -> Problems:
+    """Prompts of 1..P random tokens, ids that are not their places."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, P + 1, count).astype(np.int32)
+    prompts = rng.integers(4, VOCAB, (count, P)).astype(np.int32)
+    prompts[np.arange(P)[None] >= lengths[:, None]] = PAD
+    ids = rng.permutation(1000)[:count].astype(np.int32)
+    return Problems(prompts, lengths, np.zeros((count, T), np.int32), ids)
+
+
+def logits(xp: Any, params: Params, tokens: Any) -> Any:
+    """The decoder in plain code, on whole sequences: tokens i[b t] -> logits [b t V]. `xp` is numpy or jax.numpy."""
+    blocks, positions = params["blocks"], np.arange(tokens.shape[1])
+    half = CONFIG.head_dim // 2
+    angle = positions[:, None] * 10_000.0 ** (-np.arange(half) / half)[None]
+    cos, sin = (f(angle)[None, :, None].astype(np.float32) for f in (np.cos, np.sin))
+
+    def norm(x: Any, scale: Any) -> Any:
+        return x / xp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * scale[None, None]
+
+    def rotate(x: Any) -> Any:
+        a, b = x[..., :half], x[..., half:]
+        return xp.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
+
+    x = xp.asarray(params["embed"])[tokens]
+    for i in range(CONFIG.layers):
+        w = {k: v[i] for k, v in blocks.items()}
+        h = norm(x, w["attention_norm"])
+        q, k = rotate(xp.einsum("btd,dnh->btnh", h, w["query"])), rotate(xp.einsum("btd,dnh->btnh", h, w["key"]))
+        v = xp.einsum("btd,dnh->btnh", h, w["value"])
+        k, v = (xp.repeat(y, CONFIG.heads // CONFIG.kv_heads, axis=2) for y in (k, v))
+        s = xp.einsum("bqnh,bknh->bnqk", q, k) / CONFIG.head_dim**0.5
+        s = xp.where((positions[None] <= positions[:, None])[None, None], s, -xp.inf)
+        e = xp.exp(s - s.max(-1, keepdims=True))
+        x = x + xp.einsum("bnqk,bknh,nhd->bqd", e / e.sum(-1, keepdims=True), v, w["out"])
+        h = norm(x, w["mlp_norm"])
+        gate = h @ w["gate"]
+        x = x + (gate / (1 + xp.exp(-gate)) * (h @ w["up"])) @ w["down"]
+    return norm(x, params["norm"]) @ params["unembed"]
+
+
+def response_logits(xp: Any, params: Params, problems: Problems, group: np.ndarray, tokens: Any) -> Any:
+    """Logits [b T V] at the response positions of rows that answer problem `group` with `tokens` [b T]: one whole sequence a row."""
+    rows, width = tokens.shape
+    prompts, lengths = np.pad(problems.prompts[group], ((0, 0), (0, width))), problems.lengths[group][:, None]
+    after = np.arange(P + width)[None] - lengths
+    sequence = xp.where(after < 0, prompts, xp.take_along_axis(tokens, after.clip(0, width - 1), 1))
+    at = lengths + np.arange(width)[None]
+    return logits(xp, params, sequence)[np.arange(rows)[:, None], at - 1]
+
+
+def log_softmax(xp: Any, x: Any) -> Any:
+    x = x - x.max(-1, keepdims=True)
+    return x - xp.log(xp.exp(x).sum(-1, keepdims=True))
+
+
+def gather(geometry: Geometry, B: int, buffer: Any) -> np.ndarray:
+    """The B rollouts of a buffer [S rows ...], in their order: each shard owns the next ceil(B / S)."""
+    block = -(-B // geometry.shards)
+    return np.stack([np.asarray(buffer)[r // block, r % block] for r in range(B)])
+
+
+def scatter(geometry: Geometry, flat: np.ndarray, fill: Any = 0) -> np.ndarray:
+    """The inverse of `gather`; padding rows hold `fill`."""
+    block = -(-len(flat) // geometry.shards)
+    buffer = np.full((geometry.shards, geometry.rows, *flat.shape[1:]), fill, flat.dtype)
+    for r, x in enumerate(flat):
+        buffer[r // block, r % block] = x
+    return buffer
+
+
+class Parity:
+    """A task whose rewards are easy to know: a response is right where its first token is even."""
+
+    vocab, eos, pad = VOCAB, EOS, PAD
+
+    def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
+        return [Problem(i, f"{i:03d}", "even") for i in range(count)]
+
+    def encode(self, problems: list[Problem], prompt_length: int, response_length: int) -> Encoded:
+        drawn = random_problems(max(p.id for p in problems) + 1, seed=9)
+        at = [p.id for p in problems]
+        return Encoded(drawn.prompts[at], drawn.lengths[at], drawn.answers[at], np.array(at, np.int32))
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return "even" if tokens[0] % 2 == 0 else "odd"
+
+    def demonstrations(self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int) -> Encoded:
+        raise NotImplementedError
+
+    def verify(self, answers: Any, tokens: Any, mask: Any) -> Any:
+        return (mask[..., 0] & (tokens[..., 0] % 2 == 0)).astype(np.float32)

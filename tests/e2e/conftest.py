@@ -1,0 +1,168 @@
+"""What the end-to-end tests share: the command line in a process of its own, a sweep small enough to run many times, and one finished run of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+# Four cells of about a second each. Everything small, and a learning rate at which the reward rises nevertheless.
+TINY = """\
+name: tiny
+cell:
+  model: {layers: 1, width: 32, heads: 2, kv_heads: 2, head_dim: 16, mlp: 64}
+  base: {steps: 60, batch: 128}
+  data: {candidates: 600, validation: 40, difficulty: [0.0, 1.0]}
+  rl: {kl: 0.02, entropy: 0.001, learning_rate: 1.0e-2}
+  eval: {samples: 8, start: 64, ratio: 1.4}
+sweep: {B_p: [8], n: [2, 4], B_max: 64, seeds: 2, budget: 2500}
+"""
+
+SCRIPT = "import sys; sys.argv[0] = 'isojax'; from isojax.cli import main; main()"  # what the console script does
+SECONDS = 240  # a command that takes longer hangs
+
+# A process that has imported everything and done nothing: each command is a fork of it, which saves a second of imports.
+NURSERY = """\
+import json, os, sys, warnings
+import isojax.base, isojax.cli, isojax.launch.local, isojax.report, isojax.scaling.fit, isojax.train
+warnings.filterwarnings("ignore", "os.fork")  # jax has started no thread before its first use
+for line in sys.stdin:
+    job = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.chdir(job["folder"])
+        os.environ.update(job["environment"])
+        for number, path in enumerate(("/dev/null", job["out"], job["err"])):
+            os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
+        sys.argv = ["isojax", *job["words"]]
+        mains = {"isojax.launch": isojax.cli.main_launch, "isojax.train": isojax.cli.main_train}
+        if job["words"][0] in mains:
+            mains[sys.argv.pop(1)]()
+        isojax.cli.main()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+Snapshot = dict[str, tuple[int, int, bytes]]
+
+
+def snapshot(folder: Path) -> Snapshot:
+    """Every file below a folder: its inode, the time of its last change and its bytes."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {str(p.relative_to(folder)): (p.stat().st_ino, p.stat().st_mtime_ns, p.read_bytes()) for p in files}
+
+
+class Isojax:
+    """The command line in a folder that holds tiny.yaml. Words begin with a module (isojax.launch) or a command (launch, fit, ...)."""
+
+    def __init__(self, folder: Path, nursery: subprocess.Popen[str]):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tiny.yaml").write_text(TINY)
+        self.folder, self.nursery = folder, nursery
+
+    def start(self, *words: str, devices: int = 1, **environment: str) -> subprocess.Popen[str]:
+        """The process, running, with `devices` simulated devices."""
+        program = ["-m"] if words[0].startswith("isojax.") else ["-c", SCRIPT]
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        settings = {**os.environ, **simulated(devices), **environment}
+        return subprocess.Popen([sys.executable, *program, *words], cwd=self.folder, env=settings, text=True, **pipes)
+
+    def quick(self, *words: str, devices: int = 1) -> subprocess.CompletedProcess[str]:
+        """The process, ended, as a fork of the nursery: for commands that compile nothing."""
+        out, err = (self.folder.parent / name for name in ("stdout", "stderr"))
+        job = {"words": words, "folder": str(self.folder), "environment": simulated(devices), "out": str(out), "err": str(err)}
+        assert self.nursery.stdin and self.nursery.stdout
+        print(json.dumps(job), file=self.nursery.stdin, flush=True)
+        code = int(self.nursery.stdout.readline())
+        return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
+
+    def __call__(self, *words: str, devices: int = 1, **environment: str) -> subprocess.CompletedProcess[str]:
+        """The process, ended."""
+        with self.start(*words, devices=devices, **environment) as process:
+            try:
+                out, err = process.communicate(timeout=SECONDS)
+            finally:
+                process.kill()
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+    def ok(self, *words: str, devices: int = 1, **environment: str) -> subprocess.CompletedProcess[str]:
+        """The process, ended with exit code 0."""
+        return _well(self(*words, devices=devices, **environment))
+
+    def quick_ok(self, *words: str, devices: int = 1) -> subprocess.CompletedProcess[str]:
+        """`quick`, with exit code 0."""
+        return _well(self.quick(*words, devices=devices))
+
+    def refused(self, *words: str, saying: Sequence[str] = (), devices: int = 1) -> None:
+        """The process ends with exit code 2 and one message, the last line it prints, and leaves every file of the folder as it was."""
+        before = snapshot(self.folder)
+        done = self.quick(*words, devices=devices)
+        assert done.returncode == 2 and "Traceback" not in done.stderr, _told(done)
+        lines = done.stderr.splitlines()
+        assert [line.startswith("error: ") for line in lines].count(True) == 1 and lines[-1].startswith("error: "), _told(done)
+        for text in saying:
+            assert text in lines[-1], _told(done)
+        after = snapshot(self.folder)
+        assert sorted(after) == sorted(before) and after == before, _told(done)
+
+    def run(self, name: str = "tiny") -> Path:
+        """A sweep's folder."""
+        return self.folder / "runs" / name
+
+    def ledgers(self, name: str = "tiny") -> dict[str, bytes]:
+        """The ledger of each cell of a sweep."""
+        return {p.parent.name: p.read_bytes() for p in sorted(self.run(name).glob("cells/*/records.jsonl"))}
+
+    def rows(self, cell: str, name: str = "tiny") -> list[dict[str, Any]]:
+        """The evaluations in a cell's ledger."""
+        lines = (self.run(name) / "cells" / cell / "records.jsonl").read_text().splitlines()
+        return [row for row in map(json.loads, lines) if row["kind"] == "eval"]
+
+    def snapshot(self, *parts: str) -> Snapshot:
+        """Every file below a folder of this one."""
+        return snapshot(self.folder.joinpath(*parts))
+
+
+def simulated(devices: int) -> dict[str, str]:
+    """Environment variables that a command runs with."""
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+    return {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PYTHONPATH": path, "COLUMNS": "200", "NO_COLOR": "1"}
+
+
+def _told(done: subprocess.CompletedProcess[str]) -> str:
+    return f"{' '.join(done.args)}\nexit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+
+
+def _well(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    assert done.returncode == 0 and "Traceback" not in done.stderr, _told(done)
+    return done
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[subprocess.Popen[str]]:
+    """The process that commands are forked from."""
+    settings = {**os.environ, **simulated(1)}
+    with subprocess.Popen([sys.executable, "-c", NURSERY], env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.communicate()
+
+
+@pytest.fixture
+def isojax(tmp_path: Path, nursery: subprocess.Popen[str]) -> Isojax:
+    """The command line in a folder where nothing has run."""
+    return Isojax(tmp_path / "work", nursery)
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory, nursery: subprocess.Popen[str]) -> Isojax:
+    """The command line in a folder where the sweep has run from end to end; to be read only."""
+    place = Isojax(tmp_path_factory.mktemp("whole") / "work", nursery)
+    place.ok("isojax.launch", "tiny.yaml")
+    return place

@@ -1,0 +1,52 @@
+"""The parts of a sweep as commands: fit, recommend, report, and the run of a recommendation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import yaml
+
+
+def test_a_dry_run_writes_nothing(isojax: Any, tmp_path: Any) -> None:
+    before, cache = isojax.snapshot(), tmp_path / "cache"
+    done = isojax.ok("isojax.launch", "tiny.yaml", "--dry-run", JAX_COMPILATION_CACHE_DIR=str(cache))
+    assert isojax.snapshot() == before and not (isojax.folder / "runs").exists() and not cache.exists()
+    assert "4 cells" in done.stderr and "1852" in done.stderr
+    isojax.quick_ok("launch", "tiny.yaml", "--dry-run", "--mesh", "data=4,tensor=2", devices=8)
+    assert isojax.snapshot() == before
+
+
+def test_fit_prints_one_document_which_it_also_writes(isojax: Any, whole: Any) -> None:
+    shutil.copytree(whole.run(), isojax.run(), ignore=shutil.ignore_patterns("checkpoint", "fit.json", "figures", "report.html"))
+    document = json.loads(isojax.quick_ok("fit", "runs/tiny", "--json").stdout)
+    assert document == json.loads((isojax.run() / "fit.json").read_text())
+    assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
+    by_tokens = json.loads(isojax.quick_ok("fit", "runs/tiny/cells/8x2-s0", "runs/tiny/cells/8x4-s0", "--compute", "tokens", "--json").stdout)
+    assert [c["n"] for c in by_tokens["curves"]] == [2, 4]
+    isojax.quick_ok("report", "runs/tiny")
+    assert (isojax.run() / "report.html").exists() and list((isojax.run() / "figures").glob("*.png"))
+
+
+def test_a_recommendation_is_written_and_trained(isojax: Any, whole: Any) -> None:
+    words = ("recommend", str(whole.run()), "--budget", "600", "--write", "best.yaml", "--json")
+    chosen = json.loads(isojax.quick_ok(*words).stdout)
+    assert chosen["B_p"] == 8 and chosen["n"] in (2, 4) and chosen["M"] == 600 // (8 * chosen["n"])
+    assert chosen["C"] == chosen["B"] * chosen["M"] <= 600 < chosen["C"] + chosen["B"]
+
+    written = yaml.safe_load((isojax.folder / "best.yaml").read_text())
+    assert written["sweep"]["B_p"] == [8] and written["sweep"]["n"] == [chosen["n"]] and written["sweep"]["budget"] == chosen["C"]
+    isojax.refused(*words, saying=["best.yaml"])  # an existing file is kept
+
+    isojax.ok("train", "best.yaml")
+    cell = f"8x{chosen['n']}-s0"
+    assert list(isojax.ledgers(written["name"])) == [cell]
+    rows = isojax.rows(cell, written["name"])
+    assert rows[-1]["rollouts"] <= chosen["C"] + chosen["B"]
+    assert rows[0]["counts"] == whole.rows(cell)[0]["counts"]  # the same base policy, problems and seed as the sweep's
+    isojax.refused("isojax.train", "best.yaml", saying=["--resume"])
+
+
+def test_train_runs_one_cell_only(isojax: Any) -> None:
+    isojax.refused("train", "tiny.yaml", saying=["4 cells", "sweep.n=[2]"])

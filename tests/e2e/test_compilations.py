@@ -1,0 +1,26 @@
+"""Nothing recompiles from cell to cell of a sweep, counted by JAX's own log from an empty cache, eager operations included."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+FINISHED = "Finished XLA compilation of "
+
+
+def programs(isojax: Any, cache: Path, name: str, *grid: str) -> Counter[str]:
+    """How often each program was compiled by a sweep; no cell of it starts another process."""
+    words = ("tiny.yaml", f"name={name}", *grid, "sweep.B_max=256", "sweep.seeds=1", "sweep.budget=300", "cell.base.steps=20")
+    done = isojax("isojax.launch", *words, JAX_LOG_COMPILES="1", JAX_COMPILATION_CACHE_DIR=str(cache))
+    cells = len(isojax.ledgers(name))
+    assert done.stderr.count("cell 1") == cells == (12 if "3" in grid[1] else 2), done.stderr  # all ran; 300 rollouts are too few for a fit
+    return Counter(line.split(FINISHED)[1].split(" in ")[0] for line in done.stderr.splitlines() if FINISHED in line)
+
+
+def test_twelve_cells_compile_no_more_programs_than_two(isojax: Any, tmp_path: Path) -> None:
+    """Among the twelve are batches that neither R = m = 26 nor g = 16 divides, such as 13 x 7."""
+    two = programs(isojax, tmp_path / "cache2", "two", "sweep.B_p=[13]", "sweep.n=[2,7]")
+    twelve = programs(isojax, tmp_path / "cache12", "twelve", "sweep.B_p=[13,16]", "sweep.n=[2,3,4,7,8,16]")
+    assert two["jit(train)"] == 1, two
+    assert twelve.total() <= two.total(), f"more: {twelve - two}; fewer: {two - twelve}"

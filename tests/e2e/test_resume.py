@@ -1,0 +1,98 @@
+"""A sweep killed at any instant goes on as if nothing had been; a finished one grows without touching what it has."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HALF_DONE, LINES = "8x2-s1", 5  # the second of four cells, killed with so many of its 13 lines written
+
+
+def kill_in_mid_cell(isojax: Any, *words: str) -> None:
+    """Start a sweep and kill -9 it when HALF_DONE has LINES lines."""
+    ledger: Path = isojax.run() / "cells" / HALF_DONE / "records.jsonl"
+    process, last = isojax.start("isojax.launch", "tiny.yaml", *words), time.monotonic() + 200
+    try:
+        while not ledger.exists() or ledger.read_bytes().count(b"\n") < LINES:
+            assert process.poll() is None and time.monotonic() < last, process.communicate()
+            time.sleep(0.002)
+    finally:
+        process.kill()
+        process.communicate()
+    assert LINES <= ledger.read_bytes().count(b"\n") < 13, "the cell was finished before the kill"
+
+
+def check_unbroken(isojax: Any, whole: Any, resumed: str, kept: dict[str, Any]) -> None:
+    """The resumed sweep equals the unbroken one, and its first cell was left alone."""
+    assert isojax.snapshot("runs", "tiny", "cells", "8x2-s0") == kept and "cell 8x2-s0: done before" in resumed
+    assert resumed.count("done before") == 1
+    assert isojax.ledgers() == whole.ledgers()
+    assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
+    isojax.quick_ok("fit", "runs/tiny", "--compute", "device_hours", "--json")  # the clocks beside the records are whole too
+
+
+def test_killed_before_a_checkpoint(isojax: Any, whole: Any) -> None:
+    """The half-done cell runs anew from its start and finds its first points recorded. --resume also starts where nothing is."""
+    kill_in_mid_cell(isojax, "--resume")
+    kept = isojax.snapshot("runs", "tiny", "cells", "8x2-s0")
+    half = isojax.ledgers()[HALF_DONE]
+    done = isojax.ok("isojax.launch", "tiny.yaml", "--resume")
+    check_unbroken(isojax, whole, done.stderr, kept)
+    assert isojax.ledgers()[HALF_DONE].startswith(half[: half.rindex(b"\n") + 1])
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_killed_between_checkpoints(isojax: Any, whole: Any, torn: bool) -> None:
+    """The half-done cell goes on from its checkpoint; a last line torn by the kill is written again."""
+    kill_in_mid_cell(isojax, "run.checkpoint_seconds=0")
+    cell: Path = isojax.run() / "cells" / HALF_DONE
+    assert [p for p in (cell / "checkpoint").iterdir() if p.name.isdigit()]
+    if torn:
+        for name in ("records.jsonl", "timing.jsonl"):
+            data = (cell / name).read_bytes()
+            (cell / name).write_bytes(data[: len(data) - 20])
+    kept = isojax.snapshot("runs", "tiny", "cells", "8x2-s0")
+    done = isojax.ok("isojax.launch", "tiny.yaml", "--resume", "run.checkpoint_seconds=0")
+    check_unbroken(isojax, whole, done.stderr, kept)
+
+
+def test_a_finished_sweep_grows(isojax: Any, whole: Any) -> None:
+    isojax.ok("isojax.launch", "tiny.yaml", "sweep.budget=700")
+    short = isojax.ledgers()
+    assert len(short) == 4 and all(ledger.count(b"\n") == 9 for ledger in short.values())
+
+    # More budget goes on where the cells ended: the first lines stand, and the rest is what one long run would have written.
+    isojax.ok("isojax.launch", "tiny.yaml", "--resume")
+    assert all(ledger.startswith(short[cell]) for cell, ledger in isojax.ledgers().items())
+    assert isojax.ledgers() == whole.ledgers()
+    assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
+
+    # A longer grid and more seeds run what is missing, and nothing else.
+    cells = isojax.snapshot("runs", "tiny", "cells")
+    done = isojax.ok("isojax.launch", "tiny.yaml", "--resume", "sweep.n=[2,4,8]", "sweep.seeds=3")
+    grown = isojax.snapshot("runs", "tiny", "cells")
+    assert {path: grown[path] for path in cells} == cells
+    assert set(isojax.ledgers()) == {f"8x{n}-s{seed}" for n in (2, 4, 8) for seed in (0, 1, 2)}
+    assert done.stderr.count("done before") == 4
+    assert [row["target"] for row in isojax.rows("8x8-s2")] == [row["target"] for row in whole.rows("8x2-s0")]
+
+    # A finished sweep resumed as it is runs no cell.
+    done = isojax.ok("isojax.launch", "tiny.yaml", "--resume", "sweep.n=[2,4,8]", "sweep.seeds=3")
+    assert isojax.snapshot("runs", "tiny", "cells") == grown and done.stderr.count("done before") == 9
+
+
+def test_more_budget_where_one_update_reaches_two_targets(isojax: Any) -> None:
+    """B = 64 passes 64, 84 and 109 at M = 1, 2 and 2: a budget of 90, then of 250, leaves the ledger that 250 alone leaves, or one it begins."""
+    words = ("tiny.yaml", "sweep.B_p=[16]", "sweep.n=[4]", "sweep.seeds=1", "cell.eval.ratio=1.3")
+    isojax.ok("train", *words, "sweep.budget=90")
+    short = isojax.ledgers()["16x4-s0"]
+    isojax.ok("train", *words, "--resume", "sweep.budget=250")
+    grown, rows = isojax.ledgers()["16x4-s0"], isojax.rows("16x4-s0")
+    assert grown.startswith(short)
+    assert [row["rollouts"] for row in rows] == [0, 64, 128, 192, 256]  # no C twice
+    isojax.ok("train", *words, "sweep.budget=250", "name=at-once")
+    assert isojax.ledgers("at-once")["16x4-s0"] == grown
+    isojax.quick_ok("fit", "runs/tiny/cells/16x4-s0", "--json")

@@ -1,0 +1,105 @@
+"""The decoder against the same model in NumPy, its three ways of running against each other, and padding that changes nothing."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isojax.models.decoder import NEVER, attend
+from tests.device import CONFIG, DECODER, PAD, VOCAB, P, logits, mesh, placed, policy, random_problems, response_logits
+
+T = 5
+GROUP = np.array([3, 0, 0, 7, 1, 6, 2, 5, 4, 7])
+
+
+@pytest.fixture(scope="module")
+def responses() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, VOCAB, (len(GROUP), T)).astype(np.int32)
+
+
+def forward(params, prompts, lengths, group, tokens):
+    """prefix_cache, then score, as the trainer runs them."""
+    last = lengths[group] - 1
+    inputs = jnp.concatenate([prompts[group, last][:, None], tokens[:, :-1]], 1)
+    return DECODER.logits(params, DECODER.score(params, inputs, last, DECODER.prefix_cache(params, prompts), group))
+
+
+def test_the_reference_is_causal_and_depends_on_order() -> None:
+    tokens = np.array([[4, 5, 6, 7], [4, 5, 6, 8], [5, 4, 6, 7]])
+    out = logits(np, policy(), tokens)
+    np.testing.assert_array_equal(out[0, :3], out[1, :3])
+    assert np.abs(out[0, 2] - out[2, 2]).max() > 0.01
+
+
+def test_prefix_and_score_equal_numpy(responses: np.ndarray) -> None:
+    problems = random_problems(8)
+    assert set(problems.lengths) >= {1, P}  # a prompt of one token has an empty prefix
+    got = jax.jit(forward)(policy(), problems.prompts, problems.lengths, GROUP, responses)
+    np.testing.assert_allclose(got, response_logits(np, policy(), problems, GROUP, responses), atol=1e-5)
+
+
+@pytest.mark.parametrize("axes", ["data=4,tensor=2", "data=2,tensor=4"])
+def test_sharded_parameters_change_nothing(axes: str, responses: np.ndarray) -> None:
+    # tensor=4 does not divide the 2 key/value heads, which stay whole
+    problems = random_problems(8)
+    got = jax.jit(forward)(placed(policy(), mesh(axes)), problems.prompts, problems.lengths, GROUP, responses)
+    np.testing.assert_allclose(got, response_logits(np, policy(), problems, GROUP, responses), atol=1e-5)
+
+
+def test_padding_changes_nothing(responses: np.ndarray) -> None:
+    problems = random_problems(8)
+    padding = np.arange(P)[None] >= problems.lengths[:, None]
+    assert padding.any() and (problems.prompts[padding] == PAD).all()
+    f = jax.jit(forward)
+    one = f(policy(), problems.prompts, problems.lengths, GROUP, responses)
+    two = f(policy(), np.where(padding, 17, problems.prompts).astype(np.int32), problems.lengths, GROUP, responses)
+    np.testing.assert_array_equal(one, two)
+
+
+def test_decode_step_by_step_equals_numpy(responses: np.ndarray) -> None:
+    """Slots at positions of their own, over a cache that holds the prefix and leavings of an earlier rollout."""
+    problems = random_problems(8)
+    last = problems.lengths[GROUP] - 1
+    prefix = jax.jit(DECODER.prefix_cache)(policy(), problems.prompts)
+    cache = tuple(np.full((CONFIG.layers, len(GROUP), CONFIG.kv_heads, P + T, CONFIG.head_dim), 9.0, np.float32) for _ in "kv")
+    for whole, part in zip(cache, prefix, strict=True):
+        whole[:, :, :, : P - 1] = np.asarray(part)[:, GROUP]
+    inputs = np.concatenate([problems.prompts[GROUP, last][:, None], responses[:, :-1]], 1)
+
+    @jax.jit
+    def step(params, cache, tokens, positions):
+        hidden, cache = DECODER.decode_step(params, cache, tokens, positions)
+        return DECODER.logits(params, hidden), cache
+
+    expected = response_logits(np, policy(), problems, GROUP, responses)
+    for t in range(T):
+        got, cache = step(policy(), cache, inputs[:, t], last + t)
+        np.testing.assert_allclose(got, expected[:, t], atol=1e-5)
+
+
+def test_attention_over_parts_is_one_softmax() -> None:
+    """By hand: scores 0 and log 3 over two parts give weights 1/4 and 3/4; a masked key gives nothing."""
+    q = jnp.full((1, 1, 1, 1), 1.0)
+
+    def part(key: float, value: float, seen: bool):
+        return jnp.full((1, 1, 1, 1), key), jnp.full((1, 1, 1, 1), value), jnp.full((1, 1, 1), seen)
+
+    out = attend(q, [part(0.0, 8.0, True), part(np.log(3.0), 4.0, True), part(50.0, 1e6, False)])
+    assert float(out[0, 0, 0, 0]) == pytest.approx(8 / 4 + 4 * 3 / 4, rel=1e-6)
+    assert np.exp(np.float32(NEVER)) == 0
+
+
+def test_fresh_parameters_have_the_scales_they_should() -> None:
+    """Standard deviations: embeddings .5, matrices 1/sqrt(fan in), the two that write to the residual also over sqrt(2 layers)."""
+    params = jax.device_get(jax.jit(DECODER.init)(jax.random.key(1)))
+    width, deep = CONFIG.width**-0.5, (2 * CONFIG.layers) ** -0.5
+    expected = {"query": width, "key": width, "value": width, "out": width * deep, "gate": width, "up": width, "down": CONFIG.mlp**-0.5 * deep}
+    for name, std in expected.items():
+        both = params["blocks"][name]
+        assert both.shape[0] == CONFIG.layers and both.std() == pytest.approx(std, rel=0.12), name
+        assert np.abs(both[0] - both[1]).max() > std  # the layers are drawn apart
+    assert params["embed"].std() == pytest.approx(0.5, rel=0.12)
+    assert params["unembed"].std() == pytest.approx(width, rel=0.12)
+    assert (params["blocks"]["mlp_norm"] == 1).all() and (params["norm"] == 1).all()

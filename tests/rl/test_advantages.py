@@ -1,0 +1,67 @@
+"""Group-normalised advantages against a loop in NumPy, and the groups that teach nothing."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isojax.rl import advantages
+
+ROWS, GROUPS = 100, 20
+group = jax.jit(advantages.group, static_argnums=4)
+
+
+def run(rewards, n):
+    """The rollouts of the batch in a buffer with dead rows behind them, whose rewards are nonsense."""
+    B = len(rewards)
+    padded = np.full(ROWS, 77.0, np.float32)
+    padded[:B] = rewards
+    groups = np.where(np.arange(ROWS) < B, np.arange(ROWS) // n, 0)
+    out, metrics = group(jnp.array(padded), jnp.array(groups), jnp.arange(ROWS) < B, jnp.int32(n), GROUPS)
+    assert (np.asarray(out)[B:] == 0).all()
+    return np.asarray(out)[:B], float(metrics["zero_variance"])
+
+
+@pytest.mark.parametrize(("B_p", "n"), [(13, 7), (3, 5), (16, 2), (1, 4)])
+def test_against_a_loop(B_p: int, n: int) -> None:
+    rewards = np.random.default_rng(B_p).normal(size=B_p * n)
+    got, silent = run(rewards, n)
+    for p in range(B_p):
+        mine = rewards[p * n : (p + 1) * n]
+        np.testing.assert_allclose(got[p * n : (p + 1) * n], (mine - mine.mean()) / (mine.std(ddof=1) + 1e-6), rtol=2e-5, atol=1e-6)
+    assert silent == 0
+
+
+def test_by_hand() -> None:
+    # rewards 1 0 0 0: mean 1/4, sum of squares 9/16 + 3/16 = 3/4, over n - 1 = 3 gives std 1/2: advantages 3/2 and -1/2
+    got, silent = run([1, 0, 0, 0, 1, 1, 1, 1], 4)
+    np.testing.assert_allclose(got, [1.5, -0.5, -0.5, -0.5, 0, 0, 0, 0], atol=1e-5)
+    assert silent == 0.5  # one group of the two that were used
+
+
+@pytest.mark.parametrize("n", [3, 7, 11])
+def test_equal_rewards_teach_nothing(n: int) -> None:
+    # .1 and 1/3 are no binary fractions: their mean need not equal them
+    for reward in (0.1, 1 / 3, 1.0):
+        got, silent = run([reward] * (2 * n), n)
+        assert (got == 0).all()
+        assert silent == 1
+
+
+def test_a_group_of_one_has_no_advantage() -> None:
+    got, silent = run([1.0, 0.0, 1.0], 1)
+    assert got.tolist() == [0, 0, 0]
+    assert silent == 1
+
+
+def test_groups_across_shards() -> None:
+    """Rollouts 0..5 of two groups of 3 on two shards of 4 rows: 0 1 2 3 - and 4 5 - -."""
+    rewards = jnp.array([[1.0, 0, 0, 1], [1, 0, 9, 9]])
+    groups = jnp.array([[0, 0, 0, 1], [1, 1, 0, 0]])
+    live = jnp.array([[True] * 4, [True, True, False, False]])
+    out, _ = group(rewards, groups, live, jnp.int32(3), 3)
+    # mean 1/3, std sqrt((4/9 + 1/9 + 1/9) / 2) = 3**-0.5: 2/3 and -1/3 times sqrt 3; then 1 1 0
+    a = 3**-0.5
+    np.testing.assert_allclose(out, [[2 * a, -a, -a, a], [a, -2 * a, 0, 0]], atol=1e-5)

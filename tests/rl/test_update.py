@@ -1,0 +1,208 @@
+"""The gradient and the update of ragged cells against a plain program: whole sequences, no shared prompts, no microbatches, no padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from isojax.config import CellConfig, RLConfig, SamplingConfig
+from isojax.models.decoder import Params
+from isojax.rl.step import State, adam, apply, build_init, build_step
+from isojax.rl.update import Coefficients
+from isojax.sampling.sampler import Problems, Rollouts, make_geometry
+from isojax.sharding import shard_count
+from tests.device import CONFIG, DECODER, EOS, MESHES, Parity, P, T, gather, log_softmax, mesh, placed, policy, random_problems, response_logits, scatter
+
+CELLS = [(13, 7), (3, 5), (1, 1)]
+PROBLEMS = random_problems(13, seed=4)
+NUMBERS = {"clip": 0.2, "kl": 0.3, "entropy": 0.05, "learning_rate": 2e-2, "weight_decay": 0.1, "max_grad_norm": 1e30}
+
+
+class Batch(NamedTuple):
+    """B rollouts in the order of their numbers."""
+
+    tokens: np.ndarray
+    logps: np.ndarray
+    mask: np.ndarray
+    gains: np.ndarray
+
+
+@dataclass
+class Program:
+    """`build_step` for one mesh and geometry, its two halves compiled."""
+
+    axes: str = "auto"
+    slots: int = 26
+    microbatch: int = 8
+    prompts: int = 4
+    temperature: float = 1.0
+    use_kl: bool = True
+
+    def __post_init__(self) -> None:
+        self.mesh = mesh(self.axes)
+        self.geometry = make_geometry(CELLS, shard_count(self.mesh), self.slots, self.microbatch, P, T, self.prompts)
+        cell = CellConfig(model=CONFIG, sampling=SamplingConfig(temperature=self.temperature), rl=RLConfig(kl=float(self.use_kl)))
+        rollout, update = build_step(cell, DECODER, Parity(), self.geometry, self.mesh)
+        self.rollout, self.update, self.init = jax.jit(rollout), jax.jit(update), build_init(DECODER, self.mesh)
+        self.problems = Problems(*(np.resize(x, (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+
+    def step(self, state: State, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[State, dict[str, Any]]:
+        parts = [scatter(self.geometry, x) for x in (batch.tokens, batch.logps, batch.mask)]
+        gains = scatter(self.geometry, batch.gains, fill=50.0)  # rows beyond the batch must not be read
+        scalars = (np.int32(B_p), np.int32(n), Coefficients(**{k: np.float32(v) for k, v in (NUMBERS | numbers).items()}))
+        return self.update(state, placed(policy(1), self.mesh), self.problems, Rollouts(*parts), gains, *scalars)
+
+    def gradient(self, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[Params, dict[str, float]]:
+        """Adam's first moment after one step is (1 - b1) times the gradient."""
+        state, metrics = self.step(self.init(placed(policy(), self.mesh)), batch, B_p, n, **numbers)
+        return jax.tree.map(lambda m: np.asarray(m) / np.float32(0.1), state.moments.mu), {k: float(v) for k, v in metrics.items()}
+
+
+PROGRAMS = {
+    "m=8": Program(),
+    "m=32, no KL": Program(microbatch=32, prompts=16, use_kl=False),
+    MESHES[0]: Program(axes=MESHES[0], slots=6),
+    MESHES[1] + ", temperature .7": Program(axes=MESHES[1], slots=6, temperature=0.7),
+}
+
+
+@cache
+def batch(B_p: int, n: int, temperature: float) -> Batch:
+    """Random tokens under the log-probabilities of a policy a little off, so that ratios leave [.8, 1.2] here and there."""
+    rng = np.random.default_rng([B_p, n])
+    B = B_p * n
+    tokens = rng.integers(0, 24, (B, T)).astype(np.int32)
+    lengths = rng.integers(1, T + 1, B)
+    tokens[np.arange(B), lengths - 1] = EOS
+    mask = np.arange(T)[None] < lengths[:, None]
+    logps = reference_logps(np, policy(), temperature, np.arange(B) // n, tokens)[0] + rng.normal(0, 0.2, (B, T))
+    return Batch(np.where(mask, tokens, 0), np.where(mask, logps, 0).astype(np.float32), mask, rng.normal(size=B).astype(np.float32))
+
+
+def reference_logps(xp: Any, params: Params, temperature: float, group: np.ndarray, tokens: np.ndarray) -> tuple[Any, Any]:
+    log_p = log_softmax(xp, response_logits(xp, params, PROBLEMS, group, tokens) / temperature)
+    return xp.take_along_axis(log_p, tokens[..., None], -1)[..., 0], log_p
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.value_and_grad, argnums=2, has_aux=True)
+def plain(B_p: int, n: int, params: Params, rows: Batch, temperature: Any, kl: Any, entropy: Any) -> tuple[Any, dict[str, Any]]:
+    """The objective as one writes it down."""
+    group = np.arange(B_p * n) // n
+    logps, log_p = reference_logps(jnp, params, temperature, group, rows.tokens)
+    base, _ = reference_logps(jnp, policy(1), temperature, group, rows.tokens)
+    ratio = jnp.exp(logps - rows.logps)
+    surrogate = jnp.minimum(ratio * rows.gains[:, None], jnp.clip(ratio, 0.8, 1.2) * rows.gains[:, None])
+    terms = {
+        "entropy": -(jnp.exp(log_p) * log_p).sum(-1),
+        "kl": jnp.exp(base - logps) - (base - logps) - 1,
+        "clip_fraction": 1.0 * ((ratio < 0.8) | (ratio > 1.2)),
+        "log_ratio": jnp.abs(logps - rows.logps),
+    }
+    terms["loss"] = -surrogate + kl * terms["kl"] - entropy * terms["entropy"]
+    means = {k: (v * rows.mask).sum() / rows.mask.sum() for k, v in terms.items()}
+    return means["loss"], means
+
+
+def relative(one: Params, two: Params) -> dict[str, float]:
+    """|one - two| / |two| of each parameter."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(jax.tree.map(lambda a, b: float(np.linalg.norm(a - b) / np.linalg.norm(b)), one, two))
+    return {jax.tree_util.keystr(k): v for k, v in flat}
+
+
+@pytest.mark.parametrize(("B_p", "n"), CELLS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradients_equal_a_plain_program(name: str, B_p: int, n: int) -> None:
+    program = PROGRAMS[name]
+    kl = NUMBERS["kl"] if program.use_kl else 0.0
+    rows = batch(B_p, n, program.temperature)
+    (_, means), expected = plain(B_p, n, policy(), rows, program.temperature, kl, NUMBERS["entropy"])
+    got, metrics = program.gradient(rows, B_p, n)
+    assert max(relative(got, expected).values()) < 1e-5, relative(got, expected)
+    for k, v in means.items():
+        assert (k == "kl" and not program.use_kl) or metrics[k] == pytest.approx(float(v), rel=1e-5, abs=1e-6), k
+    assert metrics["grad_norm"] == pytest.approx(float(optax.tree.norm(expected)), rel=1e-5)
+    assert metrics["not_finite"] == 0
+    assert B_p == 1 or (0 < means["clip_fraction"] < 1 and means["kl"] > 0.1)  # the terms are at work
+    assert program.update._cache_size() <= 1
+
+
+def test_the_microbatch_changes_nothing_but_rounding() -> None:
+    """Microbatches of 8 beside 4 prompts, and of 32 beside 16."""
+    rows = batch(13, 7, 1.0)
+    one, _ = PROGRAMS["m=8"].gradient(rows, 13, 7, kl=0.0)
+    two, _ = PROGRAMS["m=32, no KL"].gradient(rows, 13, 7, kl=0.0)
+    assert max(relative(one, two).values()) < 1e-5
+
+
+def test_no_live_token_gives_no_nan() -> None:
+    rows = batch(3, 5, 1.0)
+    got, metrics = PROGRAMS["m=8"].gradient(Batch(rows.tokens, rows.logps, np.zeros_like(rows.mask), rows.gains), 3, 5)
+    assert all((x == 0).all() for x in jax.tree.leaves(got))
+    assert metrics["loss"] == 0
+
+
+def test_rewards_and_advantages_of_a_rollout_by_numpy() -> None:
+    """The sampling half of the update: what it says of its rollouts, from the rollouts themselves."""
+    program = PROGRAMS["m=8"]
+    rollouts, gains, metrics = program.rollout(policy(), program.problems, np.int32(13), np.int32(7), jax.random.key(3))
+    tokens, mask, gains = (gather(program.geometry, 91, x) for x in (rollouts.tokens, rollouts.mask, gains))
+    rewards = (tokens[:, 0] % 2 == 0).astype(np.float64)
+    groups = rewards.reshape(13, 7)
+    std = groups.std(1, ddof=1, keepdims=True)
+    np.testing.assert_allclose(gains.reshape(13, 7), (groups - groups.mean(1, keepdims=True)) / (std + 1e-6), atol=1e-5)
+    ended = np.array([EOS in row[kept] for row, kept in zip(tokens, mask, strict=True)])
+    expected = {"reward": rewards.mean(), "tokens": mask.sum(), "truncated": (~ended).mean(), "zero_variance": (std == 0).mean()}
+    for k, v in expected.items():
+        assert float(metrics[k]) == pytest.approx(float(v), rel=1e-6), k
+    assert 0 < rewards.mean() < 1 and 0 < (~ended).mean() < 1
+
+
+def test_ten_steps_on_one_and_on_eight_devices() -> None:
+    """From the same recorded temperature-1 rollouts."""
+    one, eight = PROGRAMS["m=8"], PROGRAMS[MESHES[0]]
+    recorded = []
+    for key in range(10):
+        rollouts, gains, _ = one.rollout(policy(), one.problems, np.int32(13), np.int32(7), jax.random.key(key))
+        recorded.append(Batch(*(gather(one.geometry, 91, x) for x in (*rollouts, gains))))
+    ends = []
+    for program in (one, eight):
+        state = program.init(placed(policy(), program.mesh))
+        for i, rows in enumerate(recorded):
+            state, metrics = program.step(state, rows, 13, 7, max_grad_norm=1.0)
+            assert i or float(metrics["log_ratio"]) < 1e-5  # sampler's and trainer's log-probabilities before the first update
+        assert int(state.step) == 10
+        ends.append(jax.device_get(state.params))
+    start = policy()
+    moved = jax.tree.map(lambda a, b: a - b, ends[0], start)
+    assert max(relative(ends[1], ends[0]).values()) < 1e-5
+    assert optax.tree.norm(moved) > 0.02 * optax.global_norm(start)
+    mesh_gradients = [p.gradient(recorded[0], 13, 7)[0] for p in (one, eight)]
+    assert max(relative(*mesh_gradients).values()) < 1e-5
+
+
+@pytest.mark.parametrize(("decay", "max_norm"), [(0.0, 1e9), (0.1, 1e9), (0.1, 0.5)])
+def test_apply_equals_optax(decay: float, max_norm: float) -> None:
+    """Clipping by the global norm, then AdamW, over 5 steps whose gradients straddle the clip."""
+    rng = np.random.default_rng(0)
+    params = {"a": rng.normal(size=(4, 3)).astype(np.float32), "b": rng.normal(size=5).astype(np.float32)}
+    tx = optax.chain(optax.clip_by_global_norm(max_norm), optax.adamw(0.01, weight_decay=decay))
+    state, expected, moments = State(params, adam().init(params), jnp.int32(0)), params, tx.init(params)
+    numbers = Coefficients(**{k: np.float32(v) for k, v in (NUMBERS | {"weight_decay": decay, "max_grad_norm": max_norm}).items()})
+    theirs, ours = jax.jit(tx.update), jax.jit(apply)
+    for i in range(5):
+        gradient = jax.tree.map(lambda p, scale=0.03 * 4**i: (rng.normal(size=p.shape) * scale).astype(np.float32), params)
+        state, norm = ours(state, gradient, np.float32(0.01), numbers)
+        updates, moments = theirs(gradient, moments, expected)
+        expected = optax.apply_updates(expected, updates)
+        assert float(norm) == pytest.approx(np.sqrt(sum((g**2).sum() for g in gradient.values())), rel=1e-6)
+        for k in params:
+            np.testing.assert_allclose(state.params[k], expected[k], atol=1e-6)
+    assert int(state.step) == 5

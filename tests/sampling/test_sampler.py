@@ -1,0 +1,182 @@
+"""Rollouts of one compiled sampler: distributed as the policy says, whatever the batch, the slots and the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from isojax.sampling import sampler
+from isojax.sampling.sampler import Geometry, Problems, batch_rows, build_sampler, make_geometry
+from isojax.sharding import shard_count
+from tests.device import DECODER, EOS, MESHES, VOCAB, P, gather, log_softmax, mesh, placed, policy, random_problems, response_logits
+
+T = 5
+CELLS = [(1, 1), (13, 7), (16, 2), (5, 32)]
+PROBLEMS = random_problems(16)
+SAMPLES = 40
+
+
+@dataclass
+class Engine:
+    """A compiled sampler, and its rollouts in the order of their numbers."""
+
+    axes: str = "auto"
+    temperature: float = 1.0
+    slots: int = 12
+    prompts: int = 16
+    prefixes: int | None = None
+
+    def __post_init__(self) -> None:
+        on = mesh(self.axes)
+        geometry = make_geometry(CELLS, shard_count(on), self.slots, 8, P, T, self.prompts)
+        self.geometry: Geometry = replace(geometry, prefixes=self.prefixes or geometry.prefixes)
+        self.program = jax.jit(build_sampler(DECODER, self.geometry, on, self.temperature, EOS))
+        self.params = placed(policy(), on)
+
+    def __call__(self, B_p: int, n: int, key: int = 0, order: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """tokens, logps and mask [B T] of problems PROBLEMS[order], and of nothing that pads them."""
+        order = np.arange(B_p) if order is None else order
+        problems = Problems(*(np.resize(x[order], (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        rollouts = self.program(self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(key))
+        _, live = batch_rows(self.geometry, jnp.int32(B_p), jnp.int32(n))
+        assert not np.asarray(rollouts.mask)[~np.asarray(live)].any()  # rows that hold no rollout count for nothing
+        tokens, logps, mask = (gather(self.geometry, B_p * n, x) for x in rollouts)
+        return tokens, logps, mask
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """One device; two tokens a visit to the queue, so that slots are refilled while others are in mid-response."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "CHUNK", 2)
+        yield Engine()
+
+
+@pytest.fixture(scope="module")
+def cool() -> Engine:
+    return Engine(temperature=0.6)
+
+
+@pytest.fixture(params=["engine", "cool"])
+def either(request: pytest.FixtureRequest) -> Engine:
+    return request.getfixturevalue(request.param)
+
+
+def exact(temperature: float, problem: int, first: int | None = None) -> np.ndarray:
+    """Distribution of the first response token, or of the second after `first`."""
+    tokens = np.array([[first or 0, 0]])
+    out = response_logits(np, policy(), PROBLEMS, np.array([problem]), tokens)[0, 0 if first is None else 1]
+    return np.exp(log_softmax(np, out / temperature))
+
+
+def p_value(seen: np.ndarray, expected: np.ndarray) -> float:
+    """Pearson's test; outcomes expected fewer than 5 times are taken together."""
+    expected = expected.astype(np.float64)
+    rare = expected < 5
+    seen, expected = (np.append(x[~rare], x[rare].sum()) for x in (seen, expected))
+    keep = expected > 0
+    return float(chisquare(seen[keep], expected[keep] * (seen.sum() / expected[keep].sum())).pvalue)
+
+
+def test_one_program_serves_every_cell(either: Engine) -> None:
+    assert all(B_p * n % either.geometry.slots for B_p, n in CELLS)
+    for B_p, n in CELLS:
+        either(B_p, n)
+    assert either.program._cache_size() == 1
+
+
+@pytest.mark.parametrize(("B_p", "n"), CELLS)
+def test_log_probs_are_the_policys_and_the_mask_ends_with_the_end_token(either: Engine, B_p: int, n: int) -> None:
+    tokens, logps, mask = either(B_p, n)
+    group = np.arange(B_p * n) // n
+    expected = log_softmax(np, response_logits(np, policy(), PROBLEMS, group, tokens) / either.temperature)
+    np.testing.assert_allclose(logps[mask], np.take_along_axis(expected, tokens[..., None], -1)[..., 0][mask], atol=1e-5)
+    for row, kept in zip(tokens.tolist(), mask, strict=True):
+        length = row.index(EOS) + 1 if EOS in row else T
+        assert kept.tolist() == [t < length for t in range(T)]
+    assert B_p == 1 or {1, T} <= set(mask.sum(1))  # some end at once, some are cut
+
+
+def test_tokens_follow_the_exact_distribution(either: Engine) -> None:
+    """First token, and second given each first, by enumeration, over 40 updates of 5 problems by 32 rollouts."""
+    drawn = np.stack([either(5, 32, key)[0].reshape(5, 32, T) for key in range(SAMPLES)], 1).reshape(5, -1, T)
+    for problem in range(5):
+        first = exact(either.temperature, problem)
+        assert p_value(np.bincount(drawn[problem, :, 0], minlength=VOCAB), first * SAMPLES * 32) > 1e-3
+        pairs = np.stack([first[a] * exact(either.temperature, problem, a) for a in range(VOCAB) if a != EOS])
+        going = drawn[problem][drawn[problem, :, 0] != EOS]
+        seen = np.zeros((VOCAB, VOCAB))
+        np.add.at(seen, (going[:, 0], going[:, 1]), 1)
+        assert p_value(np.delete(seen, EOS, 0).reshape(-1), pairs.reshape(-1) * len(going) / pairs.sum()) > 1e-3
+
+
+def test_a_problems_rollouts_depend_on_no_other_problem_and_on_no_slot(engine: Engine) -> None:
+    tokens, logps, mask = (x.reshape(13, 7, T) for x in engine(13, 7))
+    for p in (0, 5, 12):
+        alone = engine(1, 7, order=np.array([p]))
+        for x, y in zip(alone, (tokens, logps, mask), strict=True):
+            np.testing.assert_array_equal(x, y[p])
+    mixed = np.random.default_rng(0).permutation(13)
+    for x, y in zip(engine(13, 7, order=mixed), (tokens, logps, mask), strict=True):
+        np.testing.assert_array_equal(x.reshape(13, 7, T), y[mixed])
+    # rollouts of one number are the same in a larger group
+    np.testing.assert_array_equal(engine(5, 32)[0].reshape(5, 32, T)[:, :7], tokens[:5])
+
+
+def test_rollouts_of_a_problem_differ_and_another_update_draws_anew(engine: Engine) -> None:
+    one, two = (engine(5, 32, key)[0].reshape(5, 32, T) for key in (0, 1))
+    np.testing.assert_array_equal(one, engine(5, 32, 0)[0].reshape(5, 32, T))
+    for p in range(5):
+        meet = exact(1.0, p)
+        meet = float((meet**2).sum())  # how often two draws of the first token agree by chance
+        bound = meet + 4 * np.sqrt(meet * (1 - meet) / 32)
+        assert (one[p, :, 0] == two[p, :, 0]).mean() < bound
+        assert (one[p, 1:, 0] == one[p, :-1, 0]).mean() < bound
+
+
+@pytest.mark.parametrize(("slots", "prompts", "prefixes"), [(5, 2, 4), (1, 1, 1)])
+def test_a_prefix_table_smaller_than_the_batch(engine: Engine, slots: int, prompts: int, prefixes: int) -> None:
+    small = Engine(slots=slots, prompts=prompts, prefixes=prefixes)
+    for B_p, n in [(16, 2), (13, 7)]:
+        close(small(B_p, n), engine(B_p, n))
+
+
+@pytest.mark.parametrize("axes", MESHES)
+def test_shards_sample_what_one_device_samples(engine: Engine, axes: str) -> None:
+    """With groups of 7 and 32 across shard boundaries (23 and 40 rollouts a shard), and 1 rollout for 4 shards."""
+    many = Engine(axes=axes)
+    both = [(many(B_p, n), engine(B_p, n)) for B_p, n in CELLS]
+    assert many.program._cache_size() == 1
+    for one, two in both[1:]:
+        close(one, two)
+    np.testing.assert_array_equal(both[0][0][0], both[0][1][0])
+
+
+def close(one: tuple[np.ndarray, ...], two: tuple[np.ndarray, ...]) -> None:
+    """At least 99% of tokens equal, and where whole responses are, their log-probabilities within 1e-5."""
+    assert (one[0] == two[0]).mean() >= 0.99
+    same = (one[0] == two[0]).all(1)
+    np.testing.assert_array_equal(one[2][same], two[2][same])
+    np.testing.assert_allclose(one[1][same], two[1][same], atol=1e-5)
+
+
+def test_the_geometry_by_hand() -> None:
+    g = make_geometry([(16, 2), (13, 7), (5, 32)], 4, 12, 8, 6, 5, prompts=4)
+    # 160 rollouts over 4 shards and max(R, m) rows of padding; 16 problems and g of padding
+    assert (g.B_cap, g.rows, g.Q_cap, g.problem_rows) == (160, 40 + 12, 16, 20)
+    assert g.prompts == 4 and g.prefixes % g.prompts == 0
+
+
+@pytest.mark.parametrize(("B_p", "n"), [(1, 1), (13, 7), (3, 5)])
+def test_rows_and_groups_of_the_buffers(B_p: int, n: int) -> None:
+    geometry = make_geometry([(13, 7), (5, 32)], 4, 12, 8, P, T)
+    groups, live = (np.asarray(x) for x in batch_rows(geometry, jnp.int32(B_p), jnp.int32(n)))
+    assert live.sum() == B_p * n
+    assert gather(geometry, B_p * n, live).all()
+    assert gather(geometry, B_p * n, groups).tolist() == [r // n for r in range(B_p * n)]
