@@ -74,7 +74,7 @@ def train_base(cell: CellConfig, decoder: Decoder, task: Task, tick: Tick) -> Pa
         cut = Encoded(*(x.reshape(pieces, -1, *x.shape[1:]) for x in batch))
         (gradient, loss), _ = lax.scan(piece, (jax.tree.map(jnp.zeros_like, params), jnp.float32(0)), cut)
         updates, moments = tx.update(jax.tree.map(lambda g: g / pieces, gradient), moments, params)
-        return optax.apply_updates(params, updates), moments, loss / pieces
+        return jax.tree.map(jnp.add, params, updates), moments, loss / pieces
 
     params = jax.jit(decoder.init)(jax.random.key(base.seed))
     moments = jax.jit(tx.init)(params)
@@ -96,9 +96,7 @@ def label(cell: CellConfig, task: Task, params: Params, evaluator: Evaluator, ti
     repeats = -(-data.attempts // evaluator.samples)
     tick(f"labelling {data.candidates} problems by avg@{repeats * evaluator.samples}", 0.0)
     counts, _ = evaluator.counts(params, encoded, seed=data.seed, evaluation=0, repeats=repeats)
-    return [
-        Problem(p.id, p.prompt, p.answer, int(c), repeats * evaluator.samples) for p, c in zip(problems, counts, strict=True)
-    ]
+    return [Problem(p.id, p.prompt, p.answer, int(c), repeats * evaluator.samples) for p, c in zip(problems, counts, strict=True)]
 
 
 def prepare(folder: Path, cell: CellConfig, decoder: Decoder, task: Task, evaluator: Evaluator, tick: Tick) -> Base:

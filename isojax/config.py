@@ -107,7 +107,9 @@ class EvalConfig(Section):
             InputError: the budget is below the first evaluation.
         """
         if budget < self.start:
-            raise InputError(f"sweep.budget = {budget} rollouts is below the first evaluation, cell.eval.start = {self.start}; raise it, or lower that.")
+            raise InputError(
+                f"sweep.budget = {budget} rollouts is below the first evaluation, cell.eval.start = {self.start}; raise it, or lower that."
+            )
         found, k = [0], 0
         while (target := math.ceil(round(self.start * self.ratio**k, 6))) <= budget:
             if target != found[-1]:

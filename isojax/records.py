@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,10 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int, bool]:
         except ValueError as e:
             if last:
                 return rows, good, True
-            raise InputError(f"{path}, line {number} is broken ({e}); only a torn last line can be left out. Restore the file or remove the cell's folder and run it again.") from e
+            raise InputError(
+                f"{path}, line {number} is broken ({e}); only a torn last line can be left out. "
+                "Restore the file or remove the cell's folder and run it again."
+            ) from e
         if not complete:
             return rows, good, True
         rows.append(row)
@@ -120,7 +124,10 @@ def read_run(folder: Path, warn: Any = None) -> RunRecord:
     if torn and warn is not None:
         warn(f"{path}: the last line is torn and was left out")
     if not rows or rows[0]["kind"] != "cell":
-        raise InputError(f"{path} holds no complete point: its first line is not a cell header. Run the cell (`isojax launch ... --resume`) or leave it out.")
+        raise InputError(
+            f"{path} holds no complete point: its first line is not a cell header. "
+            "Run the cell (`isojax launch ... --resume`) or leave it out."
+        )
     head = rows[0]
     try:
         cell = Cell(int(head["B_p"]), int(head["n"]), int(head["seed"]))
@@ -129,7 +136,7 @@ def read_run(folder: Path, warn: Any = None) -> RunRecord:
     points = [_point(row, path, i) for i, row in enumerate(rows[1:], 2) if row["kind"] == "eval"]
     if not points:
         raise InputError(f"{path} holds no complete point. Run the cell (`isojax launch ... --resume`) or leave it out.")
-    for i, (a, b) in enumerate(zip(points, points[1:], strict=False), 3):
+    for i, (a, b) in enumerate(pairwise(points), 3):
         if b.rollouts <= a.rollouts:
             raise InputError(f"{path}, line {i}: rollouts fall from {a.rollouts} to {b.rollouts}; a ledger's points rise in C.")
     return RunRecord(cell, tuple(points), str(path), _device_hours(folder, points), str(head.get("cell_hash", "")))
@@ -169,9 +176,14 @@ def read_runs(paths: Iterable[Path], warn: Any = None) -> list[RunRecord]:
         folders += found
     runs = [read_run(folder, warn) for folder in folders]
     runs.sort(key=lambda r: r.cell)
-    for a, b in zip(runs, runs[1:], strict=False):
+    for a, b in pairwise(runs):
         if a.cell == b.cell:
-            raise InputError(f"two ledgers for the cell {a.cell.name}: {a.source} and {b.source}. Fit one sweep at a time, or give each its own seeds.")
+            raise InputError(
+                f"two ledgers for the cell {a.cell.name}: {a.source} and {b.source}. Fit one sweep at a time, or give each its own seeds."
+            )
         if a.cell_hash != b.cell_hash:
-            raise InputError(f"{a.source} and {b.source} were run with different `cell` settings ({a.cell_hash} and {b.cell_hash}); one law cannot describe both.")
+            raise InputError(
+                f"{a.source} and {b.source} were run with different `cell` settings ({a.cell_hash} and {b.cell_hash});"
+                " one law cannot describe both."
+            )
     return runs

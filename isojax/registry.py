@@ -21,4 +21,6 @@ def load(folder: str, name: str) -> ModuleType:
             raise
         package = importlib.import_module(f"isojax.{folder}")
         known = sorted(m.name for m in pkgutil.iter_modules(package.__path__))
-        raise InputError(f"no {folder} plug-in {name!r}: expected one of {', '.join(known)}, or the module path of your own, as my_fork.{name}.") from e
+        raise InputError(
+            f"no {folder} plug-in {name!r}: expected one of {', '.join(known)}, or the module path of your own, as my_fork.{name}."
+        ) from e

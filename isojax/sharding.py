@@ -14,8 +14,8 @@ Axes are Auto (XLA propagates them); the sampler and the gradient run in a shard
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -76,7 +76,9 @@ def parse_mesh(text: str, available: int) -> MeshShape:
         except ValueError:
             sizes[axis] = 0
         if sizes[axis] < 1 and sizes[axis] != -1:
-            raise InputError(f"mesh {text!r}: the size of {axis} is {size.strip()!r}; expected a positive integer, or -1 for all that is left.")
+            raise InputError(
+                f"mesh {text!r}: the size of {axis} is {size.strip()!r}; expected a positive integer, or -1 for all that is left."
+            )
     open_axes = [axis for axis, size in sizes.items() if size == -1]
     if len(open_axes) > 1:
         raise InputError(f"mesh {text!r}: only one axis may be -1, not {' and '.join(open_axes)}.")
@@ -92,7 +94,7 @@ def parse_mesh(text: str, available: int) -> MeshShape:
     return shape
 
 
-def make_mesh(shape: MeshShape, devices: Sequence[jax.Device]) -> Mesh:
+def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
     """A mesh of Auto axes over exactly `shape.devices` devices."""
     grid = np.asarray(devices[: shape.devices]).reshape(shape.data, shape.fsdp, shape.tensor)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))

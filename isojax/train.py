@@ -56,7 +56,9 @@ class Programs:
         self.geometry = make_geometry(
             pairs, shard_count(mesh), sweep.slots, sweep.microbatch, sampling.prompt_length, sampling.response_length
         )
-        self.evaluator = Evaluator(self.decoder, self.task, mesh, cell.data.validation, cell.eval.samples, self.geometry, sampling.temperature)
+        self.evaluator = Evaluator(
+            self.decoder, self.task, mesh, cell.data.validation, cell.eval.samples, self.geometry, sampling.temperature
+        )
         self.init = build_init(self.decoder, mesh)
         self.train = build_train(cell, self.decoder, self.task, self.geometry, mesh)
         self.numbers = coefficients(cell.rl)
@@ -106,7 +108,10 @@ def run_cell(
             M += count
             report(Progress(cell, M * cell.B, None))
         if sums.get("not_finite"):
-            raise FloatingPointError(f"cell {cell.name}: loss or gradient not finite in {sums['not_finite']:.0f} updates up to update {M}; lower cell.rl.learning_rate.")
+            raise FloatingPointError(
+                f"cell {cell.name}: loss or gradient not finite in {sums['not_finite']:.0f} updates up to update {M}; "
+                "lower cell.rl.learning_rate."
+            )
         counts, answers = programs.evaluator.counts(state.params, validation, cell.seed, evaluation)
         updates = M - position.M
         position = Position(M, evaluation, position.tokens + round(sums.pop("tokens", 0.0)))

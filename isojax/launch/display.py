@@ -71,7 +71,9 @@ class Display:
     def start(self, cell: Cell) -> None:
         """A worker took this cell."""
         with self._lock:
-            self._tasks[cell] = self._live.add_task(f"B_p {cell.B_p}, n {cell.n}, seed {cell.seed}", total=self._goal[cell], note="compiling")
+            self._tasks[cell] = self._live.add_task(
+                f"B_p {cell.B_p}, n {cell.n}, seed {cell.seed}", total=self._goal[cell], note="compiling"
+            )
 
     def update(self, progress: CellProgress) -> None:
         """News of a cell."""

@@ -69,7 +69,7 @@ def start_jax(config: Config) -> Any:
 
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", cores())
-    if config.run.compilation_cache and not jax.config.jax_compilation_cache_dir:
+    if config.run.compilation_cache and not jax.config.read("jax_compilation_cache_dir"):
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isojax" / "xla"
         jax.config.update("jax_compilation_cache_dir", str(cache))
     return jax
@@ -129,7 +129,8 @@ def check_batch(config: Config, base: Base) -> None:
     B_p, problems = max(config.sweep.B_p), len(base.training)
     if B_p > problems:
         raise InputError(
-            f"sweep.B_p holds {B_p} and the training set {problems} problems; a batch takes each once. Lower B_p or raise cell.data.candidates."
+            f"sweep.B_p holds {B_p} and the training set {problems} problems; a batch takes each once. "
+            "Lower B_p or raise cell.data.candidates."
         )
 
 

@@ -10,6 +10,7 @@ belongs to the response: it is the first input that `score` and `decode_step` se
 and nothing but keys and values passes from prompt to response.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -95,15 +96,18 @@ def attend(q: Float[Array, "b t N H"], parts: list[tuple[Array, Array, Bool[Arra
     kv_heads = parts[0][0].shape[1]
     q = q.reshape(b, t, kv_heads, heads // kv_heads, head_dim) * head_dim**-0.5
     scores = [
-        jnp.where(mask[:, None, None], jnp.einsum("btkgh,bkch->bkgtc", q, k, preferred_element_type=jnp.float32), NEVER) for k, _, mask in parts
+        jnp.where(mask[:, None, None], jnp.einsum("btkgh,bkch->bkgtc", q, k, preferred_element_type=jnp.float32), NEVER)
+        for k, _, mask in parts
     ]
     top = scores[0].max(-1)
     for s in scores[1:]:
         top = jnp.maximum(top, s.max(-1))
     top = lax.stop_gradient(top)[..., None]
     weights = [jnp.exp(s - top) for s in scores]
-    total = sum(w.sum(-1) for w in weights)
-    mixed = sum(jnp.einsum("bkgtc,bkch->btkgh", w.astype(v.dtype), v) for w, (_, v, _) in zip(weights, parts, strict=True))
+    total = functools.reduce(jnp.add, [w.sum(-1) for w in weights])
+    mixed = functools.reduce(
+        jnp.add, [jnp.einsum("bkgtc,bkch->btkgh", w.astype(v.dtype), v) for w, (_, v, _) in zip(weights, parts, strict=True)]
+    )
     return (mixed / total.transpose(0, 3, 1, 2)[..., None].astype(q.dtype)).reshape(b, t, heads, head_dim)
 
 
@@ -120,7 +124,9 @@ class Decoder:
         """Fresh float32 parameters."""
         config = self.config
         k_embed, k_blocks, k_out = jax.random.split(key, 3)
-        blocks = jax.vmap(lambda k: nnx.to_pure_dict(nnx.split(Block(config, nnx.Rngs(params=k)))[1]))(jax.random.split(k_blocks, config.layers))
+        blocks = jax.vmap(lambda k: nnx.to_pure_dict(nnx.split(Block(config, nnx.Rngs(params=k)))[1]))(
+            jax.random.split(k_blocks, config.layers)
+        )
         return {
             "embed": jax.random.normal(k_embed, (self.vocab, config.width)) * 0.5,
             "blocks": blocks,
@@ -140,7 +146,10 @@ class Decoder:
     def shardings(self, mesh: Mesh) -> Params:
         """NamedSharding of each parameter by sharding.py's table."""
         return jax.tree.map(
-            lambda shape, axes: NamedSharding(mesh, partition(axes, shape.shape, mesh)), self.shapes(), self.logical_axes(), is_leaf=lambda x: isinstance(x, tuple)
+            lambda shape, axes: NamedSharding(mesh, partition(axes, shape.shape, mesh)),
+            self.shapes(),
+            self.logical_axes(),
+            is_leaf=lambda x: isinstance(x, tuple),
         )
 
     def _block(self, weights: Params) -> Block:
@@ -169,7 +178,12 @@ class Decoder:
         return self._layers(params, x, positions, lambda q, k, v, _: attend(q, [(k, v, causal)]), None)[1]
 
     def score(
-        self, params: Params, tokens: Int[Array, "b T"], start: Int[Array, " b"], prefix: KV | None = None, row: Int[Array, " b"] | None = None
+        self,
+        params: Params,
+        tokens: Int[Array, "b T"],
+        start: Int[Array, " b"],
+        prefix: KV | None = None,
+        row: Int[Array, " b"] | None = None,
     ) -> Float[Array, "b T D"]:
         """Hidden states of responses: `tokens` are the last prompt token and the response but its last, `start` is their first position.
 
@@ -189,7 +203,9 @@ class Decoder:
         x = params["embed"][tokens]
         return rms_norm(self._layers(params, x, positions, attention, prefix)[0], params["norm"])
 
-    def decode_step(self, params: Params, cache: KV, tokens: Int[Array, " R"], positions: Int[Array, " R"]) -> tuple[Float[Array, "R D"], KV]:
+    def decode_step(
+        self, params: Params, cache: KV, tokens: Int[Array, " R"], positions: Int[Array, " R"]
+    ) -> tuple[Float[Array, "R D"], KV]:
         """One token a slot at its own position: hidden states, and the cache [L, R, K, C, H] with the token's keys and values in it."""
         here = jnp.arange(cache[0].shape[3])[None] == positions[:, None]
         seen = (jnp.arange(cache[0].shape[3])[None] <= positions[:, None])[:, None]

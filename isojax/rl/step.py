@@ -30,11 +30,11 @@ UPDATES_A_CALL = 64
 
 
 class State(NamedTuple):
-    """All of a run that training changes: float32 parameters, Adam's moments, updates done."""
+    """All of a run that training changes (or, of the same shape, its shardings): float32 parameters, Adam's moments, updates done."""
 
     params: Params
     moments: Any
-    step: Int[Array, ""]
+    step: Any
 
 
 def coefficients(config: RLConfig) -> Coefficients:
@@ -115,7 +115,9 @@ def build_step(
     return rollout, update
 
 
-def build_train(cell: CellConfig, decoder: Decoder, task: Task, geometry: Geometry, mesh: Mesh) -> Callable[..., tuple[State, dict[str, Array]]]:
+def build_train(
+    cell: CellConfig, decoder: Decoder, task: Task, geometry: Geometry, mesh: Mesh
+) -> Callable[..., tuple[State, dict[str, Array]]]:
     """The jitted `train(state, base, table, index, count, B_p, n, seed, coefficients) -> (state, sums of metrics over the updates)`.
 
     table: the training problems; index i32[U, problem_rows]: each update's problems, of which the first `count` updates are done.

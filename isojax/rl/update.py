@@ -59,10 +59,15 @@ def build_gradient(
     """
     m, g, shards = geometry.microbatch, geometry.prompts, geometry.shards
     specs = jax.tree.map(
-        lambda s, axes: manual_part(partition(axes, s.shape, mesh)), decoder.shapes(), decoder.logical_axes(), is_leaf=lambda x: isinstance(x, tuple)
+        lambda s, axes: manual_part(partition(axes, s.shape, mesh)),
+        decoder.shapes(),
+        decoder.logical_axes(),
+        is_leaf=lambda x: isinstance(x, tuple),
     )
 
-    def row_loss(params: Params, prefix: Any, base: Params, base_prefix: Any, problems: Problems, rows: tuple, coefficients: Coefficients) -> tuple:
+    def row_loss(
+        params: Params, prefix: Any, base: Params, base_prefix: Any, problems: Problems, rows: tuple, coefficients: Coefficients
+    ) -> tuple:
         tokens, sampler_logps, mask, advantages, group, entry = rows
         logps, log_p = token_log_probs(decoder, temperature, params, prefix, problems, group, entry, tokens)
         value, metrics = loss.loss(logps, sampler_logps, advantages, mask, coefficients.clip)
@@ -82,7 +87,15 @@ def build_gradient(
         return jnp.clip(low, 0, part.count), jnp.clip(low + g * n, 0, part.count)
 
     def shard_gradient(
-        params: Params, base: Params, problems: Problems, rollouts: Rollouts, advantages: Array, shard: Array, B_p: Array, n: Array, coefficients: Coefficients
+        params: Params,
+        base: Params,
+        problems: Problems,
+        rollouts: Rollouts,
+        advantages: Array,
+        shard: Array,
+        B_p: Array,
+        n: Array,
+        coefficients: Coefficients,
     ) -> tuple[Params, dict[str, Array]]:
         tokens, sampler_logps, mask, gains = rollouts.tokens[0], rollouts.logps[0], rollouts.mask[0], advantages[0]
         part, every = share(shard[0], shards, B_p, n), share(jnp.arange(shards), shards, B_p, n)
@@ -96,7 +109,9 @@ def build_gradient(
             cut = [lax.dynamic_slice_in_dim(x, start, m) for x in (tokens, sampler_logps, mask, gains)]
             cut[2] = cut[2] & (row < high)[:, None] & (row >= low)[:, None]
             rows = (*cut, group, group - first_group)
-            (d_rows, d_kv), metrics = jax.grad(row_loss, (0, 1), has_aux=True)(params, prefix, base, base_prefix, problems, rows, coefficients)
+            (d_rows, d_kv), metrics = jax.grad(row_loss, (0, 1), has_aux=True)(
+                params, prefix, base, base_prefix, problems, rows, coefficients
+            )
             add = jnp.add
             return jax.tree.map(add, d_params, d_rows), jax.tree.map(add, d_prefix, d_kv), jax.tree.map(add, sums, metrics)
 
@@ -134,7 +149,14 @@ def build_gradient(
     assert shards == shard_count(mesh), (shards, mesh)
 
     def gradient(
-        params: Params, base: Params, problems: Problems, rollouts: Rollouts, advantages: Array, B_p: Array, n: Array, coefficients: Coefficients
+        params: Params,
+        base: Params,
+        problems: Problems,
+        rollouts: Rollouts,
+        advantages: Array,
+        B_p: Array,
+        n: Array,
+        coefficients: Coefficients,
     ) -> tuple[Params, dict[str, Array]]:
         return sharded(params, base, problems, rollouts, advantages, jnp.arange(shards, dtype=jnp.int32), B_p, n, coefficients)
 
@@ -145,7 +167,12 @@ def _loss_metrics(loss: ModuleType) -> list[str]:
     """The names of a loss's own metrics, found by tracing it on one token."""
     one = jax.ShapeDtypeStruct((1, 1), jnp.float32)
     _, metrics = jax.eval_shape(
-        loss.loss, one, one, jax.ShapeDtypeStruct((1,), jnp.float32), jax.ShapeDtypeStruct((1, 1), jnp.bool_), jax.ShapeDtypeStruct((), jnp.float32)
+        loss.loss,
+        one,
+        one,
+        jax.ShapeDtypeStruct((1,), jnp.float32),
+        jax.ShapeDtypeStruct((1, 1), jnp.bool_),
+        jax.ShapeDtypeStruct((), jnp.float32),
     )
     return sorted(metrics)
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, shard_map
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -74,16 +75,16 @@ def make_geometry(
 
 
 class Problems(NamedTuple):
-    """A batch of problems, padded to `Geometry.problem_rows`: prompts i32[Q P] right-padded, lengths i32[Q], answers i32[Q T], ids i32[Q]."""
+    """A batch of problems, padded to `problem_rows`: prompts i32[Q P] right-padded, lengths i32[Q], answers i32[Q T], ids i32[Q]."""
 
-    prompts: Array
-    lengths: Array
-    answers: Array
-    ids: Array
+    prompts: Array | np.ndarray
+    lengths: Array | np.ndarray
+    answers: Array | np.ndarray
+    ids: Array | np.ndarray
 
 
 class Rollouts(NamedTuple):
-    """What was sampled, by shard: tokens i32[S rows T], the policy's log-probabilities f32[S rows T], and which tokens count bool[S rows T]."""
+    """What was sampled, by shard: tokens i32[S rows T], their log-probabilities f32[S rows T], and which tokens count bool[S rows T]."""
 
     tokens: Array
     logps: Array
@@ -139,10 +140,13 @@ def build_sampler(
     chunk = min(CHUNK, T)
     n_prefix = geometry.prompt_length - 1
 
-    def prefill(params: Params, problems: Problems, part: Share, table: tuple[Array, Array], filled: Array) -> tuple[tuple[Array, Array], Array]:
+    def prefill(
+        params: Params, problems: Problems, part: Share, table: tuple[Array, Array], filled: Array
+    ) -> tuple[tuple[Array, Array], Array]:
         prompts = lax.dynamic_slice_in_dim(problems.prompts, part.group + filled, g)
-        new = decoder.prefix_cache(params, prompts)
-        table = tuple(lax.dynamic_update_slice_in_dim(old, x, filled % G, 1) for old, x in zip(table, new, strict=True))
+        keys, values = decoder.prefix_cache(params, prompts)
+        at = filled % G
+        table = (lax.dynamic_update_slice_in_dim(table[0], keys, at, 1), lax.dynamic_update_slice_in_dim(table[1], values, at, 1))
         return table, filled + g
 
     def admit(problems: Problems, part: Share, n: Array, key: PRNGKeyArray, state: tuple) -> tuple:
@@ -156,7 +160,9 @@ def build_sampler(
         last = problems.lengths[group] - 1
         entry = jnp.where(taken, local % G, 0)
         chosen = taken.reshape(1, R, 1, 1, 1)
-        cache = tuple(c.at[:, :, :, :n_prefix].set(jnp.where(chosen, t[:, entry], c[:, :, :, :n_prefix])) for c, t in zip(cache, table, strict=True))
+        cache = tuple(
+            c.at[:, :, :, :n_prefix].set(jnp.where(chosen, t[:, entry], c[:, :, :, :n_prefix])) for c, t in zip(cache, table, strict=True)
+        )
         fresh = rollout_keys(key, problems.ids[group], rollout)
         slots = _Slots(
             row=jnp.where(taken, row, slots.row),
@@ -231,7 +237,12 @@ def build_sampler(
 
     rows = P(ROWS)
     sharded = shard_map(
-        sample_shard, mesh=mesh, in_specs=(P(), P(), rows, P(), P(), P()), out_specs=(rows, rows, rows), axis_names=set(ROWS), check_vma=False
+        sample_shard,
+        mesh=mesh,
+        in_specs=(P(), P(), rows, P(), P(), P()),
+        out_specs=(rows, rows, rows),
+        axis_names=set(ROWS),
+        check_vma=False,
     )
 
     def sample(params: Params, problems: Problems, B_p: Array, n: Array, key: PRNGKeyArray) -> Rollouts:

@@ -9,7 +9,7 @@ from isojax.types import Problem
 
 
 class Encoded(NamedTuple):
-    """Problems as arrays: prompts i32[Q P] right-padded, their lengths i32[Q], answers i32[Q T] with the end token, right-padded, ids i32[Q]."""
+    """Problems as arrays: prompts i32[Q P] and answers i32[Q T] (with the end token), right-padded; prompt lengths i32[Q]; ids i32[Q]."""
 
     prompts: np.ndarray
     lengths: np.ndarray

@@ -18,8 +18,9 @@ def split(problems: list[Problem], config: DataConfig) -> tuple[list[Problem], l
     inside = [p for p in problems if low <= p.difficulty <= high]
     if len(inside) < 2 * config.validation:
         raise InputError(
-            f"{len(inside)} of {len(problems)} problems have avg@{config.attempts} in [{low}, {high}]; cell.data.validation={config.validation} "
-            f"needs at least {2 * config.validation}. Widen cell.data.difficulty or raise cell.data.candidates."
+            f"{len(inside)} of {len(problems)} problems have avg@{config.attempts} in [{low}, {high}]; "
+            f"cell.data.validation={config.validation} needs at least {2 * config.validation}."
+            " Widen cell.data.difficulty or raise cell.data.candidates."
         )
     order = np.random.default_rng([config.seed, 1]).permutation(len(inside))
     validation = [inside[i] for i in order[: config.validation]]
@@ -32,7 +33,9 @@ def check_disjoint(training: list[Problem], validation: list[Problem]) -> None:
     """InputError where a prompt stands on both sides."""
     shared = {p.prompt for p in training} & {p.prompt for p in validation}
     if shared:
-        raise InputError(f"{len(shared)} problems stand in training and validation, for example {min(shared)!r}; remove them from one side.")
+        raise InputError(
+            f"{len(shared)} problems stand in training and validation, for example {min(shared)!r}; remove them from one side."
+        )
 
 
 def batches(problems: int, B_p: int, seed: int, first: int = 0) -> Iterator[np.ndarray]:
@@ -42,7 +45,9 @@ def batches(problems: int, B_p: int, seed: int, first: int = 0) -> Iterator[np.n
         InputError: B_p is larger than the problem set.
     """
     if B_p > problems:
-        raise InputError(f"B_p = {B_p} is larger than the training set of {problems} problems; lower sweep.B_p or raise cell.data.candidates.")
+        raise InputError(
+            f"B_p = {B_p} is larger than the training set of {problems} problems; lower sweep.B_p or raise cell.data.candidates."
+        )
     an_epoch = problems // B_p
     epoch, at = divmod(first, an_epoch)
     while True:

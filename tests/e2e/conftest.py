@@ -149,7 +149,9 @@ def _well(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess
 def nursery() -> Iterator[subprocess.Popen[str]]:
     """The process that commands are forked from."""
     settings = {**os.environ, **simulated(1)}
-    with subprocess.Popen([sys.executable, "-c", NURSERY], env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", NURSERY], env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         yield process
         process.communicate()
 

@@ -23,7 +23,9 @@ def test_fit_prints_one_document_which_it_also_writes(isojax: Any, whole: Any) -
     document = json.loads(isojax.quick_ok("fit", "runs/tiny", "--json").stdout)
     assert document == json.loads((isojax.run() / "fit.json").read_text())
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
-    by_tokens = json.loads(isojax.quick_ok("fit", "runs/tiny/cells/8x2-s0", "runs/tiny/cells/8x4-s0", "--compute", "tokens", "--json").stdout)
+    by_tokens = json.loads(
+        isojax.quick_ok("fit", "runs/tiny/cells/8x2-s0", "runs/tiny/cells/8x4-s0", "--compute", "tokens", "--json").stdout
+    )
     assert [c["n"] for c in by_tokens["curves"]] == [2, 4]
     isojax.quick_ok("report", "runs/tiny")
     assert (isojax.run() / "report.html").exists() and list((isojax.run() / "figures").glob("*.png"))

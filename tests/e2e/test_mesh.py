@@ -15,7 +15,9 @@ def test_a_cell_on_eight_devices(isojax: Any, whole: Any) -> None:
     done = isojax.ok("train", *words, devices=8)
     assert "8 of 8 cpu devices a cell" in done.stderr
     rows, one = isojax.rows("8x2-s0"), whole.rows("8x2-s0")
-    assert [(row["target"], row["M"], row["rollouts"]) for row in rows] == [(row["target"], row["M"], row["rollouts"]) for row in one[: len(rows)]]
+    assert [(row["target"], row["M"], row["rollouts"]) for row in rows] == [
+        (row["target"], row["M"], row["rollouts"]) for row in one[: len(rows)]
+    ]
     assert len(rows) == 5
     assert np.abs(np.subtract(rows[0]["counts"], one[0]["counts"])).sum() <= 3  # of 320 rollouts
     assert rows[1]["train"]["log_ratio"] < 1e-4  # sampler and trainer agree on the mesh

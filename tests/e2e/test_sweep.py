@@ -56,7 +56,9 @@ def test_every_rollout_is_counted_and_no_other(whole: Any, cell: str) -> None:
 
 def test_the_base_policy_is_shared_and_seeds_differ(whole: Any) -> None:
     first = {cell: whole.rows(cell)[0]["counts"] for cell in CELLS}
-    assert first["8x2-s0"] == first["8x4-s0"] and first["8x2-s1"] == first["8x4-s1"]  # one policy, one seed's draws: no update has been done
+    assert (
+        first["8x2-s0"] == first["8x4-s0"] and first["8x2-s1"] == first["8x4-s1"]
+    )  # one policy, one seed's draws: no update has been done
     assert first["8x2-s0"] != first["8x2-s1"]
     ledgers = whole.ledgers()
     assert len({ledger.split(b"\n", 1)[1] for ledger in ledgers.values()}) == len(CELLS)
@@ -68,7 +70,12 @@ def test_training_and_validation_problems_are_disjoint(whole: Any) -> None:
     assert len(problems) == 600 == len({p["prompt"] for p in problems}) and sum(map(len, sides.values())) == 600
     assert len(sides["validation"]) == 40 and not sides["validation"] & sides["training"]
     assert all(p["attempts"] == 16 and 0 <= p["solved"] <= 16 for p in problems)
-    shown = {line.split()[0] for cell in CELLS for line in (whole.run() / "cells" / cell / "samples.txt").read_text().splitlines() if line[0] == " "}
+    shown = {
+        line.split()[0]
+        for cell in CELLS
+        for line in (whole.run() / "cells" / cell / "samples.txt").read_text().splitlines()
+        if line[0] == " "
+    }
     assert {text.partition("=")[0] + "=" for text in shown} <= sides["validation"]
 
 

@@ -95,7 +95,15 @@ def test_fresh_parameters_have_the_scales_they_should() -> None:
     """Standard deviations: embeddings .5, matrices 1/sqrt(fan in), the two that write to the residual also over sqrt(2 layers)."""
     params = jax.device_get(jax.jit(DECODER.init)(jax.random.key(1)))
     width, deep = CONFIG.width**-0.5, (2 * CONFIG.layers) ** -0.5
-    expected = {"query": width, "key": width, "value": width, "out": width * deep, "gate": width, "up": width, "down": CONFIG.mlp**-0.5 * deep}
+    expected = {
+        "query": width,
+        "key": width,
+        "value": width,
+        "out": width * deep,
+        "gate": width,
+        "up": width,
+        "down": CONFIG.mlp**-0.5 * deep,
+    }
     for name, std in expected.items():
         both = params["blocks"][name]
         assert both.shape[0] == CONFIG.layers and both.std() == pytest.approx(std, rel=0.12), name

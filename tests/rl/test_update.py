@@ -18,7 +18,23 @@ from isojax.rl.step import State, adam, apply, build_init, build_step
 from isojax.rl.update import Coefficients
 from isojax.sampling.sampler import Problems, Rollouts, make_geometry
 from isojax.sharding import shard_count
-from tests.device import CONFIG, DECODER, EOS, MESHES, Parity, P, T, gather, log_softmax, mesh, placed, policy, random_problems, response_logits, scatter
+from tests.device import (
+    CONFIG,
+    DECODER,
+    EOS,
+    MESHES,
+    Parity,
+    P,
+    T,
+    gather,
+    log_softmax,
+    mesh,
+    placed,
+    policy,
+    random_problems,
+    response_logits,
+    scatter,
+)
 
 CELLS = [(13, 7), (3, 5), (1, 1)]
 PROBLEMS = random_problems(13, seed=4)

@@ -10,7 +10,11 @@ from jaxtyping import Array, Bool, Float
 
 
 def loss(
-    logps: Float[Array, "m T"], sampler_logps: Float[Array, "m T"], advantages: Float[Array, " m"], mask: Bool[Array, "m T"], clip: Float[Array, ""]
+    logps: Float[Array, "m T"],
+    sampler_logps: Float[Array, "m T"],
+    advantages: Float[Array, " m"],
+    mask: Bool[Array, "m T"],
+    clip: Float[Array, ""],
 ) -> tuple[Float[Array, "m T"], dict[str, Float[Array, "m T"]]]:
     """-min(r A, clip(r, 1-clip, 1+clip) A) for each token, r the ratio of trainer to sampler; where the mask is false, 0."""
     ratio = jnp.exp(jnp.where(mask, logps - sampler_logps, 0.0))
