@@ -26,7 +26,7 @@ from isojax.records import Ledger
 from isojax.rl.step import UPDATES_A_CALL, build_init, build_train, coefficients
 from isojax.sampling.sampler import Problems, make_geometry
 from isojax.sharding import replicated, shard_count
-from isojax.tasks.base import Encoded, Task
+from isojax.tasks.base import Encoded, Task, build_task
 from isojax.tasks.data import batches
 from isojax.types import Cell, EvalPoint, Problem
 
@@ -49,7 +49,7 @@ class Programs:
         """`pairs`: every (B_p, n) of the sweep; `sweep` with its slots and microbatch chosen."""
         assert sweep.slots is not None and sweep.microbatch is not None
         self.mesh = mesh
-        self.task: Task = registry.load("tasks", cell.task).build()
+        self.task: Task = build_task(cell.task)
         self.encode(cell, self.task.problems(1, np.random.default_rng(0)))  # refuses lengths too short before any work
         self.decoder: Decoder = registry.load("models", cell.model.family).build(cell.model, self.task.vocab)
         sampling = cell.sampling

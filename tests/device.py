@@ -89,7 +89,7 @@ def logits(xp: Any, params: Params, tokens: Any) -> Any:
 def response_logits(xp: Any, params: Params, problems: Problems, group: np.ndarray, tokens: Any) -> Any:
     """Logits [b T V] at the response positions of rows that answer problem `group` with `tokens` [b T]: one whole sequence a row."""
     rows, width = tokens.shape
-    prompts, lengths = np.pad(problems.prompts[group], ((0, 0), (0, width))), problems.lengths[group][:, None]
+    prompts, lengths = xp.pad(problems.prompts[group], ((0, 0), (0, width))), problems.lengths[group][:, None]
     after = np.arange(P + width)[None] - lengths
     sequence = xp.where(after < 0, prompts, xp.take_along_axis(tokens, after.clip(0, width - 1), 1))
     at = lengths + np.arange(width)[None]

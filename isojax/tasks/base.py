@@ -1,10 +1,11 @@
-"""What a task is. A task file has `build() -> Task`; the registry finds it by its file name."""
+"""What a task is. A task file has `build(...) -> Task`; the registry finds it by its file name."""
 
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from isojax import registry
 from isojax.types import Problem
 
 
@@ -47,3 +48,10 @@ class Task(Protocol):
     def verify(self, answers: Int[Array, "*b T"], tokens: Int[Array, "*b T"], mask: Bool[Array, "*b T"]) -> Float[Array, "*b"]:
         """Rewards 0 or 1, computed on device."""
         ...
+
+
+def build_task(text: str) -> Task:
+    """The task of `cell.task`: a name, or name:argument where the task takes one (`solvers:ABCG`)."""
+    name, _, argument = text.partition(":")
+    module = registry.load("tasks", name)
+    return module.build(argument) if argument else module.build()

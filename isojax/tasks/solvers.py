@@ -4,7 +4,8 @@ A problem is `aaOPbb=`: two two-digit numbers around an operator A..H meaning a+
 (ab) mod 10; the answer is the number, then the end token `$`. Demonstrations come from a MIXTURE of solvers: for each class
 (operator, a mod 5, b mod 3) the right solver answers with a probability drawn from U(.2, .65) or from U(.005, .08), else another
 operator's solver does. A policy trained on them solves its problems at rates that spread from Hard to Easy, operators interfere,
-and what RL teaches carries over to numbers it has not seen.
+and what RL teaches carries over to numbers it has not seen. `solvers:ABCG` is the task with those operators alone: fewer skills, sooner
+learnt.
 """
 
 import jax.numpy as jnp
@@ -38,25 +39,32 @@ def _write(texts: list[str], width: int, what: str) -> np.ndarray:
 
 
 class Solvers:
-    """The task; see the module."""
+    """The task with some of the operators; see the module."""
 
     vocab = 24  # the alphabet, rounded up so that a mesh of 2, 4 or 8 divides it
     eos = INDEX["$"]
     pad = INDEX[" "]
 
-    def _draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return rng.integers(0, len(OPERATORS), count), rng.integers(0, 100, count), rng.integers(0, 100, count)
+    def __init__(self, operators: str = OPERATORS):
+        if not operators or len(set(operators)) < len(operators) or set(operators) - set(OPERATORS):
+            raise InputError(f"cell.task: solvers:{operators} names no distinct operators out of {OPERATORS}; write, for example, solvers:ABCG.")
+        self.operators = np.array([OPERATORS.index(o) for o in sorted(operators)])
+        every = np.zeros((len(OPERATORS), len(OPERATORS)))
+        for i, row in enumerate(WRONG):
+            every[i, np.arange(len(OPERATORS)) != i] = row
+        chosen = every[:, self.operators]
+        self._wrong = np.cumsum(chosen / np.maximum(chosen.sum(1, keepdims=True), 1e-9), 1)
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
-        """`count` distinct problems of the 80,000 there are."""
-        total = len(OPERATORS) * 100 * 100
+        """`count` distinct problems of the 10,000 for each operator."""
+        total = len(self.operators) * 100 * 100
         if count > total:
             raise InputError(f"cell.data.candidates is {count}; the task `solvers` has {total} problems.")
         chosen = rng.choice(total, count, replace=False)
-        operator, a, b = chosen // 10_000, chosen // 100 % 100, chosen % 100
+        operator, a, b = self.operators[chosen // 10_000], chosen // 100 % 100, chosen % 100
         answers = solve(operator, a, b)
         return [
-            Problem(int(i), f"{x:02d}{OPERATORS[o]}{y:02d}=", str(answer))
+            Problem(int(o * 10_000 + i % 10_000), f"{x:02d}{OPERATORS[o]}{y:02d}=", str(answer))
             for i, o, x, y, answer in zip(chosen, operator, a, b, answers, strict=True)
         ]
 
@@ -74,9 +82,10 @@ class Solvers:
 
     def demonstrations(self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int) -> Encoded:
         """Problems answered by the mixture of solvers."""
-        operator, a, b = self._draw(count, rng)
-        other = (rng.random(count)[:, None] > np.cumsum(WRONG, 1)[operator]).sum(1).clip(0, len(OPERATORS) - 2)
-        other += other >= operator
+        operator = rng.choice(self.operators, count)
+        a, b = rng.integers(0, 100, count), rng.integers(0, 100, count)
+        drawn = (rng.random(count)[:, None] > self._wrong[operator]).sum(1).clip(0, len(self.operators) - 1)
+        other = self.operators[drawn]
         solver = np.where(rng.random(count) < RIGHT[operator, a % 5, b % 3], operator, other)
         answers = solve(solver, a, b)
         problems = [Problem(0, f"{x:02d}{OPERATORS[o]}{y:02d}=", str(c)) for o, x, y, c in zip(operator, a, b, answers, strict=True)]
@@ -87,6 +96,6 @@ class Solvers:
         return (jnp.where(mask, tokens, self.pad) == answers).all(-1).astype(jnp.float32)
 
 
-def build() -> Solvers:
-    """The task."""
-    return Solvers()
+def build(operators: str = OPERATORS) -> Solvers:
+    """The task, with all operators or those named after the colon of `cell.task`."""
+    return Solvers(operators)

@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: the command line in a process of its own, a sweep small enough to run many times, and one finished run of it."""
+"""What the end-to-end tests share: the command line in a process of its own, a small sweep, and one finished run of it."""
 
 from __future__ import annotations
 
@@ -24,29 +24,41 @@ cell:
   rl: {kl: 0.02, entropy: 0.001, learning_rate: 1.0e-2}
   eval: {samples: 8, start: 64, ratio: 1.4}
 sweep: {B_p: [8], n: [2, 4], B_max: 64, seeds: 2, budget: 2500}
+run: {cells_at_once: 1}
 """
 
 SCRIPT = "import sys; sys.argv[0] = 'isojax'; from isojax.cli import main; main()"  # what the console script does
 SECONDS = 240  # a command that takes longer hangs
 
-# A process that has imported everything and done nothing: each command is a fork of it, which saves a second of imports.
+# A process that has imported everything and done nothing: each command is a fork of it, which saves a second of imports, and ends without
+# taking the interpreter down, which saves half of one.
 NURSERY = """\
-import json, os, sys, warnings
+import json, os, sys, traceback, warnings
 import isojax.base, isojax.cli, isojax.launch.local, isojax.report, isojax.scaling.fit, isojax.train
 warnings.filterwarnings("ignore", "os.fork")  # jax has started no thread before its first use
+MAINS = {"isojax.launch": isojax.cli.main_launch, "isojax.train": isojax.cli.main_train}
+
+def run(folder, out, err, words):
+    os.chdir(folder)
+    for number, path in enumerate(("/dev/null", out, err)):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
+    main = MAINS.get(words[0], isojax.cli.main)
+    sys.argv = ["isojax", *words[words[0] in MAINS :]]
+    try:
+        main()
+    except SystemExit as e:
+        return e.code
+    except BaseException:
+        traceback.print_exc()
+    return 1
+
 for line in sys.stdin:
-    job = json.loads(line)
     child = os.fork()
     if not child:
-        os.chdir(job["folder"])
-        os.environ.update(job["environment"])
-        for number, path in enumerate(("/dev/null", job["out"], job["err"])):
-            os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
-        sys.argv = ["isojax", *job["words"]]
-        mains = {"isojax.launch": isojax.cli.main_launch, "isojax.train": isojax.cli.main_train}
-        if job["words"][0] in mains:
-            mains[sys.argv.pop(1)]()
-        isojax.cli.main()
+        code = run(*json.loads(line))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
@@ -54,9 +66,20 @@ Snapshot = dict[str, tuple[int, int, bytes]]
 
 
 def snapshot(folder: Path) -> Snapshot:
-    """Every file below a folder: its inode, the time of its last change and its bytes."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return {str(p.relative_to(folder)): (p.stat().st_ino, p.stat().st_mtime_ns, p.read_bytes()) for p in files}
+    """Every file below a folder: its inode, the time of its last change and its bytes. Of folders, that they are there."""
+    found: Snapshot = {}
+    for path in sorted(folder.rglob("*")):
+        state = path.stat()
+        is_file = path.is_file()
+        found[str(path.relative_to(folder))] = (state.st_ino, state.st_mtime_ns if is_file else 0, path.read_bytes() if is_file else b"")
+    return found
+
+
+def settings() -> dict[str, str]:
+    """The environment of a command: the tests' own 8 simulated devices (tests/conftest.py), of which a cell takes one unless --mesh says
+    otherwise, so that what is compiled for one test is there for the next."""
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", "NO_COLOR": "1"}
 
 
 class Isojax:
@@ -67,43 +90,42 @@ class Isojax:
         (folder / "tiny.yaml").write_text(TINY)
         self.folder, self.nursery = folder, nursery
 
-    def start(self, *words: str, devices: int = 1, **environment: str) -> subprocess.Popen[str]:
-        """The process, running, with `devices` simulated devices."""
+    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+        """The process, running."""
         program = ["-m"] if words[0].startswith("isojax.") else ["-c", SCRIPT]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        settings = {**os.environ, **simulated(devices), **environment}
-        return subprocess.Popen([sys.executable, *program, *words], cwd=self.folder, env=settings, text=True, **pipes)
+        command = [sys.executable, *program, *words]
+        return subprocess.Popen(command, cwd=self.folder, env={**settings(), **environment}, text=True, **pipes)
 
-    def quick(self, *words: str, devices: int = 1) -> subprocess.CompletedProcess[str]:
+    def quick(self, *words: str) -> subprocess.CompletedProcess[str]:
         """The process, ended, as a fork of the nursery: for commands that compile nothing."""
         out, err = (self.folder.parent / name for name in ("stdout", "stderr"))
-        job = {"words": words, "folder": str(self.folder), "environment": simulated(devices), "out": str(out), "err": str(err)}
         assert self.nursery.stdin and self.nursery.stdout
-        print(json.dumps(job), file=self.nursery.stdin, flush=True)
+        print(json.dumps([str(self.folder), str(out), str(err), words]), file=self.nursery.stdin, flush=True)
         code = int(self.nursery.stdout.readline())
         return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
 
-    def __call__(self, *words: str, devices: int = 1, **environment: str) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """The process, ended."""
-        with self.start(*words, devices=devices, **environment) as process:
+        with self.start(*words, **environment) as process:
             try:
                 out, err = process.communicate(timeout=SECONDS)
             finally:
                 process.kill()
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
-    def ok(self, *words: str, devices: int = 1, **environment: str) -> subprocess.CompletedProcess[str]:
+    def ok(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """The process, ended with exit code 0."""
-        return _well(self(*words, devices=devices, **environment))
+        return _well(self(*words, **environment))
 
-    def quick_ok(self, *words: str, devices: int = 1) -> subprocess.CompletedProcess[str]:
+    def quick_ok(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`quick`, with exit code 0."""
-        return _well(self.quick(*words, devices=devices))
+        return _well(self.quick(*words))
 
-    def refused(self, *words: str, saying: Sequence[str] = (), devices: int = 1) -> None:
+    def refused(self, *words: str, saying: Sequence[str] = ()) -> None:
         """The process ends with exit code 2 and one message, the last line it prints, and leaves every file of the folder as it was."""
         before = snapshot(self.folder)
-        done = self.quick(*words, devices=devices)
+        done = self.quick(*words)
         assert done.returncode == 2 and "Traceback" not in done.stderr, _told(done)
         lines = done.stderr.splitlines()
         assert [line.startswith("error: ") for line in lines].count(True) == 1 and lines[-1].startswith("error: "), _told(done)
@@ -130,12 +152,6 @@ class Isojax:
         return snapshot(self.folder.joinpath(*parts))
 
 
-def simulated(devices: int) -> dict[str, str]:
-    """Environment variables that a command runs with."""
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
-    return {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PYTHONPATH": path, "COLUMNS": "200", "NO_COLOR": "1"}
-
-
 def _told(done: subprocess.CompletedProcess[str]) -> str:
     return f"{' '.join(done.args)}\nexit code {done.returncode}\n{done.stdout}\n{done.stderr}"
 
@@ -148,9 +164,8 @@ def _well(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[subprocess.Popen[str]]:
     """The process that commands are forked from."""
-    settings = {**os.environ, **simulated(1)}
     with subprocess.Popen(
-        [sys.executable, "-c", NURSERY], env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", NURSERY], env=settings(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         yield process
         process.communicate()

@@ -14,7 +14,7 @@ def test_a_dry_run_writes_nothing(isojax: Any, tmp_path: Any) -> None:
     done = isojax.ok("isojax.launch", "tiny.yaml", "--dry-run", JAX_COMPILATION_CACHE_DIR=str(cache))
     assert isojax.snapshot() == before and not (isojax.folder / "runs").exists() and not cache.exists()
     assert "4 cells" in done.stderr and "1852" in done.stderr
-    isojax.quick_ok("launch", "tiny.yaml", "--dry-run", "--mesh", "data=4,tensor=2", devices=8)
+    isojax.quick_ok("launch", "tiny.yaml", "--dry-run", "--mesh", "data=4,tensor=2")
     assert isojax.snapshot() == before
 
 

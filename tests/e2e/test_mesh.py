@@ -12,7 +12,7 @@ MESH = "data=4,tensor=2"
 def test_a_cell_on_eight_devices(isojax: Any, whole: Any) -> None:
     """The same cell on data=4,tensor=2: C, targets and base policy as on one device; the draws differ by rounding alone."""
     words = ("tiny.yaml", "--mesh", MESH, "sweep.n=[2]", "sweep.seeds=1", "sweep.budget=200")
-    done = isojax.ok("train", *words, devices=8)
+    done = isojax.ok("train", *words)
     assert "8 of 8 cpu devices a cell" in done.stderr
     rows, one = isojax.rows("8x2-s0"), whole.rows("8x2-s0")
     assert [(row["target"], row["M"], row["rollouts"]) for row in rows] == [
@@ -21,4 +21,4 @@ def test_a_cell_on_eight_devices(isojax: Any, whole: Any) -> None:
     assert len(rows) == 5
     assert np.abs(np.subtract(rows[0]["counts"], one[0]["counts"])).sum() <= 3  # of 320 rollouts
     assert rows[1]["train"]["log_ratio"] < 1e-4  # sampler and trainer agree on the mesh
-    isojax.refused("train", *words, "--resume", "sweep.budget=300", "--mesh", "data=4,tensor=4", devices=8, saying=["16 devices"])
+    isojax.refused("train", *words, "--resume", "sweep.budget=300", "--mesh", "data=4,tensor=4", saying=["16 devices"])

@@ -13,7 +13,7 @@ SETTINGS = {
     "unknown key": (["cell.rl.learnin_rate=1"], ["learnin_rate", "cell.rl.learning_rate"]),
     "wrong type": (["sweep.budget=many"], ["sweep.budget", "'many'", "integer"]),
     "over B_max": (["sweep.n=[2,16]"], ["8 x 16 = 128", "B_max = 64"]),
-    "mesh too large": (["--mesh", "data=2,tensor=2"], ["data=2,tensor=2", "4 devices"]),
+    "mesh too large": (["--mesh", "data=4,tensor=4"], ["data=4,tensor=4", "16 devices"]),
     "mesh of an unknown axis": (["--mesh", "rows=1"], ["'rows'"]),
     "unknown loss": (["cell.rl.loss=gpro"], ["'gpro'", "grpo"]),
     "unknown task": (["cell.task=sums"], ["'sums'", "solvers"]),
@@ -56,10 +56,8 @@ CHANGES = {
     "another recipe": (["--resume", "cell.rl.kl=0.1"], ["cell.rl.kl", "0.02", "0.1"]),
     "another seed": (["--resume", "sweep.seed=1"], ["sweep.seed"]),
     "an n less": (["--resume", "sweep.n=[2]"], ["sweep.n"]),
-    "fewer seeds": (["--resume", "sweep.seeds=1"], ["sweep.seeds"]),
     "less budget": (["--resume", "sweep.budget=1000"], ["sweep.budget"]),
     "other slots": (["--resume", "sweep.slots=8"], ["sweep.slots"]),
-    "another microbatch": (["--resume", "sweep.microbatch=8"], ["sweep.microbatch"]),
 }
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 HALF_DONE, LINES = "8x2-s1", 5  # the second of four cells, killed with so many of its 13 lines written
 
@@ -44,16 +43,14 @@ def test_killed_before_a_checkpoint(isojax: Any, whole: Any) -> None:
     assert isojax.ledgers()[HALF_DONE].startswith(half[: half.rindex(b"\n") + 1])
 
 
-@pytest.mark.parametrize("torn", [False, True])
-def test_killed_between_checkpoints(isojax: Any, whole: Any, torn: bool) -> None:
-    """The half-done cell goes on from its checkpoint; a last line torn by the kill is written again."""
+def test_killed_between_checkpoints(isojax: Any, whole: Any) -> None:
+    """The half-done cell goes on from its checkpoint; a last line torn by the kill, of its records or its clocks, is written again."""
     kill_in_mid_cell(isojax, "run.checkpoint_seconds=0")
     cell: Path = isojax.run() / "cells" / HALF_DONE
     assert [p for p in (cell / "checkpoint").iterdir() if p.name.isdigit()]
-    if torn:
-        for name in ("records.jsonl", "timing.jsonl"):
-            data = (cell / name).read_bytes()
-            (cell / name).write_bytes(data[: len(data) - 20])
+    for name, line in (("records.jsonl", '{"kind": "eval", "target": 2'), ("timing.jsonl", '{"kind": "timing", "tar')):
+        with (cell / name).open("a") as f:
+            f.write(line)
     kept = isojax.snapshot("runs", "tiny", "cells", "8x2-s0")
     done = isojax.ok("isojax.launch", "tiny.yaml", "--resume", "run.checkpoint_seconds=0")
     check_unbroken(isojax, whole, done.stderr, kept)
@@ -62,7 +59,7 @@ def test_killed_between_checkpoints(isojax: Any, whole: Any, torn: bool) -> None
 def test_a_finished_sweep_grows(isojax: Any, whole: Any) -> None:
     isojax.ok("isojax.launch", "tiny.yaml", "sweep.budget=700")
     short = isojax.ledgers()
-    assert len(short) == 4 and all(ledger.count(b"\n") == 9 for ledger in short.values())
+    assert len(short) == 4 and all(ledger.count(b"\n") == 10 for ledger in short.values())
 
     # More budget goes on where the cells ended: the first lines stand, and the rest is what one long run would have written.
     isojax.ok("isojax.launch", "tiny.yaml", "--resume")
@@ -72,27 +69,28 @@ def test_a_finished_sweep_grows(isojax: Any, whole: Any) -> None:
 
     # A longer grid and more seeds run what is missing, and nothing else.
     cells = isojax.snapshot("runs", "tiny", "cells")
-    done = isojax.ok("isojax.launch", "tiny.yaml", "--resume", "sweep.n=[2,4,8]", "sweep.seeds=3")
+    done = isojax.ok("isojax.launch", "tiny.yaml", "--resume", "sweep.n=[2,3,4]", "sweep.seeds=3")
     grown = isojax.snapshot("runs", "tiny", "cells")
     assert {path: grown[path] for path in cells} == cells
-    assert set(isojax.ledgers()) == {f"8x{n}-s{seed}" for n in (2, 4, 8) for seed in (0, 1, 2)}
+    assert set(isojax.ledgers()) == {f"8x{n}-s{seed}" for n in (2, 3, 4) for seed in (0, 1, 2)}
     assert done.stderr.count("done before") == 4
-    assert [row["target"] for row in isojax.rows("8x8-s2")] == [row["target"] for row in whole.rows("8x2-s0")]
+    assert [row["target"] for row in isojax.rows("8x3-s2")] == [row["target"] for row in whole.rows("8x2-s0")]
 
     # A finished sweep resumed as it is runs no cell.
-    done = isojax.ok("isojax.launch", "tiny.yaml", "--resume", "sweep.n=[2,4,8]", "sweep.seeds=3")
+    done = isojax.ok("isojax.launch", "tiny.yaml", "--resume", "sweep.n=[2,3,4]", "sweep.seeds=3")
     assert isojax.snapshot("runs", "tiny", "cells") == grown and done.stderr.count("done before") == 9
 
 
 def test_more_budget_where_one_update_reaches_two_targets(isojax: Any) -> None:
-    """B = 64 passes 64, 84 and 109 at M = 1, 2 and 2: a budget of 90, then of 250, leaves the ledger that 250 alone leaves, or one it begins."""
-    words = ("tiny.yaml", "sweep.B_p=[16]", "sweep.n=[4]", "sweep.seeds=1", "cell.eval.ratio=1.3")
-    isojax.ok("train", *words, "sweep.budget=90")
-    short = isojax.ledgers()["16x4-s0"]
-    isojax.ok("train", *words, "--resume", "sweep.budget=250")
-    grown, rows = isojax.ledgers()["16x4-s0"], isojax.rows("16x4-s0")
-    assert grown.startswith(short)
-    assert [row["rollouts"] for row in rows] == [0, 64, 128, 192, 256]  # no C twice
-    isojax.ok("train", *words, "sweep.budget=250", "name=at-once")
-    assert isojax.ledgers("at-once")["16x4-s0"] == grown
-    isojax.quick_ok("fit", "runs/tiny/cells/16x4-s0", "--json")
+    """B = 32 passes 64, 77, 93 and 111 at M = 2, 3, 3 and 4. A budget that ends between 77 and 93, then a larger one: no C stands twice."""
+    words = ("tiny.yaml", "cell.eval.ratio=1.2", "sweep.seeds=1")
+    isojax("isojax.launch", *words, "sweep.budget=80")  # exit code 2: too few points for a fit
+    short = isojax.ledgers()
+    assert [row["rollouts"] for row in isojax.rows("8x4-s0")] == [0, 64, 96]
+    isojax.ok("isojax.launch", *words, "--resume", "sweep.budget=1000")
+    assert all(ledger.startswith(short[cell]) for cell, ledger in isojax.ledgers().items())
+    for cell in short:
+        rollouts = [row["rollouts"] for row in isojax.rows(cell)]
+        assert all(a < b for a, b in pairwise(rollouts)), rollouts
+    isojax.ok("isojax.launch", *words, "sweep.budget=1000", "name=at-once")
+    assert isojax.ledgers("at-once") == isojax.ledgers()

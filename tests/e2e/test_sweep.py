@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def test_every_rollout_is_counted_and_no_other(whole: Any, cell: str) -> None:
     assert [row["target"] for row in rows] == TARGETS  # the same for every cell
     assert [row["M"] for row in rows] == [math.ceil(target / B) for target in TARGETS]
     assert [row["rollouts"] for row in rows] == [B * math.ceil(target / B) for target in TARGETS]
-    assert all(a["tokens"] < b["tokens"] for a, b in zip(rows, rows[1:], strict=False))
+    assert all(a["tokens"] < b["tokens"] for a, b in pairwise(rows))
     assert all(row["rollouts"] <= row["tokens"] <= 4 * row["rollouts"] for row in rows)  # one to four tokens a response
     for row in rows:
         assert len(row["counts"]) == 40 and all(0 <= count <= 8 for count in row["counts"]) and row["samples"] == 8
@@ -89,7 +90,7 @@ def test_samples_can_be_read(whole: Any) -> None:
 
 def test_again_and_side_by_side_the_same_bits(whole: Any, isojax: Any) -> None:
     """No clock and no order of work is in the records: two cells at a time on two devices write what one after the other did."""
-    done = isojax.ok("launch", "tiny.yaml", "run.cells_at_once=2", devices=2)
+    done = isojax.ok("launch", "tiny.yaml", "run.cells_at_once=2")
     assert "2 at once" in done.stderr and "report: " in done.stdout and "for 2,500 rollouts: B_p = 8" in done.stdout
     assert isojax.ledgers() == whole.ledgers()
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()

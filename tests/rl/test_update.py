@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -23,8 +23,8 @@ from tests.device import (
     DECODER,
     EOS,
     MESHES,
-    Parity,
     P,
+    Parity,
     T,
     gather,
     log_softmax,
@@ -63,7 +63,8 @@ class Program:
 
     def __post_init__(self) -> None:
         self.mesh = mesh(self.axes)
-        self.geometry = make_geometry(CELLS, shard_count(self.mesh), self.slots, self.microbatch, P, T, self.prompts)
+        geometry = make_geometry(CELLS, shard_count(self.mesh), self.slots, self.microbatch, P, T)
+        self.geometry = replace(geometry, prompts=self.prompts, prefixes=2 * self.prompts)
         cell = CellConfig(model=CONFIG, sampling=SamplingConfig(temperature=self.temperature), rl=RLConfig(kl=float(self.use_kl)))
         rollout, update = build_step(cell, DECODER, Parity(), self.geometry, self.mesh)
         self.rollout, self.update, self.init = jax.jit(rollout), jax.jit(update), build_init(DECODER, self.mesh)
@@ -83,9 +84,8 @@ class Program:
 
 PROGRAMS = {
     "m=8": Program(),
-    "m=32, no KL": Program(microbatch=32, prompts=16, use_kl=False),
-    MESHES[0]: Program(axes=MESHES[0], slots=6),
-    MESHES[1] + ", temperature .7": Program(axes=MESHES[1], slots=6, temperature=0.7),
+    MESHES[0]: Program(axes=MESHES[0], slots=6, prompts=3),
+    f"{MESHES[1]}, m=32, no KL, temperature .7": Program(axes=MESHES[1], slots=6, microbatch=32, prompts=16, temperature=0.7, use_kl=False),
 }
 
 
@@ -98,33 +98,43 @@ def batch(B_p: int, n: int, temperature: float) -> Batch:
     lengths = rng.integers(1, T + 1, B)
     tokens[np.arange(B), lengths - 1] = EOS
     mask = np.arange(T)[None] < lengths[:, None]
-    logps = reference_logps(np, policy(), temperature, np.arange(B) // n, tokens)[0] + rng.normal(0, 0.2, (B, T))
+    logps = reference_logps(np, policy(), PROBLEMS, temperature, np.arange(B) // n, tokens)[0] + rng.normal(0, 0.2, (B, T))
     return Batch(np.where(mask, tokens, 0), np.where(mask, logps, 0).astype(np.float32), mask, rng.normal(size=B).astype(np.float32))
 
 
-def reference_logps(xp: Any, params: Params, temperature: float, group: np.ndarray, tokens: np.ndarray) -> tuple[Any, Any]:
-    log_p = log_softmax(xp, response_logits(xp, params, PROBLEMS, group, tokens) / temperature)
+def reference_logps(xp: Any, params: Params, problems: Problems, temperature: Any, group: np.ndarray, tokens: Any) -> tuple[Any, Any]:
+    log_p = log_softmax(xp, response_logits(xp, params, problems, group, tokens) / temperature)
     return xp.take_along_axis(log_p, tokens[..., None], -1)[..., 0], log_p
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-@partial(jax.value_and_grad, argnums=2, has_aux=True)
-def plain(B_p: int, n: int, params: Params, rows: Batch, temperature: Any, kl: Any, entropy: Any) -> tuple[Any, dict[str, Any]]:
-    """The objective as one writes it down."""
-    group = np.arange(B_p * n) // n
-    logps, log_p = reference_logps(jnp, params, temperature, group, rows.tokens)
-    base, _ = reference_logps(jnp, policy(1), temperature, group, rows.tokens)
-    ratio = jnp.exp(logps - rows.logps)
-    surrogate = jnp.minimum(ratio * rows.gains[:, None], jnp.clip(ratio, 0.8, 1.2) * rows.gains[:, None])
+@jax.jit
+@partial(jax.grad, has_aux=True)
+def rollout_gradient(params: Params, problem: Problems, row: Batch, temperature: Any, kl: Any, entropy: Any) -> tuple[Any, dict[str, Any]]:
+    """The objective of one rollout as one writes it down, a sum over its tokens."""
+    zero = np.array([0])
+    logps, log_p = reference_logps(jnp, params, problem, temperature, zero, row.tokens)
+    base, _ = reference_logps(jnp, policy(1), problem, temperature, zero, row.tokens)
+    ratio = jnp.exp(logps - row.logps)
     terms = {
         "entropy": -(jnp.exp(log_p) * log_p).sum(-1),
         "kl": jnp.exp(base - logps) - (base - logps) - 1,
         "clip_fraction": 1.0 * ((ratio < 0.8) | (ratio > 1.2)),
-        "log_ratio": jnp.abs(logps - rows.logps),
+        "log_ratio": jnp.abs(logps - row.logps),
     }
+    surrogate = jnp.minimum(ratio * row.gains[:, None], jnp.clip(ratio, 0.8, 1.2) * row.gains[:, None])
     terms["loss"] = -surrogate + kl * terms["kl"] - entropy * terms["entropy"]
-    means = {k: (v * rows.mask).sum() / rows.mask.sum() for k, v in terms.items()}
-    return means["loss"], means
+    sums = {k: (v * row.mask).sum() for k, v in terms.items()}
+    return sums["loss"], sums
+
+
+def plain(B_p: int, n: int, temperature: float, kl: float, entropy: float) -> tuple[Params, dict[str, float]]:
+    """Gradient and metrics of a batch: one rollout after the other, each a whole sequence; then divided by all tokens."""
+    rows = batch(B_p, n, temperature)
+    each = []
+    for r in range(B_p * n):
+        problem = Problems(*(x[r // n : r // n + 1] for x in PROBLEMS))
+        each.append(rollout_gradient(policy(), problem, Batch(*(x[r : r + 1] for x in rows)), temperature, kl, entropy))
+    return jax.tree.map(lambda *x: np.sum(np.stack(x), 0, np.float64) / rows.mask.sum(), *each)
 
 
 def relative(one: Params, two: Params) -> dict[str, float]:
@@ -136,26 +146,19 @@ def relative(one: Params, two: Params) -> dict[str, float]:
 @pytest.mark.parametrize(("B_p", "n"), CELLS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients_equal_a_plain_program(name: str, B_p: int, n: int) -> None:
+    """For microbatches of 8 and 32, larger than some batches, beside 3, 4 and 16 prompts: neither changes anything but rounding."""
     program = PROGRAMS[name]
     kl = NUMBERS["kl"] if program.use_kl else 0.0
     rows = batch(B_p, n, program.temperature)
-    (_, means), expected = plain(B_p, n, policy(), rows, program.temperature, kl, NUMBERS["entropy"])
+    expected, means = plain(B_p, n, program.temperature, kl, NUMBERS["entropy"])
     got, metrics = program.gradient(rows, B_p, n)
     assert max(relative(got, expected).values()) < 1e-5, relative(got, expected)
     for k, v in means.items():
-        assert (k == "kl" and not program.use_kl) or metrics[k] == pytest.approx(float(v), rel=1e-5, abs=1e-6), k
+        assert (k == "kl" and not program.use_kl) or metrics[k] == pytest.approx(float(v), rel=1e-5, abs=1e-5), k
     assert metrics["grad_norm"] == pytest.approx(float(optax.tree.norm(expected)), rel=1e-5)
     assert metrics["not_finite"] == 0
     assert B_p == 1 or (0 < means["clip_fraction"] < 1 and means["kl"] > 0.1)  # the terms are at work
     assert program.update._cache_size() <= 1
-
-
-def test_the_microbatch_changes_nothing_but_rounding() -> None:
-    """Microbatches of 8 beside 4 prompts, and of 32 beside 16."""
-    rows = batch(13, 7, 1.0)
-    one, _ = PROGRAMS["m=8"].gradient(rows, 13, 7, kl=0.0)
-    two, _ = PROGRAMS["m=32, no KL"].gradient(rows, 13, 7, kl=0.0)
-    assert max(relative(one, two).values()) < 1e-5
 
 
 def test_no_live_token_gives_no_nan() -> None:
@@ -199,7 +202,7 @@ def test_ten_steps_on_one_and_on_eight_devices() -> None:
     start = policy()
     moved = jax.tree.map(lambda a, b: a - b, ends[0], start)
     assert max(relative(ends[1], ends[0]).values()) < 1e-5
-    assert optax.tree.norm(moved) > 0.02 * optax.global_norm(start)
+    assert optax.tree.norm(moved) > 0.02 * optax.tree.norm(start)
     mesh_gradients = [p.gradient(recorded[0], 13, 7)[0] for p in (one, eight)]
     assert max(relative(*mesh_gradients).values()) < 1e-5
 

@@ -15,6 +15,7 @@ from isojax.sampling import sampler
 from isojax.sampling.sampler import Geometry, Problems, batch_rows, build_sampler, make_geometry
 from isojax.sharding import shard_count
 from tests.device import DECODER, EOS, MESHES, VOCAB, P, gather, log_softmax, mesh, placed, policy, random_problems, response_logits
+from tests.hlo import check_kept_apart, collectives
 
 T = 5
 CELLS = [(1, 1), (13, 7), (16, 2), (5, 32)]
@@ -29,21 +30,24 @@ class Engine:
     axes: str = "auto"
     temperature: float = 1.0
     slots: int = 12
-    prompts: int = 16
+    prompts: int | None = None
     prefixes: int | None = None
 
     def __post_init__(self) -> None:
         on = mesh(self.axes)
-        geometry = make_geometry(CELLS, shard_count(on), self.slots, 8, P, T, self.prompts)
-        self.geometry: Geometry = replace(geometry, prefixes=self.prefixes or geometry.prefixes)
+        geometry = make_geometry(CELLS, shard_count(on), self.slots, 8, P, T)
+        g, G = self.prompts or geometry.prompts, self.prefixes or geometry.prefixes
+        self.geometry: Geometry = replace(geometry, prompts=g, prefixes=G)
         self.program = jax.jit(build_sampler(DECODER, self.geometry, on, self.temperature, EOS))
         self.params = placed(policy(), on)
 
+    def args(self, B_p: int, n: int, key: int, order: np.ndarray) -> tuple[object, ...]:
+        problems = Problems(*(np.resize(x[order], (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        return self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(key)
+
     def __call__(self, B_p: int, n: int, key: int = 0, order: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """tokens, logps and mask [B T] of problems PROBLEMS[order], and of nothing that pads them."""
-        order = np.arange(B_p) if order is None else order
-        problems = Problems(*(np.resize(x[order], (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
-        rollouts = self.program(self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(key))
+        rollouts = self.program(*self.args(B_p, n, key, np.arange(B_p) if order is None else order))
         _, live = batch_rows(self.geometry, jnp.int32(B_p), jnp.int32(n))
         assert not np.asarray(rollouts.mask)[~np.asarray(live)].any()  # rows that hold no rollout count for nothing
         tokens, logps, mask = (gather(self.geometry, B_p * n, x) for x in rollouts)
@@ -55,12 +59,13 @@ def engine() -> Iterator[Engine]:
     """One device; two tokens a visit to the queue, so that slots are refilled while others are in mid-response."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler, "CHUNK", 2)
-        yield Engine()
+        yield Engine(prompts=4, prefixes=12)
 
 
 @pytest.fixture(scope="module")
 def cool() -> Engine:
-    return Engine(temperature=0.6)
+    """At another temperature, with a prefix table smaller than the batch and than the slots."""
+    return Engine(temperature=0.6, slots=11, prompts=2, prefixes=4)
 
 
 @pytest.fixture(params=["engine", "cool"])
@@ -140,22 +145,42 @@ def test_rollouts_of_a_problem_differ_and_another_update_draws_anew(engine: Engi
         assert (one[p, 1:, 0] == one[p, :-1, 0]).mean() < bound
 
 
-@pytest.mark.parametrize(("slots", "prompts", "prefixes"), [(5, 2, 4), (1, 1, 1)])
-def test_a_prefix_table_smaller_than_the_batch(engine: Engine, slots: int, prompts: int, prefixes: int) -> None:
-    small = Engine(slots=slots, prompts=prompts, prefixes=prefixes)
+def test_one_slot_and_one_prefix(engine: Engine) -> None:
+    small = Engine(slots=1, prompts=1, prefixes=1)
     for B_p, n in [(16, 2), (13, 7)]:
         close(small(B_p, n), engine(B_p, n))
 
 
-@pytest.mark.parametrize("axes", MESHES)
-def test_shards_sample_what_one_device_samples(engine: Engine, axes: str) -> None:
+@pytest.fixture(scope="module", params=MESHES)
+def many(request: pytest.FixtureRequest) -> Engine:
+    return Engine(axes=request.param)
+
+
+def test_shards_sample_what_one_device_samples(engine: Engine, many: Engine) -> None:
     """With groups of 7 and 32 across shard boundaries (23 and 40 rollouts a shard), and 1 rollout for 4 shards."""
-    many = Engine(axes=axes)
     both = [(many(B_p, n), engine(B_p, n)) for B_p, n in CELLS]
     assert many.program._cache_size() == 1
     for one, two in both[1:]:
         close(one, two)
     np.testing.assert_array_equal(both[0][0][0], both[0][1][0])
+
+
+def test_the_loops_hold_no_collective_that_should_not_be_there(many: Engine) -> None:
+    hlo = many.program.lower(*many.args(1, 1, 0, np.arange(1))).compile().as_text()
+    found = collectives(hlo)
+    # the cache and the prefix table: this shard's rows, this device's heads
+    check_kept_apart(hlo, P + T, many.slots, many.slots)
+    check_kept_apart(hlo, P - 1, many.geometry.prefixes, many.slots)
+    # fsdp's weights are gathered once, before the loop
+    assert bool([c for c in found if c.depth == 0 and c.kind == "all-gather"]) == ("fsdp" in many.axes)
+    # once a visit, all shards: is any still at work?
+    assert [(c.kind, c.result) for c in found if c.depth == 1] == [("all-reduce", "s32[]")]
+    # shards leave the inner loops at times of their own: there only tensor's pairs may meet, and gather one step's distribution at most
+    inside = [c for c in found if c.depth > 1]
+    assert inside
+    for c in inside:
+        assert all(group in ({0, 1}, {2, 3}, {4, 5}, {6, 7}) for group in c.groups), c.line
+        assert c.kind == "all-reduce" or (c.kind, c.result) == ("all-gather", f"f32[{many.slots},{VOCAB}]"), c.line
 
 
 def close(one: tuple[np.ndarray, ...], two: tuple[np.ndarray, ...]) -> None:
@@ -167,10 +192,10 @@ def close(one: tuple[np.ndarray, ...], two: tuple[np.ndarray, ...]) -> None:
 
 
 def test_the_geometry_by_hand() -> None:
-    g = make_geometry([(16, 2), (13, 7), (5, 32)], 4, 12, 8, 6, 5, prompts=4)
-    # 160 rollouts over 4 shards and max(R, m) rows of padding; 16 problems and g of padding
-    assert (g.B_cap, g.rows, g.Q_cap, g.problem_rows) == (160, 40 + 12, 16, 20)
-    assert g.prompts == 4 and g.prefixes % g.prompts == 0
+    g = make_geometry([(16, 2), (13, 7), (5, 32)], 4, 12, 8, 6, 5)
+    # 160 rollouts over 4 shards and max(R, m) rows of padding; 16 problems and g of padding; g is a shard's part of the smallest B_p
+    assert (g.B_cap, g.rows, g.Q_cap, g.problem_rows) == (160, 40 + 12, 16, 16 + 2)
+    assert g.prompts == 2 and g.prefixes % g.prompts == 0
 
 
 @pytest.mark.parametrize(("B_p", "n"), [(1, 1), (13, 7), (3, 5)])

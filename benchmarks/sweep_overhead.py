@@ -1,0 +1,107 @@
+"""What a small batch costs beside a large one: time a rollout of the smallest and the largest cell of a sweep, and their ratio.
+
+Both go through the one fused program that the whole sweep compiles (prefill, sample, verify, gradient, AdamW), warm, on one core, called as
+`train.run_cell` calls it. Repeats are interleaved and medians are taken, so that whatever else the machine does falls on both alike. The
+learning rate is 0, so that every repeat does the same work. One JSON line on standard output:
+
+    python benchmarks/sweep_overhead.py                           configs/quickstart.yaml, its smallest and largest cell
+    python benchmarks/sweep_overhead.py --pairs 16x2,64x32        these cells, in the sweep's program
+    python benchmarks/sweep_overhead.py my.yaml --base runs/mine/base    the base policy of a run (otherwise an untrained one, which
+                                                                  uses every response position)
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", nargs="?", default="quickstart", help="a config's name or path")
+    parser.add_argument("overrides", nargs="*", help="key=value")
+    parser.add_argument("--pairs", help="B_pxn,...: the cells to time, the first against the last")
+    parser.add_argument("--base", type=Path, help="base/ of a finished sweep")
+    parser.add_argument("--rollouts", type=int, default=16384, help="rollouts a measurement")
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # before jax starts its threads
+    import jax
+
+    from isojax import base
+    from isojax.config import load_config
+    from isojax.launch.planner import plan, resolve
+    from isojax.rl.step import UPDATES_A_CALL
+    from isojax.sampling.sampler import Problems
+    from isojax.sharding import make_mesh, parse_mesh, replicated
+    from isojax.tasks.data import batches
+    from isojax.train import Programs
+
+    config = load_config(arguments.config, arguments.overrides)
+    sweep = resolve(config.sweep, 1)
+    pairs = sorted({(cell.B_p, cell.n) for cell in plan(sweep)}, key=lambda pair: pair[0] * pair[1])
+    timed = [pairs[0], pairs[-1]]
+    if arguments.pairs:
+        timed = [(int(B_p), int(n)) for B_p, n in (pair.split("x") for pair in arguments.pairs.split(","))]
+        pairs = sorted({*pairs, *timed})
+    mesh = make_mesh(parse_mesh("auto", 1), jax.devices())
+    programs = Programs(config.cell, sweep, pairs, mesh)
+    if arguments.base:
+        made = base.load(arguments.base)
+        params, problems = made.params, made.training
+    else:
+        params = programs.decoder.init(jax.random.key(0))
+        problems = programs.task.problems(2000, np.random.default_rng(0))
+    params = jax.device_put(params, programs.decoder.shardings(mesh))
+    table = jax.device_put(Problems(*programs.encode(config.cell, problems)), replicated(mesh))
+    numbers = programs.numbers._replace(learning_rate=np.float32(0))
+
+    def seconds(B_p: int, n: int) -> float:
+        """Time a rollout, over at least `--rollouts` of them."""
+        updates, order = max(1, arguments.rollouts // (B_p * n)), batches(len(problems), B_p, 0)
+        state = programs.init(params)
+        jax.block_until_ready(state)
+        start, done = time.perf_counter(), 0
+        while done < updates:
+            count = min(UPDATES_A_CALL, updates - done)
+            index = np.zeros((UPDATES_A_CALL, programs.geometry.problem_rows), np.int32)
+            for i in range(count):
+                index[i, :B_p] = next(order)
+            scalars = (np.int32(count), np.int32(B_p), np.int32(n), np.int32(0))
+            state, metrics = programs.train(state, params, table, index, *scalars, numbers)
+            _ = {k: float(v) for k, v in metrics.items()}
+            done += count
+        return (time.perf_counter() - start) / (updates * B_p * n)
+
+    measured: dict[tuple[int, int], list[float]] = {pair: [] for pair in timed}
+    for repeat in range(arguments.repeats + 1):  # the first compiles
+        for pair in timed:
+            spent = seconds(*pair)
+            if repeat:
+                measured[pair].append(spent)
+        print(f"repeat {repeat} of {arguments.repeats}", file=sys.stderr)
+    medians = {pair: statistics.median(spent) for pair, spent in measured.items()}
+    line = {
+        "benchmark": "sweep_overhead",
+        "config": arguments.config,
+        "slots": sweep.slots,
+        "microbatch": sweep.microbatch,
+        "microseconds_a_rollout": {f"{B_p}x{n}": round(1e6 * s, 2) for (B_p, n), s in medians.items()},
+        "spread": {f"{B_p}x{n}": round((max(v) - min(v)) / medians[B_p, n], 3) for (B_p, n), v in measured.items()},
+        "ratio": round(medians[timed[0]] / medians[timed[-1]], 3),
+        "backend": jax.default_backend(),
+        "jax": jax.__version__,
+        "programs": programs.train._cache_size(),
+    }
+    print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Counts of right answers against exact probabilities; the same seeds count the same, and padding counts for nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isojax.evaluate import Evaluator, average, first_rollouts
+from isojax.models.decoder import Params
+from isojax.sampling.sampler import make_geometry
+from isojax.sharding import shard_count
+from isojax.tasks.base import Encoded
+from tests.device import DECODER, MESHES, P, Parity, T, log_softmax, mesh, placed, policy, random_problems, response_logits
+
+PROBLEMS, SAMPLES, COUNT = 16, 8, 40  # two calls of 16 problems and one of 8
+TASK = Parity()
+ENCODED = TASK.encode(TASK.problems(COUNT, np.random.default_rng(0)), P, T)
+
+
+def build(axes: str = "auto") -> Evaluator:
+    on = mesh(axes)
+    return Evaluator(DECODER, TASK, on, PROBLEMS, SAMPLES, make_geometry([(4, 4)], shard_count(on), 12, 8, P, T), 1.0)
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Evaluator:
+    return build()
+
+
+def always(token: int) -> Params:
+    """A policy that answers one token: all embeddings are alike, so is every hidden state, and the unembedding picks the token."""
+    params = policy()
+    embed = np.repeat(params["embed"][:1], DECODER.vocab, 0)
+    hidden = hidden_state({**params, "embed": embed})
+    unembed = np.zeros_like(params["unembed"])
+    unembed[:, token] = 100 * hidden / (hidden @ hidden)
+    return {**params, "embed": embed, "unembed": unembed}
+
+
+def hidden_state(params: Params) -> np.ndarray:
+    """The last hidden state, read off logits under an unembedding that is the identity."""
+    identity = {**params, "unembed": np.eye(DECODER.config.width, dtype=np.float32)}
+    return response_logits(np, identity, random_problems(1), np.array([0]), np.zeros((1, 1), np.int32))[0, 0]
+
+
+def counts(evaluator: Evaluator, params: Params, encoded: Encoded = ENCODED, **kwargs: Any) -> np.ndarray:
+    kwargs = {"seed": 0, "evaluation": 1} | kwargs
+    return evaluator.counts(placed(params, evaluator.mesh), encoded, **kwargs)[0]
+
+
+def test_a_policy_that_is_always_right_and_one_that_never_is(evaluator: Evaluator) -> None:
+    assert counts(evaluator, always(4)).tolist() == [SAMPLES] * COUNT
+    assert counts(evaluator, always(5)).tolist() == [0] * COUNT
+    answers = evaluator.counts(placed(always(4), evaluator.mesh), ENCODED, 0, 0)[1]
+    np.testing.assert_array_equal(answers, np.full((COUNT, T), 4))
+
+
+def test_counts_follow_the_exact_probabilities(evaluator: Evaluator) -> None:
+    """Right is an even first token: its probability for each problem is a sum over the vocabulary."""
+    first = log_softmax(np, response_logits(np, policy(), ENCODED, np.arange(COUNT), np.zeros((COUNT, 1), np.int32)))[:, 0]
+    p = np.exp(first)[:, ::2].sum(1)
+    assert p.min() < 0.3 and p.max() > 0.7
+    repeats = 25
+    right = counts(evaluator, policy(), repeats=repeats)
+    k = repeats * SAMPLES
+    z = (right - k * p) / np.sqrt(k * p * (1 - p))
+    assert np.abs(z).max() < 4.5
+    assert abs((z**2).mean() - 1) < 4 * np.sqrt(2 / COUNT)
+
+
+def test_the_same_draws_for_a_seed_and_an_evaluation_and_others_for_others(evaluator: Evaluator) -> None:
+    one = counts(evaluator, policy())
+    np.testing.assert_array_equal(one, counts(evaluator, policy()))
+    assert (one != counts(evaluator, policy(), seed=1)).any()
+    assert (one != counts(evaluator, policy(), evaluation=2)).any()
+
+
+def test_a_problems_count_depends_on_no_other_problem(evaluator: Evaluator) -> None:
+    """Nor on its place, nor on the copies of a problem that fill a call up."""
+    whole = counts(evaluator, policy())
+    for chosen in (np.arange(5), np.array([39]), np.random.default_rng(0).permutation(COUNT)):
+        np.testing.assert_array_equal(counts(evaluator, policy(), Encoded(*(x[chosen] for x in ENCODED))), whole[chosen])
+
+
+def test_first_rollouts_are_the_problems_own(evaluator: Evaluator) -> None:
+    """What is shown of a problem is its first rollout: even where all of its rollouts were right, odd where none was."""
+    right, firsts = evaluator.counts(placed(policy(), evaluator.mesh), ENCODED, 0, 1)
+    for count, tokens in zip(right, firsts, strict=True):
+        assert count not in (0, SAMPLES) or (tokens[0] % 2 == 0) == (count == SAMPLES)
+    assert {0, SAMPLES} & set(right.tolist())
+
+
+def test_first_rollouts_by_hand() -> None:
+    # 3 groups of 4 on 2 shards of 6 rows and 1 of padding: rollouts 0, 4 on shard 0, rollout 8 in row 2 of shard 1
+    tokens = np.arange(14)[:, None].reshape(2, 7, 1)
+    assert first_rollouts(tokens, 3, 4).tolist() == [[0], [4], [9]]
+
+
+def test_eight_devices_count_what_one_counts(evaluator: Evaluator) -> None:
+    one, eight = counts(evaluator, policy()), counts(build(MESHES[0]), policy())
+    assert np.abs(one - eight).sum() <= 0.01 * one.sum()
+
+
+def test_average_by_hand() -> None:
+    assert average((4, 0, 1, 3), 4) == 0.5
+    assert average(np.array([1, 1]), 8) == 0.125
