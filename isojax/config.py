@@ -133,8 +133,8 @@ class CellConfig(Section):
 class SweepConfig(Section):
     """The grid of (B_p, n), its seeds and the budget C of each cell.
 
-    Cell seeds are 1000 * seed + 0, 1, ... `slots` (R) and `microbatch` (m) are rollouts a shard; null lets the planner choose them
-    once, and the choice is stored with the run. `over_B_max` says what happens to a pair with B_p * n > B_max: refuse the sweep,
+    Cell seeds are 1000 * seed + 0, 1, ... `slots` (R) and `microbatch` (m) are rollouts a shard, `prompts` (g) is how many problems it
+    prefills at once; null lets the planner choose them once, and the choice is stored with the run. `over_B_max` says what happens to a pair with B_p * n > B_max: refuse the sweep,
     or leave the pair out.
     """
 
@@ -147,6 +147,7 @@ class SweepConfig(Section):
     budget: PositiveInt = 250_000
     slots: PositiveInt | None = None
     microbatch: PositiveInt | None = None
+    prompts: PositiveInt | None = None
 
 
 class RunConfig(Section):
@@ -241,9 +242,10 @@ def check_resume(old: Config, new: Config) -> None:
     for key, was, given in (("sweep.seeds", a.seeds, b.seeds), ("sweep.budget", a.budget, b.budget)):
         if given < was:
             refuse(key, was, given, "at least as much (it may grow)")
-    for key, was, given in (("sweep.slots", a.slots, b.slots), ("sweep.microbatch", a.microbatch, b.microbatch)):
+    static = (("slots", a.slots, b.slots), ("microbatch", a.microbatch, b.microbatch), ("prompts", a.prompts, b.prompts))
+    for key, was, given in static:
         if was is not None and given is not None and was != given:
-            refuse(key, was, given, "the same value, or none")
+            refuse(f"sweep.{key}", was, given, "the same value, or none")
     largest = max((B_p * n for B_p in a.B_p for n in a.n if B_p * n <= a.B_max), default=0)
     if b.B_max < largest:
         refuse("sweep.B_max", a.B_max, b.B_max, f"at least {largest}, the largest B_p * n already run")

@@ -25,7 +25,7 @@ class Evaluator:
     def __init__(self, decoder: Decoder, task: Task, mesh: Mesh, problems: int, samples: int, like: Geometry, temperature: float):
         self.problems, self.samples, self.mesh = problems, samples, mesh
         self.geometry = make_geometry(
-            [(problems, samples)], like.shards, like.slots, like.microbatch, like.prompt_length, like.response_length
+            [(problems, samples)], like.shards, like.slots, like.microbatch, like.prompt_length, like.response_length, like.prompts
         )
         self._count = self._build(decoder, task, temperature)
 

@@ -47,15 +47,14 @@ class Programs:
 
     def __init__(self, cell: CellConfig, sweep: SweepConfig, pairs: list[tuple[int, int]], mesh: Mesh):
         """`pairs`: every (B_p, n) of the sweep; `sweep` with its slots and microbatch chosen."""
-        assert sweep.slots is not None and sweep.microbatch is not None
+        assert sweep.slots and sweep.microbatch and sweep.prompts, "the planner chooses them"
         self.mesh = mesh
         self.task: Task = build_task(cell.task)
         self.encode(cell, self.task.problems(1, np.random.default_rng(0)))  # refuses lengths too short before any work
         self.decoder: Decoder = registry.load("models", cell.model.family).build(cell.model, self.task.vocab)
         sampling = cell.sampling
-        self.geometry = make_geometry(
-            pairs, shard_count(mesh), sweep.slots, sweep.microbatch, sampling.prompt_length, sampling.response_length
-        )
+        lengths = sampling.prompt_length, sampling.response_length
+        self.geometry = make_geometry(pairs, shard_count(mesh), sweep.slots, sweep.microbatch, *lengths, sweep.prompts)
         self.evaluator = Evaluator(
             self.decoder, self.task, mesh, cell.data.validation, cell.eval.samples, self.geometry, sampling.temperature
         )

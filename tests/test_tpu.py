@@ -105,7 +105,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     decoder = registry.load("models", config.cell.model.family).build(config.cell.model, task.vocab)
     sweep, sampling = resolve(config.sweep, shard_count(mesh)), config.cell.sampling
     pairs = sorted({(cell.B_p, cell.n) for cell in plan(sweep)})
-    geometry = make_geometry(pairs, shard_count(mesh), sweep.slots, sweep.microbatch, sampling.prompt_length, sampling.response_length)
+    geometry = make_geometry(pairs, shard_count(mesh), sweep.slots, sweep.microbatch, sampling.prompt_length, sampling.response_length, sweep.prompts)
 
     def laid(shapes: Any, shardings: Any) -> Any:
         return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)

@@ -69,7 +69,7 @@ def start_jax(config: Config) -> Any:
 
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", cores())
-    if config.run.compilation_cache and not jax.config.read("jax_compilation_cache_dir"):
+    if config.run.compilation_cache and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isojax" / "xla"
         jax.config.update("jax_compilation_cache_dir", str(cache))
     return jax
@@ -100,7 +100,7 @@ def settle(config: Config, folder: Path, resume: bool, shards: int) -> Config:
         raise InputError(f"{folder} is no sweep's folder (it has no {CONFIG}); choose another name with name=NAME.")
     old = read_saved(folder / CONFIG)
     check_resume(old, config)
-    kept = {"slots": old.sweep.slots, "microbatch": old.sweep.microbatch}
+    kept = {"slots": old.sweep.slots, "microbatch": old.sweep.microbatch, "prompts": old.sweep.prompts}
     return config.model_copy(update={"sweep": config.sweep.model_copy(update=kept)})
 
 

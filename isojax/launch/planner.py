@@ -15,6 +15,9 @@ from isojax.types import Cell, InputError
 MAX_ROWS = 256
 """The largest R (slots) and m (rows a microbatch) a shard is given: wider batches gain no speed on a CPU and cost memory everywhere."""
 
+MAX_PROMPTS = 16
+"""The largest g (prompts prefilled at once) a shard is given."""
+
 UPDATE_COST = 32
 """What an update costs beside its rollouts (dispatch, optimizer step), in rollouts."""
 
@@ -61,10 +64,15 @@ def plan(sweep: SweepConfig) -> list[Cell]:
 
 
 def resolve(sweep: SweepConfig, shards: int) -> SweepConfig:
-    """The sweep with its slots (R) and microbatch (m) filled in, where they are not set.
+    """The sweep with its slots (R), microbatch (m) and prompts (g) filled in, where they are not set.
 
-    Both are rollouts a shard, chosen once a sweep and stored with it: the smallest ceil(B / shards) of its cells, at most MAX_ROWS,
-    so that no cell decodes empty slots from its first step on.
+    All count rows of a shard and are chosen once a sweep and stored with it. R is the smallest ceil(B / shards) of its cells, at most
+    MAX_ROWS, so that no cell decodes empty slots from its first step on; g the smallest ceil(B_p / shards), at most MAX_PROMPTS; m is R,
+    but no more than the g n rollouts that the smallest n gives a block of prompts, since a microbatch does not reach into the next.
     """
-    rows = min(MAX_ROWS, *(math.ceil(B_p * n / shards) for B_p, n in _grid(sweep)))
-    return sweep.model_copy(update={"slots": sweep.slots or rows, "microbatch": sweep.microbatch or rows})
+    pairs = _grid(sweep)
+    g = min(MAX_PROMPTS, *(math.ceil(B_p / shards) for B_p, _ in pairs))
+    rows = min(MAX_ROWS, *(math.ceil(B_p * n / shards) for B_p, n in pairs))
+    m = min(rows, g * min(n for _, n in pairs))
+    chosen = {"slots": sweep.slots or rows, "microbatch": sweep.microbatch or m, "prompts": sweep.prompts or g}
+    return sweep.model_copy(update=chosen)

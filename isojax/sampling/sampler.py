@@ -29,7 +29,6 @@ from isojax.models.decoder import Decoder, Params
 from isojax.sampling.logits import draw, log_probs, rollout_keys, uniforms
 from isojax.sharding import ROWS, shard_count
 
-MAX_PROMPTS = 16  # prefilled at once, a shard
 CHUNK = 32  # tokens decoded between two visits to the queue
 
 
@@ -63,15 +62,14 @@ class Geometry:
 
 
 def make_geometry(
-    cells: list[tuple[int, int]], shards: int, slots: int, microbatch: int, prompt_length: int, response_length: int
+    cells: list[tuple[int, int]], shards: int, slots: int, microbatch: int, prompt_length: int, response_length: int, prompts: int = 4
 ) -> Geometry:
-    """The geometry that serves every (B_p, n) of `cells`; g is what a shard of the smallest B_p holds, at most MAX_PROMPTS."""
+    """The geometry that serves every (B_p, n) of `cells`; the prefix table holds what the slots can need at once, and a block more."""
     n_min = min(n for _, n in cells)
     Q_cap = max(B_p for B_p, _ in cells)
     per_shard = -(-Q_cap // shards) + (shards > 1)
-    g = min(MAX_PROMPTS, -(-min(B_p for B_p, _ in cells) // shards))
-    G = g * -(-(min(slots // n_min + 2, per_shard) + g) // g)
-    return Geometry(shards, slots, microbatch, g, G, max(B_p * n for B_p, n in cells), Q_cap, prompt_length, response_length)
+    G = prompts * -(-(min(slots // n_min + 2, per_shard) + prompts) // prompts)
+    return Geometry(shards, slots, microbatch, prompts, G, max(B_p * n for B_p, n in cells), Q_cap, prompt_length, response_length)
 
 
 class Problems(NamedTuple):

@@ -1,7 +1,7 @@
-"""Does a stretch of the frontier stand on data? The winner's paired lead over the cells of the neighbouring stretches.
+"""Does an n on the frontier stand on data? The winner's paired lead over the cells that hold the frontier before and after it.
 
-All cells are evaluated at the same targets of C, on the same validation problems, so a lead is a paired difference at one target. Of
-the targets within a stretch the one is reported at which the smallest z over the neighbours is largest: choosing it favours the winner.
+A segment is where one n holds the frontier; which B_p it does so with may change inside. All cells are evaluated at the same targets of C, on the same validation problems, so a lead is a paired difference at one target. Of
+the targets within a segment the one is reported at which the smallest z over the neighbours is largest: choosing it favours the winner.
 Each cell answers a target at its first update reaching it, so a cell of large B_p n has spent up to one update more.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -22,12 +23,13 @@ Cells = Mapping[tuple[int, int], Sequence[Track]]
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of the frontier and its evidence.
+    """Where one n holds the frontier, and its evidence.
 
     Attributes:
+        B_p: the one that holds most of it.
         decades: log10(C_high / C_low).
-        neighbours: (n, B_p) of the stretches before and after.
-        measured_for_neighbours: whether all neighbours and the winner were evaluated at a common target within the stretch.
+        neighbours: (n, B_p) of the cells that hold the frontier just before and just after.
+        measured_for_neighbours: whether all neighbours and the winner were evaluated at a common target within the segment.
         lead, se, z: paired lead over the closest neighbour at the best such target; None where nothing can be paired (z too if se is 0).
         at_C: the winner's compute there, the mean over its seeds.
     """
@@ -64,24 +66,27 @@ def compare(a: Sequence[EvalPoint], b: Sequence[EvalPoint], metric: str) -> Diff
     return paired_difference([p.counts for p in a], [p.counts for p in b], samples.pop(), metric)
 
 
-def _evidence(stretch: Stretch, neighbours: Sequence[tuple[int, int]], cells: Cells, metric: str) -> Segment:
-    winner = at_targets(cells[stretch.B_p, stretch.n])
+def _evidence(held: Sequence[Stretch], neighbours: Sequence[tuple[int, int]], cells: Cells, metric: str) -> Segment:
+    """The evidence for one n, which holds the consecutive stretches `held`, against the cells (n, B_p) beside them."""
     rivals = [at_targets(cells[B_p, n]) for n, B_p in neighbours]
     best: tuple[float, Difference, float] | None = None
     measured = False
-    for target, (points, C) in winner.items():
-        if not rivals or not stretch.C_low * (1 - 1e-9) <= C <= stretch.C_high * (1 + 1e-9) or any(target not in r for r in rivals):
-            continue
-        measured = True
-        found = [compare(points, r[target][0], metric) for r in rivals]
-        leads = [d for d in found if d is not None]
-        if len(leads) < len(found):
-            continue
-        closest = min(leads, key=lambda d: d.z)
-        if best is None or closest.z > best[0]:
-            best = closest.z, closest, C
-    decades = math.log10(stretch.C_high / stretch.C_low)
-    head = (stretch.n, stretch.B_p, stretch.C_low, stretch.C_high, decades, tuple(neighbours), measured)
+    for stretch in held:
+        for target, (points, C) in at_targets(cells[stretch.B_p, stretch.n]).items():
+            inside = stretch.C_low * (1 - 1e-9) <= C <= stretch.C_high * (1 + 1e-9)
+            if not rivals or not inside or any(target not in r for r in rivals):
+                continue
+            measured = True
+            found = [compare(points, r[target][0], metric) for r in rivals]
+            leads = [d for d in found if d is not None]
+            if len(leads) < len(found):
+                continue
+            closest = min(leads, key=lambda d: d.z)
+            if best is None or closest.z > best[0]:
+                best = closest.z, closest, C
+    C_low, C_high = held[0].C_low, held[-1].C_high
+    longest = max(held, key=lambda s: s.C_high / s.C_low)
+    head = (longest.n, longest.B_p, C_low, C_high, math.log10(C_high / C_low), tuple(neighbours), measured)
     if best is None:
         return Segment(*head)
     z, lead, C = best
@@ -89,7 +94,7 @@ def _evidence(stretch: Stretch, neighbours: Sequence[tuple[int, int]], cells: Ce
 
 
 def segments(frontier: Frontier, cells: Cells, metric: str) -> tuple[Segment, ...]:
-    """The evidence for each stretch of a frontier.
+    """The evidence for each n of a frontier: consecutive stretches of one n are one segment, whatever their B_p.
 
     Args:
         cells: the runs of each (B_p, n).
@@ -98,7 +103,9 @@ def segments(frontier: Frontier, cells: Cells, metric: str) -> tuple[Segment, ..
     Raises:
         InputError: counts of different validation sets.
     """
-    s = frontier.stretches
-    sides = [[s[j] for j in (i - 1, i + 1) if 0 <= j < len(s)] for i in range(len(s))]
-    unique = [list(dict.fromkeys((o.n, o.B_p) for o in near)) for near in sides]
-    return tuple(_evidence(here, near, cells, metric) for here, near in zip(s, unique, strict=True))
+    held = [list(stretches) for _, stretches in groupby(frontier.stretches, key=lambda s: s.n)]
+    found = []
+    for i, here in enumerate(held):
+        beside = [*(held[i - 1][-1:] if i else []), *(held[i + 1][:1] if i + 1 < len(held) else [])]
+        found.append(_evidence(here, list(dict.fromkeys((o.n, o.B_p) for o in beside)), cells, metric))
+    return tuple(found)

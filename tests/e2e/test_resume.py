@@ -56,6 +56,13 @@ def test_killed_between_checkpoints(isojax: Any, whole: Any) -> None:
     check_unbroken(isojax, whole, done.stderr, kept)
 
 
+def test_killed_before_anything_was_written(isojax: Any) -> None:
+    """A kill while config.yaml is written leaves a temporary file, and nothing that stands in the way of a new start."""
+    isojax.run().mkdir(parents=True)
+    (isojax.run() / ".config.yaml.12345").write_text("name: ti")
+    isojax.quick_ok("isojax.launch", "tiny.yaml", "--resume", "--dry-run")
+
+
 def test_a_finished_sweep_grows(isojax: Any, whole: Any) -> None:
     isojax.ok("isojax.launch", "tiny.yaml", "sweep.budget=700")
     short = isojax.ledgers()

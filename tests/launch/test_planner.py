@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isojax.config import EvalConfig, SweepConfig
-from isojax.launch.planner import MAX_ROWS, cost, plan, resolve
+from isojax.launch.planner import MAX_PROMPTS, MAX_ROWS, cost, plan, resolve
 from isojax.types import Cell, InputError
 
 
@@ -50,10 +50,15 @@ def test_an_empty_axis_or_a_value_twice_is_refused(n: tuple[int, ...]) -> None:
         plan(SweepConfig(n=n))
 
 
-@pytest.mark.parametrize(("shards", "rows"), [(1, 91), (4, 23), (8, 12)])
-def test_slots_and_microbatch_fit_the_smallest_cell_of_a_shard(shards: int, rows: int) -> None:
+@pytest.mark.parametrize(("shards", "R", "g"), [(1, 91, 13), (4, 23, 4), (8, 12, 2)])
+def test_slots_and_prompts_fit_the_smallest_cell_of_a_shard(shards: int, R: int, g: int) -> None:
     sweep = resolve(SweepConfig(B_p=(13,), n=(7, 32)), shards)  # 13 x 7 = 91
-    assert (sweep.slots, sweep.microbatch) == (rows, rows)
+    assert (sweep.slots, sweep.microbatch, sweep.prompts) == (R, min(R, 7 * g), g)
+
+
+def test_a_microbatch_does_not_reach_beyond_a_block_of_prompts() -> None:
+    sweep = resolve(SweepConfig(B_p=(32, 64), n=(4, 32), B_max=2048), 1)
+    assert (sweep.slots, sweep.microbatch, sweep.prompts) == (128, 64, MAX_PROMPTS)
 
 
 def test_set_sizes_are_kept_dropped_pairs_do_not_count_and_there_is_a_cap() -> None:

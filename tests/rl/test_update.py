@@ -31,6 +31,7 @@ from tests.device import (
     mesh,
     placed,
     policy,
+    quick_jit,
     random_problems,
     response_logits,
     scatter,
@@ -67,7 +68,7 @@ class Program:
         self.geometry = replace(geometry, prompts=self.prompts, prefixes=2 * self.prompts)
         cell = CellConfig(model=CONFIG, sampling=SamplingConfig(temperature=self.temperature), rl=RLConfig(kl=float(self.use_kl)))
         rollout, update = build_step(cell, DECODER, Parity(), self.geometry, self.mesh)
-        self.rollout, self.update, self.init = jax.jit(rollout), jax.jit(update), build_init(DECODER, self.mesh)
+        self.rollout, self.update, self.init = quick_jit(rollout), quick_jit(update), build_init(DECODER, self.mesh)
         self.problems = Problems(*(np.resize(x, (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
 
     def step(self, state: State, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[State, dict[str, Any]]:
@@ -107,7 +108,7 @@ def reference_logps(xp: Any, params: Params, problems: Problems, temperature: An
     return xp.take_along_axis(log_p, tokens[..., None], -1)[..., 0], log_p
 
 
-@jax.jit
+@quick_jit
 @partial(jax.grad, has_aux=True)
 def rollout_gradient(params: Params, problem: Problems, row: Batch, temperature: Any, kl: Any, entropy: Any) -> tuple[Any, dict[str, Any]]:
     """The objective of one rollout as one writes it down, a sum over its tokens."""

@@ -14,7 +14,21 @@ from scipy.stats import chisquare
 from isojax.sampling import sampler
 from isojax.sampling.sampler import Geometry, Problems, batch_rows, build_sampler, make_geometry
 from isojax.sharding import shard_count
-from tests.device import DECODER, EOS, MESHES, VOCAB, P, gather, log_softmax, mesh, placed, policy, random_problems, response_logits
+from tests.device import (
+    DECODER,
+    EOS,
+    MESHES,
+    VOCAB,
+    P,
+    gather,
+    log_softmax,
+    mesh,
+    placed,
+    policy,
+    quick_jit,
+    random_problems,
+    response_logits,
+)
 from tests.hlo import check_kept_apart, collectives
 
 T = 5
@@ -38,7 +52,7 @@ class Engine:
         geometry = make_geometry(CELLS, shard_count(on), self.slots, 8, P, T)
         g, G = self.prompts or geometry.prompts, self.prefixes or geometry.prefixes
         self.geometry: Geometry = replace(geometry, prompts=g, prefixes=G)
-        self.program = jax.jit(build_sampler(DECODER, self.geometry, on, self.temperature, EOS))
+        self.program = quick_jit(build_sampler(DECODER, self.geometry, on, self.temperature, EOS))
         self.params = placed(policy(), on)
 
     def args(self, B_p: int, n: int, key: int, order: np.ndarray) -> tuple[object, ...]:

@@ -68,3 +68,20 @@ def test_alone_on_the_frontier():
     (s,) = segments(one, {(16, 2): [run(2, {200: (1, 2)})]}, "avg@4")
     assert (s.neighbours, s.measured_for_neighbours, s.lead) == ((), False, None)
     assert math.isclose(s.decades, 1.0)
+
+
+def test_one_n_with_two_B_p_is_one_segment():
+    """The winner at a target is the cell whose stretch holds it; the rivals are the cells next to the segment."""
+    front = Frontier((), (Stretch(2, 16, 1, 10), Stretch(4, 16, 10, 100), Stretch(4, 32, 100, 1000), Stretch(8, 32, 1000, 2000)), ())
+    cells = {
+        (16, 2): [run(2, {50: (2, 2, 1, 2), 500: (0, 0, 1, 0)})],
+        (16, 4): [run(4, {50: (3, 3, 2, 2), 500: (0, 0, 0, 0)})],
+        (32, 4): [run(4, {50: (0, 0, 0, 0), 500: (4, 3, 3, 3)})],
+        (32, 8): [run(8, {50: (0, 0, 0, 0), 500: (3, 3, 3, 3)})],
+    }
+    found = segments(front, cells, "avg@4")
+    assert [(s.n, s.C_low, s.C_high) for s in found] == [(2, 1, 10), (4, 10, 1000), (8, 1000, 2000)]
+    middle = found[1]
+    assert middle.neighbours == ((2, 16), (8, 32))
+    # At 50: over (16, 2) d = (1, 1, 1, 0)/4, z = 3; over (32, 8) more. At 500: over (32, 8) z = 1.
+    assert (middle.z, middle.at_C) == (pytest.approx(3.0), 54)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from isojax.tasks import solvers
+from isojax.tasks.base import build_task
 from isojax.tasks.solvers import ALPHABET, RIGHT, WRONG
 from isojax.types import InputError, Problem
 
@@ -106,26 +107,49 @@ def test_the_mixture_is_hard_and_easy() -> None:
     np.testing.assert_allclose(WRONG.sum(1), 1)
 
 
-def test_demonstrations_answer_rightly_as_often_as_the_mixture_says() -> None:
+@pytest.mark.parametrize("operators", ["ABCDEFGH", "GABC"])
+def test_demonstrations_answer_rightly_as_often_as_the_mixture_says(operators: str) -> None:
     """Another operator's solver is right by chance: the exact rate of a class is over its pairs (a, b)."""
+    chosen = sorted("ABCDEFGH".index(o) for o in operators)
     a, b = (x.reshape(-1) for x in np.mgrid[0:100, 0:100])
     answers = np.stack([a + b, abs(a - b), np.maximum(a, b), np.minimum(a, b), a, b, (a + b) % 10, (a * b) % 10])
     exact = np.zeros((8, 5, 3))
-    for o in range(8):
-        others = [i for i in range(8) if i != o]
-        chance = sum(w * (answers[i] == answers[o]) for w, i in zip(WRONG[o], others, strict=True))
+    for o in chosen:
+        weights = dict(zip([i for i in range(8) if i != o], WRONG[o], strict=True))
+        others = [i for i in chosen if i != o]
+        chance = sum(weights[i] * (answers[i] == answers[o]) for i in others) / sum(weights[i] for i in others)
         for x in range(5):
             for y in range(3):
                 exact[o, x, y] = RIGHT[o, x, y] + (1 - RIGHT[o, x, y]) * chance[(a % 5 == x) & (b % 3 == y)].mean()
 
-    demonstrations = TASK.demonstrations(120_000, np.random.default_rng(0), 6, 4)
+    task = build_task(f"solvers:{operators}")
+    demonstrations = task.demonstrations(15_000 * len(chosen), np.random.default_rng(0), 6, 4)
     p = demonstrations.prompts
     a, o, b = p[:, 0] * 10 + p[:, 1], p[:, 2] - 10, p[:, 3] * 10 + p[:, 4]
-    given = np.array([int(TASK.decode(row)) for row in demonstrations.answers])
+    given = np.array([int(task.decode(row)) for row in demonstrations.answers])
     right = given == np.choose(o, [a + b, abs(a - b), np.maximum(a, b), np.minimum(a, b), a, b, (a + b) % 10, (a * b) % 10])
     seen, total = np.zeros((8, 5, 3)), np.zeros((8, 5, 3))
     np.add.at(total, (o, a % 5, b % 3), 1)
     np.add.at(seen, (o, a % 5, b % 3), right)
+    assert np.flatnonzero(total.sum((1, 2))).tolist() == chosen
+    seen, total, exact = (x[chosen] for x in (seen, total, exact))
+    assert np.abs(total.sum((1, 2)) - 15_000).max() < 4.5 * np.sqrt(15_000)
     z = (seen - total * exact) / np.sqrt(total * exact * (1 - exact))
-    assert np.abs(z).max() < 4.5 and abs((z**2).mean() - 1) < 0.5  # 120 classes: chi-square / 120, its standard deviation .13
-    assert np.corrcoef((seen / total).reshape(-1), RIGHT.reshape(-1))[0, 1] > 0.9  # what is right by chance blurs it
+    assert np.abs(z).max() < 4.5 and abs((z**2).mean() - 1) < 4 * np.sqrt(2 / z.size)
+    assert np.corrcoef((seen / total).reshape(-1), RIGHT[chosen].reshape(-1))[0, 1] > 0.9  # what is right by chance blurs it
+
+
+def test_some_of_the_operators() -> None:
+    task = build_task("solvers:GAB")
+    problems = task.problems(30_000, np.random.default_rng(0))
+    assert {p.prompt[2] for p in problems} == set("ABG") and len({p.prompt for p in problems}) == 30_000
+    every = {p.prompt: p for p in TASK.problems(80_000, np.random.default_rng(0))}
+    assert all(every[p.prompt] == p for p in problems)  # a problem has one number, whatever the task
+    with pytest.raises(InputError, match="has 30000"):
+        task.problems(30_001, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("operators", ["AAB", "AX", "ab"])
+def test_operators_refused(operators: str) -> None:
+    with pytest.raises(InputError, match=rf"solvers:{operators} names no distinct operators out of ABCDEFGH"):
+        build_task(f"solvers:{operators}")
