@@ -24,6 +24,7 @@ from safetensors.numpy import load_file, save_file
 from isojax.config import CellConfig
 from isojax.evaluate import Evaluator
 from isojax.models.decoder import Decoder, Params
+from isojax.rl.step import LABEL
 from isojax.tasks.base import Encoded, Task
 from isojax.tasks.data import check_disjoint, split
 from isojax.types import InputError, Problem
@@ -95,7 +96,7 @@ def label(cell: CellConfig, task: Task, params: Params, evaluator: Evaluator, ti
     encoded = task.encode(problems, cell.sampling.prompt_length, cell.sampling.response_length)
     repeats = -(-data.attempts // evaluator.samples)
     tick(f"labelling {data.candidates} problems by avg@{repeats * evaluator.samples}", 0.0)
-    counts, _ = evaluator.counts(params, encoded, seed=data.seed, evaluation=0, repeats=repeats)
+    counts, _ = evaluator.counts(params, encoded, seed=data.seed, evaluation=0, repeats=repeats, stream=LABEL)
     return [Problem(p.id, p.prompt, p.answer, int(c), repeats * evaluator.samples) for p, c in zip(problems, counts, strict=True)]
 
 

@@ -134,8 +134,11 @@ def launch(
     folder = run_sweep(config, resume, dry_run)
     if dry_run:
         return
-    document = _fit([folder], None, "rollouts", "paper")
-    page = _report(folder, document)
+    try:
+        document = _fit([folder], None, "rollouts", "paper")
+        page = _report(folder, document)
+    except InputError as e:
+        raise RunFailed(f"the cells ran and are recorded in {folder}, but the fit or the report failed: {e}") from e
     console = Console()
     print_fit(console, document)
     from isojax.scaling.recommend import recommend as choose

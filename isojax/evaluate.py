@@ -33,30 +33,37 @@ class Evaluator:
         geometry = self.geometry
         sample = build_sampler(decoder, geometry, self.mesh, temperature, task.eos)
 
-        def count(params: Params, problems: Problems, Q: Array, seed: Array, evaluation: Array) -> tuple[Array, Array]:
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), EVAL), evaluation)
+        def count(params: Params, problems: Problems, Q: Array, seed: Array, stream: Array, evaluation: Array) -> tuple[Array, Array]:
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), evaluation)
             rollouts = sample(params, problems, Q, jnp.int32(self.samples), key)
             groups, live = batch_rows(geometry, Q, jnp.int32(self.samples))
             right = task.verify(problems.answers[groups], rollouts.tokens, rollouts.mask) * live
             counts = jax.ops.segment_sum(right.reshape(-1), groups.reshape(-1), geometry.problem_rows)
             return counts.astype(jnp.int32), rollouts.tokens
 
-        return jax.jit(count, out_shardings=replicated(self.mesh))
+        given = (decoder.shardings(self.mesh), None, None, None, None, None)
+        return jax.jit(count, in_shardings=given, out_shardings=replicated(self.mesh))
 
     def pad(self, encoded: Encoded) -> Problems:
         """At most `problems` problems as the program's buffers."""
         extra = self.geometry.problem_rows - len(encoded.ids)
         return Problems(*(np.concatenate([x, np.repeat(x[:1], extra, 0)]) for x in encoded))
 
-    def counts(self, params: Params, encoded: Encoded, seed: int, evaluation: int, repeats: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """Right answers of each problem out of repeats * samples, i32[Q], and the tokens of its first rollout, i32[Q T]."""
+    def counts(
+        self, params: Params, encoded: Encoded, seed: int, evaluation: int, repeats: int = 1, stream: int = EVAL
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Right answers of each problem out of repeats * samples, i32[Q], and the tokens of its first rollout, i32[Q T].
+
+        The draws belong to (seed, stream, evaluation, repeat, problem, rollout).
+        """
         counts, firsts = [], []
         for start in range(0, len(encoded.ids), self.problems):
             part = Encoded(*(x[start : start + self.problems] for x in encoded))
             Q, problems = len(part.ids), self.pad(part)
             total = np.zeros(Q, np.int32)
             for repeat in range(repeats):
-                c, tokens = self._count(params, problems, np.int32(Q), np.int32(seed), np.int32(evaluation * 1024 + repeat))
+                key = (np.int32(seed), np.int32(stream), np.int32(evaluation * 1024 + repeat))
+                c, tokens = self._count(params, problems, np.int32(Q), *key)
                 total += np.asarray(c)[:Q]
             counts.append(total)
             firsts.append(first_rollouts(np.asarray(tokens), Q, self.samples))

@@ -76,9 +76,11 @@ class Ledger:
         self.targets: list[int] = []
         header = {"kind": "cell", "schema": SCHEMA, "B_p": cell.B_p, "n": cell.n, "seed": cell.seed, "cell_hash": cell_hash}
         if self.path.exists():
-            rows, size, torn = _read_lines(self.path)
-            if torn:
-                os.truncate(self.path, size)
+            for path in (self.path, *([folder / TIMING] if (folder / TIMING).exists() else [])):
+                _, size, torn = _read_lines(path)
+                if torn:
+                    os.truncate(path, size)
+            rows, _, _ = _read_lines(self.path)
             if rows and rows[0] != header:
                 raise InputError(f"{self.path} belongs to another run ({rows[0]}), not to {header}; choose another `name=` or remove it.")
             self.targets = [row["target"] for row in rows if row["kind"] == "eval"]

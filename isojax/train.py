@@ -50,8 +50,8 @@ class Programs:
         assert sweep.slots and sweep.microbatch and sweep.prompts, "the planner chooses them"
         self.mesh = mesh
         self.task: Task = build_task(cell.task)
-        self.encode(cell, self.task.problems(1, np.random.default_rng(0)))  # refuses lengths too short before any work
-        self.decoder: Decoder = registry.load("models", cell.model.family).build(cell.model, self.task.vocab)
+        self.encode(cell, self.task.problems(cell.data.candidates, np.random.default_rng(0)))  # refuses what does not fit, before any work
+        self.decoder: Decoder = registry.load("models", cell.model.family, "build").build(cell.model, self.task.vocab)
         sampling = cell.sampling
         lengths = sampling.prompt_length, sampling.response_length
         self.geometry = make_geometry(pairs, shard_count(mesh), sweep.slots, sweep.microbatch, *lengths, sweep.prompts)
@@ -75,7 +75,10 @@ def run_cell(
     Raises:
         FloatingPointError: the loss or the gradient stopped being finite; what was recorded stays.
     """
-    grid = config.cell.eval.grid(config.sweep.budget)
+    last = config.cell.eval.grid(config.sweep.budget)[-1]
+    grid = config.cell.eval.grid(
+        reached(last, cell.B) * cell.B
+    )  # with what the last update reaches beyond: labels owe nothing to the budget
     ledger = Ledger(folder, cell, cell_hash)
     if finished(ledger, grid):
         return

@@ -122,7 +122,7 @@ def test_launch_fits_reports_and_recommends(isojax: Isojax, calls: list[tuple[An
     code, out, _ = isojax("launch")
     assert code == 0
     assert {path.name for path in known.iterdir()} >= {"fit.json", "report.html", "figures"}
-    assert "for 250,000 rollouts: B_p = 16" in out and "for 1,000,000 rollouts" in out and "report.html" in out
+    assert "for 272,000 rollouts: B_p = 16" in out and "for 1,088,000 rollouts" in out and "report.html" in out
 
 
 def test_train_hands_the_config_on(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:

@@ -102,10 +102,12 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
 
     mesh = tpu_mesh(topology, mesh_text)
     task = build_task(config.cell.task)
-    decoder = registry.load("models", config.cell.model.family).build(config.cell.model, task.vocab)
+    decoder = registry.load("models", config.cell.model.family, "build").build(config.cell.model, task.vocab)
     sweep, sampling = resolve(config.sweep, shard_count(mesh)), config.cell.sampling
     pairs = sorted({(cell.B_p, cell.n) for cell in plan(sweep)})
-    geometry = make_geometry(pairs, shard_count(mesh), sweep.slots, sweep.microbatch, sampling.prompt_length, sampling.response_length, sweep.prompts)
+    geometry = make_geometry(
+        pairs, shard_count(mesh), sweep.slots, sweep.microbatch, sampling.prompt_length, sampling.response_length, sweep.prompts
+    )
 
     def laid(shapes: Any, shardings: Any) -> Any:
         return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)

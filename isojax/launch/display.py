@@ -32,7 +32,8 @@ def print_plan(config: Config, cells: list[Cell], folder: Path, devices: str, at
         table.add_row(*map(str, (B_p, n, B_p * n, M, M * B_p * n, config.sweep.seeds)))
     console.print(table)
     console.print(
-        f"{at_once} at once, {devices}; R = {config.sweep.slots} slots and m = {config.sweep.microbatch} rows a microbatch, g = {config.sweep.prompts} prompts on each shard; "
+        f"{at_once} at once, {devices}; R = {config.sweep.slots} slots and m = {config.sweep.microbatch} rows a microbatch, "
+        f"g = {config.sweep.prompts} prompts at once on each shard; "
         f"{len(config.cell.eval.grid(config.sweep.budget))} evaluations a cell, the last at C = {last}"
     )
 

@@ -35,15 +35,21 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
     folder = Path(config.run.dir) / config.name
     cells = plan(config.sweep)
     jax = start_jax(config)
-    from isojax.sharding import parse_mesh
+    from isojax.sharding import make_mesh, parse_mesh
+    from isojax.train import Programs
 
-    shape = parse_mesh(config.run.mesh, len(jax.local_devices()))
+    devices = jax.local_devices()
+    shape = parse_mesh(config.run.mesh, len(devices))
     config = settle(config, folder, resume, shape.shards)
-    at_once = min(config.run.cells_at_once or cells_side_by_side(jax, shape.devices), len(jax.local_devices()) // shape.devices, len(cells))
-    print_plan(config, cells, folder, f"{shape.devices} of {len(jax.local_devices())} {jax.default_backend()} devices a cell", at_once)
-    if dry_run:
-        return folder
-    run_cells(jax, config, cells, folder, shape, at_once)
+    at_once = min(config.run.cells_at_once or cells_side_by_side(jax, shape.devices), len(devices) // shape.devices, len(cells))
+    pairs = sorted({(c.B_p, c.n) for c in cells})
+    check_batch(pairs, config.cell.data.candidates - config.cell.data.validation)
+    meshes = [make_mesh(shape, devices[i * shape.devices :]) for i in range(at_once)]
+    programs = [Programs(config.cell, config.sweep, pairs, mesh) for mesh in meshes]
+    print_plan(config, cells, folder, f"{shape.devices} of {len(devices)} {jax.default_backend()} devices a cell", at_once)
+    if not dry_run:
+        save_config(config, folder / CONFIG)
+        run_cells(programs, config, cells, folder)
     return folder
 
 
@@ -92,7 +98,7 @@ def settle(config: Config, folder: Path, resume: bool, shards: int) -> Config:
     Raises:
         InputError: the folder holds a run and `resume` was not asked for, or that run's settings differ.
     """
-    if not folder.exists() or not any(folder.iterdir()):
+    if not folder.exists() or all(p.name.startswith(".") for p in folder.iterdir()):  # a kill may leave half a hidden file
         return config.model_copy(update={"sweep": resolve(config.sweep, shards)})
     if not resume:
         raise InputError(f"{folder} holds a run already; go on with it by --resume, or choose another name with name=NAME.")
@@ -104,29 +110,23 @@ def settle(config: Config, folder: Path, resume: bool, shards: int) -> Config:
     return config.model_copy(update={"sweep": config.sweep.model_copy(update=kept)})
 
 
-def run_cells(jax: Any, config: Config, cells: list[Cell], folder: Path, shape: Any, at_once: int) -> None:
+def run_cells(programs: list[Programs], config: Config, cells: list[Cell], folder: Path) -> None:
     """The base policy, then all cells."""
     from isojax.base import prepare
-    from isojax.sharding import make_mesh
-    from isojax.train import Programs
 
-    devices, pairs = jax.local_devices(), sorted({(c.B_p, c.n) for c in cells})
-    meshes = [make_mesh(shape, devices[i * shape.devices :]) for i in range(at_once)]
-    programs = [Programs(config.cell, config.sweep, pairs, mesh) for mesh in meshes]
     first = programs[0]
-    save_config(config, folder / CONFIG)
     with Display(config, cells) as display:
         base = prepare(folder / "base", config.cell, first.decoder, first.task, first.evaluator, display.step)
-        check_batch(config, base)
+        check_batch([(c.B_p, c.n) for c in cells], len(base.training))
         failed = work(programs, config, base, cells, folder, display)
     if failed:
         errors = "\n".join(f"  {cell.name}: {error}" for cell, error in failed)
         raise RunFailed(f"{len(failed)} of {len(cells)} cells failed; the others are recorded in {folder}.\n{errors}")
 
 
-def check_batch(config: Config, base: Base) -> None:
-    """InputError where a batch takes more problems than there are."""
-    B_p, problems = max(config.sweep.B_p), len(base.training)
+def check_batch(pairs: list[tuple[int, int]], problems: int) -> None:
+    """InputError where a batch takes more problems than there are (or, before they are labelled, than there can be) to train on."""
+    B_p = max(B_p for B_p, _ in pairs)
     if B_p > problems:
         raise InputError(
             f"sweep.B_p holds {B_p} and the training set {problems} problems; a batch takes each once. "

@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from isojax.config import ModelConfig
 from isojax.sharding import partition
+from isojax.types import InputError
 
 Params = dict[str, Any]
 KV = tuple[Array, Array]  # keys and values, each [L, rows, K, positions, H]
@@ -115,6 +116,11 @@ class Decoder:
     """A decoder's shape, and the functions of its parameters. Holds no arrays; hashable, so it may be a static argument."""
 
     def __init__(self, config: ModelConfig, vocab: int):
+        if config.heads % config.kv_heads or config.head_dim % 2:
+            raise InputError(
+                f"cell.model: heads={config.heads}, kv_heads={config.kv_heads}, head_dim={config.head_dim}; expected heads to be a "
+                "multiple of kv_heads, and an even head_dim (rotary positions turn it in halves)."
+            )
         self.config = config
         self.vocab = vocab
         abstract = nnx.eval_shape(lambda: Block(config, nnx.Rngs(0)))
@@ -141,7 +147,7 @@ class Decoder:
 
     def shapes(self) -> Params:
         """ShapeDtypeStruct of each parameter."""
-        return jax.eval_shape(self.init, jax.random.key(0))
+        return jax.eval_shape(lambda: self.init(jax.random.key(0)))
 
     def shardings(self, mesh: Mesh) -> Params:
         """NamedSharding of each parameter by sharding.py's table."""
@@ -174,8 +180,11 @@ class Decoder:
         b, t = tokens.shape
         positions = jnp.broadcast_to(jnp.arange(t)[None], (b, t))
         causal = jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool))[None], (b, t, t))
-        x = params["embed"][tokens]
-        return self._layers(params, x, positions, lambda q, k, v, _: attend(q, [(k, v, causal)]), None)[1]
+        below = {**params, "blocks": jax.tree.map(lambda w: w[:-1], params["blocks"])}
+        x, (keys, values) = self._layers(below, params["embed"][tokens], positions, lambda q, k, v, _: attend(q, [(k, v, causal)]), None)
+        top = self._block(jax.tree.map(lambda w: w[-1], params["blocks"]))  # of the last layer nothing but keys and values is wanted
+        _, k, v = top.project(x, positions)
+        return jnp.concatenate([keys, k[None]]), jnp.concatenate([values, v[None]])
 
     def score(
         self,

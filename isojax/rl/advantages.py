@@ -22,4 +22,7 @@ def group(
     std = jnp.sqrt(jax.ops.segment_sum(centred**2, ids, num_groups) / jnp.maximum(n - 1, 1))
     used = jax.ops.segment_max(alive.astype(jnp.int32), ids, num_groups) > 0
     silent = (used & (std < EPS)).sum() / jnp.maximum(used.sum(), 1)
-    return (centred / (std[ids] + EPS)).reshape(rewards.shape), {"zero_variance": silent}
+    gains = jnp.where(
+        std[ids] < EPS, 0.0, centred / (std[ids] + EPS)
+    )  # equal rewards differ from their mean by a rounding: it teaches nothing
+    return gains.reshape(rewards.shape), {"zero_variance": silent}

@@ -25,7 +25,7 @@ from isojax.sampling.sampler import Geometry, Problems, Rollouts, batch_rows, bu
 from isojax.sharding import replicated
 from isojax.tasks.base import Task
 
-TRAIN, EVAL = 0, 1  # streams of random numbers
+TRAIN, EVAL, LABEL = 0, 1, 2  # streams of random numbers
 UPDATES_A_CALL = 64
 
 
@@ -68,7 +68,7 @@ def build_init(decoder: Decoder, mesh: Mesh) -> Callable[[Params], State]:
 
 def apply(state: State, gradient: Params, rate: Float[Array, ""], numbers: Coefficients) -> tuple[State, Float[Array, ""]]:
     """AdamW on a gradient clipped by its global norm; returns the norm before clipping."""
-    norm = optax.global_norm(gradient)
+    norm = optax.tree.norm(gradient)
     shrink = jnp.minimum(1.0, numbers.max_grad_norm / jnp.maximum(norm, 1e-30))
     direction, moments = adam().update(jax.tree.map(lambda g: g * shrink, gradient), state.moments)
     params = jax.tree.map(lambda p, d: p - rate * (d + numbers.weight_decay * p), state.params, direction)
@@ -90,7 +90,7 @@ def build_step(
     """
     temperature, rl = cell.sampling.temperature, cell.rl
     sample = build_sampler(decoder, geometry, mesh, temperature, task.eos)
-    gradient = build_gradient(decoder, geometry, mesh, registry.load("rl.losses", rl.loss), temperature, use_kl=rl.kl > 0)
+    gradient = build_gradient(decoder, geometry, mesh, registry.load("rl.losses", rl.loss, "loss"), temperature, use_kl=rl.kl > 0)
 
     def rollout(params: Params, problems: Problems, B_p: Array, n: Array, key: PRNGKeyArray) -> tuple[Rollouts, Array, dict[str, Array]]:
         rollouts = sample(params, problems, B_p, n, key)

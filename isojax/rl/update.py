@@ -180,7 +180,7 @@ def _loss_metrics(loss: ModuleType) -> list[str]:
 def _sum_over_shards(gradient: Array, spec: P) -> Array:
     """Summed over data and fsdp; where fsdp splits the parameter, each shard keeps its part."""
     for dimension, axes in enumerate(spec):
-        if axes == ("fsdp",):
+        if axes in ("fsdp", ("fsdp",)):
             gradient = lax.psum_scatter(gradient, "fsdp", scatter_dimension=dimension, tiled=True)
             return lax.psum(gradient, "data")
     return lax.psum(gradient, ROWS)

@@ -14,10 +14,16 @@ def log_probs(logits: Float[Array, "*b V"], temperature: float) -> Float[Array, 
 
 
 def draw(log_p: Float[Array, "R V"], uniform: Float[Array, " R"]) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
-    """The first token whose cumulative probability exceeds `uniform`, and its log-probability."""
+    """The first token whose cumulative probability exceeds `uniform`, and its log-probability; never a token of probability 0.
+
+    The cumulative sum and the sum differ by rounding, so for a `uniform` near 1 no token may exceed it: then the last possible one is
+    drawn. No slice along V: over a split vocabulary it would be a collective, inside loops whose trip counts differ between shards.
+    """
     p = jnp.exp(log_p)
-    below = jnp.cumsum(p, -1) <= uniform[:, None] * p.sum(-1, keepdims=True)
-    token = jnp.minimum(below.sum(-1, dtype=jnp.int32), p.shape[-1] - 1)
+    place = jnp.arange(p.shape[-1], dtype=jnp.int32)[None]
+    last = jnp.where(p > 0, place, 0).max(-1, keepdims=True)
+    above = (jnp.cumsum(p, -1) > uniform[:, None] * p.sum(-1, keepdims=True)) & (p > 0)
+    token = jnp.where(above, place, last).min(-1)
     return token, jnp.take_along_axis(log_p, token[:, None], -1)[:, 0]
 
 

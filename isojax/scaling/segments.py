@@ -1,6 +1,7 @@
 """Does an n on the frontier stand on data? The winner's paired lead over the cells that hold the frontier before and after it.
 
-A segment is where one n holds the frontier; which B_p it does so with may change inside. All cells are evaluated at the same targets of C, on the same validation problems, so a lead is a paired difference at one target. Of
+A segment is where one n holds the frontier; which B_p it does so with may change inside. All cells are evaluated at the same targets of
+C, on the same validation problems, so a lead is a paired difference at one target. Of
 the targets within a segment the one is reported at which the smallest z over the neighbours is largest: choosing it favours the winner.
 Each cell answers a target at its first update reaching it, so a cell of large B_p n has spent up to one update more.
 """

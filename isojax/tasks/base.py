@@ -53,5 +53,5 @@ class Task(Protocol):
 def build_task(text: str) -> Task:
     """The task of `cell.task`: a name, or name:argument where the task takes one (`solvers:ABCG`)."""
     name, _, argument = text.partition(":")
-    module = registry.load("tasks", name)
+    module = registry.load("tasks", name, "build")
     return module.build(argument) if argument else module.build()

@@ -46,8 +46,10 @@ class Solvers:
     pad = INDEX[" "]
 
     def __init__(self, operators: str = OPERATORS):
-        if not operators or len(set(operators)) < len(operators) or set(operators) - set(OPERATORS):
-            raise InputError(f"cell.task: solvers:{operators} names no distinct operators out of {OPERATORS}; write, for example, solvers:ABCG.")
+        if len(operators) < 2 or len(set(operators)) < len(operators) or set(operators) - set(OPERATORS):
+            raise InputError(
+                f"cell.task: solvers:{operators} is not two or more different operators of {OPERATORS}; write, for example, solvers:ABCG."
+            )
         self.operators = np.array([OPERATORS.index(o) for o in sorted(operators)])
         every = np.zeros((len(OPERATORS), len(OPERATORS)))
         for i, row in enumerate(WRONG):

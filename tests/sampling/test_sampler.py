@@ -184,7 +184,7 @@ def test_the_loops_hold_no_collective_that_should_not_be_there(many: Engine) -> 
     found = collectives(hlo)
     # the cache and the prefix table: this shard's rows, this device's heads
     check_kept_apart(hlo, P + T, many.slots, many.slots)
-    check_kept_apart(hlo, P - 1, many.geometry.prefixes, many.slots)
+    check_kept_apart(hlo, P - 1, many.geometry.prefixes, max(many.geometry.prefixes, many.slots))
     # fsdp's weights are gathered once, before the loop
     assert bool([c for c in found if c.depth == 0 and c.kind == "all-gather"]) == ("fsdp" in many.axes)
     # once a visit, all shards: is any still at work?
@@ -206,8 +206,8 @@ def close(one: tuple[np.ndarray, ...], two: tuple[np.ndarray, ...]) -> None:
 
 
 def test_the_geometry_by_hand() -> None:
-    g = make_geometry([(16, 2), (13, 7), (5, 32)], 4, 12, 8, 6, 5)
-    # 160 rollouts over 4 shards and max(R, m) rows of padding; 16 problems and g of padding; g is a shard's part of the smallest B_p
+    g = make_geometry([(16, 2), (13, 7), (5, 32)], 4, 12, 8, 6, 5, prompts=2)
+    # 160 rollouts over 4 shards and max(R, m) rows of padding; 16 problems and g of padding
     assert (g.B_cap, g.rows, g.Q_cap, g.problem_rows) == (160, 40 + 12, 16, 16 + 2)
     assert g.prompts == 2 and g.prefixes % g.prompts == 0
 

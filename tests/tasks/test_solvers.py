@@ -149,7 +149,7 @@ def test_some_of_the_operators() -> None:
         task.problems(30_001, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("operators", ["AAB", "AX", "ab"])
+@pytest.mark.parametrize("operators", ["AAB", "AX", "ab", "A"])
 def test_operators_refused(operators: str) -> None:
-    with pytest.raises(InputError, match=rf"solvers:{operators} names no distinct operators out of ABCDEFGH"):
+    with pytest.raises(InputError, match=rf"solvers:{operators} is not two or more different operators of ABCDEFGH"):
         build_task(f"solvers:{operators}")
