@@ -11,6 +11,7 @@ and nothing but keys and values passes from prompt to response.
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from isojax.config import ModelConfig
 from isojax.sharding import partition
@@ -57,11 +58,12 @@ def param(value: Array, axes: tuple[str, ...]) -> nnx.Param:
 class Block(nnx.Module):
     """One layer: its weights, and the work before and after attention."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, key: PRNGKeyArray):
         width, head, scale = config.width, config.head_dim, (2 * config.layers) ** -0.5
+        number = itertools.count()
 
         def weight(shape: tuple[int, ...], axes: tuple[str, ...], fan_in: int, gain: float = 1.0) -> nnx.Param:
-            return param(jax.random.normal(rngs.params(), shape) * gain * fan_in**-0.5, axes)
+            return param(jax.random.normal(jax.random.fold_in(key, next(number)), shape) * gain * fan_in**-0.5, axes)
 
         self.attention_norm = param(jnp.ones(width), ("embed",))
         self.query = weight((width, config.heads, head), ("embed", "heads", "head_dim"), width)
@@ -123,16 +125,14 @@ class Decoder:
             )
         self.config = config
         self.vocab = vocab
-        abstract = nnx.eval_shape(lambda: Block(config, nnx.Rngs(0)))
+        abstract = nnx.eval_shape(lambda: Block(config, jax.random.key(0)))
         self._graph, self._abstract = nnx.split(abstract)
 
     def init(self, key: Array) -> Params:
         """Fresh float32 parameters."""
         config = self.config
         k_embed, k_blocks, k_out = jax.random.split(key, 3)
-        blocks = jax.vmap(lambda k: nnx.to_pure_dict(nnx.split(Block(config, nnx.Rngs(params=k)))[1]))(
-            jax.random.split(k_blocks, config.layers)
-        )
+        blocks = jax.vmap(lambda k: nnx.to_pure_dict(nnx.split(Block(config, k))[1]))(jax.random.split(k_blocks, config.layers))
         return {
             "embed": jax.random.normal(k_embed, (self.vocab, config.width)) * 0.5,
             "blocks": blocks,

@@ -51,9 +51,8 @@ def adam() -> optax.GradientTransformation:
 def state_shardings(decoder: Decoder, mesh: Mesh) -> State:
     """Shardings of a State: moments lie as their parameters do."""
     params = decoder.shardings(mesh)
-    abstract = jax.eval_shape(adam().init, decoder.shapes())
-    moments = optax.tree_map_params(adam(), lambda _, s: s, abstract, params, transform_non_params=lambda _: replicated(mesh))
-    return State(params, moments, replicated(mesh))
+    everywhere: Any = replicated(mesh)
+    return State(params, optax.ScaleByAdamState(count=everywhere, mu=params, nu=params), everywhere)
 
 
 def build_init(decoder: Decoder, mesh: Mesh) -> Callable[[Params], State]:
