@@ -63,7 +63,7 @@ def _config(args: Sequence[str] | None, mesh: str | None, default: str | None) -
 
 
 def _fit(paths: Sequence[Path], metric: str | None, compute: str, mode: str) -> dict[str, Any]:
-    """Fit the runs; a single sweep's folder also gets its fit.json."""
+    """Fit the runs; a single sweep's folder also gets its fit.json (fit-tokens.json, ... where compute is not counted in rollouts)."""
     from isojax.records import read_runs
     from isojax.scaling.fit import fit as fit_runs
 
@@ -72,7 +72,8 @@ def _fit(paths: Sequence[Path], metric: str | None, compute: str, mode: str) -> 
     name = metric or (f"avg@{first.samples}" if f"avg@{first.samples}" in first.metrics else min(first.metrics, default=""))
     document = plain(fit_runs(runs, name, compute, mode))
     if len(paths) == 1 and _is_sweep(paths[0]):
-        write_text(paths[0] / "fit.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
+        file = "fit.json" if compute == "rollouts" else f"fit-{compute}.json"
+        write_text(paths[0] / file, json.dumps(document, indent=1, allow_nan=False) + "\n")
     return document
 
 
@@ -181,7 +182,7 @@ def fit(
 ) -> None:
     """Fit the reward curves, the compute-optimal frontier and n*(C) to finished runs.
 
-    A single sweep's folder also gets the result as fit.json.
+    A single sweep's folder also gets the result as fit.json, or fit-tokens.json, fit-device_hours.json: `isojax recommend` reads the first.
 
     \b
     [bold]Examples[/bold]

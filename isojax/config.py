@@ -133,7 +133,7 @@ class CellConfig(Section):
 class SweepConfig(Section):
     """The grid of (B_p, n), its seeds and the budget C of each cell.
 
-    Cell seeds are 1000 * seed + 0, 1, ... `slots` (R) and `microbatch` (m) are rollouts a shard, `prompts` (g) is how many problems it
+    Cell seeds are 1000 * seed + 0, 1, ... `slots` (R) and `microbatch` (m) are rollouts a shard, `prompts` (g) how many problems it
     prefills at once; null lets the planner choose them once, and the choice is stored with the run.
     `over_B_max` says what happens to a pair with B_p * n > B_max: refuse the sweep, or leave the pair out.
     """

@@ -1,0 +1,61 @@
+"""Every command in README and docs runs, in the order it is written, on a sweep small enough to run here."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import REPOSITORY, TINY
+
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+SMALL = ((r"sweep\.budget=\d+", "sweep.budget=700"), (r"--budget \S+", "--budget 700"))
+FORK = {"my_fork/my_losses.py": "docs/extending.md"}  # a file that a page tells its reader to write
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of a page's bash blocks, without comments."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), re.S)
+    lines = [re.sub(r"\s+#.*", "", line).strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def small(line: str) -> list[str]:
+    for pattern, replacement in SMALL:
+        line = re.sub(pattern, replacement, line)
+    return shlex.split(line)
+
+
+def test_the_pages_have_commands() -> None:
+    assert len(commands(REPOSITORY / "README.md")) > 8
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda p: p.name)
+def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
+    (isojax.folder / "configs").mkdir()
+    for name in ("quickstart", "hard"):
+        (isojax.folder / "configs" / f"{name}.yaml").write_text(TINY.replace("name: tiny", f"name: {name}"))
+    for path, written_in in FORK.items():
+        if written_in.endswith(page.name):
+            file = isojax.folder / path
+            file.parent.mkdir()
+            code = re.search(rf"```python\n# {path}\n(.*?)```", page.read_text(), re.S)
+            assert code, f"{page.name} no longer shows {path}"
+            file.write_text(code[1])
+    for line in commands(page):
+        words = small(line)
+        if words[0] == "make":
+            done = subprocess.run(["make", "-n", *words[1:]], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 0, f"{line}\n{done.stderr}"
+        elif words[:2] == ["python", "-m"] and words[2].startswith("isojax."):
+            isojax.ok(*words[2:])
+        elif words[0] == "python" and words[1].startswith("benchmarks/"):
+            assert (REPOSITORY / words[1]).is_file(), line
+        elif words[0] == "isojax":
+            isojax.ok(*words[1:])
+        else:
+            assert words[0] in (".ci/run", "pre-commit", ".venv/bin/pre-commit", "git"), f"{page.name}: how is {line!r} tested?"
