@@ -20,7 +20,7 @@ from isojax.scaling.curves import Curve, reward
 from isojax.scaling.metrics import FloatArray
 
 PER_DECADE = 60
-MIN_DECADES = 0.05
+MIN_DECADES = 0.1  # about one evaluation apart: less was not measured
 
 
 @dataclass(frozen=True)
