@@ -95,7 +95,7 @@ def label(cell: CellConfig, task: Task, params: Params, evaluator: Evaluator, ti
     problems = task.problems(data.candidates, np.random.default_rng([data.seed, 0]))
     encoded = task.encode(problems, cell.sampling.prompt_length, cell.sampling.response_length)
     repeats = -(-data.attempts // evaluator.samples)
-    tick(f"labelling {data.candidates} problems by avg@{repeats * evaluator.samples}", 0.0)
+    tick(f"labelling {data.candidates} problems by avg@{repeats * evaluator.samples}", 1.0)
     counts, _ = evaluator.counts(params, encoded, seed=data.seed, evaluation=0, repeats=repeats, stream=LABEL)
     return [Problem(p.id, p.prompt, p.answer, int(c), repeats * evaluator.samples) for p, c in zip(problems, counts, strict=True)]
 

@@ -89,6 +89,7 @@ def run_cell(
     state, position = programs.init(base_params), Position(0, -1, 0)
     checkpoints = Checkpoints(folder / "checkpoint")
     state, position = checkpoints.restore(state) or (state, position)
+    report(Progress(cell, position.M * cell.B, None))
     order = batches(len(base.training), cell.B_p, cell.seed, first=position.M)
     clock = saved = time.monotonic()
 

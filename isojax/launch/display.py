@@ -53,7 +53,8 @@ class Display:
         self._began = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
         self._live = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._sweep = self._live.add_task("sweep", total=sum(self._goal.values()), note="preparing")
+        self._base = self._live.add_task("base", total=1.0, note="")
+        self._sweep = self._live.add_task("sweep", total=sum(self._goal.values()), note="")
 
     def __enter__(self) -> Display:
         self._live.start()
@@ -64,7 +65,7 @@ class Display:
 
     def step(self, text: str, fraction: float) -> None:
         """What is being prepared before the first cell."""
-        self._live.update(self._sweep, note=text)
+        self._live.update(self._base, note=text, completed=fraction)
         if not console.is_terminal and (fraction * 10) % 1 < 1e-9:
             console.print(text)
         self._began = time.monotonic()
@@ -80,7 +81,7 @@ class Display:
         """News of a cell."""
         cell = progress.cell
         with self._lock:
-            self._resumed.setdefault(cell, 0 if progress.reward is not None else max(0, progress.rollouts - cell.B * 64))
+            self._resumed.setdefault(cell, progress.rollouts)  # the first news of a cell is where it goes on from
             self._done[cell] = progress.rollouts
             if progress.reward is not None:
                 self._reward[cell] = progress.reward
@@ -106,5 +107,8 @@ class Display:
     def _sweep_note(self) -> str:
         new = sum(self._done.values()) - sum(self._resumed.values())
         rate = new / max(1e-9, time.monotonic() - self._began)
-        left = (sum(self._goal.values()) - sum(self._done.values())) / rate if rate > 0 else 0.0
-        return f"{self._finished} of {len(self._goal)} cells, {rate:,.0f} rollouts/s, {left / 60:.1f} min left"
+        finished = f"{self._finished} of {len(self._goal)} cells"
+        if new <= 0:
+            return finished
+        left = (sum(self._goal.values()) - sum(self._done.values())) / rate
+        return f"{finished}, {rate:,.0f} rollouts/s, {left / 60:.1f} min left"

@@ -153,11 +153,13 @@ def work(
             except queue.Empty:
                 return
             display.start(cell)
+            error: Exception | None = None
             try:
                 run_cell(mine, config, base, cell, folder / "cells" / cell.name, name, display.update)
             except Exception as e:  # one cell's failure must not cost the others; all are raised together at the end
+                error = e
                 failed.append((cell, e))
-            display.finish(cell, failed=bool(failed) and failed[-1][0] == cell)
+            display.finish(cell, failed=error is not None)
 
     _in_threads([lambda p=p: worker(p) for p in programs])
     return failed
