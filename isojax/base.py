@@ -132,13 +132,13 @@ def _save(folder: Path, params: Params, problems: list[Problem], training: set[i
 def load(folder: Path) -> Base:
     """The base policy kept in `folder`."""
     try:
-        rows = [json.loads(line) for line in (folder / PROBLEMS).read_text().splitlines()]
         flat = load_file(folder / PARAMS)
-    except (OSError, ValueError) as e:
-        raise InputError(f"the base policy in {folder} cannot be read ({e}); remove the folder and it is made again.") from e
-    sides: dict[str, list[Problem]] = {"training": [], "validation": [], "left out": []}
-    for row in rows:
-        sides[row.pop("split")].append(Problem(**row))
+        sides: dict[str, list[Problem]] = {"training": [], "validation": [], "left out": []}
+        for line in (folder / PROBLEMS).read_text().splitlines():
+            row = json.loads(line)
+            sides[row.pop("split")].append(Problem(**row))
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise InputError(f"the base policy in {folder} cannot be read ({e!r}); remove the folder and it is made again.") from e
     check_disjoint(sides["training"], sides["validation"])
     params = unflatten_dict({tuple(k.split(".")): v for k, v in flat.items()})
     return Base(params, sides["training"], sides["validation"])

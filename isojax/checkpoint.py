@@ -4,6 +4,7 @@ Beside the arrays stands what the host knew: the index of the evaluation and the
 from them (the order of problems and all keys are functions of the seed and the step).
 """
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,20 @@ class Position:
 
 
 class Checkpoints:
-    """The saved states of one cell; the newest is kept."""
+    """The saved states of one cell; the newest is kept. A context: leaving it waits for what is being saved."""
 
     def __init__(self, folder: Path):
-        options = ocp.CheckpointManagerOptions(max_to_keep=1, create=True)
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        self._folder = folder.absolute()
+        self._open()
+
+    def _open(self) -> None:
+        self._manager = ocp.CheckpointManager(self._folder, options=ocp.CheckpointManagerOptions(max_to_keep=1, create=True))
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def save(self, state: State, position: Position) -> None:
         """Save in the background; `close` waits for it."""
@@ -44,6 +54,12 @@ class Checkpoints:
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), host=ocp.args.JsonRestore())
         saved = self._manager.restore(M, args=args)
         return State(**saved["state"]), Position(M, saved["host"]["evaluation"], saved["host"]["tokens"])
+
+    def clear(self) -> None:
+        """Forget every saved state."""
+        self._manager.close()
+        shutil.rmtree(self._folder)
+        self._open()
 
     def close(self) -> None:
         """Wait for what is being saved."""

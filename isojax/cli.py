@@ -8,6 +8,7 @@ document and nothing else.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +64,7 @@ def _config(args: Sequence[str] | None, mesh: str | None, default: str | None) -
 
 
 def _fit(paths: Sequence[Path], metric: str | None, compute: str, mode: str) -> dict[str, Any]:
-    """Fit the runs; a single sweep's folder also gets its fit.json (fit-tokens.json, ... where compute is not counted in rollouts)."""
+    """Fit the runs; a single sweep's folder gets its fit.json, or fit-METRIC-COMPUTE.json where another metric or compute was asked."""
     from isojax.records import read_runs
     from isojax.scaling.fit import fit as fit_runs
 
@@ -72,7 +73,8 @@ def _fit(paths: Sequence[Path], metric: str | None, compute: str, mode: str) -> 
     name = metric or (f"avg@{first.samples}" if f"avg@{first.samples}" in first.metrics else min(first.metrics, default=""))
     document = plain(fit_runs(runs, name, compute, mode))
     if len(paths) == 1 and _is_sweep(paths[0]):
-        file = "fit.json" if compute == "rollouts" else f"fit-{compute}.json"
+        asked = [*([metric.replace("/", "-")] if metric else []), *([compute] if compute != "rollouts" else [])]
+        file = "-".join(["fit", *asked]) + ".json"
         write_text(paths[0] / file, json.dumps(document, indent=1, allow_nan=False) + "\n")
     return document
 
@@ -96,9 +98,20 @@ def _read_fit(run: Path) -> dict[str, Any]:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError) as e:
         raise InputError(f"cannot read {path}: {e}. Expected a sweep's folder or a fit.json; `isojax fit RUN` writes one.") from e
-    if not isinstance(document, dict) or "n_star" not in document:
+    if not isinstance(document, dict) or document.get("schema") != 1:
         raise InputError(f"{path} is no fit: expected an object with curves, frontier and n_star; `isojax fit RUN` writes one.")
+    if run.is_dir() and _is_sweep(run) and _is_stale(document, run):
+        _warn(f"{path} is older than the ledgers beside it and is made again")
+        return _fit([run], None, "rollouts", "paper")
     return document
+
+
+def _is_stale(document: dict[str, Any], run: Path) -> bool:
+    """Whether the ledgers hold other points than the fit was made from."""
+    from isojax.records import read_runs
+
+    there = {(r.cell.B_p, r.cell.n, r.cell.seed, len(r.points)) for r in read_runs([run])}
+    return there != {(r["B_p"], r["n"], r["seed"], r["points"]) for r in document["runs"]}
 
 
 def _report(folder: Path, document: dict[str, Any]) -> Path:
@@ -132,14 +145,18 @@ def launch(
     config = _config(args, mesh, "quickstart")
     from isojax.launch.local import launch as run_sweep
 
-    folder = run_sweep(config, resume, dry_run)
+    failed: RunFailed | None = None
+    try:
+        folder = run_sweep(config, resume, dry_run)
+    except RunFailed as e:  # what ran is fitted and reported all the same
+        failed, folder = e, Path(config.run.dir) / config.name
     if dry_run:
         return
     try:
         document = _fit([folder], None, "rollouts", "paper")
         page = _report(folder, document)
     except InputError as e:
-        raise RunFailed(f"the cells ran and are recorded in {folder}, but the fit or the report failed: {e}") from e
+        raise failed or RunFailed(f"the cells ran and are recorded in {folder}, but the fit or the report failed: {e}") from e
     console = Console()
     print_fit(console, document)
     from isojax.scaling.recommend import recommend as choose
@@ -150,6 +167,8 @@ def launch(
         except InputError as e:  # the sweep and its fit are there, only this budget has no answer
             _warn(f"no recommendation for {budget} rollouts: {e}")
     console.print(f"report: {page}", soft_wrap=True, highlight=False)
+    if failed is not None:
+        raise failed
 
 
 @app.command()
@@ -182,7 +201,7 @@ def fit(
 ) -> None:
     """Fit the reward curves, the compute-optimal frontier and n*(C) to finished runs.
 
-    A single sweep's folder also gets the result as fit.json, or fit-tokens.json, fit-device_hours.json: `isojax recommend` reads the first.
+    A single sweep's folder also gets the result as fit.json; with --metric or --compute as a file of its own, such as fit-tokens.json.
 
     \b
     [bold]Examples[/bold]
@@ -238,14 +257,18 @@ def recommend(
 
 
 def _single_cell(sweep: Config, chosen: Recommendation) -> Config:
-    """The sweep's config with the chosen cell alone, under a name of its own: same task, recipe and evaluation.
+    """The sweep's config with the chosen cell alone, under a name of its own: same task and recipe.
 
-    Slots and microbatch are the planner's again: the sweep's were chosen for its smallest cell.
+    Slots, microbatch and prompts are the planner's again: the sweep's were chosen for its smallest cell. The grid of evaluations is moved
+    (by less than one ratio) so that its last value is the recommended C, where the run ends.
     """
-    a = chosen.allocation
+    a, grid = chosen.allocation, sweep.cell.eval
+    steps = max(0, math.floor(math.log(a.C / grid.start, grid.ratio)))
+    evaluation = grid.model_copy(update={"start": a.C / grid.ratio**steps})
     cell = {"B_p": (a.B_p,), "n": (a.n,), "budget": a.C, "B_max": max(sweep.sweep.B_max, a.B), "seeds": 1}
-    section = sweep.sweep.model_copy(update=cell | {"slots": None, "microbatch": None})
-    return sweep.model_copy(update={"name": f"{sweep.name}-{a.B_p}x{a.n}-C{a.C}", "sweep": section})
+    section = sweep.sweep.model_copy(update=cell | {"slots": None, "microbatch": None, "prompts": None})
+    run = sweep.cell.model_copy(update={"eval": evaluation})
+    return sweep.model_copy(update={"name": f"{sweep.name}-{a.B_p}x{a.n}-C{a.C}", "cell": run, "sweep": section})
 
 
 @app.command()
@@ -288,7 +311,8 @@ def _run(application: typer.Typer, program: str) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """The console script `isojax`."""
+    """The console script `isojax`: like `python -m`, it finds a fork's modules in the folder it is called in."""
+    sys.path.insert(0, "")
     _run(app, "isojax")
 
 

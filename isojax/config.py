@@ -49,7 +49,7 @@ class BaseConfig(Section):
     steps: PositiveInt = 1500
     batch: PositiveInt = 512
     learning_rate: PositiveFloat = 2e-2
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)
 
 
 class DataConfig(Section):
@@ -63,7 +63,7 @@ class DataConfig(Section):
     attempts: PositiveInt = 16
     difficulty: tuple[Fraction, Fraction] = (0.0, 0.61)
     validation: PositiveInt = 300
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)
 
 
 class SamplingConfig(Section):
@@ -95,7 +95,7 @@ class EvalConfig(Section):
     """Validation by avg@`samples` at the first update reaching each C in start * ratio^k, and of the base policy at C = 0."""
 
     samples: PositiveInt = 4
-    start: PositiveInt = 1024
+    start: Annotated[float, Field(ge=1)] = 1024
     ratio: Annotated[float, Field(gt=1)] = 1.3
 
     def grid(self, budget: int) -> list[int]:
@@ -142,8 +142,8 @@ class SweepConfig(Section):
     n: tuple[PositiveInt, ...] = (2, 4, 8, 16, 32)
     B_max: PositiveInt = 1024
     over_B_max: Literal["refuse", "drop"] = "refuse"
-    seeds: PositiveInt = 1
-    seed: int = Field(default=0, ge=0)
+    seeds: Annotated[int, Field(ge=1, le=1000)] = 1
+    seed: int = Field(default=0, ge=0, le=2_000_000)
     budget: PositiveInt = 250_000
     slots: PositiveInt | None = None
     microbatch: PositiveInt | None = None
@@ -151,7 +151,7 @@ class SweepConfig(Section):
 
 
 class RunConfig(Section):
-    """Where and how to run; changes no result.
+    """Where and how to run; changes no result (but for rounding, where a half-done cell goes on with another mesh).
 
     `cells_at_once`: null runs as many cells side by side as the mesh fits into the devices. `checkpoint_seconds`: a cell's state is
     saved at the first evaluation after this long, and at its end.
@@ -180,7 +180,7 @@ def config_roots() -> list[Path]:
 
 
 def find_config(name_or_path: str) -> Path:
-    """The YAML file meant by a path or a name: `quickstart`, `recipes/easy.yaml`, `../mine.yaml`."""
+    """The YAML file meant by a path or a name: `quickstart`, `hard.yaml`, `../mine.yaml`."""
     if Path(name_or_path).is_file():
         return Path(name_or_path)
     for root in config_roots():

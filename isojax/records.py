@@ -88,14 +88,19 @@ class Ledger:
                 return
         _append(self.path, header)
 
-    def append(self, point: EvalPoint, seconds: float, devices: int) -> bool:
+    def append(self, point: EvalPoint, seconds: float, devices: int) -> None:
         """Record a point (unless its target is there already) and, beside it, the seconds of wall clock it took since the last one."""
         if point.target in self.targets:
-            return False
+            return
         _append(self.folder / TIMING, {"kind": "timing", "target": point.target, "seconds": round(seconds, 6), "devices": devices})
         _append(self.path, {"kind": "eval", **asdict(point)})
         self.targets.append(point.target)
-        return True
+
+    def fail(self, M: int, reason: str) -> None:
+        """Record that the run broke off after update M; readers of evaluations pass it by, and the fit hears of it."""
+        row = {"kind": "failed", "M": M, "reason": reason}
+        if _read_lines(self.path)[0][-1] != row:
+            _append(self.path, row)
 
 
 def _point(row: Mapping[str, Any], path: Path, number: int) -> EvalPoint:
@@ -141,15 +146,17 @@ def read_run(folder: Path, warn: Any = None) -> RunRecord:
     for i, (a, b) in enumerate(pairwise(points), 3):
         if b.rollouts <= a.rollouts:
             raise InputError(f"{path}, line {i}: rollouts fall from {a.rollouts} to {b.rollouts}; a ledger's points rise in C.")
-    return RunRecord(cell, tuple(points), str(path), _device_hours(folder, points), str(head.get("cell_hash", "")))
+    failed = str(rows[-1].get("reason", "failed")) if rows[-1]["kind"] == "failed" else ""
+    return RunRecord(cell, tuple(points), str(path), _device_hours(folder, points), str(head.get("cell_hash", "")), failed)
 
 
 def _device_hours(folder: Path, points: Iterable[EvalPoint]) -> tuple[float, ...]:
     """Device hours at each point, from timing.jsonl; empty where a clock is missing."""
-    if not (folder / TIMING).exists():
-        return ()
-    rows, _, _ = _read_lines(folder / TIMING)
-    spent = {int(r["target"]): float(r["seconds"]) * int(r["devices"]) / 3600 for r in rows if r["kind"] == "timing"}
+    try:
+        rows, _, _ = _read_lines(folder / TIMING)
+        spent = {int(r["target"]): float(r["seconds"]) * int(r["devices"]) / 3600 for r in rows if r["kind"] == "timing"}
+    except (InputError, KeyError, TypeError, ValueError):
+        return ()  # without clocks a run is fitted all the same; who asks for device hours is told that they are missing
     total, hours = 0.0, []
     for p in points:
         if p.target not in spent:
@@ -170,6 +177,8 @@ def read_runs(paths: Iterable[Path], warn: Any = None) -> list[RunRecord]:
         if not path.exists():
             raise InputError(f"no such run: {path}. Expected a sweep's folder (runs/NAME), a cell's folder or a {RECORDS}.")
         if path.is_file():
+            if path.name != RECORDS:
+                raise InputError(f"{path} is no ledger; expected a sweep's folder (runs/NAME), a cell's folder or a {RECORDS}.")
             folders.append(path.parent)
             continue
         found = sorted(p.parent for p in path.rglob(RECORDS))

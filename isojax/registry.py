@@ -13,7 +13,7 @@ def load(folder: str, name: str, function: str) -> ModuleType:
     Raises:
         InputError: no such module, or one without the function; lists the names there are.
     """
-    path = name if "." in name else f"isojax.{folder}.{name}"
+    path = name if "." in name.strip(".") else f"isojax.{folder}.{name.strip('.')}"
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as e:

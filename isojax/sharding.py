@@ -26,7 +26,6 @@ ROWS = ("data", "fsdp")  # the mesh axes that split rollouts
 
 RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "shard": ROWS,
-    "slot": ROWS,
     "layer": None,
     "vocab": "tensor",
     "embed": "fsdp",
@@ -109,11 +108,6 @@ def partition(logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -
         ways = int(np.prod([mesh.shape[a] for a in names], dtype=int))
         spec.append(axes if ways > 1 and size % ways == 0 else None)
     return PartitionSpec(*spec)
-
-
-def sharding(mesh: Mesh, *logical: str | None, shape: Sequence[int]) -> NamedSharding:
-    """NamedSharding of an array with these logical axes."""
-    return NamedSharding(mesh, partition(logical, shape, mesh))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

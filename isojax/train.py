@@ -23,7 +23,7 @@ from isojax.config import CellConfig, Config, SweepConfig
 from isojax.evaluate import Evaluator, average
 from isojax.models.decoder import Decoder
 from isojax.records import Ledger
-from isojax.rl.step import UPDATES_A_CALL, build_init, build_train, coefficients
+from isojax.rl.step import UPDATES_A_CALL, State, build_init, build_train, coefficients
 from isojax.sampling.sampler import Problems, make_geometry
 from isojax.sharding import replicated, shard_count
 from isojax.tasks.base import Encoded, Task, build_task
@@ -73,7 +73,7 @@ def run_cell(
     """Train one cell up to the sweep's budget and record it in `folder`; goes on from the folder's checkpoint where there is one.
 
     Raises:
-        FloatingPointError: the loss or the gradient stopped being finite; what was recorded stays.
+        FloatingPointError: the loss or the gradient stopped being finite; it is recorded, and what was recorded before stays.
     """
     last = config.cell.eval.grid(config.sweep.budget)[-1]
     grid = config.cell.eval.grid(
@@ -86,57 +86,65 @@ def run_cell(
     base_params = jax.device_put(base.params, programs.decoder.shardings(mesh))
     table = jax.device_put(Problems(*programs.encode(config.cell, base.training)), replicated(mesh))
     validation = programs.encode(config.cell, base.validation)
-    state, position = programs.init(base_params), Position(0, -1, 0)
-    checkpoints = Checkpoints(folder / "checkpoint")
-    state, position = checkpoints.restore(state) or (state, position)
-    report(Progress(cell, position.M * cell.B, None))
-    order = batches(len(base.training), cell.B_p, cell.seed, first=position.M)
-    clock = saved = time.monotonic()
+    with Checkpoints(folder / "checkpoint") as checkpoints:
+        state, position = programs.init(base_params), Position(0, -1, 0)
+        state, position = checkpoints.restore(state) or (state, position)
+        if position.evaluation >= 0 and grid[position.evaluation] not in ledger.targets:  # the ledger lost a line that the state is past
+            checkpoints.clear()
+            state, position = programs.init(base_params), Position(0, -1, 0)
+        report(Progress(cell, position.M * cell.B, None))
+        order = batches(len(base.training), cell.B_p, cell.seed, first=position.M)
 
-    for evaluation, target in enumerate(grid):
-        goal = reached(target, cell.B)
-        beyond = evaluation + 1 < len(grid) and reached(grid[evaluation + 1], cell.B) == goal
-        if evaluation <= position.evaluation or beyond:
-            continue  # done before, or answered by the same update as the next value of the grid
-        sums: dict[str, float] = {}
-        M = position.M
-        while M < goal:
-            count = min(UPDATES_A_CALL, goal - M)
+        def updates(state: State, count: int) -> tuple[State, dict[str, float]]:
+            """`count` updates in one call: the next problems of the order, and the sums of their metrics."""
             index = np.zeros((UPDATES_A_CALL, programs.geometry.problem_rows), np.int32)
             for i in range(count):
                 index[i, : cell.B_p] = next(order)
             scalars = (np.int32(count), np.int32(cell.B_p), np.int32(cell.n), np.int32(cell.seed))
             state, metrics = programs.train(state, base_params, table, index, *scalars, programs.numbers)
-            sums = {k: sums.get(k, 0.0) + float(v) for k, v in metrics.items()}
-            M += count
-            report(Progress(cell, M * cell.B, None))
-        if sums.get("not_finite"):
-            raise FloatingPointError(
-                f"cell {cell.name}: loss or gradient not finite in {sums['not_finite']:.0f} updates up to update {M}; "
-                "lower cell.rl.learning_rate."
+            return state, {k: float(v) for k, v in metrics.items()}
+
+        state, _ = updates(state, 0)  # compiles, where this is the first cell: its clock starts after that
+        clock = saved = time.monotonic()
+        for evaluation, target in enumerate(grid):
+            goal = reached(target, cell.B)
+            beyond = evaluation + 1 < len(grid) and reached(grid[evaluation + 1], cell.B) == goal
+            if evaluation <= position.evaluation or beyond:
+                continue  # done before, or answered by the same update as the next value of the grid
+            sums: dict[str, float] = {}
+            M = position.M
+            while M < goal:
+                count = min(UPDATES_A_CALL, goal - M)
+                state, metrics = updates(state, count)
+                sums = {k: sums.get(k, 0.0) + v for k, v in metrics.items()}
+                M += count
+                report(Progress(cell, M * cell.B, None))
+            if bad := round(sums.get("not_finite", 0.0)):
+                reason = f"loss or gradient not finite in {bad} of the updates {position.M + 1} to {M}; lower cell.rl.learning_rate"
+                ledger.fail(M, reason)
+                raise FloatingPointError(reason)
+            counts, answers = programs.evaluator.counts(state.params, validation, cell.seed, evaluation)
+            done = M - position.M
+            position = Position(M, evaluation, position.tokens + round(sums.pop("tokens", 0.0)))
+            point = EvalPoint(
+                target=target,
+                M=M,
+                rollouts=M * cell.B,
+                tokens=position.tokens,
+                metrics={f"avg@{config.cell.eval.samples}": average(counts, config.cell.eval.samples)},
+                counts=tuple(int(c) for c in counts),
+                samples=config.cell.eval.samples,
+                train={k: v / done for k, v in sums.items()},
             )
-        counts, answers = programs.evaluator.counts(state.params, validation, cell.seed, evaluation)
-        updates = M - position.M
-        position = Position(M, evaluation, position.tokens + round(sums.pop("tokens", 0.0)))
-        point = EvalPoint(
-            target=target,
-            M=M,
-            rollouts=M * cell.B,
-            tokens=position.tokens,
-            metrics={f"avg@{config.cell.eval.samples}": average(counts, config.cell.eval.samples)},
-            counts=tuple(int(c) for c in counts),
-            samples=config.cell.eval.samples,
-            train={k: v / updates for k, v in sums.items()},
-        )
-        now = time.monotonic()
-        if ledger.append(point, seconds=now - clock, devices=mesh.size):
-            write_samples(folder / "samples.txt", programs.task, base.validation, answers, point)
-        clock = now
-        report(Progress(cell, point.rollouts, next(iter(point.metrics.values()))))
-        if now - saved >= config.run.checkpoint_seconds or target == grid[-1]:
-            checkpoints.save(state, position)
-            saved = now
-    checkpoints.close()
+            now = time.monotonic()
+            if target not in ledger.targets:
+                write_samples(folder / "samples.txt", programs.task, base.validation, answers, point)
+            ledger.append(point, seconds=now - clock, devices=mesh.size)
+            clock = now
+            report(Progress(cell, point.rollouts, next(iter(point.metrics.values()))))
+            if now - saved >= config.run.checkpoint_seconds or target == grid[-1]:
+                checkpoints.save(state, position)
+                saved = now
 
 
 def reached(target: int, B: int) -> int:
@@ -150,12 +158,15 @@ def finished(ledger: Ledger, grid: list[int]) -> bool:
 
 
 def write_samples(path: Path, task: Task, problems: list[Problem], answers: np.ndarray, point: EvalPoint) -> None:
-    """A few rollouts that a person can read."""
+    """A few rollouts that a person can read, once an evaluation."""
+    head = f"C = {point.rollouts} rollouts, M = {point.M}, " + ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items()) + "\n"
+    if path.exists() and head in path.read_text():
+        return
     with path.open("a") as f:
-        f.write(f"C = {point.rollouts} rollouts, M = {point.M}, " + ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items()) + "\n")
+        f.write(head)
         for problem, tokens in zip(problems[:SAMPLES_SHOWN], answers, strict=False):
             text = task.decode(tokens)
-            verdict = "right" if text == problem.answer else f"wrong, the answer is {problem.answer}"
+            verdict = "right" if text == problem.answer and task.eos in tokens else f"wrong, the answer is {problem.answer}"
             f.write(f"    {problem.prompt}{text}    {verdict}\n")
 
 

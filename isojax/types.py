@@ -105,10 +105,12 @@ class EvalPoint:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """All that is known of one run: its cell, its evaluations by rising C, and the device hours at each of them (may be empty)."""
+    """All that is known of one run: its cell, its evaluations by rising C, the device hours at each of them (may be empty), and why it
+    broke off, if it did."""
 
     cell: Cell
     points: tuple[EvalPoint, ...]
     source: str = ""
     device_hours: tuple[float, ...] = ()
     cell_hash: str = ""
+    failed: str = ""

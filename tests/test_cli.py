@@ -122,7 +122,7 @@ def test_launch_fits_reports_and_recommends(isojax: Isojax, calls: list[tuple[An
     code, out, _ = isojax("launch")
     assert code == 0
     assert {path.name for path in known.iterdir()} >= {"fit.json", "report.html", "figures"}
-    assert "for 272,000 rollouts: B_p = 16" in out and "for 1,088,000 rollouts" in out and "report.html" in out
+    assert "for 139,000 rollouts: B_p = 16" in out and "for 556,000 rollouts" in out and "report.html" in out
 
 
 def test_train_hands_the_config_on(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
@@ -236,7 +236,9 @@ def test_recommend_writes_a_config_for_train_and_keeps_what_is_there(isojax: Iso
     best, sweep = load_config("best.yaml"), read_saved(known / "config.yaml")
     assert [(cell.B_p, cell.n) for cell in plan(best.sweep)] == [(answer["B_p"], answer["n"])]
     assert best.sweep.budget == answer["C"] and best.sweep.slots is None and best.name != sweep.name
-    assert best.cell == sweep.cell
+    assert best.cell.model_copy(update={"eval": sweep.cell.eval}) == sweep.cell
+    assert best.cell.eval.grid(best.sweep.budget)[-1] == answer["C"]  # the run ends where it was told to
+    assert 1 <= best.cell.eval.start / sweep.cell.eval.start < sweep.cell.eval.ratio
     before = Path("best.yaml").read_bytes()
     assert "best.yaml exists already" in error_of(isojax(*words))
     assert Path("best.yaml").read_bytes() == before

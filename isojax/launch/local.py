@@ -6,14 +6,18 @@ This is the only module of launch/ that imports jax, inside the functions that c
 
 from __future__ import annotations
 
+import fcntl
 import os
 import queue
+import shutil
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isojax.config import Config, check_resume, config_hash, read_saved, save_config
+from isojax.config import Config, DataConfig, check_resume, config_hash, read_saved, save_config
 from isojax.launch.display import Display, print_plan
 from isojax.launch.planner import plan, resolve
 from isojax.types import Cell, InputError, RunFailed
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from isojax.base import Base
     from isojax.train import Programs
 
-CONFIG = "config.yaml"
+CONFIG, BASE = "config.yaml", "base"
 
 
 def launch(config: Config, resume: bool, dry_run: bool) -> Path:
@@ -40,16 +44,17 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
 
     devices = jax.local_devices()
     shape = parse_mesh(config.run.mesh, len(devices))
-    config = settle(config, folder, resume, shape.shards)
+    config = settle(config, folder, resume or dry_run, shape.shards)
     at_once = min(config.run.cells_at_once or cells_side_by_side(jax, shape.devices), len(devices) // shape.devices, len(cells))
     pairs = sorted({(c.B_p, c.n) for c in cells})
+    check_data(config.cell.data)
     check_batch(pairs, config.cell.data.candidates - config.cell.data.validation)
     meshes = [make_mesh(shape, devices[i * shape.devices :]) for i in range(at_once)]
     programs = [Programs(config.cell, config.sweep, pairs, mesh) for mesh in meshes]
     print_plan(config, cells, folder, f"{shape.devices} of {len(devices)} {jax.default_backend()} devices a cell", at_once)
     if not dry_run:
-        save_config(config, folder / CONFIG)
-        run_cells(programs, config, cells, folder)
+        with alone(folder):
+            run_cells(programs, config, cells, folder)
     return folder
 
 
@@ -98,30 +103,68 @@ def settle(config: Config, folder: Path, resume: bool, shards: int) -> Config:
     Raises:
         InputError: the folder holds a run and `resume` was not asked for, or that run's settings differ.
     """
-    if not folder.exists() or all(p.name.startswith(".") for p in folder.iterdir()):  # a kill may leave half a hidden file
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file, expected a folder to run in; choose another name with name=NAME.")
+    found = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
+    if found <= {BASE}:  # nothing, or what a kill left before the first cell
         return config.model_copy(update={"sweep": resolve(config.sweep, shards)})
     if not resume:
         raise InputError(f"{folder} holds a run already; go on with it by --resume, or choose another name with name=NAME.")
-    if not (folder / CONFIG).exists():
+    if CONFIG not in found:
         raise InputError(f"{folder} is no sweep's folder (it has no {CONFIG}); choose another name with name=NAME.")
     old = read_saved(folder / CONFIG)
-    check_resume(old, config)
+    try:
+        check_resume(old, config)
+    except InputError as e:
+        raise InputError(f"{e} To go on as it was: isojax launch {folder / CONFIG} --resume") from e
+    if old.run.mesh != config.run.mesh:
+        print(
+            f"warning: {folder} was run with --mesh {old.run.mesh}; under {config.run.mesh} its cells go on equal to rounding only",
+            file=sys.stderr,
+        )
     kept = {"slots": old.sweep.slots, "microbatch": old.sweep.microbatch, "prompts": old.sweep.prompts}
     return config.model_copy(update={"sweep": config.sweep.model_copy(update=kept)})
 
 
 def run_cells(programs: list[Programs], config: Config, cells: list[Cell], folder: Path) -> None:
-    """The base policy, then all cells."""
+    """The base policy, then all cells. The config is saved when nothing can be refused any more."""
     from isojax.base import prepare
 
     first = programs[0]
+    if not (folder / CONFIG).exists():
+        shutil.rmtree(folder / BASE, ignore_errors=True)
     with Display(config, cells) as display:
-        base = prepare(folder / "base", config.cell, first.decoder, first.task, first.evaluator, display.step)
+        base = prepare(folder / BASE, config.cell, first.decoder, first.task, first.evaluator, display.step)
         check_batch([(c.B_p, c.n) for c in cells], len(base.training))
+        save_config(config, folder / CONFIG)
         failed = work(programs, config, base, cells, folder, display)
     if failed:
         errors = "\n".join(f"  {cell.name}: {error}" for cell, error in failed)
         raise RunFailed(f"{len(failed)} of {len(cells)} cells failed; the others are recorded in {folder}.\n{errors}")
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the folder: InputError where another process is writing to it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            raise InputError(f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME.") from e
+        yield
+
+
+def check_data(data: DataConfig) -> None:
+    """InputError where no split can come of these numbers."""
+    low, high = data.difficulty
+    if low > high:
+        raise InputError(f"cell.data.difficulty: given [{low}, {high}], expected the lower end first.")
+    if data.candidates < 2 * data.validation:
+        raise InputError(
+            f"cell.data.candidates = {data.candidates} and cell.data.validation = {data.validation}; expected at least twice as many "
+            "candidates as are held out."
+        )
 
 
 def check_batch(pairs: list[tuple[int, int]], problems: int) -> None:
@@ -152,8 +195,8 @@ def work(
                 cell = todo.get_nowait()
             except queue.Empty:
                 return
-            display.start(cell)
             error: Exception | None = None
+            display.start(cell)
             try:
                 run_cell(mine, config, base, cell, folder / "cells" / cell.name, name, display.update)
             except Exception as e:  # one cell's failure must not cost the others; all are raised together at the end

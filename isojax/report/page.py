@@ -136,13 +136,13 @@ def _flags(fit: Fit) -> Raw:
 
 
 def _samples(folder: Path, answer: Recommendation | str) -> Raw:
-    """First and last lines of two cells' samples.txt: the recommended cell's and that of the n farthest from it."""
+    """First and last lines of two cells' samples.txt: the recommended cell's and, of the others, that of the largest n."""
     found = sorted((folder / "cells").glob("*/samples.txt"))
     by_cell = [(name, next(paths)) for name, paths in groupby(found, key=lambda path: path.parent.name.rsplit("-s", 1)[0])]
     if not by_cell:
         return Raw("")
     chosen = None if isinstance(answer, str) else f"{answer.allocation.B_p}x{answer.allocation.n}"
-    by_cell.sort(key=lambda pair: pair[0] != chosen)
+    by_cell.sort(key=lambda pair: (pair[0] != chosen, int(pair[0].partition("x")[2])))
     shown = [by_cell[0][1], *([by_cell[-1][1]] if len(by_cell) > 1 else [])]
     parts = [join([tag("h3", path.parent.name), tag("pre", tag("code", _ends(path)))]) for path in shown]
     where = tag("p", "The first and last lines of two cells; the whole is in ", tag("code", "cells/*/samples.txt"), ".")

@@ -33,6 +33,8 @@ class Stability:
 
 def _non_finite(seeds: Sequence[Track]) -> str:
     for t in seeds:
+        if t.run.failed:
+            return f"n={t.run.cell.n} seed {t.run.cell.seed}: {t.run.failed}"
         for p in t.run.points:
             bad = [name for name, value in sorted(p.train.items()) if not math.isfinite(value)]
             if bad:
