@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -101,3 +103,23 @@ def test_more_budget_where_one_update_reaches_two_targets(isojax: Any) -> None:
         assert all(a < b for a, b in pairwise(rollouts)), rollouts
     isojax.ok("isojax.launch", *words, "sweep.budget=1000", "name=at-once")
     assert isojax.ledgers("at-once") == isojax.ledgers()
+
+
+def test_a_line_lost_from_a_finished_ledger_is_measured_again(isojax: Any, whole: Any) -> None:
+    """The saved state is past the lost line, so the cell runs anew from its start and finds the other points recorded."""
+    shutil.copytree(whole.run(), isojax.run())
+    ledger: Path = isojax.run() / "cells" / HALF_DONE / "records.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join(lines[:-1]))
+    isojax.ok("isojax.launch", "tiny.yaml", "--resume")
+    assert isojax.ledgers() == whole.ledgers()
+
+
+def test_a_run_that_diverges_is_recorded_and_the_rest_is_fitted(isojax: Any) -> None:
+    """A learning rate that no policy survives: exit code 1, the reason in the ledger, the fit made of what there is."""
+    done = isojax("isojax.launch", "tiny.yaml", "cell.rl.learning_rate=1e38", "sweep.n=[2]", "sweep.seeds=1")
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "not finite" in done.stderr
+    last = json.loads((isojax.run() / "cells" / "8x2-s0" / "records.jsonl").read_text().splitlines()[-1])
+    assert last["kind"] == "failed" and "not finite" in last["reason"]
+    fit = json.loads((isojax.run() / "fit.json").read_text())
+    assert [s["stable"] for s in fit["stability"]] == [False] and "not finite" in fit["stability"][0]["reason"]

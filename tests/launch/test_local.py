@@ -1,0 +1,73 @@
+"""What the local runner refuses before any work, and what it takes a folder for. Nothing here starts jax."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isojax.config import Config, DataConfig, SweepConfig, save_config
+from isojax.launch.local import alone, check_batch, check_data, settle
+from isojax.types import InputError
+
+CONFIG = Config(name="here", sweep=SweepConfig(B_p=(8,), n=(4,)))
+
+
+def test_a_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    with alone(tmp_path / "run"):
+        with pytest.raises(InputError, match="being written by another process"), alone(tmp_path / "run"):
+            pass
+    with alone(tmp_path / "run"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (DataConfig(difficulty=(0.6, 0.1)), "the lower end first"),
+        (DataConfig(candidates=500, validation=300), "at least twice as many"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused(data: DataConfig, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        check_data(data)
+
+
+def test_a_batch_takes_each_problem_once() -> None:
+    check_batch([(8, 2), (16, 2)], 16)
+    with pytest.raises(InputError, match="holds 16 and the training set 15"):
+        check_batch([(8, 2), (16, 2)], 15)
+
+
+def test_an_empty_folder_and_what_a_kill_left_are_a_fresh_start(tmp_path: Path) -> None:
+    for left in ((), (".config.yaml.123",), (".lock", "base")):
+        folder = tmp_path / "-".join(left or ("empty",))
+        folder.mkdir()
+        for name in left:
+            (folder / name).touch()
+        assert settle(CONFIG, folder, resume=False, shards=1).sweep.slots == 32
+
+
+def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a file"):
+        settle(CONFIG, tmp_path / "file", resume=False, shards=1)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    for resume, words in ((True, "no sweep's folder"), (False, "holds a run already")):
+        with pytest.raises(InputError, match=words):
+            settle(CONFIG, tmp_path / "other", resume=resume, shards=1)
+
+
+def test_static_sizes_are_kept_and_another_mesh_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = settle(CONFIG, tmp_path / "run", resume=False, shards=1)
+    save_config(first, tmp_path / "run" / "config.yaml")
+    grown = CONFIG.model_copy(update={"sweep": SweepConfig(B_p=(2, 8), n=(2, 4))})
+    again = settle(grown, tmp_path / "run", resume=True, shards=1)
+    assert (again.sweep.slots, again.sweep.microbatch, again.sweep.prompts) == (32, 32, 8)
+    assert capsys.readouterr().err == ""
+    elsewhere = grown.model_copy(update={"run": grown.run.model_copy(update={"mesh": "data=2"})})
+    settle(elsewhere, tmp_path / "run", resume=True, shards=2)
+    assert "equal to rounding only" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"To go on as it was: isojax launch .*config\.yaml --resume"):
+        settle(CONFIG.model_copy(update={"sweep": SweepConfig(B_p=(16,), n=(4,))}), tmp_path / "run", resume=True, shards=1)
