@@ -14,9 +14,8 @@ CONFIG = Config(name="here", sweep=SweepConfig(B_p=(8,), n=(4,)))
 
 
 def test_a_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
-    with alone(tmp_path / "run"):
-        with pytest.raises(InputError, match="being written by another process"), alone(tmp_path / "run"):
-            pass
+    with alone(tmp_path / "run"), pytest.raises(InputError, match="being written by another process"), alone(tmp_path / "run"):
+        pass
     with alone(tmp_path / "run"):
         pass
 
