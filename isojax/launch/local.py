@@ -147,12 +147,16 @@ def run_cells(programs: list[Programs], config: Config, cells: list[Cell], folde
 def alone(folder: Path) -> Iterator[None]:
     """Hold the folder: InputError where another process is writing to it."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            raise InputError(f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME.") from e
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        os.close(lock)
+        raise InputError(f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME.") from e
+    try:
         yield
+    finally:
+        os.close(lock)
 
 
 def check_data(data: DataConfig) -> None:

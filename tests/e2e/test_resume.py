@@ -115,11 +115,9 @@ def test_a_line_lost_from_a_finished_ledger_is_measured_again(isojax: Any, whole
     assert isojax.ledgers() == whole.ledgers()
 
 
-def test_a_run_that_diverges_is_recorded_and_the_rest_is_fitted(isojax: Any) -> None:
-    """A learning rate that no policy survives: exit code 1, the reason in the ledger, the fit made of what there is."""
+def test_a_run_that_diverges_is_recorded(isojax: Any) -> None:
+    """A learning rate that no policy survives: exit code 1, and the reason in the ledger."""
     done = isojax("isojax.launch", "tiny.yaml", "cell.rl.learning_rate=1e38", "sweep.n=[2]", "sweep.seeds=1")
     assert done.returncode == 1 and "Traceback" not in done.stderr and "not finite" in done.stderr
     last = json.loads((isojax.run() / "cells" / "8x2-s0" / "records.jsonl").read_text().splitlines()[-1])
     assert last["kind"] == "failed" and "not finite" in last["reason"]
-    fit = json.loads((isojax.run() / "fit.json").read_text())
-    assert [s["stable"] for s in fit["stability"]] == [False] and "not finite" in fit["stability"][0]["reason"]
