@@ -5,6 +5,7 @@ from them (the order of problems and all keys are functions of the seed and the 
 """
 
 import shutil
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,9 @@ class Position:
     tokens: int
 
 
+ORBAX = threading.Lock()  # Orbax's managers share state within a process; cells run side by side in threads
+
+
 class Checkpoints:
     """The saved states of one cell; the newest is kept. A context: leaving it waits for what is being saved."""
 
@@ -31,7 +35,8 @@ class Checkpoints:
         self._open()
 
     def _open(self) -> None:
-        self._manager = ocp.CheckpointManager(self._folder, options=ocp.CheckpointManagerOptions(max_to_keep=1, create=True))
+        with ORBAX:
+            self._manager = ocp.CheckpointManager(self._folder, options=ocp.CheckpointManagerOptions(max_to_keep=1, create=True))
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -43,7 +48,8 @@ class Checkpoints:
         """Save in the background; `close` waits for it."""
         host = {"evaluation": position.evaluation, "tokens": position.tokens}
         args = ocp.args.Composite(state=ocp.args.StandardSave(state._asdict()), host=ocp.args.JsonSave(host))
-        self._manager.save(position.M, args=args)
+        with ORBAX:
+            self._manager.save(position.M, args=args)
 
     def restore(self, like: State) -> tuple[State, Position] | None:
         """The newest state, laid out as `like` (arrays or ShapeDtypeStructs with shardings), or None where none was saved."""
@@ -52,7 +58,8 @@ class Checkpoints:
             return None
         abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like._asdict())
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), host=ocp.args.JsonRestore())
-        saved = self._manager.restore(M, args=args)
+        with ORBAX:
+            saved = self._manager.restore(M, args=args)
         return State(**saved["state"]), Position(M, saved["host"]["evaluation"], saved["host"]["tokens"])
 
     def clear(self) -> None:
@@ -63,5 +70,6 @@ class Checkpoints:
 
     def close(self) -> None:
         """Wait for what is being saved."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+        with ORBAX:
+            self._manager.wait_until_finished()
+            self._manager.close()

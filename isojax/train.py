@@ -7,6 +7,7 @@ response tokens of the batch; the learning rate grows with sqrt(B); KL (k3, in t
 Evaluations fall at the first update that reaches each value of one grid of C, the same for every (B_p, n).
 """
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from isojax.tasks.data import batches
 from isojax.types import Cell, EvalPoint, Problem
 
 SAMPLES_SHOWN = 4
+COMPILING = threading.Lock()  # cells run side by side; compiling the large program twice at once only doubles its memory
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ def run_cell(
             state, metrics = programs.train(state, base_params, table, index, *scalars, programs.numbers)
             return state, {k: float(v) for k, v in metrics.items()}
 
-        state, _ = updates(state, 0)  # compiles, where this is the first cell: its clock starts after that
+        with COMPILING:
+            state, _ = updates(state, 0)  # compiles, where this is the first cell of its mesh: the clock starts after that
         clock = saved = time.monotonic()
         for evaluation, target in enumerate(grid):
             goal = reached(target, cell.B)

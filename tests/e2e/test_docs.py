@@ -38,7 +38,9 @@ def test_the_pages_have_commands() -> None:
 def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
     (isojax.folder / "configs").mkdir()
     for name in ("quickstart", "hard"):
-        (isojax.folder / "configs" / f"{name}.yaml").write_text(TINY.replace("name: tiny", f"name: {name}").replace("B_max: 64", "B_max: 1024"))
+        (isojax.folder / "configs" / f"{name}.yaml").write_text(
+            TINY.replace("name: tiny", f"name: {name}").replace("B_max: 64", "B_max: 1024")
+        )
     for path, written_in in FORK.items():
         if written_in.endswith(page.name):
             file = isojax.folder / path
