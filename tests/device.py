@@ -136,7 +136,7 @@ class Parity:
         return "even" if tokens[0] % 2 == 0 else "odd"
 
     def demonstrations(self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int) -> Encoded:
-        raise NotImplementedError
+        return self.encode(self.problems(count, rng), prompt_length, response_length)
 
     def verify(self, answers: Any, tokens: Any, mask: Any) -> Any:
         return (mask[..., 0] & (tokens[..., 0] % 2 == 0)).astype(np.float32)
