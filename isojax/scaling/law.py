@@ -1,49 +1,51 @@
-"""n*(C), the compute-optimal number of rollouts a problem (IsoCompute Playbook, arXiv:2603.12151, section 4.1, Fig. 7):
+"""n*(C), the compute-optimal number of rollouts a problem (IsoCompute Playbook, arXiv:2603.12151, section 4.1, Fig. 7).
 
-    log2 n*(C) = b + L / (1 + exp(-k (log10 C - log10 C0))).
-
-As in the paper it is fitted to a running average of the frontier's log2 n over log10 C (the window is not published: here
-`WINDOW` decades, centred, cut off at the ends). Departures: the start is the best of a fixed grid of (k, C0), b and L being linear there;
-the law saturates at most at twice the largest n measured, because nothing beyond it was seen.
+`fit_law` is the paper's: a sigmoid through a running average of the frontier's log2 n over log10 C (the window is not published: here
+`WINDOW` decades, centred, cut off at the ends). `choose_law` is the debiased one: no average, weights, and the form (scaling/forms.py)
+chosen by AICc (Hurvich and Tsai 1989; where variances are known QAICc, Burnham and Anderson 2002, section 2.5). Departure of both: the law
+saturates at most at twice the largest n measured. At a fixed batch B the same forms describe n*(M), over log10 M or over M (Fig. 9).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import least_squares
 
+from isojax.scaling.forms import FORMS, Axis, Form, Law, Points, mean_square, rising_sigmoid
 from isojax.scaling.metrics import FloatArray
+from isojax.types import InputError
 
 WINDOW = 0.25
-K_BOUNDS = (0.05, 50.0)
-STARTS = 3
-# C0 may lie this many decades outside the frontier.
-C0_DECADES = 1.0
+# On a linear axis the bounds of k and C0 hold as if the points spanned this many decades.
+LINEAR_SPAN = 2.0
+# Residuals below this (of log2 n) are rounding: a form that meets it is exact, and another cannot be more so.
+EXACT = 1e-6
 
 
 @dataclass(frozen=True)
-class Law:
-    """n*(C). form "constant": n* = 2^b at every C, with L = k = 0 and no C0. `at_bounds` names parameters the data do not determine."""
+class Choice:
+    """Which form points support.
 
-    form: str
-    L: float
-    k: float
-    log10_C0: float | None
-    b: float
-    at_bounds: tuple[str, ...] = ()
+    Attributes:
+        law: the best form's.
+        aicc: form -> AICc, the smallest best; None where the points are too few for the form.
+        weights: form -> Akaike weight, the evidence for it among the forms that were fitted; they add up to 1.
+        laws: form -> its law, of the forms that were fitted.
+    """
+
+    law: Law
+    aicc: dict[str, float | None]
+    weights: dict[str, float]
+    laws: dict[str, Law]
 
 
 def log2_n_star(law: Law, C: ArrayLike) -> FloatArray:
     """log2 n*(C); C > 0, float[...] -> float[...]."""
-    x = np.log10(np.asarray(C, dtype=np.float64))
-    if law.log10_C0 is None:
-        return np.full_like(x, law.b)
-    return law.b + law.L * _logistic(law.k * (x - law.log10_C0))
+    return FORMS[law.form].at(law, _on_axis(np.asarray(C, dtype=np.float64), law.axis))
 
 
 def n_star(law: Law, C: ArrayLike) -> FloatArray:
@@ -51,34 +53,23 @@ def n_star(law: Law, C: ArrayLike) -> FloatArray:
     return 2.0 ** log2_n_star(law, C)
 
 
-def _logistic(x: FloatArray) -> FloatArray:
-    return 0.5 * (1 + np.tanh(0.5 * x))
+def _on_axis(C: FloatArray, axis: Axis) -> FloatArray:
+    return np.log10(C) if axis == "log10" else C
 
 
 def running_average(x: FloatArray, y: FloatArray, window: float) -> FloatArray:
     """The mean of y over all points within window / 2 of each x; float[points]. A window of 0 changes nothing."""
+    if window == 0:
+        return y
     near = np.abs(x[:, None] - x[None, :]) <= window / 2 + 1e-12
     return (near @ y) / near.sum(1)
 
 
-def _starts(x: FloatArray, y: FloatArray, cap: float) -> list[list[float]]:
-    """The best corners [b, f, k, log10 C0] of a fixed grid, L = f (cap - b); at each, b and L by linear least squares."""
-    k, C0 = np.meshgrid(np.geomspace(0.5, 40, 10), np.linspace(x[0] - 0.3, x[-1] + 0.3, 25), indexing="ij")
-    s = _logistic(k[..., None] * (x - C0[..., None]))
-    ds, dy = s - s.mean(-1, keepdims=True), y - y.mean()
-    L = np.maximum((ds * dy).sum(-1) / np.maximum((ds * ds).sum(-1), 1e-12), 0.0)
-    b = np.clip(y.mean() - L * s.mean(-1), 0.0, cap - 1e-3)
-    f = np.clip(L / (cap - b), 0.0, 1.0)
-    error = ((b[..., None] + (f * (cap - b))[..., None] * s - y) ** 2).sum(-1)
-    best = np.argsort(error, axis=None, kind="stable")[:STARTS]
-    return [[float(v.flat[i]) for v in (b, f, k, C0)] for i in best]
-
-
 def fit_law(C: ArrayLike, n: ArrayLike, n_max: float, window: float = WINDOW) -> Law:
-    """The sigmoid law through a frontier.
+    """The paper's law: a sigmoid through a frontier's running average.
 
     Args:
-        C: float[points] > 0, rising. n: float[points] >= 1, the frontier's n there.
+        C: float[points] > 0. n: float[points] >= 1, the frontier's n there.
         n_max: the largest n measured; the law saturates at 2 n_max at most.
         window: running average, in decades of C; 0 for none.
 
@@ -88,30 +79,92 @@ def fit_law(C: ArrayLike, n: ArrayLike, n_max: float, window: float = WINDOW) ->
     x, raw = np.log10(np.asarray(C, dtype=np.float64)), np.log2(np.asarray(n, dtype=np.float64))
     if np.ptp(raw) == 0:
         return Law("constant", 0.0, 0.0, None, float(raw[0]))
-    y, cap = running_average(x, raw, window), math.log2(n_max) + 1
+    return rising_sigmoid(Points(x, running_average(x, raw, window), np.ones_like(x), math.log2(n_max) + 1))
 
-    def parts(theta: FloatArray) -> tuple[FloatArray, float]:
-        return _logistic(theta[2] * (x - theta[3])), float(theta[1] * (cap - theta[0]))
 
-    def residual(theta: FloatArray) -> FloatArray:
-        s, L = parts(theta)
-        return theta[0] + L * s - y
+def choose_law(
+    C: ArrayLike,
+    log2_n: ArrayLike,
+    n_max: float,
+    variance: ArrayLike | None = None,
+    observations: float | None = None,
+    window: float = 0.0,
+    axis: Axis = "log10",
+    falling: bool = False,
+) -> Choice:
+    """The form of n*(C) that points support, by weighted least squares and AICc; at a fixed batch n*(M), with M for C.
 
-    def jacobian(theta: FloatArray) -> FloatArray:
-        s, L = parts(theta)
-        slope = L * s * (1 - s)
-        return np.stack([1 - theta[1] * s, (cap - theta[0]) * s, slope * (x - theta[3]), -slope * theta[2]], axis=1)
+    Only forms are compared that have no more parameters than there are distinct n and fewer than there are distinct C and observations.
 
-    lower = np.array([0.0, 0.0, K_BOUNDS[0], x[0] - C0_DECADES])
-    upper = np.array([cap, 1.0, K_BOUNDS[1], x[-1] + C0_DECADES])
-    jac: Any = jacobian  # SciPy's stub knows only the names of its finite differences
-    solutions = [
-        least_squares(residual, np.clip(s, lower + 1e-6, upper - 1e-6), jac, (lower, upper), x_scale="jac") for s in _starts(x, y, cap)
-    ]
-    theta = min(solutions, key=lambda s: s.cost).x
-    b, f, k, C0 = (float(t) for t in theta)
-    near = 1e-3 * (upper - lower)
-    stuck = (theta - lower < near) | (upper - theta < near)
-    # b = 0 is n* = 1, which is a value, not a failure.
-    names = tuple(name for name, is_stuck in zip(("b", "L", "k", "C0"), stuck, strict=True) if is_stuck and name != "b")
-    return Law("sigmoid", f * (cap - b), k, C0, b, names)
+    Args:
+        C: float[points] > 0, any order. log2_n: float[points] >= 0, n there, whole or estimated.
+        n_max: the largest n measured; a sigmoid saturates at 2 n_max at most.
+        variance: float[points] > 0 of log2_n; None: equal and unknown. If even the richest form misses the points by more than these say,
+            all are taken to be larger by one factor.
+        observations: how many independent ones the points are worth where they are correlated; None: as many as there are points.
+        window: running average, in units of the axis; 0 for none.
+        axis: what the law is a line or a sigmoid over, log10 C or C itself.
+        falling: whether the law may also fall.
+
+    Raises:
+        InputError: no point, arrays of different length, numbers that are not finite or not in these ranges.
+    """
+    c, y = np.asarray(C, dtype=np.float64), np.asarray(log2_n, dtype=np.float64)
+    v = np.ones_like(c) if variance is None else np.asarray(variance, dtype=np.float64)
+    _check(c, y, v, n_max)
+    x, count = _on_axis(c, axis), float(len(c) if observations is None else observations)
+    shift, scale = (0.0, 1.0) if axis == "log10" or np.ptp(x) == 0 else (float(x.min()), float(np.ptp(x)) / LINEAR_SPAN)
+    x = (x - shift) / scale
+    mean_variance = float(1 / np.mean(1 / v))
+    points = Points(x, running_average(x, y, window / scale), mean_variance / v, math.log2(n_max) + 1)
+    distinct_n, distinct_C = len(np.unique(y)), len(np.unique(x))
+
+    def carried(form: Form) -> bool:
+        unknown = form.parameters + (variance is None)
+        return form.parameters <= distinct_n and form.parameters < distinct_C and unknown + 1 < count
+
+    laws = {name: form.fit(points, falling) for name, form in FORMS.items() if name == "constant" or carried(form)}
+    squares = {name: max(mean_square(law, points), EXACT**2) for name, law in laws.items()}
+    scores = _scores(squares, count, None if variance is None else mean_variance)
+    laws = {name: _off_scale(law, shift, scale, axis) for name, law in laws.items()}
+    best = min(scores, key=lambda name: scores[name])  # of equal ones the first, which is the simplest
+    evidence = {name: math.exp(-0.5 * (score - scores[best])) if name != best else 1.0 for name, score in scores.items()}
+    weights = {name: e / sum(evidence.values()) for name, e in evidence.items()}
+    return Choice(laws[best], {name: _finite(scores.get(name)) for name in FORMS}, weights, laws)
+
+
+def _finite(score: float | None) -> float | None:
+    return score if score is not None and math.isfinite(score) else None
+
+
+def _check(C: FloatArray, y: FloatArray, variance: FloatArray, n_max: float) -> None:
+    if not len(C) or not C.shape == y.shape == variance.shape or C.ndim != 1:
+        raise InputError(f"C{C.shape}, log2 n{y.shape} and variance{variance.shape}; expected one number each for at least one point.")
+    for name, values, ok in (("C", C, C > 0), ("log2 n", y, y >= 0), ("the variance of log2 n", variance, variance > 0)):
+        if not np.all(ok & np.isfinite(values)):
+            bad = values[~(ok & np.isfinite(values))][0]
+            raise InputError(f"{name} is {bad:g} at a point; expected a finite number {'>= 0' if values is y else '> 0'}. Leave it out.")
+    if n_max < 2 ** y.max() * (1 - 1e-9):
+        raise InputError(f"the largest n measured is given as {n_max:g}, but a point has n = {2 ** y.max():g}; expected at least that.")
+
+
+def _scores(squares: Mapping[str, float], count: float, variance: float | None) -> dict[str, float]:
+    """AICc of each form from its mean square residual; the constant's is infinite where even it has too few observations."""
+    scores = {}
+    richest = max(squares, key=lambda name: FORMS[name].parameters)
+    for name, square in squares.items():
+        unknown = FORMS[name].parameters + (variance is None)
+        if count - unknown - 1 <= 0:
+            scores[name] = math.inf
+            continue
+        misfit = count * math.log(square)
+        if variance is not None:
+            free = max(count - FORMS[richest].parameters, 1.0)
+            misfit = count * square / max(variance, count * squares[richest] / free)
+        scores[name] = misfit + 2 * unknown + 2 * unknown * (unknown + 1) / (count - unknown - 1)
+    return scores
+
+
+def _off_scale(law: Law, shift: float, scale: float, axis: Axis) -> Law:
+    middle = None if law.log10_C0 is None else law.log10_C0 * scale + shift
+    return replace(law, k=law.k / scale, log10_C0=middle, axis=axis)
