@@ -1,0 +1,187 @@
+"""The curves of a fit.json and their bootstrap replicates, as NumPy arrays over the measured cells (B_p, n).
+
+A cell's expected reward at C is its curve's at min(C, C_peak), because early stopping keeps what overfitting would lose. Point estimates
+come from `curves`, intervals from `draws`, the bootstrap replicates of their parameters; a fit without draws (mode "paper", schema 1)
+gives point estimates and no interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from isojax.types import InputError
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+Interval = tuple[float, float]
+
+SCHEMAS = (1, 2)
+LEVEL = 0.9
+PARAMETERS = ("R0", "A", "B", "C_mid")
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """The curves of a fit and their bootstrap replicates; cells in order of (n, B_p).
+
+    Attributes:
+        B_p, n: int[cells].
+        stretched: bool[cells], the form "stretched" (else "hill").
+        point: float[4, 1, cells], the curves' R0, A, B, C_mid.
+        draws: float[4, replicates, cells], the same of each replicate; 0 replicates where the fit has none.
+        C_low, C_high: float[cells], the measured range. C_peak: float[cells], infinite where reward never falls.
+        rmse: float[cells], residual of the curves, in reward.
+        determined: bool[cells], whether the data determine the plateau A.
+        stable: bool[cells], whether the cell's B_p is.
+        level: of the intervals. run_sd: run-to-run standard deviation of the reward (0 where the fit knows none).
+        measured: the largest C measured.
+    """
+
+    B_p: IntArray
+    n: IntArray
+    stretched: BoolArray
+    point: FloatArray
+    draws: FloatArray
+    C_low: FloatArray
+    C_high: FloatArray
+    C_peak: FloatArray
+    rmse: FloatArray
+    determined: BoolArray
+    stable: BoolArray
+    level: float
+    run_sd: float
+    measured: float
+
+    @classmethod
+    def load(cls, fit: Mapping[str, Any]) -> Ensemble:
+        """From the content of fit.json, schema 1 or 2.
+
+        Raises:
+            InputError: another document, an incomplete one, or one without a curve.
+        """
+        if not isinstance(fit, Mapping) or fit.get("schema") not in SCHEMAS:
+            given = fit.get("schema") if isinstance(fit, Mapping) else type(fit).__name__
+            raise InputError(
+                f"this is not a fit of schema 1 or 2 (given: {given}); expected the content of fit.json. Run `isojax fit` again."
+            )
+        try:
+            return _load(cls, fit)
+        except (KeyError, TypeError, IndexError, ValueError) as e:
+            if isinstance(e, InputError):
+                raise
+            raise InputError(f"the fit is incomplete ({e!r}); expected every key of fit.json. Run `isojax fit` again.") from e
+
+    @property
+    def B(self) -> IntArray:
+        """int[cells], rollouts an update."""
+        return self.B_p * self.n
+
+    @property
+    def replicates(self) -> int:
+        """Bootstrap replicates; 0 where the fit has none."""
+        return self.draws.shape[1]
+
+    def expected(self, C: ArrayLike) -> FloatArray:
+        """The curves' rewards at budgets C > 0: float[...] -> float[..., cells]."""
+        return self.at(np.asarray(C, dtype=np.float64)[..., None])
+
+    def rewards(self, C: ArrayLike) -> FloatArray:
+        """The replicates' rewards at budgets C > 0: float[...] -> float[..., replicates, cells]."""
+        return self.draws_at(np.asarray(C, dtype=np.float64)[..., None])
+
+    def at(self, spent: FloatArray) -> FloatArray:
+        """The curves' rewards where each cell spends its own compute: float[..., cells] -> float[..., cells]."""
+        return _values(self.point, self.stretched, np.minimum(spent, self.C_peak)[..., None, :])[..., 0, :]
+
+    def draws_at(self, spent: FloatArray) -> FloatArray:
+        """The same of each replicate: float[..., cells] -> float[..., replicates, cells]."""
+        return _values(self.draws, self.stretched, np.minimum(spent, self.C_peak)[..., None, :])
+
+    def cell(self, i: int, C: float) -> tuple[float, FloatArray]:
+        """Cell i after C rollouts: (its curve's reward, float[replicates] of each replicate)."""
+        C = min(C, float(self.C_peak[i]))
+        one = self.stretched[i]
+        return float(_values(self.point[:, :, i], one, np.float64(C))[0]), _values(self.draws[:, :, i], one, np.float64(C))
+
+    def nearest(self, B_p: int, n: int) -> int:
+        """The cell nearest in log n, then in log B_p."""
+        near = [(abs(np.log2(m / n)), abs(np.log2(b / B_p)), i) for i, (b, m) in enumerate(zip(self.B_p, self.n, strict=True))]
+        return min(near)[-1]
+
+    def noise(self, i: int) -> float:
+        """Standard deviation of one new run's measured reward in cell i around its expectation: the spread between runs and the noise
+        of one evaluation, sqrt(mean p (1 - p) / (N k)), for which the curve's residual stands."""
+        return float(np.hypot(self.run_sd, self.rmse[i]))
+
+    def interval(self, values: ArrayLike) -> Interval | None:
+        """The central `level` of draws, float[replicates]; None where there are none."""
+        if not np.size(values):
+            return None
+        tail = 50 * (1 - self.level)
+        low, high = np.percentile(np.asarray(values, dtype=np.float64), [tail, 100 - tail])
+        return float(low), float(high)
+
+
+def _load(cls: type[Ensemble], fit: Mapping[str, Any]) -> Ensemble:
+    curves = sorted(fit["curves"], key=lambda c: (c["n"], c["B_p"]))
+    if not curves or not fit["runs"]:
+        raise InputError("the fit holds no curve or no run; expected at least one of each. Run `isojax fit` again.")
+    verdicts = {v["B_p"]: bool(v["stable"]) for v in fit["stability"]}
+    intervals = fit.get("intervals") or {}
+    ends = [r["C_max"] for r in fit["runs"] if r.get("C_max") is not None] or [c["C_high"] for c in curves]
+
+    def column(key: str) -> FloatArray:
+        return np.array([c[key] for c in curves], dtype=np.float64)
+
+    point = np.stack([column(key) for key in PARAMETERS])[:, None, :]
+    return cls(
+        B_p=np.array([c["B_p"] for c in curves], dtype=np.int64),
+        n=np.array([c["n"] for c in curves], dtype=np.int64),
+        stretched=np.array([_is_stretched(c.get("form", "hill")) for c in curves]),
+        point=point,
+        draws=_draws(fit.get("draws"), curves),
+        C_low=column("C_low"),
+        C_high=column("C_high"),
+        C_peak=np.array([np.inf if c.get("C_peak") is None else c["C_peak"] for c in curves], dtype=np.float64),
+        rmse=column("rmse"),
+        determined=np.array([c.get("determined") is not False for c in curves]),
+        stable=np.array([verdicts.get(c["B_p"], True) for c in curves]),
+        level=float(intervals.get("level") or LEVEL),
+        run_sd=float(intervals.get("run_sd") or 0.0),
+        measured=float(max(ends)),
+    )
+
+
+def _is_stretched(form: str) -> bool:
+    if form not in ("hill", "stretched"):
+        raise InputError(f"the fit holds a curve of form {form!r}; expected hill or stretched. Run `isojax fit` again.")
+    return form == "stretched"
+
+
+def _draws(draws: Mapping[str, Any] | None, curves: Sequence[Mapping[str, Any]]) -> FloatArray:
+    """float[4, replicates, cells] in the curves' order; replicates that lack a number are left out."""
+    if draws is None:
+        return np.zeros((len(PARAMETERS), 0, len(curves)))
+    places = {tuple(cell): i for i, cell in enumerate(draws["cells"])}
+    order = [places[c["B_p"], c["n"]] for c in curves]
+    columns = {key: np.array(draws[key], dtype=np.float64) for key in PARAMETERS}
+    shared = np.broadcast_to(columns["R0"][:, None], (len(columns["R0"]), len(curves)))
+    found = np.stack([shared, *(columns[key][order].T for key in PARAMETERS[1:])])
+    return found[:, np.isfinite(found).all((0, 2))]
+
+
+def _values(theta: FloatArray, stretched: Any, C: Any) -> FloatArray:
+    """R(C) = R0 + (A - R0) g, where C_mid is the compute of half the gain: g = 1 / (1 + (C_mid / C)^B), and for "stretched"
+    g = 1 - exp(-ln 2 (C / C_mid)^B). theta: float[4, ...]; the rest broadcasts."""
+    R0, A, B, C_mid = theta
+    x = B * (np.log(C) - np.log(C_mid))
+    share = 0.5 * (1 + np.tanh(0.5 * x))
+    if np.any(stretched):
+        share = np.where(stretched, -np.expm1(-np.log(2) * np.exp(np.minimum(x, 50.0))), share)
+    return R0 + (A - R0) * share
