@@ -20,6 +20,7 @@ from scipy.optimize import least_squares
 
 from isojax.scaling.metrics import FloatArray, Track
 from isojax.scaling.records_filter import record_breaking
+from isojax.scaling.shapes import value
 
 B_BOUNDS = (0.05, 10.0)
 # C_mid may lie this many decades outside the points.
@@ -28,6 +29,7 @@ LOSS_SCALE = 0.01
 MIN_POINTS = 3
 STARTS = 2
 _LN10 = np.log(10.0)
+Interval = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,13 @@ class Curve:
     Attributes:
         R0, A, B, C_mid: the sigmoid's parameters; C_mid in units of compute.
         C_low, C_high: where all seeds of the cell have data, C > 0.
-        points: record-breaking points it was fitted to.
+        points: it was fitted to (record-breaking ones in paper mode).
         rmse: root mean square residual at those points, in reward.
         at_bounds: parameters that ended at a bound, which the data therefore do not determine.
+        form: the shape, a name in shapes.FORMS; paper mode knows "hill" alone.
+        determined: whether the data come near the plateau A; where not, do not read A alone.
+        C_peak: where reward starts to fall; the curve is held flat beyond, as stopping early would.
+        A_interval, ...: 90%; a bound of None is an open end; None where the mode gives none.
     """
 
     B_p: int
@@ -53,6 +59,12 @@ class Curve:
     points: int
     rmse: float
     at_bounds: tuple[str, ...] = ()
+    form: str = "hill"
+    determined: bool = True
+    C_peak: float | None = None
+    A_interval: Interval | None = None
+    B_interval: Interval | None = None
+    C_mid_interval: Interval | None = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -62,13 +74,13 @@ class Curve:
 
 def hill(C: ArrayLike, R0: float, A: float, B: float, C_mid: float) -> FloatArray:
     """R(C) of the module's equation; C > 0, float[...] -> float[...]."""
-    x = B * (np.log(np.asarray(C, dtype=np.float64)) - np.log(C_mid))
-    return R0 + (A - R0) * _logistic(x)
+    return value("hill", C, R0, A, B, C_mid)
 
 
 def reward(curve: Curve, C: ArrayLike) -> FloatArray:
-    """The curve's reward at compute C > 0, float[...] -> float[...], inside its measured range or not."""
-    return hill(C, curve.R0, curve.A, curve.B, curve.C_mid)
+    """The curve's reward at compute C > 0, float[...] -> float[...], inside its measured range or not; the best up to C where it peaks."""
+    held = np.minimum(np.asarray(C, dtype=np.float64), np.inf if curve.C_peak is None else curve.C_peak)
+    return value(curve.form, held, curve.R0, curve.A, curve.B, curve.C_mid)
 
 
 def _logistic(x: FloatArray) -> FloatArray:

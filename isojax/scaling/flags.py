@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from isojax.scaling.curves import Curve
+from isojax.scaling.estimate import Estimate
 from isojax.scaling.frontier import Frontier
 from isojax.scaling.law import Law, n_star
 from isojax.scaling.metrics import Track
@@ -19,6 +21,11 @@ MAX_LENGTH_RATIO = 1.1
 Z_LEAD = 2.0
 # The local mean around a record takes at most this many points on either side.
 NEIGHBOURS = 2
+MAX_AUTOCORRELATION = 0.3
+MAX_LISTED = 4
+
+
+PARAMETERS = {"linear": "the two", "sigmoid": "the four"}
 
 
 def overshoot(tracks: Sequence[Track], bin_width: float) -> tuple[float, float, int]:
@@ -80,15 +87,47 @@ def curve_flags(curves: Sequence[Curve], left_out: Sequence[tuple[int, int, str]
     return flags
 
 
-def frontier_flags(frontier: Frontier, segments: Sequence[Segment], law: Law, n_largest: int, where: str = "") -> list[str]:
+def effect_flags(found: Estimate) -> list[str]:
+    """n makes no difference; nothing to compare; what the intervals take for granted."""
+    flags = []
+    if found.no_effect:
+        flags.append("n makes no difference here: curves that change with n explain the evaluations no better than one curve for each B_p")
+    if found.intervals is not None and found.intervals["run_sd_source"].startswith("assumed"):
+        flags.append(f"the run-to-run standard deviation is {found.intervals['run_sd_source']}")
+    if len({c.n for c in found.curves}) == 1:
+        flags.append(f"only one n was measured ({found.curves[0].n}): nothing can be said of how n*(C) changes")
+    return flags
+
+
+def check_flags(checks: Mapping[str, Any], overfitted: Sequence[Mapping[str, Any]], curves: int) -> list[str]:
+    """Curves that do not fit, overfitting, ties over most of the range."""
+    flags = []
+    rho = checks["autocorrelation"]
+    if rho is not None and rho > MAX_AUTOCORRELATION:
+        flags.append(f"residuals keep their sign along a run (autocorrelation {rho:.2f}): the curves' shape is not quite theirs, or runs drift")
+    for row in overfitted[:MAX_LISTED]:
+        flags.append(f"overfitting: B_p={row['B_p']} n={row['n']} seed {row['seed']}: beyond C = {row['C']:.4g} {row['reason']}")
+    if len(overfitted) > MAX_LISTED:
+        flags.append(f"overfitting in {len(overfitted) - MAX_LISTED} more runs of {curves} cells (fit.json lists them)")
+    for row in checks["ties"][:MAX_LISTED]:
+        listed = " and ".join(map(str, row["n"]))
+        flags.append(f"tie: between C = {row['C_low']:.4g} and {row['C_high']:.4g} these runs cannot tell n = {listed} apart")
+    return flags
+
+
+def frontier_flags(
+    frontier: Frontier, segments: Sequence[Segment], law: Law, n_largest: int, no_effect: bool = False, where: str = ""
+) -> list[str]:
     """A frontier with few n or falling n, stretches without evidence, and a law that says more than its data. `where` opens each flag."""
     ns = sorted({p.n for p in frontier.points})
-    if law.form == "constant":
+    if no_effect:
+        return []
+    if law.form == "constant" and len(ns) == 1:
         return [f"{where}n = {ns[0]} holds the whole frontier, so n*(C) is constant: another n makes no gain that these data can show"]
     flags = []
-    if len(ns) < MIN_DISTINCT_N:
+    if len(ns) < MIN_DISTINCT_N and law.form != "constant":
         listed = " and ".join(map(str, ns))
-        flags.append(f"only {len(ns)} distinct n on the frontier ({listed}): the four parameters of n*(C) are not determined by them")
+        flags.append(f"only {len(ns)} distinct n on the frontier ({listed}): {PARAMETERS[law.form]} parameters of n*(C) are not determined by them")
     falls = [f"{c.n_low} to {c.n_high} at C = {c.C:.4g}" for c in frontier.crossovers if c.n_high < c.n_low]
     if falls:
         flags.append(f"the frontier's n is not monotone, it falls from {'; '.join(falls)}: a sigmoid cannot describe that")
@@ -107,11 +146,11 @@ def frontier_flags(frontier: Frontier, segments: Sequence[Segment], law: Law, n_
 def _beyond(frontier: Frontier, law: Law, n_largest: int) -> list[str]:
     flags = []
     C_low, C_high = frontier.points[0].C, frontier.points[-1].C
-    if law.log10_C0 is not None and not C_low <= 10**law.log10_C0 <= C_high:
+    if law.form == "sigmoid" and law.log10_C0 is not None and not C_low <= 10**law.log10_C0 <= C_high:
         middle = 10**law.log10_C0
         flags.append(f"the law reaches beyond its data: its middle C0 = {middle:.4g} lies outside {C_low:.4g} to {C_high:.4g}")
     top, seen = 2 ** (law.b + law.L), float(n_star(law, C_high))
-    if top > 2**0.5 * seen:
+    if law.form == "sigmoid" and top > 2**0.5 * seen:
         flags.append(f"the law reaches beyond its data: it saturates at n = {top:.3g}, but has come to {seen:.3g} where the data end")
     if frontier.points[-1].n == n_largest:
         flags.append(f"the frontier ends at the largest n measured ({n_largest}): a larger n might do better")

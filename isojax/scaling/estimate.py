@@ -1,0 +1,47 @@
+"""What every mode of fitting takes and gives. A mode is a function (cells, metric, options) -> Estimate, registered in fit.MODES."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from isojax.scaling.curves import Curve
+from isojax.scaling.draws import Draws
+from isojax.scaling.metrics import FloatArray
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a mode makes of the runs.
+
+    Attributes:
+        curves: one for each cell that can carry one. left_out: (B_p, n, reason) of the others.
+        draws: bootstrap replicates of the curves; None where the mode has none.
+        intervals: how they were made, for fit.json; None likewise.
+        no_effect: whether n makes no difference that the data can show; None where the mode cannot say.
+        residuals: cell -> residuals of each of its runs at C > 0, by rising C.
+        noise_sd: standard deviation of one evaluation.
+        parameters: of all curves together.
+    """
+
+    curves: list[Curve]
+    left_out: list[tuple[int, int, str]]
+    draws: Draws | None = None
+    intervals: dict[str, Any] | None = None
+    no_effect: bool | None = None
+    residuals: dict[tuple[int, int], list[FloatArray]] | None = None
+    noise_sd: float | None = None
+    parameters: int = 0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may ask of a mode: paper's bin width; replicates (0: no intervals), their seed, a stated run-to-run standard deviation;
+    `advance(done, of)` hears of progress."""
+
+    bin_width: float
+    replicates: int
+    seed: int
+    run_sd: float | None
+    advance: Callable[[int, int], None] | None = None
