@@ -41,6 +41,7 @@ class Ensemble:
         stable: bool[cells], whether the cell's B_p is.
         level: of the intervals. run_sd: run-to-run standard deviation of the reward (0 where the fit knows none).
         measured: the largest C measured.
+        no_effect: the fit cannot tell any n from another.
     """
 
     B_p: IntArray
@@ -57,6 +58,7 @@ class Ensemble:
     level: float
     run_sd: float
     measured: float
+    no_effect: bool
 
     @classmethod
     def load(cls, fit: Mapping[str, Any]) -> Ensemble:
@@ -155,6 +157,7 @@ def _load(cls: type[Ensemble], fit: Mapping[str, Any]) -> Ensemble:
         level=float(intervals.get("level") or LEVEL),
         run_sd=float(intervals.get("run_sd") or 0.0),
         measured=float(max(ends)),
+        no_effect=bool((fit["n_star"] or {}).get("no_effect")),
     )
 
 

@@ -75,25 +75,24 @@ def choose(e: Ensemble, spent: FloatArray, allowed: BoolArray, epsilon: float) -
     return np.where(allowed.any(1), good.argmax(1), -1)
 
 
-def outlook(e: Ensemble, spent: FloatArray, allowed: BoolArray, chosen: IntArray, M: IntArray) -> list[Best]:
+def outlook(e: Ensemble, spent: FloatArray, allowed: BoolArray, chosen: IntArray, C: IntArray) -> list[Best]:
     """What to expect of each budget's chosen cell, beside the cells allowed there.
 
     Args:
         spent: float[budgets, cells]. allowed: bool[budgets, cells], at least one a budget.
         chosen: int[budgets], a cell; it may be one that is not allowed.
-        M: int[budgets], its updates.
+        C: int[budgets], the rollouts that are spent in it.
     """
     found: list[Best] = []
     for start in range(0, len(chosen), _BLOCK):
         part = slice(start, start + _BLOCK)
         values, draws = e.at(spent[part]), e.draws_at(spent[part])
-        found += [_outlook(e, *row) for row in zip(values, draws, allowed[part], chosen[part].tolist(), M[part].tolist(), strict=True)]
+        found += [_outlook(e, *row) for row in zip(values, draws, allowed[part], chosen[part].tolist(), C[part].tolist(), strict=True)]
     return found
 
 
-def _outlook(e: Ensemble, value: FloatArray, draws: FloatArray, allowed: BoolArray, i: int, M: int) -> Best:
+def _outlook(e: Ensemble, value: FloatArray, draws: FloatArray, allowed: BoolArray, i: int, C: int) -> Best:
     B_p, n = int(e.B_p[i]), int(e.n[i])
-    C = B_p * n * M
     reward, own = e.cell(i, C)
     loss, share = (draws[:, allowed].max(1) - draws[:, i]).clip(0), None
     if e.replicates:
@@ -103,7 +102,7 @@ def _outlook(e: Ensemble, value: FloatArray, draws: FloatArray, allowed: BoolArr
     new_low, new_high = new_run(e, i, reward, low, high)
     regret = float(loss.mean() if e.replicates else max(0.0, value[allowed].max() - value[i]))
     beyond = bool(C > e.C_high[i] * (1 + 1e-9))
-    return Best(n, B_p, M, C, reward, low, high, new_low, new_high, share, regret, *(e.interval(loss) or (None, None)), beyond)
+    return Best(n, B_p, C // (B_p * n), C, reward, low, high, new_low, new_high, share, regret, *(e.interval(loss) or (None, None)), beyond)
 
 
 def new_run(e: Ensemble, i: int, reward: float, low: float | None, high: float | None) -> tuple[float | None, float | None]:
@@ -142,8 +141,9 @@ def sweep(
     spent, allowed = affordable(e, budgets, B_max, fixed)
     chosen = choose(e, spent, allowed, epsilon)
     there = chosen >= 0
-    M = np.full(there.sum(), fixed["M"]) if "M" in fixed else (budgets[there] // e.B[chosen[there]]).astype(np.int64)
-    found = iter(outlook(e, spent[there], allowed[there], chosen[there], M))
+    B = e.B[chosen[there]]
+    M = fixed["M"] if "M" in fixed else (budgets[there] // B).astype(np.int64)
+    found = iter(outlook(e, spent[there], allowed[there], chosen[there], B * M))
     return [next(found) if is_there else None for is_there in there]
 
 

@@ -1,206 +1,83 @@
-"""The allocation (B_p, n, M) for a budget of C rollouts, from fit.json alone (IsoCompute Playbook, arXiv:2603.12151, section 4.3):
-n from n*(C), the smallest stable B_p, the rest to M = floor(C / (n B_p)).
+"""The allocation (B_p, n, M) for a budget of C rollouts, from fit.json alone: what to run, what reward to expect, and how sure that is.
 
-With one of them fixed: a fixed B_p has its own n*(C); a fixed B = B_p n follows n*(C) with B_p = B // n; a fixed M takes the measured
-(B_p, n) with B_p n M <= C whose curve promises most at B_p n M, or, where none fits, n from n*(C) and B_p = floor(C / (n M)).
+Mode "paper" (and schema 1) follows the paper's law n*(C) (allocate_law); mode "debiased" compares the measured cells' curves
+(allocate_curves). Both refuse budgets beyond `REACH` times the largest measured C unless told to extrapolate.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from isojax.scaling.curves import Curve, reward
-from isojax.scaling.law import Law, log2_n_star
+import numpy as np
+
+from isojax.scaling import allocate_curves, allocate_law
+from isojax.scaling.ensemble import BoolArray, Ensemble, FloatArray, Interval
+from isojax.scaling.predict import EPSILON, Best, affordable, outlook
+from isojax.scaling.request import FIXABLE, Request
 from isojax.types import Allocation, InputError
 
-FIXABLE = ("B_p", "B", "M")
+ALLOCATE: Mapping[str, Callable[[Mapping[str, Any], Ensemble, Request], Allocation]] = {
+    "paper": allocate_law.allocate,
+    "debiased": allocate_curves.allocate,
+}
+# A budget beyond this many times the largest measured C is refused; a run ends at its last evaluation, a little below its budget.
+REACH = 4.0
+ROUNDING = 1.05
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A measured cell, the updates C affords it, its curve's reward, and whether that lies beyond its data."""
+    """A measured cell, the updates C affords it, its curve's reward with the interval of that (None without draws), and whether it lies
+    beyond the cell's data."""
 
     B_p: int
     n: int
     M: int
     reward: float
     extrapolated: bool
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """An allocation, the reward to expect, why, and what the measured cells promise at the same budget (best first)."""
+    """How to spend a budget.
+
+    Attributes:
+        allocation: what to run, C = B_p n M at most the budget.
+        expected_reward: at its C, by the curve of its cell or of the nearest measured one.
+        extrapolated: that lies beyond the cell's data.
+        reasons: why, in words.
+        candidates: what the measured cells promise at the same budget, best first.
+        interval: of the expected reward. prediction_interval: of what one new run, measured like these, will show. None without draws.
+        n_probability: n -> how often it holds the best cell over the draws; None without draws.
+        equal_n: the epsilon-optimal set, the n whose best cell promises at most epsilon less than the best of all.
+        regret: expected loss of reward against the best measured cell at this budget; regret_interval: its interval, None without draws.
+        no_effect: the data cannot tell any n from another.
+        times_measured: the budget over the largest measured C.
+        epsilon: as asked.
+    """
 
     allocation: Allocation
     expected_reward: float
     extrapolated: bool
     reasons: list[str]
     candidates: list[Candidate]
+    interval: Interval | None
+    prediction_interval: Interval | None
+    n_probability: dict[int, float] | None
+    equal_n: list[int]
+    regret: float
+    regret_interval: Interval | None
+    no_effect: bool
+    times_measured: float
+    epsilon: float
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A law and the range of C of the frontier it was fitted to."""
-
-    law: Law
-    C_low: float
-    C_high: float
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """What a recommendation needs of fit.json."""
-
-    curves: tuple[Curve, ...]
-    joint: _Part
-    by_B_p: Mapping[int, _Part]
-    n: tuple[int, ...]
-    stability: Mapping[int, str | None]  # B_p -> why unstable, None where stable
-
-
-def _part(d: Mapping[str, Any]) -> _Part:
-    s, f = d["n_star"], d["frontier"]
-    return _Part(Law(s["form"], s["L"], s["k"], s["log10_C0"], s["b"]), f[0]["C"], f[-1]["C"])
-
-
-def _load(fit: Mapping[str, Any]) -> _Fit:
-    if not isinstance(fit, Mapping) or fit.get("schema") != 1:
-        given = fit.get("schema") if isinstance(fit, Mapping) else type(fit).__name__
-        raise InputError(f"this is not a fit of schema 1 (given: {given}); expected the content of fit.json. Run `isojax fit` again.")
-    if fit.get("compute") != "rollouts":
-        given = f"a fit in {fit.get('compute')} gives no number of updates M"
-        raise InputError(f"{given}; expected compute 'rollouts'. Fit the same runs again with compute=rollouts.")
-    try:
-        curves = tuple(Curve(**c) for c in fit["curves"])
-        parts = {p["B_p"]: _part(p) for p in fit["by_B_p"]}
-        verdicts = {v["B_p"]: None if v["stable"] else v["reason"] for v in fit["stability"]}
-        loaded = _Fit(curves, _part(fit), parts, tuple(sorted({r["n"] for r in fit["runs"]})), verdicts)
-    except (KeyError, TypeError, IndexError) as e:
-        raise InputError(f"the fit is incomplete ({e!r}); expected every key of fit.json. Run `isojax fit` again.") from e
-    if not curves or not loaded.n:
-        raise InputError("the fit holds no curve or no run; expected at least one of each. Run `isojax fit` again.")
-    return loaded
-
-
-def _power_of_two(x: float) -> int:
-    """The largest power of two <= x, for x >= 1."""
-    return 1 << (int(x).bit_length() - 1)
-
-
-def _n(f: _Fit, part: _Part, C: float, at_most: int | None, why: str, reasons: list[str]) -> int:
-    """n*(C) as a power of two, within the measured n inside the measured range of C; then at most `at_most`, because of `why`."""
-    exact = float(log2_n_star(part.law, C))
-    n = 1 << max(0, round(exact))
-    reasons.append(f"n*({C:.6g}) = {2**exact:.3g}, as a power of two {n}")
-    if part.C_low * (1 - 1e-9) <= C <= part.C_high * (1 + 1e-9):
-        clipped = min(max(n, f.n[0]), f.n[-1])
-        if clipped != n:
-            reasons.append(f"n = {clipped}: only {f.n[0]} to {f.n[-1]} were measured")
-        n = clipped
-    else:
-        top = 2 ** (part.law.b + part.law.L)
-        seen = f"({part.C_low:.6g} to {part.C_high:.6g})"
-        reasons.append(f"C lies outside the frontier {seen}: n is the law's word alone, which saturates at {top:.3g}")
-        if not f.n[0] <= n <= f.n[-1]:
-            reasons.append(f"n = {n} was never measured ({f.n[0]} to {f.n[-1]} were)")
-    if at_most is not None and n > at_most:
-        n = _power_of_two(at_most)
-        reasons.append(f"n = {n}: {why}")
-    return n
-
-
-def _spend(B_p: int, n: int, C: float) -> Allocation:
-    M = int(C // (B_p * n))
-    if M < 1:
-        given = f"C = {C:.6g} is less than one update of B_p n = {B_p} x {n} = {B_p * n} rollouts"
-        raise InputError(f"{given}; expected C >= {B_p * n}. Raise C, or fix a smaller B_p or B.")
-    return Allocation(B_p, n, M)
-
-
-def _with_B_p(f: _Fit, part: _Part, C: float, B_p: int, B_max: int | None, reasons: list[str]) -> Allocation:
-    if B_max is not None and B_p > B_max:
-        raise InputError(f"B_p = {B_p} alone exceeds B_max = {B_max}; expected B_p <= B_max. Raise B_max, or fix a smaller B_p.")
-    at_most = None if B_max is None else B_max // B_p
-    n = _n(f, part, C, at_most, f"B_max = {B_max} allows no more at B_p = {B_p}", reasons)
-    allocation = _spend(B_p, n, C)
-    reasons.append(f"M = floor(C / (n B_p)) = {allocation.M}")
-    return allocation
-
-
-def _free(f: _Fit, C: float, B_max: int | None, reasons: list[str]) -> Allocation:
-    stable = sorted(B_p for B_p, why in f.stability.items() if why is None)
-    if not stable:
-        given = f"no measured B_p is stable ({', '.join(map(str, f.stability))})"
-        raise InputError(f"{given}; expected one. Choose it yourself with fix={{'B_p': ...}}, or measure larger ones.")
-    smaller = [f"{B_p} ({why})" for B_p, why in sorted(f.stability.items()) if why is not None and B_p < stable[0]]
-    reasons.append(f"B_p = {stable[0]}: the smallest stable one measured" + (f"; unstable: {', '.join(smaller)}" if smaller else ""))
-    return _with_B_p(f, f.joint, C, stable[0], B_max, reasons)
-
-
-def _fixed_B_p(f: _Fit, C: float, B_p: int, B_max: int | None, reasons: list[str]) -> Allocation:
-    reasons.append(f"B_p = {B_p}: given")
-    part = f.by_B_p.get(B_p)
-    if part is None:
-        known = ", ".join(map(str, sorted(f.by_B_p)))
-        reasons.append(f"B_p = {B_p} has no law of its own (there is one for {known}): the joint n*(C) is used")
-    why = f.stability.get(B_p)
-    if why is not None:
-        reasons.append(f"B_p = {B_p} was unstable: {why}")
-    return _with_B_p(f, part or f.joint, C, B_p, B_max, reasons)
-
-
-def _fixed_B(f: _Fit, C: float, B: int, B_max: int | None, reasons: list[str]) -> Allocation:
-    if B_max is not None and B_max < B:
-        raise InputError(f"B = {B} exceeds B_max = {B_max}; expected B <= B_max. Lower B or raise B_max.")
-    n = _n(f, f.joint, C, B, f"B = {B} holds no more", reasons)
-    allocation = _spend(B // n, n, C)
-    reasons.append(f"B = {B}: given, so B_p = B // n = {allocation.B_p} and M = floor(C / (n B_p)) = {allocation.M}")
-    return allocation
-
-
-def _fixed_M(f: _Fit, C: float, M: int, B_max: int | None, reasons: list[str]) -> Allocation:
-    B = int(C // M) if B_max is None else min(int(C // M), B_max)
-    if B < 1:
-        raise InputError(f"C = {C:.6g} is less than one rollout in each of M = {M} updates; give C >= {M} or a smaller M.")
-    fits = [c for c in f.curves if c.B_p * c.n <= B and f.stability.get(c.B_p) is None]
-    if fits:
-        best = max(fits, key=lambda c: (float(reward(c, c.B_p * c.n * M)), -c.n, -c.B_p))
-        spent = best.B_p * best.n * M
-        reasons.append(f"M = {M}: given; of {len(fits)} stable cells with B_p n <= {B}, {best.B_p}x{best.n} promises most at C = {spent}")
-        return Allocation(best.B_p, best.n, M)
-    n = _n(f, f.joint, C, B, f"B_p n M <= C and B_max leave B = {B}", reasons)
-    reasons.append(f"M = {M}: given; no stable measured cell has B_p n <= {B}, so n is n*(C) and B_p = floor({B} / n) = {B // n}")
-    return Allocation(B // n, n, M)
-
-
-def _candidates(f: _Fit, C: float, B_max: int | None, fix: Mapping[str, int]) -> list[Candidate]:
-    """Measured cells within B_max and the fixed value, at the compute each would spend; best first."""
-    found = []
-    for c in f.curves:
-        B = c.B_p * c.n
-        M = fix.get("M", int(C // B))
-        if M < 1 or B * M > C or (B_max is not None and B_max < B) or fix.get("B_p", c.B_p) != c.B_p or fix.get("B", B) != B:
-            continue
-        spent = B * M if "M" in fix else C
-        found.append(Candidate(c.B_p, c.n, M, float(reward(c, spent)), spent > c.C_high * (1 + 1e-9)))
-    return sorted(found, key=lambda c: (-c.reward, c.n, c.B_p))
-
-
-def _expect(curves: Sequence[Curve], a: Allocation, reasons: list[str]) -> tuple[float, bool]:
-    """(reward, whether extrapolated) at a.C, from the curve of the nearest measured cell: nearest in log n, then in log B_p."""
-    nearest = min(curves, key=lambda c: (abs(math.log2(c.n / a.n)), abs(math.log2(c.B_p / a.B_p)), c.n, c.B_p))
-    value, beyond = float(reward(nearest, a.C)), nearest.C_high * (1 + 1e-9) < a.C
-    if nearest.key != (a.B_p, a.n):
-        reasons.append(f"{a.B_p}x{a.n} has no curve: the expected reward is that of the nearest measured cell, {nearest.B_p}x{nearest.n}")
-    if beyond:
-        reasons.append(f"the expected reward is extrapolated: {nearest.B_p}x{nearest.n} was measured up to C = {nearest.C_high:.6g}")
-    return value, beyond
-
-
-def _check(C: float, B_max: int | None, fix: Mapping[str, int]) -> None:
+def _check(C: float, B_max: int | None, fix: Mapping[str, int], epsilon: float) -> None:
     if isinstance(C, bool) or not isinstance(C, (int, float)) or not math.isfinite(C) or C <= 0:
         raise InputError(f"C = {C!r}; expected a positive finite number of rollouts.")
     if len(fix) > 1 or set(fix) - set(FIXABLE):
@@ -208,9 +85,99 @@ def _check(C: float, B_max: int | None, fix: Mapping[str, int]) -> None:
     for name, value in (*fix.items(), *(() if B_max is None else (("B_max", B_max),))):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(f"{name} = {value!r}; expected a positive whole number.")
+    if not 0 <= epsilon < 1:
+        raise InputError(f"epsilon = {epsilon!r}; expected a loss of reward that makes no difference, 0 <= epsilon < 1, such as {EPSILON}.")
 
 
-def recommend(fit: Mapping[str, Any], C: float, B_max: int | None = None, fix: Mapping[str, int] | None = None) -> Recommendation:
+def _mode(fit: Mapping[str, Any]) -> str:
+    if fit.get("compute") != "rollouts":
+        given = f"a fit in {fit.get('compute')} gives no number of updates M"
+        raise InputError(f"{given}; expected compute 'rollouts'. Fit the same runs again with compute=rollouts.")
+    mode = fit.get("mode", "paper")
+    if mode not in ALLOCATE:
+        raise InputError(f"the fit's mode is {mode!r}; expected one of {', '.join(ALLOCATE)}. Run `isojax fit` again.")
+    return mode
+
+
+def _doubts(e: Ensemble, C: float) -> str:
+    """Why a budget far beyond the data is a guess: plateaus that are not determined, and how the interval grows."""
+    found = []
+    open_ends = [f"{B_p}x{n}" for B_p, n, known in zip(e.B_p, e.n, e.determined, strict=True) if not known]
+    if open_ends:
+        found.append(f"the data do not determine the plateaus of {', '.join(open_ends)}")
+    if not e.replicates:
+        found.append("this fit has no intervals to say how wrong it may be")
+    else:
+        i = int(e.expected(C).argmax())
+        near, far = (e.interval(e.cell(i, at)[1]) or (0.0, 0.0) for at in (e.measured, C))
+        widths = f"{near[1] - near[0]:.3f} at C = {e.measured:.6g} to {far[1] - far[0]:.3f}"
+        found.append(
+            f"the {e.level:.0%} interval of {e.B_p[i]}x{e.n[i]} grows from a width of {widths}, if its curve's form holds that far"
+        )
+    return "; ".join(found)
+
+
+def _check_reach(e: Ensemble, C: float, extrapolate: bool, reasons: list[str]) -> None:
+    times = C / e.measured
+    if times > REACH * ROUNDING:
+        said = f"C = {C:.6g} is {f'{times:,.0f}' if times >= 10 else f'{times:.3g}'} times the largest measured C = {e.measured:.6g}"
+        if not extrapolate:
+            more = "Measure larger budgets (isojax launch --resume sweep.budget=...), or ask for an extrapolation (--extrapolate)"
+            reach = f"expected at most {REACH:g} times, because no measurement supports more: {_doubts(e, C)}"
+            raise InputError(f"{said}; {reach}. {more}.")
+        reasons.append(f"extrapolated because it was asked for: {said}; {_doubts(e, C)}")
+    if e.C_low.min() > C:
+        reasons.append(
+            f"C = {C:.6g} lies below the smallest measured C = {e.C_low.min():.6g}: what is promised there is the curves' word alone"
+        )
+
+
+def _candidates(e: Ensemble, C: float, B_max: int | None, fix: Mapping[str, int]) -> list[Candidate]:
+    """Measured cells, unstable ones too, within B_max and the fixed value, at the compute each would spend; best first."""
+    found = []
+    for i, (B_p, n) in enumerate(zip(e.B_p.tolist(), e.n.tolist(), strict=True)):
+        B = B_p * n
+        M = fix.get("M", int(C // B))
+        if M < 1 or B * M > C or (B_max is not None and B_max < B) or fix.get("B_p", B_p) != B_p or fix.get("B", B) != B:
+            continue
+        spent = B * M if "M" in fix else C
+        reward, draws = e.cell(i, spent)
+        found.append(Candidate(B_p, n, M, reward, bool(spent > e.C_high[i] * (1 + 1e-9)), *(e.interval(draws) or (None, None))))
+    return sorted(found, key=lambda c: (-c.reward, c.n, c.B_p))
+
+
+def _expect(e: Ensemble, a: Allocation, spent: FloatArray, allowed: BoolArray, reasons: list[str]) -> Best:
+    """What to expect at a.C, from the cell of the allocation or the nearest measured one, beside the allowed cells."""
+    i = e.nearest(a.B_p, a.n)
+    B_p, n = int(e.B_p[i]), int(e.n[i])
+    compared = allowed if allowed.any() else np.arange(len(e.n)) == i
+    [found] = outlook(e, spent[None], compared[None], np.array([i]), np.array([a.C]))
+    if (B_p, n) != (a.B_p, a.n):
+        reasons.append(f"{a.B_p}x{a.n} has no curve: the expected reward is that of the nearest measured cell, {B_p}x{n}")
+    if found.extrapolated:
+        reasons.append(f"the expected reward is extrapolated: {B_p}x{n} was measured up to C = {e.C_high[i]:.6g}")
+    return found
+
+
+def _equal_n(e: Ensemble, a: Allocation, spent: FloatArray, allowed: BoolArray, epsilon: float) -> list[int]:
+    """The epsilon-optimal set of n, rising; the recommended n alone where no measured cell may be chosen."""
+    value = np.where(allowed, e.at(spent), -np.inf)
+    good = allowed & (value >= value.max() - epsilon)
+    return sorted(set(e.n[good].tolist())) or [a.n]
+
+
+def _pair(low: float | None, high: float | None) -> Interval | None:
+    return None if low is None or high is None else (low, high)
+
+
+def recommend(
+    fit: Mapping[str, Any],
+    C: float,
+    B_max: int | None = None,
+    fix: Mapping[str, int] | None = None,
+    extrapolate: bool = False,
+    epsilon: float = EPSILON,
+) -> Recommendation:
     """How to spend C rollouts.
 
     Args:
@@ -218,23 +185,39 @@ def recommend(fit: Mapping[str, Any], C: float, B_max: int | None = None, fix: M
         C: the budget, rollouts.
         B_max: the largest B_p n that may be used.
         fix: at most one of {"M": v}, {"B": v}, {"B_p": v}.
+        extrapolate: answer beyond 4 times the largest measured C too.
+        epsilon: a loss of reward that makes no difference.
 
     Returns:
         An allocation with B_p n M <= C; the reward its nearest measured cell's curve gives there; the reasons in words.
 
     Raises:
-        InputError: a fit that cannot be used, C too small for one update, or B_max and `fix` that leave no allocation.
+        InputError: a fit that cannot be used, C too small for one update or beyond the reach of the data, or B_max and `fix` that leave
+            no allocation.
     """
-    fixed = dict(fix or {})
-    _check(C, B_max, fixed)
-    f, reasons = _load(fit), []
-    if "M" in fixed:
-        allocation = _fixed_M(f, C, fixed["M"], B_max, reasons)
-    elif "B" in fixed:
-        allocation = _fixed_B(f, C, fixed["B"], B_max, reasons)
-    elif "B_p" in fixed:
-        allocation = _fixed_B_p(f, C, fixed["B_p"], B_max, reasons)
-    else:
-        allocation = _free(f, C, B_max, reasons)
-    expected, beyond = _expect(f.curves, allocation, reasons)
-    return Recommendation(allocation, expected, beyond, reasons, _candidates(f, C, B_max, fixed))
+    fixed, reasons = dict(fix or {}), list[str]()
+    _check(C, B_max, fixed, epsilon)
+    e = Ensemble.load(fit)
+    mode = _mode(fit)
+    _check_reach(e, C, extrapolate, reasons)
+    a = ALLOCATE[mode](fit, e, Request(C, B_max, fixed, epsilon, reasons))
+    spent, allowed = (row[0] for row in affordable(e, np.array([C], dtype=np.float64), B_max, fixed))
+    found = _expect(e, a, spent, allowed, reasons)
+    if e.no_effect:
+        reasons.append(f"n makes no difference here: n = {a.n} has the best estimate, but take whichever n is fastest on your hardware")
+    return Recommendation(
+        allocation=a,
+        expected_reward=found.reward,
+        extrapolated=found.extrapolated,
+        reasons=reasons,
+        candidates=_candidates(e, C, B_max, fixed),
+        interval=_pair(found.low, found.high),
+        prediction_interval=_pair(found.new_low, found.new_high),
+        n_probability=found.n_probability,
+        equal_n=_equal_n(e, a, spent, allowed, epsilon),
+        regret=found.regret,
+        regret_interval=_pair(found.regret_low, found.regret_high),
+        no_effect=e.no_effect,
+        times_measured=C / e.measured,
+        epsilon=epsilon,
+    )

@@ -59,13 +59,13 @@ def test_unstable_B_p_is_passed_over():
 
 
 def test_beyond_the_data_the_law_saturates_and_says_so():
-    r = recommend(FIT, 1e9)
+    r = recommend(FIT, 1e9, extrapolate=True)
     assert r.allocation == Allocation(16, 32, 1953125)
     assert r.extrapolated
     assert said(r, "C lies outside the frontier (1000 to 1e+06)")
     assert said(r, "16x32 was measured up to C = 1e+06")
     f = {**FIT, "n_star": {**LAW, "L": 6.0}}  # saturates at 128
-    far = recommend(f, 1e9)
+    far = recommend(f, 1e9, extrapolate=True)
     assert far.allocation.n == 128
     assert said(far, "n = 128 was never measured")
     assert said(far, "nearest measured cell, 16x32")
@@ -132,8 +132,10 @@ def test_bad_fixes(fix):
 
 
 def test_fits_that_cannot_be_used():
-    with pytest.raises(InputError, match="schema 1"):
-        recommend({**FIT, "schema": 2}, 1e5)
+    with pytest.raises(InputError, match="schema 1 or 2"):
+        recommend({**FIT, "schema": 3}, 1e5)
+    with pytest.raises(InputError, match="mode is 'best'"):
+        recommend({**FIT, "mode": "best"}, 1e5)
     with pytest.raises(InputError, match="a fit in tokens"):
         recommend({**FIT, "compute": "tokens"}, 1e5)
     with pytest.raises(InputError, match="incomplete"):

@@ -1,0 +1,81 @@
+"""What is asked of a recommendation, and the checks that both ways to answer it (allocate_law, allocate_curves) share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from isojax.types import Allocation, InputError
+
+FIXABLE = ("B_p", "B", "M")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for: C rollouts, at most B_max in one update (None: no limit), and at most one of B_p, B and M held at a value.
+
+    `reasons` gathers in words why the answer is what it is. `epsilon`: reward that a smaller B_p may cost.
+    """
+
+    C: float
+    B_max: int | None
+    fix: Mapping[str, int]
+    epsilon: float
+    reasons: list[str]
+
+    def say(self, *words: str) -> None:
+        """Add reasons."""
+        self.reasons.extend(words)
+
+
+def unstable_reasons(fit: Mapping[str, Any]) -> dict[int, str | None]:
+    """B_p -> why it is unstable, None where it is stable."""
+    return {v["B_p"]: None if v["stable"] else v["reason"] for v in fit["stability"]}
+
+
+def power_of_two(x: float) -> int:
+    """The largest power of two <= x, for x >= 1."""
+    return 1 << (int(x).bit_length() - 1)
+
+
+def spend(B_p: int, n: int, C: float) -> Allocation:
+    """(B_p, n) for as many updates as C affords.
+
+    Raises:
+        InputError: not even one.
+    """
+    M = int(C // (B_p * n))
+    if M < 1:
+        given = f"C = {C:.6g} is less than one update of B_p n = {B_p} x {n} = {B_p * n} rollouts"
+        raise InputError(f"{given}; expected C >= {B_p * n}. Raise C, or fix a smaller B_p or B.")
+    return Allocation(B_p, n, M)
+
+
+def check_B_max(r: Request, B_p: int) -> None:
+    """Refuse a B_p that exceeds B_max alone."""
+    if r.B_max is not None and B_p > r.B_max:
+        raise InputError(f"B_p = {B_p} alone exceeds B_max = {r.B_max}; expected B_p <= B_max. Raise B_max, or fix a smaller B_p.")
+
+
+def check_fixed(r: Request) -> None:
+    """Refuse a fixed B above B_max, and a fixed M that leaves no rollout in an update."""
+    B, M = r.fix.get("B"), r.fix.get("M")
+    if B is not None and r.B_max is not None and r.B_max < B:
+        raise InputError(f"B = {B} exceeds B_max = {r.B_max}; expected B <= B_max. Lower B or raise B_max.")
+    if M is not None and r.C < M:
+        raise InputError(f"C = {r.C:.6g} is less than one rollout in each of M = {M} updates; give C >= {M} or a smaller M.")
+
+
+def smallest_stable(stability: Mapping[int, str | None]) -> tuple[int, str]:
+    """The smallest stable B_p, and the unstable ones below it in words ("" where there is none).
+
+    Raises:
+        InputError: none is stable.
+    """
+    stable = sorted(B_p for B_p, why in stability.items() if why is None)
+    if not stable:
+        given = f"no measured B_p is stable ({', '.join(map(str, stability))})"
+        raise InputError(f"{given}; expected one. Choose it yourself with fix={{'B_p': ...}}, or measure larger ones.")
+    smaller = [f"{B_p} ({why})" for B_p, why in sorted(stability.items()) if why is not None and B_p < stable[0]]
+    return stable[0], f"; unstable: {', '.join(smaller)}" if smaller else ""

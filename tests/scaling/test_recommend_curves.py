@@ -1,0 +1,121 @@
+"""Recommendations of a debiased fit written by hand: the choice by the curves, how sure it is, and where it is refused."""
+
+import pytest
+
+from isojax.scaling.recommend import recommend
+from isojax.types import Allocation, InputError
+from tests.scaling.documents import SHAPES, document
+
+
+def said(r, text):
+    return any(text in reason for reason in r.reasons)
+
+
+def test_choice_intervals_and_reasons():
+    """At 1e5: 16x16 .663, 64x16 .646, 16x4 .592."""
+    r = recommend(document(), 1e5)
+    assert r.allocation == Allocation(16, 16, 390)
+    assert r.expected_reward == pytest.approx(0.2 + 0.5 / (1 + 8e3 / 99840))
+    assert r.interval[0] < r.expected_reward < r.interval[1]
+    assert r.prediction_interval[0] < r.interval[0] < r.interval[1] < r.prediction_interval[1]
+    assert r.n_probability[16] > 0.99 and set(r.n_probability) == {4, 16, 64}
+    assert r.equal_n == [16] and recommend(document(), 1e5, epsilon=0.08).equal_n == [4, 16]
+    assert r.regret < 0.001 and r.regret_interval[0] == 0
+    assert (r.no_effect, r.extrapolated, r.times_measured, r.epsilon) == (False, False, 1.0, 0.005)
+    assert said(r, "n = 16: of 6 stable measured cells, 16x16 promises most (0.663)")
+    assert said(r, "B_p = 16: the smallest stable one measured at n = 16")
+    first = r.candidates[0]
+    assert (first.B_p, first.n, first.M) == (16, 16, 390) and first.low < first.reward < first.high
+
+
+def test_the_smallest_stable_B_p_within_epsilon():
+    near = {**SHAPES, (16, 16): (0.694, 1.0, 8e3), (64, 16): (0.7, 1.0, 8e3)}  # .0056 apart at 1e5
+    r = recommend(document(near), 1e5, epsilon=0.006)
+    assert r.allocation.B_p == 16 and said(r, "the smallest stable one that promises within 0.006 of it")
+    r = recommend(document(near), 1e5)
+    assert r.allocation.B_p == 64 and said(r, "a smaller one gives away more than 0.005")
+    r = recommend(document(unstable=(16,)), 1e5)
+    assert r.allocation == Allocation(64, 16, 97) and said(r, "; unstable: 16 (it fell)")
+    with pytest.raises(InputError, match=r"no measured B_p is stable \(16, 64\)"):
+        recommend(document(unstable=(16, 64)), 1e5)
+
+
+def test_no_effect_is_an_answer():
+    law = {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 4.0, "no_effect": True}
+    equal = {(16, n): (0.6 + 0.001 * (n == 8), 1.0, 2e3) for n in (2, 4, 8, 16)}
+    r = recommend(document(equal, n_star=law), 1e5)
+    assert r.no_effect and r.equal_n == [2, 4, 8, 16] and r.allocation.n == 8
+    assert said(r, "n makes no difference here")
+
+
+def test_beyond_four_times_the_measured_budget_it_refuses_and_says_why():
+    fit = document()
+    fit["curves"][2]["determined"] = False  # 16x64
+    assert recommend(fit, 4e5).times_measured == 4
+    with pytest.raises(InputError) as e:
+        recommend(fit, 1e6)
+    for part in ("10 times the largest measured C = 100000", "expected at most 4 times", "plateaus of 16x64", "0.0", "--extrapolate"):
+        assert part in str(e.value)
+    r = recommend(fit, 1e6, extrapolate=True)
+    assert r.times_measured == 10 and r.extrapolated and said(r, "extrapolated because it was asked for") and said(r, "plateaus of 16x64")
+    with pytest.raises(InputError, match="this fit has no intervals to say how wrong it may be"):
+        recommend(document() | {"draws": None, "intervals": None}, 1e6)
+
+
+def test_below_the_measured_budgets_is_noted():
+    r = recommend(document(), 500)
+    assert r.allocation.n == 4 and said(r, "below the smallest measured C = 1000")
+
+
+def test_fixed_values_compare_the_cells_that_agree():
+    fit = document()
+    assert recommend(fit, 1e5, fix={"B": 1024}).allocation == Allocation(64, 16, 97)
+    assert recommend(fit, 1e5, fix={"B_p": 64}).allocation == Allocation(64, 16, 97)
+    # M = 50: 64x16 spends 51200 for .633; 16x64 the same for .440, 16x16 12800 for .508, 64x64 is too dear.
+    r = recommend(fit, 1e5, fix={"M": 50})
+    assert r.allocation == Allocation(64, 16, 50) and said(r, "M = 50: given; 51,200 of 100,000 rollouts are spent")
+    late = {(16, 4): (0.6, 1.0, 100.0), (16, 64): (0.6, 1.0, 1e5)}  # 16x4 at 6400 gives .594, 16x64 at 102400 .40
+    assert recommend(document(late), 2e5, fix={"M": 100}).allocation == Allocation(16, 4, 100)  # spends less, for it is better
+    assert recommend(fit, 1e5, B_max=128).allocation == Allocation(16, 4, 1562)
+
+
+def test_fixed_values_that_no_cell_has():
+    fit = document()
+    r = recommend(fit, 1e5, fix={"B": 1000})
+    assert r.allocation == Allocation(62, 16, 100) and said(r, "no stable measured cell has it, so B_p = B // n = 62")
+    assert said(r, "nearest measured cell, 64x16")
+    r = recommend(fit, 1e5, fix={"B_p": 20})
+    assert r.allocation == Allocation(20, 16, 312) and said(r, "chosen as at the nearest, B_p = 16")
+    r = recommend(fit, 1e5, fix={"M": 10_000})
+    assert r.allocation == Allocation(2, 4, 10_000) and said(r, "of the measured n <= 10, 16x4 promises most")
+    assert recommend(fit, 1e5, fix={"M": 40_000}).allocation == Allocation(1, 2, 40_000)
+    r = recommend(document(unstable=(64,)), 1e5, fix={"B_p": 64})
+    assert r.allocation.B_p == 64 and said(r, "was unstable: it fell")
+
+
+def test_limits_that_leave_nothing():
+    fit = document()
+    with pytest.raises(InputError, match="C = 60 is less than one update of B_p n = 16 x 4 = 64"):
+        recommend(fit, 60)
+    with pytest.raises(
+        InputError, match="B_max = 63 is below every stable measured cell, of which 16x4 is the smallest; expected B_max >= 64"
+    ):
+        recommend(fit, 1e5, B_max=63)
+    with pytest.raises(InputError, match="B_p = 64 alone exceeds B_max = 32"):
+        recommend(fit, 1e5, B_max=32, fix={"B_p": 64})
+    with pytest.raises(InputError, match="B = 64 exceeds B_max = 32"):
+        recommend(fit, 1e5, B_max=32, fix={"B": 64})
+    with pytest.raises(InputError, match="less than one rollout in each of M = 200000"):
+        recommend(fit, 1e5, fix={"M": 200_000})
+    with pytest.raises(InputError, match=r"epsilon = -1; expected"):
+        recommend(fit, 1e5, epsilon=-1)
+    with pytest.raises(InputError, match="incomplete"):
+        recommend({k: v for k, v in fit.items() if k != "n_star"}, 1e5)
+
+
+def test_paper_mode_of_schema_2_keeps_the_papers_rule():
+    law = {"form": "sigmoid", "L": 4.0, "k": 5.0, "log10_C0": 9.0, "b": 2.0, "no_effect": False}
+    r = recommend(document(n_star=law) | {"mode": "paper", "draws": None, "intervals": None}, 1e5)
+    assert r.allocation == Allocation(16, 4, 1562)  # n*(1e5) = 2^2, though 16x16 promises more
+    assert (r.interval, r.prediction_interval, r.n_probability, r.regret_interval) == (None, None, None, None)
+    assert r.equal_n == [16] and r.regret == pytest.approx(0.5 / 1.08 - 0.4 / 1.02)
