@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from isojax import __version__
+from isojax.cli_records import app as records_app
 from isojax.cli_words import budget_number, fixed_values, plain, print_fit, print_recommendation
 from isojax.config import Config, load_config, read_saved, save_config
 from isojax.files import write_text
@@ -42,6 +43,8 @@ ComputeOption = Annotated[Compute, typer.Option(help="What compute is counted in
 ModeOption = Annotated[Mode, typer.Option(help="paper: the published workflow, step by step.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the run's folder, or start where nothing is.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")]
+
+app.add_typer(records_app, name="records")
 
 
 def _warn(text: str) -> None:

@@ -8,13 +8,15 @@ alone; damage anywhere else is refused with its place. No jax here.
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from isojax.files import write_text
 from isojax.types import Cell, EvalPoint, InputError, RunRecord
 
 RECORDS = "records.jsonl"
@@ -74,7 +76,7 @@ class Ledger:
         self.folder = folder
         self.path = folder / RECORDS
         self.targets: list[int] = []
-        header = {"kind": "cell", "schema": SCHEMA, "B_p": cell.B_p, "n": cell.n, "seed": cell.seed, "cell_hash": cell_hash}
+        header = _header(cell, cell_hash)
         if self.path.exists():
             for path in (self.path, *([folder / TIMING] if (folder / TIMING).exists() else [])):
                 _, size, torn = _read_lines(path)
@@ -103,20 +105,49 @@ class Ledger:
             _append(self.path, row)
 
 
+def write_run(folder: Path, run: RunRecord) -> None:
+    """A whole run, measured elsewhere, as a ledger: records.jsonl and, where its device hours are known, timing.jsonl (on one device)."""
+    folder.mkdir(parents=True)
+    points = [{"kind": "eval", **asdict(point)} for point in run.points]
+    _write(folder / RECORDS, [_header(run.cell, run.cell_hash), *points])
+    if run.device_hours:
+        spent = [b - a for a, b in pairwise((0.0, *run.device_hours))]
+        clocks = zip(run.points, spent, strict=True)
+        _write(folder / TIMING, [{"kind": "timing", "target": p.target, "seconds": 3600 * h, "devices": 1} for p, h in clocks])
+
+
+def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _header(cell: Cell, cell_hash: str) -> dict[str, Any]:
+    return {"kind": "cell", "schema": SCHEMA, "B_p": cell.B_p, "n": cell.n, "seed": cell.seed, "cell_hash": cell_hash}
+
+
+def _count(row: Mapping[str, Any], key: str) -> int:
+    """A whole number, 0 or more."""
+    value = row[key]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value != int(value) or value < 0:
+        raise ValueError(f"{key} is {value!r}, expected a whole number >= 0")
+    return int(value)
+
+
 def _point(row: Mapping[str, Any], path: Path, number: int) -> EvalPoint:
     try:
         point = EvalPoint(
-            target=int(row["target"]),
-            M=int(row["M"]),
-            rollouts=int(row["rollouts"]),
-            tokens=int(row["tokens"]),
+            target=_count(row, "target"),
+            M=_count(row, "M"),
+            rollouts=_count(row, "rollouts"),
+            tokens=_count(row, "tokens"),
             metrics={str(k): float(v) for k, v in row["metrics"].items()},
             counts=tuple(int(c) for c in row.get("counts", ())),
             samples=int(row.get("samples", 0)),
             train={str(k): float(v) for k, v in row.get("train", {}).items()},
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise InputError(f"{path}, line {number} is not an evaluation ({e!r}); expected target, M, rollouts, tokens and metrics.") from e
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
+        raise InputError(
+            f"{path}, line {number} is not an evaluation ({e!r}); expected target, M, rollouts, tokens and metrics. Mend it."
+        ) from e
     return point
 
 
@@ -140,14 +171,30 @@ def read_run(folder: Path, warn: Any = None) -> RunRecord:
         cell = Cell(int(head["B_p"]), int(head["n"]), int(head["seed"]))
     except (KeyError, TypeError, ValueError) as e:
         raise InputError(f"{path}, line 1: the cell header needs B_p, n and seed ({e!r})") from e
-    points = [_point(row, path, i) for i, row in enumerate(rows[1:], 2) if row["kind"] == "eval"]
+    _refuse_second_header(rows, path)
+    lines = tuple(i for i, row in enumerate(rows, 1) if row["kind"] == "eval")
+    points = [_point(rows[i - 1], path, i) for i in lines]
     if not points:
         raise InputError(f"{path} holds no complete point. Run the cell (`isojax launch ... --resume`) or leave it out.")
-    for i, (a, b) in enumerate(pairwise(points), 3):
-        if b.rollouts <= a.rollouts:
-            raise InputError(f"{path}, line {i}: rollouts fall from {a.rollouts} to {b.rollouts}; a ledger's points rise in C.")
+    for i, (a, b) in zip(lines[1:], pairwise(points), strict=True):
+        if b.rollouts == a.rollouts:
+            raise InputError(
+                f"{path}, line {i}: the point at {b.rollouts} rollouts is there twice, expected once. Remove one of the lines."
+            )
+        if b.rollouts < a.rollouts:
+            raise InputError(
+                f"{path}, line {i}: rollouts fall from {a.rollouts} to {b.rollouts}; a ledger's points rise in C. Mend the line."
+            )
     failed = str(rows[-1].get("reason", "failed")) if rows[-1]["kind"] == "failed" else ""
-    return RunRecord(cell, tuple(points), str(path), _device_hours(folder, points), str(head.get("cell_hash", "")), failed)
+    return RunRecord(cell, tuple(points), str(path), _device_hours(folder, points), str(head.get("cell_hash", "")), failed, lines)
+
+
+def _refuse_second_header(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    second = next((i for i, row in enumerate(rows[1:], 2) if row["kind"] == "cell"), None)
+    if second is not None:
+        keys = ("B_p", "n", "seed", "cell_hash")
+        given, first = ({key: row.get(key) for key in keys} for row in (rows[second - 1], rows[0]))
+        raise InputError(f"{path}, line {second} begins another run ({given}) in the ledger of {first}; expected one run a file. Split it.")
 
 
 def _device_hours(folder: Path, points: Iterable[EvalPoint]) -> tuple[float, ...]:
@@ -166,11 +213,11 @@ def _device_hours(folder: Path, points: Iterable[EvalPoint]) -> tuple[float, ...
     return tuple(hours)
 
 
-def read_runs(paths: Iterable[Path], warn: Any = None) -> list[RunRecord]:
-    """Every cell below the given sweep folders, cell folders or ledgers, sorted by cell.
+def ledger_folders(paths: Iterable[Path]) -> list[Path]:
+    """The cells' folders below the given sweep folders, cell folders or ledgers.
 
     Raises:
-        InputError: nothing there, a ledger that cannot be used, or two ledgers of one cell.
+        InputError: nothing there, or something that is no ledger.
     """
     folders: list[Path] = []
     for path in paths:
@@ -185,16 +232,30 @@ def read_runs(paths: Iterable[Path], warn: Any = None) -> list[RunRecord]:
         if not found:
             raise InputError(f"{path} holds no {RECORDS}. Expected a sweep's folder with cells/<B_p>x<n>-s<seed>/{RECORDS}.")
         folders += found
-    runs = [read_run(folder, warn) for folder in folders]
-    runs.sort(key=lambda r: r.cell)
-    for a, b in pairwise(runs):
-        if a.cell == b.cell:
-            raise InputError(
-                f"two ledgers for the cell {a.cell.name}: {a.source} and {b.source}. Fit one sweep at a time, or give each its own seeds."
-            )
-        if a.cell_hash != b.cell_hash:
-            raise InputError(
-                f"{a.source} and {b.source} were run with different `cell` settings ({a.cell_hash} and {b.cell_hash});"
-                " one law cannot describe both."
-            )
+    return folders
+
+
+def read_runs(paths: Iterable[Path], warn: Any = None) -> list[RunRecord]:
+    """Every cell below the given sweep folders, cell folders or ledgers, sorted by cell.
+
+    Raises:
+        InputError: nothing there, a ledger that cannot be used, or two ledgers that clash.
+    """
+    runs = sorted((read_run(folder, warn) for folder in ledger_folders(paths)), key=lambda r: r.cell)
+    clash = next(clashes(runs), None)
+    if clash is not None:
+        raise InputError(clash)
     return runs
+
+
+def clashes(runs: Sequence[RunRecord]) -> Iterator[str]:
+    """Why sorted runs cannot be fitted together: two of one cell, or different `cell` settings."""
+    for a, b in pairwise(runs):
+        both = f"{a.source}, line 1 and {b.source}, line 1"
+        if a.cell == b.cell:
+            yield f"two ledgers for the cell {a.cell.name}: {both}. Fit one sweep at a time, or give each its own seeds."
+        if a.cell_hash != b.cell_hash:
+            yield (
+                f"{both} were run with different `cell` settings ({a.cell_hash!r} and {b.cell_hash!r}), expected one; "
+                "one law cannot describe both. Fit them apart."
+            )

@@ -105,8 +105,8 @@ class EvalPoint:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """All that is known of one run: its cell, its evaluations by rising C, the device hours at each of them (may be empty), and why it
-    broke off, if it did."""
+    """All that is known of one run: its cell, its evaluations by rising C, the device hours at each of them (may be empty), why it
+    broke off, if it did, and the line of `source` that each evaluation stands on (empty where there is no file)."""
 
     cell: Cell
     points: tuple[EvalPoint, ...]
@@ -114,3 +114,4 @@ class RunRecord:
     device_hours: tuple[float, ...] = ()
     cell_hash: str = ""
     failed: str = ""
+    lines: tuple[int, ...] = ()

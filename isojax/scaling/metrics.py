@@ -155,15 +155,17 @@ def track(run: RunRecord, metric: str, compute: str) -> Track:
     where = run.source or f"run {run.cell.name}"
     if not run.points:
         raise InputError(f"{where} has no evaluation; expected at least one. Run the cell or leave it out.")
+    places = [f"{where}, line {line}" for line in run.lines] or [where] * len(run.points)
     C = compute_axis(run, compute)
-    R = np.array([metric_value(p, metric, where) for p in run.points])
-    for p, r in zip(run.points, R, strict=True):
+    R = np.array([metric_value(p, metric, place) for p, place in zip(run.points, places, strict=True)])
+    for p, r, place in zip(run.points, R, places, strict=True):
         if not 0 <= r <= 1:  # also NaN
-            raise InputError(f"{where}: {metric} is {r} at C = {p.rollouts}; expected a number in [0, 1]. Mend it or leave the run out.")
+            raise InputError(f"{place}: {metric} is {r} at C = {p.rollouts}; expected a number in [0, 1]. Mend it or leave the run out.")
     for i in range(len(C)):
         allowed = C[i] > C[i - 1] if i else C[i] >= 0
         if not (np.isfinite(C[i]) and allowed):
-            found = f"{where}: {compute} is {C[i]:g} at evaluation {i + 1}"
+            before = f" after {C[i - 1]:g}" if i else ""
+            found = f"{places[i]}: {compute} is {C[i]:g}{before} at evaluation {i + 1}"
             raise InputError(f"{found}; expected values >= 0 that rise. Mend the file or leave the run out.")
     return Track(run, C, R)
 

@@ -1,0 +1,143 @@
+"""Logs -> runs: each row's cell, the rows of a run together, seeds where nobody gave any."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from isojax.logs.fields import Bound
+from isojax.logs.points import evaluations, is_measured, measures
+from isojax.logs.table import Row, Table
+from isojax.logs.values import text_of, whole
+from isojax.types import Cell, InputError, RunRecord
+
+
+@dataclass
+class Run:
+    """The rows of one run, as they are gathered."""
+
+    table: Table
+    bound: Bound
+    B_p: int
+    n: int
+    seed: int | None
+    name: str
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def place(self) -> str:
+        """Where it begins."""
+        return f"{self.table.source}, {self.rows[0].place}"
+
+
+def settings(row: Row, table: Table, bound: Bound) -> tuple[int, int, int | None]:
+    """(B_p, n, seed) of a row.
+
+    Raises:
+        InputError: missing, no whole number, or a batch that is no multiple of n, with the row's place.
+    """
+    n = whole("n", row, table, bound, 1)
+    seed = whole("seed", row, table, bound, 0) if "seed" in bound else None
+    if "B_p" in bound:
+        return whole("B_p", row, table, bound, 1), n, seed
+    B = whole("B", row, table, bound, 1)
+    if B % n:
+        raise InputError(f"{table.source}, {row.place}: B = {B} is no multiple of n = {n}; expected B = B_p n, rollouts an update.")
+    return B // n, n, seed
+
+
+def gather(table: Table, bound: Bound) -> list[Run]:
+    """The runs of one log, in the order they begin.
+
+    With a `run` column, its values tell them apart; without one a format that holds one run a log is one run, and in others rows of one
+    (B_p, n, seed) are.
+
+    Raises:
+        InputError: as `settings`, or n, B_p or the seed changes inside a run, with both places.
+    """
+    runs: dict[object, Run] = {}
+    rows = [row for row in table.rows if is_measured(row, bound)]
+    if not rows:
+        used = ", ".join(bound.columns[name] for name in measures(bound))
+        raise InputError(f"{table.source}, {table.rows[0].place}: no row from there on has a value of {used}. Name the columns with --map.")
+    for row in rows:
+        B_p, n, seed = settings(row, table, bound)
+        name = text_of("run", row, table, bound) if "run" in bound else ""
+        key: object = name if "run" in bound or table.one_run else (B_p, n, seed)
+        run = runs.setdefault(key, Run(table, bound, B_p, n, seed, name))
+        if (run.B_p, run.n, run.seed) != (B_p, n, seed):
+            changes = ", ".join(
+                f"{what} from {old} to {new}"
+                for what, old, new in (("B_p", run.B_p, B_p), ("n", run.n, n), ("seed", run.seed, seed))
+                if old != new
+            )
+            who = f"the run {name!r}" if name else "one run"
+            raise InputError(
+                f"{table.source}, {row.place}: {who} (from {run.rows[0].place}) changes {changes}; expected one setting. {_SEPARATE}"
+            )
+        run.rows.append(row)
+    _refuse_mixed(list(runs.values()), rows, table, bound)
+    return list(runs.values())
+
+
+_SEPARATE = "Give each run its own file, or name the column that tells them apart: --map run=COLUMN."
+
+
+def _refuse_mixed(runs: Sequence[Run], rows: Sequence[Row], table: Table, bound: Bound) -> None:
+    """Settings that change while the steps rise through the whole file are one run's, not several runs'."""
+    if "run" in bound or len(runs) < 2:
+        return
+    clock = "step" if "step" in bound.columns else "rollouts"
+    steps = [whole(clock, row, table, bound, 0) for row in rows]
+    if all(a < b for a, b in pairwise(steps)):
+        first, other = runs[0], runs[1]
+        what = f"n = {first.n}, B_p = {first.B_p} (from {first.rows[0].place}), then n = {other.n}, B_p = {other.B_p}"
+        given = f"{table.source}, {other.rows[0].place}: two settings are mixed in one run: {what}, while {clock} goes on rising"
+        raise InputError(f"{given}; expected one setting. {_SEPARATE} Where each n is a run of its own: --map run=n.")
+
+
+def records(runs: Sequence[Run]) -> tuple[list[RunRecord], list[str]]:
+    """Every run as a record, and what was assumed.
+
+    Runs of one (B_p, n) without a seed get 0, 1, ... in order.
+
+    Raises:
+        InputError: as `points.evaluations`, two runs with one (B_p, n, seed), or the same run twice.
+    """
+    notes: list[str] = []
+    taken: dict[tuple[int, int], dict[int, Run]] = defaultdict(dict)
+    for run in (run for run in runs if run.seed is not None):
+        seeds = taken[run.B_p, run.n]
+        assert run.seed is not None
+        if run.seed in seeds:
+            cell = f"B_p = {run.B_p}, n = {run.n}, seed = {run.seed}"
+            both = f"{seeds[run.seed].place} and {run.place}"
+            raise InputError(f"two runs with {cell}: {both}; expected one each. Give each its seed, or leave one out.")
+        seeds[run.seed] = run
+    made = []
+    for run in runs:
+        seeds = taken[run.B_p, run.n]
+        if run.seed is None:
+            run.seed = next(i for i in range(len(seeds) + 1) if i not in seeds)
+            seeds[run.seed] = run
+        cell = Cell(run.B_p, run.n, run.seed)
+        points, hours, said = evaluations(run.rows, run.table, run.bound, cell)
+        notes += [f"{run.place}{f' (run {run.name!r})' if run.name else ''}: {text}" for text in said]
+        made.append(RunRecord(cell, points, run.place, hours, "imported"))
+    _refuse_copies(made)
+    unknown = [key for key, seeds in taken.items() if len(seeds) > 1 and any("seed" not in run.bound for run in seeds.values())]
+    for B_p, n in unknown:
+        order = ", ".join(f"seed {seed}: {run.name or run.table.source}" for seed, run in sorted(taken[B_p, n].items()))
+        notes.append(f"seeds of B_p = {B_p}, n = {n} are numbered in the order given ({order})")
+    return sorted(made, key=lambda run: run.cell), notes
+
+
+def _refuse_copies(runs: Sequence[RunRecord]) -> None:
+    """One run counted as two seeds would make every interval too narrow."""
+    for i, a in enumerate(runs):
+        for b in runs[:i]:
+            same = (a.cell.B_p, a.cell.n) == (b.cell.B_p, b.cell.n) and a.points == b.points
+            if same and (len(a.points) > 1 or a.source == b.source):
+                raise InputError(f"{b.source} and {a.source} hold the same run of B_p = {a.cell.B_p}, n = {a.cell.n}; leave one out.")

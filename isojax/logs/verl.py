@@ -1,0 +1,43 @@
+"""verl's file logger (trainer.logger=file): JSON lines {"step": s, "data": {tag: value}}, a step's rows together or apart.
+
+verl counts a step a batch of data.train_batch_size prompts, actor_rollout_ref.rollout.n rollouts each. Its log does not hold the config:
+say B_p and n. Tags: verl.trainer.ppo.metric_utils and ray_trainer (val-core/SOURCE/VARIABLE/mean@K), verl 0.9.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from isojax.logs.fields import BY_NAME
+from isojax.logs.jsonl import objects
+from isojax.logs.table import Row, Table, Tick, other_format
+from isojax.types import InputError
+
+METRICS = ("val-core/*/acc/mean@*", "val-core/*/reward/mean@*", "val/test_score/*")
+TRAIN = {
+    "train_reward": ("critic/rewards/mean",),
+    "train:entropy": ("actor/entropy", "actor/entropy_loss"),
+    "train:kl": ("actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl"),
+    "train:grad_norm": ("actor/grad_norm",),
+    "response_length": ("response_length/mean",),
+}
+CONFIG = {"n": ("actor_rollout_ref.rollout.n",), "B_p": ("data.train_batch_size",)}
+
+FIELDS = BY_NAME | TRAIN | {"step": ("step",), "reward": METRICS}
+
+
+def read(path: Path, tick: Tick) -> list[Table]:
+    """The file as one run.
+
+    Raises:
+        InputError: as `jsonl.objects`, or a line that is not {"step": ..., "data": {...}}, with its line.
+    """
+    rows = []
+    for number, row in objects(path, tick, "verl"):
+        data = row.get("data")
+        if not isinstance(data, dict) or "step" not in row:
+            expected = 'expected {"step": NUMBER, "data": {TAG: VALUE}} as verl\'s file logger writes it'
+            hint = other_format(path, "verl") or " Other JSON lines are read with --from jsonl."
+            raise InputError(f"{path}, line {number} has the keys {', '.join(map(str, row)) or '(none)'}; {expected}.{hint}")
+        rows.append(Row(f"line {number}", {**data, "step": row["step"]}))
+    return [Table(str(path), tuple(rows))]
