@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from isojax import __version__
+from isojax.cli_curve import Frontier, Where, fitted_frontier
 from isojax.cli_records import app as records_app
 from isojax.cli_words import budget_number, fixed_values, plain, print_fit, print_recommendation
 from isojax.config import Config, load_config, read_saved, save_config
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from isojax.scaling.recommend import Recommendation
 
 Compute = Literal["rollouts", "tokens", "device_hours"]
-Mode = Literal["paper"]
+Mode = Literal["debiased", "paper"]
 
 _STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False, "add_completion": False}
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -40,9 +41,12 @@ train_app = typer.Typer(context_settings=_HELP, **_STYLE)
 Mesh = Annotated[str | None, typer.Option(metavar="auto|AXIS=N,...", help="Device mesh, such as data=2,tensor=1; the same as run.mesh=...")]
 Metric = Annotated[str | None, typer.Option(help="Validation metric to fit, such as avg@4.", show_default="the ledger's avg@k")]
 ComputeOption = Annotated[Compute, typer.Option(help="What compute is counted in.")]
-ModeOption = Annotated[Mode, typer.Option(help="paper: the published workflow, step by step.")]
+ModeOption = Annotated[
+    Mode | None, typer.Option(help="paper: the published workflow, step by step.", show_default="paper; debiased with --frontier")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the run's folder, or start where nothing is.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")]
+
 
 app.add_typer(records_app, name="records")
 
@@ -196,10 +200,12 @@ def train(
 
 @app.command()
 def fit(
-    runs: Annotated[list[Path], typer.Argument(help="Sweep folders, cell folders or ledgers.")],
+    runs: Annotated[list[Path] | None, typer.Argument(help="Sweep folders, cell folders or ledgers.")] = None,
     metric: Metric = None,
     compute: ComputeOption = "rollouts",
-    mode: ModeOption = "paper",
+    mode: ModeOption = None,
+    frontier: Frontier = None,
+    where: Where = None,
     as_json: Json = False,
 ) -> None:
     """Fit the reward curves, the compute-optimal frontier and n*(C) to finished runs.
@@ -210,8 +216,11 @@ def fit(
     [bold]Examples[/bold]
       isojax fit runs/quickstart
       isojax fit runs/quickstart --compute tokens --json | jq .n_star
+      isojax fit --frontier points.csv --where set=easy
     """
-    document = _fit(runs, metric, compute, mode)
+    if fitted_frontier(runs, frontier, where, mode, as_json):
+        return
+    document = _fit(runs or [], metric, compute, mode or "paper")
     if as_json:
         print(json.dumps(document, indent=1, allow_nan=False))
     else:

@@ -57,7 +57,7 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """The file as a table: JSON lines where it is named .jsonl or opens with "{", else CSV with a header, delimiter comma, tab or semicolon.
+    """The file as a table: JSON lines where it is named .jsonl or opens with "{", else CSV with a header (comma, tab or semicolon).
 
     Raises:
         InputError: no such file, not UTF-8, empty, no header or no row below it, a row with more or fewer cells, half a JSON object.
@@ -192,7 +192,7 @@ def numbers(table: Table, name: str, at_least: float | None = None, above: float
     """A column as float[rows].
 
     Raises:
-        InputError: no such column; a cell that is empty, no plain number (no unit, no thousands separator), not finite or out of range, with
+        InputError: no such column; a cell empty, no plain number (no unit, no thousands separator), not finite or out of range, with
             its line.
     """
     column(table, name)

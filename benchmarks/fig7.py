@@ -1,0 +1,50 @@
+"""The law fitted to the paper's own Fig. 7 points against the law printed there (IsoCompute Playbook, arXiv:2603.12151). One JSON line:
+
+    python benchmarks/fig7.py PATH                 columns set, n, rollouts; the Easy set, debiased
+    python benchmarks/fig7.py PATH --mode paper    with the running average
+
+PATH is a table of the figure's points, which is not part of this project. Exit code 1 where a parameter lies outside its tolerance.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from isojax.cli_words import plain
+from isojax.scaling.points import fit_points_file
+
+# parameter -> (as printed in Fig. 7 Easy, how far a fit to digitised points may be from it)
+PUBLISHED = {"L": (6.09, 0.4), "k": (4.75, 0.6), "log10_C0": (5.84, 0.08), "b": (2.73, 0.2)}
+
+
+def main() -> int:
+    """Fit, compare and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--where", default="set=easy")
+    parser.add_argument("--mode", default="debiased", choices=("debiased", "paper"))
+    arguments = parser.parse_args()
+    found = fit_points_file(arguments.path, [arguments.where], arguments.mode)
+    law = found["n_star"]
+    within = {name: abs(law[name] - value) <= slack for name, (value, slack) in PUBLISHED.items()}
+    warned = any("distinct n" in flag for flag in found["flags"])
+    line = {
+        "benchmark": "fig7",
+        "mode": found["mode"],
+        "where": arguments.where,
+        "points": found["points"],
+        "form": law["form"],
+        "fitted": {name: round(law[name], 3) for name in PUBLISHED},
+        "intervals": law["intervals"] and {name: [round(v, 3) for v in pair] for name, pair in law["intervals"].items()},
+        "published": {name: value for name, (value, _) in PUBLISHED.items()},
+        "aicc": law["aicc"],
+        "within": within,
+        "few_distinct_n_said": warned,
+    }
+    print(json.dumps(plain(line)))
+    return 0 if all(within.values()) and warned else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
