@@ -1,4 +1,4 @@
-"""What the command line reads and says: numbers typed by a person, a fit and a recommendation as tables, results as plain JSON data."""
+"""What the command line reads and says: numbers typed by a person, a fit as tables, results as plain JSON data."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from isojax.types import InputError
-
-if TYPE_CHECKING:
-    from isojax.scaling.recommend import Recommendation
 
 FIXABLE = ("M", "B", "B_p")
 
@@ -96,14 +93,3 @@ def print_fit(console: Console, document: Mapping[str, Any]) -> None:
         console.print(f"[bold]n*(C)[/bold]: {law['form']}; {rest}", highlight=False)
     for flag in document["flags"]:
         console.print(f"[yellow]note:[/yellow] {escape(str(flag))}", highlight=False)
-
-
-def print_recommendation(console: Console, chosen: Recommendation, budget: int) -> None:
-    """The allocation for a budget, what reward to expect, and why."""
-    a = chosen.allocation
-    reward = "" if chosen.expected_reward is None else f", expected reward {chosen.expected_reward:.3f}"
-    where = " (beyond the measured range)" if chosen.extrapolated else ""
-    head = f"[bold]for {budget:,} rollouts: B_p = {a.B_p}, n = {a.n}, M = {a.M}[/bold]"
-    console.print(f"{head} (B = {a.B}, C = {a.C:,}){reward}{where}", highlight=False)
-    for reason in chosen.reasons:
-        console.print(f"  {escape(str(reason))}", highlight=False)

@@ -148,6 +148,11 @@ def write_text(path: Path, text: str) -> None:
         raise InputError(f"cannot write {path}: {e.strerror or e}.") from e
 
 
-def write_yaml(path: Path, data: Mapping[str, Any]) -> None:
+def yaml_text(data: Mapping[str, Any]) -> str:
     """Plain data as YAML that reads back equal (OmegaConf quotes text such as "1e5", which it would read as a number)."""
-    write_text(path, OmegaConf.to_yaml(OmegaConf.create(dict(data))))
+    return OmegaConf.to_yaml(OmegaConf.create(dict(data)))
+
+
+def write_yaml(path: Path, data: Mapping[str, Any]) -> None:
+    """`yaml_text` as a file."""
+    write_text(path, yaml_text(data))

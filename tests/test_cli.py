@@ -224,7 +224,8 @@ def test_recommend_spends_the_budget_and_fits_where_there_is_no_fit(isojax: Isoj
     assert small["B"] <= 64
     fixed = json.loads(isojax("recommend", str(folder), "--budget", "1.9e5", "--fix", "M=100", "--json")[1])
     assert fixed["M"] == 100
-    code, out, _ = isojax("recommend", str(folder), "--budget", "1e6")
+    assert "times the largest measured C" in error_of(isojax("recommend", str(folder), "--budget", "1e6"))
+    code, out, _ = isojax("recommend", str(folder), "--budget", "1e6", "--extrapolate")
     assert code == 0 and "for 1,000,000 rollouts" in out and "beyond the measured range" in out
 
 

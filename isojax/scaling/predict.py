@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from isojax.scaling.ensemble import BoolArray, Ensemble, FloatArray, IntArray
+from isojax.scaling.request import EPSILON
 from isojax.types import InputError
 
-EPSILON = 0.005
 # Budgets taken at once, which bounds the memory of [budgets, replicates, cells].
 _BLOCK = 64
 

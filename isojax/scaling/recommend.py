@@ -15,8 +15,8 @@ import numpy as np
 
 from isojax.scaling import allocate_curves, allocate_law
 from isojax.scaling.ensemble import BoolArray, Ensemble, FloatArray, Interval
-from isojax.scaling.predict import EPSILON, Best, affordable, outlook
-from isojax.scaling.request import FIXABLE, Request
+from isojax.scaling.predict import Best, affordable, outlook
+from isojax.scaling.request import EPSILON, FIXABLE, Request
 from isojax.types import Allocation, InputError
 
 ALLOCATE: Mapping[str, Callable[[Mapping[str, Any], Ensemble, Request], Allocation]] = {
@@ -30,8 +30,8 @@ ROUNDING = 1.05
 
 @dataclass(frozen=True)
 class Candidate:
-    """A measured cell, the updates C affords it, its curve's reward with the interval of that (None without draws), and whether it lies
-    beyond the cell's data."""
+    """A measured cell, the updates C affords it, its curve's reward with the interval of that (None without draws), whether it lies beyond
+    the cell's data, and whether its B_p is stable."""
 
     B_p: int
     n: int
@@ -40,6 +40,7 @@ class Candidate:
     extrapolated: bool
     low: float | None
     high: float | None
+    stable: bool
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Recommendation:
         regret: expected loss of reward against the best measured cell at this budget; regret_interval: its interval, None without draws.
         no_effect: the data cannot tell any n from another.
         times_measured: the budget over the largest measured C.
-        epsilon: as asked.
+        epsilon: as asked. level: of the intervals.
     """
 
     allocation: Allocation
@@ -75,6 +76,7 @@ class Recommendation:
     no_effect: bool
     times_measured: float
     epsilon: float
+    level: float
 
 
 def _check(C: float, B_max: int | None, fix: Mapping[str, int], epsilon: float) -> None:
@@ -142,7 +144,8 @@ def _candidates(e: Ensemble, C: float, B_max: int | None, fix: Mapping[str, int]
             continue
         spent = B * M if "M" in fix else C
         reward, draws = e.cell(i, spent)
-        found.append(Candidate(B_p, n, M, reward, bool(spent > e.C_high[i] * (1 + 1e-9)), *(e.interval(draws) or (None, None))))
+        beyond, interval = bool(spent > e.C_high[i] * (1 + 1e-9)), e.interval(draws) or (None, None)
+        found.append(Candidate(B_p, n, M, reward, beyond, *interval, bool(e.stable[i])))
     return sorted(found, key=lambda c: (-c.reward, c.n, c.B_p))
 
 
@@ -220,4 +223,5 @@ def recommend(
         no_effect=e.no_effect,
         times_measured=C / e.measured,
         epsilon=epsilon,
+        level=e.level,
     )

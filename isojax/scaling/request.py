@@ -9,6 +9,8 @@ from typing import Any
 from isojax.types import Allocation, InputError
 
 FIXABLE = ("B_p", "B", "M")
+# A loss of reward that makes no difference.
+EPSILON = 0.005
 
 
 @dataclass(frozen=True)
