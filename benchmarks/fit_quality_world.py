@@ -1,0 +1,287 @@
+"""One world of fit_quality.py: fit it, fit it without the last 4x of compute, and compare what is said with what is true.
+
+Beside the judged mode three baselines answer the same questions:
+
+    paper          mode "paper": its frontier; beyond the data n by its law n*(C), the reward by that n's curve
+    middle         always the middle n measured, its reward as last measured
+    best_measured  the n whose mean over seeds is highest at the evaluation nearest below C; beyond the data at its last evaluation
+
+In range, the true best n is the best among the cells measured at C; beyond it, among all cells of the world.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isojax.scaling.fit import fit
+from isojax.scaling.law import Law, log2_n_star
+from isojax.scaling.metrics import FloatArray
+from isojax.scaling.predict import best
+from isojax.scaling.synthetic import World, random_world
+from isojax.scaling.synthetic_curves import Hill, Stretched
+from isojax.types import InputError, RunRecord
+
+METRIC = "avg@4"
+BUDGETS = 25
+HOLD_OUT = 4.0
+Fit = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """n int[budgets] and reward float[budgets] at given budgets."""
+
+    n: NDArray[np.int64]
+    reward: FloatArray
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What to run at the held-out budget, the reward expected of it, and that reward's interval where the method has one."""
+
+    n: int
+    reward: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Intervals pooled over cases: how many, how many hold the truth, how many are closed, and the closed ones' widths in all."""
+
+    cases: int = 0
+    hits: int = 0
+    closed: int = 0
+    width: float = 0.0
+
+    def with_case(self, true: float, low: float | None, high: float | None) -> Sums:
+        """One case more; an end of None is open."""
+        a, b = -math.inf if low is None else low, math.inf if high is None else high
+        closed = math.isfinite(a) and math.isfinite(b)
+        return Sums(self.cases + 1, self.hits + (a <= true <= b), self.closed + closed, self.width + (b - a if closed else 0.0))
+
+
+def cells_by_n(w: World) -> dict[int, tuple[int, int]]:
+    """n -> (B_p, n), n rising. The worlds judged here have one B_p for each n."""
+    return {n: (B_p, n) for B_p, n in sorted(w.truth, key=lambda key: key[1])}
+
+
+def measured_range(w: World) -> tuple[float, float]:
+    """From the first to the last evaluation of any cell."""
+    return min(low for low, _ in w.measured.values()), max(high for _, high in w.measured.values())
+
+
+def true_best(w: World, C: FloatArray, in_range: bool = True) -> Answer:
+    """The best n and its reward at budgets C, over the cells measured there (or over all)."""
+    cells, measured = cells_by_n(w), w.measured
+    table = np.stack([w.reward(*key, C) for key in cells.values()])
+    if in_range:
+        inside = [(measured[key][0] <= C * (1 + 1e-9)) & (measured[key][1] * (1 + 1e-9) >= C) for key in cells.values()]
+        table = np.where(np.stack(inside), table, -np.inf)
+    return Answer(np.array(list(cells))[table.argmax(0)], table.max(0))
+
+
+def frontier_answer(document: Fit, C: FloatArray) -> Answer:
+    """The fitted frontier: n of the nearest point, reward interpolated over log C."""
+    points = document["frontier"]
+    x, at = np.log([p["C"] for p in points]), np.log(C)
+    nearest = np.abs(x[:, None] - at).argmin(0)
+    return Answer(np.array([p["n"] for p in points])[nearest], np.interp(at, x, [p["reward"] for p in points]))
+
+
+def law_n(document: Fit, C: FloatArray, measured: Sequence[int]) -> NDArray[np.int64]:
+    """The law's n*(C), the nearest of the measured n in doublings."""
+    s = document["n_star"]
+    level = log2_n_star(Law(s["form"], s["L"], s["k"], s["log10_C0"], s["b"]), C)
+    return np.array(measured)[np.abs(np.log2(measured)[:, None] - level).argmin(0)]
+
+
+def raw_means(runs: Sequence[RunRecord]) -> dict[int, tuple[FloatArray, FloatArray]]:
+    """n -> (C > 0, mean over seeds of the metric). All seeds of a cell are evaluated at the same C."""
+    found = {}
+    for n in sorted({r.cell.n for r in runs}):
+        seeds = [[(p.rollouts, p.metrics[METRIC]) for p in r.points if p.rollouts] for r in runs if r.cell.n == n]
+        mean = np.array(seeds, dtype=np.float64).mean(0)
+        found[n] = (mean[:, 0], mean[:, 1])
+    return found
+
+
+def measured_answers(runs: Sequence[RunRecord], C: FloatArray) -> dict[str, Answer]:
+    """The two baselines that fit nothing. A cell without an evaluation up to C gives its first."""
+    means = raw_means(runs)
+    n = np.array(list(means))
+    values = np.stack([R[np.maximum(np.searchsorted(c, C * (1 + 1e-9)) - 1, 0)] for c, R in means.values()])  # [n, budgets]
+    ended = np.stack([(c[-1] * (1 + 1e-9) < C) | (c[0] > C * (1 + 1e-9)) for c, _ in means.values()])
+    i = np.where(ended, -np.inf, values).argmax(0)
+    middle = len(n) // 2
+    return {"middle": Answer(np.full(len(C), n[middle]), values[middle]), "best_measured": Answer(n[i], values[i, np.arange(len(C))])}
+
+
+def last_measured(runs: Sequence[RunRecord]) -> dict[str, Promise]:
+    """What the same two say beyond the data: the last evaluation of each n."""
+    last = {n: float(R[-1]) for n, (_, R) in raw_means(runs).items()}
+    middle, top = list(last)[len(last) // 2], max(last, key=lambda n: last[n])
+    return {"middle": Promise(middle, last[middle]), "best_measured": Promise(top, last[top])}
+
+
+def _steps(a: Any, b: Any) -> NDArray[np.bool_]:
+    """Whether two n are at most one doubling apart."""
+    return np.abs(np.log2(a) - np.log2(b)) <= 1 + 1e-9
+
+
+def in_range(w: World, answers: Mapping[str, Answer], C: FloatArray) -> dict[str, dict[str, float]]:
+    """For each method, at budgets C: the share of n within one step, and the mean error of the frontier's reward."""
+    true = true_best(w, C)
+    own = np.array([float(w.on_problems(*cells_by_n(w)[n], c)) for n, c in zip(true.n.tolist(), C, strict=True)])
+    return {
+        name: {
+            "n_right": float(_steps(a.n, true.n).mean()),
+            "bias": float((a.reward - true.reward).mean()),
+            "bias_on_problems": float((a.reward - own).mean()),
+        }
+        for name, a in answers.items()
+    }
+
+
+def cut(runs: Sequence[RunRecord], C: float) -> list[RunRecord]:
+    """The runs up to compute C; one without an evaluation at C > 0 there is left out."""
+    short = [replace(r, points=tuple(p for p in r.points if p.rollouts <= C)) for r in runs]
+    return [r for r in short if r.points and r.points[-1].rollouts > 0]
+
+
+def extrapolated(document: Fit, C: float) -> Promise:
+    """The paper's way beyond the data: n of the law, reward of that n's curve (of the nearest n that has one)."""
+    curves = {c["n"]: c for c in document["curves"]}
+    n = int(law_n(document, np.array([C]), sorted({r["n"] for r in document["runs"]}))[0])
+    c = curves[min(curves, key=lambda m: abs(math.log2(m / n)))]
+    shape = Stretched if c.get("form") == "stretched" else Hill
+    return Promise(n, float(shape(c["R0"], c["A"], c["B"], c["C_mid"]).at(C)))
+
+
+def held_out(w: World, promises: Mapping[str, Promise], C: float) -> dict[str, dict[str, float]]:
+    """For each method at budget C: the error against the best cell's reward on the world's problems, the step, and the regret."""
+    cells, true = cells_by_n(w), true_best(w, np.array([C]), in_range=False)
+    n = int(true.n[0])
+    reached = float(w.on_problems(*cells[n], C))
+    return {
+        name: {
+            "n": float(p.n),
+            "error": abs(p.reward - reached),
+            "within": float(_steps(p.n, n)),
+            "regret": max(0.0, float(true.reward[0] - w.reward(*cells[p.n], C))),
+        }
+        for name, p in promises.items()
+    }
+
+
+def frontier_coverage(w: World, document: Fit, C: FloatArray) -> Sums:
+    """The frontier's interval against the true best reward."""
+    points, sums = document["frontier"], Sums()
+    if points[0].get("low") is None:
+        return sums
+    x, true = np.log([p["C"] for p in points]), true_best(w, C).reward
+    low, high = (np.interp(np.log(C), x, [p[side] for p in points]) for side in ("low", "high"))
+    for case in zip(true.tolist(), low.tolist(), high.tolist(), strict=True):
+        sums = sums.with_case(*case)
+    return sums
+
+
+def true_crossing(w: World, a: int, b: int) -> float | None:
+    """log10 of the compute at which the true curves of two n cross, if they cross exactly once in the world's range."""
+    cells = cells_by_n(w)
+    low, high = measured_range(w)
+    x = np.linspace(math.log10(low), math.log10(high), 2001)
+    lead = w.reward(*cells[a], 10**x) - w.reward(*cells[b], 10**x)
+    at = np.flatnonzero(lead[:-1] * lead[1:] < 0)
+    if len(at) != 1:
+        return None
+    i = at[0]
+    return float(x[i] + (x[i + 1] - x[i]) * lead[i] / (lead[i] - lead[i + 1]))
+
+
+def crossover_coverage(w: World, document: Fit) -> Sums:
+    """Intervals of crossovers, in log10 C."""
+    sums = Sums()
+    for c in document["crossovers"] if document.get("intervals") is not None else ():
+        true = true_crossing(w, c["n_low"], c["n_high"])
+        if true is not None:
+            low, high = (None if c[side] is None else math.log10(c[side]) for side in ("low", "high"))
+            sums = sums.with_case(true, low, high)
+    return sums
+
+
+def plateau_coverage(w: World, document: Fit, determined_only: bool) -> Sums:
+    """Intervals of the curves' A."""
+    sums = Sums()
+    for c in document["curves"] if document.get("intervals") is not None else ():
+        if c["A_interval"] is not None and (c["determined"] or not determined_only):
+            sums = sums.with_case(w.truth[c["B_p"], c["n"]].A, *c["A_interval"])
+    return sums
+
+
+def fitted(runs: Sequence[RunRecord], mode: str, replicates: int) -> tuple[Fit, float]:
+    """(fit.json's content, seconds)."""
+    started = time.perf_counter()
+    document = fit(runs, METRIC, mode=mode) if mode == "paper" else fit(runs, METRIC, mode=mode, replicates=replicates)
+    return document, time.perf_counter() - started
+
+
+def judge(kind: str, seed: int, mode: str, replicates: int) -> dict[str, Any]:
+    """All figures of one world, as one JSON object; where a fit refuses the world, `failed` says why.
+
+    Args:
+        kind, seed: of `random_world`. mode: the one to judge. replicates: of its bootstrap.
+    """
+    w = random_world(kind, seed)
+    line: dict[str, Any] = {"kind": kind, "seed": seed, "mode": mode, "replicates": replicates, "failed": None}
+    try:
+        return line | _figures(w, mode, replicates)
+    except InputError as e:
+        return line | {"failed": str(e)}
+
+
+def _figures(w: World, mode: str, replicates: int) -> dict[str, Any]:
+    C, C_max = np.geomspace(*measured_range(w), BUDGETS), measured_range(w)[1]
+    shorter = cut(w.runs, C_max / HOLD_OUT)
+    modes = list(dict.fromkeys([mode, "paper"]))
+    fits = {m: fitted(w.runs, m, replicates) for m in modes}
+    short_fits = {m: fitted(shorter, m, replicates) for m in modes}
+    document = fits[mode][0]
+    answers = {m: frontier_answer(d, C) for m, (d, _) in fits.items()} | measured_answers(w.runs, C)
+    found = in_range(w, answers, C)
+    for m, (d, seconds) in fits.items():
+        law = law_n(d, C, list(cells_by_n(w)))
+        found[m] |= {"law_right": float(_steps(law, true_best(w, C).n).mean()), "seconds": seconds}
+    chosen = best(short_fits[mode][0], C_max)
+    promises = {mode: Promise(chosen.n, chosen.reward, chosen.low, chosen.high)}
+    if mode != "paper":
+        promises["paper"] = extrapolated(short_fits["paper"][0], C_max)
+    promises |= last_measured(shorter)
+    ahead = Sums()
+    if chosen.low is not None:
+        ahead = ahead.with_case(float(w.reward(chosen.B_p, chosen.n, C_max)), chosen.low, chosen.high)
+    coverage = {
+        "frontier": frontier_coverage(w, document, C),
+        "crossovers": crossover_coverage(w, document),
+        "A_determined": plateau_coverage(w, document, True),
+        "A_all": plateau_coverage(w, document, False),
+        "hold_out": ahead,
+    }
+    by_B = document.get("by_B") or []
+    return {
+        "cells": len(w.truth),
+        "runs": len(w.runs),
+        "in_range": found,
+        "hold_out": held_out(w, promises, C_max),
+        "coverage": {name: vars(sums) for name, sums in coverage.items()},
+        "constant": document["n_star"]["form"] == "constant",
+        "no_effect": document["n_star"].get("no_effect"),
+        "monotone_rejected": any(p["n_star_M"]["monotone_rejected"] for p in by_B) if by_B else None,
+    }

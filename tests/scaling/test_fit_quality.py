@@ -1,0 +1,143 @@
+"""benchmarks/fit_quality.py measures what it says: figures by hand on worlds of two known curves, and the command end to end."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from isojax.scaling.synthetic import world
+from isojax.scaling.synthetic_curves import Hill
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+if not BENCHMARKS.is_dir():
+    pytest.skip("benchmarks/ is not part of this copy", allow_module_level=True)
+sys.path.insert(0, str(BENCHMARKS))
+
+import fit_quality  # noqa: E402
+import fit_quality_world as one  # noqa: E402
+
+# .4 x / (x + 1000) = .6 x / (x + 4000) at x = 5000.
+CURVES = {2: Hill(0.2, 0.6, 1.0, 1000.0), 8: Hill(0.2, 0.8, 1.0, 4000.0)}
+
+
+@pytest.fixture(scope="module")
+def two():
+    return world(n=(2, 8), seeds=2, samples=0, budget=64_000, curve=lambda B_p, n: CURVES[n])
+
+
+def test_true_best_and_crossing(two):
+    assert one.true_best(two, np.array([4990.0, 5010.0])).n.tolist() == [2, 8]
+    assert one.true_crossing(two, 2, 8) == pytest.approx(math.log10(5000), abs=1e-5)
+    low, high = one.measured_range(two)
+    assert (low, 64_000 / 1.3 < high) == (1024, True)
+    beyond = np.array([1e6])
+    assert one.true_best(two, beyond).reward[0] == -np.inf
+    assert one.true_best(two, beyond, in_range=False).reward[0] == pytest.approx(0.2 + 0.6 / (1 + 0.004))
+
+
+def test_in_range_figures_by_hand(two):
+    C = np.array([2000.0, 20_000.0])
+    true = one.true_best(two, C)
+    near, far = one.Answer(true.n * 2, true.reward + 0.01), one.Answer(true.n * 4, true.reward - [0.02, 0.04])
+    found = one.in_range(two, {"near": near, "far": far}, C)
+    assert found["near"]["n_right"] == 1 and found["near"]["bias"] == pytest.approx(0.01)
+    assert found["far"]["n_right"] == 0 and found["far"]["bias"] == pytest.approx(-0.03)
+    own = two.on_problems(16, 2, 2000.0) + two.on_problems(16, 8, 20_000.0)
+    assert found["near"]["bias_on_problems"] == pytest.approx((near.reward.sum() - own) / 2)
+
+
+def test_hold_out_by_hand(two):
+    """At C = 36,000: .6 and .2 + .6 * .9 = .74 for n = 8; .2 + .4 * 36/37 for n = 2."""
+    found = one.held_out(two, {"right": one.Promise(8, 0.75), "wrong": one.Promise(2, 0.6)}, 36_000.0)
+    reached = float(two.on_problems(16, 8, 36_000.0))
+    assert found["right"] == {"n": 8, "error": pytest.approx(abs(0.75 - reached)), "within": 1, "regret": 0}
+    assert found["wrong"]["within"] == 0 and found["wrong"]["regret"] == pytest.approx(0.74 - 0.2 - 0.4 * 36 / 37)
+
+
+def test_baselines_that_fit_nothing(two):
+    """Without noise the best measured n is the truly best one; the reward is that of the evaluation below C."""
+    C = np.array([2048.0, 40_000.0])
+    answers = one.measured_answers(two.runs, C)
+    assert answers["best_measured"].n.tolist() == [2, 8] and answers["middle"].n.tolist() == [8, 8]
+    last = max(p.rollouts for p in two.runs[2].points if p.rollouts <= 40_000)
+    assert answers["best_measured"].reward[1] == pytest.approx(float(CURVES[8].at(last)))
+    short = one.cut(two.runs, 3000.0)
+    assert all(p.rollouts <= 3000 for r in short for p in r.points) and len(short) == 4
+    assert one.cut(two.runs, 100.0) == []
+    assert one.last_measured(short)["best_measured"].n == 2
+
+
+def test_the_paper_s_extrapolation():
+    law = {"form": "sigmoid", "L": 2.0, "k": 5.0, "log10_C0": 4.0, "b": 1.0}
+    curves = [{"n": n, "B_p": 16, "R0": 0.2, "A": c.A, "B": 1.0, "C_mid": c.C_mid} for n, c in CURVES.items()]
+    document = {"n_star": law, "curves": curves, "runs": [{"n": 2}, {"n": 8}]}
+    assert one.extrapolated(document, 1e9).n == 8
+    assert one.extrapolated(document, 36_000.0).reward == pytest.approx(0.74)
+    assert one.law_n(document, np.array([100.0, 1e9]), [2, 4, 8]).tolist() == [2, 8]
+
+
+def test_intervals_are_pooled_and_open_ends_are_infinite(two):
+    sums = one.Sums().with_case(1.0, 0.5, 2.0).with_case(1.0, 1.5, 2.0).with_case(1.0, None, 3.0).with_case(1.0, 2.0, None)
+    assert sums == one.Sums(cases=4, hits=2, closed=2, width=2.0)
+    document = {
+        "intervals": {},
+        "crossovers": [{"n_low": 2, "n_high": 8, "low": 4000.0, "high": None}, {"n_low": 2, "n_high": 8, "low": 6000.0, "high": 7000.0}],
+        "curves": [
+            {"B_p": 16, "n": 2, "A_interval": [0.59, 0.7], "determined": True},
+            {"B_p": 16, "n": 8, "A_interval": [0, 0.1], "determined": False},
+        ],
+        "frontier": [{"C": 1000.0, "low": 0.1, "high": 0.9}, {"C": 64_000.0, "low": 0.1, "high": 0.9}],
+    }
+    found = one.crossover_coverage(two, document)
+    assert found == one.Sums(2, 1, 1, pytest.approx(math.log10(7 / 6)))
+    assert one.plateau_coverage(two, document, True).hits == one.plateau_coverage(two, document, False).hits == 1
+    assert one.plateau_coverage(two, document, False).cases == 2
+    assert one.frontier_coverage(two, document, np.array([2000.0, 30_000.0])) == one.Sums(2, 2, 2, pytest.approx(1.6))
+
+
+def test_summary_means_shares_and_bounds():
+    def line(seed, n_right, bias):
+        inside = {"n_right": n_right, "bias": bias, "bias_on_problems": 0.0, "law_right": 1.0, "seconds": 2.0}
+        beyond = {"n": 8.0, "error": 0.01, "within": 1.0, "regret": 0.002}
+        none, some = vars(one.Sums()), {"cases": 10, "hits": 9, "closed": 5, "width": 1.0}
+        return {
+            "kind": "hill", "seed": seed, "mode": "debiased", "replicates": 9, "failed": None, "constant": False, "no_effect": None,
+            "in_range": {"debiased": inside, "paper": inside | {"bias": 0.02}}, "hold_out": {"debiased": beyond, "paper": beyond},
+            "coverage": {"frontier": some, "crossovers": none, "A_determined": some}, "monotone_rejected": None,
+        }  # fmt: skip
+
+    broken = {"kind": "hill", "seed": 2, "mode": "debiased", "replicates": 9, "failed": "why"}
+    found = fit_quality.summary("hill", [line(0, 1.0, 0.004), line(1, 0.92, -0.002), broken])
+    own = found["methods"]["debiased"]
+    assert (own["n_right"], own["worlds_right"], own["bias"], own["bias_abs"]) == pytest.approx((0.96, 0.5, 0.001, 0.003))
+    assert own["bias_se"] == pytest.approx(0.003)
+    assert found["coverage"]["frontier"] == {"share": 0.9, "cases": 20, "open": 10, "width": 0.2}
+    met = {a["figure"]: a["met"] for a in found["asked"]}
+    assert met["n_right"] and met["bias"] and met["error"] and met["coverage.frontier"] and met["coverage.crossovers"] is None
+    assert found["beaten"]["bias"] == {"paper": True} and found["failed"] == {"2": "why"} and found["worlds"] == 3
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, str(BENCHMARKS / "fit_quality.py"), *words]
+    return subprocess.run(program, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_the_command_writes_reads_and_refuses(tmp_path):
+    out = str(tmp_path / "worlds.jsonl")
+    done = command("--worlds", "1", "--kinds", "hill,same", "--seed", "3", "--replicates", "40", "--jobs", "1", "--out", out)
+    assert done.returncode == 0, done.stderr
+    hill, same = (json.loads(line) for line in done.stdout.splitlines())
+    assert hill["kind"] == "hill" and hill["seeds"] == [300_000, 300_000] and same["methods"]["debiased"]["n_right"] is None
+    assert hill["coverage"]["frontier"]["cases"] == one.BUDGETS and hill["methods"]["debiased"]["seconds"] > 0
+    assert command("--read", out).stdout == done.stdout
+    again = command("--worlds", "1", "--out", out)
+    assert again.returncode == 2 and "expected a file that does not exist yet" in again.stderr and "Traceback" not in again.stderr
+    Path(out).write_text(Path(out).read_text() * 2)
+    assert "stands in the files twice" in command("--read", out).stderr
+    Path(out).write_text("{}\n")
+    assert "worlds.jsonl:1: no line of a world" in command("--read", out).stderr
+    assert "expected kinds among hill" in command("--kinds", "hil").stderr
