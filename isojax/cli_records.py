@@ -51,10 +51,10 @@ apart by B_p, n and seed, or by a column (run=COLUMN). DIR is written whole or n
 \b
 [bold]Examples[/bold]
   isojax records import runs.csv --from csv --map reward=val_acc --out runs/real
-  isojax records import a.jsonl b.jsonl --from verl --map B_p=512,n=16 --out runs/verl
+  isojax records import n8.jsonl n16.jsonl --from verl --map B_p=512,n=n{{}} --out runs/verl
   isojax records import out/checkpoint-500 --from trl --out runs/trl
   isojax records import wandb/offline-run-* --from wandb --map avg@4=val/acc,B=2048 --out runs/wb
-  isojax records import tb_n8 --from tensorboard --map n=8,B_p=64 --out runs/tb
+  isojax records import tb/ --from tensorboard --map reward=val/acc,n=n{{}},B_p=64 --out runs/tb
 
 \b
 [bold]Fields[/bold]
@@ -73,7 +73,11 @@ def import_logs(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder to write, as runs/NAME; one that holds something is kept.")],
     mapping: Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="FIELD=COLUMN,...", help="Which column is what; a number holds for every row, as n=16. Repeatable."),
+        typer.Option(
+            "--map",
+            metavar="FIELD=COLUMN,...",
+            help="Which column is what; n=16 holds for every row, n=n{} is read from the file's name. Repeatable.",
+        ),
     ] = None,
 ) -> None:
     """Logs in, a sweep's folder of ledgers out."""

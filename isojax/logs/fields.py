@@ -90,6 +90,8 @@ def parse_map(texts: Iterable[str]) -> dict[str, str]:
 def bind(table: Table, asked: Mapping[str, str], known: Mapping[str, Sequence[str]]) -> Bound:
     """A log's columns for the fields: as asked with --map, else by the names the format is known to write.
 
+    What is asked is a column's name, a number for the whole log, or a pattern such as n{} for the number in the log's own name.
+
     Raises:
         InputError: a column that is not there, a constant where a column is needed, several columns that would do, or a field that is
             needed and not found; lists the columns there are and shows the --map to type.
@@ -98,7 +100,7 @@ def bind(table: Table, asked: Mapping[str, str], known: Mapping[str, Sequence[st
     constants: dict[str, float | int] = {}
     there = table.columns
     for field, text in asked.items():
-        number = _number(text)
+        number = _from_name(field, text, table.source) if "{}" in text and text not in there else _number(text)
         if number is not None and text not in there:
             if field not in CONSTANTS:
                 raise InputError(f"--map {field}={text}: a number for the whole file says nothing here; {_hint(field, there, table)}")
@@ -147,15 +149,38 @@ def _require(bound: Bound, table: Table) -> None:
 
 def _hint(field: str, there: Sequence[str], table: Table) -> str:
     """What to type, and the columns there are."""
-    near = difflib.get_close_matches(field, there, n=1, cutoff=0) or ["COLUMN"]
-    examples = {
-        "n": f"--map n=16, or the column's name (--map n={near[0]})",
-        "B_p": "--map B_p=512, or --map B=8192 for rollouts an update",
-    }
-    typed = examples.get(field, f"--map {field}={near[0]} takes the nearest")
+    likely = [name for name in there if _VALIDATION.search(name)] if field == "reward" else []
+    near = difflib.get_close_matches(field, likely or there, n=1, cutoff=0.0 if field == "reward" else 0.5)
+    typed = [f"--map {field}={near[0]} (the nearest)"] if near else []
+    if field in CONSTANTS:
+        number = {"n": 16, "B_p": 512}.get(field, 0)
+        typed += [f"--map {field}={number}", f"--map {field}={field}{{}} where the file's name has it, as {table.source}-{field}{number}"]
+    if field == "B_p":
+        typed.append("--map B=8192 for rollouts an update")
     if field == "rollouts":
-        typed += "; or --map step=COLUMN, for rollouts = step x B_p x n"
-    return f"type {typed}. {_list(there)}"
+        typed.append("--map step=COLUMN, for rollouts = step x B_p x n")
+    return f"type {', or '.join(typed or [f'--map {field}=COLUMN'])}. {_list(there)}"
+
+
+_VALIDATION = re.compile(r"val|eval|test|held|acc|avg@|mean@", re.IGNORECASE)
+
+
+def _from_name(field: str, pattern: str, source: str) -> int:
+    """The number that stands at {} of a pattern in a log's path: n{} finds 8 in runs/n8.jsonl and in gsm8k-n8-s0.jsonl.
+
+    Raises:
+        InputError: the field takes no number, or the path has none there, or several.
+    """
+    if field not in CONSTANTS:
+        raise InputError(f"--map {field}={pattern}: a number from the file's name says nothing of {field}; expected a column.")
+    before, _, after = pattern.partition("{}")
+    found = re.findall(rf"(?<![A-Za-z0-9]){re.escape(before)}(\d+)(?!\d){re.escape(after)}", source)
+    if len(set(found)) != 1:
+        given = f"{source} has {', '.join(sorted(set(found))) or 'no number'} there"
+        raise InputError(
+            f"--map {field}={pattern}: {given}; expected one, as {field}{{}} finds 8 in {field}8.jsonl or in run-{field}8-a.jsonl."
+        )
+    return int(found[0])
 
 
 def _list(there: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ def read_logs(files: Sequence[Path], format: str, asked: Mapping[str, str], tick
     """
     plugin = load("logs", format, "read")
     _refuse_twice(files)
-    gathered = []
+    gathered, said = [], []
     for path in files:
         if not path.exists():
             raise InputError(f"no such log: {path}. Expected a file that exists; check its name.")
@@ -53,8 +53,9 @@ def read_logs(files: Sequence[Path], format: str, asked: Mapping[str, str], tick
             except InputError as e:
                 raise InputError(f"{e}{other_format(path, format)}") from e
             gathered += gather(table, bound)
+            said += [f"{table.source}: {note}" for note in table.notes]
     runs, notes = records(gathered)
-    return Imported(tuple(runs), tuple(notes))
+    return Imported(tuple(runs), tuple(said + notes))
 
 
 def _refuse_twice(files: Sequence[Path]) -> None:

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from isojax.logs.fields import Bound
@@ -171,9 +170,28 @@ def _train(entries: Sequence[Entry]) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in named.items()}
 
 
-def _tokens(stretch: Sequence[Entry], C: Sequence[int]) -> float:
-    """Response tokens of a stretch: mean length x rollouts since the row before; C has one value more than the stretch, in front."""
-    return sum(e.values.get("response_length", 0.0) * (b - a) for e, (a, b) in zip(stretch, pairwise(C), strict=True))
+def _clock(entries: Sequence[Entry], table: Table, bound: Bound, cell: Cell) -> list[int]:
+    """C at each entry; a training row that does not say it has that of the row before."""
+    C: list[int] = []
+    for entry in entries:
+        due = "rollouts" not in bound or "rollouts" in entry.values or any(_is_validation(name) for name in entry.values)
+        C.append(_rollouts(entry, table, bound, cell) if due else (C or [0])[-1])
+    return C
+
+
+def _tokens(entries: Sequence[Entry], C: Sequence[int]) -> list[float]:
+    """Response tokens at each entry: mean length x rollouts, each length standing for the rollouts since the last one logged.
+
+    Where the evaluation comes between two logged lengths, the last one goes on.
+    """
+    tokens: list[float] = []
+    total, counted, last = 0.0, 0, 0.0
+    for entry, rollouts in zip(entries, C, strict=True):
+        if "response_length" in entry.values:
+            last = entry.values["response_length"]
+            total, counted = total + last * (rollouts - counted), rollouts
+        tokens.append(max([total + last * (rollouts - counted), *tokens[-1:]]))
+    return tokens
 
 
 def evaluations(rows: Sequence[Row], table: Table, bound: Bound, cell: Cell) -> tuple[tuple[EvalPoint, ...], tuple[float, ...], list[str]]:
@@ -186,25 +204,23 @@ def evaluations(rows: Sequence[Row], table: Table, bound: Bound, cell: Cell) -> 
     points: list[EvalPoint] = []
     hours: list[float] = []
     stretch: list[Entry] = []
-    C, tokens, last, stray = [0], 0.0, 0, 0
+    stray = 0
     entries = _entries(rows, table, bound)
-    for entry in entries:
+    C = _clock(entries, table, bound, cell)
+    for entry, rollouts, counted in zip(entries, C, _tokens(entries, C), strict=True):
         metrics = _metrics(entry, table, bound)
-        stray += not metrics and any(_is_validation(name) for name in entry.values)
-        if metrics or "rollouts" in entry.values or "rollouts" not in bound:
-            last = _rollouts(entry, table, bound, cell)
         stretch.append(entry)
-        C.append(last)
         if not metrics:
+            stray += any(_is_validation(name) for name in entry.values)
             continue
-        _refuse_order(points, last, entry, table)
-        tokens = _count_tokens(tokens, stretch, C, table, bound)
-        M = entry.key if "step" in bound else round(last / cell.B)
-        right = entry.values.get("counts", ())
-        points.append(EvalPoint(last, M, last, round(tokens), metrics, right, _samples(entry, table, bound), _train(stretch)))
+        _refuse_order(points, rollouts, entry, table)
+        M = entry.key if "step" in bound else round(rollouts / cell.B)
+        tokens = _logged_tokens(points, entry, table, bound) if "tokens" in bound else round(counted)
+        right, samples = entry.values.get("counts", ()), _samples(entry, table, bound)
+        points.append(EvalPoint(rollouts, M, rollouts, tokens, metrics, right, samples, _train(stretch)))
         if "device_hours" in bound:
             hours.append(_hours(entry, hours, table, bound))
-        stretch, C = [], [last]
+        stretch = []
     if not points:
         columns = ", ".join(bound.columns[name] for name in bound.columns if _is_validation(name))
         raise InputError(f"{table.source}, {rows[0].place}: the run that begins there has no value of {columns}; expected an evaluation.")
@@ -220,16 +236,12 @@ def _refuse_order(points: Sequence[EvalPoint], C: int, entry: Entry, table: Tabl
         )
 
 
-def _count_tokens(before: float, stretch: Sequence[Entry], C: Sequence[int], table: Table, bound: Bound) -> float:
-    """Tokens at the evaluation that ends the stretch."""
-    entry = stretch[-1]
-    if "tokens" not in bound:
-        return before + _tokens(stretch, C)
+def _logged_tokens(points: Sequence[EvalPoint], entry: Entry, table: Table, bound: Bound) -> int:
     if "tokens" not in entry.values:
         whole("tokens", entry.blank.get("tokens", entry.row), table, bound, 0)
-    found = float(entry.values["tokens"])
+    found, before = int(entry.values["tokens"]), points[-1].tokens if points else 0
     if found < before:
-        raise InputError(f"{where(entry.row, table, bound, 'tokens')} falls from {before:g} to {found:g}; expected a sum so far. Mend it.")
+        raise InputError(f"{where(entry.row, table, bound, 'tokens')} falls from {before} to {found}; expected a sum so far. Mend it.")
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -99,45 +99,61 @@ def _refuse_mixed(runs: Sequence[Run], rows: Sequence[Row], table: Table, bound:
 
 
 def records(runs: Sequence[Run]) -> tuple[list[RunRecord], list[str]]:
-    """Every run as a record, and what was assumed.
+    """Every run as a record, by cell, and what was assumed.
 
-    Runs of one (B_p, n) without a seed get 0, 1, ... in order.
+    Runs of one (B_p, n) without a seed get 0, 1, ... in order; so do runs in logs of their own whose settings repeat one seed.
 
     Raises:
         InputError: as `points.evaluations`, two runs with one (B_p, n, seed), or the same run twice.
     """
-    notes: list[str] = []
-    taken: dict[tuple[int, int], dict[int, Run]] = defaultdict(dict)
-    for run in (run for run in runs if run.seed is not None):
-        seeds = taken[run.B_p, run.n]
-        assert run.seed is not None
-        if run.seed in seeds:
-            cell = f"B_p = {run.B_p}, n = {run.n}, seed = {run.seed}"
-            both = f"{seeds[run.seed].place} and {run.place}"
-            raise InputError(f"two runs with {cell}: {both}; expected one each. Give each its seed, or leave one out.")
-        seeds[run.seed] = run
+    notes = _number_seeds(runs)
     made = []
     for run in runs:
-        seeds = taken[run.B_p, run.n]
-        if run.seed is None:
-            run.seed = next(i for i in range(len(seeds) + 1) if i not in seeds)
-            seeds[run.seed] = run
+        assert run.seed is not None
         cell = Cell(run.B_p, run.n, run.seed)
         points, hours, said = evaluations(run.rows, run.table, run.bound, cell)
         notes += [f"{run.place}{f' (run {run.name!r})' if run.name else ''}: {text}" for text in said]
         made.append(RunRecord(cell, points, run.place, hours, "imported"))
     _refuse_copies(made)
-    unknown = [key for key, seeds in taken.items() if len(seeds) > 1 and any("seed" not in run.bound for run in seeds.values())]
-    for B_p, n in unknown:
-        order = ", ".join(f"seed {seed}: {run.name or run.table.source}" for seed, run in sorted(taken[B_p, n].items()))
-        notes.append(f"seeds of B_p = {B_p}, n = {n} are numbered in the order given ({order})")
     return sorted(made, key=lambda run: run.cell), notes
 
 
+def _number_seeds(runs: Sequence[Run]) -> list[str]:
+    """Give each run its seed; says where there was a choice.
+
+    Raises:
+        InputError: two runs of one cell with one seed, where somebody gave it or a file of many runs has it as a column.
+    """
+    notes = []
+    cells: dict[tuple[int, int], list[Run]] = defaultdict(list)
+    for run in runs:
+        cells[run.B_p, run.n].append(run)
+    for (B_p, n), group in cells.items():
+        given = Counter(run.seed for run in group if run.seed is not None)
+        for run in group:
+            if run.seed is not None and given[run.seed] > 1 and run.table.one_run and "seed" in run.bound.found:
+                run.seed = None  # a trainer's default, which says nothing of which run it was
+        first: dict[int, Run] = {}
+        for run in (run for run in group if run.seed is not None):
+            other = first.setdefault(int(run.seed or 0), run)
+            if other is not run:
+                what = f"two runs with B_p = {B_p}, n = {n}, seed = {run.seed}: {other.place} and {run.place}"
+                raise InputError(f"{what}; expected one. Give each its seed, or leave one out.")
+        unknown = [run for run in group if run.seed is None]
+        free = (seed for seed in range(len(group)) if seed not in first)
+        for run, seed in zip(unknown, free, strict=False):
+            run.seed = seed
+        if unknown and len(group) > 1:
+            order = ", ".join(f"{run.name or run.table.source} is {run.seed}" for run in unknown)
+            notes.append(f"seeds of B_p = {B_p}, n = {n} are numbered in the order given: {order}")
+    return notes
+
+
 def _refuse_copies(runs: Sequence[RunRecord]) -> None:
-    """One run counted as two seeds would make every interval too narrow."""
+    """One run counted as two seeds, be it from two of its checkpoints, would make every interval too narrow."""
     for i, a in enumerate(runs):
         for b in runs[:i]:
-            same = (a.cell.B_p, a.cell.n) == (b.cell.B_p, b.cell.n) and a.points == b.points
-            if same and (len(a.points) > 1 or a.source == b.source):
-                raise InputError(f"{b.source} and {a.source} hold the same run of B_p = {a.cell.B_p}, n = {a.cell.n}; leave one out.")
+            shared = min(len(a.points), len(b.points))
+            if (a.cell.B_p, a.cell.n) == (b.cell.B_p, b.cell.n) and shared > 1 and a.points[:shared] == b.points[:shared]:
+                cell = f"B_p = {a.cell.B_p}, n = {a.cell.n}"
+                raise InputError(f"{b.source} and {a.source} hold the same run of {cell}, as far as both go; leave one out.")

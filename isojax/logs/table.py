@@ -36,12 +36,14 @@ class Table:
         rows: its entries in order.
         config: what the log says once for all its rows (a run's settings), as further columns.
         one_run: whether the format holds one run a log, so that n and B_p cannot change in it.
+        notes: what was left out of it in reading.
     """
 
     source: str
     rows: tuple[Row, ...]
     config: Mapping[str, Any] = field(default_factory=dict)
     one_run: bool = True
+    notes: tuple[str, ...] = ()
 
     @property
     def columns(self) -> list[str]:
