@@ -68,7 +68,7 @@ def recommend(
         return
     print_recommendation(Console(), chosen, rollouts)
     if write is not None and target is not None:
-        how = target.HOW_TO_RUN.format(file=write)
+        how = target.HOW_TO_RUN.format(file=write, folder=write.parent, name=write.stem)
         Console().print(f"wrote {write}; run it with: {how}", soft_wrap=True, highlight=False, markup=False)
 
 

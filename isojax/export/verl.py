@@ -15,7 +15,9 @@ from isojax.export.words import comments, heading, learning_rate
 from isojax.files import yaml_text
 from isojax.scaling.recommend import Recommendation
 
-HOW_TO_RUN = "python -m verl.trainer.main_ppo --config-dir=. --config-name={file} data.train_files=... actor_rollout_ref.model.path=..."
+HOW_TO_RUN = (
+    "python -m verl.trainer.main_ppo --config-dir={folder} --config-name={name} data.train_files=... actor_rollout_ref.model.path=..."
+)
 
 
 def render(chosen: Recommendation, saved: Config | None, fit: Mapping[str, Any]) -> str:
@@ -32,6 +34,6 @@ def render(chosen: Recommendation, saved: Config | None, fit: Mapping[str, Any])
         *heading(chosen, fit),
         f"{learning_rate(chosen, saved)} The key is actor_rollout_ref.actor.optim.lr.",
         f"B = {a.B} rollouts an update must be a multiple of the number of GPUs.",
-        f"Run, in this file's folder: {HOW_TO_RUN.format(file='FILE_WITHOUT_.yaml')}",
+        f"Run, in the folder of this file, NAME.yaml: {HOW_TO_RUN.format(folder='.', name='NAME')}",
     ]
     return comments(lines) + yaml_text(overrides)
