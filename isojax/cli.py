@@ -67,7 +67,7 @@ def _report(folder: Path, document: dict[str, Any]) -> Path:
     from isojax import report
     from isojax.records import read_runs
 
-    return report.write(folder, document, read_runs([folder], warn))
+    return report.write(folder, [document], read_runs([folder], warn))
 
 
 @app.command()

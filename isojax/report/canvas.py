@@ -1,12 +1,13 @@
-"""How every figure looks: its colours, panels and axes, and the way to PNG bytes. Objects only, no pyplot state."""
+"""How every figure looks: its colours, panels and axes, and the way to PNG and PDF bytes. Objects only, no pyplot state."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil, floor, log2, log10
 
-from matplotlib import colormaps, patheffects
+from matplotlib import colormaps, patheffects, rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
@@ -21,11 +22,22 @@ HALO = [patheffects.withStroke(linewidth=3, foreground="white")]
 DPI = 160
 
 
-def palette(values: Sequence[int]) -> dict[int, str]:
-    """A colour for each n: viridis by log2 n, its palest end left out (unreadable on white)."""
+def spread(values: Sequence[int]) -> dict[int, float]:
+    """Where each n lies between the smallest (0) and the largest (1), by log2 n; .5 for one alone."""
     values = sorted(set(values))
     low, high = log2(values[0]), log2(values[-1])
-    return {n: to_hex(colormaps["viridis"](0.88 * (log2(n) - low) / (high - low) if high > low else 0.45)) for n in values}
+    return {n: (log2(n) - low) / (high - low) if high > low else 0.5 for n in values}
+
+
+def palette(values: Sequence[int]) -> dict[int, str]:
+    """A colour for each n: viridis by log2 n, its palest end left out (unreadable on white)."""
+    return {n: to_hex(colormaps["viridis"](0.88 * share)) for n, share in spread(values).items()}
+
+
+def label(text: str, most: int = 48) -> str:
+    """Text from a log as matplotlib's text: no mathematics in it, and not longer than an axis."""
+    short = text if len(text) <= most else text[: most - 1] + "…"
+    return short.replace("$", r"\$")
 
 
 def darker(colour: str) -> str:
@@ -78,9 +90,20 @@ def _short(ax: Axes) -> bool:
     return log10(high / low) < 1.7
 
 
-def png(fig: Figure) -> bytes:
-    """The figure as PNG, the same bits for the same figure."""
+@dataclass(frozen=True)
+class Drawing:
+    """A figure as PNG (for pages) and as PDF with text as text (for papers)."""
+
+    png: bytes
+    pdf: bytes
+
+
+def rendered(fig: Figure) -> Drawing:
+    """The figure in both formats, the same bits for the same figure."""
     FigureCanvasAgg(fig)
-    out = io.BytesIO()
-    fig.savefig(out, format="png", facecolor="white", metadata={"Software": None})
-    return out.getvalue()
+    png, pdf = io.BytesIO(), io.BytesIO()
+    fig.savefig(png, format="png", facecolor="white", metadata={"Software": None})
+    fig.set_layout_engine("none")  # what was placed stays; placing takes most of the time
+    with rc_context({"pdf.fonttype": 42}):
+        fig.savefig(pdf, format="pdf", facecolor="white", metadata={"Creator": None, "Producer": None, "CreationDate": None})
+    return Drawing(png.getvalue(), pdf.getvalue())

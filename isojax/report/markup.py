@@ -1,10 +1,12 @@
-"""HTML pieces: escaping, tables, images and the style sheet. Everything passed as `str` is escaped; `Raw` marks HTML made here."""
+"""HTML pieces: escaping, tables, images and the page around them. Everything passed as `str` is escaped; `Raw` marks HTML made here."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 from collections.abc import Iterable, Sequence
+from importlib.resources import files
 
 
 class Raw(str):
@@ -66,65 +68,31 @@ def details(summary: object, *inner: object) -> Raw:
     return Raw(f"<details><summary>{esc(summary)}</summary>{join(inner)}</details>")
 
 
-def document(title: str, body: Raw) -> str:
-    """The whole page; the policy in its head forbids every load but inlined images and styles."""
+def document(title: str, body: Raw, scripts: Sequence[str] = (), data: str = "") -> str:
+    """The whole page; the policy in its head forbids every load, and every script but these.
+
+    Args:
+        scripts: JavaScript to run at the page's end, in order. data: JSON for them, safe to stand in a script element.
+    """
+    allowed = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'" for code in scripts) or "'none'"
+    style = files("isojax.report").joinpath("page.css").read_text(encoding="utf-8")
+    policy = (
+        f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {allowed}; base-uri 'none'; form-action 'none'"
+    )
+    embedded = f'<script type="application/json" id="data">{data}</script>\n' if data else ""
+    ending = embedded + "".join(f"<script>{code}</script>\n" for code in scripts)
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="color-scheme" content="light dark">
 <title>{esc(title)}</title>
-<style>{STYLE}</style>
+<style>{style}</style>
 </head>
 <body>
 {body}
-</body>
+{ending}</body>
 </html>
-"""
-
-
-STYLE = """
-:root { color-scheme: light dark; --ink: #1c2126; --soft: #57606a; --paper: #ffffff; --card: #f5f7f9; --line: #d5dbe1;
-  --accent: #21568a; --good: #17693a; --bad: #9a3b12; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e7eaee; --soft: #a3adb8; --paper: #14181c; --card: #1d2329; --line: #363f48;
-  --accent: #8fc1f2; --good: #77d19a; --bad: #f3a97c; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 68rem; background: var(--paper); color: var(--ink);
-  font: 1rem/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-h1 { font-size: 1.25rem; font-weight: 600; margin: 0; }
-h2 { font-size: 1.3rem; line-height: 1.25; margin: 2.75rem 0 .75rem; }
-h3 { font-size: 1rem; margin: 1.5rem 0 .5rem; }
-p, li { max-width: 48rem; }
-a { color: var(--accent); }
-nav { font-size: .875rem; margin: .75rem 0 0; }
-nav a { margin-right: 1rem; white-space: nowrap; }
-.soft, figcaption, caption { color: var(--soft); font-size: .9rem; }
-.answer { background: var(--card); border: 1px solid var(--line); border-left: .35rem solid var(--accent); border-radius: .5rem;
-  padding: 1.1rem 1.4rem; margin: 1.5rem 0; }
-.answer p { margin: .25rem 0; }
-.answer .headline { font-size: 1.45rem; line-height: 1.35; font-weight: 600; max-width: none; }
-.warn { border-left: .35rem solid var(--bad); background: var(--card); padding: .6rem 1rem; border-radius: .5rem; }
-.good { color: var(--good); } .bad { color: var(--bad); }
-.formula { font-family: "STIX Two Math", "Cambria Math", Georgia, serif; font-size: 1.15rem; margin: .75rem 0 .75rem 1.5rem; }
-figure { margin: 1rem 0 2rem; }
-img { display: block; width: 100%; height: auto; background: #fff; border: 1px solid var(--line); border-radius: .5rem; padding: .5rem; }
-figcaption { margin-top: .5rem; max-width: 52rem; }
-.scroll { overflow-x: auto; margin: 1rem 0; }
-table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; padding-bottom: .4rem; }
-th, td { text-align: left; padding: .35rem .8rem; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { font-weight: 600; white-space: nowrap; } thead th { border-bottom: 2px solid var(--soft); vertical-align: bottom; }
-tbody th { font-weight: 500; } .num { text-align: right; white-space: nowrap; }
-td:not(.num) { min-width: 12rem; }
-pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem 1rem; overflow-x: auto;
-  font: .82rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
-details { border: 1px solid var(--line); border-radius: .5rem; padding: .5rem 1rem; margin: 1rem 0; }
-summary { cursor: pointer; font-weight: 600; }
-code { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: .92em; }
-@media print { :root { --ink: #000; --soft: #444; --paper: #fff; --card: #fff; --line: #bbb;
-  --accent: #21568a; --good: #17693a; --bad: #9a3b12; }
-  body { max-width: none; padding: 0; font-size: 10pt; } nav { display: none; } .scroll { overflow: visible; }
-  figure, tr, .answer { break-inside: avoid; } h2 { break-after: avoid; } pre { white-space: pre-wrap; } }
 """

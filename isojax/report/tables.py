@@ -1,37 +1,42 @@
-"""The report's evidence: frontier segments with verdicts, the law and its curves, and where each cell started and ended."""
+"""The report's evidence: frontier segments with verdicts, the law and its curves, and where each cell started and ended.
+
+Every number that has an interval stands with it, as 0.655 [0.641, 0.670].
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from isojax.report import words
+from isojax.report.canvas import Drawing
+from isojax.report.figures import FIGURES
 from isojax.report.markup import Raw, figure, section, table, tag
-from isojax.report.words import compact, listed, reward
-
-Fit = Mapping[str, Any]
-
+from isojax.report.reading import Fit, views
+from isojax.report.reading import law as law_at
+from isojax.report.words import between, compact, listed, reward
 
 SEGMENT = ("n", "B_p", "from C", "to C", "decades", "rivals (neighbours)", "lead over the closer ± se", "z", "at C")
-CURVE = ("n", "B_p", "R0", "A", "B", "C_mid", "from C", "to C", "points", "rmse")
+CURVE = ("n", "B_p", "form", "R0", "A", "B", "C_mid", "from C", "to C", "points", "rmse")
 
 
-def evidence(fit: Fit, images: Mapping[str, bytes]) -> Raw:
+def evidence(fit: Fit, images: Mapping[str, Drawing]) -> Raw:
     """Every segment with its verdict, and the crossovers."""
     rule = (
         f"A segment of the frontier counts as shown when it is at least {words.MIN_DECADES} decade long, its neighbours were measured "
         f"there too, and somewhere in it the winner leads the closer one by {words.MIN_Z:g} standard errors of the difference (paired over "
         "validation problems, seeds averaged)."
     )
-    alt = "Each segment's lead over its closest neighbour with error bars of two standard errors; the tables below have the numbers."
-    caption = "A bar that crosses zero is a lead the evaluations cannot tell from noise."
-    drawn = [figure(images["evidence"], alt, caption)] if "evidence" in images else []
+    plot = FIGURES["evidence"]
+    drawn = [figure(images["evidence"].png, plot.alt(fit), plot.caption)] if "evidence" in images else []
     heads = [*SEGMENT, "measured for both neighbours", "verdict"]
     shown = [
         table(f"Frontier segments, {name}", heads, [_segment(seg) for seg in view["segments"]], text=(5, 10)) for name, view in _views(fit)
     ]
-    crossings = [[name, f"{x['n_low']} → {x['n_high']}", compact(x["C"])] for name, view in _views(fit) for x in view["crossovers"]]
+    crossings = [[name, f"{x['n_low']} → {x['n_high']}", words.crossing(x)] for name, view in _views(fit) for x in view["crossovers"]]
     cross = tag("p", "No crossover was seen.")
     if crossings:
         cross = table("Where one n overtakes another", ["frontier", "n", f"at C ({words.unit(fit)})"], crossings, text=(1,))
@@ -40,7 +45,9 @@ def evidence(fit: Fit, images: Mapping[str, bytes]) -> Raw:
 
 def _segment(seg: Mapping[str, Any]) -> list[object]:
     """A segment's row."""
-    span = [compact(seg["C_low"]), compact(seg["C_high"]), f"{seg['decades']:.2f}"]
+    open_ends = seg.get("censored") or {}
+    low, high = (compact(seg[f"C_{side}"]) + (" (data end)" if open_ends.get(side) else "") for side in ("low", "high"))
+    span = [low, high, f"{seg['decades']:.2f}"]
     z = "–" if seg["z"] is None else f"{seg['z']:.1f}"
     measured = "yes" if seg["measured_for_neighbours"] else "no"
     return [seg["n"], seg["B_p"], *span, _rivals(seg), _lead(seg), z, compact(seg["at_C"]), measured, _verdict(seg)]
@@ -48,8 +55,8 @@ def _segment(seg: Mapping[str, Any]) -> list[object]:
 
 def _views(fit: Fit) -> list[tuple[str, Fit]]:
     """The joint frontier and, where there are several B_p, each of theirs."""
-    single = [(f"B_p = {row['B_p']}", row) for row in fit["by_B_p"]]
-    return [("joint", fit), *single] if len(single) > 1 else [("joint", fit)]
+    found = [(view.name, view.part) for view in views(fit)]
+    return found if len(found) > 1 else [("joint", fit)]
 
 
 def _rivals(segment: Mapping[str, Any]) -> str:
@@ -67,39 +74,87 @@ def _verdict(segment: Mapping[str, Any]) -> Raw:
     return tag("span", ("✓ " if holds else "✗ ") + why, cls="good" if holds else "bad")
 
 
+FORMULAS = {
+    "constant": "log<sub>2</sub> n*(C) = b",
+    "linear": "log<sub>2</sub> n*(C) = b + k (log<sub>10</sub> C − log<sub>10</sub> C<sub>0</sub>)",
+    "sigmoid": "log<sub>2</sub> n*(C) = b + L / (1 + exp(−k (log<sub>10</sub> C − log<sub>10</sub> C<sub>0</sub>)))",
+}
+SHAPES = {
+    "hill": "R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) / (1 + (C<sub>mid</sub> / C)<sup>B</sup>)",
+    "stretched": "R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) (1 − exp(−ln 2 (C / C<sub>mid</sub>)<sup>B</sup>))",
+}
+
+
 def law(fit: Fit) -> Raw:
     """The law's formula, parameters and the curves below it."""
-    formula = Raw(
-        '<p class="formula">log<sub>2</sub> n*(C) = b + L / (1 + exp(−k (log<sub>10</sub> C − log<sub>10</sub> C<sub>0</sub>)))</p>'
-    )
+    form = fit["n_star"]["form"]
     laws = table(
         "Fitted n*(C)",
         ["frontier", "form", "L", "k", "log10 C0", "b", "n* at small C", "n* at large C"],
-        [[name, *_law(view["n_star"])] for name, view in _views(fit)],
+        [[name, *_law(view["n_star"], view["frontier"])] for name, view in _views(fit)],
         text=(1,),
     )
-    fitted = Raw(
-        '<p class="formula">R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) / (1 + (C<sub>mid</sub> / C)<sup>B</sup>)</p>'
-        "<p>A: the plateau; C<sub>mid</sub>: the compute of half the gain; B: how steep (an exponent, not the batch).</p>"
+    shapes = sorted({row.get("form", "hill") for row in fit["curves"]})
+    fitted = [_formula(SHAPES[shape]) for shape in shapes if shape in SHAPES]
+    meaning = tag(
+        "p", "A: the plateau; C_mid: the compute of half the gain; B: how steep (an exponent, not the batch). ", _undetermined(fit)
     )
     curves = [_curve(c) for c in sorted(fit["curves"], key=lambda c: (c["B_p"], c["n"]))]
-    fits = table(f"Fitted reward curves ({fit['metric']})", CURVE, curves)
-    said = tag("p", words.law_in_words(fit["n_star"]))
-    return section("law", "The law n*(C)", formula, said, laws, tag("h3", "The curves it rests on"), fitted, fits)
+    fits = table(f"Fitted reward curves ({fit['metric']})", CURVE, curves, text=(2,))
+    said = [tag("p", words.law_in_words(fit["n_star"])), *_choice(fit["n_star"])]
+    heading = tag("h3", "The curves it rests on")
+    return section("law", "The law n*(C)", _formula(FORMULAS[form]), *said, laws, heading, *fitted, meaning, fits)
+
+
+def _formula(text: str) -> Raw:
+    return Raw(f'<p class="formula">{text}</p>')
+
+
+def _choice(n_star: Mapping[str, Any]) -> list[Raw]:
+    """Which form was chosen, and by how much."""
+    aicc = {form: value for form, value in (n_star.get("aicc") or {}).items() if value is not None}
+    if len(aicc) < 2:
+        return []
+    best = min(aicc.values())
+    scores = [f"{form} {value - best:+.1f}" for form, value in sorted(aicc.items(), key=lambda pair: pair[1])]
+    return [tag("p", f"Of the forms tried, by AICc above the best: {listed(scores)}. Less than 2 apart is no clear choice.")]
+
+
+def _undetermined(fit: Fit) -> str:
+    found = [f"{c['B_p']} × {c['n']}" for c in fit["curves"] if c.get("determined") is False]
+    return f"The plateau lies beyond the data, so do not read A alone, for B_p × n = {listed(found)}." if found else ""
+
+
+def _span(interval: Sequence[float | None] | None, form: Callable[[float], str]) -> str:
+    """An interval's pair in words; nothing for None."""
+    return "" if interval is None else between(interval[0], interval[1], form)
+
+
+def _two(x: float) -> str:
+    return f"{x:.2f}"
 
 
 def _curve(c: Mapping[str, Any]) -> list[object]:
     """A fitted curve's row."""
-    budgets = (compact(c[key]) for key in ("C_mid", "C_low", "C_high"))
-    return [c["n"], c["B_p"], reward(c["R0"]), reward(c["A"]), f"{c['B']:.2f}", *budgets, c["points"], f"{c['rmse']:.4f}"]
+    plateau = reward(c["A"]) + _span(c.get("A_interval"), reward) + (" (beyond the data)" if c.get("determined") is False else "")
+    shape = [f"{c['B']:.2f}" + _span(c.get("B_interval"), _two), compact(c["C_mid"]) + _span(c.get("C_mid_interval"), compact)]
+    ends = [compact(c["C_low"]), compact(c["C_high"])]
+    return [c["n"], c["B_p"], c.get("form", "hill"), reward(c["R0"]), plateau, *shape, *ends, c["points"], f"{c['rmse']:.4f}"]
 
 
-def _law(n_star: Mapping[str, Any]) -> list[object]:
+def _law(n_star: Mapping[str, Any], frontier: Sequence[Mapping[str, Any]]) -> list[object]:
     """A law's row, after its name."""
-    low, high = f"{2 ** n_star['b']:.3g}", f"{2 ** (n_star['b'] + n_star['L']):.3g}"
-    if n_star["form"] == "constant":
-        return ["constant", "–", "–", "–", f"{n_star['b']:.2f}", low, low]
-    return [n_star["form"], *(f"{n_star[key]:.2f}" for key in ("L", "k", "log10_C0", "b")), low, high]
+    ends = [f"{2 ** float(at):.3g}" for at in law_at(n_star, np.log10([frontier[0]["C"], frontier[-1]["C"]]))]
+    used = {"constant": ("b",), "linear": ("k", "log10_C0", "b")}.get(n_star["form"], ("L", "k", "log10_C0", "b"))
+    known = n_star.get("intervals") or {}
+
+    def number(name: str) -> str:
+        if name not in used:
+            return "–"
+        return _two(n_star[name]) + _span(known.get(name), _two)
+
+    form = f"{n_star['form']} (n makes no difference)" if words.no_effect(n_star) else n_star["form"]
+    return [form, *(number(name) for name in ("L", "k", "log10_C0", "b")), *ends]
 
 
 def rewards(fit: Fit) -> Raw:

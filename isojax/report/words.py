@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MIN_DECADES = 0.2
@@ -23,6 +23,18 @@ def compact(x: float | None) -> str:
 def reward(x: float | None) -> str:
     """A reward, three decimals."""
     return "–" if x is None else f"{x:.3f}"
+
+
+def percent(x: float) -> str:
+    """A share as a percentage: .9 -> "90%"."""
+    return f"{100 * x:.3g}%"
+
+
+def between(low: float | None, high: float | None, form: Callable[[float], str] = reward) -> str:
+    """An interval, to stand behind its number: " [0.498, 0.520]"; an open end is said; nothing where both are unknown."""
+    if low is None and high is None:
+        return ""
+    return f" [{'open' if low is None else form(low)}, {'open' if high is None else form(high)}]"
 
 
 def listed(items: Sequence[object]) -> str:
@@ -75,33 +87,50 @@ def verdict(segment: Mapping[str, Any]) -> tuple[bool, str]:
     return True, f"Holds: {segment['decades']:.2f} decade long, ahead by {segment['z']:.1f} standard errors"
 
 
+def no_effect(law: Mapping[str, Any]) -> bool:
+    """Whether the data cannot tell any n from another."""
+    return bool(law.get("no_effect"))
+
+
 def law_in_words(law: Mapping[str, Any]) -> str:
     """What the n*(C) law says, in one sentence."""
+    if no_effect(law):
+        return "n makes no difference here: within their errors the data cannot tell any n from another."
     if law["form"] == "constant":
         return f"One n leads at every measured budget, so the law is a constant: n* = {2 ** law['b']:.3g}."
+    if law["form"] == "linear":
+        middle = f"through n* = {2 ** law['b']:.3g} at C = {compact(10 ** law['log10_C0'])}"
+        return (
+            f"n*(C) {'rises' if law['k'] > 0 else 'falls'} as a power of C, {middle}: {2 ** law['k']:.3g} times for ten times the budget."
+        )
     low, high = 2 ** law["b"], 2 ** (law["b"] + law["L"])
     return (
-        f"n*(C) rises as a sigmoid in log C, from {low:.3g} at small budgets to {high:.3g} at large ones, halfway (on the log scale) at "
-        f"C = {compact(10 ** law['log10_C0'])}."
+        f"n*(C) {'rises' if law['L'] >= 0 else 'falls'} as a sigmoid in log C, from {low:.3g} at small budgets to {high:.3g} at large "
+        f"ones, halfway (on the log scale) at C = {compact(10 ** law['log10_C0'])}."
     )
 
 
 def takeaways(fit: Mapping[str, Any]) -> list[str]:
     """What a reader should take away, one sentence each."""
     said = [_rise(fit), _gain(fit), _trust(fit), law_in_words(fit["n_star"])]
-    effect = _effect_of_B_p(fit)
-    if effect:
-        said.append(effect)
+    said += [sentence for sentence in (_effect_of_B_p(fit), _sensitivity(fit), *_fixed_batch(fit), _overfitting(fit)) if sentence]
     unstable = [row for row in fit["stability"] if not row["stable"]]
     said += [f"B_p = {row['B_p']} is flagged unstable ({row['reason']}), so the default rule does not choose it." for row in unstable]
     return said
+
+
+def crossing(cross: Mapping[str, Any]) -> str:
+    """Where two curves cross, with the interval: "12.3k [9.8k, open]"."""
+    return compact(cross["C"]) + between(cross.get("low"), cross.get("high"), compact)
 
 
 def _rise(fit: Mapping[str, Any]) -> str:
     path, crossings = path_of_n(fit["frontier"]), fit["crossovers"]
     if len(path) < 2:
         return f"n = {path[0]} leads at every measured budget: no crossover was seen."
-    where = listed([f"{x['n_low']} → {x['n_high']} near C = {compact(x['C'])}" for x in crossings])
+    where = listed([f"{x['n_low']} → {x['n_high']} near C = {crossing(x)}" for x in crossings])
+    if no_effect(fit["n_star"]):
+        return f"The fitted curves cross ({where}), but by less than their errors: no n is shown to be better than another."
     if path == sorted(path):
         return f"The best n rises with the budget: {where}. A small n learns fast and flattens first; a larger n overtakes it later."
     order = " → ".join(map(str, path))
@@ -140,3 +169,27 @@ def _effect_of_B_p(fit: Mapping[str, Any]) -> str | None:
         f"Between values of B_p the frontier's end differs by {tops[best] - tops[worst]:.3f} "
         f"(B_p = {best}: {reward(tops[best])}; B_p = {worst}: {reward(tops[worst])})."
     )
+
+
+def _sensitivity(fit: Mapping[str, Any]) -> str | None:
+    found = fit.get("sensitivity")
+    if found is None:
+        return None
+    over_n, over_B_p = (reward(found[k]["range"]) + between(found[k].get("low"), found[k].get("high")) for k in ("over_n", "over_B_p"))
+    return f"At C = {compact(found['C'])} the reward ranges over {over_n} with n (at one B_p) and over {over_B_p} with B_p (at one n)."
+
+
+def _fixed_batch(fit: Mapping[str, Any]) -> list[str]:
+    rejected = [row["B"] for row in fit.get("by_B") or () if row["n_star_M"].get("monotone_rejected")]
+    if not rejected:
+        return []
+    return [f"At a fixed batch of B = {listed(rejected)} rollouts n*(M) does not only rise: a monotone law is rejected there."]
+
+
+def _overfitting(fit: Mapping[str, Any]) -> str | None:
+    found = fit.get("overfitting") or ()
+    if not found:
+        return None
+    where = listed([f"B_p = {r['B_p']}, n = {r['n']}, seed {r['seed']} (from C = {compact(r['C'])})" for r in found[:4]])
+    more = f" and {plural(len(found) - 4, 'more run')}" if len(found) > 4 else ""
+    return f"Overfitting: training reward rises while validation falls in {where}{more}."

@@ -1,4 +1,4 @@
-"""A made-up sweep with the paper's picture in it: n = 4 leads small budgets, 8 and then 16 larger ones. The fit is written by hand."""
+"""A made-up sweep with the paper's picture in it: n = 4 leads small budgets, 8 and then 16 larger ones. Its fit is written by hand."""
 
 from __future__ import annotations
 
@@ -13,38 +13,51 @@ from isojax.types import Cell, EvalPoint, RunRecord
 
 BASE, C_MAX, METRIC = 0.24, 250_000, "avg@4"
 LAW = {"form": "sigmoid", "L": 2.2, "k": 3.1, "log10_C0": 4.25, "b": 1.9}
+PAPER = {"aicc": None, "intervals": None, "no_effect": False, "band": None}
 SHAPES = {2: (0.60, 1.6, 1500), 4: (0.655, 1.3, 2500), 8: (0.70, 1.15, 4800), 16: (0.745, 1.05, 10_500), 32: (0.76, 1.0, 26_000)}
+REPLICATES = 40
 
 
 def _value(row: dict[str, Any], C: Any) -> Any:
     return row["R0"] + (row["A"] - row["R0"]) / (1 + (row["C_mid"] / C) ** row["B"])
 
 
-def _curve(B_p: int, n: int) -> dict[str, Any]:
+def _curve(B_p: int, n: int, debiased: bool) -> dict[str, Any]:
     A, B, C_mid = SHAPES[n]
-    worse = {8: 1.0, 16: 1.12, 32: 1.4}[B_p]
+    A, C_mid = A + 0.004 * (B_p == 16), C_mid * {8: 1.0, 16: 1.12, 32: 1.4}[B_p]
+    known = {"A_interval": [A - 0.015, A + 0.018], "B_interval": [B - 0.1, B + 0.1], "C_mid_interval": [C_mid * 0.9, C_mid * 1.1]}
     return {
-        "B_p": B_p,
-        "n": n,
-        "R0": BASE,
-        "A": A + 0.004 * (B_p == 16),
-        "B": B,
-        "C_mid": C_mid * worse,
-        "C_low": 1024.0,
-        "C_high": float(C_MAX),
-        "points": 12,
-        "rmse": 0.008,
-    }
+        "B_p": B_p, "n": n, "form": "hill", "R0": BASE, "A": A, "B": B, "C_mid": C_mid, "C_low": 1024.0, "C_high": float(C_MAX),
+        "points": 12, "rmse": 0.008, **(known if debiased else dict.fromkeys(known)), "determined": n < 32, "C_peak": None,
+    }  # fmt: skip
 
 
-def _envelope(curves: list[dict[str, Any]]) -> dict[str, Any]:
-    grid = np.geomspace(1024, C_MAX, 201)
+def _chances(values: Any) -> Any:
+    """P(best) of each curve, as if each had an error of .004; [curves, points]."""
+    weights = np.exp((values - values.max(0)) / 0.004)
+    return weights / weights.sum(0)
+
+
+def _frontier(curves: list[dict[str, Any]], debiased: bool) -> tuple[Any, Any, list[dict[str, Any]]]:
+    grid = np.geomspace(1024, C_MAX, 143)
     values = np.stack([_value(row, grid) for row in curves])
-    best = values.argmax(0)
-    frontier = [
-        {"C": float(C), "reward": float(values[b, i]), "n": curves[b]["n"], "B_p": curves[b]["B_p"]}
-        for i, (C, b) in enumerate(zip(grid, best, strict=True))
-    ]
+    best, chances = values.argmax(0), _chances(values)
+    ns = sorted({row["n"] for row in curves})
+    points = []
+    for i, (C, b) in enumerate(zip(grid, best, strict=True)):
+        y = float(values[b, i])
+        shares = {str(n): round(float(sum(chances[j, i] for j, row in enumerate(curves) if row["n"] == n)), 4) for n in ns}
+        known = (
+            {"low": y - 0.007, "high": y + 0.009, "n_probability": shares}
+            if debiased
+            else {"low": None, "high": None, "n_probability": None}
+        )
+        points.append({"C": float(C), "reward": y, "n": curves[b]["n"], "B_p": curves[b]["B_p"], **known})
+    return grid, best, points
+
+
+def _envelope(curves: list[dict[str, Any]], debiased: bool) -> dict[str, Any]:
+    grid, best, points = _frontier(curves, debiased)
     cuts = [0, *(int(i) + 1 for i in np.flatnonzero(np.diff(best))), len(grid) - 1]
     segments, crossovers = [], []
     for k, (a, b) in enumerate(pairwise(cuts)):
@@ -52,39 +65,109 @@ def _envelope(curves: list[dict[str, Any]]) -> dict[str, Any]:
         ends = {"C_low": low, "C_high": high, "decades": float(np.log10(high / low)), "at_C": (low * high) ** 0.5}
         near = [{"n": curves[best[i]]["n"], "B_p": curves[best[i]]["B_p"]} for i in (a - 1, b) if 0 <= i < len(grid) - 1]
         lead = {"neighbours": near, "measured_for_neighbours": bool(near), "lead": 0.012 + 0.004 * k, "se": 0.004 + 0.003 * (k == 0)}
-        segments.append({"n": row["n"], "B_p": row["B_p"], **ends, **lead, "z": lead["lead"] / lead["se"]})
+        censored = {"low": a == 0, "high": b == len(grid) - 1}
+        segments.append({"n": row["n"], "B_p": row["B_p"], **ends, **lead, "z": lead["lead"] / lead["se"], "censored": censored})
         if k and curves[best[a - 1]]["n"] != row["n"]:
-            crossovers.append({"n_low": curves[best[a - 1]]["n"], "n_high": row["n"], "C": low})
-    return {"frontier": frontier, "crossovers": crossovers, "segments": segments, "n_star": dict(LAW)}
+            known = (low / 1.2, None if len(crossovers) == 1 else low * 1.25) if debiased else (None, None)
+            crossovers.append({"n_low": curves[best[a - 1]]["n"], "n_high": row["n"], "C": low, "low": known[0], "high": known[1]})
+    return {"frontier": points, "crossovers": crossovers, "segments": segments, "n_star": _law(grid) if debiased else LAW | PAPER}
+
+
+def _law(grid: Any) -> dict[str, Any]:
+    exact = 2 ** (LAW["b"] + LAW["L"] / (1 + np.exp(-LAW["k"] * (np.log10(grid) - LAW["log10_C0"]))))
+    band = [{"C": float(C), "low": float(n) * 0.75, "high": float(n) * 1.3} for C, n in zip(grid[::8], exact[::8], strict=True)]
+    known = {"L": [1.6, 2.9], "k": [2.0, 5.5], "log10_C0": [4.1, 4.4], "b": [1.5, 2.2]}
+    aicc = {"constant": 41.2, "linear": 12.9, "sigmoid": 4.1}
+    return LAW | {"aicc": aicc, "intervals": known, "no_effect": False, "band": band}
+
+
+def _by_B(curves: list[dict[str, Any]], debiased: bool) -> list[dict[str, Any]]:
+    """One entry for each B = B_p n of at least two cells."""
+    found = []
+    for B in sorted({row["B_p"] * row["n"] for row in curves}):
+        own = [row for row in curves if row["B_p"] * row["n"] == B]
+        if len(own) < 2:
+            continue
+        envelope = _envelope(own, debiased)
+        frontier = [{"M": p["C"] / B} | {k: v for k, v in p.items() if k != "n_probability"} for p in envelope["frontier"]]
+        law = {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0, "x": "log10 M", "monotone_rejected": B == 128}
+        crossovers = [{"M": x["C"] / B} | x for x in envelope["crossovers"]]
+        found.append({"B": B, "frontier": frontier, "crossovers": crossovers, "n_star_M": law})
+    return found
+
+
+def _draws(curves: list[dict[str, Any]]) -> dict[str, Any]:
+    rng = np.random.default_rng(11)
+    wide = {"A": 0.006, "B": 0.04, "C_mid": 0.04}
+    drawn = {
+        name: [[float(row[name] * (1 + e * (name != "A")) + e * (name == "A")) for e in rng.normal(0, sd, REPLICATES)] for row in curves]
+        for name, sd in wide.items()
+    }
+    return {"cells": [[row["B_p"], row["n"]] for row in curves], **drawn, "R0": [float(BASE + e) for e in rng.normal(0, 0.002, REPLICATES)]}
+
+
+def _runs(curves: list[dict[str, Any]], seeds: int, metric: str) -> list[RunRecord]:
+    rng, runs = np.random.default_rng(7), []
+    targets = [int(1024 * 1.3**k) for k in range(22)]
+    for row in curves:
+        for seed in range(seeds):
+            points = [EvalPoint(0, 0, 0, 0, {metric: BASE})]
+            B = row["B_p"] * row["n"]
+            for M, target in {-(-t // B): t for t in targets if t <= C_MAX}.items():
+                y = float(_value(row, target) + rng.normal(0, 0.011))
+                points.append(EvalPoint(target, M, M * B, 4 * M * B, {metric: y}, train={"reward": y + 0.02 + target / 4e6}))
+            hours = tuple(p.rollouts / 5e7 for p in points)
+            runs.append(RunRecord(Cell(row["B_p"], row["n"], 1000 + seed), tuple(points), device_hours=hours))
+    return runs
+
+
+def _joint(curves: list[dict[str, Any]], debiased: bool, metric: str) -> dict[str, Any]:
+    """What only the debiased mode knows, or None where the paper's mode is silent."""
+    per_curve = [
+        {"B_p": c["B_p"], "n": c["n"], "reduced_chi_square": 1.1, "autocorrelation": 0.2, "points": 12, "at_bounds": []} for c in curves
+    ]
+    known = {
+        "level": 0.9,
+        "replicates": REPLICATES,
+        "seed": 0,
+        "run_sd": 0.0101,
+        "problems": 300,
+        "method": "bootstrap over seeds and problems",
+    }
+    known["run_sd_source"] = "estimated from the seeds (7 degrees of freedom)"
+    diagnostics = {
+        "reduced_chi_square": 1.07, "autocorrelation": 0.18, "degrees_of_freedom": 211, "per_curve": per_curve,
+        "ties": [{"n": [8, 16], "C_low": 9e3, "C_high": 1.4e4}], "left_out": ["one evaluation after a peak"], "unequal_lengths": False,
+    }  # fmt: skip
+    spread = {"C": float(C_MAX), "over_n": {"range": 0.092, "low": 0.071, "high": 0.113, "at_B_p": 16}}
+    spread["over_B_p"] = {"range": 0.019, "low": 0.004, "high": 0.03, "at_n": 8}
+    flag = {"B_p": 8, "n": 2, "seed": 1000, "C": 60e3, "train_from": 0.61, "train_to": 0.66, "validation_from": 0.6, "validation_to": 0.55}
+    return {
+        "intervals": known if debiased else None, "draws": _draws(curves) if debiased else None, "surface": None,
+        "sensitivity": spread if len({c["B_p"] for c in curves}) > 1 else None, "diagnostics": diagnostics,
+        "overfitting": [flag | {"reason": "validation falls by .05"}] if (curves[0]["B_p"], curves[0]["n"]) == (8, 2) else [],
+    }  # fmt: skip
 
 
 def make_sweep(
-    B_ps: tuple[int, ...] = (8, 16), ns: tuple[int, ...] = tuple(SHAPES), seeds: int = 2
+    B_ps: tuple[int, ...] = (8, 16), ns: tuple[int, ...] = tuple(SHAPES), seeds: int = 2, mode: str = "debiased", metric: str = METRIC
 ) -> tuple[dict[str, Any], list[RunRecord]]:
     """(fit, runs) of a sweep whose truth is SHAPES plus noise."""
-    rng = np.random.default_rng(7)
-    curves = [_curve(B_p, n) for B_p in B_ps for n in ns]
-    targets = [int(1024 * 1.3**k) for k in range(22)]
-    runs = []
-    for row in curves:
-        for seed in range(seeds):
-            points = [EvalPoint(0, 0, 0, 0, {METRIC: BASE})]
-            for target in (t for t in targets if t <= C_MAX):
-                B = row["B_p"] * row["n"]
-                M = -(-target // B)
-                points.append(EvalPoint(target, M, M * B, 4 * M * B, {METRIC: float(_value(row, target) + rng.normal(0, 0.011))}))
-            runs.append(
-                RunRecord(Cell(row["B_p"], row["n"], 1000 + seed), tuple(points), device_hours=tuple(p.rollouts / 5e7 for p in points))
-            )
-    ends = [(r.cell, len(r.points), r.points[-1]) for r in runs]
+    debiased = mode == "debiased"
+    curves = [_curve(B_p, n, debiased) for B_p in B_ps for n in ns]
+    runs = _runs(curves, seeds, metric)
     finals = [
-        {"B_p": c.B_p, "n": c.n, "seed": c.seed, "points": count, "C_max": float(p.rollouts), "final": p.metrics[METRIC]}
-        for c, count, p in ends
-    ]
+        {
+            "B_p": r.cell.B_p, "n": r.cell.n, "seed": r.cell.seed, "points": len(r.points), "C_max": float(r.points[-1].rollouts),
+            "final": r.points[-1].metrics[metric],
+        }
+        for r in runs
+    ]  # fmt: skip
     fit = {
-        "schema": 1, "mode": "paper", "metric": METRIC, "compute": "rollouts", "base_reward": BASE, "runs": finals, "curves": curves,
-        "by_B_p": [{"B_p": b, **_envelope([row for row in curves if row["B_p"] == b])} for b in B_ps],
-        "stability": [{"B_p": b, "stable": True, "reason": ""} for b in B_ps], "flags": [], **_envelope(curves),
+        "schema": 2, "mode": mode, "metric": metric, "compute": "rollouts", "base_reward": BASE, "runs": finals, "curves": curves,
+        "by_B_p": [{"B_p": b, **_envelope([row for row in curves if row["B_p"] == b], debiased)} for b in B_ps],
+        "by_B": _by_B(curves, debiased), "stability": [{"B_p": b, "stable": True, "reason": ""} for b in B_ps], "flags": [],
+        **_envelope(curves, debiased), **_joint(curves, debiased, metric),
     }  # fmt: skip
     return fit, runs
 

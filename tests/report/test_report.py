@@ -1,50 +1,71 @@
-"""The report on a made-up sweep: figures that show something, a page that states the numbers, escapes what it shows, loads nothing."""
+"""The page on a made-up sweep: it states the numbers with their intervals, escapes what it shows, loads nothing."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from matplotlib.image import imread
 
 from isojax import report
-from isojax.report import words
-from isojax.report.canvas import palette
+from isojax.report import charts, page, words
 from isojax.scaling.recommend import recommend
-from isojax.types import InputError
+from isojax.types import InputError, RunRecord
 
 BAD = "<script>alert('x')</script>"
 
 
 class _Reader(HTMLParser):
+    """Checks that tags close in order; keeps the text, and the scripts apart from it."""
+
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.seen: list[str] = []
+        self.scripts: list[str] = []
         self.open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta", "img"):
+        if tag not in ("meta", "img", "input"):
             self.open.append(tag)
+        if tag == "script":
+            assert [name for name, _ in attrs if name == "src"] == []
+            self.scripts.append("")
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag, self.getpos()
 
     def handle_data(self, data: str) -> None:
-        self.seen.append(data)
+        if self.open[-1:] == ["script"]:
+            self.scripts[-1] += data
+        elif self.open[-1:] != ["style"]:
+            self.seen.append(data)
 
 
-def _text(page: Path) -> str:
-    """What a reader sees: the page without tags (which close in order), entities resolved, blanks joined."""
+def _read(page: str) -> _Reader:
     reader = _Reader()
-    reader.feed(page.read_text(encoding="utf-8"))
+    reader.feed(page)
     assert not reader.open
-    return re.sub(r"\s+", " ", "".join(reader.seen))
+    return reader
+
+
+def _text(page: str) -> str:
+    """What a reader sees: the page without tags (which close in order), entities resolved, blanks joined."""
+    return re.sub(r"\s+", " ", "".join(_read(page).seen))
+
+
+def _render(fit: dict[str, Any], runs: Sequence[RunRecord], folder: Path = Path("nowhere")) -> str:
+    """The page without figures."""
+    return page.render(folder, [fit], runs, {})
+
+
+def _without_scripts(page: str) -> str:
+    return re.sub(r"<script.*?</script>", "", page, flags=re.S)
 
 
 @pytest.fixture(name="made", scope="module")
@@ -57,126 +78,205 @@ def _made(tmp_path_factory: pytest.TempPathFactory, make_sweep: Any) -> tuple[Pa
         lines = [f"{cell} line {i}" for i in range(100)]
         (folder / "cells" / cell / "samples.txt").write_text("\n".join([BAD, *lines]), encoding="utf-8")
     (folder / "config.yaml").write_text(f"name: demo\nnote: {BAD}\n", encoding="utf-8")
-    report.write(folder, fit, runs)
+    report.write(folder, [fit, make_sweep(mode="paper")[0]], runs)
     return folder, fit
 
 
-def test_figures_hold_a_picture(made: tuple[Path, dict[str, Any]]) -> None:
-    folder, _ = made
-    for name in ("frontier", "n_star", "evidence"):
-        image = imread(folder / "figures" / f"{name}.png")
-        assert image.shape[0] > 300
-        assert image.shape[1] > 900
-        inked = (image[..., :3].min(-1) < 0.9).mean()
-        assert 0.01 < inked < 0.6, (name, inked)
-    assert not list(folder.rglob("*.part"))
+@pytest.fixture(name="html", scope="module")
+def _html(made: tuple[Path, dict[str, Any]]) -> str:
+    return (made[0] / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_frontier_is_drawn_in_the_colours_of_n(made: tuple[Path, dict[str, Any]]) -> None:
-    folder, fit = made
-    pixels = np.round(imread(folder / "figures" / "frontier.png")[..., :3] * 255).astype(int)
-    for n, colour in palette([row["n"] for row in fit["curves"]]).items():
-        rgb = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-        assert (np.abs(pixels - rgb).max(-1) <= 1).sum() > 200, n
-
-
-def test_the_page_states_the_answer(made: tuple[Path, dict[str, Any]]) -> None:
-    folder, fit = made
-    text = _text(folder / "report.html")
+def test_the_page_states_the_answer(made: tuple[Path, dict[str, Any]], html: str) -> None:
+    fit, text = made[1], _text(html)
     C = words.measured_to(fit)
     best = recommend(fit, C=C)
-    a = best.allocation
+    a, (low, high) = best.allocation, best.interval or (0, 0)
     assert f"At C = {words.compact(C)} rollouts spend n = {a.n} on B_p = {a.B_p} for M = {a.M} updates." in text
-    assert f"Expected validation avg@4: {best.expected_reward:.3f}, from 0.240 for the base policy." in text
-    for cross in fit["crossovers"]:
-        assert f"{cross['n_low']} → {cross['n_high']} near C = {words.compact(cross['C'])}" in text
-    for number in ("2.20", "3.10", "4.25", "1.90"):  # L, k, log10 C0, b
+    assert f"Expected validation avg@4: {best.expected_reward:.3f} [{low:.3f}, {high:.3f}], from 0.240 for the base policy." in text
+    first, second, *_ = fit["crossovers"]
+    bounds = [words.compact(x) for x in (first["C"], first["low"], first["high"], second["C"], second["low"])]
+    assert f"2 → 4 near C = {bounds[0]} [{bounds[1]}, {bounds[2]}], 4 → 8 near C = {bounds[3]} [{bounds[4]}, open]" in text
+    for number in ("2.20 [1.60, 2.90]", "3.10 [2.00, 5.50]", "4.25 [4.10, 4.40]", "1.90 [1.50, 2.20]"):  # L, k, log10 C0, b
         assert number in text
     assert f"{2**1.9:.3g} at small budgets to {2**4.1:.3g} at large ones" in text
 
 
-def test_budgets_beyond_the_measured_range_are_marked(made: tuple[Path, dict[str, Any]]) -> None:
-    folder, fit = made
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    rows = re.search(r'<section id="recommendations".*?</section>', page, re.S)
+def test_diagnostics_are_said_in_words(html: str) -> None:
+    text = _text(html)
+    assert "Reduced χ² is 1.07 over 211 degrees of freedom: the misfit is what noise explains" in text
+    assert "Autocorrelation of neighbouring residuals is 0.18: hardly any." in text
+    assert "Tie: n = 8 and n = 16 cannot be told apart between C = 9k and 14k." in text
+    assert "its end is where data end, not where another n takes over." in text
+    assert "one evaluation after a peak" in text
+    assert "The plateau lies beyond the data, so do not read A alone, for B_p × n = 8 × 32 and 16 × 32." in text
+    assert "0.600 [0.585, 0.618]" in text  # A of 8x2
+    assert "Of the forms tried, by AICc above the best: sigmoid +0.0, linear +8.8 and constant +37.1." in text
+    assert "Intervals hold 90% of 40 replicates (bootstrap over seeds and problems; 300 validation problems; seed 0)." in text
+    assert "At C = 250k the reward ranges over 0.092 [0.071, 0.113] with n (at one B_p) and over 0.019 [0.004, 0.030]" in text
+    assert "B_p = 8, n = 2, seed 1000 (from C = 60k)" in text
+
+
+def test_no_effect_leads_the_page(make_sweep: Any) -> None:
+    fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
+    fit["n_star"] |= {
+        "form": "constant",
+        "L": 0.0,
+        "k": 0.0,
+        "log10_C0": None,
+        "b": 2.5,
+        "no_effect": True,
+        "intervals": None,
+        "aicc": None,
+    }
+    text = _text(_render(fit, runs))
+    assert "n makes no difference here. At C = " in text
+    assert "no n is shown to be better than another" in text
+    assert "constant (n makes no difference)" in text
+
+
+def test_budgets_beyond_the_measured_range_are_marked(made: tuple[Path, dict[str, Any]], html: str) -> None:
+    rows = re.search(r'<section id="recommendations".*?</section>', html, re.S)
     assert rows is not None
     assert rows[0].count("<tr>") == 1 + 5
-    marked = sum(recommend(fit, C=words.measured_to(fit) * share).extrapolated for share in (1 / 8, 1 / 2, 1, 2, 4))
+    C = words.measured_to(made[1])
+    marked = sum(recommend(made[1], C=C * share).extrapolated for share in (1 / 8, 1 / 2, 1, 2, 4))
     assert rows[0].count("Beyond the measured range") == marked >= 2
 
 
-def test_what_is_shown_is_escaped(made: tuple[Path, dict[str, Any]]) -> None:
-    folder, _ = made
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "<script" not in page.lower()
-    assert page.count("&lt;script&gt;") == 4  # the config, two cells' samples, a flag
+def test_what_is_shown_is_escaped(html: str) -> None:
+    assert BAD not in html
+    assert html.count("&lt;script&gt;") == 4  # the config, two cells' samples, a flag
+    reader = _read(html)
+    assert len(reader.scripts) == 3  # the data, plotly, page.js
+    assert not re.search("[<>&\u2028\u2029]", reader.scripts[0])
+    for script in reader.scripts[1:]:
+        assert "<!--" not in script
 
 
-def test_samples_show_both_ends_of_two_cells(made: tuple[Path, dict[str, Any]]) -> None:
-    text = _text(made[0] / "report.html")
+def test_samples_show_both_ends_of_two_cells(html: str) -> None:
+    text = _text(html)
     shown = [cell for cell in ("8x2-s1000", "8x16-s1000", "16x4-s1000") if f"{cell} line 99" in text]
     assert len(shown) == 2
     for cell in shown:
         assert f"{cell} line 10 … 77 lines left out … {cell} line 88" in text
 
 
-def test_the_page_loads_nothing(made: tuple[Path, dict[str, Any]]) -> None:
-    page = (made[0] / "report.html").read_text(encoding="utf-8")
-    loads = re.findall(r"""(?:src|href)\s*=\s*["']?([^"'\s>]{0,20})|url\(([^)]*)\)|(@import)""", page)
+def test_the_page_loads_nothing(html: str) -> None:
+    still = _without_scripts(html)
+    loads = re.findall(r"""(?:src|href)\s*=\s*["']?([^"'\s>]{0,20})|url\(([^)]*)\)|(@import)""", still)
     assert loads
     for attribute, url, imported in loads:
         assert not url
         assert not imported
         assert attribute.startswith(("data:image/png", "#")), attribute
-    assert "http://" not in page
-    assert "https://" not in page
+    assert "http://" not in still
+    assert "https://" not in still
 
 
-def test_every_image_has_words_and_every_table_heads(made: tuple[Path, dict[str, Any]]) -> None:
-    page = (made[0] / "report.html").read_text(encoding="utf-8")
-    assert len(re.findall(r'<img alt="[^"]{40,}"', page)) == page.count("<img") == 3
-    assert page.count("<table>") == page.count("<caption>")
-    assert not re.search(r"<th(?! scope=)[ >]", page)
-    assert page.count("<h1>") == 1
+def test_the_policy_allows_its_own_scripts_alone(html: str) -> None:
+    import base64
+    import hashlib
+
+    policy = re.search('Content-Security-Policy" content="([^"]*)"', html)
+    assert policy is not None
+    allowed = set(re.findall(r"'sha256-([^']*)'", policy[1]))
+    assert allowed == {base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in _read(html).scripts[1:]}
+    assert policy[1].startswith("default-src 'none';")
+    assert "unsafe" not in policy[1].replace("style-src 'unsafe-inline'", "")
 
 
-def test_the_same_sweep_gives_the_same_bits(make_sweep: Any, tmp_path: Path) -> None:
-    fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
-    first = report.write(tmp_path / "a" / "x", fit, runs).read_bytes()
-    assert report.write(tmp_path / "b" / "x", fit, runs).read_bytes() == first
+def test_every_image_has_words_and_every_table_heads(html: str) -> None:
+    still = _without_scripts(html)
+    assert len(re.findall(r'<img alt="[^"]{40,}"', still)) == still.count("<img") == 7
+    assert still.count("<table>") == still.count("<caption>")
+    assert not re.search(r"<th(?! scope=)[ >]", still)
+    assert still.count("<h1>") == 1
+    for link in re.findall('href="#([^"]+)"', still):
+        assert f'id="{link}"' in still
+    for control in ("select", "input"):
+        assert len(re.findall(f"<label[^>]*>[^/]*(?:<span.*?</span>\\s*)*<{control} ", still, re.S)) == still.count(f"<{control} ")
 
 
-def test_one_cell_alone(make_sweep: Any, tmp_path: Path) -> None:
+def test_the_table_behind_the_slider_is_recommends(made: tuple[Path, dict[str, Any]], html: str) -> None:
+    fit = made[1]
+    data = json.loads(_read(html).scripts[0])
+    assert [(f["metric"], f["mode"]) for f in data["fits"]] == [("avg@4", "debiased"), ("avg@4", "as in the paper")]
+    views = data["fits"][0]["views"]
+    assert [view["name"] for view in views] == ["the best of all", "8", "16"]
+    for view, fixed in zip(views, (None, {"B_p": 8}, {"B_p": 16}), strict=True):
+        rows = view["rows"]
+        assert 140 <= len(rows) <= 153
+        assert rows[0]["C"] == 1024
+        assert rows[-1]["C"] == 4 * max(run["C_max"] for run in fit["runs"])
+        for row in rows[::30]:
+            got = recommend(fit, row["C"], fix=fixed)
+            assert (row["n"], row["B_p"], row["M"]) == (got.allocation.n, got.allocation.B_p, got.allocation.M)
+            assert row["reward"] == f"{got.expected_reward:.3f}"
+            assert row["interval"] == "{:.3f} to {:.3f}".format(*(got.interval or ()))
+            assert row["beyond"] is got.extrapolated
+    assert data["fits"][1]["views"][0]["rows"][0]["interval"] == ""
+
+
+def test_the_charts_traces_are_plotlys(make_sweep: Any) -> None:
+    """plotly's own validator takes every trace and layout; text from logs is escaped in them."""
+    from plotly.graph_objects import Figure
+
+    from isojax.report import reading
+
+    fit, runs = make_sweep(metric="<b>avg</b>")
+    for view in reading.views(fit):
+        traces = [cell["trace"] for cell in charts.cells(fit, runs)] + charts.frontier(fit, view)
+        layout = charts.layouts(fit, runs)
+        Figure(data=traces, layout=layout["reward"])
+        Figure(data=charts.law_traces(fit, view), layout=layout["law"])
+        assert layout["reward"]["yaxis"]["title"]["text"].startswith("&lt;b&gt;avg&lt;/b&gt;")
+
+
+def test_without_plotly_the_page_says_which_extra(make_sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    page = _render(*make_sweep(B_ps=(16,), ns=(4, 8)))
+    assert "install the extra isojax[report] (plotly)" in _text(page)
+    assert len(_read(page).scripts) == 2  # the data and page.js
+    assert len(page) < 300_000
+
+
+def test_one_cell_alone(make_sweep: Any) -> None:
     """No crossover, no rival, no base reward, no samples: the page says so rather than fail."""
     fit, runs = make_sweep(B_ps=(16,), ns=(8,), seeds=1)
-    constant = {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0}
+    constant = {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0, "no_effect": False, "intervals": None, "aicc": None}
     for view in (fit, fit["by_B_p"][0]):
         view["n_star"] = constant
         view["segments"][0] |= {"measured_for_neighbours": False, "lead": None, "se": None, "z": None, "at_C": None}
     fit["base_reward"] = None
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "evidence.png").write_bytes(b"of an earlier fit")
-    text = _text(report.write(tmp_path, fit, runs))
+    text = _text(_render(fit, runs))
     assert "n = 8 leads at every measured budget: no crossover was seen." in text
     assert "the law is a constant: n* = 8." in text
     assert "Nothing to compare with: this cell leads everywhere" in text
-    assert not (tmp_path / "figures" / "evidence.png").exists()
 
 
 @pytest.mark.parametrize("compute", ["tokens", "device_hours"])
-def test_other_measures_of_compute(make_sweep: Any, tmp_path: Path, compute: str) -> None:
+def test_other_measures_of_compute(make_sweep: Any, compute: str) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 16))
     fit["compute"] = compute
-    assert words.unit(fit) in _text(report.write(tmp_path, fit, runs))
+    text = _text(_render(fit, runs))
+    assert words.unit(fit) in text
+    assert "leads the measured frontier here" in text
 
 
-def test_a_budget_without_an_allocation_is_said_in_words(make_sweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_without_an_allocation_is_said_in_words(make_sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise InputError("C = 3 buys no update")
 
-    monkeypatch.setattr("isojax.report.page.recommend", refuse)
+    monkeypatch.setattr("isojax.report.advice.recommend", refuse)
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 16))
-    assert "No allocation is prescribed: C = 3 buys no update" in _text(report.write(tmp_path, fit, runs))
+    assert "No allocation is prescribed: C = 3 buys no update" in _text(_render(fit, runs))
+
+
+def test_no_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no fit to report on"):
+        report.write(tmp_path, [], [])
+    assert not list(tmp_path.iterdir())
 
 
 def _segment(**changed: Any) -> dict[str, Any]:

@@ -1,0 +1,162 @@
+"""How B_p enters: B_p against n at a fixed batch B = B_p n (paper's Figs. 9, 18, 19), and the sensitivity to each (Fig. 10).
+
+At a fixed B a budget is a number of updates, M = C / B, so the law is one in M: n*(M), and with it B_p*(M) = B / n*(M). Departs from the
+paper: all values of B side by side, a law only where it is not rejected (n*(M) may fall and rise), intervals where the fit has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import log2
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from isojax.report.canvas import DASHES, DPI, HALO, INK, LAW, SOFT, frame, label, palette, panels
+from isojax.report.reading import Curves, Fit, key, law, stretches, thinned
+from isojax.report.words import between, compact, reward, unit
+from isojax.types import RunRecord
+
+MOST_B = 4
+
+
+def fixed_batch(fits: Sequence[Fit], runs: Sequence[RunRecord]) -> Figure | None:
+    """A column for each B: reward against M with the best of the cells on top, n*(M) and B_p*(M) below."""
+    del runs
+    fit = fits[0]
+    chosen = _batches(fit)
+    if not chosen:
+        return None
+    colours = palette([run["n"] for run in fit["runs"]])
+    fig = Figure(figsize=(max(7.0, 4.9 * len(chosen)), 7.0), dpi=DPI, layout="constrained")
+    grid = fig.add_gridspec(2, len(chosen), height_ratios=[1.5, 1.0])
+    tops: list[Axes] = []
+    for i, row in enumerate(chosen):
+        top = fig.add_subplot(grid[0, i], sharey=tops[0] if tops else None)
+        tops.append(top)
+        _draw_rewards(top, fit, row, colours)
+        frame(top, f"B = {row['B']}", "", f"validation reward ({label(fit['metric'])})" if i == 0 else "")
+        top.tick_params(labelleft=i == 0)
+        below = fig.add_subplot(grid[1, i], sharex=top)
+        _draw_n_of_M(below, row, colours, "compute-optimal n" if i == 0 else "", "$B_p^* = B / n^*$" if i == len(chosen) - 1 else "")
+        top.tick_params(which="both", labelbottom=False)
+    ns = sorted({p["n"] for row in chosen for p in row["frontier"]} | {c["n"] for c in fit["curves"] if _in_batches(c, chosen)})
+    marks = [Line2D([], [], color=colours[n], lw=3, label=f"n = {n}") for n in ns]
+    marks += [Line2D([], [], color=LAW, lw=2, label="fitted law $n^*(M)$")]
+    fig.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False, fontsize=9, handlelength=1.8)
+    return fig
+
+
+def _batches(fit: Fit) -> list[Mapping[str, Any]]:
+    """The B of the most cells, at most MOST_B of them, by rising B."""
+    cells = [c["B_p"] * c["n"] for c in fit["curves"]]
+    most = sorted((row for row in fit.get("by_B") or () if len(row["frontier"]) > 1), key=lambda row: (-cells.count(row["B"]), -row["B"]))
+    return sorted(most[:MOST_B], key=lambda row: row["B"])
+
+
+def _in_batches(row: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]]) -> bool:
+    return row["B_p"] * row["n"] in {batch["B"] for batch in chosen}
+
+
+def _draw_rewards(ax: Axes, fit: Fit, batch: Mapping[str, Any], colours: Mapping[int, str]) -> None:
+    """The curves of all cells of one B against M, the best of them thick over its interval."""
+    B, points, curves = batch["B"], batch["frontier"], Curves(fit)
+    for row in (row for row in fit["curves"] if row["B_p"] * row["n"] == B):
+        C = np.geomspace(row["C_low"], row["C_high"], 160)
+        ax.plot(C / B, curves.at(key(row), C), color=colours[row["n"]], lw=1.4, zorder=3)
+    known = [p for p in points if p["low"] is not None]
+    if known:
+        ax.fill_between(
+            [p["M"] for p in known], [p["low"] for p in known], [p["high"] for p in known], color=INK, alpha=0.22, lw=0, zorder=2
+        )
+    for n, first, last in stretches(points):
+        M, y = ([p[name] for p in points[first : last + 1]] for name in ("M", "reward"))
+        ax.plot(M, y, color=INK, lw=5.2, zorder=4, solid_capstyle="round")
+        ax.plot(M, y, color=colours[n], lw=3.4, zorder=5, solid_capstyle="round")
+        middle = (first + last) // 2
+        if last - first > 0.08 * len(points):
+            ax.annotate(
+                f"n = {n}", (points[middle]["M"], points[middle]["reward"]), xytext=(-6, 6), textcoords="offset points", ha="right",
+                fontsize=8.5, fontweight="bold", color=INK, path_effects=HALO, zorder=7,
+            )  # fmt: skip
+
+
+def _draw_n_of_M(ax: Axes, batch: Mapping[str, Any], colours: Mapping[int, str], left: str, right: str) -> None:
+    """n* (left) and B_p* = B / n* (right) against M; the law unless a monotone one is rejected."""
+    B, n_star, points = batch["B"], batch["n_star_M"], thinned(batch["frontier"])
+    frame(ax, "", "M (updates)", left)
+    ax.scatter(
+        [p["M"] for p in points], [log2(p["n"]) for p in points], c=[colours[p["n"]] for p in points], s=34, ec=SOFT, lw=0.4, zorder=4
+    )
+    for cross in batch["crossovers"]:
+        ends = [M for M in (cross["low"], cross["high"]) if M is not None]
+        height = (log2(cross["n_low"]) + log2(cross["n_high"])) / 2
+        in_M = [C / B for C in ends]
+        if len(in_M) == 2:
+            ax.plot(in_M, [height, height], color=INK, lw=1.2, marker="|", ms=6, zorder=3)
+    if n_star["form"] != "non-monotone":
+        M = np.geomspace(batch["frontier"][0]["M"], batch["frontier"][-1]["M"], 200)
+        ax.plot(M, law(n_star, np.log10(M) if n_star.get("x", "log10 M") == "log10 M" else M), color=LAW, lw=2, zorder=3)
+    if n_star.get("monotone_rejected"):
+        ax.set_title("a law that only rises is rejected here", loc="right", fontsize=8.5, color=LAW)
+    ns = sorted({p["n"] for p in batch["frontier"]})
+    ax.set_ylim(log2(ns[0]) - 0.6, log2(ns[-1]) + 0.6)
+    ticks = FixedLocator([log2(n) for n in ns])
+    ax.yaxis.set_major_locator(ticks)
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{2**y:g}"))
+    twin = ax.secondary_yaxis("right")
+    twin.yaxis.set_major_locator(ticks)
+    twin.yaxis.set_minor_locator(NullLocator())
+    twin.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{B / 2**y:g}"))
+    twin.set_ylabel(right, fontsize=9, color=SOFT)
+    twin.tick_params(labelsize=9, color=SOFT, labelcolor=SOFT)
+    twin.spines["right"].set_visible(False)
+
+
+def sensitivity(fits: Sequence[Fit], runs: Sequence[RunRecord]) -> Figure | None:
+    """Fitted reward at the largest shared C: against n for each B_p (left) and against B_p for each n (right)."""
+    del runs
+    fit, found = fits[0], fits[0].get("sensitivity")
+    if found is None:
+        return None
+    at = _rewards_at(fit, found["C"])
+    fig, (left, right) = panels(2, height=4.2)
+    colours, ns, B_ps = palette([run["n"] for run in fit["runs"]]), sorted({n for _, n in at}), sorted({B_p for B_p, _ in at})
+    for i, B_p in enumerate(B_ps):
+        points = [(n, *at[B_p, n], colours[n]) for n in ns if (B_p, n) in at]
+        _draw_slice(left, points, SOFT, DASHES[i % len(DASHES)], f"$B_p$ = {B_p}")
+    for n in ns:
+        _draw_slice(right, [(B_p, *at[B_p, n], colours[n]) for B_p in B_ps if (B_p, n) in at], colours[n], "-", f"n = {n}")
+    for ax, name, symbol, ticks in ((left, "over_n", "n", ns), (right, "over_B_p", "$B_p$", B_ps)):
+        spread = reward(found[name]["range"]) + between(found[name]["low"], found[name]["high"])
+        frame(ax, f"Over {symbol}: range {spread}", symbol, "", log=False)
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_locator(FixedLocator(ticks))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        ax.legend(frameon=False, fontsize=8.5, ncols=2)
+    left.set_ylabel(f"reward ({label(fit['metric'])}) at C = {compact(found['C'])} {unit(fit)}", fontsize=10, color=INK)
+    return fig
+
+
+def _rewards_at(fit: Fit, C: float) -> dict[tuple[int, int], tuple[float, float, float]]:
+    """(reward, low, high) at C of the cells that were measured there; low = high = reward without intervals."""
+    curves = Curves(fit)
+    bands = curves.bands([C])
+    there = [key(row) for row in fit["curves"] if row["C_low"] <= C * (1 + 1e-9) and C <= row["C_high"] * (1 + 1e-9)]
+    values = {cell: float(curves.at(cell, C)) for cell in there}
+    ends = {cell: (float(bands[cell][0][0]), float(bands[cell][1][0])) if cell in bands else (y, y) for cell, y in values.items()}
+    return {cell: (y, *ends[cell]) for cell, y in values.items()}
+
+
+def _draw_slice(ax: Axes, points: Sequence[tuple[int, float, float, float, str]], colour: str, style: Any, text: str) -> None:
+    """Fitted rewards along n or B_p: (x, reward, low, high, the dot's colour) of each."""
+    x, y, dots = [p[0] for p in points], [p[1] for p in points], [p[4] for p in points]
+    ax.plot(x, y, color=colour, lw=1.4, ls=style, zorder=2, label=text)
+    ax.scatter(x, y, c=dots, s=34, ec="white", lw=0.6, zorder=4)
+    for at, _, low, high, dot in points:
+        ax.plot([at, at], [low, high], color=dot, lw=1.2, alpha=0.8, zorder=3)

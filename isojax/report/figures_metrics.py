@@ -1,0 +1,83 @@
+"""The best n by metric at the largest C, for each B_p (paper's Fig. 8): do best@k (coverage) and worst@k (robustness) want the same n?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import log2
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter
+
+from isojax.report.canvas import DPI, INK, SOFT, frame, label
+from isojax.report.reading import Fit, level
+from isojax.report.words import reward, unit
+from isojax.types import RunRecord
+
+MOST_METRICS = 6
+
+
+def best_n(fits: Sequence[Fit], runs: Sequence[RunRecord]) -> Figure | None:
+    """A group of bars for each B_p, a bar for each metric: the n of the frontier's end, its likely range, and the reward there."""
+    del runs
+    fits = alike(fits)[:MOST_METRICS]
+    if len(fits) < 2:
+        return None
+    ns = sorted({run["n"] for fit in fits for run in fit["runs"]})
+    B_ps = sorted({row["B_p"] for fit in fits for row in fit["by_B_p"]})
+    fig = Figure(figsize=(max(7.0, 1.6 + 0.62 * len(fits) * len(B_ps) + 0.6 * len(B_ps)), 4.6), dpi=DPI, layout="constrained")
+    ax = fig.add_subplot()
+    width, floor = 0.8 / len(fits), log2(ns[0]) - 1
+    for i, fit in enumerate(fits):
+        ends = {row["B_p"]: row["frontier"][-1] for row in fit["by_B_p"] if row["frontier"]}
+        colour = to_hex(colormaps["cividis"](0.08 + 0.84 * i / (len(fits) - 1)))
+        for group, B_p in enumerate(B_ps):
+            if B_p not in ends:
+                continue
+            x, end = group + (i - (len(fits) - 1) / 2) * width, ends[B_p]
+            ax.bar(x, log2(end["n"]) - floor, width * 0.92, bottom=floor, color=colour, label=label(fit["metric"]) if group == 0 else None)
+            low, high = likely(end, level(fit))
+            if low < high:
+                ax.plot([x, x], [log2(low), log2(high)], color=INK, lw=1.4, marker="_", ms=7, zorder=4)
+            ax.text(x, log2(max(high, end["n"])) + 0.08, reward(end["reward"]), ha="center", va="bottom", fontsize=8, color=SOFT)
+    last = max(point["C"] for fit in fits for row in fit["by_B_p"] for point in row["frontier"][-1:])
+    frame(ax, f"n of the highest reward at the largest C ({last:,.6g} {unit(fits[0])}); the reward stands above", "$B_p$", "n", log=False)
+    ax.set_xticks(range(len(B_ps)), [str(B_p) for B_p in B_ps])
+    ax.set_ylim(floor, log2(ns[-1]) + 0.7)
+    ax.yaxis.set_major_locator(FixedLocator([log2(n) for n in ns]))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{2**y:g}"))
+    ax.grid(visible=False, axis="x")
+    fig.legend(loc="outside lower center", ncols=len(fits), frameon=False, fontsize=9)
+    return fig
+
+
+def alike(fits: Sequence[Fit]) -> list[Fit]:
+    """The fits of the main one's mode and compute, one for each metric."""
+    found: dict[str, Fit] = {}
+    for fit in fits:
+        if (fit["mode"], fit["compute"]) == (fits[0]["mode"], fits[0]["compute"]):
+            found.setdefault(fit["metric"], fit)
+    return list(found.values())
+
+
+def likely(point: Mapping[str, Any], at: float | None) -> tuple[int, int]:
+    """The smallest and largest n of the interval of level `at` of P(n best) at a frontier point; its n alone without probabilities."""
+    chances = {int(n): p for n, p in (point.get("n_probability") or {}).items()}
+    if not chances or at is None:
+        return point["n"], point["n"]
+    tail = (1 - at) / 2
+    below, above, ns = 0.0, 0.0, sorted(chances)
+    low, high = ns[0], ns[-1]
+    for n in ns:
+        below += chances[n]
+        if below > tail:
+            low = n
+            break
+    for n in reversed(ns):
+        above += chances[n]
+        if above > tail:
+            high = n
+            break
+    return low, high

@@ -1,0 +1,207 @@
+// The page's controls. Every number shown comes from the table that Python made (explorer.py); the only formula is M = floor(C / (B_p n)).
+(() => {
+  "use strict";
+  const content = JSON.parse(document.getElementById("data").textContent);
+  const at = (id) => document.getElementById(id);
+  const plotly = window.Plotly;
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const state = { fit: content.fits[0], view: content.fits[0].views[0], row: null, C: 0 };
+
+  const names = (fit) => fit.metric + (fit.unit === content.fits[0].unit ? "" : ` in ${fit.unit}`);
+  const whole = (x) => x.toLocaleString("en-US", { maximumFractionDigits: 3 });
+
+  function offer(select, choices, chosen) {
+    select.replaceChildren(...choices.map(([value, text]) => new Option(text, value, false, value === chosen)));
+    select.value = chosen;
+    select.disabled = choices.length < 2;
+  }
+
+  const distinct = (values) => [...new Set(values)].map((value) => [value, value]);
+
+  function offerAll() {
+    offer(at("metric"), distinct(content.fits.map(names)), names(state.fit));
+    offer(at("mode"), distinct(content.fits.filter((fit) => names(fit) === names(state.fit)).map((fit) => fit.mode)), state.fit.mode);
+    offer(at("B_p"), distinct(state.fit.views.map((view) => view.name)), state.view.name);
+    const rows = state.view.rows;
+    at("slider").max = rows.length - 1;
+    at("exact").min = rows[0].C;
+    at("exact").max = rows[rows.length - 1].C;
+    at("hint").textContent =
+      `From ${whole(rows[0].C)} to ${whole(rows[rows.length - 1].C)} ${state.fit.unit}: the smallest measured budget to 4 times the largest.`;
+    document.querySelectorAll(".unit").forEach((element) => { element.textContent = state.fit.unit; });
+    at("out-metric").textContent = state.fit.metric;
+  }
+
+  // The row whose budget is nearest, as a ratio.
+  function nearest(C) {
+    const distance = (row) => Math.max(row.C / C, C / row.C);
+    return state.view.rows.reduce((best, row) => (distance(row) < distance(best) ? row : best));
+  }
+
+  function choose(fit, viewName) {
+    const C = state.C;
+    state.fit = fit;
+    state.view = fit.views.find((view) => view.name === viewName) || fit.views[0];
+    offerAll();
+    drawCharts();
+    const rows = state.view.rows;
+    setBudget(Math.min(Math.max(C, rows[0].C), rows[rows.length - 1].C));
+  }
+
+  function setBudget(C, typing) {
+    const rows = state.view.rows;
+    const outside = !(C >= rows[0].C && C <= rows[rows.length - 1].C);
+    at("exact").setAttribute("aria-invalid", String(outside));
+    if (outside) {
+      state.row = null;
+      fill(null, `Give a budget from ${whole(rows[0].C)} to ${whole(rows[rows.length - 1].C)} ${state.fit.unit}: nothing measured supports others.`);
+      return;
+    }
+    state.C = C;
+    state.row = nearest(C);
+    at("slider").value = rows.indexOf(state.row);
+    at("slider").setAttribute("aria-valuetext", `${whole(C)} ${state.fit.unit}`);
+    if (!typing) at("exact").value = C;
+    fill(state.row, "");
+    drawMarker();
+  }
+
+  function fill(row, refusal) {
+    const answered = row !== null && row.why === undefined;
+    const M = answered && row.M_known ? Math.floor(state.C / (row.B_p * row.n)) : null;
+    const put = (id, value) => { at(id).textContent = answered ? value : "–"; };
+    put("out-n", answered && whole(row.n));
+    put("out-B_p", answered && whole(row.B_p));
+    put("out-M", M === null ? "–" : whole(M));
+    put("out-reward", answered && row.reward);
+    if (answered && row.interval) at("out-reward").append(small(row.interval));
+    const status = at("out-status");
+    status.textContent = answered ? words(row, M) : refusal || row.why;
+    status.className = answered && !row.beyond ? "" : "warn";
+    chances(answered ? row.chances : []);
+    speak(answered ? `C ${whole(state.C)}: n ${row.n}, B_p ${row.B_p}, M ${M === null ? "unknown" : whole(M)}, ` +
+      `expected ${row.reward}${row.interval ? `, ${row.interval}` : ""}. ${words(row, M)}` : status.textContent);
+  }
+
+  function small(text) {
+    const element = document.createElement("small");
+    element.textContent = ` ${text}`;
+    return element;
+  }
+
+  function words(row, M) {
+    const said = [row.beyond ? "Beyond the data: the reward is extrapolated." : "Within the measured budgets."];
+    if (M === 0) said.push("This budget buys no update.");
+    if (row.interval && state.fit.level) said.push(`${state.fit.level} interval of the expectation: ${row.interval}.`);
+    if (row.run) said.push(`One new run would show ${row.run}.`);
+    if (row.sure) said.push(`P(n = ${row.n} is best) = ${row.sure}.`);
+    if (row.equal) said.push(`As good within the tolerance: n = ${row.equal}.`);
+    return said.join(" ");
+  }
+
+  function chances(rows) {
+    at("out-chances").replaceChildren(...rows.map(([n, text, share]) => {
+      const line = document.createElement("div");
+      const bar = document.createElement("span");
+      bar.className = "bar";
+      bar.style.setProperty("--share", share);
+      bar.style.setProperty("--colour", colour(n));
+      const name = document.createElement("span");
+      name.textContent = `n = ${n}`;
+      const value = document.createElement("span");
+      value.textContent = text;
+      line.append(name, bar, value);
+      return line;
+    }));
+  }
+
+  // Spoken once the slider rests, not at every step.
+  let waiting = 0;
+  function speak(text) {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => { at("spoken").textContent = text; }, 400);
+  }
+
+  const colour = (n) => content.colours[dark.matches ? "dark" : "light"][n];
+  const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  // A trace says what it stands for; the page says how that looks, light or dark.
+  function painted(trace) {
+    const { n, role } = trace.meta;
+    const ink = token("--ink"), law = token("--law");
+    const own = n !== undefined ? colour(n) : role && role.startsWith("law") ? law : ink;
+    const copy = { ...trace, hoverlabel: { bgcolor: token("--card"), bordercolor: own, font: { color: ink } } };
+    if (trace.fill) return { ...copy, fillcolor: role === "law band" ? `${law}30` : `${ink}2c`, line: { ...trace.line, color: "rgba(0,0,0,0)" } };
+    if (trace.line) copy.line = { ...trace.line, color: own };
+    if (trace.marker) copy.marker = { ...trace.marker, color: role ? token("--paper") : own, line: { ...trace.marker.line, color: role ? ink : own } };
+    if (trace.error_x) copy.error_x = { ...trace.error_x, color: ink };
+    return copy;
+  }
+
+  function layout(name) {
+    const plan = state.fit.layouts[name], ink = token("--ink"), line = token("--line");
+    const axis = (given) => ({ ...given, gridcolor: line, linecolor: line, zeroline: false, fixedrange: false });
+    return { ...plan, xaxis: axis(plan.xaxis), yaxis: axis(plan.yaxis), font: { color: ink, family: "system-ui, sans-serif", size: 12 },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true, modebar: { bgcolor: "rgba(0,0,0,0)", color: token("--soft"), activecolor: token("--accent") }, uirevision: name };
+  }
+
+  // One entry in the legend for each n, whichever of its curves comes first.
+  function legended(traces) {
+    const seen = new Set();
+    return traces.map((trace) => {
+      const key = trace.legendgroup || trace.name;
+      const shown = trace.showlegend !== false && Boolean(key) && !seen.has(key);
+      if (shown) seen.add(key);
+      return { ...painted(trace), showlegend: shown };
+    });
+  }
+
+  // The chosen budget: a line from bottom to top and a point with its interval.
+  function marker(kind) {
+    const row = state.row, [low, high] = state.fit.layouts[kind].yaxis.range;
+    const ends = kind === "law" ? [10 ** low, 10 ** high] : [low, high];
+    const here = row !== null && row.why === undefined;
+    const y = here ? (kind === "law" ? row.n : row.y) : null;
+    const known = here && kind === "reward" && row.low !== null && row.high !== null;
+    const spot = { type: "scatter", x: [here ? state.C : null], y: [y], mode: "markers", marker: { size: 12, color: token("--accent"),
+      line: { color: token("--paper"), width: 2 } }, name: "your budget", hoverinfo: "skip", showlegend: false };
+    if (known) spot.error_y = { type: "data", symmetric: false, array: [row.high - row.y], arrayminus: [row.y - row.low], color: token("--accent"), width: 6 };
+    const line = { type: "scatter", x: [state.C, state.C], y: ends, mode: "lines", line: { color: token("--accent"), width: 1, dash: "dot" },
+      hoverinfo: "skip", showlegend: false };
+    return [line, spot];
+  }
+
+  const charts = { reward: "chart-reward", law: "chart-law" };
+  let bases = {};
+
+  function drawCharts() {
+    if (!plotly || !state.fit.layouts) return;
+    const shown = (cell) => state.view.B_ps.includes(cell.B_p);
+    bases = { reward: legended([...state.fit.cells.filter(shown).map((cell) => cell.trace), ...state.view.frontier]), law: legended(state.view.law) };
+    drawMarker();
+  }
+
+  function drawMarker() {
+    if (!plotly || !state.fit.layouts) return;
+    for (const [kind, id] of Object.entries(charts)) {
+      plotly.react(at(id), [...bases[kind], ...marker(kind)], layout(kind),
+        { responsive: true, displaylogo: false, displayModeBar: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] });
+    }
+  }
+
+  at("metric").addEventListener("change", (event) => {
+    const same = content.fits.filter((fit) => names(fit) === event.target.value);
+    choose(same.find((fit) => fit.mode === state.fit.mode) || same[0], state.view.name);
+  });
+  at("mode").addEventListener("change", (event) => {
+    choose(content.fits.find((fit) => names(fit) === names(state.fit) && fit.mode === event.target.value), state.view.name);
+  });
+  at("B_p").addEventListener("change", (event) => choose(state.fit, event.target.value));
+  at("slider").addEventListener("input", (event) => setBudget(state.view.rows[Number(event.target.value)].C));
+  at("exact").addEventListener("input", (event) => setBudget(event.target.valueAsNumber, true));
+  dark.addEventListener("change", () => choose(state.fit, state.view.name));
+
+  at("budget").hidden = false;
+  state.C = content.start;
+  choose(state.fit, state.view.name);
+})();

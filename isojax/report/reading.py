@@ -1,0 +1,116 @@
+"""A fit document (fit.json, schema 2) as numbers ready to draw: its views, its curves' values and bands, its law. No drawing here.
+
+Keys that schema 1 lacks are read as absent, so that a sweep fitted by an older isojax can still be shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from isojax.scaling.ensemble import Ensemble
+from isojax.scaling.metrics import track
+from isojax.types import RunRecord
+
+Fit = Mapping[str, Any]
+FloatArray = NDArray[np.float64]
+Band = tuple[FloatArray, FloatArray]
+
+
+@dataclass(frozen=True)
+class View:
+    """A frontier with its law: the joint one over all B_p (B_p None), or that of one B_p."""
+
+    B_p: int | None
+    part: Fit
+    B_ps: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """For tables and controls."""
+        return "joint" if self.B_p is None else f"B_p = {self.B_p}"
+
+
+def views(fit: Fit) -> list[View]:
+    """The joint view and, where there are several B_p, each of theirs; of one B_p alone its own."""
+    single = [View(row["B_p"], row, (row["B_p"],)) for row in fit["by_B_p"]]
+    return [View(None, fit, tuple(v.B_ps[0] for v in single)), *single] if len(single) > 1 else single
+
+
+def level(fit: Fit) -> float | None:
+    """The intervals' level, such as .9; None where the fit has none."""
+    intervals = fit.get("intervals")
+    return None if intervals is None else float(intervals["level"])
+
+
+def key(row: Mapping[str, Any]) -> tuple[int, int]:
+    """(B_p, n)."""
+    return row["B_p"], row["n"]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A fit's curves and their bootstrap replicates, by cell (B_p, n)."""
+
+    fit: Fit
+
+    @cached_property
+    def ensemble(self) -> Ensemble:
+        """All cells as arrays."""
+        return Ensemble.load(self.fit)
+
+    @cached_property
+    def place(self) -> dict[tuple[int, int], int]:
+        """(B_p, n) -> its column in the ensemble."""
+        e = self.ensemble
+        return {(int(B_p), int(n)): i for i, (B_p, n) in enumerate(zip(e.B_p, e.n, strict=True))}
+
+    def at(self, cell: tuple[int, int], C: ArrayLike) -> FloatArray:
+        """A curve's reward at C > 0, float[...] -> float[...]."""
+        return self.ensemble.expected(C)[..., self.place[cell]]
+
+    def bands(self, C: ArrayLike) -> dict[tuple[int, int], Band]:
+        """Every curve's interval (low, high) at C > 0, two float[points]; empty where the fit has no replicates."""
+        if level(self.fit) is None or not self.ensemble.replicates:
+            return {}
+        tail = (1 - self.ensemble.level) / 2
+        low, high = np.quantile(self.ensemble.rewards(C), [tail, 1 - tail], axis=-2)  # over replicates: [points, cells] each
+        return {cell: (low[..., i], high[..., i]) for cell, i in self.place.items()}
+
+
+def evaluations(run: RunRecord, fit: Fit) -> list[tuple[int, float, float]]:
+    """(target, C, reward) of a run's evaluations after the base policy's, C in the fit's unit."""
+    axes = track(run, fit["metric"], fit["compute"])
+    return [(p.target, float(C), float(R)) for p, C, R in zip(run.points, axes.C, axes.R, strict=True) if C > 0]
+
+
+def law(n_star: Mapping[str, Any], x: ArrayLike) -> FloatArray:
+    """log2 n* where the law's variable (log10 C, log10 M, or M itself) is x; float[...] -> float[...]."""
+    x, b = np.asarray(x, dtype=np.float64), n_star["b"]
+    if n_star["form"] == "constant":
+        return np.full_like(x, b)
+    step = n_star["k"] * (x - n_star["log10_C0"])
+    if n_star["form"] == "linear":
+        return b + step
+    return b + n_star["L"] * 0.5 * (1 + np.tanh(0.5 * step))
+
+
+def stretches(frontier: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, int]]:
+    """(n, first, last): where one n holds the frontier; each stretch but the first starts at the last point of the one before."""
+    found, start = [], 0
+    for n, group in groupby(p["n"] for p in frontier):
+        end = start + len(list(group))
+        found.append((n, max(0, start - 1), end - 1))
+        start = end
+    return found
+
+
+def thinned(points: Sequence[Any], most: int = 48) -> list[Any]:
+    """At most `most` points, evenly, both ends kept."""
+    return [points[i] for i in np.unique(np.linspace(0, len(points) - 1, min(most, len(points))).round().astype(int))]

@@ -1,0 +1,100 @@
+"""The figures: each holds a picture in both formats, in the colours of n, with the same bits each time; absent data draw nothing."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from isojax import report
+from isojax.report.canvas import palette, rendered
+from isojax.report.figures import FIGURES
+from isojax.report.figures_metrics import likely
+from isojax.report.reading import Curves, law, stretches
+
+DOLLARS = "reward $x^ of\\foo$"
+
+
+@pytest.fixture(name="drawn", scope="module")
+def _drawn(make_sweep: Any) -> tuple[dict[str, Figure], dict[str, Any]]:
+    fit, runs = make_sweep()
+    others = [make_sweep(metric=metric)[0] for metric in ("best@4", DOLLARS)]
+    figures = {name: plot.draw([fit, *others], runs) for name, plot in FIGURES.items()}
+    return {name: figure for name, figure in figures.items() if figure is not None}, fit
+
+
+@pytest.mark.parametrize("name", list(FIGURES))
+def test_a_figure_is_a_picture_and_a_page(drawn: tuple[dict[str, Figure], dict[str, Any]], name: str) -> None:
+    found = rendered(drawn[0][name])
+    image = imread(io.BytesIO(found.png))
+    assert image.shape[0] > 300
+    assert image.shape[1] > 900
+    inked = (image[..., :3].min(-1) < 0.9).mean()
+    assert 0.01 < inked < 0.6, (name, inked)
+    assert found.pdf.startswith(b"%PDF-")
+    assert b"/Type /Font" in found.pdf
+    assert b"/Type3" not in found.pdf  # text is text, in TrueType (fonttype 42)
+    assert b"CreationDate" not in found.pdf
+    if name == "frontier":
+        pixels = np.round(image[..., :3] * 255).astype(int)
+        for n, colour in palette([row["n"] for row in drawn[1]["curves"]]).items():
+            rgb = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+            assert (np.abs(pixels - rgb).max(-1) <= 1).sum() > 200, n
+
+
+def test_absent_data_draw_nothing(make_sweep: Any) -> None:
+    fit, runs = make_sweep(B_ps=(16,), ns=(8,), seeds=1, mode="paper")
+    fit["segments"][0] |= {"lead": None, "se": None}
+    fit["by_B_p"][0]["segments"][0] |= {"lead": None, "se": None}
+    found = {name for name, plot in FIGURES.items() if plot.draw([fit], runs) is not None}
+    assert found == {"frontier", "n_star", "records"}
+
+
+def test_the_paper_mode_and_an_old_fit_are_drawn(make_sweep: Any) -> None:
+    fit, runs = make_sweep(B_ps=(16,), ns=(4, 8), mode="paper")
+    new = ("intervals", "by_B", "sensitivity", "surface", "draws", "diagnostics", "overfitting")
+    old = {key: value for key, value in fit.items() if key not in new} | {"schema": 1}
+    for document in (fit, old):
+        for name in ("frontier", "n_star", "records"):
+            assert FIGURES[name].draw([document], runs) is not None
+
+
+def test_the_same_sweep_gives_the_same_bits(make_sweep: Any, tmp_path: Path) -> None:
+    fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
+    report.write(tmp_path / "a" / "x", [fit], runs)
+    (tmp_path / "b" / "x" / "figures").mkdir(parents=True)
+    for stale in ("overfitting.png", "overfitting.pdf"):
+        (tmp_path / "b" / "x" / "figures" / stale).write_bytes(b"of an earlier fit")
+    time.sleep(1.1)  # a date in seconds would differ
+    report.write(tmp_path / "b" / "x", [fit], runs)
+    first, second = ({p.relative_to(tmp_path / d): p.read_bytes() for p in (tmp_path / d).rglob("*.*")} for d in "ab")
+    assert {p.relative_to("x").as_posix() for p in (Path(*p.parts) for p in first)} >= {"report.html", "figures/frontier.pdf"}
+    assert first == second
+
+
+def test_values_bands_and_laws(make_sweep: Any) -> None:
+    fit, _ = make_sweep(B_ps=(8, 16), ns=(4, 8))
+    curves, row = Curves(fit), fit["curves"][0]
+    assert float(curves.at((8, 4), row["C_mid"])) == pytest.approx((row["R0"] + row["A"]) / 2)
+    low, high = curves.bands([1e3, 1e5])[8, 4]
+    assert low.shape == (2,)
+    assert (low < curves.at((8, 4), [1e3, 1e5])).all()
+    assert (high > curves.at((8, 4), [1e3, 1e5])).all()
+    assert Curves(make_sweep(mode="paper")[0]).bands([1e3]) == {}
+    sigmoid = {"form": "sigmoid", "L": -2.0, "k": 3.0, "log10_C0": 4.0, "b": 5.0}
+    assert law(sigmoid, [-50.0, 4.0, 50.0]).tolist() == [5.0, 4.0, 3.0]
+    assert law(sigmoid | {"form": "linear", "L": 0.0}, [5.0]).tolist() == [8.0]
+    assert stretches([{"n": n} for n in (2, 2, 4, 4, 4, 2)]) == [(2, 0, 1), (4, 1, 4), (2, 4, 5)]
+
+
+def test_the_likely_range_of_n() -> None:
+    point = {"n": 8, "n_probability": {"4": 0.04, "8": 0.7, "16": 0.2, "32": 0.06}}
+    assert likely(point, 0.9) == (8, 32)  # .04 <= .05 falls off below, .06 does not above
+    assert likely(point, None) == (8, 8)
+    assert likely({"n": 4, "n_probability": None}, 0.9) == (4, 4)
