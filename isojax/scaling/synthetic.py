@@ -203,15 +203,13 @@ class _Plan:
     curves: Mapping[tuple[int, int], TrueCurve]
     targets: Mapping[tuple[int, int], Sequence[int]]
 
-    def truly_best(self, points: int = 200) -> list[int]:
-        """The best n measured at each of `points` computes, even in log C, between the first and the last evaluation."""
-        C_low, C_high = min(t[0] for t in self.targets.values()), max(t[-1] for t in self.targets.values())
-        C = np.geomspace(C_low, C_high, points)
-        rewards = []
-        for (b, n), own in self.targets.items():
-            rewards.append(np.where((max(own[0], b * n) <= C) & (own[-1] >= C), best(self.curves[b, n], C), -np.inf))
-        table, n = np.stack(rewards), np.array([n for _, n in self.targets])
-        return n[table.argmax(0)[np.isfinite(table.max(0))]].tolist()
+    def truly_best(self, in_common: bool, points: int = 200) -> list[int]:
+        """The best n measured at each of `points` computes, even in log C, where all cells are measured or where any is."""
+        C = np.geomspace(min(t[0] for t in self.targets.values()), max(t[-1] for t in self.targets.values()), points)
+        measured = np.stack([(max(own[0], b * n) <= C) & (own[-1] >= C) for (b, n), own in self.targets.items()])
+        rewards = np.where(measured, np.stack([best(self.curves[key], C) for key in self.targets]), -np.inf)
+        kept = measured.all(0) if in_common else measured.any(0)
+        return np.array([n for _, n in self.targets])[rewards.argmax(0)[kept]].tolist()
 
 
 def _ranged(truth: Truth, rng: np.random.Generator, evaluations: int, unequal: bool, B_max: int | None) -> _Plan:
@@ -231,7 +229,7 @@ def _plan(kind: str, entropy: Sequence[int], evaluations: int, unequal: bool, ce
         truth = KINDS[kind].draw(np.random.default_rng([*entropy, 1, law]), n, B_p)
         for attempt in range(RANGES):
             plan = _ranged(truth, np.random.default_rng([*entropy, 2, law, attempt]), evaluations, unequal, B_max)
-            if plan.curves and KINDS[kind].promised(plan.truly_best()):
+            if plan.targets and KINDS[kind].promised(plan.truly_best(KINDS[kind].in_common)):
                 return plan
     given = f"n = {tuple(n)}, B_p = {B_p}, B_max = {B_max}, evaluations = {evaluations}"
     raise InputError(f"no {kind} world of {given} keeps what the kind promises; expected more n, a larger B_max or more evaluations.")

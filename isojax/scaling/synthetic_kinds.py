@@ -37,10 +37,18 @@ class Truth:
 
 @dataclass(frozen=True)
 class Kind:
-    """How a law is drawn, and whether the n that are truly best along a world's range of compute are what the kind promises."""
+    """A kind of world.
+
+    Attributes:
+        draw: (rng, n, B_p or None) -> a law.
+        promised: whether the n that are truly best along a world's range of compute are what the kind promises.
+        in_common: whether that range is where all cells are measured, else where any is. Where a rival of the best n has ended, no data
+            could show that it would not lead again.
+    """
 
     draw: Callable[[Draw, Sequence[int], Sequence[int] | None], Truth]
     promised: Callable[[Sequence[int]], bool]
+    in_common: bool = False
 
 
 def _over_B_p(rng: Draw, curves: Mapping[int, Hill], B_p: Sequence[int] | None) -> dict[tuple[int, int], Hill]:
@@ -103,14 +111,14 @@ def _non_monotone(rng: Draw, n: Sequence[int], B_p: Sequence[int] | None) -> Tru
         raise InputError(f"B_p = {tuple(B_p)} for a non_monotone world; its B_p are {FIXED_B} / n. Leave B_p out, or choose another kind.")
     level = np.log2(np.array(n, dtype=np.float64))
     tops = [level[-1] - rng.integers(2), level[0] + 1 + rng.integers(2), level[-1] - rng.integers(2)]
-    below = rng.uniform(0.025, 0.032) * (np.sqrt(1 + (level - np.array(tops)[:, None]) ** 2) - 1)  # [stage, n]
+    below = rng.uniform(0.03, 0.038) * (np.sqrt(1 + (level - np.array(tops)[:, None]) ** 2) - 1)  # [stage, n]
     gains: FloatArray = -np.diff(below, axis=0, prepend=0.0)
     gains += rng.uniform(0.01, 0.03, (3, 1)) - gains.min(1, keepdims=True)
     first = 8 * FIXED_B  # compute of the first evaluation: 8 updates
-    mids = first * 10 ** rng.uniform([-0.3, 0.72, 1.65], [0.0, 0.85, 1.78])
-    B, R0 = float(rng.uniform(2.4, 3.0)), float(rng.uniform(0.05, 0.2))
+    mids = first * 10 ** rng.uniform([-0.3, 0.6, 1.45], [-0.15, 0.7, 1.58])
+    B, R0 = float(rng.uniform(2.3, 2.7)), float(rng.uniform(0.05, 0.2))
     curves = {(FIXED_B // m, m): Stages(R0, tuple(g.tolist()), tuple(mids.tolist()), B) for m, g in zip(n, gains.T, strict=True)}
-    return Truth(curves, (first, 1.2 * first), (2.35, 2.6))
+    return Truth(curves, (first, 1.2 * first), (2.45, 2.6))
 
 
 def _three(n: Sequence[int]) -> bool:
@@ -135,5 +143,5 @@ KINDS: dict[str, Kind] = {
     "stretched": Kind(_stretched, _three),
     "decline": Kind(_decline, _three),
     "same": Kind(_same, _any),
-    "non_monotone": Kind(_non_monotone, _falls_and_rises),
+    "non_monotone": Kind(_non_monotone, _falls_and_rises, in_common=True),
 }

@@ -149,7 +149,7 @@ def test_non_monotone_worlds_fall_and_rise_by_three_steps_with_clear_leads():
     for seed in range(50):
         w = random_world("non_monotone", seed, samples=0, evaluations=30)
         stages = np.array(next(iter(w.truth.values())).C_mids)
-        end = max(high for _, high in w.measured.values())
+        end = min(high for _, high in w.measured.values())
         middles = np.sqrt(stages * np.append(stages[1:], end))
         R = np.stack([w.reward(*key, middles) for key in sorted(w.truth, key=lambda key: key[1])])  # [n, phase]
         levels = R.argmax(0)
