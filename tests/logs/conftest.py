@@ -1,0 +1,34 @@
+"""Small logs as text, imported as the command does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isojax.logs.fields import parse_map
+from isojax.logs.importing import Imported, read_logs
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Callable[..., Imported]:
+    """`logged(format, text or rows, *maps)`: one log, or several in a dictionary by file name."""
+
+    def run(format: str, logs: Any, *maps: str) -> Imported:
+        files = []
+        for name, content in (logs if isinstance(logs, dict) else {f"log.{format}": logs}).items():
+            file = tmp_path / name
+            file.write_bytes(content if isinstance(content, bytes) else _text(content).encode())
+            files.append(file)
+        return read_logs(files, format, parse_map(maps), lambda _: None)
+
+    return run
+
+
+def _text(content: str | Sequence[Any]) -> str:
+    return content if isinstance(content, str) else "".join(json.dumps(row) + "\n" for row in content)
