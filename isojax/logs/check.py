@@ -60,13 +60,14 @@ def check(paths: Sequence[Path], done: Callable[[], None]) -> Checked:
     if not found.runs:
         return found
     found.metric = default_metric(found.runs)
-    found.problems += [*clashes(found.runs), *_problem_sets(found.runs), *_too_few(found.runs)]
+    found.problems += [*clashes(found.runs), *_problem_sets(found.runs)]
     for run in found.runs:
         try:
             track(run, found.metric, "rollouts")
         except InputError as e:
             found.problems.append(str(e))
         found.notes += _other_metrics(run, found.metric) + _gaps(run) + _oddities(run)
+    found.problems += _too_few(found.runs)
     found.notes += _sweep(found.runs)
     return found
 

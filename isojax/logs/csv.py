@@ -39,7 +39,8 @@ def read(path: Path, tick: Tick) -> list[Table]:
                 rows.append(_row(path, header, cells, start))
             start = reader.line_num + 1
     except csv.Error as e:
-        raise InputError(f"{path}, line {reader.line_num}: not CSV ({e}). Mend the quotes of that line.") from e
+        mend = other_format(path, "csv") or " Mend the quotes of that line."
+        raise InputError(f"{path}, line {reader.line_num}: not CSV ({e}).{mend}") from e
     if not rows:
         raise InputError(f"{path} has a header (line 1) and no row below it; expected at least one evaluation. Leave it out.")
     return [Table(str(path), tuple(rows), one_run=False)]

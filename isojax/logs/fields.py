@@ -154,7 +154,7 @@ def _hint(field: str, there: Sequence[str], table: Table) -> str:
     typed = [f"--map {field}={near[0]} (the nearest)"] if near else []
     if field in CONSTANTS:
         number = {"n": 16, "B_p": 512}.get(field, 0)
-        typed += [f"--map {field}={number}", f"--map {field}={field}{{}} where the file's name has it, as {table.source}-{field}{number}"]
+        typed += [f"--map {field}={number}", f"--map {field}={field}{{}} where the file's name has it, as run-{field}{number}.jsonl"]
     if field == "B_p":
         typed.append("--map B=8192 for rollouts an update")
     if field == "rollouts":

@@ -46,11 +46,19 @@ def _is_training(name: str) -> bool:
     return name in ("train_reward", "response_length") or name.startswith("train:")
 
 
+def main_metric(bound: Bound) -> str:
+    """The validation metric that makes a row an evaluation: `reward`, else the right answers, else the first further one."""
+    named = [name for name in bound.columns if _is_validation(name)]
+    return min(named, key=lambda name: (name != "reward", name != "counts"))
+
+
 def metric_name(name: str, bound: Bound) -> str:
     """A validation metric's name in the ledger: as asked (metric:NAME), else the column's own, avg@k where that ends in mean@k or avg@k."""
+    if name == "counts":
+        return "right answers"
     if name != "reward":
         return name.removeprefix("metric:")
-    column = bound.columns["reward"]
+    column = bound.columns[name]
     match = _AT_K.search(column)
     return f"avg@{match[1]}" if match else column
 
@@ -128,7 +136,7 @@ def _metrics(entry: Entry, table: Table, bound: Bound) -> dict[str, float]:
     Raises:
         InputError: a metric outside [0, 1], or an empty cell where a metric is due.
     """
-    main = next(name for name in bound.columns if _is_validation(name))
+    main = main_metric(bound)
     trained = any(_is_training(name) for name in entry.values)
     for name in bound.columns:
         if name in entry.blank and _is_validation(name) and (main in entry.values or not trained):
@@ -155,7 +163,7 @@ def _metrics(entry: Entry, table: Table, bound: Bound) -> dict[str, float]:
 def _samples(entry: Entry, table: Table, bound: Bound) -> int:
     if "samples" in bound:
         return whole("samples", entry.places.get("counts", entry.row), table, bound, 1)
-    match = re.fullmatch(r"avg@(\d+)", metric_name("reward", bound)) if "reward" in bound else None
+    match = re.fullmatch(r"avg@(\d+)", metric_name(main_metric(bound), bound))
     return int(match[1]) if match else 0
 
 

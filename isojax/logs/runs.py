@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from isojax.logs.fields import Bound
-from isojax.logs.points import evaluations, is_measured, measures
+from isojax.logs.points import evaluations, is_measured, main_metric, measures, metric_name
 from isojax.logs.table import Row, Table
 from isojax.logs.values import text_of, whole
 from isojax.types import Cell, InputError, RunRecord
@@ -106,7 +106,7 @@ def records(runs: Sequence[Run]) -> tuple[list[RunRecord], list[str]]:
     Raises:
         InputError: as `points.evaluations`, two runs with one (B_p, n, seed), or the same run twice.
     """
-    notes = _number_seeds(runs)
+    notes = [*_refuse_other_metrics(runs), *_number_seeds(runs)]
     made = []
     for run in runs:
         assert run.seed is not None
@@ -116,6 +116,17 @@ def records(runs: Sequence[Run]) -> tuple[list[RunRecord], list[str]]:
         made.append(RunRecord(cell, points, run.place, hours, "imported"))
     _refuse_copies(made)
     return sorted(made, key=lambda run: run.cell), notes
+
+
+def _refuse_other_metrics(runs: Sequence[Run]) -> list[str]:
+    """Refuse runs whose validation metric has different names; says where one name stands for different columns."""
+    first = {(metric_name(main_metric(run.bound), run.bound), run.bound.columns[main_metric(run.bound)]): run for run in reversed(runs)}
+    if len({name for name, _ in first}) > 1:
+        given = " and ".join(f"{name} ({run.table.source})" for (name, _), run in first.items())
+        raise InputError(f"the runs have different validation metrics: {given}; expected one. Name it for all: --map avg@4=COLUMN.")
+    if len(first) > 1:
+        return [f"{name} is read from {column} in {run.table.source}" for (name, column), run in first.items()]
+    return []
 
 
 def _number_seeds(runs: Sequence[Run]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.e2e.conftest import REPOSITORY, TINY
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 SMALL = ((r"sweep\.budget=\d+", "sweep.budget=700"), (r"--budget \S+", "--budget 700"))
 FORK = {"my_fork/my_losses.py": "docs/extending.md"}  # a file that a page tells its reader to write
+LOGS = {"logs.md": REPOSITORY / "tests/logs/fixtures"}  # what stands for the reader's own logs/
 
 
 def commands(page: Path) -> list[str]:
@@ -48,6 +50,8 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
             code = re.search(rf"```python\n# {path}\n(.*?)```", page.read_text(), re.S)
             assert code, f"{page.name} no longer shows {path}"
             file.write_text(code[1])
+    if page.name in LOGS:
+        shutil.copytree(LOGS[page.name], isojax.folder / "logs")
     for line in commands(page):
         words = small(line)
         if words[0] == "make":
@@ -58,6 +62,6 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
         elif words[0] == "python" and words[1].startswith("benchmarks/"):
             assert (REPOSITORY / words[1]).is_file(), line
         elif words[0] == "isojax":
-            isojax.ok(*words[1:])
+            (isojax.quick_ok if words[1] == "records" else isojax.ok)(*words[1:])
         else:
             assert words[0] in (".ci/run", "pre-commit", ".venv/bin/pre-commit", "git"), f"{page.name}: how is {line!r} tested?"
