@@ -21,6 +21,7 @@ from isojax.cli_curve import Frontier, Where, fitted_frontier
 from isojax.cli_fit import MODE, make_fit, read_fit, sweep_folder, warn
 from isojax.cli_recommend import print_recommendation, recommend
 from isojax.cli_records import app as records_app
+from isojax.cli_validate import make_validation, print_validation
 from isojax.cli_words import print_fit
 from isojax.config import Config, load_config
 from isojax.types import InputError, RunFailed
@@ -148,6 +149,7 @@ def fit(
     mode: ModeOption = None,
     frontier: Frontier = None,
     where: Where = None,
+    validate: Annotated[bool, typer.Option("--validate", help="Hide runs from the fit, predict them, and report how well.")] = False,
     as_json: Json = False,
 ) -> None:
     """Fit the reward curves, the compute-optimal frontier and n*(C) to finished runs.
@@ -159,14 +161,20 @@ def fit(
       isojax fit runs/quickstart
       isojax fit runs/quickstart --compute tokens --json | jq .n_star
       isojax fit --frontier points.csv --where set=easy
+      isojax fit runs/quickstart --validate               the top 4x of compute, the largest n, one seed; validation.json
     """
+    if validate and frontier is not None:
+        raise InputError("--validate hides runs from the fit, and --frontier gives none; expected one of them.")
     if fitted_frontier(runs, frontier, where, mode, as_json):
         return
     document = make_fit(runs or [], metric, compute, mode or MODE)
+    validation = make_validation(runs or [], metric, compute, mode or MODE) if validate else None
     if as_json:
-        print(json.dumps(document, indent=1, allow_nan=False))
-    else:
-        print_fit(Console(), document)
+        print(json.dumps(document | ({"validation": validation} if validation else {}), indent=1, allow_nan=False))
+        return
+    print_fit(Console(), document)
+    if validation:
+        print_validation(Console(), validation)
 
 
 app.command()(recommend)

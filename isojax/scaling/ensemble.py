@@ -36,7 +36,7 @@ class Ensemble:
         point: float[4, 1, cells], the curves' R0, A, B, C_mid.
         draws: float[4, replicates, cells], the same of each replicate; 0 replicates where the fit has none.
         C_low, C_high: float[cells], the measured range. C_peak: float[cells], infinite where reward never falls.
-        rmse: float[cells], residual of the curves, in reward.
+        noise_sd: float[cells], of one evaluation: the fit's estimate, else the residual of the curve, in reward.
         determined: bool[cells], whether the data determine the plateau A.
         stable: bool[cells], whether the cell's B_p is.
         level: of the intervals. run_sd: run-to-run standard deviation of the reward (0 where the fit knows none).
@@ -52,7 +52,7 @@ class Ensemble:
     C_low: FloatArray
     C_high: FloatArray
     C_peak: FloatArray
-    rmse: FloatArray
+    noise_sd: FloatArray
     determined: BoolArray
     stable: BoolArray
     level: float
@@ -118,8 +118,8 @@ class Ensemble:
 
     def noise(self, i: int) -> float:
         """Standard deviation of one new run's measured reward in cell i around its expectation: the spread between runs and the noise
-        of one evaluation, sqrt(mean p (1 - p) / (N k)), for which the curve's residual stands."""
-        return float(np.hypot(self.run_sd, self.rmse[i]))
+        of one evaluation, sqrt(mean p (1 - p) / (N k)) where problems are answered k times."""
+        return float(np.hypot(self.run_sd, self.noise_sd[i]))
 
     def interval(self, values: ArrayLike) -> Interval | None:
         """The central `level` of draws, float[replicates]; None where there are none."""
@@ -136,6 +136,7 @@ def _load(cls: type[Ensemble], fit: Mapping[str, Any]) -> Ensemble:
         raise InputError("the fit holds no curve or no run; expected at least one of each. Run `isojax fit` again.")
     verdicts = {v["B_p"]: bool(v["stable"]) for v in fit["stability"]}
     intervals = fit.get("intervals") or {}
+    noise_sd = intervals.get("noise_sd")
     ends = [r["C_max"] for r in fit["runs"] if r.get("C_max") is not None] or [c["C_high"] for c in curves]
 
     def column(key: str) -> FloatArray:
@@ -151,7 +152,7 @@ def _load(cls: type[Ensemble], fit: Mapping[str, Any]) -> Ensemble:
         C_low=column("C_low"),
         C_high=column("C_high"),
         C_peak=np.array([np.inf if c.get("C_peak") is None else c["C_peak"] for c in curves], dtype=np.float64),
-        rmse=column("rmse"),
+        noise_sd=column("rmse") if noise_sd is None else np.full(len(curves), float(noise_sd)),
         determined=np.array([c.get("determined") is not False for c in curves]),
         stable=np.array([verdicts.get(c["B_p"], True) for c in curves]),
         level=float(intervals.get("level") or LEVEL),

@@ -85,6 +85,10 @@ def test_intervals_of_the_expected_reward_and_of_one_new_run():
     sd = np.sqrt(0.01**2 + 0.008**2 + (0.006 * share) ** 2)
     assert b.new_high - b.reward == pytest.approx(1.645 * sd, rel=0.03)
     assert b.reward - b.new_low == pytest.approx(1.645 * sd, rel=0.03)
+    known = document(replicates=4000)
+    known["intervals"]["noise_sd"] = 0.03  # in place of rmse, where the fit says it
+    b = best(known, 1e5)
+    assert b.new_high - b.reward == pytest.approx(1.645 * np.sqrt(0.01**2 + 0.03**2 + (0.006 * share) ** 2), rel=0.03)
 
 
 def test_probability_and_regret_of_two_equal_cells():

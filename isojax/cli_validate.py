@@ -1,0 +1,53 @@
+"""`isojax fit --validate`: the fit's trials on runs it has not seen, as validation.json and as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from isojax.cli_fit import default_metric, file_name, is_sweep, progress, warn
+from isojax.cli_words import plain
+from isojax.files import write_text
+
+TRIALS = {"compute": "the top of compute", "largest_n": "the largest n", "seed": "one run a cell"}
+
+
+def make_validation(paths: Sequence[Path], metric: str | None, compute: str, mode: str) -> dict[str, Any]:
+    """Validate the runs; a single sweep's folder gets its validation.json, named like its fit where another metric or compute was asked."""
+    from isojax.records import read_runs
+    from isojax.scaling.validate import validate
+
+    runs = read_runs(paths, warn)
+    with progress("validation") as advance:
+        document = plain(validate(runs, metric or default_metric(runs), compute, mode, advance=advance))
+    if len(paths) == 1 and is_sweep(paths[0]):
+        file = paths[0] / file_name("validation", metric, compute)
+        write_text(file, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    return document
+
+
+def print_validation(console: Console, document: Mapping[str, Any]) -> None:
+    """The trials' figures beside each other, then each in words."""
+    table = Table(title=f"validation: what the fit makes of runs it has not seen ({document['mode']} mode)", title_justify="left")
+    for column in ("hidden", "evaluations", "mean error", "mean |error|", "inside 90%", "n chosen", "n best", "regret"):
+        table.add_column(column, justify="left" if column == "hidden" else "right")
+    for name, title in TRIALS.items():
+        r = document[name]
+        if not r["possible"]:
+            table.add_row(title, *["-"] * 7)
+            continue
+        inside = "-" if r["inside"] is None else f"{r['inside']:.0%}"
+        errors = f"{r['mean_error']:+.4f}", f"{r['mean_absolute_error']:.4f}"
+        chosen = ("-", "-", "-") if r["n_chosen"] is None else (str(r["n_chosen"]), str(r["n_best"]), f"{r['regret']:.4f}")
+        table.add_row(title, str(r["measurements"]), *errors, inside, *chosen)
+    console.print(table)
+    for name, title in TRIALS.items():
+        r = document[name]
+        said = r["says"] if r["possible"] else f"not possible: {r['why']}"
+        console.print(f"[bold]{title}[/bold]: {escape(said)}", highlight=False)

@@ -1,0 +1,72 @@
+"""Validation on worlds whose truth is known, and on runs that do not allow it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from isojax.scaling.synthetic import world
+from isojax.scaling.validate import validate
+from isojax.types import InputError
+
+RISING = world(seeds=2, problems=100).runs  # C up to 195072; doubling n adds .04 to the plateau, so the largest n matters
+CALLS: list[tuple[int, int]] = []
+FOUND = validate(RISING, replicates=40, advance=lambda done, of: CALLS.append((done, of)))
+
+
+def test_the_top_of_compute():
+    r = FOUND["compute"]
+    # From 48768 = 195072 / 4 on: the grid's 5 targets from 1024 * 1.3^15 up, two runs of 5 cells; a run may have passed one by.
+    assert r["possible"] and 50 <= r["measurements"] <= 60 and r["measurements"] == len(r["points"])
+    assert all(p["C"] > 195072 / 4 for p in r["points"])
+    errors = [p["predicted"] - p["measured"] for p in r["points"]]
+    assert r["mean_error"] == pytest.approx(sum(errors) / len(errors)) and abs(r["mean_error"]) < 0.02
+    assert r["inside"] == sum(p["low"] <= p["measured"] <= p["high"] for p in r["points"]) / len(errors) and r["inside"] > 0.8
+    assert r["n_chosen"] in (16, 32) and r["n_best"] == 32 and 0 <= r["regret"] < 0.03
+
+
+def test_the_largest_n():
+    r = FOUND["largest_n"]
+    assert (r["n"], r["matters"], r["warned"]) == (32, True, True) and r["n_chosen"] < 32
+    assert {p["n"] for p in r["points"]} == {32} and r["inside"] is None
+    assert 0.01 < r["gain"] < 0.06  # .04 in truth at the plateau, less before it
+    assert "it mattered, and the fit without it warned" in r["says"]
+
+
+def test_one_seed():
+    r = FOUND["seed"]
+    assert {p["seed"] for p in r["points"]} == {1} and r["inside"] > 0.8 and abs(r["mean_error"]) < 0.01
+
+
+def test_it_is_plain_data_and_says_how_far_it_is():
+    assert json.loads(json.dumps(FOUND)) == FOUND
+    assert CALLS[-1] == (120, 120) and CALLS == sorted(CALLS)
+
+
+def test_a_largest_n_that_makes_no_difference():
+    r = validate(world("same", seeds=1, n=(4, 8), problems=100, B_p=(16,)).runs, replicates=0)["largest_n"]
+    assert not r["matters"] or r["gain"] < 0.02
+    assert r["regret"] < 0.03
+
+
+def test_what_is_not_possible_says_why():
+    one = [r for r in RISING if (r.cell.n, r.cell.seed) == (8, 0)]
+    found = validate(one, replicates=0)
+    assert found["compute"]["possible"] and found["compute"]["inside"] is None
+    assert found["largest_n"]["why"] == "only n = 8 was run, so nothing is left without the largest n; run a second n."
+    assert "no cell has two runs" in found["seed"]["why"]
+    few = [replace(r, points=(r.points[0], *r.points[-3:])) for r in one]
+    assert not validate(few, replicates=0)["compute"]["possible"]
+    with pytest.raises(InputError, match="train"):
+        validate(one, "train/none")
+
+
+def test_paper_mode_has_no_interval_to_be_inside_of():
+    r = validate(RISING, mode="paper")["compute"]
+    assert r["inside"] is None and r["mean_error"] > 0.01  # record-breaking points overshoot
+    assert all(p["low"] is None for p in r["points"])
+
+
+def test_other_compute():
+    r = validate(RISING, compute="tokens", mode="paper")["seed"]
+    assert r["possible"] and max(p["C"] for p in r["points"]) == max(p.tokens for run in RISING for p in run.points)

@@ -1,0 +1,62 @@
+"""`isojax fit --validate`: the table, the file beside the fit, and the one JSON document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from isojax import cli
+from isojax.records import Ledger
+from isojax.scaling.synthetic import world
+
+Outcome = tuple[int, str, str]
+
+
+@pytest.fixture
+def fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Outcome]:
+    """`isojax fit` in an empty folder that holds the sweep `known`: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    for run in world(seeds=1, n=(2, 8), problems=50, ratio=1.6).runs:
+        ledger = Ledger(Path("known/cells") / run.cell.name, run.cell, "x")
+        for point in run.points:
+            ledger.append(point, seconds=1.0, devices=1)
+
+    def run_fit(*words: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["isojax", "fit", *words])
+        with pytest.raises(SystemExit) as e:
+            cli.main()
+        assert isinstance(e.value.code, int)
+        return (e.value.code, *capsys.readouterr())
+
+    return run_fit
+
+
+def test_validate_prints_and_keeps(fit: Callable[..., Outcome]) -> None:
+    code, out, err = fit("known", "--validate", "--mode", "paper")
+    assert code == 0 and err == ""
+    for part in (
+        "validation: what the fit makes of runs it has not seen",
+        "the top of compute",
+        "one run a cell: not possible: no cell has two",
+    ):
+        assert part in out
+    kept = json.loads(Path("known/validation.json").read_text())
+    assert kept["largest_n"]["n"] == 8 and kept["metric"] == "avg@4" and kept["mode"] == "paper"
+
+
+def test_json_stays_one_document(fit: Callable[..., Outcome]) -> None:
+    code, out, err = fit("known", "--validate", "--mode", "paper", "--compute", "tokens", "--json")
+    document = json.loads(out)
+    assert code == 0 and err == "" and document["compute"] == "tokens"
+    assert document["validation"] == json.loads(Path("known/validation-tokens.json").read_text())
+    assert "validation" not in json.loads(Path("known/fit-tokens.json").read_text())
+
+
+def test_points_alone_cannot_be_validated(fit: Callable[..., Outcome]) -> None:
+    code, out, err = fit("--frontier", "points.csv", "--validate")
+    assert code == 2 and out == "" and err.startswith("error: --validate hides runs")
