@@ -265,7 +265,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 def main() -> None:
     """Run, or say what is wrong with what was given and exit with 2."""
     try:
-        run(_parse(), Console(stderr=True))
+        run(_parse(), Console(stderr=True, width=None if sys.stderr.isatty() else 120))
     except InputError as e:
         print(f"error: {e}", file=sys.stderr)
         raise SystemExit(2) from e
