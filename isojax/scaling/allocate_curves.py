@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isojax.scaling.ensemble import BoolArray, Ensemble, FloatArray
 from isojax.scaling.predict import affordable, choose
@@ -50,11 +51,25 @@ def _explain(e: Ensemble, r: Request, a: Allocation, spent: FloatArray, allowed:
     kind = "measured" if "B_p" in r.fix else "stable measured"
     limits = {"M": "B_p n M <= C", "B": f"B_p n = {r.fix.get('B')}", "B_p": f"B_p = {r.fix.get('B_p')}"}
     which = "".join(f" with {limits[name]}" for name in r.fix) + (f" and B_p n <= {r.B_max}" if r.B_max is not None else "")
-    r.say(f"n = {a.n}: of {len(there)} {kind} cells{which}, {e.B_p[top]}x{e.n[top]} promises most ({value[top]:.3f})")
+    cells = f"{len(there)} {kind} {'cell' if len(there) == 1 else 'cells'}{which}"
+    r.say(f"n = {a.n}: of {cells}, {e.B_p[top]}x{e.n[top]} promises most ({value[top]:.3f})")
     if "B_p" not in r.fix:
         r.say(f"B_p = {a.B_p}: {_why_B_p(e, r, a, int(e.B_p[top]), there.tolist())}{smallest_stable(stability)[1]}")
     M = f"M = {a.M}: given; {a.C:,} of {r.C:,.0f} rollouts are spent" if "M" in r.fix else f"M = floor(C / (n B_p)) = {a.M}"
     r.say(M)
+    _not_measured_so_far(e, r, a, spent, there)
+
+
+def _not_measured_so_far(e: Ensemble, r: Request, a: Allocation, spent: FloatArray, there: NDArray[np.intp]) -> None:
+    """Name the other n that were compared beyond their data: runs of equally many updates leave the largest n alone at large C."""
+    short = {}
+    for n in sorted(set(e.n[there].tolist()) - {a.n}):
+        own = there[e.n[there] == n]
+        if (spent[own] > e.C_high[own] * (1 + 1e-9)).all():
+            short[n] = float(e.C_high[own].max())
+    if short:
+        ends = ", ".join(f"n = {n} (measured up to C = {C:.4g})" for n, C in short.items())
+        r.say(f"compared by their curves' word alone, beyond their data: {ends}")
 
 
 def _why_B_p(e: Ensemble, r: Request, a: Allocation, top: int, there: list[int]) -> str:

@@ -5,8 +5,9 @@
     seed         the last run of every cell that has two or more: the interval of one new run
 
 A trial that the runs do not allow says why. The interval of one new run counts the choice of validation problems too, which hidden and
-fitted evaluations share: more than its level inside is to be expected, less is a warning. Measured rewards at the end of a cell are means
-over its runs' last `LAST` evaluations; the best of several such means is itself too high by chance, so the regret measured against it is, too.
+fitted evaluations share: more than its level inside is to be expected, less is a warning. The n that it would have
+chosen is judged at the largest C that two n reach, by the mean of each cell's evaluations near there; the best of several such means is
+itself too high by chance, and so is the regret measured.
 """
 
 from __future__ import annotations
@@ -26,10 +27,9 @@ from isojax.types import InputError, RunRecord
 
 SCHEMA = 1
 TOP = 4.0
-LAST = 3
 REPLICATES = 200
-# Runs that end within this share of the largest compute count as run to the end.
-NEAR_END = 0.8
+# Evaluations between this share of C and C count as made near C.
+NEAR = 0.7
 Fit = Callable[[Sequence[RunRecord]], Mapping[str, Any]]
 Result = dict[str, Any]
 
@@ -83,7 +83,7 @@ def _hide_compute(tracks: Sequence[Track], fitted: Fit) -> Result:
     limit = top / TOP
     kept = [part for t in tracks if (part := _up_to(t, limit)) is not None]
     e = Ensemble.load(fitted(kept))
-    result = _predicted(e, [(t, t.C > limit) for t in tracks]) | _choice(e, tracks, top)
+    result = _predicted(e, [(t, t.C > limit) for t in tracks]) | _choice(e, tracks, limit)
     says = f"fitted up to C = {limit:.4g}, tested up to {top:.4g}: {_errors_in_words(result)}; {_choice_in_words(result)}"
     return {"hidden": f"compute above {limit:.6g}, a {TOP:g}th of the largest", "says": says} | result
 
@@ -94,7 +94,7 @@ def _hide_seed(tracks: Sequence[Track], fitted: Fit) -> Result:
         raise InputError("no cell has two runs, so none can be hidden; run a second seed (isojax launch --resume sweep.seeds=2).")
     hidden = {id(t) for t in last}
     e = Ensemble.load(fitted([t.run for t in tracks if id(t) not in hidden]))
-    result = _predicted(e, [(t, t.C > 0) for t in last]) | _choice(e, last, max(float(t.C[-1]) for t in last))
+    result = _predicted(e, [(t, t.C > 0) for t in last]) | _choice(e, last)
     names = ", ".join(t.run.cell.name for t in last)
     says = f"{len(last)} runs hidden: {_errors_in_words(result)}; {_choice_in_words(result)}"
     return {"hidden": f"the last run of every cell that has two or more ({names})", "says": says} | result
@@ -112,8 +112,8 @@ def _hide_largest_n(tracks: Sequence[Track], fitted: Fit) -> Result:
     usable = e.stable if e.stable.any() else np.ones_like(e.stable)
     rows = [_row(t, C, R, float(e.expected(C)[usable].max()), None) for t in hidden for C, R in zip(t.C, t.R, strict=True) if C > 0]
     top = max(float(t.C[-1]) for t in hidden)
-    result = _summary(rows) | _choice(e, tracks, top)
-    ends = [row for row in rows if row["C"] >= NEAR_END * top]
+    result = _summary(rows) | _choice(e, tracks)
+    ends = [row for row in rows if row["C"] >= NEAR * top]
     gain = float(np.mean([row["measured"] - row["predicted"] for row in ends]))
     matters, warned = gain > EPSILON, document["frontier"][-1]["n"] == ns[-2]
     added = f"near C = {top:.4g} n = {n} measured {gain:+.4f} beside the frontier of the rest"
@@ -173,14 +173,21 @@ def _summary(rows: Sequence[Result]) -> Result:
     }
 
 
-def _choice(e: Ensemble, tracks: Sequence[Track], C: float) -> Result:
-    """The n of the fit's best cell for compute C, the n measured best there, and what the first lost, over cells that ran to the end."""
-    ends = {key: [t for t in seeds if t.C[-1] >= NEAR_END * C] for key, seeds in by_cell(tracks).items()}
-    measured = {key: float(np.mean([t.R[-LAST:].mean() for t in seeds])) for key, seeds in ends.items() if seeds}
+def _choice(e: Ensemble, tracks: Sequence[Track], beyond: float = 0.0) -> Result:
+    """The n of the fit's best cell at the largest C > `beyond` that two n reach, the n measured best there, and what the first lost."""
+    nothing: Result = {"C": None, "n_chosen": None, "n_best": None, "regret": None}
+    ends: dict[int, float] = {}
+    for t in tracks:
+        ends[t.run.cell.n] = max(ends.get(t.run.cell.n, 0.0), float(t.C[-1]))
+    C = sorted(ends.values())[-2] if len(ends) > 1 else 0.0
+    if C <= beyond:
+        return nothing
+    near = {key: [R for t in seeds for R in t.R[(t.C >= NEAR * C) & (t.C <= C)]] for key, seeds in by_cell(tracks).items()}
+    measured = {key: float(np.mean(rewards)) for key, rewards in near.items() if rewards}
     there = np.array([(int(B_p), int(n)) in measured for B_p, n in zip(e.B_p, e.n, strict=True)])
-    if not there.any():
-        return {"C": C, "n_chosen": None, "n_best": None, "regret": None}
     allowed = there & e.stable if (there & e.stable).any() else there
+    if not allowed.any():
+        return nothing
     i = int(choose(e, np.full((1, len(e.n)), C), allowed[None], 0.0)[0])
     best = max(measured, key=lambda key: (measured[key], -key[1]))
     n_chosen, B_p = int(e.n[i]), int(e.B_p[i])
@@ -195,5 +202,5 @@ def _errors_in_words(r: Result) -> str:
 
 def _choice_in_words(r: Result) -> str:
     if r["n_chosen"] is None:
-        return "no cell ran to the end, so no choice of n can be tested"
-    return f"it chose n = {r['n_chosen']}, measured best was n = {r['n_best']}, which cost {r['regret']:.4f}"
+        return "no two n were measured that far, so its choice of n cannot be judged"
+    return f"at C = {r['C']:.4g} it chose n = {r['n_chosen']}, measured best was n = {r['n_best']}, which cost {r['regret']:.4f}"

@@ -40,6 +40,15 @@ def test_the_smallest_stable_B_p_within_epsilon():
         recommend(document(unstable=(16, 64)), 1e5)
 
 
+def test_an_n_alone_at_large_C_is_pointed_out():
+    fit = document()
+    for c in fit["curves"]:
+        c["C_high"] = {4: 2e4, 16: 5e4, 64: 1e5}[c["n"]]
+    r = recommend(fit, 1e5)
+    assert said(r, "beyond their data: n = 4 (measured up to C = 2e+04)") and said(r, "16x16 was measured up to C = 50000")
+    assert not said(recommend(document(), 1e5), "beyond their data")
+
+
 def test_no_effect_is_an_answer():
     law = {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 4.0, "no_effect": True}
     equal = {(16, n): (0.6 + 0.001 * (n == 8), 1.0, 2e3) for n in (2, 4, 8, 16)}

@@ -61,6 +61,14 @@ def test_what_is_not_possible_says_why():
         validate(one, "train/none")
 
 
+def test_an_n_alone_at_large_C_is_no_test_of_the_choice():
+    """n = 32 alone beyond a quarter of the largest C: its choice there cannot be wrong, and is not counted as right."""
+    alone = [r if r.cell.n == 32 else replace(r, points=tuple(p for p in r.points if p.rollouts < 4e4)) for r in RISING]
+    found = validate(alone, replicates=0)
+    assert found["compute"]["n_chosen"] is None and "cannot be judged" in found["compute"]["says"]
+    assert found["seed"]["C"] < 4e4
+
+
 def test_paper_mode_has_no_interval_to_be_inside_of():
     r = validate(RISING, mode="paper")["compute"]
     assert r["inside"] is None and r["mean_error"] > 0.01  # record-breaking points overshoot
