@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from isojax.cli_words import plain
 from isojax.files import write_text
-from isojax.types import InputError, RunRecord
+from isojax.records import default_metric
+from isojax.types import InputError
 
 if TYPE_CHECKING:
     from isojax.config import Config
@@ -35,12 +36,6 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def default_metric(runs: Sequence[RunRecord]) -> str:
-    """The ledgers' avg@k, else the first metric by name."""
-    first = runs[0].points[0]
-    return f"avg@{first.samples}" if f"avg@{first.samples}" in first.metrics else min(first.metrics, default="")
 
 
 def file_name(stem: str, metric: str | None, compute: str) -> str:

@@ -248,6 +248,13 @@ def read_runs(paths: Iterable[Path], warn: Any = None) -> list[RunRecord]:
     return runs
 
 
+def default_metric(runs: Sequence[RunRecord]) -> str:
+    """The metric a fit takes where none is asked for: avg@k of the evaluations' k samples, else the first recorded."""
+    first = runs[0].points[0]
+    own = f"avg@{first.samples}"
+    return own if own in first.metrics else next(iter(first.metrics), own)
+
+
 def clashes(runs: Sequence[RunRecord]) -> Iterator[str]:
     """Why sorted runs cannot be fitted together: two of one cell, or different `cell` settings."""
     for a, b in pairwise(runs):

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from isojax.records import clashes, ledger_folders, read_run
+from isojax.records import clashes, default_metric, ledger_folders, read_run
 from isojax.scaling.metrics import track
 from isojax.types import InputError, RunRecord
 
@@ -34,13 +34,6 @@ class Checked:
     metric: str = ""
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-
-def default_metric(runs: Sequence[RunRecord]) -> str:
-    """The metric a fit takes where none is asked for: avg@k of the evaluations' k samples, else the first by name."""
-    first = runs[0].points[0]
-    own = f"avg@{first.samples}"
-    return own if own in first.metrics else min(first.metrics, default=own)
 
 
 def check(paths: Sequence[Path], done: Callable[[], None]) -> Checked:

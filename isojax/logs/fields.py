@@ -90,7 +90,8 @@ def parse_map(texts: Iterable[str]) -> dict[str, str]:
 def bind(table: Table, asked: Mapping[str, str], known: Mapping[str, Sequence[str]]) -> Bound:
     """A log's columns for the fields: as asked with --map, else by the names the format is known to write.
 
-    What is asked is a column's name, a number for the whole log, or a pattern such as n{} for the number in the log's own name.
+    What is asked is a column's name, a number for the whole log, or a pattern such as n{} for the number in the log's own name. B that is
+    asked for stands instead of a known B_p, avg@k instead of a known reward.
 
     Raises:
         InputError: a column that is not there, a constant where a column is needed, several columns that would do, or a field that is
@@ -113,7 +114,9 @@ def bind(table: Table, asked: Mapping[str, str], known: Mapping[str, Sequence[st
             near = difflib.get_close_matches(text, there, n=1, cutoff=0)[0]
             typed = f"--map {field}={near}"
             raise InputError(f"{table.source} has no column {text!r} for {field}; the nearest is {near!r} ({typed}). {_list(there)}")
-    found = {field: column for field, names in known.items() if field not in asked and (column := _known(field, names, table)) is not None}
+    instead = {"B": "B_p", "B_p": "B"} | dict.fromkeys((name for name in asked if _AT_K.fullmatch(name.removeprefix("metric:"))), "reward")
+    taken = {*asked, *(other for field, other in instead.items() if field in asked)}
+    found = {field: column for field, names in known.items() if field not in taken and (column := _known(field, names, table)) is not None}
     bound = Bound({**columns, **found}, constants, frozenset(found))
     _require(bound, table)
     return bound

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +47,11 @@ def read_logs(files: Sequence[Path], format: str, asked: Mapping[str, str], tick
     for path in files:
         if not path.exists():
             raise InputError(f"no such log: {path}. Expected a file that exists; check its name.")
-        for table in plugin.read(path, tick):
+        try:
+            tables = plugin.read(path, tick)
+        except OSError as e:
+            raise InputError(f"cannot read {path}: {e.strerror or e}. Check who may read it.") from e
+        for table in tables:
             try:
                 bound = bind(table, asked, plugin.FIELDS)
             except InputError as e:
@@ -82,6 +86,7 @@ def check_out(out: Path) -> None:
 def _beside(out: Path) -> Iterator[Path]:
     """A folder beside `out` that takes its name in one step when all went well, and is gone otherwise."""
     temp = out.with_name(f".{out.name}.{os.getpid()}")
+    missing = [folder for folder in out.parents if not folder.exists()]
     try:
         temp.mkdir(parents=True)
         yield temp
@@ -91,6 +96,9 @@ def _beside(out: Path) -> Iterator[Path]:
         raise InputError(f"cannot write {out}: {e.strerror or e}. Choose a folder you may write.") from e
     finally:
         shutil.rmtree(temp, ignore_errors=True)
+        with suppress(OSError):  # those that are not empty hold what was written
+            for folder in missing:
+                folder.rmdir()
 
 
 def write_ledgers(imported: Imported, out: Path, said: Mapping[str, object], done: Callable[[], None]) -> None:

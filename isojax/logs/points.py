@@ -145,7 +145,7 @@ def _metrics(entry: Entry, table: Table, bound: Bound) -> dict[str, float]:
         return {}
     scale = float(bound.constants.get("scale", 1))
     found: dict[str, float] = {}
-    for name in bound.columns:
+    for name in sorted(bound.columns, key=lambda name: name != main):  # the main one first: it is the one fitted by default
         if name in entry.values and _is_validation(name) and name != "counts":
             value = entry.values[name] * scale
             if not 0 <= value <= 1:

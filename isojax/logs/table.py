@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class Table:
     one_run: bool = True
     notes: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def columns(self) -> list[str]:
         """Every column of any row, in the order they first appear, then the config's."""
         return list(dict.fromkeys([*(name for row in self.rows for name in row.values), *self.config]))
@@ -77,13 +78,10 @@ def lines(path: Path, tick: Tick) -> Iterator[tuple[int, str]]:
         InputError: as `file_size`; not UTF-8, or a NUL byte, with the line.
     """
     file_size(path)
-    try:
-        with path.open("rb") as f:
-            for number, data in enumerate(f, 1):
-                tick(len(data))
-                yield number, _decode(data, f"{path}, line {number}").removeprefix("\ufeff" if number == 1 else "")
-    except OSError as e:
-        raise InputError(f"cannot read {path}: {e.strerror or e}.") from e
+    with path.open("rb") as f:
+        for number, data in enumerate(f, 1):
+            tick(len(data))
+            yield number, _decode(data, f"{path}, line {number}").removeprefix("\ufeff" if number == 1 else "")
 
 
 def _decode(data: bytes, where: str) -> str:

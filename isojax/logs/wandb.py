@@ -64,16 +64,15 @@ def _table(file: Path, tick: Tick) -> Table:
     for number, record in enumerate(_records(data, file, notes), 1):
         try:
             entry = record_class.FromString(record)
-        except DecodeError as e:
+            kind = entry.WhichOneof("record_type")
+            if kind == "history":
+                values = _items(entry.history.item)
+                step = entry.history.step.num if entry.history.HasField("step") else values.get("_step", len(rows))
+                rows.append(Row(f"step {step}", {"_step": step, **values}))
+            elif kind in ("run", "config"):
+                config |= _items(entry.run.config.update if kind == "run" else entry.config.update)
+        except (DecodeError, ValueError) as e:
             raise InputError(f"{file}, record {number} is damaged ({e}); copy the file again from where the run was.") from e
-        kind = entry.WhichOneof("record_type")
-        if kind == "history":
-            values = _items(entry.history.item)
-            step = entry.history.step.num if entry.history.HasField("step") else values.get("_step", len(rows))
-            rows.append(Row(f"step {step}", {"_step": step, **values}))
-        elif kind in ("run", "config"):
-            update = entry.run.config.update if kind == "run" else entry.config.update
-            config |= _items(update)
     config.pop("_wandb", None)
     if not rows:
         raise InputError(f"{file} holds no step: nothing was logged in this run. Leave it out.")

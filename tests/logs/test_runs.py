@@ -132,3 +132,12 @@ def test_a_module_of_ones_own_is_a_format(tmp_path, monkeypatch, logged):
     monkeypatch.syspath_prepend(tmp_path)
     (run,) = logged("my_fork.my_format", {"a.txt": ".5 4 8 1\n.6 4 8 2\n"}).runs
     assert run.cell == Cell(8, 4, 0) and curve(run) == [(1, 32, 0.5), (2, 64, 0.6)]
+
+
+def test_what_is_asked_stands_instead_of_what_is_known(logged):
+    rows = [{"step": 1, "reward": 0.5, "val": 0.25, "B_p": 7, "n": 2}]
+    (run,) = logged("jsonl", rows, "B=8,avg@4=val").runs
+    assert run.cell == Cell(4, 2, 0)
+    assert run.points[0].metrics == {"avg@4": 0.25} and run.points[0].samples == 4
+    (run,) = logged("jsonl", rows, "metric:hard=val").runs
+    assert run.cell == Cell(7, 2, 0) and list(run.points[0].metrics.items()) == [("reward", 0.5), ("hard", 0.25)]
