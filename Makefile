@@ -55,7 +55,7 @@ $(VENV)/.stamp-venv:
 
 $(VENV)/.stamp-run: $(VENV)/.stamp-venv pyproject.toml
 	@echo "installing isojax into $(VENV) (once; a few minutes)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[report]"
 	@touch $@
 
 $(VENV)/.stamp-test: $(VENV)/.stamp-venv pyproject.toml

@@ -43,9 +43,9 @@
     state.fit = fit;
     state.view = fit.views.find((view) => view.name === viewName) || fit.views[0];
     offerAll();
-    drawCharts();
     const rows = state.view.rows;
     setBudget(Math.min(Math.max(C, rows[0].C), rows[rows.length - 1].C));
+    drawCharts();
   }
 
   function setBudget(C, typing) {
@@ -54,6 +54,7 @@
     at("exact").setAttribute("aria-invalid", String(outside));
     if (outside) {
       state.row = null;
+      moveMarker();
       fill(null, `Give a budget from ${whole(rows[0].C)} to ${whole(rows[rows.length - 1].C)} ${state.fit.unit}: nothing measured supports others.`);
       return;
     }
@@ -63,7 +64,7 @@
     at("slider").setAttribute("aria-valuetext", `${whole(C)} ${state.fit.unit}`);
     if (!typing) at("exact").value = C;
     fill(state.row, "");
-    drawMarker();
+    moveMarker();
   }
 
   function fill(row, refusal) {
@@ -156,37 +157,44 @@
     });
   }
 
-  // The chosen budget: a line from bottom to top and a point with its interval.
-  function marker(kind) {
-    const row = state.row, [low, high] = state.fit.layouts[kind].yaxis.range;
-    const ends = kind === "law" ? [10 ** low, 10 ** high] : [low, high];
-    const here = row !== null && row.why === undefined;
-    const y = here ? (kind === "law" ? row.n : row.y) : null;
-    const known = here && kind === "reward" && row.low !== null && row.high !== null;
-    const spot = { type: "scatter", x: [here ? state.C : null], y: [y], mode: "markers", marker: { size: 12, color: token("--accent"),
-      line: { color: token("--paper"), width: 2 } }, name: "your budget", hoverinfo: "skip", showlegend: false };
-    if (known) spot.error_y = { type: "data", symmetric: false, array: [row.high - row.y], arrayminus: [row.y - row.low], color: token("--accent"), width: 6 };
-    const line = { type: "scatter", x: [state.C, state.C], y: ends, mode: "lines", line: { color: token("--accent"), width: 1, dash: "dot" },
-      hoverinfo: "skip", showlegend: false };
-    return [line, spot];
+  // The chosen budget: a line from bottom to top, the interval, and a point. Shapes, because they move without redrawing the curves.
+  function shapes(kind) {
+    const row = state.row, accent = token("--accent"), C = state.C;
+    if (row === null) return [];
+    const line = (more) => ({ type: "line", xref: "x", yref: "y", x0: C, x1: C, line: { color: accent, width: 1.2, dash: "dot" }, ...more });
+    const found = [line({ yref: "paper", y0: 0, y1: 1 })];
+    if (row.why !== undefined) return found;
+    const y = kind === "law" ? row.n : row.y;
+    if (kind === "reward" && row.low !== null && row.high !== null) {
+      found.push(line({ y0: row.low, y1: row.high, line: { color: accent, width: 5 }, opacity: 0.6 }));
+    }
+    found.push({ type: "circle", xref: "x", yref: "y", xsizemode: "pixel", ysizemode: "pixel", xanchor: C, yanchor: y, x0: -6, x1: 6, y0: -6,
+      y1: 6, fillcolor: accent, line: { color: token("--paper"), width: 2 } });
+    return found;
   }
 
   const charts = { reward: "chart-reward", law: "chart-law" };
-  let bases = {};
+  const drawable = () => Boolean(plotly && state.fit.layouts);
 
   function drawCharts() {
-    if (!plotly || !state.fit.layouts) return;
+    if (!drawable()) return;
     const shown = (cell) => state.view.B_ps.includes(cell.B_p);
-    bases = { reward: legended([...state.fit.cells.filter(shown).map((cell) => cell.trace), ...state.view.frontier]), law: legended(state.view.law) };
-    drawMarker();
-  }
-
-  function drawMarker() {
-    if (!plotly || !state.fit.layouts) return;
+    const traces = { reward: [...state.fit.cells.filter(shown).map((cell) => cell.trace), ...state.view.frontier], law: state.view.law };
     for (const [kind, id] of Object.entries(charts)) {
-      plotly.react(at(id), [...bases[kind], ...marker(kind)], layout(kind),
+      plotly.react(at(id), legended(traces[kind]), { ...layout(kind), shapes: shapes(kind) },
         { responsive: true, displaylogo: false, displayModeBar: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] });
     }
+  }
+
+  // At most once a frame, however fast the slider moves.
+  let moving = false;
+  function moveMarker() {
+    if (!drawable() || moving) return;
+    moving = true;
+    requestAnimationFrame(() => {
+      moving = false;
+      for (const [kind, id] of Object.entries(charts)) plotly.relayout(at(id), { shapes: shapes(kind) });
+    });
   }
 
   at("metric").addEventListener("change", (event) => {

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from isojax import report
 from isojax.types import Cell, EvalPoint, RunRecord
 
 BASE, C_MAX, METRIC = 0.24, 250_000, "avg@4"
@@ -16,6 +19,9 @@ LAW = {"form": "sigmoid", "L": 2.2, "k": 3.1, "log10_C0": 4.25, "b": 1.9}
 PAPER = {"aicc": None, "intervals": None, "no_effect": False, "band": None}
 SHAPES = {2: (0.60, 1.6, 1500), 4: (0.655, 1.3, 2500), 8: (0.70, 1.15, 4800), 16: (0.745, 1.05, 10_500), 32: (0.76, 1.0, 26_000)}
 REPLICATES = 40
+# Text as a hostile log may hold it: in a flag, in files, in a metric's name.
+BAD = "<script>alert('x')</script>"
+EVIL = "<img src=x onerror=alert(1)></script><script>window.pwned=1</script>"
 
 
 def _value(row: dict[str, Any], C: Any) -> Any:
@@ -175,3 +181,25 @@ def make_sweep(
 @pytest.fixture(name="make_sweep", scope="session")
 def _make_sweep() -> Callable[..., tuple[dict[str, Any], list[RunRecord]]]:
     return make_sweep
+
+
+@pytest.fixture(name="made", scope="session")
+def _made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """(folder, main fit) of a written report: three fits, one by a metric of hostile name; samples and a config beside it."""
+    folder = tmp_path_factory.mktemp("runs") / "demo"
+    fit, runs = make_sweep()
+    fit["flags"] = [f"n = 32 never leads {BAD}"]
+    for cell in ("8x2-s1000", "8x16-s1000", "16x4-s1000"):
+        (folder / "cells" / cell).mkdir(parents=True)
+        lines = [f"{cell} line {i}" for i in range(100)]
+        (folder / "cells" / cell / "samples.txt").write_text("\n".join([BAD, *lines]), encoding="utf-8")
+    (folder / "config.yaml").write_text(f"name: demo\nnote: {BAD}\n", encoding="utf-8")
+    both = [_with_metric(run, EVIL, METRIC) for run in runs]
+    report.write(folder, [fit, make_sweep(mode="paper")[0], make_sweep(metric=EVIL)[0]], both)
+    return folder, fit
+
+
+def _with_metric(run: RunRecord, new: str, old: str) -> RunRecord:
+    """The run with one more metric, equal to one it has."""
+    points = [dataclasses.replace(p, metrics={**p.metrics, new: p.metrics[old]}) for p in run.points]
+    return dataclasses.replace(run, points=tuple(points))

@@ -1,0 +1,219 @@
+"""The page in a real Chromium: keyboard, pointer, narrow and dark screens, no network, no script but its own.
+
+Needs chromium and its driver (Debian: chromium, chromium-driver) and selenium; without them these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isojax.report import page
+
+BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+DRIVER = shutil.which("chromedriver")
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (extra test)")
+pytestmark = pytest.mark.skipif(BROWSER is None or DRIVER is None, reason="no chromium with its chromedriver on this machine")
+
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+
+MARKER = "const s = document.getElementById('chart-reward').layout.shapes.at(-1); return [s.xanchor, s.yanchor]"
+FLAGS = ["headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-sync"]
+FLAGS += ["disable-component-update", "disable-dev-shm-usage", "hide-scrollbars"]
+
+
+@pytest.fixture(name="browser", scope="module")
+def _browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(BROWSER)
+    for flag in [*FLAGS, f"user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
+        options.add_argument(f"--{flag}")
+    options.add_argument("about:blank")  # else it opens its start page, which asks the network
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    service = webdriver.ChromeService(str(DRIVER), log_output=os.devnull)
+    with webdriver.Chrome(options=options, service=service) as driver:
+        yield driver
+
+
+def _screen(browser: Any, width: int = 1200, scheme: str = "light", scripts: bool = True) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripts})
+
+
+@pytest.fixture(name="opened", scope="module")
+def _opened(browser: Any, made: tuple[Path, dict[str, Any]]) -> Any:
+    """The page, loaded once; each test chooses the fit it looks at."""
+    _screen(browser)
+    for log in ("browser", "performance"):
+        browser.get_log(log)
+    browser.get((made[0] / "report.html").as_uri())
+    return browser
+
+
+@pytest.fixture(name="fits", scope="module")
+def _fits(made: tuple[Path, dict[str, Any]]) -> list[dict[str, Any]]:
+    html = (made[0] / "report.html").read_text(encoding="utf-8")
+    found = re.search('id="data">(.*?)</script>', html, re.S)
+    assert found is not None
+    return json.loads(found[1])["fits"]
+
+
+def _text(browser: Any, name: str) -> str:
+    return browser.find_element(By.ID, name).text
+
+
+def _choose(browser: Any, metric: int = 0, mode: int = 0, B_p: int = 0) -> None:
+    for name, index in (("metric", metric), ("mode", mode), ("B_p", B_p)):
+        select = Select(browser.find_element(By.ID, name))
+        if select.options[index].text != select.first_selected_option.text:
+            select.select_by_index(index)
+
+
+def _shows(browser: Any, row: dict[str, Any], C: float) -> None:
+    """The tiles show a row of the table, with M for exactly C."""
+    assert _text(browser, "out-n") == str(row["n"])
+    assert _text(browser, "out-B_p") == str(row["B_p"])
+    assert _text(browser, "out-M") == f"{int(C // (row['B_p'] * row['n'])):,}"
+    assert _text(browser, "out-reward").split() == [row["reward"], *row["interval"].split()]
+    status = _text(browser, "out-status")
+    assert status.startswith("Beyond the data" if row["beyond"] else "Within the measured budgets")
+    if row["sure"]:
+        assert f"P(n = {row['n']} is best) = {row['sure']}" in status
+        bars = [line.text.split() for line in browser.find_elements(By.CSS_SELECTOR, "#out-chances > div")]
+        assert bars == [["n", "=", str(n), text] for n, text, _ in row["chances"]]
+
+
+def test_it_loads_without_a_word_or_a_request(opened: Any) -> None:
+    assert [entry for entry in opened.get_log("browser") if entry["level"] in ("WARNING", "SEVERE")] == []
+    events = [json.loads(entry["message"])["message"] for entry in opened.get_log("performance")]
+    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert any(url.startswith("file:") for url in asked)
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert opened.execute_script("return window.pwned") is None
+    assert len(opened.find_elements(By.CSS_SELECTOR, "img[src=x]")) == 0
+
+
+def test_the_slider_answers_to_the_keyboard(opened: Any, fits: list[dict[str, Any]]) -> None:
+    _choose(opened)
+    rows = fits[0]["views"][0]["rows"]
+    slider = opened.find_element(By.ID, "slider")
+    seen = set()
+    for keys, index in (([Keys.HOME], 0), ([Keys.ARROW_RIGHT] * 30, 30), ([Keys.END], -1), ([Keys.ARROW_LEFT] * 70, len(rows) - 71)):
+        slider.send_keys(*keys)
+        row = rows[index]
+        _shows(opened, row, row["C"])
+        assert float(opened.find_element(By.ID, "exact").get_attribute("value")) == row["C"]
+        assert slider.get_attribute("aria-valuetext") == f"{row['C']:,.0f} rollouts"
+        WebDriverWait(opened, 3).until(lambda b, row=row: b.execute_script(MARKER) == [row["C"], row["y"]])
+        seen.add((row["n"], row["beyond"]))
+    assert len(seen) > 2
+    WebDriverWait(opened, 3).until(lambda b: f"C {rows[-71]['C']:,.0f}: n {rows[-71]['n']}" in b.find_element(By.ID, "spoken").text)
+
+
+def test_a_typed_budget_gets_its_own_M(opened: Any, fits: list[dict[str, Any]]) -> None:
+    _choose(opened)
+    rows = fits[0]["views"][0]["rows"]
+    field = opened.find_element(By.ID, "exact")
+    field.send_keys(Keys.CONTROL, "a")
+    field.send_keys("98765")
+    _shows(opened, min(rows, key=lambda row: max(row["C"] / 98765, 98765 / row["C"])), 98765)
+    assert field.get_attribute("value") == "98765"
+    field.send_keys("000")  # 98 million
+    assert field.get_attribute("aria-invalid") == "true"
+    assert [_text(opened, name) for name in ("out-n", "out-M", "out-reward")] == ["–"] * 3
+    assert _text(opened, "out-status").startswith("Give a budget from 1,024 to ")
+    opened.find_element(By.ID, "slider").send_keys(Keys.HOME)
+    assert field.get_attribute("aria-invalid") == "false"
+
+
+def test_metric_fit_and_B_p_change_answer_and_chart(opened: Any, fits: list[dict[str, Any]]) -> None:
+    def drawn() -> tuple[int, str]:
+        script = "const c = document.getElementById('chart-reward'); return [c.data.length, c.layout.yaxis.title.text]"
+        return tuple(opened.execute_script(script))
+
+    _choose(opened)
+    joint = drawn()
+    assert joint[1] == "avg@4 (bands: 90%)"
+    _choose(opened, B_p=1)
+    opened.find_element(By.ID, "slider").send_keys(Keys.HOME)
+    _shows(opened, fits[0]["views"][1]["rows"][0], 1024)
+    assert drawn()[0] < joint[0]  # half the cells
+    _choose(opened, mode=1, B_p=1)
+    assert Select(opened.find_element(By.ID, "B_p")).first_selected_option.text == "8"  # kept
+    assert drawn()[1] == "avg@4"
+    _shows(opened, fits[1]["views"][1]["rows"][0], 1024)
+    _choose(opened, metric=1)
+    assert Select(opened.find_element(By.ID, "metric")).first_selected_option.text == fits[2]["metric"]
+    assert _text(opened, "out-metric") == fits[2]["metric"]
+    label = opened.find_element(By.CSS_SELECTOR, "#chart-reward .ytitle").text
+    assert label.startswith("<img src=x onerror=alert(1)>")  # as text
+    assert opened.execute_script("return window.pwned") is None
+    _choose(opened)
+
+
+def test_the_pointer_reads_values(opened: Any) -> None:
+    _choose(opened, mode=0, B_p=1)
+    opened.execute_script("document.getElementById('chart-reward').scrollIntoView({block: 'center'})")
+    x, y = opened.execute_script(
+        """const c = document.getElementById('chart-reward'), l = c._fullLayout, box = c.getBoundingClientRect();
+        const t = c.data.find((t) => t.meta && t.meta.n === 2 && t.mode === 'lines'), i = 40;
+        return [box.left + l.xaxis._offset + l.xaxis.d2p(t.x[i]), box.top + l.yaxis._offset + l.yaxis.d2p(t.y[i])];"""
+    )
+    actions = ActionChains(opened)
+    actions.w3c_actions.pointer_action.move_to_location(round(x), round(y))
+    actions.perform()
+    said = WebDriverWait(opened, 3).until(lambda b: " ".join(e.text for e in b.find_elements(By.CSS_SELECTOR, ".hoverlayer .hovertext")))
+    assert re.search(r"n = 2, B_p = 8\s*C = \d+k: 0\.\d{3} \[0\.\d{3}, 0\.\d{3}\]", said), said
+    _choose(opened)
+
+
+def test_it_needs_no_plotly_to_answer(
+    browser: Any, make_sweep: Any, tmp_path: Path, fits: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("isojax.report.charts.bundle", lambda: None)
+    (tmp_path / "r.html").write_text(page.render(tmp_path, [make_sweep()[0]], make_sweep()[1], {}), encoding="utf-8")
+    _screen(browser, width=400)
+    browser.get((tmp_path / "r.html").as_uri())
+    browser.find_element(By.ID, "slider").send_keys(Keys.END)
+    row = fits[0]["views"][0]["rows"][-1]
+    _shows(browser, row, row["C"])
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_narrow_screen_holds_it_light_or_dark(browser: Any, made: tuple[Path, dict[str, Any]], scheme: str) -> None:
+    _screen(browser, width=400, scheme=scheme)
+    browser.get((made[0] / "report.html").as_uri())
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
+    chart = browser.find_element(By.CSS_SELECTOR, "#chart-reward svg.main-svg")
+    assert 300 < chart.size["width"] <= 400
+    paper, ink = browser.execute_script(
+        "return [getComputedStyle(document.body).backgroundColor, document.getElementById('chart-reward').layout.font.color]"
+    )
+    light = (paper == "rgb(255, 255, 255)", ink == "#1c2126")
+    assert light == ((True, True) if scheme == "light" else (False, False))
+    _screen(browser)
+
+
+def test_without_scripts_the_answer_is_there(browser: Any, made: tuple[Path, dict[str, Any]]) -> None:
+    _screen(browser, scripts=False)
+    browser.get((made[0] / "report.html").as_uri())
+    assert "rollouts spend n =" in browser.find_element(By.CSS_SELECTOR, ".headline").text
+    assert not browser.find_element(By.ID, "budget").is_displayed()
+    assert "Scripts are off" in browser.find_element(By.TAG_NAME, "main").text
+    images = browser.find_elements(By.CSS_SELECTOR, "figure img")
+    assert len(images) == 8
+    assert all(image.size["width"] > 400 for image in images)
+    _screen(browser)
