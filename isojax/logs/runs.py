@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from isojax.logs.fields import Bound
 from isojax.logs.points import evaluations, is_measured, main_metric, measures, metric_name
@@ -86,16 +86,32 @@ _SEPARATE = "Give each run its own file, or name the column that tells them apar
 
 
 def _refuse_mixed(runs: Sequence[Run], rows: Sequence[Row], table: Table, bound: Bound) -> None:
-    """Settings that change while the steps rise through the whole file are one run's, not several runs'."""
+    """Settings that change while the steps rise on are one run's, not several runs': through the whole file, or there and back."""
     if "run" in bound or len(runs) < 2:
         return
     clock = "step" if "step" in bound.columns else "rollouts"
-    steps = [whole(clock, row, table, bound, 0) for row in rows]
-    if all(a < b for a, b in pairwise(steps)):
-        first, other = runs[0], runs[1]
+    owner = {id(row): run for run in runs for row in run.rows}
+    steps = {id(row): whole(clock, row, table, bound, 0) for row in rows}
+    blocks = [list(block) for _, block in groupby(rows, key=lambda row: id(owner[id(row)]))]
+    rising = all(steps[id(a)] < steps[id(b)] for a, b in pairwise(rows))
+    inside = [_is_inside(before, block, after, owner, steps) for before, block, after in zip(blocks, blocks[1:], blocks[2:], strict=False)]
+    strays = [
+        run
+        for run in runs
+        if all(inner for block, inner in zip(blocks, [False, *inside, False], strict=True) if owner[id(block[0])] is run)
+    ]
+    if rising or strays:
+        other = runs[1] if rising else strays[0]
+        first = runs[0] if rising else owner[id(rows[rows.index(other.rows[0]) - 1])]
         what = f"n = {first.n}, B_p = {first.B_p} (from {first.rows[0].place}), then n = {other.n}, B_p = {other.B_p}"
         given = f"{table.source}, {other.rows[0].place}: two settings are mixed in one run: {what}, while {clock} goes on rising"
         raise InputError(f"{given}; expected one setting. {_SEPARATE} Where each n is a run of its own: --map run=n.")
+
+
+def _is_inside(before: list[Row], block: list[Row], after: list[Row], owner: Mapping[int, Run], steps: Mapping[int, int]) -> bool:
+    """Whether a block of rows interrupts one other run, and fits into its steps."""
+    same = owner[id(before[-1])] is owner[id(after[0])]
+    return same and steps[id(before[-1])] < steps[id(block[0])] and steps[id(block[-1])] < steps[id(after[0])]
 
 
 def records(runs: Sequence[Run]) -> tuple[list[RunRecord], list[str]]:

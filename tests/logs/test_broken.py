@@ -30,6 +30,10 @@ BROKEN = {
         "line 3: two settings are mixed in one run: n = 4.* then n = 8.*run=COLUMN",
     ),
     "B_p changes in a run": (HEAD + "1,.1,4,2\n2,.2,4,3\n", r"line 3: two settings are mixed in one run: n = 4, B_p = 2 \(from line 2\)"),
+    "n changes there and back in one of many runs": (
+        HEAD + "1,.1,4,2\n2,.2,4,2\n1,.1,8,2\n2,.2,88,2\n3,.3,8,2\n",
+        r"line 5: two settings are mixed in one run: n = 8, B_p = 2 \(from line 4\), then n = 88",
+    ),
     "no rollouts a problem": (HEAD + "1,.1,0,2\n", "line 2: n is 0, expected a whole number of at least 1"),
     "a quote that never ends": (HEAD + '1,".1,4,2\n2,.2,4,2\n', "line 3: not CSV"),
     "a name twice": ("step,reward,n,n\n1,.1,4,2\n", "line 1: the column 'n' is there twice"),

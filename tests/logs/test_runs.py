@@ -76,6 +76,11 @@ def test_a_run_column_tells_runs_apart_and_seeds_are_numbered_and_said(logged):
     assert found.notes == ("seeds of B_p = 2, n = 4 are numbered in the order given: b is 0, a is 1",)
 
 
+def test_runs_side_by_side_in_one_file_need_no_name(logged):
+    text = "step,n,B_p,reward\n" + "".join(f"{s},{n},2,0.{s}\n" for s in (1, 2, 3) for n in (2, 4, 8))
+    assert [(r.cell.n, len(r.points)) for r in logged("csv", text).runs] == [(2, 3), (4, 3), (8, 3)]
+
+
 def test_files_are_runs_with_seeds_in_order_and_n_from_their_names(logged):
     logs = {f"run-n{n}-{i}.jsonl": [{"step": s, "reward": 0.1 * s + i / 100} for s in (1, 2)] for n in (4, 16) for i in (0, 1)}
     found = logged("jsonl", logs, "n=n{}", "B_p=2")
