@@ -164,8 +164,8 @@ def track(run: RunRecord, metric: str, compute: str) -> Track:
     for i in range(len(C)):
         allowed = C[i] > C[i - 1] if i else C[i] >= 0
         if not (np.isfinite(C[i]) and allowed):
-            before = f" after {C[i - 1]:g}" if i else ""
-            found = f"{places[i]}: {compute} is {C[i]:g}{before} at evaluation {i + 1}"
+            before = f", after {C[i - 1]:g}" if i else ""
+            found = f"{places[i]}: {compute} is {C[i]:g} at evaluation {i + 1}{before}"
             raise InputError(f"{found}; expected values >= 0 that rise. Mend the file or leave the run out.")
     return Track(run, C, R)
 
