@@ -1,0 +1,112 @@
+"""`isojax curve` as a document: columns read, points held out, flags, refusals with file and line."""
+
+import json
+
+import numpy as np
+import pytest
+
+from isojax.scaling.curve_file import fit_curve_file
+from isojax.scaling.curves import hill
+from isojax.types import InputError
+
+TRUE = (0.2, 0.6, 1.1, 2e4)
+
+
+def rows_of(points=40, sd=0.01, seed=0, end=1e6):
+    C = np.geomspace(1e3, end, points).round()
+    R = hill(C, *TRUE) + np.random.default_rng(seed).normal(0, sd, points)
+    return [(0, 0.2), *zip(C.tolist(), R.tolist(), strict=True)]
+
+
+def write(tmp_path, rows, header="rollouts,acc", name="run.csv"):
+    path = tmp_path / name
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+def test_the_document(tmp_path):
+    found, read = fit_curve_file(write(tmp_path, rows_of()), "rollouts", "acc")
+    assert found["A"] == pytest.approx(0.6, abs=0.02) and found["C_mid"] == pytest.approx(2e4, rel=0.2)
+    for name in ("R0", "A", "B", "C_mid"):
+        low, high = found["intervals"][name]
+        assert low <= found[name] <= high
+    assert found["points"] == 41 and found["beyond"] is None and found["determined"] and found["flags"] == []
+    assert found["rmse"] == pytest.approx(0.01, rel=0.35) and found["noise"]["sd"] == pytest.approx(0.01, rel=0.35)
+    assert (found["bootstrap"]["replicates"], found["bootstrap"]["seed"], found["bootstrap"]["level"]) == (500, 0, 0.9)
+    assert found["band"][-1]["C"] == pytest.approx(1e6) and read.names == ("",)
+    json.dumps(found, allow_nan=False)
+    assert fit_curve_file(tmp_path / "run.csv", "rollouts", "acc")[0] == found
+
+
+def test_points_beyond_are_predicted(tmp_path):
+    rows = rows_of(60)
+    found, _ = fit_curve_file(write(tmp_path, rows), "rollouts", "acc", below=2e5)
+    held = [(c, r) for c, r in rows if c > 2e5]
+    beyond = found["beyond"]
+    model = hill([c for c, _ in held], *(found[k] for k in ("R0", "A", "B", "C_mid")))
+    errors = model - np.array([r for _, r in held])
+    assert beyond["points"] == len(held) and found["points"] == 61 - len(held)
+    assert beyond["mean_error"] == pytest.approx(errors.mean()) and beyond["max_absolute_error"] == pytest.approx(np.abs(errors).max())
+    assert beyond["mean_absolute_error"] == pytest.approx(np.abs(errors).mean())
+    assert beyond["measured_at_end"] == pytest.approx(np.mean([r for _, r in held[-3:]]))
+    assert beyond["predicted_at_end"] == pytest.approx(model[-3:].mean())
+    low, high = beyond["interval_at_end"]
+    assert low < np.mean(hill([c for c, _ in held[-3:]], *TRUE)) < high
+
+
+def test_seeds_share_a_curve_and_formats_agree(tmp_path):
+    rows = [(c, r, s) for s in (0, 1) for c, r in rows_of(seed=s)]
+    found, read = fit_curve_file(write(tmp_path, rows, "rollouts,acc,seed"), "rollouts", "acc", group="seed")
+    assert found["seeds"] == 2 and read.names == ("0", "1") and "2 seeds" in found["bootstrap"]["method"]
+    path = tmp_path / "run.jsonl"
+    path.write_text("\n".join(json.dumps({"val": {"acc": r}, "rollouts": c, "seed": s}) for c, r, s in rows))
+    same, _ = fit_curve_file(path, "rollouts", "val.acc", group="seed")
+    assert [same[k] for k in ("R0", "A", "B", "C_mid")] == [found[k] for k in ("R0", "A", "B", "C_mid")]
+    one, _ = fit_curve_file(path, "rollouts", "val.acc", filters=["seed=1"])
+    assert one["points"] == 41
+
+
+def test_flags_say_what_the_points_do_not_carry(tmp_path):
+    def flags(rows, **options):
+        return " | ".join(fit_curve_file(write(tmp_path, rows), "rollouts", "acc", **options)[0]["flags"])
+
+    assert "plateau is not determined" in flags(rows_of(30, end=2e4))
+    assert "the reward does not rise" in flags([(c, 0.5 - 0.01 * i) for i, (c, _) in enumerate(rows_of(20))])
+    assert "only 7 points" in flags(rows_of(6, sd=0.001))
+    assert "not within [0, 1]" in flags([(c, 100 * r) for c, r in rows_of()])
+    assert "3 rows without acc" in flags([*rows_of(), (5, ""), (6, ""), (7, " ")])
+    spoiled = rows_of(sd=0.005)
+    spoiled[20] = (spoiled[20][0], 0.95)
+    assert "1 points lie more than 4 standard deviations" in flags(spoiled)
+    slow = rows_of(sd=0)
+    assert "autocorrelated" in flags([(c, r + 0.02 * np.sin(i / 2)) for i, (c, r) in enumerate(slow)])
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "said"),
+    [
+        ([(1, 0.1), ("2,000", 0.2)], {}, "line 3 has 3 cells"),
+        ([(1, 0.1), ("2k", 0.2)], {}, "run.csv, line 3: rollouts is '2k'; expected a plain number"),
+        ([(1, 0.1), (2, "20%")], {}, "run.csv, line 3: acc is '20%'; expected a plain number"),
+        ([(1, 0.1), (2, "nan")], {}, "line 3: acc is nan; expected a finite number"),
+        ([(1, 0.1), (-2, 0.2)], {}, "line 3: rollouts is -2; expected at least 0"),
+        ([(1, 0.1), ("", 0.2)], {}, "line 3: rollouts is empty"),
+        ([(1, 0.1), (2, 0.2), (1.0, 0.3)], {}, r"line 4: rollouts = 1.0 as in line 2 already.*--group"),
+        ([(1, ""), (2, "")], {}, "acc is empty in all 2 rows"),
+        (rows_of(3), {}, "4 distinct rollouts, 3 of them above 0; expected at least 5"),
+        (rows_of(20), {"below": 1500}, "with rollouts <= 1500.*raise --fit-below"),
+        (rows_of(20), {"below": 1e7}, "no point lies beyond --fit-below 1e"),
+        (rows_of(20), {"filters": ["acc=7"]}, "matches no row"),
+        (rows_of(20), {"group": "sed"}, "no column 'sed'"),
+    ],
+)
+def test_refusals(tmp_path, rows, options, said):
+    with pytest.raises(InputError, match=said):
+        fit_curve_file(write(tmp_path, rows), "rollouts", "acc", **options)
+
+
+def test_a_missing_column_names_the_nearest(tmp_path):
+    path = write(tmp_path, rows_of())
+    for x, y, said in (("rolouts", "acc", "no column 'rolouts'; the nearest is 'rollouts'"), ("rollouts", "ac", "no column 'ac'")):
+        with pytest.raises(InputError, match=f"run.csv, line 1: {said}"):
+            fit_curve_file(path, x, y)
