@@ -1,6 +1,7 @@
 """Exported configs read by the real trainers. By hand, not in CI: the trainers bring gigabytes.
 
-    python -m venv peers && peers/bin/pip install torch==2.13.0 && peers/bin/pip install trl hydra-core ray tensordict codetiming
+    python -m venv peers && peers/bin/pip install torch==2.13.0 && peers/bin/pip install trl hydra-core ray tensordict \
+        codetiming orjson pillow datasets pyarrow
     peers/bin/pip install --no-deps verl
     isojax recommend runs/quickstart --budget 5e5 --write trl.yaml --for trl --json > answer.json
     isojax recommend runs/quickstart --budget 5e5 --write verl.yaml --for verl
