@@ -91,7 +91,7 @@ def frontier(fit: Fit, view: View) -> list[Trace]:
         text = [_frontier_text(p) for p in part]
         line = {"type": "scatter", "mode": "lines", "x": _round([p["C"] for p in part]), "y": _round([p["reward"] for p in part])}
         found.append(line | {"hovertext": text, "hoverinfo": "text", "line": {"width": 6}, "meta": {"n": n}, "showlegend": False})
-    return [*found, *([_crossovers(view.part)] if view.part["crossovers"] else [])]
+    return [*found, *([_crossovers(fit, view.part)] if view.part["crossovers"] else [])]
 
 
 def _frontier_text(p: Mapping[str, Any]) -> str:
@@ -101,11 +101,11 @@ def _frontier_text(p: Mapping[str, Any]) -> str:
     return f"<b>frontier: n = {p['n']}, B_p = {p['B_p']}</b><br>C = {compact(p['C'])}: {value}{sure}"
 
 
-def _crossovers(part: Fit) -> Trace:
+def _crossovers(fit: Fit, part: Fit) -> Trace:
     log_C, rewards = np.log10([p["C"] for p in part["frontier"]]), [p["reward"] for p in part["frontier"]]
     found = part["crossovers"]
     y = np.interp(np.log10([x["C"] for x in found]), log_C, rewards)
-    text = [f"<b>{x['n_low']} → {x['n_high']}</b><br>at C = {crossing(x)}" for x in found]
+    text = [f"<b>{x['n_low']} → {x['n_high']}</b><br>at C = {crossing(x, fit)}" for x in found]
     up = [0.0 if x.get("high") is None else x["high"] - x["C"] for x in found]
     down = [0.0 if x.get("low") is None else x["C"] - x["low"] for x in found]
     error = {"type": "data", "symmetric": False, "array": _round(up), "arrayminus": _round(down), "thickness": 1.3, "width": 4}

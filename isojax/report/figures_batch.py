@@ -118,20 +118,24 @@ def _draw_n_of_M(ax: Axes, batch: Mapping[str, Any], colours: Mapping[int, str],
 
 
 def sensitivity(fits: Sequence[Fit], runs: Sequence[RunRecord]) -> Figure | None:
-    """Fitted reward at the largest shared C: against n for each B_p (left) and against B_p for each n (right)."""
+    """Fitted reward at the largest shared C: against n for each B_p (left) and against B_p for each n (right), where several were run."""
     del runs
-    fit, found = fits[0], fits[0].get("sensitivity")
-    if found is None:
+    fit, found = fits[0], fits[0].get("sensitivity") or {}
+    spreads = [name for name in ("over_n", "over_B_p") if found.get(name) is not None]
+    if not spreads:
         return None
     at = _rewards_at(fit, found["C"])
-    fig, (left, right) = panels(2, height=4.2)
+    fig, axes = panels(len(spreads), height=4.2)
     colours, ns, B_ps = palette([run["n"] for run in fit["runs"]]), sorted({n for _, n in at}), sorted({B_p for B_p, _ in at})
-    for i, B_p in enumerate(B_ps):
-        points = [(n, *at[B_p, n], colours[n]) for n in ns if (B_p, n) in at]
-        _draw_slice(left, points, SOFT, DASHES[i % len(DASHES)], f"$B_p$ = {B_p}")
-    for n in ns:
-        _draw_slice(right, [(B_p, *at[B_p, n], colours[n]) for B_p in B_ps if (B_p, n) in at], colours[n], "-", f"n = {n}")
-    for ax, name, symbol, ticks in ((left, "over_n", "n", ns), (right, "over_B_p", "$B_p$", B_ps)):
+    for ax, name in zip(axes, spreads, strict=True):
+        if name == "over_n":
+            for i, B_p in enumerate(B_ps):
+                points = [(n, *at[B_p, n], colours[n]) for n in ns if (B_p, n) in at]
+                _draw_slice(ax, points, SOFT, DASHES[i % len(DASHES)], f"$B_p$ = {B_p}")
+        else:
+            for n in ns:
+                _draw_slice(ax, [(B_p, *at[B_p, n], colours[n]) for B_p in B_ps if (B_p, n) in at], colours[n], "-", f"n = {n}")
+        symbol, ticks = ("n", ns) if name == "over_n" else ("$B_p$", B_ps)
         spread = reward(found[name]["range"]) + between(found[name]["low"], found[name]["high"])
         frame(ax, f"Over {symbol}: range {spread}", symbol, "", log=False)
         ax.set_xscale("log", base=2)
@@ -139,7 +143,7 @@ def sensitivity(fits: Sequence[Fit], runs: Sequence[RunRecord]) -> Figure | None
         ax.xaxis.set_minor_locator(NullLocator())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         ax.legend(frameon=False, fontsize=8.5, ncols=2)
-    left.set_ylabel(f"reward ({label(fit['metric'])}) at C = {compact(found['C'])} {unit(fit)}", fontsize=10, color=INK)
+    axes[0].set_ylabel(f"reward ({label(fit['metric'])}) at C = {compact(found['C'])} {unit(fit)}", fontsize=10, color=INK)
     return fig
 
 

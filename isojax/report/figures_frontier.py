@@ -50,7 +50,7 @@ def frontier(fits: Sequence[Fit], runs: Sequence[RunRecord]) -> Figure:
         if fit["base_reward"] is not None:
             ax.axhline(fit["base_reward"], color=SOFT, lw=0.9, ls=BASE, zorder=1)
         _draw_frontier(ax, view.part, colours)
-        _draw_crossovers(ax, view.part)
+        _draw_crossovers(ax, view.part, level(fit) is not None)
         _name_segments(ax, view.part, colours, name_B_p=view.B_p is None)
     _legend(fig, fit, colours, shown[-1].B_ps if len(shown) > 1 else ())
     return fig
@@ -98,19 +98,20 @@ def _draw_frontier(ax: Axes, part: Fit, colours: Mapping[int, str]) -> None:
     ax.add_collection(parts, autolim=False)
 
 
-def _draw_crossovers(ax: Axes, part: Fit) -> None:
+def _draw_crossovers(ax: Axes, part: Fit, with_intervals: bool) -> None:
     """A diamond where one n overtakes another, its interval as a bar (an arrow where an end is open), its C in words."""
     log_C, y = np.log10([p["C"] for p in part["frontier"]]), [p["reward"] for p in part["frontier"]]
     left_edge, right_edge = ax.get_xlim()
     wide = log10(right_edge / left_edge)
     taken = -np.inf  # labels reach to here, log10 C
     for cross in part["crossovers"]:
-        C, low, high = cross["C"], cross.get("low"), cross.get("high")
+        C = cross["C"]
         at = float(np.interp(log10(C), log_C, y))
         left = log10(C) - 0.045 * wide > taken
         taken = log10(C) + (0 if left else 0.045 * wide)
         ax.axvline(C, color=SOFT, lw=0.8, ls=(0, (1, 2)), zorder=1)
-        if low is not None or high is not None:
+        if with_intervals:
+            low, high = cross["low"], cross["high"]
             ends = (left_edge if low is None else low, right_edge if high is None else high)
             for end, value, mark in ((ends[0], low, "<"), (ends[1], high, ">")):
                 ax.plot([end, C], [at, at], color=INK, lw=1.3 if value is not None else 0.8, zorder=6.5, solid_capstyle="butt")

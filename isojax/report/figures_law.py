@@ -97,17 +97,14 @@ def _draw_law(ax: Axes, view: View, norm: Normalize) -> None:
 
 
 def _parameters(n_star: Mapping[str, Any]) -> str:
-    """The law's parameters with their intervals, a line for each."""
+    """The law's parameters, a line for each."""
     if n_star.get("no_effect"):
         return "$n$ makes no difference here"
     if n_star["form"] == "constant":
         return f"constant: $n^*$ = {2 ** n_star['b']:.3g}"
     names = {"L": "$L$", "k": "$k$", "log10_C0": "$\\log_{10} C_0$", "b": "$b$"}
-    intervals = n_star.get("intervals") or {}
     used = [name for name in names if not (n_star["form"] == "linear" and name == "L")]
-    between = {name: f"  [{low:.2f}, {high:.2f}]" for name, (low, high) in intervals.items()}
-    gap = "\n" if between else "   "
-    return gap.join(f"{names[name]} = {n_star[name]:.2f}{between.get(name, '')}" for name in used)
+    return "\n".join(f"{names[name]} = {n_star[name]:.2f}" for name in used)
 
 
 def _chances(part: Fit) -> list[Mapping[str, Any]]:
@@ -139,8 +136,7 @@ def evidence(fits: Sequence[Fit], runs: Sequence[RunRecord]) -> Figure | None:
     """Each segment's lead over its rival, +-2 standard errors; None where no segment has one."""
     del runs
     fit = fits[0]
-    groups = [(f"$B_p$ = {row['B_p']}", row["segments"]) for row in fit["by_B_p"]]
-    groups = [("joint", fit["segments"]), *groups] if len(groups) > 1 else groups
+    groups = [("joint" if view.B_p is None else f"$B_p$ = {view.B_p}", view.part["segments"]) for view in views(fit)]
     rows = [(name, seg) for name, segments in groups for seg in segments if seg["lead"] is not None and seg["se"] is not None]
     if not rows:
         return None

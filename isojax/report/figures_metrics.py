@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from isojax.report.canvas import DPI, INK, SOFT, frame, label
-from isojax.report.reading import Fit, level
-from isojax.report.words import reward, unit
+from isojax.report.reading import Fit, by_B_p, level, views
+from isojax.report.words import compact, reward, unit
 from isojax.types import RunRecord
 
 MOST_METRICS = 6
@@ -26,14 +26,16 @@ def best_n(fits: Sequence[Fit], runs: Sequence[RunRecord]) -> Figure | None:
     if len(fits) < 2:
         return None
     ns = sorted({run["n"] for fit in fits for run in fit["runs"]})
-    B_ps = sorted({row["B_p"] for fit in fits for row in fit["by_B_p"]})
-    fig = Figure(figsize=(max(7.0, 1.6 + 0.62 * len(fits) * len(B_ps) + 0.6 * len(B_ps)), 4.6), dpi=DPI, layout="constrained")
+    # The joint frontier stands in where no B_p was measured with several n.
+    shown = [by_B_p(fit) or views(fit) for fit in fits]
+    groups = sorted({view.B_p for own in shown for view in own}, key=lambda B_p: B_p or 0)
+    fig = Figure(figsize=(max(7.0, 1.6 + 0.62 * len(fits) * len(groups) + 0.6 * len(groups)), 4.6), dpi=DPI, layout="constrained")
     ax = fig.add_subplot()
     width, floor = 0.8 / len(fits), log2(ns[0]) - 1
     for i, fit in enumerate(fits):
-        ends = {row["B_p"]: row["frontier"][-1] for row in fit["by_B_p"] if row["frontier"]}
+        ends = {view.B_p: view.part["frontier"][-1] for view in shown[i]}
         colour = to_hex(colormaps["cividis"](0.08 + 0.84 * i / (len(fits) - 1)))
-        for group, B_p in enumerate(B_ps):
+        for group, B_p in enumerate(groups):
             if B_p not in ends:
                 continue
             x, end = group + (i - (len(fits) - 1) / 2) * width, ends[B_p]
@@ -42,9 +44,11 @@ def best_n(fits: Sequence[Fit], runs: Sequence[RunRecord]) -> Figure | None:
             if low < high:
                 ax.plot([x, x], [log2(low), log2(high)], color=INK, lw=1.4, marker="_", ms=7, zorder=4)
             ax.text(x, log2(max(high, end["n"])) + 0.08, reward(end["reward"]), ha="center", va="bottom", fontsize=8, color=SOFT)
-    last = max(point["C"] for fit in fits for row in fit["by_B_p"] for point in row["frontier"][-1:])
-    frame(ax, f"n of the highest reward at the largest C ({last:,.6g} {unit(fits[0])}); the reward stands above", "$B_p$", "n", log=False)
-    ax.set_xticks(range(len(B_ps)), [str(B_p) for B_p in B_ps])
+    last = max(view.part["frontier"][-1]["C"] for own in shown for view in own)
+    frame(
+        ax, f"n of the highest reward at the largest C ({compact(last)} {unit(fits[0])}); the reward stands above", "$B_p$", "n", log=False
+    )
+    ax.set_xticks(range(len(groups)), ["best of all" if B_p is None else str(B_p) for B_p in groups])
     ax.set_ylim(floor, log2(ns[-1]) + 0.7)
     ax.yaxis.set_major_locator(FixedLocator([log2(n) for n in ns]))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{2**y:g}"))

@@ -18,7 +18,7 @@ def diagnostics(fit: Fit) -> Raw:
     if found is None:
         return Raw("")
     said = [sentence for sentence in (_misfit(found), _correlation(found), _lengths(found)) if sentence]
-    said += [_tie(tie, fit) for tie in found["ties"]]
+    said += [_tie(tie) for tie in found["ties"]]
     said += _open_ends(fit)
     left_out = [tag("h3", "Left out"), bullets(found["left_out"])] if found["left_out"] else []
     rows = [_curve(row) for row in found["per_curve"]]
@@ -41,7 +41,7 @@ def _correlation(found: Mapping[str, Any]) -> str:
     value = found["autocorrelation"]
     if value is None:
         return ""
-    verdict = "neighbouring evaluations err together, so there is less information than points" if value > 0.3 else "hardly any"
+    verdict = "neighbouring evaluations err together, so there is less information than points" if value > 0.3 else "none to speak of"
     return f"Autocorrelation of neighbouring residuals is {value:.2f}: {verdict}."
 
 
@@ -52,9 +52,10 @@ def _lengths(found: Mapping[str, Any]) -> str:
     return f"Runs end at different C: {alone}."
 
 
-def _tie(tie: Mapping[str, Any], fit: Fit) -> str:
-    ns, span = listed([f"n = {n}" for n in tie["n"]]), f"{compact(tie['C_low'])} and {compact(tie['C_high'])}"
-    return f"Tie: {ns} cannot be told apart between C = {span}."
+def _tie(tie: Mapping[str, Any]) -> str:
+    where = f"between C = {compact(tie['C_low'])} and {compact(tie['C_high'])}"
+    where = f"near C = {compact(tie['C_low'])}" if tie["C_low"] == tie["C_high"] else where
+    return f"Tie: n = {listed(tie['n'])} cannot be told apart {where}."
 
 
 def _open_ends(fit: Fit) -> list[str]:

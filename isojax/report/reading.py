@@ -38,9 +38,18 @@ class View:
 
 
 def views(fit: Fit) -> list[View]:
-    """The joint view and, where there are several B_p, each of theirs; of one B_p alone its own."""
+    """The joint view, and that of each B_p that was measured with several n; of one B_p alone its own."""
     single = [View(row["B_p"], row, (row["B_p"],)) for row in fit["by_B_p"]]
-    return [View(None, fit, tuple(v.B_ps[0] for v in single)), *single] if len(single) > 1 else single
+    if len(single) < 2:
+        return single
+    cells = {key(row) for row in fit["curves"]}
+    several = [view for view in single if sum(B_p == view.B_p for B_p, _ in cells) > 1]
+    return [View(None, fit, tuple(view.B_ps[0] for view in single)), *several]
+
+
+def by_B_p(fit: Fit) -> list[View]:
+    """The views of single B_p; empty where no B_p was measured with several n."""
+    return [view for view in views(fit) if view.B_p is not None]
 
 
 def level(fit: Fit) -> float | None:

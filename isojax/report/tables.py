@@ -36,7 +36,7 @@ def evidence(fit: Fit, images: Mapping[str, Drawing]) -> Raw:
     shown = [
         table(f"Frontier segments, {name}", heads, [_segment(seg) for seg in view["segments"]], text=(5, 10)) for name, view in _views(fit)
     ]
-    crossings = [[name, f"{x['n_low']} → {x['n_high']}", words.crossing(x)] for name, view in _views(fit) for x in view["crossovers"]]
+    crossings = [[name, f"{x['n_low']} → {x['n_high']}", words.crossing(x, fit)] for name, view in _views(fit) for x in view["crossovers"]]
     cross = tag("p", "No crossover was seen.")
     if crossings:
         cross = table("Where one n overtakes another", ["frontier", "n", f"at C ({words.unit(fit)})"], crossings, text=(1,))
@@ -90,7 +90,7 @@ def law(fit: Fit) -> Raw:
     form = fit["n_star"]["form"]
     laws = table(
         "Fitted n*(C)",
-        ["frontier", "form", "L", "k", "log10 C0", "b", "n* at small C", "n* at large C"],
+        ["frontier", "form", "L", "k", "log10 C0", "b", "n* at small C", "n* in the middle", "n* at large C"],
         [[name, *_law(view["n_star"], view["frontier"])] for name, view in _views(fit)],
         text=(1,),
     )
@@ -144,17 +144,20 @@ def _curve(c: Mapping[str, Any]) -> list[object]:
 
 def _law(n_star: Mapping[str, Any], frontier: Sequence[Mapping[str, Any]]) -> list[object]:
     """A law's row, after its name."""
-    ends = [f"{2 ** float(at):.3g}" for at in law_at(n_star, np.log10([frontier[0]["C"], frontier[-1]["C"]]))]
+    log_C = np.log10([frontier[0]["C"], frontier[-1]["C"]])
+    at = law_at(n_star, [log_C[0], log_C.mean(), log_C[1]])
     used = {"constant": ("b",), "linear": ("k", "log10_C0", "b")}.get(n_star["form"], ("L", "k", "log10_C0", "b"))
     known = n_star.get("intervals") or {}
+    places = ("n_at_low_C", "n_at_middle_C", "n_at_high_C")
+    values = [f"{2 ** float(y):.3g}" + _span(known.get(place), compact) for y, place in zip(at, places, strict=True)]
 
     def number(name: str) -> str:
         if name not in used:
             return "–"
-        return _two(n_star[name]) + _span(known.get(name), _two)
+        return _two(n_star[name])
 
     form = f"{n_star['form']} (n makes no difference)" if words.no_effect(n_star) else n_star["form"]
-    return [form, *(number(name) for name in ("L", "k", "log10_C0", "b")), *ends]
+    return [form, *(number(name) for name in ("L", "k", "log10_C0", "b")), *values]
 
 
 def rewards(fit: Fit) -> Raw:

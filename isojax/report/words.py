@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from isojax.report.reading import by_B_p
+
 MIN_DECADES = 0.2
 MIN_Z = 2.0
 UNITS = {"rollouts": "rollouts", "tokens": "response tokens", "device_hours": "device hours"}
@@ -119,16 +121,18 @@ def takeaways(fit: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def crossing(cross: Mapping[str, Any]) -> str:
-    """Where two curves cross, with the interval: "12.3k [9.8k, open]"."""
-    return compact(cross["C"]) + between(cross.get("low"), cross.get("high"), compact)
+def crossing(cross: Mapping[str, Any], fit: Mapping[str, Any]) -> str:
+    """Where two curves cross, with the interval if the fit has any: "12.3k [9.8k, open]"."""
+    if fit.get("intervals") is None:
+        return compact(cross["C"])
+    return compact(cross["C"]) + (between(cross["low"], cross["high"], compact) or " [open, open]")
 
 
 def _rise(fit: Mapping[str, Any]) -> str:
     path, crossings = path_of_n(fit["frontier"]), fit["crossovers"]
     if len(path) < 2:
         return f"n = {path[0]} leads at every measured budget: no crossover was seen."
-    where = listed([f"{x['n_low']} → {x['n_high']} near C = {crossing(x)}" for x in crossings])
+    where = listed([f"{x['n_low']} → {x['n_high']} near C = {crossing(x, fit)}" for x in crossings])
     if no_effect(fit["n_star"]):
         return f"The fitted curves cross ({where}), but by less than their errors: no n is shown to be better than another."
     if path == sorted(path):
@@ -151,7 +155,8 @@ def _trust(fit: Mapping[str, Any]) -> str:
         return "One cell leads everywhere, so there is no segment to compare with another."
     rule = f"at least {MIN_DECADES} decade long, measured for its neighbours, ahead by two standard errors somewhere"
     held = f"Of the joint frontier's segments {_held(fit)} hold ({rule}); one that does not hold may be noise."
-    alone = listed([f"{_held(row)} for B_p = {row['B_p']} alone" for row in fit["by_B_p"]]) if len(fit["by_B_p"]) > 1 else ""
+    single = by_B_p(fit) if len(fit["by_B_p"]) > 1 else []
+    alone = listed([f"{_held(view.part)} for B_p = {view.B_p} alone" for view in single])
     return f"{held} {alone[0].upper()}{alone[1:]}." if alone else held
 
 
@@ -161,7 +166,7 @@ def _held(view: Mapping[str, Any]) -> str:
 
 def _effect_of_B_p(fit: Mapping[str, Any]) -> str | None:
     """How far the frontiers of the B_p values stand apart where each of them ends."""
-    tops = {row["B_p"]: row["frontier"][-1]["reward"] for row in fit["by_B_p"] if row["frontier"]}
+    tops = {view.B_p: view.part["frontier"][-1]["reward"] for view in by_B_p(fit) if view.part["frontier"]}
     if len(tops) < 2:
         return None
     best, worst = max(tops, key=lambda b: tops[b]), min(tops, key=lambda b: tops[b])
@@ -175,8 +180,13 @@ def _sensitivity(fit: Mapping[str, Any]) -> str | None:
     found = fit.get("sensitivity")
     if found is None:
         return None
-    over_n, over_B_p = (reward(found[k]["range"]) + between(found[k].get("low"), found[k].get("high")) for k in ("over_n", "over_B_p"))
-    return f"At C = {compact(found['C'])} the reward ranges over {over_n} with n (at one B_p) and over {over_B_p} with B_p (at one n)."
+    words = {"over_n": ("n", "at_B_p", "B_p"), "over_B_p": ("B_p", "at_n", "n")}
+    said = [
+        f"{reward(found[k]['range'])}{between(found[k]['low'], found[k]['high'])} with {name} (at {other} = {found[k][at]})"
+        for k, (name, at, other) in words.items()
+        if found[k] is not None
+    ]
+    return f"At C = {compact(found['C'])} the reward ranges over {listed(said)}." if said else None
 
 
 def _fixed_batch(fit: Mapping[str, Any]) -> list[str]:

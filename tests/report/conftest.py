@@ -82,7 +82,7 @@ def _envelope(curves: list[dict[str, Any]], debiased: bool) -> dict[str, Any]:
 def _law(grid: Any) -> dict[str, Any]:
     exact = 2 ** (LAW["b"] + LAW["L"] / (1 + np.exp(-LAW["k"] * (np.log10(grid) - LAW["log10_C0"]))))
     band = [{"C": float(C), "low": float(n) * 0.75, "high": float(n) * 1.3} for C, n in zip(grid[::8], exact[::8], strict=True)]
-    known = {"L": [1.6, 2.9], "k": [2.0, 5.5], "log10_C0": [4.1, 4.4], "b": [1.5, 2.2]}
+    known = {"n_at_low_C": [2.0, 4.0], "n_at_middle_C": [4.0, 8.0], "n_at_high_C": [16.0, 32.0]}
     aicc = {"constant": 41.2, "linear": 12.9, "sigmoid": 4.1}
     return LAW | {"aicc": aicc, "intervals": known, "no_effect": False, "band": band}
 
@@ -145,8 +145,8 @@ def _joint(curves: list[dict[str, Any]], debiased: bool, metric: str) -> dict[st
         "reduced_chi_square": 1.07, "autocorrelation": 0.18, "degrees_of_freedom": 211, "per_curve": per_curve,
         "ties": [{"n": [8, 16], "C_low": 9e3, "C_high": 1.4e4}], "left_out": ["one evaluation after a peak"], "unequal_lengths": False,
     }  # fmt: skip
-    spread = {"C": float(C_MAX), "over_n": {"range": 0.092, "low": 0.071, "high": 0.113, "at_B_p": 16}}
-    spread["over_B_p"] = {"range": 0.019, "low": 0.004, "high": 0.03, "at_n": 8}
+    spread = {"C": float(C_MAX), "over_n": {"range": 0.092, "low": 0.071, "high": 0.113, "at_B_p": 16, "cells": 5}}
+    spread["over_B_p"] = {"range": 0.019, "low": 0.004, "high": 0.03, "at_n": 8, "cells": 2}
     flag = {"B_p": 8, "n": 2, "seed": 1000, "C": 60e3, "train_from": 0.61, "train_to": 0.66, "validation_from": 0.6, "validation_to": 0.55}
     return {
         "intervals": known if debiased else None, "draws": _draws(curves) if debiased else None, "surface": None,

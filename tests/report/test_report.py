@@ -81,23 +81,25 @@ def test_the_page_states_the_answer(made: tuple[Path, dict[str, Any]], html: str
     first, second, *_ = fit["crossovers"]
     bounds = [words.compact(x) for x in (first["C"], first["low"], first["high"], second["C"], second["low"])]
     assert f"2 → 4 near C = {bounds[0]} [{bounds[1]}, {bounds[2]}], 4 → 8 near C = {bounds[3]} [{bounds[4]}, open]" in text
-    for number in ("2.20 [1.60, 2.90]", "3.10 [2.00, 5.50]", "4.25 [4.10, 4.40]", "1.90 [1.50, 2.20]"):  # L, k, log10 C0, b
-        assert number in text
+    rows = re.search(r"Fitted n\*\(C\)</caption>.*?</table>", html, re.S)
+    assert rows is not None
+    for number in ("2.20", "3.10", "4.25", "1.90", "3.85 [2, 4]", "7.58 [4, 8]", "16.4 [16, 32]"):  # L, k, log10 C0, b, n* at three C
+        assert f">{number}</td>" in rows[0]
     assert f"{2**1.9:.3g} at small budgets to {2**4.1:.3g} at large ones" in text
 
 
 def test_diagnostics_are_said_in_words(html: str) -> None:
     text = _text(html)
     assert "Reduced χ² is 1.07 over 211 degrees of freedom: the misfit is what noise explains" in text
-    assert "Autocorrelation of neighbouring residuals is 0.18: hardly any." in text
-    assert "Tie: n = 8 and n = 16 cannot be told apart between C = 9k and 14k." in text
+    assert "Autocorrelation of neighbouring residuals is 0.18: none to speak of." in text
+    assert "Tie: n = 8 and 16 cannot be told apart between C = 9k and 14k." in text
     assert "its end is where data end, not where another n takes over." in text
     assert "one evaluation after a peak" in text
     assert "The plateau lies beyond the data, so do not read A alone, for B_p × n = 8 × 32 and 16 × 32." in text
     assert "0.600 [0.585, 0.618]" in text  # A of 8x2
     assert "Of the forms tried, by AICc above the best: sigmoid +0.0, linear +8.8 and constant +37.1." in text
     assert "Intervals hold 90% of 40 replicates (bootstrap over seeds and problems; 300 validation problems; seed 0)." in text
-    assert "At C = 250k the reward ranges over 0.092 [0.071, 0.113] with n (at one B_p) and over 0.019 [0.004, 0.030]" in text
+    assert "At C = 250k the reward ranges over 0.092 [0.071, 0.113] with n (at B_p = 16) and 0.019 [0.004, 0.030] with B_p" in text
     assert "B_p = 8, n = 2, seed 1000 (from C = 60k)" in text
 
 
