@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from isojax import __version__
-from isojax.cli_curve import Frontier, Where, fitted_frontier
+from isojax.cli_curve import Frontier, Where, curve, fitted_frontier
 from isojax.cli_fit import MODE, make_fit, read_fit, sweep_folder, warn
 from isojax.cli_recommend import print_recommendation, recommend
 from isojax.cli_records import app as records_app
@@ -190,6 +190,9 @@ def report(run: Annotated[Path, typer.Argument(help="A sweep's folder.")]) -> No
     """
     folder = sweep_folder(run)
     Console().print(f"report: {_report(folder, read_fit(folder))}", soft_wrap=True, highlight=False)
+
+
+app.command()(curve)
 
 
 def _version(asked: bool) -> None:

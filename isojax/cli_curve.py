@@ -67,6 +67,88 @@ def _print_law(console: Console, document: Mapping[str, Any]) -> None:
     print_flags(console, document["flags"])
 
 
+def curve(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV, TSV or JSON lines: a row an evaluation.")],
+    x: Annotated[str, typer.Option("--x", metavar="COL", help="The column of compute, >= 0: rollouts, tokens, steps, ...")],
+    y: Annotated[str, typer.Option("--y", metavar="COL", help="The column of rewards. Rows where it is empty are left out.")],
+    below: Annotated[
+        float | None, typer.Option("--fit-below", metavar="X", help="Fit points up to X only, and show the error of the curve beyond.")
+    ] = None,
+    where: Where = None,
+    group: Annotated[str | None, typer.Option("--group", metavar="COL", help="The column that tells seeds of one run apart.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png|pdf", help="Draw the fit with its interval; an existing file is kept.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")] = False,
+) -> None:
+    """Fit ScaleRL's curve R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) to one run, or to several seeds of it.
+
+    A is where the reward levels off, C_mid the compute of half the gain, B how sharply it comes, R0 the reward at C = 0. Intervals are 90%,
+    from a moving-block bootstrap of the residuals. --fit-below asks whether the first part would have foretold the rest.
+
+    \b
+    [bold]Examples[/bold]
+      isojax curve log.csv --x rollouts --y val_acc
+      isojax curve log.csv --x rollouts --y val_acc --fit-below 250000
+      isojax curve runs.jsonl --x step --y val.acc --where n=16 --group seed --plot curve.pdf
+      isojax curve log.tsv --x tokens --y reward --json | jq .intervals.A
+    """
+    if plot is not None:
+        _can_draw(plot)
+    from isojax.scaling.curve_file import fit_curve_file
+
+    document, read = fit_curve_file(file, x, y, below, where or (), group)
+    if plot is not None:
+        from isojax.report.single_curve import single_curve
+
+        drawing = single_curve(document, read.runs.C, read.runs.R, read.runs.run, read.names)
+        _write_new(plot, drawing.pdf if plot.suffix == ".pdf" else drawing.png)
+    if as_json:
+        print(json.dumps(plain(document), indent=1, allow_nan=False))
+        return
+    console = Console()
+    _print_curve(console, document)
+    if plot is not None:
+        console.print(f"wrote {plot}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _can_draw(path: Path) -> None:
+    if path.suffix not in (".png", ".pdf"):
+        raise InputError(f"--plot {path}: expected a file named .png or .pdf.")
+    if path.exists():
+        raise InputError(f"{path} exists already and is kept; give --plot another name, or remove it.")
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as f:
+            f.write(data)
+    except OSError as e:
+        raise InputError(f"cannot write {path}: {e.strerror or e}. Give --plot another name.") from e
+
+
+def _print_curve(console: Console, document: Mapping[str, Any]) -> None:
+    seeds = f" of {document['seeds']} seeds" if document["seeds"] > 1 else ""
+    title = f"{document['y']} against {document['x']}: {document['points']} points{seeds}, rms residual {document['rmse']:.3g}"
+    console.print(escape(title), highlight=False)
+    table = Table("parameter", "value", "90% interval")
+    for name, meaning in (("R0", "at C = 0"), ("A", "plateau"), ("B", "sharpness"), ("C_mid", "half the gain")):
+        table.add_row(f"{name} ({meaning})", f"{document[name]:.4g}", _interval(document["intervals"][name]))
+    console.print(table)
+    how = document["bootstrap"]
+    console.print(f"intervals: {how['method']}, {how['replicates']} replicates, seed {how['seed']}", highlight=False)
+    beyond = document["beyond"]
+    if beyond is not None:
+        console.print(
+            f"beyond {document['fit_below']:.4g}: {beyond['points']} points; curve minus measured {beyond['mean_error']:+.4f} on average, "
+            f"{beyond['mean_absolute_error']:.4f} in absolute value, {beyond['max_absolute_error']:.4f} at most; at the end "
+            f"{beyond['predicted_at_end']:.4f} ({_interval(beyond['interval_at_end'])}) against {beyond['measured_at_end']:.4f} measured",
+            highlight=False,
+        )
+    print_flags(console, document["flags"])
+
+
 def print_flags(console: Console, flags: Sequence[str]) -> None:
     """What a reader must know, one line each."""
     for flag in flags:

@@ -188,5 +188,5 @@ def _flags(fit: Fit, fitted: Runs, found: dict[str, list[float | None]], determi
     far = np.abs(fitted.R - fit.solution.fit[0]) > OUTLIER * max(fit.clip / HUBER, 1e-9)
     if far.any():
         at = ", ".join(f"{c:.4g}" for c in fitted.C[far][:5])
-        flags.append(f"{int(far.sum())} points lie more than {OUTLIER:g} standard deviations off the curve and count as if nearer: at {at}")
+        flags.append(f"{int(far.sum())} point(s) lie more than {OUTLIER:g} standard deviations off the curve and count as if nearer: at {at}")
     return flags

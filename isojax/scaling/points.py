@@ -53,11 +53,12 @@ def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "debias
         raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
     table = where(read_table(path), filters)
     n, C = numbers(table, N, at_least=1), numbers(table, ROLLOUTS, above=0)
-    unique_rows(table, (N, ROLLOUTS))
+    settings = _settings(table)
+    unique_rows(table, (N, ROLLOUTS, *settings))
     order = np.lexsort((n, C))
     n, C = n[order], C[order]
     document = _fit(C, n, mode)
-    document["flags"] = _mixture_flags(table, filters) + document["flags"]
+    document["flags"] = _mixture_flags(table, settings, filters) + document["flags"]
     return {"kind": "points", "file": str(path), "where": list(filters), "mode": mode, **document}
 
 
@@ -144,15 +145,24 @@ def _leave_one_out(law: Law, C: FloatArray, y: FloatArray) -> list[dict[str, Any
     return found
 
 
-def _mixture_flags(table: Table, filters: Sequence[str]) -> list[str]:
-    """Other columns that tell settings apart: one law would describe several."""
+def _settings(table: Table) -> list[str]:
+    """The columns that tell settings apart: text, and what is known to be one."""
+
+    def is_text(name: str) -> bool:
+        values = [row.values.get(name) for row in table.rows]
+        return all(isinstance(v, str) and not _is_number(v) for v in values if not blank(v))
+
+    return [c for c in table.columns if c not in (N, ROLLOUTS) and (c in SETTINGS or is_text(c))]
+
+
+def _mixture_flags(table: Table, settings: Sequence[str], filters: Sequence[str]) -> list[str]:
+    """Several settings in one law."""
     flags = []
     filtered = {text.partition("=")[0].strip() for text in filters}
-    for name in (c for c in table.columns if c not in (N, ROLLOUTS) and c not in filtered):
-        values = [row.values.get(name) for row in table.rows if not blank(row.values.get(name))]
-        distinct = list(dict.fromkeys(str(v) for v in values))
-        is_setting = name in SETTINGS or all(isinstance(v, str) and not _is_number(v) for v in values)
-        if is_setting and 1 < len(distinct) <= min(MOST_VALUES, len(values) // 2):
+    for name in (s for s in settings if s not in filtered):
+        values = [str(row.values.get(name)) for row in table.rows if not blank(row.values.get(name))]
+        distinct = list(dict.fromkeys(values))
+        if 1 < len(distinct) <= min(MOST_VALUES, len(values) // 2):
             flags.append(f"the points mix {name} = {', '.join(distinct)} in one law; --where {name}={distinct[0]} takes one of them")
     return flags
 

@@ -16,7 +16,10 @@ from tests.e2e.conftest import REPOSITORY, TINY
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 SMALL = ((r"sweep\.budget=\d+", "sweep.budget=700"), (r"--budget \S+", "--budget 700"))
 FORK = {"my_fork/my_losses.py": "docs/extending.md"}  # a file that a page tells its reader to write
-LOGS = {"logs.md": REPOSITORY / "tests/logs/fixtures"}  # what stands for the reader's own logs/
+LOGS = {
+    "logs.md": REPOSITORY / "tests/logs/fixtures",
+    "laws.md": REPOSITORY / "tests/scaling/fixtures",
+}  # what stands for the reader's own logs/
 
 
 def commands(page: Path) -> list[str]:

@@ -84,6 +84,11 @@ def test_no_trend_is_a_constant(tmp_path):
     assert found["n_star"]["form"] == "constant" and any("do not show n to change" in f for f in found["flags"])
 
 
+def test_a_point_of_two_sets_is_no_duplicate(tmp_path):
+    path = write(tmp_path, [(8, 100, "easy"), (8, 100, "hard"), (16, 200, "easy")], "n,rollouts,set")
+    assert fit_points_file(path)["points"] == 3
+
+
 @pytest.mark.parametrize(
     ("header", "rows", "filters", "said"),
     [
@@ -92,6 +97,7 @@ def test_no_trend_is_a_constant(tmp_path):
         ("n,rollouts", [(8, 100), (8, -5)], [], "points.csv, line 3: rollouts is -5; expected more than 0"),
         ("n,rollouts", [(8, 100), (8, "1M")], [], "points.csv, line 3: rollouts is '1M'; expected a plain number"),
         ("n,rollouts", [("nan", 100)], [], "points.csv, line 2: n is nan; expected a finite number"),
+        ("n,rollouts,set", [(8, 100, "easy"), (8, 100, "hard"), (8, 100, "easy")], [], "line 4: .* as in line 2 already"),
         ("n,rollouts", [(8, 100), (8, 200), (8, 100)], [], "line 4: n = 8, rollouts = 100 as in line 2 already"),
         ("n,rollouts,set", [(8, 100, "easy")], ["set=hard"], "values of set there are: easy"),
         ("n,rollouts", [], [], "no row of data"),

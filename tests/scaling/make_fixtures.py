@@ -1,0 +1,45 @@
+"""Writes fixtures/points.csv and fixtures/run.csv, what docs/laws.md is shown on: drawn from known laws, nobody's measurements.
+
+    python tests/scaling/make_fixtures.py
+
+points.csv: at 36 C of each set, n is the power of two nearest to a law plus noise (sd .4 of log2 n); the law is
+log2 n* = 2 + L / (1 + exp(-5 (log10 C - 5.5))) with L = 6 for "easy", 4 for "hard". run.csv: two seeds of
+R(C) = .2 + .4 / (1 + (3e4 / C)^1.1) with noise of sd .008.
+"""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from isojax.scaling.curves import hill
+from isojax.scaling.law import Law, log2_n_star
+
+HERE = Path(__file__).parent / "fixtures"
+
+
+def write(name: str, header: list[str], rows: list[list[object]]) -> None:
+    """A CSV file."""
+    with (HERE / name).open("w", newline="") as f:
+        csv.writer(f, lineterminator="\n").writerows([header, *rows])
+
+
+def main() -> None:
+    """Draw and write both."""
+    rng, rows = np.random.default_rng(0), []
+    for label, law in (("easy", Law("sigmoid", 6.0, 5.0, 5.5, 2.0)), ("hard", Law("sigmoid", 4.0, 5.0, 5.5, 2.0))):
+        for C in np.geomspace(4e4, 3e6, 36):
+            level = float(log2_n_star(law, C)) + rng.normal(0, 0.4)
+            rows.append([label, int(2 ** max(round(level), 0)), round(C)])
+    write("points.csv", ["set", "n", "rollouts"], rows)
+    rows = []
+    for seed in (0, 1):
+        for step in (0, *np.unique(np.geomspace(4, 4000, 40).round()).astype(int)):
+            C = 256 * int(step)
+            reward = (hill(C, 0.2, 0.6, 1.1, 3e4) if C else 0.2) + rng.normal(0, 0.008)
+            rows.append([seed, int(step), C, f"{reward:.4f}"])
+    write("run.csv", ["seed", "step", "rollouts", "val_acc"], rows)
+
+
+if __name__ == "__main__":
+    main()
