@@ -90,7 +90,9 @@ def frontier(fit: Fit, view: View) -> list[Trace]:
         part = points[first : last + 1]
         text = [_frontier_text(p) for p in part]
         line = {"type": "scatter", "mode": "lines", "x": _round([p["C"] for p in part]), "y": _round([p["reward"] for p in part])}
-        found.append(line | {"hovertext": text, "hoverinfo": "text", "line": {"width": 6}, "meta": {"n": n}, "showlegend": False})
+        found.append(
+            line | {"hovertext": text, "hoverinfo": "text", "line": {"width": 6, "simplify": False}, "meta": {"n": n}, "showlegend": False}
+        )
     return [*found, *([_crossovers(fit, view.part)] if view.part["crossovers"] else [])]
 
 

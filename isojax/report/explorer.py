@@ -52,12 +52,13 @@ def _row(a: Advice, fit: Fit) -> dict[str, Any]:
         return {"C": a.C, "text": compact(a.C), "why": a.why}
     chances = [[n, percent(round(share, 2)), round(share, 3)] for n, share in sorted(a.chances.items()) if share >= 0.005]
     known = a.low is not None and a.high is not None
+    regret = reward(a.regret) if a.regret is not None and a.regret >= 0.0005 else ""
     return {
         "C": a.C, "text": compact(a.C), "n": a.n, "B_p": a.B_p, "M": a.M, "y": a.reward, "low": a.low, "high": a.high,
         "reward": reward(a.reward), "interval": f"{reward(a.low)} to {reward(a.high)}" if known else "",
         "run": f"{reward(a.run_low)} to {reward(a.run_high)}" if a.run_low is not None else "", "chances": chances,
         "sure": percent(round(a.chances.get(a.n, 0.0), 2)) if a.chances else "", "beyond": a.beyond,
-        "equal": ", ".join(str(n) for n in a.equal_n if n != a.n), "regret": reward(a.regret), "M_known": a.M is not None,
+        "equal": ", ".join(str(n) for n in a.equal_n if n != a.n), "regret": regret, "M_known": a.M is not None,
     }  # fmt: skip
 
 

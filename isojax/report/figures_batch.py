@@ -42,12 +42,20 @@ def fixed_batch(fits: Sequence[Fit], runs: Sequence[RunRecord]) -> Figure | None
         frame(top, f"B = {row['B']}", "", f"validation reward ({label(fit['metric'])})" if i == 0 else "")
         top.tick_params(labelleft=i == 0)
         below = fig.add_subplot(grid[1, i], sharex=top)
-        _draw_n_of_M(below, row, colours, "compute-optimal n" if i == 0 else "", "$B_p^* = B / n^*$" if i == len(chosen) - 1 else "")
+        _draw_n_of_M(
+            below,
+            row,
+            _measured(fit, [row]),
+            colours,
+            "compute-optimal n" if i == 0 else "",
+            "$B_p^* = B / n^*$" if i == len(chosen) - 1 else "",
+        )
         top.tick_params(which="both", labelbottom=False)
-    ns = sorted({p["n"] for row in chosen for p in row["frontier"]} | {c["n"] for c in fit["curves"] if _in_batches(c, chosen)})
-    marks = [Line2D([], [], color=colours[n], lw=3, label=f"n = {n}") for n in ns]
+    marks = [Line2D([], [], color=colours[n], lw=3, label=f"n = {n}") for n in _measured(fit, chosen)]
     marks += [Line2D([], [], color=LAW, lw=2, label="fitted law $n^*(M)$")]
-    fig.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False, fontsize=9, handlelength=1.8)
+    fig.legend(
+        handles=marks, loc="outside lower center", ncols=min(len(marks), 3 + 2 * len(chosen)), frameon=False, fontsize=9, handlelength=1.8
+    )
     return fig
 
 
@@ -58,8 +66,9 @@ def _batches(fit: Fit) -> list[Mapping[str, Any]]:
     return sorted(most[:MOST_B], key=lambda row: row["B"])
 
 
-def _in_batches(row: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]]) -> bool:
-    return row["B_p"] * row["n"] in {batch["B"] for batch in chosen}
+def _measured(fit: Fit, chosen: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The n measured at any of these B."""
+    return sorted({c["n"] for c in fit["curves"] if c["B_p"] * c["n"] in {batch["B"] for batch in chosen}})
 
 
 def _draw_rewards(ax: Axes, fit: Fit, batch: Mapping[str, Any], colours: Mapping[int, str]) -> None:
@@ -85,7 +94,7 @@ def _draw_rewards(ax: Axes, fit: Fit, batch: Mapping[str, Any], colours: Mapping
             )  # fmt: skip
 
 
-def _draw_n_of_M(ax: Axes, batch: Mapping[str, Any], colours: Mapping[int, str], left: str, right: str) -> None:
+def _draw_n_of_M(ax: Axes, batch: Mapping[str, Any], ns: Sequence[int], colours: Mapping[int, str], left: str, right: str) -> None:
     """n* (left) and B_p* = B / n* (right) against M; the law unless a monotone one is rejected."""
     B, n_star, points = batch["B"], batch["n_star_M"], thinned(batch["frontier"])
     frame(ax, "", "M (updates)", left)
@@ -103,7 +112,6 @@ def _draw_n_of_M(ax: Axes, batch: Mapping[str, Any], colours: Mapping[int, str],
         ax.plot(M, law(n_star, np.log10(M) if n_star.get("x", "log10 M") == "log10 M" else M), color=LAW, lw=2, zorder=3)
     if n_star.get("monotone_rejected"):
         ax.set_title("a law that only rises is rejected here", loc="right", fontsize=8.5, color=LAW)
-    ns = sorted({p["n"] for p in batch["frontier"]})
     ax.set_ylim(log2(ns[0]) - 0.6, log2(ns[-1]) + 0.6)
     ticks = FixedLocator([log2(n) for n in ns])
     ax.yaxis.set_major_locator(ticks)

@@ -52,7 +52,7 @@ def frontier(fits: Sequence[Fit], runs: Sequence[RunRecord]) -> Figure:
         _draw_frontier(ax, view.part, colours)
         _draw_crossovers(ax, view.part, level(fit) is not None)
         _name_segments(ax, view.part, colours, name_B_p=view.B_p is None)
-    _legend(fig, fit, colours, shown[-1].B_ps if len(shown) > 1 else ())
+    _legend(fig, fit, colours, shown[-1].B_ps if len(shown[-1].B_ps) > 1 else ())
     return fig
 
 
@@ -155,12 +155,13 @@ def _legend(fig: Figure, fit: Fit, colours: Mapping[int, str], B_ps: Sequence[in
     marks += [] if at is None else [Patch(color=INK, alpha=0.22, lw=0, label=f"{percent(at)} interval")]
     marks += [] if base is None else [Line2D([], [], color=SOFT, lw=0.9, ls=BASE, label=f"base policy, {reward(base)}")]
     names: list[Line2D | Patch] = [Line2D([], [], color=c, lw=3, label=f"n = {n}") for n, c in colours.items()]
-    rows = [names, marks]
-    rows += [
-        [Line2D([], [], color=SOFT, lw=1.3, ls=DASHES[i % len(DASHES)], label=f"joint panel: $B_p$ = {b}") for i, b in enumerate(B_ps)]
+    styles: list[Line2D | Patch] = [
+        Line2D([], [], color=SOFT, lw=1.3, ls=DASHES[i % len(DASHES)], label=f"joint panel: $B_p$ = {b}") for i, b in enumerate(B_ps)
     ]
+    most = int(fig.get_figwidth() / 1.9)  # inches a column
+    rows = [row[i : i + most] for row in (names, marks, styles) for i in range(0, len(row), most)]
     columns = max(len(row) for row in rows)
     blank = Line2D([], [], ls="", label=" ")
-    padded = [row + [blank] * (columns - len(row)) for row in rows if row]
+    padded = [row + [blank] * (columns - len(row)) for row in rows]
     by_column = [handle for column in zip(*padded, strict=True) for handle in column]  # a legend fills its columns first
     fig.legend(handles=by_column, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, handlelength=2.2, columnspacing=1.3)

@@ -127,7 +127,7 @@ def _draw_chances(ax: Axes, fit: Fit, view: View, colours: Mapping[int, str], fi
 def _legend(fig: Figure, fit: Fit, ns: Sequence[int], chances: bool) -> None:
     at = level(fit)
     marks: list[Line2D | Patch] = [Line2D([], [], color=LAW, lw=2.2, label="fitted law $n^*(C)$")]
-    marks += [] if at is None else [Patch(color=LAW, alpha=0.14, lw=0, label=f"{percent(at)} interval")]
+    marks += [] if at is None else [Patch(color=LAW, alpha=0.14, lw=0, label=f"{percent(at)} interval of $n^*$")]
     marks += [Patch(color=colour, label=f"n = {n}") for n, colour in palette(ns).items()] if chances else []
     fig.legend(handles=marks, loc="outside lower center", ncols=min(len(marks), 10), frameon=False, fontsize=9, handlelength=1.8)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from isojax.report.markup import Raw, bullets, section, table, tag
+from isojax.report.markup import Raw, bullets, details, section, table, tag
 from isojax.report.reading import Fit
 from isojax.report.words import compact, listed, plural, reward
 
@@ -22,7 +22,7 @@ def diagnostics(fit: Fit) -> Raw:
     said += _open_ends(fit)
     left_out = [tag("h3", "Left out"), bullets(found["left_out"])] if found["left_out"] else []
     rows = [_curve(row) for row in found["per_curve"]]
-    curves = [table("Each curve: how well it fits", CURVE, rows, text=(4,))] if rows else []
+    curves = [details("Each curve: how well it fits", table("Misfit of each curve", CURVE, rows, text=(4,)))] if rows else []
     return section("diagnostics", "How far to trust the fit", bullets(said), *left_out, *_overfitting(fit), *curves)
 
 

@@ -96,6 +96,7 @@
     if (row.interval && state.fit.level) said.push(`${state.fit.level} interval of the expectation: ${row.interval}.`);
     if (row.run) said.push(`One new run would show ${row.run}.`);
     if (row.sure) said.push(`P(n = ${row.n} is best) = ${row.sure}.`);
+    if (row.regret) said.push(`It may give away ${row.regret} of reward against the best cell.`);
     if (row.equal) said.push(`As good within the tolerance: n = ${row.equal}.`);
     return said.join(" ");
   }
@@ -157,19 +158,22 @@
     });
   }
 
+  // Six pixels to each side, in the axis's own units (plotly's sizes in pixels fail on log axes).
+  const around = (axis, value) => [-6, 6].map((pixels) => axis.p2d(axis.d2p(value) + pixels));
+
   // The chosen budget: a line from bottom to top, the interval, and a point. Shapes, because they move without redrawing the curves.
-  function shapes(kind) {
+  function shapes(kind, axes) {
     const row = state.row, accent = token("--accent"), C = state.C;
     if (row === null) return [];
-    const line = (more) => ({ type: "line", xref: "x", yref: "y", x0: C, x1: C, line: { color: accent, width: 1.2, dash: "dot" }, ...more });
+    const line = (more) => ({ type: "line", layer: "above", xref: "x", yref: "y", x0: C, x1: C, line: { color: accent, width: 1.2, dash: "dot" }, ...more });
     const found = [line({ yref: "paper", y0: 0, y1: 1 })];
     if (row.why !== undefined) return found;
     const y = kind === "law" ? row.n : row.y;
     if (kind === "reward" && row.low !== null && row.high !== null) {
       found.push(line({ y0: row.low, y1: row.high, line: { color: accent, width: 5 }, opacity: 0.6 }));
     }
-    found.push({ type: "circle", xref: "x", yref: "y", xsizemode: "pixel", ysizemode: "pixel", xanchor: C, yanchor: y, x0: -6, x1: 6, y0: -6,
-      y1: 6, fillcolor: accent, line: { color: token("--paper"), width: 2 } });
+    const [[x0, x1], [y0, y1]] = [around(axes.xaxis, C), around(axes.yaxis, y)];
+    found.push({ type: "circle", layer: "above", xref: "x", yref: "y", x0, x1, y0, y1, fillcolor: accent, line: { color: token("--paper"), width: 2 } });
     return found;
   }
 
@@ -181,9 +185,10 @@
     const shown = (cell) => state.view.B_ps.includes(cell.B_p);
     const traces = { reward: [...state.fit.cells.filter(shown).map((cell) => cell.trace), ...state.view.frontier], law: state.view.law };
     for (const [kind, id] of Object.entries(charts)) {
-      plotly.react(at(id), legended(traces[kind]), { ...layout(kind), shapes: shapes(kind) },
+      plotly.react(at(id), legended(traces[kind]), layout(kind),
         { responsive: true, displaylogo: false, displayModeBar: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] });
     }
+    moveMarker();
   }
 
   // At most once a frame, however fast the slider moves.
@@ -193,7 +198,7 @@
     moving = true;
     requestAnimationFrame(() => {
       moving = false;
-      for (const [kind, id] of Object.entries(charts)) plotly.relayout(at(id), { shapes: shapes(kind) });
+      for (const [kind, id] of Object.entries(charts)) plotly.relayout(at(id), { shapes: shapes(kind, at(id)._fullLayout) });
     });
   }
 
@@ -207,6 +212,7 @@
   at("B_p").addEventListener("change", (event) => choose(state.fit, event.target.value));
   at("slider").addEventListener("input", (event) => setBudget(state.view.rows[Number(event.target.value)].C));
   at("exact").addEventListener("input", (event) => setBudget(event.target.valueAsNumber, true));
+  window.addEventListener("resize", moveMarker);
   dark.addEventListener("change", () => choose(state.fit, state.view.name));
 
   at("budget").hidden = false;

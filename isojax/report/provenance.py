@@ -55,10 +55,9 @@ def provenance(folder: Path, fit: Fit) -> Raw:
     shown = (
         [details("config.yaml", tag("pre", tag("code", config.read_text(encoding="utf-8", errors="replace"))))] if config.exists() else []
     )
-    again = tag("p", "The numbers behind this page are in ", tag("code", "fit.json"), "; the figures, as PNG and PDF, in ")
-    return section(
-        "provenance", "How this was made", tag("p", method), *_intervals(fit), join([again, tag("code", "figures/")], ""), *shown
-    )
+    numbers, figures = tag("code", "fit.json"), tag("code", "figures/")
+    again = tag("p", "The numbers behind this page are in ", numbers, "; the figures, as PNG and PDF, in ", figures, ".")
+    return section("provenance", "How this was made", tag("p", method), *_intervals(fit), again, *shown)
 
 
 def _intervals(fit: Fit) -> list[Raw]:

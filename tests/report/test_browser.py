@@ -27,7 +27,11 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
-MARKER = "const s = document.getElementById('chart-reward').layout.shapes.at(-1); return [s.xanchor, s.yanchor]"
+# The middle of the budget's dot, in pixels of the plot; and where a point of the table belongs.
+MARKER = """const [C, y] = arguments, c = document.getElementById('chart-reward');
+const {xaxis, yaxis} = c._fullLayout, s = c.layout.shapes.at(-1);
+const off = (axis, a, b, value) => Math.abs((axis.d2p(a) + axis.d2p(b)) / 2 - axis.d2p(value));
+return s.type === 'circle' && off(xaxis, s.x0, s.x1, C) < 0.5 && off(yaxis, s.y0, s.y1, y) < 0.5"""
 FLAGS = ["headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-sync"]
 FLAGS += ["disable-component-update", "disable-dev-shm-usage", "hide-scrollbars"]
 
@@ -116,7 +120,7 @@ def test_the_slider_answers_to_the_keyboard(opened: Any, fits: list[dict[str, An
         _shows(opened, row, row["C"])
         assert float(opened.find_element(By.ID, "exact").get_attribute("value")) == row["C"]
         assert slider.get_attribute("aria-valuetext") == f"{row['C']:,.0f} rollouts"
-        WebDriverWait(opened, 3).until(lambda b, row=row: b.execute_script(MARKER) == [row["C"], row["y"]])
+        WebDriverWait(opened, 3).until(lambda b, row=row: b.execute_script(MARKER, row["C"], row["y"]))
         seen.add((row["n"], row["beyond"]))
     assert len(seen) > 2
     WebDriverWait(opened, 3).until(lambda b: f"C {rows[-71]['C']:,.0f}: n {rows[-71]['n']}" in b.find_element(By.ID, "spoken").text)
