@@ -51,11 +51,6 @@ def test_a_frontier_as_json_in_both_modes(isojax):
     assert code == 0 and json.loads(out)["mode"] == "paper" and json.loads(out)["n_star"]["intervals"] is None
 
 
-def test_mixed_sets_are_flagged(isojax):
-    _, out, _ = isojax("fit", "--frontier", "points.csv")
-    assert "the points mix set = easy, hard in one law; --where set=easy takes one of them" in out
-
-
 def test_a_curve_and_its_picture(isojax, tmp_path):
     code, out, err = isojax(*CURVE, "--group", "seed", "--fit-below", "150000", "--plot", "out/curve.png")
     assert (code, err) == (0, "")

@@ -176,6 +176,9 @@ def _flags(fit: Fit, fitted: Runs, found: dict[str, list[float | None]], determi
             f"the plateau is not determined: A = {p['A']:.3g} with interval {low} to {high}; at C = {end:.4g} the curve has made "
             f"{done:.0%} of its gain, read it only where measured"
         )
+    low, high = (v if v is not None else np.inf for v in found["R0"])
+    if fitted.C.min() > 0 and high - low > WIDE * fit.solution.G[0]:
+        flags.append(f"R0 is not determined ({low:.3g} to {high:.3g}): no point at C = 0 shows where the run began")
     stuck = ", ".join(f"{name} = {p[name]:.4g}" for name in fit.at_bounds)
     if stuck:
         flags.append(f"{stuck} at its bound, not determined by the data")
@@ -188,5 +191,7 @@ def _flags(fit: Fit, fitted: Runs, found: dict[str, list[float | None]], determi
     far = np.abs(fitted.R - fit.solution.fit[0]) > OUTLIER * max(fit.clip / HUBER, 1e-9)
     if far.any():
         at = ", ".join(f"{c:.4g}" for c in fitted.C[far][:5])
-        flags.append(f"{int(far.sum())} point(s) lie more than {OUTLIER:g} standard deviations off the curve and count as if nearer: at {at}")
+        flags.append(
+            f"{int(far.sum())} point(s) lie more than {OUTLIER:g} standard deviations off the curve and count as if nearer: at {at}"
+        )
     return flags
