@@ -4,7 +4,7 @@
     python benchmarks/curve_coverage.py --curves 1000 --seed 7
 
 Kinds: white noise (sd .01), AR(1) noise of the same sd (rho .3 and .6), and 2 or 3 seeds whose levels differ by as much besides; 30 and 100
-points a run over 2.5 decades, the last of them at 1 to 20 times C_mid. For A, and for R(C) at the first, middle and last C and the mean over
+points a run over 2.5 decades, the last of them at 1 to 20 times C_mid. For A, and for R(C) at the first, middle and last C and over
 all. Intervals whose end is open hold everything on that side; how many are is said.
 """
 
