@@ -10,17 +10,18 @@ R0 + f (1 - R0) with f in [0, 1], which keeps R0 <= A <= 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import least_squares
 
+from isojax.scaling.bend import Bend
 from isojax.scaling.metrics import FloatArray, Track
 from isojax.scaling.records_filter import record_breaking
-from isojax.scaling.shapes import value
+from isojax.scaling.shapes import HILL, name, value
 
 B_BOUNDS = (0.05, 10.0)
 # C_mid may lie this many decades outside the points.
@@ -42,7 +43,8 @@ class Curve:
         points: it was fitted to (record-breaking ones in paper mode).
         rmse: root mean square residual at those points, in reward.
         at_bounds: parameters that ended at a bound, which the data therefore do not determine.
-        form: the shape, a name in shapes.FORMS; paper mode knows "hill" alone.
+        tail: the shape (shapes.py); paper mode knows 1 alone.
+        bend: added to the shape inside the measured range; None where the shape suffices.
         determined: whether the data come near the plateau A; where not, do not read A alone.
         C_peak: where reward starts to fall; the curve is held flat beyond, as stopping early would.
         A_interval, ...: 90%; a bound of None is an open end; None where the mode gives none.
@@ -59,7 +61,8 @@ class Curve:
     points: int
     rmse: float
     at_bounds: tuple[str, ...] = ()
-    form: str = "hill"
+    tail: float = HILL
+    bend: Bend | None = None
     determined: bool = True
     C_peak: float | None = None
     A_interval: Interval | None = None
@@ -74,13 +77,28 @@ class Curve:
 
 def hill(C: ArrayLike, R0: float, A: float, B: float, C_mid: float) -> FloatArray:
     """R(C) of the module's equation; C > 0, float[...] -> float[...]."""
-    return value("hill", C, R0, A, B, C_mid)
+    return value(HILL, C, R0, A, B, C_mid)
 
 
 def reward(curve: Curve, C: ArrayLike) -> FloatArray:
     """The curve's reward at compute C > 0, float[...] -> float[...], inside its measured range or not; the best up to C where it peaks."""
     held = np.minimum(np.asarray(C, dtype=np.float64), np.inf if curve.C_peak is None else curve.C_peak)
-    return value(curve.form, held, curve.R0, curve.A, curve.B, curve.C_mid)
+    smooth = value(curve.tail, held, curve.R0, curve.A, curve.B, curve.C_mid)
+    return smooth if curve.bend is None else smooth + curve.bend.at(held)
+
+
+def from_json(row: Mapping[str, Any]) -> Curve:
+    """A curve of fit.json, schema 1 or 2."""
+    known = {f.name for f in fields(Curve)}
+    bend = row.get("bend")
+    return Curve(**{k: v for k, v in row.items() if k in known and k != "bend"}, bend=None if bend is None else Bend(**bend))
+
+
+def to_json(c: Curve) -> dict[str, Any]:
+    """A curve as fit.json holds it; its shape in words too."""
+    row = asdict(c) | {"form": name(c.tail)}
+    del row["at_bounds"]
+    return row
 
 
 def _logistic(x: FloatArray) -> FloatArray:

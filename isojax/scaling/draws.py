@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isojax.scaling.bend import Bend, normals
 from isojax.scaling.metrics import FloatArray
 from isojax.scaling.shapes import value
 
@@ -23,16 +24,17 @@ _SEARCH_PER_DECADE = 40
 
 @dataclass(frozen=True)
 class Draws:
-    """Replicates of curves of one shape.
+    """Replicates of all curves.
 
     Attributes:
+        tail: float[Q], the shape of each replicate.
         keys: (B_p, n) of each cell.
         A, B, C_mid: float[Q, J]. R0: float[Q].
         peak: float[J], C where a cell's reward starts to fall; inf where it does not.
         low, high: float[J], the measured range of C.
     """
 
-    form: str
+    tail: FloatArray
     keys: tuple[tuple[int, int], ...]
     A: FloatArray
     B: FloatArray
@@ -41,17 +43,24 @@ class Draws:
     peak: FloatArray
     low: FloatArray
     high: FloatArray
+    bends: tuple[Bend | None, ...] = ()
 
     def rewards(self, C: ArrayLike) -> FloatArray:
         """float[Q, J, G] at compute C, float[G] > 0; held flat beyond a peak, as stopping early would."""
         held = np.minimum(np.asarray(C, dtype=np.float64)[None, :], self.peak[:, None])
-        return value(self.form, held[None], self.R0[:, None, None], self.A[..., None], self.B[..., None], self.C_mid[..., None])
+        floor, tail = self.R0[:, None, None], self.tail[:, None, None]
+        R = value(tail, held[None], floor, self.A[..., None], self.B[..., None], self.C_mid[..., None])
+        for j, bend in enumerate(self.bends):
+            if bend is not None:
+                R[:, j] += bend.draws(held[j], normals(len(self.R0), len(bend.value), self.keys[j]))
+        return R
 
     def of(self, keys: Sequence[tuple[int, int]]) -> Draws:
         """The same replicates of some cells."""
         at = [self.keys.index(key) for key in keys]
         pick = (self.A[:, at], self.B[:, at], self.C_mid[:, at])
-        return Draws(self.form, tuple(keys), *pick, self.R0, self.peak[at], self.low[at], self.high[at])
+        bends = tuple(self.bends[j] for j in at) if self.bends else ()
+        return Draws(self.tail, tuple(keys), *pick, self.R0, self.peak[at], self.low[at], self.high[at], bends)
 
     def measured(self, C: ArrayLike, slack: float = 1e-9) -> NDArray[np.bool_]:
         """bool[J, G]: which cells were measured at C."""
@@ -123,5 +132,6 @@ def to_json(draws: Draws) -> dict[str, Any]:
         "B": short(draws.B.T),
         "C_mid": short(draws.C_mid.T),
         "R0": short(draws.R0),
+        "tail": short(draws.tail),
     }
     return dict(content)

@@ -15,9 +15,9 @@ from typing import Any
 from isojax.scaling import debiased, paper
 from isojax.scaling import flags as words
 from isojax.scaling.by_batch import by_B
-from isojax.scaling.curves import Curve
+from isojax.scaling.curves import to_json as curve_json
 from isojax.scaling.diagnostics import diagnostics
-from isojax.scaling.draws import to_json
+from isojax.scaling.draws import to_json as draws_json
 from isojax.scaling.estimate import Estimate, Options
 from isojax.scaling.fit_inputs import base_reward, tracks
 from isojax.scaling.metrics import Track, by_cell
@@ -32,14 +32,6 @@ SCHEMA = 2
 REPLICATES = 500
 # mode -> (the runs of each (B_p, n), metric, options) -> curves and, where the mode has them, their replicates.
 MODES: Mapping[str, Callable[[Cells, str, Options], Estimate]] = {"debiased": debiased.estimate, "paper": paper.estimate}
-
-
-def _curve_json(c: Curve) -> dict[str, Any]:
-    row = asdict(c)
-    del row["at_bounds"]
-    for name in ("A_interval", "B_interval", "C_mid_interval"):
-        row[name] = None if row[name] is None else list(row[name])
-    return row
 
 
 def _run_json(t: Track) -> dict[str, Any]:
@@ -111,11 +103,11 @@ def fit(
         "base_reward": base_reward(axes),
         "intervals": found.intervals,
         "runs": [_run_json(t) for t in axes],
-        "curves": [_curve_json(c) for c in found.curves],
+        "curves": [curve_json(c) for c in found.curves],
         **parts,
         "by_B": by_B(found.curves, found.draws, found.no_effect),
         "sensitivity": sensitivity(found.curves, found.draws),
-        "draws": None if found.draws is None else to_json(found.draws),
+        "draws": None if found.draws is None else draws_json(found.draws),
         "diagnostics": checks,
         "overfitting": over,
         "stability": [asdict(v) for v in verdicts],

@@ -1,17 +1,19 @@
-"""All curves of a sweep at once: a mixed model, solved for one data set or for a batch of bootstrap replicates.
+"""All curves of a sweep at once: a mixed model and its posterior mode.
 
 Run r of cell j = (B_p, n) follows, at log10 C = x,
 
-    y = R0 + (A_j + e_r - R0) s(z) + noise,   z = ln10 exp(lnB_j) (x - mid_j),
+    y = R0 + (A_j + e_r - R0) s(z) + noise,   z = ln10 exp(lnB_j) (x - mid_j),     (s: shapes.py)
     e_r ~ N(0, run_sd^2)                      one run's luck, in proportion to its progress
     (A_j, mid_j, lnB_j) ~ N(X_j gamma, tau^2) a joint surface over (n, B_p), from which a cell departs as far as its data say
+    gamma ~ N(gamma0, gamma_sd^2)             flat for what data must say, tight for how rough the surface may be
 
 with one R0 for all. Where a cell's data determine its curve, the surface changes nothing that matters; where they do not (a plateau not
 reached, one seed), it says what its neighbours say, and so reaches beyond the data. R0, A, e and gamma enter linearly, mid and lnB do
-not. Starts come from a grid of (mid, lnB), the linear ones solved at each (variable projection); then all are polished together by damped
-Gauss-Newton steps whose e, then cells, are eliminated (the normal matrix is an arrow), with soft-L1 weights against outliers.
+not. Starts come from a grid of (mid, lnB), the linear ones solved at each (variable projection, surface.start); then all are polished
+together by damped Gauss-Newton steps whose e, then cells, are eliminated (the normal matrix is an arrow), with soft-L1 weights
+against outliers.
 
-Dimension letters: Q replicates, J cells, S seeds, P points of a run, K columns of the surface.
+Dimension letters: J cells, S seeds, P points of a run, K columns of the surface.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isojax.scaling.metrics import FloatArray
-from isojax.scaling.shapes import FORMS
+from isojax.scaling.shapes import shape
 
 _LN10 = float(np.log(10.0))
 ROBUST = 3.0  # residuals beyond this many noise_sd count less
 LNB_RANGE = (float(np.log(0.1)), float(np.log(12.0)))
 MID_DECADES = 2.5  # mid may lie this far outside the points
-TINY = 1e-300
+_TINY = 1e-9  # stands for a standard deviation of 0
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Data:
 
     Attributes:
         x: float[J, S, P], log10 C; -inf at C = 0.
-        y: float[Q, J, S, P], rewards; Q = 1 for the sweep itself.
+        y: float[J, S, P], rewards.
         weight: float[J, S, P], 1 where there is a point, 0 where there is none.
         X: float[J, 3, K], the surface's columns for (A, mid, lnB) of each cell.
         low, high: the range of x over all points at C > 0.
@@ -53,164 +55,150 @@ class Data:
 
 @dataclass(frozen=True)
 class Scales:
-    """The model's standard deviations; run_sd may be float[Q]."""
+    """The model's standard deviations.
+
+    Attributes:
+        noise_sd: of one evaluation. run_sd: from run to run at the plateau.
+        tau: float[3], of cells about the surface (A, mid, lnB).
+        u_mean, u_sd: float[1 + K], the prior of u = (R0, gamma).
+    """
 
     noise_sd: float
-    run_sd: FloatArray
-    tau: FloatArray  # float[3]: A, mid, lnB
+    run_sd: float
+    tau: FloatArray
+    u_mean: FloatArray
+    u_sd: FloatArray
 
 
 @dataclass(frozen=True)
 class State:
-    """A solution: theta float[Q, J, 3] = (A, mid, lnB); e float[Q, J, S]; u float[Q, 1 + K] = (R0, gamma)."""
+    """A solution: theta float[J, 3] = (A, mid, lnB); e float[J, S]; u float[1 + K] = (R0, gamma)."""
 
     theta: FloatArray
     e: FloatArray
     u: FloatArray
 
     @property
-    def R0(self) -> FloatArray:
-        """float[Q]."""
-        return self.u[:, 0]
+    def R0(self) -> float:
+        """The base policy's reward."""
+        return float(self.u[0])
 
 
-@dataclass(frozen=True)
-class Draw:
-    """How a replicate's priors are moved: e0 float[Q, J, S], theta0 float[Q, J, 3]; zero for the fit itself."""
-
-    e0: FloatArray
-    theta0: FloatArray
-
-
-def no_draw(data: Data) -> Draw:
-    """Priors where they are."""
-    Q, J, S, _ = data.y.shape
-    return Draw(np.zeros((Q, J, S)), np.zeros((Q, J, 3)))
-
-
-def progress(form: str, data: Data, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(s, ds/dz, z), each float[Q, J, S, P]; s = 0 at C = 0."""
-    B = np.exp(theta[:, :, 2])[..., None, None]
+def progress(tail: float, data: Data, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(s, ds/dz, z), each float[J, S, P]; s = 0 at C = 0."""
     started = np.isfinite(data.x)
     x = np.where(started, data.x, data.low - 4.0)
-    z = _LN10 * B * (x - theta[:, :, 1, None, None])
-    s, slope = FORMS[form](z)
+    z = _LN10 * np.exp(theta[:, 2])[:, None, None] * (x - theta[:, 1, None, None])
+    s, slope = shape(z, tail)
     return s * started, slope * started, z
 
 
-def predicted(form: str, data: Data, state: State, with_run: bool = True) -> FloatArray:
-    """float[Q, J, S, P]: the model's reward at every point, of each run or (with_run False) of its cell."""
-    s = progress(form, data, state.theta)[0]
+def predicted(tail: float, data: Data, state: State, with_run: bool = True) -> FloatArray:
+    """float[J, S, P]: the model's reward at every point, of each run or (with_run False) of its cell."""
+    s = progress(tail, data, state.theta)[0]
     e = state.e[..., None] if with_run else 0.0
-    R0 = state.R0[:, None, None, None]
-    return R0 + (state.theta[:, :, 0, None, None] + e - R0) * s
+    return state.R0 + (state.theta[:, 0, None, None] + e - state.R0) * s
 
 
-def _penalty(data: Data, state: State, draw: Draw, scales: Scales, hyper: FloatArray) -> FloatArray:
-    """float[Q]: minus twice the log prior of e, theta and gamma, up to a constant."""
-    off = state.theta - np.einsum("jck,qk->qjc", data.X, state.u[:, 1:]) - draw.theta0
-    runs = ((state.e - draw.e0) ** 2).sum((1, 2)) / np.maximum(scales.run_sd, 1e-9) ** 2
-    return (off**2 / scales.tau**2).sum((1, 2)) + runs + (hyper[1] * (state.u - hyper[0]) ** 2).sum(1)
+def robust_weights(tail: float, data: Data, state: State, scales: Scales) -> FloatArray:
+    """float[J, S, P]: the precision of each point, less for outliers."""
+    residual = data.y - predicted(tail, data, state)
+    return data.weight / (scales.noise_sd**2 * np.sqrt(1 + (residual / (ROBUST * scales.noise_sd)) ** 2))
 
 
-def cost(form: str, data: Data, state: State, draw: Draw, scales: Scales, hyper: FloatArray) -> FloatArray:
-    """float[Q]: minus twice the log posterior, up to a constant."""
-    u = (data.y - predicted(form, data, state)) / scales.noise_sd
+def cost(tail: float, data: Data, state: State, scales: Scales) -> float:
+    """Minus twice the log posterior, up to a constant."""
+    u = (data.y - predicted(tail, data, state)) / scales.noise_sd
     loss = 2 * ROBUST**2 * (np.sqrt(1 + (u / ROBUST) ** 2) - 1)
-    return (data.weight * loss).sum((1, 2, 3)) + _penalty(data, state, draw, scales, hyper)
+    off = state.theta - data.X @ state.u[1:]
+    prior = (off**2 / scales.tau**2).sum() + (((state.u - scales.u_mean) / scales.u_sd) ** 2).sum()
+    return float((data.weight * loss).sum() + prior + (state.e**2).sum() / max(scales.run_sd, _TINY) ** 2)
 
 
-def hyper_prior(data: Data) -> FloatArray:
-    """float[2, 1 + K]: means and precisions of a very weak prior on (R0, gamma), so that an empty direction stays where it is."""
-    K = data.X.shape[2]
-    mean = np.zeros(1 + K)
-    is_mid = data.X[:, 1].any(0)
-    first_mid = int(np.argmax(is_mid)) if is_mid.any() else 0
-    mean[1 + first_mid] = 0.5 * (data.low + data.high)
-    return np.stack([mean, np.full(1 + K, 0.1)])
+@dataclass(frozen=True)
+class _Normal:
+    """Normal equations of (A, mid, lnB, R0) with e eliminated: H float[J, 4, 4], g float[J, 4]; and what e needs to follow."""
+
+    H: FloatArray
+    g: FloatArray
+    cross: FloatArray  # [J, 4, S]
+    h_e: FloatArray  # [J, S]
+    g_e: FloatArray  # [J, S]
 
 
-def _step(
-    form: str, data: Data, state: State, draw: Draw, scales: Scales, hyper: FloatArray, damping: FloatArray
-) -> State:
-    """One damped Gauss-Newton step; damping float[Q]."""
-    s, slope, z = progress(form, data, state.theta)
-    R0 = state.R0[:, None, None, None]
-    gain = state.theta[:, :, 0, None, None] + state.e[..., None] - R0
-    residual = data.y - R0 - gain * s
-    W = data.weight / (scales.noise_sd**2 * np.sqrt(1 + (residual / (ROBUST * scales.noise_sd)) ** 2))
-    B = np.exp(state.theta[:, :, 2])[..., None, None]
-    J = np.stack([s, -gain * slope * _LN10 * B, gain * slope * z, 1 - s], axis=2)  # [Q, J, 4, S, P]: A, mid, lnB, R0
-    WJ = J * W[:, :, None]
-    H = np.einsum("qjasp,qjbsp->qjab", WJ, J, optimize=True)  # [Q, J, 4, 4]
-    g = np.einsum("qjasp,qjsp->qja", WJ, residual, optimize=True)
-    # Eliminate e: its column is that of A, run by run.
-    cross = np.einsum("qjasp,qjsp->qjas", WJ, s, optimize=True)  # [Q, J, 4, S]
-    prior = 1 / np.maximum(scales.run_sd, 1e-9)[:, None, None] ** 2
-    h_e = (W * s * s).sum(-1) + prior
-    g_e = (W * s * residual).sum(-1) - (state.e - draw.e0) * prior
-    H = H - np.einsum("qjas,qjbs,qjs->qjab", cross, cross, 1 / h_e, optimize=True)
-    g = g - np.einsum("qjas,qjs->qja", cross, g_e / h_e)
-    d_theta, du = _arrow(data, state, draw, scales, hyper, damping, H, g)
-    joint = np.concatenate([d_theta, np.broadcast_to(du[:, None, :1], (*d_theta.shape[:2], 1))], axis=2)
-    de = (g_e - np.einsum("qjas,qja->qjs", cross, joint)) / h_e
-    return State(_within(data, state.theta + d_theta), state.e + de, state.u + du)
+def _normal(tail: float, data: Data, state: State, scales: Scales) -> _Normal:
+    s, slope, z = progress(tail, data, state.theta)
+    gain = state.theta[:, 0, None, None] + state.e[..., None] - state.R0
+    residual = data.y - state.R0 - gain * s
+    W = robust_weights(tail, data, state, scales)
+    B = np.exp(state.theta[:, 2])[:, None, None]
+    J = np.stack([s, -gain * slope * _LN10 * B, gain * slope * z, 1 - s], axis=1)  # [J, 4, S, P]
+    WJ = J * W[:, None]
+    prior = 1 / max(scales.run_sd, _TINY) ** 2
+    cross, h_e = np.einsum("jasp,jsp->jas", WJ, s), (W * s * s).sum(-1) + prior  # e's column is that of A, run by run
+    g_e = (W * s * residual).sum(-1) - state.e * prior
+    H = np.einsum("jasp,jbsp->jab", WJ, J) - np.einsum("jas,jbs,js->jab", cross, cross, 1 / h_e)
+    g = np.einsum("jasp,jsp->ja", WJ, residual) - np.einsum("jas,js->ja", cross, g_e / h_e)
+    return _Normal(H, g, cross, h_e, g_e)
 
 
-def _arrow(
-    data: Data, state: State, draw: Draw, scales: Scales, hyper: FloatArray, damping: FloatArray, H: FloatArray, g: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Solve for (d theta, d u): cells are coupled through u = (R0, gamma) alone."""
-    Q, J = g.shape[:2]
-    pull = 1 / scales.tau**2  # [3]
+def _arrow(data: Data, state: State, scales: Scales, damping: float, normal: _Normal) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """(d theta, d u, D^-1 side, the Schur complement of u): cells are coupled through u = (R0, gamma) alone."""
+    H, g, pull = normal.H, normal.g, scales.tau**-2.0
     PX = pull[:, None] * data.X  # [J, 3, K]
-    off = state.theta - np.einsum("jck,qk->qjc", data.X, state.u[:, 1:]) - draw.theta0
-    D = H[:, :, :3, :3] + np.diag(pull)
-    D = D + damping[:, None, None, None] * np.einsum("qjaa->qja", D)[..., None] * np.eye(3)
-    side = np.concatenate([H[:, :, :3, 3:], np.broadcast_to(-PX, (Q, *PX.shape))], axis=3)  # [Q, J, 3, 1 + K]
-    g_cell = g[:, :, :3] - pull * off
-    top = np.zeros((Q, side.shape[3], side.shape[3]))
-    top[:, 0, 0] = H[:, :, 3, 3].sum(1)
-    top[:, 1:, 1:] = np.einsum("jck,jcl->kl", PX, data.X)
-    top = top + np.diag(hyper[1])
-    g_top = np.concatenate([g[:, :, 3].sum(1)[:, None], np.einsum("jck,qjc->qk", PX, off)], axis=1)
-    g_top = g_top - hyper[1] * (state.u - hyper[0])
-    both = np.linalg.solve(D, np.concatenate([side, g_cell[..., None]], axis=3))  # [Q, J, 3, 2 + K]
+    off = state.theta - data.X @ state.u[1:]
+    D = H[:, :3, :3] + np.diag(pull)
+    D = D + damping * D * np.eye(3)
+    side = np.concatenate([H[:, :3, 3:], -PX], axis=2)  # [J, 3, 1 + K]
+    top = np.diag(scales.u_sd**-2.0)
+    top[0, 0] += H[:, 3, 3].sum()
+    top[1:, 1:] += np.einsum("jck,jcl->kl", PX, data.X)
+    g_top = np.concatenate([[g[:, 3].sum()], np.einsum("jck,jc->k", PX, off)]) - (state.u - scales.u_mean) / scales.u_sd**2
+    both = np.linalg.solve(D, np.concatenate([side, (g[:, :3] - pull * off)[..., None]], axis=2))
     F, f = both[..., :-1], both[..., -1]
-    top = top - np.einsum("qjak,qjal->qkl", side, F, optimize=True)
-    g_top = g_top - np.einsum("qjak,qja->qk", side, f, optimize=True)
-    du = np.linalg.solve(top, g_top[..., None])[..., 0]
-    return f - np.einsum("qjak,qk->qja", F, du), du
+    top = top - np.einsum("jak,jal->kl", side, F)
+    du = np.linalg.solve(top, g_top - np.einsum("jak,ja->k", side, f))
+    return f - F @ du, du, F, top
 
 
-def _within(data: Data, theta: FloatArray) -> FloatArray:
-    """theta with A <= 1 (rewards are), mid and lnB in their ranges."""
+def _step(tail: float, data: Data, state: State, scales: Scales, damping: float) -> State:
+    """One damped Gauss-Newton step, kept within A <= 1 (rewards are) and the ranges of mid and lnB."""
+    normal = _normal(tail, data, state, scales)
+    d_theta, du, _, _ = _arrow(data, state, scales, damping, normal)
+    joint = np.column_stack([d_theta, np.full(len(d_theta), du[0])])
+    de = (normal.g_e - np.einsum("jas,ja->js", normal.cross, joint)) / normal.h_e
     low = np.array([-1.0, data.low - MID_DECADES, LNB_RANGE[0]])
     high = np.array([1.0, data.high + MID_DECADES, LNB_RANGE[1]])
-    return np.clip(theta, low, high)
+    return State(np.clip(state.theta + d_theta, low, high), state.e + de, state.u + du)
 
 
-def solve(
-    form: str, data: Data, start: State, scales: Scales, draw: Draw | None = None, iterations: int = 60, tolerance: float = 1e-13
-) -> State:
-    """The posterior mode near `start`, for all replicates at once; stops when no cost falls by more than `tolerance` of itself."""
-    draw, hyper = draw or no_draw(data), hyper_prior(data)
-    state, now = start, cost(form, data, start, draw, scales, hyper)
-    damping = np.full(len(now), 1e-4)
+def solve(tail: float, data: Data, start: State, scales: Scales, iterations: int = 60, tolerance: float = 1e-13) -> State:
+    """The posterior mode near `start`; stops when the cost falls by less than `tolerance` of itself, or no longer falls."""
+    state, now, damping = start, cost(tail, data, start, scales), 1e-4
     for _ in range(iterations):
-        trial = _step(form, data, state, draw, scales, hyper, damping)
-        then = cost(form, data, trial, draw, scales, hyper)
-        better = then <= now
-        pick = better[:, None, None]
-        state = State(
-            np.where(pick, trial.theta, state.theta), np.where(pick, trial.e, state.e), np.where(better[:, None], trial.u, state.u)
-        )
-        gained = np.where(better, now - then, 0.0)
-        now = np.where(better, then, now)
-        damping = np.where(better, damping * 0.1, np.minimum(damping * 10 + 1e-12, 1e8))
-        if np.all((better & (gained <= tolerance * (1 + np.abs(now)))) | (damping >= 1e8)):
+        trial = _step(tail, data, state, scales, damping)
+        then = cost(tail, data, trial, scales)
+        if then > now or not np.isfinite(then):
+            damping = damping * 10 + 1e-12
+            if damping > 1e8:
+                break
+            continue
+        settled = now - then <= tolerance * (1 + abs(now))
+        state, now, damping = trial, then, damping * 0.1
+        if settled:
             break
     return state
+
+
+def covariances(tail: float, data: Data, state: State, scales: Scales) -> tuple[FloatArray, FloatArray]:
+    """(float[J, 3, 3] of each cell's theta less its surface, float[1 + K, 1 + K] of u), a posteriori, at the mode."""
+    normal = _normal(tail, data, state, scales)
+    _, _, F, top = _arrow(data, state, scales, 0.0, normal)
+    of_u = np.linalg.inv(top)
+    off = F.copy()  # theta - X gamma moves by -(F + X) du
+    off[:, :, 1:] += data.X
+    alone = np.linalg.inv(normal.H[:, :3, :3] + np.diag(scales.tau**-2.0))
+    return alone + np.einsum("jak,kl,jbl->jab", off, of_u, off), of_u
 
 
 def select(data: Data, keep: NDArray[np.bool_]) -> Data:

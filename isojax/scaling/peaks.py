@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from isojax.scaling.metrics import FloatArray, Track
-from isojax.scaling.shapes import FORMS
+from isojax.scaling.shapes import HILL, STRETCHED, shape
 
 # Twice the log likelihood that a break has to gain, and how many standard errors its fall has to be steep.
 MIN_GAIN = 14.0
@@ -32,8 +32,8 @@ def find_peak(seeds: Sequence[Track], base: float | None) -> float | None:
     places = np.quantile(np.unique(x), np.linspace(0.3, 0.9, 16))
     places = np.unique(places[[(x > c).sum() >= MIN_TAIL for c in places]])
     one_hot = np.eye(len(seeds))[run.astype(int)]
-    flat = min(_best(form, x, y - floor, one_hot, None)[0] for form in FORMS)
-    found = [(*_best(form, x, y - floor, one_hot, c), c) for c in places for form in FORMS]
+    flat = min(_best(tail, x, y - floor, one_hot, None)[0] for tail in (HILL, STRETCHED))
+    found = [(*_best(tail, x, y - floor, one_hot, c), c) for c in places for tail in (HILL, STRETCHED)]
     if not found:
         return None
     rss, fall, fall_variance, peak = min(found, key=lambda f: f[0])
@@ -48,11 +48,11 @@ def _noise(points: Sequence[tuple[FloatArray, FloatArray, FloatArray]]) -> float
     return float(np.median(off)) / 0.455 / 1.5 if len(off) else 0.0
 
 
-def _best(form: str, x: FloatArray, r: FloatArray, one_hot: FloatArray, peak: float | None) -> tuple[float, float, float]:
+def _best(tail: float, x: FloatArray, r: FloatArray, one_hot: FloatArray, peak: float | None) -> tuple[float, float, float]:
     """(residual sum of squares, fall a decade, its variance for unit noise) of the best curve of a grid: a gain for each run, one fall."""
     mids, Bs = np.meshgrid(np.linspace(x.min() - 0.5, x.max() + 0.7, 18), [0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2], indexing="ij")
     held = x if peak is None else np.minimum(x, peak)
-    s = FORMS[form](_LN10 * Bs.reshape(-1, 1) * (held - mids.reshape(-1, 1)))[0]  # [grid, points]
+    s = shape(_LN10 * Bs.reshape(-1, 1) * (held - mids.reshape(-1, 1)), tail)[0]  # [grid, points]
     D = s[:, :, None] * one_hot
     if peak is not None:
         D = np.concatenate([D, np.broadcast_to(-np.maximum(x - peak, 0)[None, :, None], (len(s), len(x), 1))], axis=2)

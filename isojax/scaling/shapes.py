@@ -1,41 +1,38 @@
-"""The shapes of a learning curve: R(C) = R0 + (A - R0) s(z), z = B (ln C - ln C_mid), where s rises from 0 to 1 and s(0) = 1/2.
+"""The shape of a learning curve: R(C) = R0 + (A - R0) s(z), z = B (ln C - ln C_mid), where s rises from 0 to 1 and s(0) = 1/2:
 
-    hill        s = 1 / (1 + e^-z)                 ScaleRL's sigmoid (arXiv:2510.13786, eq. 1): R0 + (A - R0) / (1 + (C_mid / C)^B)
-    stretched   s = 1 - exp(-ln2 e^z)              a stretched exponential: R0 + (A - R0) (1 - exp(-ln2 (C / C_mid)^B))
+    s(z; tail) = 1 - (1 + (2^tail - 1) e^z)^(-1 / tail)
 
-A fork adds a shape by adding an entry to FORMS; the fit compares all of them and keeps the likeliest.
+One number says how the plateau is approached. tail = 1 is ScaleRL's sigmoid (arXiv:2510.13786, eq. 1), R0 + (A - R0) / (1 + (C_mid / C)^B), whose
+last stretch is a power law; tail = 0 is the stretched exponential, R0 + (A - R0) (1 - exp(-ln2 (C / C_mid)^B)), which arrives sooner.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from isojax.scaling.metrics import FloatArray
 
-_LN2 = float(np.log(2.0))
-_STEEP = 40.0  # beyond it s is 0 or 1 in double precision
+HILL, STRETCHED = 1.0, 0.0
+_MIN_TAIL = 1e-6
+_STEEP = 60.0  # beyond it s is 0 or 1 in double precision
 
 
-def _hill(z: FloatArray) -> tuple[FloatArray, FloatArray]:
-    s = 0.5 * (1 + np.tanh(0.5 * z))
-    return s, s * (1 - s)
+def shape(z: FloatArray, tail: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """(s, ds/dz) at z float[...]; tail in [0, 1] broadcasts."""
+    t = np.maximum(np.asarray(tail, dtype=np.float64), _MIN_TAIL)
+    grown = np.expm1(t * np.log(2.0)) * np.exp(np.clip(z, -_STEEP, _STEEP))
+    rest = np.exp(-np.log1p(grown) / t)
+    return 1 - rest, rest * grown / (t * (1 + grown))
 
 
-def _stretched(z: FloatArray) -> tuple[FloatArray, FloatArray]:
-    rate = _LN2 * np.exp(np.clip(z, -_STEEP, 6.0))
-    rest = np.exp(-rate)
-    return -np.expm1(-rate), rate * rest
-
-
-# name -> (z -> (s, ds/dz)).
-FORMS: dict[str, Callable[[FloatArray], tuple[FloatArray, FloatArray]]] = {"hill": _hill, "stretched": _stretched}
-
-
-def value(form: str, C: ArrayLike, R0: ArrayLike, A: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> FloatArray:
+def value(tail: ArrayLike, C: ArrayLike, R0: ArrayLike, A: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> FloatArray:
     """R(C) for C > 0; all arguments broadcast, float[...] -> float[...]."""
     z = np.asarray(B) * (np.log(np.asarray(C, dtype=np.float64)) - np.log(C_mid))
     floor = np.asarray(R0, dtype=np.float64)
-    return floor + (np.asarray(A) - floor) * FORMS[form](np.asarray(z, dtype=np.float64))[0]
+    return floor + (np.asarray(A) - floor) * shape(np.asarray(z, dtype=np.float64), tail)[0]
+
+
+def name(tail: float) -> str:
+    """In words."""
+    return {HILL: "hill", STRETCHED: "stretched"}.get(tail, "between hill and stretched")
