@@ -82,6 +82,8 @@ FORMULAS = {
 SHAPES = {
     "hill": "R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) / (1 + (C<sub>mid</sub> / C)<sup>B</sup>)",
     "stretched": "R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) (1 − exp(−ln 2 (C / C<sub>mid</sub>)<sup>B</sup>))",
+    "between hill and stretched": "R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) (1 − (1 + (2<sup>t</sup> − 1) "
+    "(C / C<sub>mid</sub>)<sup>B</sup>)<sup>−1/t</sup>), t the tail: 1 is hill, 0 stretched",
 }
 
 
@@ -96,9 +98,10 @@ def law(fit: Fit) -> Raw:
     )
     shapes = sorted({row.get("form", "hill") for row in fit["curves"]})
     fitted = [_formula(SHAPES[shape]) for shape in shapes if shape in SHAPES]
-    meaning = tag(
-        "p", "A: the plateau; C_mid: the compute of half the gain; B: how steep (an exponent, not the batch). ", _undetermined(fit)
-    )
+    bent = any(row.get("bend") is not None for row in fit["curves"])
+    bend = "Inside the measured range a smooth bend is added, where the evaluations show one that no such shape has. " if bent else ""
+    words_for = "A: the plateau; C_mid: the compute of half the gain; B: how steep (an exponent, not the batch). "
+    meaning = tag("p", words_for, bend, _undetermined(fit))
     curves = [_curve(c) for c in sorted(fit["curves"], key=lambda c: (c["B_p"], c["n"]))]
     fits = table(f"Fitted reward curves ({fit['metric']})", CURVE, curves, text=(2,))
     said = [tag("p", words.law_in_words(fit["n_star"])), *_choice(fit["n_star"])]
@@ -139,7 +142,8 @@ def _curve(c: Mapping[str, Any]) -> list[object]:
     plateau = reward(c["A"]) + _span(c.get("A_interval"), reward) + (" (beyond the data)" if c.get("determined") is False else "")
     shape = [f"{c['B']:.2f}" + _span(c.get("B_interval"), _two), compact(c["C_mid"]) + _span(c.get("C_mid_interval"), compact)]
     ends = [compact(c["C_low"]), compact(c["C_high"])]
-    return [c["n"], c["B_p"], c.get("form", "hill"), reward(c["R0"]), plateau, *shape, *ends, c["points"], f"{c['rmse']:.4f}"]
+    form = c.get("form", "hill") if c.get("tail") in (None, 0.0, 1.0) else f"tail {c['tail']:.2f}"
+    return [c["n"], c["B_p"], form, reward(c["R0"]), plateau, *shape, *ends, c["points"], f"{c['rmse']:.4f}"]
 
 
 def _law(n_star: Mapping[str, Any], frontier: Sequence[Mapping[str, Any]]) -> list[object]:
