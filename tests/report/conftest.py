@@ -35,6 +35,7 @@ def _curve(B_p: int, n: int, debiased: bool) -> dict[str, Any]:
     return {
         "B_p": B_p, "n": n, "form": "hill", "R0": BASE, "A": A, "B": B, "C_mid": C_mid, "C_low": 1024.0, "C_high": float(C_MAX),
         "points": 12, "rmse": 0.008, **(known if debiased else dict.fromkeys(known)), "determined": n < 32, "C_peak": None,
+        "tail": 1.0, "bend": None,
     }  # fmt: skip
 
 
@@ -109,7 +110,8 @@ def _draws(curves: list[dict[str, Any]]) -> dict[str, Any]:
         name: [[float(row[name] * (1 + e * (name != "A")) + e * (name == "A")) for e in rng.normal(0, sd, REPLICATES)] for row in curves]
         for name, sd in wide.items()
     }
-    return {"cells": [[row["B_p"], row["n"]] for row in curves], **drawn, "R0": [float(BASE + e) for e in rng.normal(0, 0.002, REPLICATES)]}
+    shared = {"R0": [float(BASE + e) for e in rng.normal(0, 0.002, REPLICATES)], "tail": [1.0] * REPLICATES}
+    return {"cells": [[row["B_p"], row["n"]] for row in curves], **drawn, **shared}
 
 
 def _runs(curves: list[dict[str, Any]], seeds: int, metric: str) -> list[RunRecord]:

@@ -185,6 +185,24 @@ def test_every_image_has_words_and_every_table_heads(html: str) -> None:
         assert len(re.findall(f"<label[^>]*>[^/]*(?:<span.*?</span>\\s*)*<{control} ", still, re.S)) == still.count(f"<{control} ")
 
 
+@pytest.mark.parametrize("scheme", [0, 1])
+def test_text_stands_out_from_its_ground(html: str, scheme: int) -> None:
+    """WCAG 2's contrast of 4.5 for every colour of text, light and dark."""
+
+    def luminance(colour: str) -> float:
+        shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in shares]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    block = re.findall(r":root {[^}]*--ink[^}]*}", html)[scheme]
+    tokens = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block))
+    assert len(tokens) == 9
+    for ground in ("paper", "card"):
+        for text in ("ink", "soft", "accent", "good", "bad"):
+            low, high = sorted((luminance(tokens[text]), luminance(tokens[ground])))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
+
+
 def test_the_table_behind_the_slider_is_recommends(made: tuple[Path, dict[str, Any]], html: str) -> None:
     fit = made[1]
     data = json.loads(_read(html).scripts[0])
