@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from isojax.scaling.bend import Bend, normals
+from isojax.scaling.frontier import MIN_DECADES
 from isojax.scaling.metrics import FloatArray
 from isojax.scaling.shapes import value
 
@@ -62,10 +63,10 @@ class Draws:
         bends = tuple(self.bends[j] for j in at) if self.bends else ()
         return Draws(self.tail, tuple(keys), *pick, self.R0, self.peak[at], self.low[at], self.high[at], bends)
 
-    def measured(self, C: ArrayLike, slack: float = 1e-9) -> NDArray[np.bool_]:
-        """bool[J, G]: which cells were measured at C."""
+    def measured(self, C: ArrayLike, slack: float = MIN_DECADES) -> NDArray[np.bool_]:
+        """bool[J, G]: which cells were measured to within `slack` decades of C (they end at different C, since B_p n differs)."""
         C = np.asarray(C, dtype=np.float64)[None, :]
-        return (self.low[:, None] * (1 - slack) <= C) & (self.high[:, None] * (1 + slack) >= C)
+        return (self.low[:, None] <= C * 10**slack) & (self.high[:, None] * 10**slack >= C)
 
 
 def interval(values: ArrayLike) -> Interval:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isojax.scaling.bend import Bend, normals
+from isojax.scaling.shapes import HILL, value
 from isojax.types import InputError
 
 FloatArray = NDArray[np.float64]
@@ -32,7 +34,8 @@ class Ensemble:
 
     Attributes:
         B_p, n: int[cells].
-        stretched: bool[cells], the form "stretched" (else "hill").
+        tail: float[cells], the curves' shape; draw_tail: float[replicates], that of each replicate (shapes.py).
+        bends: what is added to each cell's curve inside its measured range (bend.py); None where nothing is.
         point: float[4, 1, cells], the curves' R0, A, B, C_mid.
         draws: float[4, replicates, cells], the same of each replicate; 0 replicates where the fit has none.
         C_low, C_high: float[cells], the measured range. C_peak: float[cells], infinite where reward never falls.
@@ -46,7 +49,9 @@ class Ensemble:
 
     B_p: IntArray
     n: IntArray
-    stretched: BoolArray
+    tail: FloatArray
+    draw_tail: FloatArray
+    bends: tuple[Bend | None, ...]
     point: FloatArray
     draws: FloatArray
     C_low: FloatArray
@@ -99,17 +104,33 @@ class Ensemble:
 
     def at(self, spent: FloatArray) -> FloatArray:
         """The curves' rewards where each cell spends its own compute: float[..., cells] -> float[..., cells]."""
-        return _values(self.point, self.stretched, np.minimum(spent, self.C_peak)[..., None, :])[..., 0, :]
+        held = np.minimum(spent, self.C_peak)
+        smooth = _values(self.point, self.tail, held[..., None, :])[..., 0, :]
+        return smooth + self._bent(held, smooth.shape)
 
     def draws_at(self, spent: FloatArray) -> FloatArray:
         """The same of each replicate: float[..., cells] -> float[..., replicates, cells]."""
-        return _values(self.draws, self.stretched, np.minimum(spent, self.C_peak)[..., None, :])
+        held = np.minimum(spent, self.C_peak)
+        smooth = _values(self.draws, self.draw_tail[:, None], held[..., None, :])
+        for i, bend in enumerate(self.bends):
+            if bend is not None:
+                own = np.broadcast_to(held, (*smooth.shape[:-2], len(self.n)))[..., i]
+                z = normals(self.replicates, len(bend.value), (int(self.B_p[i]), int(self.n[i])))
+                smooth[..., i] += np.moveaxis(bend.draws(own.reshape(-1), z), 0, -1).reshape(*own.shape, self.replicates)
+        return smooth
+
+    def _bent(self, held: FloatArray, shape: tuple[int, ...]) -> FloatArray:
+        """float[..., cells]: the bends of all cells."""
+        out, held = np.zeros(shape), np.broadcast_to(held, shape)
+        for i, bend in enumerate(self.bends):
+            if bend is not None:
+                out[..., i] = bend.at(held[..., i])
+        return out
 
     def cell(self, i: int, C: float) -> tuple[float, FloatArray]:
         """Cell i after C rollouts: (its curve's reward, float[replicates] of each replicate)."""
-        C = min(C, float(self.C_peak[i]))
-        one = self.stretched[i]
-        return float(_values(self.point[:, :, i], one, np.float64(C))[0]), _values(self.draws[:, :, i], one, np.float64(C))
+        at = np.full(len(self.n), C)
+        return float(self.at(at)[i]), self.draws_at(at)[:, i]
 
     def nearest(self, B_p: int, n: int) -> int:
         """The cell nearest in log n, then in log B_p."""
@@ -142,13 +163,16 @@ def _load(cls: type[Ensemble], fit: Mapping[str, Any]) -> Ensemble:
     def column(key: str) -> FloatArray:
         return np.array([c[key] for c in curves], dtype=np.float64)
 
+    draws, draw_tail = _draws(fit.get("draws"), curves)
     point = np.stack([column(key) for key in PARAMETERS])[:, None, :]
     return cls(
         B_p=np.array([c["B_p"] for c in curves], dtype=np.int64),
         n=np.array([c["n"] for c in curves], dtype=np.int64),
-        stretched=np.array([_is_stretched(c.get("form", "hill")) for c in curves]),
+        tail=np.array([c.get("tail", HILL) for c in curves], dtype=np.float64),
+        draw_tail=draw_tail,
+        bends=tuple(None if c.get("bend") is None else Bend(**c["bend"]) for c in curves),
         point=point,
-        draws=_draws(fit.get("draws"), curves),
+        draws=draws,
         C_low=column("C_low"),
         C_high=column("C_high"),
         C_peak=np.array([np.inf if c.get("C_peak") is None else c["C_peak"] for c in curves], dtype=np.float64),
@@ -162,30 +186,20 @@ def _load(cls: type[Ensemble], fit: Mapping[str, Any]) -> Ensemble:
     )
 
 
-def _is_stretched(form: str) -> bool:
-    if form not in ("hill", "stretched"):
-        raise InputError(f"the fit holds a curve of form {form!r}; expected hill or stretched. Run `isojax fit` again.")
-    return form == "stretched"
-
-
-def _draws(draws: Mapping[str, Any] | None, curves: Sequence[Mapping[str, Any]]) -> FloatArray:
-    """float[4, replicates, cells] in the curves' order; replicates that lack a number are left out."""
+def _draws(draws: Mapping[str, Any] | None, curves: Sequence[Mapping[str, Any]]) -> tuple[FloatArray, FloatArray]:
+    """(float[4, replicates, cells] in the curves' order, float[replicates] tails); replicates that lack a number are left out."""
     if draws is None:
-        return np.zeros((len(PARAMETERS), 0, len(curves)))
+        return np.zeros((len(PARAMETERS), 0, len(curves))), np.zeros(0)
     places = {tuple(cell): i for i, cell in enumerate(draws["cells"])}
     order = [places[c["B_p"], c["n"]] for c in curves]
     columns = {key: np.array(draws[key], dtype=np.float64) for key in PARAMETERS}
     shared = np.broadcast_to(columns["R0"][:, None], (len(columns["R0"]), len(curves)))
     found = np.stack([shared, *(columns[key][order].T for key in PARAMETERS[1:])])
-    return found[:, np.isfinite(found).all((0, 2))]
+    whole = np.isfinite(found).all((0, 2))
+    return found[:, whole], np.array(draws.get("tail", [HILL] * len(whole)), dtype=np.float64)[whole]
 
 
-def _values(theta: FloatArray, stretched: Any, C: Any) -> FloatArray:
-    """R(C) = R0 + (A - R0) g, where C_mid is the compute of half the gain: g = 1 / (1 + (C_mid / C)^B), and for "stretched"
-    g = 1 - exp(-ln 2 (C / C_mid)^B). theta: float[4, ...]; the rest broadcasts."""
+def _values(theta: FloatArray, tail: Any, C: Any) -> FloatArray:
+    """R(C) of parameters theta float[4, ...] = (R0, A, B, C_mid); the rest broadcasts."""
     R0, A, B, C_mid = theta
-    x = B * (np.log(C) - np.log(C_mid))
-    share = 0.5 * (1 + np.tanh(0.5 * x))
-    if np.any(stretched):
-        share = np.where(stretched, -np.expm1(-np.log(2) * np.exp(np.minimum(x, 50.0))), share)
-    return R0 + (A - R0) * share
+    return value(tail, C, R0, A, B, C_mid)

@@ -73,7 +73,7 @@ def _rising(rng: Draw, n: Sequence[int], B: tuple[float, float]) -> dict[int, Hi
 
 
 def _truth(curves: Mapping[tuple[int, int], TrueCurve], C_mid: float) -> Truth:
-    return Truth(curves, (0.1 * C_mid, 0.4 * C_mid), (1.8, 2.6))
+    return Truth(curves, (0.1 * C_mid, 0.4 * C_mid), (2.2, 3.0))
 
 
 def _hill(rng: Draw, n: Sequence[int], B_p: Sequence[int] | None) -> Truth:
