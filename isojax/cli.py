@@ -18,7 +18,7 @@ from rich.console import Console
 
 from isojax import __version__
 from isojax.cli_curve import Frontier, Where, curve, fitted_frontier
-from isojax.cli_fit import MODE, make_fit, read_fit, sweep_folder, warn
+from isojax.cli_fit import MODE, FitOptions, make_fit, other_fits, read_fit, sweep_folder, warn
 from isojax.cli_recommend import print_recommendation, recommend
 from isojax.cli_records import app as records_app
 from isojax.cli_validate import make_validation, print_validation
@@ -40,7 +40,20 @@ Mesh = Annotated[str | None, typer.Option(metavar="auto|AXIS=N,...", help="Devic
 Metric = Annotated[str | None, typer.Option(help="Validation metric to fit, such as avg@4.", show_default="the ledger's avg@k")]
 ComputeOption = Annotated[Compute, typer.Option(help="What compute is counted in.")]
 ModeOption = Annotated[
-    Mode | None, typer.Option(help="paper: the published workflow, step by step.", show_default="paper; debiased with --frontier")
+    Mode,
+    typer.Option(help="debiased: all points, intervals, says when n makes no difference. paper: the published workflow, step by step."),
+]
+Bootstrap = Annotated[int, typer.Option(metavar="N", min=0, help="Replicates behind the intervals; 0 for none.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the replicates' draws.")]
+RunSd = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SD",
+        min=0.0,
+        max=1.0,
+        help="Standard deviation of the final reward between runs that differ in their seed alone.",
+        show_default="estimated from the seeds; .01 where there is one",
+    ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the run's folder, or start where nothing is.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")]
@@ -68,7 +81,8 @@ def _report(folder: Path, document: dict[str, Any]) -> Path:
     from isojax import report
     from isojax.records import read_runs
 
-    return report.write(folder, [document], read_runs([folder], warn))
+    runs = read_runs([folder], warn)
+    return report.write(folder, [document, *other_fits(runs, document)], runs)
 
 
 @app.command()
@@ -103,7 +117,7 @@ def launch(
     if dry_run:
         return
     try:
-        document = make_fit([folder], None, "rollouts", MODE)
+        document = make_fit([folder], None, "rollouts")
         page = _report(folder, document)
     except InputError as e:
         raise failed or RunFailed(f"the cells ran and are recorded in {folder}, but the fit or the report failed: {e}") from e
@@ -146,7 +160,10 @@ def fit(
     runs: Annotated[list[Path] | None, typer.Argument(help="Sweep folders, cell folders or ledgers.")] = None,
     metric: Metric = None,
     compute: ComputeOption = "rollouts",
-    mode: ModeOption = None,
+    mode: ModeOption = MODE,
+    bootstrap: Bootstrap = 500,
+    seed: Seed = 0,
+    run_sd: RunSd = None,
     frontier: Frontier = None,
     where: Where = None,
     validate: Annotated[bool, typer.Option("--validate", help="Hide runs from the fit, predict them, and report how well.")] = False,
@@ -154,7 +171,8 @@ def fit(
 ) -> None:
     """Fit the reward curves, the compute-optimal frontier and n*(C) to finished runs.
 
-    A single sweep's folder also gets the result as fit.json; with --metric or --compute as a file of its own, such as fit-tokens.json.
+    A single sweep's folder also gets the result as fit.json; with --metric, --compute or --mode as a file of its own, such as
+    fit-tokens.json. --metric train/reward fits the training reward.
 
     \b
     [bold]Examples[/bold]
@@ -167,8 +185,8 @@ def fit(
         raise InputError("--validate hides runs from the fit, and --frontier gives none; expected one of them.")
     if fitted_frontier(runs, frontier, where, mode, as_json):
         return
-    document = make_fit(runs or [], metric, compute, mode or MODE)
-    validation = make_validation(runs or [], metric, compute, mode or MODE) if validate else None
+    document = make_fit(runs or [], metric, compute, FitOptions(mode, bootstrap, seed, run_sd))
+    validation = make_validation(runs or [], metric, compute, mode) if validate else None
     if as_json:
         print(json.dumps(document | ({"validation": validation} if validation else {}), indent=1, allow_nan=False))
         return

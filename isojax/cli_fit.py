@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from isojax.cli_words import plain
+from isojax.cli_words import plain, rows_text
 from isojax.files import write_text
 from isojax.records import default_metric
-from isojax.types import InputError
+from isojax.types import InputError, RunRecord
 
 if TYPE_CHECKING:
     from isojax.config import Config
 
-MODE = "paper"
+MODE = "debiased"
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What a fit may be asked for: mode, bootstrap replicates behind the intervals, their seed, a stated run-to-run standard deviation."""
+
+    mode: str = MODE
+    replicates: int = 500
+    seed: int = 0
+    run_sd: float | None = None
+
+
+MOST_OTHER_METRICS = 6
+OTHER_REPLICATES = 200
 
 
 def warn(text: str) -> None:
@@ -38,23 +53,56 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def file_name(stem: str, metric: str | None, compute: str) -> str:
-    """fit.json; where another metric or compute was asked, fit-METRIC-COMPUTE.json."""
-    asked = [*([metric.replace("/", "-")] if metric else []), *([compute] if compute != "rollouts" else [])]
+def file_name(stem: str, metric: str | None, compute: str, mode: str = MODE) -> str:
+    """fit.json; where another metric, compute or mode was asked, fit-METRIC-COMPUTE-MODE.json."""
+    asked = [
+        *([metric.replace("/", "-")] if metric else []),
+        *([compute] if compute != "rollouts" else []),
+        *([mode] if mode != MODE else []),
+    ]
     return "-".join([stem, *asked]) + ".json"
 
 
-def make_fit(paths: Sequence[Path], metric: str | None, compute: str, mode: str) -> dict[str, Any]:
-    """Fit the runs; a single sweep's folder gets its fit.json, or fit-METRIC-COMPUTE.json where another metric or compute was asked."""
+def make_fit(paths: Sequence[Path], metric: str | None, compute: str, options: FitOptions = FitOptions()) -> dict[str, Any]:  # noqa: B008 (frozen)
+    """Fit the runs; a single sweep's folder gets its fit.json, or a file named after another metric, compute or mode where one was asked."""
     from isojax.records import read_runs
-    from isojax.scaling.fit import fit
 
     runs = read_runs(paths, warn)
-    with progress("bootstrap") as advance:
-        document = plain(fit(runs, metric or default_metric(runs), compute, mode, advance=advance))
+    document = fit_runs(runs, metric or default_metric(runs), compute, options)
     if len(paths) == 1 and is_sweep(paths[0]):
-        write_text(paths[0] / file_name("fit", metric, compute), json.dumps(document, indent=1, allow_nan=False) + "\n")
+        write_text(paths[0] / file_name("fit", metric, compute, options.mode), rows_text(document))
     return document
+
+
+def fit_runs(runs: Sequence[RunRecord], metric: str, compute: str, options: FitOptions, what: str = "fitting") -> dict[str, Any]:
+    """The content of fit.json, its progress shown."""
+    from isojax.scaling.fit import fit
+
+    chosen = {"mode": options.mode, "replicates": options.replicates, "seed": options.seed, "run_sd": options.run_sd}
+    with progress(what) as advance:
+        return plain(fit(runs, metric, compute, **chosen, advance=advance))
+
+
+def other_fits(runs: Sequence[RunRecord], main: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The other views of a report: the paper's procedure, best@k and worst@k where the counts give them, training reward. Views that these
+    runs cannot give are left out."""
+    first = runs[0].points[-1]
+    samples = min(p.samples for r in runs for p in r.points)
+    other_mode = "paper" if main["mode"] != "paper" else MODE
+    wanted = [(main["metric"], other_mode)]
+    if samples >= 2 and first.counts:
+        wanted += [(f"{kind}@{samples}", MODE) for kind in ("best", "worst")]
+    wanted += [("train/reward", MODE)] if "reward" in first.train else []
+    wanted += [(name, MODE) for name in sorted(first.metrics) if name not in {metric for metric, _ in wanted}][:MOST_OTHER_METRICS]
+    found = []
+    for metric, mode in wanted:
+        try:
+            found.append(
+                fit_runs(runs, metric, main["compute"], FitOptions(mode, replicates=OTHER_REPLICATES), f"fitting {metric} ({mode})")
+            )
+        except InputError as e:
+            warn(f"the report has no view of {metric} ({mode}): {e}")
+    return found
 
 
 def is_sweep(path: Path) -> bool:
@@ -73,7 +121,7 @@ def read_fit(run: Path) -> dict[str, Any]:
     """A sweep's fit.json, or that file itself; a sweep that has none is fitted."""
     path = run / "fit.json" if run.is_dir() else run
     if run.is_dir() and not path.exists():
-        return make_fit([sweep_folder(run)], None, "rollouts", MODE)
+        return make_fit([sweep_folder(run)], None, "rollouts")
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError) as e:
@@ -82,7 +130,7 @@ def read_fit(run: Path) -> dict[str, Any]:
         raise InputError(f"{path} is no fit: expected an object with curves, frontier and n_star; `isojax fit RUN` writes one.")
     if run.is_dir() and is_sweep(run) and _is_stale(document, run):
         warn(f"{path} is older than the ledgers beside it and is made again")
-        return make_fit([run], None, "rollouts", document.get("mode", MODE))
+        return make_fit([run], None, "rollouts", FitOptions(document.get("mode", MODE)))
     return document
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
@@ -57,6 +58,17 @@ def plain(value: Any) -> Any:
     import numpy as np
 
     return plain(np.asarray(value).tolist())
+
+
+def rows_text(document: Mapping[str, Any]) -> str:
+    """JSON to read and to diff: a line for each key, and for each row of a list of objects."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return "[\n  " + ",\n  ".join(json.dumps(row, allow_nan=False) for row in value) + "\n ]"
+        return json.dumps(value, allow_nan=False)
+
+    return "{\n " + ",\n ".join(f"{json.dumps(key)}: {text(value)}" for key, value in document.items()) + "\n}\n"
 
 
 def _number(value: Any) -> str:

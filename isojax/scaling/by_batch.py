@@ -45,7 +45,7 @@ def _entry(B: int, curves: Sequence[Curve], draws: Draws | None, no_effect: bool
         for p, (low, high) in zip(points, spans, strict=True)
     ]
     crossings = []
-    for c in found.crossovers:
+    for c in (c for c in found.crossovers if c.crossing):
         low = high = None
         if own is not None:
             low, high = crossover_interval(own, (B // c.n_low, c.n_low), (B // c.n_high, c.n_high), c.C)
@@ -86,4 +86,3 @@ def _best_path(R: FloatArray) -> FloatArray:
     for g in range(1, R.shape[2]):
         value = np.maximum.accumulate(value, axis=1) + R[:, :, g]
     return value.max(1)
-

@@ -94,9 +94,7 @@ def _draws(
     return Draws(found.tail, tuple(packed.keys), A, *shape, R0, peaks, spans[:, 0], spans[:, 1], tuple(bends))
 
 
-def _curve(
-    j: int, found: Posterior, packed: Packed, left: FloatArray, ends: FloatArray, draws: Draws | None, bend: Bend | None
-) -> Curve:
+def _curve(j: int, found: Posterior, packed: Packed, left: FloatArray, ends: FloatArray, draws: Draws | None, bend: Bend | None) -> Curve:
     A, mid, lnB, tail = (float(v) for v in found.mean[j])
     B_p, n = packed.keys[j]
     use = packed.data.weight[j] > 0

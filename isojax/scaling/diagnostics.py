@@ -42,7 +42,9 @@ def _left_out(found: Estimate) -> list[str]:
     said = [f"no curve for B_p={B_p} n={n}: {reason}" for B_p, n, reason in found.left_out]
     for c in found.curves:
         if c.C_peak is not None:
-            said.append(f"B_p={c.B_p} n={c.n}: points beyond C = {c.C_peak:.4g}, where reward falls again, are not part of its rising curve")
+            said.append(
+                f"B_p={c.B_p} n={c.n}: points beyond C = {c.C_peak:.4g}, where reward falls again, are not part of its rising curve"
+            )
     return said
 
 

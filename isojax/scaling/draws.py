@@ -21,6 +21,7 @@ from isojax.scaling.shapes import value
 LEVEL = 0.9
 Interval = tuple[float | None, float | None]
 _SEARCH_PER_DECADE = 40
+REACH = float(np.log10(4.0))
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,9 @@ def interval(values: ArrayLike) -> Interval:
     return (float(low) if np.isfinite(low) else None, float(high) if np.isfinite(high) else None)
 
 
-def best(draws: Draws, C: ArrayLike) -> tuple[FloatArray, NDArray[np.intp]]:
-    """(float[Q, G] the frontier's reward in each replicate, int[Q, G] which cell attains it) among the cells measured at C."""
-    R = np.where(draws.measured(C), draws.rewards(C), -np.inf)
+def best(draws: Draws, C: ArrayLike, slack: float = MIN_DECADES) -> tuple[FloatArray, NDArray[np.intp]]:
+    """(float[Q, G] the frontier's reward in each replicate, int[Q, G] which cell attains it) among the cells measured to within `slack` decades."""
+    R = np.where(draws.measured(C, slack), draws.rewards(C), -np.inf)
     return R.max(1), R.argmax(1)
 
 
@@ -117,8 +118,9 @@ def crossover_interval(draws: Draws, low: tuple[int, int], high: tuple[int, int]
 
 
 def log2_n(draws: Draws, C: ArrayLike) -> FloatArray:
-    """float[Q, G]: log2 of the frontier's n in each replicate."""
-    return np.log2([n for _, n in draws.keys])[best(draws, C)[1]]
+    """float[Q, G]: log2 of the best n in each replicate. A cell whose data ended earlier still competes, by its curve, up to REACH decades
+    further: else a large n, which is alone at large C where all runs have the same number of updates, would seem to win there."""
+    return np.log2([n for _, n in draws.keys])[best(draws, C, REACH)[1]]
 
 
 def to_json(draws: Draws) -> dict[str, Any]:

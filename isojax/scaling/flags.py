@@ -104,7 +104,9 @@ def check_flags(checks: Mapping[str, Any], overfitted: Sequence[Mapping[str, Any
     flags = []
     rho = checks["autocorrelation"]
     if rho is not None and rho > MAX_AUTOCORRELATION:
-        flags.append(f"residuals keep their sign along a run (autocorrelation {rho:.2f}): the curves' shape is not quite theirs, or runs drift")
+        flags.append(
+            f"residuals keep their sign along a run (autocorrelation {rho:.2f}): the curves' shape is not quite theirs, or runs drift"
+        )
     for row in overfitted[:MAX_LISTED]:
         flags.append(f"overfitting: B_p={row['B_p']} n={row['n']} seed {row['seed']}: beyond C = {row['C']:.4g} {row['reason']}")
     if len(overfitted) > MAX_LISTED:
@@ -127,10 +129,15 @@ def frontier_flags(
     flags = []
     if len(ns) < MIN_DISTINCT_N and law.form != "constant":
         listed = " and ".join(map(str, ns))
-        flags.append(f"only {len(ns)} distinct n on the frontier ({listed}): {PARAMETERS[law.form]} parameters of n*(C) are not determined by them")
+        flags.append(
+            f"only {len(ns)} distinct n on the frontier ({listed}): {PARAMETERS[law.form]} parameters of n*(C) are not determined by them"
+        )
     falls = [f"{c.n_low} to {c.n_high} at C = {c.C:.4g}" for c in frontier.crossovers if c.n_high < c.n_low]
     if falls:
         flags.append(f"the frontier's n is not monotone, it falls from {'; '.join(falls)}: a sigmoid cannot describe that")
+    alone = [f"from n = {c.n_low} to {c.n_high} at C = {c.C:.4g}" for c in frontier.crossovers if not c.crossing]
+    if alone:
+        flags.append(f"the frontier passes {'; '.join(alone)} because data end or begin there, not because curves cross: nothing was compared")
     weak = [f"n={s.n} B_p={s.B_p} ({s.z:.1f})" for s in segments if s.z is not None and s.z < Z_LEAD]
     if weak and len(weak) == len(segments):
         flags.append(f"no stretch of the frontier leads its neighbours by {Z_LEAD:g} standard errors: n makes no difference they can show")

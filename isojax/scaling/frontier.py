@@ -35,11 +35,15 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class Crossover:
-    """Where the frontier's n changes, from n_low below C to n_high above (usually, not always, the larger)."""
+    """Where the frontier's n changes, from n_low below C to n_high above (usually, not always, the larger).
+
+    crossing: whether two curves cross there, both measured; else the data of n_low end or those of n_high begin, and nothing was compared.
+    """
 
     n_low: int
     n_high: int
     C: float
+    crossing: bool = True
 
 
 @dataclass(frozen=True)
@@ -85,16 +89,19 @@ def _merge(x: FloatArray, table: FloatArray, winner: NDArray[np.intp], min_decad
             return winner
 
 
-def _change(low: Curve, high: Curve, x_low: float, x_high: float) -> float:
-    """C at which `high` overtakes `low` between two grid points (log10): their root, else the midpoint."""
+def _change(low: Curve, high: Curve, x_low: float, x_high: float) -> tuple[float, bool]:
+    """C at which `high` takes over from `low` between two grid points (log10), and whether by crossing it: their root, else the midpoint."""
 
     def lead(x: float) -> float:
         return float(reward(low, 10**x) - reward(high, 10**x))
 
     measured = all(c.C_low <= 10**x_low * (1 + 1e-9) and 10**x_high <= c.C_high * (1 + 1e-9) for c in (low, high))
     if measured and lead(x_low) * lead(x_high) < 0:
-        return float(10 ** root_scalar(lead, bracket=(x_low, x_high)).root)
-    return float(10 ** ((x_low + x_high) / 2))
+        return float(10 ** root_scalar(lead, bracket=(x_low, x_high)).root), True
+    C = float(10 ** ((x_low + x_high) / 2))
+    # Stretches that were merged swap a little beside their crossing: it counts where both were measured and `high` is ahead further on.
+    end, begin = min(low.C_high, high.C_high), max(low.C_low, high.C_low)
+    return C, begin <= C <= end and lead(float(np.log10(end))) < 0
 
 
 def frontier(curves: Sequence[Curve], per_decade: int = PER_DECADE, min_decades: float = MIN_DECADES) -> Frontier:
@@ -119,9 +126,11 @@ def frontier(curves: Sequence[Curve], per_decade: int = PER_DECADE, min_decades:
     points = tuple(FrontierPoint(float(v), float(reward(c, v)), c.n, c.B_p) for v, c in zip(C, cells, strict=True))
     spans = _stretches(winner)
     changes = [_change(cells[b - 1], cells[b], x[b - 1], x[b]) for _, b in spans[:-1]]
-    ends = [float(C[0]), *changes, float(C[-1])]
+    ends = [float(C[0]), *(at for at, _ in changes), float(C[-1])]
     stretches = tuple(Stretch(cells[a].n, cells[a].B_p, ends[i], ends[i + 1]) for i, (a, _) in enumerate(spans))
-    crossovers = tuple(Crossover(a.n, b.n, b.C_low) for a, b in pairwise(stretches) if a.n != b.n)
+    crossovers = tuple(
+        Crossover(a.n, b.n, b.C_low, crossing) for (a, b), (_, crossing) in zip(pairwise(stretches), changes, strict=True) if a.n != b.n
+    )
     return Frontier(points, stretches, crossovers)
 
 

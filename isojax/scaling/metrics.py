@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from isojax.types import EvalPoint, InputError, RunRecord
 
 FloatArray = NDArray[np.float64]
+TRAIN = "train/"  # opens the name of a training metric
 COMPUTES = ("rollouts", "tokens", "device_hours")
 _NAME = re.compile(r"(avg|best|worst)@([1-9]\d*)")
 
@@ -104,17 +105,19 @@ def per_problem(counts: ArrayLike, samples: int, metric: str) -> FloatArray:
 
 
 def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
-    """The metric of one evaluation: as recorded, else from its counts.
+    """The metric of one evaluation: as recorded, train/NAME from its training metrics, else from its counts.
 
     Raises:
         InputError: it is neither recorded nor determined by the counts; the message names the metrics there are.
     """
     if metric in point.metrics:
         return float(point.metrics[metric])
+    if metric.startswith(TRAIN) and metric.removeprefix(TRAIN) in point.train:
+        return float(point.train[metric.removeprefix(TRAIN)])
     parsed = parse_metric(metric)
     if parsed is not None and point.counts and parsed[1] <= point.samples:
         return float(per_problem(point.counts, point.samples, metric).mean())
-    known = ", ".join(sorted(point.metrics)) or "none"
+    known = ", ".join([*sorted(point.metrics), *(TRAIN + name for name in sorted(point.train))]) or "none"
     derived = f" and avg@k, best@k, worst@k for k <= {point.samples} from its counts" if point.counts else ""
     where = f"{source or 'an evaluation'} (C = {point.rollouts})"
     raise InputError(f"{where} has no metric {metric!r}; expected one of those it has: {known}{derived}. Ask for one of them.")
@@ -147,12 +150,14 @@ def compute_axis(run: RunRecord, compute: str) -> FloatArray:
 
 
 def track(run: RunRecord, metric: str, compute: str) -> Track:
-    """A run's two axes, checked.
+    """A run's two axes, checked. A training metric, train/NAME, has no value before the first update: that point is left out.
 
     Raises:
         InputError: no evaluation, a metric that is absent, not finite or outside [0, 1], or compute that does not rise from >= 0.
     """
     where = run.source or f"run {run.cell.name}"
+    if metric.startswith(TRAIN):
+        run = _trained(run, metric.removeprefix(TRAIN))
     if not run.points:
         raise InputError(f"{where} has no evaluation; expected at least one. Run the cell or leave it out.")
     places = [f"{where}, line {line}" for line in run.lines] or [where] * len(run.points)
@@ -168,6 +173,12 @@ def track(run: RunRecord, metric: str, compute: str) -> Track:
             found = f"{places[i]}: {compute} is {C[i]:g} at evaluation {i + 1}{before}"
             raise InputError(f"{found}; expected values >= 0 that rise. Mend the file or leave the run out.")
     return Track(run, C, R)
+
+
+def _trained(run: RunRecord, name: str) -> RunRecord:
+    """The run without evaluations before the first update that lack a training metric."""
+    first = next((i for i, p in enumerate(run.points) if p.M > 0 or name in p.train), len(run.points))
+    return replace(run, points=run.points[first:], device_hours=run.device_hours[first:], lines=run.lines[first:])
 
 
 def paired_difference(counts_a: ArrayLike, counts_b: ArrayLike, samples: int, metric: str = "avg@1") -> Difference:

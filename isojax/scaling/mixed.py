@@ -142,7 +142,9 @@ def _normal(tail: float, data: Data, state: State, scales: Scales) -> _Normal:
     return _Normal(H, g, cross, h_e, g_e)
 
 
-def _arrow(data: Data, state: State, scales: Scales, damping: float, normal: _Normal) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+def _arrow(
+    data: Data, state: State, scales: Scales, damping: float, normal: _Normal
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """(d theta, d u, D^-1 side, the Schur complement of u): cells are coupled through u = (R0, gamma) alone."""
     H, g, pull = normal.H, normal.g, scales.tau**-2.0
     PX = pull[:, None] * data.X  # [J, 3, K]

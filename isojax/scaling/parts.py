@@ -42,8 +42,8 @@ def part(
     law, content = _law(found, own, n_largest, debiased, bool(no_effect), _targets(cells))
     made = {
         "frontier": _frontier_json(found, own),
-        "crossovers": _crossovers_json(found, own),
-        "segments": [_segment_json(s, i, len(evidence)) for i, s in enumerate(evidence)],
+        "crossovers": _crossovers_json(found, own, debiased),
+        "segments": [_segment_json(s, i, found) for i, s in enumerate(evidence)],
         "n_star": content,
     }
     return made, words.frontier_flags(found, evidence, law, n_largest, bool(no_effect), where)
@@ -60,19 +60,24 @@ def _frontier_json(found: Frontier, draws: Draws | None) -> list[dict[str, Any]]
     return [{**asdict(p), **b} for p, b in zip(found.points, band, strict=True)]
 
 
-def _crossovers_json(found: Frontier, draws: Draws | None) -> list[dict[str, Any]]:
+def _crossovers_json(found: Frontier, draws: Draws | None, debiased: bool) -> list[dict[str, Any]]:
+    """Changes of n; in debiased mode only those where two measured curves cross, not those where one's data end."""
     rows, changes = [], {s.C_low: (a, s) for a, s in zip(found.stretches, found.stretches[1:], strict=False)}
     for c in found.crossovers:
+        if debiased and not c.crossing:
+            continue
         before, after = changes[c.C]
         low = high = None
         if draws is not None:
             low, high = crossover_interval(draws, (before.B_p, before.n), (after.B_p, after.n), c.C)
-        rows.append({**asdict(c), "low": low, "high": high})
+        rows.append({"n_low": c.n_low, "n_high": c.n_high, "C": c.C, "low": low, "high": high})
     return rows
 
 
-def _segment_json(s: Segment, i: int, count: int) -> dict[str, Any]:
-    censored = {"low": i == 0, "high": i == count - 1}
+def _segment_json(s: Segment, i: int, found: Frontier) -> dict[str, Any]:
+    """The i-th segment; censored where it begins or ends with the data, its own or its neighbour's, not by a crossing."""
+    changes = found.crossovers
+    censored = {"low": i == 0 or not changes[i - 1].crossing, "high": i == len(changes) or not changes[i].crossing}
     return {**asdict(s), "neighbours": [{"n": n, "B_p": B_p} for n, B_p in s.neighbours], "censored": censored}
 
 
@@ -82,9 +87,7 @@ def law_json(law: Law, choice: Choice | None = None, no_effect: bool = False) ->
     return {**core, "aicc": None if choice is None else choice.aicc, "intervals": None, "no_effect": no_effect, "band": None}
 
 
-def _law(
-    found: Frontier, draws: Draws | None, n_largest: int, debiased: bool, no_effect: bool, targets: int
-) -> tuple[Law, dict[str, Any]]:
+def _law(found: Frontier, draws: Draws | None, n_largest: int, debiased: bool, no_effect: bool, targets: int) -> tuple[Law, dict[str, Any]]:
     C, n = np.array([p.C for p in found.points]), np.array([p.n for p in found.points])
     if not debiased:
         law = fit_law(C, n, n_largest)

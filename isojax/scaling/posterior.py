@@ -113,7 +113,9 @@ def _whitener(target: _Target, v: FloatArray) -> FloatArray:
     return vectors / np.sqrt(np.maximum(values, 1e-3 * np.median(np.abs(values))))
 
 
-def sample(tail: float, data: Data, state: State, scales: Scales, run_sds: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
+def sample(
+    tail: float, data: Data, state: State, scales: Scales, run_sds: FloatArray, rng: np.random.Generator
+) -> tuple[FloatArray, FloatArray]:
     """(theta float[Q, J, 3], R0 float[Q]): one draw from each of Q chains that start from the normal approximation at the mode `state`.
 
     Args:

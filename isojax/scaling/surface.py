@@ -172,7 +172,9 @@ def run_sd(tail: float, data: Data, state: State, sd: float, stated: float | Non
     offset = np.where(there, (data.weight * s * residual).sum(-1) / np.maximum(weight, 1e-9), 0.0)
     count = there.sum(1)
     mean = offset.sum(1) / np.maximum(count, 1)
-    spread = (there * (offset - mean[:, None]) ** 2 - there * (1 - 1 / np.maximum(count, 1))[:, None] * sd**2 / np.maximum(weight, 0.2)).sum()
+    spread = (
+        there * (offset - mean[:, None]) ** 2 - there * (1 - 1 / np.maximum(count, 1))[:, None] * sd**2 / np.maximum(weight, 0.2)
+    ).sum()
     freedom = float(np.maximum(count - 1, 0).sum())
     if sd < NOISELESS:
         return (float(np.sqrt(max(spread, 0.0) / freedom)) if freedom else 0.0), "none: the points have no noise", 100.0

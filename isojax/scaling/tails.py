@@ -78,7 +78,9 @@ def sample(packed: Packed, options: Options) -> Posterior:
     return Posterior(theta, R0, tail, _mean_curves(theta, R0, tail, packed), best.state.e, best.scales, best.run_sd_from, scatter)
 
 
-def _chains(modes: list[Fitted], weights: FloatArray, packed: Packed, count: int, options: Options) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _chains(
+    modes: list[Fitted], weights: FloatArray, packed: Packed, count: int, options: Options
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     rng, best = np.random.default_rng(options.seed), modes[0]
     _, _, freedom = run_sd(best.tail, packed.data, best.state, best.scales.noise_sd, options.run_sd)
     kept = np.where(weights >= MIN_WEIGHT, weights, 0.0)
@@ -154,6 +156,3 @@ def _luck(left: FloatArray, s: FloatArray, weight: FloatArray, found: Posterior)
     """float[S]: what of the residuals is each run's own luck."""
     information = (weight * s * s).sum(-1) / max(found.scales.noise_sd, 1e-12) ** 2
     return (weight * s * left).sum(-1) / max(found.scales.noise_sd, 1e-12) ** 2 / (information + 1 / max(found.scales.run_sd, 1e-9) ** 2)
-
-
-
