@@ -13,9 +13,10 @@ fit_quality_world.py has the baselines and says how one world is judged. Figures
     worlds_right       share of worlds with at least 95% of their budgets right;  law_right: n_right of the law n*(C)
     bias, bias_se      mean over worlds of (fitted - true frontier reward), its standard error;  bias_abs: mean of |a world's bias|
     ..._on_problems    the same against the expected reward on the world's own validation problems
-    error              without the last 4x of compute: |reward promised at C_max - true reward of the best n there|, on the problems
-    within, regret     share of worlds whose chosen n is within one step of the best there; true reward lost by the choice
-    coverage           share of 90% intervals that hold the truth, cases, mean width of the closed ones (crossovers: in decades)
+    error              the last 4x of compute hidden: mean |reward promised - true reward of the best n|, on the problems, over 8 hidden
+    budgets within, regret     share of them whose chosen n is within one step of the best; true reward lost by the choice ..._at_end
+    the same at the last of them alone, 4 times the compute that was seen coverage           share of 90% intervals that hold the truth,
+    cases, mean width of the closed ones (crossovers: in decades)
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
     "non_monotone": (*_RANGE, Bound("coverage.frontier", 0.85, 0.95), Bound("monotone_rejected", low=0.8)),
 }
 # Where n makes no difference any n is right.
-MEANINGLESS = {"same": {"n_right", "worlds_right", "law_right", "within"}}
-RISING = ("n_right", "worlds_right", "law_right", "within")  # larger is better; of the others, nearer to 0
+MEANINGLESS = {"same": {"n_right", "worlds_right", "law_right", "within", "within_at_end"}}
+RISING = ("n_right", "worlds_right", "law_right", "within", "within_at_end")  # larger is better; of the others, nearer to 0
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -87,7 +88,8 @@ def _method(lines: Sequence[Line], name: str) -> dict[str, float | None]:
         bias = [w[name] for w in inside]
         found |= {name: _mean(bias), f"{name}_abs": _mean([abs(b) for b in bias])}
         found[f"{name}_se"] = statistics.stdev(bias) / len(bias) ** 0.5 if len(bias) > 1 else None
-    found |= {name: _mean([w[name] for w in beyond]) for name in ("error", "within", "regret")}
+    beyond_names = ("error", "within", "regret", "error_at_end", "within_at_end", "regret_at_end")
+    found |= {name: _mean([w[name] for w in beyond]) for name in beyond_names}
     found["seconds"] = statistics.median(seconds) if (seconds := [w["seconds"] for w in inside if "seconds" in w]) else None
     return found
 

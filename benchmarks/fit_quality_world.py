@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isojax.scaling.curves import hill
 from isojax.scaling.fit import fit
 from isojax.scaling.law import Law, log2_n_star
 from isojax.scaling.metrics import FloatArray
 from isojax.scaling.predict import best
 from isojax.scaling.synthetic import World, random_world
-from isojax.scaling.synthetic_curves import Hill, Stretched
 from isojax.types import InputError, RunRecord
 
 METRIC = "avg@4"
-BUDGETS = 25
+BUDGETS, HIDDEN = 25, 8
 HOLD_OUT = 4.0
 Fit = Mapping[str, Any]
 
@@ -40,16 +40,6 @@ class Answer:
 
     n: NDArray[np.int64]
     reward: FloatArray
-
-
-@dataclass(frozen=True)
-class Promise:
-    """What to run at the held-out budget, the reward expected of it, and that reward's interval where the method has one."""
-
-    n: int
-    reward: float
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -124,11 +114,11 @@ def measured_answers(runs: Sequence[RunRecord], C: FloatArray) -> dict[str, Answ
     return {"middle": Answer(np.full(len(C), n[middle]), values[middle]), "best_measured": Answer(n[i], values[i, np.arange(len(C))])}
 
 
-def last_measured(runs: Sequence[RunRecord]) -> dict[str, Promise]:
-    """What the same two say beyond the data: the last evaluation of each n."""
+def last_measured(runs: Sequence[RunRecord], budgets: int) -> dict[str, Answer]:
+    """What the same two say at every budget beyond the data: the last evaluation of each n."""
     last = {n: float(R[-1]) for n, (_, R) in raw_means(runs).items()}
-    middle, top = list(last)[len(last) // 2], max(last, key=lambda n: last[n])
-    return {"middle": Promise(middle, last[middle]), "best_measured": Promise(top, last[top])}
+    chosen = {"middle": list(last)[len(last) // 2], "best_measured": max(last, key=lambda n: last[n])}
+    return {name: Answer(np.full(budgets, n), np.full(budgets, last[n])) for name, n in chosen.items()}
 
 
 def _steps(a: Any, b: Any) -> NDArray[np.bool_]:
@@ -156,29 +146,25 @@ def cut(runs: Sequence[RunRecord], C: float) -> list[RunRecord]:
     return [r for r in short if r.points and r.points[-1].rollouts > 0]
 
 
-def extrapolated(document: Fit, C: float) -> Promise:
+def extrapolated(document: Fit, C: FloatArray) -> Answer:
     """The paper's way beyond the data: n of the law, reward of that n's curve (of the nearest n that has one)."""
     curves = {c["n"]: c for c in document["curves"]}
-    n = int(law_n(document, np.array([C]), sorted({r["n"] for r in document["runs"]}))[0])
-    c = curves[min(curves, key=lambda m: abs(math.log2(m / n)))]
-    shape = Stretched if c.get("form") == "stretched" else Hill
-    return Promise(n, float(shape(c["R0"], c["A"], c["B"], c["C_mid"]).at(C)))
+    n = law_n(document, C, sorted({r["n"] for r in document["runs"]}))
+    nearest = [curves[min(curves, key=lambda m: abs(math.log2(m / own)))] for own in n.tolist()]
+    return Answer(n, np.array([hill(x, c["R0"], c["A"], c["B"], c["C_mid"]) for x, c in zip(C, nearest, strict=True)]))
 
 
-def held_out(w: World, promises: Mapping[str, Promise], C: float) -> dict[str, dict[str, float]]:
-    """For each method at budget C: the error against the best cell's reward on the world's problems, the step, and the regret."""
-    cells, true = cells_by_n(w), true_best(w, np.array([C]), in_range=False)
-    n = int(true.n[0])
-    reached = float(w.on_problems(*cells[n], C))
-    return {
-        name: {
-            "n": float(p.n),
-            "error": abs(p.reward - reached),
-            "within": float(_steps(p.n, n)),
-            "regret": max(0.0, float(true.reward[0] - w.reward(*cells[p.n], C))),
-        }
-        for name, p in promises.items()
-    }
+def held_out(w: World, answers: Mapping[str, Answer], C: FloatArray) -> dict[str, dict[str, float]]:
+    """For each method over the hidden budgets C: the mean absolute error of the reward it promises against that of the truly best cell on
+    the world's problems, the share of n within one step, the mean regret; and the same at the last of them, 4 times the compute seen."""
+    cells, true = cells_by_n(w), true_best(w, C, in_range=False)
+    reached = np.array([float(w.on_problems(*cells[n], c)) for n, c in zip(true.n.tolist(), C, strict=True)])
+    found = {}
+    for name, a in answers.items():
+        got = np.array([float(w.reward(*cells[n], c)) for n, c in zip(a.n.tolist(), C, strict=True)])
+        rows = {"error": np.abs(a.reward - reached), "within": _steps(a.n, true.n), "regret": np.maximum(0.0, true.reward - got)}
+        found[name] = {k: float(v.mean()) for k, v in rows.items()} | {f"{k}_at_end": float(v[-1]) for k, v in rows.items()}
+    return found
 
 
 def frontier_coverage(w: World, document: Fit, C: FloatArray) -> Sums:
@@ -259,14 +245,16 @@ def _figures(w: World, mode: str, replicates: int) -> dict[str, Any]:
     for m, (d, seconds) in fits.items():
         law = law_n(d, C, list(cells_by_n(w)))
         found[m] |= {"law_right": float(_steps(law, true_best(w, C).n).mean()), "seconds": seconds}
-    chosen = best(short_fits[mode][0], C_max)
-    promises = {mode: Promise(chosen.n, chosen.reward, chosen.low, chosen.high)}
+    hidden = np.geomspace(C_max / HOLD_OUT, C_max, HIDDEN + 1)[1:]
+    chosen = [best(short_fits[mode][0], C) for C in hidden.tolist()]
+    promises = {mode: Answer(np.array([b.n for b in chosen]), np.array([b.reward for b in chosen]))}
     if mode != "paper":
-        promises["paper"] = extrapolated(short_fits["paper"][0], C_max)
-    promises |= last_measured(shorter)
+        promises["paper"] = extrapolated(short_fits["paper"][0], hidden)
+    promises |= last_measured(shorter, HIDDEN)
     ahead = Sums()
-    if chosen.low is not None:
-        ahead = ahead.with_case(float(w.reward(chosen.B_p, chosen.n, C_max)), chosen.low, chosen.high)
+    for b, C_hidden in zip(chosen, hidden.tolist(), strict=True):
+        if b.low is not None:
+            ahead = ahead.with_case(float(w.reward(b.B_p, b.n, C_hidden)), b.low, b.high)
     coverage = {
         "frontier": frontier_coverage(w, document, C),
         "crossovers": crossover_coverage(w, document),
@@ -279,7 +267,7 @@ def _figures(w: World, mode: str, replicates: int) -> dict[str, Any]:
         "cells": len(w.truth),
         "runs": len(w.runs),
         "in_range": found,
-        "hold_out": held_out(w, promises, C_max),
+        "hold_out": held_out(w, promises, hidden),
         "coverage": {name: vars(sums) for name, sums in coverage.items()},
         "constant": document["n_star"]["form"] == "constant",
         "no_effect": document["n_star"].get("no_effect"),

@@ -63,8 +63,9 @@ def file_name(stem: str, metric: str | None, compute: str, mode: str = MODE) -> 
     return "-".join([stem, *asked]) + ".json"
 
 
-def make_fit(paths: Sequence[Path], metric: str | None, compute: str, options: FitOptions = FitOptions()) -> dict[str, Any]:  # noqa: B008 (frozen)
-    """Fit the runs; a single sweep's folder gets its fit.json, or a file named after another metric, compute or mode where one was asked."""
+def make_fit(paths: Sequence[Path], metric: str | None, compute: str, options: FitOptions = FitOptions()) -> dict[str, Any]:
+    """Fit the runs; a single sweep's folder gets its fit.json, or a file named after another metric, compute or mode where one was
+    asked."""
     from isojax.records import read_runs
 
     runs = read_runs(paths, warn)

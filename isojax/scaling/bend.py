@@ -49,7 +49,8 @@ def _faded(knots: Sequence[float], values: Sequence[float]) -> tuple[FloatArray,
 
 
 def normals(replicates: int, knots: int, key: tuple[int, int]) -> FloatArray:
-    """float[Q, knots] of the cell `key`, standard normal and correlated along the knots; always the same, so that files need not hold them."""
+    """float[Q, knots] of the cell `key`, standard normal and correlated along the knots; always the same, so that files need not hold
+    them."""
     noise = np.random.default_rng(key).normal(size=(replicates, knots))
     for k in range(1, knots):
         noise[..., k] = _CORRELATION * noise[..., k - 1] + np.sqrt(1 - _CORRELATION**2) * noise[..., k]
@@ -60,7 +61,8 @@ def fit_bends(x: Sequence[FloatArray], residual: Sequence[FloatArray], sd: float
     """A bend for each cell, or None for all.
 
     Args:
-        x: log10 C of each cell's points at C > 0, its seeds together. residual: what its fitted runs leave. sd: noise of one evaluation, from
+        x: log10 C of each cell's points at C > 0, its seeds together. residual: what its fitted runs leave. sd: noise of one evaluation,
+        from
             how neighbouring evaluations of a run differ.
     """
     if sd <= 0 or not x:

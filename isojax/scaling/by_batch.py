@@ -70,8 +70,8 @@ def _law(M: FloatArray, n: Sequence[int], draws: Draws | None, no_effect: bool, 
 
 
 def monotone_cost(draws: Draws, C: FloatArray) -> FloatArray:
-    """float[Q]: the mean reward, over those C that all cells reached, that the best monotone n(C), rising or falling, loses against the best n
-    at each C."""
+    """float[Q]: the mean reward, over those C that all cells reached, that the best monotone n(C), rising or falling, loses against the
+    best n at each C."""
     shared = draws.measured(C).all(0)
     if not shared.any():
         return np.zeros(len(draws.R0))

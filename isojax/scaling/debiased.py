@@ -1,10 +1,9 @@
 """Mode "debiased": every curve from all points, no filter; see mixed.py for the model and surface.py for its scales.
 
 Against the paper's procedure (records, one sigmoid a cell): points that did not break a record count too, so that noise is not taken for
-progress; all cells share R0 and one run-to-run effect and lean on a joint surface over (n, B_p); of the shapes in shapes.py the likeliest is
-kept; a reward that falls again ends its curve at the peak; where n makes no difference all n share one curve. The curves are posterior means,
-intervals come from posterior draws (posterior.py) that also draw the validation problems anew (problems.py).
-"""
+progress; all cells share R0 and one run-to-run effect and lean on a joint surface over (n, B_p); of the shapes in shapes.py the likeliest
+is kept; a reward that falls again ends its curve at the peak; where n makes no difference all n share one curve. The curves are posterior
+means, intervals come from posterior draws (posterior.py) that also draw the validation problems anew (problems.py)."""
 
 from __future__ import annotations
 
@@ -129,5 +128,6 @@ def _how(found: Posterior, others: Problems | None, options: Options) -> dict[st
         "run_sd_source": found.run_sd_from,
         "noise_sd": found.scatter,
         "problems": None if others is None else others.count,
-        "method": f"draws of all curves from their posterior, each run's luck and the run-to-run effect's own uncertainty included; {drawn}",
+        "method": "draws of all curves from their posterior, each run's luck and the run-to-run effect's own uncertainty included; "
+        + drawn,
     }

@@ -78,7 +78,8 @@ def interval(values: ArrayLike) -> Interval:
 
 
 def best(draws: Draws, C: ArrayLike, slack: float = MIN_DECADES) -> tuple[FloatArray, NDArray[np.intp]]:
-    """(float[Q, G] the frontier's reward in each replicate, int[Q, G] which cell attains it) among the cells measured to within `slack` decades."""
+    """(float[Q, G] the frontier's reward in each replicate, int[Q, G] which cell attains it) among the cells measured to within `slack`
+    decades."""
     R = np.where(draws.measured(C, slack), draws.rewards(C), -np.inf)
     return R.max(1), R.argmax(1)
 

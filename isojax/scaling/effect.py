@@ -1,4 +1,5 @@
-"""Does n make a difference at all? ScaleRL found that at a fixed batch 8 to 32 generations a prompt changed little: a fit must be able to say so.
+"""Does n make a difference at all? ScaleRL found that at a fixed batch 8 to 32 generations a prompt changed little: a fit must be able to
+say so.
 
 Three models of the curves are compared by AIC, noise and run-to-run effect held: one curve for each B_p, whatever n; curves that change
 linearly with log2 n; curves free for each cell. n is said to matter if one of the last two beats the first by MIN_GAIN, "considerably less

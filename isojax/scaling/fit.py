@@ -1,10 +1,9 @@
 """Runs in, fit.json out: curves -> frontier -> n*(C), jointly, for each B_p, and for each batch B = B_p n
 (IsoCompute Playbook, arXiv:2603.12151, section 4 and appendix A; joint fit: section 4.3).
 
-Mode "debiased" takes all points, gives intervals and says when n makes no difference; mode "paper" is the paper's procedure, biases included, and
-the flags say how large they are. A fork adds a mode by adding an entry to MODES. The dictionary holds no clock and no path: the same
-records and seed give the same bytes, in whatever order they come.
-"""
+Mode "debiased" takes all points, gives intervals and says when n makes no difference; mode "paper" is the paper's procedure, biases
+included, and the flags say how large they are. A fork adds a mode by adding an entry to MODES. The dictionary holds no clock and no path:
+the same records and seed give the same bytes, in whatever order they come."""
 
 from __future__ import annotations
 
@@ -65,8 +64,8 @@ def fit(
         mode: a name in MODES.
         bin_width: of paper mode's record-breaking filter, in units of the metric.
         replicates: bootstrap replicates behind the intervals of debiased mode; 0 for none. seed: of their draws.
-        run_sd: standard deviation of the reward between runs that differ in their seed alone, at the plateau; None: estimated, or .01 assumed
-            where no cell has two seeds.
+        run_sd: standard deviation of the reward between runs that differ in their seed alone, at the plateau; None: estimated, or .01
+            assumed where no cell has two seeds.
         advance: hears (replicates done, of how many).
 
     Returns:
@@ -88,7 +87,8 @@ def fit(
         mend = f"Evaluate more often, run longer, or (paper mode) use bins finer than {bin_width}."
         raise InputError(f"{len(runs)} runs give no curve ({why}); expected at least one cell with enough points. {mend}")
     parts, part_flags = _parts(found, cells, metric, mode != "paper")
-    verdicts, over = stability(cells, metric), overfitting(axes, found.noise_sd)
+    peaked = {c.key for c in found.curves if c.C_peak is not None}
+    verdicts, over = stability(cells, metric, peaked), overfitting(axes, found.noise_sd)
     checks = diagnostics(found, axes)
     flags = [*words.effect_flags(found), *words.data_flags(cells), *words.curve_flags(found.curves, found.left_out), *part_flags]
     flags += [f"B_p={v.B_p} is unstable: {v.reason}" for v in verdicts if not v.stable]

@@ -137,7 +137,8 @@ def frontier_flags(
         flags.append(f"the frontier's n is not monotone, it falls from {'; '.join(falls)}: a sigmoid cannot describe that")
     alone = [f"from n = {c.n_low} to {c.n_high} at C = {c.C:.4g}" for c in frontier.crossovers if not c.crossing]
     if alone:
-        flags.append(f"the frontier passes {'; '.join(alone)} because data end or begin there, not because curves cross: nothing was compared")
+        where_from = "because data end or begin there, not because curves cross: nothing was compared"
+        flags.append(f"the frontier passes {'; '.join(alone)} {where_from}")
     weak = [f"n={s.n} B_p={s.B_p} ({s.z:.1f})" for s in segments if s.z is not None and s.z < Z_LEAD]
     if weak and len(weak) == len(segments):
         flags.append(f"no stretch of the frontier leads its neighbours by {Z_LEAD:g} standard errors: n makes no difference they can show")

@@ -90,7 +90,8 @@ def _merge(x: FloatArray, table: FloatArray, winner: NDArray[np.intp], min_decad
 
 
 def _change(low: Curve, high: Curve, x_low: float, x_high: float) -> tuple[float, bool]:
-    """C at which `high` takes over from `low` between two grid points (log10), and whether by crossing it: their root, else the midpoint."""
+    """C at which `high` takes over from `low` between two grid points (log10), and whether by crossing it: their root, else the
+    midpoint."""
 
     def lead(x: float) -> float:
         return float(reward(low, 10**x) - reward(high, 10**x))

@@ -26,6 +26,11 @@ COMPUTES = ("rollouts", "tokens", "device_hours")
 _NAME = re.compile(r"(avg|best|worst)@([1-9]\d*)")
 
 
+def floats(values: ArrayLike) -> FloatArray:
+    """As an array of float64 (SciPy and linalg name their results more loosely)."""
+    return np.asarray(values, dtype=np.float64)
+
+
 @dataclass(frozen=True)
 class Track:
     """One run as two axes.

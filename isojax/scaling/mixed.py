@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from isojax.scaling.metrics import FloatArray
+from isojax.scaling.metrics import FloatArray, floats
 from isojax.scaling.shapes import shape
 
 _LN10 = float(np.log(10.0))
@@ -159,7 +159,7 @@ def _arrow(
     both = np.linalg.solve(D, np.concatenate([side, (g[:, :3] - pull * off)[..., None]], axis=2))
     F, f = both[..., :-1], both[..., -1]
     top = top - np.einsum("jak,jal->kl", side, F)
-    du = np.linalg.solve(top, g_top - np.einsum("jak,ja->k", side, f))
+    du = floats(np.linalg.solve(top, g_top - np.einsum("jak,ja->k", side, f)))
     return f - F @ du, du, F, top
 
 
@@ -196,7 +196,7 @@ def covariances(tail: float, data: Data, state: State, scales: Scales) -> tuple[
     """(float[J, 3, 3] of each cell's theta less its surface, float[1 + K, 1 + K] of u), a posteriori, at the mode."""
     normal = _normal(tail, data, state, scales)
     _, _, F, top = _arrow(data, state, scales, 0.0, normal)
-    of_u = np.linalg.inv(top)
+    of_u = floats(np.linalg.inv(top))
     off = F.copy()  # theta - X gamma moves by -(F + X) du
     off[:, :, 1:] += data.X
     alone = np.linalg.inv(normal.H[:, :3, :3] + np.diag(scales.tau**-2.0))

@@ -1,5 +1,6 @@
 """Mode "paper": the published workflow, biases included (IsoCompute Playbook, arXiv:2603.12151, section 4 and appendix A): record-breaking
-points of each run, one monotone sigmoid for each (B_p, n). The frontier, its running average and the sigmoid of log2 n* follow in fit.py."""
+points of each run, one monotone sigmoid for each (B_p, n). The frontier, its running average and the sigmoid of log2 n* follow in fit.py.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
 """Draws of all curves given the evaluations: Hamiltonian Monte Carlo on the mixed model of mixed.py, one chain a replicate.
 
-Where a plateau is not reached, the posterior is wide and lopsided: it may lie far above its mode, not far below, and a bootstrap of the mode
-inherits the mode's bias (on 32 worlds the mode erred by .018 at four times the data's compute, its bootstrap mean by .017, the posterior mean
-by .013). So the curves reported are posterior means, and the replicates posterior draws.
+Where a plateau is not reached, the posterior is wide and lopsided: it may lie far above its mode, not far below, and a bootstrap of the
+mode inherits the mode's bias (on 32 worlds the mode erred by .018 at four times the data's compute, its bootstrap mean by .017, the
+posterior mean by .013). So the curves reported are posterior means, and the replicates posterior draws.
 
-Each run's luck e and the surface's gamma are integrated out exactly; what is left, v = (theta of every cell, R0), is whitened by the curvature
-at the mode. A run's points are averaged in at most BINS bins of log C, with the little that this changes at the mode taken off: exact where
-curves are straight within a bin.
-"""
+Each run's luck e and the surface's gamma are integrated out exactly; what is left, v = (theta of every cell, R0), is whitened by the
+curvature at the mode. A run's points are averaged in at most BINS bins of log C, with the little that this changes at the mode taken off:
+exact where curves are straight within a bin."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isojax.scaling.metrics import FloatArray
+from isojax.scaling.metrics import FloatArray, floats
 from isojax.scaling.mixed import LNB_RANGE, MID_DECADES, Data, Scales, State, predicted, robust_weights
 from isojax.scaling.shapes import shape
 
@@ -100,7 +99,7 @@ def _target(tail: float, data: Data, state: State, scales: Scales, run_sds: Floa
     y0 = float((weight[base] * data.y[base]).sum() / W0) if W0 else 0.0
     low = np.array([-1.0, data.low - MID_DECADES, LNB_RANGE[0]])
     high = np.array([1.0, data.high + MID_DECADES, LNB_RANGE[1]])
-    prior = (flat @ scales.u_mean[1:], np.linalg.inv(covariance))
+    prior = (flat @ scales.u_mean[1:], floats(np.linalg.inv(covariance)))
     return _Target(tail, x, y, W, y0, W0, *prior, np.maximum(run_sds, 1e-9)[:, None, None] ** -2.0, low, high)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isojax.scaling.metrics import FloatArray, parse_metric, per_problem
+from isojax.scaling.metrics import FloatArray, floats, parse_metric, per_problem
 from isojax.scaling.surface import Packed
 
 
@@ -60,4 +60,4 @@ def problems(packed: Packed, metric: str, fitted: FloatArray) -> Problems | None
                 rows.append(row)
     R = np.clip(fitted[packed.recorded], 0.0, 1.0)
     basis = (R * (1 - R))[:, None] * np.stack([np.ones_like(R), R], axis=1)
-    return Problems(np.linalg.pinv(basis) @ np.stack(rows))
+    return Problems(floats(np.linalg.pinv(basis) @ np.stack(rows)))

@@ -1,5 +1,5 @@
-"""What else the paper asks of a sweep: how much n matters against B_p (IsoCompute Playbook, arXiv:2603.12151, Fig. 10), where training overfits
-(section 5.2), where evaluations cannot tell n apart (ties)."""
+"""What else the paper asks of a sweep: how much n matters against B_p (IsoCompute Playbook, arXiv:2603.12151, Fig. 10), where training
+overfits (section 5.2), where evaluations cannot tell n apart (ties)."""
 
 from __future__ import annotations
 
@@ -40,12 +40,9 @@ def sensitivity(curves: Sequence[Curve], draws: Draws | None) -> dict[str, Any] 
             low, high = interval(np.ptp(R, axis=1))
         return {"range": max(values) - min(values), "low": low, "high": high, fixed: key, "cells": len(values)}
 
-    by_B_p, by_n = _groups(there, lambda c: c.B_p), _groups(there, lambda c: c.n)
+    by_B_p = {b: [c for c in there if c.B_p == b] for b in sorted({c.B_p for c in there})}
+    by_n = {n: [c for c in there if c.n == n] for n in sorted({c.n for c in there})}
     return {"C": C, "over_n": spread(by_B_p, "at_B_p"), "over_B_p": spread(by_n, "at_n")}
-
-
-def _groups(curves: Sequence[Curve], key: Any) -> dict[int, list[Curve]]:
-    return {k: list(group) for k, group in groupby(sorted(curves, key=key), key=key)}
 
 
 def overfitting(tracks: Sequence[Track], noise_sd: float | None) -> list[dict[str, Any]]:

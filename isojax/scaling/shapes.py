@@ -2,9 +2,9 @@
 
     s(z; tail) = 1 - (1 + (2^tail - 1) e^z)^(-1 / tail)
 
-One number says how the plateau is approached. tail = 1 is ScaleRL's sigmoid (arXiv:2510.13786, eq. 1), R0 + (A - R0) / (1 + (C_mid / C)^B), whose
-last stretch is a power law; tail = 0 is the stretched exponential, R0 + (A - R0) (1 - exp(-ln2 (C / C_mid)^B)), which arrives sooner.
-"""
+One number says how the plateau is approached. tail = 1 is ScaleRL's sigmoid (arXiv:2510.13786, eq. 1), R0 + (A - R0) / (1 + (C_mid /
+C)^B), whose last stretch is a power law; tail = 0 is the stretched exponential, R0 + (A - R0) (1 - exp(-ln2 (C / C_mid)^B)), which
+arrives sooner."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ A non-finite validation metric never comes this far: `metrics.track` refuses it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,16 +67,17 @@ def _drop(seeds: Sequence[Track], metric: str) -> str:
     return f"n={seeds[0].run.cell.n} ends at {smooth[-1]:.3f}, {drop:.3f} below its best {smooth[best]:.3f} (limit {limit:.3f})"
 
 
-def stability(cells: Cells, metric: str) -> tuple[Stability, ...]:
+def stability(cells: Cells, metric: str, peaked: Collection[tuple[int, int]] = ()) -> tuple[Stability, ...]:
     """One verdict for each B_p, by rising B_p.
 
     Args:
         cells: the runs of each (B_p, n). metric: the fitted metric.
+        peaked: cells whose smooth fall past a peak the fit has described: overfitting, which stopping early mends, is no instability.
 
     Raises:
         InputError: counts of different validation sets within a cell.
     """
     reasons: dict[int, list[str]] = {}
-    for (B_p, _), seeds in sorted(cells.items()):
-        reasons.setdefault(B_p, []).append(_non_finite(seeds) or _drop(seeds, metric))
+    for (B_p, n), seeds in sorted(cells.items()):
+        reasons.setdefault(B_p, []).append(_non_finite(seeds) or ("" if (B_p, n) in peaked else _drop(seeds, metric)))
     return tuple(Stability(B_p, not any(r), "; ".join(x for x in r if x)) for B_p, r in reasons.items())

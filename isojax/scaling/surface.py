@@ -78,11 +78,12 @@ def columns(keys: Sequence[tuple[int, int]], middle: float) -> tuple[FloatArray,
     steps = [(log_n >= level).astype(np.float64) for level in np.unique(log_n)[1:]]
     told = _independent([one, ell, b])
     ell, b = (column if use else np.zeros(len(keys)) for column, use in zip((ell, b), told[1:], strict=True))
+    a_steps, mid_steps = ([(c, 0.0, sd, group) for c in steps] for group, sd in enumerate(STEP))
     blocks = (
-        [(one, 0.0, 3.0, -1), (ell, 0.0, 1.0, -1), (b, 0.0, 0.1, -1), (ell**2 * told[1], 0.0, BEND, -1), *((c, 0.0, STEP[0], 0) for c in steps)],
-        [(one, middle, 3.0, -1), (ell, 0.0, 2.0, -1), (b, 0.0, 0.5, -1), *((c, 0.0, STEP[1], 1) for c in steps)],
+        [(one, 0.0, 3.0, -1), (ell, 0.0, 1.0, -1), (b, 0.0, 0.1, -1), (ell**2 * told[1], 0.0, BEND, -1), *a_steps],
+        [(one, middle, 3.0, -1), (ell, 0.0, 2.0, -1), (b, 0.0, 0.5, -1), *mid_steps],
         [(one, 0.0, 0.7, -1), (ell, 0.0, SLOPE_LNB, -1)],
-    )  # fmt: skip
+    )
     rows = [(c, *entry) for c, block in enumerate(blocks) for entry in block if entry[0].any()]
     X = np.zeros((len(keys), 3, len(rows)))
     for k, (c, column, *_) in enumerate(rows):
@@ -217,7 +218,8 @@ def fit_shape(tail: float, packed: Packed, stated_run_sd: float | None = None, r
 
 
 def pooled(packed: Packed) -> Packed:
-    """The same data under the assumption that n makes no difference: one curve for each B_p (for each batch B_p n, if that is what is fixed)."""
+    """The same data under the assumption that n makes no difference: one curve for each B_p (for each batch B_p n, if that is what is
+    fixed)."""
     B_ps = sorted({B_p for B_p, _ in packed.keys})
     groups = np.array([[float(B_p == b) for b in B_ps] for B_p, _ in packed.keys])
     if len(B_ps) == len(packed.keys):

@@ -1,6 +1,7 @@
 """Draws from the posterior of all curves, the shape's tail among the unknowns, and the mean curves.
 
-A short look at a curve cannot tell how it approaches its plateau, and what it promises at four times the compute hangs on that. So no shape is
+A short look at a curve cannot tell how it approaches its plateau, and what it promises at four times the compute hangs on that. So no
+shape is
 picked: each value of TAILS takes part in as many draws as its prior and the evaluations give it. The mean over the draws is again
 described by one curve of each cell, the closest in reward from its data's start to REACH times their end.
 """
@@ -100,15 +101,16 @@ def _chains(
 
 
 def _scatter(left: FloatArray, packed: Packed) -> float:
-    """Standard deviation of one evaluation from how residuals (float[J, S, P]) differ from their neighbours: no smooth curve could explain it."""
+    """Standard deviation of one evaluation from how residuals (float[J, S, P]) differ from their neighbours: no smooth curve could
+    explain it."""
     both = (packed.data.weight[..., 1:] > 0) & (packed.data.weight[..., :-1] > 0)
     steps = (left[..., 1:] - left[..., :-1])[both]
     return float(np.sqrt(np.mean(steps**2) / 2)) if len(steps) else 0.0
 
 
 def _inflation(left: FloatArray, packed: Packed) -> float:
-    """By how much the variance of a mean of neighbouring evaluations exceeds that of independent ones, (1 + rho) / (1 - rho): runs drift, or
-    curves have another shape, and a fit that ignores it is too sure of itself."""
+    """By how much the variance of a mean of neighbouring evaluations exceeds that of independent ones, (1 + rho) / (1 - rho): runs drift,
+    or curves have another shape, and a fit that ignores it is too sure of itself."""
     use = packed.data.weight > 0
     both = use[..., 1:] & use[..., :-1]
     rho = float(np.mean((left[..., 1:] * left[..., :-1])[both]) / max(float(np.mean(left[use] ** 2)), 1e-30)) if both.any() else 0.0
