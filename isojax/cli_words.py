@@ -89,19 +89,49 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) ->
 
 
 def print_fit(console: Console, document: Mapping[str, Any]) -> None:
-    """The curves, which n leads where, the crossovers, n*(C) and the flags."""
-    keys = ("B_p", "n", "R0", "A", "B", "C_mid")
-    console.print(_table("reward(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)", keys, ([c[k] for k in keys] for c in document["curves"])))
+    """The curves, which n leads where, the crossovers, n*(C) and the flags, each with its 90% interval where the fit has one."""
+    keys = ("B_p", "n", "R0", "A", "90%", "B", "C_mid")
+    rows = [
+        [
+            c["B_p"],
+            c["n"],
+            c["R0"],
+            c["A"] if c.get("determined", True) else f"{_number(c['A'])} ?",
+            _span(c.get("A_interval")),
+            c["B"],
+            c["C_mid"],
+        ]
+        for c in document["curves"]
+    ]
+    console.print(_table("reward(C) from R0 to the plateau A, half way at C_mid (? : plateau not reached)", keys, rows))
     rows = []
     for (n, B_p), points in groupby(document["frontier"], key=lambda p: (p["n"], p["B_p"])):
         group = list(points)
-        rows.append((group[0]["C"], group[-1]["C"], n, B_p, group[0]["reward"], group[-1]["reward"]))
-    console.print(_table("frontier: which n leads", ("from C", "to C", "n", "B_p", "reward", "to reward"), rows))
+        first, last = group[0], group[-1]
+        rows.append([first["C"], last["C"], n, B_p, first["reward"], last["reward"], _span((last.get("low"), last.get("high")))])
+    console.print(_table("frontier: which n leads", ("from C", "to C", "n", "B_p", "reward", "to reward", "90%"), rows))
     for crossing in document["crossovers"]:
-        console.print(f"n = {crossing['n_low']} gives way to n = {crossing['n_high']} at C = {_number(crossing['C'])}", highlight=False)
-    law = document["n_star"]
-    if law:
-        rest = ", ".join(f"{key} = {_number(law[key])}" for key in ("L", "k", "log10_C0", "b") if law[key] is not None)
-        console.print(f"[bold]n*(C)[/bold]: {law['form']}; {rest}", highlight=False)
+        span = _span((crossing.get("low"), crossing.get("high")))
+        where = f"{_number(crossing['C'])}" + (f" ({span})" if span != "-" else "")
+        console.print(f"n = {crossing['n_low']} gives way to n = {crossing['n_high']} at C = {where}", highlight=False)
+    _print_law(console, document["n_star"])
     for flag in document["flags"]:
         console.print(f"[yellow]note:[/yellow] {escape(str(flag))}", highlight=False)
+
+
+def _print_law(console: Console, law: Mapping[str, Any]) -> None:
+    if law.get("no_effect"):
+        console.print("[bold]n*(C)[/bold]: n makes no difference here", highlight=False)
+        return
+    rest = ", ".join(f"{key} = {_number(law[key])}" for key in ("L", "k", "log10_C0", "b") if law[key] is not None)
+    console.print(f"[bold]n*(C)[/bold]: {law['form']}; {rest}", highlight=False)
+    for name, span in (law.get("intervals") or {}).items():
+        console.print(f"  n* {name.removeprefix('n_').replace('_', ' ')}: {_span(span)}", highlight=False)
+
+
+def _span(interval: Sequence[Any] | None) -> str:
+    """A 90% interval in short; a bound of None is an open end."""
+    if interval is None or all(v is None for v in interval):
+        return "-"
+    low, high = interval
+    return f"{'<' if low is None else _number(low)} to {'>' if high is None else _number(high)}"

@@ -96,13 +96,13 @@ def _change(low: Curve, high: Curve, x_low: float, x_high: float) -> tuple[float
     def lead(x: float) -> float:
         return float(reward(low, 10**x) - reward(high, 10**x))
 
-    measured = all(c.C_low <= 10**x_low * (1 + 1e-9) and 10**x_high <= c.C_high * (1 + 1e-9) for c in (low, high))
-    if measured and lead(x_low) * lead(x_high) < 0:
-        return float(10 ** root_scalar(lead, bracket=(x_low, x_high)).root), True
+    begin, end = np.log10(max(low.C_low, high.C_low)), np.log10(min(low.C_high, high.C_high))
+    a, b = max(x_low, float(begin)), min(x_high, float(end))
+    if a < b and lead(a) * lead(b) < 0:
+        return float(10 ** root_scalar(lead, bracket=(a, b)).root), True
     C = float(10 ** ((x_low + x_high) / 2))
-    # Stretches that were merged swap a little beside their crossing: it counts where both were measured and `high` is ahead further on.
-    end, begin = min(low.C_high, high.C_high), max(low.C_low, high.C_low)
-    return C, begin <= C <= end and lead(float(np.log10(end))) < 0
+    # Where brief stretches were merged, curves swap a little beside their crossing: it counts if both were measured and `high` is ahead
+    further on. return C, bool(begin <= np.log10(C) <= end and lead(float(end)) < 0)
 
 
 def frontier(curves: Sequence[Curve], per_decade: int = PER_DECADE, min_decades: float = MIN_DECADES) -> Frontier:
