@@ -101,8 +101,8 @@ def _change(low: Curve, high: Curve, x_low: float, x_high: float) -> tuple[float
     if a < b and lead(a) * lead(b) < 0:
         return float(10 ** root_scalar(lead, bracket=(a, b)).root), True
     C = float(10 ** ((x_low + x_high) / 2))
-    # Where brief stretches were merged, curves swap a little beside their crossing: it counts if both were measured and `high` is ahead
-    further on. return C, bool(begin <= np.log10(C) <= end and lead(float(end)) < 0)
+    # Merged stretches swap a little beside their crossing: it counts if both were measured and `high` is ahead further on.
+    return C, bool(begin <= np.log10(C) <= end and lead(float(end)) < 0)
 
 
 def frontier(curves: Sequence[Curve], per_decade: int = PER_DECADE, min_decades: float = MIN_DECADES) -> Frontier:
