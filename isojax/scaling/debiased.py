@@ -23,7 +23,7 @@ from isojax.scaling.mixed import progress, select
 from isojax.scaling.peaks import find_peak
 from isojax.scaling.problems import Problems, problems, shift
 from isojax.scaling.surface import Cells, Packed, pack, pooled
-from isojax.scaling.tails import Posterior, residuals, sample
+from isojax.scaling.tails import Posterior, likeliest, residuals, sample
 
 MIN_POINTS = 3
 # A plateau counts as determined where a curve has come this far on its way to it, and its interval is no wider than that.
@@ -41,9 +41,12 @@ def estimate(cells: Cells, metric: str, options: Options) -> Estimate:
     peaks = [find_peak(seeds, packed.base) for seeds in packed.tracks]
     ends = np.array([np.inf if p is None else p for p in peaks])
     packed = replace(packed, data=select(packed.data, packed.data.x <= ends[:, None, None] + 1e-12))
-    effect = no_effect(packed, options.run_sd)
-    packed = pooled(packed) if effect else packed
-    found = sample(packed, options)
+    modes, weights = likeliest(packed, options.run_sd)
+    effect = no_effect(packed, modes[0])
+    if effect:
+        packed = pooled(packed)
+        modes, weights = likeliest(packed, options.run_sd)
+    found = sample(packed, modes, weights, options)
     left = residuals(found, packed)
     by_run = {key: _by_run(j, packed, left) for j, key in enumerate(packed.keys)}
     bends = _bends(packed, left, found.scatter)

@@ -11,6 +11,8 @@ from isojax.scaling.flags import MAX_LENGTH_RATIO
 from isojax.scaling.metrics import FloatArray, Track, by_cell
 from isojax.scaling.questions import ties
 
+_ROUNDING = 1e-9  # residuals of this size are those of a computed curve: their ratios mean nothing
+
 
 def diagnostics(found: Estimate, tracks: list[Track]) -> dict[str, Any]:
     """Reduced chi-square against the evaluations' own scatter, lag-one autocorrelation, degrees of freedom, parameters at bounds, ties,
@@ -56,10 +58,10 @@ def _scatter(runs: list[FloatArray]) -> float:
 
 def _chi2(runs: list[FloatArray], sd: float) -> float | None:
     every = np.concatenate(runs) if runs else np.empty(0)
-    return float(np.mean(every**2) / sd**2) if sd > 1e-12 and len(every) else None
+    return float(np.mean(every**2) / sd**2) if sd > _ROUNDING and len(every) else None
 
 
 def _autocorrelation(runs: list[FloatArray]) -> float | None:
     pairs = [(r[1:] * r[:-1]) for r in runs if len(r) > 1]
     power = float(np.mean(np.concatenate(runs) ** 2)) if pairs else 0.0
-    return float(np.mean(np.concatenate(pairs)) / power) if power > 0 else None
+    return float(np.mean(np.concatenate(pairs)) / power) if power > _ROUNDING**2 else None

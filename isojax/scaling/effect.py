@@ -15,20 +15,19 @@ import numpy as np
 from isojax.scaling.metrics import FloatArray
 from isojax.scaling.mixed import State, cost, solve
 from isojax.scaling.surface import STIFF, Fitted, Packed, pooled
-from isojax.scaling.tails import likeliest
 
 MIN_GAIN = 4.0
 _WEAK = 10.0  # prior standard deviation of every column: none is favoured
 
 
-def no_effect(packed: Packed, run_sd: float | None) -> bool:
+def no_effect(packed: Packed, fitted: Fitted) -> bool:
     """Whether one curve for each B_p does as well as curves that differ with n; False where only one n was measured (nothing was compared).
 
-    run_sd: the run-to-run standard deviation, if the user states it.
+    fitted: the likeliest curves, for their shape and scales.
     """
     if len({n for _, n in packed.keys}) < 2:
         return False
-    fitted, J = likeliest(packed, run_sd)[0][0], len(packed.keys)
+    J = len(packed.keys)
     groups = pooled(packed).data.X[:, 0]
     groups = groups[:, groups.any(0)]
     ell = np.log2([n for _, n in packed.keys])

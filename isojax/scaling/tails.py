@@ -63,9 +63,8 @@ def likeliest(packed: Packed, stated_run_sd: float | None) -> tuple[list[Fitted]
     return found, weights[order] / weights.sum()
 
 
-def sample(packed: Packed, options: Options) -> Posterior:
-    """Options.replicates draws (MEAN_DRAWS where none are asked for) and the mean curves."""
-    modes, weights = likeliest(packed, options.run_sd)
+def sample(packed: Packed, modes: list[Fitted], weights: FloatArray, options: Options) -> Posterior:
+    """Options.replicates draws (MEAN_DRAWS where none are asked for) and the mean curves; modes and weights as `likeliest` gives them."""
     best, data = modes[0], packed.data
     left = (data.y - predicted(best.tail, data, best.state)) * data.weight
     scatter = _scatter(left, packed)

@@ -16,8 +16,8 @@ from isojax.scaling.synthetic import Hill, world
 from isojax.types import Cell, EvalPoint, InputError, RunRecord
 
 ROOT = Path(__file__).resolve().parents[2]
-KEYS = ["schema", "mode", "metric", "compute", "base_reward", "runs", "curves"]
-KEYS += ["frontier", "crossovers", "segments", "n_star", "by_B_p", "stability", "flags"]
+KEYS = ["schema", "mode", "metric", "compute", "base_reward", "intervals", "runs", "curves", "frontier", "crossovers", "segments", "n_star"]
+KEYS += ["by_B_p", "by_B", "sensitivity", "draws", "diagnostics", "overfitting", "stability", "flags"]
 
 
 def flagged(result, text):
@@ -58,7 +58,7 @@ def test_noisy_world_is_recovered_within_its_overshoot():
 
 def test_overshoot_is_stated():
     """Flat curves with noise of known size: every rise is noise, so records lie above their surroundings, and the flag says so."""
-    result = fit(world(curve=lambda B_p, n: Hill(0.3, 0.32, 2.0, 1100.0), seeds=3).runs)
+    result = fit(world(curve=lambda B_p, n: Hill(0.3, 0.32, 2.0, 1100.0), seeds=3).runs, mode="paper")
     (text,) = flagged(result, "paper mode")
     sizes = [float(word.rstrip(",")) for word in text.split() if word.startswith("+0.")]
     assert len(sizes) == 2
@@ -86,7 +86,8 @@ def test_derived_metrics_and_other_axes():
 
 def test_one_n_is_allowed():
     result = fit(world(n=(8,)).runs)
-    assert result["n_star"] == {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0}
+    law = {name: result["n_star"][name] for name in ("form", "L", "k", "log10_C0", "b", "no_effect")}
+    assert law == {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0, "no_effect": False}
     assert result["crossovers"] == []
     assert flagged(result, "n = 8 holds the whole frontier")
 
@@ -114,15 +115,26 @@ def test_flags_of_thin_data():
     assert flagged(fit(no_base), "R0 is fitted")
 
 
-def test_flat_cells_are_left_out_and_falling_n_is_said():
-    def curve(B_p, n):
-        return {2: Hill(0.3, 0.7, 1.5, 20000.0), 8: Hill(0.3, 0.5, 1.5, 3000.0), 32: Hill(0.3, 0.301, 1.0, 1000.0)}[n]
+def _one_flat(B_p, n):
+    """n = 8 leads early, n = 2 late; n = 32 gains .001 in all."""
+    return {2: Hill(0.3, 0.7, 1.5, 20000.0), 8: Hill(0.3, 0.5, 1.5, 3000.0), 32: Hill(0.3, 0.301, 1.0, 1000.0)}[n]
 
-    result = fit(world(n=(2, 8, 32), samples=0, curve=curve).runs)
+
+def test_a_flat_cell_has_a_flat_curve_and_falling_n_is_said():
+    result = fit(world(n=(2, 8, 32), samples=0, curve=_one_flat).runs, replicates=0)
+    flat = result["curves"][2]
+    assert (flat["n"], flat["A"], flat["C_mid"]) == (32, pytest.approx(0.301, abs=1e-6), pytest.approx(1000, rel=1e-6))
+    assert flagged(result, "not monotone, it falls from 8 to 2")
+    assert not flagged(result, "residuals keep their sign")  # those of rounding mean nothing
+    assert fit(world(n=(32,), samples=0, curve=_one_flat).runs, replicates=0)["curves"][0]["A"] == pytest.approx(0.301, abs=1e-6)
+
+
+def test_paper_mode_leaves_flat_cells_out():
+    result = fit(world(n=(2, 8, 32), samples=0, curve=_one_flat).runs, mode="paper")
     assert flagged(result, "no curve for B_p=16 n=32: 0 record-breaking values of C > 0")
     assert flagged(result, "not monotone, it falls from 8 to 2")
     with pytest.raises(InputError, match=r"give no curve \(16x32: 0 record-breaking"):
-        fit(world(n=(32,), samples=0, curve=curve).runs)
+        fit(world(n=(32,), samples=0, curve=_one_flat).runs, mode="paper")
 
 
 def test_unstable_B_p_is_flagged():
@@ -140,7 +152,7 @@ def test_refusals():
     runs = world(n=(2, 8), seeds=1).runs
     with pytest.raises(InputError, match="no run to fit"):
         fit([])
-    with pytest.raises(InputError, match="expected one of paper"):
+    with pytest.raises(InputError, match="expected one of debiased, paper"):
         fit(runs, mode="papre")
     with pytest.raises(InputError, match="expected one of rollouts"):
         fit(runs, compute="flops")
@@ -164,8 +176,10 @@ def test_refusals():
 
 def test_one_point_runs_are_refused_in_words():
     runs = [RunRecord(Cell(16, n, 0), (EvalPoint(0, 0, 0, 0, {"avg@4": 0.3}),), f"r{n}") for n in (2, 4)]
-    with pytest.raises(InputError, match="share no range of C > 0"):
+    with pytest.raises(InputError, match=r"give no curve \(16x2: 0 points at C > 0, at least 3 needed; 16x4: 0 points"):
         fit(runs)
+    with pytest.raises(InputError, match="share no range of C > 0"):
+        fit(runs, mode="paper")
 
 
 def test_twenty_cells_of_forty_points_in_under_two_seconds():
