@@ -13,10 +13,10 @@ fit_quality_world.py has the baselines and says how one world is judged. Figures
     worlds_right       share of worlds with at least 95% of their budgets right;  law_right: n_right of the law n*(C)
     bias, bias_se      mean over worlds of (fitted - true frontier reward), its standard error;  bias_abs: mean of |a world's bias|
     ..._on_problems    the same against the expected reward on the world's own validation problems
-    error              the last 4x of compute hidden: mean |reward promised - true reward of the best n|, on the problems, over 8 hidden
-    budgets within, regret     share of them whose chosen n is within one step of the best; true reward lost by the choice ..._at_end
-    the same at the last of them alone, 4 times the compute that was seen coverage           share of 90% intervals that hold the truth,
-    cases, mean width of the closed ones (crossovers: in decades)
+    error              the last 4x of compute hidden: mean |reward promised - true reward of the best n|, on the problems, over 8 budgets
+    within, regret     share of them whose chosen n is within one step of the best; true reward lost by the choice
+    ..._at_end         the same at the last of them alone, 4 times the compute that was seen
+    coverage           share of 90% intervals that hold the truth, cases, mean width of the closed ones (crossovers: in decades)
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def make_validation(paths: Sequence[Path], metric: str | None, compute: str, mod
     with progress("validation") as advance:
         document = plain(validate(runs, metric or default_metric(runs), compute, mode, advance=advance))
     if len(paths) == 1 and is_sweep(paths[0]):
-        file = paths[0] / file_name("validation", metric, compute)
+        file = paths[0] / file_name("validation", metric, compute, mode)
         write_text(file, json.dumps(document, indent=1, allow_nan=False) + "\n")
     return document
 

@@ -45,7 +45,7 @@ def test_validate_prints_and_keeps(fit: Callable[..., Outcome]) -> None:
         "one run a cell: not possible: no cell has two",
     ):
         assert part in out
-    kept = json.loads(Path("known/validation.json").read_text())
+    kept = json.loads(Path("known/validation-paper.json").read_text())
     assert kept["largest_n"]["n"] == 8 and kept["metric"] == "avg@4" and kept["mode"] == "paper"
 
 
@@ -53,8 +53,8 @@ def test_json_stays_one_document(fit: Callable[..., Outcome]) -> None:
     code, out, err = fit("known", "--validate", "--mode", "paper", "--compute", "tokens", "--json")
     document = json.loads(out)
     assert code == 0 and err == "" and document["compute"] == "tokens"
-    assert document["validation"] == json.loads(Path("known/validation-tokens.json").read_text())
-    assert "validation" not in json.loads(Path("known/fit-tokens.json").read_text())
+    assert document["validation"] == json.loads(Path("known/validation-tokens-paper.json").read_text())
+    assert "validation" not in json.loads(Path("known/fit-tokens-paper.json").read_text())
 
 
 def test_points_alone_cannot_be_validated(fit: Callable[..., Outcome]) -> None:

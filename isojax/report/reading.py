@@ -96,7 +96,7 @@ class Curves:
 def evaluations(run: RunRecord, fit: Fit) -> list[tuple[int, float, float]]:
     """(target, C, reward) of a run's evaluations after the base policy's, C in the fit's unit."""
     axes = track(run, fit["metric"], fit["compute"])
-    return [(p.target, float(C), float(R)) for p, C, R in zip(run.points, axes.C, axes.R, strict=True) if C > 0]
+    return [(p.target, float(C), float(R)) for p, C, R in zip(axes.run.points, axes.C, axes.R, strict=True) if C > 0]
 
 
 def law(n_star: Mapping[str, Any], x: ArrayLike) -> FloatArray:

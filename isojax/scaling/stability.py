@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from isojax.scaling.metrics import Track
+from isojax.scaling.questions import TRAIN_REWARD
 from isojax.scaling.segments import Cells, at_targets, compare
 from isojax.types import EvalPoint
 
@@ -67,17 +68,33 @@ def _drop(seeds: Sequence[Track], metric: str) -> str:
     return f"n={seeds[0].run.cell.n} ends at {smooth[-1]:.3f}, {drop:.3f} below its best {smooth[best]:.3f} (limit {limit:.3f})"
 
 
+def _training_fell(seeds: Sequence[Track]) -> bool:
+    """Whether the training reward of a run falls as well: then its policy broke, while overfitting would go on to raise it."""
+    for t in seeds:
+        train = np.array([p.train[TRAIN_REWARD] for p in t.run.points if TRAIN_REWARD in p.train])
+        if len(train) <= LAST:
+            continue
+        smooth = np.convolve(train, np.full(LAST, 1 / LAST), mode="valid")
+        bent = train[1:-1] - (train[:-2] + train[2:]) / 2
+        noise = np.sqrt(np.median(bent**2) / (0.455 * 1.5))  # a median, which the fall itself does not move
+        if smooth.max() - smooth[-1] > max(MIN_DROP, Z_DROP * np.sqrt(2 / LAST) * noise):
+            return True
+    return False
+
+
 def stability(cells: Cells, metric: str, peaked: Collection[tuple[int, int]] = ()) -> tuple[Stability, ...]:
     """One verdict for each B_p, by rising B_p.
 
     Args:
         cells: the runs of each (B_p, n). metric: the fitted metric.
-        peaked: cells whose smooth fall past a peak the fit has described: overfitting, which stopping early mends, is no instability.
+        peaked: cells whose fall past a peak the fit has described: overfitting, which stopping early mends, is no instability. It is one
+            where the training reward falls too.
 
     Raises:
         InputError: counts of different validation sets within a cell.
     """
     reasons: dict[int, list[str]] = {}
     for (B_p, n), seeds in sorted(cells.items()):
-        reasons.setdefault(B_p, []).append(_non_finite(seeds) or ("" if (B_p, n) in peaked else _drop(seeds, metric)))
+        is_overfitting = (B_p, n) in peaked and not _training_fell(seeds)
+        reasons.setdefault(B_p, []).append(_non_finite(seeds) or ("" if is_overfitting else _drop(seeds, metric)))
     return tuple(Stability(B_p, not any(r), "; ".join(x for x in r if x)) for B_p, r in reasons.items())

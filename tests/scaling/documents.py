@@ -16,9 +16,21 @@ R0 = 0.2
 
 def curve(B_p: int, n: int, A: float, B: float, C_mid: float, **more: Any) -> dict[str, Any]:
     """One of `curves`, measured from 1e3 to 1e5."""
-    found = {"B_p": B_p, "n": n, "form": "hill", "R0": R0, "A": A, "B": B, "C_mid": C_mid, "C_low": 1e3, "C_high": 1e5, "points": 20}
+    found = {
+        "B_p": B_p,
+        "n": n,
+        "form": "hill",
+        "tail": 1.0,
+        "R0": R0,
+        "A": A,
+        "B": B,
+        "C_mid": C_mid,
+        "C_low": 1e3,
+        "C_high": 1e5,
+        "points": 20,
+    }
     found |= {"rmse": 0.008, "A_interval": [A - 0.02, A + 0.02], "B_interval": [B, B], "C_mid_interval": [C_mid, None]}
-    return found | {"determined": True, "C_peak": None} | more
+    return found | {"bend": None, "determined": True, "C_peak": None} | more
 
 
 def document(
@@ -37,6 +49,7 @@ def document(
         "B": [[B] * replicates for _, B, _ in shapes.values()],
         "C_mid": [[mid] * replicates for _, _, mid in shapes.values()],
         "R0": [R0] * replicates,
+        "tail": [1.0] * replicates,
     }
     front = [{"C": 1e3, "reward": 0.3, "n": 4, "B_p": 16}, {"C": 1e5, "reward": 0.66, "n": 16, "B_p": 16}]
     law = {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 4.0, "no_effect": False}

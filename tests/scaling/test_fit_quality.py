@@ -51,11 +51,17 @@ def test_in_range_figures_by_hand(two):
 
 
 def test_hold_out_by_hand(two):
-    """At C = 36,000: .6 and .2 + .6 * .9 = .74 for n = 8; .2 + .4 * 36/37 for n = 2."""
-    found = one.held_out(two, {"right": one.Promise(8, 0.75), "wrong": one.Promise(2, 0.6)}, 36_000.0)
-    reached = float(two.on_problems(16, 8, 36_000.0))
-    assert found["right"] == {"n": 8, "error": pytest.approx(abs(0.75 - reached)), "within": 1, "regret": 0}
-    assert found["wrong"]["within"] == 0 and found["wrong"]["regret"] == pytest.approx(0.74 - 0.2 - 0.4 * 36 / 37)
+    """At C = 9000: .2 + .6 * 9/13 for n = 8, .2 + .4 * .9 for n = 2. At 36,000: .2 + .6 * .9 = .74, and .2 + .4 * 36/37."""
+    hidden = np.array([9000.0, 36_000.0])
+    right, wrong = one.Answer(np.array([8, 8]), np.array([0.6, 0.75])), one.Answer(np.array([8, 2]), np.array([0.6, 0.6]))
+    found = one.held_out(two, {"right": right, "wrong": wrong}, hidden)
+    reached = [float(two.on_problems(16, 8, C)) for C in hidden]
+    errors = [abs(0.6 - reached[0]), abs(0.75 - reached[1])]
+    assert found["right"]["error"] == pytest.approx(sum(errors) / 2) and found["right"]["error_at_end"] == pytest.approx(errors[1])
+    assert (found["right"]["within"], found["right"]["regret"]) == (1, 0)
+    lost = 0.74 - 0.2 - 0.4 * 36 / 37
+    assert (found["wrong"]["within"], found["wrong"]["within_at_end"]) == (0.5, 0)
+    assert (found["wrong"]["regret"], found["wrong"]["regret_at_end"]) == (pytest.approx(lost / 2), pytest.approx(lost))
 
 
 def test_baselines_that_fit_nothing(two):
@@ -68,15 +74,16 @@ def test_baselines_that_fit_nothing(two):
     short = one.cut(two.runs, 3000.0)
     assert all(p.rollouts <= 3000 for r in short for p in r.points) and len(short) == 4
     assert one.cut(two.runs, 100.0) == []
-    assert one.last_measured(short)["best_measured"].n == 2
+    last_of_short = one.last_measured(short, 2)
+    assert last_of_short["best_measured"].n.tolist() == [2, 2] and last_of_short["middle"].n.tolist() == [8, 8]
 
 
 def test_the_paper_s_extrapolation():
     law = {"form": "sigmoid", "L": 2.0, "k": 5.0, "log10_C0": 4.0, "b": 1.0}
     curves = [{"n": n, "B_p": 16, "R0": 0.2, "A": c.A, "B": 1.0, "C_mid": c.C_mid} for n, c in CURVES.items()]
     document = {"n_star": law, "curves": curves, "runs": [{"n": 2}, {"n": 8}]}
-    assert one.extrapolated(document, 1e9).n == 8
-    assert one.extrapolated(document, 36_000.0).reward == pytest.approx(0.74)
+    found = one.extrapolated(document, np.array([36_000.0, 1e9]))
+    assert found.n.tolist() == [8, 8] and found.reward == pytest.approx([0.74, 0.2 + 0.6 / (1 + 4e-6)])
     assert one.law_n(document, np.array([100.0, 1e9]), [2, 4, 8]).tolist() == [2, 8]
 
 
@@ -102,7 +109,7 @@ def test_intervals_are_pooled_and_open_ends_are_infinite(two):
 def test_summary_means_shares_and_bounds():
     def line(seed, n_right, bias):
         inside = {"n_right": n_right, "bias": bias, "bias_on_problems": 0.0, "law_right": 1.0, "seconds": 2.0}
-        beyond = {"n": 8.0, "error": 0.01, "within": 1.0, "regret": 0.002}
+        beyond = {"error": 0.01, "within": 1.0, "regret": 0.002, "error_at_end": 0.02, "within_at_end": 1.0, "regret_at_end": 0.003}
         none, some = vars(one.Sums()), {"cases": 10, "hits": 9, "closed": 5, "width": 1.0}
         return {
             "kind": "hill", "seed": seed, "mode": "debiased", "replicates": 9, "failed": None, "constant": False, "no_effect": None,

@@ -1,6 +1,7 @@
 """A B_p is unstable when a cell falls from its own best, or a training metric is not finite."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -57,3 +58,18 @@ def test_a_training_metric_that_is_not_finite():
     assert small.stable
     assert not large.stable
     assert large.reason == "n=8 seed 0: grad_norm is nan at C = 0"
+
+
+def test_a_described_fall_is_overfitting_unless_training_reward_falls_too():
+    """Validation falls from .5 to .3; training reward stays at .8, or falls to .6, by .2 > .05."""
+    validation = [0.3, 0.5, 0.5, 0.5, 0.3, 0.3, 0.3]
+    kept, broken = ([{"reward": r} for r in (0.5, 0.8, 0.8, 0.8, *(end,) * 3)] for end in (0.8, 0.6))
+    for train, is_stable in ((kept, True), (broken, False)):
+        track = run(validation)
+        points = tuple(replace(p, train=t) for p, t in zip(track.run.points, train, strict=True))
+        (v,) = stability({(16, 8): [replace(track, run=replace(track.run, points=points))]}, "avg@4", peaked={(16, 8)})
+        assert v.stable == is_stable
+    (v,) = stability({(16, 8): [run(validation)]}, "avg@4", peaked={(16, 8)})
+    assert v.stable
+    (v,) = stability({(16, 8): [run(validation)]}, "avg@4")
+    assert not v.stable
