@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from isojax import __version__
+from isojax.cli_compare import compare
 from isojax.cli_curve import Frontier, Where, curve, fitted_frontier
 from isojax.cli_fit import MODE, FitOptions, make_fit, other_fits, read_fit, sweep_folder, warn
 from isojax.cli_recommend import print_recommendation, recommend
@@ -211,6 +212,7 @@ def report(run: Annotated[Path, typer.Argument(help="A sweep's folder.")]) -> No
 
 
 app.command()(curve)
+app.command()(compare)
 
 
 def _version(asked: bool) -> None:

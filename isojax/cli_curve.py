@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from isojax.cli_drawing import check_drawing, write_drawing
 from isojax.cli_words import plain
 from isojax.types import InputError
 
@@ -94,7 +95,7 @@ def curve(
       isojax curve log.tsv --x tokens --y reward --json | jq .intervals.A
     """
     if plot is not None:
-        _can_draw(plot)
+        check_drawing(plot, "--plot")
     from isojax.scaling.curve_file import fit_curve_file
 
     document, read = fit_curve_file(file, x, y, below, where or (), group)
@@ -102,7 +103,7 @@ def curve(
         from isojax.report.single_curve import single_curve
 
         drawing = single_curve(document, read.runs.C, read.runs.R, read.runs.run, read.names)
-        _write_new(plot, drawing.pdf if plot.suffix == ".pdf" else drawing.png)
+        write_drawing(plot, drawing.png, drawing.pdf, "--plot")
     if as_json:
         print(json.dumps(plain(document), indent=1, allow_nan=False))
         return
@@ -110,22 +111,6 @@ def curve(
     _print_curve(console, document)
     if plot is not None:
         console.print(f"wrote {plot}", soft_wrap=True, highlight=False, markup=False)
-
-
-def _can_draw(path: Path) -> None:
-    if path.suffix not in (".png", ".pdf"):
-        raise InputError(f"--plot {path}: expected a file named .png or .pdf.")
-    if path.exists():
-        raise InputError(f"{path} exists already and is kept; give --plot another name, or remove it.")
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as f:
-            f.write(data)
-    except OSError as e:
-        raise InputError(f"cannot write {path}: {e.strerror or e}. Give --plot another name.") from e
 
 
 def _print_curve(console: Console, document: Mapping[str, Any]) -> None:

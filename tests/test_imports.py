@@ -14,8 +14,8 @@ PACKAGE = ROOT / "isojax"
 
 # Each line may import the lines above it and its own; a module is placed by its longest name found here.
 SHARED = [("types",), ("files", "registry"), ("config", "records"), ("launch.planner",)]
-CLI = ("cli_records", "cli_curve", "cli_recommend", "cli_validate")
-HOST = [*SHARED, ("scaling",), ("logs", "export"), ("report",), ("launch",), ("cli_words",), ("cli_fit",), CLI, ("cli",)]
+CLI = ("cli_records", "cli_curve", "cli_recommend", "cli_validate", "cli_compare")
+HOST = [*SHARED, ("scaling",), ("logs", "export"), ("report",), ("launch",), ("cli_words", "cli_drawing"), ("cli_fit",), CLI, ("cli",)]
 DEVICE = [*SHARED, ("sharding",), ("models", "tasks"), ("sampling",), ("rl",), ("evaluate", "checkpoint"), ("base",), ("train",)]
 # The two places where the laptop's side reaches the devices' side, and only inside functions.
 BRIDGES = ("launch.local", "cli")

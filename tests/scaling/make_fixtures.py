@@ -33,7 +33,7 @@ def write(name: str, header: list[str], rows: list[list[object]]) -> None:
 def write_sweep(name: str, curves: Mapping[int, TrueCurve], seed: int) -> None:
     """Two runs of each n at B_p = 16."""
     rows = []
-    noise = {"run_sd": 0.005, "problems": 400}
+    noise = {"run_sd": 0.005, "problems": 400, "spread": None}  # problems alike: both sweeps start from one base reward
     for run in world(B_p=(16,), n=tuple(curves), seed=seed, ratio=1.45, budget=400_000, curve=lambda _, n: curves[n], **noise).runs:
         for p in run.points:
             trained = f"{p.train['reward']:.4f}" if p.M else ""

@@ -1,0 +1,154 @@
+"""Sweeps beside each other: hand-written fits whose differences are known, and synthetic worlds like the paper's Fig. 13."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isojax.report.figures_compare import compared
+from isojax.scaling.compare import compare, levels_off
+from isojax.scaling.fit import fit
+from isojax.scaling.synthetic import world
+from isojax.scaling.synthetic_curves import Declining, Hill, TrueCurve
+from isojax.types import InputError
+from tests.scaling.documents import SHAPES, document
+
+HILLS = {4: Hill(0.2, 0.50, 1.1, 4e3), 16: Hill(0.2, 0.58, 1.1, 1.2e4), 64: Hill(0.2, 0.66, 1.1, 4e4)}
+FEW = {**HILLS, 64: Declining(HILLS[64], 4.5e4, 0.12)}
+TOP = 1e5  # where the hand-written cells end
+GAIN = 1 / (1 + 8e3 / TOP)  # d reward / d A of 16 x 16, their best cell there
+
+
+def fitted(curves: Mapping[int, TrueCurve], seed: int, mode: str = "debiased", **more: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "B_p": (16,),
+        "seeds": 2,
+        "ratio": 1.45,
+        "budget": 400_000,
+        "run_sd": 0.005,
+        "problems": 400,
+        "spread": None,
+    }
+    runs = world(n=tuple(curves), seed=seed, curve=lambda _, n: curves[n], **(settings | more)).runs
+    return fit(runs, mode=mode, replicates=100)
+
+
+@pytest.fixture(scope="module")
+def many() -> dict[str, Any]:
+    return fitted(HILLS, 10)
+
+
+@pytest.fixture(scope="module")
+def few() -> dict[str, Any]:
+    return fitted(FEW, 11)
+
+
+def shifted(by: float) -> dict[str, Any]:
+    return document({cell: (A + by, B, mid) for cell, (A, B, mid) in SHAPES.items()})
+
+
+def test_where_n_levels_off() -> None:
+    C = np.array([1.0, 10.0, 100.0, 1000.0])
+    paths = np.array([[2, 2, 8, 8], [2, 8, 32, 32], [4, 4, 4, 4], [8, 2, 8, 2]])
+    assert levels_off(paths, C, 32) == pytest.approx([math.sqrt(1000), math.inf, -math.inf, math.sqrt(1e5)])
+
+
+def test_the_difference_of_two_sweeps_is_that_of_independent_ones() -> None:
+    first, other = compare([document(), shifted(0.05)], ["a", "b"])["runs"]
+    assert first["difference"] is None and first["top"]["n"] == 16 and first["top"]["C"] == pytest.approx(TOP)
+    d = other["difference"]
+    assert d["value"] == pytest.approx(0.05 * GAIN, abs=1e-6) and d["p_higher"] == 1.0
+    # Between two cells of nearly one reward the best draw wins; the spread of one, times sqrt 2 for independence, is what is left at least.
+    alone = 2 * 1.645 * 0.006 * GAIN
+    assert 0.7 * math.sqrt(2) * alone < d["high"] - d["low"] < 1.15 * math.sqrt(2) * alone
+
+
+def test_a_sweep_is_not_told_apart_from_itself() -> None:
+    found = compare([document(), document()], ["a", "b"])
+    d, e = found["runs"][1]["difference"], found["runs"][1]["earlier"]
+    assert d["value"] == 0 and d["low"] < -0.005 and d["high"] > 0.005 and d["p_higher"] == pytest.approx(0.5, abs=0.01)
+    assert e["p_earlier"] == pytest.approx(e["p_later"]) and e["p_earlier"] < 0.5
+    assert any("not told apart" in s for s in found["says"])
+    assert any("cannot say whether n* levels off earlier in b than in a" in s for s in found["says"])
+
+
+def test_few_problems_make_n_level_off_earlier(many: dict[str, Any], few: dict[str, Any]) -> None:
+    """The paper's Fig. 13: with few training problems the largest n overfits, and the frontier stays at a smaller one."""
+    found = compare([many, few], ["many", "few"])
+    first, other = found["runs"]
+    assert first["saturation"]["n"] == 64 and first["saturation"]["C"] is None and first["saturation"]["below_largest"] < 0.05
+    assert other["saturation"]["n"] == 16 and other["saturation"]["below_largest"] > 0.95
+    truth = 2.6e4  # where n = 16 overtakes n = 4
+    assert other["saturation"]["low"] < truth < other["saturation"]["high"]
+    assert other["earlier"]["p_earlier"] > 0.95 and other["earlier"]["p_later"] < 0.05
+    C = found["C_high"]
+    true = HILLS[16].at(C) - HILLS[64].at(C)
+    d = other["difference"]
+    assert d["high"] < 0 and abs(d["value"] - true) < d["high"] - d["low"]
+    assert [(o["n"], o["runs"]) for o in other["overfitting"]] == [(64, 2)] and not first["overfitting"]
+    assert [p["n"] for p in other["peaks"]] == [64]
+    for words in ("n* levels off earlier in few than in many", "few overfits: training reward rises", "many: n* ends at the largest n"):
+        assert any(words in s for s in found["says"]), words
+    swapped = compare([few, many], ["few", "many"])["runs"][1]
+    assert swapped["earlier"]["p_later"] == pytest.approx(other["earlier"]["p_earlier"])
+    assert swapped["difference"]["value"] == pytest.approx(-other["difference"]["value"])
+    drawing = compared(found)
+    assert drawing.png.startswith(b"\x89PNG") and drawing.pdf.startswith(b"%PDF") and compared(found).png == drawing.png
+
+
+def test_where_n_makes_no_difference_it_is_said(many: dict[str, Any]) -> None:
+    flat = fitted({n: HILLS[16] for n in HILLS}, 12)
+    found = compare([many, flat], ["many", "flat"])
+    row = found["runs"][1]
+    assert row["no_effect"] and row["saturation"] is None and row["earlier"] is None and row["difference"]["low"] is not None
+    assert "flat: n makes no difference that its evaluations can show" in found["says"]
+    assert any(s.endswith("n makes no difference in flat") for s in found["says"])
+    assert compared(found).png
+
+
+def test_n_is_compared_over_what_both_measured(many: dict[str, Any]) -> None:
+    """A sweep that never ran n = 64 levels off at 16 for want of it, which proves nothing."""
+    short = fitted({n: HILLS[n] for n in (4, 16)}, 13)
+    found = compare([many, short], ["many", "short"])
+    row = found["runs"][1]
+    assert row["earlier"]["shared_n"] == [4, 16] and row["earlier"]["p_earlier"] < 0.05
+    assert any(note.startswith("the runs did not measure the same n (many: 4, 16, 64; short: 4, 16)") for note in found["notes"])
+    alone = compare([many, fitted({64: HILLS[64]}, 14)], ["many", "alone"])
+    assert alone["runs"][1]["earlier"] is None and any("they share fewer than two values of n" in s for s in alone["says"])
+
+
+def test_paper_mode_has_no_intervals() -> None:
+    fits = [fitted(curves, seed, "paper") for curves, seed in ((HILLS, 10), (FEW, 11))]
+    found = compare(fits, ["many", "few"])
+    row = found["runs"][1]
+    assert row["difference"]["low"] is None and row["at"][0]["low"] is None and row["saturation"]["below_largest"] is None
+    assert any("by the curves alone" in s for s in found["says"]) and any("no intervals" in note for note in found["notes"])
+    assert compared(found).png
+
+
+@pytest.mark.parametrize(
+    ("fits", "labels", "said"),
+    [
+        ([document()], ["a"], "1 fit to compare; expected at least two"),
+        ([document(), document()], ["a"], r"1 labels \(a\) for 2 runs"),
+        ([document(), document()], ["a", "a"], "two runs are called 'a'"),
+        ([document(), document(metric="best@4")], ["a", "b"], "a was fitted with metric 'avg@4', b with 'best@4'"),
+        ([document(), document(compute="tokens")], ["a", "b"], "a was fitted with compute 'rollouts', b with 'tokens'"),
+        ([document(), document(mode="paper")], ["a", "b"], "a was fitted with mode 'debiased', b with 'paper'"),
+        ([document(), {}], ["a", "b"], "b with None"),
+    ],
+)
+def test_refusals(fits: list[dict[str, Any]], labels: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        compare(fits, labels)
+
+
+def test_budgets_must_overlap() -> None:
+    far = document()
+    far["curves"] = [{**c, "C_low": 2e5, "C_high": 2e6} for c in far["curves"]]
+    with pytest.raises(InputError, match=r"no range of budgets C .* \(a 1000 to 1e\+05; b 2e\+05 to 2e\+06\)"):
+        compare([document(), far], ["a", "b"])
