@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from isojax.scaling.metrics import FloatArray
+from isojax.scaling.metrics import FloatArray, floats
 from isojax.scaling.mixed import State, cost, solve
 from isojax.scaling.surface import STIFF, Fitted, Packed, pooled
 
@@ -43,7 +43,7 @@ def _deviance(fitted: Fitted, packed: Packed, columns: FloatArray) -> float:
     X = np.zeros((J, 3, 3 * K))
     for c in range(3):
         X[:, c, c * K : (c + 1) * K] = columns
-    gamma = np.linalg.lstsq(X.reshape(3 * J, -1), fitted.state.theta.reshape(-1), rcond=None)[0]
+    gamma = floats(np.linalg.lstsq(X.reshape(3 * J, -1), fitted.state.theta.reshape(-1), rcond=None)[0])
     data = replace(packed.data, X=X)
     weak = np.full(1 + 3 * K, _WEAK)
     scales = replace(fitted.scales, tau=np.full(3, STIFF), u_mean=np.zeros_like(weak), u_sd=weak)

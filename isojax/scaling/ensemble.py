@@ -195,7 +195,7 @@ def _draws(draws: Mapping[str, Any] | None, curves: Sequence[Mapping[str, Any]])
     columns = {key: np.array(draws[key], dtype=np.float64) for key in PARAMETERS}
     shared = np.broadcast_to(columns["R0"][:, None], (len(columns["R0"]), len(curves)))
     found = np.stack([shared, *(columns[key][order].T for key in PARAMETERS[1:])])
-    whole = np.isfinite(found).all((0, 2))
+    whole: BoolArray = np.all(np.isfinite(found), axis=(0, 2))
     return found[:, whole], np.array(draws.get("tail", [HILL] * len(whole)), dtype=np.float64)[whole]
 
 

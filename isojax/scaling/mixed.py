@@ -157,7 +157,7 @@ def _arrow(
     top[1:, 1:] += np.einsum("jck,jcl->kl", PX, data.X)
     g_top = np.concatenate([[g[:, 3].sum()], np.einsum("jck,jc->k", PX, off)]) - (state.u - scales.u_mean) / scales.u_sd**2
     both = np.linalg.solve(D, np.concatenate([side, (g[:, :3] - pull * off)[..., None]], axis=2))
-    F, f = both[..., :-1], both[..., -1]
+    F, f = floats(both[..., :-1]), floats(both[..., -1])
     top = top - np.einsum("jak,jal->kl", side, F)
     du = floats(np.linalg.solve(top, g_top - np.einsum("jak,ja->k", side, f)))
     return f - F @ du, du, F, top
