@@ -17,6 +17,7 @@ PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPO
 SMALL = ((r"sweep\.budget=\d+", "sweep.budget=700"), (r"--budget \S+", "--budget 700"))
 FORK = {"my_fork/my_losses.py": "docs/extending.md"}  # a file that a page tells its reader to write
 LOGS = {
+    "README.md": REPOSITORY / "tests/logs/fixtures",
     "logs.md": REPOSITORY / "tests/logs/fixtures",
     "laws.md": REPOSITORY / "tests/scaling/fixtures",
 }  # what stands for the reader's own logs/
