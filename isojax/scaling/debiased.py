@@ -86,14 +86,13 @@ def _range(seeds: Sequence[Track]) -> tuple[float, float]:
 def _draws(
     found: Posterior, packed: Packed, others: Problems | None, peaks: FloatArray, bends: Sequence[Bend | None], options: Options
 ) -> Draws:
-    """The posterior draws, each on problems of its own."""
-    A, R0 = found.theta[:, :, 0], found.R0
-    if others is not None:
-        drawn = others.draw(len(A), np.random.default_rng([options.seed, 1]))
-        A, R0 = shift(drawn, A), shift(drawn, R0)
+    """The posterior draws, each with problems of its own."""
+    count = len(found.R0)
+    drawn = np.zeros((count, 2)) if others is None else others.draw(count, np.random.default_rng([options.seed, 1]))
     spans = np.array([_range(seeds) for seeds in packed.tracks])
     shape = (np.exp(found.theta[:, :, 2]), 10 ** found.theta[:, :, 1])
-    return Draws(found.tail, tuple(packed.keys), A, *shape, R0, peaks, spans[:, 0], spans[:, 1], tuple(bends))
+    theta = (found.theta[:, :, 0], *shape, found.R0)
+    return Draws(found.tail, tuple(packed.keys), *theta, drawn, peaks, spans[:, 0], spans[:, 1], tuple(bends))
 
 
 def _curve(j: int, found: Posterior, packed: Packed, left: FloatArray, ends: FloatArray, draws: Draws | None, bend: Bend | None) -> Curve:
@@ -101,7 +100,10 @@ def _curve(j: int, found: Posterior, packed: Packed, left: FloatArray, ends: Flo
     B_p, n = packed.keys[j]
     use = packed.data.weight[j] > 0
     reached = float(progress(tail, packed.data, found.mean[:, :3])[0][j][use].max())
-    spans = {} if draws is None else {name: interval(getattr(draws, name)[:, j]) for name in ("A", "B", "C_mid")}
+    spans = {}
+    if draws is not None:
+        values = {"A": shift(draws.shift, draws.A), "B": draws.B, "C_mid": draws.C_mid}
+        spans = {name: interval(drawn[:, j]) for name, drawn in values.items()}
     width = 0.0 if draws is None else float(np.ptp([v for v in spans["A"] if v is not None] or [0.0]))
     peaked = bool(np.isfinite(ends[j]))
     return Curve(

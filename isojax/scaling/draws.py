@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from isojax.scaling.bend import Bend, normals
 from isojax.scaling.frontier import MIN_DECADES
 from isojax.scaling.metrics import FloatArray
+from isojax.scaling.problems import shift
 from isojax.scaling.shapes import value
 
 LEVEL = 0.9
@@ -31,7 +32,8 @@ class Draws:
     Attributes:
         tail: float[Q], the shape of each replicate.
         keys: (B_p, n) of each cell.
-        A, B, C_mid: float[Q, J]. R0: float[Q].
+        A, B, C_mid: float[Q, J]. R0: float[Q]. All on the problems that were used.
+        shift: float[Q, 2], what other problems would add (problems.shift); 0 where that is unknown.
         peak: float[J], C where a cell's reward starts to fall; inf where it does not.
         low, high: float[J], the measured range of C.
     """
@@ -42,27 +44,28 @@ class Draws:
     B: FloatArray
     C_mid: FloatArray
     R0: FloatArray
+    shift: FloatArray
     peak: FloatArray
     low: FloatArray
     high: FloatArray
     bends: tuple[Bend | None, ...] = ()
 
     def rewards(self, C: ArrayLike) -> FloatArray:
-        """float[Q, J, G] at compute C, float[G] > 0; held flat beyond a peak, as stopping early would."""
+        """float[Q, J, G] at compute C, float[G] > 0, each replicate on problems of its own; held flat beyond a peak (stopping early)."""
         held = np.minimum(np.asarray(C, dtype=np.float64)[None, :], self.peak[:, None])
         floor, tail = self.R0[:, None, None], self.tail[:, None, None]
         R = value(tail, held[None], floor, self.A[..., None], self.B[..., None], self.C_mid[..., None])
         for j, bend in enumerate(self.bends):
             if bend is not None:
                 R[:, j] += bend.draws(held[j], normals(len(self.R0), len(bend.value), self.keys[j]))
-        return R
+        return np.moveaxis(shift(self.shift, np.moveaxis(R, 2, 0)), 0, 2)
 
     def of(self, keys: Sequence[tuple[int, int]]) -> Draws:
         """The same replicates of some cells."""
         at = [self.keys.index(key) for key in keys]
         pick = (self.A[:, at], self.B[:, at], self.C_mid[:, at])
         bends = tuple(self.bends[j] for j in at) if self.bends else ()
-        return Draws(self.tail, tuple(keys), *pick, self.R0, self.peak[at], self.low[at], self.high[at], bends)
+        return Draws(self.tail, tuple(keys), *pick, self.R0, self.shift, self.peak[at], self.low[at], self.high[at], bends)
 
     def measured(self, C: ArrayLike, slack: float = MIN_DECADES) -> NDArray[np.bool_]:
         """bool[J, G]: which cells were measured to within `slack` decades of C (they end at different C, since B_p n differs)."""
@@ -73,7 +76,8 @@ class Draws:
 def interval(values: ArrayLike) -> Interval:
     """The central LEVEL of replicates, float[Q]; an infinite bound is None."""
     tail = (1 - LEVEL) / 2 * 100
-    low, high = np.percentile(np.asarray(values, dtype=np.float64), [tail, 100 - tail], method="nearest")
+    every = np.asarray(values, dtype=np.float64)
+    low, high = np.percentile(every, [tail, 100 - tail], method="linear" if np.isfinite(every).all() else "nearest")
     return (float(low) if np.isfinite(low) else None, float(high) if np.isfinite(high) else None)
 
 
@@ -137,5 +141,6 @@ def to_json(draws: Draws) -> dict[str, Any]:
         "C_mid": short(draws.C_mid.T),
         "R0": short(draws.R0),
         "tail": short(draws.tail),
+        "shift": short(draws.shift.T),
     }
     return dict(content)

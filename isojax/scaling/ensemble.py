@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from isojax.scaling.bend import Bend, normals
+from isojax.scaling.problems import shift
 from isojax.scaling.shapes import HILL, value
 from isojax.types import InputError
 
@@ -38,6 +39,7 @@ class Ensemble:
         bends: what is added to each cell's curve inside its measured range (bend.py); None where nothing is.
         point: float[4, 1, cells], the curves' R0, A, B, C_mid.
         draws: float[4, replicates, cells], the same of each replicate; 0 replicates where the fit has none.
+        shift: float[replicates, 2], what other validation problems would add in each replicate (problems.shift).
         C_low, C_high: float[cells], the measured range. C_peak: float[cells], infinite where reward never falls.
         noise_sd: float[cells], of one evaluation: the fit's estimate, else the residual of the curve, in reward.
         determined: bool[cells], whether the data determine the plateau A.
@@ -54,6 +56,7 @@ class Ensemble:
     bends: tuple[Bend | None, ...]
     point: FloatArray
     draws: FloatArray
+    shift: FloatArray
     C_low: FloatArray
     C_high: FloatArray
     C_peak: FloatArray
@@ -108,8 +111,8 @@ class Ensemble:
         smooth = _values(self.point, self.tail, held[..., None, :])[..., 0, :]
         return smooth + self._bent(held, smooth.shape)
 
-    def draws_at(self, spent: FloatArray) -> FloatArray:
-        """The same of each replicate: float[..., cells] -> float[..., replicates, cells]."""
+    def draws_at(self, spent: FloatArray, same_problems: bool = False) -> FloatArray:
+        """The same of each replicate, on problems drawn anew or on the same: float[..., cells] -> float[..., replicates, cells]."""
         held = np.minimum(spent, self.C_peak)
         smooth = _values(self.draws, self.draw_tail[:, None], held[..., None, :])
         for i, bend in enumerate(self.bends):
@@ -117,7 +120,7 @@ class Ensemble:
                 own = np.broadcast_to(held, (*smooth.shape[:-2], len(self.n)))[..., i]
                 z = normals(self.replicates, len(bend.value), (int(self.B_p[i]), int(self.n[i])))
                 smooth[..., i] += np.moveaxis(bend.draws(own.reshape(-1), z), 0, -1).reshape(*own.shape, self.replicates)
-        return smooth
+        return smooth if same_problems else shift(self.shift, smooth)
 
     def _bent(self, held: FloatArray, shape: tuple[int, ...]) -> FloatArray:
         """float[..., cells]: the bends of all cells."""
@@ -127,10 +130,10 @@ class Ensemble:
                 out[..., i] = bend.at(held[..., i])
         return out
 
-    def cell(self, i: int, C: float) -> tuple[float, FloatArray]:
+    def cell(self, i: int, C: float, same_problems: bool = False) -> tuple[float, FloatArray]:
         """Cell i after C rollouts: (its curve's reward, float[replicates] of each replicate)."""
         at = np.full(len(self.n), C)
-        return float(self.at(at)[i]), self.draws_at(at)[:, i]
+        return float(self.at(at)[i]), self.draws_at(at, same_problems)[:, i]
 
     def nearest(self, B_p: int, n: int) -> int:
         """The cell nearest in log n, then in log B_p."""
@@ -163,7 +166,7 @@ def _load(cls: type[Ensemble], fit: Mapping[str, Any]) -> Ensemble:
     def column(key: str) -> FloatArray:
         return np.array([c[key] for c in curves], dtype=np.float64)
 
-    draws, draw_tail = _draws(fit.get("draws"), curves)
+    draws, draw_tail, shifts = _draws(fit.get("draws"), curves)
     point = np.stack([column(key) for key in PARAMETERS])[:, None, :]
     return cls(
         B_p=np.array([c["B_p"] for c in curves], dtype=np.int64),
@@ -173,6 +176,7 @@ def _load(cls: type[Ensemble], fit: Mapping[str, Any]) -> Ensemble:
         bends=tuple(None if c.get("bend") is None else Bend(**c["bend"]) for c in curves),
         point=point,
         draws=draws,
+        shift=shifts,
         C_low=column("C_low"),
         C_high=column("C_high"),
         C_peak=np.array([np.inf if c.get("C_peak") is None else c["C_peak"] for c in curves], dtype=np.float64),
@@ -186,17 +190,20 @@ def _load(cls: type[Ensemble], fit: Mapping[str, Any]) -> Ensemble:
     )
 
 
-def _draws(draws: Mapping[str, Any] | None, curves: Sequence[Mapping[str, Any]]) -> tuple[FloatArray, FloatArray]:
-    """(float[4, replicates, cells] in the curves' order, float[replicates] tails); replicates that lack a number are left out."""
+def _draws(draws: Mapping[str, Any] | None, curves: Sequence[Mapping[str, Any]]) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(float[4, replicates, cells] in the curves' order, float[replicates] tails, float[replicates, 2] shifts); replicates that lack a
+    number are left out."""
     if draws is None:
-        return np.zeros((len(PARAMETERS), 0, len(curves))), np.zeros(0)
+        return np.zeros((len(PARAMETERS), 0, len(curves))), np.zeros(0), np.zeros((0, 2))
     places = {tuple(cell): i for i, cell in enumerate(draws["cells"])}
     order = [places[c["B_p"], c["n"]] for c in curves]
     columns = {key: np.array(draws[key], dtype=np.float64) for key in PARAMETERS}
     shared = np.broadcast_to(columns["R0"][:, None], (len(columns["R0"]), len(curves)))
     found = np.stack([shared, *(columns[key][order].T for key in PARAMETERS[1:])])
     whole: BoolArray = np.all(np.isfinite(found), axis=(0, 2))
-    return found[:, whole], np.array(draws.get("tail", [HILL] * len(whole)), dtype=np.float64)[whole]
+    tail = np.array(draws.get("tail", [HILL] * len(whole)), dtype=np.float64)
+    shifts = np.array(draws.get("shift", [[0.0] * len(whole)] * 2), dtype=np.float64).T
+    return found[:, whole], tail[whole], shifts[whole]
 
 
 def _values(theta: FloatArray, tail: Any, C: Any) -> FloatArray:

@@ -30,7 +30,7 @@ class Best:
         n, B_p, M, C: the allocation, and what it spends: C = B_p n M.
         reward: to expect after C rollouts.
         low, high: interval of that expected reward (None without draws).
-        new_low, new_high: interval of the reward that one new run will measure: run-to-run spread and evaluation noise besides.
+        new_low, new_high: interval of the reward that one new run will measure on the same problems, its luck and noise included.
         n_probability: how often each n holds the best cell, over the draws.
         regret: expected loss against the best measured cell at this budget, over the draws; without draws, by the curves alone.
         regret_low, regret_high: its interval.
@@ -99,14 +99,15 @@ def _outlook(e: Ensemble, value: FloatArray, draws: FloatArray, allowed: BoolArr
         leaders = e.n[np.where(allowed, draws, -np.inf).argmax(1)]
         share = {m: float(np.mean(leaders == m)) for m in np.unique(e.n[allowed]).tolist()}
     low, high = e.interval(own) or (None, None)
-    new_low, new_high = new_run(e, i, reward, low, high)
+    new_low, new_high = new_run(e, i, reward, *(e.interval(e.cell(i, C, same_problems=True)[1]) or (None, None)))
     regret = float(loss.mean() if e.replicates else max(0.0, value[allowed].max() - value[i]))
     beyond = bool(C > e.C_high[i] * (1 + 1e-9))
     return Best(n, B_p, C // (B_p * n), C, reward, low, high, new_low, new_high, share, regret, *(e.interval(loss) or (None, None)), beyond)
 
 
 def new_run(e: Ensemble, i: int, reward: float, low: float | None, high: float | None) -> tuple[float | None, float | None]:
-    """The interval of one new run's measured reward in cell i: the spread on each side of `reward` and the noise, in quadrature."""
+    """The interval of one new run's measured reward in cell i, on the same problems: the spread of its expectation there (low to high) on
+    each side of `reward`, and the noise, in quadrature."""
     if low is None or high is None:
         return None, None
     own = NormalDist().inv_cdf(0.5 + e.level / 2) * e.noise(i)

@@ -36,8 +36,8 @@ class Problems:
 
 
 def shift(drawn: FloatArray, R: FloatArray) -> FloatArray:
-    """float[Q, ...] rewards R moved to the replicate's problems; drawn float[Q, 2]."""
-    a, b = (drawn[:, i].reshape(-1, *([1] * (R.ndim - 1))) for i in (0, 1))
+    """float[..., Q, cells] rewards R moved to each replicate's problems; drawn float[Q, 2]."""
+    a, b = drawn[:, 0, None], drawn[:, 1, None]
     inside = np.clip(R, 0.0, 1.0)
     return R + inside * (1 - inside) * (a + b * inside)
 

@@ -145,7 +145,7 @@ def _predicted(e: Ensemble, hidden: Sequence[tuple[Track, np.ndarray]]) -> Resul
             continue
         i = cells[t.key]
         for C, R in zip(t.C[mask], t.R[mask], strict=True):
-            reward, draws = e.cell(i, float(C))
+            reward, draws = e.cell(i, float(C), same_problems=True)
             low, high = e.interval(draws) or (None, None)
             rows.append(_row(t, C, R, reward, new_run(e, i, reward, low, high)))
     if not rows:
