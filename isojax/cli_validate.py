@@ -48,9 +48,7 @@ def print_validation(console: Console, document: Mapping[str, Any]) -> None:
         chosen = ("-", "-", "-") if r["n_chosen"] is None else (str(r["n_chosen"]), str(r["n_best"]), f"{r['regret']:.4f}")
         table.add_row(title, str(r["measurements"]), *errors, inside, *chosen)
     console.print(table)
-    console.print(
-        "inside: hidden and fitted evaluations share their validation problems, so more than 90% is to be expected", highlight=False
-    )
+    console.print("inside: of the interval for one new run on the same validation problems; 90% is to be expected", highlight=False)
     for name, title in TRIALS.items():
         r = document[name]
         said = r["says"] if r["possible"] else f"not possible: {r['why']}"
