@@ -18,7 +18,7 @@ from isojax.scaling.draws import Draws, best, crossover_interval, interval
 from isojax.scaling.frontier import frontier
 from isojax.scaling.law import choose_law, fit_law
 from isojax.scaling.metrics import FloatArray
-from isojax.scaling.parts import law_json
+from isojax.scaling.parts import commonest, law_json
 
 POINTS = 40
 MONOTONE_COST = 0.001
@@ -45,7 +45,7 @@ def _entry(B: int, curves: Sequence[Curve], draws: Draws | None, no_effect: bool
         for p, (low, high) in zip(points, spans, strict=True)
     ]
     crossings = []
-    for c in (c for c in found.crossovers if c.crossing):
+    for c in (c for c in found.crossovers if c.crossing and not no_effect):
         low = high = None
         if own is not None:
             low, high = crossover_interval(own, (B // c.n_low, c.n_low), (B // c.n_high, c.n_high), c.C)
@@ -57,13 +57,16 @@ def _law(M: FloatArray, n: Sequence[int], draws: Draws | None, no_effect: bool, 
     """n*(M): the form AICc prefers, falling ones too; "non-monotone" where every monotone one is rejected."""
     n_largest, ns = max(c.n for c in curves), np.log2(n)
     at = np.unique(np.linspace(0, len(M) - 1, POINTS).round().astype(int))
+    untested = {"x": "log10 M", "monotone_rejected": False, "monotone_cost": None}
+    if no_effect:
+        return law_json(commonest(n), no_effect=True) | untested
     if draws is None:
-        return law_json(fit_law(M, n, n_largest)) | {"x": "log10 M", "monotone_rejected": False, "monotone_cost": None}
+        return law_json(fit_law(M, n, n_largest)) | untested
     B = curves[0].B_p * curves[0].n
     cost = monotone_cost(draws, M[at] * B)
-    rejected = not no_effect and float(np.mean(cost > MONOTONE_COST)) >= CONFIDENCE
+    rejected = float(np.mean(cost > MONOTONE_COST)) >= CONFIDENCE
     choice = choose_law(M[at], ns[at], n_largest, observations=min(len(at), 20), falling=True)
-    content = law_json(choice.law, choice, no_effect)
+    content = law_json(choice.law, choice)
     if rejected:
         content["form"] = "non-monotone"
     return content | {"x": "log10 M", "monotone_rejected": rejected, "monotone_cost": float(np.median(cost))}

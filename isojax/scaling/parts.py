@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from isojax.scaling import flags as words
 from isojax.scaling.curves import Curve
@@ -32,7 +33,7 @@ def part(
     Args:
         cells: the runs of each (B_p, n). draws: replicates of these curves; None: no intervals.
         debiased: choose the law's form by AICc (else the paper's sigmoid through a running average).
-        no_effect: whether n makes no difference (the law is then constant).
+        no_effect: whether n makes no difference (the law is then constant, and curves that differ by nothing cross nowhere).
         where: opens each flag.
     """
     found: Frontier = frontier(curves)
@@ -42,7 +43,7 @@ def part(
     law, content = _law(found, own, n_largest, debiased, bool(no_effect), _targets(cells))
     made = {
         "frontier": _frontier_json(found, own),
-        "crossovers": _crossovers_json(found, own, debiased),
+        "crossovers": [] if no_effect else _crossovers_json(found, own, debiased),
         "segments": [_segment_json(s, i, found) for i, s in enumerate(evidence)],
         "n_star": content,
     }
@@ -87,14 +88,19 @@ def law_json(law: Law, choice: Choice | None = None, no_effect: bool = False) ->
     return {**core, "aicc": None if choice is None else choice.aicc, "intervals": None, "no_effect": no_effect, "band": None}
 
 
+def commonest(n: ArrayLike) -> Law:
+    """Where n makes no difference: constant at the n that the frontier has most often, int[points]."""
+    values, counts = np.unique(n, return_counts=True)
+    return Law("constant", 0.0, 0.0, None, float(np.log2(values[counts.argmax()])))
+
+
 def _law(found: Frontier, draws: Draws | None, n_largest: int, debiased: bool, no_effect: bool, targets: int) -> tuple[Law, dict[str, Any]]:
     C, n = np.array([p.C for p in found.points]), np.array([p.n for p in found.points])
     if not debiased:
         law = fit_law(C, n, n_largest)
         return law, law_json(law)
     if no_effect:
-        values, counts = np.unique(n, return_counts=True)
-        law = Law("constant", 0.0, 0.0, None, float(np.log2(values[counts.argmax()])))
+        law = commonest(n)
         return law, law_json(law, no_effect=True) | {"band": _band(draws, C)}
     at = np.unique(np.linspace(0, len(C) - 1, LAW_POINTS).round().astype(int))
     step = _grid_step(n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -51,6 +52,6 @@ def sweep(
     return by_cell(found)
 
 
-def packed(**more: object) -> Packed:
+def packed(**more: Any) -> Packed:
     """The same, packed."""
-    return pack(sweep(**more))  # type: ignore[arg-type]
+    return pack(sweep(**more))
