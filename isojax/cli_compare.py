@@ -73,10 +73,12 @@ def _names(runs: Sequence[Path]) -> list[str]:
 def _document(run: Path, metric: str | None) -> Mapping[str, Any]:
     """A run's fit; of the metric that was asked for, made where fit.json has another."""
     document = read_fit(run)
-    if metric is None or document["metric"] == metric:
+    if metric is None or document.get("metric") == metric:
         return document
     if not run.is_dir():
-        raise InputError(f"{run} is a fit of {document['metric']}, not of {metric}; expected that metric. Name the sweep's folder instead.")
+        raise InputError(
+            f"{run} is a fit of {document.get('metric')}, not of {metric}; expected that metric. Name the sweep's folder instead."
+        )
     return make_fit([sweep_folder(run)], metric, "rollouts")
 
 

@@ -69,14 +69,14 @@ def compare(fits: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> dict[st
             fits that cannot be used.
     """
     _check(fits, labels)
-    sweeps = [Sweep(label, fit, Ensemble.load(fit)) for label, fit in zip(labels, fits, strict=True)]
+    sweeps = [_sweep(label, fit) for label, fit in zip(labels, fits, strict=True)]
     C = _shared(sweeps)
     paths = [_path(s, C) for s in sweeps]
     runs = [_run(s, p) for s, p in zip(sweeps, paths, strict=True)]
     for i, row in enumerate(runs):
         row["difference"] = _difference(paths[0], paths[i]) if i else None
         row["earlier"] = _earlier(sweeps[0], sweeps[i], C) if i else None
-    head = {key: fits[0][key] for key in SAME}
+    head = {key: fits[0].get(key) for key in SAME}
     found = {**head, "C_low": float(C[0]), "C_high": float(C[-1]), "runs": runs}
     return {**found, "says": sentences(found), "notes": notes(found)}
 
@@ -95,6 +95,13 @@ def _check(fits: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> None:
             if fit.get(key) != first:
                 given = f"{labels[0]} was fitted with {key} {first!r}, {label} with {fit.get(key)!r}"
                 raise InputError(f"{given}; expected the same, or their numbers do not compare. Fit both alike (isojax fit --{key} ...).")
+
+
+def _sweep(label: str, fit: Mapping[str, Any]) -> Sweep:
+    try:
+        return Sweep(label, fit, Ensemble.load(fit))
+    except InputError as e:
+        raise InputError(f"{label}: {e}") from e
 
 
 def _shared(sweeps: Sequence[Sweep]) -> FloatArray:

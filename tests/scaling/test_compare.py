@@ -140,6 +140,7 @@ def test_paper_mode_has_no_intervals() -> None:
         ([document(), document(compute="tokens")], ["a", "b"], "a was fitted with compute 'rollouts', b with 'tokens'"),
         ([document(), document(mode="paper")], ["a", "b"], "a was fitted with mode 'debiased', b with 'paper'"),
         ([document(), {}], ["a", "b"], "b with None"),
+        ([document(), {**document(), "curves": [{"B_p": 16}]}], ["a", "b"], "b: the fit is incomplete"),
     ],
 )
 def test_refusals(fits: list[dict[str, Any]], labels: list[str], said: str) -> None:
