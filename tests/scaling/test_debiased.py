@@ -5,14 +5,31 @@ import json
 import numpy as np
 import pytest
 
+from isojax.scaling.debiased import estimate
+from isojax.scaling.ensemble import Ensemble
+from isojax.scaling.estimate import Options
 from isojax.scaling.fit import fit
-from isojax.scaling.synthetic import world
+from isojax.scaling.metrics import by_cell, track
+from isojax.scaling.synthetic import random_world, world
 from isojax.types import InputError
 
 WORLD = world(n=(2, 8, 32), seeds=2, problems=200)
 FIRST = fit(WORLD.runs, replicates=60)
 # What stands on draws: curves are their means.
-DRAWN = ("intervals", "draws", "curves", "frontier", "crossovers", "segments", "by_B_p", "n_star", "sensitivity", "diagnostics", "flags")
+DRAWN = (
+    "intervals",
+    "draws",
+    "curves",
+    "frontier",
+    "crossovers",
+    "segments",
+    "by_B_p",
+    "n_star",
+    "sensitivity",
+    "diagnostics",
+    "flags",
+    "extrapolation",
+)
 
 
 def without(document, *keys):
@@ -95,3 +112,15 @@ def test_tokens_are_an_axis_like_another():
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(InputError, match="expected replicates >= 0 and 0 <= run_sd < 1"):
         fit(WORLD.runs, **options)
+
+
+def test_what_recommend_reads_is_what_was_drawn():
+    """fit.json keeps five digits of each replicate; bends and other problems are added again when it is read."""
+    runs = random_world("non_monotone", 3, evaluations=30, seeds=2, problems=100).runs
+    document = json.loads(json.dumps(fit(runs, replicates=40)))
+    assert all(c["bend"] is not None for c in document["curves"])  # three stages are no single rise
+    drawn = estimate(by_cell([track(r, "avg@4", "rollouts") for r in runs]), "avg@4", Options(0.005, 40, 0, None)).draws
+    read, C = Ensemble.load(document), np.geomspace(4e4, min(c["C_high"] for c in document["curves"]), 20)
+    assert drawn is not None and np.abs(read.shift).max() > 0.01
+    cells = list(zip(read.B_p.tolist(), read.n.tolist(), strict=True))
+    assert read.rewards(C) == pytest.approx(np.moveaxis(drawn.of(cells).rewards(C), 2, 0), abs=1e-4)
