@@ -21,6 +21,7 @@ from isojax.scaling.shapes import shape
 BINS = 12
 LEAPS, STEP = 7, 1.1
 ROUNDS = 30
+HALVINGS = 20
 _LN10 = float(np.log(10.0))
 
 
@@ -125,6 +126,11 @@ def sample(
     T = _whitener(_target(tail, data, state, scales, np.array([scales.run_sd])), mode)
     q = rng.normal(size=(chains, len(mode))) * 0.7
     U, slope = _at(target, mode, T, q)
+    for _ in range(HALVINGS):  # a chain that begins outside the bounds would never come in; the mode is inside, so begin nearer to it
+        if np.isfinite(U).all():
+            break
+        q = np.where(np.isfinite(U)[:, None], q, 0.5 * q)
+        U, slope = _at(target, mode, T, q)
     for _ in range(ROUNDS):
         p = rng.normal(size=q.shape)
         size = STEP / len(mode) ** 0.25 * rng.uniform(0.6, 1.1, size=(chains, 1))
