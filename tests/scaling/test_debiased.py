@@ -16,20 +16,7 @@ from isojax.types import InputError
 WORLD = world(n=(2, 8, 32), seeds=2, problems=200)
 FIRST = fit(WORLD.runs, replicates=60)
 # What stands on draws: curves are their means.
-DRAWN = (
-    "intervals",
-    "draws",
-    "curves",
-    "frontier",
-    "crossovers",
-    "segments",
-    "by_B_p",
-    "n_star",
-    "sensitivity",
-    "diagnostics",
-    "flags",
-    "extrapolation",
-)
+DRAWN = ("intervals", "draws", "curves", "frontier", "crossovers", "segments", "by_B_p", "n_star", "sensitivity", "diagnostics", "flags")
 
 
 def without(document, *keys):
