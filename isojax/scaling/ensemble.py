@@ -3,7 +3,8 @@
 A cell's expected reward at C is its curve's at min(C, C_peak), because early stopping keeps what overfitting would lose. Beyond its data,
 that a curve levels off is an assumption: learning may as well go on by as much a decade as it last did (the quickstart's policies, run
 on for 4 times the compute, gained .04 where their curves promised .01). So beyond the data each replicate lies somewhere between its
-curve and the straight line in log C that its last SPAN decades point to, and intervals reach up to it.
+curve and a straight line in log C, as steep as the frontier was over its last SPAN decades (or as the curve itself, if that was less
+steep).
 
 Point estimates come from `curves`, intervals from `draws`, the replicates of their parameters; a fit without draws (mode "paper",
 schema 1) gives point estimates and no interval.
@@ -133,10 +134,16 @@ class Ensemble:
         decades = np.maximum(np.log10(held / self.C_high), 0.0)[..., None, :]
         if not self.replicates or not decades.any():
             return smooth
-        ends = [_values(self.draws, self.draw_tail[:, None], np.minimum(self.C_high * back, self.C_peak)) for back in (1.0, 10**-SPAN)]
-        line = ends[0] + np.maximum(ends[0] - ends[1], 0.0) / SPAN * decades
+        own = [self._smooth(self.C_high * back) for back in (1.0, 10**-SPAN)]
+        all_together = [self._smooth(np.full(len(self.n), self.measured * back)).max(1, keepdims=True) for back in (1.0, 10**-SPAN)]
+        slope = np.minimum(own[0] - own[1], all_together[0] - all_together[1]) / SPAN
+        line = own[0] + np.maximum(slope, 0.0) * decades
         share = np.random.default_rng(0).uniform(size=self.replicates)[:, None] ** 2  # small ones are likelier
         return np.where(decades > 0, np.minimum(smooth + share * np.maximum(line - smooth, 0.0), 1.0), smooth)
+
+    def _smooth(self, C: FloatArray) -> FloatArray:
+        """float[replicates, cells]: the replicates' curves, each cell at its own compute."""
+        return _values(self.draws, self.draw_tail[:, None], np.minimum(C, self.C_peak))
 
     def _bent(self, held: FloatArray, shape: tuple[int, ...]) -> FloatArray:
         """float[..., cells]: the bends of all cells."""
