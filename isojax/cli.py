@@ -18,7 +18,7 @@ from rich.console import Console
 
 from isojax import __version__
 from isojax.cli_compare import compare
-from isojax.cli_curve import Frontier, Where, curve, fitted_frontier
+from isojax.cli_curve import Frontier, Where, curve, fitted_frontier, refuse_for_points
 from isojax.cli_fit import MODE, FitOptions, make_fit, other_fits, read_fit, sweep_folder, warn
 from isojax.cli_recommend import print_recommendation, recommend
 from isojax.cli_records import app as records_app
@@ -182,12 +182,14 @@ def fit(
       isojax fit --frontier points.csv --where set=easy
       isojax fit runs/quickstart --validate               the top 4x of compute, the largest n, one seed; validation.json
     """
-    if validate and frontier is not None:
-        raise InputError("--validate hides runs from the fit, and --frontier gives none; expected one of them.")
+    options = FitOptions(mode, bootstrap, seed, run_sd)
+    if frontier is not None:
+        asked = {"--validate": validate, "--metric": metric, "--compute": compute != "rollouts", **options.differing}
+        refuse_for_points(option for option, given in asked.items() if given)
     if fitted_frontier(runs, frontier, where, mode, as_json):
         return
-    document = make_fit(runs or [], metric, compute, FitOptions(mode, bootstrap, seed, run_sd))
-    validation = make_validation(runs or [], metric, compute, mode) if validate else None
+    document = make_fit(runs or [], metric, compute, options)
+    validation = make_validation(runs or [], metric, compute, options) if validate else None
     if as_json:
         print(json.dumps(document | ({"validation": validation} if validation else {}), indent=1, allow_nan=False))
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,15 @@ Frontier = Annotated[
 Where = Annotated[list[str] | None, typer.Option(metavar="COL=VALUE", help="Take these rows of the file only; may be repeated.")]
 
 
-def fitted_frontier(runs: Sequence[Path] | None, path: Path | None, filters: Sequence[str] | None, mode: str | None, as_json: bool) -> bool:
+def refuse_for_points(options: Iterable[str]) -> None:
+    """Refuse what was asked of runs together with --frontier, where it would do nothing."""
+    asked = list(options)
+    if asked:
+        given = f"{', '.join(asked)} with --frontier"
+        raise InputError(f"given {given}; points alone have no runs, metric or replicates to choose. Expected --where, --mode or --json only.")
+
+
+def fitted_frontier(runs: Sequence[Path] | None, path: Path | None, filters: Sequence[str] | None, mode: str, as_json: bool) -> bool:
     """`isojax fit --frontier FILE`: fit n*(C) to the points of a file and print it; False where runs are to be fitted instead.
 
     Raises:
@@ -39,7 +47,7 @@ def fitted_frontier(runs: Sequence[Path] | None, path: Path | None, filters: Seq
         raise InputError(f"given {runs[0]} and --frontier {path}; expected runs or points, one of them. Fit them apart.")
     from isojax.scaling.points import fit_points_file
 
-    document = plain(fit_points_file(path, filters or (), mode or "debiased"))
+    document = plain(fit_points_file(path, filters or (), mode))
     if as_json:
         print(json.dumps(document, indent=1, allow_nan=False))
     else:

@@ -33,9 +33,21 @@ class FitOptions:
     seed: int = 0
     run_sd: float | None = None
 
+    @property
+    def differing(self) -> dict[str, bool]:
+        """Option of the intervals -> whether it is not its default."""
+        default = FitOptions()
+        return {
+            "--bootstrap": self.replicates != default.replicates,
+            "--seed": self.seed != default.seed,
+            "--run-sd": self.run_sd != default.run_sd,
+        }
+
 
 MOST_OTHER_METRICS = 6
 OTHER_REPLICATES = 200
+# What every command that reads a fit counts on, in schema 1 and 2.
+NEEDED = ("mode", "metric", "compute", "runs", "curves", "frontier", "crossovers", "segments", "n_star", "by_B_p", "stability", "flags")
 
 
 def warn(text: str) -> None:
@@ -127,12 +139,28 @@ def read_fit(run: Path) -> dict[str, Any]:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError) as e:
         raise InputError(f"cannot read {path}: {e}. Expected a sweep's folder or a fit.json; `isojax fit RUN` writes one.") from e
-    if not isinstance(document, dict) or document.get("schema") not in (1, 2):
-        raise InputError(f"{path} is no fit: expected an object with curves, frontier and n_star; `isojax fit RUN` writes one.")
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema not in (1, 2):
+        given = "no fit" if schema is None else f"a fit of schema {schema!r}"
+        raise InputError(f"{path} is {given}; expected one of schema 1 or 2. `isojax fit RUN` with this isojax writes one.")
+    missing = [key for key in NEEDED if key not in document]
+    if missing:
+        raise InputError(f"{path} is incomplete, it has no {', '.join(missing)}; expected what `isojax fit RUN` writes. Make it again.")
     if run.is_dir() and is_sweep(run) and _is_stale(document, run):
         warn(f"{path} is older than the ledgers beside it and is made again")
-        return make_fit([run], None, "rollouts", FitOptions(document.get("mode", MODE)))
+        return make_fit([run], None, "rollouts", _options_of(document))
+    if schema == 1:
+        warn(f"{path} is of schema 1: the paper's procedure, without intervals; `isojax fit RUN` makes one with them")
     return document
+
+
+def _options_of(document: Mapping[str, Any]) -> FitOptions:
+    """What a fit was asked for, so that one made again answers the same question."""
+    mode, how = document.get("mode", MODE), document.get("intervals")
+    if how is None:
+        return FitOptions(mode, replicates=0 if mode == MODE else FitOptions.replicates)
+    stated = how["run_sd"] if how["run_sd_source"] == "as stated" else None
+    return FitOptions(mode, how["replicates"], how["seed"], stated)
 
 
 def _is_stale(document: dict[str, Any], run: Path) -> bool:

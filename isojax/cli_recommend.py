@@ -90,8 +90,11 @@ def print_recommendation(console: Console, chosen: Recommendation, budget: int) 
         low, high = chosen.prediction_interval
         words = f"{chosen.level:.0%} interval of that {_span(chosen.interval)}; one new run will measure {low:.3f} to {high:.3f}"
         console.print(f"  {words}", highlight=False)
-    span = f" ({_span(chosen.regret_interval)})" if chosen.regret_interval else ""
-    console.print(f"  regret {chosen.regret:.4f}{span}: the loss to expect against the best measured cell", highlight=False)
+    if chosen.regret is None:
+        console.print("  regret unknown: no measured cell agrees with these limits, so there is none to compare with", highlight=False)
+    else:
+        span = f" ({_span(chosen.regret_interval)})" if chosen.regret_interval else ""
+        console.print(f"  regret {chosen.regret:.4f}{span}: the loss to expect against the best measured cell", highlight=False)
     if chosen.candidates:
         console.print(_by_n(chosen))
     for reason in chosen.reasons:

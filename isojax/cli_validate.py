@@ -11,23 +11,27 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from isojax.cli_fit import default_metric, file_name, is_sweep, progress, warn
+from isojax.cli_fit import FitOptions, default_metric, file_name, is_sweep, progress, warn
 from isojax.cli_words import plain
 from isojax.files import write_text
 
 TRIALS = {"compute": "the top of compute", "largest_n": "the largest n", "seed": "one run a cell"}
 
 
-def make_validation(paths: Sequence[Path], metric: str | None, compute: str, mode: str) -> dict[str, Any]:
-    """Validate the runs; a single sweep's folder gets its validation.json, named like its fit where another metric or compute was asked."""
+def make_validation(paths: Sequence[Path], metric: str | None, compute: str, options: FitOptions) -> dict[str, Any]:
+    """Validate the runs; a single sweep's folder gets its validation.json, named like its fit where another metric or compute was asked.
+
+    The trials take the options of the fit that they judge, but no more replicates than `REPLICATES`, for there are three of them."""
     from isojax.records import read_runs
-    from isojax.scaling.validate import validate
+    from isojax.scaling.validate import REPLICATES, validate
 
     runs = read_runs(paths, warn)
     with progress("validation") as advance:
-        document = plain(validate(runs, metric or default_metric(runs), compute, mode, advance=advance))
+        asked = metric or default_metric(runs)
+        replicates = min(options.replicates, REPLICATES)
+        document = plain(validate(runs, asked, compute, options.mode, replicates, options.seed, options.run_sd, advance))
     if len(paths) == 1 and is_sweep(paths[0]):
-        file = paths[0] / file_name("validation", metric, compute, mode)
+        file = paths[0] / file_name("validation", metric, compute, options.mode)
         write_text(file, json.dumps(document, indent=1, allow_nan=False) + "\n")
     return document
 

@@ -132,6 +132,11 @@ def _count(row: Mapping[str, Any], key: str) -> int:
     return int(value)
 
 
+def _why(e: Exception) -> str:
+    """What a row lacks, in words."""
+    return f"it has no {e}" if isinstance(e, KeyError) else str(e)
+
+
 def _point(row: Mapping[str, Any], path: Path, number: int) -> EvalPoint:
     try:
         point = EvalPoint(
@@ -146,7 +151,7 @@ def _point(row: Mapping[str, Any], path: Path, number: int) -> EvalPoint:
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
         raise InputError(
-            f"{path}, line {number} is not an evaluation ({e!r}); expected target, M, rollouts, tokens and metrics. Mend it."
+            f"{path}, line {number} is not an evaluation ({_why(e)}); expected target, M, rollouts, tokens and metrics. Mend it."
         ) from e
     return point
 
@@ -170,7 +175,7 @@ def read_run(folder: Path, warn: Any = None) -> RunRecord:
     try:
         cell = Cell(int(head["B_p"]), int(head["n"]), int(head["seed"]))
     except (KeyError, TypeError, ValueError) as e:
-        raise InputError(f"{path}, line 1: the cell header needs B_p, n and seed ({e!r})") from e
+        raise InputError(f"{path}, line 1: the cell header needs B_p, n and seed ({_why(e)}). Restore it, or import the log again.") from e
     _refuse_second_header(rows, path)
     lines = tuple(i for i, row in enumerate(rows, 1) if row["kind"] == "eval")
     points = [_point(rows[i - 1], path, i) for i in lines]

@@ -229,6 +229,17 @@ def test_recommend_spends_the_budget_and_fits_where_there_is_no_fit(isojax: Isoj
     assert code == 0 and "for 1,000,000 rollouts" in out and "beyond the measured range" in out
 
 
+def test_a_fit_made_again_answers_the_same_question(isojax: Isojax, tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "runs" / "known")
+    assert isojax("fit", str(folder), "--run-sd", "0.03", "--bootstrap", "7", "--seed", "5")[0] == 0
+    path = folder / "cells" / "16x4-s0" / RECORDS
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    code, _, err = isojax("recommend", str(folder), "--budget", "1e5")
+    made = json.loads((folder / "fit.json").read_text())["intervals"]
+    assert code == 0 and "is made again" in err
+    assert (made["run_sd"], made["run_sd_source"], made["replicates"], made["seed"]) == (0.03, "as stated", 7, 5)
+
+
 def test_recommend_writes_a_config_for_train_and_keeps_what_is_there(isojax: Isojax, known: Path, tmp_path: Path) -> None:
     words = ["recommend", str(known), "--budget", "3e5", "--B-max", "128", "--write", "best.yaml", "--json"]
     code, out, _ = isojax(*words)

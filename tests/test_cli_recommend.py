@@ -92,3 +92,38 @@ def test_refusals_write_nothing(recommend: Callable[..., Outcome], words: tuple[
     code, out, err = recommend("--budget", "1e5", *words)
     assert code == 2 and out == "" and err.startswith("error: ") and part in err
     assert [p.name for p in Path().iterdir()] == ["fit.json"]
+
+
+def test_where_no_measured_cell_agrees_no_regret_is_claimed(recommend: Callable[..., Outcome]) -> None:
+    code, out, _ = recommend("--budget", "1e5", "--fix", "B_p=32")
+    assert code == 0 and "regret unknown: no measured cell agrees" in out
+    answer = json.loads(recommend("--budget", "1e5", "--fix", "B_p=32", "--json")[1])
+    assert answer["regret"] is answer["regret_interval"] is answer["n_probability"] is None
+
+
+@pytest.mark.parametrize("words", [("--budget", "1e30"), ("--budget", "1e5", "--B-max", str(10**30)), ("--budget", "1e5", "--fix", "M=1e30")])
+def test_numbers_that_nobody_means(recommend: Callable[..., Outcome], words: tuple[str, ...]) -> None:
+    code, out, err = recommend(*words, "--extrapolate")
+    assert code == 2 and out == "" and err.startswith("error: ") and "at most 1e+15" in err
+
+
+def test_no_stable_B_p_says_how_to_choose_one(recommend: Callable[..., Outcome]) -> None:
+    Path("fit.json").write_text(json.dumps(document(unstable=(16, 64))))
+    code, _, err = recommend("--budget", "1e5")
+    assert code == 2 and "as --fix B_p=64" in err
+    assert recommend("--budget", "1e5", "--fix", "B_p=64")[0] == 0
+
+
+def test_a_fit_that_is_not_whole_or_of_another_schema(recommend: Callable[..., Outcome]) -> None:
+    whole = document()
+    for content, said in (({**whole, "schema": 3}, "a fit of schema 3"), ({k: v for k, v in whole.items() if k != "runs"}, "it has no runs")):
+        Path("fit.json").write_text(json.dumps(content))
+        code, _, err = recommend("--budget", "1e5")
+        assert code == 2 and said in err
+
+
+def test_a_fit_of_schema_1_says_what_it_is(recommend: Callable[..., Outcome]) -> None:
+    old = document(replicates=0, schema=1, mode="paper", intervals=None, draws=None)
+    Path("fit.json").write_text(json.dumps(old))
+    code, out, err = recommend("--budget", "1e5")
+    assert code == 0 and "B_p = 16" in out and err.startswith("warning: fit.json is of schema 1")

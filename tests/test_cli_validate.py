@@ -57,6 +57,26 @@ def test_json_stays_one_document(fit: Callable[..., Outcome]) -> None:
     assert "validation" not in json.loads(Path("known/fit-tokens-paper.json").read_text())
 
 
+def test_the_trials_take_the_options_of_the_fit(fit: Callable[..., Outcome]) -> None:
+    """Without replicates there is no interval to be inside of; a larger run-to-run spread makes it wider."""
+    assert fit("known", "--validate", "--bootstrap", "0")[0] == 0
+    bare = json.loads(Path("known/validation.json").read_text())
+    assert bare["replicates"] == 0 and bare["compute"]["inside"] is None
+
+    def width(*words: str) -> float:
+        assert fit("known", "--validate", "--bootstrap", "20", *words)[0] == 0
+        last = json.loads(Path("known/validation.json").read_text())["compute"]["points"][-1]
+        return last["high"] - last["low"]
+
+    assert width("--run-sd", "0.1") > 2 * width()
+
+
 def test_points_alone_cannot_be_validated(fit: Callable[..., Outcome]) -> None:
     code, out, err = fit("--frontier", "points.csv", "--validate")
-    assert code == 2 and out == "" and err.startswith("error: --validate hides runs")
+    assert code == 2 and out == "" and err.startswith("error: given --validate with --frontier")
+
+
+def test_what_points_alone_cannot_use_is_refused(fit: Callable[..., Outcome]) -> None:
+    options = ("--metric", "avg@4", "--compute", "tokens", "--bootstrap", "9", "--seed", "1", "--run-sd", "0.02")
+    code, out, err = fit("--frontier", "points.csv", *options)
+    assert code == 2 and out == "" and err.startswith("error: given --metric, --compute, --bootstrap, --seed, --run-sd with --frontier")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from isojax.scaling.ensemble import BoolArray, Ensemble, FloatArray
 from isojax.scaling.predict import affordable, choose
-from isojax.scaling.request import Request, check_B_max, check_fixed, power_of_two, smallest_stable, spend, unstable_reasons
+from isojax.scaling.request import Request, check_B_max, check_fixed, choose_B_p, power_of_two, smallest_stable, spend, unstable_reasons
 from isojax.types import Allocation, InputError
 
 
@@ -103,7 +103,8 @@ def _unmeasured(e: Ensemble, r: Request) -> Allocation:
         return spend(B_p, n, r.C)
     among = e.B_p == r.fix["B_p"] if "B_p" in r.fix else e.stable
     if not among.any():
-        raise InputError("no stable measured cell has a curve; expected one. Measure more evaluations, or choose B_p yourself with fix.")
+        there = f"the cells with a curve have B_p = {', '.join(map(str, sorted(set(e.B_p.tolist()))))}, all unstable"
+        raise InputError(f"no stable measured cell has a curve ({there}); expected one. {choose_B_p(e.B_p.tolist())}")
     smallest = int(np.where(among, e.B, np.iinfo(np.int64).max).argmin())
     B_p, n, least = int(e.B_p[smallest]), int(e.n[smallest]), int(e.B[smallest])
     if r.B_max is not None and r.B_max < least:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ def data_flags(cells: Cells) -> list[str]:
         short = ", ".join(f"{B_p}x{n} ({C:.4g})" for (B_p, n), C in ends.items() if longest > MAX_LENGTH_RATIO * C)
         flags.append(f"cells of unequal length: the longest ends at C = {longest:.4g}; {short} end earlier and cannot lead beyond")
     if not any(t.C[0] == 0 for seeds in cells.values() for t in seeds):
-        flags.append("no run was evaluated at C = 0: R0 is fitted for each curve, not measured")
+        flags.append("no run was evaluated at C = 0: R0 is fitted, not measured")
     return flags
 
 
@@ -118,11 +118,12 @@ def check_flags(checks: Mapping[str, Any], overfitted: Sequence[Mapping[str, Any
 
 
 def frontier_flags(
-    frontier: Frontier, segments: Sequence[Segment], law: Law, n_largest: int, no_effect: bool = False, where: str = ""
+    frontier: Frontier, segments: Sequence[Segment], law: Law, measured: Collection[int], no_effect: bool = False, where: str = ""
 ) -> list[str]:
-    """A frontier with few n or falling n, stretches without evidence, and a law that says more than its data. `where` opens each flag."""
+    """A frontier with few n or falling n, stretches without evidence, and a law that says more than its data; nothing where a single n was
+    measured, which `effect_flags` says. `where` opens each flag."""
     ns = sorted({p.n for p in frontier.points})
-    if no_effect:
+    if no_effect or len(measured) == 1:
         return []
     if law.form == "constant" and len(ns) == 1:
         return [f"{where}n = {ns[0]} holds the whole frontier, so n*(C) is constant: another n makes no gain that these data can show"]
@@ -148,7 +149,7 @@ def frontier_flags(
     stuck = ", ".join(f"{name} = {values[name]:.4g}" for name in law.at_bounds)
     if stuck:
         flags.append(f"n*(C) has {stuck} at its bound; the frontier does not determine it")
-    return [where + text for text in flags + _beyond(frontier, law, n_largest)]
+    return [where + text for text in flags + _beyond(frontier, law, max(measured))]
 
 
 def _beyond(frontier: Frontier, law: Law, n_largest: int) -> list[str]:

@@ -148,7 +148,7 @@ def compute_axis(run: RunRecord, compute: str) -> FloatArray:
     if len(run.device_hours) != len(run.points):
         raise InputError(
             f"{run.source or run.cell.name} has device hours for {len(run.device_hours)} of {len(run.points)} evaluations; "
-            "expected one each. Restore its timing.jsonl, or use compute=rollouts."
+            "expected one each. Restore its timing.jsonl, or use --compute rollouts."
         )
     hours = np.array(run.device_hours, dtype=np.float64)
     return hours - hours[0] if run.points[0].rollouts == 0 else hours
@@ -176,7 +176,9 @@ def track(run: RunRecord, metric: str, compute: str) -> Track:
         if not (np.isfinite(C[i]) and allowed):
             before = f", after {C[i - 1]:g}" if i else ""
             found = f"{places[i]}: {compute} is {C[i]:g} at evaluation {i + 1}{before}"
-            raise InputError(f"{found}; expected values >= 0 that rise. Mend the file or leave the run out.")
+            absent = not C.any()
+            mend = "The log has none: use --compute rollouts." if absent else "Mend the file or leave the run out."
+            raise InputError(f"{found}; expected values >= 0 that rise. {mend}")
     return Track(run, C, R)
 
 

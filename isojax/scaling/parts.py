@@ -38,16 +38,16 @@ def part(
     """
     found: Frontier = frontier(curves)
     evidence = segments(found, cells, metric)
-    n_largest = max(n for _, n in cells)
+    measured = {n for _, n in cells}
     own = None if draws is None else draws.of([c.key for c in curves])
-    law, content = _law(found, own, n_largest, debiased, bool(no_effect), _targets(cells))
+    law, content = _law(found, own, max(measured), debiased, bool(no_effect), _targets(cells))
     made = {
         "frontier": _frontier_json(found, own),
         "crossovers": [] if no_effect else _crossovers_json(found, own, debiased),
         "segments": [_segment_json(s, i, found) for i, s in enumerate(evidence)],
         "n_star": content,
     }
-    return made, words.frontier_flags(found, evidence, law, n_largest, bool(no_effect), where)
+    return made, words.frontier_flags(found, evidence, law, measured, bool(no_effect), where)
 
 
 def _targets(cells: Cells) -> int:

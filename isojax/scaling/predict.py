@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from isojax.scaling.ensemble import BoolArray, Ensemble, FloatArray, IntArray
-from isojax.scaling.request import EPSILON
+from isojax.scaling.request import EPSILON, choose_B_p
 from isojax.types import InputError
 
 # Budgets taken at once, which bounds the memory of [budgets, replicates, cells].
@@ -156,10 +156,10 @@ def best(
     Raises:
         InputError: a fit that cannot be used, or no measured stable cell may be chosen.
     """
-    [found] = sweep(fit, [C], B_max, fix, epsilon)
+    e = fit if isinstance(fit, Ensemble) else Ensemble.load(fit)
+    [found] = sweep(e, [C], B_max, fix, epsilon)
     if found is None:
         limits = ", ".join(f"{k} = {v}" for k, v in {"C": f"{C:.6g}", "B_max": B_max, **dict(fix or {})}.items() if v is not None)
-        raise InputError(
-            f"no stable measured cell may be chosen at {limits}; expected at least one. Raise C or B_max, or fix another value."
-        )
+        mend = "Raise C or B_max, or fix another value." if e.stable.any() or "B_p" in (fix or {}) else choose_B_p(e.B_p.tolist())
+        raise InputError(f"no stable measured cell may be chosen at {limits}; expected at least one. {mend}")
     return found

@@ -26,6 +26,7 @@ ALLOCATE: Mapping[str, Callable[[Mapping[str, Any], Ensemble, Request], Allocati
 # A budget beyond this many times the largest measured C is refused; a run ends at its last evaluation, a little below its budget.
 REACH = 4.0
 ROUNDING = 1.05
+MOST = 10**15  # rollouts, in all or in an update; whole numbers beyond 2^53 are not exact as floats
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,10 @@ class Recommendation:
         reasons: why, in words.
         candidates: what the measured cells promise at the same budget, best first.
         interval: of the expected reward. prediction_interval: of what one new run, measured like these, will show. None without draws.
-        n_probability: n -> how often it holds the best cell over the draws; None without draws.
+        n_probability: n -> how often it holds the best cell over the draws; None without draws or where no measured cell may be chosen.
         equal_n: the epsilon-optimal set, the n whose best cell promises at most epsilon less than the best of all.
-        regret: expected loss of reward against the best measured cell at this budget; regret_interval: its interval, None without draws.
+        regret: expected loss of reward against the best measured cell at this budget, None where none may be chosen; regret_interval: its
+            interval, None without draws.
         no_effect: the data cannot tell any n from another.
         times_measured: the budget over the largest measured C.
         epsilon: as asked. level: of the intervals.
@@ -71,7 +73,7 @@ class Recommendation:
     prediction_interval: Interval | None
     n_probability: dict[int, float] | None
     equal_n: list[int]
-    regret: float
+    regret: float | None
     regret_interval: Interval | None
     no_effect: bool
     times_measured: float
@@ -80,13 +82,13 @@ class Recommendation:
 
 
 def _check(C: float, B_max: int | None, fix: Mapping[str, int], epsilon: float) -> None:
-    if isinstance(C, bool) or not isinstance(C, (int, float)) or not math.isfinite(C) or C <= 0:
-        raise InputError(f"C = {C!r}; expected a positive finite number of rollouts.")
+    if isinstance(C, bool) or not isinstance(C, (int, float)) or not 0 < C <= MOST:
+        raise InputError(f"C = {C!r}; expected a positive finite number of rollouts, at most {MOST:.0e}.")
     if len(fix) > 1 or set(fix) - set(FIXABLE):
         raise InputError(f"fix = {dict(fix)}; expected at most one of {', '.join(FIXABLE)}. Leave the others free.")
     for name, value in (*fix.items(), *(() if B_max is None else (("B_max", B_max),))):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} = {value!r}; expected a positive whole number.")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+            raise InputError(f"{name} = {value!r}; expected a positive whole number, at most {MOST:.0e}.")
     if not 0 <= epsilon < 1:
         raise InputError(f"epsilon = {epsilon!r}; expected a loss of reward that makes no difference, 0 <= epsilon < 1, such as {EPSILON}.")
 
@@ -94,7 +96,7 @@ def _check(C: float, B_max: int | None, fix: Mapping[str, int], epsilon: float) 
 def _mode(fit: Mapping[str, Any]) -> str:
     if fit.get("compute") != "rollouts":
         given = f"a fit in {fit.get('compute')} gives no number of updates M"
-        raise InputError(f"{given}; expected compute 'rollouts'. Fit the same runs again with compute=rollouts.")
+        raise InputError(f"{given}; expected compute 'rollouts'. Fit the same runs again with --compute rollouts.")
     mode = fit.get("mode", "paper")
     if mode not in ALLOCATE:
         raise InputError(f"the fit's mode is {mode!r}; expected one of {', '.join(ALLOCATE)}. Run `isojax fit` again.")
@@ -205,7 +207,7 @@ def recommend(
     _check_reach(e, C, extrapolate, reasons)
     a = ALLOCATE[mode](fit, e, Request(C, B_max, fixed, epsilon, reasons))
     spent, allowed = (row[0] for row in affordable(e, np.array([C], dtype=np.float64), B_max, fixed))
-    found = _expect(e, a, spent, allowed, reasons)
+    found, compared = _expect(e, a, spent, allowed, reasons), bool(allowed.any())
     if e.no_effect:
         reasons.append(f"n makes no difference here: n = {a.n} has the best estimate, but take whichever n is fastest on your hardware")
     return Recommendation(
@@ -216,10 +218,10 @@ def recommend(
         candidates=_candidates(e, C, B_max, fixed),
         interval=_pair(found.low, found.high),
         prediction_interval=_pair(found.new_low, found.new_high),
-        n_probability=found.n_probability,
+        n_probability=found.n_probability if compared else None,
         equal_n=_equal_n(e, a, spent, allowed, epsilon),
-        regret=found.regret,
-        regret_interval=_pair(found.regret_low, found.regret_high),
+        regret=found.regret if compared else None,
+        regret_interval=_pair(found.regret_low, found.regret_high) if compared else None,
         no_effect=e.no_effect,
         times_measured=C / e.measured,
         epsilon=epsilon,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,11 @@ def check_fixed(r: Request) -> None:
         raise InputError(f"C = {r.C:.6g} is less than one rollout in each of M = {M} updates; give C >= {M} or a smaller M.")
 
 
+def choose_B_p(unstable: Iterable[int]) -> str:
+    """What to do where no B_p is stable: the user's own choice is not refused."""
+    return f"Choose one yourself, as --fix B_p={max(unstable)}, or measure larger ones."
+
+
 def smallest_stable(stability: Mapping[int, str | None]) -> tuple[int, str]:
     """The smallest stable B_p, and the unstable ones below it in words ("" where there is none).
 
@@ -78,6 +83,6 @@ def smallest_stable(stability: Mapping[int, str | None]) -> tuple[int, str]:
     stable = sorted(B_p for B_p, why in stability.items() if why is None)
     if not stable:
         given = f"no measured B_p is stable ({', '.join(map(str, stability))})"
-        raise InputError(f"{given}; expected one. Choose it yourself with fix={{'B_p': ...}}, or measure larger ones.")
+        raise InputError(f"{given}; expected one. {choose_B_p(stability)}")
     smaller = [f"{B_p} ({why})" for B_p, why in sorted(stability.items()) if why is not None and B_p < stable[0]]
     return stable[0], f"; unstable: {', '.join(smaller)}" if smaller else ""

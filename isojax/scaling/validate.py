@@ -40,12 +40,14 @@ def validate(
     compute: str = "rollouts",
     mode: str = "debiased",
     replicates: int = REPLICATES,
+    seed: int = 0,
+    run_sd: float | None = None,
     advance: Callable[[int, int], None] | None = None,
 ) -> Result:
     """The three trials.
 
     Args:
-        runs, metric, compute, mode, replicates: as of fit.fit.
+        runs, metric, compute, mode, replicates, seed, run_sd: as of fit.fit.
         advance: hears (replicates done, of how many) over all fits.
 
     Returns:
@@ -66,7 +68,7 @@ def validate(
             advance(done * of + i, len(trials) * of)
 
     def fitted(kept: Sequence[RunRecord]) -> Mapping[str, Any]:
-        return fit(kept, metric, compute, mode, replicates=replicates, advance=hear)
+        return fit(kept, metric, compute, mode, replicates=replicates, seed=seed, run_sd=run_sd, advance=hear)
 
     found: dict[str, Result] = {}
     for name, trial in trials.items():

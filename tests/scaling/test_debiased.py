@@ -1,6 +1,7 @@
 """fit() in its default mode: what options change and what they leave, metrics, axes, and intervals of what is known."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,6 +94,13 @@ def test_tokens_are_an_axis_like_another():
     for c, d in zip(tokens["curves"], rollouts["curves"], strict=True):
         assert c["A"] == pytest.approx(d["A"], abs=1e-3) and c["C_mid"] == pytest.approx(8 * d["C_mid"], rel=1e-2)
     assert [c["C"] for c in tokens["crossovers"]] == pytest.approx([8 * c["C"] for c in rollouts["crossovers"]], rel=1e-2)
+
+
+def test_a_log_without_tokens_says_what_to_ask_for():
+    run = WORLD.runs[0]
+    bare = replace(run, points=tuple(replace(point, tokens=0) for point in run.points))
+    with pytest.raises(InputError, match="The log has none: use --compute rollouts"):
+        fit([bare], compute="tokens", replicates=0)
 
 
 @pytest.mark.parametrize("options", [{"replicates": -1}, {"run_sd": -0.1}, {"run_sd": 1.0}, {"run_sd": float("nan")}])

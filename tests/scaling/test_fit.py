@@ -90,7 +90,13 @@ def test_one_n_is_allowed():
     law = {name: result["n_star"][name] for name in ("form", "L", "k", "log10_C0", "b", "no_effect")}
     assert law == {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0, "no_effect": False}
     assert result["crossovers"] == []
-    assert flagged(result, "n = 8 holds the whole frontier")
+    assert flagged(result, "only one n was measured (8)")
+    assert not flagged(result, "holds the whole frontier")  # no other n was there to hold any of it
+
+
+def test_a_B_p_with_one_n_says_nothing_of_others():
+    runs = [run for run in world(B_p=(16, 64), n=(2, 8), samples=0).runs if run.cell.B_p == 16 or run.cell.n == 2]
+    assert not flagged(fit(runs, replicates=0), "B_p=64 alone: n = 2 holds")
 
 
 def test_each_B_p_has_its_own_law_and_flags():

@@ -73,6 +73,8 @@ def test_limits():
         best(fit, 60)
     with pytest.raises(InputError, match=r"C = 100000, B_max = 32"):
         best(fit, 1e5, B_max=32)
+    with pytest.raises(InputError, match="Choose one yourself, as --fix B_p=64"):  # raising C would not help
+        best(document(unstable=(16, 64)), 1e5)
     assert sweep(fit, [60, 1e5])[0] is None
 
 
