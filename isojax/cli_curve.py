@@ -26,8 +26,8 @@ def refuse_for_points(options: Iterable[str]) -> None:
     """Refuse what was asked of runs together with --frontier, where it would do nothing."""
     asked = list(options)
     if asked:
-        given = f"{', '.join(asked)} with --frontier"
-        raise InputError(f"given {given}; points alone have no runs, metric or replicates to choose. Expected --where, --mode or --json only.")
+        given = f"given {', '.join(asked)} with --frontier"
+        raise InputError(f"{given}; expected --where, --mode or --json only, for points alone have no runs. Leave it out.")
 
 
 def fitted_frontier(runs: Sequence[Path] | None, path: Path | None, filters: Sequence[str] | None, mode: str, as_json: bool) -> bool:

@@ -6,7 +6,6 @@ Mode "paper" (and schema 1) follows the paper's law n*(C) (allocate_law); mode "
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
