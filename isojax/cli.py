@@ -1,6 +1,6 @@
-"""The command line: `isojax launch|train|fit|recommend|report`, `python -m isojax.launch` and `python -m isojax.train`.
+"""The command line: `isojax launch|train|records|fit|recommend|report|curve|compare`, `python -m isojax.launch` and `-m isojax.train`.
 
-It loads what a command needs when it runs, so that fit, recommend and report never load jax. Whatever a user can mend is an
+It loads what a command needs when it runs, so that only launch and train load jax. Whatever a user can mend is an
 InputError anywhere below: one line `error: ...` on standard error and exit code 2. With --json, standard output holds one JSON
 document and nothing else.
 """

@@ -39,7 +39,7 @@ def make_validation(paths: Sequence[Path], metric: str | None, compute: str, opt
 def print_validation(console: Console, document: Mapping[str, Any]) -> None:
     """The trials' figures beside each other, then each in words."""
     table = Table(title=f"validation: what the fit makes of runs it has not seen ({document['mode']} mode)", title_justify="left")
-    for column in ("hidden", "evaluations", "mean error", "mean |error|", "inside 90%", "n chosen", "n best", "regret"):
+    for column in ("hidden", "points", "error", "|error|", "inside", "n chosen", "n best", "regret"):
         table.add_column(column, justify="left" if column == "hidden" else "right")
     for name, title in TRIALS.items():
         r = document[name]
@@ -52,7 +52,8 @@ def print_validation(console: Console, document: Mapping[str, Any]) -> None:
         chosen = ("-", "-", "-") if r["n_chosen"] is None else (str(r["n_chosen"]), str(r["n_best"]), f"{r['regret']:.4f}")
         table.add_row(title, str(r["measurements"]), *errors, inside, *chosen)
     console.print(table)
-    console.print("inside: of the interval for one new run on the same validation problems; 90% is to be expected", highlight=False)
+    console.print("error: predicted less measured, mean over the points; |error|: of its absolute value", highlight=False)
+    console.print("inside: of the 90% interval for one new run on the same validation problems; 90% is to be expected", highlight=False)
     for name, title in TRIALS.items():
         r = document[name]
         said = r["says"] if r["possible"] else f"not possible: {r['why']}"

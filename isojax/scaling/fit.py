@@ -51,6 +51,14 @@ def _parts(found: Estimate, cells: Cells, metric: str, is_debiased: bool) -> tup
     return {**joint, "by_B_p": rows}, flags
 
 
+def _refuse_no_curve(found: Estimate, runs: int, mode: str) -> None:
+    if not found.curves:
+        why = "; ".join(f"{B_p}x{n}: {reason}" for B_p, n, reason in found.left_out)
+        given = "1 run gives" if runs == 1 else f"{runs} runs give"
+        mend = "Evaluate more often or run longer" + (", or use the default mode, which takes every point." if mode == "paper" else ".")
+        raise InputError(f"{given} no curve ({why}); expected at least one cell with enough points. {mend}")
+
+
 def fit(
     runs: Sequence[RunRecord], metric: str = "avg@4", compute: str = "rollouts", mode: str = "debiased", bin_width: float = BIN_WIDTH,
     replicates: int = REPLICATES, seed: int = 0, run_sd: float | None = None, advance: Callable[[int, int], None] | None = None,
@@ -82,10 +90,7 @@ def fit(
     axes = tracks(runs, metric, compute)
     cells = by_cell(axes)
     found = MODES[mode](cells, metric, Options(bin_width, replicates, seed, run_sd, advance))
-    if not found.curves:
-        why = "; ".join(f"{B_p}x{n}: {reason}" for B_p, n, reason in found.left_out)
-        mend = f"Evaluate more often, run longer, or (paper mode) use bins finer than {bin_width}."
-        raise InputError(f"{len(runs)} runs give no curve ({why}); expected at least one cell with enough points. {mend}")
+    _refuse_no_curve(found, len(runs), mode)
     parts, part_flags = _parts(found, cells, metric, mode != "paper")
     peaked = {c.key for c in found.curves if c.C_peak is not None}
     verdicts, over = stability(cells, metric, peaked), overfitting(axes, found.noise_sd)
