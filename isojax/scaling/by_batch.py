@@ -26,14 +26,15 @@ CONFIDENCE = 0.9
 
 
 def by_B(curves: Sequence[Curve], draws: Draws | None, no_effect: bool | None) -> list[dict[str, Any]]:
-    """One entry for each batch B with at least two cells, by rising B."""
+    """One entry for each batch B with at least two cells, by rising B. no_effect: whether n makes no difference; None in mode "paper", which
+    cannot say and fits its sigmoid."""
     groups: dict[int, list[Curve]] = {}
     for c in curves:
         groups.setdefault(c.B_p * c.n, []).append(c)
-    return [_entry(B, group, draws, bool(no_effect)) for B, group in sorted(groups.items()) if len(group) > 1]
+    return [_entry(B, group, draws, no_effect) for B, group in sorted(groups.items()) if len(group) > 1]
 
 
-def _entry(B: int, curves: Sequence[Curve], draws: Draws | None, no_effect: bool) -> dict[str, Any]:
+def _entry(B: int, curves: Sequence[Curve], draws: Draws | None, no_effect: bool | None) -> dict[str, Any]:
     found = frontier(curves)
     own = None if draws is None else draws.of([c.key for c in curves])
     keep = np.unique(np.linspace(0, len(found.points) - 1, 4 * POINTS).round().astype(int))
@@ -53,19 +54,21 @@ def _entry(B: int, curves: Sequence[Curve], draws: Draws | None, no_effect: bool
     return {"B": B, "frontier": rows, "crossovers": crossings, "n_star_M": _law(C / B, [p.n for p in points], own, no_effect, curves)}
 
 
-def _law(M: FloatArray, n: Sequence[int], draws: Draws | None, no_effect: bool, curves: Sequence[Curve]) -> dict[str, Any]:
+def _law(M: FloatArray, n: Sequence[int], draws: Draws | None, no_effect: bool | None, curves: Sequence[Curve]) -> dict[str, Any]:
     """n*(M): the form AICc prefers, falling ones too; "non-monotone" where every monotone one is rejected."""
     n_largest, ns = max(c.n for c in curves), np.log2(n)
     at = np.unique(np.linspace(0, len(M) - 1, POINTS).round().astype(int))
     untested = {"x": "log10 M", "monotone_rejected": False, "monotone_cost": None}
     if no_effect:
         return law_json(commonest(n), no_effect=True) | untested
-    if draws is None:
+    if no_effect is None:
         return law_json(fit_law(M, n, n_largest)) | untested
+    choice = choose_law(M[at], ns[at], n_largest, observations=min(len(at), 20), falling=True)
+    if draws is None:
+        return law_json(choice.law, choice) | untested
     B = curves[0].B_p * curves[0].n
     cost = monotone_cost(draws, M[at] * B)
     rejected = float(np.mean(cost > MONOTONE_COST)) >= CONFIDENCE
-    choice = choose_law(M[at], ns[at], n_largest, observations=min(len(at), 20), falling=True)
     content = law_json(choice.law, choice)
     if rejected:
         content["form"] = "non-monotone"
