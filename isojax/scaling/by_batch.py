@@ -26,8 +26,8 @@ CONFIDENCE = 0.9
 
 
 def by_B(curves: Sequence[Curve], draws: Draws | None, no_effect: bool | None) -> list[dict[str, Any]]:
-    """One entry for each batch B with at least two cells, by rising B. no_effect: whether n makes no difference; None in mode "paper", which
-    cannot say and fits its sigmoid."""
+    """One entry for each batch B with at least two cells, by rising B. no_effect: whether n makes no difference; None in mode "paper",
+    which cannot say and fits its sigmoid."""
     groups: dict[int, list[Curve]] = {}
     for c in curves:
         groups.setdefault(c.B_p * c.n, []).append(c)
