@@ -50,6 +50,14 @@ def test_no_effect_comes_first(recommend: Callable[..., Outcome]) -> None:
     assert recommend("--budget", "1e5")[1].startswith("n makes no difference here: any of n = 4, 8 will do")
 
 
+def test_no_effect_where_the_best_B_p_was_run_at_one_n(recommend: Callable[..., Outcome]) -> None:
+    law = {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 2.0, "no_effect": True}
+    shapes = {(16, 4): (0.5, 1.0, 2e3), (16, 8): (0.5, 1.0, 2e3), (64, 4): (0.6, 1.0, 2e3)}
+    Path("fit.json").write_text(json.dumps(document(shapes, n_star=law)))
+    out = recommend("--budget", "1e5")[1]
+    assert out.startswith("n makes no difference here, at one B_p; the B_p that promises most was run at n = 4 only")
+
+
 def test_json_holds_the_whole_answer(recommend: Callable[..., Outcome]) -> None:
     code, out, _ = recommend("--budget", "1e5", "--epsilon", "0.1", "--json")
     answer = json.loads(out)

@@ -23,6 +23,8 @@ Z_LEAD = 2.0
 NEIGHBOURS = 2
 MAX_AUTOCORRELATION = 0.3
 MAX_LISTED = 4
+# 5% of fewer draws is a handful.
+FEW_REPLICATES = 100
 
 
 PARAMETERS = {"linear": "the two", "sigmoid": "the four"}
@@ -94,6 +96,10 @@ def effect_flags(found: Estimate) -> list[str]:
         flags.append("n makes no difference here: curves that change with n explain the evaluations no better than one curve for each B_p")
     if found.intervals is not None and found.intervals["run_sd_source"].startswith("assumed"):
         flags.append(f"the run-to-run standard deviation is {found.intervals['run_sd_source']}")
+    if found.intervals is not None and found.intervals["replicates"] < FEW_REPLICATES:
+        flags.append(
+            f"only {found.intervals['replicates']} replicates: curves, which are their means, and intervals are rough; use 200 or more"
+        )
     if len({c.n for c in found.curves}) == 1:
         flags.append(f"only one n was measured ({found.curves[0].n}): nothing can be said of how n*(C) changes")
     return flags

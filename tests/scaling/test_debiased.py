@@ -96,6 +96,10 @@ def test_tokens_are_an_axis_like_another():
     assert [c["C"] for c in tokens["crossovers"]] == pytest.approx([8 * c["C"] for c in rollouts["crossovers"]], rel=1e-2)
 
 
+def test_few_replicates_are_said():
+    assert any(flag.startswith("only 60 replicates") for flag in FIRST["flags"])
+
+
 def test_a_log_without_tokens_says_what_to_ask_for():
     run = WORLD.runs[0]
     bare = replace(run, points=tuple(replace(point, tokens=0) for point in run.points))
