@@ -123,7 +123,8 @@ def _print_law(console: Console, law: Mapping[str, Any]) -> None:
     if law.get("no_effect"):
         console.print("[bold]n*(C)[/bold]: n makes no difference here", highlight=False)
         return
-    rest = ", ".join(f"{key} = {_number(law[key])}" for key in ("L", "k", "log10_C0", "b") if law[key] is not None)
+    own = {"constant": (), "linear": ("k", "log10_C0", "b")}.get(law["form"], ("L", "k", "log10_C0", "b"))
+    rest = ", ".join(f"{key} = {_number(law[key])}" for key in own) or f"n* = {_number(2 ** law['b'])}"
     console.print(f"[bold]n*(C)[/bold]: {law['form']}; {rest}", highlight=False)
     for name, span in (law.get("intervals") or {}).items():
         console.print(f"  n* {name.removeprefix('n_').replace('_', ' ')}: {_span(span)}", highlight=False)

@@ -99,7 +99,7 @@ def law_in_words(law: Mapping[str, Any]) -> str:
     if no_effect(law):
         return "n makes no difference here: within their errors the data cannot tell any n from another."
     if law["form"] == "constant":
-        return f"One n leads at every measured budget, so the law is a constant: n* = {2 ** law['b']:.3g}."
+        return f"The data do not show n* to change with C: the law is a constant, n* = {2 ** law['b']:.3g}."
     if law["form"] == "linear":
         middle = f"through n* = {2 ** law['b']:.3g} at C = {compact(10 ** law['log10_C0'])}"
         return (
@@ -129,16 +129,21 @@ def crossing(cross: Mapping[str, Any], fit: Mapping[str, Any]) -> str:
 
 
 def _rise(fit: Mapping[str, Any]) -> str:
+    """How the leading n changes: by curves that cross, or only because data end, which compares nothing."""
     path, crossings = path_of_n(fit["frontier"]), fit["crossovers"]
-    if len(path) < 2:
-        return f"n = {path[0]} leads at every measured budget: no crossover was seen."
-    where = listed([f"{x['n_low']} → {x['n_high']} near C = {crossing(x, fit)}" for x in crossings])
     if no_effect(fit["n_star"]):
-        return f"The fitted curves cross ({where}), but by less than their errors: no n is shown to be better than another."
-    if path == sorted(path):
-        return f"The best n rises with the budget: {where}. A small n learns fast and flattens first; a larger n overtakes it later."
+        return "The fitted curves differ by less than their errors: no n is shown to be better than another."
+    if len(path) < 2:
+        only = {run["n"] for run in fit["runs"]} == {path[0]}
+        return f"Only n = {path[0]} was run." if only else f"n = {path[0]} leads at every measured budget: no crossover was seen."
     order = " → ".join(map(str, path))
-    return f"The best n changes with the budget, but not in rising order ({order}): {where}. Treat the law with care."
+    if not crossings:
+        return f"The leading n changes ({order}) only where data end or begin: no two curves were seen to cross, nothing shows n* to change."
+    where = listed([f"{x['n_low']} → {x['n_high']} near C = {crossing(x, fit)}" for x in crossings])
+    rest = "" if len(crossings) >= len(path) - 1 else " Its other changes lie where data end or begin, and compare nothing."
+    if path == sorted(path):
+        return f"The best n rises with the budget: {where}. A small n learns fast and flattens first; a larger n overtakes it later.{rest}"
+    return f"The best n changes with the budget, but not in rising order ({order}): {where}. Treat the law with care.{rest}"
 
 
 def _gain(fit: Mapping[str, Any]) -> str:

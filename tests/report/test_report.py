@@ -121,6 +121,20 @@ def test_no_effect_leads_the_page(make_sweep: Any) -> None:
     assert "constant (n makes no difference)" in text
 
 
+def test_ends_of_data_are_not_called_a_rise_of_n(make_sweep: Any) -> None:
+    """Runs of equally many updates leave the largest n alone at large C, which is not evidence that n* rises."""
+    fit, _ = make_sweep(B_ps=(16,), ns=(4, 8))
+    fit["frontier"] = [{"n": n, "B_p": 16, "C": C, "reward": 0.5} for n, C in ((4, 1e3), (8, 1e4), (16, 1e5))]
+    crossing = {"n_low": 4, "n_high": 8, "C": 5e3, "low": 4e3, "high": None}
+    fit["crossovers"] = [crossing, crossing | {"n_low": 8, "n_high": 16}]
+    assert words.takeaways(fit)[0].startswith("The best n rises with the budget: 4 → 8 near") and "data end" not in words.takeaways(fit)[0]
+    fit["crossovers"] = [crossing]
+    assert words.takeaways(fit)[0].endswith("overtakes it later. Its other changes lie where data end or begin, and compare nothing.")
+    fit["crossovers"] = []
+    said = words.takeaways(fit)[0]
+    assert said.startswith("The leading n changes (4 → 8 → 16) only where data end or begin") and "rises" not in said
+
+
 def test_budgets_beyond_the_measured_range_are_marked(made: tuple[Path, dict[str, Any]], html: str) -> None:
     rows = re.search(r'<section id="recommendations".*?</section>', html, re.S)
     assert rows is not None
@@ -255,7 +269,7 @@ def test_one_cell_alone(make_sweep: Any) -> None:
         view["segments"][0] |= {"measured_for_neighbours": False, "lead": None, "se": None, "z": None, "at_C": None}
     fit["base_reward"] = None
     text = _text(_render(fit, runs))
-    assert "n = 8 leads at every measured budget: no crossover was seen." in text
+    assert "Only n = 8 was run." in text
     assert "the law is a constant: n* = 8." in text
     assert "Nothing to compare with: this cell leads everywhere" in text
 
