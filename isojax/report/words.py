@@ -99,7 +99,7 @@ def law_in_words(law: Mapping[str, Any]) -> str:
     if no_effect(law):
         return "n makes no difference here: within their errors the data cannot tell any n from another."
     if law["form"] == "constant":
-        return f"The data do not show n* to change with C: the law is a constant, n* = {2 ** law['b']:.3g}."
+        return f"The law is a constant: n* = {2 ** law['b']:.3g}; the data do not show it to change with C."
     if law["form"] == "linear":
         middle = f"through n* = {2 ** law['b']:.3g} at C = {compact(10 ** law['log10_C0'])}"
         return (
@@ -138,7 +138,7 @@ def _rise(fit: Mapping[str, Any]) -> str:
         return f"Only n = {path[0]} was run." if only else f"n = {path[0]} leads at every measured budget: no crossover was seen."
     order = " → ".join(map(str, path))
     if not crossings:
-        return f"The leading n changes ({order}) only where data end or begin: no two curves were seen to cross, nothing shows n* to change."
+        return f"The leading n changes ({order}) only where data end or begin: no two curves were seen to cross, so nothing was compared."
     where = listed([f"{x['n_low']} → {x['n_high']} near C = {crossing(x, fit)}" for x in crossings])
     rest = "" if len(crossings) >= len(path) - 1 else " Its other changes lie where data end or begin, and compare nothing."
     if path == sorted(path):

@@ -270,7 +270,7 @@ def test_one_cell_alone(make_sweep: Any) -> None:
     fit["base_reward"] = None
     text = _text(_render(fit, runs))
     assert "Only n = 8 was run." in text
-    assert "the law is a constant: n* = 8." in text
+    assert "The law is a constant: n* = 8; " in text
     assert "Nothing to compare with: this cell leads everywhere" in text
 
 
