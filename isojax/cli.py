@@ -131,7 +131,7 @@ def launch(
             print_recommendation(console, choose(document, budget, extrapolate=True), budget)
         except InputError as e:  # the sweep and its fit are there, only this budget has no answer
             warn(f"no recommendation for {budget} rollouts: {e}")
-    console.print(f"report: {page}", soft_wrap=True, highlight=False)
+    console.print(f"report: {page}", soft_wrap=True, highlight=False, markup=False)
     if failed is not None:
         raise failed
 
@@ -153,7 +153,7 @@ def train(
     config = _config(args, mesh, None)
     from isojax.launch.local import train as run_cell
 
-    Console().print(f"run: {run_cell(config, resume)}", soft_wrap=True, highlight=False)
+    Console().print(f"run: {run_cell(config, resume)}", soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command()
@@ -210,7 +210,7 @@ def report(run: Annotated[Path, typer.Argument(help="A sweep's folder.")]) -> No
       isojax report runs/quickstart
     """
     folder = sweep_folder(run)
-    Console().print(f"report: {_report(folder, read_fit(folder))}", soft_wrap=True, highlight=False)
+    Console().print(f"report: {_report(folder, read_fit(folder))}", soft_wrap=True, highlight=False, markup=False)
 
 
 app.command()(curve)

@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -135,17 +136,28 @@ def load_yaml(model: type[M], path: Path, overrides: Sequence[str]) -> M:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole file or nothing: a reader, or a kill, sees the old text or the new."""
+    """`write_bytes` of text as UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a whole file or nothing: a reader, or a kill, sees the old content or the new; its folder is made.
+
+    Raises:
+        InputError: it cannot be written.
+    """
     temp = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temp.open("w", encoding="utf-8") as f:
-            f.write(text)
+        with temp.open("wb") as f:
+            f.write(data)
             f.flush()
             os.fsync(f.fileno())
         os.replace(temp, path)
     except OSError as e:
-        raise InputError(f"cannot write {path}: {e.strerror or e}.") from e
+        with suppress(OSError):
+            temp.unlink(missing_ok=True)
+        raise InputError(f"cannot write {path}: {e.strerror or e}. Choose a place that you may write.") from e
 
 
 def yaml_text(data: Mapping[str, Any]) -> str:

@@ -269,6 +269,19 @@ def test_report_rebuilds_the_page(isojax: Isojax, tmp_path: Path) -> None:
     assert (folder / "report.html").stat().st_size > 1000 and list((folder / "figures").glob("*.png"))
 
 
+def test_report_says_what_it_cannot_write_and_names_odd_folders(isojax: Isojax, tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "runs" / "a [/red] b")
+    isojax("fit", str(folder), "--bootstrap", "0", "--mode", "paper")
+    (folder / "figures").touch()
+    assert "figures is no folder" in error_of(isojax("report", str(folder)))
+    (folder / "figures").unlink()
+    (folder / "report.html").mkdir()
+    assert "cannot write" in error_of(isojax("report", str(folder))) and not list(folder.rglob(".*"))
+    (folder / "report.html").rmdir()
+    code, out, _ = isojax("report", str(folder))
+    assert code == 0 and "a [/red] b" in out
+
+
 @pytest.mark.parametrize(("text", "number"), [("1e6", 10**6), ("2.5e5", 250_000), ("1_000", 1000), ("9007199254740993", 2**53 + 1)])
 def test_budgets_people_type(text: str, number: int) -> None:
     assert budget_number(text) == number

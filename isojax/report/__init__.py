@@ -8,11 +8,11 @@ A fit is fit.json's content as a dict. The same inputs give the same bits: no cl
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from isojax.files import write_bytes
 from isojax.report import page
 from isojax.report.canvas import Drawing, rendered
 from isojax.report.figures import FIGURES
@@ -30,11 +30,12 @@ def write(folder: Path, fits: Sequence[Mapping[str, Any]], runs: Sequence[RunRec
         runs: the runs they were fitted to.
 
     Raises:
-        InputError: no fit.
+        InputError: no fit, or a folder that cannot be written.
     """
     if not fits:
         raise InputError(f"no fit to report on {folder}; expected at least one. `isojax fit {folder}` makes it.")
-    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    if (folder / "figures").exists() and not (folder / "figures").is_dir():
+        raise InputError(f"{folder / 'figures'} is no folder; expected one for the figures. Give the file another name.")
     images: dict[str, Drawing] = {}
     for name, plot in FIGURES.items():
         figure = plot.draw(fits, runs)
@@ -43,15 +44,8 @@ def write(folder: Path, fits: Sequence[Mapping[str, Any]], runs: Sequence[RunRec
                 (folder / "figures" / f"{name}.{ending}").unlink(missing_ok=True)
             continue
         images[name] = rendered(figure)
-        _replace(folder / "figures" / f"{name}.png", images[name].png)
-        _replace(folder / "figures" / f"{name}.pdf", images[name].pdf)
+        write_bytes(folder / "figures" / f"{name}.png", images[name].png)
+        write_bytes(folder / "figures" / f"{name}.pdf", images[name].pdf)
     path = folder / "report.html"
-    _replace(path, page.render(folder, fits, runs, images).encode())
+    write_bytes(path, page.render(folder, fits, runs, images).encode())
     return path
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write beside `path`, then rename: a reader sees the old file or the new one, never half of one."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_bytes(data)
-    os.replace(part, path)

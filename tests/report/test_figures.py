@@ -38,7 +38,7 @@ def test_a_figure_is_a_picture_and_a_page(made: tuple[Path, dict[str, Any]], nam
         for n, colour in palette([row["n"] for row in fit["curves"]]).items():
             rgb = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
             assert (np.abs(pixels - rgb).max(-1) <= 1).sum() > 200, n
-    assert not list(folder.rglob("*.part"))
+    assert not list(folder.rglob(".*"))  # no temporary file is left
 
 
 def test_a_metrics_name_is_no_mathematics(make_sweep: Any) -> None:
