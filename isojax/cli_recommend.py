@@ -83,8 +83,7 @@ def print_recommendation(console: Console, chosen: Recommendation, budget: int) 
     a = chosen.allocation
     where = " (beyond the measured range)" if chosen.extrapolated else ""
     if chosen.no_effect:
-        alone = f", at one B_p; the B_p that promises most was run at n = {_listed(chosen.equal_n)} only"
-        words = f": any of n = {_listed(chosen.equal_n)} will do" if len(chosen.equal_n) > 1 else alone
+        words = f": any of n = {_listed(chosen.equal_n)} will do" if len(chosen.equal_n) > 1 else " at one and the same B_p"
         console.print(f"[bold]n makes no difference here[/bold]{words}", highlight=False)
     head = f"[bold]for {budget:,} rollouts: B_p = {a.B_p}, n = {a.n}, M = {a.M}[/bold]"
     console.print(f"{head} (B = {a.B}, C = {a.C:,}), expected reward {chosen.expected_reward:.3f}{where}", highlight=False)

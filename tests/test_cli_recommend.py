@@ -55,7 +55,7 @@ def test_no_effect_where_the_best_B_p_was_run_at_one_n(recommend: Callable[..., 
     shapes = {(16, 4): (0.5, 1.0, 2e3), (16, 8): (0.5, 1.0, 2e3), (64, 4): (0.6, 1.0, 2e3)}
     Path("fit.json").write_text(json.dumps(document(shapes, n_star=law)))
     out = recommend("--budget", "1e5")[1]
-    assert out.startswith("n makes no difference here, at one B_p; the B_p that promises most was run at n = 4 only")
+    assert out.startswith("n makes no difference here at one and the same B_p\n")
 
 
 def test_json_holds_the_whole_answer(recommend: Callable[..., Outcome]) -> None:
@@ -113,6 +113,16 @@ def test_where_no_measured_cell_agrees_no_regret_is_claimed(recommend: Callable[
 def test_numbers_that_nobody_means(recommend: Callable[..., Outcome], words: str) -> None:
     code, out, err = recommend(*words.split(), "--extrapolate")
     assert code == 2 and out == "" and err.startswith("error: ") and "at most 1e+15" in err
+
+
+def test_a_run_past_its_peak_is_told_to_stop_and_a_loss_is_called_one(recommend: Callable[..., Outcome]) -> None:
+    fit = document()
+    for curve in fit["curves"]:
+        curve["C_peak"] = 4e4
+    Path("fit.json").write_text(json.dumps(fit | {"base_reward": 0.9}))
+    out = recommend("--budget", "1e5")[1]
+    assert "stop early: reward of 16x16 falls beyond C = 4e+04 (M = 156)" in out
+    assert "that is less than the base policy's 0.900" in out
 
 
 def test_no_stable_B_p_says_how_to_choose_one(recommend: Callable[..., Outcome]) -> None:

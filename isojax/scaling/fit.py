@@ -96,8 +96,7 @@ def fit(
     verdicts, over = stability(cells, metric, peaked), overfitting(axes, found.noise_sd)
     checks = diagnostics(found, axes)
     flags = [*words.effect_flags(found), *words.data_flags(cells), *words.curve_flags(found.curves, found.left_out), *part_flags]
-    flags += [f"B_p={v.B_p} is unstable: {v.reason}" for v in verdicts if not v.stable]
-    flags += words.check_flags(checks, over, len(found.curves))
+    flags += [*words.fall_flags(found.curves, verdicts, over), *words.check_flags(checks, over, len(found.curves))]
     if mode == "paper":
         flags += words.overshoot_flag(axes, bin_width)
     return {

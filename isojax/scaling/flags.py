@@ -14,6 +14,7 @@ from isojax.scaling.law import Law, n_star
 from isojax.scaling.metrics import Track
 from isojax.scaling.records_filter import record_breaking
 from isojax.scaling.segments import Cells, Segment
+from isojax.scaling.stability import Stability
 
 # A law with four parameters asks for at least this many values of n on the frontier.
 MIN_DISTINCT_N = 3
@@ -86,6 +87,22 @@ def curve_flags(curves: Sequence[Curve], left_out: Sequence[tuple[int, int, str]
         stuck = ", ".join(f"{name} = {values[name]:.4g}" for name in c.at_bounds)
         if stuck:
             flags.append(f"curve B_p={c.B_p} n={c.n}: {stuck} at its bound, not determined by the data; trust it only where measured")
+    return flags
+
+
+def fall_flags(curves: Sequence[Curve], verdicts: Sequence[Stability], overfitted: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Unstable B_p, and falls past a peak that are neither that nor, by the training reward, overfitting."""
+    unstable = {v.B_p: v.reason for v in verdicts if not v.stable}
+    flags = [f"B_p={B_p} is unstable: {reason}" for B_p, reason in unstable.items()]
+    known = {(row["B_p"], row["n"]) for row in overfitted}
+    rest = [c for c in curves if c.C_peak is not None and c.B_p not in unstable and c.key not in known]
+    if rest:
+        falls = ", ".join(f"B_p={c.B_p} n={c.n} beyond C = {c.C_peak:.4g}" for c in rest[:MAX_LISTED])
+        more = f" and {len(rest) - MAX_LISTED} more" if len(rest) > MAX_LISTED else ""
+        flags.append(
+            f"reward falls past a peak: {falls}{more}; no training reward shows whether that is overfitting or a collapse; every number "
+            "takes such a run as stopped at its peak"
+        )
     return flags
 
 

@@ -158,7 +158,10 @@ def _expect(e: Ensemble, a: Allocation, spent: FloatArray, allowed: BoolArray, r
     [found] = outlook(e, spent[None], compared[None], np.array([i]), np.array([a.C]))
     if (B_p, n) != (a.B_p, a.n):
         reasons.append(f"{a.B_p}x{a.n} has no curve: the expected reward is that of the nearest measured cell, {B_p}x{n}")
-    if found.extrapolated:
+    if a.C > e.C_peak[i]:
+        M = int(e.C_peak[i] // a.B)
+        reasons.append(f"stop early: reward of {B_p}x{n} falls beyond C = {e.C_peak[i]:.4g} (M = {M}); what is expected is its peak")
+    elif found.extrapolated:
         reasons.append(f"the expected reward is extrapolated: {B_p}x{n} was measured up to C = {e.C_high[i]:.6g}")
     return found
 
@@ -207,6 +210,9 @@ def recommend(
     a = ALLOCATE[mode](fit, e, Request(C, B_max, fixed, epsilon, reasons))
     spent, allowed = (row[0] for row in affordable(e, np.array([C], dtype=np.float64), B_max, fixed))
     found, compared = _expect(e, a, spent, allowed, reasons), bool(allowed.any())
+    base = fit.get("base_reward")
+    if base is not None and found.reward < base:
+        reasons.append(f"that is less than the base policy's {base:.3f}: these runs made it worse, and no training is the better choice")
     if e.no_effect:
         reasons.append(f"n makes no difference here: n = {a.n} has the best estimate, but take whichever n is fastest on your hardware")
     return Recommendation(

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from isojax.scaling.fit import fit
@@ -165,6 +166,16 @@ def test_a_fall_while_training_reward_rises_is_overfitting_and_no_instability():
     result = fit(_collapsed(16, 8, None), replicates=0)
     assert [v["stable"] for v in result["stability"]] == [True, True]
     assert [(row["B_p"], row["n"]) for row in result["overfitting"]] == [(16, 8)] * 2
+
+
+def test_a_fall_that_no_training_reward_explains_is_flagged():
+    """It may be overfitting or a collapse: it counts as neither, so it must not pass in silence."""
+    rng, steps = np.random.default_rng(0), np.arange(0, 2000, 100)
+    R = 0.2 + 0.3 * steps / (steps + 200) - 0.00035 * np.maximum(steps - 1000, 0) + rng.normal(0, 0.005, len(steps))
+    points = tuple(EvalPoint(128 * m, m, 128 * m, 1024 * m, {"avg@4": r}, (), 0, {}) for m, r in zip(steps.tolist(), R.tolist(), strict=True))
+    result = fit([RunRecord(Cell(16, 8, 0), points, "fell")], replicates=0)
+    assert result["curves"][0]["C_peak"] == pytest.approx(128e3, rel=0.2) and result["overfitting"] == []
+    assert flagged(result, "reward falls past a peak: B_p=16 n=8 beyond C = ")
 
 
 def test_refusals():
