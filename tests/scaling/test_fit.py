@@ -172,7 +172,9 @@ def test_a_fall_that_no_training_reward_explains_is_flagged():
     """It may be overfitting or a collapse: it counts as neither, so it must not pass in silence."""
     rng, steps = np.random.default_rng(0), np.arange(0, 2000, 100)
     R = 0.2 + 0.3 * steps / (steps + 200) - 0.00035 * np.maximum(steps - 1000, 0) + rng.normal(0, 0.005, len(steps))
-    points = tuple(EvalPoint(128 * m, m, 128 * m, 1024 * m, {"avg@4": r}, (), 0, {}) for m, r in zip(steps.tolist(), R.tolist(), strict=True))
+    points = tuple(
+        EvalPoint(128 * m, m, 128 * m, 1024 * m, {"avg@4": r}, (), 0, {}) for m, r in zip(steps.tolist(), R.tolist(), strict=True)
+    )
     result = fit([RunRecord(Cell(16, 8, 0), points, "fell")], replicates=0)
     assert result["curves"][0]["C_peak"] == pytest.approx(128e3, rel=0.2) and result["overfitting"] == []
     assert flagged(result, "reward falls past a peak: B_p=16 n=8 beyond C = ")
