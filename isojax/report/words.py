@@ -149,8 +149,9 @@ def _rise(fit: Mapping[str, Any]) -> str:
 def _gain(fit: Mapping[str, Any]) -> str:
     base, best = fit["base_reward"], max(fit["runs"], key=lambda run: run["final"])
     times = f", {best['final'] / base:.2f} times the base" if base else ""
+    start = "reaches" if base is None else f"goes from {reward(base)} (base policy) to"
     return (
-        f"Validation {fit['metric']} goes from {reward(base)} (base policy) to {reward(best['final'])} at the end of the best run "
+        f"Validation {fit['metric']} {start} {reward(best['final'])} at the end of the best run "
         f"(n = {best['n']}, B_p = {best['B_p']}, seed {best['seed']}){times}."
     )
 

@@ -269,7 +269,7 @@ def test_one_cell_alone(make_sweep: Any) -> None:
         view["segments"][0] |= {"measured_for_neighbours": False, "lead": None, "se": None, "z": None, "at_C": None}
     fit["base_reward"] = None
     text = _text(_render(fit, runs))
-    assert "Only n = 8 was run." in text
+    assert "Only n = 8 was run." in text and "Validation avg@4 reaches 0." in text
     assert "The law is a constant: n* = 8; " in text
     assert "Nothing to compare with: this cell leads everywhere" in text
 
