@@ -164,12 +164,12 @@ def _arrow(
 
 
 def _step(tail: float, data: Data, state: State, scales: Scales, damping: float) -> State:
-    """One damped Gauss-Newton step, kept within A <= 1 (rewards are) and the ranges of mid and lnB."""
+    """One damped Gauss-Newton step, kept within 0 <= A <= 1 (rewards are) and the ranges of mid and lnB."""
     normal = _normal(tail, data, state, scales)
     d_theta, du, _, _ = _arrow(data, state, scales, damping, normal)
     joint = np.column_stack([d_theta, np.full(len(d_theta), du[0])])
     de = (normal.g_e - np.einsum("jas,ja->js", normal.cross, joint)) / normal.h_e
-    low = np.array([-1.0, data.low - MID_DECADES, LNB_RANGE[0]])
+    low = np.array([0.0, data.low - MID_DECADES, LNB_RANGE[0]])
     high = np.array([1.0, data.high + MID_DECADES, LNB_RANGE[1]])
     return State(np.clip(state.theta + d_theta, low, high), state.e + de, state.u + du)
 

@@ -98,7 +98,7 @@ def _target(tail: float, data: Data, state: State, scales: Scales, run_sds: Floa
     covariance = np.diag(np.tile(scales.tau**2, J)) + (flat * scales.u_sd[1:] ** 2) @ flat.T
     W0 = float(weight[base].sum())
     y0 = float((weight[base] * data.y[base]).sum() / W0) if W0 else 0.0
-    low = np.array([-1.0, data.low - MID_DECADES, LNB_RANGE[0]])
+    low = np.array([0.0, data.low - MID_DECADES, LNB_RANGE[0]])
     high = np.array([1.0, data.high + MID_DECADES, LNB_RANGE[1]])
     prior = (flat @ scales.u_mean[1:], floats(np.linalg.inv(covariance)))
     return _Target(tail, x, y, W, y0, W0, *prior, np.maximum(run_sds, 1e-9)[:, None, None] ** -2.0, low, high)

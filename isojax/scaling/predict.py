@@ -20,6 +20,7 @@ from isojax.types import InputError
 
 # Budgets taken at once, which bounds the memory of [budgets, replicates, cells].
 _BLOCK = 64
+MEASURED = 1.05  # runs end at their last evaluation, a little before the budget
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,12 @@ def affordable(e: Ensemble, C: FloatArray, B_max: int | None, fix: Mapping[str, 
 
 def choose(e: Ensemble, spent: FloatArray, allowed: BoolArray, epsilon: float) -> IntArray:
     """The cell of each budget, int[budgets]; -1 where none is allowed. n is that of the best allowed cell (the smaller of equals); of
-    the B_p at that n within `epsilon` of it, the smallest."""
+    the B_p at that n within `epsilon` of it, the smallest, measured ones before those whose curve would be read beyond its data."""
     value = np.where(allowed, e.at(spent), -np.inf)
     top = value.argmax(1)
     good = allowed & (e.n == e.n[top][:, None]) & (value >= value.max(1, keepdims=True) - epsilon)
+    measured = good & (spent <= e.C_high * MEASURED)
+    good = np.where(measured.any(1, keepdims=True), measured, good)
     return np.where(allowed.any(1), good.argmax(1), -1)
 
 

@@ -130,7 +130,7 @@ def _mean_curves(theta: FloatArray, R0: FloatArray, tail: FloatArray, packed: Pa
         def residual(p: FloatArray, C: FloatArray = C, wanted: FloatArray = wanted) -> FloatArray:
             return value(p[3], C, R0.mean(), p[0], np.exp(p[2]), 10 ** p[1]) - wanted
 
-        bounds: Any = ([-2.0, first[1] - 3, first[2] - 3, 0.0], [1.0, first[1] + 3, first[2] + 3, 1.0])
+        bounds: Any = ([0.0, first[1] - 3, first[2] - 3, 0.0], [1.0, first[1] + 3, first[2] + 3, 1.0])
         if np.ptp(tail) == 0 and np.abs(residual(first)).max() < 1e-9:
             rows.append(first)
             continue

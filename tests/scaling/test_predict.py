@@ -59,6 +59,15 @@ def test_best_is_the_best_stable_cell_and_the_smallest_B_p_within_epsilon():
     assert best(document(unstable=(16,)), 1e5).B_p == 64
 
 
+def test_a_measured_B_p_goes_before_a_smaller_one_that_ended_early():
+    d = document({(16, 16): (0.7, 1.0, 8e3), (64, 16): (0.7, 1.0, 8e3)})
+    assert best(d, 9e4).B_p == 16  # equal rewards: the smaller
+    next(c for c in d["curves"] if c["B_p"] == 16)["C_high"] = 2e4
+    assert (best(d, 9e4).B_p, best(d, 9e4).extrapolated) == (64, False)
+    assert best(d, 1e4).B_p == 16
+    assert best(d, 3e5).B_p == 16  # beyond the data of both
+
+
 def test_limits():
     fit = document()
     assert best(fit, 1e5, B_max=128).n == 4
