@@ -26,7 +26,7 @@ MODE = "debiased"
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What a fit may be asked for: mode, bootstrap replicates behind the intervals, their seed, a stated run-to-run standard deviation."""
+    """What a fit may be asked for: mode, replicates behind the intervals, their seed, a stated run-to-run standard deviation."""
 
     mode: str = MODE
     replicates: int = 500

@@ -10,13 +10,14 @@ R0 + f (1 - R0) with f in [0, 1], which keeps R0 <= A <= 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import least_squares
+from scipy.special import expit
 
 from isojax.scaling.bend import Bend
 from isojax.scaling.metrics import FloatArray, Track
@@ -87,13 +88,6 @@ def reward(curve: Curve, C: ArrayLike) -> FloatArray:
     return smooth if curve.bend is None else smooth + curve.bend.at(held)
 
 
-def from_json(row: Mapping[str, Any]) -> Curve:
-    """A curve of fit.json, schema 1 or 2."""
-    known = {f.name for f in fields(Curve)}
-    bend = row.get("bend")
-    return Curve(**{k: v for k, v in row.items() if k in known and k != "bend"}, bend=None if bend is None else Bend(**bend))
-
-
 def to_json(c: Curve) -> dict[str, Any]:
     """A curve as fit.json holds it; its shape in words too."""
     row = asdict(c) | {"form": name(c.tail)}
@@ -101,14 +95,10 @@ def to_json(c: Curve) -> dict[str, Any]:
     return row
 
 
-def _logistic(x: FloatArray) -> FloatArray:
-    return 0.5 * (1 + np.tanh(0.5 * x))
-
-
 def _starts(x: FloatArray, R: FloatArray, R0: float | None) -> list[list[float]]:
     """The best corners [f, B, log10 C_mid(, R0)] of a fixed grid; at each, f (and R0) by linear least squares."""
     Bs, mids = np.meshgrid([0.3, 0.7, 1.2, 2.0, 4.0], np.linspace(x[0] - 0.3, x[-1] + 0.3, 9), indexing="ij")
-    s = _logistic(_LN10 * Bs[..., None] * (x - mids[..., None]))  # [B, C_mid, points]
+    s = expit(_LN10 * Bs[..., None] * (x - mids[..., None]))  # [B, C_mid, points]
     if R0 is None:
         mean_s, mean_R = s.mean(-1), R.mean()
         gain = ((s - mean_s[..., None]) * (R - mean_R)).sum(-1) / np.maximum(((s - mean_s[..., None]) ** 2).sum(-1), 1e-12)
@@ -131,7 +121,7 @@ def _solve(x: FloatArray, R: FloatArray, R0: float | None) -> tuple[FloatArray, 
     free = 4 if R0 is None else 3
 
     def parts(theta: FloatArray) -> tuple[FloatArray, float]:
-        return _logistic(_LN10 * theta[1] * (x - theta[2])), float(theta[3]) if R0 is None else R0
+        return expit(_LN10 * theta[1] * (x - theta[2])), float(theta[3]) if R0 is None else R0
 
     def residual(theta: FloatArray) -> FloatArray:
         s, floor = parts(theta)

@@ -37,7 +37,7 @@ PARAMETERS = ("R0", "A", "B", "C_mid")
 
 @dataclass(frozen=True)
 class Ensemble:
-    """The curves of a fit and their bootstrap replicates; cells in order of (n, B_p).
+    """The curves of a fit and their replicates; cells in order of (n, B_p).
 
     Attributes:
         B_p, n: int[cells].
@@ -100,7 +100,7 @@ class Ensemble:
 
     @property
     def replicates(self) -> int:
-        """Bootstrap replicates; 0 where the fit has none."""
+        """How many replicates; 0 where the fit has none."""
         return self.draws.shape[1]
 
     def expected(self, C: ArrayLike) -> FloatArray:

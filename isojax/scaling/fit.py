@@ -71,7 +71,7 @@ def fit(
         compute: the unit of C: "rollouts", "tokens" or "device_hours".
         mode: a name in MODES.
         bin_width: of paper mode's record-breaking filter, in units of the metric.
-        replicates: bootstrap replicates behind the intervals of debiased mode; 0 for none. seed: of their draws.
+        replicates: draws of all curves behind the intervals of debiased mode; 0 for none. seed: of their draws.
         run_sd: standard deviation of the reward between runs that differ in their seed alone, at the plateau; None: estimated, or .01
             assumed where no cell has two seeds.
         advance: hears (replicates done, of how many).

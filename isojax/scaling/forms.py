@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 from scipy.optimize import least_squares
+from scipy.special import expit
 
 from isojax.scaling.metrics import FloatArray
 
@@ -77,10 +78,6 @@ class Form:
     fit: Callable[[Points, bool], Law]
 
 
-def _logistic(x: FloatArray) -> FloatArray:
-    return 0.5 * (1 + np.tanh(0.5 * x))
-
-
 def _middle(law: Law) -> float:
     assert law.log10_C0 is not None, f"a {law.form} law has a middle"
     return law.log10_C0
@@ -114,7 +111,7 @@ def mean_square(law: Law, p: Points) -> float:
 def _starts(p: Points) -> list[list[float]]:
     """The best corners [b, f, k, log10 C0] of a fixed grid, L = f (cap - b); at each, b and L by linear least squares."""
     k, C0 = np.meshgrid(np.geomspace(0.5, 40, 10), np.linspace(p.x.min() - 0.3, p.x.max() + 0.3, 25), indexing="ij")
-    s = _logistic(k[..., None] * (p.x - C0[..., None]))
+    s = expit(k[..., None] * (p.x - C0[..., None]))
     mean_s, mean_y = np.average(s, axis=-1, weights=p.w), np.average(p.y, weights=p.w)
     ds, dy = s - mean_s[..., None], p.y - mean_y
     L = np.maximum((p.w * ds * dy).sum(-1) / np.maximum((p.w * ds * ds).sum(-1), 1e-12), 0.0)
@@ -130,7 +127,7 @@ def rising_sigmoid(p: Points) -> Law:
     root = np.sqrt(p.w)
 
     def parts(theta: FloatArray) -> tuple[FloatArray, float]:
-        return _logistic(theta[2] * (p.x - theta[3])), float(theta[1] * (p.cap - theta[0]))
+        return expit(theta[2] * (p.x - theta[3])), float(theta[1] * (p.cap - theta[0]))
 
     def residual(theta: FloatArray) -> FloatArray:
         s, L = parts(theta)
@@ -158,5 +155,5 @@ def rising_sigmoid(p: Points) -> Law:
 FORMS: dict[str, Form] = {
     "constant": Form(1, lambda law, x: np.full_like(x, law.b), _constant),
     "linear": Form(2, lambda law, x: law.b + law.k * (x - _middle(law)), _linear),
-    "sigmoid": Form(4, lambda law, x: law.b + law.L * _logistic(law.k * (x - _middle(law))), _sigmoid),
+    "sigmoid": Form(4, lambda law, x: law.b + law.L * expit(law.k * (x - _middle(law))), _sigmoid),
 }
