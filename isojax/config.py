@@ -31,16 +31,37 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class RopeScaling(Section):
+    """Llama 3's stretched rotary positions (`rope_type: llama3` of a config.json), for contexts beyond the original one."""
+
+    factor: PositiveFloat = 8.0
+    low_freq_factor: PositiveFloat = 1.0
+    high_freq_factor: PositiveFloat = 4.0
+    original_max_position_embeddings: PositiveInt = 8192
+
+
 class ModelConfig(Section):
-    """The policy's shape. `family` names a file in isojax/models/."""
+    """The policy's shape. `family` names a file in isojax/models/.
+
+    `path`: a folder with config.json, *.safetensors and a tokenizer, as a hub gives it; the shape is then read from its config.json, and
+    what is set here must agree with it. `vocab`: rows of the embedding; null takes the task's own vocabulary.
+    """
 
     family: str = "tiny"
+    path: str | None = None
     layers: PositiveInt = 3
     width: PositiveInt = 64
     heads: PositiveInt = 4
     kv_heads: PositiveInt = 2
     head_dim: PositiveInt = 16
     mlp: PositiveInt = 128
+    vocab: PositiveInt | None = None
+    norm_eps: PositiveFloat = 1e-6
+    rope_base: PositiveFloat = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tied: bool = False
 
 
 class BaseConfig(Section):
@@ -55,23 +76,58 @@ class BaseConfig(Section):
 class DataConfig(Section):
     """Which problems a run trains and validates on.
 
-    `candidates` problems are labelled by the base policy's avg@`attempts`; those inside `difficulty` (both ends included) are split
-    into `validation` held-out problems and the rest for training.
+    At most `candidates` problems are labelled by the base policy's avg@`attempts` (0: none are, and none are left out); those inside
+    `difficulty` (both ends included) are split into `validation` held-out problems and the rest for training. `held_out`: a task
+    string whose first `validation` problems are held out instead. `mixture`: the parts of a labelled data set (`isojax difficulty`)
+    and their shares of the training set, such as {hard: 0.5, easy: 0.5}; the first named part's own held-out problems validate.
+    `size`: D, how many problems to train on at most. `prompt_key`, `answer_key`: columns of a file; null finds the usual names.
     """
 
     candidates: PositiveInt = 6000
-    attempts: PositiveInt = 16
+    attempts: Annotated[int, Field(ge=0)] = 16
     difficulty: tuple[Fraction, Fraction] = (0.0, 0.61)
     validation: PositiveInt = 300
+    held_out: str | None = None
+    mixture: dict[str, PositiveFloat] | None = None
+    size: PositiveInt | None = None
+    prompt_key: str | None = None
+    answer_key: str | None = None
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
 
 
+class PromptConfig(Section):
+    """How a problem becomes text for a language model.
+
+    raw: `template` with the problem in the place of {prompt}. chat: the same as a user's message, after `system` where there is one,
+    through the tokenizer's chat template; `thinking` is passed to templates that know it (Qwen3). `stop`: strings that end a response.
+    """
+
+    format: Literal["raw", "chat"] = "raw"
+    template: str = "{prompt}"
+    system: str = ""
+    thinking: bool | None = None
+    stop: tuple[str, ...] = ()
+
+
+class VerifierConfig(Section):
+    """How a response in text is judged right or wrong.
+
+    `use` names a file in isojax/tasks/verifiers/, with an argument after a colon where it takes one (`function:rewards.py:my_reward`).
+    A check that takes over `timeout` seconds or `memory_gb`, or ends its process, costs its own rollout alone: reward 0, and counted.
+    """
+
+    use: str = "math"
+    timeout: PositiveFloat = 5.0
+    memory_gb: PositiveFloat = 4.0
+
+
 class SamplingConfig(Section):
-    """How rollouts are drawn: P prompt positions, T response positions, temperature."""
+    """How rollouts are drawn: P prompt positions, T response positions, temperature, and the probability mass of the nucleus (top-p)."""
 
     prompt_length: PositiveInt = 6
     response_length: PositiveInt = 4
     temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
 class RLConfig(Section):
@@ -92,9 +148,13 @@ class RLConfig(Section):
 
 
 class EvalConfig(Section):
-    """Validation by avg@`samples` at the first update reaching each C in start * ratio^k, and of the base policy at C = 0."""
+    """Validation by avg@`samples` at the first update reaching each C in start * ratio^k, and of the base policy at C = 0.
+
+    `extra`: more problem sets to evaluate on, by name: task strings such as {hard: "tfds:splits#hard_validation"}.
+    """
 
     samples: PositiveInt = 4
+    extra: dict[str, str] = {}
     start: Annotated[float, Field(ge=1)] = 1024
     ratio: Annotated[float, Field(gt=1)] = 1.3
 
@@ -125,6 +185,8 @@ class CellConfig(Section):
     model: ModelConfig = ModelConfig()
     base: BaseConfig = BaseConfig()
     data: DataConfig = DataConfig()
+    prompt: PromptConfig = PromptConfig()
+    verifier: VerifierConfig = VerifierConfig()
     sampling: SamplingConfig = SamplingConfig()
     rl: RLConfig = RLConfig()
     eval: EvalConfig = EvalConfig()
@@ -154,12 +216,14 @@ class RunConfig(Section):
     """Where and how to run; changes no result (but for rounding, where a half-done cell goes on with another mesh).
 
     `cells_at_once`: null runs as many cells side by side as the mesh fits into the devices. `checkpoint_seconds`: a cell's state is
-    saved at the first evaluation after this long, and at its end.
+    saved at the first evaluation after this long, and at its end. `verifier_workers`: processes that check responses; null takes
+    one for each core.
     """
 
     dir: str = "runs"
     mesh: str = "auto"
     cells_at_once: PositiveInt | None = None
+    verifier_workers: PositiveInt | None = None
     checkpoint_seconds: NonNegativeFloat = 60.0
     compilation_cache: bool = True
 
@@ -229,10 +293,10 @@ def check_resume(old: Config, new: Config) -> None:
 
     if old.name != new.name:
         refuse("name", old.name, new.name, "the same value")
-    now = dict(leaves(new.model_dump(mode="json")))
-    for key, was in leaves(old.model_dump(mode="json")):
-        if key.startswith("cell.") and now[key] != was:
-            refuse(key, was, now[key], "the same value")
+    before, now = (dict(leaves(c.cell.model_dump(mode="json"), "cell.")) for c in (old, new))
+    for key in before | now:
+        if before.get(key) != now.get(key):
+            refuse(key, before.get(key), now.get(key), "the same value")
     a, b = old.sweep, new.sweep
     for key, was, given in (("sweep.B_p", a.B_p, b.B_p), ("sweep.n", a.n, b.n)):
         if not set(was) <= set(given):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 class InputError(ValueError):
@@ -63,7 +64,9 @@ class Cell:
 class Problem:
     """One problem: its prompt, its reference answer, and what labelling the base model on it found.
 
-    `solved` of `attempts` rollouts of the base model were right; avg@attempts is their ratio.
+    `solved` of `attempts` rollouts of the base model were right; avg@attempts is their ratio. `messages`: the conversation that ends
+    in the problem, each a {"role", "content"}, where its source gives one. `columns`: whatever else the source says of it (plain
+    JSON); a user's verifier receives it.
     """
 
     id: int
@@ -71,6 +74,8 @@ class Problem:
     answer: str
     solved: int = 0
     attempts: int = 0
+    messages: tuple[Mapping[str, str], ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def difficulty(self) -> float:
