@@ -25,7 +25,7 @@ from isojax.config import CellConfig
 from isojax.evaluate import Evaluator
 from isojax.models.decoder import Decoder, Params
 from isojax.rl.step import LABEL
-from isojax.tasks.base import Encoded, Task
+from isojax.tasks.base import DeviceTask, Encoded
 from isojax.tasks.data import check_disjoint, split
 from isojax.types import InputError, Problem
 
@@ -56,7 +56,7 @@ def imitation_loss(decoder: Decoder, params: Params, demonstrations: Encoded, eo
     return -(picked * counted).sum() / counted.sum()
 
 
-def train_base(cell: CellConfig, decoder: Decoder, task: Task, tick: Tick) -> Params:
+def train_base(cell: CellConfig, decoder: Decoder, task: DeviceTask, tick: Tick) -> Params:
     """Supervised learning on the task's demonstrations, `base.steps` batches of `base.batch`.
 
     Muon for the matrices, Adam for the rest, a cosine schedule after a short warm-up: after 1500 batches of the solvers task the loss
@@ -89,7 +89,7 @@ def train_base(cell: CellConfig, decoder: Decoder, task: Task, tick: Tick) -> Pa
     return jax.device_get(params)
 
 
-def label(cell: CellConfig, task: Task, params: Params, evaluator: Evaluator, tick: Tick) -> list[Problem]:
+def label(cell: CellConfig, task: DeviceTask, params: Params, evaluator: Evaluator, tick: Tick) -> list[Problem]:
     """Candidate problems with the base policy's right answers out of `data.attempts` (rounded up to whole evaluations)."""
     data = cell.data
     problems = task.problems(data.candidates, np.random.default_rng([data.seed, 0]))
@@ -100,7 +100,7 @@ def label(cell: CellConfig, task: Task, params: Params, evaluator: Evaluator, ti
     return [Problem(p.id, p.prompt, p.answer, int(c), repeats * evaluator.samples) for p, c in zip(problems, counts, strict=True)]
 
 
-def prepare(folder: Path, cell: CellConfig, decoder: Decoder, task: Task, evaluator: Evaluator, tick: Tick) -> Base:
+def prepare(folder: Path, cell: CellConfig, decoder: Decoder, task: DeviceTask, evaluator: Evaluator, tick: Tick) -> Base:
     """The base policy of a sweep: read from `folder`, or made and written there.
 
     Raises:

@@ -16,20 +16,20 @@ from isojax.models.decoder import Decoder, Params
 from isojax.rl.step import EVAL
 from isojax.sampling.sampler import Geometry, Problems, batch_rows, build_sampler, make_geometry
 from isojax.sharding import replicated
-from isojax.tasks.base import Encoded, Task
+from isojax.tasks.base import DeviceTask, Encoded
 
 
 class Evaluator:
     """Counts right answers, `problems` problems by `samples` rollouts a call of one compiled program."""
 
-    def __init__(self, decoder: Decoder, task: Task, mesh: Mesh, problems: int, samples: int, like: Geometry, temperature: float):
+    def __init__(self, decoder: Decoder, task: DeviceTask, mesh: Mesh, problems: int, samples: int, like: Geometry, temperature: float):
         self.problems, self.samples, self.mesh = problems, samples, mesh
         self.geometry = make_geometry(
             [(problems, samples)], like.shards, like.slots, like.microbatch, like.prompt_length, like.response_length, like.prompts
         )
         self._count = self._build(decoder, task, temperature)
 
-    def _build(self, decoder: Decoder, task: Task, temperature: float) -> Callable[..., tuple[Array, Array]]:
+    def _build(self, decoder: Decoder, task: DeviceTask, temperature: float) -> Callable[..., tuple[Array, Array]]:
         geometry = self.geometry
         sample = build_sampler(decoder, geometry, self.mesh, temperature, task.eos)
 

@@ -7,11 +7,11 @@ from types import ModuleType
 from isojax.types import InputError
 
 
-def load(folder: str, name: str, function: str) -> ModuleType:
-    """The module `isojax.<folder>.<name>`, or, where `name` has a dot in it, the module of that path; it must have `function`.
+def load(folder: str, name: str, *functions: str) -> ModuleType:
+    """The module `isojax.<folder>.<name>`, or, where `name` has a dot in it, the module of that path; it must have one of `functions`.
 
     Raises:
-        InputError: no such module, or one without the function; lists the names there are.
+        InputError: no such module, or one without such a function; lists the names there are.
     """
     path = name if "." in name.strip(".") else f"isojax.{folder}.{name.strip('.')}"
     try:
@@ -20,10 +20,15 @@ def load(folder: str, name: str, function: str) -> ModuleType:
         if e.name is None or not path.startswith(e.name):
             raise
         module = None
-    if module is None or not callable(vars(module).get(function)):
+    if module is None or not has_one(module, functions):
         package = importlib.import_module(f"isojax.{folder}")
         every = {m.name: importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)}
-        known = ", ".join(sorted(n for n, m in every.items() if function in vars(m)))
-        what = "no such module" if module is None else f"{path} has no function {function}"
+        known = ", ".join(sorted(n for n, m in every.items() if has_one(m, functions)))
+        what = "no such module" if module is None else f"{path} has no function {' or '.join(functions)}"
         raise InputError(f"{folder} plug-in {name!r}: {what}; expected one of {known}, or the module path of your own, as my_fork.{name}.")
     return module
+
+
+def has_one(module: ModuleType, functions: tuple[str, ...]) -> bool:
+    """Whether a module defines one of the functions (or imports one under that name)."""
+    return any(callable(vars(module).get(function)) for function in functions)

@@ -27,7 +27,7 @@ from isojax.records import Ledger
 from isojax.rl.step import UPDATES_A_CALL, State, build_init, build_train, coefficients
 from isojax.sampling.sampler import Problems, make_geometry
 from isojax.sharding import replicated, shard_count
-from isojax.tasks.base import Encoded, Task, build_task
+from isojax.tasks.base import DeviceTask, Encoded, build_task
 from isojax.tasks.data import batches
 from isojax.types import Cell, EvalPoint, Problem
 
@@ -51,7 +51,9 @@ class Programs:
         """`pairs`: every (B_p, n) of the sweep; `sweep` with its slots and microbatch chosen."""
         assert sweep.slots and sweep.microbatch and sweep.prompts, "the planner chooses them"
         self.mesh = mesh
-        self.task: Task = build_task(cell.task)
+        task = build_task(cell)
+        assert task.on_device is True, "only verifiers on device, so far"
+        self.task: DeviceTask = task
         self.encode(cell, self.task.problems(cell.data.candidates, np.random.default_rng(0)))  # refuses what does not fit, before any work
         self.decoder: Decoder = registry.load("models", cell.model.family, "build").build(cell.model, self.task.vocab)
         sampling = cell.sampling
@@ -160,7 +162,7 @@ def finished(ledger: Ledger, grid: list[int]) -> bool:
     return bool(ledger.targets) and ledger.targets[-1] >= grid[-1]
 
 
-def write_samples(path: Path, task: Task, problems: list[Problem], answers: np.ndarray, point: EvalPoint) -> None:
+def write_samples(path: Path, task: DeviceTask, problems: list[Problem], answers: np.ndarray, point: EvalPoint) -> None:
     """A few rollouts that a person can read, once an evaluation."""
     head = f"C = {point.rollouts} rollouts, M = {point.M}, " + ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items()) + "\n"
     if path.exists() and head in path.read_text():

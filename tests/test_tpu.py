@@ -101,7 +101,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     from isojax.tasks.base import build_task
 
     mesh = tpu_mesh(topology, mesh_text)
-    task = build_task(config.cell.task)
+    task = build_task(config.cell)
     decoder = registry.load("models", config.cell.model.family, "build").build(config.cell.model, task.vocab)
     sweep, sampling = resolve(config.sweep, shard_count(mesh)), config.cell.sampling
     pairs = sorted({(cell.B_p, cell.n) for cell in plan(sweep)})

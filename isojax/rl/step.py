@@ -23,7 +23,7 @@ from isojax.rl.schedule import learning_rate
 from isojax.rl.update import Coefficients, build_gradient
 from isojax.sampling.sampler import Geometry, Problems, Rollouts, batch_rows, build_sampler
 from isojax.sharding import replicated
-from isojax.tasks.base import Task
+from isojax.tasks.base import DeviceTask
 
 TRAIN, EVAL, LABEL = 0, 1, 2  # streams of random numbers
 UPDATES_A_CALL = 64
@@ -80,7 +80,7 @@ def take(table: Problems, index: Int[Array, " Q"]) -> Problems:
 
 
 def build_step(
-    cell: CellConfig, decoder: Decoder, task: Task, geometry: Geometry, mesh: Mesh
+    cell: CellConfig, decoder: Decoder, task: DeviceTask, geometry: Geometry, mesh: Mesh
 ) -> tuple[Callable[..., tuple[Rollouts, Array, dict[str, Array]]], Callable[..., tuple[State, dict[str, Array]]]]:
     """The two halves of an update, each to be called inside a jit.
 
@@ -115,7 +115,7 @@ def build_step(
 
 
 def build_train(
-    cell: CellConfig, decoder: Decoder, task: Task, geometry: Geometry, mesh: Mesh
+    cell: CellConfig, decoder: Decoder, task: DeviceTask, geometry: Geometry, mesh: Mesh
 ) -> Callable[..., tuple[State, dict[str, Array]]]:
     """The jitted `train(state, base, table, index, count, B_p, n, seed, coefficients) -> (state, sums of metrics over the updates)`.
 

@@ -1,16 +1,25 @@
-"""What a task is. A task file has `build(...) -> Task`; the registry finds it by its file name."""
+"""What a task is: problems, how they are written as tokens, what ends a response, and how it is judged.
 
-from typing import NamedTuple, Protocol
+Two kinds. A DeviceTask verifies inside the compiled program; its file in isojax/tasks/ has `build(argument="") -> DeviceTask`. A
+HostTask verifies text in processes of the host; a file with `source(argument, data) -> Source` gives its problems, and a tokenizer, a
+prompt format and a verifier make a task of them (tasks/text.py).
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from isojax import registry
+from isojax.config import CellConfig
+from isojax.tasks.stops import Stops
 from isojax.types import Problem
 
 
 class Encoded(NamedTuple):
-    """Problems as arrays: prompts i32[Q P] and answers i32[Q T] (with the end token), right-padded; prompt lengths i32[Q]; ids i32[Q]."""
+    """Problems as arrays: prompts i32[Q P] and answers i32[Q T] (with the end token; T = 0 where the host verifies), right-padded;
+    prompt lengths i32[Q]; ids i32[Q]."""
 
     prompts: np.ndarray
     lengths: np.ndarray
@@ -18,15 +27,32 @@ class Encoded(NamedTuple):
     ids: np.ndarray
 
 
-class Task(Protocol):
+class Grades(NamedTuple):
+    """What a verifier says of r responses.
+
+    Attributes:
+        rewards: f32[r], 0 or 1.
+        answered: bool[r], an answer was found in the response, right or wrong.
+        failures: checks that did not come to an end, by kind: timeout, crash, error, memory.
+    """
+
+    rewards: np.ndarray
+    answered: np.ndarray
+    failures: dict[str, int]
+
+
+class DeviceTask(Protocol):
     """A problem source with a verifier that runs on device.
 
     Attributes:
-        vocab: size of the vocabulary. eos: the token that ends a response. pad: the token that fills.
+        vocab: size of the vocabulary. eos: the token that ends a response. stops: the same, as the sampler takes it. pad: the token
+            that fills.
     """
 
+    on_device: ClassVar[Literal[True]]
     vocab: int
     eos: int
+    stops: Stops
     pad: int
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
@@ -50,8 +76,55 @@ class Task(Protocol):
         ...
 
 
-def build_task(text: str) -> Task:
-    """The task of `cell.task`: a name, or name:argument where the task takes one (`solvers:ABCG`)."""
-    name, _, argument = text.partition(":")
-    module = registry.load("tasks", name, "build")
-    return module.build(argument) if argument else module.build()
+class HostTask(Protocol):
+    """A problem source in text, whose responses are judged on the host.
+
+    Attributes:
+        vocab: rows of the model's embedding. stops: what ends a response. pad: the token that fills.
+    """
+
+    on_device: ClassVar[Literal[False]]
+    vocab: int
+    stops: Stops
+    pad: int
+
+    def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
+        """At most `count` distinct problems."""
+        ...
+
+    def fits(self, problems: Sequence[Problem], prompt_length: int) -> list[Problem]:
+        """Those whose prompt has at most `prompt_length` tokens; the caller counts and reports the rest."""
+        ...
+
+    def encode(self, problems: Sequence[Problem], prompt_length: int) -> Encoded:
+        """Problems as arrays of fixed width, without answers; InputError where a prompt does not fit: none is ever cut."""
+        ...
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """One response's own tokens i32[t] as text: cut before the stop string, special tokens left out."""
+        ...
+
+    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
+        """Judge one response to each problem (a problem may come several times)."""
+        ...
+
+    def close(self) -> None:
+        """End the verifier's processes."""
+        ...
+
+
+def build_task(cell: CellConfig, workers: int | None = None) -> DeviceTask | HostTask:
+    """The task of `cell.task`: a name, or name:argument where the task takes one (`solvers:ABCG`, `jsonl:train.jsonl`).
+
+    `workers`: processes that check responses in text; None takes one for each core.
+
+    Raises:
+        InputError: no such task, or an argument, data or tokenizer it cannot work with.
+    """
+    name, _, argument = cell.task.partition(":")
+    module = registry.load("tasks", name, "build", "source")
+    if "build" in vars(module):
+        return module.build(argument) if argument else module.build()
+    from isojax.tasks.text import TextTask  # loads transformers, which tasks on device do without
+
+    return TextTask(module.source(argument, cell.data), cell.model, cell.prompt, cell.verifier, cell.sampling, workers)

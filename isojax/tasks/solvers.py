@@ -8,11 +8,14 @@ and what RL teaches carries over to numbers it has not seen. `solvers:ABCG` is t
 learnt.
 """
 
+from typing import ClassVar, Literal
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from isojax.tasks.base import Encoded
+from isojax.tasks.stops import Stops
 from isojax.types import InputError, Problem
 
 ALPHABET = "0123456789ABCDEFGH=$ "
@@ -41,8 +44,10 @@ def _write(texts: list[str], width: int, what: str) -> np.ndarray:
 class Solvers:
     """The task with some of the operators; see the module."""
 
+    on_device: ClassVar[Literal[True]] = True
     vocab = 24  # the alphabet, rounded up so that a mesh of 2, 4 or 8 divides it
     eos = INDEX["$"]
+    stops = Stops((eos,), None)
     pad = INDEX[" "]
 
     def __init__(self, operators: str = OPERATORS):

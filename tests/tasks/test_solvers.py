@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from isojax.config import CellConfig
 from isojax.tasks import solvers
 from isojax.tasks.base import build_task
 from isojax.tasks.solvers import ALPHABET, RIGHT, WRONG
@@ -122,7 +123,7 @@ def test_demonstrations_answer_rightly_as_often_as_the_mixture_says(operators: s
             for y in range(3):
                 exact[o, x, y] = RIGHT[o, x, y] + (1 - RIGHT[o, x, y]) * chance[(a % 5 == x) & (b % 3 == y)].mean()
 
-    task = build_task(f"solvers:{operators}")
+    task = build_task(CellConfig(task=f"solvers:{operators}"))
     demonstrations = task.demonstrations(15_000 * len(chosen), np.random.default_rng(0), 6, 4)
     p = demonstrations.prompts
     a, o, b = p[:, 0] * 10 + p[:, 1], p[:, 2] - 10, p[:, 3] * 10 + p[:, 4]
@@ -140,7 +141,7 @@ def test_demonstrations_answer_rightly_as_often_as_the_mixture_says(operators: s
 
 
 def test_some_of_the_operators() -> None:
-    task = build_task("solvers:GAB")
+    task = build_task(CellConfig(task="solvers:GAB"))
     problems = task.problems(30_000, np.random.default_rng(0))
     assert {p.prompt[2] for p in problems} == set("ABG") and len({p.prompt for p in problems}) == 30_000
     every = {p.prompt: p for p in TASK.problems(80_000, np.random.default_rng(0))}
@@ -152,4 +153,4 @@ def test_some_of_the_operators() -> None:
 @pytest.mark.parametrize("operators", ["AAB", "AX", "ab", "A"])
 def test_operators_refused(operators: str) -> None:
     with pytest.raises(InputError, match=rf"solvers:{operators} is not two or more different operators of ABCDEFGH"):
-        build_task(f"solvers:{operators}")
+        build_task(CellConfig(task=f"solvers:{operators}"))
