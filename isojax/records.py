@@ -148,6 +148,7 @@ def _point(row: Mapping[str, Any], path: Path, number: int) -> EvalPoint:
             counts=tuple(int(c) for c in row.get("counts", ())),
             samples=int(row.get("samples", 0)),
             train={str(k): float(v) for k, v in row.get("train", {}).items()},
+            extra={str(k): tuple(int(c) for c in v) for k, v in row.get("extra", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
         raise InputError(

@@ -92,10 +92,11 @@ class EvalPoint:
         M: updates done.
         rollouts: C, the rollouts sampled for training so far (at least `target`).
         tokens: response tokens sampled for training so far.
-        metrics: validation metrics, for example {"avg@4": 0.41}.
+        metrics: validation metrics, for example {"avg@4": 0.41, "hard/avg@4": 0.12}, with the name of an extra set before the slash.
         counts: right answers for each validation problem, in the order of the problem set.
         samples: rollouts a validation problem (the k of avg@k).
         train: means over the updates since the last point (reward, entropy, kl, grad_norm, ...).
+        extra: right answers for each problem of each extra set, by its name, of `samples` rollouts a problem too.
     """
 
     target: int
@@ -106,6 +107,7 @@ class EvalPoint:
     counts: tuple[int, ...] = ()
     samples: int = 0
     train: Mapping[str, float] = field(default_factory=dict)
+    extra: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "isojax"
 
 # Each line may import the lines above it and its own; a module is placed by its longest name found here.
-SHARED = [("types",), ("files", "registry"), ("config", "records"), ("launch.planner",)]
+SHARED = [("types",), ("files", "registry", "estimators"), ("config", "records"), ("launch.planner",)]
 CLI = ("cli_records", "cli_curve", "cli_recommend", "cli_validate", "cli_compare")
 HOST = [*SHARED, ("scaling",), ("logs", "export"), ("report",), ("launch",), ("cli_words", "cli_drawing"), ("cli_fit",), CLI, ("cli",)]
 DEVICE = [*SHARED, ("sharding",), ("models", "tasks"), ("sampling",), ("rl",), ("evaluate", "checkpoint"), ("base",), ("train",)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -36,6 +37,22 @@ def test_what_was_appended_reads_back(tmp_path: Path) -> None:
     assert run.cell == CELL and run.cell_hash == "abc"
     assert run.points == (point(0), point(64), point(128))
     assert run.device_hours == pytest.approx((0.02, 0.04, 0.06))  # 36 s x 2 devices a point
+
+
+def test_right_answers_of_extra_sets_are_kept_and_may_be_absent(tmp_path: Path) -> None:
+    folder = cell_folder(tmp_path, targets=(0,))
+    path = folder / RECORDS
+    old = json.loads(path.read_text().splitlines()[1])
+    del old["extra"]  # as an earlier isojax wrote it
+    path.write_text(path.read_text().splitlines()[0] + "\n" + json.dumps(old) + "\n")
+    new = dataclasses.replace(point(64), extra={"hard": (0, 2), "ood": (1,)})
+    Ledger(folder, CELL, "abc").append(new, seconds=1.0, devices=1)
+    assert read_run(folder).points == (point(0), new)
+    row = json.loads(path.read_text().splitlines()[2])
+    assert row["extra"] == {"hard": [0, 2], "ood": [1]}
+    path.write_text(path.read_text().replace('{"hard": [0, 2], "ood": [1]}', "[0, 2]"))
+    with pytest.raises(InputError, match="line 3 is not an evaluation"):
+        read_run(folder)
 
 
 def test_appending_a_target_twice_writes_it_once(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from isojax.scaling.metrics import COMPUTES, Track, track
+from isojax.scaling.metrics import COMPUTES, Track, parse_metric, track
 from isojax.types import InputError, RunRecord
 
 
@@ -27,17 +27,21 @@ def tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[Track]:
                 f"{first.source} and {b.source} were run with different `cell` settings ({first.cell_hash!r} and {b.cell_hash!r}); "
                 "expected one setting, because one law cannot describe both. Fit them apart."
             )
-    _same_problems(ordered)
+    _same_problems(ordered, metric)
     return [track(r, metric, compute) for r in ordered]
 
 
-def _same_problems(runs: Sequence[RunRecord]) -> None:
-    """Refuse right answers of different numbers of validation problems: they cannot be paired."""
-    sizes = {len(p.counts): r.source or r.cell.name for r in runs for p in r.points if p.counts}
-    if len(sizes) > 1:
-        (a, first), (b, second), *_ = sorted(sizes.items())
-        given = f"{first} has right answers of {a} validation problems, {second} of {b}"
-        raise InputError(f"{given}; expected the same problems at every evaluation. Mend the file or fit them apart.")
+def _same_problems(runs: Sequence[RunRecord], metric: str) -> None:
+    """Refuse right answers of different numbers of problems, be it of the main set or of the metric's own: they cannot be paired."""
+    parsed = parse_metric(metric)
+    for name in dict.fromkeys(("", parsed.problems if parsed else "")):
+        known = [(r, p.extra.get(name, ()) if name else p.counts) for r in runs for p in r.points]
+        sizes = {len(counts): r.source or r.cell.name for r, counts in known if counts}
+        if len(sizes) > 1:
+            (a, first), (b, second), *_ = sorted(sizes.items())
+            what = f"problems of the set {name!r}" if name else "validation problems"
+            given = f"{first} has right answers of {a} {what}, {second} of {b}"
+            raise InputError(f"{given}; expected the same problems at every evaluation. Mend the file or fit them apart.")
 
 
 def base_reward(tracks: Sequence[Track]) -> float | None:

@@ -1,10 +1,8 @@
 """The two axes of every plot: compute of a run (rollouts, tokens or device hours) and a validation metric.
 
-Unbiased estimators from c right answers of N samples of one problem, k <= N (Chen et al., arXiv:2107.03374, eq. 1):
-
-    avg@k = c / N,    best@k = 1 - C(N-c, k) / C(N, k),    worst@k = C(c, k) / C(N, k)
-
-They differ from verl's bootstrap, which draws with replacement even at k = N and so gives one right of four a best@4 of .684.
+A metric's name says how it follows from right answers (isojax/estimators.py): KIND@k of the validation problems, SET/KIND@k of an extra
+set of problems, with KIND one of avg, best, worst, pass, verl/best and verl/worst. train/NAME is a training metric; any other name stands
+for what is recorded under it.
 """
 
 from __future__ import annotations
@@ -13,17 +11,16 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from isojax.estimators import KINDS, FloatArray, estimate
 from isojax.types import EvalPoint, InputError, RunRecord
 
-FloatArray = NDArray[np.float64]
 TRAIN = "train/"  # opens the name of a training metric
 COMPUTES = ("rollouts", "tokens", "device_hours")
-_NAME = re.compile(r"(avg|best|worst)@([1-9]\d*)")
+_NAME = re.compile(rf"(?:(?P<set>(?!train/|verl/)[^/]+)/)?(?P<kind>{'|'.join(KINDS)})@(?P<k>[1-9]\d*)")
 
 
 def floats(values: ArrayLike) -> FloatArray:
@@ -66,47 +63,52 @@ class Difference:
         return math.copysign(math.inf, self.mean) if self.mean else 0.0
 
 
-def parse_metric(metric: str) -> tuple[str, int] | None:
-    """("best", 4) for "best@4"; None for a metric that right answers alone do not determine."""
+@dataclass(frozen=True)
+class Metric:
+    """A metric that right answers determine: `kind` (one of estimators.KINDS) at k, of the extra set `problems`, or "" for the main one."""
+
+    problems: str
+    kind: str
+    k: int
+
+
+def parse_metric(metric: str) -> Metric | None:
+    """Metric("hard", "best", 4) for "hard/best@4"; None for a name that right answers alone do not determine."""
     match = _NAME.fullmatch(metric)
-    return (match[1], int(match[2])) if match else None
+    return Metric(match["set"] or "", match["kind"], int(match["k"])) if match else None
 
 
-@lru_cache(maxsize=256)
-def _table(kind: str, k: int, samples: int) -> FloatArray:
-    """float[samples + 1]: the estimate for c = 0 .. samples, from exact integers."""
-    every = math.comb(samples, k)
-    if kind == "avg":
-        return np.arange(samples + 1) / samples
-    if kind == "best":
-        return np.array([1 - math.comb(samples - c, k) / every for c in range(samples + 1)])
-    return np.array([math.comb(c, k) / every for c in range(samples + 1)])
+def right_answers(point: EvalPoint, metric: str) -> tuple[int, ...]:
+    """The counts of one evaluation that determine the metric; () where there are none, or too few samples for its k."""
+    parsed = parse_metric(metric)
+    if parsed is None or parsed.k > point.samples:
+        return ()
+    return point.extra.get(parsed.problems, ()) if parsed.problems else point.counts
 
 
 def per_problem(counts: ArrayLike, samples: int, metric: str) -> FloatArray:
-    """avg@k, best@k or worst@k of each problem, unbiased.
+    """The metric of each problem.
 
     Args:
-        counts: int[..., N], right answers of `samples` a problem.
+        counts: int[..., N], right answers of `samples` a problem, of the metric's set of problems.
         samples: rollouts a problem, at least k.
-        metric: "avg@k", "best@k" or "worst@k".
+        metric: such as "avg@4", "verl/best@4" or "hard/pass@4".
 
     Returns:
         float[..., N], each in [0, 1].
 
     Raises:
-        InputError: another metric, k > samples, or a count outside 0..samples.
+        InputError: another metric, or as `estimators.estimate`.
     """
     parsed = parse_metric(metric)
     if parsed is None:
-        raise InputError(f"metric {metric!r} is not determined by right answers; expected avg@k, best@k or worst@k, for example best@4.")
-    kind, k = parsed
-    if k > samples:
-        raise InputError(f"{metric} needs {k} samples a problem, but {samples} were drawn; ask for k <= {samples} or evaluate with more.")
-    c = np.asarray(counts, dtype=np.int64)
-    if c.size and (c.min() < 0 or c.max() > samples):
-        raise InputError(f"right answers run from {c.min()} to {c.max()}; expected 0..{samples}, the samples a problem. Mend either.")
-    return _table(kind, k, samples)[c]
+        given = f"metric {metric!r} is not determined by right answers"
+        raise InputError(f"{given}; expected {_kinds()}, or SET/ before one of them, for example best@4.")
+    return estimate(counts, samples, parsed.kind, parsed.k)
+
+
+def _kinds() -> str:
+    return ", ".join(f"{kind}@k" for kind in KINDS[:-1]) + f" or {KINDS[-1]}@k"
 
 
 def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
@@ -119,13 +121,21 @@ def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
         return float(point.metrics[metric])
     if metric.startswith(TRAIN) and metric.removeprefix(TRAIN) in point.train:
         return float(point.train[metric.removeprefix(TRAIN)])
-    parsed = parse_metric(metric)
-    if parsed is not None and point.counts and parsed[1] <= point.samples:
-        return float(per_problem(point.counts, point.samples, metric).mean())
+    counts = right_answers(point, metric)
+    if counts:
+        return float(per_problem(counts, point.samples, metric).mean())
     known = ", ".join([*sorted(point.metrics), *(TRAIN + name for name in sorted(point.train))]) or "none"
-    derived = f" and avg@k, best@k, worst@k for k <= {point.samples} from its counts" if point.counts else ""
     where = f"{source or 'an evaluation'} (C = {point.rollouts})"
-    raise InputError(f"{where} has no metric {metric!r}; expected one of those it has: {known}{derived}. Ask for one of them.")
+    raise InputError(f"{where} has no metric {metric!r}; expected one of those it has: {known}{_derived(point)}. Ask for one of them.")
+
+
+def _derived(point: EvalPoint) -> str:
+    """What follows from an evaluation's counts, in words."""
+    sets = [f"{name}/" for name, counts in sorted(point.extra.items()) if counts]
+    if not point.counts and not sets:
+        return ""
+    before = f", after {', '.join(sets)} for an extra set" if sets else ""
+    return f" and {_kinds()} for k <= {point.samples} from its counts{before}"
 
 
 def compute_axis(run: RunRecord, compute: str) -> FloatArray:
@@ -198,7 +208,7 @@ def paired_difference(counts_a: ArrayLike, counts_b: ArrayLike, samples: int, me
         counts_a: int[seeds of a, N], right answers of `samples`; int[N] for one seed.
         counts_b: int[seeds of b, N].
         samples: rollouts a problem.
-        metric: "avg@k", "best@k" or "worst@k".
+        metric: as in `per_problem`.
 
     Returns:
         mean(d) and std(d, ddof=1) / sqrt(N).

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isojax.scaling.metrics import FloatArray, floats, parse_metric, per_problem
+from isojax.scaling.metrics import FloatArray, floats, per_problem, right_answers
 from isojax.scaling.surface import Packed
 
 
@@ -48,13 +48,14 @@ def problems(packed: Packed, metric: str, fitted: FloatArray) -> Problems | None
     Args:
         fitted: float[J, S, P], the curves' rewards at the evaluations.
     """
-    parsed, rows = parse_metric(metric), []
+    rows = []
     for seeds in packed.tracks:
         for t in seeds:
             for p, r in zip(t.run.points, t.R, strict=True):
-                if parsed is None or not p.counts or parsed[1] > p.samples:
+                right = right_answers(p, metric)
+                if not right:
                     return None
-                row = per_problem(p.counts, p.samples, metric)
+                row = per_problem(right, p.samples, metric)
                 if abs(float(row.mean()) - r) > 5e-4:  # the recorded metric is of something else
                     return None
                 rows.append(row)

@@ -16,7 +16,7 @@ from itertools import groupby
 import numpy as np
 
 from isojax.scaling.frontier import Frontier, Stretch
-from isojax.scaling.metrics import Difference, Track, paired_difference, parse_metric
+from isojax.scaling.metrics import Difference, Track, paired_difference, right_answers
 from isojax.types import EvalPoint
 
 Cells = Mapping[tuple[int, int], Sequence[Track]]
@@ -61,10 +61,11 @@ def compare(a: Sequence[EvalPoint], b: Sequence[EvalPoint], metric: str) -> Diff
     Raises:
         InputError: counts of different validation sets.
     """
-    parsed, samples = parse_metric(metric), {p.samples for p in (*a, *b)}
-    if parsed is None or len(samples) != 1 or not all(p.counts for p in (*a, *b)) or parsed[1] > min(samples):
+    samples = {p.samples for p in (*a, *b)}
+    right_a, right_b = ([right_answers(p, metric) for p in points] for points in (a, b))
+    if len(samples) != 1 or not all([*right_a, *right_b]):
         return None
-    return paired_difference([p.counts for p in a], [p.counts for p in b], samples.pop(), metric)
+    return paired_difference(right_a, right_b, samples.pop(), metric)
 
 
 def _evidence(held: Sequence[Stretch], neighbours: Sequence[tuple[int, int]], cells: Cells, metric: str) -> Segment:
@@ -99,7 +100,7 @@ def segments(frontier: Frontier, cells: Cells, metric: str) -> tuple[Segment, ..
 
     Args:
         cells: the runs of each (B_p, n).
-        metric: the fitted metric; leads need it to be avg@k, best@k or worst@k and the counts to be recorded.
+        metric: the fitted metric; leads need one that follows from right answers (`parse_metric`), and those to be recorded.
 
     Raises:
         InputError: counts of different validation sets.

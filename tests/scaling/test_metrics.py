@@ -1,12 +1,11 @@
-"""Estimators against enumeration, axes against hand-written records, paired differences against arithmetic by hand."""
+"""Metrics by name, axes against hand-written records, paired differences against arithmetic by hand."""
 
 import math
-from itertools import combinations
 
 import numpy as np
 import pytest
 
-from isojax.scaling.metrics import compute_axis, metric_value, paired_difference, per_problem, track
+from isojax.scaling.metrics import Metric, compute_axis, metric_value, paired_difference, parse_metric, per_problem, right_answers, track
 from isojax.types import Cell, EvalPoint, InputError, RunRecord
 
 
@@ -14,15 +13,14 @@ def run(points, hours=(), source="runs/a/records.jsonl"):
     return RunRecord(Cell(16, 2, 0), tuple(points), source, hours)
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 5, 6])
-def test_estimators_equal_enumeration_of_all_subsets(k):
-    """avg, best and worst over all k-subsets of 6 samples, without replacement."""
-    for c in range(7):
-        subsets = list(combinations([1] * c + [0] * (6 - c), k))
-        expected = {"avg": np.mean([np.mean(s) for s in subsets]), "best": np.mean([max(s) for s in subsets])}
-        expected["worst"] = np.mean([min(s) for s in subsets])
-        for kind, value in expected.items():
-            assert per_problem([c], 6, f"{kind}@{k}")[0] == pytest.approx(value, abs=1e-12)
+def test_a_metrics_name_says_how_it_follows_from_right_answers():
+    assert parse_metric("avg@4") == Metric("", "avg", 4)
+    assert parse_metric("pass@16") == Metric("", "pass", 16)
+    assert parse_metric("verl/best@4") == Metric("", "verl/best", 4)
+    assert parse_metric("hard/worst@2") == Metric("hard", "worst", 2)
+    assert parse_metric("aime-24/verl/worst@8") == Metric("aime-24", "verl/worst", 8)
+    for other in ("reward", "avg@0", "avg@04", "mean@4", "verl/avg@4", "verl/pass@4", "train/avg@4", "train/verl/best@4", "a/b/avg@4"):
+        assert parse_metric(other) is None, other
 
 
 def test_one_right_of_four_is_best_at_4_of_one():
@@ -34,7 +32,10 @@ def test_large_samples_do_not_overflow():
     assert per_problem([1], 2048, "best@1024")[0] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(("count", "metric", "match"), [(1, "best@8", "k <= 4"), (5, "avg@4", r"0\.\.4"), (1, "reward", "avg@k")])
+@pytest.mark.parametrize(
+    ("count", "metric", "match"),
+    [(1, "best@8", "k <= 4"), (5, "avg@4", r"0\.\.4"), (1, "reward", "avg@k, best@k, worst@k, pass@k, verl/best@k or verl/worst@k")],
+)
 def test_estimators_refuse(count, metric, match):
     with pytest.raises(InputError, match=match):
         per_problem([count], 4, metric)
@@ -50,6 +51,21 @@ def test_metric_is_recorded_or_derived_from_counts():
         metric_value(p, "best@8", "here")
     with pytest.raises(InputError, match="those it has: none"):
         metric_value(EvalPoint(0, 0, 0, 0, {}), "avg@4")
+
+
+def test_metrics_of_extra_sets_follow_from_their_own_right_answers():
+    p = EvalPoint(0, 0, 0, 0, {"avg@4": 0.5}, (2,), 4, extra={"hard": (0, 1), "ood": (4, 4, 0)})
+    assert metric_value(p, "hard/avg@4") == 1 / 8
+    assert metric_value(p, "hard/pass@4") == 1 / 2
+    assert metric_value(p, "hard/verl/best@4") == pytest.approx((1 - 0.75**4) / 2)
+    assert metric_value(p, "ood/worst@4") == pytest.approx(2 / 3)
+    assert [right_answers(p, m) for m in ("avg@1", "hard/avg@1", "none/avg@1", "hard/avg@5", "train/avg@1")] == [(2,), (0, 1), (), (), ()]
+    with pytest.raises(
+        InputError, match=r"no metric 'hard/best@8'; expected .* for k <= 4 from its counts, after hard/, ood/ for an extra"
+    ):
+        metric_value(p, "hard/best@8")
+    with pytest.raises(InputError, match="no metric 'esay/avg@4'"):
+        metric_value(p, "esay/avg@4")
 
 
 def test_compute_axes():
