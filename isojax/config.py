@@ -13,15 +13,18 @@ import difflib
 import hashlib
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+from pydantic_core import PydanticCustomError
 
 from isojax.files import leaves, load_yaml, write_yaml
 from isojax.types import InputError
 
+TAKEN = ("train", "verl")  # what opens a metric's name and is no set of problems
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -150,13 +153,23 @@ class RLConfig(Section):
 class EvalConfig(Section):
     """Validation by avg@`samples` at the first update reaching each C in start * ratio^k, and of the base policy at C = 0.
 
-    `extra`: more problem sets to evaluate on, by name: task strings such as {hard: "tfds:splits#hard_validation"}.
+    `extra`: more problem sets to evaluate on, by name: task strings such as {hard: "tfds:splits#hard_validation"}; their metrics are
+    called hard/avg@4 and so on.
     """
 
     samples: PositiveInt = 4
     extra: dict[str, str] = {}
     start: Annotated[float, Field(ge=1)] = 1024
     ratio: Annotated[float, Field(gt=1)] = 1.3
+
+    @field_validator("extra")
+    @classmethod
+    def _names_are_free(cls, extra: dict[str, str]) -> dict[str, str]:
+        bad = next((name for name in extra if name in TAKEN or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)), None)
+        if bad is not None:
+            rule = f"names of letters, digits, '.', '_' and '-' that are not {' or '.join(TAKEN)}, which {bad!r} is not. Rename that set"
+            raise PydanticCustomError("set_name", "{rule}", {"rule": rule})
+        return extra
 
     def grid(self, budget: int) -> list[int]:
         """The values of C at which a run is evaluated: 0 (the base policy), then every distinct ceil(start * ratio^k) within the budget.

@@ -196,3 +196,12 @@ def test_a_changed_cell_or_name_is_refused() -> None:
         check_resume(OLD, new)
     with pytest.raises(InputError, match="name: this run has 'quickstart', given 'other'"):
         check_resume(OLD, OLD.model_copy(update={"name": "other"}))
+
+
+def test_extra_sets_are_named_so_that_their_metrics_are_not_others(folder: Path) -> None:
+    """hard/avg@4 is a metric of the set `hard`; train/..., verl/... and a/b/... mean something else."""
+    assert load_config("quickstart", ["cell.eval.extra.aime-24=jsonl:aime.jsonl"]).cell.eval.extra == {"aime-24": "jsonl:aime.jsonl"}
+    for name in ("train", "verl", "a/b", "x@4", "''"):
+        said = refused("quickstart", f"cell.eval.extra={{{name}: solvers}}")
+        assert "cell.eval.extra: given" in said and "expected names of letters" in said, said
+        assert said.endswith("which {!r} is not. Rename that set.".format(name.strip("'"))), said
