@@ -4,10 +4,10 @@ Flax NNX defines a block and its sharding; from there on the parameters are a py
 
     {"embed": [V, D], "blocks": {...: [L, ...]}, "norm": [D], "unembed": [D, V]}
 
-and the functions below are pure. Three ways to run it share the block: `prefix_cache` (prompts, once a problem), `score` (responses
-given their prompts' cache, for the trainer) and `decode_step` (one token a slot, for the sampler). The last token of a prompt
-belongs to the response: it is the first input that `score` and `decode_step` see, so that a prefix holds positions 0 .. length-2
-and nothing but keys and values passes from prompt to response.
+and the functions below are pure; a tied model has no "unembed", embed's transpose serves. Three ways to run it share the block:
+`prefix_cache` (prompts, once a problem), `score` (responses given their prompts' cache, for the trainer) and `decode_step` (one token
+a slot, for the sampler). The last token of a prompt belongs to the response: it is the first input that `score` and `decode_step` see,
+so that a prefix holds positions 0 .. length-2 and nothing but keys and values passes from prompt to response.
 """
 
 import functools
@@ -23,31 +23,20 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from isojax.config import ModelConfig
+from isojax.models.rope import frequencies, rope
 from isojax.sharding import partition
 from isojax.types import InputError
 
 Params = dict[str, Any]
 KV = tuple[Array, Array]  # keys and values, each [L, rows, K, positions, H]
 
-EPS = 1e-6
-ROPE_BASE = 10_000.0
 NEVER = -1e30
 
 
-def rms_norm(x: Float[Array, "*b D"], scale: Float[Array, " D"]) -> Float[Array, "*b D"]:
-    """x / rms(x) * scale, accumulated in float32."""
+def rms_norm(x: Float[Array, "*b D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*b D"]:
+    """x / rms(x) * scale: rms in float32, the scale in x's own precision, as the published models do it."""
     y = x.astype(jnp.float32)
-    return (y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + EPS)).astype(x.dtype) * scale.reshape((1,) * (x.ndim - 1) + (-1,))
-
-
-def rope(x: Float[Array, "b t heads H"], positions: Int[Array, "b t"]) -> Float[Array, "b t heads H"]:
-    """Rotary position embedding (arXiv:2104.09864), halves rotated against each other."""
-    half = x.shape[-1] // 2
-    frequency = ROPE_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions[..., None, None].astype(jnp.float32) * frequency.reshape(1, 1, 1, -1)
-    cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
-    a, b = x[..., :half], x[..., half:]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+    return (y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)).astype(x.dtype) * scale.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 def param(value: Array, axes: tuple[str, ...]) -> nnx.Param:
@@ -59,6 +48,7 @@ class Block(nnx.Module):
     """One layer: its weights, and the work before and after attention."""
 
     def __init__(self, config: ModelConfig, key: PRNGKeyArray):
+        self.config = config
         width, head, scale = config.width, config.head_dim, (2 * config.layers) ** -0.5
         number = itertools.count()
 
@@ -74,19 +64,32 @@ class Block(nnx.Module):
         self.gate = weight((width, config.mlp), ("embed", "mlp"), width)
         self.up = weight((width, config.mlp), ("embed", "mlp"), width)
         self.down = weight((config.mlp, width), ("mlp", "embed"), config.mlp, scale)
+        if config.qkv_bias:
+            self.query_bias = param(jnp.zeros((config.heads, head)), ("heads", "head_dim"))
+            self.key_bias = param(jnp.zeros((config.kv_heads, head)), ("kv_heads", "head_dim"))
+            self.value_bias = param(jnp.zeros((config.kv_heads, head)), ("kv_heads", "head_dim"))
+        if config.qk_norm:
+            self.query_norm = param(jnp.ones(head), ("head_dim",))
+            self.key_norm = param(jnp.ones(head), ("head_dim",))
 
     def project(self, x: Float[Array, "b t D"], positions: Int[Array, "b t"]) -> tuple[Array, Array, Array]:
         """Queries [b t N H], keys and values [b K t H] of the rows, positions applied."""
-        h = rms_norm(x, self.attention_norm[...])
-        q = rope(jnp.einsum("btd,dnh->btnh", h, self.query[...]), positions)
-        k = rope(jnp.einsum("btd,dkh->btkh", h, self.key[...]), positions)
+        config = self.config
+        h = rms_norm(x, self.attention_norm[...], config.norm_eps)
+        q = jnp.einsum("btd,dnh->btnh", h, self.query[...])
+        k = jnp.einsum("btd,dkh->btkh", h, self.key[...])
         v = jnp.einsum("btd,dkh->btkh", h, self.value[...])
-        return q, k.swapaxes(1, 2), v.swapaxes(1, 2)
+        if config.qkv_bias:
+            q, k, v = q + self.query_bias[...][None, None], k + self.key_bias[...][None, None], v + self.value_bias[...][None, None]
+        if config.qk_norm:
+            q, k = rms_norm(q, self.query_norm[...], config.norm_eps), rms_norm(k, self.key_norm[...], config.norm_eps)
+        turns = frequencies(config.head_dim, config.rope_base, config.rope_scaling)
+        return rope(q, positions, turns), rope(k, positions, turns).swapaxes(1, 2), v.swapaxes(1, 2)
 
     def finish(self, x: Float[Array, "b t D"], attended: Float[Array, "b t N H"]) -> Float[Array, "b t D"]:
         """Output projection and MLP, both residual."""
         x = x + jnp.einsum("btnh,nhd->btd", attended, self.out[...])
-        h = rms_norm(x, self.mlp_norm[...])
+        h = rms_norm(x, self.mlp_norm[...], self.config.norm_eps)
         return x + (jax.nn.silu(h @ self.gate[...]) * (h @ self.up[...])) @ self.down[...]
 
 
@@ -123,6 +126,12 @@ class Decoder:
                 f"cell.model: heads={config.heads}, kv_heads={config.kv_heads}, head_dim={config.head_dim}; expected heads to be a "
                 "multiple of kv_heads, and an even head_dim (rotary positions turn it in halves)."
             )
+        stretch = config.rope_scaling
+        if stretch is not None and stretch.high_freq_factor <= stretch.low_freq_factor:
+            raise InputError(
+                f"cell.model.rope_scaling: high_freq_factor={stretch.high_freq_factor}, low_freq_factor={stretch.low_freq_factor}; "
+                "expected the high one above the low one, as 4 and 1."
+            )
         self.config = config
         self.vocab = vocab
         abstract = nnx.eval_shape(lambda: Block(config, jax.random.key(0)))
@@ -133,17 +142,20 @@ class Decoder:
         config = self.config
         k_embed, k_blocks, k_out = jax.random.split(key, 3)
         blocks = jax.vmap(lambda k: nnx.to_pure_dict(nnx.split(Block(config, k))[1]))(jax.random.split(k_blocks, config.layers))
-        return {
+        params = {
             "embed": jax.random.normal(k_embed, (self.vocab, config.width)) * 0.5,
             "blocks": blocks,
             "norm": jnp.ones(config.width),
-            "unembed": jax.random.normal(k_out, (config.width, self.vocab)) * config.width**-0.5,
         }
+        if config.tied:
+            return params
+        return {**params, "unembed": jax.random.normal(k_out, (config.width, self.vocab)) * config.width**-0.5}
 
     def logical_axes(self) -> Params:
         """The logical axes of each parameter, in the parameters' own tree."""
         names = {k: ("layer", *v.get_metadata()["out_sharding"]) for k, v in self._abstract.items()}
-        return {"embed": ("vocab", "embed"), "blocks": names, "norm": ("embed",), "unembed": ("embed", "vocab")}
+        axes = {"embed": ("vocab", "embed"), "blocks": names, "norm": ("embed",)}
+        return axes if self.config.tied else {**axes, "unembed": ("embed", "vocab")}
 
     def shapes(self) -> Params:
         """ShapeDtypeStruct of each parameter."""
@@ -210,7 +222,7 @@ class Decoder:
             return attend(q, parts)
 
         x = params["embed"][tokens]
-        return rms_norm(self._layers(params, x, positions, attention, prefix)[0], params["norm"])
+        return rms_norm(self._layers(params, x, positions, attention, prefix)[0], params["norm"], self.config.norm_eps)
 
     def decode_step(
         self, params: Params, cache: KV, tokens: Int[Array, " R"], positions: Int[Array, " R"]
@@ -231,10 +243,12 @@ class Decoder:
 
         carry = (params["embed"][tokens][:, None], *cache, jnp.int32(0))
         (x, keys, values, _), _ = lax.scan(layer, carry, params["blocks"])
-        return rms_norm(x[:, 0], params["norm"]), (keys, values)
+        return rms_norm(x[:, 0], params["norm"], self.config.norm_eps), (keys, values)
 
     def logits(self, params: Params, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
         """Float32 logits."""
+        if self.config.tied:
+            return jnp.einsum("...d,vd->...v", hidden, params["embed"], preferred_element_type=jnp.float32)
         return jnp.einsum("...d,dv->...v", hidden, params["unembed"], preferred_element_type=jnp.float32)
 
     def empty_cache(self, rows: int, positions: int, dtype: jnp.dtype) -> KV:

@@ -1,0 +1,22 @@
+"""Llama 2, 3, 3.1, 3.2 and what keeps to their architecture (SmolLM2): stretched rotary positions where config.json says so."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from isojax.config import ModelConfig
+from isojax.models import published
+from isojax.models.decoder import Decoder
+
+ARCHITECTURES = ("LlamaForCausalLM",)
+NAMES = published.NAMES
+
+
+def settings(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """ModelConfig's fields, without family and path, from a config.json; InputError for what the decoder cannot do."""
+    published.refuse_unless(hf, "attention_bias", False, "the decoder has no such bias for Llama")
+    return published.common_settings(hf)
+
+
+def build(config: ModelConfig, vocab: int) -> Decoder:
+    """The decoder for a vocabulary of `vocab` tokens."""
+    return Decoder(config, vocab)
