@@ -167,7 +167,7 @@ class EvalConfig(Section):
     def _names_are_free(cls, extra: dict[str, str]) -> dict[str, str]:
         bad = next((name for name in extra if name in TAKEN or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)), None)
         if bad is not None:
-            rule = f"names of letters, digits, '.', '_' and '-' that are not {' or '.join(TAKEN)}, which {bad!r} is not. Rename that set"
+            rule = f"names of letters, digits, '.', '_' and '-', other than {' and '.join(TAKEN)}. Rename the set {bad!r}"
             raise PydanticCustomError("set_name", "{rule}", {"rule": rule})
         return extra
 

@@ -204,4 +204,4 @@ def test_extra_sets_are_named_so_that_their_metrics_are_not_others(folder: Path)
     for name in ("train", "verl", "a/b", "x@4", "''"):
         said = refused("quickstart", f"cell.eval.extra={{{name}: solvers}}")
         assert "cell.eval.extra: given" in said and "expected names of letters" in said, said
-        assert said.endswith("which {!r} is not. Rename that set.".format(name.strip("'"))), said
+        assert said.endswith("other than train and verl. Rename the set {!r}.".format(name.strip("'"))), said
