@@ -1,26 +1,42 @@
-"""Splits of a problem set by difficulty, and the order in which a run meets its problems."""
+"""Splits of a problem set by difficulty, mixtures of splits, what stands on both sides, and the order in which a run meets its
+problems. No jax here."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 
 import numpy as np
 
 from isojax.config import DataConfig
+from isojax.tasks.sources import asked, choose
 from isojax.types import InputError, Problem
 
 
 def split(problems: list[Problem], config: DataConfig) -> tuple[list[Problem], list[Problem]]:
-    """(training, validation): the labelled problems inside `difficulty`, `validation` of them held out; disjoint by id and by prompt.
+    """(training, validation): the problems inside `difficulty`, `validation` of them held out; disjoint by id and by prompt.
+
+    Problems are labelled, unless `attempts` is 0: then none is left out.
 
     Raises:
-        InputError: too few problems of that difficulty, or one problem on both sides.
+        InputError: too few problems (of that difficulty), or one problem on both sides.
     """
-    low, high = config.difficulty
-    inside = [p for p in problems if low <= p.difficulty <= high]
-    if len(inside) < 2 * config.validation:
+    (low, high), attempts, needed = config.difficulty, config.attempts, 2 * config.validation
+    if attempts and not all(p.attempts for p in problems):
+        bare = next(p for p in problems if not p.attempts)
         raise InputError(
-            f"{len(inside)} of {len(problems)} problems have avg@{config.attempts} in [{low}, {high}]; "
-            f"cell.data.validation={config.validation} needs at least {2 * config.validation}."
+            f"problem {bare.id} ({bare.prompt[:60]!r}) is not labelled and cell.data.attempts={attempts} asks for a difficulty;"
+            " label the problems first, or set cell.data.attempts=0 to take them all."
+        )
+    inside = [p for p in problems if not attempts or low <= p.difficulty <= high]
+    if len(inside) < needed and attempts:
+        raise InputError(
+            f"{len(inside)} of {len(problems)} problems have avg@{problems[0].attempts if problems else attempts} in [{low}, {high}]; "
+            f"cell.data.validation={config.validation} needs at least {needed}."
             " Widen cell.data.difficulty or raise cell.data.candidates."
+        )
+    if len(inside) < needed:
+        raise InputError(
+            f"there are {len(problems)} problems; cell.data.validation={config.validation} needs at least {needed}."
+            " Lower it, raise cell.data.candidates, or name validation problems of their own by cell.data.held_out."
         )
     order = np.random.default_rng([config.seed, 1]).permutation(len(inside))
     validation = [inside[i] for i in order[: config.validation]]
@@ -31,11 +47,85 @@ def split(problems: list[Problem], config: DataConfig) -> tuple[list[Problem], l
 
 def check_disjoint(training: list[Problem], validation: list[Problem]) -> None:
     """InputError where a prompt stands on both sides."""
-    shared = {p.prompt for p in training} & {p.prompt for p in validation}
+    shared = {asked(p) for p in training} & {asked(p) for p in validation}
     if shared:
         raise InputError(
             f"{len(shared)} problems stand in training and validation, for example {min(shared)!r}; remove them from one side."
         )
+
+
+def overlap(training: Sequence[Problem], validation: Sequence[Problem]) -> list[str]:
+    """Prompts of `training` that stand in `validation` too, but for white space and case; each once, in the order of `training`."""
+    seen = {_loosely(p) for p in validation}
+    return list(dict.fromkeys(p.prompt for p in training if _loosely(p) in seen))
+
+
+def drop_overlap(training: Sequence[Problem], validation: Sequence[Problem]) -> tuple[list[Problem], int]:
+    """(the training problems that do not stand in `validation`, how many do): `overlap`'s are gone. The caller shows the number."""
+    seen = {_loosely(p) for p in validation}
+    kept = [p for p in training if _loosely(p) not in seen]
+    return kept, len(training) - len(kept)
+
+
+def _loosely(problem: Problem) -> str:
+    return " ".join(asked(problem).casefold().split())
+
+
+def limit(problems: list[Problem], size: int | None, rng: np.random.Generator) -> list[Problem]:
+    """D: at most `size` problems, a random choice in random order; all of them, as they are, where that is no limit."""
+    return problems if size is None or size >= len(problems) else choose(problems, size, rng)
+
+
+def portions(sizes: Mapping[str, int], shares: Mapping[str, float], size: int | None) -> dict[str, int]:
+    """How many problems of each part make the largest mixture with these shares: at most `size` (D) in all, no part used up twice.
+
+    Shares are normalised and taken as the decimal numbers they print as; what does not divide goes to the largest remainders.
+
+    Raises:
+        InputError: a part that is missing, empty or left without a problem, or a share that is not above 0.
+    """
+    for part, share in shares.items():
+        if not share > 0:
+            raise InputError(f"cell.data.mixture.{part}={share}: expected a share above 0. Leave the part out to take none of it.")
+        if not sizes.get(part):
+            there = ", ".join(f"{name} ({count})" for name, count in sizes.items()) or "none"
+            raise InputError(f"cell.data.mixture: part {part!r} holds no problems; there are {there}.")
+    if not shares:
+        raise InputError("cell.data.mixture is empty; expected parts and shares, such as {hard: 0.5, easy: 0.5}.")
+    exact = {part: Fraction(str(share)) for part, share in shares.items()}
+    exact = {part: share / sum(exact.values()) for part, share in exact.items()}
+    # Rounded up, a part may give one problem more than its exact share, never more: the largest total is at most this.
+    total = min(int((sizes[part] + 1) / share) for part, share in exact.items())
+    total = min(total, sum(sizes[part] for part in shares), total if size is None else size)
+    counts = _rounded(total, exact)
+    while any(count > sizes[part] for part, count in counts.items()):
+        total -= 1
+        counts = _rounded(total, exact)
+    if not all(counts.values()):
+        raise InputError(f"cell.data.mixture: a mixture of {total} problems gives {counts}; raise cell.data.size, or leave parts out.")
+    return counts
+
+
+def _rounded(total: int, shares: Mapping[str, Fraction]) -> dict[str, int]:
+    """Integers that add up to `total`, nearest to the shares by largest remainder; the first part wins a tie."""
+    counts = {part: int(total * share) for part, share in shares.items()}
+    by_remainder = sorted(shares, key=lambda part: counts[part] - total * shares[part])
+    for part in by_remainder[: total - sum(counts.values())]:
+        counts[part] += 1
+    return counts
+
+
+def mix(parts: Mapping[str, list[Problem]], shares: Mapping[str, float], size: int | None, rng: np.random.Generator) -> list[Problem]:
+    """The largest set of at most `size` problems with these shares of the parts (see `portions`), shuffled; ids stay.
+
+    Raises:
+        InputError: as `portions`; and one id in two parts.
+    """
+    counts = portions({part: len(problems) for part, problems in parts.items()}, shares, size)
+    chosen = [p for part, count in counts.items() for p in choose(parts[part], count, rng)]
+    if len({p.id for p in chosen}) < len(chosen):
+        raise InputError(f"cell.data.mixture: the parts {', '.join(counts)} share problems (an id stands in two); expected disjoint parts.")
+    return choose(chosen, len(chosen), rng)
 
 
 def batches(problems: int, B_p: int, seed: int, first: int = 0) -> Iterator[np.ndarray]:

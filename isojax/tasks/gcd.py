@@ -1,0 +1,38 @@
+"""Greatest common divisors: `gcd(12,18)=` -> `6`, of two numbers in low..high (`gcd:low=2,high=40`, the usual ones)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from isojax.config import DataConfig
+from isojax.tasks.sources import read_integers
+from isojax.types import InputError, Problem
+
+LARGEST = 9999
+
+
+@dataclass(frozen=True)
+class Divisors:
+    """All ordered pairs of numbers in low..high; the id of gcd(a,b) is 10,000 a + b."""
+
+    low: int
+    high: int
+    labelled: bool = False
+
+    def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
+        """`count` distinct pairs, or all there are."""
+        width = self.high - self.low + 1
+        chosen = rng.choice(width**2, min(count, width**2), replace=False).tolist()
+        pairs = [(self.low + i // width, self.low + i % width) for i in chosen]
+        return [Problem(a * (LARGEST + 1) + b, f"gcd({a},{b})=", str(math.gcd(a, b))) for a, b in pairs]
+
+
+def source(argument: str, data: DataConfig) -> Divisors:
+    """Pairs of numbers in low..high, 1 <= low <= high <= 9999."""
+    limits = read_integers(argument, "gcd", {"low": 2, "high": 40})
+    if not 1 <= limits["low"] <= limits["high"] <= LARGEST:
+        raise InputError(f"cell.task: gcd:{argument}: expected 1 <= low <= high <= {LARGEST}, such as gcd:low=2,high=40.")
+    return Divisors(**limits)

@@ -1,0 +1,91 @@
+"""Where problems in text come from: one file a kind of source, with `source(argument, data) -> Source`. No jax here.
+
+`cell.task` names one, with what it takes after a colon: `jsonl:problems.jsonl`, `gym:leg_counting,max_animals=5`, `addition`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import yaml
+
+from isojax import registry
+from isojax.config import DataConfig
+from isojax.types import InputError, Problem
+
+
+class Source(Protocol):
+    """Problems in text.
+
+    Attributes:
+        labelled: the problems carry `solved` of `attempts` already.
+    """
+
+    @property
+    def labelled(self) -> bool: ...
+
+    def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
+        """At most `count` distinct problems, a random choice in random order. Ids are int32, unique and the same in every run."""
+        ...
+
+
+@dataclass(frozen=True)
+class Held:
+    """A source whose problems are all in memory."""
+
+    every: Sequence[Problem]
+    labelled: bool = False
+
+    def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
+        """`count` of them, or all."""
+        return choose(self.every, count, rng)
+
+
+def open_source(task: str, data: DataConfig) -> Source:
+    """The source that `name` or `name:argument` means; whatever is wrong with it is an InputError before any work."""
+    name, _, argument = task.partition(":")
+    return registry.load("tasks", name, "source").source(argument, data)
+
+
+def choose(problems: Sequence[Problem], count: int, rng: np.random.Generator) -> list[Problem]:
+    """At most `count` of the problems, a random choice in random order."""
+    return [problems[i] for i in rng.permutation(len(problems))[:count]]
+
+
+def asked(problem: Problem) -> str:
+    """What tells two problems apart: the prompt, or all of the user's turns where there is a conversation."""
+    return "\n".join(m["content"] for m in problem.messages if m["role"] == "user") or problem.prompt
+
+
+def read_settings(text: str, task: str) -> dict[str, Any]:
+    """`key=value,key=value` as a dict, each value read as YAML; commas within [...] separate nothing.
+
+    Raises:
+        InputError: a part without `=`, a key met twice, or a value that is no YAML.
+    """
+    found: dict[str, Any] = {}
+    for part in re.split(r",(?![^\[]*\])", text) if text else []:
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not key or key in found:
+            raise InputError(f"cell.task: {task}: given {part!r}, expected key=value with every key once, such as low=2,high=40.")
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError as e:
+            raise InputError(f"cell.task: {task}: the value of {part!r} is not YAML; write a number, text or [a, b].") from e
+    return found
+
+
+def read_integers(text: str, task: str, defaults: Mapping[str, int]) -> dict[str, int]:
+    """`read_settings` over defaults; a key that is not among them, or a value that is no integer, is an InputError."""
+    found = read_settings(text, task)
+    for key, value in found.items():
+        if key not in defaults or type(value) is not int:
+            known = ",".join(f"{k}={v}" for k, v in defaults.items())
+            raise InputError(
+                f"cell.task: {task}: given {key}={value}, expected integers for {', '.join(defaults)}; {task}:{known} is usual."
+            )
+    return {**defaults, **found}
