@@ -27,7 +27,7 @@ def render(folder: Path, fits: Sequence[Fit], runs: Sequence[RunRecord], images:
     content = explorer.data(fits, runs, bundle is not None) | {"start": words.measured_to(fit)}
     sections = [_answer(fit, answer), _warnings_notice(fit), explorer.section(bundle is not None), _takeaways(fit)]
     sections += [_figures(fit, images), _recommendations(fit), tables.evidence(fit, images), tables.law(fit), health.diagnostics(fit)]
-    sections += [tables.rewards(fit), health.flags(fit), provenance.samples(folder, answer), provenance.provenance(folder, fit)]
+    sections += [tables.rewards(fit, runs), health.flags(fit), provenance.samples(folder, answer), provenance.provenance(folder, fit)]
     body = join([_header(folder, fit, sections), tag("main", *sections)])
     scripts = [*([] if bundle is None else [bundle]), explorer.script()]
     return document(f"isojax: {folder.name}", body, scripts, explorer.embedded(content))

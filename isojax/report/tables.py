@@ -18,6 +18,8 @@ from isojax.report.markup import Raw, figure, section, table, tag
 from isojax.report.reading import Fit, views
 from isojax.report.reading import law as law_at
 from isojax.report.words import between, compact, listed, reward
+from isojax.scaling.metrics import metric_value
+from isojax.types import RunRecord
 
 SEGMENT = ("n", "B_p", "from C", "to C", "decades", "rivals (neighbours)", "lead over the closer ± se", "z", "at C")
 CURVE = ("n", "B_p", "form", "R0", "A", "B", "C_mid", "from C", "to C", "points", "rmse")
@@ -164,17 +166,32 @@ def _law(n_star: Mapping[str, Any], frontier: Sequence[Mapping[str, Any]]) -> li
     return [form, *(number(name) for name in ("L", "k", "log10_C0", "b")), *values]
 
 
-def rewards(fit: Fit) -> Raw:
-    """Where each cell started and ended."""
+def rewards(fit: Fit, measured: Sequence[RunRecord]) -> Raw:
+    """Where each cell started and ended, and what it then reached on the extra sets of problems that all runs were evaluated on."""
     cells: dict[tuple[int, int], list[Mapping[str, Any]]] = defaultdict(list)
     for run in fit["runs"]:
         cells[run["B_p"], run["n"]].append(run)
-    base, rows = fit["base_reward"], []
+    base, rows, extra = fit["base_reward"], [], _extra(measured)
     for (B_p, n), runs in sorted(cells.items()):
         mean = sum(r["final"] for r in runs) / len(runs)
         ratio = f"{mean / base:.2f}×" if base else "–"
         each = ", ".join(f"{reward(r['final'])}" for r in sorted(runs, key=lambda r: r["seed"]))
         reached, points = compact(max(r["C_max"] for r in runs)), sum(r["points"] for r in runs)
-        rows.append([f"{B_p} × {n}", reward(base), reward(mean), ratio, each, reached, points])
-    heads = ["B_p × n", "base", "final, mean of seeds", "ratio", "final of each seed", "C reached", "evaluations"]
+        others = [reward(values.get((B_p, n))) for values in extra.values()]
+        rows.append([f"{B_p} × {n}", reward(base), reward(mean), ratio, each, *others, reached, points])
+    others = [f"{metric}, final" for metric in extra]
+    heads = ["B_p × n", "base", "final, mean of seeds", "ratio", "final of each seed", *others, "C reached", "evaluations"]
     return section("rewards", "Reward of each cell", table(f"Validation {fit['metric']} before and after training", heads, rows))
+
+
+def _extra(runs: Sequence[RunRecord]) -> dict[str, dict[tuple[int, int], float]]:
+    """avg@k of each extra set at the end of the runs, by metric and (B_p, n), a mean over seeds."""
+    ends = [(run.cell, run.points[-1]) for run in runs]
+    common = set.intersection(*({f"{name}/avg@{p.samples}" for name in p.extra} for _, p in ends)) if ends else set()
+    found: dict[str, dict[tuple[int, int], float]] = {}
+    for metric in sorted(common):
+        values: dict[tuple[int, int], list[float]] = defaultdict(list)
+        for cell, point in ends:
+            values[cell.B_p, cell.n].append(metric_value(point, metric))
+        found[metric] = {key: sum(own) / len(own) for key, own in values.items()}
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -331,3 +332,17 @@ def test_numbers_in_words() -> None:
 def test_a_laptop_needs_no_jax() -> None:
     code = "import sys, isojax.report; sys.exit(any(m in sys.modules for m in ('jax', 'flax', 'plotly', 'matplotlib.pyplot')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]).returncode == 0
+
+
+def test_the_end_of_each_cell_on_extra_sets(make_sweep: Any) -> None:
+    """Right answers 1 and 3 of 4 with seed 1000, 3 and 3 with seed 1001: .500 and .750, .625 on average."""
+    fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
+    counts = {1000: (1, 3), 1001: (3, 3)}
+    measured = []
+    for run in runs:
+        end = dataclasses.replace(run.points[-1], samples=4, extra={"hard": counts[run.cell.seed]})
+        measured.append(dataclasses.replace(run, points=(*run.points[:-1], end)))
+    without, of_some, of_all = (_render(fit, some) for some in (runs, [*measured[1:], runs[0]], measured))
+    assert "hard/avg@4" not in without and of_some == without  # what is not known of every run is left out
+    assert "final of each seedhard/avg@4, finalC reached" in _text(of_all)
+    assert of_all.count(">0.625<") - without.count(">0.625<") == 2
