@@ -104,6 +104,10 @@ class HostTask(Protocol):
         """One response's own tokens i32[t] as text: cut before the stop string, special tokens left out."""
         ...
 
+    def start(self) -> None:
+        """Start the verifier's processes, where they do not run yet; InputError where the verifier cannot be used."""
+        ...
+
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
         """Judge one response to each problem (a problem may come several times)."""
         ...
@@ -127,4 +131,4 @@ def build_task(cell: CellConfig, workers: int | None = None) -> DeviceTask | Hos
         return module.build(argument) if argument else module.build()
     from isojax.tasks.text import TextTask  # loads transformers, which tasks on device do without
 
-    return TextTask(module.source(argument, cell.data), cell.model, cell.prompt, cell.verifier, cell.sampling, workers)
+    return TextTask(module.source(argument, cell.data), cell.model, cell.prompt, cell.verifier, workers)

@@ -1,0 +1,149 @@
+"""A checkpoint's tokenizer: loaded from its folder alone, and what it says about tokens as bytes and about the end of a response."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from isojax.types import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+FILES = ("tokenizer.json", *SENTENCEPIECE, "vocab.json", "tiktoken.model", "tekken.json")
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes a space
+PROBE = "The 12 cats sat on 3 mats."
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in `folder`, a model's folder as a hub gives it. Nothing is fetched and no code of the folder is run.
+
+    Raises:
+        InputError: no such folder, no tokenizer in it, or one that cannot be read.
+    """
+    if not folder.is_dir():
+        raise InputError(f"cell.model.path: no such folder: {folder}; expected one with a model's config.json, weights and tokenizer.")
+    if not any((folder / name).is_file() for name in FILES):
+        raise InputError(
+            f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(FILES)} there. Copy the tokenizer's files"
+            " (tokenizer*.json at least) from where the model came from."
+        )
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch, which nothing here needs
+    from transformers import AutoTokenizer, LlamaTokenizer
+
+    bare = not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file()
+    try:
+        if bare and (folder / "tokenizer.model").is_file():
+            # Llama 1 and 2 came so; left to itself, transformers 5 would read them without the leading space and the BOS token.
+            tokenizer = LlamaTokenizer.from_pretrained(folder, local_files_only=True, add_bos_token=True)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as e:  # the tokenizers library raises Exception itself
+        reason = (str(e).strip() or repr(e)).splitlines()[0]
+        raise InputError(
+            f"the tokenizer in {folder} cannot be read: {reason} Compare its files with those where the model came from."
+        ) from e
+    if not (folder / "tokenizer.json").is_file():
+        _check_sentencepiece(folder, tokenizer)
+    return tokenizer
+
+
+def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """InputError where transformers, which rebuilds a tokenizer from a sentencepiece file, cuts a text otherwise than sentencepiece."""
+    file = next((folder / name for name in SENTENCEPIECE if (folder / name).is_file()), None)
+    if file is None:
+        return
+    from sentencepiece import SentencePieceProcessor
+
+    wanted = SentencePieceProcessor(model_file=str(file)).encode(PROBE, out_type=str)
+    found = tokenizer.tokenize(PROBE)
+    if found != wanted:
+        raise InputError(
+            f"{file}: transformers reads this tokenizer otherwise than sentencepiece does: {PROBE!r} is {found}, expected {wanted}."
+            " Add the model's tokenizer.json, or a tokenizer_config.json that names the right tokenizer_class."
+        )
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | None]:
+    """The bytes that each token id below `vocab` adds to a text; None for special tokens and for ids the tokenizer does not have.
+
+    Byte-level BPE writes a byte as one of 256 printable characters; sentencepiece writes a space as U+2581 and a byte as <0xNN>.
+
+    Raises:
+        InputError: a tokenizer of another kind, or ids from `vocab` up.
+    """
+    tokens = tokenizer.get_vocab()
+    largest = max(tokens.values())
+    if largest >= vocab:
+        raise InputError(
+            f"the tokenizer in {tokenizer.name_or_path} has ids up to {largest}, the model's vocabulary has {vocab};"
+            f" expected cell.model.vocab, or vocab_size in config.json, of {largest + 1} or more: these files belong to different models."
+        )
+    if _is_byte_level(tokenizer):
+        alphabet = {character: bytes([byte]) for byte, character in enumerate(_byte_characters())}
+
+        def convert(token: str) -> bytes:
+            return b"".join([alphabet[c] for c in token]) if alphabet.keys() >= set(token) else token.encode()
+    else:
+
+        def convert(token: str) -> bytes:
+            is_byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+            return bytes([int(token[3:5], 16)]) if is_byte else token.replace(SPACE, " ").encode()
+
+    added = tokenizer.added_tokens_decoder
+    special = {i for i, token in added.items() if token.special} | set(tokenizer.all_special_ids)
+    pieces: list[bytes | None] = [None] * vocab
+    for token, i in tokens.items():
+        if i not in special:
+            pieces[i] = added[i].content.encode() if i in added else convert(token)
+    return pieces
+
+
+def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether tokens are written in the byte alphabet (True) or as sentencepiece does (False)."""
+    from transformers import PreTrainedTokenizerFast
+
+    if isinstance(tokenizer, PreTrainedTokenizerFast):
+        decoder: Any = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] or {"type": "none"}
+        parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+        if any(part["type"] == "ByteLevel" for part in parts):
+            return True
+        if any(part["type"] == "Metaspace" or (part["type"] == "Replace" and part["pattern"] == {"String": SPACE}) for part in parts):
+            return False
+    raise InputError(
+        f"the tokenizer in {tokenizer.name_or_path} ({type(tokenizer).__name__}) is neither byte-level BPE nor a sentencepiece one with"
+        " a tokenizer.json or tokenizer.model; its tokens cannot be read as bytes. Use a model with one of those."
+    )
+
+
+def _byte_characters() -> list[str]:
+    """The character for each byte in byte-level BPE: itself where it is printable in Latin-1, else the next free one from U+0100."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte if byte in printable else 256 + others.index(byte)) for byte in range(256)]
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[int, ...]:
+    """Ids that end a response, ascending: those of generation_config.json (of config.json where it has none), and the tokenizer's own."""
+    named = read_json(folder / "generation_config.json").get("eos_token_id")
+    if named is None:
+        named = read_json(folder / "config.json").get("eos_token_id")
+    named = named if isinstance(named, list) else [named]
+    return tuple(sorted({i for i in [*named, tokenizer.eos_token_id] if isinstance(i, int)}))
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """The object in a JSON file; {} where there is no such file. InputError where it is broken."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as e:
+        raise InputError(f"{path} is not JSON: {e}; expected an object. Fetch the file again.") from e
+    if not isinstance(found, dict):
+        raise InputError(f"{path} holds {type(found).__name__}; expected a JSON object. Fetch the file again.")
+    return found
