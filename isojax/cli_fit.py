@@ -97,8 +97,8 @@ def fit_runs(runs: Sequence[RunRecord], metric: str, compute: str, options: FitO
 
 
 def other_fits(runs: Sequence[RunRecord], main: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The other views of a report: the paper's procedure, best@k and worst@k where the counts give them, training reward. Views that these
-    runs cannot give are left out."""
+    """The other views of a report: the paper's procedure, best@k and worst@k where the counts give them, training reward, then
+    other recorded metrics, the means of extra sets first. Views that these runs cannot give are left out."""
     first = runs[0].points[-1]
     samples = min(p.samples for r in runs for p in r.points)
     other_mode = "paper" if main["mode"] != "paper" else MODE
@@ -106,7 +106,8 @@ def other_fits(runs: Sequence[RunRecord], main: Mapping[str, Any]) -> list[dict[
     if samples >= 2 and first.counts:
         wanted += [(f"{kind}@{samples}", MODE) for kind in ("best", "worst")]
     wanted += [("train/reward", MODE)] if "reward" in first.train else []
-    wanted += [(name, MODE) for name in sorted(first.metrics) if name not in {metric for metric, _ in wanted}][:MOST_OTHER_METRICS]
+    rest = sorted(set(first.metrics) - {metric for metric, _ in wanted}, key=lambda name: ("avg@" not in name, name))
+    wanted += [(name, MODE) for name in rest[:MOST_OTHER_METRICS]]
     found = []
     for metric, mode in wanted:
         try:

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isojax import cli
+from isojax import cli, cli_fit
 from isojax.estimators import summary
 from isojax.records import Ledger, read_runs
 from isojax.scaling.synthetic import world
-from isojax.types import RunRecord
+from isojax.types import Cell, EvalPoint, RunRecord
 
 Isojax = Callable[..., tuple[int, str, str]]
 QUICK = ("--bootstrap", "40", "--json")
@@ -108,3 +108,18 @@ def test_an_extra_set_of_another_size_is_refused(isojax: Isojax) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, _, err = isojax("fit", "runs/both", "--metric", "hard/avg@1")
     assert code == 2 and "right answers of 2 problems of the set 'hard'" in err and "of 30;" in err
+
+
+def test_the_report_shows_extra_sets_before_other_recorded_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four extra sets with three metrics each, all four means are among the six that are shown."""
+    asked: list[str] = []
+
+    def fitted(runs: list[RunRecord], metric: str, compute: str, options: object, what: str) -> dict[str, str]:
+        asked.append(metric)
+        return {"metric": metric}
+
+    monkeypatch.setattr(cli_fit, "fit_runs", fitted)
+    metrics = {f"{name}{kind}@4": 0.5 for name in ("", "d/", "c/", "b/", "a/") for kind in ("worst", "best", "avg")}
+    run = RunRecord(Cell(16, 4, 0), (EvalPoint(0, 0, 0, 0, metrics, (2, 2), 4),))
+    cli_fit.other_fits([run], {"metric": "avg@4", "mode": "debiased", "compute": "rollouts"})
+    assert asked == ["avg@4", "best@4", "worst@4", "a/avg@4", "b/avg@4", "c/avg@4", "d/avg@4", "a/best@4", "a/worst@4"]

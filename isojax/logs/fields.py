@@ -33,7 +33,7 @@ HELP = {
 # `metric:NAME=COLUMN` is a further validation metric; `train:NAME=COLUMN` a further training metric; avg@4=COLUMN is metric:avg@4=COLUMN.
 PREFIXES = ("metric:", "train:")
 CONSTANTS = ("n", "B_p", "B", "seed", "run", "samples", "scale")  # may be a number for a whole file
-_AT_K = re.compile(r"(avg|best|worst)@[1-9]\d*")
+_AT_K = re.compile(r"(avg|best|worst|pass)@[1-9]\d*")
 
 # Names as in a ledger of our own need no map. Where a format's own `reward` is the training reward, the plug-in takes BY_NAME and says
 # which is which.
