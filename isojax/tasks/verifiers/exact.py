@@ -1,0 +1,19 @@
+"""`exact`: right where the response is the answer, but for space around either."""
+
+from isojax.tasks.verifiers import Check, Verdict
+from isojax.types import InputError, Problem
+
+ISOLATED, PURE = False, True
+
+
+def build(argument: str) -> Check:
+    """The check; InputError where an argument is given."""
+    if argument:
+        raise InputError(f"cell.verifier.use: exact takes no argument, given {argument!r}; write exact.")
+    return check
+
+
+def check(problem: Problem, prompt: str, response: str) -> Verdict:
+    """Right where both texts are equal; answered where the response is not empty."""
+    text = response.strip()
+    return Verdict(text == problem.answer.strip(), bool(text))

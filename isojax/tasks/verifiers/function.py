@@ -1,0 +1,44 @@
+"""`function:rewards.py:my_reward` or `function:my_pkg.my_mod:my_reward`: a user's own reward function, in TRL's convention.
+
+    def my_reward(prompts, completions, answer, **columns) -> list[float]
+
+It is called with lists of one: the prompt's and the response's text, the reference answer, and every column of the problem by its name.
+Only the parameters it names are passed, all of them where it takes `**columns`. A score of 1 is right, any other wrong.
+"""
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from isojax.tasks.verifiers import Check, Verdict
+from isojax.tasks.verifiers.user import load_function, outcome
+from isojax.types import InputError, Problem
+
+ISOLATED, PURE = True, False
+
+
+def build(argument: str) -> Check:
+    """The check that calls the function; InputError where it cannot be found or imported."""
+    function = load_function("function", argument)
+    parameters = inspect.signature(function).parameters.values()
+    everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    names = {p.name for p in named}
+    needed = [p.name for p in named if p.default is p.empty]
+
+    def check(problem: Problem, prompt: str, response: str) -> Verdict:
+        given = {**problem.columns, "prompts": prompt, "completions": response, "answer": problem.answer}
+        if missing := [name for name in needed if name not in given]:
+            raise InputError(
+                f"cell.verifier.use: {argument} takes {', '.join(missing)}, which problem {problem.id} does not have; "
+                f"it has {', '.join(sorted(given))}. Add the column to the problems, or give the parameter a default."
+            )
+        scores: Any = function(**{name: [value] for name, value in given.items() if everything or name in names})
+        if isinstance(scores, str) or not isinstance(scores, Iterable):
+            return Verdict(False, False, "error", f"expected a list of one score, given {type(scores).__name__}")
+        scores = list(scores)
+        if len(scores) != 1:
+            return Verdict(False, False, "error", f"expected a list of one score, given {len(scores)}")
+        return outcome(scores[0], response)
+
+    return check

@@ -1,0 +1,41 @@
+"""`integer`: right where the response is one integer, and the right one: for short arithmetic, "12+7=" -> " 19".
+
+The response is the integer and nothing else but space around it: an optional sign, digits, commas between thousands or none.
+"""
+
+import re
+
+from isojax.tasks.verifiers import Check, Verdict
+from isojax.types import InputError, Problem
+
+ISOLATED, PURE = False, True
+
+# 1 to 400 digits: int() refuses texts beyond a few thousand.
+_INTEGER = re.compile(r"\s*([+\-\u2212]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,132}|[0-9]{1,400}))\s*")
+
+
+def build(argument: str) -> Check:
+    """The check; InputError where an argument is given."""
+    if argument:
+        raise InputError(f"cell.verifier.use: integer takes no argument, given {argument!r}; write integer.")
+    return check
+
+
+def check(problem: Problem, prompt: str, response: str) -> Verdict:
+    """Right where the response is the answer's integer; answered where it is an integer.
+
+    Raises:
+        InputError: the problem's own answer is no integer.
+    """
+    gold, given = _integer(problem.answer), _integer(response)
+    if gold is None:
+        raise InputError(
+            f"problem {problem.id}: the verifier `integer` expects an integer as answer, given {problem.answer[:80]!r}; "
+            "mend the problem, or set cell.verifier.use to another, such as math or exact."
+        )
+    return Verdict(given == gold, given is not None)
+
+
+def _integer(text: str) -> int | None:
+    found = _INTEGER.fullmatch(text)
+    return int(found[1].replace(",", "").replace("\u2212", "-")) if found else None

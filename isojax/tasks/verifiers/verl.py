@@ -1,0 +1,49 @@
+"""`verl:rewards.py` or `verl:my_pkg.my_mod[:NAME]`: a reward function written for verl.
+
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
+
+data_source, ground_truth (or reward_model's, as in verl's Parquet files) and extra_info are the problem's columns; without the second
+it is the problem's answer. Of a dict, "acc" is the outcome where there is one, else "score". An outcome of 1 is right, any other wrong.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from isojax.tasks.verifiers import Check, Verdict
+from isojax.tasks.verifiers.user import load_function, outcome
+from isojax.types import Problem
+
+ISOLATED, PURE = True, False
+
+
+def build(argument: str) -> Check:
+    """The check that calls the function; InputError where it cannot be found or imported."""
+    compute_score = load_function("verl", argument, default="compute_score")
+
+    def check(problem: Problem, prompt: str, response: str) -> Verdict:
+        score: Any = compute_score(
+            data_source=problem.columns.get("data_source", ""),
+            solution_str=response,
+            ground_truth=_ground_truth(problem),
+            extra_info=problem.columns.get("extra_info"),
+        )
+        if isinstance(score, Mapping):
+            if "acc" not in score and "score" not in score:
+                return Verdict(
+                    False, False, "error", f'expected a dict with "score", given one with {", ".join(map(str, score)) or "nothing"}'
+                )
+            score = score["acc"] if "acc" in score else score["score"]
+        elif isinstance(score, tuple | list) and score:
+            score = score[0]  # as verl reads them: (score, what there is to say of it)
+        return outcome(score, response)
+
+    return check
+
+
+def _ground_truth(problem: Problem) -> Any:
+    if "ground_truth" in problem.columns:
+        return problem.columns["ground_truth"]
+    reward_model = problem.columns.get("reward_model")
+    if isinstance(reward_model, Mapping) and "ground_truth" in reward_model:
+        return reward_model["ground_truth"]
+    return problem.answer

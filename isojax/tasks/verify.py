@@ -1,0 +1,283 @@
+"""Grading responses in text, in worker processes that can be killed.
+
+A check that hangs, crashes, raises or eats memory costs its own rollout alone: reward 0, and counted by kind. Each worker
+(tasks/worker.py) works through small lots and sends every verdict as it is found, so that what happens is charged to the check it
+happened in. Its deadline runs from the moment that check began. A worker that is lost is replaced, and the rest of its lot goes back.
+
+Workers are new processes, not forks of this one, whose threads a fork would break, and they do not import its main module.
+"""
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Self
+
+import numpy as np
+
+from isojax import registry
+from isojax.tasks.base import Grades
+from isojax.tasks.verifiers import Check, Verdict
+from isojax.tasks.worker import Item, Start
+from isojax.types import InputError, Problem
+
+START_SECONDS = 60.0  # for a worker to import what the verifier needs
+LOT = 16  # checks sent to a worker at once; fewer when few are left
+_BOOT = """import json, sys
+sys.path[:] = json.loads(sys.argv[3])
+from isojax.tasks.worker import main
+main(int(sys.argv[1]), int(sys.argv[2]))"""
+
+
+class Checker:
+    """A verifier, and the processes it runs in where it needs them.
+
+    Attributes:
+        examples: the first failure of each kind so far: "problem 17: rewards.py:3: ZeroDivisionError: division by zero".
+    """
+
+    def __init__(self, use: str, timeout: float = 5.0, memory_gb: float = 4.0, workers: int | None = None) -> None:
+        """Find the verifier `use` (`cell.verifier.use`) and start its first worker.
+
+        `timeout`: seconds a check; `memory_gb`: 2^30 bytes a worker may write to; `workers`: how many (None: one a core).
+
+        Raises:
+            InputError: no such verifier, or one that cannot be built: its file, function or package is missing or broken.
+        """
+        name, _, argument = use.partition(":")
+        module = registry.load("tasks.verifiers", name, "build")
+        self.examples: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._pure: bool = module.PURE
+        self._check: Check | None = None if module.ISOLATED else module.build(argument)
+        count = (workers or _cores()) if module.ISOLATED else 0
+        self._workers = [_Worker(Start(use, int(memory_gb * 2**30)), timeout) for _ in range(count)]
+        self._finalizer = weakref.finalize(self, _stop, self._workers)  # also at the interpreter's exit
+        if self._workers:
+            self._workers[0].start()
+
+    def grade(self, problems: Sequence[Problem], prompts: Sequence[str], responses: Sequence[str]) -> Grades:
+        """Rewards and failures of responses to problems, one each, in their order. Calls from several threads take turns.
+
+        Raises:
+            InputError: a problem that this verifier cannot judge, a worker that cannot be started again, or a closed checker.
+        """
+        items = list(zip(problems, prompts, responses, strict=True))
+        keys: list[Any] = [(id(p), prompt, r) for p, prompt, r in items] if self._pure else list(range(len(items)))
+        first = {key: i for i, key in reversed(list(enumerate(keys)))}
+        distinct = sorted(first.values())
+        with self._lock:
+            if not self._finalizer.alive:
+                raise InputError("this Checker is closed; make a new one.")
+            found = dict(zip(distinct, self._verdicts([items[i] for i in distinct]), strict=True))
+            verdicts = [found[first[key]] for key in keys]
+            for (problem, _, _), verdict in zip(items, verdicts, strict=True):
+                if verdict.failure:
+                    self.examples.setdefault(verdict.failure, f"problem {problem.id}: {verdict.message}")
+        return Grades(
+            rewards=np.array([v.right for v in verdicts], np.float32),
+            answered=np.array([v.answered for v in verdicts], bool),
+            failures=dict(sorted(Counter(v.failure for v in verdicts if v.failure).items())),
+        )
+
+    def close(self) -> None:
+        """End the workers and whatever their checks have started."""
+        with self._lock:
+            self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _verdicts(self, items: list[Item]) -> list[Verdict]:
+        if self._check is not None:
+            return [self._check(*item) for item in items]
+        found: list[Verdict | None] = [None] * len(items)
+        left = deque(range(len(items)))  # of `items`; lots are taken from its left, and what a lost worker left over is put back there
+        lock, stopped = threading.Lock(), threading.Event()
+
+        def take() -> list[int]:
+            with lock:
+                count = max(1, min(LOT, len(left) // (4 * len(self._workers))))
+                return [left.popleft() for _ in range(min(count, len(left)))]
+
+        def work(worker: _Worker) -> None:
+            while not stopped.is_set() and (lot := take()):
+                done = 0
+                for verdict in worker.checks([items[i] for i in lot]):
+                    if verdict.failure == "input":
+                        raise InputError(verdict.message)
+                    found[lot[done]] = verdict
+                    done += 1
+                with lock:
+                    left.extendleft(reversed(lot[done:]))
+
+        busy = self._workers[: len(items)]
+        with ThreadPoolExecutor(max(1, len(busy)), "verify") as threads:
+            futures = [threads.submit(work, worker) for worker in busy]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:  # a problem or a worker that is of no use, or Ctrl-C: the others stop where they are
+                stopped.set()
+                for worker in busy:
+                    worker.kill()
+                raise
+        return [verdict for verdict in found if verdict is not None]
+
+
+class _Lost(Exception):
+    """A worker is of no more use: (kind of failure, message)."""
+
+
+class _Worker:
+    """One process of checks: started when first needed, and again after it was lost. Used by one thread at a time, but for `kill`."""
+
+    def __init__(self, start: Start, timeout: float) -> None:
+        self._start, self._timeout = start, timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._lifeline = -1  # the worker's group dies when this end of a pipe closes
+        self._received = b""
+
+    def start(self) -> None:
+        """Start the process and wait until it is ready; InputError with its reason where it cannot be."""
+        self._socket, theirs = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        path = [p for p in dict.fromkeys([*sys.path, os.getcwd()]) if isinstance(p, str)]
+        command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), str(lifeline), json.dumps(path)]
+        # Accelerators belong to the training run; threads of numerical libraries would crowd out the other workers.
+        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "JAX_PLATFORMS": "cpu"}
+        with tempfile.TemporaryFile() as log:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    pass_fds=(theirs.fileno(), lifeline),
+                    start_new_session=True,
+                    env=environment,
+                )
+            finally:
+                theirs.close()
+                os.close(lifeline)
+            try:
+                self._send(self._start)
+                trouble: str = self._receive(START_SECONDS)
+            except (_Lost, OSError) as e:
+                log.seek(0)
+                said = log.read().decode(errors="replace").strip().splitlines()
+                what = e.args[1] if isinstance(e, _Lost) else str(e)
+                trouble = f"cell.verifier.use = {self._start.use}: its process did not start: {what}" + (f": {said[-1]}" if said else "")
+        if trouble:
+            self.stop()
+            raise InputError(trouble)
+
+    def checks(self, lot: Sequence[Item]) -> Iterator[Verdict]:
+        """Verdicts of the lot's checks, in order; those after one that ended the process are left out."""
+        try:
+            self._hand_over(lot)
+            for _ in lot:
+                verdict = Verdict(*self._receive(self._timeout))
+                yield verdict
+                if verdict.failure == "memory":  # what it still holds would be missing in the checks to come
+                    self.stop()
+                    return
+        except _Lost as e:
+            self.stop()
+            yield Verdict(False, False, *e.args)
+
+    def _hand_over(self, lot: Sequence[Item]) -> None:
+        """Send a lot, to a new process if this one has gone while idle."""
+        for attempt in range(2):
+            if self._process is not None and self._process.poll() is not None:
+                self.stop()
+            if self._process is None:
+                self.start()
+            try:
+                return self._send(lot)
+            except OSError as e:
+                self.stop()
+                if attempt:
+                    raise _Lost("crash", f"the process takes no more checks: {e}") from e
+
+    def _send(self, message: Any) -> None:
+        assert self._socket is not None
+        self._socket.settimeout(START_SECONDS)
+        self._socket.sendall(pickle.dumps(message))
+
+    def _receive(self, seconds: float) -> Any:
+        """The next message; _Lost where there is none in time, or will be none."""
+        assert self._socket is not None and self._process is not None
+        end = time.monotonic() + seconds
+        while b"\n" not in self._received:
+            # A child of a check may hold the socket open when the process has gone: look at the process too.
+            left, gone = end - time.monotonic(), self._process.poll() is not None
+            self._socket.settimeout(max(0.001, min(left, 0.1)))
+            try:
+                data = self._socket.recv(65536)
+            except TimeoutError:
+                if gone:
+                    raise _Lost("crash", self._ending()) from None
+                if left <= 0:
+                    raise _Lost("timeout", f"no verdict within {seconds:g} s") from None
+            except OSError as e:
+                raise _Lost("crash", f"{self._ending()} ({e})") from e
+            else:
+                if not data:
+                    raise _Lost("crash", self._ending())
+                self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        try:
+            return json.loads(line)
+        except ValueError as e:
+            raise _Lost("crash", "the process wrote into its connection") from e
+
+    def _ending(self) -> str:
+        """How the process ended."""
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(0.5)
+            return f"the process died of {signal.Signals(-code).name}" if code < 0 else f"the process exited with {code}"
+        return "the process closed its connection"
+
+    def kill(self) -> None:
+        """Kill the process and what it has started; whoever waits for its verdict learns of it."""
+        process = self._process
+        if process is not None:
+            with suppress(ProcessLookupError, PermissionError):  # macOS says the second of a process that has ended
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Kill the process, if there is one, and give back what it held."""
+        self.kill()
+        if self._process is not None:
+            self._process.wait()
+        if self._socket is not None:
+            self._socket.close()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+        self._process, self._socket, self._lifeline, self._received = None, None, -1, b""
+
+
+def _stop(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        worker.stop()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
