@@ -1,0 +1,224 @@
+"""GGUF files (llama.cpp's) made into ordinary folders: config.json, safetensors, tokenizer. Read through the `gguf` package.
+
+Quantised weights are dequantised, so that float32 holds exactly what llama.cpp computes with. Three things are stored otherwise than
+in a checkpoint: names; for the architecture llama, the rows of queries and keys (pairs to be rotated lie side by side there, halves
+here); and the tokenizer, of which only the name of its splitting rule is kept, so those rules stand below.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from isojax import registry
+from isojax.config import ModelConfig
+from isojax.models import hf
+from isojax.models.layout import weights
+from isojax.models.tensors import Tensors, new_folder, write
+from isojax.types import InputError
+
+FAMILIES = ("llama", "qwen2", "qwen3")  # GGUF's architectures; the families here have the same names
+LAYER = "blk.{layer}."
+NAMES = {
+    "embed": "token_embd.weight",
+    "norm": "output_norm.weight",
+    "unembed": "output.weight",
+    "blocks.attention_norm": LAYER + "attn_norm.weight",
+    "blocks.query": LAYER + "attn_q.weight",
+    "blocks.key": LAYER + "attn_k.weight",
+    "blocks.value": LAYER + "attn_v.weight",
+    "blocks.out": LAYER + "attn_output.weight",
+    "blocks.mlp_norm": LAYER + "ffn_norm.weight",
+    "blocks.gate": LAYER + "ffn_gate.weight",
+    "blocks.up": LAYER + "ffn_up.weight",
+    "blocks.down": LAYER + "ffn_down.weight",
+    "blocks.query_bias": LAYER + "attn_q.bias",
+    "blocks.key_bias": LAYER + "attn_k.bias",
+    "blocks.value_bias": LAYER + "attn_v.bias",
+    "blocks.query_norm": LAYER + "attn_q_norm.weight",
+    "blocks.key_norm": LAYER + "attn_k_norm.weight",
+}
+CONTROL, USER_DEFINED = 3, 4  # token types
+
+
+def import_gguf(path: Path, folder: Path, dtype: str = "float32") -> None:
+    """Make a folder of a GGUF file, one tensor at a time; it appears whole.
+
+    Raises:
+        InputError: the `gguf` package is missing, the file is none or holds what the decoder cannot run, or the folder is there.
+    """
+    reader = open_gguf(path)
+    read = fields(path, reader)
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    config = model_config(path, read, stored)
+    vocab = int(stored[NAMES["embed"]].data.shape[0])
+    tensors = plan(path, config, vocab, stored)
+    tokenizer, settings = build_tokenizer(path, read)
+    ids = {f"{name}_token_id": read(f"tokenizer.ggml.{key}_token_id", None) for name, key in SPECIAL.items() if name != "unk"}
+    ids = {name: value for name, value in ids.items() if value is not None}
+    with new_folder(folder) as temp:
+        described = hf.describe(config, vocab, read(f"{config.family}.context_length", hf.POSITIONS), dtype)
+        hf.write_config(temp, described | ids)
+        for name, content in (("generation_config.json", ids), ("tokenizer_config.json", settings)):
+            (temp / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        tokenizer.save(str(temp / "tokenizer.json"))
+        write(temp, tensors, dtype, 5e9)
+
+
+def open_gguf(path: Path) -> Any:
+    """The package's reader of a file."""
+    try:
+        from gguf import GGUFReader
+    except ModuleNotFoundError as e:
+        raise InputError('reading a GGUF file needs the gguf package: pip install "isojax[gguf]"') from e
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; expected a GGUF file.")
+    try:
+        return GGUFReader(path)
+    except (ValueError, IndexError, KeyError, OSError, UnicodeDecodeError) as e:
+        raise InputError(f"{path}: not a whole GGUF file ({e}). Copy it anew.") from e
+
+
+REQUIRED: Any = object()
+
+
+def fields(path: Path, reader: Any) -> Callable[..., Any]:
+    """`read(key, default)` of the file's metadata; without a default, a key that is missing is an InputError."""
+
+    def read(key: str, default: Any = REQUIRED) -> Any:
+        if key in reader.fields:
+            return reader.fields[key].contents()
+        if default is REQUIRED:
+            raise InputError(f"{path}: has no {key} in its metadata; expected a language model's GGUF file of {', '.join(FAMILIES)}.")
+        return default
+
+    return read
+
+
+def model_config(path: Path, read: Callable[..., Any], stored: dict[str, Any]) -> ModelConfig:
+    """The model's shape from the metadata; tied where the file has no second matrix, or the same one twice."""
+    family = read("general.architecture")
+    if family not in FAMILIES:
+        raise InputError(f"{path}: general.architecture is {family!r}; expected one of {', '.join(FAMILIES)}.")
+    width, heads = read(f"{family}.embedding_length"), read(f"{family}.attention.head_count")
+    head_dim = read(f"{family}.attention.key_length", width // heads)
+    if (turned := read(f"{family}.rope.dimension_count", head_dim)) != head_dim:
+        raise InputError(f"{path}: rope.dimension_count = {turned}, head size {head_dim}; expected equal ones (whole heads are turned).")
+    scaling = read(f"{family}.rope.scaling.type", "none")
+    if scaling != "none" or "rope_freqs.weight" in stored:
+        raise InputError(
+            f"{path}: stretched rotary positions ({scaling}), of which a GGUF file keeps too little. "
+            "Expected the model's safetensors folder."
+        )
+    if NAMES["embed"] not in stored:
+        raise InputError(f"{path}: has no tensor {NAMES['embed']}; expected a language model's weights. Copy the file anew.")
+    embed, unembed = stored[NAMES["embed"]], stored.get(NAMES["unembed"])
+    tied = unembed is None or (embed.tensor_type == unembed.tensor_type and np.array_equal(embed.data, unembed.data))
+    return ModelConfig(
+        family=family,
+        layers=read(f"{family}.block_count"),
+        width=width,
+        heads=heads,
+        kv_heads=read(f"{family}.attention.head_count_kv", heads),
+        head_dim=head_dim,
+        mlp=read(f"{family}.feed_forward_length"),
+        norm_eps=decimal(read(f"{family}.attention.layer_norm_rms_epsilon")),
+        rope_base=decimal(read(f"{family}.rope.freq_base", 10_000.0)),
+        qkv_bias=family == "qwen2",
+        qk_norm=family == "qwen3",
+        tied=tied,
+    )
+
+
+def decimal(value: float) -> float:
+    """A float32 of the metadata as the decimal number it was written as: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(value)))
+
+
+def plan(path: Path, config: ModelConfig, vocab: int, stored: dict[str, Any]) -> Tensors:
+    """The checkpoint's tensors by name, each with its shape and how to get it.
+
+    Raises:
+        InputError: tensors that are missing, misshapen or unknown.
+    """
+    tensors: dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]] = {}
+    known, wrong = {NAMES["unembed"]}, []
+    decoder = registry.load("models", config.family, "build").build(config, vocab)
+    for weight in weights(config, decoder):
+        for layer, name in enumerate(weight.names):
+            known.add(given := NAMES[weight.key].format(layer=layer))
+            shape = tuple(int(n) for n in reversed(stored[given].shape)) if given in stored else None
+            if shape != weight.stored_shape:
+                wrong.append(f"{given} {f'has shape {list(shape)}' if shape else 'is missing'}, expected {list(weight.stored_shape)}")
+                continue
+            heads = {"blocks.query": config.heads, "blocks.key": config.kv_heads}.get(weight.key) if config.family == "llama" else None
+            tensors[name] = (weight.stored_shape, lambda tensor=stored[given], heads=heads: values(path, tensor, heads))
+    wrong += [f"{name} is unknown" for name in sorted(set(stored) - known)]
+    if wrong:
+        raise InputError(f"{path}: {len(wrong)} tensors are not as a {config.family} has them: {'; '.join(wrong[: hf.SHOWN])}.")
+    return tensors
+
+
+def values(path: Path, tensor: Any, heads: int | None) -> np.ndarray:
+    """A tensor dequantised to float32; with `heads`, rows of pairs put back into halves."""
+    from gguf.quants import dequantize
+
+    try:
+        found = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+    except NotImplementedError as e:
+        raise InputError(f"{path}: {tensor.name} is stored as {tensor.tensor_type.name}, which gguf cannot dequantise ({e}).") from e
+    if heads is None:
+        return found
+    rows, columns = found.shape
+    return found.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+
+
+def splitting(rule: str) -> list[Any] | None:
+    """How text is cut before byte-level merges, by GGUF's name of the rule; None for a name unknown here."""
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    rules = {
+        "gpt-2": [gpt2],
+        "smollm": [pre_tokenizers.Digits(individual_digits=True), gpt2],
+        "llama-bpe": [pre_tokenizers.Split(Regex(WORDS + r"\p{N}{1,3}" + REST), "isolated"), byte_level],
+        "qwen2": [pre_tokenizers.Split(Regex(WORDS + r"\p{N}" + REST), "isolated"), byte_level],
+    }
+    return rules.get(rule)
+
+
+def build_tokenizer(path: Path, read: Callable[..., Any]) -> tuple[Tokenizer, dict[str, Any]]:
+    """The tokenizer, and the contents of its tokenizer_config.json with the chat template."""
+    kind, rule = read("tokenizer.ggml.model"), read("tokenizer.ggml.pre", "gpt-2")
+    steps = splitting(rule)
+    if kind != "gpt2" or steps is None:
+        raise InputError(
+            f"{path}: its tokenizer is {kind!r} cut by {rule!r}; expected byte-level BPE ('gpt2') cut by gpt-2, smollm, llama-bpe or "
+            "qwen2. Take the model's safetensors folder instead."
+        )
+    tokens = read("tokenizer.ggml.tokens")
+    merges = [tuple(pair.split(" ")) for pair in read("tokenizer.ggml.merges")]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule == "llama-bpe"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    if rule == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    types = list(enumerate(read("tokenizer.ggml.token_type", [])))
+    tokenizer.add_special_tokens([AddedToken(tokens[i], normalized=False, special=True) for i, t in types if t == CONTROL])
+    tokenizer.add_tokens([AddedToken(tokens[i], normalized=False, special=False) for i, t in types if t == USER_DEFINED])
+    ids = {name: read(f"tokenizer.ggml.{key}_token_id", None) for name, key in SPECIAL.items()}
+    named = {f"{name}_token": tokens[i] for name, i in ids.items() if i is not None}
+    if read("tokenizer.ggml.add_bos_token", rule == "llama-bpe") and "bos_token" in named:
+        bos = named["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(f"{bos} $A", f"{bos} $A {bos} $B", [(bos, vocab[bos])])
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **named}
+    template = read("tokenizer.chat_template", None)
+    return tokenizer, settings | ({"chat_template": template} if template else {})
