@@ -4,12 +4,10 @@ Nothing is tokenised twice: a prompt's ids go to the sampler as they are, the po
 made of them only to be judged and read.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -18,10 +16,8 @@ from isojax.tasks.base import Encoded, Grades
 from isojax.tasks.sources import Source
 from isojax.tasks.stops import Stops, stop_table
 from isojax.tasks.tokenizer import end_tokens, load_tokenizer, read_json, token_bytes
+from isojax.tasks.verify import Checker
 from isojax.types import InputError, Problem
-
-if TYPE_CHECKING:
-    from isojax.tasks.verify import Checker
 
 
 class TextTask:
@@ -137,6 +133,10 @@ class TextTask:
         """Judge one response to each problem. A verifier that asks for the prompt gets the template filled in, without a chat's markup."""
         return self._checks().grade(problems, [self._fill(problem) for problem in problems], responses)
 
+    def examples(self) -> dict[str, str]:
+        """The first failure of each kind that `grade` has met since the verifier's processes were started."""
+        return dict(self._checker.examples) if self._checker is not None else {}
+
     def close(self) -> None:
         """End the verifier's processes."""
         with self._starting:
@@ -147,8 +147,6 @@ class TextTask:
     def _checks(self) -> Checker:
         with self._starting:
             if self._checker is None:
-                from isojax.tasks.verify import Checker
-
                 verifier = self._verifier
                 self._checker = Checker(verifier.use, verifier.timeout, verifier.memory_gb, self._workers)
             return self._checker

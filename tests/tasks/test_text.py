@@ -1,0 +1,244 @@
+"""Tasks in text: how prompts are written, what ends and judges a response, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isojax.config import CellConfig, ModelConfig, PromptConfig, VerifierConfig
+from isojax.tasks.base import HostTask, build_task
+from isojax.tasks.sources import Held
+from isojax.tasks.text import TextTask
+from isojax.types import InputError, Problem
+from tests.tasks.tokenizer_folders import byte_level, sentencepiece
+
+SUMS = [Problem(7, "12 + 7 =", "19"), Problem(3, "3 + 4 =", "7"), Problem(5, "1 + 1 =", "2")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return byte_level(tmp_path_factory.mktemp("model"), padding=3, eos_token_id=[0, 2])
+
+
+def task(folder: Path, problems: Sequence[Problem] = SUMS, **prompt: Any) -> TextTask:
+    return TextTask(Held(problems), ModelConfig(path=str(folder)), PromptConfig(**prompt), VerifierConfig(use="exact"), workers=1)
+
+
+def prompts(made: TextTask, problems: Sequence[Problem] = SUMS, prompt_length: int = 200) -> list[str]:
+    """The prompts that `encode` writes, special tokens and all, with the padding checked."""
+    tokens, lengths, answers, ids = made.encode(problems, prompt_length)
+    assert tokens.dtype == lengths.dtype == answers.dtype == ids.dtype == np.int32
+    assert tokens.shape == (len(problems), prompt_length) and answers.shape == (len(problems), 0)
+    assert ids.tolist() == [p.id for p in problems]
+    for row, length in zip(tokens, lengths, strict=True):
+        assert (row[length:] == made.pad).all() and row[length - 1] != made.pad
+    return [str(made.tokenizer.decode(row[:length])) for row, length in zip(tokens, lengths, strict=True)]
+
+
+def ids(made: TextTask, text: str) -> np.ndarray:
+    return np.array(made.tokenizer(text, add_special_tokens=False, truncation=False)["input_ids"], np.int32)
+
+
+def ends(made: TextTask, tokens: np.ndarray) -> int:
+    """How many of the tokens a sampler keeps."""
+    state, table = 0, made.stops.table
+    for i, token in enumerate(tokens):
+        state = 0 if table is None else table[state, token]
+        if token in made.stops.tokens or (table is not None and state == len(table)):
+            return i + 1
+    return len(tokens)
+
+
+def test_a_raw_prompt_is_the_template_filled_in(folder: Path) -> None:
+    made = task(folder, template="3 + 1 = 4\n{prompt}")
+    assert prompts(made) == ["3 + 1 = 4\n12 + 7 =", "3 + 1 = 4\n3 + 4 =", "3 + 1 = 4\n1 + 1 ="]
+    assert (made.vocab, made.stops.tokens, made.stops.table, made.pad) == (len(made.tokenizer) + 3, (0, 2), None, 3)
+    assert made.on_device is False
+
+
+def test_the_tokenizers_own_first_token_is_kept(tmp_path: Path) -> None:
+    assert prompts(task(byte_level(tmp_path, bos=True)))[1] == "<|endoftext|>3 + 4 ="
+    llama = task(sentencepiece(tmp_path / "llama"))
+    assert llama.encode(SUMS[:1], 20).prompts[0, 0] == 1 and llama.pad == 2
+    assert llama.decode(ids(llama, "the cat")) == " the cat"
+
+
+def test_a_chat_prompt_is_the_template_of_the_tokenizer(folder: Path) -> None:
+    made = task(folder, format="chat", system="Be brief.", template="{prompt}?")
+    chat = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n3 + 4 =?<|im_end|>\n<|im_start|>assistant\n"
+    assert prompts(made)[1] == chat
+    assert prompts(task(folder, format="chat"))[1] == "<|im_start|>user\n3 + 4 =<|im_end|>\n<|im_start|>assistant\n"
+    assert prompts(task(folder, format="chat", thinking=True))[1].endswith("assistant\n")
+    assert prompts(task(folder, format="chat", thinking=False))[1].endswith("assistant\n<think>no</think>")
+
+
+def test_a_sources_own_conversation(folder: Path) -> None:
+    turns = [("system", "Add."), ("user", "1 + 1 ="), ("assistant", "2"), ("user", "3 + 4 =")]
+    talk = Problem(1, "3 + 4 =", "7", messages=tuple({"role": role, "content": content} for role, content in turns))
+    (found,) = prompts(task(folder, format="chat", template="{prompt} ?"), [talk])
+    every = [*turns[:-1], ("user", "3 + 4 = ?")]
+    assert found == "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in every) + "<|im_start|>assistant\n"
+    with pytest.raises(InputError, match=r"problem 1 has a system message of its own, and cell\.prompt\.system is set"):
+        prompts(task(folder, format="chat", system="Subtract."), [talk])
+    with pytest.raises(InputError, match=r"problem 1 is a conversation of 4 messages.*format=chat"):
+        prompts(task(folder), [talk])
+    with pytest.raises(InputError, match="ends with role 'assistant'"):
+        prompts(task(folder, format="chat"), [Problem(1, "1 + 1 =", "2", messages=talk.messages[:3])])
+    alone = Problem(2, "3 + 4 =", "7", messages=talk.messages[3:])
+    assert prompts(task(folder), [alone]) == ["3 + 4 ="]
+
+
+def test_long_prompts_are_never_cut(folder: Path) -> None:
+    long = Problem(9, "the cat sat on the mat " * 30, "no")
+    made = task(folder)
+    assert prompts(made, [long], 400) == [long.prompt]
+    length = int(made.encode([long], 400).lengths[0])
+    assert made.fits([*SUMS, long, SUMS[0]], length) == [*SUMS, long, SUMS[0]]
+    assert made.fits([*SUMS, long, SUMS[0]], length - 1) == [*SUMS, SUMS[0]]
+    with pytest.raises(InputError, match=rf"problem 9 takes {length} tokens, expected 1 to {length - 1}: 'the cat.*Raise"):
+        made.encode([*SUMS, long], length - 1)
+    assert made.fits([], 5) == [] and made.encode([], 5).prompts.shape == (0, 5)
+
+
+def test_a_prompt_of_nothing_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="problem 4 takes 0 tokens"):
+        task(folder).encode([Problem(4, "", "1")], 5)
+
+
+@pytest.mark.parametrize(
+    ("response", "kept", "text"),
+    [
+        (" 19\n3 + 4", " 19\n", " 19"),
+        (" 19\n\n", " 19\n\n", " 19"),  # one token holds both line breaks
+        (" 19 Question: what", " 19 Question:", " 19 "),
+        (" 19 Question", " 19 Question", " 19 Question"),
+        (" 19<|im_end|>\n3", " 19<|im_end|>", " 19"),
+        (" 19<|im_start|>3", " 19<|im_start|>3", " 193"),
+        ("Ques<|im_start|>tion:\nx", "Ques<|im_start|>tion:\n", "Question:"),  # a special token stands between
+        ("\n", "\n", ""),
+        ("<think>3</think>19", "<think>3</think>19", "<think>3</think>19"),
+    ],
+)
+def test_what_ends_a_response_is_cut_off(folder: Path, response: str, kept: str, text: str) -> None:
+    made = task(folder, stop=("\n", "Question:"))
+    every = ids(made, response)
+    own = every[: ends(made, every)]
+    assert made.tokenizer.decode(own) == kept
+    assert made.decode(own) == text
+
+
+def test_two_line_breaks_are_one_token_here(folder: Path) -> None:
+    assert len(ids(task(folder), "\n\n")) == 1  # or a case above shows nothing
+
+
+def test_a_response_that_ends_within_a_character(folder: Path) -> None:
+    made = task(folder)
+    assert made.decode(ids(made, "1€")[:-1]) == "1\N{REPLACEMENT CHARACTER}"
+    assert made.decode(np.zeros(0, np.int32)) == ""
+
+
+def test_grades_of_the_verifier(folder: Path) -> None:
+    made = task(folder)
+    assert made.examples() == {}
+    made.start()
+    grades = made.grade([SUMS[0], SUMS[0], SUMS[2], SUMS[1]], ["19", "18", " 2\n", ""])
+    assert grades.rewards.tolist() == [1, 0, 1, 0] and grades.answered.tolist() == [True, True, True, False] and grades.failures == {}
+    made.close()
+    made.close()
+    assert made.grade(SUMS[:1], ["19"]).rewards.tolist() == [1]  # its processes come back when they are needed
+    made.close()
+
+
+def test_a_users_verifier_gets_the_prompt_and_its_failures_are_told(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def fn(prompts, completions, **columns):\n"
+        "    assert 'x' not in completions[0]\n"
+        "    return [float(p == 'Add: 3 + 4 =') for p in prompts]\n"
+    )
+    use = f"function:{tmp_path / 'mine.py'}:fn"
+    made = TextTask(
+        Held(SUMS), ModelConfig(path=str(folder)), PromptConfig(template="Add: {prompt}", format="chat"), VerifierConfig(use=use), workers=1
+    )
+    grades = made.grade([SUMS[1], SUMS[0], SUMS[1]], ["a", "b", "x"])
+    assert grades.rewards.tolist() == [1, 0, 0] and grades.failures == {"error": 1}
+    assert list(made.examples()) == ["error"] and "problem 3" in made.examples()["error"]
+    made.close()
+
+
+def test_threads_share_a_task(folder: Path) -> None:
+    made = task(folder)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: made.encode(SUMS, 20).prompts.tolist(), range(50)))
+    assert all(prompt == found[0] for prompt in found)
+
+
+def test_build_task_makes_a_text_task_of_a_source(folder: Path) -> None:
+    cell = CellConfig(task="addition", model=ModelConfig(path=str(folder)), verifier=VerifierConfig(use="exact"))
+    made: HostTask = build_task(cell, workers=1)  # type: ignore[assignment]
+    assert isinstance(made, TextTask)
+    problem = made.problems(1, np.random.default_rng(0))[0]
+    a, b = problem.prompt.rstrip("=").split("+")
+    assert int(a) + int(b) == int(problem.answer)
+    with pytest.raises(InputError, match=r"expected one of addition, .*solvers"):
+        build_task(CellConfig(task="no_such_task"))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({"template": "Add:"}, r"cell\.prompt\.template = 'Add:' has no place for the problem; write \{prompt\}"),
+        ({"system": "Be brief."}, r"cell\.prompt\.system = 'Be brief\.' is part of a chat"),
+        ({"thinking": False}, r"cell\.prompt\.thinking = False is part of a chat"),
+        ({"stop": ("\n", "")}, r"cell\.prompt\.stop"),
+    ],
+)
+def test_prompt_formats_that_cannot_be(folder: Path, prompt: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        task(folder, **prompt)
+
+
+def test_a_chat_without_a_template_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"the tokenizer in {tmp_path} has no chat template; set cell\.prompt\.format=raw"):
+        task(byte_level(tmp_path, chat=None), format="chat")
+
+
+def test_a_chat_template_that_knows_no_system_message(tmp_path: Path) -> None:
+    made = task(byte_level(tmp_path, chat="{{ raise_exception('no system here') }}"), format="chat", system="Be brief.")
+    with pytest.raises(InputError, match=r"refuses the conversation .*no system here.*without cell\.prompt\.system"):
+        made.encode(SUMS, 20)
+
+
+def test_models_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cell\.model\.path is not set"):
+        TextTask(Held(SUMS), ModelConfig(), PromptConfig(), VerifierConfig())
+    folder = byte_level(tmp_path, eos_token_id=5000)
+    with pytest.raises(InputError, match=r"end tokens \[5000\] lie outside the model's vocabulary of"):
+        task(folder)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(InputError, match=r"config\.json has no whole number vocab_size \(None\)"):
+        task(folder)
+    with pytest.raises(InputError, match="the model's vocabulary has 100"):
+        TextTask(Held(SUMS), ModelConfig(path=str(folder), vocab=100), PromptConfig(), VerifierConfig())
+
+
+def test_a_response_must_end_somehow(tmp_path: Path) -> None:
+    folder = byte_level(tmp_path)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    del settings["eos_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=r"names an end token; give cell\.prompt\.stop"):
+        task(folder)
+    assert task(folder, stop=("\n",)).stops.tokens == ()
+
+
+def test_a_tokenizer_that_ends_every_text_is_refused(tmp_path: Path) -> None:
+    config = {"tokenizer_class": "LlamaTokenizer", "add_eos_token": True, "eos_token": "</s>", "unk_token": "<unk>"}
+    folder = sentencepiece(tmp_path, config=config)
+    with pytest.raises(InputError, match=r"ends every text with its end token \(2\).*add_eos_token"):
+        task(folder)

@@ -1,0 +1,134 @@
+"""Tokenizers of both kinds as bytes, against what their own libraries write; end tokens; folders that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentencepiece import SentencePieceProcessor
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from isojax.tasks.tokenizer import end_tokens, load_tokenizer, token_bytes
+from isojax.types import InputError
+from tests.tasks.tokenizer_folders import byte_level, sentencepiece
+
+HARD = "the cat é € 日本 \t\x00\x7f\xa0\xad 12+7\n\n  end\u2581"
+LLAMA = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+def test_every_byte_of_a_byte_level_tokenizer(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(byte_level(tmp_path, padding=5))
+    size = len(tokenizer)
+    pieces = token_bytes(tokenizer, size + 5)
+    assert len(pieces) == size + 5
+    assert [i for i, piece in enumerate(pieces) if piece is None] == [0, 1, 2, 3, *range(size, size + 5)]
+    single = {piece for piece in pieces if piece is not None and len(piece) == 1}
+    assert single == {bytes([byte]) for byte in range(256)}
+    ids = tokenizer(HARD + "<think>", truncation=False)["input_ids"]
+    assert b"".join(pieces[i] or b"" for i in ids).decode() == HARD + "<think>"
+    assert pieces[tokenizer.get_vocab()["<think>"]] == b"<think>"
+
+
+def test_random_tokens_are_written_as_the_tokenizer_writes_them(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(byte_level(tmp_path))
+    pieces = token_bytes(tokenizer, len(tokenizer))
+    rng = np.random.default_rng(0)
+    for ids in rng.integers(0, len(tokenizer), (300, 20)):
+        ours = b"".join(pieces[i] or b"" for i in ids).decode(errors="replace")
+        assert ours == tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.parametrize("config", [None, LLAMA])
+def test_sentencepiece_files_alone(tmp_path: Path, config: dict[str, str] | None) -> None:
+    folder = sentencepiece(tmp_path, config=config)
+    tokenizer = load_tokenizer(folder)
+    reference = SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    text = "the cat é\n12 + 7 <0x41>"
+    ids = tokenizer(text)["input_ids"]
+    assert ids == [reference.bos_id(), *reference.encode(text)]
+    pieces = token_bytes(tokenizer, 333)
+    assert [i for i, piece in enumerate(pieces) if piece is None] == [0, 1, 2, 330, 331, 332]
+    assert b"".join(pieces[i] or b"" for i in ids).decode() == " " + text
+    # a response goes on from its prompt: its first space is part of it, where sentencepiece's own decoding drops one
+    (cat,) = reference.encode("cat")
+    assert pieces[cat] == b" cat" and reference.decode([cat]) == "cat"
+    assert {pieces[reference.piece_to_id(f"<0x{byte:02X}>")] for byte in range(256)} == {bytes([byte]) for byte in range(256)}
+
+
+def test_a_sentencepiece_file_that_would_be_read_wrongly_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"tokenizer\.model: transformers reads .* otherwise than sentencepiece does.*tokenizer_class"):
+        load_tokenizer(sentencepiece(tmp_path, kind="unigram"))
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": 0}, {"eos_token_id": 1}, (0, 2)),
+        ({"eos_token_id": [3, 0, 2]}, {}, (0, 2, 3)),
+        ({"bos_token_id": 0}, {"eos_token_id": [1]}, (1, 2)),
+        ({}, {}, (2,)),
+    ],
+)
+def test_end_tokens(tmp_path: Path, generation: dict[str, Any], config: dict[str, Any], expected: tuple[int, ...]) -> None:
+    folder = byte_level(tmp_path, **generation)
+    if config:
+        (folder / "config.json").write_text(json.dumps(config))
+    assert end_tokens(load_tokenizer(folder), folder) == expected
+
+
+def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder"):
+        load_tokenizer(tmp_path / "gpt2")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(InputError, match=r"has no tokenizer; expected one of tokenizer\.json, tokenizer\.model"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
+    with pytest.raises(InputError, match=r"the tokenizer in .* cannot be read"):
+        load_tokenizer(tmp_path)
+
+
+def test_code_in_a_folder_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit('this code was run')\n")
+    (tmp_path / "config.json").write_text('{"model_type": "mine"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": [null, "mine.Mine"]}}')
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(InputError, match="cannot be read"):
+        load_tokenizer(tmp_path)
+
+
+def test_ids_beyond_the_models_vocabulary_are_refused(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(byte_level(tmp_path))
+    with pytest.raises(InputError, match=rf"ids up to {len(tokenizer) - 1}, the model's vocabulary has 300"):
+        token_bytes(tokenizer, 300)
+
+
+def test_a_tokenizer_of_whole_words_is_refused(tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "cat": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="neither byte-level BPE nor a sentencepiece one"):
+        token_bytes(load_tokenizer(tmp_path), 2)
+
+
+def test_a_broken_generation_config_is_named(tmp_path: Path) -> None:
+    folder = byte_level(tmp_path)
+    tokenizer = load_tokenizer(folder)
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(InputError, match=r"generation_config\.json is not JSON"):
+        end_tokens(tokenizer, folder)
+
+
+def test_neither_torch_nor_its_advice(tmp_path: Path) -> None:
+    folder = byte_level(tmp_path)
+    program = (
+        "import sys; from pathlib import Path; from isojax.tasks.tokenizer import load_tokenizer\n"
+        "load_tokenizer(Path(sys.argv[1])); assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout + done.stderr == ""
