@@ -111,7 +111,7 @@ class TextTask:
     def decode(self, tokens: np.ndarray) -> str:
         """A response's tokens i32[t] as text: up to the first end token or stop string, special tokens left out."""
         runs: list[list[bytes]] = [[]]  # runs of text between special tokens: a stop string does not reach across one
-        for token in tokens:
+        for token in tokens.tolist():
             if token in self.stops.tokens:
                 break
             piece = self._pieces[token]
