@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import orbax.checkpoint as ocp
 
+from isojax.models.decoder import Params
 from isojax.rl.step import State
 
 
@@ -73,3 +74,14 @@ class Checkpoints:
         with ORBAX:
             self._manager.wait_until_finished()
             self._manager.close()
+
+
+def restore_params(folder: Path, like: Params) -> tuple[Params, int] | None:
+    """The parameters alone of the newest state in `folder`, laid out as `like`, and the updates done; None where none was saved."""
+    if not folder.is_dir():
+        return None
+    wanted = {"params": like}
+    args = ocp.args.PyTreeRestore(wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True)
+    with ORBAX, ocp.CheckpointManager(folder.absolute(), options=ocp.CheckpointManagerOptions(create=False)) as manager:
+        M = manager.latest_step()
+        return None if M is None else (manager.restore(M, args=ocp.args.Composite(state=args))["state"]["params"], M)

@@ -20,6 +20,7 @@ from isojax import __version__
 from isojax.cli_compare import compare
 from isojax.cli_curve import Frontier, Where, curve, fitted_frontier, refuse_for_points
 from isojax.cli_fit import MODE, FitOptions, make_fit, other_fits, read_fit, sweep_folder, warn
+from isojax.cli_model import app as model_app
 from isojax.cli_recommend import print_recommendation, recommend
 from isojax.cli_records import app as records_app
 from isojax.cli_validate import make_validation, print_validation
@@ -61,6 +62,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 
 app.add_typer(records_app, name="records")
+app.add_typer(model_app, name="model")
 
 
 def _split(args: Sequence[str] | None, default: str | None) -> tuple[str, list[str]]:

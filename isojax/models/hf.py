@@ -31,7 +31,8 @@ CONFIG = "config.json"
 # What a model's folder holds beside config.json and weights: an export takes it over as it is.
 COMPANIONS = (
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json", "LICENSE*", "NOTICE*"),
+    *("vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tiktoken.model", "tekken.json"),
+    *("chat_template.jinja", "chat_template.json", "LICENSE*", "NOTICE*"),
 )
 POSITIONS = 32768  # max_position_embeddings of a config.json that no source gave: serving engines take it as a limit, no weight knows it
 SHOWN = 4
@@ -116,7 +117,7 @@ def load(folder: Path, config: ModelConfig, decoder: Decoder, mesh: Mesh) -> Par
     needed = weights(config, decoder)
     check(folder, needed, found)
     shardings = dict(leaves(decoder.shardings(mesh)))
-    order = sorted(needed, key=lambda w: -int(np.prod(w.shape, dtype=np.int64)))
+    order = sorted(needed, key=lambda w: -w.size)
     placed = {weight.key: place(weight, found, shardings[weight.key]) for weight in order}
     return unflatten_dict({weight.key: placed[weight.key] for weight in needed}, sep=".")
 

