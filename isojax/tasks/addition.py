@@ -46,4 +46,4 @@ def source(argument: str, data: DataConfig) -> Sums:
     limits = read_integers(argument, "addition", {"low": 1, "high": 2})
     if not 1 <= limits["low"] <= limits["high"] <= 4:
         raise InputError(f"cell.task: addition:{argument}: expected 1 <= low <= high <= 4 digits, such as addition:low=1,high=2.")
-    return Sums(**limits)
+    return Sums(limits["low"], limits["high"])

@@ -35,4 +35,4 @@ def source(argument: str, data: DataConfig) -> Divisors:
     limits = read_integers(argument, "gcd", {"low": 2, "high": 40})
     if not 1 <= limits["low"] <= limits["high"] <= LARGEST:
         raise InputError(f"cell.task: gcd:{argument}: expected 1 <= low <= high <= {LARGEST}, such as gcd:low=2,high=40.")
-    return Divisors(**limits)
+    return Divisors(limits["low"], limits["high"])

@@ -1,0 +1,77 @@
+"""`gym`: the scorer of the reasoning-gym generator that made the problem (tasks/gym.py). Right where it scores 1; part marks are 0.
+
+The answer is what stands in the response's last <answer>...</answer>, else the whole response. Some of reasoning-gym's scorers run an
+answer through Python's `eval`: like every isolated check this happens in a worker process, whose rights are the user's.
+"""
+
+import functools
+import importlib
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from isojax.tasks.verifiers import Check, Verdict
+from isojax.types import InputError, Problem
+
+ISOLATED, PURE = True, True
+
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def build(argument: str) -> Check:
+    """The check; InputError where an argument is given or reasoning-gym is not installed."""
+    if argument:
+        raise InputError(f"cell.verifier.use: gym takes no argument, given {argument!r}; each problem names its generator. Write gym.")
+    try:  # here, as its seconds belong to the worker's start and not to the first check's deadline
+        importlib.import_module("reasoning_gym")
+    except ImportError as e:
+        raise InputError('cell.verifier.use: gym needs the package reasoning-gym; pip install "isojax[gym]".') from e
+    return check
+
+
+def check(problem: Problem, prompt: str, response: str) -> Verdict:
+    """Right where the generator's scorer gives 1; answered where there is any answer.
+
+    Raises:
+        InputError: the problem is not from a generator.
+    """
+    columns = problem.columns
+    if not {"gym", "settings", "entry"} <= set(columns):
+        raise InputError(
+            f"problem {problem.id}: the verifier gym judges what cell.task=gym:NAME makes; set cell.verifier.use to another, such as math."
+        )
+    tagged = _TAGGED.findall(response)
+    answer = (tagged[-1] if tagged else response).strip()
+    score = _scorer(columns["gym"], json.dumps(columns["settings"], sort_keys=True))
+    return Verdict(bool(answer) and abs(score(answer, unpack(columns["entry"])) - 1) < 1e-6, bool(answer))
+
+
+@functools.cache
+def _scorer(name: str, settings: str) -> Callable[[str, dict[str, Any]], float]:
+    """A generator's scorer; a few score by the settings."""
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(name, **{**json.loads(settings), "size": 1}).score_answer
+
+
+def pack(value: Any) -> Any:
+    """A generator's entry as plain JSON that `unpack` gives back equal: tuples are marked (two scorers tell them from lists)."""
+    if isinstance(value, tuple):
+        return {"(tuple)": [pack(v) for v in value]}
+    if isinstance(value, list):
+        return [pack(v) for v in value]
+    if isinstance(value, dict):
+        return {str(k): pack(v) for k, v in value.items()}
+    return value if value is None or isinstance(value, str | bool | int | float) else str(value)
+
+
+def unpack(value: Any) -> Any:
+    """What `pack` was given, but for keys that were no text and values that JSON does not know, which are text."""
+    if isinstance(value, list):
+        return [unpack(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"(tuple)"}:
+        return tuple(unpack(v) for v in value["(tuple)"])
+    return {k: unpack(v) for k, v in value.items()}
