@@ -20,7 +20,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, Self
 
@@ -135,6 +135,8 @@ class Checker:
                 stopped.set()
                 for worker in busy:
                     worker.kill()
+                wait(futures)
+                _stop(busy)
                 raise
         return [verdict for verdict in found if verdict is not None]
 

@@ -1,0 +1,83 @@
+"""Does the `math` verifier tell GSM8K's right answers from wrong ones, and how fast? Print one JSON line.
+
+    python benchmarks/gsm8k_verifier.py test.jsonl.gz                 all problems of the file, on all cores
+    python benchmarks/gsm8k_verifier.py test.jsonl.gz --workers 1     in one process
+
+PATH: JSON lines with "question" and "answer", the latter ending in "#### 18". Each answer must be right as its own solution gives it,
+after "The answer is" and in \\boxed{}; and wrong when the number stated is changed: one more, its first two digits swapped, the sign
+changed, ten times as much. A change that leaves the number what it was (0, equal digits, one digit) is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from isojax.tasks.verify import Checker
+from isojax.types import Problem
+
+FORMS: dict[str, Callable[[str, str], str]] = {
+    "solution": lambda solution, number: f"{solution}#### {number}",
+    "sentence": lambda solution, number: f"{solution}The answer is {number}.",
+    "boxed": lambda solution, number: f"{solution}The answer is $\\boxed{{{number}}}$.",
+}
+CHANGES: dict[str, Callable[[int], int]] = {
+    "plus_1": lambda value: value + 1,
+    "swapped": lambda value: int(f"{'-' * (value < 0)}{str(abs(value))[1:2]}{str(abs(value))[:1]}{str(abs(value))[2:]}"),
+    "sign": lambda value: -value,
+    "times_10": lambda value: value * 10,
+}
+
+
+def read(path: Path) -> list[Problem]:
+    """The problems of a file of JSON lines, gzipped or not."""
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        rows = [json.loads(line) for line in file]
+    return [Problem(i, row["question"], row["answer"]) for i, row in enumerate(rows)]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--workers", type=int, default=None)
+    given = parser.parse_args()
+    problems = read(given.path)
+    checks: list[tuple[str, Problem, str]] = [("right_gold", problem, problem.answer) for problem in problems]
+    for problem in problems:
+        solution, _, number = problem.answer.rpartition("####")
+        value = int(number.replace(",", ""))
+        for form, write in FORMS.items():
+            checks.append((f"right_{form}", problem, write(solution, number.strip())))
+            wrong = {change: apply(value) for change, apply in CHANGES.items()}
+            checks += [(f"wrong_{change}_{form}", problem, write(solution, f"{w:,}")) for change, w in wrong.items() if w != value]
+    with Checker("math", workers=given.workers) as checker:
+        began = time.perf_counter()
+        grades = checker.grade([p for _, p, _ in checks], [p.prompt for _, p, _ in checks], [response for *_, response in checks])
+        seconds = time.perf_counter() - began
+    counts: dict[str, list[int]] = {}
+    for (kind, _, _), reward in zip(checks, grades.rewards, strict=True):
+        count = counts.setdefault(kind, [0, 0])
+        count[0] += 1
+        count[1] += int(reward) == int(kind.startswith("right"))
+    line = {
+        "benchmark": "gsm8k_verifier",
+        "problems": len(problems),
+        "cores": len(os.sched_getaffinity(0)),
+        "checks": len(checks),
+        "as_they_should": {kind: f"{good} of {total}" for kind, (total, good) in counts.items()},
+        "mistakes": sum(total - good for total, good in counts.values()),
+        "failures": grades.failures,
+        "seconds": round(seconds, 2),
+        "checks_a_second": round(len(checks) / seconds),
+    }
+    print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()
