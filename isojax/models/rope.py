@@ -1,7 +1,7 @@
 """Rotary positions (arXiv:2104.09864), and their stretching for long contexts as Llama 3.1 has it.
 
-Frequencies are numbers, not traced values: worked out once in NumPy, rounded to float32 at the places where transformers rounds, so
-that far positions, where an angle is a position times a frequency, turn as the checkpoint's authors had them turn.
+Frequencies are numbers, not traced values: worked out in float64 and rounded to float32 once. (transformers rounds at each step: its
+frequencies are within a unit or two in the last place of these.)
 """
 
 import jax.numpy as jnp
@@ -17,14 +17,13 @@ def frequencies(head_dim: int, base: float, scaling: RopeScaling | None) -> Floa
     Without `scaling`, base^(-2i / head_dim). With it, a wavelength beyond original / low_freq_factor grows by `factor`, one below
     original / high_freq_factor stays, and between them the frequency goes linearly in original / wavelength from the one to the other.
     """
-    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    plain = np.float32(1) / (np.float64(base) ** exponent.astype(np.float64)).astype(np.float32)
+    plain = float(base) ** (-np.arange(0, head_dim, 2) / head_dim)
     if scaling is None:
-        return plain
+        return plain.astype(np.float32)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    turns = scaling.original_max_position_embeddings * plain.astype(np.float64) / (2 * np.pi)  # in the original context
-    kept = np.clip((turns - low) / (high - low), 0, 1).astype(np.float32)
-    return (1 - kept) * plain / np.float32(scaling.factor) + kept * plain
+    in_original = scaling.original_max_position_embeddings * plain / (2 * np.pi)  # whole turns within the original context
+    kept = np.clip((in_original - low) / (high - low), 0, 1)
+    return (plain * (kept + (1 - kept) / scaling.factor)).astype(np.float32)
 
 
 def rope(x: Float[Array, "b t heads H"], positions: Int[Array, "b t"], turns: Float[np.ndarray, " half"]) -> Float[Array, "b t heads H"]:

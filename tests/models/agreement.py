@@ -1,0 +1,67 @@
+"""The three ways of running a decoder, on the same sequences: what test_families.py and make_references.py compare with transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isojax.models.decoder import Decoder, Params
+
+PATHS = ("score", "prefix and score", "prefix and decode_step")
+
+
+def from_checkpoint(weights: Mapping[str, np.ndarray], names: Mapping[str, str], decoder: Decoder) -> Params:
+    """Our tree of a checkpoint's arrays by their names in it: matrices turned round (torch's Linear is [out, in]), layers stacked."""
+
+    def ours(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        w = weights[name]
+        return (w.T if w.ndim == 2 and "embed_tokens" not in name else w).reshape(shape)
+
+    def param(path: Any, x: jax.ShapeDtypeStruct) -> np.ndarray:
+        name = names[".".join(k.key for k in path)]
+        if "{layer}" not in name:
+            return ours(name, x.shape)
+        return np.stack([ours(name.format(layer=i), x.shape[1:]) for i in range(x.shape[0])])
+
+    return jax.tree_util.tree_map_with_path(param, decoder.shapes())
+
+
+@partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})  # compiles in half the time
+def run(decoder: Decoder, params: Params, tokens: Any, prompts: Any, responses: Any, start: Any, row: Any) -> tuple[Any, Any, Any]:
+    """Logits [b T V] of whole sequences; of responses after their prompts' prefixes; of these once more, one token at a time."""
+    prefix = decoder.prefix_cache(params, prompts)
+    whole = decoder.score(params, tokens, jnp.zeros_like(start))
+    after = decoder.score(params, responses, start, prefix, row)
+
+    def step(carry: Any, token: Any) -> Any:
+        cache, position = carry
+        hidden, cache = decoder.decode_step(params, cache, token, position)
+        return (cache, position + 1), hidden
+
+    room = ((0, 0), (0, 0), (0, 0), (0, tokens.shape[1] + 1), (0, 0))
+    cache = tuple(jnp.pad(c[:, row], room) for c in prefix)
+    stepped = jax.lax.scan(step, (cache, start), responses.T)[1].swapaxes(0, 1)
+    return decoder.logits(params, whole), decoder.logits(params, after), decoder.logits(params, stepped)
+
+
+def differences(decoder: Decoder, params: Params, tokens: np.ndarray, lengths: np.ndarray, expected: np.ndarray) -> dict[str, np.ndarray]:
+    """By way of running, our logits minus `expected` [b T V], at every position that it computes and that is no padding.
+
+    `tokens` are right-padded. Rows are cut into prompt and response at places of their own, the first after one token.
+    """
+    rows, width = tokens.shape
+    cut = np.array([1 + (r * (n - 2)) // max(rows - 1, 1) for r, n in enumerate(lengths)], np.int32)  # prompt lengths, 1 .. n - 1
+    prompts = np.where(np.arange(cut.max())[None] < cut[:, None], tokens[:, : cut.max()], 0)
+    row = np.arange(rows)[::-1].copy()  # responses in another order than their prompts
+    start = (cut - 1)[row]
+    at = np.minimum(start[:, None] + np.arange(width)[None], width - 1)
+    responses, wanted = np.take_along_axis(tokens[row], at, 1), expected[row[:, None], at]
+    whole = np.arange(width)[None] < lengths[:, None]
+    live = start[:, None] + np.arange(width)[None] < lengths[row][:, None]
+    one, two, three = (np.asarray(x) for x in run(decoder, params, tokens, prompts, responses, start, row))
+    return {PATHS[0]: (one - expected)[whole], PATHS[1]: (two - wanted)[live], PATHS[2]: (three - wanted)[live]}

@@ -1,0 +1,186 @@
+"""Writes references/: small random models with transformers' logits of them. Run by hand, where torch is; tests read the files.
+
+    python tests/models/make_references.py                      # needs torch, transformers 5, numpy
+    python tests/models/make_references.py --check 20 --seed 1  # and isojax's own needs, jax among them
+
+The second draws random models of random shapes, runs them here and there, and prints one JSON line each: the largest and the root mean
+square difference of the logits over the three ways of running. Batches hold sequences of unequal lengths, padded on the left for
+transformers and on the right for isojax. Weights are large, so that the logits' standard deviation is at least 3 (asserted).
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent / "references"
+CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+LEAST_STD = 3.0
+SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size", "num_hidden_layers")
+STRETCHED = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# Odd sizes; with a mesh of 2 x 2 x 2 some axes are divided and some are not.
+REFERENCES: dict[str, tuple[str, tuple[int, ...], dict[str, Any], bool]] = {
+    "llama": ("llama", (36, 6, 2, 10, 53, 97, 2), {**STRETCHED, "original_max_position_embeddings": 16}, False),
+    "qwen2": ("qwen2", (40, 4, 2, 10, 54, 98, 2), {"rope_type": "default", "rope_theta": 1e6}, False),
+    "qwen3": ("qwen3", (35, 5, 1, 14, 46, 97, 2), {"rope_type": "default", "rope_theta": 5e6}, True),
+    "llama_tied": ("llama", (33, 3, 3, 8, 44, 101, 3), {"rope_type": "default", "rope_theta": 1e5}, True),
+}
+
+
+def make_config(family: str, sizes: tuple[int, ...], rope: dict[str, Any], tied: bool, eps: float = 1e-5) -> Any:
+    """transformers' configuration of a model."""
+    return CONFIGS[family](
+        **dict(zip(SIZES, sizes, strict=True)),
+        rope_parameters=rope,
+        tie_word_embeddings=tied,
+        rms_norm_eps=eps,
+        max_position_embeddings=4096,
+        architectures=[CONFIGS[family].__name__.replace("Config", "ForCausalLM")],
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+
+
+def make_model(config: Any, seed: int) -> Any:
+    """A float32 model of random weights: matrices 1.5 / sqrt(fan in), scales of norms .5 to 1.5, biases and the unembedding large."""
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.uniform_(0.5, 1.5, generator=draw)
+            elif name.endswith("bias"):
+                weight.normal_(0, 0.5, generator=draw)
+            elif "embed_tokens" in name or "lm_head" in name:
+                weight.normal_(0, 5 * config.hidden_size**-0.5, generator=draw)
+            else:
+                weight.normal_(0, 1.5 * weight.shape[1] ** -0.5, generator=draw)
+    return model
+
+
+def make_batch(rng: np.random.Generator, vocab: int, lengths: np.ndarray) -> np.ndarray:
+    """Random tokens i32[b, T], right-padded with 0."""
+    tokens = rng.integers(3, vocab, (len(lengths), lengths.max())).astype(np.int32)
+    return np.where(np.arange(lengths.max())[None] < lengths[:, None], tokens, 0).astype(np.int32)
+
+
+def reference_logits(model: Any, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """transformers' logits f32[b, T, V] of the right-padded `tokens`, computed left-padded; zero at padding."""
+    rows, width = tokens.shape
+    left, mask = np.zeros((rows, width), np.int64), np.zeros((rows, width), np.int64)
+    for r, n in enumerate(lengths):
+        left[r, width - n :], mask[r, width - n :] = tokens[r, :n], 1
+    positions = np.maximum(mask.cumsum(1) - 1, 0)
+    with torch.no_grad():
+        out = model(torch.from_numpy(left), attention_mask=torch.from_numpy(mask), position_ids=torch.from_numpy(positions)).logits.numpy()
+    found = np.zeros_like(out)
+    for r, n in enumerate(lengths):
+        found[r, :n] = out[r, width - n :]
+    std = found[np.arange(width)[None] < lengths[:, None]].std()
+    assert std >= LEAST_STD, f"the logits' standard deviation is {std:.2f}; expected at least {LEAST_STD}"
+    return found
+
+
+def older_spelling(config: dict[str, Any], type_key: str) -> dict[str, Any]:
+    """The same config.json as transformers 4 writes it; `type_key` is "rope_type", or "type" as before 4.43."""
+    old = dict(config)
+    rope = dict(old.pop("rope_parameters"))
+    old["rope_theta"], kind = rope.pop("rope_theta"), rope.pop("rope_type")
+    old["rope_scaling"] = None if kind == "default" else {type_key: kind, **rope}
+    old["torch_dtype"] = old.pop("dtype")
+    return {**old, "transformers_version": "4.57.1"}
+
+
+def write(name: str) -> None:
+    """One reference: a folder that loads in transformers, with config_v4.json and batch.npz beside."""
+    family, sizes, rope, tied = REFERENCES[name]
+    seed, folder = list(REFERENCES).index(name), HERE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model = make_model(make_config(family, sizes, rope, tied), seed)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config_v4.json").write_text(json.dumps(older_spelling(config, "type" if name == "llama" else "rope_type"), indent=2) + "\n")
+    lengths = np.array([40, 2, 23, 31], np.int32)
+    tokens = make_batch(np.random.default_rng(seed), config["vocab_size"], lengths)
+    np.savez_compressed(folder / "batch.npz", tokens=tokens, lengths=lengths, logits=reference_logits(model, tokens, lengths))
+
+
+def random_config(rng: np.random.Generator) -> tuple[Any, dict[str, Any]]:
+    """A random shape of a random family, and what was drawn."""
+    family = str(rng.choice(list(CONFIGS)))
+    kv = int(rng.integers(1, 5))
+    heads = kv * int(rng.integers(1, 5))
+    sizes = (heads * int(rng.integers(3, 17)), heads, kv, 2 * int(rng.integers(1, 17)), *(int(rng.integers(a, b)) for a, b in BOUNDS))
+    rope = {"rope_type": "default", "rope_theta": float(10 ** rng.uniform(2, 7))}
+    if family == "llama" and rng.random() < 0.7:
+        low = float(rng.uniform(0.5, 2))
+        stretch = {"factor": float(rng.uniform(1.5, 32)), "low_freq_factor": low, "high_freq_factor": low + float(rng.uniform(0.5, 6))}
+        rope |= {"rope_type": "llama3", **stretch, "original_max_position_embeddings": int(rng.integers(4, 33))}
+    tied, eps = bool(rng.random() < 0.5), float(10 ** rng.uniform(-7, -4))
+    return make_config(family, sizes, rope, tied, eps), {
+        "family": family,
+        "tied": tied,
+        **dict(zip(SIZES, sizes, strict=True)),
+        "rope": rope,
+    }
+
+
+BOUNDS = ((5, 130), (10, 300), (1, 5))  # intermediate_size, vocab_size, num_hidden_layers
+
+
+def check(count: int, seed: int, longest: int) -> None:
+    """`count` random models, here and there; a JSON line each."""
+    sys.path.insert(0, str(ROOT))
+    from isojax import registry
+    from isojax.config import ModelConfig
+    from isojax.models.published import find_family
+    from tests.models.agreement import differences, from_checkpoint
+
+    for i in range(count):
+        rng = np.random.default_rng((seed, i))
+        config, drawn = random_config(rng)
+        model = make_model(config, int(rng.integers(2**31)))
+        lengths = rng.integers(2, longest + 1, int(rng.integers(2, 6))).astype(np.int32)
+        tokens = make_batch(rng, config.vocab_size, lengths)
+        expected = reference_logits(model, tokens, lengths)
+        hf = json.loads(config.to_json_string(use_diff=False))
+        hf = older_spelling({"dtype": "float32", **hf}, "rope_type") if i % 2 else hf
+        family = registry.load("models", find_family(hf["architectures"][0]), "build")
+        decoder = family.build(ModelConfig(family=drawn["family"], **family.settings(hf)), config.vocab_size)
+        weights = {k: v.numpy() for k, v in model.state_dict().items()}
+        found = differences(decoder, from_checkpoint(weights, family.NAMES, decoder), tokens, lengths, expected)
+        far = {way: float(np.abs(d).max()) for way, d in found.items()}
+        rms = {way: float(np.sqrt((d.astype(np.float64) ** 2).mean())) for way, d in found.items()}
+        line = {
+            "max": max(far.values()),
+            "rms": max(rms.values()),
+            "std": float(expected[expected != 0].std()),
+            "lengths": lengths.tolist(),
+        }
+        print(json.dumps(line | drawn), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", type=int, default=0, metavar="N", help="compare N random models, and write nothing")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--longest", type=int, default=40, help="tokens of the longest sequence")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.check:
+        check(given.check, given.seed, given.longest)
+    else:
+        for name in REFERENCES:
+            write(name)
+
+
+if __name__ == "__main__":
+    main()

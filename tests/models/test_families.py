@@ -1,0 +1,199 @@
+"""The published families: logits against transformers' (references/, written by make_references.py), config.json, presets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from safetensors.numpy import load_file
+
+from isojax import registry
+from isojax.config import ModelConfig, RopeScaling, load_config
+from isojax.models import llama, qwen2, qwen3
+from isojax.models.decoder import Decoder
+from isojax.models.published import find_family
+from isojax.models.rope import frequencies
+from isojax.types import InputError
+from tests.device import mesh, quick_jit
+from tests.models.agreement import differences, from_checkpoint
+
+REFERENCES = Path(__file__).parent / "references"
+NAMES = ("llama", "llama_tied", "qwen2", "qwen3")
+FAMILIES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}
+MOST, MOST_RMS = 3e-4, 3e-5
+CONFIGS = Path(__file__).parents[2] / "configs" / "models"
+
+
+def read(name: str, file: str = "config.json") -> dict[str, Any]:
+    return json.loads((REFERENCES / name / file).read_text())
+
+
+def model_of(name: str) -> tuple[Decoder, Any]:
+    """A reference's decoder and parameters, by its family file alone."""
+    hf = read(name)
+    family = FAMILIES[find_family(hf["architectures"][0])]
+    config = ModelConfig(**family.settings(hf))
+    decoder = family.build(config, config.vocab)
+    return decoder, from_checkpoint(load_file(REFERENCES / name / "model.safetensors"), family.NAMES, decoder)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("axes", ["auto", "data=2,fsdp=2,tensor=2"])
+def test_logits_equal_transformers(name: str, axes: str) -> None:
+    decoder, params = model_of(name)
+    batch = np.load(REFERENCES / name / "batch.npz")
+    std = batch["logits"][np.arange(40)[None] < batch["lengths"][:, None]].std()
+    assert std > 3 and batch["lengths"].tolist() == [40, 2, 23, 31]
+    if axes != "auto":
+        params = jax.device_put(params, decoder.shardings(mesh(axes)))
+        assert not all(x.sharding.is_fully_replicated for x in jax.tree.leaves(params))
+    for way, difference in differences(decoder, params, batch["tokens"], batch["lengths"], batch["logits"]).items():
+        assert np.abs(difference).max() < MOST, way
+        assert np.sqrt(np.mean(difference**2)) < MOST_RMS, way
+        assert difference.shape[0] > 40 and difference.shape[1] == decoder.vocab
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_spellings_of_config_json_are_one_model(name: str) -> None:
+    old, new = read(name, "config_v4.json"), read(name)
+    assert "rope_theta" in old and "rope_theta" not in new
+    family = FAMILIES[find_family(new["architectures"][0])]
+    assert family.settings(old) == family.settings(new)
+
+
+def test_every_setting_of_a_config_json_arrives() -> None:
+    found = ModelConfig(**llama.settings(read("llama")))
+    scaling = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+    shape = {"layers": 2, "width": 36, "heads": 6, "kv_heads": 2, "head_dim": 10, "mlp": 53, "vocab": 97}
+    assert found == ModelConfig(**shape, norm_eps=1e-5, rope_base=500.0, rope_scaling=scaling)
+    assert ModelConfig(**qwen2.settings(read("qwen2"))).qkv_bias and ModelConfig(**qwen3.settings(read("qwen3"))).qk_norm
+    assert qwen3.settings(read("qwen3"))["tied"] and not qwen2.settings(read("qwen2"))["tied"]
+
+
+def without(name: str, *keys: str, **more: Any) -> dict[str, Any]:
+    return {k: v for k, v in read(name).items() if k not in keys} | more
+
+
+def test_what_a_config_json_leaves_out() -> None:
+    """transformers' own defaults: heads of width / heads and as many for keys; 128 in Qwen3; no tying; rope's base 10,000."""
+    short = llama.settings(without("llama", "head_dim", "num_key_value_heads"))
+    assert (short["head_dim"], short["kv_heads"]) == (6, 6)
+    assert qwen3.settings(without("qwen3", "head_dim"))["head_dim"] == 128
+    bare = llama.settings(without("llama", "rope_parameters", "tie_word_embeddings"))
+    assert (bare["rope_base"], bare["rope_scaling"], bare["tied"]) == (10_000.0, None, False)
+
+
+REFUSED = [
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "rope_type = 'yarn'"),
+    ("qwen2", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling has rope_type = 'linear'"),
+    ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_parameters has no factor"),
+    ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "rope_theta = 0"),
+    ("llama", {"rope_parameters": [1]}, "rope_parameters = [1]"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+    ("llama", {"attention_bias": True}, "attention_bias = True"),
+    ("qwen3", {"attention_bias": True}, "attention_bias = True"),
+    ("llama", {"mlp_bias": True}, "mlp_bias = True"),
+    ("qwen2", {"use_sliding_window": True}, "use_sliding_window = True"),
+    ("qwen3", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+    ("qwen2", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+    ("llama", {"hidden_size": -1}, "hidden_size = -1"),
+    ("llama", {"vocab_size": None}, "vocab_size = None"),
+    ("llama", {"num_hidden_layers": 2.5}, "num_hidden_layers = 2.5"),
+    ("llama", {"rms_norm_eps": True}, "rms_norm_eps = True"),
+    ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes'"),
+    ("qwen2", {"head_dim": None, "hidden_size": 41}, "no head_dim, and hidden_size = 41"),
+]
+
+
+@pytest.mark.parametrize("name, change, said", REFUSED, ids=[said for _, _, said in REFUSED])
+def test_what_the_decoder_cannot_do_is_refused(name: str, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as e:
+        FAMILIES[name].settings(read(name) | change)
+    assert said in str(e.value)
+    assert "expected" in str(e.value) or "Add head_dim" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps"]
+)
+def test_a_key_that_is_missing_is_named(key: str) -> None:
+    with pytest.raises(InputError, match=f"no {key}; expected"):
+        llama.settings(without("llama", key))
+
+
+def test_families_are_found_by_architecture() -> None:
+    assert [find_family(f"{x}ForCausalLM") for x in ("Llama", "Qwen2", "Qwen3")] == ["llama", "qwen2", "qwen3"]
+    with pytest.raises(InputError, match=r"'MambaForCausalLM'.*LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"):
+        find_family("MambaForCausalLM")
+
+
+def test_llama_3s_stretching_by_hand() -> None:
+    """Base 100, 4 dimensions: frequencies 1 and 1/10, wavelengths 2 pi and 20 pi."""
+
+    def stretched(original: int) -> np.ndarray:
+        return frequencies(
+            4, 100.0, RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=original)
+        )
+
+    np.testing.assert_allclose(stretched(10_000), [1, 0.1], rtol=1e-6)  # both turn over 4 times in the original context
+    np.testing.assert_allclose(stretched(6), [1 / 8, 0.1 / 8], rtol=1e-6)  # neither turns once
+    kept = (100 / (20 * np.pi) - 1) / 3  # 1.59 turns: a part of the way from 1 to 4
+    np.testing.assert_allclose(stretched(100), [1, 0.1 * (kept + (1 - kept) / 8)], rtol=1e-6)
+
+
+def test_a_scaling_without_a_middle_is_refused() -> None:
+    with pytest.raises(InputError, match=r"high_freq_factor=1.0, low_freq_factor=1.0"):
+        Decoder(ModelConfig(rope_scaling=RopeScaling(high_freq_factor=1.0)), 8)
+
+
+def test_a_tied_embedding_gathers_both_gradients() -> None:
+    """The gradient of the one matrix is the sum of those that an untied copy gives each."""
+    decoder, params = model_of("qwen3")
+    untied = Decoder(decoder.config.model_copy(update={"tied": False}), decoder.vocab)
+    tokens, start = np.arange(12, dtype=np.int32).reshape(2, 6), np.zeros(2, np.int32)
+
+    def total(which: Decoder, params: Any) -> Any:
+        return jax.nn.logsumexp(which.logits(params, which.score(params, tokens, start)), axis=-1).sum()
+
+    one = quick_jit(jax.grad(lambda p: total(decoder, p)))(params)
+    two = quick_jit(jax.grad(lambda p: total(untied, p)))({**params, "unembed": params["embed"].T})
+    assert "unembed" not in one and np.abs(two["embed"]).max() > 0.1 and np.abs(two["unembed"]).max() > 0.1
+    np.testing.assert_allclose(one["embed"], two["embed"] + two["unembed"].T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(one["blocks"]["query_norm"], two["blocks"]["query_norm"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "preset, parameters",
+    [
+        ("llama-3.1-8b-instruct", 8_030_261_248),
+        ("qwen2.5-7b-instruct", 7_615_616_512),
+        ("qwen3-4b-instruct", 4_022_468_096),
+        ("smollm2-135m", 134_515_008),
+    ],
+)
+def test_presets_have_the_published_number_of_parameters(preset: str, parameters: int) -> None:
+    cell = load_config(str(CONFIGS / f"{preset}.yaml")).cell
+    family = registry.load("models", cell.model.family, "build")
+    decoder = family.build(cell.model, cell.model.vocab)
+    shapes = jax.tree_util.tree_flatten_with_path(decoder.shapes())[0]
+    assert sum(x.size for _, x in shapes) == parameters
+    assert {".".join(k.key for k in path) for path, _ in shapes} == set(family.NAMES) - ({"unembed"} if cell.model.tied else set())
+
+
+def test_fresh_biases_and_head_norms_change_nothing_and_are_laid_out() -> None:
+    config = ModelConfig(layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp=8, qkv_bias=True, qk_norm=True, tied=True)
+    decoder = Decoder(config, 8)
+    other = Decoder(ModelConfig(layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp=8), 8)
+    params, plain = quick_jit(lambda key: (decoder.init(key), other.init(key)))(jax.random.key(0))
+    for name, weights in plain["blocks"].items():
+        np.testing.assert_array_equal(params["blocks"][name], weights)
+    assert params["blocks"]["query_bias"].shape == (2, 4, 4) and not params["blocks"]["key_bias"].any()
+    assert (params["blocks"]["query_norm"] == 1).all() and params["blocks"]["key_norm"].shape == (2, 4)
+    spec = decoder.shardings(mesh("data=2,fsdp=2,tensor=2"))["blocks"]
+    assert spec["query_bias"].spec == PartitionSpec(None, "tensor", None)
+    assert spec["key_norm"].spec == PartitionSpec(None, None)
