@@ -1,13 +1,13 @@
-"""The base policy and its labelled problems, made once a sweep and kept in `base/`.
+"""The base policy and its problems, made once a sweep and kept in `base/`.
 
-A task that brings demonstrations gets a policy trained on them by supervised learning; then avg@k of that policy labels the
-candidate problems, and those of the wanted difficulty are split into training and validation. `params.safetensors` and
-`problems.jsonl` (one labelled problem a line, with its split) are written whole or not at all.
+A checkpoint (`cell.model.path`) is read where it lies. A task that brings demonstrations gets a policy trained on them by supervised
+learning, `params.safetensors`. `problems.jsonl` holds the chosen problems (problems.py), one a line with its split, and is written
+last, whole or not at all.
 """
 
 import json
 import os
-from collections.abc import Callable
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,31 +18,51 @@ import optax
 import optax.contrib
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import lax
+from jax.sharding import Mesh
 from jaxtyping import Array
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from isojax.config import CellConfig
-from isojax.evaluate import Evaluator
+from isojax.config import CellConfig, ModelConfig, config_hash
+from isojax.evaluate import Evaluator, ProblemSet
+from isojax.files import write_text
+from isojax.labels import Tick, label_problems, labels_of
+from isojax.models import hf, tensors
 from isojax.models.decoder import Decoder, Params
-from isojax.rl.step import LABEL
-from isojax.tasks.base import DeviceTask, Encoded
-from isojax.tasks.data import check_disjoint, split
+from isojax.problems import Chosen, choose
+from isojax.tasks.base import DeviceTask, Encoded, Task, on_device
+from isojax.tasks.data import check_disjoint
 from isojax.types import InputError, Problem
 
-PARAMS, PROBLEMS = "params.safetensors", "problems.jsonl"
+PARAMS, PROBLEMS, LABELS, ABOUT = "params.safetensors", "problems.jsonl", "labels.jsonl", "about.json"
+EXTRA = "extra/"
 WARMUP = 60
 PIECES = 8  # a batch of demonstrations goes through in so many pieces, which stay in the processor's cache
-
-Tick = Callable[[str, float], None]  # (what is being done, the fraction done)
 
 
 @dataclass(frozen=True)
 class Base:
-    """The base policy (host arrays) and its problems."""
+    """The base policy, in `folder` or in the checkpoint `model.path`, and its problems."""
 
-    params: Params
+    folder: Path
+    model: ModelConfig
     training: list[Problem]
     validation: list[Problem]
+    extra: dict[str, list[Problem]]
+
+    def params(self, decoder: Decoder, mesh: Mesh) -> Params:
+        """Its parameters, laid out on the mesh.
+
+        Raises:
+            InputError: they cannot be read, or are not those of the decoder.
+        """
+        if self.model.path:
+            return hf.load(Path(self.model.path), self.model, decoder, mesh)
+        try:
+            flat = load_file(self.folder / PARAMS)
+        except (OSError, ValueError, SafetensorError) as e:
+            raise InputError(f"the base policy in {self.folder} cannot be read ({e!r}); remove the folder and it is made again.") from e
+        return jax.device_put(unflatten_dict({tuple(k.split(".")): v for k, v in flat.items()}), decoder.shardings(mesh))
 
 
 def imitation_loss(decoder: Decoder, params: Params, demonstrations: Encoded, eos: int) -> Array:
@@ -89,56 +109,74 @@ def train_base(cell: CellConfig, decoder: Decoder, task: DeviceTask, tick: Tick)
     return jax.device_get(params)
 
 
-def label(cell: CellConfig, task: DeviceTask, params: Params, evaluator: Evaluator, tick: Tick) -> list[Problem]:
-    """Candidate problems with the base policy's right answers out of `data.attempts` (rounded up to whole evaluations)."""
-    data = cell.data
-    problems = task.problems(data.candidates, np.random.default_rng([data.seed, 0]))
-    encoded = task.encode(problems, cell.sampling.prompt_length, cell.sampling.response_length)
-    repeats = -(-data.attempts // evaluator.samples)
-    tick(f"labelling {data.candidates} problems by avg@{repeats * evaluator.samples}", 1.0)
-    counts, _ = evaluator.counts(params, encoded, seed=data.seed, evaluation=0, repeats=repeats, stream=LABEL)
-    return [Problem(p.id, p.prompt, p.answer, int(c), repeats * evaluator.samples) for p, c in zip(problems, counts, strict=True)]
-
-
-def prepare(folder: Path, cell: CellConfig, decoder: Decoder, task: DeviceTask, evaluator: Evaluator, tick: Tick) -> Base:
-    """The base policy of a sweep: read from `folder`, or made and written there.
+def prepare(folder: Path, cell: CellConfig, decoder: Decoder, task: Task, evaluator: Evaluator, mesh: Mesh, tick: Tick) -> Base:
+    """The base policy of a sweep and its problems: read from `folder`, or made and written there.
 
     Raises:
-        InputError: too few problems of the wanted difficulty, or a damaged folder.
+        InputError: too few problems of the wanted difficulty, another checkpoint than the sweep began with, or a damaged folder.
     """
+    print_of = tensors.fingerprint(Path(cell.model.path)) if cell.model.path else ""
     if not (folder / PROBLEMS).exists():
-        params = train_base(cell, decoder, task, tick)
-        problems = label(cell, task, params, evaluator, tick)
-        training, validation = split(problems, cell.data)
-        _save(folder, params, problems, {p.id for p in training}, {p.id for p in validation})
-    return load(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        name = config_hash(cell)
+        if labels_of(folder / LABELS) != name:
+            (folder / LABELS).unlink(missing_ok=True)
+        if on_device(task) and not cell.model.path:
+            _save_params(folder, train_base(cell, decoder, task, tick))
+
+        def label(problems: list[Problem]) -> list[Problem]:
+            params = Base(folder, cell.model, [], [], {}).params(decoder, mesh)
+            chosen = ProblemSet(problems, encode(task, cell, problems))
+            return label_problems(folder / LABELS, name, chosen, cell.data.attempts, cell.data.seed, evaluator, params, tick)
+
+        chosen = choose(cell, task, label)
+        for note in chosen.notes:
+            print(f"warning: {note}", file=sys.stderr)
+        _save_problems(folder, chosen, print_of)
+    return load(folder, cell, print_of)
 
 
-def _save(folder: Path, params: Params, problems: list[Problem], training: set[int], validation: set[int]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def encode(task: Task, cell: CellConfig, problems: list[Problem]) -> Encoded:
+    """Problems as host arrays."""
+    sampling = cell.sampling
+    if on_device(task):
+        return task.encode(problems, sampling.prompt_length, sampling.response_length)
+    return task.encode(problems, sampling.prompt_length)
+
+
+def _save_params(folder: Path, params: Params) -> None:
     flat = {".".join(k): np.ascontiguousarray(v) for k, v in flatten_dict(params).items()}
     save_file(flat, folder / (PARAMS + ".part"))
     os.replace(folder / (PARAMS + ".part"), folder / PARAMS)
-    part = folder / (PROBLEMS + ".part")
-    with part.open("w") as f:
-        for p in problems:
-            where = "training" if p.id in training else "validation" if p.id in validation else "left out"
-            f.write(json.dumps({**asdict(p), "split": where}) + "\n")
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(part, folder / PROBLEMS)
 
 
-def load(folder: Path) -> Base:
-    """The base policy kept in `folder`."""
+def _save_problems(folder: Path, chosen: Chosen, print_of: str) -> None:
+    sides = {"training": chosen.training, "validation": chosen.validation, "left out": chosen.left_out}
+    sides |= {f"{EXTRA}{name}": problems for name, problems in chosen.extra.items()}
+    rows = [{**asdict(p), "split": where} for where, problems in sides.items() for p in problems]
+    write_text(folder / ABOUT, json.dumps({"checkpoint": print_of, "notes": chosen.notes}, indent=1) + "\n")
+    write_text(folder / PROBLEMS, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def load(folder: Path, cell: CellConfig, print_of: str = "") -> Base:
+    """The base policy kept in `folder`.
+
+    Raises:
+        InputError: the folder is damaged, or the checkpoint is no longer the one with this fingerprint.
+    """
+    sides: dict[str, list[Problem]] = {"training": [], "validation": [], "left out": []}
     try:
-        flat = load_file(folder / PARAMS)
-        sides: dict[str, list[Problem]] = {"training": [], "validation": [], "left out": []}
+        about = json.loads((folder / ABOUT).read_text())["checkpoint"]
         for line in (folder / PROBLEMS).read_text().splitlines():
             row = json.loads(line)
-            sides[row.pop("split")].append(Problem(**row))
+            sides.setdefault(row.pop("split"), []).append(Problem(**row | {"messages": tuple(row["messages"])}))
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise InputError(f"the base policy in {folder} cannot be read ({e!r}); remove the folder and it is made again.") from e
+    if about != print_of:
+        raise InputError(
+            f"cell.model.path: {cell.model.path} is not the checkpoint that {folder} was made with (fingerprint {print_of!r}, expected "
+            f"{about!r}); put that one back, or choose another name=NAME for a new run."
+        )
     check_disjoint(sides["training"], sides["validation"])
-    params = unflatten_dict({tuple(k.split(".")): v for k, v in flat.items()})
-    return Base(params, sides["training"], sides["validation"])
+    extra = {where.removeprefix(EXTRA): problems for where, problems in sides.items() if where.startswith(EXTRA)}
+    return Base(folder, cell.model, sides["training"], sides["validation"], extra)

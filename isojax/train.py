@@ -18,20 +18,23 @@ import numpy as np
 from jax.sharding import Mesh
 
 from isojax import registry
-from isojax.base import Base
+from isojax.base import Base, encode
 from isojax.checkpoint import Checkpoints, Position
 from isojax.config import CellConfig, Config, SweepConfig
-from isojax.evaluate import Evaluator, average
-from isojax.models.decoder import Decoder
+from isojax.estimators import summary
+from isojax.evaluate import Counts, Evaluator, ProblemSet
+from isojax.models.decoder import Decoder, Params
 from isojax.records import Ledger
-from isojax.rl.step import UPDATES_A_CALL, State, build_init, build_train, coefficients
+from isojax.rl.hosted import build_hosted_train
+from isojax.rl.step import EXTRA, UPDATES_A_CALL, State, build_init, build_train, coefficients
 from isojax.sampling.sampler import Problems, make_geometry
 from isojax.sharding import replicated, shard_count
-from isojax.tasks.base import DeviceTask, Encoded, build_task
+from isojax.tasks.base import Task, on_device
 from isojax.tasks.data import batches
 from isojax.types import Cell, EvalPoint, Problem
 
 SAMPLES_SHOWN = 4
+LABELLED_AT_ONCE = 64  # problems of a language model: as many as a kill may cost
 COMPILING = threading.Lock()  # cells run side by side; compiling the large program twice at once only doubles its memory
 
 
@@ -47,28 +50,42 @@ class Progress:
 class Programs:
     """The compiled programs of a sweep on one mesh; every cell of the sweep runs through the same ones."""
 
-    def __init__(self, cell: CellConfig, sweep: SweepConfig, pairs: list[tuple[int, int]], mesh: Mesh):
-        """`pairs`: every (B_p, n) of the sweep; `sweep` with its slots and microbatch chosen."""
+    def __init__(self, cell: CellConfig, sweep: SweepConfig, pairs: list[tuple[int, int]], mesh: Mesh, task: Task):
+        """`pairs`: every (B_p, n) of the sweep; `sweep` with its slots and microbatch chosen; `task` may serve several meshes."""
         assert sweep.slots and sweep.microbatch and sweep.prompts, "the planner chooses them"
-        self.mesh = mesh
-        task = build_task(cell)
-        assert task.on_device is True, "only verifiers on device, so far"
-        self.task: DeviceTask = task
-        self.encode(cell, self.task.problems(cell.data.candidates, np.random.default_rng(0)))  # refuses what does not fit, before any work
-        self.decoder: Decoder = registry.load("models", cell.model.family, "build").build(cell.model, self.task.vocab)
-        sampling = cell.sampling
+        self.mesh, self.task, self.cell = mesh, task, cell
+        self.decoder: Decoder = registry.load("models", cell.model.family, "build").build(cell.model, cell.model.vocab or task.vocab)
+        sampling, data = cell.sampling, cell.data
         lengths = sampling.prompt_length, sampling.response_length
         self.geometry = make_geometry(pairs, shard_count(mesh), sweep.slots, sweep.microbatch, *lengths, sweep.prompts)
-        self.evaluator = Evaluator(
-            self.decoder, self.task, mesh, cell.data.validation, cell.eval.samples, self.geometry, sampling.temperature
-        )
+
+        def evaluator(problems: int, samples: int) -> Evaluator:
+            return Evaluator(self.decoder, task, mesh, problems, samples, self.geometry, sampling)
+
+        self.evaluator = evaluator(data.validation, cell.eval.samples)
+        # A language model reads its prompts once to be labelled; a task on device keeps the draws that its labels have always had.
+        self.labeller = self.evaluator if on_device(task) else evaluator(LABELLED_AT_ONCE, max(1, data.attempts))
         self.init = build_init(self.decoder, mesh)
-        self.train = build_train(cell, self.decoder, self.task, self.geometry, mesh)
+        if on_device(task):
+            self.train, self.updates_a_call = build_train(cell, self.decoder, task, self.geometry, mesh), UPDATES_A_CALL
+        else:
+            self.train, self.updates_a_call = build_hosted_train(cell, self.decoder, task, self.geometry, mesh), 1
         self.numbers = coefficients(cell.rl)
 
-    def encode(self, cell: CellConfig, problems: list[Problem]) -> Encoded:
-        """Problems as host arrays."""
-        return self.task.encode(problems, cell.sampling.prompt_length, cell.sampling.response_length)
+    def problem_set(self, problems: list[Problem]) -> ProblemSet:
+        """Problems with their host arrays."""
+        return ProblemSet(problems, encode(self.task, self.cell, problems))
+
+    def updates(
+        self, state: State, base: Params, table: Problems, problems: list[Problem], batches: np.ndarray, count: int, cell: Cell
+    ) -> tuple[State, dict[str, float]]:
+        """`count` updates, on the problems whose rows in the table are batches i32[count B_p]; the sums of their metrics."""
+        index = np.zeros((self.updates_a_call, self.geometry.problem_rows), np.int32)
+        index[:count, : cell.B_p] = batches
+        scalars = (np.int32(count), np.int32(cell.B_p), np.int32(cell.n), np.int32(cell.seed))
+        text = () if on_device(self.task) else (problems,)
+        state, metrics = self.train(state, base, table, *text, index, *scalars, self.numbers)
+        return state, {k: float(v) for k, v in metrics.items()}
 
 
 def run_cell(
@@ -87,9 +104,10 @@ def run_cell(
     if finished(ledger, grid):
         return
     mesh = programs.mesh
-    base_params = jax.device_put(base.params, programs.decoder.shardings(mesh))
-    table = jax.device_put(Problems(*programs.encode(config.cell, base.training)), replicated(mesh))
-    validation = programs.encode(config.cell, base.validation)
+    base_params = base.params(programs.decoder, mesh)
+    table = jax.device_put(Problems(*programs.problem_set(base.training).arrays), replicated(mesh))
+    validation = programs.problem_set(base.validation)
+    extra = {name: programs.problem_set(problems) for name, problems in base.extra.items()}
     with Checkpoints(folder / "checkpoint") as checkpoints:
         state, position = programs.init(base_params), Position(0, -1, 0)
         state, position = checkpoints.restore(state) or (state, position)
@@ -101,12 +119,8 @@ def run_cell(
 
         def updates(state: State, count: int) -> tuple[State, dict[str, float]]:
             """`count` updates in one call: the next problems of the order, and the sums of their metrics."""
-            index = np.zeros((UPDATES_A_CALL, programs.geometry.problem_rows), np.int32)
-            for i in range(count):
-                index[i, : cell.B_p] = next(order)
-            scalars = (np.int32(count), np.int32(cell.B_p), np.int32(cell.n), np.int32(cell.seed))
-            state, metrics = programs.train(state, base_params, table, index, *scalars, programs.numbers)
-            return state, {k: float(v) for k, v in metrics.items()}
+            chosen = np.array([next(order) for _ in range(count)], np.int32).reshape(count, cell.B_p)
+            return programs.updates(state, base_params, table, base.training, chosen, count, cell)
 
         with COMPILING:
             state, _ = updates(state, 0)  # compiles, where this is the first cell of its mesh: the clock starts after that
@@ -119,7 +133,7 @@ def run_cell(
             sums: dict[str, float] = {}
             M = position.M
             while M < goal:
-                count = min(UPDATES_A_CALL, goal - M)
+                count = min(programs.updates_a_call, goal - M)
                 state, metrics = updates(state, count)
                 sums = {k: sums.get(k, 0.0) + v for k, v in metrics.items()}
                 M += count
@@ -128,7 +142,11 @@ def run_cell(
                 reason = f"loss or gradient not finite in {bad} of the updates {position.M + 1} to {M}; lower cell.rl.learning_rate"
                 ledger.fail(M, reason)
                 raise FloatingPointError(reason)
-            counts, answers = programs.evaluator.counts(state.params, validation, cell.seed, evaluation)
+            found = programs.evaluator.counts(state.params, validation, cell.seed, evaluation)
+            further = {
+                name: programs.evaluator.counts(state.params, chosen, cell.seed, evaluation, stream=EXTRA + i)
+                for i, (name, chosen) in enumerate(extra.items())
+            }
             done = M - position.M
             position = Position(M, evaluation, position.tokens + round(sums.pop("tokens", 0.0)))
             point = EvalPoint(
@@ -136,14 +154,15 @@ def run_cell(
                 M=M,
                 rollouts=M * cell.B,
                 tokens=position.tokens,
-                metrics={f"avg@{config.cell.eval.samples}": average(counts, config.cell.eval.samples)},
-                counts=tuple(int(c) for c in counts),
+                metrics=metrics_of(found, further, config.cell.eval.samples),
+                counts=tuple(int(c) for c in found.right),
                 samples=config.cell.eval.samples,
                 train={k: v / done for k, v in sums.items()},
+                extra={name: tuple(int(c) for c in counts.right) for name, counts in further.items()},
             )
             now = time.monotonic()
             if target not in ledger.targets:
-                write_samples(folder / "samples.txt", programs.task, base.validation, answers, point)
+                write_samples(folder / "samples.txt", programs.task, base.validation, found, point)
             ledger.append(point, seconds=now - clock, devices=mesh.size)
             clock = now
             report(Progress(cell, point.rollouts, next(iter(point.metrics.values()))))
@@ -162,17 +181,31 @@ def finished(ledger: Ledger, grid: list[int]) -> bool:
     return bool(ledger.targets) and ledger.targets[-1] >= grid[-1]
 
 
-def write_samples(path: Path, task: DeviceTask, problems: list[Problem], answers: np.ndarray, point: EvalPoint) -> None:
+def metrics_of(found: Counts, extra: dict[str, Counts], samples: int) -> dict[str, float]:
+    """The metrics of an evaluation: of the validation set under their own names, of each further set below its name.
+
+    answered: the share of rollouts that hold an answer in the right form, right or wrong; truncated: that met no stop;
+    verifier_failures: checks that did not come to an end (counted as wrong).
+    """
+    metrics: dict[str, float] = {}
+    for prefix, counts in {"": found, **{f"{name}/": c for name, c in extra.items()}}.items():
+        rollouts = samples * len(counts.right)
+        metrics |= {prefix + k: v for k, v in summary(counts.right, samples).items()}
+        metrics |= {f"{prefix}answered": counts.answered / rollouts, f"{prefix}truncated": 1 - counts.ended / rollouts}
+        metrics[f"{prefix}verifier_failures"] = float(sum(counts.failures.values()))
+    return metrics
+
+
+def write_samples(path: Path, task: Task, problems: list[Problem], found: Counts, point: EvalPoint) -> None:
     """A few rollouts that a person can read, once an evaluation."""
     head = f"C = {point.rollouts} rollouts, M = {point.M}, " + ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items()) + "\n"
     if path.exists() and head in path.read_text():
         return
     with path.open("a") as f:
         f.write(head)
-        for problem, tokens in zip(problems[:SAMPLES_SHOWN], answers, strict=False):
-            text = task.decode(tokens)
-            verdict = "right" if text == problem.answer and task.eos in tokens else f"wrong, the answer is {problem.answer}"
-            f.write(f"    {problem.prompt}{text}    {verdict}\n")
+        for problem, tokens, reward in zip(problems[:SAMPLES_SHOWN], found.tokens, found.first, strict=False):
+            verdict = "right" if reward == 1 else f"wrong, the answer is {problem.answer}"
+            f.write(f"    {problem.prompt}{task.decode(tokens)}    {verdict}\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from isojax.models.decoder import Decoder, Params
 from isojax.sampling.sampler import Geometry, Problems
 from isojax.sharding import make_mesh, parse_mesh
 from isojax.tasks.base import Encoded
+from isojax.tasks.stops import Stops
 from isojax.types import Problem
 
 CONFIG = ModelConfig(family="tiny", layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp=48)
@@ -122,7 +123,8 @@ def scatter(geometry: Geometry, flat: np.ndarray, fill: Any = 0) -> np.ndarray:
 class Parity:
     """A task whose rewards are easy to know: a response is right where its first token is even."""
 
-    vocab, eos, pad = VOCAB, EOS, PAD
+    on_device: ClassVar[Literal[True]] = True
+    vocab, eos, pad, stops = VOCAB, EOS, PAD, Stops((EOS,), None)
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         return [Problem(i, f"{i:03d}", "even") for i in range(count)]

@@ -10,9 +10,9 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from isojax.base import Base, imitation_loss, prepare
-from isojax.config import BaseConfig, CellConfig, DataConfig
-from isojax.evaluate import Evaluator
-from isojax.models.decoder import Decoder
+from isojax.config import BaseConfig, CellConfig, DataConfig, SamplingConfig
+from isojax.evaluate import Evaluator, ProblemSet
+from isojax.models.decoder import Decoder, Params
 from isojax.sampling.sampler import make_geometry
 from isojax.tasks import solvers
 from isojax.types import InputError, Problem
@@ -41,7 +41,7 @@ def test_imitation_loss_against_numpy() -> None:
 
 @pytest.fixture(scope="module")
 def evaluator() -> Evaluator:
-    return Evaluator(Decoder(CONFIG, TASK.vocab), TASK, mesh(), 10, 4, make_geometry([(4, 4)], 1, 12, 8, 6, 4), 1.0)
+    return Evaluator(Decoder(CONFIG, TASK.vocab), TASK, mesh(), 10, 4, make_geometry([(4, 4)], 1, 12, 8, 6, 4), SamplingConfig())
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +51,15 @@ def made(evaluator: Evaluator, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 
 def run(folder: Path, evaluator: Evaluator, said: list[str]) -> Base:
-    return prepare(folder, CELL, DECODER, TASK, evaluator, lambda text, _: said.append(text))
+    return prepare(folder, CELL, DECODER, TASK, evaluator, mesh(), lambda text, _: said.append(text))
+
+
+def params(base: Base) -> Params:
+    return jax.device_get(base.params(DECODER, mesh()))
 
 
 def same(one: Base, two: Base) -> bool:
-    a, b = (flatten_dict(x.params) for x in (one, two))
+    a, b = (flatten_dict(params(x)) for x in (one, two))
     return (
         a.keys() == b.keys()
         and all(np.array_equal(a[k], b[k]) for k in a)
@@ -69,7 +73,7 @@ def test_what_is_made_is_kept_and_read_again(made: tuple[Path, Base, list[str]],
     assert said[0].startswith("base policy: step 50 of 50, loss ") and said[1] == "labelling 60 problems by avg@8"
     again: list[str] = []
     assert same(run(folder, evaluator, again), base) and not again
-    assert sorted(p.name for p in folder.iterdir()) == ["params.safetensors", "problems.jsonl"]
+    assert sorted(p.name for p in folder.iterdir()) == ["about.json", "labels.jsonl", "params.safetensors", "problems.jsonl"]
 
 
 def test_every_candidate_is_labelled_and_on_one_side(made: tuple[Path, Base, list[str]]) -> None:
@@ -87,9 +91,10 @@ def test_labels_are_no_draws_of_the_first_evaluation(made: tuple[Path, Base, lis
     """A problem chosen for how rarely it was solved would else be found, at C = 0, to be solved just as rarely."""
     _, base, _ = made
     both = base.training + base.validation
-    counts, _ = evaluator.counts(base.params, TASK.encode(both, 6, 4), seed=CELL.data.seed, evaluation=0, repeats=2)
+    chosen = ProblemSet(both, TASK.encode(both, 6, 4))
+    found = evaluator.counts(base.params(DECODER, mesh()), chosen, seed=CELL.data.seed, evaluation=0, repeats=2)
     labels = [p.solved for p in both]
-    assert sum(labels) > 0 and counts.tolist() != labels
+    assert sum(labels) > 0 and found.right.tolist() != labels
 
 
 def test_fifty_steps_teach_something(made: tuple[Path, Base, list[str]]) -> None:
@@ -97,8 +102,8 @@ def test_fifty_steps_teach_something(made: tuple[Path, Base, list[str]]) -> None
     demonstrations = TASK.demonstrations(64, np.random.default_rng(7), 6, 4)
     before = jax.device_get(jax.jit(DECODER.init)(jax.random.key(0)))
     loss = jax.jit(lambda p: imitation_loss(DECODER, p, demonstrations, TASK.eos))
-    assert float(loss(base.params)) < 1.9 < np.log(24) < float(loss(before)) + 0.5
-    assert float(said[0].rsplit(" ", 1)[1]) == pytest.approx(float(loss(base.params)), abs=0.3)
+    assert float(loss(params(base))) < 1.9 < np.log(24) < float(loss(before)) + 0.5
+    assert float(said[0].rsplit(" ", 1)[1]) == pytest.approx(float(loss(params(base))), abs=0.3)
 
 
 def test_made_again_it_is_the_same(made: tuple[Path, Base, list[str]], evaluator: Evaluator, tmp_path: Path) -> None:
@@ -109,7 +114,7 @@ def test_torn_files_are_made_again_and_damaged_ones_refused(
     made: tuple[Path, Base, list[str]], evaluator: Evaluator, tmp_path: Path
 ) -> None:
     folder, base, _ = made
-    for name in ("params.safetensors", "problems.jsonl"):
+    for name in ("params.safetensors", "about.json", "problems.jsonl"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     (tmp_path / "problems.jsonl").write_text('{"id": 1, "prompt"\n')
     with pytest.raises(InputError, match=r"cannot be read.*remove the folder"):

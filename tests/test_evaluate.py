@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax.evaluate import Evaluator, average, first_rollouts
+from isojax.config import SamplingConfig
+from isojax.evaluate import Evaluator, ProblemSet, average
 from isojax.models.decoder import Params
 from isojax.sampling.sampler import make_geometry
 from isojax.sharding import shard_count
@@ -16,12 +17,14 @@ from tests.device import DECODER, MESHES, P, Parity, T, log_softmax, mesh, place
 
 PROBLEMS, SAMPLES, COUNT = 16, 8, 40  # two calls of 16 problems and one of 8
 TASK = Parity()
-ENCODED = TASK.encode(TASK.problems(COUNT, np.random.default_rng(0)), P, T)
+ALL = TASK.problems(COUNT, np.random.default_rng(0))
+ENCODED = TASK.encode(ALL, P, T)
+SET = ProblemSet(ALL, ENCODED)
 
 
 def build(axes: str = "auto") -> Evaluator:
     on = mesh(axes)
-    return Evaluator(DECODER, TASK, on, PROBLEMS, SAMPLES, make_geometry([(4, 4)], shard_count(on), 12, 8, P, T), 1.0)
+    return Evaluator(DECODER, TASK, on, PROBLEMS, SAMPLES, make_geometry([(4, 4)], shard_count(on), 12, 8, P, T), SamplingConfig())
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +48,17 @@ def hidden_state(params: Params) -> np.ndarray:
     return response_logits(np, identity, random_problems(1), np.array([0]), np.zeros((1, 1), np.int32))[0, 0]
 
 
-def counts(evaluator: Evaluator, params: Params, encoded: Encoded = ENCODED, **kwargs: Any) -> np.ndarray:
+def counts(evaluator: Evaluator, params: Params, chosen: ProblemSet = SET, **kwargs: Any) -> np.ndarray:
     kwargs = {"seed": 0, "evaluation": 1} | kwargs
-    return evaluator.counts(placed(params, evaluator.mesh), encoded, **kwargs)[0]
+    return evaluator.counts(placed(params, evaluator.mesh), chosen, **kwargs).right
 
 
 def test_a_policy_that_is_always_right_and_one_that_never_is(evaluator: Evaluator) -> None:
     assert counts(evaluator, always(4)).tolist() == [SAMPLES] * COUNT
     assert counts(evaluator, always(5)).tolist() == [0] * COUNT
-    answers = evaluator.counts(placed(always(4), evaluator.mesh), ENCODED, 0, 0)[1]
-    np.testing.assert_array_equal(answers, np.full((COUNT, T), 4))
+    found = evaluator.counts(placed(always(4), evaluator.mesh), SET, 0, 0)
+    np.testing.assert_array_equal(found.tokens, np.full((COUNT, T), 4))
+    assert found.first.tolist() == [1] * COUNT and found.ended == 0
 
 
 def test_counts_follow_the_exact_probabilities(evaluator: Evaluator) -> None:
@@ -81,21 +85,18 @@ def test_a_problems_count_depends_on_no_other_problem(evaluator: Evaluator) -> N
     """Nor on its place, nor on the copies of a problem that fill a call up."""
     whole = counts(evaluator, policy())
     for chosen in (np.arange(5), np.array([39]), np.random.default_rng(0).permutation(COUNT)):
-        np.testing.assert_array_equal(counts(evaluator, policy(), Encoded(*(x[chosen] for x in ENCODED))), whole[chosen])
+        part = ProblemSet([ALL[i] for i in chosen], Encoded(*(x[chosen] for x in ENCODED)))
+        np.testing.assert_array_equal(counts(evaluator, policy(), part), whole[chosen])
 
 
 def test_first_rollouts_are_the_problems_own(evaluator: Evaluator) -> None:
     """What is shown of a problem is its first rollout: even where all of its rollouts were right, odd where none was."""
-    right, firsts = evaluator.counts(placed(policy(), evaluator.mesh), ENCODED, 0, 1)
-    for count, tokens in zip(right, firsts, strict=True):
+    found = evaluator.counts(placed(policy(), evaluator.mesh), SET, 0, 1)
+    right = found.right
+    for count, tokens, first in zip(right, found.tokens, found.first, strict=True):
+        assert first == (tokens[0] % 2 == 0)
         assert count not in (0, SAMPLES) or (tokens[0] % 2 == 0) == (count == SAMPLES)
     assert {0, SAMPLES} & set(right.tolist())
-
-
-def test_first_rollouts_by_hand() -> None:
-    # 3 groups of 4 on 2 shards of 6 rows and 1 of padding: rollouts 0, 4 on shard 0, rollout 8 in row 2 of shard 1
-    tokens = np.arange(14)[:, None].reshape(2, 7, 1)
-    assert first_rollouts(tokens, 3, 4).tolist() == [[0], [4], [9]]
 
 
 def test_eight_devices_count_what_one_counts(evaluator: Evaluator) -> None:

@@ -122,7 +122,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     cast = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype), sharding=x.sharding), params)
     key = jax.ShapeDtypeStruct((), jax.eval_shape(lambda: jax.random.key(0)).dtype, sharding=replicated(mesh))
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-    sampler = jax.jit(build_sampler(decoder, geometry, mesh, sampling.temperature, task.eos), out_shardings=rows)
+    sampler = jax.jit(build_sampler(decoder, geometry, mesh, sampling, task.stops), out_shardings=rows)
     state = State(decoder.shapes(), jax.eval_shape(adam().init, decoder.shapes()), jax.ShapeDtypeStruct((), jnp.int32))
     state = laid(state, state_shardings(decoder, mesh))
     train = build_train(config.cell, decoder, task, geometry, mesh)

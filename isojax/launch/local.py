@@ -9,13 +9,14 @@ from __future__ import annotations
 import fcntl
 import os
 import queue
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from isojax.config import Config, DataConfig, check_resume, config_hash, read_saved, save_config
 from isojax.launch.display import Display, print_plan
@@ -38,24 +39,54 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
     """
     folder = Path(config.run.dir) / config.name
     cells = plan(config.sweep)
+    pairs = sorted({(c.B_p, c.n) for c in cells})
     jax = start_jax(config)
+    from isojax.models.hf import resolve as resolve_model
     from isojax.sharding import make_mesh, parse_mesh
     from isojax.train import Programs
 
     devices = jax.local_devices()
     shape = parse_mesh(config.run.mesh, len(devices))
+    config = config.model_copy(update={"cell": config.cell.model_copy(update={"model": resolve_model(config.cell.model)})})
     config = settle(config, folder, resume or dry_run, shape.shards)
     at_once = min(config.run.cells_at_once or cells_side_by_side(jax, shape.devices), len(devices) // shape.devices, len(cells))
-    pairs = sorted({(c.B_p, c.n) for c in cells})
-    check_data(config.cell.data)
-    check_batch(pairs, config.cell.data.candidates - config.cell.data.validation)
-    meshes = [make_mesh(shape, devices[i * shape.devices :]) for i in range(at_once)]
-    programs = [Programs(config.cell, config.sweep, pairs, mesh) for mesh in meshes]
-    print_plan(config, cells, folder, f"{shape.devices} of {len(devices)} {jax.default_backend()} devices a cell", at_once)
-    if not dry_run:
-        with alone(folder):
-            run_cells(programs, config, cells, folder)
+    with open_task(config, pairs) as task:
+        meshes = [make_mesh(shape, devices[i * shape.devices :]) for i in range(at_once)]
+        programs = [Programs(config.cell, config.sweep, pairs, mesh, task) for mesh in meshes]
+        print_plan(config, cells, folder, f"{shape.devices} of {len(devices)} {jax.default_backend()} devices a cell", at_once)
+        if not dry_run:
+            with alone(folder):
+                run_cells(programs, config, cells, folder)
     return folder
+
+
+@contextmanager
+def open_task(config: Config, pairs: list[tuple[int, int]]) -> Iterator[Any]:
+    """The task of a sweep, with all that can be checked of it and of its problems before any work; its verifier ends with the context.
+
+    Raises:
+        InputError: what `cell.task`, `cell.data`, `cell.prompt`, `cell.verifier` or the tokenizer ask for cannot be had.
+    """
+    from isojax.base import encode
+    from isojax.problems import preview
+    from isojax.tasks.base import build_task, on_device
+
+    cell = config.cell
+    check_data(cell.data)
+    task = build_task(cell, config.run.verifier_workers)
+    if on_device(task):
+        check_batch(pairs, cell.data.candidates - cell.data.validation)
+        encode(task, cell, task.problems(cell.data.candidates, np.random.default_rng(0)))
+        yield task
+        return
+    chosen = preview(cell, task)
+    if chosen is not None:
+        check_batch(pairs, len(chosen.training))
+    task.start()
+    try:
+        yield task
+    finally:
+        task.close()
 
 
 def train(config: Config, resume: bool) -> Path:
@@ -128,13 +159,13 @@ def settle(config: Config, folder: Path, resume: bool, shards: int) -> Config:
 
 def run_cells(programs: list[Programs], config: Config, cells: list[Cell], folder: Path) -> None:
     """The base policy, then all cells. The config is saved when nothing can be refused any more."""
-    from isojax.base import prepare
+    from isojax.base import PROBLEMS, prepare
 
     first = programs[0]
     if not (folder / CONFIG).exists():
-        shutil.rmtree(folder / BASE, ignore_errors=True)
+        (folder / BASE / PROBLEMS).unlink(missing_ok=True)  # of settings that may have changed since
     with Display(config, cells) as display:
-        base = prepare(folder / BASE, config.cell, first.decoder, first.task, first.evaluator, display.step)
+        base = prepare(folder / BASE, config.cell, first.decoder, first.task, first.labeller, first.mesh, display.step)
         check_batch([(c.B_p, c.n) for c in cells], len(base.training))
         save_config(config, folder / CONFIG)
         failed = work(programs, config, base, cells, folder, display)
@@ -164,7 +195,7 @@ def check_data(data: DataConfig) -> None:
     low, high = data.difficulty
     if low > high:
         raise InputError(f"cell.data.difficulty: given [{low}, {high}], expected the lower end first.")
-    if data.candidates < 2 * data.validation:
+    if data.candidates < 2 * data.validation and not (data.held_out or data.mixture):
         raise InputError(
             f"cell.data.candidates = {data.candidates} and cell.data.validation = {data.validation}; expected at least twice as many "
             "candidates as are held out."

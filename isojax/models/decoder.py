@@ -228,18 +228,17 @@ class Decoder:
         self, params: Params, cache: KV, tokens: Int[Array, " R"], positions: Int[Array, " R"]
     ) -> tuple[Float[Array, "R D"], KV]:
         """One token a slot at its own position: hidden states, and the cache [L, R, K, C, H] with the token's keys and values in it."""
-        here = jnp.arange(cache[0].shape[3])[None] == positions[:, None]
         seen = (jnp.arange(cache[0].shape[3])[None] <= positions[:, None])[:, None]
+        rows = jnp.arange(tokens.shape[0])
 
         def layer(carry: tuple[Array, Array, Array, Array], weights: Params) -> tuple[tuple[Array, Array, Array, Array], None]:
             x, keys, values, i = carry
             block = self._block(weights)
             q, k, v = block.project(x, positions[:, None])
-            k_layer = jnp.where(here[:, None, :, None], k, lax.dynamic_index_in_dim(keys, i, 0, False))
-            v_layer = jnp.where(here[:, None, :, None], v, lax.dynamic_index_in_dim(values, i, 0, False))
-            x = block.finish(x, attend(q, [(k_layer, v_layer, seen)]))
-            keys, values = lax.dynamic_update_index_in_dim(keys, k_layer, i, 0), lax.dynamic_update_index_in_dim(values, v_layer, i, 0)
-            return (x, keys, values, i + 1), None
+            # Written before it is read: XLA then works in place, where reading first made it copy the whole cache in every layer.
+            keys, values = (c.at[i, rows, :, positions].set(new[:, :, 0]) for c, new in ((keys, k), (values, v)))
+            k_layer, v_layer = (lax.dynamic_index_in_dim(c, i, 0, False) for c in (keys, values))
+            return (block.finish(x, attend(q, [(k_layer, v_layer, seen)])), keys, values, i + 1), None
 
         carry = (params["embed"][tokens][:, None], *cache, jnp.int32(0))
         (x, keys, values, _), _ = lax.scan(layer, carry, params["blocks"])

@@ -1,4 +1,5 @@
 """One compiled program for an update: prefill, sample, verify, advantages, gradient, AdamW. A call does up to U of them in a loop.
+(Where the host verifies, the same parts make two programs: rl/hosted.py.)
 
 B_p, n, the seed, the update's number and every coefficient are traced, so one program serves a whole sweep; which problems an
 update takes comes from the host as indices into the training table.
@@ -13,7 +14,7 @@ import numpy as np
 import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
 from isojax import registry
 from isojax.config import CellConfig, RLConfig
@@ -24,8 +25,9 @@ from isojax.rl.update import Coefficients, build_gradient
 from isojax.sampling.sampler import Geometry, Problems, Rollouts, batch_rows, build_sampler
 from isojax.sharding import replicated
 from isojax.tasks.base import DeviceTask
+from isojax.tasks.stops import Stops
 
-TRAIN, EVAL, LABEL = 0, 1, 2  # streams of random numbers
+TRAIN, EVAL, LABEL, EXTRA = 0, 1, 2, 3  # streams of random numbers; the i-th extra problem set has EXTRA + i
 UPDATES_A_CALL = 64
 
 
@@ -80,27 +82,26 @@ def take(table: Problems, index: Int[Array, " Q"]) -> Problems:
 
 
 def build_step(
-    cell: CellConfig, decoder: Decoder, task: DeviceTask, geometry: Geometry, mesh: Mesh
-) -> tuple[Callable[..., tuple[Rollouts, Array, dict[str, Array]]], Callable[..., tuple[State, dict[str, Array]]]]:
-    """The two halves of an update, each to be called inside a jit.
+    cell: CellConfig, decoder: Decoder, stops: Stops, geometry: Geometry, mesh: Mesh
+) -> tuple[Callable[..., Rollouts], Callable[..., tuple[Array, dict[str, Array]]], Callable[..., tuple[State, dict[str, Array]]]]:
+    """The three parts of an update, each to be called inside a jit; between the first two stands the verifier.
 
-    rollout(params, problems, B_p, n, key) -> rollouts, advantages f32[S rows], metrics
+    sample(params, problems, B_p, n, key) -> rollouts
+    weigh(rollouts, rewards f32[S rows], B_p, n) -> advantages f32[S rows], metrics
     update(state, base, problems, rollouts, advantages, B_p, n, coefficients) -> state, metrics
     """
-    temperature, rl = cell.sampling.temperature, cell.rl
-    sample = build_sampler(decoder, geometry, mesh, temperature, task.eos)
-    gradient = build_gradient(decoder, geometry, mesh, registry.load("rl.losses", rl.loss, "loss"), temperature, use_kl=rl.kl > 0)
+    rl = cell.rl
+    sample = build_sampler(decoder, geometry, mesh, cell.sampling, stops)
+    gradient = build_gradient(decoder, geometry, mesh, registry.load("rl.losses", rl.loss, "loss"), cell.sampling, use_kl=rl.kl > 0)
 
-    def rollout(params: Params, problems: Problems, B_p: Array, n: Array, key: PRNGKeyArray) -> tuple[Rollouts, Array, dict[str, Array]]:
-        rollouts = sample(params, problems, B_p, n, key)
+    def weigh(rollouts: Rollouts, rewards: Array, B_p: Array, n: Array) -> tuple[Array, dict[str, Array]]:
         groups, live = batch_rows(geometry, B_p, n)
-        rewards = jnp.where(live, task.verify(problems.answers[groups], rollouts.tokens, rollouts.mask), 0.0)
+        rewards = jnp.where(live, rewards, 0.0)
         gains, metrics = advantages.group(rewards, groups, live, n, geometry.problem_rows)
-        tokens = rollouts.mask.sum(-1)
-        ended = (jnp.where(rollouts.mask, rollouts.tokens, -1) == task.eos).any(-1)
         total = (B_p * n).astype(jnp.float32)
-        metrics |= {"reward": rewards.sum() / total, "truncated": (live & ~ended).sum() / total, "tokens": tokens.sum().astype(jnp.float32)}
-        return rollouts, gains, metrics
+        cut = (live & ~rollouts.ended).sum()
+        metrics |= {"reward": rewards.sum() / total, "truncated": cut / total, "tokens": rollouts.mask.sum().astype(jnp.float32)}
+        return gains, metrics
 
     def update(
         state: State, base: Params, problems: Problems, rollouts: Rollouts, gains: Array, B_p: Array, n: Array, numbers: Coefficients
@@ -111,7 +112,7 @@ def build_step(
         bad = ~(jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]))
         return state, metrics | {"grad_norm": norm, "not_finite": bad.astype(jnp.float32)}
 
-    return rollout, update
+    return sample, weigh, update
 
 
 def build_train(
@@ -122,7 +123,7 @@ def build_train(
     table: the training problems; index i32[U, problem_rows]: each update's problems, of which the first `count` updates are done.
     The state is donated.
     """
-    rollout, update = build_step(cell, decoder, task, geometry, mesh)
+    sample, weigh, update = build_step(cell, decoder, task.stops, geometry, mesh)
 
     def train(
         state: State, base: Params, table: Problems, index: Array, count: Array, B_p: Array, n: Array, seed: Array, numbers: Coefficients
@@ -131,7 +132,9 @@ def build_train(
 
         def one(i: Array, state: State) -> tuple[State, dict[str, Array]]:
             problems = take(table, index[i])
-            rollouts, gains, metrics = rollout(state.params, problems, B_p, n, jax.random.fold_in(key, state.step))
+            rollouts = sample(state.params, problems, B_p, n, jax.random.fold_in(key, state.step))
+            groups, _ = batch_rows(geometry, B_p, n)
+            gains, metrics = weigh(rollouts, task.verify(problems.answers[groups], rollouts.tokens, rollouts.mask), B_p, n)
             state, more = update(state, base, problems, rollouts, gains, B_p, n, numbers)
             return state, metrics | more
 

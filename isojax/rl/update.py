@@ -18,9 +18,10 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
 from isojax.rl.regularizers import entropy, k3
-from isojax.sampling.logits import log_probs
+from isojax.sampling.logits import EDGE, log_probs, nucleus, within
 from isojax.sampling.sampler import Geometry, Problems, Rollouts, share
 from isojax.sharding import ROWS, manual_part, partition, shard_count
 
@@ -36,22 +37,26 @@ class Coefficients(NamedTuple):
     max_grad_norm: ArrayLike
 
 
-def token_log_probs(
+def distributions(
     decoder: Decoder, temperature: float, params: Params, prefix: Any, problems: Problems, group: Array, entry: Array, tokens: Array
-) -> tuple[Array, Array]:
-    """Log-probability of each response token [m T] and the whole distribution there [m T V], at the sampling temperature.
+) -> Array:
+    """Log-probabilities of every token at each position of the responses [m T V], at the sampling temperature.
 
     `group` is each row's problem, `entry` its place in `prefix`.
     """
     last = problems.lengths[group] - 1
     inputs = jnp.concatenate([problems.prompts[group, last][:, None], tokens[:, :-1]], 1)
     hidden = decoder.score(params, inputs, last, prefix, entry)
-    log_p = log_probs(decoder.logits(params, hidden), temperature)
-    return jnp.take_along_axis(log_p, tokens[..., None], -1)[..., 0], log_p
+    return log_probs(decoder.logits(params, hidden), temperature)
+
+
+def chosen(log_p: Array, tokens: Array) -> Array:
+    """The log-probability of each response token [m T]."""
+    return jnp.take_along_axis(log_p, tokens[..., None], -1)[..., 0]
 
 
 def build_gradient(
-    decoder: Decoder, geometry: Geometry, mesh: Mesh, loss: ModuleType, temperature: float, use_kl: bool
+    decoder: Decoder, geometry: Geometry, mesh: Mesh, loss: ModuleType, sampling: SamplingConfig, use_kl: bool
 ) -> Callable[..., tuple[Params, dict[str, Array]]]:
     """`gradient(params, base, problems, rollouts, advantages, B_p, n, coefficients) -> (gradient, metrics)`, to be called inside a jit.
 
@@ -68,15 +73,20 @@ def build_gradient(
     def row_loss(
         params: Params, prefix: Any, base: Params, base_prefix: Any, problems: Problems, rows: tuple, coefficients: Coefficients
     ) -> tuple:
-        tokens, sampler_logps, mask, advantages, group, entry = rows
-        logps, log_p = token_log_probs(decoder, temperature, params, prefix, problems, group, entry, tokens)
+        tokens, sampler_logps, mask, kept, advantages, group, entry = rows
+        log_p = distributions(decoder, sampling.temperature, params, prefix, problems, group, entry, tokens)
+        base_log_p = distributions(decoder, sampling.temperature, base, base_prefix, problems, group, entry, tokens) if use_kl else log_p
+        if sampling.top_p < 1:  # the nucleus is where the sampler drew from, no function of what is differentiated here
+            inside, _ = nucleus(lax.stop_gradient(log_p), kept - EDGE)
+            inside |= jnp.arange(log_p.shape[-1])[None, None] == tokens[..., None]
+            log_p, base_log_p = within(log_p, inside), within(base_log_p, inside)
+        logps = chosen(log_p, tokens)
         value, metrics = loss.loss(logps, sampler_logps, advantages, mask, coefficients.clip)
         spread = entropy(log_p)
         value = value - coefficients.entropy * spread
         metrics |= {"entropy": spread, "log_ratio": jnp.abs(logps - sampler_logps)}
         if use_kl:
-            base_logps, _ = token_log_probs(decoder, temperature, base, base_prefix, problems, group, entry, tokens)
-            metrics["kl"] = k3(logps, base_logps)
+            metrics["kl"] = k3(logps, chosen(base_log_p, tokens))
             value = value + coefficients.kl * metrics["kl"]
         metrics["loss"] = value
         return (value * mask).sum(), {k: (v * mask).sum() for k, v in metrics.items()}
@@ -97,7 +107,7 @@ def build_gradient(
         n: Array,
         coefficients: Coefficients,
     ) -> tuple[Params, dict[str, Array]]:
-        tokens, sampler_logps, mask, gains = rollouts.tokens[0], rollouts.logps[0], rollouts.mask[0], advantages[0]
+        tokens, sampler_logps, mask, kept, gains = (x[0] for x in (*rollouts[:4], advantages))
         part, every = share(shard[0], shards, B_p, n), share(jnp.arange(shards), shards, B_p, n)
         denominator = jnp.maximum(lax.psum(mask.sum(), ROWS), 1).astype(jnp.float32)
 
@@ -106,7 +116,7 @@ def build_gradient(
             start = jnp.minimum(low + i * m, geometry.rows - m)
             row = start + jnp.arange(m)
             group = jnp.clip((part.first + row) // n, first_group, first_group + g - 1)
-            cut = [lax.dynamic_slice_in_dim(x, start, m) for x in (tokens, sampler_logps, mask, gains)]
+            cut = [lax.dynamic_slice_in_dim(x, start, m) for x in (tokens, sampler_logps, mask, kept, gains)]
             cut[2] = cut[2] & (row < high)[:, None] & (row >= low)[:, None]
             rows = (*cut, group, group - first_group)
             (d_rows, d_kv), metrics = jax.grad(row_loss, (0, 1), has_aux=True)(

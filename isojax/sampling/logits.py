@@ -1,16 +1,55 @@
-"""From logits to a token: temperature, then one uniform number a row put through the inverse of the distribution function.
+"""From logits to a token: temperature, top-p, then one uniform number a row put through the inverse of the distribution function.
 
-One cumulative sum gives the token, and its log-probability comes for free; no noise the size of the vocabulary is drawn.
+One cumulative sum gives the token, and its log-probability comes for free; no noise the size of the vocabulary is drawn and nothing
+is sorted. The sampler and the trainer mean the same distribution: the sampler hands on the mass that each of its nuclei kept, and the
+trainer rebuilds the nucleus from that mass, so that no rounding near the edge of a nucleus tells the two apart.
 """
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+NEVER = -1e30  # the log-probability of what cannot be drawn: finite, so that p log p and its gradient are 0 and not NaN
+BISECTIONS = 32  # of a range of some 30 nats: thresholds closer than float32 tells apart
+EDGE = 2e-5  # mass by which the trainer's nucleus may fall short of the sampler's: above what rounding moves, below a token worth telling
 
 
 def log_probs(logits: Float[Array, "*b V"], temperature: float) -> Float[Array, "*b V"]:
     """Log-probabilities at the sampling temperature; the sampler's and the trainer's, so that both mean the same policy."""
     return jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, -1)
+
+
+def nucleus(log_p: Float[Array, "*b V"], mass: ArrayLike) -> tuple[Bool[Array, "*b V"], Float[Array, "*b"]]:
+    """The smallest set of most probable tokens that holds at least `mass` (top-p, arXiv:1904.09751), and the mass it holds.
+
+    By bisection of a threshold on the log-probability; tokens that tie with the last one are kept with it. `mass`: f32, a number or [*b].
+    """
+    p = jnp.exp(log_p)
+    wanted = jnp.broadcast_to(jnp.asarray(mass, jnp.float32), log_p.shape[:-1])
+    top = log_p.max(-1)
+
+    def held(threshold: Array) -> Array:
+        return jnp.where(log_p >= threshold[..., None], p, 0.0).sum(-1)
+
+    def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        middle = (low + high) / 2
+        enough = held(middle) >= wanted
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    # What lies below the first `low` cannot add up to 1 - mass, so all above it is enough; the most probable token alone is always kept.
+    low = jnp.minimum(jnp.log(jnp.maximum(1 - wanted, 1e-7) / log_p.shape[-1]), top)
+    low, _ = lax.fori_loop(0, BISECTIONS, halve, (low, top))
+    low = jnp.where(held(top) >= wanted, top, low)
+    return log_p >= low[..., None], held(low)
+
+
+def within(log_p: Float[Array, "*b V"], inside: Bool[Array, "*b V"]) -> Float[Array, "*b V"]:
+    """The distribution renormalised over `inside`: log-probabilities there, `NEVER` elsewhere."""
+    total = jax.nn.logsumexp(jnp.where(inside, log_p, NEVER), -1, keepdims=True)
+    return jnp.where(inside, log_p - total, NEVER)
 
 
 def draw(log_p: Float[Array, "R V"], uniform: Float[Array, " R"]) -> tuple[Int[Array, " R"], Float[Array, " R"]]:

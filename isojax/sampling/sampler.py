@@ -25,9 +25,11 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
-from isojax.sampling.logits import draw, log_probs, rollout_keys, uniforms
+from isojax.sampling.logits import draw, log_probs, nucleus, rollout_keys, uniforms, within
 from isojax.sharding import ROWS, shard_count
+from isojax.tasks.stops import Stops
 
 CHUNK = 32  # tokens decoded between two visits to the queue
 
@@ -82,11 +84,21 @@ class Problems(NamedTuple):
 
 
 class Rollouts(NamedTuple):
-    """What was sampled, by shard: tokens i32[S rows T], their log-probabilities f32[S rows T], and which tokens count bool[S rows T]."""
+    """What was sampled, by shard.
+
+    Attributes:
+        tokens: i32[S rows T].
+        logps: f32[S rows T], their log-probabilities at the sampling temperature and top-p.
+        mask: bool[S rows T], which tokens count.
+        kept: f32[S rows T], the probability mass of each token's nucleus; [S rows 0] where top_p is 1.
+        ended: bool[S rows], whether a stop ended the response (else it was cut at T).
+    """
 
     tokens: Array
     logps: Array
     mask: Array
+    kept: Array
+    ended: Array
 
 
 class Share(NamedTuple):
@@ -117,26 +129,64 @@ def batch_rows(geometry: Geometry, B_p: Int[Array, ""], n: Int[Array, ""]) -> tu
     return jnp.where(live, (part.first[:, None] + row) // n, 0), live
 
 
+def places(B: int, shards: int) -> tuple[np.ndarray, np.ndarray]:
+    """(shard, row) in the rollout buffers of rollouts 0 .. B-1, each i32[B]."""
+    return np.divmod(np.arange(B), max(1, -(-B // shards)))
+
+
+def responses(rollouts: Rollouts, B: int) -> list[np.ndarray]:
+    """On the host, the response tokens of rollouts 0 .. B-1, each i32[its length]."""
+    at = places(B, rollouts.tokens.shape[0])
+    tokens, lengths = np.asarray(rollouts.tokens)[at], np.asarray(rollouts.mask)[at].sum(-1)
+    return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+
+
+def place_rewards(geometry: Geometry, rewards: np.ndarray) -> np.ndarray:
+    """Rewards of rollouts 0 .. B-1 in the rows of the rollout buffers, f32[S rows]; 0 elsewhere."""
+    out = np.zeros((geometry.shards, geometry.rows), np.float32)
+    out[places(len(rewards), geometry.shards)] = rewards
+    return out
+
+
 class _Slots(NamedTuple):
-    """One shard's slots. row -1: free. `t` counts response tokens; `token` is the next input, at `position`."""
+    """One shard's slots. row -1: free. `t` counts response tokens; `token` is the next input, at `position`; `stop` is where the
+    automaton of the stop strings stands, `stopped` whether a stop has been met."""
 
     row: Int[Array, " R"]
     position: Int[Array, " R"]
     token: Int[Array, " R"]
     t: Int[Array, " R"]
+    stop: Int[Array, " R"]
+    stopped: Bool[Array, " R"]
     key: PRNGKeyArray
     tokens: Int[Array, "R T"]
     logps: Float[Array, "R T"]
+    kept: Float[Array, "R _"]
 
 
 def build_sampler(
-    decoder: Decoder, geometry: Geometry, mesh: Mesh, temperature: float, eos: int
+    decoder: Decoder, geometry: Geometry, mesh: Mesh, sampling: SamplingConfig, stops: Stops
 ) -> Callable[[Params, Problems, Array, Array, PRNGKeyArray], Rollouts]:
     """`sample(params, problems, B_p, n, key) -> Rollouts`, to be called inside a jit."""
     assert geometry.shards == shard_count(mesh), (geometry.shards, mesh)
     R, g, G, T = geometry.slots, geometry.prompts, geometry.prefixes, geometry.response_length
     chunk = min(CHUNK, T)
     n_prefix = geometry.prompt_length - 1
+    T_kept = T if sampling.top_p < 1 else 0
+
+    automaton = None if stops.table is None else jnp.asarray(stops.table)
+
+    def follow(state: Array, token: Array) -> tuple[Array, Array]:
+        """The state of the stop strings' automaton after a token, and whether a stop has been met."""
+        met = (token[:, None] == jnp.array(stops.tokens, jnp.int32)[None]).any(-1)
+        if automaton is None:
+            return state, met
+        state = automaton[state, token].astype(jnp.int32)
+        return state, met | (state == len(automaton))
+
+    def written(slots: _Slots) -> tuple[Array, ...]:
+        """What a finished slot leaves behind."""
+        return slots.tokens, slots.logps, slots.kept, slots.stopped, slots.t
 
     def prefill(
         params: Params, problems: Problems, part: Share, table: tuple[Array, Array], filled: Array
@@ -167,27 +217,37 @@ def build_sampler(
             position=jnp.where(taken, last, slots.position),
             token=jnp.where(taken, problems.prompts[group, last], slots.token),
             t=jnp.where(taken, 0, slots.t),
+            stop=jnp.where(taken, 0, slots.stop),
+            stopped=slots.stopped & ~taken,
             key=jax.random.wrap_key_data(jnp.where(taken[:, None], jax.random.key_data(fresh), jax.random.key_data(slots.key))),
             tokens=jnp.where(taken[:, None], 0, slots.tokens),
             logps=jnp.where(taken[:, None], 0.0, slots.logps),
+            kept=jnp.where(taken[:, None], 1.0, slots.kept),
         )
         return slots, cache, table, queued + taken.sum(dtype=jnp.int32), filled
 
     def decode(params: Params, slots: _Slots, cache: tuple[Array, Array], ended: Array) -> tuple[_Slots, tuple[Array, Array], Array]:
         hidden, cache = decoder.decode_step(params, cache, slots.token, slots.position)
-        log_p = log_probs(decoder.logits(params, hidden), temperature)
-        token, logp = draw(log_p, uniforms(slots.key, slots.t))
+        log_p = log_probs(decoder.logits(params, hidden), sampling.temperature)
         writes = (jnp.arange(T)[None] == slots.t[:, None]) & ~ended[:, None]
+        if sampling.top_p < 1:
+            inside, kept = nucleus(log_p, sampling.top_p)
+            log_p = within(log_p, inside)
+            slots = slots._replace(kept=jnp.where(writes, kept[:, None], slots.kept))
+        token, logp = draw(log_p, uniforms(slots.key, slots.t))
+        stop, met = follow(slots.stop, token)
         slots = slots._replace(
             tokens=jnp.where(writes, token[:, None], slots.tokens),
             logps=jnp.where(writes, logp[:, None], slots.logps),
             position=slots.position + ~ended,
             token=jnp.where(ended, slots.token, token),
             t=slots.t + ~ended,
+            stop=jnp.where(ended, slots.stop, stop),
+            stopped=slots.stopped | (~ended & met),
         )
-        return slots, cache, ended | (token == eos) | (slots.t >= T)
+        return slots, cache, ended | slots.stopped | (slots.t >= T)
 
-    def sample_shard(params: Params, problems: Problems, shard: Array, B_p: Array, n: Array, key_data: Array) -> tuple[Array, Array, Array]:
+    def sample_shard(params: Params, problems: Problems, shard: Array, B_p: Array, n: Array, key_data: Array) -> tuple[Array, ...]:
         key = jax.random.wrap_key_data(key_data)
         part = share(shard[0], geometry.shards, B_p, n)
         slots = _Slots(
@@ -195,14 +255,17 @@ def build_sampler(
             position=jnp.zeros(R, jnp.int32),
             token=jnp.zeros(R, jnp.int32),
             t=jnp.zeros(R, jnp.int32),
+            stop=jnp.zeros(R, jnp.int32),
+            stopped=jnp.zeros(R, bool),
             key=rollout_keys(key, jnp.zeros(R, jnp.int32), jnp.zeros(R, jnp.int32)),
             tokens=jnp.zeros((R, T), jnp.int32),
             logps=jnp.zeros((R, T), jnp.float32),
+            kept=jnp.ones((R, T_kept), jnp.float32),
         )
         dtype = params["embed"].dtype
         cache = decoder.empty_cache(R, geometry.prompt_length + T, dtype)
         table = decoder.empty_cache(G, n_prefix, dtype)
-        out = (jnp.zeros((geometry.rows, T), jnp.int32), jnp.zeros((geometry.rows, T), jnp.float32), jnp.zeros(geometry.rows, jnp.int32))
+        out = tuple(jnp.zeros((geometry.rows, *x.shape[1:]), x.dtype) for x in written(slots))
 
         def working(state: tuple) -> Array:
             _, slots, _, _, queued, _ = state
@@ -226,19 +289,18 @@ def build_sampler(
             start = (jnp.int32(0), slots, cache, slots.row < 0)
             _, slots, cache, ended = lax.while_loop(lambda s: (s[0] < chunk) & ~s[3].all(), token_step, start)
             row = jnp.where(ended & (slots.row >= 0), slots.row, geometry.rows)
-            written = zip(out, (slots.tokens, slots.logps, slots.t), strict=True)
-            out = tuple(buffer.at[row].set(x, mode="drop") for buffer, x in written)
+            out = tuple(buffer.at[row].set(x, mode="drop") for buffer, x in zip(out, written(slots), strict=True))
             return out, slots._replace(row=jnp.where(ended, -1, slots.row)), cache, table, queued, filled
 
-        (tokens, logps, lengths), *_ = lax.while_loop(working, visit, (out, slots, cache, table, jnp.int32(0), jnp.int32(0)))
-        return tokens[None], logps[None], (jnp.arange(T)[None] < lengths[:, None])[None]
+        (tokens, logps, kept, ended, lengths), *_ = lax.while_loop(working, visit, (out, slots, cache, table, jnp.int32(0), jnp.int32(0)))
+        return tuple(x[None] for x in (tokens, logps, jnp.arange(T)[None] < lengths[:, None], kept, ended))
 
     rows = P(ROWS)
     sharded = shard_map(
         sample_shard,
         mesh=mesh,
         in_specs=(P(), P(), rows, P(), P(), P()),
-        out_specs=(rows, rows, rows),
+        out_specs=(rows,) * len(Rollouts._fields),
         axis_names=set(ROWS),
         check_vma=False,
     )

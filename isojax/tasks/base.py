@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+from typing_extensions import TypeIs
 
 from isojax import registry
 from isojax.config import CellConfig
@@ -112,12 +113,24 @@ class HostTask(Protocol):
         """Judge one response to each problem (a problem may come several times)."""
         ...
 
+    def examples(self) -> dict[str, str]:
+        """The first failure of each kind that `grade` has met, for a person to read: {"timeout": "problem 17: ..."}."""
+        ...
+
     def close(self) -> None:
         """End the verifier's processes."""
         ...
 
 
-def build_task(cell: CellConfig, workers: int | None = None) -> DeviceTask | HostTask:
+Task = DeviceTask | HostTask
+
+
+def on_device(task: Task) -> TypeIs[DeviceTask]:
+    """Whether a task is verified inside the compiled program."""
+    return task.on_device
+
+
+def build_task(cell: CellConfig, workers: int | None = None) -> Task:
     """The task of `cell.task`: a name, or name:argument where the task takes one (`solvers:ABCG`, `jsonl:train.jsonl`).
 
     `workers`: processes that check responses in text; None takes one for each core.

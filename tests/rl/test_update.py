@@ -67,12 +67,18 @@ class Program:
         geometry = make_geometry(CELLS, shard_count(self.mesh), self.slots, self.microbatch, P, T)
         self.geometry = replace(geometry, prompts=self.prompts, prefixes=2 * self.prompts)
         cell = CellConfig(model=CONFIG, sampling=SamplingConfig(temperature=self.temperature), rl=RLConfig(kl=float(self.use_kl)))
-        rollout, update = build_step(cell, DECODER, Parity(), self.geometry, self.mesh)
+        sample, weigh, update = build_step(cell, DECODER, Parity.stops, self.geometry, self.mesh)
+
+        def rollout(params: Params, problems: Problems, B_p: Any, n: Any, key: Any) -> tuple[Rollouts, Any, dict[str, Any]]:
+            rollouts = sample(params, problems, B_p, n, key)
+            return rollouts, *weigh(rollouts, Parity().verify(None, rollouts.tokens, rollouts.mask), B_p, n)
+
         self.rollout, self.update, self.init = quick_jit(rollout), quick_jit(update), build_init(DECODER, self.mesh)
         self.problems = Problems(*(np.resize(x, (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
 
     def step(self, state: State, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[State, dict[str, Any]]:
         parts = [scatter(self.geometry, x) for x in (batch.tokens, batch.logps, batch.mask)]
+        parts += [np.zeros((*parts[0].shape[:2], 0), np.float32), parts[2].any(-1)]
         gains = scatter(self.geometry, batch.gains, fill=50.0)  # rows beyond the batch must not be read
         scalars = (np.int32(B_p), np.int32(n), Coefficients(**{k: np.float32(v) for k, v in (NUMBERS | numbers).items()}))
         return self.update(state, placed(policy(1), self.mesh), self.problems, Rollouts(*parts), gains, *scalars)
@@ -191,7 +197,7 @@ def test_ten_steps_on_one_and_on_eight_devices() -> None:
     recorded = []
     for key in range(10):
         rollouts, gains, _ = one.rollout(policy(), one.problems, np.int32(13), np.int32(7), jax.random.key(key))
-        recorded.append(Batch(*(gather(one.geometry, 91, x) for x in (*rollouts, gains))))
+        recorded.append(Batch(*(gather(one.geometry, 91, x) for x in (*rollouts[:3], gains))))
     ends = []
     for program in (one, eight):
         state = program.init(placed(policy(), program.mesh))

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from isojax.config import SamplingConfig
 from isojax.sampling import sampler
 from isojax.sampling.sampler import Geometry, Problems, batch_rows, build_sampler, make_geometry
 from isojax.sharding import shard_count
+from isojax.tasks.stops import Stops
 from tests.device import (
     DECODER,
     EOS,
@@ -52,7 +54,8 @@ class Engine:
         geometry = make_geometry(CELLS, shard_count(on), self.slots, 8, P, T)
         g, G = self.prompts or geometry.prompts, self.prefixes or geometry.prefixes
         self.geometry: Geometry = replace(geometry, prompts=g, prefixes=G)
-        self.program = quick_jit(build_sampler(DECODER, self.geometry, on, self.temperature, EOS))
+        sampling = SamplingConfig(temperature=self.temperature)
+        self.program = quick_jit(build_sampler(DECODER, self.geometry, on, sampling, Stops((EOS,), None)))
         self.params = placed(policy(), on)
 
     def args(self, B_p: int, n: int, key: int, order: np.ndarray) -> tuple[object, ...]:
@@ -64,7 +67,7 @@ class Engine:
         rollouts = self.program(*self.args(B_p, n, key, np.arange(B_p) if order is None else order))
         _, live = batch_rows(self.geometry, jnp.int32(B_p), jnp.int32(n))
         assert not np.asarray(rollouts.mask)[~np.asarray(live)].any()  # rows that hold no rollout count for nothing
-        tokens, logps, mask = (gather(self.geometry, B_p * n, x) for x in rollouts)
+        tokens, logps, mask = (gather(self.geometry, B_p * n, x) for x in rollouts[:3])
         return tokens, logps, mask
 
 
