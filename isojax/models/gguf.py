@@ -50,16 +50,16 @@ def import_gguf(path: Path, folder: Path, dtype: str = "float32") -> None:
     Raises:
         InputError: the `gguf` package is missing, the file is none or holds what the decoder cannot run, or the folder is there.
     """
-    reader = open_gguf(path)
-    read = fields(path, reader)
-    stored = {tensor.name: tensor for tensor in reader.tensors}
-    config = model_config(path, read, stored)
-    vocab = int(stored[NAMES["embed"]].data.shape[0])
-    tensors = plan(path, config, vocab, stored)
-    tokenizer, settings = build_tokenizer(path, read)
-    ids = {f"{name}_token_id": read(f"tokenizer.ggml.{key}_token_id", None) for name, key in SPECIAL.items() if name != "unk"}
-    ids = {name: value for name, value in ids.items() if value is not None}
     with new_folder(folder) as temp:
+        reader = open_gguf(path)
+        read = fields(path, reader)
+        stored = {tensor.name: tensor for tensor in reader.tensors}
+        config = model_config(path, read, stored)
+        vocab = int(stored[NAMES["embed"]].data.shape[0])
+        tensors = plan(path, config, vocab, stored)
+        tokenizer, settings = build_tokenizer(path, read)
+        ids = {f"{name}_token_id": read(f"tokenizer.ggml.{key}_token_id", None) for name, key in SPECIAL.items() if name != "unk"}
+        ids = {name: value for name, value in ids.items() if value is not None}
         described = hf.describe(config, vocab, read(f"{config.family}.context_length", hf.POSITIONS), dtype)
         hf.write_config(temp, described | ids)
         for name, content in (("generation_config.json", ids), ("tokenizer_config.json", settings)):
