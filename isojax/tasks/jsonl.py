@@ -37,7 +37,7 @@ def _lines(path: Path) -> Iterator[Row]:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as f:
             for number, line in enumerate(f, 1):
                 if line.strip():
-                    yield _object(_parse(line, path, number), number - 1, f"{path}, line {number}")
+                    yield _object(_parse(line.rstrip(b"\r\n"), path, number), number - 1, f"{path}, line {number}")
     except (OSError, EOFError, zlib.error) as e:
         raise _unreadable(path, e, f", line {number + 1}" if number else "") from e
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from isojax.config import DataConfig
 from isojax.tasks.sources import asked
 from isojax.types import InputError, Problem
@@ -147,6 +149,8 @@ def distinct(problems: Iterable[Problem], source: str) -> list[Problem]:
 
 def plain(value: Any) -> Any:
     """What a reader of tables gives, as plain JSON: bytes as text, arrays as lists, dates and decimals as they print."""
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -78,11 +78,14 @@ class Splits:
 
         info, features = self.builder.info.splits[name], self.builder.info.features
         before = sum(size for other, size in split_sizes(self.builder).items() if other < name)
-        records = grain.sources.ArrayRecordDataSource([str(p) for p in info.filepaths])
-        for i in range(info.num_examples):
-            values = features.deserialize_example_np(records[i])
-            columns = {k: v.tolist() if isinstance(v, np.ndarray | np.generic) else v for k, v in values.items()}
-            yield Row(before + i, f"{self.builder.data_dir}, split {name}, record {i}", plain(columns))
+        place = f"{self.builder.data_dir}, split {name}"
+        try:
+            records = grain.sources.ArrayRecordDataSource([str(p) for p in info.filepaths])
+            for i in range(info.num_examples):
+                values = features.deserialize_example_np(records[i])
+                yield Row(before + i, f"{place}, record {i}", plain(values))
+        except (RuntimeError, IndexError) as e:  # ArrayRecord's words for a file that was cut or changed
+            raise InputError(f"{place}: a damaged file ({str(e).splitlines()[0][:200]}). Copy the data set anew.") from e
 
     def _no_split(self, what: str) -> InputError:
         there = ", ".join(f"{name} ({size})" for name, size in split_sizes(self.builder).items()) or "none"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from isojax.config import DataConfig
-from isojax.tasks.data import batches, check_disjoint, split
+from isojax.tasks.data import batches, check_disjoint, drop_overlap, limit, mix, overlap, portions, split
 from isojax.types import InputError, Problem
 
 
@@ -76,3 +76,76 @@ def test_seeds_meet_problems_in_orders_of_their_own() -> None:
 def test_more_problems_a_batch_than_there_are() -> None:
     with pytest.raises(InputError, match="B_p = 24 is larger than the training set of 23 problems"):
         next(batches(23, 24, seed=0))
+
+
+def test_problems_without_labels() -> None:
+    bare = [Problem(i, f"p{i}", "a") for i in range(50)]
+    training, validation = split(bare, DataConfig(attempts=0, validation=20, difficulty=(0.0, 0.1)))
+    assert sorted(p.id for p in training + validation) == list(range(50)) and len(validation) == 20
+    with pytest.raises(InputError, match=r"there are 50 problems; cell\.data\.validation=26 needs at least 52"):
+        split(bare, DataConfig(attempts=0, validation=26))
+    with pytest.raises(InputError, match=r"problem 0 \('p0'\) is not labelled and cell\.data\.attempts=16"):
+        split(bare, DataConfig(validation=5))
+
+
+def test_what_stands_on_both_sides_but_for_space_and_case_leaves_training() -> None:
+    prompts = ["What is 2+2?", "what  is 2+2?\n", "What is 3+3?", "What is 22?"]
+    training = [Problem(i, p, "a") for i, p in enumerate(prompts)]
+    validation = [Problem(9, "WHAT IS 2+2?", "a"), Problem(8, "Who?", "a")]
+    assert overlap(training, validation) == prompts[:2]
+    assert drop_overlap(training, validation) == (training[2:], 2)
+    assert drop_overlap(training, []) == (training, 0)
+    talk = Problem(5, "double it", "8", messages=({"role": "user", "content": "4?"}, {"role": "user", "content": "double it"}))
+    assert overlap([talk], [Problem(6, "double it", "2")]) == []  # another conversation with the same last turn
+
+
+def test_a_limit() -> None:
+    problems, rng = labelled(40), np.random.default_rng(0)
+    assert limit(problems, None, rng) == limit(problems, 40, rng) == problems
+    assert len({p.id for p in limit(problems, 7, rng)}) == 7
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shares", "size", "expected"),
+    [
+        ((100, 80), (1.0,), None, (100,)),
+        ((100, 80), (0.5, 0.5), None, (81, 80)),  # 161 = 80.5 + 80.5: the odd one comes from the first part, which has it
+        ((80, 100), (0.5, 0.5), None, (80, 80)),
+        ((100, 80), (0.5, 0.5), 51, (26, 25)),
+        ((1000, 1000, 130), (0.5, 0.25, 0.25), None, (261, 131, 130)),  # 522 = 261 + 130.5 + 130.5; 523 would take 131 of 130
+        ((1000, 1000, 1000), (0.5, 0.25, 0.25), 10, (5, 3, 2)),
+        ((1000, 1000, 1000), (2.0, 1.0, 1.0), 100, (50, 25, 25)),
+        ((1000, 1000, 1000), (0.1, 0.2, 0.7), 1000, (100, 200, 700)),  # exact, though .1 + .2 is not .3 in floats
+        ((10, 5000), (0.01, 0.99), None, (10, 1039)),  # 1049 = 10.49 + 1038.51; of 1050 the first would get 11
+    ],
+)
+def test_the_largest_mixture(sizes: tuple[int, ...], shares: tuple[float, ...], size: int | None, expected: tuple[int, ...]) -> None:
+    names = ("hard", "easy", "very_easy")
+    found = portions(dict(zip(names, sizes, strict=False)), dict(zip(names, shares, strict=False)), size)
+    assert tuple(found.values()) == expected
+
+
+def test_a_mixture_takes_from_each_part_at_random() -> None:
+    parts = {"hard": labelled(200), "easy": [Problem(1000 + i, f"e{i}", "a", 8, 16) for i in range(300)]}
+    mixed = mix(parts, {"hard": 0.25, "easy": 0.75}, 100, np.random.default_rng(0))
+    from_hard = [p.id for p in mixed if p.id < 1000]
+    assert len(from_hard) == 25 and len({p.id for p in mixed}) == 100
+    assert np.mean(from_hard) == pytest.approx(99.5, abs=4 * np.sqrt(200**2 / 12 / 25))
+    assert 5 < sum(p.id < 1000 for p in mixed[:50]) < 20  # shuffled: 12.5 expected
+    assert mixed == mix(parts, {"hard": 0.25, "easy": 0.75}, 100, np.random.default_rng(0))
+
+
+def test_mixtures_that_cannot_be() -> None:
+    sizes = {"hard": 10, "easy": 0}
+    for shares, message in [
+        ({"hard": 0.5, "easy": 0.5}, r"part 'easy' holds no problems; there are hard \(10\), easy \(0\)"),
+        ({"hard": 0.5, "eazy": 0.5}, "part 'eazy' holds no problems"),
+        ({"hard": 0.0}, r"mixture\.hard=0\.0: expected a share above 0"),
+        ({}, "mixture is empty"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            portions(sizes, shares, None)
+    with pytest.raises(InputError, match=r"a mixture of 1 problems gives \{'hard': 1, 'easy': 0\}"):
+        portions({"hard": 10, "easy": 10}, {"hard": 0.5, "easy": 0.5}, 1)
+    with pytest.raises(InputError, match="an id stands in two"):
+        mix({"hard": labelled(5), "easy": labelled(5)}, {"hard": 0.5, "easy": 0.5}, None, np.random.default_rng(0))

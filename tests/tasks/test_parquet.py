@@ -1,0 +1,108 @@
+"""Problems from Parquet: verl's schema, flat columns, several files."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from isojax.config import DataConfig
+from isojax.tasks.sources import open_source
+from isojax.types import InputError, Problem
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+    return path
+
+
+def read(argument: object, **data: Any) -> list[Problem]:
+    """All problems in the order of the files."""
+    found = open_source(f"parquet:{argument}", DataConfig(**data)).problems(10**6, np.random.default_rng(0))
+    return sorted(found, key=lambda p: p.id)
+
+
+def verl(i: int, truth: Any) -> dict[str, Any]:
+    return {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": f"{i}?"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {"index": i, "answer": "long", "split": "train"},
+    }
+
+
+def test_verls_schema(tmp_path: Path) -> None:
+    first, second = read(write(tmp_path / "v.parquet", [verl(0, "72"), verl(1, "8")]))
+    assert (first.id, first.prompt, first.answer) == (0, "0?", "72")
+    assert second == Problem(
+        1,
+        "1?",
+        "8",
+        messages=({"role": "system", "content": "Think."}, {"role": "user", "content": "1?"}),
+        columns={
+            "data_source": "openai/gsm8k",
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": "8"},
+            "extra_info": {"index": 1, "answer": "long", "split": "train"},
+            "ground_truth": "8",
+        },
+    )
+
+
+def test_a_ground_truth_that_is_a_list(tmp_path: Path) -> None:
+    one, two = read(write(tmp_path / "v.parquet", [verl(0, ["72"]), verl(1, ["1", "2"])]))
+    assert (one.answer, one.columns["ground_truth"]) == ("72", ["72"])
+    assert (two.answer, two.columns["ground_truth"]) == ('["1", "2"]', ["1", "2"])
+
+
+def test_flat_columns_are_plain_json(tmp_path: Path) -> None:
+    rows = [{"problem": "p", "answer": 3.0, "day": datetime.date(2026, 1, 2), "cost": decimal.Decimal("1.50"), "raw": b"\xc3\xa9"}]
+    assert read(write(tmp_path / "f.parquet", rows)) == [Problem(0, "p", "3", columns={"day": "2026-01-02", "cost": "1.50", "raw": "é"})]
+
+
+@pytest.mark.parametrize("argument", ["d", "d/part-*.parquet"])
+def test_several_files_are_numbered_through(tmp_path: Path, argument: str) -> None:
+    for k in (1, 0):
+        write(tmp_path / "d" / f"part-{k}.parquet", [{"prompt": f"{k}{i}", "answer": str(i)} for i in range(3)])
+    (tmp_path / "d" / "notes.txt").write_text("x")
+    assert [(p.id, p.prompt) for p in read(tmp_path / argument)] == [(0, "00"), (1, "01"), (2, "02"), (3, "10"), (4, "11"), (5, "12")]
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    def refused(argument: object, **data: Any) -> str:
+        with pytest.raises(InputError) as e:
+            read(argument, **data)
+        return str(e.value)
+
+    bare = write(tmp_path / "x.parquet", [{"text": "a", "label": 1}])
+    assert f"{bare}, row 0: no prompt: there are the columns text, label; expected one of prompt, question" in refused(bare)
+    assert "no answer: there are the columns text, label; expected one of reward_model.ground_truth, answer" in refused(
+        bare, prompt_key="text"
+    )
+    assert read(bare, prompt_key="text", answer_key="label")[0].answer == "1"
+    gap = write(tmp_path / "gap.parquet", [{"prompt": "a", "answer": "1"}] * 3 + [{"prompt": "b", "answer": None}])
+    assert f"{gap}, row 3: 'answer' is missing or empty" in refused(gap)
+    assert "holds no problem" in refused(write(tmp_path / "empty.parquet", [{"prompt": "a", "answer": "1"}][:0]))
+    (tmp_path / "text.parquet").write_text('{"prompt": "a"}')
+    assert "expected a Parquet file" in refused(tmp_path / "text.parquet")
+    assert "no such file" in refused(tmp_path / "none.parquet")
+    (tmp_path / "bare").mkdir()
+    assert "a folder without .parquet files" in refused(tmp_path / "bare")
+    assert "takes a file, a folder or a pattern" in refused("")
+    write(tmp_path / "m" / "a.parquet", [{"prompt": "a", "answer": "1"}])
+    write(tmp_path / "m" / "b.parquet", [{"question": "a", "answer": "1"}])
+    assert "b.parquet: its columns are question, answer, those of" in refused(tmp_path / "m")
+
+
+def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    with pytest.raises(InputError, match=r'pip install "isojax\[parquet\]"'):
+        read(tmp_path / "x.parquet")
