@@ -1,0 +1,109 @@
+"""Do exported folders reload in transformers with equal logits? Run by hand, where torch, transformers 5 and isojax's needs are.
+
+    python tests/models/check_export.py                            # random small models of every family
+    python tests/models/check_export.py --model models/smollm2-135m
+
+Each model is written by isojax (in float32, and in bfloat16 with several files), loaded by transformers' AutoModelForCausalLM, and run on
+both sides on the same tokens in float32. One JSON line each: the logits' standard deviation, their largest and their root mean square
+difference. With --model the folder is also loaded here, saved again, and compared with what transformers reads of the original.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import jax
+import jax.numpy as jnp
+
+from isojax import registry
+from isojax.config import ModelConfig, RopeScaling
+from isojax.models import hf
+from isojax.sharding import make_mesh, parse_mesh
+
+SHAPE: dict[str, Any] = {"layers": 3, "width": 48, "heads": 6, "kv_heads": 2, "head_dim": 10, "mlp": 77, "vocab": 131, "norm_eps": 1e-5}
+STRETCHED = RopeScaling(factor=8.0, original_max_position_embeddings=16)
+MODELS = {
+    "llama": ModelConfig(family="llama", **SHAPE, rope_base=5e5, rope_scaling=STRETCHED),
+    "llama tied": ModelConfig(family="llama", **SHAPE, tied=True),
+    "qwen2": ModelConfig(family="qwen2", **SHAPE, rope_base=1e6, qkv_bias=True),
+    "qwen3 tied": ModelConfig(family="qwen3", **SHAPE, rope_base=5e6, qk_norm=True, tied=True),
+}
+
+
+def random_params(config: ModelConfig, vocab: int) -> Any:
+    """Large weights, norms around 1, biases that are not zero."""
+    rng = np.random.default_rng(0)
+
+    def draw(path: Any, x: jax.ShapeDtypeStruct) -> np.ndarray:
+        if path[-1].key.endswith("norm"):
+            return rng.uniform(0.5, 1.5, x.shape).astype(np.float32)
+        fan_in = 1 if path[-1].key == "embed" else x.shape[1] if len(x.shape) > 2 else x.shape[0]
+        gain = 4.0 if path[-1].key == "unembed" else 1.5
+        return (gain * fan_in**-0.5 * rng.standard_normal(x.shape)).astype(np.float32)
+
+    shapes = registry.load("models", config.family, "build").build(config, vocab).shapes()
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def ours(folder: Path, tokens: np.ndarray) -> np.ndarray:
+    """The logits of a folder, read and run here."""
+    config = hf.resolve(ModelConfig(path=str(folder)))
+    decoder = registry.load("models", config.family, "build").build(config, config.vocab)
+    params = hf.load(folder, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
+
+    def run(params: Any, tokens: Any) -> Any:
+        return decoder.logits(params, decoder.score(params, tokens, jnp.zeros(len(tokens), jnp.int32)))
+
+    return np.asarray(jax.jit(run)(params, tokens))
+
+
+def theirs(folder: Path, tokens: np.ndarray) -> np.ndarray:
+    """The logits of a folder, read and run by transformers; every weight must be found and used."""
+    model, loading = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+    with torch.no_grad():
+        return model.eval()(torch.tensor(tokens)).logits.numpy()
+
+
+def compare(name: str, folder: Path) -> None:
+    """One line of figures."""
+    vocab = AutoConfig.from_pretrained(folder).vocab_size
+    tokens = np.random.default_rng(1).integers(0, vocab, (3, 40))
+    a, b = ours(folder, tokens), theirs(folder, tokens)
+    figures = {"std": b.std(), "max": np.abs(a - b).max(), "rms": np.sqrt(np.mean((a - b) ** 2))}
+    print(json.dumps({"model": name} | {k: float(f"{v:.3g}") for k, v in figures.items()}), flush=True)
+
+
+def main() -> None:
+    """Every model, in both forms."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a model's folder, instead of random models")
+    given = parser.parse_args().model
+    forms: tuple[tuple[str, float], ...] = (("float32", 5e9), ("bfloat16", 5e4 if given is None else 1e8))
+    with tempfile.TemporaryDirectory() as temp:
+        for name in [given.name] if given else MODELS:
+            config = hf.resolve(ModelConfig(path=str(given))) if given else MODELS[name]
+            assert config.vocab
+            if given:
+                decoder = registry.load("models", config.family, "build").build(config, config.vocab)
+                params = hf.load(given, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
+                compare(f"{name}, as it is", given)
+            else:
+                params = random_params(config, config.vocab)
+            for dtype, size in forms:
+                folder = Path(temp) / f"{name}-{dtype}".replace(" ", "-")
+                hf.save(params, config, given, folder, dtype, size)
+                compare(f"{name}, {dtype}, {len(list(folder.glob('*.safetensors')))} file(s)", folder)
+
+
+if __name__ == "__main__":
+    main()
