@@ -109,7 +109,7 @@ class Generator:
 
 
 def _items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """In the generator's process: its distinct items, or what is wrong. The alarm, which nothing handles, kills a stuck process."""
+    """In the generator's process: its items, or what is wrong."""
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
@@ -124,30 +124,32 @@ def _items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         return
     random.seed(seed)
     dataset = reasoning_gym.create_dataset(name, seed=seed, **settings)
-    met: set[str] = set()
     for index in range(settings["size"]):
-        if len(met) >= request["count"]:
-            return
-        signal.setitimer(signal.ITIMER_REAL, request["deadline"])
         random.seed(f"{seed} {index}")
         entry = dataset[index]
-        if entry["question"] not in met:
-            met.add(entry["question"])
-            yield {"index": index, "question": entry["question"], "entry": pack(entry)}
+        yield {"index": index, "question": entry["question"], "entry": pack(entry)}
 
 
 def _main(text: str, out: str) -> None:
+    """The generator's process: write its first distinct items as lines. Nothing handles the alarm, so it kills a process that is stuck."""
     request = json.loads(text)
     said = time.monotonic()
-    signal.setitimer(signal.ITIMER_REAL, request["deadline"])
+    met: set[str] = set()
     with Path(out).open("w") as f:
+        signal.setitimer(signal.ITIMER_REAL, request["deadline"])
         try:
-            for made, item in enumerate(_items(request)):
+            for item in _items(request):
+                signal.setitimer(signal.ITIMER_REAL, request["deadline"])
+                if item.get("question") in met:
+                    continue
+                met.add(item.get("question", ""))
                 f.write(json.dumps(item) + "\n")
                 f.flush()  # what is there when the alarm comes says how far it got
+                if len(met) == request["count"]:
+                    break
                 if time.monotonic() - said > 10:
                     said = time.monotonic()
-                    print(f"note: gym:{request['name']}: {made + 1} of {request['count']} problems made", file=sys.stderr)
+                    print(f"note: gym:{request['name']}: {len(met)} of {request['count']} problems made", file=sys.stderr)
         except Exception as e:  # a generator may raise anything, AssertionError for settings it refuses
             why = str(e).splitlines()[0] if str(e) else ""
             f.write(json.dumps({"error": f"{type(e).__name__}: {why}. Change its settings."}) + "\n")

@@ -37,8 +37,8 @@ def write(folder: Path) -> dict[str, list[Problem]]:
     return splits
 
 
-def read(argument: object, **data: str) -> list[Problem]:
-    found = open_source(f"tfds:{argument}", DataConfig(**data)).problems(10**6, np.random.default_rng(0))
+def read(argument: object, answer_key: str | None = None) -> list[Problem]:
+    found = open_source(f"tfds:{argument}", DataConfig(answer_key=answer_key)).problems(10**6, np.random.default_rng(0))
     return sorted(found, key=lambda p: p.id)
 
 
