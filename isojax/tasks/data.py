@@ -119,12 +119,17 @@ def mix(parts: Mapping[str, list[Problem]], shares: Mapping[str, float], size: i
     """The largest set of at most `size` problems with these shares of the parts (see `portions`), shuffled; ids stay.
 
     Raises:
-        InputError: as `portions`; and one id in two parts.
+        InputError: as `portions`; and one problem in two parts.
     """
     counts = portions({part: len(problems) for part, problems in parts.items()}, shares, size)
+    owners: dict[int, str] = {}
+    for part in counts:
+        for problem in parts[part]:
+            if (other := owners.setdefault(problem.id, part)) != part:
+                raise InputError(
+                    f"cell.data.mixture: problem {problem.id} stands in {other} and in {part}; expected parts that share none. Take one of them."
+                )
     chosen = [p for part, count in counts.items() for p in choose(parts[part], count, rng)]
-    if len({p.id for p in chosen}) < len(chosen):
-        raise InputError(f"cell.data.mixture: the parts {', '.join(counts)} share problems (an id stands in two); expected disjoint parts.")
     return choose(chosen, len(chosen), rng)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -141,10 +142,15 @@ def distinct(problems: Iterable[Problem], source: str) -> list[Problem]:
         same += first is not problem and first.answer == problem.answer
         other += first.answer != problem.answer
     if same:
-        print(f"note: {source}: {same} rows repeat a prompt met before, with its answer; each prompt is kept once.", file=sys.stderr)
+        _say(f"note: {source}: {same} rows repeat a prompt met before, with its answer; each prompt is kept once.")
     if other:
-        print(f"warning: {source}: {other} rows repeat a prompt met before with ANOTHER answer; the first answer is kept.", file=sys.stderr)
+        _say(f"warning: {source}: {other} rows repeat a prompt met before with ANOTHER answer; the first answer is kept.")
     return list(kept.values())
+
+
+@functools.cache  # a run opens a source several times: what is said of it is said once
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def plain(value: Any) -> Any:

@@ -147,5 +147,5 @@ def test_mixtures_that_cannot_be() -> None:
             portions(sizes, shares, None)
     with pytest.raises(InputError, match=r"a mixture of 1 problems gives \{'hard': 1, 'easy': 0\}"):
         portions({"hard": 10, "easy": 10}, {"hard": 0.5, "easy": 0.5}, 1)
-    with pytest.raises(InputError, match="an id stands in two"):
+    with pytest.raises(InputError, match="problem 0 stands in hard and in easy"):
         mix({"hard": labelled(5), "easy": labelled(5)}, {"hard": 0.5, "easy": 0.5}, None, np.random.default_rng(0))
