@@ -22,7 +22,10 @@ def export(cell: Path, out: Path, dtype: str, base: Path | None = None) -> int:
     """
     model = model_of(cell)
     hf.architecture(model)
-    model = hf.resolve(model if base is None else model.model_copy(update={"path": str(base)}))
+    try:
+        model = hf.resolve(model if base is None else model.model_copy(update={"path": str(base)}))
+    except InputError as e:
+        raise InputError(f"{e} Where the run's base model has moved, say so by --base FOLDER.") from e
     if model.path is None or model.vocab is None:
         raise InputError(f"{cell}: its run has no cell.model.path, so no tokenizer; give the folder that has it by --base FOLDER.")
     decoder = registry.load("models", model.family, "build").build(model, model.vocab)

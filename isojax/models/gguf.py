@@ -14,14 +14,15 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from isojax import registry
-from isojax.config import ModelConfig
+from isojax.config import ModelConfig, RopeScaling
 from isojax.models import hf
 from isojax.models.layout import weights
+from isojax.models.rope import frequencies
 from isojax.models.tensors import Tensors, new_folder, write
 from isojax.types import InputError
 
 FAMILIES = ("llama", "qwen2", "qwen3")  # GGUF's architectures; the families here have the same names
-LAYER = "blk.{layer}."
+LAYER, STRETCH = "blk.{layer}.", "rope_freqs.weight"
 NAMES = {
     "embed": "token_embd.weight",
     "norm": "output_norm.weight",
@@ -107,12 +108,11 @@ def model_config(path: Path, read: Callable[..., Any], stored: dict[str, Any]) -
     head_dim = read(f"{family}.attention.key_length", width // heads)
     if (turned := read(f"{family}.rope.dimension_count", head_dim)) != head_dim:
         raise InputError(f"{path}: rope.dimension_count = {turned}, head size {head_dim}; expected equal ones (whole heads are turned).")
-    scaling = read(f"{family}.rope.scaling.type", "none")
-    if scaling != "none" or "rope_freqs.weight" in stored:
+    if (scaling := read(f"{family}.rope.scaling.type", "none")) != "none":
         raise InputError(
-            f"{path}: stretched rotary positions ({scaling}), of which a GGUF file keeps too little. "
-            "Expected the model's safetensors folder."
+            f"{path}: stretched rotary positions ({scaling}); expected none, or Llama 3's. Take the model's safetensors folder."
         )
+    base = decimal(read(f"{family}.rope.freq_base", 10_000.0))
     if NAMES["embed"] not in stored:
         raise InputError(f"{path}: has no tensor {NAMES['embed']}; expected a language model's weights. Copy the file anew.")
     embed, unembed = stored[NAMES["embed"]], stored.get(NAMES["unembed"])
@@ -126,11 +126,31 @@ def model_config(path: Path, read: Callable[..., Any], stored: dict[str, Any]) -
         head_dim=head_dim,
         mlp=read(f"{family}.feed_forward_length"),
         norm_eps=decimal(read(f"{family}.attention.layer_norm_rms_epsilon")),
-        rope_base=decimal(read(f"{family}.rope.freq_base", 10_000.0)),
+        rope_base=base,
+        rope_scaling=stretching(path, head_dim, base, stored.get(STRETCH)),
         qkv_bias=family == "qwen2",
         qk_norm=family == "qwen3",
         tied=tied,
     )
+
+
+def stretching(path: Path, head_dim: int, base: float, stored: Any | None) -> RopeScaling | None:
+    """Llama 3's stretching, of which the file keeps only by how much each frequency is divided; the rest is as Llama 3.1 and 3.2 have it.
+
+    Raises:
+        InputError: those numbers are not what that stretching gives.
+    """
+    if stored is None:
+        return None
+    found = np.asarray(stored.data, np.float32).ravel()
+    scaling = RopeScaling(factor=decimal(found.max()))
+    expected = frequencies(head_dim, base, None) / frequencies(head_dim, base, scaling)
+    if found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-4):
+        raise InputError(
+            f"{path}: {STRETCH} is not Llama 3's stretching by {scaling.factor:g} from {scaling.original_max_position_embeddings} "
+            "positions. Take the model's safetensors folder."
+        )
+    return scaling
 
 
 def decimal(value: float) -> float:
@@ -156,7 +176,7 @@ def plan(path: Path, config: ModelConfig, vocab: int, stored: dict[str, Any]) ->
                 continue
             heads = {"blocks.query": config.heads, "blocks.key": config.kv_heads}.get(weight.key) if config.family == "llama" else None
             tensors[name] = (weight.stored_shape, lambda tensor=stored[given], heads=heads: values(path, tensor, heads))
-    wrong += [f"{name} is unknown" for name in sorted(set(stored) - known)]
+    wrong += [f"{name} is unknown" for name in sorted(set(stored) - known - {STRETCH})]
     if wrong:
         raise InputError(f"{path}: {len(wrong)} tensors are not as a {config.family} has them: {'; '.join(wrong[: hf.SHOWN])}.")
     return tensors

@@ -27,6 +27,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES: Mapping[str, np.dtype] = {"F32": np.dtype(np.float32), "BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype(np.float16)}
 NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 BLOCK = 4 << 20  # bytes read at once
+SAMPLES = 64
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,15 @@ def read_header(file: Path) -> dict[str, Stored]:
 
 
 def files(folder: Path) -> list[Path]:
-    """The safetensors files of a model's folder: those its index names, or model.safetensors, or the only one there is.
+    """The safetensors files of a model's folder: model.safetensors, or those its index names, or all there are.
 
     Raises:
         InputError: the folder or a file that the index names is missing, or there are only pickles.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; expected a model's folder with config.json, *.safetensors and a tokenizer.")
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
     if (folder / INDEX).is_file():
         names = read_json(folder / INDEX).get("weight_map")
         if not isinstance(names, dict) or not names:
@@ -116,7 +119,7 @@ def files(folder: Path) -> list[Path]:
         if missing := [path.name for path in found if not path.is_file()]:
             raise InputError(f"{folder}: {INDEX} names {', '.join(missing)}, which is not there. Copy the missing files into the folder.")
         return found
-    found = [folder / SINGLE] if (folder / SINGLE).is_file() else sorted(folder.glob("*.safetensors"))
+    found = sorted(folder.glob("*.safetensors"))
     if not found:
         pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern))
         mend = "Get the *.safetensors of the same model, or convert it with transformers: model.save_pretrained(FOLDER)."
@@ -131,12 +134,19 @@ def contents(folder: Path) -> dict[str, Stored]:
 
 
 def fingerprint(folder: Path) -> str:
-    """12 hex digits over config.json and each weight file's name, size and header: a cheap sign that a checkpoint was exchanged."""
+    """12 hex digits that tell whether a checkpoint was exchanged: of config.json and each weight file's name, size, header and a sample.
+
+    The sample is SAMPLES blocks of 4 KiB, evenly spaced: another training run's file has the same header, but not the same weights.
+    """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for file in files(folder):
+        size = file.stat().st_size
         with file.open("rb") as f:
             (length,) = struct.unpack("<Q", f.read(8).ljust(8, b"\0"))
-            digest.update(f"{file.name} {file.stat().st_size} ".encode() + f.read(min(length, 1 << 28)))
+            digest.update(f"{file.name} {size} ".encode() + f.read(min(length, size)))
+            for i in range(SAMPLES):
+                f.seek(size * i // SAMPLES)
+                digest.update(f.read(4096))
     return digest.hexdigest()[:12]
 
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from isojax import registry
-from isojax.config import ModelConfig
+from isojax.config import ModelConfig, RopeScaling
 from isojax.models import hf
 from isojax.models.gguf import NAMES, import_gguf
 from isojax.types import InputError
@@ -156,6 +156,18 @@ def test_an_embedding_stored_twice_is_tied_again(tmp_path: Path) -> None:
     assert "lm_head.weight" not in load_file(tmp_path / "m" / "model.safetensors")
 
 
+def test_llama_3s_stretching_is_recognised(tmp_path: Path) -> None:
+    """Frequencies 1, 5.6e-2, 3.2e-3, 1.8e-4 turn 1304, 73, 4.12 and .23 times in 8192 positions: over 4 is kept, under 1 divided by 32."""
+
+    def stretch(_: Any, tensors: dict[str, Any]) -> None:
+        tensors["rope_freqs.weight"] = np.array([1, 1, 1, 32], np.float32)
+
+    write_gguf(tmp_path / "m.gguf", shape("llama"), change=stretch)
+    import_gguf(tmp_path / "m.gguf", tmp_path / "m")
+    scaling = hf.resolve(ModelConfig(path=str(tmp_path / "m"))).rope_scaling
+    assert scaling == RopeScaling(factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+
+
 TEXTS = {
     "smollm": {"12": ["1", "2"], "\n\n1": ["ĊĊ", "1"], " hi<|im_end|>hi": ["Ġhi", "<|im_end|>", "hi"], "<think>": ["<think>"]},
     "gpt-2": {"12": ["12"], "\n\n1": ["Ċ", "Ċ", "1"], " hi": ["Ġhi"]},
@@ -201,7 +213,10 @@ BROKEN: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], str]] = {
     ),
     "no embedding": (lambda _, t: t.pop("token_embd.weight"), r"has no tensor token_embd\.weight"),
     "stretched": (lambda w, _: w.add_rope_scaling_type(gguf.RopeScalingType.YARN), r"stretched rotary positions \(yarn\)"),
-    "stretched by Llama": (lambda _, t: t.update({"rope_freqs.weight": np.ones(4, np.float32)}), "stretched rotary positions"),
+    "stretched otherwise": (
+        lambda _, t: t.update({"rope_freqs.weight": np.array([1, 2, 3, 8], np.float32)}),
+        r"rope_freqs\.weight is not Llama 3's stretching by 8",
+    ),
     "half a head": (lambda w, _: w.add_rope_dimension_count(4), r"rope\.dimension_count = 4, head size 8"),
 }
 

@@ -249,6 +249,11 @@ def rewrite(folder: Path, change: Any) -> None:
     save_file(stored, folder / "model.safetensors")
 
 
+def index(folder: Path, text: str) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
 def cut(folder: Path, size: int) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
@@ -285,10 +290,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "cut off in its header": (lambda f: cut(f, 200), "not a whole safetensors file"),
     "empty": (lambda f: cut(f, 0), "not a whole safetensors file"),
     "missing file": (
-        lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}'),
+        lambda f: index(f, '{"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}'),
         r"names x-1\.safetensors, x-2\.safetensors, which is not there",
     ),
-    "an index of nothing": (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "has no weight_map"),
+    "an index of nothing": (lambda f: index(f, "{}"), "has no weight_map"),
 }
 
 
@@ -323,6 +328,9 @@ def test_the_fingerprint_knows_an_exchanged_checkpoint(tmp_path: Path) -> None:
     assert tensors.fingerprint(tmp_path / "b") != first
     checkpoint(tmp_path / "c", dtype=np.float16)
     assert tensors.fingerprint(tmp_path / "c") != first
+    checkpoint(tmp_path / "d")
+    rewrite(tmp_path / "d", lambda s: s["model.norm.weight"].__iadd__(0.001))  # trained a little further: the same header
+    assert tensors.fingerprint(tmp_path / "d") != first
 
 
 MEMORY = """
