@@ -127,7 +127,7 @@ def mix(parts: Mapping[str, list[Problem]], shares: Mapping[str, float], size: i
         for problem in parts[part]:
             if (other := owners.setdefault(problem.id, part)) != part:
                 raise InputError(
-                    f"cell.data.mixture: problem {problem.id} stands in {other} and in {part}; expected parts that share none. Take one of them."
+                    f"cell.data.mixture: problem {problem.id} stands in {other} and in {part}; expected parts that share none. Take one."
                 )
     chosen = [p for part, count in counts.items() for p in choose(parts[part], count, rng)]
     return choose(chosen, len(chosen), rng)
