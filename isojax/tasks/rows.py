@@ -60,9 +60,10 @@ def find_keys(row: Row, data: DataConfig) -> Keys:
 
     def find(setting: str, given: str | None, usual: tuple[str, ...]) -> str:
         names = (given,) if given else usual
-        for name in names:
-            if look(row.columns, name) is not None:
-                return name
+        filled = [name for name in names if look(row.columns, name) is not None]
+        there = filled or [name for name in names if name in row.columns]  # an empty one is told of as empty, not as missing
+        if there:
+            return there[0]
         wanted = repr(given) if given else f"one of {', '.join(usual)}"
         raise InputError(
             f"{row.place}: no {setting}: there are the columns {', '.join(row.columns) or '(none)'}; expected {wanted}."

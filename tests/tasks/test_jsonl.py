@@ -54,6 +54,8 @@ def test_which_columns_are_read(tmp_path: Path) -> None:
     assert [(p.prompt, p.answer, sorted(p.columns)) for p in read(path)] == [("q", "f", ["instruction", "target", "x"])]
     assert [(p.prompt, p.answer) for p in read(path, prompt_key="instruction", answer_key="x.y")] == [("i", "deep")]
     assert "no answer: there are the columns instruction, query, target, final_answer, x; expected 'z'" in refused(path, answer_key="z")
+    assert [p.answer for p in read(write(tmp_path, {"prompt": "p", "answer": None, "solution": "s"}))] == ["s"]
+    assert "line 1: 'answer' is missing or empty" in refused(write(tmp_path, {"prompt": "p", "answer": None}))
     other = refused(write(tmp_path, {"text": "a", "label": "b"}, name="other.jsonl"))
     assert "other.jsonl, line 1: no prompt: there are the columns text, label; expected one of prompt, question" in other
     assert "cell.data.prompt_key=COLUMN" in other
