@@ -57,6 +57,10 @@ class Checker:
         """
         name, _, argument = use.partition(":")
         module = registry.load("tasks.verifiers", name, "build")
+        if missing := [flag for flag in ("ISOLATED", "PURE") if flag not in vars(module)]:
+            raise InputError(
+                f"cell.verifier.use: {module.__name__} has no {' and no '.join(missing)}; expected what isojax.tasks.verifiers says."
+            )
         self.examples: dict[str, str] = {}
         self._lock = threading.Lock()
         self._pure: bool = module.PURE

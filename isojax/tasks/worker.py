@@ -87,7 +87,8 @@ def _send(connection: socket.socket, message: str | Verdict) -> None:
 def _limit(memory: int) -> None:
     """Bound the memory this process may write to; let the kernel, where it runs out, end workers before the training run.
 
-    RLIMIT_DATA counts what is written to, RLIMIT_AS also what libraries reserve and never touch, many GB of it.
+    RLIMIT_DATA counts what is written to, RLIMIT_AS also what libraries reserve and never touch, many GB of it. A process that a
+    check starts has the same bound, for itself.
     """
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (memory if hard == resource.RLIM_INFINITY else min(memory, hard), hard))

@@ -108,9 +108,11 @@ def test_each_failure_costs_its_own_rollout_and_is_counted(checker: Checker) -> 
     bad += ["text"]
     responses = [r for b in bad for r in ("good", b, "other", "print", "minus", "true", "")]
     checker.examples.clear()
-    began = time.monotonic()
+    grade(checker, ["good"] * 64)
+    began, descriptors = time.monotonic(), len(os.listdir("/dev/fd"))
     rewards, answered, failures = grade(checker, responses)
     assert time.monotonic() - began < 15
+    assert len(os.listdir("/dev/fd")) <= descriptors
     assert rewards == [float(r in ("good", "true")) for r in responses]
     assert answered == [r in ("good", "other", "print", "minus", "true", "partial") for r in responses]
     # raised: exit, raise, interrupt, deep, nan, none, text; the process lost: gone, segfault, close, forked and gone
@@ -139,8 +141,8 @@ def test_the_first_failure_of_a_kind_is_told(checker: Checker, what: str, kind: 
 
 def test_a_deadline_is_each_checks_own(rewards: Path) -> None:
     path = rewards.with_name("slow.py")
-    path.write_text("import time\ndef reward(completions):\n    time.sleep(0.2)\n    return [1]\n")
-    with Checker(f"function:{path}:reward", timeout=0.5, workers=1) as checker:  # eight of 0.2 s in one lot pass a deadline of 0.5 s
+    path.write_text("import time\ndef reward(completions):\n    time.sleep(0.1)\n    return [1]\n")
+    with Checker(f"function:{path}:reward", timeout=0.5, workers=1) as checker:  # eight of 0.1 s pass a deadline of 0.5 s
         assert grade(checker, ["x"] * 8) == ([1.0] * 8, [True] * 8, {})
 
 
@@ -190,6 +192,28 @@ def test_threads_take_turns(checker: Checker) -> None:
     for thread in threads:
         thread.join()
     assert found == {k: [1.0] * k + [0.0] for k in range(8)}
+
+
+def test_an_interrupt_ends_the_checks_under_way(rewards: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Checker(f"function:{rewards}:reward", timeout=60, workers=2) as checker:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            began = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                grade(checker, ["sleep"] * 40)
+            assert time.monotonic() - began < 20
+            assert grade(checker, ["good", "bad"])[0] == [1, 0]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_forks_verifier_says_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fork_of_checks").mkdir()
+    (tmp_path / "fork_of_checks" / "odd.py").write_text("PURE = True\ndef build(argument):\n    return None\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InputError, match=r"fork_of_checks\.odd has no ISOLATED; expected what isojax\.tasks\.verifiers says"):
+        Checker("fork_of_checks.odd")
 
 
 def test_nothing_to_grade(checker: Checker) -> None:
