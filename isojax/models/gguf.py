@@ -216,7 +216,7 @@ def splitting(rule: str) -> list[Any] | None:
 
 def build_tokenizer(path: Path, read: Callable[..., Any]) -> tuple[Tokenizer, dict[str, Any]]:
     """The tokenizer, and the contents of its tokenizer_config.json with the chat template."""
-    kind, rule = read("tokenizer.ggml.model"), read("tokenizer.ggml.pre", "gpt-2")
+    kind, rule = read("tokenizer.ggml.model"), read("tokenizer.ggml.pre", "no rule")
     steps = splitting(rule)
     if kind != "gpt2" or steps is None:
         raise InputError(
