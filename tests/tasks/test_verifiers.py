@@ -197,7 +197,7 @@ NUMBERS = pairs(r"""
     -5 | - 5 ; -5 | -$5 ; 50\% | 50 ; 50\% | 0.5 ; 50 | 50% ; 90 | 90^\circ ; 90 | 90° ; 12 | 12\text{ cm}
     12 | 12 \text{ cm}^2 ; 18 | 18 dollars per day ; 0.5 | \frac{1}{2} ; \frac{1}{2} | 2/4 ; 1.5 | 1 1/2
     \frac34 | .75 ; 1\frac{1}{2} | 3/2 ; 10000 | 10 000 ; 7 | 7\, ; 120 | 1.2 \times 10^2 ; 3 | x=3 ; x=3 | 3
-    6 | \frac{36}{6}
+    6 | \frac{36}{6} ; 11,\! 111 | 11111 ; \frac{-1}{2} | -0.5 ; 5\% | 0.05 ; p=\frac{3}{4} | 0.75 ; 3:2 | 3:2
 """)
 NOT_NUMBERS = pairs(r"""
     72 | 73 ; 72 | 27 ; 72 | -72 ; 72 | 720 ; 72 | 7.2 ; 5 | 5 and a half ; 3 | 3 million ; 0.5 | 50 ; 50 | 0.5
@@ -211,7 +211,8 @@ ALGEBRA = pairs(r"""
     1 \pm \sqrt{2} | 1+\sqrt2, 1-\sqrt2 ; \log_2 8 | 3 ; 5! | 120
     \begin{pmatrix} 1 \\ 2 \end{pmatrix} | \begin{pmatrix}1\\2\end{pmatrix} ; 10^{-3} | 0.001
     x \in [1,2] | [1,2] ; x<3 | x < 3 ; 2^{10} | 1024 ; \frac{x+1}{2} | \frac{1}{2}x+\frac12
-    3\sqrt{2}\text{ cm} | 3\sqrt2
+    3\sqrt{2}\text{ cm} | 3\sqrt2 ; [1,5) | 1 \leq x < 5 ; 1 \le x < 5 | [1,5) ; \pm 3 | 3, -3 ; \sqrt[3]{2} | 2^{1/3}
+    -\frac{1}{2}x | \frac{x}{-2} ; \cot x | \frac{\cos x}{\sin x} ; \infty | \infty
 """)
 NOT_ALGEBRA = pairs(r"""
     \sqrt{8} | 2\sqrt{3} ; (1,2] | [1,2] ; (1,2] | (1,3] ; (1, -2) | (-2, 1) ; \{1,2\} | \{1,3\} ; \{1,2\} | 1
@@ -220,7 +221,7 @@ NOT_ALGEBRA = pairs(r"""
 """)
 WORDS = pairs(r"""
     \text{Evelyn} | Evelyn ; even | \text{Even} ; \text{(B)} | B ; (C) | \textbf{(C)}
-    no solution | \text{no  solution}
+    no solution | \text{no  solution} ; \text{6:30 p.m.} | 6:30 p.m. ; \text{June 20} | June 20
 """)
 NOT_WORDS = pairs(r"""
     \text{even} | veen ; \text{Evelyn} | \text{Briana} ; B | C ; \text{even} | 5 ; no solution | 0

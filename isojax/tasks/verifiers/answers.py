@@ -83,7 +83,7 @@ def boxed(text: str) -> str | None:
 def tidy(text: str) -> str:
     """An answer without what means nothing: spacing, dollars around it, a full stop; minus signs and fractions in one spelling."""
     text = re.sub(r"[\u2212\u2013]", "-", text.replace("{,}", ","))
-    text = _SPACES.sub(" ", text.replace("\\!", ""))
+    text = _SPACES.sub(" ", re.sub(r"\\!\s*", "", text))
     text = re.sub(r"\\(?:left|right)(?![A-Za-z])", "", text)
     text = re.sub(r"\\[dt]frac", r"\\frac", text).replace("\\%", "%")
     text = text.strip().removesuffix(".").strip("* \t\n")
@@ -141,7 +141,7 @@ def words(text: str) -> str | None:
 
 def same(right: str, given: str) -> bool | None:
     """Whether two tidy answers are the same, where that can be told without algebra; None where it cannot."""
-    if "".join(right.split()) == "".join(given.split()):
+    if _bare(right) == _bare(given):
         return True
     a, b = number(right), number(given)
     if a and b:
@@ -156,3 +156,7 @@ def same(right: str, given: str) -> bool | None:
     if expected is not None and len(expected) > 1:
         return expected == words(given)
     return True if expected is not None and expected == words(given) else None
+
+
+def _bare(text: str) -> str:
+    return "".join(_WRAPPED.sub(r"\1", text).split()).rstrip(".")

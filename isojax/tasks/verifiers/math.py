@@ -39,7 +39,7 @@ def build(argument: str) -> Check:
         if same is None or not answered:
             found = parse(response if stated is None else _maths(stated))
             answered = answered or bool(found)
-            same = math_verify.verify(reference(gold), found, timeout_seconds=None)
+            same = math_verify.verify(reference(gold), found, allow_set_relation_comp=True, timeout_seconds=None)
         return Verdict(bool(same), answered)
 
     check(Problem(0, "", r"\frac{1}{2}"), "", r"\boxed{2^{-1}}")  # loads its parser, which takes longer than any check
