@@ -6,8 +6,8 @@ A verifier's file has
     PURE: bool                               whether a verdict hangs on problem and response alone: then equal ones are checked once
     build(argument: str) -> Check            from what stands after the colon of `cell.verifier.use`; in the worker where ISOLATED
 
-InputError from `build`, or from a check whose problem cannot be judged at all, ends the run with its message. Whatever else a check
-raises costs its own rollout alone.
+InputError from `build`, or from a check whose problem cannot be judged at all, ends the run with its message. Whatever else an isolated
+check raises costs its own rollout alone; one that is not isolated is to raise nothing else.
 """
 
 from collections.abc import Callable
