@@ -19,6 +19,7 @@ from rich.console import Console
 from isojax import __version__
 from isojax.cli_compare import compare
 from isojax.cli_curve import Frontier, Where, curve, fitted_frontier, refuse_for_points
+from isojax.cli_difficulty import difficulty
 from isojax.cli_fit import MODE, FitOptions, make_fit, other_fits, read_fit, sweep_folder, warn
 from isojax.cli_model import app as model_app
 from isojax.cli_recommend import print_recommendation, recommend
@@ -217,6 +218,7 @@ def report(run: Annotated[Path, typer.Argument(help="A sweep's folder.")]) -> No
 
 app.command()(curve)
 app.command()(compare)
+app.command()(difficulty)
 
 
 def _version(asked: bool) -> None:

@@ -47,19 +47,8 @@ def choose(cell: CellConfig, task: Task, label: Label) -> Chosen:
     left_out: list[Problem] = []
 
     def fitting(problems: list[Problem], where: str) -> list[Problem]:
-        if on_device(task):
-            return problems
-        kept = task.fits(problems, cell.sampling.prompt_length)
-        if len(kept) < len(problems):
-            notes.append(
-                f"{len(problems) - len(kept)} of {len(problems)} {where} dropped: their prompts have more than "
-                f"cell.sampling.prompt_length = {cell.sampling.prompt_length} tokens"
-            )
-        if not kept:
-            raise InputError(
-                f"{where}: none of {len(problems)} prompts has at most cell.sampling.prompt_length = {cell.sampling.prompt_length} tokens; "
-                "raise it."
-            )
+        kept, note = fit_prompts(cell, task, problems, where)
+        notes.extend(note)
         return kept
 
     def read(text: str, count: int, where: str) -> list[Problem]:
@@ -93,6 +82,23 @@ def choose(cell: CellConfig, task: Task, label: Label) -> Chosen:
         if both:
             notes.append(f"{both} of {len(problems)} problems of {name} also stand in the training set")
     return Chosen(training, validation, left_out, extra, notes)
+
+
+def fit_prompts(cell: CellConfig, task: Task, problems: list[Problem], where: str) -> tuple[list[Problem], list[str]]:
+    """The problems whose prompts fit the sampler, and, where some do not, a note that says how many.
+
+    Raises:
+        InputError: none fits.
+    """
+    if on_device(task):
+        return problems, []
+    P = cell.sampling.prompt_length
+    kept = task.fits(problems, P)
+    if not kept:
+        raise InputError(f"{where}: none of {len(problems)} prompts has at most cell.sampling.prompt_length = {P} tokens; raise it.")
+    dropped = len(problems) - len(kept)
+    said = f"{dropped} of {len(problems)} {where} dropped: their prompts have more than cell.sampling.prompt_length = {P} tokens"
+    return kept, [said] if dropped else []
 
 
 def preview(cell: CellConfig, task: Task) -> Chosen | None:

@@ -25,6 +25,7 @@ from isojax.types import Cell, InputError, RunFailed
 
 if TYPE_CHECKING:
     from isojax.base import Base
+    from isojax.tasks.base import Task
     from isojax.train import Programs
 
 CONFIG, BASE = "config.yaml", "base"
@@ -41,16 +42,16 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
     cells = plan(config.sweep)
     pairs = sorted({(c.B_p, c.n) for c in cells})
     jax = start_jax(config)
-    from isojax.models.hf import resolve as resolve_model
     from isojax.sharding import make_mesh, parse_mesh
     from isojax.train import Programs
 
     devices = jax.local_devices()
     shape = parse_mesh(config.run.mesh, len(devices))
-    config = config.model_copy(update={"cell": config.cell.model_copy(update={"model": resolve_model(config.cell.model)})})
-    config = settle(config, folder, resume or dry_run, shape.shards)
+    config = settle(resolve_config(config), folder, resume or dry_run, shape.shards)
     at_once = min(config.run.cells_at_once or cells_side_by_side(jax, shape.devices), len(devices) // shape.devices, len(cells))
-    with open_task(config, pairs) as task:
+    check_data(config.cell.data)
+    with open_task(config) as task:
+        check_problems(config, task, pairs)
         meshes = [make_mesh(shape, devices[i * shape.devices :]) for i in range(at_once)]
         programs = [Programs(config.cell, config.sweep, pairs, mesh, task) for mesh in meshes]
         print_plan(config, cells, folder, f"{shape.devices} of {len(devices)} {jax.default_backend()} devices a cell", at_once)
@@ -60,33 +61,45 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
     return folder
 
 
+def resolve_config(config: Config) -> Config:
+    """The config with its model's shape read from the checkpoint, where it names one."""
+    from isojax.models.hf import resolve as resolve_model
+
+    return config.model_copy(update={"cell": config.cell.model_copy(update={"model": resolve_model(config.cell.model)})})
+
+
 @contextmanager
-def open_task(config: Config, pairs: list[tuple[int, int]]) -> Iterator[Any]:
-    """The task of a sweep, with all that can be checked of it and of its problems before any work; its verifier ends with the context.
+def open_task(config: Config) -> Iterator[Task]:
+    """The task of `cell.task`, its verifier at work; both end with the context.
 
     Raises:
-        InputError: what `cell.task`, `cell.data`, `cell.prompt`, `cell.verifier` or the tokenizer ask for cannot be had.
+        InputError: what `cell.task`, `cell.prompt`, `cell.verifier` or the tokenizer ask for cannot be had.
     """
-    from isojax.base import encode
-    from isojax.problems import preview
     from isojax.tasks.base import build_task, on_device
 
-    cell = config.cell
-    check_data(cell.data)
-    task = build_task(cell, config.run.verifier_workers)
+    task = build_task(config.cell, config.run.verifier_workers)
     if on_device(task):
-        check_batch(pairs, cell.data.candidates - cell.data.validation)
-        encode(task, cell, task.problems(cell.data.candidates, np.random.default_rng(0)))
         yield task
         return
-    chosen = preview(cell, task)
-    if chosen is not None:
-        check_batch(pairs, len(chosen.training))
-    task.start()
     try:
+        task.start()
         yield task
     finally:
         task.close()
+
+
+def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]]) -> None:
+    """InputError where the problems do not fit the sampler or are too few for a batch, as far as can be told before any work."""
+    from isojax.base import encode
+    from isojax.problems import preview
+    from isojax.tasks.base import on_device
+
+    cell = config.cell
+    if on_device(task):
+        check_batch(pairs, cell.data.candidates - cell.data.validation)
+        encode(task, cell, task.problems(cell.data.candidates, np.random.default_rng(0)))
+    elif chosen := preview(cell, task):
+        check_batch(pairs, len(chosen.training))
 
 
 def train(config: Config, resume: bool) -> Path:

@@ -1,7 +1,7 @@
 """Rotary positions (arXiv:2104.09864), and their stretching for long contexts as Llama 3.1 has it.
 
-Frequencies are numbers, not traced values: worked out in float64 and rounded to float32 once. (transformers rounds at each step: its
-frequencies are within a unit or two in the last place of these.)
+Frequencies are numbers, not traced values, rounded to float32 at each step as transformers does: a published model was trained with
+its roundings, and at position 700 a unit in the last place is seen in the logits.
 """
 
 import jax.numpy as jnp
@@ -17,13 +17,14 @@ def frequencies(head_dim: int, base: float, scaling: RopeScaling | None) -> Floa
     Without `scaling`, base^(-2i / head_dim). With it, a wavelength beyond original / low_freq_factor grows by `factor`, one below
     original / high_freq_factor stays, and between them the frequency goes linearly in original / wavelength from the one to the other.
     """
-    plain = float(base) ** (-np.arange(0, head_dim, 2) / head_dim)
+    f32 = np.float32
+    plain = f32(1) / f32(base) ** (np.arange(0, head_dim, 2, dtype=f32) / f32(head_dim))
     if scaling is None:
-        return plain.astype(np.float32)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    in_original = scaling.original_max_position_embeddings * plain / (2 * np.pi)  # whole turns within the original context
-    kept = np.clip((in_original - low) / (high - low), 0, 1)
-    return (plain * (kept + (1 - kept) / scaling.factor)).astype(np.float32)
+        return plain
+    low, high, factor = (f32(x) for x in (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor))
+    in_original = f32(scaling.original_max_position_embeddings) / (f32(2 * np.pi) / plain)  # whole turns within the original context
+    kept = np.clip((in_original - low) / (high - low), f32(0), f32(1))
+    return (1 - kept) * plain / factor + kept * plain
 
 
 def rope(x: Float[Array, "b t heads H"], positions: Int[Array, "b t"], turns: Float[np.ndarray, " half"]) -> Float[Array, "b t heads H"]:

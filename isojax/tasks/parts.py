@@ -1,0 +1,44 @@
+"""Problems by how hard the base model finds them (IsoCompute Playbook, section 3 and Fig. 14), and the splits a data set of them has.
+
+very_easy (.6, .9]    easy [.3, .6]    hard [0, .0625]    of avg@k, k = 16        extremely_hard: none right of 128
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from isojax.types import Problem
+
+RANGES: Mapping[str, tuple[float, float]] = {"very_easy": (0.6, 0.9), "easy": (0.3, 0.6), "hard": (0.0, 0.0625)}
+EXTREMELY_HARD = "extremely_hard"
+EXTREMELY_HARD_ATTEMPTS = 128
+
+
+def part_of(problem: Problem) -> str | None:
+    """The part of a labelled problem; a share on the border of two belongs to the harder one."""
+    inside = [name for name, (low, high) in RANGES.items() if low <= problem.difficulty <= high]
+    return inside[-1] if inside else None
+
+
+def divide(labelled: Sequence[Problem], none_right: Sequence[Problem], held_out: int, seed: int) -> dict[str, list[Problem]]:
+    """The splits of a difficulty data set: `all`, and PART_train and PART_validation of each part that has problems.
+
+    `none_right`: the problems with none right of 128 attempts, labelled by these. At most `held_out` problems of a part, and at most half
+    of them, are held out. What is held out of the Extremely Hard ones, which are Hard too, is not among the Hard ones to train on.
+    """
+    order = {p.id: i for i, p in enumerate(labelled[j] for j in np.random.default_rng([seed, 5]).permutation(len(labelled)))}
+    members: dict[str, list[Problem]] = {name: [] for name in (*RANGES, EXTREMELY_HARD)}
+    for problem in labelled:
+        if part := part_of(problem):
+            members[part].append(problem)
+    members[EXTREMELY_HARD] = list(none_right)
+    splits: dict[str, list[Problem]] = {"all": list(labelled)}
+    for part, problems in members.items():
+        ranked = sorted(problems, key=lambda p: order[p.id])
+        aside = min(held_out, len(ranked) // 2)
+        if ranked:
+            splits |= {f"{part}_train": ranked[aside:], f"{part}_validation": ranked[:aside]}
+    aside = {p.id for p in splits.get(f"{EXTREMELY_HARD}_validation", [])}
+    if "hard_train" in splits:
+        splits["hard_train"] = [p for p in splits["hard_train"] if p.id not in aside]
+    return {name: problems for name, problems in splits.items() if problems}
