@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -18,6 +17,7 @@ from rich.console import Console
 
 from isojax import __version__
 from isojax.cli_compare import compare
+from isojax.cli_config import Mesh, Words, read_config
 from isojax.cli_curve import Frontier, Where, curve, fitted_frontier, refuse_for_points
 from isojax.cli_difficulty import difficulty
 from isojax.cli_fit import MODE, FitOptions, make_fit, other_fits, read_fit, sweep_folder, warn
@@ -26,7 +26,6 @@ from isojax.cli_recommend import print_recommendation, recommend
 from isojax.cli_records import app as records_app
 from isojax.cli_validate import make_validation, print_validation
 from isojax.cli_words import print_fit
-from isojax.config import Config, load_config
 from isojax.types import InputError, RunFailed
 
 Compute = Literal["rollouts", "tokens", "device_hours"]
@@ -39,7 +38,6 @@ app = typer.Typer(no_args_is_help=True, context_settings=_HELP, **_STYLE)
 launch_app = typer.Typer(context_settings=_HELP, **_STYLE)
 train_app = typer.Typer(context_settings=_HELP, **_STYLE)
 
-Mesh = Annotated[str | None, typer.Option(metavar="auto|AXIS=N,...", help="Device mesh, such as data=2,tensor=1; the same as run.mesh=...")]
 Metric = Annotated[str | None, typer.Option(help="Validation metric to fit, such as avg@4.", show_default="the ledger's avg@k")]
 ComputeOption = Annotated[Compute, typer.Option(help="What compute is counted in.")]
 ModeOption = Annotated[
@@ -66,21 +64,6 @@ app.add_typer(records_app, name="records")
 app.add_typer(model_app, name="model")
 
 
-def _split(args: Sequence[str] | None, default: str | None) -> tuple[str, list[str]]:
-    """([CONFIG] [KEY=VALUE ...]) -> config and overrides; the first word is an override when it has a '=' and is no file."""
-    words = list(args or ())
-    if words and ("=" not in words[0] or Path(words[0]).is_file()):
-        return words[0], words[1:]
-    if default is None:
-        raise InputError("no config given; expected a YAML file or a config's name first, such as quickstart.")
-    return default, words
-
-
-def _config(args: Sequence[str] | None, mesh: str | None, default: str | None) -> Config:
-    name, overrides = _split(args, default)
-    return load_config(name, [*overrides, *([f"run.mesh={mesh}"] if mesh is not None else [])])
-
-
 def _report(folder: Path, document: dict[str, Any]) -> Path:
     from isojax import report
     from isojax.records import read_runs
@@ -92,14 +75,14 @@ def _report(folder: Path, document: dict[str, Any]) -> Path:
 @app.command()
 @launch_app.command()
 def launch(
-    args: Annotated[list[str] | None, typer.Argument(metavar="CONFIG|KEY=VALUE", help="A config first, then overrides.")] = None,
+    words: Words = None,
     mesh: Mesh = None,
     resume: Resume = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
 ) -> None:
     """Run a sweep over (B_p, n), then fit the law and write the report.
 
-    CONFIG is a YAML file, or the name of one in ./configs or among those isojax brings.
+    CONFIG is a YAML file, or the name of one in ./configs or among those isojax brings; of several, later ones lie over earlier ones.
 
     Without CONFIG: quickstart.
 
@@ -109,8 +92,9 @@ def launch(
       isojax launch quickstart --dry-run          what would run
       isojax launch --resume sweep.budget=500000  go on with twice the budget
       isojax launch my.yaml --mesh data=4,tensor=2 'sweep.n=\\[2,4,8]' name=mine
+      isojax launch gsm8k models/qwen2.5-7b-instruct cell.model.path=FOLDER
     """
-    config = _config(args, mesh, "quickstart")
+    config = read_config(words, mesh, "quickstart")
     from isojax.launch.local import launch as run_sweep
 
     failed: RunFailed | None = None
@@ -142,7 +126,7 @@ def launch(
 @app.command()
 @train_app.command()
 def train(
-    args: Annotated[list[str] | None, typer.Argument(metavar="CONFIG|KEY=VALUE", help="A config first, then overrides.")] = None,
+    words: Words = None,
     mesh: Mesh = None,
     resume: Resume = False,
 ) -> None:
@@ -153,7 +137,7 @@ def train(
       isojax train quickstart name=one 'sweep.B_p=\\[16]' 'sweep.n=\\[8]' sweep.seeds=1
       isojax train best.yaml      from: isojax recommend RUN --budget C --write best.yaml
     """
-    config = _config(args, mesh, None)
+    config = read_config(words, mesh, None)
     from isojax.launch.local import train as run_cell
 
     Console().print(f"run: {run_cell(config, resume)}", soft_wrap=True, highlight=False, markup=False)

@@ -10,18 +10,17 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from isojax.config import load_config
+from isojax.cli_config import Mesh, Words, read_config
 
 
 def difficulty(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file or a config's name: its model, task, prompt, verifier.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of the config.")] = None,
+    words: Words = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write.", show_default="difficulty/NAME")] = None,
     held_out: Annotated[int, typer.Option(metavar="N", min=0, help="Problems of each part held out for validation, at most half.")] = 300,
     extremely_hard: Annotated[
         bool, typer.Option("--extremely-hard", help="Sample problems with none right up to 128 times; none right of 128 is Extremely Hard.")
     ] = False,
-    mesh: Annotated[str | None, typer.Option(metavar="auto|AXIS=N,...", help="Device mesh; the same as run.mesh=...")] = None,
+    mesh: Mesh = None,
 ) -> None:
     """Label problems by the base model's avg@k, and split them: Easy [.3, .6], Hard [0, .0625], Very Easy (.6, .9].
 
@@ -34,7 +33,7 @@ def difficulty(
       isojax difficulty gsm8k.yaml --extremely-hard --out difficulty/gsm8k
       isojax launch gsm8k.yaml cell.task=tfds:difficulty/gsm8k/splits 'cell.data.mixture={hard: 0.5, easy: 0.5}'
     """
-    settings = load_config(config, [*(overrides or ()), *([f"run.mesh={mesh}"] if mesh is not None else [])])
+    settings = read_config(words, mesh, None)
     folder = out or Path("difficulty") / settings.name
     from isojax.launch.difficulty import SPLITS, label
 

@@ -278,7 +278,12 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     Raises:
         InputError: no such file, broken YAML, an unknown key or a wrong type.
     """
-    return load_yaml(Config, find_config(name_or_path), overrides)
+    return load_configs([name_or_path], overrides)
+
+
+def load_configs(names_or_paths: Sequence[str], overrides: Sequence[str] = ()) -> Config:
+    """Several configs in one, each over those before it: `gsm8k`, then `models/qwen2.5-7b-instruct`; raises as `load_config`."""
+    return load_yaml(Config, [find_config(name) for name in names_or_paths], overrides)
 
 
 def config_hash(cell: CellConfig) -> str:
@@ -293,7 +298,7 @@ def save_config(config: Config, path: Path) -> None:
 
 def read_saved(path: Path) -> Config:
     """A config written by `save_config`."""
-    return load_yaml(Config, path, ())
+    return load_yaml(Config, [path], ())
 
 
 def check_resume(old: Config, new: Config) -> None:

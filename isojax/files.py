@@ -69,10 +69,9 @@ def _check_keys(data: Mapping[Any, Any], known: Mapping[str, bool], source: str,
             raise InputError(f"{source}: {dotted}: given {value!r}, expected a finite number.")
 
 
-def _read_yaml(path: Path, known: Mapping[str, bool]) -> Any:
+def _read_yaml(path: Path, known: Mapping[str, bool]) -> dict[str, Any]:
     try:
-        data = OmegaConf.load(path)
-        plain = OmegaConf.to_container(data)
+        plain: Any = OmegaConf.to_container(OmegaConf.load(path))
     except yaml.MarkedYAMLError as e:
         line = e.problem_mark.line + 1 if e.problem_mark else "?"
         raise InputError(f"{path}, line {line}: not YAML ({e.problem or e.context}). Mend that line or the one above it.") from e
@@ -83,29 +82,50 @@ def _read_yaml(path: Path, known: Mapping[str, bool]) -> Any:
             f"{path}: given a {type(plain).__name__} at the top, expected keys ({', '.join(k for k in known if '.' not in k)})."
         )
     _check_keys(plain, known, str(path))
-    return data
+    return plain
 
 
-def _read_override(text: str, known: Mapping[str, bool]) -> Any:
+def _read_override(text: str, known: Mapping[str, bool]) -> dict[str, Any]:
     key, equals, _ = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"override {text!r}: expected key=value, such as sweep.budget=100000.")
     try:
-        data = OmegaConf.from_dotlist([text])
-        plain = OmegaConf.to_container(data)
+        plain: Any = OmegaConf.to_container(OmegaConf.from_dotlist([text]))
     except (yaml.YAMLError, OmegaConfBaseException) as e:
         mend = "A list is written sweep.n=[2,4]; quote the argument in the shell."
         raise InputError(f"override {text!r}: the value is not YAML ({str(e).splitlines()[0]}). {mend}") from e
     assert isinstance(plain, dict)
     _check_keys(plain, known, f"override {text!r}")
-    return data
+    return plain
 
 
-def _type_error(error: ValidationError, path: Path, overrides: Sequence[str]) -> InputError:
-    """The first complaint of pydantic, with the key, its value, what was expected and where it was given."""
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any], known: Mapping[str, bool], inside: bool, prefix: str = "") -> dict[str, Any]:
+    """`above` over `below`: sections key by key (`inside`: maps too), any other value in the place of the one before it."""
+    merged = dict(below)
+    for key, value in above.items():
+        dotted, before = f"{prefix}{key}", below.get(key)
+        if isinstance(value, dict) and isinstance(before, dict) and (known.get(dotted) or inside):
+            value = _merge(before, value, known, inside, f"{dotted}.")
+        merged[key] = value
+    return merged
+
+
+def _says(data: Any, key: str) -> bool:
+    """Whether a part of a config gives a dotted key, or what that stands in."""
+    for name in key.split("."):
+        if not isinstance(data, Mapping):
+            return True
+        if name not in data:
+            return False
+        data = data[name]
+    return True
+
+
+def _type_error(error: ValidationError, parts: Sequence[tuple[str, Any]], files: str) -> InputError:
+    """The first complaint of pydantic, with the key, its value, what was expected and where it was given: the last of `parts` with it."""
     first = error.errors(include_url=False)[0]
     key = ".".join(map(str, first["loc"]))
-    source = next((f"override {o!r}" for o in reversed(overrides) if f"{key}.".startswith(f"{o.partition('=')[0].strip()}.")), str(path))
+    source = next((name for name, data in reversed(parts) if _says(data, key)), files)
     given, kind = first["input"], first["type"]
     expected = first["msg"].removeprefix("Input should be ").replace("a valid array", "a list")
     hint = ""
@@ -118,21 +138,31 @@ def _type_error(error: ValidationError, path: Path, overrides: Sequence[str]) ->
     return InputError(f"{source}: {key}: given {given!r} ({type(given).__name__}), expected {expected}.{hint}")
 
 
-def load_yaml(model: type[M], path: Path, overrides: Sequence[str]) -> M:
-    """The file as a `model`, below dotted overrides such as "sweep.n=[2,4]"; raises InputError."""
+def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -> M:
+    """The files as a `model`, each over those before it, below dotted overrides such as "sweep.n=[2,4]"; raises InputError.
+
+    Sections are merged key by key. Anything else takes the place of what stood there, a map of names of the user's own
+    (`cell.data.mixture`) too, unless an override reaches into it (`cell.eval.extra.aime=...`).
+    """
     known = _known_keys(model)
-    parts = [_read_yaml(path, known), *(_read_override(o, known) for o in overrides)]
+    parts = [(str(path), _read_yaml(path, known)) for path in paths]
+    parts += [(f"override {override!r}", _read_override(override, known)) for override in overrides]
+    reaching = [False] * len(paths) + [override.partition("=")[0].strip() not in known for override in overrides]
+    files = ", ".join(map(str, paths))
+    merged: dict[str, Any] = {}
+    for (_, part), inside in zip(parts, reaching, strict=True):
+        merged = _merge(merged, part, known, inside)
     try:
-        data = OmegaConf.to_container(OmegaConf.merge(*parts), resolve=True, throw_on_missing=True)
+        data = OmegaConf.to_container(OmegaConf.create(merged), resolve=True, throw_on_missing=True)
         text = json.dumps(data, allow_nan=False)  # pydantic's strict mode takes lists for tuples from JSON only
     except (OmegaConfBaseException, TypeError, ValueError) as e:
         raise InputError(
-            f"{path}: {str(e).splitlines()[0]}. Expected finite numbers, text, lists and keys, and ${{...}} that name a key."
+            f"{files}: {str(e).splitlines()[0]}. Expected finite numbers, text, lists and keys, and ${{...}} that name a key."
         ) from e
     try:
         return model.model_validate_json(text)
     except ValidationError as e:
-        raise _type_error(e, path, overrides) from e
+        raise _type_error(e, parts, files) from e
 
 
 def write_text(path: Path, text: str) -> None:

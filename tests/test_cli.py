@@ -118,6 +118,17 @@ def test_launch_takes_a_file_whose_name_has_an_equals_sign(isojax: Isojax, calls
     assert calls[0][0].name == "odd"
 
 
+def test_of_several_configs_later_ones_lie_over_earlier_ones(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
+    Path("top.yaml").write_text("sweep: {n: [4], seeds: 5}\ncell: {rl: {kl: 0.125}}\n")
+    assert isojax("launch", "quickstart", "hard", "top.yaml", "sweep.seeds=7", "--dry-run")[0] == 0
+    [(config, *_)] = calls
+    hard = load_config("hard")
+    assert config.name == "hard"  # the last that sets one
+    assert (config.sweep.n, config.sweep.seeds, config.sweep.B_p, config.sweep.budget) == ((4,), 7, hard.sweep.B_p, hard.sweep.budget)
+    assert config.cell.rl == hard.cell.rl.model_copy(update={"kl": 0.125})
+    assert config.cell.base.steps == load_config("quickstart").cell.base.steps == 1000  # of the first alone
+
+
 def test_launch_fits_reports_and_recommends(isojax: Isojax, calls: list[tuple[Any, ...]], known: Path) -> None:
     code, out, _ = isojax("launch")
     assert code == 0
@@ -138,7 +149,10 @@ def test_train_hands_the_config_on(isojax: Isojax, calls: list[tuple[Any, ...]])
     ("words", "part"),
     [
         (["launch", "sweep.sed=1"], "nearest known key is 'sweep.seed'"),
-        (["launch", "quickstart", "more"], "override 'more': expected key=value"),
+        (["launch", "quickstart", "more"], "no such config: given 'more'"),
+        (["launch", "quickstart", "sweep.seed=1", "hard"], "given 'hard' after the override 'sweep.seed=1'; expected key=value there"),
+        (["difficulty"], "no config given"),
+        (["difficulty", "quickstart", "cell.task=addition", "hard"], "Configs come first: hard cell.task=addition"),
         (["launch", "nothing"], "no such config"),
         (["launch", "sweep.budget=x"], "sweep.budget: given 'x'"),
         (["train", "quickstart", "cell.rl.kl=x"], "cell.rl.kl"),

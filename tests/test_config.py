@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isojax.config import Config, check_resume, config_hash, find_config, load_config, read_saved, save_config
+from isojax.config import Config, check_resume, config_hash, find_config, load_config, load_configs, read_saved, save_config
 from isojax.types import InputError
 
 
@@ -55,6 +55,46 @@ def test_overrides_lie_above_yaml_and_yaml_above_defaults(folder: Path) -> None:
     assert config.cell.rl.learning_rate == 2e-3
     assert config.run.mesh == "data=2,tensor=1"
     assert config.sweep.slots is None
+
+
+def test_a_later_config_lies_over_an_earlier_one(folder: Path) -> None:
+    """Sections key by key; lists, and maps of the user's own names, as a whole."""
+    a = write(folder, "name: a\nsweep: {n: [2, 4], budget: 5000}\ncell: {data: {mixture: {hard: 1.0, easy: 1.0}}, rl: {kl: 0.1}}", "a.yaml")
+    b = write(folder, "sweep: {n: [8]}\ncell: {data: {mixture: {very_easy: 1.0}, size: 50}, rl: {entropy: 0.2}}", "b.yaml")
+    both = load_configs([a, b], ["sweep.budget=6000"])
+    assert (both.name, both.sweep.n, both.sweep.budget) == ("a", (8,), 6000)
+    assert (both.cell.rl.kl, both.cell.rl.entropy) == (0.1, 0.2)
+    assert both.cell.data.mixture == {"very_easy": 1.0} and both.cell.data.size == 50
+    assert load_configs([b, a]).cell.data.mixture == {"hard": 1.0, "easy": 1.0}
+    assert load_configs([b, a]).sweep.n == (2, 4) and load_configs([a, b, a]).sweep.n == (2, 4)
+    assert load_configs([a]) == load_config(a)
+
+
+def test_an_override_replaces_a_map_or_reaches_into_it(folder: Path) -> None:
+    path = write(folder, "cell: {eval: {extra: {aime: 'jsonl:aime.jsonl'}}, data: {mixture: {hard: 1.0, easy: 1.0}}}")
+    assert load_config(path, ["cell.data.mixture={hard: 0.25}"]).cell.data.mixture == {"hard": 0.25}
+    assert load_config(path, ["cell.data.mixture.easy=0.5"]).cell.data.mixture == {"hard": 1.0, "easy": 0.5}
+    assert load_config(path, ["cell.data.mixture=null"]).cell.data.mixture is None
+    assert load_config(path, ["cell.eval.extra.amc=jsonl:amc.jsonl"]).cell.eval.extra == {
+        "aime": "jsonl:aime.jsonl",
+        "amc": "jsonl:amc.jsonl",
+    }
+
+
+def test_of_several_configs_the_one_at_fault_is_named(folder: Path) -> None:
+    good = write(folder, "sweep: {budget: 5000}", "good.yaml")
+    bad = write(folder, "sweep: {budget: lots}", "bad.yaml")
+    with pytest.raises(InputError, match=r"/bad\.yaml: sweep\.budget: given 'lots'"):
+        load_configs([bad, good, bad])
+    assert load_configs([bad, good]).sweep.budget == 5000  # what lies under another value is never read as one
+    with pytest.raises(InputError, match=r"unknown\.yaml: unknown key 'sweep\.budgte'"):
+        load_configs([good, write(folder, "sweep: {budgte: 1}", "unknown.yaml")])
+    with pytest.raises(InputError, match=r"broken\.yaml, line [12]: not YAML"):
+        load_configs([good, write(folder, "sweep: {budget: [", "broken.yaml")])
+    with pytest.raises(InputError, match="no such config: given 'none'"):
+        load_configs([good, "none"])
+    with pytest.raises(InputError, match=r"^override 'sweep\.budget=x'"):
+        load_configs([good], ["sweep.budget=x"])
 
 
 def test_an_empty_file_is_the_defaults(folder: Path) -> None:

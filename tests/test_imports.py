@@ -15,7 +15,17 @@ PACKAGE = ROOT / "isojax"
 # Each line may import the lines above it and its own; a module is placed by its longest name found here.
 SHARED = [("types",), ("files", "registry", "estimators"), ("config", "records"), ("launch.planner",)]
 CLI = ("cli_difficulty", "cli_records", "cli_curve", "cli_recommend", "cli_validate", "cli_compare", "cli_model")
-HOST = [*SHARED, ("scaling",), ("logs", "export"), ("report",), ("launch",), ("cli_words", "cli_drawing"), ("cli_fit",), CLI, ("cli",)]
+HOST = [
+    *SHARED,
+    ("scaling",),
+    ("logs", "export"),
+    ("report",),
+    ("launch",),
+    ("cli_words", "cli_drawing", "cli_config"),
+    ("cli_fit",),
+    CLI,
+    ("cli",),
+]
 DEVICE = [*SHARED, ("sharding",), ("models", "tasks"), ("sampling",), ("rl",), ("evaluate", "checkpoint")]
 DEVICE += [("labels", "problems"), ("base", "policy"), ("train",)]
 # The places where the laptop's side reaches the devices' side, and only inside functions.
