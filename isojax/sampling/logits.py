@@ -13,18 +13,24 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 NEVER = -1e30  # the log-probability of what cannot be drawn: finite, so that p log p and its gradient are 0 and not NaN
 BISECTIONS = 32  # of a range of some 30 nats: thresholds closer than float32 tells apart
+TIE = 1e-5  # nats below the last token of a nucleus that are within it: compilers work a log-probability out anew where they use it, and round it anew
 EDGE = 2e-5  # mass by which the trainer's nucleus may fall short of the sampler's: above what rounding moves, below a token worth telling
 
 
 def log_probs(logits: Float[Array, "*b V"], temperature: float) -> Float[Array, "*b V"]:
-    """Log-probabilities at the sampling temperature; the sampler's and the trainer's, so that both mean the same policy."""
-    return jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, -1)
+    """Log-probabilities at the sampling temperature; the sampler's and the trainer's, so that both mean the same policy.
+
+    The largest is subtracted before the division: what counts is then small, and rounded finely whatever the temperature.
+    """
+    logits = logits.astype(jnp.float32)
+    return jax.nn.log_softmax((logits - lax.stop_gradient(logits.max(-1, keepdims=True))) / temperature, -1)
 
 
 def nucleus(log_p: Float[Array, "*b V"], mass: ArrayLike) -> tuple[Bool[Array, "*b V"], Float[Array, "*b"]]:
     """The smallest set of most probable tokens that holds at least `mass` (top-p, arXiv:1904.09751), and the mass it holds.
 
-    By bisection of a threshold on the log-probability; tokens that tie with the last one are kept with it. `mass`: f32, a number or [*b].
+    By bisection of a threshold on the log-probability; tokens that tie with the last one, to within `TIE`, are kept with it.
+    `mass`: f32, a number or [*b].
     """
     p = jnp.exp(log_p)
     wanted = jnp.broadcast_to(jnp.asarray(mass, jnp.float32), log_p.shape[:-1])
@@ -42,7 +48,7 @@ def nucleus(log_p: Float[Array, "*b V"], mass: ArrayLike) -> tuple[Bool[Array, "
     # What lies below the first `low` cannot add up to 1 - mass, so all above it is enough; the most probable token alone is always kept.
     low = jnp.minimum(jnp.log(jnp.maximum(1 - wanted, 1e-7) / log_p.shape[-1]), top)
     low, _ = lax.fori_loop(0, BISECTIONS, halve, (low, top))
-    low = jnp.where(held(top) >= wanted, top, low)
+    low = jnp.where(held(top) >= wanted, top, low) - TIE
     return log_p >= low[..., None], held(low)
 
 

@@ -52,7 +52,16 @@ def test_every_rollout_is_counted_and_no_other(whole: Any, cell: str) -> None:
     assert all(row["rollouts"] <= row["tokens"] <= 4 * row["rollouts"] for row in rows)  # one to four tokens a response
     for row in rows:
         assert len(row["counts"]) == 40 and all(0 <= count <= 8 for count in row["counts"]) and row["samples"] == 8
-        assert row["metrics"] == {"avg@8": pytest.approx(sum(row["counts"]) / 320, rel=1e-12)}
+        by_count = {
+            "avg@8": sum(row["counts"]) / 320,
+            "best@8": sum(c > 0 for c in row["counts"]) / 40,
+            "worst@8": row["counts"].count(8) / 40,
+        }
+        shares = {name: row["metrics"][name] for name in ("answered", "truncated")}
+        assert row["metrics"] == {name: pytest.approx(x, rel=1e-12) for name, x in by_count.items()} | shares | {"verifier_failures": 0.0}
+        # on device an answer's form is that it ends: 320 rollouts, each cut or not
+        assert shares["answered"] == pytest.approx(1 - shares["truncated"], rel=1e-12)
+        assert 320 * shares["truncated"] == pytest.approx(round(320 * shares["truncated"]), abs=1e-9)
 
 
 def test_the_base_policy_is_shared_and_seeds_differ(whole: Any) -> None:

@@ -1,4 +1,4 @@
-"""The inverse-CDF draw by hand, and keys that know the problem, the rollout and the position."""
+"""The nucleus against a sort, the inverse-CDF draw by hand, and keys that know the problem, the rollout and the position."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.sampling.logits import draw, log_probs, rollout_keys, uniforms
+from isojax.sampling.logits import NEVER, draw, log_probs, nucleus, rollout_keys, uniforms, within
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
@@ -23,6 +23,95 @@ def test_log_probs_are_float32_and_survive_large_logits() -> None:
     assert got.dtype == jnp.float32
     # bfloat16 holds 992, not 990
     np.testing.assert_allclose(got[0], [-np.log1p(np.exp(-8.0)), -8 - np.log1p(np.exp(-8.0)), -2000], rtol=1e-4)
+
+
+def shapes_of_distributions() -> dict[str, np.ndarray]:
+    """Logits [12, V]: noise, one token far above all others, nearly flat, long-tailed, and with a padded vocabulary."""
+    rng = np.random.default_rng(0)
+    peaked = rng.normal(0, 1, (12, 2000))
+    peaked[np.arange(12), rng.integers(0, 2000, 12)] += np.linspace(4, 60, 12)
+    padded = rng.normal(0, 3, (12, 300))
+    padded[:, 250:] = -np.inf
+    return {
+        "noise": rng.normal(0, 3, (12, 500)),
+        "peaked": peaked,
+        "flat": rng.normal(0, 1e-2, (12, 2000)),
+        "tail": -1.5 * np.log(rng.permuted(np.tile(np.arange(1, 2001), (12, 1)), axis=1)) + rng.normal(0, 0.1, (12, 2000)),
+        "padded": padded,
+        "two": rng.normal(0, 1, (12, 2)),
+    }
+
+
+def by_sorting(log_p: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray]:
+    """Top-p as one writes it down, in float64: the tokens from the most probable on until they hold `mass`, with those that tie with the last
+    one to within 1e-5 nats; and how near rounding comes to telling otherwise, by the sum or by a token at the edge of a tie."""
+    p = np.exp(log_p.astype(np.float64))
+    inside, margin = np.zeros(p.shape, bool), np.zeros(len(p))
+    for row in range(len(p)):
+        order = np.argsort(-log_p[row], kind="stable")
+        held = np.cumsum(p[row, order])
+        last = min(int(np.searchsorted(held, mass)), len(order) - 1)
+        below = log_p[row, order[last]] - log_p[row]
+        inside[row] = below <= 1e-5
+        margin[row] = min(np.abs(held - mass).min(), np.abs(below - 1e-5).min())
+    return inside, margin
+
+
+@pytest.mark.parametrize("shape", shapes_of_distributions())
+def test_the_nucleus_is_the_one_that_sorting_finds(shape: str) -> None:
+    """The same tokens wherever float32's sums can tell, and the mass they hold; a mass of its own for every row too."""
+    log_p = np.asarray(log_probs(jnp.array(shapes_of_distributions()[shape]), 1.0))
+    program, compared = jax.jit(nucleus), 0
+    masses = [0.001, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99, 0.999]
+    for mass in masses:
+        inside, kept = (np.asarray(x) for x in program(log_p, mass))
+        expected, margin = by_sorting(log_p, mass)
+        clear = margin > 2e-6
+        np.testing.assert_array_equal(inside[clear], expected[clear])
+        held = np.where(inside, np.exp(log_p.astype(np.float64)), 0).sum(-1)
+        np.testing.assert_allclose(kept, held, atol=3e-6)
+        assert (kept > mass - 3e-6).all() and inside[np.arange(12), log_p.argmax(-1)].all()
+        compared += int(clear.sum())
+    assert compared > 0.8 * 12 * len(masses)
+    of_its_own = np.resize(np.array(masses, np.float32), 12)
+    inside, _ = (np.asarray(x) for x in program(log_p, of_its_own))
+    for row, mass in enumerate(of_its_own):
+        np.testing.assert_array_equal(inside[row], np.asarray(program(log_p, mass)[0])[row])
+
+
+@pytest.mark.parametrize("shape", shapes_of_distributions())
+def test_a_nucleus_of_all_mass_leaves_out_what_rounds_to_nothing(shape: str) -> None:
+    log_p = np.asarray(log_probs(jnp.array(shapes_of_distributions()[shape]), 1.0))
+    inside, kept = (np.asarray(x) for x in jax.jit(nucleus)(log_p, 1.0))
+    left_out = np.where(inside, 0, np.exp(log_p.astype(np.float64))).sum(-1)
+    assert left_out.max() < 1e-6 and np.abs(kept - 1).max() < 3e-6
+
+
+@pytest.mark.parametrize(
+    ("p", "mass", "inside"),
+    [
+        ([0.4, 0.3, 0.2, 0.1], 0.69, [1, 1, 0, 0]),
+        ([0.4, 0.3, 0.2, 0.1], 0.71, [1, 1, 1, 0]),
+        ([0.1, 0.2, 0.3, 0.4], 0.05, [0, 0, 0, 1]),
+        ([0.25, 0.25, 0.25, 0.25], 0.1, [1, 1, 1, 1]),  # all tie with the last one
+        ([0.5, 0.2, 0.2, 0.1], 0.6, [1, 1, 1, 0]),
+        ([0.5, 0.2, 0.2, 0.1], 0.45, [1, 0, 0, 0]),
+        ([1.0, 0.0, 0.0, 0.0], 0.999, [1, 0, 0, 0]),
+    ],
+)
+def test_the_nucleus_by_hand(p: list[float], mass: float, inside: list[int]) -> None:
+    """Tokens that tie with the last one are kept with it; renormalised over the nucleus, the rest cannot be drawn."""
+    with np.errstate(divide="ignore"):
+        log_p = jnp.log(jnp.array([p], jnp.float32))
+    got, kept = nucleus(log_p, mass)
+    assert got[0].astype(int).tolist() == inside
+    total = float(np.dot(p, inside))
+    assert float(kept[0]) == pytest.approx(total, rel=1e-6)
+    again = np.asarray(within(log_p, got))[0]
+    np.testing.assert_allclose(np.exp(again), np.array(p) * inside / total, rtol=1e-6)
+    assert (again[~np.array(inside, bool)] == np.float32(NEVER)).all()
+    tokens, _ = jax.vmap(draw, (None, 0))(jnp.array([again]), jnp.linspace(0, 1 - 2**-23, 101, dtype=jnp.float32)[:, None])
+    assert set(np.asarray(tokens).reshape(-1).tolist()) == {i for i, kept in enumerate(inside) if kept and p[i]}
 
 
 @pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.2499, 1), (0.2501, 2), (0.7499, 2), (0.7501, 4), (1 - 2**-23, 4)])

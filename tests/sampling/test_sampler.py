@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,9 @@ from scipy.stats import chisquare
 
 from isojax.config import SamplingConfig
 from isojax.sampling import sampler
-from isojax.sampling.sampler import Geometry, Problems, batch_rows, build_sampler, make_geometry
+from isojax.sampling.sampler import Geometry, Problems, Rollouts, batch_rows, build_sampler, make_geometry
 from isojax.sharding import shard_count
-from isojax.tasks.stops import Stops
+from isojax.tasks.stops import Stops, stop_table
 from tests.device import (
     DECODER,
     EOS,
@@ -34,8 +35,13 @@ from tests.device import (
 from tests.hlo import check_kept_apart, collectives
 
 T = 5
+NO_STRINGS = Stops((EOS,), None)
 CELLS = [(1, 1), (13, 7), (16, 2), (5, 32)]
 PROBLEMS = random_problems(16)
+# The text of the 24 tokens; None is a special token. The stop strings lie across up to three of them, and one inside `xbbx`.
+PIECES = [None, b"a", b"b", None, b"ab", b"ba", b"x", b"end", b"a", b"b", b"bb", b"aa", b"", b"x", None, b"ab", b"b", b"a", b"xbbx"]
+PIECES += [b"ba", b"a", b"b", "é".encode(), b"\n"]
+STRINGS = ("abba", "bbx", "é\n")
 SAMPLES = 40
 
 
@@ -48,27 +54,44 @@ class Engine:
     slots: int = 12
     prompts: int | None = None
     prefixes: int | None = None
+    top_p: float = 1.0
+    stops: Stops = NO_STRINGS
 
     def __post_init__(self) -> None:
         on = mesh(self.axes)
         geometry = make_geometry(CELLS, shard_count(on), self.slots, 8, P, T)
         g, G = self.prompts or geometry.prompts, self.prefixes or geometry.prefixes
         self.geometry: Geometry = replace(geometry, prompts=g, prefixes=G)
-        sampling = SamplingConfig(temperature=self.temperature)
-        self.program = quick_jit(build_sampler(DECODER, self.geometry, on, sampling, Stops((EOS,), None)))
+        sampling = SamplingConfig(temperature=self.temperature, top_p=self.top_p)
+        self.program = quick_jit(build_sampler(DECODER, self.geometry, on, sampling, self.stops))
         self.params = placed(policy(), on)
 
     def args(self, B_p: int, n: int, key: int, order: np.ndarray) -> tuple[object, ...]:
         problems = Problems(*(np.resize(x[order], (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
         return self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(key)
 
-    def __call__(self, B_p: int, n: int, key: int = 0, order: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """tokens, logps and mask [B T] of problems PROBLEMS[order], and of nothing that pads them."""
+    def rollouts(self, B_p: int, n: int, key: int = 0, order: np.ndarray | None = None) -> Rollouts:
+        """All that the sampler says, [B ...], of problems PROBLEMS[order], and of nothing that pads them."""
         rollouts = self.program(*self.args(B_p, n, key, np.arange(B_p) if order is None else order))
         _, live = batch_rows(self.geometry, jnp.int32(B_p), jnp.int32(n))
         assert not np.asarray(rollouts.mask)[~np.asarray(live)].any()  # rows that hold no rollout count for nothing
-        tokens, logps, mask = (gather(self.geometry, B_p * n, x) for x in rollouts[:3])
-        return tokens, logps, mask
+        return Rollouts(*(gather(self.geometry, B_p * n, x) for x in rollouts))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Their tokens, logps and mask, [B T]."""
+        found = self.rollouts(*args, **kwargs)
+        return np.asarray(found.tokens), np.asarray(found.logps), np.asarray(found.mask)
+
+    def log_p(self, logits: np.ndarray) -> np.ndarray:
+        """The distribution that is drawn from, by sorting; -inf outside the nucleus."""
+        log_p = log_softmax(np, logits / self.temperature)
+        if self.top_p == 1:
+            return log_p
+        order = np.argsort(-log_p, -1)
+        before = np.cumsum(np.exp(np.take_along_axis(log_p, order, -1)), -1) - np.exp(np.take_along_axis(log_p, order, -1))
+        inside = np.empty(log_p.shape, bool)
+        np.put_along_axis(inside, order, before < self.top_p, -1)
+        return log_softmax(np, np.where(inside, log_p, -np.inf))
 
 
 @pytest.fixture(scope="module")
@@ -85,16 +108,22 @@ def cool() -> Engine:
     return Engine(temperature=0.6, slots=11, prompts=2, prefixes=4)
 
 
-@pytest.fixture(params=["engine", "cool"])
+@pytest.fixture(scope="module")
+def narrow() -> Engine:
+    """Top-p .9 at temperature .6."""
+    return Engine(temperature=0.6, slots=11, top_p=0.9)
+
+
+@pytest.fixture(params=["engine", "cool", "narrow"])
 def either(request: pytest.FixtureRequest) -> Engine:
     return request.getfixturevalue(request.param)
 
 
-def exact(temperature: float, problem: int, first: int | None = None) -> np.ndarray:
+def exact(engine: Engine, problem: int, first: int | None = None) -> np.ndarray:
     """Distribution of the first response token, or of the second after `first`."""
     tokens = np.array([[first or 0, 0]])
     out = response_logits(np, policy(), PROBLEMS, np.array([problem]), tokens)[0, 0 if first is None else 1]
-    return np.exp(log_softmax(np, out / temperature))
+    return np.exp(engine.log_p(out))
 
 
 def p_value(seen: np.ndarray, expected: np.ndarray) -> float:
@@ -117,7 +146,7 @@ def test_one_program_serves_every_cell(either: Engine) -> None:
 def test_log_probs_are_the_policys_and_the_mask_ends_with_the_end_token(either: Engine, B_p: int, n: int) -> None:
     tokens, logps, mask = either(B_p, n)
     group = np.arange(B_p * n) // n
-    expected = log_softmax(np, response_logits(np, policy(), PROBLEMS, group, tokens) / either.temperature)
+    expected = either.log_p(response_logits(np, policy(), PROBLEMS, group, tokens))
     np.testing.assert_allclose(logps[mask], np.take_along_axis(expected, tokens[..., None], -1)[..., 0][mask], atol=1e-5)
     for row, kept in zip(tokens.tolist(), mask, strict=True):
         length = row.index(EOS) + 1 if EOS in row else T
@@ -129,13 +158,50 @@ def test_tokens_follow_the_exact_distribution(either: Engine) -> None:
     """First token, and second given each first, by enumeration, over 40 updates of 5 problems by 32 rollouts."""
     drawn = np.stack([either(5, 32, key)[0].reshape(5, 32, T) for key in range(SAMPLES)], 1).reshape(5, -1, T)
     for problem in range(5):
-        first = exact(either.temperature, problem)
+        first = exact(either, problem)
         assert p_value(np.bincount(drawn[problem, :, 0], minlength=VOCAB), first * SAMPLES * 32) > 1e-3
-        pairs = np.stack([first[a] * exact(either.temperature, problem, a) for a in range(VOCAB) if a != EOS])
+        pairs = np.stack([first[a] * exact(either, problem, a) for a in range(VOCAB) if a != EOS])
         going = drawn[problem][drawn[problem, :, 0] != EOS]
         seen = np.zeros((VOCAB, VOCAB))
         np.add.at(seen, (going[:, 0], going[:, 1]), 1)
         assert p_value(np.delete(seen, EOS, 0).reshape(-1), pairs.reshape(-1) * len(going) / pairs.sum()) > 1e-3
+
+
+def test_the_mass_of_each_nucleus_is_handed_on(narrow: Engine, engine: Engine) -> None:
+    """What the trainer rebuilds a nucleus from: the probability that the kept tokens held before they were renormalised."""
+    found = narrow.rollouts(13, 7)
+    logits = response_logits(np, policy(), PROBLEMS, np.arange(91) // 7, found.tokens)
+    inside = np.isfinite(narrow.log_p(logits))
+    held = np.where(inside, np.exp(log_softmax(np, logits / 0.6)), 0).sum(-1)
+    assert 1 < inside.sum(-1).mean() < VOCAB / 2
+    np.testing.assert_allclose(found.kept[found.mask], held[found.mask], atol=1e-5)
+    assert engine.rollouts(13, 7).kept.shape == (91, 0)
+
+
+@pytest.fixture(scope="module", params=["auto", MESHES[0]])
+def stopping(request: pytest.FixtureRequest) -> Engine:
+    """With two end tokens and two stop strings, on one device and on a mesh of eight."""
+    return Engine(axes=request.param, stops=Stops((EOS, 7), stop_table(PIECES, STRINGS)))
+
+
+def test_stop_strings_and_stop_tokens_end_a_rollout_at_once(stopping: Engine) -> None:
+    """At the first token after which a stop string stands in the text, whether it spans tokens or lies inside one; `ended` knows it."""
+    tokens, _, mask, _, ended = (np.concatenate(x) for x in zip(*(stopping.rollouts(5, 32, key) for key in range(12)), strict=True))
+    by_string = spanning = 0
+    for row, kept, stopped in zip(tokens.tolist(), mask, ended, strict=True):
+        length, stop = T, False
+        for i, token in enumerate(row):
+            since = max((j + 1 for j in range(i) if PIECES[row[j]] is None), default=0)  # a special token is no text: it parts two
+            text = b"".join(PIECES[t] or b"" for t in row[since : i + 1])
+            completed = any(string.encode() in text for string in STRINGS)
+            if completed or token in (EOS, 7):
+                length, stop = i + 1, True
+                by_string += completed
+                spanning += completed and not any(string.encode() in (PIECES[token] or b"") for string in STRINGS)
+                break
+        assert kept.tolist() == [t < length for t in range(T)] and stopped == stop, (row, kept, stopped)
+    assert by_string > 100 and spanning > 50 and 0 < (~ended).mean() < 0.9
+    assert {EOS, 7} <= {row[m.sum() - 1] for row, m in zip(tokens.tolist(), mask, strict=True)}
 
 
 def test_a_problems_rollouts_depend_on_no_other_problem_and_on_no_slot(engine: Engine) -> None:
@@ -155,7 +221,7 @@ def test_rollouts_of_a_problem_differ_and_another_update_draws_anew(engine: Engi
     one, two = (engine(5, 32, key)[0].reshape(5, 32, T) for key in (0, 1))
     np.testing.assert_array_equal(one, engine(5, 32, 0)[0].reshape(5, 32, T))
     for p in range(5):
-        meet = exact(1.0, p)
+        meet = exact(engine, p)
         meet = float((meet**2).sum())  # how often two draws of the first token agree by chance
         bound = meet + 4 * np.sqrt(meet * (1 - meet) / 32)
         assert (one[p, :, 0] == two[p, :, 0]).mean() < bound
