@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 NEVER = -1e30  # the log-probability of what cannot be drawn: finite, so that p log p and its gradient are 0 and not NaN
 BISECTIONS = 32  # of a range of some 30 nats: thresholds closer than float32 tells apart
-TIE = 1e-5  # nats below the last token of a nucleus that are within it: compilers work a log-probability out anew where they use it, and round it anew
+TIE = 1e-5  # nats below the last token of a nucleus that count as a tie: a compiler may round a number anew wherever it is used
 EDGE = 2e-5  # mass by which the trainer's nucleus may fall short of the sampler's: above what rounding moves, below a token worth telling
 
 

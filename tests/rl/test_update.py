@@ -43,12 +43,13 @@ NUMBERS = {"clip": 0.2, "kl": 0.3, "entropy": 0.05, "learning_rate": 2e-2, "weig
 
 
 class Batch(NamedTuple):
-    """B rollouts in the order of their numbers."""
+    """B rollouts in the order of their numbers; kept [B T] where there is a nucleus, else [B 0]."""
 
     tokens: np.ndarray
     logps: np.ndarray
     mask: np.ndarray
     gains: np.ndarray
+    kept: np.ndarray
 
 
 @dataclass
@@ -60,13 +61,15 @@ class Program:
     microbatch: int = 8
     prompts: int = 4
     temperature: float = 1.0
+    top_p: float = 1.0
     use_kl: bool = True
 
     def __post_init__(self) -> None:
         self.mesh = mesh(self.axes)
         geometry = make_geometry(CELLS, shard_count(self.mesh), self.slots, self.microbatch, P, T)
         self.geometry = replace(geometry, prompts=self.prompts, prefixes=2 * self.prompts)
-        cell = CellConfig(model=CONFIG, sampling=SamplingConfig(temperature=self.temperature), rl=RLConfig(kl=float(self.use_kl)))
+        sampling = SamplingConfig(temperature=self.temperature, top_p=self.top_p)
+        cell = CellConfig(model=CONFIG, sampling=sampling, rl=RLConfig(kl=float(self.use_kl)))
         sample, weigh, update = build_step(cell, DECODER, Parity.stops, self.geometry, self.mesh)
 
         def rollout(params: Params, problems: Problems, B_p: Any, n: Any, key: Any) -> tuple[Rollouts, Any, dict[str, Any]]:
@@ -78,7 +81,7 @@ class Program:
 
     def step(self, state: State, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[State, dict[str, Any]]:
         parts = [scatter(self.geometry, x) for x in (batch.tokens, batch.logps, batch.mask)]
-        parts += [np.zeros((*parts[0].shape[:2], 0), np.float32), parts[2].any(-1)]
+        parts += [scatter(self.geometry, batch.kept, fill=1.0), parts[2].any(-1)]
         gains = scatter(self.geometry, batch.gains, fill=50.0)  # rows beyond the batch must not be read
         scalars = (np.int32(B_p), np.int32(n), Coefficients(**{k: np.float32(v) for k, v in (NUMBERS | numbers).items()}))
         return self.update(state, placed(policy(1), self.mesh), self.problems, Rollouts(*parts), gains, *scalars)
@@ -92,35 +95,60 @@ class Program:
 PROGRAMS = {
     "m=8": Program(),
     MESHES[0]: Program(axes=MESHES[0], slots=6, prompts=3),
+    "top-p .9, temperature .6": Program(temperature=0.6, top_p=0.9),
     f"{MESHES[1]}, m=32, no KL, temperature .7": Program(axes=MESHES[1], slots=6, microbatch=32, prompts=16, temperature=0.7, use_kl=False),
 }
 
 
 @cache
-def batch(B_p: int, n: int, temperature: float) -> Batch:
-    """Random tokens under the log-probabilities of a policy a little off, so that ratios leave [.8, 1.2] here and there."""
+def batch(B_p: int, n: int, temperature: float, top_p: float = 1.0) -> Batch:
+    """Random tokens under the log-probabilities of a policy a little off, so that ratios leave [.8, 1.2] here and there.
+
+    Where there is a nucleus, four of five are of it; the trainer is to count the others in, as it does where rounding moved the edge."""
     rng = np.random.default_rng([B_p, n])
     B = B_p * n
+    group, lengths = np.arange(B) // n, rng.integers(1, T + 1, B)
     tokens = rng.integers(0, 24, (B, T)).astype(np.int32)
-    lengths = rng.integers(1, T + 1, B)
+    for t in range(T if top_p < 1 else 0):
+        among = rng.permuted(np.where(nuclei(group, tokens, temperature, top_p)[0][:, t], np.arange(24)[None], -1), axis=1).max(1)
+        tokens[:, t] = np.where(rng.random(B) < 0.8, among, tokens[:, t])
     tokens[np.arange(B), lengths - 1] = EOS
     mask = np.arange(T)[None] < lengths[:, None]
-    logps = reference_logps(np, policy(), PROBLEMS, temperature, np.arange(B) // n, tokens)[0] + rng.normal(0, 0.2, (B, T))
-    return Batch(np.where(mask, tokens, 0), np.where(mask, logps, 0).astype(np.float32), mask, rng.normal(size=B).astype(np.float32))
+    inside, kept = nuclei(group, tokens, temperature, top_p)
+    logps = reference_logps(np, policy(), PROBLEMS, temperature, group, tokens, inside)[0] + rng.normal(0, 0.2, (B, T))
+    parts = np.where(mask, tokens, 0), np.where(mask, logps, 0).astype(np.float32), mask, rng.normal(size=B).astype(np.float32)
+    return Batch(*parts, kept if top_p < 1 else kept[:, :0])
 
 
-def reference_logps(xp: Any, params: Params, problems: Problems, temperature: Any, group: np.ndarray, tokens: Any) -> tuple[Any, Any]:
-    log_p = log_softmax(xp, response_logits(xp, params, problems, group, tokens) / temperature)
+def nuclei(group: np.ndarray, tokens: np.ndarray, temperature: float, top_p: float) -> tuple[np.ndarray, np.ndarray]:
+    """By sorting: which tokens are drawn from at each position, and the chosen one, bool[B T V]; the mass of the former, f32[B T]."""
+    p = np.exp(log_softmax(np, response_logits(np, policy(), PROBLEMS, group, tokens) / temperature).astype(np.float64))
+    order = np.argsort(-p, -1)
+    ranked = np.take_along_axis(p, order, -1)
+    inside = np.empty(p.shape, bool)
+    np.put_along_axis(inside, order, (np.cumsum(ranked, -1) - ranked < top_p) | (top_p == 1), -1)
+    kept = (p * inside).sum(-1).astype(np.float32)
+    np.put_along_axis(inside, tokens[..., None], True, -1)
+    return inside, kept
+
+
+def reference_logps(
+    xp: Any, params: Params, problems: Problems, temperature: Any, group: np.ndarray, tokens: Any, inside: Any
+) -> tuple[Any, Any]:
+    """Log-probabilities of the tokens, and of every token, among those `inside`."""
+    log_p = log_softmax(xp, xp.where(inside, response_logits(xp, params, problems, group, tokens) / temperature, -1e30))
     return xp.take_along_axis(log_p, tokens[..., None], -1)[..., 0], log_p
 
 
 @quick_jit
 @partial(jax.grad, has_aux=True)
-def rollout_gradient(params: Params, problem: Problems, row: Batch, temperature: Any, kl: Any, entropy: Any) -> tuple[Any, dict[str, Any]]:
-    """The objective of one rollout as one writes it down, a sum over its tokens."""
+def rollout_gradient(
+    params: Params, problem: Problems, row: Batch, inside: Any, temperature: Any, kl: Any, entropy: Any
+) -> tuple[Any, dict[str, Any]]:
+    """The objective of one rollout as one writes it down, a sum over its tokens; entropy and KL are of the policy that is drawn from."""
     zero = np.array([0])
-    logps, log_p = reference_logps(jnp, params, problem, temperature, zero, row.tokens)
-    base, _ = reference_logps(jnp, policy(1), problem, temperature, zero, row.tokens)
+    logps, log_p = reference_logps(jnp, params, problem, temperature, zero, row.tokens, inside)
+    base, _ = reference_logps(jnp, policy(1), problem, temperature, zero, row.tokens, inside)
     ratio = jnp.exp(logps - row.logps)
     terms = {
         "entropy": -(jnp.exp(log_p) * log_p).sum(-1),
@@ -134,13 +162,14 @@ def rollout_gradient(params: Params, problem: Problems, row: Batch, temperature:
     return sums["loss"], sums
 
 
-def plain(B_p: int, n: int, temperature: float, kl: float, entropy: float) -> tuple[Params, dict[str, float]]:
+def plain(B_p: int, n: int, program: Program, kl: float, entropy: float) -> tuple[Params, dict[str, float]]:
     """Gradient and metrics of a batch: one rollout after the other, each a whole sequence; then divided by all tokens."""
-    rows = batch(B_p, n, temperature)
+    rows = batch(B_p, n, program.temperature, program.top_p)
+    inside, _ = nuclei(np.arange(B_p * n) // n, rows.tokens, program.temperature, program.top_p)
     each = []
     for r in range(B_p * n):
-        problem = Problems(*(x[r // n : r // n + 1] for x in PROBLEMS))
-        each.append(rollout_gradient(policy(), problem, Batch(*(x[r : r + 1] for x in rows)), temperature, kl, entropy))
+        problem, row = Problems(*(x[r // n : r // n + 1] for x in PROBLEMS)), Batch(*(x[r : r + 1] for x in rows))
+        each.append(rollout_gradient(policy(), problem, row, inside[r : r + 1], program.temperature, kl, entropy))
     return jax.tree.map(lambda *x: np.sum(np.stack(x), 0, np.float64) / rows.mask.sum(), *each)
 
 
@@ -156,8 +185,8 @@ def test_gradients_equal_a_plain_program(name: str, B_p: int, n: int) -> None:
     """For microbatches of 8 and 32, larger than some batches, beside 3, 4 and 16 prompts: neither changes anything but rounding."""
     program = PROGRAMS[name]
     kl = NUMBERS["kl"] if program.use_kl else 0.0
-    rows = batch(B_p, n, program.temperature)
-    expected, means = plain(B_p, n, program.temperature, kl, NUMBERS["entropy"])
+    rows = batch(B_p, n, program.temperature, program.top_p)
+    expected, means = plain(B_p, n, program, kl, NUMBERS["entropy"])
     got, metrics = program.gradient(rows, B_p, n)
     assert max(relative(got, expected).values()) < 1e-5, relative(got, expected)
     for k, v in means.items():
@@ -170,7 +199,7 @@ def test_gradients_equal_a_plain_program(name: str, B_p: int, n: int) -> None:
 
 def test_no_live_token_gives_no_nan() -> None:
     rows = batch(3, 5, 1.0)
-    got, metrics = PROGRAMS["m=8"].gradient(Batch(rows.tokens, rows.logps, np.zeros_like(rows.mask), rows.gains), 3, 5)
+    got, metrics = PROGRAMS["m=8"].gradient(rows._replace(mask=np.zeros_like(rows.mask)), 3, 5)
     assert all((x == 0).all() for x in jax.tree.leaves(got))
     assert metrics["loss"] == 0
 
@@ -197,7 +226,7 @@ def test_ten_steps_on_one_and_on_eight_devices() -> None:
     recorded = []
     for key in range(10):
         rollouts, gains, _ = one.rollout(policy(), one.problems, np.int32(13), np.int32(7), jax.random.key(key))
-        recorded.append(Batch(*(gather(one.geometry, 91, x) for x in (*rollouts[:3], gains))))
+        recorded.append(Batch(*(gather(one.geometry, 91, x) for x in (*rollouts[:3], gains, rollouts.kept))))
     ends = []
     for program in (one, eight):
         state = program.init(placed(policy(), program.mesh))

@@ -43,8 +43,8 @@ def shapes_of_distributions() -> dict[str, np.ndarray]:
 
 
 def by_sorting(log_p: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray]:
-    """Top-p as one writes it down, in float64: the tokens from the most probable on until they hold `mass`, with those that tie with the last
-    one to within 1e-5 nats; and how near rounding comes to telling otherwise, by the sum or by a token at the edge of a tie."""
+    """Top-p as one writes it down, in float64: the tokens from the most probable on until they hold `mass`, with those that tie with the
+    last one to within 1e-5 nats; and how near rounding comes to telling otherwise, by the sum or by a token at the edge of a tie."""
     p = np.exp(log_p.astype(np.float64))
     inside, margin = np.zeros(p.shape, bool), np.zeros(len(p))
     for row in range(len(p)):
