@@ -55,6 +55,11 @@ def choose(cell: CellConfig, task: Task, label: Label) -> Chosen:
         return fitting(_read(cell, text, count, np.random.default_rng([data.seed, 2])), where)
 
     if data.mixture:
+        if not cell.task.startswith("tfds:") or "#" in cell.task:
+            raise InputError(
+                f"cell.data.mixture = {dict(data.mixture)} takes parts of what `isojax difficulty` has written, and cell.task is "
+                f"{cell.task}; expected cell.task=tfds:FOLDER, without a split."
+            )
         parts = {part: read(f"{cell.task}#{part}_train", ALL, f"{part} problems") for part in data.mixture}
         training = mix(parts, data.mixture, data.size, np.random.default_rng([data.seed, 3]))
         held_out = data.held_out or f"{cell.task}#{next(iter(data.mixture))}_validation"
@@ -73,6 +78,8 @@ def choose(cell: CellConfig, task: Task, label: Label) -> Chosen:
             notes.append(f"{shared} training problems also stand in the validation set {held_out}: they are not trained on")
     else:
         training, validation = split(training, data)
+    if held_out is not None and len(validation) < data.validation:
+        notes.append(f"{held_out} holds {len(validation)} problems, and cell.data.validation = {data.validation}: all of them validate")
     training = limit(training, data.size, np.random.default_rng([data.seed, 4]))
     if not training:
         raise InputError(f"no training problem is left of {cell.task} for cell.data; widen cell.data.difficulty or take another set.")

@@ -1,5 +1,6 @@
 """Names to modules: a file in a folder of the package is a plug-in, known by its file name; a fork passes its own module path."""
 
+import difflib
 import importlib
 import pkgutil
 from types import ModuleType
@@ -23,9 +24,13 @@ def load(folder: str, name: str, *functions: str) -> ModuleType:
     if module is None or not has_one(module, functions):
         package = importlib.import_module(f"isojax.{folder}")
         every = {m.name: importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)}
-        known = ", ".join(sorted(n for n, m in every.items() if has_one(m, functions)))
+        known = sorted(n for n, m in every.items() if has_one(m, functions))
         what = "no such module" if module is None else f"{path} has no function {' or '.join(functions)}"
-        raise InputError(f"{folder} plug-in {name!r}: {what}; expected one of {known}, or the module path of your own, as my_fork.{name}.")
+        near = difflib.get_close_matches(name.rpartition(".")[2], known, n=1)
+        mend = f" Did you mean {near[0]!r}?" if near else ""
+        raise InputError(
+            f"{folder} plug-in {name!r}: {what}; expected one of {', '.join(known)}, or the module path of your own, as my_fork.NAME.{mend}"
+        )
     return module
 
 

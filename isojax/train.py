@@ -34,6 +34,7 @@ from isojax.tasks.data import batches
 from isojax.types import Cell, EvalPoint, Problem
 
 SAMPLES_SHOWN = 4
+COUNTED = "verifier_"  # metrics of training that are counts, summed over the updates between two points; of the others, the mean
 LABELLED_AT_ONCE = 64  # problems of a language model: as many as a kill may cost
 COMPILING = threading.Lock()  # cells run side by side; compiling the large program twice at once only doubles its memory
 
@@ -157,7 +158,7 @@ def run_cell(
                 metrics=metrics_of(found, further, config.cell.eval.samples),
                 counts=tuple(int(c) for c in found.right),
                 samples=config.cell.eval.samples,
-                train={k: v / done for k, v in sums.items()},
+                train={k: v if k.startswith(COUNTED) else v / done for k, v in sums.items()},
                 extra={name: tuple(int(c) for c in counts.right) for name, counts in further.items()},
             )
             now = time.monotonic()

@@ -95,7 +95,8 @@ class EvalPoint:
         metrics: validation metrics, for example {"avg@4": 0.41, "hard/avg@4": 0.12}, with the name of an extra set before the slash.
         counts: right answers for each validation problem, in the order of the problem set.
         samples: rollouts a validation problem (the k of avg@k).
-        train: means over the updates since the last point (reward, entropy, kl, grad_norm, ...).
+        train: means over the updates since the last point (reward, entropy, kl, grad_norm, ...), and the sums of the verifier's failures
+            (verifier_failures, and verifier_timeout, verifier_crash, ... where there were any).
         extra: right answers for each problem of each extra set, by its name, of `samples` rollouts a problem too.
     """
 

@@ -57,11 +57,17 @@ def label(config: Config, folder: Path, held_out: int, extremely_hard: bool, tic
             "or choose another folder by --out."
         )
     from isojax.report.difficulty import draw
+    from isojax.tasks.base import on_device
     from isojax.tasks.parts import EXTREMELY_HARD, EXTREMELY_HARD_ATTEMPTS, RANGES, divide
-    from isojax.tasks.tfds import write_dataset
+    from isojax.tasks.tfds import package, write_dataset
 
+    package()  # what is missing is told before hours of labelling, not after
     with open_task(config) as task, alone(folder):
         labelled, none_right = _label(jax, config, task, folder, extremely_hard, tick)
+        if not on_device(task):
+            counts = task.failures()
+            for kind, example in task.examples().items():
+                print(f"warning: verifier {kind}, {counts[kind]} in all, each of reward 0; the first: {example}", file=sys.stderr)
     splits = divide(labelled, none_right, held_out, cell.data.seed)
     write_text(folder / TABLE, _table(labelled))
     ranges = {**RANGES, **({EXTREMELY_HARD: (0.0, 0.0)} if extremely_hard else {})}
@@ -79,6 +85,7 @@ def _label(jax: Any, config: Config, task: Task, folder: Path, extremely_hard: b
     from isojax.labels import label_problems
     from isojax.problems import fit_prompts
     from isojax.sharding import make_mesh, parse_mesh
+    from isojax.tasks.base import on_device
     from isojax.tasks.parts import EXTREMELY_HARD_ATTEMPTS
     from isojax.train import Programs
 
@@ -87,6 +94,8 @@ def _label(jax: Any, config: Config, task: Task, folder: Path, extremely_hard: b
     problems, notes = fit_prompts(cell, task, drawn, "problems")
     for note in notes:
         print(f"warning: {note}", file=sys.stderr)
+    if not on_device(task):
+        task.check(problems)
     devices = jax.local_devices()
     shape = parse_mesh(config.run.mesh, len(devices))
     pair = SLOTS.get(jax.default_backend(), MANY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -49,6 +50,7 @@ class Display:
         self._reward: dict[Cell, float] = {}
         self._tasks: dict[Cell, TaskID] = {}
         self._finished = 0
+        self._failures: set[str] = set()
         self._lock = threading.Lock()
         self._began = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
@@ -88,6 +90,15 @@ class Display:
             note = f"reward {self._reward[cell]:.3f}" if cell in self._reward else ""
             self._live.update(self._tasks[cell], completed=progress.rollouts, note=note)
             self._live.update(self._sweep, completed=sum(self._done.values()), note=self._sweep_note())
+
+    def failures(self, examples: Mapping[str, str]) -> None:
+        """The first failure of each kind that a verifier has met, {kind: what happened}, each shown once."""
+        with self._lock:
+            for kind, text in examples.items():
+                if kind not in self._failures:
+                    self._failures.add(kind)
+                    said = f"warning: verifier {kind}: {text} (reward 0; the first of its kind, all are counted as verifier_{kind})"
+                    console.print(said, soft_wrap=True, highlight=False, markup=False)
 
     def finish(self, cell: Cell, failed: bool) -> None:
         """A cell is done, was done before, or failed."""

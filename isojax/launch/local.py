@@ -26,7 +26,7 @@ from isojax.types import Cell, InputError, RunFailed
 if TYPE_CHECKING:
     from isojax.base import Base
     from isojax.tasks.base import Task
-    from isojax.train import Programs
+    from isojax.train import Programs, Progress
 
 CONFIG, BASE = "config.yaml", "base"
 
@@ -62,10 +62,16 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
 
 
 def resolve_config(config: Config) -> Config:
-    """The config with its model's shape read from the checkpoint, where it names one."""
-    from isojax.models.hf import resolve as resolve_model
+    """The config with its model's shape read from the checkpoint, where it names one.
 
-    return config.model_copy(update={"cell": config.cell.model_copy(update={"model": resolve_model(config.cell.model)})})
+    Raises:
+        InputError: the checkpoint cannot be run, or some of its weights are not there.
+    """
+    from isojax.models import hf
+
+    model = hf.resolve(config.cell.model)
+    hf.check_weights(model)
+    return config.model_copy(update={"cell": config.cell.model_copy(update={"model": model})})
 
 
 @contextmanager
@@ -77,8 +83,13 @@ def open_task(config: Config) -> Iterator[Task]:
     """
     from isojax.tasks.base import build_task, on_device
 
-    task = build_task(config.cell, config.run.verifier_workers)
+    task, model = build_task(config.cell, config.run.verifier_workers), config.cell.model
     if on_device(task):
+        if model.path is not None and model.vocab != task.vocab:
+            raise InputError(
+                f"cell.task = {config.cell.task} has {task.vocab} tokens of its own, the model in {model.path} {model.vocab} others; "
+                "expected a task in text with cell.model.path, such as cell.task=addition or cell.task=jsonl:FILE."
+            )
         yield task
         return
     try:
@@ -89,7 +100,8 @@ def open_task(config: Config) -> Iterator[Task]:
 
 
 def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]]) -> None:
-    """InputError where the problems do not fit the sampler or are too few for a batch, as far as can be told before any work."""
+    """InputError where the problems do not fit the sampler, are too few for a batch or cannot be judged, as far as can be told before
+    any work."""
     from isojax.base import encode
     from isojax.problems import preview
     from isojax.tasks.base import on_device
@@ -98,8 +110,16 @@ def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]]) -> 
     if on_device(task):
         check_batch(pairs, cell.data.candidates - cell.data.validation)
         encode(task, cell, task.problems(cell.data.candidates, np.random.default_rng(0)))
-    elif chosen := preview(cell, task):
+        return
+    chosen = preview(cell, task)
+    if chosen is None:
+        sets = [task.problems(cell.data.candidates, np.random.default_rng([cell.data.seed, 0]))]
+        check_batch(pairs, len(sets[0]) - (0 if cell.data.held_out else cell.data.validation))
+    else:
         check_batch(pairs, len(chosen.training))
+        sets = [chosen.training, chosen.validation, *chosen.extra.values()]
+    for problems in sets:
+        task.check(problems)
 
 
 def train(config: Config, resume: bool) -> Path:
@@ -180,17 +200,32 @@ def run_cells(programs: list[Programs], config: Config, cells: list[Cell], folde
     with Display(config, cells) as display:
         base = prepare(folder / BASE, config.cell, first.decoder, first.task, first.labeller, first.mesh, display.step)
         check_batch([(c.B_p, c.n) for c in cells], len(base.training))
+        tell_failures(display, first.task)
         save_config(config, folder / CONFIG)
         failed = work(programs, config, base, cells, folder, display)
+        tell_failures(display, first.task)
+    if failed and len(failed) == len(cells) and all(isinstance(error, InputError) for _, error in failed):
+        raise InputError(" ".join(dict.fromkeys(str(error) for _, error in failed)))  # nothing was trained: something given is of no use
     if failed:
         errors = "\n".join(f"  {cell.name}: {error}" for cell, error in failed)
         raise RunFailed(f"{len(failed)} of {len(cells)} cells failed; the others are recorded in {folder}.\n{errors}")
 
 
+def tell_failures(display: Display, task: Task) -> None:
+    """Show a person the first failure of each kind that the verifier has met since; the ledger counts them all."""
+    from isojax.tasks.base import on_device
+
+    if not on_device(task):
+        display.failures(task.examples())
+
+
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold the folder: InputError where another process is writing to it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Hold the folder: InputError where it cannot be made, or another process is writing to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise InputError(f"cannot make the folder {folder}: {e.strerror or e}. Choose a place that you may write.") from e
     lock = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -237,6 +272,10 @@ def work(
     failed: list[tuple[Cell, Exception]] = []
     name = config_hash(config.cell)
 
+    def report(progress: Progress) -> None:
+        display.update(progress)
+        tell_failures(display, programs[0].task)
+
     def worker(mine: Programs) -> None:
         while True:
             try:
@@ -246,7 +285,7 @@ def work(
             error: Exception | None = None
             display.start(cell)
             try:
-                run_cell(mine, config, base, cell, folder / "cells" / cell.name, name, display.update)
+                run_cell(mine, config, base, cell, folder / "cells" / cell.name, name, report)
             except Exception as e:  # one cell's failure must not cost the others; all are raised together at the end
                 error = e
                 failed.append((cell, e))

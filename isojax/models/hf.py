@@ -4,6 +4,7 @@ A parameter is filled from its layers' tensors a block of rows at a time, every 
 devices one by one. The largest parameters go first: while they are in hand, the least lies on the devices.
 """
 
+import functools
 import json
 import shutil
 import sys
@@ -104,7 +105,19 @@ def check(folder: Path, needed: list[Weight], found: Mapping[str, Stored]) -> No
     extra = sorted(name for name in found if name not in known and not name.endswith("rotary_emb.inv_freq"))
     if extra:
         shown = ", ".join(extra[:SHOWN]) + (", ..." if len(extra) > SHOWN else "")
-        print(f"warning: {folder} holds {len(extra)} tensors that this architecture does not use: {shown}", file=sys.stderr)
+        _say(f"warning: {folder} holds {len(extra)} tensors that this architecture does not use: {shown}")
+
+
+@functools.cache  # a sweep reads its base model once a cell: what is said of it is said once
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def check_weights(config: ModelConfig) -> None:
+    """InputError unless the weights of a resolved `config.path` are there as `load` needs them; reads their files' headers alone."""
+    if config.path is not None:
+        decoder = registry.load("models", config.family, "build").build(config, config.vocab)
+        check(Path(config.path), weights(config, decoder), contents(Path(config.path)))
 
 
 def load(folder: Path, config: ModelConfig, decoder: Decoder, mesh: Mesh) -> Params:

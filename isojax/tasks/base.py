@@ -109,12 +109,20 @@ class HostTask(Protocol):
         """Start the verifier's processes, where they do not run yet; InputError where the verifier cannot be used."""
         ...
 
+    def check(self, problems: Sequence[Problem]) -> None:
+        """InputError where the verifier cannot judge the problems, as far as that is known without long work."""
+        ...
+
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
         """Judge one response to each problem (a problem may come several times)."""
         ...
 
     def examples(self) -> dict[str, str]:
         """The first failure of each kind that `grade` has met, for a person to read: {"timeout": "problem 17: ..."}."""
+        ...
+
+    def failures(self) -> dict[str, int]:
+        """How many failures of each kind there were."""
         ...
 
     def close(self) -> None:

@@ -129,6 +129,10 @@ class TextTask:
         """Start the verifier's processes, where they do not run yet; InputError where the verifier cannot be used."""
         self._checks()
 
+    def check(self, problems: Sequence[Problem]) -> None:
+        """InputError where a problem lacks what the verifier needs; of a verifier in processes, the first problem alone is tried."""
+        self._checks().try_out(problems, [self._fill(problem) for problem in problems])
+
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
         """Judge one response to each problem. A verifier that asks for the prompt gets the template filled in, without a chat's markup."""
         return self._checks().grade(problems, [self._fill(problem) for problem in problems], responses)
@@ -136,6 +140,10 @@ class TextTask:
     def examples(self) -> dict[str, str]:
         """The first failure of each kind that `grade` has met since the verifier's processes were started."""
         return dict(self._checker.examples) if self._checker is not None else {}
+
+    def failures(self) -> dict[str, int]:
+        """How many failures of each kind `grade` has met since then."""
+        return dict(self._checker.failures) if self._checker is not None else {}
 
     def close(self) -> None:
         """End the verifier's processes."""

@@ -114,7 +114,7 @@ def write_dataset(folder: Path, splits: Mapping[str, Sequence[Problem]], about: 
         raise InputError(f"{folder} exists already, and a data set is written once; choose another folder, or move that one away.")
     if bad := [name for name in splits if not re.fullmatch(r"\w+", name, re.ASCII)]:
         raise InputError(f"given {bad[0]!r} as a split's name, expected letters, digits and '_'. Rename it.")
-    tfds = _package()
+    tfds = package()
     temp = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         temp.mkdir(parents=True)
@@ -170,7 +170,8 @@ def _problem(row: Row) -> Problem:
     return Problem(**{**own, "messages": tuple(json.loads(own["messages"])), "columns": json.loads(own["columns"])})
 
 
-def _package() -> ModuleType:
+def package() -> ModuleType:
+    """tensorflow_datasets; InputError where it, or what reads and writes ArrayRecord files, is missing."""
     try:
         for name in ("grain", "array_record.python.array_record_module"):
             importlib.import_module(name)
@@ -185,7 +186,7 @@ def _open(folder: Path) -> Any:
         inner = sorted(str(p.parent) for p in folder.glob("*/**/dataset_info.json"))[:3]
         mend = f" There is one in {', '.join(inner)}." if inner else " Check the path; `isojax difficulty` writes one."
         raise InputError(f"{folder} is no TFDS data set; expected a folder with dataset_info.json.{mend}")
-    tfds = _package()
+    tfds = package()
     try:
         builder = tfds.builder_from_directory(folder)
     except Exception as e:  # what TFDS raises for files it cannot read is documented nowhere

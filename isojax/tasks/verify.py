@@ -45,6 +45,7 @@ class Checker:
 
     Attributes:
         examples: the first failure of each kind so far: "problem 17: rewards.py:3: ZeroDivisionError: division by zero".
+        failures: how many there were of each kind.
     """
 
     def __init__(self, use: str, timeout: float = 5.0, memory_gb: float = 4.0, workers: int | None = None) -> None:
@@ -62,6 +63,7 @@ class Checker:
                 f"cell.verifier.use: {module.__name__} has no {' and no '.join(missing)}; expected what isojax.tasks.verifiers says."
             )
         self.examples: dict[str, str] = {}
+        self.failures: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._pure: bool = module.PURE
         self._check: Check | None = None if module.ISOLATED else module.build(argument)
@@ -88,12 +90,23 @@ class Checker:
             verdicts = [found[first[key]] for key in keys]
             for (problem, _, _), verdict in zip(items, verdicts, strict=True):
                 if verdict.failure:
+                    self.failures[verdict.failure] += 1
                     self.examples.setdefault(verdict.failure, f"problem {problem.id}: {verdict.message}")
         return Grades(
             rewards=np.array([v.right for v in verdicts], np.float32),
             answered=np.array([v.answered for v in verdicts], bool),
             failures=dict(sorted(Counter(v.failure for v in verdicts if v.failure).items())),
         )
+
+    def try_out(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:
+        """Judge an empty response to each problem, and forget the verdicts; of a verifier in processes, which may be slow, to the first.
+
+        Raises:
+            InputError: a problem that this verifier cannot judge.
+        """
+        count = 1 if self._check is None else len(problems)
+        with self._lock:
+            self._verdicts([(p, prompt, "") for p, prompt in list(zip(problems, prompts, strict=True))[:count]])
 
     def close(self) -> None:
         """End the workers and whatever their checks have started."""

@@ -6,19 +6,22 @@ data_source, ground_truth (or reward_model's, as in verl's Parquet files) and ex
 it is the problem's answer. Of a dict, "acc" is the outcome where there is one, else "score". An outcome of 1 is right, any other wrong.
 """
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from isojax.tasks.verifiers import Check, Verdict
 from isojax.tasks.verifiers.user import load_function, outcome
-from isojax.types import Problem
+from isojax.types import InputError, Problem
 
 ISOLATED, PURE = True, False
+PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
 def build(argument: str) -> Check:
     """The check that calls the function; InputError where it cannot be found or imported."""
     compute_score = load_function("verl", argument, default="compute_score")
+    _check_parameters(compute_score, argument)
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
         score: Any = compute_score(
@@ -38,6 +41,19 @@ def build(argument: str) -> Check:
         return outcome(score, response)
 
     return check
+
+
+def _check_parameters(function: Callable[..., Any], argument: str) -> None:
+    """InputError where the function does not take verl's four arguments by their names."""
+    try:
+        inspect.signature(function).bind(**dict.fromkeys(PARAMETERS))
+    except ValueError:
+        return  # some functions written in C say nothing of their parameters
+    except TypeError as e:
+        raise InputError(
+            f"cell.verifier.use: {argument}: the function cannot be called as verl calls it ({e}); expected the parameters "
+            f"{', '.join(PARAMETERS)}. For TRL's convention write function:FILE.py:NAME."
+        ) from e
 
 
 def _ground_truth(problem: Problem) -> Any:
