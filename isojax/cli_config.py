@@ -13,7 +13,7 @@ from isojax.types import InputError
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="CONFIG... KEY=VALUE...", help="Configs, later ones over earlier ones, then overrides.", show_default=False),
+    typer.Argument(metavar="CONFIG|KEY=VALUE", help="Configs, later ones over earlier ones, then overrides."),
 ]
 Mesh = Annotated[str | None, typer.Option(metavar="auto|AXIS=N,...", help="Device mesh, such as data=2,tensor=1; the same as run.mesh=...")]
 

@@ -29,9 +29,9 @@ def difficulty(
 
     \b
     [bold]Examples[/bold]
-      isojax difficulty smollm2_cpu cell.data.candidates=500
-      isojax difficulty gsm8k.yaml --extremely-hard --out difficulty/gsm8k
-      isojax launch gsm8k.yaml cell.task=tfds:difficulty/gsm8k/splits 'cell.data.mixture={hard: 0.5, easy: 0.5}'
+      isojax difficulty smollm2_cpu cell.data.candidates=500 cell.data.attempts=16
+      isojax difficulty gsm8k models/qwen2.5-7b-instruct cell.model.path=FOLDER --extremely-hard
+      isojax launch my.yaml cell.task=tfds:difficulty/gsm8k/splits 'cell.data.mixture={hard: 0.5, easy: 0.5}'
     """
     settings = read_config(words, mesh, None)
     folder = out or Path("difficulty") / settings.name

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isojax.config import load_config
+from isojax.config import load_config, load_configs
 from isojax.launch.planner import plan, resolve
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -19,6 +19,16 @@ def test_it_parses_and_plans(path: Path) -> None:
     cells = plan(resolve(config.sweep, 1))
     assert cells
     assert len(config.cell.eval.grid(config.sweep.budget)) > 3
+
+
+@pytest.mark.parametrize("preset", sorted((CONFIGS / "models").glob("*.yaml")), ids=lambda p: p.stem)
+def test_a_preset_lies_over_gsm8k(preset: Path) -> None:
+    below, above = load_config(str(CONFIGS / "gsm8k.yaml")), load_config(str(preset))
+    both = load_configs([str(CONFIGS / "gsm8k.yaml"), str(preset)], ["cell.model.path=models/mine"])
+    assert both.cell.model == above.cell.model.model_copy(update={"path": "models/mine"})
+    assert both.cell.prompt == below.cell.prompt.model_copy(update={"format": above.cell.prompt.format})
+    assert (both.name, both.sweep, both.cell.data, both.cell.rl) == ("gsm8k", below.sweep, below.cell.data, below.cell.rl)
+    assert above.cell.model.model_fields_set >= {"family", "layers", "width", "heads", "kv_heads", "head_dim", "mlp", "vocab", "tied"}
 
 
 def test_there_is_a_quickstart() -> None:

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e import tiny_lm
 from tests.e2e.conftest import REPOSITORY, TINY
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
-SMALL = ((r"sweep\.budget=\d+", "sweep.budget=700"), (r"--budget \S+", "--budget 700"))
-FORK = {"my_fork/my_losses.py": "docs/extending.md"}  # a file that a page tells its reader to write
+SMALL = (
+    (r"sweep\.budget=\d+", "sweep.budget=700"),
+    (r"--budget \S+", "--budget 700"),
+    (r"cell\.data\.candidates=\d+", "cell.data.candidates=100"),
+)
+FORK = {"my_fork/my_losses.py": "docs/extending.md", "my_fork/my_problems.py": "docs/extending.md"}  # what a page tells its reader to write
 LOGS = {
     "README.md": REPOSITORY / "tests/logs/fixtures",
     "logs.md": REPOSITORY / "tests/logs/fixtures",
     "laws.md": REPOSITORY / "tests/scaling/fixtures",
 }  # what stands for the reader's own logs/
-COMPILES = ("launch", "train")  # commands that need a process of their own
+COMPILES = ("launch", "train", "difficulty")  # commands that need a process of their own
 
 
 def commands(page: Path) -> list[str]:
@@ -37,10 +44,34 @@ def small(line: str) -> list[str]:
     return shlex.split(line)
 
 
+def language_models(folder: Path) -> None:
+    """What stands for SmolLM2 (made before it is imported), a 7B model, GSM8K and the configs that name them."""
+    for name in ("smollm2-135m", "qwen"):
+        tiny_lm.make_model(folder / "models" / name)
+    for name, count in (("train", 40), ("test", 16)):
+        (folder / "gsm8k").mkdir(exist_ok=True)
+        rows = [{"question": f"{name} {i}?", "answer": f"{i} + 1.\n#### {i + 1}"} for i in range(count)]
+        (folder / "gsm8k" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "stand_in").mkdir()
+    (folder / "stand_in" / "coin.py").write_text(tiny_lm.COIN)
+    held_out, task = ", held_out: 'jsonl:gsm8k/test.jsonl'", "jsonl:gsm8k/train.jsonl"
+    configs = {
+        "smollm2_cpu": tiny_lm.CONFIG.format(name="smollm2_cpu", task="addition", attempts=0, data=""),
+        "gsm8k": tiny_lm.CONFIG.format(name="gsm8k", task=task, attempts=16, data=held_out),
+        "models/smollm2-135m": "cell: {prompt: {format: raw}}",
+        "models/qwen2.5-7b-instruct": "cell: {model: {layers: 2}, prompt: {format: chat}}",
+    }
+    (folder / "configs/models").mkdir()
+    for name, text in configs.items():
+        assert (REPOSITORY / "configs" / f"{name}.yaml").is_file()
+        (folder / "configs" / f"{name}.yaml").write_text(text)
+
+
 def test_the_pages_have_commands() -> None:
     assert len(commands(REPOSITORY / "README.md")) > 8
 
 
+@pytest.mark.timeout(600)  # a page is many commands, each with a limit of its own
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda p: p.name)
 def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
     (isojax.folder / "configs").mkdir()
@@ -51,10 +82,12 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
     for path, written_in in FORK.items():
         if written_in.endswith(page.name):
             file = isojax.folder / path
-            file.parent.mkdir()
+            file.parent.mkdir(exist_ok=True)
             code = re.search(rf"```python\n# {path}\n(.*?)```", page.read_text(), re.S)
             assert code, f"{page.name} no longer shows {path}"
             file.write_text(code[1])
+    if "smollm2" in page.read_text():
+        language_models(isojax.folder)
     if page.name in LOGS:
         shutil.copytree(LOGS[page.name], isojax.folder / "logs")
     for line in commands(page):
@@ -66,7 +99,13 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
             isojax.ok(*words[2:])
         elif words[0] == "python" and words[1].startswith("benchmarks/"):
             assert (REPOSITORY / words[1]).is_file(), line
+        elif words[:2] == ["pip", "install"]:
+            extras = re.search(r"\[(.*)\]", words[-1])
+            declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            assert extras and set(extras[1].split(",")) <= set(declared), line
+        elif words[:4] == ["isojax", "model", "import", "smollm2"]:  # tests/models/test_gguf.py imports it
+            assert (isojax.folder / "models/smollm2-135m").is_dir()
         elif words[0] == "isojax":
-            (isojax.ok if words[1] in COMPILES else isojax.quick_ok)(*words[1:])
+            (isojax.ok if words[1] in COMPILES and "--dry-run" not in words else isojax.quick_ok)(*words[1:])
         else:
             assert words[0] in (".ci/run", "pre-commit", ".venv/bin/pre-commit", "git"), f"{page.name}: how is {line!r} tested?"

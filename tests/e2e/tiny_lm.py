@@ -1,0 +1,55 @@
+"""A language model small enough for the end-to-end tests: random weights, a tokenizer made on the spot, a coin for a verifier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from isojax.config import ModelConfig
+from isojax.models import hf, llama
+from isojax.models.layout import weights
+from tests.tasks.tokenizer_folders import byte_level
+
+VOCAB = 384
+SHAPE = ModelConfig(family="llama", layers=2, width=16, heads=2, kv_heads=1, head_dim=8, mlp=32, vocab=VOCAB, tied=True)
+
+# A verifier whose verdicts hang on problem and response, so that problems have rates from 0 to 1 under a random policy.
+COIN = """\
+from zlib import crc32
+from isojax.tasks.verifiers import Verdict
+ISOLATED, PURE = False, True
+def build(argument):
+    return lambda problem, prompt, response: Verdict(
+        crc32(f"{problem.prompt}{response}".encode()) % 100 < 100 * (crc32(problem.prompt.encode()) % 17 / 16), True
+    )
+"""
+
+CONFIG = """\
+name: {name}
+cell:
+  task: {task}
+  model: {{path: models/smollm2-135m}}
+  prompt: {{stop: ["\\n"]}}
+  verifier: {{use: stand_in.coin}}
+  sampling: {{prompt_length: 24, response_length: 3}}
+  data: {{candidates: 100, attempts: {attempts}, validation: 8{data}}}
+  eval: {{samples: 2, start: 64, ratio: 2.0}}
+sweep: {{B_p: [8], n: [16], budget: 256, slots: 32, microbatch: 32}}
+run: {{cells_at_once: 1}}
+"""
+
+
+def make_model(folder: Path) -> Path:
+    """A folder as a hub gives it; its policy is uniform but for what random weights make of it."""
+    byte_level(folder, vocab=340)
+    rng = np.random.default_rng(0)
+    tensors = {}
+    for weight in weights(SHAPE, llama.build(SHAPE, VOCAB)):
+        for name in weight.names:
+            one = "norm" in name
+            tensors[name] = np.ones(weight.stored_shape, np.float32) if one else rng.normal(0, 0.3, weight.stored_shape).astype(np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    hf.write_config(folder, hf.describe(SHAPE, VOCAB, 512, "float32"))
+    return folder
