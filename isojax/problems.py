@@ -140,5 +140,10 @@ def _read(cell: CellConfig, text: str, count: int, rng: np.random.Generator) -> 
 
 def best_constant(problems: list[Problem]) -> tuple[str, float]:
     """The answer that most problems have, and the reward of a policy that always gives it."""
-    answer, count = Counter(p.answer.rpartition("####")[2].strip() for p in problems).most_common(1)[0]
+    answer, count = Counter(short_answer(p) for p in problems).most_common(1)[0]
     return answer, count / len(problems)
+
+
+def short_answer(problem: Problem) -> str:
+    """The answer without the solution that leads to it, where it is written as GSM8K's are: `...#### 18`."""
+    return problem.answer.rpartition("####")[2].strip()

@@ -24,6 +24,7 @@ from isojax.config import CellConfig, Config, SweepConfig
 from isojax.estimators import summary
 from isojax.evaluate import Counts, Evaluator, ProblemSet
 from isojax.models.decoder import Decoder, Params
+from isojax.problems import short_answer
 from isojax.records import Ledger
 from isojax.rl.hosted import build_hosted_train
 from isojax.rl.step import EXTRA, UPDATES_A_CALL, State, build_init, build_train, coefficients
@@ -205,7 +206,7 @@ def write_samples(path: Path, task: Task, problems: list[Problem], found: Counts
     with path.open("a") as f:
         f.write(head)
         for problem, tokens, reward in zip(problems[:SAMPLES_SHOWN], found.tokens, found.first, strict=False):
-            verdict = "right" if reward == 1 else f"wrong, the answer is {problem.answer}"
+            verdict = "right" if reward == 1 else f"wrong, the answer is {short_answer(problem)}"
             f.write(f"    {problem.prompt}{task.decode(tokens)}    {verdict}\n")
 
 
