@@ -20,6 +20,7 @@ from isojax import registry
 from isojax.config import CellConfig, RLConfig
 from isojax.models.decoder import Decoder, Params
 from isojax.rl import advantages
+from isojax.rl.compact import compact
 from isojax.rl.schedule import learning_rate
 from isojax.rl.update import Coefficients, build_gradient
 from isojax.sampling.sampler import Geometry, Problems, Rollouts, batch_rows, build_sampler
@@ -106,7 +107,11 @@ def build_step(
     def update(
         state: State, base: Params, problems: Problems, rollouts: Rollouts, gains: Array, B_p: Array, n: Array, numbers: Coefficients
     ) -> tuple[State, dict[str, Array]]:
-        grads, metrics = gradient(state.params, base, problems, rollouts, gains, B_p, n, numbers)
+        batch = (problems, rollouts, gains, rollouts.mask.sum(), B_p)
+        if rl.kl == 0 and rl.entropy == 0:
+            *chosen, count = compact(geometry, problems, rollouts, gains, B_p, n)
+            batch = (*chosen, batch[3], count)
+        grads, metrics = gradient(state.params, base, *batch, n, numbers)
         rate = learning_rate(state.step, B_p * n, numbers.learning_rate, rl.anchor_batch, rl.warmup)
         state, norm = apply(state, grads, rate, numbers)
         bad = ~(jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]))

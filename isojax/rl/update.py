@@ -58,9 +58,10 @@ def chosen(log_p: Array, tokens: Array) -> Array:
 def build_gradient(
     decoder: Decoder, geometry: Geometry, mesh: Mesh, loss: ModuleType, sampling: SamplingConfig, use_kl: bool
 ) -> Callable[..., tuple[Params, dict[str, Array]]]:
-    """`gradient(params, base, problems, rollouts, advantages, B_p, n, coefficients) -> (gradient, metrics)`, to be called inside a jit.
+    """`gradient(params, base, problems, rollouts, advantages, total, B_p, n, coefficients) -> (gradient, metrics)`, inside a jit.
 
-    advantages: f32[S rows]. Metrics are means over the batch's response tokens. `base` is read only where `use_kl`.
+    advantages: f32[S rows]. total: the number of response tokens that the loss and the gradient are divided by; the other metrics are
+    means over the tokens that are there. `base` is read only where `use_kl`.
     """
     m, g, shards = geometry.microbatch, geometry.prompts, geometry.shards
     specs = jax.tree.map(
@@ -102,6 +103,7 @@ def build_gradient(
         problems: Problems,
         rollouts: Rollouts,
         advantages: Array,
+        total: Array,
         shard: Array,
         B_p: Array,
         n: Array,
@@ -109,7 +111,7 @@ def build_gradient(
     ) -> tuple[Params, dict[str, Array]]:
         tokens, sampler_logps, mask, kept, gains = (x[0] for x in (*rollouts[:4], advantages))
         part, every = share(shard[0], shards, B_p, n), share(jnp.arange(shards), shards, B_p, n)
-        denominator = jnp.maximum(lax.psum(mask.sum(), ROWS), 1).astype(jnp.float32)
+        here, total = (jnp.maximum(x, 1).astype(jnp.float32) for x in (lax.psum(mask.sum(), ROWS), total))
 
         def microbatch(i: Array, carry: tuple, low: Array, high: Array, first_group: Array, prefix: Any, base_prefix: Any) -> tuple:
             d_params, d_prefix, sums = carry
@@ -144,14 +146,14 @@ def build_gradient(
         zeros = (jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), {k: jnp.float32(0) for k in names})
         blocks = ((every.groups + g - 1) // g).max()
         d_params, sums = lax.fori_loop(0, blocks, block, zeros)
-        d_params = jax.tree.map(lambda d, spec: _sum_over_shards(d / denominator, spec), d_params, specs)
-        return d_params, {k: lax.psum(v, ROWS) / denominator for k, v in sums.items()}
+        d_params = jax.tree.map(lambda d, spec: _sum_over_shards(d / total, spec), d_params, specs)
+        return d_params, {k: lax.psum(v, ROWS) / (total if k == "loss" else here) for k, v in sums.items()}
 
     rows = P(ROWS)
     sharded = shard_map(
         shard_gradient,
         mesh=mesh,
-        in_specs=(P(), P(), P(), rows, rows, rows, P(), P(), P()),
+        in_specs=(P(), P(), P(), rows, rows, P(), rows, P(), P(), P()),
         out_specs=(specs, P()),
         axis_names=set(ROWS),
         check_vma=False,
@@ -164,11 +166,13 @@ def build_gradient(
         problems: Problems,
         rollouts: Rollouts,
         advantages: Array,
+        total: Array,
         B_p: Array,
         n: Array,
         coefficients: Coefficients,
     ) -> tuple[Params, dict[str, Array]]:
-        return sharded(params, base, problems, rollouts, advantages, jnp.arange(shards, dtype=jnp.int32), B_p, n, coefficients)
+        shard = jnp.arange(shards, dtype=jnp.int32)
+        return sharded(params, base, problems, rollouts, advantages, total, shard, B_p, n, coefficients)
 
     return gradient
 

@@ -1,7 +1,8 @@
-"""Sums of small numbers: `12+7=` -> `19`. A source in one file, and what a small model can learn by RL on a laptop.
+"""Sums of small numbers: `12 + 7 =` -> `19`. A source in one file, and what a small model can learn by RL on a laptop.
 
 Each operand's number of digits is drawn evenly from low..high (`addition:low=1,high=2`, the usual ones), then the operand evenly
-among the numbers of so many digits; 0 has one digit.
+among the numbers of so many digits; 0 has one digit. Of a + b and b + a a set holds one, so that a held-out sum has not been
+trained on the other way round.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from isojax.types import InputError, Problem
 
 @dataclass(frozen=True)
 class Sums:
-    """All sums of two numbers of low..high digits; the id of a+b is a * 10^high + b."""
+    """All sums of two numbers of low..high digits; the id of a + b is a * 10^high + b."""
 
     low: int
     high: int
@@ -26,15 +27,15 @@ class Sums:
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """`count` distinct sums, or all there are."""
         base = 10**self.high
-        smallest = 0 if self.low == 1 else 10 ** (self.low - 1)
-        count = min(count, (base - smallest) ** 2)
-        found: dict[int, None] = {}
+        numbers = base - (0 if self.low == 1 else 10 ** (self.low - 1))
+        count = min(count, numbers * (numbers + 1) // 2)
+        found: dict[tuple[int, int], tuple[int, int]] = {}
         while len(found) < count:
-            a, b = self._operands(count, rng), self._operands(count, rng)
-            found |= dict.fromkeys((a * base + b).tolist())
+            for a, b in zip(self._operands(count, rng).tolist(), self._operands(count, rng).tolist(), strict=True):
+                found.setdefault((min(a, b), max(a, b)), (a, b))
         # The first draws hold more short sums than the last ones, when most of those have been met: so a choice, not the first ones.
-        chosen = rng.permutation(np.array(list(found)[:count], np.int64))
-        return [Problem(i, f"{i // base}+{i % base}=", str(i // base + i % base)) for i in chosen.tolist()]
+        sums = list(found.values())[:count]
+        return [Problem(a * base + b, f"{a} + {b} =", str(a + b)) for a, b in (sums[i] for i in rng.permutation(count))]
 
     def _operands(self, count: int, rng: np.random.Generator) -> np.ndarray:
         digits = rng.integers(self.low, self.high + 1, count)
