@@ -29,7 +29,7 @@ from isojax.files import write_text
 from isojax.labels import Tick, label_problems, labels_of
 from isojax.models import hf, tensors
 from isojax.models.decoder import Decoder, Params
-from isojax.problems import Chosen, choose
+from isojax.problems import Chosen, best_constant, choose
 from isojax.tasks.base import DeviceTask, Encoded, Task, on_device
 from isojax.tasks.data import check_disjoint
 from isojax.types import InputError, Problem
@@ -132,7 +132,7 @@ def prepare(folder: Path, cell: CellConfig, decoder: Decoder, task: Task, evalua
         chosen = choose(cell, task, label)
         for note in chosen.notes:
             print(f"warning: {note}", file=sys.stderr)
-        _save_problems(folder, chosen, print_of)
+        _save_problems(folder, chosen, print_of, told=not on_device(task))
     return load(folder, cell, print_of)
 
 
@@ -150,11 +150,12 @@ def _save_params(folder: Path, params: Params) -> None:
     os.replace(folder / (PARAMS + ".part"), folder / PARAMS)
 
 
-def _save_problems(folder: Path, chosen: Chosen, print_of: str) -> None:
+def _save_problems(folder: Path, chosen: Chosen, print_of: str, told: bool) -> None:
+    constant = dict(zip(("answer", "reward"), best_constant(chosen.validation), strict=True)) if told else None
     sides = {"training": chosen.training, "validation": chosen.validation, "left out": chosen.left_out}
     sides |= {f"{EXTRA}{name}": problems for name, problems in chosen.extra.items()}
     rows = [{**asdict(p), "split": where} for where, problems in sides.items() for p in problems]
-    write_text(folder / ABOUT, json.dumps({"checkpoint": print_of, "notes": chosen.notes}, indent=1) + "\n")
+    write_text(folder / ABOUT, json.dumps({"checkpoint": print_of, "notes": chosen.notes, "best_constant": constant}, indent=1) + "\n")
     write_text(folder / PROBLEMS, "".join(json.dumps(row) + "\n" for row in rows))
 
 

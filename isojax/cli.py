@@ -72,6 +72,13 @@ def _report(folder: Path, document: dict[str, Any]) -> Path:
     return report.write(folder, [document, *other_fits(runs, document)], runs)
 
 
+def _gains(console: Console, folder: Path) -> None:
+    from isojax.records import read_runs
+    from isojax.report.gains import tell
+
+    tell(console, folder, read_runs([folder], warn))
+
+
 @app.command()
 @launch_app.command()
 def launch(
@@ -118,6 +125,7 @@ def launch(
             print_recommendation(console, choose(document, budget, extrapolate=True), budget)
         except InputError as e:  # the sweep and its fit are there, only this budget has no answer
             warn(f"no recommendation for {budget} rollouts: {e}")
+    _gains(console, folder)
     console.print(f"report: {page}", soft_wrap=True, highlight=False, markup=False)
     if failed is not None:
         raise failed
@@ -140,7 +148,9 @@ def train(
     config = read_config(words, mesh, None)
     from isojax.launch.local import train as run_cell
 
-    Console().print(f"run: {run_cell(config, resume)}", soft_wrap=True, highlight=False, markup=False)
+    folder, console = run_cell(config, resume), Console()
+    _gains(console, folder)
+    console.print(f"run: {folder}", soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command()

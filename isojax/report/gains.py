@@ -1,0 +1,80 @@
+"""What training gained, told apart: how much of it is format alone, and what the best constant answer would get.
+
+With a the share of responses that hold an answer and q the share of right ones among these, the reward is a q, and from the base
+policy (0) to the last evaluation (1) it rises by
+
+    a1 q1 - a0 q0  =  (a1 - a0) q0  +  a1 (q1 - q0)
+                      format alone     better answers
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from isojax.files import write_text
+from isojax.records import default_metric
+from isojax.types import RunRecord
+
+FILE = "gains.csv"
+HEAD = ("cell", "metric", "base", "last", "gain", "format_alone", "better_answers", "best_constant")
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One run's gain in validation reward, and its two parts; `constant`: the reward of always giving the commonest answer."""
+
+    cell: str
+    metric: str
+    base: float
+    last: float
+    format_alone: float
+    constant: float
+
+    @property
+    def gain(self) -> float:
+        """last - base."""
+        return self.last - self.base
+
+    @property
+    def better_answers(self) -> float:
+        """The part of the gain that is not format alone."""
+        return self.gain - self.format_alone
+
+
+def gain(run: RunRecord, metric: str, constant: float) -> Gain | None:
+    """A run's gain; None where its evaluations do not say how many responses held an answer, or the base was not evaluated."""
+    first, last = run.points[0], run.points[-1]
+    if first.rollouts or not all(metric in p.metrics and "answered" in p.metrics for p in (first, last)):
+        return None
+    right, answered = first.metrics[metric], first.metrics["answered"]
+    alone = (last.metrics["answered"] - answered) * (right / answered) if answered else 0.0
+    return Gain(run.cell.name, metric, right, last.metrics[metric], alone, constant)
+
+
+def tell(console: Console, folder: Path, runs: Sequence[RunRecord]) -> None:
+    """Print a sweep's gains and write them as gains.csv; nothing where its task has no answers in text."""
+    about = json.loads((folder / "base" / "about.json").read_text())
+    constant = about.get("best_constant")
+    gains = [g for run in runs if constant and (g := gain(run, default_metric(runs), constant["reward"])) is not None]
+    if not gains:
+        return
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(HEAD)
+    table = Table(title=f"gain in {gains[0].metric}; the best constant answer, {constant['answer']!r}, gets {constant['reward']:.3f}")
+    for head in ("B_p x n, seed", "base", "last", "gain", "format alone", "better answers"):
+        table.add_column(head, justify="right")
+    for g in gains:
+        numbers = (g.base, g.last, g.gain, g.format_alone, g.better_answers)
+        writer.writerow([g.cell, g.metric, *(f"{x:.4f}" for x in numbers), f"{g.constant:.4f}"])
+        table.add_row(g.cell, *(f"{x:.3f}" for x in numbers[:2]), *(f"{x:+.3f}" for x in numbers[2:]))
+    write_text(folder / FILE, out.getvalue())
+    console.print(table)
