@@ -48,7 +48,7 @@ def test_a_sweeps_gains_are_printed_and_written(tmp_path: Path) -> None:
     tell(Console(width=120, file=out), tmp_path, runs)
     said = out.getvalue()
     assert "the best constant answer, '7', gets 0.125" in said and "+0.400" in said and "+0.160" in said
-    rows = list(csv.DictReader((tmp_path / "gains.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "gains.csv").read_text().splitlines()))
     assert [r["cell"] for r in rows] == ["2x4-s0", "2x4-s1"]
     assert {k: float(v) for k, v in rows[0].items() if k not in ("cell", "metric")} == {
         "base": 0.2, "last": 0.6, "gain": 0.4, "format_alone": 0.16, "better_answers": 0.24, "best_constant": 0.125,
