@@ -3,8 +3,8 @@
 Three sections. `cell` decides a run's result and is hashed. `sweep` is the grid: it may grow, but a value in it never changes once
 something has run. `run` says where and how to run and is not hashed: it changes no result.
 
-Below the models: reading (`load_config`, `read_saved`), writing (`save_config`), the hash of a cell's settings, and what a resumed
-sweep may change (`check_resume`). Whatever is wrong with a file or an override is an InputError before any work.
+Below the models: reading (`load_config`, `read_saved`), writing (`save_config`), and the hash of a cell's settings. Whatever is wrong with
+a file or an override is an InputError before any work. What a resumed sweep may change stands in launch/resume.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 from pydantic_core import PydanticCustomError
 
-from isojax.files import leaves, load_yaml, write_yaml
+from isojax.files import load_yaml, write_yaml
 from isojax.types import InputError
 
 TAKEN = ("train", "verl")  # what opens a metric's name and is no set of problems
@@ -299,35 +299,3 @@ def save_config(config: Config, path: Path) -> None:
 def read_saved(path: Path) -> Config:
     """A config written by `save_config`."""
     return load_yaml(Config, [path], ())
-
-
-def check_resume(old: Config, new: Config) -> None:
-    """InputError unless `new` may go on in the folder of `old`: the same name and cell settings, a sweep that only grows."""
-
-    def refuse(key: str, was: object, now: object, expected: str) -> None:
-        raise InputError(
-            f"{key}: this run has {was!r}, given {now!r}; expected {expected}. Mend it, or choose another `name=` for a new run."
-        )
-
-    if old.name != new.name:
-        refuse("name", old.name, new.name, "the same value")
-    before, now = (dict(leaves(c.cell.model_dump(mode="json"), "cell.")) for c in (old, new))
-    for key in before | now:
-        if before.get(key) != now.get(key):
-            refuse(key, before.get(key), now.get(key), "the same value")
-    a, b = old.sweep, new.sweep
-    for key, was, given in (("sweep.B_p", a.B_p, b.B_p), ("sweep.n", a.n, b.n)):
-        if not set(was) <= set(given):
-            refuse(key, list(was), list(given), "every value already in it (it may grow)")
-    if a.seed != b.seed:
-        refuse("sweep.seed", a.seed, b.seed, "the same value")
-    for key, was, given in (("sweep.seeds", a.seeds, b.seeds), ("sweep.budget", a.budget, b.budget)):
-        if given < was:
-            refuse(key, was, given, "at least as much (it may grow)")
-    static = (("slots", a.slots, b.slots), ("microbatch", a.microbatch, b.microbatch), ("prompts", a.prompts, b.prompts))
-    for key, was, given in static:
-        if was is not None and given is not None and was != given:
-            refuse(f"sweep.{key}", was, given, "the same value, or none")
-    largest = max((B_p * n for B_p in a.B_p for n in a.n if B_p * n <= a.B_max), default=0)
-    if b.B_max < largest:
-        refuse("sweep.B_max", a.B_max, b.B_max, f"at least {largest}, the largest B_p * n already run")

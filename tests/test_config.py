@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from isojax.config import Config, check_resume, config_hash, find_config, load_config, load_configs, read_saved, save_config
+from isojax.config import Config, config_hash, find_config, load_config, load_configs, read_saved, save_config
+from isojax.launch.resume import check_resume
 from isojax.types import InputError
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,17 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isojax.config import Config, DataConfig, check_resume, config_hash, read_saved, save_config
+from isojax.config import Config, DataConfig, config_hash, save_config
 from isojax.launch.display import Display, print_plan
-from isojax.launch.planner import plan, resolve
+from isojax.launch.planner import plan
+from isojax.launch.resume import BASE, CONFIG, settle
 from isojax.types import Cell, InputError, RunFailed
 
 if TYPE_CHECKING:
     from isojax.base import Base
     from isojax.tasks.base import Task
     from isojax.train import Programs, Progress
-
-CONFIG, BASE = "config.yaml", "base"
 
 
 def launch(config: Config, resume: bool, dry_run: bool) -> Path:
@@ -159,35 +157,6 @@ def cells_side_by_side(jax: Any, devices: int) -> int:
     """How many cells run at once by default: one on every part of the devices; simulated CPU devices beyond the cores add nothing."""
     parts = len(jax.local_devices()) // devices
     return min(parts, max(1, cores() // devices)) if jax.default_backend() == "cpu" else parts
-
-
-def settle(config: Config, folder: Path, resume: bool, shards: int) -> Config:
-    """The config this folder is run with: R and m chosen once and kept by every resume.
-
-    Raises:
-        InputError: the folder holds a run and `resume` was not asked for, or that run's settings differ.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file, expected a folder to run in; choose another name with name=NAME.")
-    found = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
-    if found <= {BASE}:  # nothing, or what a kill left before the first cell
-        return config.model_copy(update={"sweep": resolve(config.sweep, shards)})
-    if not resume:
-        raise InputError(f"{folder} holds a run already; go on with it by --resume, or choose another name with name=NAME.")
-    if CONFIG not in found:
-        raise InputError(f"{folder} is no sweep's folder (it has no {CONFIG}); choose another name with name=NAME.")
-    old = read_saved(folder / CONFIG)
-    try:
-        check_resume(old, config)
-    except InputError as e:
-        raise InputError(f"{e} To go on as it was: isojax launch {folder / CONFIG} --resume") from e
-    if old.run.mesh != config.run.mesh:
-        print(
-            f"warning: {folder} was run with --mesh {old.run.mesh}; under {config.run.mesh} its cells go on equal to rounding only",
-            file=sys.stderr,
-        )
-    kept = {"slots": old.sweep.slots, "microbatch": old.sweep.microbatch, "prompts": old.sweep.prompts}
-    return config.model_copy(update={"sweep": config.sweep.model_copy(update=kept)})
 
 
 def run_cells(programs: list[Programs], config: Config, cells: list[Cell], folder: Path) -> None:

@@ -1,0 +1,74 @@
+"""What a sweep's folder is run with: the config as it is, or, where the folder holds a run, what of it may change. No jax here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from isojax.config import Config, read_saved
+from isojax.files import leaves
+from isojax.launch.planner import resolve
+from isojax.types import InputError
+
+CONFIG, BASE = "config.yaml", "base"
+
+
+def settle(config: Config, folder: Path, resume: bool, shards: int) -> Config:
+    """The config this folder is run with: R and m chosen once and kept by every resume.
+
+    Raises:
+        InputError: the folder holds a run and `resume` was not asked for, or that run's settings differ.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file, expected a folder to run in; choose another name with name=NAME.")
+    found = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
+    if found <= {BASE}:  # nothing, or what a kill left before the first cell
+        return config.model_copy(update={"sweep": resolve(config.sweep, shards)})
+    if not resume:
+        raise InputError(f"{folder} holds a run already; go on with it by --resume, or choose another name with name=NAME.")
+    if CONFIG not in found:
+        raise InputError(f"{folder} is no sweep's folder (it has no {CONFIG}); choose another name with name=NAME.")
+    old = read_saved(folder / CONFIG)
+    try:
+        check_resume(old, config)
+    except InputError as e:
+        raise InputError(f"{e} To go on as it was: isojax launch {folder / CONFIG} --resume") from e
+    if old.run.mesh != config.run.mesh:
+        print(
+            f"warning: {folder} was run with --mesh {old.run.mesh}; under {config.run.mesh} its cells go on equal to rounding only",
+            file=sys.stderr,
+        )
+    kept = {"slots": old.sweep.slots, "microbatch": old.sweep.microbatch, "prompts": old.sweep.prompts}
+    return config.model_copy(update={"sweep": config.sweep.model_copy(update=kept)})
+
+
+def check_resume(old: Config, new: Config) -> None:
+    """InputError unless `new` may go on in the folder of `old`: the same name and cell settings, a sweep that only grows."""
+
+    def refuse(key: str, was: object, now: object, expected: str) -> None:
+        raise InputError(
+            f"{key}: this run has {was!r}, given {now!r}; expected {expected}. Mend it, or choose another `name=` for a new run."
+        )
+
+    if old.name != new.name:
+        refuse("name", old.name, new.name, "the same value")
+    before, now = (dict(leaves(c.cell.model_dump(mode="json"), "cell.")) for c in (old, new))
+    for key in before | now:
+        if before.get(key) != now.get(key):
+            refuse(key, before.get(key), now.get(key), "the same value")
+    a, b = old.sweep, new.sweep
+    for key, was, given in (("sweep.B_p", a.B_p, b.B_p), ("sweep.n", a.n, b.n)):
+        if not set(was) <= set(given):
+            refuse(key, list(was), list(given), "every value already in it (it may grow)")
+    if a.seed != b.seed:
+        refuse("sweep.seed", a.seed, b.seed, "the same value")
+    for key, was, given in (("sweep.seeds", a.seeds, b.seeds), ("sweep.budget", a.budget, b.budget)):
+        if given < was:
+            refuse(key, was, given, "at least as much (it may grow)")
+    static = (("slots", a.slots, b.slots), ("microbatch", a.microbatch, b.microbatch), ("prompts", a.prompts, b.prompts))
+    for key, was, given in static:
+        if was is not None and given is not None and was != given:
+            refuse(f"sweep.{key}", was, given, "the same value, or none")
+    largest = max((B_p * n for B_p in a.B_p for n in a.n if B_p * n <= a.B_max), default=0)
+    if b.B_max < largest:
+        refuse("sweep.B_max", a.B_max, b.B_max, f"at least {largest}, the largest B_p * n already run")
