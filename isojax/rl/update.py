@@ -37,17 +37,15 @@ class Coefficients(NamedTuple):
     max_grad_norm: ArrayLike
 
 
-def distributions(
-    decoder: Decoder, temperature: float, params: Params, prefix: Any, problems: Problems, group: Array, entry: Array, tokens: Array
-) -> Array:
-    """Log-probabilities of every token at each position of the responses [m T V], at the sampling temperature.
+def response_logits(decoder: Decoder, params: Params, prefix: Any, problems: Problems, group: Array, entry: Array, tokens: Array) -> Array:
+    """Logits of every token at each position of the responses [m T V].
 
     `group` is each row's problem, `entry` its place in `prefix`.
     """
     last = problems.lengths[group] - 1
     inputs = jnp.concatenate([problems.prompts[group, last][:, None], tokens[:, :-1]], 1)
     hidden = decoder.score(params, inputs, last, prefix, entry)
-    return log_probs(decoder.logits(params, hidden), temperature)
+    return decoder.logits(params, hidden)
 
 
 def chosen(log_p: Array, tokens: Array) -> Array:
@@ -75,10 +73,12 @@ def build_gradient(
         params: Params, prefix: Any, base: Params, base_prefix: Any, problems: Problems, rows: tuple, coefficients: Coefficients
     ) -> tuple:
         tokens, sampler_logps, mask, kept, advantages, group, entry = rows
-        log_p = distributions(decoder, sampling.temperature, params, prefix, problems, group, entry, tokens)
-        base_log_p = distributions(decoder, sampling.temperature, base, base_prefix, problems, group, entry, tokens) if use_kl else log_p
+        logits = response_logits(decoder, params, prefix, problems, group, entry, tokens)
+        log_p = base_log_p = log_probs(logits, sampling.temperature)
+        if use_kl:
+            base_log_p = log_probs(response_logits(decoder, base, base_prefix, problems, group, entry, tokens), sampling.temperature)
         if sampling.top_p < 1:  # the nucleus is where the sampler drew from, no function of what is differentiated here
-            inside, _ = nucleus(lax.stop_gradient(log_p), kept - EDGE)
+            inside, _ = nucleus(*lax.stop_gradient((logits, log_p)), kept - EDGE)
             inside |= jnp.arange(log_p.shape[-1])[None, None] == tokens[..., None]
             log_p, base_log_p = within(log_p, inside), within(base_log_p, inside)
         logps = chosen(log_p, tokens)
@@ -91,6 +91,18 @@ def build_gradient(
             value = value + coefficients.kl * metrics["kl"]
         metrics["loss"] = value
         return (value * mask).sum(), {k: (v * mask).sum() for k, v in metrics.items()}
+
+    def add_up(x: Array) -> Array:
+        """Summed over data and fsdp. Over one shard that is x: with tensor alone split, XLA cannot compile the sum."""
+        return lax.psum(x, ROWS) if shards > 1 else x
+
+    def sum_over_shards(gradient: Array, spec: P) -> Array:
+        """`add_up`; where fsdp splits the parameter, each shard keeps its part."""
+        for dimension, axes in enumerate(spec):
+            if shards > 1 and axes in ("fsdp", ("fsdp",)):
+                gradient = lax.psum_scatter(gradient, "fsdp", scatter_dimension=dimension, tiled=True)
+                return lax.psum(gradient, "data")
+        return add_up(gradient)
 
     def bounds(part: Any, n: Array, block: Array) -> tuple[Array, Array]:
         """Local rows [low, high) of the responses to the block's prompts."""
@@ -111,7 +123,7 @@ def build_gradient(
     ) -> tuple[Params, dict[str, Array]]:
         tokens, sampler_logps, mask, kept, gains = (x[0] for x in (*rollouts[:4], advantages))
         part, every = share(shard[0], shards, B_p, n), share(jnp.arange(shards), shards, B_p, n)
-        here, total = (jnp.maximum(x, 1).astype(jnp.float32) for x in (lax.psum(mask.sum(), ROWS), total))
+        here, total = (jnp.maximum(x, 1).astype(jnp.float32) for x in (add_up(mask.sum()), total))
 
         def microbatch(i: Array, carry: tuple, low: Array, high: Array, first_group: Array, prefix: Any, base_prefix: Any) -> tuple:
             d_params, d_prefix, sums = carry
@@ -146,8 +158,8 @@ def build_gradient(
         zeros = (jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), {k: jnp.float32(0) for k in names})
         blocks = ((every.groups + g - 1) // g).max()
         d_params, sums = lax.fori_loop(0, blocks, block, zeros)
-        d_params = jax.tree.map(lambda d, spec: _sum_over_shards(d / total, spec), d_params, specs)
-        return d_params, {k: lax.psum(v, ROWS) / (total if k == "loss" else here) for k, v in sums.items()}
+        d_params = jax.tree.map(lambda d, spec: sum_over_shards(d / total, spec), d_params, specs)
+        return d_params, {k: add_up(v) / (total if k == "loss" else here) for k, v in sums.items()}
 
     rows = P(ROWS)
     sharded = shard_map(
@@ -189,12 +201,3 @@ def _loss_metrics(loss: ModuleType) -> list[str]:
         jax.ShapeDtypeStruct((), jnp.float32),
     )
     return sorted(metrics)
-
-
-def _sum_over_shards(gradient: Array, spec: P) -> Array:
-    """Summed over data and fsdp; where fsdp splits the parameter, each shard keeps its part."""
-    for dimension, axes in enumerate(spec):
-        if axes in ("fsdp", ("fsdp",)):
-            gradient = lax.psum_scatter(gradient, "fsdp", scatter_dimension=dimension, tiled=True)
-            return lax.psum(gradient, "data")
-    return lax.psum(gradient, ROWS)
