@@ -90,7 +90,7 @@ class Rollouts(NamedTuple):
         tokens: i32[S rows T].
         logps: f32[S rows T], their log-probabilities at the sampling temperature and top-p.
         mask: bool[S rows T], which tokens count.
-        kept: f32[S rows T], the probability mass of each token's nucleus; [S rows 0] where top_p is 1.
+        kept: f32[S rows T], the probability mass of each token's nucleus; [S rows 1], all ones, where top_p is 1.
         ended: bool[S rows], whether a stop ended the response (else it was cut at T).
     """
 
@@ -172,7 +172,7 @@ def build_sampler(
     R, g, G, T = geometry.slots, geometry.prompts, geometry.prefixes, geometry.response_length
     chunk = min(CHUNK, T)
     n_prefix = geometry.prompt_length - 1
-    T_kept = T if sampling.top_p < 1 else 0
+    T_kept = T if sampling.top_p < 1 else 1  # not 0: jax 0.11's XLA crashes on an array without elements that a mesh splits
 
     automaton = None if stops.table is None else jnp.asarray(stops.table)
 
