@@ -107,22 +107,24 @@ def run_cell(
         return
     mesh = programs.mesh
     base_params = base.params(programs.decoder, mesh)
+    reference = base_params if config.cell.rl.kl > 0 else {}  # what the KL term is measured against
     table = jax.device_put(Problems(*programs.problem_set(base.training).arrays), replicated(mesh))
     validation = programs.problem_set(base.validation)
     extra = {name: programs.problem_set(problems) for name, problems in base.extra.items()}
     with Checkpoints(folder / "checkpoint") as checkpoints:
         state, position = programs.init(base_params), Position(0, -1, 0)
+        del base_params  # a large policy is held once more only where something reads it
         state, position = checkpoints.restore(state) or (state, position)
         if position.evaluation >= 0 and grid[position.evaluation] not in ledger.targets:  # the ledger lost a line that the state is past
             checkpoints.clear()
-            state, position = programs.init(base_params), Position(0, -1, 0)
+            state, position = programs.init(base.params(programs.decoder, mesh)), Position(0, -1, 0)
         report(Progress(cell, position.M * cell.B, None))
         order = batches(len(base.training), cell.B_p, cell.seed, first=position.M)
 
         def updates(state: State, count: int) -> tuple[State, dict[str, float]]:
             """`count` updates in one call: the next problems of the order, and the sums of their metrics."""
             chosen = np.array([next(order) for _ in range(count)], np.int32).reshape(count, cell.B_p)
-            return programs.updates(state, base_params, table, base.training, chosen, count, cell)
+            return programs.updates(state, reference, table, base.training, chosen, count, cell)
 
         with COMPILING:
             state, _ = updates(state, 0)  # compiles, where this is the first cell of its mesh: the clock starts after that
@@ -137,7 +139,7 @@ def run_cell(
             while M < goal:
                 count = min(programs.updates_a_call, goal - M)
                 state, metrics = updates(state, count)
-                sums = {k: sums.get(k, 0.0) + v for k, v in metrics.items()}
+                sums |= {k: sums.get(k, 0.0) + v for k, v in metrics.items()}  # a failure's kind is not in every update's metrics
                 M += count
                 report(Progress(cell, M * cell.B, None))
             if bad := round(sums.get("not_finite", 0.0)):
