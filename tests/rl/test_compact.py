@@ -23,7 +23,7 @@ def batch(geometry: Geometry, B_p: int, n: int, silent: list[int]) -> tuple[Prob
         "tokens": rng.integers(0, 24, (B, T)).astype(np.int32),
         "logps": rng.normal(size=(B, T)).astype(np.float32),
         "mask": rng.random((B, T)) < 0.8,
-        "kept": np.zeros((B, 0), np.float32),
+        "kept": np.ones((B, 1), np.float32),
         "ended": rng.random(B) < 0.5,
         "gains": gains,
     }

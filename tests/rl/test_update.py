@@ -43,7 +43,7 @@ NUMBERS = {"clip": 0.2, "kl": 0.3, "entropy": 0.05, "learning_rate": 2e-2, "weig
 
 
 class Batch(NamedTuple):
-    """B rollouts in the order of their numbers; kept [B T] where there is a nucleus, else [B 0]."""
+    """B rollouts in the order of their numbers; kept [B T] where there is a nucleus, else [B 1]."""
 
     tokens: np.ndarray
     logps: np.ndarray
@@ -117,7 +117,7 @@ def batch(B_p: int, n: int, temperature: float, top_p: float = 1.0) -> Batch:
     inside, kept = nuclei(group, tokens, temperature, top_p)
     logps = reference_logps(np, policy(), PROBLEMS, temperature, group, tokens, inside)[0] + rng.normal(0, 0.2, (B, T))
     parts = np.where(mask, tokens, 0), np.where(mask, logps, 0).astype(np.float32), mask, rng.normal(size=B).astype(np.float32)
-    return Batch(*parts, kept if top_p < 1 else kept[:, :0])
+    return Batch(*parts, kept if top_p < 1 else np.ones_like(kept[:, :1]))
 
 
 def nuclei(group: np.ndarray, tokens: np.ndarray, temperature: float, top_p: float) -> tuple[np.ndarray, np.ndarray]:
