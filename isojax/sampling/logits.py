@@ -12,44 +12,38 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 NEVER = -1e30  # the log-probability of what cannot be drawn: finite, so that p log p and its gradient are 0 and not NaN
-BISECTIONS = 32  # of a range of some 30 nats: thresholds closer than float32 tells apart
-TIE = 1e-5  # nats below the last token of a nucleus that count as a tie: a compiler may round a number anew wherever it is used
+BISECTIONS = 32  # of float32's own numbers, so that the threshold is exact
 EDGE = 2e-5  # mass by which the trainer's nucleus may fall short of the sampler's: above what rounding moves, below a token worth telling
 
 
 def log_probs(logits: Float[Array, "*b V"], temperature: float) -> Float[Array, "*b V"]:
-    """Log-probabilities at the sampling temperature; the sampler's and the trainer's, so that both mean the same policy.
-
-    The largest is subtracted before the division: what counts is then small, and rounded finely whatever the temperature.
-    """
-    logits = logits.astype(jnp.float32)
-    return jax.nn.log_softmax((logits - lax.stop_gradient(logits.max(-1, keepdims=True))) / temperature, -1)
+    """Log-probabilities at the sampling temperature; the sampler's and the trainer's, so that both mean the same policy."""
+    return jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, -1)
 
 
-def nucleus(log_p: Float[Array, "*b V"], mass: ArrayLike) -> tuple[Bool[Array, "*b V"], Float[Array, "*b"]]:
+def nucleus(logits: Float[Array, "*b V"], log_p: Float[Array, "*b V"], mass: ArrayLike) -> tuple[Bool[Array, "*b V"], Float[Array, "*b"]]:
     """The smallest set of most probable tokens that holds at least `mass` (top-p, arXiv:1904.09751), and the mass it holds.
 
-    By bisection of a threshold on the log-probability; tokens that tie with the last one, to within `TIE`, are kept with it.
-    `mass`: f32, a number or [*b].
+    By bisection of a threshold; tokens that tie with the last one are kept with it. Tokens are ranked by `logits`, as a matrix product left
+    them: a compiler may work `log_p` out anew, and round it anew, in each place where it is used, and the last token would be in here and
+    out there. `mass`: f32, a number or [*b].
     """
     p = jnp.exp(log_p)
     wanted = jnp.broadcast_to(jnp.asarray(mass, jnp.float32), log_p.shape[:-1])
-    top = log_p.max(-1)
+    bits = lax.bitcast_convert_type(logits.astype(jnp.float32), jnp.int32)
+    rank = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # whole numbers in the order of the logits
 
     def held(threshold: Array) -> Array:
-        return jnp.where(log_p >= threshold[..., None], p, 0.0).sum(-1)
+        return jnp.where(rank >= threshold[..., None], p, 0.0).sum(-1)
 
     def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
-        middle = (low + high) / 2
+        middle = (low & high) + ((low ^ high) >> 1)  # their mean, rounded down, without overflow
         enough = held(middle) >= wanted
         return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 
-    # What lies below the first `low` cannot add up to 1 - mass, so all above it is enough; the most probable token alone is always kept.
-    low = jnp.minimum(jnp.log(jnp.maximum(1 - wanted, 1e-7) / log_p.shape[-1]), top)
-    low, _ = lax.fori_loop(0, BISECTIONS, halve, (low, top))
-    low = jnp.where(held(top) >= wanted, top, low) - TIE
-    return log_p >= low[..., None], held(low)
+    low, _ = lax.fori_loop(0, BISECTIONS, halve, (rank.min(-1), rank.max(-1) + 1))
+    return rank >= low[..., None], held(low)
 
 
 def within(log_p: Float[Array, "*b V"], inside: Bool[Array, "*b V"]) -> Float[Array, "*b V"]:

@@ -228,10 +228,11 @@ def build_sampler(
 
     def decode(params: Params, slots: _Slots, cache: tuple[Array, Array], ended: Array) -> tuple[_Slots, tuple[Array, Array], Array]:
         hidden, cache = decoder.decode_step(params, cache, slots.token, slots.position)
-        log_p = log_probs(decoder.logits(params, hidden), sampling.temperature)
+        logits = decoder.logits(params, hidden)
+        log_p = log_probs(logits, sampling.temperature)
         writes = (jnp.arange(T)[None] == slots.t[:, None]) & ~ended[:, None]
         if sampling.top_p < 1:
-            inside, kept = nucleus(log_p, sampling.top_p)
+            inside, kept = nucleus(logits, log_p, sampling.top_p)
             log_p = within(log_p, inside)
             slots = slots._replace(kept=jnp.where(writes, kept[:, None], slots.kept))
         token, logp = draw(log_p, uniforms(slots.key, slots.t))

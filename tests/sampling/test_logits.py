@@ -44,16 +44,15 @@ def shapes_of_distributions() -> dict[str, np.ndarray]:
 
 def by_sorting(log_p: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray]:
     """Top-p as one writes it down, in float64: the tokens from the most probable on until they hold `mass`, with those that tie with the
-    last one to within 1e-5 nats; and how near rounding comes to telling otherwise, by the sum or by a token at the edge of a tie."""
+    last one; and how near `mass` the sum comes to stand, where rounding might tell otherwise."""
     p = np.exp(log_p.astype(np.float64))
     inside, margin = np.zeros(p.shape, bool), np.zeros(len(p))
     for row in range(len(p)):
         order = np.argsort(-log_p[row], kind="stable")
         held = np.cumsum(p[row, order])
         last = min(int(np.searchsorted(held, mass)), len(order) - 1)
-        below = log_p[row, order[last]] - log_p[row]
-        inside[row] = below <= 1e-5
-        margin[row] = min(np.abs(held - mass).min(), np.abs(below - 1e-5).min())
+        inside[row] = log_p[row] >= log_p[row, order[last]]
+        margin[row] = np.abs(held - mass).min()
     return inside, margin
 
 
@@ -64,7 +63,7 @@ def test_the_nucleus_is_the_one_that_sorting_finds(shape: str) -> None:
     program, compared = jax.jit(nucleus), 0
     masses = [0.001, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99, 0.999]
     for mass in masses:
-        inside, kept = (np.asarray(x) for x in program(log_p, mass))
+        inside, kept = (np.asarray(x) for x in program(log_p, log_p, mass))
         expected, margin = by_sorting(log_p, mass)
         clear = margin > 2e-6
         np.testing.assert_array_equal(inside[clear], expected[clear])
@@ -74,17 +73,28 @@ def test_the_nucleus_is_the_one_that_sorting_finds(shape: str) -> None:
         compared += int(clear.sum())
     assert compared > 0.8 * 12 * len(masses)
     of_its_own = np.resize(np.array(masses, np.float32), 12)
-    inside, _ = (np.asarray(x) for x in program(log_p, of_its_own))
+    inside, _ = (np.asarray(x) for x in program(log_p, log_p, of_its_own))
     for row, mass in enumerate(of_its_own):
-        np.testing.assert_array_equal(inside[row], np.asarray(program(log_p, mass)[0])[row])
+        np.testing.assert_array_equal(inside[row], np.asarray(program(log_p, log_p, mass)[0])[row])
 
 
 @pytest.mark.parametrize("shape", shapes_of_distributions())
 def test_a_nucleus_of_all_mass_leaves_out_what_rounds_to_nothing(shape: str) -> None:
     log_p = np.asarray(log_probs(jnp.array(shapes_of_distributions()[shape]), 1.0))
-    inside, kept = (np.asarray(x) for x in jax.jit(nucleus)(log_p, 1.0))
+    inside, kept = (np.asarray(x) for x in jax.jit(nucleus)(log_p, log_p, 1.0))
     left_out = np.where(inside, 0, np.exp(log_p.astype(np.float64))).sum(-1)
     assert left_out.max() < 1e-6 and np.abs(kept - 1).max() < 3e-6
+
+
+def test_the_nucleus_is_ranked_by_the_logits_alone() -> None:
+    """Whatever rounding does to log-probabilities that all but tie; over all of float32's range, either side of zero."""
+    logits = jnp.array([[3e38, 1.0, 1e-40, 0.0, -0.5, -1e-3, -3e38, -jnp.inf]])
+    order = [0, 1, 2, 3, 5, 4, 6, 7]
+    equal = jnp.full((1, 8), -np.log(8), jnp.float32) + jnp.array([[0, 0, 1e-7, 0, -1e-7, 0, 1e-7, 0]])
+    for size in range(1, 9):
+        inside, kept = nucleus(logits, equal, size / 8 - 1e-3)
+        assert np.flatnonzero(inside[0]).tolist() == sorted(order[:size])
+        assert float(kept[0]) == pytest.approx(size / 8, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +113,7 @@ def test_the_nucleus_by_hand(p: list[float], mass: float, inside: list[int]) -> 
     """Tokens that tie with the last one are kept with it; renormalised over the nucleus, the rest cannot be drawn."""
     with np.errstate(divide="ignore"):
         log_p = jnp.log(jnp.array([p], jnp.float32))
-    got, kept = nucleus(log_p, mass)
+    got, kept = nucleus(log_p, log_p, mass)
     assert got[0].astype(int).tolist() == inside
     total = float(np.dot(p, inside))
     assert float(kept[0]) == pytest.approx(total, rel=1e-6)

@@ -1,0 +1,124 @@
+"""Do sampler and trainer mean the same policy? Largest difference of their log-probabilities before the first update; one JSON line each.
+
+    python benchmarks/logprob_agreement.py models/smollm2-135m                    200 sums x 16 rollouts, then free text
+    python benchmarks/logprob_agreement.py models/smollm2-135m --sums 20          fewer prompts
+
+MODEL: a folder as `isojax model import smollm2` writes it. Few-shot sums with answers of at most 8 tokens, and 64 tokens of free text
+from 16 openings, 8 rollouts each; at temperature .6 with top-p 1 and .9. The bound is 1e-4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from isojax import registry
+from isojax.config import DataConfig, ModelConfig, PromptConfig, RLConfig, SamplingConfig, VerifierConfig
+from isojax.models import hf
+from isojax.models.decoder import Decoder, Params
+from isojax.rl.losses import grpo
+from isojax.rl.step import coefficients
+from isojax.rl.update import build_gradient
+from isojax.sampling.sampler import Geometry, Problems, build_sampler, make_geometry
+from isojax.sharding import make_mesh, parse_mesh, shard_count
+from isojax.tasks.sources import Held, open_source
+from isojax.tasks.stops import Stops
+from isojax.tasks.text import TextTask
+from isojax.types import Problem
+
+SHOTS = "3 + 4 = 7\n15 + 2 = 17\n8 + 26 = 34\n34 + 52 = 86\n{prompt}"
+OPENINGS = [
+    "The history of bread begins",
+    "Once upon a time",
+    "def fibonacci(n):",
+    "Dear Sir or Madam,",
+    "The three laws of",
+    "1. Wash your hands",
+]
+OPENINGS += [
+    "In 1969,",
+    "Water boils at",
+    "My favourite colour is",
+    "Q: What is a whale?\nA:",
+    "import numpy as np",
+    "She opened the door and",
+]
+OPENINGS += ["The capital of France", "| name | age |", "To bake a cake, first", "Light travels"]
+
+
+class Agreement:
+    """Samples a batch, then lets the gradient's own program say what it makes of each token, read off by a loss that looks on."""
+
+    def __init__(self, decoder: Decoder, stops: Stops, geometry: Geometry, sampling: SamplingConfig, on: Mesh):
+        self._seen: list[tuple[float, int]] = []
+        self._sample = jax.jit(build_sampler(decoder, geometry, on, sampling, stops))
+        onlooker: Any = SimpleNamespace(loss=self._loss)
+        gradient = build_gradient(decoder, geometry, on, onlooker, sampling, use_kl=False)
+
+        def score(params: Params, problems: Problems, rollouts: Any, B_p: Any, n: Any, gradient_too: bool) -> Any:
+            advantages = jnp.ones(rollouts.ended.shape)
+            found, metrics = gradient(params, params, problems, rollouts, advantages, rollouts.mask.sum(), B_p, n, coefficients(RLConfig()))
+            return metrics, optax.tree.norm(found) if gradient_too else None  # where nobody asks for it, no gradient is computed
+
+        self._score = jax.jit(score, static_argnums=5)
+
+    def _loss(self, logps: Any, sampler_logps: Any, advantages: Any, mask: Any, clip: Any) -> Any:
+        gap = jnp.where(mask, jnp.abs(logps - sampler_logps), 0.0).max()
+        jax.debug.callback(lambda gap, tokens: self._seen.append((float(gap), int(tokens))), gap, mask.sum())
+        return grpo.loss(logps, sampler_logps, advantages, mask, clip)
+
+    def __call__(self, params: Params, problems: Problems, cell: tuple[int, int], gradient_too: bool = False) -> dict[str, Any]:
+        """For a batch of `cell` = (B_p, n): the largest difference, the tokens compared, the update's own metrics, the gradient's norm."""
+        self._seen.clear()
+        numbers = (np.int32(cell[0]), np.int32(cell[1]))
+        rollouts = self._sample(params, problems, *numbers, jax.random.key(0))
+        metrics, norm = jax.block_until_ready(self._score(params, problems, rollouts, *numbers, gradient_too))
+        jax.effects_barrier()
+        tokens = int(np.asarray(rollouts.mask).sum())
+        assert tokens <= sum(count for _, count in self._seen), "the loss has not looked at every token"
+        return {"max_difference": max(gap for gap, _ in self._seen), "tokens": tokens, "scored": metrics, "gradient_norm": norm}
+
+
+def report(name: str, task: TextTask, model: ModelConfig, count: int, n: int, lengths: tuple[int, int], top_p: float) -> None:
+    """One JSON line."""
+    began = time.perf_counter()
+    decoder = registry.load("models", model.family, "build").build(model, task.vocab)
+    on = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
+    sampling = SamplingConfig(prompt_length=lengths[0], response_length=lengths[1], temperature=0.6, top_p=top_p)
+    geometry = make_geometry([(count, n)], shard_count(on), min(64, count * n), 256 // lengths[1], *lengths)
+    chosen = task.problems(count, np.random.default_rng(0))
+    problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in task.encode(chosen, lengths[0])))
+    params = hf.load(task.folder, model, decoder, on)
+    found = Agreement(decoder, task.stops, geometry, sampling, on)(params, problems, (count, n))
+    row = {"prompts": name, "top_p": top_p, "temperature": 0.6, "rollouts": count * n, "tokens": found["tokens"]}
+    row |= {"max_difference": found["max_difference"], "mean_difference": float(found["scored"]["log_ratio"])}
+    print(json.dumps(row | {"seconds": round(time.perf_counter() - began, 1)}), flush=True)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--sums", type=int, default=200)
+    given = parser.parse_args()
+    model = hf.resolve(ModelConfig(path=given.model))
+    shots, free = PromptConfig(template=SHOTS, stop=("\n",)), PromptConfig()
+    verifier = VerifierConfig(use="integer")
+    sums = TextTask(open_source("addition", DataConfig()), model, shots, verifier)
+    text = TextTask(Held([Problem(i, opening, "") for i, opening in enumerate(OPENINGS)]), model, free, verifier)
+    for top_p in (1.0, 0.9):
+        report("free text", text, model, len(OPENINGS), 8, (12, 64), top_p)
+        report("sums", sums, model, given.sums, 16, (48, 8), top_p)
+
+
+if __name__ == "__main__":
+    main()
