@@ -24,12 +24,12 @@ def difficulty(
 ) -> None:
     """Label problems by the base model's avg@k, and split them: Easy [.3, .6], Hard [0, .0625], Very Easy (.6, .9].
 
-    cell.data.candidates problems get cell.data.attempts rollouts each (16). Called again after a kill it goes on where it was. DIR gets
+    cell.data.candidates problems get cell.data.attempts rollouts each (16 where that is 0). Called again after a kill it goes on where it was. DIR gets
     labels.csv (with 90% intervals), the histogram difficulty.png, and splits/, a data set to train on.
 
     \b
     [bold]Examples[/bold]
-      isojax difficulty smollm2_cpu cell.data.candidates=500 cell.data.attempts=16
+      isojax difficulty smollm2_cpu cell.data.candidates=500
       isojax difficulty gsm8k models/qwen2.5-7b-instruct cell.model.path=FOLDER --extremely-hard
       isojax launch my.yaml cell.task=tfds:difficulty/gsm8k/splits 'cell.data.mixture={hard: 0.5, easy: 0.5}'
     """

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isojax.config import Config, config_hash
+from isojax.config import Config, DataConfig, config_hash
 from isojax.estimators import wilson
 from isojax.files import write_text
 from isojax.launch.local import alone, open_task, resolve_config, start_jax
@@ -36,6 +36,8 @@ Tick = Callable[[str, float], None]
 def label(config: Config, folder: Path, held_out: int, extremely_hard: bool, tick: Tick) -> dict[str, list[Problem]]:
     """Label at most `cell.data.candidates` problems by avg@`cell.data.attempts`, and write all that the module says; returns the splits.
 
+    Where the config's run labels nothing (attempts 0), the usual 16 attempts are made.
+
     `extremely_hard`: problems with none right are sampled up to 128 times.
 
     Raises:
@@ -43,9 +45,9 @@ def label(config: Config, folder: Path, held_out: int, extremely_hard: bool, tic
     """
     jax = start_jax(config)
     config = resolve_config(config)
-    cell = config.cell
-    if not cell.data.attempts:
-        raise InputError("cell.data.attempts is 0, and labelling takes at least one rollout a problem; give, for example, 16.")
+    data = config.cell.data
+    cell = config.cell.model_copy(update={"data": data.model_copy(update={"attempts": data.attempts or DataConfig().attempts})})
+    config = config.model_copy(update={"cell": cell})
     if not cell.model.path:
         raise InputError(
             f"cell.model.path is not set: `isojax difficulty` labels problems in text with a language model. The task {cell.task} "

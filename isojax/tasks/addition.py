@@ -1,8 +1,8 @@
 """Sums of small numbers: `12 + 7 =` -> `19`. A source in one file, and what a small model can learn by RL on a laptop.
 
 Each operand's number of digits is drawn evenly from low..high (`addition:low=1,high=2`, the usual ones), then the operand evenly
-among the numbers of so many digits; 0 has one digit. Of a + b and b + a a set holds one, so that a held-out sum has not been
-trained on the other way round.
+among the numbers of so many digits; 0 has one digit. Of a + b and b + a only one is ever a problem, so that a held-out sum has not
+been trained on the other way round.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from isojax.config import DataConfig
-from isojax.tasks.sources import read_integers
+from isojax.tasks.sources import in_order, read_integers
 from isojax.types import InputError, Problem
 
 
@@ -29,12 +29,12 @@ class Sums:
         base = 10**self.high
         numbers = base - (0 if self.low == 1 else 10 ** (self.low - 1))
         count = min(count, numbers * (numbers + 1) // 2)
-        found: dict[tuple[int, int], tuple[int, int]] = {}
+        found: dict[tuple[int, int], None] = {}
         while len(found) < count:
-            for a, b in zip(self._operands(count, rng).tolist(), self._operands(count, rng).tolist(), strict=True):
-                found.setdefault((min(a, b), max(a, b)), (a, b))
+            drawn = zip(self._operands(count, rng).tolist(), self._operands(count, rng).tolist(), strict=True)
+            found |= dict.fromkeys(in_order(a, b) for a, b in drawn)
         # The first draws hold more short sums than the last ones, when most of those have been met: so a choice, not the first ones.
-        sums = list(found.values())[:count]
+        sums = list(found)[:count]
         return [Problem(a * base + b, f"{a} + {b} =", str(a + b)) for a, b in (sums[i] for i in rng.permutation(count))]
 
     def _operands(self, count: int, rng: np.random.Generator) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Greatest common divisors: `gcd(12,18)=` -> `6`, of two numbers in low..high (`gcd:low=2,high=40`, the usual ones).
 
-Of gcd(a,b) and gcd(b,a) a set holds one, so that a held-out pair has not been trained on the other way round.
+Of gcd(a,b) and gcd(b,a) only one is ever a problem, so that a held-out pair has not been trained on the other way round.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from isojax.config import DataConfig
-from isojax.tasks.sources import read_integers
+from isojax.tasks.sources import in_order, read_integers
 from isojax.types import InputError, Problem
 
 LARGEST = 9999
@@ -19,7 +19,7 @@ LARGEST = 9999
 
 @dataclass(frozen=True)
 class Divisors:
-    """All pairs of numbers in low..high, each in an order of its own; the id of gcd(a,b) is 10,000 a + b."""
+    """All pairs of numbers in low..high, each in one order; the id of gcd(a,b) is 10,000 a + b."""
 
     low: int
     high: int
@@ -29,8 +29,8 @@ class Divisors:
         """`count` distinct pairs, or all there are."""
         numbers = np.arange(self.low, self.high + 1)
         pairs = np.stack(np.triu_indices(len(numbers)), 1)
-        chosen = numbers[rng.permuted(pairs[rng.permutation(len(pairs))[:count]], axis=1)].tolist()
-        return [Problem(a * (LARGEST + 1) + b, f"gcd({a},{b})=", str(math.gcd(a, b))) for a, b in chosen]
+        chosen = numbers[pairs[rng.permutation(len(pairs))[:count]]].tolist()
+        return [Problem(a * (LARGEST + 1) + b, f"gcd({a},{b})=", str(math.gcd(a, b))) for a, b in (in_order(*pair) for pair in chosen)]
 
 
 def source(argument: str, data: DataConfig) -> Divisors:

@@ -56,6 +56,12 @@ def choose(problems: Sequence[Problem], count: int, rng: np.random.Generator) ->
     return [problems[i] for i in rng.permutation(len(problems))[:count]]
 
 
+def in_order(a: int, b: int) -> tuple[int, int]:
+    """The one order in which two numbers stand in a problem that means the same either way: as often the larger first as the smaller."""
+    low, high = min(a, b), max(a, b)
+    return (high, low) if (low * 7 + high * 3) // 2 % 2 else (low, high)
+
+
 def asked(problem: Problem) -> str:
     """What tells two problems apart: the prompt, or all of the user's turns where there is a conversation."""
     return "\n".join(m["content"] for m in problem.messages if m["role"] == "user") or problem.prompt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 
@@ -58,6 +59,18 @@ def test_sums_are_right_distinct_and_have_ids_of_their_own() -> None:
         assert p.prompt == f"{a} + {b} =" and p.answer == str(a + b)
     assert len({frozenset(divmod(p.id, 100)) for p in problems}) == 3000  # of a + b and b + a, one
     assert draw("addition", 3000) == problems != draw("addition", 3000, seed=1)
+
+
+@pytest.mark.parametrize("task", ["addition", "gcd"])
+def test_no_two_sets_hold_a_problem_both_ways_round(task: str) -> None:
+    """A held-out set is drawn apart from the training set: what both hold must be the same text, or it would not be found."""
+    one, two = draw(task, 600, seed=0), draw(task, 600, seed=1)
+    numbers = {tuple(sorted(map(int, re.findall(r"\d+", p.prompt)))): p.prompt for p in one}
+    both = [p for p in two if tuple(sorted(map(int, re.findall(r"\d+", p.prompt)))) in numbers]
+    assert len(both) > 50
+    assert all(numbers[tuple(sorted(map(int, re.findall(r"\d+", p.prompt))))] == p.prompt for p in both)
+    first_larger = [a > b for a, b in (map(int, re.findall(r"\d+", p.prompt)) for p in one) if a != b]
+    assert 0.4 < np.mean(first_larger) < 0.6
 
 
 def test_each_operand_of_a_sum_is_as_often_short_as_long() -> None:
