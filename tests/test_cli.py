@@ -18,6 +18,7 @@ import pytest
 from isojax import __version__, cli
 from isojax.cli_words import budget_number, fixed_values, plain
 from isojax.config import Config, config_hash, load_config, read_saved, save_config
+from isojax.files import write_text
 from isojax.launch.planner import plan
 from isojax.records import RECORDS, Ledger
 from isojax.scaling.synthetic import world
@@ -47,6 +48,7 @@ def write_sweep(folder: Path) -> Path:
     """runs/NAME of a sweep whose n*(C) rises: config.yaml and ledgers."""
     config = load_config("quickstart", ["name=known", "sweep.B_p=[16]", "sweep.slots=32", "sweep.microbatch=32"])
     save_config(config, folder / "config.yaml")
+    write_text(folder / "base" / "about.json", json.dumps({"checkpoint": "", "notes": []}))
     for run in world(seeds=2, problems=100).runs:
         ledger = Ledger(folder / "cells" / run.cell.name, run.cell, config_hash(config.cell))
         for point in run.points:
@@ -70,7 +72,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, known: Path) -> list[tuple[Any, ...]]
 
     def train(config: Config, resume: bool) -> Path:
         seen.append((config, resume))
-        return Path("runs/one")
+        return known
 
     monkeypatch.setitem(sys.modules, "isojax.launch.local", SimpleNamespace(launch=launch, train=train))
     return seen
