@@ -46,6 +46,7 @@ class FitOptions:
 
 MOST_OTHER_METRICS = 6
 OTHER_REPLICATES = 200
+NO_REWARDS = {"answered", "truncated", "verifier_failures"}  # what an evaluation records of its rollouts besides rewards (train.metrics_of)
 # What every command that reads a fit counts on, in schema 1 and 2.
 NEEDED = ("mode", "metric", "compute", "runs", "curves", "frontier", "crossovers", "segments", "n_star", "by_B_p", "stability", "flags")
 
@@ -98,7 +99,8 @@ def fit_runs(runs: Sequence[RunRecord], metric: str, compute: str, options: FitO
 
 def other_fits(runs: Sequence[RunRecord], main: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The other views of a report: the paper's procedure, best@k and worst@k where the counts give them, training reward, then
-    other recorded metrics, the means of extra sets first. Views that these runs cannot give are left out."""
+    other recorded metrics, the means of extra sets first. Metrics that are no rewards (NO_REWARDS, of any set) and views that these
+    runs cannot give are left out."""
     first = runs[0].points[-1]
     samples = min(p.samples for r in runs for p in r.points)
     other_mode = "paper" if main["mode"] != "paper" else MODE
@@ -106,7 +108,8 @@ def other_fits(runs: Sequence[RunRecord], main: Mapping[str, Any]) -> list[dict[
     if samples >= 2 and first.counts:
         wanted += [(f"{kind}@{samples}", MODE) for kind in ("best", "worst")]
     wanted += [("train/reward", MODE)] if "reward" in first.train else []
-    rest = sorted(set(first.metrics) - {metric for metric, _ in wanted}, key=lambda name: ("avg@" not in name, name))
+    rewards = {name for name in first.metrics if name.rpartition("/")[2] not in NO_REWARDS}
+    rest = sorted(rewards - {metric for metric, _ in wanted}, key=lambda name: ("avg@" not in name, name))
     wanted += [(name, MODE) for name in rest[:MOST_OTHER_METRICS]]
     found = []
     for metric, mode in wanted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import pytest
 
 from isojax import cli, cli_fit
 from isojax.estimators import summary
+from isojax.evaluate import Counts
 from isojax.records import Ledger, read_runs
 from isojax.scaling.synthetic import world
+from isojax.train import metrics_of
 from isojax.types import Cell, EvalPoint, RunRecord
 
 Isojax = Callable[..., tuple[int, str, str]]
@@ -123,3 +126,15 @@ def test_the_report_shows_extra_sets_before_other_recorded_metrics(monkeypatch: 
     run = RunRecord(Cell(16, 4, 0), (EvalPoint(0, 0, 0, 0, metrics, (2, 2), 4),))
     cli_fit.other_fits([run], {"metric": "avg@4", "mode": "debiased", "compute": "rollouts"})
     assert asked == ["avg@4", "best@4", "worst@4", "a/avg@4", "b/avg@4", "c/avg@4", "d/avg@4", "a/best@4", "a/worst@4"]
+
+
+def test_the_report_fits_no_metric_that_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every evaluation of a run records, of the main set and of a further one: rewards alone are fitted."""
+    asked: list[str] = []
+    monkeypatch.setattr(cli_fit, "fit_runs", lambda runs, metric, *_: asked.append(metric))
+    counts = Counts(right=np.array([2, 1]), answered=5, ended=6, failures=Counter(timeout=1), tokens=[], first=np.array([1.0, 0.0]))
+    recorded = metrics_of(counts, {"hard": counts}, samples=4)
+    assert {"answered", "truncated", "verifier_failures", "hard/answered", "hard/truncated", "hard/verifier_failures"} < set(recorded)
+    run = RunRecord(Cell(16, 4, 0), (EvalPoint(0, 0, 0, 0, recorded, (2, 1), 4),))
+    cli_fit.other_fits([run], {"metric": "avg@4", "mode": "debiased", "compute": "rollouts"})
+    assert asked == ["avg@4", "best@4", "worst@4", "hard/avg@4", "hard/best@4", "hard/worst@4"]
