@@ -99,33 +99,43 @@ def fields(path: Path, reader: Any) -> Callable[..., Any]:
     return read
 
 
+def positive(path: Path, read: Callable[..., Any], key: str, default: Any = REQUIRED, kind: Any = int) -> Any:
+    """A number of the metadata; InputError where it is not above 0, or a list: one for each layer, where layers differ in shape."""
+    value = read(key, default)
+    if not isinstance(value, kind) or not value > 0:
+        what = f"a {'whole ' if kind is int else ''}number above 0, the same for every layer"
+        raise InputError(f"{path}: {key} is {value!r}; expected {what}. Copy the file anew, or take another model.")
+    return value
+
+
 def model_config(path: Path, read: Callable[..., Any], stored: dict[str, Any]) -> ModelConfig:
     """The model's shape from the metadata; tied where the file has no second matrix, or the same one twice."""
     family = read("general.architecture")
     if family not in FAMILIES:
         raise InputError(f"{path}: general.architecture is {family!r}; expected one of {', '.join(FAMILIES)}.")
-    width, heads = read(f"{family}.embedding_length"), read(f"{family}.attention.head_count")
-    head_dim = read(f"{family}.attention.key_length", width // heads)
+    width = positive(path, read, f"{family}.embedding_length")
+    heads = positive(path, read, f"{family}.attention.head_count")
+    head_dim = positive(path, read, f"{family}.attention.key_length", width // heads)
     if (turned := read(f"{family}.rope.dimension_count", head_dim)) != head_dim:
         raise InputError(f"{path}: rope.dimension_count = {turned}, head size {head_dim}; expected equal ones (whole heads are turned).")
     if (scaling := read(f"{family}.rope.scaling.type", "none")) != "none":
         raise InputError(
             f"{path}: stretched rotary positions ({scaling}); expected none, or Llama 3's. Take the model's safetensors folder."
         )
-    base = decimal(read(f"{family}.rope.freq_base", 10_000.0))
+    base = decimal(positive(path, read, f"{family}.rope.freq_base", 10_000.0, (int, float)))
     if NAMES["embed"] not in stored:
         raise InputError(f"{path}: has no tensor {NAMES['embed']}; expected a language model's weights. Copy the file anew.")
     embed, unembed = stored[NAMES["embed"]], stored.get(NAMES["unembed"])
     tied = unembed is None or (embed.tensor_type == unembed.tensor_type and np.array_equal(embed.data, unembed.data))
     return ModelConfig(
         family=family,
-        layers=read(f"{family}.block_count"),
+        layers=positive(path, read, f"{family}.block_count"),
         width=width,
         heads=heads,
-        kv_heads=read(f"{family}.attention.head_count_kv", heads),
+        kv_heads=positive(path, read, f"{family}.attention.head_count_kv", heads),
         head_dim=head_dim,
-        mlp=read(f"{family}.feed_forward_length"),
-        norm_eps=decimal(read(f"{family}.attention.layer_norm_rms_epsilon")),
+        mlp=positive(path, read, f"{family}.feed_forward_length"),
+        norm_eps=decimal(positive(path, read, f"{family}.attention.layer_norm_rms_epsilon", kind=(int, float))),
         rope_base=base,
         rope_scaling=stretching(path, head_dim, base, stored.get(STRETCH)),
         qkv_bias=family == "qwen2",

@@ -204,6 +204,13 @@ def test_transformers_reads_the_tokenizer(tmp_path: Path) -> None:
     assert tuple(end_tokens(tokenizer, tmp_path / "m")) == (2,)
 
 
+def metadata(writer: Any, key: str, value: Any) -> None:
+    """Replace a number of the metadata."""
+    del writer.kv_data[0][key]
+    add = writer.add_array if isinstance(value, list) else writer.add_float32 if isinstance(value, float) else writer.add_uint32
+    add(key, value)
+
+
 BROKEN: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], str]] = {
     "missing": (lambda _, t: t.pop("blk.1.ffn_up.weight"), r"blk\.1\.ffn_up\.weight is missing, expected \[64, 32\]"),
     "unknown": (lambda _, t: t.update({"blk.0.attn_q.bias": np.ones(32, np.float32)}), r"blk\.0\.attn_q\.bias is unknown"),
@@ -216,6 +223,16 @@ BROKEN: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], str]] = {
     "stretched otherwise": (
         lambda _, t: t.update({"rope_freqs.weight": np.array([1, 2, 3, 8], np.float32)}),
         r"rope_freqs\.weight is not Llama 3's stretching by 8",
+    ),
+    "no heads": (lambda w, _: metadata(w, "llama.attention.head_count", 0), r"llama\.attention\.head_count is 0; expected a whole number"),
+    "heads by layer": (
+        lambda w, _: metadata(w, "llama.attention.head_count_kv", [2, 1]),
+        r"head_count_kv is \[2, 1\]; expected a whole number above 0, the same for every layer",
+    ),
+    "more heads than width": (lambda w, _: metadata(w, "llama.attention.head_count", 64), r"key_length is 0; expected a whole number"),
+    "no epsilon": (
+        lambda w, _: metadata(w, "llama.attention.layer_norm_rms_epsilon", 0.0),
+        r"rms_epsilon is 0\.0; expected a number above",
     ),
     "half a head": (lambda w, _: w.add_rope_dimension_count(4), r"rope\.dimension_count = 4, head size 8"),
 }
