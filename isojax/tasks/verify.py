@@ -22,7 +22,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from isojax.tasks.worker import Item, Start
 from isojax.types import InputError, Problem
 
 START_SECONDS = 60.0  # for a worker to import what the verifier needs
+STARTS = 5  # failed ones in a row of a worker that was lost, before the run ends
+PAUSE = 0.5  # seconds after the first of them; doubled after each
 LOT = 16  # checks sent to a worker at once; fewer when few are left
 _BOOT = """import json, sys
 sys.path[:] = json.loads(sys.argv[3])
@@ -134,7 +136,7 @@ class Checker:
         def work(worker: _Worker) -> None:
             while not stopped.is_set() and (lot := take()):
                 done = 0
-                for verdict in worker.checks([items[i] for i in lot]):
+                for verdict in worker.checks([items[i] for i in lot], stopped):
                     if verdict.failure == "input":
                         raise InputError(verdict.message)
                     found[lot[done]] = verdict
@@ -174,27 +176,9 @@ class _Worker:
 
     def start(self) -> None:
         """Start the process and wait until it is ready; InputError with its reason where it cannot be."""
-        self._socket, theirs = socket.socketpair()
-        lifeline, self._lifeline = os.pipe()
-        path = [p for p in dict.fromkeys([*sys.path, os.getcwd()]) if isinstance(p, str)]
-        command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), str(lifeline), json.dumps(path)]
-        # Accelerators belong to the training run; threads of numerical libraries would crowd out the other workers.
-        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "JAX_PLATFORMS": "cpu"}
         with tempfile.TemporaryFile() as log:
             try:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=log,
-                    pass_fds=(theirs.fileno(), lifeline),
-                    start_new_session=True,
-                    env=environment,
-                )
-            finally:
-                theirs.close()
-                os.close(lifeline)
-            try:
+                self._launch(log)
                 self._send(self._start)
                 trouble: str = self._receive(START_SECONDS)
             except (_Lost, OSError) as e:
@@ -206,10 +190,41 @@ class _Worker:
             self.stop()
             raise InputError(trouble)
 
-    def checks(self, lot: Sequence[Item]) -> Iterator[Verdict]:
-        """Verdicts of the lot's checks, in order; those after one that ended the process are left out."""
+    def _launch(self, log: IO[bytes]) -> None:
+        """Make the process and the two connections to it; what it says goes to `log`."""
+        path = [p for p in dict.fromkeys([*sys.path, os.getcwd()]) if isinstance(p, str)]
+        # Accelerators belong to the training run; threads of numerical libraries would crowd out the other workers.
+        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "JAX_PLATFORMS": "cpu"}
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            lifeline, self._lifeline = os.pipe()
+            command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), str(lifeline), json.dumps(path)]
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    pass_fds=(theirs.fileno(), lifeline),
+                    start_new_session=True,
+                    env=environment,
+                )
+            finally:
+                os.close(lifeline)
+
+    def _restart(self, stopped: threading.Event) -> None:
+        """Start the process where an earlier one ran: a machine short of memory or time gets STARTS attempts, with pauses between them."""
+        for attempt in range(STARTS):
+            try:
+                return self.start()
+            except (InputError, OSError):
+                if attempt + 1 == STARTS or stopped.wait(PAUSE * 2**attempt):
+                    raise
+
+    def checks(self, lot: Sequence[Item], stopped: threading.Event) -> Iterator[Verdict]:
+        """Verdicts of the lot's checks, in order; those after one that ended the process are left out. `stopped`: nobody waits for them."""
         try:
-            self._hand_over(lot)
+            self._hand_over(lot, stopped)
             for _ in lot:
                 verdict = Verdict(*self._receive(self._timeout))
                 yield verdict
@@ -220,13 +235,13 @@ class _Worker:
             self.stop()
             yield Verdict(False, False, *e.args)
 
-    def _hand_over(self, lot: Sequence[Item]) -> None:
+    def _hand_over(self, lot: Sequence[Item], stopped: threading.Event) -> None:
         """Send a lot, to a new process if this one has gone while idle."""
         for attempt in range(2):
             if self._process is not None and self._process.poll() is not None:
                 self.stop()
             if self._process is None:
-                self.start()
+                self._restart(stopped)
             try:
                 return self._send(lot)
             except OSError as e:

@@ -1,5 +1,6 @@
 """The worker pool against verifiers that hang, crash, raise and eat memory: each costs its own rollout, by kind."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -8,10 +9,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from isojax.tasks import verify
 from isojax.tasks.verify import Checker
 from isojax.types import InputError, Problem
 
@@ -182,6 +185,34 @@ def test_a_worker_killed_while_idle_is_replaced_silently(rewards: Path) -> None:
         os.killpg(worker.pid, signal.SIGKILL)
         assert ended(worker.pid)
         assert grade(checker, [str(worker.pid)]) == ([0.0], [True], {})
+
+
+@pytest.mark.parametrize("how", ["slow", "no memory"])
+def test_a_worker_that_cannot_be_started_again_is_tried_again(rewards: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A start past its deadline, or a machine without memory: `failing` times in a row, then as ever."""
+    popen, starts, failing = subprocess.Popen, [0], 2
+
+    def start(command: list[str], **options: Any) -> Any:
+        starts[0] += 1
+        if starts[0] > failing:
+            return popen(command, **options)
+        if how == "no memory":
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return popen([sys.executable, "-c", "import time; time.sleep(1000)"], **options)
+
+    monkeypatch.setattr(verify, "PAUSE", 0.01)
+    with Checker(f"function:{rewards}:reward", workers=1) as checker:
+        descriptors = len(os.listdir("/dev/fd"))
+        receive = verify._Worker._receive
+        short = lambda self, seconds: receive(self, 0.2 if starts[0] <= failing and seconds == verify.START_SECONDS else seconds)  # noqa: E731
+        monkeypatch.setattr(verify._Worker, "_receive", short)
+        monkeypatch.setattr(subprocess, "Popen", start)
+        assert grade(checker, ["gone", "good", "bad"]) == ([0.0, 1.0, 0.0], [False, True, True], {"crash": 1})
+        assert starts == [3] and len(os.listdir("/dev/fd")) <= descriptors
+        starts[0], failing = 0, 100
+        with pytest.raises(InputError, match=r"its process did not start: .*(Cannot allocate memory|no verdict within 0\.2 s)"):
+            grade(checker, ["gone", "good"])
+        assert starts == [verify.STARTS]
 
 
 def test_threads_take_turns(checker: Checker) -> None:
