@@ -197,8 +197,6 @@ class TextTask:
             return self.tokenizer(texts, padding=False, truncation=False, verbose=False)["input_ids"]
 
     def _tokenise_chats(self, conversations: list[list[dict[str, str]]]) -> list[list[int]]:
-        from jinja2 import TemplateError
-
         options: dict[str, Any] = {
             "add_generation_prompt": True,
             "tokenize": True,
@@ -208,15 +206,29 @@ class TextTask:
         }
         if self.prompt.thinking is not None:
             options["enable_thinking"] = self.prompt.thinking
-        try:
-            with self._tokenising:
+        with self._tokenising:
+            try:
                 ids: Any = self.tokenizer.apply_chat_template(conversations, **options)
-        except (TemplateError, ValueError) as e:
-            raise InputError(
-                f"the chat template in {self.folder} refuses the conversation {conversations[0]}: {e}. Some know no system message: try"
-                " without cell.prompt.system."
-            ) from e
+            except _refusals() as together:
+                offending, error = conversations, together
+                for conversation in conversations:
+                    try:
+                        self.tokenizer.apply_chat_template([conversation], **options)
+                    except _refusals() as alone:
+                        offending, error = conversation, alone
+                        break
+                raise InputError(
+                    f"the chat template in {self.folder} refuses the conversation {offending}: {type(error).__name__}: {error}. Some know"
+                    " no system message: try without cell.prompt.system."
+                ) from error
         return ids
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What a chat template raises: its own refusal, and Python's errors of its expressions."""
+    from jinja2 import TemplateError
+
+    return TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 
 
 def _vocab(model: ModelConfig, folder: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -212,6 +213,19 @@ def test_a_chat_template_that_knows_no_system_message(tmp_path: Path) -> None:
     made = task(byte_level(tmp_path, chat="{{ raise_exception('no system here') }}"), format="chat", system="Be brief.")
     with pytest.raises(InputError, match=r"refuses the conversation .*no system here.*without cell\.prompt\.system"):
         made.encode(SUMS, 20)
+
+
+@pytest.mark.parametrize(
+    ("broken", "error"),
+    [("m.content + 1", "TypeError: can only concatenate str"), ("'%(x)s' % {}", "KeyError: 'x'"), ("raise_exception('no')", "no")],
+)
+def test_a_chat_template_that_breaks_shows_the_conversation_it_broke_on(tmp_path: Path, broken: str, error: str) -> None:
+    chat = "{% for m in messages %}{{ m.content }}{% if '3 + 4' in m.content %}{{ " + broken + " }}{% endif %}{% endfor %}"
+    made = task(byte_level(tmp_path, chat=chat), format="chat", system="Be brief.")
+    assert made.encode(SUMS[:1], 40).lengths[0] > 0
+    with pytest.raises(InputError, match=rf"refuses the conversation \[{{.*3 \+ 4 =.*{re.escape(error)}") as caught:
+        made.encode(SUMS, 40)
+    assert "12 + 7" not in str(caught.value)
 
 
 def test_models_that_cannot_be(tmp_path: Path) -> None:
