@@ -20,7 +20,7 @@ PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPO
 SMALL = (
     (r"sweep\.budget=\d+", "sweep.budget=700"),
     (r"--budget \S+", "--budget 700"),
-    (r"cell\.data\.candidates=\d+", "cell.data.candidates=100"),
+    (r"cell\.data\.candidates=\d+", "cell.data.candidates=300"),
 )
 FORK = {"my_fork/my_losses.py": "docs/extending.md", "my_fork/my_problems.py": "docs/extending.md"}  # what a page tells its reader to write
 LOGS = {
