@@ -23,10 +23,10 @@ from jaxtyping import Array
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from isojax.config import CellConfig, ModelConfig, config_hash
+from isojax.config import CellConfig, ModelConfig
 from isojax.evaluate import Evaluator, ProblemSet
 from isojax.files import write_text
-from isojax.labels import Tick, label_problems, labels_of
+from isojax.labels import Tick, label_key, label_problems, labels_of
 from isojax.models import hf, tensors
 from isojax.models.decoder import Decoder, Params
 from isojax.problems import Chosen, best_constant, choose
@@ -118,13 +118,14 @@ def prepare(folder: Path, cell: CellConfig, decoder: Decoder, task: Task, evalua
     print_of = tensors.fingerprint(Path(cell.model.path)) if cell.model.path else ""
     if not (folder / PROBLEMS).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        name = config_hash(cell)
-        if labels_of(folder / LABELS) != name:
-            (folder / LABELS).unlink(missing_ok=True)
         if on_device(task) and not cell.model.path:
             _save_params(folder, train_base(cell, decoder, task, tick))
 
         def label(problems: list[Problem]) -> list[Problem]:
+            name = label_key(cell, print_of, problems)
+            if (before := labels_of(folder / LABELS)) and before != name:
+                print(f"warning: the labels in {folder / LABELS} are of other settings or problems; they are made anew", file=sys.stderr)
+                (folder / LABELS).unlink()
             params = Base(folder, cell.model, [], [], {}).params(decoder, mesh)
             chosen = ProblemSet(problems, encode(task, cell, problems))
             return label_problems(folder / LABELS, name, chosen, cell.data.attempts, cell.data.seed, evaluator, params, tick)
@@ -151,7 +152,8 @@ def _save_params(folder: Path, params: Params) -> None:
 
 
 def _save_problems(folder: Path, chosen: Chosen, print_of: str, told: bool) -> None:
-    constant = dict(zip(("answer", "reward"), best_constant(chosen.validation), strict=True)) if told else None
+    best = best_constant(chosen.validation) if told else None
+    constant = dict(zip(("answer", "reward"), best, strict=True)) if best else None
     sides = {"training": chosen.training, "validation": chosen.validation, "left out": chosen.left_out}
     sides |= {f"{EXTRA}{name}": problems for name, problems in chosen.extra.items()}
     rows = [{**asdict(p), "split": where} for where, problems in sides.items() for p in problems]

@@ -24,8 +24,8 @@ def difficulty(
 ) -> None:
     """Label problems by the base model's avg@k, and split them: Easy [.3, .6], Hard [0, .0625], Very Easy (.6, .9].
 
-    cell.data.candidates problems get cell.data.attempts rollouts each (16 where that is 0). Called again after a kill it goes on where it was. DIR gets
-    labels.csv (with 90% intervals), the histogram difficulty.png, and splits/, a data set to train on.
+    cell.data.candidates problems get cell.data.attempts rollouts each (16 where that is 0). Called again after a kill it goes on where it
+    was. DIR gets labels.csv (with 90% intervals), the histogram difficulty.png, and splits/, a data set to train on.
 
     \b
     [bold]Examples[/bold]

@@ -80,10 +80,11 @@ class DataConfig(Section):
     """Which problems a run trains and validates on.
 
     At most `candidates` problems are labelled by the base policy's avg@`attempts` (0: none are, and none are left out); those inside
-    `difficulty` (both ends included) are split into `validation` held-out problems and the rest for training. `held_out`: a task
-    string whose first `validation` problems are held out instead. `mixture`: the parts of a labelled data set (`isojax difficulty`)
-    and their shares of the training set, such as {hard: 0.5, easy: 0.5}; the first named part's own held-out problems validate.
-    `size`: D, how many problems to train on at most. `prompt_key`, `answer_key`: columns of a file; null finds the usual names.
+    `difficulty` (both ends included) are split into `validation` held-out problems and the rest for training. `held_out`: a task string
+    of which `validation` problems, a random choice, are held out instead. `mixture`: the parts of a labelled data set (`isojax
+    difficulty`) and their shares of the training set, such as {hard: 0.5, easy: 0.5}; the held-out problems of the part with the largest
+    share validate (of equal shares, of the first by name). `size`: D, how many problems to train on at most. `prompt_key`, `answer_key`:
+    columns of a file; null finds the usual names.
     """
 
     candidates: PositiveInt = 6000

@@ -1,11 +1,13 @@
 """avg@k of the base policy on each problem, by blocks, appended to a file as they are found: a killed labelling goes on where it was."""
 
+import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from isojax.config import CellConfig
 from isojax.evaluate import Evaluator, ProblemSet
 from isojax.models.decoder import Params
 from isojax.rl.step import LABEL
@@ -13,6 +15,14 @@ from isojax.tasks.base import Encoded
 from isojax.types import InputError, Problem
 
 Tick = Callable[[str, float], None]  # (what is being done, the fraction done)
+
+
+def label_key(cell: CellConfig, checkpoint: str, problems: Sequence[Problem]) -> str:
+    """16 hex digits that name what labels depend on: the policy (`checkpoint`: its weights' fingerprint), the problems, how they are put,
+    sampled and judged. Labels by another key are of something else."""
+    told = {k: v for k, v in cell.model_dump(mode="json").items() if k in ("task", "model", "base", "prompt", "verifier", "sampling")}
+    told |= {"seed": cell.data.seed, "checkpoint": checkpoint, "problems": [[p.id, p.prompt, p.answer, list(p.messages)] for p in problems]}
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=dict).encode()).hexdigest()[:16]
 
 
 def label_problems(

@@ -15,6 +15,7 @@ from isojax.config import CellConfig
 from isojax.tasks.base import Task, on_device
 from isojax.tasks.data import drop_overlap, limit, mix, split
 from isojax.tasks.sources import open_source
+from isojax.tasks.verifiers.answers import gold
 from isojax.types import InputError, Problem
 
 ALL = 2**31 - 1  # every problem of a source
@@ -54,41 +55,48 @@ def choose(cell: CellConfig, task: Task, label: Label) -> Chosen:
     def read(text: str, count: int, where: str) -> list[Problem]:
         return fitting(_read(cell, text, count, np.random.default_rng([data.seed, 2])), where)
 
+    held_out = data.held_out
     if data.mixture:
         if not cell.task.startswith("tfds:") or "#" in cell.task:
             raise InputError(
                 f"cell.data.mixture = {dict(data.mixture)} takes parts of what `isojax difficulty` has written, and cell.task is "
                 f"{cell.task}; expected cell.task=tfds:FOLDER, without a split."
             )
+        largest = min(data.mixture.items(), key=lambda item: (-item[1], item[0]))[0]
+        held_out = held_out or f"{cell.task}#{largest}_validation"
+    # Whatever is to be read is read before anything is labelled: a missing file is told at once.
+    apart = read(held_out, data.validation, "validation problems") if held_out else None
+    extra = {name: read(text, data.validation, f"problems of {name}") for name, text in cell.eval.extra.items()}
+    if data.mixture:
         parts = {part: read(f"{cell.task}#{part}_train", ALL, f"{part} problems") for part in data.mixture}
-        training = mix(parts, data.mixture, data.size, np.random.default_rng([data.seed, 3]))
-        held_out = data.held_out or f"{cell.task}#{next(iter(data.mixture))}_validation"
+        inside = mix(parts, data.mixture, data.size, np.random.default_rng([data.seed, 3]))
+        notes.append(f"{len(inside)} of {sum(map(len, parts.values()))} problems make the mixture {dict(data.mixture)}")
     else:
-        problems = fitting(task.problems(data.candidates, np.random.default_rng([data.seed, 0])), "problems")
-        if data.attempts and not all(p.attempts for p in problems):
-            problems = label(problems)
-        low, high = data.difficulty if data.attempts else (0.0, 1.0)
-        left_out = [p for p in problems if data.attempts and not low <= p.difficulty <= high]
-        training, held_out = problems, data.held_out
-    if held_out is not None:
-        validation = read(held_out, data.validation, "validation problems")
-        outside = {p.id for p in left_out}
-        training, shared = drop_overlap([p for p in training if p.id not in outside], validation)
-        if shared:
-            notes.append(f"{shared} training problems also stand in the validation set {held_out}: they are not trained on")
-    else:
-        training, validation = split(training, data)
-    if held_out is not None and len(validation) < data.validation:
+        inside = fitting(task.problems(data.candidates, np.random.default_rng([data.seed, 0])), "problems")
+        if data.attempts and not all(p.attempts for p in inside):
+            inside = label(inside)
+        if data.attempts:
+            (low, high), problems = data.difficulty, inside
+            left_out = [p for p in problems if not low <= p.difficulty <= high]
+            if left_out:
+                notes.append(f"{len(left_out)} of {len(problems)} problems left out: their avg@k is outside [{low}, {high}]")
+            inside = problems if apart is None else [p for p in problems if low <= p.difficulty <= high]
+    training, validation = split(inside, data) if apart is None else (inside, apart)
+    training, shared = drop_overlap(training, validation)
+    if shared:
+        notes.append(f"{shared} training problems also stand in the validation set: they are not trained on")
+    if len(validation) < data.validation:
         notes.append(f"{held_out} holds {len(validation)} problems, and cell.data.validation = {data.validation}: all of them validate")
-    training = limit(training, data.size, np.random.default_rng([data.seed, 4]))
     if not training:
         raise InputError(f"no training problem is left of {cell.task} for cell.data; widen cell.data.difficulty or take another set.")
-    extra = {name: read(text, data.validation, f"problems of {name}") for name, text in cell.eval.extra.items()}
+    kept = limit(training, data.size, np.random.default_rng([data.seed, 4]))
+    if len(kept) < len(training):
+        notes.append(f"{len(training) - len(kept)} of {len(training)} training problems left out: cell.data.size = {data.size}")
     for name, problems in extra.items():
-        both = len(problems) - len(drop_overlap(problems, training)[0])
+        both = len(problems) - len(drop_overlap(problems, kept)[0])
         if both:
             notes.append(f"{both} of {len(problems)} problems of {name} also stand in the training set")
-    return Chosen(training, validation, left_out, extra, notes)
+    return Chosen(kept, validation, left_out, extra, notes)
 
 
 def fit_prompts(cell: CellConfig, task: Task, problems: list[Problem], where: str) -> tuple[list[Problem], list[str]]:
@@ -100,6 +108,8 @@ def fit_prompts(cell: CellConfig, task: Task, problems: list[Problem], where: st
     if on_device(task):
         return problems, []
     P = cell.sampling.prompt_length
+    if not problems:
+        raise InputError(f"there are no {where}; expected at least one. Take another set.")
     kept = task.fits(problems, P)
     if not kept:
         raise InputError(f"{where}: none of {len(problems)} prompts has at most cell.sampling.prompt_length = {P} tokens; raise it.")
@@ -138,12 +148,13 @@ def _read(cell: CellConfig, text: str, count: int, rng: np.random.Generator) -> 
     return open_source(text, cell.data).problems(count, rng)
 
 
-def best_constant(problems: list[Problem]) -> tuple[str, float]:
-    """The answer that most problems have, and the reward of a policy that always gives it."""
-    answer, count = Counter(short_answer(p) for p in problems).most_common(1)[0]
-    return answer, count / len(problems)
+def best_constant(problems: list[Problem]) -> tuple[str, float] | None:
+    """The answer that most problems have, and the reward of a policy that always gives it; None where a problem's answer is not told."""
+    answers = Counter(short_answer(p) for p in problems)
+    answer, count = answers.most_common(1)[0]
+    return None if answers[""] else (answer, count / len(problems))
 
 
 def short_answer(problem: Problem) -> str:
-    """The answer without the solution that leads to it, where it is written as GSM8K's are: `...#### 18`."""
-    return problem.answer.rpartition("####")[2].strip()
+    """The answer without the solution that leads to it: after `####`, or in its last `\\boxed{}`."""
+    return gold(problem.answer)

@@ -27,12 +27,12 @@ from isojax.models.decoder import Decoder, Params
 from isojax.problems import short_answer
 from isojax.records import Ledger
 from isojax.rl.hosted import build_hosted_train
-from isojax.rl.step import EXTRA, UPDATES_A_CALL, State, build_init, build_train, coefficients
+from isojax.rl.step import EXTRA, TAUGHT, UPDATES_A_CALL, State, build_init, build_train, coefficients
 from isojax.sampling.sampler import Problems, make_geometry
 from isojax.sharding import replicated, shard_count
-from isojax.tasks.base import Task, on_device
+from isojax.tasks.base import Task, on_device, unfinished
 from isojax.tasks.data import batches
-from isojax.types import Cell, EvalPoint, Problem
+from isojax.types import Cell, EvalPoint, InputError, Problem
 
 SAMPLES_SHOWN = 4
 COUNTED = "verifier_"  # metrics of training that are counts, summed over the updates between two points; of the others, the mean
@@ -56,6 +56,10 @@ class Programs:
         """`pairs`: every (B_p, n) of the sweep; `sweep` with its slots and microbatch chosen; `task` may serve several meshes."""
         assert sweep.slots and sweep.microbatch and sweep.prompts, "the planner chooses them"
         self.mesh, self.task, self.cell = mesh, task, cell
+        if cell.model.vocab is not None and cell.model.vocab < task.vocab:
+            raise InputError(
+                f"cell.model.vocab = {cell.model.vocab} is less than the {task.vocab} tokens of {cell.task}; leave it out, or raise it."
+            )
         self.decoder: Decoder = registry.load("models", cell.model.family, "build").build(cell.model, cell.model.vocab or task.vocab)
         sampling, data = cell.sampling, cell.data
         lengths = sampling.prompt_length, sampling.response_length
@@ -161,7 +165,7 @@ def run_cell(
                 metrics=metrics_of(found, further, config.cell.eval.samples),
                 counts=tuple(int(c) for c in found.right),
                 samples=config.cell.eval.samples,
-                train={k: v if k.startswith(COUNTED) else v / done for k, v in sums.items()},
+                train=means(sums, done),
                 extra={name: tuple(int(c) for c in counts.right) for name, counts in further.items()},
             )
             now = time.monotonic()
@@ -173,6 +177,17 @@ def run_cell(
             if now - saved >= config.run.checkpoint_seconds or target == grid[-1]:
                 checkpoints.save(state, position)
                 saved = now
+
+
+def means(sums: dict[str, float], updates: int) -> dict[str, float]:
+    """What sums over the updates of an interval come to: means, but for the verifier's failures, which stay sums.
+
+    Where groups that teach nothing are not computed, `entropy` and its like are means over the tokens of those that teach, whose share
+    of all is `taught`; where none did, there are none.
+    """
+    told = {k: v if k.startswith(COUNTED) else v / updates for k, v in sums.items() if not k.startswith(TAUGHT)}
+    weighted = {k.removeprefix(TAUGHT): v for k, v in sums.items() if k.startswith(TAUGHT)}
+    return told | ({k: v / sums["taught"] for k, v in weighted.items()} if weighted and sums["taught"] > 0 else {})
 
 
 def reached(target: int, B: int) -> int:
@@ -196,7 +211,7 @@ def metrics_of(found: Counts, extra: dict[str, Counts], samples: int) -> dict[st
         rollouts = samples * len(counts.right)
         metrics |= {prefix + k: v for k, v in summary(counts.right, samples).items()}
         metrics |= {f"{prefix}answered": counts.answered / rollouts, f"{prefix}truncated": 1 - counts.ended / rollouts}
-        metrics[f"{prefix}verifier_failures"] = float(sum(counts.failures.values()))
+        metrics[f"{prefix}verifier_failures"] = float(unfinished(counts.failures))
     return metrics
 
 

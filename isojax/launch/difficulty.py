@@ -84,7 +84,8 @@ def label(config: Config, folder: Path, held_out: int, extremely_hard: bool, tic
 def _label(jax: Any, config: Config, task: Task, folder: Path, extremely_hard: bool, tick: Tick) -> tuple[list[Problem], list[Problem]]:
     """(the problems labelled by `attempts`, those with none right of 128 labelled by these)."""
     from isojax.base import Base
-    from isojax.labels import label_problems
+    from isojax.labels import label_key, label_problems
+    from isojax.models.tensors import fingerprint
     from isojax.problems import fit_prompts
     from isojax.sharding import make_mesh, parse_mesh
     from isojax.tasks.base import on_device
@@ -104,7 +105,7 @@ def _label(jax: Any, config: Config, task: Task, folder: Path, extremely_hard: b
     sweep = config.sweep.model_copy(update={"B_p": (pair[0],), "n": (pair[1],)})
     programs = Programs(cell, resolve(sweep, shape.shards), [pair], make_mesh(shape, devices), task)
     params = Base(folder, cell.model, [], [], {}).params(programs.decoder, programs.mesh)
-    of = config_hash(cell)
+    of = label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
 
     def labels(name: str, chosen: list[Problem], attempts: int) -> list[Problem]:
         arrays = programs.problem_set(chosen)

@@ -19,7 +19,7 @@ from isojax.rl.step import TRAIN, State, build_step, state_shardings, take
 from isojax.rl.update import Coefficients
 from isojax.sampling.sampler import Geometry, Problems, Rollouts, place_rewards, responses
 from isojax.sharding import ROWS
-from isojax.tasks.base import HostTask
+from isojax.tasks.base import HostTask, unfinished
 from isojax.types import Problem
 
 Metrics = dict[str, float]
@@ -96,6 +96,6 @@ def judge(task: HostTask, geometry: Geometry, problems: Sequence[Problem], n: in
     """The host verifier's rewards f32[S rows] of n rollouts for each problem, and what is to be told of its work."""
     texts = [task.decode(tokens) for tokens in responses(rollouts, len(problems) * n)]
     grades = task.grade([p for p in problems for _ in range(n)], texts)
-    metrics = {"answered": float(np.mean(grades.answered)) if texts else 0.0, "verifier_failures": float(sum(grades.failures.values()))}
+    metrics = {"answered": float(np.mean(grades.answered)) if texts else 0.0, "verifier_failures": float(unfinished(grades.failures))}
     metrics |= {f"verifier_{kind}": float(count) for kind, count in grades.failures.items()}
     return place_rewards(geometry, grades.rewards), metrics

@@ -30,6 +30,7 @@ from isojax.tasks.stops import Stops
 
 TRAIN, EVAL, LABEL, EXTRA = 0, 1, 2, 3  # streams of random numbers; the i-th extra problem set has EXTRA + i
 UPDATES_A_CALL = 64
+TAUGHT = "taught/"  # opens a metric that is a mean over the tokens of groups with an advantage, times the share of these tokens
 
 
 class State(NamedTuple):
@@ -93,7 +94,9 @@ def build_step(
     """
     rl = cell.rl
     sample = build_sampler(decoder, geometry, mesh, cell.sampling, stops)
-    gradient = build_gradient(decoder, geometry, mesh, registry.load("rl.losses", rl.loss, "loss"), cell.sampling, use_kl=rl.kl > 0)
+    loss = registry.load("rl.losses", rl.loss, "loss")
+    gradient = build_gradient(decoder, geometry, mesh, loss, cell.sampling, use_kl=rl.kl > 0)
+    compacting = rl.kl == 0 and rl.entropy == 0 and vars(loss).get("ADVANTAGE_ONLY", False)
 
     def weigh(rollouts: Rollouts, rewards: Array, B_p: Array, n: Array) -> tuple[Array, dict[str, Array]]:
         groups, live = batch_rows(geometry, B_p, n)
@@ -107,11 +110,13 @@ def build_step(
     def update(
         state: State, base: Params, problems: Problems, rollouts: Rollouts, gains: Array, B_p: Array, n: Array, numbers: Coefficients
     ) -> tuple[State, dict[str, Array]]:
-        batch = (problems, rollouts, gains, rollouts.mask.sum(), B_p)
-        if rl.kl == 0 and rl.entropy == 0:
-            *chosen, count = compact(geometry, problems, rollouts, gains, B_p, n)
-            batch = (*chosen, batch[3], count)
-        grads, metrics = gradient(state.params, base, *batch, n, numbers)
+        total = rollouts.mask.sum()
+        if compacting:
+            problems, rollouts, gains, count = compact(geometry, problems, rollouts, gains, B_p, n)
+        grads, metrics = gradient(state.params, base, problems, rollouts, gains, total, count if compacting else B_p, n, numbers)
+        if compacting:  # means over the tokens that were computed, to be weighted by how many of all these are
+            taught = rollouts.mask.sum() / jnp.maximum(total, 1)
+            metrics = {k if k == "loss" else TAUGHT + k: v if k == "loss" else v * taught for k, v in metrics.items()} | {"taught": taught}
         rate = learning_rate(state.step, B_p * n, numbers.learning_rate, rl.anchor_batch, rl.warmup)
         state, norm = apply(state, grads, rate, numbers)
         bad = ~(jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]))

@@ -5,7 +5,7 @@ HostTask verifies text in processes of the host; a file with `source(argument, d
 prompt format and a verifier make a task of them (tasks/text.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -40,6 +40,11 @@ class Grades(NamedTuple):
     rewards: np.ndarray
     answered: np.ndarray
     failures: dict[str, int]
+
+
+def unfinished(failures: Mapping[str, int]) -> int:
+    """Checks that did not come to an end; a score between 0 and 1 (`partial`) is counted beside them."""
+    return sum(count for kind, count in failures.items() if kind != "partial")
 
 
 class DeviceTask(Protocol):

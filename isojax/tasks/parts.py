@@ -24,7 +24,8 @@ def divide(labelled: Sequence[Problem], none_right: Sequence[Problem], held_out:
     """The splits of a difficulty data set: `all`, and PART_train and PART_validation of each part that has problems.
 
     `none_right`: the problems with none right of 128 attempts, labelled by these. At most `held_out` problems of a part, and at most half
-    of them, are held out. What is held out of the Extremely Hard ones, which are Hard too, is not among the Hard ones to train on.
+    of them, are held out. Extremely Hard problems are Hard too: what is held out of
+    the one part is not among those to train on of the other.
     """
     order = {p.id: i for i, p in enumerate(labelled[j] for j in np.random.default_rng([seed, 5]).permutation(len(labelled)))}
     members: dict[str, list[Problem]] = {name: [] for name in (*RANGES, EXTREMELY_HARD)}
@@ -38,7 +39,7 @@ def divide(labelled: Sequence[Problem], none_right: Sequence[Problem], held_out:
         aside = min(held_out, len(ranked) // 2)
         if ranked:
             splits |= {f"{part}_train": ranked[aside:], f"{part}_validation": ranked[:aside]}
-    aside = {p.id for p in splits.get(f"{EXTREMELY_HARD}_validation", [])}
-    if "hard_train" in splits:
-        splits["hard_train"] = [p for p in splits["hard_train"] if p.id not in aside]
+    for part, other in (("hard", EXTREMELY_HARD), (EXTREMELY_HARD, "hard")):
+        aside = {p.id for p in splits.get(f"{other}_validation", [])}
+        splits[f"{part}_train"] = [p for p in splits.get(f"{part}_train", []) if p.id not in aside]
     return {name: problems for name, problems in splits.items() if problems}

@@ -8,6 +8,8 @@ gradient.
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+ADVANTAGE_ONLY = True  # nothing where the advantage is 0, so groups without one need not be computed (rl/compact.py)
+
 
 def loss(
     logps: Float[Array, "m T"],
