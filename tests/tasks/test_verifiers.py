@@ -3,6 +3,7 @@
 import math
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,15 @@ def test_a_response_that_repeats_boxes_is_read_in_one_pass() -> None:
     assert answers.final(r"\boxed{7} " + r"\boxed{" * 100_000) == "7"
 
 
+def test_a_response_that_repeats_itself_after_its_answer_is_read_in_one_pass() -> None:
+    began = time.monotonic()
+    for repeated in (", but", ", " + " " * 9, "** ", " and a"):
+        answers.final("The answer is 7" + repeated * 20_000)
+        answers.final("The answer is $7$" + repeated * 20_000)
+    answers.final("The answer is 7" + " " * 20_000 + "x")
+    assert time.monotonic() - began < 5
+
+
 def pairs(table: str) -> list[tuple[str, str]]:
     """(answer, response) of a table: `answer | response`, several to a line between semicolons."""
     return [(a.strip(), b.strip()) for a, b in (cell.split(" | ") for cell in table.replace("\n", " ; ").split(" ; ") if cell.strip())]
@@ -266,6 +276,44 @@ def test_math_wrong(check: Check, gold: str, given: str) -> None:
 )
 def test_math_of_a_response_that_does_not_state_its_answer(check: Check, response: str, expected: tuple[bool, bool]) -> None:
     assert judged(check, "Janet sells 9.\n#### 18", response) == expected
+
+
+@pytest.mark.parametrize(
+    ("gold", "response", "expected"),
+    [
+        ("12", "The answer is 12 xy.", WRONG),
+        ("12", "The answer is 12 x y.", WRONG),
+        ("12", "#### 12 ab", WRONG),
+        ("12", "The answer is 12 a.", WRONG),
+        ("12", "The answer is 12 b.", WRONG),
+        ("12", "The answer is 12 cm.", RIGHT),
+        ("12", "The answer is 12 sq. ft", RIGHT),
+        ("12", "The answer is $12 a day.", RIGHT),
+        ("12", "\\boxed{12ab}", WRONG),
+        ("12", "\\boxed{12cm}", RIGHT),
+        ("12", "The answer is 12 of them.", RIGHT),
+        ("12", "The answer is 12 km/h.", RIGHT),
+        ("12", "The answer is 12 p.m.", RIGHT),
+        ("1", "the answer is $1$ billion", WRONG),
+        ("1", "the answer is \\(1\\) billion.", WRONG),
+        ("1", "the answer is **1** billion", WRONG),
+        ("1", "the answer is $1$ and a half", WRONG),
+        ("5", "the answer is $5$ or $6$.", WRONG),
+        ("1 billion", "the answer is $1$ billion", RIGHT),
+        ("5", "the answer is $5$ and the others are 3.", RIGHT),
+        ("5", "the answer is $5$ dollars, a half of 10.", RIGHT),
+        ("5", "The answer is 5, but actually 7", WRONG),
+        ("5", "The answer is 5 but actually 7", WRONG),
+        ("5", "The answer is $5$, but actually $7$.", WRONG),
+        ("5", "The answer is 5, no, 7.", WRONG),
+        ("7", "The answer is 5, but actually 7", RIGHT),
+        ("5", "The answer is 5, but units were not asked for.", RIGHT),
+        ("5", "The answer is 5, but see above. 7 is not it.", RIGHT),
+        ("5", "The answer is 5, since 2 + 3 = 5.", RIGHT),
+    ],
+)
+def test_math_of_words_after_a_number(check: Check, gold: str, response: str, expected: tuple[bool, bool]) -> None:
+    assert judged(check, gold, response) == expected
 
 
 def test_math_that_never_ends_costs_its_own_rollout() -> None:

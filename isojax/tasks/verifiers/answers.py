@@ -13,18 +13,30 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed\s+(?=[^\s{$])")
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _ANSWER_IS = re.compile(r"\banswer\s*(?:\\?\*\*)?\s*(?:is|:|=)(?:\s*:)?(?:\s*\*\*)?\s*", re.IGNORECASE)
 _MATHS = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_VALUE_WORDS = r"half|halves|thirds?|quarters?|fifths?|tenths?|dozens?|hundreds?|thousands?|[mbtr]+illions?|or"
+_SCALED = re.compile(rf"\b(?:{_VALUE_WORDS})\b", re.IGNORECASE)
+_SCALE = rf"[\s-]*(?:and\s+)?(?:(?:an?|one|two|three)[\s-]+)?(?:{_VALUE_WORDS})\b"
+# "5, but actually 7", where another number follows in the sentence: what is stated then is not 5
+_TAKEN_BACK = r"\s+(?:but|actually|wait|no|sorry|rather|however|hmm|I mean)\b(?=[^\n.;!?]{0,80}?[0-9])"
+_GOES_ON = re.compile(f"{_SCALE}|,?{_TAKEN_BACK}", re.IGNORECASE)
 _SENTENCE_END = re.compile(
-    r"[.!?]?\*\*|[.!?](?=\s|$)|\n|;|,\s+(?!and\b|or\b)(?=[A-Za-z]{2,})|\s+(?=(?:because|since|which|where|so|as)\b)", re.IGNORECASE
+    rf"[.!?]?\*\*(?!{_SCALE})|[.!?](?=\s|$)|\n|;|,(?!{_TAKEN_BACK})\s+(?!and\b|or\b)(?=[A-Za-z]{{2,}})"
+    r"|(?<!\s)\s+(?=(?:because|since|which|where|so|as)\b)",
+    re.IGNORECASE,
 )
 _WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _SPACES = re.compile(r"(?<!\\)\\[,;: ]|~|\\quad|[\u00a0\u2009\u202f]")
 _UNIT = re.compile(
     r"(?:\s*\^\{?\\circ\}?|\s*°|\\degree)|\s*\\(?:text|mathrm|mbox)\s*\{([^{}0-9]*)\}(?:\^\{?[23]\}?)?|\s+([A-Za-z][A-Za-z./ -]+[23²³]?)"
 )
-_VALUE_WORDS = r"half|halves|thirds?|quarters?|fifths?|tenths?|dozens?|hundreds?|thousands?|[mbtr]+illions?|or"
-_SCALED = re.compile(rf"\b(?:{_VALUE_WORDS})\b", re.IGNORECASE)
+# Other words of one or two letters may be variables: 12 xy. Beside a longer one the links count too: 12 a day, 5 of them.
+_SHORT_UNITS = re.compile(
+    r"[mdckn]?m|[mk]?g|[mdc]?[lL]|[kM]?[WVJNK]|[kKMGT][Bb]|m?s|h|hr|Hz|lb|oz|ft|yd|mi|in|sq|cu|pt|qt|cc|ha|Pa|[ap]m|C|F"
+)
+_LINKS = frozenset(["a", "an", "of", "in", "at", "on", "by", "to", "is", "no"])
 _NUMBER_WORDS = re.compile(rf"\b(?:{_VALUE_WORDS}|and|to|pi|plus|minus|times|over|squared|cubed)\b", re.IGNORECASE)
 _DIGITS = r"(?:[0-9]{1,3}(?:[, ][0-9]{3})+|[0-9]+)"
+_TIMES_VARIABLES = re.compile(rf"[+-]?\s*{_DIGITS}(?:\.[0-9]*)?\s*([A-Za-z]{{1,2}})")
 _DECIMAL = re.compile(rf"{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+")
 _FRACTION = re.compile(
     rf"(?P<whole>{_DIGITS})?\s*\\frac\s*(?:\{{\s*(?P<a>[0-9]+)\s*\}}\s*\{{\s*(?P<b>[0-9]+)\s*\}}|(?P<c>[0-9])(?P<d>[0-9]))"
@@ -61,7 +73,9 @@ def final(response: str) -> str | None:
     rest = response[stated[-1] :]
     maths = _MATHS.match(rest)
     if maths and not worded(content := next(group for group in maths.groups() if group is not None)):
-        return tidy(content)
+        if not _GOES_ON.match(rest, maths.end()):
+            return tidy(content)
+        rest = content + rest[maths.end() :]
     return tidy(_SENTENCE_END.split(rest, maxsplit=1)[0])
 
 
@@ -105,7 +119,7 @@ def number(text: str) -> Number | None:
     percent = re.search(r"\s*(?:%|\bper ?cent\b)\s*$", body)
     body = body[: percent.start()] if percent else body
     for unit in _UNIT.finditer(body):
-        if unit.end() == len(body) and not _NUMBER_WORDS.search(unit[1] or unit[2] or ""):
+        if unit.end() == len(body) and not _NUMBER_WORDS.search(unit[1] or unit[2] or "") and _known(unit[2] or ""):
             body = body[: unit.start()]
             break
     signed = re.fullmatch(r"([+-]?)\s*[$€£¥]?\s*([+-]?)\s*(.+)", body.strip(), re.DOTALL)
@@ -115,6 +129,13 @@ def number(text: str) -> Number | None:
     if value is None:
         return None
     return Number(-value if "-" in (signed[1], signed[2]) else value, percent is not None, decimal)
+
+
+def _known(unit: str) -> bool:
+    """Whether each word written after a number is a unit's: one of three letters or more, a known short one, or a link between such."""
+    found = re.findall(r"[A-Za-z]+", unit.replace(".", ""))
+    long = [len(word) >= 3 or _SHORT_UNITS.fullmatch(word) is not None for word in found]
+    return not found or (any(long) and all(ok or word in _LINKS for ok, word in zip(long, found, strict=True)))
 
 
 def _magnitude(text: str) -> tuple[Fraction | None, bool]:
@@ -152,6 +173,9 @@ def same(right: str, given: str) -> bool | None:
         return False if a.decimal and b.decimal else None
     if a and a.decimal and _SCALED.search(given):
         return False  # "5 or 6", "5 and a half": algebra would find 5 in them, or 6
+    variables = _TIMES_VARIABLES.fullmatch(given)
+    if a and a.decimal and variables and not _known(variables[1]):
+        return False  # "12 ab": math-verify takes some letters for a unit
     expected = words(right)
     if expected is not None and len(expected) > 1:
         return expected == words(given)
