@@ -35,6 +35,7 @@ from isojax.tasks.stops import Stops
 from isojax.tasks.text import TextTask
 from isojax.types import Problem
 
+BOUND = 1e-4
 SHOTS = "3 + 4 = 7\n15 + 2 = 17\n8 + 26 = 34\n34 + 52 = 86\n{prompt}"
 OPENINGS = [
     "The history of bread begins",
@@ -56,10 +57,14 @@ OPENINGS += ["The capital of France", "| name | age |", "To bake a cake, first",
 
 
 class Agreement:
-    """Samples a batch, then lets the gradient's own program say what it makes of each token, read off by a loss that looks on."""
+    """Samples a batch, then lets the gradient's own program say what it makes of each token, read off by a loss that looks on.
 
-    def __init__(self, decoder: Decoder, stops: Stops, geometry: Geometry, sampling: SamplingConfig, on: Mesh):
-        self._seen: list[tuple[float, int]] = []
+    `largest`: also the largest difference, not only how many are over the bound; such a program is compiled anew in every process.
+    """
+
+    def __init__(self, decoder: Decoder, stops: Stops, geometry: Geometry, sampling: SamplingConfig, on: Mesh, largest: bool = False):
+        self.largest = largest
+        self._seen: list[float] = []
         self._sample = jax.jit(build_sampler(decoder, geometry, on, sampling, stops))
         onlooker: Any = SimpleNamespace(loss=self._loss)
         gradient = build_gradient(decoder, geometry, on, onlooker, sampling, use_kl=False)
@@ -72,20 +77,22 @@ class Agreement:
         self._score = jax.jit(score, static_argnums=5)
 
     def _loss(self, logps: Any, sampler_logps: Any, advantages: Any, mask: Any, clip: Any) -> Any:
-        gap = jnp.where(mask, jnp.abs(logps - sampler_logps), 0.0).max()
-        jax.debug.callback(lambda gap, tokens: self._seen.append((float(gap), int(tokens))), gap, mask.sum())
-        return grpo.loss(logps, sampler_logps, advantages, mask, clip)
+        gap = jnp.where(mask, jnp.abs(logps - sampler_logps), 0.0)
+        if self.largest:
+            jax.debug.callback(lambda gap: self._seen.append(float(gap)), gap.max())
+        value, metrics = grpo.loss(logps, sampler_logps, advantages, mask, clip)
+        return value, metrics | {"over": (gap > BOUND).astype(jnp.float32)}
 
-    def __call__(self, params: Params, problems: Problems, cell: tuple[int, int], gradient_too: bool = False) -> dict[str, Any]:
-        """For a batch of `cell` = (B_p, n): the largest difference, the tokens compared, the update's own metrics, the gradient's norm."""
+    def __call__(self, params: Params, problems: Problems, cell: tuple[int, int], gradient_too: bool = False) -> dict[str, float]:
+        """The update's metrics of a batch of `cell` = (B_p, n); with tokens (compared), gradient_norm and largest (where asked)."""
         self._seen.clear()
         numbers = (np.int32(cell[0]), np.int32(cell[1]))
         rollouts = self._sample(params, problems, *numbers, jax.random.key(0))
         metrics, norm = jax.block_until_ready(self._score(params, problems, rollouts, *numbers, gradient_too))
         jax.effects_barrier()
-        tokens = int(np.asarray(rollouts.mask).sum())
-        assert tokens <= sum(count for _, count in self._seen), "the loss has not looked at every token"
-        return {"max_difference": max(gap for gap, _ in self._seen), "tokens": tokens, "scored": metrics, "gradient_norm": norm}
+        found = {k: float(v) for k, v in metrics.items()} | {"tokens": float(np.asarray(rollouts.mask).sum())}
+        found |= {"largest": max(self._seen)} if self.largest else {}
+        return found | ({"gradient_norm": float(norm)} if gradient_too else {})
 
 
 def report(name: str, task: TextTask, model: ModelConfig, count: int, n: int, lengths: tuple[int, int], top_p: float) -> None:
@@ -98,9 +105,9 @@ def report(name: str, task: TextTask, model: ModelConfig, count: int, n: int, le
     chosen = task.problems(count, np.random.default_rng(0))
     problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in task.encode(chosen, lengths[0])))
     params = hf.load(task.folder, model, decoder, on)
-    found = Agreement(decoder, task.stops, geometry, sampling, on)(params, problems, (count, n))
-    row = {"prompts": name, "top_p": top_p, "temperature": 0.6, "rollouts": count * n, "tokens": found["tokens"]}
-    row |= {"max_difference": found["max_difference"], "mean_difference": float(found["scored"]["log_ratio"])}
+    found = Agreement(decoder, task.stops, geometry, sampling, on, largest=True)(params, problems, (count, n))
+    row = {"prompts": name, "top_p": top_p, "temperature": 0.6, "rollouts": count * n, "tokens": round(found["tokens"])}
+    row |= {"max_difference": found["largest"], "mean_difference": found["log_ratio"], "over_1e-4": round(found["over"] * found["tokens"])}
     print(json.dumps(row | {"seconds": round(time.perf_counter() - began, 1)}), flush=True)
 
 

@@ -1,0 +1,134 @@
+"""An update whose verifier runs on the host equals the one whose verifier runs on device, on the same task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import ClassVar, Literal
+
+import jax
+import numpy as np
+import pytest
+
+from isojax.config import CellConfig, RLConfig, SamplingConfig
+from isojax.rl.hosted import build_hosted_train
+from isojax.rl.step import TRAIN, State, build_init, build_train, coefficients, take
+from isojax.sampling.sampler import Problems, build_sampler, make_geometry
+from isojax.sharding import shard_count
+from isojax.tasks.base import Grades
+from isojax.types import Problem
+from tests.device import CONFIG, DECODER, MESHES, P, Parity, T, gather, mesh, placed, policy, random_problems
+
+B_p, n, UPDATES, COUNT, SEED = 5, 7, 3, 11, 17
+TABLE = random_problems(COUNT, seed=4)
+PROBLEMS = [Problem(int(i), f"{i:03d}", "even") for i in TABLE.ids]
+RL = RLConfig(kl=0.1, learning_rate=2e-2, anchor_batch=35, warmup=2)
+
+
+class Spoken(Parity):
+    """The same task in text: a response is the word `even` or `odd`, and the answer is `even`."""
+
+    on_device: ClassVar[Literal[False]] = False  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(self, failing: Sequence[int] = ()) -> None:
+        self.failing, self.shown = failing, []
+        self.graded: list[int] = []
+
+    def decode(self, tokens: np.ndarray) -> str:
+        self.shown.append(tokens.tolist())
+        return super().decode(tokens)
+
+    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
+        right = np.array([r == p.answer for p, r in zip(problems, responses, strict=True)], np.float32)
+        lost = np.array([p.id in self.failing for p in problems], bool)
+        self.graded += [p.id for p in problems]
+        return Grades(np.where(lost, 0, right).astype(np.float32), ~lost, {"timeout": int(lost.sum())} if lost.any() else {})
+
+
+@cache
+def index() -> np.ndarray:
+    """The problems of each update: COUNT in an order, of which B_p at a time count."""
+    rows = np.zeros((UPDATES, B_p + 4), np.int32)
+    for i in range(UPDATES):
+        rows[i, :B_p] = np.random.default_rng(i).permutation(COUNT)[:B_p]
+    return rows
+
+
+class Twin:
+    """The two trainers on one mesh, from one state."""
+
+    def __init__(self, axes: str) -> None:
+        self.mesh = mesh(axes)
+        self.geometry = make_geometry([(B_p, n)], shard_count(self.mesh), 12, 8, P, T)
+        assert self.geometry.problem_rows == B_p + 4
+        self.cell = CellConfig(model=CONFIG, sampling=SamplingConfig(prompt_length=P, response_length=T, temperature=0.8), rl=RL)
+        self.base = placed(policy(1), self.mesh)
+        self.init = build_init(DECODER, self.mesh)
+        self.numbers = coefficients(RL)
+
+    def start(self) -> State:
+        return self.init(placed(policy(), self.mesh))
+
+    def table(self) -> Problems:
+        return Problems(*(jax.numpy.asarray(x) for x in TABLE))
+
+    def on_device(self) -> tuple[State, dict[str, float]]:
+        train = build_train(self.cell, DECODER, Parity(), self.geometry, self.mesh)
+        scalars = (np.int32(UPDATES), np.int32(B_p), np.int32(n), np.int32(SEED))
+        state, metrics = train(self.start(), self.base, self.table(), index(), *scalars, self.numbers)
+        return state, {k: float(v) for k, v in metrics.items()}
+
+    def first_responses(self) -> list[list[int]]:
+        """Of the first update, out of a sampler of its own, in the order of the rollouts."""
+        sample = jax.jit(build_sampler(DECODER, self.geometry, self.mesh, self.cell.sampling, Parity.stops))
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), TRAIN), 0)
+        rollouts = sample(self.start().params, take(self.table(), index()[0]), np.int32(B_p), np.int32(n), key)
+        tokens, mask = (gather(self.geometry, B_p * n, x) for x in (rollouts.tokens, rollouts.mask))
+        return [row[kept].tolist() for row, kept in zip(tokens, mask, strict=True)]
+
+    def hosted(self, task: Spoken, count: int = UPDATES) -> tuple[State, dict[str, float]]:
+        train = build_hosted_train(self.cell, DECODER, task, self.geometry, self.mesh)  # pyright: ignore[reportArgumentType]
+        return train(self.start(), self.base, self.table(), PROBLEMS, index(), count, B_p, n, SEED, self.numbers)
+
+
+@pytest.mark.parametrize("axes", ["auto", MESHES[0]])
+def test_the_hosted_update_equals_the_update_on_device(axes: str) -> None:
+    """Three updates: the first one's tokens bit for bit, all metrics and parameters to rounding; text is judged for its own problem."""
+    twin, here = Twin(axes), Spoken()
+    hosted, said = twin.hosted(here)
+    device, known = twin.on_device()
+    shown = here.shown
+    assert shown[: B_p * n] == twin.first_responses() and len({tuple(row) for row in shown}) > 20
+    assert here.graded == [int(TABLE.ids[q]) for update in index() for q in update[:B_p] for _ in range(n)]
+    assert said["tokens"] == known["tokens"] == sum(map(len, shown))
+    for one, two, start in zip(*map(jax.tree.leaves, (hosted.params, device.params, policy())), strict=True):
+        assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
+        assert np.linalg.norm(np.asarray(two) - start) > 1e-3 * np.linalg.norm(start)  # the updates did something
+    assert int(hosted.step) == int(device.step) == UPDATES
+    assert set(said) - set(known) == {"answered", "verifier_failures"}
+    assert (said["answered"], said["verifier_failures"]) == (UPDATES, 0)
+    for name, value in known.items():
+        assert said[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    right = np.mean([row[0] % 2 == 0 for row in shown])
+    assert said["reward"] / UPDATES == pytest.approx(float(right), rel=1e-6) and 0.1 < right < 0.9
+
+
+def test_no_update_changes_nothing_but_compiles() -> None:
+    twin, task = Twin("auto"), Spoken()
+    state, metrics = twin.hosted(task, count=0)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), policy())
+    assert int(state.step) == 0 and not any(np.any(x) for x in jax.tree.leaves(state.moments))
+    assert task.shown == [] == task.graded and not any(metrics.values()), metrics
+
+
+def test_failed_checks_are_counted_and_cost_their_reward() -> None:
+    """The first two problems of the table: their checks never end. Each update's rollouts of them are wrong, and told of by kind."""
+    lost = [int(i) for i in TABLE.ids[:2]]
+    task = Spoken(failing=lost)
+    _, metrics = Twin("auto").hosted(task, count=1)
+    chosen = [int(TABLE.ids[q]) for q in index()[0, :B_p]]
+    failed = n * sum(i in lost for i in chosen)
+    assert failed and metrics["verifier_failures"] == metrics["verifier_timeout"] == failed
+    assert metrics["answered"] == pytest.approx(1 - failed / (B_p * n))
+    right = sum(row[0] % 2 == 0 for row, i in zip(task.shown, task.graded, strict=True) if i not in lost)
+    assert metrics["reward"] == pytest.approx(right / (B_p * n), rel=1e-6)
