@@ -92,7 +92,7 @@ def _read_override(text: str, known: Mapping[str, bool]) -> dict[str, Any]:
     try:
         plain: Any = OmegaConf.to_container(OmegaConf.from_dotlist([text]))
     except (yaml.YAMLError, OmegaConfBaseException) as e:
-        mend = "A list is written sweep.n=[2,4]; quote the argument in the shell."
+        mend = f"""A list is written sweep.n=[2,4]; text with {{ or [ in quotes of its own: '{key}="..."'."""
         raise InputError(f"override {text!r}: the value is not YAML ({str(e).splitlines()[0]}). {mend}") from e
     assert isinstance(plain, dict)
     _check_keys(plain, known, f"override {text!r}")
@@ -132,7 +132,7 @@ def _type_error(error: ValidationError, parts: Sequence[tuple[str, Any]], files:
     if kind == "tuple_type":
         hint = f" Write {key}=[{given}]."
     elif kind == "string_type":
-        hint = f""" Quote it: {key}='"{given}"' on the command line."""
+        hint = f""" Quote it: {key}='"{"..." if isinstance(given, dict | list) else given}"' on the command line."""
     elif kind == "int_type" and isinstance(given, float) and given.is_integer():
         hint = f" Write {int(given)}."
     return InputError(f"{source}: {key}: given {given!r} ({type(given).__name__}), expected {expected}.{hint}")

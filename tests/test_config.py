@@ -127,6 +127,8 @@ def test_an_unknown_key_is_refused_with_the_nearest(folder: Path, key: str, near
         ("sweep.over_B_max=skip", ["sweep.over_B_max", "'skip'", "'refuse' or 'drop'"]),
         ("cell.rl.kl='0.1'", ["cell.rl.kl", "'0.1'", "number"]),
         ("cell.rl.kl=.nan", ["cell.rl.kl", "nan", "finite"]),
+        ("cell.prompt.template={prompt} =", ["cell.prompt.template={prompt} =", "not YAML", """'cell.prompt.template="..."'"""]),
+        ("cell.prompt.template={prompt}", ["cell.prompt.template", "string", """cell.prompt.template='"..."'"""]),
         ("cell.data.difficulty=[0,1,2]", ["cell.data.difficulty", "at most 2"]),
         ("name=7", ["name", "given 7", "string"]),
         ("name=../up", ["name", "../up", "pattern"]),

@@ -14,7 +14,7 @@ import pytest
 
 from isojax.config import CellConfig, RLConfig, SamplingConfig
 from isojax.models.decoder import Params
-from isojax.rl.step import State, adam, apply, build_init, build_step
+from isojax.rl.step import TAUGHT, State, adam, apply, build_init, build_step
 from isojax.rl.update import Coefficients
 from isojax.sampling.sampler import Problems, Rollouts, make_geometry
 from isojax.sharding import shard_count
@@ -87,15 +87,17 @@ class Program:
         return self.update(state, placed(policy(1), self.mesh), self.problems, Rollouts(*parts), gains, *scalars)
 
     def gradient(self, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[Params, dict[str, float]]:
-        """Adam's first moment after one step is (1 - b1) times the gradient."""
+        """Adam's first moment after one step is (1 - b1) times the gradient. Every group here has an advantage, so all are taught."""
         state, metrics = self.step(self.init(placed(policy(), self.mesh)), batch, B_p, n, **numbers)
-        return jax.tree.map(lambda m: np.asarray(m) / np.float32(0.1), state.moments.mu), {k: float(v) for k, v in metrics.items()}
+        return jax.tree.map(lambda m: np.asarray(m) / np.float32(0.1), state.moments.mu), {
+            k.removeprefix(TAUGHT): float(v) for k, v in metrics.items()
+        }
 
 
 PROGRAMS = {
     "m=8": Program(),
     MESHES[0]: Program(axes=MESHES[0], slots=6, prompts=3),
-    "top-p .9, temperature .6": Program(temperature=0.6, top_p=0.9),
+    "tensor=2, top-p .9, temperature .6": Program(axes="tensor=2", temperature=0.6, top_p=0.9),
     f"{MESHES[1]}, m=32, no KL, temperature .7": Program(axes=MESHES[1], slots=6, microbatch=32, prompts=16, temperature=0.7, use_kl=False),
 }
 
