@@ -28,7 +28,7 @@ RL = RLConfig(kl=0.1, learning_rate=2e-2, anchor_batch=35, warmup=2)
 class Spoken(Parity):
     """The same task in text: a response is the word `even` or `odd`, and the answer is `even`."""
 
-    on_device: ClassVar[Literal[False]] = False  # pyright: ignore[reportIncompatibleVariableOverride]
+    on_device: ClassVar[Literal[False]] = False
 
     def __init__(self, failing: Sequence[int] = ()) -> None:
         self.failing, self.shown = failing, []
@@ -87,7 +87,7 @@ class Twin:
         return [row[kept].tolist() for row, kept in zip(tokens, mask, strict=True)]
 
     def hosted(self, task: Spoken, count: int = UPDATES) -> tuple[State, dict[str, float]]:
-        train = build_hosted_train(self.cell, DECODER, task, self.geometry, self.mesh)  # pyright: ignore[reportArgumentType]
+        train = build_hosted_train(self.cell, DECODER, task, self.geometry, self.mesh)
         return train(self.start(), self.base, self.table(), PROBLEMS, index(), count, B_p, n, SEED, self.numbers)
 
 
