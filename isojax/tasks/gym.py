@@ -110,8 +110,8 @@ class Generator:
 
 def _items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """In the generator's process: its items, or what is wrong."""
-    import reasoning_gym
-    from reasoning_gym.factory import DATASETS
+    import reasoning_gym  # pyright: ignore[reportMissingImports]
+    from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
 
     name, settings, seed = request["name"], request["settings"], request["seed"]
     if name not in DATASETS:

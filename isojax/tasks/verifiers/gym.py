@@ -50,7 +50,7 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
 @functools.cache
 def _scorer(name: str, settings: str) -> Callable[[str, dict[str, Any]], float]:
     """A generator's scorer; a few score by the settings."""
-    import reasoning_gym
+    import reasoning_gym  # pyright: ignore[reportMissingImports]
 
     return reasoning_gym.create_dataset(name, **{**json.loads(settings), "size": 1}).score_answer
 
