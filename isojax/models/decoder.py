@@ -10,7 +10,6 @@ a slot, for the sampler). The last token of a prompt belongs to the response: it
 so that a prefix holds positions 0 .. length-2 and nothing but keys and values passes from prompt to response.
 """
 
-import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -20,17 +19,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from isojax.config import ModelConfig
+from isojax.models.attention import attend
 from isojax.models.rope import frequencies, rope
 from isojax.sharding import partition
 from isojax.types import InputError
 
 Params = dict[str, Any]
 KV = tuple[Array, Array]  # keys and values, each [L, rows, K, positions, H]
-
-NEVER = -1e30
 
 
 def rms_norm(x: Float[Array, "*b D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*b D"]:
@@ -91,30 +89,6 @@ class Block(nnx.Module):
         x = x + jnp.einsum("btnh,nhd->btd", attended, self.out[...])
         h = rms_norm(x, self.mlp_norm[...], self.config.norm_eps)
         return x + (jax.nn.silu(h @ self.gate[...]) * (h @ self.up[...])) @ self.down[...]
-
-
-def attend(q: Float[Array, "b t N H"], parts: list[tuple[Array, Array, Bool[Array, "b t c"]]]) -> Float[Array, "b t N H"]:
-    """Softmax attention over the concatenation of `parts`, each (keys [b K c H], values [b K c H], mask [b t c]), without joining them.
-
-    Scores and softmax in float32.
-    """
-    b, t, heads, head_dim = q.shape
-    kv_heads = parts[0][0].shape[1]
-    q = q.reshape(b, t, kv_heads, heads // kv_heads, head_dim) * head_dim**-0.5
-    scores = [
-        jnp.where(mask[:, None, None], jnp.einsum("btkgh,bkch->bkgtc", q, k, preferred_element_type=jnp.float32), NEVER)
-        for k, _, mask in parts
-    ]
-    top = scores[0].max(-1)
-    for s in scores[1:]:
-        top = jnp.maximum(top, s.max(-1))
-    top = lax.stop_gradient(top)[..., None]
-    weights = [jnp.exp(s - top) for s in scores]
-    total = functools.reduce(jnp.add, [w.sum(-1) for w in weights])
-    mixed = functools.reduce(
-        jnp.add, [jnp.einsum("bkgtc,bkch->btkgh", w.astype(v.dtype), v) for w, (_, v, _) in zip(weights, parts, strict=True)]
-    )
-    return (mixed / total.transpose(0, 3, 1, 2)[..., None].astype(q.dtype)).reshape(b, t, heads, head_dim)
 
 
 class Decoder:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.models.decoder import NEVER, attend
+from isojax.models.attention import NEVER, attend
 from tests.device import CONFIG, DECODER, PAD, VOCAB, P, logits, mesh, placed, policy, random_problems, response_logits
 
 T = 5
