@@ -1,0 +1,124 @@
+"""What this machine can do, and the fastest rollouts that allows: JSON lines.
+
+    python benchmarks/limits.py MODEL [--rows 32,64] [--prompt 64] [--new 128] [--repeats 5]
+
+The limits, in float32, by JAX: a square matrix product of 2048; the unembedding of R rows, [R, D] x [D, V], the better of the two ways in
+which the matrix can lie; and the memory's bandwidth over 1 GB, the better of a sum and of adding one in place
+(which reads and writes). They hold for the cores that the process may run on (taskset).
+
+The serial floor of a decode step of R slots is what these would take one after the other:
+
+    2 (parameters without the embedding) R / matrix rate + 2 V D R / unembedding rate + (parameters + live cache) / bandwidth
+
+with the cache's mean of P + T / 2 live positions a slot. Prompts, sampling, norms and softmax cost nothing in it.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FLOAT = 4  # bytes
+GIGABYTE = 10**9
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the floor needs of a model: parameters without the embedding (and unembedding), vocabulary V, width D, and the bytes that the
+    keys and values of one position take in all layers."""
+
+    blocks: int
+    vocab: int
+    width: int
+    position_bytes: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Operations a second of the square product and of the unembedding of R rows, and bytes a second."""
+
+    product: float
+    unembedding: float
+    bandwidth: float
+
+
+def floor(shape: Shape, limits: Limits, rows: int, prompt: int, new: int) -> float:
+    """The serial floor's rollout tokens a second; lengths in tokens."""
+    table = shape.vocab * shape.width
+    cache = rows * (prompt + new / 2) * shape.position_bytes
+    step = 2 * shape.blocks * rows / limits.product + 2 * table * rows / limits.unembedding
+    return rows / (step + (FLOAT * (shape.blocks + table) + cache) / limits.bandwidth)
+
+
+def read_shape(model: Path) -> Shape:
+    """The shape of the model in a folder."""
+    config = json.loads((model / "config.json").read_text())
+    width, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
+    head = config.get("head_dim") or width // heads
+    kv_heads = config.get("num_key_value_heads", heads)
+    layer = 2 * width * head * (heads + kv_heads) + 3 * width * config["intermediate_size"] + 2 * width
+    return Shape(layers * layer + width, config["vocab_size"], width, 2 * layers * kv_heads * head * FLOAT)
+
+
+def seconds(call: Callable[[], Any], repeats: int) -> float:
+    """The median time of a call, compiled before."""
+    import jax
+
+    jax.block_until_ready(call())
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        jax.block_until_ready(call())
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def measure(shape: Shape, rows: int, repeats: int) -> dict[str, float]:
+    """The machine's limits: GFLOP/s and GB/s."""
+    import jax
+    import jax.numpy as jnp
+
+    def product(equation: str, *shapes: tuple[int, ...]) -> float:
+        arrays = [jnp.ones(s) for s in shapes]
+        form = jax.jit(lambda a, b: jnp.einsum(equation, a, b))
+        return 2 * shapes[0][0] * shapes[1][0] * shapes[1][1] / seconds(lambda: form(*arrays), repeats) / GIGABYTE
+
+    V, D = shape.vocab, shape.width
+    found = {"product_gflops": product("ij,jk->ik", (2048, 2048), (2048, 2048))}
+    found["unembedding_gflops"] = max(product("rd,dv->rv", (rows, D), (D, V)), product("rd,vd->rv", (rows, D), (V, D)))
+    held = [jnp.ones((GIGABYTE // FLOAT // 1000, 1000))]
+    read, write = jax.jit(jnp.sum), jax.jit(lambda x: x + 1, donate_argnums=0)  # in place: fresh pages would cost more than the memory
+
+    def copy() -> Any:
+        held[0] = write(held[0])
+        return held[0]
+
+    found["read_gbps"] = 1 / seconds(lambda: read(held[0]), repeats)
+    found["write_gbps"] = 2 / seconds(copy, repeats)
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--rows", default="32,64", help="slots R, one line each")
+    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    shape = read_shape(args.model)
+    for rows in map(int, args.rows.split(",")):
+        found = measure(shape, rows, args.repeats)
+        bandwidth = max(found["read_gbps"], found["write_gbps"])
+        limits = Limits(*(GIGABYTE * x for x in (found["product_gflops"], found["unembedding_gflops"], bandwidth)))
+        line = {"rows": rows} | found | {"floor_tokens_a_second": floor(shape, limits, rows, args.prompt, args.new)}
+        print(json.dumps({k: round(v, 1) for k, v in line.items()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

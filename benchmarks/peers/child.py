@@ -1,0 +1,66 @@
+"""What every measured process shares: its arguments, its clock and its JSON lines. Standard library alone, so any peer's Python runs it.
+
+A child gets a model's folder and a file of prompts as `compare.py` writes it: {"ids": [[...], ...], "texts": [...]}, all of one length,
+each text meaning exactly its ids. It warms up (compiles), then prints one JSON line for each timed repeat.
+"""
+
+import argparse
+import json
+import os
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+REWARDS = 97  # the rewards of a step are (sum of something of the response) % 97 / 97: arbitrary, and different inside every group
+
+
+class Prompts(NamedTuple):
+    """B_p prompts as token ids and as text."""
+
+    ids: list[list[int]]
+    texts: list[str]
+
+
+def arguments(doc: str | None) -> argparse.Namespace:
+    """The arguments of a child; its module's docstring is its help."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a folder with config.json, model.safetensors and a tokenizer")
+    parser.add_argument("--prompts", type=Path, required=True, help="a file written by compare.py")
+    parser.add_argument("--n", type=int, required=True, help="rollouts a prompt")
+    parser.add_argument("--new", type=int, required=True, help="tokens a rollout, exactly")
+    parser.add_argument("--repeats", type=int, default=3, help="timed repeats after the warm-up")
+    parser.add_argument("--variant", default="", help="a setting of this peer; see above")
+    return parser.parse_args()
+
+
+def read_prompts(path: Path) -> Prompts:
+    """The prompts that compare.py wrote."""
+    return Prompts(**json.loads(path.read_text()))
+
+
+def threads() -> int:
+    """The cores this process may run on; compare.py sets them."""
+    return len(os.sched_getaffinity(0))
+
+
+def reward(numbers: list[int]) -> float:
+    """The reward of one response, given by its token ids or its bytes."""
+    return sum(numbers) % REWARDS / REWARDS
+
+
+def measure(call: Callable[[], int], repeats: int) -> None:
+    """Print the time of each repeat of a call that returns how many new tokens it made; the first, not printed, warms up."""
+    call()
+    for _ in range(repeats):
+        began = time.perf_counter()
+        tokens = call()
+        told(time.perf_counter() - began, tokens)
+
+
+def told(seconds: float, tokens: int) -> None:
+    """One measurement as a JSON line: seconds, tokens a second, and the process's largest memory so far in GB (1e9 bytes)."""
+    line: dict[str, Any] = {"seconds": round(seconds, 4), "tokens": tokens, "tokens_a_second": round(tokens / seconds, 1)}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps(line | {"peak_gb": round(peak / 1e9, 3)}), flush=True)

@@ -1,0 +1,34 @@
+"""What isojax's two children share: the model on one device, the prompts as its buffers, and a batch that every slot serves at once."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from isojax import registry
+from isojax.config import CellConfig, ModelConfig, RLConfig, SamplingConfig
+from isojax.models import hf
+from isojax.models.decoder import Decoder
+from isojax.sampling.sampler import Problems, make_geometry
+from isojax.sharding import make_mesh, parse_mesh, shard_count
+from isojax.tasks.stops import Stops
+
+
+class Setup:
+    """`ids`: B_p prompts of one length; n rollouts of exactly `new` tokens each."""
+
+    def __init__(self, model: Path, ids: list[list[int]], n: int, new: int, microbatch: int = 8):
+        config = hf.resolve(ModelConfig(path=str(model)))
+        assert config.vocab is not None
+        B_p, length = len(ids), len(ids[0])
+        sampling = SamplingConfig(prompt_length=length, response_length=new)
+        self.cell = CellConfig(model=config, sampling=sampling, rl=RLConfig(learning_rate=1e-6))
+        self.stops = Stops((), None)
+        self.decoder: Decoder = registry.load("models", config.family, "build").build(config, config.vocab)
+        self.mesh = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
+        self.params = hf.load(model, config, self.decoder, self.mesh)
+        self.geometry = make_geometry([(B_p, n)], shard_count(self.mesh), B_p * n, microbatch, length, new, prompts=min(4, B_p))
+        rows = self.geometry.problem_rows
+        prompts = np.resize(np.array(ids, np.int32), (rows, length))
+        numbers = np.arange(rows, dtype=np.int32)
+        self.problems = Problems(prompts, np.full(rows, length, np.int32), np.zeros((rows, 0), np.int32), numbers)

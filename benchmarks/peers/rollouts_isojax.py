@@ -1,0 +1,34 @@
+"""isojax's sampler: B_p prompts, n samples each, a fixed number of new tokens, temperature 1, float32; R = B_p n slots, no stops.
+
+Run alone (prompts: `compare.py --commands`), with isojax's Python:
+
+    python benchmarks/peers/rollouts_isojax.py MODEL --prompts FILE --n 8 --new 128
+"""
+
+import child
+
+
+def main() -> None:
+    args = child.arguments(__doc__)
+    import jax
+    import numpy as np
+    from isojax_setup import Setup
+
+    from isojax.sampling.sampler import build_sampler
+
+    ids = child.read_prompts(args.prompts).ids
+    setup = Setup(args.model, ids, args.n, args.new)
+    sample = jax.jit(build_sampler(setup.decoder, setup.geometry, setup.mesh, setup.cell.sampling, setup.stops))
+    B_p, n = np.int32(len(ids)), np.int32(args.n)
+
+    def rollouts() -> int:
+        found = jax.block_until_ready(sample(setup.params, setup.problems, B_p, n, jax.random.key(0)))
+        tokens = int(found.mask.sum())
+        assert tokens == B_p * n * args.new, tokens
+        return tokens
+
+    child.measure(rollouts, args.repeats)
+
+
+if __name__ == "__main__":
+    main()
