@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from isojax.types import InputError
 
@@ -99,7 +99,7 @@ def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def partition(logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
+def partition(logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh) -> PartitionSpec:
     """The table applied to one array: an axis that its mesh axes do not divide stays whole."""
     spec: list[str | tuple[str, ...] | None] = []
     for name, size in zip(logical, shape, strict=True):

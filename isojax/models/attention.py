@@ -1,12 +1,33 @@
-"""Attention of the decoder."""
+"""Attention, in its two places: `self_attention` of prompts and responses (the trainer's, differentiable) and `decode_attention` of one
+token a slot against a cache (the sampler's).
+
+Each takes the name of an implementation. `plain` is array code for any backend, and what the others are tested against; `pallas` are
+kernels for TPU, `cudnn` NVIDIA's library (kernels/ says what each can do). Which is the fastest here is measured: choice.py. `interpret`
+runs the Pallas kernels as array code on any backend, slowly, for tests.
+
+XLA cannot split a kernel over devices as it does array code. So inside a shard_map, where these functions are called, each kernel is
+wrapped in a further one, over the axes that are still automatic: every device attends with its own heads.
+"""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Bool, Float
+from jax import lax, shard_map
+from jax.sharding import AxisType, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
+from isojax.models.kernels.splash import splash_attention
+from isojax.models.kernels.tpu_decode import LANES, flash_decode
+from isojax.sharding import partition
 
 NEVER = -1e30
+
+Prefix = tuple[Array, Array, Array]  # keys and values [b K p H]; how many positions of each row are live, i[b]
+Cache = tuple[Array, ...]  # keys [L R K H C] and values [L R K C H]; of int8 ones also their scales, f32[L R K C] each
 
 
 def attend(q: Float[Array, "b t N H"], parts: list[tuple[Array, Array, Bool[Array, "b t c"]]]) -> Float[Array, "b t N H"]:
@@ -31,3 +52,123 @@ def attend(q: Float[Array, "b t N H"], parts: list[tuple[Array, Array, Bool[Arra
         jnp.add, [jnp.einsum("bkgtc,bkch->btkgh", w.astype(v.dtype), v) for w, (_, v, _) in zip(weights, parts, strict=True)]
     )
     return (mixed / total.transpose(0, 3, 1, 2)[..., None].astype(q.dtype)).reshape(b, t, heads, head_dim)
+
+
+def quantize(x: Float[Array, "*b H"]) -> tuple[Int[Array, "*b H"], Float[Array, "*b"]]:
+    """int8 values and one float32 scale a vector: x = values * scale within scale / 2 an element, the largest one hit exactly."""
+    x = x.astype(jnp.float32)
+    scale = jnp.abs(x).max(-1) / 127
+    return jnp.round(x / jnp.where(scale > 0, scale, 1.0)[..., None]).astype(jnp.int8), scale
+
+
+def cached(keys: Array, values: Array, like: Cache) -> tuple[Array, ...]:
+    """Keys and values [... H] in the form of a cache: in its precision, or as int8 with their scales."""
+    if len(like) == 2:
+        return keys.astype(like[0].dtype), values.astype(like[1].dtype)
+    (keys, key_scale), (values, value_scale) = quantize(keys), quantize(values)
+    return keys, values, key_scale, value_scale
+
+
+def cache_positions(implementation: str, positions: int) -> int:
+    """How many positions a cache must have to hold `positions`: the TPU's kernel wants a multiple of 128."""
+    return -(-positions // LANES) * LANES if implementation in ("pallas", "interpret") else positions
+
+
+def by_heads(
+    function: Callable[..., Any], kv_heads: int, inputs: tuple[int | None, ...], outputs: tuple[int | None, ...]
+) -> Callable[..., Any]:
+    """`function` on each device's own heads, inside a shard_map that leaves the heads' axis automatic; elsewhere itself.
+
+    inputs, outputs: which dimension of each array counts heads, None where none does. Where the axis does not divide the heads of keys
+    and values, every device attends with all of them.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    automatic = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
+    if not automatic:
+        return function
+    (axis,) = partition(("kv_heads",), (kv_heads,), mesh)
+
+    def specs(dimensions: tuple[int | None, ...]) -> tuple[PartitionSpec, ...]:
+        return tuple(PartitionSpec() if d is None else PartitionSpec(*[None] * d, axis) for d in dimensions)
+
+    return shard_map(function, in_specs=specs(inputs), out_specs=specs(outputs), axis_names=automatic, check_vma=False)
+
+
+def self_attention(
+    implementation: str, q: Float[Array, "b t N H"], k: Float[Array, "b K t H"], v: Float[Array, "b K t H"], prefix: Prefix | None = None
+) -> Float[Array, "b t N H"]:
+    """Causal attention within each row, and over the live part of its prefix."""
+    if prefix is not None and not prefix[0].shape[2]:
+        prefix = None
+    if implementation == "plain":
+        return _plain_self(q, k, v, prefix)
+    kernel = {
+        "pallas": splash_attention,
+        "interpret": functools.partial(splash_attention, interpret=True),
+        "cudnn": cudnn_attention,
+    }[implementation]
+
+    def attention(q: Array, k: Array, v: Array, *prefix: Array) -> tuple[Array]:
+        return (kernel(q, k, v, prefix or None),)
+
+    inputs = (2, 1, 1) if prefix is None else (2, 1, 1, 1, 1, None)
+    return by_heads(attention, k.shape[1], inputs, (2,))(q, k, v, *(prefix or ()))[0]
+
+
+def _plain_self(q: Array, k: Array, v: Array, prefix: Prefix | None) -> Array:
+    b, t = q.shape[:2]
+    parts = [(k, v, jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool))[None], (b, t, t)))]
+    if prefix is not None:
+        live = jnp.arange(prefix[0].shape[2])[None] < prefix[2][:, None]
+        parts.append((prefix[0], prefix[1], jnp.broadcast_to(live[:, None], (b, t, live.shape[1]))))
+    return attend(q, parts)
+
+
+def decode_attention(
+    implementation: str,
+    q: Float[Array, "R N H"],
+    k: Float[Array, "R K H"],
+    v: Float[Array, "R K H"],
+    cache: Cache,
+    layer: Int[Array, ""],
+    positions: Int[Array, " R"],
+) -> tuple[Float[Array, "R N H"], Cache]:
+    """Writes each slot's new key and value at its position (below C) of `layer`, and attends to positions 0 .. positions[r].
+
+    An int8 cache is written and read as `quantize` has it, with the same sums in every implementation.
+    """
+    new = cached(k, v, cache)
+    if implementation in ("pallas", "interpret"):
+
+        def kernel(q: Array, layer: Array, positions: Array, *rest: Array) -> tuple[Array, ...]:
+            new, cache = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+            out, cache = flash_decode(q, new, cache, layer, positions, interpret=implementation == "interpret")
+            return out, *cache
+
+        caches = (2,) * len(cache)
+        attention = by_heads(kernel, k.shape[1], (1, None, None, *[1] * len(new), *caches), (1, *caches))
+        out, *written = attention(q, layer, positions, *new, *cache)
+        return out, tuple(written)
+    rows = jnp.arange(q.shape[0])
+    # Written before it is read: XLA then works in place, where reading first made it copy the whole cache in every layer.
+    keys = cache[0].at[layer, rows, :, :, positions].set(new[0])
+    cache = (keys, *(c.at[layer, rows, :, positions].set(x) for c, x in zip(cache[1:], new[1:], strict=True)))
+    here = [lax.dynamic_index_in_dim(c, layer, 0, False) for c in cache]
+    if implementation == "cudnn":
+        split = by_heads(lambda *x: (cudnn_decode(*x),), k.shape[1], (1, 1, 1, None), (1,))
+        return split(q, here[0], here[1], positions)[0], cache
+    seen = (jnp.arange(here[1].shape[2])[None] <= positions[:, None])[:, None]
+    if len(here) == 2:
+        return attend(q[:, None], [(here[0].swapaxes(-1, -2), here[1], seen)])[:, 0], cache
+    return _attend_int8(q, here, seen), cache
+
+
+def _attend_int8(q: Array, cache: list[Array], seen: Array) -> Array:
+    """Attention of q [R N H] over one layer's int8 cache: a scale belongs to a position, so it multiplies scores and weights."""
+    keys, values, key_scale, value_scale = cache
+    R, N, H = q.shape
+    q = (q * H**-0.5).reshape(R, keys.shape[1], -1, H)
+    scores = jnp.einsum("rkgh,rkhc->rkgc", q, keys.astype(q.dtype), preferred_element_type=jnp.float32) * key_scale[:, :, None]
+    weights = jax.nn.softmax(jnp.where(seen[:, None], scores, NEVER), -1) * value_scale[:, :, None]
+    mixed = jnp.einsum("rkgc,rkch->rkgh", weights.astype(q.dtype), values.astype(q.dtype), preferred_element_type=jnp.float32)
+    return mixed.astype(q.dtype).reshape(R, N, H)

@@ -61,7 +61,8 @@ def _put(form: _Form, offset: Any, block: Any, new: Any, out: Any) -> None:
 def _kernel(form: _Form, scaled: bool, positions: int, layer: Any, last: Any, q: Any, *refs: Any) -> None:
     """One block of one slot. q, out [K G H]; new keys and values [K H]; cached [K block H]; scales [K] and [K block]."""
     count = 4 if scaled else 2
-    new, cached, out, written, (top, total, mixed) = refs[:count], refs[count : 2 * count], refs[2 * count], refs[2 * count + 1 : -3], refs[-3:]
+    new, cached, written = refs[:count], refs[count : 2 * count], refs[2 * count + 1 : -3]
+    out, (top, total, mixed) = refs[2 * count], refs[-3:]
     del layer
     j, last = pl.program_id(1), last[pl.program_id(0)]
     query = q[...]
@@ -121,14 +122,20 @@ def flash_decode(
 ) -> tuple[Float[Array, "R N H"], tuple[Array, ...]]:
     """Attention over positions 0 .. positions[r] of `layer`, and the cache with the token at positions[r] in it.
 
-    `new`: keys and values [R K H], of int8 ones also their scales [R K]. `cache`: the same, [L R K C H] and [L R K C], C a multiple of
-    128; updated in place.
+    `new`: keys and values [R K H], of int8 ones also their scales [R K]. `cache`: keys [L R K H C], values [L R K C H], scales [L R K C],
+    C a multiple of 128; updated in place.
     """
     R, N, H = q.shape
-    L, _, K, C, _ = cache[0].shape
+    K, C = cache[1].shape[2:4]
     form = _form(K, C, H, cache[0].dtype.itemsize)
     grouped = (q * H**-0.5).astype(q.dtype).reshape(R, K, N // K, H)
-    kept = tuple(x.swapaxes(-1, -2) if form.turned and x.ndim == 5 else x for x in cache)
+
+    def lay(cache: tuple[Array, ...]) -> tuple[Array, ...]:
+        """As the kernel takes it, and back. To XLA a choice of layout, no copy: the cache of a loop lies as its kernel wants it."""
+        keys, values, *scales = cache
+        return (keys, values.swapaxes(-1, -2), *scales) if form.turned else (keys.swapaxes(-1, -2), values, *scales)
+
+    kept = lay(cache)
     fresh = tuple(x if x.ndim == 3 else x[:, None] for x in new)
 
     def spec(x: Array, width: int, at: Any) -> pl.BlockSpec:
@@ -164,4 +171,4 @@ def flash_decode(
         interpret=interpret,
         name="flash_decode",
     )(layer.reshape(1), positions, grouped, *fresh, *kept)
-    return out.reshape(R, N, H), tuple(x.swapaxes(-1, -2) if form.turned and x.ndim == 5 else x for x in written)
+    return out.reshape(R, N, H), lay(tuple(written))

@@ -1,0 +1,60 @@
+"""Attention on NVIDIA GPUs by cuDNN, through jax.nn.dot_product_attention; bfloat16 and float16 alone.
+
+Its log-sum-exp (return_residual) is of no use for merging a prefix with a response: jax gives it no gradient and rounds it to the
+inputs' precision. So prefix and responses are joined to one row of keys, under a mask by row.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+Prefix = tuple[Array, Array, Array]  # keys and values [b K p H], live lengths i[b]
+
+
+def cudnn_attention(
+    q: Float[Array, "b t N H"],
+    k: Float[Array, "b K t H"],
+    v: Float[Array, "b K t H"],
+    prefix: Prefix | None = None,
+    backend: Literal["cudnn", "xla"] = "cudnn",
+) -> Float[Array, "b t N H"]:
+    """Causal attention of q over k, v and the live part of `prefix`. Differentiable. `backend` xla: the same call, for tests."""
+    if prefix is None:
+        return jax.nn.dot_product_attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), is_causal=True, implementation=backend)
+    t, p = q.shape[1], prefix[0].shape[2]
+    odd = t % 2, (p + t) % 2  # with a mask, cuDNN's gradient wants even numbers of queries and of keys
+    k, v = (jnp.concatenate([before, x], 2) for before, x in zip(prefix[:2], (k, v), strict=True))
+    k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, odd[1]), (0, 0))).swapaxes(1, 2) for x in (k, v))
+    q = jnp.pad(q, ((0, 0), (0, odd[0]), (0, 0), (0, 0)))
+    at = jnp.arange(p + t + odd[1])[None, None]
+    causal = (at >= p) & (at - p <= jnp.arange(t + odd[0])[None, :, None])
+    seen = causal | (at < jnp.minimum(prefix[2], p)[:, None, None])
+    return jax.nn.dot_product_attention(q, k, v, mask=seen[:, None], implementation=backend)[:, :t]
+
+
+def cudnn_decode(
+    q: Float[Array, "R N H"],
+    keys: Float[Array, "R K H C"],
+    values: Float[Array, "R K C H"],
+    positions: Int[Array, " R"],
+    backend: Literal["cudnn", "xla"] = "cudnn",
+) -> Float[Array, "R N H"]:
+    """Attention of each slot's query over positions 0 .. positions[r].
+
+    To cuDNN every (slot, head of keys) is a sequence, and the queries that share the head are its positions: a head's cache is read once
+    for them all.
+    """
+    R, N, H = q.shape
+    K, C = values.shape[1:3]
+    G = N // K
+    keys, values = (x.reshape(R * K, C, 1, H) for x in (keys.swapaxes(-1, -2), values))
+    return jax.nn.dot_product_attention(
+        q.reshape(R * K, G, 1, H),
+        keys,
+        values,
+        query_seq_lengths=jnp.full(R * K, G, jnp.int32),
+        key_value_seq_lengths=jnp.repeat(positions.astype(jnp.int32) + 1, K),
+        implementation=backend,
+    ).reshape(R, N, H)

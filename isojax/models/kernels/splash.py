@@ -1,0 +1,64 @@
+"""Causal attention on a TPU by jax's splash attention (jax.experimental.pallas.ops.tpu), which skips the blocks above the diagonal.
+
+Before the t positions of each row may stand a prefix whose live length differs by row. Prefix and responses are joined to one row of keys,
+the causal mask is moved right by the prefix's width, and what of the prefix is dead is of another segment than the queries.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jaxtyping import Array, Float
+
+LANES = 128
+Prefix = tuple[Array, Array, Array]  # keys and values [b K p H], live lengths i[b]
+
+
+def _block(padded: int) -> int:
+    """The largest block, of 512 at most, that divides a multiple of 128."""
+    return next(b for b in (512, 384, 256, 128) if padded % b == 0)
+
+
+@functools.cache
+def _kernel(heads: int, queries: int, keys: int, offset: int, interpret: bool) -> splash.SplashAttentionKernel:
+    mask = masks.MultiHeadMask([masks.CausalMask((queries, keys), offset) for _ in range(heads)])
+    q, k = _block(queries), _block(keys)
+    sizes = splash.BlockSizes(
+        block_q=q,
+        block_kv=k,
+        block_kv_compute=k,
+        block_q_dkv=q,
+        block_kv_dkv=k,
+        block_kv_dkv_compute=k,
+        block_q_dq=q,
+        block_kv_dq=k,
+    )
+    with jax.ensure_compile_time_eval():  # the mask's tables are constants, made while something is traced
+        return splash.make_splash_mha_single_device(mask, block_sizes=sizes, interpret=interpret)
+
+
+def splash_attention(
+    q: Float[Array, "b t N H"],
+    k: Float[Array, "b K t H"],
+    v: Float[Array, "b K t H"],
+    prefix: Prefix | None = None,
+    interpret: bool = False,
+) -> Float[Array, "b t N H"]:
+    """Causal attention of q over k, v and the live part of `prefix`. Differentiable; scores and softmax in float32."""
+    b, t, N, H = q.shape
+    p = 0 if prefix is None else prefix[0].shape[2]
+    queries, keys = -(-t // LANES) * LANES, -(-(p + t) // LANES) * LANES
+    live = jnp.ones((b, keys), jnp.int32)
+    if prefix is not None:
+        k, v = (jnp.concatenate([before, x], 2) for before, x in zip(prefix[:2], (k, v), strict=True))
+        at = jnp.arange(keys)[None]
+        live = ((at < prefix[2][:, None]) | (at >= p)).astype(jnp.int32)
+    q = (q * H**-0.5).astype(q.dtype).swapaxes(1, 2)
+    q = jnp.pad(q, ((0, 0), (0, 0), (0, queries - t), (0, 0)))
+    k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, keys - p - t), (0, 0))) for x in (k, v))
+    segments = splash.SegmentIds(q=jnp.ones((b, queries), jnp.int32), kv=live)
+    kernel: Callable[..., Array] = _kernel(N, queries, keys, p, interpret)
+    return jax.vmap(kernel)(q, k, v, segments)[:, :, :t].swapaxes(1, 2)
