@@ -2,12 +2,13 @@
 
     python benchmarks/decode_step.py models/smollm2-135m [--slots 32,64] [--positions 64]
 
-A step is `Decoder.decode_step`, the logits and a draw at temperature .6, top-p 1, in a loop of 8 that carries the cache, as the sampler
-runs it. `share` is the step's floating-point operations (2 a parameter and slot) over its time, as a share of what a square matrix
-product of 2048 reaches in the same process.
+A step is `Decoding.step`, the logits and a draw at temperature .6, top-p 1, in a loop of 8 that carries the cache, as the sampler
+runs it, with layers unrolled and stacked. `share` is the step's floating-point operations (2 a parameter and slot) over its time, as a
+share of what a square matrix product of 2048 reaches in the same process.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -22,6 +23,7 @@ from jax import lax
 from isojax import registry
 from isojax.config import ModelConfig
 from isojax.models import hf
+from isojax.models.decoding import Decoding
 from isojax.sampling.logits import draw, log_probs
 from isojax.sharding import make_mesh, parse_mesh
 
@@ -54,21 +56,28 @@ def main() -> None:
     product = jax.jit(jnp.matmul)
     rate = 2 * 2048**3 / seconds(lambda: product(square, square))
 
-    @jax.jit
-    def steps(params: Any, cache: Any, tokens: Any, start: Any) -> Any:
-        def one(i: Any, carry: Any) -> Any:
-            cache, tokens = carry
-            hidden, cache = decoder.decode_step(params, cache, tokens, start + i)
-            tokens, _ = draw(log_probs(decoder.logits(params, hidden), 0.6), jnp.full(tokens.shape, 0.5))
-            return cache, tokens
+    for slots, unrolled in itertools.product(map(int, args.slots.split(",")), (True, False)):
+        decoding = Decoding(decoder, slots, 1, args.positions // 2, args.positions - args.positions // 2 - 1, unrolled)
 
-        return lax.fori_loop(0, STEPS, one, (cache, tokens))
+        @jax.jit
+        def steps(weights: Any, cache: Any, tokens: Any, start: Any, decoding: Decoding = decoding) -> Any:
+            def one(i: Any, carry: Any) -> Any:
+                cache, tokens = carry
+                hidden, cache = decoding.step(weights, cache, tokens, start + i, start)
+                tokens, _ = draw(log_probs(decoder.logits(weights, hidden), 0.6), jnp.full(tokens.shape, 0.5))
+                return cache, tokens
 
-    for slots in map(int, args.slots.split(",")):
-        cache = decoder.empty_cache(slots, args.positions, jnp.float32)
-        tokens, start = jnp.zeros(slots, jnp.int32), jnp.full(slots, args.positions - STEPS, jnp.int32)
-        step = seconds(lambda c=cache, t=tokens, s=start: steps(params, c, t, s)) / STEPS
-        told = {"slots": slots, "positions": args.positions, "ms_a_step": 1000 * step, "tokens_a_second": slots / step}
+            return lax.fori_loop(0, STEPS, one, (cache, tokens))
+
+        given = jax.jit(decoding.weights)(params), decoding.empty_cache(), jnp.zeros(slots, jnp.int32)
+        step = seconds(lambda f=steps, g=given, n=slots: f(*g, jnp.full(n, args.positions - STEPS, jnp.int32))) / STEPS
+        told = {
+            "slots": slots,
+            "positions": args.positions,
+            "unrolled": unrolled,
+            "ms_a_step": 1000 * step,
+            "tokens_a_second": slots / step,
+        }
         told |= {"matmul_gflops": rate / 1e9, "share": 2 * size * slots / step / rate}
         print(json.dumps({k: round(v, 4) for k, v in told.items()}), flush=True)
 

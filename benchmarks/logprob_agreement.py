@@ -28,7 +28,8 @@ from isojax.models.decoder import Decoder, Params
 from isojax.rl.losses import grpo
 from isojax.rl.step import coefficients
 from isojax.rl.update import build_gradient
-from isojax.sampling.sampler import Geometry, Problems, build_sampler, make_geometry
+from isojax.sampling.batch import Geometry, Problems, make_geometry
+from isojax.sampling.sampler import build_sampler
 from isojax.sharding import make_mesh, parse_mesh, shard_count
 from isojax.tasks.sources import Held, open_source
 from isojax.tasks.stops import Stops

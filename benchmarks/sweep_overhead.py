@@ -39,7 +39,7 @@ def main() -> None:
     from isojax.config import load_config
     from isojax.launch.planner import plan, resolve
     from isojax.rl.step import UPDATES_A_CALL
-    from isojax.sampling.sampler import Problems
+    from isojax.sampling.batch import Problems
     from isojax.sharding import make_mesh, parse_mesh, replicated
     from isojax.tasks.data import batches
     from isojax.train import Programs

@@ -17,7 +17,8 @@ from jaxtyping import Array
 from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
 from isojax.rl.step import EVAL
-from isojax.sampling.sampler import Geometry, Problems, Rollouts, batch_rows, build_sampler, make_geometry, places, responses
+from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows, make_geometry, places, responses
+from isojax.sampling.sampler import build_sampler
 from isojax.sharding import replicated
 from isojax.tasks.base import Encoded, Task, on_device
 from isojax.types import Problem

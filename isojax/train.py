@@ -28,7 +28,7 @@ from isojax.problems import short_answer
 from isojax.records import Ledger
 from isojax.rl.hosted import build_hosted_train
 from isojax.rl.step import EXTRA, TAUGHT, UPDATES_A_CALL, State, build_init, build_train, coefficients
-from isojax.sampling.sampler import Problems, make_geometry
+from isojax.sampling.batch import Problems, make_geometry
 from isojax.sharding import replicated, shard_count
 from isojax.tasks.base import Task, on_device, unfinished
 from isojax.tasks.data import batches

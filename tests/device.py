@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from isojax.config import ModelConfig
 from isojax.models.decoder import Decoder, Params
-from isojax.sampling.sampler import Geometry, Problems
+from isojax.sampling.batch import Geometry, Problems
 from isojax.sharding import make_mesh, parse_mesh
 from isojax.tasks.base import Encoded
 from isojax.tasks.stops import Stops

@@ -87,8 +87,10 @@ def _iota(text: str, devices: int) -> np.ndarray:
 
 
 def check_kept_apart(hlo: str, positions: int, rows: int, at_most: int) -> None:
-    """Keys and values [L rows K positions H] lie with `rows` rows and half of the heads on a device; no array has more of either."""
-    L, K, H = CONFIG.layers, CONFIG.kv_heads, CONFIG.head_dim
-    found = {(int(r), int(k)) for r, k in re.findall(rf"f32\[{L},(\d+),(\d+),{positions},{H}\]", hlo)}
-    assert (rows, K // 2) in found
-    assert all(r <= at_most and k == K // 2 for r, k in found), found
+    """Keys [rows K H positions] and values [rows K positions H], below the layers where these are stacked, lie with `rows` rows and half of
+    the heads on a device; no array has more of either."""
+    K, H = CONFIG.kv_heads, CONFIG.head_dim
+    for last in (f"{H},{positions}", f"{positions},{H}"):
+        found = {(int(r), int(k)) for r, k in re.findall(rf"f32\[(?:{CONFIG.layers},)?(\d+),(\d+),{last}\]", hlo)}
+        assert (rows, K // 2) in found, (last, found)
+        assert all(r <= at_most and k == K // 2 for r, k in found), (last, found)

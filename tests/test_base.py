@@ -13,7 +13,7 @@ from isojax.base import Base, imitation_loss, prepare
 from isojax.config import BaseConfig, CellConfig, DataConfig, SamplingConfig
 from isojax.evaluate import Evaluator, ProblemSet
 from isojax.models.decoder import Decoder, Params
-from isojax.sampling.sampler import make_geometry
+from isojax.sampling.batch import make_geometry
 from isojax.tasks import solvers
 from isojax.types import InputError, Problem
 from tests.device import CONFIG, DECODER, EOS, log_softmax, logits, mesh, policy

@@ -10,7 +10,7 @@ import pytest
 from isojax.config import SamplingConfig
 from isojax.evaluate import Evaluator, ProblemSet, average
 from isojax.models.decoder import Params
-from isojax.sampling.sampler import make_geometry
+from isojax.sampling.batch import make_geometry
 from isojax.sharding import shard_count
 from isojax.tasks.base import Encoded
 from tests.device import DECODER, MESHES, P, Parity, T, log_softmax, mesh, placed, policy, random_problems, response_logits

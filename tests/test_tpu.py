@@ -96,7 +96,8 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     from isojax import registry
     from isojax.launch.planner import plan, resolve
     from isojax.rl.step import UPDATES_A_CALL, State, adam, build_train, coefficients, state_shardings
-    from isojax.sampling.sampler import Problems, build_sampler, make_geometry
+    from isojax.sampling.batch import Problems, make_geometry
+    from isojax.sampling.sampler import build_sampler
     from isojax.sharding import replicated, shard_count
     from isojax.tasks.base import build_task
 

@@ -5,8 +5,8 @@ Flax NNX defines a block and its sharding; from there on the parameters are a py
     {"embed": [V, D], "blocks": {...: [L, ...]}, "norm": [D], "unembed": [D, V]}
 
 and the functions below are pure; a tied model has no "unembed", embed's transpose serves. Three ways to run it share the block:
-`prefix_cache` (prompts, once a problem), `score` (responses given their prompts' cache, for the trainer) and `decode_step` (one token
-a slot, for the sampler). The last token of a prompt belongs to the response: it is the first input that `score` and `decode_step` see,
+`prefix_cache` (prompts, once a problem), `score` (responses given their prompts' cache, for the trainer) and decoding.py's `step` (one
+token a slot, for the sampler). The last token of a prompt belongs to the response: it is the first input that `score` and `step` see,
 so that a prefix holds positions 0 .. length-2 and nothing but keys and values passes from prompt to response.
 """
 
@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from isojax.config import ModelConfig
 from isojax.models.attention import attend
-from isojax.models.rope import frequencies, rope
+from isojax.models.rope import Turns, frequencies, rope, turned
 from isojax.sharding import partition
 from isojax.types import InputError
 
@@ -70,8 +70,8 @@ class Block(nnx.Module):
             self.query_norm = param(jnp.ones(head), ("head_dim",))
             self.key_norm = param(jnp.ones(head), ("head_dim",))
 
-    def project(self, x: Float[Array, "b t D"], positions: Int[Array, "b t"]) -> tuple[Array, Array, Array]:
-        """Queries [b t N H], keys and values [b K t H] of the rows, positions applied."""
+    def project(self, x: Float[Array, "b t D"], turns: Turns) -> tuple[Array, Array, Array]:
+        """Queries [b t N H], keys and values [b K t H] of the rows, turned by their positions."""
         config = self.config
         h = rms_norm(x, self.attention_norm[...], config.norm_eps)
         q = jnp.einsum("btd,dnh->btnh", h, self.query[...])
@@ -81,12 +81,13 @@ class Block(nnx.Module):
             q, k, v = q + self.query_bias[...][None, None], k + self.key_bias[...][None, None], v + self.value_bias[...][None, None]
         if config.qk_norm:
             q, k = rms_norm(q, self.query_norm[...], config.norm_eps), rms_norm(k, self.key_norm[...], config.norm_eps)
-        turns = frequencies(config.head_dim, config.rope_base, config.rope_scaling)
-        return rope(q, positions, turns), rope(k, positions, turns).swapaxes(1, 2), v.swapaxes(1, 2)
+        return rope(q, turns), rope(k, turns).swapaxes(1, 2), v.swapaxes(1, 2)
 
     def finish(self, x: Float[Array, "b t D"], attended: Float[Array, "b t N H"]) -> Float[Array, "b t D"]:
         """Output projection and MLP, both residual."""
-        x = x + jnp.einsum("btnh,nhd->btd", attended, self.out[...])
+        b, t, heads, head_dim = attended.shape
+        # Heads and their dimension as one axis: as two, XLA:CPU transposes the weights at every product.
+        x = x + attended.reshape(b, t, -1) @ self.out[...].reshape(heads * head_dim, -1)
         h = rms_norm(x, self.mlp_norm[...], self.config.norm_eps)
         return x + (jax.nn.silu(h @ self.gate[...]) * (h @ self.up[...])) @ self.down[...]
 
@@ -144,18 +145,23 @@ class Decoder:
             is_leaf=lambda x: isinstance(x, tuple),
         )
 
-    def _block(self, weights: Params) -> Block:
+    def block(self, weights: Params) -> Block:
+        """One layer with its weights."""
         state = jax.tree.map(lambda x: x, self._abstract)
         nnx.replace_by_pure_dict(state, weights)
         return nnx.merge(self._graph, state)
 
-    def _layers(self, params: Params, x: Array, positions: Array, attention: Callable[..., Array], context: Any) -> tuple[Array, KV]:
+    def turned(self, positions: Int[Array, "*b"]) -> Turns:
+        """Cosines and sines of the rotary positions, each f32[*b H/2]."""
+        return turned(positions, frequencies(self.config.head_dim, self.config.rope_base, self.config.rope_scaling))
+
+    def _layers(self, params: Params, x: Array, turns: Turns, attention: Callable[..., Array], context: Any) -> tuple[Array, KV]:
         """Run all layers; `attention(q, k, v, context of the layer)`. Returns the last hidden states and the new keys and values."""
 
         def layer(x: Array, scanned: tuple[Params, Any]) -> tuple[Array, KV]:
             weights, layer_context = scanned
-            block = self._block(weights)
-            q, k, v = block.project(x, positions)
+            block = self.block(weights)
+            q, k, v = block.project(x, turns)
             return block.finish(x, attention(q, k, v, layer_context)), (k, v)
 
         return lax.scan(layer, x, (params["blocks"], context))
@@ -166,12 +172,12 @@ class Decoder:
         b, t = tokens.shape
         if not t:  # prompts of one token: a prefix without positions
             return self.empty_cache(b, 0, params["embed"].dtype)
-        positions = jnp.broadcast_to(jnp.arange(t)[None], (b, t))
+        turns = self.turned(jnp.broadcast_to(jnp.arange(t)[None], (b, t)))
         causal = jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool))[None], (b, t, t))
         below = {**params, "blocks": jax.tree.map(lambda w: w[:-1], params["blocks"])}
-        x, (keys, values) = self._layers(below, params["embed"][tokens], positions, lambda q, k, v, _: attend(q, [(k, v, causal)]), None)
-        top = self._block(jax.tree.map(lambda w: w[-1], params["blocks"]))  # of the last layer nothing but keys and values is wanted
-        _, k, v = top.project(x, positions)
+        x, (keys, values) = self._layers(below, params["embed"][tokens], turns, lambda q, k, v, _: attend(q, [(k, v, causal)]), None)
+        top = self.block(jax.tree.map(lambda w: w[-1], params["blocks"]))  # of the last layer nothing but keys and values is wanted
+        _, k, v = top.project(x, turns)
         return jnp.concatenate([keys, k[None]]), jnp.concatenate([values, v[None]])
 
     def score(
@@ -187,7 +193,7 @@ class Decoder:
         `prefix` holds caches of some prompts [L, g, K, P-1, H]; `row` says which of them each response continues.
         """
         b, t = tokens.shape
-        positions = start[:, None] + jnp.arange(t)[None]
+        turns = self.turned(start[:, None] + jnp.arange(t)[None])
         causal = jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool))[None], (b, t, t))
 
         def attention(q: Array, k: Array, v: Array, context: KV | None) -> Array:
@@ -198,27 +204,7 @@ class Decoder:
             return attend(q, parts)
 
         x = params["embed"][tokens]
-        return rms_norm(self._layers(params, x, positions, attention, prefix)[0], params["norm"], self.config.norm_eps)
-
-    def decode_step(
-        self, params: Params, cache: KV, tokens: Int[Array, " R"], positions: Int[Array, " R"]
-    ) -> tuple[Float[Array, "R D"], KV]:
-        """One token a slot at its own position: hidden states, and the cache [L, R, K, C, H] with the token's keys and values in it."""
-        seen = (jnp.arange(cache[0].shape[3])[None] <= positions[:, None])[:, None]
-        rows = jnp.arange(tokens.shape[0])
-
-        def layer(carry: tuple[Array, Array, Array, Array], weights: Params) -> tuple[tuple[Array, Array, Array, Array], None]:
-            x, keys, values, i = carry
-            block = self._block(weights)
-            q, k, v = block.project(x, positions[:, None])
-            # Written before it is read: XLA then works in place, where reading first made it copy the whole cache in every layer.
-            keys, values = (c.at[i, rows, :, positions].set(new[:, :, 0]) for c, new in ((keys, k), (values, v)))
-            k_layer, v_layer = (lax.dynamic_index_in_dim(c, i, 0, False) for c in (keys, values))
-            return (block.finish(x, attend(q, [(k_layer, v_layer, seen)])), keys, values, i + 1), None
-
-        carry = (params["embed"][tokens][:, None], *cache, jnp.int32(0))
-        (x, keys, values, _), _ = lax.scan(layer, carry, params["blocks"])
-        return rms_norm(x[:, 0], params["norm"], self.config.norm_eps), (keys, values)
+        return rms_norm(self._layers(params, x, turns, attention, prefix)[0], params["norm"], self.config.norm_eps)
 
     def logits(self, params: Params, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
         """Float32 logits."""

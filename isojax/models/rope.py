@@ -10,6 +10,8 @@ from jaxtyping import Array, Float, Int
 
 from isojax.config import RopeScaling
 
+Turns = tuple[Float[Array, "*b half"], Float[Array, "*b half"]]  # cosines and sines, by position
+
 
 def frequencies(head_dim: int, base: float, scaling: RopeScaling | None) -> Float[np.ndarray, " half"]:
     """Radians a position, one a pair of head dimensions: f32[head_dim / 2].
@@ -27,10 +29,15 @@ def frequencies(head_dim: int, base: float, scaling: RopeScaling | None) -> Floa
     return (1 - kept) * plain / factor + kept * plain
 
 
-def rope(x: Float[Array, "b t heads H"], positions: Int[Array, "b t"], turns: Float[np.ndarray, " half"]) -> Float[Array, "b t heads H"]:
-    """x turned by `positions` * `turns`, halves rotated against each other; angles, cosines and sines in float32."""
+def turned(positions: Int[Array, "*b"], turns: Float[np.ndarray, " half"]) -> Turns:
+    """Cosines and sines of `positions` * `turns`, in float32. Once for all layers: a compiler would work them out anew for each head."""
+    angle = positions[..., None].astype(jnp.float32) * turns.reshape((1,) * positions.ndim + (-1,))
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rope(x: Float[Array, "b t heads H"], turns: Turns) -> Float[Array, "b t heads H"]:
+    """x turned by the angles of its positions, halves rotated against each other."""
     half = x.shape[-1] // 2
-    angle = positions[..., None, None].astype(jnp.float32) * turns.reshape(1, 1, 1, -1)
-    cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
+    cos, sin = (y[:, :, None].astype(x.dtype) for y in turns)
     a, b = x[..., :half], x[..., half:]
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from isojax.sampling.sampler import Geometry, Problems, Rollouts, batch_rows
+from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows
 
 
 def compact(

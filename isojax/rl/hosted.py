@@ -17,7 +17,7 @@ from isojax.config import CellConfig
 from isojax.models.decoder import Decoder, Params
 from isojax.rl.step import TRAIN, State, build_step, state_shardings, take
 from isojax.rl.update import Coefficients
-from isojax.sampling.sampler import Geometry, Problems, Rollouts, place_rewards, responses
+from isojax.sampling.batch import Geometry, Problems, Rollouts, place_rewards, responses
 from isojax.sharding import ROWS
 from isojax.tasks.base import HostTask, unfinished
 from isojax.types import Problem

@@ -23,7 +23,8 @@ from isojax.rl import advantages
 from isojax.rl.compact import compact
 from isojax.rl.schedule import learning_rate
 from isojax.rl.update import Coefficients, build_gradient
-from isojax.sampling.sampler import Geometry, Problems, Rollouts, batch_rows, build_sampler
+from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows
+from isojax.sampling.sampler import build_sampler
 from isojax.sharding import replicated
 from isojax.tasks.base import DeviceTask
 from isojax.tasks.stops import Stops

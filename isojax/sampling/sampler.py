@@ -1,16 +1,16 @@
 """The rollout engine: one compiled program for a whole sweep, whatever B_p and n.
 
 It is one shard_map, manual over data and fsdp (each shard has its own slots, queue and prefix table) and automatic over tensor.
-Rollouts are numbered r = 0 .. B_p n - 1, group = r // n; shard s owns the contiguous block [s b, (s+1) b), b = ceil(B / S), so a
-group may lie on two shards and is then prefilled on both. Inside a shard:
+Inside a shard:
 
     while any slot of any shard works:
         prefill the next g prompts, while the queue is about to need them (each problem once, never n times)
-        admit: free slots take the next rollouts of the queue and copy their prompt's keys and values
-        decode `chunk` tokens
+        admit: free lanes take the next prompt of the queue, and its keys and values; their free slots take its next rollouts
+        decode tokens, until `CHUNK` are done or slots have waited for long enough
         retire: finished slots write their rollout and are free
 
-The buffers carry padding rows, because a dynamic slice past the end of an array is moved back in silence.
+A lane is one slot, or, where prompts are long, W of them that share their prompt's keys and values (models/decoding.py). What waits
+in the queue are spans: a rollout for a lane of one slot; for a lane of W at least W rollouts of one prompt, which pass through its slots.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax, shard_map
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -27,128 +26,16 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
+from isojax.models.decoding import Cache, Decoding
+from isojax.sampling.batch import Geometry, Problems, Rollouts, Share, share
 from isojax.sampling.logits import draw, log_probs, nucleus, rollout_keys, uniforms, within
 from isojax.sharding import ROWS, shard_count
 from isojax.tasks.stops import Stops
 
-CHUNK = 32  # tokens decoded between two visits to the queue
+CHUNK = 32  # tokens decoded at most between two visits to the queue
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """The static shapes of a sweep's programs; B_p and n are not among them.
-
-    slots (R), microbatch (m), prompts (g) and prefixes (G) count rows of one shard; B_cap and Q_cap are the most rollouts and
-    problems of a batch over all shards.
-    """
-
-    shards: int
-    slots: int
-    microbatch: int
-    prompts: int
-    prefixes: int
-    B_cap: int
-    Q_cap: int
-    prompt_length: int
-    response_length: int
-
-    @property
-    def rows(self) -> int:
-        """Rows of a shard's rollout buffers, padding included."""
-        return -(-self.B_cap // self.shards) + max(self.slots, self.microbatch)
-
-    @property
-    def problem_rows(self) -> int:
-        """Rows of the problem buffers, padding included."""
-        return self.Q_cap + self.prompts
-
-
-def make_geometry(
-    cells: list[tuple[int, int]], shards: int, slots: int, microbatch: int, prompt_length: int, response_length: int, prompts: int = 4
-) -> Geometry:
-    """The geometry that serves every (B_p, n) of `cells`; the prefix table holds what the slots can need at once, and a block more."""
-    n_min = min(n for _, n in cells)
-    Q_cap = max(B_p for B_p, _ in cells)
-    per_shard = -(-Q_cap // shards) + (shards > 1)
-    G = prompts * -(-(min(slots // n_min + 2, per_shard) + prompts) // prompts)
-    return Geometry(shards, slots, microbatch, prompts, G, max(B_p * n for B_p, n in cells), Q_cap, prompt_length, response_length)
-
-
-class Problems(NamedTuple):
-    """A batch of problems, padded to `problem_rows`: prompts i32[Q P] right-padded, lengths i32[Q], answers i32[Q T], ids i32[Q]."""
-
-    prompts: Array | np.ndarray
-    lengths: Array | np.ndarray
-    answers: Array | np.ndarray
-    ids: Array | np.ndarray
-
-
-class Rollouts(NamedTuple):
-    """What was sampled, by shard.
-
-    Attributes:
-        tokens: i32[S rows T].
-        logps: f32[S rows T], their log-probabilities at the sampling temperature and top-p.
-        mask: bool[S rows T], which tokens count.
-        kept: f32[S rows T], the probability mass of each token's nucleus; [S rows 1], all ones, where top_p is 1.
-        ended: bool[S rows], whether a stop ended the response (else it was cut at T).
-    """
-
-    tokens: Array
-    logps: Array
-    mask: Array
-    kept: Array
-    ended: Array
-
-
-class Share(NamedTuple):
-    """A shard's part of a batch: its rollouts are first .. first+count-1, its groups group .. group+groups-1."""
-
-    first: Array
-    count: Array
-    group: Array
-    groups: Array
-
-
-def share(shard: Int[Array, ""], shards: int, B_p: Int[Array, ""], n: Int[Array, ""]) -> Share:
-    """The contiguous block of rollouts that a shard owns."""
-    B = B_p * n
-    block = (B + shards - 1) // shards
-    first = shard * block
-    count = jnp.clip(B - first, 0, block)
-    group = jnp.minimum(first // n, B_p)
-    last = (first + jnp.maximum(count, 1) - 1) // n
-    return Share(first, count, group, jnp.where(count > 0, last - group + 1, 0))
-
-
-def batch_rows(geometry: Geometry, B_p: Int[Array, ""], n: Int[Array, ""]) -> tuple[Int[Array, "S rows"], Bool[Array, "S rows"]]:
-    """For every row of the rollout buffers: the group it belongs to (0 where none does) and whether it holds a rollout."""
-    part = share(jnp.arange(geometry.shards), geometry.shards, B_p, n)
-    row = jnp.arange(geometry.rows)[None]
-    live = row < part.count[:, None]
-    return jnp.where(live, (part.first[:, None] + row) // n, 0), live
-
-
-def places(B: int, shards: int) -> tuple[np.ndarray, np.ndarray]:
-    """(shard, row) in the rollout buffers of rollouts 0 .. B-1, each i32[B]."""
-    return np.divmod(np.arange(B), max(1, -(-B // shards)))
-
-
-def responses(rollouts: Rollouts, B: int) -> list[np.ndarray]:
-    """On the host, the response tokens of rollouts 0 .. B-1, each i32[its length]."""
-    at = places(B, rollouts.tokens.shape[0])
-    tokens, lengths = np.asarray(rollouts.tokens)[at], np.asarray(rollouts.mask)[at].sum(-1)
-    return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
-
-
-def place_rewards(geometry: Geometry, rewards: np.ndarray) -> np.ndarray:
-    """Rewards of rollouts 0 .. B-1 in the rows of the rollout buffers, f32[S rows]; 0 elsewhere."""
-    out = np.zeros((geometry.shards, geometry.rows), np.float32)
-    out[places(len(rewards), geometry.shards)] = rewards
-    return out
-
-
-class _Slots(NamedTuple):
+class Slots(NamedTuple):
     """One shard's slots. row -1: free. `t` counts response tokens; `token` is the next input, at `position`; `stop` is where the
     automaton of the stop strings stands, `stopped` whether a stop has been met."""
 
@@ -158,85 +45,152 @@ class _Slots(NamedTuple):
     t: Int[Array, " R"]
     stop: Int[Array, " R"]
     stopped: Bool[Array, " R"]
-    key: PRNGKeyArray
+    key: Int[Array, "R _"]
     tokens: Int[Array, "R T"]
     logps: Float[Array, "R T"]
     kept: Float[Array, "R _"]
 
 
-def build_sampler(
-    decoder: Decoder, geometry: Geometry, mesh: Mesh, sampling: SamplingConfig, stops: Stops
-) -> Callable[[Params, Problems, Array, Array, PRNGKeyArray], Rollouts]:
-    """`sample(params, problems, B_p, n, key) -> Rollouts`, to be called inside a jit."""
-    assert geometry.shards == shard_count(mesh), (geometry.shards, mesh)
-    R, g, G, T = geometry.slots, geometry.prompts, geometry.prefixes, geometry.response_length
-    chunk = min(CHUNK, T)
-    n_prefix = geometry.prompt_length - 1
-    T_kept = T if sampling.top_p < 1 else 1  # not 0: jax 0.11's XLA crashes on an array without elements that a mesh splits
+class Queue(NamedTuple):
+    """What a shard has yet to do. Spans queued .. ends-1 wait; `filled` prompts are in the table. Lanes: the problem that each works
+    at, by its place in the shard's share, and the rollouts `next` .. `end`-1 of it, rows of the shard, that wait for a slot."""
 
-    automaton = None if stops.table is None else jnp.asarray(stops.table)
+    queued: Int[Array, ""]
+    filled: Int[Array, ""]
+    problem: Int[Array, " Z"]
+    next: Int[Array, " Z"]
+    end: Int[Array, " Z"]
 
-    def follow(state: Array, token: Array) -> tuple[Array, Array]:
-        """The state of the stop strings' automaton after a token, and whether a stop has been met."""
-        met = (token[:, None] == jnp.array(stops.tokens, jnp.int32)[None]).any(-1)
-        if automaton is None:
-            return state, met
-        state = automaton[state, token].astype(jnp.int32)
-        return state, met | (state == len(automaton))
 
-    def written(slots: _Slots) -> tuple[Array, ...]:
-        """What a finished slot leaves behind."""
-        return slots.tokens, slots.logps, slots.kept, slots.stopped, slots.t
+class State(NamedTuple):
+    """All of a shard's sampling. `out`: finished rollouts by row, in the order of `Slots.written`."""
 
-    def prefill(
-        params: Params, problems: Problems, part: Share, table: tuple[Array, Array], filled: Array
-    ) -> tuple[tuple[Array, Array], Array]:
-        prompts = lax.dynamic_slice_in_dim(problems.prompts, part.group + filled, g)
-        keys, values = decoder.prefix_cache(params, prompts)
-        at = filled % G
-        table = (lax.dynamic_update_slice_in_dim(table[0], keys, at, 1), lax.dynamic_update_slice_in_dim(table[1], values, at, 1))
-        return table, filled + g
+    out: tuple[Array, ...]
+    slots: Slots
+    cache: Cache
+    table: Cache
+    queue: Queue
 
-    def admit(problems: Problems, part: Share, n: Array, key: PRNGKeyArray, state: tuple) -> tuple:
-        slots, cache, table, queued, filled = state
-        free = slots.row < 0
-        row = queued + jnp.cumsum(free) - 1
-        local = (part.first + row) // n - part.group
-        taken = free & (row < part.count) & (local < filled)
-        group = jnp.where(taken, part.group + local, 0)
-        rollout = jnp.where(taken, (part.first + row) % n, 0)
+
+class Batch(NamedTuple):
+    """What a shard samples: its part of the rollouts of `problems`, n each, with draws from `key`."""
+
+    problems: Problems
+    part: Share
+    n: Int[Array, ""]
+    key: PRNGKeyArray
+
+
+def written(slots: Slots) -> tuple[Array, ...]:
+    """What a finished slot leaves behind: tokens, logps, kept, stopped, length."""
+    return slots.tokens, slots.logps, slots.kept, slots.stopped, slots.t
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One shard's work, piece by piece; `params` are as `Decoding.weights` leaves them, `stacked` as they came."""
+
+    decoding: Decoding
+    geometry: Geometry
+    sampling: SamplingConfig
+    stops: Stops
+
+    def spans(self, batch: Batch) -> tuple[Array, Array, Array, Array]:
+        """(rollouts of a span, spans of a problem, first and last+1 span of the shard)."""
+        part, n, W = batch.part, batch.n, self.geometry.width
+        lanes = self.decoding.lanes
+        size = jnp.int32(1) if W == 1 else jnp.minimum(n, jnp.maximum(W, (part.count + lanes - 1) // lanes))
+        of_problem = (n + size - 1) // size
+        first = part.first - part.group * n  # rollouts of its first problem that another shard owns
+        last = first + part.count - 1
+        ends = (last // n) * of_problem + (last % n) // size + 1
+        return size, of_problem, first // size, jnp.where(part.count > 0, ends, 0)
+
+    def begin(self, batch: Batch) -> State:
+        """Nothing sampled yet."""
+        R, T, Z = self.geometry.slots, self.geometry.response_length, self.decoding.lanes
+        T_kept = T if self.sampling.top_p < 1 else 1  # not 0: jax 0.11's XLA crashes on an array without elements that a mesh splits
+        zeros = jnp.zeros(R, jnp.int32)
+        keys = jax.random.key_data(rollout_keys(batch.key, zeros, zeros))
+        arrays = jnp.zeros((R, T), jnp.int32), jnp.zeros((R, T), jnp.float32), jnp.ones((R, T_kept), jnp.float32)
+        slots = Slots(zeros - 1, zeros, zeros, zeros, zeros, jnp.zeros(R, bool), keys, *arrays)
+        lanes = jnp.zeros(Z, jnp.int32)
+        _, _, first, _ = self.spans(batch)
+        out = tuple(jnp.zeros((self.geometry.rows, *x.shape[1:]), x.dtype) for x in written(slots))
+        empty = self.decoding.empty_cache(), self.decoding.empty_table(self.geometry.prefixes)
+        return State(out, slots, *empty, Queue(first, jnp.int32(0), lanes, lanes, lanes))
+
+    def working(self, batch: Batch, state: State) -> Bool[Array, ""]:
+        """Whether this shard has anything left to do."""
+        return (state.queue.queued < self.spans(batch)[3]) | (state.slots.row >= 0).any() | (state.queue.next < state.queue.end).any()
+
+    def prefill(self, params: Params, batch: Batch, table: Cache, queue: Queue) -> tuple[Cache, Int[Array, ""]]:
+        """The prompts that lanes may want at this visit, in the table: blocks of g, as far as there is room."""
+        g, G = self.geometry.prompts, self.geometry.prefixes
+        _, of_problem, _, _ = self.spans(batch)
+        next_problem = queue.queued // of_problem
+        ahead = next_problem + self.decoding.lanes // of_problem + 2
+
+        def wanted(s: tuple[Cache, Array]) -> Array:
+            return (s[1] < batch.part.groups) & (s[1] + g - G <= next_problem) & (s[1] < ahead)
+
+        def block(s: tuple[Cache, Array]) -> tuple[Cache, Array]:
+            table, filled = s
+            prompts = lax.dynamic_slice_in_dim(batch.problems.prompts, batch.part.group + filled, g)
+            return self.decoding.store(table, self.decoding.prefill(params, prompts), filled % G), filled + g
+
+        return lax.while_loop(wanted, block, (table, queue.filled))
+
+    def admit(self, batch: Batch, state: State) -> State:
+        """Free lanes take spans, free slots take rollouts."""
+        _, slots, cache, table, queue = state
+        part, problems, W, lanes = batch.part, batch.problems, self.geometry.width, self.decoding.lanes
+        size, of_problem, _, ends = self.spans(batch)
+        free = (slots.row < 0).reshape(lanes, W)
+        idle = free.all(1) & (queue.next >= queue.end)
+        span = queue.queued + jnp.cumsum(idle) - 1
+        problem = span // of_problem
+        given = idle & (span < ends) & (problem < queue.filled)
+        start = problem * batch.n + (span % of_problem) * size - (part.first - part.group * batch.n)
+        stop = jnp.minimum(start + size, (problem + 1) * batch.n - (part.first - part.group * batch.n))
+        problem = jnp.where(given, problem, queue.problem)
+        following = jnp.where(given, jnp.maximum(start, 0), queue.next)
+        end = jnp.where(given, jnp.minimum(stop, part.count), queue.end)
+        cache = self.decoding.admit(cache, table, jnp.where(given, problem % self.geometry.prefixes, 0), given)
+
+        row = following[:, None] + jnp.cumsum(free, 1) - 1
+        taken = free & (row < end[:, None])
+        queue = Queue(queue.queued + given.sum(dtype=jnp.int32), queue.filled, problem, following + taken.sum(1, dtype=jnp.int32), end)
+        taken, row = taken.reshape(-1), row.reshape(-1)
+        group = jnp.where(taken, part.group + jnp.repeat(problem, W), 0)
         last = problems.lengths[group] - 1
-        entry = jnp.where(taken, local % G, 0)
-        chosen = taken.reshape(1, R, 1, 1, 1)
-        cache = tuple(
-            c.at[:, :, :, :n_prefix].set(jnp.where(chosen, t[:, entry], c[:, :, :, :n_prefix])) for c, t in zip(cache, table, strict=True)
-        )
-        fresh = rollout_keys(key, problems.ids[group], rollout)
-        slots = _Slots(
-            row=jnp.where(taken, row, slots.row),
-            position=jnp.where(taken, last, slots.position),
-            token=jnp.where(taken, problems.prompts[group, last], slots.token),
-            t=jnp.where(taken, 0, slots.t),
-            stop=jnp.where(taken, 0, slots.stop),
-            stopped=slots.stopped & ~taken,
-            key=jax.random.wrap_key_data(jnp.where(taken[:, None], jax.random.key_data(fresh), jax.random.key_data(slots.key))),
-            tokens=jnp.where(taken[:, None], 0, slots.tokens),
-            logps=jnp.where(taken[:, None], 0.0, slots.logps),
-            kept=jnp.where(taken[:, None], 1.0, slots.kept),
-        )
-        return slots, cache, table, queued + taken.sum(dtype=jnp.int32), filled
+        rollout = jnp.where(taken, (part.first + row) % batch.n, 0)
+        fresh = jax.random.key_data(rollout_keys(batch.key, problems.ids[group], rollout))
+        start_of = Slots(row, last, problems.prompts[group, last], 0, 0, False, fresh, 0, 0.0, 1.0)
+        slots = jax.tree.map(lambda old, new: jnp.where(taken.reshape(-1, *(1,) * (old.ndim - 1)), new, old), slots, start_of)
+        return state._replace(slots=slots, cache=cache, queue=queue)
 
-    def decode(params: Params, slots: _Slots, cache: tuple[Array, Array], ended: Array) -> tuple[_Slots, tuple[Array, Array], Array]:
-        hidden, cache = decoder.decode_step(params, cache, slots.token, slots.position)
-        logits = decoder.logits(params, hidden)
-        log_p = log_probs(logits, sampling.temperature)
+    def follow(self, state: Int[Array, " R"], token: Int[Array, " R"]) -> tuple[Int[Array, " R"], Bool[Array, " R"]]:
+        """The state of the stop strings' automaton after a token, and whether a stop has been met."""
+        met = (token[:, None] == jnp.array(self.stops.tokens, jnp.int32)[None]).any(-1)
+        if self.stops.table is None:
+            return state, met
+        state = jnp.asarray(self.stops.table)[state, token].astype(jnp.int32)
+        return state, met | (state == len(self.stops.table))
+
+    def decode(self, params: Params, slots: Slots, cache: Cache, ended: Bool[Array, " R"]) -> tuple[Slots, Cache, Bool[Array, " R"]]:
+        """One token a slot; those that have ended go through the motions."""
+        T = self.geometry.response_length
+        hidden, cache = self.decoding.step(params, cache, slots.token, slots.position, slots.t)
+        logits = self.decoding.decoder.logits(params, hidden)
+        log_p = log_probs(logits, self.sampling.temperature)
         writes = (jnp.arange(T)[None] == slots.t[:, None]) & ~ended[:, None]
-        if sampling.top_p < 1:
-            inside, kept = nucleus(logits, log_p, sampling.top_p)
+        if self.sampling.top_p < 1:
+            inside, kept = nucleus(logits, log_p, self.sampling.top_p)
             log_p = within(log_p, inside)
             slots = slots._replace(kept=jnp.where(writes, kept[:, None], slots.kept))
-        token, logp = draw(log_p, uniforms(slots.key, slots.t))
-        stop, met = follow(slots.stop, token)
+        token, logp = draw(log_p, uniforms(jax.random.wrap_key_data(slots.key), slots.t))
+        stop, met = self.follow(slots.stop, token)
         slots = slots._replace(
             tokens=jnp.where(writes, token[:, None], slots.tokens),
             logps=jnp.where(writes, logp[:, None], slots.logps),
@@ -248,53 +202,49 @@ def build_sampler(
         )
         return slots, cache, ended | slots.stopped | (slots.t >= T)
 
-    def sample_shard(params: Params, problems: Problems, shard: Array, B_p: Array, n: Array, key_data: Array) -> tuple[Array, ...]:
-        key = jax.random.wrap_key_data(key_data)
-        part = share(shard[0], geometry.shards, B_p, n)
-        slots = _Slots(
-            row=jnp.full(R, -1, jnp.int32),
-            position=jnp.zeros(R, jnp.int32),
-            token=jnp.zeros(R, jnp.int32),
-            t=jnp.zeros(R, jnp.int32),
-            stop=jnp.zeros(R, jnp.int32),
-            stopped=jnp.zeros(R, bool),
-            key=rollout_keys(key, jnp.zeros(R, jnp.int32), jnp.zeros(R, jnp.int32)),
-            tokens=jnp.zeros((R, T), jnp.int32),
-            logps=jnp.zeros((R, T), jnp.float32),
-            kept=jnp.ones((R, T_kept), jnp.float32),
-        )
-        dtype = params["embed"].dtype
-        cache = decoder.empty_cache(R, geometry.prompt_length + T, dtype)
-        table = decoder.empty_cache(G, n_prefix, dtype)
-        out = tuple(jnp.zeros((geometry.rows, *x.shape[1:]), x.dtype) for x in written(slots))
+    def visit(self, stacked: Params, params: Params, batch: Batch, state: State) -> tuple[State, Int[Array, " R"]]:
+        """Prefill, admit, decode, retire; and the rows of the rollouts that finished, `rows` (one too large) for the other slots."""
+        R, chunk = self.geometry.slots, min(CHUNK, self.geometry.response_length)
+        table, filled = self.prefill(stacked, batch, state.table, state.queue)
+        state = self.admit(batch, state._replace(table=table, queue=state.queue._replace(filled=filled)))
+        live = state.slots.row >= 0
+        more = (state.queue.queued < self.spans(batch)[3]) | (state.queue.next < state.queue.end).any()
+        patience = jnp.where(more & (self.geometry.shards == 1), R, chunk * R)  # several shards wait for one another: all decode a chunk
 
-        def working(state: tuple) -> Array:
-            _, slots, _, _, queued, _ = state
-            mine = (queued < part.count) | (slots.row >= 0).any()
+        def going(s: tuple[Array, Array, Slots, Cache, Array]) -> Array:
+            steps, idle, _, _, ended = s
+            return (steps < chunk) & (idle < patience) & ~ended.all()
+
+        def token(s: tuple[Array, Array, Slots, Cache, Array]) -> tuple[Array, Array, Slots, Cache, Array]:
+            steps, idle, *rest = s
+            slots, cache, ended = self.decode(params, *rest)
+            return steps + 1, idle + (ended & live).sum(dtype=jnp.int32), slots, cache, ended
+
+        start = (jnp.int32(0), jnp.int32(0), state.slots, state.cache, ~live)
+        _, _, slots, cache, ended = lax.while_loop(going, token, start)
+        row = jnp.where(ended & live, slots.row, self.geometry.rows)
+        out = tuple(buffer.at[row].set(x, mode="drop") for buffer, x in zip(state.out, written(slots), strict=True))
+        return State(out, slots._replace(row=jnp.where(ended, -1, slots.row)), cache, state.table, state.queue), row
+
+
+def build_sampler(
+    decoder: Decoder, geometry: Geometry, mesh: Mesh, sampling: SamplingConfig, stops: Stops
+) -> Callable[[Params, Problems, Array, Array, PRNGKeyArray], Rollouts]:
+    """`sample(params, problems, B_p, n, key) -> Rollouts`, to be called inside a jit."""
+    assert geometry.shards == shard_count(mesh), (geometry.shards, mesh)
+    engine = build_engine(decoder, geometry, mesh, sampling, stops)
+
+    def sample_shard(params: Params, problems: Problems, shard: Array, B_p: Array, n: Array, key: Array) -> tuple[Array, ...]:
+        batch = Batch(problems, share(shard[0], geometry.shards, B_p, n), n, jax.random.wrap_key_data(key))
+        weights = engine.decoding.weights(params)
+
+        def working(state: State) -> Array:
+            mine = engine.working(batch, state)
             return lax.psum(mine.astype(jnp.int32), ROWS) > 0 if geometry.shards > 1 else mine
 
-        def visit(state: tuple) -> tuple:
-            out, slots, cache, table, queued, filled = state
-
-            def wants_prefill(s: tuple) -> Array:
-                filled = s[1]
-                next_group = (part.first + queued) // n - part.group
-                return (filled < part.groups) & (filled + g - G <= next_group) & (filled < next_group + R // n + 2)
-
-            table, filled = lax.while_loop(wants_prefill, lambda s: prefill(params, problems, part, *s), (table, filled))
-            slots, cache, table, queued, filled = admit(problems, part, n, key, (slots, cache, table, queued, filled))
-
-            def token_step(s: tuple) -> tuple:
-                return (s[0] + 1, *decode(params, *s[1:]))
-
-            start = (jnp.int32(0), slots, cache, slots.row < 0)
-            _, slots, cache, ended = lax.while_loop(lambda s: (s[0] < chunk) & ~s[3].all(), token_step, start)
-            row = jnp.where(ended & (slots.row >= 0), slots.row, geometry.rows)
-            out = tuple(buffer.at[row].set(x, mode="drop") for buffer, x in zip(out, written(slots), strict=True))
-            return out, slots._replace(row=jnp.where(ended, -1, slots.row)), cache, table, queued, filled
-
-        (tokens, logps, kept, ended, lengths), *_ = lax.while_loop(working, visit, (out, slots, cache, table, jnp.int32(0), jnp.int32(0)))
-        return tuple(x[None] for x in (tokens, logps, jnp.arange(T)[None] < lengths[:, None], kept, ended))
+        state = lax.while_loop(working, lambda s: engine.visit(params, weights, batch, s)[0], engine.begin(batch))
+        tokens, logps, kept, ended, lengths = state.out
+        return tuple(x[None] for x in (tokens, logps, jnp.arange(geometry.response_length)[None] < lengths[:, None], kept, ended))
 
     rows = P(ROWS)
     sharded = shard_map(
@@ -311,3 +261,10 @@ def build_sampler(
         return Rollouts(*sharded(params, problems, shards, B_p, n, jax.random.key_data(key)))
 
     return sample
+
+
+def build_engine(decoder: Decoder, geometry: Geometry, mesh: Mesh, sampling: SamplingConfig, stops: Stops) -> Engine:
+    """The engine for the mesh's devices: layers unrolled on a CPU, stacked elsewhere."""
+    unrolled = mesh.devices.flat[0].platform == "cpu"
+    lengths = geometry.prompt_length - 1, geometry.response_length
+    return Engine(Decoding(decoder, geometry.slots, geometry.width, *lengths, unrolled), geometry, sampling, stops)

@@ -1,4 +1,4 @@
-"""The three ways of running a decoder, on the same sequences: what test_families.py and make_references.py compare with transformers."""
+"""The ways of running a decoder, on the same sequences: what test_families.py and make_references.py compare with transformers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from isojax.models.decoder import Decoder, Params
+from isojax.models.decoding import Decoding
 
-PATHS = ("score", "prefix and score", "prefix and decode_step")
+PATHS = ("score", "prefix and score", "prefix and step, stacked", "prefix and step, unrolled")
 
 
 def from_checkpoint(weights: Mapping[str, np.ndarray], names: Mapping[str, str], decoder: Decoder) -> Params:
@@ -32,21 +33,24 @@ def from_checkpoint(weights: Mapping[str, np.ndarray], names: Mapping[str, str],
 
 
 @partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})  # compiles in half the time
-def run(decoder: Decoder, params: Params, tokens: Any, prompts: Any, responses: Any, start: Any, row: Any) -> tuple[Any, Any, Any]:
+def run(decoder: Decoder, params: Params, tokens: Any, prompts: Any, responses: Any, start: Any, row: Any) -> tuple[Any, ...]:
     """Logits [b T V] of whole sequences; of responses after their prompts' prefixes; of these once more, one token at a time."""
-    prefix = decoder.prefix_cache(params, prompts)
     whole = decoder.score(params, tokens, jnp.zeros_like(start))
-    after = decoder.score(params, responses, start, prefix, row)
+    after = decoder.score(params, responses, start, decoder.prefix_cache(params, prompts), row)
 
-    def step(carry: Any, token: Any) -> Any:
-        cache, position = carry
-        hidden, cache = decoder.decode_step(params, cache, token, position)
-        return (cache, position + 1), hidden
+    def stepped(unrolled: bool) -> Any:
+        decoding = Decoding(decoder, len(row), 1, prompts.shape[1] - 1, tokens.shape[1], unrolled)
+        weights = decoding.weights(params)
 
-    room = ((0, 0), (0, 0), (0, 0), (0, tokens.shape[1] + 1), (0, 0))
-    cache = tuple(jnp.pad(c[:, row], room) for c in prefix)
-    stepped = jax.lax.scan(step, (cache, start), responses.T)[1].swapaxes(0, 1)
-    return decoder.logits(params, whole), decoder.logits(params, after), decoder.logits(params, stepped)
+        def step(carry: Any, token: Any) -> Any:
+            cache, t = carry
+            hidden, cache = decoding.step(weights, cache, token, start + t, t)
+            return (cache, t + 1), hidden
+
+        cache = decoding.admit(decoding.empty_cache(), decoding.prefill(params, prompts), row, row >= 0)
+        return jax.lax.scan(step, (cache, jnp.zeros_like(start)), responses.T)[1].swapaxes(0, 1)
+
+    return tuple(decoder.logits(params, hidden) for hidden in (whole, after, stepped(False), stepped(True)))
 
 
 def differences(decoder: Decoder, params: Params, tokens: np.ndarray, lengths: np.ndarray, expected: np.ndarray) -> dict[str, np.ndarray]:
@@ -63,5 +67,6 @@ def differences(decoder: Decoder, params: Params, tokens: np.ndarray, lengths: n
     responses, wanted = np.take_along_axis(tokens[row], at, 1), expected[row[:, None], at]
     whole = np.arange(width)[None] < lengths[:, None]
     live = start[:, None] + np.arange(width)[None] < lengths[row][:, None]
-    one, two, three = (np.asarray(x) for x in run(decoder, params, tokens, prompts, responses, start, row))
-    return {PATHS[0]: (one - expected)[whole], PATHS[1]: (two - wanted)[live], PATHS[2]: (three - wanted)[live]}
+    first, *others = (np.asarray(x) for x in run(decoder, params, tokens, prompts, responses, start, row))
+    found = [(first - expected)[whole], *((x - wanted)[live] for x in others)]
+    return dict(zip(PATHS, found, strict=True))

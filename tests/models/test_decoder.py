@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from isojax.models.attention import NEVER, attend
+from isojax.models.decoding import Decoding
 from tests.device import CONFIG, DECODER, PAD, VOCAB, P, logits, mesh, placed, policy, random_problems, response_logits
 
 T = 5
@@ -66,24 +67,28 @@ def test_padding_changes_nothing(responses: np.ndarray) -> None:
     np.testing.assert_array_equal(one, two)
 
 
-def test_decode_step_by_step_equals_numpy(responses: np.ndarray) -> None:
-    """Slots at positions of their own, over a cache that holds the prefix and leavings of an earlier rollout."""
+@pytest.mark.parametrize("unrolled", [True, False])
+@pytest.mark.parametrize("width", [1, 2])
+def test_decoding_step_by_step_equals_numpy(responses: np.ndarray, width: int, unrolled: bool) -> None:
+    """Slots at positions of their own, over caches that hold the leavings of an earlier rollout; lanes of two share their prompt."""
     problems = random_problems(8)
-    last = problems.lengths[GROUP] - 1
-    prefix = jax.jit(DECODER.prefix_cache)(policy(), problems.prompts)
-    cache = tuple(np.full((CONFIG.layers, len(GROUP), CONFIG.kv_heads, P + T, CONFIG.head_dim), 9.0, np.float32) for _ in "kv")
-    for whole, part in zip(cache, prefix, strict=True):
-        whole[:, :, :, : P - 1] = np.asarray(part)[:, GROUP]
-    inputs = np.concatenate([problems.prompts[GROUP, last][:, None], responses[:, :-1]], 1)
+    group = GROUP if width == 1 else GROUP[::2].repeat(2)
+    last = problems.lengths[group] - 1
+    decoding = Decoding(DECODER, len(group), width, P - 1, T, unrolled)
+    leavings = jax.tree.map(lambda x: x + 9.0, decoding.empty_cache())
+    table = decoding.store(decoding.empty_table(10), decoding.prefill(policy(), problems.prompts), jnp.int32(2))
+    cache = decoding.admit(leavings, table, group[::width] + 2, np.ones(decoding.lanes, bool))
+    inputs = np.concatenate([problems.prompts[group, last][:, None], responses[:, :-1]], 1)
 
     @jax.jit
-    def step(params, cache, tokens, positions):
-        hidden, cache = DECODER.decode_step(params, cache, tokens, positions)
-        return DECODER.logits(params, hidden), cache
+    def step(params, cache, tokens, positions, t):
+        weights = decoding.weights(params)
+        hidden, cache = decoding.step(weights, cache, tokens, positions, t)
+        return DECODER.logits(weights, hidden), cache
 
-    expected = response_logits(np, policy(), problems, GROUP, responses)
+    expected = response_logits(np, policy(), problems, group, responses)
     for t in range(T):
-        got, cache = step(policy(), cache, inputs[:, t], last + t)
+        got, cache = step(policy(), cache, inputs[:, t], last + t, np.full(len(group), t))
         np.testing.assert_allclose(got, expected[:, t], atol=1e-5)
 
 

@@ -20,6 +20,7 @@ from isojax import registry
 from isojax.cli_model import smollm2
 from isojax.config import ModelConfig
 from isojax.models import gguf, hf
+from isojax.models.decoding import Decoding
 from isojax.types import InputError
 from tests.device import mesh
 
@@ -30,16 +31,17 @@ REFERENCE = json.loads((Path(__file__).parent / "references" / "smollm2.json").r
 def greedy(decoder: Any, params: Any, prompts: Any, lengths: Any, count: int) -> Any:
     """The likeliest `count` tokens after right-padded prompts i32[b P], as the sampler decodes: over each prompt's prefix, in place."""
     rows = jnp.arange(prompts.shape[0])
-    room = ((0, 0), (0, 0), (0, 0), (0, count + 1), (0, 0))
-    cache = tuple(jnp.pad(c, room) for c in decoder.prefix_cache(params, prompts))
+    decoding = Decoding(decoder, len(rows), 1, prompts.shape[1] - 1, count, unrolled=True)
+    weights = decoding.weights(params)
+    cache = decoding.admit(decoding.empty_cache(), decoding.prefill(params, prompts), rows, rows >= 0)
 
     def step(carry: Any, _: None) -> Any:
-        cache, token, position = carry
-        hidden, cache = decoder.decode_step(params, cache, token, position)
+        cache, token, t = carry
+        hidden, cache = decoding.step(weights, cache, token, lengths - 1 + t, t)
         token = decoder.logits(params, hidden).argmax(-1).astype(jnp.int32)
-        return (cache, token, position + 1), token
+        return (cache, token, t + 1), token
 
-    return jax.lax.scan(step, (cache, prompts[rows, lengths - 1], lengths - 1), None, count)[1].T
+    return jax.lax.scan(step, (cache, prompts[rows, lengths - 1], jnp.zeros_like(lengths)), None, count)[1].T
 
 
 def test_greedy_generation_equals_transformers(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
-from isojax.sampling.sampler import Problems, make_geometry
+from isojax.sampling.batch import Problems, make_geometry
 from isojax.sharding import shard_count
 from isojax.tasks.stops import Stops
 from tests.device import CONFIG, MESHES, P, mesh

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from isojax.rl.compact import compact
-from isojax.sampling.sampler import Geometry, Problems, Rollouts, make_geometry
+from isojax.sampling.batch import Geometry, Problems, Rollouts, make_geometry
 from tests.device import P, T, gather, quick_jit, random_problems, scatter
 
 CELLS = [(13, 7), (5, 4)]

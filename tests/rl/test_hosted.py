@@ -13,7 +13,8 @@ import pytest
 from isojax.config import CellConfig, RLConfig, SamplingConfig
 from isojax.rl.hosted import build_hosted_train
 from isojax.rl.step import TRAIN, State, build_init, build_train, coefficients, take
-from isojax.sampling.sampler import Problems, build_sampler, make_geometry
+from isojax.sampling.batch import Problems, make_geometry
+from isojax.sampling.sampler import build_sampler
 from isojax.sharding import shard_count
 from isojax.tasks.base import Grades
 from isojax.types import Problem

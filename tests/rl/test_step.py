@@ -8,7 +8,7 @@ import pytest
 
 from isojax.config import CellConfig, RLConfig
 from isojax.rl.step import State, build_init, build_train, coefficients
-from isojax.sampling.sampler import make_geometry
+from isojax.sampling.batch import make_geometry
 from isojax.sharding import shard_count
 from tests.device import CONFIG, DECODER, MESHES, P, Parity, T, mesh, placed, policy, random_problems
 from tests.hlo import check_kept_apart, collectives

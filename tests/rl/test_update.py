@@ -16,7 +16,7 @@ from isojax.config import CellConfig, RLConfig, SamplingConfig
 from isojax.models.decoder import Params
 from isojax.rl.step import TAUGHT, State, adam, apply, build_init, build_step
 from isojax.rl.update import Coefficients
-from isojax.sampling.sampler import Problems, Rollouts, make_geometry
+from isojax.sampling.batch import Problems, Rollouts, make_geometry
 from isojax.sharding import shard_count
 from tests.device import (
     CONFIG,

@@ -14,7 +14,8 @@ from scipy.stats import chisquare
 
 from isojax.config import SamplingConfig
 from isojax.sampling import sampler
-from isojax.sampling.sampler import Geometry, Problems, Rollouts, batch_rows, build_sampler, make_geometry
+from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows, make_geometry
+from isojax.sampling.sampler import build_sampler
 from isojax.sharding import shard_count
 from isojax.tasks.stops import Stops, stop_table
 from tests.device import (

@@ -1,0 +1,135 @@
+"""A batch of problems and their rollouts: the static shapes that hold it, and where each rollout lies.
+
+Rollouts are numbered r = 0 .. B_p n - 1, group = r // n; shard s owns the contiguous block [s b, (s+1) b), b = ceil(B / S), so a
+group may lie on two shards. Buffers carry padding rows, because a dynamic slice past the end of an array is moved back in silence.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The static shapes of a sweep's programs; B_p and n are not among them.
+
+    slots (R), microbatch (m), prompts (g) and prefixes (G) count rows of one shard; B_cap and Q_cap are the most rollouts and
+    problems of a batch over all shards. width (W) slots make a lane, which shares one prompt's keys and values (models/decoding.py).
+    """
+
+    shards: int
+    slots: int
+    microbatch: int
+    prompts: int
+    prefixes: int
+    B_cap: int
+    Q_cap: int
+    prompt_length: int
+    response_length: int
+    width: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of a shard's rollout buffers, padding included."""
+        return -(-self.B_cap // self.shards) + max(self.slots, self.microbatch)
+
+    @property
+    def problem_rows(self) -> int:
+        """Rows of the problem buffers, padding included."""
+        return self.Q_cap + self.prompts
+
+
+def make_geometry(
+    cells: list[tuple[int, int]],
+    shards: int,
+    slots: int,
+    microbatch: int,
+    prompt_length: int,
+    response_length: int,
+    prompts: int = 4,
+    width: int = 1,
+) -> Geometry:
+    """The geometry that serves every (B_p, n) of `cells`; the prefix table holds what the slots can need at once, and a block more."""
+    assert slots % width == 0, (slots, width)
+    Q_cap, B_cap = max(B_p for B_p, _ in cells), max(B_p * n for B_p, n in cells)
+    per_shard = -(-Q_cap // shards) + (shards > 1)
+    wanted = slots // min(n for _, n in cells) + 2 if width == 1 else slots // width + 1  # of lanes, each may want a prompt of its own
+    G = prompts * -(-(min(wanted, per_shard) + prompts) // prompts)
+    return Geometry(shards, slots, microbatch, prompts, G, B_cap, Q_cap, prompt_length, response_length, width)
+
+
+class Problems(NamedTuple):
+    """A batch of problems, padded to `problem_rows`: prompts i32[Q P] right-padded, lengths i32[Q], answers i32[Q T], ids i32[Q]."""
+
+    prompts: Array | np.ndarray
+    lengths: Array | np.ndarray
+    answers: Array | np.ndarray
+    ids: Array | np.ndarray
+
+
+class Rollouts(NamedTuple):
+    """What was sampled, by shard.
+
+    Attributes:
+        tokens: i32[S rows T].
+        logps: f32[S rows T], their log-probabilities at the sampling temperature and top-p.
+        mask: bool[S rows T], which tokens count.
+        kept: f32[S rows T], the probability mass of each token's nucleus; [S rows 1], all ones, where top_p is 1.
+        ended: bool[S rows], whether a stop ended the response (else it was cut at T).
+    """
+
+    tokens: Array
+    logps: Array
+    mask: Array
+    kept: Array
+    ended: Array
+
+
+class Share(NamedTuple):
+    """A shard's part of a batch: its rollouts are first .. first+count-1, its groups group .. group+groups-1."""
+
+    first: Array
+    count: Array
+    group: Array
+    groups: Array
+
+
+def share(shard: Int[Array, ""], shards: int, B_p: Int[Array, ""], n: Int[Array, ""]) -> Share:
+    """The contiguous block of rollouts that a shard owns."""
+    B = B_p * n
+    block = (B + shards - 1) // shards
+    first = shard * block
+    count = jnp.clip(B - first, 0, block)
+    group = jnp.minimum(first // n, B_p)
+    last = (first + jnp.maximum(count, 1) - 1) // n
+    return Share(first, count, group, jnp.where(count > 0, last - group + 1, 0))
+
+
+def batch_rows(geometry: Geometry, B_p: Int[Array, ""], n: Int[Array, ""]) -> tuple[Int[Array, "S rows"], Bool[Array, "S rows"]]:
+    """For every row of the rollout buffers: the group it belongs to (0 where none does) and whether it holds a rollout."""
+    part = share(jnp.arange(geometry.shards), geometry.shards, B_p, n)
+    row = jnp.arange(geometry.rows)[None]
+    live = row < part.count[:, None]
+    return jnp.where(live, (part.first[:, None] + row) // n, 0), live
+
+
+def places(B: int, shards: int) -> tuple[np.ndarray, np.ndarray]:
+    """(shard, row) in the rollout buffers of rollouts 0 .. B-1, each i32[B]."""
+    return np.divmod(np.arange(B), max(1, -(-B // shards)))
+
+
+def responses(rollouts: Rollouts, B: int) -> list[np.ndarray]:
+    """On the host, the response tokens of rollouts 0 .. B-1, each i32[its length]."""
+    at = places(B, rollouts.tokens.shape[0])
+    tokens, lengths = np.asarray(rollouts.tokens)[at], np.asarray(rollouts.mask)[at].sum(-1)
+    return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+
+
+def place_rewards(geometry: Geometry, rewards: np.ndarray) -> np.ndarray:
+    """Rewards of rollouts 0 .. B-1 in the rows of the rollout buffers, f32[S rows]; 0 elsewhere."""
+    out = np.zeros((geometry.shards, geometry.rows), np.float32)
+    out[places(len(rewards), geometry.shards)] = rewards
+    return out
