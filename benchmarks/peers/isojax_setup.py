@@ -9,7 +9,7 @@ from isojax import registry
 from isojax.config import CellConfig, ModelConfig, RLConfig, SamplingConfig
 from isojax.models import hf
 from isojax.models.decoder import Decoder
-from isojax.sampling.sampler import Problems, make_geometry
+from isojax.sampling.batch import Problems, make_geometry
 from isojax.sharding import make_mesh, parse_mesh, shard_count
 from isojax.tasks.stops import Stops
 

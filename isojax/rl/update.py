@@ -22,7 +22,7 @@ from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
 from isojax.rl.regularizers import entropy, k3
 from isojax.sampling.logits import EDGE, log_probs, nucleus, within
-from isojax.sampling.sampler import Geometry, Problems, Rollouts, share
+from isojax.sampling.batch import Geometry, Problems, Rollouts, share
 from isojax.sharding import ROWS, manual_part, partition, shard_count
 
 
