@@ -4,7 +4,8 @@
 
 The limits, in float32, by JAX: a square matrix product of 2048; the unembedding of R rows, [R, D] x [D, V], the better of the two ways in
 which the matrix can lie; and the memory's bandwidth over 1 GB, the better of a sum and of adding one in place
-(which reads and writes). They hold for the cores that the process may run on (taskset).
+(which reads and writes). They hold for the cores that the process may run on (taskset); on one core the time is the processor's, which
+other work on the machine does not stretch.
 
 The serial floor of a decode step of R slots is what these would take one after the other:
 
@@ -15,6 +16,7 @@ with the cache's mean of P + T / 2 live positions a slot. Prompts, sampling, nor
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -68,12 +70,13 @@ def seconds(call: Callable[[], Any], repeats: int) -> float:
     """The median time of a call, compiled before."""
     import jax
 
+    clock = time.process_time if len(os.sched_getaffinity(0)) == 1 else time.perf_counter
     jax.block_until_ready(call())
     times = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = clock()
         jax.block_until_ready(call())
-        times.append(time.perf_counter() - began)
+        times.append(clock() - began)
     return statistics.median(times)
 
 

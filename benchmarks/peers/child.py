@@ -7,11 +7,10 @@ each text meaning exactly its ids. It warms up (compiles), then prints one JSON 
 import argparse
 import json
 import os
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 REWARDS = 97  # the rewards of a step are (sum of something of the response) % 97 / 97: arbitrary, and different inside every group
 
@@ -54,13 +53,23 @@ def measure(call: Callable[[], int], repeats: int) -> None:
     """Print the time of each repeat of a call that returns how many new tokens it made; the first, not printed, warms up."""
     call()
     for _ in range(repeats):
-        began = time.perf_counter()
-        tokens = call()
-        told(time.perf_counter() - began, tokens)
+        clock = Clock()
+        clock.told(call())
 
 
-def told(seconds: float, tokens: int) -> None:
-    """One measurement as a JSON line: seconds, tokens a second, and the process's largest memory so far in GB (1e9 bytes)."""
-    line: dict[str, Any] = {"seconds": round(seconds, 4), "tokens": tokens, "tokens_a_second": round(tokens / seconds, 1)}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps(line | {"peak_gb": round(peak / 1e9, 3)}), flush=True)
+class Clock:
+    """Starts when made. Time by the wall and of the processor: the latter is not stretched by what else runs on the machine."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter(), time.process_time()
+
+    def told(self, tokens: int) -> None:
+        """Print what it took to make `tokens` new tokens as a JSON line, with the process's largest memory so far in GB (1e9 bytes)."""
+        seconds, cpu_seconds = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
+        line = {"seconds": seconds, "cpu_seconds": cpu_seconds, "tokens": tokens, "peak_gb": peak_memory() / 1e9}
+        print(json.dumps({key: round(value, 3) for key, value in line.items()}), flush=True)
+
+
+def peak_memory() -> int:
+    """The largest resident memory of this process, in bytes (getrusage would count what the parent held when it forked)."""
+    return 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])

@@ -4,8 +4,9 @@
 
 MODEL: SmolLM2-135M as `isojax model import smollm2` writes it. Every measurement is a process of its own, one at a time, in turns
 (A B C A B C); inside it a warm-up, then the timed repeats. One JSON line a measurement, and a table at the end: medians, and how many
-times faster isojax is. The first lines are the machine's limits (benchmarks/limits.py), measured anew each round. --commands writes the
-prompts' files and prints the commands that would run.
+times faster isojax is, by the wall and by the processor's time: on one core the latter tells the same where the machine is idle, and
+still tells it where it is not. Each round opens with the machine's limits (benchmarks/limits.py), whose floor rollouts are a share of.
+--commands writes the prompts' files and prints the commands that would run.
 """
 
 import argparse
@@ -99,53 +100,59 @@ def write_prompts(model: Path, claim: Claim, folder: Path) -> Path:
 def command(model: Path, claim: Claim, peer: Peer, prompts: Path, repeats: int) -> list[str]:
     """What runs a peer's child."""
     numbers = {"--n": claim.n, "--new": claim.new, "--repeats": repeats}
-    flags = [word for flag, value in numbers.items() for word in (flag, str(value))]
+    flags = [str(x) for pair in numbers.items() for x in pair]
     variant = ["--variant", peer.variant] if peer.variant else []
     return [str(peer.python), str(HERE / peer.script), str(model), "--prompts", str(prompts), *flags, *variant]
 
 
-def run(words: list[str], cores: list[int]) -> Iterator[dict[str, Any]]:
-    """The JSON lines of a child that may use these cores; RuntimeError with the end of what it said where it failed."""
-    threads = str(len(cores))
+def limits_command(model: Path, claim: Claim) -> list[str]:
+    """What measures the machine's limits and the floor of a claim's rollouts."""
+    numbers = {"--rows": claim.B_p * claim.n, "--prompt": claim.prompt, "--new": claim.new}
+    return [sys.executable, str(HERE.parent / "limits.py"), str(model), *(str(x) for pair in numbers.items() for x in pair)]
+
+
+def run(words: list[str]) -> Iterator[dict[str, Any]]:
+    """The JSON lines of a child, which may use the cores that this process may; RuntimeError with the end of what it said where it failed."""
+    threads = str(len(os.sched_getaffinity(0)))
     environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
     environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    child = subprocess.Popen(
-        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: os.sched_setaffinity(0, cores)
-    )
-    out, errors = child.communicate()
-    for line in out.splitlines():
+    child = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    for line in child.stdout.splitlines():
         if line.startswith('{"'):  # libraries print too
             yield json.loads(line)
     if child.returncode:
-        raise RuntimeError(f"{' '.join(words)}\nended with {child.returncode}:\n{errors[-ERRORS_SHOWN:]}")
+        raise RuntimeError(f"{' '.join(words)}\nended with {child.returncode}:\n{child.stderr[-ERRORS_SHOWN:]}")
 
 
 def medians(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of every (claim, peer), in order of appearance: median seconds and tokens a second, largest memory, how many were measured, and
-    `times`, its seconds over isojax's in the same claim (how many times faster isojax is)."""
+    """Of every (claim, peer), in order of appearance: median seconds, processor's seconds and tokens a second, largest memory, how many
+    were measured; and how many times faster isojax did the same claim, by the wall (`faster`) and by the processor (`cpu_faster`)."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for line in lines:
         found.setdefault((line["claim"], line["peer"]), []).append(line)
     rows = []
     for (claim, peer), of_one in found.items():
         row: dict[str, Any] = {"claim": claim, "peer": peer, "measured": len(of_one)}
-        row |= {key: statistics.median(line[key] for line in of_one) for key in ("seconds", "tokens_a_second")}
-        rows.append(row | {"peak_gb": max(line["peak_gb"] for line in of_one)})
-    ours = {row["claim"]: row["seconds"] for row in rows if row["peer"] == "isojax"}
-    return [row | {"times": row["seconds"] / ours[row["claim"]] if row["claim"] in ours else None} for row in rows]
-
-
-def show(rows: list[dict[str, Any]], floors: dict[int, list[float]]) -> None:
-    """The table; `floors` are measured rollout tokens a second by number of rollouts."""
-    table = Table("claim", "peer", "measured", "seconds", "tokens/s", "peak GB", "isojax is faster", "share of the floor")
-    rollouts = {claim.name: claim.B_p * claim.n for claim in CLAIMS if claim.peers is ROLLOUTS}
+        row |= {key: statistics.median(line[key] for line in of_one) for key in ("seconds", "cpu_seconds")}
+        rows.append(row | {"tokens": of_one[0]["tokens"], "peak_gb": max(line["peak_gb"] for line in of_one)})
+    ours = {row["claim"]: row for row in rows if row["peer"] == "isojax"}
     for row in rows:
-        floor = floors.get(rollouts.get(row["claim"], 0))
-        share = f"{row['tokens_a_second'] / statistics.median(floor):.0%}" if floor else ""
-        times = f"{row['times']:.2f} x" if row["times"] and row["peer"] != "isojax" else ""
-        numbers = f"{row['seconds']:.2f}", f"{row['tokens_a_second']:.0f}", f"{row['peak_gb']:.2f}"
-        table.add_row(row["claim"], row["peer"], str(row["measured"]), *numbers, times, share)
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+        if row["claim"] in ours:
+            row["faster"], row["cpu_faster"] = (row[key] / ours[row["claim"]][key] for key in ("seconds", "cpu_seconds"))
+    return rows
+
+
+def show(rows: list[dict[str, Any]], floors: dict[str, list[float]], clock: str) -> None:
+    """The table; `floors`: by claim, measured rollout tokens a second on `clock`, which a rollout's share is read on too."""
+    heads = ("claim", "peer", "measured", "seconds", "CPU s", "tokens/s", "peak GB", "isojax faster", "by CPU", "share of floor")
+    table = Table(*heads)
+    for row in rows:
+        floor = floors.get(row["claim"])
+        share = f"{row['tokens'] / row[clock] / statistics.median(floor):.0%}" if floor else ""
+        ratios = [f"{row[key]:.2f} x" if row["peer"] != "isojax" and key in row else "" for key in ("faster", "cpu_faster")]
+        numbers = [f"{row['seconds']:.2f}", f"{row['cpu_seconds']:.2f}", f"{row['tokens'] / row['seconds']:.0f}", f"{row['peak_gb']:.2f}"]
+        table.add_row(row["claim"], row["peer"], str(row["measured"]), *numbers, *ratios, share)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
 def parse() -> argparse.Namespace:
@@ -170,36 +177,33 @@ def main() -> None:
     args = parse()
     claims = [claim for claim in CLAIMS if not args.only or claim.name in args.only.split(",")]
     cores = sorted(os.sched_getaffinity(0))[-args.cores :]
-    lines: list[dict[str, Any]] = []
-    floors: dict[int, list[float]] = {}
-    failed = False
+    os.sched_setaffinity(0, cores)
     args.folder.mkdir(exist_ok=True)
+    lines: list[dict[str, Any]] = []
+    floors: dict[str, list[float]] = {}
+    failed = False
     for claim in claims:
         prompts = write_prompts(args.model, claim, args.folder)
-        limits = [sys.executable, str(HERE.parent / "limits.py"), str(args.model), "--rows", str(claim.B_p * claim.n)]
-        limits += ["--prompt", str(claim.prompt), "--new", str(claim.new)]
         peers = [peer for peer in claim.peers if not args.peers or (peer.environment or "isojax") in args.peers.split(",")]
+        children = {peer.name: command(args.model, claim, peer, prompts, args.repeats or claim.repeats) for peer in peers}
+        if args.commands:
+            print("\n".join(" ".join(words) for words in children.values()))
+            continue
         for round in range(args.rounds):
-            if not args.commands:
-                for line in run(limits, cores):
-                    print(json.dumps({"limits": claim.name, "cores": args.cores, "round": round} | line), flush=True)
-                    floors.setdefault(line["rows"], []).append(line["floor_tokens_a_second"])
-            for peer in peers:
-                words = command(args.model, claim, peer, prompts, args.repeats or claim.repeats)
-                if args.commands:
-                    print(" ".join(words))
-                    continue
+            for name, words in {"": limits_command(args.model, claim), **children}.items():
+                about = {"claim": claim.name, "cores": len(cores), "round": round}
                 try:
-                    for line in run(words, cores):
-                        lines.append({"claim": claim.name, "peer": peer.name, "cores": args.cores, "round": round} | line)
-                        print(json.dumps(lines[-1]), flush=True)
+                    for line in run(words):
+                        print(json.dumps(about | ({"peer": name} if name else {}) | line), flush=True)
+                        if name:
+                            lines.append(about | {"peer": name} | line)
+                        elif claim.peers is ROLLOUTS:
+                            floors.setdefault(claim.name, []).append(line["floor_tokens_a_second"])
                 except RuntimeError as e:
                     print(e, file=sys.stderr, flush=True)
                     failed = True
-            if args.commands:
-                break
     if lines:
-        show(medians(lines), floors)
+        show(medians(lines), floors, "cpu_seconds" if len(cores) == 1 else "seconds")
     sys.exit(failed)
 
 

@@ -1,4 +1,4 @@
-"""transformers' `generate` (torch): B_p prompts, n samples each, a fixed number of new tokens, temperature 1, no truncation of the distribution.
+"""transformers' `generate` (torch): B_p prompts, n samples each, a fixed number of new tokens, temperature 1, no top-k or top-p.
 
 --variant float32 | bfloat16: the dtype of weights and computation. The end token is switched off. Run alone (prompts: `compare.py --commands`):
 
@@ -17,7 +17,14 @@ def main() -> None:
     prompts = torch.tensor(child.read_prompts(args.prompts).ids)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.variant or "float32")).eval()
     model.generation_config = GenerationConfig(
-        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=args.new, num_return_sequences=args.n, eos_token_id=None, pad_token_id=0
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=args.new,
+        num_return_sequences=args.n,
+        eos_token_id=None,
+        pad_token_id=0,
     )
 
     @torch.inference_mode()

@@ -20,8 +20,8 @@ class Words:
     def __init__(self, model: Path):
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
 
-    def encode(self, text: str, **_: Any) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+    def encode(self, text: str, **_: Any) -> list[int]:  # NumPy's strings too
+        return self.tokenizer.encode(str(text), add_special_tokens=False).ids
 
     def decode(self, ids: list[int], **_: Any) -> str:
         return self.tokenizer.decode(ids)

@@ -1,0 +1,51 @@
+"""isojax's GRPO step in one compiled program: rollouts, rewards, advantages, gradient, AdamW; float32, no KL, every group teaches.
+
+--variant m=8: rows of a microbatch (8 without it). Run alone (prompts: `compare.py --commands`), with isojax's Python:
+
+    python benchmarks/peers/step_isojax.py MODEL --prompts FILE --n 8 --new 128
+"""
+
+from typing import Any
+
+import child
+
+
+class Arbitrary:
+    """A task with nothing but what a step reads: no stops, and an arbitrary reward that differs inside every group."""
+
+    def __init__(self, stops: Any):
+        self.stops = stops
+
+    def verify(self, answers: Any, tokens: Any, mask: Any) -> Any:
+        return (tokens * mask).sum(-1) % child.REWARDS / child.REWARDS
+
+
+def main() -> None:
+    args = child.arguments(__doc__)
+    import jax
+    import numpy as np
+    from isojax_setup import Setup
+
+    from isojax.rl.step import build_init, build_train, coefficients
+
+    ids = child.read_prompts(args.prompts).ids
+    setup = Setup(args.model, ids, args.n, args.new, microbatch=int((args.variant or "m=8").removeprefix("m=")))
+    task: Any = Arbitrary(setup.stops)
+    train = build_train(setup.cell, setup.decoder, task, setup.geometry, setup.mesh)
+    state = build_init(setup.decoder, setup.mesh)(setup.params)
+    del setup.params
+    index = np.arange(setup.geometry.problem_rows, dtype=np.int32)[None]
+    scalars = (np.int32(1), np.int32(len(ids)), np.int32(args.n), np.int32(0))
+
+    def step() -> int:
+        nonlocal state
+        state, metrics = jax.block_until_ready(train(state, {}, setup.problems, index, *scalars, coefficients(setup.cell.rl)))
+        tokens = int(metrics["tokens"])
+        assert tokens == len(ids) * args.n * args.new and metrics["taught"] == 1 and metrics["not_finite"] == 0, metrics
+        return tokens
+
+    child.measure(step, args.repeats)
+
+
+if __name__ == "__main__":
+    main()
