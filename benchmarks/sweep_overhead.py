@@ -41,6 +41,7 @@ def main() -> None:
     from isojax.rl.step import UPDATES_A_CALL
     from isojax.sampling.batch import Problems
     from isojax.sharding import make_mesh, parse_mesh, replicated
+    from isojax.tasks.base import build_task
     from isojax.tasks.data import batches
     from isojax.train import Programs
 
@@ -52,15 +53,14 @@ def main() -> None:
         timed = [(int(B_p), int(n)) for B_p, n in (pair.split("x") for pair in arguments.pairs.split(","))]
         pairs = sorted({*pairs, *timed})
     mesh = make_mesh(parse_mesh("auto", 1), jax.devices())
-    programs = Programs(config.cell, sweep, pairs, mesh)
+    programs = Programs(config.cell, sweep, pairs, mesh, build_task(config.cell))
     if arguments.base:
-        made = base.load(arguments.base)
-        params, problems = made.params, made.training
+        made = base.load(arguments.base, config.cell)
+        params, problems = made.params(programs.decoder, mesh), made.training
     else:
-        params = programs.decoder.init(jax.random.key(0))
+        params = jax.device_put(programs.decoder.init(jax.random.key(0)), programs.decoder.shardings(mesh))
         problems = programs.task.problems(2000, np.random.default_rng(0))
-    params = jax.device_put(params, programs.decoder.shardings(mesh))
-    table = jax.device_put(Problems(*programs.encode(config.cell, problems)), replicated(mesh))
+    table = jax.device_put(Problems(*base.encode(programs.task, config.cell, problems)), replicated(mesh))
     numbers = programs.numbers._replace(learning_rate=np.float32(0))
 
     def seconds(B_p: int, n: int) -> float:

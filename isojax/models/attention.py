@@ -36,22 +36,24 @@ def attend(q: Float[Array, "b t N H"], parts: list[tuple[Array, Array, Bool[Arra
     Scores and softmax in float32.
     """
     b, t, heads, head_dim = q.shape
-    kv_heads = parts[0][0].shape[1]
-    q = q.reshape(b, t, kv_heads, heads // kv_heads, head_dim) * head_dim**-0.5
+    K = parts[0][0].shape[1]
+    G = heads // K
+    # The queries of a key's heads as rows of one matrix: a product a key/value head, with nothing left to transpose inside it.
+    q = (q * head_dim**-0.5).reshape(b, t, K, G, head_dim).transpose(0, 2, 3, 1, 4).reshape(b, K, G * t, head_dim)
     scores = [
-        jnp.where(mask[:, None, None], jnp.einsum("btkgh,bkch->bkgtc", q, k, preferred_element_type=jnp.float32), NEVER)
+        jnp.where(
+            mask[:, None, None],
+            jnp.einsum("bkqh,bkch->bkqc", q, k, preferred_element_type=jnp.float32).reshape(b, K, G, t, -1),
+            NEVER,
+        ).reshape(b, K, G * t, -1)
         for k, _, mask in parts
     ]
-    top = scores[0].max(-1)
-    for s in scores[1:]:
-        top = jnp.maximum(top, s.max(-1))
-    top = lax.stop_gradient(top)[..., None]
+    top = lax.stop_gradient(functools.reduce(jnp.maximum, [s.max(-1, keepdims=True) for s in scores]))
     weights = [jnp.exp(s - top) for s in scores]
-    total = functools.reduce(jnp.add, [w.sum(-1) for w in weights])
-    mixed = functools.reduce(
-        jnp.add, [jnp.einsum("bkgtc,bkch->btkgh", w.astype(v.dtype), v) for w, (_, v, _) in zip(weights, parts, strict=True)]
-    )
-    return (mixed / total.transpose(0, 3, 1, 2)[..., None].astype(q.dtype)).reshape(b, t, heads, head_dim)
+    total = functools.reduce(jnp.add, [w.sum(-1, keepdims=True) for w in weights])
+    mixed = [jnp.einsum("bkqc,bkch->bkqh", w.astype(v.dtype), v) for w, (_, v, _) in zip(weights, parts, strict=True)]
+    out = functools.reduce(jnp.add, mixed) / total.astype(q.dtype)
+    return out.reshape(b, K, G, t, head_dim).transpose(0, 3, 1, 2, 4).reshape(b, t, heads, head_dim)
 
 
 def quantize(x: Float[Array, "*b H"]) -> tuple[Int[Array, "*b H"], Float[Array, "*b"]]:
@@ -61,10 +63,10 @@ def quantize(x: Float[Array, "*b H"]) -> tuple[Int[Array, "*b H"], Float[Array, 
     return jnp.round(x / jnp.where(scale > 0, scale, 1.0)[..., None]).astype(jnp.int8), scale
 
 
-def cached(keys: Array, values: Array, like: Cache) -> tuple[Array, ...]:
-    """Keys and values [... H] in the form of a cache: in its precision, or as int8 with their scales."""
-    if len(like) == 2:
-        return keys.astype(like[0].dtype), values.astype(like[1].dtype)
+def cached(keys: Array, values: Array, dtype: Any) -> tuple[Array, ...]:
+    """Keys and values [... H] as a cache of this precision holds them: cast, or as int8 with their scales."""
+    if jnp.dtype(dtype) != jnp.int8:
+        return keys.astype(dtype), values.astype(dtype)
     (keys, key_scale), (values, value_scale) = quantize(keys), quantize(values)
     return keys, values, key_scale, value_scale
 
@@ -137,7 +139,7 @@ def decode_attention(
 
     An int8 cache is written and read as `quantize` has it, with the same sums in every implementation.
     """
-    new = cached(k, v, cache)
+    new = cached(k, v, cache[0].dtype)
     if implementation in ("pallas", "interpret"):
 
         def kernel(q: Array, layer: Array, positions: Array, *rest: Array) -> tuple[Array, ...]:

@@ -11,6 +11,7 @@ so that a prefix holds positions 0 .. length-2 and nothing but keys and values p
 """
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -73,10 +74,8 @@ class Block(nnx.Module):
     def project(self, x: Float[Array, "b t D"], turns: Turns) -> tuple[Array, Array, Array]:
         """Queries [b t N H], keys and values [b K t H] of the rows, turned by their positions."""
         config = self.config
-        h = rms_norm(x, self.attention_norm[...], config.norm_eps)
-        q = jnp.einsum("btd,dnh->btnh", h, self.query[...])
-        k = jnp.einsum("btd,dkh->btkh", h, self.key[...])
-        v = jnp.einsum("btd,dkh->btkh", h, self.value[...])
+        h = flat(rms_norm(x, self.attention_norm[...], config.norm_eps))
+        q, k, v = ((h @ flat(w[...], 1)).reshape(*x.shape[:2], *w.shape[1:]) for w in (self.query, self.key, self.value))
         if config.qkv_bias:
             q, k, v = q + self.query_bias[...][None, None], k + self.key_bias[...][None, None], v + self.value_bias[...][None, None]
         if config.qk_norm:
@@ -85,11 +84,18 @@ class Block(nnx.Module):
 
     def finish(self, x: Float[Array, "b t D"], attended: Float[Array, "b t N H"]) -> Float[Array, "b t D"]:
         """Output projection and MLP, both residual."""
-        b, t, heads, head_dim = attended.shape
-        # Heads and their dimension as one axis: as two, XLA:CPU transposes the weights at every product.
-        x = x + attended.reshape(b, t, -1) @ self.out[...].reshape(heads * head_dim, -1)
-        h = rms_norm(x, self.mlp_norm[...], self.config.norm_eps)
-        return x + (jax.nn.silu(h @ self.gate[...]) * (h @ self.up[...])) @ self.down[...]
+        mixed = attended.reshape(-1, self.out.shape[0] * self.out.shape[1]) @ self.out[...].reshape(-1, x.shape[-1])
+        x = x + mixed.reshape(x.shape)
+        h = flat(rms_norm(x, self.mlp_norm[...], self.config.norm_eps))
+        return x + ((jax.nn.silu(h @ self.gate[...]) * (h @ self.up[...])) @ self.down[...]).reshape(x.shape)
+
+
+def flat(x: Array, axes: int = -1) -> Array:
+    """x as a matrix: its first `axes` axes (by default all but the last) against the others.
+
+    Every product with weights is one of matrices: of more axes, XLA:CPU transposes weights or activations, forwards or backwards.
+    """
+    return x.reshape(math.prod(x.shape[:axes]), -1)
 
 
 class Decoder:
