@@ -5,7 +5,7 @@ the causal mask is moved right by the prefix's width, and what of the prefix is 
 """
 
 import functools
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,5 +60,5 @@ def splash_attention(
     q = jnp.pad(q, ((0, 0), (0, 0), (0, queries - t), (0, 0)))
     k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, keys - p - t), (0, 0))) for x in (k, v))
     segments = splash.SegmentIds(q=jnp.ones((b, queries), jnp.int32), kv=live)
-    kernel: Callable[..., Array] = _kernel(N, queries, keys, p, interpret)
-    return jax.vmap(kernel)(q, k, v, segments)[:, :, :t].swapaxes(1, 2)
+    out: Any = jax.vmap(_kernel(N, queries, keys, p, interpret))(q, k, v, segments)
+    return out[:, :, :t].swapaxes(1, 2)

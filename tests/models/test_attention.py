@@ -1,0 +1,260 @@
+"""Every kernel is the plain form, on odd sizes; the plain form is a loop in NumPy. Pallas kernels run as array code (`interpret`)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import shard_map
+from jax.sharding import PartitionSpec as P
+
+from isojax.models.attention import cache_positions, cached, decode_attention, quantize, self_attention
+from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
+from isojax.models.kernels.tpu_decode import flash_decode
+from tests.device import mesh, quick_jit
+from tests.hlo import collectives
+
+
+def draw(shape: tuple[int, ...], seed: int, dtype: Any = jnp.float32) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def float64(x: Any) -> np.ndarray:
+    return np.asarray(jnp.asarray(x, jnp.float32), np.float64)
+
+
+def far(got: Any, want: Any) -> float:
+    """Relative distance (L2)."""
+    got, want = float64(got), float64(want)
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+def numpy_attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """One query [H] over keys and values [c H]."""
+    s = keys @ q * len(q) ** -0.5
+    w = np.exp(s - s.max())
+    return w @ values / w.sum()
+
+
+# Prompts and responses.
+
+PREFIX_LIVE = np.array([0, 5, 3], np.int32)
+
+
+def rows(b: int, t: int, p: int, N: int, K: int, H: int, dtype: Any = jnp.float32) -> tuple[Any, ...]:
+    q, k, v = draw((b, t, N, H), 1, dtype), draw((b, K, t, H), 2, dtype), draw((b, K, t, H), 3, dtype)
+    return (q, k, v, draw((b, K, p, H), 4, dtype), draw((b, K, p, H), 5, dtype)) if p else (q, k, v)
+
+
+def attended(attention: Any, *arrays: Any) -> Any:
+    """With the first rows of PREFIX_LIVE, where there is a prefix."""
+    live = jnp.minimum(jnp.asarray(PREFIX_LIVE[: len(arrays[0])]), arrays[3].shape[2]) if len(arrays) > 3 else None
+    return attention(*arrays[:3], (*arrays[3:], live) if live is not None else None)
+
+
+def with_gradients(attention: Any, arrays: tuple[Any, ...]) -> list[Any]:
+    """Output and the gradients of an uneven sum of it."""
+
+    def total(*arrays: Any) -> Any:
+        out = attended(attention, *arrays)
+        return (out.astype(jnp.float32) * draw(out.shape, 9)).sum(), out
+
+    (_, out), gradients = quick_jit(jax.value_and_grad(total, tuple(range(len(arrays))), has_aux=True))(*arrays)
+    return [out, *gradients]
+
+
+def test_plain_self_attention_is_a_loop() -> None:
+    arrays = rows(3, 4, 5, 6, 2, 8)
+    out = float64(quick_jit(partial(attended, partial(self_attention, "plain")))(*arrays))
+    q, k, v, pk, pv = map(float64, arrays)
+    for b, live in enumerate(PREFIX_LIVE):
+        for i in range(4):
+            for n in range(6):
+                keys, values = (np.concatenate([x[b, n // 3, :live], y[b, n // 3, : i + 1]]) for x, y in ((pk, k), (pv, v)))
+                np.testing.assert_allclose(out[b, i, n], numpy_attention(q[b, i, n], keys, values), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("b", "t", "p", "N", "K", "H"),
+    [
+        (2, 1, 3, 3, 1, 64),  # one position
+        (1, 128, 0, 2, 2, 64),  # one block to the last position
+        (2, 129, 127, 7, 1, 128),  # a block and a position, two of keys to the last
+    ],
+)
+def test_splash_attention_and_its_gradients(b: int, t: int, p: int, N: int, K: int, H: int) -> None:
+    arrays = rows(b, t, p, N, K, H)
+    want = with_gradients(partial(self_attention, "plain"), arrays)
+    got = with_gradients(partial(self_attention, "interpret"), arrays)
+    for name, x, y in zip(("out", "q", "k", "v", "prefix keys", "prefix values"), got, want, strict=False):
+        assert far(x, y) < 2e-6, (name, far(x, y))
+
+
+@pytest.mark.parametrize(("t", "p"), [(7, 0), (7, 4), (6, 5)])  # odd numbers of queries, keys, both
+def test_what_cudnn_is_asked_for(t: int, p: int) -> None:
+    """The same call, computed by XLA."""
+    arrays = rows(2, t, p, 6, 2, 8)
+    want = with_gradients(partial(self_attention, "plain"), arrays)
+    got = with_gradients(partial(cudnn_attention, backend="xla"), arrays)
+    for x, y in zip(got, want, strict=True):
+        assert far(x, y) < 2e-6
+
+
+# One token a slot.
+
+
+def slots(R: int, C: int, N: int, K: int, H: int, kind: str) -> tuple[Any, ...]:
+    """Queries, new keys and values, and a cache of two layers."""
+    dtype = jnp.float32 if kind == "float32" else jnp.bfloat16
+    q, k, v = draw((R, N, H), 1, dtype), draw((R, K, H), 2, dtype), draw((R, K, H), 3, dtype)
+    keys, values = draw((2, R, K, C, H), 4, dtype), draw((2, R, K, C, H), 5, dtype)
+    keys, *rest = cached(keys, values, "int8" if kind == "int8" else dtype)
+    return q, k, v, (keys.swapaxes(-1, -2), *rest)
+
+
+def numpy_decode(q: Any, k: Any, v: Any, cache: Any, layer: int, positions: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Attention in float64 over what the cache stands for, the new position in it."""
+    filled = [float64(x).copy() for x in cache]
+    for r, at in enumerate(positions):
+        for i, (whole, x) in enumerate(zip(filled, map(float64, cached(k, v, cache[0].dtype)), strict=True)):
+            if i == 0:
+                whole[layer, r, :, :, at] = x[r]
+            else:
+                whole[layer, r, :, at] = x[r]
+    keys, values = filled[0].swapaxes(-1, -2)[layer], filled[1][layer]
+    if len(filled) == 4:
+        keys, values = keys * filled[2][layer][..., None], values * filled[3][layer][..., None]
+    group = q.shape[1] // k.shape[1]
+    out = [
+        [numpy_attention(x, keys[r, n // group, : at + 1], values[r, n // group, : at + 1]) for n, x in enumerate(float64(q[r]))]
+        for r, at in enumerate(positions)
+    ]
+    return np.array(out), filled
+
+
+TOLERANCE = {"float32": 1e-6, "bfloat16": 6e-3, "int8": 6e-3}
+
+
+@pytest.mark.parametrize(
+    ("implementation", "C", "N", "K", "H", "kind"),
+    [
+        ("plain", 9, 6, 2, 8, "float32"),
+        ("plain", 9, 6, 2, 8, "int8"),
+        ("interpret", 128, 3, 3, 64, "float32"),
+        ("interpret", 640, 6, 2, 64, "bfloat16"),  # a block of 512 and one that reaches past the end
+        ("interpret", 640, 7, 1, 128, "float32"),
+        ("interpret", 256, 14, 2, 64, "int8"),
+        ("interpret", 640, 3, 1, 128, "int8"),
+    ],
+)
+def test_decoding_is_a_loop(implementation: str, C: int, N: int, K: int, H: int, kind: str) -> None:
+    positions = np.array(sorted({0, 1, 7, C // 2, C - 2, C - 1, *(x for x in (127, 128, 511, 512) if x < C)}), np.int32)
+    q, k, v, cache = slots(len(positions), C, N, K, H, kind)
+    want, filled = numpy_decode(q, k, v, cache, 1, positions)
+    step = quick_jit(partial(decode_attention, implementation))
+    out, written = step(q, k, v, cache, jnp.int32(1), jnp.asarray(positions))
+    assert far(out, want) < TOLERANCE[kind]
+    for x, y, before in zip(written, filled, cache, strict=True):  # the new positions, and not a bit more
+        assert x.dtype == before.dtype and (float64(x) == y).all()
+
+
+def test_a_kernel_reads_nothing_past_the_last_position() -> None:
+    q, k, v, cache = slots(3, 640, 2, 1, 64, "float32")
+    positions = np.array([0, 130, 638], np.int32)
+    dead = jnp.arange(640)[None] > positions[:, None]
+    keys = jnp.where(dead[None, :, None, None], 1e30, cache[0])
+    values = jnp.where(dead[None, :, None, :, None], 1e30, cache[1])
+    step = quick_jit(partial(decode_attention, "interpret"))
+    clean, _ = step(q, k, v, cache, jnp.int32(0), jnp.asarray(positions))
+    assert (step(q, k, v, (keys, values), jnp.int32(0), jnp.asarray(positions))[0] == clean).all()
+
+
+def test_what_cudnn_is_asked_for_a_token() -> None:
+    q, _, _, cache = slots(4, 9, 6, 2, 8, "float32")
+    positions = np.array([0, 3, 7, 8], np.int32)
+    k, v = (jnp.stack([x[0, r, :, at] for r, at in enumerate(positions)]) for x in (cache[0].swapaxes(-1, -2), cache[1]))
+    want, _ = numpy_decode(q, k, v, cache, 0, positions)  # what is written was there
+    decode = quick_jit(partial(cudnn_decode, backend="xla"))
+    assert far(decode(q, cache[0][0], cache[1][0], jnp.asarray(positions)), want) < 1e-6
+
+
+def test_quantize_is_within_half_a_scale() -> None:
+    x = draw((50, 64), 0) * jnp.logspace(-6, 6, 50)[:, None]
+    values, scale = quantize(x.at[7].set(0))
+    assert values.dtype == jnp.int8 and scale.dtype == jnp.float32
+    error = np.abs(float64(values) * float64(scale)[:, None] - float64(x.at[7].set(0)))
+    assert (error <= float64(scale)[:, None] / 2 * (1 + 1e-5)).all()
+    assert (np.abs(values).max(-1) == np.where(np.arange(50) == 7, 0, 127)).all()
+
+
+def test_the_positions_of_a_cache() -> None:
+    assert [cache_positions("pallas", n) for n in (1, 128, 129)] == [128, 128, 256]
+    assert cache_positions("plain", 129) == cache_positions("cudnn", 129) == 129
+
+
+# Over devices: rows over data (manual), heads over tensor (automatic), as in the sampler and the trainer.
+
+
+def sharded(function: Any, inputs: tuple[P, ...], outputs: Any) -> Any:
+    return shard_map(
+        function, mesh=mesh("data=4,tensor=2"), in_specs=inputs, out_specs=outputs, axis_names={"data", "fsdp"}, check_vma=False
+    )
+
+
+@pytest.mark.parametrize("K", [2, 1])  # split over tensor; one head of keys, which cannot be
+def test_decoding_over_devices(K: int) -> None:
+    q, k, v, cache = slots(8, 128, 4, K, 64, "float32")
+    positions = jnp.asarray(np.arange(8) * 18, jnp.int32)
+    rows, table = P("data"), P(None, "data")
+
+    def step(*x: Any) -> Any:
+        return decode_attention("interpret", *x[:3], x[3:5], jnp.int32(1), x[5])
+
+    on = mesh("data=4,tensor=2")
+    heads = "tensor" if K > 1 else None
+    spread = [jax.device_put(x, jax.NamedSharding(on, P("data", "tensor" if x is q else heads))) for x in (q, k, v)]
+    caches = [jax.device_put(x, jax.NamedSharding(on, P(None, "data", heads))) for x in cache]
+    arguments = (*spread, *caches, jax.device_put(positions, jax.NamedSharding(on, P("data"))))
+    step = quick_jit(sharded(step, (rows, rows, rows, table, table, rows), (rows, (table, table))))
+    compiled = step.lower(*arguments).compile()
+    out, written = compiled(*arguments)
+    want, filled = decode_attention("plain", q, k, v, cache, jnp.int32(1), positions)
+    assert far(out, want) < 1e-6
+    assert all((x == y).all() for x, y in zip(written, filled, strict=True))
+    # A head of keys that is whole on each device has its queries gathered, never the cache.
+    moved = [c for c in collectives(compiled.as_text()) if "128,64" in c.result or "64,128" in c.result]
+    assert not moved, moved
+
+
+def test_self_attention_and_its_gradients_over_devices() -> None:
+    arrays = rows(4, 5, 3, 4, 2, 64)
+    live = jnp.array([0, 1, 2, 3])
+    weights = draw(arrays[0].shape, 9)
+
+    def total(attention: Any) -> Any:
+        def of_rows(weights: Any, live: Any, *arrays: Any) -> Any:
+            out = attention(*arrays[:3], (*arrays[3:], live))
+            return jax.grad(lambda *a: (attention(*a[:3], (*a[3:], live)) * weights).sum(), (0, 1, 2, 3, 4))(*arrays), out
+
+        return of_rows
+
+    want = jax.jit(total(partial(self_attention, "plain")))(weights, live, *arrays)
+    each = P("data")
+    step = quick_jit(sharded(total(partial(self_attention, "interpret")), (each,) * 7, ((each,) * 5, each)))
+    got = step(weights, live, *arrays)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert far(x, y) < 2e-6
+
+
+def test_flash_decode_takes_a_layer_by_its_number() -> None:
+    """Layer 0 is not touched when layer 1 is written, and the other way round."""
+    q, k, v, cache = slots(2, 128, 1, 1, 64, "float32")
+    step = quick_jit(partial(flash_decode, interpret=True))
+    for layer in (0, 1):
+        _, written = step(q, (k, v), cache, jnp.int32(layer), jnp.array([3, 4], jnp.int32))
+        assert all((x[1 - layer] == y[1 - layer]).all() for x, y in zip(written, cache, strict=True))
+        assert (written[1][layer, 0, :, 3] == v[0]).all() and (written[0][layer, 1, :, :, 4] == k[1]).all()
