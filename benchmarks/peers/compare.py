@@ -112,7 +112,7 @@ def limits_command(model: Path, claim: Claim) -> list[str]:
 
 
 def run(words: list[str]) -> Iterator[dict[str, Any]]:
-    """The JSON lines of a child, which may use the cores that this process may; RuntimeError with the end of what it said where it failed."""
+    """The JSON lines of a child on this process's cores; RuntimeError with the end of what it said where it failed."""
     threads = str(len(os.sched_getaffinity(0)))
     environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
     environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
