@@ -1,4 +1,4 @@
-"""The benchmarks beside peers: prompts, the table's arithmetic and the floor by hand, and scripts that explain themselves without any peer."""
+"""The benchmarks beside peers: prompts, the table and the floor by hand, and scripts that explain themselves without any peer."""
 
 from __future__ import annotations
 
