@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
 from isojax.models.kernels.splash import splash_attention
-from isojax.models.kernels.tpu_decode import LANES, flash_decode
+from isojax.models.kernels.tpu_decode import flash_decode, whole_blocks
 from isojax.sharding import partition
 
 NEVER = -1e30
@@ -72,8 +72,8 @@ def cached(keys: Array, values: Array, dtype: Any) -> tuple[Array, ...]:
 
 
 def cache_positions(implementation: str, positions: int) -> int:
-    """How many positions a cache must have to hold `positions`: the TPU's kernel wants a multiple of 128."""
-    return -(-positions // LANES) * LANES if implementation in ("pallas", "interpret") else positions
+    """How many positions a cache must have to hold `positions`: the TPU's kernel wants whole blocks."""
+    return whole_blocks(positions) if implementation in ("pallas", "interpret") else positions
 
 
 def by_heads(

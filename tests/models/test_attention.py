@@ -13,6 +13,7 @@ from jax import shard_map
 from jax.sharding import PartitionSpec as P
 
 from isojax.models.attention import cache_positions, cached, decode_attention, quantize, self_attention
+from isojax.models.kernels import tpu_decode
 from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
 from isojax.models.kernels.tpu_decode import flash_decode
 from tests.device import mesh, quick_jit
@@ -145,13 +146,14 @@ TOLERANCE = {"float32": 1e-6, "bfloat16": 6e-3, "int8": 6e-3}
         ("plain", 9, 6, 2, 8, "float32"),
         ("plain", 9, 6, 2, 8, "int8"),
         ("interpret", 128, 3, 3, 64, "float32"),
-        ("interpret", 640, 6, 2, 64, "bfloat16"),  # a block of 512 and one that reaches past the end
+        ("interpret", 640, 6, 2, 64, "bfloat16"),
         ("interpret", 640, 7, 1, 128, "float32"),
         ("interpret", 256, 14, 2, 64, "int8"),
         ("interpret", 640, 3, 1, 128, "int8"),
     ],
 )
-def test_decoding_is_a_loop(implementation: str, C: int, N: int, K: int, H: int, kind: str) -> None:
+def test_decoding_is_a_loop(implementation: str, C: int, N: int, K: int, H: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tpu_decode, "BLOCK_BYTES", 1)  # blocks of 128 positions
     positions = np.array(sorted({0, 1, 7, C // 2, C - 2, C - 1, *(x for x in (127, 128, 511, 512) if x < C)}), np.int32)
     q, k, v, cache = slots(len(positions), C, N, K, H, kind)
     want, filled = numpy_decode(q, k, v, cache, 1, positions)
@@ -162,7 +164,8 @@ def test_decoding_is_a_loop(implementation: str, C: int, N: int, K: int, H: int,
         assert x.dtype == before.dtype and (float64(x) == y).all()
 
 
-def test_a_kernel_reads_nothing_past_the_last_position() -> None:
+def test_a_kernel_reads_nothing_past_the_last_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tpu_decode, "BLOCK_BYTES", 1)
     q, k, v, cache = slots(3, 640, 2, 1, 64, "float32")
     positions = np.array([0, 130, 638], np.int32)
     dead = jnp.arange(640)[None] > positions[:, None]
@@ -192,7 +195,8 @@ def test_quantize_is_within_half_a_scale() -> None:
 
 
 def test_the_positions_of_a_cache() -> None:
-    assert [cache_positions("pallas", n) for n in (1, 128, 129)] == [128, 128, 256]
+    # 1409 is 11.01 units of 128: 12 are two blocks of 6, where 11 were eleven of 1; 9 units are 10, of blocks of 5.
+    assert [cache_positions("pallas", n) for n in (1, 128, 129, 1000, 1025, 1409)] == [128, 128, 256, 1024, 1280, 1536]
     assert cache_positions("plain", 129) == cache_positions("cudnn", 129) == 129
 
 

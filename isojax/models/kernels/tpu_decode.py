@@ -11,6 +11,7 @@ narrow head (H below the 128 lanes) as [L, R, K, H, C], which is how XLA lays su
 """
 
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from jaxtyping import Array, Float, Int
 
 NEVER = -1e30
 LANES = 128
+UNITS = (1, 2, 3, 4, 5, 6, 7, 8)  # of 128 positions in a block, whichever is the most that divides the cache
 BLOCK_BYTES = 1 << 20  # of keys, and as many of values; both are held twice, and v5e lets a kernel have 16 MB
 
 
@@ -44,9 +46,15 @@ class _Form(NamedTuple):
 
 def _form(kv_heads: int, positions: int, head_dim: int, item_bytes: int) -> _Form:
     turned = head_dim % LANES != 0
-    lane_row = kv_heads * LANES * head_dim * item_bytes
-    block = min(positions, LANES * max(1, min(4, BLOCK_BYTES // lane_row)))
+    units, most = positions // LANES, BLOCK_BYTES // (kv_heads * LANES * head_dim * item_bytes)
+    block = LANES * max(d for d in UNITS if units % d == 0 and d <= max(most, 1))
     return _Form(turned, block, LANES if turned else 32 // item_bytes)
+
+
+def whole_blocks(positions: int) -> int:
+    """The next number of positions that divides into blocks: a multiple of 128, and above 1024 one without small blocks alone."""
+    units = -(-positions // LANES)
+    return LANES * next(u for u in itertools.count(units) if u <= max(UNITS) or any(u % d == 0 for d in UNITS[3:]))
 
 
 def _put(form: _Form, offset: Any, block: Any, new: Any, out: Any) -> None:
@@ -58,7 +66,7 @@ def _put(form: _Form, offset: Any, block: Any, new: Any, out: Any) -> None:
     out[...] = jnp.where(here, wide, old.astype(jnp.float32)).astype(out.dtype)
 
 
-def _kernel(form: _Form, scaled: bool, positions: int, layer: Any, last: Any, q: Any, *refs: Any) -> None:
+def _kernel(form: _Form, scaled: bool, layer: Any, last: Any, q: Any, *refs: Any) -> None:
     """One block of one slot. q, out [K G H]; new keys and values [K H]; cached [K block H]; scales [K] and [K block]."""
     count = 4 if scaled else 2
     new, cached, written = refs[:count], refs[count : 2 * count], refs[2 * count + 1 : -3]
@@ -88,9 +96,7 @@ def _kernel(form: _Form, scaled: bool, positions: int, layer: Any, last: Any, q:
         kept, weights = jnp.exp(top[...] - highest), jnp.exp(s - highest)
         total[...] = total[...] * kept + weights.sum(-1, keepdims=True)
         if scaled:
-            weights = jnp.where(seen, weights * cached[3][...][:, None], 0.0)
-        if positions % form.block:  # a block reaches past the cache's end, where anything may stand, and zero times that must be zero
-            v = jnp.where(j * form.block + lax.broadcasted_iota(jnp.int32, v.shape, form.axis) < last, v, jnp.zeros_like(v))
+            weights = weights * cached[3][...][:, None]
         mixed[...] = mixed[...] * kept + jnp.einsum(
             f"kgc,{form.letters}->kgh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
         )
@@ -123,7 +129,7 @@ def flash_decode(
     """Attention over positions 0 .. positions[r] of `layer`, and the cache with the token at positions[r] in it.
 
     `new`: keys and values [R K H], of int8 ones also their scales [R K]. `cache`: keys [L R K H C], values [L R K C H], scales [L R K C],
-    C a multiple of 128; updated in place.
+    C as `whole_blocks` has it; updated in place.
     """
     R, N, H = q.shape
     K, C = cache[1].shape[2:4]
@@ -157,10 +163,10 @@ def flash_decode(
     writes = [spec(x, tile, lambda j, last, tile=tile: last // tile) for x, tile in zip(kept, tiles, strict=True)]
     column = pltpu.VMEM((K, N // K, 1), jnp.float32)
     out, *written = pl.pallas_call(
-        functools.partial(_kernel, form, len(cache) > 2, C),
+        functools.partial(_kernel, form, len(cache) > 2),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
-            grid=(R, pl.cdiv(C, form.block)),
+            grid=(R, C // form.block),
             in_specs=[slot(grouped), *map(slot, fresh), *reads],
             out_specs=[slot(grouped), *writes],
             scratch_shapes=[column, column, pltpu.VMEM((K, N // K, H), jnp.float32)],
