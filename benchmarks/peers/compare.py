@@ -113,6 +113,8 @@ def limits_command(model: Path, claim: Claim) -> list[str]:
 
 def run(words: list[str]) -> Iterator[dict[str, Any]]:
     """The JSON lines of a child on this process's cores; RuntimeError with the end of what it said where it failed."""
+    if not Path(words[0]).exists():
+        raise RuntimeError(f"{words[0]}: no such Python; `make bench-peers` makes the peers' environments")
     threads = str(len(os.sched_getaffinity(0)))
     environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
     environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -169,6 +171,8 @@ def parse() -> argparse.Namespace:
     for given, known in ((args.only, {c.name for c in CLAIMS}), (args.peers, {"isojax", "transformers", "tunix", "trl"})):
         if unknown := set(filter(None, given.split(","))) - known:
             parser.error(f"{', '.join(sorted(unknown))}: expected some of {', '.join(sorted(known))}, with commas between")
+    if not (args.model / "tokenizer.json").is_file():
+        parser.error(f"{args.model}: has no tokenizer.json; expected a model's folder, as `isojax model import smollm2` writes one")
     return args
 
 
