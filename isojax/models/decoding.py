@@ -18,18 +18,25 @@ Keys lie with positions last: a score is then a product along rows of the cache.
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from isojax.models.attention import NEVER
+from isojax.models.attention import NEVER, cache_positions, cached, decode_attention
 from isojax.models.decoder import Decoder, Params, rms_norm
 
-POSITIONS = {"keys": -1, "values": -2}  # their axis of positions
-Cache = Any  # of each layer (or of all, stacked) {"keys", "values"} and, where lanes share prompts, {"prefix_keys", "prefix_values"}
+Layer = tuple[Array, ...]  # keys, values, and of int8 ones their scales
+POSITIONS = (-1, -2, -1, -1)  # their axes of positions
+
+
+class Cache(NamedTuple):
+    """Of slots, and of lanes that share prompts (else empty): of each layer a `Layer`, or one of all layers, stacked."""
+
+    own: Any
+    shared: Any
 
 
 def fold(x: Float[Array, "R K G c"], lanes: int) -> Float[Array, "Z K WG c"]:
@@ -52,21 +59,21 @@ def attend_slots(q: Float[Array, "R N H"], parts: list[tuple[Array, Array, Bool[
     scores = []
     for keys, _, seen in parts:
         s = jnp.einsum("zkgh,zkhc->zkgc", fold(q, len(keys)), keys, preferred_element_type=jnp.float32)
-        scores.append(jnp.where(seen[:, None, None], unfold(s, R), NEVER))
-    top = functools.reduce(jnp.maximum, [s.max(-1, keepdims=True) for s in scores])
-    weights = [jnp.exp(s - top) for s in scores]
-    total = functools.reduce(jnp.add, [w.sum(-1, keepdims=True) for w in weights])
-    mixed = [
-        unfold(jnp.einsum("zkgc,zkch->zkgh", fold(w.astype(v.dtype), len(v)), v, preferred_element_type=jnp.float32), R)
-        for w, (_, v, _) in zip(weights, parts, strict=True)
-    ]
-    return (functools.reduce(jnp.add, mixed) / total).astype(q.dtype).reshape(R, N, H)
+        seen = jnp.broadcast_to(seen[:, None, None], (R, 1, N // K, seen.shape[-1]))
+        scores.append(jnp.where(fold(seen, len(keys)), s, NEVER))
+    top = functools.reduce(jnp.maximum, [unfold(s.max(-1, keepdims=True), R) for s in scores])
+    mixed, total = [], []
+    for s, (_, values, _) in zip(scores, parts, strict=True):
+        w = jnp.exp(s - fold(top, len(values)))
+        total.append(unfold(w.sum(-1, keepdims=True), R))
+        mixed.append(unfold(jnp.einsum("zkgc,zkch->zkgh", w.astype(values.dtype), values, preferred_element_type=jnp.float32), R))
+    return (functools.reduce(jnp.add, mixed) / functools.reduce(jnp.add, total)).astype(q.dtype).reshape(R, N, H)
 
 
 @dataclass(frozen=True)
 class Decoding:
     """How R slots decode: the decoder, lanes of `width` slots (W), prompts of `prefix` positions before their last token, responses of
-    `responses` tokens; `unrolled` or stacked layers; weights and cache in `dtype`."""
+    `responses` tokens; layers `unrolled` or stacked; weights in `dtype`, the cache in `cache`; which `attention` (stacked, W = 1)."""
 
     decoder: Decoder
     slots: int
@@ -75,6 +82,8 @@ class Decoding:
     responses: int
     unrolled: bool
     dtype: Any = jnp.float32
+    cache: Any = jnp.float32
+    attention: str = "plain"
 
     @property
     def lanes(self) -> int:
@@ -90,96 +99,109 @@ class Decoding:
         layers = [jax.tree.map(lambda w, i=i: w[i], params["blocks"]) for i in range(self.decoder.config.layers)]
         return {**params, "blocks": layers}
 
-    def _zeros(self, rows: int, positions: int, prefix: str = "") -> Cache:
+    def _entries(self, keys: Array, values: Array) -> Any:
+        """Keys and values [L b K c H] as layers of a cache."""
+        k, v, *scales = cached(keys, values, self.cache)
+        stacked = (k.swapaxes(-1, -2), v, *scales)
+        return [tuple(x[i] for x in stacked) for i in range(len(k))] if self.unrolled else stacked
+
+    def _zeros(self, rows: int, positions: int) -> Any:
         config = self.decoder.config
-        shape = (rows, config.kv_heads)
-
-        def layer(*stack: int) -> dict[str, Array]:
-            keys, values = (*stack, *shape, config.head_dim, positions), (*stack, *shape, positions, config.head_dim)
-            return {f"{prefix}keys": jnp.zeros(keys, self.dtype), f"{prefix}values": jnp.zeros(values, self.dtype)}
-
-        return [layer() for _ in range(config.layers)] if self.unrolled else layer(config.layers)
+        shape = jnp.zeros((config.layers, rows, config.kv_heads, positions, config.head_dim), self.dtype)
+        return self._entries(shape, shape)
 
     def empty_cache(self) -> Cache:
         """Of R slots, zeros."""
         if self.width == 1:
-            return self._zeros(self.slots, self.prefix + 1 + self.responses)
-        own, shared = self._zeros(self.slots, self.responses), self._zeros(self.lanes, self.prefix, "prefix_")
-        return [a | b for a, b in zip(own, shared, strict=True)] if self.unrolled else own | shared
+            return Cache(self._zeros(self.slots, cache_positions(self.attention, self.prefix + 1 + self.responses)), ())
+        return Cache(self._zeros(self.slots, self.responses), self._zeros(self.lanes, self.prefix))
 
-    def empty_table(self, entries: int) -> Cache:
+    def empty_table(self, entries: int) -> Any:
         """A table of prompts' keys and values, zeros."""
         return self._zeros(entries, self.prefix)
 
-    def prefill(self, params: Params, prompts: Int[Array, "g P"]) -> Cache:
-        """Keys and values of g prompts but for their last tokens, as a table's entries; `params` stacked."""
-        keys, values = self.decoder.prefix_cache(params, prompts)
-        keys = keys.swapaxes(-1, -2)
-        if self.unrolled:
-            return [{"keys": k, "values": v} for k, v in zip(keys, values, strict=True)]
-        return {"keys": keys, "values": values}
+    def prefill(self, params: Params, prompts: Int[Array, "g P"]) -> Any:
+        """Keys and values of g prompts but for their last tokens, as a table's entries; `params` as they came, stacked."""
+        params = jax.tree.map(lambda w: w.astype(self.dtype), params)
+        return self._entries(*self.decoder.prefix_cache(params, prompts))
 
-    @property
-    def _rows(self) -> tuple[slice, ...]:
-        """What stands before the axis of slots, lanes or entries."""
-        return () if self.unrolled else (slice(None),)
-
-    def store(self, table: Cache, entries: Cache, at: Int[Array, ""]) -> Cache:
+    def store(self, table: Any, entries: Any, at: Int[Array, ""]) -> Any:
         """The table with these entries from `at` on."""
-        return jax.tree.map(lambda t, x: lax.dynamic_update_slice_in_dim(t, x, at, len(self._rows)), table, entries)
+        axis = 0 if self.unrolled else 1
+        return jax.tree.map(lambda t, x: lax.dynamic_update_slice_in_dim(t, x, at, axis), table, entries)
 
-    def admit(self, cache: Cache, table: Cache, entry: Int[Array, " Z"], chosen: Bool[Array, " Z"]) -> Cache:
+    def admit(self, cache: Cache, table: Any, entry: Int[Array, " Z"], chosen: Bool[Array, " Z"]) -> Cache:
         """The cache with the table's entries copied into the lanes that are `chosen`."""
-        prefix = "prefix_" if self.width > 1 else ""
+        rows = (entry,) if self.unrolled else (slice(None), entry)
 
-        def layer(cache: dict[str, Array], table: dict[str, Array]) -> dict[str, Array]:
-            admitted = dict(cache)
-            for part, axis in POSITIONS.items():
-                old = cache[prefix + part]
-                kept = lax.slice_in_dim(old, 0, self.prefix, axis=old.ndim + axis)
-                given = jnp.where(chosen.reshape(-1, 1, 1, 1), table[part][(*self._rows, entry)], kept)
-                admitted[prefix + part] = lax.dynamic_update_slice_in_dim(old, given, 0, old.ndim + axis)
-            return admitted
+        def layer(cache: Layer, table: Layer) -> Layer:
+            admitted = []
+            for old, new, positions in zip(cache, table, POSITIONS, strict=False):
+                taken = chosen.reshape(-1, *(1,) * (new.ndim - len(rows)))
+                kept = lax.slice_in_dim(old, 0, self.prefix, axis=old.ndim + positions)
+                admitted.append(lax.dynamic_update_slice_in_dim(old, jnp.where(taken, new[rows], kept), 0, old.ndim + positions))
+            return tuple(admitted)
 
-        return [layer(c, t) for c, t in zip(cache, table, strict=True)] if self.unrolled else layer(cache, table)
+        into = cache.own if self.width == 1 else cache.shared
+        into = [layer(c, t) for c, t in zip(into, table, strict=True)] if self.unrolled else layer(into, table)
+        return cache._replace(own=into) if self.width == 1 else cache._replace(shared=into)
 
     def step(
         self, weights: Params, cache: Cache, tokens: Int[Array, " R"], positions: Int[Array, " R"], t: Int[Array, " R"]
     ) -> tuple[Float[Array, "R D"], Cache]:
         """One token a slot, at `positions` of its sequence, the t-th input of its response: hidden states, and the cache with it."""
-        at = positions if self.width == 1 else t
-        rows = jnp.arange(self.slots)
-        own = jnp.arange(self.prefix + 1 + self.responses if self.width == 1 else self.responses)[None] <= at[:, None]
-        shared = jnp.arange(self.prefix)[None] < (positions - t)[:, None]
-
-        def attention(cache: dict[str, Array], q: Array) -> Array:
-            parts = [(cache["keys"], cache["values"], own)]
-            if self.width > 1 and self.prefix:
-                parts.append((cache["prefix_keys"], cache["prefix_values"], shared))
-            return attend_slots(q[:, 0], parts)[:, None]
-
-        def layer(x: Array, weights: Params, cache: dict[str, Array], i: tuple[Any, ...]) -> tuple[Array, dict[str, Array]]:
-            block = self.decoder.block(weights)
-            q, k, v = block.project(x, turns)
-            # Written before it is read: XLA then works in place, where reading first made it copy the whole cache in every layer.
-            keys = cache["keys"].at[(*i, rows, slice(None), slice(None), at)].set(k[:, :, 0])
-            values = cache["values"].at[(*i, rows, slice(None), at)].set(v[:, :, 0])
-            cache = cache | {"keys": keys, "values": values}
-            return block.finish(x, attention({k: c[i] for k, c in cache.items()} if i else cache, q)), cache
-
         turns = jax.tree.map(lambda table: table[positions][:, None], weights["turns"])
         x = weights["embed"][tokens][:, None]
+        attend = self._attend_shared if self.width > 1 else self._attend_own
+
+        def layer(x: Array, weights: Params, own: Layer, shared: Layer, i: Array | None) -> tuple[Array, Layer]:
+            block = self.decoder.block(weights)
+            q, k, v = block.project(x, turns)
+            attended, own = attend(q[:, 0], k[:, :, 0], v[:, :, 0], own, shared, i, positions, t)
+            return block.finish(x, attended[:, None]), own
+
         if self.unrolled:
-            filled = []
-            for layer_weights, layer_cache in zip(weights["blocks"], cache, strict=True):
-                x, layer_cache = layer(x, layer_weights, layer_cache, ())
-                filled.append(layer_cache)
-            cache = filled
+            written = []
+            for i, (layer_weights, own) in enumerate(zip(weights["blocks"], cache.own, strict=True)):
+                x, own = layer(x, layer_weights, own, cache.shared[i] if self.width > 1 else (), None)
+                written.append(own)
         else:
 
-            def scanned(carry: tuple[Array, Cache, Array], weights: Params) -> tuple[tuple[Array, Cache, Array], None]:
-                x, cache, i = carry
-                return (*layer(x, weights, cache, (i,)), i + 1), None
+            def scanned(carry: tuple[Array, Layer, Array], weights: Params) -> tuple[tuple[Array, Layer, Array], None]:
+                x, own, i = carry
+                return (*layer(x, weights, own, cache.shared, i), i + 1), None
 
-            (x, cache, _), _ = lax.scan(scanned, (x, cache, jnp.int32(0)), weights["blocks"])
-        return rms_norm(x[:, 0], weights["norm"], self.decoder.config.norm_eps), cache
+            (x, written, _), _ = lax.scan(scanned, (x, cache.own, jnp.int32(0)), weights["blocks"])
+        return rms_norm(x[:, 0], weights["norm"], self.decoder.config.norm_eps), Cache(written, cache.shared)
+
+    def _attend_own(
+        self, q: Array, k: Array, v: Array, own: Layer, shared: Layer, i: Array | None, positions: Array, t: Array
+    ) -> tuple[Array, Layer]:
+        """With prompt and response in the slot's own cache, by position."""
+        if i is not None:
+            return decode_attention(self.attention, q, k, v, own, i, positions)
+        own = _written(own, k, v, None, positions)
+        seen = jnp.arange(own[1].shape[2])[None] <= positions[:, None]
+        return attend_slots(q, [(own[0], own[1], seen)]), own
+
+    def _attend_shared(
+        self, q: Array, k: Array, v: Array, own: Layer, shared: Layer, i: Array | None, positions: Array, t: Array
+    ) -> tuple[Array, Layer]:
+        """With the response in the slot's own cache, and the prompt in the lane's."""
+        own = _written(own, k, v, i, t)
+        here, prompt = (own, shared) if i is None else (tuple(c[i] for c in own), tuple(c[i] for c in shared))
+        parts = [(here[0], here[1], jnp.arange(self.responses)[None] <= t[:, None])]
+        if self.prefix:
+            parts.append((prompt[0], prompt[1], jnp.arange(self.prefix)[None] < (positions - t)[:, None]))
+        return attend_slots(q, parts), own
+
+
+def _written(own: Layer, k: Float[Array, "R K H"], v: Float[Array, "R K H"], i: Array | None, at: Int[Array, " R"]) -> Layer:
+    """The cache with each slot's new key and value at its place `at`.
+
+    Written before it is read: XLA then works in place, where reading first made it copy the whole cache in every layer.
+    """
+    layer = () if i is None else (i,)
+    rows = jnp.arange(len(at))
+    keys = own[0].at[(*layer, rows, slice(None), slice(None), at)].set(k.astype(own[0].dtype))
+    return keys, own[1].at[(*layer, rows, slice(None), at)].set(v.astype(own[1].dtype))

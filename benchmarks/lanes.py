@@ -1,0 +1,75 @@
+"""Slots of their own against lanes that share a prompt: tokens a second of the same rollouts by prompt length. One JSON line a length.
+
+    python benchmarks/lanes.py models/smollm2-135m [--prompts 64,256,1024] [--response 64] [--n 16] [--slots 32] [--width 8] [--problems 4]
+
+Fixed lengths (no stop), temperature 1, float32. Both samplers are compiled and warm, their repeats interleaved; medians.
+`--layers` cuts the model short, for a quick look.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from isojax import registry
+from isojax.config import ModelConfig, SamplingConfig
+from isojax.models import hf
+from isojax.sampling.batch import Problems, make_geometry
+from isojax.sampling.sampler import build_sampler
+from isojax.sharding import make_mesh, parse_mesh
+from isojax.tasks.stops import Stops
+
+REPEATS = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--prompts", default="64,256,1024")
+    for name, default in (("response", 64), ("n", 16), ("slots", 32), ("width", 8), ("problems", 4), ("layers", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+
+    config = hf.resolve(ModelConfig(path=str(args.model)))
+    mesh = make_mesh(parse_mesh("auto", 1), jax.devices())
+    build = registry.load("models", config.family, "build").build
+    params: Any = hf.load(args.model, config, build(config, config.vocab), mesh)
+    if args.layers:
+        config = config.model_copy(update={"layers": args.layers})
+        params = {**params, "blocks": jax.tree.map(lambda w: w[: args.layers], params["blocks"])}
+    decoder = build(config, config.vocab)
+
+    for length in map(int, args.prompts.split(",")):
+        rng, cells = np.random.default_rng(0), [(args.problems, args.n)]
+        samplers, times = {}, {}
+        for width in (1, args.width):
+            geometry = make_geometry(cells, 1, args.slots, args.slots, length, args.response, args.problems, width)
+            sampling = SamplingConfig(prompt_length=length, response_length=args.response)
+            samplers[width] = jax.jit(build_sampler(decoder, geometry, mesh, sampling, Stops((), None)))
+            rows = geometry.problem_rows
+        problems = Problems(
+            rng.integers(0, config.vocab, (rows, length)).astype(np.int32),
+            np.full(rows, length, np.int32),
+            np.zeros((rows, 0), np.int32),
+            np.arange(rows, dtype=np.int32),
+        )
+        given = params, problems, np.int32(args.problems), np.int32(args.n), jax.random.key(0)
+        for repeat in range(REPEATS + 1):  # the first compiles
+            for width, sample in samplers.items():
+                start = time.perf_counter()
+                jax.block_until_ready(sample(*given))
+                if repeat:
+                    times.setdefault(width, []).append(time.perf_counter() - start)
+        tokens = args.problems * args.n * args.response
+        slots, lanes = (tokens / statistics.median(times[width]) for width in (1, args.width))
+        told = {"P": length, "T": args.response, "n": args.n, "R": args.slots, "W": args.width}
+        print(json.dumps(told | {"slots": round(slots, 1), "lanes": round(lanes, 1), "ratio": round(lanes / slots, 3)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
