@@ -89,7 +89,9 @@ class DecodeShape:
 
     def unfit(self, implementation: str) -> str:
         """Why an implementation cannot serve this shape; empty where it can."""
-        return _cudnn_unfit(self.head_dim, self.cache if self.cache == "int8" else self.dtype) if implementation == "cudnn" else ""
+        if implementation == "cudnn" and self.cache != self.dtype:
+            return f"cuDNN attends in one precision, not with queries in {self.dtype} to a cache in {self.cache}"
+        return _cudnn_unfit(self.head_dim, self.dtype) if implementation == "cudnn" else ""
 
     @property
     def rows(self) -> int:
