@@ -10,10 +10,11 @@ token a slot, for the sampler). The last token of a prompt belongs to the respon
 so that a prefix holds positions 0 .. length-2 and nothing but keys and values passes from prompt to response.
 """
 
+import copy
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +24,16 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from isojax.config import ModelConfig
-from isojax.models.attention import attend
+from isojax.models.attention import self_attention
 from isojax.models.rope import Turns, frequencies, rope, turned
 from isojax.sharding import partition
 from isojax.types import InputError
 
 Params = dict[str, Any]
+
+# Of a prompt's last layer nothing but keys and values is wanted. Where there are few layers it is run apart, which saves work; where there
+# are many, cutting it off their stack, a copy of all weights, takes longer than to run it whole.
+FEW_LAYERS = 8
 KV = tuple[Array, Array]  # keys and values, each [L, rows, K, positions, H]
 
 
@@ -98,8 +103,24 @@ def flat(x: Array, axes: int = -1) -> Array:
     return x.reshape(math.prod(x.shape[:axes]), -1)
 
 
+class Options(NamedTuple):
+    """How a decoder is computed: it decides rounding, speed and memory.
+
+    compute: dtype of products and activations. cache: dtype of the sampler's keys and values. decode, score: which attention the sampler
+    and the trainer use (models/attention.py). remat: layer or none, what of a layer is computed again for its gradient.
+    """
+
+    compute: str = "float32"
+    cache: str = "float32"
+    decode: str = "plain"
+    score: str = "plain"
+    remat: str = "none"
+
+
 class Decoder:
     """A decoder's shape, and the functions of its parameters. Holds no arrays; hashable, so it may be a static argument."""
+
+    options = Options()
 
     def __init__(self, config: ModelConfig, vocab: int):
         if config.heads % config.kv_heads or config.head_dim % 2:
@@ -117,6 +138,16 @@ class Decoder:
         self.vocab = vocab
         abstract = nnx.eval_shape(lambda: Block(config, jax.random.key(0)))
         self._graph, self._abstract = nnx.split(abstract)
+
+    def computed(self, options: Options) -> "Decoder":
+        """The same decoder, computed in another way."""
+        other = copy.copy(self)
+        other.options = options
+        return other
+
+    def cast(self, params: Params) -> Params:
+        """The parameters in the precision that products are computed in."""
+        return jax.tree.map(lambda w: w.astype(self.options.compute), params)
 
     def init(self, key: Array) -> Params:
         """Fresh float32 parameters."""
@@ -170,7 +201,7 @@ class Decoder:
             q, k, v = block.project(x, turns)
             return block.finish(x, attention(q, k, v, layer_context)), (k, v)
 
-        return lax.scan(layer, x, (params["blocks"], context))
+        return lax.scan(jax.checkpoint(layer) if self.options.remat == "layer" else layer, x, (params["blocks"], context))
 
     def prefix_cache(self, params: Params, prompts: Int[Array, "b P"]) -> KV:
         """Keys and values of all prompt positions but the last, [L, b, K, P-1, H]; right padding needs no mask (attention is causal)."""
@@ -179,11 +210,16 @@ class Decoder:
         if not t:  # prompts of one token: a prefix without positions
             return self.empty_cache(b, 0, params["embed"].dtype)
         turns = self.turned(jnp.broadcast_to(jnp.arange(t)[None], (b, t)))
-        causal = jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool))[None], (b, t, t))
+
+        def attention(q: Array, k: Array, v: Array, _: None) -> Array:
+            return self_attention(self.options.score, q, k, v)
+
+        x = params["embed"][tokens]
+        if self.config.layers > FEW_LAYERS:
+            return self._layers(params, x, turns, attention, None)[1]
         below = {**params, "blocks": jax.tree.map(lambda w: w[:-1], params["blocks"])}
-        x, (keys, values) = self._layers(below, params["embed"][tokens], turns, lambda q, k, v, _: attend(q, [(k, v, causal)]), None)
-        top = self.block(jax.tree.map(lambda w: w[-1], params["blocks"]))  # of the last layer nothing but keys and values is wanted
-        _, k, v = top.project(x, turns)
+        x, (keys, values) = self._layers(below, x, turns, attention, None)
+        _, k, v = self.block(jax.tree.map(lambda w: w[-1], params["blocks"])).project(x, turns)
         return jnp.concatenate([keys, k[None]]), jnp.concatenate([values, v[None]])
 
     def score(
@@ -198,16 +234,11 @@ class Decoder:
 
         `prefix` holds caches of some prompts [L, g, K, P-1, H]; `row` says which of them each response continues.
         """
-        b, t = tokens.shape
-        turns = self.turned(start[:, None] + jnp.arange(t)[None])
-        causal = jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool))[None], (b, t, t))
+        turns = self.turned(start[:, None] + jnp.arange(tokens.shape[1])[None])
 
         def attention(q: Array, k: Array, v: Array, context: KV | None) -> Array:
-            parts = [(k, v, causal)]
-            if context is not None and context[0].shape[2]:
-                before = jnp.arange(context[0].shape[2])[None] < start[:, None]
-                parts.append((context[0][row], context[1][row], jnp.broadcast_to(before[:, None], (b, t, before.shape[1]))))
-            return attend(q, parts)
+            before = None if context is None else (context[0][row], context[1][row], start)
+            return self_attention(self.options.score, q, k, v, before)
 
         x = params["embed"][tokens]
         return rms_norm(self._layers(params, x, turns, attention, prefix)[0], params["norm"], self.config.norm_eps)

@@ -72,8 +72,8 @@ def attend_slots(q: Float[Array, "R N H"], parts: list[tuple[Array, Array, Bool[
 
 @dataclass(frozen=True)
 class Decoding:
-    """How R slots decode: the decoder, lanes of `width` slots (W), prompts of `prefix` positions before their last token, responses of
-    `responses` tokens; layers `unrolled` or stacked; weights in `dtype`, the cache in `cache`; which `attention` (stacked, W = 1)."""
+    """How R slots decode: lanes of `width` slots (W), prompts of `prefix` positions before their last token, responses of `responses`
+    tokens, layers `unrolled` or stacked. Precision, and which attention where layers are stacked and W = 1, are the decoder's options."""
 
     decoder: Decoder
     slots: int
@@ -81,9 +81,6 @@ class Decoding:
     prefix: int
     responses: int
     unrolled: bool
-    dtype: Any = jnp.float32
-    cache: Any = jnp.float32
-    attention: str = "plain"
 
     @property
     def lanes(self) -> int:
@@ -93,7 +90,7 @@ class Decoding:
     def weights(self, params: Params) -> Params:
         """The parameters as `step` reads them: cast once, a list of layers where they are unrolled; and a table of rotary positions."""
         turns = self.decoder.turned(jnp.arange(self.prefix + 1 + self.responses))
-        params = {**jax.tree.map(lambda w: w.astype(self.dtype), params), "turns": turns}
+        params = {**self.decoder.cast(params), "turns": turns}
         if not self.unrolled:
             return params
         layers = [jax.tree.map(lambda w, i=i: w[i], params["blocks"]) for i in range(self.decoder.config.layers)]
@@ -101,19 +98,19 @@ class Decoding:
 
     def _entries(self, keys: Array, values: Array) -> Any:
         """Keys and values [L b K c H] as layers of a cache."""
-        k, v, *scales = cached(keys, values, self.cache)
+        k, v, *scales = cached(keys, values, self.decoder.options.cache)
         stacked = (k.swapaxes(-1, -2), v, *scales)
         return [tuple(x[i] for x in stacked) for i in range(len(k))] if self.unrolled else stacked
 
     def _zeros(self, rows: int, positions: int) -> Any:
         config = self.decoder.config
-        shape = jnp.zeros((config.layers, rows, config.kv_heads, positions, config.head_dim), self.dtype)
+        shape = jnp.zeros((config.layers, rows, config.kv_heads, positions, config.head_dim), self.decoder.options.compute)
         return self._entries(shape, shape)
 
     def empty_cache(self) -> Cache:
         """Of R slots, zeros."""
         if self.width == 1:
-            return Cache(self._zeros(self.slots, cache_positions(self.attention, self.prefix + 1 + self.responses)), ())
+            return Cache(self._zeros(self.slots, cache_positions(self.decoder.options.decode, self.prefix + 1 + self.responses)), ())
         return Cache(self._zeros(self.slots, self.responses), self._zeros(self.lanes, self.prefix))
 
     def empty_table(self, entries: int) -> Any:
@@ -122,8 +119,7 @@ class Decoding:
 
     def prefill(self, params: Params, prompts: Int[Array, "g P"]) -> Any:
         """Keys and values of g prompts but for their last tokens, as a table's entries; `params` as they came, stacked."""
-        params = jax.tree.map(lambda w: w.astype(self.dtype), params)
-        return self._entries(*self.decoder.prefix_cache(params, prompts))
+        return self._entries(*self.decoder.prefix_cache(self.decoder.cast({k: w for k, w in params.items() if k != "turns"}), prompts))
 
     def store(self, table: Any, entries: Any, at: Int[Array, ""]) -> Any:
         """The table with these entries from `at` on."""
@@ -179,7 +175,7 @@ class Decoding:
     ) -> tuple[Array, Layer]:
         """With prompt and response in the slot's own cache, by position."""
         if i is not None:
-            return decode_attention(self.attention, q, k, v, own, i, positions)
+            return decode_attention(self.decoder.options.decode, q, k, v, own, i, positions)
         own = _written(own, k, v, None, positions)
         seen = jnp.arange(own[1].shape[2])[None] <= positions[:, None]
         return attend_slots(q, [(own[0], own[1], seen)]), own

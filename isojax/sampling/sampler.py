@@ -88,7 +88,7 @@ def written(slots: Slots) -> tuple[Array, ...]:
 
 @dataclass(frozen=True)
 class Engine:
-    """One shard's work, piece by piece; `params` are as `Decoding.weights` leaves them, `stacked` as they came."""
+    """One shard's work, piece by piece; `params` are as `Decoding.weights` leaves them, `stacked` has its layers stacked."""
 
     decoding: Decoding
     geometry: Geometry
@@ -242,7 +242,8 @@ def build_sampler(
             mine = engine.working(batch, state)
             return lax.psum(mine.astype(jnp.int32), ROWS) > 0 if geometry.shards > 1 else mine
 
-        state = lax.while_loop(working, lambda s: engine.visit(params, weights, batch, s)[0], engine.begin(batch))
+        stacked = params if engine.decoding.unrolled else weights
+        state = lax.while_loop(working, lambda s: engine.visit(stacked, weights, batch, s)[0], engine.begin(batch))
         tokens, logps, kept, ended, lengths = state.out
         return tuple(x[None] for x in (tokens, logps, jnp.arange(geometry.response_length)[None] < lengths[:, None], kept, ended))
 
@@ -264,7 +265,7 @@ def build_sampler(
 
 
 def build_engine(decoder: Decoder, geometry: Geometry, mesh: Mesh, sampling: SamplingConfig, stops: Stops) -> Engine:
-    """The engine for the mesh's devices: layers unrolled on a CPU, stacked elsewhere."""
-    unrolled = mesh.devices.flat[0].platform == "cpu"
+    """The engine for the mesh's devices: layers unrolled on a CPU, stacked elsewhere, and for an int8 cache."""
+    unrolled = mesh.devices.flat[0].platform == "cpu" and decoder.options.cache != "int8"
     lengths = geometry.prompt_length - 1, geometry.response_length
     return Engine(Decoding(decoder, geometry.slots, geometry.width, *lengths, unrolled), geometry, sampling, stops)
