@@ -134,6 +134,21 @@ class SamplingConfig(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
+class PrecisionConfig(Section):
+    """Of what is computed: products in `compute`, keys and values of the sampler's cache in `cache`; auto: float32 on a CPU and bfloat16
+    elsewhere, and the cache as `compute`. Parameters, Adam's moments, softmax, log-probabilities and sums are float32 always.
+    """
+
+    compute: Literal["auto", "float32", "bfloat16"] = "auto"
+    cache: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+
+    def on(self, platform: str) -> PrecisionConfig:
+        """With `auto` decided for a platform: cpu, gpu or tpu."""
+        plain: Literal["float32", "bfloat16"] = "float32" if platform == "cpu" else "bfloat16"
+        compute = plain if self.compute == "auto" else self.compute
+        return PrecisionConfig(compute=compute, cache=compute if self.cache == "auto" else self.cache)
+
+
 class RLConfig(Section):
     """One GRPO update. `loss` names a file in isojax/rl/losses/ or a module path of a fork.
 
@@ -202,6 +217,7 @@ class CellConfig(Section):
     prompt: PromptConfig = PromptConfig()
     verifier: VerifierConfig = VerifierConfig()
     sampling: SamplingConfig = SamplingConfig()
+    precision: PrecisionConfig = PrecisionConfig()
     rl: RLConfig = RLConfig()
     eval: EvalConfig = EvalConfig()
 
@@ -210,7 +226,10 @@ class SweepConfig(Section):
     """The grid of (B_p, n), its seeds and the budget C of each cell.
 
     Cell seeds are 1000 * seed + 0, 1, ... `slots` (R) and `microbatch` (m) are rollouts a shard, `prompts` (g) how many problems it
-    prefills at once; null lets the planner choose them once, and the choice is stored with the run.
+    prefills at once, `lane_width` (W) how many slots share one prompt's keys and values, which pays for long prompts. `decode_attention`
+    and `score_attention`: plain, or a kernel of this backend (pallas on a TPU, cudnn on an NVIDIA GPU). Null lets the planner choose,
+    the kernels by measurement, once; the choice is stored with the run. `remat`: layer computes a layer's inner values again for its
+    gradient, which takes less memory and more time.
     `over_B_max` says what happens to a pair with B_p * n > B_max: refuse the sweep, or leave the pair out.
     """
 
@@ -224,6 +243,14 @@ class SweepConfig(Section):
     slots: PositiveInt | None = None
     microbatch: PositiveInt | None = None
     prompts: PositiveInt | None = None
+    lane_width: PositiveInt | None = None
+    decode_attention: Literal["plain", "pallas", "cudnn"] | None = None
+    score_attention: Literal["plain", "pallas", "cudnn"] | None = None
+    remat: Literal["none", "layer"] = "none"
+
+
+CHOSEN = ("slots", "microbatch", "prompts", "lane_width", "decode_attention", "score_attention")
+"""Settings of a sweep that are chosen once, where they are null, and stored with it."""
 
 
 class RunConfig(Section):

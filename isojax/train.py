@@ -23,7 +23,7 @@ from isojax.checkpoint import Checkpoints, Position
 from isojax.config import CellConfig, Config, SweepConfig
 from isojax.estimators import summary
 from isojax.evaluate import Counts, Evaluator, ProblemSet
-from isojax.models.decoder import Decoder, Params
+from isojax.models.decoder import Decoder, Options, Params
 from isojax.problems import short_answer
 from isojax.records import Ledger
 from isojax.rl.hosted import build_hosted_train
@@ -60,10 +60,15 @@ class Programs:
             raise InputError(
                 f"cell.model.vocab = {cell.model.vocab} is less than the {task.vocab} tokens of {cell.task}; leave it out, or raise it."
             )
-        self.decoder: Decoder = registry.load("models", cell.model.family, "build").build(cell.model, cell.model.vocab or task.vocab)
+        decoder: Decoder = registry.load("models", cell.model.family, "build").build(cell.model, cell.model.vocab or task.vocab)
+        precision = cell.precision.on(mesh.devices.flat[0].platform)
+        attention = sweep.decode_attention or "plain", sweep.score_attention or "plain"
+        self.decoder = decoder.computed(Options(precision.compute, precision.cache, *attention, sweep.remat))
         sampling, data = cell.sampling, cell.data
         lengths = sampling.prompt_length, sampling.response_length
-        self.geometry = make_geometry(pairs, shard_count(mesh), sweep.slots, sweep.microbatch, *lengths, sweep.prompts)
+        self.geometry = make_geometry(
+            pairs, shard_count(mesh), sweep.slots, sweep.microbatch, *lengths, sweep.prompts, sweep.lane_width or 1
+        )
 
         def evaluator(problems: int, samples: int) -> Evaluator:
             return Evaluator(self.decoder, task, mesh, problems, samples, self.geometry, sampling)

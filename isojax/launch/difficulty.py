@@ -103,7 +103,7 @@ def _label(jax: Any, config: Config, task: Task, folder: Path, extremely_hard: b
     shape = parse_mesh(config.run.mesh, len(devices))
     pair = SLOTS.get(jax.default_backend(), MANY)
     sweep = config.sweep.model_copy(update={"B_p": (pair[0],), "n": (pair[1],)})
-    programs = Programs(cell, resolve(sweep, shape.shards), [pair], make_mesh(shape, devices), task)
+    programs = Programs(cell, resolve(sweep, shape.shards, cell), [pair], make_mesh(shape, devices), task)
     params = Base(folder, cell.model, [], [], {}).params(programs.decoder, programs.mesh)
     of = label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
 

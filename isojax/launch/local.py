@@ -40,6 +40,7 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
     cells = plan(config.sweep)
     pairs = sorted({(c.B_p, c.n) for c in cells})
     jax = start_jax(config)
+    from isojax.models.choice import with_kernels
     from isojax.sharding import make_mesh, parse_mesh
     from isojax.train import Programs
 
@@ -51,6 +52,7 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
     with open_task(config) as task:
         check_problems(config, task, pairs)
         meshes = [make_mesh(shape, devices[i * shape.devices :]) for i in range(at_once)]
+        config = config.model_copy(update={"sweep": with_kernels(config.cell, config.sweep, meshes[0])})
         programs = [Programs(config.cell, config.sweep, pairs, mesh, task) for mesh in meshes]
         print_plan(config, cells, folder, f"{shape.devices} of {len(devices)} {jax.default_backend()} devices a cell", at_once)
         if not dry_run:
@@ -60,16 +62,21 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
 
 
 def resolve_config(config: Config) -> Config:
-    """The config with its model's shape read from the checkpoint, where it names one.
+    """The config with its model's shape read from the checkpoint, where it names one, and its precision decided for this backend.
 
     Raises:
         InputError: the checkpoint cannot be run, or some of its weights are not there.
     """
+    import jax
+
     from isojax.models import hf
 
     model = hf.resolve(config.cell.model)
     hf.check_weights(model)
-    return config.model_copy(update={"cell": config.cell.model_copy(update={"model": model})})
+    precision = config.cell.precision.on(jax.default_backend())
+    if precision.compute == "float32":  # which is what accelerators then compute, and not their default of fewer bits
+        jax.config.update("jax_default_matmul_precision", "highest")
+    return config.model_copy(update={"cell": config.cell.model_copy(update={"model": model, "precision": precision})})
 
 
 @contextmanager

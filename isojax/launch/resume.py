@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from isojax.config import Config, read_saved
+from isojax.config import CHOSEN, Config, read_saved
 from isojax.files import leaves
 from isojax.launch.planner import resolve
 from isojax.types import InputError
@@ -23,7 +23,7 @@ def settle(config: Config, folder: Path, resume: bool, shards: int) -> Config:
         raise InputError(f"{folder} is a file, expected a folder to run in; choose another name with name=NAME.")
     found = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
     if found <= {BASE}:  # nothing, or what a kill left before the first cell
-        return config.model_copy(update={"sweep": resolve(config.sweep, shards)})
+        return config.model_copy(update={"sweep": resolve(config.sweep, shards, config.cell)})
     if not resume:
         raise InputError(f"{folder} holds a run already; go on with it by --resume, or choose another name with name=NAME.")
     if CONFIG not in found:
@@ -38,7 +38,7 @@ def settle(config: Config, folder: Path, resume: bool, shards: int) -> Config:
             f"warning: {folder} was run with --mesh {old.run.mesh}; under {config.run.mesh} its cells go on equal to rounding only",
             file=sys.stderr,
         )
-    kept = {"slots": old.sweep.slots, "microbatch": old.sweep.microbatch, "prompts": old.sweep.prompts}
+    kept = {key: getattr(old.sweep, key) for key in CHOSEN}
     return config.model_copy(update={"sweep": config.sweep.model_copy(update=kept)})
 
 
@@ -65,10 +65,12 @@ def check_resume(old: Config, new: Config) -> None:
     for key, was, given in (("sweep.seeds", a.seeds, b.seeds), ("sweep.budget", a.budget, b.budget)):
         if given < was:
             refuse(key, was, given, "at least as much (it may grow)")
-    static = (("slots", a.slots, b.slots), ("microbatch", a.microbatch, b.microbatch), ("prompts", a.prompts, b.prompts))
-    for key, was, given in static:
+    for key in CHOSEN:
+        was, given = getattr(a, key), getattr(b, key)
         if was is not None and given is not None and was != given:
             refuse(f"sweep.{key}", was, given, "the same value, or none")
+    if a.remat != b.remat:
+        refuse("sweep.remat", a.remat, b.remat, "the same value")
     largest = max((B_p * n for B_p in a.B_p for n in a.n if B_p * n <= a.B_max), default=0)
     if b.B_max < largest:
         refuse("sweep.B_max", a.B_max, b.B_max, f"at least {largest}, the largest B_p * n already run")

@@ -16,7 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 
+from isojax.config import CellConfig, SweepConfig
 from isojax.models.attention import Cache, cache_positions, cached, decode_attention, self_attention
 from isojax.types import InputError
 
@@ -126,13 +128,14 @@ class DecodeShape:
 Shape = SelfShape | DecodeShape
 
 
-def choose(shape: Shape, wanted: str = "auto", device: Any = None) -> str:
+def choose(shape: Shape, wanted: str = "auto", device: Any = None, key: str = "attention") -> str:
     """The implementation for one place of attention, by measurement where `wanted` is auto. Not to be called while something is traced.
 
     Args:
         shape: what one device computes (heads after they are split over `tensor`).
         wanted: auto, plain or a kernel's name.
         device: where it runs; by default the first.
+        key: the setting that `wanted` is, for errors.
 
     Raises:
         InputError: no such implementation, none on this backend, or none for this shape.
@@ -140,15 +143,34 @@ def choose(shape: Shape, wanted: str = "auto", device: Any = None) -> str:
     device = device or jax.devices()[0]
     here = KERNELS.get(device.platform, ())
     if wanted not in NAMES:
-        raise InputError(f"run.attention={wanted!r}: expected one of {', '.join(NAMES)}. auto measures and keeps the fastest.")
+        raise InputError(f"{key}={wanted!r}: expected one of {', '.join(NAMES)}. auto measures and keeps the fastest.")
     if wanted not in ("auto", "plain", *here):
         has = ", ".join(("plain", *here))
-        raise InputError(f"run.attention={wanted}: this backend ({device.platform}) has {has}. Set it to auto, or to one of these.")
+        raise InputError(f"{key}={wanted}: this backend ({device.platform}) has {has}. Set it to auto, or to one of these.")
     if wanted in here and (why := shape.unfit(wanted)):
-        raise InputError(f"run.attention={wanted}: {why}. Set it to auto or plain.")
+        raise InputError(f"{key}={wanted}: {why}. Set it to auto or plain.")
     if wanted != "auto" or not here:
         return "plain" if wanted == "auto" else wanted
     return _fastest(shape, here, device)
+
+
+def with_kernels(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepConfig:
+    """The sweep with its attention chosen, where it is not set: by measurement, at the run's own shapes on a device of the mesh.
+
+    Raises:
+        InputError: what is set cannot be had on this backend or for these shapes.
+    """
+    model, sampling, device = cell.model, cell.sampling, mesh.devices.flat[0]
+    precision, tensor = cell.precision.on(device.platform), mesh.shape["tensor"]
+    apart = tensor if model.kv_heads % tensor == 0 else 1  # devices that share the heads
+    heads = (model.heads // apart, model.kv_heads // apart, model.head_dim, precision.compute)
+    P, T = sampling.prompt_length, sampling.response_length
+    score = choose(SelfShape(sweep.microbatch or 1, T, P - 1, *heads), sweep.score_attention or "auto", device, "sweep.score_attention")
+    decode = "plain"  # lanes that share prompts read them with products of their own
+    if sweep.lane_width in (None, 1):
+        shape = DecodeShape(sweep.slots or 1, P + T, *heads, precision.cache)
+        decode = choose(shape, sweep.decode_attention or "auto", device, "sweep.decode_attention")
+    return sweep.model_copy(update={"decode_attention": decode, "score_attention": score})
 
 
 @functools.cache

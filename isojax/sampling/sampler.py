@@ -15,7 +15,7 @@ in the queue are spans: a rollout for a lane of one slot; for a lane of W at lea
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -166,8 +166,8 @@ class Engine:
         last = problems.lengths[group] - 1
         rollout = jnp.where(taken, (part.first + row) % batch.n, 0)
         fresh = jax.random.key_data(rollout_keys(batch.key, problems.ids[group], rollout))
-        start_of = Slots(row, last, problems.prompts[group, last], 0, 0, False, fresh, 0, 0.0, 1.0)
-        slots = jax.tree.map(lambda old, new: jnp.where(taken.reshape(-1, *(1,) * (old.ndim - 1)), new, old), slots, start_of)
+        begun: tuple[Any, ...] = (row, last, problems.prompts[group, last], 0, 0, False, fresh, 0, 0.0, 1.0)
+        slots = jax.tree.map(lambda old, new: jnp.where(taken.reshape(-1, *(1,) * (old.ndim - 1)), new, old), slots, Slots(*begun))
         return state._replace(slots=slots, cache=cache, queue=queue)
 
     def follow(self, state: Int[Array, " R"], token: Int[Array, " R"]) -> tuple[Int[Array, " R"], Bool[Array, " R"]]:
@@ -216,8 +216,8 @@ class Engine:
             return (steps < chunk) & (idle < patience) & ~ended.all()
 
         def token(s: tuple[Array, Array, Slots, Cache, Array]) -> tuple[Array, Array, Slots, Cache, Array]:
-            steps, idle, *rest = s
-            slots, cache, ended = self.decode(params, *rest)
+            steps, idle, slots, cache, ended = s
+            slots, cache, ended = self.decode(params, slots, cache, ended)
             return steps + 1, idle + (ended & live).sum(dtype=jnp.int32), slots, cache, ended
 
         start = (jnp.int32(0), jnp.int32(0), state.slots, state.cache, ~live)

@@ -90,8 +90,8 @@ def test_a_cpu_has_one_form_and_measures_nothing(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        ("flash", r"run.attention='flash': expected one of auto, plain, pallas, cudnn"),
-        ("cudnn", r"run.attention=cudnn: this backend \(cpu\) has plain. Set it to auto"),
+        ("flash", r"attention='flash': expected one of auto, plain, pallas, cudnn"),
+        ("cudnn", r"attention=cudnn: this backend \(cpu\) has plain. Set it to auto"),
     ],
 )
 def test_what_this_backend_lacks_is_refused(wanted: str, says: str) -> None:
@@ -103,5 +103,5 @@ def test_what_this_backend_lacks_is_refused(wanted: str, says: str) -> None:
 def test_cudnn_is_refused_where_it_cannot_serve(shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(choice.KERNELS, "cpu", ("cudnn",))
     says = "attends in bfloat16 and float16, not in|attends in one precision|wants a head_dim that is a multiple of 8, not 12"
-    with pytest.raises(InputError, match=f"run.attention=cudnn: cuDNN ({says})"):
+    with pytest.raises(InputError, match=f"attention=cudnn: cuDNN ({says})"):
         choose(shape, "cudnn")
