@@ -5,6 +5,8 @@ is sorted. The sampler and the trainer mean the same distribution: the sampler h
 trainer rebuilds the nucleus from that mass, so that no rounding near the edge of a nucleus tells the two apart.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -62,8 +64,9 @@ def draw(log_p: Float[Array, "R V"], uniform: Float[Array, " R"]) -> tuple[Int[A
     """
     rows, V = log_p.shape
     p = jnp.exp(log_p)
-    width = max(w for w in range(1, BLOCK + 1) if V % w == 0)
-    if V <= BLOCK or width < BLOCK // 8:  # a vocabulary that does not divide into blocks is drawn from as one
+    # Blocks that devices can share, up to 8 of them, then wide ones; a vocabulary that does not divide into blocks is drawn from as one.
+    width = max((w for w in range(BLOCK // 8, BLOCK + 1) if V % w == 0), key=lambda w: (math.gcd(V // w, 8), w), default=V)
+    if V <= BLOCK or width == V:
         token = first_above(p, uniform * p.sum(-1))
     else:
         blocks = p.reshape(rows, -1, width)
