@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isojax.config import Config, config_hash, find_config, load_config, load_configs, read_saved, save_config
+from isojax.config import Config, PrecisionConfig, config_hash, find_config, load_config, load_configs, read_saved, save_config
 from isojax.launch.resume import check_resume
 from isojax.types import InputError
 
@@ -248,3 +248,11 @@ def test_extra_sets_are_named_so_that_their_metrics_are_not_others(folder: Path)
         said = refused("quickstart", f"cell.eval.extra={{{name}: solvers}}")
         assert "cell.eval.extra: given" in said and "expected names of letters" in said, said
         assert said.endswith("other than train and verl. Rename the set {!r}.".format(name.strip("'"))), said
+
+
+def test_precision_is_decided_by_the_backend() -> None:
+    """float32 on a CPU, bfloat16 on accelerators, the cache as what is computed; what is set stays."""
+    assert PrecisionConfig().on("cpu") == PrecisionConfig(compute="float32", cache="float32")
+    assert PrecisionConfig().on("tpu") == PrecisionConfig(compute="bfloat16", cache="bfloat16")
+    assert PrecisionConfig(cache="int8").on("gpu") == PrecisionConfig(compute="bfloat16", cache="int8")
+    assert PrecisionConfig(compute="float32").on("gpu") == PrecisionConfig(compute="float32", cache="float32")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isojax.config import EvalConfig, SweepConfig
+from isojax.config import CellConfig, EvalConfig, PrecisionConfig, SamplingConfig, SweepConfig
 from isojax.launch.planner import MAX_PROMPTS, MAX_ROWS, cost, plan, resolve
 from isojax.types import Cell, InputError
 
@@ -77,3 +77,32 @@ def test_targets_are_zero_and_a_log_grid_that_more_budget_only_extends() -> None
     assert grid.grid(90_000)[: len(grid.grid(5000))] == grid.grid(5000)
     dense = EvalConfig(start=1, ratio=1.01).grid(50)
     assert dense == sorted(set(dense)) == list(range(51))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "slots", "n", "W"),
+    [
+        ((64, 128), 32, 8, 1),
+        ((511, 128), 32, 8, 1),
+        ((512, 128), 32, 8, 8),
+        ((512, 128), 24, 32, 8),
+        ((512, 128), 64, 32, 16),
+        ((512, 128), 7, 8, 1),
+    ],
+)
+def test_slots_share_long_prompts(lengths: tuple[int, int], slots: int, n: int, W: int) -> None:
+    """From P = 4 T on, in lanes of at most 16 that divide R and that the smallest n fills."""
+    cell = CellConfig(sampling=SamplingConfig(prompt_length=lengths[0], response_length=lengths[1]))
+    assert resolve(SweepConfig(n=(n, 64), slots=slots), 1, cell).lane_width == W
+
+
+def test_lanes_that_cannot_be_are_refused() -> None:
+    long = SamplingConfig(prompt_length=512, response_length=64)
+    with pytest.raises(InputError, match=r"sweep.lane_width = 5 does not divide sweep.slots = 32"):
+        resolve(SweepConfig(slots=32, lane_width=5), 1)
+    with pytest.raises(InputError, match=r"sweep.lane_width = 4 with sweep.decode_attention = pallas"):
+        resolve(SweepConfig(slots=32, lane_width=4, decode_attention="pallas"), 1)
+    with pytest.raises(InputError, match=r"cell.precision.cache = int8"):
+        resolve(SweepConfig(slots=32, lane_width=4), 1, CellConfig(precision=PrecisionConfig(cache="int8")))
+    assert resolve(SweepConfig(slots=32), 1, CellConfig(sampling=long, precision=PrecisionConfig(cache="int8"))).lane_width == 1
+    assert resolve(SweepConfig(slots=32, decode_attention="pallas"), 1, CellConfig(sampling=long)).lane_width == 1

@@ -13,12 +13,14 @@ import pytest
 from scipy.stats import chisquare
 
 from isojax.config import SamplingConfig
+from isojax.models.decoder import Decoder
 from isojax.sampling import sampler
 from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows, make_geometry
 from isojax.sampling.sampler import build_sampler
 from isojax.sharding import shard_count
 from isojax.tasks.stops import Stops, stop_table
 from tests.device import (
+    CONFIG,
     DECODER,
     EOS,
     MESHES,
@@ -265,6 +267,20 @@ def test_the_loops_hold_no_collective_that_should_not_be_there(many: Engine) -> 
     for c in inside:
         assert all(group in ({0, 1}, {2, 3}, {4, 5}, {6, 7}) for group in c.groups), c.line
         assert c.kind == "all-reduce" or (c.kind, c.result) == ("all-gather", f"f32[{many.slots},{VOCAB}]"), c.line
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_a_split_vocabulary_is_drawn_from_where_it_lies(top_p: float) -> None:
+    """Of 4096 tokens on two devices, what crosses between them at a token are sums of blocks: never a row of logits."""
+    V, on = 4096, mesh("data=4,tensor=2")
+    decoder = Decoder(CONFIG, V)
+    geometry = make_geometry([(13, 7)], 4, 12, 8, P, T)
+    sample = quick_jit(build_sampler(decoder, geometry, on, SamplingConfig(top_p=top_p), NO_STRINGS))
+    params = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), decoder.shapes(), decoder.shardings(on))
+    problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+    hlo = sample.lower(params, problems, np.int32(13), np.int32(7), jax.random.key(0)).compile().as_text()
+    gathered = [c.result for c in collectives(hlo) if c.depth > 1 and c.kind != "all-reduce"]
+    assert gathered == [f"f32[12,{V // 512}]"]
 
 
 def close(one: tuple[np.ndarray, ...], two: tuple[np.ndarray, ...]) -> None:

@@ -1,0 +1,47 @@
+"""Decoding in other precisions than float32: near it, and what is said to be stored is stored."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isojax.models.decoder import Options
+from isojax.models.decoding import Decoding
+from tests.device import DECODER, P, policy, random_problems, response_logits
+
+T, ROWS = 5, 8
+
+
+@pytest.mark.parametrize(
+    ("options", "unrolled", "dtypes", "bound"),
+    [
+        (Options(cache="bfloat16"), True, {"bfloat16"}, 0.01),
+        (Options(cache="bfloat16"), False, {"bfloat16"}, 0.01),
+        (Options(cache="int8"), False, {"int8", "float32"}, 0.02),
+        (Options(compute="bfloat16", cache="bfloat16"), True, {"bfloat16"}, 0.04),
+    ],
+)
+def test_decoding_in_less_precision_is_near_float32(options: Options, unrolled: bool, dtypes: set[str], bound: float) -> None:
+    """The relative L2 distance of all logits from NumPy's in float32: below what so many bits lose, and not nothing."""
+    problems, group = random_problems(ROWS), np.arange(ROWS)
+    responses = np.random.default_rng(1).integers(0, DECODER.vocab, (ROWS, T)).astype(np.int32)
+    decoding = Decoding(DECODER.computed(options), ROWS, 1, P - 1, T, unrolled)
+    last = problems.lengths - 1
+    inputs = np.concatenate([problems.prompts[group, last][:, None], responses[:, :-1]], 1)
+
+    @jax.jit
+    def run(params):
+        weights = decoding.weights(params)
+        cache = decoding.admit(decoding.empty_cache(), decoding.prefill(params, problems.prompts), group, np.ones(ROWS, bool))
+        assert {str(x.dtype) for x in jax.tree.leaves(cache)} == dtypes
+        logits = []
+        for t in range(T):
+            hidden, cache = decoding.step(weights, cache, inputs[:, t], last + t, jnp.full(ROWS, t))
+            logits.append(decoding.decoder.logits(weights, hidden))
+        return jnp.stack(logits, 1)
+
+    got, expected = np.asarray(run(policy())), response_logits(np, policy(), problems, group, responses)
+    assert got.dtype == np.float32
+    assert 1e-5 < np.linalg.norm(got - expected) / np.linalg.norm(expected) < bound
