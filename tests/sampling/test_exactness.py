@@ -215,7 +215,7 @@ def large(V: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("V", [1000, 1009, 1022, 4096, 4999, 5000])
 def test_the_draw_from_a_large_vocabulary_is_the_plain_inverse(V: int) -> None:
-    """In blocks (of 500, 511, 512, 500) or, of a prime, as one: float64's token save within 1e-6 of an edge, never an impossible one."""
+    """In blocks or, of a prime, as one: float64's token save within 1e-6 of an edge, never an impossible one."""
     many = jax.jit(jax.vmap(draw, (None, 0)))
     uniform = np.random.default_rng(0).random((2000, 4), np.float32)
     uniform[0], uniform[1] = 0, 1 - 2**-23  # the least and the largest that jax.random.uniform gives
