@@ -1,0 +1,121 @@
+"""Log-probabilities and entropies by blocks of the vocabulary, against NumPy in float64 and against the plain form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isojax.config import ModelConfig
+from isojax.models.decoder import Decoder
+from isojax.rl import logprobs
+from tests.device import quick_jit
+
+WIDTH, TEMPERATURE = 16, 0.7
+
+
+def decoder(vocab: int, tied: bool) -> Decoder:
+    return Decoder(ModelConfig(layers=1, width=WIDTH, heads=2, kv_heads=1, head_dim=8, mlp=8, tied=tied), vocab)
+
+
+def inputs(vocab: int, shape: tuple[int, int], tied: bool) -> tuple[Any, Any, Any]:
+    """Hidden states, unembedding and tokens; the first row's tokens lie at the ends of the vocabulary and of blocks."""
+    rng = np.random.default_rng(vocab)
+    states, embed = rng.normal(size=(*shape, WIDTH)).astype(np.float32), (rng.normal(size=(vocab, WIDTH)) * WIDTH**-0.5).astype(np.float32)
+    tokens = rng.integers(0, vocab, shape).astype(np.int32)
+    tokens[0, :4] = 0, vocab - 1, min(63, vocab - 1), max(0, vocab // 64 * 64 - 1)
+    return states, {"embed": embed} if tied else {"unembed": embed.T.copy()}, tokens
+
+
+def by_numpy(states: Any, params: Any, tokens: Any, gains: Any, spreads: Any) -> tuple[Any, Any, Any, Any]:
+    """Log-probabilities, entropies, and the gradient of sum(gains * logps + spreads * entropies), in float64 and by the formulas
+    d log p_y / d x = onehot(y) - p and d H / d x = -p (log p + H)."""
+    states, gains, spreads = (np.asarray(x, np.float64) for x in (states, gains, spreads))
+    matrix = np.asarray(params["embed"] if "embed" in params else params["unembed"].T, np.float64)
+    x = states @ matrix.T / TEMPERATURE
+    top = x.max(-1, keepdims=True)
+    log_p = x - top - np.log(np.exp(x - top).sum(-1, keepdims=True))
+    p, hot = np.exp(log_p), np.eye(len(matrix))[tokens]
+    entropies = -(p * log_p).sum(-1)
+    d = gains[..., None] * (hot - p) - spreads[..., None] * p * (log_p + entropies[..., None])
+    return (log_p * hot).sum(-1), entropies, d @ matrix / TEMPERATURE, np.einsum("mtv,mtd->vd", d, states) / TEMPERATURE
+
+
+@pytest.mark.parametrize(("vocab", "tied"), [(1000, True), (1000, False), (640, True), (40, False)])
+@pytest.mark.parametrize("use_entropy", [True, False])
+def test_blocks_equal_float64(vocab: int, tied: bool, use_entropy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 64: 1000 leaves 40 over, 640 nothing, and 40 is less than a block. The value of the entropy is exact in any case."""
+    monkeypatch.setattr(logprobs, "BLOCK", 64)
+    monkeypatch.setattr(logprobs, "PLAIN", 0)
+    model, (states, params, tokens) = decoder(vocab, tied), inputs(vocab, (3, 5), tied)
+    rng = np.random.default_rng(0)
+    gains, spreads = rng.normal(size=(2, 3, 5)).astype(np.float32)
+
+    def objective(states: Any, params: Any) -> Any:
+        found = logprobs.read(model, logprobs.Hidden(params, states), tokens, TEMPERATURE, use_entropy)
+        return (found.logps * gains).sum() + (found.entropy * spreads * use_entropy).sum(), found
+
+    (d_states, d_params), found = quick_jit(jax.grad(objective, (0, 1), has_aux=True))(states, params)
+    logps, entropies, wanted_states, wanted_matrix = by_numpy(states, params, tokens, gains, spreads * use_entropy)
+    (d_matrix,) = d_params.values()
+    np.testing.assert_allclose(found.logps, logps, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(found.entropy, entropies, rtol=2e-6, atol=5e-6)
+    np.testing.assert_allclose(d_states, wanted_states, atol=1e-5)
+    np.testing.assert_allclose(d_matrix if tied else d_matrix.T, wanted_matrix, atol=1e-5)
+
+
+def test_logits_far_apart_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tokens, of the first and of the last block, have the logit 300 and share the probability; the rest have -300."""
+    monkeypatch.setattr(logprobs, "BLOCK", 8)
+    monkeypatch.setattr(logprobs, "PLAIN", 0)
+    embed = np.full((20, WIDTH), -300 / WIDTH, np.float32)
+    embed[[0, 19]] = 300 / WIDTH
+    hidden = logprobs.Hidden({"embed": embed}, np.ones((1, 3, WIDTH), np.float32))
+    found = logprobs.read(decoder(20, True), hidden, np.array([[0, 19, 5]], np.int32), 1.0, True)
+    np.testing.assert_allclose(found.logps, [[-np.log(2), -np.log(2), -600 - np.log(2)]], rtol=1e-5)
+    np.testing.assert_allclose(found.entropy, np.log(2) * np.ones((1, 3)), rtol=1e-4)  # the difference of two numbers near 300
+
+
+def test_the_entropys_gradient_is_left_out_where_it_cannot_matter() -> None:
+    """In the plain form too: the coefficient's derivative is 0 there, and the value stays."""
+    model, (states, params, tokens) = decoder(24, True), inputs(24, (2, 4), True)
+
+    def spread(states: Any, use_entropy: bool) -> Any:
+        return logprobs.read(model, logprobs.Hidden(params, states), tokens % 24, TEMPERATURE, use_entropy).entropy.sum()
+
+    assert float(spread(states, True)) == float(spread(states, False))
+    assert float(jnp.abs(jax.grad(spread)(states, True)).max()) > 0.01
+    assert float(jnp.abs(jax.grad(spread)(states, False)).max()) == 0
+
+
+def test_which_form_is_taken() -> None:
+    """By size: the quickstart's vocabulary stays plain; where devices share the vocabulary all sizes do."""
+
+    def loops(vocab: int, rows: int, split: bool = False) -> bool:
+        model = decoder(vocab, True)
+        hidden = jax.ShapeDtypeStruct((1, rows, WIDTH), jnp.float32)
+        params = {"embed": jax.ShapeDtypeStruct((vocab, WIDTH), jnp.float32)}
+        tokens = jax.ShapeDtypeStruct((1, rows), jnp.int32)
+        program = jax.make_jaxpr(lambda p, h, t: logprobs.read(model, logprobs.Hidden(p, h), t, 1.0, False, split))(params, hidden, tokens)
+        return "custom_vjp" in str(program)
+
+    assert not loops(24, 4096) and loops(49152, 1024) and not loops(49152, 1024, split=True)
+
+
+def test_a_quarter_of_the_memory_at_most() -> None:
+    """At V = 50000 with 100 tokens, by XLA's own account: the plain form holds 20 MB of logits several times over."""
+    model = decoder(50_000, True)
+    shapes = jax.ShapeDtypeStruct((1, 100, WIDTH), jnp.float32), jax.ShapeDtypeStruct((50_000, WIDTH), jnp.float32)
+    tokens = np.zeros((1, 100), np.int32)
+
+    def temporary(split: bool) -> int:
+        def objective(states: Any, embed: Any) -> Any:
+            return logprobs.read(model, logprobs.Hidden({"embed": embed}, states), tokens, 1.0, False, split).logps.sum()
+
+        program = jax.jit(jax.value_and_grad(objective, (0, 1))).lower(*shapes).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert temporary(False) < temporary(True) / 4
