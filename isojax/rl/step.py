@@ -96,7 +96,7 @@ def build_step(
     rl = cell.rl
     sample = build_sampler(decoder, geometry, mesh, cell.sampling, stops)
     loss = registry.load("rl.losses", rl.loss, "loss")
-    gradient = build_gradient(decoder, geometry, mesh, loss, cell.sampling, use_kl=rl.kl > 0)
+    gradient = build_gradient(decoder, geometry, mesh, loss, cell.sampling, use_kl=rl.kl > 0, use_entropy=rl.entropy > 0)
     compacting = rl.kl == 0 and rl.entropy == 0 and vars(loss).get("ADVANTAGE_ONLY", False)
 
     def weigh(rollouts: Rollouts, rewards: Array, B_p: Array, n: Array) -> tuple[Array, dict[str, Array]]:
