@@ -1,0 +1,214 @@
+"""Rollouts of long-tailed lengths: slots that are refilled, against the refill's ideal and a run to the longest. One JSON line for each n.
+
+    python benchmarks/refill.py [--n 16] [--rollouts 512] [--slots 32] [--prompt 64] [--cap 1024] [--layers 2] [--vocab 4096] [--repeats 3]
+
+Lengths are lognormal (mean 240, sigma .8), cut at the cap: at each response position the end token has the probability with which a
+length that has come so far ends there, and the policy shares out the rest; the sampler knows nothing of it. The decoder has
+SmolLM2-135M's shape with fewer layers and a smaller vocabulary, and random weights; `--model FOLDER` takes a whole one.
+
+In units of the ideal, `tokens / R` steps of a decoder whose slots are all live, each at its time measured in the same run:
+
+    refill    the engine, all rollouts in one call
+    longest   the same engine in batches of R rollouts, each until its longest has ended
+    cap       as many batches, each of as many steps as the cap
+
+`steps` says what each would take if steps alone took time; `at_once` is a queue whose slots are refilled at the very step at which they
+are free: what no sampler that does not know the lengths can go below. Medians of interleaved repeats, each with lengths of its own;
+on one core the time is the processor's.
+"""
+
+import argparse
+import heapq
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from scipy.special import log_ndtr
+
+from isojax.config import ModelConfig, SamplingConfig
+from isojax.models import hf
+from isojax.models.decoder import Decoder, Params
+from isojax.models.decoding import Cache, Decoding
+from isojax.sampling import sampler
+from isojax.sampling.batch import Problems, make_geometry, share
+from isojax.sampling.sampler import Batch, Engine, Slots, State, build_engine
+from isojax.sharding import make_mesh, parse_mesh
+from isojax.tasks.stops import Stops
+
+MEAN, SIGMA, END = 240.0, 0.8, 0  # lengths in tokens; the end token stands first, so that the uniform number alone decides on it
+STEPS = 64  # of the timing of one
+
+
+def log_odds(cap: int) -> np.ndarray:
+    """Of an end at each response position, given that none came before; f32[cap]."""
+    edges = (np.log(np.arange(1, cap + 1)) - np.log(MEAN) + SIGMA**2 / 2) / SIGMA  # of length t, from t-1 to t
+    above = np.append(0.0, log_ndtr(-edges))  # log P(length > t)
+    return (np.log(np.expm1(above[:-1] - above[1:]))).astype(np.float32)  # P(t) / P(length > t) = P(> t-1) / P(> t) - 1
+
+
+class Ending(Decoder):
+    """A decoder whose end token has the odds of the lengths, at the response position in the last column of `hidden`."""
+
+    def __init__(self, config: ModelConfig, vocab: int, cap: int):
+        super().__init__(config, vocab)
+        self.odds = log_odds(cap)
+
+    def logits(self, params: Params, hidden: Any) -> Any:
+        logits = super().logits(params, hidden[:, :-1])
+        others = jax.nn.logsumexp(logits.at[:, END].set(-jnp.inf), -1)
+        return logits.at[:, END].set(others + jnp.asarray(self.odds)[hidden[:, -1].astype(jnp.int32)])
+
+
+class Counting(Decoding):
+    """A decoding that hands the response position on to the logits."""
+
+    def step(self, weights: Params, cache: Cache, tokens: Any, positions: Any, t: Any) -> tuple[Any, Cache]:
+        hidden, cache = super().step(weights, cache, tokens, positions, t)
+        return jnp.concatenate([hidden, t.astype(hidden.dtype)[:, None]], -1), cache
+
+
+def build(decoder: Decoder, rollouts: int, n: int, args: argparse.Namespace, stops: tuple[int, ...] = (END,)) -> Engine:
+    """The sampler's engine for one device and so many rollouts a call."""
+    geometry = make_geometry([(rollouts // n, n)], 1, args.slots, 1, args.prompt, args.cap)
+    sampling = SamplingConfig(prompt_length=args.prompt, response_length=args.cap)
+    engine = build_engine(decoder, geometry, make_mesh(parse_mesh("auto", 1), jax.devices()), sampling, Stops(stops, None))
+    return replace(engine, decoding=Counting(**vars(engine.decoding)))
+
+
+def batch(engine: Engine, n: int, key: Any, first: int = 0) -> Batch:
+    """The engine's fill of problems `first` .., with prompts that are their numbers over and over."""
+    geometry = engine.geometry
+    ids = jnp.arange(geometry.problem_rows, dtype=jnp.int32) + first
+    prompts = jnp.broadcast_to(ids[:, None] + 1, (len(ids), geometry.prompt_length))
+    problems = Problems(prompts, jnp.full(len(ids), geometry.prompt_length), jnp.zeros((len(ids), 0), jnp.int32), ids)
+    return Batch(problems, share(jnp.int32(0), 1, jnp.int32(geometry.Q_cap), jnp.int32(n)), jnp.int32(n), key)
+
+
+def run(engine: Engine, params: Params, n: int) -> Callable[..., tuple[Any, Any]]:
+    """`sample(params, key, first) -> (lengths, visits to the queue)`, compiled."""
+
+    def sample(params: Params, key: Any, first: Any) -> tuple[Any, Any]:
+        given = batch(engine, n, key, first)
+        weights = engine.decoding.weights(params)
+
+        def visit(carry: tuple[State, Any]) -> tuple[State, Any]:
+            return engine.visit(params, weights, given, carry[0])[0], carry[1] + 1
+
+        state, visits = lax.while_loop(lambda c: engine.working(given, c[0]), visit, (engine.begin(given), jnp.int32(0)))
+        return state.out[-1][: engine.geometry.B_cap], visits
+
+    return jax.jit(sample).lower(params, jax.random.key(0), jnp.int32(0)).compile()
+
+
+def full_steps(engine: Engine, params: Params) -> Callable[[Params], Any]:
+    """`STEPS` steps with all slots live, compiled."""
+
+    def steps(params: Params) -> Any:
+        weights, state = engine.decoding.weights(params), engine.begin(batch(engine, 1, jax.random.key(0)))
+        going = jnp.zeros(engine.geometry.slots, bool)
+
+        def step(_: Any, carry: tuple[Slots, Cache]) -> tuple[Slots, Cache]:
+            return engine.decode(weights, *carry, going)[:2]
+
+        return lax.fori_loop(0, STEPS, step, (state.slots, state.cache))[0].tokens
+
+    return jax.jit(steps).lower(params).compile()
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds of a call that is compiled, and what it returns."""
+    clock = time.process_time if len(os.sched_getaffinity(0)) == 1 else time.perf_counter
+    start = clock()
+    out = jax.block_until_ready(call())
+    return clock() - start, out
+
+
+def schedule(lengths: np.ndarray, slots: int, chunk: int, patience: float) -> tuple[int, int]:
+    """(steps, visits) of an engine that goes back to the queue after `chunk` steps, or once slots have idled for `patience` together."""
+    left, queue, steps, visits = np.zeros(slots, int), list(lengths[::-1]), 0, 0
+    while queue or left.any():
+        visits += 1
+        for slot in np.flatnonzero(left == 0)[: len(queue)]:
+            left[slot] = queue.pop()
+        live, idle = left > 0, 0
+        for _ in range(chunk):
+            left, steps = np.maximum(left - 1, 0), steps + 1
+            idle += int((live & (left == 0)).sum())
+            if not left.any() or (queue and idle >= patience):
+                break
+    return steps, visits
+
+
+def at_once(lengths: np.ndarray, slots: int) -> int:
+    """Steps of a queue whose slots are refilled at the step at which they are free."""
+    free = [0] * slots
+    for length in lengths:
+        heapq.heapreplace(free, free[0] + int(length))
+    return max(free)
+
+
+def measure(decoder: Decoder, params: Params, n: int, args: argparse.Namespace) -> dict[str, Any]:
+    """One n: times and steps, as shares of the ideal's."""
+    B, R = args.rollouts, args.slots
+    whole, part = build(decoder, B, n, args), build(decoder, R, n, args)
+    refill, longest, cap = (run(engine, params, n) for engine in (whole, part, build(decoder, R, n, args, ())))
+    steps, firsts = full_steps(whole, params), range(0, B // n, R // n)
+
+    found: dict[str, list[float]] = {}
+    for repeat in range(args.repeats):
+        key = jax.random.key(repeat)
+        before = timed(lambda: steps(params))[0] / STEPS
+        seconds = {"refill": timed(lambda key=key: refill(params, key, jnp.int32(0)))}
+        batches = [timed(lambda key=key, first=first: longest(params, key, jnp.int32(first))) for first in firsts]
+        seconds["longest"] = sum(s for s, _ in batches), None
+        seconds["cap"] = len(firsts) * timed(lambda key=key: cap(params, key, jnp.int32(0)))[0], None
+        step = (before + timed(lambda: steps(params))[0] / STEPS) / 2
+
+        lengths, visits = (np.asarray(x) for x in seconds["refill"][1])
+        np.testing.assert_array_equal(lengths, np.concatenate([x[0] for _, x in batches]))
+        taken, expected = schedule(lengths, R, sampler.CHUNK, R)
+        assert visits == expected, (visits, expected)
+        ideal = lengths.sum() / R
+        told = {f"{name}": s / (ideal * step) for name, (s, _) in seconds.items()}
+        told |= {"longest_over_refill": seconds["longest"][0] / seconds["refill"][0], "step_ms": 1000 * step, "visits": float(visits)}
+        told |= {"steps_refill": taken / ideal, "steps_at_once": at_once(lengths, R) / ideal, "steps_cap": len(firsts) * args.cap / ideal}
+        told |= {"steps_longest": lengths.reshape(-1, R).max(1).sum() / ideal, "mean_length": float(lengths.mean())}
+        told |= {"tokens_a_second": lengths.sum() / seconds["refill"][0]}
+        for name, value in told.items():
+            found.setdefault(name, []).append(float(value))
+    return {name: round(statistics.median(values), 3) for name, values in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--n", default="16")
+    defaults = {"rollouts": 512, "slots": 32, "prompt": 64, "cap": 1024, "layers": 2, "vocab": 4096, "repeats": 3}
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+
+    if args.model:
+        config = hf.resolve(ModelConfig(path=str(args.model)))
+        decoder = Ending(config, config.vocab or args.vocab, args.cap)
+        params: Any = hf.load(args.model, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
+    else:
+        config = ModelConfig(layers=args.layers, width=576, heads=9, kv_heads=3, head_dim=64, mlp=1536, tied=True)
+        decoder = Ending(config, args.vocab, args.cap)
+        params = jax.jit(decoder.init)(jax.random.key(0))
+    for n in map(int, args.n.split(",")):
+        told = {"n": n, "rollouts": args.rollouts, "R": args.slots, "P": args.prompt, "cap": args.cap, "layers": config.layers}
+        print(json.dumps(told | measure(decoder, params, n, args)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
