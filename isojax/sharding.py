@@ -124,6 +124,12 @@ def manual_part(spec: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(*kept)
 
 
+def gathered(sharding: NamedSharding) -> NamedSharding:
+    """The same, but whole along the axes that split rollouts."""
+    kept = [None if manual_part(PartitionSpec(entry))[0] else entry for entry in sharding.spec]
+    return NamedSharding(sharding.mesh, PartitionSpec(*kept))
+
+
 def shard_count(mesh: Mesh) -> int:
     """S of a mesh."""
     return mesh.shape["data"] * mesh.shape["fsdp"]

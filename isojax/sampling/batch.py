@@ -121,6 +121,12 @@ def places(B: int, shards: int) -> tuple[np.ndarray, np.ndarray]:
     return np.divmod(np.arange(B), max(1, -(-B // shards)))
 
 
+def numbers(rows: np.ndarray, B: int) -> np.ndarray:
+    """The inverse of `places`: rows i32[S R] of each shard's buffers as rollouts of a batch of B."""
+    shards = len(rows)
+    return np.arange(shards)[:, None] * max(1, -(-B // shards)) + rows
+
+
 def responses(rollouts: Rollouts, B: int) -> list[np.ndarray]:
     """On the host, the response tokens of rollouts 0 .. B-1, each i32[its length]."""
     at = places(B, rollouts.tokens.shape[0])

@@ -1,0 +1,186 @@
+"""The sampler as the host drives it, one visit to the queue after another: what has finished is told while the rest decodes.
+
+The rollouts are those of `build_sampler`, bit for bit. Its loop over visits is here the host's:
+
+    begin    weights cast and gathered once, problems put in place, nothing sampled yet
+    advance  one visit: at most CHUNK tokens a slot; the state is donated, and stays where it is: cache and slots on their shard's
+             devices, keys and values split over tensor by their heads
+    finish   the rollouts
+
+The host asks for the next visit before it looks at what the last one finished, so that the devices never wait for it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, shard_map
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, PRNGKeyArray
+
+from isojax.config import SamplingConfig
+from isojax.models.decoder import Decoder, Params
+from isojax.sampling.batch import Geometry, Problems, Rollouts, numbers, share
+from isojax.sampling.sampler import Batch, Engine, State, build_engine
+from isojax.sharding import ROWS, gathered, partition, replicated, shard_count
+from isojax.tasks.stops import Stops
+
+Told = Callable[[np.ndarray, list[np.ndarray]], None]
+
+
+class Given(NamedTuple):
+    """What stays as it is through a batch, on the devices: parameters for prompts (stacked) and for `step`, the problems, B_p and n, and
+    the data of the key."""
+
+    stacked: Params
+    weights: Params
+    problems: Problems
+    B_p: Array
+    n: Array
+    key: Array
+
+
+class Finished(NamedTuple):
+    """What a visit leaves in the slots.
+
+    Attributes:
+        rows: i32[S R], the row of the rollout that each slot has finished; `Geometry.rows` where it has finished none.
+        tokens: i32[S R T].
+        lengths: i32[S R], how many of them count.
+        working: bool[S], all alike: whether any shard has anything left to do.
+    """
+
+    rows: Array
+    tokens: Array
+    lengths: Array
+    working: Array
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A batch's sampling in steps that the host takes. All three are compiled for a sweep, as B_p, n and the key are traced.
+
+    begin(params, problems, B_p, n, key) -> given, state; advance(given, state) -> state, what has finished, with the state donated;
+    finish(state) -> rollouts.
+    """
+
+    begin: Callable[[Params, Problems, Any, Any, PRNGKeyArray], tuple[Given, State]]
+    advance: Callable[[Given, State], tuple[State, Finished]]
+    finish: Callable[[State], Rollouts]
+
+    def run(self, params: Params, problems: Problems, B_p: int, n: int, key: PRNGKeyArray, told: Told) -> Rollouts:
+        """All rollouts; `told(rollouts i32[k], their response tokens)` after each visit, while the next one runs."""
+        given, state = self.begin(params, problems, np.int32(B_p), np.int32(n), key)
+        state, found = self.advance(given, state)
+        working = True
+        while working:
+            state, following = self.advance(given, state)  # the last one finds nothing to do
+            for x in following:
+                x.copy_to_host_async()
+            rows, tokens, lengths, more = (np.asarray(x) for x in found)
+            rollouts = numbers(rows, B_p * n)
+            done = np.nonzero(rows < state.out[0].shape[1])
+            told(rollouts[done], [row[:length] for row, length in zip(tokens[done], lengths[done], strict=True)])
+            found, working = following, bool(more.any())
+        return self.finish(state)
+
+
+def build_stream(decoder: Decoder, geometry: Geometry, mesh: Mesh, sampling: SamplingConfig, stops: Stops) -> Stream:
+    """The Stream of these shapes on this mesh; its programs are compiled when they are first called."""
+    assert geometry.shards == shard_count(mesh), (geometry.shards, mesh)
+    engine = build_engine(decoder, geometry, mesh, sampling, stops)
+    lies, rows = state_shardings(engine, mesh), NamedSharding(mesh, P(ROWS))
+    start, step = _shard_programs(engine, mesh)
+
+    def placed(problems: Problems, B_p: Array, n: Array, key: PRNGKeyArray) -> tuple[tuple[Any, ...], State]:
+        fixed = (problems, B_p, n, jax.random.key_data(key))
+        return fixed, start(*fixed)
+
+    def lengths_to_mask(lengths: Array) -> Array:
+        return jnp.arange(geometry.response_length)[None, None] < lengths[..., None]
+
+    prepare = build_weights(engine, mesh)
+    place = jax.jit(placed, out_shardings=(replicated(mesh), lies))
+    advance: Callable[..., tuple[State, Finished]] = jax.jit(step, donate_argnums=1, out_shardings=(lies, rows))
+    masks = jax.jit(lengths_to_mask, out_shardings=rows)
+
+    def begin(params: Params, problems: Problems, B_p: Any, n: Any, key: PRNGKeyArray) -> tuple[Given, State]:
+        fixed, state = place(problems, B_p, n, key)
+        return Given(*prepare(params), *fixed), state
+
+    def finish(state: State) -> Rollouts:
+        tokens, logps, kept, ended, lengths = state.out
+        return Rollouts(tokens, logps, masks(lengths), kept, ended)
+
+    return Stream(begin, advance, finish)
+
+
+def build_weights(engine: Engine, mesh: Mesh) -> Callable[[Params], tuple[Params, Params]]:
+    """`prepare(params) -> (stacked, weights)` as `Engine.visit` takes them: cast, and whole along the axes that split rollouts."""
+    decoder = engine.decoding.decoder
+    given = decoder.shardings(mesh)
+    whole = jax.tree.map(gathered, given)
+    gather: Callable[[Params], Params] = jax.jit(decoder.cast, in_shardings=(given,), out_shardings=whole)
+    weigh: Callable[[Params], Params] = jax.jit(engine.decoding.weights, in_shardings=(whole,))
+    as_given = given == whole and jnp.dtype(decoder.options.compute) == jnp.float32  # nothing to gather or cast, so no copy is made
+
+    def prepare(params: Params) -> tuple[Params, Params]:
+        stacked = params if as_given else gather(params)
+        weights = weigh(stacked)
+        return (stacked if engine.decoding.unrolled else weights), weights
+
+    return prepare
+
+
+def state_shardings(engine: Engine, mesh: Mesh) -> Any:
+    """Where a State lies between two visits: a leading axis of shards, over ROWS; of caches and table also the heads, over tensor."""
+    geometry = engine.geometry
+    nothing = Problems(*[np.zeros(0, np.int32)] * len(Problems._fields))
+
+    def begin(zero: Array) -> State:
+        return engine.begin(Batch(nothing, share(zero, geometry.shards, zero, zero + 1), zero + 1, jax.random.key(0)))
+
+    def lies(heads: int | None, x: jax.ShapeDtypeStruct) -> NamedSharding:
+        shape = (geometry.shards, *x.shape)
+        names = ["shard", *("kv_heads" if i == heads else None for i in range(x.ndim))]
+        return NamedSharding(mesh, partition(names, shape, mesh))
+
+    shapes = jax.eval_shape(begin, jax.ShapeDtypeStruct((), jnp.int32))
+    plain, by_heads = partial(lies, None), partial(lies, 1 if engine.decoding.unrolled else 2)  # [R K ...] or [L R K ...]
+    split = {"cache": by_heads, "table": by_heads}
+    return State(*(jax.tree.map(split.get(name, plain), part) for name, part in zip(State._fields, shapes, strict=True)))
+
+
+def _shard_programs(engine: Engine, mesh: Mesh) -> tuple[Callable[..., State], Callable[[Given, State], tuple[State, Finished]]]:
+    """`start(problems, B_p, n, key data) -> State` and `step(given, state) -> (State, Finished)`, over all shards, to be jitted."""
+    shards = engine.geometry.shards
+
+    def batch(shard: Array, problems: Problems, B_p: Array, n: Array, key: Array) -> Batch:
+        return Batch(problems, share(shard[0], shards, B_p, n), n, jax.random.wrap_key_data(key))
+
+    def start_shard(shard: Array, *fixed: Any) -> State:
+        return jax.tree.map(lambda x: x[None], engine.begin(batch(shard, *fixed)))
+
+    def step_shard(shard: Array, given: Given, state: State) -> tuple[State, Finished]:
+        mine = batch(shard, given.problems, given.B_p, given.n, given.key)
+        state, row = engine.visit(given.stacked, given.weights, mine, jax.tree.map(lambda x: x[0], state))
+        left = lax.psum(engine.working(mine, state).astype(jnp.int32), ROWS)
+        found = Finished(row, state.slots.tokens, state.slots.t, left > 0)
+        return jax.tree.map(lambda x: x[None], (state, found))
+
+    rows, over = P(ROWS), partial(shard_map, mesh=mesh, axis_names=set(ROWS), check_vma=False)
+    started = over(start_shard, in_specs=(rows, P(), P(), P(), P()), out_specs=rows)
+    stepped = over(step_shard, in_specs=(rows, P(), rows), out_specs=rows)
+
+    def start(*fixed: Any) -> State:
+        return started(jnp.arange(shards, dtype=jnp.int32), *fixed)
+
+    def step(given: Given, state: State) -> tuple[State, Finished]:
+        return stepped(jnp.arange(shards, dtype=jnp.int32), given, state)
+
+    return start, step

@@ -1,0 +1,128 @@
+"""A stream's rollouts are the sampler's, bit for bit; each is told once, when it has finished; nothing large moves between its visits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+import pytest
+
+from isojax.config import SamplingConfig
+from isojax.models.decoder import Decoder
+from isojax.sampling import sampler
+from isojax.sampling.batch import Problems, Rollouts, make_geometry, responses
+from isojax.sampling.sampler import build_sampler
+from isojax.sampling.stream import Stream, build_stream
+from isojax.sharding import shard_count
+from isojax.tasks.stops import Stops
+from tests.device import CONFIG, DECODER, EOS, MESHES, VOCAB, P, mesh, placed, policy, quick_jit, random_problems
+from tests.hlo import check_kept_apart, collectives
+
+T, SLOTS = 5, 12
+CELLS = [(1, 1), (13, 7), (5, 32)]
+PROBLEMS = random_problems(16)
+
+
+@dataclass
+class Pair:
+    """A sampler and a stream of the same shapes, and what the stream told in its last batch."""
+
+    axes: str
+    width: int = 1
+    top_p: float = 0.9
+    decoder: Decoder = DECODER
+
+    def __post_init__(self) -> None:
+        on = mesh(self.axes)
+        self.geometry = make_geometry(CELLS, shard_count(on), SLOTS, 8, P, T, width=self.width)
+        given = self.decoder, self.geometry, on, SamplingConfig(temperature=0.8, top_p=self.top_p), Stops((EOS,), None)
+        self.sample = quick_jit(build_sampler(*given))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jax, "jit", quick_jit)
+            self.stream: Stream = build_stream(*given)
+        self.params = placed(policy(), on)
+        self.visits: list[int] = []
+        self.tokens: dict[int, list[int]] = {}
+
+    def tell(self, rollouts: np.ndarray, tokens: list[np.ndarray]) -> None:
+        self.visits.append(len(rollouts))
+        assert not set(rollouts.tolist()) & set(self.tokens)
+        self.tokens |= {int(r): row.tolist() for r, row in zip(rollouts, tokens, strict=True)}
+
+    def both(self, B_p: int, n: int, key: int = 0) -> tuple[Rollouts, Rollouts]:
+        """The sampler's rollouts and the stream's."""
+        self.visits, self.tokens = [], {}
+        problems = Problems(*(np.resize(x, (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        one = self.sample(self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(key))
+        return one, self.stream.run(self.params, problems, B_p, n, jax.random.key(key), self.tell)
+
+
+@pytest.fixture(scope="module", params=["auto", *MESHES])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Two tokens a visit, so that slots are refilled and told of while others are in mid-response."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "CHUNK", 2)
+        yield Pair(request.param)
+
+
+def equal(one: Rollouts, two: Rollouts) -> None:
+    for name, x, y in zip(Rollouts._fields, one, two, strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype) and x.sharding.is_equivalent_to(y.sharding, x.ndim), name
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y), err_msg=name)
+
+
+@pytest.mark.parametrize(("B_p", "n"), CELLS)
+def test_the_rollouts_are_the_samplers_and_each_is_told_once(pair: Pair, B_p: int, n: int) -> None:
+    one, two = pair.both(B_p, n, key=B_p)
+    equal(one, two)
+    assert sum(pair.visits) == B_p * n
+    assert [pair.tokens[r] for r in range(B_p * n)] == [row.tolist() for row in responses(one, B_p * n)]
+    if B_p * n > 1:
+        assert {1, T} <= {len(row) for row in pair.tokens.values()}  # some end at once, some are cut
+        assert np.count_nonzero(pair.visits) > 3 and list(pair.tokens) != sorted(pair.tokens)  # as they finish
+
+
+def test_nothing_is_sampled_of_no_problems(pair: Pair) -> None:
+    equal(*pair.both(0, 7))
+    assert pair.tokens == {}
+
+
+def test_one_set_of_programs_serves_every_cell(pair: Pair) -> None:
+    for B_p, n in CELLS:
+        pair.both(B_p, n)
+    assert pair.stream.advance._cache_size() == 1  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def test_between_visits_nothing_is_gathered_and_the_state_stays_in_place(pair: Pair) -> None:
+    problems = Problems(*(np.resize(x, (pair.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+    given, state = pair.stream.begin(pair.params, problems, np.int32(5), np.int32(7), jax.random.key(0))
+    compiled = pair.stream.advance.lower(given, state).compile()  # pyright: ignore[reportFunctionMemberAccess]
+    memory = compiled.memory_analysis()
+    mine = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
+    assert memory.alias_size_in_bytes == mine  # all of a device's state is donated
+    state, found = pair.stream.advance(given, state)
+    assert sum(x.nbytes for x in found) < 3 * pair.geometry.shards * SLOTS * T * 4
+    if pair.axes == "auto":
+        return
+    hlo = compiled.as_text()
+    check_kept_apart(hlo, P + T, SLOTS, SLOTS)
+    check_kept_apart(hlo, P - 1, pair.geometry.prefixes, max(pair.geometry.prefixes, SLOTS))
+    outside = [c for c in collectives(hlo) if c.depth == 0]
+    assert [(c.kind, c.result) for c in outside] == [("all-reduce", "s32[]")]  # is any shard still at work?
+    own = [x.addressable_shards[0].data.shape for x in state.cache.own[0]]
+    assert own == [(1, SLOTS, CONFIG.kv_heads // 2, CONFIG.head_dim, P + T), (1, SLOTS, CONFIG.kv_heads // 2, P + T, CONFIG.head_dim)]
+
+
+@pytest.mark.parametrize(
+    ("width", "options"),
+    [(4, {}), (1, {"compute": "bfloat16", "cache": "int8"})],
+    ids=["lanes", "precisions"],
+)
+def test_lanes_and_other_precisions(width: int, options: dict[str, str]) -> None:
+    """Lanes that share prompts; a cast; stacked layers."""
+    pair = Pair("auto", width, 1.0, DECODER.computed(DECODER.options._replace(**options)))
+    one, two = pair.both(13, 7)
+    equal(one, two)
+    assert len(pair.tokens) == 91 and one.tokens.max() < VOCAB
