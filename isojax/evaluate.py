@@ -12,15 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
 from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
 from isojax.rl.step import EVAL
 from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows, make_geometry, places, responses
 from isojax.sampling.sampler import build_sampler
+from isojax.sampling.stream import build_stream
 from isojax.sharding import replicated
-from isojax.tasks.base import Encoded, Task, on_device
+from isojax.tasks.base import DeviceTask, Encoded, HostTask, Task, on_device
+from isojax.tasks.grading import Grading
 from isojax.types import Problem
 
 
@@ -50,8 +52,19 @@ class Counts(NamedTuple):
     failures: Counter[str]
 
 
+class Call(NamedTuple):
+    """What one call sampled of Q problems: each one's first response, and how many of all met a stop."""
+
+    first: list[np.ndarray]
+    ended: int
+
+
+Key = tuple[np.int32, np.int32, np.int32]  # seed, stream, evaluation and repeat
+Found = tuple[list[Call], np.ndarray, int, Counter[str]]  # calls, rewards of all their rollouts in order, answered, failures
+
+
 class Evaluator:
-    """Counts right answers, `problems` problems by `samples` rollouts a call of one compiled program."""
+    """Counts right answers, `problems` problems by `samples` rollouts a call, always through the same compiled programs."""
 
     def __init__(
         self,
@@ -63,26 +76,60 @@ class Evaluator:
         like: Geometry,
         sampling: SamplingConfig,
     ):
-        self.task, self.problems, self.samples, self.mesh = task, problems, samples, mesh
+        self.problems, self.samples, self.mesh = problems, samples, mesh
         self.geometry = make_geometry(
             [(problems, samples)], like.shards, like.slots, like.microbatch, like.prompt_length, like.response_length, like.prompts
         )
-        self._sample = self._build(decoder, sampling)
+        self._find = self._on_device(decoder, task, sampling) if on_device(task) else self._on_host(decoder, task, sampling)
 
-    def _build(self, decoder: Decoder, sampling: SamplingConfig) -> Callable[..., tuple[Rollouts, Array]]:
-        geometry, task = self.geometry, self.task
+    def _on_device(self, decoder: Decoder, task: DeviceTask, sampling: SamplingConfig) -> Callable[..., Found]:
+        geometry = self.geometry
         sample = build_sampler(decoder, geometry, self.mesh, sampling, task.stops)
 
-        def draw(params: Params, problems: Problems, Q: Array, seed: Array, stream: Array, evaluation: Array) -> tuple[Rollouts, Array]:
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), evaluation)
-            rollouts = sample(params, problems, Q, jnp.int32(self.samples), key)
+        def draw(params: Params, problems: Problems, Q: Array, *key: Array) -> tuple[Rollouts, Array]:
+            rollouts = sample(params, problems, Q, jnp.int32(self.samples), key_of(*key))
             groups, _ = batch_rows(geometry, Q, jnp.int32(self.samples))
-            if on_device(task):
-                return rollouts, task.verify(problems.answers[groups], rollouts.tokens, rollouts.mask)
-            return rollouts, jnp.zeros(groups.shape)
+            return rollouts, task.verify(problems.answers[groups], rollouts.tokens, rollouts.mask)
 
         given = (decoder.shardings(self.mesh), None, None, None, None, None)
-        return jax.jit(draw, in_shardings=given, out_shardings=replicated(self.mesh))
+        drawn = jax.jit(draw, in_shardings=given, out_shardings=replicated(self.mesh))
+
+        def find(params: Params, calls: list[tuple[ProblemSet, Key]]) -> Found:
+            found, rewards = [], []
+            for part, key in calls:
+                Q = len(part.problems)
+                rollouts, graded = drawn(params, self.pad(part.arrays), np.int32(Q), *key)
+                found.append(self._call(rollouts, Q))
+                rewards.append(np.asarray(graded)[places(Q * self.samples, geometry.shards)])
+            return found, np.concatenate(rewards), sum(c.ended for c in found), Counter()
+
+        return find
+
+    def _on_host(self, decoder: Decoder, task: HostTask, sampling: SamplingConfig) -> Callable[..., Found]:
+        stream = build_stream(decoder, self.geometry, self.mesh, sampling, task.stops)
+        keyed = jax.jit(key_of, out_shardings=replicated(self.mesh))
+
+        def find(params: Params, calls: list[tuple[ProblemSet, Key]]) -> Found:
+            found: list[Call] = []
+            with Grading(task, [p for part, _ in calls for p in part.problems for _ in range(self.samples)]) as grading:
+                before = 0
+                for part, key in calls:
+                    Q = len(part.problems)
+
+                    def told(rollouts: np.ndarray, tokens: list[np.ndarray], before: int = before) -> None:
+                        grading.add(before + rollouts, tokens)
+
+                    rollouts = stream.run(params, self.pad(part.arrays), Q, self.samples, keyed(*key), told)
+                    found.append(self._call(rollouts, Q))
+                    before += Q * self.samples
+                grades = grading.grades()
+            return found, grades.rewards, int(grades.answered.sum()), Counter(grades.failures)
+
+        return find
+
+    def _call(self, rollouts: Rollouts, Q: int) -> Call:
+        at = places(Q * self.samples, self.geometry.shards)
+        return Call(responses(rollouts, Q * self.samples)[:: self.samples], int(np.asarray(rollouts.ended)[at].sum()))
 
     def pad(self, encoded: Encoded) -> Problems:
         """At most `problems` problems as the program's buffers."""
@@ -94,20 +141,18 @@ class Evaluator:
 
         The draws belong to (seed, stream, evaluation, repeat, problem, rollout).
         """
-        found = [
-            self._call(params, part, (np.int32(seed), np.int32(stream), np.int32(evaluation * 1024 + repeat)))
-            for part in self._parts(chosen)
-            for repeat in range(repeats)
-        ]
-        firsts = found[::repeats]
-        right = [sum(c.right for c in found[i : i + repeats]) for i in range(0, len(found), repeats)]
+        keys = [(np.int32(seed), np.int32(stream), np.int32(evaluation * 1024 + repeat)) for repeat in range(repeats)]
+        parts = self._parts(chosen)
+        calls, rewards, answered, failures = self._find(params, [(part, key) for part in parts for key in keys])
+        ends = np.cumsum([len(part.problems) * repeats * self.samples for part in parts])
+        by_part = [r.reshape(repeats, -1, self.samples) for r in np.split(rewards, ends[:-1])]
         return Counts(
-            right=np.concatenate(right),
-            tokens=[tokens for c in firsts for tokens in c.tokens],
-            first=np.concatenate([c.first for c in firsts]),
-            ended=sum(c.ended for c in found),
-            answered=sum(c.answered for c in found),
-            failures=sum((c.failures for c in found), Counter()),
+            right=np.concatenate([r.sum((0, 2)) for r in by_part]).astype(np.int32),
+            tokens=[tokens for call in calls[::repeats] for tokens in call.first],
+            first=np.concatenate([r[0, :, 0] for r in by_part]),
+            ended=sum(call.ended for call in calls),
+            answered=answered,
+            failures=failures,
         )
 
     def _parts(self, chosen: ProblemSet) -> list[ProblemSet]:
@@ -116,21 +161,10 @@ class Evaluator:
         cuts = [slice(start, start + self.problems) for start in starts]
         return [ProblemSet(chosen.problems[cut], Encoded(*(x[cut] for x in chosen.arrays))) for cut in cuts]
 
-    def _call(self, params: Params, part: ProblemSet, key: tuple[np.int32, ...]) -> Counts:
-        Q = len(part.problems)
-        rollouts, rewards = self._sample(params, self.pad(part.arrays), np.int32(Q), *key)
-        at = places(Q * self.samples, self.geometry.shards)
-        tokens = responses(rollouts, Q * self.samples)
-        ended = int(np.asarray(rollouts.ended)[at].sum())
-        answered, failures = ended, Counter()
-        if on_device(self.task):
-            graded = np.asarray(rewards)[at]
-        else:
-            texts = [self.task.decode(row) for row in tokens]
-            grades = self.task.grade([p for p in part.problems for _ in range(self.samples)], texts)
-            graded, answered, failures = grades.rewards, int(grades.answered.sum()), Counter(grades.failures)
-        by_problem = graded.reshape(Q, self.samples)
-        return Counts(by_problem.sum(1).astype(np.int32), tokens[:: self.samples], by_problem[:, 0], ended, answered, failures)
+
+def key_of(seed: Array, stream: Array, evaluation: Array) -> PRNGKeyArray:
+    """The key of an evaluation's draws."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), evaluation)
 
 
 def average(counts: Sequence[int] | np.ndarray, samples: int) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from isojax.evaluate import Evaluator, ProblemSet, average
 from isojax.models.decoder import Params
 from isojax.sampling.batch import make_geometry
 from isojax.sharding import shard_count
-from isojax.tasks.base import Encoded
+from isojax.tasks.base import Encoded, Grades
+from isojax.types import Problem
 from tests.device import DECODER, MESHES, P, Parity, T, log_softmax, mesh, placed, policy, random_problems, response_logits
 
 PROBLEMS, SAMPLES, COUNT = 16, 8, 40  # two calls of 16 problems and one of 8
@@ -20,11 +22,26 @@ TASK = Parity()
 ALL = TASK.problems(COUNT, np.random.default_rng(0))
 ENCODED = TASK.encode(ALL, P, T)
 SET = ProblemSet(ALL, ENCODED)
+FAILING = 5  # odd: wrong in any case
 
 
-def build(axes: str = "auto") -> Evaluator:
+class Spoken(Parity):
+    """The same task in text, and a check that never ends where the first token is FAILING."""
+
+    on_device: ClassVar[Literal[False]] = False
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return "lost" if tokens[0] == FAILING else super().decode(tokens)
+
+    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
+        right = np.array([r == p.answer for p, r in zip(problems, responses, strict=True)], np.float32)
+        lost = np.array([r == "lost" for r in responses])
+        return Grades(right, ~lost, {"timeout": int(lost.sum())} if lost.any() else {})
+
+
+def build(axes: str = "auto", task: Any = TASK) -> Evaluator:
     on = mesh(axes)
-    return Evaluator(DECODER, TASK, on, PROBLEMS, SAMPLES, make_geometry([(4, 4)], shard_count(on), 12, 8, P, T), SamplingConfig())
+    return Evaluator(DECODER, task, on, PROBLEMS, SAMPLES, make_geometry([(4, 4)], shard_count(on), 12, 8, P, T), SamplingConfig())
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +119,19 @@ def test_first_rollouts_are_the_problems_own(evaluator: Evaluator) -> None:
 def test_eight_devices_count_what_one_counts(evaluator: Evaluator) -> None:
     one, eight = counts(evaluator, policy()), counts(build(MESHES[0]), policy())
     assert np.abs(one - eight).sum() <= 0.01 * one.sum()
+
+
+@pytest.mark.parametrize("axes", ["auto", MESHES[0]])
+def test_a_verifier_on_the_host_counts_what_one_on_device_counts(axes: str, evaluator: Evaluator) -> None:
+    """Three repeats of three calls, whose grades come back in any order: everything else equal, and failures counted over all of them."""
+    device, host = build(axes) if axes != "auto" else evaluator, build(axes, Spoken())
+    one, two = (e.counts(placed(policy(), e.mesh), SET, 0, 1, repeats=3) for e in (device, host))
+    np.testing.assert_array_equal(one.right, two.right)
+    np.testing.assert_array_equal(one.first, two.first)
+    assert [row.tolist() for row in one.tokens] == [row.tolist() for row in two.tokens] and one.ended == two.ended > 0
+    lost = two.failures["timeout"]
+    shown = sum(row[0] == FAILING for row in two.tokens)
+    assert two.answered == COUNT * SAMPLES * 3 - lost and 0 < shown < lost < COUNT * SAMPLES * 3 / 4
 
 
 def test_average_by_hand() -> None:

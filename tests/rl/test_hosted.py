@@ -17,7 +17,7 @@ from isojax.sampling.batch import Problems, make_geometry
 from isojax.sampling.sampler import build_sampler
 from isojax.sharding import shard_count
 from isojax.tasks.base import Grades
-from isojax.types import Problem
+from isojax.types import InputError, Problem
 from tests.device import CONFIG, DECODER, MESHES, P, Parity, T, gather, mesh, placed, policy, random_problems
 
 B_p, n, UPDATES, COUNT, SEED = 5, 7, 3, 11, 17
@@ -27,12 +27,14 @@ RL = RLConfig(kl=0.1, learning_rate=2e-2, anchor_batch=35, warmup=2)
 
 
 class Spoken(Parity):
-    """The same task in text: a response is the word `even` or `odd`, and the answer is `even`."""
+    """The same task in text: a response is the word `even` or `odd`, and the answer is `even`. Remembers what it was shown, and of which
+    problem, in the order in which it was."""
 
     on_device: ClassVar[Literal[False]] = False
 
-    def __init__(self, failing: Sequence[int] = ()) -> None:
-        self.failing, self.shown = failing, []
+    def __init__(self, failing: Sequence[int] = (), refused: int = -1) -> None:
+        self.failing, self.refused = failing, refused
+        self.shown: list[list[int]] = []
         self.graded: list[int] = []
 
     def decode(self, tokens: np.ndarray) -> str:
@@ -40,6 +42,8 @@ class Spoken(Parity):
         return super().decode(tokens)
 
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
+        if self.refused in (p.id for p in problems):
+            raise InputError(f"problem {self.refused} cannot be judged")
         right = np.array([r == p.answer for p, r in zip(problems, responses, strict=True)], np.float32)
         lost = np.array([p.id in self.failing for p in problems], bool)
         self.graded += [p.id for p in problems]
@@ -99,8 +103,10 @@ def test_the_hosted_update_equals_the_update_on_device(axes: str) -> None:
     hosted, said = twin.hosted(here)
     device, known = twin.on_device()
     shown = here.shown
-    assert shown[: B_p * n] == twin.first_responses() and len({tuple(row) for row in shown}) > 20
-    assert here.graded == [int(TABLE.ids[q]) for update in index() for q in update[:B_p] for _ in range(n)]
+    asked = [[int(TABLE.ids[q]) for q in update[:B_p] for _ in range(n)] for update in index()]
+    first = list(zip(here.graded, shown, strict=True))[: B_p * n]
+    assert sorted(first) == sorted(zip(asked[0], twin.first_responses(), strict=True)) and len({tuple(row) for row in shown}) > 20
+    assert [sorted(here.graded[i * B_p * n :][: B_p * n]) for i in range(UPDATES)] == [sorted(ids) for ids in asked]
     assert said["tokens"] == known["tokens"] == sum(map(len, shown))
     for one, two, start in zip(*map(jax.tree.leaves, (hosted.params, device.params, policy())), strict=True):
         assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
@@ -133,3 +139,12 @@ def test_failed_checks_are_counted_and_cost_their_reward() -> None:
     assert metrics["answered"] == pytest.approx(1 - failed / (B_p * n))
     right = sum(row[0] % 2 == 0 for row, i in zip(task.shown, task.graded, strict=True) if i not in lost)
     assert metrics["reward"] == pytest.approx(right / (B_p * n), rel=1e-6)
+
+
+def test_what_the_verifier_raises_ends_the_update() -> None:
+    """From its thread, before anything is learnt."""
+    refused = int(TABLE.ids[index()[0, 2]])
+    task = Spoken(refused=refused)
+    with pytest.raises(InputError, match=f"problem {refused} cannot be judged"):
+        Twin("auto").hosted(task)
+    assert refused not in task.graded

@@ -1,0 +1,121 @@
+"""Verification on the host beside sampling, against the one after the other: seconds for an update's rollouts, graded. One JSON line.
+
+    python benchmarks/overlap.py [--ms 20] [--workers 2] [--problems 8] [--n 8] [--slots 16] [--response 256]
+
+A user's reward function that takes `--ms` for each rollout, in `--workers` processes, and a small model with random weights, of which a
+response ends by chance. `sample` is the compiled sampler alone, `visits` the same rollouts by visits that the host asks for, `grade` the
+verifier alone on all of them, `together` both at once as an update has it; `ratio` is (sample + grade) / together, at most 2. Repeats are
+interleaved, on one core; medians.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from isojax.config import ModelConfig, SamplingConfig
+from isojax.models import llama
+from isojax.sampling.batch import Problems, make_geometry, responses
+from isojax.sampling.sampler import build_sampler
+from isojax.sampling.stream import Told, build_stream
+from isojax.sharding import make_mesh, parse_mesh
+from isojax.tasks.base import Grades, HostTask
+from isojax.tasks.grading import Grading
+from isojax.tasks.stops import Stops
+from isojax.tasks.verify import Checker
+from isojax.types import Problem
+
+REPEATS = 7
+MODEL = ModelConfig(family="llama", layers=4, width=256, heads=8, kv_heads=4, head_dim=32, mlp=768)
+VOCAB, END, P = 128, 0, 16
+REWARD = """\
+import time
+def reward(completions):
+    time.sleep({seconds})
+    return [len(completions[0]) % 2]
+"""
+
+
+class Task:
+    """What of a HostTask grading wants."""
+
+    def __init__(self, checker: Checker) -> None:
+        self.checker = checker
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return " ".join(map(str, tokens))
+
+    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
+        return self.checker.grade(problems, [p.prompt for p in problems], responses)
+
+
+def samplers(B_p: int, n: int, slots: int, response: int) -> tuple[Callable[[], Any], Callable[[Told], list[np.ndarray]]]:
+    """The compiled sampler; and the stream, which tells what it has finished and returns the responses. Both draw the same."""
+    decoder, mesh = llama.build(MODEL, VOCAB), make_mesh(parse_mesh("auto", 1), jax.devices())
+    params = jax.device_put(jax.jit(decoder.init)(jax.random.key(0)), decoder.shardings(mesh))
+    geometry = make_geometry([(B_p, n)], 1, slots, slots, P, response)
+    given = decoder, geometry, mesh, SamplingConfig(prompt_length=P, response_length=response), Stops((END,), None)
+    sample, stream = jax.jit(build_sampler(*given)), build_stream(*given)
+    rows = geometry.problem_rows
+    prompts = np.random.default_rng(0).integers(1, VOCAB, (rows, P)).astype(np.int32)
+    problems = Problems(prompts, np.full(rows, P, np.int32), np.zeros((rows, 0), np.int32), np.arange(rows, dtype=np.int32))
+    batch = params, problems, B_p, n, jax.random.key(1)
+    return lambda: jax.block_until_ready(sample(*batch)), lambda told: responses(stream.run(*batch, told), B_p * n)
+
+
+def medians(timed: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Seconds of each call, of interleaved repeats."""
+    times: dict[str, list[float]] = {name: [] for name in timed}
+    for repeat in range(REPEATS + 1):  # the first compiles
+        for name, call in timed.items():
+            start = time.perf_counter()
+            call()
+            if repeat:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ms", type=float, default=20)
+    for name, default in (("workers", 2), ("problems", 8), ("n", 8), ("slots", 16), ("response", 256)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # before jax starts its threads
+    sample, run = samplers(args.problems, args.n, args.slots, args.response)
+    asked = [Problem(i, str(i), "") for i in range(args.problems) for _ in range(args.n)]
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rewards.py"
+        path.write_text(REWARD.format(seconds=args.ms / 1000))
+        with Checker(f"function:{path}:reward", workers=args.workers) as checker:
+            task = cast("HostTask", cast("Any", Task(checker)))
+            drawn = run(lambda rollouts, tokens: None)
+
+            def grade() -> np.ndarray:
+                return task.grade(asked, [task.decode(row) for row in drawn]).rewards
+
+            def together() -> np.ndarray:
+                with Grading(task, asked) as grading:
+                    run(grading.add)
+                    return grading.grades().rewards
+
+            assert (grade() == together()).all()
+            timed = {"sample": sample, "visits": lambda: run(lambda rollouts, tokens: None), "grade": grade, "together": together}
+            seconds = medians(timed)
+    told = {"ms": args.ms, "workers": args.workers, "rollouts": len(asked), "tokens": sum(map(len, drawn))}
+    told |= {name: round(value, 3) for name, value in seconds.items()}
+    told["ratio"] = round((seconds["sample"] + seconds["grade"]) / seconds["together"], 3)
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main()
