@@ -128,6 +128,19 @@ def test_no_update_changes_nothing_but_compiles() -> None:
     assert task.shown == [] == task.graded and not any(metrics.values()), metrics
 
 
+def test_nothing_is_compiled_after_the_first_call(caplog: pytest.LogCaptureFixture) -> None:
+    """Which does no update; the second has other B_p, n, seed and problems."""
+    twin = Twin("auto")
+    train = build_hosted_train(twin.cell, DECODER, Spoken(), twin.geometry, twin.mesh)
+    state, _ = train(twin.start(), twin.base, twin.table(), PROBLEMS, index(), 0, B_p, n, SEED, twin.numbers)
+    table = twin.table()
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        state, metrics = train(state, twin.base, table, PROBLEMS, index()[::-1], 2, 3, 4, 1, twin.numbers)
+        assert metrics["tokens"] > 24 and not [r for r in caplog.messages if "XLA compilation" in r]
+        jax.jit(lambda x: x + SEED)(np.float32(1))
+    assert [r for r in caplog.messages if "XLA compilation" in r]  # they are seen
+
+
 def test_failed_checks_are_counted_and_cost_their_reward() -> None:
     """The first two problems of the table: their checks never end. Each update's rollouts of them are wrong, and told of by kind."""
     lost = [int(i) for i in TABLE.ids[:2]]
