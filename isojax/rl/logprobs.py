@@ -57,7 +57,7 @@ def read(decoder: Decoder, hidden: Hidden, tokens: Int[Array, "m T"], temperatur
         return Read(chosen(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p)))
     name, axis = ("embed", 0) if decoder.config.tied else ("unembed", 1)
     rows = hidden.states.reshape(-1, hidden.states.shape[-1])
-    found = blockwise(rows, hidden.params[name], tokens.reshape(-1), axis, temperature, use_entropy, min(BLOCK, decoder.vocab))
+    found: Any = blockwise(rows, hidden.params[name], tokens.reshape(-1), axis, temperature, use_entropy, min(BLOCK, decoder.vocab))
     return Read(*(x.reshape(tokens.shape) for x in found))
 
 

@@ -155,10 +155,10 @@ class Accumulator:
         m, g = self.geometry.microbatch, self.geometry.prompts
         start = jnp.minimum(start, self.geometry.rows - m)
         row = start + jnp.arange(m)
-        tokens, sampler_logps, mask, *others = (lax.dynamic_slice_in_dim(x, start, m) for x in own.rollouts)
+        tokens, sampler_logps, mask, kept, gains, group = (lax.dynamic_slice_in_dim(x, start, m) for x in (*own.rollouts, own.group))
         mask = mask & (row < high)[:, None] & (row >= low)[:, None]
-        group = jnp.clip(lax.dynamic_slice_in_dim(own.group, start, m), first_group, first_group + g - 1)
-        return Rows(tokens, sampler_logps, mask, *others, group, group - first_group)
+        group = jnp.clip(group, first_group, first_group + g - 1)
+        return Rows(tokens, sampler_logps, mask, kept, gains, group, group - first_group)
 
     def gradient(self, fixed: Fixed, prefix: KV, base_prefix: KV | None, rows: Rows, choice: Array) -> tuple:
         """((d params, d prefix), metrics) of a microbatch, at the width that `choice` says."""
@@ -189,8 +189,8 @@ class Accumulator:
             (d_rows, d_kv), metrics = self.gradient(fixed, prefix, base_prefix, rows, choices[i])
             return jax.tree.map(jnp.add, carry, (d_rows, d_kv, metrics))
 
-        carry = (d_params, jax.tree.map(_zeros, prefix), sums)
-        d_params, d_prefix, sums = lax.fori_loop(0, ((highs - lows + m - 1) // m).max(), add, carry)
+        start = (d_params, jax.tree.map(_zeros, prefix), sums)
+        d_params, d_prefix, sums = lax.fori_loop(0, ((highs - lows + m - 1) // m).max(), add, start)
         (d_prompts,) = pull(jax.tree.map(lambda d, kv: d.astype(kv.dtype), d_prefix, prefix))
         return jax.tree.map(jnp.add, d_params, d_prompts), sums
 

@@ -73,8 +73,8 @@ def test_logits_far_apart_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(logprobs, "PLAIN", 0)
     embed = np.full((20, WIDTH), -300 / WIDTH, np.float32)
     embed[[0, 19]] = 300 / WIDTH
-    hidden = logprobs.Hidden({"embed": embed}, np.ones((1, 3, WIDTH), np.float32))
-    found = logprobs.read(decoder(20, True), hidden, np.array([[0, 19, 5]], np.int32), 1.0, True)
+    hidden = logprobs.Hidden({"embed": embed}, jnp.ones((1, 3, WIDTH)))
+    found = logprobs.read(decoder(20, True), hidden, jnp.array([[0, 19, 5]]), 1.0, True)
     np.testing.assert_allclose(found.logps, [[-np.log(2), -np.log(2), -600 - np.log(2)]], rtol=1e-5)
     np.testing.assert_allclose(found.entropy, np.log(2) * np.ones((1, 3)), rtol=1e-4)  # the difference of two numbers near 300
 
@@ -109,13 +109,15 @@ def test_a_quarter_of_the_memory_at_most() -> None:
     """At V = 50000 with 100 tokens, by XLA's own account: the plain form holds 20 MB of logits several times over."""
     model = decoder(50_000, True)
     shapes = jax.ShapeDtypeStruct((1, 100, WIDTH), jnp.float32), jax.ShapeDtypeStruct((50_000, WIDTH), jnp.float32)
-    tokens = np.zeros((1, 100), np.int32)
+    tokens = jnp.zeros((1, 100), jnp.int32)
 
     def temporary(split: bool) -> int:
         def objective(states: Any, embed: Any) -> Any:
             return logprobs.read(model, logprobs.Hidden({"embed": embed}, states), tokens, 1.0, False, split).logps.sum()
 
         program = jax.jit(jax.value_and_grad(objective, (0, 1))).lower(*shapes).compile()
-        return program.memory_analysis().temp_size_in_bytes
+        account = program.memory_analysis()
+        assert account is not None
+        return account.temp_size_in_bytes
 
     assert temporary(False) < temporary(True) / 4

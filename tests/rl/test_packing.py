@@ -72,8 +72,8 @@ def test_gradients_equal_a_dense_program(axes: str) -> None:
     """Where each shard has other lengths, and the model is split, all must still agree on each microbatch's width."""
     on = mesh(axes)
     geometry = replace(make_geometry([(B_P, N)], shard_count(on), 8, 3, P, WIDE), prompts=2, prefixes=4)
-    tokens, logps, mask, gains = (scatter(geometry, x) for x in ragged())
-    rollouts = Rollouts(tokens, logps, mask, np.ones((*mask.shape[:2], 1), np.float32), mask.any(-1))
+    tokens, logps, mask, gains = (jnp.asarray(scatter(geometry, x)) for x in ragged())
+    rollouts = Rollouts(tokens, logps, mask, jnp.ones((*mask.shape[:2], 1)), mask.any(-1))
     problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
     sampling = SamplingConfig(prompt_length=P, response_length=WIDE)
     gradient = build_gradient(DECODER, geometry, on, grpo, sampling, use_kl=False, use_entropy=False)

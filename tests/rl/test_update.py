@@ -62,14 +62,15 @@ class Program:
     prompts: int = 4
     temperature: float = 1.0
     top_p: float = 1.0
-    use_kl: bool = True
+    kl: float = NUMBERS["kl"]
+    entropy: float = NUMBERS["entropy"]
 
     def __post_init__(self) -> None:
         self.mesh = mesh(self.axes)
         geometry = make_geometry(CELLS, shard_count(self.mesh), self.slots, self.microbatch, P, T)
         self.geometry = replace(geometry, prompts=self.prompts, prefixes=2 * self.prompts)
         sampling = SamplingConfig(temperature=self.temperature, top_p=self.top_p)
-        cell = CellConfig(model=CONFIG, sampling=sampling, rl=RLConfig(kl=float(self.use_kl)))
+        cell = CellConfig(model=CONFIG, sampling=sampling, rl=RLConfig(kl=self.kl, entropy=self.entropy))
         sample, weigh, update = build_step(cell, DECODER, Parity.stops, self.geometry, self.mesh)
 
         def rollout(params: Params, problems: Problems, B_p: Any, n: Any, key: Any) -> tuple[Rollouts, Any, dict[str, Any]]:
@@ -98,7 +99,9 @@ PROGRAMS = {
     "m=8": Program(),
     MESHES[0]: Program(axes=MESHES[0], slots=6, prompts=3),
     "tensor=2, top-p .9, temperature .6": Program(axes="tensor=2", temperature=0.6, top_p=0.9),
-    f"{MESHES[1]}, m=32, no KL, temperature .7": Program(axes=MESHES[1], slots=6, microbatch=32, prompts=16, temperature=0.7, use_kl=False),
+    f"{MESHES[1]}, m=32, no KL, no entropy, temperature .7": Program(
+        axes=MESHES[1], slots=6, microbatch=32, prompts=16, temperature=0.7, kl=0.0, entropy=0.0
+    ),
 }
 
 
@@ -186,13 +189,12 @@ def relative(one: Params, two: Params) -> dict[str, float]:
 def test_gradients_equal_a_plain_program(name: str, B_p: int, n: int) -> None:
     """For microbatches of 8 and 32, larger than some batches, beside 3, 4 and 16 prompts: neither changes anything but rounding."""
     program = PROGRAMS[name]
-    kl = NUMBERS["kl"] if program.use_kl else 0.0
     rows = batch(B_p, n, program.temperature, program.top_p)
-    expected, means = plain(B_p, n, program, kl, NUMBERS["entropy"])
+    expected, means = plain(B_p, n, program, program.kl, program.entropy)
     got, metrics = program.gradient(rows, B_p, n)
     assert max(relative(got, expected).values()) < 1e-5, relative(got, expected)
     for k, v in means.items():
-        assert (k == "kl" and not program.use_kl) or metrics[k] == pytest.approx(float(v), rel=1e-5, abs=1e-5), k
+        assert (k == "kl" and not program.kl) or metrics[k] == pytest.approx(float(v), rel=1e-5, abs=1e-5), k
     assert metrics["grad_norm"] == pytest.approx(float(optax.tree.norm(expected)), rel=1e-5)
     assert metrics["not_finite"] == 0
     assert B_p == 1 or (0 < means["clip_fraction"] < 1 and means["kl"] > 0.1)  # the terms are at work
