@@ -4,7 +4,8 @@
 
 Lengths are lognormal (mean 240, sigma .8), cut at the cap: at each response position the end token has the probability with which a
 length that has come so far ends there, and the policy shares out the rest; the sampler knows nothing of it. The decoder has
-SmolLM2-135M's shape with fewer layers and a smaller vocabulary, and random weights; `--model FOLDER` takes a whole one.
+SmolLM2-135M's shape with fewer layers and a smaller vocabulary, and random weights; `--kv-heads 1` makes it a third as wide, `--model
+FOLDER` takes a whole one.
 
 In units of the ideal, `tokens / R` steps of a decoder whose slots are all live, each at its time measured in the same run:
 
@@ -166,23 +167,25 @@ def measure(decoder: Decoder, params: Params, n: int, args: argparse.Namespace) 
     found: dict[str, list[float]] = {}
     for repeat in range(args.repeats):
         key = jax.random.key(repeat)
-        before = timed(lambda: steps(params))[0] / STEPS
-        seconds = {"refill": timed(lambda key=key: refill(params, key, jnp.int32(0)))}
-        batches = [timed(lambda key=key, first=first: longest(params, key, jnp.int32(first))) for first in firsts]
-        seconds["longest"] = sum(s for s, _ in batches), None
-        seconds["cap"] = len(firsts) * timed(lambda key=key: cap(params, key, jnp.int32(0)))[0], None
-        step = (before + timed(lambda: steps(params))[0] / STEPS) / 2
+        took, sampled = timed(lambda key=key: refill(params, key, jnp.int32(0)))
+        batches, step = [], []
+        for first in firsts:
+            batches.append(timed(lambda key=key, first=first: longest(params, key, jnp.int32(first))))
+            step.append(timed(lambda: steps(params))[0] / STEPS)
+        step = statistics.median(step)
+        capped, _ = timed(lambda key=key: cap(params, key, jnp.int32(0)))
+        seconds = {"refill": took, "longest": sum(s for s, _ in batches), "cap": len(firsts) * capped}
 
-        lengths, visits = (np.asarray(x) for x in seconds["refill"][1])
+        lengths, visits = (np.asarray(x) for x in sampled)
         np.testing.assert_array_equal(lengths, np.concatenate([x[0] for _, x in batches]))
         taken, expected = schedule(lengths, R, sampler.CHUNK, R)
         assert visits == expected, (visits, expected)
         ideal = lengths.sum() / R
-        told = {f"{name}": s / (ideal * step) for name, (s, _) in seconds.items()}
-        told |= {"longest_over_refill": seconds["longest"][0] / seconds["refill"][0], "step_ms": 1000 * step, "visits": float(visits)}
+        told = {name: s / (ideal * step) for name, s in seconds.items()}
+        told |= {"longest_over_refill": seconds["longest"] / took, "step_ms": 1000 * step, "visits": float(visits)}
         told |= {"steps_refill": taken / ideal, "steps_at_once": at_once(lengths, R) / ideal, "steps_cap": len(firsts) * args.cap / ideal}
         told |= {"steps_longest": lengths.reshape(-1, R).max(1).sum() / ideal, "mean_length": float(lengths.mean())}
-        told |= {"tokens_a_second": lengths.sum() / seconds["refill"][0]}
+        told |= {"tokens_a_second": lengths.sum() / took}
         for name, value in told.items():
             found.setdefault(name, []).append(float(value))
     return {name: round(statistics.median(values), 3) for name, values in found.items()}
@@ -192,9 +195,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--n", default="16")
-    defaults = {"rollouts": 512, "slots": 32, "prompt": 64, "cap": 1024, "layers": 2, "vocab": 4096, "repeats": 3}
+    defaults = {"rollouts": 512, "slots": 32, "prompt": 64, "cap": 1024, "layers": 2, "kv_heads": 3, "vocab": 4096, "repeats": 3}
     for name, default in defaults.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     args = parser.parse_args()
 
     if args.model:
@@ -202,11 +205,13 @@ def main() -> None:
         decoder = Ending(config, config.vocab or args.vocab, args.cap)
         params: Any = hf.load(args.model, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
     else:
-        config = ModelConfig(layers=args.layers, width=576, heads=9, kv_heads=3, head_dim=64, mlp=1536, tied=True)
+        wide = {"width": 192 * args.kv_heads, "heads": 3 * args.kv_heads, "kv_heads": args.kv_heads, "mlp": 512 * args.kv_heads}
+        config = ModelConfig(layers=args.layers, **wide, head_dim=64, tied=True)
         decoder = Ending(config, args.vocab, args.cap)
         params = jax.jit(decoder.init)(jax.random.key(0))
     for n in map(int, args.n.split(",")):
-        told = {"n": n, "rollouts": args.rollouts, "R": args.slots, "P": args.prompt, "cap": args.cap, "layers": config.layers}
+        told = {"n": n, "rollouts": args.rollouts, "R": args.slots, "P": args.prompt, "T": args.cap}
+        told |= {"layers": config.layers, "width": config.width}
         print(json.dumps(told | measure(decoder, params, n, args)), flush=True)
 
 
