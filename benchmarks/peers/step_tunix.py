@@ -1,7 +1,7 @@
 """Tunix's GRPO learner: one step is rollouts by its vanilla sampler, rewards, advantages, update with AdamW; float32, beta 0.
 
---variant micro=4: prompts (with their n rollouts) of a microbatch of the update; all of them without it. A step is timed from one request
-for prompts to the next, once the model's parameters are there. Run alone (prompts: `compare.py --commands`):
+--variant micro=4: prompts (with their n rollouts) of a microbatch of the update; 1 without it (all 4 x 8 of 64 + 128 tokens at once took
+over 17 GB). All are sampled at once. A step is timed from one request for prompts to the next, once the model's parameters are there. Run alone (prompts: `compare.py --commands`):
 
     .venv-peers/tunix/bin/python benchmarks/peers/step_tunix.py MODEL --prompts FILE --n 8 --new 128
 """
@@ -33,7 +33,7 @@ def main() -> None:
         eval_every_n_steps=10**6,
         max_steps=10**6,
         mini_batch_size=B_p,
-        train_micro_batch_size=int(args.variant.removeprefix("micro=")) if args.variant else None,
+        train_micro_batch_size=int((args.variant or "micro=1").removeprefix("micro=")),
         rollout_micro_batch_size=B_p,
         compute_logps_micro_batch_size=B_p,
     )
