@@ -117,8 +117,7 @@ def main() -> None:
     shape = read_shape(args.model)
     for rows in map(int, args.rows.split(",")):
         found = measure(shape, rows, args.repeats)
-        bandwidth = max(found["read_gbps"], found["write_gbps"])
-        limits = Limits(*(GIGABYTE * x for x in (found["product_gflops"], found["unembedding_gflops"], bandwidth)))
+        limits = Limits(*(GIGABYTE * found[name] for name in ("product_gflops", "unembedding_gflops", "read_gbps")))
         line = {"rows": rows} | found | {"floor_tokens_a_second": floor(shape, limits, rows, args.prompt, args.new)}
         print(json.dumps({k: round(v, 1) for k, v in line.items()}), flush=True)
 

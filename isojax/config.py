@@ -149,6 +149,9 @@ class PrecisionConfig(Section):
         return PrecisionConfig(compute=compute, cache=compute if self.cache == "auto" else self.cache)
 
 
+FLOAT32 = PrecisionConfig(compute="float32", cache="float32")
+
+
 class RLConfig(Section):
     """One GRPO update. `loss` names a file in isojax/rl/losses/ or a module path of a fork.
 
@@ -315,8 +318,12 @@ def load_configs(names_or_paths: Sequence[str], overrides: Sequence[str] = ()) -
 
 
 def config_hash(cell: CellConfig) -> str:
-    """12 hex digits that name the settings deciding a cell's result."""
-    return hashlib.sha256(json.dumps(cell.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
+    """12 hex digits that name the settings deciding a cell's result; float32, which is what cells had before they could choose, counts as
+    no setting, so that their records stay theirs."""
+    settings = cell.model_dump(mode="json")
+    if cell.precision == FLOAT32:
+        del settings["precision"]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
 
 
 def save_config(config: Config, path: Path) -> None:
@@ -325,5 +332,8 @@ def save_config(config: Config, path: Path) -> None:
 
 
 def read_saved(path: Path) -> Config:
-    """A config written by `save_config`."""
-    return load_yaml(Config, [path], ())
+    """A config written by `save_config`; one from before there was a choice of precision was run in float32."""
+    config = load_yaml(Config, [path], ())
+    if "precision" not in config.cell.model_fields_set:
+        config = config.model_copy(update={"cell": config.cell.model_copy(update={"precision": FLOAT32})})
+    return config

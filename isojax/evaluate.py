@@ -77,9 +77,8 @@ class Evaluator:
         sampling: SamplingConfig,
     ):
         self.problems, self.samples, self.mesh = problems, samples, mesh
-        self.geometry = make_geometry(
-            [(problems, samples)], like.shards, like.slots, like.microbatch, like.prompt_length, like.response_length, like.prompts
-        )
+        sizes = like.shards, like.slots, like.microbatch, like.prompt_length, like.response_length, like.prompts
+        self.geometry = make_geometry([(problems, samples)], *sizes, like.width if samples >= like.width else 1)
         self._find = self._on_device(decoder, task, sampling) if on_device(task) else self._on_host(decoder, task, sampling)
 
     def _on_device(self, decoder: Decoder, task: DeviceTask, sampling: SamplingConfig) -> Callable[..., Found]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -256,3 +258,13 @@ def test_precision_is_decided_by_the_backend() -> None:
     assert PrecisionConfig().on("tpu") == PrecisionConfig(compute="bfloat16", cache="bfloat16")
     assert PrecisionConfig(cache="int8").on("gpu") == PrecisionConfig(compute="bfloat16", cache="int8")
     assert PrecisionConfig(compute="float32").on("gpu") == PrecisionConfig(compute="float32", cache="float32")
+
+
+def test_a_run_from_before_there_was_a_choice_of_precision_is_one_in_float32(tmp_path: Path) -> None:
+    """Its config reads as such, and its records' hash is that of the same cell run in float32 now."""
+    (tmp_path / "old.yaml").write_text("cell:\n  task: solvers:AB\n")
+    old = read_saved(tmp_path / "old.yaml").cell
+    assert old.precision == PrecisionConfig(compute="float32", cache="float32")
+    before = hashlib.sha256(json.dumps(old.model_dump(mode="json", exclude={"precision"}), sort_keys=True, separators=(",", ":")).encode())
+    assert config_hash(old) == before.hexdigest()[:12]
+    assert config_hash(old.model_copy(update={"precision": PrecisionConfig(compute="bfloat16")})) != config_hash(old)

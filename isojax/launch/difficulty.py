@@ -85,6 +85,7 @@ def _label(jax: Any, config: Config, task: Task, folder: Path, extremely_hard: b
     """(the problems labelled by `attempts`, those with none right of 128 labelled by these)."""
     from isojax.base import Base
     from isojax.labels import label_key, label_problems
+    from isojax.models.choice import with_kernels
     from isojax.models.tensors import fingerprint
     from isojax.problems import fit_prompts
     from isojax.sharding import make_mesh, parse_mesh
@@ -103,7 +104,8 @@ def _label(jax: Any, config: Config, task: Task, folder: Path, extremely_hard: b
     shape = parse_mesh(config.run.mesh, len(devices))
     pair = SLOTS.get(jax.default_backend(), MANY)
     sweep = config.sweep.model_copy(update={"B_p": (pair[0],), "n": (pair[1],)})
-    programs = Programs(cell, resolve(sweep, shape.shards, cell), [pair], make_mesh(shape, devices), task)
+    mesh = make_mesh(shape, devices)
+    programs = Programs(cell, with_kernels(cell, resolve(sweep, shape.shards, cell), mesh), [pair], mesh, task)
     params = Base(folder, cell.model, [], [], {}).params(programs.decoder, programs.mesh)
     of = label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
 

@@ -95,6 +95,11 @@ def resolve(sweep: SweepConfig, shards: int, cell: CellConfig | None = None) -> 
     W = sweep.lane_width or (lane_width(R, n, cell.sampling) if cell and plain else 1)
     if R % W:
         raise InputError(f"sweep.lane_width = {W} does not divide sweep.slots = {R}; a lane is W of the slots. Choose a divisor, or none.")
+    if W > max(n, 1) and sweep.lane_width:
+        raise InputError(
+            f"sweep.lane_width = {W} is more than sweep.n = {n}: a lane holds rollouts of one prompt, so {W - n} of its slots would stay "
+            "empty. Lower it, or leave it out."
+        )
     if W > 1 and not plain:
         raise InputError(
             f"sweep.lane_width = {W} with sweep.decode_attention = {sweep.decode_attention}, cell.precision.cache = "

@@ -53,7 +53,7 @@ def attend(q: Float[Array, "b t N H"], parts: list[tuple[Array, Array, Bool[Arra
     total = functools.reduce(jnp.add, [w.sum(-1, keepdims=True) for w in weights])
     mixed = [jnp.einsum("bkqc,bkch->bkqh", w.astype(v.dtype), v) for w, (_, v, _) in zip(weights, parts, strict=True)]
     out = functools.reduce(jnp.add, mixed) / total.astype(q.dtype)
-    return out.reshape(b, K, G, t, head_dim).transpose(0, 3, 1, 2, 4).reshape(b, t, heads, head_dim)
+    return out.astype(q.dtype).reshape(b, K, G, t, head_dim).transpose(0, 3, 1, 2, 4).reshape(b, t, heads, head_dim)
 
 
 def quantize(x: Float[Array, "*b H"]) -> tuple[Int[Array, "*b H"], Float[Array, "*b"]]:

@@ -143,12 +143,12 @@ def choose(shape: Shape, wanted: str = "auto", device: Any = None, key: str = "a
     device = device or jax.devices()[0]
     here = KERNELS.get(device.platform, ())
     if wanted not in NAMES:
-        raise InputError(f"{key}={wanted!r}: expected one of {', '.join(NAMES)}. auto measures and keeps the fastest.")
+        raise InputError(f"{key}={wanted!r}: expected one of {', '.join(NAMES[1:])}, or null, which measures and keeps the fastest.")
     if wanted not in ("auto", "plain", *here):
         has = ", ".join(("plain", *here))
-        raise InputError(f"{key}={wanted}: this backend ({device.platform}) has {has}. Set it to auto, or to one of these.")
+        raise InputError(f"{key}={wanted}: this backend ({device.platform}) has {has}. Set it to null, or to one of these.")
     if wanted in here and (why := shape.unfit(wanted)):
-        raise InputError(f"{key}={wanted}: {why}. Set it to auto or plain.")
+        raise InputError(f"{key}={wanted}: {why}. Set it to null or plain.")
     if wanted != "auto" or not here:
         return "plain" if wanted == "auto" else wanted
     return _fastest(shape, here, device)

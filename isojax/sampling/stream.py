@@ -169,7 +169,8 @@ def _shard_programs(engine: Engine, mesh: Mesh) -> tuple[Callable[..., State], C
     def step_shard(shard: Array, given: Given, state: State) -> tuple[State, Finished]:
         mine = batch(shard, given.problems, given.B_p, given.n, given.key)
         state, row = engine.visit(given.stacked, given.weights, mine, jax.tree.map(lambda x: x[0], state))
-        left = lax.psum(engine.working(mine, state).astype(jnp.int32), ROWS)
+        left = engine.working(mine, state).astype(jnp.int32)
+        left = lax.psum(left, ROWS) if engine.geometry.shards > 1 else left  # with tensor alone split, XLA cannot compile the sum
         found = Finished(row, state.slots.tokens, state.slots.t, left > 0)
         return jax.tree.map(lambda x: x[None], (state, found))
 

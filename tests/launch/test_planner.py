@@ -99,10 +99,12 @@ def test_slots_share_long_prompts(lengths: tuple[int, int], slots: int, n: int, 
 def test_lanes_that_cannot_be_are_refused() -> None:
     long = SamplingConfig(prompt_length=512, response_length=64)
     with pytest.raises(InputError, match=r"sweep.lane_width = 5 does not divide sweep.slots = 32"):
-        resolve(SweepConfig(slots=32, lane_width=5), 1)
+        resolve(SweepConfig(n=(8,), slots=32, lane_width=5), 1)
     with pytest.raises(InputError, match=r"sweep.lane_width = 4 with sweep.decode_attention = pallas"):
-        resolve(SweepConfig(slots=32, lane_width=4, decode_attention="pallas"), 1)
+        resolve(SweepConfig(n=(8,), slots=32, lane_width=4, decode_attention="pallas"), 1)
     with pytest.raises(InputError, match=r"cell.precision.cache = int8"):
-        resolve(SweepConfig(slots=32, lane_width=4), 1, CellConfig(precision=PrecisionConfig(cache="int8")))
+        resolve(SweepConfig(n=(8,), slots=32, lane_width=4), 1, CellConfig(precision=PrecisionConfig(cache="int8")))
+    with pytest.raises(InputError, match="12 of its slots would stay empty"):
+        resolve(SweepConfig(n=(4, 32), slots=32, lane_width=16), 1)
     assert resolve(SweepConfig(slots=32), 1, CellConfig(sampling=long, precision=PrecisionConfig(cache="int8"))).lane_width == 1
     assert resolve(SweepConfig(slots=32, decode_attention="pallas"), 1, CellConfig(sampling=long)).lane_width == 1

@@ -90,8 +90,8 @@ def test_a_cpu_has_one_form_and_measures_nothing(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        ("flash", r"attention='flash': expected one of auto, plain, pallas, cudnn"),
-        ("cudnn", r"attention=cudnn: this backend \(cpu\) has plain. Set it to auto"),
+        ("flash", r"attention='flash': expected one of plain, pallas, cudnn, or null"),
+        ("cudnn", r"attention=cudnn: this backend \(cpu\) has plain. Set it to null"),
     ],
 )
 def test_what_this_backend_lacks_is_refused(wanted: str, says: str) -> None:

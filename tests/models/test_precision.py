@@ -21,6 +21,7 @@ T, ROWS = 5, 8
         (Options(cache="bfloat16"), False, {"bfloat16"}, 0.01),
         (Options(cache="int8"), False, {"int8", "float32"}, 0.02),
         (Options(compute="bfloat16", cache="bfloat16"), True, {"bfloat16"}, 0.04),
+        (Options(compute="bfloat16", cache="float32"), False, {"float32"}, 0.04),
     ],
 )
 def test_decoding_in_less_precision_is_near_float32(options: Options, unrolled: bool, dtypes: set[str], bound: float) -> None:
