@@ -208,8 +208,14 @@ class Engine:
         table, filled = self.prefill(stacked, batch, state.table, state.queue)
         state = self.admit(batch, state._replace(table=table, queue=state.queue._replace(filled=filled)))
         live = state.slots.row >= 0
-        more = (state.queue.queued < self.spans(batch)[3]) | (state.queue.next < state.queue.end).any()
-        patience = jnp.where(more & (self.geometry.shards == 1), R, chunk * R)  # several shards wait for one another: all decode a chunk
+        W, lanes = self.geometry.width, self.decoding.lanes
+        waiting, following = state.queue.queued < self.spans(batch)[3], jnp.repeat(state.queue.next < state.queue.end, W)
+        patience = R if self.geometry.shards == 1 else chunk * R  # several shards wait for one another: all decode a chunk
+
+        def idling(ended: Array) -> Array:
+            """How many slots a visit would put to work."""
+            free = waiting & jnp.repeat(ended.reshape(lanes, W).all(1), W)
+            return (ended & live & (following | free)).sum(dtype=jnp.int32)
 
         def going(s: tuple[Array, Array, Slots, Cache, Array]) -> Array:
             steps, idle, _, _, ended = s
@@ -218,7 +224,7 @@ class Engine:
         def token(s: tuple[Array, Array, Slots, Cache, Array]) -> tuple[Array, Array, Slots, Cache, Array]:
             steps, idle, slots, cache, ended = s
             slots, cache, ended = self.decode(params, slots, cache, ended)
-            return steps + 1, idle + (ended & live).sum(dtype=jnp.int32), slots, cache, ended
+            return steps + 1, idle + idling(ended), slots, cache, ended
 
         start = (jnp.int32(0), jnp.int32(0), state.slots, state.cache, ~live)
         _, _, slots, cache, ended = lax.while_loop(going, token, start)
