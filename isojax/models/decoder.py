@@ -201,7 +201,8 @@ class Decoder:
             q, k, v = block.project(x, turns)
             return block.finish(x, attention(q, k, v, layer_context)), (k, v)
 
-        return lax.scan(jax.checkpoint(layer, prevent_cse=False) if self.options.remat == "layer" else layer, x, (params["blocks"], context))
+        rematerialised = jax.checkpoint(layer, prevent_cse=False) if self.options.remat == "layer" else layer
+        return lax.scan(rematerialised, x, (params["blocks"], context))
 
     def prefix_cache(self, params: Params, prompts: Int[Array, "b P"]) -> KV:
         """Keys and values of all prompt positions but the last, [L, b, K, P-1, H]; right padding needs no mask (attention is causal)."""
