@@ -152,21 +152,62 @@ class PrecisionConfig(Section):
 FLOAT32 = PrecisionConfig(compute="float32", cache="float32")
 
 
-class RLConfig(Section):
-    """One GRPO update. `loss` names a file in isojax/rl/losses/ or a module path of a fork.
+class CriticConfig(Section):
+    """PPO's critic: a copy of the base policy that ends in one number a token, trained on returns by an AdamW of its own.
 
-    learning rate = learning_rate * sqrt(B / anchor_batch), reached linearly over `warmup` updates, then constant.
+    For the first `warmup` updates the critic alone learns. `gamma` discounts rewards and `gae_lambda` weighs the steps of generalised
+    advantage estimation (arXiv:1506.02438); a value is kept within `clip` of what it was before the update.
+    """
+
+    learning_rate: PositiveFloat = 1e-3
+    warmup: int = Field(default=0, ge=0)
+    gamma: Fraction = 1.0
+    gae_lambda: Fraction = 1.0
+    clip: PositiveFloat = 0.2
+
+
+class RLConfig(Section):
+    """One update of the policy. `loss` names a file in isojax/rl/losses/ or a module path of a fork.
+
+    `advantage` (a function of isojax/rl/advantages.py), `aggregation`, `clip` and `clip_high`: null takes the loss's own. A ratio is kept
+    within 1 - clip and 1 + clip_high. `aggregation`: a mean over the tokens of the batch, over responses of their means, over problems of
+    their tokens' means, or, constant, the sum over B * T.
+    `n_train`: of a group's n rollouts, which all count for its advantages, how many (a random choice) the gradient is taken of.
+    `kl`, `entropy`: coefficients of the KL to the base policy (its estimate: `kl_estimator`) and of the entropy bonus. `measure_kl` tells
+    the KL where its coefficient is 0; `reference`: none never holds the base policy beside the policy.
+    `zero_variance_filter`: the terms that leave out groups whose rollouts all got the same reward.
+    `tis`: weighs tokens, or whole responses, by the trainer's probability over the sampler's, and `tis_cap` truncates or masks larger ones.
+    learning rate = learning_rate * s, with s = 1, B / anchor_batch or its square root by `lr_scaling`; reached linearly over `warmup`
+    updates, then constant.
     """
 
     loss: str = "grpo"
-    clip: PositiveFloat = 0.2
+    advantage: Literal["group", "mean", "leave_one_out", "batch", "whiten", "gae"] | None = None
+    aggregation: Literal["token", "sequence", "prompt", "constant"] | None = None
+    clip: PositiveFloat | None = None
+    clip_high: PositiveFloat | None = None
+    n_train: PositiveInt | None = None
     kl: NonNegativeFloat = 0.0
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    measure_kl: bool = False
+    reference: Literal["base", "none"] = "base"
     entropy: NonNegativeFloat = 0.0
+    zero_variance_filter: tuple[Literal["policy", "kl", "entropy"], ...] = ()
+    tis: Literal["none", "token", "sequence"] = "none"
+    tis_over: Literal["truncate", "mask"] = "truncate"
+    tis_cap: PositiveFloat = 2.0
+    critic: CriticConfig | None = None
     learning_rate: PositiveFloat = 1e-3
+    lr_scaling: Literal["constant", "linear", "sqrt"] = "sqrt"
     anchor_batch: PositiveInt = 1024
     warmup: PositiveInt = 10
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat = 1.0
+
+
+FIRST_RECIPE = {"loss", "clip", "kl", "entropy", "learning_rate", "anchor_batch", "warmup", "weight_decay", "max_grad_norm"}
+FIRST_CLIP = 0.2
+"""The settings of a recipe that the first runs had, with the clip they had; what came later, at its default, is what these did."""
 
 
 class EvalConfig(Section):
@@ -318,11 +359,15 @@ def load_configs(names_or_paths: Sequence[str], overrides: Sequence[str] = ()) -
 
 
 def config_hash(cell: CellConfig) -> str:
-    """12 hex digits that name the settings deciding a cell's result; float32, which is what cells had before they could choose, counts as
-    no setting, so that their records stay theirs."""
+    """12 hex digits that name the settings deciding a cell's result. What cells did before they could choose (float32; a recipe's later
+    settings at their defaults) counts as no setting, so that their records stay theirs."""
     settings = cell.model_dump(mode="json")
     if cell.precision == FLOAT32:
         del settings["precision"]
+    unset = RLConfig().model_dump(mode="json")
+    settings["rl"] = {k: v for k, v in settings["rl"].items() if k in FIRST_RECIPE or v != unset[k]}
+    if cell.rl.clip is None:
+        settings["rl"]["clip"] = FIRST_CLIP
     return hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
 
 
@@ -332,8 +377,12 @@ def save_config(config: Config, path: Path) -> None:
 
 
 def read_saved(path: Path) -> Config:
-    """A config written by `save_config`; one from before there was a choice of precision was run in float32."""
+    """A config written by `save_config`. One from before there was a choice of precision was run in float32; one from before recipes had
+    names has the clip that is GRPO's own."""
     config = load_yaml(Config, [path], ())
-    if "precision" not in config.cell.model_fields_set:
-        config = config.model_copy(update={"cell": config.cell.model_copy(update={"precision": FLOAT32})})
-    return config
+    cell = config.cell
+    if "precision" not in cell.model_fields_set:
+        cell = cell.model_copy(update={"precision": FLOAT32})
+    if cell.rl.model_fields_set <= FIRST_RECIPE and cell.rl.clip == FIRST_CLIP:
+        cell = cell.model_copy(update={"rl": cell.rl.model_copy(update={"clip": None})})
+    return config.model_copy(update={"cell": cell})
