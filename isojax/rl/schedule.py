@@ -1,11 +1,28 @@
-"""The learning rate: a square root of the batch from an anchor (IsoCompute Playbook, section 3, factor 3), warmed up, then constant."""
+"""The learning rate: it grows with the batch from an anchor, as its square root in the paper (IsoCompute Playbook, section 3, factor 3;
+Fig. 4 compares the rules); warmed up, then constant."""
+
+from collections.abc import Callable
+from typing import Literal
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+Scaling = Literal["constant", "linear", "sqrt"]
+SCALINGS: dict[Scaling, Callable[[Array], Array]] = {"constant": jnp.ones_like, "linear": lambda x: x, "sqrt": jnp.sqrt}
 
-def learning_rate(step: Int[Array, ""], B: Int[Array, ""], anchor: ArrayLike, anchor_batch: int, warmup: int) -> Float[Array, ""]:
-    """anchor * sqrt(B / anchor_batch) * min(1, (step + 1) / warmup), step counted from 0."""
+
+def learning_rate(
+    step: Int[Array, ""], B: Int[Array, ""], anchor: ArrayLike, anchor_batch: int, warmup: int, scaling: Scaling = "sqrt"
+) -> Float[Array, ""]:
+    """anchor * s(B / anchor_batch) * min(1, (step + 1) / warmup), step counted from 0; s(x) is 1, x or sqrt(x) by `scaling`.
+
+    Args:
+        step: updates done before this one.
+        B: rollouts an update.
+        anchor: the rate at B = anchor_batch, whatever the rule.
+        warmup: updates until the rate is reached, at least 1.
+        scaling: static; one program holds one rule.
+    """
     ramp = jnp.minimum(1.0, (step + 1) / warmup)
-    return jnp.asarray(anchor) * jnp.sqrt(B / anchor_batch) * ramp
+    return jnp.asarray(anchor) * SCALINGS[scaling](B / anchor_batch) * ramp
