@@ -24,7 +24,8 @@ from pydantic_core import PydanticCustomError
 from isojax.files import load_yaml, write_yaml
 from isojax.types import InputError
 
-TAKEN = ("train", "verl")  # what opens a metric's name and is no set of problems
+PANEL = "panel"  # the name of the training problems that every evaluation includes
+TAKEN = ("train", "verl", PANEL)  # what opens a metric's name and is no set of a user's
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -215,10 +216,13 @@ class EvalConfig(Section):
 
     `extra`: more problem sets to evaluate on, by name: task strings such as {hard: "tfds:splits#hard_validation"}; their metrics are
     called hard/avg@4 and so on.
+    `panel`: at most so many training problems, the same for all cells, are evaluated each time too; of these the right answers are
+    recorded, which show how training moves single problems (the paper's Figs. 11 and 27).
     """
 
     samples: PositiveInt = 4
     extra: dict[str, str] = {}
+    panel: int = Field(default=0, ge=0)
     start: Annotated[float, Field(ge=1)] = 1024
     ratio: Annotated[float, Field(gt=1)] = 1.3
 
@@ -227,7 +231,7 @@ class EvalConfig(Section):
     def _names_are_free(cls, extra: dict[str, str]) -> dict[str, str]:
         bad = next((name for name in extra if name in TAKEN or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)), None)
         if bad is not None:
-            rule = f"names of letters, digits, '.', '_' and '-', other than {' and '.join(TAKEN)}. Rename the set {bad!r}"
+            rule = f"names of letters, digits, '.', '_' and '-', other than {', '.join(TAKEN)}. Rename the set {bad!r}"
             raise PydanticCustomError("set_name", "{rule}", {"rule": rule})
         return extra
 
@@ -360,7 +364,7 @@ def load_configs(names_or_paths: Sequence[str], overrides: Sequence[str] = ()) -
 
 def config_hash(cell: CellConfig) -> str:
     """12 hex digits that name the settings deciding a cell's result. What cells did before they could choose (float32; a recipe's later
-    settings at their defaults) counts as no setting, so that their records stay theirs."""
+    settings at their defaults; no panel) counts as no setting, so that their records stay theirs."""
     settings = cell.model_dump(mode="json")
     if cell.precision == FLOAT32:
         del settings["precision"]
@@ -368,6 +372,8 @@ def config_hash(cell: CellConfig) -> str:
     settings["rl"] = {k: v for k, v in settings["rl"].items() if k in FIRST_RECIPE or v != unset[k]}
     if cell.rl.clip is None:
         settings["rl"]["clip"] = FIRST_CLIP
+    if not cell.eval.panel:
+        del settings["eval"]["panel"]
     return hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
 
 

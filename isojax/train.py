@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from isojax import registry
 from isojax.base import Base, encode
 from isojax.checkpoint import Checkpoints, Position
-from isojax.config import CellConfig, Config, SweepConfig
+from isojax.config import PANEL, CellConfig, Config, SweepConfig
 from isojax.estimators import summary
 from isojax.evaluate import Counts, Evaluator, ProblemSet
 from isojax.models.decoder import Decoder, Options, Params
@@ -119,7 +119,7 @@ def run_cell(
     reference = base_params if config.cell.rl.kl > 0 else {}  # what the KL term is measured against
     table = jax.device_put(Problems(*programs.problem_set(base.training).arrays), replicated(mesh))
     validation = programs.problem_set(base.validation)
-    extra = {name: programs.problem_set(problems) for name, problems in base.extra.items()}
+    extra = {name: programs.problem_set(problems) for name, problems in further_sets(base, config).items()}
     with Checkpoints(folder / "checkpoint") as checkpoints:
         state, position = programs.init(base_params), Position(0, -1, 0)
         del base_params  # a large policy is held once more only where something reads it
@@ -167,7 +167,7 @@ def run_cell(
                 M=M,
                 rollouts=M * cell.B,
                 tokens=position.tokens,
-                metrics=metrics_of(found, further, config.cell.eval.samples),
+                metrics=metrics_of(found, {name: c for name, c in further.items() if name != PANEL}, config.cell.eval.samples),
                 counts=tuple(int(c) for c in found.right),
                 samples=config.cell.eval.samples,
                 train=means(sums, done),
@@ -203,6 +203,13 @@ def reached(target: int, B: int) -> int:
 def finished(ledger: Ledger, grid: list[int]) -> bool:
     """Whether a cell has been recorded up to the last value of the grid (an update that reaches several stands under the largest)."""
     return bool(ledger.targets) and ledger.targets[-1] >= grid[-1]
+
+
+def further_sets(base: Base, config: Config) -> dict[str, list[Problem]]:
+    """What is evaluated beside the validation set, by name; the panel last, a random choice of the training problems."""
+    size = config.cell.eval.panel
+    order = np.random.default_rng([config.cell.data.seed, 5]).permutation(len(base.training))
+    return base.extra | ({PANEL: [base.training[i] for i in sorted(order[:size])]} if size else {})
 
 
 def metrics_of(found: Counts, extra: dict[str, Counts], samples: int) -> dict[str, float]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from isojax.config import CellConfig, Config, DataConfig, EvalConfig
 from isojax.evaluate import Counts
-from isojax.train import write_samples
+from isojax.train import further_sets, write_samples
 from isojax.types import EvalPoint, Problem
 
 
@@ -24,3 +25,20 @@ def test_samples_show_response_and_verdict_and_of_a_solution_the_answer_alone(tm
         "    2+3=5    right",
         "    2*3=42    wrong, the answer is 6",
     ]
+
+
+def test_the_panel_is_a_fixed_choice_of_training_problems_beside_the_users_sets() -> None:
+    """It belongs to cell.data.seed and the training set, not to a cell; of too few problems it takes them all."""
+    training, hard = [Problem(i, f"{i}", "") for i in range(50)], [Problem(99, "", "")]
+    base: Any = SimpleNamespace(training=training, extra={"hard": hard})
+
+    def sets(panel: int, seed: int = 0) -> dict[str, list[Problem]]:
+        return further_sets(base, Config(cell=CellConfig(data=DataConfig(seed=seed), eval=EvalConfig(panel=panel))))
+
+    assert sets(0) == {"hard": hard}
+    assert list(sets(7)) == ["hard", "panel"] and sets(7)["hard"] == hard
+    ids = [p.id for p in sets(7)["panel"]]
+    assert len(set(ids)) == 7 and set(ids) < set(range(50)) and ids == [p.id for p in sets(7)["panel"]]
+    assert ids != list(range(7)) and ids != [p.id for p in sets(7, seed=1)["panel"]]
+    assert set(ids) < {p.id for p in sets(20)["panel"]}  # a larger panel holds the smaller one
+    assert [p.id for p in sets(999)["panel"]] == list(range(50))
