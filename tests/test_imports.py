@@ -14,7 +14,7 @@ PACKAGE = ROOT / "isojax"
 
 # Each line may import the lines above it and its own; a module is placed by its longest name found here.
 SHARED = [("types",), ("files", "registry", "estimators"), ("config", "records"), ("launch.planner",)]
-CLI = ("cli_difficulty", "cli_records", "cli_curve", "cli_recommend", "cli_validate", "cli_compare", "cli_model")
+CLI = ("cli_difficulty", "cli_records", "cli_curve", "cli_recommend", "cli_validate", "cli_compare", "cli_model", "cli_bandit")
 HOST = [
     *SHARED,
     ("scaling",),
@@ -29,7 +29,7 @@ HOST = [
 DEVICE = [*SHARED, ("sharding",), ("models", "tasks"), ("sampling",), ("rl",), ("evaluate", "checkpoint")]
 DEVICE += [("labels", "problems"), ("base", "policy"), ("train",)]
 # The places where the laptop's side reaches the devices' side, and only inside functions.
-BRIDGES = ("launch.local", "launch.difficulty", "cli", "cli_model")
+BRIDGES = ("launch.local", "launch.difficulty", "cli", "cli_model", "cli_bandit")
 ENTRY_POINTS = {"launch.__main__": "cli", "train": "cli"}  # `python -m` hands over to the command line
 ACCELERATED = {"jax", "jaxlib", "flax", "optax", "orbax", "jaxtyping", "transformers", "libtpu"}
 
