@@ -20,7 +20,7 @@ from isojax.cli_compare import compare
 from isojax.cli_config import Mesh, Words, read_config
 from isojax.cli_curve import Frontier, Where, curve, fitted_frontier, refuse_for_points
 from isojax.cli_difficulty import difficulty
-from isojax.cli_fit import MODE, FitOptions, make_fit, other_fits, read_fit, sweep_folder, warn
+from isojax.cli_fit import MODE, FitOptions, IncludeFlagged, fitted_runs, make_fit, other_fits, read_fit, sweep_folder, warn
 from isojax.cli_model import app as model_app
 from isojax.cli_recommend import print_recommendation, recommend
 from isojax.cli_records import app as records_app
@@ -69,7 +69,7 @@ def _report(folder: Path, document: dict[str, Any]) -> Path:
     from isojax.records import read_runs
 
     runs = read_runs([folder], warn)
-    return report.write(folder, [document, *other_fits(runs, document)], runs)
+    return report.write(folder, [document, *other_fits(runs, document)], fitted_runs(runs, document))
 
 
 def _gains(console: Console, folder: Path) -> None:
@@ -165,12 +165,14 @@ def fit(
     frontier: Frontier = None,
     where: Where = None,
     validate: Annotated[bool, typer.Option("--validate", help="Hide runs from the fit, predict them, and report how well.")] = False,
+    include_flagged: IncludeFlagged = False,
     as_json: Json = False,
 ) -> None:
     """Fit the reward curves, the compute-optimal frontier and n*(C) to finished runs.
 
     A single sweep's folder also gets the result as fit.json; with --metric, --compute or --mode as a file of its own, such as
-    fit-tokens.json. --metric train/reward fits the training reward.
+    fit-tokens.json. --metric train/reward fits the training reward. Runs that are flagged as broken (a collapse, a loss that is not finite:
+    docs/recipes.md) are left out, and named.
 
     \b
     [bold]Examples[/bold]
@@ -179,7 +181,7 @@ def fit(
       isojax fit --frontier points.csv --where set=easy
       isojax fit runs/quickstart --validate               the top 4x of compute, the largest n, one seed; validation.json
     """
-    options = FitOptions(mode, bootstrap, seed, run_sd)
+    options = FitOptions(mode, bootstrap, seed, run_sd, include_flagged)
     if frontier is not None:
         asked = {"--validate": validate, "--metric": metric, "--compute": compute != "rollouts", **options.differing}
         refuse_for_points(option for option, given in asked.items() if given)
@@ -199,7 +201,7 @@ app.command()(recommend)
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="A sweep's folder.")]) -> None:
+def report(run: Annotated[Path, typer.Argument(help="A sweep's folder.")], include_flagged: IncludeFlagged = False) -> None:
     """Rebuild a sweep's figures and report.html from its ledgers and its fit.json.
 
     \b
@@ -207,7 +209,7 @@ def report(run: Annotated[Path, typer.Argument(help="A sweep's folder.")]) -> No
       isojax report runs/quickstart
     """
     folder = sweep_folder(run)
-    Console().print(f"report: {_report(folder, read_fit(folder))}", soft_wrap=True, highlight=False, markup=False)
+    Console().print(f"report: {_report(folder, read_fit(folder, include_flagged))}", soft_wrap=True, highlight=False, markup=False)
 
 
 app.command()(curve)

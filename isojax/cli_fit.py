@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from isojax.cli_words import plain, rows_text
 from isojax.files import write_text
-from isojax.records import default_metric
+from isojax.records import INCLUDE_FLAGGED, default_metric
 from isojax.types import InputError, RunRecord
 
 if TYPE_CHECKING:
     from isojax.config import Config
 
 MODE = "debiased"
+UNTOLD: Mapping[str, Any] = {"left_out": True, "runs": []}  # what fits from before runs were flagged say of them
+IncludeFlagged = Annotated[bool, typer.Option(INCLUDE_FLAGGED, help="Fit the runs that are flagged as broken too; else they are left out.")]
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What a fit may be asked for: mode, replicates behind the intervals, their seed, a stated run-to-run standard deviation."""
+    """What a fit may be asked for: mode, replicates behind the intervals, their seed, a stated run-to-run standard deviation, and to take
+    the runs that are flagged as broken (scaling/health.py) too."""
 
     mode: str = MODE
     replicates: int = 500
     seed: int = 0
     run_sd: float | None = None
+    include_flagged: bool = False
 
     @property
     def differing(self) -> dict[str, bool]:
@@ -41,6 +46,7 @@ class FitOptions:
             "--bootstrap": self.replicates != default.replicates,
             "--seed": self.seed != default.seed,
             "--run-sd": self.run_sd != default.run_sd,
+            INCLUDE_FLAGGED: self.include_flagged,
         }
 
 
@@ -66,12 +72,13 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def file_name(stem: str, metric: str | None, compute: str, mode: str = MODE) -> str:
-    """fit.json; where another metric, compute or mode was asked, fit-METRIC-COMPUTE-MODE.json."""
+def file_name(stem: str, metric: str | None, compute: str, mode: str = MODE, include_flagged: bool = False) -> str:
+    """fit.json; where another metric, compute or mode was asked, or flagged runs too, fit-METRIC-COMPUTE-MODE-with-flagged.json."""
     asked = [
         *([metric.replace("/", "-")] if metric else []),
         *([compute] if compute != "rollouts" else []),
         *([mode] if mode != MODE else []),
+        *(["with-flagged"] if include_flagged else []),
     ]
     return "-".join([stem, *asked]) + ".json"
 
@@ -84,17 +91,30 @@ def make_fit(paths: Sequence[Path], metric: str | None, compute: str, options: F
     runs = read_runs(paths, warn)
     document = fit_runs(runs, metric or default_metric(runs), compute, options)
     if len(paths) == 1 and is_sweep(paths[0]):
-        write_text(paths[0] / file_name("fit", metric, compute, options.mode), rows_text(document))
+        write_text(paths[0] / file_name("fit", metric, compute, options.mode, options.include_flagged), rows_text(document))
     return document
 
 
 def fit_runs(runs: Sequence[RunRecord], metric: str, compute: str, options: FitOptions, what: str = "fitting") -> dict[str, Any]:
-    """The content of fit.json, its progress shown."""
+    """The content of fit.json, its progress shown; runs that are flagged as broken are left out, unless asked for, and named.
+
+    Raises:
+        InputError: every run is flagged, or as `fit`.
+    """
     from isojax.scaling.fit import fit
+    from isojax.scaling.health import flagged, healthy, with_health
 
     chosen = {"mode": options.mode, "replicates": options.replicates, "seed": options.seed, "run_sd": options.run_sd}
+    kept = runs if options.include_flagged else healthy(runs)
     with progress(what) as advance:
-        return plain(fit(runs, metric, compute, **chosen, advance=advance))
+        document = plain(fit(kept, metric, compute, **chosen, advance=advance))
+    return with_health(document, flagged(runs), not options.include_flagged)
+
+
+def fitted_runs(runs: Sequence[RunRecord], document: Mapping[str, Any]) -> list[RunRecord]:
+    """Those of the runs that a fit was made from."""
+    cells = {(r["B_p"], r["n"], r["seed"]) for r in document["runs"]}
+    return [r for r in runs if (r.cell.B_p, r.cell.n, r.cell.seed) in cells]
 
 
 def other_fits(runs: Sequence[RunRecord], main: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -113,10 +133,9 @@ def other_fits(runs: Sequence[RunRecord], main: Mapping[str, Any]) -> list[dict[
     wanted += [(name, MODE) for name in rest[:MOST_OTHER_METRICS]]
     found = []
     for metric, mode in wanted:
+        options = FitOptions(mode, replicates=OTHER_REPLICATES, include_flagged=_options_of(main).include_flagged)
         try:
-            found.append(
-                fit_runs(runs, metric, main["compute"], FitOptions(mode, replicates=OTHER_REPLICATES), f"fitting {metric} ({mode})")
-            )
+            found.append(fit_runs(runs, metric, main["compute"], options, f"fitting {metric} ({mode})"))
         except InputError as e:
             warn(f"the report has no view of {metric} ({mode}): {e}")
     return found
@@ -134,11 +153,13 @@ def sweep_folder(run: Path) -> Path:
     return run
 
 
-def read_fit(run: Path) -> dict[str, Any]:
-    """A sweep's fit.json, or that file itself; a sweep that has none is fitted."""
-    path = run / "fit.json" if run.is_dir() else run
+def read_fit(run: Path, include_flagged: bool = False) -> dict[str, Any]:
+    """A sweep's fit.json, or that file itself; a sweep that has none is fitted. `include_flagged`: the fit of all runs of a folder."""
+    if include_flagged and not run.is_dir():
+        raise InputError(f"{INCLUDE_FLAGGED} asks for another fit of a sweep, and {run} is a file; expected the sweep's folder.")
+    path = run / file_name("fit", None, "rollouts", MODE, include_flagged) if run.is_dir() else run
     if run.is_dir() and not path.exists():
-        return make_fit([sweep_folder(run)], None, "rollouts")
+        return make_fit([sweep_folder(run)], None, "rollouts", FitOptions(include_flagged=include_flagged))
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError) as e:
@@ -161,18 +182,25 @@ def read_fit(run: Path) -> dict[str, Any]:
 def _options_of(document: Mapping[str, Any]) -> FitOptions:
     """What a fit was asked for, so that one made again answers the same question."""
     mode, how = document.get("mode", MODE), document.get("intervals")
+    include = not document.get("health", UNTOLD)["left_out"]
     if how is None:
-        return FitOptions(mode, replicates=0 if mode == MODE else FitOptions.replicates)
+        return FitOptions(mode, replicates=0 if mode == MODE else FitOptions.replicates, include_flagged=include)
     stated = how["run_sd"] if how["run_sd_source"] == "as stated" else None
-    return FitOptions(mode, how["replicates"], how["seed"], stated)
+    return FitOptions(mode, how["replicates"], how["seed"], stated, include)
 
 
 def _is_stale(document: dict[str, Any], run: Path) -> bool:
-    """Whether the ledgers hold other points than the fit was made from."""
+    """Whether the ledgers hold other points than the fit was made from, or other runs of them are flagged as broken."""
     from isojax.records import read_runs
+    from isojax.scaling.health import flagged
 
-    there = {(r.cell.B_p, r.cell.n, r.cell.seed, len(r.points)) for r in read_runs([run])}
-    return there != {(r["B_p"], r["n"], r["seed"], r["points"]) for r in document["runs"]}
+    def points(rows: Iterable[Mapping[str, Any]]) -> set[tuple[int, ...]]:
+        return {(r["B_p"], r["n"], r["seed"], r["points"]) for r in rows}
+
+    runs, told = read_runs([run]), document.get("health", UNTOLD)
+    there = {(r.cell.B_p, r.cell.n, r.cell.seed, len(r.points)) for r in runs}
+    known = points(document["runs"]) | (points(told["runs"]) if told["left_out"] else set())
+    return there != known or points(flagged(runs)) != points(told["runs"])
 
 
 def saved_config(run: Path) -> Config | None:

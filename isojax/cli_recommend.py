@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from isojax import registry
-from isojax.cli_fit import read_fit, saved_config
+from isojax.cli_fit import IncludeFlagged, read_fit, saved_config
 from isojax.cli_words import budget_number, fixed_values, plain
 from isojax.files import write_text
 from isojax.scaling.request import EPSILON
@@ -36,6 +36,7 @@ def recommend(
     extrapolate: Annotated[bool, typer.Option("--extrapolate", help="Answer beyond 4 times the largest measured C too.")] = False,
     write: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a config that spends it so; an existing file is kept.")] = None,
     framework: Annotated[str | None, typer.Option("--for", metavar="isojax|verl|trl", help="Whose config.", show_default="isojax")] = None,
+    include_flagged: IncludeFlagged = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")] = False,
 ) -> None:
     """Say how to spend a budget of rollouts: problems a batch, rollouts a problem, updates.
@@ -57,7 +58,7 @@ def recommend(
     if write is not None and write.exists():
         raise InputError(f"{write} exists already and is kept; give --write another name, or remove it.")
     target = registry.load("export", framework or "isojax", "render") if write is not None else None
-    document = read_fit(run)
+    document = read_fit(run, include_flagged)
     from isojax.scaling.recommend import recommend as choose
 
     chosen = choose(document, rollouts, B_max, fixed or None, extrapolate, epsilon)

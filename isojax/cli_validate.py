@@ -23,15 +23,17 @@ def make_validation(paths: Sequence[Path], metric: str | None, compute: str, opt
 
     The trials take the options of the fit that they judge, but no more replicates than `REPLICATES`, for there are three of them."""
     from isojax.records import read_runs
+    from isojax.scaling.health import healthy
     from isojax.scaling.validate import REPLICATES, validate
 
     runs = read_runs(paths, warn)
+    runs = runs if options.include_flagged else healthy(runs)
     with progress("validation") as advance:
         asked = metric or default_metric(runs)
         replicates = min(options.replicates, REPLICATES)
         document = plain(validate(runs, asked, compute, options.mode, replicates, options.seed, options.run_sd, advance))
     if len(paths) == 1 and is_sweep(paths[0]):
-        file = paths[0] / file_name("validation", metric, compute, options.mode)
+        file = paths[0] / file_name("validation", metric, compute, options.mode, options.include_flagged)
         write_text(file, json.dumps(document, indent=1, allow_nan=False) + "\n")
     return document
 

@@ -22,6 +22,7 @@ from isojax.types import Cell, EvalPoint, InputError, RunRecord
 RECORDS = "records.jsonl"
 TIMING = "timing.jsonl"
 SCHEMA = 1
+INCLUDE_FLAGGED = "--include-flagged"  # the option of commands that puts back runs flagged as broken (scaling/health.py)
 
 
 def _append(path: Path, row: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from isojax.records import default_metric
+from isojax.records import INCLUDE_FLAGGED, default_metric
 from isojax.scaling.metrics import FloatArray, metric_value
 from isojax.scaling.questions import TRAIN_REWARD
 from isojax.scaling.segments import compare
@@ -42,7 +42,6 @@ ENTROPY_UP, ENTROPY_DOWN, ROOM = 2.0, 0.02, 0.1
 LONGER = 3.0
 CUT_OFF, CUT_OFF_MORE = 0.5, 0.25
 MISMATCH = 0.1
-PUT_BACK = "--include-flagged"
 
 
 @dataclass(frozen=True)
@@ -105,17 +104,29 @@ def healthy(runs: Sequence[RunRecord]) -> list[RunRecord]:
     if runs and not kept:
         first = runs[0]
         given = f"every run is flagged as broken ({len(runs)}; {first.source or first.cell.name}: {health(first)[0]})"
-        raise InputError(f"{given}, expected at least one that is not. Lower cell.rl.learning_rate, or fit them with {PUT_BACK}.")
+        raise InputError(f"{given}, expected at least one that is not. Lower cell.rl.learning_rate, or fit them with {INCLUDE_FLAGGED}.")
     return kept
 
 
 def told(rows: Sequence[Mapping[str, Any]], left_out: bool) -> list[str]:
     """A sentence for each flagged run."""
-    done = f"left out of the fit ({PUT_BACK} puts it back)" if left_out else "fitted all the same, as asked"
+    done = f"left out of the fit ({INCLUDE_FLAGGED} puts it back)" if left_out else "fitted all the same, as asked"
     return [
         f"B_p={row['B_p']} n={row['n']} seed {row['seed']} is {done}: " + "; ".join(str(Flag(**flag)) for flag in row["flags"])
         for row in rows
     ]
+
+
+def with_health(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], left_out: bool) -> dict[str, Any]:
+    """A fit (fit.json) that names the flagged runs: as `health`, in its flags, and, where they were left out, among the B_p that are not
+    stable, which the runs that are left cannot show."""
+    broken = {row["B_p"]: f"n={row['n']} seed {row['seed']}: {Flag(**row['flags'][0])}" for row in reversed(rows)} if left_out else {}
+    verdicts = [
+        v if v["B_p"] not in broken else v | {"stable": False, "reason": "; ".join(filter(None, (v["reason"], broken[v["B_p"]])))}
+        for v in document["stability"]
+    ]
+    health = {"left_out": left_out, "runs": list(rows)}
+    return {**document, "stability": verdicts, "health": health, "flags": [*told(rows, left_out), *document["flags"]]}
 
 
 def _series(run: RunRecord, key: str) -> tuple[list[EvalPoint], FloatArray]:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax.scaling.health import PUT_BACK, Flag, flagged, health, healthy, told
+from isojax.records import INCLUDE_FLAGGED
+from isojax.scaling.health import Flag, flagged, health, healthy, told
 from isojax.types import Cell, EvalPoint, InputError, RunRecord
 
 PROBLEMS, SAMPLES = 1000, 4
@@ -138,11 +139,11 @@ def test_broken_runs_are_told_apart_and_named() -> None:
     flag = Flag(**row["flags"][0])
     assert (flag.name, flag.C) == ("collapsed", 6000) and "base policy" in flag.reason
     (left_out,), (kept,) = told([row], True), told([row], False)
-    assert (
-        left_out.startswith("B_p=8 n=4 seed 1 is left out of the fit") and PUT_BACK in left_out and "collapsed from C = 6,000" in left_out
+    assert left_out.startswith(
+        f"B_p=8 n=4 seed 1 is left out of the fit ({INCLUDE_FLAGGED} puts it back): collapsed from C = 6,000: reward"
     )
     assert "fitted all the same" in kept
-    with pytest.raises(InputError, match=rf"every run is flagged as broken \(1; made up: collapsed .*{PUT_BACK}"):
+    with pytest.raises(InputError, match=rf"every run is flagged as broken \(1; made up: collapsed .*{INCLUDE_FLAGGED}"):
         healthy([broken])
 
 
