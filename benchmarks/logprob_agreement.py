@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -25,9 +24,10 @@ from isojax import registry
 from isojax.config import DataConfig, ModelConfig, PromptConfig, RLConfig, SamplingConfig, VerifierConfig
 from isojax.models import hf
 from isojax.models.decoder import Decoder, Params
-from isojax.rl.losses import grpo
+from isojax.rl.objective import PolicyObjective, Sampled
 from isojax.rl.step import coefficients
-from isojax.rl.update import build_gradient
+from isojax.rl.terms import Terms
+from isojax.rl.update import Responses, build_gradient
 from isojax.sampling.batch import Geometry, Problems, make_geometry
 from isojax.sampling.sampler import build_sampler
 from isojax.sharding import make_mesh, parse_mesh, shard_count
@@ -58,41 +58,29 @@ OPENINGS += ["The capital of France", "| name | age |", "To bake a cake, first",
 
 
 class Agreement:
-    """Samples a batch, then lets the gradient's own program say what it makes of each token, read off by a loss that looks on.
+    """Samples a batch, then lets the gradient's own program say what it makes of each token."""
 
-    `largest`: also the largest difference, not only how many are over the bound; such a program is compiled anew in every process.
-    """
-
-    def __init__(self, decoder: Decoder, stops: Stops, geometry: Geometry, sampling: SamplingConfig, on: Mesh, largest: bool = False):
-        self.largest = largest
-        self._seen: list[float] = []
+    def __init__(self, decoder: Decoder, stops: Stops, geometry: Geometry, sampling: SamplingConfig, on: Mesh):
         self._sample = jax.jit(build_sampler(decoder, geometry, on, sampling, stops))
-        onlooker: Any = SimpleNamespace(loss=self._loss)
-        gradient = build_gradient(decoder, geometry, on, onlooker, sampling, use_kl=False)
+        objective = PolicyObjective(decoder, RLConfig(), sampling, split=on.shape["tensor"] > 1)
+        gradient = build_gradient(objective, geometry, on, decoder.logical_axes(), decoder.shapes())
 
         def score(params: Params, problems: Problems, rollouts: Any, B_p: Any, n: Any, gradient_too: bool) -> Any:
-            advantages = jnp.ones(rollouts.ended.shape)
-            found, metrics = gradient(params, params, problems, rollouts, advantages, rollouts.mask.sum(), B_p, n, coefficients(RLConfig()))
+            alike = jnp.ones(rollouts.ended.shape)
+            weight = alike / rollouts.mask.sum()
+            own = Sampled(rollouts.logps, rollouts.kept, Terms(alike, weight, weight, weight))
+            responses = Responses(rollouts.tokens, rollouts.mask, own)
+            found, metrics = gradient(params, params, problems, responses, B_p, n, coefficients(RLConfig()))
             return metrics, optax.tree.norm(found) if gradient_too else None  # where nobody asks for it, no gradient is computed
 
         self._score = jax.jit(score, static_argnums=5)
 
-    def _loss(self, logps: Any, sampler_logps: Any, advantages: Any, mask: Any, clip: Any) -> Any:
-        gap = jnp.where(mask, jnp.abs(logps - sampler_logps), 0.0)
-        if self.largest:
-            jax.debug.callback(lambda gap: self._seen.append(float(gap)), gap.max())
-        value, metrics = grpo.loss(logps, sampler_logps, advantages, mask, clip)
-        return value, metrics | {"over": (gap > BOUND).astype(jnp.float32)}
-
     def __call__(self, params: Params, problems: Problems, cell: tuple[int, int], gradient_too: bool = False) -> dict[str, float]:
-        """The update's metrics of a batch of `cell` = (B_p, n); with tokens (compared), gradient_norm and largest (where asked)."""
-        self._seen.clear()
+        """The update's metrics of a batch of `cell` = (B_p, n); with tokens (compared) and gradient_norm (where asked)."""
         numbers = (np.int32(cell[0]), np.int32(cell[1]))
         rollouts = self._sample(params, problems, *numbers, jax.random.key(0))
         metrics, norm = jax.block_until_ready(self._score(params, problems, rollouts, *numbers, gradient_too))
-        jax.effects_barrier()
         found = {k: float(v) for k, v in metrics.items()} | {"tokens": float(np.asarray(rollouts.mask).sum())}
-        found |= {"largest": max(self._seen)} if self.largest else {}
         return found | ({"gradient_norm": float(norm)} if gradient_too else {})
 
 
@@ -106,9 +94,9 @@ def report(name: str, task: TextTask, model: ModelConfig, count: int, n: int, le
     chosen = task.problems(count, np.random.default_rng(0))
     problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in task.encode(chosen, lengths[0])))
     params = hf.load(task.folder, model, decoder, on)
-    found = Agreement(decoder, task.stops, geometry, sampling, on, largest=True)(params, problems, (count, n))
+    found = Agreement(decoder, task.stops, geometry, sampling, on)(params, problems, (count, n))
     row = {"prompts": name, "top_p": top_p, "temperature": 0.6, "rollouts": count * n, "tokens": round(found["tokens"])}
-    row |= {"max_difference": found["largest"], "mean_difference": found["log_ratio"], "over_1e-4": round(found["over"] * found["tokens"])}
+    row |= {"max_difference": found["max_log_ratio"], "mean_difference": found["log_ratio"], "within_1e-4": found["max_log_ratio"] < BOUND}
     print(json.dumps(row | {"seconds": round(time.perf_counter() - began, 1)}), flush=True)
 
 

@@ -20,10 +20,11 @@ import numpy as np
 from isojax.config import ModelConfig, RLConfig, SamplingConfig
 from isojax.models.decoder import Decoder
 from isojax.rl import packing
-from isojax.rl.losses import grpo
+from isojax.rl.objective import PolicyObjective, Sampled
 from isojax.rl.step import coefficients
-from isojax.rl.update import build_gradient
-from isojax.sampling.batch import Problems, Rollouts, make_geometry
+from isojax.rl.terms import Terms
+from isojax.rl.update import Responses, build_gradient
+from isojax.sampling.batch import Problems, make_geometry
 from isojax.sharding import make_mesh, parse_mesh
 
 B_P, N, M, P, T, VOCAB, REPEATS = 16, 16, 16, 32, 256, 512, 5
@@ -58,20 +59,22 @@ def main() -> None:
     problems = Problems(prompts, np.full(Q, P, np.int32), np.zeros((Q, 1), np.int32), np.arange(Q, dtype=np.int32))
     length = lengths(B_P * N)
     mask = jnp.arange(T)[None, None] < jnp.asarray(np.resize(length, rows))[None, :, None]
-    rollouts = Rollouts(jnp.asarray(tokens), jnp.full((1, rows, T), -6.0), mask, jnp.ones((1, rows, 1)), jnp.ones((1, rows), bool))
-    gains = rng.normal(size=(1, rows)).astype(np.float32)
     live = int(length.sum())
+    weight = jnp.full((1, rows), 1 / live)
+    terms = Terms(rng.normal(size=(1, rows)).astype(np.float32), weight, weight, weight)
+    responses = Responses(jnp.asarray(tokens), mask, Sampled(jnp.full((1, rows, T), -6.0), jnp.ones((1, rows, 1)), terms))
 
     programs: dict[int, Any] = {}
     told: dict[str, Any] = {"tokens": live, "microbatch": M, "T": T, "backend": jax.default_backend()}
     for count in counts:
         packing.WIDTHS = count
         sampling = SamplingConfig(prompt_length=P, response_length=T)
-        gradient = build_gradient(decoder, geometry, on, grpo, sampling, use_kl=False, use_entropy=False)
+        objective = PolicyObjective(decoder, RLConfig(), sampling, split=False)
+        gradient = build_gradient(objective, geometry, on, decoder.logical_axes(), decoder.shapes())
 
         def program(params: Any, gradient: Any = gradient) -> Any:
             numbers = jnp.int32(B_P), jnp.int32(N), coefficients(RLConfig())
-            return gradient(params, params, problems, rollouts, gains, jnp.int32(live), *numbers)
+            return gradient(params, params, problems, responses, *numbers)
 
         start = time.process_time()
         programs[count] = jax.jit(program).lower(params).compile()

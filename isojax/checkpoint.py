@@ -8,6 +8,7 @@ import shutil
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -26,6 +27,11 @@ class Position:
 
 
 ORBAX = threading.Lock()  # Orbax's managers share state within a process; cells run side by side in threads
+
+
+def present(state: State) -> dict[str, Any]:
+    """A state's parts by name, without a critic where there is none."""
+    return {name: part for name, part in state._asdict().items() if part is not None}
 
 
 class Checkpoints:
@@ -48,7 +54,7 @@ class Checkpoints:
     def save(self, state: State, position: Position) -> None:
         """Save in the background; `close` waits for it."""
         host = {"evaluation": position.evaluation, "tokens": position.tokens}
-        args = ocp.args.Composite(state=ocp.args.StandardSave(state._asdict()), host=ocp.args.JsonSave(host))
+        args = ocp.args.Composite(state=ocp.args.StandardSave(present(state)), host=ocp.args.JsonSave(host))
         with ORBAX:
             self._manager.save(position.M, args=args)
 
@@ -57,7 +63,7 @@ class Checkpoints:
         M = self._manager.latest_step()
         if M is None:
             return None
-        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like._asdict())
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), present(like))
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), host=ocp.args.JsonRestore())
         with ORBAX:
             saved = self._manager.restore(M, args=args)

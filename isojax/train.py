@@ -27,6 +27,7 @@ from isojax.models.decoder import Decoder, Options, Params
 from isojax.problems import short_answer
 from isojax.records import Ledger
 from isojax.rl.hosted import build_hosted_train
+from isojax.rl.objective import MAX
 from isojax.rl.step import EXTRA, TAUGHT, UPDATES_A_CALL, State, build_init, build_train, coefficients
 from isojax.sampling.batch import Problems, make_geometry
 from isojax.sharding import replicated, shard_count
@@ -76,7 +77,7 @@ class Programs:
         self.evaluator = evaluator(data.validation, cell.eval.samples)
         # A language model reads its prompts once to be labelled; a task on device keeps the draws that its labels have always had.
         self.labeller = self.evaluator if on_device(task) else evaluator(LABELLED_AT_ONCE, max(1, data.attempts))
-        self.init = build_init(self.decoder, mesh)
+        self.init = build_init(self.decoder, mesh, cell.rl.critic is not None)
         if on_device(task):
             self.train, self.updates_a_call = build_train(cell, self.decoder, task, self.geometry, mesh), UPDATES_A_CALL
         else:
@@ -116,7 +117,7 @@ def run_cell(
         return
     mesh = programs.mesh
     base_params = base.params(programs.decoder, mesh)
-    reference = base_params if config.cell.rl.kl > 0 else {}  # what the KL term is measured against
+    reference = base_params if config.cell.rl.kl > 0 or config.cell.rl.measure_kl else {}  # what the KL is measured against
     table = jax.device_put(Problems(*programs.problem_set(base.training).arrays), replicated(mesh))
     validation = programs.problem_set(base.validation)
     extra = {name: programs.problem_set(problems) for name, problems in further_sets(base, config).items()}
@@ -148,7 +149,7 @@ def run_cell(
             while M < goal:
                 count = min(programs.updates_a_call, goal - M)
                 state, metrics = updates(state, count)
-                sums |= {k: sums.get(k, 0.0) + v for k, v in metrics.items()}  # a failure's kind is not in every update's metrics
+                sums = add_up(sums, metrics)
                 M += count
                 report(Progress(cell, M * cell.B, None))
             if bad := round(sums.get("not_finite", 0.0)):
@@ -184,13 +185,18 @@ def run_cell(
                 saved = now
 
 
+def add_up(sums: dict[str, float], more: dict[str, float]) -> dict[str, float]:
+    """Metrics of updates and of those that followed, some of which have metrics that others have not."""
+    return sums | {k: max(sums.get(k, 0.0), v) if k.startswith(MAX) else sums.get(k, 0.0) + v for k, v in more.items()}
+
+
 def means(sums: dict[str, float], updates: int) -> dict[str, float]:
-    """What sums over the updates of an interval come to: means, but for the verifier's failures, which stay sums.
+    """What sums over the updates of an interval come to: means, but for the verifier's failures, which stay sums, and maxima.
 
     Where groups that teach nothing are not computed, `entropy` and its like are means over the tokens of those that teach, whose share
     of all is `taught`; where none did, there are none.
     """
-    told = {k: v if k.startswith(COUNTED) else v / updates for k, v in sums.items() if not k.startswith(TAUGHT)}
+    told = {k: v if k.startswith((COUNTED, MAX)) else v / updates for k, v in sums.items() if not k.startswith(TAUGHT)}
     weighted = {k.removeprefix(TAUGHT): v for k, v in sums.items() if k.startswith(TAUGHT)}
     return told | ({k: v / sums["taught"] for k, v in weighted.items()} if weighted and sums["taught"] > 0 else {})
 

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 
 from isojax import registry
-from isojax.config import CellConfig, ModelConfig, RLConfig, SamplingConfig
+from isojax.config import FLOAT32, CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.launch import planner
 from isojax.models import hf
 from isojax.models.decoder import Decoder
 from isojax.sampling.batch import Problems, make_geometry
@@ -15,19 +16,21 @@ from isojax.tasks.stops import Stops
 
 
 class Setup:
-    """`ids`: B_p prompts of one length; n rollouts of exactly `new` tokens each."""
+    """`ids`: B_p prompts of one length; n rollouts of exactly `new` tokens each; 0 rows a microbatch: as many as the planner chooses."""
 
-    def __init__(self, model: Path, ids: list[list[int]], n: int, new: int, microbatch: int = 8):
+    def __init__(self, model: Path, ids: list[list[int]], n: int, new: int, microbatch: int = 0):
         config = hf.resolve(ModelConfig(path=str(model)))
         assert config.vocab is not None
         B_p, length = len(ids), len(ids[0])
         sampling = SamplingConfig(prompt_length=length, response_length=new)
-        self.cell = CellConfig(model=config, sampling=sampling, rl=RLConfig(learning_rate=1e-6))
+        self.cell = CellConfig(model=config, sampling=sampling, precision=FLOAT32, rl=RLConfig(learning_rate=1e-6))
         self.stops = Stops((), None)
         self.decoder: Decoder = registry.load("models", config.family, "build").build(config, config.vocab)
         self.mesh = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
         self.params = hf.load(model, config, self.decoder, self.mesh)
-        self.geometry = make_geometry([(B_p, n)], shard_count(self.mesh), B_p * n, microbatch, length, new, prompts=min(4, B_p))
+        chosen = planner.resolve(SweepConfig(B_p=(B_p,), n=(n,), microbatch=microbatch or None), shard_count(self.mesh), self.cell)
+        assert chosen.slots and chosen.microbatch and chosen.prompts
+        self.geometry = make_geometry([(B_p, n)], shard_count(self.mesh), B_p * n, chosen.microbatch, length, new, min(4, chosen.prompts))
         rows = self.geometry.problem_rows
         prompts = np.resize(np.array(ids, np.int32), (rows, length))
         numbers = np.arange(rows, dtype=np.int32)

@@ -1,6 +1,7 @@
 """isojax's GRPO step in one compiled program: rollouts, rewards, advantages, gradient, AdamW; float32, no KL, every group teaches.
 
---variant m=4: rows of a microbatch (4 without it). Run alone (prompts: `compare.py --commands`), with isojax's Python:
+--variant m=4: rows of a microbatch (without it, as many as the planner chooses). Run alone (prompts: `compare.py --commands`), with
+isojax's Python:
 
     python benchmarks/peers/step_isojax.py MODEL --prompts FILE --n 8 --new 128
 """
@@ -29,7 +30,7 @@ def main() -> None:
     from isojax.rl.step import build_init, build_train, coefficients
 
     ids = child.read_prompts(args.prompts).ids
-    setup = Setup(args.model, ids, args.n, args.new, microbatch=int((args.variant or "m=4").removeprefix("m=")))
+    setup = Setup(args.model, ids, args.n, args.new, microbatch=int(args.variant.removeprefix("m=") or 0))
     task: Any = Arbitrary(setup.stops)
     train = build_train(setup.cell, setup.decoder, task, setup.geometry, setup.mesh)
     state = build_init(setup.decoder, setup.mesh)(setup.params)

@@ -33,7 +33,8 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
     """Run every cell of the sweep that is not finished; returns the sweep's folder, runs/<name>.
 
     Raises:
-        InputError: before any work, when the mesh does not fit, the folder holds another sweep, or the grid is over B_max.
+        InputError: before any work, when the recipe contradicts itself, the mesh does not fit, the folder holds another sweep, or the
+            grid is over B_max.
         RunFailed: after all other cells are done, naming the cells that failed.
     """
     folder = Path(config.run.dir) / config.name
@@ -41,9 +42,11 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
     pairs = sorted({(c.B_p, c.n) for c in cells})
     jax = start_jax(config)
     from isojax.models.choice import with_kernels
+    from isojax.rl import recipe
     from isojax.sharding import make_mesh, parse_mesh
     from isojax.train import Programs
 
+    recipe.check(config.cell.rl, cells)
     devices = jax.local_devices()
     shape = parse_mesh(config.run.mesh, len(devices))
     config = settle(resolve_config(config), folder, resume or dry_run, shape.shards)

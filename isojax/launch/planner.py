@@ -15,6 +15,9 @@ from isojax.types import Cell, InputError
 MAX_ROWS = 256
 """The largest R (slots) and m (rows a microbatch) a shard is given: wider batches gain no speed on a CPU and cost memory everywhere."""
 
+MICROBATCH_TOKENS = {"float32": 512}
+"""Response positions of a microbatch, by what products are computed in: on a CPU more gain no speed and take memory."""
+
 MAX_PROMPTS = 16
 """The largest g (prompts prefilled at once) a shard is given."""
 
@@ -81,7 +84,8 @@ def resolve(sweep: SweepConfig, shards: int, cell: CellConfig | None = None) -> 
 
     All count rows of a shard and are chosen once a sweep and stored with it. R is the smallest ceil(B / shards) of its cells, at most
     MAX_ROWS, so that no cell decodes empty slots from its first step on; g the smallest ceil(B_p / shards), at most MAX_PROMPTS; m is R,
-    but no more than the g n rollouts that the smallest n gives a block of prompts, since a microbatch does not reach into the next.
+    but no more than the g n rollouts that the smallest n gives a block of prompts, since a microbatch does not reach into the next, and
+    no more than MICROBATCH_TOKENS hold.
 
     Raises:
         InputError: lanes that do not divide the slots, or that the chosen kernel cannot serve.
@@ -106,5 +110,7 @@ def resolve(sweep: SweepConfig, shards: int, cell: CellConfig | None = None) -> 
             f"{cell.precision.cache if cell else 'auto'}: kernels and int8 caches are for slots of their own; expected sweep.lane_width=1, "
             "or neither of them."
         )
-    chosen = {"slots": R, "microbatch": sweep.microbatch or min(rows, g * n), "prompts": sweep.prompts or g, "lane_width": W}
+    most = MICROBATCH_TOKENS.get(cell.precision.compute) if cell else None
+    m = min(rows, g * n, max(1, most // cell.sampling.response_length) if cell and most else rows)
+    chosen = {"slots": R, "microbatch": sweep.microbatch or m, "prompts": sweep.prompts or g, "lane_width": W}
     return sweep.model_copy(update=chosen)

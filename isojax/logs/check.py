@@ -9,7 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from isojax.records import clashes, default_metric, ledger_folders, read_run
+from isojax.records import INCLUDE_FLAGGED, clashes, default_metric, ledger_folders, read_run
+from isojax.scaling.health import health
 from isojax.scaling.metrics import track
 from isojax.types import InputError, RunRecord
 
@@ -102,6 +103,7 @@ def _oddities(run: RunRecord) -> list[str]:
     said = []
     if run.failed:
         said.append(f"{run.source}: the run broke off ({run.failed})")
+    said += [f"{run.source} is flagged: {flag}; a fit leaves it out unless told {INCLUDE_FLAGGED}" for flag in health(run)]
     if _trained(run) < FEW:
         said.append(f"{run.source} has {_trained(run)} evaluations at C > 0; a curve of three parameters wants {FEW} or more")
     return said

@@ -17,8 +17,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from isojax.config import CellConfig
 from isojax.models.decoder import Decoder, Params
-from isojax.rl.step import TRAIN, State, build_step, state_shardings, take
-from isojax.rl.update import Coefficients
+from isojax.rl.objective import Coefficients
+from isojax.rl.step import TRAIN, State, Step, state_shardings, take
 from isojax.sampling.batch import Geometry, Problems, Rollouts, place_rewards
 from isojax.sampling.stream import build_stream
 from isojax.sharding import replicated
@@ -65,7 +65,7 @@ def build_hosted_train(
                 rollouts = stream.run(state.params, batch, Q, n, key, grading.add)
                 grades = grading.grades()
             rewards = place_rewards(geometry, grades.rewards)
-            state, metrics = learn(state, base, batch, rollouts, rewards, np.int32(Q), np.int32(n), numbers)
+            state, metrics = learn(state, base, batch, rollouts, rewards, np.int32(Q), np.int32(n), jax.random.key_data(key), numbers)
             sums.update({k: float(v) for k, v in metrics.items()} | told(grades))
         return state, dict(sums)
 
@@ -73,25 +73,33 @@ def build_hosted_train(
 
 
 def _build_learn(cell: CellConfig, decoder: Decoder, task: HostTask, geometry: Geometry, mesh: Mesh) -> Callable[..., tuple[State, Any]]:
-    """The jitted `learn(state, base, problems, rollouts, rewards f32[S rows], B_p, n, coefficients) -> (state, metrics)`.
+    """The jitted `learn(state, base, problems, rollouts, rewards f32[S rows], B_p, n, key data, coefficients) -> (state, metrics)`.
 
     The state is donated. With B_p = 0 it stays as it is, and the metrics are zeros.
     """
-    _, weigh, update = build_step(cell, decoder, task.stops, geometry, mesh)
+    step = Step(cell, decoder, task.stops, geometry, mesh)
 
     def learn(
-        state: State, base: Params, problems: Problems, rollouts: Rollouts, rewards: Array, B_p: Array, n: Array, numbers: Coefficients
+        state: State,
+        base: Params,
+        problems: Problems,
+        rollouts: Rollouts,
+        rewards: Array,
+        B_p: Array,
+        n: Array,
+        key: Array,
+        numbers: Coefficients,
     ) -> tuple[State, dict[str, Array]]:
-        gains, metrics = weigh(rollouts, rewards, B_p, n)
-
         def once(state: State) -> tuple[State, dict[str, Array]]:
-            state, more = update(state, base, problems, rollouts, gains, B_p, n, numbers)
+            weighed, metrics = step.weigh(state, problems, rollouts, rewards, B_p, n, jax.random.wrap_key_data(key), numbers)
+            state, more = step.update(state, base, problems, rollouts, weighed, B_p, n, numbers)
             return state, metrics | more
 
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(once, state)[1])
         return lax.fori_loop(0, (B_p > 0).astype(jnp.int32), lambda _, carry: once(carry[0]), (state, zeros))
 
-    return jax.jit(learn, donate_argnums=0, out_shardings=(state_shardings(decoder, mesh), replicated(mesh)))
+    out = state_shardings(decoder, mesh, cell.rl.critic is not None)
+    return jax.jit(learn, donate_argnums=0, out_shardings=(out, replicated(mesh)))
 
 
 def told(grades: Grades) -> Metrics:

@@ -16,13 +16,16 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int
 
-from isojax import registry
-from isojax.config import CellConfig, RLConfig
+from isojax.config import CellConfig, CriticConfig, RLConfig
 from isojax.models.decoder import Decoder, Params
-from isojax.rl import advantages
+from isojax.rl import critic
+from isojax.rl.advantages import ADVANTAGES, Rewarded, silent
 from isojax.rl.compact import compact
+from isojax.rl.objective import MAX, Coefficients, PolicyObjective, Sampled, Sums, merge
+from isojax.rl.recipe import resolve
 from isojax.rl.schedule import learning_rate
-from isojax.rl.update import Coefficients, build_gradient
+from isojax.rl.terms import Terms, make_terms, subset
+from isojax.rl.update import Responses, build_gradient
 from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows
 from isojax.sampling.sampler import build_sampler
 from isojax.sharding import replicated
@@ -34,17 +37,38 @@ UPDATES_A_CALL = 64
 TAUGHT = "taught/"  # opens a metric that is a mean over the tokens of groups with an advantage, times the share of these tokens
 
 
+class Critic(NamedTuple):
+    """PPO's critic: its float32 parameters and Adam's moments."""
+
+    params: Params
+    moments: Any
+
+
 class State(NamedTuple):
-    """All of a run that training changes (or, of the same shape, its shardings): float32 parameters, Adam's moments, updates done."""
+    """All of a run that training changes (or, of the same shape, its shardings): float32 parameters, Adam's moments, updates done, and the
+    critic where the recipe has one."""
 
     params: Params
     moments: Any
     step: Any
+    critic: Critic | None = None
+
+
+class Weighed(NamedTuple):
+    """What is known of each rollout before the update: its terms, whether the gradient is taken of it bool[S rows], and the critic's
+    estimates where there is one."""
+
+    terms: Terms
+    taken: Array
+    estimates: critic.Estimates | None
 
 
 def coefficients(config: RLConfig) -> Coefficients:
     """The recipe's numbers as scalars to trace."""
-    values = (config.clip, config.kl, config.entropy, config.learning_rate, config.weight_decay, config.max_grad_norm)
+    recipe, of_critic = resolve(config), config.critic or CriticConfig()
+    values = (recipe.clip, recipe.clip_high, config.kl, config.entropy, config.tis_cap)
+    values += (config.learning_rate, config.weight_decay, config.max_grad_norm)
+    values += (of_critic.learning_rate, of_critic.clip, of_critic.gamma, of_critic.gae_lambda)
     return Coefficients(*(np.float32(v) for v in values))
 
 
@@ -53,30 +77,37 @@ def adam() -> optax.GradientTransformation:
     return optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8)
 
 
-def state_shardings(decoder: Decoder, mesh: Mesh) -> State:
+def state_shardings(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> State:
     """Shardings of a State: moments lie as their parameters do."""
-    params = decoder.shardings(mesh)
     everywhere: Any = replicated(mesh)
-    return State(params, optax.ScaleByAdamState(count=everywhere, mu=params, nu=params), everywhere)
+
+    def moments(params: Params) -> Any:
+        return optax.ScaleByAdamState(count=everywhere, mu=params, nu=params)
+
+    params, of_critic = decoder.shardings(mesh), critic.shardings(decoder, mesh)
+    return State(params, moments(params), everywhere, Critic(of_critic, moments(of_critic)) if with_critic else None)
 
 
-def build_init(decoder: Decoder, mesh: Mesh) -> Callable[[Params], State]:
-    """The jitted `init(params) -> State`: a copy of the parameters, empty moments, step 0."""
+def build_init(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> Callable[[Params], State]:
+    """The jitted `init(params) -> State`: a copy of the parameters, empty moments, step 0; and a critic that starts from the same."""
 
     def init(params: Params) -> State:
         copied = jax.tree.map(jnp.copy, params)  # the state is donated later, the base policy must outlive it
-        return State(copied, adam().init(params), jnp.int32(0))
+        values = critic.critic_params(decoder, params) if with_critic else None
+        return State(copied, adam().init(params), jnp.int32(0), None if values is None else Critic(values, adam().init(values)))
 
-    return jax.jit(init, out_shardings=state_shardings(decoder, mesh))
+    return jax.jit(init, out_shardings=state_shardings(decoder, mesh, with_critic))
 
 
-def apply(state: State, gradient: Params, rate: Float[Array, ""], numbers: Coefficients) -> tuple[State, Float[Array, ""]]:
-    """AdamW on a gradient clipped by its global norm; returns the norm before clipping."""
+def apply(
+    params: Params, moments: Any, gradient: Params, rate: Float[Array, ""], numbers: Coefficients
+) -> tuple[Params, Any, Float[Array, ""]]:
+    """AdamW on a gradient clipped by its global norm: new parameters and moments, and the norm before clipping."""
     norm = optax.tree.norm(gradient)
     shrink = jnp.minimum(1.0, numbers.max_grad_norm / jnp.maximum(norm, 1e-30))
-    direction, moments = adam().update(jax.tree.map(lambda g: g * shrink, gradient), state.moments)
-    params = jax.tree.map(lambda p, d: p - rate * (d + numbers.weight_decay * p), state.params, direction)
-    return State(params, moments, state.step + 1), norm
+    direction, moments = adam().update(jax.tree.map(lambda g: g * shrink, gradient), moments)
+    params = jax.tree.map(lambda p, d: p - rate * (d + numbers.weight_decay * p), params, direction)
+    return params, moments, norm
 
 
 def take(table: Problems, index: Int[Array, " Q"]) -> Problems:
@@ -84,46 +115,117 @@ def take(table: Problems, index: Int[Array, " Q"]) -> Problems:
     return Problems(*(x[index] for x in table))
 
 
-def build_step(
-    cell: CellConfig, decoder: Decoder, stops: Stops, geometry: Geometry, mesh: Mesh
-) -> tuple[Callable[..., Rollouts], Callable[..., tuple[Array, dict[str, Array]]], Callable[..., tuple[State, dict[str, Array]]]]:
-    """The three parts of an update, each to be called inside a jit; between the first two stands the verifier.
+class Step:
+    """The parts of an update, each to be called inside a jit; between `sample` and `weigh` stands the verifier.
 
     sample(params, problems, B_p, n, key) -> rollouts
-    weigh(rollouts, rewards f32[S rows], B_p, n) -> advantages f32[S rows], metrics
-    update(state, base, problems, rollouts, advantages, B_p, n, coefficients) -> state, metrics
     """
-    rl = cell.rl
-    sample = build_sampler(decoder, geometry, mesh, cell.sampling, stops)
-    loss = registry.load("rl.losses", rl.loss, "loss")
-    gradient = build_gradient(decoder, geometry, mesh, loss, cell.sampling, use_kl=rl.kl > 0, use_entropy=rl.entropy > 0)
-    compacting = rl.kl == 0 and rl.entropy == 0 and vars(loss).get("ADVANTAGE_ONLY", False)
 
-    def weigh(rollouts: Rollouts, rewards: Array, B_p: Array, n: Array) -> tuple[Array, dict[str, Array]]:
-        groups, live = batch_rows(geometry, B_p, n)
-        rewards = jnp.where(live, rewards, 0.0)
-        gains, metrics = advantages.group(rewards, groups, live, n, geometry.problem_rows)
+    def __init__(self, cell: CellConfig, decoder: Decoder, stops: Stops, geometry: Geometry, mesh: Mesh):
+        self.rl, self.geometry, self.recipe = cell.rl, geometry, resolve(cell.rl)
+        self.sample = build_sampler(decoder, geometry, mesh, cell.sampling, stops)
+        objective = PolicyObjective(decoder, cell.rl, cell.sampling, split=mesh.shape["tensor"] > 1)
+        self._gradient = build_gradient(objective, geometry, mesh, decoder.logical_axes(), decoder.shapes())
+        if cell.rl.critic:
+            self._values, self._critic_gradient = critic.build_critic(decoder, geometry, mesh)
+
+    @property
+    def skips_silent(self) -> bool:
+        """Whether a group without any advantage has no part in any term."""
+        rl, quiet = self.rl, self.rl.zero_variance_filter
+        regularised = (rl.kl > 0 and "kl" not in quiet) or (rl.entropy > 0 and "entropy" not in quiet)
+        return vars(self.recipe.loss).get("ADVANTAGE_ONLY", False) and not regularised and not rl.critic
+
+    def weigh(
+        self, state: State, problems: Problems, rollouts: Rollouts, rewards: Array, B_p: Array, n: Array, key: Array, numbers: Coefficients
+    ) -> tuple[Weighed, Sums]:
+        """What each rollout brings to the update, from rewards f32[S rows]; and metrics of the batch. `key`: the update's."""
+        groups, live = batch_rows(self.geometry, B_p, n)
+        rewards, lengths = jnp.where(live, rewards, 0.0), jnp.where(live, rollouts.mask.sum(-1), 0)
+        batch, estimates = Rewarded(rewards, lengths, groups, live, n, self.geometry.problem_rows), None
+        if state.critic is not None:
+            mask = rollouts.mask & live[..., None]
+            values = self._values(state.critic.params, problems, rollouts.tokens, mask, B_p, n, numbers)
+            gains, estimates = critic.advantages(rewards, values, mask, numbers)
+        else:
+            gains = ADVANTAGES[self.recipe.advantage](batch)
+        taken = live if self.rl.n_train is None else subset(key, problems.ids[groups.reshape(-1)], batch, self.rl.n_train)
+        terms = make_terms(self.rl, self.recipe.aggregation, gains, batch, taken, self.geometry.response_length)
         total = (B_p * n).astype(jnp.float32)
-        cut = (live & ~rollouts.ended).sum()
-        metrics |= {"reward": rewards.sum() / total, "truncated": cut / total, "tokens": rollouts.mask.sum().astype(jnp.float32)}
-        return gains, metrics
+        means = {"reward": rewards, "truncated": live & ~rollouts.ended, "response_length": lengths, "zero_variance": silent(batch)}
+        metrics = {name: x.sum() / total for name, x in means.items()} | {"tokens": lengths.sum().astype(jnp.float32)}
+        return Weighed(terms, taken, estimates), metrics
 
     def update(
-        state: State, base: Params, problems: Problems, rollouts: Rollouts, gains: Array, B_p: Array, n: Array, numbers: Coefficients
-    ) -> tuple[State, dict[str, Array]]:
-        total = rollouts.mask.sum()
-        if compacting:
-            problems, rollouts, gains, count = compact(geometry, problems, rollouts, gains, B_p, n)
-        grads, metrics = gradient(state.params, base, problems, rollouts, gains, total, count if compacting else B_p, n, numbers)
-        if compacting:  # means over the tokens that were computed, to be weighted by how many of all these are
-            taught = rollouts.mask.sum() / jnp.maximum(total, 1)
-            metrics = {k if k == "loss" else TAUGHT + k: v if k == "loss" else v * taught for k, v in metrics.items()} | {"taught": taught}
-        rate = learning_rate(state.step, B_p * n, numbers.learning_rate, rl.anchor_batch, rl.warmup)
-        state, norm = apply(state, grads, rate, numbers)
+        self,
+        state: State,
+        base: Params,
+        problems: Problems,
+        rollouts: Rollouts,
+        weighed: Weighed,
+        B_p: Array,
+        n: Array,
+        numbers: Coefficients,
+    ) -> tuple[State, Sums]:
+        """The gradient's step; metrics of what it was taken of."""
+        rl, (terms, taken, estimates) = self.rl, weighed
+        B, total = B_p * n, jnp.maximum(rollouts.mask.sum(), 1)
+        rows = Responses(rollouts.tokens, rollouts.mask, Sampled(rollouts.logps, rollouts.kept, terms))
+        taught = None
+        if self.skips_silent or rl.n_train is not None:
+            if self.skips_silent:
+                taken = taken & self._speaks(taken, terms, B_p, n)
+            n_left = n if rl.n_train is None else jnp.int32(rl.n_train)
+            problems, given, kept, B_p = compact(self.geometry, problems, (rows, estimates), taken, B_p, n, n_left)
+            (rows, estimates), n = given, n_left
+            rows = rows._replace(mask=rows.mask & kept[..., None])
+            taught = rows.mask.sum() / total
+        gradient, metrics = self._gradient(state.params, base, problems, rows, B_p, n, numbers)
+        rate = learning_rate(state.step, B, numbers.learning_rate, rl.anchor_batch, rl.warmup, rl.lr_scaling)
+        params, moments, norm = apply(state.params, state.moments, gradient, rate, numbers)
+        metrics = weighted(metrics, taught) | {"grad_norm": norm}
+        new_critic = None
+        if rl.critic and state.critic is not None and estimates is not None:
+            learn = state.step >= rl.critic.warmup
+            params, moments = jax.tree.map(lambda new, old: jnp.where(learn, new, old), (params, moments), (state.params, state.moments))
+            new_critic, of_critic = self._learn(state.critic, problems, rows, estimates, B_p, n, state.step, B, numbers)
+            metrics |= {f"critic_{k}": v for k, v in of_critic.items()}
         bad = ~(jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]))
-        return state, metrics | {"grad_norm": norm, "not_finite": bad.astype(jnp.float32)}
+        return State(params, moments, state.step + 1, new_critic), metrics | {"not_finite": bad.astype(jnp.float32)}
 
-    return sample, weigh, update
+    def _speaks(self, taken: Array, terms: Terms, B_p: Array, n: Array) -> Array:
+        """Of each row, whether a rollout of its group that is taken has an advantage."""
+        groups = batch_rows(self.geometry, B_p, n)[0].reshape(-1)
+        has = (taken & (terms.gains != 0)).astype(jnp.int32).reshape(-1)
+        return (jax.ops.segment_max(has, groups, self.geometry.problem_rows) > 0)[groups].reshape(taken.shape)
+
+    def _learn(
+        self,
+        old: Critic,
+        problems: Problems,
+        rows: Responses,
+        estimates: critic.Estimates,
+        B_p: Array,
+        n: Array,
+        step: Array,
+        B: Array,
+        numbers: Coefficients,
+    ) -> tuple[Critic, Sums]:
+        """The critic's own step."""
+        columns = critic.Columns(*estimates, rows.own.terms.policy)
+        gradient, metrics = self._critic_gradient(old.params, {}, problems, rows._replace(own=columns), B_p, n, numbers)
+        rate = learning_rate(step, B, numbers.critic_learning_rate, self.rl.anchor_batch, self.rl.warmup, self.rl.lr_scaling)
+        params, moments, norm = apply(old.params, old.moments, gradient, rate, numbers)
+        return Critic(params, moments), metrics | {"grad_norm": norm}
+
+
+def weighted(metrics: Sums, taught: Array | None) -> Sums:
+    """Metrics of an update as they are added up over updates: where not all tokens were computed, means over those that were are
+    weighted by their share of all."""
+    if taught is None:
+        return metrics
+    whole = {k: v for k, v in metrics.items() if k == "loss" or k.startswith(MAX)}
+    return whole | {TAUGHT + k: v * taught for k, v in metrics.items() if k not in whole} | {"taught": taught}
 
 
 def build_train(
@@ -134,7 +236,7 @@ def build_train(
     table: the training problems; index i32[U, problem_rows]: each update's problems, of which the first `count` updates are done.
     The state is donated.
     """
-    sample, weigh, update = build_step(cell, decoder, task.stops, geometry, mesh)
+    step = Step(cell, decoder, task.stops, geometry, mesh)
 
     def train(
         state: State, base: Params, table: Problems, index: Array, count: Array, B_p: Array, n: Array, seed: Array, numbers: Coefficients
@@ -142,20 +244,21 @@ def build_train(
         key = jax.random.fold_in(jax.random.key(seed), TRAIN)
 
         def one(i: Array, state: State) -> tuple[State, dict[str, Array]]:
-            problems = take(table, index[i])
-            rollouts = sample(state.params, problems, B_p, n, jax.random.fold_in(key, state.step))
+            problems, own_key = take(table, index[i]), jax.random.fold_in(key, state.step)
+            rollouts = step.sample(state.params, problems, B_p, n, own_key)
             groups, _ = batch_rows(geometry, B_p, n)
-            gains, metrics = weigh(rollouts, task.verify(problems.answers[groups], rollouts.tokens, rollouts.mask), B_p, n)
-            state, more = update(state, base, problems, rollouts, gains, B_p, n, numbers)
+            rewards = task.verify(problems.answers[groups], rollouts.tokens, rollouts.mask)
+            weighed, metrics = step.weigh(state, problems, rollouts, rewards, B_p, n, own_key, numbers)
+            state, more = step.update(state, base, problems, rollouts, weighed, B_p, n, numbers)
             return state, metrics | more
 
         def body(i: Array, carry: tuple[State, dict[str, Array]]) -> tuple[State, dict[str, Array]]:
             state, sums = carry
             state, metrics = one(i, state)
-            return state, jax.tree.map(jnp.add, sums, metrics)
+            return state, merge(sums, metrics)
 
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one, jnp.int32(0), state)[1])
         return lax.fori_loop(0, count, body, (state, zeros))
 
-    out = state_shardings(decoder, mesh)
+    out = state_shardings(decoder, mesh, cell.rl.critic is not None)
     return jax.jit(train, donate_argnums=0, out_shardings=(out, NamedSharding(mesh, jax.sharding.PartitionSpec())))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from isojax.rl.compact import compact
-from isojax.sampling.batch import Geometry, Problems, Rollouts, make_geometry
+from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows, make_geometry
 from tests.device import P, T, gather, quick_jit, random_problems, scatter
 
 CELLS = [(13, 7), (5, 4)]
@@ -37,9 +37,10 @@ def batch(geometry: Geometry, B_p: int, n: int, silent: list[int]) -> tuple[Prob
 def test_what_is_left_is_the_batch_of_the_others(shards: int, B_p: int, n: int, silent: list[int]) -> None:
     geometry = make_geometry(CELLS, shards, 8, 8, P, T)
     problems, rollouts, gains, flat = batch(geometry, B_p, n, silent)
-    moved_problems, moved, moved_gains, count = quick_jit(lambda *x: compact(geometry, *x))(
-        problems, rollouts, gains, jnp.int32(B_p), jnp.int32(n)
-    )
+    groups, live = batch_rows(geometry, jnp.int32(B_p), jnp.int32(n))
+    taken = live & ~jnp.isin(groups, jnp.array([*silent, -1]))
+    left_over = quick_jit(lambda *x: compact(geometry, *x))(problems, (rollouts, gains), taken, jnp.int32(B_p), jnp.int32(n), jnp.int32(n))
+    moved_problems, (moved, moved_gains), kept, count = left_over
     left = [q for q in range(B_p) if q not in silent]
     assert int(count) == len(left)
     np.testing.assert_array_equal(moved_problems.ids[: len(left)], problems.ids[left])
@@ -48,7 +49,22 @@ def test_what_is_left_is_the_batch_of_the_others(shards: int, B_p: int, n: int, 
         for name in Rollouts._fields:
             np.testing.assert_array_equal(gather(geometry, len(left) * n, getattr(moved, name)), flat[name][rows], err_msg=name)
         np.testing.assert_array_equal(gather(geometry, len(left) * n, moved_gains), flat["gains"][rows])
-    # rows beyond hold no rollout, so that no token of them is counted
-    assert int(np.asarray(moved.mask).sum()) == int(flat["mask"][rows].sum())
-    assert np.asarray(moved_gains).astype(bool).sum() == flat["gains"].astype(bool).sum()
+    assert int(np.asarray(kept).sum()) == len(left) * n  # rows beyond hold no rollout
+    assert int((np.asarray(moved.mask) & np.asarray(kept)[..., None]).sum()) == int(flat["mask"][rows].sum())
     assert jax.tree.map(jnp.shape, moved) == jax.tree.map(jnp.shape, rollouts)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_some_rollouts_of_a_group_make_a_batch_of_smaller_groups(shards: int) -> None:
+    """3 of 7 rollouts of every problem but two."""
+    geometry = make_geometry(CELLS, shards, 8, 8, P, T)
+    problems, rollouts, gains, flat = batch(geometry, 13, 7, [])
+    chosen = np.sort(np.random.default_rng(5).permuted(np.tile(np.arange(7), (13, 1)), axis=1)[:, :3] + 7 * np.arange(13)[:, None])
+    chosen = np.delete(chosen, [2, 9], 0).reshape(-1)
+    taken = scatter(geometry, np.isin(np.arange(91), chosen))
+    left_over = quick_jit(lambda *x: compact(geometry, *x))(problems, (rollouts, gains), taken, jnp.int32(13), jnp.int32(7), jnp.int32(3))
+    assert int(left_over.B_p) == 11
+    np.testing.assert_array_equal(left_over.problems.ids[:11], np.delete(np.asarray(problems.ids[:13]), [2, 9]))
+    moved, moved_gains = left_over.rows
+    np.testing.assert_array_equal(gather(geometry, 33, moved_gains), flat["gains"][chosen])
+    np.testing.assert_array_equal(gather(geometry, 33, moved.tokens), flat["tokens"][chosen])

@@ -7,15 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from isojax.rl.losses import Clip
 from isojax.rl.losses.grpo import loss
 
 CLIP = 0.2
-# (ratio, advantage, -min(r A, clip(r, .8, 1.2) A), whether r was clipped)
+CLIPPED = Clip(jnp.float32(CLIP), jnp.float32(CLIP))
+# (ratio, advantage, -min(r A, clip(r, .8, 1.2) A), whether that stops the gradient)
 BY_HAND = [
     (1.0, 2.0, -2.0, 0),
     (1.5, 2.0, -2.4, 1),  # a gain is held at 1.2
-    (1.5, -2.0, 3.0, 1),  # a loss is not
-    (0.5, 2.0, -1.0, 1),
+    (1.5, -2.0, 3.0, 0),  # a loss is not
+    (0.5, 2.0, -1.0, 0),
     (0.5, -2.0, 1.6, 1),
     (1.1, -3.0, 3.3, 0),
     (1.1, 0.0, 0.0, 0),
@@ -24,7 +26,7 @@ BY_HAND = [
 
 def call(ratios, advantages, mask):
     logps = jnp.log(jnp.array(ratios, jnp.float32)) - 1.0
-    return loss(logps, jnp.full_like(logps, -1.0), jnp.array(advantages, jnp.float32), jnp.array(mask), jnp.float32(CLIP))
+    return loss(logps, jnp.full_like(logps, -1.0), jnp.array(advantages, jnp.float32)[:, None], jnp.array(mask), CLIPPED)
 
 
 def test_by_hand() -> None:
@@ -36,7 +38,7 @@ def test_by_hand() -> None:
 
 def test_a_masked_token_gives_no_nan_and_no_slope() -> None:
     def total(logps):
-        return loss(logps, jnp.array([[-1.0, 0.0]]), jnp.array([1.0]), jnp.array([[True, False]]), jnp.float32(CLIP))[0].sum()
+        return loss(logps, jnp.array([[-1.0, 0.0]]), jnp.array([[1.0]]), jnp.array([[True, False]]), CLIPPED)[0].sum()
 
     slope = jax.grad(total)(jnp.array([[-1.0, 500.0]]))
     assert slope.tolist() == [[-1.0, 0.0]]
@@ -55,6 +57,6 @@ def test_slopes_by_finite_differences(seed: int) -> None:
 
     args = (jnp.array(y, jnp.float32) for y in (old, gain))
     old32, gain32 = args
-    slope = jax.grad(lambda x: loss(x, old32, gain32, jnp.ones((8, 5), bool), jnp.float32(CLIP))[0].sum())(jnp.array(new, jnp.float32))
+    slope = jax.grad(lambda x: loss(x, old32, gain32[:, None], jnp.ones((8, 5), bool), CLIPPED)[0].sum())(jnp.array(new, jnp.float32))
     h = 1e-6
     np.testing.assert_allclose(slope, (exact(new + h) - exact(new - h)) / (2 * h), atol=1e-4)

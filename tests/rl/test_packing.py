@@ -12,10 +12,11 @@ import pytest
 
 from isojax.config import RLConfig, SamplingConfig
 from isojax.rl import logprobs, packing
-from isojax.rl.losses import grpo
+from isojax.rl.objective import PolicyObjective, Sampled
 from isojax.rl.step import coefficients
-from isojax.rl.update import build_gradient
-from isojax.sampling.batch import Problems, Rollouts, make_geometry, share
+from isojax.rl.terms import Terms
+from isojax.rl.update import Responses, build_gradient
+from isojax.sampling.batch import Problems, make_geometry, share
 from isojax.sharding import shard_count
 from tests.device import DECODER, MESHES, P, log_softmax, mesh, placed, policy, quick_jit, random_problems, response_logits, scatter
 
@@ -78,15 +79,17 @@ def test_gradients_equal_a_dense_program(axes: str, monkeypatch: pytest.MonkeyPa
     on = mesh(axes)
     geometry = replace(make_geometry([(B_P, N)], shard_count(on), 8, 3, P, WIDE), prompts=2, prefixes=4)
     tokens, logps, mask, gains = (jnp.asarray(scatter(geometry, x)) for x in ragged())
-    rollouts = Rollouts(tokens, logps, mask, jnp.ones((*mask.shape[:2], 1)), mask.any(-1))
+    weight = jnp.full(gains.shape, 1 / mask.sum())
+    responses = Responses(tokens, mask, Sampled(logps, jnp.ones((*mask.shape[:2], 1)), Terms(gains, weight, weight, weight)))
     problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
     sampling = SamplingConfig(prompt_length=P, response_length=WIDE)
-    gradient = build_gradient(DECODER, geometry, on, grpo, sampling, use_kl=False, use_entropy=False)
+    objective = PolicyObjective(DECODER, RLConfig(), sampling, split=on.shape["tensor"] > 1)
+    gradient = build_gradient(objective, geometry, on, DECODER.logical_axes(), DECODER.shapes())
 
     @quick_jit
     def program(params: Any) -> Any:
         numbers = jnp.int32(B_P), jnp.int32(N), coefficients(RLConfig())
-        return gradient(params, params, problems, rollouts, gains, rollouts.mask.sum(), *numbers)
+        return gradient(params, params, problems, responses, *numbers)
 
     got, metrics = program(placed(policy(), on))
     expected, spread = dense()

@@ -14,9 +14,11 @@ import pytest
 
 from isojax.config import CellConfig, RLConfig, SamplingConfig
 from isojax.models.decoder import Params
-from isojax.rl.step import TAUGHT, State, adam, apply, build_init, build_step
-from isojax.rl.update import Coefficients
-from isojax.sampling.batch import Problems, Rollouts, make_geometry
+from isojax.rl.advantages import Rewarded
+from isojax.rl.objective import Coefficients
+from isojax.rl.step import TAUGHT, State, Step, Weighed, adam, apply, build_init, coefficients
+from isojax.rl.terms import make_terms
+from isojax.sampling.batch import Problems, Rollouts, batch_rows, make_geometry
 from isojax.sharding import shard_count
 from tests.device import (
     CONFIG,
@@ -39,7 +41,7 @@ from tests.device import (
 
 CELLS = [(13, 7), (3, 5), (1, 1)]
 PROBLEMS = random_problems(13, seed=4)
-NUMBERS = {"clip": 0.2, "kl": 0.3, "entropy": 0.05, "learning_rate": 2e-2, "weight_decay": 0.1, "max_grad_norm": 1e30}
+NUMBERS = {"clip": 0.2, "clip_high": 0.2, "kl": 0.3, "entropy": 0.05, "learning_rate": 2e-2, "weight_decay": 0.1, "max_grad_norm": 1e30}
 
 
 class Batch(NamedTuple):
@@ -52,9 +54,14 @@ class Batch(NamedTuple):
     kept: np.ndarray
 
 
+def given(**numbers: float) -> Coefficients:
+    """NUMBERS, but for those given."""
+    return coefficients(RLConfig())._replace(**{k: np.float32(v) for k, v in (NUMBERS | numbers).items()})
+
+
 @dataclass
 class Program:
-    """`build_step` for one mesh and geometry, its two halves compiled."""
+    """A `Step` for one mesh and geometry, its two halves compiled."""
 
     axes: str = "auto"
     slots: int = 26
@@ -71,11 +78,19 @@ class Program:
         self.geometry = replace(geometry, prompts=self.prompts, prefixes=2 * self.prompts)
         sampling = SamplingConfig(temperature=self.temperature, top_p=self.top_p)
         cell = CellConfig(model=CONFIG, sampling=sampling, rl=RLConfig(kl=self.kl, entropy=self.entropy))
-        sample, weigh, update = build_step(cell, DECODER, Parity.stops, self.geometry, self.mesh)
+        step, numbers = Step(cell, DECODER, Parity.stops, self.geometry, self.mesh), coefficients(cell.rl)
 
         def rollout(params: Params, problems: Problems, B_p: Any, n: Any, key: Any) -> tuple[Rollouts, Any, dict[str, Any]]:
-            rollouts = sample(params, problems, B_p, n, key)
-            return rollouts, *weigh(rollouts, Parity().verify(None, rollouts.tokens, rollouts.mask), B_p, n)
+            rollouts = step.sample(params, problems, B_p, n, key)
+            rewards = Parity().verify(None, rollouts.tokens, rollouts.mask)
+            weighed, metrics = step.weigh(State(params, None, 0), problems, rollouts, rewards, B_p, n, key, numbers)
+            return rollouts, weighed.terms.gains, metrics
+
+        def update(state: State, base: Params, problems: Problems, rollouts: Rollouts, gains: Any, B_p: Any, n: Any, numbers: Any) -> Any:
+            groups, live = batch_rows(self.geometry, B_p, n)
+            rewarded = Rewarded(gains, jnp.where(live, rollouts.mask.sum(-1), 0), groups, live, n, self.geometry.problem_rows)
+            terms = make_terms(cell.rl, "token", gains, rewarded, live, T)
+            return step.update(state, base, problems, rollouts, Weighed(terms, live, None), B_p, n, numbers)
 
         self.rollout, self.update, self.init = quick_jit(rollout), quick_jit(update), build_init(DECODER, self.mesh)
         self.problems = Problems(*(np.resize(x, (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
@@ -84,7 +99,7 @@ class Program:
         parts = [scatter(self.geometry, x) for x in (batch.tokens, batch.logps, batch.mask)]
         parts += [scatter(self.geometry, batch.kept, fill=1.0), parts[2].any(-1)]
         gains = scatter(self.geometry, batch.gains, fill=50.0)  # rows beyond the batch must not be read
-        scalars = (np.int32(B_p), np.int32(n), Coefficients(**{k: np.float32(v) for k, v in (NUMBERS | numbers).items()}))
+        scalars = (np.int32(B_p), np.int32(n), given(**numbers))
         return self.update(state, placed(policy(1), self.mesh), self.problems, Rollouts(*parts), gains, *scalars)
 
     def gradient(self, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[Params, dict[str, float]]:
@@ -158,7 +173,7 @@ def rollout_gradient(
     terms = {
         "entropy": -(jnp.exp(log_p) * log_p).sum(-1),
         "kl": jnp.exp(base - logps) - (base - logps) - 1,
-        "clip_fraction": 1.0 * ((ratio < 0.8) | (ratio > 1.2)),
+        "clip_fraction": 1.0 * jnp.where(row.gains[:, None] > 0, ratio > 1.2, ratio < 0.8),
         "log_ratio": jnp.abs(logps - row.logps),
     }
     surrogate = jnp.minimum(ratio * row.gains[:, None], jnp.clip(ratio, 0.8, 1.2) * row.gains[:, None])
@@ -253,15 +268,14 @@ def test_apply_equals_optax(decay: float, max_norm: float) -> None:
     rng = np.random.default_rng(0)
     params = {"a": rng.normal(size=(4, 3)).astype(np.float32), "b": rng.normal(size=5).astype(np.float32)}
     tx = optax.chain(optax.clip_by_global_norm(max_norm), optax.adamw(0.01, weight_decay=decay))
-    state, expected, moments = State(params, adam().init(params), jnp.int32(0)), params, tx.init(params)
-    numbers = Coefficients(**{k: np.float32(v) for k, v in (NUMBERS | {"weight_decay": decay, "max_grad_norm": max_norm}).items()})
+    got, state, expected, moments = params, adam().init(params), params, tx.init(params)
+    numbers = given(weight_decay=decay, max_grad_norm=max_norm)
     theirs, ours = jax.jit(tx.update), jax.jit(apply)
     for i in range(5):
         gradient = jax.tree.map(lambda p, scale=0.03 * 4**i: (rng.normal(size=p.shape) * scale).astype(np.float32), params)
-        state, norm = ours(state, gradient, np.float32(0.01), numbers)
+        got, state, norm = ours(got, state, gradient, np.float32(0.01), numbers)
         updates, moments = theirs(gradient, moments, expected)
         expected = optax.apply_updates(expected, updates)
         assert float(norm) == pytest.approx(np.sqrt(sum((g**2).sum() for g in gradient.values())), rel=1e-6)
         for k in params:
-            np.testing.assert_allclose(state.params[k], expected[k], atol=1e-6)
-    assert int(state.step) == 5
+            np.testing.assert_allclose(got[k], expected[k], atol=1e-6)

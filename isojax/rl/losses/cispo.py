@@ -1,0 +1,25 @@
+"""CISPO (MiniMax-M1, arXiv:2506.13585): REINFORCE whose importance weights are truncated above and carry no gradient, so that no token's
+gradient is stopped. ScaleRL's loss (arXiv:2510.13786)."""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from isojax.rl.losses import Clip, ratios
+
+ADVANTAGE_ONLY = True
+DEFAULTS = {"advantage": "group", "aggregation": "token", "clip": 1.0, "clip_high": 4.0}
+
+
+def loss(
+    logps: Float[Array, "m T"],
+    sampler_logps: Float[Array, "m T"],
+    advantages: Float[Array, "m T"],
+    mask: Bool[Array, "m T"],
+    clip: Clip,
+) -> tuple[Float[Array, "m T"], dict[str, Float[Array, "m T"]]]:
+    """-sg(clip(r, 1 - low, 1 + high)) A log p; with low = 1 there is no lower bound (equations 4 and 5)."""
+    ratio = lax.stop_gradient(ratios(logps, sampler_logps, mask))
+    weight = jnp.clip(ratio, 1 - clip.low, 1 + clip.high)
+    value = -weight * advantages * logps
+    return jnp.where(mask, value, 0.0), {"clip_fraction": (mask & (ratio != weight)).astype(jnp.float32)}

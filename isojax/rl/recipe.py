@@ -1,0 +1,73 @@
+"""A recipe made definite: what `cell.rl` leaves null is its loss's own; nonsense is refused here, before any work, with the reason."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+from isojax import registry
+from isojax.config import RLConfig
+from isojax.types import Cell, InputError
+
+GRPO = {"advantage": "group", "aggregation": "token", "clip": 0.2}
+NEEDS_A_GROUP = ("group", "mean", "leave_one_out", "batch")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The loss's module and the settings that are its own unless the config sets them."""
+
+    loss: ModuleType
+    advantage: str
+    aggregation: str
+    clip: float
+    clip_high: float
+
+
+def resolve(rl: RLConfig) -> Recipe:
+    """The recipe of `cell.rl`.
+
+    Raises:
+        InputError: no such loss.
+    """
+    loss = registry.load("rl.losses", rl.loss, "loss")
+    own = GRPO | vars(loss).get("DEFAULTS", {})
+    clip = float(own["clip"] if rl.clip is None else rl.clip)
+    high = rl.clip_high if rl.clip_high is not None else clip if rl.clip is not None else own.get("clip_high", clip)
+    return Recipe(loss, rl.advantage or own["advantage"], rl.aggregation or own["aggregation"], clip, float(high))
+
+
+def check(rl: RLConfig, cells: Sequence[Cell]) -> None:
+    """InputError where settings of a recipe, or of a recipe and a grid, contradict each other."""
+    recipe = resolve(rl)
+    smallest = min(cell.n for cell in cells)
+    if vars(recipe.loss).get("NEEDS_CRITIC") and rl.critic is None:
+        raise InputError(
+            f"cell.rl.loss = {rl.loss} takes its advantages from a critic and cell.rl.critic is null; add the config recipes/ppo or "
+            "cell.rl.critic={}, or choose another loss."
+        )
+    if (recipe.advantage == "gae") != (rl.critic is not None):
+        given = "null" if rl.critic is None else "set"
+        raise InputError(
+            f"cell.rl.advantage = {recipe.advantage} and cell.rl.critic is {given}; expected gae with a critic, another without."
+        )
+    if recipe.advantage in NEEDS_A_GROUP and smallest < 2:
+        raise InputError(
+            f"cell.rl.advantage = {recipe.advantage} compares a rollout with others of its problem and sweep.n holds {smallest}: every "
+            "advantage would be 0. Expected n of 2 or more, or an advantage without groups (cell.rl.loss=reinforce_pp, or ppo)."
+        )
+    if rl.n_train is not None and rl.n_train > smallest:
+        raise InputError(
+            f"cell.rl.n_train = {rl.n_train} rollouts of a group in the gradient and sweep.n holds {smallest}; expected n_train <= n (n "
+            "counts the rollouts that estimate the baseline)."
+        )
+    if rl.reference == "none" and (rl.kl > 0 or rl.measure_kl):
+        raise InputError(
+            f"cell.rl.{f'kl = {rl.kl}' if rl.kl > 0 else 'measure_kl = true'} measures the policy against the base policy and "
+            "cell.rl.reference = none keeps none in memory; expected reference=base, or kl=0 and measure_kl=false."
+        )
+    for term, coefficient in (("kl", rl.kl), ("entropy", rl.entropy)):
+        if term in rl.zero_variance_filter and coefficient == 0:
+            raise InputError(
+                f"cell.rl.zero_variance_filter holds {term} and cell.rl.{term} = 0: there is no such term to filter. Set it, or leave "
+                f"{term} out of the filter."
+            )
