@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from isojax import __version__
+from isojax.cli_bandit import bandit
 from isojax.cli_compare import compare
 from isojax.cli_config import Mesh, Words, read_config
 from isojax.cli_curve import Frontier, Where, curve, fitted_frontier, refuse_for_points
@@ -215,6 +216,7 @@ def report(run: Annotated[Path, typer.Argument(help="A sweep's folder.")], inclu
 app.command()(curve)
 app.command()(compare)
 app.command()(difficulty)
+app.command()(bandit)
 
 
 def _version(asked: bool) -> None:
