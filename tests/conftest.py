@@ -1,4 +1,4 @@
-"""Every test runs on 8 simulated CPU devices, with rank promotion an error and compilations kept between runs.
+"""Every test runs on 8 simulated CPU devices, with rank promotion an error, quick compilations, and those kept between runs.
 
 All of it is in environment variables, set before anything imports jax, so that subprocesses inherit it too.
 """
@@ -9,14 +9,16 @@ import os
 
 import pytest
 
+from tests.compiler import QUICK, flags
+
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu on a machine without a TPU asks a metadata server that is not there
     os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "xla_force_host_platform_device_count" not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8".strip()
+    given = os.environ.get("XLA_FLAGS", "")
+    wanted = flags({} if "xla_backend_optimization_level" in given else QUICK).split()
+    os.environ["XLA_FLAGS"] = " ".join([given, *(flag for flag in wanted if flag.partition("=")[0] not in given)]).strip()
     cache = getattr(config, "cache", None)  # None under -p no:cacheprovider
     if cache is not None:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.mkdir("jax")))

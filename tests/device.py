@@ -16,6 +16,7 @@ from isojax.sharding import make_mesh, parse_mesh
 from isojax.tasks.base import Encoded
 from isojax.tasks.stops import Stops
 from isojax.types import Problem
+from tests.compiler import QUICK, SAME_BITS
 
 CONFIG = ModelConfig(family="tiny", layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp=48)
 VOCAB, PAD, EOS = 24, 0, 3
@@ -23,8 +24,9 @@ P, T = 6, 3  # prompt and response positions
 MESHES = ("data=4,tensor=2", "data=2,fsdp=2,tensor=2")
 DECODER = Decoder(CONFIG, VOCAB)
 
-# jax.jit with the least work in LLVM: large programs that run for milliseconds compile in half the time; XLA's own passes stay.
-quick_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+# jax.jit with the least work, and where the bits of two programs are compared (tests/compiler.py)
+quick_jit = partial(jax.jit, compiler_options=QUICK)
+same_bits_jit = partial(jax.jit, compiler_options=SAME_BITS)
 
 
 def mesh(text: str = "auto") -> Mesh:

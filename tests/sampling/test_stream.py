@@ -17,7 +17,7 @@ from isojax.sampling.sampler import build_sampler
 from isojax.sampling.stream import Stream, build_stream
 from isojax.sharding import shard_count
 from isojax.tasks.stops import Stops
-from tests.device import CONFIG, DECODER, EOS, MESHES, VOCAB, P, mesh, placed, policy, quick_jit, random_problems
+from tests.device import CONFIG, DECODER, EOS, MESHES, VOCAB, P, mesh, placed, policy, random_problems, same_bits_jit
 from tests.hlo import check_kept_apart, collectives
 
 T, SLOTS = 5, 12
@@ -38,9 +38,9 @@ class Pair:
         on = mesh(self.axes)
         self.geometry = make_geometry(CELLS, shard_count(on), SLOTS, 8, P, T, width=self.width)
         given = self.decoder, self.geometry, on, SamplingConfig(temperature=0.8, top_p=self.top_p), Stops((EOS,), None)
-        self.sample = quick_jit(build_sampler(*given))
+        self.sample = same_bits_jit(build_sampler(*given))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(jax, "jit", quick_jit)
+            patch.setattr(jax, "jit", same_bits_jit)
             self.stream: Stream = build_stream(*given)
         self.params = placed(policy(), on)
         self.visits: list[int] = []

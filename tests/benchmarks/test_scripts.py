@@ -1,0 +1,144 @@
+"""The benchmarks that nothing else runs, each at a size that takes a second: they run to their end, and their figures that follow from
+the arguments are those worked out by hand."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isojax.config import ModelConfig
+from isojax.rl import logprobs
+from isojax.scaling.law import Law, log2_n_star
+from tests.e2e.tiny_lm import make_model
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+if not BENCHMARKS.is_dir():
+    pytest.skip("benchmarks/ is not part of this copy", allow_module_level=True)
+
+SHAPE = {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "head_dim": 16, "mlp": 64}
+
+
+class Scripts:
+    """Scripts of benchmarks/, run in this process; it keeps its cores, whatever they pin."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.patch, self.capsys = monkeypatch, capsys
+        monkeypatch.syspath_prepend(BENCHMARKS)
+        monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: None)
+
+    def __call__(self, name: str, *words: object, **constants: object) -> list[dict[str, Any]]:
+        """What a script prints, its constants replaced."""
+        script = importlib.import_module(name)
+        for key, value in constants.items():
+            assert hasattr(script, key)
+            self.patch.setattr(script, key, value)
+        self.patch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
+        assert script.main() in (None, 0)
+        return [json.loads(line) for line in self.capsys.readouterr().out.splitlines()]
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Scripts:
+    return Scripts(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "lm")
+
+
+def test_sweep_overhead(scripts: Scripts) -> None:
+    """Of a sweep of 4 x 2 and 4 x 4, its smallest and largest cell, in one program."""
+    settings = [f"cell.model.{key}={value}" for key, value in SHAPE.items()]
+    sweep = ("sweep.B_p=[4]", "sweep.n=[2,4]", "sweep.B_max=16", "sweep.seeds=1", "sweep.budget=64")
+    (line,) = scripts("sweep_overhead", "quickstart", *settings, *sweep, "--rollouts", 16, "--repeats", 1)
+    assert line["programs"] == 1 and set(line["microseconds_a_rollout"]) == {"4x2", "4x4"} == set(line["spread"])
+    small, large = (line["microseconds_a_rollout"][cell] for cell in ("4x2", "4x4"))
+    assert line["ratio"] == pytest.approx(small / large, rel=0.01) and small > 0
+    assert set(line["spread"].values()) == {0}  # one repeat
+
+
+def test_update_packing(scripts: Scripts) -> None:
+    """One width computes all of the 4 x 4 rollouts' 32 positions; two widths at least the tokens, and no more than one width does."""
+    sizes = {"B_P": 4, "N": 4, "M": 4, "P": 4, "T": 32, "VOCAB": 32, "REPEATS": 1, "MODEL": ModelConfig(**SHAPE)}
+    (line,) = scripts("update_packing", "--widths", "1,2", **sizes)
+    assert line["positions_1"] == round(4 * 4 * 32 / line["tokens"], 2)
+    assert 1 <= line["positions_2"] <= line["positions_1"]
+    assert line["gain_2"] == pytest.approx(line["tokens_a_second_2"] / line["tokens_a_second_1"], rel=0.05)
+
+
+def test_vocabulary_blocks(scripts: Scripts) -> None:
+    """Without the entropy's gradient and with it; blocks never hold all 8 x 5000 logits at once, which the plain form does."""
+    scripts.patch.setattr(logprobs, "BLOCK", 500)
+    scripts.patch.setattr(logprobs, "PLAIN", 0)
+    lines = scripts("vocabulary_blocks", "--sizes", "8,5000,16", REPEATS=1)
+    assert [(line["tokens"], line["V"], line["D"], line["entropy"]) for line in lines] == [(8, 5000, 16, False), (8, 5000, 16, True)]
+    assert all(line["memory_ratio"] < 1 and line["plain_temp_mb"] >= 0.1 for line in lines)
+
+
+def test_lanes(scripts: Scripts, model: Path) -> None:
+    words = ("--prompts", "8", "--response", 4, "--n", 4, "--slots", 4, "--width", 2, "--problems", 2, "--layers", 1)
+    (line,) = scripts("lanes", model, *words, REPEATS=1)
+    assert (line["P"], line["T"], line["n"], line["R"], line["W"]) == (8, 4, 4, 4, 2)
+    assert line["ratio"] == pytest.approx(line["lanes"] / line["slots"], rel=0.01)
+
+
+def test_decode_step(scripts: Scripts, model: Path) -> None:
+    """Unrolled and looped over layers; the share is of two operations a parameter and slot."""
+    lines = scripts("decode_step", model, "--slots", "4", "--positions", 16, STEPS=2, REPEATS=1)
+    assert [line["unrolled"] for line in lines] == [True, False]
+    for line in lines:
+        assert line["tokens_a_second"] == pytest.approx(4 / (line["ms_a_step"] / 1000), rel=0.01)
+
+
+def test_overlap(scripts: Scripts) -> None:
+    """The rewards of both ways agree, which the script asserts."""
+    words = ("--ms", 1, "--workers", 1, "--problems", 2, "--n", 2, "--slots", 2, "--response", 6)
+    (line,) = scripts("overlap", *words, REPEATS=1, MODEL=ModelConfig(family="llama", **SHAPE))
+    assert (line["rollouts"], line["workers"]) == (4, 1) and 4 <= line["tokens"] <= 24
+    assert line["grade"] >= 0.004  # four checks of a millisecond each
+
+
+def test_fig7(scripts: Scripts, tmp_path: Path) -> None:
+    """Points of the published law, each n rounded to a power of two: every parameter comes out within the published uncertainty."""
+    published = Law("sigmoid", 6.09, 4.75, 5.84, 2.73)
+    C = np.logspace(4.8, 7, 30).round()
+    rows = [f"easy,{2 ** log2_n_star(published, c)},{c}" for c in C]
+    (tmp_path / "points.csv").write_text("\n".join(["set,n,rollouts", *rows, "hard,8,100000"]) + "\n")
+    script = importlib.import_module("fig7")
+    scripts.patch.setattr(sys, "argv", ["fig7.py", str(tmp_path / "points.csv")])
+    assert script.main() == 1  # 30 distinct n are not few, which the script wants said of the paper's points
+    line = json.loads(scripts.capsys.readouterr().out)
+    assert line["points"] == 30 and all(line["within"].values()) and not line["few_distinct_n_said"]
+    assert [line["fitted"][name] for name in ("L", "k", "log10_C0", "b")] == pytest.approx([6.09, 4.75, 5.84, 2.73], abs=1e-3)
+
+
+def test_gsm8k_verifier(scripts: Scripts, tmp_path: Path) -> None:
+    """18 has 4 changes in each of 3 forms; 5, of one digit, has no digits to swap: 1 + 3 right and 12 or 9 wrong answers."""
+    rows = [{"question": "?", "answer": f"So it is.\n#### {number}"} for number in (18, 5)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (line,) = scripts("gsm8k_verifier", tmp_path / "test.jsonl", "--workers", 1)
+    assert (line["problems"], line["checks"], line["mistakes"]) == (2, 4 + 12 + 4 + 9, 0)
+    assert line["as_they_should"]["right_gold"] == "2 of 2" and line["as_they_should"]["wrong_swapped_boxed"] == "1 of 1"
+
+
+def test_fit_speed(scripts: Scripts) -> None:
+    """20 cells by 2 seeds, of 1 + 20 evaluations each."""
+    (line,) = scripts("fit_speed", "--replicates", 2, "--problems", 8, EVALUATIONS=20)
+    assert (line["runs"], line["replicates"]) == (40, 2)
+    assert line["evaluations"] == 40 * 21
+
+
+def test_curve_coverage(scripts: Scripts) -> None:
+    """Of one curve, each share is 0 or 1, save that of all its points."""
+    (line,) = scripts("curve_coverage", "--curves", 1, POINTS=(30,), KINDS={"white": (0.0, 1, 0.0), "2 seeds": (0.0, 2, 0.01)})
+    assert set(line["coverage"]) == {"white, 30 points", "2 seeds, 30 points"}
+    for held in line["coverage"].values():
+        assert {v for k, v in held.items() if k != "R"} <= {0, 1} and 0 <= held["R"] <= 1
