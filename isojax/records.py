@@ -1,8 +1,8 @@
 """The run ledger: what a run measured, one JSON line a point, append-only and readable by any tool.
 
 A cell's folder holds `records.jsonl` (a header line of kind "cell", then lines of kind "eval"; the same bits whenever the same run
-is repeated) and `timing.jsonl` (clocks, which never repeat). A torn last line, left by a kill or a full disk, loses that line
-alone; damage anywhere else is refused with its place. No jax here.
+is repeated) and `timing.jsonl` (clocks, which never repeat); once it has ended also `health.json`, whether it ended well. A torn last
+line, left by a kill or a full disk, loses that line alone; damage anywhere else is refused with its place. No jax here.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from isojax.types import Cell, EvalPoint, InputError, RunRecord
 
 RECORDS = "records.jsonl"
 TIMING = "timing.jsonl"
+HEALTH = "health.json"  # what flags a run, as it ended
 SCHEMA = 1
 INCLUDE_FLAGGED = "--include-flagged"  # the option of commands that puts back runs flagged as broken (scaling/health.py)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from isojax.config import Config
+from isojax.records import INCLUDE_FLAGGED
 from isojax.types import Cell
 
 if TYPE_CHECKING:
@@ -99,6 +100,13 @@ class Display:
                     self._failures.add(kind)
                     said = f"warning: verifier {kind}: {text} (reward 0; the first of its kind, all are counted as verifier_{kind})"
                     console.print(said, soft_wrap=True, highlight=False, markup=False)
+
+    def flagged(self, cell: Cell, flags: Sequence[str]) -> None:
+        """What says that a run broke, once it has ended."""
+        with self._lock:
+            for flag in flags:
+                said = f"warning: cell {cell.name} {flag}. Fits leave it out unless told {INCLUDE_FLAGGED}."
+                console.print(said, soft_wrap=True, highlight=False, markup=False)
 
     def finish(self, cell: Cell, failed: bool) -> None:
         """A cell is done, was done before, or failed."""

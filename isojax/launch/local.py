@@ -19,6 +19,7 @@ import numpy as np
 
 from isojax.config import Config, DataConfig, config_hash, save_config
 from isojax.launch.display import Display, print_plan
+from isojax.launch.health import judge
 from isojax.launch.planner import plan
 from isojax.launch.resume import BASE, CONFIG, settle
 from isojax.types import Cell, InputError, RunFailed
@@ -269,6 +270,7 @@ def work(
                 error = e
                 failed.append((cell, e))
             display.finish(cell, failed=error is not None)
+            judge(folder / "cells" / cell.name, cell, display)
 
     _in_threads([lambda p=p: worker(p) for p in programs])
     return failed

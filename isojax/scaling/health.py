@@ -2,8 +2,9 @@
 
 A criterion holds where it does so at every evaluation from some C to the end, at least the last `STAYED`; that C is where it set in. With
 w the mean of the last three evaluations, b the reward of the base policy (of the first evaluation, where C = 0 has none) and r the best
-running mean of three (at least b), a difference counts where it exceeds max(.02, 4 SE): SE is paired over validation problems where right
-answers are recorded, and never below what the scatter of neighbouring evaluations says. "fell": r - w counts. "gained": w - b counts.
+running mean of three (at least b), a difference counts where it exceeds max(.02, 4 SE). SE is paired over validation problems where right
+answers are recorded, and, of ten evaluations or more, not below what the scatter of neighbours says; with neither nothing counts.
+"fell": r - w counts. "gained": w - b counts.
 
     collapsed           reward stays below b + (r - b) / 2 and fell, and the training reward, where recorded, stays below the middle of
                         its own start and best (else the run overfits, which a fit names); or groups without variance stay at .95 or more,
@@ -22,6 +23,7 @@ A criterion whose numbers were not recorded is silent.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -36,7 +38,7 @@ from isojax.types import EvalPoint, InputError, RunRecord
 
 STAYED = 3
 MIN_CHANGE, Z_CHANGE = 0.02, 4.0
-FEWEST_FOR_SCATTER = 6
+FEWEST_FOR_SCATTER = 10
 ALIKE, ALIKE_AT_FIRST = 0.95, 0.8
 ENTROPY_UP, ENTROPY_DOWN, ROOM = 2.0, 0.02, 0.1
 LONGER = 3.0
@@ -118,9 +120,12 @@ def told(rows: Sequence[Mapping[str, Any]], left_out: bool) -> list[str]:
 
 
 def with_health(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], left_out: bool) -> dict[str, Any]:
-    """A fit (fit.json) that names the flagged runs: as `health`, in its flags, and, where they were left out, among the B_p that are not
-    stable, which the runs that are left cannot show."""
-    broken = {row["B_p"]: f"n={row['n']} seed {row['seed']}: {Flag(**row['flags'][0])}" for row in reversed(rows)} if left_out else {}
+    """A fit (fit.json) that names the flagged runs, as `health` and in its flags. A B_p is not stable where half the runs of a cell or more
+    were left out, which those that are left cannot show."""
+    lost = Counter((row["B_p"], row["n"]) for row in rows) if left_out else Counter()
+    kept = Counter((row["B_p"], row["n"]) for row in document["runs"])
+    half = [row for row in reversed(rows) if lost[key := (row["B_p"], row["n"])] >= max(1, kept[key])]
+    broken = {row["B_p"]: f"n={row['n']} seed {row['seed']}: {Flag(**row['flags'][0])}" for row in half}
     verdicts = [
         v if v["B_p"] not in broken else v | {"stable": False, "reason": "; ".join(filter(None, (v["reason"], broken[v["B_p"]])))}
         for v in document["stability"]

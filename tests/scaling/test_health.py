@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from isojax.records import INCLUDE_FLAGGED
-from isojax.scaling.health import Flag, flagged, health, healthy, told
+from isojax.scaling.health import Flag, flagged, health, healthy, told, with_health
 from isojax.types import Cell, EvalPoint, InputError, RunRecord
 
 PROBLEMS, SAMPLES = 1000, 4
@@ -145,6 +145,16 @@ def test_broken_runs_are_told_apart_and_named() -> None:
     assert "fitted all the same" in kept
     with pytest.raises(InputError, match=rf"every run is flagged as broken \(1; made up: collapsed .*{INCLUDE_FLAGGED}"):
         healthy([broken])
+
+
+@pytest.mark.parametrize(("seeds", "left_out", "stable"), [(3, True, True), (2, True, False), (1, True, False), (2, False, True)])
+def test_a_batch_is_unstable_where_half_of_a_cells_runs_were_left_out(seeds: int, left_out: bool, stable: bool) -> None:
+    rows = flagged([made(FALLEN)])
+    kept = [{"B_p": 8, "n": 4, "seed": i} for i in range(left_out, seeds)]
+    verdicts = [{"B_p": 8, "stable": True, "reason": ""}, {"B_p": 16, "stable": False, "reason": "it fell"}]
+    fit = with_health({"runs": kept, "stability": verdicts, "flags": ["so it was"]}, rows, left_out)
+    assert [v["stable"] for v in fit["stability"]] == [stable, False] and fit["stability"][1]["reason"] == "it fell"
+    assert fit["health"] == {"left_out": left_out, "runs": rows} and fit["flags"] == [*told(rows, left_out), "so it was"]
 
 
 def test_a_ledger_that_a_fit_refuses_is_not_judged() -> None:

@@ -1,0 +1,31 @@
+"""What becomes of a run's flags when it ends: shown, and written beside its ledger for others to read. No jax here.
+
+isojax itself computes them anew whenever it reads a ledger (scaling/health.py), so that old and imported ledgers have them too.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from isojax.files import write_text
+from isojax.launch.display import Display
+from isojax.records import HEALTH, read_run
+from isojax.scaling.health import health
+from isojax.types import Cell, InputError
+
+
+def judge(folder: Path, cell: Cell, display: Display) -> None:
+    """Write `folder`/health.json and show what it says; nothing for a run that broke before its first evaluation, whose error says why."""
+    try:
+        run = read_run(folder)
+    except InputError:
+        return
+    flags = health(run)
+    found = {"cell": cell.name, "C": run.points[-1].rollouts, "flags": [asdict(flag) for flag in flags]}
+    text = json.dumps(found, indent=1) + "\n"
+    path = folder / HEALTH
+    if not path.exists() or path.read_text() != text:
+        write_text(path, text)
+    display.flagged(cell, [str(flag) for flag in flags])
