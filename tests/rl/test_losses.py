@@ -1,0 +1,300 @@
+"""Every loss, advantage, aggregation, filter, regulariser and importance weight against the loops of reference_losses.py, on random ragged
+batches that lie in padded buffers of two shards: value, and gradient by central differences. And the policy losses against TRL and verl
+directly, on the batch of loss_references.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isojax import registry
+from isojax.config import RLConfig, SamplingConfig
+from isojax.rl import critic, regularizers
+from isojax.rl.advantages import ADVANTAGES, Rewarded
+from isojax.rl.losses import Clip
+from isojax.rl.objective import Coefficients, PolicyObjective, Rows, Sampled
+from isojax.rl.terms import Terms, aggregate, make_terms
+from tests.device import DECODER, quick_jit
+from tests.rl import reference_losses as loops
+from tests.rl.reference_losses import Response
+
+SEEDS = range(3)
+N, B_P, T = 3, 5, 8
+SHAPE = 2, 12  # of the buffers: two shards with rows to spare
+DISTINCT = ("grpo", "gspo", "cispo", "rloo")  # the others are GRPO's function, which a test holds
+MEANS = ("token", "sequence", "prompt", "constant")
+LOW, HIGH = 0.2, 0.3
+GROUPS = 8  # a bound of their number
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A batch as the loops read it; `rows` puts one of its lists into buffers [shards, rows, T], nonsense where no token is."""
+
+    logps: list[Response]
+    sampler: list[Response]
+    base: list[Response]
+    advantages: list[Response]
+    rewards: list[float]
+    groups: list[int]
+    n: int
+
+    def rows(self, values: list[Response] | list[float] | list[int], fill: float = 50.0) -> np.ndarray:
+        """[S rows T] of ragged lists, [S rows] of numbers."""
+        block, one = -(-len(self.rewards) // SHAPE[0]), np.ndim(values[0]) == 0
+        out = np.full(SHAPE if one else (*SHAPE, T), fill, np.float64)
+        for r, x in enumerate(values):
+            out[(r // block, r % block) if one else (r // block, r % block, slice(0, len(np.atleast_1d(x))))] = x
+        return out.astype(np.float32)
+
+    def ragged(self, buffer: Any) -> list[np.ndarray]:
+        """The inverse; what lies elsewhere must be 0."""
+        buffer = np.asarray(buffer)
+        assert not np.any(buffer[~self.mask]), "something comes of padding"
+        return [row[kept] for row, kept in zip(buffer[self.live], self.mask[self.live], strict=True)]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.rows([len(x) for x in self.logps], 0).astype(np.int32)
+
+    @property
+    def live(self) -> np.ndarray:
+        return self.lengths > 0
+
+    @property
+    def mask(self) -> np.ndarray:
+        return np.arange(T) < self.lengths[..., None]
+
+    @property
+    def rewarded(self) -> Rewarded:
+        groups = self.rows(self.groups, 0).astype(np.int32)
+        return Rewarded(self.rows(self.rewards, 0), self.lengths, groups, self.live, np.int32(self.n), GROUPS)  # type: ignore[arg-type]
+
+
+@cache
+def batch(seed: int) -> Ragged:
+    """Responses of 1..T tokens; the second problem's rewards are all alike; ratios to either side of the clip."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.permutation([1, T, *rng.integers(1, T + 1, B_P * N - 2)])
+    logps = [rng.normal(-1.5, 0.5, k) for k in lengths]
+    sampler, base = ([x + rng.normal(0, spread, len(x)) for x in logps] for spread in (0.3, 0.5))
+    rewards = rng.choice([0.0, 0.25, 1.0], B_P * N)
+    rewards[N : 2 * N], rewards[:2] = 0.1, (0, 1)
+    gains = [np.full(k, a) for k, a in zip(lengths, rng.normal(size=B_P * N), strict=True)]
+    return Ragged(logps, sampler, base, gains, rewards.tolist(), [i // N for i in range(B_P * N)], N)
+
+
+@cache
+def peers() -> tuple[dict[str, Any], Ragged]:
+    found = json.loads((Path(__file__).parent / "loss_references.json").read_text())
+    given = found["batch"]
+    lists = [[np.array(row) for row in given[name]] for name in ("logps", "sampler", "base")]
+    gains = [np.full(len(row), a) for row, a in zip(lists[0], given["advantages"], strict=True)]
+    return found, Ragged(*lists, gains, given["rewards"], given["groups"], given["n"])
+
+
+weigh = jax.jit(aggregate, static_argnames=("kind", "num_groups", "T"))
+
+
+@jax.jit
+def estimate(given: Rewarded) -> dict[str, Any]:
+    """Every advantage of a batch."""
+    return {name: f(given._replace(num_groups=GROUPS)) for name, f in ADVANTAGES.items()}
+
+
+@quick_jit
+def penalties(logps: Any, base: Any) -> dict[str, Any]:
+    """Of each KL estimate, the values and the gradient of their sum."""
+    return {kind: (f(logps, base), jax.grad(lambda x, f=f: f(x, base).sum())(logps)) for kind, f in regularizers.KL.items()}
+
+
+def numbers(low: float = LOW, high: float = HIGH, cap: float = 1.3) -> Coefficients:
+    return Coefficients(*(np.float32(x) for x in (low, high, 0, 0, cap, 0, 0, 0, 0, 0, 0, 0)))
+
+
+@cache
+def program(name: str, level: str, over: str) -> Callable[..., Any]:
+    """(value, gradient) of the weighted policy term of rows [m T], through the objective that the update differentiates."""
+    objective = PolicyObjective(DECODER, RLConfig(loss=name, tis=level, tis_over=over), SamplingConfig(), False)
+
+    def value(logps: Any, sampler: Any, gains: Any, mask: Any, weight: Any, coefficients: Coefficients) -> Any:
+        own, none = Sampled(sampler, jnp.ones_like(logps), Terms(gains, weight, weight, weight)), jnp.zeros(len(logps), jnp.int32)
+        return (weight[:, None] * objective.surrogate(logps, Rows(none, mask, own, none, none), coefficients)[0]).sum()
+
+    return quick_jit(jax.value_and_grad(value))
+
+
+def ours(name: str, given: Ragged, mean: str, low: float, high: float, tis: tuple[str, str, float] = ("none", "truncate", 2.0)) -> Any:
+    """The aggregated policy term and its ragged gradient."""
+    level, over, cap = tis
+    parts = [x.reshape(-1, T) for x in (given.rows(given.logps), given.rows(given.sampler), given.rows(given.advantages), given.mask)]
+    weight = weigh(mean, given.rewarded.lengths, given.rewarded.groups, given.live, GROUPS, T).reshape(-1)
+    value, slope = program(name, level, over)(*parts, weight, numbers(low, high, cap))
+    return float(value), given.ragged(np.asarray(slope).reshape(given.mask.shape))
+
+
+def expected(name: str, given: Ragged, mean: str, tis: tuple[str, str, float] | None = None) -> Any:
+    """The same by the loops."""
+
+    def f(logps: list[Response]) -> float:
+        values = []
+        for x, held, s, a in zip(logps, given.logps, given.sampler, given.advantages, strict=True):
+            one = (loops.LOSSES[name], x, held, s, a, loops.Clip(LOW, HIGH))
+            values.append(loops.corrected(*one, *tis) if tis else one[0](*one[1:]))
+        return loops.aggregate(mean, values, given.groups, [True] * len(values), T)
+
+    return f(given.logps), loops.slope(f, given.logps)
+
+
+def agree(got: Any, wanted: Any) -> None:
+    """float32 against float64; differences are good to 1e-9 of values near 1."""
+    assert got[0] == pytest.approx(wanted[0], rel=1e-5, abs=1e-6)
+    for a, b in zip(got[1], wanted[1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-7)
+
+
+def bounds(name: str) -> tuple[float, float]:
+    """CISPO has a lower bound here, which its paper has not: 1 - 1 is none."""
+    return (1.0 if name == "cispo" else LOW), HIGH
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", DISTINCT)
+def test_losses_and_aggregation(name: str, seed: int) -> None:
+    for mean in MEANS:
+        agree(ours(name, batch(seed), mean, *bounds(name)), expected(name, batch(seed), mean))
+
+
+def test_the_other_losses_are_grpos_function() -> None:
+    grpo = registry.load("rl.losses", "grpo", "loss").loss
+    for name in set(loops.LOSSES) - set(DISTINCT):
+        assert registry.load("rl.losses", name, "loss").loss is grpo
+
+
+@pytest.mark.parametrize("over", ["truncate", "mask"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("name", DISTINCT)
+def test_truncated_importance_sampling(name: str, level: str, over: str) -> None:
+    given, tis = batch(2), (level, over, 1.1)
+    weights = np.concatenate([loops.importance(x, s, *tis) for x, s in zip(given.logps, given.sampler, strict=True)])
+    assert (weights == (0 if over == "mask" else 1.1)).any()
+    assert ((weights > 0) & (weights < 1.1)).any()
+    agree(ours(name, given, "sequence", *bounds(name), tis), expected(name, given, "sequence", tis))
+
+
+def test_losses_equal_trl_and_verl_themselves() -> None:
+    found, given = peers()
+    theirs = found["trl"]["losses"] | {f"{k} ": v for k, v in found["verl"]["losses"].items() if k.startswith(("gspo", "cispo"))}
+    low, high, cap = (found["batch"]["numbers"][k] for k in ("low", "high", "cap"))
+    done = 0
+    for name, wanted in theirs.items():
+        loss, mean, *tis = name.split()
+        if loss in loops.LOSSES and mean in MEANS and (not tis or tis[0] == "tis"):
+            setting = [(tis[1], tis[2], cap)] if tis else []
+            got = ours(loss, given, mean, 1.0 if loss == "cispo" else low, high, *setting)
+            agree(got, (wanted["loss"], wanted["gradient"]))
+            done += 1
+    assert done == 21
+
+
+LOOPS: dict[str, Callable[..., list[float]]] = {
+    "group": loops.group,
+    "mean": loops.centred,
+    "leave_one_out": loops.leave_one_out,
+    "batch": loops.batch,
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_advantages(seed: int) -> None:
+    given = batch(seed)
+    assert sum(loops.zero_variance(given.rewards, given.groups)) >= N
+    found = estimate(given.rewarded)
+    for name, loop in LOOPS.items():
+        got = np.asarray(found[name])
+        assert not got[~given.live].any(), name
+        np.testing.assert_allclose(got[given.live], loop(given.rewards, given.groups), rtol=1e-5, atol=1e-6, err_msg=name)
+    got = np.asarray(found["whiten"])
+    per_token = loops.whiten([np.full(len(x), r) for x, r in zip(given.logps, given.rewards, strict=True)])
+    np.testing.assert_allclose(got[given.live], [x[0] for x in per_token], rtol=1e-5, atol=1e-6)
+    assert set(found) == {*LOOPS, "whiten"}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_generalised_advantages(seed: int) -> None:
+    given = batch(seed)
+    values = [x / 2 for x in given.base]
+    coefficients = numbers()._replace(gamma=np.float32(0.97), gae_lambda=np.float32(0.9))
+    gains, estimates = quick_jit(critic.advantages)(given.rows(given.rewards, 0), given.rows(values), given.mask, coefficients)
+    pairs = [loops.gae(r, v, 0.97, 0.9) for r, v in zip(given.rewards, values, strict=True)]
+    for got, wanted in ((gains, loops.whiten([a for a, _ in pairs])), (estimates.returns, [r for _, r in pairs])):
+        for a, b in zip(given.ragged(got), wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("mean", MEANS)
+def test_filters(mean: str) -> None:
+    """A zero-variance group is left out of the terms that filter it, their denominators included; so is a rollout that was not chosen."""
+    given = batch(1)
+    every, silent = [True] * len(given.rewards), loops.zero_variance(given.rewards, given.groups)
+    chosen = [i % N != 1 for i in range(len(every))]
+    counts = given.rows(chosen, 0) > 0
+    for terms in ((), ("policy",), ("kl", "entropy"), ("policy", "kl", "entropy")):
+        rl = RLConfig(zero_variance_filter=terms)
+        for taken, kept in ((given.live, every), (counts, chosen)):
+            found = make_terms(rl, mean, np.zeros(SHAPE), given.rewarded, taken, T)
+            for term in ("policy", "kl", "entropy"):
+                keep = [k and not (term in terms and s) for k, s in zip(kept, silent, strict=True)]
+                wanted = loops.aggregate(mean, given.base, given.groups, keep, T)
+                got = (np.asarray(getattr(found, term))[..., None] * given.rows(given.base, 0)).sum()
+                assert got == pytest.approx(wanted, rel=1e-5), (term, terms)
+
+
+def test_nothing_kept_is_nothing() -> None:
+    given = batch(0)
+    for mean in MEANS:
+        weight = weigh(mean, given.rewarded.lengths, given.rewarded.groups, np.zeros(SHAPE, bool), GROUPS, T)
+        assert not np.asarray(weight).any()
+
+
+def test_kl() -> None:
+    given = batch(0)
+    found = penalties(given.rows(given.logps), given.rows(given.base))
+    assert set(found) == {"k1", "k2", "k3"}
+    for kind, parts in found.items():
+        value, slope = (given.ragged(np.where(given.mask, x, 0)) for x in parts)
+
+        def f(moved: list[Response], kind: str = kind) -> float:
+            return sum(loops.kl(kind, x, b).sum() for x, b in zip(moved, given.base, strict=True))
+
+        for a, x, b in zip(value, given.logps, given.base, strict=True):
+            np.testing.assert_allclose(a, loops.kl(kind, x, b), rtol=1e-5, atol=1e-6)
+        for a, b in zip(slope, loops.slope(f, given.logps), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_entropy() -> None:
+    x = np.random.default_rng(0).normal(0, 2, (7, 5))
+
+    @quick_jit
+    @jax.grad
+    def slope(x: Any) -> Any:
+        return regularizers.entropy(jax.nn.log_softmax(x)).sum()
+
+    log_p = x - np.log(np.exp(x).sum(-1, keepdims=True))
+    np.testing.assert_allclose(regularizers.entropy(log_p.astype(np.float32)), loops.entropy(x), rtol=1e-5)
+    wanted = loops.slope(lambda rows: float(loops.entropy(np.array(rows)).sum()), list(x))
+    np.testing.assert_allclose(slope(x.astype(np.float32)), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_the_clip_of_the_loops_is_that_of_the_losses() -> None:
+    assert Clip._fields == loops.Clip._fields
