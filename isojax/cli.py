@@ -22,13 +22,16 @@ from isojax.cli_config import Mesh, Words, read_config
 from isojax.cli_curve import Frontier, Where, curve, fitted_frontier, refuse_for_points
 from isojax.cli_difficulty import difficulty
 from isojax.cli_fit import MODE, FitOptions, IncludeFlagged, fitted_runs, make_fit, other_fits, read_fit, sweep_folder, warn
+from isojax.cli_lr_anchor import lr_anchor
 from isojax.cli_model import app as model_app
 from isojax.cli_recommend import print_recommendation, recommend
 from isojax.cli_records import app as records_app
 from isojax.cli_validate import make_validation, print_validation
 from isojax.cli_words import print_fit
+from isojax.huge_pages import use_huge_pages
 from isojax.types import InputError, RunFailed
 
+COMPUTING = ("launch", "train", "difficulty", "lr-anchor")  # commands that run a policy
 Compute = Literal["rollouts", "tokens", "device_hours"]
 Mode = Literal["debiased", "paper"]
 
@@ -216,6 +219,7 @@ def report(run: Annotated[Path, typer.Argument(help="A sweep's folder.")], inclu
 app.command()(curve)
 app.command()(compare)
 app.command()(difficulty)
+app.command("lr-anchor")(lr_anchor)
 app.command()(bandit)
 
 
@@ -248,15 +252,19 @@ def _run(application: typer.Typer, program: str) -> NoReturn:
 
 def main() -> NoReturn:
     """The console script `isojax`: like `python -m`, it finds a fork's modules in the folder it is called in."""
+    if sys.argv[1:2] and sys.argv[1] in COMPUTING:
+        use_huge_pages()
     sys.path.insert(0, "")
     _run(app, "isojax")
 
 
 def main_launch() -> NoReturn:
     """`python -m isojax.launch`."""
+    use_huge_pages()
     _run(launch_app, "python -m isojax.launch")
 
 
 def main_train() -> NoReturn:
     """`python -m isojax.train`."""
+    use_huge_pages()
     _run(train_app, "python -m isojax.train")
