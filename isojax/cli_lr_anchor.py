@@ -1,0 +1,140 @@
+"""`isojax lr-anchor`: the short grid search for the learning rate of a new model and problem set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from isojax.cli_config import Mesh, Words, read_config
+from isojax.cli_words import budget_number, plain
+from isojax.files import write_bytes, write_text
+from isojax.types import InputError, RunFailed
+
+
+def lr_anchor(
+    words: Words = None,
+    rates: Annotated[str | None, typer.Option(metavar="A,B,...", help="Rates to try.", show_default="5 around learning_rate")] = None,
+    B_p: Annotated[int | None, typer.Option("--B_p", metavar="N", min=1, help="Problems a batch.", show_default="the sweep's")] = None,
+    n: Annotated[int | None, typer.Option("--n", metavar="N", min=1, help="Rollouts a problem.", show_default="the sweep's")] = None,
+    budget: Annotated[str | None, typer.Option(metavar="C", help="Rollouts a run.", show_default="a tenth of sweep.budget")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs a rate.")] = 2,
+    mesh: Mesh = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the search in the folder.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show what would run; run nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")] = False,
+) -> None:
+    """Find the learning rate: short runs at one batch B over a grid of rates, and what to put into the config.
+
+    The rate found stands for B = B_p n, cell.rl.anchor_batch; cell.rl.lr_scaling leads from there to every other batch. B is the sweep's
+    batch nearest to anchor_batch. Without --rates, learning_rate times 1/10 to 10 in steps of sqrt(10), and up to two more where the best
+    lies at an end. Each rate is a sweep in runs/NAME-lr/RATE; the table and picture are there as lr_anchor.json and lr_anchor.png. Rates of
+    which a run collapses or is not finite are out; of those within a standard error of the best, the lowest is taken.
+
+    \b
+    [bold]Examples[/bold]
+      isojax lr-anchor quickstart
+      isojax lr-anchor quickstart --dry-run                       what would run
+      isojax lr-anchor my.yaml --rates 3e-7,1e-6,3e-6 --B_p 128 --n 8
+      isojax lr-anchor my.yaml --resume --seeds 4                 two more seeds
+    """
+    config = read_config(words, mesh, None)
+    from isojax.launch import lr_anchor as search
+
+    pair = search.choose_pair(config, B_p, n)
+    B = pair[0] * pair[1]
+    spend = budget_number(budget) if budget is not None else search.default_budget(config, B)
+    grid = read_rates(rates) if rates is not None else search.default_rates(config.cell.rl.learning_rate)
+    folder = search.search_folder(config)
+    search.refuse_others_work(folder, resume or dry_run)
+    configs = {rate: search.rate_config(config, rate, pair, spend, seeds) for rate in grid}
+    if dry_run:
+        from isojax.launch.local import launch
+
+        launch(configs[grid[0]], resume, dry_run=True)
+        told = {"rates": grid, "B_p": pair[0], "n": pair[1], "B": B, "budget": spend, "seeds": seeds, "folder": str(folder)}
+        print_plan(told, as_json)
+        return
+    first: Path | None = None
+
+    def run(rate: float) -> search.Outcome:
+        nonlocal first
+        wanted = configs.get(rate) or search.rate_config(config, rate, pair, spend, seeds)
+        found = search.run_rate(wanted, first, resume)
+        first = first or folder / wanted.name
+        return found
+
+    found = search.search(grid, run, extend=rates is None)
+    document = plain(search.to_json(found, config, pair, spend, seeds))
+    write(folder, document)
+    if as_json:
+        print(json.dumps(document, indent=1, allow_nan=False))
+    else:
+        print_search(Console(), document, folder)
+    if document["learning_rate"] is None:
+        raise RunFailed(f"every rate is out; what ran is recorded in {folder}")
+
+
+def read_rates(text: str) -> list[float]:
+    """Rising rates from "1e-4,3e-4".
+
+    Raises:
+        InputError: no number above 0, or one twice (to three digits, as their folders are named).
+    """
+    from isojax.launch.lr_anchor import round_rate
+
+    try:
+        given = [float(part) for part in text.split(",")]
+    except ValueError:
+        given = []
+    rates = sorted({round_rate(rate) for rate in given if 0 < rate < 1e6})
+    if not given or len(rates) < len(given):
+        raise InputError(f"--rates: given {text!r}, expected different numbers above 0 (to three digits), such as 1e-4,3e-4,1e-3.")
+    return rates
+
+
+def write(folder: Path, document: Mapping[str, Any]) -> None:
+    """lr_anchor.json and lr_anchor.png, each replaced in one step."""
+    from isojax.report.figures_lr import anchor
+
+    write_text(folder / "lr_anchor.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write_bytes(folder / "lr_anchor.png", anchor(document).png)
+
+
+def print_plan(told: Mapping[str, Any], as_json: bool) -> None:
+    """What a search would run."""
+    if as_json:
+        print(json.dumps(told, indent=1))
+        return
+    listed = ", ".join(f"{rate:.3g}" for rate in told["rates"])
+    runs = len(told["rates"]) * told["seeds"]
+    words = f"{runs} runs of {told['budget']:,} rollouts at B_p x n = {told['B_p']} x {told['n']} = {told['B']}, in {told['folder']}"
+    Console().print(f"rates {listed}: {words}", soft_wrap=True, highlight=False, markup=False)
+
+
+def print_search(console: Console, found: Mapping[str, Any], folder: Path) -> None:
+    """Every rate, what to know, and the lines for the config."""
+    of = f"B_p x n = {found['B_p']} x {found['n']}, {found['budget']:,} rollouts a run; reward: {found['score']}"
+    table = Table(title=escape(of), title_justify="left")
+    for head in ("rate", "B", "reward", "s.e.", "entropy", "gradient norm"):
+        table.add_column(head, justify="right")
+    table.add_column("", overflow="fold")
+    for row in found["rates"]:
+        numbers = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("reward", "se", "entropy", "grad_norm")]
+        marks = {found["best"]: "best", found["learning_rate"]: "taken"}
+        mark = "out" if row["flags"] else marks.get(row["rate"], "")
+        table.add_row(f"{row['rate']:.3g}", str(row["B"]), *numbers, mark)
+    console.print(table)
+    for sentence in found["says"]:
+        console.print(f"  {escape(sentence)}", soft_wrap=True, highlight=False)
+    if found["learning_rate"] is not None:
+        line = f"cell.rl.learning_rate={found['learning_rate']:.3g} cell.rl.anchor_batch={found['anchor_batch']}"
+        console.print("put into the config, or on the command line:", highlight=False)
+        console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"picture: {folder / 'lr_anchor.png'}", soft_wrap=True, highlight=False, markup=False)
