@@ -21,6 +21,7 @@ SMALL = (
     (r"sweep\.budget=\d+", "sweep.budget=700"),
     (r"--budget \S+", "--budget 700"),
     (r"cell\.data\.candidates=\d+", "cell.data.candidates=300"),
+    (r"isojax bandit", "isojax bandit --updates 200 --repetitions 4"),
 )
 FORK = {"my_fork/my_losses.py": "docs/extending.md", "my_fork/my_problems.py": "docs/extending.md"}  # what a page tells its reader to write
 LOGS = {
@@ -28,7 +29,7 @@ LOGS = {
     "logs.md": REPOSITORY / "tests/logs/fixtures",
     "laws.md": REPOSITORY / "tests/scaling/fixtures",
 }  # what stands for the reader's own logs/
-COMPILES = ("launch", "train", "difficulty")  # commands that need a process of their own
+COMPILES = ("launch", "train", "difficulty", "bandit")  # commands that need a process of their own
 
 
 def commands(page: Path) -> list[str]:
