@@ -15,6 +15,7 @@ from isojax.report.figures_batch import fixed_batch, sensitivity
 from isojax.report.figures_frontier import frontier
 from isojax.report.figures_law import evidence, n_star
 from isojax.report.figures_metrics import best_n
+from isojax.report.figures_panel import panel
 from isojax.report.figures_runs import overfitting, records
 from isojax.report.reading import Fit
 from isojax.report.words import compact, listed
@@ -73,6 +74,12 @@ FIGURES: dict[str, Plot] = {
         overfitting,
         lambda fit: "Training and validation reward against C for each run where training goes on rising while validation falls.",
         "Runs flagged for overfitting: training reward rises while validation falls. Stop such a run at its peak.",
+    ),
+    "panel": Plot(
+        panel,
+        lambda fit: "A histogram of pass@1 over a fixed panel of training problems for the smallest and largest n, and its change with C.",
+        "pass@1 of a fixed panel of training problems. Left: how it is spread over problems at the largest C that both n reached, beside "
+        "the base policy. Right: how many problems have no, some and all answers right, along training.",
     ),
     "evidence": Plot(
         evidence,

@@ -1,10 +1,11 @@
-"""How far to trust the fit: diagnostics in plain words, with what was left out, and the warnings."""
+"""How far to trust the fit: diagnostics in plain words, with what was left out, the runs that broke, and the warnings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from isojax.records import INCLUDE_FLAGGED
 from isojax.report.markup import Raw, bullets, details, section, table, tag
 from isojax.report.reading import Fit
 from isojax.report.words import compact, listed, plural, reward
@@ -84,6 +85,26 @@ def _overfitting(fit: Fit) -> list[Raw]:
     heads = ["run", "from C", "training reward", f"validation {fit['metric']}", "why"]
     note = f"{plural(len(rows), 'run')} flagged: training rises while validation falls. Stop at the peak; the curve is held flat beyond."
     return [tag("h3", "Overfitting"), tag("p", note), table("Runs flagged for overfitting", heads, rows, text=(4,))]
+
+
+def runs(fit: Fit) -> Raw:
+    """Which runs broke (scaling/health.py), from where on and why; nothing for a fit from before runs were judged."""
+    found = fit.get("health")
+    if found is None:
+        return Raw("")
+    if not found["runs"]:
+        none = "No run is flagged: none collapsed, exploded, was cut off or stopped being finite, and sampler and trainer agree."
+        return section("health", "Health of the runs", tag("p", none))
+    rows = [
+        [f"{r['B_p']} × {r['n']}, seed {r['seed']}", flag["name"].replace("_", " "), compact(flag["C"]), compact(r["C"]), flag["reason"]]
+        for r in found["runs"]
+        for flag in r["flags"]
+    ]
+    command = tag("code", f"isojax report RUN {INCLUDE_FLAGGED}")
+    left_out: list[object] = ["Left out of every fit on this page; ", command, " puts them back."]
+    words = left_out if found["left_out"] else ["In every fit on this page, as ", command, " asked."]
+    heads = ["run", "flag", "from C", "ran to C", "why"]
+    return section("health", "Health of the runs", tag("p", *words), table("Flagged runs", heads, rows, text=(1, 4)))
 
 
 def _curve(row: Mapping[str, Any]) -> list[object]:

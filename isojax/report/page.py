@@ -9,6 +9,7 @@ from isojax.report import charts, explorer, health, provenance, tables, words
 from isojax.report.advice import Advice, advise
 from isojax.report.canvas import Drawing
 from isojax.report.figures import FIGURES
+from isojax.report.figures_panel import in_words
 from isojax.report.markup import Raw, bullets, document, esc, figure, join, section, table, tag
 from isojax.report.reading import Fit
 from isojax.report.words import between, compact, listed, percent, plural, reward
@@ -17,7 +18,8 @@ from isojax.types import RunRecord
 BUDGETS = (1 / 8, 1 / 2, 1, 2, 4)
 NAVIGATION = {"budget": "Choose a budget", "takeaways": "What to take away", "figures": "Figures", "recommendations": "Recommendations"}
 NAVIGATION |= {"evidence": "Evidence", "law": "n*(C)", "diagnostics": "Trust", "rewards": "Rewards", "flags": "Warnings"}
-NAVIGATION |= {"provenance": "Settings"}
+NAVIGATION |= {"panel": "Training problems", "health": "Health", "provenance": "Settings"}
+ELSEWHERE = ("evidence", "panel")  # figures that stand in sections of their own
 
 
 def render(folder: Path, fits: Sequence[Fit], runs: Sequence[RunRecord], images: Mapping[str, Drawing]) -> str:
@@ -27,7 +29,14 @@ def render(folder: Path, fits: Sequence[Fit], runs: Sequence[RunRecord], images:
     content = explorer.data(fits, runs, bundle is not None) | {"start": words.measured_to(fit)}
     sections = [_answer(fit, answer), _warnings_notice(fit), explorer.section(bundle is not None), _takeaways(fit)]
     sections += [_figures(fit, images), _recommendations(fit), tables.evidence(fit, images), tables.law(fit), health.diagnostics(fit)]
-    sections += [tables.rewards(fit, runs), health.flags(fit), provenance.samples(folder, answer), provenance.provenance(folder, fit)]
+    sections += [
+        _panel(fit, runs, images),
+        health.runs(fit),
+        tables.rewards(fit, runs),
+        health.flags(fit),
+        provenance.samples(folder, answer),
+        provenance.provenance(folder, fit),
+    ]
     body = join([_header(folder, fit, sections), tag("main", *sections)])
     scripts = [*([] if bundle is None else [bundle]), explorer.script()]
     return document(f"isojax: {folder.name}", body, scripts, explorer.embedded(content))
@@ -83,10 +92,19 @@ def _takeaways(fit: Fit) -> Raw:
     return section("takeaways", "What to take away", bullets(words.takeaways(fit)))
 
 
+def _panel(fit: Fit, runs: Sequence[RunRecord], images: Mapping[str, Drawing]) -> Raw:
+    """How training moves single training problems; nothing where no panel was evaluated (cell.eval.panel)."""
+    if "panel" not in images:
+        return Raw("")
+    plot = FIGURES["panel"]
+    drawn = figure(images["panel"].png, plot.alt(fit), plot.caption)
+    return section("panel", "How training moves single problems", bullets(in_words(fit, runs)), drawn)
+
+
 def _figures(fit: Fit, images: Mapping[str, Drawing]) -> Raw:
-    """All figures but the evidence, which stands beside its tables."""
+    """All figures but those that stand in sections of their own."""
     drawn = [
-        figure(images[name].png, plot.alt(fit), plot.caption) for name, plot in FIGURES.items() if name in images and name != "evidence"
+        figure(images[name].png, plot.alt(fit), plot.caption) for name, plot in FIGURES.items() if name in images and name not in ELSEWHERE
     ]
     return section("figures", "Figures", tag("p", "Each is in ", tag("code", "figures/"), " as PNG and PDF."), *drawn)
 

@@ -196,9 +196,18 @@ def _made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
         lines = [f"{cell} line {i}" for i in range(100)]
         (folder / "cells" / cell / "samples.txt").write_text("\n".join([BAD, *lines]), encoding="utf-8")
     (folder / "config.yaml").write_text(f"name: demo\nnote: {BAD}\n", encoding="utf-8")
-    both = [_with_metric(run, EVIL, METRIC) for run in runs]
+    both = [_with_panel(_with_metric(run, EVIL, METRIC)) for run in runs]
     report.write(folder, [fit, make_sweep(mode="paper")[0], make_sweep(metric=EVIL)[0]], both)
     return folder, fit
+
+
+def _with_panel(run: RunRecord) -> RunRecord:
+    """The run with 50 training problems evaluated too, as likely solved as its reward says."""
+    rng = np.random.default_rng(run.cell.n)
+    points = [
+        dataclasses.replace(p, samples=4, extra={"panel": tuple(rng.binomial(4, p.metrics[METRIC], 50).tolist())}) for p in run.points
+    ]
+    return dataclasses.replace(run, points=tuple(points))
 
 
 def _with_metric(run: RunRecord, new: str, old: str) -> RunRecord:

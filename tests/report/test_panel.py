@@ -1,0 +1,87 @@
+"""The panel of training problems: shares by hand, which cells are compared, and what is said of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isojax.report import page
+from isojax.report.figures_panel import compared, in_words, panel
+from isojax.types import Cell, EvalPoint, RunRecord
+
+
+def run(n: int, panels: list[tuple[int, list[int]]], seed: int = 0, B_p: int = 8, samples: int = 2) -> RunRecord:
+    """A run whose panel's right answers at each target are given."""
+    points = [
+        EvalPoint(target, target // 10, target + n, 0, {"avg@2": 0.5}, samples=samples, extra={"panel": tuple(right)}) if target
+        else EvalPoint(0, 0, 0, 0, {"avg@2": 0.5}, samples=samples, extra={"panel": tuple(right)})
+        for target, right in panels
+    ]  # fmt: skip
+    return RunRecord(Cell(B_p, n, seed), tuple(points))
+
+
+FIT: dict[str, Any] = {"frontier": [{"B_p": 8}], "runs": [{"n": 2}, {"n": 4}, {"n": 8}]}
+RUNS = [
+    run(2, [(0, [0, 0, 1, 1]), (100, [0, 0, 1, 2]), (200, [0, 0, 2, 2])]),
+    run(2, [(0, [0, 0, 1, 1]), (100, [0, 1, 1, 2]), (200, [0, 1, 2, 2])], seed=1),
+    run(4, [(0, [0, 0, 1, 1]), (200, [0, 0, 0, 0])]),
+    run(8, [(0, [0, 0, 1, 1]), (100, [1, 1, 1, 1]), (200, [1, 1, 2, 2]), (400, [2, 2, 2, 2])]),
+]
+
+
+def test_the_smallest_and_the_largest_n_where_both_were_evaluated() -> None:
+    small, large = compared(FIT, RUNS)
+    assert (small.n, large.n, small.B_p) == (2, 8, 8)
+    assert small.C.tolist() == [0, 102, 202] and large.C.tolist() == [0, 108, 208]  # 400 was reached by n = 8 alone
+    assert small.shares.tolist() == [[0.5, 0.5, 0], [0.375, 0.375, 0.25], [0.375, 0.125, 0.5]]
+    assert large.shares[-1].tolist() == [0, 0.5, 0.5]
+    assert small.ends(0).tolist() == [1, 0.5, 0, 0]
+
+
+def test_the_widest_range_of_n_decides_the_batch() -> None:
+    other = [run(2, [(0, [0]), (100, [1])], B_p=16), run(16, [(0, [0]), (100, [1])], B_p=16)]
+    one = [run(n, [(0, [0]), (100, [1])]) for n in (4, 8)]
+    assert [(c.B_p, c.n) for c in compared(FIT, [*one, *other])] == [(16, 2), (16, 16)]
+    assert [(c.B_p, c.n) for c in compared(FIT, one[:1])] == [(8, 4)]
+
+
+def test_without_panels_of_the_same_problems_there_is_nothing() -> None:
+    bare = RunRecord(Cell(8, 2, 0), (EvalPoint(0, 0, 0, 0, {"avg@2": 0.5}), EvalPoint(100, 10, 100, 0, {"avg@2": 0.5})))
+    for runs in ([], [bare], [RUNS[0], run(8, [(0, [0]), (200, [1])])], [run(2, [(0, [0, 1])])]):
+        assert compared(FIT, runs) == [] and panel([FIT], runs) is None and in_words(FIT, runs) == []
+
+
+def test_what_it_says() -> None:
+    """At 0 in the end: (2 + 1) of 8 at n = 2, none at n = 8; at 1: half and half."""
+    zero, one, difference = in_words(FIT, RUNS)
+    assert (
+        "Of 4 training problems never solved in 2 samples at C = 202, B_p = 8: 37.5% at n = 2, 0% at n = 8 (50% by the base policy)" in zero
+    )
+    assert "always solved in 2 samples at C = 202, B_p = 8: 50% at n = 2, 50% at n = 8 (0% by the base policy)" in one
+    error = 100 * np.std([-1, -0.5, 0, 0], ddof=1) / 2  # 24 points: -38 is within two of them
+    assert f"does not differ between n = 2 and n = 8 by more than luck (-38 ± {error:.0f} percentage points)" in difference
+
+
+@pytest.mark.parametrize(("swapped", "words"), [(False, "leaves fewer problems never solved than"), (True, "leaves more problems never")])
+def test_a_difference_beyond_luck(swapped: bool, words: str) -> None:
+    low, high = [0] * 30 + [2] * 20, [0] * 5 + [2] * 45
+    ends = (high, low) if swapped else (low, high)
+    runs = [run(n, [(0, [0] * 50), (100, right)]) for n, right in zip((2, 8), ends, strict=True)]
+    assert words in in_words(FIT, runs)[-1] and "50 ± 7 percentage points" in in_words(FIT, runs)[-1]
+
+
+def test_the_page_tells_it_and_which_runs_broke(made: tuple[Any, dict[str, Any]], make_sweep: Any) -> None:
+    html = (made[0] / "report.html").read_text(encoding="utf-8")
+    assert 'id="panel"' in html and "Of 50 training problems never solved in 4 samples" in html and 'id="health"' not in html
+    fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
+    assert 'id="panel"' not in page.render(Path("nowhere"), [fit], runs, {})
+    well = page.render(Path("nowhere"), [fit | {"health": {"left_out": True, "runs": []}}], runs, {})
+    assert "No run is flagged" in well
+    flags = [{"name": "entropy_exploded", "C": 12_000, "reason": "entropy went from 0.5 to <4>"}]
+    row = {"B_p": 16, "n": 8, "seed": 1, "points": 20, "C": 250_000, "flags": flags}
+    for left_out, words in ((True, "puts them back"), (False, "asked.")):
+        broken = page.render(Path("nowhere"), [fit | {"health": {"left_out": left_out, "runs": [row]}}], runs, {})
+        assert "entropy exploded" in broken and "12k" in broken and "0.5 to &lt;4&gt;" in broken and words in broken
