@@ -110,7 +110,7 @@ class CriticObjective:
         """Values before each response token, in float32."""
         hidden = hidden_states(self.decoder, params, prefix, problems, rows)
         values = jnp.einsum("mtd,d->mt", hidden, params["value"], preferred_element_type=jnp.float32)
-        return values + params["value_bias"].astype(jnp.float32)
+        return values + params["value_bias"][0].astype(jnp.float32)
 
     def __call__(self, params: Params, prefix: KV, base_prefix: KV | None, fixed: Fixed, rows: Rows) -> tuple[Array, Sums]:
         """(the weighted sum of the error, the metrics)."""

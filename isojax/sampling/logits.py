@@ -89,9 +89,10 @@ def first_above(p: Float[Array, "R c"], mass: Float[Array, " R"]) -> Int[Array, 
     return jnp.where(above, place, last).min(-1)
 
 
-def rollout_keys(key: PRNGKeyArray, problem_id: Int[Array, " R"], rollout_id: Int[Array, " R"]) -> PRNGKeyArray:
-    """One key a rollout, from the update's key, the problem and the rollout's number in its group: never from its slot."""
-    return jax.vmap(lambda p, r: jax.random.fold_in(jax.random.fold_in(key, p), r))(problem_id, rollout_id)
+def rollout_keys(keys: PRNGKeyArray, problem_id: Int[Array, " R"], rollout_id: Int[Array, " R"]) -> PRNGKeyArray:
+    """One key a rollout, from its update's key (one for all, or each its own), problem and number in the group, never from its slot."""
+    keys = jnp.broadcast_to(keys, problem_id.shape)
+    return jax.vmap(lambda k, p, r: jax.random.fold_in(jax.random.fold_in(k, p), r))(keys, problem_id, rollout_id)
 
 
 def uniforms(keys: PRNGKeyArray, position: Int[Array, " R"]) -> Float[Array, " R"]:

@@ -72,13 +72,34 @@ class State(NamedTuple):
     queue: Queue
 
 
+class Ring(NamedTuple):
+    """How many groups and rollouts a shard's buffers hold where they come without end (rl/pipeline.py), so that places are used again."""
+
+    groups: Int[Array, ""]
+    rows: Int[Array, ""]
+
+
 class Batch(NamedTuple):
-    """What a shard samples: its part of the rollouts of `problems`, n each, with draws from `key`."""
+    """What a shard samples: its part of the rollouts of `problems`, n each, with draws from `key`, or from a key for each problem."""
 
     problems: Problems
     part: Share
     n: Int[Array, ""]
     key: PRNGKeyArray
+    ring: Ring | None = None
+
+    def group(self, problem: Int[Array, "*z"]) -> Int[Array, "*z"]:
+        """Where in `problems` a problem lies, by its place in the shard's share."""
+        at = self.part.group + problem
+        return at if self.ring is None else at % self.ring.groups
+
+    def place(self, row: Int[Array, "*r"]) -> Int[Array, "*r"]:
+        """Where in the buffers a rollout lies, by its row."""
+        return row if self.ring is None else row % self.ring.rows
+
+    def keys(self, group: Int[Array, " R"]) -> PRNGKeyArray:
+        """What the draws of each problem's rollouts are made of."""
+        return self.key if self.key.ndim == 0 else self.key[group]
 
 
 def written(slots: Slots) -> tuple[Array, ...]:
@@ -111,7 +132,7 @@ class Engine:
         R, T, Z = self.geometry.slots, self.geometry.response_length, self.decoding.lanes
         T_kept = T if self.sampling.top_p < 1 else 1  # not 0: jax 0.11's XLA crashes on an array without elements that a mesh splits
         zeros = jnp.zeros(R, jnp.int32)
-        keys = jax.random.key_data(rollout_keys(batch.key, zeros, zeros))
+        keys = jax.random.key_data(rollout_keys(batch.keys(zeros), zeros, zeros))
         arrays = jnp.zeros((R, T), jnp.int32), jnp.zeros((R, T), jnp.float32), jnp.ones((R, T_kept), jnp.float32)
         slots = Slots(zeros - 1, zeros, zeros, zeros, zeros, jnp.zeros(R, bool), keys, *arrays)
         lanes = jnp.zeros(Z, jnp.int32)
@@ -136,7 +157,7 @@ class Engine:
 
         def block(s: tuple[Cache, Array]) -> tuple[Cache, Array]:
             table, filled = s
-            prompts = lax.dynamic_slice_in_dim(batch.problems.prompts, batch.part.group + filled, g)
+            prompts = batch.problems.prompts[batch.group(filled + jnp.arange(g))]
             return self.decoding.store(table, self.decoding.prefill(params, prompts), filled % G), filled + g
 
         return lax.while_loop(wanted, block, (table, queue.filled))
@@ -162,10 +183,10 @@ class Engine:
         taken = free & (row < end[:, None])
         queue = Queue(queue.queued + given.sum(dtype=jnp.int32), queue.filled, problem, following + taken.sum(1, dtype=jnp.int32), end)
         taken, row = taken.reshape(-1), row.reshape(-1)
-        group = jnp.where(taken, part.group + jnp.repeat(problem, W), 0)
+        group = jnp.where(taken, batch.group(jnp.repeat(problem, W)), 0)
         last = problems.lengths[group] - 1
         rollout = jnp.where(taken, (part.first + row) % batch.n, 0)
-        fresh = jax.random.key_data(rollout_keys(batch.key, problems.ids[group], rollout))
+        fresh = jax.random.key_data(rollout_keys(batch.keys(group), problems.ids[group], rollout))
         begun: tuple[Any, ...] = (row, last, problems.prompts[group, last], 0, 0, False, fresh, 0, 0.0, 1.0)
         slots = jax.tree.map(lambda old, new: jnp.where(taken.reshape(-1, *(1,) * (old.ndim - 1)), new, old), slots, Slots(*begun))
         return state._replace(slots=slots, cache=cache, queue=queue)
@@ -229,7 +250,8 @@ class Engine:
         start = (jnp.int32(0), jnp.int32(0), state.slots, state.cache, ~live)
         _, _, slots, cache, ended = lax.while_loop(going, token, start)
         row = jnp.where(ended & live, slots.row, self.geometry.rows)
-        out = tuple(buffer.at[row].set(x, mode="drop") for buffer, x in zip(state.out, written(slots), strict=True))
+        place = jnp.where(ended & live, batch.place(slots.row), self.geometry.rows)
+        out = tuple(buffer.at[place].set(x, mode="drop") for buffer, x in zip(state.out, written(slots), strict=True))
         return State(out, slots._replace(row=jnp.where(ended, -1, slots.row)), cache, state.table, state.queue), row
 
 
