@@ -1,0 +1,90 @@
+"""PPO's critic against verl and the loops of reference_losses.py: advantages, returns, and the clipped loss of values with its gradient.
+(The gradient in the parameters: test_recipe_gradients.py.)"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from isojax.rl.critic import Columns, CriticObjective, advantages
+from isojax.rl.objective import Coefficients, Fixed, Rows
+from tests.device import DECODER, quick_jit
+from tests.rl import reference_losses as loops
+
+PEERS = json.loads((Path(__file__).parent / "loss_references.json").read_text())
+GIVEN, VERL = PEERS["batch"], PEERS["verl"]
+T, NUMBERS = GIVEN["T"], GIVEN["numbers"]
+LENGTHS = np.array([len(row) for row in GIVEN["values"]])
+MASK = np.arange(T) < LENGTHS[:, None]
+
+
+def padded(rows: list[list[float]], fill: float = 50.0) -> np.ndarray:
+    """[rows T]; nonsense where no token is."""
+    out = np.full(MASK.shape, fill, np.float32)
+    out[MASK] = np.concatenate(rows)
+    return out
+
+
+def numbers(**given: float) -> Coefficients:
+    return Coefficients(**{name: np.float32(given.get(name, 0)) for name in Coefficients._fields})
+
+
+estimate = quick_jit(advantages)
+
+
+def test_advantages_and_returns_equal_verl() -> None:
+    coefficients = numbers(gamma=NUMBERS["gamma"], gae_lambda=NUMBERS["lambda"])
+    gains, estimates = estimate(np.float32(GIVEN["rewards"]), padded(GIVEN["values"]), MASK, coefficients)
+    for got, wanted in ((gains, VERL["gae whitened"]), (estimates.returns, VERL["gae returns"])):
+        np.testing.assert_allclose(got, padded(wanted, 0), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.0), (0.97, 0.9), (0.0, 0.5)])
+def test_advantages_and_returns_equal_the_loops(gamma: float, lam: float) -> None:
+    rng = np.random.default_rng(0)
+    values, rewards = [rng.normal(size=k) for k in LENGTHS], rng.normal(size=len(LENGTHS))
+    pairs = [loops.gae(float(r), v, gamma, lam) for r, v in zip(rewards, values, strict=True)]
+    given = rewards.astype(np.float32), padded(values), MASK, numbers(gamma=gamma, gae_lambda=lam)  # type: ignore[arg-type]
+    gains, estimates = estimate(*given)
+    for got, wanted in ((gains, loops.whiten([a for a, _ in pairs])), (estimates.returns, [r for _, r in pairs])):
+        np.testing.assert_allclose(got, padded(wanted, 0), rtol=2e-5, atol=5e-6)  # type: ignore[arg-type]
+
+
+def test_by_hand() -> None:
+    """Two tokens, values .5 and .25, reward 1, gamma .5, lambda .5: deltas .5 * .25 - .5 = -.375 and .75; A = -.375 + .25 * .75."""
+    gains, returns = loops.gae(1.0, np.array([0.5, 0.25]), 0.5, 0.5)
+    assert gains.tolist() == [-0.1875, 0.75]
+    assert returns.tolist() == [0.3125, 1.0]
+
+
+class Told(CriticObjective):
+    """Its values are its parameters."""
+
+    def values(self, params: Any, prefix: Any, problems: Any, rows: Rows) -> Any:
+        return params["values"]
+
+
+def test_the_clipped_loss_equals_verl() -> None:
+    """Values that moved less and more than the clip since the rollouts; a mean over tokens."""
+    now, before, returns = (padded(GIVEN[name]) for name in ("values_now", "values", "token_advantages"))
+    moved = np.abs(now - before)[MASK]
+    assert (moved > NUMBERS["value_clip"]).sum() >= 10
+    assert (moved < NUMBERS["value_clip"]).sum() >= 10
+    own = Columns(before, returns, np.full(len(MASK), 1 / MASK.sum(), np.float32))  # type: ignore[arg-type]
+    rows = Rows(np.zeros(0), MASK, own, np.zeros(0), np.zeros(0))  # type: ignore[arg-type]
+    fixed = Fixed({}, {}, (), numbers(critic_clip=NUMBERS["value_clip"]))  # type: ignore[arg-type]
+
+    @quick_jit
+    def value_and_slope(values: Any) -> Any:
+        return jax.value_and_grad(lambda x: Told(DECODER)({"values": x}, {}, None, fixed, rows), has_aux=True)(values)
+
+    (value, metrics), slope = value_and_slope(now)
+    wanted = VERL["losses"]["value token"]
+    assert float(value) == pytest.approx(wanted["loss"], rel=1e-6)
+    assert float(metrics["loss"]) == pytest.approx(wanted["loss"], rel=1e-6)
+    np.testing.assert_allclose(slope, padded(wanted["gradient"], 0), rtol=1e-5, atol=1e-8)

@@ -1,0 +1,240 @@
+"""The gradient of whole updates, a recipe of each loss, against a plain program: every response scored alone, its sequence unpadded, and
+the recipe written in the loops of reference_losses.py. On one device, on two and on four, with other microbatches and padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isojax.config import CellConfig, CriticConfig, RLConfig, SamplingConfig
+from isojax.models.decoder import Params
+from isojax.rl import critic
+from isojax.rl.recipe import resolve
+from isojax.rl.step import Critic, State, Step, adam, coefficients
+from isojax.sampling.batch import Geometry, Problems, Rollouts, make_geometry
+from isojax.sharding import shard_count
+from tests.device import CONFIG, DECODER, EOS, P, Parity, T, gather, log_softmax, logits, mesh, policy, quick_jit, random_problems, scatter
+from tests.rl import reference_losses as loops
+from tests.rl.reference_losses import Response
+
+B_P, N, TEMPERATURE = 5, 4, 0.8
+B, GROUPS = B_P * N, [r // N for r in range(B_P * N)]
+PROBLEMS = random_problems(B_P, seed=2)
+# The second problem's rewards are all alike.
+REWARDS = np.array([0, 1, 0, 0, 0.5, 0.5, 0.5, 0.5, 1, 0.25, 0, 1, 0, 0, 0, 1, 1, 1, 0, 1], np.float32)
+EVERY_TERM = ("policy", "kl", "entropy")
+HUGE = 1e30  # of the gradient's norm: never clipped
+
+RECIPES = {
+    "grpo": RLConfig(loss="grpo", kl=0.3, entropy=0.05),
+    "dr_grpo": RLConfig(loss="dr_grpo", zero_variance_filter=("policy",)),
+    "dapo": RLConfig(loss="dapo", kl=0.2, kl_estimator="k2", zero_variance_filter=("policy", "kl")),
+    "gspo": RLConfig(loss="gspo", clip=0.1, clip_high=0.15, entropy=0.1, tis="sequence", tis_cap=1.2),
+    "cispo": RLConfig(
+        loss="cispo", advantage="batch", aggregation="prompt", clip_high=0.1, zero_variance_filter=("policy",), tis="token", tis_cap=1.1
+    ),
+    "rloo": RLConfig(loss="rloo", kl=0.3, kl_estimator="k1", entropy=0.05, zero_variance_filter=EVERY_TERM),
+    "reinforce_pp": RLConfig(loss="reinforce_pp", kl=0.1),
+    "ppo": RLConfig(loss="ppo", entropy=0.05, critic=CriticConfig(gamma=0.97, gae_lambda=0.9)),
+    "3 of 4": RLConfig(loss="grpo", aggregation="prompt", n_train=3, tis="token", tis_over="mask", tis_cap=1.2),
+}
+# mesh, microbatch, prompts of a block, and the largest B_p of the sweep, which is what the buffers are for
+ONE, TWO, FOUR = ("auto", 3, 2, 5), ("data=2", 16, 4, 7), ("data=2,tensor=2", 5, 3, 6)
+CASES = [(name, layout) for name in RECIPES for layout in (ONE, FOUR)] + [("cispo", TWO)]
+
+
+class Alone:
+    """The batch scored a response at a time: log-probabilities of policy and base, entropies and values, in float64."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.lengths = rng.integers(1, T + 1, B)
+        self.tokens = [rng.integers(4, 24, k).astype(np.int32) for k in self.lengths]
+        for tokens in self.tokens:
+            tokens[-1] = EOS
+        self.prompts = [PROBLEMS.prompts[g][: PROBLEMS.lengths[g]] for g in GROUPS]
+        self.sequences = [np.concatenate(parts).astype(np.int32) for parts in zip(self.prompts, self.tokens, strict=True)]
+        read = [self.read(policy(), r) for r in range(B)]
+        self.logps, self.entropies = [x for x, _ in read], [x for _, x in read]
+        self.base = [self.read(policy(1), r)[0] for r in range(B)]
+        self.sampler = [x + rng.normal(0, 0.2, len(x)) for x in self.logps]
+        self.values = [predictions(np, doubled(values()), s)[len(p) - 1 :] for s, p in zip(self.sequences, self.prompts, strict=True)]
+
+    def read(self, params: Params, r: int) -> tuple[Response, Response]:
+        found = said(np, doubled(params), self.sequences[r])
+        return tuple(np.asarray(x)[len(self.prompts[r]) - 1 :] for x in found)  # type: ignore[return-value]
+
+    def pull(self, push: Callable[..., Any], params: Params, *slopes: list[Response]) -> Params:
+        """The gradient in the parameters, given that of the loss in what is said of each response token."""
+        each = []
+        for r in range(B):
+            before = np.zeros(len(self.prompts[r]) - 1)
+            each.append(push(params, self.sequences[r], *(np.concatenate([before, x[r]]).astype(np.float32) for x in slopes)))
+        return jax.tree.map(lambda *x: np.sum(np.stack(x), 0, np.float64), *each)
+
+
+def doubled(params: Params) -> Params:
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+
+
+@cache
+def values() -> Params:
+    """A critic whose values are no longer all 0."""
+    rng = np.random.default_rng(3)
+    grown = critic.critic_params(DECODER, policy(2))
+    return jax.device_get(grown | {"value": rng.normal(0, 0.1, grown["value"].shape).astype(np.float32), "value_bias": np.float32([0.2])})
+
+
+def said(xp: Any, params: Params, sequence: Any) -> tuple[Any, Any]:
+    """Of each token of a sequence [L] but the first, its log-probability; and the entropy there."""
+    log_p = log_softmax(xp, logits(xp, params, sequence[None, :-1])[0] / TEMPERATURE)
+    return xp.take_along_axis(log_p, sequence[1:, None], -1)[:, 0], -(xp.exp(log_p) * log_p).sum(-1)
+
+
+def predictions(xp: Any, params: Params, sequence: Any) -> Any:
+    """The critic's values before each token but the first: the decoder with the value head for its unembedding."""
+    return logits(xp, params | {"unembed": params["value"][:, None]}, sequence[None, :-1])[0, :, 0] + params["value_bias"]
+
+
+@quick_jit
+def push_policy(params: Params, sequence: Any, of_logps: Any, of_entropies: Any) -> Params:
+    return jax.vjp(lambda p: said(jnp, p, sequence), params)[1]((of_logps, of_entropies))[0]
+
+
+@quick_jit
+def push_critic(params: Params, sequence: Any, of_values: Any) -> Params:
+    return jax.vjp(lambda p: predictions(jnp, p, sequence), params)[1](of_values)[0]
+
+
+alone = cache(Alone)
+
+
+def recipe_loss(rl: RLConfig, chosen: list[bool]) -> tuple[float, list[Response], list[Response], list[Response]]:
+    """By the loops: the loss, its slopes in log-probabilities and entropies, and the critic's in values."""
+    batch, recipe, of_critic = alone(), resolve(rl), []
+    silent = loops.zero_variance(REWARDS.tolist(), GROUPS)
+
+    def total(term: str, per_token: list[Response]) -> float:
+        keep = [c and not (term in rl.zero_variance_filter and s) for c, s in zip(chosen, silent, strict=True)]
+        return loops.aggregate(recipe.aggregation, per_token, GROUPS, keep, T)
+
+    if rl.critic:
+        pairs = [loops.gae(float(r), v, rl.critic.gamma, rl.critic.gae_lambda) for r, v in zip(REWARDS, batch.values, strict=True)]
+        gains = loops.whiten([a for a, _ in pairs])
+
+        def error(now: list[Response]) -> float:
+            rows = zip(now, batch.values, pairs, strict=True)
+            return total("policy", [loops.value_loss(v, old, returns, 0.2) for v, old, (_, returns) in rows])
+
+        of_critic = loops.slope(error, batch.values)
+    elif recipe.advantage == "whiten":
+        gains = loops.whiten([np.full(k, r) for k, r in zip(batch.lengths, REWARDS.astype(float), strict=True)])
+    else:
+        estimate = {"mean": loops.centred}.get(recipe.advantage) or getattr(loops, recipe.advantage)
+        gains = [np.full(k, a) for k, a in zip(batch.lengths, estimate(REWARDS.tolist(), GROUPS), strict=True)]
+
+    def of_policy(logps: list[Response]) -> float:
+        clip, loss = loops.Clip(recipe.clip, recipe.clip_high), loops.LOSSES[rl.loss]
+        rows = list(zip(logps, batch.logps, batch.sampler, gains, strict=True))
+        tis = (rl.tis, rl.tis_over, rl.tis_cap)
+        value = total("policy", [loops.corrected(loss, *row, clip, *tis) if rl.tis != "none" else loss(*row, clip) for row in rows])
+        penalty = [loops.kl(rl.kl_estimator, x, b) for x, b in zip(logps, batch.base, strict=True)]
+        return value + rl.kl * total("kl", penalty)
+
+    def of_entropy(entropies: list[Response]) -> float:
+        return -rl.entropy * total("entropy", entropies)
+
+    value = of_policy(batch.logps) + of_entropy(batch.entropies)
+    return value, loops.slope(of_policy, batch.logps), loops.slope(of_entropy, batch.entropies), of_critic
+
+
+@dataclass(frozen=True)
+class Update:
+    """A recipe's update on one mesh and geometry, from rewards to the gradients of policy and critic."""
+
+    rl: RLConfig
+    axes: str
+    microbatch: int
+    prompts: int
+    largest: int
+
+    @property
+    def geometry(self) -> Geometry:
+        plain = make_geometry([(self.largest, N)], shard_count(mesh(self.axes)), N, self.microbatch, P, T)
+        return replace(plain, prompts=self.prompts, prefixes=2 * self.prompts)
+
+    def __call__(self) -> tuple[Params, Params | None, dict[str, float], list[bool]]:
+        """Adam's first moment after one step is (1 - b1) times the gradient."""
+        geometry, on, batch = self.geometry, mesh(self.axes), alone()
+        cell = CellConfig(model=CONFIG, sampling=SamplingConfig(temperature=TEMPERATURE), rl=self.rl)
+        step = Step(cell, DECODER, Parity.stops, geometry, on)
+
+        @quick_jit
+        def update(state: State, base: Params, problems: Problems, rollouts: Rollouts, rewards: Any, numbers: Any, key: Any) -> Any:
+            B_p, n = jnp.int32(B_P), jnp.int32(N)
+            weighed, _ = step.weigh(state, problems, rollouts, rewards, B_p, n, key, numbers)
+            state, metrics = step.update(state, base, problems, rollouts, weighed, B_p, n, numbers)
+            return state, metrics, weighed.taken
+
+        state = State(policy(), adam().init(policy()), np.int32(0))
+        if self.rl.critic:
+            state = state._replace(critic=Critic(values(), adam().init(values())))
+        problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        rows = [self.pad(batch.tokens, 7), self.pad(batch.sampler, 50.0), self.pad([np.ones(k, bool) for k in batch.lengths], False)]
+        rollouts = Rollouts(*rows, np.ones((*rows[0].shape[:2], 1), np.float32), rows[2].any(-1))
+        numbers = coefficients(self.rl)._replace(max_grad_norm=np.float32(HUGE))
+        rewards = scatter(geometry, REWARDS, fill=77.0)
+        state, metrics, taken = update(state, policy(1), problems, rollouts, rewards, numbers, jax.random.key(5))
+        moments = [state.moments.mu, state.critic.moments.mu if state.critic else None]
+        gradients = jax.tree.map(lambda m: np.asarray(m) / np.float32(0.1), moments)
+        return *gradients, {k: float(v) for k, v in metrics.items()}, gather(geometry, B, taken).tolist()
+
+    def pad(self, rows: list[Any], fill: Any) -> np.ndarray:
+        out = np.full((B, T), fill, np.result_type(rows[0], np.float32) if isinstance(fill, float) else rows[0].dtype)
+        for r, row in enumerate(rows):
+            out[r, : len(row)] = row
+        return scatter(self.geometry, out.astype(np.float32) if isinstance(fill, float) else out, fill)
+
+
+def distances(one: Params, two: Params) -> dict[str, float]:
+    """|one - two| / |two| of each parameter."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(jax.tree.map(lambda a, b: float(np.linalg.norm(a - b) / np.linalg.norm(b)), one, two))
+    return {jax.tree_util.keystr(k): v for k, v in flat}
+
+
+@cache
+def reference(name: str, chosen: tuple[bool, ...]) -> tuple[float, Params, Params | None]:
+    value, of_logps, of_entropies, of_values = recipe_loss(RECIPES[name], list(chosen))
+    gradient = alone().pull(push_policy, policy(), of_logps, of_entropies)
+    return value, gradient, alone().pull(push_critic, values(), of_values) if of_values else None
+
+
+@pytest.mark.parametrize(("name", "layout"), CASES, ids=[f"{name}, {layout[0]}" for name, layout in CASES])
+def test_gradients_equal_a_plain_program(name: str, layout: tuple[str, int, int, int]) -> None:
+    rl = RECIPES[name]
+    gradient, of_critic, metrics, chosen = Update(rl, *layout)()
+    kept = np.array(chosen).reshape(B_P, N).sum(1)
+    assert (kept == (rl.n_train or N)).all()
+    value, wanted, critics = reference(name, tuple(chosen))
+    assert metrics["loss"] == pytest.approx(value, rel=1e-5, abs=1e-6)
+    assert max(distances(gradient, wanted).values()) < 1e-5, distances(gradient, wanted)
+    assert (of_critic is None) == (critics is None)
+    if of_critic is not None and critics is not None:
+        assert max(distances(of_critic, critics).values()) < 1e-5, distances(of_critic, critics)
+
+
+def test_the_batch_has_what_the_recipes_differ_in() -> None:
+    """Ratios beyond each clip and weights beyond each cap, some responses of every length, a group of one reward."""
+    ratios = np.exp(np.concatenate(alone().logps) - np.concatenate(alone().sampler))
+    assert (ratios < 0.8).sum() >= 3
+    assert (ratios > 1.28).any()
+    assert ((ratios > 1.1).sum() >= 5) and ((ratios < 1.1).sum() >= 5)
+    assert set(alone().lengths) == set(range(1, T + 1))
+    assert sum(loops.zero_variance(REWARDS.tolist(), GROUPS)) == N
