@@ -17,6 +17,7 @@ from isojax.report.figures_law import evidence, n_star
 from isojax.report.figures_metrics import best_n
 from isojax.report.figures_panel import panel
 from isojax.report.figures_runs import overfitting, records
+from isojax.report.figures_training import training
 from isojax.report.reading import Fit
 from isojax.report.words import compact, listed
 from isojax.types import RunRecord
@@ -74,6 +75,11 @@ FIGURES: dict[str, Plot] = {
         overfitting,
         lambda fit: "Training and validation reward against C for each run where training goes on rising while validation falls.",
         "Runs flagged for overfitting: training reward rises while validation falls. Stop such a run at its peak.",
+    ),
+    "training": Plot(
+        training,
+        lambda fit: "Entropy, KL, gradient norm and other training metrics against C, a line for each n; each panel names its metric.",
+        "How training went at one B_p: a panel for each metric that was recorded and is not 0 throughout, each n the mean over its seeds.",
     ),
     "panel": Plot(
         panel,

@@ -202,11 +202,15 @@ def _made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 
 def _with_panel(run: RunRecord) -> RunRecord:
-    """The run with 50 training problems evaluated too, as likely solved as its reward says."""
+    """The run with 50 training problems evaluated too, as likely solved as its reward says, and with its entropy."""
     rng = np.random.default_rng(run.cell.n)
     points = [
-        dataclasses.replace(p, samples=4, extra={"panel": tuple(rng.binomial(4, p.metrics[METRIC], 50).tolist())}) for p in run.points
-    ]
+        dataclasses.replace(
+            p, samples=4, extra={"panel": tuple(rng.binomial(4, p.metrics[METRIC], 50).tolist())},
+            train={**p.train, "entropy": 0.5 - 0.1 * i / len(run.points)} if i else {},
+        )
+        for i, p in enumerate(run.points)
+    ]  # fmt: skip
     return dataclasses.replace(run, points=tuple(points))
 
 
