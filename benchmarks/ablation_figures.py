@@ -1,0 +1,67 @@
+"""The figures of `ablations.py`: reward against C, a line an arm with the spread of its seeds, and metrics of training beneath."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from ablation_arms import Experiment
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from isojax.report.canvas import DPI, Drawing, frame, palette, rendered
+
+NAMES = {"entropy": "entropy (nats a token)", "kl": "KL to the base policy"}
+Line = Mapping[str, Any]
+
+
+def draw(experiment: Experiment, lines: Sequence[Line]) -> Drawing:
+    """A column of axes for each panel: reward, then each of the experiment's metrics."""
+    columns = list(dict.fromkeys(title_of(experiment, line) for line in lines))
+    rows = 1 + len(experiment.metrics)
+    fig = Figure(figsize=(max(8.0, 5.2 * len(columns)), 3.6 * rows + 0.8), dpi=DPI, layout="constrained")
+    for j, column in enumerate(columns):
+        own = [line for line in lines if title_of(experiment, line) == column]
+        colours = colours_of(experiment, own)
+        top = fig.add_subplot(rows, len(columns), j + 1)
+        frame(top, column, "" if experiment.metrics else "C (rollouts)", f"validation reward ({own[0]['metric']})" if j == 0 else "")
+        for line in own:
+            key = key_of(experiment, line)
+            reward(top, line, f"n = {key}" if experiment.by_n else key, colours[key])
+        top.legend(frameon=False, fontsize=8, ncols=2 if len(own) > 6 else 1)
+        for i, metric in enumerate(experiment.metrics):
+            ax = fig.add_subplot(rows, len(columns), (i + 1) * len(columns) + j + 1, sharex=top)
+            frame(ax, "", "C (rollouts)" if i + 1 == len(experiment.metrics) else "", NAMES[metric] if j == 0 else "")
+            for line in own:
+                if line["series"][metric]:
+                    ax.plot(*zip(*line["series"][metric], strict=True), color=colours[key_of(experiment, line)], lw=1.6)
+    fig.suptitle(experiment.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    return rendered(fig)
+
+
+def title_of(experiment: Experiment, line: Line) -> str:
+    """The panel a line is drawn in."""
+    return f"{line['panel']}, {line['arm']}" if experiment.by_n else line["panel"]
+
+
+def key_of(experiment: Experiment, line: Line) -> Any:
+    """What tells a line from the others of its panel."""
+    return line["n"] if experiment.by_n else line["arm"]
+
+
+def colours_of(experiment: Experiment, lines: Sequence[Line]) -> dict[Any, str]:
+    """A colour for each line of a panel: by n, or of ten that can be told apart."""
+    if experiment.by_n:
+        return dict(palette([line["n"] for line in lines]))
+    return {line["arm"]: to_hex(colormaps["tab10"](i % 10)) for i, line in enumerate(lines)}
+
+
+def reward(ax: Axes, line: Line, name: str, colour: str) -> None:
+    """Mean over seeds, a band of one standard deviation, and where the base policy stands."""
+    C, mean, spread = np.array([point for point in line["curve"] if point[0] > 0]).T
+    ax.plot(C, mean, color=colour, lw=1.8, label=name, zorder=3)
+    ax.fill_between(C, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0, zorder=2)
+    ax.axhline(line["base"], color=colour, lw=0.6, ls=(0, (1.2, 1.6)), zorder=1)

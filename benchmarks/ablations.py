@@ -1,0 +1,212 @@
+"""The recipes, and the paper's ablations of them, at the quickstart's scale: hours of a cluster become minutes of one core.
+
+An arm is a sweep of its own, as `isojax launch` runs it, of some seeds; all arms of the same problems share one base policy. One JSON line
+for each (arm, B_p, n) on standard output, a table and progress on standard error; lines and figure lie in DIR/EXPERIMENT/, beside the runs:
+
+    python benchmarks/ablations.py recipes               every recipe of configs/recipes
+    python benchmarks/ablations.py fig3 fig4 fig25 fig26     the paper's figures (benchmarks/ablation_arms.py says what is compared)
+    python benchmarks/ablations.py fig3 --resume         go on with what was interrupted
+    python benchmarks/ablations.py recipes --arms ppo,cispo --budget 20000    some of the arms, shorter
+
+Of a line: `base` and `final`, validation reward of the base policy and, the mean over seeds, that of the last quarter of the evaluations
+(as in `isojax lr-anchor`), `se` its standard error over seeds; `gains`, final - base of each seed; `flags`, which runs broke
+(isojax/scaling/health.py); entropy, kl, grad_norm, response_length and zero_variance, means over seeds in the last interval of training;
+`curve`, [C, mean reward, standard deviation over seeds] of each evaluation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ablation_arms import EVALUATIONS, EXPERIMENTS, SCALE, Arm, Experiment
+from rich.console import Console
+from rich.table import Table
+
+from isojax.config import Config, load_configs, read_saved, save_config
+from isojax.files import write_bytes, write_text
+from isojax.launch.lr_anchor import score
+from isojax.launch.planner import resolve
+from isojax.launch.resume import BASE, CONFIG
+from isojax.records import RECORDS, default_metric, read_runs
+from isojax.scaling.health import health
+from isojax.scaling.metrics import metric_value
+from isojax.types import InputError, RunFailed, RunRecord
+
+LINES = "lines.jsonl"
+TRAINING = ("entropy", "kl", "grad_norm", "response_length", "zero_variance")
+OF_THE_BASE = ("task", "model", "base", "data", "prompt", "verifier", "sampling", "precision")
+console = Console(stderr=True)
+Line = dict[str, Any]
+
+
+def config_of(arm: Arm, folder: Path, seeds: int, budget: int | None) -> Config:
+    """The sweep of an arm, in `folder`/NAME."""
+    config = load_configs(["quickstart", *arm.configs], [*SCALE, *EVALUATIONS, *arm.overrides])
+    sweep = {"seeds": seeds, **({"budget": budget} if budget else {})}
+    return config.model_copy(
+        update={
+            "name": arm.folder,
+            "sweep": config.sweep.model_copy(update=sweep),
+            "run": config.run.model_copy(update={"dir": str(folder)}),
+        }
+    )
+
+
+def share_base(config: Config, below: Path) -> None:
+    """Begin the sweep with the base policy and problems of another one `below` with the same settings of them, where there is one."""
+    from isojax.launch.local import resolve_config, start_jax
+
+    folder = Path(config.run.dir) / config.name
+    if (folder / CONFIG).exists():
+        return
+    start_jax(config)
+    config = resolve_config(config)
+    for path in sorted(below.glob(f"*/*/{CONFIG}")):
+        old = read_saved(path).cell
+        if all(getattr(old, key) == getattr(config.cell, key) for key in OF_THE_BASE):
+            shutil.rmtree(folder / BASE, ignore_errors=True)  # of a copy that was interrupted
+            shutil.copytree(path.parent / BASE, folder / BASE)
+            save_config(config.model_copy(update={"sweep": resolve(config.sweep, 1, config.cell)}), folder / CONFIG)
+            return
+
+
+def run(arm: Arm, config: Config, below: Path) -> list[Line]:
+    """Run an arm (or what is left of it): a line for each of its (B_p, n)."""
+    from isojax.launch.local import launch
+
+    share_base(config, below)
+    failed: list[str] = []
+    try:
+        launch(config, resume=True, dry_run=False)
+    except RunFailed as e:  # the other arms go on, and the line tells
+        failed = [line.strip() for line in str(e).splitlines()[1:]]
+    found = [p.parent for p in sorted((Path(config.run.dir) / config.name).glob(f"cells/*/{RECORDS}")) if p.read_bytes().count(b"\n") > 1]
+    runs = read_runs(found)
+    cells = sorted({(r.cell.B_p, r.cell.n) for r in runs})
+    return [line_of(arm, [r for r in runs if (r.cell.B_p, r.cell.n) == cell], failed) for cell in cells]
+
+
+def line_of(arm: Arm, runs: Sequence[RunRecord], failed: Sequence[str]) -> Line:
+    """What came of the seeds of one (B_p, n)."""
+    metric = default_metric(runs)
+    curves = [[(p.rollouts, metric_value(p, metric, r.source)) for p in r.points] for r in runs]
+    bases, finals = [curve[0][1] for curve in curves], [score(curve) for curve in curves]
+    gains = [final - base for final, base in zip(finals, bases, strict=True)]
+    cell = runs[0].cell
+    own = [text for text in failed if text.startswith(f"{cell.B_p}x{cell.n}-")]
+    flags = [f"{r.cell.name}: {flag}" for r in runs for flag in health(r)]
+    last = {key: mean_of([r.points[-1].train[key] for r in runs if key in r.points[-1].train]) for key in TRAINING}
+    series = {key: series_of(runs, key) for key in ("entropy", "kl")}
+    return {
+        "arm": arm.label, "panel": arm.panel, "B_p": cell.B_p, "n": cell.n, "seeds": len(runs), "metric": metric,
+        "base": float(np.mean(bases)), "final": float(np.mean(finals)),
+        "se": float(np.std(finals, ddof=1) / len(finals) ** 0.5) if len(finals) > 1 else None,
+        "gains": gains, "min_gain": min(gains), "C": curves[0][-1][0], "flags": [*own, *flags], **last,
+        "curve": curve_of(curves), "series": series,
+    }  # fmt: skip
+
+
+def curve_of(curves: Sequence[Sequence[tuple[int, float]]]) -> list[list[float]]:
+    """[C, mean, standard deviation] over seeds, as far as all of them went."""
+    count = min(map(len, curves))
+    rewards = np.array([[reward for _, reward in curve[:count]] for curve in curves])
+    spread = rewards.std(0, ddof=1) if len(curves) > 1 else np.zeros(count)
+    return [[C, float(m), float(s)] for (C, _), m, s in zip(curves[0], rewards.mean(0), spread, strict=False)]
+
+
+def series_of(runs: Sequence[RunRecord], key: str) -> list[list[float]]:
+    """[C, mean over seeds] of a metric of training, where all seeds have it."""
+    rows = [[p for p in r.points if p.rollouts > 0] for r in runs]
+    return [
+        [points[0].rollouts, float(np.mean([p.train[key] for p in points]))]
+        for points in zip(*rows, strict=False)
+        if all(key in p.train for p in points)
+    ]
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    """None of nothing."""
+    return float(np.mean(values)) if values else None
+
+
+def show(title: str, lines: Sequence[Line]) -> None:
+    """The table of an experiment."""
+    table = Table(title=title, title_justify="left")
+    for head in ("", "arm", "B_p x n", "base", "final", "s.e.", "gain", "entropy", "KL", "gradient", "length", "flags"):
+        table.add_column(head, justify="left" if head in ("", "arm", "flags") else "right", overflow="fold")
+    for line in lines:
+        figures = [line[key] for key in ("base", "final", "se", "min_gain", "entropy", "kl", "grad_norm", "response_length")]
+        texts = ["-" if x is None else f"{x:.3f}" for x in figures]
+        table.add_row(line["panel"], line["arm"], f"{line['B_p']} x {line['n']}", *texts, str(len(line["flags"]) or ""))
+    console.print(table)
+    console.print("gain: the smallest of any seed", highlight=False)
+    for line in lines:
+        for flag in line["flags"]:
+            console.print(f"  {line['panel']} {line['arm']} {flag}", highlight=False, markup=False, soft_wrap=True)
+
+
+def compare(name: str, experiment: Experiment, arms: Sequence[Arm], settings: argparse.Namespace) -> None:
+    """Run the arms of an experiment and write what came of them."""
+    from ablation_figures import draw
+
+    folder = settings.dir / name
+    lines: list[Line] = []
+    began = time.monotonic()
+    for i, arm in enumerate(arms):
+        left = f", {(time.monotonic() - began) / i * (len(arms) - i) / 60:.1f} min left" if i else ""
+        console.rule(f"{name}: arm {i + 1} of {len(arms)}, {arm.panel} {arm.label}{left}")
+        for line in run(arm, config_of(arm, folder, settings.seeds, settings.budget), settings.dir):
+            lines.append({"benchmark": "ablations", "experiment": name, **line})
+            print(json.dumps(lines[-1], allow_nan=False), flush=True)
+        write_text(folder / LINES, "".join(json.dumps(line) + "\n" for line in lines))
+        write_bytes(folder / f"{name}.png", draw(experiment, lines).png)
+    show(experiment.title, lines)
+    console.print(f"figure: {folder / name}.png", highlight=False, soft_wrap=True)
+
+
+def chosen(name: str, words: str | None) -> list[Arm]:
+    """The arms that --arms names, by label or folder; all where it is not given."""
+    arms = EXPERIMENTS[name].arms
+    wanted = set(words.split(",")) if words else set()
+    if unknown := wanted - {word for arm in arms for word in (arm.label, arm.folder)}:
+        raise InputError(f"--arms: {name} has no {sorted(unknown)}; expected some of {[arm.folder for arm in arms]}.")
+    return [arm for arm in arms if not wanted or wanted & {arm.label, arm.folder}]
+
+
+def main() -> int:
+    """Run every experiment that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="EXPERIMENT", help=", ".join(EXPERIMENTS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--dir", type=Path, default=Path("runs/ablations"))
+    parser.add_argument("--budget", type=int, help="rollouts a cell, instead of each arm's own")
+    parser.add_argument("--arms", help="A,B: only these arms")
+    parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
+    arguments = parser.parse_args()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    try:
+        todo = {name: chosen(name, arguments.arms) for name in arguments.experiments}
+        for name, arms in todo.items():
+            for arm in arms:
+                config_of(arm, arguments.dir / name, arguments.seeds, arguments.budget)
+            if not arguments.resume and (arguments.dir / name).exists():
+                raise InputError(f"{arguments.dir / name} holds runs already; go on with them by --resume, or choose another --dir.")
+        for name, arms in todo.items():
+            compare(name, EXPERIMENTS[name], arms, arguments)
+    except InputError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
