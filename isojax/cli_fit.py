@@ -174,6 +174,8 @@ def read_fit(run: Path, include_flagged: bool = False) -> dict[str, Any]:
     if run.is_dir() and is_sweep(run) and _is_stale(document, run):
         warn(f"{path} is older than the ledgers beside it and is made again")
         return make_fit([run], None, "rollouts", _options_of(document))
+    if run.is_dir():
+        document.setdefault("health", dict(UNTOLD))  # a fit that says nothing of flags and is not stale: no run has one
     if schema == 1:
         warn(f"{path} is of schema 1: the paper's procedure, without intervals; `isojax fit RUN` makes one with them")
     return document

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from isojax import cli
+from isojax.cli_fit import read_fit
 from isojax.records import write_run
 from isojax.scaling.synthetic import world
 from isojax.types import RunRecord
@@ -87,6 +88,16 @@ def test_a_fit_from_before_a_run_was_flagged_is_made_again(isojax: Isojax) -> No
     code, _, err = isojax("recommend", "runs/one", "--budget", "1e5", "--fix", "B_p=16")
     assert code == 0 and "is made again" in err
     assert len(json.loads(Path("runs/one/fit.json").read_text())["runs"]) == 5
+
+
+def test_a_fit_from_before_runs_were_judged_is_read_as_one_of_healthy_runs(isojax: Isojax) -> None:
+    assert isojax("fit", "runs/well", "--bootstrap", "20")[0] == 0
+    path = Path("runs/well/fit.json")
+    old = json.loads(path.read_text())
+    del old["health"]
+    path.write_text(json.dumps(old))
+    assert read_fit(path.parent)["health"] == {"left_out": True, "runs": []}
+    assert json.loads(path.read_text()) == old  # and left as it is
 
 
 def test_where_every_run_broke_there_is_no_fit(isojax: Isojax) -> None:
