@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from isojax import huge_pages
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 # Four cells of about a second each. Everything small, and a learning rate at which the reward rises nevertheless.
@@ -30,16 +32,23 @@ run: {cells_at_once: 1}
 SCRIPT = "import sys; sys.argv[0] = 'isojax'; from isojax.cli import main; main()"  # what the console script does
 SECONDS = 240  # a command that takes longer hangs
 
-# A process that has imported everything and done nothing: each command is a fork of it, which saves a second of imports, and ends without
-# taking the interpreter down, which saves half of one.
+# A process that has imported everything and done nothing: each command is a fork of it, which saves two seconds of imports (four with a
+# tokenizer), and ends without taking the interpreter down, which saves half of one. XLA reads its flags at its first use, in the fork.
+# Drawing the report takes most of a small sweep's time; where a test does not look at it, it stays unwritten.
 NURSERY = """\
-import json, os, sys, traceback, warnings
+import contextlib, json, os, sys, traceback, warnings
+os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
 import isojax.base, isojax.cli, isojax.launch.local, isojax.report, isojax.scaling.fit, isojax.train
+with contextlib.suppress(ImportError):
+    from transformers import AutoTokenizer, LlamaTokenizer
 warnings.filterwarnings("ignore", "os.fork")  # jax has started no thread before its first use
 MAINS = {"isojax.launch": isojax.cli.main_launch, "isojax.train": isojax.cli.main_train}
 
-def run(folder, out, err, words):
+def run(folder, out, err, words, report, environment):
     os.chdir(folder)
+    os.environ.update(environment)
+    if not report:
+        isojax.cli._report = lambda folder, document: folder / "report.html"
     for number, path in enumerate(("/dev/null", out, err)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
     main = MAINS.get(words[0], isojax.cli.main)
@@ -97,11 +106,12 @@ class Isojax:
         command = [sys.executable, *program, *words]
         return subprocess.Popen(command, cwd=self.folder, env={**settings(), **environment}, text=True, **pipes)
 
-    def quick(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """The process, ended, as a fork of the nursery: for commands that compile nothing."""
+    def quick(self, *words: str, report: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+        """The command, ended, as a fork of the nursery."""
         out, err = (self.folder.parent / name for name in ("stdout", "stderr"))
         assert self.nursery.stdin and self.nursery.stdout
-        print(json.dumps([str(self.folder), str(out), str(err), words]), file=self.nursery.stdin, flush=True)
+        asked = str(self.folder), str(out), str(err), words, report, environment
+        print(json.dumps(asked), file=self.nursery.stdin, flush=True)
         code = int(self.nursery.stdout.readline())
         return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
 
@@ -118,9 +128,13 @@ class Isojax:
         """The process, ended with exit code 0."""
         return _well(self(*words, **environment))
 
-    def quick_ok(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def quick_ok(self, *words: str, report: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
         """`quick`, with exit code 0."""
-        return _well(self.quick(*words))
+        return _well(self.quick(*words, report=report, **environment))
+
+    def swept(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """`quick_ok` without the report."""
+        return self.quick_ok(*words, report=False, **environment)
 
     def refused(self, *words: str, saying: Sequence[str] = ()) -> None:
         """The process ends with exit code 2 and one message, the last line it prints, and leaves every file of the folder as it was."""
@@ -164,8 +178,9 @@ def _well(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[subprocess.Popen[str]]:
     """The process that commands are forked from."""
+    environment = {**settings(), huge_pages.VARIABLE: ""}  # a fork cannot start itself anew
     with subprocess.Popen(
-        [sys.executable, "-c", NURSERY], env=settings(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", NURSERY], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         yield process
         process.communicate()

@@ -41,7 +41,7 @@ def test_a_recommendation_is_written_and_trained(isojax: Any, whole: Any) -> Non
     assert written["sweep"]["B_p"] == [8] and written["sweep"]["n"] == [chosen["n"]] and written["sweep"]["budget"] == chosen["C"]
     isojax.refused(*words, saying=["best.yaml"])  # an existing file is kept
 
-    isojax.ok("train", "best.yaml")
+    isojax.quick_ok("train", "best.yaml")
     cell = f"8x{chosen['n']}-s0"
     assert list(isojax.ledgers(written["name"])) == [cell]
     rows = isojax.rows(cell, written["name"])

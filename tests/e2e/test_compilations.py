@@ -6,8 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.compiler import QUICK, flags
+
 FINISHED = "Finished XLA compilation of "
-FLAGS = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"  # compiles the same programs, sooner
+FLAGS = flags(QUICK, devices=1)
 
 
 def programs(isojax: Any, cache: Path, name: str, *grid: str) -> Counter[str]:

@@ -6,13 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from tests.compiler import AS_USERS_DO, flags
+
 MESH = "data=4,tensor=2"
 
 
 def test_a_cell_on_eight_devices(isojax: Any, whole: Any) -> None:
-    """The same cell on data=4,tensor=2: C, targets and base policy as on one device; the draws differ by rounding alone."""
+    """The same cell on data=4,tensor=2: C, targets and base policy as on one device; the draws differ by rounding alone.
+
+    Compiled as users do."""
     words = ("tiny.yaml", "--mesh", MESH, "sweep.n=[2]", "sweep.seeds=1", "sweep.budget=200")
-    done = isojax.ok("train", *words)
+    done = isojax.quick_ok("train", *words, XLA_FLAGS=flags(AS_USERS_DO))
     assert "8 of 8 cpu devices a cell" in done.stderr
     rows, one = isojax.rows("8x2-s0"), whole.rows("8x2-s0")
     assert [(row["target"], row["M"], row["rollouts"]) for row in rows] == [

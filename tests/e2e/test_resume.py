@@ -9,6 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tests.compiler import AS_USERS_DO, flags
+
 HALF_DONE, LINES = "8x2-s1", 5  # the second of four cells, killed with so many of its 13 lines written
 
 
@@ -40,7 +42,7 @@ def test_killed_before_a_checkpoint(isojax: Any, whole: Any) -> None:
     kill_in_mid_cell(isojax, "--resume")
     kept = isojax.snapshot("runs", "tiny", "cells", "8x2-s0")
     half = isojax.ledgers()[HALF_DONE]
-    done = isojax.ok("isojax.launch", "tiny.yaml", "--resume")
+    done = isojax.swept("isojax.launch", "tiny.yaml", "--resume")
     check_unbroken(isojax, whole, done.stderr, kept)
     assert isojax.ledgers()[HALF_DONE].startswith(half[: half.rindex(b"\n") + 1])
 
@@ -54,7 +56,7 @@ def test_killed_between_checkpoints(isojax: Any, whole: Any) -> None:
         with (cell / name).open("a") as f:
             f.write(line)
     kept = isojax.snapshot("runs", "tiny", "cells", "8x2-s0")
-    done = isojax.ok("isojax.launch", "tiny.yaml", "--resume", "run.checkpoint_seconds=0")
+    done = isojax.swept("isojax.launch", "tiny.yaml", "--resume", "run.checkpoint_seconds=0")
     check_unbroken(isojax, whole, done.stderr, kept)
 
 
@@ -66,19 +68,19 @@ def test_killed_before_anything_was_written(isojax: Any) -> None:
 
 
 def test_a_finished_sweep_grows(isojax: Any, whole: Any) -> None:
-    isojax.ok("isojax.launch", "tiny.yaml", "sweep.budget=700")
+    isojax.swept("isojax.launch", "tiny.yaml", "sweep.budget=700")
     short = isojax.ledgers()
     assert len(short) == 4 and all(ledger.count(b"\n") == 10 for ledger in short.values())
 
     # More budget goes on where the cells ended: the first lines stand, and the rest is what one long run would have written.
-    isojax.ok("isojax.launch", "tiny.yaml", "--resume")
+    isojax.swept("isojax.launch", "tiny.yaml", "--resume")
     assert all(ledger.startswith(short[cell]) for cell, ledger in isojax.ledgers().items())
     assert isojax.ledgers() == whole.ledgers()
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
 
     # A longer grid and more seeds run what is missing, and nothing else.
     cells = isojax.snapshot("runs", "tiny", "cells")
-    done = isojax.ok("isojax.launch", "tiny.yaml", "--resume", "sweep.n=[2,3,4]", "sweep.seeds=3")
+    done = isojax.swept("isojax.launch", "tiny.yaml", "--resume", "sweep.n=[2,3,4]", "sweep.seeds=3")
     grown = isojax.snapshot("runs", "tiny", "cells")
     assert {path: grown[path] for path in cells} == cells
     assert set(isojax.ledgers()) == {f"8x{n}-s{seed}" for n in (2, 3, 4) for seed in (0, 1, 2)}
@@ -86,22 +88,24 @@ def test_a_finished_sweep_grows(isojax: Any, whole: Any) -> None:
     assert [row["target"] for row in isojax.rows("8x3-s2")] == [row["target"] for row in whole.rows("8x2-s0")]
 
     # A finished sweep resumed as it is runs no cell.
-    done = isojax.ok("isojax.launch", "tiny.yaml", "--resume", "sweep.n=[2,3,4]", "sweep.seeds=3")
+    done = isojax.swept("isojax.launch", "tiny.yaml", "--resume", "sweep.n=[2,3,4]", "sweep.seeds=3")
     assert isojax.snapshot("runs", "tiny", "cells") == grown and done.stderr.count("done before") == 9
 
 
 def test_more_budget_where_one_update_reaches_two_targets(isojax: Any) -> None:
-    """B = 32 passes 64, 77, 93 and 111 at M = 2, 3, 3 and 4. A budget that ends between 77 and 93, then a larger one: no C stands twice."""
-    words = ("tiny.yaml", "cell.eval.ratio=1.2", "sweep.seeds=1")
-    isojax("isojax.launch", *words, "sweep.budget=80")  # exit code 2: too few points for a fit
+    """B = 32 passes 64, 77, 93 and 111 at M = 2, 3, 3 and 4. A budget that ends between 77 and 93, then a larger one: no C stands twice.
+
+    Compiled as users do, as the other resumptions are not."""
+    words, usual = ("tiny.yaml", "cell.eval.ratio=1.2", "sweep.seeds=1"), flags(AS_USERS_DO)
+    isojax.quick("isojax.launch", *words, "sweep.budget=80", XLA_FLAGS=usual)  # exit code 2: too few points for a fit
     short = isojax.ledgers()
     assert [row["rollouts"] for row in isojax.rows("8x4-s0")] == [0, 64, 96]
-    isojax.ok("isojax.launch", *words, "--resume", "sweep.budget=1000")
+    isojax.swept("isojax.launch", *words, "--resume", "sweep.budget=1000", XLA_FLAGS=usual)
     assert all(ledger.startswith(short[cell]) for cell, ledger in isojax.ledgers().items())
     for cell in short:
         rollouts = [row["rollouts"] for row in isojax.rows(cell)]
         assert all(a < b for a, b in pairwise(rollouts)), rollouts
-    isojax.ok("isojax.launch", *words, "sweep.budget=1000", "name=at-once")
+    isojax.swept("isojax.launch", *words, "sweep.budget=1000", "name=at-once", XLA_FLAGS=usual)
     assert isojax.ledgers("at-once") == isojax.ledgers()
 
 
@@ -111,13 +115,13 @@ def test_a_line_lost_from_a_finished_ledger_is_measured_again(isojax: Any, whole
     ledger: Path = isojax.run() / "cells" / HALF_DONE / "records.jsonl"
     lines = ledger.read_bytes().splitlines(keepends=True)
     ledger.write_bytes(b"".join(lines[:-1]))
-    isojax.ok("isojax.launch", "tiny.yaml", "--resume")
+    isojax.swept("isojax.launch", "tiny.yaml", "--resume")
     assert isojax.ledgers() == whole.ledgers()
 
 
 def test_a_run_that_diverges_is_recorded(isojax: Any) -> None:
     """A learning rate that no policy survives: exit code 1, and the reason in the ledger."""
-    done = isojax("isojax.launch", "tiny.yaml", "cell.rl.learning_rate=1e38", "sweep.n=[2]", "sweep.seeds=1")
+    done = isojax.quick("isojax.launch", "tiny.yaml", "cell.rl.learning_rate=1e38", "sweep.n=[2]", "sweep.seeds=1", report=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr and "not finite" in done.stderr
     last = json.loads((isojax.run() / "cells" / "8x2-s0" / "records.jsonl").read_text().splitlines()[-1])
     assert last["kind"] == "failed" and "not finite" in last["reason"]
