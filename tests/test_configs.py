@@ -8,6 +8,7 @@ import pytest
 
 from isojax.config import load_config, load_configs
 from isojax.launch.planner import plan, resolve
+from isojax.rl import recipe
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = sorted(CONFIGS.rglob("*.yaml"))
@@ -29,6 +30,18 @@ def test_a_preset_lies_over_gsm8k(preset: Path) -> None:
     assert both.cell.prompt == below.cell.prompt.model_copy(update={"format": above.cell.prompt.format})
     assert (both.name, both.sweep, both.cell.data, both.cell.rl) == ("gsm8k", below.sweep, below.cell.data, below.cell.rl)
     assert above.cell.model.model_fields_set >= {"family", "layers", "width", "heads", "kv_heads", "head_dim", "mlp", "vocab", "tied"}
+
+
+@pytest.mark.parametrize("preset", sorted((CONFIGS / "recipes").glob("*.yaml")), ids=lambda p: p.stem)
+def test_a_recipe_lies_over_the_quickstart(preset: Path) -> None:
+    """It says nothing but the recipe, all that tells recipes apart, and contradicts neither itself nor the grid."""
+    below, above = load_config(str(CONFIGS / "quickstart.yaml")), load_config(str(preset))
+    assert above.model_fields_set == {"cell"} and above.cell.model_fields_set == {"rl"}
+    assert {"loss", "kl", "entropy"} <= above.cell.rl.model_fields_set and "learning_rate" not in above.cell.rl.model_fields_set
+    both = load_configs([str(CONFIGS / "quickstart.yaml"), f"recipes/{preset.stem}"])
+    own = {key: getattr(above.cell.rl, key) for key in above.cell.rl.model_fields_set}
+    assert both == below.model_copy(update={"cell": below.cell.model_copy(update={"rl": below.cell.rl.model_copy(update=own)})})
+    recipe.check(both.cell.rl, plan(both.sweep))
 
 
 def test_there_is_a_quickstart() -> None:
