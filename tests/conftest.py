@@ -11,6 +11,13 @@ import pytest
 
 from tests.compiler import QUICK, flags
 
+# A minute in one test: first, so that no worker is left alone with one at the end.
+LONG = ("test_tpu.py", "test_tpu_kernels.py", "test_docs.py", "test_compilations.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -14,7 +14,8 @@ FLAGS = flags(QUICK, devices=1)
 
 def programs(isojax: Any, cache: Path, name: str, *grid: str) -> Counter[str]:
     """How often each program was compiled by a sweep; no cell of it starts another process."""
-    words = ("tiny.yaml", f"name={name}", *grid, "sweep.B_max=256", "sweep.seeds=1", "sweep.budget=300", "cell.base.steps=20")
+    words = ("tiny.yaml", f"name={name}", *grid, "sweep.B_max=256", "sweep.seeds=1", "sweep.budget=300")
+    words += ("cell.base.steps=20", "cell.data.candidates=100", "cell.eval.samples=2")
     done = isojax("isojax.launch", *words, JAX_LOG_COMPILES="1", JAX_COMPILATION_CACHE_DIR=str(cache), XLA_FLAGS=FLAGS)
     cells = len(isojax.ledgers(name))
     assert done.stderr.count("cell 1") == cells == (12 if "3" in grid[1] else 2), done.stderr  # all ran; 300 rollouts are too few for a fit
