@@ -15,10 +15,9 @@ EVALUATIONS = ("cell.eval.start=2048", "cell.eval.ratio=1.35", "cell.eval.panel=
 HARD = ("cell.data.candidates=12000", "cell.data.difficulty=[0.0,0.0625]")
 NO_KL, NO_ENTROPY = "cell.rl.kl=0.0", "cell.rl.entropy=0.0"
 WEAK = ("cell.rl.kl=0.001", "cell.rl.entropy=0.001")  # those of recipes/easy; the others' are the quickstart's, .5 and .01
-EVERY_N = ("sweep.n=[4,8,16,32,64]", "sweep.B_max=2048", "sweep.budget=72000")
-LONGER = "sweep.budget=139000"
-ANCHOR = ("cell.rl.anchor_batch=256", LONGER)
-EIGHTFOLD = ("sweep.n=[64]", "sweep.B_max=2048")
+EVERY_N = ("sweep.n=[4,16,64]", "sweep.B_max=2048", "sweep.budget=72000")
+ANCHOR = "cell.rl.anchor_batch=256"
+EIGHTFOLD = ("sweep.n=[64]", "sweep.B_max=2048", "sweep.budget=139000")
 
 
 @dataclass(frozen=True)
@@ -84,9 +83,9 @@ EXPERIMENTS = {
     "fig4": Experiment(
         "The learning rate's rule (Fig. 4): a rate for B = 256, and what each rule makes of it at B = 2048",
         (
-            *(Arm(f"rate {rate:.3g}", (), (*ANCHOR, f"cell.rl.learning_rate={rate:.3g}"), "B = 256") for rate in (1.77e-4, 5e-4, 1.41e-3)),
+            *(Arm(f"rate {rate:.3g}", (), (ANCHOR, f"cell.rl.learning_rate={rate:.3g}"), "B = 256") for rate in (1.77e-4, 5e-4, 1.41e-3)),
             *(
-                Arm(rule, (), (*ANCHOR, *EIGHTFOLD, "cell.rl.learning_rate=5e-4", f"cell.rl.lr_scaling={rule}"), "B = 2048")
+                Arm(rule, (), (ANCHOR, *EIGHTFOLD, "cell.rl.learning_rate=5e-4", f"cell.rl.lr_scaling={rule}"), "B = 2048")
                 for rule in ("constant", "sqrt", "linear")
             ),
         ),

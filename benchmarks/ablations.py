@@ -168,7 +168,7 @@ def compare(name: str, experiment: Experiment, arms: Sequence[Arm], settings: ar
             lines.append({"benchmark": "ablations", "experiment": name, **line})
             print(json.dumps(lines[-1], allow_nan=False), flush=True)
         write_text(folder / LINES, "".join(json.dumps(line) + "\n" for line in lines))
-        write_bytes(folder / f"{name}.png", draw(experiment, lines).png)
+    write_bytes(folder / f"{name}.png", draw(experiment, lines).png)
     show(experiment.title, lines)
     console.print(f"figure: {folder / name}.png", highlight=False, soft_wrap=True)
 
