@@ -12,6 +12,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from isojax.report.canvas import DPI, INK, LAW, SOFT, Drawing, frame, label, rendered
+from isojax.report.words import compact
 
 
 def anchor(found: Mapping[str, Any]) -> Drawing:
@@ -23,6 +24,7 @@ def anchor(found: Mapping[str, Any]) -> Drawing:
     left.xaxis.set_major_formatter(lambda rate, _: f"{rate:.0e}".replace("e-0", "e-"))
     left.xaxis.set_minor_formatter(lambda rate, _: "")
     frame(right, "the runs behind it", "C (rollouts)", "", log=False)
+    right.xaxis.set_major_formatter(lambda C, _: compact(C))
     rows = found["rates"]
     colours = {row["rate"]: to_hex(colormaps["viridis"](0.88 * i / max(1, len(rows) - 1))) for i, row in enumerate(rows)}
     _rewards(left, found, colours)
