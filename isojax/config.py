@@ -126,6 +126,18 @@ class VerifierConfig(Section):
     memory_gb: PositiveFloat = 4.0
 
 
+class InterruptConfig(Section):
+    """What is said to a response that goes on for too long; the default text is ScaleRL's (arXiv:2510.13786).
+
+    A response that has `after` tokens and has not met the token `unless` (empty: every one) gets the tokens of `text`, and goes on from
+    there. They count as the response's for the verifier and for its length, never in the loss.
+    """
+
+    after: PositiveInt
+    text: Annotated[str, Field(min_length=1)] = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+    unless: str = "</think>"
+
+
 class SamplingConfig(Section):
     """How rollouts are drawn: P prompt positions, T response positions, temperature, and the probability mass of the nucleus (top-p)."""
 
@@ -133,6 +145,7 @@ class SamplingConfig(Section):
     response_length: PositiveInt = 4
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    interrupt: InterruptConfig | None = None
 
 
 class PrecisionConfig(Section):
@@ -170,14 +183,15 @@ class CriticConfig(Section):
 class RLConfig(Section):
     """One update of the policy. `loss` names a file in isojax/rl/losses/ or a module path of a fork.
 
-    `advantage` (a function of isojax/rl/advantages.py), `aggregation`, `clip` and `clip_high`: null takes the loss's own. A ratio is kept
-    within 1 - clip and 1 + clip_high. `aggregation`: a mean over the tokens of the batch, over responses of their means, over problems of
-    their tokens' means, or, constant, the sum over B * T.
+    `advantage` (a function of isojax/rl/advantages.py), `aggregation`, `clip`, `clip_high`: null takes the loss's own (clip_high, where it
+    has none, clip). A ratio is kept within 1 - clip and 1 + clip_high. `aggregation`: a mean over the tokens of the batch, over responses
+    of their means, over problems of their tokens' means, or, constant, the sum over B * T.
     `n_train`: of a group's n rollouts, which all count for its advantages, how many (a random choice) the gradient is taken of.
     `kl`, `entropy`: coefficients of the KL to the base policy (its estimate: `kl_estimator`) and of the entropy bonus. `measure_kl` tells
     the KL where its coefficient is 0; `reference`: none never holds the base policy beside the policy.
     `zero_variance_filter`: the terms that leave out groups whose rollouts all got the same reward.
     `tis`: weighs tokens, or whole responses, by the trainer's probability over the sampler's, and `tis_cap` truncates or masks larger ones.
+    `pipeline`: k, by how many updates at most the sampler runs ahead of the trainer (rl/pipeline.py); null: it waits for each update.
     learning rate = learning_rate * s, with s = 1, B / anchor_batch or its square root by `lr_scaling`; reached linearly over `warmup`
     updates, then constant.
     """
@@ -198,6 +212,7 @@ class RLConfig(Section):
     tis_over: Literal["truncate", "mask"] = "truncate"
     tis_cap: PositiveFloat = 2.0
     critic: CriticConfig | None = None
+    pipeline: int | None = Field(default=None, ge=0, le=64)
     learning_rate: PositiveFloat = 1e-3
     lr_scaling: Literal["constant", "linear", "sqrt"] = "sqrt"
     anchor_batch: PositiveInt = 1024
@@ -304,6 +319,7 @@ CHOSEN = ("slots", "microbatch", "prompts", "lane_width", "decode_attention", "s
 class RunConfig(Section):
     """Where and how to run; changes no result (but for rounding, where a half-done cell goes on with another mesh).
 
+    `sampler_mesh`: devices of its own for the sampler of a pipeline, beside those of `mesh`; null: they take turns on the same ones.
     `cells_at_once`: null runs as many cells side by side as the mesh fits into the devices. `checkpoint_seconds`: a cell's state is
     saved at the first evaluation after this long, and at its end. `verifier_workers`: processes that check responses; null takes
     one for each core.
@@ -311,6 +327,7 @@ class RunConfig(Section):
 
     dir: str = "runs"
     mesh: str = "auto"
+    sampler_mesh: str | None = None
     cells_at_once: PositiveInt | None = None
     verifier_workers: PositiveInt | None = None
     checkpoint_seconds: NonNegativeFloat = 60.0
@@ -364,7 +381,7 @@ def load_configs(names_or_paths: Sequence[str], overrides: Sequence[str] = ()) -
 
 def config_hash(cell: CellConfig) -> str:
     """12 hex digits that name the settings deciding a cell's result. What cells did before they could choose (float32; a recipe's later
-    settings at their defaults; no panel) counts as no setting, so that their records stay theirs."""
+    settings at their defaults; no panel; no interruption) counts as no setting, so that their records stay theirs."""
     settings = cell.model_dump(mode="json")
     if cell.precision == FLOAT32:
         del settings["precision"]
@@ -374,6 +391,8 @@ def config_hash(cell: CellConfig) -> str:
         settings["rl"]["clip"] = FIRST_CLIP
     if not cell.eval.panel:
         del settings["eval"]["panel"]
+    if cell.sampling.interrupt is None:
+        del settings["sampling"]["interrupt"]
     return hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
 
 

@@ -88,7 +88,7 @@ class Evaluator:
         def draw(params: Params, problems: Problems, Q: Array, *key: Array) -> tuple[Rollouts, Array]:
             rollouts = sample(params, problems, Q, jnp.int32(self.samples), key_of(*key))
             groups, _ = batch_rows(geometry, Q, jnp.int32(self.samples))
-            return rollouts, task.verify(problems.answers[groups], rollouts.tokens, rollouts.mask)
+            return rollouts, task.verify(problems.answers[groups], rollouts.tokens, rollouts.present)
 
         given = (decoder.shardings(self.mesh), None, None, None, None, None)
         drawn = jax.jit(draw, in_shardings=given, out_shardings=replicated(self.mesh))

@@ -10,6 +10,7 @@ Evaluations fall at the first update that reaches each value of one grid of C, t
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from isojax.problems import short_answer
 from isojax.records import Ledger
 from isojax.rl.hosted import build_hosted_train
 from isojax.rl.objective import MAX
+from isojax.rl.pipeline import Pipeline
+from isojax.rl.ring import PipelinePrograms
 from isojax.rl.step import EXTRA, TAUGHT, UPDATES_A_CALL, State, build_init, build_train, coefficients
 from isojax.sampling.batch import Problems, make_geometry
 from isojax.sharding import replicated, shard_count
@@ -53,8 +56,11 @@ class Progress:
 class Programs:
     """The compiled programs of a sweep on one mesh; every cell of the sweep runs through the same ones."""
 
-    def __init__(self, cell: CellConfig, sweep: SweepConfig, pairs: list[tuple[int, int]], mesh: Mesh, task: Task):
-        """`pairs`: every (B_p, n) of the sweep; `sweep` with its slots and microbatch chosen; `task` may serve several meshes."""
+    def __init__(
+        self, cell: CellConfig, sweep: SweepConfig, pairs: list[tuple[int, int]], mesh: Mesh, task: Task, sampler_mesh: Mesh | None = None
+    ):
+        """`pairs`: every (B_p, n) of the sweep; `sweep` with its slots and microbatch chosen; `task` may serve several meshes. A pipeline
+        samples on `sampler_mesh` where it is given."""
         assert sweep.slots and sweep.microbatch and sweep.prompts, "the planner chooses them"
         self.mesh, self.task, self.cell = mesh, task, cell
         if cell.model.vocab is not None and cell.model.vocab < task.vocab:
@@ -78,7 +84,11 @@ class Programs:
         # A language model reads its prompts once to be labelled; a task on device keeps the draws that its labels have always had.
         self.labeller = self.evaluator if on_device(task) else evaluator(LABELLED_AT_ONCE, max(1, data.attempts))
         self.init = build_init(self.decoder, mesh, cell.rl.critic is not None)
-        if on_device(task):
+        self.pipeline: PipelinePrograms | None = None
+        if cell.rl.pipeline is not None:
+            programs = cell, self.decoder, task, self.geometry, pairs, mesh, sampler_mesh or mesh
+            self.pipeline, self.updates_a_call = PipelinePrograms(*programs), UPDATES_A_CALL if on_device(task) else 1
+        elif on_device(task):
             self.train, self.updates_a_call = build_train(cell, self.decoder, task, self.geometry, mesh), UPDATES_A_CALL
         else:
             self.train, self.updates_a_call = build_hosted_train(cell, self.decoder, task, self.geometry, mesh), 1
@@ -121,7 +131,7 @@ def run_cell(
     table = jax.device_put(Problems(*programs.problem_set(base.training).arrays), replicated(mesh))
     validation = programs.problem_set(base.validation)
     extra = {name: programs.problem_set(problems) for name, problems in further_sets(base, config).items()}
-    with Checkpoints(folder / "checkpoint") as checkpoints:
+    with Checkpoints(folder / "checkpoint") as checkpoints, ExitStack() as running:
         state, position = programs.init(base_params), Position(0, -1, 0)
         del base_params  # a large policy is held once more only where something reads it
         state, position = checkpoints.restore(state) or (state, position)
@@ -135,6 +145,11 @@ def run_cell(
             """`count` updates in one call: the next problems of the order, and the sums of their metrics."""
             chosen = np.array([next(order) for _ in range(count)], np.int32).reshape(count, cell.B_p)
             return programs.updates(state, reference, table, base.training, chosen, count, cell)
+
+        if programs.pipeline is not None:
+            arrays = Problems(*programs.problem_set(base.training).arrays)
+            given = cell, reference, table, arrays, base.training, order, programs.numbers, position.M
+            updates = running.enter_context(Pipeline(programs.pipeline, *given)).updates
 
         with COMPILING:
             state, _ = updates(state, 0)  # compiles, where this is the first cell of its mesh: the clock starts after that

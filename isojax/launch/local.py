@@ -26,6 +26,7 @@ from isojax.types import Cell, InputError, RunFailed
 
 if TYPE_CHECKING:
     from isojax.base import Base
+    from isojax.sharding import MeshShape
     from isojax.tasks.base import Task
     from isojax.train import Programs, Progress
 
@@ -50,19 +51,41 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
     recipe.check(config.cell.rl, cells)
     devices = jax.local_devices()
     shape = parse_mesh(config.run.mesh, len(devices))
+    apart = sampler_shape(config, len(devices) - shape.devices)
+    each = shape.devices + (apart.devices if apart else 0)  # devices of a cell
     config = settle(resolve_config(config), folder, resume or dry_run, shape.shards)
-    at_once = min(config.run.cells_at_once or cells_side_by_side(jax, shape.devices), len(devices) // shape.devices, len(cells))
+    at_once = min(config.run.cells_at_once or cells_side_by_side(jax, each), len(devices) // each, len(cells))
     check_data(config.cell.data)
     with open_task(config) as task:
         check_problems(config, task, pairs)
-        meshes = [make_mesh(shape, devices[i * shape.devices :]) for i in range(at_once)]
+        meshes = [make_mesh(shape, devices[i * each :]) for i in range(at_once)]
+        samplers = [make_mesh(apart, devices[i * each + shape.devices :]) if apart else None for i in range(at_once)]
         config = config.model_copy(update={"sweep": with_kernels(config.cell, config.sweep, meshes[0])})
-        programs = [Programs(config.cell, config.sweep, pairs, mesh, task) for mesh in meshes]
-        print_plan(config, cells, folder, f"{shape.devices} of {len(devices)} {jax.default_backend()} devices a cell", at_once)
+        both = zip(meshes, samplers, strict=True)
+        programs = [Programs(config.cell, config.sweep, pairs, mesh, task, sampler) for mesh, sampler in both]
+        print_plan(config, cells, folder, f"{each} of {len(devices)} {jax.default_backend()} devices a cell", at_once)
         if not dry_run:
             with alone(folder):
                 run_cells(programs, config, cells, folder)
     return folder
+
+
+def sampler_shape(config: Config, left: int) -> MeshShape | None:
+    """The sampler's own mesh, of the devices that are left beside the trainer's.
+
+    Raises:
+        InputError: there is no pipeline that runs ahead, or too few devices.
+    """
+    if config.run.sampler_mesh is None:
+        return None
+    if not config.cell.rl.pipeline:
+        raise InputError(
+            f"run.sampler_mesh = {config.run.sampler_mesh} with cell.rl.pipeline = {config.cell.rl.pipeline}: one of the two meshes would "
+            "always wait for the other. Expected cell.rl.pipeline of 1 or more, or no mesh of its own."
+        )
+    from isojax.sharding import parse_mesh
+
+    return parse_mesh(config.run.sampler_mesh, left)
 
 
 def resolve_config(config: Config) -> Config:

@@ -20,7 +20,7 @@ class Rewarded(NamedTuple):
 
     Attributes:
         rewards: f32[*r], 0 where `live` is false.
-        lengths: i32[*r], response tokens.
+        lengths: i32[*r], response tokens that were drawn.
         groups: i32[*r], the problem's place in the batch.
         live: bool[*r], whether the row holds a rollout.
         n: i32[], rollouts a group.

@@ -94,6 +94,18 @@ def advantages(
     return jnp.where(mask, whitened(gains, mask.astype(jnp.float32)), 0.0), Estimates(values, returns)
 
 
+def advantages_around_gaps(
+    rewards: Float[Array, "*r"], values: Float[Array, "*r T"], mask: Bool[Array, "*r T"], numbers: Coefficients
+) -> tuple[Float[Array, "*r T"], Estimates]:
+    """`advantages` where tokens that were not drawn may lie between those that were: a step leads from one of these to the next."""
+    closed_up = jnp.argsort(~mask, axis=-1, stable=True)
+    near, there = (jnp.take_along_axis(x, closed_up, -1) for x in (values, mask))
+    gains, estimates = advantages(rewards, near, there, numbers)
+    back = jnp.argsort(closed_up, axis=-1)
+    gains, returns = (jnp.take_along_axis(x, back, -1) for x in (gains, estimates.returns))
+    return gains, Estimates(values, returns)
+
+
 @dataclass(frozen=True)
 class CriticObjective:
     """The clipped squared error of values: the larger of (V - R)^2 / 2 and the same of V kept within `clip` of what it was."""

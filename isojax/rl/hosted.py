@@ -22,7 +22,7 @@ from isojax.rl.step import TRAIN, State, Step, state_shardings, take
 from isojax.sampling.batch import Geometry, Problems, Rollouts, place_rewards
 from isojax.sampling.stream import build_stream
 from isojax.sharding import replicated
-from isojax.tasks.base import Grades, HostTask, unfinished
+from isojax.tasks.base import Grades, HostTask, Task, unfinished
 from isojax.tasks.grading import Grading
 from isojax.types import Problem
 
@@ -38,7 +38,7 @@ def build_hosted_train(
     the first `count` updates are done. The state is donated. With count = 0 nothing changes, but everything is compiled.
     """
     stream = build_stream(decoder, geometry, mesh, cell.sampling, task.stops)
-    learn = _build_learn(cell, decoder, task, geometry, mesh)
+    learn = build_learn(cell, decoder, task, geometry, mesh)
 
     def choose(step: Array, table: Problems, index: Array, seed: Array) -> tuple[Problems, PRNGKeyArray]:
         return take(table, index), jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), TRAIN), step)
@@ -72,7 +72,7 @@ def build_hosted_train(
     return train
 
 
-def _build_learn(cell: CellConfig, decoder: Decoder, task: HostTask, geometry: Geometry, mesh: Mesh) -> Callable[..., tuple[State, Any]]:
+def build_learn(cell: CellConfig, decoder: Decoder, task: Task, geometry: Geometry, mesh: Mesh) -> Callable[..., tuple[State, Any]]:
     """The jitted `learn(state, base, problems, rollouts, rewards f32[S rows], B_p, n, key data, coefficients) -> (state, metrics)`.
 
     The state is donated. With B_p = 0 it stays as it is, and the metrics are zeros.

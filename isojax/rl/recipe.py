@@ -32,7 +32,7 @@ def resolve(rl: RLConfig) -> Recipe:
     loss = registry.load("rl.losses", rl.loss, "loss")
     own = GRPO | vars(loss).get("DEFAULTS", {})
     clip = float(own["clip"] if rl.clip is None else rl.clip)
-    high = rl.clip_high if rl.clip_high is not None else clip if rl.clip is not None else own.get("clip_high", clip)
+    high = own.get("clip_high", clip) if rl.clip_high is None else rl.clip_high
     return Recipe(loss, rl.advantage or own["advantage"], rl.aggregation or own["aggregation"], clip, float(high))
 
 

@@ -123,6 +123,7 @@ class Step:
 
     def __init__(self, cell: CellConfig, decoder: Decoder, stops: Stops, geometry: Geometry, mesh: Mesh):
         self.rl, self.geometry, self.recipe = cell.rl, geometry, resolve(cell.rl)
+        self.interrupts = stops.interruption is not None
         self.sample = build_sampler(decoder, geometry, mesh, cell.sampling, stops)
         objective = PolicyObjective(decoder, cell.rl, cell.sampling, split=mesh.shape["tensor"] > 1)
         self._gradient = build_gradient(objective, geometry, mesh, decoder.logical_axes(), decoder.shapes())
@@ -141,18 +142,21 @@ class Step:
     ) -> tuple[Weighed, Sums]:
         """What each rollout brings to the update, from rewards f32[S rows]; and metrics of the batch. `key`: the update's."""
         groups, live = batch_rows(self.geometry, B_p, n)
-        rewards, lengths = jnp.where(live, rewards, 0.0), jnp.where(live, rollouts.mask.sum(-1), 0)
-        batch, estimates = Rewarded(rewards, lengths, groups, live, n, self.geometry.problem_rows), None
+        rewards, lengths, drawn = (jnp.where(live, x, 0) for x in (rewards, rollouts.lengths, rollouts.mask.sum(-1)))
+        batch, estimates = Rewarded(rewards, drawn, groups, live, n, self.geometry.problem_rows), None
         if state.critic is not None:
             mask = rollouts.mask & live[..., None]
             values = self._values(state.critic.params, problems, rollouts.tokens, mask, B_p, n, numbers)
-            gains, estimates = critic.advantages(rewards, values, mask, numbers)
+            advantages = critic.advantages_around_gaps if self.interrupts else critic.advantages
+            gains, estimates = advantages(rewards, values, mask, numbers)
         else:
             gains = ADVANTAGES[self.recipe.advantage](batch)
         taken = live if self.rl.n_train is None else subset(key, problems.ids[groups.reshape(-1)], batch, self.rl.n_train)
         terms = make_terms(self.rl, self.recipe.aggregation, gains, batch, taken, self.geometry.response_length)
         total = (B_p * n).astype(jnp.float32)
         means = {"reward": rewards, "truncated": live & ~rollouts.ended, "response_length": lengths, "zero_variance": silent(batch)}
+        if self.interrupts:
+            means["interrupted"] = drawn < lengths
         metrics = {name: x.sum() / total for name, x in means.items()} | {"tokens": lengths.sum().astype(jnp.float32)}
         return Weighed(terms, taken, estimates), metrics
 
@@ -247,7 +251,7 @@ def build_train(
             problems, own_key = take(table, index[i]), jax.random.fold_in(key, state.step)
             rollouts = step.sample(state.params, problems, B_p, n, own_key)
             groups, _ = batch_rows(geometry, B_p, n)
-            rewards = task.verify(problems.answers[groups], rollouts.tokens, rollouts.mask)
+            rewards = task.verify(problems.answers[groups], rollouts.tokens, rollouts.present)
             weighed, metrics = step.weigh(state, problems, rollouts, rewards, B_p, n, own_key, numbers)
             state, more = step.update(state, base, problems, rollouts, weighed, B_p, n, numbers)
             return state, metrics | more

@@ -76,9 +76,10 @@ class Rollouts(NamedTuple):
     Attributes:
         tokens: i32[S rows T].
         logps: f32[S rows T], their log-probabilities at the sampling temperature and top-p.
-        mask: bool[S rows T], which tokens count.
+        mask: bool[S rows T], which tokens the policy drew: those of the loss. An interruption's are there and not among them.
         kept: f32[S rows T], the probability mass of each token's nucleus; [S rows 1], all ones, where top_p is 1.
         ended: bool[S rows], whether a stop ended the response (else it was cut at T).
+        lengths: i32[S rows], how many tokens are there.
     """
 
     tokens: Array
@@ -86,6 +87,17 @@ class Rollouts(NamedTuple):
     mask: Array
     kept: Array
     ended: Array
+    lengths: Array
+
+    @property
+    def present(self) -> Array:
+        """bool[S rows T], which tokens are there: the response that is judged."""
+        return leading(self.lengths, self.tokens.shape[-1])
+
+
+def leading(lengths: Int[Array, "*r"], T: int) -> Bool[Array, "*r T"]:
+    """The first `lengths` of T places."""
+    return jnp.arange(T).reshape(*(1,) * lengths.ndim, T) < lengths[..., None]
 
 
 class Share(NamedTuple):
@@ -130,7 +142,7 @@ def numbers(rows: np.ndarray, B: int) -> np.ndarray:
 def responses(rollouts: Rollouts, B: int) -> list[np.ndarray]:
     """On the host, the response tokens of rollouts 0 .. B-1, each i32[its length]."""
     at = places(B, rollouts.tokens.shape[0])
-    tokens, lengths = np.asarray(rollouts.tokens)[at], np.asarray(rollouts.mask)[at].sum(-1)
+    tokens, lengths = np.asarray(rollouts.tokens)[at], np.asarray(rollouts.lengths)[at]
     return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
 
 

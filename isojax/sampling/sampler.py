@@ -27,7 +27,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
 from isojax.models.decoding import Cache, Decoding
-from isojax.sampling.batch import Geometry, Problems, Rollouts, Share, share
+from isojax.sampling.batch import Geometry, Problems, Rollouts, Share, leading, share
+from isojax.sampling.interruption import drawn, interrupt
 from isojax.sampling.logits import draw, log_probs, nucleus, rollout_keys, uniforms, within
 from isojax.sharding import ROWS, shard_count
 from isojax.tasks.stops import Stops
@@ -37,7 +38,7 @@ CHUNK = 32  # tokens decoded at most between two visits to the queue
 
 class Slots(NamedTuple):
     """One shard's slots. row -1: free. `t` counts response tokens; `token` is the next input, at `position`; `stop` is where the
-    automaton of the stop strings stands, `stopped` whether a stop has been met."""
+    automaton of the stop strings stands, `stopped` whether a stop has been met; `closed`: see sampling/interruption.py."""
 
     row: Int[Array, " R"]
     position: Int[Array, " R"]
@@ -49,6 +50,7 @@ class Slots(NamedTuple):
     tokens: Int[Array, "R T"]
     logps: Float[Array, "R T"]
     kept: Float[Array, "R _"]
+    closed: Bool[Array, " R"] | None
 
 
 class Queue(NamedTuple):
@@ -103,8 +105,9 @@ class Batch(NamedTuple):
 
 
 def written(slots: Slots) -> tuple[Array, ...]:
-    """What a finished slot leaves behind: tokens, logps, kept, stopped, length."""
-    return slots.tokens, slots.logps, slots.kept, slots.stopped, slots.t
+    """What a finished slot leaves behind: tokens, logps, kept, stopped, length; and closed, where responses are interrupted."""
+    left = slots.tokens, slots.logps, slots.kept, slots.stopped, slots.t
+    return left if slots.closed is None else (*left, slots.closed)
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,8 @@ class Engine:
         """(rollouts of a span, spans of a problem, first and last+1 span of the shard)."""
         part, n, W = batch.part, batch.n, self.geometry.width
         lanes = self.decoding.lanes
-        size = jnp.int32(1) if W == 1 else jnp.minimum(n, jnp.maximum(W, (part.count + lanes - 1) // lanes))
+        count = part.count if batch.ring is None else batch.ring.rows
+        size = jnp.int32(1) if W == 1 else jnp.minimum(n, jnp.maximum(W, (count + lanes - 1) // lanes))
         of_problem = (n + size - 1) // size
         first = part.first - part.group * n  # rollouts of its first problem that another shard owns
         last = first + part.count - 1
@@ -134,7 +138,8 @@ class Engine:
         zeros = jnp.zeros(R, jnp.int32)
         keys = jax.random.key_data(rollout_keys(batch.keys(zeros), zeros, zeros))
         arrays = jnp.zeros((R, T), jnp.int32), jnp.zeros((R, T), jnp.float32), jnp.ones((R, T_kept), jnp.float32)
-        slots = Slots(zeros - 1, zeros, zeros, zeros, zeros, jnp.zeros(R, bool), keys, *arrays)
+        no = jnp.zeros(R, bool)
+        slots = Slots(zeros - 1, zeros, zeros, zeros, zeros, no, keys, *arrays, no if self.stops.interruption else None)
         lanes = jnp.zeros(Z, jnp.int32)
         _, _, first, _ = self.spans(batch)
         out = tuple(jnp.zeros((self.geometry.rows, *x.shape[1:]), x.dtype) for x in written(slots))
@@ -187,7 +192,8 @@ class Engine:
         last = problems.lengths[group] - 1
         rollout = jnp.where(taken, (part.first + row) % batch.n, 0)
         fresh = jax.random.key_data(rollout_keys(batch.keys(group), problems.ids[group], rollout))
-        begun: tuple[Any, ...] = (row, last, problems.prompts[group, last], 0, 0, False, fresh, 0, 0.0, 1.0)
+        closed = None if slots.closed is None else False
+        begun: tuple[Any, ...] = (row, last, problems.prompts[group, last], 0, 0, False, fresh, 0, 0.0, 1.0, closed)
         slots = jax.tree.map(lambda old, new: jnp.where(taken.reshape(-1, *(1,) * (old.ndim - 1)), new, old), slots, Slots(*begun))
         return state._replace(slots=slots, cache=cache, queue=queue)
 
@@ -211,6 +217,9 @@ class Engine:
             log_p = within(log_p, inside)
             slots = slots._replace(kept=jnp.where(writes, kept[:, None], slots.kept))
         token, logp = draw(log_p, uniforms(jax.random.wrap_key_data(slots.key), slots.t))
+        if self.stops.interruption is not None and slots.closed is not None:
+            token, logp, closed = interrupt(self.stops.interruption, slots.t, slots.closed, token, logp)
+            slots = slots._replace(closed=closed)
         stop, met = self.follow(slots.stop, token)
         slots = slots._replace(
             tokens=jnp.where(writes, token[:, None], slots.tokens),
@@ -223,8 +232,14 @@ class Engine:
         )
         return slots, cache, ended | slots.stopped | (slots.t >= T)
 
+    def mask(self, lengths: Int[Array, "*r"], closed: Bool[Array, "*r"] | None = None) -> Bool[Array, "*r T"]:
+        """Which tokens of finished rollouts were drawn by the policy, from what `written` left of them."""
+        T, cut = self.geometry.response_length, self.stops.interruption
+        there = leading(lengths, T)
+        return there if cut is None or closed is None else there & drawn(cut, closed, T)
+
     def visit(self, stacked: Params, params: Params, batch: Batch, state: State) -> tuple[State, Int[Array, " R"]]:
-        """Prefill, admit, decode, retire; and the rows of the rollouts that finished, `rows` (one too large) for the other slots."""
+        """Prefill, admit, decode, retire; and the rows of the rollouts that finished, -1 for the other slots."""
         R, chunk = self.geometry.slots, min(CHUNK, self.geometry.response_length)
         table, filled = self.prefill(stacked, batch, state.table, state.queue)
         state = self.admit(batch, state._replace(table=table, queue=state.queue._replace(filled=filled)))
@@ -249,7 +264,7 @@ class Engine:
 
         start = (jnp.int32(0), jnp.int32(0), state.slots, state.cache, ~live)
         _, _, slots, cache, ended = lax.while_loop(going, token, start)
-        row = jnp.where(ended & live, slots.row, self.geometry.rows)
+        row = jnp.where(ended & live, slots.row, -1)
         place = jnp.where(ended & live, batch.place(slots.row), self.geometry.rows)
         out = tuple(buffer.at[place].set(x, mode="drop") for buffer, x in zip(state.out, written(slots), strict=True))
         return State(out, slots._replace(row=jnp.where(ended, -1, slots.row)), cache, state.table, state.queue), row
@@ -272,8 +287,8 @@ def build_sampler(
 
         stacked = params if engine.decoding.unrolled else weights
         state = lax.while_loop(working, lambda s: engine.visit(stacked, weights, batch, s)[0], engine.begin(batch))
-        tokens, logps, kept, ended, lengths = state.out
-        return tuple(x[None] for x in (tokens, logps, jnp.arange(geometry.response_length)[None] < lengths[:, None], kept, ended))
+        tokens, logps, kept, ended, lengths, *closed = state.out
+        return tuple(x[None] for x in (tokens, logps, engine.mask(lengths, *closed), kept, ended, lengths))
 
     rows = P(ROWS)
     sharded = shard_map(

@@ -49,9 +49,9 @@ class Finished(NamedTuple):
     """What a visit leaves in the slots.
 
     Attributes:
-        rows: i32[S R], the row of the rollout that each slot has finished; `Geometry.rows` where it has finished none.
+        rows: i32[S R], the row of the rollout that each slot has finished; -1 where it has finished none.
         tokens: i32[S R T].
-        lengths: i32[S R], how many of them count.
+        lengths: i32[S R], how many of them are there.
         working: bool[S], all alike: whether any shard has anything left to do.
     """
 
@@ -84,7 +84,7 @@ class Stream:
                 x.copy_to_host_async()
             rows, tokens, lengths, more = (np.asarray(x) for x in found)
             rollouts = numbers(rows, B_p * n)
-            done = np.nonzero(rows < state.out[0].shape[1])
+            done = np.nonzero(rows >= 0)
             told(rollouts[done], [row[:length] for row, length in zip(tokens[done], lengths[done], strict=True)])
             found, working = following, bool(more.any())
         return self.finish(state)
@@ -101,21 +101,18 @@ def build_stream(decoder: Decoder, geometry: Geometry, mesh: Mesh, sampling: Sam
         fixed = (problems, B_p, n, jax.random.key_data(key))
         return fixed, start(*fixed)
 
-    def lengths_to_mask(lengths: Array) -> Array:
-        return jnp.arange(geometry.response_length)[None, None] < lengths[..., None]
-
     prepare = build_weights(engine, mesh)
     place = jax.jit(placed, out_shardings=(replicated(mesh), lies))
     advance: Callable[..., tuple[State, Finished]] = jax.jit(step, donate_argnums=1, out_shardings=(lies, rows))
-    masks = jax.jit(lengths_to_mask, out_shardings=rows)
+    masks = jax.jit(engine.mask, out_shardings=rows)
 
     def begin(params: Params, problems: Problems, B_p: Any, n: Any, key: PRNGKeyArray) -> tuple[Given, State]:
         fixed, state = place(problems, B_p, n, key)
         return Given(*prepare(params), *fixed), state
 
     def finish(state: State) -> Rollouts:
-        tokens, logps, kept, ended, lengths = state.out
-        return Rollouts(tokens, logps, masks(lengths), kept, ended)
+        tokens, logps, kept, ended, lengths, *closed = state.out
+        return Rollouts(tokens, logps, masks(lengths, *closed), kept, ended, lengths)
 
     return Stream(begin, advance, finish)
 

@@ -15,7 +15,7 @@ from typing_extensions import TypeIs
 from isojax import registry
 from isojax.config import CellConfig
 from isojax.tasks.stops import Stops
-from isojax.types import Problem
+from isojax.types import InputError, Problem
 
 
 class Encoded(NamedTuple):
@@ -154,7 +154,12 @@ def build_task(cell: CellConfig, workers: int | None = None) -> Task:
     name, _, argument = cell.task.partition(":")
     module = registry.load("tasks", name, "build", "source")
     if "build" in vars(module):
+        if cell.sampling.interrupt is not None:
+            raise InputError(
+                f"cell.sampling.interrupt is set and cell.task = {cell.task} writes no text; expected a task in text with cell.model.path,"
+                " such as cell.task=jsonl:FILE. Set cell.sampling.interrupt=null."
+            )
         return module.build(argument) if argument else module.build()
     from isojax.tasks.text import TextTask  # loads transformers, which tasks on device do without
 
-    return TextTask(module.source(argument, cell.data), cell.model, cell.prompt, cell.verifier, workers)
+    return TextTask(module.source(argument, cell.data), cell.model, cell.prompt, cell.verifier, workers, cell.sampling)

@@ -1,4 +1,4 @@
-"""What ends a response: end tokens, and strings that may lie across several tokens or inside one."""
+"""What ends a response: end tokens, and strings that may lie across several tokens or inside one; and what interrupts it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,15 @@ from isojax.types import InputError
 
 
 @dataclass(frozen=True)
+class Interruption:
+    """A response that has `after` tokens, none of them `unless`, gets `tokens` next (sampling/interruption.py); None: every response."""
+
+    after: int
+    tokens: tuple[int, ...]
+    unless: int | None
+
+
+@dataclass(frozen=True)
 class Stops:
     """A response ends with a token of `tokens`, or with the token that completes a stop string.
 
@@ -16,10 +25,21 @@ class Stops:
         tokens: ids that end a response.
         table: uint8 or uint16 [states V], or None where there are no stop strings. `table[state, token]` is the state after that
             token; a response starts in state 0, and the value `states` (= len(table)) says that a stop string is complete.
+        interruption: what is said to a response that goes on for too long, if anything; its tokens may complete a stop string.
     """
 
     tokens: tuple[int, ...]
     table: np.ndarray | None
+    interruption: Interruption | None = None
+
+    def ends(self, tokens: Sequence[int]) -> bool:
+        """Whether a response of these tokens alone meets a stop."""
+        state = 0
+        for token in tokens:
+            state = 0 if self.table is None else int(self.table[state, token])
+            if token in self.tokens or (self.table is not None and state == len(self.table)):
+                return True
+        return False
 
 
 def stop_table(pieces: Sequence[bytes | None], strings: Sequence[str]) -> np.ndarray:

@@ -6,15 +6,16 @@ made of them only to be judged and read.
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from isojax.config import ModelConfig, PromptConfig, VerifierConfig
+from isojax.config import InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
 from isojax.tasks.base import Encoded, Grades
 from isojax.tasks.sources import Source
-from isojax.tasks.stops import Stops, stop_table
+from isojax.tasks.stops import Interruption, Stops, stop_table
 from isojax.tasks.tokenizer import end_tokens, load_tokenizer, read_json, token_bytes
 from isojax.tasks.verify import Checker
 from isojax.types import InputError, Problem
@@ -29,8 +30,16 @@ class TextTask:
 
     on_device: ClassVar[Literal[False]] = False
 
-    def __init__(self, source: Source, model: ModelConfig, prompt: PromptConfig, verifier: VerifierConfig, workers: int | None = None):
-        """`workers`: processes that check responses; None takes one for each core."""
+    def __init__(
+        self,
+        source: Source,
+        model: ModelConfig,
+        prompt: PromptConfig,
+        verifier: VerifierConfig,
+        workers: int | None = None,
+        sampling: SamplingConfig | None = None,
+    ):
+        """`workers`: processes that check responses; None takes one for each core. `sampling`: of it, what interrupts a response."""
         if model.path is None:
             raise InputError(
                 "cell.model.path is not set, and problems in text need a language model; give a folder with its config.json, weights and"
@@ -38,6 +47,7 @@ class TextTask:
             )
         self.folder = Path(model.path)
         self.tokenizer = load_tokenizer(self.folder)
+        self._tokenising = threading.Lock()  # a tokenizer is not safe to share between threads
         self.vocab = _vocab(model, self.folder)
         self.source, self.prompt = source, prompt
         self._pieces = token_bytes(self.tokenizer, self.vocab)
@@ -45,11 +55,13 @@ class TextTask:
         table = stop_table(self._pieces, prompt.stop) if prompt.stop else None
         self.stops = Stops(end_tokens(self.tokenizer, self.folder), table)
         self._check_ends()
+        if sampling is not None and sampling.interrupt is not None:
+            self.stops = replace(self.stops, interruption=self._interruption(sampling.interrupt, sampling.response_length))
         pad = self.tokenizer.pad_token_id
         self.pad = pad if isinstance(pad, int) else next(iter(self.stops.tokens), 0)
         self._verifier, self._workers = verifier, workers
         self._checker: Checker | None = None
-        self._starting, self._tokenising = threading.Lock(), threading.Lock()  # a tokenizer is not safe to share between threads
+        self._starting = threading.Lock()
         self._check_prompt()
 
     def _check_ends(self) -> None:
@@ -60,6 +72,26 @@ class TextTask:
             )
         if not self.stops.tokens and not self._stops:
             raise InputError(f"{self.folder}: neither its tokenizer nor generation_config.json names an end token; give cell.prompt.stop.")
+
+    def _interruption(self, given: InterruptConfig, T: int) -> Interruption:
+        """What `cell.sampling.interrupt` says, as tokens; a text that ends a response, or leaves it no room, is refused."""
+        tokens, *unless = (self._tokenise([text], special=False)[0] for text in (given.text, given.unless) if text)
+        if unless and len(unless[0]) != 1:
+            raise InputError(
+                f"cell.sampling.interrupt.unless = {given.unless!r} is {len(unless[0])} tokens of the tokenizer in {self.folder}, expected"
+                " one; name the token that ends this model's thinking, or leave it empty to interrupt every long response."
+            )
+        if given.after + len(tokens) >= T:
+            raise InputError(
+                f"cell.sampling.interrupt: after {given.after} tokens the text takes {len(tokens)} more, and"
+                f" cell.sampling.response_length = {T} leaves no room for an answer; raise it, or lower `after`."
+            )
+        if self.stops.ends(tokens):
+            raise InputError(
+                f"cell.sampling.interrupt.text = {given.text!r} holds an end token or a string of cell.prompt.stop = "
+                f"{list(self.prompt.stop)}, and would end the response that it interrupts; change one of them."
+            )
+        return Interruption(given.after, tuple(tokens), unless[0][0] if unless else None)
 
     def _check_prompt(self) -> None:
         prompt = self.prompt
@@ -191,10 +223,10 @@ class TextTask:
             earlier.insert(0, {"role": "system", "content": self.prompt.system})
         return [*earlier, {"role": "user", "content": self._fill(problem)}]
 
-    def _tokenise(self, texts: list[str]) -> list[list[int]]:
-        """Ids, with the special tokens that the tokenizer adds by default (BOS where the model has one)."""
+    def _tokenise(self, texts: list[str], special: bool = True) -> list[list[int]]:
+        """Ids, with the special tokens that the tokenizer adds by default (BOS where the model has one), or without."""
         with self._tokenising:
-            return self.tokenizer(texts, padding=False, truncation=False, verbose=False)["input_ids"]
+            return self.tokenizer(texts, padding=False, truncation=False, verbose=False, add_special_tokens=special)["input_ids"]
 
     def _tokenise_chats(self, conversations: list[list[dict[str, str]]]) -> list[list[int]]:
         options: dict[str, Any] = {

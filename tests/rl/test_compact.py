@@ -25,6 +25,7 @@ def batch(geometry: Geometry, B_p: int, n: int, silent: list[int]) -> tuple[Prob
         "mask": rng.random((B, T)) < 0.8,
         "kept": np.ones((B, 1), np.float32),
         "ended": rng.random(B) < 0.5,
+        "lengths": np.full(B, T, np.int32),
         "gains": gains,
     }
     problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(B_p)))

@@ -33,8 +33,8 @@ EVERY_TERM = ("policy", "kl", "entropy")
 HUGE = 1e30  # of the gradient's norm: never clipped
 
 RECIPES = {
-    "grpo": RLConfig(loss="grpo", kl=0.3, entropy=0.05),
-    "dr_grpo": RLConfig(loss="dr_grpo", zero_variance_filter=("policy",)),
+    "grpo": RLConfig(loss="grpo", kl=0.3, entropy=0.05, zero_variance_filter=("policy",)),
+    "dr_grpo": RLConfig(loss="dr_grpo"),
     "dapo": RLConfig(loss="dapo", kl=0.2, kl_estimator="k2", zero_variance_filter=("policy", "kl")),
     "gspo": RLConfig(loss="gspo", clip=0.1, clip_high=0.15, entropy=0.1, tis="sequence", tis_cap=1.2),
     "cispo": RLConfig(
@@ -188,7 +188,7 @@ class Update:
             state = state._replace(critic=Critic(values(), adam().init(values())))
         problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
         rows = [self.pad(batch.tokens, 7), self.pad(batch.sampler, 50.0), self.pad([np.ones(k, bool) for k in batch.lengths], False)]
-        rollouts = Rollouts(*rows, np.ones((*rows[0].shape[:2], 1), np.float32), rows[2].any(-1))
+        rollouts = Rollouts(*rows, np.ones((*rows[0].shape[:2], 1), np.float32), rows[2].any(-1), rows[2].sum(-1, dtype=np.int32))
         numbers = coefficients(self.rl)._replace(max_grad_norm=np.float32(HUGE))
         rewards = scatter(geometry, REWARDS, fill=77.0)
         state, metrics, taken = update(state, policy(1), problems, rollouts, rewards, numbers, jax.random.key(5))

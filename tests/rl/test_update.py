@@ -97,7 +97,7 @@ class Program:
 
     def step(self, state: State, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[State, dict[str, Any]]:
         parts = [scatter(self.geometry, x) for x in (batch.tokens, batch.logps, batch.mask)]
-        parts += [scatter(self.geometry, batch.kept, fill=1.0), parts[2].any(-1)]
+        parts += [scatter(self.geometry, batch.kept, fill=1.0), parts[2].any(-1), parts[2].sum(-1, dtype=np.int32)]
         gains = scatter(self.geometry, batch.gains, fill=50.0)  # rows beyond the batch must not be read
         scalars = (np.int32(B_p), np.int32(n), given(**numbers))
         return self.update(state, placed(policy(1), self.mesh), self.problems, Rollouts(*parts), gains, *scalars)

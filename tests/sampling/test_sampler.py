@@ -189,9 +189,10 @@ def stopping(request: pytest.FixtureRequest) -> Engine:
 
 def test_stop_strings_and_stop_tokens_end_a_rollout_at_once(stopping: Engine) -> None:
     """At the first token after which a stop string stands in the text, whether it spans tokens or lies inside one; `ended` knows it."""
-    tokens, _, mask, _, ended = (np.concatenate(x) for x in zip(*(stopping.rollouts(5, 32, key) for key in range(12)), strict=True))
+    found = [stopping.rollouts(5, 32, key) for key in range(12)]
+    tokens, _, mask, _, ended, lengths = (np.concatenate(x) for x in zip(*found, strict=True))
     by_string = spanning = 0
-    for row, kept, stopped in zip(tokens.tolist(), mask, ended, strict=True):
+    for row, kept, stopped, there in zip(tokens.tolist(), mask, ended, lengths, strict=True):
         length, stop = T, False
         for i, token in enumerate(row):
             since = max((j + 1 for j in range(i) if PIECES[row[j]] is None), default=0)  # a special token is no text: it parts two
@@ -202,7 +203,7 @@ def test_stop_strings_and_stop_tokens_end_a_rollout_at_once(stopping: Engine) ->
                 by_string += completed
                 spanning += completed and not any(string.encode() in (PIECES[token] or b"") for string in STRINGS)
                 break
-        assert kept.tolist() == [t < length for t in range(T)] and stopped == stop, (row, kept, stopped)
+        assert kept.tolist() == [t < length for t in range(T)] and (stopped, there) == (stop, length), (row, kept, stopped)
     assert by_string > 100 and spanning > 50 and 0 < (~ended).mean() < 0.9
     assert {EOS, 7} <= {row[m.sum() - 1] for row, m in zip(tokens.tolist(), mask, strict=True)}
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax.config import CellConfig, ModelConfig, PromptConfig, VerifierConfig
+from isojax.config import CellConfig, InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
 from isojax.tasks.base import HostTask, build_task
 from isojax.tasks.sources import Held
 from isojax.tasks.text import TextTask
@@ -256,3 +256,43 @@ def test_a_tokenizer_that_ends_every_text_is_refused(tmp_path: Path) -> None:
     folder = sentencepiece(tmp_path, config=config)
     with pytest.raises(InputError, match=r"ends every text with its end token \(2\).*add_eos_token"):
         task(folder)
+
+
+def interrupted(folder: Path, length: int = 60, stop: tuple[str, ...] = (), **interrupt: Any) -> TextTask:
+    sampling = SamplingConfig(response_length=length, interrupt=InterruptConfig(**interrupt))
+    model, verifier = ModelConfig(path=str(folder)), VerifierConfig(use="exact")
+    return TextTask(Held(SUMS), model, PromptConfig(stop=stop), verifier, workers=1, sampling=sampling)
+
+
+def test_what_interrupts_a_response_is_tokenised_once(tmp_path: Path) -> None:
+    """Without the tokens that the tokenizer puts before every text; the default text is ScaleRL's."""
+    folder = byte_level(tmp_path, bos=True)
+    made = interrupted(folder, after=7, text="the cat sat<think>", unless="<think>")
+    found = made.stops.interruption
+    assert found is not None and (found.after, found.unless) == (7, made.tokenizer.convert_tokens_to_ids("<think>"))
+    assert made.tokenizer.decode(found.tokens) == "the cat sat<think>" and found.tokens[-1] == found.unless
+    assert made.decode(np.array(found.tokens)) == "the cat sat<think>"
+    always = interrupted(folder, 200, after=7, unless="").stops.interruption
+    assert always is not None and always.unless is None
+    assert made.tokenizer.decode(always.tokens).startswith("Okay, time is up.")
+    assert task(folder).stops.interruption is None
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"after": 7, "text": "the cat", "unless": "</think>"}, r"unless = '</think>' is \d+ tokens .* expected one"),
+        ({"after": 55, "text": "the cat sat on a mat", "unless": ""}, r"after 55 tokens the text takes \d+ more, .*response_length = 60"),
+        ({"after": 7, "text": "12 + 7\nso", "unless": "", "stop": ("\n",)}, r"holds an end token or a string of cell\.prompt\.stop"),
+        ({"after": 7, "text": "done<|im_end|>", "unless": ""}, r"holds an end token"),
+    ],
+)
+def test_what_cannot_interrupt_a_response(folder: Path, given: dict[str, Any], error: str) -> None:
+    with pytest.raises(InputError, match=error):
+        interrupted(folder, **given)
+
+
+def test_a_task_without_text_cannot_be_interrupted() -> None:
+    cell = CellConfig(task="solvers", sampling=SamplingConfig(response_length=100, interrupt=InterruptConfig(after=2)))
+    with pytest.raises(InputError, match=r"cell\.sampling\.interrupt is set and cell\.task = solvers writes no text"):
+        build_task(cell)

@@ -1,0 +1,150 @@
+"""The compiled programs of a pipeline (rl/pipeline.py): a sampler whose rollouts never end, in buffers that are rings, and an update.
+
+A shard of the sampler's mesh has places for k + 1 batches: batch b has the groups and rows of place b modulo k + 1. Within a place its
+rollouts lie as in any batch, shard s with the contiguous block s; whole groups are dealt to shards, so that B_p divides by them.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, shard_map
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from isojax.config import CellConfig
+from isojax.models.decoder import Decoder, Params
+from isojax.rl.hosted import build_learn
+from isojax.rl.step import TRAIN, take
+from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows, make_geometry, share
+from isojax.sampling.sampler import Batch, Ring, State, build_engine
+from isojax.sampling.stream import build_weights, state_shardings
+from isojax.sharding import ROWS, replicated, shard_count
+from isojax.tasks.base import Task, on_device
+from isojax.types import InputError
+
+
+class Given(NamedTuple):
+    """What the sampler reads: weights as `Engine.visit` takes them; by shard, the problems in the ring and the data of their keys; how many
+    groups a shard may begin, how many a batch gives it, and n; whether the weights are new since the last visit."""
+
+    stacked: Params
+    weights: Params
+    problems: Problems
+    keys: Any
+    limit: Any
+    groups: Any
+    n: Any
+    renewed: Any
+
+
+class Seen(NamedTuple):
+    """A visit's slots, [S R ...]: rows that finished (-1: none), rows that slots were at, response tokens so far, and these tokens."""
+
+    finished: Any
+    at: Any
+    lengths: Any
+    tokens: Any
+
+
+class PipelinePrograms:
+    """The compiled programs of a sweep's pipelines: `mesh` trains; `sampler_mesh`, where it is another, samples."""
+
+    def __init__(
+        self,
+        cell: CellConfig,
+        decoder: Decoder,
+        task: Task,
+        geometry: Geometry,
+        pairs: Sequence[tuple[int, int]],
+        mesh: Mesh,
+        sampler_mesh: Mesh,
+    ):
+        assert cell.rl.pipeline is not None
+        self.k, self.task, self.mesh, self.apart = cell.rl.pipeline, task, mesh, sampler_mesh is not mesh
+        self.geometry, self.shards = geometry, shard_count(sampler_mesh)
+        refuse_uneven(pairs, self.shards)
+        places = self.k + 1
+        at_once = math.gcd(geometry.prompts, *(B_p // self.shards for B_p, _ in pairs))  # so that a block of prompts ends with a batch
+        lengths = geometry.prompt_length, geometry.response_length
+        in_ring = [(B_p * places, n) for B_p, n in pairs]
+        self.ring = make_geometry(in_ring, self.shards, geometry.slots, geometry.microbatch, *lengths, at_once, geometry.width)
+        self.engine = build_engine(decoder, self.ring, sampler_mesh, cell.sampling, task.stops)
+        self.by_shard = NamedSharding(sampler_mesh, P(ROWS))
+        lies = state_shardings(self.engine, sampler_mesh)
+        self.sampler_params = decoder.shardings(sampler_mesh)
+        self.prepare = build_weights(self.engine, sampler_mesh)
+        over = partial(shard_map, mesh=sampler_mesh, axis_names=set(ROWS), check_vma=False)
+        rows = P(ROWS)
+        given = Given(P(), P(), rows, rows, P(), P(), P(), P())  # pyright: ignore[reportArgumentType]  # specs in the places of arrays
+        self.begin = jax.jit(over(self._begin, in_specs=rows, out_specs=rows), out_shardings=lies)
+        visit = over(self._visit, in_specs=(given, rows), out_specs=rows)
+        self.visit = jax.jit(visit, donate_argnums=1, out_shardings=(lies, self.by_shard))
+        self.cut = jax.jit(self._cut, out_shardings=replicated(sampler_mesh))
+        self.lay = jax.jit(self._lay, out_shardings=NamedSharding(mesh, rows))
+        self.choose = jax.jit(choose, out_shardings=replicated(mesh))
+        self.learn = build_learn(cell, decoder, task, geometry, mesh)
+        self.verify = jax.jit(self._verify, out_shardings=NamedSharding(mesh, rows)) if on_device(task) else None
+
+    def _batch(self, given: Given) -> Batch:
+        """A shard's view of the ring."""
+        zero = jnp.int32(0)
+        part = share(zero, 1, given.limit, given.n)
+        places = given.groups * (self.k + 1)
+        problems, keys = jax.tree.map(lambda x: x[0], (given.problems, given.keys))
+        return Batch(problems, part, given.n, jax.random.wrap_key_data(keys), Ring(places, places * given.n))
+
+    def _begin(self, shard: Array) -> State:
+        nothing = Problems(*[np.zeros(0, np.int32)] * len(Problems._fields))
+        one = jnp.int32(1)
+        state = self.engine.begin(Batch(nothing, share(shard[0] * 0, 1, one * 0, one), one, jax.random.key(0)))
+        return jax.tree.map(lambda x: x[None], state)
+
+    def _visit(self, given: Given, state: State) -> tuple[State, Seen]:
+        batch, state = self._batch(given), jax.tree.map(lambda x: x[0], state)
+        g, queue = self.ring.prompts, state.queue
+        waiting = queue.queued // self.engine.spans(batch)[1] // g * g  # the block of the next prompt to begin
+        filled = jnp.where(given.renewed, jnp.minimum(queue.filled, waiting), queue.filled)  # what old weights read ahead is read anew
+        state, finished = self.engine.visit(given.stacked, given.weights, batch, state._replace(queue=queue._replace(filled=filled)))
+        slots = state.slots
+        seen = Seen(finished, jnp.where(finished >= 0, finished, slots.row), slots.t, slots.tokens)
+        return jax.tree.map(lambda x: x[None], (state, seen))
+
+    def _cut(self, out: tuple[Array, ...], first: Array) -> tuple[Array, ...]:
+        """A batch's rows of the ring, from `first` on: [S, rows a batch may have, ...]."""
+        size = -(-self.geometry.B_cap // self.shards)
+        return tuple(lax.dynamic_slice_in_dim(x, first, size, 1) for x in out)
+
+    def _lay(self, cut: tuple[Array, ...], B_p: Array, n: Array) -> Rollouts:
+        """A batch's rows as the trainer has them."""
+        groups, live = batch_rows(self.geometry, B_p, n)
+        shards, mine = shard_count(self.mesh), (B_p * n) // self.shards
+        block = (B_p * n + shards - 1) // shards
+        rollout = jnp.where(live, jnp.arange(groups.shape[0])[:, None] * block + jnp.arange(groups.shape[1])[None], 0)
+        tokens, logps, kept, ended, lengths, *closed = (x[rollout // mine, rollout % mine] for x in cut)
+        mask = self.engine.mask(lengths, *closed) & live[..., None]
+        return Rollouts(tokens, logps, mask, kept, ended & live, jnp.where(live, lengths, 0))
+
+    def _verify(self, problems: Problems, rollouts: Rollouts, B_p: Array, n: Array) -> Array:
+        assert on_device(self.task)
+        groups, _ = batch_rows(self.geometry, B_p, n)
+        return self.task.verify(problems.answers[groups], rollouts.tokens, rollouts.present)
+
+
+def choose(table: Problems, index: Array, seed: Array, step: Array) -> tuple[Problems, Array]:
+    """An update's problems, and the data of its key."""
+    return take(table, index), jax.random.key_data(jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), TRAIN), step))
+
+
+def refuse_uneven(pairs: Sequence[tuple[int, int]], shards: int) -> None:
+    """InputError where a batch's problems cannot be dealt to the sampler's shards."""
+    if bad := next((B_p for B_p, _ in pairs if B_p % shards), None):
+        raise InputError(
+            f"cell.rl.pipeline: sweep.B_p = {bad} is no multiple of the {shards} shards (data x fsdp) of the mesh that samples; a pipeline "
+            "deals whole groups to shards. Change B_p or the mesh."
+        )

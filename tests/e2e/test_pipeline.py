@@ -1,0 +1,36 @@
+"""The pipeline on the command line: at k = 0 the synchronous run's ledger, bit for bit; ahead, on a mesh of its own, a run that learns."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.compiler import AS_USERS_DO, flags
+
+ONE = ("sweep.n=[4]", "sweep.seeds=1", "sweep.budget=600")
+
+
+def points(isojax: Any, name: str) -> list[dict[str, Any]]:
+    [path] = (isojax.folder / "runs" / name / "cells").glob("*/records.jsonl")
+    return [row for line in path.read_text().splitlines() if (row := json.loads(line))["kind"] == "eval"]
+
+
+def test_k_0_writes_what_the_synchronous_run_writes(isojax: Any) -> None:
+    """Both compiled as users do."""
+    for name, k in (("sync", "null"), ("turns", "0")):
+        isojax.swept("train", "tiny.yaml", *ONE, f"name={name}", f"cell.rl.pipeline={k}", XLA_FLAGS=flags(AS_USERS_DO))
+    assert points(isojax, "turns") == points(isojax, "sync")
+    assert len(points(isojax, "sync")) > 5
+
+
+def test_on_a_mesh_of_its_own(isojax: Any) -> None:
+    isojax.swept("train", "tiny.yaml", *ONE, "cell.rl.pipeline=2", "run.sampler_mesh=data=2", "--mesh", "auto")
+    trained = [point["train"] for point in points(isojax, "tiny") if point["M"]]
+    assert all(point["max_off_policy"] <= 2 and point["trainer_busy"] > 0 for point in trained)
+    assert sum(point["sampler_busy"] for point in trained) > 0
+    assert all(abs(sum(point[f"off_policy_{age}"] for age in range(3)) - 1) < 1e-6 for point in trained)
+
+
+def test_a_mesh_for_a_sampler_that_waits_is_refused(isojax: Any) -> None:
+    isojax.refused("train", "tiny.yaml", *ONE, "run.sampler_mesh=auto", saying=["run.sampler_mesh = auto", "cell.rl.pipeline of 1 or more"])
+    isojax.refused("train", "tiny.yaml", *ONE, "cell.rl.pipeline=1", "run.sampler_mesh=data=16", saying=["16 devices", "shows 7"])

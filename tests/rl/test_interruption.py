@@ -1,0 +1,104 @@
+"""What an interruption forces on a response is context: in no gradient, denominator or advantage, and counted as the response's length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isojax.config import CellConfig, RLConfig, SamplingConfig
+from isojax.rl.critic import advantages_around_gaps
+from isojax.rl.step import State, Step, adam, coefficients
+from isojax.sampling.batch import Problems, Rollouts, make_geometry
+from isojax.tasks.stops import Interruption
+from tests.device import CONFIG, DECODER, P, Parity, log_softmax, mesh, policy, quick_jit, random_problems, response_logits, scatter
+
+T, AFTER, PHRASE = 7, 2, (9, 17)
+B_P, N = 3, 4
+B = B_P * N
+STOPS = replace(Parity.stops, interruption=Interruption(AFTER, PHRASE, None))
+PROBLEMS = random_problems(B_P, seed=2)
+rng = np.random.default_rng(0)
+LENGTHS = np.array([7, 1, 5, 2, 6, 7, 3, 7, 2, 5, 7, 4], np.int32)  # 3 and 4: a stop string ended them in, or with, the phrase
+TOKENS = rng.integers(4, 24, (B, T)).astype(np.int32)
+TOKENS[LENGTHS > AFTER, AFTER : AFTER + 2] = PHRASE
+THERE = np.arange(T)[None] < LENGTHS[:, None]
+MASK = THERE & ~((np.arange(T)[None] >= AFTER) & (np.arange(T)[None] < AFTER + 2) & (LENGTHS > AFTER)[:, None])
+REWARDS = np.array([1, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0, 0], np.float32)
+GROUP = np.arange(B) // N
+
+
+def own_logps(params: object) -> jax.Array:
+    logits = response_logits(jnp, params, PROBLEMS, GROUP, TOKENS)  # type: ignore[arg-type]
+    return jnp.take_along_axis(log_softmax(jnp, logits), TOKENS[..., None], -1)[..., 0]
+
+
+def sampled() -> np.ndarray:
+    """A sampler's log-probabilities, a little off; the phrase's are 0, as the sampler leaves them."""
+    return np.where(MASK, np.asarray(own_logps(policy())) + rng.normal(0, 0.05, (B, T)), 0).astype(np.float32)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "prompt"])
+def test_the_gradient_is_that_of_the_tokens_that_were_drawn(aggregation: str) -> None:
+    """GRPO, scored whole and summed by hand, each aggregation over drawn tokens alone."""
+    rl = RLConfig(aggregation=aggregation, max_grad_norm=1e9, clip=10.0)  # type: ignore[arg-type]
+    geometry = make_geometry([(B_P, N)], 1, N, 4, P, T)
+    sampling = SamplingConfig(prompt_length=P, response_length=T)
+    step = Step(CellConfig(model=CONFIG, sampling=sampling, rl=rl), DECODER, STOPS, geometry, mesh())
+    logps = sampled()
+
+    @quick_jit
+    def update(rollouts: Rollouts, rewards: jax.Array) -> tuple[State, dict[str, jax.Array]]:
+        problems = Problems(*(jnp.asarray(np.resize(x, (geometry.problem_rows, *x.shape[1:]))) for x in PROBLEMS))
+        state, scalars = State(policy(), adam().init(policy()), jnp.int32(0)), (jnp.int32(B_P), jnp.int32(N))
+        weighed, metrics = step.weigh(state, problems, rollouts, rewards, *scalars, jax.random.key(0), coefficients(rl))
+        state, more = step.update(state, {}, problems, rollouts, weighed, *scalars, coefficients(rl))
+        return state, metrics | more
+
+    rows = TOKENS, logps, MASK, np.ones((B, 1), np.float32), np.ones(B, bool), LENGTHS
+    state, metrics = update(Rollouts(*(scatter(geometry, x) for x in rows)), scatter(geometry, REWARDS))
+
+    groups = REWARDS.reshape(B_P, N)
+    gains = ((groups - groups.mean(1, keepdims=True)) / (groups.std(1, ddof=1, keepdims=True) + 1e-6)).reshape(-1)
+    drawn = MASK.sum(1)
+    share = {
+        "token": np.full(B, 1 / drawn.sum()),
+        "sequence": 1 / (drawn * B),
+        "prompt": 1 / (drawn.reshape(B_P, N).sum(1)[GROUP] * B_P),
+    }[aggregation]
+
+    def loss(params: object) -> jax.Array:
+        ratio = jnp.exp(jnp.where(MASK, own_logps(params) - logps, 0.0))
+        return jnp.where(MASK, -(share * gains)[:, None] * ratio, 0.0).sum()
+
+    value, slope = jax.value_and_grad(loss)(jax.tree.map(jnp.asarray, policy()))
+    for moment, expected in zip(jax.tree.leaves(state.moments.mu), jax.tree.leaves(slope), strict=True):
+        np.testing.assert_allclose(moment / np.float32(0.1), expected, atol=1e-5 * float(jnp.linalg.norm(expected)))
+    assert float(metrics["loss"]) == pytest.approx(float(value), abs=1e-6)
+    assert float(metrics["tokens"]) == LENGTHS.sum() and float(metrics["response_length"]) == pytest.approx(LENGTHS.mean())
+    assert float(metrics["interrupted"]) == pytest.approx((LENGTHS > AFTER).mean())
+    apart = np.abs(np.where(MASK, np.asarray(own_logps(policy())) - logps, 0))
+    assert float(metrics["taught/log_ratio"]) == pytest.approx(apart.sum() / drawn.sum(), rel=1e-4)
+    assert float(metrics["max_log_ratio"]) == pytest.approx(apart.max(), rel=1e-4)
+
+
+def test_the_critics_step_leads_over_the_phrase() -> None:
+    """From the last token before it to the first after it; the reward comes with the last token that was drawn."""
+    values, gamma, lam = rng.normal(size=(B, T)).astype(np.float32), 0.9, 0.8
+    numbers = coefficients(RLConfig())._replace(gamma=np.float32(gamma), gae_lambda=np.float32(lam))
+    gains, estimates = advantages_around_gaps(jnp.asarray(REWARDS), jnp.asarray(values), jnp.asarray(MASK), numbers)
+    plain, returns = np.zeros((B, T)), np.zeros((B, T))
+    for r in range(B):
+        after = following = 0.0
+        for i, t in enumerate(reversed(np.nonzero(MASK[r])[0])):
+            delta = (REWARDS[r] if i == 0 else 0.0) + gamma * following - values[r, t]
+            after = delta + gamma * lam * after
+            following = values[r, t]
+            plain[r, t], returns[r, t] = after, after + values[r, t]
+    np.testing.assert_allclose(estimates.returns, returns, atol=1e-5)
+    np.testing.assert_array_equal(estimates.values, values)
+    expected = np.where(MASK, (plain - plain[MASK].mean()) / plain[MASK].std(ddof=1), 0)
+    np.testing.assert_allclose(gains, expected, atol=1e-4)

@@ -1,0 +1,153 @@
+"""The pipeline: k = 0 is the synchronous run; no token is older than k updates; what is older is really sampled by older weights.
+
+That k = 0 leaves the same bits is shown where both are compiled as users do: tests/e2e/test_pipeline.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, partial
+
+import jax
+import numpy as np
+import pytest
+
+from isojax.config import CellConfig, RLConfig, SamplingConfig
+from isojax.rl.pipeline import Pipeline
+from isojax.rl.ring import PipelinePrograms
+from isojax.rl.step import State, build_init, build_train, coefficients
+from isojax.sampling.batch import Problems, make_geometry
+from isojax.sharding import make_mesh, parse_mesh, shard_count
+from isojax.types import Cell, InputError, Problem
+from tests.device import CONFIG, DECODER, P, Parity, T, mesh, placed, policy, random_problems
+from tests.rl.test_hosted import Spoken
+
+PAIRS = [(6, 4), (4, 9)]
+COUNT, UPDATES, SEED = 11, 5, 17
+TABLE = random_problems(COUNT, seed=4)
+PROBLEMS = [Problem(int(i), f"{i:03d}", "even") for i in TABLE.ids]
+FROZEN = 1e-30  # a learning rate under which the policy stays what it is
+
+
+def recipe(k: int | None, learning_rate: float = 2e-2) -> CellConfig:
+    rl = RLConfig(kl=0.1, learning_rate=learning_rate, anchor_batch=35, warmup=2, pipeline=k)
+    return CellConfig(model=CONFIG, sampling=SamplingConfig(prompt_length=P, response_length=T, temperature=0.8), rl=rl)
+
+
+def order(B_p: int) -> Iterator[np.ndarray]:
+    step = 0
+    while True:
+        yield np.random.default_rng(step).permutation(COUNT)[:B_p].astype(np.int32)
+        step += 1
+
+
+def geometry(axes: str):
+    return make_geometry(PAIRS, shard_count(mesh(axes)), 40, 8, P, T, prompts=2)
+
+
+@cache
+def programs(axes: str, k: int, apart: bool = False) -> PipelinePrograms:
+    on = mesh(axes)
+    sampler = make_mesh(parse_mesh("data=2", 8), jax.devices()[2:]) if apart else on
+    return PipelinePrograms(recipe(k), DECODER, Parity(), geometry(axes), PAIRS, on, sampler)
+
+
+def pipelined(axes: str, k: int, pair: tuple[int, int], learning_rate: float = 2e-2, task: Spoken | None = None, apart: bool = False):
+    on, cell = mesh(axes), Cell(*pair, SEED)
+    made = programs(axes, k, apart) if task is None else PipelinePrograms(recipe(k), DECODER, task, geometry(axes), PAIRS, on, on)
+    state = build_init(DECODER, on)(placed(policy(), on))
+    table = Problems(*(jax.numpy.asarray(x) for x in TABLE))
+    numbers = coefficients(recipe(k, learning_rate).rl)
+    base = placed(policy(1), on)
+    with Pipeline(made, cell, base, table, TABLE, PROBLEMS, order(pair[0]), numbers, done=0) as pipeline:
+        state, nothing = pipeline.updates(state, 0)
+        assert nothing == {} and int(state.step) == 0
+        sums: dict[str, float] = {}
+        for count in (2, UPDATES - 2):  # it goes on where it stood
+            state, more = pipeline.updates(state, count)
+            sums = {name: max(sums.get(name, 0), v) if name.startswith("max_") else sums.get(name, 0) + v for name, v in more.items()}
+    return state, sums
+
+
+@cache
+def synchronous(axes: str, pair: tuple[int, int], learning_rate: float = 2e-2) -> tuple[State, dict[str, float]]:
+    on = mesh(axes)
+    train = build_train(recipe(None), DECODER, Parity(), geometry(axes), on)
+    state, sums = build_init(DECODER, on)(placed(policy(), on)), {}
+    chosen, base = order(pair[0]), placed(policy(1), on)
+    for count in (2, UPDATES - 2):
+        index = np.zeros((UPDATES, geometry(axes).problem_rows), np.int32)
+        for i in range(count):
+            index[i, : pair[0]] = next(chosen)
+        scalars = (np.int32(count), np.int32(pair[0]), np.int32(pair[1]), np.int32(SEED))
+        numbers = coefficients(recipe(None, learning_rate).rl)
+        state, more = train(state, base, Problems(*(jax.numpy.asarray(x) for x in TABLE)), index, *scalars, numbers)
+        sums = {k: max(sums.get(k, 0), float(v)) if k.startswith("max_") else sums.get(k, 0) + float(v) for k, v in more.items()}
+    return state, sums
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_k_0_is_the_synchronous_run(pair: tuple[int, int]) -> None:
+    (state, metrics), (expected, known) = pipelined("auto", 0, pair), synchronous("auto", pair)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), jax.device_get(state), jax.device_get(expected))
+    assert metrics == pytest.approx(known, rel=1e-5, abs=1e-5)
+    assert (metrics["reward"], metrics["tokens"]) == (known["reward"], known["tokens"])
+    moved = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - b).max()), state.params, policy())
+    assert min(jax.tree.leaves(moved)) > 1e-3
+
+
+@pytest.mark.parametrize(("axes", "k"), [("auto", 1), ("auto", 3), ("data=2", 2)])
+def test_under_a_policy_that_stays_every_k_samples_the_same(axes: str, k: int) -> None:
+    """Draws belong to (update, problem, rollout): not to what else was in the slots, nor to the visit."""
+    for pair in PAIRS:
+        _, metrics = pipelined(axes, k, pair, FROZEN)
+        _, known = synchronous(axes, pair, FROZEN)
+        for name, value in known.items():
+            assert metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+        assert metrics["reward"] == known["reward"] and metrics["tokens"] == known["tokens"]
+        assert 0 < metrics["off_policy"] <= k * UPDATES and 1 <= metrics["max_off_policy"] <= k
+        shares = [metrics[f"off_policy_{age}"] for age in range(k + 1)]
+        assert sum(shares) == pytest.approx(UPDATES, rel=1e-6)
+        assert sum(age * share for age, share in enumerate(shares)) == pytest.approx(metrics["off_policy"], rel=1e-5)
+
+
+def test_older_tokens_are_of_older_policies() -> None:
+    """The trainer's log-probabilities are the sampler's where nothing is off-policy, and not where the policy has moved since."""
+    _, now = pipelined("auto", 0, PAIRS[0])
+    _, ahead = pipelined("auto", 3, PAIRS[0])
+    assert now["max_log_ratio"] < 1e-5
+    assert ahead["log_ratio"] > 100 * now["log_ratio"] and ahead["max_off_policy"] >= 1
+
+
+def test_on_two_meshes_at_once() -> None:
+    """A sampler of two shards beside a trainer of one: the rollouts change hands whole."""
+    for pair in PAIRS:
+        _, metrics = pipelined("auto", 2, pair, FROZEN, apart=True)
+        _, known = synchronous("auto", pair, FROZEN)
+        assert metrics["reward"] == known["reward"] and metrics["tokens"] == known["tokens"]
+        assert metrics["loss"] == pytest.approx(known["loss"], rel=1e-4, abs=1e-5)
+        assert metrics["max_off_policy"] <= 2
+        assert 0 < metrics["sampler_busy"] <= UPDATES and 0 < metrics["trainer_busy"] <= UPDATES
+
+
+@pytest.mark.parametrize("k", [0, 2])
+def test_text_is_judged_as_it_finishes(k: int) -> None:
+    task = Spoken()
+    _, metrics = pipelined("auto", k, PAIRS[0], FROZEN, task)
+    _, known = synchronous("auto", PAIRS[0], FROZEN)
+    assert metrics["reward"] == pytest.approx(known["reward"], rel=1e-6) and metrics["tokens"] == known["tokens"]
+    asked = [int(TABLE.ids[q]) for _, index in zip(range(UPDATES), order(6), strict=False) for q in index for _ in range(4)]
+    assert sorted(task.graded[: len(asked)]) == sorted(asked) or k  # with k > 0 later batches are among them
+    assert metrics["answered"] == UPDATES
+
+
+def test_what_the_verifier_raises_arrives() -> None:
+    refused = int(TABLE.ids[next(order(6))[0]])
+    with pytest.raises(InputError, match=f"problem {refused}"):
+        pipelined("auto", 1, PAIRS[0], FROZEN, Spoken(refused=refused))
+
+
+def test_groups_that_do_not_divide_among_shards_are_refused() -> None:
+    on = mesh("data=4")
+    with pytest.raises(InputError, match="B_p = 6 is no multiple of the 4 shards"):
+        PipelinePrograms(recipe(1), DECODER, Parity(), make_geometry(PAIRS, 4, 12, 8, P, T), PAIRS, on, on)

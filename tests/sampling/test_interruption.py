@@ -1,0 +1,182 @@
+"""Responses that are interrupted: before, in and after the phrase against the exact distribution's inverse; on the host's visits too.
+
+The text of token i is the letter `a` + i, and `ge`, `he`, `ie` and `je` are stop strings: where one of `g` to `j` is the last token before
+the phrase, the response ends with the phrase's first token, `e`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isojax.config import SamplingConfig
+from isojax.sampling import sampler
+from isojax.sampling.batch import Problems, Rollouts, make_geometry, responses
+from isojax.sampling.logits import rollout_keys, uniforms
+from isojax.sampling.sampler import build_sampler
+from isojax.sampling.stream import build_stream
+from isojax.sharding import shard_count
+from isojax.tasks.stops import Interruption, Stops, stop_table
+from tests.device import DECODER, EOS, MESHES, VOCAB, P, gather, mesh, placed, policy, quick_jit, random_problems, response_logits
+
+T, AFTER, PHRASE, UNLESS = 9, 3, (4, 21), 5
+LAST = AFTER + len(PHRASE)  # where it goes on from
+CELLS = [(13, 7), (5, 32)]
+PROBLEMS = random_problems(16, seed=4)
+PLAIN = Stops((EOS,), stop_table([bytes([97 + i]) for i in range(VOCAB)], ["ge", "he", "ie", "je"]))
+STOPS = replace(PLAIN, interruption=Interruption(AFTER, PHRASE, UNLESS))
+ALWAYS = replace(PLAIN, interruption=Interruption(AFTER, PHRASE, None))
+TEMPERATURE = 0.8
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_visits() -> Iterator[None]:
+    """Two tokens a visit, so that slots are refilled while others are in mid-phrase."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "CHUNK", 2)
+        yield
+
+
+@dataclass
+class Case:
+    """A sampler and a stream of the same shapes."""
+
+    stops: Stops
+    axes: str = "auto"
+    top_p: float = 1.0
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        self.on = mesh(self.axes)
+        self.geometry = make_geometry(CELLS, shard_count(self.on), 12, 8, P, T, width=self.width)
+        self.given = DECODER, self.geometry, self.on, SamplingConfig(temperature=TEMPERATURE, top_p=self.top_p), self.stops
+        self.program, self.params = quick_jit(build_sampler(*self.given)), placed(policy(), self.on)
+
+    def problems(self, order: np.ndarray) -> Problems:
+        return Problems(*(np.resize(x[order], (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+
+    def __call__(self, B_p: int, n: int, order: np.ndarray | None = None) -> Any:
+        """The Rollouts in their order, [B ...], on the host."""
+        problems = self.problems(np.arange(B_p) if order is None else order)
+        found = self.program(self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(0))
+        return Rollouts(*(gather(self.geometry, B_p * n, x) for x in found))
+
+    @cached_property
+    def thirteen(self) -> Any:
+        return self(13, 7)
+
+
+@pytest.fixture(scope="module")
+def some() -> Case:
+    return Case(STOPS)
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Case:
+    """In lanes, on a mesh, within a nucleus, and every long response is interrupted."""
+    return Case(ALWAYS, MESHES[0], top_p=0.9, width=4)
+
+
+def expected(p: np.ndarray, uniform: np.ndarray, told: Interruption, row: np.ndarray) -> tuple[list[int], bool, bool, float]:
+    """(tokens, whether the phrase is among them, whether a stop ended them, how near a draw came to an edge), from p [T V] after `row`."""
+    out: list[int] = []
+    closed, margin = False, 1.0
+    for t in range(T):
+        interrupted = not closed and AFTER <= t < LAST
+        if interrupted:
+            token = PHRASE[t - AFTER]
+        else:
+            edges = p[t].cumsum() / p[t].sum()
+            token = int((edges <= uniform[t]).sum())
+            margin = min(margin, np.abs(edges - uniform[t]).min())
+        out.append(token)
+        closed |= t < AFTER and token == told.unless
+        if token == EOS or (token == 4 and out[-2:][0] in (6, 7, 8, 9)):
+            return out, not closed and len(out) > AFTER, True, margin
+        if token != row[t]:  # what follows was drawn after another token
+            return out, False, False, margin
+    return out, not closed, False, margin
+
+
+@pytest.mark.parametrize("name", ["some", "narrow"])
+def test_every_token_is_the_phrases_or_drawn_after_what_came_before_it(name: str, request: pytest.FixtureRequest) -> None:
+    case: Case = request.getfixturevalue(name)
+    found, (B_p, n), told = case.thirteen, (13, 7), case.stops.interruption
+    assert told is not None
+    group, rollout = np.divmod(np.arange(B_p * n), n)
+    logits = response_logits(np, policy(), PROBLEMS, group, found.tokens).astype(np.float64) / TEMPERATURE
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    falling = -np.sort(-p, -1)
+    last = np.take_along_axis(falling, (falling.cumsum(-1) < case.top_p).sum(-1, keepdims=True).clip(max=VOCAB - 1), -1)
+    p = np.where(p >= last, p, 0)
+    p /= p.sum(-1, keepdims=True)
+    keys = rollout_keys(jax.random.key(0), jnp.asarray(PROBLEMS.ids[group]), jnp.asarray(rollout, jnp.int32))
+    uniform = np.stack([np.asarray(uniforms(keys, jnp.full(B_p * n, t, jnp.int32))) for t in range(T)], 1)
+    counted = within_phrase = 0
+    for r in range(B_p * n):
+        tokens, interrupted, ended, margin = expected(p[r], uniform[r], told, found.tokens[r])
+        if margin < 3e-6:
+            continue
+        length = len(tokens)
+        assert found.tokens[r, :length].tolist() == tokens and (found.lengths[r], found.ended[r]) == (length, ended)
+        drawn = [t < length and not (interrupted and AFTER <= t < LAST) for t in range(T)]
+        assert found.mask[r].tolist() == drawn
+        exact = np.log(p[r, range(T), found.tokens[r]], where=found.mask[r], out=np.zeros(T))
+        np.testing.assert_allclose(np.where(found.mask[r], found.logps[r], 0), exact, atol=1e-5)
+        assert not found.logps[r, :length][~found.mask[r, :length]].any()
+        counted += interrupted
+        within_phrase += interrupted and length == AFTER + 1
+    assert counted > 20 and within_phrase > 0
+    closed = (found.tokens[:, :AFTER] == UNLESS).any(-1) & (found.lengths > AFTER)
+    if told.unless is not None:
+        assert closed.sum() > 3 and found.mask[closed].sum() == found.lengths[closed].sum()
+
+
+def test_what_is_not_interrupted_is_the_plain_samplers_bit_for_bit(some: Case) -> None:
+    plain, found = Case(PLAIN).thirteen, some.thirteen
+    interrupted = found.mask.sum(-1) < found.lengths
+    assert 0.2 < interrupted.mean() < 0.9
+    for x, y in zip(plain, found, strict=True):
+        np.testing.assert_array_equal(x[~interrupted], y[~interrupted])
+    for x, y in ((plain.tokens, found.tokens), (plain.logps, found.logps)):
+        np.testing.assert_array_equal(x[interrupted, :AFTER], y[interrupted, :AFTER])
+    np.testing.assert_array_equal(plain.mask.sum(-1), plain.lengths)
+
+
+@pytest.mark.parametrize("name", ["some", "narrow"])
+def test_any_order_of_the_queue_gives_the_same_bits(name: str, request: pytest.FixtureRequest) -> None:
+    """Problems in another order meet other slots, neighbours and shards."""
+    case: Case = request.getfixturevalue(name)
+    straight = [x.reshape(13, 7, *x.shape[1:]) for x in case.thirteen]
+    for order in (np.arange(13)[::-1], np.random.default_rng(0).permutation(13)):
+        for one, other in zip(straight, case(13, 7, order), strict=True):
+            np.testing.assert_array_equal(one[order], other.reshape(one.shape))
+
+
+@pytest.mark.parametrize("name", ["some", "narrow"])
+def test_the_hosts_visits_give_the_same(name: str, request: pytest.FixtureRequest) -> None:
+    """And tell the whole response, phrase and all, to the verifier."""
+    case: Case = request.getfixturevalue(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "jit", quick_jit)
+        stream = build_stream(*case.given)
+    told: dict[int, list[int]] = {}
+
+    def tell(rollouts: np.ndarray, tokens: list[np.ndarray]) -> None:
+        told.update({int(r): row.tolist() for r, row in zip(rollouts, tokens, strict=True)})
+
+    run = stream.run(case.params, case.problems(np.arange(13)), 13, 7, jax.random.key(0), tell)
+    for part, x, buffer in zip(Rollouts._fields, case.thirteen, run, strict=True):
+        y = gather(case.geometry, 91, buffer)
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 if x.dtype == np.float32 else 0, err_msg=part)
+    whole = [x.tolist() for x in responses(run, 91)]
+    assert [told[r] for r in range(91)] == whole
+    assert sum(row[AFTER:LAST] == list(PHRASE) for row in whole) > 20
