@@ -11,6 +11,8 @@ from isojax.types import InputError
 def load(folder: str, name: str, *functions: str) -> ModuleType:
     """The module `isojax.<folder>.<name>`, or, where `name` has a dot in it, the module of that path; it must have one of `functions`.
 
+    Where there is but one, the path may also name a function: that of its last word in the module before it, in the place of that one.
+
     Raises:
         InputError: no such module, or one without such a function; lists the names there are.
     """
@@ -20,7 +22,7 @@ def load(folder: str, name: str, *functions: str) -> ModuleType:
     except ModuleNotFoundError as e:
         if e.name is None or not path.startswith(e.name):
             raise
-        module = None
+        module = around(path, functions[0]) if len(functions) == 1 else None
     if module is None or not has_one(module, functions):
         package = importlib.import_module(f"isojax.{folder}")
         every = {m.name: importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)}
@@ -31,6 +33,22 @@ def load(folder: str, name: str, *functions: str) -> ModuleType:
         raise InputError(
             f"{folder} plug-in {name!r}: {what}; expected one of {', '.join(known)}, or the module path of your own, as my_fork.NAME.{mend}"
         )
+    return module
+
+
+def around(path: str, function: str) -> ModuleType | None:
+    """A module that has the function `path` as `function`, beside what else is in its own module; None where there is no such function."""
+    parent, _, own = path.rpartition(".")
+    try:
+        found = vars(importlib.import_module(parent))
+    except ModuleNotFoundError as e:
+        if e.name is None or not parent.startswith(e.name):
+            raise
+        return None
+    if not callable(found.get(own)):
+        return None
+    module = ModuleType(path)
+    vars(module).update(found | {"__name__": path, function: found[own]})
     return module
 
 

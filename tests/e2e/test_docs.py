@@ -23,7 +23,7 @@ SMALL = (
     (r"cell\.data\.candidates=\d+", "cell.data.candidates=300"),
     (r"isojax bandit", "isojax bandit --updates 200 --repetitions 4"),
 )
-FORK = {"my_fork/my_losses.py": "docs/extending.md", "my_fork/my_problems.py": "docs/extending.md"}  # what a page tells its reader to write
+FORK = {"my_module.py": "docs/extending.md", "my_fork/my_problems.py": "docs/extending.md"}  # what a page tells its reader to write
 LOGS = {
     "README.md": REPOSITORY / "tests/logs/fixtures",
     "logs.md": REPOSITORY / "tests/logs/fixtures",

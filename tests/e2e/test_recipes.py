@@ -1,0 +1,58 @@
+"""Recipes on the command line: a loss of one's own runs; nonsense is refused before any work."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+ONE = ("sweep.n=[4]", "sweep.seeds=1", "sweep.budget=300")
+LOSS = '''
+import jax.numpy as jnp
+
+DEFAULTS = {"aggregation": "sequence"}
+
+
+def my_loss(logps, sampler_logps, advantages, mask, clip):
+    """REINFORCE, half as strong."""
+    return jnp.where(mask, -0.5 * advantages * logps, 0.0), {"strength": jnp.full(mask.shape, 0.5)}
+'''
+
+
+@pytest.mark.parametrize("name", ["my_module.my_loss", "my_fork.losses.halved"])
+def test_a_loss_of_ones_own(isojax: Any, name: str) -> None:
+    """A function of a file beside the configs, and a module of a fork."""
+    (isojax.folder / "my_module.py").write_text(LOSS)
+    (isojax.folder / "my_fork" / "losses").mkdir(parents=True)
+    (isojax.folder / "my_fork" / "losses" / "halved.py").write_text(LOSS.replace("my_loss", "loss"))
+    isojax.swept("train", "tiny.yaml", *ONE, f"cell.rl.loss={name}")
+    [path] = (isojax.folder / "runs" / "tiny" / "cells").glob("*/records.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    trained = [row["train"] for row in rows if row.get("M")]
+    assert all(row["strength"] == pytest.approx(0.5, rel=1e-5) for row in trained) and len(trained) > 2
+    assert all(row["grad_norm"] > 0 for row in trained)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["cell.rl.loss=ppo"], ["cell.rl.critic is null", "recipes/ppo"]),
+        (["cell.rl.critic={}"], ["cell.rl.advantage = group", "expected gae"]),
+        (["sweep.n=[1]"], ["sweep.n holds 1", "reinforce_pp"]),
+        (["sweep.n=[4]", "cell.rl.n_train=8"], ["cell.rl.n_train = 8", "n_train <= n"]),
+        (["cell.rl.reference=none"], ["cell.rl.kl = 0.02", "keeps none in memory"]),
+        (["cell.rl.kl=0", "cell.rl.reference=none", "cell.rl.measure_kl=true"], ["measure_kl = true", "keeps none in memory"]),
+        (["cell.rl.kl=0", "cell.rl.zero_variance_filter=[kl]"], ["holds kl and cell.rl.kl = 0"]),
+        (["cell.rl.entropy=0", "cell.rl.zero_variance_filter=[policy,entropy]"], ["holds entropy and cell.rl.entropy = 0"]),
+        (["cell.rl.loss=cispoo"], ["Did you mean 'cispo'"]),
+        (["cell.rl.loss=my_module.my_los"], ["my_module.my_los", "no such module"]),
+        (["cell.rl.advantage=groups"], ["cell.rl.advantage", "'group'"]),
+        (["cell.rl.pipeline=-1"], ["cell.rl.pipeline"]),
+    ],
+)
+def test_nonsense_is_refused(isojax: Any, given: list[str], said: list[str]) -> None:
+    done = isojax.quick("train", "tiny.yaml", *ONE, *given)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: "), done.stderr
+    assert all(words in done.stderr for words in said), done.stderr
+    assert "Traceback" not in done.stderr and not (isojax.folder / "runs").exists()
