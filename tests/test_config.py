@@ -259,6 +259,16 @@ def test_no_panel_is_what_runs_had_before_there_were_panels(folder: Path) -> Non
     assert "greater than or equal to 0" in refused("quickstart", "cell.eval.panel=-1")
 
 
+def test_an_interruption_is_another_cell() -> None:
+    """And none is what runs had before there were any."""
+    plain = load_config("quickstart", ["cell.sampling.interrupt=null"]).cell
+    assert config_hash(plain) == config_hash(load_config("quickstart").cell)
+    cell = load_config("quickstart", ["cell.sampling.interrupt={after: 9}"]).cell
+    assert cell.sampling.interrupt is not None and cell.sampling.interrupt.unless == "</think>"
+    assert config_hash(cell) != config_hash(plain)
+    assert "at least 1 character" in refused("quickstart", "cell.sampling.interrupt={after: 9, text: ''}")
+
+
 def test_precision_is_decided_by_the_backend() -> None:
     """float32 on a CPU, bfloat16 on accelerators, the cache as what is computed; what is set stays."""
     assert PrecisionConfig().on("cpu") == PrecisionConfig(compute="float32", cache="float32")
