@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from isojax.config import config_roots
+
 SCALE = ("sweep.B_p=[32]", "sweep.n=[8]", "sweep.budget=56000", "cell.data.validation=1000")
 EVALUATIONS = ("cell.eval.start=2048", "cell.eval.ratio=1.35", "cell.eval.panel=0", "cell.rl.measure_kl=true")
 HARD = ("cell.data.candidates=12000", "cell.data.difficulty=[0.0,0.0625]")
@@ -52,7 +54,9 @@ class Experiment:
     by_n: bool = False
 
 
-def _recipes(*names: str) -> tuple[Arm, ...]:
+def _recipes() -> tuple[Arm, ...]:
+    """Every preset, as it is."""
+    names = sorted({path.stem for root in config_roots() for path in (root / "recipes").glob("*.yaml")})
     return tuple(Arm(name, (f"recipes/{name}",)) for name in names)
 
 
@@ -73,7 +77,7 @@ def _regularisers(panel: str, data: Sequence[str]) -> tuple[Arm, ...]:
 EXPERIMENTS = {
     "recipes": Experiment(
         "Every recipe on the quickstart's problems",
-        _recipes("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp", "ppo", "easy", "hard"),
+        _recipes(),
     ),
     "fig3": Experiment(
         "Regularisers on Easy and on Hard (the paper's Fig. 3)",

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from isojax.report.canvas import DPI, Drawing, frame, palette, rendered
+from isojax.report.canvas import DASHES, DPI, Drawing, frame, palette, rendered
 
 NAMES = {"entropy": "entropy (nats a token)", "kl": "KL to the base policy"}
 Line = Mapping[str, Any]
@@ -25,19 +25,19 @@ def draw(experiment: Experiment, lines: Sequence[Line]) -> Drawing:
     fig = Figure(figsize=(max(8.0, 5.2 * len(columns)), 3.6 * rows + 0.8), dpi=DPI, layout="constrained")
     for j, column in enumerate(columns):
         own = [line for line in lines if title_of(experiment, line) == column]
-        colours = colours_of(experiment, own)
+        styles = styles_of(experiment, own)
         top = fig.add_subplot(rows, len(columns), j + 1)
         frame(top, column, "" if experiment.metrics else "C (rollouts)", f"validation reward ({own[0]['metric']})" if j == 0 else "")
         for line in own:
             key = key_of(experiment, line)
-            reward(top, line, f"n = {key}" if experiment.by_n else key, colours[key])
+            reward(top, line, f"n = {key}" if experiment.by_n else key, styles[key])
         top.legend(frameon=False, fontsize=8, ncols=2 if len(own) > 6 else 1)
         for i, metric in enumerate(experiment.metrics):
             ax = fig.add_subplot(rows, len(columns), (i + 1) * len(columns) + j + 1, sharex=top)
             frame(ax, "", "C (rollouts)" if i + 1 == len(experiment.metrics) else "", NAMES[metric] if j == 0 else "")
             for line in own:
                 if line["series"][metric]:
-                    ax.plot(*zip(*line["series"][metric], strict=True), color=colours[key_of(experiment, line)], lw=1.6)
+                    ax.plot(*zip(*line["series"][metric], strict=True), lw=1.6, **styles[key_of(experiment, line)])
     fig.suptitle(experiment.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     return rendered(fig)
 
@@ -52,16 +52,17 @@ def key_of(experiment: Experiment, line: Line) -> Any:
     return line["n"] if experiment.by_n else line["arm"]
 
 
-def colours_of(experiment: Experiment, lines: Sequence[Line]) -> dict[Any, str]:
-    """A colour for each line of a panel: by n, or of ten that can be told apart."""
+def styles_of(experiment: Experiment, lines: Sequence[Line]) -> dict[Any, dict[str, Any]]:
+    """Colour and dash of each line of a panel: by n, or of ten colours that can be told apart, then dashed."""
     if experiment.by_n:
-        return dict(palette([line["n"] for line in lines]))
-    return {line["arm"]: to_hex(colormaps["tab10"](i % 10)) for i, line in enumerate(lines)}
+        return {n: {"color": colour, "ls": "-"} for n, colour in palette([line["n"] for line in lines]).items()}
+    tab = [to_hex(colour) for colour in colormaps["tab10"](range(10))]
+    return {line["arm"]: {"color": tab[i % 10], "ls": DASHES[i // 10 % len(DASHES)]} for i, line in enumerate(lines)}
 
 
-def reward(ax: Axes, line: Line, name: str, colour: str) -> None:
+def reward(ax: Axes, line: Line, name: str, style: Mapping[str, Any]) -> None:
     """Mean over seeds, a band of one standard deviation, and where the base policy stands."""
     C, mean, spread = np.array([point for point in line["curve"] if point[0] > 0]).T
-    ax.plot(C, mean, color=colour, lw=1.8, label=name, zorder=3)
-    ax.fill_between(C, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0, zorder=2)
-    ax.axhline(line["base"], color=colour, lw=0.6, ls=(0, (1.2, 1.6)), zorder=1)
+    ax.plot(C, mean, lw=1.8, label=name, zorder=3, **style)
+    ax.fill_between(C, mean - spread, mean + spread, color=style["color"], alpha=0.15, lw=0, zorder=2)
+    ax.axhline(line["base"], color=style["color"], lw=0.6, ls=(0, (1.2, 1.6)), zorder=1)

@@ -11,7 +11,8 @@ for each (arm, B_p, n) on standard output, a table and progress on standard erro
 Of a line: `base` and `final`, validation reward of the base policy and, the mean over seeds, that of the last quarter of the evaluations
 (as in `isojax lr-anchor`), `se` its standard error over seeds; `gains`, final - base of each seed; `flags`, which runs broke
 (isojax/scaling/health.py); entropy, kl, grad_norm, response_length and zero_variance, means over seeds in the last interval of training;
-`curve`, [C, mean reward, standard deviation over seeds] of each evaluation.
+`curve`, [C, mean reward, standard deviation over seeds] of each evaluation. Where values of n are compared, one more line an arm says
+which n is best at each C.
 """
 
 from __future__ import annotations
@@ -133,6 +134,23 @@ def series_of(runs: Sequence[RunRecord], key: str) -> list[list[float]]:
     ]
 
 
+def best_n(lines: Sequence[Line]) -> list[Line]:
+    """Of each arm, at the C of every evaluation of its largest n: the n with the highest mean reward (linear in log C between evaluations),
+    and those within two standard errors of it, of the difference."""
+    found = []
+    for panel, arm in dict.fromkeys((line["panel"], line["arm"]) for line in lines):
+        own = {line["n"]: line for line in lines if (line["panel"], line["arm"]) == (panel, arm)}
+        curves = {n: np.array([point for point in line["curve"] if point[0] > 0]) for n, line in own.items()}
+        rows = []
+        for C in curves[max(curves)][:, 0]:
+            at = {n: [float(np.interp(np.log(C), np.log(c[:, 0]), c[:, i])) for i in (1, 2)] for n, c in curves.items() if c[0, 0] <= C}
+            best = max(at, key=lambda n: at[n][0])
+            near = [n for n in at if at[best][0] - at[n][0] <= 2 * np.hypot(at[best][1], at[n][1]) / own[n]["seeds"] ** 0.5]
+            rows.append({"C": int(C), "n": best, "near": near, "rewards": {str(n): mean for n, (mean, _) in at.items()}})
+        found.append({"panel": panel, "arm": arm, "best_n": rows})
+    return found
+
+
 def mean_of(values: Sequence[float]) -> float | None:
     """None of nothing."""
     return float(np.mean(values)) if values else None
@@ -170,6 +188,12 @@ def compare(name: str, experiment: Experiment, arms: Sequence[Arm], settings: ar
         write_text(folder / LINES, "".join(json.dumps(line) + "\n" for line in lines))
     write_bytes(folder / f"{name}.png", draw(experiment, lines).png)
     show(experiment.title, lines)
+    for found in best_n(lines) if experiment.by_n else []:
+        print(json.dumps({"benchmark": "ablations", "experiment": name, **found}), flush=True)
+        for row in found["best_n"]:
+            rewards = ", ".join(f"n = {n}: {reward:.3f}" for n, reward in row["rewards"].items())
+            said = f"{found['panel']} {found['arm']}, C = {row['C']:,}: best n = {row['n']}, not told from it {row['near']}; {rewards}"
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
     console.print(f"figure: {folder / name}.png", highlight=False, soft_wrap=True)
 
 

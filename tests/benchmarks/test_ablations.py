@@ -67,9 +67,18 @@ def test_the_experiments_are_sweeps_that_can_run(ablations: ModuleType, tmp_path
             assert ((data.candidates, data.difficulty) == (hard.candidates, hard.difficulty)) == (arm.panel == "Hard")
 
 
-def test_every_recipe_is_compared(ablations: ModuleType) -> None:
-    presets = {path.stem for path in (BENCHMARKS.parent / "configs/recipes").glob("*.yaml")}
-    assert presets == {arm.label for arm in ablations.EXPERIMENTS["recipes"].arms}
+def test_the_best_n_at_each_budget(ablations: ModuleType) -> None:
+    """n = 4 is evaluated at 10, 100 and 1000, so at 10^1.5 half way between .2 and .4 in log; at 1000 n = 16 leads by .2, of which the
+    standard error is sqrt(2) .2 / sqrt(4) = .141: not told from n = 4."""
+    curves = {
+        4: [[0, 0.1, 0.0], [10, 0.2, 0.0], [100, 0.4, 0.0], [1000, 0.5, 0.2]],
+        16: [[0, 0.1, 0.0], [10**1.5, 0.1, 0.0], [1000, 0.7, 0.2]],
+    }
+    lines = [{"panel": "Easy", "arm": "PPO", "n": n, "seeds": 4, "curve": curve} for n, curve in curves.items()]
+    (found,) = ablations.best_n(lines)
+    first, last = found["best_n"]
+    assert (first["C"], first["n"], first["near"]) == (31, 4, [4]) and first["rewards"] == pytest.approx({"4": 0.3, "16": 0.1})
+    assert (last["C"], last["n"], last["near"]) == (1000, 16, [4, 16])
 
 
 def test_a_tiny_experiment_from_end_to_end(
