@@ -25,6 +25,8 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
+from isojax import huge_pages
+
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = HERE.parents[1] / ".venv-peers"
 ERRORS_SHOWN = 2000  # characters
@@ -118,6 +120,8 @@ def run(words: list[str]) -> Iterator[dict[str, Any]]:
     threads = str(len(os.sched_getaffinity(0)))
     environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
     environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if words[0] == sys.executable and huge_pages.helps():
+        environment.setdefault(huge_pages.VARIABLE, huge_pages.VALUE)  # as isojax's own commands do
     child = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     for line in child.stdout.splitlines():
         if line.startswith('{"'):  # libraries print too
