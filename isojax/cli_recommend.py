@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from isojax import registry
-from isojax.cli_fit import IncludeFlagged, read_fit, saved_config
+from isojax.cli_fit import UNTOLD, IncludeFlagged, read_fit, saved_config
 from isojax.cli_words import budget_number, fixed_values, plain
 from isojax.files import write_text
 from isojax.scaling.request import EPSILON
@@ -59,15 +59,19 @@ def recommend(
         raise InputError(f"{write} exists already and is kept; give --write another name, or remove it.")
     target = registry.load("export", framework or "isojax", "render") if write is not None else None
     document = read_fit(run, include_flagged)
+    from isojax.scaling.health import told
     from isojax.scaling.recommend import recommend as choose
 
     chosen = choose(document, rollouts, B_max, fixed or None, extrapolate, epsilon)
     if write is not None and target is not None:
         write_text(write, target.render(chosen, saved_config(run), document))
+    health = document.get("health", UNTOLD)
     if as_json:
-        print(json.dumps(plain(answer(chosen, rollouts)), indent=1, allow_nan=False))
+        print(json.dumps(plain(answer(chosen, rollouts) | {"health": health}), indent=1, allow_nan=False))
         return
     print_recommendation(Console(), chosen, rollouts)
+    for line in told(health["runs"], health["left_out"]):
+        Console().print(f"[yellow]note:[/yellow] {escape(line)}", highlight=False)
     if write is not None and target is not None:
         how = target.HOW_TO_RUN.format(file=write, folder=write.parent, name=write.stem)
         Console().print(f"wrote {write}; run it with: {how}", soft_wrap=True, highlight=False, markup=False)
