@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from isojax import cli
+from isojax import cli, huge_pages
 from isojax.cli_lr_anchor import read_rates
 from isojax.config import Config, load_config
 from isojax.launch import lr_anchor
@@ -175,6 +175,7 @@ def isojax(monkeypatch: pytest.MonkeyPatch, *words: str) -> int | str | None:
 def test_a_search_from_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two rates of two seeds: ledgers as of any sweep, one base policy, the panel beside the validation set, resumed without new work."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(huge_pages.VARIABLE, "")  # pytest is not to start itself anew
     (tmp_path / "tiny.yaml").write_text(TINY)
     search = ("lr-anchor", "tiny.yaml", "--rates", "1e-5,1e-2", "--budget", "300", "--json")
     assert isojax(monkeypatch, *search, "--dry-run") == 0
