@@ -112,7 +112,9 @@ def print_plan(told: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(told, indent=1))
         return
-    listed = ", ".join(f"{rate:.3g}" for rate in told["rates"])
+    from isojax.launch.lr_anchor import rate_name
+
+    listed = ", ".join(map(rate_name, told["rates"]))
     runs = len(told["rates"]) * told["seeds"]
     words = f"{runs} runs of {told['budget']:,} rollouts at B_p x n = {told['B_p']} x {told['n']} = {told['B']}, in {told['folder']}"
     Console().print(f"rates {listed}: {words}", soft_wrap=True, highlight=False, markup=False)
@@ -120,6 +122,8 @@ def print_plan(told: Mapping[str, Any], as_json: bool) -> None:
 
 def print_search(console: Console, found: Mapping[str, Any], folder: Path) -> None:
     """Every rate, what to know, and the lines for the config."""
+    from isojax.launch.lr_anchor import rate_name
+
     of = f"B_p x n = {found['B_p']} x {found['n']}, {found['budget']:,} rollouts a run; reward: {found['score']}"
     table = Table(title=escape(of), title_justify="left")
     for head in ("rate", "B", "reward", "s.e.", "entropy", "gradient norm"):
@@ -129,12 +133,12 @@ def print_search(console: Console, found: Mapping[str, Any], folder: Path) -> No
         numbers = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("reward", "se", "entropy", "grad_norm")]
         marks = {found["best"]: "best", found["learning_rate"]: "taken"}
         mark = "out" if row["flags"] else marks.get(row["rate"], "")
-        table.add_row(f"{row['rate']:.3g}", str(row["B"]), *numbers, mark)
+        table.add_row(rate_name(row["rate"]), str(row["B"]), *numbers, mark)
     console.print(table)
     for sentence in found["says"]:
         console.print(f"  {escape(sentence)}", soft_wrap=True, highlight=False)
     if found["learning_rate"] is not None:
-        line = f"cell.rl.learning_rate={found['learning_rate']:.3g} cell.rl.anchor_batch={found['anchor_batch']}"
+        line = f"cell.rl.learning_rate={rate_name(found['learning_rate'])} cell.rl.anchor_batch={found['anchor_batch']}"
         console.print("put into the config, or on the command line:", highlight=False)
         console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
     console.print(f"picture: {folder / 'lr_anchor.png'}", soft_wrap=True, highlight=False, markup=False)

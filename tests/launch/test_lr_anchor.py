@@ -202,6 +202,6 @@ def test_a_search_from_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "holds a search already; go on with it by --resume" in capsys.readouterr().err
     assert isojax(monkeypatch, *search[:-1], "--resume") == 0
     said = capsys.readouterr().out
-    assert f"cell.rl.learning_rate={found['learning_rate']:.3g} cell.rl.anchor_batch=32" in said
+    assert f"cell.rl.learning_rate={rate_name(found['learning_rate'])} cell.rl.anchor_batch=32" in said
     assert json.loads((folder / "lr_anchor.json").read_text()) == found
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("records.jsonl")} == before
