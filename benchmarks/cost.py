@@ -1,0 +1,121 @@
+"""How an update's cost grows: rollouts, and what follows them (gradient, AdamW), as one of its sizes doubles and doubles again.
+
+    python benchmarks/cost.py [--factors n,T,P,V,B_p,model] [--repeats 3]
+
+A decoder of random weights; B_p x n rollouts of exactly T tokens (nothing ends them) to prompts of P. One JSON line a factor: its
+values, for each the seconds of `rollouts` and of `update`, and their exponents, the slope of log seconds in log value from the smallest
+to the largest: 1 is proportional. Processor's time, repeats interleaved within a factor, medians.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isojax.config import FLOAT32, CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.launch import planner
+from isojax.models import llama
+from isojax.rl.step import Step, build_init, coefficients
+from isojax.sampling.batch import Problems, batch_rows, make_geometry
+from isojax.sharding import make_mesh, parse_mesh
+from isojax.tasks.stops import Stops
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of an update. model: layers, each 64 times as wide."""
+
+    B_p: int = 8
+    n: int = 8
+    P: int = 32
+    T: int = 32
+    V: int = 2048
+    model: int = 4
+
+
+FACTORS = {
+    "n": (4, 8, 16, 32),
+    "B_p": (4, 8, 16, 32),
+    "T": (16, 32, 64, 128),
+    "P": (16, 64, 256),
+    "V": (1024, 4096, 16384),
+    "model": (2, 4, 8),
+}
+
+
+class Update:
+    """One update of these sizes, in the two halves that are timed."""
+
+    def __init__(self, sizes: Sizes):
+        width = 64 * sizes.model
+        shape = {"layers": sizes.model, "width": width, "heads": width // 32, "kv_heads": width // 64, "head_dim": 32, "mlp": 3 * width}
+        decoder = llama.build(ModelConfig(family="llama", **shape), sizes.V)
+        sampling = SamplingConfig(prompt_length=sizes.P, response_length=sizes.T)
+        cell = CellConfig(sampling=sampling, precision=FLOAT32, rl=RLConfig())
+        chosen = planner.resolve(SweepConfig(B_p=(sizes.B_p,), n=(sizes.n,), slots=32), 1, cell)
+        assert chosen.microbatch and chosen.prompts
+        mesh = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
+        pair = sizes.B_p, sizes.n
+        geometry = make_geometry([pair], 1, 32, chosen.microbatch, sizes.P, sizes.T, chosen.prompts)
+        step = Step(cell, decoder, Stops((), None), geometry, mesh)
+        rng, rows = np.random.default_rng(0), geometry.problem_rows
+        prompts = rng.integers(0, sizes.V, (rows, sizes.P)).astype(np.int32)
+        lengths = np.full(rows, sizes.P, np.int32)
+        arrays = prompts, lengths, np.zeros((rows, 0), np.int32), np.arange(rows, dtype=np.int32)
+        problems = Problems(*(jnp.asarray(x) for x in arrays))
+        numbers, scalars = coefficients(cell.rl), tuple(jnp.int32(x) for x in pair)
+
+        def sample(params: Any, key: Any) -> Any:
+            return step.sample(params, problems, *scalars, key)
+
+        def learn(state: Any, rollouts: Any, key: Any) -> Any:
+            _, live = batch_rows(geometry, *scalars)
+            rewards = jnp.where(live, rollouts.tokens.sum(-1) % 7 / 7.0, 0.0)  # arbitrary, and different inside every group
+            weighed, _ = step.weigh(state, problems, rollouts, rewards, *scalars, key, numbers)
+            return step.update(state, {}, problems, rollouts, weighed, *scalars, numbers)[0]
+
+        self.state = build_init(decoder, mesh)(decoder.init(jax.random.key(0)))
+        self.sample, self.learn = jax.jit(sample), jax.jit(learn, donate_argnums=0)
+
+    def seconds(self, number: int) -> tuple[float, float]:
+        """Of the rollouts, and of what follows."""
+        key = jax.random.key(number)
+        start = time.process_time()
+        rollouts = jax.block_until_ready(self.sample(self.state.params, key))
+        between = time.process_time()
+        self.state = jax.block_until_ready(self.learn(self.state, rollouts, key))
+        return between - start, time.process_time() - between
+
+
+def main() -> None:
+    """Measure each factor and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--factors", default=",".join(FACTORS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--values", type=int, help="only so many of each factor's values, from the smallest on")
+    args = parser.parse_args()
+    for name in args.factors.split(","):
+        values = FACTORS[name][: args.values]
+        updates = [Update(replace(Sizes(), **{name: value})) for value in values]
+        spent: list[list[tuple[float, float]]] = [[] for _ in values]
+        for turn in range(args.repeats + 1):
+            for update, times in zip(updates, spent, strict=True):
+                times.append(update.seconds(turn))
+        halves = {half: [statistics.median(t[i] for t in times[1:]) for times in spent] for i, half in enumerate(("rollouts", "update"))}
+        told: dict[str, Any] = {"factor": name, "values": values}
+        for half, found in halves.items():
+            told |= {half: [round(x, 4) for x in found]}
+            if len(values) > 1:
+                told |= {f"{half}_exponent": round(math.log(found[-1] / found[0]) / math.log(values[-1] / values[0]), 2)}
+        print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main()
