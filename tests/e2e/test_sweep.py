@@ -21,7 +21,7 @@ def test_a_sweep_leaves_its_files(whole: Any) -> None:
     for cell in CELLS:
         assert {"records.jsonl", "timing.jsonl", "samples.txt"} <= {p.name for p in (run / "cells" / cell).iterdir()}
     saved = yaml.safe_load((run / "config.yaml").read_text())
-    assert saved["name"] == "tiny" and saved["cell"]["model"]["width"] == 32 and saved["cell"]["rl"]["clip"] == 0.2
+    assert saved["name"] == "tiny" and saved["cell"]["model"]["width"] == 32 and saved["cell"]["rl"]["max_grad_norm"] == 1.0
     assert saved["sweep"]["slots"] == saved["sweep"]["microbatch"] == 16  # the planner's choice is stored with the run
     figures = sorted((run / "figures").glob("*.png"))
     assert len(figures) >= 2 and all(p.read_bytes().startswith(b"\x89PNG") for p in figures)
