@@ -42,7 +42,7 @@ def main() -> None:
     from isojax.sampling.batch import Problems
     from isojax.sharding import make_mesh, parse_mesh, replicated
     from isojax.tasks.base import build_task
-    from isojax.tasks.data import batches
+    from isojax.tasks.data import Order
     from isojax.train import Programs
 
     config = load_config(arguments.config, arguments.overrides)
@@ -65,7 +65,7 @@ def main() -> None:
 
     def seconds(B_p: int, n: int) -> float:
         """Time a rollout, over at least `--rollouts` of them."""
-        updates, order = max(1, arguments.rollouts // (B_p * n)), batches(len(problems), B_p, 0)
+        updates, order = max(1, arguments.rollouts // (B_p * n)), Order(len(problems), B_p, 0)
         state = programs.init(params)
         jax.block_until_ready(state)
         start, done = time.perf_counter(), 0

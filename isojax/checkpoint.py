@@ -1,7 +1,8 @@
 """A run's state to disk and back, bit for bit, by Orbax. What is saved last is found by its marker; a torn save is never taken.
 
-Beside the arrays stands what the host knew: the index of the evaluation and the tokens sampled so far. Everything else follows
-from them (the order of problems and all keys are functions of the seed and the step).
+Beside the arrays stands what the host knew: the index of the evaluation, the tokens sampled so far, and where solved problems are left
+out, how often each was solved. Everything else follows from them (the order of problems and all keys are functions of the seed and the
+step).
 """
 
 import shutil
@@ -19,11 +20,13 @@ from isojax.rl.step import State
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands: updates done, the evaluation done last (an index into the grid of C), response tokens sampled so far."""
+    """Where a run stands: updates done, the evaluation done last (an index into the grid of C), response tokens sampled so far, and what
+    the order of problems needs beside M (tasks/data.py)."""
 
     M: int
     evaluation: int
     tokens: int
+    order: dict[str, Any] | None = None
 
 
 ORBAX = threading.Lock()  # Orbax's managers share state within a process; cells run side by side in threads
@@ -54,6 +57,7 @@ class Checkpoints:
     def save(self, state: State, position: Position) -> None:
         """Save in the background; `close` waits for it."""
         host = {"evaluation": position.evaluation, "tokens": position.tokens}
+        host |= {} if position.order is None else {"order": position.order}
         args = ocp.args.Composite(state=ocp.args.StandardSave(present(state)), host=ocp.args.JsonSave(host))
         with ORBAX:
             self._manager.save(position.M, args=args)
@@ -67,7 +71,7 @@ class Checkpoints:
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), host=ocp.args.JsonRestore())
         with ORBAX:
             saved = self._manager.restore(M, args=args)
-        return State(**saved["state"]), Position(M, saved["host"]["evaluation"], saved["host"]["tokens"])
+        return State(**saved["state"]), Position(M, **saved["host"])
 
     def clear(self) -> None:
         """Forget every saved state."""

@@ -191,6 +191,8 @@ class RLConfig(Section):
     the KL where its coefficient is 0; `reference`: none never holds the base policy beside the policy.
     `zero_variance_filter`: the terms that leave out groups whose rollouts all got the same reward.
     `tis`: weighs tokens, or whole responses, by the trainer's probability over the sampler's, and `tis_cap` truncates or masks larger ones.
+    `no_positive_resampling`: a training problem of whose rollouts so far in this run that share or more were right when an epoch begins is
+    left out from then on (arXiv:2510.13786); B_p problems stay in any case. Null: every epoch takes them all.
     `pipeline`: k, by how many updates at most the sampler runs ahead of the trainer (rl/pipeline.py); null: it waits for each update.
     learning rate = learning_rate * s, with s = 1, B / anchor_batch or its square root by `lr_scaling`; reached linearly over `warmup`
     updates, then constant.
@@ -212,6 +214,7 @@ class RLConfig(Section):
     tis_over: Literal["truncate", "mask"] = "truncate"
     tis_cap: PositiveFloat = 2.0
     critic: CriticConfig | None = None
+    no_positive_resampling: Annotated[float, Field(gt=0, le=1)] | None = None
     pipeline: int | None = Field(default=None, ge=0, le=64)
     learning_rate: PositiveFloat = 1e-3
     lr_scaling: Literal["constant", "linear", "sqrt"] = "sqrt"

@@ -31,11 +31,11 @@ from isojax.rl.hosted import build_hosted_train
 from isojax.rl.objective import MAX
 from isojax.rl.pipeline import Pipeline
 from isojax.rl.ring import PipelinePrograms
-from isojax.rl.step import EXTRA, TAUGHT, UPDATES_A_CALL, State, build_init, build_train, coefficients
+from isojax.rl.step import EXTRA, RIGHT, TAUGHT, UPDATES_A_CALL, State, build_init, build_train, coefficients
 from isojax.sampling.batch import Problems, make_geometry
 from isojax.sharding import replicated, shard_count
 from isojax.tasks.base import Task, on_device, unfinished
-from isojax.tasks.data import batches
+from isojax.tasks.data import Order
 from isojax.types import Cell, EvalPoint, InputError, Problem
 
 SAMPLES_SHOWN = 4
@@ -100,14 +100,16 @@ class Programs:
 
     def updates(
         self, state: State, base: Params, table: Problems, problems: list[Problem], batches: np.ndarray, count: int, cell: Cell
-    ) -> tuple[State, dict[str, float]]:
-        """`count` updates, on the problems whose rows in the table are batches i32[count B_p]; the sums of their metrics."""
+    ) -> tuple[State, dict[str, float], np.ndarray]:
+        """`count` updates, on the problems whose rows in the table are batches i32[count B_p]; the sums of their metrics, and where solved
+        problems are left out, the sum of the rewards of each problem of the table (else nothing)."""
         index = np.zeros((self.updates_a_call, self.geometry.problem_rows), np.int32)
         index[:count, : cell.B_p] = batches
         scalars = (np.int32(count), np.int32(cell.B_p), np.int32(cell.n), np.int32(cell.seed))
         text = () if on_device(self.task) else (problems,)
         state, metrics = self.train(state, base, table, *text, index, *scalars, self.numbers)
-        return state, {k: float(v) for k, v in metrics.items()}
+        right = np.asarray(metrics.pop(RIGHT, ()))
+        return state, {k: float(v) for k, v in metrics.items()}, right
 
 
 def run_cell(
@@ -139,16 +141,26 @@ def run_cell(
             checkpoints.clear()
             state, position = programs.init(base.params(programs.decoder, mesh)), Position(0, -1, 0)
         report(Progress(cell, position.M * cell.B, None))
-        order = batches(len(base.training), cell.B_p, cell.seed, first=position.M)
+        drop_above = config.cell.rl.no_positive_resampling
+        order = Order(len(base.training), cell.B_p, cell.seed, position.M, drop_above, position.order)
+
+        def tell(index: np.ndarray, right: np.ndarray) -> dict[str, float]:
+            """Which problems were solved decides, where that is asked for, what later epochs leave out."""
+            order.record(index, right, cell.n)
+            return {"dropped": order.dropped}
+
+        record = None if drop_above is None else tell
 
         def updates(state: State, count: int) -> tuple[State, dict[str, float]]:
             """`count` updates in one call: the next problems of the order, and the sums of their metrics."""
             chosen = np.array([next(order) for _ in range(count)], np.int32).reshape(count, cell.B_p)
-            return programs.updates(state, reference, table, base.training, chosen, count, cell)
+            state, metrics, right = programs.updates(state, reference, table, base.training, chosen, count, cell)
+            told = {} if record is None else record(chosen.reshape(-1), right[chosen.reshape(-1)])
+            return state, metrics | {name: count * value for name, value in told.items()}
 
         if programs.pipeline is not None:
             arrays = Problems(*programs.problem_set(base.training).arrays)
-            given = cell, reference, table, arrays, base.training, order, programs.numbers, position.M
+            given = cell, reference, table, arrays, base.training, order, programs.numbers, position.M, record
             updates = running.enter_context(Pipeline(programs.pipeline, *given)).updates
 
         with COMPILING:
@@ -163,6 +175,8 @@ def run_cell(
             M = position.M
             while M < goal:
                 count = min(programs.updates_a_call, goal - M)
+                if drop_above is not None and programs.pipeline is None:
+                    count = min(count, order.left_in_epoch)
                 state, metrics = updates(state, count)
                 sums = add_up(sums, metrics)
                 M += count
@@ -177,7 +191,7 @@ def run_cell(
                 for i, (name, chosen) in enumerate(extra.items())
             }
             done = M - position.M
-            position = Position(M, evaluation, position.tokens + round(sums.pop("tokens", 0.0)))
+            position = Position(M, evaluation, position.tokens + round(sums.pop("tokens", 0.0)), order.save())
             point = EvalPoint(
                 target=target,
                 M=M,

@@ -18,7 +18,7 @@ from jaxtyping import Array, PRNGKeyArray
 from isojax.config import CellConfig
 from isojax.models.decoder import Decoder, Params
 from isojax.rl.objective import Coefficients
-from isojax.rl.step import TRAIN, State, Step, state_shardings, take
+from isojax.rl.step import RIGHT, TRAIN, State, Step, state_shardings, take
 from isojax.sampling.batch import Geometry, Problems, Rollouts, place_rewards
 from isojax.sampling.stream import build_stream
 from isojax.sharding import replicated
@@ -31,11 +31,12 @@ Metrics = dict[str, float]
 
 def build_hosted_train(
     cell: CellConfig, decoder: Decoder, task: HostTask, geometry: Geometry, mesh: Mesh
-) -> Callable[..., tuple[State, Metrics]]:
+) -> Callable[..., tuple[State, dict[str, Any]]]:
     """`train(state, base, table, problems, index, count, B_p, n, seed, coefficients) -> (state, sums of metrics over the updates)`.
 
     table: the training problems as arrays, and `problems` the same as text; index i32[U, problem_rows]: each update's problems, of which
-    the first `count` updates are done. The state is donated. With count = 0 nothing changes, but everything is compiled.
+    the first `count` updates are done. The state is donated. With count = 0 nothing changes, but everything is compiled. With
+    `cell.rl.no_positive_resampling` the metrics hold `RIGHT`.
     """
     stream = build_stream(decoder, geometry, mesh, cell.sampling, task.stops)
     learn = build_learn(cell, decoder, task, geometry, mesh)
@@ -56,8 +57,9 @@ def build_hosted_train(
         n: int,
         seed: int,
         numbers: Coefficients,
-    ) -> tuple[State, Metrics]:
+    ) -> tuple[State, dict[str, Any]]:
         sums: Counter[str] = Counter()
+        right = np.zeros(len(problems), np.float32)
         for i in range(max(1, count)):
             Q = B_p if count else 0
             batch, key = chosen(state.step, table, index[i], np.int32(seed))
@@ -67,7 +69,8 @@ def build_hosted_train(
             rewards = place_rewards(geometry, grades.rewards)
             state, metrics = learn(state, base, batch, rollouts, rewards, np.int32(Q), np.int32(n), jax.random.key_data(key), numbers)
             sums.update({k: float(v) for k, v in metrics.items()} | told(grades))
-        return state, dict(sums)
+            np.add.at(right, np.repeat(index[i, :Q], n), grades.rewards)
+        return state, dict(sums) if cell.rl.no_positive_resampling is None else {**sums, RIGHT: right}
 
     return train
 

@@ -13,7 +13,7 @@ that of sampling/sampler.py, whose buffers are rings here: places of k + 1 batch
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 import jax
@@ -25,7 +25,7 @@ from isojax.rl.hosted import Metrics, told
 from isojax.rl.objective import MAX, Coefficients
 from isojax.rl.ring import Given, PipelinePrograms, Seen
 from isojax.rl.step import State
-from isojax.sampling.batch import Problems, place_rewards
+from isojax.sampling.batch import Problems, place_rewards, places
 from isojax.sampling.sampler import State as Sampling
 from isojax.sharding import replicated
 from isojax.tasks.base import on_device
@@ -47,11 +47,12 @@ class Pipeline:
         order: Iterator[np.ndarray],
         numbers: Coefficients,
         done: int,
+        record: Callable[[np.ndarray, np.ndarray], Metrics] | None = None,
     ):
         """`table` lies on the trainer's devices and `arrays` are the same on the host; `order` gives the problems of update `done` and
-        of those that follow."""
+        of those that follow. `record` is told each update's problems and the sum of the rewards of each, and gives metrics."""
         self.programs, self.cell, self.base, self.table, self.arrays = programs, cell, base, table, arrays
-        self.problems, self.order, self.numbers = problems, order, numbers
+        self.problems, self.order, self.record, self.numbers = problems, order, record, numbers
         self.done = self.begun = done  # updates taken, and batches that the sampler may work at
         self.first = done
         self.groups = cell.B_p // programs.shards
@@ -218,6 +219,9 @@ class Pipeline:
         else:
             grades = self.grading.pop(b).grades()
             rewards, extra = place_rewards(programs.geometry, grades.rewards), told(grades)
+        if self.record is not None:
+            mine = np.asarray(rewards)[places(self.cell.B, programs.geometry.shards)]
+            extra |= self.record(self.chosen[b], mine.reshape(-1, self.cell.n).sum(1))
         state, metrics = programs.learn(state, self.base, problems, rollouts, rewards, B_p, n, key, self.numbers)
         found = {name: float(v) for name, v in metrics.items()} | extra
         with self.turn:

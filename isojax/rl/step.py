@@ -34,6 +34,7 @@ from isojax.tasks.stops import Stops
 
 TRAIN, EVAL, LABEL, EXTRA = 0, 1, 2, 3  # streams of random numbers; the i-th extra problem set has EXTRA + i
 UPDATES_A_CALL = 64
+RIGHT = "right/"  # the one metric that is no scalar, f32[D]: the sum of the rewards of each problem of the table
 TAUGHT = "taught/"  # opens a metric that is a mean over the tokens of groups with an advantage, times the share of these tokens
 
 
@@ -238,7 +239,7 @@ def build_train(
     """The jitted `train(state, base, table, index, count, B_p, n, seed, coefficients) -> (state, sums of metrics over the updates)`.
 
     table: the training problems; index i32[U, problem_rows]: each update's problems, of which the first `count` updates are done.
-    The state is donated.
+    The state is donated. With `cell.rl.no_positive_resampling` the metrics hold `RIGHT`.
     """
     step = Step(cell, decoder, task.stops, geometry, mesh)
 
@@ -250,10 +251,12 @@ def build_train(
         def one(i: Array, state: State) -> tuple[State, dict[str, Array]]:
             problems, own_key = take(table, index[i]), jax.random.fold_in(key, state.step)
             rollouts = step.sample(state.params, problems, B_p, n, own_key)
-            groups, _ = batch_rows(geometry, B_p, n)
+            groups, live = batch_rows(geometry, B_p, n)
             rewards = task.verify(problems.answers[groups], rollouts.tokens, rollouts.present)
             weighed, metrics = step.weigh(state, problems, rollouts, rewards, B_p, n, own_key, numbers)
             state, more = step.update(state, base, problems, rollouts, weighed, B_p, n, numbers)
+            if cell.rl.no_positive_resampling is not None:
+                more |= {RIGHT: jnp.zeros(len(table.ids)).at[index[i][groups]].add(jnp.where(live, rewards, 0.0))}
             return state, metrics | more
 
         def body(i: Array, carry: tuple[State, dict[str, Array]]) -> tuple[State, dict[str, Array]]:

@@ -1,8 +1,11 @@
 """Splits of a problem set by difficulty, mixtures of splits, what stands on both sides, and the order in which a run meets its
 problems. No jax here."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -133,20 +136,103 @@ def mix(parts: Mapping[str, list[Problem]], shares: Mapping[str, float], size: i
     return choose(chosen, len(chosen), rng)
 
 
-def batches(problems: int, B_p: int, seed: int, first: int = 0) -> Iterator[np.ndarray]:
-    """Indices of the B_p distinct problems of update `first`, `first` + 1, ...: shuffled epochs, the remainder of each left out.
+class Place(NamedTuple):
+    """Where an order stands: the next batch of its epoch, and which problems bool[problems] that epoch leaves out."""
+
+    epoch: int
+    at: int
+    out: np.ndarray
+
+
+class Order:
+    """Indices of the B_p distinct problems of update `first`, `first` + 1, ..., i[B_p] each: shuffled epochs, the remainder of each left
+    out.
+
+    With `drop_above` (ScaleRL's no-positive-resampling, arXiv:2510.13786) an epoch leaves out the problems of whose rollouts so far that
+    share or more were right, by what `record` has been told when the epoch's first batch is drawn. Where fewer than B_p would be left,
+    the B_p solved least often stay: a run then still reaches its budget, as the others of its sweep do, and `dropped` tells it.
 
     Raises:
         InputError: B_p is larger than the problem set.
     """
-    if B_p > problems:
-        raise InputError(
-            f"B_p = {B_p} is larger than the training set of {problems} problems; lower sweep.B_p or raise cell.data.candidates."
-        )
-    an_epoch = problems // B_p
-    epoch, at = divmod(first, an_epoch)
-    while True:
-        order = np.random.default_rng([seed, epoch]).permutation(problems)
-        for i in range(at, an_epoch):
-            yield order[i * B_p : (i + 1) * B_p]
-        epoch, at = epoch + 1, 0
+
+    def __init__(
+        self, problems: int, B_p: int, seed: int, first: int = 0, drop_above: float | None = None, saved: Mapping[str, Any] | None = None
+    ):
+        """`saved`: what `save` gave after `first` updates, where problems may be left out."""
+        if B_p > problems:
+            raise InputError(
+                f"B_p = {B_p} is larger than the training set of {problems} problems; lower sweep.B_p or raise cell.data.candidates."
+            )
+        self.problems, self.B_p, self.seed, self.drop_above = problems, B_p, seed, drop_above
+        self.right, self.seen = np.zeros(problems), np.zeros(problems, np.int64)
+        place = Place(*divmod(first, problems // B_p), np.zeros(problems, bool))
+        if drop_above is not None:
+            assert saved is not None or first == 0, "which problems are left out is not known from the number of updates"
+        if saved is not None:
+            self.right[:], self.seen[:] = saved["right"], saved["seen"]
+            place = Place(saved["epoch"], saved["at"], np.isin(np.arange(problems), saved["out"]))
+        self._unrecorded: deque[Place] = deque()  # places of the batches drawn and not recorded yet
+        self._lock = threading.Lock()  # a pipeline draws and records in two threads
+        self._go(place)
+
+    def __iter__(self) -> "Order":
+        return self
+
+    def __next__(self) -> np.ndarray:
+        """The next batch."""
+        with self._lock:
+            left = self.left_in_epoch  # which may begin an epoch
+            start = (self._batches - left) * self.B_p
+            if self.drop_above is not None:
+                self._unrecorded.append(self._place)
+            self._place = self._place._replace(at=self._place.at + 1)
+            return self._order[start : start + self.B_p]
+
+    @property
+    def left_in_epoch(self) -> int:
+        """How many batches, one at least, the epoch of the next one has left; where it is an epoch's first, that begins here."""
+        if self._place.at == self._batches:
+            self._go(Place(self._place.epoch + 1, 0, self._place.out))
+        if self._place.at == 0 and not self._begun:
+            self._go(self._place._replace(out=self._solved()), begun=True)
+        return self._batches - self._place.at
+
+    @property
+    def dropped(self) -> float:
+        """The share of the problems that the epoch of the last batch left out."""
+        return float(self._place.out.mean())
+
+    def record(self, index: np.ndarray, right: np.ndarray, n: int) -> None:
+        """What the rollouts of batches i[k B_p], the oldest ones that are not recorded yet, came to: of n each, the sum of the rewards."""
+        with self._lock:
+            np.add.at(self.right, index, right)
+            np.add.at(self.seen, index, n)
+            for _ in range(len(index) // self.B_p):
+                self._unrecorded.popleft()
+
+    def save(self) -> dict[str, Any] | None:
+        """What an order that goes on after the batches recorded so far needs, for JSON; None where their number says all."""
+        if self.drop_above is None:
+            return None
+        with self._lock:
+            epoch, at, out = self._unrecorded[0] if self._unrecorded else self._place
+            counts = {"right": self.right.tolist(), "seen": self.seen.tolist()}
+            return {"epoch": epoch, "at": at, "out": np.nonzero(out)[0].tolist(), **counts}
+
+    def _go(self, place: Place, begun: bool = False) -> None:
+        """Stands at a place; `begun`: what its epoch leaves out is decided."""
+        self._place, self._begun = place, begun or place.at > 0
+        order = np.random.default_rng([self.seed, place.epoch]).permutation(self.problems)
+        self._order = order[~place.out[order]]
+        self._batches = len(self._order) // self.B_p
+
+    def _solved(self) -> np.ndarray:
+        """The problems to be left out, bool[problems]."""
+        if self.drop_above is None:
+            return np.zeros(self.problems, bool)
+        rate = self.right / np.maximum(self.seen, 1)
+        out = (self.seen > 0) & (rate >= self.drop_above)
+        if self.problems - out.sum() < self.B_p:
+            out[np.argsort(rate, kind="stable")[: self.B_p]] = False
+        return out
