@@ -9,10 +9,10 @@ for each (arm, B_p, n) on standard output, a table and progress on standard erro
     python benchmarks/ablations.py recipes --arms ppo,cispo --budget 20000    some of the arms, shorter
 
 Of a line: `base` and `final`, validation reward of the base policy and, the mean over seeds, that of the last quarter of the evaluations
-(as in `isojax lr-anchor`), `se` its standard error over seeds; `gains`, final - base of each seed; `flags`, which runs broke
-(isojax/scaling/health.py); entropy, kl, grad_norm, response_length and zero_variance, means over seeds in the last interval of training;
-`curve`, [C, mean reward, standard deviation over seeds] of each evaluation. Where values of n are compared, one more line an arm says
-which n is best at each C.
+(as in `isojax lr-anchor`), `se` its standard error over seeds; `gains`, final - base of each seed; `fall`, the best evaluation less the
+last, the largest of the seeds'; `flags`, which runs broke (isojax/scaling/health.py); entropy, kl, grad_norm, response_length and
+zero_variance, means over seeds in the last interval of training; `curve`, [C, mean reward, its spread over seeds] of each evaluation.
+Where values of n are compared, one more line an arm says which n is best at each C.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def line_of(arm: Arm, runs: Sequence[RunRecord], failed: Sequence[str]) -> Line:
         "arm": arm.label, "panel": arm.panel, "B_p": cell.B_p, "n": cell.n, "seeds": len(runs), "metric": metric,
         "base": float(np.mean(bases)), "final": float(np.mean(finals)),
         "se": float(np.std(finals, ddof=1) / len(finals) ** 0.5) if len(finals) > 1 else None,
-        "gains": gains, "min_gain": min(gains), "C": curves[0][-1][0], "flags": [*own, *flags], **last,
+        "gains": gains, "min_gain": min(gains),
+        "fall": max(max(r for _, r in curve) - curve[-1][1] for curve in curves), "C": curves[0][-1][0], "flags": [*own, *flags], **last,
         "curve": curve_of(curves), "series": series,
     }  # fmt: skip
 
@@ -159,14 +160,14 @@ def mean_of(values: Sequence[float]) -> float | None:
 def show(title: str, lines: Sequence[Line]) -> None:
     """The table of an experiment."""
     table = Table(title=title, title_justify="left")
-    for head in ("", "arm", "B_p x n", "base", "final", "s.e.", "gain", "entropy", "KL", "gradient", "length", "flags"):
+    for head in ("", "arm", "B_p x n", "base", "final", "s.e.", "gain", "fall", "entropy", "KL", "gradient", "length", "flags"):
         table.add_column(head, justify="left" if head in ("", "arm", "flags") else "right", overflow="fold")
     for line in lines:
-        figures = [line[key] for key in ("base", "final", "se", "min_gain", "entropy", "kl", "grad_norm", "response_length")]
+        figures = [line[key] for key in ("base", "final", "se", "min_gain", "fall", "entropy", "kl", "grad_norm", "response_length")]
         texts = ["-" if x is None else f"{x:.3f}" for x in figures]
         table.add_row(line["panel"], line["arm"], f"{line['B_p']} x {line['n']}", *texts, str(len(line["flags"]) or ""))
     console.print(table)
-    console.print("gain: the smallest of any seed", highlight=False)
+    console.print("gain: the smallest of any seed; fall: from the best evaluation to the last, the largest of any seed", highlight=False)
     for line in lines:
         for flag in line["flags"]:
             console.print(f"  {line['panel']} {line['arm']} {flag}", highlight=False, markup=False, soft_wrap=True)

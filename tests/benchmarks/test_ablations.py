@@ -41,11 +41,11 @@ def run(cell: Cell, rewards: list[float], entropy: list[float]) -> RunRecord:
 
 def test_what_becomes_of_an_arm(ablations: ModuleType) -> None:
     """The last quarter of five evaluations are two: .5 and .7 of one seed, .6 and .6 of the other; bases .1 and .2."""
-    runs = [run(Cell(8, 4, 0), [0.1, 0.2, 0.3, 0.4, 0.5, 0.7], [0.5] * 4 + [0.3]), run(Cell(8, 4, 1), [0.2] * 4 + [0.6, 0.6], [0.5] * 5)]
+    runs = [run(Cell(8, 4, 0), [0.1, 0.2, 0.3, 0.8, 0.5, 0.7], [0.5] * 4 + [0.3]), run(Cell(8, 4, 1), [0.2] * 4 + [0.6, 0.6], [0.5] * 5)]
     line = ablations.line_of(ablations.Arm("mine"), runs, ["8x4-s1: it broke", "8x8-s0: of another"])
     assert (line["B_p"], line["n"], line["seeds"], line["C"], line["metric"]) == (8, 4, 2, 50, "avg@4")
     assert (line["base"], line["final"]) == pytest.approx((0.15, 0.6))
-    assert line["gains"] == pytest.approx([0.5, 0.4]) and line["min_gain"] == pytest.approx(0.4)
+    assert line["gains"] == pytest.approx([0.5, 0.4]) and line["min_gain"] == pytest.approx(0.4) and line["fall"] == pytest.approx(0.1)
     assert line["se"] == pytest.approx(0.0) and line["entropy"] == pytest.approx(0.4) and line["kl"] is None
     assert line["flags"] == ["8x4-s1: it broke"]
     assert line["curve"][0] == pytest.approx([0, 0.15, math.sqrt(0.005)]) and line["curve"][-1][:2] == pytest.approx([50, 0.65])
