@@ -46,7 +46,11 @@ MAINS = {"isojax.launch": isojax.cli.main_launch, "isojax.train": isojax.cli.mai
 
 def run(folder, out, err, words, report, environment):
     os.chdir(folder)
-    os.environ.update(environment)
+    for name, value in environment.items():
+        if name.startswith("jax_"):  # jax has read its variables by now
+            isojax.train.jax.config.update(name, value)
+        else:
+            os.environ[name] = value
     if not report:
         isojax.cli._report = lambda folder, document: folder / "report.html"
     for number, path in enumerate(("/dev/null", out, err)):
@@ -106,8 +110,8 @@ class Isojax:
         command = [sys.executable, *program, *words]
         return subprocess.Popen(command, cwd=self.folder, env={**settings(), **environment}, text=True, **pipes)
 
-    def quick(self, *words: str, report: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
-        """The command, ended, as a fork of the nursery."""
+    def quick(self, *words: str, report: bool = True, **environment: str | bool) -> subprocess.CompletedProcess[str]:
+        """The command, ended, as a fork of the nursery. `environment` may hold settings of jax too, by the names that they have there."""
         out, err = (self.folder.parent / name for name in ("stdout", "stderr"))
         assert self.nursery.stdin and self.nursery.stdout
         asked = str(self.folder), str(out), str(err), words, report, environment
@@ -128,11 +132,11 @@ class Isojax:
         """The process, ended with exit code 0."""
         return _well(self(*words, **environment))
 
-    def quick_ok(self, *words: str, report: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+    def quick_ok(self, *words: str, report: bool = True, **environment: str | bool) -> subprocess.CompletedProcess[str]:
         """`quick`, with exit code 0."""
         return _well(self.quick(*words, report=report, **environment))
 
-    def swept(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def swept(self, *words: str, **environment: str | bool) -> subprocess.CompletedProcess[str]:
         """`quick_ok` without the report."""
         return self.quick_ok(*words, report=False, **environment)
 
