@@ -22,7 +22,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 if not BENCHMARKS.is_dir():
     pytest.skip("benchmarks/ is not part of this copy", allow_module_level=True)
 
-SHAPE = {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "head_dim": 16, "mlp": 64}
+SHAPE: dict[str, Any] = {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "head_dim": 16, "mlp": 64}
 
 
 class Scripts:

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from isojax.config import DataConfig
 from isojax.tasks.sources import open_source
-from tests import compiler
+from tests.compiler import QUICK, flags
 from tests.e2e.conftest import SECONDS, Isojax
 from tests.e2e.tiny_lm import make_model
 
@@ -45,7 +45,7 @@ cell:
 sweep: {B_p: [4], n: [2, 4], budget: 200, slots: 8, microbatch: 8, prompts: 4}
 run: {verifier_workers: 1, cells_at_once: 1}
 """
-QUICK = {"XLA_FLAGS": compiler.flags(compiler.QUICK, devices=1)}
+FLAGS = flags(QUICK, devices=1)
 TARGETS = [0, 16, 23, 32, 44, 62, 87, 121, 169]
 CELLS = {"4x2-s0": (8, TARGETS), "4x4-s0": (16, [t for t in TARGETS if t != 23])}  # 2 updates of 16 reach 23 and 32: the latter stands
 LABELLING = ("difficulty", "sums.yaml", "cell.data.candidates=150", "cell.data.attempts=16", "--held-out", "4")
@@ -63,8 +63,8 @@ def prepare(place: Isojax) -> Isojax:
 def unbroken(tmp_path_factory: pytest.TempPathFactory, nursery: Any) -> Isojax:
     """Where sweep and labelling have run without a break; to be read only."""
     place = prepare(Isojax(tmp_path_factory.mktemp("text") / "work", nursery))
-    place.swept("launch", "sums.yaml", **QUICK)
-    place.quick_ok(*LABELLING, **QUICK)
+    place.swept("launch", "sums.yaml", XLA_FLAGS=FLAGS)
+    place.quick_ok(*LABELLING, XLA_FLAGS=FLAGS)
     return place
 
 
@@ -109,9 +109,9 @@ def test_what_a_sweep_leaves(unbroken: Isojax) -> None:
 def test_a_sweep_killed_and_resumed_leaves_the_same_bits(isojax: Isojax, unbroken: Isojax) -> None:
     prepare(isojax)
     ledger = isojax.run("sums") / "cells" / "4x4-s0" / "records.jsonl"
-    killed_at(isojax.start("launch", "sums.yaml", "run.checkpoint_seconds=0", **QUICK), ledger, 5)
+    killed_at(isojax.start("launch", "sums.yaml", "run.checkpoint_seconds=0", XLA_FLAGS=FLAGS), ledger, 5)
     assert 5 <= ledger.read_bytes().count(b"\n") < 9, "the cell was finished before the kill"
-    done = isojax.swept("launch", "sums.yaml", "run.checkpoint_seconds=0", "--resume", **QUICK)
+    done = isojax.swept("launch", "sums.yaml", "run.checkpoint_seconds=0", "--resume", XLA_FLAGS=FLAGS)
     assert done.stderr.count("done before") == 1
     assert isojax.ledgers("sums") == unbroken.ledgers("sums")
 
@@ -120,10 +120,10 @@ def test_labelling_killed_and_called_again_finds_the_same(isojax: Isojax, unbrok
     """And a splits/ that holds them all, each part by its range; what is done is not done again."""
     prepare(isojax)
     folder, whole = (place.folder / "difficulty" / "sums" for place in (isojax, unbroken))
-    killed_at(isojax.start(*LABELLING, **QUICK), folder / "labels.jsonl", 20)
+    killed_at(isojax.start(*LABELLING, XLA_FLAGS=FLAGS), folder / "labels.jsonl", 20)
     half = (folder / "labels.jsonl").read_bytes()
     assert half.count(b"\n") < 151, "all was labelled before the kill"
-    done = isojax.quick_ok(*LABELLING, **QUICK)
+    done = isojax.quick_ok(*LABELLING, XLA_FLAGS=FLAGS)
     assert (folder / "labels.jsonl").read_bytes().startswith(half[: half.rindex(b"\n") + 1])
     assert (folder / "labels.csv").read_bytes() == (whole / "labels.csv").read_bytes() and "150 problems" in done.stdout
     rows = list(csv.DictReader((folder / "labels.csv").read_text().splitlines()))
@@ -146,7 +146,7 @@ def test_a_mixture_with_a_further_set(isojax: Isojax, unbroken: Isojax) -> None:
     shutil.copytree(unbroken.folder / "difficulty", isojax.folder / "difficulty")
     words = ("name=mixed", "cell.task=tfds:difficulty/sums/splits", "cell.data.mixture={hard: 0.5, easy: 0.5}", "cell.data.validation=4")
     extra = "cell.eval.extra={most: 'tfds:difficulty/sums/splits#very_easy_validation'}"
-    done = isojax.quick_ok("train", "sums.yaml", *words, extra, "sweep.n=[2]", "sweep.budget=40", **QUICK)
+    done = isojax.quick_ok("train", "sums.yaml", *words, extra, "sweep.n=[2]", "sweep.budget=40", XLA_FLAGS=FLAGS)
     assert "mixture" in done.stderr
     problems = [json.loads(line) for line in (isojax.run("mixed") / "base" / "problems.jsonl").read_text().splitlines()]
     training = [p["solved"] / p["attempts"] for p in problems if p["split"] == "training"]
