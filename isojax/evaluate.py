@@ -42,6 +42,7 @@ class Counts(NamedTuple):
         first: f32[Q], its reward.
         ended: how many rollouts met a stop. answered: how many held an answer in the right form (those that ended, on device).
         failures: checks of the verifier that did not come to an end, by kind.
+        interrupted: how many rollouts were told to come to an end; None where none ever is.
     """
 
     right: np.ndarray
@@ -50,13 +51,15 @@ class Counts(NamedTuple):
     ended: int
     answered: int
     failures: Counter[str]
+    interrupted: int | None = None
 
 
 class Call(NamedTuple):
-    """What one call sampled of Q problems: each one's first response, and how many of all met a stop."""
+    """What one call sampled of Q problems: each one's first response, and how many of all met a stop, and were interrupted."""
 
     first: list[np.ndarray]
     ended: int
+    interrupted: int
 
 
 Key = tuple[np.int32, np.int32, np.int32]  # seed, stream, evaluation and repeat
@@ -77,6 +80,7 @@ class Evaluator:
         sampling: SamplingConfig,
     ):
         self.problems, self.samples, self.mesh = problems, samples, mesh
+        self._interrupts = task.stops.interruption is not None
         sizes = like.shards, like.slots, like.microbatch, like.prompt_length, like.response_length, like.prompts
         self.geometry = make_geometry([(problems, samples)], *sizes, like.width if samples >= like.width else 1)
         self._find = self._on_device(decoder, task, sampling) if on_device(task) else self._on_host(decoder, task, sampling)
@@ -128,7 +132,8 @@ class Evaluator:
 
     def _call(self, rollouts: Rollouts, Q: int) -> Call:
         at = places(Q * self.samples, self.geometry.shards)
-        return Call(responses(rollouts, Q * self.samples)[:: self.samples], int(np.asarray(rollouts.ended)[at].sum()))
+        ended, lengths, drawn = (np.asarray(x)[at] for x in (rollouts.ended, rollouts.lengths, rollouts.mask))
+        return Call(responses(rollouts, Q * self.samples)[:: self.samples], int(ended.sum()), int((drawn.sum(-1) < lengths).sum()))
 
     def pad(self, encoded: Encoded) -> Problems:
         """At most `problems` problems as the program's buffers."""
@@ -152,6 +157,7 @@ class Evaluator:
             ended=sum(call.ended for call in calls),
             answered=answered,
             failures=failures,
+            interrupted=sum(call.interrupted for call in calls) if self._interrupts else None,
         )
 
     def _parts(self, chosen: ProblemSet) -> list[ProblemSet]:

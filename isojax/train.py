@@ -251,7 +251,7 @@ def metrics_of(found: Counts, extra: dict[str, Counts], samples: int) -> dict[st
     """The metrics of an evaluation: of the validation set under their own names, of each further set below its name.
 
     answered: the share of rollouts that hold an answer in the right form, right or wrong; truncated: that met no stop;
-    verifier_failures: checks that did not come to an end (counted as wrong).
+    verifier_failures: checks that did not come to an end (counted as wrong). interrupted: told to come to an end, where that is done.
     """
     metrics: dict[str, float] = {}
     for prefix, counts in {"": found, **{f"{name}/": c for name, c in extra.items()}}.items():
@@ -264,6 +264,8 @@ def metrics_of(found: Counts, extra: dict[str, Counts], samples: int) -> dict[st
 
 def write_samples(path: Path, task: Task, problems: list[Problem], found: Counts, point: EvalPoint) -> None:
     """A few rollouts that a person can read, once an evaluation."""
+        if counts.interrupted is not None:
+            metrics[f"{prefix}interrupted"] = counts.interrupted / rollouts
     head = f"C = {point.rollouts} rollouts, M = {point.M}, " + ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items()) + "\n"
     if path.exists() and head in path.read_text():
         return
