@@ -259,13 +259,13 @@ def metrics_of(found: Counts, extra: dict[str, Counts], samples: int) -> dict[st
         metrics |= {prefix + k: v for k, v in summary(counts.right, samples).items()}
         metrics |= {f"{prefix}answered": counts.answered / rollouts, f"{prefix}truncated": 1 - counts.ended / rollouts}
         metrics[f"{prefix}verifier_failures"] = float(unfinished(counts.failures))
+        if counts.interrupted is not None:
+            metrics[f"{prefix}interrupted"] = counts.interrupted / rollouts
     return metrics
 
 
 def write_samples(path: Path, task: Task, problems: list[Problem], found: Counts, point: EvalPoint) -> None:
     """A few rollouts that a person can read, once an evaluation."""
-        if counts.interrupted is not None:
-            metrics[f"{prefix}interrupted"] = counts.interrupted / rollouts
     head = f"C = {point.rollouts} rollouts, M = {point.M}, " + ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items()) + "\n"
     if path.exists() and head in path.read_text():
         return
