@@ -323,6 +323,7 @@ class RunConfig(Section):
     """Where and how to run; changes no result (but for rounding, where a half-done cell goes on with another mesh).
 
     `sampler_mesh`: devices of its own for the sampler of a pipeline, beside those of `mesh`; null: they take turns on the same ones.
+    `sampler_process`: the sampler is a process of its own, which simulates `sampler_mesh` (null: one device); on a CPU.
     `cells_at_once`: null runs as many cells side by side as the mesh fits into the devices. `checkpoint_seconds`: a cell's state is
     saved at the first evaluation after this long, and at its end. `verifier_workers`: processes that check responses; null takes
     one for each core.
@@ -331,6 +332,7 @@ class RunConfig(Section):
     dir: str = "runs"
     mesh: str = "auto"
     sampler_mesh: str | None = None
+    sampler_process: bool = False
     cells_at_once: PositiveInt | None = None
     verifier_workers: PositiveInt | None = None
     checkpoint_seconds: NonNegativeFloat = 60.0

@@ -29,11 +29,10 @@ from isojax.problems import short_answer
 from isojax.records import Ledger
 from isojax.rl.hosted import build_hosted_train
 from isojax.rl.objective import MAX
-from isojax.rl.pipeline import Pipeline
-from isojax.rl.ring import PipelinePrograms
+from isojax.rl.pipeline import Pipeline, PipelinePrograms
 from isojax.rl.step import EXTRA, RIGHT, TAUGHT, UPDATES_A_CALL, State, build_init, build_train, coefficients
 from isojax.sampling.batch import Problems, make_geometry
-from isojax.sharding import replicated, shard_count
+from isojax.sharding import MeshShape, replicated, shard_count
 from isojax.tasks.base import Task, on_device, unfinished
 from isojax.tasks.data import Order
 from isojax.types import Cell, EvalPoint, InputError, Problem
@@ -57,10 +56,16 @@ class Programs:
     """The compiled programs of a sweep on one mesh; every cell of the sweep runs through the same ones."""
 
     def __init__(
-        self, cell: CellConfig, sweep: SweepConfig, pairs: list[tuple[int, int]], mesh: Mesh, task: Task, sampler_mesh: Mesh | None = None
+        self,
+        cell: CellConfig,
+        sweep: SweepConfig,
+        pairs: list[tuple[int, int]],
+        mesh: Mesh,
+        task: Task,
+        sampler: Mesh | MeshShape | None = None,
     ):
         """`pairs`: every (B_p, n) of the sweep; `sweep` with its slots and microbatch chosen; `task` may serve several meshes. A pipeline
-        samples on `sampler_mesh` where it is given."""
+        samples on `sampler` where it is given (rl/pipeline.py)."""
         assert sweep.slots and sweep.microbatch and sweep.prompts, "the planner chooses them"
         self.mesh, self.task, self.cell = mesh, task, cell
         if cell.model.vocab is not None and cell.model.vocab < task.vocab:
@@ -86,7 +91,7 @@ class Programs:
         self.init = build_init(self.decoder, mesh, cell.rl.critic is not None)
         self.pipeline: PipelinePrograms | None = None
         if cell.rl.pipeline is not None:
-            programs = cell, self.decoder, task, self.geometry, pairs, mesh, sampler_mesh or mesh
+            programs = cell, self.decoder, task, self.geometry, pairs, mesh, sampler
             self.pipeline, self.updates_a_call = PipelinePrograms(*programs), UPDATES_A_CALL if on_device(task) else 1
         elif on_device(task):
             self.train, self.updates_a_call = build_train(cell, self.decoder, task, self.geometry, mesh), UPDATES_A_CALL

@@ -26,7 +26,6 @@ from isojax.types import Cell, InputError, RunFailed
 
 if TYPE_CHECKING:
     from isojax.base import Base
-    from isojax.sharding import MeshShape
     from isojax.tasks.base import Task
     from isojax.train import Programs, Progress
 
@@ -45,47 +44,38 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
     jax = start_jax(config)
     from isojax.models.choice import with_kernels
     from isojax.rl import recipe
+    from isojax.rl.pipeline import sampler_shape
     from isojax.sharding import make_mesh, parse_mesh
     from isojax.train import Programs
 
     recipe.check(config.cell.rl, cells)
     devices = jax.local_devices()
     shape = parse_mesh(config.run.mesh, len(devices))
-    apart = sampler_shape(config, len(devices) - shape.devices)
-    each = shape.devices + (apart.devices if apart else 0)  # devices of a cell
+    apart, in_process = (
+        sampler_shape(config.cell.rl, config.run, len(devices), shape.devices, jax.default_backend()),
+        config.run.sampler_process,
+    )
+    work = shape.devices + (apart.devices if apart else 0)  # devices that a cell keeps at work, of which it takes `each` of this process
+    each = shape.devices if in_process else work
     config = settle(resolve_config(config), folder, resume or dry_run, shape.shards)
-    at_once = min(config.run.cells_at_once or cells_side_by_side(jax, each), len(devices) // each, len(cells))
+    at_once = min(config.run.cells_at_once or cells_side_by_side(jax, work), len(devices) // each, len(cells))
     check_data(config.cell.data)
     with open_task(config) as task:
         check_problems(config, task, pairs)
         meshes = [make_mesh(shape, devices[i * each :]) for i in range(at_once)]
-        samplers = [make_mesh(apart, devices[i * each + shape.devices :]) if apart else None for i in range(at_once)]
+        beside = [devices[i * each + shape.devices :] for i in range(at_once)]
+        samplers = [make_mesh(apart, mine) if apart and not in_process else apart for mine in beside]
         config = config.model_copy(update={"sweep": with_kernels(config.cell, config.sweep, meshes[0])})
         both = zip(meshes, samplers, strict=True)
         programs = [Programs(config.cell, config.sweep, pairs, mesh, task, sampler) for mesh, sampler in both]
-        print_plan(config, cells, folder, f"{each} of {len(devices)} {jax.default_backend()} devices a cell", at_once)
+        taken = f"{each} of {len(devices)} {jax.default_backend()} devices a cell" + (
+            f" and {apart.devices} of its sampler's process" if apart and in_process else ""
+        )
+        print_plan(config, cells, folder, taken, at_once)
         if not dry_run:
             with alone(folder):
                 run_cells(programs, config, cells, folder)
     return folder
-
-
-def sampler_shape(config: Config, left: int) -> MeshShape | None:
-    """The sampler's own mesh, of the devices that are left beside the trainer's.
-
-    Raises:
-        InputError: there is no pipeline that runs ahead, or too few devices.
-    """
-    if config.run.sampler_mesh is None:
-        return None
-    if not config.cell.rl.pipeline:
-        raise InputError(
-            f"run.sampler_mesh = {config.run.sampler_mesh} with cell.rl.pipeline = {config.cell.rl.pipeline}: one of the two meshes would "
-            "always wait for the other. Expected cell.rl.pipeline of 1 or more, or no mesh of its own."
-        )
-    from isojax.sharding import parse_mesh
-
-    return parse_mesh(config.run.sampler_mesh, left)
 
 
 def resolve_config(config: Config) -> Config:

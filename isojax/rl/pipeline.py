@@ -6,35 +6,124 @@ older than the policy that is trained on it; what is left of one batch's long re
 synchronous run, bit for bit. A prompt is read with the weights under which its response begins; what newer ones find in the cache of a
 response stays as it is.
 
-On one mesh sampler and trainer take turns; with a mesh of its own the sampler runs at once with the trainer, in a thread. The sampler is
-that of sampling/sampler.py, whose buffers are rings here: places of k + 1 batches, used again and again.
+Here is the half that trains: it chooses a batch's problems, judges what has finished, lays a batch out as its own mesh wants it, learns,
+and publishes weights. The other half, rl/ahead.py, works by turns with it on one mesh, or at the same time: in a thread, on a mesh of its
+own (rl/beside.py), or in a process of its own (rl/process.py).
 """
 
-import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
 
-from isojax.models.decoder import Params
-from isojax.rl.hosted import Metrics, told
+from isojax.config import CellConfig, RLConfig, RunConfig
+from isojax.models.decoder import Decoder, Params
+from isojax.rl.ahead import Found, Sampler, Start
+from isojax.rl.beside import Beside, Half, InThread, Told, Turns
+from isojax.rl.hosted import Metrics, build_learn, told
 from isojax.rl.objective import MAX, Coefficients
-from isojax.rl.ring import Given, PipelinePrograms, Seen
-from isojax.rl.step import State
-from isojax.sampling.batch import Problems, place_rewards, places
-from isojax.sampling.sampler import State as Sampling
-from isojax.sharding import replicated
-from isojax.tasks.base import on_device
+from isojax.rl.process import Child, InProcess
+from isojax.rl.ring import SamplerPrograms, SamplerSpec, refuse_uneven
+from isojax.rl.step import TRAIN, State, take
+from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows, place_rewards, places
+from isojax.sharding import ROWS, MeshShape, parse_mesh, replicated, shard_count
+from isojax.tasks.base import Task, on_device
 from isojax.tasks.grading import Grading
-from isojax.types import Cell, Problem
+from isojax.types import Cell, InputError, Problem
+
+
+def sampler_shape(rl: RLConfig, run: RunConfig, devices: int, trainers: int, backend: str) -> MeshShape | None:
+    """The sampler's own mesh: of the devices that are left beside the trainer's, or in a process that simulates as many as there are here.
+
+    Raises:
+        InputError: there is no pipeline that runs ahead, too few devices, or devices that a second process cannot have.
+    """
+    if run.sampler_mesh is None and not run.sampler_process:
+        return None
+    if not rl.pipeline:
+        given = "run.sampler_process = true" if run.sampler_process else f"run.sampler_mesh = {run.sampler_mesh}"
+        raise InputError(
+            f"{given} with cell.rl.pipeline = {rl.pipeline}: one of sampler and trainer would always wait for the other. "
+            "Expected cell.rl.pipeline of 1 or more, or a sampler that shares the trainer's mesh."
+        )
+    if run.sampler_process and backend != "cpu":
+        raise InputError(
+            f"run.sampler_process = true on this machine's {backend}: expected a CPU, as this process holds the accelerators. Give the "
+            "sampler some of them: run.sampler_process=false run.sampler_mesh=data=1."
+        )
+    return parse_mesh(run.sampler_mesh or "auto", devices if run.sampler_process else devices - trainers)
+
+
+class PipelinePrograms:
+    """The compiled programs of a sweep's pipelines: those that train, on `mesh`, and the sampler's, wherever it is."""
+
+    def __init__(
+        self,
+        cell: CellConfig,
+        decoder: Decoder,
+        task: Task,
+        geometry: Geometry,
+        pairs: Sequence[tuple[int, int]],
+        mesh: Mesh,
+        sampler: Mesh | MeshShape | None = None,
+    ):
+        """`sampler`: None, by turns on `mesh`; a mesh of other devices, in a thread; the shape of one, in a process that simulates it."""
+        assert cell.rl.pipeline is not None
+        self.k, self.task, self.geometry, self.mesh = cell.rl.pipeline, task, geometry, mesh
+        self.apart = sampler is not None
+        self.shards = sampler.shards if isinstance(sampler, MeshShape) else shard_count(sampler or mesh)
+        refuse_uneven(pairs, self.shards)
+        spec = SamplerSpec(self.k, decoder, geometry, tuple(pairs), cell.sampling, task.stops)
+        self.sampler = Child(spec, sampler) if isinstance(sampler, MeshShape) else SamplerPrograms(spec, sampler or mesh)
+        rows = NamedSharding(mesh, P(ROWS))
+        self.lay = jax.jit(self._lay, out_shardings=rows)
+        self.choose = jax.jit(choose, out_shardings=replicated(mesh))
+        self.learn = build_learn(cell, decoder, task, geometry, mesh)
+        self.verify = jax.jit(self._verify, out_shardings=rows) if on_device(task) else None
+
+    def half(self, start: Start, told: Told) -> Half:
+        """A cell's sampler, at work; `told` hears what has finished, in whatever thread."""
+        if isinstance(self.sampler, Child):
+            return Beside(InProcess(self.sampler, start), told)
+        sampler = Sampler(self.sampler, start)
+        return Beside(InThread(sampler), told) if self.apart else Turns(sampler, told)
+
+    def _lay(self, cut: Rollouts, B_p: Array, n: Array) -> Rollouts:
+        """A batch's rows as the trainer has them."""
+        groups, live = batch_rows(self.geometry, B_p, n)
+        shards, mine = shard_count(self.mesh), (B_p * n) // self.shards
+        block = (B_p * n + shards - 1) // shards
+        rollout = jnp.where(live, jnp.arange(groups.shape[0])[:, None] * block + jnp.arange(groups.shape[1])[None], 0)
+        tokens, logps, mask, kept, ended, lengths = (x[rollout // mine, rollout % mine] for x in cut)
+        return Rollouts(tokens, logps, mask & live[..., None], kept, ended & live, jnp.where(live, lengths, 0))
+
+    def _verify(self, problems: Problems, rollouts: Rollouts, B_p: Array, n: Array) -> Array:
+        assert on_device(self.task)
+        groups, _ = batch_rows(self.geometry, B_p, n)
+        return self.task.verify(problems.answers[groups], rollouts.tokens, rollouts.present)
+
+
+def choose(table: Problems, index: Array, seed: Array, step: Array) -> tuple[Problems, Array]:
+    """An update's problems, and the data of its key."""
+    return take(table, index), jax.random.key_data(jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), TRAIN), step))
+
+
+class Chosen(NamedTuple):
+    """A batch: rows of the table i[B_p]; its problems, padded, on the trainer's devices; the data of its key."""
+
+    index: np.ndarray
+    problems: Problems
+    key: Array
 
 
 class Pipeline:
-    """One cell's pipeline. `updates(state, count)` trains; the context ends the sampler's thread, where there is one."""
+    """One cell's pipeline. `updates(state, count)` trains; the context ends the sampler where it is at work."""
 
     def __init__(
         self,
@@ -54,210 +143,115 @@ class Pipeline:
         self.programs, self.cell, self.base, self.table, self.arrays = programs, cell, base, table, arrays
         self.problems, self.order, self.record, self.numbers = problems, order, record, numbers
         self.done = self.begun = done  # updates taken, and batches that the sampler may work at
-        self.first = done
-        self.groups = cell.B_p // programs.shards
-        self.chosen: dict[int, np.ndarray] = {}
-        self.finished: Counter[int] = Counter()
-        self.ages: dict[int, Counter[int]] = defaultdict(Counter)
+        self.chosen: dict[int, Chosen] = {}
         self.grading: dict[int, Grading] = {}
-        self.stack = ExitStack()
-        shards, entries = programs.shards, programs.ring.problem_rows
-        self.ring = Problems(*(np.resize(x[:1], (shards, entries, *x.shape[1:])) for x in arrays))
-        self.keys = np.zeros((shards, entries, 2), np.uint32)
-        self.before = np.full((2, shards, programs.ring.slots), -1)  # rows the slots were at, and their lengths
-        self.weights: tuple[int, Params, Params] | None = None  # of so many updates
-        self.visited = -1  # updates that the weights of the last visit had had
-        self.sampling: Sampling = programs.begin(jnp.arange(shards, dtype=jnp.int32))
-        self.turn, self.hold = threading.Condition(), threading.Lock()  # of what is said here, and of the sampler's state
-        self.failure: BaseException | None = None
-        self.busy = Counter[str]()
-        self.thread: threading.Thread | None = None
-        self.stopping = False
+        self.busy = 0.0
+        filler = Problems(*(np.asarray(x)[:1] for x in arrays))
+        start = Start(cell.B_p, cell.n, done, filler, tells=not on_device(programs.task))
+        self.half = programs.half(start, self._found)
 
     def __enter__(self) -> "Pipeline":
         return self
 
     def __exit__(self, *exc: object) -> None:
-        with self.turn:
-            self.stopping = True
-            self.turn.notify_all()
-        if self.thread is not None:
-            self.thread.join()
-        self.stack.close()
+        self.half.close()
+        for grading in self.grading.values():
+            grading.__exit__(*exc)
 
     def updates(self, state: State, count: int) -> tuple[State, Metrics]:
         """`count` updates; the sums of their metrics. With count = 0 nothing changes, but everything is compiled."""
         sums: Metrics = {}
         if not count:
             return self._compile(state)
-        if self.weights is None:
-            self._publish(state.params)
+        if self.begun == self.done:
+            self._go_on(state.params)
+        before = self._clocks()
         for _ in range(count):
-            began = time.monotonic()
-            self._wait()
-            state, metrics = self._learn(state)
+            taken = self.half.take(self.done)
+            ages = self._off_policy(taken.ages)
+            state, metrics = self._learn(state, taken.rows)
             if self.programs.apart:
-                metrics |= self._utilisation(time.monotonic() - began)
-            for name, value in metrics.items():  # added up in float32, as the synchronous program does
-                before, value = np.float32(sums.get(name, 0.0)), np.float32(value)
-                sums[name] = float(max(before, value) if name.startswith(MAX) else before + value)
+                shares, before = utilisation(before, self._clocks())
+                metrics |= shares
+            for name, value in (metrics | ages).items():  # added up in float32, as the synchronous program does
+                had, value = np.float32(sums.get(name, 0.0)), np.float32(value)
+                sums[name] = float(max(had, value) if name.startswith(MAX) else had + value)
         return state, sums
 
-    def _wait(self) -> None:
-        """Until the batch of the next update is sampled: by taking the sampler's turns, or by waiting for its thread."""
-        if not self.programs.apart:
-            while self.finished[self.done] < self.cell.B:
-                self._sample()
-            return
-        if self.thread is None:
-            self.thread = threading.Thread(target=self._run, daemon=True, name="sampler")
-            self.thread.start()
-        with self.turn:
-            self.turn.wait_for(lambda: self.failure is not None or self.finished[self.done] >= self.cell.B)
-        if self.failure is not None:
-            raise self.failure
+    def _go_on(self, params: Params) -> None:
+        """The newest weights, and the batches that may be sampled with them."""
+        self.half.publish(self.done, params)
+        while self.begun <= self.done + self.programs.k:
+            self._begin(self.begun)
+            self.begun += 1
 
-    def _run(self) -> None:
-        """The sampler's thread: visits, as long as batches may be begun or are being decoded."""
-        try:
-            while True:
-                with self.turn:
-                    self.turn.wait_for(lambda: self.stopping or self._has_work())
-                    if self.stopping:
-                        return
-                began = time.monotonic()
-                self._sample()
-                self.busy["sampler"] += time.monotonic() - began  # pyright: ignore[reportArgumentType]
-                with self.turn:
-                    self.turn.notify_all()
-        except BaseException as e:  # told to the thread that trains, which raises it
-            with self.turn:
-                self.failure = e
-                self.turn.notify_all()
-
-    def _has_work(self) -> bool:
-        return self.begun <= self.done + self.programs.k or any(self.finished[b] < self.cell.B for b in range(self.done, self.begun))
-
-    def _sample(self) -> None:
-        """One visit, with the newest weights; then what it did is looked at."""
-        programs = self.programs
-        with self.turn:
-            while self.begun <= self.done + programs.k:
-                self._begin_batch(self.begun)
-                self.begun += 1
-            assert self.weights is not None
-            version, stacked, weights = self.weights
-            renewed, self.visited = version != self.visited, version
-        problems, keys = jax.device_put((self.ring, self.keys), programs.by_shard)
-        limit = np.int32((self.begun - self.first) * self.groups)
-        scalars = (limit, np.int32(self.groups), np.int32(self.cell.n), np.bool_(renewed))
-        with self.hold:
-            self.sampling, seen = programs.visit(Given(stacked, weights, problems, keys, *scalars), self.sampling)
-        self._look(Seen(*(np.asarray(x) for x in seen)), version)
-
-    def _begin_batch(self, b: int) -> None:
-        """Puts a batch's problems and keys into their places of the ring."""
-        self.chosen[b] = index = next(self.order)
-        place = ((b - self.first) % (self.programs.k + 1)) * self.groups
-        at = slice(place, place + self.groups)
-        for ring, x in zip(self.ring, self.arrays, strict=True):
-            ring[:, at] = np.asarray(x)[index].reshape(len(ring), self.groups, *x.shape[1:])
-        _, key = self.programs.choose(self.table, self._index(b), np.int32(self.cell.seed), np.int32(b))
-        self.keys[:, at] = np.asarray(key)
+    def _begin(self, b: int) -> None:
+        """Chooses a batch's problems, for both halves."""
+        index, padded = next(self.order), np.zeros(self.programs.geometry.problem_rows, np.int32)
+        padded[: self.cell.B_p] = index
+        self.chosen[b] = Chosen(index, *self.programs.choose(self.table, padded, np.int32(self.cell.seed), np.int32(b)))
         if not on_device(self.programs.task):
-            problems = [self.problems[q] for q in index for _ in range(self.cell.n)]
-            self.grading[b] = self.stack.enter_context(Grading(self.programs.task, problems))
+            self.grading[b] = Grading(self.programs.task, [self.problems[q] for q in index for _ in range(self.cell.n)])
+        self.half.begin(b, Problems(*(np.asarray(x)[index] for x in self.arrays)), np.asarray(self.chosen[b].key))
 
-    def _index(self, b: int) -> np.ndarray:
-        """Rows of the table of a batch's problems, padded."""
-        out = np.zeros(self.programs.geometry.problem_rows, np.int32)
-        out[: self.cell.B_p] = self.chosen[b]
-        return out
+    def _found(self, found: Found) -> None:
+        """Hands what has finished to the verifier."""
+        self.grading[found.batch].add(found.numbers, found.tokens)
 
-    def _look(self, seen: Seen, version: int) -> None:
-        """Counts the tokens of a visit by the weights they were drawn with, and hands on what has finished."""
-        rows = self.groups * self.cell.n  # of a batch, on a shard
-        batch = self.first + seen.at // rows
-        new = seen.lengths - np.where(seen.at == self.before[0], self.before[1], 0)
-        for b in np.unique(batch[seen.at >= 0]):
-            self.ages[int(b)][version] += int(new[(batch == b) & (seen.at >= 0)].sum())
-        self.before = np.stack([np.where(seen.finished >= 0, -1, seen.at), seen.lengths])
-        shard, slot = np.nonzero(seen.finished >= 0)
-        row = seen.finished[shard, slot]
-        for b in np.unique(self.first + row // rows):
-            own = self.first + row // rows == b
-            if b in self.grading:
-                number = shard[own] * rows + row[own] % rows
-                lengths = seen.lengths[shard[own], slot[own]]
-                tokens = seen.tokens[shard[own], slot[own]]
-                self.grading[int(b)].add(number, [t[:length] for t, length in zip(tokens, lengths, strict=True)])
-            self.finished[int(b)] += int(own.sum())
-
-    def _publish(self, params: Params) -> None:
-        """The newest weights, for the sampler's next visit."""
-        moved = jax.device_put(params, self.programs.sampler_params) if self.programs.apart else params
-        weights = self.programs.prepare(moved)
-        with self.turn:
-            self.weights = (self.done, *weights)
-            self.turn.notify_all()
-
-    def _learn(self, state: State) -> tuple[State, Metrics]:
-        """The update on the batch that has been sampled."""
-        programs, b = self.programs, self.done
+    def _learn(self, state: State, rows: Rollouts) -> tuple[State, Metrics]:
+        """The update on a batch that has been sampled; the weights it leads to are published."""
+        programs, began = self.programs, time.monotonic()
         B_p, n = np.int32(self.cell.B_p), np.int32(self.cell.n)
-        began = time.monotonic()
-        first = ((b - self.first) % (programs.k + 1)) * self.groups * self.cell.n
-        with self.hold:  # each visit donates what the last one left
-            cut = programs.cut(self.sampling.out, np.int32(first))
-        if programs.apart:
-            cut = jax.device_put(cut, replicated(programs.mesh))
-        rollouts = programs.lay(cut, B_p, n)
-        problems, key = programs.choose(self.table, self._index(b), np.int32(self.cell.seed), np.int32(b))
+        index, problems, key = self.chosen.pop(self.done)
+        rollouts = programs.lay(jax.device_put(rows, replicated(programs.mesh)), B_p, n)
         extra: Metrics = {}
         if programs.verify is not None:
             rewards = programs.verify(problems, rollouts, B_p, n)
         else:
-            grades = self.grading.pop(b).grades()
+            with self.grading.pop(self.done) as grading:
+                grades = grading.grades()
             rewards, extra = place_rewards(programs.geometry, grades.rewards), told(grades)
         if self.record is not None:
             mine = np.asarray(rewards)[places(self.cell.B, programs.geometry.shards)]
-            extra |= self.record(self.chosen[b], mine.reshape(-1, self.cell.n).sum(1))
+            extra |= self.record(index, mine.reshape(-1, self.cell.n).sum(1))
         state, metrics = programs.learn(state, self.base, problems, rollouts, rewards, B_p, n, key, self.numbers)
         found = {name: float(v) for name, v in metrics.items()} | extra
-        with self.turn:
-            self.done += 1
-        self._publish(state.params)
-        self.busy["trainer"] += time.monotonic() - began  # pyright: ignore[reportArgumentType]
-        del self.chosen[b], self.finished[b]
-        return state, found | self._off_policy(self.ages.pop(b), b)
+        self.done += 1
+        self._go_on(state.params)
+        self.busy += time.monotonic() - began
+        return state, found
 
-    def _off_policy(self, ages: Counter[int], b: int) -> Metrics:
+    def _off_policy(self, ages: Mapping[int, int]) -> Metrics:
         """How many updates older than the policy that is trained on them a batch's tokens are: the mean, the largest, each age's share."""
+        b, total = self.done, sum(ages.values())
         if not self.programs.k:
             return {}
-        total = sum(ages.values())
-        shares = {f"off_policy_{age}": ages[b - age] / total for age in range(self.programs.k + 1)}
+        shares = {f"off_policy_{age}": ages.get(b - age, 0) / total for age in range(self.programs.k + 1)}
         return {"off_policy": sum((b - v) * c for v, c in ages.items()) / total, "max_off_policy": float(b - min(ages))} | shares
 
-    def _utilisation(self, seconds: float) -> Metrics:
-        """The shares of an update's time that each half worked."""
-        busy, self.busy = self.busy, Counter()
-        return {f"{half}_busy": min(1.0, busy[half] / seconds) for half in ("sampler", "trainer")}
+    def _clocks(self) -> dict[str, float]:
+        """Seconds on the wall's clock, and those that each half has worked."""
+        return {"wall": time.monotonic(), "sampler": self.half.busy, "trainer": self.busy}
 
     def _compile(self, state: State) -> tuple[State, Metrics]:
         """Runs all programs on nothing."""
         programs, nothing = self.programs, np.int32(0)
-        moved = jax.device_put(state.params, programs.sampler_params) if programs.apart else state.params
-        problems, keys = jax.device_put((self.ring, self.keys), programs.by_shard)
-        given = Given(*programs.prepare(moved), problems, keys, nothing, np.int32(self.groups), np.int32(self.cell.n), np.bool_(False))
-        self.sampling, _ = programs.visit(given, self.sampling)
-        cut = jax.device_put(programs.cut(self.sampling.out, nothing), replicated(programs.mesh))
+        rows = jax.device_put(self.half.compile(state.params), replicated(programs.mesh))
         B_p, n = np.int32(self.cell.B_p), np.int32(self.cell.n)
-        rollouts = programs.lay(cut, B_p, n)
+        rollouts = programs.lay(rows, B_p, n)
         index = np.zeros(programs.geometry.problem_rows, np.int32)
         problems, key = programs.choose(self.table, index, np.int32(self.cell.seed), nothing)
-        rewards = np.zeros((programs.geometry.shards, programs.geometry.rows), np.float32)
+        rewards: Any = np.zeros((programs.geometry.shards, programs.geometry.rows), np.float32)
         if programs.verify is not None:
             rewards = programs.verify(problems, rollouts, B_p, n)
         state, _ = programs.learn(state, self.base, problems, rollouts, rewards, nothing, n, key, self.numbers)
         return state, {}
+
+
+def utilisation(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[Metrics, dict[str, float]]:
+    """The shares of the time between two clocks that each half worked, 1 at most; and from where to count the next ones: work that is told
+    of when it is done may have begun earlier, and what does not fit in here belongs there."""
+    wall = now["wall"] - before["wall"]
+    worked = {half: min(now[half] - before[half], wall) for half in ("sampler", "trainer")}
+    counted = {half: before[half] + seconds for half, seconds in worked.items()}
+    return {f"{half}_busy": seconds / wall for half, seconds in worked.items()}, counted | {"wall": now["wall"]}

@@ -1,4 +1,4 @@
-"""The compiled programs of a pipeline (rl/pipeline.py): a sampler whose rollouts never end, in buffers that are rings, and an update.
+"""The compiled programs of a pipeline's sampler (rl/ahead.py): rollouts that never end, in buffers that are rings.
 
 A shard of the sampler's mesh has places for k + 1 batches: batch b has the groups and rows of place b modulo k + 1. Within a place its
 rollouts lie as in any batch, shard s with the contiguous block s; whole groups are dealt to shards, so that B_p divides by them.
@@ -6,6 +6,7 @@ rollouts lie as in any batch, shard s with the contiguous block s; whole groups 
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,16 +18,31 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from isojax.config import CellConfig
+from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
-from isojax.rl.hosted import build_learn
-from isojax.rl.step import TRAIN, take
-from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows, make_geometry, share
+from isojax.sampling.batch import Geometry, Problems, Rollouts, make_geometry, share
 from isojax.sampling.sampler import Batch, Ring, State, build_engine
 from isojax.sampling.stream import build_weights, state_shardings
 from isojax.sharding import ROWS, replicated, shard_count
-from isojax.tasks.base import Task, on_device
+from isojax.tasks.stops import Stops
 from isojax.types import InputError
+
+
+@dataclass(frozen=True)
+class SamplerSpec:
+    """What a sampler's programs are made of, wherever they run: k, the policy, the trainer's geometry, every (B_p, n) of the sweep, and
+    how rollouts are drawn and end."""
+
+    k: int
+    decoder: Decoder
+    geometry: Geometry
+    pairs: tuple[tuple[int, int], ...]
+    sampling: SamplingConfig
+    stops: Stops
+
+    def rows(self, shards: int) -> int:
+        """Rows that a batch may have on one of the sampler's shards."""
+        return -(-self.geometry.B_cap // shards)
 
 
 class Given(NamedTuple):
@@ -52,50 +68,35 @@ class Seen(NamedTuple):
     tokens: Any
 
 
-class PipelinePrograms:
-    """The compiled programs of a sweep's pipelines: `mesh` trains; `sampler_mesh`, where it is another, samples."""
+class SamplerPrograms:
+    """The compiled programs of a sweep's samplers on one mesh: `begin` makes their state, `prepare` weights of parameters, `visit` goes on,
+    and `cut` takes a batch's rows out."""
 
-    def __init__(
-        self,
-        cell: CellConfig,
-        decoder: Decoder,
-        task: Task,
-        geometry: Geometry,
-        pairs: Sequence[tuple[int, int]],
-        mesh: Mesh,
-        sampler_mesh: Mesh,
-    ):
-        assert cell.rl.pipeline is not None
-        self.k, self.task, self.mesh, self.apart = cell.rl.pipeline, task, mesh, sampler_mesh is not mesh
-        self.geometry, self.shards = geometry, shard_count(sampler_mesh)
-        refuse_uneven(pairs, self.shards)
-        places = self.k + 1
-        at_once = math.gcd(geometry.prompts, *(B_p // self.shards for B_p, _ in pairs))  # so that a block of prompts ends with a batch
+    def __init__(self, spec: SamplerSpec, mesh: Mesh):
+        self.spec, self.mesh, self.shards = spec, mesh, shard_count(mesh)
+        geometry, places = spec.geometry, spec.k + 1
+        at_once = math.gcd(geometry.prompts, *(B_p // self.shards for B_p, _ in spec.pairs))  # so that a block of prompts ends with a batch
         lengths = geometry.prompt_length, geometry.response_length
-        in_ring = [(B_p * places, n) for B_p, n in pairs]
+        in_ring = [(B_p * places, n) for B_p, n in spec.pairs]
         self.ring = make_geometry(in_ring, self.shards, geometry.slots, geometry.microbatch, *lengths, at_once, geometry.width)
-        self.engine = build_engine(decoder, self.ring, sampler_mesh, cell.sampling, task.stops)
-        self.by_shard = NamedSharding(sampler_mesh, P(ROWS))
-        lies = state_shardings(self.engine, sampler_mesh)
-        self.sampler_params = decoder.shardings(sampler_mesh)
-        self.prepare = build_weights(self.engine, sampler_mesh)
-        over = partial(shard_map, mesh=sampler_mesh, axis_names=set(ROWS), check_vma=False)
+        self.engine = build_engine(spec.decoder, self.ring, mesh, spec.sampling, spec.stops)
+        self.by_shard = NamedSharding(mesh, P(ROWS))
+        lies = state_shardings(self.engine, mesh)
+        self.params = spec.decoder.shardings(mesh)
+        self.prepare = build_weights(self.engine, mesh)
+        over = partial(shard_map, mesh=mesh, axis_names=set(ROWS), check_vma=False)
         rows = P(ROWS)
         given = Given(P(), P(), rows, rows, P(), P(), P(), P())  # pyright: ignore[reportArgumentType]  # specs in the places of arrays
         self.begin = jax.jit(over(self._begin, in_specs=rows, out_specs=rows), out_shardings=lies)
         visit = over(self._visit, in_specs=(given, rows), out_specs=rows)
         self.visit = jax.jit(visit, donate_argnums=1, out_shardings=(lies, self.by_shard))
-        self.cut = jax.jit(self._cut, out_shardings=replicated(sampler_mesh))
-        self.lay = jax.jit(self._lay, out_shardings=NamedSharding(mesh, rows))
-        self.choose = jax.jit(choose, out_shardings=replicated(mesh))
-        self.learn = build_learn(cell, decoder, task, geometry, mesh)
-        self.verify = jax.jit(self._verify, out_shardings=NamedSharding(mesh, rows)) if on_device(task) else None
+        self.cut = jax.jit(self._cut, out_shardings=replicated(mesh))
 
     def _batch(self, given: Given) -> Batch:
         """A shard's view of the ring."""
         zero = jnp.int32(0)
         part = share(zero, 1, given.limit, given.n)
-        places = given.groups * (self.k + 1)
+        places = given.groups * (self.spec.k + 1)
         problems, keys = jax.tree.map(lambda x: x[0], (given.problems, given.keys))
         return Batch(problems, part, given.n, jax.random.wrap_key_data(keys), Ring(places, places * given.n))
 
@@ -115,30 +116,11 @@ class PipelinePrograms:
         seen = Seen(finished, jnp.where(finished >= 0, finished, slots.row), slots.t, slots.tokens)
         return jax.tree.map(lambda x: x[None], (state, seen))
 
-    def _cut(self, out: tuple[Array, ...], first: Array) -> tuple[Array, ...]:
+    def _cut(self, out: tuple[Array, ...], first: Array) -> Rollouts:
         """A batch's rows of the ring, from `first` on: [S, rows a batch may have, ...]."""
-        size = -(-self.geometry.B_cap // self.shards)
-        return tuple(lax.dynamic_slice_in_dim(x, first, size, 1) for x in out)
-
-    def _lay(self, cut: tuple[Array, ...], B_p: Array, n: Array) -> Rollouts:
-        """A batch's rows as the trainer has them."""
-        groups, live = batch_rows(self.geometry, B_p, n)
-        shards, mine = shard_count(self.mesh), (B_p * n) // self.shards
-        block = (B_p * n + shards - 1) // shards
-        rollout = jnp.where(live, jnp.arange(groups.shape[0])[:, None] * block + jnp.arange(groups.shape[1])[None], 0)
-        tokens, logps, kept, ended, lengths, *closed = (x[rollout // mine, rollout % mine] for x in cut)
-        mask = self.engine.mask(lengths, *closed) & live[..., None]
-        return Rollouts(tokens, logps, mask, kept, ended & live, jnp.where(live, lengths, 0))
-
-    def _verify(self, problems: Problems, rollouts: Rollouts, B_p: Array, n: Array) -> Array:
-        assert on_device(self.task)
-        groups, _ = batch_rows(self.geometry, B_p, n)
-        return self.task.verify(problems.answers[groups], rollouts.tokens, rollouts.present)
-
-
-def choose(table: Problems, index: Array, seed: Array, step: Array) -> tuple[Problems, Array]:
-    """An update's problems, and the data of its key."""
-    return take(table, index), jax.random.key_data(jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), TRAIN), step))
+        size = self.spec.rows(self.shards)
+        tokens, logps, kept, ended, lengths, *closed = (lax.dynamic_slice_in_dim(x, first, size, 1) for x in out)
+        return Rollouts(tokens, logps, self.engine.mask(lengths, *closed), kept, ended, lengths)
 
 
 def refuse_uneven(pairs: Sequence[tuple[int, int]], shards: int) -> None:

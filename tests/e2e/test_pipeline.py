@@ -1,9 +1,11 @@
-"""The pipeline on the command line: at k = 0 the synchronous run's ledger, bit for bit; ahead, on a mesh of its own, a run that learns."""
+"""The pipeline on the command line: at k = 0 the synchronous run's ledger, bit for bit; ahead, both halves at once."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+import pytest
 
 from tests.compiler import AS_USERS_DO, flags
 
@@ -23,14 +25,20 @@ def test_k_0_writes_what_the_synchronous_run_writes(isojax: Any) -> None:
     assert len(points(isojax, "sync")) > 5
 
 
-def test_on_a_mesh_of_its_own(isojax: Any) -> None:
-    isojax.swept("train", "tiny.yaml", *ONE, "cell.rl.pipeline=2", "run.sampler_mesh=data=2", "--mesh", "auto")
+@pytest.mark.parametrize("process", ["false", "true"])
+def test_both_halves_at_once(isojax: Any, process: str) -> None:
+    """On two meshes of one process, and in two processes."""
+    apart = "run.sampler_mesh=data=2", f"run.sampler_process={process}"
+    isojax.swept("train", "tiny.yaml", *ONE, "cell.rl.pipeline=2", *apart, "--mesh", "auto")
     trained = [point["train"] for point in points(isojax, "tiny") if point["M"]]
     assert all(point["max_off_policy"] <= 2 and point["trainer_busy"] > 0 for point in trained)
     assert sum(point["sampler_busy"] for point in trained) > 0
     assert all(abs(sum(point[f"off_policy_{age}"] for age in range(3)) - 1) < 1e-6 for point in trained)
 
 
-def test_a_mesh_for_a_sampler_that_waits_is_refused(isojax: Any) -> None:
+def test_a_sampler_apart_that_waits_is_refused(isojax: Any) -> None:
     isojax.refused("train", "tiny.yaml", *ONE, "run.sampler_mesh=auto", saying=["run.sampler_mesh = auto", "cell.rl.pipeline of 1 or more"])
     isojax.refused("train", "tiny.yaml", *ONE, "cell.rl.pipeline=1", "run.sampler_mesh=data=16", saying=["16 devices", "shows 7"])
+    isojax.refused(
+        "train", "tiny.yaml", *ONE, "cell.rl.pipeline=0", "run.sampler_process=true", saying=["run.sampler_process = true", "1 or more"]
+    )

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache, partial
+from typing import Literal
 
 import jax
 import numpy as np
 import pytest
 
 from isojax.config import CellConfig, RLConfig, SamplingConfig
-from isojax.rl.pipeline import Pipeline
-from isojax.rl.ring import PipelinePrograms
+from isojax.rl.pipeline import Pipeline, PipelinePrograms
 from isojax.rl.step import State, build_init, build_train, coefficients
 from isojax.sampling.batch import Problems, make_geometry
-from isojax.sharding import make_mesh, parse_mesh, shard_count
+from isojax.sharding import MeshShape, make_mesh, shard_count
 from isojax.types import Cell, InputError, Problem
 from tests.device import CONFIG, DECODER, P, Parity, T, mesh, placed, policy, random_problems
 from tests.rl.test_hosted import Spoken
 
+Way = Literal["turns", "thread", "process"]
 PAIRS = [(6, 4), (4, 9)]
 COUNT, UPDATES, SEED = 11, 5, 17
 TABLE = random_problems(COUNT, seed=4)
@@ -46,15 +47,16 @@ def geometry(axes: str):
 
 
 @cache
-def programs(axes: str, k: int, apart: bool = False) -> PipelinePrograms:
-    on = mesh(axes)
-    sampler = make_mesh(parse_mesh("data=2", 8), jax.devices()[2:]) if apart else on
-    return PipelinePrograms(recipe(k), DECODER, Parity(), geometry(axes), PAIRS, on, sampler)
+def programs(axes: str, k: int, way: Way = "turns") -> PipelinePrograms:
+    """By turns, or with a sampler of two shards: of devices beside the trainer's, or of a process."""
+    two = MeshShape(data=2)
+    sampler = {"turns": None, "thread": make_mesh(two, jax.devices()[2:]), "process": two}[way]
+    return PipelinePrograms(recipe(k), DECODER, Parity(), geometry(axes), PAIRS, mesh(axes), sampler)
 
 
-def pipelined(axes: str, k: int, pair: tuple[int, int], learning_rate: float = 2e-2, task: Spoken | None = None, apart: bool = False):
+def pipelined(axes: str, k: int, pair: tuple[int, int], learning_rate: float = 2e-2, task: Spoken | None = None, way: Way = "turns"):
     on, cell = mesh(axes), Cell(*pair, SEED)
-    made = programs(axes, k, apart) if task is None else PipelinePrograms(recipe(k), DECODER, task, geometry(axes), PAIRS, on, on)
+    made = programs(axes, k, way) if task is None else PipelinePrograms(recipe(k), DECODER, task, geometry(axes), PAIRS, on)
     state = build_init(DECODER, on)(placed(policy(), on))
     table = Problems(*(jax.numpy.asarray(x) for x in TABLE))
     numbers = coefficients(recipe(k, learning_rate).rl)
@@ -119,10 +121,11 @@ def test_older_tokens_are_of_older_policies() -> None:
     assert ahead["log_ratio"] > 100 * now["log_ratio"] and ahead["max_off_policy"] >= 1
 
 
-def test_on_two_meshes_at_once() -> None:
+@pytest.mark.parametrize("way", ["thread", "process"])
+def test_both_halves_at_once(way: Way) -> None:
     """A sampler of two shards beside a trainer of one: the rollouts change hands whole."""
     for pair in PAIRS:
-        _, metrics = pipelined("auto", 2, pair, FROZEN, apart=True)
+        _, metrics = pipelined("auto", 2, pair, FROZEN, way=way)
         _, known = synchronous("auto", pair, FROZEN)
         assert metrics["reward"] == known["reward"] and metrics["tokens"] == known["tokens"]
         assert metrics["loss"] == pytest.approx(known["loss"], rel=1e-4, abs=1e-5)
@@ -150,4 +153,4 @@ def test_what_the_verifier_raises_arrives() -> None:
 def test_groups_that_do_not_divide_among_shards_are_refused() -> None:
     on = mesh("data=4")
     with pytest.raises(InputError, match="B_p = 6 is no multiple of the 4 shards"):
-        PipelinePrograms(recipe(1), DECODER, Parity(), make_geometry(PAIRS, 4, 12, 8, P, T), PAIRS, on, on)
+        PipelinePrograms(recipe(1), DECODER, Parity(), make_geometry(PAIRS, 4, 12, 8, P, T), PAIRS, on)

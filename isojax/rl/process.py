@@ -1,0 +1,220 @@
+"""A pipeline's sampler in a process of its own, with its own jax and its own simulated devices of the CPU.
+
+XLA:CPU runs all devices of a process on one pool of threads, where a small program of the sampler waits behind a large one of the trainer;
+two processes share the cores as the kernel sees fit. The process lives as long as the sweep's programs and serves one cell after another.
+
+    trainer                                   its sampler
+    Made                                      compiles nothing yet
+    Start, and Begin, Publish, Compile ...    one cell: `serve` of rl/beside.py
+                                              Visited, rows (of Compile)
+    Stop                                      Ended: the next Start may come
+
+Pickles go both ways over a socket; parameters and rows are host arrays. The process is new, not a fork of this one, whose threads a fork
+would break, and of a session of its own, so that Ctrl-C reaches the trainer alone. It ends when its socket closes: with the trainer,
+however that went.
+"""
+
+import json
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import IO, Any, NamedTuple
+
+import jax
+
+from isojax.models.decoder import Params
+from isojax.rl.ahead import Sampler, Start
+from isojax.rl.beside import Asked, Stop, Visited, serve
+from isojax.rl.ring import SamplerPrograms, SamplerSpec
+from isojax.sampling.batch import Rollouts
+from isojax.sharding import MeshShape, make_mesh
+from isojax.types import RunFailed
+
+INHERITED = ("jax_compilation_cache_dir", "jax_default_matmul_precision")  # what launch/local.py sets in the trainer's process
+SECONDS = 10.0  # for a process whose socket is closed to end by itself
+_BOOT = """import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from isojax.rl.process import main
+main(int(sys.argv[1]))"""
+
+
+class Made(NamedTuple):
+    """What the process is told first: settings of jax, what its programs are made of, and its mesh."""
+
+    settings: Mapping[str, Any]
+    spec: SamplerSpec
+    mesh: MeshShape
+
+
+class Ended(NamedTuple):
+    """The cell's sampler has stopped."""
+
+
+class Failed(NamedTuple):
+    """What has ended the process: in one line, and where."""
+
+    what: str
+    where: str
+
+
+def send(connection: Connection, message: Any) -> None:
+    """A message of host arrays."""
+    connection.send_bytes(pickle.dumps(message, protocol=5))
+
+
+def receive(connection: Connection) -> Any:
+    """The next message; EOFError or OSError where there will be none."""
+    return pickle.loads(connection.recv_bytes())
+
+
+def main(descriptor: int) -> None:
+    """Serve the socket until it closes."""
+    os.set_inheritable(descriptor, False)
+    with Connection(descriptor) as connection:
+        try:
+            _work(connection)
+        except BaseException as e:  # told to the trainer, which raises it
+            with suppress(OSError):
+                send(connection, Failed(f"{type(e).__name__}: {e}", traceback.format_exc()))
+
+
+def _work(connection: Connection) -> None:
+    made: Made = receive(connection)
+    inbox: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_pump, args=(connection, inbox), daemon=True).start()
+    for name, value in made.settings.items():
+        jax.config.update(name, value)
+    programs = SamplerPrograms(made.spec, make_mesh(made.mesh, jax.devices()))
+    while True:
+        start: Start = inbox.get()
+        serve(Sampler(programs, start), inbox, lambda message: send(connection, jax.device_get(message)))
+        send(connection, Ended())
+
+
+def _pump(connection: Connection, inbox: SimpleQueue[Any]) -> None:
+    """Takes what comes at once, so that a trainer that sends never waits for a visit; where it is gone, ends the process at once."""
+    try:
+        while True:
+            inbox.put(receive(connection))
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+class Child:
+    """The process: started when a cell first wants it, and once more where it has died."""
+
+    def __init__(self, spec: SamplerSpec, mesh: MeshShape):
+        settings = {name: getattr(jax.config, name) for name in INHERITED} | {"jax_num_cpu_devices": mesh.devices}
+        self._made = Made(settings, spec, mesh)
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, cell: Start) -> Connection:
+        """The connection to the process, which begins with a cell."""
+        if self.process is None or self.process.poll() is not None:
+            self.stop()
+            self._launch()
+        try:
+            send(self._connection, cell)
+        except OSError as e:
+            raise self.lost() from e
+        return self._connection
+
+    def _launch(self) -> None:
+        path = [p for p in dict.fromkeys([*sys.path, os.getcwd()]) if isinstance(p, str)]
+        flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
+        ours, theirs = socket.socketpair()
+        with theirs, ExitStack() as held:
+            self._connection = held.enter_context(Connection(ours.detach()))
+            self._log: IO[bytes] = held.enter_context(tempfile.TemporaryFile())
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(path)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._log,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+            )
+            held.callback(self.process.wait)
+            held.callback(self.process.kill)
+            self._finalizer = weakref.finalize(self, held.pop_all().close)  # also at the interpreter's exit
+        send(self._connection, self._made)
+
+    def lost(self) -> RunFailed:
+        """How a process that has closed its connection ended, and what it said last."""
+        assert self.process is not None
+        try:
+            code = self.process.wait(SECONDS)
+            how = f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        except subprocess.TimeoutExpired:
+            how = "closed its connection"
+            self.process.kill()
+        self._log.seek(0)
+        said = self._log.read().decode(errors="replace").strip().splitlines()
+        return RunFailed(f"the sampler's process {how}" + (f": {said[-1]}" if said else ""))
+
+    def stop(self) -> None:
+        """Kills the process, if there is one."""
+        if self._finalizer is not None:
+            self._finalizer()
+
+
+class InProcess:
+    """The link to a cell's sampler in the process."""
+
+    def __init__(self, child: Child, cell: Start):
+        self.child, self.cell = child, cell
+        self.connection = child.start(cell)
+
+    def open(self, hear: Callable[[Visited | Rollouts], None], fail: Callable[[BaseException], None]) -> None:
+        self.thread = threading.Thread(target=partial(self._listen, hear, fail), daemon=True, name="sampler's process")
+        self.thread.start()
+
+    def _listen(self, hear: Callable[[Visited | Rollouts], None], fail: Callable[[BaseException], None]) -> None:
+        """Hears what the process tells until the cell's end; after a failure nobody listens, and the process must not wait for that."""
+        hearing = True
+        while True:
+            try:
+                message = receive(self.connection)
+            except (EOFError, OSError):
+                return fail(self.child.lost())
+            if isinstance(message, Ended):
+                return None
+            if isinstance(message, Failed):
+                error = RunFailed(f"the sampler's process: {message.what}")
+                error.add_note(message.where)
+                fail(error)
+                hearing = False
+            elif hearing:
+                try:
+                    hear(message)
+                except BaseException as e:  # what the verifier raises, told to the thread that trains
+                    fail(e)
+                    hearing = False
+
+    def carry(self, params: Params) -> Params:
+        return jax.device_get(params)
+
+    def post(self, asked: Asked) -> None:
+        try:
+            send(self.connection, asked)
+        except OSError:
+            self.thread.join()  # which learns why, and lets the trainer know when it next waits for a batch
+
+    def close(self) -> None:
+        self.post(Stop())
+        self.thread.join()
