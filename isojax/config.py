@@ -18,21 +18,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 from pydantic_core import PydanticCustomError
 
+from isojax.config_rl import FIRST_CLIP, FIRST_RECIPE, RLConfig
 from isojax.files import load_yaml, write_yaml
+from isojax.section import Fraction, Section
 from isojax.types import InputError
 
 PANEL = "panel"  # the name of the training problems that every evaluation includes
 TAKEN = ("train", "verl", PANEL)  # what opens a metric's name and is no set of a user's
-Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
-class Section(BaseModel):
-    """A frozen section; an unknown key is refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class RopeScaling(Section):
@@ -166,69 +161,6 @@ class PrecisionConfig(Section):
 FLOAT32 = PrecisionConfig(compute="float32", cache="float32")
 
 
-class CriticConfig(Section):
-    """PPO's critic: a copy of the base policy that ends in one number a token, trained on returns by an AdamW of its own.
-
-    For the first `warmup` updates the critic alone learns. `gamma` discounts rewards and `gae_lambda` weighs the steps of generalised
-    advantage estimation (arXiv:1506.02438); a value is kept within `clip` of what it was before the update.
-    """
-
-    learning_rate: PositiveFloat = 1e-3
-    warmup: int = Field(default=0, ge=0)
-    gamma: Fraction = 1.0
-    gae_lambda: Fraction = 1.0
-    clip: PositiveFloat = 0.2
-
-
-class RLConfig(Section):
-    """One update of the policy. `loss` names a file in isojax/rl/losses/ or a module path of a fork.
-
-    `advantage` (a function of isojax/rl/advantages.py), `aggregation`, `clip`, `clip_high`: null takes the loss's own (clip_high, where it
-    has none, clip). A ratio is kept within 1 - clip and 1 + clip_high. `aggregation`: a mean over the tokens of the batch, over responses
-    of their means, over problems of their tokens' means, or, constant, the sum over B * T.
-    `n_train`: of a group's n rollouts, which all count for its advantages, how many (a random choice) the gradient is taken of.
-    `kl`, `entropy`: coefficients of the KL to the base policy (its estimate: `kl_estimator`) and of the entropy bonus. `measure_kl` tells
-    the KL where its coefficient is 0; `reference`: none never holds the base policy beside the policy.
-    `zero_variance_filter`: the terms that leave out groups whose rollouts all got the same reward.
-    `tis`: weighs tokens, or whole responses, by the trainer's probability over the sampler's, and `tis_cap` truncates or masks larger ones.
-    `no_positive_resampling`: a training problem of whose rollouts so far in this run that share or more were right when an epoch begins is
-    left out from then on (arXiv:2510.13786); B_p problems stay in any case. Null: every epoch takes them all.
-    `pipeline`: k, by how many updates at most the sampler runs ahead of the trainer (rl/pipeline.py); null: it waits for each update.
-    learning rate = learning_rate * s, with s = 1, B / anchor_batch or its square root by `lr_scaling`; reached linearly over `warmup`
-    updates, then constant.
-    """
-
-    loss: str = "grpo"
-    advantage: Literal["group", "mean", "leave_one_out", "batch", "whiten", "gae"] | None = None
-    aggregation: Literal["token", "sequence", "prompt", "constant"] | None = None
-    clip: PositiveFloat | None = None
-    clip_high: PositiveFloat | None = None
-    n_train: PositiveInt | None = None
-    kl: NonNegativeFloat = 0.0
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    measure_kl: bool = False
-    reference: Literal["base", "none"] = "base"
-    entropy: NonNegativeFloat = 0.0
-    zero_variance_filter: tuple[Literal["policy", "kl", "entropy"], ...] = ()
-    tis: Literal["none", "token", "sequence"] = "none"
-    tis_over: Literal["truncate", "mask"] = "truncate"
-    tis_cap: PositiveFloat = 2.0
-    critic: CriticConfig | None = None
-    no_positive_resampling: Annotated[float, Field(gt=0, le=1)] | None = None
-    pipeline: int | None = Field(default=None, ge=0, le=64)
-    learning_rate: PositiveFloat = 1e-3
-    lr_scaling: Literal["constant", "linear", "sqrt"] = "sqrt"
-    anchor_batch: PositiveInt = 1024
-    warmup: PositiveInt = 10
-    weight_decay: NonNegativeFloat = 0.0
-    max_grad_norm: PositiveFloat = 1.0
-
-
-FIRST_RECIPE = {"loss", "clip", "kl", "entropy", "learning_rate", "anchor_batch", "warmup", "weight_decay", "max_grad_norm"}
-FIRST_CLIP = 0.2
-"""The settings of a recipe that the first runs had, with the clip they had; what came later, at its default, is what these did."""
-
-
 class EvalConfig(Section):
     """Validation by avg@`samples` at the first update reaching each C in start * ratio^k, and of the base policy at C = 0.
 
@@ -239,7 +171,7 @@ class EvalConfig(Section):
     """
 
     samples: PositiveInt = 4
-    extra: dict[str, str] = {}
+    extra: dict[str, str] = Field(default_factory=dict)
     panel: int = Field(default=0, ge=0)
     start: Annotated[float, Field(ge=1)] = 1024
     ratio: Annotated[float, Field(gt=1)] = 1.3

@@ -16,7 +16,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int
 
-from isojax.config import CellConfig, CriticConfig, RLConfig
+from isojax.config import CellConfig
+from isojax.config_rl import CriticConfig, RLConfig
 from isojax.models.decoder import Decoder, Params
 from isojax.rl import critic
 from isojax.rl.advantages import ADVANTAGES, Rewarded, silent

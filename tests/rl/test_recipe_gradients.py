@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.config import CellConfig, CriticConfig, RLConfig, SamplingConfig
+from isojax.config import CellConfig, RLConfig, SamplingConfig
+from isojax.config_rl import CriticConfig
 from isojax.models.decoder import Params
 from isojax.rl import critic
 from isojax.rl.recipe import resolve
