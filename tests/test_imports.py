@@ -13,7 +13,13 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "isojax"
 
 # Each line may import the lines above it and its own; a module is placed by its longest name found here.
-SHARED = [("types",), ("files", "registry", "estimators", "huge_pages", "section"), ("config", "config_rl", "records"), ("launch.planner",)]
+SHARED = [
+    ("types",),
+    ("files", "registry", "estimators", "huge_pages", "section"),
+    ("config_rl",),
+    ("config", "records"),
+    ("launch.planner",),
+]
 CLI = ("cli_difficulty", "cli_records", "cli_curve", "cli_recommend", "cli_validate", "cli_compare", "cli_model", "cli_bandit")
 CLI += ("cli_lr_anchor",)
 HOST = [
