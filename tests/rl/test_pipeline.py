@@ -5,20 +5,29 @@ That k = 0 leaves the same bits is shown where both are compiled as users do: te
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from functools import cache, partial
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import jax
 import numpy as np
 import pytest
 
 from isojax.config import CellConfig, RLConfig, SamplingConfig
+from isojax.rl.ahead import Start
+from isojax.rl.beside import Half
 from isojax.rl.pipeline import Pipeline, PipelinePrograms
+from isojax.rl.process import Child
 from isojax.rl.step import State, build_init, build_train, coefficients
 from isojax.sampling.batch import Problems, make_geometry
 from isojax.sharding import MeshShape, make_mesh, shard_count
-from isojax.types import Cell, InputError, Problem
+from isojax.types import Cell, InputError, Problem, RunFailed
 from tests.device import CONFIG, DECODER, P, Parity, T, mesh, placed, policy, random_problems
 from tests.rl.test_hosted import Spoken
 
@@ -46,17 +55,19 @@ def geometry(axes: str):
     return make_geometry(PAIRS, shard_count(mesh(axes)), 40, 8, P, T, prompts=2)
 
 
-@cache
-def programs(axes: str, k: int, way: Way = "turns") -> PipelinePrograms:
+def programs_of(task: Any, axes: str, k: int, way: Way = "turns") -> PipelinePrograms:
     """By turns, or with a sampler of two shards: of devices beside the trainer's, or of a process."""
     two = MeshShape(data=2)
     sampler = {"turns": None, "thread": make_mesh(two, jax.devices()[2:]), "process": two}[way]
-    return PipelinePrograms(recipe(k), DECODER, Parity(), geometry(axes), PAIRS, mesh(axes), sampler)
+    return PipelinePrograms(recipe(k), DECODER, task, geometry(axes), PAIRS, mesh(axes), sampler)
+
+
+programs = cache(partial(programs_of, Parity()))
 
 
 def pipelined(axes: str, k: int, pair: tuple[int, int], learning_rate: float = 2e-2, task: Spoken | None = None, way: Way = "turns"):
     on, cell = mesh(axes), Cell(*pair, SEED)
-    made = programs(axes, k, way) if task is None else PipelinePrograms(recipe(k), DECODER, task, geometry(axes), PAIRS, on)
+    made = programs(axes, k, way) if task is None else programs_of(task, axes, k, way)
     state = build_init(DECODER, on)(placed(policy(), on))
     table = Problems(*(jax.numpy.asarray(x) for x in TABLE))
     numbers = coefficients(recipe(k, learning_rate).rl)
@@ -133,10 +144,10 @@ def test_both_halves_at_once(way: Way) -> None:
         assert 0 < metrics["sampler_busy"] <= UPDATES and 0 < metrics["trainer_busy"] <= UPDATES
 
 
-@pytest.mark.parametrize("k", [0, 2])
-def test_text_is_judged_as_it_finishes(k: int) -> None:
+@pytest.mark.parametrize(("k", "way"), [(0, "turns"), (2, "process")])
+def test_text_is_judged_as_it_finishes(k: int, way: Way) -> None:
     task = Spoken()
-    _, metrics = pipelined("auto", k, PAIRS[0], FROZEN, task)
+    _, metrics = pipelined("auto", k, PAIRS[0], FROZEN, task, way)
     _, known = synchronous("auto", PAIRS[0], FROZEN)
     assert metrics["reward"] == pytest.approx(known["reward"], rel=1e-6) and metrics["tokens"] == known["tokens"]
     asked = [int(TABLE.ids[q]) for _, index in zip(range(UPDATES), order(6), strict=False) for q in index for _ in range(4)]
@@ -154,3 +165,48 @@ def test_groups_that_do_not_divide_among_shards_are_refused() -> None:
     on = mesh("data=4")
     with pytest.raises(InputError, match="B_p = 6 is no multiple of the 4 shards"):
         PipelinePrograms(recipe(1), DECODER, Parity(), make_geometry(PAIRS, 4, 12, 8, P, T), PAIRS, on)
+
+
+def half(way: Way, problem: int = 0) -> Half:
+    filler = Problems(*(x[problem : problem + 1] for x in TABLE))
+    return programs("auto", 2, way).half(Start(*PAIRS[0], first=0, filler=filler, tells=False), told=lambda found: None)
+
+
+@pytest.mark.parametrize(("way", "error"), [("thread", AssertionError), ("process", RunFailed)])
+def test_what_the_sampler_raises_arrives(way: Way, error: type[Exception]) -> None:
+    """Here: batch 7 is not the first one."""
+    broken = half(way)
+    broken.begin(7, Problems(*(x[:6] for x in TABLE)), np.zeros(2, np.uint32))
+    with pytest.raises(error, match=r"\(7, 0\)" if way == "thread" else r"^the sampler's process: AssertionError: \(7, 0\)"):
+        broken.take(7)
+    broken.close()
+
+
+def test_a_process_that_dies_is_told_and_replaced() -> None:
+    sampler, child = half("process"), programs("auto", 2, "process").sampler
+    assert isinstance(child, Child) and child.process
+    first = child.process.pid
+    assert os.getsid(first) != os.getsid(0)  # Ctrl-C is the trainer's alone
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(RunFailed, match="the sampler's process died of SIGKILL"):
+        sampler.take(0)
+    sampler.close()
+    again = half("process")
+    rows = again.compile(policy())
+    again.close()
+    assert child.process.pid != first and rows.tokens.shape == (2, 18, T) and not np.any(rows.lengths)
+
+
+def test_the_process_ends_with_its_trainer() -> None:
+    """However that goes: here by a signal that it cannot see."""
+    program = "import time; from tests.rl import test_pipeline as t; half = t.half('process')\n"
+    program += "print(t.programs('auto', 2, 'process').sampler.process.pid, flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout
+        child = Path("/proc") / trainer.stdout.readline().strip()
+        assert child.exists()
+        trainer.kill()
+    last = time.monotonic() + 60
+    while child.exists() and " Z " not in (child / "stat").read_text():
+        assert time.monotonic() < last, "the sampler's process goes on without a trainer"
+        time.sleep(0.05)
