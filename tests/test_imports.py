@@ -114,7 +114,7 @@ def test_the_test_itself_sees_a_wrong_arrow(tmp_path: Path) -> None:
     found = imports(path)
     assert ("jax.numpy", False) in found
     assert found[1][0].startswith("isojax.rl") and found[1][1] is True
-    assert place("launch.planner", HOST) == 3 and place("launch.ray", HOST) == 7
+    assert place("launch.planner", HOST) == 4 and place("launch.ray", HOST) == 8
     assert place("rl.losses.grpo", DEVICE) == place("rl", DEVICE)
     assert place("rl", HOST) is None
 
