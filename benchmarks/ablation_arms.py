@@ -85,13 +85,17 @@ EXPERIMENTS = {
         ("entropy", "kl"),
     ),
     "fig4": Experiment(
-        "The learning rate's rule (Fig. 4): a rate for B = 256, and what each rule makes of it at B = 2048",
+        "The learning rate's rule (Fig. 4): rates at B = 256, and what each rule makes of 5e-4 at B = 2048",
         (
-            *(Arm(f"rate {rate:.3g}", (), (ANCHOR, f"cell.rl.learning_rate={rate:.3g}"), "B = 256") for rate in (1.77e-4, 5e-4, 1.41e-3)),
+            *(
+                Arm(f"rate {rate:.3g}", (), (ANCHOR, f"cell.rl.learning_rate={rate:.3g}"), "B = 256")
+                for rate in (1.77e-4, 5e-4, 1.41e-3, 4e-3)
+            ),
             *(
                 Arm(rule, (), (ANCHOR, *EIGHTFOLD, "cell.rl.learning_rate=5e-4", f"cell.rl.lr_scaling={rule}"), "B = 2048")
                 for rule in ("constant", "sqrt", "linear")
             ),
+            Arm("rate 0.0113", (), (ANCHOR, *EIGHTFOLD, "cell.rl.learning_rate=1.13e-2", "cell.rl.lr_scaling=constant"), "B = 2048"),
         ),
     ),
     "fig25": Experiment(
@@ -108,6 +112,7 @@ EXPERIMENTS = {
         (
             Arm("32 / 32", (), ("sweep.n=[32]",)),
             Arm("8 / 32", (), ("sweep.n=[32]", "cell.rl.n_train=8")),
+            Arm("8 / 32, rate of 8 / 8", (), ("sweep.n=[32]", "cell.rl.n_train=8", "cell.rl.learning_rate=5e-4")),
             Arm("8 / 8", (), ("sweep.n=[8]",)),
         ),
     ),
