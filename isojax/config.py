@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 from pydantic_core import PydanticCustomError
 
-from isojax.config_rl import FIRST_CLIP, FIRST_RECIPE, RLConfig
+from isojax.config_rl import FIRST_CLIP, FIRST_LOSS, FIRST_RECIPE, RLConfig
 from isojax.files import load_yaml, write_yaml
 from isojax.section import Fraction, Section
 from isojax.types import InputError
@@ -324,7 +324,7 @@ def config_hash(cell: CellConfig) -> str:
         del settings["precision"]
     unset = RLConfig().model_dump(mode="json")
     settings["rl"] = {k: v for k, v in settings["rl"].items() if k in FIRST_RECIPE or v != unset[k]}
-    if cell.rl.clip is None:
+    if cell.rl.clip is None and cell.rl.loss == FIRST_LOSS:
         settings["rl"]["clip"] = FIRST_CLIP
     if not cell.eval.panel:
         del settings["eval"]["panel"]
@@ -339,12 +339,8 @@ def save_config(config: Config, path: Path) -> None:
 
 
 def read_saved(path: Path) -> Config:
-    """A config written by `save_config`. One from before there was a choice of precision was run in float32; one from before recipes had
-    names has the clip that is GRPO's own."""
+    """A config written by `save_config`; one from before there was a choice of precision was run in float32."""
     config = load_yaml(Config, [path], ())
-    cell = config.cell
-    if "precision" not in cell.model_fields_set:
-        cell = cell.model_copy(update={"precision": FLOAT32})
-    if cell.rl.model_fields_set <= FIRST_RECIPE and cell.rl.clip == FIRST_CLIP:
-        cell = cell.model_copy(update={"rl": cell.rl.model_copy(update={"clip": None})})
-    return config.model_copy(update={"cell": cell})
+    if "precision" not in config.cell.model_fields_set:
+        config = config.model_copy(update={"cell": config.cell.model_copy(update={"precision": FLOAT32})})
+    return config

@@ -68,5 +68,6 @@ class RLConfig(Section):
 
 
 FIRST_RECIPE = {"loss", "clip", "kl", "entropy", "learning_rate", "anchor_batch", "warmup", "weight_decay", "max_grad_norm"}
-FIRST_CLIP = 0.2
-"""The settings of a recipe that the first runs had, with the clip they had; what came later, at its default, is what these did."""
+FIRST_LOSS, FIRST_CLIP = "grpo", 0.2
+"""The settings of a recipe that the first runs had, and their loss with its own clip, which a null stands for now; what came later, at its
+default, is what these did."""

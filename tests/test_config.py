@@ -284,3 +284,15 @@ def test_a_run_from_before_there_was_a_choice_of_precision_is_one_in_float32(tmp
     assert old.precision == PrecisionConfig(compute="float32", cache="float32")
     assert config_hash(old) == "a83461445a1d"  # as the code before that computed it
     assert config_hash(old.model_copy(update={"precision": PrecisionConfig(compute="bfloat16")})) != config_hash(old)
+
+
+def test_grpos_own_clip_is_no_other_recipe() -> None:
+    """What was written as .2 once is null now: runs from then go on, under either; of other losses .2 is a setting."""
+    unset, written = load_config("quickstart"), load_config("quickstart", ["cell.rl.clip=0.2"])
+    assert config_hash(unset.cell) == config_hash(written.cell)
+    check_resume(unset, written)
+    check_resume(written, unset)
+    cispo, other = (load_config("quickstart", ["cell.rl.loss=cispo", *more]) for more in ((), ("cell.rl.clip=0.2",)))
+    assert config_hash(cispo.cell) != config_hash(other.cell)
+    with pytest.raises(InputError, match=r"cell\.rl\.clip: this run has None, given 0\.2"):
+        check_resume(cispo, other)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from isojax.config import CHOSEN, Config, read_saved
+from isojax.config_rl import FIRST_CLIP, FIRST_LOSS
 from isojax.files import leaves
 from isojax.launch.planner import resolve
 from isojax.types import InputError
@@ -42,6 +44,14 @@ def settle(config: Config, folder: Path, resume: bool, shards: int) -> Config:
     return config.model_copy(update={"sweep": config.sweep.model_copy(update=kept)})
 
 
+def settings(config: Config) -> dict[str, Any]:
+    """Those of `cell` by their dotted names; a clip that is null is what it was written as once."""
+    found = dict(leaves(config.cell.model_dump(mode="json"), "cell."))
+    if config.cell.rl.loss == FIRST_LOSS and config.cell.rl.clip is None:
+        found["cell.rl.clip"] = FIRST_CLIP
+    return found
+
+
 def check_resume(old: Config, new: Config) -> None:
     """InputError unless `new` may go on in the folder of `old`: the same name and cell settings, a sweep that only grows."""
 
@@ -52,7 +62,7 @@ def check_resume(old: Config, new: Config) -> None:
 
     if old.name != new.name:
         refuse("name", old.name, new.name, "the same value")
-    before, now = (dict(leaves(c.cell.model_dump(mode="json"), "cell.")) for c in (old, new))
+    before, now = settings(old), settings(new)
     for key in before | now:
         if before.get(key) != now.get(key):
             refuse(key, before.get(key), now.get(key), "the same value")
