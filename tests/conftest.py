@@ -23,6 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu on a machine without a TPU asks a metadata server that is not there
     os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+    os.environ.setdefault("GLIBC_TUNABLES", "")  # a command called in a test's own process must not start that anew (huge_pages.py)
     given = os.environ.get("XLA_FLAGS", "")
     wanted = flags({} if "xla_backend_optimization_level" in given else QUICK).split()
     os.environ["XLA_FLAGS"] = " ".join([given, *(flag for flag in wanted if flag.partition("=")[0] not in given)]).strip()

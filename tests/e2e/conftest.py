@@ -104,11 +104,12 @@ class Isojax:
         self.folder, self.nursery = folder, nursery
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
-        """The process, running."""
+        """The process, running, and free to start itself anew for larger pages of memory."""
         program = ["-m"] if words[0].startswith("isojax.") else ["-c", SCRIPT]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         command = [sys.executable, *program, *words]
-        return subprocess.Popen(command, cwd=self.folder, env={**settings(), **environment}, text=True, **pipes)
+        free = {name: value for name, value in settings().items() if name != huge_pages.VARIABLE}
+        return subprocess.Popen(command, cwd=self.folder, env=free | environment, text=True, **pipes)
 
     def quick(self, *words: str, report: bool = True, **environment: str | bool) -> subprocess.CompletedProcess[str]:
         """The command, ended, as a fork of the nursery. `environment` may hold settings of jax too, by the names that they have there."""
@@ -182,9 +183,8 @@ def _well(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[subprocess.Popen[str]]:
     """The process that commands are forked from."""
-    environment = {**settings(), huge_pages.VARIABLE: ""}  # a fork cannot start itself anew
     with subprocess.Popen(
-        [sys.executable, "-c", NURSERY], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", NURSERY], env=settings(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         yield process
         process.communicate()
