@@ -68,6 +68,7 @@ class Programs:
         samples on `sampler` where it is given (rl/pipeline.py)."""
         assert sweep.slots and sweep.microbatch and sweep.prompts, "the planner chooses them"
         self.mesh, self.task, self.cell = mesh, task, cell
+        self.devices = mesh.size + (0 if sampler is None else sampler.devices if isinstance(sampler, MeshShape) else sampler.size)
         if cell.model.vocab is not None and cell.model.vocab < task.vocab:
             raise InputError(
                 f"cell.model.vocab = {cell.model.vocab} is less than the {task.vocab} tokens of {cell.task}; leave it out, or raise it."
@@ -211,7 +212,7 @@ def run_cell(
             now = time.monotonic()
             if target not in ledger.targets:
                 write_samples(folder / "samples.txt", programs.task, base.validation, found, point)
-            ledger.append(point, seconds=now - clock, devices=mesh.size)
+            ledger.append(point, seconds=now - clock, devices=programs.devices)
             clock = now
             report(Progress(cell, point.rollouts, next(iter(point.metrics.values()))))
             if now - saved >= config.run.checkpoint_seconds or target == grid[-1]:

@@ -55,6 +55,11 @@ def check(rl: RLConfig, cells: Sequence[Cell]) -> None:
             f"cell.rl.advantage = {recipe.advantage} compares a rollout with others of its problem and sweep.n holds {smallest}: every "
             "advantage would be 0. Expected n of 2 or more, or an advantage without groups (cell.rl.loss=reinforce_pp, or ppo)."
         )
+    if rl.zero_variance_filter and smallest < 2:
+        raise InputError(
+            f"cell.rl.zero_variance_filter = {list(rl.zero_variance_filter)} and n = 1: a group of one never disagrees, so that "
+            "these terms would have no rollout left. Expected n of 2 or more, or no filter."
+        )
     if rl.n_train is not None and rl.n_train > smallest:
         raise InputError(
             f"cell.rl.n_train = {rl.n_train} rollouts of a group in the gradient and sweep.n holds {smallest}; expected n_train <= n (n "

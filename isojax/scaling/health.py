@@ -15,7 +15,7 @@ answers are recorded, and, of ten evaluations or more, not below what the scatte
     truncated           half of all responses or more stay cut off, .25 more than in the first interval, and reward fell or nothing was
                         gained
     not_finite          the run broke off, or an update's loss or gradient was not finite
-    mismatch            the mean |log ratio| of trainer to sampler stays above .1
+    mismatch            the mean |log ratio| of trainer to sampler stays above .1, where no older policy sampled (a pipeline's `off_policy`)
 
 A criterion whose numbers were not recorded is silent.
 """
@@ -237,6 +237,8 @@ def _not_finite(run: RunRecord) -> list[Flag]:
 
 def _mismatch(run: RunRecord) -> list[Flag]:
     points, ratio = _series(run, "log_ratio")
+    if any(point.train.get("off_policy", 0) > 0 for point in points):
+        return []
     start = _stays(np.abs(ratio) > MISMATCH)
     if start is None:
         return []

@@ -45,6 +45,7 @@ def test_a_loss_of_ones_own(isojax: Any, name: str) -> None:
         (["cell.rl.kl=0", "cell.rl.reference=none", "cell.rl.measure_kl=true"], ["measure_kl = true", "keeps none in memory"]),
         (["cell.rl.kl=0", "cell.rl.zero_variance_filter=[kl]"], ["holds kl and cell.rl.kl = 0"]),
         (["cell.rl.entropy=0", "cell.rl.zero_variance_filter=[policy,entropy]"], ["holds entropy and cell.rl.entropy = 0"]),
+        (["cell.rl.loss=reinforce_pp", "cell.rl.zero_variance_filter=[policy]", "sweep.n=[1]"], ["a group of one never disagrees"]),
         (["cell.rl.loss=cispoo"], ["Did you mean 'cispo'"]),
         (["cell.rl.loss=my_module.my_los"], ["my_module.my_los", "no such module"]),
         (["cell.rl.advantage=groups"], ["cell.rl.advantage", "'group'"]),
