@@ -161,3 +161,7 @@ def test_a_ledger_that_a_fit_refuses_is_not_judged() -> None:
     other = EvalPoint(99_000, 990, 99_000, 0, {"avg@4": 0.0}, (0, 1), SAMPLES)
     run = made(FALLEN)
     assert health(RunRecord(run.cell, (*run.points, other))) == ()
+
+
+def test_what_older_policies_sampled_is_no_mismatch() -> None:
+    assert names(made(RISE, log_ratio=[0.01] * 4 + [0.2] * 5, off_policy=[1.5] * 9)) == []
