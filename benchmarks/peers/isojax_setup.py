@@ -1,9 +1,10 @@
-"""What isojax's two children share: the model on one device, the prompts as its buffers, and a batch that every slot serves at once."""
+"""What isojax's two children share: the model, the prompts as its buffers, a batch that every slot serves at once, `--mesh data=CORES`."""
 
 from pathlib import Path
 
 import jax
 import numpy as np
+from child import threads
 
 from isojax import registry
 from isojax.config import FLOAT32, CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
@@ -26,11 +27,13 @@ class Setup:
         self.cell = CellConfig(model=config, sampling=sampling, precision=FLOAT32, rl=RLConfig(learning_rate=1e-6))
         self.stops = Stops((), None)
         self.decoder: Decoder = registry.load("models", config.family, "build").build(config, config.vocab)
-        self.mesh = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
+        jax.config.update("jax_num_cpu_devices", threads())  # each core is a device, as on isojax's command line
+        self.mesh = make_mesh(parse_mesh(f"data={threads()}", threads()), jax.devices())
         self.params = hf.load(model, config, self.decoder, self.mesh)
         chosen = planner.resolve(SweepConfig(B_p=(B_p,), n=(n,), microbatch=microbatch or None), shard_count(self.mesh), self.cell)
         assert chosen.slots and chosen.microbatch and chosen.prompts
-        self.geometry = make_geometry([(B_p, n)], shard_count(self.mesh), B_p * n, chosen.microbatch, length, new, min(4, chosen.prompts))
+        shards = shard_count(self.mesh)
+        self.geometry = make_geometry([(B_p, n)], shards, B_p * n // shards, chosen.microbatch, length, new, min(4, chosen.prompts))
         rows = self.geometry.problem_rows
         prompts = np.resize(np.array(ids, np.int32), (rows, length))
         numbers = np.arange(rows, dtype=np.int32)
