@@ -22,7 +22,7 @@ def load(folder: str, name: str, *functions: str) -> ModuleType:
     except ModuleNotFoundError as e:
         if e.name is None or not path.startswith(e.name):
             raise
-        module = around(path, functions[0]) if len(functions) == 1 else None
+        module = around(path, functions[0]) if len(functions) == 1 and path == name else None
     if module is None or not has_one(module, functions):
         package = importlib.import_module(f"isojax.{folder}")
         every = {m.name: importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)}

@@ -4,11 +4,9 @@ An objective is called with m responses to prompts whose keys and values are the
 one, the critic's, is in rl/critic.py; rl/update.py adds up either.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
@@ -18,7 +16,7 @@ from isojax.config import RLConfig, SamplingConfig
 from isojax.models.decoder import KV, Decoder, Params
 from isojax.rl.logprobs import Hidden, Read, read, read_nucleus
 from isojax.rl.losses import Clip
-from isojax.rl.recipe import Recipe, resolve
+from isojax.rl.recipe import Recipe, loss_metrics, resolve
 from isojax.rl.regularizers import KL
 from isojax.rl.terms import Terms
 from isojax.sampling.batch import Problems
@@ -126,7 +124,7 @@ class PolicyObjective:
     def names(self) -> list[str]:
         """The metrics'."""
         kl, tis = ["kl"] if self.needs_base else [], ["tis_weight", "tis_capped"] if self.rl.tis != "none" else []
-        return ["loss", "entropy", "log_ratio", "max_log_ratio", *kl, *tis, *_loss_metrics(self.recipe.loss.loss)]
+        return ["loss", "entropy", "log_ratio", "max_log_ratio", *kl, *tis, *loss_metrics(self.recipe.loss, self.rl.loss)]
 
     def read(self, policy: Hidden, base: Hidden | None, rows: Rows) -> tuple[Read, Array | None]:
         """What the policy, and of its tokens what the base, says of each response token."""
@@ -180,11 +178,3 @@ class PolicyObjective:
         weight = jnp.where(over, numbers.tis_cap if self.rl.tis_over == "truncate" else 0.0, raw)
         value, metrics = loss(logps, before, gains, mask, clip)
         return weight * value, metrics | {"tis_weight": weight, "tis_capped": over.astype(jnp.float32)}
-
-
-def _loss_metrics(loss: Callable[..., Any]) -> list[str]:
-    """The names of a loss's own metrics, found by tracing it on one token."""
-    one, mask, scalar = (
-        jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (((1, 1), jnp.float32), ((1, 1), jnp.bool_), ((), jnp.float32))
-    )
-    return sorted(jax.eval_shape(loss, one, one, one, mask, Clip(scalar, scalar))[1])

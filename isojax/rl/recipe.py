@@ -4,8 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
+import jax
+import jax.numpy as jnp
+
 from isojax import registry
 from isojax.config import RLConfig
+from isojax.rl.losses import Clip
 from isojax.types import Cell, InputError
 
 GRPO = {"advantage": "group", "aggregation": "token", "clip": 0.2}
@@ -36,9 +40,28 @@ def resolve(rl: RLConfig) -> Recipe:
     return Recipe(loss, rl.advantage or own["advantage"], rl.aggregation or own["aggregation"], clip, float(high))
 
 
+def loss_metrics(module: ModuleType, name: str) -> list[str]:
+    """The names of a loss's own metrics, found by tracing it on 2 responses of 3 tokens.
+
+    Raises:
+        InputError: it cannot be traced, or returns something else than a loss a token and metrics a token.
+    """
+    tokens, mask, scalar = (jax.ShapeDtypeStruct(s, d) for s, d in (((2, 3), jnp.float32), ((2, 3), jnp.bool_), ((), jnp.float32)))
+    expected = "loss(logps, sampler_logps, advantages, mask, clip) -> (per-token loss f32[m T], {metric: f32[m T]})"
+    try:
+        value, metrics = jax.eval_shape(module.loss, tokens, tokens, tokens, mask, Clip(scalar, scalar))
+        shapes = {value.shape, *(x.shape for x in metrics.values())}
+    except Exception as e:  # whatever a loss of a user's own raises
+        raise InputError(f"cell.rl.loss = {name}: {type(e).__name__}: {e}; expected {expected}.") from e
+    if shapes != {(2, 3)}:
+        raise InputError(f"cell.rl.loss = {name}: for 2 responses of 3 tokens it returns arrays of {sorted(shapes)}; expected {expected}.")
+    return sorted(metrics)
+
+
 def check(rl: RLConfig, cells: Sequence[Cell]) -> None:
     """InputError where settings of a recipe, or of a recipe and a grid, contradict each other."""
     recipe = resolve(rl)
+    loss_metrics(recipe.loss, rl.loss)
     smallest = min(cell.n for cell in cells)
     if vars(recipe.loss).get("NEEDS_CRITIC") and rl.critic is None:
         raise InputError(
