@@ -70,6 +70,8 @@ def _regularisers(panel: str, data: Sequence[str]) -> tuple[Arm, ...]:
         "both, filtered": (f"{quiet}[kl,entropy]",),
         "all filtered": (f"{quiet}[policy,kl,entropy]",),
         "weak KL + entropy": WEAK,
+        "entropy x 10": (NO_KL, "cell.rl.entropy=0.1"),
+        "entropy x 10, filtered": (NO_KL, "cell.rl.entropy=0.1", f"{quiet}[entropy]"),
     }
     return tuple(Arm(label, (), (*data, *chosen), panel) for label, chosen in kinds.items())
 
