@@ -26,7 +26,7 @@ SETTINGS = {
     "no room for a prompt": (["cell.sampling.prompt_length=5"], ["prompt_length"]),
     "budget below the first evaluation": (["sweep.budget=60"], ["sweep.budget = 60", "cell.eval.start = 64"]),
     "budget below one update": (["sweep.budget=30"], ["budget"]),
-    "more problems than there can be": (["cell.data.candidates=100", "sweep.B_p=[64]", "sweep.n=[1]"], ["B_p"]),
+    "more problems than there can be": (["cell.data.candidates=100", "sweep.B_p=[64]", "sweep.n=[2]"], ["B_p"]),
     "no such config": (["missing.yaml"], ["missing.yaml"]),
 }
 

@@ -201,7 +201,14 @@ def test_a_verifier_that_fails_costs_its_own_rollouts(text: Any) -> None:
     (text.folder / "rewards.py").write_text(REWARDS)
     (text.folder / "p.jsonl").write_text(rows(5))
     (text.folder / "v.jsonl").write_text("".join(json.dumps({"question": f"v{i}", "answer": str(i)}) + "\n" for i in (4, 9, 2, 7)))
-    words = ("cell.task=jsonl:p.jsonl", "cell.data.held_out=jsonl:v.jsonl", "sweep.B_p=[5]", "sweep.n=[1]", "sweep.budget=8")
+    words = (
+        "cell.task=jsonl:p.jsonl",
+        "cell.data.held_out=jsonl:v.jsonl",
+        "sweep.B_p=[5]",
+        "sweep.n=[1]",
+        "cell.rl.loss=reinforce_pp",
+        "sweep.budget=8",
+    )
     done = text.ok("train", "text.yaml", FUNCTION, *words)
     told = re.findall(r"^warning: verifier (\w+): problem (\d): (.*) \(reward 0", done.stderr, re.MULTILINE)
     assert {kind: int(problem) % 5 for kind, problem, _ in told} == {kind: i for i, kind in enumerate(KINDS)} and len(told) == 4
