@@ -252,7 +252,8 @@ CHOSEN = ("slots", "microbatch", "prompts", "lane_width", "decode_attention", "s
 
 
 class RunConfig(Section):
-    """Where and how to run; changes no result (but for rounding, where a half-done cell goes on with another mesh).
+    """Where and how to run; changes no result (but for rounding, where a half-done cell goes on with another mesh, and for how far a
+    pipeline runs ahead, where its sampler has devices of its own).
 
     `sampler_mesh`: devices of its own for the sampler of a pipeline, beside those of `mesh`; null: they take turns on the same ones.
     `sampler_process`: the sampler is a process of its own, which simulates `sampler_mesh` (null: one device); on a CPU.

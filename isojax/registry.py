@@ -21,7 +21,7 @@ def load(folder: str, name: str, *functions: str) -> ModuleType:
         module = importlib.import_module(path)
     except ModuleNotFoundError as e:
         if e.name is None or not path.startswith(e.name):
-            raise
+            raise InputError(f"{folder} plug-in {name!r} needs the module {e.name}, which is not there; install it.") from e
         module = around(path, functions[0]) if len(functions) == 1 and path == name else None
     if module is None or not has_one(module, functions):
         package = importlib.import_module(f"isojax.{folder}")

@@ -78,6 +78,8 @@ def check(rl: RLConfig, cells: Sequence[Cell]) -> None:
             f"cell.rl.advantage = {recipe.advantage} compares a rollout with others of its problem and sweep.n holds {smallest}: every "
             "advantage would be 0. Expected n of 2 or more, or an advantage without groups (cell.rl.loss=reinforce_pp, or ppo)."
         )
+    if vars(recipe.loss).get("CLIPS", True) is False and (rl.clip is not None or rl.clip_high is not None):
+        raise InputError(f"cell.rl.loss = {rl.loss} never clips, and cell.rl.clip or cell.rl.clip_high is set; expected neither.")
     if rl.zero_variance_filter and smallest < 2:
         raise InputError(
             f"cell.rl.zero_variance_filter = {list(rl.zero_variance_filter)} and n = 1: a group of one never disagrees, so that "

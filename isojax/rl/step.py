@@ -187,7 +187,8 @@ class Step:
             rows = rows._replace(mask=rows.mask & kept[..., None])
             taught = rows.mask.sum() / total
         gradient, metrics = self._gradient(state.params, base, problems, rows, B_p, n, numbers)
-        rate = learning_rate(state.step, B, numbers.learning_rate, rl.anchor_batch, rl.warmup, rl.lr_scaling)
+        learned = jnp.maximum(state.step - (rl.critic.warmup if rl.critic else 0), 0)  # the policy's own updates
+        rate = learning_rate(learned, B, numbers.learning_rate, rl.anchor_batch, rl.warmup, rl.lr_scaling)
         params, moments, norm = apply(state.params, state.moments, gradient, rate, numbers)
         metrics = weighted(metrics, taught) | {"grad_norm": norm}
         new_critic = None
@@ -196,7 +197,7 @@ class Step:
             params, moments = jax.tree.map(lambda new, old: jnp.where(learn, new, old), (params, moments), (state.params, state.moments))
             new_critic, of_critic = self._learn(state.critic, problems, rows, estimates, B_p, n, state.step, B, numbers)
             metrics |= {f"critic_{k}": v for k, v in of_critic.items()}
-        bad = ~(jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]))
+        bad = ~jnp.isfinite(norm + metrics["loss"] + metrics.get("critic_loss", 0.0) + metrics.get("critic_grad_norm", 0.0))
         return State(params, moments, state.step + 1, new_critic), metrics | {"not_finite": bad.astype(jnp.float32)}
 
     def _speaks(self, taken: Array, terms: Terms, B_p: Array, n: Array) -> Array:

@@ -47,6 +47,7 @@ def test_a_loss_of_ones_own(isojax: Any, name: str) -> None:
         (["cell.rl.entropy=0", "cell.rl.zero_variance_filter=[policy,entropy]"], ["holds entropy and cell.rl.entropy = 0"]),
         (["cell.rl.loss=reinforce_pp", "cell.rl.zero_variance_filter=[policy]", "sweep.n=[1]"], ["a group of one never disagrees"]),
         (["cell.rl.loss=cispoo"], ["Did you mean 'cispo'"]),
+        (["cell.rl.loss=rloo", "cell.rl.clip=0.1"], ["rloo never clips"]),
         (["cell.rl.loss=ratios"], ["'ratios': no such module"]),
         (["cell.rl.loss=isojax.rl.losses.ratios"], ["takes 3 positional arguments but 5 were given", "expected loss(logps"]),
         (["cell.rl.loss=isojax.rl.regularizers.entropy"], ["expected loss(logps"]),

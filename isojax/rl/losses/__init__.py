@@ -4,7 +4,8 @@ All are [m T]; where the mask is false nothing counts, and the loss is 0. `sampl
 against, `clip` has `low` and `high`. A loss reduces nothing: the update weighs each response once, over the whole batch (rl/terms.py).
 
 `DEFAULTS` of a module are what its recipe has where the config leaves a setting null; what is missing in it is GRPO's. `ADVANTAGE_ONLY`:
-nothing, gradient included, comes of a response whose advantage is 0, so that it need not be computed (rl/compact.py).
+nothing, gradient included, comes of a response whose advantage is 0, so that it need not be computed (rl/compact.py). `CLIPS = False`:
+it has no use for `clip`.
 """
 
 from typing import Any, NamedTuple

@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float
 from isojax.rl.losses import Clip, ratios
 
 ADVANTAGE_ONLY = True
+CLIPS = False
 DEFAULTS = {"advantage": "leave_one_out", "aggregation": "constant"}
 
 
