@@ -56,16 +56,15 @@ class MeshShape:
         return self.data * self.fsdp
 
 
-def parse_mesh(text: str, available: int) -> MeshShape:
-    """`auto` (one device) or "data=2,tensor=1"; at most one size may be -1, which takes the devices that are left.
+def parse_mesh(text: str, available: int, taken: int = 0) -> MeshShape:
+    """`auto` (one device) or "data=2,tensor=1"; at most one size may be -1, which takes the devices that are left. Of those available
+    another mesh has taken some.
 
     Raises:
         InputError: an unknown axis, a size that is no positive integer, or more devices asked for than there are.
     """
-    if text == "auto":
-        return MeshShape()
     sizes: dict[str, int] = {}
-    for part in text.split(","):
+    for part in () if text == "auto" else text.split(","):
         axis, _, size = part.partition("=")
         axis = axis.strip()
         if axis not in AXES or axis in sizes:
@@ -83,12 +82,13 @@ def parse_mesh(text: str, available: int) -> MeshShape:
         raise InputError(f"mesh {text!r}: only one axis may be -1, not {' and '.join(open_axes)}.")
     if open_axes:
         fixed = int(np.prod([size for size in sizes.values() if size != -1], dtype=int))
-        sizes[open_axes[0]] = max(1, available // fixed)
+        sizes[open_axes[0]] = max(1, (available - taken) // fixed)
     shape = MeshShape(**sizes)
-    if shape.devices > available:
+    if (wanted := shape.devices + taken) > available:
+        beside = f" beside the {taken} of another mesh" if taken else ""
         raise InputError(
-            f"mesh {text!r} needs {shape.devices} devices and this machine shows {available}. Use smaller axes, or on a CPU simulate "
-            f"devices with XLA_FLAGS=--xla_force_host_platform_device_count={shape.devices}."
+            f"mesh {text!r} needs {shape.devices} devices{beside} and this machine shows {available}. Use smaller axes, or on a CPU "
+            f"simulate devices with XLA_FLAGS=--xla_force_host_platform_device_count={wanted}."
         )
     return shape
 

@@ -100,6 +100,11 @@ class Programs:
             self.train, self.updates_a_call = build_hosted_train(cell, self.decoder, task, self.geometry, mesh), 1
         self.numbers = coefficients(cell.rl)
 
+    def close(self) -> None:
+        """Ends what runs beside this process."""
+        if self.pipeline is not None:
+            self.pipeline.close()
+
     def problem_set(self, problems: list[Problem]) -> ProblemSet:
         """Problems with their host arrays."""
         return ProblemSet(problems, encode(self.task, self.cell, problems))

@@ -57,6 +57,12 @@ def test_meshes_refused(text: str, words: str) -> None:
         parse_mesh(text, 8)
 
 
+def test_what_another_mesh_has_taken() -> None:
+    assert parse_mesh("data=-1", 8, taken=3) == MeshShape(data=5) and parse_mesh("auto", 8, taken=7) == MeshShape()
+    with pytest.raises(InputError, match=r"needs 1 devices beside the 8 of another mesh and this machine shows 8.*device_count=9"):
+        parse_mesh("auto", 8, taken=8)
+
+
 def test_the_table_by_hand() -> None:
     on = mesh(MESHES[1])
     assert partition(("layer", "embed", "heads", "head_dim"), (2, 32, 4, 8), on) == PartitionSpec(None, "fsdp", "tensor", None)

@@ -11,7 +11,8 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,27 +52,25 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
     recipe.check(config.cell.rl, cells)
     devices = jax.local_devices()
     shape = parse_mesh(config.run.mesh, len(devices))
-    apart, in_process = (
-        sampler_shape(config.cell.rl, config.run, len(devices), shape.devices, jax.default_backend()),
-        config.run.sampler_process,
-    )
+    apart = sampler_shape(config.cell.rl, config.run, len(devices), shape.devices, jax.default_backend())
+    in_process = config.run.sampler_process
     work = shape.devices + (apart.devices if apart else 0)  # devices that a cell keeps at work, of which it takes `each` of this process
     each = shape.devices if in_process else work
     config = settle(resolve_config(config), folder, resume or dry_run, shape.shards)
     at_once = min(config.run.cells_at_once or cells_side_by_side(jax, work), len(devices) // each, len(cells))
     check_data(config.cell.data)
-    with open_task(config) as task:
+    with open_task(config) as task, ExitStack() as ending:
         check_problems(config, task, pairs)
         meshes = [make_mesh(shape, devices[i * each :]) for i in range(at_once)]
-        beside = [devices[i * each + shape.devices :] for i in range(at_once)]
-        samplers = [make_mesh(apart, mine) if apart and not in_process else apart for mine in beside]
+        left = [devices[i * each + shape.devices :] for i in range(at_once)]
+        samplers = [make_mesh(apart, mine) if apart and not in_process else apart for mine in left]
         config = config.model_copy(update={"sweep": with_kernels(config.cell, config.sweep, meshes[0])})
         both = zip(meshes, samplers, strict=True)
         programs = [Programs(config.cell, config.sweep, pairs, mesh, task, sampler) for mesh, sampler in both]
-        taken = f"{each} of {len(devices)} {jax.default_backend()} devices a cell" + (
-            f" and {apart.devices} of its sampler's process" if apart and in_process else ""
-        )
-        print_plan(config, cells, folder, taken, at_once)
+        for mine in programs:
+            ending.callback(mine.close)
+        beside = f" and {apart.devices} of its sampler's process" if apart and in_process else ""
+        print_plan(config, cells, folder, f"{each} of {len(devices)} {jax.default_backend()} devices a cell{beside}", at_once)
         if not dry_run:
             with alone(folder):
                 run_cells(programs, config, cells, folder)
@@ -275,15 +274,16 @@ def work(
                 cell = todo.get_nowait()
             except queue.Empty:
                 return
-            error: Exception | None = None
+            own, error = folder / "cells" / cell.name, None
             display.start(cell)
-            try:
-                run_cell(mine, config, base, cell, folder / "cells" / cell.name, name, report)
-            except Exception as e:  # one cell's failure must not cost the others; all are raised together at the end
-                error = e
-                failed.append((cell, e))
+            for part in (partial(run_cell, mine, config, base, cell, own, name, report), partial(judge, own, cell, display)):
+                try:
+                    part()
+                except Exception as e:  # one cell's failure must not cost the others; all are raised together at the end
+                    error = error or e
+            if error is not None:
+                failed.append((cell, error))
             display.finish(cell, failed=error is not None)
-            judge(folder / "cells" / cell.name, cell, display)
 
     _in_threads([lambda p=p: worker(p) for p in programs])
     return failed

@@ -57,7 +57,7 @@ def sampler_shape(rl: RLConfig, run: RunConfig, devices: int, trainers: int, bac
             f"run.sampler_process = true on this machine's {backend}: expected a CPU, as this process holds the accelerators. Give the "
             "sampler some of them: run.sampler_process=false run.sampler_mesh=data=1."
         )
-    return parse_mesh(run.sampler_mesh or "auto", devices if run.sampler_process else devices - trainers)
+    return parse_mesh(run.sampler_mesh or "auto", devices, 0 if run.sampler_process else trainers)
 
 
 class PipelinePrograms:
@@ -93,6 +93,11 @@ class PipelinePrograms:
             return Beside(InProcess(self.sampler, start), told)
         sampler = Sampler(self.sampler, start)
         return Beside(InThread(sampler), told) if self.apart else Turns(sampler, told)
+
+    def close(self) -> None:
+        """Ends the sampler's process, where there is one; another cell would start it anew."""
+        if isinstance(self.sampler, Child):
+            self.sampler.stop()
 
     def _lay(self, cut: Rollouts, B_p: Array, n: Array) -> Rollouts:
         """A batch's rows as the trainer has them."""

@@ -142,3 +142,29 @@ def test_curve_coverage(scripts: Scripts) -> None:
     assert set(line["coverage"]) == {"white, 30 points", "2 seeds, 30 points"}
     for held in line["coverage"].values():
         assert {v for k, v in held.items() if k != "R"} <= {0, 1} and 0 <= held["R"] <= 1
+
+
+def test_pipeline(scripts: Scripts) -> None:
+    """Two updates of 4 x 4 rollouts; the shares are of the process's own clock and of the trainer's."""
+    tiny = ("cell.sampling.response_length=4", "sweep.microbatch=8", "sweep.slots=8")
+    words = ("--ways", "sync,process", "--B_p", 4, "--n", 4, "--updates", 2, "--repeats", 1, *tiny)
+    sync, process = scripts("pipeline", *words, MODELS={"small": ModelConfig(**SHAPE)})
+    for line in (sync, process):
+        assert line["rollouts_a_second"] == pytest.approx(2 * 16 / line["wall"], rel=0.02)
+        assert line["of_sync"] == pytest.approx(line["rollouts_a_second"] / sync["rollouts_a_second"], rel=0.01)
+    assert (sync["k"], process["k"], sync["updates"]) == (None, 1, 2)
+    assert 0 < process["sampler_busy"] < 1.5 and 0 < process["trainer_busy"] <= 1 and 0 <= process["off_policy"] <= 1
+    assert process["busy"] == pytest.approx(process["sampler_busy"] + process["trainer_busy"], abs=0.002)
+
+
+def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
+    """Each k is a sweep of one seed, by turns; its run is `ablations.py`'s."""
+    asked = []
+
+    def run(arm: Any, config: Any, below: Path) -> list[dict[str, Any]]:
+        asked.append((config.cell.rl.pipeline, config.run.sampler_mesh, config.sweep.seeds, config.sweep.budget, config.run.dir, below))
+        return [{"B_p": 32, "n": 8, "base": 0.25, "final": 0.5, "min_gain": 0.25, "C": 600, "flags": [], "curve": []}]
+
+    lines = scripts("pipeline", "--learns", tmp_path, "--ks", "0,8", "--budget", 600, run=run)
+    assert asked == [(k, None, 1, 600, str(tmp_path / "learns"), tmp_path) for k in (0, 8)]
+    assert [(line["k"], line["min_gain"], "curve" in line) for line in lines] == [(0, 0.25, False), (8, 0.25, False)]

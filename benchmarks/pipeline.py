@@ -1,0 +1,165 @@
+"""Sampling and training one after the other, and as a pipeline: rollouts a second, and how much of the time each half is at work.
+
+    python benchmarks/pipeline.py [--model small|quickstart] [--B_p 32] [--n 8] [--k 1] [--updates 20] [--repeats 3]
+        [--ways sync,process] [cell.rl.n_train=4 ...]
+    python benchmarks/pipeline.py --learns DIR [--ks 0,1,2,4,8]
+
+One cell of the quickstart's task and recipe from random weights, without evaluations, its gradient taken of 2 of the n rollouts so that
+both halves have as much to do; one JSON line for each way:
+
+    sync       the program that does both
+    turns      sampler and trainer by turns on one mesh, the sampler up to k updates ahead
+    mesh       a simulated device for each, in one process
+    process    a process for each
+
+`of_sync`: rollouts a second over those of `sync`. `sampler_busy` and `trainer_busy` are the shares of the time in which each half worked,
+as it measures itself; where their sum `busy` is above 1, they overlapped. Waiting for a core counts as work: give both halves one, and
+compare `of_sync`. `off_policy`: the mean age of a token, in updates. Ways are interleaved; the figures are sums over repeats.
+
+`--learns`: what staleness costs. Runs of `ablations.py`'s scale in DIR, by turns, one seed for each k; a line each with base and final
+reward and their difference.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ablations import Arm, config_of, run
+
+from isojax.config import Config, ModelConfig, load_config
+from isojax.launch.planner import resolve
+from isojax.models.decoder import Params
+from isojax.rl.pipeline import Pipeline
+from isojax.rl.step import State
+from isojax.sampling.batch import Problems
+from isojax.sharding import MeshShape, make_mesh, replicated
+from isojax.tasks.base import build_task
+from isojax.tasks.data import Order
+from isojax.train import Programs
+from isojax.types import Cell, Problem
+
+WAYS = ("sync", "turns", "mesh", "process")
+MODELS = {
+    "small": ModelConfig(family="llama", layers=4, width=256, heads=8, kv_heads=4, head_dim=32, mlp=768),
+    "quickstart": ModelConfig(),
+}
+# So that both halves have as much to do: a random policy seldom says the end token, so responses are long where they may be, and the
+# gradient is that of a part of them (a decoupled baseline).
+COMPARABLE = ("cell.sampling.response_length=16", "cell.rl.n_train=2", "sweep.microbatch=32", "sweep.slots=64")
+Updates = Callable[[State, int], tuple[State, dict[str, float]]]
+
+
+def config_for(model: str, cell: Cell, k: int | None, overrides: Sequence[str]) -> Config:
+    """The quickstart with that model and what makes its halves comparable, for one (B_p, n)."""
+    words = [f"sweep.B_p=[{cell.B_p}]", f"sweep.n=[{cell.n}]", f"cell.rl.pipeline={'null' if k is None else k}"]
+    config = load_config("quickstart", [*words, *COMPARABLE, *overrides])
+    config = config.model_copy(update={"cell": config.cell.model_copy(update={"model": MODELS[model]})})
+    return config.model_copy(update={"sweep": resolve(config.sweep, 1, config.cell)})
+
+
+class Way:
+    """One way to do it, compiled."""
+
+    def __init__(self, way: str, model: str, cell: Cell, k: int, problems: Sequence[Problem], overrides: Sequence[str]):
+        self.way, self.cell, self.problems = way, cell, list(problems)
+        self.config = config_for(model, cell, None if way == "sync" else k, overrides)
+        devices, one = jax.devices(), MeshShape()
+        sampler = {"mesh": make_mesh(one, devices[1:]), "process": one}.get(way)
+        task = build_task(self.config.cell)
+        self.programs = Programs(self.config.cell, self.config.sweep, [(cell.B_p, cell.n)], make_mesh(one, devices), task, sampler)
+        self.arrays = Problems(*self.programs.problem_set(self.problems).arrays)
+        self.table = jax.device_put(self.arrays, replicated(self.programs.mesh))
+        decoder = self.programs.decoder
+        self.base: Params = jax.jit(decoder.init, out_shardings=decoder.shardings(self.programs.mesh))(jax.random.key(0))
+
+    @contextmanager
+    def at_work(self) -> Any:
+        """(updates, the seconds that each half has worked so far)."""
+        order, programs = Order(len(self.problems), self.cell.B_p, self.cell.seed), self.programs
+        if programs.pipeline is None:
+
+            def updates(state: State, count: int) -> tuple[State, dict[str, float]]:
+                chosen = np.array([next(order) for _ in range(count)], np.int32).reshape(count, self.cell.B_p)
+                return programs.updates(state, self.base, self.table, self.problems, chosen, count, self.cell)[:2]
+
+            yield updates, lambda: {}
+            return
+        given = self.cell, self.base, self.table, self.arrays, self.problems, order, programs.numbers, 0
+        with Pipeline(programs.pipeline, *given) as pipeline:
+            yield pipeline.updates, lambda: {"sampler": pipeline.half.busy, "trainer": pipeline.busy}
+
+    def measure(self, count: int, warm: int) -> Counter[str]:
+        """Seconds of `count` updates, and of each half in them, after some more; and the sums of two metrics."""
+        state = self.programs.init(self.base)
+        with self.at_work() as (updates, clocks):
+            state, _ = updates(state, 0)
+            state, _ = jax.block_until_ready(updates(state, warm))
+            before, began = clocks(), time.monotonic()
+            state, metrics = jax.block_until_ready(updates(state, count))
+            wall, after = time.monotonic() - began, clocks()
+        worked = {f"{half}_busy": after[half] - before[half] for half in after}
+        ages = {name: metrics[name] for name in ("off_policy", "max_off_policy") if name in metrics}
+        return Counter({"wall": wall, **worked, **ages})  # pyright: ignore[reportArgumentType]
+
+
+def compare(args: argparse.Namespace) -> None:
+    """A line for each way."""
+    cell = Cell(args.B_p, args.n, 0)
+    task = build_task(config_for(args.model, cell, None, args.overrides).cell)
+    problems = task.problems(max(256, args.B_p), np.random.default_rng(0))
+    ways = [Way(way, args.model, cell, args.k, problems, args.overrides) for way in args.ways.split(",")]
+    sums: dict[str, Counter[str]] = {way.way: Counter() for way in ways}
+    for _ in range(args.repeats):
+        for way in ways:
+            sums[way.way] += way.measure(args.updates, args.k + 2)
+    updates = args.repeats * args.updates
+    rate = {way: updates * cell.B / found["wall"] for way, found in sums.items()}
+    for way, found in sums.items():
+        line: dict[str, Any] = {"model": args.model, "way": way, "k": None if way == "sync" else args.k, "B_p": cell.B_p, "n": cell.n}
+        line |= {"updates": updates, "wall": round(found["wall"], 4), "rollouts_a_second": round(rate[way], 1)}
+        line |= {"of_sync": round(rate[way] / rate["sync"], 3)} if "sync" in rate else {}
+        if way != "sync":
+            shares = {half: found[half] / found["wall"] for half in ("sampler_busy", "trainer_busy")}
+            line |= {name: round(share, 3) for name, share in shares.items()} | {"busy": round(sum(shares.values()), 3)}
+            line |= {"off_policy": round(found["off_policy"] / updates, 3)}
+        print(json.dumps(line), flush=True)
+
+
+def learns(folder: Path, ks: Sequence[int], budget: int | None) -> None:
+    """A line for each k: what a run by turns learns."""
+    for k in ks:
+        arm = Arm(f"k{k}", overrides=(f"cell.rl.pipeline={k}",))
+        (line,) = run(arm, config_of(arm, folder / "learns", 1, budget), folder)
+        told = {name: line[name] for name in ("base", "final", "min_gain", "C", "flags")}
+        print(json.dumps({"k": k, "B_p": line["B_p"], "n": line["n"], **told}), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=tuple(MODELS), default="small")
+    for name, default in (("B_p", 32), ("n", 8), ("k", 1), ("updates", 20), ("repeats", 3)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--learns", type=Path, metavar="DIR")
+    parser.add_argument("--ks", default="0,1,2,4,8")
+    parser.add_argument("--budget", type=int, help="rollouts of each run of --learns")
+    parser.add_argument("overrides", nargs="*", help="of the config, as key=value")
+    args = parser.parse_args()
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", 2)
+    if args.learns:
+        learns(args.learns, [int(k) for k in args.ks.split(",")], args.budget)
+    else:
+        compare(args)
+
+
+if __name__ == "__main__":
+    main()
