@@ -168,3 +168,8 @@ def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
     lines = scripts("pipeline", "--learns", tmp_path, "--ks", "0,8", "--budget", 600, run=run)
     assert asked == [(k, None, 1, 600, str(tmp_path / "learns"), tmp_path) for k in (0, 8)]
     assert [(line["k"], line["min_gain"], "curve" in line) for line in lines] == [(0, 0.25, False), (8, 0.25, False)]
+
+
+def test_cost(scripts: Scripts) -> None:
+    (line,) = scripts("cost", "--factors", "T", "--values", 1, "--repeats", 1)
+    assert line["values"] == [16] and line["rollouts"][0] > 0 and line["update"][0] > 0
