@@ -156,7 +156,9 @@ class Child:
 
     def lost(self) -> RunFailed:
         """How a process that has closed its connection ended, and what it said last."""
-        assert self.process is not None
+        assert self.process is not None and self._finalizer is not None
+        if not self._finalizer.alive:
+            return RunFailed("the sampler's process was ended, as nobody wanted it any more")
         try:
             code = self.process.wait(SECONDS)
             how = f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"

@@ -195,6 +195,12 @@ def test_a_process_that_dies_is_told_and_replaced() -> None:
     rows = again.compile(policy())
     again.close()
     assert child.process.pid != first and rows.tokens.shape == (2, 18, T) and not np.any(rows.lengths)
+    last = half("process")
+    programs("auto", 2, "process").close()  # while a cell is at work
+    with pytest.raises(RunFailed, match="was ended"):
+        last.take(0)
+    last.close()
+    assert child.process.poll() is not None
 
 
 def test_the_process_ends_with_its_trainer() -> None:
