@@ -2,7 +2,7 @@
 
     python benchmarks/pipeline.py [--model small|quickstart] [--B_p 32] [--n 8] [--k 1] [--updates 20] [--repeats 3]
         [--ways sync,process] [cell.rl.n_train=4 ...]
-    python benchmarks/pipeline.py --learns DIR [--ks 0,1,2,4,8]
+    python benchmarks/pipeline.py --learns DIR [--ks 0,1,2,4,8] [--ways turns,process]
 
 One cell of the quickstart's task and recipe from random weights, without evaluations, its gradient taken of 2 of the n rollouts so that
 both halves have as much to do; one JSON line for each way:
@@ -16,8 +16,9 @@ both halves have as much to do; one JSON line for each way:
 as it measures itself; where their sum `busy` is above 1, they overlapped. Waiting for a core counts as work: give both halves one, and
 compare `of_sync`. `off_policy`: the mean age of a token, in updates. Ways are interleaved; the figures are sums over repeats.
 
-`--learns`: what staleness costs. Runs of `ablations.py`'s scale in DIR, by turns, one seed for each k; a line each with base and final
-reward and their difference.
+`--learns`: what staleness costs. Runs of `ablations.py`'s scale in DIR, one seed for each k and way; a line each with base and final
+reward, their difference, and how old tokens really were (`off_policy`, the mean over the run; `max_off_policy`). k only bounds that: by
+turns the sampler works no longer than the trainer waits for it, so that beyond some k nothing changes any more.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from ablations import Arm, config_of, run
 from isojax.config import Config, ModelConfig, load_config
 from isojax.launch.planner import resolve
 from isojax.models.decoder import Params
+from isojax.records import read_runs
 from isojax.rl.pipeline import Pipeline
 from isojax.rl.step import State
 from isojax.sampling.batch import Problems
@@ -44,9 +46,10 @@ from isojax.sharding import MeshShape, make_mesh, replicated
 from isojax.tasks.base import build_task
 from isojax.tasks.data import Order
 from isojax.train import Programs
-from isojax.types import Cell, Problem
+from isojax.types import Cell, Problem, RunRecord
 
 WAYS = ("sync", "turns", "mesh", "process")
+APART = {"turns": (), "mesh": ("run.sampler_mesh=data=1",), "process": ("run.sampler_process=true",)}
 MODELS = {
     "small": ModelConfig(family="llama", layers=4, width=256, heads=8, kv_heads=4, head_dim=32, mlp=768),
     "quickstart": ModelConfig(),
@@ -115,7 +118,7 @@ def compare(args: argparse.Namespace) -> None:
     cell = Cell(args.B_p, args.n, 0)
     task = build_task(config_for(args.model, cell, None, args.overrides).cell)
     problems = task.problems(max(256, args.B_p), np.random.default_rng(0))
-    ways = [Way(way, args.model, cell, args.k, problems, args.overrides) for way in args.ways.split(",")]
+    ways = [Way(way, args.model, cell, args.k, problems, args.overrides) for way in (args.ways or ",".join(WAYS)).split(",")]
     sums: dict[str, Counter[str]] = {way.way: Counter() for way in ways}
     for _ in range(args.repeats):
         for way in ways:
@@ -133,13 +136,22 @@ def compare(args: argparse.Namespace) -> None:
         print(json.dumps(line), flush=True)
 
 
-def learns(folder: Path, ks: Sequence[int], budget: int | None) -> None:
-    """A line for each k: what a run by turns learns."""
-    for k in ks:
-        arm = Arm(f"k{k}", overrides=(f"cell.rl.pipeline={k}",))
-        (line,) = run(arm, config_of(arm, folder / "learns", 1, budget), folder)
+def learns(folder: Path, ways: Sequence[str], ks: Sequence[int], budget: int | None) -> None:
+    """A line for each way and k: what a run learns. Nothing runs ahead where k is 0, so that there are turns alone."""
+    for way, k in ((way, k) for way in ways for k in ks if k or way == "turns"):
+        arm = Arm(f"k{k}" if way == "turns" else f"k{k} {way}", overrides=(f"cell.rl.pipeline={k}", *APART[way]))
+        config = config_of(arm, folder / "learns", 1, budget)
+        (line,) = run(arm, config, folder)
         told = {name: line[name] for name in ("base", "final", "min_gain", "C", "flags")}
-        print(json.dumps({"k": k, "B_p": line["B_p"], "n": line["n"], **told}), flush=True)
+        ages = ages_of(read_runs([Path(config.run.dir) / config.name])[0]) if k else {}
+        print(json.dumps({"way": way, "k": k, "B_p": line["B_p"], "n": line["n"], **told, **ages}), flush=True)
+
+
+def ages_of(run: RunRecord) -> dict[str, float]:
+    """The mean age of a run's tokens, in updates, each of its updates counted alike; and the largest."""
+    trained = [(b.M - a.M, b.train) for a, b in zip(run.points, run.points[1:], strict=False)]
+    mean = sum(M * train["off_policy"] for M, train in trained) / sum(M for M, _ in trained)
+    return {"off_policy": round(mean, 3), "max_off_policy": max(train["max_off_policy"] for _, train in trained)}
 
 
 def main() -> None:
@@ -147,7 +159,7 @@ def main() -> None:
     parser.add_argument("--model", choices=tuple(MODELS), default="small")
     for name, default in (("B_p", 32), ("n", 8), ("k", 1), ("updates", 20), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--ways", help=f"default: {','.join(WAYS)}; of --learns, turns")
     parser.add_argument("--learns", type=Path, metavar="DIR")
     parser.add_argument("--ks", default="0,1,2,4,8")
     parser.add_argument("--budget", type=int, help="rollouts of each run of --learns")
@@ -156,7 +168,7 @@ def main() -> None:
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", 2)
     if args.learns:
-        learns(args.learns, [int(k) for k in args.ks.split(",")], args.budget)
+        learns(args.learns, (args.ways or "turns").split(","), [int(k) for k in args.ks.split(",")], args.budget)
     else:
         compare(args)
 

@@ -16,6 +16,7 @@ import pytest
 from isojax.config import ModelConfig
 from isojax.rl import logprobs
 from isojax.scaling.law import Law, log2_n_star
+from isojax.types import Cell, EvalPoint, RunRecord
 from tests.e2e.tiny_lm import make_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -158,16 +159,26 @@ def test_pipeline(scripts: Scripts) -> None:
 
 
 def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
-    """Each k is a sweep of one seed, by turns; its run is `ablations.py`'s."""
+    """Each k is a sweep of one seed, `ablations.py`'s; ages are its ledger's: one update of age 1 and three of 3 are 2.5 on average."""
     asked = []
 
     def run(arm: Any, config: Any, below: Path) -> list[dict[str, Any]]:
-        asked.append((config.cell.rl.pipeline, config.run.sampler_mesh, config.sweep.seeds, config.sweep.budget, config.run.dir, below))
+        asked.append((arm.folder, config.cell.rl.pipeline, config.run.sampler_process, config.sweep.seeds, config.sweep.budget, below))
         return [{"B_p": 32, "n": 8, "base": 0.25, "final": 0.5, "min_gain": 0.25, "C": 600, "flags": [], "curve": []}]
 
-    lines = scripts("pipeline", "--learns", tmp_path, "--ks", "0,8", "--budget", 600, run=run)
-    assert asked == [(k, None, 1, 600, str(tmp_path / "learns"), tmp_path) for k in (0, 8)]
-    assert [(line["k"], line["min_gain"], "curve" in line) for line in lines] == [(0, 0.25, False), (8, 0.25, False)]
+    def read_runs(folders: list[Path]) -> list[RunRecord]:
+        assert folders == [tmp_path / "learns" / asked[-1][0]]
+        ages = [{}, {"off_policy": 1.0, "max_off_policy": 2.0}, {"off_policy": 3.0, "max_off_policy": 4.0}]
+        points = [EvalPoint(M, M, M, 0, {}, train=train) for M, train in zip((0, 1, 4), ages, strict=True)]
+        return [RunRecord(Cell(32, 8, 0), tuple(points))]
+
+    words = ("--learns", tmp_path, "--ks", "0,8", "--ways", "turns,process", "--budget", 600)
+    lines = scripts("pipeline", *words, run=run, read_runs=read_runs)
+    of_all = (1, 600, tmp_path)
+    assert asked == [("k0", 0, False, *of_all), ("k8", 8, False, *of_all), ("k8-process", 8, True, *of_all)]
+    assert [(line["way"], line["k"]) for line in lines] == [("turns", 0), ("turns", 8), ("process", 8)]
+    assert "off_policy" not in lines[0] and all((line["off_policy"], line["max_off_policy"]) == (2.5, 4.0) for line in lines[1:])
+    assert all(line["min_gain"] == 0.25 and "curve" not in line for line in lines)
 
 
 def test_cost(scripts: Scripts) -> None:
