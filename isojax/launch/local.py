@@ -178,7 +178,7 @@ def cores() -> int:
 
 def cells_side_by_side(jax: Any, devices: int) -> int:
     """How many cells run at once by default: one on every part of the devices; simulated CPU devices beyond the cores add nothing."""
-    parts = len(jax.local_devices()) // devices
+    parts = max(1, len(jax.local_devices()) // devices)  # a cell whose sampler is a process has devices that are not among these
     return min(parts, max(1, cores() // devices)) if jax.default_backend() == "cpu" else parts
 
 
