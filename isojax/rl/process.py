@@ -1,7 +1,8 @@
 """A pipeline's sampler in a process of its own, with its own jax and its own simulated devices of the CPU.
 
-XLA:CPU runs all devices of a process on one pool of threads, where a small program of the sampler waits behind a large one of the trainer;
-two processes share the cores as the kernel sees fit. The process lives as long as the sweep's programs and serves one cell after another.
+XLA:CPU runs all devices of a process on one pool of threads; two processes share the cores as the kernel sees fit. Both overlap, and which
+is faster is a matter of measurement: benchmarks/pipeline.py. The process lives as long as the sweep's programs and serves one cell after
+another.
 
     trainer                                   its sampler
     Made                                      compiles nothing yet
