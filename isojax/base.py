@@ -6,7 +6,6 @@ last, whole or not at all.
 """
 
 import json
-import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,11 +20,12 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
+from isojax import hosts
 from isojax.config import CellConfig, ModelConfig
 from isojax.evaluate import Evaluator, ProblemSet
-from isojax.files import write_text
+from isojax.files import write_bytes, write_text
 from isojax.labels import Tick, label_key, label_problems, labels_of
 from isojax.models import hf, tensors
 from isojax.models.decoder import Decoder, Params
@@ -116,14 +116,15 @@ def prepare(folder: Path, cell: CellConfig, decoder: Decoder, task: Task, evalua
         InputError: too few problems of the wanted difficulty, another checkpoint than the sweep began with, or a damaged folder.
     """
     print_of = tensors.fingerprint(Path(cell.model.path)) if cell.model.path else ""
-    if not (folder / PROBLEMS).exists():
+    if not hosts.by_first((folder / PROBLEMS).exists):
         folder.mkdir(parents=True, exist_ok=True)
-        if on_device(task) and not cell.model.path:
+        if on_device(task) and not cell.model.path and hosts.writes():
             _save_params(folder, train_base(cell, decoder, task, tick))
+        hosts.wait("the base policy is there")
 
         def label(problems: list[Problem]) -> list[Problem]:
             name = label_key(cell, print_of, problems)
-            if (before := labels_of(folder / LABELS)) and before != name:
+            if hosts.writes() and (before := labels_of(folder / LABELS)) and before != name:
                 print(f"warning: the labels in {folder / LABELS} are of other settings or problems; they are made anew", file=sys.stderr)
                 (folder / LABELS).unlink()
             params = Base(folder, cell.model, [], [], {}).params(decoder, mesh)
@@ -131,9 +132,11 @@ def prepare(folder: Path, cell: CellConfig, decoder: Decoder, task: Task, evalua
             return label_problems(folder / LABELS, name, chosen, cell.data.attempts, cell.data.seed, evaluator, params, tick)
 
         chosen = choose(cell, task, label)
-        for note in chosen.notes:
-            print(f"warning: {note}", file=sys.stderr)
-        _save_problems(folder, chosen, print_of, told=not on_device(task))
+        if hosts.writes():
+            for note in chosen.notes:
+                print(f"warning: {note}", file=sys.stderr)
+            _save_problems(folder, chosen, print_of, told=not on_device(task))
+        hosts.wait("the problems are chosen")
     return load(folder, cell, print_of)
 
 
@@ -147,8 +150,7 @@ def encode(task: Task, cell: CellConfig, problems: list[Problem]) -> Encoded:
 
 def _save_params(folder: Path, params: Params) -> None:
     flat = {".".join(k): np.ascontiguousarray(v) for k, v in flatten_dict(params).items()}
-    save_file(flat, folder / (PARAMS + ".part"))
-    os.replace(folder / (PARAMS + ".part"), folder / PARAMS)
+    write_bytes(folder / PARAMS, save(flat))
 
 
 def _save_problems(folder: Path, chosen: Chosen, print_of: str, told: bool) -> None:

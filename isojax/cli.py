@@ -8,6 +8,7 @@ document and nothing else.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -18,7 +19,7 @@ from rich.console import Console
 from isojax import __version__
 from isojax.cli_bandit import bandit
 from isojax.cli_compare import compare
-from isojax.cli_config import Mesh, Words, read_config
+from isojax.cli_config import Coordinator, Mesh, Process, Processes, Words, read_config
 from isojax.cli_curve import Frontier, Where, curve, fitted_frontier, refuse_for_points
 from isojax.cli_difficulty import difficulty
 from isojax.cli_fit import MODE, FitOptions, IncludeFlagged, fitted_runs, make_fit, other_fits, read_fit, sweep_folder, warn
@@ -29,6 +30,8 @@ from isojax.cli_records import app as records_app
 from isojax.cli_validate import make_validation, print_validation
 from isojax.cli_words import print_fit
 from isojax.huge_pages import use_huge_pages
+from isojax.launch.gang import gang_of
+from isojax.stopping import Stopped
 from isojax.types import InputError, RunFailed
 
 COMPUTING = ("launch", "train", "difficulty", "lr-anchor")  # commands that run a policy
@@ -90,6 +93,13 @@ def launch(
     mesh: Mesh = None,
     resume: Resume = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
+    processes: Processes = None,
+    process: Process = None,
+    coordinator: Coordinator = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(metavar="KIND:SHAPE", help="With --dry-run: compile for TPUs that are not here, such as v5e:4x4, and say what fits."),
+    ] = None,
 ) -> None:
     """Run a sweep over (B_p, n), then fit the law and write the report.
 
@@ -100,20 +110,33 @@ def launch(
     \b
     [bold]Examples[/bold]
       isojax launch                               the quickstart
-      isojax launch quickstart --dry-run          what would run
+      isojax launch quickstart --dry-run          what would run, what it takes and how long
+      isojax launch gsm8k models/llama-3.1-8b-instruct --dry-run --topology v5e:4x4 --mesh fsdp=4,tensor=4
       isojax launch --resume sweep.budget=500000  go on with twice the budget
       isojax launch my.yaml --mesh data=4,tensor=2 'sweep.n=\\[2,4,8]' name=mine
       isojax launch gsm8k models/qwen2.5-7b-instruct cell.model.path=FOLDER
+      isojax launch my.yaml --processes auto --mesh fsdp=-1      on every host of a TPU pod, or by srun: docs/hosts.md
     """
     config = read_config(words, mesh, "quickstart")
+    gang = gang_of(coordinator, processes, process)
+    if topology is not None:
+        if not dry_run:
+            raise InputError(f"--topology {topology} runs nothing and --dry-run is not given; expected both together.")
+        from isojax.launch.topology import dry_run as compile_for
+
+        compile_for(config, topology)
+        return
     from isojax.launch.local import launch as run_sweep
 
     failed: RunFailed | None = None
+    folder: Path | None = None
     try:
-        folder = run_sweep(config, resume, dry_run)
+        folder = run_sweep(config, resume, dry_run, gang)
     except RunFailed as e:  # what ran is fitted and reported all the same
         failed, folder = e, Path(config.run.dir) / config.name
-    if dry_run:
+        if gang.several:
+            raise
+    if dry_run or folder is None:
         return
     try:
         document = make_fit([folder], None, "rollouts")
@@ -141,6 +164,9 @@ def train(
     words: Words = None,
     mesh: Mesh = None,
     resume: Resume = False,
+    processes: Processes = None,
+    process: Process = None,
+    coordinator: Coordinator = None,
 ) -> None:
     """Train one run: a config whose sweep is a single cell. Its records lie where a sweep's would: runs/<name>/cells/.
 
@@ -152,7 +178,9 @@ def train(
     config = read_config(words, mesh, None)
     from isojax.launch.local import train as run_cell
 
-    folder, console = run_cell(config, resume), Console()
+    folder, console = run_cell(config, resume, gang_of(coordinator, processes, process)), Console()
+    if folder is None:
+        return
     _gains(console, folder)
     console.print(f"run: {folder}", soft_wrap=True, highlight=False, markup=False)
 
@@ -238,7 +266,8 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 
 
 def _run(application: typer.Typer, program: str) -> NoReturn:
-    """Run a command; an InputError is one line on standard error and exit code 2, as usage errors are."""
+    """Run a command; an InputError is one line on standard error and exit code 2, as usage errors are; an end by SIGTERM is
+    exit code 143."""
     try:
         application(prog_name=program)
     except InputError as e:
@@ -247,6 +276,9 @@ def _run(application: typer.Typer, program: str) -> NoReturn:
     except RunFailed as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(1)
+    except Stopped as e:
+        print(f"stopped: {e}", file=sys.stderr)
+        sys.exit(128 + signal.SIGTERM)
     sys.exit(0)
 
 

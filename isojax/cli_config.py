@@ -17,6 +17,15 @@ Words = Annotated[
 ]
 Mesh = Annotated[str | None, typer.Option(metavar="auto|AXIS=N,...", help="Device mesh, such as data=2,tensor=1; the same as run.mesh=...")]
 
+Processes = Annotated[
+    str | None,
+    typer.Option(metavar="N|auto", envvar="JAX_NUM_PROCESSES", help="How many processes are one run; auto: as TPU pod, SLURM or MPI say."),
+]
+Process = Annotated[int | None, typer.Option(metavar="I", envvar="JAX_PROCESS_ID", help="The number of this one, from 0.")]
+Coordinator = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", envvar="JAX_COORDINATOR_ADDRESS", help="Where process 0 is reached by the others.")
+]
+
 
 def read_config(words: Sequence[str] | None, mesh: str | None, default: str | None) -> Config:
     """The config that the words of a command mean; `default` where they name none.

@@ -52,7 +52,7 @@ class FitOptions:
 
 MOST_OTHER_METRICS = 6
 OTHER_REPLICATES = 200
-NO_REWARDS = {"answered", "truncated", "verifier_failures"}  # what an evaluation records of its rollouts besides rewards (train.metrics_of)
+NO_REWARDS = {"answered", "truncated", "verifier_failures"}  # what an evaluation records of its rollouts besides rewards (told.metrics_of)
 # What every command that reads a fit counts on, in schema 1 and 2.
 NEEDED = ("mode", "metric", "compute", "runs", "curves", "frontier", "crossovers", "segments", "n_star", "by_B_p", "stability", "flags")
 

@@ -258,8 +258,10 @@ class RunConfig(Section):
     `sampler_mesh`: devices of its own for the sampler of a pipeline, beside those of `mesh`; null: they take turns on the same ones.
     `sampler_process`: the sampler is a process of its own, which simulates `sampler_mesh` (null: one device); on a CPU.
     `cells_at_once`: null runs as many cells side by side as the mesh fits into the devices. `checkpoint_seconds`: a cell's state is
-    saved at the first evaluation after this long, and at its end. `verifier_workers`: processes that check responses; null takes
-    one for each core.
+    saved after the first update after this long, at its end, and when the run is told to end (SIGTERM); the newest `keep_checkpoints`
+    are kept. `verifier_workers`: processes that check responses; null takes one for each core. `device_memory`: GB that a
+    device has, of which the planner may fill 85%; null asks the accelerator, and on a CPU shares what the machine (or its cgroup) has among
+    the devices at work.
     """
 
     dir: str = "runs"
@@ -269,6 +271,8 @@ class RunConfig(Section):
     cells_at_once: PositiveInt | None = None
     verifier_workers: PositiveInt | None = None
     checkpoint_seconds: NonNegativeFloat = 60.0
+    keep_checkpoints: PositiveInt = 2
+    device_memory: PositiveFloat | None = None
     compilation_cache: bool = True
 
 

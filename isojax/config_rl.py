@@ -37,6 +37,7 @@ class RLConfig(Section):
     `no_positive_resampling`: a training problem of whose rollouts so far in this run that share or more were right when an epoch begins is
     left out from then on (arXiv:2510.13786); B_p problems stay in any case. Null: every epoch takes them all.
     `pipeline`: k, by how many updates at most the sampler runs ahead of the trainer (rl/pipeline.py); null: it waits for each update.
+    `max_skipped`: an update whose loss or gradient is not finite is skipped and counted; after so many in a row the run breaks off.
     learning rate = learning_rate * s, with s = 1, B / anchor_batch or its square root by `lr_scaling`; reached linearly over `warmup`
     updates, then constant.
     """
@@ -59,6 +60,7 @@ class RLConfig(Section):
     critic: CriticConfig | None = None
     no_positive_resampling: Annotated[float, Field(gt=0, le=1)] | None = None
     pipeline: int | None = Field(default=None, ge=0, le=64)
+    max_skipped: PositiveInt = 8
     learning_rate: PositiveFloat = 1e-3
     lr_scaling: Literal["constant", "linear", "sqrt"] = "sqrt"
     anchor_batch: PositiveInt = 1024

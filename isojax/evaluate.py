@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray
 
+from isojax import hosts
 from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
 from isojax.rl.step import EVAL
@@ -110,6 +111,7 @@ class Evaluator:
 
     def _on_host(self, decoder: Decoder, task: HostTask, sampling: SamplingConfig) -> Callable[..., Found]:
         stream = build_stream(decoder, self.geometry, self.mesh, sampling, task.stops)
+        whole: Callable[[Rollouts], Rollouts] = jax.jit(lambda rollouts: rollouts, out_shardings=replicated(self.mesh))
         keyed = jax.jit(key_of, out_shardings=replicated(self.mesh))
 
         def find(params: Params, calls: list[tuple[ProblemSet, Key]]) -> Found:
@@ -123,7 +125,7 @@ class Evaluator:
                         grading.add(before + rollouts, tokens)
 
                     rollouts = stream.run(params, self.pad(part.arrays), Q, self.samples, keyed(*key), told)
-                    found.append(self._call(rollouts, Q))
+                    found.append(self._call(whole(rollouts) if hosts.several() else rollouts, Q))
                     before += Q * self.samples
                 grades = grading.grades()
             return found, grades.rewards, int(grades.answered.sum()), Counter(grades.failures)

@@ -6,6 +6,7 @@ Whatever is wrong with a file or an override is an InputError that names its pla
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import math
 import os
@@ -19,7 +20,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
-from isojax.types import InputError
+from isojax.types import InputError, RunFailed
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -174,7 +177,8 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write a whole file or nothing: a reader, or a kill, sees the old content or the new; its folder is made.
 
     Raises:
-        InputError: it cannot be written.
+        RunFailed: the disk is full.
+        InputError: it cannot be written for another reason.
     """
     temp = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -187,7 +191,30 @@ def write_bytes(path: Path, data: bytes) -> None:
     except OSError as e:
         with suppress(OSError):
             temp.unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {e.strerror or e}. Choose a place that you may write.") from e
+        raise unwritten(path, e) from e
+
+
+def append_bytes(path: Path, data: bytes) -> None:
+    """Add to a file in one call, and force it to disk. A kill or a full disk may leave a part of it.
+
+    Raises:
+        RunFailed, InputError: as `write_bytes`.
+    """
+    try:
+        with path.open("ab") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+    except OSError as e:
+        raise unwritten(path, e) from e
+
+
+def unwritten(path: Path, error: OSError) -> InputError | RunFailed:
+    """What to tell of a file that cannot be written."""
+    said = f"cannot write {path}: {error.strerror or error}"
+    if error.errno in FULL:
+        return RunFailed(f"{said}. What was written before is whole; make room, and go on by --resume.")
+    return InputError(f"{said}. Choose a place that you may write.")
 
 
 def yaml_text(data: Mapping[str, Any]) -> str:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from isojax import hosts
 from isojax.config import CellConfig
 from isojax.evaluate import Evaluator, ProblemSet
+from isojax.files import append_bytes
 from isojax.models.decoder import Params
 from isojax.rl.step import LABEL
 from isojax.tasks.base import Encoded
@@ -38,23 +40,25 @@ def label_problems(
     """
     repeats = -(-attempts // evaluator.samples)
     attempts = repeats * evaluator.samples
-    known = read_labels(path, of, attempts)
+    known = hosts.by_first(lambda: read_labels(path, of, attempts))
     todo = [i for i, p in enumerate(chosen.problems) if p.id not in known]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as f:
-        if not f.tell():
-            f.write(json.dumps({"of": of}) + "\n")
-        for start in range(0, len(todo), evaluator.problems):
-            tick(f"labelling {len(chosen.problems)} problems by avg@{attempts}", 1 - (len(todo) - start) / len(chosen.problems))
-            block = todo[start : start + evaluator.problems]
-            part = ProblemSet([chosen.problems[i] for i in block], Encoded(*(x[block] for x in chosen.arrays)))
-            counts = evaluator.counts(params, part, seed=seed, evaluation=0, repeats=repeats, stream=LABEL)
-            for problem, solved in zip(part.problems, counts.right, strict=True):
-                known[problem.id] = int(solved)
-                f.write(json.dumps({"id": problem.id, "solved": int(solved), "attempts": attempts}) + "\n")
-            f.flush()
-            os.fsync(f.fileno())
+    for start in range(0, len(todo), evaluator.problems):
+        tick(f"labelling {len(chosen.problems)} problems by avg@{attempts}", 1 - (len(todo) - start) / len(chosen.problems))
+        block = todo[start : start + evaluator.problems]
+        part = ProblemSet([chosen.problems[i] for i in block], Encoded(*(x[block] for x in chosen.arrays)))
+        counts = evaluator.counts(params, part, seed=seed, evaluation=0, repeats=repeats, stream=LABEL)
+        solved = {p.id: int(right) for p, right in zip(part.problems, counts.right, strict=True)}
+        known |= solved
+        if hosts.writes():
+            _append(path, of, [{"id": i, "solved": right, "attempts": attempts} for i, right in solved.items()])
     return [replace(p, solved=known[p.id], attempts=attempts) for p in chosen.problems]
+
+
+def _append(path: Path, of: str, rows: list[dict[str, int]]) -> None:
+    """More labels, forced to disk; the file is begun with what they are of."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = [] if path.exists() and path.stat().st_size else [{"of": of}]
+    append_bytes(path, "".join(json.dumps(row) + "\n" for row in (*head, *rows)).encode())
 
 
 def labels_of(path: Path) -> str:

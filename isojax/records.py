@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from isojax.files import write_text
+from isojax.files import append_bytes, write_text
 from isojax.types import Cell, EvalPoint, InputError, RunRecord
 
 RECORDS = "records.jsonl"
@@ -27,11 +27,7 @@ INCLUDE_FLAGGED = "--include-flagged"  # the option of commands that puts back r
 
 
 def _append(path: Path, row: Mapping[str, Any]) -> None:
-    """One line, written in one call and forced to disk."""
-    with path.open("ab") as f:
-        f.write((json.dumps(row) + "\n").encode())
-        f.flush()
-        os.fsync(f.fileno())
+    append_bytes(path, (json.dumps(row) + "\n").encode())
 
 
 def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int, bool]:

@@ -9,20 +9,24 @@ Legend of dimension letters, used in every annotation:
     G  entries of the prefix table, a shard     L  layers              F  width of the MLP
     Q  problems                                 V  vocabulary
 
-Axes are Auto (XLA propagates them); the sampler and the gradient run in a shard_map that is manual over `data` and `fsdp`.
+Axes are Auto (XLA propagates them); the sampler and the gradient run in a shard_map that is manual over `data` and `fsdp`. In it a
+prompt's layers run in a further one, manual over `sequence` (models/decoder.py).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from isojax.types import InputError
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "sequence", "tensor")
 ROWS = ("data", "fsdp")  # the mesh axes that split rollouts
+PARTS = "fsdp"  # the one of them that splits parameters too
+PROMPTS = "sequence"  # the axis that splits the positions of prompts, and of their keys and values
 
 RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "shard": ROWS,
@@ -33,22 +37,23 @@ RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "kv_heads": "tensor",
     "mlp": "tensor",
     "head_dim": None,
-    "position": None,
+    "position": "sequence",
 }
 
 
 @dataclass(frozen=True)
 class MeshShape:
-    """Sizes of the three mesh axes."""
+    """Sizes of the mesh axes."""
 
     data: int = 1
     fsdp: int = 1
+    sequence: int = 1
     tensor: int = 1
 
     @property
     def devices(self) -> int:
         """Devices the mesh takes."""
-        return self.data * self.fsdp * self.tensor
+        return self.data * self.fsdp * self.sequence * self.tensor
 
     @property
     def shards(self) -> int:
@@ -95,18 +100,18 @@ def parse_mesh(text: str, available: int, taken: int = 0) -> MeshShape:
 
 def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
     """A mesh of Auto axes over exactly `shape.devices` devices."""
-    grid = np.asarray(devices[: shape.devices]).reshape(shape.data, shape.fsdp, shape.tensor)
+    grid = np.asarray(devices[: shape.devices]).reshape(shape.data, shape.fsdp, shape.sequence, shape.tensor)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def partition(logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh) -> PartitionSpec:
-    """The table applied to one array: an axis that its mesh axes do not divide stays whole."""
+    """The table applied to one array: what its mesh axes do not divide stays whole, as does an axis without elements."""
     spec: list[str | tuple[str, ...] | None] = []
     for name, size in zip(logical, shape, strict=True):
         axes = RULES[name] if name is not None else None
         names = (axes,) if isinstance(axes, str) else axes or ()
         ways = int(np.prod([mesh.shape[a] for a in names], dtype=int))
-        spec.append(axes if ways > 1 and size % ways == 0 else None)
+        spec.append(axes if ways > 1 and size and size % ways == 0 else None)
     return PartitionSpec(*spec)
 
 
@@ -124,6 +129,16 @@ def manual_part(spec: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(*kept)
 
 
+def partitions(shapes: Any, axes: Any, mesh: Mesh) -> Any:
+    """The table applied to each parameter, from its ShapeDtypeStruct and its logical axes."""
+    return jax.tree.map(lambda s, names: partition(names, s.shape, mesh), shapes, axes, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def manual_specs(shapes: Any, axes: Any, mesh: Mesh) -> Any:
+    """Of each parameter, how a shard_map takes it as it lies: over fsdp in parts."""
+    return jax.tree.map(manual_part, partitions(shapes, axes, mesh))
+
+
 def gathered(sharding: NamedSharding) -> NamedSharding:
     """The same, but whole along the axes that split rollouts."""
     kept = [None if manual_part(PartitionSpec(entry))[0] else entry for entry in sharding.spec]
@@ -133,3 +148,27 @@ def gathered(sharding: NamedSharding) -> NamedSharding:
 def shard_count(mesh: Mesh) -> int:
     """S of a mesh."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def padded(positions: int, mesh: Mesh | AbstractMesh) -> int:
+    """Positions of a prompt, as many as the devices that split them can share evenly; without a mesh, as they are."""
+    ways = mesh.shape.get(PROMPTS, 1)
+    return -(-positions // ways) * ways
+
+
+def splits_positions(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether devices of the mesh share the positions of a prompt."""
+    return mesh.shape.get(PROMPTS, 1) > 1
+
+
+def laid(x: jax.Array, logical: Sequence[str | None]) -> jax.Array:
+    """x by the table, in a shard_map on a mesh that splits positions; elsewhere as it is."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.lax.with_sharding_constraint(x, partition(logical, x.shape, mesh)) if splits_positions(mesh) else x
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str] | None:
+    """What the compiler of a program with the gradient in it is told. On a TPU, where fsdp and tensor both split the model, one of XLA's
+    passes fails an assertion of its own ("user->opcode() == HloOpcode::kAdd"); it is left out there."""
+    fails = mesh.devices.flat[0].platform == "tpu" and mesh.shape["fsdp"] > 1 and mesh.shape["tensor"] > 1
+    return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"} if fails else None

@@ -7,38 +7,37 @@ response tokens of the batch; the learning rate grows with sqrt(B); KL (k3, in t
 Evaluations fall at the first update that reaches each value of one grid of C, the same for every (B_p, n).
 """
 
+import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from isojax import registry
+from isojax import hosts, registry, stopping
 from isojax.base import Base, encode
-from isojax.checkpoint import Checkpoints, Position
+from isojax.checkpoint import Checkpoints, Damaged, Position, is_saved
 from isojax.config import PANEL, CellConfig, Config, SweepConfig
-from isojax.estimators import summary
-from isojax.evaluate import Counts, Evaluator, ProblemSet
+from isojax.evaluate import Evaluator, ProblemSet
+from isojax.huge_pages import give_back
 from isojax.models.decoder import Decoder, Options, Params
-from isojax.problems import short_answer
 from isojax.records import Ledger
 from isojax.rl.hosted import build_hosted_train
-from isojax.rl.objective import MAX
 from isojax.rl.pipeline import Pipeline, PipelinePrograms
-from isojax.rl.step import EXTRA, RIGHT, TAUGHT, UPDATES_A_CALL, State, build_init, build_train, coefficients
+from isojax.rl.step import EXTRA, RIGHT, UPDATES_A_CALL, State, build_init, build_train, coefficients, state_shardings
 from isojax.sampling.batch import Problems, make_geometry
 from isojax.sharding import MeshShape, replicated, shard_count
-from isojax.tasks.base import Task, on_device, unfinished
+from isojax.tasks.base import Task, on_device
 from isojax.tasks.data import Order
+from isojax.told import add_up, further_sets, means, metrics_of, write_samples
 from isojax.types import Cell, EvalPoint, InputError, Problem
 
-SAMPLES_SHOWN = 4
-COUNTED = "verifier_"  # metrics of training that are counts, summed over the updates between two points; of the others, the mean
 LABELLED_AT_ONCE = 64  # problems of a language model: as many as a kill may cost
 COMPILING = threading.Lock()  # cells run side by side; compiling the large program twice at once only doubles its memory
 
@@ -89,7 +88,10 @@ class Programs:
         self.evaluator = evaluator(data.validation, cell.eval.samples)
         # A language model reads its prompts once to be labelled; a task on device keeps the draws that its labels have always had.
         self.labeller = self.evaluator if on_device(task) else evaluator(LABELLED_AT_ONCE, max(1, data.attempts))
-        self.init = build_init(self.decoder, mesh, cell.rl.critic is not None)
+        with_critic = cell.rl.critic is not None
+        self.init = build_init(self.decoder, mesh, with_critic)
+        shapes, lies = jax.eval_shape(self.init, self.decoder.shapes()), state_shardings(self.decoder, mesh, with_critic)
+        self.like: State = jax.tree.map(lambda x, on: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on), shapes, lies)
         self.pipeline: PipelinePrograms | None = None
         if cell.rl.pipeline is not None:
             programs = cell, self.decoder, task, self.geometry, pairs, mesh, sampler
@@ -129,116 +131,201 @@ def run_cell(
     """Train one cell up to the sweep's budget and record it in `folder`; goes on from the folder's checkpoint where there is one.
 
     Raises:
-        FloatingPointError: the loss or the gradient stopped being finite; it is recorded, and what was recorded before stays.
+        FloatingPointError: loss or gradient were not finite in `cell.rl.max_skipped` updates in a row; it is recorded, and the state before
+            them is saved.
+        Stopped: the process was told to end; the state is saved.
     """
     last = config.cell.eval.grid(config.sweep.budget)[-1]
     grid = config.cell.eval.grid(
         reached(last, cell.B) * cell.B
     )  # with what the last update reaches beyond: labels owe nothing to the budget
-    ledger = Ledger(folder, cell, cell_hash)
-    if finished(ledger, grid):
-        return
-    mesh = programs.mesh
-    base_params = base.params(programs.decoder, mesh)
-    reference = base_params if config.cell.rl.kl > 0 or config.cell.rl.measure_kl else {}  # what the KL is measured against
-    table = jax.device_put(Problems(*programs.problem_set(base.training).arrays), replicated(mesh))
-    validation = programs.problem_set(base.validation)
-    extra = {name: programs.problem_set(problems) for name, problems in further_sets(base, config).items()}
-    with Checkpoints(folder / "checkpoint") as checkpoints, ExitStack() as running:
-        state, position = programs.init(base_params), Position(0, -1, 0)
-        del base_params  # a large policy is held once more only where something reads it
-        state, position = checkpoints.restore(state) or (state, position)
-        if position.evaluation >= 0 and grid[position.evaluation] not in ledger.targets:  # the ledger lost a line that the state is past
-            checkpoints.clear()
-            state, position = programs.init(base.params(programs.decoder, mesh)), Position(0, -1, 0)
-        report(Progress(cell, position.M * cell.B, None))
-        drop_above = config.cell.rl.no_positive_resampling
-        order = Order(len(base.training), cell.B_p, cell.seed, position.M, drop_above, position.order)
-
-        def tell(index: np.ndarray, right: np.ndarray) -> dict[str, float]:
-            """Which problems were solved decides, where that is asked for, what later epochs leave out."""
-            order.record(index, right, cell.n)
-            return {"dropped": order.dropped}
-
-        record = None if drop_above is None else tell
-
-        def updates(state: State, count: int) -> tuple[State, dict[str, float]]:
-            """`count` updates in one call: the next problems of the order, and the sums of their metrics."""
-            chosen = np.array([next(order) for _ in range(count)], np.int32).reshape(count, cell.B_p)
-            state, metrics, right = programs.updates(state, reference, table, base.training, chosen, count, cell)
-            told = {} if record is None else record(chosen.reshape(-1), right[chosen.reshape(-1)])
-            return state, metrics | {name: count * value for name, value in told.items()}
-
-        if programs.pipeline is not None:
-            arrays = Problems(*programs.problem_set(base.training).arrays)
-            given = cell, reference, table, arrays, base.training, order, programs.numbers, position.M, record
-            updates = running.enter_context(Pipeline(programs.pipeline, *given)).updates
-
-        with COMPILING:
-            state, _ = updates(state, 0)  # compiles, where this is the first cell of its mesh: the clock starts after that
-        clock = saved = time.monotonic()
-        for evaluation, target in enumerate(grid):
-            goal = reached(target, cell.B)
-            beyond = evaluation + 1 < len(grid) and reached(grid[evaluation + 1], cell.B) == goal
-            if evaluation <= position.evaluation or beyond:
+    ledger = Ledger(folder, cell, cell_hash) if hosts.writes() else None
+    targets = hosts.first(ledger.targets if ledger else [])
+    goals = [reached(target, cell.B) for target in grid]
+    if finished(targets, grid) and hosts.by_first(lambda: is_saved(folder / "checkpoint", goals[-1])):
+        return  # a kill may have come between the last point and the last state
+    with Checkpoints(folder / "checkpoint", config.run.keep_checkpoints) as checkpoints, ExitStack() as running:
+        run = Run(programs, config, base, cell, ledger, checkpoints, grid, report)
+        running.enter_context(run.begun(lost=lambda evaluation: grid[evaluation] not in targets))
+        for evaluation, (target, goal) in enumerate(zip(grid, goals, strict=True)):
+            if evaluation <= run.position.evaluation or goal in goals[evaluation + 1 :]:
                 continue  # done before, or answered by the same update as the next value of the grid
-            sums: dict[str, float] = {}
-            M = position.M
-            while M < goal:
-                count = min(programs.updates_a_call, goal - M)
-                if drop_above is not None and programs.pipeline is None:
-                    count = min(count, order.left_in_epoch)
-                state, metrics = updates(state, count)
-                sums = add_up(sums, metrics)
-                M += count
-                report(Progress(cell, M * cell.B, None))
-            if bad := round(sums.get("not_finite", 0.0)):
-                reason = f"loss or gradient not finite in {bad} of the updates {position.M + 1} to {M}; lower cell.rl.learning_rate"
-                ledger.fail(M, reason)
-                raise FloatingPointError(reason)
-            found = programs.evaluator.counts(state.params, validation, cell.seed, evaluation)
-            further = {
-                name: programs.evaluator.counts(state.params, chosen, cell.seed, evaluation, stream=EXTRA + i)
-                for i, (name, chosen) in enumerate(extra.items())
-            }
-            done = M - position.M
-            position = Position(M, evaluation, position.tokens + round(sums.pop("tokens", 0.0)), order.save())
-            point = EvalPoint(
-                target=target,
-                M=M,
-                rollouts=M * cell.B,
-                tokens=position.tokens,
-                metrics=metrics_of(found, {name: c for name, c in further.items() if name != PANEL}, config.cell.eval.samples),
-                counts=tuple(int(c) for c in found.right),
-                samples=config.cell.eval.samples,
-                train=means(sums, done),
-                extra={name: tuple(int(c) for c in counts.right) for name, counts in further.items()},
-            )
-            now = time.monotonic()
-            if target not in ledger.targets:
-                write_samples(folder / "samples.txt", programs.task, base.validation, found, point)
-            ledger.append(point, seconds=now - clock, devices=programs.devices)
-            clock = now
-            report(Progress(cell, point.rollouts, next(iter(point.metrics.values()))))
-            if now - saved >= config.run.checkpoint_seconds or target == grid[-1]:
-                checkpoints.save(state, position)
-                saved = now
+            run.train_to(goal)
+            run.evaluate(evaluation, target)
+        run.save()
 
 
-def add_up(sums: dict[str, float], more: dict[str, float]) -> dict[str, float]:
-    """Metrics of updates and of those that followed, some of which have metrics that others have not."""
-    return sums | {k: max(sums.get(k, 0.0), v) if k.startswith(MAX) else sums.get(k, 0.0) + v for k, v in more.items()}
+class Run:
+    """One cell at work: what is fixed, and where it stands."""
 
+    def __init__(
+        self,
+        programs: Programs,
+        config: Config,
+        base: Base,
+        cell: Cell,
+        ledger: Ledger | None,
+        checkpoints: Checkpoints,
+        grid: list[int],
+        report: Callable[[Progress], None],
+    ):
+        """`ledger`: None in a process that does not write it."""
+        self.programs, self.config, self.base, self.cell = programs, config, base, cell
+        self.ledger, self.checkpoints, self.grid, self.report = ledger, checkpoints, grid, report
+        self.table = jax.device_put(Problems(*programs.problem_set(base.training).arrays), replicated(programs.mesh))
+        self.validation = programs.problem_set(base.validation)
+        self.extra = {name: programs.problem_set(problems) for name, problems in further_sets(base, config).items()}
 
-def means(sums: dict[str, float], updates: int) -> dict[str, float]:
-    """What sums over the updates of an interval come to: means, but for the verifier's failures, which stay sums, and maxima.
+    @contextmanager
+    def begun(self, lost: Callable[[int], bool]) -> Iterator[None]:
+        """The state restored or begun, all programs compiled. `lost`: whether the ledger lacks an evaluation that the state is past."""
+        while True:
+            with ExitStack() as running:
+                try:
+                    self._begin(lost, running)
+                except Damaged:
+                    continue
+                self.clock = self.saved = time.monotonic()
+                yield
+                return
 
-    Where groups that teach nothing are not computed, `entropy` and its like are means over the tokens of those that teach, whose share
-    of all is `taught`; where none did, there are none.
-    """
-    told = {k: v if k.startswith((COUNTED, MAX)) else v / updates for k, v in sums.items() if not k.startswith(TAUGHT)}
-    weighted = {k.removeprefix(TAUGHT): v for k, v in sums.items() if k.startswith(TAUGHT)}
-    return told | ({k: v / sums["taught"] for k, v in weighted.items()} if weighted and sums["taught"] > 0 else {})
+    def _begin(self, lost: Callable[[int], bool], running: ExitStack) -> None:
+        """What `begun` does, from the newest checkpoint; raises Damaged where that turns out to be of no use."""
+        rl, programs, cell = self.config.cell.rl, self.programs, self.cell
+        restored = self.checkpoints.restore(programs.like)
+        if restored is not None and restored[1].evaluation >= 0 and lost(restored[1].evaluation):
+            self.checkpoints.clear()
+            restored = None
+        measures_kl = rl.kl > 0 or rl.measure_kl
+        base_params = self.base.params(programs.decoder, programs.mesh) if measures_kl or restored is None else {}
+        self.reference = base_params if measures_kl else {}  # what the KL is measured against
+        self.state, self.position = restored or (programs.init(base_params), Position(0, -1, 0))
+        del base_params, restored  # a large policy is held once more only where something reads it
+        if int(self.state.skipped) >= rl.max_skipped:  # it broke off there, and is asked to go on
+            self.state = self.state._replace(skipped=jax.device_put(np.int32(0), replicated(programs.mesh)))
+        self.report(Progress(cell, self.position.M * cell.B, None))
+        pending, M = self._pending(), self.position.M
+        drawn = pending["begun"] - M if pending else 0
+        problems = len(self.base.training)
+        order = self.order = Order(problems, cell.B_p, cell.seed, M, rl.no_positive_resampling, self.position.order, drawn)
+        self.pipeline: Pipeline | None = None
+        if programs.pipeline is not None:
+            arrays = Problems(*programs.problem_set(self.base.training).arrays)
+            record = None if rl.no_positive_resampling is None else self._tell
+            given = cell, self.reference, self.table, arrays, self.base.training, order, programs.numbers, M, record
+            self.pipeline = running.enter_context(Pipeline(programs.pipeline, *given))
+        with COMPILING:
+            self._updates(0)  # compiles, where this is the first cell of its mesh: the clock starts after that
+            give_back()
+        if self.pipeline is not None and pending:
+            self.pipeline.restore(pending, lambda like: self.checkpoints.pending(M, like), self.state.params)
+
+    def _pending(self) -> dict[str, Any] | None:
+        """What the host knew of rollouts under way, where a pipeline as it was goes on with them; elsewhere they are sampled anew."""
+        pending, pipeline = self.position.pending, self.programs.pipeline
+        if pending is None or (pipeline is not None and not pipeline.apart and pipeline.shards == pending["shards"]):
+            return pending
+        print(f"warning: {self.cell.name}: rollouts that were under way are sampled anew, on another mesh", file=sys.stderr)
+        return None
+
+    def _tell(self, index: np.ndarray, right: np.ndarray) -> dict[str, float]:
+        """Which problems were solved decides, where that is asked for, what later epochs leave out."""
+        self.order.record(index, right, self.cell.n)
+        return {"dropped": self.order.dropped}
+
+    def _updates(self, count: int) -> dict[str, float]:
+        """`count` updates in one call, on the next problems of the order; the sums of their metrics."""
+        if self.pipeline is not None:
+            self.state, metrics = self.pipeline.updates(self.state, count)
+            return metrics
+        cell, programs = self.cell, self.programs
+        chosen = np.array([next(self.order) for _ in range(count)], np.int32).reshape(count, cell.B_p)
+        self.state, metrics, right = programs.updates(self.state, self.reference, self.table, self.base.training, chosen, count, cell)
+        if self.config.cell.rl.no_positive_resampling is None:
+            return metrics
+        told = self._tell(chosen.reshape(-1), right[chosen.reshape(-1)])
+        return metrics | {name: count * value for name, value in told.items()}
+
+    def train_to(self, goal: int) -> None:
+        """Updates until there are `goal`; saves the state where it is time to, or where the process is told to end."""
+        rl = self.config.cell.rl
+        while self.position.M < goal:
+            count = min(self.programs.updates_a_call, goal - self.position.M)
+            if rl.no_positive_resampling is not None and self.pipeline is None:
+                # A call must not end before its last update, whose problems are recorded
+                count = min(count, self.order.left_in_epoch, rl.max_skipped - int(self.state.skipped))
+            metrics = self._updates(count)
+            M = self.position.M + count
+            if metrics.get("not_finite") and (skipped := int(self.state.skipped)) >= rl.max_skipped:
+                M = int(self.state.step)
+                self._place(M, metrics)
+                self._break_off(M, skipped)
+            self._place(M, metrics)
+            self.report(Progress(self.cell, M * self.cell.B, None))
+            told = hosts.everyone((stopping.asked(), self._due))  # clocks and signals differ between hosts
+            stop, due = any(stop for stop, _ in told), told[0][1]
+            if stop or (due and M < goal):
+                self.save()
+            if stop:
+                raise stopping.Stopped(f"told to end after update {M}")
+
+    def _place(self, M: int, metrics: dict[str, float]) -> None:
+        """Stands after update M, with these metrics since the last call."""
+        self.position = replace(self.position, M=M, sums=add_up(self.position.sums, metrics), order=self.order.save())
+
+    def _break_off(self, M: int, skipped: int) -> None:
+        reason = (
+            f"loss or gradient not finite in the updates {M - skipped + 1} to {M}, {skipped} in a row; the policy before them is saved. "
+            "Lower cell.rl.learning_rate"
+        )
+        self.save()
+        self.checkpoints.wait()
+        if self.ledger:
+            self.ledger.fail(M, reason)
+        raise FloatingPointError(reason)
+
+    @property
+    def _due(self) -> bool:
+        return time.monotonic() - self.saved >= self.config.run.checkpoint_seconds
+
+    def save(self) -> None:
+        """The state as it is."""
+        meta, pending = self.pipeline.save() if self.pipeline is not None else (None, None)
+        self.checkpoints.save(self.state, replace(self.position, pending=meta), pending)
+        self.saved = time.monotonic()
+
+    def evaluate(self, evaluation: int, target: int) -> None:
+        """Evaluates the policy and records the point."""
+        programs, config, cell = self.programs, self.config, self.cell
+        found = programs.evaluator.counts(self.state.params, self.validation, cell.seed, evaluation)
+        further = {
+            name: programs.evaluator.counts(self.state.params, chosen, cell.seed, evaluation, stream=EXTRA + i)
+            for i, (name, chosen) in enumerate(self.extra.items())
+        }
+        M, sums, before = self.position.M, self.position.sums, self.position.evaluation
+        done = M - (reached(self.grid[before], cell.B) if before >= 0 else 0)
+        tokens = self.position.tokens + round(sums.get("tokens", 0.0))
+        self.position = Position(M, evaluation, tokens, self.order.save())
+        point = EvalPoint(
+            target=target,
+            M=M,
+            rollouts=M * cell.B,
+            tokens=tokens,
+            metrics=metrics_of(found, {name: c for name, c in further.items() if name != PANEL}, config.cell.eval.samples),
+            counts=tuple(int(c) for c in found.right),
+            samples=config.cell.eval.samples,
+            train=means({k: v for k, v in sums.items() if k != "tokens"}, done),
+            extra={name: tuple(int(c) for c in counts.right) for name, counts in further.items()},
+        )
+        now = time.monotonic()
+        if self.ledger:
+            if target not in self.ledger.targets:
+                write_samples(self.ledger.folder / "samples.txt", programs.task, self.base.validation, found, point)
+            self.ledger.append(point, seconds=now - self.clock, devices=programs.devices)
+        self.clock = now
+        self.report(Progress(cell, point.rollouts, next(iter(point.metrics.values()))))
+        if hosts.first(self._due):
+            self.save()
 
 
 def reached(target: int, B: int) -> int:
@@ -246,45 +333,9 @@ def reached(target: int, B: int) -> int:
     return -(-target // B)
 
 
-def finished(ledger: Ledger, grid: list[int]) -> bool:
+def finished(targets: list[int], grid: list[int]) -> bool:
     """Whether a cell has been recorded up to the last value of the grid (an update that reaches several stands under the largest)."""
-    return bool(ledger.targets) and ledger.targets[-1] >= grid[-1]
-
-
-def further_sets(base: Base, config: Config) -> dict[str, list[Problem]]:
-    """What is evaluated beside the validation set, by name; the panel last, a random choice of the training problems."""
-    size = config.cell.eval.panel
-    order = np.random.default_rng([config.cell.data.seed, 5]).permutation(len(base.training))
-    return base.extra | ({PANEL: [base.training[i] for i in sorted(order[:size])]} if size else {})
-
-
-def metrics_of(found: Counts, extra: dict[str, Counts], samples: int) -> dict[str, float]:
-    """The metrics of an evaluation: of the validation set under their own names, of each further set below its name.
-
-    answered: the share of rollouts that hold an answer in the right form, right or wrong; truncated: that met no stop;
-    verifier_failures: checks that did not come to an end (counted as wrong). interrupted: told to come to an end, where that is done.
-    """
-    metrics: dict[str, float] = {}
-    for prefix, counts in {"": found, **{f"{name}/": c for name, c in extra.items()}}.items():
-        rollouts = samples * len(counts.right)
-        metrics |= {prefix + k: v for k, v in summary(counts.right, samples).items()}
-        metrics |= {f"{prefix}answered": counts.answered / rollouts, f"{prefix}truncated": 1 - counts.ended / rollouts}
-        metrics[f"{prefix}verifier_failures"] = float(unfinished(counts.failures))
-        if counts.interrupted is not None:
-            metrics[f"{prefix}interrupted"] = counts.interrupted / rollouts
-    return metrics
-
-
-def write_samples(path: Path, task: Task, problems: list[Problem], found: Counts, point: EvalPoint) -> None:
-    """A few rollouts that a person can read, once an evaluation."""
-    head = f"C = {point.rollouts} rollouts, M = {point.M}, " + ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items()) + "\n"
-    if path.exists() and head in path.read_text():
-        return
-    with path.open("a") as f:
-        f.write(head)
-        for problem, tokens, reward in zip(problems[:SAMPLES_SHOWN], found.tokens, found.first, strict=False):
-            verdict = "right" if reward == 1 else f"wrong, the answer is {short_answer(problem)}"
-            f.write(f"    {problem.prompt}{task.decode(tokens)}    {verdict}\n")
+    return bool(targets) and targets[-1] >= grid[-1]
 
 
 if __name__ == "__main__":

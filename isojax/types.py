@@ -123,3 +123,11 @@ class RunRecord:
     cell_hash: str = ""
     failed: str = ""
     lines: tuple[int, ...] = ()
+
+
+EXHAUSTED = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "std::bad_alloc")  # as XLA's backends say it
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error says that memory was not enough."""
+    return isinstance(error, MemoryError) or any(said in str(error) for said in EXHAUSTED)

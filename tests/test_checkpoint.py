@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -60,6 +63,85 @@ def test_the_newest_of_several(tmp_path: Path) -> None:
     again.close()
     assert restored is not None and restored[1] == Position(20, 2, 200)
     check(restored[0], states[0], states[2])
+
+
+def _data(checkpoint: Path) -> Path:
+    """The file that holds most of the numbers."""
+    return max((p for p in (checkpoint / "state").rglob("d/*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _flip(path: Path) -> None:
+    """A bit of every 256 bytes: not all of a file is in use."""
+    data = bytearray(path.read_bytes())
+    data[::256] = bytes(byte ^ 1 for byte in data[::256])
+    path.write_bytes(data)
+
+
+def _count_on(path: Path) -> None:
+    text = path.read_text()
+    assert '"tokens": 200' in text
+    path.write_text(text.replace('"tokens": 200', '"tokens": 201'))
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a data file cut short": lambda c: _truncate(_data(c)),
+    "bits of a data file": lambda c: _flip(_data(c)),
+    "a data file gone": lambda c: _data(c).unlink(),
+    "all data files gone": lambda c: [p.unlink() for p in (c / "state").rglob("d/*") if p.is_file()],
+    "the index gone": lambda c: (c / "state" / "manifest.ocdbt").unlink(),
+    "the arrays gone": lambda c: shutil.rmtree(c / "state"),
+    "their description gone": lambda c: (c / "state" / "_METADATA").unlink(),
+    "their description cut short": lambda c: _truncate(c / "state" / "_METADATA"),
+    "what the host knew cut short": lambda c: _truncate(c / "host" / "metadata"),
+    "what the host knew gone": lambda c: (c / "host" / "metadata").unlink(),
+    "what the host knew changed": lambda c: _count_on(c / "host" / "metadata"),
+    "everything gone": lambda c: [shutil.rmtree(c), c.mkdir()],
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what Orbax has not awaited when a file is missing
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_the_one_before_is_taken(tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is missing or changed; what is damaged stays for a person to look at, and what is told names both."""
+    folder, states = tmp_path / "checkpoint", [some_state("auto", seed) for seed in range(2)]
+    with Checkpoints(folder) as checkpoints:
+        for i, state in enumerate(states, 1):
+            checkpoints.save(state, Position(10 * i, i, 100 * i))
+    DAMAGES[damage](folder / "20")
+    with Checkpoints(folder) as checkpoints:
+        restored = checkpoints.restore(states[0])
+    assert restored is not None and restored[1] == Position(10, 1, 100)
+    check(restored[0], states[0], states[0])
+    err = capsys.readouterr().err
+    assert f"{folder / '20'} is damaged (" in err and "going on from the one of update 10" in err
+    assert (tmp_path / "checkpoint-damaged-20").is_dir() and not (folder / "20").exists()
+    gc.collect()  # here, and not in another test
+
+
+@pytest.mark.parametrize("marker", ["commit_success.txt", "_CHECKPOINT_METADATA"])
+def test_without_a_marker(tmp_path: Path, marker: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a file system that has no atomic renaming the marker says what is whole. Here the name does: nothing else is lost with it."""
+    folder, state = tmp_path / "checkpoint", some_state("auto", 0)
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(state, Position(10, 1, 100))
+        checkpoints.save(state, Position(20, 2, 200))
+    (folder / "20" / marker).unlink()
+    with Checkpoints(folder) as checkpoints:
+        restored = checkpoints.restore(state)
+    assert restored is not None and restored[1].M in (10, 20)
+    check(restored[0], state, state)
+
+
+def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
+    torn = tmp_path / "30.orbax-checkpoint-tmp"
+    (torn / "state").mkdir(parents=True)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.restore(some_state("auto", 0)) is None
+    assert not torn.exists()
 
 
 def test_saving_waits_for_no_later_change(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from isojax import __version__, cli, report
 from isojax.cli_words import budget_number, fixed_values, plain
 from isojax.config import Config, config_hash, load_config, read_saved, save_config
 from isojax.files import write_text
+from isojax.launch.gang import ALONE, Gang
 from isojax.launch.planner import plan
 from isojax.records import RECORDS, Ledger
 from isojax.report.figures import FIGURES
@@ -67,11 +68,13 @@ def calls(monkeypatch: pytest.MonkeyPatch, known: Path) -> list[tuple[Any, ...]]
     """Stands in for the module that needs jax, and remembers what they were given."""
     seen: list[tuple[Any, ...]] = []
 
-    def launch(config: Config, resume: bool, dry_run: bool) -> Path:
+    def launch(config: Config, resume: bool, dry_run: bool, gang: Gang) -> Path:
+        assert gang == ALONE
         seen.append((config, resume, dry_run))
         return known
 
-    def train(config: Config, resume: bool) -> Path:
+    def train(config: Config, resume: bool, gang: Gang) -> Path:
+        assert gang == ALONE
         seen.append((config, resume))
         return known
 
@@ -181,7 +184,7 @@ def test_wrong_usage_is_exit_code_2(isojax: Isojax, words: list[str]) -> None:
 
 
 def test_an_error_inside_a_command_is_one_message(isojax: Isojax, monkeypatch: pytest.MonkeyPatch) -> None:
-    def launch(config: Config, resume: bool, dry_run: bool) -> Path:
+    def launch(config: Config, resume: bool, dry_run: bool, gang: Gang) -> Path:
         raise InputError("the mesh data=3 does not fit 8 devices")
 
     monkeypatch.setitem(sys.modules, "isojax.launch.local", SimpleNamespace(launch=launch))

@@ -17,7 +17,7 @@ from isojax.estimators import summary
 from isojax.evaluate import Counts
 from isojax.records import Ledger, read_runs
 from isojax.scaling.synthetic import world
-from isojax.train import metrics_of
+from isojax.told import metrics_of
 from isojax.types import Cell, EvalPoint, RunRecord
 
 Isojax = Callable[..., tuple[int, str, str]]

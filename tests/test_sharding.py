@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from isojax.rl.step import adam, build_init
-from isojax.sharding import MeshShape, make_mesh, manual_part, parse_mesh, partition, shard_count
+from isojax.sharding import MeshShape, make_mesh, manual_part, padded, parse_mesh, partition, shard_count
 from isojax.types import InputError
 from tests.device import CONFIG, DECODER, MESHES, VOCAB, mesh, placed, policy
 
@@ -21,20 +21,22 @@ L, D, N, K, H, F = CONFIG.layers, CONFIG.width, CONFIG.heads, CONFIG.kv_heads, C
 @pytest.mark.parametrize(
     ("text", "shape", "shards"),
     [
-        ("auto", (1, 1, 1), 1),
-        ("data=2,tensor=1", (2, 1, 1), 2),
-        ("tensor=2,data=2,fsdp=2", (2, 2, 2), 4),
-        (" data=4 , tensor=2", (4, 1, 2), 4),
-        ("data=-1,tensor=2", (4, 1, 2), 4),
-        ("fsdp=-1", (1, 8, 1), 8),
+        ("auto", (1, 1, 1, 1), 1),
+        ("data=2,tensor=1", (2, 1, 1, 1), 2),
+        ("tensor=2,data=2,fsdp=2", (2, 2, 1, 2), 4),
+        (" data=4 , tensor=2", (4, 1, 1, 2), 4),
+        ("data=-1,tensor=2", (4, 1, 1, 2), 4),
+        ("fsdp=-1", (1, 8, 1, 1), 8),
+        ("data=2,sequence=2,tensor=2", (2, 1, 2, 2), 2),
+        ("sequence=-1,fsdp=2", (1, 2, 4, 1), 2),
     ],
 )
-def test_meshes_by_hand(text: str, shape: tuple[int, int, int], shards: int) -> None:
+def test_meshes_by_hand(text: str, shape: tuple[int, int, int, int], shards: int) -> None:
     parsed = parse_mesh(text, 8)
     assert parsed == MeshShape(*shape)
     assert (parsed.devices, parsed.shards) == (np.prod(shape), shards)
     made = make_mesh(parsed, jax.devices())
-    assert dict(made.shape) == dict(zip(("data", "fsdp", "tensor"), shape, strict=True))
+    assert dict(made.shape) == dict(zip(("data", "fsdp", "sequence", "tensor"), shape, strict=True))
     assert set(made.axis_types) == {AxisType.Auto}
     assert shard_count(made) == shards
 
@@ -42,11 +44,15 @@ def test_meshes_by_hand(text: str, shape: tuple[int, int, int], shards: int) -> 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("model=2", "'model' is not a new axis of data, fsdp, tensor"),
+        ("model=2", "'model' is not a new axis of data, fsdp, sequence, tensor"),
         ("data=2,data=2", "'data' is not a new axis"),
         ("data=0", "size of data is '0'; expected a positive integer"),
         ("data=two", "size of data is 'two'"),
         ("data", "size of data is ''"),
+        ("sequence=0", "size of sequence is '0'; expected a positive integer"),
+        ("sequence=2,tensor=2,sequence=2", "'sequence' is not a new axis"),
+        ("data=2,sequence=-1,tensor=-1", "only one axis may be -1, not sequence and tensor"),
+        ("data=4,sequence=4", "needs 16 devices and this machine shows 8.*device_count=16"),
         ("data=-1,fsdp=-1", "only one axis may be -1, not data and fsdp"),
         ("data=4,tensor=4", "needs 16 devices and this machine shows 8.*device_count=16"),
         ("data=-1,tensor=16", "needs 16 devices and this machine shows 8"),
@@ -72,6 +78,12 @@ def test_the_table_by_hand() -> None:
     assert partition(("layer", "embed", "heads", "head_dim"), (2, 31, 3, 8), on) == PartitionSpec(None, None, None, None)
     # an axis of one device splits nothing
     assert partition(("vocab", "embed"), (24, 32), mesh(MESHES[0])) == PartitionSpec("tensor", None)
+    # positions of prompts over sequence; those without elements stay whole
+    on = mesh("data=2,sequence=4")
+    assert partition(("shard", "kv_heads", "position"), (2, 4, 8), on) == PartitionSpec(("data", "fsdp"), None, "sequence")
+    assert partition(("position", "position"), (7, 0), on) == PartitionSpec(None, None)
+    assert [padded(positions, on) for positions in (0, 1, 4, 5)] == [0, 4, 4, 8]
+    assert [padded(5, mesh(axes)) for axes in ("auto", "sequence=2", "sequence=8")] == [5, 6, 8]
     assert tuple(manual_part(PartitionSpec(None, "fsdp", "tensor"))) in [(None, "fsdp", None), (None, ("fsdp",), None)]
 
 

@@ -27,6 +27,7 @@ def main() -> None:
     import numpy as np
     from isojax_setup import Setup
 
+    from isojax.huge_pages import give_back
     from isojax.rl.step import build_init, build_train, coefficients
 
     ids = child.read_prompts(args.prompts).ids
@@ -37,6 +38,9 @@ def main() -> None:
     del setup.params
     index = np.arange(setup.geometry.problem_rows, dtype=np.int32)[None]
     scalars = (np.int32(1), np.int32(len(ids)), np.int32(args.n), np.int32(0))
+
+    state, _ = jax.block_until_ready(train(state, {}, setup.problems, index, np.int32(0), *scalars[1:], coefficients(setup.cell.rl)))
+    give_back()  # as a run does when it has compiled
 
     def step() -> int:
         nonlocal state

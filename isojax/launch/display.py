@@ -14,6 +14,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from isojax.config import Config
+from isojax.launch.fitting import Room, size
+from isojax.launch.speed import Forecast
 from isojax.records import INCLUDE_FLAGGED
 from isojax.types import Cell
 
@@ -23,21 +25,45 @@ if TYPE_CHECKING:
 console = Console(stderr=True)
 
 
-def print_plan(config: Config, cells: list[Cell], folder: Path, devices: str, at_once: int) -> None:
-    """The sweep in a table: one row for each (B_p, n)."""
+def print_plan(
+    config: Config, cells: list[Cell], folder: Path, devices: str, at_once: int, room: Room, expected: Forecast | None = None
+) -> None:
+    """The sweep in a table: one row for each (B_p, n); what it takes of a device; and, where that is known, how long."""
     last = config.cell.eval.grid(config.sweep.budget)[-1]
     table = Table(title=f"{config.name}: {len(cells)} cells in {folder}", title_justify="left")
-    for head in ("B_p", "n", "B", "M", "C", "seeds"):
+    for head in ("B_p", "n", "B", "M", "C", "seeds", *(("rollouts/s", "a cell takes") if expected else ())):
         table.add_column(head, justify="right")
     for B_p, n in sorted({(c.B_p, c.n) for c in cells}):
         M = -(-last // (B_p * n))
-        table.add_row(*map(str, (B_p, n, B_p * n, M, M * B_p * n, config.sweep.seeds)))
+        times = (
+            (f"{expected.rates[B_p, n]:,.{0 if expected.rates[B_p, n] >= 10 else 2}f}", duration(expected.seconds[B_p, n]))
+            if expected
+            else ()
+        )
+        table.add_row(*map(str, (B_p, n, B_p * n, M, M * B_p * n, config.sweep.seeds)), *times)
     console.print(table)
     console.print(
         f"{at_once} at once, {devices}; R = {config.sweep.slots} slots and m = {config.sweep.microbatch} rows a microbatch, "
         f"g = {config.sweep.prompts} prompts at once on each shard; "
         f"{len(config.cell.eval.grid(config.sweep.budget))} evaluations a cell, the last at C = {last}"
     )
+    taken = room.takes(config.sweep)
+    parts = ", ".join(f"{name} {size(number)}" for name, number in taken.parts.items() if number)
+    console.print(
+        f"memory of a device, the same for every cell: {parts}; {size(taken.sampling)} at the peak of sampling and {size(taken.update)} at "
+        f"the update's, of {size(room.device_memory)}",
+        highlight=False,
+    )
+    if expected:
+        console.print(f"time: {duration(expected.sweep)} for the sweep, from {expected.source}", highlight=False)
+
+
+def duration(seconds: float) -> str:
+    """Seconds for a person: 2.5 min."""
+    for unit, one in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * one:
+            return f"{seconds / one:,.1f} {unit}"
+    return f"{seconds:.1f} s"
 
 
 class Display:

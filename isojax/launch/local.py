@@ -8,41 +8,52 @@ from __future__ import annotations
 
 import fcntl
 import os
-import queue
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isojax.config import Config, DataConfig, config_hash, save_config
-from isojax.launch.display import Display, print_plan
-from isojax.launch.health import judge
+from isojax.config import Config, DataConfig, save_config
+from isojax.launch.display import Display, console, print_plan
+from isojax.launch.fitting import Room, sized
+from isojax.launch.forecast import expect, room_of
+from isojax.launch.gang import ALONE, Gang, check_several, check_shared, together
 from isojax.launch.planner import plan
 from isojax.launch.resume import BASE, CONFIG, settle
+from isojax.launch.workers import tell_failures, work
 from isojax.types import Cell, InputError, RunFailed
 
 if TYPE_CHECKING:
-    from isojax.base import Base
     from isojax.tasks.base import Task
-    from isojax.train import Programs, Progress
+    from isojax.train import Programs
 
 
-def launch(config: Config, resume: bool, dry_run: bool) -> Path:
-    """Run every cell of the sweep that is not finished; returns the sweep's folder, runs/<name>.
+def launch(config: Config, resume: bool, dry_run: bool, gang: Gang = ALONE) -> Path | None:
+    """Run every cell of the sweep that is not finished; returns the sweep's folder, runs/<name>, or nothing in a process of several that
+    only helps: process 0 fits and reports.
 
     Raises:
         InputError: before any work, when the recipe contradicts itself, the mesh does not fit, the folder holds another sweep, or the
             grid is over B_max.
         RunFailed: after all other cells are done, naming the cells that failed.
     """
-    folder = Path(config.run.dir) / config.name
     cells = plan(config.sweep)
-    pairs = sorted({(c.B_p, c.n) for c in cells})
     jax = start_jax(config)
+    with together(gang):
+        from isojax import hosts
+
+        console.quiet = not hosts.writes()
+        folder = _launch(jax, config, cells, resume, dry_run)
+        return folder if hosts.writes() else None
+
+
+def _launch(jax: Any, config: Config, cells: list[Cell], resume: bool, dry_run: bool) -> Path:
+    """`launch`, in each of its processes."""
+    folder = Path(config.run.dir) / config.name
+    pairs = sorted({(c.B_p, c.n) for c in cells})
+    from isojax import hosts
     from isojax.models.choice import with_kernels
     from isojax.rl import recipe
     from isojax.rl.pipeline import sampler_shape
@@ -50,30 +61,43 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
     from isojax.train import Programs
 
     recipe.check(config.cell.rl, cells)
-    devices = jax.local_devices()
-    shape = parse_mesh(config.run.mesh, len(devices))
+    devices = jax.devices()
+    shape = parse_mesh("data=-1" if config.run.mesh == "auto" and hosts.several() else config.run.mesh, len(devices))
+    if hosts.several():
+        check_several(config, shape.devices, len(devices), jax.process_count())
     apart = sampler_shape(config.cell.rl, config.run, len(devices), shape.devices, jax.default_backend())
     in_process = config.run.sampler_process
     work = shape.devices + (apart.devices if apart else 0)  # devices that a cell keeps at work, of which it takes `each` of this process
     each = shape.devices if in_process else work
-    config = settle(resolve_config(config), folder, resume or dry_run, shape.shards)
+    resolved, asked = resolve_config(config), config.sweep
+    config = hosts.by_first(lambda: settle(resolved, folder, resume or dry_run, shape.shards))
     at_once = min(config.run.cells_at_once or cells_side_by_side(jax, work), len(devices) // each, len(cells))
     check_data(config.cell.data)
     with open_task(config) as task, ExitStack() as ending:
         check_problems(config, task, pairs)
+        room = room_of(config, pairs, shape, task, work * at_once)
+        settled = config
+        config = hosts.by_first(lambda: sized(settled, asked, room, fresh=not (folder / CONFIG).exists()))
         meshes = [make_mesh(shape, devices[i * each :]) for i in range(at_once)]
         left = [devices[i * each + shape.devices :] for i in range(at_once)]
         samplers = [make_mesh(apart, mine) if apart and not in_process else apart for mine in left]
-        config = config.model_copy(update={"sweep": with_kernels(config.cell, config.sweep, meshes[0])})
+        config = config.model_copy(update={"sweep": hosts.first(with_kernels(config.cell, config.sweep, meshes[0]))})
         both = zip(meshes, samplers, strict=True)
         programs = [Programs(config.cell, config.sweep, pairs, mesh, task, sampler) for mesh, sampler in both]
         for mine in programs:
             ending.callback(mine.close)
         beside = f" and {apart.devices} of its sampler's process" if apart and in_process else ""
-        print_plan(config, cells, folder, f"{each} of {len(devices)} {jax.default_backend()} devices a cell{beside}", at_once)
+        expected = (
+            expect(config, cells, room, at_once, folder, [d for d in devices[: each * at_once] if d.process_index == jax.process_index()])
+            if dry_run
+            else None
+        )
+        at = f"{each} of {len(devices)} {jax.default_backend()} devices a cell{beside}"
+        print_plan(config, cells, folder, at, at_once, room, expected)
         if not dry_run:
-            with alone(folder):
-                run_cells(programs, config, cells, folder)
+            with alone(folder) if hosts.writes() else nullcontext():
+                check_shared(folder)
+                run_cells(programs, config, cells, folder, room)
     return folder
 
 
@@ -143,7 +167,7 @@ def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]]) -> 
         task.check(problems)
 
 
-def train(config: Config, resume: bool) -> Path:
+def train(config: Config, resume: bool, gang: Gang = ALONE) -> Path | None:
     """One run: a config whose sweep is a single cell; returns its folder, runs/<name>.
 
     Raises:
@@ -156,7 +180,7 @@ def train(config: Config, resume: bool) -> Path:
             f"this config holds {len(cells)} cells and `isojax train` runs one; choose it, for example by "
             f"sweep.B_p=[{a.B_p}] sweep.n=[{a.n}] sweep.seeds=1, or run them all by `isojax launch`."
         )
-    return launch(config, resume, dry_run=False)
+    return launch(config, resume, dry_run=False, gang=gang)
 
 
 def start_jax(config: Config) -> Any:
@@ -177,38 +201,36 @@ def cores() -> int:
 
 
 def cells_side_by_side(jax: Any, devices: int) -> int:
-    """How many cells run at once by default: one on every part of the devices; simulated CPU devices beyond the cores add nothing."""
+    """How many cells run at once by default: one on every part of the devices; simulated CPU devices beyond the cores add nothing, and of
+    several processes all work at one."""
+    if jax.process_count() > 1:
+        return 1
     parts = max(1, len(jax.local_devices()) // devices)  # a cell whose sampler is a process has devices that are not among these
     return min(parts, max(1, cores() // devices)) if jax.default_backend() == "cpu" else parts
 
 
-def run_cells(programs: list[Programs], config: Config, cells: list[Cell], folder: Path) -> None:
+def run_cells(programs: list[Programs], config: Config, cells: list[Cell], folder: Path, room: Room) -> None:
     """The base policy, then all cells. The config is saved when nothing can be refused any more."""
+    from isojax import hosts
     from isojax.base import PROBLEMS, prepare
 
     first = programs[0]
-    if not (folder / CONFIG).exists():
+    if hosts.writes() and not (folder / CONFIG).exists():
         (folder / BASE / PROBLEMS).unlink(missing_ok=True)  # of settings that may have changed since
     with Display(config, cells) as display:
         base = prepare(folder / BASE, config.cell, first.decoder, first.task, first.labeller, first.mesh, display.step)
         check_batch([(c.B_p, c.n) for c in cells], len(base.training))
         tell_failures(display, first.task)
-        save_config(config, folder / CONFIG)
-        failed = work(programs, config, base, cells, folder, display)
+        if hosts.writes():
+            save_config(config, folder / CONFIG)
+        failed = work(programs, config, base, cells, folder, display, room)
         tell_failures(display, first.task)
     if failed and len(failed) == len(cells) and all(isinstance(error, InputError) for _, error in failed):
         raise InputError(" ".join(dict.fromkeys(str(error) for _, error in failed)))  # nothing was trained: something given is of no use
     if failed:
-        errors = "\n".join(f"  {cell.name}: {error}" for cell, error in failed)
-        raise RunFailed(f"{len(failed)} of {len(cells)} cells failed; the others are recorded in {folder}.\n{errors}")
-
-
-def tell_failures(display: Display, task: Task) -> None:
-    """Show a person the first failure of each kind that the verifier has met since; the ledger counts them all."""
-    from isojax.tasks.base import on_device
-
-    if not on_device(task):
-        display.failures(task.examples())
+        errors = [f"{cell.name}: {error}" for cell, error in failed]
+        several = f"{len(failed)} of {len(cells)} cells failed; the others are recorded in {folder}."
+        raise RunFailed(errors[0] if len(cells) == 1 else "\n  ".join([several, *errors]))
 
 
 @contextmanager
@@ -250,50 +272,3 @@ def check_batch(pairs: list[tuple[int, int]], problems: int) -> None:
             f"sweep.B_p holds {B_p} and the training set {problems} problems; a batch takes each once. "
             "Lower B_p or raise cell.data.candidates."
         )
-
-
-def work(
-    programs: list[Programs], config: Config, base: Base, cells: list[Cell], folder: Path, display: Display
-) -> list[tuple[Cell, Exception]]:
-    """One thread for each set of programs, taking cells until none is left; the cells that failed, with their errors."""
-    from isojax.train import run_cell
-
-    todo: queue.SimpleQueue[Cell] = queue.SimpleQueue()
-    for cell in cells:
-        todo.put(cell)
-    failed: list[tuple[Cell, Exception]] = []
-    name = config_hash(config.cell)
-
-    def report(progress: Progress) -> None:
-        display.update(progress)
-        tell_failures(display, programs[0].task)
-
-    def worker(mine: Programs) -> None:
-        while True:
-            try:
-                cell = todo.get_nowait()
-            except queue.Empty:
-                return
-            own, error = folder / "cells" / cell.name, None
-            display.start(cell)
-            for part in (partial(run_cell, mine, config, base, cell, own, name, report), partial(judge, own, cell, display)):
-                try:
-                    part()
-                except Exception as e:  # one cell's failure must not cost the others; all are raised together at the end
-                    error = error or e
-            if error is not None:
-                failed.append((cell, error))
-            display.finish(cell, failed=error is not None)
-
-    _in_threads([lambda p=p: worker(p) for p in programs])
-    return failed
-
-
-def _in_threads(jobs: list[Callable[[], None]]) -> None:
-    """Run the jobs side by side; Ctrl-C ends the process at once, and a later --resume goes on."""
-    threads = [threading.Thread(target=job, daemon=True) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.2)

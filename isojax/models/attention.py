@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
 from isojax.models.kernels.splash import splash_attention
 from isojax.models.kernels.tpu_decode import flash_decode, whole_blocks
-from isojax.sharding import partition
+from isojax.sharding import PROMPTS, partition
 
 NEVER = -1e30
 
@@ -82,16 +82,18 @@ def by_heads(
     """`function` on each device's own heads, inside a shard_map that leaves the heads' axis automatic; elsewhere itself.
 
     inputs, outputs: which dimension of each array counts heads, None where none does. Where the axis does not divide the heads of keys
-    and values, every device attends with all of them.
+    and values, every device attends with all of them. Axes of one device are named with the heads, or shard_map would add up gradients over
+    them.
     """
     mesh = jax.sharding.get_abstract_mesh()
     automatic = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
     if not automatic:
         return function
     (axis,) = partition(("kv_heads",), (kv_heads,), mesh)
+    heads = tuple(name for name in mesh.axis_names if name in automatic and (name == axis or mesh.shape[name] == 1))
 
     def specs(dimensions: tuple[int | None, ...]) -> tuple[PartitionSpec, ...]:
-        return tuple(PartitionSpec() if d is None else PartitionSpec(*[None] * d, axis) for d in dimensions)
+        return tuple(PartitionSpec() if d is None else PartitionSpec(*[None] * d, heads) for d in dimensions)
 
     return shard_map(function, in_specs=specs(inputs), out_specs=specs(outputs), axis_names=automatic, check_vma=False)
 
@@ -115,6 +117,20 @@ def self_attention(
 
     inputs = (2, 1, 1) if prefix is None else (2, 1, 1, 1, 1, None)
     return by_heads(attention, k.shape[1], inputs, (2,))(q, k, v, *(prefix or ()))[0]
+
+
+def split_attention(
+    positions: Int[Array, " t"], q: Float[Array, "b t N H"], k: Float[Array, "b K t H"], v: Float[Array, "b K t H"]
+) -> Float[Array, "b t N H"]:
+    """Causal attention within rows of which each device of `sequence` has the part at `positions`, in a shard_map over that axis: its own
+    queries meet all keys, which are gathered, each device's own heads of them."""
+
+    def attention(positions: Array, q: Array, k: Array, v: Array) -> tuple[Array]:
+        keys, values = (lax.all_gather(x, PROMPTS, axis=2, tiled=True) for x in (k, v))
+        before = jnp.arange(keys.shape[2])[None] <= positions[:, None]
+        return (attend(q, [(keys, values, jnp.broadcast_to(before[None], (len(q), *before.shape)))]),)
+
+    return by_heads(attention, k.shape[1], (None, 2, 1, 1), (2,))(positions, q, k, v)[0]
 
 
 def _plain_self(q: Array, k: Array, v: Array, prefix: Prefix | None) -> Array:

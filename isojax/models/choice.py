@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 
 from isojax.config import CellConfig, SweepConfig
 from isojax.models.attention import Cache, cache_positions, cached, decode_attention, self_attention
+from isojax.sharding import splits_positions
 from isojax.types import InputError
 
 KERNELS = {"tpu": ("pallas",), "gpu": ("cudnn",), "cpu": ()}  # by the platform of a device, beside `plain`
@@ -157,11 +158,15 @@ def choose(shape: Shape, wanted: str = "auto", device: Any = None, key: str = "a
 def with_kernels(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepConfig:
     """The sweep with its attention chosen, where it is not set: by measurement, at the run's own shapes on a device of the mesh.
 
+    Where the mesh splits positions that is the plain form: a kernel wants them all.
+
     Raises:
-        InputError: what is set cannot be had on this backend or for these shapes.
+        InputError: what is set cannot be had on this backend, on this mesh, or for these shapes.
     """
     model, sampling, device = cell.model, cell.sampling, mesh.devices.flat[0]
     precision, tensor = cell.precision.on(device.platform), mesh.shape["tensor"]
+    if splits_positions(mesh):
+        return _plain(sweep)
     apart = tensor if model.kv_heads % tensor == 0 else 1  # devices that share the heads
     heads = (model.heads // apart, model.kv_heads // apart, model.head_dim, precision.compute)
     P, T = sampling.prompt_length, sampling.response_length
@@ -171,6 +176,17 @@ def with_kernels(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepConfi
         shape = DecodeShape(sweep.slots or 1, P + T, *heads, precision.cache)
         decode = choose(shape, sweep.decode_attention or "auto", device, "sweep.decode_attention")
     return sweep.model_copy(update={"decode_attention": decode, "score_attention": score})
+
+
+def _plain(sweep: SweepConfig) -> SweepConfig:
+    """The sweep for a mesh that splits positions."""
+    for name, wanted in (("decode_attention", sweep.decode_attention), ("score_attention", sweep.score_attention)):
+        if wanted not in (None, "plain"):
+            raise InputError(
+                f"sweep.{name}={wanted} on a mesh with sequence > 1: kernels want all positions of a prompt. Expected plain or null; or "
+                "a mesh without sequence."
+            )
+    return sweep.model_copy(update={"decode_attention": "plain", "score_attention": "plain"})
 
 
 @functools.cache

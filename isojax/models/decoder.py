@@ -14,19 +14,22 @@ import copy
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
+from jax import lax, shard_map
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from isojax.config import ModelConfig
-from isojax.models.attention import self_attention
+from isojax.models.attention import self_attention, split_attention
+from isojax.models.parts import product, rows, whole
 from isojax.models.rope import Turns, frequencies, rope, turned
-from isojax.sharding import partition
+from isojax.sharding import PROMPTS, padded, partition, splits_positions
 from isojax.types import InputError
 
 Params = dict[str, Any]
@@ -34,6 +37,9 @@ Params = dict[str, Any]
 # Of a prompt's last layer nothing but keys and values is wanted. Where there are few layers it is run apart, which saves work; where there
 # are many, cutting it off their stack, a copy of all weights, takes longer than to run it whole.
 FEW_LAYERS = 8
+# What of a layer is kept for its gradient. What costs little is computed again in any case: norms, activations, a prompt's keys and values
+# laid out for each response, weights in another shape. That takes a third of the memory, and no more time (docs/performance.md).
+KEPT = {"none": jax.checkpoint_policies.dots_saveable, "layer": None}
 KV = tuple[Array, Array]  # keys and values, each [L, rows, K, positions, H]
 
 
@@ -79,8 +85,8 @@ class Block(nnx.Module):
     def project(self, x: Float[Array, "b t D"], turns: Turns) -> tuple[Array, Array, Array]:
         """Queries [b t N H], keys and values [b K t H] of the rows, turned by their positions."""
         config = self.config
-        h = flat(rms_norm(x, self.attention_norm[...], config.norm_eps))
-        q, k, v = ((h @ flat(w[...], 1)).reshape(*x.shape[:2], *w.shape[1:]) for w in (self.query, self.key, self.value))
+        h = flat(rms_norm(x, whole(self.attention_norm[...], 0, config.width), config.norm_eps))
+        q, k, v = (product(h, flat(w[...], 1)).reshape(*x.shape[:2], *w.shape[1:]) for w in (self.query, self.key, self.value))
         if config.qkv_bias:
             q, k, v = q + self.query_bias[...][None, None], k + self.key_bias[...][None, None], v + self.value_bias[...][None, None]
         if config.qk_norm:
@@ -89,10 +95,12 @@ class Block(nnx.Module):
 
     def finish(self, x: Float[Array, "b t D"], attended: Float[Array, "b t N H"]) -> Float[Array, "b t D"]:
         """Output projection and MLP, both residual."""
-        mixed = attended.reshape(-1, self.out.shape[0] * self.out.shape[1]) @ self.out[...].reshape(-1, x.shape[-1])
+        width = self.config.width
+        mixed = product(attended.reshape(-1, self.out.shape[0] * self.out.shape[1]), flat(self.out[...]), width)
         x = x + mixed.reshape(x.shape)
-        h = flat(rms_norm(x, self.mlp_norm[...], self.config.norm_eps))
-        return x + ((jax.nn.silu(h @ self.gate[...]) * (h @ self.up[...])) @ self.down[...]).reshape(x.shape)
+        h = flat(rms_norm(x, whole(self.mlp_norm[...], 0, width), self.config.norm_eps))
+        gated = jax.nn.silu(product(h, self.gate[...])) * product(h, self.up[...])
+        return x + product(gated, self.down[...], width).reshape(x.shape)
 
 
 def flat(x: Array, axes: int = -1) -> Array:
@@ -107,7 +115,7 @@ class Options(NamedTuple):
     """How a decoder is computed: it decides rounding, speed and memory.
 
     compute: dtype of products and activations. cache: dtype of the sampler's keys and values. decode, score: which attention the sampler
-    and the trainer use (models/attention.py). remat: layer or none, what of a layer is computed again for its gradient.
+    and the trainer use (models/attention.py). remat: layer, all of a layer is computed again for its gradient; none, products are not.
     """
 
     compute: str = "float32"
@@ -201,21 +209,39 @@ class Decoder:
             q, k, v = block.project(x, turns)
             return block.finish(x, attention(q, k, v, layer_context)), (k, v)
 
-        rematerialised = jax.checkpoint(layer, prevent_cse=False) if self.options.remat == "layer" else layer
+        rematerialised = jax.checkpoint(layer, prevent_cse=False, policy=KEPT[self.options.remat])
         return lax.scan(rematerialised, x, (params["blocks"], context))
 
     def prefix_cache(self, params: Params, prompts: Int[Array, "b P"]) -> KV:
-        """Keys and values of all prompt positions but the last, [L, b, K, P-1, H]; right padding needs no mask (attention is causal)."""
-        tokens = prompts[:, :-1]
-        b, t = tokens.shape
+        """Keys and values of all prompt positions but the last, [L, b, K, P-1, H]; right padding needs no mask (attention is causal).
+
+        Where a mesh splits positions, here in a shard_map that leaves them automatic, these are padded until its devices can share them
+        evenly. Each has its part of every layer's rows, and gathers nothing but keys and values, of a layer at a time.
+        """
+        b, t = len(prompts), prompts.shape[1] - 1
         if not t:  # prompts of one token: a prefix without positions
             return self.empty_cache(b, 0, params["embed"].dtype)
-        turns = self.turned(jnp.broadcast_to(jnp.arange(t)[None], (b, t)))
+        mesh = jax.sharding.get_abstract_mesh()
+        if not splits_positions(mesh):
+            return self._prefix(params, prompts[:, :-1], jnp.arange(t), partial(self_attention, self.options.score))
+
+        def own(params: Params, prompts: Array, positions: Array) -> KV:
+            tokens = jnp.take(prompts, positions, axis=1, mode="clip")  # prompts are whole: to share them out moves more than they are
+            return self._prefix(params, tokens, positions, partial(split_attention, positions))
+
+        lies = Spec(None, None, None, PROMPTS)
+        specs = (Spec(), Spec(), Spec(PROMPTS))
+        split = shard_map(own, in_specs=specs, out_specs=(lies, lies), axis_names={PROMPTS}, check_vma=False)
+        return split(params, prompts, jnp.arange(padded(t, mesh)))
+
+    def _prefix(self, params: Params, tokens: Int[Array, "b t"], positions: Int[Array, " t"], attend: Callable[..., Array]) -> KV:
+        """Keys and values of tokens at these positions, whose attention is `attend(q, k, v)`."""
+        turns = self.turned(jnp.broadcast_to(positions[None], tokens.shape))
 
         def attention(q: Array, k: Array, v: Array, _: None) -> Array:
-            return self_attention(self.options.score, q, k, v)
+            return attend(q, k, v)
 
-        x = params["embed"][tokens]
+        x = rows(params["embed"], tokens, self.config.width)
         if self.config.layers > FEW_LAYERS:
             return self._layers(params, x, turns, attention, None)[1]
         below = {**params, "blocks": jax.tree.map(lambda w: w[:-1], params["blocks"])}
@@ -241,14 +267,20 @@ class Decoder:
             before = None if context is None else (context[0][row], context[1][row], start)
             return self_attention(self.options.score, q, k, v, before)
 
-        x = params["embed"][tokens]
-        return rms_norm(self._layers(params, x, turns, attention, prefix)[0], params["norm"], self.config.norm_eps)
+        x = rows(params["embed"], tokens, self.config.width)
+        scale = whole(params["norm"], 0, self.config.width)
+        return rms_norm(self._layers(params, x, turns, attention, prefix)[0], scale, self.config.norm_eps)
 
     def logits(self, params: Params, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
         """Float32 logits."""
+        matrix, axis = self.unembedding(params)
+        return jnp.einsum("...d,vd->...v" if axis == 0 else "...d,dv->...v", hidden, matrix, preferred_element_type=jnp.float32)
+
+    def unembedding(self, params: Params) -> tuple[Array, int]:
+        """The matrix that makes logits of hidden states, [V D] or [D V], and which of its axes counts the vocabulary."""
         if self.config.tied:
-            return jnp.einsum("...d,vd->...v", hidden, params["embed"], preferred_element_type=jnp.float32)
-        return jnp.einsum("...d,dv->...v", hidden, params["unembed"], preferred_element_type=jnp.float32)
+            return whole(params["embed"], 1, self.config.width), 0
+        return whole(params["unembed"], 0, self.config.width), 1
 
     def empty_cache(self, rows: int, positions: int, dtype: jnp.dtype) -> KV:
         """A cache of zeros, [L, rows, K, positions, H]."""

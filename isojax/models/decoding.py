@@ -13,6 +13,9 @@ merges them. That pays for long prompts; but a lane takes a new prompt only when
 
     prefix keys [Z K H P-1], values [Z K P-1 H], Z = R / W;    keys [R K H T], values [R K T H]
 
+So they lie where a mesh splits the positions of prompts, whatever W: each device attends to its part of a prompt, and what the devices
+add up are a token's sums. In a cache of prompt and response together, a token's place would be some other device's.
+
 Keys lie with positions last: a score is then a product along rows of the cache.
 """
 
@@ -27,6 +30,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from isojax.models.attention import NEVER, cache_positions, cached, decode_attention
 from isojax.models.decoder import Decoder, Params, rms_norm
+from isojax.sharding import laid
 
 Layer = tuple[Array, ...]  # keys, values, and of int8 ones their scales
 POSITIONS = (-1, -2, -1, -1)  # their axes of positions
@@ -73,7 +77,8 @@ def attend_slots(q: Float[Array, "R N H"], parts: list[tuple[Array, Array, Bool[
 @dataclass(frozen=True)
 class Decoding:
     """How R slots decode: lanes of `width` slots (W), prompts of `prefix` positions before their last token, responses of `responses`
-    tokens, layers `unrolled` or stacked. Precision, and which attention where layers are stacked and W = 1, are the decoder's options."""
+    tokens, layers `unrolled` or stacked, prompts' positions `split` over devices or not. Precision, and which attention where layers are
+    stacked and a slot has one cache, are the decoder's options."""
 
     decoder: Decoder
     slots: int
@@ -81,6 +86,12 @@ class Decoding:
     prefix: int
     responses: int
     unrolled: bool
+    split: bool = False
+
+    @property
+    def apart(self) -> bool:
+        """Whether prompts lie apart from responses."""
+        return self.width > 1 or self.split
 
     @property
     def lanes(self) -> int:
@@ -102,20 +113,22 @@ class Decoding:
         stacked = (k.swapaxes(-1, -2), v, *scales)
         return [tuple(x[i] for x in stacked) for i in range(len(k))] if self.unrolled else stacked
 
-    def _zeros(self, rows: int, positions: int) -> Any:
+    def _zeros(self, rows: int, positions: int, of_prompts: bool = False) -> Any:
         config = self.decoder.config
-        shape = jnp.zeros((config.layers, rows, config.kv_heads, positions, config.head_dim), self.decoder.options.compute)
-        return self._entries(shape, shape)
+        zeros = jnp.zeros((config.layers, rows, config.kv_heads, positions, config.head_dim), self.decoder.options.compute)
+        if of_prompts:
+            zeros = laid(zeros, ("layer", None, "kv_heads", "position", "head_dim"))
+        return self._entries(zeros, zeros)
 
     def empty_cache(self) -> Cache:
         """Of R slots, zeros."""
-        if self.width == 1:
+        if not self.apart:
             return Cache(self._zeros(self.slots, cache_positions(self.decoder.options.decode, self.prefix + 1 + self.responses)), ())
-        return Cache(self._zeros(self.slots, self.responses), self._zeros(self.lanes, self.prefix))
+        return Cache(self._zeros(self.slots, self.responses), self._zeros(self.lanes, self.prefix, of_prompts=True))
 
     def empty_table(self, entries: int) -> Any:
         """A table of prompts' keys and values, zeros."""
-        return self._zeros(entries, self.prefix)
+        return self._zeros(entries, self.prefix, of_prompts=True)
 
     def prefill(self, params: Params, prompts: Int[Array, "g P"]) -> Any:
         """Keys and values of g prompts but for their last tokens, as a table's entries; `params` as they came, stacked."""
@@ -138,9 +151,9 @@ class Decoding:
                 admitted.append(lax.dynamic_update_slice_in_dim(old, jnp.where(taken, new[rows], kept), 0, old.ndim + positions))
             return tuple(admitted)
 
-        into = cache.own if self.width == 1 else cache.shared
+        into = cache.shared if self.apart else cache.own
         into = [layer(c, t) for c, t in zip(into, table, strict=True)] if self.unrolled else layer(into, table)
-        return cache._replace(own=into) if self.width == 1 else cache._replace(shared=into)
+        return cache._replace(shared=into) if self.apart else cache._replace(own=into)
 
     def step(
         self, weights: Params, cache: Cache, tokens: Int[Array, " R"], positions: Int[Array, " R"], t: Int[Array, " R"]
@@ -148,7 +161,7 @@ class Decoding:
         """One token a slot, at `positions` of its sequence, the t-th input of its response: hidden states, and the cache with it."""
         turns = jax.tree.map(lambda table: table[positions][:, None], weights["turns"])
         x = weights["embed"][tokens][:, None]
-        attend = self._attend_shared if self.width > 1 else self._attend_own
+        attend = self._attend_apart if self.apart else self._attend_own
 
         def layer(x: Array, weights: Params, own: Layer, shared: Layer, i: Array | None) -> tuple[Array, Layer]:
             block = self.decoder.block(weights)
@@ -159,7 +172,7 @@ class Decoding:
         if self.unrolled:
             written = []
             for i, (layer_weights, own) in enumerate(zip(weights["blocks"], cache.own, strict=True)):
-                x, own = layer(x, layer_weights, own, cache.shared[i] if self.width > 1 else (), None)
+                x, own = layer(x, layer_weights, own, cache.shared[i] if self.apart else (), None)
                 written.append(own)
         else:
 
@@ -180,7 +193,7 @@ class Decoding:
         seen = jnp.arange(own[1].shape[2])[None] <= positions[:, None]
         return attend_slots(q, [(own[0], own[1], seen)]), own
 
-    def _attend_shared(
+    def _attend_apart(
         self, q: Array, k: Array, v: Array, own: Layer, shared: Layer, i: Array | None, positions: Array, t: Array
     ) -> tuple[Array, Layer]:
         """With the response in the slot's own cache, and the prompt in the lane's."""

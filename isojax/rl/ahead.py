@@ -9,8 +9,8 @@ Who calls these, from which thread or process, is the business of rl/beside.py.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from isojax.models.decoder import Params
 from isojax.rl.ring import Given, SamplerPrograms, Seen
 from isojax.sampling.batch import Problems, Rollouts
 from isojax.sampling.sampler import State
+from isojax.sharding import replicated
 
 
 class Start(NamedTuple):
@@ -61,7 +62,7 @@ class Sampler:
         shards, entries = programs.shards, programs.ring.problem_rows
         self.ring = Problems(*(np.resize(x, (shards, entries, *x.shape[1:])) for x in start.filler))
         self.keys = np.zeros((shards, entries, 2), np.uint32)
-        self.before = np.full((2, shards, programs.ring.slots), -1)  # rows the slots were at, and their lengths
+        self.before = np.full((2, shards, programs.ring.slots), -1, np.int32)  # rows the slots were at, and their lengths
         self.newest: tuple[int, Params] | None = None  # weights of so many updates, that no visit has seen
         self.weights: tuple[Params, Params] | None = None
         self.version = -1
@@ -76,6 +77,28 @@ class Sampler:
     def ready(self) -> list[int]:
         """The batches that can be taken."""
         return [b for b, count in self.finished.items() if count == self.start.B_p * self.start.n]
+
+    def save(self) -> tuple[dict[str, Any], Any]:
+        """What it has under way, as data for JSON and as arrays. Its weights are not among them: those published last are as new as any."""
+        finished = {str(b): count for b, count in self.finished.items()}
+        ages = {str(b): {str(v): count for v, count in ages.items()} for b, ages in self.ages.items()}
+        meta = {"first": self.start.first, "begun": self.begun, "version": self.version, "finished": finished, "ages": ages}
+        ring = {name: x for name, x in self.ring._asdict().items() if x.size}  # Orbax saves no empty array, as answers of tasks in text are
+        return meta, {"state": self.state, "ring": ring, "keys": self.keys, "before": self.before}
+
+    def restore(self, meta: Mapping[str, Any], arrays: Callable[[Any], Any]) -> None:
+        """Goes on where `save` was called."""
+        whole = replicated(self.programs.mesh)
+        _, like = self.save()
+        found = arrays(jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x, whole), like))
+        self.state = found["state"]
+        self.ring = self.ring._replace(**{name: np.array(x) for name, x in found["ring"].items()})
+        self.keys, self.before = np.array(found["keys"]), np.array(found["before"])
+        self.start = self.start._replace(first=meta["first"])
+        self.begun, self.version = meta["begun"], meta["version"]
+        self.finished = {int(b): count for b, count in meta["finished"].items()}
+        for b, ages in meta["ages"].items():
+            self.ages[int(b)].update({int(v): count for v, count in ages.items()})
 
     def begin(self, b: int, problems: Problems, key: np.ndarray) -> None:
         """Batch b may be worked at: host arrays of its B_p problems, the data of its key. Batches come in order, at most k + 1 at once."""

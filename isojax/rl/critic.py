@@ -16,11 +16,12 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
 from isojax.models.decoder import KV, Decoder, Params
+from isojax.models.parts import whole
 from isojax.rl.advantages import whitened
 from isojax.rl.objective import Coefficients, Fixed, Rows, Sums, hidden_states
 from isojax.rl.update import Accumulator, Responses, build_gradient
 from isojax.sampling.batch import Geometry, Problems
-from isojax.sharding import ROWS, partition
+from isojax.sharding import ROWS, manual_specs, partition
 
 
 class Estimates(NamedTuple):
@@ -121,7 +122,8 @@ class CriticObjective:
     def values(self, params: Params, prefix: KV, problems: Problems, rows: Rows) -> Float[Array, "m T"]:
         """Values before each response token, in float32."""
         hidden = hidden_states(self.decoder, params, prefix, problems, rows)
-        values = jnp.einsum("mtd,d->mt", hidden, params["value"], preferred_element_type=jnp.float32)
+        direction = whole(params["value"], 0, self.decoder.config.width)
+        values = jnp.einsum("mtd,d->mt", hidden, direction, preferred_element_type=jnp.float32)
         return values + params["value_bias"][0].astype(jnp.float32)
 
     def __call__(self, params: Params, prefix: KV, base_prefix: KV | None, fixed: Fixed, rows: Rows) -> tuple[Array, Sums]:
@@ -168,9 +170,15 @@ def build_critic(decoder: Decoder, geometry: Geometry, mesh: Mesh) -> tuple[Call
         blocks = ((own.every.groups + g - 1) // g).max()
         return lax.fori_loop(0, blocks, block, jnp.zeros((geometry.rows, T), jnp.float32))[None]
 
-    rows = P(ROWS)
+    rows, everywhere = P(ROWS), P()
+    lies: Any = (manual_specs(shapes(decoder), logical_axes(decoder), mesh), everywhere, everywhere, everywhere)
     sharded = shard_map(
-        shard_values, mesh=mesh, in_specs=(P(), rows, rows, P(), P()), out_specs=rows, axis_names=set(ROWS), check_vma=False
+        shard_values,
+        mesh=mesh,
+        in_specs=(Fixed(*lies), rows, rows, P(), P()),
+        out_specs=rows,
+        axis_names=set(ROWS),
+        check_vma=False,
     )
 
     def values(

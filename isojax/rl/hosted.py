@@ -21,7 +21,7 @@ from isojax.rl.objective import Coefficients
 from isojax.rl.step import RIGHT, TRAIN, State, Step, state_shardings, take
 from isojax.sampling.batch import Geometry, Problems, Rollouts, place_rewards
 from isojax.sampling.stream import build_stream
-from isojax.sharding import replicated
+from isojax.sharding import compiler_options, replicated
 from isojax.tasks.base import Grades, HostTask, Task, unfinished
 from isojax.tasks.grading import Grading
 from isojax.types import Problem
@@ -102,7 +102,7 @@ def build_learn(cell: CellConfig, decoder: Decoder, task: Task, geometry: Geomet
         return lax.fori_loop(0, (B_p > 0).astype(jnp.int32), lambda _, carry: once(carry[0]), (state, zeros))
 
     out = state_shardings(decoder, mesh, cell.rl.critic is not None)
-    return jax.jit(learn, donate_argnums=0, out_shardings=(out, replicated(mesh)))
+    return jax.jit(learn, donate_argnums=0, out_shardings=(out, replicated(mesh)), compiler_options=compiler_options(mesh))
 
 
 def told(grades: Grades) -> Metrics:

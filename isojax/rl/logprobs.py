@@ -55,9 +55,9 @@ def read(decoder: Decoder, hidden: Hidden, tokens: Int[Array, "m T"], temperatur
     if split or tokens.size * decoder.vocab <= PLAIN:
         log_p = log_probs(decoder.logits(hidden.params, hidden.states), temperature)
         return Read(chosen(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p)))
-    name, axis = ("embed", 0) if decoder.config.tied else ("unembed", 1)
+    matrix, axis = decoder.unembedding(hidden.params)
     rows = hidden.states.reshape(-1, hidden.states.shape[-1])
-    found: Any = blockwise(rows, hidden.params[name], tokens.reshape(-1), axis, temperature, use_entropy, min(BLOCK, decoder.vocab))
+    found: Any = blockwise(rows, matrix, tokens.reshape(-1), axis, temperature, use_entropy, min(BLOCK, decoder.vocab))
     return Read(*(x.reshape(tokens.shape) for x in found))
 
 

@@ -75,6 +75,7 @@ class PipelinePrograms:
     ):
         """`sampler`: None, by turns on `mesh`; a mesh of other devices, in a thread; the shape of one, in a process that simulates it."""
         assert cell.rl.pipeline is not None
+        self.max_skipped = cell.rl.max_skipped
         self.k, self.task, self.geometry, self.mesh = cell.rl.pipeline, task, geometry, mesh
         self.apart = sampler is not None
         self.shards = sampler.shards if isinstance(sampler, MeshShape) else shard_count(sampler or mesh)
@@ -163,6 +164,28 @@ class Pipeline:
         for grading in self.grading.values():
             grading.__exit__(*exc)
 
+    def save(self) -> tuple[dict[str, Any] | None, Any]:
+        """What is under way, as data for JSON and as arrays; nothing before anything has begun, or where the sampler works beside,
+        whose rollouts are then sampled anew."""
+        if not isinstance(self.half, Turns) or self.begun == self.done:
+            return None, None
+        sampler, arrays = self.half.sampler.save()
+        batches = {str(b): chosen.index.tolist() for b, chosen in self.chosen.items()}
+        grading = {str(b): grading.save() for b, grading in self.grading.items()}
+        meta = {"begun": self.begun, "shards": self.programs.shards, "sampler": sampler, "batches": batches, "grading": grading}
+        return meta, arrays
+
+    def restore(self, meta: Mapping[str, Any], arrays: Callable[[Any], Any], params: Params) -> None:
+        """Goes on where `save` was called. `arrays` gives the saved ones, laid out as its argument; `params`: the newest."""
+        assert isinstance(self.half, Turns)
+        self.half.sampler.restore(meta["sampler"], arrays)
+        self.begun = meta["begun"]
+        for name, index in meta["batches"].items():
+            self._choose(int(name), np.array(index, np.int32))
+        for name, saved in meta["grading"].items():
+            self.grading[int(name)].restore(saved)
+        self.half.publish(self.done, params)
+
     def updates(self, state: State, count: int) -> tuple[State, Metrics]:
         """`count` updates; the sums of their metrics. With count = 0 nothing changes, but everything is compiled."""
         sums: Metrics = {}
@@ -181,6 +204,8 @@ class Pipeline:
             for name, value in (metrics | ages).items():  # added up in float32, as the synchronous program does
                 had, value = np.float32(sums.get(name, 0.0)), np.float32(value)
                 sums[name] = float(max(had, value) if name.startswith(MAX) else had + value)
+            if metrics["not_finite"] and int(state.skipped) >= self.programs.max_skipped:
+                break
         return state, sums
 
     def _go_on(self, params: Params) -> None:
@@ -192,12 +217,16 @@ class Pipeline:
 
     def _begin(self, b: int) -> None:
         """Chooses a batch's problems, for both halves."""
-        index, padded = next(self.order), np.zeros(self.programs.geometry.problem_rows, np.int32)
+        index = next(self.order)
+        self._choose(b, index)
+        self.half.begin(b, Problems(*(np.asarray(x)[index] for x in self.arrays)), np.asarray(self.chosen[b].key))
+
+    def _choose(self, b: int, index: np.ndarray) -> None:
+        padded = np.zeros(self.programs.geometry.problem_rows, np.int32)
         padded[: self.cell.B_p] = index
         self.chosen[b] = Chosen(index, *self.programs.choose(self.table, padded, np.int32(self.cell.seed), np.int32(b)))
         if not on_device(self.programs.task):
             self.grading[b] = Grading(self.programs.task, [self.problems[q] for q in index for _ in range(self.cell.n)])
-        self.half.begin(b, Problems(*(np.asarray(x)[index] for x in self.arrays)), np.asarray(self.chosen[b].key))
 
     def _found(self, found: Found) -> None:
         """Hands what has finished to the verifier."""

@@ -84,6 +84,7 @@ def receive(connection: Connection) -> Any:
 def main(descriptor: int) -> None:
     """Serve the socket until it closes."""
     os.set_inheritable(descriptor, False)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all of a job, it is the trainer's, which ends this process when it has saved
     with Connection(descriptor) as connection:
         try:
             _work(connection)

@@ -6,6 +6,7 @@ update takes comes from the host as indices into the training table.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Float, Int
+from jax.sharding import Mesh
+from jaxtyping import Array, Int
 
 from isojax.config import CellConfig
 from isojax.config_rl import CriticConfig, RLConfig
@@ -29,7 +30,7 @@ from isojax.rl.terms import Terms, make_terms, subset
 from isojax.rl.update import Responses, build_gradient
 from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows
 from isojax.sampling.sampler import build_sampler
-from isojax.sharding import replicated
+from isojax.sharding import compiler_options, replicated
 from isojax.tasks.base import DeviceTask
 from isojax.tasks.stops import Stops
 
@@ -47,13 +48,14 @@ class Critic(NamedTuple):
 
 
 class State(NamedTuple):
-    """All of a run that training changes (or, of the same shape, its shardings): float32 parameters, Adam's moments, updates done, and the
-    critic where the recipe has one."""
+    """All of a run that training changes (or, of the same shape, its shardings): float32 parameters, Adam's moments, updates done, the
+    critic where the recipe has one, and how many of the last updates in a row were skipped."""
 
     params: Params
     moments: Any
     step: Any
     critic: Critic | None = None
+    skipped: Any = np.int32(0)
 
 
 class Weighed(NamedTuple):
@@ -74,9 +76,12 @@ def coefficients(config: RLConfig) -> Coefficients:
     return Coefficients(*(np.float32(v) for v in values))
 
 
+B1, B2, EPS = 0.9, 0.999, 1e-8  # Adam's
+
+
 def adam() -> optax.GradientTransformation:
-    """Adam's direction; clipping, decay and the learning rate, which are traced, are applied around it."""
-    return optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8)
+    """Adam's moments; clipping, decay and the learning rate, which are traced, are applied around it."""
+    return optax.scale_by_adam(b1=B1, b2=B2, eps=EPS)
 
 
 def state_shardings(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> State:
@@ -87,7 +92,7 @@ def state_shardings(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> 
         return optax.ScaleByAdamState(count=everywhere, mu=params, nu=params)
 
     params, of_critic = decoder.shardings(mesh), critic.shardings(decoder, mesh)
-    return State(params, moments(params), everywhere, Critic(of_critic, moments(of_critic)) if with_critic else None)
+    return State(params, moments(params), everywhere, Critic(of_critic, moments(of_critic)) if with_critic else None, everywhere)
 
 
 def build_init(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> Callable[[Params], State]:
@@ -96,20 +101,29 @@ def build_init(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> Calla
     def init(params: Params) -> State:
         copied = jax.tree.map(jnp.copy, params)  # the state is donated later, the base policy must outlive it
         values = critic.critic_params(decoder, params) if with_critic else None
-        return State(copied, adam().init(params), jnp.int32(0), None if values is None else Critic(values, adam().init(values)))
+        new_critic = None if values is None else Critic(values, adam().init(values))
+        return State(copied, adam().init(params), jnp.int32(0), new_critic, jnp.int32(0))
 
     return jax.jit(init, out_shardings=state_shardings(decoder, mesh, with_critic))
 
 
 def apply(
-    params: Params, moments: Any, gradient: Params, rate: Float[Array, ""], numbers: Coefficients
-) -> tuple[Params, Any, Float[Array, ""]]:
-    """AdamW on a gradient clipped by its global norm: new parameters and moments, and the norm before clipping."""
-    norm = optax.tree.norm(gradient)
+    params: Params, moments: Any, gradient: Params, norm: Array, rate: Array, skip: Array, numbers: Coefficients
+) -> tuple[Params, Any]:
+    """AdamW (arXiv:1711.05101) on a gradient of this global norm, clipped by it: new parameters and moments, or the old ones.
+
+    The new moments are whole before anything reads them: else XLA works out the parameters from the old ones once more, and keeps a copy of
+    all moments for that.
+    """
     shrink = jnp.minimum(1.0, numbers.max_grad_norm / jnp.maximum(norm, 1e-30))
-    direction, moments = adam().update(jax.tree.map(lambda g: g * shrink, gradient), moments)
-    params = jax.tree.map(lambda p, d: p - rate * (d + numbers.weight_decay * p), params, direction)
-    return params, moments, norm
+    _, new = adam().update(jax.tree.map(lambda g: g * shrink, gradient), moments)
+    moments = lax.optimization_barrier(jax.tree.map(partial(jnp.where, skip), moments, new))
+    means, squares = optax.tree.bias_correction(moments.mu, B1, moments.count), optax.tree.bias_correction(moments.nu, B2, moments.count)
+
+    def step(p: Array, m: Array, v: Array) -> Array:
+        return jnp.where(skip, p, p - rate * (m / (jnp.sqrt(v) + EPS) + numbers.weight_decay * p))
+
+    return jax.tree.map(step, params, means, squares), moments
 
 
 def take(table: Problems, index: Int[Array, " Q"]) -> Problems:
@@ -173,7 +187,8 @@ class Step:
         n: Array,
         numbers: Coefficients,
     ) -> tuple[State, Sums]:
-        """The gradient's step; metrics of what it was taken of."""
+        """The gradient's step; metrics of what it was taken of. Where loss or gradient is not finite the step is skipped: parameters and
+        moments stay, these metrics count as 0, and `not_finite` as 1."""
         rl, (terms, taken, estimates) = self.rl, weighed
         B, total = B_p * n, jnp.maximum(rollouts.mask.sum(), 1)
         rows = Responses(rollouts.tokens, rollouts.mask, Sampled(rollouts.logps, rollouts.kept, terms))
@@ -189,41 +204,27 @@ class Step:
         gradient, metrics = self._gradient(state.params, base, problems, rows, B_p, n, numbers)
         learned = jnp.maximum(state.step - (rl.critic.warmup if rl.critic else 0), 0)  # the policy's own updates
         rate = learning_rate(learned, B, numbers.learning_rate, rl.anchor_batch, rl.warmup, rl.lr_scaling)
-        params, moments, norm = apply(state.params, state.moments, gradient, rate, numbers)
+        norm = optax.tree.norm(gradient)
         metrics = weighted(metrics, taught) | {"grad_norm": norm}
-        new_critic = None
+        bad, warming, new_critic = ~jnp.isfinite(norm + metrics["loss"]), jnp.bool_(False), None
         if rl.critic and state.critic is not None and estimates is not None:
-            learn = state.step >= rl.critic.warmup
-            params, moments = jax.tree.map(lambda new, old: jnp.where(learn, new, old), (params, moments), (state.params, state.moments))
-            new_critic, of_critic = self._learn(state.critic, problems, rows, estimates, B_p, n, state.step, B, numbers)
-            metrics |= {f"critic_{k}": v for k, v in of_critic.items()}
-        bad = ~jnp.isfinite(norm + metrics["loss"] + metrics.get("critic_loss", 0.0) + metrics.get("critic_grad_norm", 0.0))
-        return State(params, moments, state.step + 1, new_critic), metrics | {"not_finite": bad.astype(jnp.float32)}
+            columns = critic.Columns(estimates.values, estimates.returns, rows.own.terms.policy)
+            of_critic, found = self._critic_gradient(state.critic.params, {}, problems, rows._replace(own=columns), B_p, n, numbers)
+            critic_norm = optax.tree.norm(of_critic)
+            bad, warming = bad | ~jnp.isfinite(critic_norm + found["loss"]), state.step < rl.critic.warmup
+            critic_rate = learning_rate(state.step, B, numbers.critic_learning_rate, rl.anchor_batch, rl.warmup, rl.lr_scaling)
+            new_critic = Critic(*apply(state.critic.params, state.critic.moments, of_critic, critic_norm, critic_rate, bad, numbers))
+            metrics |= {f"critic_{k}": v for k, v in (found | {"grad_norm": critic_norm}).items()}
+        params, moments = apply(state.params, state.moments, gradient, norm, rate, bad | warming, numbers)
+        metrics = {name: jnp.where(bad, 0.0, value) for name, value in metrics.items()}
+        skipped = jnp.where(bad, state.skipped + 1, 0)
+        return State(params, moments, state.step + 1, new_critic, skipped), metrics | {"not_finite": bad.astype(jnp.float32)}
 
     def _speaks(self, taken: Array, terms: Terms, B_p: Array, n: Array) -> Array:
         """Of each row, whether a rollout of its group that is taken has an advantage."""
         groups = batch_rows(self.geometry, B_p, n)[0].reshape(-1)
         has = (taken & (terms.gains != 0)).astype(jnp.int32).reshape(-1)
         return (jax.ops.segment_max(has, groups, self.geometry.problem_rows) > 0)[groups].reshape(taken.shape)
-
-    def _learn(
-        self,
-        old: Critic,
-        problems: Problems,
-        rows: Responses,
-        estimates: critic.Estimates,
-        B_p: Array,
-        n: Array,
-        step: Array,
-        B: Array,
-        numbers: Coefficients,
-    ) -> tuple[Critic, Sums]:
-        """The critic's own step."""
-        columns = critic.Columns(*estimates, rows.own.terms.policy)
-        gradient, metrics = self._critic_gradient(old.params, {}, problems, rows._replace(own=columns), B_p, n, numbers)
-        rate = learning_rate(step, B, numbers.critic_learning_rate, self.rl.anchor_batch, self.rl.warmup, self.rl.lr_scaling)
-        params, moments, norm = apply(old.params, old.moments, gradient, rate, numbers)
-        return Critic(params, moments), metrics | {"grad_norm": norm}
 
 
 def weighted(metrics: Sums, taught: Array | None) -> Sums:
@@ -241,7 +242,8 @@ def build_train(
     """The jitted `train(state, base, table, index, count, B_p, n, seed, coefficients) -> (state, sums of metrics over the updates)`.
 
     table: the training problems; index i32[U, problem_rows]: each update's problems, of which the first `count` updates are done.
-    The state is donated. With `cell.rl.no_positive_resampling` the metrics hold `RIGHT`.
+    The state is donated. With `cell.rl.no_positive_resampling` the metrics hold `RIGHT`. After `cell.rl.max_skipped` skipped updates in a
+    row no more are done.
     """
     step = Step(cell, decoder, task.stops, geometry, mesh)
 
@@ -261,13 +263,17 @@ def build_train(
                 more |= {RIGHT: jnp.zeros(len(table.ids)).at[index[i][groups]].add(jnp.where(live, rewards, 0.0))}
             return state, metrics | more
 
-        def body(i: Array, carry: tuple[State, dict[str, Array]]) -> tuple[State, dict[str, Array]]:
-            state, sums = carry
+        def going(carry: tuple[Array, State, Sums]) -> Array:
+            i, state, _ = carry
+            return (i < count) & (state.skipped < cell.rl.max_skipped)
+
+        def body(carry: tuple[Array, State, Sums]) -> tuple[Array, State, Sums]:
+            i, state, sums = carry
             state, metrics = one(i, state)
-            return state, merge(sums, metrics)
+            return i + 1, state, merge(sums, metrics)
 
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one, jnp.int32(0), state)[1])
-        return lax.fori_loop(0, count, body, (state, zeros))
+        return lax.while_loop(going, body, (jnp.int32(0), state, zeros))[1:]
 
     out = state_shardings(decoder, mesh, cell.rl.critic is not None)
-    return jax.jit(train, donate_argnums=0, out_shardings=(out, NamedSharding(mesh, jax.sharding.PartitionSpec())))
+    return jax.jit(train, donate_argnums=0, out_shardings=(out, replicated(mesh)), compiler_options=compiler_options(mesh))

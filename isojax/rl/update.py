@@ -4,6 +4,7 @@ For each block of g prompts the prompts' keys and values are computed under `jax
 responses accumulates d(params) and d(keys, values); the pull-back of the latter is added at the end. That is P + n T tokens a group
 instead of n (P + T). Loops have traced trip counts, so one program serves every B_p and n. Each response comes with its weights in the
 whole batch's loss (rl/terms.py), so microbatches, their widths (rl/packing.py), padding and shards change nothing but rounding.
+Parameters and their gradient lie as fsdp splits them; a weight is whole only where it is used (models/parts.py).
 What is differentiated is an objective: the policy's here, the critic's in rl/critic.py.
 """
 
@@ -22,7 +23,7 @@ from isojax.models.decoder import KV, Params
 from isojax.rl.objective import MAX, Coefficients, Fixed, Objective, Rows, Sums, merge
 from isojax.rl.packing import lengths, order, width_choices, widths
 from isojax.sampling.batch import Geometry, Problems, Share, share
-from isojax.sharding import ROWS, manual_part, partition, shard_count
+from isojax.sharding import PARTS, ROWS, manual_specs, shard_count
 
 TOKEN_SUMS = ("loss",)  # what carries its denominators in it; other metrics are told as means over tokens
 
@@ -137,9 +138,7 @@ def build_gradient(
     shards, decoder = geometry.shards, objective.decoder
     assert shards == shard_count(mesh), (shards, mesh)
     accumulate = Accumulator(objective, geometry)
-    specs = jax.tree.map(
-        lambda s, names: manual_part(partition(names, s.shape, mesh)), shapes, axes, is_leaf=lambda x: isinstance(x, tuple)
-    )
+    specs = manual_specs(shapes, axes, mesh)
 
     def shard_gradient(fixed: Fixed, responses: Responses, shard: Array, B_p: Array, n: Array) -> tuple[Params, Sums]:
         own = accumulate.own(jax.tree.map(lambda x: x[0], responses), shard[0], B_p, n)
@@ -152,14 +151,15 @@ def build_gradient(
                 return lax.pmax(x, ROWS) if shards > 1 else x
             return _add_up(x, shards) / (1 if name in TOKEN_SUMS else tokens)
 
-        d_params = jax.tree.map(lambda d, spec: _sum_over_shards(d, spec, shards), d_params, specs)
+        d_params = jax.tree.map(lambda d, spec: _sum_over_shards(d, spec, mesh), d_params, specs)
         return d_params, {k: whole(k, v) for k, v in sums.items()}
 
-    rows = P(ROWS)
+    rows, everywhere = P(ROWS), P()  # as are the problems, the coefficients, and a base that is not read
+    lies: Any = (specs, specs if objective.needs_base else everywhere, everywhere, everywhere)
     sharded = shard_map(
         shard_gradient,
         mesh=mesh,
-        in_specs=(P(), rows, rows, P(), P()),
+        in_specs=(Fixed(*lies), rows, rows, P(), P()),
         out_specs=(specs, P()),
         axis_names=set(ROWS),
         check_vma=False,
@@ -184,10 +184,9 @@ def _add_up(x: Array, shards: int) -> Array:
     return lax.psum(x, ROWS) if shards > 1 else x
 
 
-def _sum_over_shards(gradient: Array, spec: P, shards: int) -> Array:
-    """`_add_up`; where fsdp splits the parameter, each shard keeps its part."""
-    for dimension, axes in enumerate(spec):
-        if shards > 1 and axes in ("fsdp", ("fsdp",)):
-            gradient = lax.psum_scatter(gradient, "fsdp", scatter_dimension=dimension, tiled=True)
-            return lax.psum(gradient, "data")
-    return _add_up(gradient, shards)
+def _sum_over_shards(gradient: Array, spec: P, mesh: Mesh) -> Array:
+    """`_add_up`; of a parameter in parts over what has not been added up yet (models/parts.py)."""
+    if not any(spec):
+        return _add_up(gradient, shard_count(mesh))
+    rest = tuple(axis for axis in ROWS if axis != PARTS and mesh.shape[axis] > 1)
+    return lax.psum(gradient, rest) if rest else gradient

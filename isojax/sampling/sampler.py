@@ -1,6 +1,6 @@
 """The rollout engine: one compiled program for a whole sweep, whatever B_p and n.
 
-It is one shard_map, manual over data and fsdp (each shard has its own slots, queue and prefix table) and automatic over tensor.
+It is one shard_map, manual over data and fsdp (each shard has its own slots, queue and prefix table), automatic over sequence and tensor.
 Inside a shard:
 
     while any slot of any shard works:
@@ -27,11 +27,13 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
 from isojax.models.decoding import Cache, Decoding
+from isojax.models.parts import gathered
 from isojax.sampling.batch import Geometry, Problems, Rollouts, Share, leading, share
 from isojax.sampling.interruption import drawn, interrupt
 from isojax.sampling.logits import draw, log_probs, nucleus, rollout_keys, uniforms, within
-from isojax.sharding import ROWS, shard_count
+from isojax.sharding import ROWS, manual_part, padded, partitions, shard_count, splits_positions
 from isojax.tasks.stops import Stops
+from isojax.types import InputError
 
 CHUNK = 32  # tokens decoded at most between two visits to the queue
 
@@ -279,6 +281,7 @@ def build_sampler(
 
     def sample_shard(params: Params, problems: Problems, shard: Array, B_p: Array, n: Array, key: Array) -> tuple[Array, ...]:
         batch = Batch(problems, share(shard[0], geometry.shards, B_p, n), n, jax.random.wrap_key_data(key))
+        params = gathered(params, specs, decoder.options.compute)
         weights = engine.decoding.weights(params)
 
         def working(state: State) -> Array:
@@ -290,11 +293,11 @@ def build_sampler(
         tokens, logps, kept, ended, lengths, *closed = state.out
         return tuple(x[None] for x in (tokens, logps, engine.mask(lengths, *closed), kept, ended, lengths))
 
-    rows = P(ROWS)
+    rows, specs = P(ROWS), partitions(decoder.shapes(), decoder.logical_axes(), mesh)
     sharded = shard_map(
         sample_shard,
         mesh=mesh,
-        in_specs=(P(), P(), rows, P(), P(), P()),
+        in_specs=(jax.tree.map(manual_part, specs), P(), rows, P(), P(), P()),
         out_specs=(rows,) * len(Rollouts._fields),
         axis_names=set(ROWS),
         check_vma=False,
@@ -308,7 +311,19 @@ def build_sampler(
 
 
 def build_engine(decoder: Decoder, geometry: Geometry, mesh: Mesh, sampling: SamplingConfig, stops: Stops) -> Engine:
-    """The engine for the mesh's devices: layers unrolled on a CPU, stacked elsewhere, and for an int8 cache."""
+    """The engine for the mesh's devices: layers unrolled on a CPU, stacked elsewhere, and for an int8 cache.
+
+    Raises:
+        InputError: the mesh splits positions, and attention is a kernel's, or the cache int8.
+    """
+    split, options = splits_positions(mesh), decoder.options
+    if split and (options.decode != "plain" or options.cache == "int8"):
+        raise InputError(
+            f"sweep.decode_attention={options.decode} with cell.precision.cache={options.cache} on a sampler's mesh with sequence > 1: "
+            "kernels and int8 caches hold prompt and response together, which cannot be split here. Expected plain, and float32 or "
+            "bfloat16; or a mesh without sequence."
+        )
     unrolled = mesh.devices.flat[0].platform == "cpu" and decoder.options.cache != "int8"
-    lengths = geometry.prompt_length - 1, geometry.response_length
-    return Engine(Decoding(decoder, geometry.slots, geometry.width, *lengths, unrolled), geometry, sampling, stops)
+    lengths = padded(geometry.prompt_length - 1, mesh), geometry.response_length
+    decoding = Decoding(decoder, geometry.slots, geometry.width, *lengths, unrolled, split)
+    return Engine(decoding, geometry, sampling, stops)

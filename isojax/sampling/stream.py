@@ -4,13 +4,13 @@ The rollouts are those of `build_sampler`, bit for bit. Its loop over visits is 
 
     begin    weights cast and gathered once, problems put in place, nothing sampled yet
     advance  one visit: at most CHUNK tokens a slot; the state is donated, and stays where it is: cache and slots on their shard's
-             devices, keys and values split over tensor by their heads
+             devices, keys and values split over tensor by their heads, those of prompts over sequence by their positions
     finish   the rollouts
 
 The host asks for the next visit before it looks at what the last one finished, so that the devices never wait for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,8 +23,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, PRNGKeyArray
 
+from isojax import hosts
 from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
+from isojax.models.decoding import POSITIONS, Cache
 from isojax.sampling.batch import Geometry, Problems, Rollouts, numbers, share
 from isojax.sampling.sampler import Batch, Engine, State, build_engine
 from isojax.sharding import ROWS, gathered, partition, replicated, shard_count
@@ -80,13 +82,13 @@ class Stream:
         working = True
         while working:
             state, following = self.advance(given, state)  # the last one finds nothing to do
-            for x in following:
-                x.copy_to_host_async()
-            rows, tokens, lengths, more = (np.asarray(x) for x in found)
-            rollouts = numbers(rows, B_p * n)
+            hosts.fetch(following)
+            shards, rows = hosts.rows_here(found.rows)
+            (_, tokens), (_, lengths) = hosts.rows_here(found.tokens), hosts.rows_here(found.lengths)
+            rollouts = numbers(rows, B_p * n, shards, found.rows.shape[0])
             done = np.nonzero(rows >= 0)
             told(rollouts[done], [row[:length] for row, length in zip(tokens[done], lengths[done], strict=True)])
-            found, working = following, bool(more.any())
+            found, working = following, bool(np.asarray(found.working.addressable_shards[0].data).any())
         return self.finish(state)
 
 
@@ -135,22 +137,31 @@ def build_weights(engine: Engine, mesh: Mesh) -> Callable[[Params], tuple[Params
 
 
 def state_shardings(engine: Engine, mesh: Mesh) -> Any:
-    """Where a State lies between two visits: a leading axis of shards, over ROWS; of caches and table also the heads, over tensor."""
+    """Where a State lies between two visits: a leading axis of shards, over ROWS; of caches and table also the heads, over tensor, and of
+    prompts that lie apart also the positions, over sequence."""
     geometry = engine.geometry
     nothing = Problems(*[np.zeros(0, np.int32)] * len(Problems._fields))
 
     def begin(zero: Array) -> State:
         return engine.begin(Batch(nothing, share(zero, geometry.shards, zero, zero + 1), zero + 1, jax.random.key(0)))
 
-    def lies(heads: int | None, x: jax.ShapeDtypeStruct) -> NamedSharding:
-        shape = (geometry.shards, *x.shape)
-        names = ["shard", *("kv_heads" if i == heads else None for i in range(x.ndim))]
-        return NamedSharding(mesh, partition(names, shape, mesh))
+    def lies(x: jax.ShapeDtypeStruct, names: Mapping[int, str | None]) -> NamedSharding:
+        named = ["shard", *(names.get(i) for i in range(x.ndim))]
+        return NamedSharding(mesh, partition(named, (geometry.shards, *x.shape), mesh))
+
+    def layers(entries: Any, positions: str | None) -> Any:
+        heads = 1 if engine.decoding.unrolled else 2  # [R K ...] or [L R K ...]
+
+        def layer(arrays: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[NamedSharding, ...]:
+            named = zip(arrays, POSITIONS, strict=False)
+            return tuple(lies(x, {heads: "kv_heads", x.ndim + at: positions}) for x, at in named)
+
+        return jax.tree.map(layer, entries, is_leaf=lambda x: isinstance(x, tuple))
 
     shapes = jax.eval_shape(begin, jax.ShapeDtypeStruct((), jnp.int32))
-    plain, by_heads = partial(lies, None), partial(lies, 1 if engine.decoding.unrolled else 2)  # [R K ...] or [L R K ...]
-    split = {"cache": by_heads, "table": by_heads}
-    return State(*(jax.tree.map(split.get(name, plain), part) for name, part in zip(State._fields, shapes, strict=True)))
+    cache = Cache(layers(shapes.cache.own, None), layers(shapes.cache.shared, "position"))
+    rest = {"cache": cache, "table": layers(shapes.table, "position")}
+    return State(**{n: rest[n] if n in rest else jax.tree.map(partial(lies, names={}), x) for n, x in shapes._asdict().items()})
 
 
 def _shard_programs(engine: Engine, mesh: Mesh) -> tuple[Callable[..., State], Callable[[Given, State], tuple[State, Finished]]]:

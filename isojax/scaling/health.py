@@ -14,7 +14,8 @@ answers are recorded, and, of ten evaluations or more, not below what the scatte
     length_exploded     responses stay over three times as long as in the first interval, and reward fell or nothing was gained
     truncated           half of all responses or more stay cut off, .25 more than in the first interval, and reward fell or nothing was
                         gained
-    not_finite          the run broke off, or an update's loss or gradient was not finite
+    not_finite          the run broke off, a loss or gradient norm is not finite, or over 1% of an interval's updates were skipped because
+                        theirs was not (a single one is harmless: the policy stays as it was)
     mismatch            the mean |log ratio| of trainer to sampler stays above .1, where no older policy sampled (a pipeline's `off_policy`)
 
 A criterion whose numbers were not recorded is silent.
@@ -44,6 +45,7 @@ ENTROPY_UP, ENTROPY_DOWN, ROOM = 2.0, 0.02, 0.1
 LONGER = 3.0
 CUT_OFF, CUT_OFF_MORE = 0.5, 0.25
 MISMATCH = 0.1
+SKIPPED = 0.01
 
 
 @dataclass(frozen=True)
@@ -230,8 +232,10 @@ def _cut_off(run: RunRecord, reward: Reward) -> list[Flag]:
 def _not_finite(run: RunRecord) -> list[Flag]:
     for p in run.points:
         bad = [key for key in ("loss", "grad_norm") if not math.isfinite(p.train.get(key, 0.0))]
-        if bad or p.train.get("not_finite", 0.0) > 0:
-            return [Flag("not_finite", p.rollouts, f"{bad[0] if bad else 'the loss or the gradient of an update'} is not finite")]
+        if bad:
+            return [Flag("not_finite", p.rollouts, f"{bad[0]} is not finite")]
+        if (share := p.train.get("not_finite", 0.0)) > SKIPPED:
+            return [Flag("not_finite", p.rollouts, f"{share:.1%} of updates were skipped: their loss or gradient was not finite")]
     return [Flag("not_finite", run.points[-1].rollouts, f"the run broke off: {run.failed}")] if run.failed else []
 
 

@@ -157,22 +157,32 @@ class Order:
     """
 
     def __init__(
-        self, problems: int, B_p: int, seed: int, first: int = 0, drop_above: float | None = None, saved: Mapping[str, Any] | None = None
+        self,
+        problems: int,
+        B_p: int,
+        seed: int,
+        first: int = 0,
+        drop_above: float | None = None,
+        saved: Mapping[str, Any] | None = None,
+        drawn: int = 0,
     ):
-        """`saved`: what `save` gave after `first` updates, where problems may be left out."""
+        """`saved`: what `save` gave after `first` updates, where problems may be left out. `drawn`: how many batches had been drawn by then
+        for the updates that follow, which are not to be drawn again."""
         if B_p > problems:
             raise InputError(
                 f"B_p = {B_p} is larger than the training set of {problems} problems; lower sweep.B_p or raise cell.data.candidates."
             )
         self.problems, self.B_p, self.seed, self.drop_above = problems, B_p, seed, drop_above
         self.right, self.seen = np.zeros(problems), np.zeros(problems, np.int64)
-        place = Place(*divmod(first, problems // B_p), np.zeros(problems, bool))
+        place = Place(*divmod(first + drawn, problems // B_p), np.zeros(problems, bool))
+        self._unrecorded: deque[Place] = deque()  # places of the batches drawn and not recorded yet
         if drop_above is not None:
             assert saved is not None or first == 0, "which problems are left out is not known from the number of updates"
         if saved is not None:
             self.right[:], self.seen[:] = saved["right"], saved["seen"]
-            place = Place(saved["epoch"], saved["at"], np.isin(np.arange(problems), saved["out"]))
-        self._unrecorded: deque[Place] = deque()  # places of the batches drawn and not recorded yet
+            places = [Place(epoch, at, np.isin(np.arange(problems), out)) for epoch, at, out in saved["places"]]
+            self._unrecorded.extend(places[:drawn])
+            place = places[drawn]
         self._lock = threading.Lock()  # a pipeline draws and records in two threads
         self._go(place)
 
@@ -216,9 +226,8 @@ class Order:
         if self.drop_above is None:
             return None
         with self._lock:
-            epoch, at, out = self._unrecorded[0] if self._unrecorded else self._place
-            counts = {"right": self.right.tolist(), "seen": self.seen.tolist()}
-            return {"epoch": epoch, "at": at, "out": np.nonzero(out)[0].tolist(), **counts}
+            places = [(place.epoch, place.at, np.nonzero(place.out)[0].tolist()) for place in (*self._unrecorded, self._place)]
+            return {"places": places, "right": self.right.tolist(), "seen": self.seen.tolist()}
 
     def _go(self, place: Place, begun: bool = False) -> None:
         """Stands at a place; `begun`: what its epoch leaves out is decided."""

@@ -1,12 +1,13 @@
 """Grading beside sampling: responses go to the verifier in a thread of their own, in whatever order they finish."""
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
+from isojax import hosts
 from isojax.tasks.base import Grades, HostTask
 from isojax.types import Problem
 
@@ -34,11 +35,24 @@ class Grading:
         self._waiting.extend(zip(map(int, numbers), tokens, strict=True))
         self._calls.append(self._thread.submit(self._grade))
 
+    def save(self) -> dict[str, Any]:
+        """What has been found so far, when all that was given is judged; for JSON and `restore`."""
+        grades = self.grades()
+        return {"rewards": grades.rewards.tolist(), "answered": grades.answered.tolist(), "failures": dict(grades.failures)}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """What `save` gave, as if it had been judged here."""
+        self._rewards[:], self._answered[:] = saved["rewards"], saved["answered"]
+        self._failures.update(saved["failures"])
+
     def grades(self) -> Grades:
-        """All grades, in the order of `problems`, when the last one is found; raises what grading has raised."""
+        """All grades, in the order of `problems`, when the last one is found; raises what grading has raised. Each of several processes has
+        judged its own rollouts, and gets the grades of all."""
         while self._calls:
             self._calls.popleft().result()
-        return Grades(self._rewards, self._answered, dict(sorted(self._failures.items())))
+        rewards, answered, failures = zip(*hosts.everyone((self._rewards, self._answered, self._failures)), strict=True)
+        counts = sum(failures, Counter[str]())
+        return Grades(np.sum(rewards, 0), np.any(answered, 0), dict(sorted(counts.items())))
 
     def _grade(self) -> None:
         """Judge all that waits."""

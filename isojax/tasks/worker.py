@@ -38,6 +38,7 @@ def main(requests: int, lifeline: int) -> None:
     for descriptor in (requests, lifeline):
         os.set_inheritable(descriptor, False)
     _die_with(lifeline)
+    _outlive_sigterm()
     with socket.socket(fileno=requests) as connection, connection.makefile("rb") as reader:
         try:
             start: Start = pickle.load(reader)
@@ -95,6 +96,13 @@ def _limit(memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _outlive_sigterm() -> None:
+    """Schedulers send SIGTERM to every process of a job. The run goes on to the end of its update, and needs its verdicts until then: this
+    process heeds the signal to no effect. What a check starts is ended by it as ever."""
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _die_with(lifeline: int) -> None:

@@ -36,7 +36,7 @@ SECONDS = 240  # a command that takes longer hangs
 # tokenizer), and ends without taking the interpreter down, which saves half of one. XLA reads its flags at its first use, in the fork.
 # Drawing the report takes most of a small sweep's time; where a test does not look at it, it stays unwritten.
 NURSERY = """\
-import contextlib, json, os, sys, traceback, warnings
+import contextlib, json, os, resource, sys, traceback, warnings
 os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
 import isojax.base, isojax.cli, isojax.launch.local, isojax.report, isojax.scaling.fit, isojax.train
 with contextlib.suppress(ImportError):
@@ -47,7 +47,9 @@ MAINS = {"isojax.launch": isojax.cli.main_launch, "isojax.train": isojax.cli.mai
 def run(folder, out, err, words, report, environment):
     os.chdir(folder)
     for name, value in environment.items():
-        if name.startswith("jax_"):  # jax has read its variables by now
+        if name == "file_bytes":  # the most that a file may hold: what comes after that fails as on a full disk
+            resource.setrlimit(resource.RLIMIT_FSIZE, (value, resource.RLIM_INFINITY))
+        elif name.startswith("jax_"):  # jax has read its variables by now
             isojax.train.jax.config.update(name, value)
         else:
             os.environ[name] = value
@@ -111,8 +113,9 @@ class Isojax:
         free = {name: value for name, value in settings().items() if name != huge_pages.VARIABLE}
         return subprocess.Popen(command, cwd=self.folder, env=free | environment, text=True, **pipes)
 
-    def quick(self, *words: str, report: bool = True, **environment: str | bool) -> subprocess.CompletedProcess[str]:
-        """The command, ended, as a fork of the nursery. `environment` may hold settings of jax too, by the names that they have there."""
+    def quick(self, *words: str, report: bool = True, **environment: str | bool | int) -> subprocess.CompletedProcess[str]:
+        """The command, ended, as a fork of the nursery. `environment` may hold settings of jax too, by the names that they have there,
+        and `file_bytes`, the most that a file may hold."""
         out, err = (self.folder.parent / name for name in ("stdout", "stderr"))
         assert self.nursery.stdin and self.nursery.stdout
         asked = str(self.folder), str(out), str(err), words, report, environment

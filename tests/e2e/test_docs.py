@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import tomllib
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.compiler import QUICK, flags
 from tests.e2e import tiny_lm
 from tests.e2e.conftest import REPOSITORY, TINY
 
@@ -90,9 +92,14 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
         language_models(isojax.folder)
     if page.name in LOGS:
         shutil.copytree(LOGS[page.name], isojax.folder / "logs")
+    beside: list[subprocess.Popen[str]] = []
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     for line in commands(page):
-        words = small(line)
-        if words[0] == "make":
+        words = small(line.replace("127.0.0.1:29500", f"127.0.0.1:{port}"))
+        if words[-1] == "&":
+            beside.append(isojax.start(*words[1:-1], XLA_FLAGS=flags(QUICK, devices=1)))
+        elif words[0] == "make":
             done = subprocess.run(["make", "-n", *words[1:]], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 0, f"{line}\n{done.stderr}"
         elif words[:2] == ["python", "-m"] and words[2].startswith("isojax."):
@@ -106,6 +113,10 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
         elif words[:4] == ["isojax", "model", "import", "smollm2"]:  # tests/models/test_gguf.py imports it
             assert (isojax.folder / "models/smollm2-135m").is_dir()
         elif words[0] == "isojax":
-            isojax.quick_ok(*words[1:], report=words[1] != "launch")  # `isojax report` stands on the pages too
+            settings = {"XLA_FLAGS": flags(QUICK, devices=1)} if beside else {}
+            isojax.quick_ok(*words[1:], report=words[1] != "launch", **settings)  # `isojax report` stands on the pages too
         else:
             assert words[0] in (".ci/run", "pre-commit", ".venv/bin/pre-commit", "git"), f"{page.name}: how is {line!r} tested?"
+    for process in beside:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, out + err

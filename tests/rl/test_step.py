@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -113,6 +116,32 @@ def test_training_teaches(trainer: Trainer) -> None:
     assert first["reward"] < 0.75
     assert last["reward"] / 8 > 0.9
     assert last["not_finite"] == 0
+
+
+class Faulty(Parity):
+    """Its rewards are no numbers for a problem whose answer begins with 1."""
+
+    def verify(self, answers: Any, tokens: Any, mask: Any) -> Any:
+        return jnp.where(answers[..., 0] == 1, jnp.nan, super().verify(answers, tokens, mask))
+
+
+def test_updates_that_are_not_finite_are_skipped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates 1 and 3 to 5 have a problem without a reward. Parameters and moments stay, bit for bit, and so many in a row end the loop."""
+    faulty = Trainer()
+    cell = CELL.model_copy(update={"rl": CELL.rl.model_copy(update={"max_skipped": 2})})
+    faulty.program = build_train(cell, DECODER, Faulty(), faulty.geometry, faulty.mesh)
+    monkeypatch.setitem(globals(), "TABLE", TABLE._replace(answers=(np.arange(40) == 38).astype(np.int32)[:, None].repeat(T, 1)))
+    index = faulty.index(13)
+    index[index == 38] = 37
+    index[[1, 3, 4, 5], 0] = 38
+    ends = {count: faulty(faulty.fresh(), index, count, 13, 7) for count in (1, 2, 3, 6)}
+    (one, _), (two, sums), (three, _), (last, all_sums) = ends.values()
+    assert equal(one._replace(step=0, skipped=0), two._replace(step=0, skipped=0)) and not equal(two, three)
+    assert [int(state.step) for state, _ in ends.values()] == [1, 2, 3, 5]  # the sixth is not begun
+    assert [int(state.skipped) for state, _ in ends.values()] == [0, 1, 0, 2]
+    assert [found["not_finite"] for _, found in ends.values()] == [0, 1, 1, 3]
+    assert equal(three._replace(step=0, skipped=0), last._replace(step=0, skipped=0))
+    assert sums["grad_norm"] == ends[1][1]["grad_norm"] and np.isfinite(all_sums["loss"])
 
 
 def test_an_update_on_eight_devices(trainer: Trainer) -> None:

@@ -123,7 +123,10 @@ def test_a_run_that_stopped_being_finite() -> None:
     broke = health(made(RISE, failed="loss or gradient not finite in 1 of the updates 91 to 100"))
     assert [(f.name, f.C) for f in broke] == [("not_finite", 9000)] and "updates 91 to 100" in broke[0].reason
     assert names(made(RISE[:3], grad_norm=[1.0, math.nan])) == [("not_finite", 2000)]
-    assert names(made(RISE, not_finite=[0.0] * 8 + [0.5])) == [("not_finite", 9000)]
+    (skipped,) = health(made(RISE, not_finite=[0.0, 0.01] + [0.0] * 6 + [0.5]))
+    assert (skipped.name, skipped.C) == ("not_finite", 9000) and "50.0% of updates" in skipped.reason
+    assert health(made(RISE, not_finite=[0.01] * 9)) == ()  # one of a hundred
+    assert names(made(RISE, not_finite=[0.0, 0.0, 0.011] + [0.0] * 6)) == [("not_finite", 3000)]
 
 
 def test_mismatch_of_sampler_and_trainer() -> None:

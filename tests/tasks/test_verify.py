@@ -57,6 +57,14 @@ def reward(completions, answer, prompts):
         deep()
     if what == "close":
         os.closerange(3, 256)
+    if what == "terminated":
+        os.kill(os.getpid(), signal.SIGTERM)
+        children = [subprocess.Popen(["sleep", "1000"]).pid, os.fork() or time.sleep(1000)]
+        time.sleep(0.05)
+        for child in children:
+            os.kill(child, signal.SIGTERM)
+        ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        return [float(ends == [-signal.SIGTERM] * 2)]
     if what == "forked and gone":
         if os.fork() == 0:
             time.sleep(1000)
@@ -123,6 +131,11 @@ def test_each_failure_costs_its_own_rollout_and_is_counted(checker: Checker) -> 
     assert checker.examples["timeout"] == f"problem {responses.index('sleep')}: no verdict within 0.5 s"
     assert checker.examples["error"].endswith("SystemExit: 3") and ": rewards.py:" in checker.examples["error"]
     assert set(checker.examples) == set(failures)
+
+
+def test_a_sigterm_to_all_of_a_job_costs_no_verdict(checker: Checker) -> None:
+    """The run saves its state and ends the processes then; what a check has started ends by the signal as ever."""
+    assert grade(checker, ["terminated", "good"]) == ([1.0, 1.0], [True, True], {})
 
 
 @pytest.mark.parametrize(

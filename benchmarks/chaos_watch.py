@@ -1,0 +1,116 @@
+"""In the process of a run that chaos.py kills: a thread that looks where the others stand, and sends SIGKILL when the time has come.
+
+Signalled from outside, faulthandler now and then crashed the process, whose other threads ran on; from inside it holds the interpreter's
+lock, and a crash is rare (chaos.py counts it as a kill). What goes to a disk or through XLA goes on without that lock, and is interrupted
+anywhere. Nothing here imports isojax.
+"""
+
+import faulthandler
+import json
+import os
+import re
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+SETTINGS = (
+    "CHAOS"  # a variable of the environment: {"cell": a pattern of folders, "told": a file, "after": seconds, "aim": a phase or null}
+)
+PATIENCE = 4.0  # seconds that an aimed kill waits for its phase
+BEFORE = ("preparing", "restoring", "compiling")  # a resumed run is brief at these, and does them again after each kill
+CHECKPOINT, LEDGER, HALF, LAST = "checkpoint", "ledger write", "checkpoint half written", "last checkpoint"
+ELSEWHERE = "elsewhere"
+PROGRAM = "rollout, verification and update"  # which are one program, of a task on device
+
+PACKAGE = str(Path(__file__).resolve().parents[1] / "isojax") + os.sep
+Stack = list[tuple[str, str]]  # of a thread: a module of isojax without .py ("" elsewhere), and a function in it; innermost first
+
+
+def stacks() -> list[Stack]:
+    """Where the other threads stand. By faulthandler, which keeps the interpreter's lock: a walk in Python may lose it half way, and then
+    follows frames that are gone."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        text = file.read()
+    found: list[Stack] = []
+    for line in text.splitlines():
+        if line.startswith(("Thread ", "Current thread ")):
+            found.append([])
+        elif place := re.match(r'  File "(.*)", line \d+ in (.*)', line):
+            found[-1].append((Path(place[1]).stem if place[1].startswith(PACKAGE) else "", place[2]))
+    return [stack for stack in found if all(function != lie_in_wait.__name__ for _, function in stack)]
+
+
+def phase(found: list[Stack]) -> str:
+    """What the run is at, by the thread that trains its cell."""
+    work = next((stack for stack in found if ("train", "run_cell") in stack), None)
+    if work is None:
+        return "preparing"
+    modules, functions = {module for module, _ in work}, {function for module, function in work if module}
+    if functions & {"append", "write_samples"}:
+        return LEDGER
+    if functions & {"restore", "pending", "_open"}:
+        return "restoring"
+    if "begun" in functions:
+        return "compiling"
+    if "checkpoint" in modules:
+        return LAST if "close" in functions else CHECKPOINT
+    if "evaluate" in modules:
+        return "evaluation"
+    if "grades" in functions:
+        return "verification"
+    if modules & {"stream", "ahead", "sampler"}:
+        return "rollout"
+    if modules & {"hosted", "pipeline"}:
+        return "update"
+    return PROGRAM if "updates" in functions else ELSEWHERE
+
+
+def lie_in_wait(cell: str, told: str, after: float, aim: str | None) -> None:
+    """Kills this process `after` seconds from when its cell has begun (at once where the aim comes before), in the phase aimed at.
+
+    `cell`: its folder; `told`: the file that is to say what the kill fell into.
+    """
+
+    def torn() -> set[tuple[str, int]]:
+        found = set()
+        with suppress(FileNotFoundError):  # not there yet, or written to its end meanwhile
+            for entry in os.scandir(Path(cell, "checkpoint")):
+                if "tmp" in entry.name:
+                    found.add((entry.name, entry.inode()))
+        return found
+
+    def half_written() -> bool:
+        return bool(torn() - before)
+
+    def clocks() -> int:
+        path = Path(cell, "timing.jsonl")
+        return path.stat().st_size if path.exists() else 0
+
+    before = torn()
+    if aim not in BEFORE:
+        while phase(stacks()) in (*BEFORE, ELSEWHERE):
+            time.sleep(0.01)
+        time.sleep(after)
+    last = time.monotonic() + (60 if aim in (*BEFORE, LAST) else PATIENCE)
+    written = clocks()  # which are just before the records
+    while aim is not None and time.monotonic() < last:
+        if half_written() if aim == HALF else clocks() > written if aim == LEDGER else phase(stacks()) == aim:
+            break
+        time.sleep(0.0002 if aim in (HALF, LEDGER) else 0.005)
+    found = stacks()
+    where = "ending" if aim not in BEFORE and phase(found) == "preparing" else phase(found)
+    line = {"phase": where, "judging": any(("grading", "_grade") in stack for stack in found), "saving": half_written()}
+    Path(told).write_text(json.dumps(line))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def begin(environment: Mapping[str, str], command: list[str]) -> None:
+    """What sitecustomize.py calls: does nothing but in a run's own process that is to be killed."""
+    if SETTINGS in environment and "isojax.train" in command:
+        threading.Thread(target=lie_in_wait, kwargs=json.loads(environment[SETTINGS]), daemon=True).start()

@@ -1,0 +1,131 @@
+"""Bytes a device takes where prompts are long, by how many devices split their positions. One JSON line a mesh; nothing is run.
+
+    python benchmarks/long_prompts.py [--topology v5e:2x2] [--meshes "sequence=1 sequence=2 sequence=4"] [--prompt 4096] [--response 64]
+
+The sampler and the gradient of SmolLM2-135M's shape (`--layers` cuts it short) are compiled for this machine's devices, or for the chips of
+a TPU topology. `sampler`, `gradient`: temporaries by XLA's memory analysis, the caches among the sampler's. `prefix`: keys and values of
+the prompts' table and of the lanes, as they lie. bfloat16 on a TPU, float32 on a CPU; a prompt at a time, lanes of 16 slots, `remat=layer`.
+"""
+
+import argparse
+import json
+import math
+import os
+import time
+from typing import Any
+
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=4 {os.environ.get('XLA_FLAGS', '')}"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no metadata server to ask
+os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # no chip is opened, so another process may do the same
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from isojax.config import RLConfig, SamplingConfig, load_config
+from isojax.models.decoder import Decoder, Options
+from isojax.rl.objective import PolicyObjective, Sampled
+from isojax.rl.step import coefficients
+from isojax.rl.terms import Terms
+from isojax.rl.update import Responses, build_gradient
+from isojax.sampling.batch import Geometry, Problems, make_geometry
+from isojax.sampling.sampler import build_engine, build_sampler
+from isojax.sampling.stream import state_shardings
+from isojax.sharding import ROWS, make_mesh, parse_mesh, replicated, shard_count
+from isojax.tasks.stops import Stops
+
+CELL, SLOTS, MICROBATCH = (4, 16), 16, 4
+STOPS = Stops((0,), None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topology")
+    parser.add_argument("--meshes", default="sequence=1 sequence=2 sequence=4", help="separated by blanks")
+    for name, default in (("prompt", 4096), ("response", 64), ("layers", 30)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+
+    model = load_config("models/smollm2-135m", []).cell.model.model_copy(update={"layers": args.layers})
+    assert model.vocab is not None
+    dtype = "bfloat16" if args.topology else "float32"
+    decoder = Decoder(model, model.vocab).computed(Options(dtype, dtype, remat="layer"))
+    for text in args.meshes.split():
+        mesh, start = make_mesh(parse_mesh(text, 4), chips(args.topology)), time.perf_counter()
+        sizes = shard_count(mesh), SLOTS, MICROBATCH, args.prompt, args.response
+        geometry = make_geometry([CELL], *sizes, prompts=1, width=SLOTS)
+        found = {"sampler": sampler(decoder, geometry, mesh), "gradient": gradient(decoder, geometry, mesh)}
+        found = {"mesh": text, **found, "prefix": prefix(decoder, geometry, mesh), "seconds": round(time.perf_counter() - start)}
+        print(json.dumps(found), flush=True)
+
+
+def chips(topology: str | None) -> list[Any]:
+    """The devices of a topology, or those here."""
+    if topology is None:
+        return jax.devices()
+    from jax.experimental.topologies import get_topology_desc
+
+    return list(get_topology_desc(platform="tpu", topology_name=topology).devices)
+
+
+def whole(mesh: Mesh, *shape: int, dtype: Any = jnp.int32) -> Any:
+    """The shape of an array that every device holds."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=replicated(mesh))
+
+
+def given(decoder: Decoder, geometry: Geometry, mesh: Mesh) -> tuple[Any, Problems]:
+    """Shapes of parameters and problems."""
+    params = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), decoder.shapes(), decoder.shardings(mesh))
+    rows = geometry.problem_rows
+    shapes = (rows, geometry.prompt_length), (rows,), (rows, geometry.response_length), (rows,)
+    return params, Problems(*(whole(mesh, *shape) for shape in shapes))
+
+
+def temporaries(function: Any, *arguments: Any) -> int:
+    """Bytes of a jitted function's temporaries."""
+    return function.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+
+
+def sampler(decoder: Decoder, geometry: Geometry, mesh: Mesh) -> int:
+    """Of a whole batch's sampling."""
+    sample = build_sampler(decoder, geometry, mesh, sampling(geometry), STOPS)
+    key = whole(mesh, dtype=jax.eval_shape(lambda: jax.random.key(0)).dtype)
+    return temporaries(jax.jit(sample), *given(decoder, geometry, mesh), whole(mesh), whole(mesh), key)
+
+
+def gradient(decoder: Decoder, geometry: Geometry, mesh: Mesh) -> int:
+    """Of an update's gradient, without a KL term."""
+    rl, T = RLConfig(kl=0.0), geometry.response_length
+    objective = PolicyObjective(decoder, rl, sampling(geometry), mesh.shape["tensor"] > 1)
+    function = build_gradient(objective, geometry, mesh, decoder.logical_axes(), decoder.shapes())
+    over = NamedSharding(mesh, PartitionSpec(ROWS))
+
+    def rows(*more: int, dtype: Any = jnp.float32) -> Any:
+        return jax.ShapeDtypeStruct((geometry.shards, geometry.rows, *more), dtype, sharding=over)
+
+    own = Sampled(rows(T), rows(1), Terms(rows(), rows(), rows(), rows()))
+    responses = Responses(rows(T, dtype=jnp.int32), rows(T, dtype=jnp.bool_), own)
+    params, problems = given(decoder, geometry, mesh)
+    numbers = jax.tree.map(lambda x: whole(mesh, dtype=x.dtype), coefficients(rl))
+    jitted = jax.jit(function, out_shardings=(decoder.shardings(mesh), None))
+    return temporaries(jitted, params, {}, problems, responses, whole(mesh), whole(mesh), numbers)
+
+
+def prefix(decoder: Decoder, geometry: Geometry, mesh: Mesh) -> int:
+    """Of the sampler's keys and values of prompts, in the table and in the lanes."""
+    engine = build_engine(decoder, geometry, mesh, sampling(geometry), STOPS)
+    cache, table = jax.eval_shape(lambda: (engine.decoding.empty_cache(), engine.decoding.empty_table(geometry.prefixes)))
+    lies = state_shardings(engine, mesh)
+    arrays = zip(jax.tree.leaves((cache.shared, table)), jax.tree.leaves((lies.cache.shared, lies.table)), strict=True)
+    return sum(math.prod(s.shard_shape((geometry.shards, *x.shape))) * np.dtype(x.dtype).itemsize for x, s in arrays)
+
+
+def sampling(geometry: Geometry) -> SamplingConfig:
+    """Lengths alone."""
+    return SamplingConfig(prompt_length=geometry.prompt_length, response_length=geometry.response_length)
+
+
+if __name__ == "__main__":
+    main()

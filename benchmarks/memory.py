@@ -1,0 +1,150 @@
+"""The planner's memory beside XLA's: one JSON line a program, with their ratio.
+
+    python benchmarks/memory.py [--random 20] [--seed 0] [--only smollm2]
+
+Each case is a model's shape, sizes and a mesh of simulated devices; its programs are lowered from shapes and compiled, nothing is run.
+`planner` and `xla` are bytes a device: arguments, outputs that are not updated in place, and temporaries. The last line is the worst and
+the mean of |ratio - 1|. `--random`: so many cases drawn anew, beside those that are always there.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=4 {os.environ.get('XLA_FLAGS', '')}"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+TINY = ("quickstart",)
+TEXT = (
+    "quickstart",
+    "cell.task=jsonl:none",
+    "cell.model.vocab=1000",
+    "cell.rl.kl=0.0",
+    "cell.rl.entropy=0.0",
+)  # a tiny model whose host verifies
+SMOL = ("smollm2_cpu", "models/smollm2-135m", "cell.model.path=null")
+FIXED = (
+    ("auto", *TINY),
+    ("auto", *TINY, "cell.rl.kl=0.0", "cell.rl.entropy=0.0"),
+    ("data=2", *TINY),
+    ("fsdp=2", *TINY),
+    ("tensor=2", *TINY),
+    ("data=2,tensor=2", *TINY),
+    ("sequence=2", *TINY, "cell.model.layers=12", "cell.sampling.prompt_length=1024", "sweep.remat=layer"),
+    ("sequence=4", *TINY, "cell.model.layers=12", "cell.sampling.prompt_length=1024", "sweep.remat=layer"),
+    ("data=2,fsdp=2", *TINY),
+    ("auto", *TINY, "sweep.slots=512", "sweep.microbatch=16"),
+    ("auto", *TINY, "sweep.remat=layer"),
+    ("auto", *TINY, "cell.sampling.top_p=0.9"),
+    ("auto", *TINY, "cell.rl.loss=ppo", "cell.rl.critic={}"),
+    ("auto", *TINY, "cell.model.width=256", "cell.model.mlp=1024", "cell.model.layers=12"),
+    ("auto", *TINY, "cell.model.width=256", "cell.model.mlp=768", "cell.sampling.response_length=64", "cell.sampling.prompt_length=32"),
+    ("auto", *TEXT),
+    ("data=2", *TEXT),
+    ("fsdp=2", *TEXT),
+    ("tensor=2", *TEXT),
+    ("auto", *TEXT, "cell.model.vocab=30000"),
+    ("auto", *TEXT, "cell.model.vocab=30000", "cell.model.tied=true", "sweep.microbatch=8"),
+    ("auto", *TEXT, "cell.sampling.response_length=64", "cell.sampling.prompt_length=100"),
+    ("auto", *TEXT, "cell.model.layers=12", "cell.sampling.response_length=32", "sweep.remat=layer"),
+    ("auto", *TEXT, "cell.rl.kl=0.1", "cell.sampling.top_p=0.9", "cell.model.vocab=8000"),
+    ("auto", *TEXT, "cell.rl.loss=ppo", "cell.rl.critic={}", "cell.model.layers=12"),
+    ("auto", *SMOL),
+    ("auto", *SMOL, "sweep.slots=16", "sweep.microbatch=4", "cell.sampling.response_length=128", "cell.sampling.prompt_length=64"),
+    ("auto", *SMOL, "sweep.slots=32", "sweep.microbatch=8", "cell.sampling.response_length=64", "cell.sampling.prompt_length=256"),
+    ("auto", *SMOL, "cell.rl.kl=0.1"),
+    ("auto", *SMOL, "cell.sampling.top_p=0.9", "sweep.microbatch=16"),
+    ("auto", *SMOL, "sweep.remat=layer"),
+    ("auto", *SMOL, "cell.rl.loss=ppo", "cell.rl.critic={}", "sweep.microbatch=32"),
+    ("data=2", *SMOL),
+    ("fsdp=2", *SMOL),
+    ("tensor=2", *SMOL),
+    ("fsdp=2", *SMOL, "cell.sampling.response_length=32", "sweep.microbatch=16"),
+    ("tensor=2", *SMOL, "cell.model.heads=10", "cell.model.kv_heads=2", "cell.sampling.response_length=32", "sweep.microbatch=8"),
+    ("auto", *SMOL, "cell.task=solvers:ABCG", "cell.model.vocab=49152", "cell.prompt.stop=[]"),
+    ("auto", *SMOL, "cell.task=solvers:ABCG", "cell.model.vocab=49152", "cell.prompt.stop=[]", "sweep.slots=16", "sweep.microbatch=16"),
+)
+
+
+def drawn(seed: int) -> Iterator[tuple[str, ...]]:
+    """Cases without end: any sizes, either verifier, any mesh of at most 4 devices."""
+    rng = random.Random(seed)
+    while True:
+        K, H = rng.choice((1, 2, 3, 4)), rng.choice((8, 16, 32, 64))
+        model = {"layers": rng.choice((2, 4, 6, 9, 12, 24)), "width": rng.choice((48, 64, 128, 192, 320)), "kv_heads": K}
+        model |= {
+            "heads": K * rng.choice((1, 2, 4)),
+            "head_dim": H,
+            "mlp": rng.choice((96, 128, 384, 768)),
+            "tied": rng.choice(("true", "false")),
+        }
+        sizes: dict[str, object] = {"prompt_length": rng.choice((6, 20, 48, 130, 400)), "response_length": rng.choice((4, 10, 32, 64, 200))}
+        sizes["top_p"] = rng.choice((1.0, 1.0, 1.0, 0.9))
+        n = rng.choice((2, 4, 8, 16))
+        sweep = {
+            "B_p": f"[{rng.choice((4, 16, 64))}]",
+            "n": f"[{n},{2 * n}]",
+            "B_max": 4096,
+            "remat": rng.choice(("none", "none", "layer")),
+        }
+        sweep |= {"microbatch": rng.choice((2, 8, 16, 64)), "slots": rng.choice((8, 32, 64, 128)), "lane_width": 1}
+        rl = {"kl": rng.choice((0.0, 0.0, 0.1)), "entropy": rng.choice((0.0, 0.0, 0.01))}
+        on_device = rng.random() < 0.5
+        task = {"cell.task": "solvers:ABCG" if on_device else "jsonl:none", "cell.model.vocab": rng.choice((100, 1000, 8000, 32000, 50000))}
+        mesh = rng.choice(("auto", "auto", "auto", "data=2", "fsdp=2", "tensor=2", "data=2,fsdp=2", "data=2,tensor=2"))
+        parts = {"cell.model.": model, "cell.sampling.": sizes, "sweep.": sweep, "cell.rl.": rl, "": task}
+        yield mesh, "quickstart", *(f"{prefix}{k}={v}" for prefix, part in parts.items() for k, v in part.items())
+
+
+def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """What planner and XLA say of each program of a case."""
+    import jax
+
+    from isojax.compiled import QUICK, Shaped, analyse, programs
+    from isojax.config import load_configs
+    from isojax.launch.memory import estimate
+    from isojax.launch.planner import plan, resolve
+    from isojax.sharding import make_mesh, parse_mesh
+    from isojax.tasks.base import build_task
+
+    mesh_text, *words = case
+    names = [word for word in words if "=" not in word]
+    config = load_configs(names, words[len(names) :])
+    cell = config.cell.model_copy(update={"precision": config.cell.precision.on("cpu")})
+    text = cell.task.startswith("jsonl") or cell.task == "addition"
+    task = Shaped(cell.model.vocab or 0) if text else build_task(cell)
+    shape = parse_mesh(mesh_text, 4)
+    sweep = resolve(config.sweep, shape.shards, cell)
+    pairs = sorted({(c.B_p, c.n) for c in plan(sweep)})
+    planned = estimate(cell, sweep, pairs, shape, cell.model.vocab or task.vocab, on_device=not text, backend="cpu").programs
+    for name, program in programs(cell, sweep, pairs, make_mesh(shape, jax.devices()), task).items():
+        began = time.perf_counter()
+        taken = analyse(program, QUICK)
+        ratio = planned[name] / taken.total
+        line = {"case": " ".join(case), "program": name, "planner": planned[name], "xla": taken.total, "ratio": round(ratio, 3)}
+        yield line | taken._asdict() | {"compiled_in": round(time.perf_counter() - began, 1)}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--random", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="cases that hold this word; none of the fixed ones: --only nothing")
+    args = parser.parse_args()
+    fixed = [case for case in FIXED if args.only in " ".join(case)]
+    off = []
+    for case in itertools.chain(fixed, itertools.islice(drawn(args.seed), args.random)):
+        for line in measure(case):
+            print(json.dumps(line), flush=True)
+            off.append(abs(line["ratio"] - 1))
+    print(json.dumps({"programs": len(off), "worst": round(max(off), 3), "mean": round(sum(off) / len(off), 3)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The static sizes of a sweep's programs, which the planner chooses and sampling/batch.py fills. No jax here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The static shapes of a sweep's programs; B_p and n are not among them.
+
+    slots (R), microbatch (m), prompts (g) and prefixes (G) count rows of one shard; B_cap and Q_cap are the most rollouts and
+    problems of a batch over all shards. width (W) slots make a lane, which shares one prompt's keys and values (models/decoding.py).
+    """
+
+    shards: int
+    slots: int
+    microbatch: int
+    prompts: int
+    prefixes: int
+    B_cap: int
+    Q_cap: int
+    prompt_length: int
+    response_length: int
+    width: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of a shard's rollout buffers, padding included."""
+        return -(-self.B_cap // self.shards) + max(self.slots, self.microbatch)
+
+    @property
+    def problem_rows(self) -> int:
+        """Rows of the problem buffers, padding included."""
+        return self.Q_cap + self.prompts
+
+
+def make_geometry(
+    cells: Sequence[tuple[int, int]],
+    shards: int,
+    slots: int,
+    microbatch: int,
+    prompt_length: int,
+    response_length: int,
+    prompts: int = 4,
+    width: int = 1,
+) -> Geometry:
+    """The geometry that serves every (B_p, n) of `cells`; the prefix table holds what the slots can need at once, and a block more."""
+    assert slots % width == 0, (slots, width)
+    Q_cap, B_cap = max(B_p for B_p, _ in cells), max(B_p * n for B_p, n in cells)
+    per_shard = -(-Q_cap // shards) + (shards > 1)
+    wanted = slots // min(n for _, n in cells) + 2 if width == 1 else slots // width + 1  # of lanes, each may want a prompt of its own
+    G = prompts * -(-(min(wanted, per_shard) + prompts) // prompts)
+    return Geometry(shards, slots, microbatch, prompts, G, B_cap, Q_cap, prompt_length, response_length, width)

@@ -1,0 +1,83 @@
+"""Several processes that are one run: each of them calls the same functions in the same order, with the same numbers.
+
+JAX's arrays span all processes' devices. What the host alone knows is agreed on here: `everyone` tells each process what all of them
+have, in the order of their numbers. Process 0 writes. With one process all of this does nothing.
+"""
+
+import pickle
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from isojax.types import InputError
+
+T = TypeVar("T")
+
+
+def several() -> bool:
+    """Whether there is more than one process."""
+    return jax.process_count() > 1
+
+
+def writes() -> bool:
+    """Whether this process writes the run's files and talks to its user."""
+    return jax.process_index() == 0
+
+
+def everyone(value: T) -> list[T]:
+    """Each process's value, by process; anything that can be pickled."""
+    if not several():
+        return [value]
+    data = np.frombuffer(pickle.dumps(value), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(len(data)))
+    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded[: len(data)] = data
+    rows = multihost_utils.process_allgather(padded)
+    return [pickle.loads(np.asarray(row[:size]).tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def first(value: T) -> T:
+    """Process 0's value."""
+    return everyone(value)[0]
+
+
+def by_first(make: Callable[[], T]) -> T:
+    """What process 0 makes. Raises in every process what its making raises of a user's mistakes."""
+    made, error = None, None
+    if writes():
+        try:
+            made = make()
+        except InputError as e:
+            error = e
+    made, error = first((made, error))
+    if error is not None:
+        raise error
+    return cast(T, made)
+
+
+def wait(what: str) -> None:
+    """Until every process has come here."""
+    if several():
+        multihost_utils.sync_global_devices(what)
+
+
+def fetch(arrays: Iterable[Any]) -> None:
+    """Begins to copy to the host what `rows_here` will want."""
+    for x in arrays:
+        for part in [shard.data for shard in x.addressable_shards] if several() else [x]:
+            part.copy_to_host_async()
+
+
+def rows_here(x: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Of an array [S ...] whose shards lie apart: the numbers of those that this process answers for, and their rows. Each shard belongs to
+    one process, also where several hold it."""
+    if not several():
+        return np.arange(len(x)), np.asarray(x)
+    own = {shard.index[0].start or 0: np.asarray(shard.data) for shard in x.addressable_shards if shard.replica_id == 0}
+    numbers = [np.arange(start, start + len(data)) for start, data in sorted(own.items())]
+    if not own:
+        return np.zeros(0, np.int64), np.zeros((0, *x.shape[1:]), x.dtype)
+    return np.concatenate(numbers), np.concatenate([own[start] for start in sorted(own)])

@@ -1,0 +1,116 @@
+"""The cells of a sweep, taken by threads that each own devices and compiled programs; and what a user is told of those that fail."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from isojax import stopping
+from isojax.config import Config, SweepConfig, config_hash
+from isojax.launch.display import Display
+from isojax.launch.fitting import Room, fitting_microbatch, size
+from isojax.launch.health import judge
+from isojax.stopping import Stopped
+from isojax.types import Cell, RunFailed, lacks_memory
+
+if TYPE_CHECKING:
+    from isojax.base import Base
+    from isojax.tasks.base import Task
+    from isojax.train import Programs, Progress
+
+
+def tell_failures(display: Display, task: Task) -> None:
+    """Show a person the first failure of each kind that the verifier has met since; the ledger counts them all."""
+    from isojax.tasks.base import on_device
+
+    if not on_device(task):
+        display.failures(task.examples())
+
+
+def work(
+    programs: list[Programs], config: Config, base: Base, cells: list[Cell], folder: Path, display: Display, room: Room
+) -> list[tuple[Cell, Exception]]:
+    """One thread for each set of programs, taking cells until none is left; the cells that failed, with their errors."""
+    from isojax import hosts
+    from isojax.train import run_cell
+
+    todo: queue.SimpleQueue[Cell] = queue.SimpleQueue()
+    for cell in cells:
+        todo.put(cell)
+    failed: list[tuple[Cell, Exception]] = []
+    stopped: list[Stopped] = []
+    name = config_hash(config.cell)
+
+    def report(progress: Progress) -> None:
+        display.update(progress)
+        tell_failures(display, programs[0].task)
+
+    def worker(mine: Programs) -> None:
+        while not any(hosts.everyone(stopping.asked())):
+            try:
+                cell = todo.get_nowait()
+            except queue.Empty:
+                return
+            own, error = folder / "cells" / cell.name, None
+            display.start(cell)
+            parts = [partial(run_cell, mine, config, base, cell, own, name, report)]
+            parts += [partial(judge, own, cell, display)] if hosts.writes() else []
+            for part in parts:
+                try:
+                    part()
+                except Stopped as e:
+                    stopped.append(e)
+                    return
+                except FloatingPointError as e:  # in all processes
+                    error = error or e
+                except Exception as e:  # one cell's failure must not cost the others; all are raised together at the end
+                    error = error or (RunFailed(out_of_memory(config.sweep, room)) if lacks_memory(e) else e)
+                    if hosts.several():  # the others may wait for this one
+                        failed.append((cell, error))
+                        return
+            if error is not None:
+                failed.append((cell, error))
+            display.finish(cell, failed=error is not None)
+
+    with stopping.heeding_sigterm():
+        _in_threads([lambda p=p: worker(p) for p in programs])
+        if stopped or (not failed and not todo.empty()):
+            raise Stopped(f"{folder} was told to end (SIGTERM); {len(stopped)} cells at work have saved their state. Go on by --resume.")
+    return failed
+
+
+def out_of_memory(sweep: SweepConfig, room: Room) -> str:
+    """What to do where memory was not enough: the microbatch that would fit, as far as the planner can tell."""
+    fits, takes = fitting_microbatch(sweep, room), room.takes(sweep).peak
+    smaller = 2 ** (fits.bit_length() - 1) if fits else 0
+    would = f"sweep.microbatch={smaller} would fit" if fits else "no smaller one would fit; lower sweep.slots, or use more devices"
+    saving = "" if sweep.remat == "layer" else ", and sweep.remat=layer takes less"
+    return (
+        f"out of memory: with sweep.microbatch = {sweep.microbatch} and sweep.slots = {sweep.slots} a device was estimated to need "
+        f"{size(takes)}. By the same estimate {would}{saving}. Both are settings of a whole sweep: start it under another name=NAME. What "
+        "is recorded stays, and goes on by --resume where there is more memory."
+    )
+
+
+def _in_threads(jobs: list[Callable[[], None]]) -> None:
+    """Run the jobs side by side; raises what one of them has raised. Ctrl-C ends the process at once, and a later --resume goes on."""
+    raised: list[BaseException] = []
+
+    def guarded(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as e:
+            raised.append(e)
+
+    threads = [threading.Thread(target=guarded, args=(job,), daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.2)
+    if raised:
+        raise raised[0]

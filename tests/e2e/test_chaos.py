@@ -1,0 +1,30 @@
+"""Kills at random instants and aimed ones, by benchmarks/chaos.py, which as a script makes many more of them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.compiler import QUICK, flags
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+if not BENCHMARKS.is_dir():
+    pytest.skip("benchmarks/ is not part of this copy", allow_module_level=True)
+
+
+def test_killed_three_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline that leaves out solved problems: while the ledger is written, with a checkpoint half written, and anywhere."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    chaos = importlib.import_module("chaos")
+    monkeypatch.setenv("XLA_FLAGS", flags(QUICK, devices=1))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", os.environ.get("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "jax")))
+    monkeypatch.setattr(chaos, "AIMS", {"resampling": (chaos.LEDGER, chaos.HALF)})
+    monkeypatch.setitem(chaos.KINDS, "resampling", [*chaos.KINDS["resampling"], "sweep.budget=300"])
+    chaos.prepare(tmp_path)
+    said: list[str] = []
+    found = chaos.broken(tmp_path, "resampling", 3, random.Random(0), said.append)
+    assert found["equal"] and found["kills"] == 3 and found["damaged"] == 0, said

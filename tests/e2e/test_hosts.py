@@ -1,0 +1,108 @@
+"""Two processes that are one run, through the command line: each verifies its own rollouts; killed, and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import numpy as np
+
+from tests.compiler import QUICK, flags
+from tests.e2e.conftest import SECONDS, Isojax
+from tests.e2e.test_text import prepare
+
+CELL = "4x4-s0"
+WORDS = (
+    "sums.yaml",
+    "sweep.n=[4]",
+    "sweep.slots=4",
+    "sweep.microbatch=4",
+    "sweep.prompts=1",
+    "sweep.budget=62",
+    "run.checkpoint_seconds=0",
+)
+# The verifier leaves a mark for each process whose rollouts it has judged.
+MARKING = """\
+import os
+from pathlib import Path
+from zlib import crc32
+def reward(prompts, completions, **columns):
+    asked, said = prompts[0], completions[0]
+    Path(os.environ["MARKS"]).mkdir(exist_ok=True)
+    (Path(os.environ["MARKS"]) / f"{crc32(f'{asked}{said}'.encode())}").touch()
+    return [int(crc32(f"{asked}{said}".encode()) % 100 < 100 * (crc32(asked.encode()) % 17 / 16))]
+"""
+
+
+def start(place: Isojax, *words: str) -> list[Popen[str]]:
+    """Both processes, with two devices each."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    asked = ("isojax.train", *WORDS, *words, "--coordinator", f"127.0.0.1:{port}", "--processes", "2")
+    return [
+        place.start(*asked, "--process", str(i), XLA_FLAGS=flags(QUICK, devices=2), MARKS=str(place.folder / f"marks{i}")) for i in range(2)
+    ]
+
+
+def ended(processes: list[Popen[str]]) -> list[tuple[int, str]]:
+    """Exit codes and what was said on standard error."""
+    try:
+        return [(process.returncode, err) for process in processes for _, err in [process.communicate(timeout=SECONDS)]]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def rows(place: Isojax, name: str) -> list[dict[str, Any]]:
+    ledger: Path = place.folder / "runs" / name / "cells" / CELL / "records.jsonl"
+    return [json.loads(line) for line in ledger.read_text().splitlines() if '"eval"' in line] if ledger.exists() else []
+
+
+def test_two_processes(isojax: Any) -> None:
+    """One is killed: the other ends within seconds and names it. Started again they end with what one process with four devices finds, to
+    rounding; each has verified its own half."""
+    place: Isojax = prepare(isojax)
+    (place.folder / "rewards.py").write_text(MARKING)
+    one = ("train", *WORDS, "name=one", "--mesh", "data=4")
+    place.quick_ok(*one, XLA_FLAGS=flags(QUICK, devices=4), MARKS=str(place.folder / "marks"))
+
+    pair = start(place, "name=two")
+    try:
+        last = time.monotonic() + SECONDS
+        while len(rows(place, "two")) < 3:
+            assert time.monotonic() < last and all(process.poll() is None for process in pair)
+            time.sleep(0.01)
+        pair[1].send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        (code, said), _ = ended(pair)
+    finally:
+        for process in pair:
+            process.kill()
+    assert time.monotonic() - killed < 30 and code == 1
+    assert re.search(rf"error: process 1 of 2 \(on {re.escape(socket.gethostname())}, pid {pair[1].pid}\) ended before the run did", said)
+
+    again = ended(start(place, "name=two", "--resume"))
+    assert [code for code, _ in again] == [0, 0], again
+    assert "error" not in again[1][1] and not re.search("rollouts/s", again[1][1])  # process 0 alone talks
+    a, b = rows(place, "one"), rows(place, "two")
+    assert [(x["target"], x["M"], x["rollouts"]) for x in a] == [(x["target"], x["M"], x["rollouts"]) for x in b]
+    for x, y in zip(a, b, strict=True):
+        assert x["counts"] == y["counts"] and x["train"].keys() == y["train"].keys()
+        np.testing.assert_allclose(list(x["train"].values()), list(y["train"].values()), rtol=2e-3, atol=1e-5)
+    marks = [set(os.listdir(place.folder / f"marks{i}")) for i in range(2)]
+    assert all(len(mine) > 20 for mine in marks) and marks[0] | marks[1] == set(os.listdir(place.folder / "marks"))
+
+
+def test_what_two_processes_cannot_do(isojax: Any) -> None:
+    """Refused by both, without waiting for anything to break."""
+    pair = start(prepare(isojax), "--mesh", "data=2")
+    for code, said in ended(pair):
+        assert code == 2 and "takes 2 of the 4 devices of 2 processes" in said
+    assert not (isojax.folder / "runs").exists()

@@ -1,0 +1,32 @@
+"""The options that make several processes one run."""
+
+from __future__ import annotations
+
+import pytest
+
+from isojax.launch.gang import ALONE, Gang, gang_of
+from isojax.types import InputError
+
+
+def test_what_is_given() -> None:
+    assert gang_of(None, None, None) == ALONE == gang_of(None, "1", None) and not ALONE.several
+    assert gang_of("host:1234", "4", 3) == Gang("host:1234", 4, 3) and gang_of("host:1234", "4", 3).several
+    assert gang_of(None, "auto", None) == Gang(auto=True)
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "processes", "process", "saying"),
+    [
+        (None, "2", 0, "--coordinator"),
+        ("host", "2", 0, "HOST:PORT"),
+        ("host:1", "2", None, "0 to 1"),
+        ("host:1", "2", 2, "0 to 1"),
+        ("host:1", "two", 0, "'two'"),
+        ("host:1", "0", 0, "--processes"),
+        ("host:1", None, 0, "--processes"),
+        ("host:1", "auto", None, "leave --coordinator"),
+    ],
+)
+def test_refusals(coordinator: str | None, processes: str | None, process: int | None, saying: str) -> None:
+    with pytest.raises(InputError, match=saying):
+        gang_of(coordinator, processes, process)

@@ -1,0 +1,146 @@
+"""Positions of prompts split over devices: what crosses between these, what each holds, and that `sequence` alone compiles and agrees.
+
+(That a whole run's arithmetic agrees with one device's is in test_meshes.py.)
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isojax.config import CellConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.models.choice import with_kernels
+from isojax.models.decoder import Options
+from isojax.rl.objective import PolicyObjective, Sampled
+from isojax.rl.step import coefficients
+from isojax.rl.terms import Terms
+from isojax.rl.update import Responses, build_gradient
+from isojax.sampling.batch import Problems, make_geometry
+from isojax.sampling.sampler import build_engine
+from isojax.sampling.stream import build_stream
+from isojax.sharding import shard_count
+from isojax.tasks.stops import Stops
+from isojax.types import InputError
+from tests.device import CONFIG, DECODER, EOS, VOCAB, mesh, placed, policy, quick_jit
+from tests.hlo import collectives
+
+N, K, H, D, F = CONFIG.heads, CONFIG.kv_heads, CONFIG.head_dim, CONFIG.width, CONFIG.mlp
+P, T, SLOTS, WIDTH, PROMPTS = 38, 5, 6, 2, 2  # 37 positions of a prompt: 38 where two devices share them
+EVERYWHERE = "data=2,sequence=2,tensor=2"
+SEQUENCE = ({0, 2}, {1, 3}, {4, 6}, {5, 7})  # devices that share a prompt, there
+TENSOR = ({0, 1}, {2, 3}, {4, 5}, {6, 7})
+
+
+def problems(rows: int, longest: int = P) -> Problems:
+    rng = np.random.default_rng(0)
+    lengths = np.resize([longest, 1, longest - longest // 3], rows).astype(np.int32)
+    return Problems(
+        rng.integers(4, VOCAB, (rows, longest)).astype(np.int32), lengths, np.zeros((rows, T), np.int32), np.arange(rows, dtype=np.int32)
+    )
+
+
+class Sampling:
+    """A stream of greedy responses on a mesh."""
+
+    def __init__(self, axes: str, width: int, longest: int = P):
+        self.on = mesh(axes)
+        self.geometry = make_geometry([(5, 4)], shard_count(self.on), SLOTS, 4, longest, T, PROMPTS, width)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jax, "jit", quick_jit)
+            settings = SamplingConfig(prompt_length=longest, response_length=T, temperature=1e-4)
+            self.stream = build_stream(DECODER, self.geometry, self.on, settings, Stops((EOS,), None))
+        self.given = placed(policy(), self.on), problems(self.geometry.problem_rows, longest)
+
+    def responses(self) -> list[list[int]]:
+        found: dict[int, list[int]] = {}
+
+        def told(rollouts: np.ndarray, tokens: list[np.ndarray]) -> None:
+            found.update((int(r), row.tolist()) for r, row in zip(rollouts, tokens, strict=True))
+
+        self.stream.run(*self.given, 5, 4, jax.random.key(0), told)
+        return [found[r] for r in range(20)]
+
+    def program(self) -> tuple[str, Any]:
+        """A visit's HLO, and the state that it is given."""
+        given, state = self.stream.begin(*self.given, np.int32(5), np.int32(4), jax.random.key(0))
+        return self.stream.advance.lower(given, state).compile().as_text(), state  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@pytest.fixture(scope="module")
+def one() -> list[list[int]]:
+    return Sampling("auto", 1).responses()
+
+
+def test_sequence_alone_samples_what_one_device_samples(one: list[list[int]]) -> None:
+    """Slots of their own, which hold their prompts apart as lanes do; 1, 26 and 38 tokens."""
+    assert Sampling("sequence=2", 1).responses() == one and len({tuple(row) for row in one}) > 3
+
+
+def test_decoding_adds_up_sums_and_gathers_no_prompt(one: list[list[int]]) -> None:
+    """Lanes of two slots. Each device holds 19 positions of one of the two heads; between those that share a prompt go, at a token, the
+    maxima, sums and mixtures of its queries, and in a layer of a prompt its keys and values."""
+    sampling = Sampling(EVERYWHERE, WIDTH)
+    assert sampling.responses() == one
+    hlo, state = sampling.program()
+    lanes, G = SLOTS // WIDTH, sampling.geometry.prefixes
+    for layers, rows in ((state.cache.shared, lanes), (state.table, G)):
+        assert [x.addressable_shards[0].data.shape for x in layers[0]] == [(1, rows, K // 2, H, 19), (1, rows, K // 2, 19, H)]
+    assert state.cache.own[0][0].addressable_shards[0].data.shape == (1, SLOTS, K // 2, H, T)
+    assert not re.search(rf"f32\[(\d+,)?({lanes}|{G}),[12],({H},3[78]|3[78],{H})\]", hlo)  # no prompts whole
+    queries = WIDTH * N // 2  # of a lane, at a key's head
+    found = {(c.kind, c.result) for c in collectives(hlo) if all(group in SEQUENCE for group in c.groups)}
+    sizes = {(kind, size) for kind, result in found for size in re.findall(r"f32\[([\d,]+)\]", result)}
+    top, mixed = f"{lanes},{K // 2},{queries}", f"{lanes},{K // 2},{queries},{H}"
+    assert sizes == {("all-reduce", top), ("all-reduce", mixed), ("all-gather", f"{PROMPTS},{K // 2},38,{H}")}
+    inside = [c for c in collectives(hlo) if c.depth > 0]  # shards leave the loops at times of their own
+    assert all(group in SEQUENCE + TENSOR for c in inside for group in c.groups)
+
+
+def test_prompts_of_one_token_have_no_positions_to_split() -> None:
+    assert Sampling("sequence=2", 1, 1).responses() == Sampling("auto", 1, 1).responses()
+
+
+def test_the_gradient_gathers_keys_and_values_alone() -> None:
+    """Of a prompt's layers, 19 of 38 positions are on a device, in the MLP and in attention; what is gathered are a layer's keys and
+    values, whose gradients go back in parts. Responses add up sums over the prompt."""
+    on = mesh(EVERYWHERE)
+    geometry = make_geometry([(5, 4)], shard_count(on), SLOTS, 4, P, T, PROMPTS)
+    objective = PolicyObjective(DECODER, RLConfig(kl=0.0), SamplingConfig(prompt_length=P, response_length=T), True)
+    gradient = build_gradient(objective, geometry, on, DECODER.logical_axes(), DECODER.shapes())
+    rows = jnp.zeros((geometry.shards, geometry.rows))
+    tokens = jnp.zeros((*rows.shape, T), jnp.int32)
+    responses = Responses(tokens, tokens > 0, Sampled(tokens * 1.0, tokens[..., :1] * 1.0, Terms(rows, rows, rows, rows)))
+    given = placed(policy(), on), {}, problems(geometry.problem_rows), responses, np.int32(5), np.int32(4), coefficients(RLConfig())
+    hlo = quick_jit(gradient, out_shardings=(DECODER.shardings(on), None)).lower(*given).compile().as_text()
+    assert hlo
+    shared = [c for c in collectives(hlo) if all(group in SEQUENCE for group in c.groups)]
+    moved = {(c.kind, c.result) for c in shared if c.kind != "all-reduce"}
+    assert moved == {("all-gather", f"f32[{PROMPTS},1,38,{H}]"), ("reduce-scatter", f"f32[{PROMPTS},1,19,{H}]")}
+    assert f"f32[{PROMPTS * 19},{F // 2}]" in hlo and f"f32[{PROMPTS * 38},{F // 2}]" not in hlo
+    queries = f"f32[{PROMPTS},1,{N // 2 * 19},38]"
+    assert queries in hlo and queries.replace(str(N // 2 * 19), str(N // 2 * 38)) not in hlo
+
+
+@pytest.mark.parametrize("name", ["decode_attention", "score_attention"])
+def test_kernels_are_refused_and_the_plain_form_chosen(name: str) -> None:
+    wanted = SweepConfig.model_validate({name: "pallas"})
+    with pytest.raises(InputError, match=rf"sweep.{name}=pallas on a mesh with sequence > 1: .* Expected plain or null"):
+        with_kernels(CellConfig(), wanted, mesh("sequence=2"))
+    chosen = with_kernels(CellConfig(), SweepConfig(), mesh("sequence=2"))
+    assert (chosen.decode_attention, chosen.score_attention) == ("plain", "plain")
+
+
+@pytest.mark.parametrize("options", [Options(decode="pallas"), Options(cache="int8")])
+def test_a_sampler_that_holds_prompt_and_response_together_is_refused(options: Options) -> None:
+    """Also where its mesh is not the trainer's, whose attention was chosen."""
+    geometry = make_geometry([(5, 4)], 1, SLOTS, 4, P, T)
+    given = DECODER.computed(options), geometry, mesh("sequence=2"), SamplingConfig(), Stops((EOS,), None)
+    with pytest.raises(
+        InputError, match=rf"decode_attention={options.decode} with cell.precision.cache={options.cache} on a sampler's mesh"
+    ):
+        build_engine(*given)
