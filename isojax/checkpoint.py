@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from inspect import iscoroutine
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar, cast
 from zlib import crc32
 
@@ -80,6 +79,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int = 2):
         self.folder, self.keep = folder.absolute(), keep
+        _pass_late_calls()
         self._open()
 
     def _open(self) -> None:
@@ -209,7 +209,6 @@ class Checkpoints:
                 raise self._unwritten(e) from e
 
     def _unwritten(self, error: Exception) -> RunFailed:
-        _pass_late_calls()
         whole = max(self._manager.all_steps(), default=None)
         kept = "none was written before" if whole is None else f"the one of update {whole} is whole"
         said = " ".join(str(error).partition("[source locations")[0].split())
@@ -229,7 +228,6 @@ def _agreed(read: Callable[[], T]) -> T:
     except Exception as e:  # a damaged file may show in any way; but where memory or permission lacks, the files are not to blame
         if lacks_memory(e) or (isinstance(e, OSError) and e.errno in NOT_DAMAGE):
             raise
-        _pass_late_calls()
         problem = f"{type(e).__name__}: {str(e).splitlines()[0][:200] if str(e) else ''}"
     if problem := next(filter(None, hosts.everyone(problem)), ""):
         raise Damaged(problem)
@@ -238,19 +236,16 @@ def _agreed(read: Callable[[], T]) -> T:
 
 @cache
 def _pass_late_calls() -> None:
-    """After a failure, tensorstore's threads go on to call an event loop that Orbax has closed, and coroutines that nobody waits for fail
-    as the first did: each would print that. What has failed is told once, by whoever called."""
-    told, told_of = sys.excepthook, sys.unraisablehook
-
-    def late(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not (kind is RuntimeError and str(error) == "Event loop is closed"):
-            told(kind, error, trace)
+    """Print nothing of what follows a failure: tensorstore's threads go on to call an event loop that Orbax has closed, at once and before
+    the failure is heard of, and coroutines that nobody waits for fail as the first did. What has failed is told once, by whoever called."""
+    told_of = sys.unraisablehook
 
     def unheard(unraisable: Any) -> None:
-        if not iscoroutine(unraisable.object):
+        late = isinstance(unraisable.exc_value, RuntimeError) and str(unraisable.exc_value) == "Event loop is closed"
+        if not (late or iscoroutine(unraisable.object)):
             told_of(unraisable)
 
-    sys.excepthook, sys.unraisablehook = late, unheard
+    sys.unraisablehook = unheard
 
 
 def text_checksum(data: dict[str, Any]) -> int:
@@ -296,6 +291,7 @@ def restore_params(folder: Path, like: Params) -> tuple[Params, int] | None:
     """
     if not folder.is_dir():
         return None
+    _pass_late_calls()
     wanted = {"params": like}
     args = ocp.args.PyTreeRestore(wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True)
     with ORBAX, ocp.CheckpointManager(folder.absolute(), options=ocp.CheckpointManagerOptions(create=False)) as manager:

@@ -95,7 +95,7 @@ def test_a_full_disk(begun: Isojax, unbroken: Isojax, what: str) -> None:
     limit = {"the ledger": len(before) + 1000, "a checkpoint": 16000}[what]  # the ledger has 8 kB in the end, an array 8
     rarely = "run.checkpoint_seconds=1000" if what == "the ledger" else "run.checkpoint_seconds=0"
     done = begun.quick(*WORDS, rarely, file_bytes=limit)
-    assert done.returncode == 1, done.stderr  # around it tensorstore, now and then, tells of its own callbacks that came too late
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert error.startswith("error: 8x4-s0: ") and "File too large" in error and "go on by --resume." in error
     assert (f"cannot write runs/tiny/{CELL}/records.jsonl" if what == "the ledger" else "a checkpoint cannot be written to") in error
