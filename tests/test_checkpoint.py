@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import shutil
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from isojax.checkpoint import Checkpoints, Position
@@ -120,6 +122,27 @@ def test_damaged_the_one_before_is_taken(tmp_path: Path, damage: str, capsys: py
     assert f"{folder / '20'} is damaged (" in err and "going on from the one of update 10" in err
     assert (tmp_path / "checkpoint-damaged-20").is_dir() and not (folder / "20").exists()
     gc.collect()  # here, and not in another test
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), OSError(errno.EMFILE, "Too many open files")]
+)
+def test_what_lacks_here_is_no_damage(tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without the memory, or the files, to read a checkpoint leaves it where it is, and says what it lacks."""
+    state = some_state("auto", 0)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state, Position(10, 1, 100))
+
+    def lacking(*_: object, **__: object) -> None:
+        raise error
+
+    with Checkpoints(tmp_path) as checkpoints, monkeypatch.context() as patch:
+        patch.setattr(ocp.StandardCheckpointHandler, "restore", lacking)
+        with pytest.raises(type(error)) as raised:
+            checkpoints.restore(state)
+        assert raised.value is error
+        patch.undo()
+        assert checkpoints.restore(state) is not None
 
 
 @pytest.mark.parametrize("marker", ["commit_success.txt", "_CHECKPOINT_METADATA"])

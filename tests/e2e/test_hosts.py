@@ -16,6 +16,7 @@ import numpy as np
 
 from tests.compiler import QUICK, flags
 from tests.e2e.conftest import SECONDS, Isojax
+from tests.e2e.test_faults import flip, newest
 from tests.e2e.test_text import prepare
 
 CELL = "4x4-s0"
@@ -66,18 +67,19 @@ def rows(place: Isojax, name: str) -> list[dict[str, Any]]:
 
 
 def test_two_processes(isojax: Any) -> None:
-    """One is killed: the other ends within seconds and names it. Started again they end with what one process with four devices finds, to
-    rounding; each has verified its own half."""
+    """One is killed: the other ends within seconds and names it. Started again, on a checkpoint whose half of one of them is damaged, both
+    take the one before, and end with what one process with four devices finds, to rounding; each has verified its own half."""
     place: Isojax = prepare(isojax)
     (place.folder / "rewards.py").write_text(MARKING)
-    one = ("train", *WORDS, "name=one", "--mesh", "data=4")
+    one = ("train", *WORDS, "name=one", "--mesh", "fsdp=4")
     place.quick_ok(*one, XLA_FLAGS=flags(QUICK, devices=4), MARKS=str(place.folder / "marks"))
 
-    pair = start(place, "name=two")
+    two = ("name=two", "--mesh", "fsdp=4")
+    pair = start(place, *two)
     try:
-        last = time.monotonic() + SECONDS
+        late = time.monotonic() + SECONDS
         while len(rows(place, "two")) < 3:
-            assert time.monotonic() < last and all(process.poll() is None for process in pair)
+            assert time.monotonic() < late and all(process.poll() is None for process in pair)
             time.sleep(0.01)
         pair[1].send_signal(signal.SIGKILL)
         killed = time.monotonic()
@@ -88,8 +90,11 @@ def test_two_processes(isojax: Any) -> None:
     assert time.monotonic() - killed < 30 and code == 1
     assert re.search(rf"error: process 1 of 2 \(on {re.escape(socket.gethostname())}, pid {pair[1].pid}\) ended before the run did", said)
 
-    again = ended(start(place, "name=two", "--resume"))
+    earlier, last = newest(place.run("two") / "cells" / CELL)
+    flip(max((last / "state" / "ocdbt.process_1" / "d").iterdir(), key=lambda path: path.stat().st_size))
+    again = ended(start(place, *two, "--resume"))
     assert [code for code, _ in again] == [0, 0], again
+    assert f"{last} is damaged" in again[0][1] and f"going on from the one of update {earlier.name}" in again[0][1]
     assert "error" not in again[1][1] and not re.search("rollouts/s", again[1][1])  # process 0 alone talks
     a, b = rows(place, "one"), rows(place, "two")
     assert [(x["target"], x["M"], x["rollouts"]) for x in a] == [(x["target"], x["M"], x["rollouts"]) for x in b]
