@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,13 @@ def room_of(config: Config, pairs: list[tuple[int, int]], shape: MeshShape, task
     """What the sweep has to fit on this machine; `at_work`: devices that work at the same time."""
     import jax
 
+    from isojax import hosts
     from isojax.probe import device_memory
     from isojax.tasks.base import on_device
 
-    given, cell, here = config.run.device_memory, config.cell, max(1, at_work // jax.process_count())
-    memory = int(given * GB) if given else device_memory(jax.local_devices()[0]) or host_memory() // here
+    given, cell, machines = config.run.device_memory, config.cell, hosts.everyone(socket.gethostname())
+    here = max(1, at_work * machines.count(socket.gethostname()) // len(machines))  # devices at work that share this machine's memory
+    memory = int(given * GB) if given else min(hosts.everyone(device_memory(jax.local_devices()[0]) or host_memory() // here))
     return Room(cell, pairs, shape, cell.model.vocab or task.vocab, on_device(task), jax.default_backend(), memory)
 
 

@@ -72,7 +72,7 @@ def test_two_processes(isojax: Any) -> None:
     place: Isojax = prepare(isojax)
     (place.folder / "rewards.py").write_text(MARKING)
     one = ("train", *WORDS, "name=one", "--mesh", "fsdp=4")
-    place.quick_ok(*one, XLA_FLAGS=flags(QUICK, devices=4), MARKS=str(place.folder / "marks"))
+    alone = place.quick_ok(*one, XLA_FLAGS=flags(QUICK, devices=4), MARKS=str(place.folder / "marks"))
 
     two = ("name=two", "--mesh", "fsdp=4")
     pair = start(place, *two)
@@ -95,6 +95,8 @@ def test_two_processes(isojax: Any) -> None:
     again = ended(start(place, *two, "--resume"))
     assert [code for code, _ in again] == [0, 0], again
     assert f"{last} is damaged" in again[0][1] and f"going on from the one of update {earlier.name}" in again[0][1]
+    planned = [re.findall(r"update's, of (.*B)", said) for said in (alone.stderr, again[0][1])]
+    assert planned[0] == planned[1] and len(planned[0]) == 1  # four devices share one machine's memory in either case
     assert "error" not in again[1][1] and not re.search("rollouts/s", again[1][1])  # process 0 alone talks
     a, b = rows(place, "one"), rows(place, "two")
     assert [(x["target"], x["M"], x["rollouts"]) for x in a] == [(x["target"], x["M"], x["rollouts"]) for x in b]
