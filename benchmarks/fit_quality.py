@@ -180,7 +180,7 @@ def _judged(kinds: Sequence[str], arguments: argparse.Namespace, console: Consol
         for future in as_completed(futures):
             try:
                 yield future.result()
-            except Exception as e:
+            except Exception as e:  # raised again, with the world it happened in
                 e.add_note("in the {} world of seed {}".format(*futures[future]))
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise

@@ -194,7 +194,7 @@ class Checkpoints:
         with ORBAX:
             try:
                 self._manager.wait_until_finished()
-            except Exception as e:
+            except Exception as e:  # as in `save`
                 raise self._unwritten(e) from e
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class Checkpoints:
             try:
                 self._manager.wait_until_finished()
                 self._manager.close()
-            except Exception as e:
+            except Exception as e:  # as in `save`
                 with suppress(Exception):  # which says the same again
                     self._manager.close()
                 raise self._unwritten(e) from e

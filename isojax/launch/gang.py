@@ -100,7 +100,7 @@ def together(gang: Gang) -> Iterator[None]:
     try:
         yield
         hosts.wait("the run is over")
-    except BaseException:
+    except BaseException:  # whatever ends this process, the others are told of it
         watch.close(well=False)
         raise
     watch.close(well=True)

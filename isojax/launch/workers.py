@@ -103,7 +103,7 @@ def _in_threads(jobs: list[Callable[[], None]]) -> None:
     def guarded(job: Callable[[], None]) -> None:
         try:
             job()
-        except BaseException as e:
+        except BaseException as e:  # for the main thread to raise
             raised.append(e)
 
     threads = [threading.Thread(target=guarded, args=(job,), daemon=True) for job in jobs]
