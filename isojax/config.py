@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 from pydantic_core import PydanticCustomError
 
 from isojax.config_rl import FIRST_CLIP, FIRST_LOSS, FIRST_RECIPE, RLConfig
@@ -229,6 +229,8 @@ class SweepConfig(Section):
     the kernels by measurement, once; the choice is stored with the run. `remat`: layer computes a layer's inner values again for its
     gradient, which takes less memory and more time.
     `over_B_max` says what happens to a pair with B_p * n > B_max: refuse the sweep, or leave the pair out.
+    `strategy`: grid runs every cell to `budget`; frontier spends `rollouts` in all (null: half of what the grid takes) where n*(C) is
+    least certain.
     """
 
     B_p: tuple[PositiveInt, ...] = (16,)
@@ -245,10 +247,32 @@ class SweepConfig(Section):
     decode_attention: Literal["plain", "pallas", "cudnn"] | None = None
     score_attention: Literal["plain", "pallas", "cudnn"] | None = None
     remat: Literal["none", "layer"] = "none"
+    strategy: Literal["grid", "frontier"] = "grid"
+    rollouts: PositiveInt | None = None
 
 
 CHOSEN = ("slots", "microbatch", "prompts", "lane_width", "decode_attention", "score_attention")
 """Settings of a sweep that are chosen once, where they are null, and stored with it."""
+
+
+class GangConfig(Section):
+    """The processes that are one cell's run on a Ray cluster, placed together or not at all.
+
+    `processes`: how many, each on a node of its own where there are enough; null: as few as hold the mesh's devices. `tpu`: they are the
+    hosts of a TPU slice, such as v5e:4x4 (of `slices` slices). `gpus`: GPUs of a process; `cpus`: cores; null: what the mesh takes.
+    `resources` and `labels`: what else a process's node must have, by Ray's names. `share`: cells on one accelerator at a time.
+    `retries`: how often a cell is begun again after its gang has died.
+    """
+
+    processes: PositiveInt | None = None
+    tpu: str | None = None
+    slices: PositiveInt = 1
+    gpus: PositiveInt | None = None
+    cpus: PositiveFloat | None = None
+    resources: dict[str, PositiveFloat] = {}
+    labels: dict[str, str] = {}
+    share: PositiveInt = 1
+    retries: NonNegativeInt = 3
 
 
 class RunConfig(Section):
@@ -261,7 +285,8 @@ class RunConfig(Section):
     saved after the first update after this long, at its end, and when the run is told to end (SIGTERM); the newest `keep_checkpoints`
     are kept. `verifier_workers`: processes that check responses; null takes one for each core. `device_memory`: GB that a
     device has, of which the planner may fill 85%; null asks the accelerator, and on a CPU shares what the machine (or its cgroup) has among
-    the devices at work.
+    the devices at work. `ray`: run the cells on a Ray cluster (local, auto or its address), each by a gang of processes.
+    `loggers`: where the curves of each cell are written, beside its ledger.
     """
 
     dir: str = "runs"
@@ -274,6 +299,9 @@ class RunConfig(Section):
     keep_checkpoints: PositiveInt = 2
     device_memory: PositiveFloat | None = None
     compilation_cache: bool = True
+    ray: str | None = None
+    gang: GangConfig = GangConfig()
+    loggers: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
 
 
 class Config(Section):
