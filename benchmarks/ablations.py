@@ -64,7 +64,7 @@ def config_of(arm: Arm, folder: Path, seeds: int, budget: int | None) -> Config:
 
 def share_base(config: Config, below: Path) -> None:
     """Begin the sweep with the base policy and problems of another one `below` with the same settings of them, where there is one."""
-    from isojax.launch.local import resolve_config, start_jax
+    from isojax.launch.site import resolve_config, start_jax
 
     folder = Path(config.run.dir) / config.name
     if (folder / CONFIG).exists():

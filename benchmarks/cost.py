@@ -21,10 +21,11 @@ import numpy as np
 
 from isojax.config import FLOAT32, CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
 from isojax.launch import planner
+from isojax.meshes import parse_mesh
 from isojax.models import llama
 from isojax.rl.step import Step, build_init, coefficients
 from isojax.sampling.batch import Problems, batch_rows, make_geometry
-from isojax.sharding import make_mesh, parse_mesh
+from isojax.sharding import make_mesh
 from isojax.tasks.stops import Stops
 
 

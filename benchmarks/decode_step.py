@@ -22,10 +22,11 @@ from jax import lax
 
 from isojax import registry
 from isojax.config import ModelConfig
+from isojax.meshes import parse_mesh
 from isojax.models import hf
 from isojax.models.decoding import Decoding
 from isojax.sampling.logits import draw, log_probs
-from isojax.sharding import make_mesh, parse_mesh
+from isojax.sharding import make_mesh
 
 STEPS, REPEATS = 8, 5
 

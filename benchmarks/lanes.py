@@ -18,10 +18,11 @@ import numpy as np
 
 from isojax import registry
 from isojax.config import ModelConfig, SamplingConfig
+from isojax.meshes import parse_mesh
 from isojax.models import hf
 from isojax.sampling.batch import Problems, make_geometry
 from isojax.sampling.sampler import build_sampler
-from isojax.sharding import make_mesh, parse_mesh
+from isojax.sharding import make_mesh
 from isojax.tasks.stops import Stops
 
 REPEATS = 3

@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 
 from isojax import registry
 from isojax.config import DataConfig, ModelConfig, PromptConfig, RLConfig, SamplingConfig, VerifierConfig
+from isojax.meshes import parse_mesh
 from isojax.models import hf
 from isojax.models.decoder import Decoder, Params
 from isojax.rl.objective import PolicyObjective, Sampled
@@ -30,7 +31,7 @@ from isojax.rl.terms import Terms
 from isojax.rl.update import Responses, build_gradient
 from isojax.sampling.batch import Geometry, Problems, make_geometry
 from isojax.sampling.sampler import build_sampler
-from isojax.sharding import make_mesh, parse_mesh, shard_count
+from isojax.sharding import make_mesh, shard_count
 from isojax.tasks.sources import Held, open_source
 from isojax.tasks.stops import Stops
 from isojax.tasks.text import TextTask

@@ -25,6 +25,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isojax.config import RLConfig, SamplingConfig, load_config
+from isojax.meshes import parse_mesh
 from isojax.models.decoder import Decoder, Options
 from isojax.rl.objective import PolicyObjective, Sampled
 from isojax.rl.step import coefficients
@@ -33,7 +34,7 @@ from isojax.rl.update import Responses, build_gradient
 from isojax.sampling.batch import Geometry, Problems, make_geometry
 from isojax.sampling.sampler import build_engine, build_sampler
 from isojax.sampling.stream import state_shardings
-from isojax.sharding import ROWS, make_mesh, parse_mesh, replicated, shard_count
+from isojax.sharding import ROWS, make_mesh, replicated, shard_count
 from isojax.tasks.stops import Stops
 
 CELL, SLOTS, MICROBATCH = (4, 16), 16, 4

@@ -109,7 +109,8 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     from isojax.config import load_configs
     from isojax.launch.memory import estimate
     from isojax.launch.planner import plan, resolve
-    from isojax.sharding import make_mesh, parse_mesh
+    from isojax.meshes import parse_mesh
+    from isojax.sharding import make_mesh
     from isojax.tasks.base import build_task
 
     mesh_text, *words = case

@@ -22,11 +22,12 @@ import jax
 import numpy as np
 
 from isojax.config import ModelConfig, SamplingConfig
+from isojax.meshes import parse_mesh
 from isojax.models import llama
 from isojax.sampling.batch import Problems, make_geometry, responses
 from isojax.sampling.sampler import build_sampler
 from isojax.sampling.stream import Told, build_stream
-from isojax.sharding import make_mesh, parse_mesh
+from isojax.sharding import make_mesh
 from isojax.tasks.base import Grades, HostTask
 from isojax.tasks.grading import Grading
 from isojax.tasks.stops import Stops

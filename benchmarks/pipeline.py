@@ -37,12 +37,13 @@ from ablations import Arm, config_of, run
 
 from isojax.config import Config, ModelConfig, load_config
 from isojax.launch.planner import resolve
+from isojax.meshes import MeshShape
 from isojax.models.decoder import Params
 from isojax.records import read_runs
 from isojax.rl.pipeline import Pipeline
 from isojax.rl.step import State
 from isojax.sampling.batch import Problems
-from isojax.sharding import MeshShape, make_mesh, replicated
+from isojax.sharding import make_mesh, replicated
 from isojax.tasks.base import build_task
 from isojax.tasks.data import Order
 from isojax.train import Programs

@@ -36,13 +36,14 @@ from jax import lax
 from scipy.special import log_ndtr
 
 from isojax.config import ModelConfig, SamplingConfig
+from isojax.meshes import parse_mesh
 from isojax.models import hf
 from isojax.models.decoder import Decoder, Params
 from isojax.models.decoding import Cache, Decoding
 from isojax.sampling import sampler
 from isojax.sampling.batch import Problems, make_geometry, share
 from isojax.sampling.sampler import Batch, Engine, Slots, State, build_engine
-from isojax.sharding import make_mesh, parse_mesh
+from isojax.sharding import make_mesh
 from isojax.tasks.stops import Stops
 
 MEAN, SIGMA, END = 240.0, 0.8, 0  # lengths in tokens; the end token stands first, so that the uniform number alone decides on it

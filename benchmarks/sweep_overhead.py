@@ -38,9 +38,10 @@ def main() -> None:
     from isojax import base
     from isojax.config import load_config
     from isojax.launch.planner import plan, resolve
+    from isojax.meshes import parse_mesh
     from isojax.rl.step import UPDATES_A_CALL
     from isojax.sampling.batch import Problems
-    from isojax.sharding import make_mesh, parse_mesh, replicated
+    from isojax.sharding import make_mesh, replicated
     from isojax.tasks.base import build_task
     from isojax.tasks.data import Order
     from isojax.train import Programs

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isojax.config import ModelConfig, RLConfig, SamplingConfig
+from isojax.meshes import parse_mesh
 from isojax.models.decoder import Decoder
 from isojax.rl import packing
 from isojax.rl.objective import PolicyObjective, Sampled
@@ -25,7 +26,7 @@ from isojax.rl.step import coefficients
 from isojax.rl.terms import Terms
 from isojax.rl.update import Responses, build_gradient
 from isojax.sampling.batch import Problems, make_geometry
-from isojax.sharding import make_mesh, parse_mesh
+from isojax.sharding import make_mesh
 
 B_P, N, M, P, T, VOCAB, REPEATS = 16, 16, 16, 32, 256, 512, 5
 MODEL = ModelConfig(layers=4, width=128, heads=4, kv_heads=2, head_dim=32, mlp=384)

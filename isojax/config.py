@@ -269,8 +269,8 @@ class GangConfig(Section):
     slices: PositiveInt = 1
     gpus: PositiveInt | None = None
     cpus: PositiveFloat | None = None
-    resources: dict[str, PositiveFloat] = {}
-    labels: dict[str, str] = {}
+    resources: dict[str, PositiveFloat] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
     share: PositiveInt = 1
     retries: NonNegativeInt = 3
 

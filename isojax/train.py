@@ -26,13 +26,14 @@ from isojax.checkpoint import Checkpoints, Damaged, Position, is_saved
 from isojax.config import PANEL, CellConfig, Config, SweepConfig
 from isojax.evaluate import Evaluator, ProblemSet
 from isojax.huge_pages import give_back
+from isojax.meshes import MeshShape
 from isojax.models.decoder import Decoder, Options, Params
 from isojax.records import Ledger
 from isojax.rl.hosted import build_hosted_train
 from isojax.rl.pipeline import Pipeline, PipelinePrograms
 from isojax.rl.step import EXTRA, RIGHT, UPDATES_A_CALL, State, build_init, build_train, coefficients, state_shardings
 from isojax.sampling.batch import Problems, make_geometry
-from isojax.sharding import MeshShape, replicated, shard_count
+from isojax.sharding import replicated, shard_count
 from isojax.tasks.base import Task, on_device
 from isojax.tasks.data import Order
 from isojax.told import add_up, further_sets, means, metrics_of, write_samples

@@ -10,9 +10,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from isojax.config import ModelConfig
+from isojax.meshes import parse_mesh
 from isojax.models.decoder import Decoder, Params
 from isojax.sampling.batch import Geometry, Problems
-from isojax.sharding import make_mesh, parse_mesh
+from isojax.sharding import make_mesh
 from isojax.tasks.base import Encoded
 from isojax.tasks.stops import Stops
 from isojax.types import Problem

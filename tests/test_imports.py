@@ -15,7 +15,7 @@ PACKAGE = ROOT / "isojax"
 # Each line may import the lines above it and its own; a module is placed by its longest name found here.
 SHARED = [
     ("types",),
-    ("files", "registry", "estimators", "huge_pages", "section", "stopping", "geometry"),
+    ("files", "registry", "estimators", "huge_pages", "section", "stopping", "geometry", "meshes"),
     ("config_rl",),
     ("config", "records"),
     ("launch.sizes", "launch.memory"),
@@ -39,6 +39,7 @@ DEVICE += [("labels", "problems", "compiled"), ("base", "policy"), ("told",), ("
 # The places where the laptop's side reaches the devices' side, and only inside functions.
 BRIDGES = (
     "launch.local",
+    "launch.site",
     "launch.gang",
     "launch.workers",
     "launch.topology",
@@ -116,7 +117,7 @@ def same_part(a: str, b: str) -> bool:
 def test_the_laptops_side_never_imports_an_accelerators_library(module: str) -> None:
     for name, inside in imports(MODULES[module]):
         if name.partition(".")[0] in ACCELERATED:
-            assert module in ("launch.local", "launch.gang", "launch.topology", "launch.forecast") and inside, f"{module} imports {name}"
+            assert module in ("launch.site", "launch.gang", "launch.topology", "launch.forecast") and inside, f"{module} imports {name}"
 
 
 def test_the_test_itself_sees_a_wrong_arrow(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
+from isojax.meshes import MeshShape, parse_mesh
 from isojax.rl.step import adam, build_init
-from isojax.sharding import MeshShape, make_mesh, manual_part, padded, parse_mesh, partition, shard_count
+from isojax.sharding import make_mesh, manual_part, padded, partition, shard_count
 from isojax.types import InputError
 from tests.device import CONFIG, DECODER, MESHES, VOCAB, mesh, placed, policy
 

@@ -39,7 +39,8 @@ def tpu_mesh(topology: str, mesh: str) -> Any:
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # no chip is opened, so another process may do the same
     from jax.experimental.topologies import get_topology_desc
 
-    from isojax.sharding import make_mesh, parse_mesh
+    from isojax.meshes import parse_mesh
+    from isojax.sharding import make_mesh
 
     devices = get_topology_desc(platform="tpu", topology_name=topology).devices
     return make_mesh(parse_mesh(mesh, len(devices)), devices)

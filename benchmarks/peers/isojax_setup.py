@@ -9,10 +9,11 @@ from child import threads
 from isojax import registry
 from isojax.config import FLOAT32, CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
 from isojax.launch import planner
+from isojax.meshes import parse_mesh
 from isojax.models import hf
 from isojax.models.decoder import Decoder
 from isojax.sampling.batch import Problems, make_geometry
-from isojax.sharding import make_mesh, parse_mesh, shard_count
+from isojax.sharding import make_mesh, shard_count
 from isojax.tasks.stops import Stops
 
 

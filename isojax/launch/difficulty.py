@@ -19,8 +19,9 @@ import numpy as np
 from isojax.config import Config, DataConfig, config_hash
 from isojax.estimators import wilson
 from isojax.files import write_text
-from isojax.launch.local import alone, open_task, resolve_config, start_jax
+from isojax.launch.local import alone
 from isojax.launch.planner import resolve
+from isojax.launch.site import open_task, resolve_config, start_jax
 from isojax.types import InputError, Problem
 
 if TYPE_CHECKING:
@@ -85,10 +86,11 @@ def _label(jax: Any, config: Config, task: Task, folder: Path, extremely_hard: b
     """(the problems labelled by `attempts`, those with none right of 128 labelled by these)."""
     from isojax.base import Base
     from isojax.labels import label_key, label_problems
+    from isojax.meshes import parse_mesh
     from isojax.models.choice import with_kernels
     from isojax.models.tensors import fingerprint
     from isojax.problems import fit_prompts
-    from isojax.sharding import make_mesh, parse_mesh
+    from isojax.sharding import make_mesh
     from isojax.tasks.base import on_device
     from isojax.tasks.parts import EXTREMELY_HARD_ATTEMPTS
     from isojax.train import Programs

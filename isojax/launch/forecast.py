@@ -14,7 +14,7 @@ from isojax.records import read_runs
 from isojax.types import Cell
 
 if TYPE_CHECKING:
-    from isojax.sharding import MeshShape
+    from isojax.meshes import MeshShape
     from isojax.tasks.base import Task
 
 

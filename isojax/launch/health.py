@@ -6,18 +6,18 @@ isojax itself computes them anew whenever it reads a ledger (scaling/health.py),
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from isojax.files import write_text
-from isojax.launch.display import Display
 from isojax.records import HEALTH, read_run
 from isojax.scaling.health import health
 from isojax.types import Cell, InputError
 
 
-def judge(folder: Path, cell: Cell, display: Display) -> None:
-    """Write `folder`/health.json and show what it says; nothing for a run that broke before its first evaluation, whose error says why."""
+def judge(folder: Path, cell: Cell, tell: Callable[[Cell, list[str]], None]) -> None:
+    """Write `folder`/health.json and tell what it says; nothing for a run that broke before its first evaluation, whose error says why."""
     try:
         run = read_run(folder)
     except InputError:
@@ -28,4 +28,4 @@ def judge(folder: Path, cell: Cell, display: Display) -> None:
     path = folder / HEALTH
     if not path.exists() or path.read_text() != text:
         write_text(path, text)
-    display.flagged(cell, [str(flag) for flag in flags])
+    tell(cell, [str(flag) for flag in flags])

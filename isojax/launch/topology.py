@@ -31,9 +31,10 @@ def dry_run(config: Config, topology: str) -> None:
 
     jax.config.update("jax_platforms", "cpu")  # chips that are here are not asked for: these are described, not opened
     from isojax import compiled
+    from isojax.meshes import parse_mesh
     from isojax.models import hf
     from isojax.rl import recipe
-    from isojax.sharding import make_mesh, parse_mesh
+    from isojax.sharding import make_mesh
 
     cells = plan(config.sweep)
     recipe.check(config.cell.rl, cells)

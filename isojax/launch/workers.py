@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isojax import stopping
-from isojax.config import Config, SweepConfig, config_hash
+from isojax.config import SweepConfig, config_hash
 from isojax.launch.display import Display
 from isojax.launch.fitting import Room, fitting_microbatch, size
 from isojax.launch.health import judge
 from isojax.stopping import Stopped
-from isojax.types import Cell, RunFailed, lacks_memory
+from isojax.types import Cell, InputError, RunFailed, lacks_memory
 
 if TYPE_CHECKING:
     from isojax.base import Base
+    from isojax.launch.site import Site
     from isojax.tasks.base import Task
     from isojax.train import Programs, Progress
 
@@ -31,23 +32,48 @@ def tell_failures(display: Display, task: Task) -> None:
         display.failures(task.examples())
 
 
-def work(
-    programs: list[Programs], config: Config, base: Base, cells: list[Cell], folder: Path, display: Display, room: Room
-) -> list[tuple[Cell, Exception]]:
-    """One thread for each set of programs, taking cells until none is left; the cells that failed, with their errors."""
+def one_cell(
+    site: Site, mine: Programs, base: Base, cell: Cell, report: Callable[[Progress], None], flagged: Callable[[Cell, list[str]], None]
+) -> Exception | None:
+    """Trains a cell up to the sweep's budget, and judges it; what ended it before, where something did.
+
+    Raises:
+        Stopped: this process was told to end.
+    """
     from isojax import hosts
     from isojax.train import run_cell
+
+    folder, error = site.folder / "cells" / cell.name, None
+    name = config_hash(site.config.cell)
+    parts: list[Callable[[], None]] = [partial(run_cell, mine, site.config, base, cell, folder, name, report)]
+    parts += [partial(judge, folder, cell, flagged)] if hosts.writes() else []
+    for part in parts:
+        try:
+            part()
+        except Stopped:
+            raise
+        except FloatingPointError as e:  # in all processes
+            error = error or e
+        except Exception as e:  # one cell's failure must not cost the others; all are raised together at the end
+            error = error or (RunFailed(out_of_memory(site.config.sweep, site.room)) if lacks_memory(e) else e)
+            if hosts.several():  # the others may wait for this one
+                return error
+    return error
+
+
+def work(site: Site, base: Base, cells: list[Cell], display: Display) -> list[tuple[Cell, Exception]]:
+    """One thread for each set of programs, taking cells until none is left; the cells that failed, with their errors."""
+    from isojax import hosts
 
     todo: queue.SimpleQueue[Cell] = queue.SimpleQueue()
     for cell in cells:
         todo.put(cell)
     failed: list[tuple[Cell, Exception]] = []
     stopped: list[Stopped] = []
-    name = config_hash(config.cell)
 
     def report(progress: Progress) -> None:
         display.update(progress)
-        tell_failures(display, programs[0].task)
+        tell_failures(display, site.task)
 
     def worker(mine: Programs) -> None:
         while not any(hosts.everyone(stopping.asked())):
@@ -55,32 +81,35 @@ def work(
                 cell = todo.get_nowait()
             except queue.Empty:
                 return
-            own, error = folder / "cells" / cell.name, None
             display.start(cell)
-            parts = [partial(run_cell, mine, config, base, cell, own, name, report)]
-            parts += [partial(judge, own, cell, display)] if hosts.writes() else []
-            for part in parts:
-                try:
-                    part()
-                except Stopped as e:
-                    stopped.append(e)
-                    return
-                except FloatingPointError as e:  # in all processes
-                    error = error or e
-                except Exception as e:  # one cell's failure must not cost the others; all are raised together at the end
-                    error = error or (RunFailed(out_of_memory(config.sweep, room)) if lacks_memory(e) else e)
-                    if hosts.several():  # the others may wait for this one
-                        failed.append((cell, error))
-                        return
+            try:
+                error = one_cell(site, mine, base, cell, report, display.flagged)
+            except Stopped as e:
+                stopped.append(e)
+                return
             if error is not None:
                 failed.append((cell, error))
             display.finish(cell, failed=error is not None)
+            if error is not None and hosts.several() and not isinstance(error, FloatingPointError):
+                return
 
     with stopping.heeding_sigterm():
-        _in_threads([lambda p=p: worker(p) for p in programs])
+        _in_threads([lambda p=p: worker(p) for p in site.programs])
         if stopped or (not failed and not todo.empty()):
-            raise Stopped(f"{folder} was told to end (SIGTERM); {len(stopped)} cells at work have saved their state. Go on by --resume.")
+            raise Stopped(
+                f"{site.folder} was told to end (SIGTERM); {len(stopped)} cells at work have saved their state. Go on by --resume."
+            )
     return failed
+
+
+def raise_failures(failed: Sequence[tuple[Cell, Exception]], cells: int, folder: Path) -> None:
+    """What a user is told at the end where some of so many cells failed."""
+    if failed and len(failed) == cells and all(isinstance(error, InputError) for _, error in failed):
+        raise InputError(" ".join(dict.fromkeys(str(error) for _, error in failed)))  # nothing was trained: something given is of no use
+    if failed:
+        errors = [f"{cell.name}: {error}" for cell, error in failed]
+        several = f"{len(failed)} of {cells} cells failed; the others are recorded in {folder}."
+        raise RunFailed(errors[0] if cells == 1 else "\n  ".join([several, *errors]))
 
 
 def out_of_memory(sweep: SweepConfig, room: Room) -> str:

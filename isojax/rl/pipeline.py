@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from isojax.config import CellConfig, RLConfig, RunConfig
+from isojax.meshes import MeshShape, parse_mesh
 from isojax.models.decoder import Decoder, Params
 from isojax.rl.ahead import Found, Sampler, Start
 from isojax.rl.beside import Beside, Half, InThread, Told, Turns
@@ -32,7 +33,7 @@ from isojax.rl.process import Child, InProcess
 from isojax.rl.ring import SamplerPrograms, SamplerSpec, refuse_uneven
 from isojax.rl.step import TRAIN, State, take
 from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows, place_rewards, places
-from isojax.sharding import ROWS, MeshShape, parse_mesh, replicated, shard_count
+from isojax.sharding import ROWS, replicated, shard_count
 from isojax.tasks.base import Task, on_device
 from isojax.tasks.grading import Grading
 from isojax.types import Cell, InputError, Problem

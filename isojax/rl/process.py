@@ -36,12 +36,13 @@ from typing import IO, Any, NamedTuple
 
 import jax
 
+from isojax.meshes import MeshShape
 from isojax.models.decoder import Params
 from isojax.rl.ahead import Sampler, Start
 from isojax.rl.beside import Asked, Stop, Visited, serve
 from isojax.rl.ring import SamplerPrograms, SamplerSpec
 from isojax.sampling.batch import Rollouts
-from isojax.sharding import MeshShape, make_mesh
+from isojax.sharding import make_mesh
 from isojax.types import RunFailed
 
 INHERITED = ("jax_compilation_cache_dir", "jax_default_matmul_precision")  # what launch/local.py sets in the trainer's process

@@ -13,7 +13,8 @@ from isojax.config import CellConfig, Config, ModelConfig, SamplingConfig, Sweep
 from isojax.launch.fitting import FILLED, Axes, Room, fit, fitting_microbatch, host_memory, mesh_that_fits, sized, warning
 from isojax.launch.memory import Memory, estimate
 from isojax.launch.planner import plan, resolve
-from isojax.sharding import make_mesh, parse_mesh
+from isojax.meshes import parse_mesh
+from isojax.sharding import make_mesh
 from isojax.tasks.base import build_task
 from isojax.types import InputError
 

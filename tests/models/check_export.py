@@ -26,8 +26,9 @@ import jax.numpy as jnp
 
 from isojax import registry
 from isojax.config import ModelConfig, RopeScaling
+from isojax.meshes import parse_mesh
 from isojax.models import hf
-from isojax.sharding import make_mesh, parse_mesh
+from isojax.sharding import make_mesh
 
 SHAPE: dict[str, Any] = {"layers": 3, "width": 48, "heads": 6, "kv_heads": 2, "head_dim": 10, "mlp": 77, "vocab": 131, "norm_eps": 1e-5}
 STRETCHED = RopeScaling(factor=8.0, original_max_position_embeddings=16)

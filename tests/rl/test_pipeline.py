@@ -20,13 +20,14 @@ import numpy as np
 import pytest
 
 from isojax.config import CellConfig, RLConfig, SamplingConfig
+from isojax.meshes import MeshShape
 from isojax.rl.ahead import Start
 from isojax.rl.beside import Half
 from isojax.rl.pipeline import Pipeline, PipelinePrograms
 from isojax.rl.process import Child
 from isojax.rl.step import State, build_init, build_train, coefficients
 from isojax.sampling.batch import Problems, make_geometry
-from isojax.sharding import MeshShape, make_mesh, shard_count
+from isojax.sharding import make_mesh, shard_count
 from isojax.types import Cell, InputError, Problem, RunFailed
 from tests.compiler import SAME_BITS
 from tests.device import CONFIG, DECODER, P, Parity, T, mesh, placed, policy, random_problems
