@@ -8,7 +8,6 @@ document and nothing else.
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -19,7 +18,7 @@ from rich.console import Console
 from isojax import __version__
 from isojax.cli_bandit import bandit
 from isojax.cli_compare import compare
-from isojax.cli_config import Coordinator, Mesh, Process, Processes, Words, read_config
+from isojax.cli_config import Coordinator, Mesh, Process, Processes, Ray, Words, read_config
 from isojax.cli_curve import Frontier, Where, curve, fitted_frontier, refuse_for_points
 from isojax.cli_difficulty import difficulty
 from isojax.cli_fit import MODE, FitOptions, IncludeFlagged, fitted_runs, make_fit, other_fits, read_fit, sweep_folder, warn
@@ -91,6 +90,7 @@ def _gains(console: Console, folder: Path) -> None:
 def launch(
     words: Words = None,
     mesh: Mesh = None,
+    ray: Ray = None,
     resume: Resume = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
     processes: Processes = None,
@@ -116,8 +116,9 @@ def launch(
       isojax launch my.yaml --mesh data=4,tensor=2 'sweep.n=\\[2,4,8]' name=mine
       isojax launch gsm8k models/qwen2.5-7b-instruct cell.model.path=FOLDER
       isojax launch my.yaml --processes auto --mesh fsdp=-1      on every host of a TPU pod, or by srun: docs/hosts.md
+      isojax launch my.yaml --ray auto run.gang.tpu=v5e:4x4      cells on the slices of a Ray cluster: docs/clusters.md
     """
-    config = read_config(words, mesh, "quickstart")
+    config = read_config(words, mesh, "quickstart", ray)
     gang = gang_of(coordinator, processes, process)
     if topology is not None:
         if not dry_run:
@@ -126,12 +127,17 @@ def launch(
 
         compile_for(config, topology)
         return
-    from isojax.launch.local import launch as run_sweep
+    if config.run.ray is not None and gang.several:
+        raise InputError("--ray places the processes of a gang by itself; leave --processes, --process and --coordinator out.")
+    if config.run.ray is not None:
+        from isojax.launch.ray import launch as run_sweep
+    else:
+        from isojax.launch.local import launch as run_sweep
 
     failed: RunFailed | None = None
     folder: Path | None = None
     try:
-        folder = run_sweep(config, resume, dry_run, gang)
+        folder = run_sweep(config, resume, dry_run, *([gang] if gang.several else []))
     except RunFailed as e:  # what ran is fitted and reported all the same
         failed, folder = e, Path(config.run.dir) / config.name
         if gang.several:
@@ -278,7 +284,7 @@ def _run(application: typer.Typer, program: str) -> NoReturn:
         sys.exit(1)
     except Stopped as e:
         print(f"stopped: {e}", file=sys.stderr)
-        sys.exit(128 + signal.SIGTERM)
+        sys.exit(128 + e.by)
     sys.exit(0)
 
 

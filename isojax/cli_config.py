@@ -17,6 +17,12 @@ Words = Annotated[
 ]
 Mesh = Annotated[str | None, typer.Option(metavar="auto|AXIS=N,...", help="Device mesh, such as data=2,tensor=1; the same as run.mesh=...")]
 
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        metavar="local|auto|ADDRESS", help="Run the cells on a Ray cluster, this machine (local) or one that is up; as run.ray=..."
+    ),
+]
 Processes = Annotated[
     str | None,
     typer.Option(metavar="N|auto", envvar="JAX_NUM_PROCESSES", help="How many processes are one run; auto: as TPU pod, SLURM or MPI say."),
@@ -27,7 +33,7 @@ Coordinator = Annotated[
 ]
 
 
-def read_config(words: Sequence[str] | None, mesh: str | None, default: str | None) -> Config:
+def read_config(words: Sequence[str] | None, mesh: str | None, default: str | None, ray: str | None = None) -> Config:
     """The config that the words of a command mean; `default` where they name none.
 
     Raises:
@@ -38,7 +44,8 @@ def read_config(words: Sequence[str] | None, mesh: str | None, default: str | No
         if default is None:
             raise InputError("no config given; expected a YAML file or a config's name first, such as quickstart.")
         configs = [default]
-    return load_configs(configs, [*overrides, *([f"run.mesh={mesh}"] if mesh is not None else [])])
+    options = {"run.mesh": mesh, "run.ray": ray}
+    return load_configs(configs, [*overrides, *(f"{key}={value}" for key, value in options.items() if value is not None)])
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -12,12 +12,21 @@ _ASKED = threading.Event()
 
 
 class Stopped(Exception):
-    """A run has ended because it was told to; its state is saved."""
+    """A run has ended because it was told to, by a signal; its state is saved."""
+
+    def __init__(self, said: str, by: signal.Signals = signal.SIGTERM):
+        super().__init__(said)
+        self.by = by
 
 
 def asked() -> bool:
     """Whether this process has been told to end."""
     return _ASKED.is_set()
+
+
+def ask() -> None:
+    """Tells the runs of this process to end."""
+    _ASKED.set()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -28,7 +28,26 @@ console = Console(stderr=True)
 def print_plan(
     config: Config, cells: list[Cell], folder: Path, devices: str, at_once: int, room: Room, expected: Forecast | None = None
 ) -> None:
-    """The sweep in a table: one row for each (B_p, n); what it takes of a device; and, where that is known, how long."""
+    """The sweep in a table; what it takes of a device; and, where that is known, how long."""
+    print_cells(config, cells, folder, expected)
+    grid = config.cell.eval.grid(config.sweep.budget)
+    console.print(
+        f"{at_once} at once, {devices}; R = {config.sweep.slots} slots and m = {config.sweep.microbatch} rows a microbatch, "
+        f"g = {config.sweep.prompts} prompts at once on each shard; {len(grid)} evaluations a cell, the last at C = {grid[-1]}"
+    )
+    taken = room.takes(config.sweep)
+    parts = ", ".join(f"{name} {size(number)}" for name, number in taken.parts.items() if number)
+    console.print(
+        f"memory of a device, the same for every cell: {parts}; {size(taken.sampling)} at the peak of sampling and {size(taken.update)} at "
+        f"the update's, of {size(room.device_memory)}",
+        highlight=False,
+    )
+    if expected:
+        console.print(f"time: {duration(expected.sweep)} for the sweep, from {expected.source}", highlight=False)
+
+
+def print_cells(config: Config, cells: list[Cell], folder: Path, expected: Forecast | None = None) -> None:
+    """One row for each (B_p, n)."""
     last = config.cell.eval.grid(config.sweep.budget)[-1]
     table = Table(title=f"{config.name}: {len(cells)} cells in {folder}", title_justify="left")
     for head in ("B_p", "n", "B", "M", "C", "seeds", *(("rollouts/s", "a cell takes") if expected else ())):
@@ -42,20 +61,6 @@ def print_plan(
         )
         table.add_row(*map(str, (B_p, n, B_p * n, M, M * B_p * n, config.sweep.seeds)), *times)
     console.print(table)
-    console.print(
-        f"{at_once} at once, {devices}; R = {config.sweep.slots} slots and m = {config.sweep.microbatch} rows a microbatch, "
-        f"g = {config.sweep.prompts} prompts at once on each shard; "
-        f"{len(config.cell.eval.grid(config.sweep.budget))} evaluations a cell, the last at C = {last}"
-    )
-    taken = room.takes(config.sweep)
-    parts = ", ".join(f"{name} {size(number)}" for name, number in taken.parts.items() if number)
-    console.print(
-        f"memory of a device, the same for every cell: {parts}; {size(taken.sampling)} at the peak of sampling and {size(taken.update)} at "
-        f"the update's, of {size(room.device_memory)}",
-        highlight=False,
-    )
-    if expected:
-        console.print(f"time: {duration(expected.sweep)} for the sweep, from {expected.source}", highlight=False)
 
 
 def duration(seconds: float) -> str:
@@ -64,6 +69,14 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * one:
             return f"{seconds / one:,.1f} {unit}"
     return f"{seconds:.1f} s"
+
+
+class Shows(Protocol):
+    """What is told of a sweep while it runs."""
+
+    def step(self, text: str, fraction: float) -> None: ...
+
+    def failures(self, examples: Mapping[str, str]) -> None: ...
 
 
 class Display:
@@ -133,6 +146,14 @@ class Display:
             for flag in flags:
                 said = f"warning: cell {cell.name} {flag}. Fits leave it out unless told {INCLUDE_FLAGGED}."
                 console.print(said, soft_wrap=True, highlight=False, markup=False)
+
+    def lost(self, cell: Cell, said: str) -> None:
+        """A cell at work was lost; it will be taken again."""
+        with self._lock:
+            task = self._tasks.pop(cell, None)
+            if task is not None:
+                self._live.remove_task(task)
+            console.print(f"warning: cell {cell.name}: {said}", soft_wrap=True, highlight=False, markup=False)
 
     def finish(self, cell: Cell, failed: bool) -> None:
         """A cell is done, was done before, or failed."""

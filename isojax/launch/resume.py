@@ -12,7 +12,7 @@ from isojax.files import leaves
 from isojax.launch.planner import resolve
 from isojax.types import InputError
 
-CONFIG, BASE = "config.yaml", "base"
+CONFIG, BASE, LOGS, STATUS = "config.yaml", "base", "logs", "status.json"
 
 
 def settle(config: Config, folder: Path, resume: bool, shards: int) -> Config:
@@ -24,7 +24,7 @@ def settle(config: Config, folder: Path, resume: bool, shards: int) -> Config:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file, expected a folder to run in; choose another name with name=NAME.")
     found = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
-    if found <= {BASE}:  # nothing, or what a kill left before the first cell
+    if found <= {BASE, LOGS, STATUS}:  # nothing, or what a kill left before the first cell
         return config.model_copy(update={"sweep": resolve(config.sweep, shards, config.cell)})
     if not resume:
         raise InputError(f"{folder} holds a run already; go on with it by --resume, or choose another name with name=NAME.")

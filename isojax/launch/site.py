@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isojax.config import Config, DataConfig, save_config
-from isojax.launch.display import Display
+from isojax.launch.display import Shows
 from isojax.launch.fitting import Room, sized
 from isojax.launch.forecast import room_of
 from isojax.launch.gang import check_several
@@ -43,7 +43,7 @@ class Site:
     devices: list[Any]
     here: str
 
-    def prepare(self, display: Display) -> Base:
+    def prepare(self, display: Shows) -> Base:
         """The base policy and its problems; then the config is saved, as nothing can be refused any more."""
         from isojax import hosts
         from isojax.base import PROBLEMS, prepare

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from isojax import stopping
 from isojax.config import SweepConfig, config_hash
-from isojax.launch.display import Display
+from isojax.launch.display import Display, Shows
 from isojax.launch.fitting import Room, fitting_microbatch, size
 from isojax.launch.health import judge
 from isojax.stopping import Stopped
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from isojax.train import Programs, Progress
 
 
-def tell_failures(display: Display, task: Task) -> None:
+def tell_failures(display: Shows, task: Task) -> None:
     """Show a person the first failure of each kind that the verifier has met since; the ledger counts them all."""
     from isojax.tasks.base import on_device
 
