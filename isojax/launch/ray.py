@@ -74,6 +74,7 @@ def connected(address: str) -> Iterator[Any]:
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a process without a GPU keeps its environment
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # of what cannot be reached, a user is told once
     os.environ.setdefault("RAY_worker_niceness", "0")  # of processes that Ray starts here: they are what runs here
     try:
         import ray
