@@ -64,6 +64,8 @@ over_ray() {
     HEAD=${HEAD:-$(hostname -I | cut -d ' ' -f 1)}
     address=$HEAD:$PORT
     each=(--ntasks-per-node=1 "--cpus-per-task=$((${SLURM_CPUS_PER_TASK:-1} * ${SLURM_NTASKS_PER_NODE:-1}))")
+    RAY_AUTH_TOKEN=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n') # others on these nodes' network may not run code here
+    export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
     trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
     srun --nodes=1 --ntasks=1 "${each[@]}" --nodelist="${nodes[0]}" \
         ray start --head --block --node-ip-address="$HEAD" --port="$PORT" --temp-dir="/tmp/ray-$SLURM_JOB_ID" &

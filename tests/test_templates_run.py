@@ -1,4 +1,4 @@
-"""The shell templates, run: srun, scontrol, gcloud, Ray, isojax and the hosts' tools are stand-ins that write down what was asked of them."""
+"""The shell templates, run: srun, scontrol, gcloud, Ray, isojax and the hosts' tools are stand-ins that write down what they are asked."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ WRITE = """#!/bin/bash
 note() { local line; printf -v line '%s\\x1f' "$HOST" "$@"; printf '%s\\x1e' "$line" >> "$ASKED"; }
 note "${0##*/}" "$@"
 """
-HOLD = """trap 'kill $!; note "${0##*/}" ended; exit 143' TERM; sleep 60 & wait
-"""
+HOLD = """trap 'kill $!; note "${0##*/}" ended; exit 143' TERM; note "${0##*/}" up; sleep 60 & wait"""
 STAND_INS = {
     # SLURM: a step is run here.
     "scontrol": "printf 'node-%s\\n' a b c\n",
     "srun": 'while [[ $1 == -* ]]; do shift; done; exec "$@"\n',
-    # Ray's nodes stay until they are told to end; its head is there as soon as it was started.
-    "ray": f'case "$*" in *--block*) {HOLD};; status*) tr "\\037" " " < "$ASKED" | grep -q "start --head" ;; esac\n',
-    "isojax": f'if [ -n "$LASTS" ]; then {HOLD} fi; exit "${{FAILS:-0}}"\n',
+    # Ray's nodes stay until they are told to end; its head is there as soon as it was started. A sweep begins when all nodes have.
+    "ray": f"""note token "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN"
+        case $* in *--block*) {HOLD} ;; status*) tr '\\037' ' ' < "$ASKED" | grep -q 'start --head' ;; esac\n""",
+    "isojax": f"""note token "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN"
+        until [ "$(tr '\\036' '\\n' < "$ASKED" | grep -c 'ray.up')" -ge "$NODES" ]; do sleep 0.05; done
+        if [ -n "$LASTS" ]; then {HOLD}; fi; exit "${{FAILS:-0}}"\n""",
     # A slice of two hosts; what is asked of a host is run here, in the home of that host.
     "gcloud": """[[ $* != *"describe"* ]] || { case $* in
         *networkEndpoints*) echo 10.0.0.7 ;; *state.state*) echo ACTIVE ;; *) [ -n "$STATE" ] && echo "$STATE" ;; esac; exit; }
@@ -51,7 +53,7 @@ class Stage:
         shutil.copy(ROOT / "configs/quickstart.yaml", folder / "my.yaml")
         slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-[a-c]", "SLURM_CPUS_PER_TASK": "8", "SLURM_NTASKS_PER_NODE": "8"}
         own = {"PATH": f"{bin}:{os.environ['PATH']}", "HOME": str(folder), "ASKED": str(folder / "asked"), "HOST": "7", "RUNS": "/mnt/runs"}
-        self.environment = {**os.environ, **slurm, **own, "LASTS": "", "FAILS": "", "STATE": ""}
+        self.environment = {**os.environ, **slurm, **own, "LASTS": "", "FAILS": "", "STATE": "", "NODES": "0"}
 
     def start(self, template: str, *words: str, **environment: str) -> subprocess.Popen[str]:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -80,7 +82,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 
 def test_slurm_makes_a_ray_cluster_in_the_allocation_and_ends_it(stage: Stage) -> None:
-    stage.run("slurm.sh", "my.yaml", "sweep.seeds=2")
+    stage.run("slurm.sh", "my.yaml", "sweep.seeds=2", NODES="2")
     everything = [words for _, words in stage.asked()]
     head, workers = [words for words in everything if words[0] == "srun"]
     ((_, driver),) = stage.asked("isojax")
@@ -88,20 +90,23 @@ def test_slurm_makes_a_ray_cluster_in_the_allocation_and_ends_it(stage: Stage) -
     assert head[head.index("ray") :][:4] == ["ray", "start", "--head", "--block"]
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--exclude=node-a"} <= set(workers)
     assert workers[workers.index("ray") :] == ["ray", "start", "--block", "--address=10.0.0.7:6379"]
-    assert everything.index(head) < everything.index(["ray", "status", "--address", "10.0.0.7:6379"]) < everything.index(driver)
+    answered = max(at for at, words in enumerate(everything) if words == ["ray", "status", "--address", "10.0.0.7:6379"])
+    assert everything.index(head) < answered < everything.index(driver)
     assert driver[driver.index("--ray") + 1] == "10.0.0.7:6379"
     config = check_command(driver)
     assert config is not None
     assert (config.sweep.seeds, config.run.mesh, config.run.gang.gpus, config.run.dir) == (2, "fsdp=8", 8, "/mnt/runs")
     assert len(stage.asked("ray", "ended")) == 2
+    tokens = {tuple(words[1:]) for _, words in stage.asked("token")}
+    ((mode, secret),) = tokens  # the same for every process
+    assert mode == "token" and len(secret) == 64
 
 
 def test_slurms_signal_reaches_the_sweep_and_its_code_is_the_jobs(stage: Stage) -> None:
-    process = stage.start("slurm.sh", "my.yaml", LASTS="1")
+    process = stage.start("slurm.sh", "my.yaml", LASTS="1", NODES="2")
     deadline = time.monotonic() + 20
-    while not stage.asked("isojax") and time.monotonic() < deadline:
+    while not stage.asked("isojax", "up") and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(0.2)  # the stand-in has set its trap
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 143, err
