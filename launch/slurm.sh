@@ -44,7 +44,8 @@ heed() {
     "$@" &
     child=$!
     trap 'kill -TERM $child' TERM
-    while kill -0 "$child" 2>/dev/null; do
+    wait "$child" || code=$?
+    while kill -0 "$child" 2>/dev/null; do # it was the signal that ended the waiting
         code=0
         wait "$child" || code=$?
     done

@@ -24,7 +24,7 @@ STAND_INS = {
     "srun": 'while [[ $1 == -* ]]; do shift; done; exec "$@"\n',
     # Ray's nodes stay until they are told to end; its head is there as soon as it was started. A sweep begins when all nodes have.
     "ray": f"""note token "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN"
-        case $* in *--block*) {HOLD} ;; status*) tr '\\037' ' ' < "$ASKED" | grep -q 'start --head' ;; esac\n""",
+        case $* in *--block*) {HOLD} ;; status*) tr '\\037' ' ' < "$ASKED" | grep -q 'start --head' && note ray answered ;; esac\n""",
     "isojax": f"""note token "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN"
         until [ "$(tr '\\036' '\\n' < "$ASKED" | grep -c 'ray.up')" -ge "$NODES" ]; do sleep 0.05; done
         if [ -n "$LASTS" ]; then {HOLD}; fi; exit "${{FAILS:-0}}"\n""",
@@ -90,8 +90,8 @@ def test_slurm_makes_a_ray_cluster_in_the_allocation_and_ends_it(stage: Stage) -
     assert head[head.index("ray") :][:4] == ["ray", "start", "--head", "--block"]
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--exclude=node-a"} <= set(workers)
     assert workers[workers.index("ray") :] == ["ray", "start", "--block", "--address=10.0.0.7:6379"]
-    answered = max(at for at, words in enumerate(everything) if words == ["ray", "status", "--address", "10.0.0.7:6379"])
-    assert everything.index(head) < answered < everything.index(driver)
+    assert everything.index(head) < everything.index(["ray", "answered"]) < min(everything.index(workers), everything.index(driver))
+    assert ["ray", "status", "--address", "10.0.0.7:6379"] in everything
     assert driver[driver.index("--ray") + 1] == "10.0.0.7:6379"
     config = check_command(driver)
     assert config is not None
@@ -107,6 +107,7 @@ def test_slurms_signal_reaches_the_sweep_and_its_code_is_the_jobs(stage: Stage) 
     deadline = time.monotonic() + 20
     while not stage.asked("isojax", "up") and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert stage.asked("isojax", "up")
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 143, err
