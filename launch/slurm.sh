@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# A SLURM job of GPU nodes, and a sweep on it.
+#
+#   sbatch launch/slurm.sh my.yaml               Ray inside the allocation: a cell a node, as many side by side as there are nodes
+#   MODE=one sbatch launch/slurm.sh my.yaml      all GPUs are one run: a process for each, cells one after the other
+#   scancel JOB                                  ends it; what is recorded stays
+#
+# After CONFIG may stand further configs and key=value. Where the time is over before the sweep is, runs save their state; submit the same
+# line again. `isojax status RUN` shows the sweep from any node. Edit the next lines for your cluster, or give them to sbatch as options.
+#SBATCH --job-name=isojax
+#SBATCH --nodes=4
+#SBATCH --gpus-per-node=8
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:TERM@180
+#SBATCH --requeue
+#SBATCH --output=isojax-%j.log
+set -euo pipefail
+
+MODE=${MODE:-ray}                       # ray, or one
+RUNS=${RUNS:-$PWD/runs}                 # run.dir; a folder that all nodes see
+VENV=${VENV:-$HOME/.isojax}             # Python's environment, which all nodes see too; made from ISOJAX where there is none
+GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:-8}}  # of a node
+MESH=${MESH:-}                          # by default fsdp over a node (ray), or over all (one)
+HEAD=${HEAD:-}                          # ray: the first node's address, as the others reach it; by default that of its first interface
+PORT=${PORT:-6379}                      # ray: its head's
+
+if [ "$#" -eq 0 ]; then
+    echo "error: given no config, expected one: sbatch launch/slurm.sh my.yaml" >&2
+    exit 2
+fi
+if [ ! -x "$VENV/bin/isojax" ]; then
+    : "${ISOJAX:?no isojax in $VENV; set what to install, such as ISOJAX="isojax[ray,cuda] @ git+https://github.com/OWNER/isojax"}"
+    python3 -m venv "$VENV"
+    "$VENV/bin/pip" install -q "$ISOJAX"
+fi
+export PATH=$VENV/bin:$PATH
+
+# Runs a command to its end; the SIGTERM that SLURM sends before the time is over reaches it.
+heed() {
+    local child code=0
+    "$@" &
+    child=$!
+    trap 'kill -TERM $child' TERM
+    wait "$child" || code=$?
+    while kill -0 "$child" 2>/dev/null; do # it was the signal that ended the waiting
+        code=0
+        wait "$child" || code=$?
+    done
+    trap - TERM
+    return "$code"
+}
+
+one() {
+    export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
+    heed srun --ntasks-per-node="$GPUS" isojax launch "$@" --resume --processes auto --mesh "${MESH:-fsdp=-1}" "run.dir=$RUNS"
+}
+
+over_ray() {
+    local nodes others address each deadline=$((SECONDS + 300)) code=0
+    mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    others=$((${#nodes[@]} - 1))
+    HEAD=${HEAD:-$(hostname -I | cut -d ' ' -f 1)}
+    address=$HEAD:$PORT
+    each=(--ntasks-per-node=1 "--cpus-per-task=$((${SLURM_CPUS_PER_TASK:-1} * ${SLURM_NTASKS_PER_NODE:-1}))")
+    RAY_AUTH_TOKEN=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n') # others on these nodes' network may not run code here
+    export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
+    trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
+    srun --nodes=1 --ntasks=1 "${each[@]}" --nodelist="${nodes[0]}" \
+        ray start --head --block --node-ip-address="$HEAD" --port="$PORT" --temp-dir="/tmp/ray-$SLURM_JOB_ID" &
+    until ray status --address "$address" >/dev/null 2>&1; do
+        [ "$SECONDS" -lt "$deadline" ] || { echo "error: Ray's head did not start at $address within 300 s" >&2 && return 1; }
+        sleep 1
+    done
+    if [ "$others" -gt 0 ]; then
+        srun --nodes="$others" --ntasks="$others" "${each[@]}" --exclude="${nodes[0]}" ray start --block --address="$address" &
+    fi
+    heed isojax launch "$@" --resume --ray "$address" --mesh "${MESH:-fsdp=$GPUS}" "run.gang.gpus=$GPUS" "run.dir=$RUNS" || code=$?
+    return "$code"
+}
+
+case $MODE in
+ray) over_ray "$@" ;;
+one) one "$@" ;;
+*) echo "error: given MODE=$MODE, expected ray or one" >&2 && exit 2 ;;
+esac
