@@ -1,0 +1,75 @@
+"""What a gang asks a cluster for, by hand; no Ray cluster, but Ray's own knowledge of TPU slices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from isojax.config import Config
+from isojax.launch.placement import Shape, capacity, check, shape_of
+from isojax.types import InputError
+
+CPUS: list[dict[str, Any]] = [{"Alive": True, "Resources": {"CPU": 4.0}, "Labels": {"pool": "a"}} for _ in range(2)]
+GPUS: list[dict[str, Any]] = [{"Alive": True, "Resources": {"CPU": 16.0, "GPU": 8.0}, "Labels": {}} for _ in range(2)]
+
+
+def hosts(slices: int, topology: str = "4x4", chips: int = 4, of_each: int = 4) -> list[dict[str, Any]]:
+    labels = [{"ray.io/tpu-slice-name": f"slice-{i}", "ray.io/tpu-topology": topology} for i in range(slices) for _ in range(of_each)]
+    return [{"Alive": True, "Resources": {"CPU": 8.0, "TPU": float(chips)}, "Labels": own} for own in labels]
+
+
+def config(mesh: str = "auto", **gang: Any) -> Config:
+    return Config.model_validate({"run": {"mesh": mesh, "gang": gang}})
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "shape", "gangs"),
+    [
+        (config(), CPUS, Shape(1, {"CPU": 1.0}, {}, 1), 8),
+        (config("data=2,tensor=2"), CPUS, Shape(1, {"CPU": 4.0}, {}, 4), 2),
+        (config("data=4", processes=2), CPUS, Shape(2, {"CPU": 2.0}, {}, 2), 2),
+        (config(processes=2), CPUS, Shape(2, {"CPU": 1.0}, {}, 1), 4),
+        (config("data=-1", processes=2, cpus=4), CPUS, Shape(2, {"CPU": 4.0}, {}, 4), 1),
+        (config("data=2", cpus=0.5), CPUS, Shape(1, {"CPU": 0.5}, {}, 2), 16),
+        (config(resources={"x": 1}, labels={"pool": "a"}), CPUS, Shape(1, {"CPU": 1.0, "x": 1.0}, {"pool": "a"}, 1), 0),
+        (config(labels={"pool": "b"}), CPUS, Shape(1, {"CPU": 1.0}, {"pool": "b"}, 1), 0),
+        (config(), GPUS, Shape(1, {"GPU": 1.0, "CPU": 1.0}), 16),
+        (config(share=4), GPUS, Shape(1, {"GPU": 0.25, "CPU": 1.0}), 32),
+        (config("fsdp=8"), GPUS, Shape(1, {"GPU": 8.0, "CPU": 1.0}), 2),
+        (config("fsdp=16"), GPUS, Shape(2, {"GPU": 8.0, "CPU": 1.0}), 1),
+        (config("fsdp=-1", processes=2), GPUS, Shape(2, {"GPU": 8.0, "CPU": 1.0}), 1),
+        (config("fsdp=8", gpus=4), GPUS, Shape(2, {"GPU": 4.0, "CPU": 1.0}), 2),
+        (config("data=2", cpus=2), GPUS, Shape(1, {"CPU": 2.0}, {}, 2), 16),
+        (config("fsdp=4,tensor=4", tpu="v5e:4x4"), hosts(3), Shape(4, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4")), 3),
+        (config("data=-1", tpu="v5e:4x4", slices=2), hosts(3), Shape(8, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4"), 2), 1),
+        (config(tpu="v5e:4x4"), [*hosts(1), *hosts(4, "2x2", 4, 1)], Shape(4, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4")), 1),
+        (config(tpu="v5e:4x4"), hosts(1)[:3], Shape(4, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4")), 0),
+    ],
+)
+def test_by_hand(asked: Config, nodes: list[dict[str, Any]], shape: Shape, gangs: int) -> None:
+    found = shape_of(asked, nodes)
+    assert found == shape and capacity(found, nodes) == gangs
+    assert capacity(found, [node | {"Alive": False} for node in nodes]) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "saying"),
+    [
+        (config("data=3", processes=2), CPUS, "cannot share alike"),
+        (config("fsdp=12", gpus=8), GPUS, "takes 12 GPUs, 2 processes of 8 have 16"),
+        (config(share=2), CPUS, "takes no accelerator"),
+        (config("data=2", share=2), GPUS, "cells of 2 GPUs"),
+        (config(slices=2), CPUS, "without run.gang.tpu"),
+        (config("data=8", tpu="v5e:4x4"), hosts(1), "takes 8 of the 16 chips"),
+        (config(tpu="v5e:4x4", gpus=1), hosts(1), "leave them out"),
+        (config(tpu="v9:4x4"), hosts(1), "given 'v9:4x4', expected such as v5e:4x4"),
+        (config(tpu="v5e"), hosts(1), "given 'v5e', expected such as v5e:4x4"),
+        (config("data=16"), CPUS, "1 process with 16 CPU, and the cluster's 2 nodes have 4 CPU; 4 CPU"),
+        (config("data=16", processes=2, resources={"x": 2}), CPUS, "2 processes with 8 CPU, 2 x each"),
+    ],
+)
+def test_refused(asked: Config, nodes: list[dict[str, Any]], saying: str) -> None:
+    with pytest.raises(InputError) as refused:
+        check(shape_of(asked, nodes), nodes)
+    assert saying in str(refused.value)
