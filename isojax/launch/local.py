@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from isojax import loggers
 from isojax.config import Config, DataConfig, save_config
 from isojax.launch.display import Display, console, print_plan
 from isojax.launch.fitting import Room, sized
@@ -22,6 +23,7 @@ from isojax.launch.forecast import expect, room_of
 from isojax.launch.gang import ALONE, Gang, check_several, check_shared, together
 from isojax.launch.planner import plan
 from isojax.launch.resume import BASE, CONFIG, settle
+from isojax.launch.status import take
 from isojax.launch.workers import tell_failures, work
 from isojax.types import Cell, InputError, RunFailed
 
@@ -61,6 +63,7 @@ def _launch(jax: Any, config: Config, cells: list[Cell], resume: bool, dry_run: 
     from isojax.train import Programs
 
     recipe.check(config.cell.rl, cells)
+    hosts.by_first(lambda: loggers.check(config.run.loggers))
     devices = jax.devices()
     shape = parse_mesh("data=-1" if config.run.mesh == "auto" and hosts.several() else config.run.mesh, len(devices))
     if hosts.several():
@@ -242,11 +245,8 @@ def alone(folder: Path) -> Iterator[None]:
         raise InputError(f"cannot make the folder {folder}: {e.strerror or e}. Choose a place that you may write.") from e
     lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-        os.close(lock)
-        raise InputError(f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME.") from e
-    try:
+        if not any(take(lock, fcntl.LOCK_EX, after) for after in (0.0, 0.1)):  # `isojax status` may have been looking
+            raise InputError(f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME.")
         yield
     finally:
         os.close(lock)
