@@ -18,7 +18,7 @@ from isojax.config import load_config, save_config
 from isojax.launch.local import alone
 from isojax.launch.status import STATUS, CellStatus, Status, look, read, take, write
 from isojax.records import Ledger
-from isojax.types import Cell, EvalPoint, InputError
+from isojax.types import Cell, EvalPoint
 from tests.e2e.conftest import REPOSITORY
 
 # B = 16 and 32 to C = 512 at least: evaluations at 0, 64, 128, 256 and 512.

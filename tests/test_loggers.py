@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from isojax import loggers
+from isojax import cli, loggers
 from isojax.config import Config, load_config
 from isojax.logs.importing import read_logs
 from isojax.records import Ledger, read_run
@@ -173,10 +173,17 @@ def test_a_logger_that_does_not_exist_is_refused() -> None:
         loggers.check(["tensorbord"])
 
 
-def test_wandb_that_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_that_is_missing_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(InputError, match=r"pip install 'isojax\[wandb\]'"):
-        loggers.check(["tensorboard", "wandb"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["isojax", "launch", "quickstart", "run.loggers=[tensorboard,wandb]"])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and "pip install 'isojax[wandb]'" in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_wandb_without_a_login_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
