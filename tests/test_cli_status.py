@@ -81,8 +81,12 @@ def test_a_sweep_that_runs_holds_its_folder(tmp_path: Path) -> None:
     """What is left for the cells at work: all but what is done and what has failed, at the rate of those that run."""
     with alone(sweep(tmp_path)):
         found = look(tmp_path)
+        record(tmp_path, CELLS[3], ())  # compiles, say
+        more = look(tmp_path)
     assert [cell.state for cell in found.cells] == ["done", "running", "failed", "waiting"]
     assert found.running and found.rate == pytest.approx(50) and found.seconds_left == pytest.approx((512 - 128 + 512) / 50)
+    assert [cell.state for cell in more.cells] == ["done", "running", "failed", "running"]
+    assert more.rate == pytest.approx(100) and more.seconds_left == pytest.approx((512 - 128 + 512) / 100)
     assert not look(tmp_path).running
 
 

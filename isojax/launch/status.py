@@ -178,17 +178,17 @@ def _goal(config: Config, cell: Cell) -> int:
 def _standing(folder: Path, config: Config, cell: Cell, told: CellStatus | None, live: bool, busy: bool, now: float) -> Standing:
     own = folder / "cells" / cell.name
     point, reason = newest(own)
-    fixed = config.sweep.strategy == "grid"
-    goal = _goal(config, cell) if fixed else None
+    begun = (own / RECORDS).exists()
+    goal = _goal(config, cell) if config.sweep.strategy == "grid" else None
     rollouts = point.rollouts if point else 0
-    state = "begun" if point else "waiting"
+    state = "begun" if begun else "waiting"
     if goal is not None and rollouts >= goal:
         state = "done"
     elif told is not None and (live or told.state in ("failed", "done")):
         state, rollouts, reason = told.state, max(rollouts, told.rollouts), told.error or reason
     elif reason:
         state = "failed"
-    elif busy and point:
+    elif busy and begun:
         state = "running"
     return Standing(
         cell=cell,
