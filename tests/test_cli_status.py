@@ -118,8 +118,15 @@ def test_a_driver_says_more(tmp_path: Path) -> None:
     assert not found.running and "4711" in found.lost and "node-7" in found.lost and "500 s" in found.lost
     write(tmp_path, status.model_copy(update={"ended": True}))
     assert look(tmp_path, now=1010.0).lost == "" and states(tmp_path, 1010.0) == ["done", "begun", "failed", "failed"]
+    record(tmp_path, CELLS[3], ())
     with alone(tmp_path):  # and now a sweep on this machine goes on
-        assert states(tmp_path, 1500.0)[1] == "running"
+        assert states(tmp_path, 1500.0) == ["done", "running", "failed", "running"]
+
+
+def test_more_budget_undoes_what_an_old_driver_called_done(tmp_path: Path) -> None:
+    sweep(tmp_path)
+    write(tmp_path, Status(time=0.0, host="node-7", pid=1, ended=True, cells={"8x2-s1": CellStatus(state="done", rollouts=128)}))
+    assert states(tmp_path) == ["done", "begun", "failed", "waiting"]
 
 
 def test_a_sweep_that_chooses_its_cells_has_no_goal_for_each(tmp_path: Path, isojax: Any) -> None:

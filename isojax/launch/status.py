@@ -184,7 +184,7 @@ def _standing(folder: Path, config: Config, cell: Cell, told: CellStatus | None,
     state = "begun" if begun else "waiting"
     if goal is not None and rollouts >= goal:
         state = "done"
-    elif told is not None and (live or told.state in ("failed", "done")):
+    elif told is not None and (live or (told.state == "done" and goal is None) or (told.state == "failed" and not busy)):
         state, rollouts, reason = told.state, max(rollouts, told.rollouts), told.error or reason
     elif reason:
         state = "failed"
@@ -195,7 +195,7 @@ def _standing(folder: Path, config: Config, cell: Cell, told: CellStatus | None,
         state=state,
         rollouts=rollouts,
         goal=goal,
-        reward=_reward(point) if point else None,
+        reward=_reward(point) if point else told.reward if told else None,
         rate=_speed(own, cell),
         age=now - (own / RECORDS).stat().st_mtime if point else None,
         attempts=told.attempts if told else None,
