@@ -1,4 +1,5 @@
-"""The command line: `isojax launch|train|records|fit|recommend|report|curve|compare`, `python -m isojax.launch` and `-m isojax.train`.
+"""The command line: `isojax launch|train|status|records|fit|recommend|report|curve|compare`, `python -m isojax.launch` and
+`-m isojax.train`.
 
 It loads what a command needs when it runs, so that only launch and train load jax. Whatever a user can mend is an
 InputError anywhere below: one line `error: ...` on standard error and exit code 2. With --json, standard output holds one JSON
@@ -26,6 +27,7 @@ from isojax.cli_lr_anchor import lr_anchor
 from isojax.cli_model import app as model_app
 from isojax.cli_recommend import print_recommendation, recommend
 from isojax.cli_records import app as records_app
+from isojax.cli_status import status
 from isojax.cli_validate import make_validation, print_validation
 from isojax.cli_words import print_fit
 from isojax.huge_pages import use_huge_pages
@@ -251,6 +253,7 @@ def report(run: Annotated[Path, typer.Argument(help="A sweep's folder.")], inclu
 
 
 app.command()(curve)
+app.command()(status)
 app.command()(compare)
 app.command()(difficulty)
 app.command("lr-anchor")(lr_anchor)

@@ -286,7 +286,7 @@ class RunConfig(Section):
     are kept. `verifier_workers`: processes that check responses; null takes one for each core. `device_memory`: GB that a
     device has, of which the planner may fill 85%; null asks the accelerator, and on a CPU shares what the machine (or its cgroup) has among
     the devices at work. `ray`: run the cells on a Ray cluster (local, auto or its address), each by a gang of processes.
-    `loggers`: where the curves of each cell are written, beside its ledger.
+    `loggers`: where the curves of each cell go beside its ledger: tensorboard, wandb, or a module of your own; [] for nowhere.
     """
 
     dir: str = "runs"
@@ -301,7 +301,7 @@ class RunConfig(Section):
     compilation_cache: bool = True
     ray: str | None = None
     gang: GangConfig = GangConfig()
-    loggers: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
+    loggers: tuple[str, ...] = ("tensorboard",)
 
 
 class Config(Section):

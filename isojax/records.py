@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -66,7 +66,7 @@ class Ledger:
     """A cell's ledger, open for appending.
 
     Opening cuts a torn last line. `append` writes each target once: a run that resumes from an older checkpoint meets points it
-    has already recorded and leaves them as they are.
+    has already recorded and leaves them as they are. `told` is called after each that was written (isojax.loggers).
     """
 
     def __init__(self, folder: Path, cell: Cell, cell_hash: str):
@@ -74,6 +74,7 @@ class Ledger:
         self.folder = folder
         self.path = folder / RECORDS
         self.targets: list[int] = []
+        self.told: Callable[[], None] = lambda: None
         header = _header(cell, cell_hash)
         if self.path.exists():
             for path in (self.path, *([folder / TIMING] if (folder / TIMING).exists() else [])):
@@ -95,6 +96,7 @@ class Ledger:
         _append(self.folder / TIMING, {"kind": "timing", "target": point.target, "seconds": round(seconds, 6), "devices": devices})
         _append(self.path, {"kind": "eval", **asdict(point)})
         self.targets.append(point.target)
+        self.told()
 
     def fail(self, M: int, reason: str) -> None:
         """Record that the run broke off after update M; readers of evaluations pass it by, and the fit hears of it."""
@@ -201,20 +203,48 @@ def _refuse_second_header(rows: Sequence[Mapping[str, Any]], path: Path) -> None
         raise InputError(f"{path}, line {second} begins another run ({given}) in the ledger of {first}; expected one run a file. Split it.")
 
 
-def _device_hours(folder: Path, points: Iterable[EvalPoint]) -> tuple[float, ...]:
-    """Device hours at each point, from timing.jsonl; empty where a clock is missing."""
+def clocks(folder: Path) -> dict[int, tuple[float, int]]:
+    """Of each point by its target: seconds of wall clock since the one before it, and on how many devices; empty where not readable."""
     try:
         rows, _, _ = _read_lines(folder / TIMING)
-        spent = {int(r["target"]): float(r["seconds"]) * int(r["devices"]) / 3600 for r in rows if r["kind"] == "timing"}
+        return {int(r["target"]): (float(r["seconds"]), int(r["devices"])) for r in rows if r["kind"] == "timing"}
     except (InputError, KeyError, TypeError, ValueError):
-        return ()  # without clocks a run is fitted all the same; who asks for device hours is told that they are missing
+        return {}  # without clocks a run is fitted all the same; who asks for device hours is told that they are missing
+
+
+def _device_hours(folder: Path, points: Iterable[EvalPoint]) -> tuple[float, ...]:
+    """Device hours at each point, from timing.jsonl; empty where a clock is missing."""
+    spent = clocks(folder)
     total, hours = 0.0, []
     for p in points:
         if p.target not in spent:
             return ()
-        total += spent[p.target]
+        seconds, devices = spent[p.target]
+        total += seconds * devices / 3600
         hours.append(total)
     return tuple(hours)
+
+
+def newest(folder: Path) -> tuple[EvalPoint | None, str]:
+    """A cell's last complete point and, where the run broke off after it, why; nothing where there is no ledger. Of a ledger that is
+    being written too: it takes the last lines alone.
+
+    Raises:
+        InputError: the last complete line is broken.
+    """
+    path = folder / RECORDS
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    failed = ""
+    for number in range(len(lines), 1, -1):
+        try:
+            row = json.loads(lines[number - 1])
+            kind = row["kind"]
+        except (ValueError, KeyError, TypeError) as e:
+            raise InputError(f"{path}, line {number} is broken ({_why(e)}); expected a JSON object with a 'kind'. Restore the file.") from e
+        if kind == "eval":
+            return _point(row, path, number), failed
+        failed = failed or str(row.get("reason", "failed"))
+    return None, failed
 
 
 def ledger_folders(paths: Iterable[Path]) -> list[Path]:

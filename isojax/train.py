@@ -26,6 +26,7 @@ from isojax.checkpoint import Checkpoints, Damaged, Position, is_saved
 from isojax.config import PANEL, CellConfig, Config, SweepConfig
 from isojax.evaluate import Evaluator, ProblemSet
 from isojax.huge_pages import give_back
+from isojax.loggers import Following
 from isojax.meshes import MeshShape
 from isojax.models.decoder import Decoder, Options, Params
 from isojax.records import Ledger
@@ -146,6 +147,8 @@ def run_cell(
     if finished(targets, grid) and hosts.by_first(lambda: is_saved(folder / "checkpoint", goals[-1])):
         return  # a kill may have come between the last point and the last state
     with Checkpoints(folder / "checkpoint", config.run.keep_checkpoints) as checkpoints, ExitStack() as running:
+        if ledger:
+            running.enter_context(Following(ledger, cell, config))
         run = Run(programs, config, base, cell, ledger, checkpoints, grid, report)
         running.enter_context(run.begun(lost=lambda evaluation: grid[evaluation] not in targets))
         for evaluation, (target, goal) in enumerate(zip(grid, goals, strict=True)):

@@ -18,11 +18,12 @@ SHARED = [
     ("files", "registry", "estimators", "huge_pages", "section", "stopping", "geometry", "meshes"),
     ("config_rl",),
     ("config", "records"),
+    ("loggers",),
     ("launch.sizes", "launch.memory"),
     ("launch.planner",),
 ]
 CLI = ("cli_difficulty", "cli_records", "cli_curve", "cli_recommend", "cli_validate", "cli_compare", "cli_model", "cli_bandit")
-CLI += ("cli_lr_anchor",)
+CLI += ("cli_lr_anchor", "cli_status")
 HOST = [
     *SHARED,
     ("scaling",),
@@ -40,6 +41,7 @@ DEVICE += [("labels", "problems", "compiled"), ("base", "policy"), ("told",), ("
 BRIDGES = (
     "launch.local",
     "launch.site",
+    "launch.member",
     "launch.gang",
     "launch.workers",
     "launch.topology",
@@ -126,7 +128,7 @@ def test_the_test_itself_sees_a_wrong_arrow(tmp_path: Path) -> None:
     found = imports(path)
     assert ("jax.numpy", False) in found
     assert found[1][0].startswith("isojax.rl") and found[1][1] is True
-    assert place("launch.planner", HOST) == 5 and place("launch.ray", HOST) == 9
+    assert place("launch.planner", HOST) == 6 and place("launch.ray", HOST) == 10
     assert place("rl.losses.grpo", DEVICE) == place("rl", DEVICE)
     assert place("rl", HOST) is None
 

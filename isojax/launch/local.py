@@ -18,6 +18,7 @@ from isojax.launch.forecast import expect
 from isojax.launch.gang import ALONE, Gang, check_shared, together
 from isojax.launch.planner import plan
 from isojax.launch.site import Site, opened, start_jax
+from isojax.launch.status import take
 from isojax.launch.workers import raise_failures, tell_failures, work
 from isojax.types import Cell, InputError
 
@@ -91,11 +92,8 @@ def alone(folder: Path) -> Iterator[None]:
         raise InputError(f"cannot make the folder {folder}: {e.strerror or e}. Choose a place that you may write.") from e
     lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-        os.close(lock)
-        raise InputError(f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME.") from e
-    try:
+        if not any(take(lock, fcntl.LOCK_EX, after) for after in (0.0, 0.1)):  # `isojax status` may have been looking
+            raise InputError(f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME.")
         yield
     finally:
         os.close(lock)

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from isojax import stopping
 from isojax.config import Config
-from isojax.launch import member
+from isojax.launch import member, status
 from isojax.launch.display import Display, console, print_cells
 from isojax.launch.local import alone
 from isojax.launch.member import News
@@ -29,12 +29,14 @@ from isojax.launch.placement import Shape, capacity, check, shape_of
 from isojax.launch.planner import plan
 from isojax.launch.ray_gang import Lost, RayGang
 from isojax.launch.resume import LOGS, settle
+from isojax.launch.status import CellStatus, Status
 from isojax.launch.workers import raise_failures
 from isojax.stopping import Stopped
 from isojax.types import Cell, InputError, RunFailed
 
 LOCAL, AUTO = "local", "auto"
 CONNECT = 25.0  # seconds in which a cluster answers
+TOLD = 2.0  # seconds between two writings of status.json
 TICK = 0.2  # seconds between two looks at the schedule
 ROOM = 600.0  # seconds without a node that could hold a gang until the sweep gives up
 SAVING = 120.0  # seconds that cells have to save their state when the sweep is told to end
@@ -139,10 +141,10 @@ def _no_cluster(address: str, error: BaseException) -> InputError:
 
 @dataclass
 class Work:
-    """What became of a cell so far."""
+    """What became of a cell so far; but for the cell, as status.CellStatus has it."""
 
     cell: Cell
-    state: str = "waiting"
+    state: Literal["waiting", "running", "failed", "done"] = "waiting"
     attempts: int = 0
     rollouts: int = 0
     reward: float | None = None
@@ -160,7 +162,7 @@ class Schedule:
         self.todo = deque(self.works.values())
         self.failed: list[tuple[Cell, Exception]] = []
         self.gangs: dict[int, RayGang] = {}  # by the number of their thread
-        self.token = os.urandom(8).hex()
+        self.token, self.told = os.urandom(8).hex(), -TOLD
         self.opened, self.lock = threading.Event(), threading.Lock()
         self.refused: InputError | None = None
         self.broken: BaseException | None = None
@@ -186,6 +188,7 @@ class Schedule:
             by = signal.SIGINT
             stopping.ask()
         if error := self.refused or self.broken:
+            self._tell(ended=True)
             raise error
         if stopping.asked():
             self._stop(threads, by)
@@ -285,4 +288,12 @@ class Schedule:
         raise Stopped(f"{self.folder} was told to end; the cells at work have {saved}saved their state. Go on by --resume.", by)
 
     def _tell(self, ended: bool = False) -> None:
-        """How far each cell is, for `isojax status`."""
+        """Every few seconds: how far each cell is, for `isojax status`."""
+        if not ended and time.monotonic() - self.told < TOLD:
+            return
+        self.told = time.monotonic()
+        cells = {
+            cell.name: CellStatus(**{name: value for name, value in vars(work).items() if name != "cell"})
+            for cell, work in self.works.items()
+        }
+        status.write(self.folder, Status(time=time.time(), host=socket.gethostname(), pid=os.getpid(), ended=ended, cells=cells))

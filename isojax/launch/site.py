@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from isojax import loggers
 from isojax.config import Config, DataConfig, save_config
 from isojax.launch.display import Shows
 from isojax.launch.fitting import Room, sized
@@ -77,6 +78,7 @@ def opened(jax: Any, config: Config, cells: list[Cell], resume: bool) -> Iterato
     from isojax.train import Programs
 
     recipe.check(config.cell.rl, cells)
+    hosts.by_first(lambda: loggers.check(config.run.loggers))
     devices = jax.devices()
     shape = parse_mesh("data=-1" if config.run.mesh == "auto" and hosts.several() else config.run.mesh, len(devices))
     if hosts.several():

@@ -23,13 +23,14 @@ PATTERN = "*tfevents*"
 HEAD, TAIL = struct.Struct("<QI"), struct.Struct("<I")
 FLOAT, DOUBLE, STRING = 1, 2, 7  # tensorboard.DataType
 SETTINGS = "args/text_summary"  # where transformers writes the training arguments, as JSON
+HPARAMS = "_hparams_/session_start_info"  # where SummaryWriter.add_hparams and isojax write a run's settings
 
 FIELDS = {
     **BY_NAME,
-    "step": ("step",),
+    "step": ("M", "step"),  # isojax's own files have C for the step
     "n": ("n", *trl.CONFIG["n"]),
     "B": ("B", *trl.CONFIG["B"]),
-    "reward": (*verl.METRICS, *trl.CALLBACKS["reward"]),
+    "reward": ("avg@*", *verl.METRICS, *trl.CALLBACKS["reward"]),
     **{name: (*columns, *trl.CALLBACKS[name]) for name, columns in verl.TRAIN.items()},
 }
 
@@ -103,6 +104,8 @@ def _series(file: Path, tick: Tick, config: dict[str, Any], notes: list[str]) ->
                 found[value.tag].append((event.step, number))
             elif value.tag == SETTINGS and value.tensor.dtype == STRING:
                 config |= _settings(value.tensor.string_val)
+            elif value.tag == HPARAMS:
+                config |= _hparams(value.metadata.plugin_data.content)
     return found
 
 
@@ -128,6 +131,14 @@ def _settings(texts: Any) -> dict[str, Any]:
         return {}
     numbers = found.items() if isinstance(found, dict) else ()
     return {key: value for key, value in numbers if isinstance(value, (int, float, str)) and not isinstance(value, bool)}
+
+
+def _hparams(content: bytes) -> dict[str, Any]:
+    """The numbers among a run's hyperparameters."""
+    from tensorboardX.proto import plugin_hparams_pb2
+
+    found = vars(plugin_hparams_pb2)["HParamsPluginData"].FromString(content).session_start_info.hparams
+    return {key: value.number_value for key, value in found.items() if value.WhichOneof("kind") == "number_value"}
 
 
 def _events(file: Path, tick: Tick, notes: list[str]) -> Iterator[Any]:

@@ -28,8 +28,8 @@ FIELDS = {
     "n": ("n", *verl.CONFIG["n"], *trl.CONFIG["n"]),
     "B_p": ("B_p", *verl.CONFIG["B_p"]),
     "B": ("B", *trl.CONFIG["B"]),
-    "step": ("train/global_step", "global_step", "step", "_step"),
-    "reward": (*verl.METRICS, *trl.CALLBACKS["reward"]),
+    "step": ("M", "train/global_step", "global_step", "step", "_step"),
+    "reward": ("avg@*", *verl.METRICS, *trl.CALLBACKS["reward"]),
     **{name: (*columns, *trl.CALLBACKS[name]) for name, columns in verl.TRAIN.items()},
 }
 

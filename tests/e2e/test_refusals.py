@@ -16,6 +16,7 @@ SETTINGS = {
     "mesh too large": (["--mesh", "data=4,tensor=4"], ["data=4,tensor=4", "16 devices"]),
     "mesh of an unknown axis": (["--mesh", "rows=1"], ["'rows'"]),
     "unknown loss": (["cell.rl.loss=gpro"], ["'gpro'", "grpo"]),
+    "unknown logger": (["run.loggers=[tensorbord]"], ["'tensorbord'", "tensorboard, wandb"]),
     "unknown task": (["cell.task=sums"], ["'sums'", "solvers"]),
     "a module that is no task": (["cell.task=data"], ["'data'", "solvers"]),
     "unknown model": (["cell.model.family=lama"], ["'lama'", "tiny"]),

@@ -9,7 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.compiler import AS_USERS_DO, flags
+from tests.test_loggers import curves, event_file
 
 HALF_DONE, LINES = "8x2-s1", 5  # the second of four cells, killed with so many of its 13 lines written
 
@@ -35,6 +38,23 @@ def check_unbroken(isojax: Any, whole: Any, resumed: str, kept: dict[str, Any]) 
     assert isojax.ledgers() == whole.ledgers()
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
     isojax.quick_ok("fit", "runs/tiny", "--compute", "device_hours", "--json")  # the clocks beside the records are whole too
+    for cell in isojax.ledgers():
+        check_curves(isojax, cell)
+
+
+def check_curves(isojax: Any, cell: str) -> None:
+    """A cell's TensorBoard file holds the numbers of each point of its ledger, once."""
+    rows, found = isojax.rows(cell), curves(event_file(isojax.run() / "cells" / cell))
+    assert [step for step, _ in found] == [row["rollouts"] for row in rows]
+    for row, (_, values) in zip(rows, found, strict=True):
+        train = {f"train/{name}": value for name, value in row["train"].items()}
+        assert values == pytest.approx({**row["metrics"], **train, "M": row["M"], "tokens": row["tokens"]}, rel=1e-6)
+
+
+def states(isojax: Any) -> dict[str, str]:
+    """What `isojax status` says of each cell."""
+    (sweep,) = json.loads(isojax.quick_ok("status", "runs/tiny", "--json").stdout)["sweeps"]
+    return {cell["name"]: cell["state"] for cell in sweep["cells"]}
 
 
 def test_killed_before_a_checkpoint(isojax: Any, whole: Any) -> None:
@@ -55,9 +75,13 @@ def test_killed_between_checkpoints(isojax: Any, whole: Any) -> None:
     for name, line in (("records.jsonl", '{"kind": "eval", "target": 2'), ("timing.jsonl", '{"kind": "timing", "tar')):
         with (cell / name).open("a") as f:
             f.write(line)
-    kept = isojax.snapshot("runs", "tiny", "cells", "8x2-s0")
+    kept, path = isojax.snapshot("runs", "tiny", "cells", "8x2-s0"), event_file(cell)
+    seen, inode = path.read_bytes(), path.stat().st_ino
+    assert states(isojax) == {"8x2-s0": "done", HALF_DONE: "begun", "8x4-s0": "waiting", "8x4-s1": "waiting"}
     done = isojax.swept("isojax.launch", "tiny.yaml", "--resume", "run.checkpoint_seconds=0")
     check_unbroken(isojax, whole, done.stderr, kept)
+    assert path.read_bytes().startswith(seen) and path.stat().st_ino == inode  # a TensorBoard that is open goes on
+    assert set(states(isojax).values()) == {"done"}
 
 
 def test_killed_before_anything_was_written(isojax: Any) -> None:

@@ -1,0 +1,114 @@
+"""`isojax status RUN`: where sweeps stand, while they run or after."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from isojax.cli_words import plain
+from isojax.launch.display import duration
+from isojax.launch.status import Standing, Sweep, look
+from isojax.types import InputError
+
+SECONDS = 2.0  # between two looks
+COLORS = {"done": "green", "running": "cyan", "failed": "red", "begun": "yellow", "waiting": "dim"}
+
+
+def status(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Sweeps' folders, such as runs/quickstart.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every 2 seconds, until nothing runs any more or Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")] = False,
+) -> None:
+    """Where sweeps stand: each cell's state, C of its budget, newest reward and speed; the time left.
+
+    It reads the sweep's files and disturbs nothing: from any terminal, and from any machine that sees the folder. A cell is waiting,
+    running, begun (nothing runs it: go on by --resume), failed or done. Curves: tensorboard --logdir RUN.
+
+    \b
+    [bold]Examples[/bold]
+      isojax status runs/quickstart
+      isojax status runs/quickstart runs/hard --watch
+      isojax status runs/quickstart --json | jq '.sweeps\\[0].seconds_left'
+    """
+    if watch and as_json:
+        raise InputError("--watch and --json are given together, expected one of them; call --json as often as you like.")
+    sweeps = [look(run) for run in runs]
+    if as_json:
+        print(json.dumps({"sweeps": [_document(sweep) for sweep in sweeps]}, indent=1, allow_nan=False))
+        return
+    console = Console()
+    if not watch:
+        console.print(_page(sweeps))
+        return
+    with suppress(KeyboardInterrupt), Live(_page(sweeps), console=console, auto_refresh=False) as live:
+        while any(sweep.running for sweep in sweeps):
+            time.sleep(SECONDS)
+            sweeps = [look(run) for run in runs]
+            live.update(_page(sweeps), refresh=True)
+
+
+def _document(sweep: Sweep) -> dict[str, Any]:
+    """A sweep as plain data; times in seconds, `budget` and `goal` in rollouts."""
+    cells = [
+        {"name": cell.cell.name, **asdict(cell.cell), **{k: v for k, v in asdict(cell).items() if k != "cell"}} for cell in sweep.cells
+    ]
+    return plain({**asdict(sweep), "folder": str(sweep.folder), "cells": cells})
+
+
+def _page(sweeps: Sequence[Sweep]) -> RenderableType:
+    return Group(*(part for sweep in sweeps for part in (_table(sweep), *_lines(sweep))))
+
+
+def _table(sweep: Sweep) -> Table:
+    table = Table(title=escape(f"{sweep.name} in {sweep.folder}"), title_justify="left")
+    placed = any(cell.attempts is not None for cell in sweep.cells)
+    heads = ("cell", "state", "C", "of budget", "reward", "rollouts/s", "last point", *(("attempts", "where") if placed else ()))
+    for head in heads:
+        table.add_column(head, justify="left" if head in ("cell", "state", "where") else "right", no_wrap=head != "where")
+    for cell in sweep.cells:
+        more = (_number(cell.attempts), escape(cell.where)) if placed else ()
+        table.add_row(*_row(cell), *more)
+    return table
+
+
+def _row(cell: Standing) -> tuple[str, ...]:
+    state = f"[{COLORS[cell.state]}]{cell.state}[/]{' (flagged)' if cell.flags else ''}"
+    share = "-" if cell.goal is None else f"{cell.rollouts / cell.goal:.0%}"
+    reward = "-" if cell.reward is None else f"{cell.reward:.3f}"
+    age = "-" if cell.age is None else f"{duration(max(0.0, cell.age))} ago"
+    return cell.cell.name, state, f"{cell.rollouts:,}", share, reward, _number(cell.rate), age
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2f}"
+
+
+def _lines(sweep: Sweep) -> list[str]:
+    """Below the table: how many cells, how much of the rollouts, how long; then what went wrong."""
+    counts = [f"{sweep.count('done')} of {len(sweep.cells)} cells done"]
+    counts += [f"{number} {state}" for state in ("running", "begun", "failed") if (number := sweep.count(state))]
+    said = f"{', '.join(counts)}; {sweep.rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
+    if sweep.rate and sweep.seconds_left is not None:
+        said += f"; {_number(sweep.rate)} rollouts/s, {duration(sweep.seconds_left)} left"
+    lines = [said]
+    if sweep.lost:
+        lines.append(f"[yellow]warning:[/yellow] {escape(sweep.lost)}")
+    for cell in sweep.cells:
+        if cell.state == "failed":
+            lines.append(f"[red]failed:[/red] {cell.cell.name}: {escape(cell.reason)}{escape(f' (log: {cell.log})') if cell.log else ''}")
+        if cell.flags:
+            lines.append(f"[yellow]flagged:[/yellow] {cell.cell.name}: {escape(', '.join(cell.flags))}")
+    if not sweep.running and any(cell.state in ("begun", "waiting") for cell in sweep.cells):
+        lines.append(escape(f"nothing runs here; go on by: isojax launch {sweep.folder}/config.yaml --resume"))
+    return lines
