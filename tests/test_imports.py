@@ -16,6 +16,9 @@ PACKAGE = ROOT / "isojax"
 SHARED = [
     ("types",),
     ("files", "registry", "estimators", "huge_pages", "section", "stopping", "geometry"),
+    ("remote",),
+    ("claim",),
+    ("storage",),
     ("config_rl",),
     ("config", "records"),
     ("launch.sizes", "launch.memory"),
@@ -125,7 +128,7 @@ def test_the_test_itself_sees_a_wrong_arrow(tmp_path: Path) -> None:
     found = imports(path)
     assert ("jax.numpy", False) in found
     assert found[1][0].startswith("isojax.rl") and found[1][1] is True
-    assert place("launch.planner", HOST) == 5 and place("launch.ray", HOST) == 9
+    assert place("launch.planner", HOST) == 8 and place("launch.ray", HOST) == 12
     assert place("rl.losses.grpo", DEVICE) == place("rl", DEVICE)
     assert place("rl", HOST) is None
 

@@ -6,7 +6,6 @@ This is the only module of launch/ that imports jax, inside the functions that c
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -23,6 +22,7 @@ from isojax.launch.gang import ALONE, Gang, check_several, check_shared, togethe
 from isojax.launch.planner import plan
 from isojax.launch.resume import BASE, CONFIG, settle
 from isojax.launch.workers import tell_failures, work
+from isojax.storage import alone, folder_of
 from isojax.types import Cell, InputError, RunFailed
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def launch(config: Config, resume: bool, dry_run: bool, gang: Gang = ALONE) -> P
 
 def _launch(jax: Any, config: Config, cells: list[Cell], resume: bool, dry_run: bool) -> Path:
     """`launch`, in each of its processes."""
-    folder = Path(config.run.dir) / config.name
+    folder = folder_of(config.run.dir, config.name)
     pairs = sorted({(c.B_p, c.n) for c in cells})
     from isojax import hosts
     from isojax.models.choice import with_kernels
@@ -231,25 +231,6 @@ def run_cells(programs: list[Programs], config: Config, cells: list[Cell], folde
         errors = [f"{cell.name}: {error}" for cell, error in failed]
         several = f"{len(failed)} of {len(cells)} cells failed; the others are recorded in {folder}."
         raise RunFailed(errors[0] if len(cells) == 1 else "\n  ".join([several, *errors]))
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold the folder: InputError where it cannot be made, or another process is writing to it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise InputError(f"cannot make the folder {folder}: {e.strerror or e}. Choose a place that you may write.") from e
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-        os.close(lock)
-        raise InputError(f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME.") from e
-    try:
-        yield
-    finally:
-        os.close(lock)
 
 
 def check_data(data: DataConfig) -> None:
