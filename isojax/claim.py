@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 from isojax.remote import Remote
@@ -27,15 +27,16 @@ class Claim:
     """
 
     def __init__(self, remote: Remote):
-        self._remote, self._over, self._taken_by = remote, threading.Event(), ""
+        self._remote, self._over, self._taken_by, self._signed = remote, threading.Event(), "", 0.0
         self._thread = threading.Thread(target=self._renew, daemon=True)
         self._own = {"host": _machine(), "pid": os.getpid(), "token": uuid4().hex}
 
     def __enter__(self) -> Claim:
         self._wait()
         self._remote.first(self._sign)
-        if (now := self._remote.first(self._read)) is not None and now["token"] != self._own["token"]:
-            self._refuse(now)
+        self._remote.first(self._look)
+        if self._taken_by:
+            self._refuse(self._taken_by)
         self._thread.start()
         return self
 
@@ -47,7 +48,9 @@ class Claim:
                 self._remote.remove(LOCK)
 
     def check(self) -> None:
-        """Raises RunFailed where another process has taken the place."""
+        """Raises RunFailed where another process has taken the place; one that was frozen looks before it goes on to write."""
+        if time.time() - self._signed > STALE:
+            self._look()
         if self._taken_by:
             raise RunFailed(
                 f"{self._remote.url} was taken over by {self._taken_by}, for this process gave no sign of life for {STALE:.0f} seconds; "
@@ -63,13 +66,13 @@ class Claim:
             print(f"waiting for a sign of life of {_who(first)}, which has written to {self._remote.url}", file=sys.stderr)
         while seen is not None and time.time() - seen["time"] < STALE:
             if (seen["token"], seen["time"]) != (first["token"], first["time"]):
-                self._refuse(seen)
+                self._refuse(_who(seen))
             time.sleep(1)
             seen = self._remote.first(self._read)
 
-    def _refuse(self, other: dict[str, Any]) -> None:
+    def _refuse(self, other: str) -> NoReturn:
         raise InputError(
-            f"{self._remote.url} is being written by {_who(other)}; expected one writer at a time. Wait for it, stop it, or choose another "
+            f"{self._remote.url} is being written by {other}; expected one writer at a time. Wait for it, stop it, or choose another "
             "name=NAME."
         )
 
@@ -78,15 +81,20 @@ class Claim:
         return None if data is None else json.loads(data)
 
     def _sign(self) -> None:
-        self._remote.write(LOCK, json.dumps(self._own | {"time": time.time()}).encode())
+        now = time.time()
+        self._remote.write(LOCK, json.dumps(self._own | {"time": now}).encode())
+        self._signed = now
+
+    def _look(self) -> None:
+        if (now := self._read()) is not None and now["token"] != self._own["token"]:
+            self._taken_by = _who(now)
 
     def _renew(self) -> None:
-        while not self._over.wait(RENEWED):
+        while not self._taken_by and not self._over.wait(RENEWED):
             with suppress(Exception):  # the next time may do; what the run itself writes tells of storage that is gone
-                if (now := self._read()) is not None and now["token"] != self._own["token"]:
-                    self._taken_by = _who(now)
-                    return
-                self._sign()
+                self._look()
+                if not self._taken_by:
+                    self._sign()
 
 
 def _machine() -> str:

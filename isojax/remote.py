@@ -114,6 +114,8 @@ class Remote:
         """RunFailed for whatever goes wrong while a run writes."""
         try:
             yield
+        except RunFailed:
+            raise
         except Exception as e:  # each library has errors of its own
             raise RunFailed(
                 f"cannot write to {self.url}: {brief(e)}. What was recorded there is whole; mend that, and go on by --resume."

@@ -228,9 +228,9 @@ class Mirror:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        if self._claim is not None:
-            self._claim.check()
         with self.remote.at_work():
+            if self._claim is not None:
+                self._claim.check()
             yield
 
 

@@ -211,8 +211,19 @@ def test_a_dead_writers_place_is_taken_at_once(url: str, left: dict[str, Any]) -
 def test_a_writer_whose_place_was_taken_writes_no_more(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim, "RENEWED", 0.01)
     with pytest.raises(RunFailed, match="taken over by process 77 on host-b"), working(url, "tiny"):
+        for _ in range(8):  # one may be written over, between a look and a sign
+            lock(url)
+            time.sleep(0.03)
+        files.write_text(folder_of(url, "tiny") / "late.json", "{}")
+    assert there(f"{url}/tiny") == {".lock"}
+
+
+def test_a_writer_that_was_frozen_looks_before_it_goes_on(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sign of life would come too late."""
+    with pytest.raises(RunFailed, match="taken over by process 77 on host-b"), working(url, "tiny"):
         lock(url)
-        time.sleep(0.2)
+        clock = time.time
+        monkeypatch.setattr(claim.time, "time", lambda: clock() + claim.STALE + 1)
         files.write_text(folder_of(url, "tiny") / "late.json", "{}")
     assert there(f"{url}/tiny") == {".lock"}
 
