@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from isojax.files import write_bytes
 from isojax.types import InputError, RunFailed
 
 T = TypeVar("T")
-REACH = 25.0  # seconds until storage that does not answer is given up, before any work
+REACH = 20.0  # seconds until storage that does not answer is given up, before any work
 
 
 class Remote:
@@ -25,18 +26,30 @@ class Remote:
         from fsspec.implementations.local import LocalFileSystem
         from fsspec.registry import known_implementations
 
-        protocol, self.url = url.partition("://")[0], url
+        protocol, self.url, self._patience = url.partition("://")[0], url, REACH
+        options = {"auto_mkdir": True} if protocol in ("file", "local") else {}
+        begun = time.monotonic()
         try:
-            self._fs, self._root = url_to_fs(url, **({"auto_mkdir": True} if protocol in ("file", "local") else {}))
+            self._fs, self._root = self._soon(lambda: url_to_fs(url, **options))
         except ImportError as e:
             package = known_implementations.get(protocol, {}).get("class", protocol).partition(".")[0]
             raise InputError(f"{url}: {e}; expected a package that reads {protocol}://. Run: pip install {package}") from e
         except Exception as e:  # each library has errors of its own
-            raise InputError(f"cannot use {url}: {brief(e)}. Expected storage that fsspec knows, such as gs://BUCKET/runs.") from e
+            raise self._refusal(e) from e
+        self._patience = max(REACH / 5, REACH - (time.monotonic() - begun))  # of one limit, what looking for credentials has left
         self._is_disk = isinstance(self._fs, LocalFileSystem)
 
     def first(self, do: Callable[[], T]) -> T:
         """What is done at the URL before any work; InputError where it fails, or takes long."""
+        try:
+            found = self._soon(do)
+        except Exception as e:  # each library has errors of its own
+            raise self._refusal(e) from e
+        self._patience = REACH
+        return found
+
+    def _soon(self, do: Callable[[], T]) -> T:
+        """What `do` gives; TimeoutError where that takes too long."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -46,14 +59,14 @@ class Remote:
                 done.set_exception(e)
 
         threading.Thread(target=run, daemon=True).start()
-        try:
-            return done.result(REACH)
-        except Exception as e:  # each library has errors of its own
-            said = f"no answer within {REACH:.0f} seconds" if isinstance(e, TimeoutError) else brief(e)
-            raise InputError(
-                f"cannot use {self.url}: {said}. Expected a place that exists and that you may write: check its name, the network and "
-                "your credentials, or give another run.dir."
-            ) from e
+        return done.result(self._patience)
+
+    def _refusal(self, error: Exception) -> InputError:
+        said = f"no answer within {REACH:g} seconds" if isinstance(error, TimeoutError) else brief(error)
+        return InputError(
+            f"cannot use {self.url}: {said}. Expected a place that exists and that you may write: check its name, the network and "
+            "your credentials, or give another run.dir."
+        )
 
     def find(self) -> set[str]:
         """The names of all objects; of a file, an empty name. Raises InputError."""
