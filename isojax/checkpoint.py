@@ -32,6 +32,7 @@ from isojax import hosts
 from isojax.models.decoder import Params
 from isojax.rl.step import State
 from isojax.stopping import Stopped
+from isojax.storage import Uploads
 from isojax.types import InputError, RunFailed, lacks_memory
 
 
@@ -81,6 +82,7 @@ class Checkpoints:
         self.folder, self.keep = folder.absolute(), keep
         _pass_late_calls()
         self._open()
+        self._uploads = Uploads(self.folder)
 
     def _open(self) -> None:
         with ORBAX:
@@ -108,10 +110,12 @@ class Checkpoints:
         told = asdict(position) | {"checksums": checksums(parts)}
         host = ocp.args.JsonSave(told | {ITSELF: text_checksum(told)})
         args = ocp.args.Composite(host=host, **{name: ocp.args.StandardSave(part) for name, part in parts.items()})
+        self._uploads.wait()
         with ORBAX:
             try:
                 if position.M not in self._manager.all_steps():
                     self._manager.save(position.M, args=args)
+                    self._uploads.send(self.folder / str(position.M), self._manager.is_saving_in_progress)
             except Exception as e:  # whatever the file system, or the library that wraps its errors, says
                 raise self._unwritten(e) from e
 
@@ -196,6 +200,7 @@ class Checkpoints:
                 self._manager.wait_until_finished()
             except Exception as e:  # as in `save`
                 raise self._unwritten(e) from e
+        self._uploads.wait()
 
     def close(self) -> None:
         """Wait for what is being saved; raises as `save`."""
@@ -207,6 +212,7 @@ class Checkpoints:
                 with suppress(Exception):  # which says the same again
                     self._manager.close()
                 raise self._unwritten(e) from e
+        self._uploads.wait()
 
     def _unwritten(self, error: Exception) -> RunFailed:
         whole = max(self._manager.all_steps(), default=None)

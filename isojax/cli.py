@@ -30,9 +30,11 @@ from isojax.cli_records import app as records_app
 from isojax.cli_status import status
 from isojax.cli_validate import make_validation, print_validation
 from isojax.cli_words import print_fit
+from isojax.config import Config
 from isojax.huge_pages import use_huge_pages
-from isojax.launch.gang import gang_of
+from isojax.launch.gang import Gang, gang_of
 from isojax.stopping import Stopped
+from isojax.storage import fetched, folder_of, shown, working
 from isojax.types import InputError, RunFailed
 
 COMPUTING = ("launch", "train", "difficulty", "lr-anchor")  # commands that run a policy
@@ -129,8 +131,12 @@ def launch(
 
         compile_for(config, topology)
         return
-    if config.run.ray is not None and gang.several:
-        raise InputError("--ray places the processes of a gang by itself; leave --processes, --process and --coordinator out.")
+    with working(config.run.dir, config.name, gang.several, dry_run):
+        _sweep(config, resume, dry_run, gang)
+
+
+def _sweep(config: Config, resume: bool, dry_run: bool, gang: Gang) -> None:
+    """What `launch` runs: the cells, the fit, the report."""
     if config.run.ray is not None:
         from isojax.launch.ray import launch as run_sweep
     else:
@@ -139,9 +145,9 @@ def launch(
     failed: RunFailed | None = None
     folder: Path | None = None
     try:
-        folder = run_sweep(config, resume, dry_run, *([gang] if gang.several else []))
+        folder = run_sweep(config, resume, dry_run, gang)
     except RunFailed as e:  # what ran is fitted and reported all the same
-        failed, folder = e, Path(config.run.dir) / config.name
+        failed, folder = e, folder_of(config.run.dir, config.name)
         if gang.several:
             raise
     if dry_run or folder is None:
@@ -161,7 +167,7 @@ def launch(
         except InputError as e:  # the sweep and its fit are there, only this budget has no answer
             warn(f"no recommendation for {budget} rollouts: {e}")
     _gains(console, folder)
-    console.print(f"report: {page}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"report: {shown(page)}", soft_wrap=True, highlight=False, markup=False)
     if failed is not None:
         raise failed
 
@@ -186,11 +192,13 @@ def train(
     config = read_config(words, mesh, None)
     from isojax.launch.local import train as run_cell
 
-    folder, console = run_cell(config, resume, gang_of(coordinator, processes, process)), Console()
-    if folder is None:
-        return
-    _gains(console, folder)
-    console.print(f"run: {folder}", soft_wrap=True, highlight=False, markup=False)
+    gang = gang_of(coordinator, processes, process)
+    with working(config.run.dir, config.name, gang.several):
+        folder, console = run_cell(config, resume, gang), Console()
+        if folder is None:
+            return
+        _gains(console, folder)
+        console.print(f"run: {shown(folder)}", soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command()
@@ -249,7 +257,8 @@ def report(run: Annotated[Path, typer.Argument(help="A sweep's folder.")], inclu
       isojax report runs/quickstart
     """
     folder = sweep_folder(run)
-    Console().print(f"report: {_report(folder, read_fit(folder, include_flagged))}", soft_wrap=True, highlight=False, markup=False)
+    page = _report(folder, read_fit(folder, include_flagged))
+    Console().print(f"report: {shown(page)}", soft_wrap=True, highlight=False, markup=False)
 
 
 app.command()(curve)
@@ -278,15 +287,16 @@ def _run(application: typer.Typer, program: str) -> NoReturn:
     """Run a command; an InputError is one line on standard error and exit code 2, as usage errors are; an end by SIGTERM is
     exit code 143."""
     try:
-        application(prog_name=program)
+        with fetched(sys.argv[1:]) as words:
+            application(words, prog_name=program)
     except InputError as e:
-        print(f"error: {e}", file=sys.stderr)
+        print(f"error: {shown(e)}", file=sys.stderr)
         sys.exit(2)
     except RunFailed as e:
-        print(f"error: {e}", file=sys.stderr)
+        print(f"error: {shown(e)}", file=sys.stderr)
         sys.exit(1)
     except Stopped as e:
-        print(f"stopped: {e}", file=sys.stderr)
+        print(f"stopped: {shown(e)}", file=sys.stderr)
         sys.exit(128 + e.by)
     sys.exit(0)
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from isojax.cli_drawing import check_drawing, write_drawing
 from isojax.cli_fit import make_fit, read_fit, sweep_folder
 from isojax.cli_words import plain
+from isojax.storage import shown
 from isojax.types import InputError
 
 
@@ -67,7 +68,7 @@ def compare(
 def _names(runs: Sequence[Path]) -> list[str]:
     """A folder's name, or that of the folder of a fit.json; whole paths where those are alike."""
     short = [(run.resolve() if run.is_dir() else run.resolve().parent).name for run in runs]
-    return short if len(set(short)) == len(short) else [str(run) for run in runs]
+    return short if len(set(short)) == len(short) else [shown(run) for run in runs]
 
 
 def _document(run: Path, metric: str | None) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from isojax.cli_words import plain, rows_text
 from isojax.files import write_text
 from isojax.records import INCLUDE_FLAGGED, default_metric
+from isojax.storage import shown
 from isojax.types import InputError, RunRecord
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ NEEDED = ("mode", "metric", "compute", "runs", "curves", "frontier", "crossovers
 
 def warn(text: str) -> None:
     """One line on standard error."""
-    print(f"warning: {text}", file=sys.stderr)
+    print(f"warning: {shown(text)}", file=sys.stderr)
 
 
 @contextmanager

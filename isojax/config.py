@@ -279,6 +279,7 @@ class RunConfig(Section):
     """Where and how to run; changes no result (but for rounding, where a half-done cell goes on with another mesh, and for how far a
     pipeline runs ahead, where its sampler has devices of its own).
 
+    `dir`: the folder that holds runs, or a URL of one (gs://bucket/runs: docs/hosts.md).
     `sampler_mesh`: devices of its own for the sampler of a pipeline, beside those of `mesh`; null: they take turns on the same ones.
     `sampler_process`: the sampler is a process of its own, which simulates `sampler_mesh` (null: one device); on a CPU.
     `cells_at_once`: null runs as many cells side by side as the mesh fits into the devices. `checkpoint_seconds`: a cell's state is

@@ -10,7 +10,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,8 @@ from pydantic import BaseModel, ValidationError
 from isojax.types import InputError, RunFailed
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+WRITTEN: list[Callable[[Path], object]] = []  # each is told of every file that is written whole or added to (storage.py)
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -192,6 +194,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         with suppress(OSError):
             temp.unlink(missing_ok=True)
         raise unwritten(path, e) from e
+    _tell(path)
 
 
 def append_bytes(path: Path, data: bytes) -> None:
@@ -207,6 +210,12 @@ def append_bytes(path: Path, data: bytes) -> None:
             os.fsync(f.fileno())
     except OSError as e:
         raise unwritten(path, e) from e
+    _tell(path)
+
+
+def _tell(path: Path) -> None:
+    for hear in WRITTEN:
+        hear(path)
 
 
 def unwritten(path: Path, error: OSError) -> InputError | RunFailed:

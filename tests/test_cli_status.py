@@ -15,9 +15,9 @@ import pytest
 
 from isojax import cli, cli_status
 from isojax.config import load_config, save_config
-from isojax.launch.local import alone
 from isojax.launch.status import STATUS, CellStatus, Status, look, read, take, write
 from isojax.records import Ledger
+from isojax.storage import alone
 from isojax.types import Cell, EvalPoint
 from tests.e2e.conftest import REPOSITORY
 

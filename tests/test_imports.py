@@ -16,6 +16,9 @@ PACKAGE = ROOT / "isojax"
 SHARED = [
     ("types",),
     ("files", "registry", "estimators", "huge_pages", "section", "stopping", "geometry", "meshes"),
+    ("remote",),
+    ("claim",),
+    ("storage",),
     ("config_rl",),
     ("config", "records"),
     ("loggers",),
@@ -128,7 +131,7 @@ def test_the_test_itself_sees_a_wrong_arrow(tmp_path: Path) -> None:
     found = imports(path)
     assert ("jax.numpy", False) in found
     assert found[1][0].startswith("isojax.rl") and found[1][1] is True
-    assert place("launch.planner", HOST) == 6 and place("launch.ray", HOST) == 10
+    assert place("launch.planner", HOST) == 9 and place("launch.ray", HOST) == 13
     assert place("rl.losses.grpo", DEVICE) == place("rl", DEVICE)
     assert place("rl", HOST) is None
 

@@ -19,9 +19,9 @@ import numpy as np
 from isojax.config import Config, DataConfig, config_hash
 from isojax.estimators import wilson
 from isojax.files import write_text
-from isojax.launch.local import alone
 from isojax.launch.planner import resolve
 from isojax.launch.site import open_task, resolve_config, start_jax
+from isojax.storage import alone
 from isojax.types import InputError, Problem
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from isojax.config import Config
 from isojax.launch.fitting import Room, size
 from isojax.launch.speed import Forecast
 from isojax.records import INCLUDE_FLAGGED
+from isojax.storage import shown
 from isojax.types import Cell
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def print_plan(
 def print_cells(config: Config, cells: list[Cell], folder: Path, expected: Forecast | None = None) -> None:
     """One row for each (B_p, n)."""
     last = config.cell.eval.grid(config.sweep.budget)[-1]
-    table = Table(title=f"{config.name}: {len(cells)} cells in {folder}", title_justify="left")
+    table = Table(title=f"{config.name}: {len(cells)} cells in {shown(folder)}", title_justify="left")
     for head in ("B_p", "n", "B", "M", "C", "seeds", *(("rollouts/s", "a cell takes") if expected else ())):
         table.add_column(head, justify="right")
     for B_p, n in sorted({(c.B_p, c.n) for c in cells}):

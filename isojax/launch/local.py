@@ -5,10 +5,7 @@ Each worker thread owns a part of the devices and one set of compiled programs, 
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,8 @@ from isojax.launch.forecast import expect
 from isojax.launch.gang import ALONE, Gang, check_shared, together
 from isojax.launch.planner import plan
 from isojax.launch.site import Site, opened, start_jax
-from isojax.launch.status import take
 from isojax.launch.workers import raise_failures, tell_failures, work
+from isojax.storage import alone
 from isojax.types import Cell, InputError
 
 
@@ -81,19 +78,3 @@ def run_cells(site: Site) -> None:
         failed = work(site, base, cells, display)
         tell_failures(display, site.task)
     raise_failures(failed, len(cells), site.folder)
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold the folder: InputError where it cannot be made, or another process is writing to it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise InputError(f"cannot make the folder {folder}: {e.strerror or e}. Choose a place that you may write.") from e
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        if not any(take(lock, fcntl.LOCK_EX, after) for after in (0.0, 0.1)):  # `isojax status` may have been looking
-            raise InputError(f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME.")
-        yield
-    finally:
-        os.close(lock)

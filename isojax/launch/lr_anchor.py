@@ -24,6 +24,7 @@ from isojax.launch.resume import BASE, CONFIG
 from isojax.records import RECORDS, default_metric, read_runs
 from isojax.scaling.health import health
 from isojax.scaling.metrics import metric_value
+from isojax.storage import folder_of
 from isojax.types import InputError, RunFailed, RunRecord
 
 STEP = 10**0.5
@@ -129,7 +130,7 @@ def rate_config(config: Config, rate: float, pair: tuple[int, int], budget: int,
 
 def search_folder(config: Config) -> Path:
     """runs/NAME-lr."""
-    return Path(config.run.dir) / f"{config.name}-lr"
+    return folder_of(config.run.dir, f"{config.name}-lr")
 
 
 def run_rate(config: Config, first: Path | None, resume: bool) -> Outcome:

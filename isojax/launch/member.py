@@ -21,6 +21,7 @@ from isojax.config import Config
 from isojax.launch.gang import Gang, together
 from isojax.launch.workers import tell_failures
 from isojax.stopping import Stopped
+from isojax.storage import alone, folder_of, fresh, is_url, working
 from isojax.types import Cell, InputError, RunFailed
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Member:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
-        self._teller, self._ending = Teller(), ExitStack()
+        self._teller, self._ending, self._name = Teller(), ExitStack(), Path(log).stem
 
     def host(self) -> str:
         """This node, as others of the cluster reach it."""
@@ -102,9 +103,10 @@ class Member:
 
     def open(self, config: Config, cells: list[Cell], token: str, devices: int | None, gang: Gang) -> Outcome:
         """Join the others and make the sweep ready, as far as that was not done before. `devices`: how many a CPU simulates."""
-        folder = Path(config.run.dir) / config.name
         try:
-            if not (folder / TOKEN).exists() or (folder / TOKEN).read_text() != token:
+            self._ending.enter_context(working(config.run.dir, config.name, gang.several, cell=self._name))
+            folder = folder_of(config.run.dir, config.name)
+            if not is_url(config.run.dir) and (not (folder / TOKEN).exists() or (folder / TOKEN).read_text() != token):
                 raise InputError(
                     f"run.dir: the node {self.host()} does not see {folder} as the driver does; expected a folder that all nodes share "
                     "(NFS, a mounted bucket). Choose one by run.dir=FOLDER."
@@ -125,10 +127,10 @@ class Member:
     def train(self, cell: Cell) -> Outcome:
         """Train the cell up to the sweep's budget, from where it stands."""
         from isojax import hosts
-        from isojax.launch.local import alone
         from isojax.launch.workers import one_cell
 
         site = self._site
+        fresh(site.folder, cell.name)
 
         def report(progress: Progress) -> None:
             self._teller.update(progress)

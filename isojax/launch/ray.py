@@ -23,7 +23,7 @@ from isojax import stopping
 from isojax.config import Config
 from isojax.launch import member, status
 from isojax.launch.display import Display, console, print_cells
-from isojax.launch.local import alone
+from isojax.launch.gang import ALONE, Gang
 from isojax.launch.member import News
 from isojax.launch.placement import Shape, capacity, check, shape_of
 from isojax.launch.planner import plan
@@ -32,6 +32,7 @@ from isojax.launch.resume import LOGS, settle
 from isojax.launch.status import CellStatus, Status
 from isojax.launch.workers import raise_failures
 from isojax.stopping import Stopped
+from isojax.storage import alone, folder_of, fresh
 from isojax.types import Cell, InputError, RunFailed
 
 LOCAL, AUTO = "local", "auto"
@@ -42,7 +43,7 @@ ROOM = 600.0  # seconds without a node that could hold a gang until the sweep gi
 SAVING = 120.0  # seconds that cells have to save their state when the sweep is told to end
 
 
-def launch(config: Config, resume: bool, dry_run: bool) -> Path:
+def launch(config: Config, resume: bool, dry_run: bool, gang: Gang = ALONE) -> Path:
     """Run every cell of the sweep that is not finished, on the cluster of `run.ray`; returns the sweep's folder.
 
     Raises:
@@ -51,7 +52,9 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
         RunFailed: after all other cells are done, naming the cells that failed.
         Stopped: told to end by Ctrl-C or SIGTERM; the cells at work have saved their state.
     """
-    cells, folder = plan(config.sweep), Path(config.run.dir).absolute() / config.name
+    if gang.several:
+        raise InputError("--ray starts the processes of its gangs itself; leave --processes, --process and --coordinator out.")
+    cells, folder = plan(config.sweep), folder_of(config.run.dir, config.name).absolute()
     settle(config, folder, resume or dry_run, 1)  # what can be refused without devices
     with connected(config.run.ray or LOCAL) as ray:
         nodes = ray.nodes()
@@ -62,6 +65,7 @@ def launch(config: Config, resume: bool, dry_run: bool) -> Path:
         if not dry_run:
             with alone(folder), Display(config, cells) as display, stopping.heeding_sigterm():
                 failed = Schedule(ray, config, cells, folder, shape, display).run()
+            fresh(folder)
             raise_failures(failed, len(cells), folder)
     return folder
 

@@ -23,6 +23,7 @@ from isojax.launch.gang import check_several
 from isojax.launch.resume import BASE, CONFIG, settle
 from isojax.launch.workers import tell_failures
 from isojax.meshes import parse_mesh
+from isojax.storage import folder_of
 from isojax.types import Cell, InputError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def opened(jax: Any, config: Config, cells: list[Cell], resume: bool) -> Iterato
         InputError: the recipe contradicts itself, the mesh does not fit, the folder holds another sweep, or the problems or the model
             cannot be used.
     """
-    folder = Path(config.run.dir) / config.name
+    folder = folder_of(config.run.dir, config.name)
     pairs = sorted({(c.B_p, c.n) for c in cells})
     from isojax import hosts
     from isojax.models.choice import with_kernels

@@ -23,6 +23,7 @@ from isojax.files import write_text
 from isojax.launch.planner import plan
 from isojax.launch.resume import CONFIG, STATUS
 from isojax.records import HEALTH, RECORDS, clocks, newest
+from isojax.storage import take
 from isojax.types import Cell, EvalPoint, InputError
 
 STALE = 60.0  # seconds without news after which a driver counts as gone
@@ -73,16 +74,6 @@ def read(folder: Path) -> Status | None:
         return None
     except (OSError, ValidationError) as e:
         raise InputError(f"cannot read {path}: {str(e).splitlines()[0]}. Remove it: the driver writes it again every few seconds.") from e
-
-
-def take(lock: int, kind: int, after: float = 0.0) -> bool:
-    """Whether a lock of this kind (fcntl.LOCK_EX or LOCK_SH) could be taken on an open folder, after so many seconds."""
-    time.sleep(after)
-    try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except OSError:  # another process has it
-        return False
-    return True
 
 
 def held(folder: Path) -> bool:

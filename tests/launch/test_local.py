@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from isojax.config import Config, DataConfig, SweepConfig, save_config
-from isojax.launch.local import alone
 from isojax.launch.resume import settle
 from isojax.launch.site import check_batch, check_data
+from isojax.storage import alone
 from isojax.types import InputError
 
 CONFIG = Config(name="here", sweep=SweepConfig(B_p=(8,), n=(4,)))
