@@ -31,8 +31,11 @@ STRIDE = 1.7  # a run that goes on does so at least to this many times its C: fe
 WORTH = 0.1  # a step that takes away less doubt a rollout than this part of the best step's waits
 TRIFLE = 1e-4  # doubt that is worth no rollout, in steps of n
 REPLICATES = 100
-DEALS = 4
-MAY_LEAD = 0.05
+DEALS = 4  # of the promises to other draws, which show what a useless evaluation seems to tell
+MAY_LEAD = 0.05  # an n goes on if it is best in so many of the draws further on
+LAG = 8  # no (B_p, n) is left so many times behind the longest run: curves promise, they do not measure
+
+Possible = tuple[Cell, int, int]  # cell, target, the rollouts it takes
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class Frontier:
         if not begin and seeds:
             left = self.allowed - sum(C.values())
             possible = self._open(seeds, C, left)
-            begin = self._round(self._steps(runs, possible, C), left) if possible else []
+            begin = self._round(self._steps(runs, possible, C), self._behind(possible, C), C, left) if possible else []
         return sorted(begin, key=lambda wanted: (C.get(wanted[0], 0) - wanted[1], wanted[0]))
 
     def summary(self, runs: Sequence[RunRecord]) -> dict[str, Any]:
@@ -149,7 +152,7 @@ class Frontier:
         options = Options(BIN_WIDTH, REPLICATES, 0, None, pool=False)
         return debiased.estimate(by_cell(tracks(told, self.metric, "rollouts")), self.metric, options)
 
-    def _open(self, seeds: Mapping[tuple[int, int], Sequence[Cell]], C: Mapping[Cell, int], left: int) -> list[tuple[Cell, int, int]]:
+    def _open(self, seeds: Mapping[tuple[int, int], Sequence[Cell]], C: Mapping[Cell, int], left: int) -> list[Possible]:
         """What `left` rollouts could pay for, as (cell, target, cost): each begun run, and the next seed of each (B_p, n), to each level."""
         found = []
         for own in seeds.values():
@@ -162,7 +165,7 @@ class Frontier:
                     found.append((cell, target, cost))
         return found
 
-    def _steps(self, runs: Sequence[RunRecord], possible: Sequence[tuple[Cell, int, int]], C: Mapping[Cell, int]) -> list[Step]:
+    def _steps(self, runs: Sequence[RunRecord], possible: Sequence[Possible], C: Mapping[Cell, int]) -> list[Step]:
         """What each possible step would take away of the doubt."""
         found = self._estimate(runs)
         if found.draws is None or found.intervals is None or found.noise_sd is None:
@@ -179,15 +182,29 @@ class Frontier:
                 steps.append(Step(cell, target, cost, doubt.taken_by(R[:, j, self.levels.index(target)])))
         return steps
 
-    def _round(self, steps: Sequence[Step], left: int) -> list[tuple[Cell, int]]:
-        """The most worthwhile step of each cell, as many as `left` pays for."""
-        wanted: dict[Cell, int] = {}
+    def _behind(self, possible: Sequence[Possible], C: Mapping[Cell, int]) -> list[Possible]:
+        """The next step of the longest run of each (B_p, n), shortest first."""
+        longest = {(c.B_p, c.n): c for c in sorted(C, key=lambda c: (C[c], -c.seed))}
+        found: dict[Cell, Possible] = {}
+        for step in possible:
+            if longest.get((step[0].B_p, step[0].n)) == step[0]:
+                found.setdefault(step[0], step)
+        return sorted(found.values(), key=lambda step: (step[1], step[0]))
+
+    def _round(self, steps: Sequence[Step], behind: Sequence[Possible], C: Mapping[Cell, int], left: int) -> list[tuple[Cell, int]]:
+        """What lags too far behind, then the most worthwhile step of each cell, as many as `left` pays for; if none is worth anything,
+        what is furthest behind: the curves may be wrong where nothing was measured."""
         width = self.width or len({(c.B_p, c.n) for c in self.cells})
-        ranked = sorted((s for s in steps if s.gain > TRIFLE), key=lambda s: (-s.worth, s.cell, s.target))
-        for step in ranked:
-            if len(wanted) < width and step.cell not in wanted and step.cost <= left and step.worth >= WORTH * ranked[0].worth:
-                wanted[step.cell] = step.target
-                left -= step.cost
+        worthwhile = sorted((s for s in steps if s.gain > TRIFLE), key=lambda s: (-s.worth, s.cell, s.target))
+        lagging = [step for step in behind if C[step[0]] * LAG < max(C.values())]
+        if not worthwhile and not lagging:
+            lagging = [step for step in behind if step[1] == behind[0][1]]
+        chosen = [(s.cell, s.target, s.cost) for s in worthwhile if s.worth >= WORTH * worthwhile[0].worth]
+        wanted: dict[Cell, int] = {}
+        for cell, target, cost in (*lagging, *chosen):
+            if len(wanted) < width and cell not in wanted and cost <= left:
+                wanted[cell] = target
+                left -= cost
         return list(wanted.items())
 
 

@@ -56,9 +56,9 @@ def falling(B_p: int, n: int) -> Hill:
 
 
 WORLDS = {
-    "rising, one seed": lambda: random_world("hill", 2, n=N, seeds=1, evaluations=22, unequal=False),
-    "rising, three seeds": lambda: random_world("stretched", 1, n=N, seeds=3, evaluations=22, unequal=False),
-    "falls and rises": lambda: random_world("non_monotone", 1, seeds=1, evaluations=22, unequal=False),
+    "rising": lambda: random_world("hill", 2, n=N, seeds=1, evaluations=22, unequal=False),
+    "rising, three seeds": lambda: random_world("hill", 3, n=N[:5], seeds=3, evaluations=18, unequal=False),
+    "rising and falling": lambda: random_world("non_monotone", 1, seeds=1, evaluations=20, unequal=False),
     "falling": lambda: world(curve=falling, n=N, seeds=1, seed=3, run_sd=0.01, ratio=1.4, budget=200_000),
 }
 
@@ -86,7 +86,7 @@ def test_an_n_that_was_overtaken_stops_and_n_that_may_be_best_go_on(rising: Worl
     runs, _ = simulate(rising, policy)
     rows = {row["n"]: row for row in policy.summary(runs)["cells"]}
     assert sum(row["rollouts"] for row in rows.values()) == spent(runs)
-    assert rows[2]["rollouts"] < 0.6 * min(rows[8]["rollouts"], rows[16]["rollouts"])  # n* is 2 at the start, 16 or 32 at the end
+    assert rows[2]["rollouts"] < 0.5 * min(rows[n]["rollouts"] for n in (8, 16, 32))  # n* goes from 2 to 16 or 32
     assert max(rows[16]["C"], rows[32]["C"]) >= policy.grid[-1]
 
 
