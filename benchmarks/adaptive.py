@@ -103,7 +103,9 @@ def main() -> None:
         for line in pool.map(world, product(a.kinds.split(","), worlds, seeds)):
             print(json.dumps(line), file=sys.stderr, flush=True)
             lines.append(line)
-    groups = {f"{kind}, {s} seeds": [x for x in lines if (x["kind"], x["seeds"]) == (kind, s)] for kind in a.kinds.split(",") for s in seeds}
+    groups = {
+        f"{kind}, {s} seeds": [x for x in lines if (x["kind"], x["seeds"]) == (kind, s)] for kind in a.kinds.split(",") for s in seeds
+    }
     print(json.dumps({"benchmark": "adaptive", "all": summary(lines), **{name: summary(own) for name, own in groups.items()}}))
 
 

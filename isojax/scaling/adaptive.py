@@ -76,16 +76,17 @@ class Frontier:
 
     def __post_init__(self) -> None:
         cell = max(self.cells, key=lambda c: c.B)
-        if len(self._evaluations(cell)) < FIRST:
+        if (count := len(self._evaluations(cell))) < FIRST:
             raise InputError(
-                f"sweep.strategy=frontier: {cell.name} has {len(self._evaluations(cell))} evaluations up to C = {self.grid[-1]}, expected at "
-                f"least {FIRST}. Raise sweep.budget, lower cell.eval.start or cell.eval.ratio, or take smaller B_p or n."
+                f"sweep.strategy=frontier: {cell.name} has {count} evaluations up to C = {self.grid[-1]}, expected at least {FIRST}. Raise "
+                "sweep.budget, lower cell.eval.start or cell.eval.ratio, or take smaller B_p or n."
             )
         needed = sum(_cost(seeds[0], self._first(seeds[0])) for seeds in self._seeds({}).values())
         if needed > self.allowed:
+            given = f"{self.allowed}{' (half of the grid)' if self.rollouts is None else ''}"
             raise InputError(
-                f"sweep.rollouts: given {self.allowed}{' (half of the grid)' if self.rollouts is None else ''}, expected at least {needed}, "
-                "which the first round takes to begin every (B_p, n). Raise it or sweep.budget, or take fewer B_p or n."
+                f"sweep.rollouts: given {given}, expected at least {needed}, which the first round takes to begin every (B_p, n). "
+                "Raise it or sweep.budget, or take fewer B_p or n."
             )
 
     def next(self, runs: Sequence[RunRecord]) -> list[tuple[Cell, int]]:
@@ -98,12 +99,11 @@ class Frontier:
         """
         seeds = self._seeds({r.cell: r for r in runs if r.failed})
         C = {r.cell: r.points[-1].rollouts for r in runs if r.points}
-        begin = [(cell, self._first(cell)) for cell, *_ in seeds.values() if C.get(cell, 0) < self._first(cell)]
-        if not begin and seeds:
-            left = self.allowed - sum(C.values())
-            possible = self._open(seeds, C, left)
-            begin = self._round(self._steps(runs, possible, C), self._behind(possible, C), C, left) if possible else []
-        return sorted(begin, key=lambda wanted: (C.get(wanted[0], 0) - wanted[1], wanted[0]))
+        left = self.allowed - sum(C.values())
+        wanted = self._begin(seeds, C, left)
+        if not wanted and (possible := self._open(seeds, C, left)):
+            wanted = self._round(self._steps(runs, possible, C), self._behind(possible, C), C, left)
+        return sorted(wanted, key=lambda w: (C.get(w[0], 0) - w[1], w[0]))
 
     def summary(self, runs: Sequence[RunRecord]) -> dict[str, Any]:
         """Rollouts allowed and spent, what the whole grid takes, the part of that which was saved, and how far each (B_p, n) went: the
@@ -146,6 +146,15 @@ class Frontier:
             found.setdefault((cell.B_p, cell.n), []).append(cell)
         return found
 
+    def _begin(self, seeds: Mapping[tuple[int, int], Sequence[Cell]], C: Mapping[Cell, int], left: int) -> list[tuple[Cell, int]]:
+        """A run of each (B_p, n) of which none, failed or not, has come to where decisions start; as many as `left` pays for."""
+        begun, wanted = {(c.B_p, c.n) for c in C if C[c] >= self._first(c)}, []
+        for cell in [own[0] for key, own in seeds.items() if key not in begun]:
+            if (cost := _cost(cell, self._first(cell)) - C.get(cell, 0)) <= left:
+                wanted.append((cell, self._first(cell)))
+                left -= cost
+        return wanted
+
     def _estimate(self, runs: Sequence[RunRecord]) -> Estimate:
         """Draws of all curves. Equal n are not pooled: early on no data tell them apart, which is doubt, not an answer."""
         told = [r for r in runs if r.points and r.points[-1].rollouts >= self._first(r.cell)]
@@ -153,7 +162,7 @@ class Frontier:
         return debiased.estimate(by_cell(tracks(told, self.metric, "rollouts")), self.metric, options)
 
     def _open(self, seeds: Mapping[tuple[int, int], Sequence[Cell]], C: Mapping[Cell, int], left: int) -> list[Possible]:
-        """What `left` rollouts could pay for, as (cell, target, cost): each begun run, and the next seed of each (B_p, n), to each level."""
+        """What `left` rollouts could pay for: each begun run, and the next seed of each (B_p, n), to each level."""
         found = []
         for own in seeds.values():
             begun = sum(C.get(cell, 0) > 0 for cell in own)
@@ -223,7 +232,9 @@ class Doubt:
         self._best = (place[first][..., None] == steps).astype(np.float64)  # [Q, L, n]
         self._apart = np.abs(steps[:, None] - steps).astype(np.float64)
         self._sd = max(sd, 1e-6)
-        self._luck = self._sd * np.random.default_rng(0).standard_normal(len(R))
+        rng = np.random.default_rng(0)
+        self._luck = self._sd * rng.standard_normal(len(R))
+        self._deals = [rng.permutation(len(R)) for _ in range(DEALS)]
 
     @property
     def now(self) -> float:
@@ -243,8 +254,8 @@ class Doubt:
         z = (R[:, None] + self._luck[:, None] - R) / self._sd
         weight = np.exp(-0.5 * (z**2 - (z**2).min(1, keepdims=True)))
         weight = weight / weight.sum(1, keepdims=True)
-        dealt = [np.roll(weight, len(R) * (k + 1) // (DEALS + 1), axis=1) for k in range(DEALS)]
-        return float(np.mean([self._left(w).mean() for w in dealt]) - self._left(weight).mean())
+        useless = np.mean([self._left(weight[:, deal]).mean() for deal in self._deals])
+        return float(useless - self._left(weight).mean())
 
 
 def _cost(cell: Cell, target: int) -> int:
