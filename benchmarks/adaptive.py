@@ -18,10 +18,11 @@ where n makes no difference ("same") any n is right, so they are counted in roll
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from typing import Any
@@ -82,9 +83,8 @@ def summary(lines: Sequence[Line]) -> Line:
     found: Line = {"worlds": len(lines), "rounds": float(np.mean([line["rounds"] for line in lines]))}
     found["seconds_a_round"] = float(np.median([line["seconds_a_round"] for line in lines]))
     for name in dict.fromkeys(name for line in lines for name in line["sweeps"]):
-        own: dict[str, Mapping[str, Any]] = {"n_right": {}, "exact": {}, "worlds_right": {}, "regret": {}, "rollouts": {}}
-        of = {figure: lines if figure in ("regret", "rollouts") else told for figure in own}
-        values = {k: [line["sweeps"][name][k] for line in of[k] if name in line["sweeps"]] for k in own}
+        of = {"n_right": told, "exact": told, "worlds_right": told, "regret": lines, "rollouts": lines}
+        values = {figure: [line["sweeps"][name][figure] for line in own if name in line["sweeps"]] for figure, own in of.items()}
         found[name] = {k: round(float(np.mean(v)), 4) for k, v in values.items() if v}
     return found
 
@@ -98,9 +98,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes")
     a = parser.parse_args()
     worlds, seeds = range(a.first, a.first + a.worlds), [int(s) for s in a.seeds.split(",")]
-    lines: list[Line] = []
-    with ProcessPoolExecutor(a.workers) as pool:
-        for line in pool.map(world, product(a.kinds.split(","), worlds, seeds)):
+    cases, lines = list(product(a.kinds.split(","), worlds, seeds)), list[Line]()
+    with contextlib.ExitStack() as stack:
+        run = map if a.workers == 1 else stack.enter_context(ProcessPoolExecutor(a.workers)).map
+        for line in run(world, cases):
             print(json.dumps(line), file=sys.stderr, flush=True)
             lines.append(line)
     groups = {
