@@ -3,8 +3,9 @@
     python benchmarks/adaptive.py                             5 worlds of each kind, with 1 seed and with 3: 50 sweeps, about 5 minutes
     python benchmarks/adaptive.py --kinds hill --worlds 20    others
 
-A round's runs are those of a world's full runs, revealed up to the targets that the policy asked for. The fit's choice of n (the one
-`isojax recommend` gives) is then compared with the world's truly best n, at the policy's 9 budgets from budget / 16 to the budget:
+A round's runs are those of a world's full runs, revealed up to the targets that the policy asked for. The n of the fit's best curve (what
+`isojax recommend` gives where B_p is stable) is then compared with the world's truly best n, at the policy's 9 budgets from budget / 16
+to the budget:
 
     n_right    share of (world, budget) pairs whose n is within one step of the grid of n;  exact: the very n
     worlds_right    share of worlds with all 9 budgets right
@@ -24,14 +25,13 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from isojax.scaling.adaptive import Frontier
+from isojax.scaling.ensemble import Ensemble
 from isojax.scaling.fit import fit
-from isojax.scaling.predict import sweep
 from isojax.scaling.synthetic import World, random_world
 from isojax.scaling.synthetic_kinds import KINDS
 from isojax.types import Cell, RunRecord
@@ -51,7 +51,8 @@ def simulate(w: World, policy: Frontier) -> tuple[list[RunRecord], int]:
 
 def judge(w: World, runs: Sequence[RunRecord], C: Sequence[int], whole: int) -> Line:
     """The fit of some runs against the truth at budgets C."""
-    chosen = [found.n if found else 0 for found in sweep(fit(runs, METRIC, replicates=REPLICATES), np.array(C))]
+    e = Ensemble.load(fit(runs, METRIC, replicates=REPLICATES))
+    chosen = e.n[e.expected(C).argmax(1)].tolist()
     keys = sorted(w.truth, key=lambda key: key[1])
     ns, R = [n for _, n in keys], np.stack([w.reward(*key, C) for key in keys])
     best, mine = R.argmax(0), np.array([ns.index(n) for n in chosen])
@@ -98,7 +99,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes")
     a = parser.parse_args()
     worlds, seeds = range(a.first, a.first + a.worlds), [int(s) for s in a.seeds.split(",")]
-    cases, lines = list(product(a.kinds.split(","), worlds, seeds)), list[Line]()
+    cases, lines = [(kind, w, s) for kind in a.kinds.split(",") for w in worlds for s in seeds], list[Line]()
     with contextlib.ExitStack() as stack:
         run = map if a.workers == 1 else stack.enter_context(ProcessPoolExecutor(a.workers)).map
         for line in run(world, cases):
