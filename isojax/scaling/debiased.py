@@ -42,7 +42,7 @@ def estimate(cells: Cells, metric: str, options: Options) -> Estimate:
     ends = np.array([np.inf if p is None else p for p in peaks])
     packed = replace(packed, data=select(packed.data, packed.data.x <= ends[:, None, None] + 1e-12))
     modes, weights = likeliest(packed, options.run_sd)
-    effect = no_effect(packed, modes[0])
+    effect = options.pool and no_effect(packed, modes[0])
     if effect:
         packed = pooled(packed)
         modes, weights = likeliest(packed, options.run_sd)
@@ -74,13 +74,13 @@ def _why_not(seeds: Sequence[Track]) -> str | None:
     points = sum(int((t.C > 0).sum()) for t in seeds)
     if points < MIN_POINTS:
         return f"{points} points at C > 0, at least {MIN_POINTS} needed"
-    C_low, C_high = _range(seeds)
-    return None if 0 < C_low < C_high else "its seeds share no range of C > 0"
+    C_low, shortest = _range(seeds)[0], min(float(t.C[-1]) for t in seeds)
+    return None if 0 < C_low < shortest else "its seeds share no range of C > 0"
 
 
 def _range(seeds: Sequence[Track]) -> tuple[float, float]:
-    """Where all seeds of a cell have data, C > 0."""
-    return max(float(t.C[t.C > 0].min(initial=np.inf)) for t in seeds), min(float(t.C[-1]) for t in seeds)
+    """From where all seeds of a cell have data, C > 0, to the end of the longest: the others' luck is part of the model."""
+    return max(float(t.C[t.C > 0].min(initial=np.inf)) for t in seeds), max(float(t.C[-1]) for t in seeds)
 
 
 def _draws(

@@ -17,7 +17,7 @@ _ROUNDING = 1e-9  # residuals of this size are those of a computed curve: their 
 def diagnostics(found: Estimate, tracks: list[Track]) -> dict[str, Any]:
     """Reduced chi-square against the evaluations' own scatter, lag-one autocorrelation, degrees of freedom, parameters at bounds, ties,
     what was left out, unequal lengths."""
-    ends = [min(float(t.C[-1]) for t in seeds) for seeds in by_cell(tracks).values()]
+    ends = [max(float(t.C[-1]) for t in seeds) for seeds in by_cell(tracks).values()]
     residuals = found.residuals or {}
     sd = _scatter([r for runs in residuals.values() for r in runs])
     rows = []

@@ -38,10 +38,11 @@ class Estimate:
 @dataclass(frozen=True)
 class Options:
     """What a user may ask of a mode: paper's bin width; replicates (0: no intervals), their seed, a stated run-to-run standard deviation;
-    `advance(done, of)` hears of progress."""
+    `advance(done, of)` hears of progress; `pool`: one curve for all n where the data cannot tell them apart."""
 
     bin_width: float
     replicates: int
     seed: int
     run_sd: float | None
     advance: Callable[[int, int], None] | None = None
+    pool: bool = True

@@ -69,7 +69,7 @@ def data_flags(cells: Cells) -> list[str]:
     if single:
         which = "every cell" if len(single) == len(cells) else ", ".join(single)
         flags.append(f"only one seed for {which}: differences between runs cannot be told from luck")
-    ends = {key: min(float(t.C[-1]) for t in seeds) for key, seeds in cells.items()}
+    ends = {key: max(float(t.C[-1]) for t in seeds) for key, seeds in cells.items()}
     longest, shortest = max(ends.values()), min(ends.values())
     if longest > MAX_LENGTH_RATIO * shortest:
         short = ", ".join(f"{B_p}x{n} ({C:.4g})" for (B_p, n), C in ends.items() if longest > MAX_LENGTH_RATIO * C)

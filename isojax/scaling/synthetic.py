@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -86,6 +86,11 @@ class World:
             C = [p.rollouts for p in run.points if p.rollouts > 0]
             found[run.cell.B_p, run.cell.n] = (float(C[0]), float(C[-1]))
         return found
+
+    def trained(self, targets: Mapping[Cell, int]) -> list[RunRecord]:
+        """The runs of some cells as their ledgers would be had each been trained to its target in C alone."""
+        own = [(r, math.ceil(targets[r.cell] / r.cell.B) * r.cell.B) for r in self.runs if r.cell in targets]
+        return [replace(r, points=tuple(p for p in r.points if p.rollouts <= C)) for r, C in own]
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,15 @@ def test_curve_coverage(scripts: Scripts) -> None:
         assert {v for k, v in held.items() if k != "R"} <= {0, 1} and 0 <= held["R"] <= 1
 
 
+def test_adaptive(scripts: Scripts) -> None:
+    """One world, one seed: the whole grid takes all of its rollouts, the policy at most half."""
+    words = ("--kinds", "hill", "--worlds", 1, "--seeds", "1")
+    (line,) = scripts("adaptive", *words, EVALUATIONS=14, REPLICATES=20)
+    assert line["all"] == line["hill, 1 seeds"] and line["all"]["worlds"] == 1
+    assert line["all"]["grid"]["rollouts"] == 1 and 0.3 < line["all"]["frontier"]["rollouts"] <= 0.5
+    assert all(0 <= line["all"][name]["n_right"] <= 1 for name in ("frontier", "grid", "half_budget"))
+
+
 def test_pipeline(scripts: Scripts) -> None:
     """Two updates of 4 x 4 rollouts; the shares are of the process's own clock and of the trainer's."""
     tiny = ("cell.sampling.response_length=4", "sweep.microbatch=8", "sweep.slots=8")

@@ -123,3 +123,19 @@ def test_what_recommend_reads_is_what_was_drawn():
     assert drawn is not None and np.abs(read.shift).max() > 0.01
     cells = list(zip(read.B_p.tolist(), read.n.tolist(), strict=True))
     assert read.rewards(C) == pytest.approx(np.moveaxis(drawn.of(cells).rewards(C), 2, 0), abs=1e-4)
+
+
+def test_a_cell_reaches_to_the_end_of_its_longest_run():
+    """Seeds of an adaptive sweep end at different C: what only one of them measured counts."""
+    ends = {r.cell: 20_000 if r.cell.seed else 250_000 for r in WORLD.runs}
+    document = fit(WORLD.trained(ends), replicates=60)
+    assert [c["C_high"] for c in document["curves"]] == [c["C_high"] for c in FIRST["curves"]]
+    assert document["frontier"][-1]["C"] == FIRST["frontier"][-1]["C"] and document["frontier"][-1]["n"] == 32
+    assert not any("unequal length" in flag for flag in document["flags"])
+
+
+def test_n_that_look_alike_are_pooled_unless_that_is_not_wanted():
+    alike = by_cell([track(r, "avg@4", "rollouts") for r in world("same", n=(2, 8, 32), seeds=1, problems=200).runs])
+    pooled, apart = (estimate(alike, "avg@4", Options(0.005, 20, 0, None, pool=pool)) for pool in (True, False))
+    assert pooled.no_effect and np.ptp([c.A for c in pooled.curves]) < 0.001
+    assert not apart.no_effect and np.ptp([c.A for c in apart.curves]) > 0.001

@@ -1,0 +1,115 @@
+"""Does `sweep.strategy=frontier` find n*(C) with half of the grid's rollouts? Sweeps simulated on random worlds of known law.
+
+    python benchmarks/adaptive.py                             5 worlds of each kind, with 1 seed and with 3: 50 sweeps, about 5 minutes
+    python benchmarks/adaptive.py --kinds hill --worlds 20    others
+
+A round's runs are those of a world's full runs, revealed up to the targets that the policy asked for. The n of the fit's best curve (what
+`isojax recommend` gives where B_p is stable) is then compared with the world's truly best n, at the policy's 9 budgets from budget / 16
+to the budget:
+
+    n_right    share of (world, budget) pairs whose n is within one step of the grid of n;  exact: the very n
+    worlds_right    share of worlds with all 9 budgets right
+    regret     true reward lost by the choice, mean
+    rollouts   spent, as a part of what the grid takes
+
+of four sweeps: the policy's ("frontier"), the whole grid ("grid"), the grid with all runs to half the budget ("half_budget"), and, where
+there are three seeds, the grid with one of them ("one_seed"). One JSON line on standard output, progress on standard error. In worlds
+where n makes no difference ("same") any n is right, so they are counted in rollouts, rounds and regret alone."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from isojax.scaling.adaptive import Frontier
+from isojax.scaling.ensemble import Ensemble
+from isojax.scaling.fit import fit
+from isojax.scaling.synthetic import World, random_world
+from isojax.scaling.synthetic_kinds import KINDS
+from isojax.types import Cell, RunRecord
+
+METRIC, EVALUATIONS, REPLICATES = "avg@4", 25, 200
+Line = dict[str, Any]
+
+
+def simulate(w: World, policy: Frontier) -> tuple[list[RunRecord], int]:
+    """The runs of a sweep that does what the policy asks for, and its rounds."""
+    targets, rounds = dict[Cell, int](), 0
+    while wanted := policy.next(w.trained(targets)):
+        targets |= dict(wanted)
+        rounds += 1
+    return w.trained(targets), rounds
+
+
+def judge(w: World, runs: Sequence[RunRecord], C: Sequence[int], whole: int) -> Line:
+    """The fit of some runs against the truth at budgets C."""
+    e = Ensemble.load(fit(runs, METRIC, replicates=REPLICATES))
+    chosen = e.n[e.expected(C).argmax(1)].tolist()
+    keys = sorted(w.truth, key=lambda key: key[1])
+    ns, R = [n for _, n in keys], np.stack([w.reward(*key, C) for key in keys])
+    best, mine = R.argmax(0), np.array([ns.index(n) for n in chosen])
+    off, lost = np.abs(mine - best), R.max(0) - R[mine, np.arange(len(C))]
+    spent = sum(r.points[-1].rollouts for r in runs) / whole
+    return {"n_right": float(np.mean(off <= 1)), "exact": float(np.mean(off == 0)), "worlds_right": float(np.all(off <= 1)),
+            "regret": float(lost.mean()), "rollouts": spent}  # fmt: skip
+
+
+def world(case: tuple[str, int, int]) -> Line:
+    """One simulated sweep. case: (kind, world seed, seeds of a cell)."""
+    kind, seed, seeds = case
+    w = random_world(kind, seed, seeds=seeds, unequal=False, evaluations=EVALUATIONS)
+    cells, grid = [r.cell for r in w.runs], sorted({p.target for r in w.runs for p in r.points})
+    policy, begin = Frontier(cells, grid, metric=METRIC), time.perf_counter()
+    runs, rounds = simulate(w, policy)
+    seconds = (time.perf_counter() - begin) / rounds
+    half = max(g for g in grid if g <= grid[-1] / 2)
+    sweeps = {"frontier": runs, "grid": w.runs, "half_budget": w.trained(dict.fromkeys(cells, half))}
+    if seeds > 1:
+        sweeps["one_seed"] = [r for r in w.runs if r.cell.seed == 0]
+    found = {name: judge(w, own, policy.levels, policy.whole) for name, own in sweeps.items()}
+    return {"kind": kind, "seed": seed, "seeds": seeds, "rounds": rounds, "seconds_a_round": seconds, "sweeps": found}
+
+
+def summary(lines: Sequence[Line]) -> Line:
+    """Means over worlds."""
+    told = [line for line in lines if line["kind"] != "same"]
+    found: Line = {"worlds": len(lines), "rounds": float(np.mean([line["rounds"] for line in lines]))}
+    found["seconds_a_round"] = float(np.median([line["seconds_a_round"] for line in lines]))
+    for name in dict.fromkeys(name for line in lines for name in line["sweeps"]):
+        of = {"n_right": told, "exact": told, "worlds_right": told, "regret": lines, "rollouts": lines}
+        values = {figure: [line["sweeps"][name][figure] for line in own if name in line["sweeps"]] for figure, own in of.items()}
+        found[name] = {k: round(float(np.mean(v)), 4) for k, v in values.items() if v}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of worlds")
+    parser.add_argument("--worlds", type=int, default=5, help="of each kind, and of each number of seeds")
+    parser.add_argument("--seeds", default="1,3", help="seeds of a cell")
+    parser.add_argument("--first", type=int, default=0, help="the first world seed")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    a = parser.parse_args()
+    worlds, seeds = range(a.first, a.first + a.worlds), [int(s) for s in a.seeds.split(",")]
+    cases, lines = [(kind, w, s) for kind in a.kinds.split(",") for w in worlds for s in seeds], list[Line]()
+    with contextlib.ExitStack() as stack:
+        run = map if a.workers == 1 else stack.enter_context(ProcessPoolExecutor(a.workers)).map
+        for line in run(world, cases):
+            print(json.dumps(line), file=sys.stderr, flush=True)
+            lines.append(line)
+    groups = {
+        f"{kind}, {s} seeds": [x for x in lines if (x["kind"], x["seeds"]) == (kind, s)] for kind in a.kinds.split(",") for s in seeds
+    }
+    print(json.dumps({"benchmark": "adaptive", "all": summary(lines), **{name: summary(own) for name, own in groups.items()}}))
+
+
+if __name__ == "__main__":
+    main()
