@@ -83,21 +83,21 @@ class Shows(Protocol):
 class Display:
     """Live progress on standard error; where that is no terminal, a line for each finished cell."""
 
-    def __init__(self, config: Config, cells: list[Cell]):
-        last = config.cell.eval.grid(config.sweep.budget)[-1]
-        self._goal = {cell: -(-last // cell.B) * cell.B for cell in cells}
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._goal: dict[Cell, int] = {}
         self._done: dict[Cell, int] = {}
         self._resumed: dict[Cell, int] = {}
         self._reward: dict[Cell, float] = {}
         self._tasks: dict[Cell, TaskID] = {}
-        self._finished = 0
+        self._ended: set[Cell] = set()
         self._failures: set[str] = set()
         self._lock = threading.Lock()
         self._began = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
         self._live = Progress(*columns, console=console, disable=not console.is_terminal)
         self._base = self._live.add_task("base", total=1.0, note="")
-        self._sweep = self._live.add_task("sweep", total=sum(self._goal.values()), note="")
+        self._sweep = self._live.add_task("sweep", total=None, note="")
 
     def __enter__(self) -> Display:
         self._live.start()
@@ -105,6 +105,13 @@ class Display:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self._live.stop()
+
+    def aim(self, goals: Sequence[tuple[Cell, int]]) -> None:
+        """What is to be trained, each cell up to C rollouts, beside what has been."""
+        with self._lock:
+            self._goal |= {cell: -(-self._config.cell.eval.grid(C)[-1] // cell.B) * cell.B for cell, C in goals}
+            self._ended -= {cell for cell, _ in goals}
+            self._live.update(self._sweep, total=sum(self._goal.values()))
 
     def step(self, text: str, fraction: float) -> None:
         """What is being prepared before the first cell."""
@@ -159,7 +166,7 @@ class Display:
     def finish(self, cell: Cell, failed: bool) -> None:
         """A cell is done, was done before, or failed."""
         with self._lock:
-            self._finished += 1
+            self._ended.add(cell)
             self._done[cell] = self._goal[cell]
             if cell not in self._reward:
                 self._resumed[cell] = self._goal[cell]
@@ -174,7 +181,7 @@ class Display:
     def _sweep_note(self) -> str:
         new = sum(self._done.values()) - sum(self._resumed.values())
         rate = new / max(1e-9, time.monotonic() - self._began)
-        finished = f"{self._finished} of {len(self._goal)} cells"
+        finished = f"{len(self._ended)} of {len(self._goal)} cells"
         if new <= 0:
             return finished
         left = (sum(self._goal.values()) - sum(self._done.values())) / rate

@@ -14,6 +14,7 @@ from isojax.launch.display import Display, console, print_plan
 from isojax.launch.forecast import expect
 from isojax.launch.gang import ALONE, Gang, check_shared, together
 from isojax.launch.planner import plan
+from isojax.launch.rounds import rounds
 from isojax.launch.site import Site, opened, start_jax
 from isojax.launch.workers import raise_failures, tell_failures, work
 from isojax.storage import alone
@@ -72,9 +73,15 @@ def train(config: Config, resume: bool, gang: Gang = ALONE) -> Path | None:
 
 def run_cells(site: Site) -> None:
     """The base policy, then all cells."""
+    from isojax import hosts
+
     config, cells = site.config, site.cells
-    with Display(config, cells) as display:
-        base = site.prepare(display)
-        failed = work(site, base, cells, display)
-        tell_failures(display, site.task)
+    with Display(config) as display:
+        base, failed = site.prepare(display), []
+        todo = rounds(config, cells, site.folder, failed)
+        while goals := hosts.by_first(lambda: next(todo, [])):
+            failed += work(site, base, goals, display)
+            tell_failures(display, site.task)
+            if failed and hosts.several():
+                break  # the processes may be at different places
     raise_failures(failed, len(cells), site.folder)

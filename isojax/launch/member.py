@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from isojax import stopping
 from isojax.config import Config
 from isojax.launch.gang import Gang, together
+from isojax.launch.rounds import Goal
 from isojax.launch.workers import tell_failures
 from isojax.stopping import Stopped
 from isojax.storage import alone, folder_of, fresh, is_url, working
@@ -124,12 +125,12 @@ class Member:
             return Outcome(REFUSED, str(e))
         return Outcome()
 
-    def train(self, cell: Cell) -> Outcome:
-        """Train the cell up to the sweep's budget, from where it stands."""
+    def train(self, goal: Goal) -> Outcome:
+        """Train a cell up to its goal, from where it stands."""
         from isojax import hosts
         from isojax.launch.workers import one_cell
 
-        site = self._site
+        site, cell = self._site, goal.cell
         fresh(site.folder, cell.name)
 
         def report(progress: Progress) -> None:
@@ -148,7 +149,7 @@ class Member:
                             return Outcome(LOST, f"another process still writes to {site.folder / 'cells' / cell.name}")
                         time.sleep(0.5)
             try:
-                error = one_cell(site, site.programs[0], self._base, cell, report, self._teller.flagged)
+                error = one_cell(site, site.programs[0], self._base, goal, report, self._teller.flagged)
             except Stopped as e:
                 return Outcome(STOPPED, str(e))
         if error is None:

@@ -27,8 +27,10 @@ from isojax.launch.gang import ALONE, Gang
 from isojax.launch.member import News
 from isojax.launch.placement import Shape, capacity, check, shape_of
 from isojax.launch.planner import plan
-from isojax.launch.ray_gang import Lost, RayGang
+from isojax.launch.ray_gang import LOOK, Lost, RayGang
 from isojax.launch.resume import LOGS, settle
+from isojax.launch.rounds import Goal, rounds
+from isojax.launch.rounds import check as check_rounds
 from isojax.launch.status import CellStatus, Status
 from isojax.launch.workers import raise_failures
 from isojax.stopping import Stopped
@@ -56,6 +58,7 @@ def launch(config: Config, resume: bool, dry_run: bool, gang: Gang = ALONE) -> P
         raise InputError("--ray starts the processes of its gangs itself; leave --processes, --process and --coordinator out.")
     cells, folder = plan(config.sweep), folder_of(config.run.dir, config.name).absolute()
     settle(config, folder, resume or dry_run, 1)  # what can be refused without devices
+    check_rounds(config, cells)
     with connected(config.run.ray or LOCAL) as ray:
         nodes = ray.nodes()
         shape = shape_of(config, nodes)
@@ -63,9 +66,8 @@ def launch(config: Config, resume: bool, dry_run: bool, gang: Gang = ALONE) -> P
         print_cells(config, cells, folder)
         console.print(f"{gangs} gangs at once on {len(nodes)} nodes, each of {shape}", soft_wrap=True, highlight=False)
         if not dry_run:
-            with alone(folder), Display(config, cells) as display, stopping.heeding_sigterm():
+            with alone(folder), Display(config) as display, stopping.heeding_sigterm():
                 failed = Schedule(ray, config, cells, folder, shape, display).run()
-            fresh(folder)
             raise_failures(failed, len(cells), folder)
     return folder
 
@@ -145,9 +147,9 @@ def _no_cluster(address: str, error: BaseException) -> InputError:
 
 @dataclass
 class Work:
-    """What became of a cell so far; but for the cell, as status.CellStatus has it."""
+    """What became of a cell so far; but for the goal, as status.CellStatus has it."""
 
-    cell: Cell
+    goal: Goal
     state: Literal["waiting", "running", "failed", "done"] = "waiting"
     attempts: int = 0
     rollouts: int = 0
@@ -162,27 +164,31 @@ class Schedule:
 
     def __init__(self, ray: Any, config: Config, cells: list[Cell], folder: Path, shape: Shape, display: Display):
         self.ray, self.config, self.cells, self.folder, self.shape, self.display = ray, config, cells, folder, shape, display
-        self.works = {cell: Work(cell) for cell in cells}
-        self.todo = deque(self.works.values())
+        self.works = {cell: Work(Goal(cell, 0)) for cell in cells}
         self.failed: list[tuple[Cell, Exception]] = []
+        self.rounds = rounds(config, cells, folder, self.failed)
+        self.todo: deque[Work] = deque()
+        self.left = 0  # cells of this round that have not ended
+        self.over = False
         self.gangs: dict[int, RayGang] = {}  # by the number of their thread
         self.token, self.told = os.urandom(8).hex(), -TOLD
-        self.opened, self.lock = threading.Event(), threading.Lock()
+        self.opened, self.ready = threading.Event(), threading.Condition()
         self.refused: InputError | None = None
         self.broken: BaseException | None = None
 
     def run(self) -> list[tuple[Cell, Exception]]:
         """Until every cell is done or has failed; those that failed. One gang makes the base policy, then the others begin."""
         (self.folder / member.TOKEN).write_text(self.token)
-        threads = [self._begin(0)]
+        threads: list[threading.Thread] = []
         roomless, by = 0.0, signal.SIGTERM
         try:
-            while any(thread.is_alive() for thread in threads):
+            while self._next_round() or any(thread.is_alive() for thread in threads):
                 time.sleep(TICK)
                 if stopping.asked() or self.refused or self.broken:
                     break
                 holds = capacity(self.shape, self.ray.nodes())
-                if self.opened.is_set() and len(threads) < min(holds, self._wanted(), len(self.todo) + len(threads)):
+                begin = self.todo and (self.opened.is_set() or not threads)  # the first gang makes what the others find
+                if begin and len(threads) < min(max(holds, 1), self._wanted()):
                     threads.append(self._begin(len(threads)))
                 roomless = 0.0 if holds else roomless + TICK
                 if roomless > ROOM:
@@ -198,6 +204,19 @@ class Schedule:
             self._stop(threads, by)
         self._tell(ended=True)
         return self.failed
+
+    def _next_round(self) -> bool:
+        """Whether there is work; where a round has ended, the next one's is brought."""
+        with self.ready:
+            if self.left == 0 and not self.over and not stopping.asked():
+                goals = next(self.rounds, [])
+                self.over, self.left = not goals, len(goals)
+                self.display.aim(goals)
+                for goal in goals:
+                    self.works[goal.cell].goal, self.works[goal.cell].state = goal, "waiting"
+                    self.todo.append(self.works[goal.cell])
+                self.ready.notify_all()
+            return not self.over
 
     def _wanted(self) -> int:
         return self.config.run.cells_at_once or len(self.cells)
@@ -231,8 +250,8 @@ class Schedule:
             self.opened.set()
             while work is not None:
                 work.state, work.where, work.log = "running", gang.where, str(gang.log)
-                self.display.start(work.cell)
-                outcome = gang.train(work.cell, partial(self._watch, work=work))
+                self.display.start(work.goal.cell)
+                outcome = gang.train(work.goal, partial(self._watch, work=work))
                 if outcome.kind == member.STOPPED:
                     work.state = "waiting"
                     return
@@ -246,27 +265,36 @@ class Schedule:
                 self._lost(work, gang, e)
 
     def _take(self) -> Work | None:
-        with self.lock:
+        """The next cell; None where there will be none. A gang that could go on waits for the next round."""
+        with self.ready:
+            while not self.todo and not self.over and not stopping.asked():
+                self.ready.wait(LOOK)
             return None if stopping.asked() or not self.todo else self.todo.popleft()
 
     def _lost(self, work: Work, gang: RayGang, why: Lost) -> None:
         """The cell is begun again, by another gang, unless that has been tried often enough."""
         work.attempts += 1
         retries = self.config.run.gang.retries
+        if work.attempts > retries and not self.opened.is_set():
+            raise RunFailed(f"no gang could begin: {why}; {gang.end_of_log()}") from why
         if work.attempts > retries:
             self._end(work, f"its gang was lost {work.attempts} times, the last time because {why}; {gang.end_of_log()}")
             return
         again = f"begun again from its checkpoint ({work.attempts} of {retries})"
-        self.display.lost(work.cell, f"its gang on {gang.where or 'the cluster'} was lost ({why}); {again}")
+        self.display.lost(work.goal.cell, f"its gang on {gang.where or 'the cluster'} was lost ({why}); {again}")
         work.state = "waiting"
-        with self.lock:
+        with self.ready:
             self.todo.appendleft(work)
+            self.ready.notify_all()
 
     def _end(self, work: Work, error: str) -> None:
         work.state, work.error = ("failed" if error else "done"), error
         if error:
-            self.failed.append((work.cell, RunFailed(error)))
-        self.display.finish(work.cell, failed=bool(error))
+            self.failed.append((work.goal.cell, RunFailed(error)))
+        self.display.finish(work.goal.cell, failed=bool(error))
+        fresh(self.folder)
+        with self.ready:
+            self.left -= 1
 
     def _watch(self, news: News, work: Work | None = None) -> None:
         """Shows what a gang has told."""
@@ -274,7 +302,7 @@ class Schedule:
             self.display.step(*news.step)
         self.display.failures(news.failures)
         if work is not None:
-            self.display.flagged(work.cell, news.flags)
+            self.display.flagged(work.goal.cell, news.flags)
             if news.progress is not None:
                 work.rollouts, work.reward = news.progress.rollouts, news.progress.reward or work.reward
                 self.display.update(news.progress)
@@ -297,7 +325,7 @@ class Schedule:
             return
         self.told = time.monotonic()
         cells = {
-            cell.name: CellStatus(**{name: value for name, value in vars(work).items() if name != "cell"})
+            cell.name: CellStatus(**{name: value for name, value in vars(work).items() if name != "goal"})
             for cell, work in self.works.items()
         }
         status.write(self.folder, Status(time=time.time(), host=socket.gethostname(), pid=os.getpid(), ended=ended, cells=cells))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from isojax.launch import member
 from isojax.launch.gang import Gang
 from isojax.launch.member import Member, News, Outcome
 from isojax.launch.placement import Shape
+from isojax.launch.rounds import Goal
 from isojax.types import Cell, InputError
 
 LOOK = 0.5  # seconds between two looks at what is under way
@@ -110,9 +112,9 @@ class RayGang:
         given = self.config, self.cells, self.token, self.shape.devices
         self._all([one.open.remote(*given, Gang(address, count, i)) for i, one in enumerate(self.members)], watch)
 
-    def train(self, cell: Cell, watch: Watch) -> Outcome:
+    def train(self, goal: Goal, watch: Watch) -> Outcome:
         """A cell, trained by all; raises as `open`."""
-        return self._all([one.train.remote(cell) for one in self.members], watch)
+        return self._all([one.train.remote(goal) for one in self.members], watch)
 
     def stop(self) -> None:
         """The cell at work is to save its state."""
@@ -148,6 +150,7 @@ class RayGang:
 
 
 def _why(error: Exception) -> str:
-    """The line of Ray's message that says what happened."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return next((line for line in lines if "died" in line.lower() or "error" in line.lower()), lines[0])[:300]
+    """The line of Ray's message that says what happened: the last that names an error, or else one of a death."""
+    lines = [re.sub(r"\x1b\[\d*m", "", line).strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt|Exit)\b", line)]
+    return next(iter(named[-1:] or [line for line in lines if "died" in line] or lines))[:300]

@@ -16,6 +16,7 @@ import numpy as np
 
 from isojax import loggers
 from isojax.config import Config, DataConfig, save_config
+from isojax.launch import rounds
 from isojax.launch.display import Shows
 from isojax.launch.fitting import Room, sized
 from isojax.launch.forecast import room_of
@@ -79,6 +80,7 @@ def opened(jax: Any, config: Config, cells: list[Cell], resume: bool) -> Iterato
     from isojax.train import Programs
 
     recipe.check(config.cell.rl, cells)
+    rounds.check(config, cells)
     hosts.by_first(lambda: loggers.check(config.run.loggers))
     devices = jax.devices()
     shape = parse_mesh("data=-1" if config.run.mesh == "auto" and hosts.several() else config.run.mesh, len(devices))

@@ -14,6 +14,7 @@ from isojax.config import SweepConfig, config_hash
 from isojax.launch.display import Display, Shows
 from isojax.launch.fitting import Room, fitting_microbatch, size
 from isojax.launch.health import judge
+from isojax.launch.rounds import Goal
 from isojax.stopping import Stopped
 from isojax.types import Cell, InputError, RunFailed, lacks_memory
 
@@ -33,9 +34,9 @@ def tell_failures(display: Shows, task: Task) -> None:
 
 
 def one_cell(
-    site: Site, mine: Programs, base: Base, cell: Cell, report: Callable[[Progress], None], flagged: Callable[[Cell, list[str]], None]
+    site: Site, mine: Programs, base: Base, goal: Goal, report: Callable[[Progress], None], flagged: Callable[[Cell, list[str]], None]
 ) -> Exception | None:
-    """Trains a cell up to the sweep's budget, and judges it; what ended it before, where something did.
+    """Trains a cell up to its goal, and judges it; what ended it before, where something did.
 
     Raises:
         Stopped: this process was told to end.
@@ -43,9 +44,10 @@ def one_cell(
     from isojax import hosts
     from isojax.train import run_cell
 
-    folder, error = site.folder / "cells" / cell.name, None
-    name = config_hash(site.config.cell)
-    parts: list[Callable[[], None]] = [partial(run_cell, mine, site.config, base, cell, folder, name, report)]
+    cell, error = goal.cell, None
+    folder, name = site.folder / "cells" / cell.name, config_hash(site.config.cell)
+    config = site.config.model_copy(update={"sweep": site.config.sweep.model_copy(update={"budget": goal.C})})
+    parts: list[Callable[[], None]] = [partial(run_cell, mine, config, base, cell, folder, name, report)]
     parts += [partial(judge, folder, cell, flagged)] if hosts.writes() else []
     for part in parts:
         try:
@@ -61,15 +63,16 @@ def one_cell(
     return error
 
 
-def work(site: Site, base: Base, cells: list[Cell], display: Display) -> list[tuple[Cell, Exception]]:
+def work(site: Site, base: Base, goals: list[Goal], display: Display) -> list[tuple[Cell, Exception]]:
     """One thread for each set of programs, taking cells until none is left; the cells that failed, with their errors."""
     from isojax import hosts
 
-    todo: queue.SimpleQueue[Cell] = queue.SimpleQueue()
-    for cell in cells:
-        todo.put(cell)
+    todo: queue.SimpleQueue[Goal] = queue.SimpleQueue()
+    for goal in goals:
+        todo.put(goal)
     failed: list[tuple[Cell, Exception]] = []
     stopped: list[Stopped] = []
+    display.aim(goals)
 
     def report(progress: Progress) -> None:
         display.update(progress)
@@ -78,12 +81,12 @@ def work(site: Site, base: Base, cells: list[Cell], display: Display) -> list[tu
     def worker(mine: Programs) -> None:
         while not any(hosts.everyone(stopping.asked())):
             try:
-                cell = todo.get_nowait()
+                goal = todo.get_nowait()
             except queue.Empty:
                 return
-            display.start(cell)
+            display.start(cell := goal.cell)
             try:
-                error = one_cell(site, mine, base, cell, report, display.flagged)
+                error = one_cell(site, mine, base, goal, report, display.flagged)
             except Stopped as e:
                 stopped.append(e)
                 return
