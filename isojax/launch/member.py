@@ -84,6 +84,7 @@ class Member:
         """`folder`: where the sweep was started. `log`: the file that what this process prints is appended to."""
         if Path(folder).is_dir():
             os.chdir(folder)  # where relative paths begin
+        sys.path.insert(0, "")  # where a fork's modules are found (cli.py)
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         with open(log, "a") as file:
             os.dup2(file.fileno(), 1)

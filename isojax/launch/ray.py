@@ -28,7 +28,7 @@ from isojax.launch.member import News
 from isojax.launch.placement import Shape, capacity, check, shape_of
 from isojax.launch.planner import plan
 from isojax.launch.ray_gang import LOOK, Lost, RayGang
-from isojax.launch.resume import LOGS, settle
+from isojax.launch.resume import LOGS, begun
 from isojax.launch.rounds import Goal, rounds
 from isojax.launch.rounds import check as check_rounds
 from isojax.launch.status import CellStatus, Status
@@ -57,7 +57,7 @@ def launch(config: Config, resume: bool, dry_run: bool, gang: Gang = ALONE) -> P
     if gang.several:
         raise InputError("--ray starts the processes of its gangs itself; leave --processes, --process and --coordinator out.")
     cells, folder = plan(config.sweep), folder_of(config.run.dir, config.name).absolute()
-    settle(config, folder, resume or dry_run, 1)  # what can be refused without devices
+    begun(folder, resume or dry_run)
     check_rounds(config, cells)
     with connected(config.run.ray or LOCAL) as ray:
         nodes = ray.nodes()
@@ -82,7 +82,6 @@ def connected(address: str) -> Iterator[Any]:
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a process without a GPU keeps its environment
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # of what cannot be reached, a user is told once
     os.environ.setdefault("RAY_worker_niceness", "0")  # of processes that Ray starts here: they are what runs here
     try:
         import ray

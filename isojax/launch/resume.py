@@ -15,21 +15,32 @@ from isojax.types import InputError
 CONFIG, BASE, LOGS, STATUS = "config.yaml", "base", "logs", "status.json"
 
 
+def begun(folder: Path, resume: bool) -> bool:
+    """Whether the folder holds a run.
+
+    Raises:
+        InputError: it does, and `resume` was not asked for; or it is none of isojax's.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file, expected a folder to run in; choose another name with name=NAME.")
+    found = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
+    if found <= {BASE, LOGS, STATUS}:  # nothing, or what a kill left before the first cell
+        return False
+    if not resume:
+        raise InputError(f"{folder} holds a run already; go on with it by --resume, or choose another name with name=NAME.")
+    if CONFIG not in found:
+        raise InputError(f"{folder} is no sweep's folder (it has no {CONFIG}); choose another name with name=NAME.")
+    return True
+
+
 def settle(config: Config, folder: Path, resume: bool, shards: int) -> Config:
     """The config this folder is run with: R and m chosen once and kept by every resume.
 
     Raises:
         InputError: the folder holds a run and `resume` was not asked for, or that run's settings differ.
     """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file, expected a folder to run in; choose another name with name=NAME.")
-    found = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
-    if found <= {BASE, LOGS, STATUS}:  # nothing, or what a kill left before the first cell
+    if not begun(folder, resume):
         return config.model_copy(update={"sweep": resolve(config.sweep, shards, config.cell)})
-    if not resume:
-        raise InputError(f"{folder} holds a run already; go on with it by --resume, or choose another name with name=NAME.")
-    if CONFIG not in found:
-        raise InputError(f"{folder} is no sweep's folder (it has no {CONFIG}); choose another name with name=NAME.")
     old = read_saved(folder / CONFIG)
     try:
         check_resume(old, config)

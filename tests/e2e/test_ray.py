@@ -26,7 +26,7 @@ SOON = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold
 LOSS = """\
 import os, threading, time
 from pathlib import Path
-from isojax.rl.losses.grpo import *
+from isojax.rl.losses.grpo import DEFAULTS, loss
 
 def leave():
     while True:
@@ -39,6 +39,7 @@ def leave():
 
 threading.Thread(target=leave, daemon=True).start()
 """
+GANG = "processes: 2, resources: {chips: 1}, labels: {pool: tpu-like}"
 SWEEP = """\
 name: gangs
 cell:
@@ -47,8 +48,8 @@ cell:
   data: {candidates: 200, validation: 20, difficulty: [0.0, 1.0]}
   eval: {samples: 4, start: 16, ratio: 2}
 sweep: {B_p: [4], n: [2, 4], seeds: 6, budget: 256}
-run: {loggers: [], checkpoint_seconds: 0, gang: {processes: 2, resources: {chips: 1}, labels: {pool: tpu-like}}}
-"""
+run: {loggers: [], checkpoint_seconds: 0, gang: {GANG}}
+""".replace("GANG", GANG)
 
 
 class Cluster:
@@ -140,7 +141,7 @@ def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluste
     """Twelve cells in gangs of two processes, on nodes with labels and resources: no point is lost, and none is there twice."""
     (isojax.folder / "gangs.yaml").write_text(SWEEP)
     (isojax.folder / "leaving.py").write_text(LOSS.format(folder=isojax.folder))
-    words = ("isojax.launch", "gangs.yaml", "--ray", cluster.address, "cell.rl.loss=leaving.py:build")
+    words = ("isojax.launch", "gangs.yaml", "--ray", cluster.address, "cell.rl.loss=leaving.loss")
 
     def recorded() -> int:
         return sum(map(len, points(isojax, "gangs").values()))
@@ -171,11 +172,12 @@ def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
         "ray.io/tpu-worker-id": "0",
     }
     cluster.join({"TPU": 4, "TPU-v5litepod-4-head": 1}, labels)
-    (isojax.folder / "gangs.yaml").write_text(SWEEP)
-    asked = ("run.gang={tpu: v5e:2x2}", "--mesh", "data=4", "sweep.n=[4]", "sweep.seeds=1", "sweep.budget=32", "cell.eval.ratio=1.4")
-    done = isojax("isojax.launch", "gangs.yaml", "--ray", cluster.address, *asked, **QUIET)
+    (isojax.folder / "slice.yaml").write_text(SWEEP.replace("gang: {" + GANG + "}", "gang: {tpu: 'v5e:2x2'}"))
+    asked = ("name=slice", "--mesh", "data=4", "sweep.n=[4]", "sweep.seeds=1", "sweep.budget=64")
+    done = isojax("isojax.launch", "slice.yaml", "--ray", cluster.address, *asked, **QUIET)
     assert done.returncode == 0, done.stderr
     assert "each of 1 process on 1 x v5litepod:2x2" in done.stderr
+    assert points(isojax, "slice") == {"4x4-s0": [0, 16, 32, 64]}
 
 
 @pytest.mark.parametrize(
