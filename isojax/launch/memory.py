@@ -152,10 +152,13 @@ def sampling(s: Sizes) -> int:
     """Bytes at work while sampling, beside weights, cache and slots: a block of prompts, or a step and the draw from its logits."""
     geometry = s.geometry
     prefill = keys_and_values(s, geometry.prompts, s.prefix, s.compute)
-    block = s.compute * s.p * (2 * s.F + 2 * s.D) + 2 * FLOAT * s.N * s.p * (geometry.prompt_length - 1)
+    block = s.compute * s.p * (2 * s.F + 2 * s.D) + 2 * FLOAT * s.attending * s.p * (geometry.prompt_length - 1)
     cut = s.compute * (s.L - 1) * s.layer if s.L <= FEW_LAYERS and s.p else 0
     of_draw = FLOAT * geometry.slots * s.V * (4 if s.cell.sampling.top_p < 1 else 2)
-    return max(prefill + block + cut, of_draw + s.compute * geometry.slots * (2 * s.F + 2 * s.D))
+    step = of_draw + s.compute * geometry.slots * (2 * s.F + 2 * s.D)
+    if s.backend == "cpu" and s.K == 1 and not s.unrolled:  # XLA lays a single head's keys and values out anew for the loop
+        step += keys_and_values(s, geometry.slots, s.prefix + 1 + geometry.response_length, s.cache)
+    return max(prefill + block + cut, step)
 
 
 def slots(s: Sizes) -> int:
