@@ -86,19 +86,8 @@ def commands(text: str) -> list[list[str]]:
 
 
 def check_command(words: list[str]) -> Config | None:
-    """The config that `isojax launch ...` runs; a usage error or an InputError where isojax would refuse the words.
-
-    `--ray` and `status` are parsed as soon as the command line has them.
-    """
+    """The config that `isojax launch ...` runs; a usage error or an InputError where isojax would refuse the words."""
     known: Any = typer.main.get_command(app)
     assert words[0] == "isojax"
-    command = known.commands.get(words[1])
-    if command is None:
-        assert words[1] == "status", words
-        return None
-    options = words[2:]
-    if "--ray" in options and not any("--ray" in parameter.opts for parameter in command.params):
-        at = options.index("--ray")
-        options = options[:at] + options[at + 2 :]
-    given = command.make_context("isojax", options).params
-    return read_config(given["words"], given["mesh"], None) if words[1] == "launch" else None
+    given = known.commands[words[1]].make_context("isojax", words[2:]).params
+    return read_config(given["words"], given["mesh"], None, given["ray"]) if words[1] == "launch" else None

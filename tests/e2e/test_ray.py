@@ -173,11 +173,11 @@ def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
     }
     cluster.join({"TPU": 4, "TPU-v5litepod-4-head": 1}, labels)
     (isojax.folder / "slice.yaml").write_text(SWEEP.replace("gang: {" + GANG + "}", "gang: {tpu: 'v5e:2x2'}"))
-    asked = ("name=slice", "--mesh", "data=4", "sweep.n=[4]", "sweep.seeds=1", "sweep.budget=64")
+    asked = ("name=slice", "--mesh", "data=4", "sweep.n=[4]", "sweep.seeds=1", "sweep.budget=128")
     done = isojax("isojax.launch", "slice.yaml", "--ray", cluster.address, *asked, **QUIET)
     assert done.returncode == 0, done.stderr
     assert "each of 1 process on 1 x v5litepod:2x2" in done.stderr
-    assert points(isojax, "slice") == {"4x4-s0": [0, 16, 32, 64]}
+    assert points(isojax, "slice") == {"4x4-s0": [0, 16, 32, 64, 128]}
 
 
 @pytest.mark.parametrize(
