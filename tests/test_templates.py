@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from isojax.sharding import parse_mesh
+from isojax.meshes import parse_mesh
 from tests.templates import LAUNCH, ROOT, check_command, check_kubernetes, check_ray_cluster, check_shell, commands
 
 CHECKS = {
