@@ -303,13 +303,14 @@ class Schedule:
         if work is not None:
             self.display.flagged(work.goal.cell, news.flags)
             if news.progress is not None:
-                work.rollouts, work.reward = news.progress.rollouts, news.progress.reward or work.reward
+                work.rollouts = news.progress.rollouts
+                work.reward = work.reward if news.progress.reward is None else news.progress.reward
                 self.display.update(news.progress)
 
     def _stop(self, threads: Sequence[threading.Thread], by: signal.Signals) -> None:
         """The cells at work save their state; a second Ctrl-C does not wait for that."""
         console.print("stopping: the cells at work save their state (Ctrl-C again: do not wait for them)")
-        for gang in self.gangs.values():
+        for gang in list(self.gangs.values()):
             gang.stop()
         last = time.monotonic() + SAVING
         for thread in threads:

@@ -18,6 +18,7 @@ from isojax.launch.rounds import Goal
 from isojax.types import Cell, InputError
 
 LOOK = 0.5  # seconds between two looks at what is under way
+SLICE = 10.0  # seconds that Ray looks for a free slice at a time
 LINES = 12  # of a log's end that a user is shown
 
 Watch = Callable[[News], None]
@@ -34,7 +35,9 @@ class RayGang:
         """`token`: what `member.TOKEN` holds in the sweep's folder. `log`: where each process's output lies, with its number behind it."""
         self.ray, self.config, self.cells, self.shape, self.token, self.log = ray, config, cells, shape, token, log
         self.members: list[Any] = []
-        self.where, self._slice, self._group = "", None, None
+        self.where = ""
+        self._slice: Any = None
+        self._group: Any = None
 
     def __enter__(self) -> RayGang:
         return self
@@ -53,8 +56,7 @@ class RayGang:
         Raises:
             Lost: `ended()` came before.
         """
-        self._group = self._reserve()
-        while not self._group.wait(LOOK):
+        while (group := self._reserve()) is None or not group.wait(LOOK):
             if ended():
                 raise Lost("there was no room for it")
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -72,17 +74,25 @@ class RayGang:
             self.members.append(made.remote(os.getcwd(), str(self._log(i))))
 
     def _reserve(self) -> Any:
-        """A placement group with a bundle for each process."""
+        """The placement group, with a bundle for each process; None where no slice is free."""
+        if self._group is not None:
+            return self._group
         shape = self.shape
         labels: dict[str, Any] = {"bundle_label_selector": [dict(shape.labels)] * shape.processes} if shape.labels else {}
         if shape.tpu is None:
             bundles = [dict(shape.needs)] * shape.processes
-            return self.ray.util.placement_group(bundles, strategy="SPREAD" if shape.processes > 1 else "PACK", **labels)
+            self._group = self.ray.util.placement_group(bundles, strategy="SPREAD" if shape.processes > 1 else "PACK", **labels)
+            return self._group
         from ray.util.tpu import SlicePlacementGroup
 
         version, topology = shape.tpu
-        self._slice = SlicePlacementGroup(topology, version, dict(shape.needs), num_slices=shape.slices, **labels)
-        return self._slice.slice_placement_group
+        given = {"num_slices": shape.slices, "head_reservation_timeout_s": SLICE, **labels}
+        try:
+            self._slice = SlicePlacementGroup(topology, version, dict(shape.needs), **given)
+        except (RuntimeError, TimeoutError):  # all are taken, or one has just been lost
+            return None
+        self._group = self._slice.slice_placement_group
+        return self._group
 
     def _environment(self, process: int) -> dict[str, str]:
         """What process i needs beside its node's own: memory as the driver asked for it, its share of a GPU, who coordinates slices."""

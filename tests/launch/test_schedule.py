@@ -1,0 +1,148 @@
+"""How cells are given to gangs, by gangs that are no processes: longest first, begun again when lost, given up, round by round."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from isojax import stopping
+from isojax.config import Config
+from isojax.launch import member, ray
+from isojax.launch.display import Display
+from isojax.launch.member import News, Outcome
+from isojax.launch.placement import Shape
+from isojax.launch.planner import plan
+from isojax.launch.ray_gang import Lost
+from isojax.launch.rounds import Goal
+from isojax.launch.status import read
+from isojax.stopping import Stopped
+from isojax.types import Cell, InputError, RunFailed
+
+CONFIG = Config.model_validate(
+    {"cell": {"eval": {"start": 32}}, "sweep": {"B_p": (4,), "n": (2, 4, 8), "budget": 512}, "run": {"gang": {"retries": 2}}}
+)
+CELLS = plan(CONFIG.sweep)
+
+
+class Gang:
+    """Ends as `ends` says for a cell, and well where it says nothing."""
+
+    ends: ClassVar[dict[Cell, list[Outcome | Exception]]] = {}
+    opening: ClassVar[list[Exception]] = []
+    trained: ClassVar[list[Goal]] = []
+    lock = threading.Lock()
+
+    def __init__(self, *given: Any):
+        self.log, self.where, self.stopped = given[-1], "here", threading.Event()
+
+    def __enter__(self) -> Gang:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def place(self, ended: Callable[[], bool]) -> None: ...
+
+    def open(self, watch: Callable[[News], None]) -> None:
+        if self.opening:
+            raise self.opening.pop()
+
+    def train(self, goal: Goal, watch: Callable[[News], None]) -> Outcome:
+        with self.lock:
+            self.trained.append(goal)
+            end = self.ends.get(goal.cell, [])
+            found = end.pop(0) if end else Outcome()
+        watch(News())
+        if found == Outcome(member.STOPPED):
+            stopping.ask()
+            assert self.stopped.wait(20)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+    def end_of_log(self) -> str:
+        return "the end of its log"
+
+
+class Nodes:
+    @staticmethod
+    def nodes() -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 1.0}, "Labels": {}}]
+
+
+@pytest.fixture
+def schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ray.Schedule]:
+    monkeypatch.setattr(ray, "RayGang", Gang)
+    monkeypatch.setattr(ray, "TICK", 0.01)
+    monkeypatch.setattr(Gang, "ends", {})
+    monkeypatch.setattr(Gang, "opening", [])
+    monkeypatch.setattr(Gang, "trained", [])
+    with Display(CONFIG) as display, heeding():
+        yield ray.Schedule(Nodes, CONFIG, CELLS, tmp_path, Shape(1, {"CPU": 1.0}), display)
+
+
+@contextmanager
+def heeding() -> Iterator[None]:
+    with stopping.heeding_sigterm():
+        yield
+
+
+def test_longest_first(schedule: ray.Schedule) -> None:
+    assert schedule.run() == [] and Gang.trained == [Goal(cell, 512) for cell in CELLS]
+    told = read(schedule.folder)
+    assert told and told.ended and {cell.state for cell in told.cells.values()} == {"done"}
+
+
+def test_a_lost_cell_is_begun_again_and_given_up(schedule: ray.Schedule, capsys: pytest.CaptureFixture[str]) -> None:
+    """One is lost twice, and done; another three times, which is once more than is allowed; a third breaks by itself, once."""
+    Gang.ends.update(
+        {CELLS[0]: [Lost("x")] * 2, CELLS[1]: [Lost("its node is gone")] * 3, CELLS[2]: [Outcome(member.BROKEN, "not finite")]}
+    )
+    failed = schedule.run()
+    assert [cell for cell, _ in failed] == CELLS[1:3] and str(failed[1][1]) == "not finite"
+    assert str(failed[0][1]) == "its gang was lost 3 times, the last time because its node is gone; the end of its log"
+    assert [goal.cell for goal in Gang.trained] == [CELLS[0]] * 3 + [CELLS[1]] * 3 + [CELLS[2]]
+    told = read(schedule.folder)
+    assert told and [told.cells[cell.name].state for cell in CELLS] == ["done", "failed", "failed"]
+    assert told.cells[CELLS[0].name].attempts == 2
+
+
+def test_a_gang_that_cannot_begin(schedule: ray.Schedule) -> None:
+    Gang.opening.extend([Lost("no module isojax")] * 3)
+    with pytest.raises(RunFailed, match="no gang could begin: no module isojax; the end of its log"):
+        schedule.run()
+
+
+def test_what_a_gang_refuses_ends_the_sweep(schedule: ray.Schedule) -> None:
+    Gang.opening.append(InputError("the model is not there"))
+    with pytest.raises(InputError, match="the model is not there"):
+        schedule.run()
+
+
+def test_told_to_end(schedule: ray.Schedule) -> None:
+    """The cell at work is told to save itself; the others are not begun."""
+    Gang.ends[CELLS[0]] = [Outcome(member.STOPPED)]
+    with pytest.raises(Stopped, match="the cells at work have saved their state"):
+        schedule.run()
+    assert [goal.cell for goal in Gang.trained] == CELLS[:1]
+
+
+def test_round_by_round(schedule: ray.Schedule) -> None:
+    """One gang serves all rounds; each is asked for when the one before has ended."""
+    asked = []
+
+    def rounds() -> Iterator[list[Goal]]:
+        for C in (64, 128):
+            asked.append(len(Gang.trained))
+            yield [Goal(cell, C) for cell in CELLS]
+
+    schedule.rounds = rounds()
+    assert schedule.run() == [] and asked == [0, 3]
+    assert [goal.C for goal in Gang.trained] == [64] * 3 + [128] * 3 and len(schedule.gangs) == 1
