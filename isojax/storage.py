@@ -89,7 +89,7 @@ def working(run_dir: str, name: str, several: bool = False, dry_run: bool = Fals
         held.enter_context(mirror.following())
         try:
             yield
-        except Exception:
+        except Exception:  # whatever ended the run, what it has written goes to the URL; then it is raised
             with suppress(RunFailed):  # what has ended the run is told, not what followed from it
                 mirror.push(mirror.local)
             raise
