@@ -52,6 +52,8 @@ FIXED = (
     ("auto", *TEXT, "cell.model.vocab=30000", "cell.model.tied=true", "sweep.microbatch=8"),
     ("auto", *TEXT, "cell.sampling.response_length=64", "cell.sampling.prompt_length=100"),
     ("auto", *TEXT, "cell.model.layers=12", "cell.sampling.response_length=32", "sweep.remat=layer"),
+    ("auto", *TEXT, "cell.model.kv_heads=1", "cell.model.layers=24", "cell.sampling.prompt_length=48", "cell.sampling.response_length=200"),
+    ("data=2,tensor=2", *TEXT, "cell.model.kv_heads=2", "cell.model.heads=4", "cell.sampling.response_length=200"),
     ("auto", *TEXT, "cell.rl.kl=0.1", "cell.sampling.top_p=0.9", "cell.model.vocab=8000"),
     ("auto", *TEXT, "cell.rl.loss=ppo", "cell.rl.critic={}", "cell.model.layers=12"),
     ("auto", *SMOL),

@@ -8,6 +8,7 @@ else follows from these (the order of problems and all keys are functions of the
 import errno
 import json
 import logging
+import re
 import shutil
 import sys
 import threading
@@ -67,7 +68,7 @@ ITSELF = "checksum"  # of what the host knew
 ORBAX = threading.Lock()  # Orbax's managers share state within a process; cells run side by side in threads
 # What Orbax logs as errors, with a stack for each of its threads, it raises too, and a user is told of that once.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
-logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
+logging.getLogger("asyncio").addFilter(lambda record: not re.search("orbax|was never retrieved", record.getMessage()))
 
 
 def present(state: State) -> dict[str, Any]:

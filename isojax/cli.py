@@ -104,6 +104,9 @@ def launch(
         str | None,
         typer.Option(metavar="KIND:SHAPE", help="With --dry-run: compile for TPUs that are not here, such as v5e:4x4, and say what fits."),
     ] = None,
+    no_report: Annotated[
+        bool, typer.Option("--no-report", help="Train and fit; draw no figures (isojax report RUN does that later).")
+    ] = False,
 ) -> None:
     """Run a sweep over (B_p, n), then fit the law and write the report.
 
@@ -132,10 +135,10 @@ def launch(
         compile_for(config, topology)
         return
     with working(config.run.dir, config.name, gang.several, dry_run):
-        _sweep(config, resume, dry_run, gang)
+        _sweep(config, resume, dry_run, gang, not no_report)
 
 
-def _sweep(config: Config, resume: bool, dry_run: bool, gang: Gang) -> None:
+def _sweep(config: Config, resume: bool, dry_run: bool, gang: Gang, report: bool) -> None:
     """What `launch` runs: the cells, the fit, the report."""
     if config.run.ray is not None:
         from isojax.launch.ray import launch as run_sweep
@@ -154,7 +157,7 @@ def _sweep(config: Config, resume: bool, dry_run: bool, gang: Gang) -> None:
         return
     try:
         document = make_fit([folder], None, "rollouts")
-        page = _report(folder, document)
+        page = _report(folder, document) if report else None
     except InputError as e:
         raise failed or RunFailed(f"the cells ran and are recorded in {folder}, but the fit or the report failed: {e}") from e
     console = Console()
@@ -167,7 +170,8 @@ def _sweep(config: Config, resume: bool, dry_run: bool, gang: Gang) -> None:
         except InputError as e:  # the sweep and its fit are there, only this budget has no answer
             warn(f"no recommendation for {budget} rollouts: {e}")
     _gains(console, folder)
-    console.print(f"report: {shown(page)}", soft_wrap=True, highlight=False, markup=False)
+    if page is not None:
+        console.print(f"report: {shown(page)}", soft_wrap=True, highlight=False, markup=False)
     if failed is not None:
         raise failed
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from isojax.cli_words import plain
 from isojax.launch.display import duration
 from isojax.launch.status import Standing, Sweep, look
+from isojax.storage import fresh
 from isojax.types import InputError
 
 SECONDS = 2.0  # between two looks
@@ -54,6 +55,8 @@ def status(
     with suppress(KeyboardInterrupt), Live(_page(sweeps), console=console, auto_refresh=False) as live:
         while any(sweep.running for sweep in sweeps):
             time.sleep(SECONDS)
+            for run in runs:
+                fresh(run)
             sweeps = [look(run) for run in runs]
             live.update(_page(sweeps), refresh=True)
 

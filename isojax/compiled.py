@@ -20,9 +20,9 @@ from isojax.config import CellConfig, SweepConfig
 from isojax.models.decoder import Decoder, Options, Params
 from isojax.rl import step
 from isojax.rl.hosted import build_learn
-from isojax.sampling.batch import Geometry, Problems, Rollouts, make_geometry, share
-from isojax.sampling.sampler import Batch, build_engine
-from isojax.sampling.stream import Given, build_stream
+from isojax.sampling.batch import Geometry, Problems, Rollouts, make_geometry
+from isojax.sampling.sampler import build_engine
+from isojax.sampling.stream import Given, build_stream, state_shapes
 from isojax.sampling.stream import state_shardings as stream_shardings
 from isojax.sharding import ROWS, gathered, replicated, shard_count
 from isojax.tasks.base import DeviceTask, Task
@@ -91,6 +91,8 @@ def chips(topology: str) -> list[Any]:
         raise InputError(f"--topology {topology} compiles with libtpu, which is not installed: pip install 'isojax[tpu]' (Linux on x86).")
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no metadata server to ask
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # no chip is opened, so another process may do the same
+    for name, value in (("TPU_WORKER_HOSTNAMES", "localhost"), ("TPU_ACCELERATOR_TYPE", "v5litepod-4")):
+        os.environ.setdefault(name, value)  # else libtpu says at length that this is no TPU's host
     from jax.experimental.topologies import get_topology_desc
 
     try:
@@ -197,13 +199,8 @@ def _sampling(
         lies["blocks"] = [of_a_layer] * decoder.config.layers
     weights = _laid(weights, lies)
 
-    def begin(zero: Any) -> Any:
-        return engine.begin(Batch(fixed[0], share(zero, geometry.shards, zero, zero + 1), zero + 1, jax.random.key(0)))
-
-    shapes = jax.eval_shape(begin, jax.ShapeDtypeStruct((), jnp.int32))
-    by_shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct((geometry.shards, *x.shape), x.dtype), shapes)
     given = Given(stacked if engine.decoding.unrolled else weights, weights, *fixed)
-    return given, _laid(by_shard, stream_shardings(engine, mesh))
+    return given, _laid(state_shapes(engine), stream_shardings(engine, mesh))
 
 
 def _rollouts(cell: CellConfig, geometry: Geometry, mesh: Mesh) -> tuple[Rollouts, Any]:

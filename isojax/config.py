@@ -261,7 +261,7 @@ class GangConfig(Section):
     `processes`: how many, each on a node of its own where there are enough; null: as few as hold the mesh's devices. `tpu`: they are the
     hosts of a TPU slice, such as v5e:4x4 (of `slices` slices). `gpus`: GPUs of a process; `cpus`: cores; null: what the mesh takes.
     `resources` and `labels`: what else a process's node must have, by Ray's names. `share`: cells on one accelerator at a time.
-    `retries`: how often a cell is begun again after its gang has died.
+    `retries`: how often a cell is begun again, after its gang has died, without getting further.
     """
 
     processes: PositiveInt | None = None

@@ -26,6 +26,8 @@ from isojax.remote import Remote
 from isojax.types import InputError, RunFailed
 
 STATES, BEGUN, WHOLE = "checkpoint", "begun", ".whole"  # a cell's states; that it keeps some; the mark of a whole one, checkpoint/16.whole
+RAY = "ray://"  # not storage
+HELD = ".lock"  # the file in a folder that its writer holds
 MIRRORS: list[Mirror] = []  # of this process
 
 
@@ -122,7 +124,7 @@ def fetched(words: Sequence[str]) -> Iterator[list[str]]:
     with ExitStack() as held:
         found = []
         for word in words:
-            if is_url(word):
+            if is_url(word) and not word.startswith(RAY):
                 url = word.rstrip("/")
                 place = Path(held.enter_context(TemporaryDirectory(prefix="isojax-")), *url.partition("://")[2].split("/")[-2:])
                 mirror = Mirror(url, place)
@@ -144,27 +146,45 @@ def _join(run_dir: str, name: str) -> str:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold the folder: InputError where it cannot be made, or another process is writing to it."""
+    """Hold the folder: InputError where it cannot be made or written, or another process is writing to it, on any machine that sees it (NFS
+    keeps locks of files for all its clients, of folders for none)."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / HELD, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as e:
-        raise InputError(f"cannot make the folder {folder}: {e.strerror or e}. Choose a place that you may write.") from e
-    lock = os.open(folder, os.O_RDONLY)
+        raise InputError(f"cannot make the folder {folder}, or write in it: {e.strerror or e}. Choose a place that you may write.") from e
     try:
         if not any(take(lock, fcntl.LOCK_EX, after) for after in (0.0, 0.1)):  # `isojax status` may have been looking
-            raise InputError(f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME.")
+            raise InputError(
+                f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME. If that process was on "
+                f"a machine that is lost, a file server may keep its lock for a while; then remove {folder / HELD}."
+            )
         yield
     finally:
         os.close(lock)
 
 
+def held(folder: Path) -> bool:
+    """Whether a process is writing to the folder, as far as this machine can tell."""
+    try:
+        lock = os.open(folder / HELD, os.O_RDONLY)
+    except OSError:  # nobody ever was
+        return False
+    try:
+        return not take(lock, fcntl.LOCK_SH)
+    finally:
+        os.close(lock)
+
+
 def take(lock: int, kind: int, after: float = 0.0) -> bool:
-    """Whether a lock of this kind (fcntl.LOCK_EX or LOCK_SH) could be taken on an open folder, after so many seconds."""
+    """Whether a lock of this kind (fcntl.LOCK_EX or LOCK_SH) could be taken on an open file, after so many seconds."""
     time.sleep(after)
     try:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except OSError:  # another process has it
+    except BlockingIOError:  # another process has it
         return False
+    except OSError:  # a file system without locks
+        return True
     return True
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +38,10 @@ from isojax.sharding import replicated, shard_count
 from isojax.tasks.base import Task, on_device
 from isojax.tasks.data import Order
 from isojax.told import add_up, further_sets, means, metrics_of, write_samples
-from isojax.types import Cell, EvalPoint, InputError, Problem
+from isojax.types import Cell, EvalPoint, InputError, Problem, Progress
 
 LABELLED_AT_ONCE = 64  # problems of a language model: as many as a kill may cost
 COMPILING = threading.Lock()  # cells run side by side; compiling the large program twice at once only doubles its memory
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a live display shows of a cell."""
-
-    cell: Cell
-    rollouts: int
-    reward: float | None
 
 
 class Programs:

@@ -125,6 +125,15 @@ class RunRecord:
     lines: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Progress:
+    """What a live display shows of a cell: C, and the newest reward."""
+
+    cell: Cell
+    rollouts: int
+    reward: float | None
+
+
 EXHAUSTED = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "std::bad_alloc")  # as XLA's backends say it
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from isojax import cli, cli_status
 from isojax.config import load_config, save_config
-from isojax.launch.status import STATUS, CellStatus, Status, look, read, take, write
+from isojax.launch.status import STATUS, CellStatus, Status, look, read, write
 from isojax.records import Ledger
-from isojax.storage import alone
+from isojax.storage import HELD, alone, take
 from isojax.types import Cell, EvalPoint
 from tests.e2e.conftest import REPOSITORY
 
@@ -92,9 +92,9 @@ def test_a_sweep_that_runs_holds_its_folder(tmp_path: Path) -> None:
 
 def test_looking_stands_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep that starts in the instant of a look starts all the same."""
-    looking = os.open(tmp_path, os.O_RDONLY)
+    looking = os.open(tmp_path / HELD, os.O_RDONLY | os.O_CREAT)
     assert take(looking, fcntl.LOCK_SH)
-    monkeypatch.setattr("isojax.launch.status.time.sleep", lambda seconds: os.close(looking) if seconds else None)
+    monkeypatch.setattr("isojax.storage.time.sleep", lambda seconds: os.close(looking) if seconds else None)
     with alone(tmp_path):
         assert states(sweep(tmp_path))[1] == "running"
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -19,9 +19,7 @@ from isojax.launch.speed import Forecast
 from isojax.records import INCLUDE_FLAGGED
 from isojax.storage import shown
 from isojax.types import Cell
-
-if TYPE_CHECKING:
-    from isojax.train import Progress as CellProgress
+from isojax.types import Progress as CellProgress
 
 console = Console(stderr=True)
 

@@ -26,12 +26,16 @@ HEARTBEAT = 40  # seconds without a sign of a process until JAX ends the others
 
 @dataclass(frozen=True)
 class Gang:
-    """Which of how many processes this one is, and where process 0 can be reached; `auto`: as the cluster says."""
+    """Which of how many processes this one is, and where process 0 can be reached; `auto`: as the cluster says.
+
+    `detected`: what is not given, such as a process's share of its host's devices, is as the cluster says too (SLURM's variables).
+    """
 
     coordinator: str = ""
     processes: int = 1
     process: int = 0
     auto: bool = False
+    detected: bool = True
 
     @property
     def several(self) -> bool:
@@ -83,6 +87,7 @@ def together(gang: Gang) -> Iterator[None]:
 
     given: dict[str, Any] = {} if gang.auto else {"num_processes": gang.processes, "process_id": gang.process}
     given |= {} if gang.auto else {"coordinator_address": gang.coordinator}
+    given |= {} if gang.detected else {"cluster_detection_method": "deactivate"}
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, which stopping.py heeds
     try:
         jax.distributed.initialize(

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from isojax import stopping
 from isojax.config import Config
@@ -23,14 +22,11 @@ from isojax.launch.rounds import Goal
 from isojax.launch.workers import tell_failures
 from isojax.stopping import Stopped
 from isojax.storage import alone, folder_of, fresh, is_url, working
-from isojax.types import Cell, InputError, RunFailed
-
-if TYPE_CHECKING:
-    from isojax.train import Progress
+from isojax.types import Cell, InputError, Progress, RunFailed
 
 TOKEN = ".sweep"  # a file that only who sees the driver's folder can read
 DEVICES = "--xla_force_host_platform_device_count"
-LOCKED = 60.0  # seconds in which the process that had a cell before is gone
+LOCKED = 150.0  # seconds in which the process that had a cell before is gone, and what an NFS server kept for it
 WELL, STOPPED, BROKEN, REFUSED, LOST = "well", "stopped", "broken", "refused", "lost"
 
 
@@ -114,6 +110,7 @@ class Member:
                     "(NFS, a mounted bucket). Choose one by run.dir=FOLDER."
                 )
             if devices is not None:
+                os.environ["JAX_PLATFORMS"] = "cpu"  # of its cores alone, whatever else the node has
                 words = [word for word in os.environ.get("XLA_FLAGS", "").split() if not word.startswith(DEVICES)]
                 os.environ["XLA_FLAGS"] = " ".join([*words, f"{DEVICES}={devices}"])
             from isojax.launch.site import opened, start_jax

@@ -117,26 +117,28 @@ def _logits(s: Sizes, tokens: int) -> int:
         return FLOAT * tokens * s.V * (3 + policies + 2 * nucleus)
     blocks, left = divmod(s.vocab, VOCABULARY_BLOCK)
     looped = max(3 * VOCABULARY_BLOCK, 2 * VOCABULARY_BLOCK + 2 * left * policies)
-    held = looped if blocks > 1 else 4 * VOCABULARY_BLOCK * blocks + 3 * left
+    held = looped if blocks > 1 else (3 + policies) * VOCABULARY_BLOCK * blocks + (1 + 2 * policies) * left
     return FLOAT * tokens * (held + 2 * s.D) + s.compute * s.table
 
 
 def update(s: Sizes) -> int:
     """Bytes beside what is always there, at the update's peak."""
     layers, policies = s.L * s.layer // s.ways, 1 + (s.reference > 0)
-    gathered = s.compute * (s.layer + s.table) if s.ways > 1 else 0  # each weight where it is used; of the embedding, rows alone
+    gathered = s.compute * (s.layer + policies * s.table) if s.ways > 1 else 0  # each weight where it is used; of the embedding, rows alone
     cast = 0 if s.compute == FLOAT else s.compute * s.numbers // s.ways * policies
     of_prompts = s.compute * (layers - (s.L <= FEW_LAYERS) * s.layer // s.ways) if s.p else 0
-    prefix = 2 * s.L * s.p * s.K * s.H * (s.compute * (1 + policies) + FLOAT)  # the policies', the sum of its gradient, a microbatch's
-    held = gathered + cast + s.stored + of_prompts + prompts_kept(s) + prefix
+    keys_values = 2 * s.L * s.p * s.K * s.H
+    of_prefix = s.compute * keys_values * (1 + policies)  # the policies', and a microbatch's gradient
+    dealt = s.rollouts if s.geometry.shards > 1 else 0  # in the order of problems, from the shards that sampled them
+    held = gathered + cast + dealt + s.stored + of_prompts + prompts_kept(s) + FLOAT * keys_values  # and the sum of its gradient
     keys = s.prefix + s.geometry.response_length
     table = s.compute * s.table // s.ways
     micro = s.compute * layers + responses_kept(s)
     moments = (
-        held + micro + logits(s),
-        held + micro + table + layer_backwards(s, s.t, keys, 2),
-        held + s.compute * layers + 2 * table,
-        held + s.tables * table + layer_backwards(s, s.p, s.geometry.prompt_length - 1, 1),
+        held + of_prefix + micro + logits(s),
+        held + of_prefix + micro + table + layer_backwards(s, s.t, keys, 2),
+        held + of_prefix + s.compute * layers + 2 * table,
+        held + (of_prefix if s.reference else 0) + s.tables * table + layer_backwards(s, s.p, s.geometry.prompt_length - 1, 1),
     )
     of_policy = s.stored if s.critic else 0  # the policy's gradient, which waits for the critic's
     return max(of_policy + max(moments), 2 * s.stored + gathered)
@@ -152,12 +154,11 @@ def sampling(s: Sizes) -> int:
     """Bytes at work while sampling, beside weights, cache and slots: a block of prompts, or a step and the draw from its logits."""
     geometry = s.geometry
     prefill = keys_and_values(s, geometry.prompts, s.prefix, s.compute)
-    block = s.compute * s.p * (2 * s.F + 2 * s.D) + 2 * FLOAT * s.attending * s.p * (geometry.prompt_length - 1)
+    scores = FLOAT * s.attending * s.p * (geometry.prompt_length - 1)
+    block = s.compute * s.p * 2 * s.D + max(s.compute * s.p * 2 * s.F, 2 * scores)  # attention, then the MLP
     cut = s.compute * (s.L - 1) * s.layer if s.L <= FEW_LAYERS and s.p else 0
     of_draw = FLOAT * geometry.slots * s.V * (4 if s.cell.sampling.top_p < 1 else 2)
     step = of_draw + s.compute * geometry.slots * (2 * s.F + 2 * s.D)
-    if s.backend == "cpu" and s.K == 1 and not s.unrolled:  # XLA lays a single head's keys and values out anew for the loop
-        step += keys_and_values(s, geometry.slots, s.prefix + 1 + geometry.response_length, s.cache)
     return max(prefill + block + cut, step)
 
 

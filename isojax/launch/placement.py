@@ -17,7 +17,7 @@ from isojax.meshes import MeshShape, parse_mesh
 from isojax.types import InputError
 
 Node = Mapping[str, Any]  # as ray.nodes() describes it
-SLICE, TOPOLOGY, POD = "ray.io/tpu-slice-name", "ray.io/tpu-topology", "ray.io/tpu-pod-type"  # labels of TPU hosts
+SLICE, TOPOLOGY, WORKER = "ray.io/tpu-slice-name", "ray.io/tpu-topology", "ray.io/tpu-worker-id"  # labels of TPU hosts
 UNBOUNDED = 10**9  # devices, for a mesh that names how many it takes
 
 
@@ -41,7 +41,8 @@ class Shape:
 
 
 def shape_of(config: Config, nodes: Sequence[Node]) -> Shape:
-    """The gang that a cell of this config asks for; on GPUs where the cluster has any, and the config does not ask for cores.
+    """The gang that a cell of this config asks for; on GPUs where the cluster has any, and the config does not ask for cores. TPUs are
+    asked for by their slice.
 
     Raises:
         InputError: the settings of run.gang contradict one another or the mesh.
@@ -54,6 +55,11 @@ def shape_of(config: Config, nodes: Sequence[Node]) -> Shape:
     most = int(max((node["Resources"].get("GPU", 0) for node in nodes), default=0))
     if gang.gpus or (most and gang.cpus is None):
         return _gpus(config, gang, most)
+    if any(node["Resources"].get("TPU", 0) for node in nodes) and gang == GangConfig(retries=gang.retries):
+        raise InputError(
+            "run.gang: the cluster has TPUs, and nothing says what a cell takes of it; expected a slice, such as run.gang.tpu=v5e:4x4, or "
+            "cores of its hosts, run.gang.cpus=1."
+        )
     if gang.share > 1:
         raise InputError(f"run.gang.share = {gang.share} where a cell takes no accelerator; expected GPUs, or run.gang.share=1.")
     processes = gang.processes or 1

@@ -6,9 +6,7 @@ Without a status.json that is fresh, cells that have begun run if a process hold
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import re
 import time
 from collections.abc import Iterable
@@ -23,7 +21,7 @@ from isojax.files import write_text
 from isojax.launch.planner import plan
 from isojax.launch.resume import CONFIG, STATUS
 from isojax.records import HEALTH, RECORDS, clocks, newest
-from isojax.storage import take
+from isojax.storage import held
 from isojax.types import Cell, EvalPoint, InputError
 
 STALE = 60.0  # seconds without news after which a driver counts as gone
@@ -74,15 +72,6 @@ def read(folder: Path) -> Status | None:
         return None
     except (OSError, ValidationError) as e:
         raise InputError(f"cannot read {path}: {str(e).splitlines()[0]}. Remove it: the driver writes it again every few seconds.") from e
-
-
-def held(folder: Path) -> bool:
-    """Whether a process is writing to the folder, as far as this machine can tell."""
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        return not take(lock, fcntl.LOCK_SH)
-    finally:
-        os.close(lock)
 
 
 @dataclass(frozen=True)

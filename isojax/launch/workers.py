@@ -16,13 +16,13 @@ from isojax.launch.fitting import Room, fitting_microbatch, size
 from isojax.launch.health import judge
 from isojax.launch.rounds import Goal
 from isojax.stopping import Stopped
-from isojax.types import Cell, InputError, RunFailed, lacks_memory
+from isojax.types import Cell, InputError, Progress, RunFailed, lacks_memory
 
 if TYPE_CHECKING:
     from isojax.base import Base
     from isojax.launch.site import Site
     from isojax.tasks.base import Task
-    from isojax.train import Programs, Progress
+    from isojax.train import Programs
 
 
 def tell_failures(display: Shows, task: Task) -> None:

@@ -22,7 +22,7 @@ from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
 from isojax.sampling.batch import Geometry, Problems, Rollouts, make_geometry, share
 from isojax.sampling.sampler import Batch, Ring, State, build_engine
-from isojax.sampling.stream import build_weights, state_shardings
+from isojax.sampling.stream import build_weights, joined, own_part, state_shardings, state_specs
 from isojax.sharding import ROWS, replicated, shard_count
 from isojax.tasks.stops import Stops
 from isojax.types import InputError
@@ -87,8 +87,9 @@ class SamplerPrograms:
         over = partial(shard_map, mesh=mesh, axis_names=set(ROWS), check_vma=False)
         rows = P(ROWS)
         given = Given(P(), P(), rows, rows, P(), P(), P(), P())  # pyright: ignore[reportArgumentType]  # specs in the places of arrays
-        self.begin = jax.jit(over(self._begin, in_specs=rows, out_specs=rows), out_shardings=lies)
-        visit = over(self._visit, in_specs=(given, rows), out_specs=rows)
+        states = state_specs(self.engine)
+        self.begin = jax.jit(over(self._begin, in_specs=rows, out_specs=states), out_shardings=lies)
+        visit = over(self._visit, in_specs=(given, states), out_specs=(states, rows))
         self.visit = jax.jit(visit, donate_argnums=1, out_shardings=(lies, self.by_shard))
         self.cut = jax.jit(self._cut, out_shardings=replicated(mesh))
 
@@ -104,17 +105,17 @@ class SamplerPrograms:
         nothing = Problems(*[np.zeros(0, np.int32)] * len(Problems._fields))
         one = jnp.int32(1)
         state = self.engine.begin(Batch(nothing, share(shard[0] * 0, 1, one * 0, one), one, jax.random.key(0)))
-        return jax.tree.map(lambda x: x[None], state)
+        return joined(state)
 
     def _visit(self, given: Given, state: State) -> tuple[State, Seen]:
-        batch, state = self._batch(given), jax.tree.map(lambda x: x[0], state)
+        batch, state = self._batch(given), own_part(state)
         g, queue = self.ring.prompts, state.queue
         waiting = queue.queued // self.engine.spans(batch)[1] // g * g  # the block of the next prompt to begin
         filled = jnp.where(given.renewed, jnp.minimum(queue.filled, waiting), queue.filled)  # what old weights read ahead is read anew
         state, finished = self.engine.visit(given.stacked, given.weights, batch, state._replace(queue=queue._replace(filled=filled)))
         slots = state.slots
         seen = Seen(finished, jnp.where(finished >= 0, finished, slots.row), slots.t, slots.tokens)
-        return jax.tree.map(lambda x: x[None], (state, seen))
+        return joined(state), jax.tree.map(lambda x: x[None], seen)
 
     def _cut(self, out: tuple[Array, ...], first: Array) -> Rollouts:
         """A batch's rows of the ring, from `first` on: [S, rows a batch may have, ...]."""

@@ -136,32 +136,69 @@ def build_weights(engine: Engine, mesh: Mesh) -> Callable[[Params], tuple[Params
     return prepare
 
 
-def state_shardings(engine: Engine, mesh: Mesh) -> Any:
-    """Where a State lies between two visits: a leading axis of shards, over ROWS; of caches and table also the heads, over tensor, and of
-    prompts that lie apart also the positions, over sequence."""
-    geometry = engine.geometry
+def own_part(state: State) -> State:
+    """A shard's State out of that which lies between two visits, in a shard_map."""
+    return _but_caches(lambda x: x[0], state)
+
+
+def joined(state: State) -> State:
+    """The inverse of `own_part`."""
+    return _but_caches(lambda x: x[None], state)
+
+
+def _but_caches(change: Callable[[Array], Array], state: State) -> State:
+    return jax.tree.map(change, state._replace(cache=(), table=()))._replace(cache=state.cache, table=state.table)
+
+
+def _rows_axis(engine: Engine) -> int:
+    """Of slots, lanes and a table's entries in each array of a cache: [R K ...], or [L R K ...]."""
+    return 0 if engine.decoding.unrolled else 1
+
+
+def state_specs(engine: Engine) -> Any:
+    """How a shard_map over ROWS takes the State that lies between two visits: see `state_shapes`."""
+    rows, caches = P(ROWS), P(*[None] * _rows_axis(engine), ROWS)
+    return State(out=rows, slots=rows, cache=caches, table=caches, queue=rows)  # pyright: ignore[reportArgumentType]  # in arrays' places
+
+
+def state_shapes(engine: Engine) -> Any:
+    """A State between two visits, of all shards: with a leading axis of them; but caches and table have the rows of all shards on one axis.
+
+    An axis of length 1 that comes or goes there made XLA copy the caches of models with one head a device, at each visit.
+    """
+    shards, axis = engine.geometry.shards, _rows_axis(engine)
     nothing = Problems(*[np.zeros(0, np.int32)] * len(Problems._fields))
 
     def begin(zero: Array) -> State:
-        return engine.begin(Batch(nothing, share(zero, geometry.shards, zero, zero + 1), zero + 1, jax.random.key(0)))
+        return engine.begin(Batch(nothing, share(zero, shards, zero, zero + 1), zero + 1, jax.random.key(0)))
+
+    def of_all(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((*x.shape[:axis], shards * x.shape[axis], *x.shape[axis + 1 :]), x.dtype)
+
+    own = jax.eval_shape(begin, jax.ShapeDtypeStruct((), jnp.int32))
+    rest = jax.tree.map(lambda x: jax.ShapeDtypeStruct((shards, *x.shape), x.dtype), own._replace(cache=(), table=()))
+    return rest._replace(cache=jax.tree.map(of_all, own.cache), table=jax.tree.map(of_all, own.table))
+
+
+def state_shardings(engine: Engine, mesh: Mesh) -> Any:
+    """Where a State lies between two visits: shards (or their rows) over ROWS; heads of caches and table over tensor; positions of prompts
+    that lie apart over sequence."""
+    axis = _rows_axis(engine)
+    shapes = state_shapes(engine)
 
     def lies(x: jax.ShapeDtypeStruct, names: Mapping[int, str | None]) -> NamedSharding:
-        named = ["shard", *(names.get(i) for i in range(x.ndim))]
-        return NamedSharding(mesh, partition(named, (geometry.shards, *x.shape), mesh))
+        return NamedSharding(mesh, partition([names.get(i) for i in range(x.ndim)], x.shape, mesh))
 
     def layers(entries: Any, positions: str | None) -> Any:
-        heads = 1 if engine.decoding.unrolled else 2  # [R K ...] or [L R K ...]
-
         def layer(arrays: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[NamedSharding, ...]:
             named = zip(arrays, POSITIONS, strict=False)
-            return tuple(lies(x, {heads: "kv_heads", x.ndim + at: positions}) for x, at in named)
+            return tuple(lies(x, {axis: "shard", axis + 1: "kv_heads", x.ndim + at: positions}) for x, at in named)
 
         return jax.tree.map(layer, entries, is_leaf=lambda x: isinstance(x, tuple))
 
-    shapes = jax.eval_shape(begin, jax.ShapeDtypeStruct((), jnp.int32))
     cache = Cache(layers(shapes.cache.own, None), layers(shapes.cache.shared, "position"))
-    rest = {"cache": cache, "table": layers(shapes.table, "position")}
-    return State(**{n: rest[n] if n in rest else jax.tree.map(partial(lies, names={}), x) for n, x in shapes._asdict().items()})
+    rest = jax.tree.map(partial(lies, names={0: "shard"}), shapes._replace(cache=(), table=()))
+    return rest._replace(cache=cache, table=layers(shapes.table, "position"))
 
 
 def _shard_programs(engine: Engine, mesh: Mesh) -> tuple[Callable[..., State], Callable[[Given, State], tuple[State, Finished]]]:
@@ -172,19 +209,20 @@ def _shard_programs(engine: Engine, mesh: Mesh) -> tuple[Callable[..., State], C
         return Batch(problems, share(shard[0], shards, B_p, n), n, jax.random.wrap_key_data(key))
 
     def start_shard(shard: Array, *fixed: Any) -> State:
-        return jax.tree.map(lambda x: x[None], engine.begin(batch(shard, *fixed)))
+        return joined(engine.begin(batch(shard, *fixed)))
 
     def step_shard(shard: Array, given: Given, state: State) -> tuple[State, Finished]:
         mine = batch(shard, given.problems, given.B_p, given.n, given.key)
-        state, row = engine.visit(given.stacked, given.weights, mine, jax.tree.map(lambda x: x[0], state))
+        state, row = engine.visit(given.stacked, given.weights, mine, own_part(state))
         left = engine.working(mine, state).astype(jnp.int32)
         left = lax.psum(left, ROWS) if engine.geometry.shards > 1 else left  # with tensor alone split, XLA cannot compile the sum
         found = Finished(row, state.slots.tokens, state.slots.t, left > 0)
-        return jax.tree.map(lambda x: x[None], (state, found))
+        return joined(state), jax.tree.map(lambda x: x[None], found)
 
     rows, over = P(ROWS), partial(shard_map, mesh=mesh, axis_names=set(ROWS), check_vma=False)
-    started = over(start_shard, in_specs=(rows, P(), P(), P(), P()), out_specs=rows)
-    stepped = over(step_shard, in_specs=(rows, P(), rows), out_specs=rows)
+    states = state_specs(engine)
+    started = over(start_shard, in_specs=(rows, P(), P(), P(), P()), out_specs=states)
+    stepped = over(step_shard, in_specs=(rows, P(), states), out_specs=(states, rows))
 
     def start(*fixed: Any) -> State:
         return started(jnp.arange(shards, dtype=jnp.int32), *fixed)

@@ -25,6 +25,7 @@ SMALL = (
     (r"cell\.data\.candidates=\d+", "cell.data.candidates=300"),
     (r"isojax bandit", "isojax bandit --updates 200 --repetitions 4"),
 )
+FEW = ("sweep.budget=400", "--no-report")  # for two processes that wait for each other on few cores
 FORK = {"my_module.py": "docs/extending.md", "my_fork/my_problems.py": "docs/extending.md"}  # what a page tells its reader to write
 LOGS = {
     "README.md": REPOSITORY / "tests/logs/fixtures",
@@ -98,7 +99,7 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
     for line in commands(page):
         words = small(line.replace("127.0.0.1:29500", f"127.0.0.1:{port}"))
         if words[-1] == "&":
-            beside.append(isojax.start(*words[1:-1], XLA_FLAGS=flags(QUICK, devices=1)))
+            beside.append(isojax.start(*words[1:-1], *FEW, XLA_FLAGS=flags(QUICK, devices=1)))
         elif words[0] == "make":
             done = subprocess.run(["make", "-n", *words[1:]], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 0, f"{line}\n{done.stderr}"
@@ -113,8 +114,8 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
         elif words[:4] == ["isojax", "model", "import", "smollm2"]:  # tests/models/test_gguf.py imports it
             assert (isojax.folder / "models/smollm2-135m").is_dir()
         elif words[0] == "isojax":
-            settings = {"XLA_FLAGS": flags(QUICK, devices=1)} if beside else {}
-            isojax.quick_ok(*words[1:], report=words[1] != "launch", **settings)  # `isojax report` stands on the pages too
+            few, settings = (FEW, {"XLA_FLAGS": flags(QUICK, devices=1)}) if beside else ((), {})
+            isojax.quick_ok(*words[1:], *few, report=words[1] != "launch", **settings)  # `isojax report` stands on the pages too
         else:
             assert words[0] in (".ci/run", "pre-commit", ".venv/bin/pre-commit", "git"), f"{page.name}: how is {line!r} tested?"
     for process in beside:

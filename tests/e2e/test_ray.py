@@ -122,17 +122,23 @@ def points(place: Isojax, name: str) -> dict[str, list[int]]:
 
 
 def test_local_interrupted_and_resumed_the_same_bits(isojax: Isojax, whole: Isojax) -> None:
-    """Ctrl-C in the middle saves what is at work; in the end the ledgers are those of the local runner, bit for bit."""
-    words = ("isojax.launch", "tiny.yaml", "--ray", "local", "run.loggers=[]")
-    with isojax.start(*words, **QUIET) as driver:
+    """Ctrl-C in the middle saves what is at work, at a URL; in the end the ledgers are those of the local runner, bit for bit. The driver
+    has not loaded jax."""
+    place = f"run.dir={(isojax.folder / 'runs').as_uri()}"
+    words = ("isojax.launch", "tiny.yaml", "--ray", "local", "--no-report", "run.loggers=[]", place)
+    home = {"XDG_CACHE_HOME": str(isojax.folder / "cache")}
+    with isojax.start(*words, **QUIET, **home) as driver:
         wait(lambda: len(points(isojax, "tiny")) > 1 or driver.poll() is not None)
         driver.send_signal(signal.SIGINT)
         _, err = driver.communicate(timeout=SECONDS)
     assert driver.returncode == 130 and "Traceback" not in err, err
     assert err.splitlines()[-1].startswith("stopped: ") and err.splitlines()[-1].endswith("saved their state. Go on by --resume."), err
-    done = isojax(*words, "--resume", **QUIET)
+    done = isojax(*words, "--resume", **QUIET, **home, PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "ray" in loaded and not loaded & {"jax", "jaxlib", "orbax.checkpoint"}
     assert isojax.ledgers() == whole.ledgers()
+    assert not list((isojax.folder / "cache").glob("isojax/runs/*/tiny/cells/*/checkpoint/*"))  # a worker that ends well leaves no states
     status = json.loads((isojax.run() / "status.json").read_text())
     assert status["ended"] and {cell["state"] for cell in status["cells"].values()} == {"done"}
 
@@ -141,7 +147,7 @@ def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluste
     """Twelve cells in gangs of two processes, on nodes with labels and resources: no point is lost, and none is there twice."""
     (isojax.folder / "gangs.yaml").write_text(SWEEP)
     (isojax.folder / "leaving.py").write_text(LOSS.format(folder=isojax.folder))
-    words = ("isojax.launch", "gangs.yaml", "--ray", cluster.address, "cell.rl.loss=leaving.loss")
+    words = ("isojax.launch", "gangs.yaml", "--ray", cluster.address, "--no-report", "cell.rl.loss=leaving.loss")
 
     def recorded() -> int:
         return sum(map(len, points(isojax, "gangs").values()))
@@ -164,7 +170,8 @@ def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluste
 
 
 def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
-    """A node with the labels and resources of a TPU host is reserved as a slice of its own; its chips are a CPU's here."""
+    """A node with the labels and resources of a TPU host is reserved as a slice of its own; its chips are a CPU's here. The cells are
+    trained as far as strategy frontier asks, one round after another."""
     labels = {
         "ray.io/tpu-slice-name": "s0",
         "ray.io/tpu-topology": "2x2",
@@ -173,21 +180,27 @@ def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
     }
     cluster.join({"TPU": 4, "TPU-v5litepod-4-head": 1}, labels)
     (isojax.folder / "slice.yaml").write_text(SWEEP.replace("gang: {" + GANG + "}", "gang: {tpu: 'v5e:2x2'}"))
-    asked = ("name=slice", "--mesh", "data=4", "sweep.n=[4]", "sweep.seeds=1", "sweep.budget=128")
+    asked = ("--no-report", "name=slice", "--mesh", "data=4", "sweep.strategy=frontier", "sweep.n=[2,4]", "sweep.seeds=2")
     done = isojax("isojax.launch", "slice.yaml", "--ray", cluster.address, *asked, **QUIET)
     assert done.returncode == 0, done.stderr
     assert "each of 1 process on 1 x v5litepod:2x2" in done.stderr
-    assert points(isojax, "slice") == {"4x4-s0": [0, 16, 32, 64, 128]}
+    found = json.loads((isojax.run("slice") / "frontier.json").read_text())
+    assert found["grid"] == 4 * 256 and 0 < found["spent"] <= found["allowed"] == 512
+    assert f"{1 - found['spent'] / 1024:.0%} saved" in done.stderr
+    grid, trained = [0, 16, 32, 64, 128, 256], points(isojax, "slice")
+    assert {"4x2-s0", "4x4-s0"} <= trained.keys() and all(targets == grid[: len(targets)] for targets in trained.values())
+    assert found["spent"] == sum(targets[-1] for targets in trained.values())
 
 
 @pytest.mark.parametrize(
     ("words", "saying"),
     [
         (("--ray", "127.0.0.1:9"), "no Ray cluster at 127.0.0.1:9"),
-        (("--ray", "nowhere"), "given 'nowhere', expected local, auto, HOST:PORT"),
+        (("--ray", "ray://127.0.0.1:9"), "given 'ray://127.0.0.1:9', expected local, auto, or HOST:PORT"),
+        (("--ray", "nowhere"), "given 'nowhere', expected local, auto, or HOST:PORT"),
         (("--ray", "ADDRESS", "run.gang.processes=7"), "7 processes with 1 CPU"),
-        (("--ray", "ADDRESS", "run.dir=/proc/runs"), "cannot make the folder /proc/runs"),
-        (("--ray", "ADDRESS", "run.dir=file:///proc/runs"), "file:///proc/runs"),
+        (("--ray", "ADDRESS", "run.gang.cpus=1", "run.dir=/proc/runs"), "cannot make the folder /proc/runs"),
+        (("--ray", "ADDRESS", "run.gang.cpus=1", "run.dir=file:///proc/runs"), "file:///proc/runs"),
         (("--ray", "ADDRESS", "--processes", "2", "--process", "0", "--coordinator", "127.0.0.1:9"), "--ray starts the processes"),
     ],
 )

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from isojax.storage import HELD
+
 CELLS = {f"8x{n}-s{seed}": 8 * n for n in (2, 4) for seed in (0, 1)}
 TARGETS = [0, *(math.ceil(round(64 * 1.4**k, 6)) for k in range(11))]  # to 1852; the next, 2593, is over the budget of 2500
 
@@ -27,7 +29,7 @@ def test_a_sweep_leaves_its_files(whole: Any) -> None:
     assert len(figures) >= 2 and all(p.read_bytes().startswith(b"\x89PNG") for p in figures)
     page = (run / "report.html").read_text()
     assert page.lstrip().lower().startswith("<!doctype html") and "tiny" in page and page.rstrip().endswith("</html>")
-    assert not list(run.rglob("*.part")) and not [p for p in run.rglob(".*") if p.is_file()]  # no temporary file is left
+    assert not list(run.rglob("*.part")) and [p.name for p in run.rglob(".*") if p.is_file()] == [HELD]  # no temporary file is left
 
 
 def test_fit_json_holds_the_keys_it_promises(whole: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,16 +13,18 @@ import pytest
 
 from isojax import stopping
 from isojax.config import Config
-from isojax.launch import member, ray
+from isojax.launch import member
+from isojax.launch import schedule as scheduling
 from isojax.launch.display import Display
 from isojax.launch.member import News, Outcome
 from isojax.launch.placement import Shape
 from isojax.launch.planner import plan
 from isojax.launch.ray_gang import Lost
 from isojax.launch.rounds import Goal
+from isojax.launch.schedule import Schedule
 from isojax.launch.status import read
 from isojax.stopping import Stopped
-from isojax.types import Cell, InputError, RunFailed
+from isojax.types import Cell, InputError, Progress, RunFailed
 
 CONFIG = Config.model_validate(
     {"cell": {"eval": {"start": 32}}, "sweep": {"B_p": (4,), "n": (2, 4, 8), "budget": 512}, "run": {"gang": {"retries": 2}}}
@@ -32,34 +35,50 @@ CELLS = plan(CONFIG.sweep)
 class Gang:
     """Ends as `ends` says for a cell, and well where it says nothing."""
 
+    reaches: ClassVar[dict[Cell, list[int]]] = {}
     ends: ClassVar[dict[Cell, list[Outcome | Exception]]] = {}
     opening: ClassVar[list[Exception]] = []
     trained: ClassVar[list[Goal]] = []
+    rooms: ClassVar[threading.Semaphore | None] = None
+    never: ClassVar[bool] = False
     lock = threading.Lock()
 
     def __init__(self, *given: Any):
-        self.log, self.where, self.stopped = given[-1], "here", threading.Event()
+        self.log, self.where, self.stopped, self.closed = given[-1], "here", threading.Event(), False
 
     def __enter__(self) -> Gang:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    def place(self, ended: Callable[[], bool]) -> None: ...
+    def place(self, ended: Callable[[], bool]) -> bool:
+        if self.rooms is None or self.rooms.acquire(blocking=False):
+            return True
+        while not ended():
+            time.sleep(0.01)
+        return False
 
     def open(self, watch: Callable[[News], None]) -> None:
         if self.opening:
             raise self.opening.pop()
+        if self.never and self.trained:  # it opens for ever, once another gang is at work
+            while True:
+                watch(News())
+                time.sleep(0.01)
 
     def train(self, goal: Goal, watch: Callable[[News], None]) -> Outcome:
         with self.lock:
             self.trained.append(goal)
             end = self.ends.get(goal.cell, [])
             found = end.pop(0) if end else Outcome()
-        watch(News())
+        reached = self.reaches.get(goal.cell, [])
+        watch(News(progress=Progress(goal.cell, reached.pop(0), None)) if reached else News())
         if found == Outcome(member.STOPPED):
             stopping.ask()
             assert self.stopped.wait(20)
+        if isinstance(found, Slow):
+            time.sleep(0.3)
+            return Outcome()
         if isinstance(found, Exception):
             raise found
         return found
@@ -67,8 +86,18 @@ class Gang:
     def stop(self) -> None:
         self.stopped.set()
 
+    def close(self) -> None:
+        self.closed = True
+
+    def log_of(self, process: int) -> Path:
+        return self.log
+
     def end_of_log(self) -> str:
         return "the end of its log"
+
+
+class Slow(Exception):
+    """Takes until another gang waits, and ends well."""
 
 
 class Nodes:
@@ -78,14 +107,17 @@ class Nodes:
 
 
 @pytest.fixture
-def schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ray.Schedule]:
-    monkeypatch.setattr(ray, "RayGang", Gang)
-    monkeypatch.setattr(ray, "TICK", 0.01)
+def schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Schedule]:
+    monkeypatch.setattr(scheduling, "RayGang", Gang)
+    monkeypatch.setattr(scheduling, "TICK", 0.01)
+    monkeypatch.setattr(scheduling, "LOOK", 0.01)
     monkeypatch.setattr(Gang, "ends", {})
     monkeypatch.setattr(Gang, "opening", [])
+    monkeypatch.setattr(Gang, "reaches", {})
+    monkeypatch.setattr(Gang, "rooms", None)
     monkeypatch.setattr(Gang, "trained", [])
     with Display(CONFIG) as display, heeding():
-        yield ray.Schedule(Nodes, CONFIG, CELLS, tmp_path, Shape(1, {"CPU": 1.0}), display)
+        yield Schedule(Nodes, CONFIG, CELLS, tmp_path, Shape(1, {"CPU": 1.0}), display)
 
 
 @contextmanager
@@ -94,39 +126,76 @@ def heeding() -> Iterator[None]:
         yield
 
 
-def test_longest_first(schedule: ray.Schedule) -> None:
+def test_longest_first(schedule: Schedule) -> None:
     assert schedule.run() == [] and Gang.trained == [Goal(cell, 512) for cell in CELLS]
     told = read(schedule.folder)
     assert told and told.ended and {cell.state for cell in told.cells.values()} == {"done"}
 
 
-def test_a_lost_cell_is_begun_again_and_given_up(schedule: ray.Schedule, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_cell_is_begun_again_and_given_up(schedule: Schedule, capsys: pytest.CaptureFixture[str]) -> None:
     """One is lost twice, and done; another three times, which is once more than is allowed; a third breaks by itself, once."""
     Gang.ends.update(
         {CELLS[0]: [Lost("x")] * 2, CELLS[1]: [Lost("its node is gone")] * 3, CELLS[2]: [Outcome(member.BROKEN, "not finite")]}
     )
     failed = schedule.run()
     assert [cell for cell, _ in failed] == CELLS[1:3] and str(failed[1][1]) == "not finite"
-    assert str(failed[0][1]) == "its gang was lost 3 times, the last time because its node is gone; the end of its log"
+    assert str(failed[0][1]) == "its gang was lost 3 times at C = 0, the last time because its node is gone; the end of its log"
     assert [goal.cell for goal in Gang.trained] == [CELLS[0]] * 3 + [CELLS[1]] * 3 + [CELLS[2]]
     told = read(schedule.folder)
     assert told and [told.cells[cell.name].state for cell in CELLS] == ["done", "failed", "failed"]
-    assert told.cells[CELLS[0].name].attempts == 2
+    assert told.cells[CELLS[0].name].attempts == 3
+    assert all(isinstance(gang, Gang) and gang.closed for gang in schedule.gangs.values())
 
 
-def test_a_gang_that_cannot_begin(schedule: ray.Schedule) -> None:
+def test_losses_count_where_a_cell_gets_no_further(schedule: Schedule) -> None:
+    """Five losses, never three at one C."""
+    Gang.ends[CELLS[0]] = [Lost("preempted") for _ in range(5)]
+    Gang.reaches[CELLS[0]] = [32, 32, 64, 64, 128]
+    assert schedule.run() == [] and len(Gang.trained) == 5 + len(CELLS)
+
+
+def test_a_cell_never_waits_for_room_that_another_gang_has(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster seems to hold two gangs, and holds one: that one trains every cell."""
+    monkeypatch.setattr(Gang, "rooms", threading.Semaphore(1))
+    monkeypatch.setattr(scheduling, "capacity", lambda *_: 2)
+    monkeypatch.setattr(Gang, "ends", {CELLS[0]: [Slow()]})
+    assert schedule.run() == [] and sorted(goal.cell for goal in Gang.trained) == sorted(CELLS)
+    assert len(schedule.gangs) == 2
+
+
+def test_a_gang_that_is_not_ready_is_not_waited_for(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the last cell is done another gang is still being made ready: the sweep ends."""
+    monkeypatch.setattr(Gang, "never", True)
+    monkeypatch.setattr(scheduling, "capacity", lambda *_: 2)
+    Gang.ends[CELLS[0]] = [Slow()]
+    assert schedule.run() == [] and sorted(goal.cell for goal in Gang.trained) == sorted(CELLS)
+    assert len(schedule.gangs) == 2
+
+
+def test_a_gang_refused_in_mid_sweep_costs_no_cell(schedule: Schedule, capsys: pytest.CaptureFixture[str]) -> None:
+    """A node that does not see the folder, say: its thread gives up after a while, and the sweep ends where no other is left."""
+    Gang.ends[CELLS[0]] = [Lost("its node is gone")]
+    refused = [InputError("the node does not see the folder")] * 3
+    schedule.opened.set()
+    Gang.opening.extend(refused)
+    with pytest.raises(RunFailed, match="no gang can begin any more: the node does not see the folder; the end of its log"):
+        schedule.run()
+    assert Gang.trained == [] and capsys.readouterr().err.count("could not begin") == 3
+
+
+def test_a_gang_that_cannot_begin(schedule: Schedule) -> None:
     Gang.opening.extend([Lost("no module isojax")] * 3)
     with pytest.raises(RunFailed, match="no gang could begin: no module isojax; the end of its log"):
         schedule.run()
 
 
-def test_what_a_gang_refuses_ends_the_sweep(schedule: ray.Schedule) -> None:
+def test_what_a_gang_refuses_ends_the_sweep(schedule: Schedule) -> None:
     Gang.opening.append(InputError("the model is not there"))
     with pytest.raises(InputError, match="the model is not there"):
         schedule.run()
 
 
-def test_told_to_end(schedule: ray.Schedule) -> None:
+def test_told_to_end(schedule: Schedule) -> None:
     """The cell at work is told to save itself; the others are not begun."""
     Gang.ends[CELLS[0]] = [Outcome(member.STOPPED)]
     with pytest.raises(Stopped, match="the cells at work have saved their state"):
@@ -134,7 +203,7 @@ def test_told_to_end(schedule: ray.Schedule) -> None:
     assert [goal.cell for goal in Gang.trained] == CELLS[:1]
 
 
-def test_round_by_round(schedule: ray.Schedule) -> None:
+def test_round_by_round(schedule: Schedule) -> None:
     """One gang serves all rounds; each is asked for when the one before has ended."""
     asked = []
 

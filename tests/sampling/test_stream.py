@@ -132,7 +132,7 @@ def test_between_visits_nothing_is_gathered_and_the_state_stays_in_place(pair: P
     waits = [] if pair.geometry.shards == 1 else [("all-reduce", "s32[]")]  # is any shard still at work?
     assert [(c.kind, c.result) for c in outside] == waits
     own = [x.addressable_shards[0].data.shape for x in state.cache.own[0]]
-    assert own == [(1, SLOTS, CONFIG.kv_heads // 2, CONFIG.head_dim, P + T), (1, SLOTS, CONFIG.kv_heads // 2, P + T, CONFIG.head_dim)]
+    assert own == [(SLOTS, CONFIG.kv_heads // 2, CONFIG.head_dim, P + T), (SLOTS, CONFIG.kv_heads // 2, P + T, CONFIG.head_dim)]
 
 
 def test_a_model_that_is_split_samples_what_one_device_samples() -> None:
