@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import os, socket, sys, time
 from isojax.launch.sentinel import Watch
 process, port, listener = int(sys.argv[1]), int(sys.argv[2]), socket.socket(fileno=int(sys.argv[3])) if sys.argv[3] else None
 watch = Watch(process, 3, "127.0.0.1", port, listener, (lambda: None) if sys.argv[4] == "deaf" else (lambda: os._exit(1)))
-print("up", flush=True)
+print(watch._sentinel.pid, flush=True)
 how = sys.stdin.readline().strip()
 if how in ("well", "failed"):
     watch.close(well=how == "well")
@@ -43,8 +44,7 @@ class Run:
                 member = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=error, pass_fds=fds, text=True)
             self.members.append(member)
         listener.close()
-        for member in self.members:
-            assert member.stdout is not None and member.stdout.readline() == "up\n"
+        self.sentinels = [int(member.stdout.readline()) for member in self.members if member.stdout is not None]
         time.sleep(2)  # until all sentinels have met, also where processors are busy
 
     def __enter__(self) -> Run:
@@ -88,11 +88,13 @@ def test_a_death_ends_all(tmp_path: Path, dead: int) -> None:
 
 
 def test_one_that_aborts_itself_is_told_of_too(tmp_path: Path) -> None:
-    """As JAX does it to all processes when the first is gone."""
+    """As JAX does it to all processes when the first is gone. The sentinel stands still, until its parent is no more."""
     with Run(tmp_path) as run:
+        os.kill(run.sentinels[1], signal.SIGSTOP)
         run.members[0].send_signal(signal.SIGKILL)
         run.tell(1, "abort")
-        run.codes(5)
+        assert run.members[1].wait(5) == -signal.SIGABRT
+        os.kill(run.sentinels[1], signal.SIGCONT)
         assert "process 0 of 3" in run.said(1)
 
 
