@@ -123,21 +123,21 @@ def _logits(s: Sizes, tokens: int) -> int:
 
 def update(s: Sizes) -> int:
     """Bytes beside what is always there, at the update's peak."""
-    layers, policies = s.L * s.layer // s.ways, 1 + (s.reference > 0)
+    policies = 1 + (s.reference > 0)
     gathered = s.compute * (s.layer + policies * s.table) if s.ways > 1 else 0  # each weight where it is used; of the embedding, rows alone
     cast = 0 if s.compute == FLOAT else s.compute * s.numbers // s.ways * policies
-    of_prompts = s.compute * (layers - (s.L <= FEW_LAYERS) * s.layer // s.ways) if s.p else 0
+    of_prompts = s.compute * (s.L - 1) * s.layer // s.ways if s.p and s.L <= FEW_LAYERS else 0
     keys_values = 2 * s.L * s.p * s.K * s.H
-    of_prefix = s.compute * keys_values * (1 + policies)  # the policies', and a microbatch's gradient
+    of_prefix = s.compute * keys_values * policies
     dealt = s.rollouts if s.geometry.shards > 1 else 0  # in the order of problems, from the shards that sampled them
     held = gathered + cast + dealt + s.stored + of_prompts + prompts_kept(s) + FLOAT * keys_values  # and the sum of its gradient
     keys = s.prefix + s.geometry.response_length
     table = s.compute * s.table // s.ways
-    micro = s.compute * layers + responses_kept(s)
+    micro = responses_kept(s)
     moments = (
         held + of_prefix + micro + logits(s),
         held + of_prefix + micro + table + layer_backwards(s, s.t, keys, 2),
-        held + of_prefix + s.compute * layers + 2 * table,
+        held + of_prefix + 2 * table,
         held + (of_prefix if s.reference else 0) + s.tables * table + layer_backwards(s, s.p, s.geometry.prompt_length - 1, 1),
     )
     of_policy = s.stored if s.critic else 0  # the policy's gradient, which waits for the critic's

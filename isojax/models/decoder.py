@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from isojax.config import ModelConfig
 from isojax.models.attention import self_attention, split_attention
-from isojax.models.parts import product, rows, whole
+from isojax.models.parts import product, rows, used, whole
 from isojax.models.rope import Turns, frequencies, rope, turned
 from isojax.sharding import PROMPTS, padded, partition, splits_positions
 from isojax.types import InputError
@@ -193,7 +193,7 @@ class Decoder:
     def block(self, weights: Params) -> Block:
         """One layer with its weights."""
         state = jax.tree.map(lambda x: x, self._abstract)
-        nnx.replace_by_pure_dict(state, weights)
+        nnx.replace_by_pure_dict(state, used(weights))
         return nnx.merge(self._graph, state)
 
     def turned(self, positions: Int[Array, "*b"]) -> Turns:
@@ -244,9 +244,11 @@ class Decoder:
         x = rows(params["embed"], tokens, self.config.width)
         if self.config.layers > FEW_LAYERS:
             return self._layers(params, x, turns, attention, None)[1]
-        below = {**params, "blocks": jax.tree.map(lambda w: w[:-1], params["blocks"])}
-        x, (keys, values) = self._layers(below, x, turns, attention, None)
-        _, k, v = self.block(jax.tree.map(lambda w: w[-1], params["blocks"])).project(x, turns)
+        # Cut off dynamically: references, to which gradients are added, know no other slices.
+        below = jax.tree.map(lambda w: lax.dynamic_slice_in_dim(w, 0, self.config.layers - 1), params["blocks"])
+        last = jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, self.config.layers - 1, keepdims=False), params["blocks"])
+        x, (keys, values) = self._layers({**params, "blocks": below}, x, turns, attention, None)
+        _, k, v = self.block(last).project(x, turns)
         return jnp.concatenate([keys, k[None]]), jnp.concatenate([values, v[None]])
 
     def score(
@@ -264,8 +266,10 @@ class Decoder:
         turns = self.turned(start[:, None] + jnp.arange(tokens.shape[1])[None])
 
         def attention(q: Array, k: Array, v: Array, context: KV | None) -> Array:
-            before = None if context is None else (context[0][row], context[1][row], start)
-            return self_attention(self.options.score, q, k, v, before)
+            if context is None:
+                return self_attention(self.options.score, q, k, v)
+            keys, values = used(context)
+            return self_attention(self.options.score, q, k, v, (keys[row], values[row], start))
 
         x = rows(params["embed"], tokens, self.config.width)
         scale = whole(params["norm"], 0, self.config.width)

@@ -8,11 +8,13 @@ float32. A whole weight is used as it is, so that on a mesh without fsdp nothing
     product   rows times a weight
     gathered  all of a model, for the sampler, which reads it at every token
     rows      rows of the embedding: tokens go to every part, and of each row its parts come back, so that no shard holds the table
+
+And where the gradient of a weight is taken, in whichever precision that is used: `Anchored`.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,27 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from isojax.sharding import PARTS, partition
+
+
+class Anchored(NamedTuple):
+    """An array whose gradient is that of its anchor: float32 of its shape, whose numbers are never read. So gradients of bfloat16 weights
+    are added up in float32, also by references."""
+
+    anchor: Array
+    array: Array
+
+
+def used(tree: Any) -> Any:
+    """A tree with its `Anchored` arrays as arrays."""
+    return jax.tree.map(lambda x: _used(*x) if isinstance(x, Anchored) else x, tree, is_leaf=lambda x: isinstance(x, Anchored))
+
+
+@jax.custom_vjp
+def _used(anchor: Array, array: Array) -> Array:
+    return array
+
+
+_used.defvjp(lambda _, array: (array, None), lambda _, d: (d.astype(jnp.float32), None))
 
 
 def whole(w: Float[Array, "*w"], axis: int, width: int) -> Float[Array, "*_"]:

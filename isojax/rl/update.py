@@ -2,14 +2,16 @@
 
 For each block of g prompts the prompts' keys and values are computed under `jax.vjp`; an inner loop over microbatches of m
 responses accumulates d(params) and d(keys, values); the pull-back of the latter is added at the end. That is P + n T tokens a group
-instead of n (P + T). Loops have traced trip counts, so one program serves every B_p and n. Each response comes with its weights in the
-whole batch's loss (rl/terms.py), so microbatches, their widths (rl/packing.py), padding and shards change nothing but rounding.
-Parameters and their gradient lie as fsdp splits them; a weight is whole only where it is used (models/parts.py).
+instead of n (P + T). All add to one float32 gradient through references (`VJP.with_refs`), each layer in its place, so that no second
+gradient of all parameters is ever held. Loops have traced trip counts, so one program serves every B_p and n. Each response comes with
+its weights in the whole batch's loss (rl/terms.py), so microbatches, their widths (rl/packing.py), padding and shards change nothing but
+rounding. Parameters and their gradient lie as fsdp splits them; a weight is whole only where it is used (models/parts.py).
 What is differentiated is an objective: the policy's here, the critic's in rl/critic.py.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from isojax.models.decoder import KV, Params
+from isojax.models.parts import Anchored, used
 from isojax.rl.objective import MAX, Coefficients, Fixed, Objective, Rows, Sums, merge
 from isojax.rl.packing import lengths, order, width_choices, widths
 from isojax.sampling.batch import Geometry, Problems, Share, share
@@ -85,46 +88,51 @@ class Accumulator:
         group = jnp.clip(group, first_group, first_group + g - 1)
         return Rows(tokens, mask, own_columns, group, group - first_group)
 
-    def gradient(self, fixed: Fixed, prefix: KV, base_prefix: KV | None, rows: Rows, choice: Array) -> tuple:
-        """((d params, d prefix), metrics) of a microbatch, at the width that `choice` says."""
+    def add(self, totals: tuple, fixed: Fixed, prefix: KV, base_prefix: KV | None, rows: Rows, choice: Array) -> Sums:
+        """Adds d params and d prefix of a microbatch, at the width that `choice` says, to the references `totals`; its metrics."""
 
-        def at_width(width: int) -> Callable[[Rows], tuple]:
-            def compute(rows: Rows) -> tuple:
-                cut = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, rows)
-                return jax.grad(self.objective, (0, 1), has_aux=True)(fixed.params, prefix, base_prefix, fixed, cut)
+        def at_width(width: int, rows: Rows) -> Sums:
+            cut = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, rows)
 
-            return compute
+            def objective(params: Params, own_prefix: KV) -> tuple[Array, Sums]:
+                anchored = jax.tree.map(Anchored, own_prefix, prefix)
+                return self.objective(_anchored(params, fixed.params), anchored, base_prefix, fixed, cut)
 
-        return lax.switch(choice, [at_width(width) for width in self.widths], rows)
+            loss, pull, metrics = jax.vjp(objective, *jax.tree.map(_anchor, (fixed.params, prefix)), has_aux=True)
+            pull.with_refs(*totals)(jnp.ones_like(loss))
+            return metrics
 
-    def block(self, b: Array, carry: tuple[Params, Sums], fixed: Fixed, own: Own) -> tuple[Params, Sums]:
-        """Adds a block of g prompts and all responses to them."""
-        d_params, sums = carry
+        return lax.switch(choice, [partial(at_width, width) for width in self.widths], rows)
+
+    def block(self, b: Array, sums: Sums, d_params: Params, fixed: Fixed, own: Own) -> Sums:
+        """Adds a block of g prompts and all responses to them: the gradient to the references `d_params`, the metrics to `sums`."""
         m, g, decoder = self.geometry.microbatch, self.geometry.prompts, self.objective.decoder
         first_group = jnp.minimum(own.part.group + b * g, self.geometry.Q_cap)
         prompts = lax.dynamic_slice_in_dim(fixed.problems.prompts, first_group, g)
-        prefix, pull = jax.vjp(lambda p: decoder.prefix_cache(p, prompts), fixed.params)
+        anchors = jax.tree.map(_anchor, fixed.params)
+        prefix, pull = jax.vjp(lambda params: decoder.prefix_cache(_anchored(params, fixed.params), prompts), anchors)
         base_prefix = decoder.prefix_cache(fixed.base, prompts) if self.objective.needs_base else None
         low, high = self.bounds(own.part, own.n, b)
         lows, highs = self.bounds(own.every, own.n, b)
         choices = width_choices(own.length, low, high, m, self.widths, self.geometry.shards)
 
-        def add(i: Array, carry: tuple) -> tuple:
-            rows = self.microbatch(own, low + i * m, low, high, first_group)
-            (d_rows, d_kv), metrics = self.gradient(fixed, prefix, base_prefix, rows, choices[i])
-            d_params, d_prefix, sums = carry
-            return *jax.tree.map(jnp.add, (d_params, d_prefix), (d_rows, d_kv)), merge(sums, metrics)
+        d_prefix = jax.tree.map(lambda kv: jax.new_ref(_anchor(kv)), prefix)
 
-        start = (d_params, jax.tree.map(_zeros, prefix), sums)
-        d_params, d_prefix, sums = lax.fori_loop(0, ((highs - lows + m - 1) // m).max(), add, start)
-        (d_prompts,) = pull(jax.tree.map(lambda d, kv: d.astype(kv.dtype), d_prefix, prefix))
-        return jax.tree.map(jnp.add, d_params, d_prompts), sums
+        def add(i: Array, sums: Sums) -> Sums:
+            rows = self.microbatch(own, low + i * m, low, high, first_group)
+            return merge(sums, self.add((d_params, d_prefix), fixed, prefix, base_prefix, rows, choices[i]))
+
+        sums = lax.fori_loop(0, ((highs - lows + m - 1) // m).max(), add, sums)
+        pull.with_refs(d_params)(jax.tree.map(lambda d, kv: jax.freeze(d).astype(kv.dtype), d_prefix, prefix))
+        return sums
 
     def __call__(self, fixed: Fixed, own: Own) -> tuple[Params, Sums]:
         """Sums over the shard's rollouts: the gradient in float32, and the metrics."""
         blocks = ((own.every.groups + self.geometry.prompts - 1) // self.geometry.prompts).max()
         sums = {name: jnp.float32(0) for name in self.objective.names}
-        return lax.fori_loop(0, blocks, lambda b, carry: self.block(b, carry, fixed, own), (jax.tree.map(_zeros, fixed.params), sums))
+        d_params = jax.tree.map(lambda p: jax.new_ref(_anchor(p)), fixed.params)
+        sums = lax.fori_loop(0, blocks, lambda b, sums: self.block(b, sums, d_params, fixed, own), sums)
+        return jax.tree.map(jax.freeze, d_params), sums
 
 
 def build_gradient(
@@ -174,9 +182,15 @@ def build_gradient(
     return gradient
 
 
-def _zeros(x: Array) -> Array:
-    """Where gradients of x are added up: in float32, whatever they are computed in."""
+def _anchor(x: Array) -> Array:
+    """What the gradient of x is of, and where it begins to be added up: in float32, whatever x is computed in."""
     return jnp.zeros(x.shape, jnp.float32)
+
+
+def _anchored(anchors: Params, params: Params) -> Params:
+    """Parameters with the gradient of their anchors: layers' each in its own place, where it is used."""
+    pairs = jax.tree.map(Anchored, anchors, params)
+    return {name: pair if name == "blocks" else used(pair) for name, pair in pairs.items()}
 
 
 def _add_up(x: Array, shards: int) -> Array:
