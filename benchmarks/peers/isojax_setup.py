@@ -1,4 +1,4 @@
-"""What isojax's two children share: the model, the prompts as its buffers, a batch that every slot serves at once, `--mesh data=CORES`."""
+"""What isojax's two children share: the model, the prompts as its buffers, a batch that every slot serves at once, each core a device."""
 
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from isojax.tasks.stops import Stops
 
 
 class Setup:
-    """`ids`: B_p prompts of one length; n rollouts of exactly `new` tokens each; 0 rows a microbatch: as many as the planner chooses."""
+    """`ids`: B_p prompts of one length; n rollouts of exactly `new` tokens each; 0 rows a microbatch: as many as the planner chooses;
+    `axis`: of the mesh, which all cores are on."""
 
-    def __init__(self, model: Path, ids: list[list[int]], n: int, new: int, microbatch: int = 0):
+    def __init__(self, model: Path, ids: list[list[int]], n: int, new: int, microbatch: int = 0, axis: str = "data"):
         config = hf.resolve(ModelConfig(path=str(model)))
         assert config.vocab is not None
         B_p, length = len(ids), len(ids[0])
@@ -29,7 +30,7 @@ class Setup:
         self.stops = Stops((), None)
         self.decoder: Decoder = registry.load("models", config.family, "build").build(config, config.vocab)
         jax.config.update("jax_num_cpu_devices", threads())  # each core is a device, as on isojax's command line
-        self.mesh = make_mesh(parse_mesh(f"data={threads()}", threads()), jax.devices())
+        self.mesh = make_mesh(parse_mesh(f"{axis}={threads()}", threads()), jax.devices())
         self.params = hf.load(model, config, self.decoder, self.mesh)
         chosen = planner.resolve(SweepConfig(B_p=(B_p,), n=(n,), microbatch=microbatch or None), shard_count(self.mesh), self.cell)
         assert chosen.slots and chosen.microbatch and chosen.prompts

@@ -1,6 +1,6 @@
 """isojax's sampler: B_p prompts, n samples each, a fixed number of new tokens, temperature 1, float32; R = B_p n slots, no stops.
 
-Run alone (prompts: `compare.py --commands`), with isojax's Python:
+--variant tensor: several cores split the weights, as `--mesh tensor=CORES` does; without it the rollouts (`--mesh data=CORES`). Run alone (prompts: `compare.py --commands`), with isojax's Python:
 
     python benchmarks/peers/rollouts_isojax.py MODEL --prompts FILE --n 8 --new 128
 """
@@ -17,7 +17,7 @@ def main() -> None:
     from isojax.sampling.sampler import build_sampler
 
     ids = child.read_prompts(args.prompts).ids
-    setup = Setup(args.model, ids, args.n, args.new)
+    setup = Setup(args.model, ids, args.n, args.new, axis=args.variant or "data")
     sample = jax.jit(build_sampler(setup.decoder, setup.geometry, setup.mesh, setup.cell.sampling, setup.stops))
     B_p, n = np.int32(len(ids)), np.int32(args.n)
 

@@ -77,9 +77,9 @@ class Twin:
     def table(self) -> Problems:
         return Problems(*(jax.numpy.asarray(x) for x in TABLE))
 
-    def on_device(self) -> tuple[State, dict[str, float]]:
+    def on_device(self, count: int = UPDATES) -> tuple[State, dict[str, float]]:
         train = build_train(self.cell, DECODER, Parity(), self.geometry, self.mesh)
-        scalars = (np.int32(UPDATES), np.int32(B_p), np.int32(n), np.int32(SEED))
+        scalars = (np.int32(count), np.int32(B_p), np.int32(n), np.int32(SEED))
         state, metrics = train(self.start(), self.base, self.table(), index(), *scalars, self.numbers)
         return state, {k: float(v) for k, v in metrics.items()}
 
@@ -98,8 +98,12 @@ class Twin:
 
 @pytest.mark.parametrize("axes", ["auto", MESHES[0]])
 def test_the_hosted_update_equals_the_update_on_device(axes: str) -> None:
-    """Three updates: the first one's tokens bit for bit, all metrics and parameters to rounding; text is judged for its own problem."""
+    """Three updates: the first one's tokens bit for bit, its gradient and parameters to rounding, and all metrics; text is judged for its
+    own problem. What rounding makes of a small gradient grows from update to update, as Adam divides by that gradient's size."""
     twin, here = Twin(axes), Spoken()
+    once, on_device = twin.hosted(Spoken(), count=1)[0], twin.on_device(count=1)[0]
+    for one, two in zip(*map(jax.tree.leaves, ((once.params, once.moments.mu), (on_device.params, on_device.moments.mu))), strict=True):
+        assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
     hosted, said = twin.hosted(here)
     device, known = twin.on_device()
     shown = here.shown
@@ -109,7 +113,7 @@ def test_the_hosted_update_equals_the_update_on_device(axes: str) -> None:
     assert [sorted(here.graded[i * B_p * n :][: B_p * n]) for i in range(UPDATES)] == [sorted(ids) for ids in asked]
     assert said["tokens"] == known["tokens"] == sum(map(len, shown))
     for one, two, start in zip(*map(jax.tree.leaves, (hosted.params, device.params, policy())), strict=True):
-        assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
+        assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-5 * np.linalg.norm(two)
         assert np.linalg.norm(np.asarray(two) - start) > 1e-3 * np.linalg.norm(start)  # the updates did something
     assert int(hosted.step) == int(device.step) == UPDATES
     assert set(said) - set(known) == {"answered", "verifier_failures"}
