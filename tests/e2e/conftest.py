@@ -177,7 +177,7 @@ class Isojax:
     def __init__(self, folder: Path, nursery: Nursery):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "tiny.yaml").write_text(TINY)
-        self.folder, self.nursery = folder, nursery
+        self.folder, self.nursery, self.said = folder, nursery, ""
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         """The process, running, and free to start itself anew for larger pages of memory."""
@@ -278,5 +278,5 @@ def isojax(tmp_path: Path, nursery: Nursery) -> Isojax:
 def whole(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isojax:
     """The command line in a folder where the sweep has run from end to end; to be read only."""
     place = Isojax(tmp_path_factory.mktemp("whole") / "work", nursery)
-    place.ok("isojax.launch", "tiny.yaml")
+    place.said = place.ok("isojax.launch", "tiny.yaml").stdout
     return place

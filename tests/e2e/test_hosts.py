@@ -51,7 +51,7 @@ def start(place: Isojax, *words: str) -> list[Fork]:
     ]
 
 
-def ended(processes: list[Fork]) -> list[tuple[int, str]]:
+def ended(processes: list[Fork]) -> list[tuple[int | None, str]]:
     """Exit codes and what was said on standard error."""
     try:
         return [(process.returncode, err) for process in processes for _, err in [process.communicate(timeout=SECONDS)]]
