@@ -25,6 +25,9 @@ SMALL = (
     (r"cell\.data\.candidates=\d+", "cell.data.candidates=300"),
     (r"isojax bandit", "isojax bandit --updates 200 --repetitions 4"),
 )
+# A sweep for every page: commands that run and end, whatever it finds.
+SWEEP = TINY.replace("B_max: 64", "B_max: 1024").replace("budget: 2500", "budget: 1500")
+SWEEP = SWEEP.replace("steps: 60", "steps: 20").replace("candidates: 600", "candidates: 300")
 FEW = ("sweep.budget=400", "--no-report")  # for two processes that wait for each other on few cores
 FORK = {"my_module.py": "docs/extending.md", "my_fork/my_problems.py": "docs/extending.md"}  # what a page tells its reader to write
 LOGS = {
@@ -79,9 +82,7 @@ def test_the_pages_have_commands() -> None:
 def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
     (isojax.folder / "configs").mkdir()
     for name in ("quickstart", "hard"):
-        (isojax.folder / "configs" / f"{name}.yaml").write_text(
-            TINY.replace("name: tiny", f"name: {name}").replace("B_max: 64", "B_max: 1024")
-        )
+        (isojax.folder / "configs" / f"{name}.yaml").write_text(SWEEP.replace("name: tiny", f"name: {name}"))
     for path, written_in in FORK.items():
         if written_in.endswith(page.name):
             file = isojax.folder / path
