@@ -5,6 +5,7 @@ All of it is in environment variables, set before anything imports jax, so that 
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -19,10 +20,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG)
 
 
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the collector looks through it no more, and comes less often, as tracing makes many small objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu on a machine without a TPU asks a metadata server that is not there
     os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+    os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # nobody reads which line an operation of a program comes from
     os.environ.setdefault("GLIBC_TUNABLES", "")  # a command called in a test's own process must not start that anew (huge_pages.py)
     given = os.environ.get("XLA_FLAGS", "")
     wanted = flags({} if "xla_backend_optimization_level" in given else QUICK).split()
@@ -30,4 +39,4 @@ def pytest_configure(config: pytest.Config) -> None:
     cache = getattr(config, "cache", None)  # None under -p no:cacheprovider
     if cache is not None:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.mkdir("jax")))
-        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")

@@ -46,12 +46,12 @@ def isojax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     return run
 
 
-def write_sweep(folder: Path) -> Path:
-    """runs/NAME of a sweep whose n*(C) rises: config.yaml and ledgers."""
+def write_sweep(folder: Path, n: tuple[int, ...] = (2, 4, 8, 16, 32)) -> Path:
+    """runs/NAME of a sweep whose n*(C) rises: config.yaml and ledgers. Few n are fitted, and drawn, in less time."""
     config = load_config("quickstart", ["name=known", "sweep.B_p=[16]", "sweep.slots=32", "sweep.microbatch=32"])
     save_config(config, folder / "config.yaml")
     write_text(folder / "base" / "about.json", json.dumps({"checkpoint": "", "notes": []}))
-    for run in world(seeds=2, problems=100).runs:
+    for run in world(seeds=2, problems=100, n=n).runs:
         ledger = Ledger(folder / "cells" / run.cell.name, run.cell, config_hash(config.cell))
         for point in run.points:
             ledger.append(point, seconds=1.0, devices=1)
@@ -282,16 +282,18 @@ def test_recommend_refuses_a_file_that_is_no_fit(isojax: Isojax) -> None:
         assert "fit.json" in error_of(isojax("recommend", "fit.json", "--budget", "1e6"))
 
 
-def test_report_rebuilds_the_page(isojax: Isojax, tmp_path: Path) -> None:
-    folder = write_sweep(tmp_path / "runs" / "known")
+def test_report_rebuilds_the_page(isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "FIGURES", dict([*FIGURES.items()][:1]))  # all of them are drawn where launch reports
+    folder = write_sweep(tmp_path / "runs" / "known", (2, 8))
     code, out, _ = isojax("report", str(folder))
     assert code == 0 and "report.html" in out
     assert (folder / "report.html").stat().st_size > 1000 and list((folder / "figures").glob("*.png"))
 
 
 def test_report_says_what_it_cannot_write_and_names_odd_folders(isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "FIGURES", dict([*FIGURES.items()][:1]))  # one is enough here
-    folder = write_sweep(tmp_path / "runs" / "a [/red] b")
+    monkeypatch.setattr(report, "FIGURES", dict([*FIGURES.items()][:1]))  # one is enough here, and one fit
+    monkeypatch.setattr(cli, "other_fits", lambda *_: [])
+    folder = write_sweep(tmp_path / "runs" / "a [/red] b", (2, 8))
     isojax("fit", str(folder), "--bootstrap", "0", "--mode", "paper")
     (folder / "figures").touch()
     assert "figures is no folder" in error_of(isojax("report", str(folder)))
@@ -335,7 +337,7 @@ def test_help_teaches_with_examples_and_the_right_name(isojax: Isojax) -> None:
 
 
 def test_fit_recommend_and_report_load_no_jax(tmp_path: Path) -> None:
-    folder = write_sweep(tmp_path / "runs" / "known")
+    folder = write_sweep(tmp_path / "runs" / "known", (2, 8))
     program = (
         "import sys\nfrom isojax.cli import main\n"
         "for words in (['fit', RUN, '--json'], ['recommend', RUN, '--budget', '1e5', '--json'], ['report', RUN]):\n"

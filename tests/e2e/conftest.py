@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +37,18 @@ SECONDS = 240  # a command that takes longer hangs
 # A process that has imported everything and done nothing: each command is a fork of it, which saves two seconds of imports (four with a
 # tokenizer), and ends without taking the interpreter down, which saves half of one. XLA reads its flags at its first use, in the fork.
 # Drawing the report takes most of a small sweep's time; where a test does not look at it, it stays unwritten.
+# It is told, a line each: to fork a command, and answers its process id; to wait for one, so many seconds or without end, and answers its
+# exit code, or null where it has not ended by then.
 NURSERY = """\
-import contextlib, json, os, resource, sys, traceback, warnings
+import contextlib, gc, json, os, resource, sys, time, traceback, warnings
 os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
 import isojax.base, isojax.cli, isojax.launch.local, isojax.report, isojax.scaling.fit, isojax.train
 with contextlib.suppress(ImportError):
     from transformers import AutoTokenizer, LlamaTokenizer
 warnings.filterwarnings("ignore", "os.fork")  # jax has started no thread before its first use
+gc.collect()
+gc.freeze()  # what is imported stays, and no fork looks through it
+gc.set_threshold(20_000, 20, 50)
 MAINS = {"isojax.launch": isojax.cli.main_launch, "isojax.train": isojax.cli.main_train}
 
 def run(folder, out, err, words, report, environment):
@@ -67,14 +74,28 @@ def run(folder, out, err, words, report, environment):
         traceback.print_exc()
     return 1
 
+def wait(pid, seconds):
+    if seconds is None:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    last = time.monotonic() + seconds
+    while not (found := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() >= last:
+            return None
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(found[1])
+
 for line in sys.stdin:
-    child = os.fork()
-    if not child:
-        code = run(*json.loads(line))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    kind, *asked = json.loads(line)
+    if kind == "fork":
+        answer = os.fork()
+        if not answer:
+            code = run(*asked)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    else:
+        answer = wait(*asked)
+    print(json.dumps(answer), flush=True)
 """
 
 Snapshot = dict[str, tuple[int, int, bytes]]
@@ -97,13 +118,66 @@ def settings() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", "NO_COLOR": "1"}
 
 
+class Nursery:
+    """NURSERY's process, from which commands are forked."""
+
+    def __init__(self) -> None:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen([sys.executable, "-c", NURSERY], env=settings(), text=True, **pipes)
+
+    def ask(self, *what: Any) -> Any:
+        assert self.process.stdin and self.process.stdout
+        print(json.dumps(what), file=self.process.stdin, flush=True)
+        return json.loads(self.process.stdout.readline())
+
+
+class Fork:
+    """A command at work, a fork of the nursery; of subprocess.Popen, what the tests ask it for."""
+
+    def __init__(self, nursery: Nursery, place: Isojax, words: tuple[str, ...], report: bool, environment: Mapping[str, str | bool | int]):
+        handle, name = tempfile.mkstemp(dir=place.folder.parent)
+        os.close(handle)
+        self.nursery, self.args, self.returncode = nursery, words, None
+        self.out, self.err = Path(name), Path(name + ".err")
+        self.pid: int = nursery.ask("fork", str(place.folder), str(self.out), str(self.err), words, report, environment)
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        if self.returncode is None:
+            self.returncode: int | None = self.nursery.ask("wait", self.pid, seconds)
+        return self.returncode
+
+    def poll(self) -> int | None:
+        return self.wait(0)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:  # not ended, or not yet waited for: the id is its own
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float = SECONDS) -> tuple[str, str]:
+        """What it has said, once it has ended."""
+        if self.wait(timeout) is None:
+            self.kill()
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.out.read_text(), self.err.read_text()
+
+    def __enter__(self) -> Fork:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.wait()
+
+
 class Isojax:
     """The command line in a folder that holds tiny.yaml. Words begin with a module (isojax.launch) or a command (launch, fit, ...)."""
 
-    def __init__(self, folder: Path, nursery: subprocess.Popen[str]):
+    def __init__(self, folder: Path, nursery: Nursery):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "tiny.yaml").write_text(TINY)
-        self.folder, self.nursery = folder, nursery
+        self.folder, self.nursery, self.said = folder, nursery, ""
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         """The process, running, and free to start itself anew for larger pages of memory."""
@@ -113,15 +187,17 @@ class Isojax:
         free = {name: value for name, value in settings().items() if name != huge_pages.VARIABLE}
         return subprocess.Popen(command, cwd=self.folder, env=free | environment, text=True, **pipes)
 
-    def quick(self, *words: str, report: bool = True, **environment: str | bool | int) -> subprocess.CompletedProcess[str]:
-        """The command, ended, as a fork of the nursery. `environment` may hold settings of jax too, by the names that they have there,
+    def fork(self, *words: str, report: bool = True, **environment: str | bool | int) -> Fork:
+        """The command, running, as a fork of the nursery. `environment` may hold settings of jax too, by the names that they have there,
         and `file_bytes`, the most that a file may hold."""
-        out, err = (self.folder.parent / name for name in ("stdout", "stderr"))
-        assert self.nursery.stdin and self.nursery.stdout
-        asked = str(self.folder), str(out), str(err), words, report, environment
-        print(json.dumps(asked), file=self.nursery.stdin, flush=True)
-        code = int(self.nursery.stdout.readline())
-        return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
+        return Fork(self.nursery, self, words, report, environment)
+
+    def quick(self, *words: str, report: bool = True, **environment: str | bool | int) -> subprocess.CompletedProcess[str]:
+        """`fork`, ended."""
+        process = self.fork(*words, report=report, **environment)
+        code = process.wait()
+        assert code is not None
+        return subprocess.CompletedProcess(words, code, *process.communicate())
 
     def __call__(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """The process, ended."""
@@ -184,24 +260,23 @@ def _well(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[subprocess.Popen[str]]:
+def nursery() -> Iterator[Nursery]:
     """The process that commands are forked from."""
-    with subprocess.Popen(
-        [sys.executable, "-c", NURSERY], env=settings(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        yield process
-        process.communicate()
+    made = Nursery()
+    with made.process:
+        yield made
+        made.process.communicate()
 
 
 @pytest.fixture
-def isojax(tmp_path: Path, nursery: subprocess.Popen[str]) -> Isojax:
+def isojax(tmp_path: Path, nursery: Nursery) -> Isojax:
     """The command line in a folder where nothing has run."""
     return Isojax(tmp_path / "work", nursery)
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory, nursery: subprocess.Popen[str]) -> Isojax:
+def whole(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isojax:
     """The command line in a folder where the sweep has run from end to end; to be read only."""
     place = Isojax(tmp_path_factory.mktemp("whole") / "work", nursery)
-    place.ok("isojax.launch", "tiny.yaml")
+    place.said = place.ok("isojax.launch", "tiny.yaml").stdout
     return place

@@ -16,7 +16,7 @@ import pytest
 
 from tests.compiler import QUICK, flags
 from tests.e2e import tiny_lm
-from tests.e2e.conftest import REPOSITORY, TINY
+from tests.e2e.conftest import REPOSITORY, TINY, Fork
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 SMALL = (
@@ -25,6 +25,9 @@ SMALL = (
     (r"cell\.data\.candidates=\d+", "cell.data.candidates=300"),
     (r"isojax bandit", "isojax bandit --updates 200 --repetitions 4"),
 )
+# A sweep for every page: commands that run and end, whatever it finds.
+SWEEP = TINY.replace("B_max: 64", "B_max: 1024").replace("budget: 2500", "budget: 1500")
+SWEEP = SWEEP.replace("steps: 60", "steps: 20").replace("candidates: 600", "candidates: 300")
 FEW = ("sweep.budget=400", "--no-report")  # for two processes that wait for each other on few cores
 FORK = {"my_module.py": "docs/extending.md", "my_fork/my_problems.py": "docs/extending.md"}  # what a page tells its reader to write
 LOGS = {
@@ -79,9 +82,7 @@ def test_the_pages_have_commands() -> None:
 def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
     (isojax.folder / "configs").mkdir()
     for name in ("quickstart", "hard"):
-        (isojax.folder / "configs" / f"{name}.yaml").write_text(
-            TINY.replace("name: tiny", f"name: {name}").replace("B_max: 64", "B_max: 1024")
-        )
+        (isojax.folder / "configs" / f"{name}.yaml").write_text(SWEEP.replace("name: tiny", f"name: {name}"))
     for path, written_in in FORK.items():
         if written_in.endswith(page.name):
             file = isojax.folder / path
@@ -93,18 +94,18 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
         language_models(isojax.folder)
     if page.name in LOGS:
         shutil.copytree(LOGS[page.name], isojax.folder / "logs")
-    beside: list[subprocess.Popen[str]] = []
+    beside: list[Fork] = []
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     for line in commands(page):
         words = small(line.replace("127.0.0.1:29500", f"127.0.0.1:{port}"))
         if words[-1] == "&":
-            beside.append(isojax.start(*words[1:-1], *FEW, XLA_FLAGS=flags(QUICK, devices=1)))
+            beside.append(isojax.fork(*words[1:-1], *FEW, XLA_FLAGS=flags(QUICK, devices=1)))
         elif words[0] == "make":
             done = subprocess.run(["make", "-n", *words[1:]], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 0, f"{line}\n{done.stderr}"
         elif words[:2] == ["python", "-m"] and words[2].startswith("isojax."):
-            isojax.ok(*words[2:])
+            isojax.quick_ok(*words[2:], report=False)
         elif words[0] == "python" and words[1].startswith("benchmarks/"):
             assert (REPOSITORY / words[1]).is_file(), line
         elif words[:2] == ["pip", "install"]:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import SECONDS, Isojax
+from tests.e2e.conftest import SECONDS, Fork, Isojax, Nursery
 from tests.e2e.test_text import FLAGS, prepare
 
 WORDS = ("train", "tiny.yaml", "sweep.n=[4]", "sweep.seeds=1", "run.checkpoint_seconds=0", "--resume")
@@ -37,7 +38,7 @@ def told(checkpoint: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory, nursery: Any) -> Isojax:
+def unbroken(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isojax:
     """Where the run has met nothing; to be read only."""
     place = Isojax(tmp_path_factory.mktemp("unbroken") / "work", nursery)
     place.swept(*WORDS)
@@ -45,7 +46,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, nursery: Any) -> Isojax:
 
 
 @pytest.fixture(scope="module")
-def half(tmp_path_factory: pytest.TempPathFactory, nursery: Any) -> Isojax:
+def half(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isojax:
     """Where it has used a third of its budget; to be copied."""
     place = Isojax(tmp_path_factory.mktemp("half") / "work", nursery)
     place.swept(*WORDS, "sweep.budget=800")
@@ -114,9 +115,9 @@ def test_killed_between_the_last_point_and_the_last_state(isojax: Isojax, unbrok
     assert "done before" in isojax.swept(*WORDS).stderr
 
 
-def sigterm(place: Isojax, words: tuple[str, ...], ledger: Path, lines: int, **environment: str) -> None:
+def sigterm(process: subprocess.Popen[str] | Fork, ledger: Path, lines: int) -> None:
     """SIGTERM when the ledger has so many lines: the process says that its state is saved, and with which word to go on."""
-    with place.start(*words, **environment) as process:
+    with process:
         last = time.monotonic() + SECONDS
         while not ledger.exists() or ledger.read_bytes().count(b"\n") < lines:
             assert process.poll() is None and time.monotonic() < last, process.communicate()
@@ -128,7 +129,7 @@ def sigterm(place: Isojax, words: tuple[str, ...], ledger: Path, lines: int, **e
 
 
 def test_sigterm(isojax: Isojax, unbroken: Isojax) -> None:
-    sigterm(isojax, (*WORDS, "run.checkpoint_seconds=1000"), isojax.run() / CELL / "records.jsonl", 4)
+    sigterm(isojax.start(*WORDS, "run.checkpoint_seconds=1000"), isojax.run() / CELL / "records.jsonl", 4)
     assert newest(isojax.run() / CELL), "the state is saved because it was told to end, and only then"
     isojax.swept(*WORDS)
     assert left(isojax) == left(unbroken)
@@ -140,7 +141,7 @@ def test_sigterm_and_damage_while_a_pipeline_has_rollouts_under_way(isojax: Isoj
     isojax.swept(*TEXT, "name=whole", XLA_FLAGS=FLAGS)
     cell = Path("cells", "4x4-s0")
     place = isojax.run("broken") / cell
-    sigterm(isojax, (*TEXT, "name=broken"), place / "records.jsonl", 4, XLA_FLAGS=FLAGS)
+    sigterm(isojax.fork(*TEXT, "name=broken", XLA_FLAGS=FLAGS), place / "records.jsonl", 4)
     last = newest(place)[-1]
     assert told(last)["pending"]["begun"] == int(last.name) + 3
     for path in (last / "pending").rglob("d/*"):

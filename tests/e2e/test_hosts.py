@@ -9,13 +9,12 @@ import signal
 import socket
 import time
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 import numpy as np
 
 from tests.compiler import QUICK, flags
-from tests.e2e.conftest import SECONDS, Isojax
+from tests.e2e.conftest import SECONDS, Fork, Isojax
 from tests.e2e.test_faults import flip, newest
 from tests.e2e.test_text import prepare
 
@@ -42,17 +41,17 @@ def reward(prompts, completions, **columns):
 """
 
 
-def start(place: Isojax, *words: str) -> list[Popen[str]]:
+def start(place: Isojax, *words: str) -> list[Fork]:
     """Both processes, with two devices each."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     asked = ("isojax.train", *WORDS, *words, "--coordinator", f"127.0.0.1:{port}", "--processes", "2")
     return [
-        place.start(*asked, "--process", str(i), XLA_FLAGS=flags(QUICK, devices=2), MARKS=str(place.folder / f"marks{i}")) for i in range(2)
+        place.fork(*asked, "--process", str(i), XLA_FLAGS=flags(QUICK, devices=2), MARKS=str(place.folder / f"marks{i}")) for i in range(2)
     ]
 
 
-def ended(processes: list[Popen[str]]) -> list[tuple[int, str]]:
+def ended(processes: list[Fork]) -> list[tuple[int | None, str]]:
     """Exit codes and what was said on standard error."""
     try:
         return [(process.returncode, err) for process in processes for _, err in [process.communicate(timeout=SECONDS)]]

@@ -31,7 +31,7 @@ def test_killed_and_resumed_and_in_a_pipeline(isojax: Any) -> None:
     assert [point["M"] for point in whole[:4]] == [0, 2, 3, 4] and dropped[:3] == [0, 0, 0]  # nothing is known before an epoch's end
     assert dropped[-1] > 0.1 and all(later >= before for before, later in pairwise(dropped))
 
-    process, last = isojax.start(*WORDS, "name=killed", "run.checkpoint_seconds=0"), time.monotonic() + 200
+    process, last = isojax.fork(*WORDS, "name=killed", "run.checkpoint_seconds=0"), time.monotonic() + 200
     path = ledger(isojax, "killed")
     try:
         while not path.exists() or path.read_bytes().count(b"\n") < LINES:

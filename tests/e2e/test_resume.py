@@ -20,7 +20,7 @@ HALF_DONE, LINES = "8x2-s1", 5  # the second of four cells, killed with so many 
 def kill_in_mid_cell(isojax: Any, *words: str) -> None:
     """Start a sweep and kill -9 it when HALF_DONE has LINES lines."""
     ledger: Path = isojax.run() / "cells" / HALF_DONE / "records.jsonl"
-    process, last = isojax.start("isojax.launch", "tiny.yaml", *words), time.monotonic() + 200
+    process, last = isojax.fork("isojax.launch", "tiny.yaml", *words), time.monotonic() + 200
     try:
         while not ledger.exists() or ledger.read_bytes().count(b"\n") < LINES:
             assert process.poll() is None and time.monotonic() < last, process.communicate()

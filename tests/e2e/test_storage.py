@@ -25,7 +25,7 @@ def test_a_killed_sweep_goes_on_on_another_machine(isojax: Any, whole: Any) -> N
     bucket, cache = isojax.folder.parent / "bucket", isojax.folder.parent / "cache"
     url, sweep = f"file://{bucket}", bucket / "tiny"
     words = ("isojax.launch", "tiny.yaml", f"run.dir={url}", "--resume", "run.checkpoint_seconds=0")
-    process, last = isojax.start(*words, XDG_CACHE_HOME=str(cache)), time.monotonic() + 200
+    process, last = isojax.fork(*words, XDG_CACHE_HOME=str(cache)), time.monotonic() + 200
     ledger, states = sweep / "cells" / HALF_DONE / "records.jsonl", sweep / "cells" / HALF_DONE / "checkpoint"
     try:
         while not (ledger.exists() and ledger.read_bytes().count(b"\n") >= LINES and list(states.glob("*.whole"))):

@@ -28,6 +28,7 @@ def test_a_sweep_leaves_its_files(whole: Any) -> None:
     figures = sorted((run / "figures").glob("*.png"))
     assert len(figures) >= 2 and all(p.read_bytes().startswith(b"\x89PNG") for p in figures)
     page = (run / "report.html").read_text()
+    assert "report: runs/tiny/report.html" in whole.said
     assert page.lstrip().lower().startswith("<!doctype html") and "tiny" in page and page.rstrip().endswith("</html>")
     assert not list(run.rglob("*.part")) and [p.name for p in run.rglob(".*") if p.is_file()] == [HELD]  # no temporary file is left
 
@@ -101,8 +102,8 @@ def test_samples_can_be_read(whole: Any) -> None:
 
 def test_again_and_side_by_side_the_same_bits(whole: Any, isojax: Any) -> None:
     """No clock and no order of work is in the records: two cells at a time on two devices write what one after the other did."""
-    done = isojax.quick_ok("launch", "tiny.yaml", "run.cells_at_once=2")
-    assert "2 at once" in done.stderr and "report: " in done.stdout and "for 2,500 rollouts: B_p = 8" in done.stdout
+    done = isojax.swept("launch", "tiny.yaml", "run.cells_at_once=2")
+    assert "2 at once" in done.stderr and "for 2,500 rollouts: B_p = 8" in done.stdout
     assert isojax.ledgers() == whole.ledgers()
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
     assert (isojax.run() / "base" / "problems.jsonl").read_bytes() == (whole.run() / "base" / "problems.jsonl").read_bytes()

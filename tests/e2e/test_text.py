@@ -9,8 +9,6 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from subprocess import Popen
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ from safetensors.numpy import load_file
 from isojax.config import DataConfig
 from isojax.tasks.sources import open_source
 from tests.compiler import QUICK, flags
-from tests.e2e.conftest import SECONDS, Isojax
+from tests.e2e.conftest import SECONDS, Fork, Isojax, Nursery
 from tests.e2e.tiny_lm import make_model
 
 # Rates from 0 to 1 by problem, whatever the random policy says; 2 ms a check, so that a kill finds work half done.
@@ -60,7 +58,7 @@ def prepare(place: Isojax) -> Isojax:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory, nursery: Any) -> Isojax:
+def unbroken(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isojax:
     """Where sweep and labelling have run without a break; to be read only."""
     place = prepare(Isojax(tmp_path_factory.mktemp("text") / "work", nursery))
     place.swept("launch", "sums.yaml", XLA_FLAGS=FLAGS)
@@ -68,7 +66,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, nursery: Any) -> Isojax:
     return place
 
 
-def killed_at(process: Popen[str], path: Path, lines: int) -> None:
+def killed_at(process: Fork, path: Path, lines: int) -> None:
     """SIGKILL as soon as a file has so many lines."""
     last = time.monotonic() + SECONDS
     try:
@@ -109,7 +107,7 @@ def test_what_a_sweep_leaves(unbroken: Isojax) -> None:
 def test_a_sweep_killed_and_resumed_leaves_the_same_bits(isojax: Isojax, unbroken: Isojax) -> None:
     prepare(isojax)
     ledger = isojax.run("sums") / "cells" / "4x4-s0" / "records.jsonl"
-    killed_at(isojax.start("launch", "sums.yaml", "run.checkpoint_seconds=0", XLA_FLAGS=FLAGS), ledger, 5)
+    killed_at(isojax.fork("launch", "sums.yaml", "run.checkpoint_seconds=0", XLA_FLAGS=FLAGS), ledger, 5)
     assert 5 <= ledger.read_bytes().count(b"\n") < 9, "the cell was finished before the kill"
     done = isojax.swept("launch", "sums.yaml", "run.checkpoint_seconds=0", "--resume", XLA_FLAGS=FLAGS)
     assert done.stderr.count("done before") == 1
@@ -120,7 +118,7 @@ def test_labelling_killed_and_called_again_finds_the_same(isojax: Isojax, unbrok
     """And a splits/ that holds them all, each part by its range; what is done is not done again."""
     prepare(isojax)
     folder, whole = (place.folder / "difficulty" / "sums" for place in (isojax, unbroken))
-    killed_at(isojax.start(*LABELLING, XLA_FLAGS=FLAGS), folder / "labels.jsonl", 20)
+    killed_at(isojax.fork(*LABELLING, XLA_FLAGS=FLAGS), folder / "labels.jsonl", 20)
     half = (folder / "labels.jsonl").read_bytes()
     assert half.count(b"\n") < 151, "all was labelled before the kill"
     done = isojax.quick_ok(*LABELLING, XLA_FLAGS=FLAGS)
