@@ -47,7 +47,7 @@ cell:
   base: {steps: 20, batch: 64}
   data: {candidates: 200, validation: 20, difficulty: [0.0, 1.0]}
   eval: {samples: 4, start: 16, ratio: 2}
-sweep: {B_p: [4], n: [2, 4], seeds: 4, budget: 256}
+sweep: {B_p: [4], n: [2, 4], seeds: 6, budget: 256}
 run: {loggers: [], checkpoint_seconds: 0, gang: {GANG}}
 """.replace("GANG", GANG)
 
@@ -144,7 +144,7 @@ def test_local_interrupted_and_resumed_the_same_bits(isojax: Isojax, whole: Isoj
 
 
 def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluster) -> None:
-    """Eight cells in gangs of two processes, on nodes with labels and resources: no point is lost, and none is there twice."""
+    """Twelve cells in gangs of two processes, on nodes with labels and resources: no point is lost, and none is there twice."""
     (isojax.folder / "gangs.yaml").write_text(SWEEP)
     (isojax.folder / "leaving.py").write_text(LOSS.format(folder=isojax.folder))
     words = ("isojax.launch", "gangs.yaml", "--ray", cluster.address, "--no-report", "cell.rl.loss=leaving.loss")
@@ -166,7 +166,7 @@ def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluste
     assert err.count("was lost") >= 2 and "begun again from its checkpoint (1 of 3)" in err, err
     done = isojax(*words, "--resume", **QUIET)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    assert points(isojax, "gangs") == {f"4x{n}-s{seed}": [0, 16, 32, 64, 128, 256] for n in (2, 4) for seed in range(4)}
+    assert points(isojax, "gangs") == {f"4x{n}-s{seed}": [0, 16, 32, 64, 128, 256] for n in (2, 4) for seed in range(6)}
 
 
 def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
