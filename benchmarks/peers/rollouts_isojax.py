@@ -1,6 +1,7 @@
 """isojax's sampler: B_p prompts, n samples each, a fixed number of new tokens, temperature 1, float32; R = B_p n slots, no stops.
 
---variant tensor: several cores split the weights, as `--mesh tensor=CORES` does; without it the rollouts (`--mesh data=CORES`). Run alone (prompts: `compare.py --commands`), with isojax's Python:
+--variant tensor: several cores split the weights, as `--mesh tensor=CORES` does; without it the rollouts (`--mesh data=CORES`). Run alone
+(prompts: `compare.py --commands`), with isojax's Python:
 
     python benchmarks/peers/rollouts_isojax.py MODEL --prompts FILE --n 8 --new 128
 """
