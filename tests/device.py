@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import Mesh
 
 from isojax.config import ModelConfig
@@ -28,6 +29,12 @@ DECODER = Decoder(CONFIG, VOCAB)
 # jax.jit with the least work, and where the bits of two programs are compared (tests/compiler.py)
 quick_jit = partial(jax.jit, compiler_options=QUICK)
 same_bits_jit = partial(jax.jit, compiler_options=SAME_BITS)
+
+
+def compile_with(options: dict[str, int | bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `jax.jit` is given from now on is compiled so, whoever calls it."""
+    jit = jax.jit
+    monkeypatch.setattr(jax, "jit", lambda *args, **others: jit(*args, **others | {"compiler_options": options}))
 
 
 def mesh(text: str = "auto") -> Mesh:

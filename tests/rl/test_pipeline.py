@@ -30,7 +30,7 @@ from isojax.sampling.batch import Problems, make_geometry
 from isojax.sharding import make_mesh, shard_count
 from isojax.types import Cell, InputError, Problem, RunFailed
 from tests.compiler import SAME_BITS
-from tests.device import CONFIG, DECODER, P, Parity, T, mesh, placed, policy, random_problems
+from tests.device import CONFIG, DECODER, P, Parity, T, compile_with, mesh, placed, policy, random_problems
 from tests.rl.test_hosted import Spoken
 
 Way = Literal["turns", "thread", "process"]
@@ -103,9 +103,8 @@ def synchronous(axes: str, pair: tuple[int, int], learning_rate: float = 2e-2) -
 
 @pytest.fixture
 def same_bits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What `jax.jit` is given is compiled so, whoever calls it; nothing that was compiled otherwise is taken, and nothing of it left."""
-    jit = jax.jit
-    monkeypatch.setattr(jax, "jit", lambda *args, **options: jit(*args, **options | {"compiler_options": SAME_BITS}))
+    """Compiled for equal bits; nothing that was compiled otherwise is taken, and nothing of it left."""
+    compile_with(SAME_BITS, monkeypatch)
     for cached in (programs, synchronous):
         cached.cache_clear()
     yield
