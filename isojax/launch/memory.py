@@ -19,9 +19,9 @@ from isojax.config import CellConfig, SweepConfig
 from isojax.geometry import make_geometry
 from isojax.launch.sizes import FLOAT, MeshSizes, Sizes
 
-FEW_LAYERS = 8  # up to so many, a prompt's last layer is run apart (models/decoder.py)
+LAST_APART = (1, 3, 4, 5, 6, 7, 8)  # numbers of layers of which a prompt's last is run apart (models/decoder.py)
 PLAIN_LOGITS = 2**22  # logits of a microbatch up to which they are held whole (rl/logprobs.py)
-VOCABULARY_BLOCK = 4096
+VOCABULARY_BLOCK, LANES = 4096, 128  # of the vocabulary at most, and what it is a multiple of (rl/logprobs.py)
 NARROWEST, WIDTHS = 16, 4  # of microbatches (rl/packing.py)
 UPDATES_A_CALL = 64  # of a program that verifies on device (rl/step.py)
 TRAINING_PROBLEMS = 1000
@@ -75,8 +75,8 @@ def prompts_kept(s: Sizes) -> int:
     """Bytes kept for the gradient of a block of prompts, in all layers that it goes back through."""
     if not s.p:
         return 0
-    layers = s.L - 1 if s.L <= FEW_LAYERS else s.L
-    copied = s.compute * layers * s.layer // s.ways if s.L <= FEW_LAYERS else 0
+    layers = s.L - 1 if s.L in LAST_APART else s.L
+    copied = s.compute * layers * s.layer // s.ways if s.L in LAST_APART else 0
     return copied + layers * kept(s, s.p, s.geometry.prompt_length - 1, 1)
 
 
@@ -89,10 +89,11 @@ def layer_backwards(s: Sizes, tokens: int, keys: int, parts: int) -> int:
     """Bytes at work while a layer is differentiated, beside what it has kept.
 
     Of the MLP the product of its halves and the gradients (4 F), or of attention the weights and their gradient, which come after it; what
-    goes between products (8 D and 4 N H: XLA lays few of these on each other). Where the layer is computed again, what it would have kept.
+    goes between products (XLA lays few of these on each other). Where the layer is computed again, what it would have kept.
     """
     mlp, scores = 4 * s.compute * tokens * s.F, FLOAT * s.attending * tokens * keys
-    between = s.compute * tokens * (8 * s.D + 4 * s.attending * s.H)
+    of_width, of_heads = (7, 4) if s.remat else (8, 6)
+    between = s.compute * tokens * (of_width * s.D + of_heads * s.attending * s.H)
     again = kept(replace(s, remat=False), tokens, keys, parts) - kept(s, tokens, keys, parts)
     return again + between + max(mlp, 2 * scores)
 
@@ -103,21 +104,23 @@ def logits(s: Sizes) -> int:
     widths = {s.geometry.response_length}
     while len(widths) < WIDTHS and min(widths) % 2 == 0 and min(widths) // 2 >= NARROWEST:
         widths.add(min(widths) // 2)
-    return max(_logits(s, s.geometry.microbatch * width) for width in widths)
+    return max(_logits(s, s.geometry.microbatch * width, len(widths) > 1) for width in widths)
 
 
-def _logits(s: Sizes, tokens: int) -> int:
+def _logits(s: Sizes, tokens: int, branches: bool) -> int:
     """Of so many tokens: logits, log-probabilities, probabilities, their gradient; the reference's; a nucleus's ranks.
 
-    Or blocks of the vocabulary, beside the gradient of the whole unembedding: three, or two with what is left of the vocabulary, which XLA
-    works out early, for the policy and the reference (logits, and those of the chosen tokens). Of one whole block it makes no loop.
+    Or blocks of the vocabulary (rl/logprobs.py), beside the gradient of the whole unembedding: two, and what is left of the vocabulary,
+    which XLA works out early, for the policy and the reference (logits, and those of the chosen tokens). Of one block it makes no loop, and
+    holds the logits once more where `branches` choose a width.
     """
     nucleus, policies = s.cell.sampling.top_p < 1, 1 + (s.reference > 0)
     if nucleus or s.mesh.tensor > 1 or tokens * s.vocab <= PLAIN_LOGITS:
         return FLOAT * tokens * s.V * (3 + policies + 2 * nucleus)
-    blocks, left = divmod(s.vocab, VOCABULARY_BLOCK)
-    looped = max(3 * VOCABULARY_BLOCK, 2 * VOCABULARY_BLOCK + 2 * left * policies)
-    held = looped if blocks > 1 else (3 + policies) * VOCABULARY_BLOCK * blocks + (1 + 2 * policies) * left
+    blocks = -(-s.vocab // VOCABULARY_BLOCK)
+    block = s.vocab // blocks // LANES * LANES
+    left = s.vocab - blocks * block
+    held = (2 * policies + branches) * s.vocab if blocks == 1 else 2 * block + 2 * left * policies
     return FLOAT * tokens * (held + 2 * s.D) + s.compute * s.table
 
 
@@ -126,7 +129,7 @@ def update(s: Sizes) -> int:
     policies = 1 + (s.reference > 0)
     gathered = s.compute * (s.layer + policies * s.table) if s.ways > 1 else 0  # each weight where it is used; of the embedding, rows alone
     cast = 0 if s.compute == FLOAT else s.compute * s.numbers // s.ways * policies
-    of_prompts = s.compute * (s.L - 1) * s.layer // s.ways if s.p and s.L <= FEW_LAYERS else 0
+    of_prompts = s.compute * (s.L - 1) * s.layer // s.ways if s.p and s.L in LAST_APART else 0
     keys_values = 2 * s.L * s.p * s.K * s.H
     of_prefix = s.compute * keys_values * policies
     dealt = s.rollouts if s.geometry.shards > 1 else 0  # in the order of problems, from the shards that sampled them
@@ -156,7 +159,7 @@ def sampling(s: Sizes) -> int:
     prefill = keys_and_values(s, geometry.prompts, s.prefix, s.compute)
     scores = FLOAT * s.attending * s.p * (geometry.prompt_length - 1)
     block = s.compute * s.p * 2 * s.D + max(s.compute * s.p * 2 * s.F, 2 * scores)  # attention, then the MLP
-    cut = s.compute * (s.L - 1) * s.layer if s.L <= FEW_LAYERS and s.p else 0
+    cut = s.compute * (s.L - 1) * s.layer if s.L in LAST_APART and s.p else 0
     of_draw = FLOAT * geometry.slots * s.V * (4 if s.cell.sampling.top_p < 1 else 2)
     step = of_draw + s.compute * geometry.slots * (2 * s.F + 2 * s.D)
     return max(prefill + block + cut, step)

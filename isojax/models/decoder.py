@@ -35,8 +35,9 @@ from isojax.types import InputError
 Params = dict[str, Any]
 
 # Of a prompt's last layer nothing but keys and values is wanted. Where there are few layers it is run apart, which saves work; where there
-# are many, cutting it off their stack, a copy of all weights, takes longer than to run it whole.
-FEW_LAYERS = 8
+# are many, cutting it off their stack, a copy of all weights, takes longer than to run it whole. Of two layers one would be left, and of a
+# loop over one layer XLA makes none and holds all of it at once: up to 1.4 times the memory.
+LAST_APART = (1, 3, 4, 5, 6, 7, 8)
 # What of a layer is kept for its gradient. What costs little is computed again in any case: norms, activations, a prompt's keys and values
 # laid out for each response, weights in another shape. That takes a third of the memory, and no more time (docs/performance.md).
 KEPT = {"none": jax.checkpoint_policies.dots_saveable, "layer": None}
@@ -242,7 +243,7 @@ class Decoder:
             return attend(q, k, v)
 
         x = rows(params["embed"], tokens, self.config.width)
-        if self.config.layers > FEW_LAYERS:
+        if self.config.layers not in LAST_APART:
             return self._layers(params, x, turns, attention, None)[1]
         # Cut off dynamically: references, to which gradients are added, know no other slices.
         below = jax.tree.map(lambda w: lax.dynamic_slice_in_dim(w, 0, self.config.layers - 1), params["blocks"])

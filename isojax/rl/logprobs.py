@@ -23,7 +23,8 @@ from isojax.models.decoder import Decoder, Params
 from isojax.rl.regularizers import entropy
 from isojax.sampling.logits import EDGE, NEVER, log_probs, nucleus, within
 
-BLOCK = 4096  # tokens of the vocabulary at a time; from 1024 to 8192 the time is the same
+BLOCK = 4096  # tokens of the vocabulary at a time, at most; from 1024 to 8192 the time is the same
+LANES = 128  # a TPU's
 PLAIN = 2**22  # logits of a microbatch up to which the plain form is taken: 16 MB
 
 
@@ -39,6 +40,13 @@ class Hidden(NamedTuple):
 
     params: Params
     states: Array
+
+
+def block_size(vocab: int) -> int:
+    """Tokens of a block, such that whole blocks leave little of the vocabulary over: what is left is worked out apart from their loop, and
+    XLA holds it beside them."""
+    blocks = -(-vocab // BLOCK)
+    return vocab if blocks == 1 else vocab // blocks // LANES * LANES
 
 
 def chosen(log_p: Float[Array, "m T V"], tokens: Int[Array, "m T"]) -> Float[Array, "m T"]:
@@ -57,7 +65,7 @@ def read(decoder: Decoder, hidden: Hidden, tokens: Int[Array, "m T"], temperatur
         return Read(chosen(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p)))
     matrix, axis = decoder.unembedding(hidden.params)
     rows = hidden.states.reshape(-1, hidden.states.shape[-1])
-    found: Any = blockwise(rows, matrix, tokens.reshape(-1), axis, temperature, use_entropy, min(BLOCK, decoder.vocab))
+    found: Any = blockwise(rows, matrix, tokens.reshape(-1), axis, temperature, use_entropy, block_size(decoder.vocab))
     return Read(*(x.reshape(tokens.shape) for x in found))
 
 
