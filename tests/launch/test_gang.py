@@ -35,5 +35,5 @@ def test_refusals(coordinator: str | None, processes: str | None, process: int |
 def test_as_many_devices_in_each() -> None:
     """Which JAX asks for; it would say so by an error of its own."""
     check_even([0, 0, 1, 1])
-    with pytest.raises(InputError, match="process 0 has 3, process 1 has 1.*device_count=1"):
+    with pytest.raises(InputError, match=r"process 0 has 3, process 1 has 1.*device_count=1"):
         check_even([0, 1, 0, 0])
