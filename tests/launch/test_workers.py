@@ -18,7 +18,7 @@ from isojax.launch.fitting import Axes, Room
 from isojax.launch.rounds import Goal
 from isojax.launch.workers import out_of_memory, work
 from isojax.stopping import Stopped
-from isojax.types import Cell, lacks_memory
+from isojax.types import Cell, RunFailed, lacks_memory
 
 SWEEP = SweepConfig(B_p=(8,), n=(512,), B_max=4096, slots=64, microbatch=4096, prompts=8, lane_width=1)
 
@@ -41,11 +41,12 @@ def test_where_none_would(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_lacks_memory() -> None:
-    """A real failure of XLA's allocator says so; other errors do not."""
+    """A real failure of XLA's allocator says so; other errors do not, a checkpoint's on a full disk among them."""
     with pytest.raises(jax.errors.JaxRuntimeError) as real:
         jax.block_until_ready(jax.numpy.zeros(2**46, "int8"))
     assert lacks_memory(real.value) and lacks_memory(MemoryError())
     assert not lacks_memory(ValueError("B_p is larger")) and not lacks_memory(FloatingPointError("loss not finite"))
+    assert not lacks_memory(RunFailed("cannot be written (RESOURCE_EXHAUSTED: ... [OS error 28: ENOSPC No space left on device])"))
 
 
 def test_told_to_end_at_the_end_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
