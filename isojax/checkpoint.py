@@ -87,7 +87,12 @@ class Checkpoints:
 
     def _open(self) -> None:
         with ORBAX:
-            options = ocp.CheckpointManagerOptions(max_to_keep=self.keep, create=True, cleanup_tmp_directories=True)  # torn by a kill
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=self.keep,
+                create=True,
+                cleanup_tmp_directories=True,  # torn by a kill
+                async_options=ocp.AsyncOptions(barrier_sync_fn=_meet),
+            )
             self._manager = ocp.CheckpointManager(self.folder, options=options)
 
     def __enter__(self) -> "Checkpoints":
@@ -239,6 +244,13 @@ def _agreed(read: Callable[[], T]) -> T:
     if problem := next(filter(None, hosts.everyone(problem)), ""):
         raise Damaged(problem)
     return cast(T, found)
+
+
+def _meet(*, key: str, timeout_ms: int) -> None:
+    """Waits for the other processes, where Orbax does so while it saves; but not where saving has failed here. They would wait elsewhere,
+    and this process for them, for twenty minutes; so it ends, and they are told (launch/sentinel.py)."""
+    if hosts.several() and sys.exc_info()[0] is None:
+        ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 @cache

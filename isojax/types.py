@@ -138,5 +138,6 @@ EXHAUSTED = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "std::bad_a
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error says that memory was not enough."""
-    return isinstance(error, MemoryError) or any(said in str(error) for said in EXHAUSTED)
+    """Whether an error says that memory was not enough. A RunFailed says itself what was not: of a full disk tensorstore says the same."""
+    exhausted = not isinstance(error, RunFailed) and any(said in str(error) for said in EXHAUSTED)
+    return exhausted or isinstance(error, MemoryError)

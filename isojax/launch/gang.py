@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,7 @@ def together(gang: Gang) -> Iterator[None]:
     """All processes joined; on leaving it well, they part.
 
     Raises:
-        InputError: they do not come together.
+        InputError: they do not come together, or have not as many devices each.
     """
     if not gang.several:
         yield
@@ -99,6 +100,7 @@ def together(gang: Gang) -> Iterator[None]:
             f"the processes of this run did not come together within {TOGETHER} seconds ({asked}): {str(e).splitlines()[0]}. Start all of "
             "them with the same --coordinator and --processes, and each with its own --process."
         ) from e
+    check_even([d.process_index for d in jax.devices()])
     watch = _watch(jax, gang)
     from isojax import hosts
 
@@ -127,6 +129,17 @@ def _watch(jax: Any, gang: Gang) -> Watch:
     if listener is not None:
         listener.close()  # the sentinel has its own
     return watch
+
+
+def check_even(owners: Sequence[int]) -> None:
+    """InputError where processes have not as many devices each, which JAX's gathering over processes asks for. `owners`: of each device."""
+    counts = Counter(owners)
+    if len(set(counts.values())) > 1:
+        has = ", ".join(f"process {process} has {count}" for process, count in sorted(counts.items()))
+        raise InputError(
+            f"processes with unlike numbers of devices ({has}); expected as many in each. On a CPU, which has one for every core, set the "
+            f"same in all of them: XLA_FLAGS=--xla_force_host_platform_device_count={min(counts.values())}."
+        )
 
 
 def check_several(config: Config, wanted: int, devices: int, processes: int) -> None:

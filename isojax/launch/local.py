@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from isojax import stopping
 from isojax.config import Config
 from isojax.launch.display import Display, console, print_plan
 from isojax.launch.forecast import expect
@@ -79,9 +80,10 @@ def run_cells(site: Site) -> None:
     with Display(config) as display:
         base, failed = site.prepare(display), []
         todo = rounds(config, cells, site.folder, failed)
-        while goals := hosts.by_first(lambda: next(todo, [])):
-            failed += work(site, base, goals, display)
-            tell_failures(display, site.task)
-            if failed and hosts.several():
-                break  # the processes may be at different places
+        with stopping.heeding_sigterm():  # between two rounds too
+            while goals := hosts.by_first(lambda: next(todo, [])):
+                failed += work(site, base, goals, display)
+                tell_failures(display, site.task)
+                if failed and hosts.several():
+                    break  # the processes may be at different places
     raise_failures(failed, len(cells), site.folder)

@@ -64,7 +64,11 @@ def one_cell(
 
 
 def work(site: Site, base: Base, goals: list[Goal], display: Display) -> list[tuple[Cell, Exception]]:
-    """One thread for each set of programs, taking cells until none is left; the cells that failed, with their errors."""
+    """One thread for each set of programs, taking cells until none is left; the cells that failed, with their errors.
+
+    Raises:
+        Stopped: the process was told to end (`stopping`), and cells are left.
+    """
     from isojax import hosts
 
     todo: queue.SimpleQueue[Goal] = queue.SimpleQueue()
@@ -72,6 +76,7 @@ def work(site: Site, base: Base, goals: list[Goal], display: Display) -> list[tu
         todo.put(goal)
     failed: list[tuple[Cell, Exception]] = []
     stopped: list[Stopped] = []
+    told: list[bool] = []
     display.aim(goals)
 
     def report(progress: Progress) -> None:
@@ -95,13 +100,14 @@ def work(site: Site, base: Base, goals: list[Goal], display: Display) -> list[tu
             display.finish(cell, failed=error is not None)
             if error is not None and hosts.several() and not isinstance(error, FloatingPointError):
                 return
+        told.append(True)
 
-    with stopping.heeding_sigterm():
-        _in_threads([lambda p=p: worker(p) for p in site.programs])
-        if stopped or (not failed and not todo.empty()):
-            raise Stopped(
-                f"{site.folder} was told to end (SIGTERM); {len(stopped)} cells at work have saved their state. Go on by --resume."
-            )
+    _in_threads([lambda p=p: worker(p) for p in site.programs])
+    if stopped or (told and not todo.empty()):
+        before = "".join(f"; {cell.name} had failed before ({error})" for cell, error in failed)
+        raise Stopped(
+            f"{site.folder} was told to end (SIGTERM); {len(stopped)} cells at work have saved their state{before}. Go on by --resume."
+        )
     return failed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isojax.launch.gang import ALONE, Gang, gang_of
+from isojax.launch.gang import ALONE, Gang, check_even, gang_of
 from isojax.types import InputError
 
 
@@ -30,3 +30,10 @@ def test_what_is_given() -> None:
 def test_refusals(coordinator: str | None, processes: str | None, process: int | None, saying: str) -> None:
     with pytest.raises(InputError, match=saying):
         gang_of(coordinator, processes, process)
+
+
+def test_as_many_devices_in_each() -> None:
+    """Which JAX asks for; it would say so by an error of its own."""
+    check_even([0, 0, 1, 1])
+    with pytest.raises(InputError, match=r"process 0 has 3, process 1 has 1.*device_count=1"):
+        check_even([0, 1, 0, 0])
