@@ -20,6 +20,7 @@ from isojax.launch.member import News, Outcome
 from isojax.launch.placement import Shape
 from isojax.launch.planner import plan
 from isojax.launch.ray_gang import Lost
+from isojax.launch.resume import LOGS
 from isojax.launch.rounds import Goal
 from isojax.launch.schedule import Schedule
 from isojax.launch.status import read
@@ -201,6 +202,23 @@ def test_told_to_end(schedule: Schedule) -> None:
     with pytest.raises(Stopped, match="the cells at work have saved their state"):
         schedule.run()
     assert [goal.cell for goal in Gang.trained] == CELLS[:1]
+
+
+def test_told_to_end_before_a_gang_is_ready(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is being made ready has nothing to save: it is not waited for."""
+    monkeypatch.setattr(Gang, "never", True)
+    Gang.trained.append(Goal(CELLS[0], 0))
+    threading.Timer(0.2, stopping.ask).start()
+    began = time.monotonic()
+    with pytest.raises(Stopped):
+        schedule.run()
+    assert time.monotonic() - began < scheduling.SAVING / 10
+
+
+def test_logs_that_cannot_be_written_are_refused(schedule: Schedule) -> None:
+    (schedule.folder / LOGS).touch()
+    with pytest.raises(InputError, match=f"cannot write .*{LOGS}"):
+        schedule.run()
 
 
 def test_round_by_round(schedule: Schedule) -> None:
