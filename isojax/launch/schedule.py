@@ -94,6 +94,7 @@ class Schedule:
                     raise error
                 raise Stopped(f"{self.folder} was told to end; the cells at work have {saved}saved their state. Go on by --resume.", by)
         finally:
+            self.over = True  # for gangs that were not waited for
             with suppress(InputError, RunFailed):  # which are raised where they end the sweep
                 self._tell(ended=True)
         return self.failed
@@ -184,7 +185,7 @@ class Schedule:
             try:
                 outcome = gang.train(work.goal, partial(self._watch, work=work))
             except Lost as e:
-                if not stopping.asked():
+                if not (stopping.asked() or self.over):
                     self._lost(work, gang, e)
                 return
             if outcome.kind == member.STOPPED:
@@ -200,7 +201,7 @@ class Schedule:
         with self.ready:
             while not self.todo and not self.over and not stopping.asked():
                 self.ready.wait(LOOK)
-            return bool(self.todo) and not stopping.asked()
+            return bool(self.todo) and not (self.over or stopping.asked())
 
     def _take(self) -> Work | None:
         """The next cell; None where there will be none. A gang that could go on waits for the next round."""
