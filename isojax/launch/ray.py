@@ -46,7 +46,7 @@ def launch(config: Config, resume: bool, dry_run: bool, gang: Gang = ALONE) -> P
     begun(folder, resume or dry_run)
     check_rounds(config, cells)
     with connected(config.run.ray or LOCAL) as ray:
-        nodes = ray.nodes()
+        nodes = [node for node in ray.nodes() if node["Alive"]]
         shape = shape_of(config, nodes)
         gangs = min(check(shape, nodes), len(cells), config.run.cells_at_once or len(cells))
         print_cells(config, cells, folder)
