@@ -296,6 +296,9 @@ def _run(application: typer.Typer, program: str) -> NoReturn:
     except InputError as e:
         print(f"error: {shown(e)}", file=sys.stderr)
         sys.exit(2)
+    except PermissionError as e:  # merely to ask whether there is a file may raise it
+        print(f"error: {shown(e)}. Expected a place that you may use.", file=sys.stderr)
+        sys.exit(2)
     except RunFailed as e:
         print(f"error: {shown(e)}", file=sys.stderr)
         sys.exit(1)

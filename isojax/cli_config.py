@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -50,7 +50,7 @@ def read_config(words: Sequence[str] | None, mesh: str | None, default: str | No
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """(configs, overrides): a word is an override when it has a '=' and is no file; configs come first."""
-    is_config = ["=" not in word or Path(word).is_file() for word in words]
+    is_config = ["=" not in word or os.path.isfile(word) for word in words]
     count = is_config.index(False) if False in is_config else len(words)
     if True in is_config[count:]:
         late, key = words[count:][is_config[count:].index(True)], words[count]

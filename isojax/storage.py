@@ -31,6 +31,10 @@ HELD = ".lock"  # the file in a folder that its writer holds
 MIRRORS: list[Mirror] = []  # of this process
 
 
+class Busy(InputError):
+    """Another process writes to a folder."""
+
+
 def is_url(text: str) -> bool:
     """Whether a place is written as a URL."""
     return re.match(r"[a-z][a-z0-9+.-]*://", text) is not None
@@ -146,8 +150,8 @@ def _join(run_dir: str, name: str) -> str:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold the folder: InputError where it cannot be made or written, or another process is writing to it, on any machine that sees it (NFS
-    keeps locks of files for all its clients, of folders for none)."""
+    """Hold the folder: InputError where it cannot be made or written, Busy where another process is writing to it, on any machine that sees
+    it (NFS keeps locks of files for all its clients, of folders for none)."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / HELD, os.O_RDWR | os.O_CREAT, 0o666)
@@ -155,7 +159,7 @@ def alone(folder: Path) -> Iterator[None]:
         raise InputError(f"cannot make the folder {folder}, or write in it: {e.strerror or e}. Choose a place that you may write.") from e
     try:
         if not any(take(lock, fcntl.LOCK_EX, after) for after in (0.0, 0.1)):  # `isojax status` may have been looking
-            raise InputError(
+            raise Busy(
                 f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME. If that process was on "
                 f"a machine that is lost, a file server may keep its lock for a while; then remove {folder / HELD}."
             )

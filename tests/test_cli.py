@@ -124,6 +124,11 @@ def test_launch_takes_a_file_whose_name_has_an_equals_sign(isojax: Isojax, calls
     assert calls[0][0].name == "odd"
 
 
+def test_launch_takes_an_override_that_is_too_long_for_a_file(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
+    assert isojax("launch", long := f"run.dir={'x' * 300}", "--dry-run")[0] == 0
+    assert calls[0][0].run.dir == long.removeprefix("run.dir=")
+
+
 def test_of_several_configs_later_ones_lie_over_earlier_ones(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
     Path("top.yaml").write_text("sweep: {n: [4], seeds: 5}\ncell: {rl: {kl: 0.125}}\n")
     assert isojax("launch", "quickstart", "hard", "top.yaml", "sweep.seeds=7", "--dry-run")[0] == 0
@@ -189,6 +194,14 @@ def test_an_error_inside_a_command_is_one_message(isojax: Isojax, monkeypatch: p
 
     monkeypatch.setitem(sys.modules, "isojax.launch.local", SimpleNamespace(launch=launch))
     assert error_of(isojax("launch")) == "error: the mesh data=3 does not fit 8 devices\n"
+
+
+def test_a_place_that_is_not_open_to_us_is_one_message(isojax: Isojax, monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(*_: Any) -> Path:
+        raise PermissionError(13, "Permission denied", "/root/runs")
+
+    monkeypatch.setitem(sys.modules, "isojax.launch.local", SimpleNamespace(launch=launch))
+    assert "Permission denied: '/root/runs'" in error_of(isojax("launch"))
 
 
 def test_fit_writes_what_it_prints_and_json_is_all_of_standard_output(isojax: Isojax, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from isojax.launch.gang import Gang, together
 from isojax.launch.rounds import Goal
 from isojax.launch.workers import tell_failures
 from isojax.stopping import Stopped
-from isojax.storage import alone, folder_of, fresh, is_url, working
+from isojax.storage import Busy, alone, folder_of, fresh, is_url, working
 from isojax.types import Cell, InputError, Progress, RunFailed
 
 TOKEN = ".sweep"  # a file that only who sees the driver's folder can read
@@ -142,10 +142,12 @@ class Member:
                     try:
                         held.enter_context(alone(site.folder / "cells" / cell.name))
                         break
-                    except InputError:
+                    except Busy:
                         if time.monotonic() > last:
                             return Outcome(LOST, f"another process still writes to {site.folder / 'cells' / cell.name}")
                         time.sleep(0.5)
+                    except InputError as e:
+                        return Outcome(BROKEN, str(e))
             try:
                 error = one_cell(site, site.programs[0], self._base, goal, report, self._teller.flagged)
             except Stopped as e:

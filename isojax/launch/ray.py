@@ -46,7 +46,7 @@ def launch(config: Config, resume: bool, dry_run: bool, gang: Gang = ALONE) -> P
     begun(folder, resume or dry_run)
     check_rounds(config, cells)
     with connected(config.run.ray or LOCAL) as ray:
-        nodes = ray.nodes()
+        nodes = [node for node in ray.nodes() if node["Alive"]]
         shape = shape_of(config, nodes)
         gangs = min(check(shape, nodes), len(cells), config.run.cells_at_once or len(cells))
         print_cells(config, cells, folder)
@@ -76,10 +76,19 @@ def connected(address: str) -> Iterator[Any]:
         raise InputError("--ray needs Ray, which is not installed. Install it: pip install 'isojax[ray]'") from e
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False, "namespace": "isojax"}
     if address == LOCAL:
-        ray.init(address=LOCAL, num_cpus=_cores(), include_dashboard=False, **quiet)
+        try:
+            ray.init(address=LOCAL, num_cpus=_cores(), include_dashboard=False, **quiet)
+        except (OSError, RuntimeError, ValueError) as e:  # Ray's own are among them
+            raise InputError(f"--ray local: Ray does not start on this machine ({_line(e)}). Mend that, or leave --ray out.") from e
     else:
-        _answers(address)
-        _within(CONNECT, lambda: ray.init(address=address, **quiet), address)
+        place = _host_and_port(address)
+
+        def connect() -> None:
+            if place is not None:  # nothing that listens is told at once
+                socket.create_connection(place, timeout=5).close()
+            ray.init(address=address, **quiet)
+
+        _within(CONNECT, connect, address)
     try:
         yield ray
     finally:
@@ -90,20 +99,17 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _answers(address: str) -> None:
-    """InputError where nothing listens at HOST:PORT."""
+def _host_and_port(address: str) -> tuple[str, int] | None:
+    """Of HOST:PORT; None for auto. InputError for anything else."""
     host, _, port = address.rpartition(":")
     if address == AUTO:
-        return
-    if not host or "/" in host or not port.isdigit():
+        return None
+    if not host or "/" in host or not port.isdecimal():
         raise InputError(
             f"--ray: given {address!r}, expected local, auto, or HOST:PORT of the cluster that this machine is a node of. From a machine "
             "that is none, hand it in: ray job submit --address http://HEAD:8265 --working-dir . -- isojax launch ... --ray auto."
         )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-    except OSError as e:
-        raise _no_cluster(address, e) from e
+    return host.strip("[]"), int(port)
 
 
 def _within(seconds: float, connect: Any, address: str) -> None:
@@ -126,9 +132,12 @@ def _within(seconds: float, connect: Any, address: str) -> None:
 
 
 def _no_cluster(address: str, error: BaseException) -> InputError:
-    said = str(error).strip().splitlines() or [type(error).__name__]
     where = "that this machine is a node of" if address == AUTO else f"at {address}"
     return InputError(
-        f"--ray {address}: no Ray cluster {where} ({said[0][:200]}). Start one by `ray start --head --port=6379`, join it by "
+        f"--ray {address}: no Ray cluster {where} ({_line(error)}). Start one by `ray start --head --port=6379`, join it by "
         "`ray start --address=HOST:6379`, or run on this machine alone by --ray local."
     )
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

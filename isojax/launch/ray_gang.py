@@ -164,13 +164,22 @@ class RayGang:
         """
         count = self.shape.processes
         try:
-            hosts = self.ray.get([one.host.remote() for one in self.members], timeout=STARTED)
+            hosts = self._started([one.host.remote() for one in self.members], watch)
             self.where = ", ".join(dict.fromkeys(hosts))
             address = self.ray.get(self.members[0].address.remote(), timeout=STARTED) if count > 1 else ""
         except self.ray.exceptions.RayError as e:
             raise Lost(_why(e)) from e
         given = self.config, self.cells, self.token, self.shape.devices
         self._all([one.open.remote(*given, Gang(address, count, i, detected=False)) for i, one in enumerate(self.members)], watch)
+
+    def _started(self, calls: list[Any], watch: Watch) -> list[Any]:
+        """What the first calls give, for which processes have to start; meanwhile `watch` may break that off."""
+        last = time.monotonic() + STARTED
+        while self.ray.wait(calls, num_returns=len(calls), timeout=LOOK)[1]:
+            watch(News())
+            if time.monotonic() > last:
+                raise Lost(f"its processes did not start within {STARTED:.0f} seconds")
+        return self.ray.get(calls)
 
     def train(self, goal: Goal, watch: Watch) -> Outcome:
         """A cell, trained by all; raises as `open`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from isojax.config import CHOSEN, Config, read_saved
 from isojax.config_rl import FIRST_CLIP, FIRST_LOSS
-from isojax.files import leaves
+from isojax.files import leaves, unwritten
 from isojax.launch.planner import resolve
 from isojax.types import InputError
 
@@ -19,11 +19,14 @@ def begun(folder: Path, resume: bool) -> bool:
     """Whether the folder holds a run.
 
     Raises:
-        InputError: it does, and `resume` was not asked for; or it is none of isojax's.
+        InputError: it does, and `resume` was not asked for; or it is none of isojax's, or cannot be looked into.
     """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file, expected a folder to run in; choose another name with name=NAME.")
-    found = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder} is a file, expected a folder to run in; choose another name with name=NAME.")
+        found = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
+    except OSError as e:
+        raise unwritten(folder, e) from e
     if found <= {BASE, LOGS, STATUS}:  # nothing, or what a kill left before the first cell
         return False
     if not resume:

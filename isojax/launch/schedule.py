@@ -72,7 +72,8 @@ class Schedule:
     def run(self) -> list[tuple[Cell, Exception]]:
         """Until every cell is done or has failed; those that failed. One gang makes the base policy, then the others begin. Whatever ends
         the sweep before, the cells at work save their state first."""
-        write_text(self.folder / member.TOKEN, self.token)
+        for place in (self.folder, self.folder / LOGS):  # both are to be written
+            write_text(place / member.TOKEN, self.token)
         threads: list[threading.Thread] = []
         by, error = signal.SIGTERM, None
         try:
@@ -93,6 +94,7 @@ class Schedule:
                     raise error
                 raise Stopped(f"{self.folder} was told to end; the cells at work have {saved}saved their state. Go on by --resume.", by)
         finally:
+            self.over = True  # for gangs that were not waited for
             with suppress(InputError, RunFailed):  # which are raised where they end the sweep
                 self._tell(ended=True)
         return self.failed
@@ -183,7 +185,7 @@ class Schedule:
             try:
                 outcome = gang.train(work.goal, partial(self._watch, work=work))
             except Lost as e:
-                if not stopping.asked():
+                if not (stopping.asked() or self.over):
                     self._lost(work, gang, e)
                 return
             if outcome.kind == member.STOPPED:
@@ -199,7 +201,7 @@ class Schedule:
         with self.ready:
             while not self.todo and not self.over and not stopping.asked():
                 self.ready.wait(LOOK)
-            return bool(self.todo) and not stopping.asked()
+            return bool(self.todo) and not (self.over or stopping.asked())
 
     def _take(self) -> Work | None:
         """The next cell; None where there will be none. A gang that could go on waits for the next round."""
@@ -234,9 +236,9 @@ class Schedule:
             self.left -= 1
 
     def _watch_opening(self, news: News) -> None:
-        """Shows what a gang that is not ready yet has told; it is not waited for once all is done."""
+        """Shows what a gang that is not ready yet has told; it is not waited for once all is done, or the sweep is told to end."""
         self._watch(news)
-        if self.over:
+        if self.over or stopping.asked():
             raise Lost("no cell is left for it")
 
     def _watch(self, news: News, work: Work | None = None) -> None:
@@ -253,7 +255,7 @@ class Schedule:
 
     def _save(self, threads: Sequence[threading.Thread]) -> str:
         """The cells at work save their state, for which they have some time; a second Ctrl-C does not wait for that. "" or "not all "."""
-        if any(thread.is_alive() for thread in threads):
+        if any(work.state == "running" for work in self.works.values()):
             console.print("stopping: the cells at work save their state (Ctrl-C again: do not wait for them)")
         for gang in list(self.gangs.values()):
             gang.stop()

@@ -22,6 +22,11 @@ def test_a_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+def test_a_folder_that_cannot_be_looked_into_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot write .*: File name too long"):
+        settle(CONFIG, tmp_path / ("x" * 300), False, 1)
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [

@@ -20,6 +20,7 @@ from isojax.launch.member import News, Outcome
 from isojax.launch.placement import Shape
 from isojax.launch.planner import plan
 from isojax.launch.ray_gang import Lost
+from isojax.launch.resume import LOGS
 from isojax.launch.rounds import Goal
 from isojax.launch.schedule import Schedule
 from isojax.launch.status import read
@@ -201,6 +202,38 @@ def test_told_to_end(schedule: Schedule) -> None:
     with pytest.raises(Stopped, match="the cells at work have saved their state"):
         schedule.run()
     assert [goal.cell for goal in Gang.trained] == CELLS[:1]
+
+
+def test_told_to_end_before_a_gang_is_ready(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is being made ready has nothing to save: it is not waited for."""
+    monkeypatch.setattr(Gang, "never", True)
+    Gang.trained.append(Goal(CELLS[0], 0))
+    threading.Timer(0.2, stopping.ask).start()
+    began = time.monotonic()
+    with pytest.raises(Stopped):
+        schedule.run()
+    assert time.monotonic() - began < scheduling.SAVING / 10
+
+
+def test_what_was_not_waited_for_ends_by_itself(
+    schedule: Schedule, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C twice, or SAVING is over: the gang at work is lost with Ray, says nothing of it and begins no other."""
+    monkeypatch.setattr(scheduling, "SAVING", 0.0)
+    Gang.ends[CELLS[0]] = [Slow()]
+    Gang.ends[CELLS[1]] = [Lost("Ray has not been started yet")]
+    threading.Timer(0.1, stopping.ask).start()
+    with pytest.raises(Stopped, match="not all"):
+        schedule.run()
+    stopping._ASKED.clear()  # as on leaving `heeding_sigterm`
+    time.sleep(0.6)
+    assert Gang.trained == [Goal(CELLS[0], 512)] and "lost" not in capsys.readouterr().err
+
+
+def test_logs_that_cannot_be_written_are_refused(schedule: Schedule) -> None:
+    (schedule.folder / LOGS).touch()
+    with pytest.raises(InputError, match=f"cannot write .*{LOGS}"):
+        schedule.run()
 
 
 def test_round_by_round(schedule: Schedule) -> None:
