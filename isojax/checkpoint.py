@@ -180,23 +180,22 @@ class Checkpoints:
         name = f"{self.folder.name}-damaged-{M}"
         same = len(list(self.folder.parent.glob(f"{name}*")))
         aside = self.folder.with_name(f"{name}-{same}" if same else name)
+        self._without(M, f"is damaged ({problem}); moved to {aside}", lambda: (self.folder / str(M)).rename(aside))
+
+    def drop(self, M: int, why: str) -> None:
+        """Forget the newest state, which is of update M, and say why."""
+        self._without(M, f"is of no use: {why}", lambda: shutil.rmtree(self.folder / str(M)))
+
+    def _without(self, M: int, said: str, away: Callable[[], object]) -> None:
+        """Tells what is `said` of a checkpoint, and takes it away."""
         before = [step for step in self._manager.all_steps() if step < M]
         follows = f"going on from the one of update {max(before)}" if before else "there is none before it: the cell starts anew"
-        if hosts.writes():
-            print(f"warning: the checkpoint {self.folder / str(M)} is damaged ({problem}); moved to {aside}; {follows}", file=sys.stderr)
         with ORBAX:
             self._manager.close()
         if hosts.writes():
-            (self.folder / str(M)).rename(aside)
-        hosts.wait("a damaged checkpoint is put aside")
-        self._open()
-
-    def clear(self) -> None:
-        """Forget every saved state."""
-        self._manager.close()
-        if hosts.writes():
-            shutil.rmtree(self.folder)
-        hosts.wait("checkpoints are cleared")
+            print(f"warning: the checkpoint {self.folder / str(M)} {said}; {follows}", file=sys.stderr)
+            away()
+        hosts.wait("a checkpoint is taken away")
         self._open()
 
     def wait(self) -> None:

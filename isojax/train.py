@@ -188,9 +188,9 @@ class Run:
         """What `begun` does, from the newest checkpoint; raises Damaged where that turns out to be of no use."""
         rl, programs, cell = self.config.cell.rl, self.programs, self.cell
         restored = self.checkpoints.restore(programs.like)
-        if restored is not None and restored[1].evaluation >= 0 and lost(restored[1].evaluation):
-            self.checkpoints.clear()
-            restored = None
+        while restored is not None and restored[1].evaluation >= 0 and lost(restored[1].evaluation):
+            self.checkpoints.drop(restored[1].M, "the ledger lacks an evaluation before it")
+            restored = self.checkpoints.restore(programs.like)
         measures_kl = rl.kl > 0 or rl.measure_kl
         base_params = self.base.params(programs.decoder, programs.mesh) if measures_kl or restored is None else {}
         self.reference = base_params if measures_kl else {}  # what the KL is measured against

@@ -45,8 +45,8 @@ class Hidden(NamedTuple):
 def block_size(vocab: int) -> int:
     """Tokens of a block, such that whole blocks leave little of the vocabulary over: what is left is worked out apart from their loop, and
     XLA holds it beside them."""
-    blocks = -(-vocab // BLOCK)
-    return vocab if blocks == 1 else vocab // blocks // LANES * LANES
+    size = vocab // -(-vocab // BLOCK)
+    return size if size in (vocab, size % LANES) else size - size % LANES
 
 
 def chosen(log_p: Float[Array, "m T V"], tokens: Int[Array, "m T"]) -> Float[Array, "m T"]:
