@@ -132,27 +132,30 @@ def broken(folder: Path, kind: str, kills: int, rng: random.Random, tell: Callab
     """Runs it without a break, then killed so many times; what it was killed at, and whether the two are equal."""
     work, updates = unbroken(folder, kind)
     tell(f"{kind}: unbroken, {updates} updates in {work:.1f} s")
-    name, phases, beside = f"{kind}-killed", Counter[str](), {"saving": 0, "judging": 0, "damaged": 0}
+    names, phases, beside = [f"{kind}-killed"], Counter[str](), {"saving": 0, "judging": 0, "damaged": 0}
     aims: list[str | None] = [*AIMS[kind], *[None] * kills][: kills - 1]
     rng.shuffle(aims)
     aims.append(LAST)
-    for number, aim in enumerate(aims, 1):
+    while aims:
+        name, aim = names[-1], aims[0]
         left = work * (1 - share(folder, name, updates))
-        kill, said = run(folder, kind, name, {"after": rng.uniform(0, 2 * left / (kills - number + 2)), "aim": aim})
+        kill, said = run(folder, kind, name, {"after": rng.uniform(0, 2 * left / (len(aims) + 1)), "aim": aim})
         beside["damaged"] += "is damaged" in said
-        if kill is None:
-            break
+        if kill is None:  # it came to its end before: another run takes the kills that are left, this one at any instant
+            names.append(f"{kind}-killed-{len(names) + 1}")
+            aims[0] = None
+            continue
+        aims.pop(0)
         phases[kill["phase"]] += 1
         beside["saving"], beside["judging"] = beside["saving"] + kill["saving"], beside["judging"] + kill["judging"]
         aside = ", a checkpoint half written" * kill["saving"] + ", responses being judged" * kill["judging"]
         aimed = f", aimed at {aim}" if aim else ""
-        tell(f"{kind}: kill {number} of {kills} at {share(folder, name, updates):.0%}{aimed}: {kill['phase']}{aside}")
-    _, said = run(folder, kind, name)
-    beside["damaged"] += "is damaged" in said
-    found = differences(folder, f"{kind}-whole", name)
+        tell(f"{kind}: kill {phases.total()} of {kills} at {share(folder, name, updates):.0%}{aimed}: {kill['phase']}{aside}")
+    beside["damaged"] += "is damaged" in run(folder, kind, names[-1])[1]
+    found = [line for name in names for line in differences(folder, f"{kind}-whole", name)]
     for line in found:
         tell(f"{kind}: {line}")
-    return {"kills": phases.total(), "phases": dict(phases), **beside, "updates": updates, "equal": not found}
+    return {"kills": phases.total(), "runs": len(names), "phases": dict(phases), **beside, "updates": updates, "equal": not found}
 
 
 def last_checkpoint(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
