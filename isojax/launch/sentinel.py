@@ -187,7 +187,13 @@ def main(given: dict[str, Any]) -> None:
     """The sentinel's process. It ends with its parent, not by signals meant for that."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    Sentinel(**given).run()
+    try:
+        sentinel = Sentinel(**given)
+    except OSError as e:
+        to = f"the sentinel of process 0 at {given['address']}:{given['port']} ({e})"
+        print(f"warning: {given['name']} does not reach {to}: when another process ends, JAX alone ends this one.", file=sys.stderr)
+        sys.exit(1)
+    sentinel.run()
 
 
 if __name__ == "__main__":

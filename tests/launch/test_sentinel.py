@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -124,3 +125,11 @@ def test_an_error_of_all_is_told_once_by_each(tmp_path: Path) -> None:
     with Run(tmp_path) as run:
         run.tell(2, "failed")
         assert run.codes(GRACE + 5) == [1, 1, 2] and "process 2 of 3" in run.said(1)
+
+
+def test_a_sentinel_that_process_0_does_not_answer_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    given = {"name": "process 1 of 2", "address": "127.0.0.1", "port": port, "listener": None}
+    done = subprocess.run([sys.executable, "-m", "isojax.launch.sentinel", json.dumps(given)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("warning: process 1 of 2 does not reach") and done.stderr.count("\n") == 1
