@@ -147,7 +147,7 @@ def check_several(config: Config, wanted: int, devices: int, processes: int) -> 
     if wanted != devices:
         raise InputError(
             f"--mesh {config.run.mesh} takes {wanted} of the {devices} devices of {processes} processes; expected all of them, as each "
-            "process is a part of every step. Choose sizes whose product is {devices} (data=-1 takes what the others leave), or start fewer processes."
+            f"process is a part of every step. Choose sizes whose product is {devices}, or start fewer processes."
         )
     if config.cell.rl.pipeline is not None:
         raise InputError(
