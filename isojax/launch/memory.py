@@ -108,15 +108,17 @@ def logits(s: Sizes) -> int:
 
 
 def _logits(s: Sizes, tokens: int, branches: bool) -> int:
-    """Of so many tokens: logits, log-probabilities, probabilities, their gradient; the reference's; a nucleus's ranks.
+    """Of so many tokens: logits, log-probabilities, probabilities, their gradient; the reference's; a nucleus's ranks, and its
+    log-probabilities where the entropy has no gradient.
 
     Or blocks of the vocabulary (rl/logprobs.py), beside the gradient of the whole unembedding: two, and what is left of the vocabulary,
     which XLA works out early, for the policy and the reference (logits, and those of the chosen tokens). Of one block it makes no loop, and
     holds the logits once more where `branches` choose a width.
     """
-    nucleus, policies = s.cell.sampling.top_p < 1, 1 + (s.reference > 0)
+    policies = 1 + (s.reference > 0)
+    nucleus = 0 if s.cell.sampling.top_p == 1 else 1 if s.cell.rl.entropy else 2
     if nucleus or s.mesh.tensor > 1 or tokens * s.vocab <= PLAIN_LOGITS:
-        return FLOAT * tokens * s.V * (3 + policies + 2 * nucleus)
+        return FLOAT * tokens * s.V * (3 + policies + nucleus)
     blocks = -(-s.vocab // VOCABULARY_BLOCK)
     block = s.vocab // blocks // LANES * LANES
     left = s.vocab - blocks * block
