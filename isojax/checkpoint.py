@@ -222,7 +222,7 @@ class Checkpoints:
     def _unwritten(self, error: Exception) -> RunFailed:
         whole = max(self._manager.all_steps(), default=None)
         kept = "none was written before" if whole is None else f"the one of update {whole} is whole"
-        said = " ".join(str(error).partition("[source locations")[0].split())
+        said = " ".join(re.split(r"\[(?:source locations|tensorstore_spec)", str(error))[0].split())  # either may come first
         said = said if len(said) <= 300 else f"{said[:100]} ... {said[-190:]}"  # what was written, and why it could not be
         return RunFailed(f"a checkpoint cannot be written to {self.folder} ({said}); {kept}. Mend that, and go on by --resume.")
 

@@ -182,3 +182,12 @@ def test_saving_waits_for_no_later_change(tmp_path: Path) -> None:
     again.close()
     assert restored is not None
     check(restored[0], like, kept)
+
+
+@pytest.mark.parametrize("notes", [("source locations", "tensorstore_spec"), ("tensorstore_spec", "source locations")])
+def test_why_a_state_cannot_be_written_is_told_without_tensorstores_notes(tmp_path: Path, notes: tuple[str, str]) -> None:
+    """Which come in any order, and are long."""
+    said = "UNKNOWN: Error writing: File too large [OS error 27: EFBIG] " + " ".join(f"[{note}='{'x' * 900}']" for note in notes)
+    with Checkpoints(tmp_path / "checkpoint") as checkpoints:
+        told = str(checkpoints._unwritten(ValueError(said)))
+    assert "(UNKNOWN: Error writing: File too large [OS error 27: EFBIG])" in told
