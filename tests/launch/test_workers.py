@@ -26,7 +26,7 @@ SWEEP = SweepConfig(B_p=(8,), n=(512,), B_max=4096, slots=64, microbatch=4096, p
 @pytest.mark.parametrize("memory", [8e9, 1e9])
 def test_the_microbatch_that_would_fit(memory: float) -> None:
     """A power of two below the present one, which by the planner's own estimate takes less than the device has and than what failed."""
-    room = Room(CellConfig(), [(8, 1024)], Axes(1, 1, 1), 32, True, "cpu", int(memory))
+    room = Room(CellConfig(), [(8, 512)], Axes(1, 1, 1), 32, True, "cpu", int(memory))
     said = out_of_memory(SWEEP, room)
     found = re.search(r"sweep\.microbatch=(\d+) would fit", said)
     assert found and "sweep.microbatch = 4096" in said and "name=NAME" in said and "remat=layer" in said
@@ -36,7 +36,7 @@ def test_the_microbatch_that_would_fit(memory: float) -> None:
 
 
 def test_where_none_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = Room(CellConfig(), [(8, 1024)], Axes(1, 1, 1), 32, True, "cpu", 1000)
+    room = Room(CellConfig(), [(8, 512)], Axes(1, 1, 1), 32, True, "cpu", 1000)
     assert "no smaller one would fit" in out_of_memory(SWEEP, room)
 
 

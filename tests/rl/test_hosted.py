@@ -99,10 +99,13 @@ class Twin:
 
 @pytest.mark.parametrize("axes", ["auto", MESHES[0]])
 def test_the_hosted_update_equals_the_update_on_device(axes: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three updates, compiled as users do: the first one's tokens bit for bit, parameters to rounding, and all metrics; text is judged for
-    its own problem."""
+    """Three updates, compiled as users do: the first one's tokens bit for bit, its gradient and parameters to rounding, and all metrics;
+    text is judged for its own problem."""
     compile_with(AS_USERS_DO, monkeypatch)
     twin, here = Twin(axes), Spoken()
+    once, on_device = twin.hosted(Spoken(), count=1)[0], twin.on_device(count=1)[0]
+    for one, two in zip(*map(jax.tree.leaves, ((once.params, once.moments.mu), (on_device.params, on_device.moments.mu))), strict=True):
+        assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
     hosted, said = twin.hosted(here)
     device, known = twin.on_device()
     shown = here.shown
