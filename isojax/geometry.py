@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+VOCABULARY_BLOCK = 4096  # tokens of the vocabulary at a time, at most (rl/logprobs.py); from 1024 to 8192 the time is the same
+LANES = 128  # a TPU's
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -53,3 +56,10 @@ def make_geometry(
     wanted = slots // min(n for _, n in cells) + 2 if width == 1 else slots // width + 1  # of lanes, each may want a prompt of its own
     G = prompts * -(-(min(wanted, per_shard) + prompts) // prompts)
     return Geometry(shards, slots, microbatch, prompts, G, B_cap, Q_cap, prompt_length, response_length, width)
+
+
+def vocabulary_block(vocab: int, most: int = VOCABULARY_BLOCK) -> int:
+    """Tokens of a block, at most so many, such that whole blocks leave little of the vocabulary over: what is left is worked out apart from
+    their loop, and XLA holds it beside them."""
+    size = vocab // -(-vocab // most)
+    return size if size in (vocab, size % LANES) else size - size % LANES

@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from isojax.config import CellConfig, SweepConfig
-from isojax.geometry import make_geometry
+from isojax.geometry import make_geometry, vocabulary_block
 from isojax.launch.sizes import FLOAT, MeshSizes, Sizes
 
 LAST_APART = (1, 3, 4, 5, 6, 7, 8)  # numbers of layers of which a prompt's last is run apart (models/decoder.py)
 PLAIN_LOGITS = 2**22  # logits of a microbatch up to which they are held whole (rl/logprobs.py)
-VOCABULARY_BLOCK, LANES = 4096, 128  # of the vocabulary at most, and what it is a multiple of (rl/logprobs.py)
 NARROWEST, WIDTHS = 16, 4  # of microbatches (rl/packing.py)
 UPDATES_A_CALL = 64  # of a program that verifies on device (rl/step.py)
 TRAINING_PROBLEMS = 1000
@@ -119,10 +118,8 @@ def _logits(s: Sizes, tokens: int, branches: bool) -> int:
     nucleus = 0 if s.cell.sampling.top_p == 1 else 1 if s.cell.rl.entropy else 2
     if nucleus or s.mesh.tensor > 1 or tokens * s.vocab <= PLAIN_LOGITS:
         return FLOAT * tokens * s.V * (3 + policies + nucleus)
-    blocks = -(-s.vocab // VOCABULARY_BLOCK)
-    block = s.vocab // blocks // LANES * LANES
-    left = s.vocab - blocks * block
-    held = (2 * policies + branches) * s.vocab if blocks == 1 else 2 * block + 2 * left * policies
+    block = vocabulary_block(s.vocab)
+    held = (2 * policies + branches) * s.vocab if block == s.vocab else 2 * block + 2 * (s.vocab % block) * policies
     return FLOAT * tokens * (held + 2 * s.D) + s.compute * s.table
 
 

@@ -19,12 +19,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from isojax.geometry import VOCABULARY_BLOCK, vocabulary_block
 from isojax.models.decoder import Decoder, Params
 from isojax.rl.regularizers import entropy
 from isojax.sampling.logits import EDGE, NEVER, log_probs, nucleus, within
 
-BLOCK = 4096  # tokens of the vocabulary at a time, at most; from 1024 to 8192 the time is the same
-LANES = 128  # a TPU's
+BLOCK = VOCABULARY_BLOCK
 PLAIN = 2**22  # logits of a microbatch up to which the plain form is taken: 16 MB
 
 
@@ -40,13 +40,6 @@ class Hidden(NamedTuple):
 
     params: Params
     states: Array
-
-
-def block_size(vocab: int) -> int:
-    """Tokens of a block, such that whole blocks leave little of the vocabulary over: what is left is worked out apart from their loop, and
-    XLA holds it beside them."""
-    size = vocab // -(-vocab // BLOCK)
-    return size if size in (vocab, size % LANES) else size - size % LANES
 
 
 def chosen(log_p: Float[Array, "m T V"], tokens: Int[Array, "m T"]) -> Float[Array, "m T"]:
@@ -65,7 +58,7 @@ def read(decoder: Decoder, hidden: Hidden, tokens: Int[Array, "m T"], temperatur
         return Read(chosen(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p)))
     matrix, axis = decoder.unembedding(hidden.params)
     rows = hidden.states.reshape(-1, hidden.states.shape[-1])
-    found: Any = blockwise(rows, matrix, tokens.reshape(-1), axis, temperature, use_entropy, block_size(decoder.vocab))
+    found: Any = blockwise(rows, matrix, tokens.reshape(-1), axis, temperature, use_entropy, vocabulary_block(decoder.vocab, BLOCK))
     return Read(*(x.reshape(tokens.shape) for x in found))
 
 

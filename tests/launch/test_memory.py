@@ -10,10 +10,13 @@ import pytest
 
 from isojax.compiled import QUICK, Program, Shaped, analyse, programs
 from isojax.config import CellConfig, Config, ModelConfig, SamplingConfig, SweepConfig, load_configs
+from isojax.launch import memory
 from isojax.launch.fitting import FILLED, Axes, Room, fit, fitting_microbatch, host_memory, mesh_that_fits, sized, warning
 from isojax.launch.memory import Memory, estimate
 from isojax.launch.planner import plan, resolve
 from isojax.meshes import parse_mesh
+from isojax.models import decoder
+from isojax.rl import logprobs
 from isojax.sharding import make_mesh
 from isojax.tasks.base import build_task
 from isojax.types import InputError
@@ -179,3 +182,8 @@ def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(tmp_path: Pat
     assert host_memory() == whole > 2**20
     limit.write_text(f"{2**20}\n")
     assert host_memory() == 2**20
+
+
+def test_the_planner_knows_the_programs_constants() -> None:
+    """Which it has copies of, because it does without jax."""
+    assert (memory.LAST_APART, memory.PLAIN_LOGITS) == (decoder.LAST_APART, logprobs.PLAIN)
