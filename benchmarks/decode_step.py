@@ -65,7 +65,7 @@ def main() -> None:
             def one(i: Any, carry: Any) -> Any:
                 cache, tokens = carry
                 hidden, cache = decoding.step(weights, cache, tokens, start + i, start)
-                tokens, _ = draw(log_probs(decoder.logits(weights, hidden), 0.6), jnp.full(tokens.shape, 0.5))
+                tokens, _ = draw(log_probs(decoding.logits(weights, hidden), 0.6), jnp.full(tokens.shape, 0.5))
                 return cache, tokens
 
             return lax.fori_loop(0, STEPS, one, (cache, tokens))

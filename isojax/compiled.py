@@ -193,11 +193,8 @@ def _sampling(
     whole = jax.tree.map(gathered, decoder.shardings(mesh))
     stacked = _laid(jax.eval_shape(decoder.cast, decoder.shapes()), whole)
     weights = jax.eval_shape(engine.decoding.weights, decoder.shapes())
-    lies = {**whole, "turns": (replicated(mesh),) * 2}
-    if engine.decoding.unrolled:  # a layer's weights lie as its part of the stack
-        of_a_layer = jax.tree.map(lambda s: NamedSharding(mesh, P(*s.spec[1:])), whole["blocks"])
-        lies["blocks"] = [of_a_layer] * decoder.config.layers
-    weights = _laid(weights, lies)
+    specs = engine.decoding.specs(jax.tree.map(lambda s: s.spec, whole))
+    weights = _laid(weights, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
 
     given = Given(stacked if engine.decoding.unrolled else weights, weights, *fixed)
     return given, _laid(state_shapes(engine), stream_shardings(engine, mesh))

@@ -147,9 +147,11 @@ def update(s: Sizes) -> int:
 
 
 def sampling_weights(s: Sizes) -> int:
-    """Bytes of the weights that the sampler reads, beside the run's own: gathered and cast as a whole, and each layer's apart."""
+    """Bytes of the weights that the sampler reads, beside the run's own: gathered and cast as a whole, and each layer's apart, transposed,
+    as is an unembedding."""
     own = s.compute == FLOAT and s.stored == FLOAT * s.numbers  # nothing to gather or cast
-    return (0 if own else s.compute * s.numbers) + (s.compute * s.L * s.layer if s.unrolled else 0)
+    apart = s.L * s.layer + (s.tables - 1) * s.table
+    return (0 if own else s.compute * s.numbers) + (s.compute * apart if s.unrolled else 0)
 
 
 def sampling(s: Sizes) -> int:

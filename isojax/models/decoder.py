@@ -41,6 +41,7 @@ LAST_APART = (1, 3, 4, 5, 6, 7, 8)
 # What of a layer is kept for its gradient. What costs little is computed again in any case: norms, activations, a prompt's keys and values
 # laid out for each response, weights in another shape. That takes a third of the memory, and no more time (docs/performance.md).
 KEPT = {"none": jax.checkpoint_policies.dots_saveable, "layer": None}
+Product = Callable[..., Array]  # of rows and a weight, as models/parts.py has them
 KV = tuple[Array, Array]  # keys and values, each [L, rows, K, positions, H]
 
 
@@ -83,7 +84,7 @@ class Block(nnx.Module):
             self.query_norm = param(jnp.ones(head), ("head_dim",))
             self.key_norm = param(jnp.ones(head), ("head_dim",))
 
-    def project(self, x: Float[Array, "b t D"], turns: Turns) -> tuple[Array, Array, Array]:
+    def project(self, x: Float[Array, "b t D"], turns: Turns, product: Product = product) -> tuple[Array, Array, Array]:
         """Queries [b t N H], keys and values [b K t H] of the rows, turned by their positions."""
         config = self.config
         h = flat(rms_norm(x, whole(self.attention_norm[...], 0, config.width), config.norm_eps))
@@ -94,7 +95,7 @@ class Block(nnx.Module):
             q, k = rms_norm(q, self.query_norm[...], config.norm_eps), rms_norm(k, self.key_norm[...], config.norm_eps)
         return rope(q, turns), rope(k, turns).swapaxes(1, 2), v.swapaxes(1, 2)
 
-    def finish(self, x: Float[Array, "b t D"], attended: Float[Array, "b t N H"]) -> Float[Array, "b t D"]:
+    def finish(self, x: Float[Array, "b t D"], attended: Float[Array, "b t N H"], product: Product = product) -> Float[Array, "b t D"]:
         """Output projection and MLP, both residual."""
         width = self.config.width
         mixed = product(attended.reshape(-1, self.out.shape[0] * self.out.shape[1]), flat(self.out[...]), width)
@@ -196,6 +197,23 @@ class Decoder:
         state = jax.tree.map(lambda x: x, self._abstract)
         nnx.replace_by_pure_dict(state, used(weights))
         return nnx.merge(self._graph, state)
+
+    def outputs_first(self, weights: Params) -> Params:
+        """One layer's weights with each matrix [inputs outputs] held as its transpose, for `product_of_few`."""
+        return {name: flat(w, inputs).T if (inputs := self._inputs(name)) else w for name, w in weights.items()}
+
+    def inputs_first(self, held: Params) -> Params:
+        """The inverse of `outputs_first`."""
+        return {name: w.T.reshape(self._abstract[name].shape) if self._inputs(name) else w for name, w in held.items()}
+
+    def outputs_first_specs(self, specs: Params) -> Params:
+        """How what `outputs_first` makes lies, by how a layer's weights do: of axes in a row the first is the one that devices split."""
+        return {name: Spec(spec[inputs], spec[0]) if (inputs := self._inputs(name)) else spec for name, spec in specs.items()}
+
+    def _inputs(self, name: str) -> int:
+        """How many axes of a layer's weight count inputs; 0 of what is no matrix."""
+        _, *axes = self.logical_axes()["blocks"][name]
+        return len(axes) - 1 if axes[-1] == "embed" else int(axes[0] == "embed")
 
     def turned(self, positions: Int[Array, "*b"]) -> Turns:
         """Cosines and sines of the rotary positions, each f32[*b H/2]."""

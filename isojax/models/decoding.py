@@ -26,10 +26,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Bool, Float, Int
 
 from isojax.models.attention import NEVER, cache_positions, cached, decode_attention
 from isojax.models.decoder import Decoder, Params, rms_norm
+from isojax.models.parts import product, product_of_few
 from isojax.sharding import laid
 
 Layer = tuple[Array, ...]  # keys, values, and of int8 ones their scales
@@ -99,13 +101,30 @@ class Decoding:
         return self.slots // self.width
 
     def weights(self, params: Params) -> Params:
-        """The parameters as `step` reads them: cast once, a list of layers where they are unrolled; and a table of rotary positions."""
+        """The parameters as `step` and `logits` read them: cast once; a table of rotary positions; and where layers are unrolled, a list
+        of them, each matrix held as its transpose."""
         turns = self.decoder.turned(jnp.arange(self.prefix + 1 + self.responses))
         params = {**self.decoder.cast(params), "turns": turns}
         if not self.unrolled:
             return params
         layers = [jax.tree.map(lambda w, i=i: w[i], params["blocks"]) for i in range(self.decoder.config.layers)]
-        return {**params, "blocks": layers}
+        params["blocks"] = [self.decoder.outputs_first(layer) for layer in layers]
+        return params if self.decoder.config.tied else {**params, "unembed": params["unembed"].T}
+
+    def specs(self, given: Params) -> Params:
+        """How `weights` lie, by the PartitionSpecs of the parameters."""
+        given = {**given, "turns": (Spec(), Spec())}
+        if not self.unrolled:
+            return given
+        layer = self.decoder.outputs_first_specs({name: Spec(*spec[1:]) for name, spec in given["blocks"].items()})
+        given["blocks"] = [layer] * self.decoder.config.layers
+        return given if self.decoder.config.tied else {**given, "unembed": Spec(*reversed(given["unembed"]))}
+
+    def logits(self, weights: Params, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
+        """Float32 logits of hidden states that `step` has made."""
+        if not self.unrolled:
+            return self.decoder.logits(weights, hidden)
+        return product_of_few(hidden, weights["embed" if self.decoder.config.tied else "unembed"].T).astype(jnp.float32)
 
     def _entries(self, keys: Array, values: Array) -> Any:
         """Keys and values [L b K c H] as layers of a cache."""
@@ -162,12 +181,13 @@ class Decoding:
         turns = jax.tree.map(lambda table: table[positions][:, None], weights["turns"])
         x = weights["embed"][tokens][:, None]
         attend = self._attend_apart if self.apart else self._attend_own
+        multiply = product_of_few if self.unrolled else product
 
         def layer(x: Array, weights: Params, own: Layer, shared: Layer, i: Array | None) -> tuple[Array, Layer]:
-            block = self.decoder.block(weights)
-            q, k, v = block.project(x, turns)
+            block = self.decoder.block(self.decoder.inputs_first(weights) if self.unrolled else weights)
+            q, k, v = block.project(x, turns, multiply)
             attended, own = attend(q[:, 0], k[:, :, 0], v[:, :, 0], own, shared, i, positions, t)
-            return block.finish(x, attended[:, None]), own
+            return block.finish(x, attended[:, None], multiply), own
 
         if self.unrolled:
             written = []

@@ -6,6 +6,7 @@ float32. A whole weight is used as it is, so that on a mesh without fsdp nothing
 
     whole     the weight itself, for what is small or used last: norms, the unembedding
     product   rows times a weight
+    product_of_few    the same of the sampler's few rows, on a CPU
     gathered  all of a model, for the sampler, which reads it at every token
     rows      rows of the embedding: tokens go to every part, and of each row its parts come back, so that no shard holds the table
 
@@ -56,6 +57,15 @@ def product(x: Float[Array, "r i"], w: Float[Array, "_ _"], outputs: int | None 
     if w.shape[0] < x.shape[1]:
         return _product(x, w, 0)
     return x @ w if outputs is None or w.shape[1] == outputs else _product(x, w, 1)
+
+
+def product_of_few(x: Float[Array, "r i"], w: Float[Array, "i o"], outputs: int | None = None) -> Float[Array, "r o"]:
+    """x @ w of few rows, as XLA:CPU does it in the least time: as w.T @ x.T, w being the transpose of what is held [o i].
+
+    Of up to some 64 rows most of a product's time is the packing of w, and this way it is packed as it lies (docs/performance.md). The
+    barrier keeps XLA from turning the product round again.
+    """
+    return lax.optimization_barrier(jnp.einsum("io,ri->or", w, x)).T
 
 
 def rows(table: Float[Array, "V _"], tokens: Int[Array, "b t"], width: int) -> Float[Array, "b t _"]:

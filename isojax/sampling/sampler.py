@@ -211,7 +211,7 @@ class Engine:
         """One token a slot; those that have ended go through the motions."""
         T = self.geometry.response_length
         hidden, cache = self.decoding.step(params, cache, slots.token, slots.position, slots.t)
-        logits = self.decoding.decoder.logits(params, hidden)
+        logits = self.decoding.logits(params, hidden)
         log_p = log_probs(logits, self.sampling.temperature)
         writes = (jnp.arange(T)[None] == slots.t[:, None]) & ~ended[:, None]
         if self.sampling.top_p < 1:

@@ -84,7 +84,7 @@ def test_decoding_step_by_step_equals_numpy(responses: np.ndarray, width: int, u
     def step(params, cache, tokens, positions, t):
         weights = decoding.weights(params)
         hidden, cache = decoding.step(weights, cache, tokens, positions, t)
-        return DECODER.logits(weights, hidden), cache
+        return decoding.logits(weights, hidden), cache
 
     expected = response_logits(np, policy(), problems, group, responses)
     for t in range(T):

@@ -40,7 +40,7 @@ def test_decoding_in_less_precision_is_near_float32(options: Options, unrolled: 
         logits = []
         for t in range(T):
             hidden, cache = decoding.step(weights, cache, inputs[:, t], last + t, jnp.full(ROWS, t))
-            logits.append(decoding.decoder.logits(weights, hidden))
+            logits.append(decoding.logits(weights, hidden))
         return jnp.stack(logits, 1)
 
     got, expected = np.asarray(run(policy())), response_logits(np, policy(), problems, group, responses)
