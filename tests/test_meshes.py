@@ -60,16 +60,16 @@ def apart(found: agreement.Arrays, expected: agreement.Arrays, prefix: str) -> f
 def bytes_by_hand(axes: str) -> dict[str, int]:
     """On each device: float32 parameters, all split over fsdp, which divides D, and all but norms over tensor, which divides every count
     here; two moments of each and a count; and of each shard the caches of R slots and a table of G prompts, their heads over tensor. Over
-    sequence, prompts lie apart from responses, and their P - 1 positions are filled up until it divides them."""
+    sequence, prompts lie apart from responses, and their P positions are filled up until it divides them."""
     shape = mesh(axes).shape
     matrices, norms = 2 * VOCAB * D + L * (D * H * (2 * N + 2 * K) + 3 * D * F), (2 * L + 1) * D
     params = matrices // (shape["fsdp"] * shape["tensor"]) + norms // shape["fsdp"]
     of_a_shard = {1: 13, 2: 8, 4: 5, 8: 3}[shard_count(mesh(axes))]
     prompts = min(agreement.SLOTS // 2 + 2, of_a_shard)  # what the slots, and a shard, may want at once
     G = 4 * -(-(prompts + 4) // 4)
-    positions = agreement.SLOTS * (P + agreement.RESPONSE) + G * (P - 1)
+    positions = agreement.SLOTS * (P + agreement.RESPONSE) + G * P
     if shape["sequence"] > 1:
-        positions = agreement.SLOTS * agreement.RESPONSE + (agreement.SLOTS + G) * -(-(P - 1) // shape["sequence"])
+        positions = agreement.SLOTS * agreement.RESPONSE + (agreement.SLOTS + G) * -(-P // shape["sequence"])
     return {"params": 4 * params, "moments": 8 * params + 4, "kv": 4 * 2 * L * (K // shape["tensor"]) * H * positions}
 
 
@@ -126,9 +126,9 @@ DEEP = Decoder(CONFIG.model_copy(update={"layers": 9}), VOCAB)
 
 @cache
 def gradient_of(axes: str, decoder: Decoder) -> Any:
-    """The policy's gradient with a base policy read beside it, of 4 prompts and 5 responses at a time, compiled for shapes alone."""
+    """The policy's gradient with a base policy read beside it, of 3 prompts and 5 responses at a time, compiled for shapes alone."""
     on = mesh(axes)
-    geometry = make_geometry([(8, 4)], shard_count(on), 8, 5, P, T)
+    geometry = make_geometry([(8, 4)], shard_count(on), 8, 5, P, T, 3)
     objective = PolicyObjective(decoder, RLConfig(kl=0.1), SamplingConfig(prompt_length=P, response_length=T), on.shape["tensor"] > 1)
     gradient = build_gradient(objective, geometry, on, decoder.logical_axes(), decoder.shapes())
     rows = jnp.zeros((geometry.shards, geometry.rows))
@@ -151,7 +151,7 @@ def test_the_gradient_gathers_one_weight_at_a_time(axes: str) -> None:
     found = [c for c in collectives(hlo) if c.kind in ("all-gather", "reduce-scatter")]
     sizes = {math.prod(int(i) for i in re.findall(r"\d+", part)) for c in found for part in re.findall(r"f32\[([\d,]*)\]", c.result)}
     assert sizes == weights | {size // split for size in weights}
-    assert {c.result for c in found if "f32" not in c.result} == {f"s32[{split},4,{P - 1}]", f"s32[{split},5,{T}]"}
+    assert {c.result for c in found if "f32" not in c.result} == {f"s32[{split},3,{P}]", f"s32[{split},5,{T - 1}]"}
     assert all(sorted(group)[0] + (split - 1) * tensor == sorted(group)[-1] and len(group) == split for c in found for group in c.groups)
     for matrix in ((D, F // tensor), (F // tensor, D), (D, N * H // tensor), (N * H // tensor, D)):
         assert f"f32[{DEEP.config.layers},{matrix[0]},{matrix[1]}]" not in hlo

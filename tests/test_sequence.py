@@ -30,7 +30,7 @@ from tests.device import CONFIG, DECODER, EOS, VOCAB, mesh, placed, policy, quic
 from tests.hlo import collectives
 
 N, K, H, D, F = CONFIG.heads, CONFIG.kv_heads, CONFIG.head_dim, CONFIG.width, CONFIG.mlp
-P, T, SLOTS, WIDTH, PROMPTS = 38, 5, 6, 2, 2  # 37 positions of a prompt: 38 where two devices share them
+P, T, SLOTS, WIDTH, PROMPTS = 37, 5, 6, 2, 2  # 37 positions of a prompt: 38 where two devices share them
 EVERYWHERE = "data=2,sequence=2,tensor=2"
 SEQUENCE = ({0, 2}, {1, 3}, {4, 6}, {5, 7})  # devices that share a prompt, there
 TENSOR = ({0, 1}, {2, 3}, {4, 5}, {6, 7})
@@ -77,7 +77,7 @@ def one() -> list[list[int]]:
 
 
 def test_sequence_alone_samples_what_one_device_samples(one: list[list[int]]) -> None:
-    """Slots of their own, which hold their prompts apart as lanes do; 1, 26 and 38 tokens."""
+    """Slots of their own, which hold their prompts apart as lanes do; 1, 25 and 37 tokens."""
     assert Sampling("sequence=2", 1).responses() == one and len({tuple(row) for row in one}) > 3
 
 
@@ -96,7 +96,8 @@ def test_decoding_adds_up_sums_and_gathers_no_prompt(one: list[list[int]]) -> No
     found = {(c.kind, c.result) for c in collectives(hlo) if all(group in SEQUENCE for group in c.groups)}
     sizes = {(kind, size) for kind, result in found for size in re.findall(r"f32\[([\d,]+)\]", result)}
     top, mixed = f"{lanes},{K // 2},{queries}", f"{lanes},{K // 2},{queries},{H}"
-    assert sizes == {("all-reduce", top), ("all-reduce", mixed), ("all-gather", f"{PROMPTS},{K // 2},38,{H}")}
+    of_last = "all-reduce", f"{PROMPTS},1,{D}"  # the hidden state of each prompt's last token
+    assert sizes == {("all-reduce", top), ("all-reduce", mixed), ("all-gather", f"{PROMPTS},{K // 2},38,{H}"), of_last}
     inside = [c for c in collectives(hlo) if c.depth > 0]  # shards leave the loops at times of their own
     assert all(group in SEQUENCE + TENSOR for c in inside for group in c.groups)
 

@@ -119,16 +119,22 @@ def self_attention(
     return by_heads(attention, k.shape[1], inputs, (2,))(q, k, v, *(prefix or ()))[0]
 
 
-def split_attention(
-    positions: Int[Array, " t"], q: Float[Array, "b t N H"], k: Float[Array, "b K t H"], v: Float[Array, "b K t H"]
+def attention_at(
+    positions: Int[Array, "b t"], q: Float[Array, "b t N H"], k: Float[Array, "b K c H"], v: Float[Array, "b K c H"]
 ) -> Float[Array, "b t N H"]:
-    """Causal attention within rows of which each device of `sequence` has the part at `positions`, in a shard_map over that axis: its own
-    queries meet all keys, which are gathered, each device's own heads of them."""
+    """Attention of queries at these positions to all keys that are not after them."""
+    return attend(q, [(k, v, jnp.arange(k.shape[2])[None, None] <= positions[..., None])])
+
+
+def split_attention(
+    positions: Int[Array, "b t"], q: Float[Array, "b t N H"], k: Float[Array, "b K c H"], v: Float[Array, "b K c H"]
+) -> Float[Array, "b t N H"]:
+    """`attention_at`, of keys and values of which each device of `sequence` has a part, in a shard_map over that axis: they are gathered,
+    each device's own heads of them. Queries are those that the device has."""
 
     def attention(positions: Array, q: Array, k: Array, v: Array) -> tuple[Array]:
         keys, values = (lax.all_gather(x, PROMPTS, axis=2, tiled=True) for x in (k, v))
-        before = jnp.arange(keys.shape[2])[None] <= positions[:, None]
-        return (attend(q, [(keys, values, jnp.broadcast_to(before[None], (len(q), *before.shape)))]),)
+        return (attention_at(positions, q, keys, values),)
 
     return by_heads(attention, k.shape[1], (None, 2, 1, 1), (2,))(positions, q, k, v)[0]
 

@@ -170,7 +170,9 @@ def with_kernels(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepConfi
     apart = tensor if model.kv_heads % tensor == 0 else 1  # devices that share the heads
     heads = (model.heads // apart, model.kv_heads // apart, model.head_dim, precision.compute)
     P, T = sampling.prompt_length, sampling.response_length
-    score = choose(SelfShape(sweep.microbatch or 1, T, P - 1, *heads), sweep.score_attention or "auto", device, "sweep.score_attention")
+    score = choose(
+        SelfShape(sweep.microbatch or 1, max(T - 1, 1), P, *heads), sweep.score_attention or "auto", device, "sweep.score_attention"
+    )
     decode = "plain"  # lanes that share prompts read them with products of their own
     if sweep.lane_width in (None, 1):
         shape = DecodeShape(sweep.slots or 1, P + T, *heads, precision.cache)

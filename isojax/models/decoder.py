@@ -5,9 +5,9 @@ Flax NNX defines a block and its sharding; from there on the parameters are a py
     {"embed": [V, D], "blocks": {...: [L, ...]}, "norm": [D], "unembed": [D, V]}
 
 and the functions below are pure; a tied model has no "unembed", embed's transpose serves. Three ways to run it share the block:
-`prefix_cache` (prompts, once a problem), `score` (responses given their prompts' cache, for the trainer) and decoding.py's `step` (one
-token a slot, for the sampler). The last token of a prompt belongs to the response: it is the first input that `score` and `step` see,
-so that a prefix holds positions 0 .. length-2 and nothing but keys and values passes from prompt to response.
+`prefill` (prompts, once a problem), `score` (responses given their prompts, for the trainer) and decoding.py's `step` (one token a slot,
+for the sampler). What passes from prompt to response is a `Prefix`: keys and values, and the hidden state of the prompt's last token, from
+which the first response token is drawn; so that no token of a prompt is computed more than once for a group.
 """
 
 import copy
@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from isojax.config import ModelConfig
-from isojax.models.attention import self_attention, split_attention
+from isojax.models.attention import attention_at, self_attention, split_attention
 from isojax.models.parts import product, rows, used, whole
 from isojax.models.rope import Turns, frequencies, rope, turned
 from isojax.sharding import PROMPTS, padded, partition, splits_positions
@@ -34,15 +34,23 @@ from isojax.types import InputError
 
 Params = dict[str, Any]
 
-# Of a prompt's last layer nothing but keys and values is wanted. Where there are few layers it is run apart, which saves work; where there
-# are many, cutting it off their stack, a copy of all weights, takes longer than to run it whole. Of two layers one would be left, and of a
-# loop over one layer XLA makes none and holds all of it at once: up to 1.4 times the memory.
+# Of a prompt's last layer nothing is wanted but keys and values, and its last token's hidden state. Where there are few layers it is run
+# apart, which saves work; where there are many, cutting it off their stack, a copy of all weights, takes longer than to run it whole. Of
+# two layers one would be left, and of a loop over one layer XLA makes none and holds all of it at once: up to 1.4 times the memory.
 LAST_APART = (1, 3, 4, 5, 6, 7, 8)
 # What of a layer is kept for its gradient. What costs little is computed again in any case: norms, activations, a prompt's keys and values
 # laid out for each response, weights in another shape. That takes a third of the memory, and no more time (docs/performance.md).
 KEPT = {"none": jax.checkpoint_policies.dots_saveable, "layer": None}
 Product = Callable[..., Array]  # of rows and a weight, as models/parts.py has them
 KV = tuple[Array, Array]  # keys and values, each [L, rows, K, positions, H]
+
+
+class Prefix(NamedTuple):
+    """Prompts, as responses continue them: keys and values [L b K P H], and the hidden states of their last tokens [b D]."""
+
+    keys: Array
+    values: Array
+    last: Array
 
 
 def rms_norm(x: Float[Array, "*b D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*b D"]:
@@ -231,44 +239,65 @@ class Decoder:
         rematerialised = jax.checkpoint(layer, prevent_cse=False, policy=KEPT[self.options.remat])
         return lax.scan(rematerialised, x, (params["blocks"], context))
 
-    def prefix_cache(self, params: Params, prompts: Int[Array, "b P"]) -> KV:
-        """Keys and values of all prompt positions but the last, [L, b, K, P-1, H]; right padding needs no mask (attention is causal).
+    def prefill(self, params: Params, prompts: Int[Array, "b P"], lengths: Int[Array, " b"]) -> Prefix:
+        """Prompts of these lengths as responses continue them; right padding needs no mask (attention is causal).
 
         Where a mesh splits positions, here in a shard_map that leaves them automatic, these are padded until its devices can share them
         evenly. Each has its part of every layer's rows, and gathers nothing but keys and values, of a layer at a time.
         """
-        b, t = len(prompts), prompts.shape[1] - 1
-        if not t:  # prompts of one token: a prefix without positions
-            return self.empty_cache(b, 0, params["embed"].dtype)
         mesh = jax.sharding.get_abstract_mesh()
+        last, positions = lengths - 1, jnp.arange(padded(prompts.shape[1], mesh))
         if not splits_positions(mesh):
-            return self._prefix(params, prompts[:, :-1], jnp.arange(t), partial(self_attention, self.options.score))
+            causal = partial(self_attention, self.options.score)
+            return self._prefix(
+                params, prompts, positions, last, causal, attention_at, lambda x: jnp.take_along_axis(x, last[:, None, None], 1)
+            )
 
-        def own(params: Params, prompts: Array, positions: Array) -> KV:
+        def own(params: Params, prompts: Array, last: Array, positions: Array) -> Prefix:
+            def of_last(x: Array) -> Array:
+                here = (positions[None] == last[:, None])[..., None]
+                return lax.psum(jnp.where(here, x, 0).sum(1, keepdims=True), PROMPTS)
+
             tokens = jnp.take(prompts, positions, axis=1, mode="clip")  # prompts are whole: to share them out moves more than they are
-            return self._prefix(params, tokens, positions, partial(split_attention, positions))
+            causal = partial(split_attention, jnp.broadcast_to(positions[None], tokens.shape))
+            return self._prefix(params, tokens, positions, last, causal, split_attention, of_last)
 
-        lies = Spec(None, None, None, PROMPTS)
-        specs = (Spec(), Spec(), Spec(PROMPTS))
-        split = shard_map(own, in_specs=specs, out_specs=(lies, lies), axis_names={PROMPTS}, check_vma=False)
-        return split(params, prompts, jnp.arange(padded(t, mesh)))
+        specs, cache = (Spec(), Spec(), Spec(), Spec(PROMPTS)), Spec(None, None, None, PROMPTS)
+        lies = Prefix(cache, cache, Spec())  # pyright: ignore[reportArgumentType]  # in arrays' places
+        split = shard_map(own, in_specs=specs, out_specs=lies, axis_names={PROMPTS}, check_vma=False)
+        return split(params, prompts, last, positions)
 
-    def _prefix(self, params: Params, tokens: Int[Array, "b t"], positions: Int[Array, " t"], attend: Callable[..., Array]) -> KV:
-        """Keys and values of tokens at these positions, whose attention is `attend(q, k, v)`."""
+    def _prefix(
+        self,
+        params: Params,
+        tokens: Int[Array, "b t"],
+        positions: Int[Array, " t"],
+        last: Int[Array, " b"],
+        causal: Callable[..., Array],
+        attend_at: Callable[..., Array],
+        of_last: Callable[[Array], Array],
+    ) -> Prefix:
+        """Prompts' tokens at these positions, whose attention is `causal(q, k, v)`; `of_last` takes [b t D] to [b 1 D] of the tokens at
+        `last`, whose attention is `attend_at(their positions, q, k, v)`."""
         turns = self.turned(jnp.broadcast_to(positions[None], tokens.shape))
+        scale = whole(params["norm"], 0, self.config.width)
 
         def attention(q: Array, k: Array, v: Array, _: None) -> Array:
-            return attend(q, k, v)
+            return causal(q, k, v)
 
         x = rows(params["embed"], tokens, self.config.width)
         if self.config.layers not in LAST_APART:
-            return self._layers(params, x, turns, attention, None)[1]
+            x, (keys, values) = self._layers(params, x, turns, attention, None)
+            return Prefix(keys, values, rms_norm(of_last(x)[:, 0], scale, self.config.norm_eps))
         # Cut off dynamically: references, to which gradients are added, know no other slices.
         below = jax.tree.map(lambda w: lax.dynamic_slice_in_dim(w, 0, self.config.layers - 1), params["blocks"])
-        last = jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, self.config.layers - 1, keepdims=False), params["blocks"])
+        top = self.block(jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, self.config.layers - 1, keepdims=False), params["blocks"]))
         x, (keys, values) = self._layers({**params, "blocks": below}, x, turns, attention, None)
-        _, k, v = self.block(last).project(x, turns)
-        return jnp.concatenate([keys, k[None]]), jnp.concatenate([values, v[None]])
+        _, k, v = top.project(x, turns)
+        x, at = of_last(x), last[:, None]
+        q, _, _ = top.project(x, self.turned(at))
+        x = top.finish(x, attend_at(at, q, k, v))
+        return Prefix(jnp.concatenate([keys, k[None]]), jnp.concatenate([values, v[None]]), rms_norm(x[:, 0], scale, self.config.norm_eps))
 
     def score(
         self,
@@ -278,9 +307,9 @@ class Decoder:
         prefix: KV | None = None,
         row: Int[Array, " b"] | None = None,
     ) -> Float[Array, "b T D"]:
-        """Hidden states of responses: `tokens` are the last prompt token and the response but its last, `start` is their first position.
+        """Hidden states of tokens whose first position is `start`; without a prefix, of whole sequences.
 
-        `prefix` holds caches of some prompts [L, g, K, P-1, H]; `row` says which of them each response continues.
+        `prefix` holds keys and values of some prompts [L, g, K, P, H]; `row` says which of them each row continues.
         """
         turns = self.turned(start[:, None] + jnp.arange(tokens.shape[1])[None])
 
@@ -304,8 +333,3 @@ class Decoder:
         if self.config.tied:
             return whole(params["embed"], 1, self.config.width), 0
         return whole(params["unembed"], 0, self.config.width), 1
-
-    def empty_cache(self, rows: int, positions: int, dtype: jnp.dtype) -> KV:
-        """A cache of zeros, [L, rows, K, positions, H]."""
-        shape = (self.config.layers, rows, self.config.kv_heads, positions, self.config.head_dim)
-        return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)

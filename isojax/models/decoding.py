@@ -11,7 +11,7 @@ Slots sit in lanes of W. With W = 1 a slot's cache holds its prompt (copied ther
 With W > 1 the W slots of a lane continue one prompt, whose keys and values the lane holds once; attention runs over the two parts and
 merges them. That pays for long prompts; but a lane takes a new prompt only when all of its slots are free.
 
-    prefix keys [Z K H P-1], values [Z K P-1 H], Z = R / W;    keys [R K H T], values [R K T H]
+    prefix keys [Z K H P], values [Z K P H], Z = R / W;    keys [R K H T], values [R K T H]
 
 So they lie where a mesh splits the positions of prompts, whatever W: each device attends to its part of a prompt, and what the devices
 add up are a token's sums. In a cache of prompt and response together, a token's place would be some other device's.
@@ -78,9 +78,9 @@ def attend_slots(q: Float[Array, "R N H"], parts: list[tuple[Array, Array, Bool[
 
 @dataclass(frozen=True)
 class Decoding:
-    """How R slots decode: lanes of `width` slots (W), prompts of `prefix` positions before their last token, responses of `responses`
-    tokens, layers `unrolled` or stacked, prompts' positions `split` over devices or not. Precision, and which attention where layers are
-    stacked and a slot has one cache, are the decoder's options."""
+    """How R slots decode: lanes of `width` slots (W), prompts of `prefix` positions, responses of `responses` tokens, layers `unrolled` or
+    stacked, prompts' positions `split` over devices or not. Precision, and which attention where layers are stacked and a slot has one
+    cache, are the decoder's options."""
 
     decoder: Decoder
     slots: int
@@ -103,7 +103,7 @@ class Decoding:
     def weights(self, params: Params) -> Params:
         """The parameters as `step` and `logits` read them: cast once; a table of rotary positions; and where layers are unrolled, a list
         of them, each matrix held as its transpose."""
-        turns = self.decoder.turned(jnp.arange(self.prefix + 1 + self.responses))
+        turns = self.decoder.turned(jnp.arange(self.prefix + self.responses))
         params = {**self.decoder.cast(params), "turns": turns}
         if not self.unrolled:
             return params
@@ -142,16 +142,18 @@ class Decoding:
     def empty_cache(self) -> Cache:
         """Of R slots, zeros."""
         if not self.apart:
-            return Cache(self._zeros(self.slots, cache_positions(self.decoder.options.decode, self.prefix + 1 + self.responses)), ())
+            return Cache(self._zeros(self.slots, cache_positions(self.decoder.options.decode, self.prefix + self.responses)), ())
         return Cache(self._zeros(self.slots, self.responses), self._zeros(self.lanes, self.prefix, of_prompts=True))
 
     def empty_table(self, entries: int) -> Any:
         """A table of prompts' keys and values, zeros."""
         return self._zeros(entries, self.prefix, of_prompts=True)
 
-    def prefill(self, params: Params, prompts: Int[Array, "g P"]) -> Any:
-        """Keys and values of g prompts but for their last tokens, as a table's entries; `params` as they came, stacked."""
-        return self._entries(*self.decoder.prefix_cache(self.decoder.cast({k: w for k, w in params.items() if k != "turns"}), prompts))
+    def prefill(self, params: Params, prompts: Int[Array, "g P"], lengths: Int[Array, " g"]) -> tuple[Any, Float[Array, "g D"]]:
+        """Keys and values of g prompts as a table's entries, and the hidden states of their last tokens; `params` as they came, stacked."""
+        params = self.decoder.cast({k: w for k, w in params.items() if k != "turns"})
+        prefix = self.decoder.prefill(params, prompts, lengths)
+        return self._entries(prefix.keys, prefix.values), prefix.last
 
     def store(self, table: Any, entries: Any, at: Int[Array, ""]) -> Any:
         """The table with these entries from `at` on."""
@@ -177,7 +179,7 @@ class Decoding:
     def step(
         self, weights: Params, cache: Cache, tokens: Int[Array, " R"], positions: Int[Array, " R"], t: Int[Array, " R"]
     ) -> tuple[Float[Array, "R D"], Cache]:
-        """One token a slot, at `positions` of its sequence, the t-th input of its response: hidden states, and the cache with it."""
+        """One token a slot, at `positions` of its sequence, the t-th of its response: hidden states, and the cache with it."""
         turns = jax.tree.map(lambda table: table[positions][:, None], weights["turns"])
         x = weights["embed"][tokens][:, None]
         attend = self._attend_apart if self.apart else self._attend_own
@@ -219,10 +221,9 @@ class Decoding:
         """With the response in the slot's own cache, and the prompt in the lane's."""
         own = _written(own, k, v, i, t)
         here, prompt = (own, shared) if i is None else (tuple(c[i] for c in own), tuple(c[i] for c in shared))
-        parts = [(here[0], here[1], jnp.arange(self.responses)[None] <= t[:, None])]
-        if self.prefix:
-            parts.append((prompt[0], prompt[1], jnp.arange(self.prefix)[None] < (positions - t)[:, None]))
-        return attend_slots(q, parts), own
+        of_response = here[0], here[1], jnp.arange(self.responses)[None] <= t[:, None]
+        of_prompt = prompt[0], prompt[1], jnp.arange(self.prefix)[None] < (positions - t)[:, None]
+        return attend_slots(q, [of_response, of_prompt]), own
 
 
 def _written(own: Layer, k: Float[Array, "R K H"], v: Float[Array, "R K H"], i: Array | None, at: Int[Array, " R"]) -> Layer:

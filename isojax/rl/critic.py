@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
-from isojax.models.decoder import KV, Decoder, Params
+from isojax.models.decoder import Decoder, Params, Prefix
 from isojax.models.parts import whole
 from isojax.rl.advantages import whitened
 from isojax.rl.objective import Coefficients, Fixed, Rows, Sums, hidden_states
@@ -119,14 +119,14 @@ class CriticObjective:
         """The metrics'."""
         return ["loss", "error", "value", "clip_fraction"]
 
-    def values(self, params: Params, prefix: KV, problems: Problems, rows: Rows) -> Float[Array, "m T"]:
+    def values(self, params: Params, prefix: Prefix, problems: Problems, rows: Rows) -> Float[Array, "m T"]:
         """Values before each response token, in float32."""
         hidden = hidden_states(self.decoder, params, prefix, problems, rows)
         direction = whole(params["value"], 0, self.decoder.config.width)
         values = jnp.einsum("mtd,d->mt", hidden, direction, preferred_element_type=jnp.float32)
         return values + params["value_bias"][0].astype(jnp.float32)
 
-    def __call__(self, params: Params, prefix: KV, base_prefix: KV | None, fixed: Fixed, rows: Rows) -> tuple[Array, Sums]:
+    def __call__(self, params: Params, prefix: Prefix, base_prefix: Prefix | None, fixed: Fixed, rows: Rows) -> tuple[Array, Sums]:
         """(the weighted sum of the error, the metrics)."""
         own, clip = rows.own, fixed.coefficients.critic_clip
         values = self.values(params, prefix, fixed.problems, rows)
@@ -156,7 +156,7 @@ def build_critic(decoder: Decoder, geometry: Geometry, mesh: Mesh) -> tuple[Call
 
         def block(b: Array, out: Array) -> Array:
             first_group = jnp.minimum(own.part.group + b * g, geometry.Q_cap)
-            prefix = decoder.prefix_cache(cast.params, lax.dynamic_slice_in_dim(cast.problems.prompts, first_group, g))
+            prefix = decoder.prefill(cast.params, *accumulate.prompts(cast.problems, first_group))
             low, high = accumulate.bounds(own.part, own.n, b)
             lows, highs = accumulate.bounds(own.every, own.n, b)
 

@@ -13,7 +13,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from isojax.config import RLConfig, SamplingConfig
-from isojax.models.decoder import KV, Decoder, Params
+from isojax.models.decoder import Decoder, Params, Prefix
+from isojax.models.parts import used
 from isojax.rl.logprobs import Hidden, Read, read, read_nucleus
 from isojax.rl.losses import Clip
 from isojax.rl.recipe import Recipe, loss_metrics, resolve
@@ -77,14 +78,16 @@ class Objective(Protocol):
     @property
     def needs_base(self) -> bool: ...
 
-    def __call__(self, params: Params, prefix: KV, base_prefix: KV | None, fixed: Fixed, rows: Rows) -> tuple[Array, Sums]: ...
+    def __call__(self, params: Params, prefix: Prefix, base_prefix: Prefix | None, fixed: Fixed, rows: Rows) -> tuple[Array, Sums]: ...
 
 
-def hidden_states(decoder: Decoder, params: Params, prefix: KV, problems: Problems, rows: Rows) -> Float[Array, "m T D"]:
-    """Hidden states before each response token."""
-    last = problems.lengths[rows.group] - 1
-    inputs = jnp.concatenate([problems.prompts[rows.group, last][:, None], rows.tokens[:, :-1]], 1)
-    return decoder.score(params, inputs, last, prefix, rows.entry)
+def hidden_states(decoder: Decoder, params: Params, prefix: Prefix, problems: Problems, rows: Rows) -> Float[Array, "m T D"]:
+    """Hidden states before each response token: that of the prompt's last token, which a group shares, then those of the response's own."""
+    first = used(prefix.last)[rows.entry][:, None]
+    if rows.tokens.shape[1] == 1:
+        return first
+    start = problems.lengths[rows.group]
+    return jnp.concatenate([first, decoder.score(params, rows.tokens[:, :-1], start, (prefix.keys, prefix.values), rows.entry)], 1)
 
 
 def merge(sums: Sums, more: Sums) -> Sums:
@@ -134,7 +137,7 @@ class PolicyObjective:
         found = read(self.decoder, policy, rows.tokens, temperature, use_entropy, self.split)
         return found, None if base is None else read(self.decoder, base, rows.tokens, temperature, False, self.split).logps
 
-    def __call__(self, params: Params, prefix: KV, base_prefix: KV | None, fixed: Fixed, rows: Rows) -> tuple[Array, Sums]:
+    def __call__(self, params: Params, prefix: Prefix, base_prefix: Prefix | None, fixed: Fixed, rows: Rows) -> tuple[Array, Sums]:
         """(the sum over the responses of their weighted terms, the metrics)."""
         own, numbers, mask = rows.own, fixed.coefficients, rows.mask
         policy, base = (

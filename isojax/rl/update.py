@@ -1,7 +1,7 @@
 """The gradient of a batch of rollouts: every prompt forward and backward once, its n responses in microbatches beside it.
 
-For each block of g prompts the prompts' keys and values are computed under `jax.vjp`; an inner loop over microbatches of m
-responses accumulates d(params) and d(keys, values); the pull-back of the latter is added at the end. That is P + n T tokens a group
+For each block of g prompts what responses continue (`Prefix`) is computed under `jax.vjp`; an inner loop over microbatches of m
+responses accumulates d(params) and d(prefix); the pull-back of the latter is added at the end. That is P + n T tokens a group
 instead of n (P + T). All add to one float32 gradient through references (`VJP.with_refs`), each layer in its place, so that no second
 gradient of all parameters is ever held. Loops have traced trip counts, so one program serves every B_p and n. Each response comes with
 its weights in the whole batch's loss (rl/terms.py), so microbatches, their widths (rl/packing.py), padding and shards change nothing but
@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from isojax.models.decoder import KV, Params
+from isojax.models.decoder import Params, Prefix
 from isojax.models.parts import Anchored, used
 from isojax.rl.objective import MAX, Coefficients, Fixed, Objective, Rows, Sums, merge
 from isojax.rl.packing import lengths, order, width_choices, widths
@@ -78,6 +78,11 @@ class Accumulator:
         low = (part.group + block * self.geometry.prompts) * n - part.first
         return jnp.clip(low, 0, part.count), jnp.clip(low + self.geometry.prompts * n, 0, part.count)
 
+    def prompts(self, problems: Problems, first: Array) -> tuple[Array, Array]:
+        """The prompts of a block, from this group on, and their lengths."""
+        prompts, lengths = (lax.dynamic_slice_in_dim(x, first, self.geometry.prompts) for x in (problems.prompts, problems.lengths))
+        return prompts, lengths
+
     def microbatch(self, own: Own, start: Array, low: Array, high: Array, first_group: Array) -> Rows:
         """The m rows from `start` on, of which those inside [low, high) count."""
         m, g = self.geometry.microbatch, self.geometry.prompts
@@ -88,13 +93,13 @@ class Accumulator:
         group = jnp.clip(group, first_group, first_group + g - 1)
         return Rows(tokens, mask, own_columns, group, group - first_group)
 
-    def add(self, totals: tuple, fixed: Fixed, prefix: KV, base_prefix: KV | None, rows: Rows, choice: Array) -> Sums:
+    def add(self, totals: tuple, fixed: Fixed, prefix: Prefix, base_prefix: Prefix | None, rows: Rows, choice: Array) -> Sums:
         """Adds d params and d prefix of a microbatch, at the width that `choice` says, to the references `totals`; its metrics."""
 
         def at_width(width: int, rows: Rows) -> Sums:
             cut = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, rows)
 
-            def objective(params: Params, own_prefix: KV) -> tuple[Array, Sums]:
+            def objective(params: Params, own_prefix: Prefix) -> tuple[Array, Sums]:
                 anchored = jax.tree.map(Anchored, own_prefix, prefix)
                 return self.objective(_anchored(params, fixed.params), anchored, base_prefix, fixed, cut)
 
@@ -106,24 +111,24 @@ class Accumulator:
 
     def block(self, b: Array, sums: Sums, d_params: Params, fixed: Fixed, own: Own) -> Sums:
         """Adds a block of g prompts and all responses to them: the gradient to the references `d_params`, the metrics to `sums`."""
-        m, g, decoder = self.geometry.microbatch, self.geometry.prompts, self.objective.decoder
-        first_group = jnp.minimum(own.part.group + b * g, self.geometry.Q_cap)
-        prompts = lax.dynamic_slice_in_dim(fixed.problems.prompts, first_group, g)
+        m, decoder = self.geometry.microbatch, self.objective.decoder
+        first_group = jnp.minimum(own.part.group + b * self.geometry.prompts, self.geometry.Q_cap)
+        prompts = self.prompts(fixed.problems, first_group)
         anchors = jax.tree.map(_anchor, fixed.params)
-        prefix, pull = jax.vjp(lambda params: decoder.prefix_cache(_anchored(params, fixed.params), prompts), anchors)
-        base_prefix = decoder.prefix_cache(fixed.base, prompts) if self.objective.needs_base else None
+        prefix, pull = jax.vjp(lambda params: decoder.prefill(_anchored(params, fixed.params), *prompts), anchors)
+        base_prefix = decoder.prefill(fixed.base, *prompts) if self.objective.needs_base else None
         low, high = self.bounds(own.part, own.n, b)
         lows, highs = self.bounds(own.every, own.n, b)
         choices = width_choices(own.length, low, high, m, self.widths, self.geometry.shards)
 
-        d_prefix = jax.tree.map(lambda kv: jax.new_ref(_anchor(kv)), prefix)
+        d_prefix = jax.tree.map(lambda x: jax.new_ref(_anchor(x)), prefix)
 
         def add(i: Array, sums: Sums) -> Sums:
             rows = self.microbatch(own, low + i * m, low, high, first_group)
             return merge(sums, self.add((d_params, d_prefix), fixed, prefix, base_prefix, rows, choices[i]))
 
         sums = lax.fori_loop(0, ((highs - lows + m - 1) // m).max(), add, sums)
-        pull.with_refs(d_params)(jax.tree.map(lambda d, kv: jax.freeze(d).astype(kv.dtype), d_prefix, prefix))
+        pull.with_refs(d_params)(jax.tree.map(lambda d, x: jax.freeze(d).astype(x.dtype), d_prefix, prefix))
         return sums
 
     def __call__(self, fixed: Fixed, own: Own) -> tuple[Params, Sums]:

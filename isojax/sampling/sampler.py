@@ -6,7 +6,7 @@ Inside a shard:
     while any slot of any shard works:
         prefill the next g prompts, while the queue is about to need them (each problem once, never n times)
         admit: free lanes take the next prompt of the queue, and its keys and values; their free slots take its next rollouts
-        decode tokens, until `CHUNK` are done or slots have waited for long enough
+        decode tokens, each rollout's first from its prompt, until `CHUNK` are done or slots have waited for long enough
         retire: finished slots write their rollout and are free
 
 A lane is one slot, or, where prompts are long, W of them that share their prompt's keys and values (models/decoding.py). What waits
@@ -39,7 +39,8 @@ CHUNK = 32  # tokens decoded at most between two visits to the queue
 
 
 class Slots(NamedTuple):
-    """One shard's slots. row -1: free. `t` counts response tokens; `token` is the next input, at `position`; `stop` is where the
+    """One shard's slots. row -1: free. `t` counts response tokens; `token` is the last of them, at `position` (there is none yet where t is
+    0: the first is drawn from the prompt, and what the slot is given to do before that is written over); `stop` is where the
     automaton of the stop strings stands, `stopped` whether a stop has been met; `closed`: see sampling/interruption.py."""
 
     row: Int[Array, " R"]
@@ -66,6 +67,13 @@ class Queue(NamedTuple):
     end: Int[Array, " Z"]
 
 
+class Last(NamedTuple):
+    """Hidden states of the last tokens of prompts, from which first response tokens are drawn: of the table's, and of each lane's."""
+
+    table: Float[Array, "G D"]
+    lanes: Float[Array, "Z D"]
+
+
 class State(NamedTuple):
     """All of a shard's sampling. `out`: finished rollouts by row, in the order of `Slots.written`."""
 
@@ -73,6 +81,7 @@ class State(NamedTuple):
     slots: Slots
     cache: Cache
     table: Cache
+    last: Last
     queue: Queue
 
 
@@ -146,32 +155,38 @@ class Engine:
         _, _, first, _ = self.spans(batch)
         out = tuple(jnp.zeros((self.geometry.rows, *x.shape[1:]), x.dtype) for x in written(slots))
         empty = self.decoding.empty_cache(), self.decoding.empty_table(self.geometry.prefixes)
-        return State(out, slots, *empty, Queue(first, jnp.int32(0), lanes, lanes, lanes))
+        width, compute = self.decoding.decoder.config.width, self.decoding.decoder.options.compute
+        last = Last(*(jnp.zeros((count, width), compute) for count in (self.geometry.prefixes, Z)))
+        return State(out, slots, *empty, last, Queue(first, jnp.int32(0), lanes, lanes, lanes))
 
     def working(self, batch: Batch, state: State) -> Bool[Array, ""]:
         """Whether this shard has anything left to do."""
         return (state.queue.queued < self.spans(batch)[3]) | (state.slots.row >= 0).any() | (state.queue.next < state.queue.end).any()
 
-    def prefill(self, params: Params, batch: Batch, table: Cache, queue: Queue) -> tuple[Cache, Int[Array, ""]]:
+    def prefill(self, params: Params, batch: Batch, state: State) -> State:
         """The prompts that lanes may want at this visit, in the table: blocks of g, as far as there is room."""
-        g, G = self.geometry.prompts, self.geometry.prefixes
+        g, G, queue = self.geometry.prompts, self.geometry.prefixes, state.queue
         _, of_problem, _, _ = self.spans(batch)
         next_problem = queue.queued // of_problem
         ahead = next_problem + self.decoding.lanes // of_problem + 2
 
-        def wanted(s: tuple[Cache, Array]) -> Array:
-            return (s[1] < batch.part.groups) & (s[1] + g - G <= next_problem) & (s[1] < ahead)
+        def wanted(s: tuple[Cache, Array, Array]) -> Array:
+            filled = s[2]
+            return (filled < batch.part.groups) & (filled + g - G <= next_problem) & (filled < ahead)
 
-        def block(s: tuple[Cache, Array]) -> tuple[Cache, Array]:
-            table, filled = s
-            prompts = batch.problems.prompts[batch.group(filled + jnp.arange(g))]
-            return self.decoding.store(table, self.decoding.prefill(params, prompts), filled % G), filled + g
+        def block(s: tuple[Cache, Array, Array]) -> tuple[Cache, Array, Array]:
+            table, last, filled = s
+            group = batch.group(filled + jnp.arange(g))
+            entries, of_last = self.decoding.prefill(params, batch.problems.prompts[group], batch.problems.lengths[group])
+            table = self.decoding.store(table, entries, filled % G)
+            return table, lax.dynamic_update_slice_in_dim(last, of_last, filled % G, 0), filled + g
 
-        return lax.while_loop(wanted, block, (table, queue.filled))
+        table, last, filled = lax.while_loop(wanted, block, (state.table, state.last.table, queue.filled))
+        return state._replace(table=table, last=state.last._replace(table=last), queue=queue._replace(filled=filled))
 
     def admit(self, batch: Batch, state: State) -> State:
         """Free lanes take spans, free slots take rollouts."""
-        _, slots, cache, table, queue = state
+        _, slots, cache, table, last, queue = state
         part, problems, W, lanes = batch.part, batch.problems, self.geometry.width, self.decoding.lanes
         size, of_problem, _, ends = self.spans(batch)
         free = (slots.row < 0).reshape(lanes, W)
@@ -184,20 +199,22 @@ class Engine:
         problem = jnp.where(given, problem, queue.problem)
         following = jnp.where(given, jnp.maximum(start, 0), queue.next)
         end = jnp.where(given, jnp.minimum(stop, part.count), queue.end)
-        cache = self.decoding.admit(cache, table, jnp.where(given, problem % self.geometry.prefixes, 0), given)
+        entry = jnp.where(given, problem % self.geometry.prefixes, 0)
+        cache = self.decoding.admit(cache, table, entry, given)
+        last = last._replace(lanes=jnp.where(given[:, None], last.table[entry], last.lanes))
 
         row = following[:, None] + jnp.cumsum(free, 1) - 1
         taken = free & (row < end[:, None])
         queue = Queue(queue.queued + given.sum(dtype=jnp.int32), queue.filled, problem, following + taken.sum(1, dtype=jnp.int32), end)
         taken, row = taken.reshape(-1), row.reshape(-1)
         group = jnp.where(taken, batch.group(jnp.repeat(problem, W)), 0)
-        last = problems.lengths[group] - 1
+        length = problems.lengths[group]
         rollout = jnp.where(taken, (part.first + row) % batch.n, 0)
         fresh = jax.random.key_data(rollout_keys(batch.keys(group), problems.ids[group], rollout))
         closed = None if slots.closed is None else False
-        begun: tuple[Any, ...] = (row, last, problems.prompts[group, last], 0, 0, False, fresh, 0, 0.0, 1.0, closed)
+        begun: tuple[Any, ...] = (row, length, 0, 0, 0, False, fresh, 0, 0.0, 1.0, closed)
         slots = jax.tree.map(lambda old, new: jnp.where(taken.reshape(-1, *(1,) * (old.ndim - 1)), new, old), slots, Slots(*begun))
-        return state._replace(slots=slots, cache=cache, queue=queue)
+        return state._replace(slots=slots, cache=cache, last=last, queue=queue)
 
     def follow(self, state: Int[Array, " R"], token: Int[Array, " R"]) -> tuple[Int[Array, " R"], Bool[Array, " R"]]:
         """The state of the stop strings' automaton after a token, and whether a stop has been met."""
@@ -207,10 +224,21 @@ class Engine:
         state = jnp.asarray(self.stops.table)[state, token].astype(jnp.int32)
         return state, met | (state == len(self.stops.table))
 
-    def decode(self, params: Params, slots: Slots, cache: Cache, ended: Bool[Array, " R"]) -> tuple[Slots, Cache, Bool[Array, " R"]]:
-        """One token a slot; those that have ended go through the motions."""
+    def decode(
+        self, params: Params, slots: Slots, cache: Cache, first: Float[Array, "R D"], ended: Bool[Array, " R"]
+    ) -> tuple[Slots, Cache, Bool[Array, " R"]]:
+        """One token a slot; those that have ended go through the motions. `first`: the hidden states that first tokens are drawn from.
+
+        Where first tokens are all that is to be drawn, no layer is run. That is a loop of no steps, not a branch: XLA would copy the cache.
+        """
+        fresh = slots.t == 0
+
+        def layers(carry: tuple[Array, Array, Cache]) -> tuple[Array, Array, Cache]:
+            return jnp.bool_(True), *self.decoding.step(params, carry[2], slots.token, slots.position, jnp.maximum(slots.t - 1, 0))
+
+        _, hidden, cache = lax.while_loop(lambda carry: ~carry[0], layers, ((fresh | ended).all(), first, cache))
+        hidden = jnp.where(fresh[:, None], first, hidden)
         T = self.geometry.response_length
-        hidden, cache = self.decoding.step(params, cache, slots.token, slots.position, slots.t)
         logits = self.decoding.logits(params, hidden)
         log_p = log_probs(logits, self.sampling.temperature)
         writes = (jnp.arange(T)[None] == slots.t[:, None]) & ~ended[:, None]
@@ -226,7 +254,7 @@ class Engine:
         slots = slots._replace(
             tokens=jnp.where(writes, token[:, None], slots.tokens),
             logps=jnp.where(writes, logp[:, None], slots.logps),
-            position=slots.position + ~ended,
+            position=slots.position + (~ended & (slots.t > 0)),
             token=jnp.where(ended, slots.token, token),
             t=slots.t + ~ended,
             stop=jnp.where(ended, slots.stop, stop),
@@ -243,8 +271,7 @@ class Engine:
     def visit(self, stacked: Params, params: Params, batch: Batch, state: State) -> tuple[State, Int[Array, " R"]]:
         """Prefill, admit, decode, retire; and the rows of the rollouts that finished, -1 for the other slots."""
         R, chunk = self.geometry.slots, min(CHUNK, self.geometry.response_length)
-        table, filled = self.prefill(stacked, batch, state.table, state.queue)
-        state = self.admit(batch, state._replace(table=table, queue=state.queue._replace(filled=filled)))
+        state = self.admit(batch, self.prefill(stacked, batch, state))
         live = state.slots.row >= 0
         W, lanes = self.geometry.width, self.decoding.lanes
         waiting, following = state.queue.queued < self.spans(batch)[3], jnp.repeat(state.queue.next < state.queue.end, W)
@@ -261,15 +288,16 @@ class Engine:
 
         def token(s: tuple[Array, Array, Slots, Cache, Array]) -> tuple[Array, Array, Slots, Cache, Array]:
             steps, idle, slots, cache, ended = s
-            slots, cache, ended = self.decode(params, slots, cache, ended)
+            slots, cache, ended = self.decode(params, slots, cache, first, ended)
             return steps + 1, idle + idling(ended), slots, cache, ended
 
+        first = jnp.repeat(state.last.lanes, W, axis=0)
         start = (jnp.int32(0), jnp.int32(0), state.slots, state.cache, ~live)
         _, _, slots, cache, ended = lax.while_loop(going, token, start)
         row = jnp.where(ended & live, slots.row, -1)
         place = jnp.where(ended & live, batch.place(slots.row), self.geometry.rows)
         out = tuple(buffer.at[place].set(x, mode="drop") for buffer, x in zip(state.out, written(slots), strict=True))
-        return State(out, slots._replace(row=jnp.where(ended, -1, slots.row)), cache, state.table, state.queue), row
+        return state._replace(out=out, slots=slots._replace(row=jnp.where(ended, -1, slots.row)), cache=cache), row
 
 
 def build_sampler(
@@ -324,6 +352,6 @@ def build_engine(decoder: Decoder, geometry: Geometry, mesh: Mesh, sampling: Sam
             "bfloat16; or a mesh without sequence."
         )
     unrolled = mesh.devices.flat[0].platform == "cpu" and decoder.options.cache != "int8"
-    lengths = padded(geometry.prompt_length - 1, mesh), geometry.response_length
+    lengths = padded(geometry.prompt_length, mesh), geometry.response_length
     decoding = Decoding(decoder, geometry.slots, geometry.width, *lengths, unrolled, split)
     return Engine(decoding, geometry, sampling, stops)

@@ -158,7 +158,7 @@ def _rows_axis(engine: Engine) -> int:
 def state_specs(engine: Engine) -> Any:
     """How a shard_map over ROWS takes the State that lies between two visits: see `state_shapes`."""
     rows, caches = P(ROWS), P(*[None] * _rows_axis(engine), ROWS)
-    return State(out=rows, slots=rows, cache=caches, table=caches, queue=rows)  # pyright: ignore[reportArgumentType]  # in arrays' places
+    return State(out=rows, slots=rows, cache=caches, table=caches, last=rows, queue=rows)  # pyright: ignore[reportArgumentType]  # in arrays' places
 
 
 def state_shapes(engine: Engine) -> Any:

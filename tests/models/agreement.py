@@ -33,24 +33,30 @@ def from_checkpoint(weights: Mapping[str, np.ndarray], names: Mapping[str, str],
 
 
 @partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})  # compiles in half the time
-def run(decoder: Decoder, params: Params, tokens: Any, prompts: Any, responses: Any, start: Any, row: Any) -> tuple[Any, ...]:
-    """Logits [b T V] of whole sequences; of responses after their prompts' prefixes; of these once more, one token at a time."""
+def run(decoder: Decoder, params: Params, tokens: Any, prompts: Any, cut: Any, responses: Any, row: Any) -> tuple[Any, ...]:
+    """Logits [b T V] of whole sequences; from the last token of prompts of lengths `cut` on, in another order: of what follows that token
+    in `responses`; of this once more, one token at a time."""
+    start, following = cut[row], responses[:, 1:]
     whole = decoder.score(params, tokens, jnp.zeros_like(start))
-    after = decoder.score(params, responses, start, decoder.prefix_cache(params, prompts), row)
+    prefix = decoder.prefill(params, prompts, cut)
+    after = decoder.score(params, following, start, (prefix.keys, prefix.values), row)
 
     def stepped(unrolled: bool) -> Any:
-        decoding = Decoding(decoder, len(row), 1, prompts.shape[1] - 1, tokens.shape[1], unrolled)
+        decoding = Decoding(decoder, len(row), 1, prompts.shape[1], tokens.shape[1], unrolled)
         weights = decoding.weights(params)
 
         def step(carry: Any, token: Any) -> Any:
             cache, t = carry
             hidden, cache = decoding.step(weights, cache, token, start + t, t)
-            return (cache, t + 1), hidden
+            return (cache, t + 1), decoding.logits(weights, hidden)
 
-        cache = decoding.admit(decoding.empty_cache(), decoding.prefill(params, prompts), row, row >= 0)
-        return jax.lax.scan(step, (cache, jnp.zeros_like(start)), responses.T)[1].swapaxes(0, 1)
+        entries, last = decoding.prefill(params, prompts, cut)
+        cache = decoding.admit(decoding.empty_cache(), entries, row, row >= 0)
+        found = jax.lax.scan(step, (cache, jnp.zeros_like(start)), following.T)[1].swapaxes(0, 1)
+        return jnp.concatenate([decoding.logits(weights, last[row])[:, None], found], 1)
 
-    return tuple(decoder.logits(params, hidden) for hidden in (whole, after, stepped(False), stepped(True)))
+    after = jnp.concatenate([prefix.last[row][:, None], after], 1)
+    return decoder.logits(params, whole), decoder.logits(params, after), stepped(False), stepped(True)
 
 
 def differences(decoder: Decoder, params: Params, tokens: np.ndarray, lengths: np.ndarray, expected: np.ndarray) -> dict[str, np.ndarray]:
@@ -67,6 +73,6 @@ def differences(decoder: Decoder, params: Params, tokens: np.ndarray, lengths: n
     responses, wanted = np.take_along_axis(tokens[row], at, 1), expected[row[:, None], at]
     whole = np.arange(width)[None] < lengths[:, None]
     live = start[:, None] + np.arange(width)[None] < lengths[row][:, None]
-    first, *others = (np.asarray(x) for x in run(decoder, params, tokens, prompts, responses, start, row))
+    first, *others = (np.asarray(x) for x in run(decoder, params, tokens, prompts, cut, responses, row))
     found = [(first - expected)[whole], *((x - wanted)[live] for x in others)]
     return dict(zip(PATHS, found, strict=True))

@@ -21,10 +21,10 @@ def responses() -> np.ndarray:
 
 
 def forward(params, prompts, lengths, group, tokens):
-    """prefix_cache, then score, as the trainer runs them."""
-    last = lengths[group] - 1
-    inputs = jnp.concatenate([prompts[group, last][:, None], tokens[:, :-1]], 1)
-    return DECODER.logits(params, DECODER.score(params, inputs, last, DECODER.prefix_cache(params, prompts), group))
+    """prefill, then score, as the trainer runs them."""
+    prefix = DECODER.prefill(params, prompts, lengths)
+    after = DECODER.score(params, tokens[:, :-1], lengths[group], (prefix.keys, prefix.values), group)
+    return DECODER.logits(params, jnp.concatenate([prefix.last[group][:, None], after], 1))
 
 
 def test_the_reference_is_causal_and_depends_on_order() -> None:
@@ -36,15 +36,14 @@ def test_the_reference_is_causal_and_depends_on_order() -> None:
 
 def test_prefix_and_score_equal_numpy(responses: np.ndarray) -> None:
     problems = random_problems(8)
-    assert set(problems.lengths) >= {1, P}  # a prompt of one token has an empty prefix
+    assert set(problems.lengths) >= {1, P}
     got = jax.jit(forward)(policy(), problems.prompts, problems.lengths, GROUP, responses)
     np.testing.assert_allclose(got, response_logits(np, policy(), problems, GROUP, responses), atol=1e-5)
 
 
-def test_prompts_of_one_token_have_an_empty_prefix(responses: np.ndarray) -> None:
+def test_prompts_of_one_token(responses: np.ndarray) -> None:
     prompts, lengths = random_problems(8).prompts[:, :1], np.ones(8, np.int32)
     tokens = np.concatenate([prompts[GROUP], responses], 1)
-    assert DECODER.prefix_cache(policy(), prompts)[0].shape[3] == 0
     got = jax.jit(forward)(policy(), prompts, lengths, GROUP, responses)
     np.testing.assert_allclose(got, logits(np, policy(), tokens)[:, :-1], atol=1e-5)
 
@@ -73,12 +72,12 @@ def test_decoding_step_by_step_equals_numpy(responses: np.ndarray, width: int, u
     """Slots at positions of their own, over caches that hold the leavings of an earlier rollout; lanes of two share their prompt."""
     problems = random_problems(8)
     group = GROUP if width == 1 else GROUP[::2].repeat(2)
-    last = problems.lengths[group] - 1
-    decoding = Decoding(DECODER, len(group), width, P - 1, T, unrolled)
+    start = problems.lengths[group]
+    decoding = Decoding(DECODER, len(group), width, P, T, unrolled)
     leavings = jax.tree.map(lambda x: x + 9.0, decoding.empty_cache())
-    table = decoding.store(decoding.empty_table(10), decoding.prefill(policy(), problems.prompts), jnp.int32(2))
+    entries, last = decoding.prefill(policy(), problems.prompts, problems.lengths)
+    table = decoding.store(decoding.empty_table(10), entries, jnp.int32(2))
     cache = decoding.admit(leavings, table, group[::width] + 2, np.ones(decoding.lanes, bool))
-    inputs = np.concatenate([problems.prompts[group, last][:, None], responses[:, :-1]], 1)
 
     @jax.jit
     def step(params, cache, tokens, positions, t):
@@ -87,9 +86,10 @@ def test_decoding_step_by_step_equals_numpy(responses: np.ndarray, width: int, u
         return decoding.logits(weights, hidden), cache
 
     expected = response_logits(np, policy(), problems, group, responses)
-    for t in range(T):
-        got, cache = step(policy(), cache, inputs[:, t], last + t, np.full(len(group), t))
-        np.testing.assert_allclose(got, expected[:, t], atol=1e-5)
+    np.testing.assert_allclose(decoding.logits(decoding.weights(policy()), last[group]), expected[:, 0], atol=1e-5)
+    for t in range(T - 1):
+        got, cache = step(policy(), cache, responses[:, t], start + t, np.full(len(group), t))
+        np.testing.assert_allclose(got, expected[:, t + 1], atol=1e-5)
 
 
 def test_attention_over_parts_is_one_softmax() -> None:

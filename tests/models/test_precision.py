@@ -28,18 +28,17 @@ def test_decoding_in_less_precision_is_near_float32(options: Options, unrolled: 
     """The relative L2 distance of all logits from NumPy's in float32: below what so many bits lose, and not nothing."""
     problems, group = random_problems(ROWS), np.arange(ROWS)
     responses = np.random.default_rng(1).integers(0, DECODER.vocab, (ROWS, T)).astype(np.int32)
-    decoding = Decoding(DECODER.computed(options), ROWS, 1, P - 1, T, unrolled)
-    last = problems.lengths - 1
-    inputs = np.concatenate([problems.prompts[group, last][:, None], responses[:, :-1]], 1)
+    decoding = Decoding(DECODER.computed(options), ROWS, 1, P, T, unrolled)
 
     @jax.jit
     def run(params):
         weights = decoding.weights(params)
-        cache = decoding.admit(decoding.empty_cache(), decoding.prefill(params, problems.prompts), group, np.ones(ROWS, bool))
+        entries, last = decoding.prefill(params, problems.prompts, problems.lengths)
+        cache = decoding.admit(decoding.empty_cache(), entries, group, np.ones(ROWS, bool))
         assert {str(x.dtype) for x in jax.tree.leaves(cache)} == dtypes
-        logits = []
-        for t in range(T):
-            hidden, cache = decoding.step(weights, cache, inputs[:, t], last + t, jnp.full(ROWS, t))
+        logits = [decoding.logits(weights, last)]
+        for t in range(T - 1):
+            hidden, cache = decoding.step(weights, cache, responses[:, t], problems.lengths + t, jnp.full(ROWS, t))
             logits.append(decoding.logits(weights, hidden))
         return jnp.stack(logits, 1)
 

@@ -29,19 +29,22 @@ REFERENCE = json.loads((Path(__file__).parent / "references" / "smollm2.json").r
 
 @partial(jax.jit, static_argnums=(0, 4))
 def greedy(decoder: Any, params: Any, prompts: Any, lengths: Any, count: int) -> Any:
-    """The likeliest `count` tokens after right-padded prompts i32[b P], as the sampler decodes: over each prompt's prefix, in place."""
+    """The likeliest `count` tokens after right-padded prompts i32[b P], as the sampler decodes: after each prompt, in place."""
     rows = jnp.arange(prompts.shape[0])
-    decoding = Decoding(decoder, len(rows), 1, prompts.shape[1] - 1, count, unrolled=True)
+    decoding = Decoding(decoder, len(rows), 1, prompts.shape[1], count, unrolled=True)
     weights = decoding.weights(params)
-    cache = decoding.admit(decoding.empty_cache(), decoding.prefill(params, prompts), rows, rows >= 0)
+    entries, last = decoding.prefill(params, prompts, lengths)
+    cache = decoding.admit(decoding.empty_cache(), entries, rows, rows >= 0)
+
+    def likeliest(hidden: Any) -> Any:
+        return decoding.logits(weights, hidden).argmax(-1).astype(jnp.int32)
 
     def step(carry: Any, _: None) -> Any:
         cache, token, t = carry
-        hidden, cache = decoding.step(weights, cache, token, lengths - 1 + t, t)
-        token = decoder.logits(params, hidden).argmax(-1).astype(jnp.int32)
-        return (cache, token, t + 1), token
+        hidden, cache = decoding.step(weights, cache, token, lengths + t, t)
+        return (cache, likeliest(hidden), t + 1), token
 
-    return jax.lax.scan(step, (cache, prompts[rows, lengths - 1], jnp.zeros_like(lengths)), None, count)[1].T
+    return jax.lax.scan(step, (cache, likeliest(last), jnp.zeros_like(lengths)), None, count)[1].T
 
 
 def test_greedy_generation_equals_transformers(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_an_update_on_eight_devices(trainer: Trainer) -> None:
     hlo = program.as_text()
     geometry = many.geometry
     check_kept_apart(hlo, P + T, geometry.slots, geometry.slots)
-    check_kept_apart(hlo, P - 1, geometry.prefixes, max(geometry.prefixes, geometry.slots, geometry.microbatch))
+    check_kept_apart(hlo, P, geometry.prefixes, max(geometry.prefixes, geometry.slots, geometry.microbatch))
     found = collectives(hlo)
     # one step's distribution is the most that is ever gathered
     assert {(c.result, c.depth) for c in found if c.kind != "all-reduce"} == {(f"f32[{geometry.slots},{DECODER.vocab}]", 3)}

@@ -127,7 +127,7 @@ def test_between_visits_nothing_is_gathered_and_the_state_stays_in_place(pair: P
         return
     hlo = compiled.as_text()
     check_kept_apart(hlo, P + T, SLOTS, SLOTS)
-    check_kept_apart(hlo, P - 1, pair.geometry.prefixes, max(pair.geometry.prefixes, SLOTS))
+    check_kept_apart(hlo, P, pair.geometry.prefixes, max(pair.geometry.prefixes, SLOTS))
     outside = [c for c in collectives(hlo, mesh(pair.axes).size) if c.depth == 0]
     waits = [] if pair.geometry.shards == 1 else [("all-reduce", "s32[]")]  # is any shard still at work?
     assert [(c.kind, c.result) for c in outside] == waits
