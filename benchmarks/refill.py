@@ -58,24 +58,30 @@ def log_odds(cap: int) -> np.ndarray:
 
 
 class Ending(Decoder):
-    """A decoder whose end token has the odds of the lengths, at the response position in the last column of `hidden`."""
+    """A decoder with the odds of the lengths, by response position."""
 
     def __init__(self, config: ModelConfig, vocab: int, cap: int):
         super().__init__(config, vocab)
         self.odds = log_odds(cap)
 
-    def logits(self, params: Params, hidden: Any) -> Any:
-        logits = super().logits(params, hidden[:, :-1])
-        others = jax.nn.logsumexp(logits.at[:, END].set(-jnp.inf), -1)
-        return logits.at[:, END].set(others + jnp.asarray(self.odds)[hidden[:, -1].astype(jnp.int32)])
-
 
 class Counting(Decoding):
-    """A decoding that hands the response position on to the logits."""
+    """A decoding whose end token has those odds. The last number of a hidden state is the response position."""
+
+    def prefill(self, params: Params, prompts: Any, lengths: Any) -> tuple[Any, Any]:
+        entries, last = super().prefill(params, prompts, lengths)
+        return entries, last.at[:, -1].set(0)
 
     def step(self, weights: Params, cache: Cache, tokens: Any, positions: Any, t: Any) -> tuple[Any, Cache]:
         hidden, cache = super().step(weights, cache, tokens, positions, t)
-        return jnp.concatenate([hidden, t.astype(hidden.dtype)[:, None]], -1), cache
+        return hidden.at[:, -1].set(t + 1), cache
+
+    def logits(self, weights: Params, hidden: Any) -> Any:
+        assert isinstance(self.decoder, Ending)
+        logits = super().logits(weights, hidden.at[:, -1].set(0))
+        others = jax.nn.logsumexp(logits.at[:, END].set(-jnp.inf), -1)
+        odds = jnp.asarray(self.decoder.odds)[hidden[:, -1].astype(jnp.int32)]
+        return logits.at[:, END].set(others + odds)
 
 
 def build(decoder: Decoder, rollouts: int, n: int, args: argparse.Namespace, stops: tuple[int, ...] = (END,)) -> Engine:
@@ -116,12 +122,13 @@ def full_steps(engine: Engine, params: Params) -> Callable[[Params], Any]:
 
     def steps(params: Params) -> Any:
         weights, state = engine.decoding.weights(params), engine.begin(batch(engine, 1, jax.random.key(0)))
+        begun = state.slots._replace(t=jnp.ones_like(state.slots.t))
         going = jnp.zeros(engine.geometry.slots, bool)
 
         def step(_: Any, carry: tuple[Slots, Cache]) -> tuple[Slots, Cache]:
-            return engine.decode(weights, *carry, going)[:2]
+            return engine.decode(weights, *carry, state.last.lanes, going)[:2]
 
-        return lax.fori_loop(0, STEPS, step, (state.slots, state.cache))[0].tokens
+        return lax.fori_loop(0, STEPS, step, (begun, state.cache))[0].tokens
 
     return jax.jit(steps).lower(params).compile()
 

@@ -54,7 +54,7 @@ def cache(s: Sizes) -> int:
     p, T, lanes = s.prefix, geometry.response_length, geometry.slots // geometry.width
     table = keys_and_values(s, geometry.prefixes, p, s.cache)
     if not s.apart:
-        return table + keys_and_values(s, geometry.slots, p + 1 + T, s.cache)
+        return table + keys_and_values(s, geometry.slots, p + T, s.cache)
     return table + keys_and_values(s, geometry.slots, T, s.cache) + keys_and_values(s, lanes, p, s.cache)
 
 
@@ -72,16 +72,14 @@ def kept(s: Sizes, tokens: int, keys: int, parts: int) -> int:
 
 def prompts_kept(s: Sizes) -> int:
     """Bytes kept for the gradient of a block of prompts, in all layers that it goes back through."""
-    if not s.p:
-        return 0
     layers = s.L - 1 if s.L in LAST_APART else s.L
     copied = s.compute * layers * s.layer // s.ways if s.L in LAST_APART else 0
-    return copied + layers * kept(s, s.p, s.geometry.prompt_length - 1, 1)
+    return copied + layers * kept(s, s.p, s.geometry.prompt_length, 1)
 
 
 def responses_kept(s: Sizes) -> int:
     """Bytes kept for the gradient of a microbatch, in all layers."""
-    return s.L * kept(s, s.t, s.prefix + s.geometry.response_length, 2 if s.prefix else 1)
+    return s.L * kept(s, s.t, s.keys, 2)
 
 
 def layer_backwards(s: Sizes, tokens: int, keys: int, parts: int) -> int:
@@ -128,19 +126,18 @@ def update(s: Sizes) -> int:
     policies = 1 + (s.reference > 0)
     gathered = s.compute * (s.layer + policies * s.table) if s.ways > 1 else 0  # each weight where it is used; of the embedding, rows alone
     cast = 0 if s.compute == FLOAT else s.compute * s.numbers // s.ways * policies
-    of_prompts = s.compute * (s.L - 1) * s.layer // s.ways if s.p and s.L in LAST_APART else 0
+    of_prompts = s.compute * (s.L - 1) * s.layer // s.ways if s.L in LAST_APART else 0
     keys_values = 2 * s.L * s.p * s.K * s.H
     of_prefix = s.compute * keys_values * policies
     dealt = s.rollouts if s.geometry.shards > 1 else 0  # in the order of problems, from the shards that sampled them
     held = gathered + cast + dealt + s.stored + of_prompts + prompts_kept(s) + FLOAT * keys_values  # and the sum of its gradient
-    keys = s.prefix + s.geometry.response_length
     table = s.compute * s.table // s.ways
     micro = responses_kept(s)
     moments = (
         held + of_prefix + micro + logits(s),
-        held + of_prefix + micro + table + layer_backwards(s, s.t, keys, 2),
+        held + of_prefix + micro + table + layer_backwards(s, s.t, s.keys, 2),
         held + of_prefix + 2 * table,
-        held + (of_prefix if s.reference else 0) + s.tables * table + layer_backwards(s, s.p, s.geometry.prompt_length - 1, 1),
+        held + (of_prefix if s.reference else 0) + s.tables * table + layer_backwards(s, s.p, s.geometry.prompt_length, 1),
     )
     of_policy = s.stored if s.critic else 0  # the policy's gradient, which waits for the critic's
     return max(of_policy + max(moments), 2 * s.stored + gathered)
@@ -158,18 +155,19 @@ def sampling(s: Sizes) -> int:
     """Bytes at work while sampling, beside weights, cache and slots: a block of prompts, or a step and the draw from its logits."""
     geometry = s.geometry
     prefill = keys_and_values(s, geometry.prompts, s.prefix, s.compute)
-    scores = FLOAT * s.attending * s.p * (geometry.prompt_length - 1)
+    scores = FLOAT * s.attending * s.p * geometry.prompt_length
     block = s.compute * s.p * 2 * s.D + max(s.compute * s.p * 2 * s.F, 2 * scores)  # attention, then the MLP
-    cut = s.compute * (s.L - 1) * s.layer if s.L in LAST_APART and s.p else 0
+    cut = s.compute * (s.L - 1) * s.layer if s.L in LAST_APART else 0
     of_draw = FLOAT * geometry.slots * s.V * (4 if s.cell.sampling.top_p < 1 else 2)
     step = of_draw + s.compute * geometry.slots * (2 * s.F + 2 * s.D)
     return max(prefill + block + cut, step)
 
 
 def slots(s: Sizes) -> int:
-    """Bytes of the rows that slots write."""
+    """Bytes of the rows that slots write, and of the hidden states that they begin from: the table's, and the lanes'."""
     T = s.geometry.response_length
-    return s.geometry.slots * (8 * T + FLOAT * (T if s.cell.sampling.top_p < 1 else 1) + 40)
+    last = s.compute * s.D * (s.geometry.prefixes + s.geometry.slots // s.geometry.width)
+    return last + s.geometry.slots * (8 * T + FLOAT * (T if s.cell.sampling.top_p < 1 else 1) + 40)
 
 
 def estimate(

@@ -102,7 +102,7 @@ class Sizes:
     @property
     def prefix(self) -> int:
         """Positions of a prompt, filled up until sequence divides them."""
-        return -(-(self.geometry.prompt_length - 1) // self.mesh.sequence)
+        return -(-self.geometry.prompt_length // self.mesh.sequence)
 
     @property
     def apart(self) -> bool:
@@ -116,8 +116,13 @@ class Sizes:
 
     @property
     def t(self) -> int:
-        """Positions of a microbatch."""
-        return self.geometry.microbatch * self.geometry.response_length
+        """Positions of a microbatch that layers run over: all of its responses' but the last."""
+        return self.geometry.microbatch * max(1, self.geometry.response_length - 1)
+
+    @property
+    def keys(self) -> int:
+        """Positions that a response's last one attends to."""
+        return self.prefix + self.geometry.response_length - 1
 
     @property
     def matrices(self) -> int:

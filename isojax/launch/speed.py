@@ -56,10 +56,10 @@ class Work:
     def sampled(self, B_p: float, B: float, rates: Rates) -> float:
         """Seconds of sampling B rollouts to B_p prompts, over all shards."""
         s, S = self.sizes, self.sizes.geometry.shards
-        P, T, own = s.geometry.prompt_length - 1, s.geometry.response_length, s.prefix
+        P, T, own = s.geometry.prompt_length, s.geometry.response_length, s.prefix
         weights, attention = s.L * s.layer, 4 * s.L * s.N * s.H
-        token = 2 * (weights + s.table) + attention * (own + T / 2)
-        operations = B / S * T * token + B_p / S * own * (2 * weights + attention * P / 2)
+        layers = 2 * weights + attention * (own + T / 2)  # a token's; the first of a response is drawn from its prompt
+        operations = B / S * ((T - 1) * layers + T * 2 * s.table) + B_p / S * own * (2 * weights + attention * P / 2)
         steps = B / S / s.geometry.slots * T
         moved = steps * (s.compute * (weights + s.table) + cache(s) * s.geometry.slots / (s.geometry.slots + s.geometry.prefixes))
         return operations / rates.decode + moved / rates.bandwidth
@@ -67,11 +67,11 @@ class Work:
     def learned(self, B_p: float, B: float, rates: Rates) -> float:
         """Seconds of an update on B rollouts to B_p prompts."""
         s, S = self.sizes, self.sizes.geometry.shards
-        P, T, own = s.geometry.prompt_length - 1, s.geometry.response_length, s.prefix
+        P, T, own = s.geometry.prompt_length, s.geometry.response_length, s.prefix
         times = 6 + 2 * s.remat + 2 * (s.reference > 0) + 8 * (s.critic > 0)
         weights, attention = s.L * s.layer, 2 * s.L * s.N * s.H
-        token = times * (weights + s.table + attention * (own + T / 2))
-        operations = B / S * T * token + B_p / S * own * times * (weights + attention * P / 2)
+        layers = weights + attention * (own + T / 2)
+        operations = B / S * times * ((T - 1) * layers + T * s.table) + B_p / S * own * times * (weights + attention * P / 2)
         microbatches = B / S / s.geometry.microbatch
         moved = microbatches * (3 * responses_kept(s) + 3 * FLOAT * s.numbers) + 9 * s.stored
         return operations / rates.update + moved / rates.bandwidth
