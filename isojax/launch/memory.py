@@ -129,13 +129,15 @@ def update(s: Sizes) -> int:
     of_prompts = s.compute * (s.L - 1) * s.layer // s.ways if s.L in LAST_APART else 0
     keys_values = 2 * s.L * s.p * s.K * s.H
     of_prefix = s.compute * keys_values * policies
+    # Hidden states after the layers, alone and joined to those of prompts, and their gradient.
+    hidden = (2 * policies + 1) * s.compute * s.geometry.microbatch * s.geometry.response_length * s.D
     dealt = s.rollouts if s.geometry.shards > 1 else 0  # in the order of problems, from the shards that sampled them
     held = gathered + cast + dealt + s.stored + of_prompts + prompts_kept(s) + FLOAT * keys_values  # and the sum of its gradient
     table = s.compute * s.table // s.ways
     micro = responses_kept(s)
     moments = (
-        held + of_prefix + micro + logits(s),
-        held + of_prefix + micro + table + layer_backwards(s, s.t, s.keys, 2),
+        held + of_prefix + micro + hidden + logits(s),
+        held + of_prefix + micro + hidden + table + layer_backwards(s, s.t, s.keys, 2),
         held + of_prefix + 2 * table,
         held + (of_prefix if s.reference else 0) + s.tables * table + layer_backwards(s, s.p, s.geometry.prompt_length, 1),
     )
