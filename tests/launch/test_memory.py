@@ -40,25 +40,25 @@ def room(memory: int, mesh: Axes | None = None, cell: CellConfig = CELL) -> Room
 
 
 def test_what_a_run_holds_by_hand() -> None:
-    """Float32 parameters and two moments; keys and values of 16 slots of 19 positions and of the table's 12 prompts of 10."""
+    """Float32 parameters and two moments; keys and values of 16 slots of 19 positions and of the table's 12 prompts of 11."""
     parts = taken().parts
     assert parts["parameters"] == 4 * NUMBERS and parts["optimizer"] == 8 * NUMBERS
-    assert parts["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * 19 + 12 * 10)
+    assert parts["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * 19 + 12 * 11)
     rows = 8 * 4 + 16  # and so many of padding; tokens, log-probabilities and mask of 8 positions, and 9 bytes beside
     assert parts["rollouts"] == rows * (8 * 9 + 9)
     assert parts["reference"] == parts["critic"] == 0
 
 
 def test_what_layers_keep_by_hand() -> None:
-    """Of 12 layers: for 8 x 8 response positions that see 10 + 8, x and the output projection (2 x 64), queries and two parts' mixed values
-    (3 x 64), keys and values (2 x 32), gate and up (2 x 128), and scores of 4 heads; for 4 x 10 prompt positions, one part less. And 1000
-    logits of a response position, four times. With remat, x alone."""
-    responses = 64 * (2 * 64 + 3 * 64 + 2 * 32 + 2 * 128) + 4 * 64 * 18
-    prompts = 40 * (2 * 64 + 2 * 64 + 2 * 32 + 2 * 128) + 4 * 40 * 10
+    """Of 12 layers: for 8 x 7 response positions that see 11 + 7, x and the output projection (2 x 64), queries and two parts' mixed values
+    (3 x 64), keys and values (2 x 32), gate and up (2 x 128), and scores of 4 heads; for 4 x 11 prompt positions, one part less. And 1000
+    logits of 8 x 8 response positions, four times. With remat, x alone."""
+    responses = 56 * (2 * 64 + 3 * 64 + 2 * 32 + 2 * 128) + 4 * 56 * 18
+    prompts = 44 * (2 * 64 + 2 * 64 + 2 * 32 + 2 * 128) + 4 * 44 * 11
     logits = 64 * 1000 * 4
     assert taken().parts["activations"] == 4 * (12 * (responses + prompts) + logits)
     remat = SWEEP.model_copy(update={"remat": "layer"})
-    assert taken(sweep=remat).parts["activations"] == 4 * (12 * (64 + 40) * 64 + logits)
+    assert taken(sweep=remat).parts["activations"] == 4 * (12 * (56 + 44) * 64 + logits)
 
 
 def test_a_mesh_splits_what_the_table_says() -> None:
@@ -68,8 +68,8 @@ def test_a_mesh_splits_what_the_table_says() -> None:
     split = taken(mesh=Axes(tensor=2)).parts
     assert split["parameters"] == 4 * (norms + (NUMBERS - norms) // 2)
     assert split["KV"] == taken().parts["KV"] // 2
-    # sequence the positions of prompts: 10, or 12 where 4 share them, 3 each; of slots and table, which the 8 of responses are apart from
-    assert taken(mesh=Axes(sequence=2)).parts["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * (5 + 8) + 12 * 5)
+    # sequence the positions of prompts: 11, 12 where 2 or 4 share them, 6 or 3 each; of slots and table, apart from 8 of responses
+    assert taken(mesh=Axes(sequence=2)).parts["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * (6 + 8) + 12 * 6)
     assert taken(mesh=Axes(sequence=4)).parts["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * (3 + 8) + 12 * 3)
     whole = CELL.model_copy(update={"model": SMALL.model_copy(update={"kv_heads": 1})})
     assert taken(whole, mesh=Axes(tensor=2)).parts["KV"] == taken(whole).parts["KV"]  # one head is not split

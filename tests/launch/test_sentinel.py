@@ -93,6 +93,7 @@ def test_one_that_aborts_itself_is_told_of_too(tmp_path: Path) -> None:
     with Run(tmp_path) as run:
         os.kill(run.sentinels[1], signal.SIGSTOP)
         run.members[0].send_signal(signal.SIGKILL)
+        assert run.members[0].wait(5) == -signal.SIGKILL
         run.tell(1, "abort")
         assert run.members[1].wait(5) == -signal.SIGABRT
         os.kill(run.sentinels[1], signal.SIGCONT)

@@ -20,9 +20,10 @@ def one(mesh: Axes | None = None) -> float:
 
 
 def test_operations_of_sampling_by_hand() -> None:
-    """32 responses of 8 tokens that see 10 + 4 positions on average, 8 prompts of 10 that see 5; 4 L N H operations a position seen."""
+    """32 responses of 8 tokens, 7 of which go through layers and see 11 + 4 positions on average; 8 prompts of 11 that see 5.5; 4 L N H
+    operations a position seen."""
     attention = 4 * 12 * 4 * 16
-    assert one() == 32 * 8 * (2 * (LAYERS + TABLE) + attention * 14) + 8 * 10 * (2 * LAYERS + attention * 5)
+    assert one() == 32 * (7 * (2 * LAYERS + attention * 15) + 8 * 2 * TABLE) + 8 * 11 * (2 * LAYERS + attention * 5.5)
     assert one(Axes(data=4)) == pytest.approx(one() / 4)
 
 
@@ -30,7 +31,7 @@ def test_an_update_moves_and_multiplies() -> None:
     """6 operations a number; of memory, Adam's part alone: gradient, parameters and moments, 9 times through."""
     given = work(CELL, SWEEP, [(8, 4)], Axes(), 1000, False, "cpu")
     attention = 2 * 12 * 4 * 16
-    expected = 6 * (32 * 8 * (LAYERS + TABLE + attention * 14) + 8 * 10 * (LAYERS + attention * 5))
+    expected = 6 * (32 * (7 * (LAYERS + attention * 15) + 8 * TABLE) + 8 * 11 * (LAYERS + attention * 5.5))
     assert given.learned(8, 32, Rates(1e30, 1.0, 1e30)) == expected
     nothing = given.learned(0, 0, Rates(1e30, 1e30, 1.0))
     assert nothing == 9 * 4 * (LAYERS + TABLE + 64)
