@@ -14,7 +14,7 @@ import pytest
 from tests.compiler import QUICK, flags
 
 # A minute in one test: first, so that no worker is left alone with one at the end.
-LONG = ("test_tpu.py", "test_tpu_kernels.py", "test_docs.py", "test_compilations.py", "test_topology.py")
+LONG = ("test_tpu.py", "test_tpu_kernels.py", "test_docs.py", "test_compilations.py", "test_topology.py", "test_ray.py", "test_chaos.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -99,6 +99,15 @@ def test_decode_step(scripts: Scripts, model: Path) -> None:
         assert line["tokens_a_second"] == pytest.approx(4 / (line["ms_a_step"] / 1000), rel=0.01)
 
 
+def test_few_rows(scripts: Scripts) -> None:
+    """Two layers of two shapes: operations are 2 a row, input, output and layer."""
+    lines = scripts("few_rows", "--rows", "3,5", "--shapes", "16x24,24x16", LAYERS=2, REPEATS=1)
+    assert [line["rows"] for line in lines] == [3, 5]
+    for line in lines:
+        assert line["faster"] == pytest.approx(line["plain_ms"] / line["of_few_ms"], rel=0.05)
+        assert line["of_few_gflops"] == pytest.approx(2 * line["rows"] * 2 * 2 * 16 * 24 / line["of_few_ms"] / 1e6, abs=0.06)
+
+
 def test_overlap(scripts: Scripts) -> None:
     """The rewards of both ways agree, which the script asserts."""
     words = ("--ms", 1, "--workers", 1, "--problems", 2, "--n", 2, "--slots", 2, "--response", 6)

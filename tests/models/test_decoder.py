@@ -92,6 +92,24 @@ def test_decoding_step_by_step_equals_numpy(responses: np.ndarray, width: int, u
         np.testing.assert_allclose(got, expected[:, t + 1], atol=1e-5)
 
 
+def test_the_samplers_weights_lie_as_the_parameters_do() -> None:
+    """Unrolled, each matrix is the transpose of the parameter, and a device has as much of it."""
+    on, decoding = mesh("data=4,tensor=2"), Decoding(DECODER, 4, 1, P, T, unrolled=True)
+    given, weights = DECODER.shardings(on), decoding.weights(policy())
+    specs = decoding.specs(jax.tree.map(lambda s: s.spec, given))
+
+    def part(sharding: jax.NamedSharding, x: jax.Array) -> int:
+        return int(np.prod(sharding.shard_shape(x.shape)))
+
+    for i, (layer, its) in enumerate(zip(weights["blocks"], specs["blocks"], strict=True)):
+        for name, whole in policy()["blocks"].items():
+            assert part(jax.NamedSharding(on, its[name]), layer[name]) == part(given["blocks"][name], whole) // CONFIG.layers, name
+        np.testing.assert_array_equal(layer["out"], policy()["blocks"]["out"][i].reshape(-1, CONFIG.width).T)
+        np.testing.assert_array_equal(layer["query"], policy()["blocks"]["query"][i].reshape(CONFIG.width, -1).T)
+    np.testing.assert_array_equal(weights["unembed"], policy()["unembed"].T)
+    assert part(jax.NamedSharding(on, specs["unembed"]), weights["unembed"]) == VOCAB * CONFIG.width // 2
+
+
 def test_attention_over_parts_is_one_softmax() -> None:
     """By hand: scores 0 and log 3 over two parts give weights 1/4 and 3/4; a masked key gives nothing."""
     q = jnp.full((1, 1, 1, 1), 1.0)

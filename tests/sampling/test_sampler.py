@@ -157,6 +157,15 @@ def test_log_probs_are_the_policys_and_the_mask_ends_with_the_end_token(either: 
     assert B_p == 1 or {1, T} <= set(mask.sum(1))  # some end at once, some are cut
 
 
+def test_a_group_draws_its_first_tokens_from_one_distribution(either: Engine) -> None:
+    """To the bit, whichever slots its rollouts were given, and whether at the start or in mid-response of others."""
+    B_p, n = 4, 32
+    tokens, logps, _ = either(B_p, n)
+    for group in range(B_p):
+        first = {(int(tokens[r, 0]), float(logps[r, 0])) for r in range(group * n, (group + 1) * n)}
+        assert len(first) == len({token for token, _ in first}) > 1
+
+
 def test_tokens_follow_the_exact_distribution(either: Engine) -> None:
     """First token, and second given each first, by enumeration, over 40 updates of 5 problems by 32 rollouts."""
     drawn = np.stack([either(5, 32, key)[0].reshape(5, 32, T) for key in range(SAMPLES)], 1).reshape(5, -1, T)

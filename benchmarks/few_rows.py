@@ -1,0 +1,73 @@
+"""Products of the few rows of a decode step, plain and as the sampler has them on a CPU (`product_of_few`): one JSON line a number of rows.
+
+    python benchmarks/few_rows.py [--rows 16,32,64] [--shapes 576x1536,1536x576,576x49152]
+
+The shapes, inputs x outputs, are SmolLM2-135M's: half of its MLP, the other half, its unembedding. Weights of `LAYERS` layers (of the
+largest shape 1) follow one another, so that they come from memory as in a step. Medians; both forms take turns.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+
+from isojax.models.parts import product, product_of_few
+
+LAYERS, REPEATS = 30, 5
+LARGE = 2**24  # numbers of a matrix that is read from memory in any case
+
+
+def program(form: Callable[[Any, Any], Any]) -> Callable[[Any, list[Any]], list[Any]]:
+    """A product with every layer's weights, compiled."""
+    return jax.jit(lambda x, weights: [form(x, w) for w in weights])
+
+
+FORMS = {"plain": program(product), "of_few": program(lambda x, held: product_of_few(x, held.T))}
+
+
+def seconds(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """The median time of each call; they take turns, the first to compile."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(REPEATS + 1):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            jax.block_until_ready(call())
+            if turn:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(spent) for name, spent in times.items()}
+
+
+def measure(rows: int, shapes: list[tuple[int, int]]) -> dict[str, Any]:
+    """Milliseconds of all shapes together, and each form's operations a second."""
+    spent, operations = {"plain": 0.0, "of_few": 0.0}, 0
+    for inputs, outputs in shapes:
+        layers = 1 if inputs * outputs >= LARGE else LAYERS
+        x = jax.random.normal(jax.random.key(0), (rows, inputs))
+        held = [jax.random.normal(jax.random.key(i), (inputs, outputs)) for i in range(layers)]
+        weights = {"plain": held, "of_few": [w.T for w in held]}
+        calls = {name: partial(form, x, weights[name]) for name, form in FORMS.items()}
+        for name, taken in seconds(calls).items():
+            spent[name] += taken
+        operations += 2 * rows * inputs * outputs * layers
+    told = {f"{name}_ms": round(1000 * taken, 4) for name, taken in spent.items()}
+    told |= {f"{name}_gflops": round(operations / taken / 1e9, 1) for name, taken in spent.items()}
+    return {"rows": rows, **told, "faster": round(spent["plain"] / spent["of_few"], 3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default="16,32,64")
+    parser.add_argument("--shapes", default="576x1536,1536x576,576x49152")
+    args = parser.parse_args()
+    shapes = [tuple(map(int, shape.split("x"))) for shape in args.shapes.split(",")]
+    for rows in map(int, args.rows.split(",")):
+        print(json.dumps(measure(rows, shapes)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
