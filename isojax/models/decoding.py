@@ -124,7 +124,7 @@ class Decoding:
         """Float32 logits of hidden states that `step` has made."""
         if not self.unrolled:
             return self.decoder.logits(weights, hidden)
-        return product_of_few(hidden, weights["embed" if self.decoder.config.tied else "unembed"].T).astype(jnp.float32)
+        return product_of_few(hidden, weights["embed" if self.decoder.config.tied else "unembed"].T, dtype=jnp.float32)
 
     def _entries(self, keys: Array, values: Array) -> Any:
         """Keys and values [L b K c H] as layers of a cache."""

@@ -1,11 +1,11 @@
 """The gradient of a batch of rollouts: every prompt forward and backward once, its n responses in microbatches beside it.
 
 For each block of g prompts what responses continue (`Prefix`) is computed under `jax.vjp`; an inner loop over microbatches of m
-responses accumulates d(params) and d(prefix); the pull-back of the latter is added at the end. That is P + n T tokens a group
-instead of n (P + T). All add to one float32 gradient through references (`VJP.with_refs`), each layer in its place, so that no second
-gradient of all parameters is ever held. Loops have traced trip counts, so one program serves every B_p and n. Each response comes with
-its weights in the whole batch's loss (rl/terms.py), so microbatches, their widths (rl/packing.py), padding and shards change nothing but
-rounding. Parameters and their gradient lie as fsdp splits them; a weight is whole only where it is used (models/parts.py).
+responses accumulates d(params) and d(prefix); the pull-back of the latter is added at the end. That is P + n (T - 1) tokens a group
+instead of n (P + T - 1). All add to one float32 gradient through references (`VJP.with_refs`), each layer in its place, so that no
+second gradient of all parameters is ever held. Loops have traced trip counts, so one program serves every B_p and n. Each response
+comes with its weights in the whole batch's loss (rl/terms.py), so microbatches, their widths (rl/packing.py), padding and shards change
+nothing but rounding. Parameters and their gradient lie as fsdp splits them; a weight is whole only where it is used (models/parts.py).
 What is differentiated is an objective: the policy's here, the critic's in rl/critic.py.
 """
 

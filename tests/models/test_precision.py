@@ -45,3 +45,13 @@ def test_decoding_in_less_precision_is_near_float32(options: Options, unrolled: 
     got, expected = np.asarray(run(policy())), response_logits(np, policy(), problems, group, responses)
     assert got.dtype == np.float32
     assert 1e-5 < np.linalg.norm(got - expected) / np.linalg.norm(expected) < bound
+
+
+@pytest.mark.parametrize("unrolled", [True, False])
+def test_logits_of_bfloat16_are_added_up_and_left_in_float32(unrolled: bool) -> None:
+    """As the trainer's are: rounded to bfloat16 they would be off by 2e-3 of themselves."""
+    decoding = Decoding(DECODER.computed(Options(compute="bfloat16", cache="bfloat16")), ROWS, 1, P, T, unrolled)
+    hidden = jax.random.normal(jax.random.key(0), (ROWS, DECODER.config.width), jnp.bfloat16)
+    got = jax.jit(lambda params: decoding.logits(decoding.weights(params), hidden))(policy())
+    exact = np.asarray(hidden, np.float64) @ np.asarray(jnp.asarray(policy()["unembed"], jnp.bfloat16), np.float64)
+    np.testing.assert_allclose(got, exact, atol=1e-5)
