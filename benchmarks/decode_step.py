@@ -58,7 +58,7 @@ def main() -> None:
     rate = 2 * 2048**3 / seconds(lambda: product(square, square))
 
     for slots, unrolled in itertools.product(map(int, args.slots.split(",")), (True, False)):
-        decoding = Decoding(decoder, slots, 1, args.positions // 2, args.positions - args.positions // 2 - 1, unrolled)
+        decoding = Decoding(decoder, slots, 1, args.positions // 2, args.positions - args.positions // 2, unrolled)
 
         @jax.jit
         def steps(weights: Any, cache: Any, tokens: Any, start: Any, decoding: Decoding = decoding) -> Any:

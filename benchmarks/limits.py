@@ -11,7 +11,8 @@ The serial floor of a decode step of R slots is what these would take one after 
 
     2 (parameters without the embedding) R / matrix rate + 2 V D R / unembedding rate + (parameters + live cache) / bandwidth
 
-with the cache's mean of P + T / 2 live positions a slot. Prompts, sampling, norms and softmax cost nothing in it.
+with the cache's mean of P + T / 2 live positions a slot; but of each T steps one, whose tokens are drawn from their prompts, takes the
+unembedding alone. Prompts, sampling, norms and softmax cost nothing in it.
 """
 
 import argparse
@@ -52,8 +53,9 @@ def floor(shape: Shape, limits: Limits, rows: int, prompt: int, new: int) -> flo
     """The serial floor's rollout tokens a second; lengths in tokens."""
     table = shape.vocab * shape.width
     cache = rows * (prompt + new / 2) * shape.position_bytes
-    step = 2 * shape.blocks * rows / limits.product + 2 * table * rows / limits.unembedding
-    return rows / (step + (FLOAT * (shape.blocks + table) + cache) / limits.bandwidth)
+    layers = 2 * shape.blocks * rows / limits.product + (FLOAT * shape.blocks + cache) / limits.bandwidth
+    unembedding = 2 * table * rows / limits.unembedding + FLOAT * table / limits.bandwidth
+    return rows / (layers * (new - 1) / new + unembedding)
 
 
 def read_shape(model: Path) -> Shape:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 VOCABULARY_BLOCK = 4096  # tokens of the vocabulary at a time, at most (rl/logprobs.py); from 1024 to 8192 the time is the same
+FEW_ROWS = 64  # slots up to which the sampler's weights lie transposed on a CPU (models/parts.py, benchmarks/few_rows.py)
 LANES = 128  # a TPU's
 
 

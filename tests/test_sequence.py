@@ -15,7 +15,7 @@ import pytest
 
 from isojax.config import CellConfig, RLConfig, SamplingConfig, SweepConfig
 from isojax.models.choice import with_kernels
-from isojax.models.decoder import Options
+from isojax.models.decoder import Decoder, Options
 from isojax.rl.objective import PolicyObjective, Sampled
 from isojax.rl.step import coefficients
 from isojax.rl.terms import Terms
@@ -47,13 +47,13 @@ def problems(rows: int, longest: int = P) -> Problems:
 class Sampling:
     """A stream of greedy responses on a mesh."""
 
-    def __init__(self, axes: str, width: int, longest: int = P):
+    def __init__(self, axes: str, width: int, longest: int = P, decoder: Decoder = DECODER):
         self.on = mesh(axes)
         self.geometry = make_geometry([(5, 4)], shard_count(self.on), SLOTS, 4, longest, T, PROMPTS, width)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(jax, "jit", quick_jit)
             settings = SamplingConfig(prompt_length=longest, response_length=T, temperature=1e-4)
-            self.stream = build_stream(DECODER, self.geometry, self.on, settings, Stops((EOS,), None))
+            self.stream = build_stream(decoder, self.geometry, self.on, settings, Stops((EOS,), None))
         self.given = placed(policy(), self.on), problems(self.geometry.problem_rows, longest)
 
     def responses(self) -> list[list[int]]:
@@ -102,7 +102,14 @@ def test_decoding_adds_up_sums_and_gathers_no_prompt(one: list[list[int]]) -> No
     assert all(group in SEQUENCE + TENSOR for c in inside for group in c.groups)
 
 
-def test_prompts_of_one_token_have_no_positions_to_split() -> None:
+def test_bfloat16_samples_where_positions_are_split() -> None:
+    """Greedy: most responses are one device's, to the last token; XLA:CPU has no sum of bfloat16 over devices."""
+    low = DECODER.computed(Options(compute="bfloat16", cache="bfloat16"))
+    split, whole = (Sampling(axes, 1, decoder=low).responses() for axes in ("sequence=2", "auto"))
+    assert sum(a == b for a, b in zip(split, whole, strict=True)) >= 10
+
+
+def test_prompts_of_one_token_are_split_too() -> None:
     assert Sampling("sequence=2", 1, 1).responses() == Sampling("auto", 1, 1).responses()
 
 

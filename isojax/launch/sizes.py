@@ -1,7 +1,7 @@
 """The sizes that decide how much memory a device takes and how much work it does, each a device's own part. No jax here.
 
-Letters are those of sharding.py; `prefix` stands for the positions of a prompt before its last, P - 1, `p` for those of a block's prompts,
-g (P - 1), and `t` for those of a microbatch, m T.
+Letters are those of sharding.py; `prefix` stands for the positions of a prompt, P, `p` for those of a block's prompts, g P, and `t`
+for those of a microbatch that layers run over, m (T - 1).
 """
 
 from __future__ import annotations

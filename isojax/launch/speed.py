@@ -3,7 +3,8 @@
 The floor of an update counts the operations of its matrix products and the bytes it must move, each at the rate that a probe measured on
 this machine, one after the other:
 
-    sampling   2 operations a number of the weights for each token and each prompt position; all weights, and the cache, once a step
+    sampling   2 operations a number of the weights for each token (of layers' weights, but for each response's first) and each prompt
+               position; all weights, and the cache, once a step
     update     6 and 6, 2 more where a layer is computed again, 2 for the KL's reference, 8 for a critic; what layers keep for the
                gradient moves three times; sums of gradients once a microbatch, Adam's moments once
 """
@@ -60,8 +61,9 @@ class Work:
         weights, attention = s.L * s.layer, 4 * s.L * s.N * s.H
         layers = 2 * weights + attention * (own + T / 2)  # a token's; the first of a response is drawn from its prompt
         operations = B / S * ((T - 1) * layers + T * 2 * s.table) + B_p / S * own * (2 * weights + attention * P / 2)
-        steps = B / S / s.geometry.slots * T
-        moved = steps * (s.compute * (weights + s.table) + cache(s) * s.geometry.slots / (s.geometry.slots + s.geometry.prefixes))
+        visits = B / S / s.geometry.slots  # of all slots, a token each step; the first one's without layers
+        of_slots = cache(s) * s.geometry.slots / (s.geometry.slots + s.geometry.prefixes)
+        moved = visits * ((T - 1) * (s.compute * weights + of_slots) + T * s.compute * s.table)
         return operations / rates.decode + moved / rates.bandwidth
 
     def learned(self, B_p: float, B: float, rates: Rates) -> float:

@@ -243,7 +243,8 @@ class Decoder:
         """Prompts of these lengths as responses continue them; right padding needs no mask (attention is causal).
 
         Where a mesh splits positions, here in a shard_map that leaves them automatic, these are padded until its devices can share them
-        evenly. Each has its part of every layer's rows, and gathers nothing but keys and values, of a layer at a time.
+        evenly. Each has its part of every layer's rows, and gathers nothing but keys and values, of a layer at a time; what the devices add
+        up is each prompt's last hidden state.
         """
         mesh = jax.sharding.get_abstract_mesh()
         last, positions = lengths - 1, jnp.arange(padded(prompts.shape[1], mesh))
@@ -256,7 +257,8 @@ class Decoder:
         def own(params: Params, prompts: Array, last: Array, positions: Array) -> Prefix:
             def of_last(x: Array) -> Array:
                 here = (positions[None] == last[:, None])[..., None]
-                return lax.psum(jnp.where(here, x, 0).sum(1, keepdims=True), PROMPTS)
+                # In float32: the sum of bfloat16 over devices XLA:CPU cannot compile.
+                return lax.psum(jnp.where(here, x, 0).sum(1, keepdims=True, dtype=jnp.float32), PROMPTS).astype(x.dtype)
 
             tokens = jnp.take(prompts, positions, axis=1, mode="clip")  # prompts are whole: to share them out moves more than they are
             causal = partial(split_attention, jnp.broadcast_to(positions[None], tokens.shape))

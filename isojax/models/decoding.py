@@ -29,6 +29,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Bool, Float, Int
 
+from isojax.geometry import FEW_ROWS
 from isojax.models.attention import NEVER, cache_positions, cached, decode_attention
 from isojax.models.decoder import Decoder, Params, rms_norm
 from isojax.models.parts import product, product_of_few
@@ -91,6 +92,11 @@ class Decoding:
     split: bool = False
 
     @property
+    def few(self) -> bool:
+        """Whether weights are held as their transposes, for products of few rows on a CPU."""
+        return self.unrolled and self.slots <= FEW_ROWS
+
+    @property
     def apart(self) -> bool:
         """Whether prompts lie apart from responses."""
         return self.width > 1 or self.split
@@ -102,27 +108,27 @@ class Decoding:
 
     def weights(self, params: Params) -> Params:
         """The parameters as `step` and `logits` read them: cast once; a table of rotary positions; and where layers are unrolled, a list
-        of them, each matrix held as its transpose."""
+        of them, each matrix held as its transpose where slots are few."""
         turns = self.decoder.turned(jnp.arange(self.prefix + self.responses))
         params = {**self.decoder.cast(params), "turns": turns}
         if not self.unrolled:
             return params
         layers = [jax.tree.map(lambda w, i=i: w[i], params["blocks"]) for i in range(self.decoder.config.layers)]
-        params["blocks"] = [self.decoder.outputs_first(layer) for layer in layers]
-        return params if self.decoder.config.tied else {**params, "unembed": params["unembed"].T}
+        params["blocks"] = [self.decoder.outputs_first(layer) for layer in layers] if self.few else layers
+        return params if self.decoder.config.tied or not self.few else {**params, "unembed": params["unembed"].T}
 
     def specs(self, given: Params) -> Params:
         """How `weights` lie, by the PartitionSpecs of the parameters."""
         given = {**given, "turns": (Spec(), Spec())}
         if not self.unrolled:
             return given
-        layer = self.decoder.outputs_first_specs({name: Spec(*spec[1:]) for name, spec in given["blocks"].items()})
-        given["blocks"] = [layer] * self.decoder.config.layers
-        return given if self.decoder.config.tied else {**given, "unembed": Spec(*reversed(given["unembed"]))}
+        layer = {name: Spec(*spec[1:]) for name, spec in given["blocks"].items()}
+        given["blocks"] = [self.decoder.outputs_first_specs(layer) if self.few else layer] * self.decoder.config.layers
+        return given if self.decoder.config.tied or not self.few else {**given, "unembed": Spec(*reversed(given["unembed"]))}
 
     def logits(self, weights: Params, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """Float32 logits of hidden states that `step` has made."""
-        if not self.unrolled:
+        if not self.few:
             return self.decoder.logits(weights, hidden)
         return product_of_few(hidden, weights["embed" if self.decoder.config.tied else "unembed"].T, dtype=jnp.float32)
 
@@ -183,10 +189,10 @@ class Decoding:
         turns = jax.tree.map(lambda table: table[positions][:, None], weights["turns"])
         x = weights["embed"][tokens][:, None]
         attend = self._attend_apart if self.apart else self._attend_own
-        multiply = product_of_few if self.unrolled else product
+        multiply = product_of_few if self.few else product
 
         def layer(x: Array, weights: Params, own: Layer, shared: Layer, i: Array | None) -> tuple[Array, Layer]:
-            block = self.decoder.block(self.decoder.inputs_first(weights) if self.unrolled else weights)
+            block = self.decoder.block(self.decoder.inputs_first(weights) if self.few else weights)
             q, k, v = block.project(x, turns, multiply)
             attended, own = attend(q[:, 0], k[:, :, 0], v[:, :, 0], own, shared, i, positions, t)
             return block.finish(x, attended[:, None], multiply), own

@@ -63,7 +63,7 @@ def product_of_few(x: Float[Array, "r i"], w: Float[Array, "i o"], outputs: int 
     """x @ w of few rows, as XLA:CPU does it in the least time: as w.T @ x.T, w being the transpose of what is held [o i]; in x's precision,
     or as this dtype.
 
-    Of up to some 64 rows most of a product's time is the packing of w, and this way it is packed as it lies (docs/performance.md). The
+    Of few rows most of a product's time is the packing of w, and this way it is packed as it lies (docs/performance.md). The
     barrier keeps XLA from turning the product round again.
     """
     return lax.optimization_barrier(jnp.einsum("io,ri->or", w, x, preferred_element_type=dtype)).T

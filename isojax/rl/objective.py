@@ -1,6 +1,6 @@
 """What the policy's gradient is of: a recipe's loss and regularisers, of one microbatch.
 
-An objective is called with m responses to prompts whose keys and values are there, and returns a sum over them, with metrics. Another
+An objective is called with m responses to prompts that have been read (`Prefix`), and returns a sum over them, with metrics. Another
 one, the critic's, is in rl/critic.py; rl/update.py adds up either.
 """
 
@@ -141,8 +141,8 @@ class PolicyObjective:
         """(the sum over the responses of their weighted terms, the metrics)."""
         own, numbers, mask = rows.own, fixed.coefficients, rows.mask
         policy, base = (
-            Hidden(p, hidden_states(self.decoder, p, kv, fixed.problems, rows)) if kv is not None else None
-            for p, kv in ((params, prefix), (fixed.base, base_prefix))
+            Hidden(p, hidden_states(self.decoder, p, read, fixed.problems, rows)) if read is not None else None
+            for p, read in ((params, prefix), (fixed.base, base_prefix))
         )
         assert policy is not None
         found, base_logps = self.read(policy, base, rows)

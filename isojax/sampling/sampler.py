@@ -5,7 +5,7 @@ Inside a shard:
 
     while any slot of any shard works:
         prefill the next g prompts, while the queue is about to need them (each problem once, never n times)
-        admit: free lanes take the next prompt of the queue, and its keys and values; their free slots take its next rollouts
+        admit: free lanes take the next prompt of the queue, its keys, values and last hidden state; their free slots its next rollouts
         decode tokens, each rollout's first from its prompt, until `CHUNK` are done or slots have waited for long enough
         retire: finished slots write their rollout and are free
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from scipy.stats import chisquare
 
 from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
+from isojax.models.decoding import Decoding
 from isojax.sampling import sampler
 from isojax.sampling.batch import Problems, make_geometry, share
 from isojax.sampling.logits import NEVER, draw, log_probs, rollout_keys, uniforms
@@ -154,6 +155,34 @@ def test_any_order_of_slots_and_lanes_gives_the_same_bits(case: Case) -> None:
         got = decode(own, moved(state.slots, slots), cache, first[slots], ended[slots])
         wanted = moved((plain[0], plain[1].own, plain[2]), slots)
         jax.tree.map(np.testing.assert_array_equal, (got[0], got[1].own, got[2]), wanted)
+
+
+class Counting(Decoding):
+    """A decoding that counts its steps."""
+
+    steps: ClassVar[list[int]] = []
+
+    def step(self, *args: Any) -> Any:
+        jax.debug.callback(lambda: self.steps.append(1))
+        return super().step(*args)
+
+
+def test_first_tokens_run_no_layers() -> None:
+    """Of T tokens of slots that begin together T - 1 are steps; slots that begin beside others' responses go along with theirs."""
+    case = Case(8)
+    geometry, _, params = compiled(case)
+    engine = build_engine(Decoder(CONFIG, VOCAB), geometry, mesh(), case.sampling, Stops((), None))
+    engine = replace(engine, decoding=Counting(**vars(engine.decoding)))
+    problems = Problems(*(jnp.asarray(np.resize(x, (geometry.problem_rows, *x.shape[1:]))) for x in PROBLEMS))
+    n = jnp.int32(4)
+    batch = Batch(problems, share(jnp.int32(0), 1, jnp.int32(2), n), n, jax.random.key(0))
+    own = engine.decoding.weights(params)
+    visit = quick_jit(lambda state: engine.visit(params, own, batch, state)[0])
+    state, Counting.steps[:] = engine.begin(batch), []
+    while bool(engine.working(batch, state)):
+        state = visit(state)
+    jax.effects_barrier()
+    assert len(Counting.steps) == T - 1
 
 
 def moved(tree: Any, order: np.ndarray) -> Any:

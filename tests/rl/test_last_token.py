@@ -1,0 +1,78 @@
+"""A prompt's last token, which a group shares: the gradient through it is that of whole sequences, in models of which the last layer is
+run apart (LAST_APART) and of which it is not, on meshes, and for responses of one token, which are nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isojax.config import RLConfig
+from isojax.models.decoder import LAST_APART, Decoder
+from isojax.rl.objective import hidden_states
+from isojax.rl.step import coefficients
+from isojax.rl.update import Responses, build_gradient
+from isojax.sampling.batch import Problems, make_geometry
+from isojax.sharding import shard_count
+from tests.device import CONFIG, VOCAB, P, mesh, quick_jit, random_problems, scatter
+
+B_P, N = 5, 3
+GROUP = np.arange(B_P * N) // N
+
+
+def chosen(decoder: Decoder, params: Any, hidden: Any, tokens: Any) -> Any:
+    log_p = jax.nn.log_softmax(decoder.logits(params, hidden), -1)
+    return jnp.take_along_axis(log_p, tokens[..., None], -1)[..., 0]
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A weighted sum of the responses' log-probabilities."""
+
+    decoder: Decoder
+    needs_base: bool = False
+    names = ["loss"]  # noqa: RUF012
+
+    def __call__(self, params: Any, prefix: Any, base_prefix: Any, fixed: Any, rows: Any) -> tuple[Any, Any]:
+        hidden = hidden_states(self.decoder, params, prefix, fixed.problems, rows)
+        loss = jnp.where(rows.mask, chosen(self.decoder, params, hidden, rows.tokens) * rows.own[:, None], 0.0).sum()
+        return loss, {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("layers", "T", "axes"),
+    [(3, 3, "auto"), (3, 1, "data=2,sequence=2,tensor=2"), (3, 3, "data=2,fsdp=2,tensor=2"), (1, 1, "auto"), (2, 3, "sequence=2,tensor=2")],
+)
+def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str) -> None:
+    assert (layers in LAST_APART) == (layers != 2)
+    decoder, on = Decoder(CONFIG.model_copy(update={"layers": layers}), VOCAB), mesh(axes)
+    params = jax.device_get(jax.jit(decoder.init)(jax.random.key(3)))
+    geometry = make_geometry([(B_P, N)], shard_count(on), 4, 4, P, T, 2)
+    problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(B_P, seed=4)))
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, VOCAB, (B_P * N, T)).astype(np.int32)
+    mask = np.arange(T)[None] < rng.integers(1, T + 1, B_P * N)[:, None]
+    weights = rng.normal(size=B_P * N).astype(np.float32)
+
+    start = np.asarray(problems.lengths)[GROUP]
+    whole = np.zeros((B_P * N, P + T), np.int32)
+    for row, first, prompt, response in zip(whole, start, np.asarray(problems.prompts)[GROUP], tokens, strict=True):
+        row[:first], row[first : first + T] = prompt[:first], response
+
+    def expected(params: Any) -> Any:
+        hidden = decoder.score(params, jnp.asarray(whole), jnp.zeros(len(whole), jnp.int32))
+        before = hidden[np.arange(len(whole))[:, None], start[:, None] - 1 + np.arange(T)[None]]
+        return jnp.where(mask, chosen(decoder, params, before, jnp.asarray(tokens)) * weights[:, None], 0.0).sum()
+
+    gradient = build_gradient(Weighted(decoder), geometry, on, decoder.logical_axes(), decoder.shapes())
+    responses = Responses(*(scatter(geometry, x) for x in (tokens, mask, weights)))
+    given = jax.device_put(params, decoder.shardings(on)), {}, problems, responses, np.int32(B_P), np.int32(N), coefficients(RLConfig())
+    got, metrics = quick_jit(gradient, out_shardings=(decoder.shardings(on), None))(*given)
+    loss, wanted = quick_jit(jax.value_and_grad(expected))(params)
+    assert float(metrics["loss"]) == pytest.approx(float(loss), abs=1e-5)
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(wanted), jax.tree.leaves(got), strict=True):
+        assert np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(a), jax.tree_util.keystr(path)
