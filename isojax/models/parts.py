@@ -61,7 +61,7 @@ def product(x: Float[Array, "r i"], w: Float[Array, "_ _"], outputs: int | None 
 
 def product_of_few(x: Float[Array, "r i"], w: Float[Array, "i o"], outputs: int | None = None, dtype: Any = None) -> Float[Array, "r o"]:
     """x @ w of few rows, as XLA:CPU does it in the least time: as w.T @ x.T, w being the transpose of what is held [o i]; in x's precision,
-    or as this dtype.
+    or as this dtype. `outputs` is `product`'s, for parts of weights, of which the sampler has none.
 
     Of few rows most of a product's time is the packing of w, and this way it is packed as it lies (docs/performance.md). The
     barrier keeps XLA from turning the product round again.

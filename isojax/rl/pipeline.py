@@ -3,8 +3,8 @@ tokens with the newest weights, while batches before are trained on.
 
 Update v is taken on batch v. When v updates are done, batches up to v + k may have been begun, so that no token is more than k updates
 older than the policy that is trained on it; what is left of one batch's long responses decodes beside the next one's first. k = 0 is the
-synchronous run, bit for bit. A prompt is read with the weights under which its response begins; what newer ones find in the cache of a
-response stays as it is.
+synchronous run, bit for bit. A prompt is read with the weights under which its response begins, or in a lane of several slots the first
+response to it there; what newer ones find in the cache of a response stays as it is.
 
 Here is the half that trains: it chooses a batch's problems, judges what has finished, lays a batch out as its own mesh wants it, learns,
 and publishes weights. The other half, rl/ahead.py, works by turns with it on one mesh, or at the same time: in a thread, on a mesh of its

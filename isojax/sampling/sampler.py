@@ -229,7 +229,8 @@ class Engine:
     ) -> tuple[Slots, Cache, Bool[Array, " R"]]:
         """One token a slot; those that have ended go through the motions. `first`: the hidden states that first tokens are drawn from.
 
-        Where first tokens are all that is to be drawn, no layer is run. That is a loop of no steps, not a branch: XLA would copy the cache.
+        Where first tokens are all that is to be drawn, no layer is run: a loop of no steps, which carries the cache as the loop around it
+        does. The draw stands behind it, once: in two places XLA rounds it in two ways, and log-probabilities would depend on the slots.
         """
         fresh = slots.t == 0
 
