@@ -1,4 +1,4 @@
-"""What isojax's two children share: the model, the prompts as its buffers, a batch that every slot serves at once, each core a device."""
+"""What isojax's two children share: the model, the prompts as its buffers, a batch that every slot serves at once, and the mesh."""
 
 from pathlib import Path
 
@@ -19,9 +19,9 @@ from isojax.tasks.stops import Stops
 
 class Setup:
     """`ids`: B_p prompts of one length; n rollouts of exactly `new` tokens each; 0 rows a microbatch: as many as the planner chooses;
-    `axis`: of the mesh, which all cores are on."""
+    `mesh` means what it does on isojax's command line: data=-1 takes each core for a device, auto all of them for one."""
 
-    def __init__(self, model: Path, ids: list[list[int]], n: int, new: int, microbatch: int = 0, axis: str = "data"):
+    def __init__(self, model: Path, ids: list[list[int]], n: int, new: int, mesh: str, microbatch: int = 0):
         config = hf.resolve(ModelConfig(path=str(model)))
         assert config.vocab is not None
         B_p, length = len(ids), len(ids[0])
@@ -29,8 +29,8 @@ class Setup:
         self.cell = CellConfig(model=config, sampling=sampling, precision=FLOAT32, rl=RLConfig(learning_rate=1e-6))
         self.stops = Stops((), None)
         self.decoder: Decoder = registry.load("models", config.family, "build").build(config, config.vocab)
-        jax.config.update("jax_num_cpu_devices", threads())  # each core is a device, as on isojax's command line
-        self.mesh = make_mesh(parse_mesh(f"{axis}={threads()}", threads()), jax.devices())
+        jax.config.update("jax_num_cpu_devices", threads())  # as on the command line; the devices share their threads
+        self.mesh = make_mesh(parse_mesh(mesh, threads()), jax.devices())
         self.params = hf.load(model, config, self.decoder, self.mesh)
         chosen = planner.resolve(SweepConfig(B_p=(B_p,), n=(n,), microbatch=microbatch or None), shard_count(self.mesh), self.cell)
         assert chosen.slots and chosen.microbatch and chosen.prompts

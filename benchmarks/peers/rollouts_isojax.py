@@ -1,7 +1,7 @@
 """isojax's sampler: B_p prompts, n samples each, a fixed number of new tokens, temperature 1, float32; R = B_p n slots, no stops.
 
---variant tensor: several cores split the weights, as `--mesh tensor=CORES` does; without it the rollouts (`--mesh data=CORES`). Run alone
-(prompts: `compare.py --commands`), with isojax's Python:
+--variant tensor=-1: a mesh as `--mesh` takes it; without it data=-1, by which every core has a part of the rollouts. Run alone (prompts:
+`compare.py --commands`), with isojax's Python:
 
     python benchmarks/peers/rollouts_isojax.py MODEL --prompts FILE --n 8 --new 128
 """
@@ -18,7 +18,7 @@ def main() -> None:
     from isojax.sampling.sampler import build_sampler
 
     ids = child.read_prompts(args.prompts).ids
-    setup = Setup(args.model, ids, args.n, args.new, axis=args.variant or "data")
+    setup = Setup(args.model, ids, args.n, args.new, args.variant or "data=-1")
     sample = jax.jit(build_sampler(setup.decoder, setup.geometry, setup.mesh, setup.cell.sampling, setup.stops))
     B_p, n = np.int32(len(ids)), np.int32(args.n)
 

@@ -1,7 +1,8 @@
 """isojax's GRPO step in one compiled program: rollouts, rewards, advantages, gradient, AdamW; float32, no KL, every group teaches.
 
---variant m=4: rows of a microbatch (without it, as many as the planner chooses). Run alone (prompts: `compare.py --commands`), with
-isojax's Python:
+--variant m=4: rows of a microbatch (without it, as many as the planner chooses); --variant data=-1: a mesh as `--mesh` takes it (without
+it auto, one device of all cores, which holds one set of weights and moments). Run alone (prompts: `compare.py --commands`), with isojax's
+Python:
 
     python benchmarks/peers/step_isojax.py MODEL --prompts FILE --n 8 --new 128
 """
@@ -31,7 +32,8 @@ def main() -> None:
     from isojax.rl.step import build_init, build_train, coefficients
 
     ids = child.read_prompts(args.prompts).ids
-    setup = Setup(args.model, ids, args.n, args.new, microbatch=int(args.variant.removeprefix("m=") or 0))
+    rows, mesh = (int(args.variant[2:]), "auto") if args.variant.startswith("m=") else (0, args.variant or "auto")
+    setup = Setup(args.model, ids, args.n, args.new, mesh, rows)
     task: Any = Arbitrary(setup.stops)
     train = build_train(setup.cell, setup.decoder, task, setup.geometry, setup.mesh)
     state = build_init(setup.decoder, setup.mesh)(setup.params)
