@@ -21,6 +21,7 @@ from isojax.launch.sizes import FLOAT, MeshSizes, Sizes
 
 LAST_APART = (1, 3, 4, 5, 6, 7, 8)  # numbers of layers of which a prompt's last is run apart (models/decoder.py)
 PLAIN_LOGITS = 2**22  # logits of a microbatch up to which they are held whole (rl/logprobs.py)
+KEPT_LOGITS = 2**25  # up to which blocks keep theirs for the gradient
 NARROWEST, WIDTHS = 16, 4  # of microbatches (rl/packing.py)
 UPDATES_A_CALL = 64  # of a program that verifies on device (rl/step.py)
 TRAINING_PROBLEMS = 1000
@@ -101,24 +102,27 @@ def logits(s: Sizes) -> int:
     widths = {s.geometry.response_length}
     while len(widths) < WIDTHS and min(widths) % 2 == 0 and min(widths) // 2 >= NARROWEST:
         widths.add(min(widths) // 2)
-    return max(_logits(s, s.geometry.microbatch * width, len(widths) > 1) for width in widths)
+    return max(_logits(s, width, len(widths) > 1) for width in widths)
 
 
-def _logits(s: Sizes, tokens: int, branches: bool) -> int:
-    """Of so many tokens: logits, log-probabilities, probabilities, their gradient; the reference's; a nucleus's ranks, and its
+def _logits(s: Sizes, width: int, branches: bool) -> int:
+    """Of responses of so many tokens: logits, log-probabilities, probabilities, their gradient; the reference's; a nucleus's ranks, and its
     log-probabilities where the entropy has no gradient.
 
     Or blocks of the vocabulary (rl/logprobs.py), beside the gradient of the whole unembedding: two, and what is left of the vocabulary,
     which XLA works out early, for the policy and the reference (logits, and those of the chosen tokens). Of one block it makes no loop, and
-    holds the logits once more where `branches` choose a width.
+    holds the logits once more where `branches` choose a width. Few logits of the policy are kept whole beside.
     """
+    m = s.geometry.microbatch
+    tokens, rows = m * width, min(m, s.geometry.prompts) + m * (width - 1)
     policies = 1 + (s.reference > 0)
     nucleus = 0 if s.cell.sampling.top_p == 1 else 1 if s.cell.rl.entropy else 2
     if nucleus or s.mesh.tensor > 1 or tokens * s.vocab <= PLAIN_LOGITS:
         return FLOAT * tokens * s.V * (3 + policies + nucleus)
     block = vocabulary_block(s.vocab)
     held = (2 * policies + branches) * s.vocab if block == s.vocab else 2 * block + 2 * (s.vocab % block) * policies
-    return FLOAT * tokens * (held + 2 * s.D) + s.compute * s.table
+    kept = s.vocab if rows * s.vocab <= KEPT_LOGITS else 0
+    return FLOAT * rows * (held + kept + 2 * s.D) + s.compute * s.table
 
 
 def update(s: Sizes) -> int:

@@ -121,7 +121,7 @@ class CriticObjective:
 
     def values(self, params: Params, prefix: Prefix, problems: Problems, rows: Rows) -> Float[Array, "m T"]:
         """Values before each response token, in float32."""
-        hidden = hidden_states(self.decoder, params, prefix, problems, rows)
+        hidden = hidden_states(self.decoder, params, prefix, problems, rows).states
         direction = whole(params["value"], 0, self.decoder.config.width)
         values = jnp.einsum("mtd,d->mt", hidden, direction, preferred_element_type=jnp.float32)
         return values + params["value_bias"][0].astype(jnp.float32)

@@ -1,13 +1,14 @@
 """What the trainer reads off the policy's next-token distributions: each chosen token's log-probability, and the exact entropy.
 
-Two forms of the same numbers. The plain one holds the logits [m T V]. The other walks over the vocabulary in blocks with an online
-log-sum-exp, as flash attention does over keys (arXiv:2205.14135, algorithm 1), and works each block out again for the gradient:
+Two forms of the same numbers. The plain one holds the logits [m T V] several times over. The other walks over the vocabulary in blocks
+with an online log-sum-exp, as flash attention does over keys (arXiv:2205.14135, algorithm 1):
 
     log p(y) = x_y - lse          d log p(y) / d x_v = [v = y] - p_v
     H = lse - sum_v p_v x_v       d H / d x_v = -p_v (log p_v + H)
 
-with x the logits over the temperature. It holds two blocks of logits and no more: at V = 152k a twentieth of the plain form's
-temporary memory, and less time, because the blocks stay in the cache (benchmarks/vocabulary_blocks.py).
+with x the logits over the temperature. The state before the first tokens of a group is read once. Few logits are kept for the gradient;
+more are worked out again, block by block: at V = 152k that takes a twentieth of the plain form's temporary memory, and less time, because
+blocks stay in the cache (benchmarks/vocabulary_blocks.py).
 """
 
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from isojax.sampling.logits import EDGE, NEVER, log_probs, nucleus, within
 
 BLOCK = VOCABULARY_BLOCK
 PLAIN = 2**22  # logits of a microbatch up to which the plain form is taken: 16 MB
+KEPT = 2**25  # up to which blocks keep theirs for the gradient: 134 MB
 
 
 class Read(NamedTuple):
@@ -36,10 +38,26 @@ class Read(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """A policy's parameters and its hidden states before each response token [m T D]."""
+    """A policy's parameters, and its hidden states before response tokens: after the prompts [g D], of which each response continues that
+    of its `entry` i32[m], and after each response's own tokens but the last [m T-1 D]."""
 
     params: Params
-    states: Array
+    prompts: Array
+    entry: Array
+    own: Array
+
+    @property
+    def states(self) -> Float[Array, "m T D"]:
+        """The state before each token."""
+        return jnp.concatenate([self.prompts[self.entry][:, None], self.own], 1)
+
+    @property
+    def rows(self) -> tuple[Float[Array, "r D"], Int[Array, " m"]]:
+        """Each state once, the prompts' first; and the row before each response's first token."""
+        m, D = len(self.entry), self.own.shape[-1]
+        shared = m > len(self.prompts)
+        prompts, entry = (self.prompts, self.entry) if shared else (self.prompts[self.entry], jnp.arange(m))
+        return jnp.concatenate([prompts, self.own.reshape(-1, D)]), entry
 
 
 def chosen(log_p: Float[Array, "m T V"], tokens: Int[Array, "m T"]) -> Float[Array, "m T"]:
@@ -57,9 +75,8 @@ def read(decoder: Decoder, hidden: Hidden, tokens: Int[Array, "m T"], temperatur
         log_p = log_probs(decoder.logits(hidden.params, hidden.states), temperature)
         return Read(chosen(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p)))
     matrix, axis = decoder.unembedding(hidden.params)
-    rows = hidden.states.reshape(-1, hidden.states.shape[-1])
-    found: Any = blockwise(rows, matrix, tokens.reshape(-1), axis, temperature, use_entropy, vocabulary_block(decoder.vocab, BLOCK))
-    return Read(*(x.reshape(tokens.shape) for x in found))
+    rows, entry = hidden.rows
+    return Read(*blockwise(rows, matrix, tokens, entry, axis, temperature, use_entropy, vocabulary_block(decoder.vocab, BLOCK)))
 
 
 def read_nucleus(
@@ -87,64 +104,95 @@ def read_nucleus(
     return found, chosen(within(log_probs(decoder.logits(base.params, base.states), temperature), inside), tokens)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
 def blockwise(
-    hidden: Float[Array, "r D"],
+    rows: Float[Array, "r D"],
     matrix: Float[Array, "_ _"],
-    tokens: Int[Array, " r"],
+    tokens: Int[Array, "m T"],
+    entry: Int[Array, " m"],
     axis: int,
     temperature: float,
     use_entropy: bool,
     block: int,
-) -> tuple[Float[Array, " r"], Float[Array, " r"]]:
-    """(log-probabilities of the tokens, entropies), without the logits [r V].
+) -> tuple[Float[Array, "m T"], Float[Array, "m T"]]:
+    """(log-probabilities of the tokens, entropies), with one block of the logits [r V] at a time.
 
-    `axis` of the unembedding `matrix` counts the vocabulary: 0 of [V D], 1 of [D V].
+    `rows` and `entry` are those of `Hidden.rows`. `axis` of the unembedding `matrix` counts the vocabulary: 0 of [V D], 1 of [D V].
     """
-    return _forward(hidden, matrix, tokens, axis, temperature, use_entropy, block)[0]
+    return _forward(rows, matrix, tokens, entry, axis, temperature, use_entropy, block, keep=False)[0]
 
 
-def _forward(hidden: Array, matrix: Array, tokens: Array, axis: int, temperature: float, use_entropy: bool, block: int) -> tuple:
-    none = jnp.zeros(tokens.shape, jnp.float32)
+def _forward(
+    rows: Array, matrix: Array, tokens: Array, entry: Array, axis: int, temperature: float, use_entropy: bool, block: int, keep: bool = True
+) -> tuple:
+    none, vocab, first, own = jnp.zeros(len(rows), jnp.float32), matrix.shape[axis], tokens[:, 0], _own(tokens, len(rows))
+    keep, g = keep and len(rows) * vocab <= KEPT, _prompts(tokens, len(rows))
 
     def step(start: Array, size: int, carry: tuple) -> tuple:
-        top, total, mean, target = carry  # the largest logit so far; the sums of exp(x - top) and of exp(x - top) x; the token's own
-        x = _logits(hidden, _cut(matrix, start, size, axis), axis, temperature)
+        # The largest logit so far; the sums of exp(x - top) and of exp(x - top) x; the logits of the tokens, the first apart; all of them.
+        top, total, mean, of_first, of_own, kept = carry
+        x = _logits(rows, _cut(matrix, start, size, axis), axis, temperature)
         new = jnp.maximum(top, x.max(-1))
         shrink, weight = jnp.exp(top - new), jnp.exp(x - new[:, None])
-        target = target + jnp.where(_hit(tokens, start, size), x, 0.0).sum(-1)
-        return new, total * shrink + weight.sum(-1), mean * shrink + (weight * x).sum(-1), target
+        of_first = of_first + jnp.where(_hit(first, start, size), x[:g][entry], 0.0).sum(-1)
+        of_own = of_own + jnp.where(_hit(own, start, size), x, 0.0).sum(-1)
+        kept = lax.dynamic_update_slice_in_dim(kept, x, start, 1) if keep else kept
+        return new, total * shrink + weight.sum(-1), mean * shrink + (weight * x).sum(-1), of_first, of_own, kept
 
-    top, total, mean, target = _walk(matrix.shape[axis], block, step, (none + NEVER, none, none, none))
+    kept = lax.empty((len(rows), vocab), jnp.float32) if keep else None
+    carry = none + NEVER, none, none, jnp.zeros(len(tokens), jnp.float32), none, kept
+    top, total, mean, of_first, of_own, kept = _walk(vocab, block, step, carry)
     lse = top + jnp.log(total)
     spread = lse - mean / total
-    return (target - lse, spread), (hidden, matrix, tokens, lse, spread)
+    logps = _by_token(of_first - lse[entry], of_own - lse, tokens)
+    return (logps, _by_token(spread[entry], spread, tokens)), (rows, matrix, tokens, entry, lse, spread, kept)
 
 
 def _backward(axis: int, temperature: float, use_entropy: bool, block: int, saved: tuple, pulled: tuple[Array, Array]) -> tuple:
-    hidden, matrix, tokens, lse, spread = saved
-    d_logps, d_spread = (d[:, None] / temperature for d in pulled)
+    rows, matrix, tokens, entry, lse, spread, kept = saved
+    first, own, g = tokens[:, 0], _own(tokens, len(rows)), _prompts(tokens, len(rows))
+    # Of prompts' rows sums over the responses: products, whose order is always the same, as a scatter's is not on a GPU.
+    add_up = partial(jnp.dot, jax.nn.one_hot(entry, g, axis=0), precision=lax.Precision.HIGHEST)
+    d_first = pulled[0][:, :1] / temperature
+    d_logps, d_spread = (jnp.concatenate([add_up(d[:, 0]), d[:, 1:].reshape(-1)])[:, None] / temperature for d in pulled)
 
     def step(start: Array, size: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        d_hidden, d_matrix = carry
+        d_rows, d_matrix = carry
         part = _cut(matrix, start, size, axis)
-        log_p = _logits(hidden, part, axis, temperature) - lse[:, None]
+        x = _logits(rows, part, axis, temperature) if kept is None else lax.dynamic_slice_in_dim(kept, start, size, 1)
+        log_p = x - lse[:, None]
         p = jnp.exp(log_p)
-        d = jnp.where(_hit(tokens, start, size), d_logps, 0.0) - p * d_logps
+        d = jnp.where(_hit(own, start, size), d_logps, 0.0) - p * d_logps
+        d = d.at[:g].add(add_up(jnp.where(_hit(first, start, size), d_first, 0.0)))
         if use_entropy:
             d = d - p * (log_p + spread[:, None]) * d_spread
         d = d.astype(matrix.dtype)
-        d_part = jnp.einsum("rv,rd->vd" if axis == 0 else "rv,rd->dv", d, hidden)
+        d_part = jnp.einsum("rv,rd->vd" if axis == 0 else "rv,rd->dv", d, rows)
         d_matrix = lax.dynamic_update_slice_in_dim(d_matrix, d_part.astype(matrix.dtype), start, axis)
-        d_hidden = d_hidden + jnp.einsum("rv,vd->rd" if axis == 0 else "rv,dv->rd", d, part, preferred_element_type=jnp.float32)
-        return d_hidden, d_matrix
+        d_rows = d_rows + jnp.einsum("rv,vd->rd" if axis == 0 else "rv,dv->rd", d, part, preferred_element_type=jnp.float32)
+        return d_rows, d_matrix
 
-    zeros = (jnp.zeros(hidden.shape, jnp.float32), jnp.zeros_like(matrix))
-    d_hidden, d_matrix = _walk(matrix.shape[axis], block, step, zeros)
-    return d_hidden.astype(hidden.dtype), d_matrix, None
+    zeros = (jnp.zeros(rows.shape, jnp.float32), jnp.zeros_like(matrix))
+    d_rows, d_matrix = _walk(matrix.shape[axis], block, step, zeros)
+    return d_rows.astype(rows.dtype), d_matrix, None, None
 
 
 blockwise.defvjp(_forward, _backward)
+
+
+def _prompts(tokens: Array, rows: int) -> int:
+    """How many of the rows are of prompts."""
+    return rows - tokens[:, 1:].size
+
+
+def _own(tokens: Array, rows: int) -> Int[Array, " r"]:
+    """The token that each row alone is read for; none (-1) of prompts' rows."""
+    return jnp.concatenate([jnp.full(_prompts(tokens, rows), -1, tokens.dtype), tokens[:, 1:].reshape(-1)])
+
+
+def _by_token(first: Float[Array, " m"], rows: Float[Array, " r"], tokens: Int[Array, "m T"]) -> Float[Array, "m T"]:
+    """What was found for first tokens, and in responses' own rows for the others."""
+    return jnp.concatenate([first[:, None], rows[_prompts(tokens, len(rows)) :].reshape(tokens[:, 1:].shape)], 1)
 
 
 def _walk(size: int, block: int, step: Callable[[Any, int, Any], Any], carry: Any) -> Any:
@@ -164,5 +212,5 @@ def _hit(tokens: Array, start: Array, size: int) -> Bool[Array, "r v"]:
     return tokens[:, None] - start == jnp.arange(size)[None]
 
 
-def _logits(hidden: Array, part: Array, axis: int, temperature: float) -> Float[Array, "r v"]:
-    return jnp.einsum("rd,vd->rv" if axis == 0 else "rd,dv->rv", hidden, part, preferred_element_type=jnp.float32) / temperature
+def _logits(rows: Array, part: Array, axis: int, temperature: float) -> Float[Array, "r v"]:
+    return jnp.einsum("rd,vd->rv" if axis == 0 else "rd,dv->rv", rows, part, preferred_element_type=jnp.float32) / temperature

@@ -81,13 +81,13 @@ class Objective(Protocol):
     def __call__(self, params: Params, prefix: Prefix, base_prefix: Prefix | None, fixed: Fixed, rows: Rows) -> tuple[Array, Sums]: ...
 
 
-def hidden_states(decoder: Decoder, params: Params, prefix: Prefix, problems: Problems, rows: Rows) -> Float[Array, "m T D"]:
+def hidden_states(decoder: Decoder, params: Params, prefix: Prefix, problems: Problems, rows: Rows) -> Hidden:
     """Hidden states before each response token: that of the prompt's last token, which a group shares, then those of the response's own."""
-    first = used(prefix.last)[rows.entry][:, None]
+    last, start = used(prefix.last), problems.lengths[rows.group]
     if rows.tokens.shape[1] == 1:
-        return first
-    start = problems.lengths[rows.group]
-    return jnp.concatenate([first, decoder.score(params, rows.tokens[:, :-1], start, (prefix.keys, prefix.values), rows.entry)], 1)
+        return Hidden(params, last, rows.entry, jnp.zeros((len(rows.tokens), 0, last.shape[-1]), last.dtype))
+    own = decoder.score(params, rows.tokens[:, :-1], start, (prefix.keys, prefix.values), rows.entry)
+    return Hidden(params, last, rows.entry, own)
 
 
 def merge(sums: Sums, more: Sums) -> Sums:
@@ -141,7 +141,7 @@ class PolicyObjective:
         """(the sum over the responses of their weighted terms, the metrics)."""
         own, numbers, mask = rows.own, fixed.coefficients, rows.mask
         policy, base = (
-            Hidden(p, hidden_states(self.decoder, p, read, fixed.problems, rows)) if read is not None else None
+            hidden_states(self.decoder, p, read, fixed.problems, rows) if read is not None else None
             for p, read in ((params, prefix), (fixed.base, base_prefix))
         )
         assert policy is not None

@@ -186,4 +186,4 @@ def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(tmp_path: Pat
 
 def test_the_planner_knows_the_programs_constants() -> None:
     """Which it has copies of, because it does without jax."""
-    assert (memory.LAST_APART, memory.PLAIN_LOGITS) == (decoder.LAST_APART, logprobs.PLAIN)
+    assert (memory.LAST_APART, memory.PLAIN_LOGITS, memory.KEPT_LOGITS) == (decoder.LAST_APART, logprobs.PLAIN, logprobs.KEPT)

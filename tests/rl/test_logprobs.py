@@ -30,6 +30,11 @@ def inputs(vocab: int, shape: tuple[int, int], tied: bool) -> tuple[Any, Any, An
     return states, {"embed": embed} if tied else {"unembed": embed.T.copy()}, tokens
 
 
+def alone(params: Any, states: Any) -> logprobs.Hidden:
+    """Hidden states [m T D] of responses that share none."""
+    return logprobs.Hidden(params, states[:, 0], jnp.arange(len(states)), states[:, 1:])
+
+
 def by_numpy(states: Any, params: Any, tokens: Any, gains: Any, spreads: Any) -> tuple[Any, Any, Any, Any]:
     """Log-probabilities, entropies, and the gradient of sum(gains * logps + spreads * entropies), in float64 and by the formulas
     d log p_y / d x = onehot(y) - p and d H / d x = -p (log p + H)."""
@@ -45,17 +50,19 @@ def by_numpy(states: Any, params: Any, tokens: Any, gains: Any, spreads: Any) ->
 
 
 @pytest.mark.parametrize(("vocab", "tied"), [(1000, True), (1000, False), (640, True), (40, False)])
-@pytest.mark.parametrize("use_entropy", [True, False])
-def test_blocks_equal_float64(vocab: int, tied: bool, use_entropy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 64: 1000 leaves 40 over, 640 nothing, and 40 is less than a block. The value of the entropy is exact in any case."""
+@pytest.mark.parametrize(("use_entropy", "kept"), [(True, 0), (False, 0), (True, logprobs.KEPT)])
+def test_blocks_equal_float64(vocab: int, tied: bool, use_entropy: bool, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 64: 1000 leaves 40 over, 640 nothing, and 40 is less than a block. The value of the entropy is exact in any case, and it
+    makes no difference whether logits are kept for the gradient."""
     monkeypatch.setattr(logprobs, "BLOCK", 64)
     monkeypatch.setattr(logprobs, "PLAIN", 0)
+    monkeypatch.setattr(logprobs, "KEPT", kept)
     model, (states, params, tokens) = decoder(vocab, tied), inputs(vocab, (3, 5), tied)
     rng = np.random.default_rng(0)
     gains, spreads = rng.normal(size=(2, 3, 5)).astype(np.float32)
 
     def objective(states: Any, params: Any) -> Any:
-        found = logprobs.read(model, logprobs.Hidden(params, states), tokens, TEMPERATURE, use_entropy)
+        found = logprobs.read(model, alone(params, states), tokens, TEMPERATURE, use_entropy)
         return (found.logps * gains).sum() + (found.entropy * spreads * use_entropy).sum(), found
 
     (d_states, d_params), found = quick_jit(jax.grad(objective, (0, 1), has_aux=True))(states, params)
@@ -67,13 +74,39 @@ def test_blocks_equal_float64(vocab: int, tied: bool, use_entropy: bool, monkeyp
     np.testing.assert_allclose(d_matrix if tied else d_matrix.T, wanted_matrix, atol=1e-5)
 
 
+@pytest.mark.parametrize("T", [4, 1])
+@pytest.mark.parametrize("plain", [0, logprobs.PLAIN])
+def test_a_state_that_a_group_shares_counts_for_each_of_its_responses(T: int, plain: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five responses to the first and the last of three prompts; two begin with the same token. In blocks and in the plain form."""
+    monkeypatch.setattr(logprobs, "BLOCK", 64)
+    monkeypatch.setattr(logprobs, "PLAIN", plain)
+    model, (states, params, tokens), entry = decoder(1000, True), inputs(1000, (5, 4), True), jnp.array([2, 0, 2, 2, 0])
+    rng = np.random.default_rng(0)
+    prompts, own, tokens = rng.normal(size=(3, WIDTH)).astype(np.float32), states[:, 1:T], tokens[:, :T]
+    tokens[2, 0] = tokens[0, 0]
+    gains, spreads = rng.normal(size=(2, 5, T)).astype(np.float32)
+
+    def objective(prompts: Any, own: Any, params: Any) -> Any:
+        found = logprobs.read(model, logprobs.Hidden(params, prompts, entry, own), tokens, TEMPERATURE, True)
+        return (found.logps * gains).sum() + (found.entropy * spreads).sum(), found
+
+    (d_prompts, d_own, d_params), found = quick_jit(jax.grad(objective, (0, 1, 2), has_aux=True))(prompts, own, params)
+    whole = np.concatenate([prompts[entry][:, None], own], 1)
+    logps, entropies, d_states, d_matrix = by_numpy(whole, params, tokens, gains, spreads)
+    np.testing.assert_allclose(found.logps, logps, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(found.entropy, entropies, rtol=2e-6, atol=5e-6)
+    np.testing.assert_allclose(d_prompts, [d_states[entry == i, 0].sum(0) for i in range(3)], atol=1e-5)
+    np.testing.assert_allclose(d_own, d_states[:, 1:], atol=1e-5)
+    np.testing.assert_allclose(d_params["embed"], d_matrix, atol=1e-5)
+
+
 def test_logits_far_apart_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tokens, of the first and of the last block, have the logit 300 and share the probability; the rest have -300."""
     monkeypatch.setattr(logprobs, "BLOCK", 8)
     monkeypatch.setattr(logprobs, "PLAIN", 0)
     embed = np.full((20, WIDTH), -300 / WIDTH, np.float32)
     embed[[0, 19]] = 300 / WIDTH
-    hidden = logprobs.Hidden({"embed": embed}, jnp.ones((1, 3, WIDTH)))
+    hidden = alone({"embed": embed}, jnp.ones((1, 3, WIDTH)))
     found = logprobs.read(decoder(20, True), hidden, jnp.array([[0, 19, 5]]), 1.0, True)
     np.testing.assert_allclose(found.logps, [[-np.log(2), -np.log(2), -600 - np.log(2)]], rtol=1e-5)
     np.testing.assert_allclose(found.entropy, np.log(2) * np.ones((1, 3)), rtol=1e-4)  # the difference of two numbers near 300
@@ -84,7 +117,7 @@ def test_the_entropys_gradient_is_left_out_where_it_cannot_matter() -> None:
     model, (states, params, tokens) = decoder(24, True), inputs(24, (2, 4), True)
 
     def spread(states: Any, use_entropy: bool) -> Any:
-        return logprobs.read(model, logprobs.Hidden(params, states), tokens % 24, TEMPERATURE, use_entropy).entropy.sum()
+        return logprobs.read(model, alone(params, states), tokens % 24, TEMPERATURE, use_entropy).entropy.sum()
 
     assert float(spread(states, True)) == float(spread(states, False))
     assert float(jnp.abs(jax.grad(spread)(states, True)).max()) > 0.01
@@ -99,25 +132,29 @@ def test_which_form_is_taken() -> None:
         hidden = jax.ShapeDtypeStruct((1, rows, WIDTH), jnp.float32)
         params = {"embed": jax.ShapeDtypeStruct((vocab, WIDTH), jnp.float32)}
         tokens = jax.ShapeDtypeStruct((1, rows), jnp.int32)
-        program = jax.make_jaxpr(lambda p, h, t: logprobs.read(model, logprobs.Hidden(p, h), t, 1.0, False, split))(params, hidden, tokens)
+        program = jax.make_jaxpr(lambda p, h, t: logprobs.read(model, alone(p, h), t, 1.0, False, split))(params, hidden, tokens)
         return "custom_vjp" in str(program)
 
     assert not loops(24, 4096) and loops(49152, 1024) and not loops(49152, 1024, split=True)
 
 
-def test_a_quarter_of_the_memory_at_most() -> None:
-    """At V = 50000 with 100 tokens, by XLA's own account: the plain form holds 20 MB of logits several times over."""
+def test_a_quarter_of_the_memory_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At V = 50000 with 100 tokens, by XLA's own account: the plain form holds 20 MB of logits several times over. So few are kept once,
+    which takes half; at V = 152k and 512 tokens they are too many for that."""
+    assert 512 * 151_936 > logprobs.KEPT
     model = decoder(50_000, True)
     shapes = jax.ShapeDtypeStruct((1, 100, WIDTH), jnp.float32), jax.ShapeDtypeStruct((50_000, WIDTH), jnp.float32)
     tokens = jnp.zeros((1, 100), jnp.int32)
 
     def temporary(split: bool) -> int:
         def objective(states: Any, embed: Any) -> Any:
-            return logprobs.read(model, logprobs.Hidden({"embed": embed}, states), tokens, 1.0, False, split).logps.sum()
+            return logprobs.read(model, alone({"embed": embed}, states), tokens, 1.0, False, split).logps.sum()
 
         program = jax.jit(jax.value_and_grad(objective, (0, 1))).lower(*shapes).compile()
         account = program.memory_analysis()
         assert account is not None
         return account.temp_size_in_bytes
 
+    assert temporary(False) < temporary(True) / 2
+    monkeypatch.setattr(logprobs, "KEPT", 0)
     assert temporary(False) < temporary(True) / 4
