@@ -76,7 +76,8 @@ def read(decoder: Decoder, hidden: Hidden, tokens: Int[Array, "m T"], temperatur
         return Read(chosen(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p)))
     matrix, axis = decoder.unembedding(hidden.params)
     rows, entry = hidden.rows
-    return Read(*blockwise(rows, matrix, tokens, entry, axis, temperature, use_entropy, vocabulary_block(decoder.vocab, BLOCK)))
+    found: Any = blockwise(rows, matrix, tokens, entry, axis, temperature, use_entropy, vocabulary_block(decoder.vocab, BLOCK))
+    return Read(*found)
 
 
 def read_nucleus(
