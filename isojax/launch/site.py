@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isojax import loggers
-from isojax.config import Config, DataConfig, save_config
+from isojax.config import Config, DataConfig, PrecisionConfig, save_config
 from isojax.launch import rounds
 from isojax.launch.display import Shows
 from isojax.launch.fitting import Room, sized
@@ -23,7 +23,7 @@ from isojax.launch.forecast import room_of
 from isojax.launch.gang import check_several
 from isojax.launch.resume import BASE, CONFIG, settle
 from isojax.launch.workers import tell_failures
-from isojax.meshes import parse_mesh
+from isojax.meshes import MeshShape, parse_mesh
 from isojax.storage import folder_of
 from isojax.types import Cell, InputError
 
@@ -91,6 +91,7 @@ def opened(jax: Any, config: Config, cells: list[Cell], resume: bool) -> Iterato
     work = shape.devices + (apart.devices if apart else 0)  # devices that a cell keeps at work, of which it takes `each` of this process
     each = shape.devices if in_process else work
     resolved, asked = resolve_config(config), config.sweep
+    check_precision(resolved.cell.precision, shape, jax.default_backend())
     config = hosts.by_first(lambda: settle(resolved, folder, resume, shape.shards))
     at_once = min(config.run.cells_at_once or cells_side_by_side(jax, work), len(devices) // each, len(cells))
     check_data(config.cell.data)
@@ -203,6 +204,15 @@ def cells_side_by_side(jax: Any, devices: int) -> int:
         return 1
     parts = max(1, len(jax.local_devices()) // devices)  # a cell whose sampler is a process has devices that are not among these
     return min(parts, max(1, cores() // devices)) if jax.default_backend() == "cpu" else parts
+
+
+def check_precision(precision: PrecisionConfig, shape: MeshShape, backend: str) -> None:
+    """InputError where XLA:CPU would end this process: it cannot compile a sum of bfloat16 over the devices that split prompts."""
+    if (backend, precision.compute) == ("cpu", "bfloat16") and shape.sequence > 1:
+        raise InputError(
+            f"cell.precision.compute=bfloat16 on a mesh with sequence={shape.sequence}: a CPU cannot train so; expected float32 (or auto, "
+            "which is float32 on a CPU), or a mesh without sequence."
+        )
 
 
 def check_data(data: DataConfig) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from isojax.config import Config, DataConfig, SweepConfig, save_config
+from isojax.config import Config, DataConfig, PrecisionConfig, SweepConfig, save_config
 from isojax.launch.resume import settle
-from isojax.launch.site import check_batch, check_data
+from isojax.launch.site import check_batch, check_data, check_precision
+from isojax.meshes import MeshShape
 from isojax.storage import alone
 from isojax.types import InputError
 
@@ -37,6 +38,19 @@ def test_a_folder_that_cannot_be_looked_into_is_refused(tmp_path: Path) -> None:
 def test_a_split_that_cannot_be_is_refused(data: DataConfig, words: str) -> None:
     with pytest.raises(InputError, match=words):
         check_data(data)
+
+
+def test_what_a_cpu_cannot_compile_is_refused() -> None:
+    """A sum of bfloat16 over devices, by which XLA:CPU aborts."""
+    low, split = PrecisionConfig(compute="bfloat16"), MeshShape(sequence=2)
+    for precision, shape, backend in (
+        (PrecisionConfig(compute="float32"), split, "cpu"),
+        (low, MeshShape(fsdp=2), "cpu"),
+        (low, split, "tpu"),
+    ):
+        check_precision(precision, shape, backend)
+    with pytest.raises(InputError, match="sequence=2: a CPU cannot train so; expected float32"):
+        check_precision(low, split, "cpu")
 
 
 def test_a_batch_takes_each_problem_once() -> None:
