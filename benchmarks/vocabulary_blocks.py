@@ -1,6 +1,6 @@
 """Log-probabilities by blocks of the vocabulary against the plain form: temporary memory and time. One JSON line a size.
 
-    python benchmarks/vocabulary_blocks.py                          512 tokens at V = 151936 and 1024 at V = 49152
+    python benchmarks/vocabulary_blocks.py        512 tokens at V = 151936; 1024 at V = 49152; and 512, of which logits are kept
     python benchmarks/vocabulary_blocks.py --sizes 512,151936,896
 
 A measurement is the value and the gradient (of hidden states and of the tied unembedding) of the chosen tokens' log-probabilities, with
@@ -79,7 +79,7 @@ def measure(rows: int, vocab: int, width: int, use_entropy: bool) -> dict[str, A
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=["512,151936,896", "1024,49152,576"], metavar="TOKENS,V,D")
+    parser.add_argument("--sizes", nargs="+", default=["512,151936,896", "1024,49152,576", "512,49152,576"], metavar="TOKENS,V,D")
     for size in parser.parse_args().sizes:
         rows, vocab, width = map(int, size.split(","))
         for use_entropy in (False, True):

@@ -111,7 +111,8 @@ def _logits(s: Sizes, width: int, branches: bool) -> int:
 
     Or blocks of the vocabulary (rl/logprobs.py), beside the gradient of the whole unembedding: two, and what is left of the vocabulary,
     which XLA works out early, for the policy and the reference (logits, and those of the chosen tokens). Of one block it makes no loop, and
-    holds the logits once more where `branches` choose a width. Few logits of the policy are kept whole beside.
+    holds the logits once more where `branches` choose a width. Of first tokens a block more. The policy's logits, where they are so few
+    that they are kept.
     """
     m = s.geometry.microbatch
     tokens, rows = m * width, min(m, s.geometry.prompts) + m * (width - 1)
@@ -121,8 +122,8 @@ def _logits(s: Sizes, width: int, branches: bool) -> int:
         return FLOAT * tokens * s.V * (3 + policies + nucleus)
     block = vocabulary_block(s.vocab)
     held = (2 * policies + branches) * s.vocab if block == s.vocab else 2 * block + 2 * (s.vocab % block) * policies
-    kept = s.vocab if rows * s.vocab <= KEPT_LOGITS else 0
-    return FLOAT * rows * (held + kept + 2 * s.D) + s.compute * s.table
+    whole = s.vocab if rows * s.vocab <= KEPT_LOGITS else 0
+    return FLOAT * (rows * (held + whole + 2 * s.D) + m * block) + s.compute * s.table
 
 
 def update(s: Sizes) -> int:

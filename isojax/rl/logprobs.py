@@ -6,9 +6,9 @@ with an online log-sum-exp, as flash attention does over keys (arXiv:2205.14135,
     log p(y) = x_y - lse          d log p(y) / d x_v = [v = y] - p_v
     H = lse - sum_v p_v x_v       d H / d x_v = -p_v (log p_v + H)
 
-with x the logits over the temperature. The state before the first tokens of a group is read once. Few logits are kept for the gradient;
-more are worked out again, block by block: at V = 152k that takes a twentieth of the plain form's temporary memory, and less time, because
-blocks stay in the cache (benchmarks/vocabulary_blocks.py).
+with x the logits over the temperature. A prompt's state, which its responses share, is read once a microbatch. Where the logits are no more
+than `KEPT`, all are kept for the gradient; else each block is worked out again: at V = 152k and 512 tokens that takes a twentieth of the
+plain form's temporary memory, and less time, because blocks stay in the cache (benchmarks/vocabulary_blocks.py).
 """
 
 from collections.abc import Callable
@@ -51,12 +51,10 @@ class Hidden(NamedTuple):
         """The state before each token."""
         return jnp.concatenate([self.prompts[self.entry][:, None], self.own], 1)
 
-    @property
-    def rows(self) -> tuple[Float[Array, "r D"], Int[Array, " m"]]:
-        """Each state once, the prompts' first; and the row before each response's first token."""
+    def once(self) -> tuple[Float[Array, "r D"], Int[Array, " m"]]:
+        """Each state once, prompts' first, of which there are at most m; and which of these is before each response's first token."""
         m, D = len(self.entry), self.own.shape[-1]
-        shared = m > len(self.prompts)
-        prompts, entry = (self.prompts, self.entry) if shared else (self.prompts[self.entry], jnp.arange(m))
+        prompts, entry = (self.prompts, self.entry) if m > len(self.prompts) else (self.prompts[self.entry], jnp.arange(m))
         return jnp.concatenate([prompts, self.own.reshape(-1, D)]), entry
 
 
@@ -75,7 +73,7 @@ def read(decoder: Decoder, hidden: Hidden, tokens: Int[Array, "m T"], temperatur
         log_p = log_probs(decoder.logits(hidden.params, hidden.states), temperature)
         return Read(chosen(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p)))
     matrix, axis = decoder.unembedding(hidden.params)
-    rows, entry = hidden.rows
+    rows, entry = hidden.once()
     found: Any = blockwise(rows, matrix, tokens, entry, axis, temperature, use_entropy, vocabulary_block(decoder.vocab, BLOCK))
     return Read(*found)
 
@@ -116,9 +114,9 @@ def blockwise(
     use_entropy: bool,
     block: int,
 ) -> tuple[Float[Array, "m T"], Float[Array, "m T"]]:
-    """(log-probabilities of the tokens, entropies), with one block of the logits [r V] at a time.
+    """(log-probabilities of the tokens, entropies), by blocks of the logits [r V].
 
-    `rows` and `entry` are those of `Hidden.rows`. `axis` of the unembedding `matrix` counts the vocabulary: 0 of [V D], 1 of [D V].
+    `rows` and `entry` are those of `Hidden.once`. `axis` of the unembedding `matrix` counts the vocabulary: 0 of [V D], 1 of [D V].
     """
     return _forward(rows, matrix, tokens, entry, axis, temperature, use_entropy, block, keep=False)[0]
 
@@ -127,7 +125,7 @@ def _forward(
     rows: Array, matrix: Array, tokens: Array, entry: Array, axis: int, temperature: float, use_entropy: bool, block: int, keep: bool = True
 ) -> tuple:
     none, vocab, first, own = jnp.zeros(len(rows), jnp.float32), matrix.shape[axis], tokens[:, 0], _own(tokens, len(rows))
-    keep, g = keep and len(rows) * vocab <= KEPT, _prompts(tokens, len(rows))
+    keep = keep and len(rows) * vocab <= KEPT
 
     def step(start: Array, size: int, carry: tuple) -> tuple:
         # The largest logit so far; the sums of exp(x - top) and of exp(x - top) x; the logits of the tokens, the first apart; all of them.
@@ -135,12 +133,12 @@ def _forward(
         x = _logits(rows, _cut(matrix, start, size, axis), axis, temperature)
         new = jnp.maximum(top, x.max(-1))
         shrink, weight = jnp.exp(top - new), jnp.exp(x - new[:, None])
-        of_first = of_first + jnp.where(_hit(first, start, size), x[:g][entry], 0.0).sum(-1)
+        of_first = of_first + jnp.where(_hit(first, start, size), x[entry], 0.0).sum(-1)
         of_own = of_own + jnp.where(_hit(own, start, size), x, 0.0).sum(-1)
         kept = lax.dynamic_update_slice_in_dim(kept, x, start, 1) if keep else kept
         return new, total * shrink + weight.sum(-1), mean * shrink + (weight * x).sum(-1), of_first, of_own, kept
 
-    kept = lax.empty((len(rows), vocab), jnp.float32) if keep else None
+    kept = jnp.zeros((len(rows), vocab), jnp.float32) if keep else None
     carry = none + NEVER, none, none, jnp.zeros(len(tokens), jnp.float32), none, kept
     top, total, mean, of_first, of_own, kept = _walk(vocab, block, step, carry)
     lse = top + jnp.log(total)
@@ -151,8 +149,8 @@ def _forward(
 
 def _backward(axis: int, temperature: float, use_entropy: bool, block: int, saved: tuple, pulled: tuple[Array, Array]) -> tuple:
     rows, matrix, tokens, entry, lse, spread, kept = saved
-    first, own, g = tokens[:, 0], _own(tokens, len(rows)), _prompts(tokens, len(rows))
-    # Of prompts' rows sums over the responses: products, whose order is always the same, as a scatter's is not on a GPU.
+    first, own, g = tokens[:, 0], _own(tokens, len(rows)), _shared(tokens, len(rows))
+    # Of prompts' rows sums over their responses: products, whose order is always the same, as a scatter's of rows is not on a GPU.
     add_up = partial(jnp.dot, jax.nn.one_hot(entry, g, axis=0), precision=lax.Precision.HIGHEST)
     d_first = pulled[0][:, :1] / temperature
     d_logps, d_spread = (jnp.concatenate([add_up(d[:, 0]), d[:, 1:].reshape(-1)])[:, None] / temperature for d in pulled)
@@ -181,19 +179,19 @@ def _backward(axis: int, temperature: float, use_entropy: bool, block: int, save
 blockwise.defvjp(_forward, _backward)
 
 
-def _prompts(tokens: Array, rows: int) -> int:
-    """How many of the rows are of prompts."""
+def _shared(tokens: Array, rows: int) -> int:
+    """How many of the rows are prompts', which come first."""
     return rows - tokens[:, 1:].size
 
 
 def _own(tokens: Array, rows: int) -> Int[Array, " r"]:
     """The token that each row alone is read for; none (-1) of prompts' rows."""
-    return jnp.concatenate([jnp.full(_prompts(tokens, rows), -1, tokens.dtype), tokens[:, 1:].reshape(-1)])
+    return jnp.concatenate([jnp.full(_shared(tokens, rows), -1, tokens.dtype), tokens[:, 1:].reshape(-1)])
 
 
 def _by_token(first: Float[Array, " m"], rows: Float[Array, " r"], tokens: Int[Array, "m T"]) -> Float[Array, "m T"]:
     """What was found for first tokens, and in responses' own rows for the others."""
-    return jnp.concatenate([first[:, None], rows[_prompts(tokens, len(rows)) :].reshape(tokens[:, 1:].shape)], 1)
+    return jnp.concatenate([first[:, None], rows[_shared(tokens, len(rows)) :].reshape(tokens[:, 1:].shape)], 1)
 
 
 def _walk(size: int, block: int, step: Callable[[Any, int, Any], Any], carry: Any) -> Any:

@@ -15,6 +15,7 @@ SETTINGS = {
     "over B_max": (["sweep.n=[2,16]"], ["8 x 16 = 128", "B_max = 64"]),
     "mesh too large": (["--mesh", "data=4,tensor=4"], ["data=4,tensor=4", "16 devices"]),
     "mesh of an unknown axis": (["--mesh", "rows=1"], ["'rows'"]),
+    "what a CPU cannot compile": (["--mesh", "sequence=2", "cell.precision.compute=bfloat16"], ["sequence=2", "float32"]),
     "unknown loss": (["cell.rl.loss=gpro"], ["'gpro'", "grpo"]),
     "unknown logger": (["run.loggers=[tensorbord]"], ["'tensorbord'", "tensorboard, wandb"]),
     "unknown task": (["cell.task=sums"], ["'sums'", "solvers"]),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from isojax.config import ModelConfig
+from isojax.geometry import vocabulary_block
 from isojax.models.decoder import Decoder
 from isojax.rl import logprobs
 from tests.device import quick_jit
@@ -26,7 +27,8 @@ def inputs(vocab: int, shape: tuple[int, int], tied: bool) -> tuple[Any, Any, An
     rng = np.random.default_rng(vocab)
     states, embed = rng.normal(size=(*shape, WIDTH)).astype(np.float32), (rng.normal(size=(vocab, WIDTH)) * WIDTH**-0.5).astype(np.float32)
     tokens = rng.integers(0, vocab, shape).astype(np.int32)
-    tokens[0, :4] = 0, vocab - 1, min(63, vocab - 1), max(0, vocab // 64 * 64 - 1)
+    block = vocabulary_block(vocab, 64)
+    tokens[0, :4] = 0, vocab - 1, block - 1, min(block, vocab - 1)
     return states, {"embed": embed} if tied else {"unembed": embed.T.copy()}, tokens
 
 
@@ -52,8 +54,8 @@ def by_numpy(states: Any, params: Any, tokens: Any, gains: Any, spreads: Any) ->
 @pytest.mark.parametrize(("vocab", "tied"), [(1000, True), (1000, False), (640, True), (40, False)])
 @pytest.mark.parametrize(("use_entropy", "kept"), [(True, 0), (False, 0), (True, logprobs.KEPT)])
 def test_blocks_equal_float64(vocab: int, tied: bool, use_entropy: bool, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 64: 1000 leaves 40 over, 640 nothing, and 40 is less than a block. The value of the entropy is exact in any case, and it
-    makes no difference whether logits are kept for the gradient."""
+    """Blocks of at most 64: 1000 leaves 8 over, 640 nothing, and 40 is less than a block. The value of the entropy is exact in any case, and
+    it makes no difference whether logits are kept for the gradient."""
     monkeypatch.setattr(logprobs, "BLOCK", 64)
     monkeypatch.setattr(logprobs, "PLAIN", 0)
     monkeypatch.setattr(logprobs, "KEPT", kept)
@@ -74,20 +76,27 @@ def test_blocks_equal_float64(vocab: int, tied: bool, use_entropy: bool, kept: i
     np.testing.assert_allclose(d_matrix if tied else d_matrix.T, wanted_matrix, atol=1e-5)
 
 
-@pytest.mark.parametrize("T", [4, 1])
-@pytest.mark.parametrize("plain", [0, logprobs.PLAIN])
-def test_a_state_that_a_group_shares_counts_for_each_of_its_responses(T: int, plain: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five responses to the first and the last of three prompts; two begin with the same token. In blocks and in the plain form."""
+@pytest.mark.parametrize(
+    ("T", "responses", "plain", "kept"), [(4, 5, 0, 0), (1, 5, 0, logprobs.KEPT), (4, 2, 0, 0), (4, 5, logprobs.PLAIN, 0)]
+)
+def test_a_state_that_responses_share_counts_for_each(
+    T: int, responses: int, plain: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Responses to the first and the last of three prompts; two begin with the same token. In blocks, where prompts are fewer than responses
+    and are read once each, or are more; and in the plain form."""
     monkeypatch.setattr(logprobs, "BLOCK", 64)
     monkeypatch.setattr(logprobs, "PLAIN", plain)
-    model, (states, params, tokens), entry = decoder(1000, True), inputs(1000, (5, 4), True), jnp.array([2, 0, 2, 2, 0])
-    rng = np.random.default_rng(0)
+    monkeypatch.setattr(logprobs, "KEPT", kept)
+    model, (states, params, tokens) = decoder(1000, True), inputs(1000, (responses, 4), True)
+    entry, rng = jnp.array([2, 2, 0, 2, 0][:responses]), np.random.default_rng(0)
     prompts, own, tokens = rng.normal(size=(3, WIDTH)).astype(np.float32), states[:, 1:T], tokens[:, :T]
-    tokens[2, 0] = tokens[0, 0]
-    gains, spreads = rng.normal(size=(2, 5, T)).astype(np.float32)
+    tokens[1, 0] = tokens[0, 0]
+    gains, spreads = rng.normal(size=(2, responses, T)).astype(np.float32)
 
     def objective(prompts: Any, own: Any, params: Any) -> Any:
-        found = logprobs.read(model, logprobs.Hidden(params, prompts, entry, own), tokens, TEMPERATURE, True)
+        hidden = logprobs.Hidden(params, prompts, entry, own)
+        assert len(hidden.once()[0]) == min(3, responses) + responses * (T - 1)
+        found = logprobs.read(model, hidden, tokens, TEMPERATURE, True)
         return (found.logps * gains).sum() + (found.entropy * spreads).sum(), found
 
     (d_prompts, d_own, d_params), found = quick_jit(jax.grad(objective, (0, 1, 2), has_aux=True))(prompts, own, params)
@@ -98,6 +107,26 @@ def test_a_state_that_a_group_shares_counts_for_each_of_its_responses(T: int, pl
     np.testing.assert_allclose(d_prompts, [d_states[entry == i, 0].sum(0) for i in range(3)], atol=1e-5)
     np.testing.assert_allclose(d_own, d_states[:, 1:], atol=1e-5)
     np.testing.assert_allclose(d_params["embed"], d_matrix, atol=1e-5)
+
+
+def test_bfloat16_blocks_round_products_operands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of states and an unembedding that are bfloat16: logits, and what is read off them, are sums in float32; a gradient is bfloat16."""
+    monkeypatch.setattr(logprobs, "BLOCK", 64)
+    monkeypatch.setattr(logprobs, "PLAIN", 0)
+    model, (states, params, tokens) = decoder(1000, True), inputs(1000, (3, 5), True)
+    low = alone({"embed": jnp.asarray(params["embed"], jnp.bfloat16)}, jnp.asarray(states, jnp.bfloat16))
+
+    def objective(embed: Any) -> Any:
+        found = logprobs.read(model, low._replace(params={"embed": embed}), tokens, TEMPERATURE, False)
+        return found.logps.sum(), found
+
+    d_matrix, found = quick_jit(jax.grad(objective, has_aux=True))(low.params["embed"])
+    whole = np.asarray(low.states, np.float64), {"embed": np.asarray(low.params["embed"], np.float64)}
+    logps, entropies, _, wanted = by_numpy(*whole, tokens, np.ones(tokens.shape), np.zeros(tokens.shape))
+    np.testing.assert_allclose(found.logps, logps, rtol=2e-6, atol=5e-6)
+    np.testing.assert_allclose(found.entropy, entropies, rtol=2e-6, atol=5e-6)
+    assert d_matrix.dtype == jnp.bfloat16
+    np.testing.assert_allclose(d_matrix.astype(np.float32), wanted, atol=0.02 * np.abs(wanted).max())
 
 
 def test_logits_far_apart_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,8 +168,8 @@ def test_which_form_is_taken() -> None:
 
 
 def test_a_quarter_of_the_memory_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At V = 50000 with 100 tokens, by XLA's own account: the plain form holds 20 MB of logits several times over. So few are kept once,
-    which takes half; at V = 152k and 512 tokens they are too many for that."""
+    """At V = 50000 with 100 tokens, by XLA's own account: the plain form holds 20 MB of logits several times over. Kept, they are held
+    once; at V = 152k and 512 tokens they are too many for that."""
     assert 512 * 151_936 > logprobs.KEPT
     model = decoder(50_000, True)
     shapes = jax.ShapeDtypeStruct((1, 100, WIDTH), jnp.float32), jax.ShapeDtypeStruct((50_000, WIDTH), jnp.float32)
@@ -155,6 +184,7 @@ def test_a_quarter_of_the_memory_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
         assert account is not None
         return account.temp_size_in_bytes
 
-    assert temporary(False) < temporary(True) / 2
+    plain, keeping = temporary(True), temporary(False)
     monkeypatch.setattr(logprobs, "KEPT", 0)
-    assert temporary(False) < temporary(True) / 4
+    assert temporary(False) < plain / 4
+    assert 0.9 * 4 * 100 * 50_000 < keeping - temporary(False) < plain / 2

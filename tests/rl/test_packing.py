@@ -68,11 +68,11 @@ def dense() -> tuple[Any, Any]:
     return quick_jit(jax.grad(objective, has_aux=True))(policy())
 
 
-@pytest.mark.parametrize("axes", ["auto", MESHES[0]])
+@pytest.mark.parametrize("axes", ["auto", MESHES[0], "fsdp=2,sequence=2"])
 def test_gradients_equal_a_dense_program(axes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each shard has other lengths, and the model is split, all must still agree on each microbatch's width.
 
-    On one device the 24 tokens of the vocabulary are read in blocks of 7; where devices share them, the plain form is taken.
+    The 24 tokens of the vocabulary are read in blocks of 6; where devices share them, the plain form is taken.
     """
     monkeypatch.setattr(logprobs, "PLAIN", 0)
     monkeypatch.setattr(logprobs, "BLOCK", 7)
