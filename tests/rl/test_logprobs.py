@@ -54,8 +54,8 @@ def by_numpy(states: Any, params: Any, tokens: Any, gains: Any, spreads: Any) ->
 @pytest.mark.parametrize(("vocab", "tied"), [(1000, True), (1000, False), (640, True), (40, False)])
 @pytest.mark.parametrize(("use_entropy", "kept"), [(True, 0), (False, 0), (True, logprobs.KEPT)])
 def test_blocks_equal_float64(vocab: int, tied: bool, use_entropy: bool, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of at most 64: 1000 leaves 8 over, 640 nothing, and 40 is less than a block. The value of the entropy is exact in any case, and
-    it makes no difference whether logits are kept for the gradient."""
+    """Blocks of at most 64: 1000 leaves 8 over, 640 nothing, and 40 is less than a block. The value of the entropy is exact in any case,
+    and it makes no difference whether logits are kept for the gradient."""
     monkeypatch.setattr(logprobs, "BLOCK", 64)
     monkeypatch.setattr(logprobs, "PLAIN", 0)
     monkeypatch.setattr(logprobs, "KEPT", kept)
@@ -82,8 +82,8 @@ def test_blocks_equal_float64(vocab: int, tied: bool, use_entropy: bool, kept: i
 def test_a_state_that_responses_share_counts_for_each(
     T: int, responses: int, plain: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Responses to the first and the last of three prompts; two begin with the same token. In blocks, where prompts are fewer than responses
-    and are read once each, or are more; and in the plain form."""
+    """Responses to the first and the last of three prompts; two begin with the same token. In blocks, where prompts are fewer than
+    responses and are read once each, or are more; and in the plain form."""
     monkeypatch.setattr(logprobs, "BLOCK", 64)
     monkeypatch.setattr(logprobs, "PLAIN", plain)
     monkeypatch.setattr(logprobs, "KEPT", kept)
