@@ -63,10 +63,11 @@ def product_of_few(x: Float[Array, "r i"], w: Float[Array, "i o"], outputs: int 
     """x @ w of few rows, as XLA:CPU does it in the least time: as w.T @ x.T, w being the transpose of what is held [o i]; in x's precision,
     or as this dtype. `outputs` is `product`'s, for parts of weights, of which the sampler has none.
 
-    Of few rows most of a product's time is the packing of w, and this way it is packed as it lies (docs/performance.md). The
-    barrier keeps XLA from turning the product round again.
+    Of few rows most of a product's time is the packing of w, and this way it is packed as it lies (docs/performance.md). Barriers keep
+    XLA from turning the product round again, and from turning w back in front of a loop, for all of its steps.
     """
-    return lax.optimization_barrier(jnp.einsum("io,ri->or", w, x, preferred_element_type=dtype)).T
+    held = lax.optimization_barrier(w.T)
+    return lax.optimization_barrier(jnp.einsum("oi,ri->or", held, x, preferred_element_type=dtype)).T
 
 
 def rows(table: Float[Array, "V _"], tokens: Int[Array, "b t"], width: int) -> Float[Array, "b t _"]:
