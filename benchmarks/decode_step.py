@@ -22,6 +22,7 @@ from jax import lax
 
 from isojax import registry
 from isojax.config import ModelConfig
+from isojax.geometry import FEW_ROWS
 from isojax.meshes import parse_mesh
 from isojax.models import hf
 from isojax.models.decoding import Decoding
@@ -58,7 +59,9 @@ def main() -> None:
     rate = 2 * 2048**3 / seconds(lambda: product(square, square))
 
     for slots, unrolled in itertools.product(map(int, args.slots.split(",")), (True, False)):
-        decoding = Decoding(decoder, slots, 1, args.positions // 2, args.positions - args.positions // 2, unrolled)
+        decoding = Decoding(
+            decoder, slots, 1, args.positions // 2, args.positions - args.positions // 2, unrolled, transposed=slots <= FEW_ROWS
+        )
 
         @jax.jit
         def steps(weights: Any, cache: Any, tokens: Any, start: Any, decoding: Decoding = decoding) -> Any:

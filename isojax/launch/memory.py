@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from isojax.config import CellConfig, SweepConfig
-from isojax.geometry import FEW_ROWS, make_geometry, vocabulary_block
+from isojax.geometry import make_geometry, vocabulary_block
 from isojax.launch.sizes import FLOAT, MeshSizes, Sizes
 
 LAST_APART = (1, 3, 4, 5, 6, 7, 8)  # numbers of layers of which a prompt's last is run apart (models/decoder.py)
@@ -154,7 +154,7 @@ def sampling_weights(s: Sizes) -> int:
     """Bytes of the weights that the sampler reads, beside the run's own: gathered and cast as a whole, and each layer's apart; an
     unembedding's transpose, where slots are few."""
     own = s.compute == FLOAT and s.stored == FLOAT * s.numbers  # nothing to gather or cast
-    apart = s.L * s.layer + (s.tables - 1) * s.table * (s.geometry.slots <= FEW_ROWS)
+    apart = s.L * s.layer + (s.tables - 1) * s.table * s.geometry.few
     return (0 if own else s.compute * s.numbers) + (s.compute * apart if s.unrolled else 0)
 
 

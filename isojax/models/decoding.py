@@ -29,7 +29,6 @@ from jax import lax
 from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Bool, Float, Int
 
-from isojax.geometry import FEW_ROWS
 from isojax.models.attention import NEVER, cache_positions, cached, decode_attention
 from isojax.models.decoder import Decoder, Params, rms_norm
 from isojax.models.parts import product, product_of_few
@@ -80,8 +79,9 @@ def attend_slots(q: Float[Array, "R N H"], parts: list[tuple[Array, Array, Bool[
 @dataclass(frozen=True)
 class Decoding:
     """How R slots decode: lanes of `width` slots (W), prompts of `prefix` positions, responses of `responses` tokens, layers `unrolled` or
-    stacked, prompts' positions `split` over devices or not. Precision, and which attention where layers are stacked and a slot has one
-    cache, are the decoder's options."""
+    stacked, prompts' positions `split` over devices or not, and where layers are unrolled their weights held `transposed` or not, for
+    products of few rows on a CPU. Precision, and which attention where layers are stacked and a slot has one cache, are the decoder's
+    options."""
 
     decoder: Decoder
     slots: int
@@ -90,11 +90,12 @@ class Decoding:
     responses: int
     unrolled: bool
     split: bool = False
+    transposed: bool = True
 
     @property
     def few(self) -> bool:
-        """Whether weights are held as their transposes, for products of few rows on a CPU."""
-        return self.unrolled and self.slots <= FEW_ROWS
+        """Whether weights are held as their transposes."""
+        return self.unrolled and self.transposed
 
     @property
     def apart(self) -> bool:

@@ -354,5 +354,5 @@ def build_engine(decoder: Decoder, geometry: Geometry, mesh: Mesh, sampling: Sam
         )
     unrolled = mesh.devices.flat[0].platform == "cpu" and decoder.options.cache != "int8"
     lengths = padded(geometry.prompt_length, mesh), geometry.response_length
-    decoding = Decoding(decoder, geometry.slots, geometry.width, *lengths, unrolled, split)
+    decoding = Decoding(decoder, geometry.slots, geometry.width, *lengths, unrolled, split, geometry.few)
     return Engine(decoding, geometry, sampling, stops)

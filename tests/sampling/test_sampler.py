@@ -306,6 +306,9 @@ def test_the_geometry_by_hand() -> None:
     # 160 rollouts over 4 shards and max(R, m) rows of padding; 16 problems and g of padding
     assert (g.B_cap, g.rows, g.Q_cap, g.problem_rows) == (160, 40 + 12, 16, 16 + 2)
     assert g.prompts == 2 and g.prefixes % g.prompts == 0
+    # 4 fills of 12 slots by 5 tokens; one of 64 slots; slots that are not few
+    assert [g.few, replace(g, slots=64).few, replace(g, slots=65, response_length=50).few] == [True, False, False]
+    assert replace(g, slots=64, response_length=12).few
 
 
 @pytest.mark.parametrize(("B_p", "n"), [(1, 1), (13, 7), (3, 5)])
