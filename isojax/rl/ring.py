@@ -79,7 +79,7 @@ class SamplerPrograms:
         lengths = geometry.prompt_length, geometry.response_length
         in_ring = [(B_p * places, n) for B_p, n in spec.pairs]
         self.ring = make_geometry(in_ring, self.shards, geometry.slots, geometry.microbatch, *lengths, at_once, geometry.width)
-        self.engine = build_engine(spec.decoder, self.ring, mesh, spec.sampling, spec.stops)
+        self.engine = build_engine(spec.decoder, self.ring, mesh, spec.sampling, spec.stops, geometry.few)
         self.by_shard = NamedSharding(mesh, P(ROWS))
         lies = state_shardings(self.engine, mesh)
         self.params = spec.decoder.shardings(mesh)

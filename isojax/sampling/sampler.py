@@ -339,8 +339,12 @@ def build_sampler(
     return sample
 
 
-def build_engine(decoder: Decoder, geometry: Geometry, mesh: Mesh, sampling: SamplingConfig, stops: Stops) -> Engine:
+def build_engine(
+    decoder: Decoder, geometry: Geometry, mesh: Mesh, sampling: SamplingConfig, stops: Stops, few: bool | None = None
+) -> Engine:
     """The engine for the mesh's devices: layers unrolled on a CPU, stacked elsewhere, and for an int8 cache.
+
+    few: as the geometry of one update's batch says, where `geometry` is of several.
 
     Raises:
         InputError: the mesh splits positions, and attention is a kernel's, or the cache int8.
@@ -354,5 +358,5 @@ def build_engine(decoder: Decoder, geometry: Geometry, mesh: Mesh, sampling: Sam
         )
     unrolled = mesh.devices.flat[0].platform == "cpu" and decoder.options.cache != "int8"
     lengths = padded(geometry.prompt_length, mesh), geometry.response_length
-    decoding = Decoding(decoder, geometry.slots, geometry.width, *lengths, unrolled, split, geometry.few)
+    decoding = Decoding(decoder, geometry.slots, geometry.width, *lengths, unrolled, split, geometry.few if few is None else few)
     return Engine(decoding, geometry, sampling, stops)
