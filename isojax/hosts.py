@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 from isojax.types import InputError
 
 T = TypeVar("T")
+_LEAST = 1 << 12  # bytes of a message: each length is a program of its own, so there are few
 
 
 def several() -> bool:
@@ -33,7 +34,7 @@ def everyone(value: T) -> list[T]:
         return [value]
     data = np.frombuffer(pickle.dumps(value), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(len(data)))
-    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded = np.zeros(max(_LEAST, 1 << (int(sizes.max()) - 1).bit_length()), np.uint8)
     padded[: len(data)] = data
     rows = multihost_utils.process_allgather(padded)
     return [pickle.loads(np.asarray(row[:size]).tobytes()) for row, size in zip(rows, sizes, strict=True)]

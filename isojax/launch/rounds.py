@@ -6,14 +6,16 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from isojax.config import Config
 from isojax.files import write_text
 from isojax.launch.display import console
 from isojax.records import RECORDS, read_run
-from isojax.scaling.adaptive import Frontier
 from isojax.types import Cell, InputError, RunRecord
+
+if TYPE_CHECKING:
+    from isojax.scaling.adaptive import Frontier
 
 SUMMARY = "frontier.json"
 
@@ -59,6 +61,8 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
 
 def frontier(config: Config, cells: Sequence[Cell]) -> Frontier:
     """The policy of a sweep; raises as `check`."""
+    from isojax.scaling.adaptive import Frontier  # loads scipy's optimizers, which a grid does without
+
     grid = config.cell.eval.grid(config.sweep.budget)
     return Frontier(cells, grid, config.sweep.rollouts, f"avg@{config.cell.eval.samples}")
 

@@ -20,8 +20,6 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
-from isojax.models.kernels.splash import splash_attention
-from isojax.models.kernels.tpu_decode import flash_decode, whole_blocks
 from isojax.sharding import PROMPTS, partition
 
 NEVER = -1e30
@@ -73,7 +71,11 @@ def cached(keys: Array, values: Array, dtype: Any) -> tuple[Array, ...]:
 
 def cache_positions(implementation: str, positions: int) -> int:
     """How many positions a cache must have to hold `positions`: the TPU's kernel wants whole blocks."""
-    return whole_blocks(positions) if implementation in ("pallas", "interpret") else positions
+    if implementation not in ("pallas", "interpret"):
+        return positions
+    from isojax.models.kernels.tpu_decode import whole_blocks  # loads Pallas, which only a TPU's kernels need
+
+    return whole_blocks(positions)
 
 
 def by_heads(
@@ -106,17 +108,19 @@ def self_attention(
         prefix = None
     if implementation == "plain":
         return _plain_self(q, k, v, prefix)
-    kernel = {
-        "pallas": splash_attention,
-        "interpret": functools.partial(splash_attention, interpret=True),
-        "cudnn": cudnn_attention,
-    }[implementation]
+    kernel: Callable[..., Array] = cudnn_attention if implementation == "cudnn" else _splash(implementation)
 
     def attention(q: Array, k: Array, v: Array, *prefix: Array) -> tuple[Array]:
         return (kernel(q, k, v, prefix or None),)
 
     inputs = (2, 1, 1) if prefix is None else (2, 1, 1, 1, 1, None)
     return by_heads(attention, k.shape[1], inputs, (2,))(q, k, v, *(prefix or ()))[0]
+
+
+def _splash(implementation: str) -> Callable[..., Array]:
+    from isojax.models.kernels.splash import splash_attention  # loads Pallas, which only a TPU's kernels need
+
+    return {"pallas": splash_attention, "interpret": functools.partial(splash_attention, interpret=True)}[implementation]
 
 
 def attention_at(
@@ -163,6 +167,7 @@ def decode_attention(
     """
     new = cached(k, v, cache[0].dtype)
     if implementation in ("pallas", "interpret"):
+        from isojax.models.kernels.tpu_decode import flash_decode  # as above
 
         def kernel(q: Array, layer: Array, positions: Array, *rest: Array) -> tuple[Array, ...]:
             new, cache = rest[: len(rest) // 2], rest[len(rest) // 2 :]

@@ -32,8 +32,7 @@ from typing import Any
 import numpy as np
 
 from isojax.records import INCLUDE_FLAGGED, default_metric
-from isojax.scaling.metrics import FloatArray, metric_value
-from isojax.scaling.questions import TRAIN_REWARD
+from isojax.scaling.metrics import TRAIN_REWARD, FloatArray, metric_value
 from isojax.scaling.segments import compare
 from isojax.types import EvalPoint, InputError, RunRecord
 

@@ -19,6 +19,7 @@ from isojax.estimators import KINDS, FloatArray, estimate
 from isojax.types import EvalPoint, InputError, RunRecord
 
 TRAIN = "train/"  # opens the name of a training metric
+TRAIN_REWARD = "reward"  # among EvalPoint.train
 COMPUTES = ("rollouts", "tokens", "device_hours")
 _NAME = re.compile(rf"(?:(?P<set>(?!train/|verl/)[^/]+)/)?(?P<kind>{'|'.join(KINDS)})@(?P<k>[1-9]\d*)")
 

@@ -11,9 +11,8 @@ import numpy as np
 
 from isojax.scaling.curves import Curve, reward
 from isojax.scaling.draws import Draws, interval
-from isojax.scaling.metrics import FloatArray, Track
+from isojax.scaling.metrics import TRAIN_REWARD, FloatArray, Track
 
-TRAIN_REWARD = "reward"
 # A rise of training reward and a fall of validation reward count from here on, in standard errors of the difference and in reward.
 Z_CHANGE, MIN_CHANGE = 3.0, 0.01
 WINDOW = 4

@@ -12,12 +12,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from isojax.scaling.frontier import Frontier, Stretch
 from isojax.scaling.metrics import Difference, Track, paired_difference, right_answers
 from isojax.types import EvalPoint
+
+if TYPE_CHECKING:  # health.py is loaded by every run, which the fitters are not
+    from isojax.scaling.frontier import Frontier, Stretch
 
 Cells = Mapping[tuple[int, int], Sequence[Track]]
 

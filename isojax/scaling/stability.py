@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isojax.scaling.metrics import Track
-from isojax.scaling.questions import TRAIN_REWARD
+from isojax.scaling.metrics import TRAIN_REWARD, Track
 from isojax.scaling.segments import Cells, at_targets, compare
 from isojax.types import EvalPoint
 
