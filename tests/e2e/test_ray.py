@@ -46,8 +46,8 @@ cell:
   model: {layers: 1, width: 32, heads: 2, kv_heads: 2, head_dim: 16, mlp: 64}
   base: {steps: 20, batch: 64}
   data: {candidates: 200, validation: 20, difficulty: [0.0, 1.0]}
-  eval: {samples: 4, start: 32, ratio: 2}
-sweep: {B_p: [4], n: [4, 8], seeds: 3, budget: 256}
+  eval: {samples: 4, start: 16, ratio: 2}
+sweep: {B_p: [4], n: [2, 4], seeds: 6, budget: 256}
 run: {loggers: [], checkpoint_seconds: 0, gang: {GANG}}
 """.replace("GANG", GANG)
 
@@ -144,7 +144,7 @@ def test_local_interrupted_and_resumed_the_same_bits(isojax: Isojax, whole: Isoj
 
 
 def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluster) -> None:
-    """Six cells in gangs of two processes, on nodes with labels and resources: no point is lost, and none is there twice."""
+    """Twelve cells in gangs of two processes, on nodes with labels and resources: no point is lost, and none is there twice."""
     (isojax.folder / "gangs.yaml").write_text(SWEEP)
     (isojax.folder / "leaving.py").write_text(LOSS.format(folder=isojax.folder))
     words = ("isojax.launch", "gangs.yaml", "--ray", cluster.address, "--no-report", "cell.rl.loss=leaving.loss")
@@ -153,20 +153,20 @@ def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluste
         return sum(map(len, points(isojax, "gangs").values()))
 
     with isojax.start(*words, **QUIET) as driver:
-        wait(lambda: recorded() > 6 or driver.poll() is not None)
+        wait(lambda: recorded() > 8 or driver.poll() is not None)
         (isojax.folder / "exit").touch()
         wait(lambda: (isojax.folder / "exited").exists() or driver.poll() is not None)
         before = recorded()
-        wait(lambda: recorded() > before + 4 or driver.poll() is not None)
+        wait(lambda: recorded() > before + 6 or driver.poll() is not None)
         cluster.kill(2)
-        wait(lambda: recorded() > before + 8 or driver.poll() is not None)
+        wait(lambda: recorded() > before + 12 or driver.poll() is not None)
         assert driver.poll() is None, driver.communicate()
         driver.kill()
         _, err = driver.communicate()
     assert err.count("was lost") >= 2 and "begun again from its checkpoint (1 of 3)" in err, err
     done = isojax(*words, "--resume", **QUIET)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    assert points(isojax, "gangs") == {f"4x{n}-s{seed}": [0, 32, 64, 128, 256] for n in (4, 8) for seed in range(3)}
+    assert points(isojax, "gangs") == {f"4x{n}-s{seed}": [0, 16, 32, 64, 128, 256] for n in (2, 4) for seed in range(6)}
 
 
 def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
@@ -181,7 +181,6 @@ def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
     cluster.join({"TPU": 4, "TPU-v5litepod-4-head": 1}, labels)
     (isojax.folder / "slice.yaml").write_text(SWEEP.replace("gang: {" + GANG + "}", "gang: {tpu: 'v5e:2x2'}"))
     asked = ("--no-report", "name=slice", "--mesh", "data=4", "sweep.strategy=frontier", "sweep.n=[2,4]", "sweep.seeds=2")
-    asked += ("cell.eval.start=16",)
     done = isojax("isojax.launch", "slice.yaml", "--ray", cluster.address, *asked, **QUIET)
     assert done.returncode == 0, done.stderr
     assert "each of 1 process on 1 x v5litepod:2x2" in done.stderr
