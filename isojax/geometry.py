@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 VOCABULARY_BLOCK = 4096  # tokens of the vocabulary at a time, at most (rl/logprobs.py); from 1024 to 8192 the time is the same
 FEW_ROWS = 64  # slots up to which the sampler's weights lie transposed on a CPU (models/parts.py, benchmarks/few_rows.py)
-FEW_STEPS = 12  # of a call, from which that saves more time than transposing them takes
+FEW_STEPS = 12  # tokens of a slot in a call, from which that saves more time than transposing takes
 LANES = 128  # a TPU's
 
 
@@ -37,7 +37,7 @@ class Geometry:
 
     @property
     def few(self) -> bool:
-        """Whether slots are so few, and steps of a call so many, that a CPU's sampler holds weights as their transposes."""
+        """Whether slots are so few, and tokens of each in a call so many, that a CPU's sampler holds weights as their transposes."""
         fills = -(-self.B_cap // (self.shards * self.slots))
         return self.slots <= FEW_ROWS and fills * self.response_length >= FEW_STEPS
 

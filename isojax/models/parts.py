@@ -63,8 +63,8 @@ def product_of_few(x: Float[Array, "r i"], w: Float[Array, "i o"], outputs: int 
     """x @ w of few rows, as XLA:CPU does it in the least time: as w.T @ x.T, w being the transpose of what is held [o i]; in x's precision,
     or as this dtype. `outputs` is `product`'s, for parts of weights, of which the sampler has none.
 
-    Of few rows most of a product's time is the packing of w, and this way it is packed as it lies (docs/performance.md). Barriers keep
-    XLA from turning the product round again, and from turning w back in front of a loop, for all of its steps.
+    Of few rows most of a product's time is the packing of w, and this way it is packed as it lies (docs/performance.md). Asked for
+    as a product of w.T, between barriers, XLA turns neither the product round again, nor w back in front of a loop.
     """
     held = lax.optimization_barrier(w.T)
     return lax.optimization_barrier(jnp.einsum("oi,ri->or", held, x, preferred_element_type=dtype)).T

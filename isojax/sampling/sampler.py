@@ -344,7 +344,7 @@ def build_engine(
 ) -> Engine:
     """The engine for the mesh's devices: layers unrolled on a CPU, stacked elsewhere, and for an int8 cache.
 
-    few: as the geometry of one update's batch says, where `geometry` is of several.
+    few: `Geometry.few` of one update's batch, where `geometry` is of several; by default the geometry's own.
 
     Raises:
         InputError: the mesh splits positions, and attention is a kernel's, or the cache int8.

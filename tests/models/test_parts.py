@@ -5,7 +5,6 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import Array, lax
 
 from isojax.models.parts import product_of_few
@@ -13,7 +12,6 @@ from isojax.models.parts import product_of_few
 ROWS, INPUTS = 32, 64
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="accelerators have the plain product")
 def test_the_samplers_loops_read_weights_as_they_are_held() -> None:
     """As the sampler has them: a loop of visits, whose rows go through the weights, and in it a loop of tokens, whose rows go through
     their transpose. Unhindered, XLA:CPU moves the transpose out of both loops and cancels it, and each product packs the weights anew."""
@@ -27,11 +25,11 @@ def test_the_samplers_loops_read_weights_as_they_are_held() -> None:
 
         return lax.while_loop(lambda carry: carry[0] < 3, visit, (jnp.int32(1), x))[1]
 
-    given = np.random.default_rng(0).normal(size=(INPUTS, INPUTS)) / np.sqrt(INPUTS), np.ones((ROWS, INPUTS))
-    compiled = jax.jit(sample).lower(*(x.astype(np.float32) for x in given)).compile()
+    w, x = np.random.default_rng(0).normal(size=(INPUTS, INPUTS)) / np.sqrt(INPUTS), np.ones((ROWS, INPUTS))
+    given = jax.device_put((w.astype(np.float32), x.astype(np.float32)), jax.devices("cpu")[0])
+    compiled = jax.jit(sample).lower(*given).compile()
     products = re.findall(r"f32\[(\d+),\d+\]\S* dot\(.*lhs_contracting_dims={(\d)}, rhs_contracting_dims={(\d)}", compiled.as_text())
     assert sorted(products) == [(str(ROWS), "1", "0"), (str(INPUTS), "1", "1")]
 
-    w, x = given
     expected = x @ w @ w @ w @ w @ w  # a visit of one token and a visit of two
-    np.testing.assert_allclose(compiled(*(x.astype(np.float32) for x in given)), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(compiled(*given), expected, rtol=1e-4, atol=1e-5)
