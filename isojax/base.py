@@ -8,6 +8,7 @@ last, whole or not at all.
 import json
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -17,7 +18,8 @@ import optax
 import optax.contrib
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
@@ -30,6 +32,7 @@ from isojax.labels import Tick, label_key, label_problems, labels_of
 from isojax.models import hf, tensors
 from isojax.models.decoder import Decoder, Params
 from isojax.problems import Chosen, best_constant, choose
+from isojax.sharding import replicated
 from isojax.tasks.base import DeviceTask, Encoded, Task, on_device
 from isojax.tasks.data import check_disjoint
 from isojax.types import InputError, Problem
@@ -37,7 +40,8 @@ from isojax.types import InputError, Problem
 PARAMS, PROBLEMS, LABELS, ABOUT = "params.safetensors", "problems.jsonl", "labels.jsonl", "about.json"
 EXTRA = "extra/"
 WARMUP = 60
-PIECES = 8  # a batch of demonstrations goes through in so many pieces, which stay in the processor's cache
+DEVICES = "devices"  # the axis of those that share a batch
+PIECES = 8  # a batch of demonstrations goes through in so many pieces, which stay in a processor's cache
 
 
 @dataclass(frozen=True)
@@ -86,24 +90,35 @@ def train_base(cell: CellConfig, decoder: Decoder, task: DeviceTask, tick: Tick)
     rate = optax.warmup_cosine_decay_schedule(0.0, base.learning_rate, WARMUP, max(base.steps, WARMUP + 1))
     tx = optax.contrib.muon(rate)
     pieces = PIECES if base.batch % PIECES == 0 else 1
+    devices = jax.local_devices()
+    at_once = max(k for k in range(1, len(devices) + 1) if pieces % k == 0)
+    mesh = Mesh(np.array(devices[:at_once]), (DEVICES,))
+    split, everywhere = NamedSharding(mesh, P(DEVICES)), replicated(mesh)
 
     def step(params: Params, moments: optax.OptState, batch: Encoded) -> tuple[Params, optax.OptState, Array]:
-        def piece(carry: tuple[Params, Array], part: Encoded) -> tuple[tuple[Params, Array], None]:
-            loss, gradient = jax.value_and_grad(lambda p: imitation_loss(decoder, p, part, task.eos))(params)
-            return (jax.tree.map(jnp.add, carry[0], gradient), carry[1] + loss), None
+        def piece(summed: tuple[Array, Params], part: Encoded) -> tuple[tuple[Array, Params], None]:
+            found = jax.value_and_grad(lambda p: imitation_loss(decoder, p, part, task.eos))(params)
+            return jax.tree.map(jnp.add, summed, found), None
 
-        cut = Encoded(*(x.reshape(pieces, -1, *x.shape[1:]) for x in batch))
-        (gradient, loss), _ = lax.scan(piece, (jax.tree.map(jnp.zeros_like, params), jnp.float32(0)), cut)
-        updates, moments = tx.update(jax.tree.map(lambda g: g / pieces, gradient), moments, params)
-        return jax.tree.map(jnp.add, params, updates), moments, loss / pieces
+        zeros = jnp.float32(0), jax.tree.map(jnp.zeros_like, params)
+        loss, gradient = jax.tree.map(lambda x: lax.psum(x, DEVICES) / pieces, lax.scan(piece, zeros, batch)[0])
+        updates, moments = tx.update(gradient, moments, params)
+        return jax.tree.map(jnp.add, params, updates), moments, loss
 
-    params = jax.jit(decoder.init)(jax.random.key(base.seed))
-    moments = jax.jit(tx.init)(params)
-    step = jax.jit(step, donate_argnums=(0, 1))
-    rng = np.random.default_rng(base.seed)
-    for i in range(base.steps):
+    def demonstrations() -> Encoded:
         batch = task.demonstrations(base.batch, rng, sampling.prompt_length, sampling.response_length)
-        params, moments, loss = step(params, moments, batch)
+        return Encoded(*(x.reshape(pieces, -1, *x.shape[1:]) for x in batch))
+
+    params = jax.device_put(jax.jit(decoder.init)(jax.random.key(base.seed)), everywhere)
+    moments = jax.device_put(jax.jit(tx.init)(params), everywhere)
+    over = partial(jax.shard_map, mesh=mesh, check_vma=False)
+    step = jax.jit(over(step, in_specs=(P(), P(), P(DEVICES)), out_specs=P()), donate_argnums=(0, 1))
+    rng = np.random.default_rng(base.seed)
+    batch = demonstrations()
+    for i in range(base.steps):
+        params, moments, loss = step(params, moments, jax.device_put(batch, split))
+        batch = demonstrations()  # while the devices work
+        loss.block_until_ready()  # sums of two steps under way could wait for each other on a CPU's threads
         if i % 50 == 49:
             tick(f"base policy: step {i + 1} of {base.steps}, loss {float(loss):.3f}", (i + 1) / base.steps)
     return jax.device_get(params)

@@ -41,7 +41,7 @@ from isojax.told import add_up, further_sets, means, metrics_of, write_samples
 from isojax.types import Cell, EvalPoint, InputError, Problem, Progress
 
 LABELLED_AT_ONCE = 64  # problems of a language model: as many as a kill may cost
-COMPILING = threading.Lock()  # cells run side by side; compiling the large program twice at once only doubles its memory
+COMPILING = threading.Lock()  # cells run side by side: those that share programs wait for the first, others would double its memory
 
 
 class Programs:

@@ -1,6 +1,7 @@
 """The in-process runner: the cells of a sweep on this machine's devices, as many side by side as the mesh fits into them.
 
-Each worker thread owns a part of the devices and one set of compiled programs, and takes the next cell when it has finished one.
+Each worker thread has a part of the devices and a set of compiled programs (cells of one CPU device each: all threads the same set), and
+takes the next cell when it has finished one.
 """
 
 from __future__ import annotations

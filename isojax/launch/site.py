@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Site:
-    """`config`: with all sizes chosen. `programs`: one set for each cell that runs at a time. `here`: devices, in words."""
+    """`config`: with all sizes chosen. `programs`: a set for each cell that runs at a time, on a CPU's single devices the same one.
+    `here`: devices, in words."""
 
     config: Config
     cells: list[Cell]
@@ -100,14 +101,17 @@ def opened(jax: Any, config: Config, cells: list[Cell], resume: bool) -> Iterato
         room = room_of(config, pairs, shape, task, work * at_once)
         settled = config
         config = hosts.by_first(lambda: sized(settled, asked, room, fresh=not (folder / CONFIG).exists()))
-        meshes = [make_mesh(shape, devices[i * each :]) for i in range(at_once)]
-        left = [devices[i * each + shape.devices :] for i in range(at_once)]
+        shared = (jax.default_backend(), work) == ("cpu", 1)  # it computes for several threads at once, and compiles for one device
+        parts = [devices[i * each :] for i in range(1 if shared else at_once)]
+        meshes = [make_mesh(shape, part) for part in parts]
+        left = [part[shape.devices :] for part in parts]
         samplers = [make_mesh(apart, mine) if apart and not in_process else apart for mine in left]
         config = config.model_copy(update={"sweep": hosts.first(with_kernels(config.cell, config.sweep, meshes[0]))})
         both = zip(meshes, samplers, strict=True)
         programs = [Programs(config.cell, config.sweep, pairs, mesh, task, sampler) for mesh, sampler in both]
         for mine in programs:
             ending.callback(mine.close)
+        programs *= at_once // len(programs)
         beside = f" and {apart.devices} of its sampler's process" if apart and in_process else ""
         at = f"{each} of {len(devices)} {jax.default_backend()} devices a cell{beside}"
         own = [d for d in devices[: each * at_once] if d.process_index == jax.process_index()]
