@@ -38,6 +38,7 @@ from isojax.storage import fetched, folder_of, shown, working
 from isojax.types import InputError, RunFailed
 
 COMPUTING = ("launch", "train", "difficulty", "lr-anchor")  # commands that run a policy
+DRAWERS = 3  # processes that draw a report's figures, at most: each takes a second to start
 Compute = Literal["rollouts", "tokens", "device_hours"]
 Mode = Literal["debiased", "paper"]
 
@@ -76,10 +77,12 @@ app.add_typer(model_app, name="model")
 
 def _report(folder: Path, document: dict[str, Any]) -> Path:
     from isojax import report
+    from isojax.launch.site import cores
     from isojax.records import read_runs
 
     runs = read_runs([folder], warn)
-    return report.write(folder, [document, *other_fits(runs, document)], fitted_runs(runs, document))
+    processes = min(cores() - 1, DRAWERS)
+    return report.write(folder, [document, *other_fits(runs, document)], fitted_runs(runs, document), processes)
 
 
 def _gains(console: Console, folder: Path) -> None:
