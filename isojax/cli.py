@@ -33,6 +33,7 @@ from isojax.cli_words import print_fit
 from isojax.config import Config
 from isojax.huge_pages import use_huge_pages
 from isojax.launch.gang import Gang, gang_of
+from isojax.machine import cores
 from isojax.stopping import Stopped
 from isojax.storage import fetched, folder_of, shown, working
 from isojax.types import InputError, RunFailed
@@ -77,7 +78,6 @@ app.add_typer(model_app, name="model")
 
 def _report(folder: Path, document: dict[str, Any]) -> Path:
     from isojax import report
-    from isojax.launch.site import cores
     from isojax.records import read_runs
 
     runs = read_runs([folder], warn)

@@ -24,6 +24,7 @@ from isojax.launch.resume import begun
 from isojax.launch.rounds import check as check_rounds
 from isojax.launch.schedule import Schedule
 from isojax.launch.workers import raise_failures
+from isojax.machine import cores
 from isojax.storage import alone, folder_of
 from isojax.types import InputError
 
@@ -77,7 +78,7 @@ def connected(address: str) -> Iterator[Any]:
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False, "namespace": "isojax"}
     if address == LOCAL:
         try:
-            ray.init(address=LOCAL, num_cpus=_cores(), include_dashboard=False, **quiet)
+            ray.init(address=LOCAL, num_cpus=cores(), include_dashboard=False, **quiet)
         except (OSError, RuntimeError, ValueError) as e:  # Ray's own are among them
             raise InputError(f"--ray local: Ray does not start on this machine ({_line(e)}). Mend that, or leave --ray out.") from e
     else:
@@ -93,10 +94,6 @@ def connected(address: str) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _host_and_port(address: str) -> tuple[str, int] | None:

@@ -23,6 +23,7 @@ from isojax.launch.forecast import room_of
 from isojax.launch.gang import check_several
 from isojax.launch.resume import BASE, CONFIG, settle
 from isojax.launch.workers import tell_failures
+from isojax.machine import cores
 from isojax.meshes import MeshShape, parse_mesh
 from isojax.storage import folder_of
 from isojax.types import Cell, InputError
@@ -194,11 +195,6 @@ def start_jax(config: Config) -> Any:
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isojax" / "xla"
         jax.config.update("jax_compilation_cache_dir", str(cache))
     return jax
-
-
-def cores() -> int:
-    """Processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cells_side_by_side(jax: Any, devices: int) -> int:

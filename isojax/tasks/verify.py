@@ -27,6 +27,7 @@ from typing import IO, Any, Self
 import numpy as np
 
 from isojax import registry
+from isojax.machine import cores
 from isojax.tasks.base import Grades
 from isojax.tasks.verifiers import Check, Verdict
 from isojax.tasks.worker import Item, Start
@@ -69,7 +70,7 @@ class Checker:
         self._lock = threading.Lock()
         self._pure: bool = module.PURE
         self._check: Check | None = None if module.ISOLATED else module.build(argument)
-        count = (workers or _cores()) if module.ISOLATED else 0
+        count = (workers or cores()) if module.ISOLATED else 0
         self._workers = [_Worker(Start(use, int(memory_gb * 2**30)), timeout) for _ in range(count)]
         self._finalizer = weakref.finalize(self, _stop, self._workers)  # also at the interpreter's exit
         if self._workers:
@@ -311,7 +312,3 @@ class _Worker:
 def _stop(workers: Sequence[_Worker]) -> None:
     for worker in workers:
         worker.stop()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

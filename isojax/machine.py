@@ -1,0 +1,8 @@
+"""This process's share of its machine. No jax here."""
+
+import os
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
