@@ -39,7 +39,6 @@ from isojax.storage import fetched, folder_of, shown, working
 from isojax.types import InputError, RunFailed
 
 COMPUTING = ("launch", "train", "difficulty", "lr-anchor")  # commands that run a policy
-DRAWERS = 3  # processes that draw a report's figures, at most: each takes a second to start
 Compute = Literal["rollouts", "tokens", "device_hours"]
 Mode = Literal["debiased", "paper"]
 
@@ -81,8 +80,7 @@ def _report(folder: Path, document: dict[str, Any]) -> Path:
     from isojax.records import read_runs
 
     runs = read_runs([folder], warn)
-    processes = min(cores() - 1, DRAWERS)
-    return report.write(folder, [document, *other_fits(runs, document)], fitted_runs(runs, document), processes)
+    return report.write(folder, [document, *other_fits(runs, document)], fitted_runs(runs, document))
 
 
 def _gains(console: Console, folder: Path) -> None:

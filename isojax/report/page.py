@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from isojax.report import charts, explorer, health, provenance, tables, words
 from isojax.report.advice import Advice, advise
@@ -23,18 +22,11 @@ NAVIGATION |= {"panel": "Training problems", "health": "Health", "provenance": "
 ELSEWHERE = ("evidence", "panel")  # figures that stand in sections of their own
 
 
-def answers(fits: Sequence[Fit], runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """What the page's interactive part answers: most of the work of a page."""
-    return explorer.data(fits, runs, charts.bundle() is not None) | {"start": words.measured_to(fits[0])}
-
-
-def render(
-    folder: Path, fits: Sequence[Fit], runs: Sequence[RunRecord], images: Mapping[str, Drawing], content: dict[str, Any] | None = None
-) -> str:
-    """The page. `images` holds the figures that could be drawn, by their names in FIGURES; `content`: `answers`, if known already."""
+def render(folder: Path, fits: Sequence[Fit], runs: Sequence[RunRecord], images: Mapping[str, Drawing]) -> str:
+    """The page. `images` holds the figures that could be drawn, by their names in FIGURES."""
     fit, bundle = fits[0], charts.bundle()
     answer = advise(fit, words.measured_to(fit))
-    content = answers(fits, runs) if content is None else content
+    content = explorer.data(fits, runs, bundle is not None) | {"start": words.measured_to(fit)}
     sections = [_answer(fit, answer), _warnings_notice(fit), explorer.section(bundle is not None), _takeaways(fit)]
     sections += [_figures(fit, images), _recommendations(fit), tables.evidence(fit, images), tables.law(fit), health.diagnostics(fit)]
     sections += [

@@ -81,16 +81,6 @@ def test_the_same_sweep_gives_the_same_bits(make_sweep: Any, tmp_path: Path, mon
     assert first == second
 
 
-def test_processes_draw_the_same_bits(make_sweep: Any, tmp_path: Path) -> None:
-    fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
-    report.write(tmp_path / "x", [fit], runs, processes=2)
-    drawn = {path.stem for path in (tmp_path / "x" / "figures").glob("*.png")}
-    assert drawn == {name for name, plot in FIGURES.items() if plot.draw([fit], runs) is not None}
-    here = rendered(FIGURES["frontier"].draw([fit], runs))
-    assert (tmp_path / "x" / "figures" / "frontier.png").read_bytes() == here.png
-    assert (tmp_path / "x" / "figures" / "frontier.pdf").read_bytes() == here.pdf
-
-
 def test_values_bands_and_laws(make_sweep: Any) -> None:
     fit, _ = make_sweep(B_ps=(8, 16), ns=(4, 8))
     curves, row = Curves(fit), fit["curves"][0]
