@@ -9,6 +9,7 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import reduce
 from pathlib import Path
 
 import jax
@@ -81,8 +82,8 @@ def train_base(cell: CellConfig, decoder: Decoder, task: DeviceTask, tick: Tick)
     """Supervised learning on the task's demonstrations, `base.steps` batches of `base.batch`.
 
     Muon for the matrices, Adam for the rest, a cosine schedule after a short warm-up: after 1500 batches of the solvers task the loss
-    stands at .63, where AdamW at its best rate stands at .71. Each core takes the next piece of a batch; the sum is in the order of pieces,
-    whichever core is done first.
+    stands at .63, where AdamW at its best rate stands at .71. A CPU's cores each take the next piece of a batch; the sum is in the order of
+    pieces, whichever is done first.
     """
     base, sampling = cell.base, cell.sampling
     rate = optax.warmup_cosine_decay_schedule(0.0, base.learning_rate, WARMUP, max(base.steps, WARMUP + 1))
@@ -97,20 +98,23 @@ def train_base(cell: CellConfig, decoder: Decoder, task: DeviceTask, tick: Tick)
     def of_piece(params: Params, piece: Encoded) -> tuple[Array, Params]:
         return jax.value_and_grad(lambda p: imitation_loss(decoder, p, piece, task.eos))(params)
 
-    def step(params: Params, moments: optax.OptState, found: list[tuple[Array, Params]]) -> tuple[Params, optax.OptState, Array]:
-        loss, gradient = jax.tree.map(lambda *x: sum(x[1:], x[0]) / pieces, *found)
+    def add(summed: tuple[Array, Params], found: tuple[Array, Params]) -> tuple[Array, Params]:
+        return jax.tree.map(jnp.add, summed, found)
+
+    def step(params: Params, moments: optax.OptState, summed: tuple[Array, Params]) -> tuple[Params, optax.OptState, Array]:
+        loss, gradient = jax.tree.map(lambda x: x / pieces, summed)
         updates, moments = tx.update(gradient, moments, params)
         return jax.tree.map(jnp.add, params, updates), moments, loss
 
     params = jax.jit(decoder.init)(jax.random.key(base.seed))
     moments = jax.jit(tx.init)(params)
-    of_piece, step = jax.jit(of_piece), jax.jit(step, donate_argnums=(0, 1))
+    of_piece, add, step = jax.jit(of_piece), jax.jit(add, donate_argnums=0), jax.jit(step, donate_argnums=(0, 1))
     batch = demonstrations()
-    with ThreadPoolExecutor(min(pieces, cores())) as threads:
+    with ThreadPoolExecutor(min(pieces, cores()) if jax.default_backend() == "cpu" else 1) as threads:
         for i in range(base.steps):
             found = threads.map(lambda piece, params=params: jax.block_until_ready(of_piece(params, piece)), batch)
             batch = demonstrations()  # while the threads are at work
-            params, moments, loss = step(params, moments, list(found))
+            params, moments, loss = step(params, moments, reduce(add, found))
             if i % 50 == 49:
                 tick(f"base policy: step {i + 1} of {base.steps}, loss {float(loss):.3f}", (i + 1) / base.steps)
     return jax.device_get(params)

@@ -33,7 +33,6 @@ from isojax.cli_words import print_fit
 from isojax.config import Config
 from isojax.huge_pages import use_huge_pages
 from isojax.launch.gang import Gang, gang_of
-from isojax.machine import cores
 from isojax.stopping import Stopped
 from isojax.storage import fetched, folder_of, shown, working
 from isojax.types import InputError, RunFailed

@@ -210,7 +210,7 @@ class Run:
             given = cell, self.reference, self.table, arrays, self.base.training, order, programs.numbers, M, record
             self.pipeline = running.enter_context(Pipeline(programs.pipeline, *given))
         with COMPILING:
-            self._updates(0)  # compiles, where this is the first cell of its mesh: the clock starts after that
+            self._updates(0)  # compiles, where this is the first cell of these programs: the clock starts after that
             give_back()
         if self.pipeline is not None and pending:
             self.pipeline.restore(pending, lambda like: self.checkpoints.pending(M, like), self.state.params)

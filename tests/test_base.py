@@ -110,7 +110,7 @@ def test_fifty_steps_teach_something(made: tuple[Path, Base, list[str]]) -> None
 def test_made_again_it_is_the_same(
     made: tuple[Path, Base, list[str]], evaluator: Evaluator, tmp_path: Path, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By however many cores, which are done with their pieces of a batch in any order."""
+    """By however many threads, which are done with their pieces of a batch in any order."""
     monkeypatch.setattr("isojax.base.cores", lambda: cores)
     assert same(run(tmp_path / "base", evaluator, []), made[1])
 

@@ -102,7 +102,7 @@ def opened(jax: Any, config: Config, cells: list[Cell], resume: bool) -> Iterato
         room = room_of(config, pairs, shape, task, work * at_once)
         settled = config
         config = hosts.by_first(lambda: sized(settled, asked, room, fresh=not (folder / CONFIG).exists()))
-        shared = (jax.default_backend(), work) == ("cpu", 1)  # it computes for several threads at once, and compiles for one device
+        shared = jax.default_backend() == "cpu" and work == 1  # it computes for several threads at once, and compiles for one device
         parts = [devices[i * each :] for i in range(1 if shared else at_once)]
         meshes = [make_mesh(shape, part) for part in parts]
         left = [part[shape.devices :] for part in parts]
@@ -112,7 +112,7 @@ def opened(jax: Any, config: Config, cells: list[Cell], resume: bool) -> Iterato
         programs = [Programs(config.cell, config.sweep, pairs, mesh, task, sampler) for mesh, sampler in both]
         for mine in programs:
             ending.callback(mine.close)
-        programs *= at_once // len(programs)
+        programs = programs * at_once if shared else programs
         beside = f" and {apart.devices} of its sampler's process" if apart and in_process else ""
         at = f"{each} of {len(devices)} {jax.default_backend()} devices a cell{beside}"
         own = [d for d in devices[: each * at_once] if d.process_index == jax.process_index()]

@@ -1,4 +1,4 @@
-"""The cells of a sweep, taken by threads that each own devices and compiled programs; and what a user is told of those that fail."""
+"""The cells of a sweep, taken by threads that each have compiled programs and their devices; and what a user is told of those that fail."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def one_cell(
 
 
 def work(site: Site, base: Base, goals: list[Goal], display: Display) -> list[tuple[Cell, Exception]]:
-    """One thread for each set of programs, taking cells until none is left; the cells that failed, with their errors.
+    """One thread for each of the site's `programs`, taking cells until none is left; the cells that failed, with their errors.
 
     Raises:
         Stopped: the process was told to end (`stopping`), and cells are left.

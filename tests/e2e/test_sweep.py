@@ -101,7 +101,7 @@ def test_samples_can_be_read(whole: Any) -> None:
 
 
 def test_again_and_side_by_side_the_same_bits(whole: Any, isojax: Any) -> None:
-    """No clock and no order of work is in the records: two cells at a time on two devices write what one after the other did."""
+    """No clock and no order of work is in the records: two cells at a time, by the same programs, write what one after the other did."""
     done = isojax.swept("launch", "tiny.yaml", "run.cells_at_once=2")
     assert "2 at once" in done.stderr and "for 2,500 rollouts: B_p = 8" in done.stdout
     assert isojax.ledgers() == whole.ledgers()
