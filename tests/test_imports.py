@@ -15,7 +15,7 @@ PACKAGE = ROOT / "isojax"
 # Each line may import the lines above it and its own; a module is placed by its longest name found here.
 SHARED = [
     ("types",),
-    ("files", "registry", "estimators", "huge_pages", "section", "stopping", "geometry", "meshes"),
+    ("files", "registry", "estimators", "huge_pages", "machine", "section", "stopping", "geometry", "meshes"),
     ("remote",),
     ("claim",),
     ("storage",),
