@@ -161,9 +161,16 @@ def show(rows: list[dict[str, Any]], floors: dict[str, list[float]], clock: str)
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
+def model_folder(given: str) -> Path:
+    """MODEL, as argparse's type."""
+    if not (Path(given) / "tokenizer.json").is_file():
+        raise argparse.ArgumentTypeError(f"{given}: has no tokenizer.json; expected a folder that `isojax model import smollm2` wrote")
+    return Path(given)
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=model_folder)
     parser.add_argument("--only", default="", help=f"of {','.join(claim.name for claim in CLAIMS)}")
     parser.add_argument("--peers", default="", help="of isojax,transformers,tunix,trl")
     parser.add_argument("--cores", type=int, choices=(1, 2), default=1, help="the last of those that this process may use")
@@ -175,8 +182,6 @@ def parse() -> argparse.Namespace:
     for given, known in ((args.only, {c.name for c in CLAIMS}), (args.peers, {"isojax", "transformers", "tunix", "trl"})):
         if unknown := set(filter(None, given.split(","))) - known:
             parser.error(f"{', '.join(sorted(unknown))}: expected some of {', '.join(sorted(known))}, with commas between")
-    if not (args.model / "tokenizer.json").is_file():
-        parser.error(f"{args.model}: has no tokenizer.json; expected a model's folder, as `isojax model import smollm2` writes one")
     return args
 
 

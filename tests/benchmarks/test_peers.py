@@ -23,6 +23,7 @@ from tokenizers.models import BPE  # noqa: E402
 from tokenizers.pre_tokenizers import ByteLevel  # noqa: E402
 
 SCRIPTS = sorted({BENCHMARKS / "peers" / peer.script for claim in compare.CLAIMS for peer in claim.peers})
+SCRIPTS += [BENCHMARKS / "limits.py", *(BENCHMARKS / "peers" / f"{name}.py" for name in ("compare", "logprobs", "logprobs_transformers"))]
 
 
 def tokenizer() -> Tokenizer:
@@ -86,16 +87,28 @@ def test_the_floor_by_hand(tmp_path: Path) -> None:
     assert limits.floor(shape, limits.Limits(32.0, 16.0, 64.0), rows=2, prompt=3, new=4) == pytest.approx(2 / (0.75 * 17.5 + 12.5))
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS, BENCHMARKS / "limits.py", BENCHMARKS / "peers" / "compare.py"], ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_help_needs_no_peer(script: Path) -> None:
     done = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0 and "MODEL" in done.stdout, done.stderr
 
 
-def test_an_unknown_claim_is_refused() -> None:
-    words = [sys.executable, str(BENCHMARKS / "peers" / "compare.py"), "models/x", "--only", "step-4x9"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 2 and "step-4x9: expected some of few-shot" in done.stderr
+def refused(script: str, *words: str) -> str:
+    """What a script says that refuses its arguments."""
+    command = [sys.executable, str(BENCHMARKS / "peers" / script), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    return done.stderr
+
+
+def test_an_unknown_claim_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert "step-4x9: expected some of few-shot" in refused("compare.py", str(tmp_path), "--only", "step-4x9")
+
+
+@pytest.mark.parametrize("script", ["compare.py", "logprobs.py"])
+def test_a_folder_without_a_model_is_refused(script: str) -> None:
+    assert "models/x: has no tokenizer.json; expected a folder" in refused(script, "models/x")
 
 
 def test_what_is_installed_is_pinned() -> None:

@@ -1,0 +1,73 @@
+"""The sampler's log-probabilities against a full recomputation by transformers in double precision. One JSON line a temperature.
+
+    python benchmarks/peers/logprobs.py MODEL [--B_p 4] [--n 8] [--prompt 64] [--new 128]        after `make bench-peers`
+
+MODEL: SmolLM2-135M as `isojax model import smollm2` writes it. At temperatures 1 and .6 isojax draws B_p x n rollouts in float32, and
+transformers computes the log-probability of each of their tokens in float64, and in float32 for comparison. A line says the largest and
+the mean difference from float64 of isojax's and of transformers' float32, and of the two float32 from each other. The bound, 1e-4, is on
+isojax against each of the two.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import compare
+import jax
+import numpy as np
+from isojax_setup import Setup
+from tokenizers import Tokenizer
+
+from isojax.sampling.sampler import build_sampler
+
+BOUND = 1e-4
+TEMPERATURES = (1.0, 0.6)
+
+
+def recomputed(model: Path, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What transformers makes of prompts and tokens: float64 and float32, [B_p n, T] each."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rollouts.npz"
+        np.savez(path, **given)  # pyright: ignore[reportArgumentType]
+        words = [str(compare.ENVIRONMENTS / "transformers" / "bin" / "python"), str(compare.HERE / "logprobs_transformers.py")]
+        list(compare.run([*words, str(model), str(path)]))
+        return dict(np.load(path))
+
+
+def main() -> bool:
+    """Print; True where a bound does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=compare.model_folder)
+    for name, default in {"--B_p": 4, "--n": 8, "--prompt": 64, "--new": 128}.items():
+        parser.add_argument(name, type=int, default=default)
+    args = parser.parse_args()
+    ids, _ = compare.make_prompts(Tokenizer.from_file(str(args.model / "tokenizer.json")), args.B_p, args.prompt)
+    setup = Setup(args.model, ids, args.n, args.new, "auto")
+    failed = False
+    for temperature in TEMPERATURES:
+        sampling = setup.cell.sampling.model_copy(update={"temperature": temperature})
+        sample = jax.jit(build_sampler(setup.decoder, setup.geometry, setup.mesh, sampling, setup.stops))
+        rollouts = sample(setup.params, setup.problems, np.int32(args.B_p), np.int32(args.n), jax.random.key(0))
+        mine = np.asarray(rollouts.logps).reshape(-1, args.new)[: args.B_p * args.n].astype(np.float64)
+        tokens = np.asarray(rollouts.tokens).reshape(-1, args.new)[: args.B_p * args.n]
+        theirs = recomputed(args.model, {"prompts": np.array(ids), "tokens": tokens, "temperature": np.array(temperature)})
+        apart = {
+            "isojax_float64": abs(mine - theirs["float64"]),
+            "isojax_float32": abs(mine - theirs["float32"]),
+            "transformers_float32_float64": abs(theirs["float32"] - theirs["float64"]),
+        }
+        holds = max(apart["isojax_float64"].max(), apart["isojax_float32"].max()) < BOUND
+        line = {"temperature": temperature, "tokens": mine.size, "within_1e-4": bool(holds)}
+        line |= {f"{name}_{kind}": float(f"{getattr(x, kind)():.2g}") for name, x in apart.items() for kind in ("max", "mean")}
+        print(json.dumps(line), flush=True)
+        failed |= not holds
+    return failed
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except RuntimeError as e:  # transformers' process failed, or has no environment
+        sys.exit(str(e))
