@@ -3,9 +3,8 @@
     python benchmarks/peers/logprobs.py MODEL [--B_p 4] [--n 8] [--prompt 64] [--new 128]        after `make bench-peers`
 
 MODEL: SmolLM2-135M as `isojax model import smollm2` writes it. At temperatures 1 and .6 isojax draws B_p x n rollouts in float32, and
-transformers computes the log-probability of each of their tokens in float64, and in float32 for comparison. A line says the largest and
-the mean difference from float64 of isojax's and of transformers' float32, and of the two float32 from each other. The bound, 1e-4, is on
-isojax against each of the two.
+transformers computes the log-probability of each of their tokens in float64 and in float32. A line says the largest and the mean
+difference of isojax's from either, and of transformers' float32 from its float64: what recomputing in float32 is worth.
 """
 
 import argparse
@@ -22,7 +21,6 @@ from tokenizers import Tokenizer
 
 from isojax.sampling.sampler import build_sampler
 
-BOUND = 1e-4
 TEMPERATURES = (1.0, 0.6)
 
 
@@ -36,8 +34,8 @@ def recomputed(model: Path, given: dict[str, np.ndarray]) -> dict[str, np.ndarra
         return dict(np.load(path))
 
 
-def main() -> bool:
-    """Print; True where a bound does not hold."""
+def main() -> None:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=compare.model_folder)
     for name, default in {"--B_p": 4, "--n": 8, "--prompt": 64, "--new": 128}.items():
@@ -45,7 +43,6 @@ def main() -> bool:
     args = parser.parse_args()
     ids, _ = compare.make_prompts(Tokenizer.from_file(str(args.model / "tokenizer.json")), args.B_p, args.prompt)
     setup = Setup(args.model, ids, args.n, args.new, "auto")
-    failed = False
     for temperature in TEMPERATURES:
         sampling = setup.cell.sampling.model_copy(update={"temperature": temperature})
         sample = jax.jit(build_sampler(setup.decoder, setup.geometry, setup.mesh, sampling, setup.stops))
@@ -58,16 +55,13 @@ def main() -> bool:
             "isojax_float32": abs(mine - theirs["float32"]),
             "transformers_float32_float64": abs(theirs["float32"] - theirs["float64"]),
         }
-        holds = max(apart["isojax_float64"].max(), apart["isojax_float32"].max()) < BOUND
-        line = {"temperature": temperature, "tokens": mine.size, "within_1e-4": bool(holds)}
+        line = {"temperature": temperature, "tokens": mine.size}
         line |= {f"{name}_{kind}": float(f"{getattr(x, kind)():.2g}") for name, x in apart.items() for kind in ("max", "mean")}
         print(json.dumps(line), flush=True)
-        failed |= not holds
-    return failed
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        main()
     except RuntimeError as e:  # transformers' process failed, or has no environment
         sys.exit(str(e))

@@ -20,7 +20,9 @@ def frequencies(head_dim: int, base: float, scaling: RopeScaling | None) -> Floa
     original / high_freq_factor stays, and between them the frequency goes linearly in original / wavelength from the one to the other.
     """
     f32 = np.float32
-    plain = f32(1) / f32(base) ** (np.arange(0, head_dim, 2, dtype=f32) / f32(head_dim))
+    parts = np.arange(0, head_dim, 2, dtype=f32) / f32(head_dim)
+    powers = (np.float64(f32(base)) ** parts).astype(f32)  # in float32 numpy's own power is a unit off here and there
+    plain = f32(1) / powers
     if scaling is None:
         return plain
     low, high, factor = (f32(x) for x in (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor))
