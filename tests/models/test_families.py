@@ -135,7 +135,7 @@ def test_families_are_found_by_architecture() -> None:
 
 @pytest.mark.parametrize(("head_dim", "base"), [(64, 100_000.0), (64, 500_000.0), (128, 1_000_000.0)])
 def test_frequencies_are_rounded_once_a_step(head_dim: int, base: float) -> None:
-    """The nearest float32 to the power of float32's exponent, of which float32's reciprocal: what torch has, and so published models."""
+    """The nearest float32 to the power of float32's exponent, of which float32's reciprocal: as torch rounds, save for one in a hundred."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     powers = np.array([float(Decimal(base) ** Decimal(float(x))) for x in exponents]).astype(np.float32)
     np.testing.assert_array_equal(frequencies(head_dim, base, None), np.float32(1) / powers)
