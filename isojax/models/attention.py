@@ -23,6 +23,7 @@ from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
 from isojax.sharding import PROMPTS, partition
 
 NEVER = -1e30
+TURNED = 128  # positions of keys and values up to which `_over_queries` turns a matrix on a CPU
 
 Prefix = tuple[Array, Array, Array]  # keys and values [b K p H]; how many positions of each row are live, i[b]
 Cache = tuple[Array, ...]  # keys [L R K H C] and values [L R K C H]; of int8 ones also their scales, f32[L R K C] each
@@ -41,7 +42,7 @@ def attend(q: Float[Array, "b t N H"], parts: list[tuple[Array, Array, Bool[Arra
     scores = [
         jnp.where(
             mask[:, None, None],
-            jnp.einsum("bkqh,bkch->bkqc", q, k, preferred_element_type=jnp.float32).reshape(b, K, G, t, -1),
+            dot_keys(q, k).reshape(b, K, G, t, -1),
             NEVER,
         ).reshape(b, K, G * t, -1)
         for k, _, mask in parts
@@ -49,9 +50,48 @@ def attend(q: Float[Array, "b t N H"], parts: list[tuple[Array, Array, Bool[Arra
     top = lax.stop_gradient(functools.reduce(jnp.maximum, [s.max(-1, keepdims=True) for s in scores]))
     weights = [jnp.exp(s - top) for s in scores]
     total = functools.reduce(jnp.add, [w.sum(-1, keepdims=True) for w in weights])
-    mixed = [jnp.einsum("bkqc,bkch->bkqh", w.astype(v.dtype), v) for w, (_, v, _) in zip(weights, parts, strict=True)]
+    mixed = [mix_values(w.astype(v.dtype), v) for w, (_, v, _) in zip(weights, parts, strict=True)]
     out = functools.reduce(jnp.add, mixed) / total.astype(q.dtype)
     return out.astype(q.dtype).reshape(b, K, G, t, head_dim).transpose(0, 3, 1, 2, 4).reshape(b, t, heads, head_dim)
+
+
+def _dot_keys(q: Float[Array, "b K q H"], k: Float[Array, "b K c H"]) -> Float[Array, "b K q c"]:
+    return jnp.einsum("bkqh,bkch->bkqc", q, k, preferred_element_type=jnp.float32)
+
+
+def _mix_values(w: Float[Array, "b K q c"], v: Float[Array, "b K c H"]) -> Float[Array, "b K q H"]:
+    return jnp.einsum("bkqc,bkch->bkqh", w, v)
+
+
+def dot_keys(q: Float[Array, "b K q H"], k: Float[Array, "b K c H"]) -> Float[Array, "b K q c"]:
+    """Each query's products with keys, in float32."""
+    return _float32_dot_keys(q, k) if q.dtype == k.dtype == jnp.float32 else _dot_keys(q, k)
+
+
+def mix_values(w: Float[Array, "b K q c"], v: Float[Array, "b K c H"]) -> Float[Array, "b K q H"]:
+    """Each query's sum of values by its weights."""
+    return _float32_mix_values(w, v) if w.dtype == v.dtype == jnp.float32 else _mix_values(w, v)
+
+
+_float32_dot_keys, _float32_mix_values = jax.custom_vjp(_dot_keys), jax.custom_vjp(_mix_values)
+_float32_dot_keys.defvjp(lambda q, k: (_dot_keys(q, k), (q, k)), lambda saved, d: (_mix_values(d, saved[1]), _over_queries(d, saved[0])))
+_float32_mix_values.defvjp(lambda w, v: (_mix_values(w, v), (w, v)), lambda saved, d: (_dot_keys(d, saved[1]), _over_queries(saved[0], d)))
+
+
+def _over_queries(x: Float[Array, "b K q c"], y: Float[Array, "b K q H"]) -> Float[Array, "b K c H"]:
+    """The gradient of keys or values: sums over queries, which are neither array's last axis.
+
+    XLA:CPU does many such small products one at a time. With queries last, which a barrier holds it to, they are done together, in a tenth
+    of the time (docs/performance.md); with many positions turning x takes as long as it saves.
+    """
+
+    def plain(x: Array, y: Array) -> Array:
+        return jnp.einsum("bkqc,bkqh->bkch", x, y)
+
+    def turned(x: Array, y: Array) -> Array:
+        return jnp.einsum("bkcq,bkqh->bkch", lax.optimization_barrier(x.swapaxes(-1, -2)), y)
+
+    return plain(x, y) if x.shape[-1] > TURNED else lax.platform_dependent(x, y, cpu=turned, default=plain)
 
 
 def quantize(x: Float[Array, "*b H"]) -> tuple[Int[Array, "*b H"], Float[Array, "*b"]]:

@@ -36,6 +36,7 @@ from isojax.sharding import laid
 
 Layer = tuple[Array, ...]  # keys, values, and of int8 ones their scales
 POSITIONS = (-1, -2, -1, -1)  # their axes of positions
+SMALL_HEAD, FEW_POSITIONS = 32, 32  # of heads up to the one, positions below the other, scores are sums of arrays
 
 
 class Cache(NamedTuple):
@@ -57,6 +58,18 @@ def unfold(x: Float[Array, "Z K WG c"], slots: int) -> Float[Array, "R K G c"]:
     return x if slots == Z else x.reshape(Z, K, slots // Z, -1, c).swapaxes(1, 2).reshape(slots, K, -1, c)
 
 
+def dot_keys(q: Float[Array, "Z K g H"], keys: Float[Array, "Z K H c"]) -> Float[Array, "Z K g c"]:
+    """Each query's products with keys, in float32.
+
+    Of small heads and few positions as sums of arrays, which XLA:CPU makes one loop of: a product of so small matrices takes longer.
+    """
+    H, c = keys.shape[2:]
+    if H > SMALL_HEAD or c >= FEW_POSITIONS:
+        return jnp.einsum("zkgh,zkhc->zkgc", q, keys, preferred_element_type=jnp.float32)
+    q, keys = q.astype(jnp.float32), keys.astype(jnp.float32)
+    return functools.reduce(jnp.add, [q[..., h, None] * keys[:, :, None, h] for h in range(H)])
+
+
 def attend_slots(q: Float[Array, "R N H"], parts: list[tuple[Array, Array, Bool[Array, "R c"]]]) -> Float[Array, "R N H"]:
     """Attention of one query a slot over `parts`, each (keys [Z K H c], values [Z K c H], mask), of Z lanes of R / Z slots; in float32."""
     R, N, H = q.shape
@@ -64,7 +77,7 @@ def attend_slots(q: Float[Array, "R N H"], parts: list[tuple[Array, Array, Bool[
     q = q.reshape(R, K, N // K, H) * H**-0.5
     scores = []
     for keys, _, seen in parts:
-        s = jnp.einsum("zkgh,zkhc->zkgc", fold(q, len(keys)), keys, preferred_element_type=jnp.float32)
+        s = dot_keys(fold(q, len(keys)), keys)
         seen = jnp.broadcast_to(seen[:, None, None], (R, 1, N // K, seen.shape[-1]))
         scores.append(jnp.where(fold(seen, len(keys)), s, NEVER))
     top = functools.reduce(jnp.maximum, [unfold(s.max(-1, keepdims=True), R) for s in scores])

@@ -12,7 +12,8 @@ import pytest
 from jax import shard_map
 from jax.sharding import PartitionSpec as P
 
-from isojax.models.attention import cache_positions, cached, decode_attention, quantize, self_attention
+from isojax.models import decoding
+from isojax.models.attention import TURNED, cache_positions, cached, decode_attention, dot_keys, mix_values, quantize, self_attention
 from isojax.models.kernels import tpu_decode
 from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
 from isojax.models.kernels.tpu_decode import flash_decode
@@ -77,6 +78,34 @@ def test_plain_self_attention_is_a_loop() -> None:
             for n in range(6):
                 keys, values = (np.concatenate([x[b, n // 3, :live], y[b, n // 3, : i + 1]]) for x, y in ((pk, k), (pv, v)))
                 np.testing.assert_allclose(out[b, i, n], numpy_attention(q[b, i, n], keys, values), rtol=2e-5, atol=1e-6)
+
+
+def joined(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attention without a mask of [b K q H] to [b K c H], as it is written on paper."""
+    return jax.nn.softmax(jnp.einsum("bkqh,bkch->bkqc", q, k).astype(jnp.float32), -1).astype(v.dtype) @ v
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("positions", [1, 9, TURNED + 3])
+def test_gradients_of_queries_keys_and_values(positions: int, dtype: Any) -> None:
+    q, k, v = draw((2, 3, 7, 8), 1, dtype), draw((2, 3, positions, 8), 2, dtype), draw((2, 3, positions, 8), 3, dtype)
+    d = draw((2, 3, 7, 8), 4)
+
+    def ours(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return (mix_values(jax.nn.softmax(dot_keys(q, k), -1).astype(v.dtype), v) * d).sum()
+
+    got = quick_jit(jax.grad(ours, (0, 1, 2)))(q, k, v)
+    want = jax.grad(lambda *x: (joined(*x) * d).sum(), (0, 1, 2))(*(x.astype(jnp.float32) for x in (q, k, v)))
+    for g, w in zip(got, want, strict=True):
+        assert g.dtype == dtype
+        assert np.linalg.norm(float64(g) - float64(w)) <= (1e-6 if dtype == jnp.float32 else 2e-2) * (1 + np.linalg.norm(float64(w)))
+
+
+@pytest.mark.parametrize(("platform", "positions", "turned"), [("cpu", TURNED, True), ("cpu", TURNED + 1, False), ("tpu", TURNED, False)])
+def test_queries_are_turned_last_where_it_helps(platform: str, positions: int, turned: bool) -> None:
+    shapes = [jax.ShapeDtypeStruct((2, 3, n, 8), jnp.float32) for n in (7, positions)]
+    gradient = jax.jit(jax.grad(lambda q, k: dot_keys(q, k).sum(), 1))
+    assert ("optimization_barrier" in gradient.trace(*shapes).lower(lowering_platforms=(platform,)).as_text()) == turned
 
 
 @pytest.mark.parametrize(
@@ -174,6 +203,15 @@ def test_a_kernel_reads_nothing_past_the_last_position(monkeypatch: pytest.Monke
     step = quick_jit(partial(decode_attention, "interpret"))
     clean, _ = step(q, k, v, cache, jnp.int32(0), jnp.asarray(positions))
     assert (step(q, k, v, (keys, values), jnp.int32(0), jnp.asarray(positions))[0] == clean).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(("H", "c"), [(16, 10), (32, 31), (32, 32), (64, 10)])
+def test_a_slots_scores(H: int, c: int, dtype: Any) -> None:
+    q, keys = draw((5, 3, 2, H), 1, dtype), draw((5, 3, H, c), 2, dtype)
+    got = quick_jit(decoding.dot_keys)(q, keys)
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, float64(q) @ float64(keys), rtol=0, atol=2e-5)
 
 
 def test_what_cudnn_is_asked_for_a_token() -> None:
