@@ -20,7 +20,7 @@ from isojax.config import CellConfig, SweepConfig
 from isojax.models.decoder import Decoder, Options, Params
 from isojax.rl import step
 from isojax.rl.hosted import build_learn
-from isojax.sampling.batch import Geometry, Rollouts, make_geometry, problem_shapes
+from isojax.sampling.batch import Geometry, Problems, Rollouts, make_geometry
 from isojax.sampling.sampler import build_engine
 from isojax.sampling.stream import Given, build_stream, state_shapes
 from isojax.sampling.stream import state_shardings as stream_shardings
@@ -155,7 +155,7 @@ def programs(cell: CellConfig, sweep: SweepConfig, pairs: Sequence[tuple[int, in
 def _on_device(cell: CellConfig, decoder: Decoder, geometry: Geometry, mesh: Mesh, task: DeviceTask) -> dict[str, Program]:
     train = step.build_train(cell, decoder, task, geometry, mesh)
     state, reference, numbers = _state(cell, decoder, mesh)
-    table = problem_shapes(TRAINING_PROBLEMS, geometry, geometry.response_length, replicated(mesh))
+    table = _problems(mesh, TRAINING_PROBLEMS, geometry, geometry.response_length)
     index = _whole(mesh, (step.UPDATES_A_CALL, geometry.problem_rows))
     scalars = [_whole(mesh, ())] * 4
     return {"train": Program(train, (state, reference, table, index, *scalars, numbers))}
@@ -163,7 +163,7 @@ def _on_device(cell: CellConfig, decoder: Decoder, geometry: Geometry, mesh: Mes
 
 def _hosted(cell: CellConfig, decoder: Decoder, geometry: Geometry, mesh: Mesh, task: Any) -> dict[str, Program]:
     state, reference, numbers = _state(cell, decoder, mesh)
-    problems, scalar = problem_shapes(geometry.problem_rows, geometry, 0, replicated(mesh)), _whole(mesh, ())
+    problems, scalar = _problems(mesh, geometry.problem_rows, geometry, 0), _whole(mesh, ())
     key = _whole(mesh, jax.random.key_data(jax.random.key(0)).shape, jnp.uint32)
     learn = build_learn(cell, decoder, task, geometry, mesh)
     rollouts, rewards = _rollouts(cell, geometry, mesh)
@@ -210,6 +210,10 @@ def _rollouts(cell: CellConfig, geometry: Geometry, mesh: Mesh) -> tuple[Rollout
     kept = split(jnp.float32, T if cell.sampling.top_p < 1 else 1)
     rollouts = Rollouts(split(jnp.int32, T), split(jnp.float32, T), split(jnp.bool_, T), kept, split(jnp.bool_), split(jnp.int32))
     return rollouts, jax.ShapeDtypeStruct(rows, jnp.float32, sharding=replicated(mesh))  # the host puts rewards everywhere
+
+
+def _problems(mesh: Mesh, rows: int, geometry: Geometry, answers: int) -> Problems:
+    return Problems(*(_whole(mesh, shape) for shape in ((rows, geometry.prompt_length), (rows,), (rows, answers), (rows,))))
 
 
 def _whole(mesh: Mesh, shape: tuple[int, ...], dtype: Any = jnp.int32) -> Any:

@@ -6,8 +6,7 @@ differs between them is the policy.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from isojax import hosts
 from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
 from isojax.rl.step import EVAL
-from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows, make_geometry, places, problem_shapes, responses
+from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows, make_geometry, places, responses
 from isojax.sampling.sampler import build_sampler
 from isojax.sampling.stream import build_stream
 from isojax.sharding import replicated
@@ -69,12 +68,7 @@ Found = tuple[list[Call], np.ndarray, int, Counter[str]]  # calls, rewards of al
 
 
 class Evaluator:
-    """Counts right answers, `problems` problems by `samples` rollouts a call, always through the same compiled programs.
-
-    `lower`: of a task on device, the jitted program lowered from shapes alone, to be compiled before there is anything to count.
-    """
-
-    lower: Callable[[], Any]
+    """Counts right answers, `problems` problems by `samples` rollouts a call, always through the same compiled programs."""
 
     def __init__(
         self,
@@ -103,8 +97,6 @@ class Evaluator:
 
         given = (decoder.shardings(self.mesh), None, None, None, None, None)
         drawn = jax.jit(draw, in_shardings=given, out_shardings=replicated(self.mesh))
-        shapes = decoder.shapes(), problem_shapes(geometry.problem_rows, geometry, geometry.response_length), *[np.int32(0)] * 4
-        self.lower = partial(drawn.lower, *shapes)
 
         def find(params: Params, calls: list[tuple[ProblemSet, Key]]) -> Found:
             found, rewards = [], []

@@ -33,7 +33,7 @@ from isojax.records import Ledger
 from isojax.rl.hosted import build_hosted_train
 from isojax.rl.pipeline import Pipeline, PipelinePrograms
 from isojax.rl.step import EXTRA, RIGHT, UPDATES_A_CALL, State, build_init, build_train, coefficients, state_shardings
-from isojax.sampling.batch import Problems, make_geometry, problem_shapes
+from isojax.sampling.batch import Problems, make_geometry
 from isojax.sharding import replicated, shard_count
 from isojax.tasks.base import Task, on_device
 from isojax.tasks.data import Order
@@ -94,31 +94,11 @@ class Programs:
         else:
             self.train, self.updates_a_call = build_hosted_train(cell, self.decoder, task, self.geometry, mesh), 1
         self.numbers = coefficients(cell.rl)
-        self.measures_kl = cell.rl.kl > 0 or cell.rl.measure_kl
 
     def close(self) -> None:
         """Ends what runs beside this process."""
         if self.pipeline is not None:
             self.pipeline.close()
-
-    def compile(self) -> None:
-        """Compiles, for a task on device, what cells and labels will call, before there is a policy or a problem."""
-        self.evaluator.lower().compile()
-        if self.pipeline is None:
-            rows, geometry = self.cell.data.candidates, self.geometry
-            table = problem_shapes(rows, geometry, geometry.response_length, replicated(self.mesh))
-            base = self.like.params if self.measures_kl else {}
-            index = np.zeros((self.updates_a_call, geometry.problem_rows), np.int32)
-            self.train.lower(self.like, base, table, index, *[np.int32(0)] * 4, self.numbers).compile()
-
-    def table(self, problems: list[Problem]) -> Problems:
-        """The training problems as arrays on the mesh. A task on device has rows for all candidates, so that its program, which depends on
-        their number, can be compiled before they are labelled."""
-        arrays = Problems(*self.problem_set(problems).arrays)
-        if on_device(self.task):
-            free = max(self.cell.data.candidates - len(problems), 0)
-            arrays = Problems(*(np.concatenate([x, np.repeat(x[:1], free, 0)]) for x in arrays))
-        return jax.device_put(arrays, replicated(self.mesh))
 
     def problem_set(self, problems: list[Problem]) -> ProblemSet:
         """Problems with their host arrays."""
@@ -187,7 +167,7 @@ class Run:
         """`ledger`: None in a process that does not write it."""
         self.programs, self.config, self.base, self.cell = programs, config, base, cell
         self.ledger, self.checkpoints, self.grid, self.report = ledger, checkpoints, grid, report
-        self.table = programs.table(base.training)
+        self.table = jax.device_put(Problems(*programs.problem_set(base.training).arrays), replicated(programs.mesh))
         self.validation = programs.problem_set(base.validation)
         self.extra = {name: programs.problem_set(problems) for name, problems in further_sets(base, config).items()}
 
@@ -211,8 +191,9 @@ class Run:
         while restored is not None and restored[1].evaluation >= 0 and lost(restored[1].evaluation):
             self.checkpoints.drop(restored[1].M, "the ledger lacks an evaluation before it")
             restored = self.checkpoints.restore(programs.like)
-        base_params = self.base.params(programs.decoder, programs.mesh) if programs.measures_kl or restored is None else {}
-        self.reference = base_params if programs.measures_kl else {}  # what the KL is measured against
+        measures_kl = rl.kl > 0 or rl.measure_kl
+        base_params = self.base.params(programs.decoder, programs.mesh) if measures_kl or restored is None else {}
+        self.reference = base_params if measures_kl else {}  # what the KL is measured against
         self.state, self.position = restored or (programs.init(base_params), Position(0, -1, 0))
         del base_params, restored  # a large policy is held once more only where something reads it
         if int(self.state.skipped) >= rl.max_skipped:  # it broke off there, and is asked to go on

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +22,11 @@ from isojax.launch.fitting import Room, sized
 from isojax.launch.forecast import room_of
 from isojax.launch.gang import check_several
 from isojax.launch.resume import BASE, CONFIG, settle
-from isojax.launch.workers import beside, tell_failures
+from isojax.launch.workers import tell_failures
 from isojax.machine import cores
 from isojax.meshes import MeshShape, parse_mesh
 from isojax.storage import folder_of
-from isojax.types import Cell, InputError, lacks_memory
+from isojax.types import Cell, InputError
 
 if TYPE_CHECKING:
     from isojax.base import Base
@@ -52,22 +52,11 @@ class Site:
         """The base policy and its problems; then the config is saved, as nothing can be refused any more."""
         from isojax import hosts
         from isojax.base import PROBLEMS, prepare
-        from isojax.tasks.base import on_device
 
         first, folder, cell = self.programs[0], self.folder, self.config.cell
         if hosts.writes() and not (folder / CONFIG).exists():
             (folder / BASE / PROBLEMS).unlink(missing_ok=True)  # of settings that may have changed since
-        ahead = on_device(first.task) and not hosts.several() and not (folder / BASE / PROBLEMS).exists()
-
-        def compile_ahead() -> None:
-            try:
-                first.compile()
-            except Exception as e:
-                if not lacks_memory(e):  # a cell meets that again, and tells what to do
-                    raise
-
-        with beside(compile_ahead) if ahead else nullcontext():
-            base = prepare(folder / BASE, cell, first.decoder, first.task, first.labeller, first.mesh, display.step)
+        base = prepare(folder / BASE, cell, first.decoder, first.task, first.labeller, first.mesh, display.step)
         check_batch([(c.B_p, c.n) for c in self.cells], len(base.training))
         tell_failures(display, first.task)
         if hosts.writes():

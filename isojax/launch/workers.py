@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -136,45 +135,20 @@ def out_of_memory(sweep: SweepConfig, room: Room) -> str:
 
 
 def _in_threads(jobs: list[Callable[[], None]]) -> None:
-    """Run the jobs side by side; raises what one of them has raised."""
+    """Run the jobs side by side; raises what one of them has raised. Ctrl-C ends the process at once, and a later --resume goes on."""
     raised: list[BaseException] = []
-    threads = [_begun(job, raised) for job in jobs]
-    for thread in threads:
-        _wait(thread)
-    if raised:
-        raise raised[0]
 
-
-@contextmanager
-def beside(job: Callable[[], None]) -> Iterator[None]:
-    """The job at work in a thread while the body is; raises what either has raised, the body first."""
-    raised: list[BaseException] = []
-    thread = _begun(job, raised)
-    try:
-        yield
-    except Exception:  # what ends the process; not Ctrl-C
-        _wait(thread)
-        raise
-    _wait(thread)
-    if raised:
-        raise raised[0]
-
-
-def _begun(job: Callable[[], None], raised: list[BaseException]) -> threading.Thread:
-    """A thread at the job, which puts there what it raises. Ctrl-C ends the process, and so the thread, at once."""
-
-    def guarded() -> None:
+    def guarded(job: Callable[[], None]) -> None:
         try:
             job()
         except BaseException as e:  # for the main thread to raise
             raised.append(e)
 
-    thread = threading.Thread(target=guarded, daemon=True)
-    thread.start()
-    return thread
-
-
-def _wait(thread: threading.Thread) -> None:
-    """Until the thread has ended, open to signals."""
-    while thread.is_alive():
-        thread.join(0.2)
+    threads = [threading.Thread(target=guarded, args=(job,), daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.2)
+    if raised:
+        raise raised[0]

@@ -4,9 +4,8 @@ Rollouts are numbered r = 0 .. B_p n - 1, group = r // n; shard s owns the conti
 group may lie on two shards. Buffers carry padding rows, because a dynamic slice past the end of an array is moved back in silence.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
@@ -22,12 +21,6 @@ class Problems(NamedTuple):
     lengths: Array | np.ndarray
     answers: Array | np.ndarray
     ids: Array | np.ndarray
-
-
-def problem_shapes(rows: int, geometry: Geometry, answers: int, sharding: Any = None) -> Any:
-    """`Problems` of so many rows as ShapeDtypeStructs; `answers`: the width of theirs, 0 where the host verifies."""
-    shapes = (rows, geometry.prompt_length), (rows,), (rows, answers), (rows,)
-    return Problems(*(jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding) for shape in shapes))  # pyright: ignore[reportArgumentType]
 
 
 class Rollouts(NamedTuple):
