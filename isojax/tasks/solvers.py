@@ -21,6 +21,8 @@ from isojax.types import InputError, Problem
 ALPHABET = "0123456789ABCDEFGH=$ "
 OPERATORS = "ABCDEFGH"
 INDEX = {c: i for i, c in enumerate(ALPHABET)}
+TOKEN = np.full(128, INDEX[" "], np.int32)  # by a character's code; 0, which is after a text's end, is written as the pad
+TOKEN[[ord(c) for c in ALPHABET]] = range(len(ALPHABET))
 
 _rng = np.random.default_rng(3)
 _SHAPE = (len(OPERATORS), 5, 3)
@@ -34,11 +36,15 @@ def solve(operator: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.take_along_axis(every, operator[None], 0)[0]
 
 
+def _prompt(operator: int, a: int, b: int) -> str:
+    return f"{a:02d}{OPERATORS[operator]}{b:02d}="
+
+
 def _write(texts: list[str], width: int, what: str) -> np.ndarray:
     longest = max(texts, key=len)
     if len(longest) > width:
         raise InputError(f"the {what} {longest!r} takes {len(longest)} tokens and cell.sampling.{what}_length is {width}; raise it.")
-    return np.array([[INDEX[c] for c in text.ljust(width)] for text in texts], np.int32)
+    return TOKEN[np.array(texts, f"S{width}").view(np.uint8).reshape(len(texts), width)]
 
 
 class Solvers:
@@ -71,7 +77,7 @@ class Solvers:
         operator, a, b = self.operators[chosen // 10_000], chosen // 100 % 100, chosen % 100
         answers = solve(operator, a, b)
         return [
-            Problem(int(o * 10_000 + i % 10_000), f"{x:02d}{OPERATORS[o]}{y:02d}=", str(answer))
+            Problem(int(o * 10_000 + i % 10_000), _prompt(o, x, y), str(answer))
             for i, o, x, y, answer in zip(chosen, operator, a, b, answers, strict=True)
         ]
 
@@ -95,8 +101,10 @@ class Solvers:
         other = self.operators[drawn]
         solver = np.where(rng.random(count) < RIGHT[operator, a % 5, b % 3], operator, other)
         answers = solve(solver, a, b)
-        problems = [Problem(0, f"{x:02d}{OPERATORS[o]}{y:02d}=", str(c)) for o, x, y, c in zip(operator, a, b, answers, strict=True)]
-        return self.encode(problems, prompt_length, response_length)
+        texts = [_prompt(*which) for which in zip(operator.tolist(), a.tolist(), b.tolist(), strict=True)]
+        prompts = _write(texts, prompt_length, "prompt")
+        written = _write([f"{answer}$" for answer in answers.tolist()], response_length, "response")
+        return Encoded(prompts, np.full(count, len(texts[0]), np.int32), written, np.zeros(count, np.int32))
 
     def verify(self, answers: Int[Array, "*b T"], tokens: Int[Array, "*b T"], mask: Bool[Array, "*b T"]) -> Float[Array, "*b"]:
         """1 where the response is the answer and its end token."""
