@@ -55,7 +55,7 @@ def advise(fit: Fit, C: float, B_p: int | None = None) -> Advice:
     if fit["compute"] != "rollouts":
         return _on_frontier(fit, C, B_p)
     try:
-        got = recommend(fit, C, fix=None if B_p is None else {"B_p": B_p})
+        got = recommend(fit, C, fix=None if B_p is None else {"B_p": B_p}, compare=False)
     except InputError as e:
         return Advice(C, why=str(e))
     a = got.allocation

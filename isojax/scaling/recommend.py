@@ -52,7 +52,7 @@ class Recommendation:
         expected_reward: at its C, by the curve of its cell or of the nearest measured one.
         extrapolated: that lies beyond the cell's data.
         reasons: why, in words.
-        candidates: what the measured cells promise at the same budget, best first.
+        candidates: what the measured cells promise at the same budget, best first; empty where that was not asked for.
         interval: of the expected reward. prediction_interval: of what one new run, measured like these, will show. None without draws.
         n_probability: n -> how often it holds the best cell over the draws; None without draws or where no measured cell may be chosen.
         equal_n: the epsilon-optimal set, the n whose best cell promises at most epsilon less than the best of all.
@@ -184,6 +184,7 @@ def recommend(
     fix: Mapping[str, int] | None = None,
     extrapolate: bool = False,
     epsilon: float = EPSILON,
+    compare: bool = True,
 ) -> Recommendation:
     """How to spend C rollouts.
 
@@ -194,6 +195,7 @@ def recommend(
         fix: at most one of {"M": v}, {"B": v}, {"B_p": v}.
         extrapolate: answer beyond 4 times the largest measured C too.
         epsilon: a loss of reward that makes no difference.
+        compare: whether to say what every measured cell promises, which takes as long as all the rest.
 
     Returns:
         An allocation with B_p n M <= C; the reward its nearest measured cell's curve gives there; the reasons in words.
@@ -220,7 +222,7 @@ def recommend(
         expected_reward=found.reward,
         extrapolated=found.extrapolated,
         reasons=reasons,
-        candidates=_candidates(e, C, B_max, fixed),
+        candidates=_candidates(e, C, B_max, fixed) if compare else [],
         interval=_pair(found.low, found.high),
         prediction_interval=_pair(found.new_low, found.new_high),
         n_probability=found.n_probability if compared else None,

@@ -1,6 +1,7 @@
 """Prescriptions from a fit.json written by hand, where every number can be checked."""
 
 import copy
+import dataclasses
 import json
 
 import pytest
@@ -44,6 +45,11 @@ def test_default_rule():
     assert [(c.B_p, c.n) for c in r.candidates[:2]] == [(16, 8), (64, 8)]
     assert r.candidates[0].reward == pytest.approx(0.6 / 1.1)
     assert [c.M for c in r.candidates if (c.B_p, c.n) == (64, 32)] == [48]
+
+
+def test_without_a_comparison_the_answer_is_the_same():
+    got = recommend(FIT, 1e5, compare=False)
+    assert got == dataclasses.replace(recommend(FIT, 1e5), candidates=[])
 
 
 def test_unstable_B_p_is_passed_over():
