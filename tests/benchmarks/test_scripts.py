@@ -109,6 +109,17 @@ def test_few_rows(scripts: Scripts) -> None:
         assert line["of_few_gflops"] == pytest.approx(2 * line["rows"] * 2 * 2 * 16 * 24 / line["of_few_ms"] / 1e6, abs=0.06)
 
 
+def test_small_attention(scripts: Scripts) -> None:
+    lines = scripts("small_attention", "--gradient", "2x2x3x4x8", "--scores", "4x2x2x5x8,4x1x2x5x16", ARRAYS=2, REPEATS=1)
+    assert [(line["what"], line["shape"]) for line in lines] == [
+        ("gradient", [2, 2, 3, 4, 8]),
+        ("scores", [4, 2, 2, 5, 8]),
+        ("scores", [4, 1, 2, 5, 16]),
+    ]
+    for line in lines:
+        assert line["faster"] == pytest.approx(line["plain_us"] / line["isojax_us"], rel=0.05)
+
+
 def test_overlap(scripts: Scripts) -> None:
     """The rewards of both ways agree, which the script asserts."""
     words = ("--ms", 1, "--workers", 1, "--problems", 2, "--n", 2, "--slots", 2, "--response", 6)
