@@ -3,7 +3,7 @@
     python benchmarks/small_attention.py [--gradient 64x2x6x6x16,...] [--scores 128x2x2x10x16,...]
 
 A shape is rows x heads of keys x queries of each x positions x numbers of a head. gradient: the trainer's scores and mixed values with
-their gradient (`attention.py`: `dot_keys`, `mix_values`); scores: a decode step's (`decoding.py`: `dot_keys`). The shapes are the
+their gradient (`attention.py`: `dot_keys`, `mix_values`); scores: a decode step's (`decoding.py`: `slot_scores`). The shapes are the
 quickstart's, and for the gradient SmolLM2's few-shot and 4 x 8 steps. Medians; both forms take turns.
 """
 
@@ -40,7 +40,7 @@ FORMS = {
         ),
         "isojax": gradients(attention.dot_keys, attention.mix_values),
     },
-    "scores": {"plain": plain_scores, "isojax": decoding.dot_keys},
+    "scores": {"plain": plain_scores, "isojax": decoding.slot_scores},
 }
 
 

@@ -64,7 +64,7 @@ def _mix_values(w: Float[Array, "b K q c"], v: Float[Array, "b K c H"]) -> Float
 
 
 def dot_keys(q: Float[Array, "b K q H"], k: Float[Array, "b K c H"]) -> Float[Array, "b K q c"]:
-    """Each query's products with keys, in float32."""
+    """Each query's products with keys, in float32. The gradient is written out where all is float32, as on a CPU; elsewhere it is JAX's."""
     return _float32_dot_keys(q, k) if q.dtype == k.dtype == jnp.float32 else _dot_keys(q, k)
 
 

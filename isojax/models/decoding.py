@@ -58,7 +58,7 @@ def unfold(x: Float[Array, "Z K WG c"], slots: int) -> Float[Array, "R K G c"]:
     return x if slots == Z else x.reshape(Z, K, slots // Z, -1, c).swapaxes(1, 2).reshape(slots, K, -1, c)
 
 
-def dot_keys(q: Float[Array, "Z K g H"], keys: Float[Array, "Z K H c"]) -> Float[Array, "Z K g c"]:
+def slot_scores(q: Float[Array, "Z K g H"], keys: Float[Array, "Z K H c"]) -> Float[Array, "Z K g c"]:
     """Each query's products with keys, in float32.
 
     Of small heads and few positions as sums of arrays, which XLA:CPU makes one loop of: a product of so small matrices takes longer.
@@ -77,7 +77,7 @@ def attend_slots(q: Float[Array, "R N H"], parts: list[tuple[Array, Array, Bool[
     q = q.reshape(R, K, N // K, H) * H**-0.5
     scores = []
     for keys, _, seen in parts:
-        s = dot_keys(fold(q, len(keys)), keys)
+        s = slot_scores(fold(q, len(keys)), keys)
         seen = jnp.broadcast_to(seen[:, None, None], (R, 1, N // K, seen.shape[-1]))
         scores.append(jnp.where(fold(seen, len(keys)), s, NEVER))
     top = functools.reduce(jnp.maximum, [unfold(s.max(-1, keepdims=True), R) for s in scores])

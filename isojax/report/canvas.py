@@ -103,7 +103,8 @@ def rendered(fig: Figure) -> Drawing:
     FigureCanvasAgg(fig)
     png, pdf = io.BytesIO(), io.BytesIO()
     fig.savefig(png, format="png", facecolor="white", metadata={"Software": None})
-    fig.set_layout_engine(None)  # what was placed stays; with an engine of any kind all is drawn once more
+    with rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):  # else a user's matplotlibrc would bring another
+        fig.set_layout_engine(None)  # what was placed stays; with an engine of any kind all is drawn once more
     with rc_context({"pdf.fonttype": 42}):
         fig.savefig(pdf, format="pdf", facecolor="white", metadata={"Creator": None, "Producer": None, "CreationDate": None})
     return Drawing(png.getvalue(), pdf.getvalue())

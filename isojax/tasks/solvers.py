@@ -21,8 +21,8 @@ from isojax.types import InputError, Problem
 ALPHABET = "0123456789ABCDEFGH=$ "
 OPERATORS = "ABCDEFGH"
 INDEX = {c: i for i, c in enumerate(ALPHABET)}
-TOKEN = np.full(128, INDEX[" "], np.int32)  # by a character's code; 0, which is after a text's end, is written as the pad
-TOKEN[[ord(c) for c in ALPHABET]] = range(len(ALPHABET))
+TOKEN = np.full(256, -1, np.int32)  # by a character's code; 0, which is after a text's end, is written as the pad
+TOKEN[[0, *map(ord, ALPHABET)]] = [INDEX[" "], *range(len(ALPHABET))]
 
 _rng = np.random.default_rng(3)
 _SHAPE = (len(OPERATORS), 5, 3)
@@ -44,7 +44,12 @@ def _write(texts: list[str], width: int, what: str) -> np.ndarray:
     longest = max(texts, key=len)
     if len(longest) > width:
         raise InputError(f"the {what} {longest!r} takes {len(longest)} tokens and cell.sampling.{what}_length is {width}; raise it.")
-    return TOKEN[np.array(texts, f"S{width}").view(np.uint8).reshape(len(texts), width)]
+    codes = np.array([text.encode() for text in texts], f"S{width}").view(np.uint8).reshape(len(texts), width)
+    tokens = TOKEN[codes]
+    if tokens.min() < 0:
+        strange = texts[int((tokens < 0).any(1).argmax())]
+        raise InputError(f"the {what} {strange!r} has characters that the task `solvers` does not know; expected those of {ALPHABET!r}.")
+    return tokens
 
 
 class Solvers:

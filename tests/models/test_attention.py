@@ -209,7 +209,7 @@ def test_a_kernel_reads_nothing_past_the_last_position(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("H", "c"), [(16, 10), (32, 31), (32, 32), (64, 10)])
 def test_a_slots_scores(H: int, c: int, dtype: Any) -> None:
     q, keys = draw((5, 3, 2, H), 1, dtype), draw((5, 3, H, c), 2, dtype)
-    got = quick_jit(decoding.dot_keys)(q, keys)
+    got = quick_jit(decoding.slot_scores)(q, keys)
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, float64(q) @ float64(keys), rtol=0, atol=2e-5)
 

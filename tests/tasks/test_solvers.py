@@ -154,3 +154,9 @@ def test_some_of_the_operators() -> None:
 def test_operators_refused(operators: str) -> None:
     with pytest.raises(InputError, match=rf"solvers:{operators} is not two or more different operators of ABCDEFGH"):
         build_task(CellConfig(task=f"solvers:{operators}"))
+
+
+@pytest.mark.parametrize("prompt", ["12a34=", "12é34="])
+def test_strange_characters_are_refused(prompt: str) -> None:
+    with pytest.raises(InputError, match="does not know"):
+        TASK.encode([Problem(0, prompt, "46")], 8, 4)
