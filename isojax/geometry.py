@@ -16,7 +16,8 @@ class Geometry:
     """The static shapes of a sweep's programs; B_p and n are not among them.
 
     slots (R), microbatch (m), prompts (g) and prefixes (G) count rows of one shard; B_cap and Q_cap are the most rollouts and
-    problems of a batch over all shards. width (W) slots make a lane, which shares one prompt's keys and values (models/decoding.py).
+    problems of a batch over all shards, n_cap the most rollouts of a problem. width (W) slots make a lane, which shares one prompt's keys
+    and values (models/decoding.py).
     """
 
     shards: int
@@ -26,6 +27,7 @@ class Geometry:
     prefixes: int
     B_cap: int
     Q_cap: int
+    n_cap: int
     prompt_length: int
     response_length: int
     width: int = 1
@@ -34,6 +36,11 @@ class Geometry:
     def rows(self) -> int:
         """Rows of a shard's rollout buffers, padding included."""
         return -(-self.B_cap // self.shards) + max(self.slots, self.microbatch)
+
+    @property
+    def one_microbatch(self) -> bool:
+        """Whether a block of g prompts never has more responses on a shard than one microbatch holds."""
+        return min(self.prompts * self.n_cap, -(-self.B_cap // self.shards)) <= self.microbatch
 
     @property
     def few(self) -> bool:
@@ -63,7 +70,8 @@ def make_geometry(
     per_shard = -(-Q_cap // shards) + (shards > 1)
     wanted = slots // min(n for _, n in cells) + 2 if width == 1 else slots // width + 1  # of lanes, each may want a prompt of its own
     G = prompts * -(-(min(wanted, per_shard) + prompts) // prompts)
-    return Geometry(shards, slots, microbatch, prompts, G, B_cap, Q_cap, prompt_length, response_length, width)
+    n_cap = max(n for _, n in cells)
+    return Geometry(shards, slots, microbatch, prompts, G, B_cap, Q_cap, n_cap, prompt_length, response_length, width)
 
 
 def vocabulary_block(vocab: int, most: int = VOCABULARY_BLOCK) -> int:

@@ -102,6 +102,11 @@ def splits_positions(mesh: Mesh | AbstractMesh) -> bool:
     return mesh.shape.get(PROMPTS, 1) > 1
 
 
+def splits_weights(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether devices of the mesh share the weights of a layer."""
+    return any(mesh.shape.get(str(RULES[name]), 1) > 1 for name in ("embed", "mlp"))
+
+
 def laid(x: jax.Array, logical: Sequence[str | None]) -> jax.Array:
     """x by the table, in a shard_map on a mesh that splits positions; elsewhere as it is."""
     mesh = jax.sharding.get_abstract_mesh()

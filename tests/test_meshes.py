@@ -140,10 +140,11 @@ def gradient_of(axes: str, decoder: Decoder) -> Any:
     return quick_jit(gradient, out_shardings=(decoder.shardings(on), None)).lower(params, params, *given).compile()
 
 
-@pytest.mark.parametrize("axes", ["fsdp=8", "data=2,fsdp=2,tensor=2"])
-def test_the_gradient_gathers_one_weight_at_a_time(axes: str) -> None:
+@pytest.mark.parametrize(("axes", "tokens"), [("fsdp=8", [(1, 3 * P + 5 * (T - 1))]), ("data=2,fsdp=2,tensor=2", [(3, P), (5, T - 1)])])
+def test_the_gradient_gathers_one_weight_at_a_time(axes: str, tokens: list[tuple[int, int]]) -> None:
     """A weight of one layer or an embedding, as tensor splits it, among the shards of fsdp alone; besides these only tokens, to look them
-    up. Of no weight are all layers whole on a device, neither gathered, nor kept for the backward pass, nor added up."""
+    up: of prompts and responses together where 5 are all that a shard has, else apart. Of no weight are all layers whole on a device,
+    neither gathered, nor kept for the backward pass, nor added up."""
     shape = mesh(axes).shape
     split, tensor = shape["fsdp"], shape["tensor"]
     hlo = gradient_of(axes, DEEP).as_text()
@@ -151,7 +152,7 @@ def test_the_gradient_gathers_one_weight_at_a_time(axes: str) -> None:
     found = [c for c in collectives(hlo) if c.kind in ("all-gather", "reduce-scatter")]
     sizes = {math.prod(int(i) for i in re.findall(r"\d+", part)) for c in found for part in re.findall(r"f32\[([\d,]*)\]", c.result)}
     assert sizes == weights | {size // split for size in weights}
-    assert {c.result for c in found if "f32" not in c.result} == {f"s32[{split},3,{P}]", f"s32[{split},5,{T - 1}]"}
+    assert {c.result for c in found if "f32" not in c.result} == {f"s32[{split},{b},{t}]" for b, t in tokens}
     assert all(sorted(group)[0] + (split - 1) * tensor == sorted(group)[-1] and len(group) == split for c in found for group in c.groups)
     for matrix in ((D, F // tensor), (F // tensor, D), (D, N * H // tensor), (N * H // tensor, D)):
         assert f"f32[{DEEP.config.layers},{matrix[0]},{matrix[1]}]" not in hlo

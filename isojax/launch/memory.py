@@ -4,8 +4,8 @@ What is counted are the arrays that XLA holds at the same time, as its buffer as
 
     always     parameters, Adam's moments, the KL's reference, the critic and its moments, in float32; the batch's rollouts
     sampling   weights as the sampler reads them, keys and values of slots and of the prompts' table, the rows being written
-    update     the gradient, once as a sum, once of a microbatch and once of the prompts; what the layers keep for it, of a block of
-               prompts and of a microbatch of responses; logits; then the new parameters and moments
+    update     the gradient, once as a sum, once of a microbatch and once of the prompts, or of both in one pass; what the layers keep for
+               it, of a block of prompts and of a microbatch of responses; logits; then the new parameters and moments
 
 Letters are those of sizes.py.
 """
@@ -132,7 +132,8 @@ def update(s: Sizes) -> int:
     gathered = s.compute * (s.layer + policies * s.table) if s.ways > 1 else 0  # each weight where it is used; of the embedding, rows alone
     cast = 0 if s.compute == FLOAT else s.compute * s.numbers // s.ways * policies
     of_prompts = s.compute * (s.L - 1) * s.layer // s.ways if s.L in LAST_APART else 0
-    keys_values = 2 * s.L * s.p * s.K * s.H
+    one_pass = s.geometry.one_microbatch and s.geometry.response_length > 1 and s.L not in LAST_APART and s.mesh.sequence == 1
+    keys_values = 0 if one_pass else 2 * s.L * s.p * s.K * s.H  # of all layers at once
     of_prefix = s.compute * keys_values * policies
     # Hidden states after the layers, alone and joined to those of prompts, and their gradient.
     hidden = (2 * policies + 1) * s.compute * s.geometry.microbatch * s.geometry.response_length * s.D
@@ -140,11 +141,12 @@ def update(s: Sizes) -> int:
     held = gathered + cast + dealt + s.stored + of_prompts + prompts_kept(s) + FLOAT * keys_values  # and the sum of its gradient
     table = s.compute * s.table // s.ways
     micro = responses_kept(s)
+    of_responses, of_block = layer_backwards(s, s.t, s.keys, 2), layer_backwards(s, s.p, s.geometry.prompt_length, 1)
     moments = (
         held + of_prefix + micro + hidden + logits(s),
-        held + of_prefix + micro + hidden + table + layer_backwards(s, s.t, s.keys, 2),
+        held + of_prefix + micro + hidden + table + of_responses + (of_block if one_pass else 0),
         held + of_prefix + 2 * table,
-        held + (of_prefix if s.reference else 0) + s.tables * table + layer_backwards(s, s.p, s.geometry.prompt_length, 1),
+        held + (of_prefix if s.reference else 0) + s.tables * table + of_block,
     )
     of_policy = s.stored if s.critic else 0  # the policy's gradient, which waits for the critic's
     return max(of_policy + max(moments), 2 * s.stored + gathered)

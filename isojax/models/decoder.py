@@ -7,7 +7,8 @@ Flax NNX defines a block and its sharding; from there on the parameters are a py
 and the functions below are pure; a tied model has no "unembed", embed's transpose serves. Three ways to run it share the block:
 `prefill` (prompts, once a problem), `score` (responses given their prompts, for the trainer) and decoding.py's `step` (one token a slot,
 for the sampler). What passes from prompt to response is a `Prefix`: keys and values, and the hidden state of the prompt's last token, from
-which the first response token is drawn; so that no token of a prompt is computed more than once for a group.
+which the first response token is drawn; so that no token of a prompt is computed more than once for a group. `continued` is `prefill` and
+`score` in one pass, for the trainer's gradient where all responses are at hand.
 """
 
 import copy
@@ -29,7 +30,7 @@ from isojax.config import ModelConfig
 from isojax.models.attention import attention_at, self_attention, split_attention
 from isojax.models.parts import product, rows, used, whole
 from isojax.models.rope import Turns, frequencies, rope, turned
-from isojax.sharding import PROMPTS, padded, partition, splits_positions
+from isojax.sharding import PROMPTS, padded, partition, splits_positions, splits_weights
 from isojax.types import InputError
 
 Params = dict[str, Any]
@@ -41,6 +42,7 @@ LAST_APART = (1, 3, 4, 5, 6, 7, 8)
 # What of a layer is kept for its gradient. What costs little is computed again in any case: norms, activations, a prompt's keys and values
 # laid out for each response, weights in another shape. That takes a third of the memory, and no more time (docs/performance.md).
 KEPT = {"none": jax.checkpoint_policies.dots_saveable, "layer": None}
+SUMMED = 384  # inputs of a block, at most, in `summed_in_blocks`
 Product = Callable[..., Array]  # of rows and a weight, as models/parts.py has them
 KV = tuple[Array, Array]  # keys and values, each [L, rows, K, positions, H]
 
@@ -103,14 +105,35 @@ class Block(nnx.Module):
             q, k = rms_norm(q, self.query_norm[...], config.norm_eps), rms_norm(k, self.key_norm[...], config.norm_eps)
         return rope(q, turns), rope(k, turns).swapaxes(1, 2), v.swapaxes(1, 2)
 
-    def finish(self, x: Float[Array, "b t D"], attended: Float[Array, "b t N H"], product: Product = product) -> Float[Array, "b t D"]:
-        """Output projection and MLP, both residual."""
+    def finish(
+        self, x: Float[Array, "b t D"], attended: Float[Array, "b t N H"], product: Product = product, first: slice | None = None
+    ) -> Float[Array, "b t D"]:
+        """Output projection and MLP, both residual. `first`: which positions of t are sequences' first tokens, for `summed_in_blocks`."""
         width = self.config.width
         mixed = product(attended.reshape(-1, self.out.shape[0] * self.out.shape[1]), flat(self.out[...]), width)
         x = x + mixed.reshape(x.shape)
         h = flat(rms_norm(x, whole(self.mlp_norm[...], 0, width), self.config.norm_eps))
         gated = jax.nn.silu(product(h, self.gate[...])) * product(h, self.up[...])
-        return x + product(gated, self.down[...], width).reshape(x.shape)
+        added = product(gated, self.down[...], width).reshape(x.shape)
+        return x + (added if first is None else summed_in_blocks(added, gated.reshape(*x.shape[:2], -1), self.down[...], first))
+
+
+def summed_in_blocks(
+    added: Float[Array, "b t D"], gated: Float[Array, "b t F"], down: Float[Array, "F D"], first: slice
+) -> Float[Array, "b t D"]:
+    """`added` = gated @ down, of first tokens once more in blocks of `SUMMED` inputs, which rounds less; for the values alone.
+
+    Some models (SmolLM2: 20,000) have activations at a sequence's first token as large as nowhere else, which cancel again: what one sum
+    over all inputs rounds off there is most of what float32 costs a log-probability. Where devices share weights or positions it stays as
+    it is, in the sampler as in the trainer.
+    """
+    inputs, outputs = down.shape
+    if inputs <= SUMMED or added.dtype != jnp.float32 or splits_weights(jax.sharding.get_abstract_mesh()):
+        return added
+    blocks = next(count for count in range(-(-inputs // SUMMED), inputs + 1) if inputs % count == 0)
+    x, w = gated[:, first], down.reshape(blocks, -1, outputs)
+    again = jnp.einsum("btki,kio->btko", x.reshape(*x.shape[:2], blocks, -1), w).sum(2)
+    return added.at[:, first].add(lax.stop_gradient(again - added[:, first]))
 
 
 def flat(x: Array, axes: int = -1) -> Array:
@@ -156,6 +179,11 @@ class Decoder:
         self.vocab = vocab
         abstract = nnx.eval_shape(lambda: Block(config, jax.random.key(0)))
         self._graph, self._abstract = nnx.split(abstract)
+
+    @property
+    def last_apart(self) -> bool:
+        """Whether a prompt's last layer is run apart from those below."""
+        return self.config.layers in LAST_APART
 
     def computed(self, options: Options) -> "Decoder":
         """The same decoder, computed in another way."""
@@ -227,14 +255,17 @@ class Decoder:
         """Cosines and sines of the rotary positions, each f32[*b H/2]."""
         return turned(positions, frequencies(self.config.head_dim, self.config.rope_base, self.config.rope_scaling))
 
-    def _layers(self, params: Params, x: Array, turns: Turns, attention: Callable[..., Array], context: Any) -> tuple[Array, KV]:
-        """Run all layers; `attention(q, k, v, context of the layer)`. Returns the last hidden states and the new keys and values."""
+    def _layers(
+        self, params: Params, x: Array, turns: Turns, attention: Callable[..., Array], context: Any, first: slice | None = None
+    ) -> tuple[Array, KV]:
+        """Run all layers; `attention(q, k, v, context of the layer)`; `first` as in `Block.finish`. Returns the last hidden states and the
+        new keys and values."""
 
         def layer(x: Array, scanned: tuple[Params, Any]) -> tuple[Array, KV]:
             weights, layer_context = scanned
             block = self.block(weights)
             q, k, v = block.project(x, turns)
-            return block.finish(x, attention(q, k, v, layer_context)), (k, v)
+            return block.finish(x, attention(q, k, v, layer_context), first=first), (k, v)
 
         rematerialised = jax.checkpoint(layer, prevent_cse=False, policy=KEPT[self.options.remat])
         return lax.scan(rematerialised, x, (params["blocks"], context))
@@ -251,7 +282,7 @@ class Decoder:
         if not splits_positions(mesh):
             causal = partial(self_attention, self.options.score)
             return self._prefix(
-                params, prompts, positions, last, causal, attention_at, lambda x: jnp.take_along_axis(x, last[:, None, None], 1)
+                params, prompts, positions, last, causal, attention_at, lambda x: jnp.take_along_axis(x, last[:, None, None], 1), slice(1)
             )
 
         def own(params: Params, prompts: Array, last: Array, positions: Array) -> Prefix:
@@ -278,9 +309,10 @@ class Decoder:
         causal: Callable[..., Array],
         attend_at: Callable[..., Array],
         of_last: Callable[[Array], Array],
+        first: slice | None = None,
     ) -> Prefix:
         """Prompts' tokens at these positions, whose attention is `causal(q, k, v)`; `of_last` takes [b t D] to [b 1 D] of the tokens at
-        `last`, whose attention is `attend_at(their positions, q, k, v)`."""
+        `last`, whose attention is `attend_at(their positions, q, k, v)`; `first`: as in `Block.finish`."""
         turns = self.turned(jnp.broadcast_to(positions[None], tokens.shape))
         scale = whole(params["norm"], 0, self.config.width)
 
@@ -288,13 +320,13 @@ class Decoder:
             return causal(q, k, v)
 
         x = rows(params["embed"], tokens, self.config.width)
-        if self.config.layers not in LAST_APART:
-            x, (keys, values) = self._layers(params, x, turns, attention, None)
+        if not self.last_apart:
+            x, (keys, values) = self._layers(params, x, turns, attention, None, first)
             return Prefix(keys, values, rms_norm(of_last(x)[:, 0], scale, self.config.norm_eps))
         # Cut off dynamically: references, to which gradients are added, know no other slices.
         below = jax.tree.map(lambda w: lax.dynamic_slice_in_dim(w, 0, self.config.layers - 1), params["blocks"])
         top = self.block(jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, self.config.layers - 1, keepdims=False), params["blocks"]))
-        x, (keys, values) = self._layers({**params, "blocks": below}, x, turns, attention, None)
+        x, (keys, values) = self._layers({**params, "blocks": below}, x, turns, attention, None, first)
         _, k, v = top.project(x, turns)
         x, at = of_last(x), last[:, None]
         q, _, _ = top.project(x, self.turned(at))
@@ -323,7 +355,35 @@ class Decoder:
 
         x = rows(params["embed"], tokens, self.config.width)
         scale = whole(params["norm"], 0, self.config.width)
-        return rms_norm(self._layers(params, x, turns, attention, prefix)[0], scale, self.config.norm_eps)
+        states, _ = self._layers(params, x, turns, attention, prefix, slice(1) if prefix is None else None)
+        return rms_norm(states, scale, self.config.norm_eps)
+
+    def continued(
+        self, params: Params, prompts: Int[Array, "g P"], lengths: Int[Array, " g"], tokens: Int[Array, "m t"], row: Int[Array, " m"]
+    ) -> tuple[Float[Array, "g D"], Float[Array, "m t D"]]:
+        """What `prefill` and `score` find, in one pass over the layers: hidden states of prompts' last tokens, and of tokens that continue
+        the prompt that `row` says. Products with weights are of all of them, attention is of either."""
+        (g, P), (m, t), of_prompts = prompts.shape, tokens.shape, prompts.size
+        start = lengths[row]
+
+        def joined(prompts: Array, tokens: Array) -> Array:
+            return jnp.concatenate([x.reshape(-1, *x.shape[2:]) for x in (prompts, tokens)])[None]
+
+        def parted(x: Float[Array, "1 r *d"]) -> tuple[Float[Array, "g P *d"], Float[Array, "m t *d"]]:
+            return x[0, :of_prompts].reshape(g, P, *x.shape[2:]), x[0, of_prompts:].reshape(m, t, *x.shape[2:])
+
+        def attention(q: Array, k: Array, v: Array, _: None) -> Array:
+            queries, own_queries = parted(q)
+            (keys, own_keys), (values, own_values) = ((x.swapaxes(1, 2) for x in parted(kv.swapaxes(1, 2))) for kv in (k, v))
+            mixed = self_attention(self.options.score, queries, keys, values)
+            return joined(mixed, self_attention(self.options.score, own_queries, own_keys, own_values, (keys[row], values[row], start)))
+
+        positions = joined(jnp.broadcast_to(jnp.arange(P)[None], (g, P)), start[:, None] + jnp.arange(t)[None])
+        x = rows(params["embed"], joined(prompts, tokens), self.config.width)
+        prompt_states, own = parted(self._layers(params, x, self.turned(positions), attention, None, slice(0, of_prompts, P))[0])
+        last = jnp.take_along_axis(prompt_states, (lengths - 1)[:, None, None], 1)[:, 0]
+        scale = whole(params["norm"], 0, self.config.width)
+        return rms_norm(last, scale, self.config.norm_eps), rms_norm(own, scale, self.config.norm_eps)
 
     def logits(self, params: Params, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
         """Float32 logits."""

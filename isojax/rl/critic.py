@@ -1,7 +1,7 @@
 """PPO's critic: how much reward each token of a response may still expect, and the advantages that follow.
 
 Its parameters are the base policy's, with a value head in the place of the unembedding; it is trained beside the policy, by an AdamW of
-its own. Values are read before the update, for the whole batch, prompts once a group, as rl/update.py does for gradients.
+its own. Values are read before the update, for the whole batch, prompts once a group.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 from isojax.models.decoder import Decoder, Params, Prefix
 from isojax.models.parts import whole
 from isojax.rl.advantages import whitened
-from isojax.rl.objective import Coefficients, Fixed, Rows, Sums, hidden_states
+from isojax.rl.objective import Coefficients, Fixed, Rows, Sums, Unread, hidden_states
 from isojax.rl.update import Accumulator, Responses, build_gradient
 from isojax.sampling.batch import Geometry, Problems
 from isojax.sharding import ROWS, manual_specs, partition
@@ -119,14 +119,16 @@ class CriticObjective:
         """The metrics'."""
         return ["loss", "error", "value", "clip_fraction"]
 
-    def values(self, params: Params, prefix: Prefix, problems: Problems, rows: Rows) -> Float[Array, "m T"]:
+    def values(self, params: Params, prefix: Prefix | Unread, problems: Problems, rows: Rows) -> Float[Array, "m T"]:
         """Values before each response token, in float32."""
         hidden = hidden_states(self.decoder, params, prefix, problems, rows).states
         direction = whole(params["value"], 0, self.decoder.config.width)
         values = jnp.einsum("mtd,d->mt", hidden, direction, preferred_element_type=jnp.float32)
         return values + params["value_bias"][0].astype(jnp.float32)
 
-    def __call__(self, params: Params, prefix: Prefix, base_prefix: Prefix | None, fixed: Fixed, rows: Rows) -> tuple[Array, Sums]:
+    def __call__(
+        self, params: Params, prefix: Prefix | Unread, base_prefix: Prefix | Unread | None, fixed: Fixed, rows: Rows
+    ) -> tuple[Array, Sums]:
         """(the weighted sum of the error, the metrics)."""
         own, clip = rows.own, fixed.coefficients.critic_clip
         values = self.values(params, prefix, fixed.problems, rows)

@@ -1,7 +1,7 @@
 """What the policy's gradient is of: a recipe's loss and regularisers, of one microbatch.
 
-An objective is called with m responses to prompts that have been read (`Prefix`), and returns a sum over them, with metrics. Another
-one, the critic's, is in rl/critic.py; rl/update.py adds up either.
+An objective is called with m responses to prompts that have been read (`Prefix`), or are to be read with them (`Unread`), and returns a
+sum over them, with metrics. Another one, the critic's, is in rl/critic.py; rl/update.py adds up either.
 """
 
 from dataclasses import dataclass
@@ -63,8 +63,15 @@ class Rows(NamedTuple):
     entry: Array
 
 
+class Unread(NamedTuple):
+    """Prompts i32[g P] of these lengths, in a prefix's place: they go through the layers with the responses to them."""
+
+    prompts: Array
+    lengths: Array
+
+
 class Objective(Protocol):
-    """A sum over the responses of a microbatch, to be differentiated in params and prefix.
+    """A sum over the responses of a microbatch, to be differentiated in params, and in the prefix where there is one.
 
     names: its metrics'; those that open with `max_` are maxima, the others sums over tokens. needs_base: whether `fixed.base` is read.
     """
@@ -78,11 +85,16 @@ class Objective(Protocol):
     @property
     def needs_base(self) -> bool: ...
 
-    def __call__(self, params: Params, prefix: Prefix, base_prefix: Prefix | None, fixed: Fixed, rows: Rows) -> tuple[Array, Sums]: ...
+    def __call__(
+        self, params: Params, prefix: Prefix | Unread, base_prefix: Prefix | Unread | None, fixed: Fixed, rows: Rows
+    ) -> tuple[Array, Sums]: ...
 
 
-def hidden_states(decoder: Decoder, params: Params, prefix: Prefix, problems: Problems, rows: Rows) -> Hidden:
+def hidden_states(decoder: Decoder, params: Params, prefix: Prefix | Unread, problems: Problems, rows: Rows) -> Hidden:
     """Hidden states before each response token: that of the prompt's last token, which a group shares, then those of the response's own."""
+    if isinstance(prefix, Unread):
+        last, own = decoder.continued(params, *prefix, rows.tokens[:, :-1], rows.entry)
+        return Hidden(params, last, rows.entry, own)
     last, start = used(prefix.last), problems.lengths[rows.group]
     if rows.tokens.shape[1] == 1:
         return Hidden(params, last, rows.entry, jnp.zeros((len(rows.tokens), 0, last.shape[-1]), last.dtype))
@@ -137,7 +149,9 @@ class PolicyObjective:
         found = read(self.decoder, policy, rows.tokens, temperature, use_entropy, self.split)
         return found, None if base is None else read(self.decoder, base, rows.tokens, temperature, False, self.split).logps
 
-    def __call__(self, params: Params, prefix: Prefix, base_prefix: Prefix | None, fixed: Fixed, rows: Rows) -> tuple[Array, Sums]:
+    def __call__(
+        self, params: Params, prefix: Prefix | Unread, base_prefix: Prefix | Unread | None, fixed: Fixed, rows: Rows
+    ) -> tuple[Array, Sums]:
         """(the sum over the responses of their weighted terms, the metrics)."""
         own, numbers, mask = rows.own, fixed.coefficients, rows.mask
         policy, base = (

@@ -2,11 +2,12 @@
 
 For each block of g prompts what responses continue (`Prefix`) is computed under `jax.vjp`; an inner loop over microbatches of m
 responses accumulates d(params) and d(prefix); the pull-back of the latter is added at the end. That is P + n (T - 1) tokens a group
-instead of n (P + T - 1). All add to one float32 gradient through references (`VJP.with_refs`), each layer in its place, so that no
-second gradient of all parameters is ever held. Loops have traced trip counts, so one program serves every B_p and n. Each response
-comes with its weights in the whole batch's loss (rl/terms.py), so microbatches, their widths (rl/packing.py), padding and shards change
-nothing but rounding. Parameters and their gradient lie as fsdp splits them; a weight is whole only where it is used (models/parts.py).
-What is differentiated is an objective: the policy's here, the critic's in rl/critic.py.
+instead of n (P + T - 1). Where no block has more than one microbatch, its prompts and responses go through the layers together
+(`Unread`): a weight is then gathered, read, and its gradient added up once for both. All add to one float32 gradient through references
+(`VJP.with_refs`), each layer in its place, so that no second gradient of all parameters is ever held. Loops have traced trip counts, so
+one program serves every B_p and n. Each response comes with its weights in the whole batch's loss (rl/terms.py), so microbatches, their
+widths (rl/packing.py), padding and shards change nothing but rounding. Parameters and their gradient lie as fsdp splits them; a weight is
+whole only where it is used (models/parts.py). What is differentiated is an objective: the policy's here, the critic's in rl/critic.py.
 """
 
 from collections.abc import Callable
@@ -23,10 +24,10 @@ from jaxtyping import Array
 
 from isojax.models.decoder import Params, Prefix
 from isojax.models.parts import Anchored, used
-from isojax.rl.objective import MAX, Coefficients, Fixed, Objective, Rows, Sums, merge
+from isojax.rl.objective import MAX, Coefficients, Fixed, Objective, Rows, Sums, Unread, merge
 from isojax.rl.packing import lengths, order, width_choices, widths
 from isojax.sampling.batch import Geometry, Problems, Share, share
-from isojax.sharding import PARTS, ROWS, manual_specs, shard_count
+from isojax.sharding import PARTS, ROWS, manual_specs, shard_count, splits_positions
 
 TOKEN_SUMS = ("loss",)  # what carries its denominators in it; other metrics are told as means over tokens
 
@@ -63,6 +64,13 @@ class Accumulator:
         """Those a microbatch may have."""
         return widths(self.geometry.response_length)
 
+    @property
+    def one_pass(self) -> bool:
+        """Whether prompts go through the layers with the responses to them: not where their last layer or their positions are apart, nor
+        where responses are of one token, which goes through none."""
+        apart = self.objective.decoder.last_apart or splits_positions(jax.sharding.get_abstract_mesh())
+        return self.geometry.one_microbatch and self.geometry.response_length > 1 and not apart
+
     def own(self, responses: Responses, shard: Array, B_p: Array, n: Array) -> Own:
         """The shard's rollouts in the order in which they are computed. With one width alone nothing is moved."""
         shards = self.geometry.shards
@@ -93,17 +101,21 @@ class Accumulator:
         group = jnp.clip(group, first_group, first_group + g - 1)
         return Rows(tokens, mask, own_columns, group, group - first_group)
 
-    def add(self, totals: tuple, fixed: Fixed, prefix: Prefix, base_prefix: Prefix | None, rows: Rows, choice: Array) -> Sums:
-        """Adds d params and d prefix of a microbatch, at the width that `choice` says, to the references `totals`; its metrics."""
+    def add(
+        self, totals: tuple, fixed: Fixed, prefix: Prefix | Unread, base_prefix: Prefix | Unread | None, rows: Rows, choice: Array
+    ) -> Sums:
+        """Adds d params and d prefix of a microbatch, at the width that `choice` says, to the references `totals`; its metrics. Of prompts
+        that have not been read there is no d prefix."""
 
         def at_width(width: int, rows: Rows) -> Sums:
             cut = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, rows)
 
-            def objective(params: Params, own_prefix: Prefix) -> tuple[Array, Sums]:
-                anchored = jax.tree.map(Anchored, own_prefix, prefix)
+            def objective(params: Params, *own_prefix: Prefix) -> tuple[Array, Sums]:
+                anchored = jax.tree.map(Anchored, *own_prefix, prefix) if own_prefix else prefix
                 return self.objective(_anchored(params, fixed.params), anchored, base_prefix, fixed, cut)
 
-            loss, pull, metrics = jax.vjp(objective, *jax.tree.map(_anchor, (fixed.params, prefix)), has_aux=True)
+            differentiated = (fixed.params,) if isinstance(prefix, Unread) else (fixed.params, prefix)
+            loss, pull, metrics = jax.vjp(objective, *jax.tree.map(_anchor, differentiated), has_aux=True)
             pull.with_refs(*totals)(jnp.ones_like(loss))
             return metrics
 
@@ -114,14 +126,18 @@ class Accumulator:
         m, decoder = self.geometry.microbatch, self.objective.decoder
         first_group = jnp.minimum(own.part.group + b * self.geometry.prompts, self.geometry.Q_cap)
         prompts = self.prompts(fixed.problems, first_group)
+        low, high = self.bounds(own.part, own.n, b)
+        choices = width_choices(own.length, low, high, m, self.widths, self.geometry.shards)
+        if self.one_pass:
+            unread, rows = Unread(*prompts), self.microbatch(own, low, low, high, first_group)
+            base_unread = unread if self.objective.needs_base else None
+            return merge(sums, self.add((d_params,), fixed, unread, base_unread, rows, choices[0]))
+
         anchors = jax.tree.map(_anchor, fixed.params)
         prefix, pull = jax.vjp(lambda params: decoder.prefill(_anchored(params, fixed.params), *prompts), anchors)
         base_prefix = decoder.prefill(fixed.base, *prompts) if self.objective.needs_base else None
-        low, high = self.bounds(own.part, own.n, b)
-        lows, highs = self.bounds(own.every, own.n, b)
-        choices = width_choices(own.length, low, high, m, self.widths, self.geometry.shards)
-
         d_prefix = jax.tree.map(lambda x: jax.new_ref(_anchor(x)), prefix)
+        lows, highs = self.bounds(own.every, own.n, b)
 
         def add(i: Array, sums: Sums) -> Sums:
             rows = self.microbatch(own, low + i * m, low, high, first_group)

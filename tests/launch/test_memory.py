@@ -84,8 +84,10 @@ def test_a_recipe_adds_what_it_holds() -> None:
 
 
 SMOL = ("cell.model.path=null", "sweep.slots=16", "sweep.microbatch=4", "cell.sampling.response_length=16")
+WIDE = ("cell.model.layers=2", "cell.model.width=320", "cell.model.mlp=768", "cell.sampling.prompt_length=30")
 CASES = {
     "tiny, tensor=2": ("tensor=2", ("quickstart",), ()),
+    "two layers, prompts and responses in one pass": ("auto", ("quickstart",), ("sweep.B_p=[16]", "sweep.n=[8]", *WIDE)),
     "SmolLM2-135M": ("auto", ("smollm2_cpu", "models/smollm2-135m"), SMOL),
 }
 

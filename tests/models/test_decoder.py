@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from isojax.models import decoder
 from isojax.models.attention import NEVER, attend
+from isojax.models.decoder import summed_in_blocks
 from isojax.models.decoding import Decoding
 from tests.device import CONFIG, DECODER, PAD, VOCAB, P, logits, mesh, placed, policy, random_problems, response_logits
 
@@ -54,6 +56,68 @@ def test_sharded_parameters_change_nothing(axes: str, responses: np.ndarray) -> 
     problems = random_problems(8)
     got = jax.jit(forward)(placed(policy(), mesh(axes)), problems.prompts, problems.lengths, GROUP, responses)
     np.testing.assert_allclose(got, response_logits(np, policy(), problems, GROUP, responses), atol=1e-5)
+
+
+def test_in_one_pass_prompts_and_responses_are_the_same(responses: np.ndarray) -> None:
+    problems = random_problems(8)
+
+    def together(params, prompts, lengths, tokens):
+        last, after = DECODER.continued(params, prompts, lengths, tokens[:, :-1], jnp.asarray(GROUP))
+        return DECODER.logits(params, jnp.concatenate([last[GROUP][:, None], after], 1))
+
+    got = jax.jit(together)(policy(), problems.prompts, problems.lengths, responses)
+    np.testing.assert_allclose(got, response_logits(np, policy(), problems, GROUP, responses), atol=1e-5)
+
+
+def test_first_tokens_are_summed_in_blocks_and_no_others(responses: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever way a sequence is run: whole, its prompt first, or both in one pass."""
+    problems = random_problems(8)
+    start = problems.lengths[GROUP]
+    whole = np.zeros((len(GROUP), P + T), np.int32)
+    for row, length, prompt, response in zip(whole, start, problems.prompts[GROUP], responses, strict=True):
+        row[:length], row[length : length + T] = prompt[:length], response
+
+    def of_whole(params):
+        hidden = DECODER.score(params, jnp.asarray(whole), jnp.zeros(len(whole), jnp.int32))
+        return DECODER.logits(params, hidden[np.arange(len(whole))[:, None], start[:, None] - 1 + np.arange(T)[None]])
+
+    def one_after_the_other(params):
+        return forward(params, problems.prompts, problems.lengths, GROUP, responses)
+
+    def together(params):
+        last, after = DECODER.continued(params, problems.prompts, jnp.asarray(problems.lengths), responses[:, :-1], jnp.asarray(GROUP))
+        return DECODER.logits(params, jnp.concatenate([last[GROUP][:, None], after], 1))
+
+    monkeypatch.setattr(decoder, "summed_in_blocks", lambda added, gated, down, first: added.at[:, first].add(1.0))
+    ways = [jax.jit(way)(policy()) for way in (of_whole, one_after_the_other, together)]
+    assert np.abs(ways[0] - response_logits(np, policy(), problems, GROUP, responses)).max() > 0.1
+    for way in ways[1:]:
+        np.testing.assert_allclose(way, ways[0], atol=1e-5)
+
+
+def test_large_first_activations_are_summed_in_blocks() -> None:
+    """At positions 0 and 3, of 1536 inputs of size 20,000: nearer to float64 than one long sum, no other position touched, and the same
+    gradient."""
+    rng = np.random.default_rng(0)
+    gated, down = rng.normal(size=(4, 6, 1536)).astype(np.float32), rng.normal(size=(1536, 576)).astype(np.float32)
+    gated[:, ::3] *= 20_000
+    exact = gated.astype(np.float64) @ down
+
+    def whole(gated, down):
+        return gated @ down
+
+    def in_blocks(gated, down):
+        return summed_in_blocks(whole(gated, down), gated, down, slice(0, 6, 3))
+
+    plain, got = (np.asarray(jax.jit(f)(gated, down)) for f in (whole, in_blocks))
+    first = np.arange(6) % 3 == 0
+    np.testing.assert_array_equal(got[:, ~first], plain[:, ~first])
+    assert np.abs(got - exact)[:, first].mean() < np.abs(plain - exact)[:, first].mean()
+    np.testing.assert_allclose(got[:, first], exact[:, first], atol=1e-6 * np.abs(exact).max())
+    d = rng.normal(size=exact.shape).astype(np.float32)
+    pulled = [jax.jit(lambda x, w, f=f: jax.vjp(f, x, w)[1](jnp.asarray(d)))(gated, down) for f in (whole, in_blocks)]
+    for one, two in zip(*pulled, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6)
 
 
 def test_padding_changes_nothing(responses: np.ndarray) -> None:

@@ -44,14 +44,23 @@ class Weighted:
 
 
 @pytest.mark.parametrize(
-    ("layers", "T", "axes"),
-    [(3, 3, "auto"), (3, 1, "data=2,sequence=2,tensor=2"), (3, 3, "data=2,fsdp=2,tensor=2"), (1, 1, "auto"), (2, 3, "sequence=2,tensor=2")],
+    ("layers", "T", "axes", "m"),
+    [
+        (3, 3, "auto", 4),
+        (3, 1, "data=2,sequence=2,tensor=2", 4),
+        (3, 3, "data=2,fsdp=2,tensor=2", 4),
+        (1, 1, "auto", 4),
+        (2, 3, "sequence=2,tensor=2", 4),
+        (2, 1, "data=2", 2 * N),  # prompts and responses in one pass, of which nothing is the responses'
+        (3, 3, "auto", 2 * N),
+        (2, 3, "sequence=2", 2 * N),
+    ],
 )
-def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str) -> None:
+def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str, m: int) -> None:
     assert (layers in LAST_APART) == (layers != 2)
     decoder, on = Decoder(CONFIG.model_copy(update={"layers": layers}), VOCAB), mesh(axes)
     params = jax.device_get(jax.jit(decoder.init)(jax.random.key(3)))
-    geometry = make_geometry([(B_P, N)], shard_count(on), 4, 4, P, T, 2)
+    geometry = make_geometry([(B_P, N)], shard_count(on), 4, m, P, T, 2)
     problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(B_P, seed=4)))
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, VOCAB, (B_P * N, T)).astype(np.int32)

@@ -68,16 +68,17 @@ def dense() -> tuple[Any, Any]:
     return quick_jit(jax.grad(objective, has_aux=True))(policy())
 
 
-@pytest.mark.parametrize("axes", ["auto", MESHES[0], "fsdp=2,sequence=2"])
-def test_gradients_equal_a_dense_program(axes: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where each shard has other lengths, and the model is split, all must still agree on each microbatch's width.
+@pytest.mark.parametrize(("axes", "m"), [("auto", 3), (MESHES[0], 3), ("fsdp=2,sequence=2", 3), ("data=2,fsdp=2", 2 * N)])
+def test_gradients_equal_a_dense_program(axes: str, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each shard has other lengths, and the model is split, all must still agree on each microbatch's width; also where it holds all
+    responses to a block of two prompts, which go through the layers with it.
 
     The 24 tokens of the vocabulary are read in blocks of 6; where devices share them, the plain form is taken.
     """
     monkeypatch.setattr(logprobs, "PLAIN", 0)
     monkeypatch.setattr(logprobs, "BLOCK", 7)
     on = mesh(axes)
-    geometry = replace(make_geometry([(B_P, N)], shard_count(on), 8, 3, P, WIDE), prompts=2, prefixes=4)
+    geometry = replace(make_geometry([(B_P, N)], shard_count(on), 8, m, P, WIDE), prompts=2, prefixes=4)
     tokens, logps, mask, gains = (jnp.asarray(scatter(geometry, x)) for x in ragged())
     weight = jnp.full(gains.shape, 1 / mask.sum())
     responses = Responses(tokens, mask, Sampled(logps, jnp.ones((*mask.shape[:2], 1)), Terms(gains, weight, weight, weight)))
