@@ -32,9 +32,13 @@ same_bits_jit = partial(jax.jit, compiler_options=SAME_BITS)
 
 
 def compile_with(options: dict[str, int | bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `jax.jit` is given from now on is compiled so, whoever calls it."""
+    """What `jax.jit` is given from now on is compiled so, whoever calls it; what is inlined is part of another program."""
     jit = jax.jit
-    monkeypatch.setattr(jax, "jit", lambda *args, **others: jit(*args, **others | {"compiler_options": options}))
+
+    def compiled_so(*args: Any, **others: Any) -> Any:
+        return jit(*args, **others if others.get("inline") else others | {"compiler_options": options})
+
+    monkeypatch.setattr(jax, "jit", compiled_so)
 
 
 def mesh(text: str = "auto") -> Mesh:

@@ -179,6 +179,7 @@ class Decoder:
         self.vocab = vocab
         abstract = nnx.eval_shape(lambda: Block(config, jax.random.key(0)))
         self._graph, self._abstract = nnx.split(abstract)
+        self._shapes = jax.eval_shape(lambda: self.init(jax.random.key(0)))
 
     @property
     def last_apart(self) -> bool:
@@ -217,7 +218,7 @@ class Decoder:
 
     def shapes(self) -> Params:
         """ShapeDtypeStruct of each parameter."""
-        return jax.eval_shape(lambda: self.init(jax.random.key(0)))
+        return self._shapes
 
     def shardings(self, mesh: Mesh) -> Params:
         """NamedSharding of each parameter by sharding.py's table."""

@@ -6,6 +6,7 @@ The parts are those of rl/step.py, and B_p, n, the seed and the coefficients are
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -93,6 +94,7 @@ def build_learn(cell: CellConfig, decoder: Decoder, task: Task, geometry: Geomet
         key: Array,
         numbers: Coefficients,
     ) -> tuple[State, dict[str, Array]]:
+        @partial(jax.jit, inline=True)  # traced for its metrics' shapes, and no second time for the loop
         def once(state: State) -> tuple[State, dict[str, Array]]:
             weighed, metrics = step.weigh(state, problems, rollouts, rewards, B_p, n, jax.random.wrap_key_data(key), numbers)
             state, more = step.update(state, base, problems, rollouts, weighed, B_p, n, numbers)

@@ -252,6 +252,7 @@ def build_train(
     ) -> tuple[State, dict[str, Array]]:
         key = jax.random.fold_in(jax.random.key(seed), TRAIN)
 
+        @partial(jax.jit, inline=True)  # traced for its metrics' shapes, and no second time for the loop
         def one(i: Array, state: State) -> tuple[State, dict[str, Array]]:
             problems, own_key = take(table, index[i]), jax.random.fold_in(key, state.step)
             rollouts = step.sample(state.params, problems, B_p, n, own_key)

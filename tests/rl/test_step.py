@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from isojax.config import CellConfig, RLConfig
-from isojax.rl.step import State, build_init, build_train, coefficients
+from isojax.rl.step import State, Step, build_init, build_train, coefficients
 from isojax.sampling.batch import make_geometry
 from isojax.sharding import shard_count
 from tests.device import CONFIG, DECODER, MESHES, P, Parity, T, mesh, placed, policy, random_problems
@@ -142,6 +142,15 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(monkeypatch: pytest
     assert [found["not_finite"] for _, found in ends.values()] == [0, 1, 1, 3]
     assert equal(three._replace(step=0, skipped=0), last._replace(step=0, skipped=0))
     assert sums["grad_norm"] == ends[1][1]["grad_norm"] and np.isfinite(all_sums["loss"])
+
+
+def test_an_update_is_traced_once(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracing is most of a start whose programs were compiled before."""
+    traced, update = [], Step.update
+    monkeypatch.setattr(Step, "update", lambda *args: (traced.append(1), update(*args))[1])
+    program = build_train(CELL, DECODER, Parity(), trainer.geometry, trainer.mesh)
+    program.trace(*trainer.args(trainer.fresh(), trainer.index(2), 1, 2, 16))
+    assert len(traced) == 1
 
 
 def test_an_update_on_eight_devices(trainer: Trainer) -> None:
