@@ -9,6 +9,10 @@ VOCABULARY_BLOCK = 4096  # tokens of the vocabulary at a time, at most (rl/logpr
 FEW_ROWS = 64  # slots up to which the sampler's weights lie transposed on a CPU (models/parts.py, benchmarks/few_rows.py)
 FEW_STEPS = 12  # tokens of a slot in a call, from which that saves more time than transposing takes
 LANES = 128  # a TPU's
+# Of a prompt's last layer nothing is wanted but keys and values, and its last token's hidden state. Where there are few layers it is run
+# apart, which saves work; where there are many, cutting it off their stack, a copy of all weights, takes longer than to run it whole. Of
+# two layers one would be left, and of a loop over one layer XLA makes none and holds all of it at once: up to 1.4 times the memory.
+LAST_APART = (1, 3, 4, 5, 6, 7, 8)
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,11 @@ class Geometry:
     def one_microbatch(self) -> bool:
         """Whether a block of g prompts never has more responses on a shard than one microbatch holds."""
         return min(self.prompts * self.n_cap, -(-self.B_cap // self.shards)) <= self.microbatch
+
+    def one_pass(self, layers: int, positions_split: bool) -> bool:
+        """Whether the update takes prompts through the layers with the responses to them: not where their last layer or their positions
+        are apart, nor where responses are of one token, which goes through none."""
+        return self.one_microbatch and self.response_length > 1 and layers not in LAST_APART and not positions_split
 
     @property
     def few(self) -> bool:

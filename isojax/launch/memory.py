@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from isojax.config import CellConfig, SweepConfig
-from isojax.geometry import make_geometry, vocabulary_block
+from isojax.geometry import LAST_APART, make_geometry, vocabulary_block
 from isojax.launch.sizes import FLOAT, MeshSizes, Sizes
 
-LAST_APART = (1, 3, 4, 5, 6, 7, 8)  # numbers of layers of which a prompt's last is run apart (models/decoder.py)
 PLAIN_LOGITS = 2**22  # logits of a microbatch up to which they are held whole (rl/logprobs.py)
 KEPT_LOGITS = 2**25  # up to which blocks keep theirs for the gradient
 NARROWEST, WIDTHS = 16, 4  # of microbatches (rl/packing.py)
@@ -132,7 +131,7 @@ def update(s: Sizes) -> int:
     gathered = s.compute * (s.layer + policies * s.table) if s.ways > 1 else 0  # each weight where it is used; of the embedding, rows alone
     cast = 0 if s.compute == FLOAT else s.compute * s.numbers // s.ways * policies
     of_prompts = s.compute * (s.L - 1) * s.layer // s.ways if s.L in LAST_APART else 0
-    one_pass = s.geometry.one_microbatch and s.geometry.response_length > 1 and s.L not in LAST_APART and s.mesh.sequence == 1
+    one_pass = s.geometry.one_pass(s.L, s.mesh.sequence > 1)
     keys_values = 0 if one_pass else 2 * s.L * s.p * s.K * s.H  # of all layers at once
     of_prefix = s.compute * keys_values * policies
     # Hidden states after the layers, alone and joined to those of prompts, and their gradient.

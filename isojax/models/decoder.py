@@ -27,6 +27,7 @@ from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from isojax.config import ModelConfig
+from isojax.geometry import LAST_APART
 from isojax.models.attention import attention_at, self_attention, split_attention
 from isojax.models.parts import product, rows, used, whole
 from isojax.models.rope import Turns, frequencies, rope, turned
@@ -35,10 +36,6 @@ from isojax.types import InputError
 
 Params = dict[str, Any]
 
-# Of a prompt's last layer nothing is wanted but keys and values, and its last token's hidden state. Where there are few layers it is run
-# apart, which saves work; where there are many, cutting it off their stack, a copy of all weights, takes longer than to run it whole. Of
-# two layers one would be left, and of a loop over one layer XLA makes none and holds all of it at once: up to 1.4 times the memory.
-LAST_APART = (1, 3, 4, 5, 6, 7, 8)
 # What of a layer is kept for its gradient. What costs little is computed again in any case: norms, activations, a prompt's keys and values
 # laid out for each response, weights in another shape. That takes a third of the memory, and no more time (docs/performance.md).
 KEPT = {"none": jax.checkpoint_policies.dots_saveable, "layer": None}

@@ -66,10 +66,9 @@ class Accumulator:
 
     @property
     def one_pass(self) -> bool:
-        """Whether prompts go through the layers with the responses to them: not where their last layer or their positions are apart, nor
-        where responses are of one token, which goes through none."""
-        apart = self.objective.decoder.last_apart or splits_positions(jax.sharding.get_abstract_mesh())
-        return self.geometry.one_microbatch and self.geometry.response_length > 1 and not apart
+        """Whether prompts go through the layers with the responses to them."""
+        split = splits_positions(jax.sharding.get_abstract_mesh())
+        return self.geometry.one_pass(self.objective.decoder.config.layers, split)
 
     def own(self, responses: Responses, shard: Array, B_p: Array, n: Array) -> Own:
         """The shard's rollouts in the order in which they are computed. With one width alone nothing is moved."""

@@ -15,7 +15,6 @@ from isojax.launch.fitting import FILLED, Axes, Room, fit, fitting_microbatch, h
 from isojax.launch.memory import Memory, estimate
 from isojax.launch.planner import plan, resolve
 from isojax.meshes import parse_mesh
-from isojax.models import decoder
 from isojax.rl import logprobs
 from isojax.sharding import make_mesh
 from isojax.tasks.base import build_task
@@ -188,4 +187,4 @@ def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(tmp_path: Pat
 
 def test_the_planner_knows_the_programs_constants() -> None:
     """Which it has copies of, because it does without jax."""
-    assert (memory.LAST_APART, memory.PLAIN_LOGITS, memory.KEPT_LOGITS) == (decoder.LAST_APART, logprobs.PLAIN, logprobs.KEPT)
+    assert (memory.PLAIN_LOGITS, memory.KEPT_LOGITS) == (logprobs.PLAIN, logprobs.KEPT)

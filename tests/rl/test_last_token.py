@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from isojax.config import RLConfig
-from isojax.models.decoder import LAST_APART, Decoder
+from isojax.geometry import LAST_APART
+from isojax.models.decoder import Decoder
 from isojax.rl.objective import hidden_states
 from isojax.rl.step import coefficients
 from isojax.rl.update import Responses, build_gradient
