@@ -3,7 +3,7 @@
 With these settings XLA's own passes stay as they are, sharding and collectives among them. What is left out is LLVM's optimisation and,
 where jaxlib still has the older ones, the newer emitters of fusions, which take most of the time. Rounding differs in the last bits.
 jaxlib 0.11 has the newer emitters alone, and without some optimisation they round one computation in two ways. A program's machine code is
-made in one piece: in many, for as many cores, takes a tenth more of the processor's time, and pytest's workers keep the cores at work.
+made in one piece: in many it takes a tenth more of the processor's time, and pytest's workers keep the cores at work by themselves.
 `XLA_FLAGS=--xla_backend_optimization_level=3 make test` compiles as users do; some tests do so always.
 """
 

@@ -18,7 +18,7 @@ from isojax.sampling.sampler import build_sampler
 from isojax.sharding import shard_count
 from isojax.tasks.base import Grades
 from isojax.types import InputError, Problem
-from tests.compiler import AS_USERS_DO, SAME_BITS
+from tests.compiler import AS_USERS_DO
 from tests.device import CONFIG, DECODER, MESHES, P, Parity, T, compile_with, gather, mesh, placed, policy, random_problems
 
 B_p, n, UPDATES, COUNT, SEED = 5, 7, 3, 11, 17
@@ -106,7 +106,7 @@ class Twin:
 def test_the_hosted_update_equals_the_update_on_device(axes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three updates, compiled as users do: the first one's tokens bit for bit, its gradient and parameters to rounding, and all metrics;
     text is judged for its own problem."""
-    compile_with(SAME_BITS if axes == "auto" else AS_USERS_DO, monkeypatch)
+    compile_with(AS_USERS_DO, monkeypatch)
     twin, here = Twin(axes), Spoken()
     once, on_device = twin.hosted(here, count=1)[0], twin.on_device(count=1)[0]
     for one, two in zip(*map(jax.tree.leaves, ((once.params, once.moments.mu), (on_device.params, on_device.moments.mu))), strict=True):
