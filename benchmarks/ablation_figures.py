@@ -12,13 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from isojax.report.canvas import DASHES, DPI, Drawing, frame, palette, rendered
+from isojax.report.canvas import DASHES, DPI, RenderedFigure, style_axes, n_palette, render_figure
 
 NAMES = {"entropy": "entropy (nats a token)", "kl": "KL to the base policy"}
 Line = Mapping[str, Any]
 
 
-def draw(experiment: Experiment, lines: Sequence[Line]) -> Drawing:
+def draw(experiment: Experiment, lines: Sequence[Line]) -> RenderedFigure:
     """A column of axes for each panel: reward, then each of the experiment's metrics."""
     columns = list(dict.fromkeys(title_of(experiment, line) for line in lines))
     rows = 1 + len(experiment.metrics)
@@ -27,19 +27,19 @@ def draw(experiment: Experiment, lines: Sequence[Line]) -> Drawing:
         own = [line for line in lines if title_of(experiment, line) == column]
         styles = styles_of(experiment, own)
         top = fig.add_subplot(rows, len(columns), j + 1)
-        frame(top, column, "" if experiment.metrics else "C (rollouts)", f"validation reward ({own[0]['metric']})" if j == 0 else "")
+        style_axes(top, column, "" if experiment.metrics else "C (rollouts)", f"validation reward ({own[0]['metric']})" if j == 0 else "")
         for line in own:
             key = key_of(experiment, line)
             reward(top, line, f"n = {key}" if experiment.by_n else key, styles[key])
         top.legend(frameon=False, fontsize=8, ncols=2 if len(own) > 6 else 1)
         for i, metric in enumerate(experiment.metrics):
             ax = fig.add_subplot(rows, len(columns), (i + 1) * len(columns) + j + 1, sharex=top)
-            frame(ax, "", "C (rollouts)" if i + 1 == len(experiment.metrics) else "", NAMES[metric] if j == 0 else "")
+            style_axes(ax, "", "C (rollouts)" if i + 1 == len(experiment.metrics) else "", NAMES[metric] if j == 0 else "")
             for line in own:
                 if line["series"][metric]:
                     ax.plot(*zip(*line["series"][metric], strict=True), lw=1.6, **styles[key_of(experiment, line)])
     fig.suptitle(experiment.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    return rendered(fig)
+    return render_figure(fig)
 
 
 def title_of(experiment: Experiment, line: Line) -> str:
@@ -55,7 +55,7 @@ def key_of(experiment: Experiment, line: Line) -> Any:
 def styles_of(experiment: Experiment, lines: Sequence[Line]) -> dict[Any, dict[str, Any]]:
     """Colour and dash of each line of a panel: by n, or of ten colours that can be told apart, then dashed."""
     if experiment.by_n:
-        return {n: {"color": colour, "ls": "-"} for n, colour in palette([line["n"] for line in lines]).items()}
+        return {n: {"color": colour, "ls": "-"} for n, colour in n_palette([line["n"] for line in lines]).items()}
     tab = [to_hex(colour) for colour in colormaps["tab10"](range(10))]
     return {line["arm"]: {"color": tab[i % 10], "ls": DASHES[i // 10 % len(DASHES)]} for i, line in enumerate(lines)}
 

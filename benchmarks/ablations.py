@@ -32,13 +32,13 @@ from ablation_arms import EVALUATIONS, EXPERIMENTS, SCALE, Arm, Experiment
 from rich.console import Console
 from rich.table import Table
 
-from isojax.config import Config, load_configs, read_saved, save_config
+from isojax.config import Config, load_configs, read_saved_config, save_config
 from isojax.files import write_bytes, write_text
-from isojax.launch.lr_anchor import score
-from isojax.launch.planner import resolve
-from isojax.launch.resume import BASE, CONFIG
-from isojax.records import RECORDS, default_metric, read_runs
-from isojax.scaling.health import health
+from isojax.launch.lr_anchor import score_curve
+from isojax.launch.planner import resolve_sweep_sizes
+from isojax.launch.resume import BASE_FOLDER, CONFIG_FILE
+from isojax.records import RECORDS_FILE, default_metric, read_runs
+from isojax.scaling.health import health_flags
 from isojax.scaling.metrics import metric_value
 from isojax.types import InputError, RunFailed, RunRecord
 
@@ -67,16 +67,16 @@ def share_base(config: Config, below: Path) -> None:
     from isojax.launch.site import resolve_config, start_jax
 
     folder = Path(config.run.dir) / config.name
-    if (folder / CONFIG).exists():
+    if (folder / CONFIG_FILE).exists():
         return
     start_jax(config)
     config = resolve_config(config)
-    for path in sorted(below.glob(f"*/*/{CONFIG}")):
-        old = read_saved(path).cell
+    for path in sorted(below.glob(f"*/*/{CONFIG_FILE}")):
+        old = read_saved_config(path).cell
         if all(getattr(old, key) == getattr(config.cell, key) for key in OF_THE_BASE):
-            shutil.rmtree(folder / BASE, ignore_errors=True)  # of a copy that was interrupted
-            shutil.copytree(path.parent / BASE, folder / BASE)
-            save_config(config.model_copy(update={"sweep": resolve(config.sweep, 1, config.cell)}), folder / CONFIG)
+            shutil.rmtree(folder / BASE_FOLDER, ignore_errors=True)  # of a copy that was interrupted
+            shutil.copytree(path.parent / BASE_FOLDER, folder / BASE_FOLDER)
+            save_config(config.model_copy(update={"sweep": resolve_sweep_sizes(config.sweep, 1, config.cell)}), folder / CONFIG_FILE)
             return
 
 
@@ -90,7 +90,7 @@ def run(arm: Arm, config: Config, below: Path) -> list[Line]:
         launch(config, resume=True, dry_run=False)
     except RunFailed as e:  # the other arms go on, and the line tells
         failed = [line.strip() for line in str(e).splitlines()[1:]]
-    found = [p.parent for p in sorted((Path(config.run.dir) / config.name).glob(f"cells/*/{RECORDS}")) if p.read_bytes().count(b"\n") > 1]
+    found = [p.parent for p in sorted((Path(config.run.dir) / config.name).glob(f"cells/*/{RECORDS_FILE}")) if p.read_bytes().count(b"\n") > 1]
     runs = read_runs(found)
     cells = sorted({(r.cell.B_p, r.cell.n) for r in runs})
     return [line_of(arm, [r for r in runs if (r.cell.B_p, r.cell.n) == cell], failed) for cell in cells]
@@ -100,11 +100,11 @@ def line_of(arm: Arm, runs: Sequence[RunRecord], failed: Sequence[str]) -> Line:
     """What came of the seeds of one (B_p, n)."""
     metric = default_metric(runs)
     curves = [[(p.rollouts, metric_value(p, metric, r.source)) for p in r.points] for r in runs]
-    bases, finals = [curve[0][1] for curve in curves], [score(curve) for curve in curves]
+    bases, finals = [curve[0][1] for curve in curves], [score_curve(curve) for curve in curves]
     gains = [final - base for final, base in zip(finals, bases, strict=True)]
     cell = runs[0].cell
     own = [text for text in failed if text.startswith(f"{cell.B_p}x{cell.n}-")]
-    flags = [f"{r.cell.name}: {flag}" for r in runs for flag in health(r)]
+    flags = [f"{r.cell.name}: {flag}" for r in runs for flag in health_flags(r)]
     last = {key: mean_of([r.points[-1].train[key] for r in runs if key in r.points[-1].train]) for key in TRAINING}
     series = {key: series_of(runs, key) for key in ("entropy", "kl")}
     return {

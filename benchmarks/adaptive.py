@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from isojax.scaling.adaptive import Frontier
-from isojax.scaling.ensemble import Ensemble
+from isojax.scaling.adaptive import AdaptivePolicy
+from isojax.scaling.ensemble import CurveEnsemble
 from isojax.scaling.fit import fit
 from isojax.scaling.synthetic import World, random_world
 from isojax.scaling.synthetic_kinds import KINDS
@@ -40,10 +40,10 @@ METRIC, EVALUATIONS, REPLICATES = "avg@4", 25, 200
 Line = dict[str, Any]
 
 
-def simulate(w: World, policy: Frontier) -> tuple[list[RunRecord], int]:
+def simulate(w: World, policy: AdaptivePolicy) -> tuple[list[RunRecord], int]:
     """The runs of a sweep that does what the policy asks for, and its rounds."""
     targets, rounds = dict[Cell, int](), 0
-    while wanted := policy.next(w.trained(targets)):
+    while wanted := policy.next_round(w.trained(targets)):
         targets |= dict(wanted)
         rounds += 1
     return w.trained(targets), rounds
@@ -51,8 +51,8 @@ def simulate(w: World, policy: Frontier) -> tuple[list[RunRecord], int]:
 
 def judge(w: World, runs: Sequence[RunRecord], C: Sequence[int], whole: int) -> Line:
     """The fit of some runs against the truth at budgets C."""
-    e = Ensemble.load(fit(runs, METRIC, replicates=REPLICATES))
-    chosen = e.n[e.expected(C).argmax(1)].tolist()
+    e = CurveEnsemble.from_fit(fit(runs, METRIC, replicates=REPLICATES))
+    chosen = e.n[e.expected_rewards(C).argmax(1)].tolist()
     keys = sorted(w.truth, key=lambda key: key[1])
     ns, R = [n for _, n in keys], np.stack([w.reward(*key, C) for key in keys])
     best, mine = R.argmax(0), np.array([ns.index(n) for n in chosen])
@@ -67,14 +67,14 @@ def world(case: tuple[str, int, int]) -> Line:
     kind, seed, seeds = case
     w = random_world(kind, seed, seeds=seeds, unequal=False, evaluations=EVALUATIONS)
     cells, grid = [r.cell for r in w.runs], sorted({p.target for r in w.runs for p in r.points})
-    policy, begin = Frontier(cells, grid, metric=METRIC), time.perf_counter()
+    policy, begin = AdaptivePolicy(cells, grid, metric=METRIC), time.perf_counter()
     runs, rounds = simulate(w, policy)
     seconds = (time.perf_counter() - begin) / rounds
     half = max(g for g in grid if g <= grid[-1] / 2)
     sweeps = {"frontier": runs, "grid": w.runs, "half_budget": w.trained(dict.fromkeys(cells, half))}
     if seeds > 1:
         sweeps["one_seed"] = [r for r in w.runs if r.cell.seed == 0]
-    found = {name: judge(w, own, policy.levels, policy.whole) for name, own in sweeps.items()}
+    found = {name: judge(w, own, policy.C_levels, policy.grid_rollouts) for name, own in sweeps.items()}
     return {"kind": kind, "seed": seed, "seeds": seeds, "rounds": rounds, "seconds_a_round": seconds, "sweeps": found}
 
 

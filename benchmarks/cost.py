@@ -19,14 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isojax.config import FLOAT32, CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.config import FLOAT32_PRECISION, CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
 from isojax.launch import planner
 from isojax.meshes import parse_mesh
 from isojax.models import llama
-from isojax.rl.step import Step, build_init, coefficients
-from isojax.sampling.batch import Problems, batch_rows, make_geometry
+from isojax.rl.step import TrainStep, build_init_state, make_coefficients
+from isojax.sampling.batch import ProblemArrays, buffer_row_groups, make_sampler_shapes
 from isojax.sharding import make_mesh
-from isojax.tasks.stops import Stops
+from isojax.tasks.stops import StopConditions
 
 
 @dataclass(frozen=True)
@@ -59,30 +59,30 @@ class Update:
         shape = {"layers": sizes.model, "width": width, "heads": width // 32, "kv_heads": width // 64, "head_dim": 32, "mlp": 3 * width}
         decoder = llama.build(ModelConfig(family="llama", **shape), sizes.V)
         sampling = SamplingConfig(prompt_length=sizes.P, response_length=sizes.T)
-        cell = CellConfig(sampling=sampling, precision=FLOAT32, rl=RLConfig())
-        chosen = planner.resolve(SweepConfig(B_p=(sizes.B_p,), n=(sizes.n,), slots=32), 1, cell)
-        assert chosen.microbatch and chosen.prompts
+        cell = CellConfig(sampling=sampling, precision=FLOAT32_PRECISION, rl=RLConfig())
+        chosen = planner.resolve_sweep_sizes(SweepConfig(B_p=(sizes.B_p,), n=(sizes.n,), decode_slots=32), 1, cell)
+        assert chosen.microbatch and chosen.prefill_batch
         mesh = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
         pair = sizes.B_p, sizes.n
-        geometry = make_geometry([pair], 1, 32, chosen.microbatch, sizes.P, sizes.T, chosen.prompts)
-        step = Step(cell, decoder, Stops((), None), geometry, mesh)
+        geometry = make_sampler_shapes([pair], 1, 32, chosen.microbatch, sizes.P, sizes.T, chosen.prefill_batch)
+        step = TrainStep(cell, decoder, StopConditions((), None), geometry, mesh)
         rng, rows = np.random.default_rng(0), geometry.problem_rows
         prompts = rng.integers(0, sizes.V, (rows, sizes.P)).astype(np.int32)
         lengths = np.full(rows, sizes.P, np.int32)
         arrays = prompts, lengths, np.zeros((rows, 0), np.int32), np.arange(rows, dtype=np.int32)
-        problems = Problems(*(jnp.asarray(x) for x in arrays))
-        numbers, scalars = coefficients(cell.rl), tuple(jnp.int32(x) for x in pair)
+        problems = ProblemArrays(*(jnp.asarray(x) for x in arrays))
+        numbers, scalars = make_coefficients(cell.rl), tuple(jnp.int32(x) for x in pair)
 
         def sample(params: Any, key: Any) -> Any:
             return step.sample(params, problems, *scalars, key)
 
         def learn(state: Any, rollouts: Any, key: Any) -> Any:
-            _, live = batch_rows(geometry, *scalars)
+            _, live = buffer_row_groups(geometry, *scalars)
             rewards = jnp.where(live, rollouts.tokens.sum(-1) % 7 / 7.0, 0.0)  # arbitrary, and different inside every group
-            weighed, _ = step.weigh(state, problems, rollouts, rewards, *scalars, key, numbers)
+            weighed, _ = step.compute_advantages(state, problems, rollouts, rewards, *scalars, key, numbers)
             return step.update(state, {}, problems, rollouts, weighed, *scalars, numbers)[0]
 
-        self.state = build_init(decoder, mesh)(decoder.init(jax.random.key(0)))
+        self.state = build_init_state(decoder, mesh)(decoder.init(jax.random.key(0)))
         self.sample, self.learn = jax.jit(sample), jax.jit(learn, donate_argnums=0)
 
     def seconds(self, number: int) -> tuple[float, float]:

@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from isojax.scaling.curves import hill
-from isojax.scaling.single import Runs, band, fit_curve, intervals, replicates
+from isojax.scaling.single import RunPoints, curve_band, fit_single_run, parameter_intervals, bootstrap_replicates
 
 # kind -> (rho, seeds, standard deviation of their levels)
 KINDS = {
@@ -40,11 +40,11 @@ def one(rng: np.random.Generator, points: int, rho: float, seeds: int, level: fl
     for i in range(1, points):
         noise[:, i] = rho * noise[:, i - 1] + np.sqrt(1 - rho**2) * noise[:, i]
     noise += rng.normal(0, level, (seeds, 1))
-    runs = Runs(np.tile(C, seeds), (truth + noise).ravel(), np.repeat(np.arange(seeds), points))
-    fit = fit_curve(runs)
-    drawn = replicates(fit, runs)
-    low, high = intervals(drawn, fit.axis)["A"]
-    found = band(fit, drawn, C)
+    runs = RunPoints(np.tile(C, seeds), (truth + noise).ravel(), np.repeat(np.arange(seeds), points))
+    fit = fit_single_run(runs)
+    drawn = bootstrap_replicates(fit, runs)
+    low, high = parameter_intervals(drawn, fit.axis)["A"]
+    found = curve_band(fit, drawn, C)
     inside = (found["low"] <= truth) & (truth <= found["high"])
     A = R0 + gain
     held = (low is None or low <= A) and (high is None or A <= high)

@@ -22,11 +22,11 @@ from jax import lax
 
 from isojax import registry
 from isojax.config import ModelConfig
-from isojax.geometry import FEW_ROWS
+from isojax.geometry import TRANSPOSE_MAX_SLOTS
 from isojax.meshes import parse_mesh
 from isojax.models import hf
 from isojax.models.decoding import Decoding
-from isojax.sampling.logits import draw, log_probs
+from isojax.sampling.logits import sample_token, log_probs
 from isojax.sharding import make_mesh
 
 STEPS, REPEATS = 8, 5
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=64)
     args = parser.parse_args()
 
-    config = hf.resolve(ModelConfig(path=str(args.model)))
+    config = hf.resolve_model(ModelConfig(path=str(args.model)))
     decoder = registry.load("models", config.family, "build").build(config, config.vocab)
     params = hf.load(args.model, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
     size = sum(x.size for x in jax.tree.leaves(params))
@@ -60,7 +60,7 @@ def main() -> None:
 
     for slots, unrolled in itertools.product(map(int, args.slots.split(",")), (True, False)):
         decoding = Decoding(
-            decoder, slots, 1, args.positions // 2, args.positions - args.positions // 2, unrolled, transposed=slots <= FEW_ROWS
+            decoder, slots, 1, args.positions // 2, args.positions - args.positions // 2, unrolled, allow_transposed=slots <= TRANSPOSE_MAX_SLOTS
         )
 
         @jax.jit
@@ -68,12 +68,12 @@ def main() -> None:
             def one(i: Any, carry: Any) -> Any:
                 cache, tokens = carry
                 hidden, cache = decoding.step(weights, cache, tokens, start + i, start)
-                tokens, _ = draw(log_probs(decoding.logits(weights, hidden), 0.6), jnp.full(tokens.shape, 0.5))
+                tokens, _ = sample_token(log_probs(decoding.logits(weights, hidden), 0.6), jnp.full(tokens.shape, 0.5))
                 return cache, tokens
 
             return lax.fori_loop(0, STEPS, one, (cache, tokens))
 
-        given = jax.jit(decoding.weights)(params), decoding.empty_cache(), jnp.zeros(slots, jnp.int32)
+        given = jax.jit(decoding.prepare_weights)(params), decoding.empty_cache(), jnp.zeros(slots, jnp.int32)
         step = seconds(lambda f=steps, g=given, n=slots: f(*g, jnp.full(n, args.positions - STEPS, jnp.int32))) / STEPS
         told = {
             "slots": slots,

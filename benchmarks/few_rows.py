@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from isojax.models.parts import product, product_of_few
+from isojax.models.parts import matmul, small_batch_matmul
 
 LAYERS, REPEATS = 30, 5
 LARGE = 2**24  # numbers of a matrix that is read from memory in any case
@@ -27,7 +27,7 @@ def program(form: Callable[[Any, Any], Any]) -> Callable[[Any, list[Any]], list[
     return jax.jit(lambda x, weights: [form(x, w) for w in weights])
 
 
-FORMS = {"plain": program(product), "of_few": program(lambda x, held: product_of_few(x, held.T))}
+FORMS = {"plain": program(matmul), "of_few": program(lambda x, held: small_batch_matmul(x, held.T))}
 
 
 def seconds(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:

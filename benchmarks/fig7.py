@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from isojax.cli_words import plain
+from isojax.cli_words import to_json_value
 from isojax.scaling.points import fit_points_file
 
 # parameter -> (as printed in Fig. 7 Easy, how far a fit to digitised points may be from it)
@@ -42,7 +42,7 @@ def main() -> int:
         "within": within,
         "few_distinct_n_said": warned,
     }
-    print(json.dumps(plain(line)))
+    print(json.dumps(to_json_value(line)))
     return 0 if all(within.values()) and warned else 1
 
 

@@ -24,7 +24,7 @@ from isojax.scaling.curves import hill
 from isojax.scaling.fit import fit
 from isojax.scaling.law import Law, log2_n_star
 from isojax.scaling.metrics import FloatArray
-from isojax.scaling.predict import best
+from isojax.scaling.predict import best_cell_for_budget
 from isojax.scaling.synthetic import World, random_world
 from isojax.types import InputError, RunRecord
 
@@ -246,7 +246,7 @@ def _figures(w: World, mode: str, replicates: int) -> dict[str, Any]:
         law = law_n(d, C, list(cells_by_n(w)))
         found[m] |= {"law_right": float(_steps(law, true_best(w, C).n).mean()), "seconds": seconds}
     hidden = np.geomspace(C_max / HOLD_OUT, C_max, HIDDEN + 1)[1:]
-    chosen = [best(short_fits[mode][0], C) for C in hidden.tolist()]
+    chosen = [best_cell_for_budget(short_fits[mode][0], C) for C in hidden.tolist()]
     promises = {mode: Answer(np.array([b.n for b in chosen]), np.array([b.reward for b in chosen]))}
     if mode != "paper":
         promises["paper"] = extrapolated(short_fits["paper"][0], hidden)

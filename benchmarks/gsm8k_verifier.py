@@ -56,7 +56,7 @@ def main() -> None:
             checks.append((f"right_{form}", problem, write(solution, number.strip())))
             wrong = {change: apply(value) for change, apply in CHANGES.items()}
             checks += [(f"wrong_{change}_{form}", problem, write(solution, f"{w:,}")) for change, w in wrong.items() if w != value]
-    with Checker("math", workers=given.workers) as checker:
+    with Checker("math", num_workers=given.workers) as checker:
         began = time.perf_counter()
         grades = checker.grade([p for _, p, _ in checks], [p.prompt for _, p, _ in checks], [response for *_, response in checks])
         seconds = time.perf_counter() - began

@@ -20,10 +20,10 @@ from isojax import registry
 from isojax.config import ModelConfig, SamplingConfig
 from isojax.meshes import parse_mesh
 from isojax.models import hf
-from isojax.sampling.batch import Problems, make_geometry
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from isojax.sampling.sampler import build_sampler
 from isojax.sharding import make_mesh
-from isojax.tasks.stops import Stops
+from isojax.tasks.stops import StopConditions
 
 REPEATS = 3
 
@@ -36,7 +36,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
 
-    config = hf.resolve(ModelConfig(path=str(args.model)))
+    config = hf.resolve_model(ModelConfig(path=str(args.model)))
     mesh = make_mesh(parse_mesh("auto", 1), jax.devices())
     build = registry.load("models", config.family, "build").build
     params: Any = hf.load(args.model, config, build(config, config.vocab), mesh)
@@ -49,11 +49,11 @@ def main() -> None:
         rng, cells = np.random.default_rng(0), [(args.problems, args.n)]
         samplers, times = {}, {}
         for width in (1, args.width):
-            geometry = make_geometry(cells, 1, args.slots, args.slots, length, args.response, args.problems, width)
+            geometry = make_sampler_shapes(cells, 1, args.slots, args.slots, length, args.response, args.problems, width)
             sampling = SamplingConfig(prompt_length=length, response_length=args.response)
-            samplers[width] = jax.jit(build_sampler(decoder, geometry, mesh, sampling, Stops((), None)))
+            samplers[width] = jax.jit(build_sampler(decoder, geometry, mesh, sampling, StopConditions((), None)))
             rows = geometry.problem_rows
-        problems = Problems(
+        problems = ProblemArrays(
             rng.integers(0, config.vocab, (rows, length)).astype(np.int32),
             np.full(rows, length, np.int32),
             np.zeros((rows, 0), np.int32),

@@ -25,15 +25,15 @@ from isojax.config import DataConfig, ModelConfig, PromptConfig, RLConfig, Sampl
 from isojax.meshes import parse_mesh
 from isojax.models import hf
 from isojax.models.decoder import Decoder, Params
-from isojax.rl.objective import PolicyObjective, Sampled
-from isojax.rl.step import coefficients
-from isojax.rl.terms import Terms
-from isojax.rl.update import Responses, build_gradient
-from isojax.sampling.batch import Geometry, Problems, make_geometry
+from isojax.rl.objective import PolicyObjective, PolicyInputs
+from isojax.rl.step import make_coefficients
+from isojax.rl.terms import LossWeights
+from isojax.rl.update import ResponseBatch, build_gradient
+from isojax.sampling.batch import SamplerShapes, ProblemArrays, make_sampler_shapes
 from isojax.sampling.sampler import build_sampler
 from isojax.sharding import make_mesh, shard_count
-from isojax.tasks.sources import Held, open_source
-from isojax.tasks.stops import Stops
+from isojax.tasks.sources import InMemorySource, open_source
+from isojax.tasks.stops import StopConditions
 from isojax.tasks.text import TextTask
 from isojax.types import Problem
 
@@ -61,22 +61,22 @@ OPENINGS += ["The capital of France", "| name | age |", "To bake a cake, first",
 class Agreement:
     """Samples a batch, then lets the gradient's own program say what it makes of each token."""
 
-    def __init__(self, decoder: Decoder, stops: Stops, geometry: Geometry, sampling: SamplingConfig, on: Mesh):
+    def __init__(self, decoder: Decoder, stops: StopConditions, geometry: SamplerShapes, sampling: SamplingConfig, on: Mesh):
         self._sample = jax.jit(build_sampler(decoder, geometry, on, sampling, stops))
-        objective = PolicyObjective(decoder, RLConfig(), sampling, split=on.shape["tensor"] > 1)
+        objective = PolicyObjective(decoder, RLConfig(), sampling, vocab_split=on.shape["tensor"] > 1)
         gradient = build_gradient(objective, geometry, on, decoder.logical_axes(), decoder.shapes())
 
-        def score(params: Params, problems: Problems, rollouts: Any, B_p: Any, n: Any, gradient_too: bool) -> Any:
+        def score(params: Params, problems: ProblemArrays, rollouts: Any, B_p: Any, n: Any, gradient_too: bool) -> Any:
             alike = jnp.ones(rollouts.ended.shape)
             weight = alike / rollouts.mask.sum()
-            own = Sampled(rollouts.logps, rollouts.kept, Terms(alike, weight, weight, weight))
-            responses = Responses(rollouts.tokens, rollouts.mask, own)
-            found, metrics = gradient(params, params, problems, responses, B_p, n, coefficients(RLConfig()))
+            own = PolicyInputs(rollouts.logps, rollouts.kept, LossWeights(alike, weight, weight, weight))
+            responses = ResponseBatch(rollouts.tokens, rollouts.mask, own)
+            found, metrics = gradient(params, params, problems, responses, B_p, n, make_coefficients(RLConfig()))
             return metrics, optax.tree.norm(found) if gradient_too else None  # where nobody asks for it, no gradient is computed
 
         self._score = jax.jit(score, static_argnums=5)
 
-    def __call__(self, params: Params, problems: Problems, cell: tuple[int, int], gradient_too: bool = False) -> dict[str, float]:
+    def __call__(self, params: Params, problems: ProblemArrays, cell: tuple[int, int], gradient_too: bool = False) -> dict[str, float]:
         """The update's metrics of a batch of `cell` = (B_p, n); with tokens (compared) and gradient_norm (where asked)."""
         numbers = (np.int32(cell[0]), np.int32(cell[1]))
         rollouts = self._sample(params, problems, *numbers, jax.random.key(0))
@@ -91,9 +91,9 @@ def report(name: str, task: TextTask, model: ModelConfig, count: int, n: int, le
     decoder = registry.load("models", model.family, "build").build(model, task.vocab)
     on = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
     sampling = SamplingConfig(prompt_length=lengths[0], response_length=lengths[1], temperature=0.6, top_p=top_p)
-    geometry = make_geometry([(count, n)], shard_count(on), min(64, count * n), 256 // lengths[1], *lengths)
+    geometry = make_sampler_shapes([(count, n)], shard_count(on), min(64, count * n), 256 // lengths[1], *lengths)
     chosen = task.problems(count, np.random.default_rng(0))
-    problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in task.encode(chosen, lengths[0])))
+    problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in task.encode(chosen, lengths[0])))
     params = hf.load(task.folder, model, decoder, on)
     found = Agreement(decoder, task.stops, geometry, sampling, on)(params, problems, (count, n))
     row = {"prompts": name, "top_p": top_p, "temperature": 0.6, "rollouts": count * n, "tokens": round(found["tokens"])}
@@ -107,11 +107,11 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--sums", type=int, default=200)
     given = parser.parse_args()
-    model = hf.resolve(ModelConfig(path=given.model))
+    model = hf.resolve_model(ModelConfig(path=given.model))
     shots, free = PromptConfig(template=SHOTS, stop=("\n",)), PromptConfig()
     verifier = VerifierConfig(use="integer")
     sums = TextTask(open_source("addition", DataConfig()), model, shots, verifier)
-    text = TextTask(Held([Problem(i, opening, "") for i, opening in enumerate(OPENINGS)]), model, free, verifier)
+    text = TextTask(InMemorySource([Problem(i, opening, "") for i, opening in enumerate(OPENINGS)]), model, free, verifier)
     for top_p in (1.0, 0.9):
         report("free text", text, model, len(OPENINGS), 8, (12, 64), top_p)
         report("sums", sums, model, given.sums, 16, (48, 8), top_p)

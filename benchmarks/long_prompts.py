@@ -26,19 +26,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isojax.config import RLConfig, SamplingConfig, load_config
 from isojax.meshes import parse_mesh
-from isojax.models.decoder import Decoder, Options
-from isojax.rl.objective import PolicyObjective, Sampled
-from isojax.rl.step import coefficients
-from isojax.rl.terms import Terms
-from isojax.rl.update import Responses, build_gradient
-from isojax.sampling.batch import Geometry, Problems, make_geometry
+from isojax.models.decoder import Decoder, ComputeOptions
+from isojax.rl.objective import PolicyObjective, PolicyInputs
+from isojax.rl.step import make_coefficients
+from isojax.rl.terms import LossWeights
+from isojax.rl.update import ResponseBatch, build_gradient
+from isojax.sampling.batch import SamplerShapes, ProblemArrays, make_sampler_shapes
 from isojax.sampling.sampler import build_engine, build_sampler
-from isojax.sampling.stream import state_shardings
-from isojax.sharding import ROWS, make_mesh, replicated, shard_count
-from isojax.tasks.stops import Stops
+from isojax.sampling.stream import sampler_state_shardings
+from isojax.sharding import ROLLOUT_AXES, make_mesh, replicated, shard_count
+from isojax.tasks.stops import StopConditions
 
 CELL, SLOTS, MICROBATCH = (4, 16), 16, 4
-STOPS = Stops((0,), None)
+STOPS = StopConditions((0,), None)
 
 
 def main() -> None:
@@ -52,11 +52,11 @@ def main() -> None:
     model = load_config("models/smollm2-135m", []).cell.model.model_copy(update={"layers": args.layers})
     assert model.vocab is not None
     dtype = "bfloat16" if args.topology else "float32"
-    decoder = Decoder(model, model.vocab).computed(Options(dtype, dtype, remat="layer"))
+    decoder = Decoder(model, model.vocab).with_options(ComputeOptions(dtype, dtype, remat="layer"))
     for text in args.meshes.split():
         mesh, start = make_mesh(parse_mesh(text, 4), chips(args.topology)), time.perf_counter()
         sizes = shard_count(mesh), SLOTS, MICROBATCH, args.prompt, args.response
-        geometry = make_geometry([CELL], *sizes, prompts=1, width=SLOTS)
+        geometry = make_sampler_shapes([CELL], *sizes, prefill_batch=1, slots_per_prefix=SLOTS)
         found = {"sampler": sampler(decoder, geometry, mesh), "gradient": gradient(decoder, geometry, mesh)}
         found = {"mesh": text, **found, "prefix": prefix(decoder, geometry, mesh), "seconds": round(time.perf_counter() - start)}
         print(json.dumps(found), flush=True)
@@ -76,12 +76,12 @@ def whole(mesh: Mesh, *shape: int, dtype: Any = jnp.int32) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=replicated(mesh))
 
 
-def given(decoder: Decoder, geometry: Geometry, mesh: Mesh) -> tuple[Any, Problems]:
+def given(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> tuple[Any, ProblemArrays]:
     """Shapes of parameters and problems."""
     params = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), decoder.shapes(), decoder.shardings(mesh))
     rows = geometry.problem_rows
     shapes = (rows, geometry.prompt_length), (rows,), (rows, geometry.response_length), (rows,)
-    return params, Problems(*(whole(mesh, *shape) for shape in shapes))
+    return params, ProblemArrays(*(whole(mesh, *shape) for shape in shapes))
 
 
 def temporaries(function: Any, *arguments: Any) -> int:
@@ -89,41 +89,41 @@ def temporaries(function: Any, *arguments: Any) -> int:
     return function.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
 
 
-def sampler(decoder: Decoder, geometry: Geometry, mesh: Mesh) -> int:
+def sampler(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> int:
     """Of a whole batch's sampling."""
     sample = build_sampler(decoder, geometry, mesh, sampling(geometry), STOPS)
     key = whole(mesh, dtype=jax.eval_shape(lambda: jax.random.key(0)).dtype)
     return temporaries(jax.jit(sample), *given(decoder, geometry, mesh), whole(mesh), whole(mesh), key)
 
 
-def gradient(decoder: Decoder, geometry: Geometry, mesh: Mesh) -> int:
+def gradient(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> int:
     """Of an update's gradient, without a KL term."""
     rl, T = RLConfig(kl=0.0), geometry.response_length
     objective = PolicyObjective(decoder, rl, sampling(geometry), mesh.shape["tensor"] > 1)
     function = build_gradient(objective, geometry, mesh, decoder.logical_axes(), decoder.shapes())
-    over = NamedSharding(mesh, PartitionSpec(ROWS))
+    over = NamedSharding(mesh, PartitionSpec(ROLLOUT_AXES))
 
     def rows(*more: int, dtype: Any = jnp.float32) -> Any:
-        return jax.ShapeDtypeStruct((geometry.shards, geometry.rows, *more), dtype, sharding=over)
+        return jax.ShapeDtypeStruct((geometry.shards, geometry.buffer_rows, *more), dtype, sharding=over)
 
-    own = Sampled(rows(T), rows(1), Terms(rows(), rows(), rows(), rows()))
-    responses = Responses(rows(T, dtype=jnp.int32), rows(T, dtype=jnp.bool_), own)
+    own = PolicyInputs(rows(T), rows(1), LossWeights(rows(), rows(), rows(), rows()))
+    responses = ResponseBatch(rows(T, dtype=jnp.int32), rows(T, dtype=jnp.bool_), own)
     params, problems = given(decoder, geometry, mesh)
-    numbers = jax.tree.map(lambda x: whole(mesh, dtype=x.dtype), coefficients(rl))
+    numbers = jax.tree.map(lambda x: whole(mesh, dtype=x.dtype), make_coefficients(rl))
     jitted = jax.jit(function, out_shardings=(decoder.shardings(mesh), None))
     return temporaries(jitted, params, {}, problems, responses, whole(mesh), whole(mesh), numbers)
 
 
-def prefix(decoder: Decoder, geometry: Geometry, mesh: Mesh) -> int:
+def prefix(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> int:
     """Of the sampler's keys and values of prompts, in the table and in the lanes."""
     engine = build_engine(decoder, geometry, mesh, sampling(geometry), STOPS)
-    cache, table = jax.eval_shape(lambda: (engine.decoding.empty_cache(), engine.decoding.empty_table(geometry.prefixes)))
-    lies = state_shardings(engine, mesh)
+    cache, table = jax.eval_shape(lambda: (engine.decoding.empty_cache(), engine.decoding.empty_prefix_table(geometry.prefix_entries)))
+    lies = sampler_state_shardings(engine, mesh)
     arrays = zip(jax.tree.leaves((cache.shared, table)), jax.tree.leaves((lies.cache.shared, lies.table)), strict=True)
     return sum(math.prod(s.shard_shape((geometry.shards, *x.shape))) * np.dtype(x.dtype).itemsize for x, s in arrays)
 
 
-def sampling(geometry: Geometry) -> SamplingConfig:
+def sampling(geometry: SamplerShapes) -> SamplingConfig:
     """Lengths alone."""
     return SamplingConfig(prompt_length=geometry.prompt_length, response_length=geometry.response_length)
 

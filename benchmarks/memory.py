@@ -107,10 +107,10 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """What planner and XLA say of each program of a case."""
     import jax
 
-    from isojax.compiled import QUICK, Shaped, analyse, programs
+    from isojax.compiled import FAST_COMPILE_OPTIONS, AbstractTask, analyze_memory, build_abstract_programs
     from isojax.config import load_configs
-    from isojax.launch.memory import estimate
-    from isojax.launch.planner import plan, resolve
+    from isojax.launch.memory import estimate_memory
+    from isojax.launch.planner import plan_cells, resolve_sweep_sizes
     from isojax.meshes import parse_mesh
     from isojax.sharding import make_mesh
     from isojax.tasks.base import build_task
@@ -118,16 +118,16 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     mesh_text, *words = case
     names = [word for word in words if "=" not in word]
     config = load_configs(names, words[len(names) :])
-    cell = config.cell.model_copy(update={"precision": config.cell.precision.on("cpu")})
+    cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform("cpu")})
     text = cell.task.startswith("jsonl") or cell.task == "addition"
-    task = Shaped(cell.model.vocab or 0) if text else build_task(cell)
+    task = AbstractTask(cell.model.vocab or 0) if text else build_task(cell)
     shape = parse_mesh(mesh_text, 4)
-    sweep = resolve(config.sweep, shape.shards, cell)
-    pairs = sorted({(c.B_p, c.n) for c in plan(sweep)})
-    planned = estimate(cell, sweep, pairs, shape, cell.model.vocab or task.vocab, on_device=not text, backend="cpu").programs
-    for name, program in programs(cell, sweep, pairs, make_mesh(shape, jax.devices()), task).items():
+    sweep = resolve_sweep_sizes(config.sweep, shape.shards, cell)
+    pairs = sorted({(c.B_p, c.n) for c in plan_cells(sweep)})
+    planned = estimate_memory(cell, sweep, pairs, shape, cell.model.vocab or task.vocab, on_device=not text, backend="cpu").program_bytes
+    for name, program in build_abstract_programs(cell, sweep, pairs, make_mesh(shape, jax.devices()), task).items():
         began = time.perf_counter()
-        taken = analyse(program, QUICK)
+        taken = analyze_memory(program, FAST_COMPILE_OPTIONS)
         ratio = planned[name] / taken.total
         line = {"case": " ".join(case), "program": name, "planner": planned[name], "xla": taken.total, "ratio": round(ratio, 3)}
         yield line | taken._asdict() | {"compiled_in": round(time.perf_counter() - began, 1)}

@@ -24,13 +24,13 @@ import numpy as np
 from isojax.config import ModelConfig, SamplingConfig
 from isojax.meshes import parse_mesh
 from isojax.models import llama
-from isojax.sampling.batch import Problems, make_geometry, responses
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes, response_tokens
 from isojax.sampling.sampler import build_sampler
-from isojax.sampling.stream import Told, build_stream
+from isojax.sampling.stream import OnFinished, build_stream
 from isojax.sharding import make_mesh
 from isojax.tasks.base import Grades, HostTask
-from isojax.tasks.grading import Grading
-from isojax.tasks.stops import Stops
+from isojax.tasks.grading import BackgroundGrader
+from isojax.tasks.stops import StopConditions
 from isojax.tasks.verify import Checker
 from isojax.types import Problem
 
@@ -58,18 +58,18 @@ class Task:
         return self.checker.grade(problems, [p.prompt for p in problems], responses)
 
 
-def samplers(B_p: int, n: int, slots: int, response: int) -> tuple[Callable[[], Any], Callable[[Told], list[np.ndarray]]]:
+def samplers(B_p: int, n: int, slots: int, response: int) -> tuple[Callable[[], Any], Callable[[OnFinished], list[np.ndarray]]]:
     """The compiled sampler; and the stream, which tells what it has finished and returns the responses. Both draw the same."""
     decoder, mesh = llama.build(MODEL, VOCAB), make_mesh(parse_mesh("auto", 1), jax.devices())
     params = jax.device_put(jax.jit(decoder.init)(jax.random.key(0)), decoder.shardings(mesh))
-    geometry = make_geometry([(B_p, n)], 1, slots, slots, P, response)
-    given = decoder, geometry, mesh, SamplingConfig(prompt_length=P, response_length=response), Stops((END,), None)
+    geometry = make_sampler_shapes([(B_p, n)], 1, slots, slots, P, response)
+    given = decoder, geometry, mesh, SamplingConfig(prompt_length=P, response_length=response), StopConditions((END,), None)
     sample, stream = jax.jit(build_sampler(*given)), build_stream(*given)
     rows = geometry.problem_rows
     prompts = np.random.default_rng(0).integers(1, VOCAB, (rows, P)).astype(np.int32)
-    problems = Problems(prompts, np.full(rows, P, np.int32), np.zeros((rows, 0), np.int32), np.arange(rows, dtype=np.int32))
+    problems = ProblemArrays(prompts, np.full(rows, P, np.int32), np.zeros((rows, 0), np.int32), np.arange(rows, dtype=np.int32))
     batch = params, problems, B_p, n, jax.random.key(1)
-    return lambda: jax.block_until_ready(sample(*batch)), lambda told: responses(stream.run(*batch, told), B_p * n)
+    return lambda: jax.block_until_ready(sample(*batch)), lambda told: response_tokens(stream.run(*batch, told), B_p * n)
 
 
 def medians(timed: dict[str, Callable[[], Any]]) -> dict[str, float]:
@@ -97,7 +97,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rewards.py"
         path.write_text(REWARD.format(seconds=args.ms / 1000))
-        with Checker(f"function:{path}:reward", workers=args.workers) as checker:
+        with Checker(f"function:{path}:reward", num_workers=args.workers) as checker:
             task = cast("HostTask", cast("Any", Task(checker)))
             drawn = run(lambda rollouts, tokens: None)
 
@@ -105,9 +105,9 @@ def main() -> None:
                 return task.grade(asked, [task.decode(row) for row in drawn]).rewards
 
             def together() -> np.ndarray:
-                with Grading(task, asked) as grading:
-                    run(grading.add)
-                    return grading.grades().rewards
+                with BackgroundGrader(task, asked) as grading:
+                    run(grading.add_responses)
+                    return grading.collect_grades().rewards
 
             assert (grade() == together()).all()
             timed = {"sample": sample, "visits": lambda: run(lambda rollouts, tokens: None), "grade": grade, "together": together}

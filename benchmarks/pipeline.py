@@ -36,16 +36,16 @@ import numpy as np
 from ablations import Arm, config_of, run
 
 from isojax.config import Config, ModelConfig, load_config
-from isojax.launch.planner import resolve
+from isojax.launch.planner import resolve_sweep_sizes
 from isojax.meshes import MeshShape
 from isojax.models.decoder import Params
 from isojax.records import read_runs
 from isojax.rl.pipeline import Pipeline
-from isojax.rl.step import State
-from isojax.sampling.batch import Problems
+from isojax.rl.step import TrainState
+from isojax.sampling.batch import ProblemArrays
 from isojax.sharding import make_mesh, replicated
 from isojax.tasks.base import build_task
-from isojax.tasks.data import Order
+from isojax.tasks.data import EpochOrder
 from isojax.train import Programs
 from isojax.types import Cell, Problem, RunRecord
 
@@ -58,7 +58,7 @@ MODELS = {
 # So that both halves have as much to do: a random policy seldom says the end token, so responses are long where they may be, and the
 # gradient is that of a part of them (a decoupled baseline).
 COMPARABLE = ("cell.sampling.response_length=16", "cell.rl.n_train=2", "sweep.microbatch=32", "sweep.slots=64")
-Updates = Callable[[State, int], tuple[State, dict[str, float]]]
+Updates = Callable[[TrainState, int], tuple[TrainState, dict[str, float]]]
 
 
 def config_for(model: str, cell: Cell, k: int | None, overrides: Sequence[str]) -> Config:
@@ -66,7 +66,7 @@ def config_for(model: str, cell: Cell, k: int | None, overrides: Sequence[str]) 
     words = [f"sweep.B_p=[{cell.B_p}]", f"sweep.n=[{cell.n}]", f"cell.rl.pipeline={'null' if k is None else k}"]
     config = load_config("quickstart", [*words, *COMPARABLE, *overrides])
     config = config.model_copy(update={"cell": config.cell.model_copy(update={"model": MODELS[model]})})
-    return config.model_copy(update={"sweep": resolve(config.sweep, 1, config.cell)})
+    return config.model_copy(update={"sweep": resolve_sweep_sizes(config.sweep, 1, config.cell)})
 
 
 class Way:
@@ -79,7 +79,7 @@ class Way:
         sampler = {"mesh": make_mesh(one, devices[1:]), "process": one}.get(way)
         task = build_task(self.config.cell)
         self.programs = Programs(self.config.cell, self.config.sweep, [(cell.B_p, cell.n)], make_mesh(one, devices), task, sampler)
-        self.arrays = Problems(*self.programs.problem_set(self.problems).arrays)
+        self.arrays = ProblemArrays(*self.programs.problem_set(self.problems).arrays)
         self.table = jax.device_put(self.arrays, replicated(self.programs.mesh))
         decoder = self.programs.decoder
         self.base: Params = jax.jit(decoder.init, out_shardings=decoder.shardings(self.programs.mesh))(jax.random.key(0))
@@ -87,18 +87,18 @@ class Way:
     @contextmanager
     def at_work(self) -> Any:
         """(updates, the seconds that each half has worked so far)."""
-        order, programs = Order(len(self.problems), self.cell.B_p, self.cell.seed), self.programs
+        order, programs = EpochOrder(len(self.problems), self.cell.B_p, self.cell.seed), self.programs
         if programs.pipeline is None:
 
-            def updates(state: State, count: int) -> tuple[State, dict[str, float]]:
+            def updates(state: TrainState, count: int) -> tuple[TrainState, dict[str, float]]:
                 chosen = np.array([next(order) for _ in range(count)], np.int32).reshape(count, self.cell.B_p)
-                return programs.updates(state, self.base, self.table, self.problems, chosen, count, self.cell)[:2]
+                return programs.run_updates(state, self.base, self.table, self.problems, chosen, count, self.cell)[:2]
 
             yield updates, lambda: {}
             return
-        given = self.cell, self.base, self.table, self.arrays, self.problems, order, programs.numbers, 0
+        given = self.cell, self.base, self.table, self.arrays, self.problems, order, programs.hparams, 0
         with Pipeline(programs.pipeline, *given) as pipeline:
-            yield pipeline.updates, lambda: {"sampler": pipeline.half.busy, "trainer": pipeline.busy}
+            yield pipeline.run_updates, lambda: {"sampler": pipeline.rollout_source.busy_seconds, "trainer": pipeline.busy_seconds}
 
     def measure(self, count: int, warm: int) -> Counter[str]:
         """Seconds of `count` updates, and of each half in them, after some more; and the sums of two metrics."""

@@ -39,12 +39,12 @@ from isojax.config import ModelConfig, SamplingConfig
 from isojax.meshes import parse_mesh
 from isojax.models import hf
 from isojax.models.decoder import Decoder, Params
-from isojax.models.decoding import Cache, Decoding
+from isojax.models.decoding import KVCache, Decoding
 from isojax.sampling import sampler
-from isojax.sampling.batch import Problems, make_geometry, share
-from isojax.sampling.sampler import Batch, Engine, Slots, State, build_engine
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes, make_shard_slice
+from isojax.sampling.sampler import SamplingBatch, Engine, Slots, SamplerState, build_engine
 from isojax.sharding import make_mesh
-from isojax.tasks.stops import Stops
+from isojax.tasks.stops import StopConditions
 
 MEAN, SIGMA, END = 240.0, 0.8, 0  # lengths in tokens; the end token stands first, so that the uniform number alone decides on it
 STEPS = 64  # of the timing of one
@@ -72,7 +72,7 @@ class Counting(Decoding):
         entries, last = super().prefill(params, prompts, lengths)
         return entries, last.at[:, -1].set(0)
 
-    def step(self, weights: Params, cache: Cache, tokens: Any, positions: Any, t: Any) -> tuple[Any, Cache]:
+    def step(self, weights: Params, cache: KVCache, tokens: Any, positions: Any, t: Any) -> tuple[Any, KVCache]:
         hidden, cache = super().step(weights, cache, tokens, positions, t)
         return hidden.at[:, -1].set(t + 1), cache
 
@@ -86,19 +86,19 @@ class Counting(Decoding):
 
 def build(decoder: Decoder, rollouts: int, n: int, args: argparse.Namespace, stops: tuple[int, ...] = (END,)) -> Engine:
     """The sampler's engine for one device and so many rollouts a call."""
-    geometry = make_geometry([(rollouts // n, n)], 1, args.slots, 1, args.prompt, args.cap)
+    geometry = make_sampler_shapes([(rollouts // n, n)], 1, args.slots, 1, args.prompt, args.cap)
     sampling = SamplingConfig(prompt_length=args.prompt, response_length=args.cap)
-    engine = build_engine(decoder, geometry, make_mesh(parse_mesh("auto", 1), jax.devices()), sampling, Stops(stops, None))
+    engine = build_engine(decoder, geometry, make_mesh(parse_mesh("auto", 1), jax.devices()), sampling, StopConditions(stops, None))
     return replace(engine, decoding=Counting(**vars(engine.decoding)))
 
 
-def batch(engine: Engine, n: int, key: Any, first: int = 0) -> Batch:
+def batch(engine: Engine, n: int, key: Any, first: int = 0) -> SamplingBatch:
     """The engine's fill of problems `first` .., with prompts that are their numbers over and over."""
-    geometry = engine.geometry
+    geometry = engine.shapes
     ids = jnp.arange(geometry.problem_rows, dtype=jnp.int32) + first
     prompts = jnp.broadcast_to(ids[:, None] + 1, (len(ids), geometry.prompt_length))
-    problems = Problems(prompts, jnp.full(len(ids), geometry.prompt_length), jnp.zeros((len(ids), 0), jnp.int32), ids)
-    return Batch(problems, share(jnp.int32(0), 1, jnp.int32(geometry.Q_cap), jnp.int32(n)), jnp.int32(n), key)
+    problems = ProblemArrays(prompts, jnp.full(len(ids), geometry.prompt_length), jnp.zeros((len(ids), 0), jnp.int32), ids)
+    return SamplingBatch(problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(geometry.Q_cap), jnp.int32(n)), jnp.int32(n), key)
 
 
 def run(engine: Engine, params: Params, n: int) -> Callable[..., tuple[Any, Any]]:
@@ -106,13 +106,13 @@ def run(engine: Engine, params: Params, n: int) -> Callable[..., tuple[Any, Any]
 
     def sample(params: Params, key: Any, first: Any) -> tuple[Any, Any]:
         given = batch(engine, n, key, first)
-        weights = engine.decoding.weights(params)
+        weights = engine.decoding.prepare_weights(params)
 
-        def visit(carry: tuple[State, Any]) -> tuple[State, Any]:
-            return engine.visit(params, weights, given, carry[0])[0], carry[1] + 1
+        def visit(carry: tuple[SamplerState, Any]) -> tuple[SamplerState, Any]:
+            return engine.decode_chunk(params, weights, given, carry[0])[0], carry[1] + 1
 
-        state, visits = lax.while_loop(lambda c: engine.working(given, c[0]), visit, (engine.begin(given), jnp.int32(0)))
-        return state.out[-1][: engine.geometry.B_cap], visits
+        state, visits = lax.while_loop(lambda c: engine.has_work(given, c[0]), visit, (engine.init_state(given), jnp.int32(0)))
+        return state.outputs[-1][: engine.shapes.B_cap], visits
 
     return jax.jit(sample).lower(params, jax.random.key(0), jnp.int32(0)).compile()
 
@@ -121,12 +121,12 @@ def full_steps(engine: Engine, params: Params) -> Callable[[Params], Any]:
     """`STEPS` steps with all slots live, compiled."""
 
     def steps(params: Params) -> Any:
-        weights, state = engine.decoding.weights(params), engine.begin(batch(engine, 1, jax.random.key(0)))
+        weights, state = engine.decoding.prepare_weights(params), engine.init_state(batch(engine, 1, jax.random.key(0)))
         begun = state.slots._replace(t=jnp.ones_like(state.slots.t))
-        going = jnp.zeros(engine.geometry.slots, bool)
+        going = jnp.zeros(engine.shapes.slots, bool)
 
-        def step(_: Any, carry: tuple[Slots, Cache]) -> tuple[Slots, Cache]:
-            return engine.decode(weights, *carry, state.last.lanes, going)[:2]
+        def step(_: Any, carry: tuple[Slots, KVCache]) -> tuple[Slots, KVCache]:
+            return engine.decode_step(weights, *carry, state.last_hidden.prefix_groups, going)[:2]
 
         return lax.fori_loop(0, STEPS, step, (begun, state.cache))[0].tokens
 
@@ -186,7 +186,7 @@ def measure(decoder: Decoder, params: Params, n: int, args: argparse.Namespace) 
 
         lengths, visits = (np.asarray(x) for x in sampled)
         np.testing.assert_array_equal(lengths, np.concatenate([x[0] for _, x in batches]))
-        taken, expected = schedule(lengths, R, sampler.CHUNK, R)
+        taken, expected = schedule(lengths, R, sampler.CHUNK_TOKENS, R)
         assert visits == expected, (visits, expected)
         ideal = lengths.sum() / R
         told = {name: s / (ideal * step) for name, s in seconds.items()}
@@ -209,7 +209,7 @@ def main() -> None:
     args = parser.parse_args()
 
     if args.model:
-        config = hf.resolve(ModelConfig(path=str(args.model)))
+        config = hf.resolve_model(ModelConfig(path=str(args.model)))
         decoder = Ending(config, config.vocab or args.vocab, args.cap)
         params: Any = hf.load(args.model, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
     else:

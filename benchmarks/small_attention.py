@@ -38,9 +38,9 @@ FORMS = {
             lambda q, k: jnp.einsum("bkqh,bkch->bkqc", q, k),
             lambda w, v: jnp.einsum("bkqc,bkch->bkqh", w, v),
         ),
-        "isojax": gradients(attention.dot_keys, attention.mix_values),
+        "isojax": gradients(attention.query_key_products, attention.weighted_values),
     },
-    "scores": {"plain": plain_scores, "isojax": decoding.slot_scores},
+    "scores": {"plain": plain_scores, "isojax": decoding.query_key_products},
 }
 
 

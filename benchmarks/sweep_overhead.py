@@ -37,18 +37,18 @@ def main() -> None:
 
     from isojax import base
     from isojax.config import load_config
-    from isojax.launch.planner import plan, resolve
+    from isojax.launch.planner import plan_cells, resolve_sweep_sizes
     from isojax.meshes import parse_mesh
-    from isojax.rl.step import UPDATES_A_CALL
-    from isojax.sampling.batch import Problems
+    from isojax.rl.step import MAX_UPDATES_PER_CALL
+    from isojax.sampling.batch import ProblemArrays
     from isojax.sharding import make_mesh, replicated
     from isojax.tasks.base import build_task
-    from isojax.tasks.data import Order
+    from isojax.tasks.data import EpochOrder
     from isojax.train import Programs
 
     config = load_config(arguments.config, arguments.overrides)
-    sweep = resolve(config.sweep, 1)
-    pairs = sorted({(cell.B_p, cell.n) for cell in plan(sweep)}, key=lambda pair: pair[0] * pair[1])
+    sweep = resolve_sweep_sizes(config.sweep, 1)
+    pairs = sorted({(cell.B_p, cell.n) for cell in plan_cells(sweep)}, key=lambda pair: pair[0] * pair[1])
     timed = [pairs[0], pairs[-1]]
     if arguments.pairs:
         timed = [(int(B_p), int(n)) for B_p, n in (pair.split("x") for pair in arguments.pairs.split(","))]
@@ -56,23 +56,23 @@ def main() -> None:
     mesh = make_mesh(parse_mesh("auto", 1), jax.devices())
     programs = Programs(config.cell, sweep, pairs, mesh, build_task(config.cell))
     if arguments.base:
-        made = base.load(arguments.base, config.cell)
-        params, problems = made.params(programs.decoder, mesh), made.training
+        made = base.load_base_policy(arguments.base, config.cell)
+        params, problems = made.load_params(programs.decoder, mesh), made.training
     else:
         params = jax.device_put(programs.decoder.init(jax.random.key(0)), programs.decoder.shardings(mesh))
         problems = programs.task.problems(2000, np.random.default_rng(0))
-    table = jax.device_put(Problems(*base.encode(programs.task, config.cell, problems)), replicated(mesh))
-    numbers = programs.numbers._replace(learning_rate=np.float32(0))
+    table = jax.device_put(ProblemArrays(*base.encode_problems(programs.task, config.cell, problems)), replicated(mesh))
+    numbers = programs.hparams._replace(learning_rate=np.float32(0))
 
     def seconds(B_p: int, n: int) -> float:
         """Time a rollout, over at least `--rollouts` of them."""
-        updates, order = max(1, arguments.rollouts // (B_p * n)), Order(len(problems), B_p, 0)
+        updates, order = max(1, arguments.rollouts // (B_p * n)), EpochOrder(len(problems), B_p, 0)
         state = programs.init(params)
         jax.block_until_ready(state)
         start, done = time.perf_counter(), 0
         while done < updates:
-            count = min(UPDATES_A_CALL, updates - done)
-            index = np.zeros((UPDATES_A_CALL, programs.geometry.problem_rows), np.int32)
+            count = min(MAX_UPDATES_PER_CALL, updates - done)
+            index = np.zeros((MAX_UPDATES_PER_CALL, programs.geometry.problem_rows), np.int32)
             for i in range(count):
                 index[i, :B_p] = next(order)
             scalars = (np.int32(count), np.int32(B_p), np.int32(n), np.int32(0))
@@ -92,7 +92,7 @@ def main() -> None:
     line = {
         "benchmark": "sweep_overhead",
         "config": arguments.config,
-        "slots": sweep.slots,
+        "slots": sweep.decode_slots,
         "microbatch": sweep.microbatch,
         "microseconds_a_rollout": {f"{B_p}x{n}": round(1e6 * s, 2) for (B_p, n), s in medians.items()},
         "spread": {f"{B_p}x{n}": round((max(v) - min(v)) / medians[B_p, n], 3) for (B_p, n), v in measured.items()},

@@ -21,11 +21,11 @@ from isojax.config import ModelConfig, RLConfig, SamplingConfig
 from isojax.meshes import parse_mesh
 from isojax.models.decoder import Decoder
 from isojax.rl import packing
-from isojax.rl.objective import PolicyObjective, Sampled
-from isojax.rl.step import coefficients
-from isojax.rl.terms import Terms
-from isojax.rl.update import Responses, build_gradient
-from isojax.sampling.batch import Problems, make_geometry
+from isojax.rl.objective import PolicyObjective, PolicyInputs
+from isojax.rl.step import make_coefficients
+from isojax.rl.terms import LossWeights
+from isojax.rl.update import ResponseBatch, build_gradient
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from isojax.sharding import make_mesh
 
 B_P, N, M, P, T, VOCAB, REPEATS = 16, 16, 16, 32, 256, 512, 5
@@ -49,38 +49,38 @@ def positions(length: np.ndarray, prompts: int, choices: tuple[int, ...]) -> int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--widths", default=f"1,{packing.WIDTHS}", help="how many widths, the first to compare with")
+    parser.add_argument("--widths", default=f"1,{packing.MAX_BUCKETS}", help="how many widths, the first to compare with")
     counts = [int(x) for x in parser.parse_args().widths.split(",")]
 
     decoder, on = Decoder(MODEL, VOCAB), make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
     params = decoder.init(jax.random.key(0))
-    geometry = make_geometry([(B_P, N)], 1, 16, M, P, T)
-    rng, rows, Q = np.random.default_rng(1), geometry.rows, geometry.problem_rows
+    geometry = make_sampler_shapes([(B_P, N)], 1, 16, M, P, T)
+    rng, rows, Q = np.random.default_rng(1), geometry.buffer_rows, geometry.problem_rows
     tokens, prompts = (rng.integers(0, VOCAB, shape).astype(np.int32) for shape in ((1, rows, T), (Q, P)))
-    problems = Problems(prompts, np.full(Q, P, np.int32), np.zeros((Q, 1), np.int32), np.arange(Q, dtype=np.int32))
+    problems = ProblemArrays(prompts, np.full(Q, P, np.int32), np.zeros((Q, 1), np.int32), np.arange(Q, dtype=np.int32))
     length = lengths(B_P * N)
     mask = jnp.arange(T)[None, None] < jnp.asarray(np.resize(length, rows))[None, :, None]
     live = int(length.sum())
     weight = jnp.full((1, rows), 1 / live)
-    terms = Terms(rng.normal(size=(1, rows)).astype(np.float32), weight, weight, weight)
-    responses = Responses(jnp.asarray(tokens), mask, Sampled(jnp.full((1, rows, T), -6.0), jnp.ones((1, rows, 1)), terms))
+    terms = LossWeights(rng.normal(size=(1, rows)).astype(np.float32), weight, weight, weight)
+    responses = ResponseBatch(jnp.asarray(tokens), mask, PolicyInputs(jnp.full((1, rows, T), -6.0), jnp.ones((1, rows, 1)), terms))
 
     programs: dict[int, Any] = {}
     told: dict[str, Any] = {"tokens": live, "microbatch": M, "T": T, "backend": jax.default_backend()}
     for count in counts:
-        packing.WIDTHS = count
+        packing.MAX_BUCKETS = count
         sampling = SamplingConfig(prompt_length=P, response_length=T)
-        objective = PolicyObjective(decoder, RLConfig(), sampling, split=False)
+        objective = PolicyObjective(decoder, RLConfig(), sampling, vocab_split=False)
         gradient = build_gradient(objective, geometry, on, decoder.logical_axes(), decoder.shapes())
 
         def program(params: Any, gradient: Any = gradient) -> Any:
-            numbers = jnp.int32(B_P), jnp.int32(N), coefficients(RLConfig())
+            numbers = jnp.int32(B_P), jnp.int32(N), make_coefficients(RLConfig())
             return gradient(params, params, problems, responses, *numbers)
 
         start = time.process_time()
         programs[count] = jax.jit(program).lower(params).compile()
         told[f"compile_s_{count}"] = round(time.process_time() - start, 1)
-        told[f"positions_{count}"] = round(positions(length, geometry.prompts, packing.widths(T)) / live, 2)
+        told[f"positions_{count}"] = round(positions(length, geometry.prefill_batch, packing.bucket_widths(T)) / live, 2)
     spent: dict[int, list[float]] = {count: [] for count in counts}
     for turn in range(REPEATS + 1):
         for count, compiled in programs.items():

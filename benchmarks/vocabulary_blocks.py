@@ -56,8 +56,8 @@ def measure(rows: int, vocab: int, width: int, use_entropy: bool) -> dict[str, A
     tokens, gains = jnp.asarray(rng.integers(0, vocab, (1, rows))), jnp.asarray(rng.normal(size=(1, rows)), jnp.float32)
 
     def objective(states: Any, embed: Any, split: bool) -> Any:
-        hidden = logprobs.Hidden({"embed": embed}, states[:, 0], jnp.arange(1), states[:, 1:])
-        found = logprobs.read(decoder, hidden, tokens, TEMPERATURE, use_entropy, split)
+        hidden = logprobs.HiddenStates({"embed": embed}, states[:, 0], jnp.arange(1), states[:, 1:])
+        found = logprobs.token_stats(decoder, hidden, tokens, TEMPERATURE, use_entropy, split)
         return (found.logps * gains - 0.01 * found.entropy * use_entropy).sum(), found.entropy.sum()
 
     programs = {

@@ -19,11 +19,11 @@ from rich.console import Console
 from isojax import __version__
 from isojax.cli_bandit import bandit
 from isojax.cli_compare import compare
-from isojax.cli_config import Coordinator, Mesh, Process, Processes, Ray, Words, read_config
-from isojax.cli_curve import Frontier, Where, curve, fitted_frontier, refuse_for_points
+from isojax.cli_config import CoordinatorOption, MeshOption, ProcessIndexOption, ProcessCountOption, RayOption, ConfigArguments, read_config
+from isojax.cli_curve import FrontierOption, WhereOption, curve, fit_frontier_file, reject_run_options
 from isojax.cli_difficulty import difficulty
-from isojax.cli_fit import MODE, FitOptions, IncludeFlagged, fitted_runs, make_fit, other_fits, read_fit, sweep_folder, warn
-from isojax.cli_lr_anchor import lr_anchor
+from isojax.cli_fit import DEFAULT_MODE, FitOptions, IncludeFlaggedOption, fitted_runs, make_fit, other_fits, read_fit, sweep_folder, warn
+from isojax.cli_lr_anchor import lr_search
 from isojax.cli_model import app as model_app
 from isojax.cli_recommend import print_recommendation, recommend
 from isojax.cli_records import app as records_app
@@ -32,31 +32,31 @@ from isojax.cli_validate import make_validation, print_validation
 from isojax.cli_words import print_fit
 from isojax.config import Config
 from isojax.huge_pages import use_huge_pages
-from isojax.launch.gang import Gang, gang_of
-from isojax.stopping import Stopped
-from isojax.storage import fetched, folder_of, shown, working
+from isojax.launch.gang import ProcessGroup, parse_process_group
+from isojax.stopping import Preempted
+from isojax.storage import localize, working_folder, display_path, remote_workspace
 from isojax.types import InputError, RunFailed
 
-COMPUTING = ("launch", "train", "difficulty", "lr-anchor")  # commands that run a policy
-Compute = Literal["rollouts", "tokens", "device_hours"]
-Mode = Literal["debiased", "paper"]
+JAX_COMMANDS = ("launch", "train", "difficulty", "lr-anchor")  # commands that run a policy
+ComputeUnit = Literal["rollouts", "tokens", "device_hours"]
+FitMode = Literal["debiased", "paper"]
 
-_STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False, "add_completion": False}
-_HELP = {"help_option_names": ["-h", "--help"]}
+_TYPER_STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False, "add_completion": False}
+_HELP_SETTINGS = {"help_option_names": ["-h", "--help"]}
 
-app = typer.Typer(no_args_is_help=True, context_settings=_HELP, **_STYLE)
-launch_app = typer.Typer(context_settings=_HELP, **_STYLE)
-train_app = typer.Typer(context_settings=_HELP, **_STYLE)
+app = typer.Typer(no_args_is_help=True, context_settings=_HELP_SETTINGS, **_TYPER_STYLE)
+launch_app = typer.Typer(context_settings=_HELP_SETTINGS, **_TYPER_STYLE)
+train_app = typer.Typer(context_settings=_HELP_SETTINGS, **_TYPER_STYLE)
 
-Metric = Annotated[str | None, typer.Option(help="Validation metric to fit, such as avg@4.", show_default="the ledger's avg@k")]
-ComputeOption = Annotated[Compute, typer.Option(help="What compute is counted in.")]
+MetricOption = Annotated[str | None, typer.Option(help="Validation metric to fit, such as avg@4.", show_default="the ledger's avg@k")]
+ComputeOption = Annotated[ComputeUnit, typer.Option(help="What compute is counted in.")]
 ModeOption = Annotated[
-    Mode,
+    FitMode,
     typer.Option(help="debiased: all points, intervals, says when n makes no difference. paper: the published workflow, step by step."),
 ]
-Bootstrap = Annotated[int, typer.Option(metavar="N", min=0, help="Replicates behind the intervals; 0 for none.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the replicates' draws.")]
-RunSd = Annotated[
+BootstrapOption = Annotated[int, typer.Option(metavar="N", min=0, help="Replicates behind the intervals; 0 for none.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Of the replicates' draws.")]
+RunSdOption = Annotated[
     float | None,
     typer.Option(
         metavar="SD",
@@ -66,40 +66,40 @@ RunSd = Annotated[
         show_default="estimated from the seeds; .01 where there is one",
     ),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the run's folder, or start where nothing is.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with what is in the run's folder, or start where nothing is.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")]
 
 
 app.add_typer(records_app, name="records")
 app.add_typer(model_app, name="model")
 
 
-def _report(folder: Path, document: dict[str, Any]) -> Path:
+def _write_report(folder: Path, fit_document: dict[str, Any]) -> Path:
     from isojax import report
     from isojax.records import read_runs
 
-    runs = read_runs([folder], warn)
-    return report.write(folder, [document, *other_fits(runs, document)], fitted_runs(runs, document))
+    run_records = read_runs([folder], warn)
+    return report.write(folder, [fit_document, *other_fits(run_records, fit_document)], fitted_runs(run_records, fit_document))
 
 
-def _gains(console: Console, folder: Path) -> None:
+def _print_gains(console: Console, folder: Path) -> None:
     from isojax.records import read_runs
-    from isojax.report.gains import tell
+    from isojax.report.gains import report_gains
 
-    tell(console, folder, read_runs([folder], warn))
+    report_gains(console, folder, read_runs([folder], warn))
 
 
 @app.command()
 @launch_app.command()
 def launch(
-    words: Words = None,
-    mesh: Mesh = None,
-    ray: Ray = None,
-    resume: Resume = False,
+    words: ConfigArguments = None,
+    mesh: MeshOption = None,
+    ray: RayOption = None,
+    resume: ResumeOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
-    processes: Processes = None,
-    process: Process = None,
-    coordinator: Coordinator = None,
+    processes: ProcessCountOption = None,
+    process: ProcessIndexOption = None,
+    coordinator: CoordinatorOption = None,
     topology: Annotated[
         str | None,
         typer.Option(metavar="KIND:SHAPE", help="With --dry-run: compile for TPUs that are not here, such as v5e:4x4, and say what fits."),
@@ -126,65 +126,65 @@ def launch(
       isojax launch my.yaml --ray auto run.gang.tpu=v5e:4x4      cells on the slices of a Ray cluster: docs/clusters.md
     """
     config = read_config(words, mesh, "quickstart", ray)
-    gang = gang_of(coordinator, processes, process)
+    process_group = parse_process_group(coordinator, processes, process)
     if topology is not None:
         if not dry_run:
             raise InputError(f"--topology {topology} runs nothing and --dry-run is not given; expected both together.")
-        from isojax.launch.topology import dry_run as compile_for
+        from isojax.launch.topology import compile_for_topology as compile_for
 
         compile_for(config, topology)
         return
-    with working(config.run.dir, config.name, gang.several, dry_run):
-        _sweep(config, resume, dry_run, gang, not no_report)
+    with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):
+        _run_sweep(config, resume, dry_run, process_group, not no_report)
 
 
-def _sweep(config: Config, resume: bool, dry_run: bool, gang: Gang, report: bool) -> None:
+def _run_sweep(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup, with_report: bool) -> None:
     """What `launch` runs: the cells, the fit, the report."""
     if config.run.ray is not None:
         from isojax.launch.ray import launch as run_sweep
     else:
         from isojax.launch.local import launch as run_sweep
 
-    failed: RunFailed | None = None
-    folder: Path | None = None
+    run_failure: RunFailed | None = None
+    sweep_dir: Path | None = None
     try:
-        folder = run_sweep(config, resume, dry_run, gang)
+        sweep_dir = run_sweep(config, resume, dry_run, process_group)
     except RunFailed as e:  # what ran is fitted and reported all the same
-        failed, folder = e, folder_of(config.run.dir, config.name)
-        if gang.several:
+        run_failure, sweep_dir = e, working_folder(config.run.dir, config.name)
+        if process_group.is_multi_process:
             raise
-    if dry_run or folder is None:
+    if dry_run or sweep_dir is None:
         return
     try:
-        document = make_fit([folder], None, "rollouts")
-        page = _report(folder, document) if report else None
+        fit_document = make_fit([sweep_dir], None, "rollouts")
+        report_path = _write_report(sweep_dir, fit_document) if with_report else None
     except InputError as e:
-        raise failed or RunFailed(f"the cells ran and are recorded in {folder}, but the fit or the report failed: {e}") from e
+        raise run_failure or RunFailed(f"the cells ran and are recorded in {sweep_dir}, but the fit or the report failed: {e}") from e
     console = Console()
-    print_fit(console, document)
+    print_fit(console, fit_document)
     from isojax.scaling.recommend import recommend as choose
 
     for budget in (config.sweep.budget, 4 * config.sweep.budget):
         try:  # runs end at their last evaluation, so 4 times the budget may be more than 4 times what was measured
-            print_recommendation(console, choose(document, budget, extrapolate=True), budget)
+            print_recommendation(console, choose(fit_document, budget, extrapolate=True), budget)
         except InputError as e:  # the sweep and its fit are there, only this budget has no answer
             warn(f"no recommendation for {budget} rollouts: {e}")
-    _gains(console, folder)
-    if page is not None:
-        console.print(f"report: {shown(page)}", soft_wrap=True, highlight=False, markup=False)
-    if failed is not None:
-        raise failed
+    _print_gains(console, sweep_dir)
+    if report_path is not None:
+        console.print(f"report: {display_path(report_path)}", soft_wrap=True, highlight=False, markup=False)
+    if run_failure is not None:
+        raise run_failure
 
 
 @app.command()
 @train_app.command()
 def train(
-    words: Words = None,
-    mesh: Mesh = None,
-    resume: Resume = False,
-    processes: Processes = None,
-    process: Process = None,
-    coordinator: Coordinator = None,
+    words: ConfigArguments = None,
+    mesh: MeshOption = None,
+    resume: ResumeOption = False,
+    processes: ProcessCountOption = None,
+    process: ProcessIndexOption = None,
+    coordinator: CoordinatorOption = None,
 ) -> None:
     """Train one run: a config whose sweep is a single cell. Its records lie where a sweep's would: runs/<name>/cells/.
 
@@ -196,29 +196,29 @@ def train(
     config = read_config(words, mesh, None)
     from isojax.launch.local import train as run_cell
 
-    gang = gang_of(coordinator, processes, process)
-    with working(config.run.dir, config.name, gang.several):
-        folder, console = run_cell(config, resume, gang), Console()
+    process_group = parse_process_group(coordinator, processes, process)
+    with remote_workspace(config.run.dir, config.name, process_group.is_multi_process):
+        folder, console = run_cell(config, resume, process_group), Console()
         if folder is None:
             return
-        _gains(console, folder)
-        console.print(f"run: {shown(folder)}", soft_wrap=True, highlight=False, markup=False)
+        _print_gains(console, folder)
+        console.print(f"run: {display_path(folder)}", soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command()
 def fit(
     runs: Annotated[list[Path] | None, typer.Argument(help="Sweep folders, cell folders or ledgers.")] = None,
-    metric: Metric = None,
+    metric: MetricOption = None,
     compute: ComputeOption = "rollouts",
-    mode: ModeOption = MODE,
-    bootstrap: Bootstrap = 500,
-    seed: Seed = 0,
-    run_sd: RunSd = None,
-    frontier: Frontier = None,
-    where: Where = None,
+    mode: ModeOption = DEFAULT_MODE,
+    bootstrap: BootstrapOption = 500,
+    seed: SeedOption = 0,
+    run_sd: RunSdOption = None,
+    frontier: FrontierOption = None,
+    where: WhereOption = None,
     validate: Annotated[bool, typer.Option("--validate", help="Hide runs from the fit, predict them, and report how well.")] = False,
-    include_flagged: IncludeFlagged = False,
-    as_json: Json = False,
+    include_flagged: IncludeFlaggedOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Fit the reward curves, the compute-optimal frontier and n*(C) to finished runs.
 
@@ -235,16 +235,16 @@ def fit(
     """
     options = FitOptions(mode, bootstrap, seed, run_sd, include_flagged)
     if frontier is not None:
-        asked = {"--validate": validate, "--metric": metric, "--compute": compute != "rollouts", **options.differing}
-        refuse_for_points(option for option, given in asked.items() if given)
-    if fitted_frontier(runs, frontier, where, mode, as_json):
+        run_options = {"--validate": validate, "--metric": metric, "--compute": compute != "rollouts", **options.non_default_options}
+        reject_run_options(option for option, is_set in run_options.items() if is_set)
+    if fit_frontier_file(runs, frontier, where, mode, as_json):
         return
-    document = make_fit(runs or [], metric, compute, options)
+    fit_document = make_fit(runs or [], metric, compute, options)
     validation = make_validation(runs or [], metric, compute, options) if validate else None
     if as_json:
-        print(json.dumps(document | ({"validation": validation} if validation else {}), indent=1, allow_nan=False))
+        print(json.dumps(fit_document | ({"validation": validation} if validation else {}), indent=1, allow_nan=False))
         return
-    print_fit(Console(), document)
+    print_fit(Console(), fit_document)
     if validation:
         print_validation(Console(), validation)
 
@@ -253,7 +253,7 @@ app.command()(recommend)
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="A sweep's folder.")], include_flagged: IncludeFlagged = False) -> None:
+def report(run: Annotated[Path, typer.Argument(help="A sweep's folder.")], include_flagged: IncludeFlaggedOption = False) -> None:
     """Rebuild a sweep's figures and report.html from its ledgers and its fit.json.
 
     \b
@@ -261,20 +261,20 @@ def report(run: Annotated[Path, typer.Argument(help="A sweep's folder.")], inclu
       isojax report runs/quickstart
     """
     folder = sweep_folder(run)
-    page = _report(folder, read_fit(folder, include_flagged))
-    Console().print(f"report: {shown(page)}", soft_wrap=True, highlight=False, markup=False)
+    report_path = _write_report(folder, read_fit(folder, include_flagged))
+    Console().print(f"report: {display_path(report_path)}", soft_wrap=True, highlight=False, markup=False)
 
 
 app.command()(curve)
 app.command()(status)
 app.command()(compare)
 app.command()(difficulty)
-app.command("lr-anchor")(lr_anchor)
+app.command("lr-anchor")(lr_search)
 app.command()(bandit)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(__version__)
         raise typer.Exit
 
@@ -287,30 +287,30 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
     """
 
 
-def _run(application: typer.Typer, program: str) -> NoReturn:
+def _run(typer_app: typer.Typer, program: str) -> NoReturn:
     """Run a command; an InputError is one line on standard error and exit code 2, as usage errors are; an end by SIGTERM is
     exit code 143."""
     try:
-        with fetched(sys.argv[1:]) as words:
-            application(words, prog_name=program)
+        with localize(sys.argv[1:]) as arguments:
+            typer_app(arguments, prog_name=program)
     except InputError as e:
-        print(f"error: {shown(e)}", file=sys.stderr)
+        print(f"error: {display_path(e)}", file=sys.stderr)
         sys.exit(2)
     except PermissionError as e:  # merely to ask whether there is a file may raise it
-        print(f"error: {shown(e)}. Expected a place that you may use.", file=sys.stderr)
+        print(f"error: {display_path(e)}. Expected a place that you may use.", file=sys.stderr)
         sys.exit(2)
     except RunFailed as e:
-        print(f"error: {shown(e)}", file=sys.stderr)
+        print(f"error: {display_path(e)}", file=sys.stderr)
         sys.exit(1)
-    except Stopped as e:
-        print(f"stopped: {shown(e)}", file=sys.stderr)
-        sys.exit(128 + e.by)
+    except Preempted as e:
+        print(f"stopped: {display_path(e)}", file=sys.stderr)
+        sys.exit(128 + e.signum)
     sys.exit(0)
 
 
 def main() -> NoReturn:
     """The console script `isojax`: like `python -m`, it finds a fork's modules in the folder it is called in."""
-    if sys.argv[1:2] and sys.argv[1] in COMPUTING:
+    if sys.argv[1:2] and sys.argv[1] in JAX_COMMANDS:
         use_huge_pages()
     sys.path.insert(0, "")
     _run(app, "isojax")

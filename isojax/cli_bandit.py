@@ -15,19 +15,19 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from isojax.cli_words import budget_number
+from isojax.cli_words import parse_count
 from isojax.types import InputError
 
 if TYPE_CHECKING:
     from isojax.rl.bandit import Bandit
 
-CSV, PNG = "bandit.csv", "bandit.png"
-MIN_UPDATES, MAX_LEARNING_RATE, MAX_HELD = 100, 50.0, 2**24
-OFF = 0.1  # a slope further than this from -1, and two standard errors more, is told
+CSV_FILE, PNG_FILE = "bandit.csv", "bandit.png"
+MIN_UPDATES, MAX_LEARNING_RATE, MAX_SAMPLES_IN_MEMORY = 100, 50.0, 2**24
+SLOPE_TOLERANCE = 0.1  # a slope further than this from -1, and two standard errors more, is told
 
 
 @dataclass(frozen=True)
-class Settings:
+class BanditSettings:
     """What is simulated, apart from n; --json gives it back."""
 
     arms: int
@@ -54,7 +54,7 @@ def bandit(
     repetitions: Annotated[int, typer.Option(metavar="R", min=2, help="Independent runs behind each mean.")] = 256,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of all draws.")] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help=f"Write {CSV} and {PNG} there; existing ones are kept.")
+        Path | None, typer.Option("--out", metavar="FOLDER", help=f"Write {CSV_FILE} and {PNG_FILE} there; existing ones are kept.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")] = False,
 ) -> None:
@@ -72,67 +72,67 @@ def bandit(
       isojax bandit --noise 0.25 --learning-rate 1       too large a rate for n = 1: runs settle on a wrong arm, larger n do not
       isojax bandit --n 8 --learning-rate 4 --json | jq '.curves[0].slope'
     """
-    ns = _samples(n)
-    asked = Settings(arms, p, noise, learning_rate, baseline, budget_number(updates, "--updates"), repetitions, seed)
-    _check(ns, asked)
+    ns = _parse_sample_counts(n)
+    settings = BanditSettings(arms, p, noise, learning_rate, baseline, parse_count(updates, "--updates"), repetitions, seed)
+    _check_settings(ns, settings)
     from isojax.rl.bandit import one_right_arm
 
     problem = one_right_arm(arms, p, noise)
-    folder = None if out is None else _folder(out)
-    found = _simulated(problem, ns, asked)
-    if folder is not None:
-        _write(folder, found)
+    output_dir = None if out is None else _make_output_dir(out)
+    results = _simulate_curves(problem, ns, settings)
+    if output_dir is not None:
+        _write_results(output_dir, results)
     if as_json:
-        print(json.dumps(found, indent=1, allow_nan=False))
+        print(json.dumps(results, indent=1, allow_nan=False))
         return
     console = Console()
-    console.print(_table(found))
-    for note in found["notes"]:
+    console.print(_results_table(results))
+    for note in results["notes"]:
         console.print(f"[yellow]note:[/yellow] {note}", highlight=False)
-    if folder is not None:
-        console.print(f"wrote {folder / CSV} and {folder / PNG}", soft_wrap=True, highlight=False, markup=False)
+    if output_dir is not None:
+        console.print(f"wrote {output_dir / CSV_FILE} and {output_dir / PNG_FILE}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _samples(text: str) -> list[int]:
-    ns = [budget_number(part.strip(), "--n") for part in text.split(",")]
+def _parse_sample_counts(text: str) -> list[int]:
+    ns = [parse_count(item.strip(), "--n") for item in text.split(",")]
     if len(set(ns)) < len(ns):
         raise InputError(f"--n {text} names a number twice; expected each once, such as 1,4,16.")
     return sorted(ns)
 
 
-def _check(ns: Sequence[int], asked: Settings) -> None:
+def _check_settings(ns: Sequence[int], settings: BanditSettings) -> None:
     """What `rl.bandit` does not refuse itself: bounds of float32, of memory, and of what has a tail to fit."""
     from isojax.rl.bandit import MAX_UPDATES
 
-    if not MIN_UPDATES <= asked.updates <= MAX_UPDATES:
+    if not MIN_UPDATES <= settings.updates <= MAX_UPDATES:
         raise InputError(
-            f"--updates {asked.updates}: expected {MIN_UPDATES} to {MAX_UPDATES}. Fewer have no tail to fit; after more, float32 rounds "
+            f"--updates {settings.updates}: expected {MIN_UPDATES} to {MAX_UPDATES}. Fewer have no tail to fit; after more, float32 rounds "
             "the small steps off."
         )
-    if not 0 < asked.learning_rate <= MAX_LEARNING_RATE:
+    if not 0 < settings.learning_rate <= MAX_LEARNING_RATE:
         raise InputError(
-            f"--learning-rate {asked.learning_rate:g}: expected above 0 and at most {MAX_LEARNING_RATE:g}. Above, one update takes "
+            f"--learning-rate {settings.learning_rate:g}: expected above 0 and at most {MAX_LEARNING_RATE:g}. Above, one update takes "
             "probabilities below what float32 holds."
         )
-    if asked.baseline == "leave_one_out" and ns[0] == 1:
+    if settings.baseline == "leave_one_out" and ns[0] == 1:
         raise InputError("--baseline leave_one_out with n = 1: there is no other sample. Leave 1 out of --n, such as --n 2,4,8.")
-    for name, count in (("--n", ns[-1]), ("--arms", asked.arms)):
-        if count * asked.repetitions > MAX_HELD:
+    for name, count in (("--n", ns[-1]), ("--arms", settings.arms)):
+        if count * settings.repetitions > MAX_SAMPLES_IN_MEMORY:
             raise InputError(
-                f"{name} {count} with --repetitions {asked.repetitions} holds {count * asked.repetitions} numbers at once; expected at "
-                f"most {MAX_HELD}. Lower one of them."
+                f"{name} {count} with --repetitions {settings.repetitions} holds {count * settings.repetitions} numbers at once; expected at "
+                f"most {MAX_SAMPLES_IN_MEMORY}. Lower one of them."
             )
 
 
-def _folder(out: Path) -> Path:
+def _make_output_dir(out: Path) -> Path:
     """The folder to write in, made before any work.
 
     Raises:
         InputError: it cannot be made, or holds one of the files.
     """
-    there = next((out / name for name in (CSV, PNG) if (out / name).exists()), None)
-    if there is not None:
-        raise InputError(f"{there} exists already and is kept; give --out another folder, or remove it.")
+    existing = next((out / name for name in (CSV_FILE, PNG_FILE) if (out / name).exists()), None)
+    if existing is not None:
+        raise InputError(f"{existing} exists already and is kept; give --out another folder, or remove it.")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -140,71 +140,71 @@ def _folder(out: Path) -> Path:
     return out
 
 
-def _simulated(problem: Bandit, ns: Sequence[int], asked: Settings) -> dict[str, Any]:
+def _simulate_curves(problem: Bandit, ns: Sequence[int], settings: BanditSettings) -> dict[str, Any]:
     """Everything that is printed, drawn and written, as plain data; a bar on a terminal while it runs."""
     import numpy as np
 
     from isojax.rl.bandit import simulate
     from isojax.scaling.bandit import budgets, curve, grid
 
-    at, curves, err = grid(asked.updates), [], Console(stderr=True)
-    with Progress(console=err, disable=not err.is_terminal, transient=True) as progress:
-        bar = progress.add_task("simulating", total=len(ns) * asked.updates)
+    update_grid, curves, stderr_console = grid(settings.updates), [], Console(stderr=True)
+    with Progress(console=stderr_console, disable=not stderr_console.is_terminal, transient=True) as progress:
+        progress_task = progress.add_task("simulating", total=len(ns) * settings.updates)
         for i, n in enumerate(ns):
             values = []
-            for t, value in simulate(problem, n, at, asked.learning_rate, asked.repetitions, asked.seed, asked.baseline):
+            for t, value in simulate(problem, n, update_grid, settings.learning_rate, settings.repetitions, settings.seed, settings.baseline):
                 values.append(value)
-                progress.update(bar, description=f"n = {n}", completed=i * asked.updates + t)
-            curves.append(curve(n, at, np.array(values), 1 - 2 * asked.noise))
-    exact = [float(value[0]) for _, value in simulate(problem, None, at, asked.learning_rate, 1, asked.seed)]
-    limit = (asked.arms - 1) / (asked.arms * asked.learning_rate)
-    found = asdict(asked) | {"curves": curves, "exact": {"t": at, "suboptimality": exact}, "limit": limit}
-    return found | {"budgets": budgets(curves), "notes": _notes(curves)}
+                progress.update(progress_task, description=f"n = {n}", completed=i * settings.updates + t)
+            curves.append(curve(n, update_grid, np.array(values), 1 - 2 * settings.noise))
+    exact_suboptimality = [float(value[0]) for _, value in simulate(problem, None, update_grid, settings.learning_rate, 1, settings.seed)]
+    suboptimality_limit = (settings.arms - 1) / (settings.arms * settings.learning_rate)
+    results = asdict(settings) | {"curves": curves, "exact": {"t": update_grid, "suboptimality": exact_suboptimality}, "limit": suboptimality_limit}
+    return results | {"budgets": budgets(curves), "notes": _notes(curves)}
 
 
 def _notes(curves: Sequence[Mapping[str, Any]]) -> list[str]:
     """Where the rate is not seen, and why that may be."""
-    said = []
+    notes = []
     for row in curves:
         if row["lost"]:
-            said.append(
+            notes.append(
                 f"n = {row['n']}: {row['lost']:.1%} of the runs end on wrong arms, so the mean does not fall as 1/t yet. Either the "
                 "learning rate is too large for so few samples and so noisy a verifier (lower it, or raise n), or --updates is too small."
             )
-        elif abs(row["slope"] + 1) > OFF + 2 * row["slope_error"]:
-            said.append(f"n = {row['n']}: the slope is {row['slope']:.3f}, not near -1 yet: the tail begins later. Ask for more --updates.")
-    return said
+        elif abs(row["slope"] + 1) > SLOPE_TOLERANCE + 2 * row["slope_error"]:
+            notes.append(f"n = {row['n']}: the slope is {row['slope']:.3f}, not near -1 yet: the tail begins later. Ask for more --updates.")
+    return notes
 
 
-def _table(found: Mapping[str, Any]) -> Table:
+def _results_table(results: Mapping[str, Any]) -> Table:
     """A row an n: its rate, then its suboptimality at each budget, the best with a star, those as good within 2 SE with =."""
     caption = "* the least at this budget, = within two standard errors of it"
     table = Table(title="suboptimality of one training problem", title_justify="left", caption=caption, caption_justify="left")
-    for head in ("n", "slope in t", "t x suboptimality", "runs lost", *(f"at C = {row['C']:,}" for row in found["budgets"])):
-        table.add_column(head, justify="right")
-    for row in found["curves"]:
-        cells = [f"{b['at'][row['n']][0]:.3g} {_mark(b, row['n'])}" for b in found["budgets"]]
-        rate = f"{row['slope']:.3f} ± {row['slope_error']:.3f}"
-        end = f"{row['t_suboptimality']:.3g} ± {row['t_suboptimality_error']:.2g}"
-        table.add_row(str(row["n"]), rate, end, f"{row['lost']:.1%}" if row["lost"] else "0", *cells)
+    for header in ("n", "slope in t", "t x suboptimality", "runs lost", *(f"at C = {row['C']:,}" for row in results["budgets"])):
+        table.add_column(header, justify="right")
+    for row in results["curves"]:
+        cells = [f"{b['at'][row['n']][0]:.3g} {_budget_mark(b, row['n'])}" for b in results["budgets"]]
+        slope_text = f"{row['slope']:.3f} ± {row['slope_error']:.3f}"
+        suboptimality_text = f"{row['t_suboptimality']:.3g} ± {row['t_suboptimality_error']:.2g}"
+        table.add_row(str(row["n"]), slope_text, suboptimality_text, f"{row['lost']:.1%}" if row["lost"] else "0", *cells)
     return table
 
 
-def _mark(budget: Mapping[str, Any], n: int) -> str:
+def _budget_mark(budget: Mapping[str, Any], n: int) -> str:
     return "*" if n == budget["best_n"] else "=" if n in budget["tied"] else " "
 
 
-def _write(folder: Path, found: Mapping[str, Any]) -> None:
-    from isojax.cli_drawing import write_drawing
+def _write_results(folder: Path, results: Mapping[str, Any]) -> None:
+    from isojax.cli_drawing import write_figure
     from isojax.files import write_text
-    from isojax.report.figures_bandit import rates
+    from isojax.report.figures_bandit import suboptimality_figure
 
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(("n", "t", "C", "suboptimality", "standard_error"))
-    for row in found["curves"]:
+    csv_text = io.StringIO()
+    csv_writer = csv.writer(csv_text, lineterminator="\n")
+    csv_writer.writerow(("n", "t", "C", "suboptimality", "standard_error"))
+    for row in results["curves"]:
         for t, C, value, error in zip(row["t"], row["C"], row["suboptimality"], row["error"], strict=True):
-            rows.writerow((row["n"], t, C, f"{value:.6g}", f"{error:.6g}"))
-    write_text(folder / CSV, text.getvalue())
-    drawing = rates(found)
-    write_drawing(folder / PNG, drawing.png, drawing.pdf, "--out")
+            csv_writer.writerow((row["n"], t, C, f"{value:.6g}", f"{error:.6g}"))
+    write_text(folder / CSV_FILE, csv_text.getvalue())
+    drawing = suboptimality_figure(results)
+    write_figure(folder / PNG_FILE, drawing.png, drawing.pdf, "--out")

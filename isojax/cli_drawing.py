@@ -7,7 +7,7 @@ from pathlib import Path
 from isojax.types import InputError
 
 
-def check_drawing(path: Path, option: str) -> None:
+def check_figure_path(path: Path, option: str) -> None:
     """Before any work: the file can be drawn, and is not there yet.
 
     Raises:
@@ -19,7 +19,7 @@ def check_drawing(path: Path, option: str) -> None:
         raise InputError(f"{path} exists already and is kept; give {option} another name, or remove it.")
 
 
-def write_drawing(path: Path, png: bytes, pdf: bytes, option: str) -> None:
+def write_figure(path: Path, png: bytes, pdf: bytes, option: str) -> None:
     """Write the one that the name asks for; its folder is made.
 
     Raises:

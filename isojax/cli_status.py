@@ -16,14 +16,14 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from isojax.cli_words import plain
-from isojax.launch.display import duration
-from isojax.launch.status import Standing, Sweep, look
-from isojax.storage import fresh
+from isojax.cli_words import to_json_value
+from isojax.launch.display import format_duration
+from isojax.launch.status import CellSummary, SweepStatus, read_sweep_status
+from isojax.storage import refresh
 from isojax.types import InputError
 
-SECONDS = 2.0  # between two looks
-COLORS = {"done": "green", "running": "cyan", "failed": "red", "begun": "yellow", "waiting": "dim"}
+REFRESH_SECONDS = 2.0  # between two looks
+STATE_COLORS = {"done": "green", "running": "cyan", "failed": "red", "begun": "yellow", "waiting": "dim"}
 
 
 def status(
@@ -44,67 +44,67 @@ def status(
     """
     if watch and as_json:
         raise InputError("--watch and --json are given together, expected one of them; call --json as often as you like.")
-    sweeps = [look(run) for run in runs]
+    sweeps = [read_sweep_status(run) for run in runs]
     if as_json:
-        print(json.dumps({"sweeps": [_document(sweep) for sweep in sweeps]}, indent=1, allow_nan=False))
+        print(json.dumps({"sweeps": [_sweep_json(sweep) for sweep in sweeps]}, indent=1, allow_nan=False))
         return
     console = Console()
     if not watch:
-        console.print(_page(sweeps))
+        console.print(_render_sweeps(sweeps))
         return
-    with suppress(KeyboardInterrupt), Live(_page(sweeps), console=console, auto_refresh=False) as live:
+    with suppress(KeyboardInterrupt), Live(_render_sweeps(sweeps), console=console, auto_refresh=False) as live:
         while any(sweep.running for sweep in sweeps):
-            time.sleep(SECONDS)
+            time.sleep(REFRESH_SECONDS)
             for run in runs:
-                fresh(run)
-            sweeps = [look(run) for run in runs]
-            live.update(_page(sweeps), refresh=True)
+                refresh(run)
+            sweeps = [read_sweep_status(run) for run in runs]
+            live.update(_render_sweeps(sweeps), refresh=True)
 
 
-def _document(sweep: Sweep) -> dict[str, Any]:
+def _sweep_json(sweep: SweepStatus) -> dict[str, Any]:
     """A sweep as plain data; times in seconds, `budget` and `goal` in rollouts."""
     cells = [
         {"name": cell.cell.name, **asdict(cell.cell), **{k: v for k, v in asdict(cell).items() if k != "cell"}} for cell in sweep.cells
     ]
-    return plain({**asdict(sweep), "folder": str(sweep.folder), "cells": cells})
+    return to_json_value({**asdict(sweep), "folder": str(sweep.folder), "cells": cells})
 
 
-def _page(sweeps: Sequence[Sweep]) -> RenderableType:
-    return Group(*(part for sweep in sweeps for part in (_table(sweep), *_lines(sweep))))
+def _render_sweeps(sweeps: Sequence[SweepStatus]) -> RenderableType:
+    return Group(*(renderable for sweep in sweeps for renderable in (_cells_table(sweep), *_summary_lines(sweep))))
 
 
-def _table(sweep: Sweep) -> Table:
+def _cells_table(sweep: SweepStatus) -> Table:
     table = Table(title=escape(f"{sweep.name} in {sweep.folder}"), title_justify="left")
-    placed = any(cell.attempts is not None for cell in sweep.cells)
-    heads = ("cell", "state", "C", "of budget", "reward", "rollouts/s", "last point", *(("attempts", "where") if placed else ()))
-    for head in heads:
-        table.add_column(head, justify="left" if head in ("cell", "state", "where") else "right", no_wrap=head != "where")
+    has_placement = any(cell.attempts is not None for cell in sweep.cells)
+    headers = ("cell", "state", "C", "of budget", "reward", "rollouts/s", "last point", *(("attempts", "where") if has_placement else ()))
+    for header in headers:
+        table.add_column(header, justify="left" if header in ("cell", "state", "where") else "right", no_wrap=header != "where")
     for cell in sweep.cells:
-        more = (_number(cell.attempts), escape(cell.where)) if placed else ()
-        table.add_row(*_row(cell), *more)
+        placement_columns = (_format_number(cell.attempts), escape(cell.where)) if has_placement else ()
+        table.add_row(*_cell_row(cell), *placement_columns)
     return table
 
 
-def _row(cell: Standing) -> tuple[str, ...]:
-    state = f"[{COLORS[cell.state]}]{cell.state}[/]{' (flagged)' if cell.flags else ''}"
-    share = "-" if cell.goal is None else f"{cell.rollouts / cell.goal:.0%}"
+def _cell_row(cell: CellSummary) -> tuple[str, ...]:
+    state = f"[{STATE_COLORS[cell.state]}]{cell.state}[/]{' (flagged)' if cell.flags else ''}"
+    budget_share = "-" if cell.goal is None else f"{cell.rollouts / cell.goal:.0%}"
     reward = "-" if cell.reward is None else f"{cell.reward:.3f}"
-    age = "-" if cell.age is None else f"{duration(max(0.0, cell.age))} ago"
-    return cell.cell.name, state, f"{cell.rollouts:,}", share, reward, _number(cell.rate), age
+    last_point_age = "-" if cell.age is None else f"{format_duration(max(0.0, cell.age))} ago"
+    return cell.cell.name, state, f"{cell.rollouts:,}", budget_share, reward, _format_number(cell.rate), last_point_age
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2f}"
 
 
-def _lines(sweep: Sweep) -> list[str]:
+def _summary_lines(sweep: SweepStatus) -> list[str]:
     """Below the table: how many cells, how much of the rollouts, how long; then what went wrong."""
-    counts = [f"{sweep.count('done')} of {len(sweep.cells)} cells done"]
-    counts += [f"{number} {state}" for state in ("running", "begun", "failed") if (number := sweep.count(state))]
-    said = f"{', '.join(counts)}; {sweep.rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
+    count_texts = [f"{sweep.count('done')} of {len(sweep.cells)} cells done"]
+    count_texts += [f"{count} {state}" for state in ("running", "begun", "failed") if (count := sweep.count(state))]
+    summary = f"{', '.join(count_texts)}; {sweep.rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
     if sweep.rate and sweep.seconds_left is not None:
-        said += f"; {_number(sweep.rate)} rollouts/s, {duration(sweep.seconds_left)} left"
-    lines = [said]
+        summary += f"; {_format_number(sweep.rate)} rollouts/s, {format_duration(sweep.seconds_left)} left"
+    lines = [summary]
     if sweep.lost:
         lines.append(f"[yellow]warning:[/yellow] {escape(sweep.lost)}")
     for cell in sweep.cells:

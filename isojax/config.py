@@ -27,7 +27,7 @@ from isojax.section import Fraction, Section
 from isojax.types import InputError
 
 PANEL = "panel"  # the name of the training problems that every evaluation includes
-TAKEN = ("train", "verl", PANEL)  # what opens a metric's name and is no set of a user's
+RESERVED_NAMES = ("train", "verl", PANEL)  # what opens a metric's name and is no set of a user's
 
 
 class RopeScaling(Section):
@@ -63,7 +63,7 @@ class ModelConfig(Section):
     tied: bool = False
 
 
-class BaseConfig(Section):
+class BasePolicyConfig(Section):
     """How the base policy is made where a task brings its own: supervised learning on the task's demonstrations."""
 
     steps: PositiveInt = 1500
@@ -151,14 +151,14 @@ class PrecisionConfig(Section):
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
     cache: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
 
-    def on(self, platform: str) -> PrecisionConfig:
+    def for_platform(self, platform: str) -> PrecisionConfig:
         """With `auto` decided for a platform: cpu, gpu or tpu."""
-        plain: Literal["float32", "bfloat16"] = "float32" if platform == "cpu" else "bfloat16"
-        compute = plain if self.compute == "auto" else self.compute
+        default_dtype: Literal["float32", "bfloat16"] = "float32" if platform == "cpu" else "bfloat16"
+        compute = default_dtype if self.compute == "auto" else self.compute
         return PrecisionConfig(compute=compute, cache=compute if self.cache == "auto" else self.cache)
 
 
-FLOAT32 = PrecisionConfig(compute="float32", cache="float32")
+FLOAT32_PRECISION = PrecisionConfig(compute="float32", cache="float32")
 
 
 class EvalConfig(Section):
@@ -178,14 +178,14 @@ class EvalConfig(Section):
 
     @field_validator("extra")
     @classmethod
-    def _names_are_free(cls, extra: dict[str, str]) -> dict[str, str]:
-        bad = next((name for name in extra if name in TAKEN or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)), None)
-        if bad is not None:
-            rule = f"names of letters, digits, '.', '_' and '-', other than {', '.join(TAKEN)}. Rename the set {bad!r}"
+    def _check_set_names(cls, extra: dict[str, str]) -> dict[str, str]:
+        bad_name = next((name for name in extra if name in RESERVED_NAMES or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)), None)
+        if bad_name is not None:
+            rule = f"names of letters, digits, '.', '_' and '-', other than {', '.join(RESERVED_NAMES)}. Rename the set {bad_name!r}"
             raise PydanticCustomError("set_name", "{rule}", {"rule": rule})
         return extra
 
-    def grid(self, budget: int) -> list[int]:
+    def evaluation_targets(self, budget: int) -> list[int]:
         """The values of C at which a run is evaluated: 0 (the base policy), then every distinct ceil(start * ratio^k) within the budget.
 
         start and ratio are fixed, so a larger budget only appends. A run ends at the last of them.
@@ -197,12 +197,12 @@ class EvalConfig(Section):
             raise InputError(
                 f"sweep.budget = {budget} rollouts is below the first evaluation, cell.eval.start = {self.start}; raise it, or lower that."
             )
-        found, k = [0], 0
+        targets, k = [0], 0
         while (target := math.ceil(round(self.start * self.ratio**k, 6))) <= budget:
-            if target != found[-1]:
-                found.append(target)
+            if target != targets[-1]:
+                targets.append(target)
             k += 1
-        return found
+        return targets
 
 
 class CellConfig(Section):
@@ -210,7 +210,7 @@ class CellConfig(Section):
 
     task: str = "solvers"
     model: ModelConfig = ModelConfig()
-    base: BaseConfig = BaseConfig()
+    base: BasePolicyConfig = BasePolicyConfig()
     data: DataConfig = DataConfig()
     prompt: PromptConfig = PromptConfig()
     verifier: VerifierConfig = VerifierConfig()
@@ -240,22 +240,22 @@ class SweepConfig(Section):
     seeds: Annotated[int, Field(ge=1, le=1000)] = 1
     seed: int = Field(default=0, ge=0, le=2_000_000)
     budget: PositiveInt = 250_000
-    slots: PositiveInt | None = None
+    decode_slots: PositiveInt | None = None
     microbatch: PositiveInt | None = None
-    prompts: PositiveInt | None = None
+    prefill_batch: PositiveInt | None = None
     lane_width: PositiveInt | None = None
     decode_attention: Literal["plain", "pallas", "cudnn"] | None = None
     score_attention: Literal["plain", "pallas", "cudnn"] | None = None
     remat: Literal["none", "layer"] = "none"
     strategy: Literal["grid", "frontier"] = "grid"
-    rollouts: PositiveInt | None = None
+    total_rollouts: PositiveInt | None = None
 
 
-CHOSEN = ("slots", "microbatch", "prompts", "lane_width", "decode_attention", "score_attention")
+AUTOSIZED_SETTINGS = ("slots", "microbatch", "prompts", "lane_width", "decode_attention", "score_attention")
 """Settings of a sweep that are chosen once, where they are null, and stored with it."""
 
 
-class GangConfig(Section):
+class ProcessGroupConfig(Section):
     """The processes that are one cell's run on a Ray cluster, placed together or not at all.
 
     `processes`: how many, each on a node of its own where there are enough; null: as few as hold the mesh's devices. `tpu`: they are the
@@ -301,7 +301,7 @@ class RunConfig(Section):
     device_memory: PositiveFloat | None = None
     compilation_cache: bool = True
     ray: str | None = None
-    gang: GangConfig = GangConfig()
+    gang: ProcessGroupConfig = ProcessGroupConfig()
     loggers: tuple[str, ...] = ("tensorboard",)
 
 
@@ -329,10 +329,10 @@ def find_config(name_or_path: str) -> Path:
             if path.is_file():
                 return path
     names = sorted({p.relative_to(root).with_suffix("").as_posix() for root in config_roots() for p in root.rglob("*.yaml")})
-    near = difflib.get_close_matches(name_or_path, names, n=1)
-    mend = f"Did you mean {near[0]!r}?" if near else f"Known names: {', '.join(names) or 'none'}."
+    suggestions = difflib.get_close_matches(name_or_path, names, n=1)
+    hint = f"Did you mean {suggestions[0]!r}?" if suggestions else f"Known names: {', '.join(names) or 'none'}."
     raise InputError(
-        f"no such config: given {name_or_path!r}, expected a YAML file's path or a name in {' or '.join(map(str, config_roots()))}. {mend}"
+        f"no such config: given {name_or_path!r}, expected a YAML file's path or a name in {' or '.join(map(str, config_roots()))}. {hint}"
     )
 
 
@@ -354,10 +354,10 @@ def config_hash(cell: CellConfig) -> str:
     """12 hex digits that name the settings deciding a cell's result. What cells did before they could choose (float32; a recipe's later
     settings at their defaults; no panel; no interruption) counts as no setting, so that their records stay theirs."""
     settings = cell.model_dump(mode="json")
-    if cell.precision == FLOAT32:
+    if cell.precision == FLOAT32_PRECISION:
         del settings["precision"]
-    unset = RLConfig().model_dump(mode="json")
-    settings["rl"] = {k: v for k, v in settings["rl"].items() if k in FIRST_RECIPE or v != unset[k]}
+    default_rl = RLConfig().model_dump(mode="json")
+    settings["rl"] = {k: v for k, v in settings["rl"].items() if k in FIRST_RECIPE or v != default_rl[k]}
     if cell.rl.clip is None and cell.rl.loss == FIRST_LOSS:
         settings["rl"]["clip"] = FIRST_CLIP
     if not cell.eval.panel:
@@ -372,9 +372,9 @@ def save_config(config: Config, path: Path) -> None:
     write_yaml(path, config.model_dump(mode="json"))
 
 
-def read_saved(path: Path) -> Config:
+def read_saved_config(path: Path) -> Config:
     """A config written by `save_config`; one from before there was a choice of precision was run in float32."""
     config = load_yaml(Config, [path], ())
     if "precision" not in config.cell.model_fields_set:
-        config = config.model_copy(update={"cell": config.cell.model_copy(update={"precision": FLOAT32})})
+        config = config.model_copy(update={"cell": config.cell.model_copy(update={"precision": FLOAT32_PRECISION})})
     return config

@@ -55,15 +55,15 @@ class RLConfig(Section):
     entropy: NonNegativeFloat = 0.0
     zero_variance_filter: tuple[Literal["policy", "kl", "entropy"], ...] = ()
     tis: Literal["none", "token", "sequence"] = "none"
-    tis_over: Literal["truncate", "mask"] = "truncate"
+    tis_mode: Literal["truncate", "mask"] = "truncate"
     tis_cap: PositiveFloat = 2.0
     critic: CriticConfig | None = None
     no_positive_resampling: Annotated[float, Field(gt=0, le=1)] | None = None
-    pipeline: int | None = Field(default=None, ge=0, le=64)
-    max_skipped: PositiveInt = 8
+    max_staleness: int | None = Field(default=None, ge=0, le=64)
+    max_consecutive_nonfinite: PositiveInt = 8
     learning_rate: PositiveFloat = 1e-3
     lr_scaling: Literal["constant", "linear", "sqrt"] = "sqrt"
-    anchor_batch: PositiveInt = 1024
+    lr_reference_batch: PositiveInt = 1024
     warmup: PositiveInt = 10
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat = 1.0

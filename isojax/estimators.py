@@ -23,25 +23,25 @@ from numpy.typing import ArrayLike, NDArray
 from isojax.types import InputError
 
 FloatArray = NDArray[np.float64]
-KINDS = ("avg", "best", "worst", "pass", "verl/best", "verl/worst")
+ESTIMATOR_KINDS = ("avg", "best", "worst", "pass", "verl/best", "verl/worst")
 
 
 @lru_cache(maxsize=256)
-def _table(kind: str, k: int, N: int) -> FloatArray:
+def _estimate_table(kind: str, k: int, N: int) -> FloatArray:
     """float[N + 1]: the estimate for c = 0 .. N; subsets are counted in exact integers."""
-    share, every = np.arange(N + 1) / N, math.comb(N, k)
+    fraction, num_subsets = np.arange(N + 1) / N, math.comb(N, k)
     if kind == "avg":
-        return share
+        return fraction
     if kind == "verl/best":
-        return 1 - (1 - share) ** k
+        return 1 - (1 - fraction) ** k
     if kind == "verl/worst":
-        return share**k
+        return fraction**k
     if kind == "worst":
-        return np.array([math.comb(c, k) / every for c in range(N + 1)])
-    return np.array([1 - math.comb(N - c, k) / every for c in range(N + 1)])
+        return np.array([math.comb(c, k) / num_subsets for c in range(N + 1)])
+    return np.array([1 - math.comb(N - c, k) / num_subsets for c in range(N + 1)])
 
 
-def estimate(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatArray:
+def estimate_at_k(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatArray:
     """The estimate for each problem.
 
     Args:
@@ -56,8 +56,8 @@ def estimate(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatArray:
     Raises:
         InputError: another kind, k < 1 or > samples, or a count outside 0..samples.
     """
-    if kind not in KINDS:
-        raise InputError(f"estimate {kind!r} is not known; expected one of {', '.join(KINDS)}.")
+    if kind not in ESTIMATOR_KINDS:
+        raise InputError(f"estimate {kind!r} is not known; expected one of {', '.join(ESTIMATOR_KINDS)}.")
     if not 1 <= k <= samples:
         raise InputError(
             f"{kind}@{k} needs {k} samples a problem, but {samples} were drawn; ask for 1 <= k <= {samples} or evaluate with more."
@@ -65,10 +65,10 @@ def estimate(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatArray:
     c = np.asarray(counts, dtype=np.int64)
     if c.size and (c.min() < 0 or c.max() > samples):
         raise InputError(f"right answers run from {c.min()} to {c.max()}; expected 0..{samples}, the samples a problem. Mend either.")
-    return _table(kind, k, samples)[c]
+    return _estimate_table(kind, k, samples)[c]
 
 
-def summary(counts: ArrayLike, samples: int) -> dict[str, float]:
+def summarize_counts(counts: ArrayLike, samples: int) -> dict[str, float]:
     """What a ledger stores of a problem set: {"avg@N": ..., "best@N": ..., "worst@N": ...} with N = `samples`, means over the problems.
 
     Raises:
@@ -76,10 +76,10 @@ def summary(counts: ArrayLike, samples: int) -> dict[str, float]:
     """
     if np.size(counts) == 0:
         raise InputError("no problem to summarize; expected the right answers of at least one. Evaluate on a set that is not empty.")
-    return {f"{kind}@{samples}": float(estimate(counts, samples, kind, samples).mean()) for kind in ("avg", "best", "worst")}
+    return {f"{kind}@{samples}": float(estimate_at_k(counts, samples, kind, samples).mean()) for kind in ("avg", "best", "worst")}
 
 
-def wilson(solved: int, attempts: int, level: float = 0.9) -> tuple[float, float]:
+def wilson_interval(solved: int, attempts: int, level: float = 0.9) -> tuple[float, float]:
     """Wilson's score interval of a share from `solved` of `attempts` (Wilson 1927; Brown, Cai and DasGupta 2001, eq. 4).
 
     Args:
@@ -101,6 +101,6 @@ def wilson(solved: int, attempts: int, level: float = 0.9) -> tuple[float, float
         raise InputError(f"level = {level} is no share of intervals; expected a number between 0 and 1, such as 0.9.")
     p, z = solved / attempts, NormalDist().inv_cdf((1 + level) / 2)
     scale = 1 + z * z / attempts
-    middle = (p + z * z / (2 * attempts)) / scale
-    half = z / scale * math.sqrt(p * (1 - p) / attempts + z * z / (4 * attempts**2))
-    return (0.0 if solved == 0 else middle - half, 1.0 if solved == attempts else middle + half)
+    center = (p + z * z / (2 * attempts)) / scale
+    half_width = z / scale * math.sqrt(p * (1 - p) / attempts + z * z / (4 * attempts**2))
+    return (0.0 if solved == 0 else center - half_width, 1.0 if solved == attempts else center + half_width)

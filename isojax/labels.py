@@ -9,26 +9,26 @@ from pathlib import Path
 
 from isojax import hosts
 from isojax.config import CellConfig
-from isojax.evaluate import Evaluator, ProblemSet
+from isojax.evaluate import Evaluator, TokenizedProblems
 from isojax.files import append_bytes
 from isojax.models.decoder import Params
-from isojax.rl.step import LABEL
-from isojax.tasks.base import Encoded
+from isojax.rl.step import LABEL_STREAM
+from isojax.tasks.base import EncodedProblems
 from isojax.types import InputError, Problem
 
-Tick = Callable[[str, float], None]  # (what is being done, the fraction done)
+ProgressCallback = Callable[[str, float], None]  # (what is being done, the fraction done)
 
 
-def label_key(cell: CellConfig, checkpoint: str, problems: Sequence[Problem]) -> str:
+def compute_label_key(cell: CellConfig, fingerprint: str, problems: Sequence[Problem]) -> str:
     """16 hex digits that name what labels depend on: the policy (`checkpoint`: its weights' fingerprint), the problems, how they are put,
     sampled and judged. Labels by another key are of something else."""
-    told = {k: v for k, v in cell.model_dump(mode="json").items() if k in ("task", "model", "base", "prompt", "verifier", "sampling")}
-    told |= {"seed": cell.data.seed, "checkpoint": checkpoint, "problems": [[p.id, p.prompt, p.answer, list(p.messages)] for p in problems]}
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=dict).encode()).hexdigest()[:16]
+    key_data = {k: v for k, v in cell.model_dump(mode="json").items() if k in ("task", "model", "base", "prompt", "verifier", "sampling")}
+    key_data |= {"seed": cell.data.seed, "checkpoint": fingerprint, "problems": [[p.id, p.prompt, p.answer, list(p.messages)] for p in problems]}
+    return hashlib.sha256(json.dumps(key_data, sort_keys=True, default=dict).encode()).hexdigest()[:16]
 
 
 def label_problems(
-    path: Path, of: str, chosen: ProblemSet, attempts: int, seed: int, evaluator: Evaluator, params: Params, tick: Tick
+    path: Path, label_key: str, problem_set: TokenizedProblems, attempts: int, seed: int, evaluator: Evaluator, params: Params, on_progress: ProgressCallback
 ) -> list[Problem]:
     """The problems with the base policy's right answers out of `attempts` (rounded up to whole evaluations).
 
@@ -38,30 +38,30 @@ def label_problems(
     Raises:
         InputError: `path` holds labels of something else, or by another number of attempts, or is damaged.
     """
-    repeats = -(-attempts // evaluator.samples)
-    attempts = repeats * evaluator.samples
-    known = hosts.by_first(lambda: read_labels(path, of, attempts))
-    todo = [i for i, p in enumerate(chosen.problems) if p.id not in known]
-    for start in range(0, len(todo), evaluator.problems):
-        tick(f"labelling {len(chosen.problems)} problems by avg@{attempts}", 1 - (len(todo) - start) / len(chosen.problems))
-        block = todo[start : start + evaluator.problems]
-        part = ProblemSet([chosen.problems[i] for i in block], Encoded(*(x[block] for x in chosen.arrays)))
-        counts = evaluator.counts(params, part, seed=seed, evaluation=0, repeats=repeats, stream=LABEL)
-        solved = {p.id: int(right) for p, right in zip(part.problems, counts.right, strict=True)}
-        known |= solved
-        if hosts.writes():
-            _append(path, of, [{"id": i, "solved": right, "attempts": attempts} for i, right in solved.items()])
-    return [replace(p, solved=known[p.id], attempts=attempts) for p in chosen.problems]
+    repeats = -(-attempts // evaluator.samples_per_problem)
+    attempts = repeats * evaluator.samples_per_problem
+    solved_by_id = hosts.run_on_primary(lambda: read_labels(path, label_key, attempts))
+    unlabelled = [i for i, p in enumerate(problem_set.problems) if p.id not in solved_by_id]
+    for start in range(0, len(unlabelled), evaluator.problems_per_call):
+        on_progress(f"labelling {len(problem_set.problems)} problems by avg@{attempts}", 1 - (len(unlabelled) - start) / len(problem_set.problems))
+        block = unlabelled[start : start + evaluator.problems_per_call]
+        block_problems = TokenizedProblems([problem_set.problems[i] for i in block], EncodedProblems(*(x[block] for x in problem_set.arrays)))
+        counts = evaluator.count_correct(params, block_problems, seed=seed, evaluation=0, repeats=repeats, stream=LABEL_STREAM)
+        newly_solved = {p.id: int(right) for p, right in zip(block_problems.problems, counts.correct, strict=True)}
+        solved_by_id |= newly_solved
+        if hosts.is_primary():
+            _append_labels(path, label_key, [{"id": i, "solved": right, "attempts": attempts} for i, right in newly_solved.items()])
+    return [replace(p, solved=solved_by_id[p.id], attempts=attempts) for p in problem_set.problems]
 
 
-def _append(path: Path, of: str, rows: list[dict[str, int]]) -> None:
+def _append_labels(path: Path, label_key: str, rows: list[dict[str, int]]) -> None:
     """More labels, forced to disk; the file is begun with what they are of."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    head = [] if path.exists() and path.stat().st_size else [{"of": of}]
-    append_bytes(path, "".join(json.dumps(row) + "\n" for row in (*head, *rows)).encode())
+    header = [] if path.exists() and path.stat().st_size else [{"of": label_key}]
+    append_bytes(path, "".join(json.dumps(row) + "\n" for row in (*header, *rows)).encode())
 
 
-def labels_of(path: Path) -> str:
+def stored_label_key(path: Path) -> str:
     """What the labels in `path` are of; empty where there are none."""
     lines = path.read_text().splitlines() if path.exists() else []
     try:
@@ -70,7 +70,7 @@ def labels_of(path: Path) -> str:
         return ""
 
 
-def read_labels(path: Path, of: str, attempts: int) -> dict[int, int]:
+def read_labels(path: Path, label_key: str, attempts: int) -> dict[int, int]:
     """Right answers by problem id, as far as they were found; a torn last line is cut off.
 
     Raises:
@@ -79,20 +79,20 @@ def read_labels(path: Path, of: str, attempts: int) -> dict[int, int]:
     if not path.exists():
         return {}
     data = path.read_bytes()
-    whole, newline, torn = data.rpartition(b"\n")
+    complete, newline, torn = data.rpartition(b"\n")
     if torn:
-        os.truncate(path, len(whole) + len(newline))
-    known: dict[int, int] = {}
-    lines = whole.splitlines()
-    if lines and labels_of(path) != of:
-        raise InputError(f"{path} holds labels of other settings ({labels_of(path)}, expected {of}); remove it, or choose another place.")
-    for number, line in enumerate(lines[1:], 2):
+        os.truncate(path, len(complete) + len(newline))
+    solved_by_id: dict[int, int] = {}
+    lines = complete.splitlines()
+    if lines and stored_label_key(path) != label_key:
+        raise InputError(f"{path} holds labels of other settings ({stored_label_key(path)}, expected {label_key}); remove it, or choose another place.")
+    for line_number, line in enumerate(lines[1:], 2):
         try:
             row = json.loads(line)
-            problem, solved, given = int(row["id"]), int(row["solved"]), int(row["attempts"])
+            problem_id, solved, stored_attempts = int(row["id"]), int(row["solved"]), int(row["attempts"])
         except (ValueError, KeyError, TypeError) as e:
-            raise InputError(f"{path}, line {number} is no label ({e!r}); remove the file, and the problems are labelled again.") from e
-        if given != attempts:
-            raise InputError(f"{path}, line {number}: labelled by avg@{given}, expected avg@{attempts}; take that, or remove the file.")
-        known[problem] = solved
-    return known
+            raise InputError(f"{path}, line {line_number} is no label ({e!r}); remove the file, and the problems are labelled again.") from e
+        if stored_attempts != attempts:
+            raise InputError(f"{path}, line {line_number}: labelled by avg@{stored_attempts}, expected avg@{attempts}; take that, or remove the file.")
+        solved_by_id[problem_id] = solved
+    return solved_by_id

@@ -30,7 +30,7 @@ class MeshShape:
         return self.data * self.fsdp
 
 
-def parse_mesh(text: str, available: int, taken: int = 0) -> MeshShape:
+def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
     """`auto` (one device) or "data=2,tensor=1"; at most one size may be -1, which takes the devices that are left. Of those available
     another mesh has taken some.
 
@@ -38,8 +38,8 @@ def parse_mesh(text: str, available: int, taken: int = 0) -> MeshShape:
         InputError: an unknown axis, a size that is no positive integer, or more devices asked for than there are.
     """
     sizes: dict[str, int] = {}
-    for part in () if text == "auto" else text.split(","):
-        axis, _, size = part.partition("=")
+    for axis_size in () if text == "auto" else text.split(","):
+        axis, _, size = axis_size.partition("=")
         axis = axis.strip()
         if axis not in AXES or axis in sizes:
             raise InputError(f"mesh {text!r}: {axis!r} is not a new axis of {', '.join(AXES)}. Write, for example, data=2,tensor=1.")
@@ -55,13 +55,13 @@ def parse_mesh(text: str, available: int, taken: int = 0) -> MeshShape:
     if len(open_axes) > 1:
         raise InputError(f"mesh {text!r}: only one axis may be -1, not {' and '.join(open_axes)}.")
     if open_axes:
-        fixed = math.prod(size for size in sizes.values() if size != -1)
-        sizes[open_axes[0]] = max(1, (available - taken) // fixed)
+        fixed_devices = math.prod(size for size in sizes.values() if size != -1)
+        sizes[open_axes[0]] = max(1, (available - devices_in_use) // fixed_devices)
     shape = MeshShape(**sizes)
-    if (wanted := shape.devices + taken) > available:
-        beside = f" beside the {taken} of another mesh" if taken else ""
+    if (devices_needed := shape.devices + devices_in_use) > available:
+        in_use_note = f" beside the {devices_in_use} of another mesh" if devices_in_use else ""
         raise InputError(
-            f"mesh {text!r} needs {shape.devices} devices{beside} and this machine shows {available}. Use smaller axes, or on a CPU "
-            f"simulate devices with XLA_FLAGS=--xla_force_host_platform_device_count={wanted}."
+            f"mesh {text!r} needs {shape.devices} devices{in_use_note} and this machine shows {available}. Use smaller axes, or on a CPU "
+            f"simulate devices with XLA_FLAGS=--xla_force_host_platform_device_count={devices_needed}."
         )
     return shape

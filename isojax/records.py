@@ -19,14 +19,14 @@ from typing import Any
 from isojax.files import append_bytes, write_text
 from isojax.types import Cell, EvalPoint, InputError, RunRecord
 
-RECORDS = "records.jsonl"
-TIMING = "timing.jsonl"
-HEALTH = "health.json"  # what flags a run, as it ended
+RECORDS_FILE = "records.jsonl"
+TIMING_FILE = "timing.jsonl"
+HEALTH_FILE = "health.json"  # what flags a run, as it ended
 SCHEMA = 1
 INCLUDE_FLAGGED = "--include-flagged"  # the option of commands that puts back runs flagged as broken (scaling/health.py)
 
 
-def _append(path: Path, row: Mapping[str, Any]) -> None:
+def _append_row(path: Path, row: Mapping[str, Any]) -> None:
     append_bytes(path, (json.dumps(row) + "\n").encode())
 
 
@@ -37,29 +37,29 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int, bool]:
     except OSError as e:
         raise InputError(f"cannot read the ledger {path}: {e.strerror or e}") from e
     rows: list[dict[str, Any]] = []
-    good = 0
+    complete_bytes = 0
     lines = data.split(b"\n")
-    for number, line in enumerate(lines, 1):
-        last = number >= len(lines) - (lines[-1] == b"")
-        if not line and last:
+    for line_number, line in enumerate(lines, 1):
+        is_last = line_number >= len(lines) - (lines[-1] == b"")
+        if not line and is_last:
             break
-        complete = number < len(lines)
+        ends_with_newline = line_number < len(lines)
         try:
             row = json.loads(line)
             if not isinstance(row, dict) or "kind" not in row:
                 raise ValueError("not a JSON object with a 'kind'")
         except ValueError as e:
-            if last:
-                return rows, good, True
+            if is_last:
+                return rows, complete_bytes, True
             raise InputError(
-                f"{path}, line {number} is broken ({e}); only a torn last line can be left out. "
+                f"{path}, line {line_number} is broken ({e}); only a torn last line can be left out. "
                 "Restore the file or remove the cell's folder and run it again."
             ) from e
-        if not complete:
-            return rows, good, True
+        if not ends_with_newline:
+            return rows, complete_bytes, True
         rows.append(row)
-        good += len(line) + 1
-    return rows, good, False
+        complete_bytes += len(line) + 1
+    return rows, complete_bytes, False
 
 
 class Ledger:
@@ -72,12 +72,12 @@ class Ledger:
     def __init__(self, folder: Path, cell: Cell, cell_hash: str):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.path = folder / RECORDS
+        self.path = folder / RECORDS_FILE
         self.targets: list[int] = []
-        self.told: Callable[[], None] = lambda: None
-        header = _header(cell, cell_hash)
+        self.on_append: Callable[[], None] = lambda: None
+        header = _header_row(cell, cell_hash)
         if self.path.exists():
-            for path in (self.path, *([folder / TIMING] if (folder / TIMING).exists() else [])):
+            for path in (self.path, *([folder / TIMING_FILE] if (folder / TIMING_FILE).exists() else [])):
                 _, size, torn = _read_lines(path)
                 if torn:
                     os.truncate(path, size)
@@ -87,44 +87,44 @@ class Ledger:
             self.targets = [row["target"] for row in rows if row["kind"] == "eval"]
             if rows:
                 return
-        _append(self.path, header)
+        _append_row(self.path, header)
 
     def append(self, point: EvalPoint, seconds: float, devices: int) -> None:
         """Record a point (unless its target is there already) and, beside it, the seconds of wall clock it took since the last one."""
         if point.target in self.targets:
             return
-        _append(self.folder / TIMING, {"kind": "timing", "target": point.target, "seconds": round(seconds, 6), "devices": devices})
-        _append(self.path, {"kind": "eval", **asdict(point)})
+        _append_row(self.folder / TIMING_FILE, {"kind": "timing", "target": point.target, "seconds": round(seconds, 6), "devices": devices})
+        _append_row(self.path, {"kind": "eval", **asdict(point)})
         self.targets.append(point.target)
-        self.told()
+        self.on_append()
 
-    def fail(self, M: int, reason: str) -> None:
+    def record_failure(self, M: int, reason: str) -> None:
         """Record that the run broke off after update M; readers of evaluations pass it by, and the fit hears of it."""
         row = {"kind": "failed", "M": M, "reason": reason}
         if _read_lines(self.path)[0][-1] != row:
-            _append(self.path, row)
+            _append_row(self.path, row)
 
 
 def write_run(folder: Path, run: RunRecord) -> None:
     """A whole run, measured elsewhere, as a ledger: records.jsonl and, where its device hours are known, timing.jsonl (on one device)."""
     folder.mkdir(parents=True)
     points = [{"kind": "eval", **asdict(point)} for point in run.points]
-    _write(folder / RECORDS, [_header(run.cell, run.cell_hash), *points])
+    _write_rows(folder / RECORDS_FILE, [_header_row(run.cell, run.cell_hash), *points])
     if run.device_hours:
-        spent = [b - a for a, b in pairwise((0.0, *run.device_hours))]
-        clocks = zip(run.points, spent, strict=True)
-        _write(folder / TIMING, [{"kind": "timing", "target": p.target, "seconds": 3600 * h, "devices": 1} for p, h in clocks])
+        interval_hours = [b - a for a, b in pairwise((0.0, *run.device_hours))]
+        timed_points = zip(run.points, interval_hours, strict=True)
+        _write_rows(folder / TIMING_FILE, [{"kind": "timing", "target": p.target, "seconds": 3600 * h, "devices": 1} for p, h in timed_points])
 
 
-def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _header(cell: Cell, cell_hash: str) -> dict[str, Any]:
+def _header_row(cell: Cell, cell_hash: str) -> dict[str, Any]:
     return {"kind": "cell", "schema": SCHEMA, "B_p": cell.B_p, "n": cell.n, "seed": cell.seed, "cell_hash": cell_hash}
 
 
-def _count(row: Mapping[str, Any], key: str) -> int:
+def _whole_number(row: Mapping[str, Any], key: str) -> int:
     """A whole number, 0 or more."""
     value = row[key]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value != int(value) or value < 0:
@@ -132,18 +132,18 @@ def _count(row: Mapping[str, Any], key: str) -> int:
     return int(value)
 
 
-def _why(e: Exception) -> str:
+def _row_error(e: Exception) -> str:
     """What a row lacks, in words."""
     return f"it has no {e}" if isinstance(e, KeyError) else str(e)
 
 
-def _point(row: Mapping[str, Any], path: Path, number: int) -> EvalPoint:
+def _parse_point(row: Mapping[str, Any], path: Path, line_number: int) -> EvalPoint:
     try:
         point = EvalPoint(
-            target=_count(row, "target"),
-            M=_count(row, "M"),
-            rollouts=_count(row, "rollouts"),
-            tokens=_count(row, "tokens"),
+            target=_whole_number(row, "target"),
+            M=_whole_number(row, "M"),
+            rollouts=_whole_number(row, "rollouts"),
+            tokens=_whole_number(row, "tokens"),
             metrics={str(k): float(v) for k, v in row["metrics"].items()},
             counts=tuple(int(c) for c in row.get("counts", ())),
             samples=int(row.get("samples", 0)),
@@ -152,7 +152,7 @@ def _point(row: Mapping[str, Any], path: Path, number: int) -> EvalPoint:
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
         raise InputError(
-            f"{path}, line {number} is not an evaluation ({_why(e)}); expected target, M, rollouts, tokens and metrics. Mend it."
+            f"{path}, line {line_number} is not an evaluation ({_row_error(e)}); expected target, M, rollouts, tokens and metrics. Mend it."
         ) from e
     return point
 
@@ -163,7 +163,7 @@ def read_run(folder: Path, warn: Any = None) -> RunRecord:
     Raises:
         InputError: the ledger is unreadable, broken before its last line, or holds no complete point.
     """
-    path = folder / RECORDS
+    path = folder / RECORDS_FILE
     rows, _, torn = _read_lines(path)
     if torn and warn is not None:
         warn(f"{path}: the last line is torn and was left out")
@@ -172,17 +172,17 @@ def read_run(folder: Path, warn: Any = None) -> RunRecord:
             f"{path} holds no complete point: its first line is not a cell header. "
             "Run the cell (`isojax launch ... --resume`) or leave it out."
         )
-    head = rows[0]
+    header = rows[0]
     try:
-        cell = Cell(int(head["B_p"]), int(head["n"]), int(head["seed"]))
+        cell = Cell(int(header["B_p"]), int(header["n"]), int(header["seed"]))
     except (KeyError, TypeError, ValueError) as e:
-        raise InputError(f"{path}, line 1: the cell header needs B_p, n and seed ({_why(e)}). Restore it, or import the log again.") from e
+        raise InputError(f"{path}, line 1: the cell header needs B_p, n and seed ({_row_error(e)}). Restore it, or import the log again.") from e
     _refuse_second_header(rows, path)
-    lines = tuple(i for i, row in enumerate(rows, 1) if row["kind"] == "eval")
-    points = [_point(rows[i - 1], path, i) for i in lines]
+    line_numbers = tuple(i for i, row in enumerate(rows, 1) if row["kind"] == "eval")
+    points = [_parse_point(rows[i - 1], path, i) for i in line_numbers]
     if not points:
         raise InputError(f"{path} holds no complete point. Run the cell (`isojax launch ... --resume`) or leave it out.")
-    for i, (a, b) in zip(lines[1:], pairwise(points), strict=True):
+    for i, (a, b) in zip(line_numbers[1:], pairwise(points), strict=True):
         if b.rollouts == a.rollouts:
             raise InputError(
                 f"{path}, line {i}: the point at {b.rollouts} rollouts is there twice, expected once. Remove one of the lines."
@@ -191,22 +191,22 @@ def read_run(folder: Path, warn: Any = None) -> RunRecord:
             raise InputError(
                 f"{path}, line {i}: rollouts fall from {a.rollouts} to {b.rollouts}; a ledger's points rise in C. Mend the line."
             )
-    failed = str(rows[-1].get("reason", "failed")) if rows[-1]["kind"] == "failed" else ""
-    return RunRecord(cell, tuple(points), str(path), _device_hours(folder, points), str(head.get("cell_hash", "")), failed, lines)
+    failure_reason = str(rows[-1].get("reason", "failed")) if rows[-1]["kind"] == "failed" else ""
+    return RunRecord(cell, tuple(points), str(path), _device_hours(folder, points), str(header.get("cell_hash", "")), failure_reason, line_numbers)
 
 
 def _refuse_second_header(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    second = next((i for i, row in enumerate(rows[1:], 2) if row["kind"] == "cell"), None)
-    if second is not None:
+    second_header_line = next((i for i, row in enumerate(rows[1:], 2) if row["kind"] == "cell"), None)
+    if second_header_line is not None:
         keys = ("B_p", "n", "seed", "cell_hash")
-        given, first = ({key: row.get(key) for key in keys} for row in (rows[second - 1], rows[0]))
-        raise InputError(f"{path}, line {second} begins another run ({given}) in the ledger of {first}; expected one run a file. Split it.")
+        second_header, first_header = ({key: row.get(key) for key in keys} for row in (rows[second_header_line - 1], rows[0]))
+        raise InputError(f"{path}, line {second_header_line} begins another run ({second_header}) in the ledger of {first_header}; expected one run a file. Split it.")
 
 
-def clocks(folder: Path) -> dict[int, tuple[float, int]]:
+def read_timing(folder: Path) -> dict[int, tuple[float, int]]:
     """Of each point by its target: seconds of wall clock since the one before it, and on how many devices; empty where not readable."""
     try:
-        rows, _, _ = _read_lines(folder / TIMING)
+        rows, _, _ = _read_lines(folder / TIMING_FILE)
         return {int(r["target"]): (float(r["seconds"]), int(r["devices"])) for r in rows if r["kind"] == "timing"}
     except (InputError, KeyError, TypeError, ValueError):
         return {}  # without clocks a run is fitted all the same; who asks for device hours is told that they are missing
@@ -214,37 +214,37 @@ def clocks(folder: Path) -> dict[int, tuple[float, int]]:
 
 def _device_hours(folder: Path, points: Iterable[EvalPoint]) -> tuple[float, ...]:
     """Device hours at each point, from timing.jsonl; empty where a clock is missing."""
-    spent = clocks(folder)
-    total, hours = 0.0, []
+    timing = read_timing(folder)
+    total_hours, hours = 0.0, []
     for p in points:
-        if p.target not in spent:
+        if p.target not in timing:
             return ()
-        seconds, devices = spent[p.target]
-        total += seconds * devices / 3600
-        hours.append(total)
+        seconds, devices = timing[p.target]
+        total_hours += seconds * devices / 3600
+        hours.append(total_hours)
     return tuple(hours)
 
 
-def newest(folder: Path) -> tuple[EvalPoint | None, str]:
+def latest_point(folder: Path) -> tuple[EvalPoint | None, str]:
     """A cell's last complete point and, where the run broke off after it, why; nothing where there is no ledger. Of a ledger that is
     being written too: it takes the last lines alone.
 
     Raises:
         InputError: the last complete line is broken.
     """
-    path = folder / RECORDS
+    path = folder / RECORDS_FILE
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    failed = ""
-    for number in range(len(lines), 1, -1):
+    failure_reason = ""
+    for line_number in range(len(lines), 1, -1):
         try:
-            row = json.loads(lines[number - 1])
+            row = json.loads(lines[line_number - 1])
             kind = row["kind"]
         except (ValueError, KeyError, TypeError) as e:
-            raise InputError(f"{path}, line {number} is broken ({_why(e)}); expected a JSON object with a 'kind'. Restore the file.") from e
+            raise InputError(f"{path}, line {line_number} is broken ({_row_error(e)}); expected a JSON object with a 'kind'. Restore the file.") from e
         if kind == "eval":
-            return _point(row, path, number), failed
-        failed = failed or str(row.get("reason", "failed"))
-    return None, failed
+            return _parse_point(row, path, line_number), failure_reason
+        failure_reason = failure_reason or str(row.get("reason", "failed"))
+    return None, failure_reason
 
 
 def ledger_folders(paths: Iterable[Path]) -> list[Path]:
@@ -256,16 +256,16 @@ def ledger_folders(paths: Iterable[Path]) -> list[Path]:
     folders: list[Path] = []
     for path in paths:
         if not path.exists():
-            raise InputError(f"no such run: {path}. Expected a sweep's folder (runs/NAME), a cell's folder or a {RECORDS}.")
+            raise InputError(f"no such run: {path}. Expected a sweep's folder (runs/NAME), a cell's folder or a {RECORDS_FILE}.")
         if path.is_file():
-            if path.name != RECORDS:
-                raise InputError(f"{path} is no ledger; expected a sweep's folder (runs/NAME), a cell's folder or a {RECORDS}.")
+            if path.name != RECORDS_FILE:
+                raise InputError(f"{path} is no ledger; expected a sweep's folder (runs/NAME), a cell's folder or a {RECORDS_FILE}.")
             folders.append(path.parent)
             continue
-        found = sorted(p.parent for p in path.rglob(RECORDS))
-        if not found:
-            raise InputError(f"{path} holds no {RECORDS}. Expected a sweep's folder with cells/<B_p>x<n>-s<seed>/{RECORDS}.")
-        folders += found
+        cell_folders = sorted(p.parent for p in path.rglob(RECORDS_FILE))
+        if not cell_folders:
+            raise InputError(f"{path} holds no {RECORDS_FILE}. Expected a sweep's folder with cells/<B_p>x<n>-s<seed>/{RECORDS_FILE}.")
+        folders += cell_folders
     return folders
 
 
@@ -276,27 +276,27 @@ def read_runs(paths: Iterable[Path], warn: Any = None) -> list[RunRecord]:
         InputError: nothing there, a ledger that cannot be used, or two ledgers that clash.
     """
     runs = sorted((read_run(folder, warn) for folder in ledger_folders(paths)), key=lambda r: r.cell)
-    clash = next(clashes(runs), None)
-    if clash is not None:
-        raise InputError(clash)
+    conflict = next(run_conflicts(runs), None)
+    if conflict is not None:
+        raise InputError(conflict)
     return runs
 
 
 def default_metric(runs: Sequence[RunRecord]) -> str:
     """The metric a fit takes where none is asked for: avg@k of the evaluations' k samples, else the first recorded."""
-    first = runs[0].points[0]
-    own = f"avg@{first.samples}"
-    return own if own in first.metrics else next(iter(first.metrics), own)
+    first_point = runs[0].points[0]
+    avg_metric = f"avg@{first_point.samples}"
+    return avg_metric if avg_metric in first_point.metrics else next(iter(first_point.metrics), avg_metric)
 
 
-def clashes(runs: Sequence[RunRecord]) -> Iterator[str]:
+def run_conflicts(runs: Sequence[RunRecord]) -> Iterator[str]:
     """Why sorted runs cannot be fitted together: two of one cell, or different `cell` settings."""
     for a, b in pairwise(runs):
-        both = f"{a.source}, line 1 and {b.source}, line 1"
+        both_sources = f"{a.source}, line 1 and {b.source}, line 1"
         if a.cell == b.cell:
-            yield f"two ledgers for the cell {a.cell.name}: {both}. Fit one sweep at a time, or give each its own seeds."
+            yield f"two ledgers for the cell {a.cell.name}: {both_sources}. Fit one sweep at a time, or give each its own seeds."
         if a.cell_hash != b.cell_hash:
             yield (
-                f"{both} were run with different `cell` settings ({a.cell_hash!r} and {b.cell_hash!r}), expected one; "
+                f"{both_sources} were run with different `cell` settings ({a.cell_hash!r} and {b.cell_hash!r}), expected one; "
                 "one law cannot describe both. Fit them apart."
             )

@@ -22,36 +22,36 @@ def load(folder: str, name: str, *functions: str) -> ModuleType:
     except ModuleNotFoundError as e:
         if e.name is None or not path.startswith(e.name):
             raise InputError(f"{folder} plug-in {name!r} needs the module {e.name}, which is not there; install it.") from e
-        module = around(path, functions[0]) if len(functions) == 1 and path == name else None
-    if module is None or not has_one(module, functions):
+        module = module_with_function(path, functions[0]) if len(functions) == 1 and path == name else None
+    if module is None or not defines_any(module, functions):
         package = importlib.import_module(f"isojax.{folder}")
-        every = {m.name: importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)}
-        known = sorted(n for n, m in every.items() if has_one(m, functions))
-        what = "no such module" if module is None else f"{path} has no function {' or '.join(functions)}"
-        near = difflib.get_close_matches(name.rpartition(".")[2], known, n=1)
-        mend = f" Did you mean {near[0]!r}?" if near else ""
+        modules = {m.name: importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)}
+        known_names = sorted(n for n, m in modules.items() if defines_any(m, functions))
+        problem = "no such module" if module is None else f"{path} has no function {' or '.join(functions)}"
+        suggestions = difflib.get_close_matches(name.rpartition(".")[2], known_names, n=1)
+        hint = f" Did you mean {suggestions[0]!r}?" if suggestions else ""
         raise InputError(
-            f"{folder} plug-in {name!r}: {what}; expected one of {', '.join(known)}, or the module path of your own, as my_fork.NAME.{mend}"
+            f"{folder} plug-in {name!r}: {problem}; expected one of {', '.join(known_names)}, or the module path of your own, as my_fork.NAME.{hint}"
         )
     return module
 
 
-def around(path: str, function: str) -> ModuleType | None:
+def module_with_function(path: str, function: str) -> ModuleType | None:
     """A module that has the function `path` as `function`, beside what else is in its own module; None where there is no such function."""
-    parent, _, own = path.rpartition(".")
+    parent, _, function_name = path.rpartition(".")
     try:
-        found = vars(importlib.import_module(parent))
+        namespace = vars(importlib.import_module(parent))
     except ModuleNotFoundError as e:
         if e.name is None or not parent.startswith(e.name):
             raise
         return None
-    if not callable(found.get(own)):
+    if not callable(namespace.get(function_name)):
         return None
     module = ModuleType(path)
-    vars(module).update(found | {"__name__": path, function: found[own]})
+    vars(module).update(namespace | {"__name__": path, function: namespace[function_name]})
     return module
 
 
-def has_one(module: ModuleType, functions: tuple[str, ...]) -> bool:
+def defines_any(module: ModuleType, functions: tuple[str, ...]) -> bool:
     """Whether a module defines one of the functions (or imports one under that name)."""
     return any(callable(vars(module).get(function)) for function in functions)

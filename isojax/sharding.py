@@ -22,12 +22,12 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from isojax.meshes import AXES, MeshShape
 
-ROWS = ("data", "fsdp")  # the mesh axes that split rollouts
-PARTS = "fsdp"  # the one of them that splits parameters too
-PROMPTS = "sequence"  # the axis that splits the positions of prompts, and of their keys and values
+ROLLOUT_AXES = ("data", "fsdp")  # the mesh axes that split rollouts
+PARAM_AXIS = "fsdp"  # the one of them that splits parameters too
+PROMPT_AXIS = "sequence"  # the axis that splits the positions of prompts, and of their keys and values
 
-RULES: Mapping[str, str | tuple[str, ...] | None] = {
-    "shard": ROWS,
+LOGICAL_AXIS_RULES: Mapping[str, str | tuple[str, ...] | None] = {
+    "shard": ROLLOUT_AXES,
     "layer": None,
     "vocab": "tensor",
     "embed": "fsdp",
@@ -45,14 +45,14 @@ def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def partition(logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh) -> PartitionSpec:
+def partition_spec(logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh) -> PartitionSpec:
     """The table applied to one array: what its mesh axes do not divide stays whole, as does an axis without elements."""
     spec: list[str | tuple[str, ...] | None] = []
     for name, size in zip(logical, shape, strict=True):
-        axes = RULES[name] if name is not None else None
-        names = (axes,) if isinstance(axes, str) else axes or ()
-        ways = int(np.prod([mesh.shape[a] for a in names], dtype=int))
-        spec.append(axes if ways > 1 and size and size % ways == 0 else None)
+        axes = LOGICAL_AXIS_RULES[name] if name is not None else None
+        mesh_axes = (axes,) if isinstance(axes, str) else axes or ()
+        num_parts = int(np.prod([mesh.shape[a] for a in mesh_axes], dtype=int))
+        spec.append(axes if num_parts > 1 and size and size % num_parts == 0 else None)
     return PartitionSpec(*spec)
 
 
@@ -61,29 +61,29 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def manual_part(spec: PartitionSpec) -> PartitionSpec:
+def manual_spec(spec: PartitionSpec) -> PartitionSpec:
     """What of a spec lies on the axes a shard_map here is manual over (data, fsdp)."""
-    kept = []
+    manual_entries = []
     for entry in spec:
-        names = (entry,) if isinstance(entry, str) else entry or ()
-        kept.append(tuple(a for a in names if a in ROWS) or None)
-    return PartitionSpec(*kept)
+        mesh_axes = (entry,) if isinstance(entry, str) else entry or ()
+        manual_entries.append(tuple(a for a in mesh_axes if a in ROLLOUT_AXES) or None)
+    return PartitionSpec(*manual_entries)
 
 
-def partitions(shapes: Any, axes: Any, mesh: Mesh) -> Any:
+def partition_specs(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
     """The table applied to each parameter, from its ShapeDtypeStruct and its logical axes."""
-    return jax.tree.map(lambda s, names: partition(names, s.shape, mesh), shapes, axes, is_leaf=lambda x: isinstance(x, tuple))
+    return jax.tree.map(lambda s, names: partition_spec(names, s.shape, mesh), shapes, logical_axes, is_leaf=lambda x: isinstance(x, tuple))
 
 
-def manual_specs(shapes: Any, axes: Any, mesh: Mesh) -> Any:
+def manual_specs(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
     """Of each parameter, how a shard_map takes it as it lies: over fsdp in parts."""
-    return jax.tree.map(manual_part, partitions(shapes, axes, mesh))
+    return jax.tree.map(manual_spec, partition_specs(shapes, logical_axes, mesh))
 
 
-def gathered(sharding: NamedSharding) -> NamedSharding:
+def replicate_over_rollout_axes(sharding: NamedSharding) -> NamedSharding:
     """The same, but whole along the axes that split rollouts."""
-    kept = [None if manual_part(PartitionSpec(entry))[0] else entry for entry in sharding.spec]
-    return NamedSharding(sharding.mesh, PartitionSpec(*kept))
+    entries = [None if manual_spec(PartitionSpec(entry))[0] else entry for entry in sharding.spec]
+    return NamedSharding(sharding.mesh, PartitionSpec(*entries))
 
 
 def shard_count(mesh: Mesh) -> int:
@@ -91,30 +91,30 @@ def shard_count(mesh: Mesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def padded(positions: int, mesh: Mesh | AbstractMesh) -> int:
+def padded_positions(positions: int, mesh: Mesh | AbstractMesh) -> int:
     """Positions of a prompt, as many as the devices that split them can share evenly; without a mesh, as they are."""
-    ways = mesh.shape.get(PROMPTS, 1)
-    return -(-positions // ways) * ways
+    num_parts = mesh.shape.get(PROMPT_AXIS, 1)
+    return -(-positions // num_parts) * num_parts
 
 
-def splits_positions(mesh: Mesh | AbstractMesh) -> bool:
+def positions_are_split(mesh: Mesh | AbstractMesh) -> bool:
     """Whether devices of the mesh share the positions of a prompt."""
-    return mesh.shape.get(PROMPTS, 1) > 1
+    return mesh.shape.get(PROMPT_AXIS, 1) > 1
 
 
-def splits_weights(mesh: Mesh | AbstractMesh) -> bool:
+def weights_are_split(mesh: Mesh | AbstractMesh) -> bool:
     """Whether devices of the mesh share the weights of a layer."""
-    return any(mesh.shape.get(str(RULES[name]), 1) > 1 for name in ("embed", "mlp"))
+    return any(mesh.shape.get(str(LOGICAL_AXIS_RULES[name]), 1) > 1 for name in ("embed", "mlp"))
 
 
-def laid(x: jax.Array, logical: Sequence[str | None]) -> jax.Array:
+def with_logical_constraint(x: jax.Array, logical: Sequence[str | None]) -> jax.Array:
     """x by the table, in a shard_map on a mesh that splits positions; elsewhere as it is."""
     mesh = jax.sharding.get_abstract_mesh()
-    return jax.lax.with_sharding_constraint(x, partition(logical, x.shape, mesh)) if splits_positions(mesh) else x
+    return jax.lax.with_sharding_constraint(x, partition_spec(logical, x.shape, mesh)) if positions_are_split(mesh) else x
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str] | None:
     """What the compiler of a program with the gradient in it is told. On a TPU, where fsdp and tensor both split the model, one of XLA's
     passes fails an assertion of its own ("user->opcode() == HloOpcode::kAdd"); it is left out there."""
-    fails = mesh.devices.flat[0].platform == "tpu" and mesh.shape["fsdp"] > 1 and mesh.shape["tensor"] > 1
-    return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"} if fails else None
+    needs_workaround = mesh.devices.flat[0].platform == "tpu" and mesh.shape["fsdp"] > 1 and mesh.shape["tensor"] > 1
+    return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"} if needs_workaround else None

@@ -8,39 +8,39 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_ASKED = threading.Event()
+_REQUESTED = threading.Event()
 
 
-class Stopped(Exception):
+class Preempted(Exception):
     """A run has ended because it was told to, by a signal; its state is saved."""
 
-    def __init__(self, said: str, by: signal.Signals = signal.SIGTERM):
-        super().__init__(said)
-        self.by = by
+    def __init__(self, message: str, signum: signal.Signals = signal.SIGTERM):
+        super().__init__(message)
+        self.signum = signum
 
 
-def asked() -> bool:
+def requested() -> bool:
     """Whether this process has been told to end."""
-    return _ASKED.is_set()
+    return _REQUESTED.is_set()
 
 
-def ask() -> None:
+def request_preemption() -> None:
     """Tells the runs of this process to end."""
-    _ASKED.set()
+    _REQUESTED.set()
 
 
 @contextmanager
-def heeding_sigterm() -> Iterator[None]:
+def handle_sigterm() -> Iterator[None]:
     """Within it, SIGTERM is noted for runs to see, and does not end the process by itself; a second one does."""
 
-    def note(number: int, frame: FrameType | None) -> None:
-        _ASKED.set()
-        signal.signal(signal.SIGTERM, before)
+    def handler(signum: int, frame: FrameType | None) -> None:
+        _REQUESTED.set()
+        signal.signal(signal.SIGTERM, previous_handler)
 
-    before = signal.getsignal(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, note)
+    previous_handler = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-        _ASKED.clear()
+        signal.signal(signal.SIGTERM, previous_handler)
+        _REQUESTED.clear()

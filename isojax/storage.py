@@ -20,18 +20,18 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from isojax.claim import Claim
-from isojax.files import WRITTEN
-from isojax.remote import Remote
+from isojax.claim import Lease
+from isojax.files import WRITE_LISTENERS
+from isojax.remote import RemoteFolder
 from isojax.types import InputError, RunFailed
 
-STATES, BEGUN, WHOLE = "checkpoint", "begun", ".whole"  # a cell's states; that it keeps some; the mark of a whole one, checkpoint/16.whole
-RAY = "ray://"  # not storage
-HELD = ".lock"  # the file in a folder that its writer holds
+CHECKPOINTS_FOLDER, STARTED_MARK, COMPLETE_SUFFIX = "checkpoint", "begun", ".whole"  # a cell's states; that it keeps some; the mark of a whole one, checkpoint/16.whole
+RAY_SCHEME = "ray://"  # not storage
+LOCK_FILE = ".lock"  # the file in a folder that its writer holds
 MIRRORS: list[Mirror] = []  # of this process
 
 
-class Busy(InputError):
+class FolderLocked(InputError):
     """Another process writes to a folder."""
 
 
@@ -40,7 +40,7 @@ def is_url(text: str) -> bool:
     return re.match(r"[a-z][a-z0-9+.-]*://", text) is not None
 
 
-def folder_of(run_dir: str, name: str) -> Path:
+def working_folder(run_dir: str, name: str) -> Path:
     """The folder that a sweep works in: run_dir/name, or its mirror where `run_dir` is a URL.
 
     Raises:
@@ -49,21 +49,21 @@ def folder_of(run_dir: str, name: str) -> Path:
     if not is_url(run_dir):
         return Path(run_dir) / name
     for mirror in MIRRORS:
-        if mirror.url == _join(run_dir, name):
+        if mirror.url == _join_url(run_dir, name):
             return mirror.local
     raise InputError(f"run.dir = {run_dir}: only `isojax launch` and `isojax train` run at a URL; expected a folder. Give run.dir=FOLDER.")
 
 
-def shown(text: object) -> str:
+def display_path(text: object) -> str:
     """A path or a message as a user knows it: with URLs for their mirrors."""
-    words = str(text)
+    message = str(text)
     for mirror in MIRRORS:
-        words = words.replace(str(mirror.local), mirror.url)
-    return words
+        message = message.replace(str(mirror.local), mirror.url)
+    return message
 
 
 @contextmanager
-def working(run_dir: str, name: str, several: bool = False, dry_run: bool = False, cell: str = "") -> Iterator[None]:
+def remote_workspace(run_dir: str, name: str, multi_process: bool = False, dry_run: bool = False, cell_name: str = "") -> Iterator[None]:
     """A sweep at a URL, mirrored while the context lasts (`folder_of`); with a folder, nothing.
 
     `cell`: the part of a worker that trains one cell of a sweep whose writer is another process: the sweep's own files and the cell's.
@@ -75,24 +75,24 @@ def working(run_dir: str, name: str, several: bool = False, dry_run: bool = Fals
     if not is_url(run_dir):
         yield
         return
-    if several:
+    if multi_process:
         raise InputError(
             f"run.dir = {run_dir} with several processes; expected a folder that all of them share, for each writes its part of a "
             "checkpoint. Mount the bucket and give run.dir=FOLDER, or run one process (docs/hosts.md)."
         )
-    url = _join(run_dir, name)
-    remote = Remote(url)
-    with ExitStack() as held:
+    url = _join_url(run_dir, name)
+    remote = RemoteFolder(url)
+    with ExitStack() as stack:
         if dry_run:
-            scratch = Path(held.enter_context(TemporaryDirectory(prefix="isojax-")))
+            scratch = Path(stack.enter_context(TemporaryDirectory(prefix="isojax-")))
         else:
-            scratch = _cache() / "runs" / hashlib.sha256(f"{url} {cell}".encode()).hexdigest()[:12]
-            claim = None if cell else held.enter_context(Claim(remote))
-            held.enter_context(alone(scratch))
+            scratch = _cache_folder() / "runs" / hashlib.sha256(f"{url} {cell_name}".encode()).hexdigest()[:12]
+            lease = None if cell_name else stack.enter_context(Lease(remote))
+            stack.enter_context(exclusive_lock(scratch))
             shutil.rmtree(scratch / name, ignore_errors=True)  # of a run that was killed; what counts lies at the URL
-        mirror = Mirror(url, scratch / name, remote, None if dry_run else claim)
-        mirror.pull(checkpoints=not dry_run, cell=cell)
-        held.enter_context(mirror.following())
+        mirror = Mirror(url, scratch / name, remote, None if dry_run else lease)
+        mirror.pull(with_checkpoints=not dry_run, cell_name=cell_name)
+        stack.enter_context(mirror.auto_upload())
         try:
             yield
         except Exception:  # whatever ended the run, what it has written goes to the URL; then it is raised
@@ -104,7 +104,7 @@ def working(run_dir: str, name: str, several: bool = False, dry_run: bool = Fals
             shutil.rmtree(mirror.local, ignore_errors=True)
 
 
-def fresh(folder: Path, cell: str = "") -> None:
+def refresh(folder: Path, cell_name: str = "") -> None:
     """What other processes have put to the URL that a folder mirrors, to the folder: of cells without their states; or one cell with them.
     Nothing where it is no mirror.
 
@@ -113,78 +113,78 @@ def fresh(folder: Path, cell: str = "") -> None:
     """
     for mirror in MIRRORS:
         if mirror.local == folder:
-            if cell:
-                shutil.rmtree(folder / "cells" / cell, ignore_errors=True)
-            mirror.pull(checkpoints=bool(cell), cell=cell)
+            if cell_name:
+                shutil.rmtree(folder / "cells" / cell_name, ignore_errors=True)
+            mirror.pull(with_checkpoints=bool(cell_name), cell_name=cell_name)
 
 
 @contextmanager
-def fetched(words: Sequence[str]) -> Iterator[list[str]]:
+def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
     """A command's words with mirrors of what lies at their URLs, states of cells left out; what it writes there is put to the URL.
 
     Raises:
         InputError: it cannot be reached, or there is nothing.
     """
-    with ExitStack() as held:
-        found = []
-        for word in words:
-            if is_url(word) and not word.startswith(RAY):
-                url = word.rstrip("/")
-                place = Path(held.enter_context(TemporaryDirectory(prefix="isojax-")), *url.partition("://")[2].split("/")[-2:])
-                mirror = Mirror(url, place)
-                if not mirror.pull(checkpoints=False):
+    with ExitStack() as stack:
+        localized = []
+        for argument in arguments:
+            if is_url(argument) and not argument.startswith(RAY_SCHEME):
+                url = argument.rstrip("/")
+                local_path = Path(stack.enter_context(TemporaryDirectory(prefix="isojax-")), *url.partition("://")[2].split("/")[-2:])
+                mirror = Mirror(url, local_path)
+                if not mirror.pull(with_checkpoints=False):
                     raise InputError(f"there is nothing at {url}; expected a sweep's folder, such as gs://BUCKET/runs/quickstart.")
-                held.enter_context(mirror.following())
-                word = str(place)
-            found.append(word)
-        yield found
+                stack.enter_context(mirror.auto_upload())
+                argument = str(local_path)
+            localized.append(argument)
+        yield localized
 
 
-def _cache() -> Path:
+def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isojax"
 
 
-def _join(run_dir: str, name: str) -> str:
+def _join_url(run_dir: str, name: str) -> str:
     return f"{run_dir.rstrip('/')}/{name}"
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def exclusive_lock(folder: Path) -> Iterator[None]:
     """Hold the folder: InputError where it cannot be made or written, Busy where another process is writing to it, on any machine that sees
     it (NFS keeps locks of files for all its clients, of folders for none)."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / HELD, os.O_RDWR | os.O_CREAT, 0o666)
+        lock_fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as e:
         raise InputError(f"cannot make the folder {folder}, or write in it: {e.strerror or e}. Choose a place that you may write.") from e
     try:
-        if not any(take(lock, fcntl.LOCK_EX, after) for after in (0.0, 0.1)):  # `isojax status` may have been looking
-            raise Busy(
+        if not any(try_flock(lock_fd, fcntl.LOCK_EX, delay) for delay in (0.0, 0.1)):  # `isojax status` may have been looking
+            raise FolderLocked(
                 f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME. If that process was on "
-                f"a machine that is lost, a file server may keep its lock for a while; then remove {folder / HELD}."
+                f"a machine that is lost, a file server may keep its lock for a while; then remove {folder / LOCK_FILE}."
             )
         yield
     finally:
-        os.close(lock)
+        os.close(lock_fd)
 
 
-def held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Whether a process is writing to the folder, as far as this machine can tell."""
     try:
-        lock = os.open(folder / HELD, os.O_RDONLY)
+        lock_fd = os.open(folder / LOCK_FILE, os.O_RDONLY)
     except OSError:  # nobody ever was
         return False
     try:
-        return not take(lock, fcntl.LOCK_SH)
+        return not try_flock(lock_fd, fcntl.LOCK_SH)
     finally:
-        os.close(lock)
+        os.close(lock_fd)
 
 
-def take(lock: int, kind: int, after: float = 0.0) -> bool:
+def try_flock(lock_fd: int, lock_type: int, delay: float = 0.0) -> bool:
     """Whether a lock of this kind (fcntl.LOCK_EX or LOCK_SH) could be taken on an open file, after so many seconds."""
-    time.sleep(after)
+    time.sleep(delay)
     try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        fcntl.flock(lock_fd, lock_type | fcntl.LOCK_NB)
     except BlockingIOError:  # another process has it
         return False
     except OSError:  # a file system without locks
@@ -195,36 +195,36 @@ def take(lock: int, kind: int, after: float = 0.0) -> bool:
 class Mirror:
     """A folder at a URL and its like on this machine."""
 
-    def __init__(self, url: str, local: Path, remote: Remote | None = None, claim: Claim | None = None):
+    def __init__(self, url: str, local: Path, remote: RemoteFolder | None = None, lease: Lease | None = None):
         """`claim`: what says that no other process writes there; None for one that reads, or that works for the one that has it."""
-        self.url, self.local, self.remote, self._claim = url, local, remote or Remote(url), claim
-        self._sent: dict[Path, tuple[int, int]] = {}  # a file as it is at the URL: time of its last change, bytes
+        self.url, self.local, self.remote, self._lease = url, local, remote or RemoteFolder(url), lease
+        self._uploaded: dict[Path, tuple[int, int]] = {}  # a file as it is at the URL: time of its last change, bytes
 
     @contextmanager
-    def following(self) -> Iterator[None]:
+    def auto_upload(self) -> Iterator[None]:
         """Puts what isojax.files writes below the folder to the URL, as it is written."""
         MIRRORS.insert(0, self)  # stays, for messages that come later
-        WRITTEN.append(self.push)
+        WRITE_LISTENERS.append(self.push)
         try:
             yield
         finally:
-            WRITTEN.remove(self.push)
+            WRITE_LISTENERS.remove(self.push)
 
-    def pull(self, checkpoints: bool = True, cell: str = "") -> int:
+    def pull(self, with_checkpoints: bool = True, cell_name: str = "") -> int:
         """What lies at the URL, to the folder (or file): of states the whole ones, and none without `checkpoints`; of cells `cell`, where
         one is named. Returns how many files that is; raises InputError."""
-        there = self.remote.find()
-        wanted = [name for name in sorted(there) if _wanted(name, there, checkpoints, cell)]
-        for name in there if checkpoints else ():
-            before, states, _ = f"/{name}".rpartition(f"/{STATES}/")
-            if states:
-                (self.local / before.strip("/") / STATES).mkdir(parents=True, exist_ok=True)  # where none is whole yet, too
-        pairs = [(name, self.local / name if name else self.local) for name in wanted]
-        for _, path in pairs:
+        remote_names = self.remote.find()
+        names_to_pull = [name for name in sorted(remote_names) if _should_pull(name, remote_names, with_checkpoints, cell_name)]
+        for name in remote_names if with_checkpoints else ():
+            parent, separator, _ = f"/{name}".rpartition(f"/{CHECKPOINTS_FOLDER}/")
+            if separator:
+                (self.local / parent.strip("/") / CHECKPOINTS_FOLDER).mkdir(parents=True, exist_ok=True)  # where none is whole yet, too
+        downloads = [(name, self.local / name if name else self.local) for name in names_to_pull]
+        for _, path in downloads:
             path.parent.mkdir(parents=True, exist_ok=True)
-        self.remote.get(pairs)
-        self._sent |= {path: _state(path) for _, path in pairs}
-        return len(pairs)
+        self.remote.get(downloads)
+        self._uploaded |= {path: _stat_fingerprint(path) for _, path in downloads}
+        return len(downloads)
 
     def push(self, *paths: Path) -> None:
         """Files and folders below the folder, where they have changed; states and hidden files excepted, and what lies elsewhere.
@@ -236,12 +236,12 @@ class Mirror:
             for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
                 if not file.is_relative_to(self.local) or not file.is_file():
                     continue
-                name = self._name(file)
-                if any(part.startswith((".", STATES)) for part in name.split("/")) or self._sent.get(file) == (now := _state(file)):
+                name = self._remote_name(file)
+                if any(part.startswith((".", CHECKPOINTS_FOLDER)) for part in name.split("/")) or self._uploaded.get(file) == (fingerprint := _stat_fingerprint(file)):
                     continue
-                with self._writing():
+                with self._guarded_write():
                     self.remote.put(name, file)
-                self._sent[file] = now
+                self._uploaded[file] = fingerprint
 
     def push_checkpoint(self, folder: Path) -> None:
         """One whole state, checkpoint/M, and its mark after all its files; then what is no longer there on this machine goes at the URL.
@@ -249,53 +249,53 @@ class Mirror:
         Raises:
             RunFailed: as `push`.
         """
-        name, states = self._name(folder), self._name(folder.parent)
-        with self._writing():
-            self._drop(name)
-            self.remote.put_all((self._name(file), file) for file in sorted(folder.rglob("*")) if file.is_file())
-            self.remote.write(name + WHOLE, b"whole\n")
-            here = {path.name for path in folder.parent.iterdir()}
-            for old in {found.removesuffix(WHOLE) for found in self.remote.names(states)} - here - {BEGUN}:
-                self._drop(f"{states}/{old}")
+        name, checkpoints_name = self._remote_name(folder), self._remote_name(folder.parent)
+        with self._guarded_write():
+            self._remove_checkpoint(name)
+            self.remote.put_all((self._remote_name(file), file) for file in sorted(folder.rglob("*")) if file.is_file())
+            self.remote.write(name + COMPLETE_SUFFIX, b"whole\n")
+            local_names = {path.name for path in folder.parent.iterdir()}
+            for stale_name in {remote_name.removesuffix(COMPLETE_SUFFIX) for remote_name in self.remote.list_folder(checkpoints_name)} - local_names - {STARTED_MARK}:
+                self._remove_checkpoint(f"{checkpoints_name}/{stale_name}")
 
-    def begin(self, states: Path) -> None:
+    def mark_started(self, checkpoints_folder: Path) -> None:
         """Says at the URL that a cell keeps its states in this folder, as an empty folder says on a disk."""
-        with self._writing():
-            self.remote.write(f"{self._name(states)}/{BEGUN}", b"begun\n")
+        with self._guarded_write():
+            self.remote.write(f"{self._remote_name(checkpoints_folder)}/{STARTED_MARK}", b"begun\n")
 
-    def _drop(self, name: str) -> None:
+    def _remove_checkpoint(self, name: str) -> None:
         """Removes a state, its mark first."""
-        self.remote.remove(name + WHOLE)
+        self.remote.remove(name + COMPLETE_SUFFIX)
         self.remote.remove(name)
 
-    def _name(self, path: Path) -> str:
+    def _remote_name(self, path: Path) -> str:
         return path.relative_to(self.local).as_posix()
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        with self.remote.at_work():
-            if self._claim is not None:
-                self._claim.check()
+    def _guarded_write(self) -> Iterator[None]:
+        with self.remote.translate_write_errors():
+            if self._lease is not None:
+                self._lease.check()
             yield
 
 
-def _wanted(name: str, there: set[str], checkpoints: bool, cell: str) -> bool:
+def _should_pull(name: str, remote_names: set[str], with_checkpoints: bool, cell_name: str) -> bool:
     """Whether `pull` takes an object."""
     parts = name.split("/")
-    if parts[-1].startswith(".") or (cell and parts[0] == "cells" and parts[1] != cell):
+    if parts[-1].startswith(".") or (cell_name and parts[0] == "cells" and parts[1] != cell_name):
         return False
-    if STATES not in parts[:-1]:
+    if CHECKPOINTS_FOLDER not in parts[:-1]:
         return True
-    at = parts.index(STATES) + 2  # the parts up to a state's folder
-    return checkpoints and len(parts) > at and "/".join(parts[:at]) + WHOLE in there
+    checkpoint_depth = parts.index(CHECKPOINTS_FOLDER) + 2  # the parts up to a state's folder
+    return with_checkpoints and len(parts) > checkpoint_depth and "/".join(parts[:checkpoint_depth]) + COMPLETE_SUFFIX in remote_names
 
 
-def _state(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size
+def _stat_fingerprint(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size
 
 
-class Uploads:
+class CheckpointUploader:
     """The states of one cell on their way to a URL, one at a time, beside the run; nothing where its folder is no mirror."""
 
     def __init__(self, folder: Path):
@@ -304,20 +304,20 @@ class Uploads:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         if self._mirror is not None:
-            self._mirror.begin(folder)
+            self._mirror.mark_started(folder)
 
-    def send(self, step: Path, writing: Callable[[], bool]) -> None:
+    def upload(self, checkpoint_folder: Path, is_writing: Callable[[], bool]) -> None:
         """Put the state `step` there when it is no longer being written; nothing where that failed, which whoever writes it tells."""
         if self._mirror is not None:
-            self._thread = threading.Thread(target=self._send, args=(self._mirror, step, writing), daemon=True)
+            self._thread = threading.Thread(target=self._upload, args=(self._mirror, checkpoint_folder, is_writing), daemon=True)
             self._thread.start()
 
-    def _send(self, mirror: Mirror, step: Path, writing: Callable[[], bool]) -> None:
+    def _upload(self, mirror: Mirror, checkpoint_folder: Path, is_writing: Callable[[], bool]) -> None:
         try:
-            while writing():
+            while is_writing():
                 time.sleep(0.02)
-            if step.exists():
-                mirror.push_checkpoint(step)
+            if checkpoint_folder.exists():
+                mirror.push_checkpoint(checkpoint_folder)
         except Exception as e:  # for `wait` to raise
             self._error = e
 

@@ -121,12 +121,12 @@ class RunRecord:
     source: str = ""
     device_hours: tuple[float, ...] = ()
     cell_hash: str = ""
-    failed: str = ""
-    lines: tuple[int, ...] = ()
+    failure_reason: str = ""
+    line_numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class Progress:
+class CellProgress:
     """What a live display shows of a cell: C, and the newest reward."""
 
     cell: Cell
@@ -134,10 +134,10 @@ class Progress:
     reward: float | None
 
 
-EXHAUSTED = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "std::bad_alloc")  # as XLA's backends say it
+OUT_OF_MEMORY_MESSAGES = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "std::bad_alloc")  # as XLA's backends say it
 
 
-def lacks_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory was not enough. A RunFailed says itself what was not: of a full disk tensorstore says the same."""
-    exhausted = not isinstance(error, RunFailed) and any(said in str(error) for said in EXHAUSTED)
+    exhausted = not isinstance(error, RunFailed) and any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES)
     return exhausted or isinstance(error, MemoryError)

@@ -34,13 +34,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isojax.config import CellConfig, RLConfig, SamplingConfig
-from isojax.launch.gang import gang_of, together
-from isojax.rl.hosted import build_learn
-from isojax.rl.step import State, adam, coefficients, state_shardings
-from isojax.sampling.batch import Problems, Rollouts, make_geometry
+from isojax.launch.gang import parse_process_group, join_processes
+from isojax.rl.hosted import build_update
+from isojax.rl.step import TrainState, adam, make_coefficients, train_state_shardings
+from isojax.sampling.batch import ProblemArrays, Rollouts, make_sampler_shapes
 from isojax.sampling.sampler import build_sampler
 from isojax.sampling.stream import build_stream
-from isojax.sharding import ROWS, replicated, shard_count
+from isojax.sharding import ROLLOUT_AXES, replicated, shard_count
 from tests.device import CONFIG, DECODER, Parity, mesh, policy, quick_jit, random_problems, scatter
 from tests.device import P as PROMPT
 
@@ -60,19 +60,19 @@ class Programs:
 
     def __init__(self, on: Mesh):
         self.on = on
-        self.geometry = make_geometry(list(CELLS.values()), shard_count(on), SLOTS, 8, PROMPT, RESPONSE)
-        self.rows = NamedSharding(on, P(ROWS))
-        self.problems = Problems(*(np.resize(x, (self.geometry.problem_rows, *x.shape[1:])) for x in random_problems(13, seed=4)))
-        self.learned = build_learn(self.cell(1.0), DECODER, Parity(), self.geometry, on)
+        self.geometry = make_sampler_shapes(list(CELLS.values()), shard_count(on), SLOTS, 8, PROMPT, RESPONSE)
+        self.rows = NamedSharding(on, P(ROLLOUT_AXES))
+        self.problems = ProblemArrays(*(np.resize(x, (self.geometry.problem_rows, *x.shape[1:])) for x in random_problems(13, seed=4)))
+        self.learned = build_update(self.cell(1.0), DECODER, Parity(), self.geometry, on)
         self.whole: Callable[[Any], Any] = quick_jit(lambda x: x, out_shardings=replicated(on))
 
     def cell(self, temperature: float) -> CellConfig:
         sampling = SamplingConfig(prompt_length=PROMPT, response_length=RESPONSE, temperature=temperature)
         return CellConfig(model=CONFIG, sampling=sampling, rl=RL)
 
-    def place(self, tree: Any) -> State:
+    def place(self, tree: Any) -> TrainState:
         """A state where the table wants it."""
-        return jax.tree.map(jax.device_put, tree, state_shardings(DECODER, self.on))
+        return jax.tree.map(jax.device_put, tree, train_state_shardings(DECODER, self.on))
 
     def sampler(self, temperature: float) -> Callable[..., Arrays]:
         """`sample(params, B_p, n, key)`: the fields of Rollouts, by rollout."""
@@ -87,7 +87,7 @@ class Programs:
 
         return call
 
-    def learn(self, state: State, base: Any, rollouts: Arrays, cell: str) -> tuple[State, float]:
+    def learn(self, state: TrainState, base: Any, rollouts: Arrays, cell: str) -> tuple[TrainState, float]:
         """An update on recorded rollouts: the state, which is donated, and the loss."""
         B_p, n = CELLS[cell]
         tokens = rollouts["tokens"]
@@ -95,14 +95,14 @@ class Programs:
         rows = [jax.device_put(scatter(self.geometry, rollouts[name]), self.rows) for name in Rollouts._fields]
         given = Rollouts(*rows), jax.device_put(scatter(self.geometry, rewards), self.rows), np.int32(B_p), np.int32(n)
         key = np.asarray(jax.random.key_data(jax.random.key(0)))
-        state, metrics = self.learned(state, base, self.problems, *given, key, coefficients(RL))
+        state, metrics = self.learned(state, base, self.problems, *given, key, make_coefficients(RL))
         return state, float(metrics["loss"])
 
     def kv_bytes(self, params: Any) -> np.ndarray:
         """Of the sampler's caches and table between two visits."""
         stream = build_stream(DECODER, self.geometry, self.on, self.cell(1.0).sampling, Parity.stops)
         _, state = stream.begin(params, self.problems, np.int32(13), np.int32(7), jax.random.key(0))
-        return device_bytes((state.cache, state.table))
+        return device_bytes((state.cache, state.prefix_table))
 
 
 def device_bytes(tree: Any) -> np.ndarray:
@@ -119,10 +119,10 @@ def named(prefix: str, tree: Any) -> Arrays:
     return {prefix + jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def fresh(params: Any) -> State:
+def fresh(params: Any) -> TrainState:
     """No update done yet; on the host."""
     moments = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(adam().init, params))
-    return State(params, moments, np.int32(0))
+    return TrainState(params, moments, np.int32(0))
 
 
 def make(path: Path) -> None:
@@ -173,7 +173,7 @@ def main() -> None:
     for option, kind in (("--coordinator", str), ("--processes", str), ("--process", int)):
         parser.add_argument(option, type=kind)
     given = parser.parse_args()
-    with together(gang_of(given.coordinator, given.processes, given.process)):
+    with join_processes(parse_process_group(given.coordinator, given.processes, given.process)):
         if given.make:
             make(given.state)
         if given.out:

@@ -13,10 +13,10 @@ from jax.sharding import Mesh
 from isojax.config import ModelConfig
 from isojax.meshes import parse_mesh
 from isojax.models.decoder import Decoder, Params
-from isojax.sampling.batch import Geometry, Problems
+from isojax.sampling.batch import SamplerShapes, ProblemArrays
 from isojax.sharding import make_mesh
-from isojax.tasks.base import Encoded
-from isojax.tasks.stops import Stops
+from isojax.tasks.base import EncodedProblems
+from isojax.tasks.stops import StopConditions
 from isojax.types import Problem
 from tests.compiler import QUICK, SAME_BITS
 
@@ -63,14 +63,14 @@ def placed(params: Params, on: Mesh) -> Params:
     return jax.device_put(params, DECODER.shardings(on))
 
 
-def random_problems(count: int, seed: int = 0) -> Problems:
+def random_problems(count: int, seed: int = 0) -> ProblemArrays:
     """Prompts of 1..P random tokens, ids that are not their places."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, P + 1, count).astype(np.int32)
     prompts = rng.integers(4, VOCAB, (count, P)).astype(np.int32)
     prompts[np.arange(P)[None] >= lengths[:, None]] = PAD
     ids = rng.permutation(1000)[:count].astype(np.int32)
-    return Problems(prompts, lengths, np.zeros((count, T), np.int32), ids)
+    return ProblemArrays(prompts, lengths, np.zeros((count, T), np.int32), ids)
 
 
 def logits(xp: Any, params: Params, tokens: Any) -> Any:
@@ -104,7 +104,7 @@ def logits(xp: Any, params: Params, tokens: Any) -> Any:
     return norm(x, params["norm"]) @ params["unembed"]
 
 
-def response_logits(xp: Any, params: Params, problems: Problems, group: np.ndarray, tokens: Any) -> Any:
+def response_logits(xp: Any, params: Params, problems: ProblemArrays, group: np.ndarray, tokens: Any) -> Any:
     """Logits [b T V] at the response positions of rows that answer problem `group` with `tokens` [b T]: one whole sequence a row."""
     rows, width = tokens.shape
     prompts, lengths = xp.pad(problems.prompts[group], ((0, 0), (0, width))), problems.lengths[group][:, None]
@@ -119,16 +119,16 @@ def log_softmax(xp: Any, x: Any) -> Any:
     return x - xp.log(xp.exp(x).sum(-1, keepdims=True))
 
 
-def gather(geometry: Geometry, B: int, buffer: Any) -> np.ndarray:
+def gather(geometry: SamplerShapes, B: int, buffer: Any) -> np.ndarray:
     """The B rollouts of a buffer [S rows ...], in their order: each shard owns the next ceil(B / S)."""
     block = -(-B // geometry.shards)
     return np.stack([np.asarray(buffer)[r // block, r % block] for r in range(B)])
 
 
-def scatter(geometry: Geometry, flat: np.ndarray, fill: Any = 0) -> np.ndarray:
+def scatter(geometry: SamplerShapes, flat: np.ndarray, fill: Any = 0) -> np.ndarray:
     """The inverse of `gather`; padding rows hold `fill`."""
     block = -(-len(flat) // geometry.shards)
-    buffer = np.full((geometry.shards, geometry.rows, *flat.shape[1:]), fill, flat.dtype)
+    buffer = np.full((geometry.shards, geometry.buffer_rows, *flat.shape[1:]), fill, flat.dtype)
     for r, x in enumerate(flat):
         buffer[r // block, r % block] = x
     return buffer
@@ -138,20 +138,20 @@ class Parity:
     """A task whose rewards are easy to know: a response is right where its first token is even."""
 
     on_device: ClassVar[Literal[True]] = True
-    vocab, eos, pad, stops = VOCAB, EOS, PAD, Stops((EOS,), None)
+    vocab, eos, pad, stops = VOCAB, EOS, PAD, StopConditions((EOS,), None)
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         return [Problem(i, f"{i:03d}", "even") for i in range(count)]
 
-    def encode(self, problems: list[Problem], prompt_length: int, response_length: int) -> Encoded:
+    def encode(self, problems: list[Problem], prompt_length: int, response_length: int) -> EncodedProblems:
         drawn = random_problems(max(p.id for p in problems) + 1, seed=9)
         at = [p.id for p in problems]
-        return Encoded(drawn.prompts[at], drawn.lengths[at], drawn.answers[at], np.array(at, np.int32))
+        return EncodedProblems(drawn.prompts[at], drawn.lengths[at], drawn.answers[at], np.array(at, np.int32))
 
     def decode(self, tokens: np.ndarray) -> str:
         return "even" if tokens[0] % 2 == 0 else "odd"
 
-    def demonstrations(self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int) -> Encoded:
+    def demonstrations(self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int) -> EncodedProblems:
         return self.encode(self.problems(count, rng), prompt_length, response_length)
 
     def verify(self, answers: Any, tokens: Any, mask: Any) -> Any:

@@ -13,21 +13,21 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from isojax.checkpoint import Checkpoints, Position
-from isojax.rl.step import State, build_init, state_shardings
+from isojax.checkpoint import Checkpoints, RunCursor
+from isojax.rl.step import TrainState, build_init_state, train_state_shardings
 from tests.device import DECODER, MESHES, mesh, placed, policy
 
 
-def some_state(axes: str, seed: int) -> State:
+def some_state(axes: str, seed: int) -> TrainState:
     """A state whose every number was drawn, on a mesh."""
     on = mesh(axes)
     rng = np.random.default_rng(seed)
-    like = build_init(DECODER, on)(placed(policy(), on))
+    like = build_init_state(DECODER, on)(placed(policy(), on))
     drawn = jax.tree.map(lambda x: (rng.normal(size=x.shape) * 100).astype(x.dtype), like)
-    return jax.device_put(drawn, state_shardings(DECODER, on))
+    return jax.device_put(drawn, train_state_shardings(DECODER, on))
 
 
-def check(got: State, like: State, expected: State) -> None:
+def check(got: TrainState, like: TrainState, expected: TrainState) -> None:
     for a, b, c in zip(*(jax.tree.leaves(x) for x in (got, like, expected)), strict=True):
         assert a.sharding == b.sharding and a.dtype == c.dtype
         np.testing.assert_array_equal(np.asarray(a).view(np.uint32), np.asarray(c).view(np.uint32))
@@ -42,7 +42,7 @@ def test_nothing_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("axes", [MESHES[0], MESHES[1], "auto"])
 def test_back_bit_for_bit(tmp_path: Path, axes: str) -> None:
     """Saved on data=4,tensor=2."""
-    saved, position = some_state(MESHES[0], 1), Position(M=70, evaluation=9, tokens=123_456_789_012)
+    saved, position = some_state(MESHES[0], 1), RunCursor(M=70, evaluation=9, tokens=123_456_789_012)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(saved, position)
     checkpoints.close()
@@ -58,12 +58,12 @@ def test_the_newest_of_several(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     states = [some_state("auto", seed) for seed in range(3)]
     for i, state in enumerate(states):
-        checkpoints.save(state, Position(10 * i, i, 100 * i))
+        checkpoints.save(state, RunCursor(10 * i, i, 100 * i))
     checkpoints.close()
     again = Checkpoints(tmp_path)
     restored = again.restore(states[0])
     again.close()
-    assert restored is not None and restored[1] == Position(20, 2, 200)
+    assert restored is not None and restored[1] == RunCursor(20, 2, 200)
     check(restored[0], states[0], states[2])
 
 
@@ -112,11 +112,11 @@ def test_damaged_the_one_before_is_taken(tmp_path: Path, damage: str, capsys: py
     folder, states = tmp_path / "checkpoint", [some_state("auto", seed) for seed in range(2)]
     with Checkpoints(folder) as checkpoints:
         for i, state in enumerate(states, 1):
-            checkpoints.save(state, Position(10 * i, i, 100 * i))
+            checkpoints.save(state, RunCursor(10 * i, i, 100 * i))
     DAMAGES[damage](folder / "20")
     with Checkpoints(folder) as checkpoints:
         restored = checkpoints.restore(states[0])
-    assert restored is not None and restored[1] == Position(10, 1, 100)
+    assert restored is not None and restored[1] == RunCursor(10, 1, 100)
     check(restored[0], states[0], states[0])
     err = capsys.readouterr().err
     assert f"{folder / '20'} is damaged (" in err and "going on from the one of update 10" in err
@@ -131,7 +131,7 @@ def test_what_lacks_here_is_no_damage(tmp_path: Path, error: Exception, monkeypa
     """A machine without the memory, or the files, to read a checkpoint leaves it where it is, and says what it lacks."""
     state = some_state("auto", 0)
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(state, Position(10, 1, 100))
+        checkpoints.save(state, RunCursor(10, 1, 100))
 
     def lacking(*_: object, **__: object) -> None:
         raise error
@@ -150,8 +150,8 @@ def test_without_a_marker(tmp_path: Path, marker: str, capsys: pytest.CaptureFix
     """Of a file system that has no atomic renaming the marker says what is whole. Here the name does: nothing else is lost with it."""
     folder, state = tmp_path / "checkpoint", some_state("auto", 0)
     with Checkpoints(folder) as checkpoints:
-        checkpoints.save(state, Position(10, 1, 100))
-        checkpoints.save(state, Position(20, 2, 200))
+        checkpoints.save(state, RunCursor(10, 1, 100))
+        checkpoints.save(state, RunCursor(20, 2, 200))
     (folder / "20" / marker).unlink()
     with Checkpoints(folder) as checkpoints:
         restored = checkpoints.restore(state)
@@ -173,7 +173,7 @@ def test_saving_waits_for_no_later_change(tmp_path: Path) -> None:
     state = some_state("auto", 3)
     kept = jax.device_get(state)
     kept = jax.tree.map(np.copy, kept)
-    checkpoints.save(state, Position(1, 1, 1))
+    checkpoints.save(state, RunCursor(1, 1, 1))
     jax.block_until_ready(jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 1, s), donate_argnums=0)(state))
     checkpoints.close()
     again = Checkpoints(tmp_path)
@@ -189,5 +189,5 @@ def test_why_a_state_cannot_be_written_is_told_without_tensorstores_notes(tmp_pa
     """Which come in any order, and are long."""
     said = "UNKNOWN: Error writing: File too large [OS error 27: EFBIG] " + " ".join(f"[{note}='{'x' * 900}']" for note in notes)
     with Checkpoints(tmp_path / "checkpoint") as checkpoints:
-        told = str(checkpoints._unwritten(ValueError(said)))
+        told = str(checkpoints._write_error(ValueError(said)))
     assert "(UNKNOWN: Error writing: File too large [OS error 27: EFBIG])" in told

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from isojax import __version__, cli, report
-from isojax.cli_words import budget_number, fixed_values, plain
-from isojax.config import Config, config_hash, load_config, read_saved, save_config
+from isojax.cli_words import parse_count, parse_fixed_values, to_json_value
+from isojax.config import Config, config_hash, load_config, read_saved_config, save_config
 from isojax.files import write_text
-from isojax.launch.gang import ALONE, Gang
-from isojax.launch.planner import plan
-from isojax.records import RECORDS, Ledger
+from isojax.launch.gang import SINGLE_PROCESS, ProcessGroup
+from isojax.launch.planner import plan_cells
+from isojax.records import RECORDS_FILE, Ledger
 from isojax.report.figures import FIGURES
 from isojax.scaling.synthetic import world
 from isojax.types import InputError
@@ -68,13 +68,13 @@ def calls(monkeypatch: pytest.MonkeyPatch, known: Path) -> list[tuple[Any, ...]]
     """Stands in for the module that needs jax, and remembers what they were given."""
     seen: list[tuple[Any, ...]] = []
 
-    def launch(config: Config, resume: bool, dry_run: bool, gang: Gang) -> Path:
-        assert gang == ALONE
+    def launch(config: Config, resume: bool, dry_run: bool, gang: ProcessGroup) -> Path:
+        assert gang == SINGLE_PROCESS
         seen.append((config, resume, dry_run))
         return known
 
-    def train(config: Config, resume: bool, gang: Gang) -> Path:
-        assert gang == ALONE
+    def train(config: Config, resume: bool, gang: ProcessGroup) -> Path:
+        assert gang == SINGLE_PROCESS
         seen.append((config, resume))
         return known
 
@@ -189,7 +189,7 @@ def test_wrong_usage_is_exit_code_2(isojax: Isojax, words: list[str]) -> None:
 
 
 def test_an_error_inside_a_command_is_one_message(isojax: Isojax, monkeypatch: pytest.MonkeyPatch) -> None:
-    def launch(config: Config, resume: bool, dry_run: bool, gang: Gang) -> Path:
+    def launch(config: Config, resume: bool, dry_run: bool, gang: ProcessGroup) -> Path:
         raise InputError("the mesh data=3 does not fit 8 devices")
 
     monkeypatch.setitem(sys.modules, "isojax.launch.local", SimpleNamespace(launch=launch))
@@ -232,7 +232,7 @@ def test_fit_refuses_an_unknown_metric_and_warns_of_a_torn_line(isojax: Isojax, 
     folder = write_sweep(tmp_path / "runs" / "known")
     assert "avg@9" in error_of(isojax("fit", str(folder), "--metric", "avg@9"))
     assert not (folder / "fit.json").exists()
-    path = folder / "cells" / "16x4-s0" / RECORDS
+    path = folder / "cells" / "16x4-s0" / RECORDS_FILE
     path.write_bytes(path.read_bytes()[:-9])
     code, out, err = isojax("fit", str(folder), "--json")
     assert code == 0 and json.loads(out)
@@ -265,7 +265,7 @@ def test_recommend_spends_the_budget_and_fits_where_there_is_no_fit(isojax: Isoj
 def test_a_fit_made_again_answers_the_same_question(isojax: Isojax, tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "runs" / "known")
     assert isojax("fit", str(folder), "--run-sd", "0.03", "--bootstrap", "7", "--seed", "5")[0] == 0
-    path = folder / "cells" / "16x4-s0" / RECORDS
+    path = folder / "cells" / "16x4-s0" / RECORDS_FILE
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     code, _, err = isojax("recommend", str(folder), "--budget", "1e5")
     made = json.loads((folder / "fit.json").read_text())["intervals"]
@@ -278,11 +278,11 @@ def test_recommend_writes_a_config_for_train_and_keeps_what_is_there(isojax: Iso
     code, out, _ = isojax(*words)
     answer = json.loads(out)
     assert code == 0
-    best, sweep = load_config("best.yaml"), read_saved(known / "config.yaml")
-    assert [(cell.B_p, cell.n) for cell in plan(best.sweep)] == [(answer["B_p"], answer["n"])]
-    assert best.sweep.budget == answer["C"] and best.sweep.slots is None and best.name != sweep.name
+    best, sweep = load_config("best.yaml"), read_saved_config(known / "config.yaml")
+    assert [(cell.B_p, cell.n) for cell in plan_cells(best.sweep)] == [(answer["B_p"], answer["n"])]
+    assert best.sweep.budget == answer["C"] and best.sweep.decode_slots is None and best.name != sweep.name
     assert best.cell.model_copy(update={"eval": sweep.cell.eval}) == sweep.cell
-    assert best.cell.eval.grid(best.sweep.budget)[-1] == answer["C"]  # the run ends where it was told to
+    assert best.cell.eval.evaluation_targets(best.sweep.budget)[-1] == answer["C"]  # the run ends where it was told to
     assert 1 <= best.cell.eval.start / sweep.cell.eval.start < sweep.cell.eval.ratio
     before = Path("best.yaml").read_bytes()
     assert "best.yaml exists already" in error_of(isojax(*words))
@@ -320,24 +320,24 @@ def test_report_says_what_it_cannot_write_and_names_odd_folders(isojax: Isojax, 
 
 @pytest.mark.parametrize(("text", "number"), [("1e6", 10**6), ("2.5e5", 250_000), ("1_000", 1000), ("9007199254740993", 2**53 + 1)])
 def test_budgets_people_type(text: str, number: int) -> None:
-    assert budget_number(text) == number
+    assert parse_count(text) == number
 
 
 @pytest.mark.parametrize("text", ["0", "-5", "1.5", "nan", "inf", "1e999", "many", ""])
 def test_budgets_that_are_none(text: str) -> None:
     with pytest.raises(InputError, match="--budget: given"):
-        budget_number(text)
+        parse_count(text)
 
 
 def test_fixed_values_and_plain_data() -> None:
     import numpy as np
 
-    assert fixed_values(["M=1e2", "B_p=16"]) == {"M": 100, "B_p": 16}
+    assert parse_fixed_values(["M=1e2", "B_p=16"]) == {"M": 100, "B_p": 16}
     for wrong in (["M"], ["M=x"], ["M=1", "M=2"]):
         with pytest.raises(InputError, match="--fix"):
-            fixed_values(wrong)
+            parse_fixed_values(wrong)
     given = {"a": np.float64(0.5), "b": np.arange(2), "c": float("nan"), 4: (1, None, True), "d": np.float32("inf")}
-    assert plain(given) == {"a": 0.5, "b": [0, 1], "c": None, "4": [1, None, True], "d": None}
+    assert to_json_value(given) == {"a": 0.5, "b": [0, 1], "c": None, "4": [1, None, True], "d": None}
 
 
 def test_help_teaches_with_examples_and_the_right_name(isojax: Isojax) -> None:

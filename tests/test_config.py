@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isojax.config import Config, PrecisionConfig, config_hash, find_config, load_config, load_configs, read_saved, save_config
+from isojax.config import Config, PrecisionConfig, config_hash, find_config, load_config, load_configs, read_saved_config, save_config
 from isojax.launch.resume import check_resume
 from isojax.types import InputError
 
@@ -55,7 +55,7 @@ def test_overrides_lie_above_yaml_and_yaml_above_defaults(folder: Path) -> None:
     assert config.cell.rl.kl == 0.0 and isinstance(config.cell.rl.kl, float)
     assert config.cell.rl.learning_rate == 2e-3
     assert config.run.mesh == "data=2,tensor=1"
-    assert config.sweep.slots is None
+    assert config.sweep.decode_slots is None
 
 
 def test_a_later_config_lies_over_an_earlier_one(folder: Path) -> None:
@@ -182,10 +182,10 @@ def read_int_as_float() -> Config:
 def test_a_saved_config_reads_back_equal(tmp_path: Path) -> None:
     config = load_config("quickstart", ["name='1e5'", "run.mesh=data=2", "cell.rl.learning_rate=1e-5", "sweep.slots=16"])
     save_config(config, tmp_path / "deep" / "config.yaml")
-    assert read_saved(tmp_path / "deep" / "config.yaml") == config
+    assert read_saved_config(tmp_path / "deep" / "config.yaml") == config
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["config.yaml"]
     save_config(Config(), tmp_path / "deep" / "config.yaml")
-    assert read_saved(tmp_path / "deep" / "config.yaml") == Config()
+    assert read_saved_config(tmp_path / "deep" / "config.yaml") == Config()
 
 
 OLD = Config.model_validate_json('{"sweep": {"B_p": [16], "n": [2, 4], "seeds": 2, "budget": 5000, "slots": 32, "B_max": 64}}')
@@ -271,16 +271,16 @@ def test_an_interruption_is_another_cell() -> None:
 
 def test_precision_is_decided_by_the_backend() -> None:
     """float32 on a CPU, bfloat16 on accelerators, the cache as what is computed; what is set stays."""
-    assert PrecisionConfig().on("cpu") == PrecisionConfig(compute="float32", cache="float32")
-    assert PrecisionConfig().on("tpu") == PrecisionConfig(compute="bfloat16", cache="bfloat16")
-    assert PrecisionConfig(cache="int8").on("gpu") == PrecisionConfig(compute="bfloat16", cache="int8")
-    assert PrecisionConfig(compute="float32").on("gpu") == PrecisionConfig(compute="float32", cache="float32")
+    assert PrecisionConfig().for_platform("cpu") == PrecisionConfig(compute="float32", cache="float32")
+    assert PrecisionConfig().for_platform("tpu") == PrecisionConfig(compute="bfloat16", cache="bfloat16")
+    assert PrecisionConfig(cache="int8").for_platform("gpu") == PrecisionConfig(compute="bfloat16", cache="int8")
+    assert PrecisionConfig(compute="float32").for_platform("gpu") == PrecisionConfig(compute="float32", cache="float32")
 
 
 def test_a_run_from_before_there_was_a_choice_of_precision_is_one_in_float32(tmp_path: Path) -> None:
     """Its config reads as such, and its records' hash is that of the same cell run in float32 now."""
     (tmp_path / "old.yaml").write_text("cell:\n  task: solvers:AB\n")
-    old = read_saved(tmp_path / "old.yaml").cell
+    old = read_saved_config(tmp_path / "old.yaml").cell
     assert old.precision == PrecisionConfig(compute="float32", cache="float32")
     assert config_hash(old) == "a83461445a1d"  # as the code before that computed it
     assert config_hash(old.model_copy(update={"precision": PrecisionConfig(compute="bfloat16")})) != config_hash(old)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isojax.config import load_config, load_configs
-from isojax.launch.planner import plan, resolve
+from isojax.launch.planner import plan_cells, resolve_sweep_sizes
 from isojax.rl import recipe
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -17,9 +17,9 @@ FILES = sorted(CONFIGS.rglob("*.yaml"))
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(CONFIGS).as_posix())
 def test_it_parses_and_plans(path: Path) -> None:
     config = load_config(str(path))
-    cells = plan(resolve(config.sweep, 1))
+    cells = plan_cells(resolve_sweep_sizes(config.sweep, 1))
     assert cells
-    assert len(config.cell.eval.grid(config.sweep.budget)) > 3
+    assert len(config.cell.eval.evaluation_targets(config.sweep.budget)) > 3
 
 
 @pytest.mark.parametrize("preset", sorted((CONFIGS / "models").glob("*.yaml")), ids=lambda p: p.stem)
@@ -41,7 +41,7 @@ def test_a_recipe_lies_over_the_quickstart(preset: Path) -> None:
     both = load_configs([str(CONFIGS / "quickstart.yaml"), f"recipes/{preset.stem}"])
     own = {key: getattr(above.cell.rl, key) for key in above.cell.rl.model_fields_set}
     assert both == below.model_copy(update={"cell": below.cell.model_copy(update={"rl": below.cell.rl.model_copy(update=own)})})
-    recipe.check(both.cell.rl, plan(both.sweep))
+    recipe.check_algorithm(both.cell.rl, plan_cells(both.sweep))
 
 
 def test_there_is_a_quickstart() -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from isojax.config import SamplingConfig
-from isojax.evaluate import Evaluator, ProblemSet, average
+from isojax.evaluate import Evaluator, TokenizedProblems, mean_accuracy
 from isojax.models.decoder import Params
-from isojax.sampling.batch import make_geometry
+from isojax.sampling.batch import make_sampler_shapes
 from isojax.sharding import shard_count
-from isojax.tasks.base import Encoded, Grades
+from isojax.tasks.base import EncodedProblems, Grades
 from isojax.types import Problem
 from tests.device import DECODER, MESHES, P, Parity, T, log_softmax, mesh, placed, policy, random_problems, response_logits
 
@@ -21,7 +21,7 @@ PROBLEMS, SAMPLES, COUNT = 16, 8, 40  # two calls of 16 problems and one of 8
 TASK = Parity()
 ALL = TASK.problems(COUNT, np.random.default_rng(0))
 ENCODED = TASK.encode(ALL, P, T)
-SET = ProblemSet(ALL, ENCODED)
+SET = TokenizedProblems(ALL, ENCODED)
 FAILING = 5  # odd: wrong in any case
 
 
@@ -41,7 +41,7 @@ class Spoken(Parity):
 
 def build(axes: str = "auto", task: Any = TASK) -> Evaluator:
     on = mesh(axes)
-    return Evaluator(DECODER, task, on, PROBLEMS, SAMPLES, make_geometry([(4, 4)], shard_count(on), 12, 8, P, T), SamplingConfig())
+    return Evaluator(DECODER, task, on, PROBLEMS, SAMPLES, make_sampler_shapes([(4, 4)], shard_count(on), 12, 8, P, T), SamplingConfig())
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +65,17 @@ def hidden_state(params: Params) -> np.ndarray:
     return response_logits(np, identity, random_problems(1), np.array([0]), np.zeros((1, 1), np.int32))[0, 0]
 
 
-def counts(evaluator: Evaluator, params: Params, chosen: ProblemSet = SET, **kwargs: Any) -> np.ndarray:
+def counts(evaluator: Evaluator, params: Params, chosen: TokenizedProblems = SET, **kwargs: Any) -> np.ndarray:
     kwargs = {"seed": 0, "evaluation": 1} | kwargs
-    return evaluator.counts(placed(params, evaluator.mesh), chosen, **kwargs).right
+    return evaluator.count_correct(placed(params, evaluator.mesh), chosen, **kwargs).correct
 
 
 def test_a_policy_that_is_always_right_and_one_that_never_is(evaluator: Evaluator) -> None:
     assert counts(evaluator, always(4)).tolist() == [SAMPLES] * COUNT
     assert counts(evaluator, always(5)).tolist() == [0] * COUNT
-    found = evaluator.counts(placed(always(4), evaluator.mesh), SET, 0, 0)
-    np.testing.assert_array_equal(found.tokens, np.full((COUNT, T), 4))
-    assert found.first.tolist() == [1] * COUNT and found.ended == 0
+    found = evaluator.count_correct(placed(always(4), evaluator.mesh), SET, 0, 0)
+    np.testing.assert_array_equal(found.first_responses, np.full((COUNT, T), 4))
+    assert found.first_rewards.tolist() == [1] * COUNT and found.ended == 0
 
 
 def test_counts_follow_the_exact_probabilities(evaluator: Evaluator) -> None:
@@ -102,15 +102,15 @@ def test_a_problems_count_depends_on_no_other_problem(evaluator: Evaluator) -> N
     """Nor on its place, nor on the copies of a problem that fill a call up."""
     whole = counts(evaluator, policy())
     for chosen in (np.arange(5), np.array([39]), np.random.default_rng(0).permutation(COUNT)):
-        part = ProblemSet([ALL[i] for i in chosen], Encoded(*(x[chosen] for x in ENCODED)))
+        part = TokenizedProblems([ALL[i] for i in chosen], EncodedProblems(*(x[chosen] for x in ENCODED)))
         np.testing.assert_array_equal(counts(evaluator, policy(), part), whole[chosen])
 
 
 def test_first_rollouts_are_the_problems_own(evaluator: Evaluator) -> None:
     """What is shown of a problem is its first rollout: even where all of its rollouts were right, odd where none was."""
-    found = evaluator.counts(placed(policy(), evaluator.mesh), SET, 0, 1)
-    right = found.right
-    for count, tokens, first in zip(right, found.tokens, found.first, strict=True):
+    found = evaluator.count_correct(placed(policy(), evaluator.mesh), SET, 0, 1)
+    right = found.correct
+    for count, tokens, first in zip(right, found.first_responses, found.first_rewards, strict=True):
         assert first == (tokens[0] % 2 == 0)
         assert count not in (0, SAMPLES) or (tokens[0] % 2 == 0) == (count == SAMPLES)
     assert {0, SAMPLES} & set(right.tolist())
@@ -125,15 +125,15 @@ def test_eight_devices_count_what_one_counts(evaluator: Evaluator) -> None:
 def test_a_verifier_on_the_host_counts_what_one_on_device_counts(axes: str, evaluator: Evaluator) -> None:
     """Three repeats of three calls, whose grades come back in any order: everything else equal, and failures counted over all of them."""
     device, host = build(axes) if axes != "auto" else evaluator, build(axes, Spoken())
-    one, two = (e.counts(placed(policy(), e.mesh), SET, 0, 1, repeats=3) for e in (device, host))
-    np.testing.assert_array_equal(one.right, two.right)
-    np.testing.assert_array_equal(one.first, two.first)
-    assert [row.tolist() for row in one.tokens] == [row.tolist() for row in two.tokens] and one.ended == two.ended > 0
+    one, two = (e.count_correct(placed(policy(), e.mesh), SET, 0, 1, repeats=3) for e in (device, host))
+    np.testing.assert_array_equal(one.correct, two.correct)
+    np.testing.assert_array_equal(one.first_rewards, two.first_rewards)
+    assert [row.tolist() for row in one.first_responses] == [row.tolist() for row in two.first_responses] and one.ended == two.ended > 0
     lost = two.failures["timeout"]
-    shown = sum(row[0] == FAILING for row in two.tokens)
-    assert two.answered == COUNT * SAMPLES * 3 - lost and 0 < shown < lost < COUNT * SAMPLES * 3 / 4
+    shown = sum(row[0] == FAILING for row in two.first_responses)
+    assert two.parsed == COUNT * SAMPLES * 3 - lost and 0 < shown < lost < COUNT * SAMPLES * 3 / 4
 
 
 def test_average_by_hand() -> None:
-    assert average((4, 0, 1, 3), 4) == 0.5
-    assert average(np.array([1, 1]), 8) == 0.125
+    assert mean_accuracy((4, 0, 1, 3), 4) == 0.5
+    assert mean_accuracy(np.array([1, 1]), 8) == 0.125

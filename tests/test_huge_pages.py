@@ -23,16 +23,16 @@ print("goes on with", os.environ.get("GLIBC_TUNABLES"))
 def run(tmp_path: Path, **environment: str) -> list[str]:
     script = tmp_path / "program.py"
     script.write_text(SCRIPT)
-    kept = {k: v for k, v in os.environ.items() if k != huge_pages.VARIABLE}
+    kept = {k: v for k, v in os.environ.items() if k != huge_pages.TUNABLES_VARIABLE}
     words = [sys.executable, str(script), "one", "two words"]
     return subprocess.run(words, env=kept | environment, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 def test_once_with_the_same_arguments(tmp_path: Path) -> None:
-    if not huge_pages.helps():
+    if not huge_pages.huge_pages_available():
         pytest.skip("this kernel gives large pages to nobody, or to everybody")
     started = "started ['one', 'two words']"
-    assert run(tmp_path) == [started, started, f"goes on with {huge_pages.VALUE}"]
+    assert run(tmp_path) == [started, started, f"goes on with {huge_pages.TUNABLES_VALUE}"]
 
 
 @pytest.mark.parametrize("own", ["", "glibc.malloc.check=0"])
@@ -52,8 +52,8 @@ def test_a_setting_of_ones_own_stays(tmp_path: Path, own: str) -> None:
 def test_where_it_helps(libc: tuple[str, str], kernel: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "enabled"
     file.write_text(kernel + "\n")
-    monkeypatch.setattr(huge_pages, "KERNEL", file)
+    monkeypatch.setattr(huge_pages, "KERNEL_SETTING", file)
     monkeypatch.setattr(huge_pages.platform, "libc_ver", lambda: libc)
-    assert huge_pages.helps() == expected
-    monkeypatch.setattr(huge_pages, "KERNEL", tmp_path / "missing")
-    assert not huge_pages.helps()
+    assert huge_pages.huge_pages_available() == expected
+    monkeypatch.setattr(huge_pages, "KERNEL_SETTING", tmp_path / "missing")
+    assert not huge_pages.huge_pages_available()

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from isojax.config import CellConfig, DataConfig, PromptConfig, RLConfig
-from isojax.evaluate import Counts, ProblemSet
-from isojax.labels import label_key, label_problems
-from isojax.tasks.base import Encoded
+from isojax.evaluate import EvalCounts, TokenizedProblems
+from isojax.labels import compute_label_key, label_problems
+from isojax.tasks.base import EncodedProblems
 from isojax.types import InputError, Problem
 
 PROBLEMS = [Problem(7 * i, f"p{i}", str(i)) for i in range(20)]
@@ -27,17 +27,17 @@ class Fake:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def counts(self, params: Any, chosen: ProblemSet, seed: int, evaluation: int, repeats: int, stream: int) -> Counts:
+    def counts(self, params: Any, chosen: TokenizedProblems, seed: int, evaluation: int, repeats: int, stream: int) -> EvalCounts:
         self.asked += [p.id for p in chosen.problems]
         assert chosen.arrays.ids.tolist() == [p.id for p in chosen.problems]
         right = np.array([repeats * (p.id % 5) for p in chosen.problems])
-        return Counts(right, [], np.zeros(len(right)), 0, 0, Counter())
+        return EvalCounts(right, [], np.zeros(len(right)), 0, 0, Counter())
 
 
 def label(path: Path, evaluator: Fake, of: str = "key", attempts: int = 7) -> list[Problem]:
     ids = np.array([p.id for p in PROBLEMS], np.int32)
     empty = np.zeros((len(ids), 1), np.int32)
-    chosen = ProblemSet(PROBLEMS, Encoded(empty, ids, empty, ids))
+    chosen = TokenizedProblems(PROBLEMS, EncodedProblems(empty, ids, empty, ids))
     return label_problems(path, of, chosen, attempts, 0, evaluator, {}, lambda text, done: None)  # pyright: ignore
 
 
@@ -74,14 +74,14 @@ def test_other_labels_are_refused(tmp_path: Path) -> None:
 
 def test_what_a_key_hangs_on() -> None:
     cell = CellConfig(task="addition")
-    key = label_key(cell, "print", PROBLEMS)
-    assert key == label_key(cell.model_copy(update={"rl": RLConfig(learning_rate=1.0)}), "print", PROBLEMS)  # no label hangs on that
+    key = compute_label_key(cell, "print", PROBLEMS)
+    assert key == compute_label_key(cell.model_copy(update={"rl": RLConfig(learning_rate=1.0)}), "print", PROBLEMS)  # no label hangs on that
     others = [
-        label_key(cell, "another checkpoint", PROBLEMS),
-        label_key(cell, "print", [replace(PROBLEMS[0], prompt="edited"), *PROBLEMS[1:]]),
-        label_key(cell, "print", [replace(PROBLEMS[0], answer="9"), *PROBLEMS[1:]]),
-        label_key(cell.model_copy(update={"prompt": PromptConfig(template="Q: {prompt}")}), "print", PROBLEMS),
-        label_key(cell.model_copy(update={"data": DataConfig(seed=1)}), "print", PROBLEMS),
+        compute_label_key(cell, "another checkpoint", PROBLEMS),
+        compute_label_key(cell, "print", [replace(PROBLEMS[0], prompt="edited"), *PROBLEMS[1:]]),
+        compute_label_key(cell, "print", [replace(PROBLEMS[0], answer="9"), *PROBLEMS[1:]]),
+        compute_label_key(cell.model_copy(update={"prompt": PromptConfig(template="Q: {prompt}")}), "print", PROBLEMS),
+        compute_label_key(cell.model_copy(update={"data": DataConfig(seed=1)}), "print", PROBLEMS),
     ]
     assert len({key, *others}) == 6
     assert len(key) == 16

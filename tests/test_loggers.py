@@ -35,7 +35,7 @@ def config(*names: str) -> Config:
 def follow(folder: Path, targets: Sequence[int], *names: str) -> None:
     """A run that meets these evaluations, from its opening to its end."""
     ledger = Ledger(folder, CELL, "abc")
-    with loggers.Following(ledger, CELL, config(*names)):
+    with loggers.CellLoggers(ledger, CELL, config(*names)):
         for target in targets:
             ledger.append(point(target), seconds=2.5, devices=1)
 
@@ -171,7 +171,7 @@ def test_a_logger_that_fails_is_left_out_with_one_warning(
 
 def test_a_logger_that_does_not_exist_is_refused() -> None:
     with pytest.raises(InputError, match=r"expected one of tensorboard, wandb.*Did you mean 'tensorboard'"):
-        loggers.check(["tensorbord"])
+        loggers.check_loggers(["tensorbord"])
 
 
 def test_wandb_that_is_missing_is_refused_before_any_work(
@@ -197,13 +197,13 @@ def test_wandb_without_a_login_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setitem(sys.modules, "wandb.errors", SimpleNamespace(Error=Refused))
     with pytest.raises(InputError, match="wandb login"):
-        loggers.check(["wandb"])
+        loggers.check_loggers(["wandb"])
 
 
 def test_wandb_offline_holds_each_point_once_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    loggers.check(["wandb"])
+    loggers.check_loggers(["wandb"])
     try:
         follow(tmp_path, TARGETS[:2], "wandb")
         (first,) = (tmp_path / "wandb").glob("offline-run-*")

@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 
 from isojax.config import RLConfig, SamplingConfig
-from isojax.models.decoder import Decoder, Options
-from isojax.rl.critic import Columns, build_critic, critic_params, shapes, shardings
-from isojax.rl.objective import PolicyObjective, Sampled
-from isojax.rl.step import coefficients
-from isojax.rl.terms import Terms
-from isojax.rl.update import Responses, build_gradient
-from isojax.sampling.batch import Problems, make_geometry
+from isojax.models.decoder import Decoder, ComputeOptions
+from isojax.rl.critic import CriticInputs, build_critic, critic_params, critic_param_shapes, critic_param_shardings
+from isojax.rl.objective import PolicyObjective, PolicyInputs
+from isojax.rl.step import make_coefficients
+from isojax.rl.terms import LossWeights
+from isojax.rl.update import ResponseBatch, build_gradient
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from isojax.sampling.sampler import build_sampler
 from isojax.sharding import shard_count
 from tests import agreement_of_meshes as agreement
@@ -128,15 +128,15 @@ DEEP = Decoder(CONFIG.model_copy(update={"layers": 9}), VOCAB)
 def gradient_of(axes: str, decoder: Decoder) -> Any:
     """The policy's gradient with a base policy read beside it, of 3 prompts and 5 responses at a time, compiled for shapes alone."""
     on = mesh(axes)
-    geometry = make_geometry([(8, 4)], shard_count(on), 8, 5, P, T, 3)
+    geometry = make_sampler_shapes([(8, 4)], shard_count(on), 8, 5, P, T, 3)
     objective = PolicyObjective(decoder, RLConfig(kl=0.1), SamplingConfig(prompt_length=P, response_length=T), on.shape["tensor"] > 1)
     gradient = build_gradient(objective, geometry, on, decoder.logical_axes(), decoder.shapes())
-    rows = jnp.zeros((geometry.shards, geometry.rows))
+    rows = jnp.zeros((geometry.shards, geometry.buffer_rows))
     tokens = jnp.zeros((*rows.shape, T), jnp.int32)
-    own = Sampled(tokens * 1.0, tokens[..., :1] * 1.0, Terms(rows, rows, rows, rows))
-    problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(8)))
+    own = PolicyInputs(tokens * 1.0, tokens[..., :1] * 1.0, LossWeights(rows, rows, rows, rows))
+    problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(8)))
     params = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), decoder.shapes(), decoder.shardings(on))
-    given = (problems, Responses(tokens, tokens > 0, own), np.int32(8), np.int32(4), coefficients(RLConfig(kl=0.1)))
+    given = (problems, ResponseBatch(tokens, tokens > 0, own), np.int32(8), np.int32(4), make_coefficients(RLConfig(kl=0.1)))
     return quick_jit(gradient, out_shardings=(decoder.shardings(on), None)).lower(params, params, *given).compile()
 
 
@@ -171,21 +171,21 @@ def test_memory_of_the_gradient_falls_with_fsdp() -> None:
 def critic_on(axes: str) -> tuple[np.ndarray, Any]:
     """A critic's values of 26 responses, and its gradient."""
     on, B_p, n = mesh(axes), 13, 2
-    geometry = make_geometry([(B_p, n)], shard_count(on), 4, 4, P, T)
+    geometry = make_sampler_shapes([(B_p, n)], shard_count(on), 4, 4, P, T)
     values, gradient = build_critic(DECODER, geometry, on)
     rng = np.random.default_rng(0)
     params = critic_params(DECODER, policy()) | {"value": rng.normal(size=D).astype(np.float32), "value_bias": np.ones(1, np.float32)}
-    params = jax.device_put(params, shardings(DECODER, on))
+    params = jax.device_put(params, critic_param_shardings(DECODER, on))
     tokens, returns = rng.integers(4, VOCAB, (B_p * n, T)), rng.normal(size=(B_p * n, T)).astype(np.float32)
     mask = np.arange(T)[None] < rng.integers(1, T + 1, B_p * n)[:, None]
     tokens, returns, mask = (jnp.asarray(scatter(geometry, x)) for x in (tokens.astype(np.int32), returns, mask))
-    problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(B_p)))
+    problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(B_p)))
 
     @quick_jit
     def program(params: Any) -> Any:
-        given = jnp.int32(B_p), jnp.int32(n), coefficients(RLConfig())
+        given = jnp.int32(B_p), jnp.int32(n), make_coefficients(RLConfig())
         before = values(params, problems, tokens, mask, *given)
-        rows = Responses(tokens, mask, Columns(jnp.zeros_like(returns), returns, jnp.full(returns.shape[:2], 0.05)))
+        rows = ResponseBatch(tokens, mask, CriticInputs(jnp.zeros_like(returns), returns, jnp.full(returns.shape[:2], 0.05)))
         return before, gradient(params, {}, problems, rows, *given)[0]
 
     found, slope = jax.device_get(program(params))
@@ -196,7 +196,7 @@ def critic_on(axes: str) -> tuple[np.ndarray, Any]:
 def test_a_critic_in_parts() -> None:
     (values, slope), (expected, whole) = critic_on("fsdp=8"), critic_on("auto")
     np.testing.assert_allclose(values, expected, atol=1e-5)
-    assert np.abs(expected).max() > 1 and set(whole) == set(shapes(DECODER))
+    assert np.abs(expected).max() > 1 and set(whole) == set(critic_param_shapes(DECODER))
     for one, two in zip(jax.tree.leaves(slope), jax.tree.leaves(whole), strict=True):
         assert np.linalg.norm(two) > 0 and np.linalg.norm(one - two) < 1e-5 * np.linalg.norm(two)
 
@@ -214,9 +214,9 @@ def test_a_width_that_fsdp_does_not_divide_stays_whole() -> None:
 def test_the_sampler_gathers_what_it_has_cast() -> None:
     """Once, before its loop, and half the bytes: each of its parameters as tensor splits it, in bfloat16."""
     on = mesh("data=2,fsdp=2,tensor=2")
-    geometry, decoder = make_geometry([(8, 4)], 4, 8, 5, P, T), DECODER.computed(Options(compute="bfloat16"))
+    geometry, decoder = make_sampler_shapes([(8, 4)], 4, 8, 5, P, T), DECODER.with_options(ComputeOptions(compute_dtype="bfloat16"))
     sample = build_sampler(decoder, geometry, on, SamplingConfig(prompt_length=P, response_length=T), Parity.stops)
-    problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(8)))
+    problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(8)))
     text = jax.jit(sample).lower(placed(policy(), on), problems, np.int32(8), np.int32(4), jax.random.key(0)).as_text()
     gathers = re.findall(r"stablehlo.all_gather.*?-> tensor<(\w+)>", text)
     sizes = sorted(math.prod(int(i) for i in shape.split("x")[:-1]) for shape in gathers)

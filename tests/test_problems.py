@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from isojax.config import CellConfig, DataConfig, EvalConfig, SamplingConfig
-from isojax.problems import best_constant, choose, preview
+from isojax.problems import best_constant, select_problems, preview_selection
 from isojax.tasks.sources import open_source
 from isojax.tasks.tfds import write_dataset
 from isojax.types import InputError, Problem
@@ -47,7 +47,7 @@ def never(problems: list[Problem]) -> list[Problem]:
 
 
 def chosen(settings: CellConfig, label: Any = never) -> Any:
-    return choose(settings, Words(settings), label)
+    return select_problems(settings, Words(settings), label)
 
 
 def test_a_set_is_split_and_long_prompts_are_dropped_and_told(tmp_path: Path) -> None:
@@ -109,15 +109,15 @@ def test_a_missing_file_is_told_before_anything_is_labelled(tmp_path: Path) -> N
         with pytest.raises(InputError, match=r"nowhere\.jsonl"):
             chosen(settings)
         with pytest.raises(InputError, match=r"nowhere\.jsonl"):
-            preview(settings, Words(settings))
+            preview_selection(settings, Words(settings))
 
 
 def test_a_preview_says_what_needs_no_labels(tmp_path: Path) -> None:
     task = write(tmp_path / "a.jsonl", [f"problem {i}" for i in range(20)])
     first = cell(task)
-    assert preview(first, Words(first)) == chosen(first)
+    assert preview_selection(first, Words(first)) == chosen(first)
     second = cell(task, attempts=4)
-    assert preview(second, Words(second)) is None
+    assert preview_selection(second, Words(second)) is None
 
 
 def test_a_mixture_validates_on_its_largest_part(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from isojax.records import RECORDS, TIMING, Ledger, read_run, read_runs
+from isojax.records import RECORDS_FILE, TIMING_FILE, Ledger, read_run, read_runs
 from isojax.types import Cell, EvalPoint, InputError
 
 CELL = Cell(16, 4, 0)
@@ -41,7 +41,7 @@ def test_what_was_appended_reads_back(tmp_path: Path) -> None:
 
 def test_right_answers_of_extra_sets_are_kept_and_may_be_absent(tmp_path: Path) -> None:
     folder = cell_folder(tmp_path, targets=(0,))
-    path = folder / RECORDS
+    path = folder / RECORDS_FILE
     old = json.loads(path.read_text().splitlines()[1])
     del old["extra"]  # as an earlier isojax wrote it
     path.write_text(path.read_text().splitlines()[0] + "\n" + json.dumps(old) + "\n")
@@ -57,18 +57,18 @@ def test_right_answers_of_extra_sets_are_kept_and_may_be_absent(tmp_path: Path) 
 
 def test_appending_a_target_twice_writes_it_once(tmp_path: Path) -> None:
     folder = cell_folder(tmp_path)
-    before = (folder / RECORDS).read_bytes(), (folder / TIMING).read_bytes()
+    before = (folder / RECORDS_FILE).read_bytes(), (folder / TIMING_FILE).read_bytes()
     again = Ledger(folder, CELL, "abc")
     assert again.targets == [0, 64, 128]
     again.append(point(64), seconds=1.0, devices=1)
-    assert before == ((folder / RECORDS).read_bytes(), (folder / TIMING).read_bytes())
+    assert before == ((folder / RECORDS_FILE).read_bytes(), (folder / TIMING_FILE).read_bytes())
     again.append(point(256), seconds=1.0, devices=1)
     assert [p.target for p in read_run(folder).points] == [0, 64, 128, 256]
 
 
 def test_every_torn_last_line_loses_that_line_alone(tmp_path: Path) -> None:
     folder = cell_folder(tmp_path)
-    path = folder / RECORDS
+    path = folder / RECORDS_FILE
     whole = path.read_bytes()
     start = whole.rstrip(b"\n").rindex(b"\n") + 1
     for cut in range(start, len(whole) + 1):
@@ -84,30 +84,30 @@ def test_every_torn_last_line_loses_that_line_alone(tmp_path: Path) -> None:
 
 def test_a_torn_header_starts_the_ledger_again(tmp_path: Path) -> None:
     folder = cell_folder(tmp_path, targets=())
-    whole = (folder / RECORDS).read_bytes()
-    (folder / RECORDS).write_bytes(whole[:20])
+    whole = (folder / RECORDS_FILE).read_bytes()
+    (folder / RECORDS_FILE).write_bytes(whole[:20])
     with pytest.raises(InputError, match="holds no complete point"):
         read_run(folder)
     Ledger(folder, CELL, "abc")
-    assert (folder / RECORDS).read_bytes() == whole
+    assert (folder / RECORDS_FILE).read_bytes() == whole
 
 
 @pytest.mark.parametrize("broken", [b'{"kind": "ev', b"", b"[1, 2]", b'{"target": 3}', b"\xff\xfe"])
 def test_a_broken_middle_line_is_refused_with_its_place(tmp_path: Path, broken: bytes) -> None:
     folder = cell_folder(tmp_path)
-    lines = (folder / RECORDS).read_bytes().split(b"\n")
+    lines = (folder / RECORDS_FILE).read_bytes().split(b"\n")
     lines[2] = broken
-    (folder / RECORDS).write_bytes(b"\n".join(lines))
+    (folder / RECORDS_FILE).write_bytes(b"\n".join(lines))
     with pytest.raises(InputError, match=r"records\.jsonl, line 3 is broken"):
         read_run(folder)
     with pytest.raises(InputError, match="line 3"):
         Ledger(folder, CELL, "abc")
-    assert (folder / RECORDS).read_bytes() == b"\n".join(lines)
+    assert (folder / RECORDS_FILE).read_bytes() == b"\n".join(lines)
 
 
 def test_a_point_that_lacks_a_field_is_refused_with_its_place(tmp_path: Path) -> None:
     folder = cell_folder(tmp_path)
-    with (folder / RECORDS).open("a") as f:
+    with (folder / RECORDS_FILE).open("a") as f:
         f.write(json.dumps({"kind": "eval", "target": 256}) + "\n")
     with pytest.raises(InputError, match=r"line 5 is not an evaluation \(it has no 'M'\)"):
         read_run(folder)
@@ -123,10 +123,10 @@ def test_falling_rollouts_are_refused_with_their_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("cell", "cell_hash"), [(Cell(16, 4, 1), "abc"), (Cell(8, 8, 0), "abc"), (CELL, "abd")])
 def test_another_runs_ledger_is_refused_and_kept(tmp_path: Path, cell: Cell, cell_hash: str) -> None:
     folder = cell_folder(tmp_path)
-    before = (folder / RECORDS).read_bytes()
+    before = (folder / RECORDS_FILE).read_bytes()
     with pytest.raises(InputError, match="belongs to another run"):
         Ledger(folder, cell, cell_hash)
-    assert (folder / RECORDS).read_bytes() == before
+    assert (folder / RECORDS_FILE).read_bytes() == before
 
 
 def test_no_point_no_file_no_folder(tmp_path: Path) -> None:
@@ -141,8 +141,8 @@ def test_no_point_no_file_no_folder(tmp_path: Path) -> None:
 
 def test_a_missing_clock_leaves_device_hours_empty(tmp_path: Path) -> None:
     folder = cell_folder(tmp_path)
-    lines = (folder / TIMING).read_text().splitlines(keepends=True)
-    (folder / TIMING).write_text(lines[0] + lines[2])
+    lines = (folder / TIMING_FILE).read_text().splitlines(keepends=True)
+    (folder / TIMING_FILE).write_text(lines[0] + lines[2])
     assert read_run(folder).device_hours == ()
 
 
@@ -151,7 +151,7 @@ def test_cells_are_found_below_a_sweep_and_sorted(tmp_path: Path) -> None:
     for cell in cells:
         cell_folder(tmp_path, cell)
     assert [run.cell for run in read_runs([tmp_path])] == sorted(cells)
-    assert [run.cell for run in read_runs([tmp_path / "cells" / "16x8-s0" / RECORDS])] == [Cell(16, 8, 0)]
+    assert [run.cell for run in read_runs([tmp_path / "cells" / "16x8-s0" / RECORDS_FILE])] == [Cell(16, 8, 0)]
 
 
 def test_two_ledgers_of_one_cell_and_mixed_settings_are_refused(tmp_path: Path) -> None:

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 
 from isojax.config import CellConfig, RLConfig, SamplingConfig, SweepConfig
-from isojax.models.choice import with_kernels
-from isojax.models.decoder import Decoder, Options
-from isojax.rl.objective import PolicyObjective, Sampled
-from isojax.rl.step import coefficients
-from isojax.rl.terms import Terms
-from isojax.rl.update import Responses, build_gradient
-from isojax.sampling.batch import Problems, make_geometry
+from isojax.models.choice import select_attention
+from isojax.models.decoder import Decoder, ComputeOptions
+from isojax.rl.objective import PolicyObjective, PolicyInputs
+from isojax.rl.step import make_coefficients
+from isojax.rl.terms import LossWeights
+from isojax.rl.update import ResponseBatch, build_gradient
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from isojax.sampling.sampler import build_engine
 from isojax.sampling.stream import build_stream
 from isojax.sharding import shard_count
-from isojax.tasks.stops import Stops
+from isojax.tasks.stops import StopConditions
 from isojax.types import InputError
 from tests.device import CONFIG, DECODER, EOS, VOCAB, mesh, placed, policy, quick_jit
 from tests.hlo import collectives
@@ -36,10 +36,10 @@ SEQUENCE = ({0, 2}, {1, 3}, {4, 6}, {5, 7})  # devices that share a prompt, ther
 TENSOR = ({0, 1}, {2, 3}, {4, 5}, {6, 7})
 
 
-def problems(rows: int, longest: int = P) -> Problems:
+def problems(rows: int, longest: int = P) -> ProblemArrays:
     rng = np.random.default_rng(0)
     lengths = np.resize([longest, 1, longest - longest // 3], rows).astype(np.int32)
-    return Problems(
+    return ProblemArrays(
         rng.integers(4, VOCAB, (rows, longest)).astype(np.int32), lengths, np.zeros((rows, T), np.int32), np.arange(rows, dtype=np.int32)
     )
 
@@ -49,11 +49,11 @@ class Sampling:
 
     def __init__(self, axes: str, width: int, longest: int = P, decoder: Decoder = DECODER):
         self.on = mesh(axes)
-        self.geometry = make_geometry([(5, 4)], shard_count(self.on), SLOTS, 4, longest, T, PROMPTS, width)
+        self.geometry = make_sampler_shapes([(5, 4)], shard_count(self.on), SLOTS, 4, longest, T, PROMPTS, width)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(jax, "jit", quick_jit)
             settings = SamplingConfig(prompt_length=longest, response_length=T, temperature=1e-4)
-            self.stream = build_stream(decoder, self.geometry, self.on, settings, Stops((EOS,), None))
+            self.stream = build_stream(decoder, self.geometry, self.on, settings, StopConditions((EOS,), None))
         self.given = placed(policy(), self.on), problems(self.geometry.problem_rows, longest)
 
     def responses(self) -> list[list[int]]:
@@ -87,7 +87,7 @@ def test_decoding_adds_up_sums_and_gathers_no_prompt(one: list[list[int]]) -> No
     sampling = Sampling(EVERYWHERE, WIDTH)
     assert sampling.responses() == one
     hlo, state = sampling.program()
-    lanes, G = SLOTS // WIDTH, sampling.geometry.prefixes
+    lanes, G = SLOTS // WIDTH, sampling.geometry.prefix_entries
     for layers, rows in ((state.cache.shared, lanes), (state.table, G)):
         assert [x.addressable_shards[0].data.shape for x in layers[0]] == [(rows, K // 2, H, 19), (rows, K // 2, 19, H)]
     assert state.cache.own[0][0].addressable_shards[0].data.shape == (SLOTS, K // 2, H, T)
@@ -104,7 +104,7 @@ def test_decoding_adds_up_sums_and_gathers_no_prompt(one: list[list[int]]) -> No
 
 def test_bfloat16_samples_where_positions_are_split() -> None:
     """Greedy: most responses are one device's, to the last token; XLA:CPU has no sum of bfloat16 over devices."""
-    low = DECODER.computed(Options(compute="bfloat16", cache="bfloat16"))
+    low = DECODER.with_options(ComputeOptions(compute_dtype="bfloat16", cache_dtype="bfloat16"))
     split, whole = (Sampling(axes, 1, decoder=low).responses() for axes in ("sequence=2", "auto"))
     assert sum(a == b for a, b in zip(split, whole, strict=True)) >= 10
 
@@ -117,13 +117,13 @@ def test_the_gradient_gathers_keys_and_values_alone() -> None:
     """Of a prompt's layers, 19 of 38 positions are on a device, in the MLP and in attention; what is gathered are a layer's keys and
     values, whose gradients go back in parts. Responses add up sums over the prompt."""
     on = mesh(EVERYWHERE)
-    geometry = make_geometry([(5, 4)], shard_count(on), SLOTS, 4, P, T, PROMPTS)
+    geometry = make_sampler_shapes([(5, 4)], shard_count(on), SLOTS, 4, P, T, PROMPTS)
     objective = PolicyObjective(DECODER, RLConfig(kl=0.0), SamplingConfig(prompt_length=P, response_length=T), True)
     gradient = build_gradient(objective, geometry, on, DECODER.logical_axes(), DECODER.shapes())
-    rows = jnp.zeros((geometry.shards, geometry.rows))
+    rows = jnp.zeros((geometry.shards, geometry.buffer_rows))
     tokens = jnp.zeros((*rows.shape, T), jnp.int32)
-    responses = Responses(tokens, tokens > 0, Sampled(tokens * 1.0, tokens[..., :1] * 1.0, Terms(rows, rows, rows, rows)))
-    given = placed(policy(), on), {}, problems(geometry.problem_rows), responses, np.int32(5), np.int32(4), coefficients(RLConfig())
+    responses = ResponseBatch(tokens, tokens > 0, PolicyInputs(tokens * 1.0, tokens[..., :1] * 1.0, LossWeights(rows, rows, rows, rows)))
+    given = placed(policy(), on), {}, problems(geometry.problem_rows), responses, np.int32(5), np.int32(4), make_coefficients(RLConfig())
     hlo = quick_jit(gradient, out_shardings=(DECODER.shardings(on), None)).lower(*given).compile().as_text()
     assert hlo
     shared = [c for c in collectives(hlo) if all(group in SEQUENCE for group in c.groups)]
@@ -138,17 +138,17 @@ def test_the_gradient_gathers_keys_and_values_alone() -> None:
 def test_kernels_are_refused_and_the_plain_form_chosen(name: str) -> None:
     wanted = SweepConfig.model_validate({name: "pallas"})
     with pytest.raises(InputError, match=rf"sweep.{name}=pallas on a mesh with sequence > 1: .* Expected plain or null"):
-        with_kernels(CellConfig(), wanted, mesh("sequence=2"))
-    chosen = with_kernels(CellConfig(), SweepConfig(), mesh("sequence=2"))
+        select_attention(CellConfig(), wanted, mesh("sequence=2"))
+    chosen = select_attention(CellConfig(), SweepConfig(), mesh("sequence=2"))
     assert (chosen.decode_attention, chosen.score_attention) == ("plain", "plain")
 
 
-@pytest.mark.parametrize("options", [Options(decode="pallas"), Options(cache="int8")])
-def test_a_sampler_that_holds_prompt_and_response_together_is_refused(options: Options) -> None:
+@pytest.mark.parametrize("options", [ComputeOptions(decode_attention="pallas"), ComputeOptions(cache_dtype="int8")])
+def test_a_sampler_that_holds_prompt_and_response_together_is_refused(options: ComputeOptions) -> None:
     """Also where its mesh is not the trainer's, whose attention was chosen."""
-    geometry = make_geometry([(5, 4)], 1, SLOTS, 4, P, T)
-    given = DECODER.computed(options), geometry, mesh("sequence=2"), SamplingConfig(), Stops((EOS,), None)
+    geometry = make_sampler_shapes([(5, 4)], 1, SLOTS, 4, P, T)
+    given = DECODER.with_options(options), geometry, mesh("sequence=2"), SamplingConfig(), StopConditions((EOS,), None)
     with pytest.raises(
-        InputError, match=rf"decode_attention={options.decode} with cell.precision.cache={options.cache} on a sampler's mesh"
+        InputError, match=rf"decode_attention={options.decode_attention} with cell.precision.cache={options.cache_dtype} on a sampler's mesh"
     ):
         build_engine(*given)

@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from isojax.meshes import MeshShape, parse_mesh
-from isojax.rl.step import adam, build_init
-from isojax.sharding import make_mesh, manual_part, padded, partition, shard_count
+from isojax.rl.step import adam, build_init_state
+from isojax.sharding import make_mesh, manual_spec, padded_positions, partition_spec, shard_count
 from isojax.types import InputError
 from tests.device import CONFIG, DECODER, MESHES, VOCAB, mesh, placed, policy
 
@@ -65,27 +65,27 @@ def test_meshes_refused(text: str, words: str) -> None:
 
 
 def test_what_another_mesh_has_taken() -> None:
-    assert parse_mesh("data=-1", 8, taken=3) == MeshShape(data=5) and parse_mesh("auto", 8, taken=7) == MeshShape()
+    assert parse_mesh("data=-1", 8, devices_in_use=3) == MeshShape(data=5) and parse_mesh("auto", 8, devices_in_use=7) == MeshShape()
     with pytest.raises(InputError, match=r"needs 1 devices beside the 8 of another mesh and this machine shows 8.*device_count=9"):
-        parse_mesh("auto", 8, taken=8)
+        parse_mesh("auto", 8, devices_in_use=8)
 
 
 def test_the_table_by_hand() -> None:
     on = mesh(MESHES[1])
-    assert partition(("layer", "embed", "heads", "head_dim"), (2, 32, 4, 8), on) == PartitionSpec(None, "fsdp", "tensor", None)
-    assert partition(("vocab", "embed"), (24, 32), on) == PartitionSpec("tensor", "fsdp")
-    assert partition(("shard", "position"), (4, 7), on) == PartitionSpec(("data", "fsdp"), None)
+    assert partition_spec(("layer", "embed", "heads", "head_dim"), (2, 32, 4, 8), on) == PartitionSpec(None, "fsdp", "tensor", None)
+    assert partition_spec(("vocab", "embed"), (24, 32), on) == PartitionSpec("tensor", "fsdp")
+    assert partition_spec(("shard", "position"), (4, 7), on) == PartitionSpec(("data", "fsdp"), None)
     # what does not divide stays whole: 3 heads, 31 wide
-    assert partition(("layer", "embed", "heads", "head_dim"), (2, 31, 3, 8), on) == PartitionSpec(None, None, None, None)
+    assert partition_spec(("layer", "embed", "heads", "head_dim"), (2, 31, 3, 8), on) == PartitionSpec(None, None, None, None)
     # an axis of one device splits nothing
-    assert partition(("vocab", "embed"), (24, 32), mesh(MESHES[0])) == PartitionSpec("tensor", None)
+    assert partition_spec(("vocab", "embed"), (24, 32), mesh(MESHES[0])) == PartitionSpec("tensor", None)
     # positions of prompts over sequence; those without elements stay whole
     on = mesh("data=2,sequence=4")
-    assert partition(("shard", "kv_heads", "position"), (2, 4, 8), on) == PartitionSpec(("data", "fsdp"), None, "sequence")
-    assert partition(("position", "position"), (7, 0), on) == PartitionSpec(None, None)
-    assert [padded(positions, on) for positions in (0, 1, 4, 5)] == [0, 4, 4, 8]
-    assert [padded(5, mesh(axes)) for axes in ("auto", "sequence=2", "sequence=8")] == [5, 6, 8]
-    assert tuple(manual_part(PartitionSpec(None, "fsdp", "tensor"))) in [(None, "fsdp", None), (None, ("fsdp",), None)]
+    assert partition_spec(("shard", "kv_heads", "position"), (2, 4, 8), on) == PartitionSpec(("data", "fsdp"), None, "sequence")
+    assert partition_spec(("position", "position"), (7, 0), on) == PartitionSpec(None, None)
+    assert [padded_positions(positions, on) for positions in (0, 1, 4, 5)] == [0, 4, 4, 8]
+    assert [padded_positions(5, mesh(axes)) for axes in ("auto", "sequence=2", "sequence=8")] == [5, 6, 8]
+    assert tuple(manual_spec(PartitionSpec(None, "fsdp", "tensor"))) in [(None, "fsdp", None), (None, ("fsdp",), None)]
 
 
 def device_bytes(tree: Any) -> set[int]:
@@ -118,7 +118,7 @@ def test_bytes_of_parameters_and_moments(axes: str, numbers: int) -> None:
     params = placed(policy(), mesh(axes))
     assert device_bytes(params) == {4 * numbers}
     if axes in MESHES:
-        state = build_init(DECODER, mesh(axes))(params)
+        state = build_init_state(DECODER, mesh(axes))(params)
         assert device_bytes(state.params) == {4 * numbers}
         assert device_bytes(state.moments) == {2 * 4 * numbers + 4}  # and one count
         assert jax.tree.leaves(state.moments.mu)[0].dtype == jnp.float32

@@ -16,7 +16,7 @@ from fsspec.registry import known_implementations
 
 from isojax import claim, files, remote, storage
 from isojax.records import Ledger
-from isojax.storage import Mirror, Uploads, fetched, folder_of, is_url, shown, working
+from isojax.storage import Mirror, CheckpointUploader, localize, working_folder, is_url, display_path, remote_workspace
 from isojax.types import Cell, EvalPoint, InputError, RunFailed
 
 CELL = Cell(8, 2, 0)
@@ -34,7 +34,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 def there(url: str) -> set[str]:
     """What lies at the URL."""
-    return remote.Remote(url).find()
+    return remote.RemoteFolder(url).find()
 
 
 def state(mirror: Mirror, M: int, text: str = "weights") -> Path:
@@ -56,8 +56,8 @@ def test_urls(text: str) -> None:
 
 
 def test_what_is_written_is_there_at_once_and_comes_back(url: str, tmp_path: Path) -> None:
-    with working(url, "tiny"):
-        folder = folder_of(url, "tiny")
+    with remote_workspace(url, "tiny"):
+        folder = working_folder(url, "tiny")
         ledger = Ledger(folder / "cells" / CELL.name, CELL, "abc")
         ledger.append(point(4), 1.0, 1)
         files.write_text(folder / "base" / "problems.jsonl", "{}\n")
@@ -70,14 +70,14 @@ def test_what_is_written_is_there_at_once_and_comes_back(url: str, tmp_path: Pat
         (folder / "figures" / "a.png").write_bytes(b"by another library")
     assert not folder.exists(), "the scratch folder goes when all is at the URL"
     assert {"base/problems.jsonl", "figures/a.png"} <= there(f"{url}/tiny") and ".lock" not in there(f"{url}/tiny")
-    with working(url, "tiny"):
+    with remote_workspace(url, "tiny"):
         assert Ledger(folder / "cells" / CELL.name, CELL, "abc").targets == [4]
 
 
 def test_a_folder_is_left_as_it_is(tmp_path: Path) -> None:
-    before = list(files.WRITTEN)
-    with working(str(tmp_path / "runs"), "tiny"):
-        assert folder_of("runs", "tiny") == Path("runs/tiny") and files.WRITTEN == before
+    before = list(files.WRITE_LISTENERS)
+    with remote_workspace(str(tmp_path / "runs"), "tiny"):
+        assert working_folder("runs", "tiny") == Path("runs/tiny") and files.WRITE_LISTENERS == before
     assert list(tmp_path.iterdir()) == []
 
 
@@ -94,7 +94,7 @@ def test_states_come_back_whole_and_the_old_ones_go(url: str, tmp_path: Path) ->
     assert (states / "7" / "state" / "d" / "array").read_text() == "weights 7" and (states / "9" / "_METADATA").exists()
     assert not [name for name in there(url) if "/3" in name]
     light = Mirror(url, tmp_path / "c")
-    assert light.pull(checkpoints=False) == 0 and not (tmp_path / "c").exists()
+    assert light.pull(with_checkpoints=False) == 0 and not (tmp_path / "c").exists()
 
 
 class Torn(MemoryFileSystem):
@@ -141,9 +141,9 @@ def test_a_torn_upload_is_not_taken(left: int, tmp_path: Path, monkeypatch: pyte
 
 def test_a_cell_that_has_no_state_yet_differs_from_one_whose_states_were_removed(url: str, tmp_path: Path) -> None:
     mirror = Mirror(url, tmp_path / "a")
-    with mirror.following():
+    with mirror.auto_upload():
         states = tmp_path / "a" / "cells" / CELL.name / "checkpoint"
-        Uploads(states).wait()
+        CheckpointUploader(states).wait()
         files.write_text(tmp_path / "a" / "cells" / "8x4-s0" / "records.jsonl", "{}\n")
     again = Mirror(url, tmp_path / "b")
     again.pull()
@@ -153,15 +153,15 @@ def test_a_cell_that_has_no_state_yet_differs_from_one_whose_states_were_removed
 
 def test_a_state_is_sent_when_it_is_written_and_an_error_is_raised_by_wait(url: str, tmp_path: Path, monkeypatch: Any) -> None:
     mirror, writing = Mirror(url, tmp_path / "a"), [True, True, False]
-    with mirror.following():
-        uploads = Uploads(tmp_path / "a" / "cells" / CELL.name / "checkpoint")
-        uploads.send(state(mirror, 3), lambda: writing.pop(0))
+    with mirror.auto_upload():
+        uploads = CheckpointUploader(tmp_path / "a" / "cells" / CELL.name / "checkpoint")
+        uploads.upload(state(mirror, 3), lambda: writing.pop(0))
         uploads.wait()
         assert writing == [] and f"cells/{CELL.name}/checkpoint/3.whole" in there(url)
-        uploads.send(tmp_path / "a" / "cells" / CELL.name / "checkpoint" / "4", lambda: False)  # could not be written
+        uploads.upload(tmp_path / "a" / "cells" / CELL.name / "checkpoint" / "4", lambda: False)  # could not be written
         uploads.wait()
         monkeypatch.setattr(mirror.remote, "write", lambda *_: 1 / 0)
-        uploads.send(state(mirror, 5), lambda: False)
+        uploads.upload(state(mirror, 5), lambda: False)
         with pytest.raises(RunFailed, match=r"ZeroDivisionError.*--resume"):
             uploads.wait()
         uploads.wait()  # once
@@ -169,11 +169,11 @@ def test_a_state_is_sent_when_it_is_written_and_an_error_is_raised_by_wait(url: 
 
 def test_a_worker_has_its_own_part(url: str, tmp_path: Path) -> None:
     """Of a sweep whose writer is another process, the files of one cell and of all."""
-    with working(url, "tiny"):
+    with remote_workspace(url, "tiny"):
         for name in ("base/problems.jsonl", f"cells/{CELL.name}/records.jsonl", "cells/8x4-s0/records.jsonl"):
-            files.write_text(folder_of(url, "tiny") / name, "{}\n")
-        with working(url, "tiny", cell=CELL.name):
-            folder = folder_of(url, "tiny")
+            files.write_text(working_folder(url, "tiny") / name, "{}\n")
+        with remote_workspace(url, "tiny", cell_name=CELL.name):
+            folder = working_folder(url, "tiny")
             assert (folder / "base" / "problems.jsonl").exists() and [p.name for p in (folder / "cells").iterdir()] == [CELL.name]
             files.append_bytes(folder / "cells" / CELL.name / "records.jsonl", b"{}\n")
         mirror = Mirror(f"{url}/tiny", tmp_path / "a")
@@ -184,48 +184,48 @@ def test_a_worker_has_its_own_part(url: str, tmp_path: Path) -> None:
 def lock(url: str, **changed: Any) -> dict[str, Any]:
     """Says at the URL that somebody writes there."""
     told = {"host": "host-b", "pid": 77, "token": "x", "time": time.time()} | changed
-    remote.Remote(f"{url}/tiny").write(".lock", json.dumps(told).encode())
+    remote.RemoteFolder(f"{url}/tiny").write(".lock", json.dumps(told).encode())
     return told
 
 
 def test_a_second_writer_is_refused_where_the_first_lives(url: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     now = lock(url)
     monkeypatch.setattr(claim.time, "sleep", lambda _: lock(url, time=now["time"] + 10))  # it renews
-    with pytest.raises(InputError, match="tiny is being written by process 77 on host-b"), working(url, "tiny"):
+    with pytest.raises(InputError, match="tiny is being written by process 77 on host-b"), remote_workspace(url, "tiny"):
         raise AssertionError("refused before any work")
     assert "waiting for a sign of life of process 77 on host-b" in capsys.readouterr().err
     assert there(f"{url}/tiny") == {".lock"}
 
 
-@pytest.mark.parametrize("left", [{"time": 0.0}, {"host": claim._machine(), "pid": 2**22 + 1}])
+@pytest.mark.parametrize("left", [{"time": 0.0}, {"host": claim._host_id(), "pid": 2**22 + 1}])
 def test_a_dead_writers_place_is_taken_at_once(url: str, left: dict[str, Any]) -> None:
     """Its last sign of life is old, or it was a process of this machine that is no more."""
     lock(url, **left)
     began = time.monotonic()
-    with working(url, "tiny"):
-        held = json.loads(remote.Remote(f"{url}/tiny").read(".lock") or b"")
+    with remote_workspace(url, "tiny"):
+        held = json.loads(remote.RemoteFolder(f"{url}/tiny").read(".lock") or b"")
         assert held["pid"] == os.getpid()
     assert time.monotonic() - began < 2
 
 
 def test_a_writer_whose_place_was_taken_writes_no_more(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim, "RENEWED", 0.01)
-    with pytest.raises(RunFailed, match="taken over by process 77 on host-b"), working(url, "tiny"):
-        monkeypatch.setattr(claim.Claim, "_sign", lambda _: None)  # else it may write over the other's, between a look and a sign
+    monkeypatch.setattr(claim, "RENEW_SECONDS", 0.01)
+    with pytest.raises(RunFailed, match="taken over by process 77 on host-b"), remote_workspace(url, "tiny"):
+        monkeypatch.setattr(claim.Lease, "_write_lock", lambda _: None)  # else it may write over the other's, between a look and a sign
         time.sleep(0.05)
         lock(url)
         time.sleep(0.2)
-        files.write_text(folder_of(url, "tiny") / "late.json", "{}")
+        files.write_text(working_folder(url, "tiny") / "late.json", "{}")
     assert there(f"{url}/tiny") == {".lock"}
 
 
 def test_a_writer_that_was_frozen_looks_before_it_goes_on(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sign of life would come too late."""
-    with pytest.raises(RunFailed, match="taken over by process 77 on host-b"), working(url, "tiny"):
+    with pytest.raises(RunFailed, match="taken over by process 77 on host-b"), remote_workspace(url, "tiny"):
         lock(url)
         clock = time.time
-        monkeypatch.setattr(claim.time, "time", lambda: clock() + claim.STALE + 1)
-        files.write_text(folder_of(url, "tiny") / "late.json", "{}")
+        monkeypatch.setattr(claim.time, "time", lambda: clock() + claim.STALE_SECONDS + 1)
+        files.write_text(working_folder(url, "tiny") / "late.json", "{}")
     assert there(f"{url}/tiny") == {".lock"}
 
 
@@ -237,31 +237,31 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("far://bucket/runs", "far://bucket/runs/tiny: .* Run: pip install no_such_package"),
         ("nothing://bucket/runs", "nothing://bucket/runs/tiny: .*Protocol not known"),
     ):
-        with pytest.raises(InputError, match=saying), working(place, "tiny"):
+        with pytest.raises(InputError, match=saying), remote_workspace(place, "tiny"):
             raise AssertionError("refused before any work")
-    with pytest.raises(InputError, match=r"several processes.*Mount the bucket"), working("memory://b", "tiny", several=True):
+    with pytest.raises(InputError, match=r"several processes.*Mount the bucket"), remote_workspace("memory://b", "tiny", multi_process=True):
         raise AssertionError("refused before any work")
     with pytest.raises(InputError, match="expected a folder"):
-        folder_of("memory://nobody", "tiny")
+        working_folder("memory://nobody", "tiny")
 
 
 def test_storage_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "REACH", 0.1)
+    monkeypatch.setattr(remote, "CONNECT_TIMEOUT", 0.1)
     monkeypatch.setattr(MemoryFileSystem, "find", lambda *_: time.sleep(1))
     with pytest.raises(InputError, match=r"no answer within 0.1 seconds"):
         Mirror("memory://slow", tmp_path / "a").pull()
 
 
 def test_words_that_are_urls(url: str, capsys: Any) -> None:
-    with working(url, "tiny"):
-        files.write_text(folder_of(url, "tiny") / "fit.json", "{}")
-    with fetched(["fit", f"{url}/tiny", f"{url}/tiny/fit.json", f"run.dir={url}"]) as words:
+    with remote_workspace(url, "tiny"):
+        files.write_text(working_folder(url, "tiny") / "fit.json", "{}")
+    with localize(["fit", f"{url}/tiny", f"{url}/tiny/fit.json", f"run.dir={url}"]) as words:
         assert words[0] == "fit" and words[3] == f"run.dir={url}"
         folder, file = Path(words[1]), Path(words[2])
         assert folder.name == "tiny" and (folder / "fit.json").read_text() == "{}"
         assert (file.parent.name, file.name, file.read_text()) == ("tiny", "fit.json", "{}")
         files.write_text(folder / "validation.json", "[]")
-        assert shown(f"wrote {folder / 'validation.json'}") == f"wrote {url}/tiny/validation.json"
+        assert display_path(f"wrote {folder / 'validation.json'}") == f"wrote {url}/tiny/validation.json"
     assert "validation.json" in there(f"{url}/tiny") and not folder.exists()
-    with pytest.raises(InputError, match=r"there is nothing at .*other"), fetched([f"{url}/other"]):
+    with pytest.raises(InputError, match=r"there is nothing at .*other"), localize([f"{url}/other"]):
         raise AssertionError("refused before any work")

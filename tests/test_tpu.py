@@ -95,9 +95,9 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     from jax.sharding import NamedSharding, PartitionSpec
 
     from isojax import registry
-    from isojax.launch.planner import plan, resolve
-    from isojax.rl.step import UPDATES_A_CALL, State, adam, build_train, coefficients, state_shardings
-    from isojax.sampling.batch import Problems, make_geometry
+    from isojax.launch.planner import plan_cells, resolve_sweep_sizes
+    from isojax.rl.step import MAX_UPDATES_PER_CALL, TrainState, adam, build_train, make_coefficients, train_state_shardings
+    from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
     from isojax.sampling.sampler import build_sampler
     from isojax.sharding import replicated, shard_count
     from isojax.tasks.base import build_task
@@ -105,10 +105,10 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     mesh = tpu_mesh(topology, mesh_text)
     task = build_task(config.cell)
     decoder = registry.load("models", config.cell.model.family, "build").build(config.cell.model, task.vocab)
-    sweep, sampling = resolve(config.sweep, shard_count(mesh)), config.cell.sampling
-    pairs = sorted({(cell.B_p, cell.n) for cell in plan(sweep)})
-    geometry = make_geometry(
-        pairs, shard_count(mesh), sweep.slots, sweep.microbatch, sampling.prompt_length, sampling.response_length, sweep.prompts
+    sweep, sampling = resolve_sweep_sizes(config.sweep, shard_count(mesh)), config.cell.sampling
+    pairs = sorted({(cell.B_p, cell.n) for cell in plan_cells(sweep)})
+    geometry = make_sampler_shapes(
+        pairs, shard_count(mesh), sweep.decode_slots, sweep.microbatch, sampling.prompt_length, sampling.response_length, sweep.prefill_batch
     )
 
     def laid(shapes: Any, shardings: Any) -> Any:
@@ -117,19 +117,19 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     def whole(*shape: int, dtype: Any = jnp.int32) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=replicated(mesh))
 
-    def problems(rows: int) -> Problems:
-        return Problems(whole(rows, sampling.prompt_length), whole(rows), whole(rows, sampling.response_length), whole(rows))
+    def problems(rows: int) -> ProblemArrays:
+        return ProblemArrays(whole(rows, sampling.prompt_length), whole(rows), whole(rows, sampling.response_length), whole(rows))
 
     params = laid(decoder.shapes(), decoder.shardings(mesh))
     cast = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype), sharding=x.sharding), params)
     key = jax.ShapeDtypeStruct((), jax.eval_shape(lambda: jax.random.key(0)).dtype, sharding=replicated(mesh))
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     sampler = jax.jit(build_sampler(decoder, geometry, mesh, sampling, task.stops), out_shardings=rows)
-    state = State(decoder.shapes(), jax.eval_shape(adam().init, decoder.shapes()), jax.ShapeDtypeStruct((), jnp.int32))
-    state = laid(state, state_shardings(decoder, mesh))
+    state = TrainState(decoder.shapes(), jax.eval_shape(adam().init, decoder.shapes()), jax.ShapeDtypeStruct((), jnp.int32))
+    state = laid(state, train_state_shardings(decoder, mesh))
     train = build_train(config.cell, decoder, task, geometry, mesh)
-    numbers = jax.tree.map(lambda x: whole(dtype=x.dtype), coefficients(config.cell.rl))
-    index = whole(UPDATES_A_CALL, geometry.problem_rows)
+    numbers = jax.tree.map(lambda x: whole(dtype=x.dtype), make_coefficients(config.cell.rl))
+    index = whole(MAX_UPDATES_PER_CALL, geometry.problem_rows)
 
     def device_bytes(tree: Any) -> int:
         return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -35,7 +35,7 @@ def decode(mesh: Any, N: int, K: int, H: int, kind: str) -> dict[str, Any]:
     from jax.sharding import PartitionSpec as P
 
     from isojax.models.attention import decode_attention
-    from isojax.sharding import ROWS, shard_count
+    from isojax.sharding import ROLLOUT_AXES, shard_count
     from tests.test_tpu import compile_ahead
 
     R = SLOTS
@@ -57,10 +57,10 @@ def decode(mesh: Any, N: int, K: int, H: int, kind: str) -> dict[str, Any]:
 
         return lax.while_loop(lambda s: s[0] < 8, token, (jnp.int32(0), q, cache, positions))[1]
 
-    rows = P(ROWS)
-    step = jax.jit(jax.shard_map(shard, mesh=mesh, in_specs=(rows,) * 4, out_specs=rows, axis_names=set(ROWS), check_vma=False))
+    rows = P(ROLLOUT_AXES)
+    step = jax.jit(jax.shard_map(shard, mesh=mesh, in_specs=(rows,) * 4, out_specs=rows, axis_names=set(ROLLOUT_AXES), check_vma=False))
     S = R * shard_count(mesh)
-    heads = NamedSharding(mesh, P(ROWS, "tensor"))
+    heads = NamedSharding(mesh, P(ROLLOUT_AXES, "tensor"))
     arrays = [jax.ShapeDtypeStruct((S, n, H), jnp.bfloat16, sharding=heads) for n in (N, K, K)]
     taken = compile_ahead(step, *arrays, jax.ShapeDtypeStruct((S,), jnp.int32, sharding=NamedSharding(mesh, rows)))
     cache = sum(jnp.dtype(dtype).itemsize * math.prod(shape) for shape, dtype in shapes)
@@ -75,7 +75,7 @@ def train(mesh: Any, N: int, K: int, H: int) -> dict[str, Any]:
     from jax.sharding import PartitionSpec as P
 
     from isojax.models.attention import self_attention
-    from isojax.sharding import ROWS, shard_count
+    from isojax.sharding import ROLLOUT_AXES, shard_count
     from tests.test_tpu import compile_ahead
 
     def shard(live: Any, *arrays: Any) -> Any:
@@ -84,10 +84,10 @@ def train(mesh: Any, N: int, K: int, H: int) -> dict[str, Any]:
 
         return jax.grad(total, range(5))(*arrays)
 
-    rows = P(ROWS)
-    step = jax.jit(jax.shard_map(shard, mesh=mesh, in_specs=(rows,) * 6, out_specs=rows, axis_names=set(ROWS), check_vma=False))
+    rows = P(ROLLOUT_AXES)
+    step = jax.jit(jax.shard_map(shard, mesh=mesh, in_specs=(rows,) * 6, out_specs=rows, axis_names=set(ROLLOUT_AXES), check_vma=False))
     b = 4 * shard_count(mesh)
-    shapes = [((b, 300, N, H), P(ROWS, None, "tensor")), *[((b, K, c, H), P(ROWS, "tensor")) for c in (300, 300, 200, 200)]]
+    shapes = [((b, 300, N, H), P(ROLLOUT_AXES, None, "tensor")), *[((b, K, c, H), P(ROLLOUT_AXES, "tensor")) for c in (300, 300, 200, 200)]]
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec)) for shape, spec in shapes]
     return compile_ahead(step, jax.ShapeDtypeStruct((b,), jnp.int32, sharding=NamedSharding(mesh, rows)), *arrays)
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from isojax.config import CellConfig, Config, DataConfig, EvalConfig
-from isojax.evaluate import Counts
-from isojax.told import further_sets, write_samples
+from isojax.evaluate import EvalCounts
+from isojax.told import extra_eval_sets, write_samples
 from isojax.types import EvalPoint, Problem
 
 
 def test_samples_show_response_and_verdict_and_of_a_solution_the_answer_alone(tmp_path: Path) -> None:
     problems = [Problem(0, "2+3=", "5"), Problem(1, "2*3=", "Twice 3.\nThat is <<2*3=6>>6.\n#### 6")]
     task: Any = SimpleNamespace(decode=lambda tokens: "".join(map(str, tokens)))
-    counts = Counts(np.array([1, 0]), [np.array([5]), np.array([4, 2])], np.array([1.0, 0.0]), 2, 2, Counter())
+    counts = EvalCounts(np.array([1, 0]), [np.array([5]), np.array([4, 2])], np.array([1.0, 0.0]), 2, 2, Counter())
     point = EvalPoint(target=64, M=3, rollouts=66, tokens=100, metrics={"avg@1": 0.5})
     for _ in range(2):  # a resumed cell meets its evaluation again, and writes it once
         write_samples(tmp_path / "samples.txt", task, problems, counts, point)
@@ -39,7 +39,7 @@ def test_the_panel_is_a_fixed_choice_of_training_problems_beside_the_users_sets(
     base: Any = SimpleNamespace(training=training, extra={"hard": hard})
 
     def sets(panel: int, seed: int = 0) -> dict[str, list[Problem]]:
-        return further_sets(base, Config(cell=CellConfig(data=DataConfig(seed=seed), eval=EvalConfig(panel=panel))))
+        return extra_eval_sets(base, Config(cell=CellConfig(data=DataConfig(seed=seed), eval=EvalConfig(panel=panel))))
 
     assert sets(0) == {"hard": hard}
     assert list(sets(7)) == ["hard", "panel"] and sets(7)["hard"] == hard

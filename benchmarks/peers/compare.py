@@ -120,8 +120,8 @@ def run(words: list[str]) -> Iterator[dict[str, Any]]:
     threads = str(len(os.sched_getaffinity(0)))
     environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
     environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    if words[0] == sys.executable and huge_pages.helps():
-        environment.setdefault(huge_pages.VARIABLE, huge_pages.VALUE)  # as isojax's own commands do
+    if words[0] == sys.executable and huge_pages.huge_pages_available():
+        environment.setdefault(huge_pages.TUNABLES_VARIABLE, huge_pages.TUNABLES_VALUE)  # as isojax's own commands do
     child = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     for line in child.stdout.splitlines():
         if line.startswith('{"'):  # libraries print too

@@ -7,14 +7,14 @@ import numpy as np
 from child import threads
 
 from isojax import registry
-from isojax.config import FLOAT32, CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.config import FLOAT32_PRECISION, CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
 from isojax.launch import planner
 from isojax.meshes import parse_mesh
 from isojax.models import hf
 from isojax.models.decoder import Decoder
-from isojax.sampling.batch import Problems, make_geometry
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from isojax.sharding import make_mesh, shard_count
-from isojax.tasks.stops import Stops
+from isojax.tasks.stops import StopConditions
 
 
 class Setup:
@@ -22,21 +22,21 @@ class Setup:
     `mesh` means what it does on isojax's command line: data=-1 takes each core for a device, auto all of them for one."""
 
     def __init__(self, model: Path, ids: list[list[int]], n: int, new: int, mesh: str, microbatch: int = 0):
-        config = hf.resolve(ModelConfig(path=str(model)))
+        config = hf.resolve_model(ModelConfig(path=str(model)))
         assert config.vocab is not None
         B_p, length = len(ids), len(ids[0])
         sampling = SamplingConfig(prompt_length=length, response_length=new)
-        self.cell = CellConfig(model=config, sampling=sampling, precision=FLOAT32, rl=RLConfig(learning_rate=1e-6))
-        self.stops = Stops((), None)
+        self.cell = CellConfig(model=config, sampling=sampling, precision=FLOAT32_PRECISION, rl=RLConfig(learning_rate=1e-6))
+        self.stops = StopConditions((), None)
         self.decoder: Decoder = registry.load("models", config.family, "build").build(config, config.vocab)
         jax.config.update("jax_num_cpu_devices", threads())  # as on the command line; the devices share their threads
         self.mesh = make_mesh(parse_mesh(mesh, threads()), jax.devices())
         self.params = hf.load(model, config, self.decoder, self.mesh)
-        chosen = planner.resolve(SweepConfig(B_p=(B_p,), n=(n,), microbatch=microbatch or None), shard_count(self.mesh), self.cell)
-        assert chosen.slots and chosen.microbatch and chosen.prompts
+        chosen = planner.resolve_sweep_sizes(SweepConfig(B_p=(B_p,), n=(n,), microbatch=microbatch or None), shard_count(self.mesh), self.cell)
+        assert chosen.decode_slots and chosen.microbatch and chosen.prefill_batch
         shards = shard_count(self.mesh)
-        self.geometry = make_geometry([(B_p, n)], shards, B_p * n // shards, chosen.microbatch, length, new, min(4, chosen.prompts))
+        self.geometry = make_sampler_shapes([(B_p, n)], shards, B_p * n // shards, chosen.microbatch, length, new, min(4, chosen.prefill_batch))
         rows = self.geometry.problem_rows
         prompts = np.resize(np.array(ids, np.int32), (rows, length))
         numbers = np.arange(rows, dtype=np.int32)
-        self.problems = Problems(prompts, np.full(rows, length, np.int32), np.zeros((rows, 0), np.int32), numbers)
+        self.problems = ProblemArrays(prompts, np.full(rows, length, np.int32), np.zeros((rows, 0), np.int32), numbers)

@@ -28,25 +28,25 @@ def main() -> None:
     import numpy as np
     from isojax_setup import Setup
 
-    from isojax.huge_pages import give_back
-    from isojax.rl.step import build_init, build_train, coefficients
+    from isojax.huge_pages import release_freed_memory
+    from isojax.rl.step import build_init_state, build_train, make_coefficients
 
     ids = child.read_prompts(args.prompts).ids
     rows, mesh = (int(args.variant[2:]), "auto") if args.variant.startswith("m=") else (0, args.variant or "auto")
     setup = Setup(args.model, ids, args.n, args.new, mesh, rows)
     task: Any = Arbitrary(setup.stops)
     train = build_train(setup.cell, setup.decoder, task, setup.geometry, setup.mesh)
-    state = build_init(setup.decoder, setup.mesh)(setup.params)
+    state = build_init_state(setup.decoder, setup.mesh)(setup.params)
     del setup.params
     index = np.arange(setup.geometry.problem_rows, dtype=np.int32)[None]
     scalars = (np.int32(1), np.int32(len(ids)), np.int32(args.n), np.int32(0))
 
-    state, _ = jax.block_until_ready(train(state, {}, setup.problems, index, np.int32(0), *scalars[1:], coefficients(setup.cell.rl)))
-    give_back()  # as a run does when it has compiled
+    state, _ = jax.block_until_ready(train(state, {}, setup.problems, index, np.int32(0), *scalars[1:], make_coefficients(setup.cell.rl)))
+    release_freed_memory()  # as a run does when it has compiled
 
     def step() -> int:
         nonlocal state
-        state, metrics = jax.block_until_ready(train(state, {}, setup.problems, index, *scalars, coefficients(setup.cell.rl)))
+        state, metrics = jax.block_until_ready(train(state, {}, setup.problems, index, *scalars, make_coefficients(setup.cell.rl)))
         tokens = int(metrics["tokens"])
         assert tokens == len(ids) * args.n * args.new and metrics["taught"] == 1 and metrics["not_finite"] == 0, metrics
         return tokens

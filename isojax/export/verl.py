@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from isojax.config import Config
-from isojax.export.words import comments, heading, learning_rate
+from isojax.export.words import yaml_comments, header_lines, learning_rate_line
 from isojax.files import yaml_text
 from isojax.scaling.recommend import Recommendation
 
@@ -20,20 +20,20 @@ HOW_TO_RUN = (
 )
 
 
-def render(chosen: Recommendation, saved: Config | None, fit: Mapping[str, Any]) -> str:
+def render(recommendation: Recommendation, sweep_config: Config | None, fit: Mapping[str, Any]) -> str:
     """The overrides as YAML."""
-    a = chosen.allocation
+    allocation = recommendation.allocation
     overrides = {
         "defaults": ["ppo_trainer", "_self_"],
-        "data": {"train_batch_size": a.B_p},
+        "data": {"train_batch_size": allocation.B_p},
         "algorithm": {"adv_estimator": "grpo"},
-        "actor_rollout_ref": {"rollout": {"n": a.n}, "actor": {"ppo_mini_batch_size": a.B_p, "ppo_epochs": 1}},
-        "trainer": {"total_training_steps": a.M, "total_epochs": a.M},
+        "actor_rollout_ref": {"rollout": {"n": allocation.n}, "actor": {"ppo_mini_batch_size": allocation.B_p, "ppo_epochs": 1}},
+        "trainer": {"total_training_steps": allocation.M, "total_epochs": allocation.M},
     }
     lines = [
-        *heading(chosen, fit),
-        f"{learning_rate(chosen, saved)} The key is actor_rollout_ref.actor.optim.lr.",
-        f"B = {a.B} rollouts an update must be a multiple of the number of GPUs.",
+        *header_lines(recommendation, fit),
+        f"{learning_rate_line(recommendation, sweep_config)} The key is actor_rollout_ref.actor.optim.lr.",
+        f"B = {allocation.B} rollouts an update must be a multiple of the number of GPUs.",
         f"Run, in the folder of this file, NAME.yaml: {HOW_TO_RUN.format(folder='.', name='NAME')}",
     ]
-    return comments(lines) + yaml_text(overrides)
+    return yaml_comments(lines) + yaml_text(overrides)

@@ -17,24 +17,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isojax.config import Config, DataConfig, config_hash
-from isojax.estimators import wilson
+from isojax.estimators import wilson_interval
 from isojax.files import write_text
-from isojax.launch.planner import resolve
+from isojax.launch.planner import resolve_sweep_sizes
 from isojax.launch.site import open_task, resolve_config, start_jax
-from isojax.storage import alone
+from isojax.storage import exclusive_lock
 from isojax.types import InputError, Problem
 
 if TYPE_CHECKING:
     from isojax.tasks.base import Task
 
-LABELS, LABELS_MORE, TABLE, SPLITS = "labels.jsonl", "labels-128.jsonl", "labels.csv", "splits"
-SLOTS = {"cpu": (8, 8)}  # (problems, rollouts a problem) decoded at once, unless sweep.slots and sweep.prompts say otherwise
-MANY = (16, 16)
+LABELS_FILE, EXTRA_LABELS_FILE, TABLE_FILE, SPLITS_FOLDER = "labels.jsonl", "labels-128.jsonl", "labels.csv", "splits"
+DECODE_SHAPES = {"cpu": (8, 8)}  # (problems, rollouts a problem) decoded at once, unless sweep.slots and sweep.prompts say otherwise
+DEFAULT_DECODE_SHAPE = (16, 16)
 
-Tick = Callable[[str, float], None]
+ProgressCallback = Callable[[str, float], None]
 
 
-def label(config: Config, folder: Path, held_out: int, extremely_hard: bool, tick: Tick) -> dict[str, list[Problem]]:
+def label_difficulty(config: Config, folder: Path, held_out: int, extremely_hard: bool, on_progress: ProgressCallback) -> dict[str, list[Problem]]:
     """Label at most `cell.data.candidates` problems by avg@`cell.data.attempts`, and write all that the module says; returns the splits.
 
     Where the config's run labels nothing (attempts 0), the usual 16 attempts are made.
@@ -54,82 +54,82 @@ def label(config: Config, folder: Path, held_out: int, extremely_hard: bool, tic
             f"cell.model.path is not set: `isojax difficulty` labels problems in text with a language model. The task {cell.task} "
             "labels its own problems when it is launched."
         )
-    if (folder / SPLITS).exists():
+    if (folder / SPLITS_FOLDER).exists():
         raise InputError(
-            f"{folder / SPLITS} exists: its problems are labelled already. Read them by cell.task=tfds:{folder / SPLITS}#all, "
+            f"{folder / SPLITS_FOLDER} exists: its problems are labelled already. Read them by cell.task=tfds:{folder / SPLITS_FOLDER}#all, "
             "or choose another folder by --out."
         )
-    from isojax.report.difficulty import draw
-    from isojax.tasks.base import on_device
-    from isojax.tasks.parts import EXTREMELY_HARD, EXTREMELY_HARD_ATTEMPTS, RANGES, divide
-    from isojax.tasks.tfds import package, write_dataset
+    from isojax.report.difficulty import draw_difficulty
+    from isojax.tasks.base import is_on_device
+    from isojax.tasks.parts import EXTREMELY_HARD, EXTREMELY_HARD_ATTEMPTS, DIFFICULTY_RANGES, split_into_parts
+    from isojax.tasks.tfds import import_tfds, write_dataset
 
-    package()  # what is missing is told before hours of labelling, not after
-    with open_task(config) as task, alone(folder):
-        labelled, none_right = _label(jax, config, task, folder, extremely_hard, tick)
-        if not on_device(task):
-            counts = task.failures()
-            for kind, example in task.examples().items():
-                print(f"warning: verifier {kind}, {counts[kind]} in all, each of reward 0; the first: {example}", file=sys.stderr)
-    splits = divide(labelled, none_right, held_out, cell.data.seed)
-    write_text(folder / TABLE, _table(labelled))
-    ranges = {**RANGES, **({EXTREMELY_HARD: (0.0, 0.0)} if extremely_hard else {})}
-    more = {p.id: p for p in none_right}
-    shown = [more.get(p.id, p) for p in labelled]
-    draw([(p.solved, p.attempts) for p in shown], ranges, folder, EXTREMELY_HARD_ATTEMPTS)
-    about = {"model": cell.model.path, "task": cell.task, "temperature": cell.sampling.temperature, "top_p": cell.sampling.top_p}
-    write_dataset(folder / SPLITS, splits, about | {"seed": cell.data.seed, "cell": config_hash(cell)})
+    import_tfds()  # what is missing is told before hours of labelling, not after
+    with open_task(config) as task, exclusive_lock(folder):
+        labelled, unsolved = _label_with_model(jax, config, task, folder, extremely_hard, on_progress)
+        if not is_on_device(task):
+            failure_counts = task.failure_counts()
+            for kind, example in task.failure_examples().items():
+                print(f"warning: verifier {kind}, {failure_counts[kind]} in all, each of reward 0; the first: {example}", file=sys.stderr)
+    splits = split_into_parts(labelled, unsolved, held_out, cell.data.seed)
+    write_text(folder / TABLE_FILE, _labels_csv(labelled))
+    ranges = {**DIFFICULTY_RANGES, **({EXTREMELY_HARD: (0.0, 0.0)} if extremely_hard else {})}
+    unsolved_by_id = {p.id: p for p in unsolved}
+    plotted_problems = [unsolved_by_id.get(p.id, p) for p in labelled]
+    draw_difficulty([(p.solved, p.attempts) for p in plotted_problems], ranges, folder, EXTREMELY_HARD_ATTEMPTS)
+    metadata = {"model": cell.model.path, "task": cell.task, "temperature": cell.sampling.temperature, "top_p": cell.sampling.top_p}
+    write_dataset(folder / SPLITS_FOLDER, splits, metadata | {"seed": cell.data.seed, "cell": config_hash(cell)})
     return splits
 
 
-def _label(jax: Any, config: Config, task: Task, folder: Path, extremely_hard: bool, tick: Tick) -> tuple[list[Problem], list[Problem]]:
+def _label_with_model(jax: Any, config: Config, task: Task, folder: Path, extremely_hard: bool, on_progress: ProgressCallback) -> tuple[list[Problem], list[Problem]]:
     """(the problems labelled by `attempts`, those with none right of 128 labelled by these)."""
-    from isojax.base import Base
-    from isojax.labels import label_key, label_problems
+    from isojax.base import BasePolicy
+    from isojax.labels import compute_label_key, label_problems
     from isojax.meshes import parse_mesh
-    from isojax.models.choice import with_kernels
+    from isojax.models.choice import select_attention
     from isojax.models.tensors import fingerprint
-    from isojax.problems import fit_prompts
+    from isojax.problems import drop_long_prompts
     from isojax.sharding import make_mesh
-    from isojax.tasks.base import on_device
+    from isojax.tasks.base import is_on_device
     from isojax.tasks.parts import EXTREMELY_HARD_ATTEMPTS
     from isojax.train import Programs
 
     cell, seed = config.cell, config.cell.data.seed
-    drawn = task.problems(cell.data.candidates, np.random.default_rng([seed, 0]))
-    problems, notes = fit_prompts(cell, task, drawn, "problems")
+    candidates = task.problems(cell.data.candidates, np.random.default_rng([seed, 0]))
+    problems, notes = drop_long_prompts(cell, task, candidates, "problems")
     for note in notes:
         print(f"warning: {note}", file=sys.stderr)
-    if not on_device(task):
-        task.check(problems)
+    if not is_on_device(task):
+        task.check_problems(problems)
     devices = jax.local_devices()
-    shape = parse_mesh(config.run.mesh, len(devices))
-    pair = SLOTS.get(jax.default_backend(), MANY)
-    sweep = config.sweep.model_copy(update={"B_p": (pair[0],), "n": (pair[1],)})
-    mesh = make_mesh(shape, devices)
-    programs = Programs(cell, with_kernels(cell, resolve(sweep, shape.shards, cell), mesh), [pair], mesh, task)
-    params = Base(folder, cell.model, [], [], {}).params(programs.decoder, programs.mesh)
-    of = label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
+    mesh_shape = parse_mesh(config.run.mesh, len(devices))
+    decode_shape = DECODE_SHAPES.get(jax.default_backend(), DEFAULT_DECODE_SHAPE)
+    sweep = config.sweep.model_copy(update={"B_p": (decode_shape[0],), "n": (decode_shape[1],)})
+    mesh = make_mesh(mesh_shape, devices)
+    programs = Programs(cell, select_attention(cell, resolve_sweep_sizes(sweep, mesh_shape.shards, cell), mesh), [decode_shape], mesh, task)
+    params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder, programs.mesh)
+    label_id = compute_label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
 
-    def labels(name: str, chosen: list[Problem], attempts: int) -> list[Problem]:
-        arrays = programs.problem_set(chosen)
-        return label_problems(folder / name, of, arrays, attempts, seed, programs.labeller, params, tick)
+    def label_subset(file_name: str, problem_subset: list[Problem], attempts: int) -> list[Problem]:
+        arrays = programs.problem_set(problem_subset)
+        return label_problems(folder / file_name, label_id, arrays, attempts, seed, programs.labeller, params, on_progress)
 
-    labelled = labels(LABELS, problems, cell.data.attempts)
-    none = [p for p in labelled if not p.solved]
-    if not extremely_hard or not none:
+    labelled = label_subset(LABELS_FILE, problems, cell.data.attempts)
+    unsolved = [p for p in labelled if not p.solved]
+    if not extremely_hard or not unsolved:
         return labelled, []
-    return labelled, [p for p in labels(LABELS_MORE, none, EXTREMELY_HARD_ATTEMPTS) if not p.solved]
+    return labelled, [p for p in label_subset(EXTRA_LABELS_FILE, unsolved, EXTREMELY_HARD_ATTEMPTS) if not p.solved]
 
 
-def _table(labelled: list[Problem]) -> str:
+def _labels_csv(labelled: list[Problem]) -> str:
     """One row a problem, with the 90% interval of its rate."""
-    from isojax.tasks.parts import part_of
+    from isojax.tasks.parts import difficulty_part
 
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["id", "solved", "attempts", "avg", "low", "high", "part", "prompt"])
     for p in labelled:
-        low, high = wilson(p.solved, p.attempts)
-        writer.writerow([p.id, p.solved, p.attempts, f"{p.difficulty:.4f}", f"{low:.4f}", f"{high:.4f}", part_of(p) or "", p.prompt])
-    return out.getvalue()
+        low, high = wilson_interval(p.solved, p.attempts)
+        writer.writerow([p.id, p.solved, p.attempts, f"{p.difficulty:.4f}", f"{low:.4f}", f"{high:.4f}", difficulty_part(p) or "", p.prompt])
+    return buffer.getvalue()

@@ -14,68 +14,68 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from isojax.config import Config
-from isojax.launch.fitting import Room, size
+from isojax.launch.fitting import DeviceBudget, format_bytes
 from isojax.launch.speed import Forecast
 from isojax.records import INCLUDE_FLAGGED
-from isojax.storage import shown
+from isojax.storage import display_path
 from isojax.types import Cell
-from isojax.types import Progress as CellProgress
+from isojax.types import CellProgress as CellProgress
 
 console = Console(stderr=True)
 
 
 def print_plan(
-    config: Config, cells: list[Cell], folder: Path, devices: str, at_once: int, room: Room, expected: Forecast | None = None
+    config: Config, cells: list[Cell], folder: Path, devices: str, concurrent_cells: int, device_budget: DeviceBudget, forecast: Forecast | None = None
 ) -> None:
     """The sweep in a table; what it takes of a device; and, where that is known, how long."""
-    print_cells(config, cells, folder, expected)
-    grid = config.cell.eval.grid(config.sweep.budget)
+    print_cells(config, cells, folder, forecast)
+    targets = config.cell.eval.evaluation_targets(config.sweep.budget)
     console.print(
-        f"{at_once} at once, {devices}; R = {config.sweep.slots} slots and m = {config.sweep.microbatch} rows a microbatch, "
-        f"g = {config.sweep.prompts} prompts at once on each shard; {len(grid)} evaluations a cell, the last at C = {grid[-1]}"
+        f"{concurrent_cells} at once, {devices}; R = {config.sweep.decode_slots} slots and m = {config.sweep.microbatch} rows a microbatch, "
+        f"g = {config.sweep.prefill_batch} prompts at once on each shard; {len(targets)} evaluations a cell, the last at C = {targets[-1]}"
     )
-    taken = room.takes(config.sweep)
-    parts = ", ".join(f"{name} {size(number)}" for name, number in taken.parts.items() if number)
+    memory = device_budget.estimate(config.sweep)
+    breakdown = ", ".join(f"{name} {format_bytes(number)}" for name, number in memory.breakdown.items() if number)
     console.print(
-        f"memory of a device, the same for every cell: {parts}; {size(taken.sampling)} at the peak of sampling and {size(taken.update)} at "
-        f"the update's, of {size(room.device_memory)}",
+        f"memory of a device, the same for every cell: {breakdown}; {format_bytes(memory.sampling_peak)} at the peak of sampling and {format_bytes(memory.update_peak)} at "
+        f"the update's, of {format_bytes(device_budget.device_memory)}",
         highlight=False,
     )
-    if expected:
-        console.print(f"time: {duration(expected.sweep)} for the sweep, from {expected.source}", highlight=False)
+    if forecast:
+        console.print(f"time: {format_duration(forecast.sweep_seconds)} for the sweep, from {forecast.source}", highlight=False)
 
 
-def print_cells(config: Config, cells: list[Cell], folder: Path, expected: Forecast | None = None) -> None:
+def print_cells(config: Config, cells: list[Cell], folder: Path, forecast: Forecast | None = None) -> None:
     """One row for each (B_p, n)."""
-    last = config.cell.eval.grid(config.sweep.budget)[-1]
-    table = Table(title=f"{config.name}: {len(cells)} cells in {shown(folder)}", title_justify="left")
-    for head in ("B_p", "n", "B", "M", "C", "seeds", *(("rollouts/s", "a cell takes") if expected else ())):
-        table.add_column(head, justify="right")
+    final_target = config.cell.eval.evaluation_targets(config.sweep.budget)[-1]
+    table = Table(title=f"{config.name}: {len(cells)} cells in {display_path(folder)}", title_justify="left")
+    for heading in ("B_p", "n", "B", "M", "C", "seeds", *(("rollouts/s", "a cell takes") if forecast else ())):
+        table.add_column(heading, justify="right")
     for B_p, n in sorted({(c.B_p, c.n) for c in cells}):
-        M = -(-last // (B_p * n))
-        times = (
-            (f"{expected.rates[B_p, n]:,.{0 if expected.rates[B_p, n] >= 10 else 2}f}", duration(expected.seconds[B_p, n]))
-            if expected
+        M = -(-final_target // (B_p * n))
+        time_columns = (
+            (f"{forecast.rollouts_per_second[B_p, n]:,.{0 if forecast.rollouts_per_second[B_p, n] >= 10 else 2}f}", format_duration(forecast.cell_seconds[B_p, n]))
+            if forecast
             else ()
         )
-        table.add_row(*map(str, (B_p, n, B_p * n, M, M * B_p * n, config.sweep.seeds)), *times)
+        table.add_row(*map(str, (B_p, n, B_p * n, M, M * B_p * n, config.sweep.seeds)), *time_columns)
     console.print(table)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds for a person: 2.5 min."""
-    for unit, one in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * one:
-            return f"{seconds / one:,.1f} {unit}"
+    for unit, unit_seconds in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * unit_seconds:
+            return f"{seconds / unit_seconds:,.1f} {unit}"
     return f"{seconds:.1f} s"
 
 
-class Shows(Protocol):
+class ProgressReporter(Protocol):
     """What is told of a sweep while it runs."""
 
-    def step(self, text: str, fraction: float) -> None: ...
+    def show_preparation(self, text: str, fraction: float) -> None: ...
 
-    def failures(self, examples: Mapping[str, str]) -> None: ...
+    def show_verifier_failures(self, examples: Mapping[str, str]) -> None: ...
 
 
 class Display:
@@ -83,104 +83,104 @@ class Display:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._goal: dict[Cell, int] = {}
-        self._done: dict[Cell, int] = {}
-        self._resumed: dict[Cell, int] = {}
-        self._reward: dict[Cell, float] = {}
-        self._tasks: dict[Cell, TaskID] = {}
-        self._ended: set[Cell] = set()
-        self._failures: set[str] = set()
+        self._target_rollouts: dict[Cell, int] = {}
+        self._rollouts_done: dict[Cell, int] = {}
+        self._rollouts_at_resume: dict[Cell, int] = {}
+        self._rewards: dict[Cell, float] = {}
+        self._cell_tasks: dict[Cell, TaskID] = {}
+        self._ended_cells: set[Cell] = set()
+        self._shown_failures: set[str] = set()
         self._lock = threading.Lock()
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
-        self._live = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._base = self._live.add_task("base", total=1.0, note="")
-        self._sweep = self._live.add_task("sweep", total=None, note="")
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._base_task = self._progress.add_task("base", total=1.0, note="")
+        self._sweep_task = self._progress.add_task("sweep", total=None, note="")
 
     def __enter__(self) -> Display:
-        self._live.start()
+        self._progress.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self._live.stop()
+        self._progress.stop()
 
-    def aim(self, goals: Sequence[tuple[Cell, int]]) -> None:
+    def set_targets(self, targets: Sequence[tuple[Cell, int]]) -> None:
         """What is to be trained, each cell up to C rollouts, beside what has been."""
         with self._lock:
-            self._goal |= {cell: -(-self._config.cell.eval.grid(C)[-1] // cell.B) * cell.B for cell, C in goals}
-            self._ended -= {cell for cell, _ in goals}
-            self._live.update(self._sweep, total=sum(self._goal.values()))
+            self._target_rollouts |= {cell: -(-self._config.cell.eval.evaluation_targets(C)[-1] // cell.B) * cell.B for cell, C in targets}
+            self._ended_cells -= {cell for cell, _ in targets}
+            self._progress.update(self._sweep_task, total=sum(self._target_rollouts.values()))
 
-    def step(self, text: str, fraction: float) -> None:
+    def show_preparation(self, text: str, fraction: float) -> None:
         """What is being prepared before the first cell."""
-        self._live.update(self._base, note=text, completed=fraction)
+        self._progress.update(self._base_task, note=text, completed=fraction)
         if not console.is_terminal and (fraction * 10) % 1 < 1e-9:
             console.print(text)
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
 
-    def start(self, cell: Cell) -> None:
+    def start_cell(self, cell: Cell) -> None:
         """A worker took this cell."""
         with self._lock:
-            self._tasks[cell] = self._live.add_task(
-                f"B_p {cell.B_p}, n {cell.n}, seed {cell.seed}", total=self._goal[cell], note="compiling"
+            self._cell_tasks[cell] = self._progress.add_task(
+                f"B_p {cell.B_p}, n {cell.n}, seed {cell.seed}", total=self._target_rollouts[cell], note="compiling"
             )
 
-    def update(self, progress: CellProgress) -> None:
+    def update_cell(self, progress: CellProgress) -> None:
         """News of a cell."""
         cell = progress.cell
         with self._lock:
-            self._resumed.setdefault(cell, progress.rollouts)  # the first news of a cell is where it goes on from
-            self._done[cell] = progress.rollouts
+            self._rollouts_at_resume.setdefault(cell, progress.rollouts)  # the first news of a cell is where it goes on from
+            self._rollouts_done[cell] = progress.rollouts
             if progress.reward is not None:
-                self._reward[cell] = progress.reward
-            note = f"reward {self._reward[cell]:.3f}" if cell in self._reward else ""
-            self._live.update(self._tasks[cell], completed=progress.rollouts, note=note)
-            self._live.update(self._sweep, completed=sum(self._done.values()), note=self._sweep_note())
+                self._rewards[cell] = progress.reward
+            note = f"reward {self._rewards[cell]:.3f}" if cell in self._rewards else ""
+            self._progress.update(self._cell_tasks[cell], completed=progress.rollouts, note=note)
+            self._progress.update(self._sweep_task, completed=sum(self._rollouts_done.values()), note=self._sweep_note())
 
-    def failures(self, examples: Mapping[str, str]) -> None:
+    def show_verifier_failures(self, examples: Mapping[str, str]) -> None:
         """The first failure of each kind that a verifier has met, {kind: what happened}, each shown once."""
         with self._lock:
             for kind, text in examples.items():
-                if kind not in self._failures:
-                    self._failures.add(kind)
-                    said = f"warning: verifier {kind}: {text} (reward 0; the first of its kind, all are counted as verifier_{kind})"
-                    console.print(said, soft_wrap=True, highlight=False, markup=False)
+                if kind not in self._shown_failures:
+                    self._shown_failures.add(kind)
+                    warning = f"warning: verifier {kind}: {text} (reward 0; the first of its kind, all are counted as verifier_{kind})"
+                    console.print(warning, soft_wrap=True, highlight=False, markup=False)
 
-    def flagged(self, cell: Cell, flags: Sequence[str]) -> None:
+    def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
         """What says that a run broke, once it has ended."""
         with self._lock:
             for flag in flags:
-                said = f"warning: cell {cell.name} {flag}. Fits leave it out unless told {INCLUDE_FLAGGED}."
-                console.print(said, soft_wrap=True, highlight=False, markup=False)
+                warning = f"warning: cell {cell.name} {flag}. Fits leave it out unless told {INCLUDE_FLAGGED}."
+                console.print(warning, soft_wrap=True, highlight=False, markup=False)
 
-    def lost(self, cell: Cell, said: str) -> None:
+    def show_lost_cell(self, cell: Cell, reason: str) -> None:
         """A cell at work was lost; it will be taken again."""
         with self._lock:
-            task = self._tasks.pop(cell, None)
+            task = self._cell_tasks.pop(cell, None)
             if task is not None:
-                self._live.remove_task(task)
-            console.print(f"warning: cell {cell.name}: {said}", soft_wrap=True, highlight=False, markup=False)
+                self._progress.remove_task(task)
+            console.print(f"warning: cell {cell.name}: {reason}", soft_wrap=True, highlight=False, markup=False)
 
-    def finish(self, cell: Cell, failed: bool) -> None:
+    def finish_cell(self, cell: Cell, failed: bool) -> None:
         """A cell is done, was done before, or failed."""
         with self._lock:
-            self._ended.add(cell)
-            self._done[cell] = self._goal[cell]
-            if cell not in self._reward:
-                self._resumed[cell] = self._goal[cell]
-            task = self._tasks.pop(cell, None)
+            self._ended_cells.add(cell)
+            self._rollouts_done[cell] = self._target_rollouts[cell]
+            if cell not in self._rewards:
+                self._rollouts_at_resume[cell] = self._target_rollouts[cell]
+            task = self._cell_tasks.pop(cell, None)
             if task is not None:
-                self._live.remove_task(task)
-            self._live.update(self._sweep, completed=sum(self._done.values()), note=self._sweep_note())
+                self._progress.remove_task(task)
+            self._progress.update(self._sweep_task, completed=sum(self._rollouts_done.values()), note=self._sweep_note())
             if not console.is_terminal:
-                what = "failed" if failed else f"reward {self._reward[cell]:.3f}" if cell in self._reward else "done before"
-                console.print(f"cell {cell.name}: {what}; {self._sweep_note()}", highlight=False)
+                outcome = "failed" if failed else f"reward {self._rewards[cell]:.3f}" if cell in self._rewards else "done before"
+                console.print(f"cell {cell.name}: {outcome}; {self._sweep_note()}", highlight=False)
 
     def _sweep_note(self) -> str:
-        new = sum(self._done.values()) - sum(self._resumed.values())
-        rate = new / max(1e-9, time.monotonic() - self._began)
-        finished = f"{len(self._ended)} of {len(self._goal)} cells"
-        if new <= 0:
-            return finished
-        left = (sum(self._goal.values()) - sum(self._done.values())) / rate
-        return f"{finished}, {rate:,.0f} rollouts/s, {left / 60:.1f} min left"
+        new_rollouts = sum(self._rollouts_done.values()) - sum(self._rollouts_at_resume.values())
+        rate = new_rollouts / max(1e-9, time.monotonic() - self._started_at)
+        cells_note = f"{len(self._ended_cells)} of {len(self._target_rollouts)} cells"
+        if new_rollouts <= 0:
+            return cells_note
+        seconds_left = (sum(self._target_rollouts.values()) - sum(self._rollouts_done.values())) / rate
+        return f"{cells_note}, {rate:,.0f} rollouts/s, {seconds_left / 60:.1f} min left"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isojax.config import Config
-from isojax.launch.fitting import GB, Room, host_memory
-from isojax.launch.speed import Forecast, Rates, forecast, from_clocks
-from isojax.launch.speed import work as work_of
+from isojax.launch.fitting import GB, DeviceBudget, host_memory
+from isojax.launch.speed import Forecast, DeviceRates, make_forecast, rates_from_timing
+from isojax.launch.speed import device_workload as device_workload
 from isojax.records import read_runs
 from isojax.types import Cell
 
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
     from isojax.tasks.base import Task
 
 
-def room_of(config: Config, pairs: list[tuple[int, int]], shape: MeshShape, task: Task, at_work: int) -> Room:
+def make_device_budget(config: Config, pairs: list[tuple[int, int]], mesh_shape: MeshShape, task: Task, active_devices: int) -> DeviceBudget:
     """What the sweep has to fit on this machine; `at_work`: devices that work at the same time."""
     import jax
 
     from isojax import hosts
     from isojax.probe import device_memory
-    from isojax.tasks.base import on_device
+    from isojax.tasks.base import is_on_device
 
-    given, cell, machines = config.run.device_memory, config.cell, hosts.everyone(socket.gethostname())
-    here = max(1, at_work * machines.count(socket.gethostname()) // len(machines))  # devices at work that share this machine's memory
-    memory = int(given * GB) if given else min(hosts.everyone(device_memory(jax.local_devices()[0]) or host_memory() // here))
-    return Room(cell, pairs, shape, cell.model.vocab or task.vocab, on_device(task), jax.default_backend(), memory)
+    configured_gb, cell, hostnames = config.run.device_memory, config.cell, hosts.allgather(socket.gethostname())
+    local_active_devices = max(1, active_devices * hostnames.count(socket.gethostname()) // len(hostnames))  # devices at work that share this machine's memory
+    memory = int(configured_gb * GB) if configured_gb else min(hosts.allgather(device_memory(jax.local_devices()[0]) or host_memory() // local_active_devices))
+    return DeviceBudget(cell, pairs, mesh_shape, cell.model.vocab or task.vocab, is_on_device(task), jax.default_backend(), memory)
 
 
-def expect(config: Config, cells: list[Cell], room: Room, at_once: int, folder: Path, devices: list[Any]) -> Forecast:
+def forecast_sweep(config: Config, cells: list[Cell], device_budget: DeviceBudget, concurrent_cells: int, folder: Path, devices: list[Any]) -> Forecast:
     """How long the sweep will take: by its own clocks where cells have run, else by what the devices can do, which takes a second."""
     import jax
 
-    from isojax.probe import rates
+    from isojax.probe import measure_rates
 
-    last, mesh, sweep = config.cell.eval.grid(config.sweep.budget)[-1], room.mesh, config.sweep
+    final_target, mesh, sweep = config.cell.eval.evaluation_targets(config.sweep.budget)[-1], device_budget.mesh, config.sweep
     runs = read_runs([folder], lambda _: None) if any(folder.glob("cells/*/records.jsonl")) else []
-    clocks = from_clocks(runs, room.pairs, mesh.data * mesh.fsdp * mesh.sequence * mesh.tensor)
-    if clocks:
-        return forecast(cells, last, at_once, clocks, None)
-    given = work_of(room.cell, sweep, room.pairs, mesh, room.vocab, room.on_device, room.backend)
-    rows, model = (given.sizes.geometry.slots, given.sizes.t), given.sizes
-    kept = jax.config.values["jax_enable_compilation_cache"]
+    measured_rates = rates_from_timing(runs, device_budget.pairs, mesh.data * mesh.fsdp * mesh.sequence * mesh.tensor)
+    if measured_rates:
+        return make_forecast(cells, final_target, concurrent_cells, measured_rates, None)
+    workload = device_workload(device_budget.cell, sweep, device_budget.pairs, mesh, device_budget.vocab, device_budget.on_device, device_budget.backend)
+    matmul_rows, sizes = (workload.sizes.geometry.slots, workload.sizes.microbatch_tokens), workload.sizes
+    cache_enabled = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)  # a dry run writes nothing
     try:
-        found = rates(devices, rows, model.D, model.F, room.cell.precision.compute)
+        probed_rates = measure_rates(devices, matmul_rows, sizes.D, sizes.F, device_budget.cell.precision.compute)
     finally:
-        jax.config.update("jax_enable_compilation_cache", kept)
-    return forecast(cells, last, at_once, {}, (given, Rates(*found), config.cell.eval.samples))
+        jax.config.update("jax_enable_compilation_cache", cache_enabled)
+    return make_forecast(cells, final_target, concurrent_cells, {}, (workload, DeviceRates(*probed_rates), config.cell.eval.samples))

@@ -11,21 +11,21 @@ from dataclasses import asdict
 from pathlib import Path
 
 from isojax.files import write_text
-from isojax.records import HEALTH, read_run
-from isojax.scaling.health import health
+from isojax.records import HEALTH_FILE, read_run
+from isojax.scaling.health import health_flags
 from isojax.types import Cell, InputError
 
 
-def judge(folder: Path, cell: Cell, tell: Callable[[Cell, list[str]], None]) -> None:
+def write_health(folder: Path, cell: Cell, on_flags: Callable[[Cell, list[str]], None]) -> None:
     """Write `folder`/health.json and tell what it says; nothing for a run that broke before its first evaluation, whose error says why."""
     try:
         run = read_run(folder)
     except InputError:
         return
-    flags = health(run)
-    found = {"cell": cell.name, "C": run.points[-1].rollouts, "flags": [asdict(flag) for flag in flags]}
-    text = json.dumps(found, indent=1) + "\n"
-    path = folder / HEALTH
+    flags = health_flags(run)
+    document = {"cell": cell.name, "C": run.points[-1].rollouts, "flags": [asdict(flag) for flag in flags]}
+    text = json.dumps(document, indent=1) + "\n"
+    path = folder / HEALTH_FILE
     if not path.exists() or path.read_text() != text:
         write_text(path, text)
-    tell(cell, [str(flag) for flag in flags])
+    on_flags(cell, [str(flag) for flag in flags])

@@ -13,17 +13,17 @@ from typing import Any
 from isojax import stopping
 from isojax.config import Config
 from isojax.launch.display import Display, console, print_plan
-from isojax.launch.forecast import expect
-from isojax.launch.gang import ALONE, Gang, check_shared, together
-from isojax.launch.planner import plan
-from isojax.launch.rounds import rounds
-from isojax.launch.site import Site, opened, start_jax
-from isojax.launch.workers import raise_failures, tell_failures, work
-from isojax.storage import alone
+from isojax.launch.forecast import forecast_sweep
+from isojax.launch.gang import SINGLE_PROCESS, ProcessGroup, check_shared_folder, join_processes
+from isojax.launch.planner import plan_cells
+from isojax.launch.rounds import training_rounds
+from isojax.launch.site import SweepSetup, open_sweep, start_jax
+from isojax.launch.workers import raise_cell_failures, report_verifier_failures, train_cells
+from isojax.storage import exclusive_lock
 from isojax.types import Cell, InputError
 
 
-def launch(config: Config, resume: bool, dry_run: bool, gang: Gang = ALONE) -> Path | None:
+def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path | None:
     """Run every cell of the sweep that is not finished; returns the sweep's folder, runs/<name>, or nothing in a process of several that
     only helps: process 0 fits and reports.
 
@@ -32,59 +32,59 @@ def launch(config: Config, resume: bool, dry_run: bool, gang: Gang = ALONE) -> P
             grid is over B_max.
         RunFailed: after all other cells are done, naming the cells that failed.
     """
-    cells = plan(config.sweep)
+    cells = plan_cells(config.sweep)
     jax = start_jax(config)
-    with together(gang):
+    with join_processes(process_group):
         from isojax import hosts
 
-        console.quiet = not hosts.writes()
+        console.quiet = not hosts.is_primary()
         folder = _launch(jax, config, cells, resume, dry_run)
-        return folder if hosts.writes() else None
+        return folder if hosts.is_primary() else None
 
 
 def _launch(jax: Any, config: Config, cells: list[Cell], resume: bool, dry_run: bool) -> Path:
     """`launch`, in each of its processes."""
     from isojax import hosts
 
-    with opened(jax, config, cells, resume or dry_run) as site:
-        at_once, folder = len(site.programs), site.folder
-        expected = expect(site.config, cells, site.room, at_once, folder, site.devices) if dry_run else None
-        print_plan(site.config, cells, folder, site.here, at_once, site.room, expected)
+    with open_sweep(jax, config, cells, resume or dry_run) as setup:
+        concurrent_cells, folder = len(setup.programs), setup.folder
+        forecast = forecast_sweep(setup.config, cells, setup.device_budget, concurrent_cells, folder, setup.devices) if dry_run else None
+        print_plan(setup.config, cells, folder, setup.device_description, concurrent_cells, setup.device_budget, forecast)
         if not dry_run:
-            with alone(folder) if hosts.writes() else nullcontext():
-                check_shared(folder)
-                run_cells(site)
+            with exclusive_lock(folder) if hosts.is_primary() else nullcontext():
+                check_shared_folder(folder)
+                run_cells(setup)
     return folder
 
 
-def train(config: Config, resume: bool, gang: Gang = ALONE) -> Path | None:
+def train(config: Config, resume: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path | None:
     """One run: a config whose sweep is a single cell; returns its folder, runs/<name>.
 
     Raises:
         InputError: as `launch`, and where the sweep has more than one cell.
     """
-    cells = plan(config.sweep)
+    cells = plan_cells(config.sweep)
     if len(cells) > 1:
-        a = cells[0]
+        first_cell = cells[0]
         raise InputError(
             f"this config holds {len(cells)} cells and `isojax train` runs one; choose it, for example by "
-            f"sweep.B_p=[{a.B_p}] sweep.n=[{a.n}] sweep.seeds=1, or run them all by `isojax launch`."
+            f"sweep.B_p=[{first_cell.B_p}] sweep.n=[{first_cell.n}] sweep.seeds=1, or run them all by `isojax launch`."
         )
-    return launch(config, resume, dry_run=False, gang=gang)
+    return launch(config, resume, dry_run=False, process_group=process_group)
 
 
-def run_cells(site: Site) -> None:
+def run_cells(setup: SweepSetup) -> None:
     """The base policy, then all cells."""
     from isojax import hosts
 
-    config, cells = site.config, site.cells
+    config, cells = setup.config, setup.cells
     with Display(config) as display:
-        base, failed = site.prepare(display), []
-        todo = rounds(config, cells, site.folder, failed)
-        with stopping.heeding_sigterm():  # between two rounds too
-            while goals := hosts.by_first(lambda: next(todo, [])):
-                failed += work(site, base, goals, display)
-                tell_failures(display, site.task)
-                if failed and hosts.several():
+        base_policy, failures = setup.prepare(display), []
+        round_iterator = training_rounds(config, cells, setup.folder, failures)
+        with stopping.handle_sigterm():  # between two rounds too
+            while targets := hosts.run_on_primary(lambda: next(round_iterator, [])):
+                failures += train_cells(setup, base_policy, targets, display)
+                report_verifier_failures(display, setup.task)
+                if failures and hosts.is_multiprocess():
                     break  # the processes may be at different places
-    raise_failures(failed, len(cells), site.folder)
+    raise_cell_failures(failures, len(cells), setup.folder)

@@ -17,76 +17,76 @@ from pathlib import Path
 
 from isojax import stopping
 from isojax.config import Config
-from isojax.launch.gang import Gang, together
-from isojax.launch.rounds import Goal
-from isojax.launch.workers import tell_failures
-from isojax.stopping import Stopped
-from isojax.storage import Busy, alone, folder_of, fresh, is_url, working
-from isojax.types import Cell, InputError, Progress, RunFailed
+from isojax.launch.gang import ProcessGroup, join_processes
+from isojax.launch.rounds import CellTarget
+from isojax.launch.workers import report_verifier_failures
+from isojax.stopping import Preempted
+from isojax.storage import FolderLocked, exclusive_lock, working_folder, refresh, is_url, remote_workspace
+from isojax.types import Cell, InputError, CellProgress, RunFailed
 
-TOKEN = ".sweep"  # a file that only who sees the driver's folder can read
-DEVICES = "--xla_force_host_platform_device_count"
-LOCKED = 150.0  # seconds in which the process that had a cell before is gone, and what an NFS server kept for it
-WELL, STOPPED, BROKEN, REFUSED, LOST = "well", "stopped", "broken", "refused", "lost"
+TOKEN_FILE = ".sweep"  # a file that only who sees the driver's folder can read
+DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+LOCK_TIMEOUT = 150.0  # seconds in which the process that had a cell before is gone, and what an NFS server kept for it
+FINISHED, PREEMPTED, CELL_FAILED, INPUT_REFUSED, WORKER_LOST = "well", "stopped", "broken", "refused", "lost"
 
 
 @dataclass
-class News:
+class StatusUpdate:
     """What has become known since the last time: of the base policy's making, of the cell at work, of the verifier's failures."""
 
-    step: tuple[str, float] | None = None
-    progress: Progress | None = None
-    failures: dict[str, str] = field(default_factory=dict)
+    preparation: tuple[str, float] | None = None
+    progress: CellProgress | None = None
+    verifier_failures: dict[str, str] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
 
 
-class Teller:
+class StatusCollector:
     """Takes what display.Display shows, for somebody else to show."""
 
     def __init__(self) -> None:
-        self.news = News()
+        self.pending = StatusUpdate()
 
-    def step(self, text: str, fraction: float) -> None:
-        self.news.step = text, fraction
+    def show_preparation(self, text: str, fraction: float) -> None:
+        self.pending.preparation = text, fraction
 
-    def failures(self, examples: Mapping[str, str]) -> None:
-        self.news.failures |= examples
+    def show_verifier_failures(self, examples: Mapping[str, str]) -> None:
+        self.pending.verifier_failures |= examples
 
-    def update(self, progress: Progress) -> None:
-        self.news.progress = progress
+    def update_cell(self, progress: CellProgress) -> None:
+        self.pending.progress = progress
 
-    def flagged(self, cell: Cell, flags: Sequence[str]) -> None:
-        self.news.flags += flags
+    def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
+        self.pending.flags += flags
 
-    def take(self) -> News:
+    def drain(self) -> StatusUpdate:
         """What there is, once."""
-        taken, self.news = self.news, News()
-        return taken
+        status_update, self.pending = self.pending, StatusUpdate()
+        return status_update
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallResult:
     """How a call has ended: WELL, STOPPED (its state is saved), BROKEN (the cell's own fault, which it would meet again), REFUSED (the
     user's), or LOST (this process is of no more use)."""
 
-    kind: str = WELL
-    said: str = ""
+    kind: str = FINISHED
+    message: str = ""
 
 
-class Member:
+class RayWorker:
     """One process of a gang."""
 
-    def __init__(self, folder: str, log: str):
+    def __init__(self, folder: str, log_file: str):
         """`folder`: where the sweep was started. `log`: the file that what this process prints is appended to."""
         if Path(folder).is_dir():
             os.chdir(folder)  # where relative paths begin
         sys.path.insert(0, "")  # where a fork's modules are found (cli.py)
-        Path(log).parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "a") as file:
+        Path(log_file).parent.mkdir(parents=True, exist_ok=True)
+        with open(log_file, "a") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
-        self._teller, self._ending, self._name = Teller(), ExitStack(), Path(log).stem
+        self._status, self._exit_stack, self._worker_name = StatusCollector(), ExitStack(), Path(log_file).stem
 
     def host(self) -> str:
         """This node, as others of the cluster reach it."""
@@ -96,76 +96,76 @@ class Member:
 
     def address(self) -> str:
         """HOST:PORT with a port that is free here, for the processes to meet."""
-        with socket.create_server(("", 0)) as free:
-            return f"{self.host()}:{free.getsockname()[1]}"
+        with socket.create_server(("", 0)) as free_socket:
+            return f"{self.host()}:{free_socket.getsockname()[1]}"
 
-    def open(self, config: Config, cells: list[Cell], token: str, devices: int | None, gang: Gang) -> Outcome:
+    def open(self, config: Config, cells: list[Cell], token: str, cpu_devices: int | None, process_group: ProcessGroup) -> CallResult:
         """Join the others and make the sweep ready, as far as that was not done before. `devices`: how many a CPU simulates."""
         try:
-            self._ending.enter_context(working(config.run.dir, config.name, gang.several, cell=self._name))
-            folder = folder_of(config.run.dir, config.name)
-            if not is_url(config.run.dir) and (not (folder / TOKEN).exists() or (folder / TOKEN).read_text() != token):
+            self._exit_stack.enter_context(remote_workspace(config.run.dir, config.name, process_group.is_multi_process, cell_name=self._worker_name))
+            folder = working_folder(config.run.dir, config.name)
+            if not is_url(config.run.dir) and (not (folder / TOKEN_FILE).exists() or (folder / TOKEN_FILE).read_text() != token):
                 raise InputError(
                     f"run.dir: the node {self.host()} does not see {folder} as the driver does; expected a folder that all nodes share "
                     "(NFS, a mounted bucket). Choose one by run.dir=FOLDER."
                 )
-            if devices is not None:
+            if cpu_devices is not None:
                 os.environ["JAX_PLATFORMS"] = "cpu"  # of its cores alone, whatever else the node has
-                words = [word for word in os.environ.get("XLA_FLAGS", "").split() if not word.startswith(DEVICES)]
-                os.environ["XLA_FLAGS"] = " ".join([*words, f"{DEVICES}={devices}"])
-            from isojax.launch.site import opened, start_jax
+                xla_flags = [word for word in os.environ.get("XLA_FLAGS", "").split() if not word.startswith(DEVICE_COUNT_FLAG)]
+                os.environ["XLA_FLAGS"] = " ".join([*xla_flags, f"{DEVICE_COUNT_FLAG}={cpu_devices}"])
+            from isojax.launch.site import open_sweep, start_jax
 
             jax = start_jax(config)
-            self._ending.enter_context(together(gang))
-            self._site = self._ending.enter_context(opened(jax, config, cells, resume=True))
-            self._base = self._site.prepare(self._teller)
+            self._exit_stack.enter_context(join_processes(process_group))
+            self._setup = self._exit_stack.enter_context(open_sweep(jax, config, cells, resume=True))
+            self._base_policy = self._setup.prepare(self._status)
         except InputError as e:
-            return Outcome(REFUSED, str(e))
-        return Outcome()
+            return CallResult(INPUT_REFUSED, str(e))
+        return CallResult()
 
-    def train(self, goal: Goal) -> Outcome:
+    def train(self, target: CellTarget) -> CallResult:
         """Train a cell up to its goal, from where it stands."""
         from isojax import hosts
-        from isojax.launch.workers import one_cell
+        from isojax.launch.workers import train_cell
 
-        site, cell = self._site, goal.cell
-        fresh(site.folder, cell.name)
+        setup, cell = self._setup, target.cell
+        refresh(setup.folder, cell.name)
 
-        def report(progress: Progress) -> None:
-            self._teller.update(progress)
-            tell_failures(self._teller, site.task)
+        def report(progress: CellProgress) -> None:
+            self._status.update_cell(progress)
+            report_verifier_failures(self._status, setup.task)
 
-        with ExitStack() as held:
-            if hosts.writes():
-                last = time.monotonic() + LOCKED
+        with ExitStack() as stack:
+            if hosts.is_primary():
+                deadline = time.monotonic() + LOCK_TIMEOUT
                 while True:
                     try:
-                        held.enter_context(alone(site.folder / "cells" / cell.name))
+                        stack.enter_context(exclusive_lock(setup.folder / "cells" / cell.name))
                         break
-                    except Busy:
-                        if time.monotonic() > last:
-                            return Outcome(LOST, f"another process still writes to {site.folder / 'cells' / cell.name}")
+                    except FolderLocked:
+                        if time.monotonic() > deadline:
+                            return CallResult(WORKER_LOST, f"another process still writes to {setup.folder / 'cells' / cell.name}")
                         time.sleep(0.5)
                     except InputError as e:
-                        return Outcome(BROKEN, str(e))
+                        return CallResult(CELL_FAILED, str(e))
             try:
-                error = one_cell(site, site.programs[0], self._base, goal, report, self._teller.flagged)
-            except Stopped as e:
-                return Outcome(STOPPED, str(e))
+                error = train_cell(setup, setup.programs[0], self._base_policy, target, report, self._status.show_flags)
+            except Preempted as e:
+                return CallResult(PREEMPTED, str(e))
         if error is None:
-            return Outcome()
+            return CallResult()
         print(f"{cell.name}: {type(error).__name__}: {error}", file=sys.stderr)
-        own = isinstance(error, (FloatingPointError, InputError, RunFailed))
-        return Outcome(BROKEN if own else LOST, str(error) or type(error).__name__)
+        is_cell_failure = isinstance(error, (FloatingPointError, InputError, RunFailed))
+        return CallResult(CELL_FAILED if is_cell_failure else WORKER_LOST, str(error) or type(error).__name__)
 
-    def news(self) -> News:
+    def news(self) -> StatusUpdate:
         """What has become known since the last call."""
-        return self._teller.take()
+        return self._status.drain()
 
     def stop(self) -> None:
         """The cell at work is to save its state and end."""
-        stopping.ask()
+        stopping.request_preemption()
 
     def close(self) -> None:
         """Parts from the others; ends the verifier."""
-        self._ending.close()
+        self._exit_stack.close()

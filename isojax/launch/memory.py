@@ -16,95 +16,95 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from isojax.config import CellConfig, SweepConfig
-from isojax.geometry import LAST_APART, make_geometry, vocabulary_block
-from isojax.launch.sizes import FLOAT, MeshSizes, Sizes
+from isojax.geometry import SEPARATE_LAST_LAYER_COUNTS, make_sampler_shapes, vocabulary_block
+from isojax.launch.sizes import FLOAT_BYTES, MeshSizes, DeviceSizes
 
-PLAIN_LOGITS = 2**22  # logits of a microbatch up to which they are held whole (rl/logprobs.py)
-KEPT_LOGITS = 2**25  # up to which blocks keep theirs for the gradient
-NARROWEST, WIDTHS = 16, 4  # of microbatches (rl/packing.py)
-UPDATES_A_CALL = 64  # of a program that verifies on device (rl/step.py)
-TRAINING_PROBLEMS = 1000
+MAX_WHOLE_LOGITS = 2**22  # logits of a microbatch up to which they are held whole (rl/logprobs.py)
+MAX_SAVED_LOGITS = 2**25  # up to which blocks keep theirs for the gradient
+MIN_BUCKET_WIDTH, MAX_BUCKETS = 16, 4  # of microbatches (rl/packing.py)
+UPDATES_PER_CALL = 64  # of a program that verifies on device (rl/step.py)
+ASSUMED_TRAINING_PROBLEMS = 1000
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEstimate:
     """Bytes of one device. `parts`: what they are for; `programs`: what each compiled program must be given; `sampling`, `update`: the most
     at once in either half of an update, with all that a run holds."""
 
-    parts: dict[str, int]
-    programs: dict[str, int]
-    sampling: int
-    update: int
+    breakdown: dict[str, int]
+    program_bytes: dict[str, int]
+    sampling_peak: int
+    update_peak: int
 
     @property
     def peak(self) -> int:
         """The most at once."""
-        return max(self.sampling, self.update)
+        return max(self.sampling_peak, self.update_peak)
 
 
-def keys_and_values(s: Sizes, rows: int, positions: int, size: int) -> int:
+def kv_bytes(s: DeviceSizes, rows: int, positions: int, itemsize: int) -> int:
     """Bytes of the keys and values of so many positions, `size` bytes a number, in all layers; of int8 ones their scales too."""
-    scales = FLOAT if size == 1 else 0
-    return 2 * s.L * rows * s.K * positions * (s.H * size + scales)
+    scales = FLOAT_BYTES if itemsize == 1 else 0
+    return 2 * s.L * rows * s.K * positions * (s.H * itemsize + scales)
 
 
-def cache(s: Sizes) -> int:
+def kv_cache_bytes(s: DeviceSizes) -> int:
     """Bytes of the sampler's keys and values: of the slots, and of the table of prompts."""
     geometry = s.geometry
-    p, T, lanes = s.prefix, geometry.response_length, geometry.slots // geometry.width
-    table = keys_and_values(s, geometry.prefixes, p, s.cache)
-    if not s.apart:
-        return table + keys_and_values(s, geometry.slots, p + T, s.cache)
-    return table + keys_and_values(s, geometry.slots, T, s.cache) + keys_and_values(s, lanes, p, s.cache)
+    prompt_positions, T, prefix_groups = s.prompt_positions, geometry.response_length, geometry.slots // geometry.slots_per_prefix
+    prompt_table = kv_bytes(s, geometry.prefix_entries, prompt_positions, s.cache_itemsize)
+    if not s.separate_prompt_cache:
+        return prompt_table + kv_bytes(s, geometry.slots, prompt_positions + T, s.cache_itemsize)
+    return prompt_table + kv_bytes(s, geometry.slots, T, s.cache_itemsize) + kv_bytes(s, prefix_groups, prompt_positions, s.cache_itemsize)
 
 
-def kept(s: Sizes, tokens: int, keys: int, parts: int) -> int:
+def saved_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts: int) -> int:
     """Bytes that a layer keeps for its gradient (models/decoder.py): of so many tokens, each of which attends to `keys` positions.
 
     Its input and the output projection (2 D); queries, and the mixed values of each part of its keys (N H each); keys and values (2 K H);
     both halves of the MLP (2 F); scores in float32. Where the layer is computed again: its input.
     """
     if s.remat:
-        return s.compute * tokens * s.D
-    numbers = 2 * s.D + (s.N + parts * s.attending) * s.H + 2 * s.K * s.H + 2 * s.F
-    return s.compute * tokens * numbers + FLOAT * s.attending * tokens * keys
+        return s.compute_itemsize * tokens * s.D
+    values_per_token = 2 * s.D + (s.N + key_parts * s.attention_heads) * s.H + 2 * s.K * s.H + 2 * s.F
+    return s.compute_itemsize * tokens * values_per_token + FLOAT_BYTES * s.attention_heads * tokens * key_positions
 
 
-def prompts_kept(s: Sizes) -> int:
+def prompt_activations(s: DeviceSizes) -> int:
     """Bytes kept for the gradient of a block of prompts, in all layers that it goes back through."""
-    layers = s.L - 1 if s.L in LAST_APART else s.L
-    copied = s.compute * layers * s.layer // s.ways if s.L in LAST_APART else 0
-    return copied + layers * kept(s, s.p, s.geometry.prompt_length, 1)
+    layers = s.L - 1 if s.L in SEPARATE_LAST_LAYER_COUNTS else s.L
+    copied_weights = s.compute_itemsize * layers * s.layer_params // s.fsdp_shards if s.L in SEPARATE_LAST_LAYER_COUNTS else 0
+    return copied_weights + layers * saved_activations(s, s.prefill_tokens, s.geometry.prompt_length, 1)
 
 
-def responses_kept(s: Sizes) -> int:
+def response_activations(s: DeviceSizes) -> int:
     """Bytes kept for the gradient of a microbatch, in all layers."""
-    return s.L * kept(s, s.t, s.keys, 2)
+    return s.L * saved_activations(s, s.microbatch_tokens, s.key_positions, 2)
 
 
-def layer_backwards(s: Sizes, tokens: int, keys: int, parts: int) -> int:
+def layer_backward_bytes(s: DeviceSizes, tokens: int, key_positions: int, key_parts: int) -> int:
     """Bytes at work while a layer is differentiated, beside what it has kept.
 
     Of the MLP the product of its halves and the gradients (4 F), or of attention the weights and their gradient, which come after it; what
     goes between products (XLA lays few of these on each other). Where the layer is computed again, what it would have kept.
     """
-    mlp, scores = 4 * s.compute * tokens * s.F, FLOAT * s.attending * tokens * keys
-    of_width, of_heads = (7, 4) if s.remat else (8, 6)
-    between = s.compute * tokens * (of_width * s.D + of_heads * s.attending * s.H)
-    again = kept(replace(s, remat=False), tokens, keys, parts) - kept(s, tokens, keys, parts)
-    return again + between + max(mlp, 2 * scores)
+    mlp_bytes, score_bytes = 4 * s.compute_itemsize * tokens * s.F, FLOAT_BYTES * s.attention_heads * tokens * key_positions
+    width_factor, heads_factor = (7, 4) if s.remat else (8, 6)
+    intermediates = s.compute_itemsize * tokens * (width_factor * s.D + heads_factor * s.attention_heads * s.H)
+    recomputed = saved_activations(replace(s, remat=False), tokens, key_positions, key_parts) - saved_activations(s, tokens, key_positions, key_parts)
+    return recomputed + intermediates + max(mlp_bytes, 2 * score_bytes)
 
 
-def logits(s: Sizes) -> int:
+def logits_bytes(s: DeviceSizes) -> int:
     """Bytes of the logits of a microbatch, as often as they are held, at the width that takes most: narrow microbatches hold them whole
     where wide ones do not (rl/packing.py)."""
     widths = {s.geometry.response_length}
-    while len(widths) < WIDTHS and min(widths) % 2 == 0 and min(widths) // 2 >= NARROWEST:
+    while len(widths) < MAX_BUCKETS and min(widths) % 2 == 0 and min(widths) // 2 >= MIN_BUCKET_WIDTH:
         widths.add(min(widths) // 2)
-    return max(_logits(s, width, len(widths) > 1) for width in widths)
+    return max(_logits_bytes_at_width(s, width, len(widths) > 1) for width in widths)
 
 
-def _logits(s: Sizes, width: int, branches: bool) -> int:
+def _logits_bytes_at_width(s: DeviceSizes, width: int, has_width_branches: bool) -> int:
     """Of responses of so many tokens: logits, log-probabilities, probabilities, their gradient; the reference's; a nucleus's ranks, and its
     log-probabilities where the entropy has no gradient.
 
@@ -114,71 +114,71 @@ def _logits(s: Sizes, width: int, branches: bool) -> int:
     that they are kept.
     """
     m = s.geometry.microbatch
-    tokens, rows = m * width, min(m, s.geometry.prompts) + m * (width - 1)
-    policies = 1 + (s.reference > 0)
-    nucleus = 0 if s.cell.sampling.top_p == 1 else 1 if s.cell.rl.entropy else 2
-    if nucleus or s.mesh.tensor > 1 or tokens * s.vocab <= PLAIN_LOGITS:
-        return FLOAT * tokens * s.V * (3 + policies + nucleus)
+    tokens, logit_rows = m * width, min(m, s.geometry.prefill_batch) + m * (width - 1)
+    num_policies = 1 + (s.reference_bytes > 0)
+    nucleus_copies = 0 if s.cell.sampling.top_p == 1 else 1 if s.cell.rl.entropy else 2
+    if nucleus_copies or s.mesh.tensor > 1 or tokens * s.vocab <= MAX_WHOLE_LOGITS:
+        return FLOAT_BYTES * tokens * s.V * (3 + num_policies + nucleus_copies)
     block = vocabulary_block(s.vocab)
-    held = (2 * policies + branches) * s.vocab if block == s.vocab else 2 * block + 2 * (s.vocab % block) * policies
-    whole = s.vocab if rows * s.vocab <= KEPT_LOGITS else 0
-    return FLOAT * (rows * (held + whole + 2 * s.D) + m * block) + s.compute * s.table
+    block_logits = (2 * num_policies + has_width_branches) * s.vocab if block == s.vocab else 2 * block + 2 * (s.vocab % block) * num_policies
+    saved_logits = s.vocab if logit_rows * s.vocab <= MAX_SAVED_LOGITS else 0
+    return FLOAT_BYTES * (logit_rows * (block_logits + saved_logits + 2 * s.D) + m * block) + s.compute_itemsize * s.embedding_params
 
 
-def update(s: Sizes) -> int:
+def update_bytes(s: DeviceSizes) -> int:
     """Bytes beside what is always there, at the update's peak."""
-    policies = 1 + (s.reference > 0)
-    gathered = s.compute * (s.layer + policies * s.table) if s.ways > 1 else 0  # each weight where it is used; of the embedding, rows alone
-    cast = 0 if s.compute == FLOAT else s.compute * s.numbers // s.ways * policies
-    of_prompts = s.compute * (s.L - 1) * s.layer // s.ways if s.L in LAST_APART else 0
-    one_pass = s.geometry.one_pass(s.L, s.mesh.sequence > 1)
-    keys_values = 0 if one_pass else 2 * s.L * s.p * s.K * s.H  # of all layers at once
-    of_prefix = s.compute * keys_values * policies
+    num_policies = 1 + (s.reference_bytes > 0)
+    gathered_weights = s.compute_itemsize * (s.layer_params + num_policies * s.embedding_params) if s.fsdp_shards > 1 else 0  # each weight where it is used; of the embedding, rows alone
+    cast_weights = 0 if s.compute_itemsize == FLOAT_BYTES else s.compute_itemsize * s.num_params // s.fsdp_shards * num_policies
+    prompt_layer_weights = s.compute_itemsize * (s.L - 1) * s.layer_params // s.fsdp_shards if s.L in SEPARATE_LAST_LAYER_COUNTS else 0
+    one_pass = s.geometry.joint_forward(s.L, s.mesh.sequence > 1)
+    prefix_kv_values = 0 if one_pass else 2 * s.L * s.prefill_tokens * s.K * s.H  # of all layers at once
+    prefix_kv = s.compute_itemsize * prefix_kv_values * num_policies
     # Hidden states after the layers, alone and joined to those of prompts, and their gradient.
-    hidden = (2 * policies + 1) * s.compute * s.geometry.microbatch * s.geometry.response_length * s.D
-    dealt = s.rollouts if s.geometry.shards > 1 else 0  # in the order of problems, from the shards that sampled them
-    held = gathered + cast + dealt + s.stored + of_prompts + prompts_kept(s) + FLOAT * keys_values  # and the sum of its gradient
-    table = s.compute * s.table // s.ways
-    micro = responses_kept(s)
-    of_responses, of_block = layer_backwards(s, s.t, s.keys, 2), layer_backwards(s, s.p, s.geometry.prompt_length, 1)
-    moments = (
-        held + of_prefix + micro + hidden + logits(s),
-        held + of_prefix + micro + hidden + table + of_responses + (of_block if one_pass else 0),
-        held + of_prefix + 2 * table,
-        held + (of_prefix if s.reference else 0) + s.tables * table + of_block,
+    hidden_states = (2 * num_policies + 1) * s.compute_itemsize * s.geometry.microbatch * s.geometry.response_length * s.D
+    reordered_rollouts = s.rollout_bytes if s.geometry.shards > 1 else 0  # in the order of problems, from the shards that sampled them
+    resident = gathered_weights + cast_weights + reordered_rollouts + s.param_bytes + prompt_layer_weights + prompt_activations(s) + FLOAT_BYTES * prefix_kv_values  # and the sum of its gradient
+    table_bytes = s.compute_itemsize * s.embedding_params // s.fsdp_shards
+    microbatch_activations = response_activations(s)
+    response_backward, prompt_backward = layer_backward_bytes(s, s.microbatch_tokens, s.key_positions, 2), layer_backward_bytes(s, s.prefill_tokens, s.geometry.prompt_length, 1)
+    candidate_peaks = (
+        resident + prefix_kv + microbatch_activations + hidden_states + logits_bytes(s),
+        resident + prefix_kv + microbatch_activations + hidden_states + table_bytes + response_backward + (prompt_backward if one_pass else 0),
+        resident + prefix_kv + 2 * table_bytes,
+        resident + (prefix_kv if s.reference_bytes else 0) + s.num_embeddings * table_bytes + prompt_backward,
     )
-    of_policy = s.stored if s.critic else 0  # the policy's gradient, which waits for the critic's
-    return max(of_policy + max(moments), 2 * s.stored + gathered)
+    waiting_policy_gradient = s.param_bytes if s.critic_bytes else 0  # the policy's gradient, which waits for the critic's
+    return max(waiting_policy_gradient + max(candidate_peaks), 2 * s.param_bytes + gathered_weights)
 
 
-def sampling_weights(s: Sizes) -> int:
+def sampling_weight_bytes(s: DeviceSizes) -> int:
     """Bytes of the weights that the sampler reads, beside the run's own: gathered and cast as a whole, and each layer's apart; an
     unembedding's transpose, where slots are few."""
-    own = s.compute == FLOAT and s.stored == FLOAT * s.numbers  # nothing to gather or cast
-    apart = s.L * s.layer + (s.tables - 1) * s.table * s.geometry.few
-    return (0 if own else s.compute * s.numbers) + (s.compute * apart if s.unrolled else 0)
+    reads_stored_weights = s.compute_itemsize == FLOAT_BYTES and s.param_bytes == FLOAT_BYTES * s.num_params  # nothing to gather or cast
+    per_layer_copies = s.L * s.layer_params + (s.num_embeddings - 1) * s.embedding_params * s.geometry.transpose_weights
+    return (0 if reads_stored_weights else s.compute_itemsize * s.num_params) + (s.compute_itemsize * per_layer_copies if s.unrolled_layers else 0)
 
 
-def sampling(s: Sizes) -> int:
+def sampling_work_bytes(s: DeviceSizes) -> int:
     """Bytes at work while sampling, beside weights, cache and slots: a block of prompts, or a step and the draw from its logits."""
     geometry = s.geometry
-    prefill = keys_and_values(s, geometry.prompts, s.prefix, s.compute)
-    scores = FLOAT * s.attending * s.p * geometry.prompt_length
-    block = s.compute * s.p * 2 * s.D + max(s.compute * s.p * 2 * s.F, 2 * scores)  # attention, then the MLP
-    cut = s.compute * (s.L - 1) * s.layer if s.L in LAST_APART else 0
-    of_draw = FLOAT * geometry.slots * s.V * (4 if s.cell.sampling.top_p < 1 else 2)
-    step = of_draw + s.compute * geometry.slots * (2 * s.F + 2 * s.D)
-    return max(prefill + block + cut, step)
+    prefill_kv = kv_bytes(s, geometry.prefill_batch, s.prompt_positions, s.compute_itemsize)
+    score_bytes = FLOAT_BYTES * s.attention_heads * s.prefill_tokens * geometry.prompt_length
+    prefill_activations = s.compute_itemsize * s.prefill_tokens * 2 * s.D + max(s.compute_itemsize * s.prefill_tokens * 2 * s.F, 2 * score_bytes)  # attention, then the MLP
+    layer_copies = s.compute_itemsize * (s.L - 1) * s.layer_params if s.L in SEPARATE_LAST_LAYER_COUNTS else 0
+    draw_bytes = FLOAT_BYTES * geometry.slots * s.V * (4 if s.cell.sampling.top_p < 1 else 2)
+    decode_step_bytes = draw_bytes + s.compute_itemsize * geometry.slots * (2 * s.F + 2 * s.D)
+    return max(prefill_kv + prefill_activations + layer_copies, decode_step_bytes)
 
 
-def slots(s: Sizes) -> int:
+def slot_bytes(s: DeviceSizes) -> int:
     """Bytes of the rows that slots write, and of the hidden states that they begin from: the table's, and the lanes'."""
     T = s.geometry.response_length
-    last = s.compute * s.D * (s.geometry.prefixes + s.geometry.slots // s.geometry.width)
-    return last + s.geometry.slots * (8 * T + FLOAT * (T if s.cell.sampling.top_p < 1 else 1) + 40)
+    last_hidden_states = s.compute_itemsize * s.D * (s.geometry.prefix_entries + s.geometry.slots // s.geometry.slots_per_prefix)
+    return last_hidden_states + s.geometry.slots * (8 * T + FLOAT_BYTES * (T if s.cell.sampling.top_p < 1 else 1) + 40)
 
 
-def estimate(
+def estimate_memory(
     cell: CellConfig,
     sweep: SweepConfig,
     pairs: Sequence[tuple[int, int]],
@@ -186,40 +186,40 @@ def estimate(
     vocab: int,
     on_device: bool,
     backend: str,
-) -> Memory:
+) -> MemoryEstimate:
     """What a sweep whose slots, microbatch, prompts and lanes are chosen takes of each device. `pairs`: every (B_p, n) of it."""
-    assert sweep.slots and sweep.microbatch and sweep.prompts, "the planner chooses them"
+    assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, "the planner chooses them"
     lengths = cell.sampling.prompt_length, cell.sampling.response_length
-    sizes = mesh.data * mesh.fsdp, sweep.slots, sweep.microbatch
-    geometry = make_geometry(pairs, *sizes, *lengths, sweep.prompts, sweep.lane_width or 1)
-    s = Sizes(cell, sweep.remat == "layer", geometry, mesh, vocab, on_device, backend)
-    held = 3 * (s.stored + s.critic) + s.reference
-    decoding = cache(s) + slots(s) + sampling(s)
+    batch_sizes = mesh.data * mesh.fsdp, sweep.decode_slots, sweep.microbatch
+    geometry = make_sampler_shapes(pairs, *batch_sizes, *lengths, sweep.prefill_batch, sweep.lane_width or 1)
+    s = DeviceSizes(cell, sweep.remat == "layer", geometry, mesh, vocab, on_device, backend)
+    resident = 3 * (s.param_bytes + s.critic_bytes) + s.reference_bytes
+    decoding_bytes = kv_cache_bytes(s) + slot_bytes(s) + sampling_work_bytes(s)
     P, T = lengths
     if on_device:
-        table = FLOAT * TRAINING_PROBLEMS * (P + T + 2) + FLOAT * UPDATES_A_CALL * geometry.problem_rows
-        held += table + s.rollouts
-        sample, learn = (
-            held + 2 * s.stored + sampling_weights(s) + decoding,
-            held + update(s),
+        problem_table = FLOAT_BYTES * ASSUMED_TRAINING_PROBLEMS * (P + T + 2) + FLOAT_BYTES * UPDATES_PER_CALL * geometry.problem_rows
+        resident += problem_table + s.rollout_bytes
+        sampling_peak, update_peak = (
+            resident + 2 * s.param_bytes + sampling_weight_bytes(s) + decoding_bytes,
+            resident + update_bytes(s),
         )  # zeros that sums begin with, kept for the loop
-        programs = {"train": max(sample, learn)}
+        program_bytes = {"train": max(sampling_peak, update_peak)}
     else:
-        held += FLOAT * geometry.problem_rows * (P + 2) + s.rollouts
-        sample, learn = held + sampling_weights(s) + decoding, held + update(s)
-        given = s.compute * (s.numbers + s.L * s.layer + s.table)  # XLA counts what is an argument twice as two
-        programs = {"decode": sample - 3 * (s.stored + s.critic) - s.reference - sampling_weights(s) + given, "learn": learn}
-    if cell.rl.pipeline is not None:  # the sampler's state outlives an update
-        learn += sampling_weights(s) + cache(s) + slots(s)
-    parts = {
-        "parameters": s.stored,
-        "optimizer": 2 * s.stored,
-        "reference": s.reference,
-        "critic": 3 * s.critic,
-        "KV": cache(s),
-        "sampling weights": sampling_weights(s),
-        "rollouts": s.rollouts,
-        "gradient": s.stored,
-        "activations": prompts_kept(s) + responses_kept(s) + logits(s),
+        resident += FLOAT_BYTES * geometry.problem_rows * (P + 2) + s.rollout_bytes
+        sampling_peak, update_peak = resident + sampling_weight_bytes(s) + decoding_bytes, resident + update_bytes(s)
+        argument_bytes = s.compute_itemsize * (s.num_params + s.L * s.layer_params + s.embedding_params)  # XLA counts what is an argument twice as two
+        program_bytes = {"decode": sampling_peak - 3 * (s.param_bytes + s.critic_bytes) - s.reference_bytes - sampling_weight_bytes(s) + argument_bytes, "learn": update_peak}
+    if cell.rl.max_staleness is not None:  # the sampler's state outlives an update
+        update_peak += sampling_weight_bytes(s) + kv_cache_bytes(s) + slot_bytes(s)
+    breakdown = {
+        "parameters": s.param_bytes,
+        "optimizer": 2 * s.param_bytes,
+        "reference": s.reference_bytes,
+        "critic": 3 * s.critic_bytes,
+        "KV": kv_cache_bytes(s),
+        "sampling weights": sampling_weight_bytes(s),
+        "rollouts": s.rollout_bytes,
+        "gradient": s.param_bytes,
+        "activations": prompt_activations(s) + response_activations(s) + logits_bytes(s),
     }
-    return Memory(parts, programs, sample, learn)
+    return MemoryEstimate(breakdown, program_bytes, sampling_peak, update_peak)

@@ -12,16 +12,16 @@ from itertools import product
 from isojax.config import CellConfig, SamplingConfig, SweepConfig
 from isojax.types import Cell, InputError
 
-MAX_ROWS = 256
+MAX_SHARD_ROWS = 256
 """The largest R (slots) and m (rows a microbatch) a shard is given: wider batches gain no speed on a CPU and cost memory everywhere."""
 
 MICROBATCH_TOKENS = {"float32": 512}
 """Response positions of a microbatch, by what products are computed in: on a CPU more gain no speed and take memory."""
 
-MAX_PROMPTS = 16
+MAX_PREFILL_BATCH = 16
 """The largest g (prompts prefilled at once) a shard is given."""
 
-LONG_PROMPTS = 4
+LONG_PROMPT_RATIO = 4
 """From so many times T on, prompts are long enough for slots to share them."""
 
 UPDATE_COST = 32
@@ -31,55 +31,55 @@ PROMPT_COST = 1
 """What a prompt's prefill costs, in rollouts (a prompt is about as long as a response)."""
 
 
-def cost(cell: Cell, budget: int) -> float:
+def cell_cost(cell: Cell, budget: int) -> float:
     """A cell's expected time, in the time of one rollout: it decides an order, not a forecast."""
     updates = math.ceil(budget / cell.B)
     return updates * (UPDATE_COST + PROMPT_COST * cell.B_p + cell.B)
 
 
-def _grid(sweep: SweepConfig) -> list[tuple[int, int]]:
+def _valid_pairs(sweep: SweepConfig) -> list[tuple[int, int]]:
     """The pairs (B_p, n) under B_max."""
     for name, values in (("B_p", sweep.B_p), ("n", sweep.n)):
         if not values or len(set(values)) < len(values):
             raise InputError(f"sweep.{name}: given {list(values)}, expected at least one value, and each of them once.")
     pairs = list(product(sweep.B_p, sweep.n))
-    over = [(B_p, n) for B_p, n in pairs if B_p * n > sweep.B_max]
-    if over and (sweep.over_B_max == "refuse" or len(over) == len(pairs)):
-        named = ", ".join(f"{B_p} x {n} = {B_p * n}" for B_p, n in over)
-        mend = "raise sweep.B_max or take smaller values" + (
-            "" if len(over) == len(pairs) else ", or leave these pairs out with sweep.over_B_max=drop"
+    pairs_over_limit = [(B_p, n) for B_p, n in pairs if B_p * n > sweep.B_max]
+    if pairs_over_limit and (sweep.over_B_max == "refuse" or len(pairs_over_limit) == len(pairs)):
+        pairs_text = ", ".join(f"{B_p} x {n} = {B_p * n}" for B_p, n in pairs_over_limit)
+        hint = "raise sweep.B_max or take smaller values" + (
+            "" if len(pairs_over_limit) == len(pairs) else ", or leave these pairs out with sweep.over_B_max=drop"
         )
-        raise InputError(f"B_p x n is over sweep.B_max = {sweep.B_max}: {named}; {mend}.")
-    return [pair for pair in pairs if pair not in over]
+        raise InputError(f"B_p x n is over sweep.B_max = {sweep.B_max}: {pairs_text}; {hint}.")
+    return [pair for pair in pairs if pair not in pairs_over_limit]
 
 
-def plan(sweep: SweepConfig) -> list[Cell]:
+def plan_cells(sweep: SweepConfig) -> list[Cell]:
     """The cells of a sweep, longest first; the seeds are 1000 * sweep.seed + 0, 1, ...
 
     Raises:
         InputError: a pair over B_max (unless dropped), no pair left, a value twice, or a budget below the largest B.
     """
-    pairs = _grid(sweep)
+    pairs = _valid_pairs(sweep)
     B_p, n = max(pairs, key=lambda pair: pair[0] * pair[1])
     if sweep.budget < B_p * n:
         raise InputError(
             f"sweep.budget: given {sweep.budget}, expected at least one update of the largest cell, {B_p} x {n} = {B_p * n} rollouts."
         )
     cells = [Cell(B_p, n, 1000 * sweep.seed + i) for B_p, n in pairs for i in range(sweep.seeds)]
-    return sorted(cells, key=lambda cell: (-cost(cell, sweep.budget), cell))
+    return sorted(cells, key=lambda cell: (-cell_cost(cell, sweep.budget), cell))
 
 
-def lane_width(slots: int, n: int, sampling: SamplingConfig) -> int:
+def choose_slots_per_prefix(decode_slots: int, n: int, sampling: SamplingConfig) -> int:
     """W, slots that share one prompt's keys and values: 1, or where prompts are long as many as divide R and n rollouts can fill.
 
     Measured by benchmarks/lanes.py: on a CPU lanes of 16 gain 2% at P = T, 9% at 4 T and 27% at 16 T.
     """
-    if sampling.prompt_length < LONG_PROMPTS * sampling.response_length:
+    if sampling.prompt_length < LONG_PROMPT_RATIO * sampling.response_length:
         return 1
-    return max(W for W in (1, 2, 4, 8, 16) if slots % W == 0 and min(n, slots) >= W)
+    return max(W for W in (1, 2, 4, 8, 16) if decode_slots % W == 0 and min(n, decode_slots) >= W)
 
 
-def resolve(sweep: SweepConfig, shards: int, cell: CellConfig | None = None) -> SweepConfig:
+def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig | None = None) -> SweepConfig:
     """The sweep with its slots (R), microbatch (m), prompts (g) and lanes (W) filled in, where they are not set.
 
     All count rows of a shard and are chosen once a sweep and stored with it. R is the smallest ceil(B / shards) of its cells, at most
@@ -90,13 +90,13 @@ def resolve(sweep: SweepConfig, shards: int, cell: CellConfig | None = None) -> 
     Raises:
         InputError: lanes that do not divide the slots, or that the chosen kernel cannot serve.
     """
-    pairs = _grid(sweep)
-    g = min(MAX_PROMPTS, *(math.ceil(B_p / shards) for B_p, _ in pairs))
-    rows = min(MAX_ROWS, *(math.ceil(B_p * n / shards) for B_p, n in pairs))
+    pairs = _valid_pairs(sweep)
+    g = min(MAX_PREFILL_BATCH, *(math.ceil(B_p / shards) for B_p, _ in pairs))
+    shard_rows = min(MAX_SHARD_ROWS, *(math.ceil(B_p * n / shards) for B_p, n in pairs))
     n = min(n for _, n in pairs)
-    R = sweep.slots or rows
-    plain = sweep.decode_attention in (None, "plain") and (cell is None or cell.precision.cache != "int8")
-    W = sweep.lane_width or (lane_width(R, n, cell.sampling) if cell and plain else 1)
+    R = sweep.decode_slots or shard_rows
+    plain_attention = sweep.decode_attention in (None, "plain") and (cell is None or cell.precision.cache != "int8")
+    W = sweep.lane_width or (choose_slots_per_prefix(R, n, cell.sampling) if cell and plain_attention else 1)
     if R % W:
         raise InputError(f"sweep.lane_width = {W} does not divide sweep.slots = {R}; a lane is W of the slots. Choose a divisor, or none.")
     if W > max(n, 1) and sweep.lane_width:
@@ -104,13 +104,13 @@ def resolve(sweep: SweepConfig, shards: int, cell: CellConfig | None = None) -> 
             f"sweep.lane_width = {W} is more than sweep.n = {n}: a lane holds rollouts of one prompt, so {W - n} of its slots would stay "
             "empty. Lower it, or leave it out."
         )
-    if W > 1 and not plain:
+    if W > 1 and not plain_attention:
         raise InputError(
             f"sweep.lane_width = {W} with sweep.decode_attention = {sweep.decode_attention}, cell.precision.cache = "
             f"{cell.precision.cache if cell else 'auto'}: kernels and int8 caches are for slots of their own; expected sweep.lane_width=1, "
             "or neither of them."
         )
-    most = MICROBATCH_TOKENS.get(cell.precision.compute) if cell else None
-    m = min(rows, g * n, max(1, most // cell.sampling.response_length) if cell and most else rows)
-    chosen = {"slots": R, "microbatch": sweep.microbatch or m, "prompts": sweep.prompts or g, "lane_width": W}
-    return sweep.model_copy(update=chosen)
+    max_tokens = MICROBATCH_TOKENS.get(cell.precision.compute) if cell else None
+    m = min(shard_rows, g * n, max(1, max_tokens // cell.sampling.response_length) if cell and max_tokens else shard_rows)
+    sizes = {"slots": R, "microbatch": sweep.microbatch or m, "prompts": sweep.prefill_batch or g, "lane_width": W}
+    return sweep.model_copy(update=sizes)

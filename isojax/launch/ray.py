@@ -17,22 +17,22 @@ from typing import Any
 from isojax import stopping
 from isojax.config import Config
 from isojax.launch.display import Display, console, print_cells
-from isojax.launch.gang import ALONE, Gang
-from isojax.launch.placement import check, shape_of
-from isojax.launch.planner import plan
-from isojax.launch.resume import begun
-from isojax.launch.rounds import check as check_rounds
-from isojax.launch.schedule import Schedule
-from isojax.launch.workers import raise_failures
+from isojax.launch.gang import SINGLE_PROCESS, ProcessGroup
+from isojax.launch.placement import require_capacity, process_group_spec
+from isojax.launch.planner import plan_cells
+from isojax.launch.resume import holds_run
+from isojax.launch.rounds import check as check_strategy
+from isojax.launch.schedule import RayScheduler
+from isojax.launch.workers import raise_cell_failures
 from isojax.machine import cores
-from isojax.storage import alone, folder_of
+from isojax.storage import exclusive_lock, working_folder
 from isojax.types import InputError
 
 LOCAL, AUTO = "local", "auto"
-CONNECT = 20.0  # seconds in which a cluster answers
+CONNECT_TIMEOUT = 20.0  # seconds in which a cluster answers
 
 
-def launch(config: Config, resume: bool, dry_run: bool, gang: Gang = ALONE) -> Path:
+def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path:
     """Run every cell of the sweep that is not finished, on the cluster of `run.ray`; returns the sweep's folder.
 
     Raises:
@@ -41,26 +41,26 @@ def launch(config: Config, resume: bool, dry_run: bool, gang: Gang = ALONE) -> P
         RunFailed: after all other cells are done, naming the cells that failed.
         Stopped: told to end by Ctrl-C or SIGTERM; the cells at work have saved their state.
     """
-    if gang.several:
+    if process_group.is_multi_process:
         raise InputError("--ray starts the processes of its gangs itself; leave --processes, --process and --coordinator out.")
-    cells, folder = plan(config.sweep), folder_of(config.run.dir, config.name).absolute()
-    begun(folder, resume or dry_run)
-    check_rounds(config, cells)
-    with connected(config.run.ray or LOCAL) as ray:
+    cells, folder = plan_cells(config.sweep), working_folder(config.run.dir, config.name).absolute()
+    holds_run(folder, resume or dry_run)
+    check_strategy(config, cells)
+    with connect_ray(config.run.ray or LOCAL) as ray:
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        shape = shape_of(config, nodes)
-        gangs = min(check(shape, nodes), len(cells), config.run.cells_at_once or len(cells))
+        spec = process_group_spec(config, nodes)
+        concurrent_groups = min(require_capacity(spec, nodes), len(cells), config.run.cells_at_once or len(cells))
         print_cells(config, cells, folder)
-        console.print(f"{gangs} gangs at once on {len(nodes)} nodes, each of {shape}", soft_wrap=True, highlight=False)
+        console.print(f"{concurrent_groups} gangs at once on {len(nodes)} nodes, each of {spec}", soft_wrap=True, highlight=False)
         if not dry_run:
-            with alone(folder), Display(config) as display, stopping.heeding_sigterm():
-                failed = Schedule(ray, config, cells, folder, shape, display).run()
-            raise_failures(failed, len(cells), folder)
+            with exclusive_lock(folder), Display(config) as display, stopping.handle_sigterm():
+                failures = RayScheduler(ray, config, cells, folder, spec, display).run()
+            raise_cell_failures(failures, len(cells), folder)
     return folder
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Any]:
+def connect_ray(address: str) -> Iterator[Any]:
     """The module ray, connected to a cluster: one of this machine alone, which ends with the context; the one that this machine is a node
     of (auto); or that of HOST:PORT.
 
@@ -75,21 +75,21 @@ def connected(address: str) -> Iterator[Any]:
         import ray
     except ModuleNotFoundError as e:
         raise InputError("--ray needs Ray, which is not installed. Install it: pip install 'isojax[ray]'") from e
-    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False, "namespace": "isojax"}
+    init_options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False, "namespace": "isojax"}
     if address == LOCAL:
         try:
-            ray.init(address=LOCAL, num_cpus=cores(), include_dashboard=False, **quiet)
+            ray.init(address=LOCAL, num_cpus=cores(), include_dashboard=False, **init_options)
         except (OSError, RuntimeError, ValueError) as e:  # Ray's own are among them
-            raise InputError(f"--ray local: Ray does not start on this machine ({_line(e)}). Mend that, or leave --ray out.") from e
+            raise InputError(f"--ray local: Ray does not start on this machine ({_first_line(e)}). Mend that, or leave --ray out.") from e
     else:
-        place = _host_and_port(address)
+        host_and_port = _host_and_port(address)
 
         def connect() -> None:
-            if place is not None:  # nothing that listens is told at once
-                socket.create_connection(place, timeout=5).close()
-            ray.init(address=address, **quiet)
+            if host_and_port is not None:  # nothing that listens is told at once
+                socket.create_connection(host_and_port, timeout=5).close()
+            ray.init(address=address, **init_options)
 
-        _within(CONNECT, connect, address)
+        _connect_within(CONNECT_TIMEOUT, connect, address)
     try:
         yield ray
     finally:
@@ -109,7 +109,7 @@ def _host_and_port(address: str) -> tuple[str, int] | None:
     return host.strip("[]"), int(port)
 
 
-def _within(seconds: float, connect: Any, address: str) -> None:
+def _connect_within(timeout: float, connect: Any, address: str) -> None:
     """What `connect` does; InputError where it fails or takes longer."""
     raised: list[BaseException] = []
 
@@ -121,20 +121,20 @@ def _within(seconds: float, connect: Any, address: str) -> None:
 
     thread = threading.Thread(target=guarded, daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(timeout)
     if thread.is_alive():
-        raise _no_cluster(address, TimeoutError(f"no answer in {seconds:.0f} seconds"))
+        raise _no_cluster(address, TimeoutError(f"no answer in {timeout:.0f} seconds"))
     if raised:
         raise _no_cluster(address, raised[0]) from raised[0]
 
 
 def _no_cluster(address: str, error: BaseException) -> InputError:
-    where = "that this machine is a node of" if address == AUTO else f"at {address}"
+    location = "that this machine is a node of" if address == AUTO else f"at {address}"
     return InputError(
-        f"--ray {address}: no Ray cluster {where} ({_line(error)}). Start one by `ray start --head --port=6379`, join it by "
+        f"--ray {address}: no Ray cluster {location} ({_first_line(error)}). Start one by `ray start --head --port=6379`, join it by "
         "`ray start --address=HOST:6379`, or run on this machine alone by --ray local."
     )
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -21,27 +21,27 @@ from isojax.config import Config
 from isojax.files import write_text
 from isojax.launch import member, status
 from isojax.launch.display import Display, console
-from isojax.launch.member import News
-from isojax.launch.placement import Shape, capacity
-from isojax.launch.ray_gang import LOOK, Lost, RayGang
-from isojax.launch.resume import LOGS
-from isojax.launch.rounds import Goal, rounds
-from isojax.launch.status import CellStatus, Status
-from isojax.stopping import Stopped
-from isojax.storage import fresh
+from isojax.launch.member import StatusUpdate
+from isojax.launch.placement import ProcessGroupSpec, capacity
+from isojax.launch.ray_gang import POLL_SECONDS, WorkerLost, RayProcessGroup
+from isojax.launch.resume import LOGS_FOLDER
+from isojax.launch.rounds import CellTarget, training_rounds
+from isojax.launch.status import CellStatus, DriverStatus
+from isojax.stopping import Preempted
+from isojax.storage import refresh
 from isojax.types import Cell, InputError, RunFailed
 
-TOLD = 2.0  # seconds between two writings of status.json
-TICK = 0.2  # seconds between two looks at the schedule
-ROOM = 600.0  # seconds without a node that could hold a gang until the sweep gives up
-SAVING = 120.0  # seconds that cells have to save their state when the sweep is told to end
+STATUS_INTERVAL = 2.0  # seconds between two writings of status.json
+POLL_INTERVAL = 0.2  # seconds between two looks at the schedule
+NO_CAPACITY_TIMEOUT = 600.0  # seconds without a node that could hold a gang until the sweep gives up
+SAVE_TIMEOUT = 120.0  # seconds that cells have to save their state when the sweep is told to end
 
 
 @dataclass
-class Work:
+class ScheduledCell:
     """What became of a cell so far; but for the goal, as status.CellStatus has it."""
 
-    goal: Goal
+    target: CellTarget
     state: Literal["waiting", "running", "failed", "done"] = "waiting"
     attempts: int = 0
     rollouts: int = 0
@@ -51,226 +51,226 @@ class Work:
     error: str = ""
 
 
-class Schedule:
+class RayScheduler:
     """Cells and the gangs that take them: a thread for each gang, which begins another when one is lost."""
 
-    def __init__(self, ray: Any, config: Config, cells: list[Cell], folder: Path, shape: Shape, display: Display):
-        self.ray, self.config, self.cells, self.folder, self.shape, self.display = ray, config, cells, folder, shape, display
-        self.works = {cell: Work(Goal(cell, 0)) for cell in cells}
-        self.failed: list[tuple[Cell, Exception]] = []
-        self.losses: dict[Cell, tuple[int, int]] = {}  # of each cell, C up to the last loss of its gang, and losses since it was less
-        self.rounds = rounds(config, cells, folder, self.failed)
-        self.todo: deque[Work] = deque()
-        self.left = 0  # cells of this round that have not ended
-        self.over = False
-        self.gangs: dict[int, RayGang] = {}  # by the number of their thread
-        self.token, self.told = os.urandom(8).hex(), -TOLD
-        self.opened, self.ready = threading.Event(), threading.Condition()
-        self.broken: BaseException | None = None
-        self.unopened = ""  # why the last gang could not begin
+    def __init__(self, ray: Any, config: Config, cells: list[Cell], folder: Path, spec: ProcessGroupSpec, display: Display):
+        self.ray, self.config, self.cells, self.folder, self.spec, self.display = ray, config, cells, folder, spec, display
+        self.scheduled_cells = {cell: ScheduledCell(CellTarget(cell, 0)) for cell in cells}
+        self.failures: list[tuple[Cell, Exception]] = []
+        self.lost_attempts: dict[Cell, tuple[int, int]] = {}  # of each cell, C up to the last loss of its gang, and losses since it was less
+        self.round_iterator = training_rounds(config, cells, folder, self.failures)
+        self.cell_queue: deque[ScheduledCell] = deque()
+        self.cells_left = 0  # cells of this round that have not ended
+        self.finished = False
+        self.process_groups: dict[int, RayProcessGroup] = {}  # by the number of their thread
+        self.token, self.status_written_at = os.urandom(8).hex(), -STATUS_INTERVAL
+        self.first_group_ready, self.queue_changed = threading.Event(), threading.Condition()
+        self.fatal_error: BaseException | None = None
+        self.open_error = ""  # why the last gang could not begin
 
     def run(self) -> list[tuple[Cell, Exception]]:
         """Until every cell is done or has failed; those that failed. One gang makes the base policy, then the others begin. Whatever ends
         the sweep before, the cells at work save their state first."""
-        for place in (self.folder, self.folder / LOGS):  # both are to be written
-            write_text(place / member.TOKEN, self.token)
+        for folder in (self.folder, self.folder / LOGS_FOLDER):  # both are to be written
+            write_text(folder / member.TOKEN_FILE, self.token)
         threads: list[threading.Thread] = []
-        by, error = signal.SIGTERM, None
+        signal_number, error = signal.SIGTERM, None
         try:
-            self._watch_over(threads)
-            error = self.broken
+            self._start_groups(threads)
+            error = self.fatal_error
         except KeyboardInterrupt:
-            by = signal.SIGINT
-            stopping.ask()
+            signal_number = signal.SIGINT
+            stopping.request_preemption()
         except (InputError, RunFailed) as e:
             error = e
         try:
-            if error is not None or stopping.asked():
-                stopping.ask()
-                saved = self._save(threads)
+            if error is not None or stopping.requested():
+                stopping.request_preemption()
+                saved_prefix = self._save_cells(threads)
                 if error is not None:
                     with suppress(InputError):  # what is recorded at a URL, for the fit
-                        fresh(self.folder)
+                        refresh(self.folder)
                     raise error
-                raise Stopped(f"{self.folder} was told to end; the cells at work have {saved}saved their state. Go on by --resume.", by)
+                raise Preempted(f"{self.folder} was told to end; the cells at work have {saved_prefix}saved their state. Go on by --resume.", signal_number)
         finally:
-            self.over = True  # for gangs that were not waited for
+            self.finished = True  # for gangs that were not waited for
             with suppress(InputError, RunFailed):  # which are raised where they end the sweep
-                self._tell(ended=True)
-        return self.failed
+                self._write_status(ended=True)
+        return self.failures
 
-    def _watch_over(self, threads: list[threading.Thread]) -> None:
+    def _start_groups(self, threads: list[threading.Thread]) -> None:
         """Begins gangs as there is room, until all is done, it is told to end, or something is broken."""
-        roomless = 0.0
+        seconds_without_capacity = 0.0
         while self._next_round() or any(thread.is_alive() for thread in threads):
-            time.sleep(TICK)
-            if stopping.asked() or self.broken:
+            time.sleep(POLL_INTERVAL)
+            if stopping.requested() or self.fatal_error:
                 return
-            holds = capacity(self.shape, self.ray.nodes())
-            begin = self.todo and (self.opened.is_set() or not threads)  # the first gang makes what the others find
-            if begin and len(threads) < min(max(holds, 1), self._wanted()):
-                threads.append(self._begin(len(threads)))
-            elif begin and not any(thread.is_alive() for thread in threads):
-                raise RunFailed(f"no gang can begin any more: {self.unopened}. What is recorded goes on by --resume.")
-            roomless = 0.0 if holds else roomless + TICK
-            if roomless > ROOM:
-                raise RunFailed(f"no node could hold a gang for {ROOM / 60:.0f} minutes; what is recorded goes on by --resume.")
-            self._tell()
+            num_groups = capacity(self.spec, self.ray.nodes())
+            can_start = self.cell_queue and (self.first_group_ready.is_set() or not threads)  # the first gang makes what the others find
+            if can_start and len(threads) < min(max(num_groups, 1), self._max_groups()):
+                threads.append(self._start_group_thread(len(threads)))
+            elif can_start and not any(thread.is_alive() for thread in threads):
+                raise RunFailed(f"no gang can begin any more: {self.open_error}. What is recorded goes on by --resume.")
+            seconds_without_capacity = 0.0 if num_groups else seconds_without_capacity + POLL_INTERVAL
+            if seconds_without_capacity > NO_CAPACITY_TIMEOUT:
+                raise RunFailed(f"no node could hold a gang for {NO_CAPACITY_TIMEOUT / 60:.0f} minutes; what is recorded goes on by --resume.")
+            self._write_status()
 
     def _next_round(self) -> bool:
         """Whether there is work; where a round has ended, the next one's is brought, from what all gangs have recorded."""
-        with self.ready:
-            if self.left == 0 and not self.over and not stopping.asked():
-                fresh(self.folder)
-                goals = next(self.rounds, [])
-                self.over, self.left = not goals, len(goals)
-                self.display.aim(goals)
-                for goal in goals:
-                    self.works[goal.cell].goal, self.works[goal.cell].state = goal, "waiting"
-                    self.todo.append(self.works[goal.cell])
-                self.ready.notify_all()
-            return not self.over
+        with self.queue_changed:
+            if self.cells_left == 0 and not self.finished and not stopping.requested():
+                refresh(self.folder)
+                targets = next(self.round_iterator, [])
+                self.finished, self.cells_left = not targets, len(targets)
+                self.display.set_targets(targets)
+                for target in targets:
+                    self.scheduled_cells[target.cell].target, self.scheduled_cells[target.cell].state = target, "waiting"
+                    self.cell_queue.append(self.scheduled_cells[target.cell])
+                self.queue_changed.notify_all()
+            return not self.finished
 
-    def _wanted(self) -> int:
+    def _max_groups(self) -> int:
         return self.config.run.cells_at_once or len(self.cells)
 
-    def _begin(self, number: int) -> threading.Thread:
-        thread = threading.Thread(target=self._serve, args=(number,), daemon=True, name=f"gang {number}")
+    def _start_group_thread(self, group_index: int) -> threading.Thread:
+        thread = threading.Thread(target=self._run_groups, args=(group_index,), daemon=True, name=f"gang {group_index}")
         thread.start()
         return thread
 
-    def _serve(self, number: int) -> None:
+    def _run_groups(self, group_index: int) -> None:
         """One gang after another trains cells until none is left."""
-        begun = lost = 0
+        groups_started = lost_in_a_row = 0
         try:
-            while lost <= self.config.run.gang.retries and self._more():
-                log = self.folder / LOGS / f"gang{number}-{begun}"
-                begun += 1
-                with RayGang(self.ray, self.config, self.cells, self.shape, self.token, log) as gang:
-                    self.gangs[number] = gang
-                    lost = self._gang(gang, lost)
-                if lost:  # what was the matter may pass
-                    with self.ready:
-                        self.ready.wait(LOOK * 2**lost)
-            if lost and not self.opened.is_set() and not stopping.asked():
-                raise RunFailed(f"no gang could begin: {self.unopened}")
+            while lost_in_a_row <= self.config.run.gang.retries and self._wait_for_cell():
+                log_prefix = self.folder / LOGS_FOLDER / f"gang{group_index}-{groups_started}"
+                groups_started += 1
+                with RayProcessGroup(self.ray, self.config, self.cells, self.spec, self.token, log_prefix) as group:
+                    self.process_groups[group_index] = group
+                    lost_in_a_row = self._run_group(group, lost_in_a_row)
+                if lost_in_a_row:  # what was the matter may pass
+                    with self.queue_changed:
+                        self.queue_changed.wait(POLL_SECONDS * 2**lost_in_a_row)
+            if lost_in_a_row and not self.first_group_ready.is_set() and not stopping.requested():
+                raise RunFailed(f"no gang could begin: {self.open_error}")
         except BaseException as e:  # for the main thread to raise
-            self.broken = e
+            self.fatal_error = e
 
-    def _gang(self, gang: RayGang, lost: int) -> int:
+    def _run_group(self, group: RayProcessGroup, lost_in_a_row: int) -> int:
         """What one gang does. It has a cell only once it stands, so that a cell never waits for room that another gang has; returns how
         many gangs in a row were `lost` before that."""
         try:
-            if not gang.place(lambda: stopping.asked() or not self.todo) or stopping.asked():
-                return lost
-            gang.open(self._watch_opening)
-        except (Lost, InputError) as e:
-            if isinstance(e, InputError) and not self.opened.is_set():
+            if not group.start_workers(lambda: stopping.requested() or not self.cell_queue) or stopping.requested():
+                return lost_in_a_row
+            group.open(self._on_opening_status)
+        except (WorkerLost, InputError) as e:
+            if isinstance(e, InputError) and not self.first_group_ready.is_set():
                 raise
-            self.unopened = f"{e}; {gang.end_of_log()}"
-            if not (stopping.asked() or self.over):
-                on = gang.where or "the cluster"
-                console.print(f"warning: a gang on {on} could not begin ({e})", soft_wrap=True, highlight=False, markup=False)
-            return lost + 1
-        self.opened.set()
-        self._cells(gang)
+            self.open_error = f"{e}; {group.log_tail()}"
+            if not (stopping.requested() or self.finished):
+                node_names = group.node_names or "the cluster"
+                console.print(f"warning: a gang on {node_names} could not begin ({e})", soft_wrap=True, highlight=False, markup=False)
+            return lost_in_a_row + 1
+        self.first_group_ready.set()
+        self._train_cells(group)
         return 0
 
-    def _cells(self, gang: RayGang) -> None:
+    def _train_cells(self, group: RayProcessGroup) -> None:
         """The cells of one gang, until it is lost or none is left."""
-        while (work := self._take()) is not None:
-            work.state, work.where, work.log = "running", gang.where, str(gang.log_of(0))
-            work.attempts += 1
-            self.display.start(work.goal.cell)
+        while (scheduled_cell := self._take_cell()) is not None:
+            scheduled_cell.state, scheduled_cell.where, scheduled_cell.log = "running", group.node_names, str(group.log_file(0))
+            scheduled_cell.attempts += 1
+            self.display.start_cell(scheduled_cell.target.cell)
             try:
-                outcome = gang.train(work.goal, partial(self._watch, work=work))
-            except Lost as e:
-                if not (stopping.asked() or self.over):
-                    self._lost(work, gang, e)
+                result = group.train(scheduled_cell.target, partial(self._on_status, scheduled_cell=scheduled_cell))
+            except WorkerLost as e:
+                if not (stopping.requested() or self.finished):
+                    self._retry_cell(scheduled_cell, group, e)
                 return
-            if outcome.kind == member.STOPPED:
-                work.state = "waiting"
+            if result.kind == member.PREEMPTED:
+                scheduled_cell.state = "waiting"
                 break
-            self._end(work, outcome.said if outcome.kind == member.BROKEN else "")
-            if outcome.kind == member.BROKEN and self.shape.processes > 1:
+            self._end_cell(scheduled_cell, result.message if result.kind == member.CELL_FAILED else "")
+            if result.kind == member.CELL_FAILED and self.spec.num_processes > 1:
                 return  # its other processes may be elsewhere in the program
-        gang.close()
+        group.close()
 
-    def _more(self) -> bool:
+    def _wait_for_cell(self) -> bool:
         """Waits for a cell that nobody has taken; False where there will be none."""
-        with self.ready:
-            while not self.todo and not self.over and not stopping.asked():
-                self.ready.wait(LOOK)
-            return bool(self.todo) and not (self.over or stopping.asked())
+        with self.queue_changed:
+            while not self.cell_queue and not self.finished and not stopping.requested():
+                self.queue_changed.wait(POLL_SECONDS)
+            return bool(self.cell_queue) and not (self.finished or stopping.requested())
 
-    def _take(self) -> Work | None:
+    def _take_cell(self) -> ScheduledCell | None:
         """The next cell; None where there will be none. A gang that could go on waits for the next round."""
-        while self._more():
-            with self.ready:
-                if self.todo:  # and no other gang was faster
-                    return self.todo.popleft()
+        while self._wait_for_cell():
+            with self.queue_changed:
+                if self.cell_queue:  # and no other gang was faster
+                    return self.cell_queue.popleft()
         return None
 
-    def _lost(self, work: Work, gang: RayGang, why: Lost) -> None:
+    def _retry_cell(self, scheduled_cell: ScheduledCell, group: RayProcessGroup, cause: WorkerLost) -> None:
         """The cell is begun again, by another gang, unless that has been tried often enough without getting further."""
-        reached, times = self.losses.get(work.goal.cell, (-1, 0))
-        times = 1 if work.rollouts > reached else times + 1
-        self.losses[work.goal.cell] = max(reached, work.rollouts), times
+        last_rollouts, num_losses = self.lost_attempts.get(scheduled_cell.target.cell, (-1, 0))
+        num_losses = 1 if scheduled_cell.rollouts > last_rollouts else num_losses + 1
+        self.lost_attempts[scheduled_cell.target.cell] = max(last_rollouts, scheduled_cell.rollouts), num_losses
         retries = self.config.run.gang.retries
-        if times > retries:
-            self._end(work, f"its gang was lost {times} times at C = {work.rollouts}, the last time because {why}; {gang.end_of_log()}")
+        if num_losses > retries:
+            self._end_cell(scheduled_cell, f"its gang was lost {num_losses} times at C = {scheduled_cell.rollouts}, the last time because {cause}; {group.log_tail()}")
             return
-        again = f"begun again from its checkpoint ({times} of {retries})"
-        self.display.lost(work.goal.cell, f"its gang on {gang.where or 'the cluster'} was lost ({why}); {again}")
-        work.state = "waiting"
-        with self.ready:
-            self.todo.appendleft(work)
-            self.ready.notify_all()
+        retry_text = f"begun again from its checkpoint ({num_losses} of {retries})"
+        self.display.show_lost_cell(scheduled_cell.target.cell, f"its gang on {group.node_names or 'the cluster'} was lost ({cause}); {retry_text}")
+        scheduled_cell.state = "waiting"
+        with self.queue_changed:
+            self.cell_queue.appendleft(scheduled_cell)
+            self.queue_changed.notify_all()
 
-    def _end(self, work: Work, error: str) -> None:
-        work.state, work.error = ("failed" if error else "done"), error
+    def _end_cell(self, scheduled_cell: ScheduledCell, error: str) -> None:
+        scheduled_cell.state, scheduled_cell.error = ("failed" if error else "done"), error
         if error:
-            self.failed.append((work.goal.cell, RunFailed(error)))
-        self.display.finish(work.goal.cell, failed=bool(error))
-        with self.ready:
-            self.left -= 1
+            self.failures.append((scheduled_cell.target.cell, RunFailed(error)))
+        self.display.finish_cell(scheduled_cell.target.cell, failed=bool(error))
+        with self.queue_changed:
+            self.cells_left -= 1
 
-    def _watch_opening(self, news: News) -> None:
+    def _on_opening_status(self, status_update: StatusUpdate) -> None:
         """Shows what a gang that is not ready yet has told; it is not waited for once all is done, or the sweep is told to end."""
-        self._watch(news)
-        if self.over or stopping.asked():
-            raise Lost("no cell is left for it")
+        self._on_status(status_update)
+        if self.finished or stopping.requested():
+            raise WorkerLost("no cell is left for it")
 
-    def _watch(self, news: News, work: Work | None = None) -> None:
+    def _on_status(self, status_update: StatusUpdate, scheduled_cell: ScheduledCell | None = None) -> None:
         """Shows what a gang has told."""
-        if news.step is not None:
-            self.display.step(*news.step)
-        self.display.failures(news.failures)
-        if work is not None:
-            self.display.flagged(work.goal.cell, news.flags)
-            if news.progress is not None:
-                work.rollouts = news.progress.rollouts
-                work.reward = work.reward if news.progress.reward is None else news.progress.reward
-                self.display.update(news.progress)
+        if status_update.preparation is not None:
+            self.display.show_preparation(*status_update.preparation)
+        self.display.show_verifier_failures(status_update.verifier_failures)
+        if scheduled_cell is not None:
+            self.display.show_flags(scheduled_cell.target.cell, status_update.flags)
+            if status_update.progress is not None:
+                scheduled_cell.rollouts = status_update.progress.rollouts
+                scheduled_cell.reward = scheduled_cell.reward if status_update.progress.reward is None else status_update.progress.reward
+                self.display.update_cell(status_update.progress)
 
-    def _save(self, threads: Sequence[threading.Thread]) -> str:
+    def _save_cells(self, threads: Sequence[threading.Thread]) -> str:
         """The cells at work save their state, for which they have some time; a second Ctrl-C does not wait for that. "" or "not all "."""
-        if any(work.state == "running" for work in self.works.values()):
+        if any(work.state == "running" for work in self.scheduled_cells.values()):
             console.print("stopping: the cells at work save their state (Ctrl-C again: do not wait for them)")
-        for gang in list(self.gangs.values()):
-            gang.stop()
-        last = time.monotonic() + SAVING
+        for group in list(self.process_groups.values()):
+            group.stop()
+        deadline = time.monotonic() + SAVE_TIMEOUT
         for thread in threads:
-            thread.join(max(0.0, last - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
         return "" if not any(thread.is_alive() for thread in threads) else "not all "
 
-    def _tell(self, ended: bool = False) -> None:
+    def _write_status(self, ended: bool = False) -> None:
         """Every few seconds: how far each cell is, for `isojax status`."""
-        if not ended and time.monotonic() - self.told < TOLD:
+        if not ended and time.monotonic() - self.status_written_at < STATUS_INTERVAL:
             return
-        self.told = time.monotonic()
+        self.status_written_at = time.monotonic()
         cells = {
             cell.name: CellStatus(**{name: value for name, value in vars(work).items() if name != "goal"})
-            for cell, work in self.works.items()
+            for cell, work in self.scheduled_cells.items()
         }
-        status.write(self.folder, Status(time=time.time(), host=socket.gethostname(), pid=os.getpid(), ended=ended, cells=cells))
+        status.write_status(self.folder, DriverStatus(time=time.time(), host=socket.gethostname(), pid=os.getpid(), ended=ended, cells=cells))

@@ -17,25 +17,25 @@ import numpy as np
 from isojax import loggers
 from isojax.config import Config, DataConfig, PrecisionConfig, save_config
 from isojax.launch import rounds
-from isojax.launch.display import Shows
-from isojax.launch.fitting import Room, sized
-from isojax.launch.forecast import room_of
-from isojax.launch.gang import check_several
-from isojax.launch.resume import BASE, CONFIG, settle
-from isojax.launch.workers import tell_failures
+from isojax.launch.display import ProgressReporter
+from isojax.launch.fitting import DeviceBudget, autosize_config
+from isojax.launch.forecast import make_device_budget
+from isojax.launch.gang import check_multi_process
+from isojax.launch.resume import BASE_FOLDER, CONFIG_FILE, config_for_folder
+from isojax.launch.workers import report_verifier_failures
 from isojax.machine import cores
 from isojax.meshes import MeshShape, parse_mesh
-from isojax.storage import folder_of
+from isojax.storage import working_folder
 from isojax.types import Cell, InputError
 
 if TYPE_CHECKING:
-    from isojax.base import Base
+    from isojax.base import BasePolicy
     from isojax.tasks.base import Task
     from isojax.train import Programs
 
 
 @dataclass(frozen=True)
-class Site:
+class SweepSetup:
     """`config`: with all sizes chosen. `programs`: a set for each cell that runs at a time, on a CPU's single devices the same one.
     `here`: devices, in words."""
 
@@ -43,80 +43,80 @@ class Site:
     cells: list[Cell]
     folder: Path
     task: Task
-    room: Room
+    device_budget: DeviceBudget
     programs: list[Programs]
     devices: list[Any]
-    here: str
+    device_description: str
 
-    def prepare(self, display: Shows) -> Base:
+    def prepare(self, display: ProgressReporter) -> BasePolicy:
         """The base policy and its problems; then the config is saved, as nothing can be refused any more."""
         from isojax import hosts
-        from isojax.base import PROBLEMS, prepare
+        from isojax.base import PROBLEMS_FILE, prepare_base_policy
 
-        first, folder, cell = self.programs[0], self.folder, self.config.cell
-        if hosts.writes() and not (folder / CONFIG).exists():
-            (folder / BASE / PROBLEMS).unlink(missing_ok=True)  # of settings that may have changed since
-        base = prepare(folder / BASE, cell, first.decoder, first.task, first.labeller, first.mesh, display.step)
-        check_batch([(c.B_p, c.n) for c in self.cells], len(base.training))
-        tell_failures(display, first.task)
-        if hosts.writes():
-            save_config(self.config, folder / CONFIG)
-        return base
+        first_programs, folder, cell = self.programs[0], self.folder, self.config.cell
+        if hosts.is_primary() and not (folder / CONFIG_FILE).exists():
+            (folder / BASE_FOLDER / PROBLEMS_FILE).unlink(missing_ok=True)  # of settings that may have changed since
+        base_policy = prepare_base_policy(folder / BASE_FOLDER, cell, first_programs.decoder, first_programs.task, first_programs.labeller, first_programs.mesh, display.show_preparation)
+        check_batch([(c.B_p, c.n) for c in self.cells], len(base_policy.training))
+        report_verifier_failures(display, first_programs.task)
+        if hosts.is_primary():
+            save_config(self.config, folder / CONFIG_FILE)
+        return base_policy
 
 
 @contextmanager
-def opened(jax: Any, config: Config, cells: list[Cell], resume: bool) -> Iterator[Site]:
+def open_sweep(jax: Any, config: Config, cells: list[Cell], resume: bool) -> Iterator[SweepSetup]:
     """The sweep, ready; its verifier ends with the context.
 
     Raises:
         InputError: the recipe contradicts itself, the mesh does not fit, the folder holds another sweep, or the problems or the model
             cannot be used.
     """
-    folder = folder_of(config.run.dir, config.name)
+    folder = working_folder(config.run.dir, config.name)
     pairs = sorted({(c.B_p, c.n) for c in cells})
     from isojax import hosts
-    from isojax.models.choice import with_kernels
+    from isojax.models.choice import select_attention
     from isojax.rl import recipe
-    from isojax.rl.pipeline import sampler_shape
+    from isojax.rl.pipeline import sampler_mesh_shape
     from isojax.sharding import make_mesh
     from isojax.train import Programs
 
-    recipe.check(config.cell.rl, cells)
+    recipe.check_algorithm(config.cell.rl, cells)
     rounds.check(config, cells)
-    hosts.by_first(lambda: loggers.check(config.run.loggers))
+    hosts.run_on_primary(lambda: loggers.check_loggers(config.run.loggers))
     devices = jax.devices()
-    shape = parse_mesh("data=-1" if config.run.mesh == "auto" and hosts.several() else config.run.mesh, len(devices))
-    if hosts.several():
-        check_several(config, shape.devices, len(devices), jax.process_count())
-    apart = sampler_shape(config.cell.rl, config.run, len(devices), shape.devices, jax.default_backend())
-    in_process = config.run.sampler_process
-    work = shape.devices + (apart.devices if apart else 0)  # devices that a cell keeps at work, of which it takes `each` of this process
-    each = shape.devices if in_process else work
-    resolved, asked = resolve_config(config), config.sweep
-    check_precision(resolved.cell.precision, shape, jax.default_backend())
-    config = hosts.by_first(lambda: settle(resolved, folder, resume, shape.shards))
-    at_once = min(config.run.cells_at_once or cells_side_by_side(jax, work), len(devices) // each, len(cells))
+    mesh_shape = parse_mesh("data=-1" if config.run.mesh == "auto" and hosts.is_multiprocess() else config.run.mesh, len(devices))
+    if hosts.is_multiprocess():
+        check_multi_process(config, mesh_shape.devices, len(devices), jax.process_count())
+    sampler_mesh_shape = sampler_mesh_shape(config.cell.rl, config.run, len(devices), mesh_shape.devices, jax.default_backend())
+    sampler_in_process = config.run.sampler_process
+    devices_per_cell = mesh_shape.devices + (sampler_mesh_shape.devices if sampler_mesh_shape else 0)  # devices that a cell keeps at work, of which it takes `each` of this process
+    local_devices_per_cell = mesh_shape.devices if sampler_in_process else devices_per_cell
+    resolved_config, requested_sweep = resolve_config(config), config.sweep
+    check_precision(resolved_config.cell.precision, mesh_shape, jax.default_backend())
+    config = hosts.run_on_primary(lambda: config_for_folder(resolved_config, folder, resume, mesh_shape.shards))
+    concurrent_cells = min(config.run.cells_at_once or default_concurrent_cells(jax, devices_per_cell), len(devices) // local_devices_per_cell, len(cells))
     check_data(config.cell.data)
-    with open_task(config) as task, ExitStack() as ending:
+    with open_task(config) as task, ExitStack() as stack:
         check_problems(config, task, pairs)
-        room = room_of(config, pairs, shape, task, work * at_once)
-        settled = config
-        config = hosts.by_first(lambda: sized(settled, asked, room, fresh=not (folder / CONFIG).exists()))
-        shared = jax.default_backend() == "cpu" and work == 1  # it computes for several threads at once, and compiles for one device
-        parts = [devices[i * each :] for i in range(1 if shared else at_once)]
-        meshes = [make_mesh(shape, part) for part in parts]
-        left = [part[shape.devices :] for part in parts]
-        samplers = [make_mesh(apart, mine) if apart and not in_process else apart for mine in left]
-        config = config.model_copy(update={"sweep": hosts.first(with_kernels(config.cell, config.sweep, meshes[0]))})
-        both = zip(meshes, samplers, strict=True)
-        programs = [Programs(config.cell, config.sweep, pairs, mesh, task, sampler) for mesh, sampler in both]
-        for mine in programs:
-            ending.callback(mine.close)
-        programs = programs * at_once if shared else programs
-        beside = f" and {apart.devices} of its sampler's process" if apart and in_process else ""
-        at = f"{each} of {len(devices)} {jax.default_backend()} devices a cell{beside}"
-        own = [d for d in devices[: each * at_once] if d.process_index == jax.process_index()]
-        yield Site(config, cells, folder, task, room, programs, own, at)
+        device_budget = make_device_budget(config, pairs, mesh_shape, task, devices_per_cell * concurrent_cells)
+        settled_config = config
+        config = hosts.run_on_primary(lambda: autosize_config(settled_config, requested_sweep, device_budget, is_new_run=not (folder / CONFIG_FILE).exists()))
+        shares_programs = jax.default_backend() == "cpu" and devices_per_cell == 1  # it computes for several threads at once, and compiles for one device
+        device_groups = [devices[i * local_devices_per_cell :] for i in range(1 if shares_programs else concurrent_cells)]
+        meshes = [make_mesh(mesh_shape, part) for part in device_groups]
+        sampler_devices = [part[mesh_shape.devices :] for part in device_groups]
+        samplers = [make_mesh(sampler_mesh_shape, sampler_group) if sampler_mesh_shape and not sampler_in_process else sampler_mesh_shape for sampler_group in sampler_devices]
+        config = config.model_copy(update={"sweep": hosts.broadcast(select_attention(config.cell, config.sweep, meshes[0]))})
+        mesh_pairs = zip(meshes, samplers, strict=True)
+        programs = [Programs(config.cell, config.sweep, pairs, mesh, task, sampler) for mesh, sampler in mesh_pairs]
+        for sampler_group in programs:
+            stack.callback(sampler_group.close)
+        programs = programs * concurrent_cells if shares_programs else programs
+        sampler_note = f" and {sampler_mesh_shape.devices} of its sampler's process" if sampler_mesh_shape and sampler_in_process else ""
+        device_description = f"{local_devices_per_cell} of {len(devices)} {jax.default_backend()} devices a cell{sampler_note}"
+        local_devices = [d for d in devices[: local_devices_per_cell * concurrent_cells] if d.process_index == jax.process_index()]
+        yield SweepSetup(config, cells, folder, task, device_budget, programs, local_devices, device_description)
 
 
 def resolve_config(config: Config) -> Config:
@@ -129,9 +129,9 @@ def resolve_config(config: Config) -> Config:
 
     from isojax.models import hf
 
-    model = hf.resolve(config.cell.model)
+    model = hf.resolve_model(config.cell.model)
     hf.check_weights(model)
-    precision = config.cell.precision.on(jax.default_backend())
+    precision = config.cell.precision.for_platform(jax.default_backend())
     if precision.compute == "float32":  # which is what accelerators then compute, and not their default of fewer bits
         jax.config.update("jax_default_matmul_precision", "highest")
     return config.model_copy(update={"cell": config.cell.model_copy(update={"model": model, "precision": precision})})
@@ -144,10 +144,10 @@ def open_task(config: Config) -> Iterator[Task]:
     Raises:
         InputError: what `cell.task`, `cell.prompt`, `cell.verifier` or the tokenizer ask for cannot be had.
     """
-    from isojax.tasks.base import build_task, on_device
+    from isojax.tasks.base import build_task, is_on_device
 
     task, model = build_task(config.cell, config.run.verifier_workers), config.cell.model
-    if on_device(task):
+    if is_on_device(task):
         if model.path is not None and model.vocab != task.vocab:
             raise InputError(
                 f"cell.task = {config.cell.task} has {task.vocab} tokens of its own, the model in {model.path} {model.vocab} others; "
@@ -156,7 +156,7 @@ def open_task(config: Config) -> Iterator[Task]:
         yield task
         return
     try:
-        task.start()
+        task.start_verifier()
         yield task
     finally:
         task.close()
@@ -165,24 +165,24 @@ def open_task(config: Config) -> Iterator[Task]:
 def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]]) -> None:
     """InputError where the problems do not fit the sampler, are too few for a batch or cannot be judged, as far as can be told before
     any work."""
-    from isojax.base import encode
-    from isojax.problems import preview
-    from isojax.tasks.base import on_device
+    from isojax.base import encode_problems
+    from isojax.problems import preview_selection
+    from isojax.tasks.base import is_on_device
 
     cell = config.cell
-    if on_device(task):
+    if is_on_device(task):
         check_batch(pairs, cell.data.candidates - cell.data.validation)
-        encode(task, cell, task.problems(cell.data.candidates, np.random.default_rng(0)))
+        encode_problems(task, cell, task.problems(cell.data.candidates, np.random.default_rng(0)))
         return
-    chosen = preview(cell, task)
-    if chosen is None:
-        sets = [task.problems(cell.data.candidates, np.random.default_rng([cell.data.seed, 0]))]
-        check_batch(pairs, len(sets[0]) - (0 if cell.data.held_out else cell.data.validation))
+    split_problems = preview_selection(cell, task)
+    if split_problems is None:
+        problem_sets = [task.problems(cell.data.candidates, np.random.default_rng([cell.data.seed, 0]))]
+        check_batch(pairs, len(problem_sets[0]) - (0 if cell.data.held_out else cell.data.validation))
     else:
-        check_batch(pairs, len(chosen.training))
-        sets = [chosen.training, chosen.validation, *chosen.extra.values()]
-    for problems in sets:
-        task.check(problems)
+        check_batch(pairs, len(split_problems.training))
+        problem_sets = [split_problems.training, split_problems.validation, *split_problems.extra_sets.values()]
+    for problems in problem_sets:
+        task.check_problems(problems)
 
 
 def start_jax(config: Config) -> Any:
@@ -192,25 +192,25 @@ def start_jax(config: Config) -> Any:
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", cores())
     if config.run.compilation_cache and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isojax" / "xla"
-        jax.config.update("jax_compilation_cache_dir", str(cache))
+        cache_folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isojax" / "xla"
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder))
     return jax
 
 
-def cells_side_by_side(jax: Any, devices: int) -> int:
+def default_concurrent_cells(jax: Any, devices_per_cell: int) -> int:
     """How many cells run at once by default: one on every part of the devices; simulated CPU devices beyond the cores add nothing, and of
     several processes all work at one."""
     if jax.process_count() > 1:
         return 1
-    parts = max(1, len(jax.local_devices()) // devices)  # a cell whose sampler is a process has devices that are not among these
-    return min(parts, max(1, cores() // devices)) if jax.default_backend() == "cpu" else parts
+    device_groups = max(1, len(jax.local_devices()) // devices_per_cell)  # a cell whose sampler is a process has devices that are not among these
+    return min(device_groups, max(1, cores() // devices_per_cell)) if jax.default_backend() == "cpu" else device_groups
 
 
-def check_precision(precision: PrecisionConfig, shape: MeshShape, backend: str) -> None:
+def check_precision(precision: PrecisionConfig, mesh_shape: MeshShape, backend: str) -> None:
     """InputError where XLA:CPU would end this process: it cannot compile a sum of bfloat16 over the devices that split prompts."""
-    if (backend, precision.compute) == ("cpu", "bfloat16") and shape.sequence > 1:
+    if (backend, precision.compute) == ("cpu", "bfloat16") and mesh_shape.sequence > 1:
         raise InputError(
-            f"cell.precision.compute=bfloat16 on a mesh with sequence={shape.sequence}: a CPU cannot train so; expected float32 (or auto, "
+            f"cell.precision.compute=bfloat16 on a mesh with sequence={mesh_shape.sequence}: a CPU cannot train so; expected float32 (or auto, "
             "which is float32 on a CPU), or a mesh without sequence."
         )
 

@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Protocol
 
 from isojax.config import CellConfig
-from isojax.geometry import Geometry
+from isojax.geometry import SamplerShapes
 
-FLOAT = 4
+FLOAT_BYTES = 4
 
 
 class MeshSizes(Protocol):
@@ -32,37 +32,37 @@ class MeshSizes(Protocol):
     def tensor(self) -> int: ...
 
 
-def part(size: int, ways: int) -> int:
+def shard_size(size: int, axis_shards: int) -> int:
     """A device's part of an axis; one that the mesh does not divide stays whole (sharding.py)."""
-    return size // ways if size % ways == 0 else size
+    return size // axis_shards if size % axis_shards == 0 else size
 
 
 @dataclass(frozen=True)
-class Sizes:
+class DeviceSizes:
     """All that decides a device's memory. `vocab`: rows of the embedding; `on_device`: where responses are judged."""
 
     cell: CellConfig
     remat: bool
-    geometry: Geometry
+    geometry: SamplerShapes
     mesh: MeshSizes
     vocab: int
     on_device: bool
     backend: str
 
     @cached_property
-    def compute(self) -> int:
+    def compute_itemsize(self) -> int:
         """Bytes of a number that products are computed in."""
-        return 4 if self.cell.precision.on(self.backend).compute == "float32" else 2
+        return 4 if self.cell.precision.for_platform(self.backend).compute == "float32" else 2
 
     @cached_property
-    def cache(self) -> int:
+    def cache_itemsize(self) -> int:
         """Bytes of a number in the sampler's cache."""
-        return {"float32": 4, "bfloat16": 2, "int8": 1}[self.cell.precision.on(self.backend).cache]
+        return {"float32": 4, "bfloat16": 2, "int8": 1}[self.cell.precision.for_platform(self.backend).cache]
 
     @property
-    def unrolled(self) -> bool:
+    def unrolled_layers(self) -> bool:
         """Whether the sampler has each layer's weights and cache apart."""
-        return self.backend == "cpu" and self.cache != 1
+        return self.backend == "cpu" and self.cache_itemsize != 1
 
     @property
     def L(self) -> int:
@@ -74,22 +74,22 @@ class Sizes:
 
     @property
     def F(self) -> int:
-        return part(self.cell.model.mlp, self.mesh.tensor)
+        return shard_size(self.cell.model.mlp, self.mesh.tensor)
 
     @property
     def V(self) -> int:
-        return part(self.vocab, self.mesh.tensor)
+        return shard_size(self.vocab, self.mesh.tensor)
 
     @property
     def N(self) -> int:
-        return part(self.cell.model.heads, self.mesh.tensor)
+        return shard_size(self.cell.model.heads, self.mesh.tensor)
 
     @property
     def K(self) -> int:
-        return part(self.cell.model.kv_heads, self.mesh.tensor)
+        return shard_size(self.cell.model.kv_heads, self.mesh.tensor)
 
     @property
-    def attending(self) -> int:
+    def attention_heads(self) -> int:
         """Heads that attention is computed of: XLA splits queries over the heads of keys, or over those of one key; else every device has
         all of them."""
         K = self.cell.model.kv_heads
@@ -100,80 +100,80 @@ class Sizes:
         return self.cell.model.head_dim
 
     @property
-    def prefix(self) -> int:
+    def prompt_positions(self) -> int:
         """Positions of a prompt, filled up until sequence divides them."""
         return -(-self.geometry.prompt_length // self.mesh.sequence)
 
     @property
-    def apart(self) -> bool:
+    def separate_prompt_cache(self) -> bool:
         """Whether the sampler's prompts lie apart from responses (models/decoding.py)."""
-        return self.geometry.width > 1 or self.mesh.sequence > 1
+        return self.geometry.slots_per_prefix > 1 or self.mesh.sequence > 1
 
     @property
-    def p(self) -> int:
+    def prefill_tokens(self) -> int:
         """Positions of a block of prompts."""
-        return self.geometry.prompts * self.prefix
+        return self.geometry.prefill_batch * self.prompt_positions
 
     @property
-    def t(self) -> int:
+    def microbatch_tokens(self) -> int:
         """Positions of a microbatch that layers run over: all of its responses' but the last."""
         return self.geometry.microbatch * max(1, self.geometry.response_length - 1)
 
     @property
-    def keys(self) -> int:
+    def key_positions(self) -> int:
         """Positions that a response's last one attends to."""
-        return self.prefix + self.geometry.response_length - 1
+        return self.prompt_positions + self.geometry.response_length - 1
 
     @property
-    def matrices(self) -> int:
+    def attention_params(self) -> int:
         """Numbers of a layer's attention, whose heads are apart in storage and joined in products."""
         return 2 * self.D * (self.N + self.K) * self.H
 
     @property
-    def layer(self) -> int:
+    def layer_params(self) -> int:
         """Numbers of a layer."""
         biases = (self.N + 2 * self.K) * self.H if self.cell.model.qkv_bias else 0
-        return self.matrices + 3 * self.D * self.F + 2 * self.D + biases + (2 * self.H if self.cell.model.qk_norm else 0)
+        return self.attention_params + 3 * self.D * self.F + 2 * self.D + biases + (2 * self.H if self.cell.model.qk_norm else 0)
 
     @property
-    def table(self) -> int:
+    def embedding_params(self) -> int:
         """Numbers of the embedding; an unembedding has as many."""
         return self.V * self.D
 
     @property
-    def tables(self) -> int:
+    def num_embeddings(self) -> int:
         """How many of them there are."""
         return 1 if self.cell.model.tied else 2
 
     @property
-    def numbers(self) -> int:
+    def num_params(self) -> int:
         """Parameters on a device that is not split over fsdp."""
-        return self.L * self.layer + self.tables * self.table + self.D
+        return self.L * self.layer_params + self.num_embeddings * self.embedding_params + self.D
 
     @property
-    def ways(self) -> int:
+    def fsdp_shards(self) -> int:
         """Into how many parts fsdp splits parameters, and their gradients with them."""
         return self.mesh.fsdp if self.D % self.mesh.fsdp == 0 else 1
 
     @property
-    def stored(self) -> int:
+    def param_bytes(self) -> int:
         """Bytes of the float32 parameters as they lie."""
-        return FLOAT * self.numbers // self.ways
+        return FLOAT_BYTES * self.num_params // self.fsdp_shards
 
     @property
-    def critic(self) -> int:
+    def critic_bytes(self) -> int:
         """Bytes of the critic's float32 parameters."""
         if self.cell.rl.critic is None:
             return 0
-        return self.stored - (self.tables - 1) * FLOAT * self.table // self.ways
+        return self.param_bytes - (self.num_embeddings - 1) * FLOAT_BYTES * self.embedding_params // self.fsdp_shards
 
     @property
-    def reference(self) -> int:
+    def reference_bytes(self) -> int:
         """Bytes of the policy that the KL is measured against."""
-        return self.stored if self.cell.rl.kl > 0 or self.cell.rl.measure_kl else 0
+        return self.param_bytes if self.cell.rl.kl > 0 or self.cell.rl.measure_kl else 0
 
     @property
-    def rollouts(self) -> int:
+    def rollout_bytes(self) -> int:
         """Bytes of a shard's rollouts: tokens, log-probabilities, mask, nuclei, ends and lengths."""
         T = self.geometry.response_length
-        return self.geometry.rows * (9 * T + FLOAT * (T if self.cell.sampling.top_p < 1 else 1) + 5)
+        return self.geometry.buffer_rows * (9 * T + FLOAT_BYTES * (T if self.cell.sampling.top_p < 1 else 1) + 5)

@@ -16,23 +16,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from isojax.config import CellConfig, SweepConfig
-from isojax.geometry import make_geometry
-from isojax.launch.memory import cache, responses_kept
-from isojax.launch.planner import cost
-from isojax.launch.sizes import FLOAT, MeshSizes, Sizes
+from isojax.geometry import make_sampler_shapes
+from isojax.launch.memory import kv_cache_bytes, response_activations
+from isojax.launch.planner import cell_cost
+from isojax.launch.sizes import FLOAT_BYTES, MeshSizes, DeviceSizes
 from isojax.types import Cell, RunRecord
 
 EFFICIENCY = 0.6  # of the floor's rates that an update reaches; see docs/performance.md for how far off that was
-SECONDS = 3600
+SECONDS_PER_HOUR = 3600
 
 
 @dataclass(frozen=True)
-class Rates:
+class DeviceRates:
     """Of one device at work beside the others: operations a second of products with as many rows as a decode step and as a microbatch
     have, and bytes a second of memory."""
 
-    decode: float
-    update: float
+    decode_flops: float
+    update_flops: float
     bandwidth: float
 
 
@@ -41,107 +41,107 @@ class Forecast:
     """Expected: rollouts a second of training, and seconds of a cell with its evaluations, by (B_p, n); seconds of the sweep; and `source`,
     what they come from."""
 
-    rates: Mapping[tuple[int, int], float]
-    seconds: Mapping[tuple[int, int], float]
-    sweep: float
+    rollouts_per_second: Mapping[tuple[int, int], float]
+    cell_seconds: Mapping[tuple[int, int], float]
+    sweep_seconds: float
     source: str
 
 
 @dataclass(frozen=True)
-class Work:
+class DeviceWorkload:
     """What one device does in a sweep of these sizes."""
 
-    sizes: Sizes
-    sampling_only: int  # rollouts of all evaluations of a cell
+    sizes: DeviceSizes
+    evaluation_rollouts: int  # rollouts of all evaluations of a cell
 
-    def sampled(self, B_p: float, B: float, rates: Rates) -> float:
+    def sampling_seconds(self, B_p: float, B: float, rates: DeviceRates) -> float:
         """Seconds of sampling B rollouts to B_p prompts, over all shards."""
         s, S = self.sizes, self.sizes.geometry.shards
-        P, T, own = s.geometry.prompt_length, s.geometry.response_length, s.prefix
-        weights, attention = s.L * s.layer, 4 * s.L * s.N * s.H
-        layers = 2 * weights + attention * (own + T / 2)  # a token's; the first of a response is drawn from its prompt
-        operations = B / S * ((T - 1) * layers + T * 2 * s.table) + B_p / S * own * (2 * weights + attention * P / 2)
-        visits = B / S / s.geometry.slots  # of all slots, a token each step; the first one's without layers
-        of_slots = cache(s) * s.geometry.slots / (s.geometry.slots + s.geometry.prefixes)
-        moved = visits * ((T - 1) * (s.compute * weights + of_slots) + T * s.compute * s.table)
-        return operations / rates.decode + moved / rates.bandwidth
+        P, T, prompt_positions = s.geometry.prompt_length, s.geometry.response_length, s.prompt_positions
+        layer_weights, attention_flops = s.L * s.layer_params, 4 * s.L * s.N * s.H
+        layer_flops = 2 * layer_weights + attention_flops * (prompt_positions + T / 2)  # a token's; the first of a response is drawn from its prompt
+        flops = B / S * ((T - 1) * layer_flops + T * 2 * s.embedding_params) + B_p / S * prompt_positions * (2 * layer_weights + attention_flops * P / 2)
+        slot_fills = B / S / s.geometry.slots  # of all slots, a token each step; the first one's without layers
+        slot_cache_bytes = kv_cache_bytes(s) * s.geometry.slots / (s.geometry.slots + s.geometry.prefix_entries)
+        bytes_moved = slot_fills * ((T - 1) * (s.compute_itemsize * layer_weights + slot_cache_bytes) + T * s.compute_itemsize * s.embedding_params)
+        return flops / rates.decode_flops + bytes_moved / rates.bandwidth
 
-    def learned(self, B_p: float, B: float, rates: Rates) -> float:
+    def update_seconds(self, B_p: float, B: float, rates: DeviceRates) -> float:
         """Seconds of an update on B rollouts to B_p prompts."""
         s, S = self.sizes, self.sizes.geometry.shards
-        P, T, own = s.geometry.prompt_length, s.geometry.response_length, s.prefix
-        times = 6 + 2 * s.remat + 2 * (s.reference > 0) + 8 * (s.critic > 0)
-        weights, attention = s.L * s.layer, 2 * s.L * s.N * s.H
-        layers = weights + attention * (own + T / 2)
-        operations = B / S * times * ((T - 1) * layers + T * s.table) + B_p / S * own * times * (weights + attention * P / 2)
+        P, T, prompt_positions = s.geometry.prompt_length, s.geometry.response_length, s.prompt_positions
+        flops_per_weight = 6 + 2 * s.remat + 2 * (s.reference_bytes > 0) + 8 * (s.critic_bytes > 0)
+        layer_weights, attention_flops = s.L * s.layer_params, 2 * s.L * s.N * s.H
+        layer_flops = layer_weights + attention_flops * (prompt_positions + T / 2)
+        flops = B / S * flops_per_weight * ((T - 1) * layer_flops + T * s.embedding_params) + B_p / S * prompt_positions * flops_per_weight * (layer_weights + attention_flops * P / 2)
         microbatches = B / S / s.geometry.microbatch
-        moved = microbatches * (3 * responses_kept(s) + 3 * FLOAT * s.numbers) + 9 * s.stored
-        return operations / rates.update + moved / rates.bandwidth
+        bytes_moved = microbatches * (3 * response_activations(s) + 3 * FLOAT_BYTES * s.num_params) + 9 * s.param_bytes
+        return flops / rates.update_flops + bytes_moved / rates.bandwidth
 
-    def rate(self, B_p: int, n: int, rates: Rates) -> float:
+    def rollouts_per_second(self, B_p: int, n: int, rates: DeviceRates) -> float:
         """Rollouts a second of training."""
-        return EFFICIENCY * B_p * n / (self.sampled(B_p, B_p * n, rates) + self.learned(B_p, B_p * n, rates))
+        return EFFICIENCY * B_p * n / (self.sampling_seconds(B_p, B_p * n, rates) + self.update_seconds(B_p, B_p * n, rates))
 
-    def evaluations(self, samples: int, rates: Rates) -> float:
+    def evaluation_seconds(self, samples: int, rates: DeviceRates) -> float:
         """Seconds of all evaluations of a cell."""
-        return self.sampled(self.sampling_only / samples, self.sampling_only, rates) / EFFICIENCY
+        return self.sampling_seconds(self.evaluation_rollouts / samples, self.evaluation_rollouts, rates) / EFFICIENCY
 
 
-def work(
+def device_workload(
     cell: CellConfig, sweep: SweepConfig, pairs: Sequence[tuple[int, int]], mesh: MeshSizes, vocab: int, on_device: bool, backend: str
-) -> Work:
+) -> DeviceWorkload:
     """What a device does in a sweep whose sizes are chosen."""
-    assert sweep.slots and sweep.microbatch and sweep.prompts, "the planner chooses them"
+    assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, "the planner chooses them"
     lengths = cell.sampling.prompt_length, cell.sampling.response_length
-    sizes = mesh.data * mesh.fsdp, sweep.slots, sweep.microbatch
-    geometry = make_geometry(pairs, *sizes, *lengths, sweep.prompts, sweep.lane_width or 1)
-    evaluations = len(cell.eval.grid(sweep.budget)) * (cell.data.validation + cell.eval.panel) * cell.eval.samples
-    return Work(Sizes(cell, sweep.remat == "layer", geometry, mesh, vocab, on_device, backend), evaluations)
+    batch_sizes = mesh.data * mesh.fsdp, sweep.decode_slots, sweep.microbatch
+    geometry = make_sampler_shapes(pairs, *batch_sizes, *lengths, sweep.prefill_batch, sweep.lane_width or 1)
+    evaluation_rollouts = len(cell.eval.evaluation_targets(sweep.budget)) * (cell.data.validation + cell.eval.panel) * cell.eval.samples
+    return DeviceWorkload(DeviceSizes(cell, sweep.remat == "layer", geometry, mesh, vocab, on_device, backend), evaluation_rollouts)
 
 
-def from_clocks(runs: Iterable[RunRecord], pairs: Sequence[tuple[int, int]], devices: int) -> dict[tuple[int, int], float]:
+def rates_from_timing(runs: Iterable[RunRecord], pairs: Sequence[tuple[int, int]], devices_per_cell: int) -> dict[tuple[int, int], float]:
     """Rollouts a second, evaluations included, of each pair: as its own cells' clocks have it, or, where none has run, as those of the
     others say it by planner.cost. Empty where no cell has clocks of two evaluations. `devices`: of a cell."""
-    measured: dict[tuple[int, int], list[float]] = {}
+    measured_rates: dict[tuple[int, int], list[float]] = {}
     for run in runs:
         if len(run.device_hours) < 2:
             continue
-        seconds = (run.device_hours[-1] - run.device_hours[0]) * SECONDS / devices
+        seconds = (run.device_hours[-1] - run.device_hours[0]) * SECONDS_PER_HOUR / devices_per_cell
         rollouts = run.points[-1].rollouts - run.points[0].rollouts
         if seconds > 0 and rollouts > 0:
-            measured.setdefault((run.cell.B_p, run.cell.n), []).append(rollouts / seconds)
-    if not measured:
+            measured_rates.setdefault((run.cell.B_p, run.cell.n), []).append(rollouts / seconds)
+    if not measured_rates:
         return {}
-    found = {pair: statistics.median(rates) for pair, rates in measured.items()}
-    unit = statistics.median(rate * _cost(pair) for pair, rate in found.items())
-    return {pair: found[pair] if pair in found else unit / _cost(pair) for pair in pairs}
+    pair_rates = {pair: statistics.median(rates) for pair, rates in measured_rates.items()}
+    cost_per_second = statistics.median(rate * _rollout_cost(pair) for pair, rate in pair_rates.items())
+    return {pair: pair_rates[pair] if pair in pair_rates else cost_per_second / _rollout_cost(pair) for pair in pairs}
 
 
-def _cost(pair: tuple[int, int]) -> float:
+def _rollout_cost(pair: tuple[int, int]) -> float:
     """Of a rollout of this pair, in the planner's unit."""
     cell = Cell(*pair, 0)
-    return cost(cell, cell.B) / cell.B
+    return cell_cost(cell, cell.B) / cell.B
 
 
-def forecast(
-    cells: Sequence[Cell], last: int, at_once: int, clocks: Mapping[tuple[int, int], float], floor: tuple[Work, Rates, int] | None
+def make_forecast(
+    cells: Sequence[Cell], final_target: int, concurrent_cells: int, measured_rates: Mapping[tuple[int, int], float], floor_model: tuple[DeviceWorkload, DeviceRates, int] | None
 ) -> Forecast:
     """For cells that run up to C = last, `at_once` side by side: by their clocks, else by the floor: work, rates, and rollouts
     a problem of an evaluation."""
     pairs = sorted({(cell.B_p, cell.n) for cell in cells})
-    rollouts = {(B_p, n): -(-last // (B_p * n)) * B_p * n for B_p, n in pairs}
-    if clocks:
-        rates, source = dict(clocks), "this sweep's own clocks, evaluations included"
-        seconds = {pair: rollouts[pair] / rates[pair] for pair in pairs}
+    rollouts = {(B_p, n): -(-final_target // (B_p * n)) * B_p * n for B_p, n in pairs}
+    if measured_rates:
+        rates, source = dict(measured_rates), "this sweep's own clocks, evaluations included"
+        pair_seconds = {pair: rollouts[pair] / rates[pair] for pair in pairs}
     else:
-        assert floor is not None, "without clocks there is a floor"
-        given, speed, samples = floor
-        rates = {(B_p, n): given.rate(B_p, n, speed) for B_p, n in pairs}
-        evaluating = given.evaluations(samples, speed)
-        seconds = {pair: rollouts[pair] / rates[pair] + evaluating for pair in pairs}
+        assert floor_model is not None, "without clocks there is a floor"
+        workload, device_rates, samples = floor_model
+        rates = {(B_p, n): workload.rollouts_per_second(B_p, n, device_rates) for B_p, n in pairs}
+        evaluation_seconds = workload.evaluation_seconds(samples, device_rates)
+        pair_seconds = {pair: rollouts[pair] / rates[pair] + evaluation_seconds for pair in pairs}
         source = (
-            f"a floor at {EFFICIENCY:.0%} efficiency, all responses of full length (probed, a device: {speed.decode / 1e9:,.0f} and "
-            f"{speed.update / 1e9:,.0f} GFLOP/s, {speed.bandwidth / 1e9:,.1f} GB/s); expect a factor 2 either way"
+            f"a floor at {EFFICIENCY:.0%} efficiency, all responses of full length (probed, a device: {device_rates.decode_flops / 1e9:,.0f} and "
+            f"{device_rates.update_flops / 1e9:,.0f} GFLOP/s, {device_rates.bandwidth / 1e9:,.1f} GB/s); expect a factor 2 either way"
         )
-    each = [seconds[cell.B_p, cell.n] for cell in cells]
-    return Forecast(rates, seconds, max(sum(each) / at_once, *each), source)
+    per_cell_seconds = [pair_seconds[cell.B_p, cell.n] for cell in cells]
+    return Forecast(rates, pair_seconds, max(sum(per_cell_seconds) / concurrent_cells, *per_cell_seconds), source)

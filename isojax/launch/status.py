@@ -16,16 +16,16 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from isojax.config import Config, read_saved
+from isojax.config import Config, read_saved_config
 from isojax.files import write_text
-from isojax.launch.planner import plan
-from isojax.launch.resume import CONFIG, STATUS
-from isojax.records import HEALTH, RECORDS, clocks, newest
-from isojax.storage import held
+from isojax.launch.planner import plan_cells
+from isojax.launch.resume import CONFIG_FILE, STATUS_FILE
+from isojax.records import HEALTH_FILE, RECORDS_FILE, read_timing, latest_point
+from isojax.storage import is_locked
 from isojax.types import Cell, EvalPoint, InputError
 
-STALE = 60.0  # seconds without news after which a driver counts as gone
-CELL = re.compile(r"(\d+)x(\d+)-s(\d+)")
+STALE_SECONDS = 60.0  # seconds without news after which a driver counts as gone
+CELL_NAME_PATTERN = re.compile(r"(\d+)x(\d+)-s(\d+)")
 
 
 class CellStatus(BaseModel):
@@ -42,7 +42,7 @@ class CellStatus(BaseModel):
     error: str = ""
 
 
-class Status(BaseModel):
+class DriverStatus(BaseModel):
     """What a driver says of its sweep: when (Unix time), who it is, whether it has ended, and each cell by its name."""
 
     model_config = ConfigDict(frozen=True)
@@ -54,20 +54,20 @@ class Status(BaseModel):
     cells: dict[str, CellStatus]
 
 
-def write(folder: Path, status: Status) -> None:
+def write_status(folder: Path, status: DriverStatus) -> None:
     """`folder`/status.json, whole or not at all; raises as `files.write_bytes`."""
-    write_text(folder / STATUS, status.model_dump_json(indent=1) + "\n")
+    write_text(folder / STATUS_FILE, status.model_dump_json(indent=1) + "\n")
 
 
-def read(folder: Path) -> Status | None:
+def read_status(folder: Path) -> DriverStatus | None:
     """What the driver last said; None where none has.
 
     Raises:
         InputError: the file cannot be read.
     """
-    path = folder / STATUS
+    path = folder / STATUS_FILE
     try:
-        return Status.model_validate_json(path.read_bytes())
+        return DriverStatus.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as e:
@@ -75,7 +75,7 @@ def read(folder: Path) -> Status | None:
 
 
 @dataclass(frozen=True)
-class Standing:
+class CellSummary:
     """A cell: C of `goal` rollouts (None: no fixed one), the newest reward, rollouts/s, seconds since its newest point, flags of a run that
     broke, and from status.json where there is one: attempts, node, log. `reason`: why it failed."""
 
@@ -94,14 +94,14 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepStatus:
     """A sweep: its cells, C in all and of how much (rollouts), the rate of the cells at work and the seconds left at that rate. `lost`:
     what was the matter with a driver that is not heard of any more."""
 
     name: str
     folder: Path
     running: bool
-    cells: tuple[Standing, ...]
+    cells: tuple[CellSummary, ...]
     rollouts: int
     budget: int
     rate: float | None
@@ -113,104 +113,104 @@ class Sweep:
         return sum(cell.state == state for cell in self.cells)
 
 
-def look(folder: Path, now: float | None = None) -> Sweep:
+def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
     """Where the sweep in a folder stands at a time (Unix; None: now).
 
     Raises:
         InputError: no sweep's folder, or a file in it that cannot be read.
     """
-    if not (folder / CONFIG).is_file():
+    if not (folder / CONFIG_FILE).is_file():
         raise InputError(
-            f"{folder} is no sweep's folder, it has no {CONFIG}; expected one such as runs/quickstart. A sweep that has just begun writes "
+            f"{folder} is no sweep's folder, it has no {CONFIG_FILE}; expected one such as runs/quickstart. A sweep that has just begun writes "
             "it once its base policy is ready."
         )
-    config, now = read_saved(folder / CONFIG), time.time() if now is None else now
-    told, busy = read(folder), held(folder)
-    live = told is not None and not told.ended and now - told.time < STALE
-    names = told.cells if told is not None else {}
-    fixed = config.sweep.strategy == "grid"
-    cells = tuple(_standing(folder, config, cell, names.get(cell.name), live, busy, now) for cell in _cells(folder, config, names))
-    goals = [_goal(config, cell) for cell in plan(config.sweep)]
-    budget = sum(goals) if fixed else config.sweep.rollouts or sum(goals) // 2
+    config, now = read_saved_config(folder / CONFIG_FILE), time.time() if now is None else now
+    driver_status, locked = read_status(folder), is_locked(folder)
+    driver_alive = driver_status is not None and not driver_status.ended and now - driver_status.time < STALE_SECONDS
+    driver_cells = driver_status.cells if driver_status is not None else {}
+    is_grid = config.sweep.strategy == "grid"
+    cells = tuple(_cell_summary(folder, config, cell, driver_cells.get(cell.name), driver_alive, locked, now) for cell in _known_cells(folder, config, driver_cells))
+    cell_targets = [_final_rollouts(config, cell) for cell in plan_cells(config.sweep)]
+    budget = sum(cell_targets) if is_grid else config.sweep.total_rollouts or sum(cell_targets) // 2
     rollouts = sum(cell.rollouts for cell in cells)
-    rate = _rate(cells)
-    failed = sum((cell.goal or 0) - cell.rollouts for cell in cells if cell.state == "failed" and cell.goal is not None)
-    left = max(0, budget - rollouts - failed) / rate if rate else None
+    rate = _sweep_rate(cells)
+    failed_rollouts = sum((cell.goal or 0) - cell.rollouts for cell in cells if cell.state == "failed" and cell.goal is not None)
+    seconds_left = max(0, budget - rollouts - failed_rollouts) / rate if rate else None
     lost = ""
-    if told is not None and not (told.ended or live or busy):
-        lost = f"its driver (process {told.pid} on {told.host}) has not been heard of for {now - told.time:.0f} s"
-    return Sweep(config.name, folder, live or busy, cells, rollouts, budget, rate, left, lost)
+    if driver_status is not None and not (driver_status.ended or driver_alive or locked):
+        lost = f"its driver (process {driver_status.pid} on {driver_status.host}) has not been heard of for {now - driver_status.time:.0f} s"
+    return SweepStatus(config.name, folder, driver_alive or locked, cells, rollouts, budget, rate, seconds_left, lost)
 
 
-def _cells(folder: Path, config: Config, told: Iterable[str]) -> list[Cell]:
+def _known_cells(folder: Path, config: Config, driver_cell_names: Iterable[str]) -> list[Cell]:
     """The cells of the plan (of a sweep that chooses them as it goes: none), those that a driver names, and those that have a ledger."""
-    names = {path.parent.name for path in folder.glob(f"cells/*/{RECORDS}")} | set(told)
-    found = {Cell(*map(int, match.groups())) for match in map(CELL.fullmatch, names) if match}
-    return sorted(found | set(plan(config.sweep) if config.sweep.strategy == "grid" else ()))
+    names = {path.parent.name for path in folder.glob(f"cells/*/{RECORDS_FILE}")} | set(driver_cell_names)
+    cells = {Cell(*map(int, match.groups())) for match in map(CELL_NAME_PATTERN.fullmatch, names) if match}
+    return sorted(cells | set(plan_cells(config.sweep) if config.sweep.strategy == "grid" else ()))
 
 
-def _goal(config: Config, cell: Cell) -> int:
+def _final_rollouts(config: Config, cell: Cell) -> int:
     """C at a cell's end, where its budget is fixed: its last evaluation, in whole updates."""
-    return -(-config.cell.eval.grid(config.sweep.budget)[-1] // cell.B) * cell.B
+    return -(-config.cell.eval.evaluation_targets(config.sweep.budget)[-1] // cell.B) * cell.B
 
 
-def _standing(folder: Path, config: Config, cell: Cell, told: CellStatus | None, live: bool, busy: bool, now: float) -> Standing:
-    own = folder / "cells" / cell.name
-    point, reason = newest(own)
-    begun = (own / RECORDS).exists()
-    goal = _goal(config, cell) if config.sweep.strategy == "grid" else None
+def _cell_summary(folder: Path, config: Config, cell: Cell, cell_status: CellStatus | None, driver_alive: bool, locked: bool, now: float) -> CellSummary:
+    cell_folder = folder / "cells" / cell.name
+    point, reason = latest_point(cell_folder)
+    has_ledger = (cell_folder / RECORDS_FILE).exists()
+    goal = _final_rollouts(config, cell) if config.sweep.strategy == "grid" else None
     rollouts = point.rollouts if point else 0
-    state = "begun" if begun else "waiting"
+    state = "begun" if has_ledger else "waiting"
     if goal is not None and rollouts >= goal:
         state = "done"
-    elif told is not None and (live or (told.state == "done" and goal is None) or (told.state == "failed" and not busy)):
-        state, rollouts, reason = told.state, max(rollouts, told.rollouts), told.error or reason
+    elif cell_status is not None and (driver_alive or (cell_status.state == "done" and goal is None) or (cell_status.state == "failed" and not locked)):
+        state, rollouts, reason = cell_status.state, max(rollouts, cell_status.rollouts), cell_status.error or reason
     elif reason:
         state = "failed"
-    elif busy and begun:
+    elif locked and has_ledger:
         state = "running"
-    return Standing(
+    return CellSummary(
         cell=cell,
         state=state,
         rollouts=rollouts,
         goal=goal,
-        reward=_reward(point) if point else told.reward if told else None,
-        rate=_speed(own, cell),
-        age=now - (own / RECORDS).stat().st_mtime if point else None,
-        attempts=told.attempts if told else None,
-        where=told.where if told else "",
-        log=told.log if told else "",
+        reward=_point_reward(point) if point else cell_status.reward if cell_status else None,
+        rate=_cell_rate(cell_folder, cell),
+        age=now - (cell_folder / RECORDS_FILE).stat().st_mtime if point else None,
+        attempts=cell_status.attempts if cell_status else None,
+        where=cell_status.where if cell_status else "",
+        log=cell_status.log if cell_status else "",
         reason=reason if state == "failed" else "",
-        flags=_flags(own / HEALTH),
+        flags=_health_flags(cell_folder / HEALTH_FILE),
     )
 
 
-def _reward(point: EvalPoint) -> float | None:
+def _point_reward(point: EvalPoint) -> float | None:
     """avg@k of an evaluation, else its first metric."""
     return point.metrics.get(f"avg@{point.samples}", next(iter(point.metrics.values()), None))
 
 
-def _speed(folder: Path, cell: Cell) -> float | None:
+def _cell_rate(folder: Path, cell: Cell) -> float | None:
     """Rollouts a second between a cell's last two points."""
-    spent = clocks(folder)
-    targets = sorted(spent)[-2:]
-    seconds = spent[targets[-1]][0] if targets else 0.0
+    timing = read_timing(folder)
+    targets = sorted(timing)[-2:]
+    seconds = timing[targets[-1]][0] if targets else 0.0
     if len(targets) < 2 or seconds <= 0:
         return None
-    before, after = (-(-target // cell.B) * cell.B for target in targets)
-    return (after - before) / seconds
+    rollouts_before, rollouts_after = (-(-target // cell.B) * cell.B for target in targets)
+    return (rollouts_after - rollouts_before) / seconds
 
 
-def _rate(cells: Iterable[Standing]) -> float | None:
+def _sweep_rate(cells: Iterable[CellSummary]) -> float | None:
     """Rollouts a second of the cells at work in all; one that has no clock yet counts as the mean of those that have."""
-    known = [cell.rate for cell in cells if cell.rate]
-    working = [cell for cell in cells if cell.state == "running"]
-    if not known or not working:
+    known_rates = [cell.rate for cell in cells if cell.rate]
+    running_cells = [cell for cell in cells if cell.state == "running"]
+    if not known_rates or not running_cells:
         return None
-    return sum(cell.rate or sum(known) / len(known) for cell in working)
+    return sum(cell.rate or sum(known_rates) / len(known_rates) for cell in running_cells)
 
 
-def _flags(path: Path) -> tuple[str, ...]:
+def _health_flags(path: Path) -> tuple[str, ...]:
     """What health.json holds against a run, by the names of the criteria."""
     try:
         return tuple(str(flag["name"]) for flag in json.loads(path.read_bytes())["flags"])

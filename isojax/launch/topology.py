@@ -12,15 +12,15 @@ from rich.table import Table
 
 from isojax.config import Config
 from isojax.launch.display import console
-from isojax.launch.fitting import GB, Room, fit, size
-from isojax.launch.planner import plan
+from isojax.launch.fitting import GB, DeviceBudget, fit_to_memory, format_bytes
+from isojax.launch.planner import plan_cells
 from isojax.types import InputError
 
 if TYPE_CHECKING:
-    from isojax.compiled import OutOfMemory, Taken
+    from isojax.compiled import OutOfMemory, ProgramMemory
 
 
-def dry_run(config: Config, topology: str) -> None:
+def compile_for_topology(config: Config, topology: str) -> None:
     """Compile and print.
 
     Raises:
@@ -36,63 +36,63 @@ def dry_run(config: Config, topology: str) -> None:
     from isojax.rl import recipe
     from isojax.sharding import make_mesh
 
-    cells = plan(config.sweep)
-    recipe.check(config.cell.rl, cells)
+    cells = plan_cells(config.sweep)
+    recipe.check_algorithm(config.cell.rl, cells)
     pairs = sorted({(c.B_p, c.n) for c in cells})
-    cell = config.cell.model_copy(update={"model": hf.resolve(config.cell.model), "precision": config.cell.precision.on("tpu")})
-    task = _task(config)
-    devices = compiled.chips(topology)
-    shape = parse_mesh(config.run.mesh, len(devices))
-    memory = int(config.run.device_memory * GB) if config.run.device_memory else compiled.chip_memory(devices[0])
-    room = Room(cell, pairs, shape, cell.model.vocab or task.vocab, task.on_device, "tpu", memory)
+    cell = config.cell.model_copy(update={"model": hf.resolve_model(config.cell.model), "precision": config.cell.precision.for_platform("tpu")})
+    task = _planning_task(config)
+    devices = compiled.topology_devices(topology)
+    mesh_shape = parse_mesh(config.run.mesh, len(devices))
+    device_memory = int(config.run.device_memory * GB) if config.run.device_memory else compiled.chip_memory(devices[0])
+    device_budget = DeviceBudget(cell, pairs, mesh_shape, cell.model.vocab or task.vocab, task.on_device, "tpu", device_memory)
     try:
-        sweep = fit(config.sweep, room)
+        sweep = fit_to_memory(config.sweep, device_budget)
     except InputError as e:  # then XLA is asked about the smallest there is
         console.print(f"by the planner: {e}", soft_wrap=True, highlight=False)
-        sweep = room.resolved(config.sweep.model_copy(update={"slots": 1, "microbatch": 1}))
+        sweep = device_budget.resolve_sizes(config.sweep.model_copy(update={"slots": 1, "microbatch": 1}))
     console.print(
-        f"{config.name} on {shape.devices} of the {len(devices)} chips of {topology} ({devices[0].device_kind}, {size(memory)} each), mesh "
-        f"{config.run.mesh}: R = {sweep.slots}, m = {sweep.microbatch}, g = {sweep.prompts}, lanes of {sweep.lane_width}",
+        f"{config.name} on {mesh_shape.devices} of the {len(devices)} chips of {topology} ({devices[0].device_kind}, {format_bytes(device_memory)} each), mesh "
+        f"{config.run.mesh}: R = {sweep.decode_slots}, m = {sweep.microbatch}, g = {sweep.prefill_batch}, lanes of {sweep.lane_width}",
         highlight=False,
     )
     table = Table()
-    for head in ("program", "arguments", "outputs", "temporaries", "peak", "planner", "", "compiled in"):
-        table.add_column(head, justify="right")
+    for heading in ("program", "arguments", "outputs", "temporaries", "peak", "planner", "", "compiled in"):
+        table.add_column(heading, justify="right")
     jax.config.update("jax_enable_compilation_cache", False)  # what is compiled for chips that are not here cannot be read back
-    planned, mesh = room.takes(sweep).programs, make_mesh(shape, devices)
-    for name, program in compiled.programs(cell, sweep, pairs, mesh, task).items():
-        began = time.monotonic()
-        found = compiled.compile_ahead(program)
-        table.add_row(name, *_columns(found, memory, planned[name]), f"{time.monotonic() - began:.0f} s")
+    planned_bytes, mesh = device_budget.estimate(sweep).program_bytes, make_mesh(mesh_shape, devices)
+    for name, program in compiled.build_abstract_programs(cell, sweep, pairs, mesh, task).items():
+        started_at = time.monotonic()
+        usage = compiled.compile_for_memory(program)
+        table.add_row(name, *_usage_columns(usage, device_memory, planned_bytes[name]), f"{time.monotonic() - started_at:.0f} s")
     console.print(table)
 
 
-def _columns(found: Taken | OutOfMemory, memory: int, planned: int) -> tuple[str, ...]:
+def _usage_columns(usage: ProgramMemory | OutOfMemory, device_memory: int, planned_bytes: int) -> tuple[str, ...]:
     """What a program takes, as a row of the table."""
     from isojax.compiled import OutOfMemory
 
-    if isinstance(found, OutOfMemory):
-        wanted = f"{found.used:.2f} of {found.available:.2f} GiB"
-        where = ("", "", wanted, "") if found.of == "temporaries" else ("", "", "", wanted)
-        return *where, size(planned), "does not fit"
-    verdict = "fits" if found.peak <= memory else "does not fit"
-    return size(found.arguments), size(found.outputs), size(found.temporaries), size(found.peak), size(planned), verdict
+    if isinstance(usage, OutOfMemory):
+        needed = f"{usage.needed_gib:.2f} of {usage.available_gib:.2f} GiB"
+        columns = ("", "", needed, "") if usage.scope == "temporaries" else ("", "", "", needed)
+        return *columns, format_bytes(planned_bytes), "does not fit"
+    verdict = "fits" if usage.peak <= device_memory else "does not fit"
+    return format_bytes(usage.arguments), format_bytes(usage.outputs), format_bytes(usage.temporaries), format_bytes(usage.peak), format_bytes(planned_bytes), verdict
 
 
-def _task(config: Config) -> Any:
+def _planning_task(config: Config) -> Any:
     """The task, where it is judged on device; of one in text, its vocabulary and an end of responses stand for it."""
     from isojax import registry
-    from isojax.compiled import Shaped
+    from isojax.compiled import AbstractTask
     from isojax.models import hf
     from isojax.tasks.base import build_task
 
     module = registry.load("tasks", config.cell.task.partition(":")[0], "build", "source")
     if "build" in vars(module):
         return build_task(config.cell)
-    vocab = hf.resolve(config.cell.model).vocab
+    vocab = hf.resolve_model(config.cell.model).vocab
     if vocab is None:
         raise InputError(
             "cell.model.vocab is null and cell.task is in text: nothing says how many tokens there are. Add a model's config, such as "
             "models/llama-3.1-8b-instruct, or set cell.model.vocab."
         )
-    return Shaped(vocab)
+    return AbstractTask(vocab)

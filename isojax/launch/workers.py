@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING
 
 from isojax import stopping
 from isojax.config import SweepConfig, config_hash
-from isojax.launch.display import Display, Shows
-from isojax.launch.fitting import Room, fitting_microbatch, size
-from isojax.launch.health import judge
-from isojax.launch.rounds import Goal
-from isojax.stopping import Stopped
-from isojax.types import Cell, InputError, Progress, RunFailed, lacks_memory
+from isojax.launch.display import Display, ProgressReporter
+from isojax.launch.fitting import DeviceBudget, largest_fitting_microbatch, format_bytes
+from isojax.launch.health import write_health
+from isojax.launch.rounds import CellTarget
+from isojax.stopping import Preempted
+from isojax.types import Cell, InputError, CellProgress, RunFailed, is_out_of_memory
 
 if TYPE_CHECKING:
-    from isojax.base import Base
-    from isojax.launch.site import Site
+    from isojax.base import BasePolicy
+    from isojax.launch.site import SweepSetup
     from isojax.tasks.base import Task
     from isojax.train import Programs
 
 
-def tell_failures(display: Shows, task: Task) -> None:
+def report_verifier_failures(display: ProgressReporter, task: Task) -> None:
     """Show a person the first failure of each kind that the verifier has met since; the ledger counts them all."""
-    from isojax.tasks.base import on_device
+    from isojax.tasks.base import is_on_device
 
-    if not on_device(task):
-        display.failures(task.examples())
+    if not is_on_device(task):
+        display.show_verifier_failures(task.failure_examples())
 
 
-def one_cell(
-    site: Site, mine: Programs, base: Base, goal: Goal, report: Callable[[Progress], None], flagged: Callable[[Cell, list[str]], None]
+def train_cell(
+    setup: SweepSetup, programs: Programs, base_policy: BasePolicy, target: CellTarget, on_progress: Callable[[CellProgress], None], on_flags: Callable[[Cell, list[str]], None]
 ) -> Exception | None:
     """Trains a cell up to its goal, and judges it; what ended it before, where something did.
 
@@ -44,26 +44,26 @@ def one_cell(
     from isojax import hosts
     from isojax.train import run_cell
 
-    cell, error = goal.cell, None
-    folder, name = site.folder / "cells" / cell.name, config_hash(site.config.cell)
-    config = site.config.model_copy(update={"sweep": site.config.sweep.model_copy(update={"budget": goal.C})})
-    parts: list[Callable[[], None]] = [partial(run_cell, mine, config, base, cell, folder, name, report)]
-    parts += [partial(judge, folder, cell, flagged)] if hosts.writes() else []
-    for part in parts:
+    cell, error = target.cell, None
+    folder, cell_hash = setup.folder / "cells" / cell.name, config_hash(setup.config.cell)
+    config = setup.config.model_copy(update={"sweep": setup.config.sweep.model_copy(update={"budget": target.C})})
+    steps: list[Callable[[], None]] = [partial(run_cell, programs, config, base_policy, cell, folder, cell_hash, on_progress)]
+    steps += [partial(write_health, folder, cell, on_flags)] if hosts.is_primary() else []
+    for step in steps:
         try:
-            part()
-        except Stopped:
+            step()
+        except Preempted:
             raise
         except FloatingPointError as e:  # in all processes
             error = error or e
         except Exception as e:  # one cell's failure must not cost the others; all are raised together at the end
-            error = error or (RunFailed(out_of_memory(site.config.sweep, site.room)) if lacks_memory(e) else e)
-            if hosts.several():  # the others may wait for this one
+            error = error or (RunFailed(out_of_memory_message(setup.config.sweep, setup.device_budget)) if is_out_of_memory(e) else e)
+            if hosts.is_multiprocess():  # the others may wait for this one
                 return error
     return error
 
 
-def work(site: Site, base: Base, goals: list[Goal], display: Display) -> list[tuple[Cell, Exception]]:
+def train_cells(setup: SweepSetup, base_policy: BasePolicy, targets: list[CellTarget], display: Display) -> list[tuple[Cell, Exception]]:
     """One thread for each of the site's `programs`, taking cells until none is left; the cells that failed, with their errors.
 
     Raises:
@@ -71,65 +71,65 @@ def work(site: Site, base: Base, goals: list[Goal], display: Display) -> list[tu
     """
     from isojax import hosts
 
-    todo: queue.SimpleQueue[Goal] = queue.SimpleQueue()
-    for goal in goals:
-        todo.put(goal)
-    failed: list[tuple[Cell, Exception]] = []
-    stopped: list[Stopped] = []
-    told: list[bool] = []
-    display.aim(goals)
+    target_queue: queue.SimpleQueue[CellTarget] = queue.SimpleQueue()
+    for target in targets:
+        target_queue.put(target)
+    failures: list[tuple[Cell, Exception]] = []
+    preemptions: list[Preempted] = []
+    stopped_early: list[bool] = []
+    display.set_targets(targets)
 
-    def report(progress: Progress) -> None:
-        display.update(progress)
-        tell_failures(display, site.task)
+    def report(progress: CellProgress) -> None:
+        display.update_cell(progress)
+        report_verifier_failures(display, setup.task)
 
-    def worker(mine: Programs) -> None:
-        while not any(hosts.everyone(stopping.asked())):
+    def worker(programs: Programs) -> None:
+        while not any(hosts.allgather(stopping.requested())):
             try:
-                goal = todo.get_nowait()
+                target = target_queue.get_nowait()
             except queue.Empty:
                 return
-            display.start(cell := goal.cell)
+            display.start_cell(cell := target.cell)
             try:
-                error = one_cell(site, mine, base, goal, report, display.flagged)
-            except Stopped as e:
-                stopped.append(e)
+                error = train_cell(setup, programs, base_policy, target, report, display.show_flags)
+            except Preempted as e:
+                preemptions.append(e)
                 return
             if error is not None:
-                failed.append((cell, error))
-            display.finish(cell, failed=error is not None)
-            if error is not None and hosts.several() and not isinstance(error, FloatingPointError):
+                failures.append((cell, error))
+            display.finish_cell(cell, failed=error is not None)
+            if error is not None and hosts.is_multiprocess() and not isinstance(error, FloatingPointError):
                 return
-        told.append(True)
+        stopped_early.append(True)
 
-    _in_threads([lambda p=p: worker(p) for p in site.programs])
-    if stopped or (told and not todo.empty()):
-        before = "".join(f"; {cell.name} had failed before ({error})" for cell, error in failed)
-        raise Stopped(
-            f"{site.folder} was told to end (SIGTERM); {len(stopped)} cells at work have saved their state{before}. Go on by --resume."
+    _in_threads([lambda p=p: worker(p) for p in setup.programs])
+    if preemptions or (stopped_early and not target_queue.empty()):
+        before = "".join(f"; {cell.name} had failed before ({error})" for cell, error in failures)
+        raise Preempted(
+            f"{setup.folder} was told to end (SIGTERM); {len(preemptions)} cells at work have saved their state{before}. Go on by --resume."
         )
-    return failed
+    return failures
 
 
-def raise_failures(failed: Sequence[tuple[Cell, Exception]], cells: int, folder: Path) -> None:
+def raise_cell_failures(failures: Sequence[tuple[Cell, Exception]], num_cells: int, folder: Path) -> None:
     """What a user is told at the end where some of so many cells failed."""
-    if failed and len(failed) == cells and all(isinstance(error, InputError) for _, error in failed):
-        raise InputError(" ".join(dict.fromkeys(str(error) for _, error in failed)))  # nothing was trained: something given is of no use
-    if failed:
-        errors = [f"{cell.name}: {error}" for cell, error in failed]
-        several = f"{len(failed)} of {cells} cells failed; the others are recorded in {folder}."
-        raise RunFailed(errors[0] if cells == 1 else "\n  ".join([several, *errors]))
+    if failures and len(failures) == num_cells and all(isinstance(error, InputError) for _, error in failures):
+        raise InputError(" ".join(dict.fromkeys(str(error) for _, error in failures)))  # nothing was trained: something given is of no use
+    if failures:
+        errors = [f"{cell.name}: {error}" for cell, error in failures]
+        summary = f"{len(failures)} of {num_cells} cells failed; the others are recorded in {folder}."
+        raise RunFailed(errors[0] if num_cells == 1 else "\n  ".join([summary, *errors]))
 
 
-def out_of_memory(sweep: SweepConfig, room: Room) -> str:
+def out_of_memory_message(sweep: SweepConfig, device_budget: DeviceBudget) -> str:
     """What to do where memory was not enough: the microbatch that would fit, as far as the planner can tell."""
-    fits, takes = fitting_microbatch(sweep, room), room.takes(sweep).peak
-    smaller = 2 ** (fits.bit_length() - 1) if fits else 0
-    would = f"sweep.microbatch={smaller} would fit" if fits else "no smaller one would fit; lower sweep.slots, or use more devices"
-    saving = "" if sweep.remat == "layer" else ", and sweep.remat=layer takes less"
+    suggested_microbatch, estimated_bytes = largest_fitting_microbatch(sweep, device_budget), device_budget.estimate(sweep).peak
+    power_of_two = 2 ** (suggested_microbatch.bit_length() - 1) if suggested_microbatch else 0
+    microbatch_hint = f"sweep.microbatch={power_of_two} would fit" if suggested_microbatch else "no smaller one would fit; lower sweep.slots, or use more devices"
+    remat_hint = "" if sweep.remat == "layer" else ", and sweep.remat=layer takes less"
     return (
-        f"out of memory: with sweep.microbatch = {sweep.microbatch} and sweep.slots = {sweep.slots} a device was estimated to need "
-        f"{size(takes)}. By the same estimate {would}{saving}. Both are settings of a whole sweep: start it under another name=NAME. What "
+        f"out of memory: with sweep.microbatch = {sweep.microbatch} and sweep.slots = {sweep.decode_slots} a device was estimated to need "
+        f"{format_bytes(estimated_bytes)}. By the same estimate {microbatch_hint}{remat_hint}. Both are settings of a whole sweep: start it under another name=NAME. What "
         "is recorded stays, and goes on by --resume where there is more memory."
     )
 

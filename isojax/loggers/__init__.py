@@ -13,7 +13,7 @@ from types import ModuleType, TracebackType
 from typing import Protocol
 
 from isojax.config import Config
-from isojax.files import leaves
+from isojax.files import flatten
 from isojax.records import Ledger, read_run
 from isojax.registry import load
 from isojax.types import Cell, EvalPoint, RunRecord
@@ -31,56 +31,56 @@ class Logger(Protocol):
         ...
 
 
-def check(names: Iterable[str]) -> None:
+def check_loggers(names: Iterable[str]) -> None:
     """InputError where one of `run.loggers` is not known, or cannot work here."""
     for name in names:
-        vars(_module(name)).get("check", lambda: None)()
+        vars(_logger_module(name)).get("check", lambda: None)()
 
 
-def scalars(point: EvalPoint) -> dict[str, float]:
+def point_scalars(point: EvalPoint) -> dict[str, float]:
     """A point's numbers by the names of their curves: metrics as in the ledger, train/NAME, M updates and response tokens."""
     return {**point.metrics, **{f"train/{k}": v for k, v in point.train.items()}, "M": point.M, "tokens": point.tokens}
 
 
-class Following:
+class CellLoggers:
     """The loggers of a cell at work, from its ledger; one that fails is left out from there on, with one warning."""
 
     def __init__(self, ledger: Ledger, cell: Cell, config: Config):
         self.ledger, self.cell, self.config = ledger, cell, config
         self.loggers: dict[str, Logger] = {}
 
-    def __enter__(self) -> Following:
+    def __enter__(self) -> CellLoggers:
         for name in self.config.run.loggers:
-            self._attempt(name, lambda name=name: self._begin(name))
-        self.ledger.told = self._tell
+            self._attempt_call(name, lambda name=name: self._begin_logger(name))
+        self.ledger.on_append = self._tell_loggers
         if self.ledger.targets:
-            self._tell()
+            self._tell_loggers()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         for name, logger in list(self.loggers.items()):
-            self._attempt(name, logger.close)
+            self._attempt_call(name, logger.close)
 
-    def _begin(self, name: str) -> None:
-        self.loggers[name] = _module(name).begin(self.ledger.folder, self.cell, self.config)
+    def _begin_logger(self, name: str) -> None:
+        self.loggers[name] = _logger_module(name).begin(self.ledger.folder, self.cell, self.config)
 
-    def _tell(self) -> None:
+    def _tell_loggers(self) -> None:
         for name, logger in list(self.loggers.items()):
-            self._attempt(name, lambda logger=logger: logger.tell(read_run(self.ledger.folder)))
+            self._attempt_call(name, lambda logger=logger: logger.tell(read_run(self.ledger.folder)))
 
-    def _attempt(self, name: str, do: Callable[[], None]) -> None:
+    def _attempt_call(self, name: str, call: Callable[[], None]) -> None:
         try:
-            do()
+            call()
         except Exception as e:  # a library, its network or its disk; the run is worth more than its curves, and the ledger has them
             self.loggers.pop(name, None)
-            said = f"warning: {self.cell.name}: the logger {name} failed ({e}); the run goes on without it, its ledger has every point"
-            print(said, file=sys.stderr)
+            warning = f"warning: {self.cell.name}: the logger {name} failed ({e}); the run goes on without it, its ledger has every point"
+            print(warning, file=sys.stderr)
 
 
-def _module(name: str) -> ModuleType:
+def _logger_module(name: str) -> ModuleType:
     return load("loggers", name, "begin")
 
 
-def settings(cell: Cell, config: Config) -> dict[str, object]:
+def cell_hparams(cell: Cell, config: Config) -> dict[str, object]:
     """What tells this cell from others, those of other sweeps too: B_p, n, its seed, and `cell` of the config by dotted names."""
-    return {"B_p": cell.B_p, "n": cell.n, "seed": cell.seed, **dict(leaves(config.cell.model_dump(mode="json")))}
+    return {"B_p": cell.B_p, "n": cell.n, "seed": cell.seed, **dict(flatten(config.cell.model_dump(mode="json")))}

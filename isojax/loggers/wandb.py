@@ -15,7 +15,7 @@ from typing import Any
 
 from isojax.config import Config
 from isojax.files import write_text
-from isojax.loggers import scalars, settings
+from isojax.loggers import point_scalars, cell_hparams
 from isojax.types import Cell, InputError, RunRecord
 
 FINISH_SECONDS = 60.0  # that the end of a cell waits for an upload; what is left stays in the cell's folder, for `wandb sync`
@@ -37,43 +37,43 @@ def check() -> None:
         ) from e
 
 
-def begin(folder: Path, cell: Cell, config: Config) -> Wandb:
+def begin(folder: Path, cell: Cell, config: Config) -> WandbLogger:
     """A cell's run, new or gone on with."""
     import wandb
 
-    path = folder / "wandb" / "id"
-    if not path.exists():
-        write_text(path, f"{cell.name}-{secrets.token_hex(4)}")
-    before = list(path.parent.glob("offline-run-*"))
+    id_path = folder / "wandb" / "id"
+    if not id_path.exists():
+        write_text(id_path, f"{cell.name}-{secrets.token_hex(4)}")
+    earlier_runs = list(id_path.parent.glob("offline-run-*"))
     run = wandb.init(
         project=os.environ.get("WANDB_PROJECT", "isojax"),
         group=config.name,
         name=cell.name,
-        id=path.read_text(),
+        id=id_path.read_text(),
         dir=str(folder),
-        config=settings(cell, config),
+        config=cell_hparams(cell, config),
         resume="allow",
         reinit="create_new",
         settings=wandb.Settings(silent=True, console="off", save_code=False, disable_git=True, finish_timeout=FINISH_SECONDS),
     )
     if run.offline:
-        for old in before:
-            shutil.rmtree(old)
-    return Wandb(run)
+        for earlier_run in earlier_runs:
+            shutil.rmtree(earlier_run)
+    return WandbLogger(run)
 
 
-class Wandb:
+class WandbLogger:
     """A run that grows with a ledger."""
 
     def __init__(self, run: Any):
-        self.run, self.next = run, run.starting_step
+        self.run, self.next_step = run, run.starting_step
 
     def tell(self, run: RunRecord) -> None:
         """Log the points that the run has not got; its steps only rise."""
         for point in run.points:
-            if point.rollouts >= self.next:
-                self.run.log({**scalars(point), "rollouts": point.rollouts}, step=point.rollouts)
-                self.next = point.rollouts + 1
+            if point.rollouts >= self.next_step:
+                self.run.log({**point_scalars(point), "rollouts": point.rollouts}, step=point.rollouts)
+                self.next_step = point.rollouts + 1
 
     def close(self) -> None:
         """Ends the run, once all has been sent or the time for it is over."""

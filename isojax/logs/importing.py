@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isojax.files import write_text
-from isojax.logs.fields import bind
-from isojax.logs.runs import gather, records
-from isojax.logs.table import Tick, other_format
+from isojax.logs.fields import map_columns
+from isojax.logs.runs import group_rows, to_run_records
+from isojax.logs.table import BytesReadCallback, other_format_hint
 from isojax.records import write_run
 from isojax.registry import load
 from isojax.types import InputError, RunRecord
 
-MANIFEST = "import.json"
+MANIFEST_FILE = "import.json"
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedRuns:
     """What was read: the runs by cell, and what had to be assumed or left out."""
 
     runs: tuple[RunRecord, ...]
     notes: tuple[str, ...]
 
 
-def read_logs(files: Sequence[Path], format: str, asked: Mapping[str, str], tick: Tick) -> Imported:
+def read_logs(files: Sequence[Path], log_format: str, field_map: Mapping[str, str], on_bytes_read: BytesReadCallback) -> ImportedRuns:
     """Logs of one format as runs.
 
     Args:
@@ -41,36 +41,36 @@ def read_logs(files: Sequence[Path], format: str, asked: Mapping[str, str], tick
     Raises:
         InputError: an unknown format; a file that cannot be used, with its place; a column that is not there; runs that clash.
     """
-    plugin = load("logs", format, "read")
-    _refuse_twice(files)
-    gathered, said = [], []
+    plugin = load("logs", log_format, "read")
+    _reject_duplicate_files(files)
+    log_runs, table_notes = [], []
     for path in files:
         if not path.exists():
             raise InputError(f"no such log: {path}. Expected a file that exists; check its name.")
         try:
-            tables = plugin.read(path, tick)
+            tables = plugin.read(path, on_bytes_read)
         except OSError as e:
             raise InputError(f"cannot read {path}: {e.strerror or e}. Check who may read it.") from e
         for table in tables:
             try:
-                bound = bind(table, asked, plugin.FIELDS)
+                column_map = map_columns(table, field_map, plugin.FIELDS)
             except InputError as e:
-                raise InputError(f"{e}{other_format(path, format)}") from e
-            gathered += gather(table, bound)
-            said += [f"{table.source}: {note}" for note in table.notes]
-    runs, notes = records(gathered)
-    return Imported(tuple(runs), tuple(said + notes))
+                raise InputError(f"{e}{other_format_hint(path, log_format)}") from e
+            log_runs += group_rows(table, column_map)
+            table_notes += [f"{table.source}: {note}" for note in table.notes]
+    runs, notes = to_run_records(log_runs)
+    return ImportedRuns(tuple(runs), tuple(table_notes + notes))
 
 
-def _refuse_twice(files: Sequence[Path]) -> None:
-    seen: dict[Path, Path] = {}
+def _reject_duplicate_files(files: Sequence[Path]) -> None:
+    path_by_target: dict[Path, Path] = {}
     for path in files:
-        before = seen.setdefault(path.resolve(), path)
-        if before is not path:
-            raise InputError(f"{path} is given twice (as {before} too), expected once; leave one out.")
+        earlier = path_by_target.setdefault(path.resolve(), path)
+        if earlier is not path:
+            raise InputError(f"{path} is given twice (as {earlier} too), expected once; leave one out.")
 
 
-def check_out(out: Path) -> None:
+def check_output_folder(out: Path) -> None:
     """Refuse a folder to write that is there and holds something.
 
     Raises:
@@ -83,14 +83,14 @@ def check_out(out: Path) -> None:
 
 
 @contextmanager
-def _beside(out: Path) -> Iterator[Path]:
+def _atomic_folder(out: Path) -> Iterator[Path]:
     """A folder beside `out` that takes its name in one step when all went well, and is gone otherwise."""
     temp = out.with_name(f".{out.name}.{os.getpid()}")
     missing = [folder for folder in out.parents if not folder.exists()]
     try:
         temp.mkdir(parents=True)
         yield temp
-        check_out(out)
+        check_output_folder(out)
         os.replace(temp, out)
     except OSError as e:
         raise InputError(f"cannot write {out}: {e.strerror or e}. Choose a folder you may write.") from e
@@ -101,7 +101,7 @@ def _beside(out: Path) -> Iterator[Path]:
                 folder.rmdir()
 
 
-def write_ledgers(imported: Imported, out: Path, said: Mapping[str, object], done: Callable[[], None]) -> None:
+def write_ledgers(imported: ImportedRuns, out: Path, manifest: Mapping[str, object], on_run_written: Callable[[], None]) -> None:
     """The runs as cells/<B_p>x<n>-s<seed>/records.jsonl below `out`, and import.json, which says what they were made from.
 
     Args:
@@ -114,10 +114,10 @@ def write_ledgers(imported: Imported, out: Path, said: Mapping[str, object], don
         InputError: `out` holds something, or cannot be written; nothing is left behind.
     """
     out = out.absolute()
-    check_out(out)
-    with _beside(out) as temp:
+    check_output_folder(out)
+    with _atomic_folder(out) as temp:
         for run in imported.runs:
             write_run(temp / "cells" / run.cell.name, run)
-            done()
+            on_run_written()
         cells = {run.cell.name: run.source for run in imported.runs}
-        write_text(temp / MANIFEST, json.dumps({**said, "cells": cells, "notes": imported.notes}, indent=1) + "\n")
+        write_text(temp / MANIFEST_FILE, json.dumps({**manifest, "cells": cells, "notes": imported.notes}, indent=1) + "\n")

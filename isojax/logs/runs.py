@@ -7,48 +7,48 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
-from isojax.logs.fields import Bound
-from isojax.logs.points import evaluations, is_measured, main_metric, measures, metric_name
-from isojax.logs.table import Row, Table
-from isojax.logs.values import text_of, whole
+from isojax.logs.fields import ColumnMap
+from isojax.logs.points import read_evaluations, has_metric_cell, main_metric_field, metric_fields, ledger_metric_name
+from isojax.logs.table import LogRow, LogTable
+from isojax.logs.values import read_text, read_integer
 from isojax.types import Cell, InputError, RunRecord
 
 
 @dataclass
-class Run:
+class LogRun:
     """The rows of one run, as they are gathered."""
 
-    table: Table
-    bound: Bound
+    table: LogTable
+    column_map: ColumnMap
     B_p: int
     n: int
     seed: int | None
     name: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[LogRow] = field(default_factory=list)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where it begins."""
-        return f"{self.table.source}, {self.rows[0].place}"
+        return f"{self.table.source}, {self.rows[0].location}"
 
 
-def settings(row: Row, table: Table, bound: Bound) -> tuple[int, int, int | None]:
+def cell_settings(row: LogRow, table: LogTable, column_map: ColumnMap) -> tuple[int, int, int | None]:
     """(B_p, n, seed) of a row.
 
     Raises:
         InputError: missing, no whole number, or a batch that is no multiple of n, with the row's place.
     """
-    n = whole("n", row, table, bound, 1)
-    seed = whole("seed", row, table, bound, 0) if "seed" in bound else None
-    if "B_p" in bound:
-        return whole("B_p", row, table, bound, 1), n, seed
-    B = whole("B", row, table, bound, 1)
+    n = read_integer("n", row, table, column_map, 1)
+    seed = read_integer("seed", row, table, column_map, 0) if "seed" in column_map else None
+    if "B_p" in column_map:
+        return read_integer("B_p", row, table, column_map, 1), n, seed
+    B = read_integer("B", row, table, column_map, 1)
     if B % n:
-        raise InputError(f"{table.source}, {row.place}: B = {B} is no multiple of n = {n}; expected B = B_p n, rollouts an update.")
+        raise InputError(f"{table.source}, {row.location}: B = {B} is no multiple of n = {n}; expected B = B_p n, rollouts an update.")
     return B // n, n, seed
 
 
-def gather(table: Table, bound: Bound) -> list[Run]:
+def group_rows(table: LogTable, column_map: ColumnMap) -> list[LogRun]:
     """The runs of one log, in the order they begin.
 
     With a `run` column, its values tell them apart; without one a format that holds one run a log is one run, and in others rows of one
@@ -57,64 +57,64 @@ def gather(table: Table, bound: Bound) -> list[Run]:
     Raises:
         InputError: as `settings`, or n, B_p or the seed changes inside a run, with both places.
     """
-    runs: dict[object, Run] = {}
-    rows = [row for row in table.rows if is_measured(row, bound)]
+    runs: dict[object, LogRun] = {}
+    rows = [row for row in table.rows if has_metric_cell(row, column_map)]
     if not rows:
-        used = ", ".join(bound.columns[name] for name in measures(bound))
-        raise InputError(f"{table.source}, {table.rows[0].place}: no row from there on has a value of {used}. Name the columns with --map.")
+        metric_columns = ", ".join(column_map.columns[name] for name in metric_fields(column_map))
+        raise InputError(f"{table.source}, {table.rows[0].location}: no row from there on has a value of {metric_columns}. Name the columns with --map.")
     for row in rows:
-        B_p, n, seed = settings(row, table, bound)
-        name = text_of("run", row, table, bound) if "run" in bound else ""
-        key: object = name if "run" in bound or table.one_run else (B_p, n, seed)
-        run = runs.setdefault(key, Run(table, bound, B_p, n, seed, name))
+        B_p, n, seed = cell_settings(row, table, column_map)
+        name = read_text("run", row, table, column_map) if "run" in column_map else ""
+        key: object = name if "run" in column_map or table.one_run else (B_p, n, seed)
+        run = runs.setdefault(key, LogRun(table, column_map, B_p, n, seed, name))
         if (run.B_p, run.n, run.seed) != (B_p, n, seed):
             changes = ", ".join(
-                f"{what} from {old} to {new}"
-                for what, old, new in (("B_p", run.B_p, B_p), ("n", run.n, n), ("seed", run.seed, seed))
+                f"{setting} from {old} to {new}"
+                for setting, old, new in (("B_p", run.B_p, B_p), ("n", run.n, n), ("seed", run.seed, seed))
                 if old != new
             )
-            who = f"the run {name!r}" if name else "one run"
+            run_label = f"the run {name!r}" if name else "one run"
             raise InputError(
-                f"{table.source}, {row.place}: {who} (from {run.rows[0].place}) changes {changes}; expected one setting. {_SEPARATE}"
+                f"{table.source}, {row.location}: {run_label} (from {run.rows[0].location}) changes {changes}; expected one setting. {_SEPARATE_RUNS_HINT}"
             )
         run.rows.append(row)
-    _refuse_mixed(list(runs.values()), rows, table, bound)
+    _reject_mixed_settings(list(runs.values()), rows, table, column_map)
     return list(runs.values())
 
 
-_SEPARATE = "Give each run its own file, or name the column that tells them apart: --map run=COLUMN."
+_SEPARATE_RUNS_HINT = "Give each run its own file, or name the column that tells them apart: --map run=COLUMN."
 
 
-def _refuse_mixed(runs: Sequence[Run], rows: Sequence[Row], table: Table, bound: Bound) -> None:
+def _reject_mixed_settings(runs: Sequence[LogRun], rows: Sequence[LogRow], table: LogTable, column_map: ColumnMap) -> None:
     """Settings that change while the steps rise on are one run's, not several runs': through the whole file, or there and back."""
-    if "run" in bound or len(runs) < 2:
+    if "run" in column_map or len(runs) < 2:
         return
-    clock = "step" if "step" in bound.columns else "rollouts"
-    owner = {id(row): run for run in runs for row in run.rows}
-    steps = {id(row): whole(clock, row, table, bound, 0) for row in rows}
-    blocks = [list(block) for _, block in groupby(rows, key=lambda row: id(owner[id(row)]))]
-    rising = all(steps[id(a)] < steps[id(b)] for a, b in pairwise(rows))
-    inside = [_is_inside(before, block, after, owner, steps) for before, block, after in zip(blocks, blocks[1:], blocks[2:], strict=False)]
-    strays = [
+    clock_field = "step" if "step" in column_map.columns else "rollouts"
+    run_of_row = {id(row): run for run in runs for row in run.rows}
+    clock_of_row = {id(row): read_integer(clock_field, row, table, column_map, 0) for row in rows}
+    row_blocks = [list(block) for _, block in groupby(rows, key=lambda row: id(run_of_row[id(row)]))]
+    rising = all(clock_of_row[id(a)] < clock_of_row[id(b)] for a, b in pairwise(rows))
+    interrupts_other = [_interrupts_run(block_before, block, block_after, run_of_row, clock_of_row) for block_before, block, block_after in zip(row_blocks, row_blocks[1:], row_blocks[2:], strict=False)]
+    interrupting_runs = [
         run
         for run in runs
-        if all(inner for block, inner in zip(blocks, [False, *inside, False], strict=True) if owner[id(block[0])] is run)
+        if all(inner for block, inner in zip(row_blocks, [False, *interrupts_other, False], strict=True) if run_of_row[id(block[0])] is run)
     ]
-    if rising or strays:
-        other = runs[1] if rising else strays[0]
-        first = runs[0] if rising else owner[id(rows[rows.index(other.rows[0]) - 1])]
-        what = f"n = {first.n}, B_p = {first.B_p} (from {first.rows[0].place}), then n = {other.n}, B_p = {other.B_p}"
-        given = f"{table.source}, {other.rows[0].place}: two settings are mixed in one run: {what}, while {clock} goes on rising"
-        raise InputError(f"{given}; expected one setting. {_SEPARATE} Where each n is a run of its own: --map run=n.")
+    if rising or interrupting_runs:
+        second_run = runs[1] if rising else interrupting_runs[0]
+        first_run = runs[0] if rising else run_of_row[id(rows[rows.index(second_run.rows[0]) - 1])]
+        settings_text = f"n = {first_run.n}, B_p = {first_run.B_p} (from {first_run.rows[0].location}), then n = {second_run.n}, B_p = {second_run.B_p}"
+        problem = f"{table.source}, {second_run.rows[0].location}: two settings are mixed in one run: {settings_text}, while {clock_field} goes on rising"
+        raise InputError(f"{problem}; expected one setting. {_SEPARATE_RUNS_HINT} Where each n is a run of its own: --map run=n.")
 
 
-def _is_inside(before: list[Row], block: list[Row], after: list[Row], owner: Mapping[int, Run], steps: Mapping[int, int]) -> bool:
+def _interrupts_run(block_before: list[LogRow], block: list[LogRow], block_after: list[LogRow], run_of_row: Mapping[int, LogRun], clock_of_row: Mapping[int, int]) -> bool:
     """Whether a block of rows interrupts one other run, and fits into its steps."""
-    same = owner[id(before[-1])] is owner[id(after[0])]
-    return same and steps[id(before[-1])] < steps[id(block[0])] and steps[id(block[-1])] < steps[id(after[0])]
+    same_run = run_of_row[id(block_before[-1])] is run_of_row[id(block_after[0])]
+    return same_run and clock_of_row[id(block_before[-1])] < clock_of_row[id(block[0])] and clock_of_row[id(block[-1])] < clock_of_row[id(block_after[0])]
 
 
-def records(runs: Sequence[Run]) -> tuple[list[RunRecord], list[str]]:
+def to_run_records(runs: Sequence[LogRun]) -> tuple[list[RunRecord], list[str]]:
     """Every run as a record, by cell, and what was assumed.
 
     Runs of one (B_p, n) without a seed get 0, 1, ... in order; so do runs in logs of their own whose settings repeat one seed.
@@ -122,65 +122,65 @@ def records(runs: Sequence[Run]) -> tuple[list[RunRecord], list[str]]:
     Raises:
         InputError: as `points.evaluations`, two runs with one (B_p, n, seed), or the same run twice.
     """
-    notes = [*_refuse_other_metrics(runs), *_number_seeds(runs)]
-    made = []
+    notes = [*_reject_different_metrics(runs), *_assign_seeds(runs)]
+    run_records = []
     for run in runs:
         assert run.seed is not None
         cell = Cell(run.B_p, run.n, run.seed)
-        points, hours, said = evaluations(run.rows, run.table, run.bound, cell)
-        notes += [f"{run.place}{f' (run {run.name!r})' if run.name else ''}: {text}" for text in said]
-        made.append(RunRecord(cell, points, run.place, hours, "imported"))
-    _refuse_copies(made)
-    return sorted(made, key=lambda run: run.cell), notes
+        points, hours, run_notes = read_evaluations(run.rows, run.table, run.column_map, cell)
+        notes += [f"{run.location}{f' (run {run.name!r})' if run.name else ''}: {text}" for text in run_notes]
+        run_records.append(RunRecord(cell, points, run.location, hours, "imported"))
+    _reject_copies(run_records)
+    return sorted(run_records, key=lambda run: run.cell), notes
 
 
-def _refuse_other_metrics(runs: Sequence[Run]) -> list[str]:
+def _reject_different_metrics(runs: Sequence[LogRun]) -> list[str]:
     """Refuse runs whose validation metric has different names; says where one name stands for different columns."""
-    first = {(metric_name(main_metric(run.bound), run.bound), run.bound.columns[main_metric(run.bound)]): run for run in reversed(runs)}
-    if len({name for name, _ in first}) > 1:
-        given = " and ".join(f"{name} ({run.table.source})" for (name, _), run in first.items())
-        raise InputError(f"the runs have different validation metrics: {given}; expected one. Name it for all: --map avg@4=COLUMN.")
-    if len(first) > 1:
-        return [f"{name} is read from {column} in {run.table.source}" for (name, column), run in first.items()]
+    run_by_metric = {(ledger_metric_name(main_metric_field(run.column_map), run.column_map), run.column_map.columns[main_metric_field(run.column_map)]): run for run in reversed(runs)}
+    if len({name for name, _ in run_by_metric}) > 1:
+        metrics_text = " and ".join(f"{name} ({run.table.source})" for (name, _), run in run_by_metric.items())
+        raise InputError(f"the runs have different validation metrics: {metrics_text}; expected one. Name it for all: --map avg@4=COLUMN.")
+    if len(run_by_metric) > 1:
+        return [f"{name} is read from {column} in {run.table.source}" for (name, column), run in run_by_metric.items()]
     return []
 
 
-def _number_seeds(runs: Sequence[Run]) -> list[str]:
+def _assign_seeds(runs: Sequence[LogRun]) -> list[str]:
     """Give each run its seed; says where there was a choice.
 
     Raises:
         InputError: two runs of one cell with one seed, where somebody gave it or a file of many runs has it as a column.
     """
     notes = []
-    cells: dict[tuple[int, int], list[Run]] = defaultdict(list)
+    cells: dict[tuple[int, int], list[LogRun]] = defaultdict(list)
     for run in runs:
         cells[run.B_p, run.n].append(run)
-    for (B_p, n), group in cells.items():
-        given = Counter(run.seed for run in group if run.seed is not None)
-        for run in group:
-            if run.seed is not None and given[run.seed] > 1 and run.table.one_run and "seed" in run.bound.found:
+    for (B_p, n), cell_runs in cells.items():
+        seed_counts = Counter(run.seed for run in cell_runs if run.seed is not None)
+        for run in cell_runs:
+            if run.seed is not None and seed_counts[run.seed] > 1 and run.table.one_run and "seed" in run.column_map.detected:
                 run.seed = None  # a trainer's default, which says nothing of which run it was
-        first: dict[int, Run] = {}
-        for run in (run for run in group if run.seed is not None):
-            other = first.setdefault(int(run.seed or 0), run)
-            if other is not run:
-                what = f"two runs with B_p = {B_p}, n = {n}, seed = {run.seed}: {other.place} and {run.place}"
-                raise InputError(f"{what}; expected one. Give each its seed, or leave one out.")
-        unknown = [run for run in group if run.seed is None]
-        free = (seed for seed in range(len(group)) if seed not in first)
-        for run, seed in zip(unknown, free, strict=False):
+        run_by_seed: dict[int, LogRun] = {}
+        for run in (run for run in cell_runs if run.seed is not None):
+            run_with_seed = run_by_seed.setdefault(int(run.seed or 0), run)
+            if run_with_seed is not run:
+                problem = f"two runs with B_p = {B_p}, n = {n}, seed = {run.seed}: {run_with_seed.location} and {run.location}"
+                raise InputError(f"{problem}; expected one. Give each its seed, or leave one out.")
+        unseeded_runs = [run for run in cell_runs if run.seed is None]
+        free_seeds = (seed for seed in range(len(cell_runs)) if seed not in run_by_seed)
+        for run, seed in zip(unseeded_runs, free_seeds, strict=False):
             run.seed = seed
-        if unknown and len(group) > 1:
-            order = ", ".join(f"{run.name or run.table.source} is {run.seed}" for run in unknown)
-            notes.append(f"seeds of B_p = {B_p}, n = {n} are numbered in the order given: {order}")
+        if unseeded_runs and len(cell_runs) > 1:
+            numbering = ", ".join(f"{run.name or run.table.source} is {run.seed}" for run in unseeded_runs)
+            notes.append(f"seeds of B_p = {B_p}, n = {n} are numbered in the order given: {numbering}")
     return notes
 
 
-def _refuse_copies(runs: Sequence[RunRecord]) -> None:
+def _reject_copies(runs: Sequence[RunRecord]) -> None:
     """One run counted as two seeds, be it from two of its checkpoints, would make every interval too narrow."""
     for i, a in enumerate(runs):
         for b in runs[:i]:
-            shared = min(len(a.points), len(b.points))
-            if (a.cell.B_p, a.cell.n) == (b.cell.B_p, b.cell.n) and shared > 1 and a.points[:shared] == b.points[:shared]:
+            shared_points = min(len(a.points), len(b.points))
+            if (a.cell.B_p, a.cell.n) == (b.cell.B_p, b.cell.n) and shared_points > 1 and a.points[:shared_points] == b.points[:shared_points]:
                 cell = f"B_p = {a.cell.B_p}, n = {a.cell.n}"
                 raise InputError(f"{b.source} and {a.source} hold the same run of {cell}, as far as both go; leave one out.")

@@ -10,13 +10,13 @@ from typing import Any
 
 from isojax.types import InputError
 
-LARGEST = 2 * 1024**3  # bytes; beyond it, a log holds far more than metrics, and its rows would not fit in memory
+MAX_LOG_BYTES = 2 * 1024**3  # bytes; beyond it, a log holds far more than metrics, and its rows would not fit in memory
 
-Tick = Callable[[int], None]  # hears how many bytes were read since the last call
+BytesReadCallback = Callable[[int], None]  # hears how many bytes were read since the last call
 
 
 @dataclass(frozen=True)
-class Row:
+class LogRow:
     """One entry of a log.
 
     Attributes:
@@ -24,12 +24,12 @@ class Row:
         values: column -> value as the log has it (text, number, list or None); a column that the entry does not have is absent.
     """
 
-    place: str
+    location: str
     values: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Table:
+class LogTable:
     """One log.
 
     Attributes:
@@ -41,7 +41,7 @@ class Table:
     """
 
     source: str
-    rows: tuple[Row, ...]
+    rows: tuple[LogRow, ...]
     config: Mapping[str, Any] = field(default_factory=dict)
     one_run: bool = True
     notes: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Table:
         return list(dict.fromkeys([*(name for row in self.rows for name in row.values), *self.config]))
 
 
-def file_size(path: Path) -> int:
+def checked_file_size(path: Path) -> int:
     """Bytes of a log file.
 
     Raises:
@@ -65,33 +65,33 @@ def file_size(path: Path) -> int:
     size = path.stat().st_size
     if size == 0:
         raise InputError(f"{path} is empty (line 1 is missing); expected a log with at least one row. Leave it out.")
-    if size > LARGEST:
-        given = f"{path} holds {size / 1024**3:.1f} GiB"
-        raise InputError(f"{given}, expected at most {LARGEST / 1024**3:.0f} GiB; export the metrics alone, without texts or samples.")
+    if size > MAX_LOG_BYTES:
+        problem = f"{path} holds {size / 1024**3:.1f} GiB"
+        raise InputError(f"{problem}, expected at most {MAX_LOG_BYTES / 1024**3:.0f} GiB; export the metrics alone, without texts or samples.")
     return size
 
 
-def lines(path: Path, tick: Tick) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path, on_bytes_read: BytesReadCallback) -> Iterator[tuple[int, str]]:
     """(number, text with its line end) of each line of UTF-8 text, a byte-order mark left out.
 
     Raises:
         InputError: as `file_size`; not UTF-8, or a NUL byte, with the line.
     """
-    file_size(path)
+    checked_file_size(path)
     with path.open("rb") as f:
-        for number, data in enumerate(f, 1):
-            tick(len(data))
-            yield number, _decode(data, f"{path}, line {number}").removeprefix("\ufeff" if number == 1 else "")
+        for line_number, data in enumerate(f, 1):
+            on_bytes_read(len(data))
+            yield line_number, _decode(data, f"{path}, line {line_number}").removeprefix("\ufeff" if line_number == 1 else "")
 
 
-def _decode(data: bytes, where: str) -> str:
+def _decode(data: bytes, location: str) -> str:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as e:
-        found = f"byte 0x{data[e.start]:02x} at position {e.start + 1}"
-        raise InputError(f"{where} is not UTF-8 text ({found}). Save the file as UTF-8; {_binary_hint()}") from e
+        bad_byte = f"byte 0x{data[e.start]:02x} at position {e.start + 1}"
+        raise InputError(f"{location} is not UTF-8 text ({bad_byte}). Save the file as UTF-8; {_binary_hint()}") from e
     if "\0" in text:
-        raise InputError(f"{where} holds a NUL byte, expected text; {_binary_hint()}")
+        raise InputError(f"{location} holds a NUL byte, expected text; {_binary_hint()}")
     return text
 
 
@@ -113,15 +113,15 @@ def guess_format(path: Path) -> str | None:
     except OSError:
         return None
     if head.startswith(b"{"):
-        first = head.split(b"\n", 1)[0]
-        if first.rstrip().endswith(b"}"):
-            return "verl" if first.startswith(b'{"step":') and b'"data":' in first else "jsonl"
+        first_line = head.split(b"\n", 1)[0]
+        if first_line.rstrip().endswith(b"}"):
+            return "verl" if first_line.startswith(b'{"step":') and b'"data":' in first_line else "jsonl"
         return "trl"
-    first = head.split(b"\n", 1)[0]
-    return "csv" if any(mark in first for mark in (b",", b"\t", b";")) and not head.startswith(b"[") and b"\0" not in head else None
+    first_line = head.split(b"\n", 1)[0]
+    return "csv" if any(mark in first_line for mark in (b",", b"\t", b";")) and not head.startswith(b"[") and b"\0" not in head else None
 
 
-def other_format(path: Path, given: str) -> str:
+def other_format_hint(path: Path, log_format: str) -> str:
     """A sentence that names the format a log looks like, or nothing where it looks like the one given."""
-    guess = guess_format(path)
-    return f" It looks like {guess}: try --from {guess}." if guess is not None and guess != given else ""
+    guessed_format = guess_format(path)
+    return f" It looks like {guessed_format}: try --from {guessed_format}." if guessed_format is not None and guessed_format != log_format else ""

@@ -6,15 +6,15 @@ import json
 import math
 from typing import Any
 
-from isojax.logs.fields import HELP, Bound
-from isojax.logs.table import Row, Table
+from isojax.logs.fields import FIELD_HELP, ColumnMap
+from isojax.logs.table import LogRow, LogTable
 from isojax.types import InputError
 
 
-def where(row: Row, table: Table, bound: Bound, field: str) -> str:
+def describe_cell(row: LogRow, table: LogTable, column_map: ColumnMap, field: str) -> str:
     """ "runs.csv, line 7: reward (column val/acc)"."""
-    column = bound.columns.get(field, field)
-    return f"{table.source}, {row.place}: {field}" + (f" (column {column})" if column != field else "")
+    column = column_map.columns.get(field, field)
+    return f"{table.source}, {row.location}: {field}" + (f" (column {column})" if column != field else "")
 
 
 def is_blank(value: Any) -> bool:
@@ -22,58 +22,58 @@ def is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def number(field: str, row: Row, table: Table, bound: Bound) -> float:
+def read_number(field: str, row: LogRow, table: LogTable, column_map: ColumnMap) -> float:
     """A finite number.
 
     Raises:
         InputError: missing, no number, NaN or infinite.
     """
-    value = bound.value(field, row, table)
-    place = where(row, table, bound, field)
+    value = column_map.raw_value(field, row, table)
+    cell_text = describe_cell(row, table, column_map, field)
     if is_blank(value):
-        raise InputError(f"{place} is missing; expected {HELP.get(field, 'a number')}. Fill the cell in, or remove the row.")
+        raise InputError(f"{cell_text} is missing; expected {FIELD_HELP.get(field, 'a number')}. Fill the cell in, or remove the row.")
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise InputError(f"{place} is {value!r}, expected a number. Name another column with --map {field}=COLUMN, or mend it.")
+        raise InputError(f"{cell_text} is {value!r}, expected a number. Name another column with --map {field}=COLUMN, or mend it.")
     try:
-        found = float(value)
+        number = float(value)
     except (ValueError, OverflowError) as e:
-        raise InputError(f"{place} is {value!r}, expected a number such as 0.25. Mend it, or name another column with --map.") from e
-    if not math.isfinite(found):
-        raise InputError(f"{place} is {found}, expected a finite number. Remove the row, or mend the value.")
-    return found
+        raise InputError(f"{cell_text} is {value!r}, expected a number such as 0.25. Mend it, or name another column with --map.") from e
+    if not math.isfinite(number):
+        raise InputError(f"{cell_text} is {number}, expected a finite number. Remove the row, or mend the value.")
+    return number
 
 
-def whole(field: str, row: Row, table: Table, bound: Bound, least: int) -> int:
+def read_integer(field: str, row: LogRow, table: LogTable, column_map: ColumnMap, minimum: int) -> int:
     """A whole number of at least `least`; raises InputError as `number`."""
-    found = number(field, row, table, bound)
-    if found != int(found) or found < least:
-        place = where(row, table, bound, field)
-        raise InputError(f"{place} is {found:g}, expected a whole number of at least {least}: {HELP[field]}. Mend it.")
-    return int(found)
+    value = read_number(field, row, table, column_map)
+    if value != int(value) or value < minimum:
+        cell_text = describe_cell(row, table, column_map, field)
+        raise InputError(f"{cell_text} is {value:g}, expected a whole number of at least {minimum}: {FIELD_HELP[field]}. Mend it.")
+    return int(value)
 
 
-def text_of(field: str, row: Row, table: Table, bound: Bound) -> str:
+def read_text(field: str, row: LogRow, table: LogTable, column_map: ColumnMap) -> str:
     """A name, such as a run's; raises InputError where it is missing."""
-    value = bound.value(field, row, table)
+    value = column_map.raw_value(field, row, table)
     if is_blank(value):
-        raise InputError(f"{where(row, table, bound, field)} is missing; expected {HELP[field]}. Fill the cell in, or remove the row.")
+        raise InputError(f"{describe_cell(row, table, column_map, field)} is missing; expected {FIELD_HELP[field]}. Fill the cell in, or remove the row.")
     return str(value)
 
 
-def counts(row: Row, table: Table, bound: Bound, samples: int) -> tuple[int, ...]:
+def read_correct_counts(row: LogRow, table: LogTable, column_map: ColumnMap, samples: int) -> tuple[int, ...]:
     """Right answers of each problem: a list, or its text ("[1, 0, 4]"), each in 0..samples.
 
     Raises:
         InputError: something else.
     """
-    value = bound.value("counts", row, table)
+    value = column_map.raw_value("counts", row, table)
     try:
-        found = json.loads(value) if isinstance(value, str) else value
+        correct_counts = json.loads(value) if isinstance(value, str) else value
     except ValueError:
-        found = value
-    right = isinstance(found, list) and all(isinstance(c, int) and not isinstance(c, bool) and 0 <= c <= samples for c in found)
-    if not right or not found:
-        shown = str(value)[:60]
-        place = where(row, table, bound, "counts")
-        raise InputError(f"{place} is {shown!r}, expected a list of whole numbers in 0..{samples}, one a problem, such as [1, 0, 4].")
-    return tuple(map(int, found))
+        correct_counts = value
+    is_valid = isinstance(correct_counts, list) and all(isinstance(c, int) and not isinstance(c, bool) and 0 <= c <= samples for c in correct_counts)
+    if not is_valid or not correct_counts:
+        value_text = str(value)[:60]
+        cell_text = describe_cell(row, table, column_map, "counts")
+        raise InputError(f"{cell_text} is {value_text!r}, expected a list of whole numbers in 0..{samples}, one a problem, such as [1, 0, 4].")
+    return tuple(map(int, correct_counts))

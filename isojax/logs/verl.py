@@ -8,36 +8,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from isojax.logs.fields import BY_NAME
-from isojax.logs.jsonl import objects
-from isojax.logs.table import Row, Table, Tick, other_format
+from isojax.logs.fields import SAME_NAME_FIELDS
+from isojax.logs.jsonl import read_objects
+from isojax.logs.table import LogRow, LogTable, BytesReadCallback, other_format_hint
 from isojax.types import InputError
 
-METRICS = ("val-core/*/acc/mean@*", "val-core/*/reward/mean@*", "val/test_score/*")
-TRAIN = {
+METRIC_COLUMNS = ("val-core/*/acc/mean@*", "val-core/*/reward/mean@*", "val/test_score/*")
+TRAIN_COLUMNS = {
     "train_reward": ("critic/rewards/mean",),
     "train:entropy": ("actor/entropy", "actor/entropy_loss"),
     "train:kl": ("actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl"),
     "train:grad_norm": ("actor/grad_norm",),
     "response_length": ("response_length/mean",),
 }
-CONFIG = {"n": ("actor_rollout_ref.rollout.n",), "B_p": ("data.train_batch_size",)}
+CONFIG_COLUMNS = {"n": ("actor_rollout_ref.rollout.n",), "B_p": ("data.train_batch_size",)}
 
-FIELDS = BY_NAME | TRAIN | {"step": ("step",), "reward": METRICS}
+FIELDS = SAME_NAME_FIELDS | TRAIN_COLUMNS | {"step": ("step",), "reward": METRIC_COLUMNS}
 
 
-def read(path: Path, tick: Tick) -> list[Table]:
+def read(path: Path, on_bytes_read: BytesReadCallback) -> list[LogTable]:
     """The file as one run.
 
     Raises:
         InputError: as `jsonl.objects`, or a line that is not {"step": ..., "data": {...}}, with its line.
     """
     rows = []
-    for number, row in objects(path, tick, "verl"):
+    for line_number, row in read_objects(path, on_bytes_read, "verl"):
         data = row.get("data")
         if not isinstance(data, dict) or "step" not in row:
             expected = 'expected {"step": NUMBER, "data": {TAG: VALUE}} as verl\'s file logger writes it'
-            hint = other_format(path, "verl") or " Other JSON lines are read with --from jsonl."
-            raise InputError(f"{path}, line {number} has the keys {', '.join(map(str, row)) or '(none)'}; {expected}.{hint}")
-        rows.append(Row(f"line {number}", {**data, "step": row["step"]}))
-    return [Table(str(path), tuple(rows))]
+            hint = other_format_hint(path, "verl") or " Other JSON lines are read with --from jsonl."
+            raise InputError(f"{path}, line {line_number} has the keys {', '.join(map(str, row)) or '(none)'}; {expected}.{hint}")
+        rows.append(LogRow(f"line {line_number}", {**data, "step": row["step"]}))
+    return [LogTable(str(path), tuple(rows))]

@@ -20,65 +20,65 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
-from isojax.sharding import PROMPTS, partition
+from isojax.sharding import PROMPT_AXIS, partition_spec
 
-NEVER = -1e30
-TURNED = 128  # positions of keys and values up to which `_over_queries` turns a matrix on a CPU
+MASKED_SCORE = -1e30
+MAX_TRANSPOSED_POSITIONS = 128  # positions of keys and values up to which `_over_queries` turns a matrix on a CPU
 
-Prefix = tuple[Array, Array, Array]  # keys and values [b K p H]; how many positions of each row are live, i[b]
-Cache = tuple[Array, ...]  # keys [L R K H C] and values [L R K C H]; of int8 ones also their scales, f32[L R K C] each
+PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H]; how many positions of each row are live, i[b]
+KVArrays = tuple[Array, ...]  # keys [L R K H C] and values [L R K C H]; of int8 ones also their scales, f32[L R K C] each
 
 
-def attend(q: Float[Array, "b t N H"], parts: list[tuple[Array, Array, Bool[Array, "b t c"]]]) -> Float[Array, "b t N H"]:
+def attend(q: Float[Array, "b t N H"], kv_segments: list[tuple[Array, Array, Bool[Array, "b t c"]]]) -> Float[Array, "b t N H"]:
     """Softmax attention over the concatenation of `parts`, each (keys [b K c H], values [b K c H], mask [b t c]), without joining them.
 
     Scores and softmax in float32.
     """
     b, t, heads, head_dim = q.shape
-    K = parts[0][0].shape[1]
+    K = kv_segments[0][0].shape[1]
     G = heads // K
     # The queries of a key's heads as rows of one matrix: a product a key/value head, with nothing left to transpose inside it.
     q = (q * head_dim**-0.5).reshape(b, t, K, G, head_dim).transpose(0, 2, 3, 1, 4).reshape(b, K, G * t, head_dim)
     scores = [
         jnp.where(
             mask[:, None, None],
-            dot_keys(q, k).reshape(b, K, G, t, -1),
-            NEVER,
+            query_key_products(q, k).reshape(b, K, G, t, -1),
+            MASKED_SCORE,
         ).reshape(b, K, G * t, -1)
-        for k, _, mask in parts
+        for k, _, mask in kv_segments
     ]
-    top = lax.stop_gradient(functools.reduce(jnp.maximum, [s.max(-1, keepdims=True) for s in scores]))
-    weights = [jnp.exp(s - top) for s in scores]
-    total = functools.reduce(jnp.add, [w.sum(-1, keepdims=True) for w in weights])
-    mixed = [mix_values(w.astype(v.dtype), v) for w, (_, v, _) in zip(weights, parts, strict=True)]
-    out = functools.reduce(jnp.add, mixed) / total.astype(q.dtype)
+    max_score = lax.stop_gradient(functools.reduce(jnp.maximum, [s.max(-1, keepdims=True) for s in scores]))
+    weights = [jnp.exp(s - max_score) for s in scores]
+    normalizer = functools.reduce(jnp.add, [w.sum(-1, keepdims=True) for w in weights])
+    weighted_sums = [weighted_values(w.astype(v.dtype), v) for w, (_, v, _) in zip(weights, kv_segments, strict=True)]
+    out = functools.reduce(jnp.add, weighted_sums) / normalizer.astype(q.dtype)
     return out.astype(q.dtype).reshape(b, K, G, t, head_dim).transpose(0, 3, 1, 2, 4).reshape(b, t, heads, head_dim)
 
 
-def _dot_keys(q: Float[Array, "b K q H"], k: Float[Array, "b K c H"]) -> Float[Array, "b K q c"]:
+def _query_key_products(q: Float[Array, "b K q H"], k: Float[Array, "b K c H"]) -> Float[Array, "b K q c"]:
     return jnp.einsum("bkqh,bkch->bkqc", q, k, preferred_element_type=jnp.float32)
 
 
-def _mix_values(w: Float[Array, "b K q c"], v: Float[Array, "b K c H"]) -> Float[Array, "b K q H"]:
+def _weighted_values(w: Float[Array, "b K q c"], v: Float[Array, "b K c H"]) -> Float[Array, "b K q H"]:
     return jnp.einsum("bkqc,bkch->bkqh", w, v)
 
 
-def dot_keys(q: Float[Array, "b K q H"], k: Float[Array, "b K c H"]) -> Float[Array, "b K q c"]:
+def query_key_products(q: Float[Array, "b K q H"], k: Float[Array, "b K c H"]) -> Float[Array, "b K q c"]:
     """Each query's products with keys, in float32. The gradient is written out where all is float32, as on a CPU; elsewhere it is JAX's."""
-    return _float32_dot_keys(q, k) if q.dtype == k.dtype == jnp.float32 else _dot_keys(q, k)
+    return _float32_query_key_products(q, k) if q.dtype == k.dtype == jnp.float32 else _query_key_products(q, k)
 
 
-def mix_values(w: Float[Array, "b K q c"], v: Float[Array, "b K c H"]) -> Float[Array, "b K q H"]:
+def weighted_values(w: Float[Array, "b K q c"], v: Float[Array, "b K c H"]) -> Float[Array, "b K q H"]:
     """Each query's sum of values by its weights."""
-    return _float32_mix_values(w, v) if w.dtype == v.dtype == jnp.float32 else _mix_values(w, v)
+    return _float32_weighted_values(w, v) if w.dtype == v.dtype == jnp.float32 else _weighted_values(w, v)
 
 
-_float32_dot_keys, _float32_mix_values = jax.custom_vjp(_dot_keys), jax.custom_vjp(_mix_values)
-_float32_dot_keys.defvjp(lambda q, k: (_dot_keys(q, k), (q, k)), lambda saved, d: (_mix_values(d, saved[1]), _over_queries(d, saved[0])))
-_float32_mix_values.defvjp(lambda w, v: (_mix_values(w, v), (w, v)), lambda saved, d: (_dot_keys(d, saved[1]), _over_queries(saved[0], d)))
+_float32_query_key_products, _float32_weighted_values = jax.custom_vjp(_query_key_products), jax.custom_vjp(_weighted_values)
+_float32_query_key_products.defvjp(lambda q, k: (_query_key_products(q, k), (q, k)), lambda saved, d: (_weighted_values(d, saved[1]), _sum_over_queries(d, saved[0])))
+_float32_weighted_values.defvjp(lambda w, v: (_weighted_values(w, v), (w, v)), lambda saved, d: (_query_key_products(d, saved[1]), _sum_over_queries(saved[0], d)))
 
 
-def _over_queries(x: Float[Array, "b K q c"], y: Float[Array, "b K q H"]) -> Float[Array, "b K c H"]:
+def _sum_over_queries(x: Float[Array, "b K q c"], y: Float[Array, "b K q H"]) -> Float[Array, "b K c H"]:
     """The gradient of keys or values: sums over queries, which are neither array's last axis.
 
     XLA:CPU does many such small products one at a time. With queries last, which a barrier holds it to, they are done together: attention
@@ -88,10 +88,10 @@ def _over_queries(x: Float[Array, "b K q c"], y: Float[Array, "b K q H"]) -> Flo
     def plain(x: Array, y: Array) -> Array:
         return jnp.einsum("bkqc,bkqh->bkch", x, y)
 
-    def turned(x: Array, y: Array) -> Array:
+    def transposed(x: Array, y: Array) -> Array:
         return jnp.einsum("bkcq,bkqh->bkch", lax.optimization_barrier(x.swapaxes(-1, -2)), y)
 
-    return plain(x, y) if x.shape[-1] > TURNED else lax.platform_dependent(x, y, cpu=turned, default=plain)
+    return plain(x, y) if x.shape[-1] > MAX_TRANSPOSED_POSITIONS else lax.platform_dependent(x, y, cpu=transposed, default=plain)
 
 
 def quantize(x: Float[Array, "*b H"]) -> tuple[Int[Array, "*b H"], Float[Array, "*b"]]:
@@ -101,7 +101,7 @@ def quantize(x: Float[Array, "*b H"]) -> tuple[Int[Array, "*b H"], Float[Array, 
     return jnp.round(x / jnp.where(scale > 0, scale, 1.0)[..., None]).astype(jnp.int8), scale
 
 
-def cached(keys: Array, values: Array, dtype: Any) -> tuple[Array, ...]:
+def to_cache_dtype(keys: Array, values: Array, dtype: Any) -> tuple[Array, ...]:
     """Keys and values [... H] as a cache of this precision holds them: cast, or as int8 with their scales."""
     if jnp.dtype(dtype) != jnp.int8:
         return keys.astype(dtype), values.astype(dtype)
@@ -113,12 +113,12 @@ def cache_positions(implementation: str, positions: int) -> int:
     """How many positions a cache must have to hold `positions`: the TPU's kernel wants whole blocks."""
     if implementation not in ("pallas", "interpret"):
         return positions
-    from isojax.models.kernels.tpu_decode import whole_blocks  # loads Pallas, which only a TPU's kernels need
+    from isojax.models.kernels.tpu_decode import pad_to_blocks  # loads Pallas, which only a TPU's kernels need
 
-    return whole_blocks(positions)
+    return pad_to_blocks(positions)
 
 
-def by_heads(
+def shard_over_heads(
     function: Callable[..., Any], kv_heads: int, inputs: tuple[int | None, ...], outputs: tuple[int | None, ...]
 ) -> Callable[..., Any]:
     """`function` on each device's own heads, inside a shard_map that leaves the heads' axis automatic; elsewhere itself.
@@ -128,68 +128,68 @@ def by_heads(
     them.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    automatic = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
-    if not automatic:
+    auto_axes = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
+    if not auto_axes:
         return function
-    (axis,) = partition(("kv_heads",), (kv_heads,), mesh)
-    heads = tuple(name for name in mesh.axis_names if name in automatic and (name == axis or mesh.shape[name] == 1))
+    (axis,) = partition_spec(("kv_heads",), (kv_heads,), mesh)
+    head_axes = tuple(name for name in mesh.axis_names if name in auto_axes and (name == axis or mesh.shape[name] == 1))
 
     def specs(dimensions: tuple[int | None, ...]) -> tuple[PartitionSpec, ...]:
-        return tuple(PartitionSpec() if d is None else PartitionSpec(*[None] * d, heads) for d in dimensions)
+        return tuple(PartitionSpec() if d is None else PartitionSpec(*[None] * d, head_axes) for d in dimensions)
 
-    return shard_map(function, in_specs=specs(inputs), out_specs=specs(outputs), axis_names=automatic, check_vma=False)
+    return shard_map(function, in_specs=specs(inputs), out_specs=specs(outputs), axis_names=auto_axes, check_vma=False)
 
 
 def self_attention(
-    implementation: str, q: Float[Array, "b t N H"], k: Float[Array, "b K t H"], v: Float[Array, "b K t H"], prefix: Prefix | None = None
+    implementation: str, q: Float[Array, "b t N H"], k: Float[Array, "b K t H"], v: Float[Array, "b K t H"], prefix: PrefixKV | None = None
 ) -> Float[Array, "b t N H"]:
     """Causal attention within each row, and over the live part of its prefix."""
     if prefix is not None and not prefix[0].shape[2]:
         prefix = None
     if implementation == "plain":
-        return _plain_self(q, k, v, prefix)
-    kernel: Callable[..., Array] = cudnn_attention if implementation == "cudnn" else _splash(implementation)
+        return _plain_self_attention(q, k, v, prefix)
+    kernel: Callable[..., Array] = cudnn_attention if implementation == "cudnn" else _splash_kernel(implementation)
 
     def attention(q: Array, k: Array, v: Array, *prefix: Array) -> tuple[Array]:
         return (kernel(q, k, v, prefix or None),)
 
     inputs = (2, 1, 1) if prefix is None else (2, 1, 1, 1, 1, None)
-    return by_heads(attention, k.shape[1], inputs, (2,))(q, k, v, *(prefix or ()))[0]
+    return shard_over_heads(attention, k.shape[1], inputs, (2,))(q, k, v, *(prefix or ()))[0]
 
 
-def _splash(implementation: str) -> Callable[..., Array]:
+def _splash_kernel(implementation: str) -> Callable[..., Array]:
     from isojax.models.kernels.splash import splash_attention  # loads Pallas, which only a TPU's kernels need
 
     return {"pallas": splash_attention, "interpret": functools.partial(splash_attention, interpret=True)}[implementation]
 
 
-def attention_at(
+def attention_at_positions(
     positions: Int[Array, "b t"], q: Float[Array, "b t N H"], k: Float[Array, "b K c H"], v: Float[Array, "b K c H"]
 ) -> Float[Array, "b t N H"]:
     """Attention of queries at these positions to all keys that are not after them."""
     return attend(q, [(k, v, jnp.arange(k.shape[2])[None, None] <= positions[..., None])])
 
 
-def split_attention(
+def sequence_sharded_attention(
     positions: Int[Array, "b t"], q: Float[Array, "b t N H"], k: Float[Array, "b K c H"], v: Float[Array, "b K c H"]
 ) -> Float[Array, "b t N H"]:
     """`attention_at`, of keys and values of which each device of `sequence` has a part, in a shard_map over that axis: they are gathered,
     each device's own heads of them. Queries are those that the device has."""
 
     def attention(positions: Array, q: Array, k: Array, v: Array) -> tuple[Array]:
-        keys, values = (lax.all_gather(x, PROMPTS, axis=2, tiled=True) for x in (k, v))
-        return (attention_at(positions, q, keys, values),)
+        keys, values = (lax.all_gather(x, PROMPT_AXIS, axis=2, tiled=True) for x in (k, v))
+        return (attention_at_positions(positions, q, keys, values),)
 
-    return by_heads(attention, k.shape[1], (None, 2, 1, 1), (2,))(positions, q, k, v)[0]
+    return shard_over_heads(attention, k.shape[1], (None, 2, 1, 1), (2,))(positions, q, k, v)[0]
 
 
-def _plain_self(q: Array, k: Array, v: Array, prefix: Prefix | None) -> Array:
+def _plain_self_attention(q: Array, k: Array, v: Array, prefix: PrefixKV | None) -> Array:
     b, t = q.shape[:2]
-    parts = [(k, v, jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool))[None], (b, t, t)))]
+    kv_segments = [(k, v, jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool))[None], (b, t, t)))]
     if prefix is not None:
         live = jnp.arange(prefix[0].shape[2])[None] < prefix[2][:, None]
-        parts.append((prefix[0], prefix[1], jnp.broadcast_to(live[:, None], (b, t, live.shape[1]))))
-    return attend(q, parts)
+        kv_segments.append((prefix[0], prefix[1], jnp.broadcast_to(live[:, None], (b, t, live.shape[1]))))
+    return attend(q, kv_segments)
 
 
 def decode_attention(
@@ -197,47 +197,47 @@ def decode_attention(
     q: Float[Array, "R N H"],
     k: Float[Array, "R K H"],
     v: Float[Array, "R K H"],
-    cache: Cache,
+    cache: KVArrays,
     layer: Int[Array, ""],
     positions: Int[Array, " R"],
-) -> tuple[Float[Array, "R N H"], Cache]:
+) -> tuple[Float[Array, "R N H"], KVArrays]:
     """Writes each slot's new key and value at its position (below C) of `layer`, and attends to positions 0 .. positions[r].
 
     An int8 cache is written and read as `quantize` has it, with the same sums in every implementation.
     """
-    new = cached(k, v, cache[0].dtype)
+    new_kv = to_cache_dtype(k, v, cache[0].dtype)
     if implementation in ("pallas", "interpret"):
         from isojax.models.kernels.tpu_decode import flash_decode  # as above
 
-        def kernel(q: Array, layer: Array, positions: Array, *rest: Array) -> tuple[Array, ...]:
-            new, cache = rest[: len(rest) // 2], rest[len(rest) // 2 :]
-            out, cache = flash_decode(q, new, cache, layer, positions, interpret=implementation == "interpret")
+        def kernel(q: Array, layer: Array, positions: Array, *new_and_cache: Array) -> tuple[Array, ...]:
+            new_kv, cache = new_and_cache[: len(new_and_cache) // 2], new_and_cache[len(new_and_cache) // 2 :]
+            out, cache = flash_decode(q, new_kv, cache, layer, positions, interpret=implementation == "interpret")
             return out, *cache
 
-        caches = (2,) * len(cache)
-        attention = by_heads(kernel, k.shape[1], (1, None, None, *[1] * len(new), *caches), (1, *caches))
-        out, *written = attention(q, layer, positions, *new, *cache)
-        return out, tuple(written)
+        cache_head_axes = (2,) * len(cache)
+        attention = shard_over_heads(kernel, k.shape[1], (1, None, None, *[1] * len(new_kv), *cache_head_axes), (1, *cache_head_axes))
+        out, *updated_cache = attention(q, layer, positions, *new_kv, *cache)
+        return out, tuple(updated_cache)
     rows = jnp.arange(q.shape[0])
     # Written before it is read: XLA then works in place, where reading first made it copy the whole cache in every layer.
-    keys = cache[0].at[layer, rows, :, :, positions].set(new[0])
-    cache = (keys, *(c.at[layer, rows, :, positions].set(x) for c, x in zip(cache[1:], new[1:], strict=True)))
-    here = [lax.dynamic_index_in_dim(c, layer, 0, False) for c in cache]
+    keys = cache[0].at[layer, rows, :, :, positions].set(new_kv[0])
+    cache = (keys, *(c.at[layer, rows, :, positions].set(x) for c, x in zip(cache[1:], new_kv[1:], strict=True)))
+    layer_cache = [lax.dynamic_index_in_dim(c, layer, 0, False) for c in cache]
     if implementation == "cudnn":
-        split = by_heads(lambda *x: (cudnn_decode(*x),), k.shape[1], (1, 1, 1, None), (1,))
-        return split(q, here[0], here[1], positions)[0], cache
-    seen = (jnp.arange(here[1].shape[2])[None] <= positions[:, None])[:, None]
-    if len(here) == 2:
-        return attend(q[:, None], [(here[0].swapaxes(-1, -2), here[1], seen)])[:, 0], cache
-    return _attend_int8(q, here, seen), cache
+        sharded_decode = shard_over_heads(lambda *x: (cudnn_decode(*x),), k.shape[1], (1, 1, 1, None), (1,))
+        return sharded_decode(q, layer_cache[0], layer_cache[1], positions)[0], cache
+    mask = (jnp.arange(layer_cache[1].shape[2])[None] <= positions[:, None])[:, None]
+    if len(layer_cache) == 2:
+        return attend(q[:, None], [(layer_cache[0].swapaxes(-1, -2), layer_cache[1], mask)])[:, 0], cache
+    return _attend_int8(q, layer_cache, mask), cache
 
 
-def _attend_int8(q: Array, cache: list[Array], seen: Array) -> Array:
+def _attend_int8(q: Array, cache: list[Array], mask: Array) -> Array:
     """Attention of q [R N H] over one layer's int8 cache: a scale belongs to a position, so it multiplies scores and weights."""
     keys, values, key_scale, value_scale = cache
     R, N, H = q.shape
     q = (q * H**-0.5).reshape(R, keys.shape[1], -1, H)
     scores = jnp.einsum("rkgh,rkhc->rkgc", q, keys.astype(q.dtype), preferred_element_type=jnp.float32) * key_scale[:, :, None]
-    weights = jax.nn.softmax(jnp.where(seen[:, None], scores, NEVER), -1) * value_scale[:, :, None]
-    mixed = jnp.einsum("rkgc,rkch->rkgh", weights.astype(q.dtype), values.astype(q.dtype), preferred_element_type=jnp.float32)
-    return mixed.astype(q.dtype).reshape(R, N, H)
+    weights = jax.nn.softmax(jnp.where(mask[:, None], scores, MASKED_SCORE), -1) * value_scale[:, :, None]
+    weighted_sum = jnp.einsum("rkgc,rkch->rkgh", weights.astype(q.dtype), values.astype(q.dtype), preferred_element_type=jnp.float32)
+    return weighted_sum.astype(q.dtype).reshape(R, N, H)

@@ -19,43 +19,43 @@ from jax import lax
 from jax.sharding import Mesh
 
 from isojax.config import CellConfig, SweepConfig
-from isojax.models.attention import Cache, cache_positions, cached, decode_attention, self_attention
-from isojax.sharding import splits_positions
+from isojax.models.attention import KVArrays, cache_positions, to_cache_dtype, decode_attention, self_attention
+from isojax.sharding import positions_are_split
 from isojax.types import InputError
 
-KERNELS = {"tpu": ("pallas",), "gpu": ("cudnn",), "cpu": ()}  # by the platform of a device, beside `plain`
-NAMES = ("auto", "plain", "pallas", "cudnn")
-CALLS = 16  # of attention in one timed program, so that its launch is small beside them
+PLATFORM_KERNELS = {"tpu": ("pallas",), "gpu": ("cudnn",), "cpu": ()}  # by the platform of a device, beside `plain`
+IMPLEMENTATIONS = ("auto", "plain", "pallas", "cudnn")
+CALLS_PER_PROGRAM = 16  # of attention in one timed program, so that its launch is small beside them
 ROUNDS = 5
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class SelfShape:
+class SelfAttentionShape:
     """One call of `self_attention` on one device: `rows` of `positions` behind a prefix of `prefix` positions; `gradient`: and back."""
 
     rows: int
     positions: int
-    prefix: int
+    prefix_length: int
     heads: int
     kv_heads: int
     head_dim: int
     dtype: str
     gradient: bool = True
 
-    def unfit(self, implementation: str) -> str:
+    def unsupported_reason(self, implementation: str) -> str:
         """Why an implementation cannot serve this shape; empty where it can."""
-        return _cudnn_unfit(self.head_dim, self.dtype) if implementation == "cudnn" else ""
+        return _cudnn_unsupported_reason(self.head_dim, self.dtype) if implementation == "cudnn" else ""
 
-    def inputs(self, rows: int) -> tuple[Any, ...]:
+    def random_inputs(self, rows: int) -> tuple[Any, ...]:
         """Random arrays of so many rows, made on the device: q, k, v, prefix keys and values, live lengths spread up to the whole."""
         K, H = self.kv_heads, self.head_dim
-        shapes = [(rows, self.positions, self.heads, H), *[(rows, K, self.positions, H)] * 2, *[(rows, K, self.prefix, H)] * 2]
-        lengths = (jnp.arange(rows) + 1) * self.prefix // rows
-        return *(_normal(i, shape, self.dtype) for i, shape in enumerate(shapes)), lengths
+        shapes = [(rows, self.positions, self.heads, H), *[(rows, K, self.positions, H)] * 2, *[(rows, K, self.prefix_length, H)] * 2]
+        lengths = (jnp.arange(rows) + 1) * self.prefix_length // rows
+        return *(_random_normal(i, shape, self.dtype) for i, shape in enumerate(shapes)), lengths
 
-    def once(self, implementation: str, inputs: tuple[Any, ...]) -> Any:
+    def run_once(self, implementation: str, inputs: tuple[Any, ...]) -> Any:
         """What is computed, and is to be right."""
         *arrays, live = inputs
 
@@ -65,21 +65,21 @@ class SelfShape:
         if not self.gradient:
             return attention(*arrays)
         out, pull = jax.vjp(attention, *arrays)
-        return out, pull(out)[: 5 if self.prefix else 3]
+        return out, pull(out)[: 5 if self.prefix_length else 3]
 
-    def repeated(self, implementation: str, inputs: tuple[Any, ...]) -> Any:
+    def run_repeated(self, implementation: str, inputs: tuple[Any, ...]) -> Any:
         """What is timed: CALLS in a row, each on what the last one gave."""
 
         def call(carry: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], None]:
-            found = self.once(implementation, carry)
-            moves = found[1] if self.gradient else (found,)
-            return (*(x + y.astype(x.dtype) / 8 for x, y in zip(carry, moves, strict=False)), *carry[len(moves) :]), None
+            outputs = self.run_once(implementation, carry)
+            updates = outputs[1] if self.gradient else (outputs,)
+            return (*(x + y.astype(x.dtype) / 8 for x, y in zip(carry, updates, strict=False)), *carry[len(updates) :]), None
 
-        return lax.scan(call, inputs, None, length=CALLS)[0]
+        return lax.scan(call, inputs, None, length=CALLS_PER_PROGRAM)[0]
 
 
 @dataclass(frozen=True)
-class DecodeShape:
+class DecodeAttentionShape:
     """One call of `decode_attention` on one device, with a cache of `positions` in `cache` precision (a dtype, or int8)."""
 
     slots: int
@@ -88,48 +88,48 @@ class DecodeShape:
     kv_heads: int
     head_dim: int
     dtype: str
-    cache: str
+    cache_dtype: str
 
-    def unfit(self, implementation: str) -> str:
+    def unsupported_reason(self, implementation: str) -> str:
         """Why an implementation cannot serve this shape; empty where it can."""
-        if implementation == "cudnn" and self.cache != self.dtype:
-            return f"cuDNN attends in one precision, not with queries in {self.dtype} to a cache in {self.cache}"
-        return _cudnn_unfit(self.head_dim, self.dtype) if implementation == "cudnn" else ""
+        if implementation == "cudnn" and self.cache_dtype != self.dtype:
+            return f"cuDNN attends in one precision, not with queries in {self.dtype} to a cache in {self.cache_dtype}"
+        return _cudnn_unsupported_reason(self.head_dim, self.dtype) if implementation == "cudnn" else ""
 
     @property
     def rows(self) -> int:
         """Slots, as the rows of what is checked."""
         return self.slots
 
-    def inputs(self, rows: int) -> tuple[Any, ...]:
+    def random_inputs(self, rows: int) -> tuple[Any, ...]:
         """Random queries, keys and values, a cache of two layers, and positions spread over the whole of it."""
         K, H = self.kv_heads, self.head_dim
-        q, k, v = (_normal(i, (rows, heads, H), self.dtype) for i, heads in enumerate((self.heads, K, K)))
-        length = max(cache_positions(name, self.positions) for name in NAMES)
-        keys, values = (_normal(i, (2, rows, K, length, H), self.dtype) for i in (3, 4))
-        keys, *rest = cached(keys, values, self.cache)
+        q, k, v = (_random_normal(i, (rows, heads, H), self.dtype) for i, heads in enumerate((self.heads, K, K)))
+        length = max(cache_positions(name, self.positions) for name in IMPLEMENTATIONS)
+        keys, values = (_random_normal(i, (2, rows, K, length, H), self.dtype) for i in (3, 4))
+        keys, *rest = to_cache_dtype(keys, values, self.cache_dtype)
         return q, k, v, (keys.swapaxes(-1, -2), *rest), jnp.arange(rows) * self.positions // rows
 
-    def once(self, implementation: str, inputs: tuple[Any, ...]) -> Any:
+    def run_once(self, implementation: str, inputs: tuple[Any, ...]) -> Any:
         """What is computed, and is to be right."""
         q, k, v, cache, positions = inputs
         return decode_attention(implementation, q, k, v, cache, jnp.int32(1), positions)[0]
 
-    def repeated(self, implementation: str, inputs: tuple[Any, ...]) -> Any:
+    def run_repeated(self, implementation: str, inputs: tuple[Any, ...]) -> Any:
         """What is timed: CALLS in a row on two layers by turns, written in place as in the sampler's loop."""
         q, k, v, cache, positions = inputs
 
-        def call(carry: tuple[Any, Cache], i: Any) -> tuple[tuple[Any, Cache], None]:
+        def call(carry: tuple[Any, KVArrays], i: Any) -> tuple[tuple[Any, KVArrays], None]:
             return decode_attention(implementation, carry[0], k, v, carry[1], i % 2, positions), None
 
-        q, cache = lax.scan(call, (q, cache), jnp.arange(CALLS))[0]
+        q, cache = lax.scan(call, (q, cache), jnp.arange(CALLS_PER_PROGRAM))[0]
         return q, k, v, cache, positions
 
 
-Shape = SelfShape | DecodeShape
+AttentionShape = SelfAttentionShape | DecodeAttentionShape
 
 
-def choose(shape: Shape, wanted: str = "auto", device: Any = None, key: str = "attention") -> str:
+def autotune(shape: AttentionShape, requested: str = "auto", device: Any = None, setting: str = "attention") -> str:
     """The implementation for one place of attention, by measurement where `wanted` is auto. Not to be called while something is traced.
 
     Args:
@@ -142,20 +142,20 @@ def choose(shape: Shape, wanted: str = "auto", device: Any = None, key: str = "a
         InputError: no such implementation, none on this backend, or none for this shape.
     """
     device = device or jax.devices()[0]
-    here = KERNELS.get(device.platform, ())
-    if wanted not in NAMES:
-        raise InputError(f"{key}={wanted!r}: expected one of {', '.join(NAMES[1:])}, or null, which measures and keeps the fastest.")
-    if wanted not in ("auto", "plain", *here):
-        has = ", ".join(("plain", *here))
-        raise InputError(f"{key}={wanted}: this backend ({device.platform}) has {has}. Set it to null, or to one of these.")
-    if wanted in here and (why := shape.unfit(wanted)):
-        raise InputError(f"{key}={wanted}: {why}. Set it to null or plain.")
-    if wanted != "auto" or not here:
-        return "plain" if wanted == "auto" else wanted
-    return _fastest(shape, here, device)
+    kernels = PLATFORM_KERNELS.get(device.platform, ())
+    if requested not in IMPLEMENTATIONS:
+        raise InputError(f"{setting}={requested!r}: expected one of {', '.join(IMPLEMENTATIONS[1:])}, or null, which measures and keeps the fastest.")
+    if requested not in ("auto", "plain", *kernels):
+        available = ", ".join(("plain", *kernels))
+        raise InputError(f"{setting}={requested}: this backend ({device.platform}) has {available}. Set it to null, or to one of these.")
+    if requested in kernels and (reason := shape.unsupported_reason(requested)):
+        raise InputError(f"{setting}={requested}: {reason}. Set it to null or plain.")
+    if requested != "auto" or not kernels:
+        return "plain" if requested == "auto" else requested
+    return _fastest(shape, kernels, device)
 
 
-def with_kernels(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepConfig:
+def select_attention(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepConfig:
     """The sweep with its attention chosen, where it is not set: by measurement, at the run's own shapes on a device of the mesh.
 
     Where the mesh splits positions that is the plain form: a kernel wants them all.
@@ -164,53 +164,53 @@ def with_kernels(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepConfi
         InputError: what is set cannot be had on this backend, on this mesh, or for these shapes.
     """
     model, sampling, device = cell.model, cell.sampling, mesh.devices.flat[0]
-    precision, tensor = cell.precision.on(device.platform), mesh.shape["tensor"]
-    if splits_positions(mesh):
-        return _plain(sweep)
-    apart = tensor if model.kv_heads % tensor == 0 else 1  # devices that share the heads
-    heads = (model.heads // apart, model.kv_heads // apart, model.head_dim, precision.compute)
-    P, T = sampling.prompt_length, sampling.response_length
-    score = choose(
-        SelfShape(sweep.microbatch or 1, max(T - 1, 1), P, *heads), sweep.score_attention or "auto", device, "sweep.score_attention"
+    precision, tensor = cell.precision.for_platform(device.platform), mesh.shape["tensor"]
+    if positions_are_split(mesh):
+        return _require_plain(sweep)
+    head_shards = tensor if model.kv_heads % tensor == 0 else 1  # devices that share the heads
+    head_sizes = (model.heads // head_shards, model.kv_heads // head_shards, model.head_dim, precision.compute)
+    prompt_length, response_length = sampling.prompt_length, sampling.response_length
+    score_attention = autotune(
+        SelfAttentionShape(sweep.microbatch or 1, max(response_length - 1, 1), prompt_length, *head_sizes), sweep.score_attention or "auto", device, "sweep.score_attention"
     )
-    decode = "plain"  # lanes that share prompts read them with products of their own
+    decode_attention = "plain"  # lanes that share prompts read them with products of their own
     if sweep.lane_width in (None, 1):
-        shape = DecodeShape(sweep.slots or 1, P + T, *heads, precision.cache)
-        decode = choose(shape, sweep.decode_attention or "auto", device, "sweep.decode_attention")
-    return sweep.model_copy(update={"decode_attention": decode, "score_attention": score})
+        shape = DecodeAttentionShape(sweep.decode_slots or 1, prompt_length + response_length, *head_sizes, precision.cache)
+        decode_attention = autotune(shape, sweep.decode_attention or "auto", device, "sweep.decode_attention")
+    return sweep.model_copy(update={"decode_attention": decode_attention, "score_attention": score_attention})
 
 
-def _plain(sweep: SweepConfig) -> SweepConfig:
+def _require_plain(sweep: SweepConfig) -> SweepConfig:
     """The sweep for a mesh that splits positions."""
-    for name, wanted in (("decode_attention", sweep.decode_attention), ("score_attention", sweep.score_attention)):
-        if wanted not in (None, "plain"):
+    for name, requested in (("decode_attention", sweep.decode_attention), ("score_attention", sweep.score_attention)):
+        if requested not in (None, "plain"):
             raise InputError(
-                f"sweep.{name}={wanted} on a mesh with sequence > 1: kernels want all positions of a prompt. Expected plain or null; or "
+                f"sweep.{name}={requested} on a mesh with sequence > 1: kernels want all positions of a prompt. Expected plain or null; or "
                 "a mesh without sequence."
             )
     return sweep.model_copy(update={"decode_attention": "plain", "score_attention": "plain"})
 
 
 @functools.cache
-def _fastest(shape: Shape, kernels: tuple[str, ...], device: Any) -> str:
+def _fastest(shape: AttentionShape, kernels: tuple[str, ...], device: Any) -> str:
     seconds: dict[str, float] = {}
     with jax.default_device(device):
         for name in ("plain", *kernels):
             try:
-                why = shape.unfit(name) or _wrong(shape, name)
-                if not why:
-                    seconds[name] = _seconds(shape, name)
+                reason = shape.unsupported_reason(name) or _mismatch(shape, name)
+                if not reason:
+                    seconds[name] = _seconds_per_call(shape, name)
             except Exception as error:  # whatever a compiler or a device says of a kernel, the run can go on without it
-                why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            if why:
-                log.warning("attention of %s: %s is left out: %s", shape, name, why)
+                reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            if reason:
+                log.warning("attention of %s: %s is left out: %s", shape, name, reason)
     best = min(seconds, key=lambda name: seconds[name], default="plain")
     times = ", ".join(f"{name} {1e6 * s:.0f} us" for name, s in seconds.items())
     log.info("attention of %s on %s: %s a call; %s is taken", shape, device.device_kind, times or "nothing could be timed", best)
     return best
 
 
-def _wrong(shape: Shape, implementation: str) -> str:
+def _mismatch(shape: AttentionShape, implementation: str) -> str:
     """How a kernel differs from the plain form on two rows of random inputs; empty where it agrees.
 
     The measure is the plain form in float32 at the highest precision: a kernel may be twice as far from it (relative, L2) as the plain
@@ -218,40 +218,40 @@ def _wrong(shape: Shape, implementation: str) -> str:
     """
     if implementation == "plain":
         return ""
-    inputs = shape.inputs(min(2, shape.rows))
-    exact = jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, inputs)
+    inputs = shape.random_inputs(min(2, shape.rows))
+    float32_inputs = jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, inputs)
     with jax.default_matmul_precision("highest"):
-        truth = jax.jit(functools.partial(shape.once, "plain"))(exact)
-    plain, kernel = (jax.jit(functools.partial(shape.once, name))(inputs) for name in ("plain", implementation))
-    for want, near, got in zip(*map(jax.tree.leaves, (truth, plain, kernel)), strict=True):
-        allowed, off = 2 * _distance(near, want) + 1e-4, _distance(got, want)
-        if not off <= allowed:  # nor where it is not a number
-            return f"it is {off:.2g} from the exact answer, where {allowed:.2g} is allowed"
+        reference = jax.jit(functools.partial(shape.run_once, "plain"))(float32_inputs)
+    plain, kernel = (jax.jit(functools.partial(shape.run_once, name))(inputs) for name in ("plain", implementation))
+    for want, near, got in zip(*map(jax.tree.leaves, (reference, plain, kernel)), strict=True):
+        tolerance, error = 2 * _relative_distance(near, want) + 1e-4, _relative_distance(got, want)
+        if not error <= tolerance:  # nor where it is not a number
+            return f"it is {error:.2g} from the exact answer, where {tolerance:.2g} is allowed"
     return ""
 
 
-def _seconds(shape: Shape, implementation: str) -> float:
+def _seconds_per_call(shape: AttentionShape, implementation: str) -> float:
     """Of one call: the median of ROUNDS."""
-    step: Callable[..., Any] = jax.jit(functools.partial(shape.repeated, implementation), donate_argnums=0)
-    state = jax.block_until_ready(step(shape.inputs(shape.rows)))
+    timed_program: Callable[..., Any] = jax.jit(functools.partial(shape.run_repeated, implementation), donate_argnums=0)
+    state = jax.block_until_ready(timed_program(shape.random_inputs(shape.rows)))
     times = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
-        state = jax.block_until_ready(step(state))
+        state = jax.block_until_ready(timed_program(state))
         times.append(time.perf_counter() - start)
-    return statistics.median(times) / CALLS
+    return statistics.median(times) / CALLS_PER_PROGRAM
 
 
-def _distance(got: Any, want: Any) -> float:
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), np.finfo(np.float32).tiny))
+def _relative_distance(actual: Any, expected: Any) -> float:
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    return float(np.linalg.norm(actual - expected) / max(np.linalg.norm(expected), np.finfo(np.float32).tiny))
 
 
-def _normal(seed: int, shape: tuple[int, ...], dtype: str) -> Any:
+def _random_normal(seed: int, shape: tuple[int, ...], dtype: str) -> Any:
     return jax.random.normal(jax.random.key(seed), shape, jnp.dtype(dtype))
 
 
-def _cudnn_unfit(head_dim: int, dtype: str) -> str:
+def _cudnn_unsupported_reason(head_dim: int, dtype: str) -> str:
     if dtype not in ("bfloat16", "float16"):
         return f"cuDNN attends in bfloat16 and float16, not in {dtype}"
     return "" if head_dim % 8 == 0 else f"cuDNN wants a head_dim that is a multiple of 8, not {head_dim}"

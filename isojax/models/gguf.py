@@ -16,33 +16,33 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from isojax import registry
 from isojax.config import ModelConfig, RopeScaling
 from isojax.models import hf
-from isojax.models.layout import weights
-from isojax.models.rope import frequencies
-from isojax.models.tensors import Tensors, new_folder, write
+from isojax.models.layout import weight_layouts
+from isojax.models.rope import rope_frequencies
+from isojax.models.tensors import TensorSources, atomic_folder, write_safetensors
 from isojax.types import InputError
 
 FAMILIES = ("llama", "qwen2", "qwen3")  # GGUF's architectures; the families here have the same names
-LAYER, STRETCH = "blk.{layer}.", "rope_freqs.weight"
-NAMES = {
+LAYER_PREFIX, ROPE_FREQS = "blk.{layer}.", "rope_freqs.weight"
+GGUF_NAMES = {
     "embed": "token_embd.weight",
     "norm": "output_norm.weight",
     "unembed": "output.weight",
-    "blocks.attention_norm": LAYER + "attn_norm.weight",
-    "blocks.query": LAYER + "attn_q.weight",
-    "blocks.key": LAYER + "attn_k.weight",
-    "blocks.value": LAYER + "attn_v.weight",
-    "blocks.out": LAYER + "attn_output.weight",
-    "blocks.mlp_norm": LAYER + "ffn_norm.weight",
-    "blocks.gate": LAYER + "ffn_gate.weight",
-    "blocks.up": LAYER + "ffn_up.weight",
-    "blocks.down": LAYER + "ffn_down.weight",
-    "blocks.query_bias": LAYER + "attn_q.bias",
-    "blocks.key_bias": LAYER + "attn_k.bias",
-    "blocks.value_bias": LAYER + "attn_v.bias",
-    "blocks.query_norm": LAYER + "attn_q_norm.weight",
-    "blocks.key_norm": LAYER + "attn_k_norm.weight",
+    "blocks.attention_norm": LAYER_PREFIX + "attn_norm.weight",
+    "blocks.query": LAYER_PREFIX + "attn_q.weight",
+    "blocks.key": LAYER_PREFIX + "attn_k.weight",
+    "blocks.value": LAYER_PREFIX + "attn_v.weight",
+    "blocks.out": LAYER_PREFIX + "attn_output.weight",
+    "blocks.mlp_norm": LAYER_PREFIX + "ffn_norm.weight",
+    "blocks.gate": LAYER_PREFIX + "ffn_gate.weight",
+    "blocks.up": LAYER_PREFIX + "ffn_up.weight",
+    "blocks.down": LAYER_PREFIX + "ffn_down.weight",
+    "blocks.query_bias": LAYER_PREFIX + "attn_q.bias",
+    "blocks.key_bias": LAYER_PREFIX + "attn_k.bias",
+    "blocks.value_bias": LAYER_PREFIX + "attn_v.bias",
+    "blocks.query_norm": LAYER_PREFIX + "attn_q_norm.weight",
+    "blocks.key_norm": LAYER_PREFIX + "attn_k_norm.weight",
 }
-CONTROL, USER_DEFINED = 3, 4  # token types
+CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # token types
 
 
 def import_gguf(path: Path, folder: Path, dtype: str = "float32") -> None:
@@ -51,22 +51,22 @@ def import_gguf(path: Path, folder: Path, dtype: str = "float32") -> None:
     Raises:
         InputError: the `gguf` package is missing, the file is none or holds what the decoder cannot run, or the folder is there.
     """
-    with new_folder(folder) as temp:
+    with atomic_folder(folder) as temp:
         reader = open_gguf(path)
-        read = fields(path, reader)
-        stored = {tensor.name: tensor for tensor in reader.tensors}
-        config = model_config(path, read, stored)
-        vocab = int(stored[NAMES["embed"]].data.shape[0])
-        tensors = plan(path, config, vocab, stored)
-        tokenizer, settings = build_tokenizer(path, read)
-        ids = {f"{name}_token_id": read(f"tokenizer.ggml.{key}_token_id", None) for name, key in SPECIAL.items() if name != "unk"}
-        ids = {name: value for name, value in ids.items() if value is not None}
-        described = hf.describe(config, vocab, read(f"{config.family}.context_length", hf.POSITIONS), dtype)
-        hf.write_config(temp, described | ids)
-        for name, content in (("generation_config.json", ids), ("tokenizer_config.json", settings)):
+        read_metadata = metadata_reader(path, reader)
+        gguf_tensors = {tensor.name: tensor for tensor in reader.tensors}
+        config = read_model_config(path, read_metadata, gguf_tensors)
+        vocab = int(gguf_tensors[GGUF_NAMES["embed"]].data.shape[0])
+        tensors = plan_tensors(path, config, vocab, gguf_tensors)
+        tokenizer, settings = build_tokenizer(path, read_metadata)
+        token_ids = {f"{name}_token_id": read_metadata(f"tokenizer.ggml.{key}_token_id", None) for name, key in SPECIAL_TOKENS.items() if name != "unk"}
+        token_ids = {name: value for name, value in token_ids.items() if value is not None}
+        config_json = hf.make_config_json(config, vocab, read_metadata(f"{config.family}.context_length", hf.DEFAULT_MAX_POSITIONS), dtype)
+        hf.write_config_json(temp, config_json | token_ids)
+        for name, content in (("generation_config.json", token_ids), ("tokenizer_config.json", settings)):
             (temp / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         tokenizer.save(str(temp / "tokenizer.json"))
-        write(temp, tensors, dtype, 5e9)
+        write_safetensors(temp, tensors, dtype, 5e9)
 
 
 def open_gguf(path: Path) -> Any:
@@ -86,7 +86,7 @@ def open_gguf(path: Path) -> Any:
 REQUIRED: Any = object()
 
 
-def fields(path: Path, reader: Any) -> Callable[..., Any]:
+def metadata_reader(path: Path, reader: Any) -> Callable[..., Any]:
     """`read(key, default)` of the file's metadata; without a default, a key that is missing is an InputError."""
 
     def read(key: str, default: Any = REQUIRED) -> Any:
@@ -99,156 +99,156 @@ def fields(path: Path, reader: Any) -> Callable[..., Any]:
     return read
 
 
-def positive(path: Path, read: Callable[..., Any], key: str, default: Any = REQUIRED, kind: Any = int) -> Any:
+def read_positive(path: Path, read_metadata: Callable[..., Any], key: str, default: Any = REQUIRED, kind: Any = int) -> Any:
     """A number of the metadata; InputError where it is not above 0, or a list: one for each layer, where layers differ in shape."""
-    value = read(key, default)
+    value = read_metadata(key, default)
     if not isinstance(value, kind) or not value > 0:
-        what = f"a {'whole ' if kind is int else ''}number above 0, the same for every layer"
-        raise InputError(f"{path}: {key} is {value!r}; expected {what}. Copy the file anew, or take another model.")
+        expected = f"a {'whole ' if kind is int else ''}number above 0, the same for every layer"
+        raise InputError(f"{path}: {key} is {value!r}; expected {expected}. Copy the file anew, or take another model.")
     return value
 
 
-def model_config(path: Path, read: Callable[..., Any], stored: dict[str, Any]) -> ModelConfig:
+def read_model_config(path: Path, read_metadata: Callable[..., Any], gguf_tensors: dict[str, Any]) -> ModelConfig:
     """The model's shape from the metadata; tied where the file has no second matrix, or the same one twice."""
-    family = read("general.architecture")
+    family = read_metadata("general.architecture")
     if family not in FAMILIES:
         raise InputError(f"{path}: general.architecture is {family!r}; expected one of {', '.join(FAMILIES)}.")
-    width = positive(path, read, f"{family}.embedding_length")
-    heads = positive(path, read, f"{family}.attention.head_count")
-    head_dim = positive(path, read, f"{family}.attention.key_length", width // heads)
-    if (turned := read(f"{family}.rope.dimension_count", head_dim)) != head_dim:
-        raise InputError(f"{path}: rope.dimension_count = {turned}, head size {head_dim}; expected equal ones (whole heads are turned).")
-    if (scaling := read(f"{family}.rope.scaling.type", "none")) != "none":
+    width = read_positive(path, read_metadata, f"{family}.embedding_length")
+    heads = read_positive(path, read_metadata, f"{family}.attention.head_count")
+    head_dim = read_positive(path, read_metadata, f"{family}.attention.key_length", width // heads)
+    if (rotary_dims := read_metadata(f"{family}.rope.dimension_count", head_dim)) != head_dim:
+        raise InputError(f"{path}: rope.dimension_count = {rotary_dims}, head size {head_dim}; expected equal ones (whole heads are turned).")
+    if (scaling_type := read_metadata(f"{family}.rope.scaling.type", "none")) != "none":
         raise InputError(
-            f"{path}: stretched rotary positions ({scaling}); expected none, or Llama 3's. Take the model's safetensors folder."
+            f"{path}: stretched rotary positions ({scaling_type}); expected none, or Llama 3's. Take the model's safetensors folder."
         )
-    base = decimal(positive(path, read, f"{family}.rope.freq_base", 10_000.0, (int, float)))
-    if NAMES["embed"] not in stored:
-        raise InputError(f"{path}: has no tensor {NAMES['embed']}; expected a language model's weights. Copy the file anew.")
-    embed, unembed = stored[NAMES["embed"]], stored.get(NAMES["unembed"])
+    rope_base = as_decimal(read_positive(path, read_metadata, f"{family}.rope.freq_base", 10_000.0, (int, float)))
+    if GGUF_NAMES["embed"] not in gguf_tensors:
+        raise InputError(f"{path}: has no tensor {GGUF_NAMES['embed']}; expected a language model's weights. Copy the file anew.")
+    embed, unembed = gguf_tensors[GGUF_NAMES["embed"]], gguf_tensors.get(GGUF_NAMES["unembed"])
     tied = unembed is None or (embed.tensor_type == unembed.tensor_type and np.array_equal(embed.data, unembed.data))
     return ModelConfig(
         family=family,
-        layers=positive(path, read, f"{family}.block_count"),
+        layers=read_positive(path, read_metadata, f"{family}.block_count"),
         width=width,
         heads=heads,
-        kv_heads=positive(path, read, f"{family}.attention.head_count_kv", heads),
+        kv_heads=read_positive(path, read_metadata, f"{family}.attention.head_count_kv", heads),
         head_dim=head_dim,
-        mlp=positive(path, read, f"{family}.feed_forward_length"),
-        norm_eps=decimal(positive(path, read, f"{family}.attention.layer_norm_rms_epsilon", kind=(int, float))),
-        rope_base=base,
-        rope_scaling=stretching(path, head_dim, base, stored.get(STRETCH)),
+        mlp=read_positive(path, read_metadata, f"{family}.feed_forward_length"),
+        norm_eps=as_decimal(read_positive(path, read_metadata, f"{family}.attention.layer_norm_rms_epsilon", kind=(int, float))),
+        rope_base=rope_base,
+        rope_scaling=llama3_scaling(path, head_dim, rope_base, gguf_tensors.get(ROPE_FREQS)),
         qkv_bias=family == "qwen2",
         qk_norm=family == "qwen3",
         tied=tied,
     )
 
 
-def stretching(path: Path, head_dim: int, base: float, stored: Any | None) -> RopeScaling | None:
+def llama3_scaling(path: Path, head_dim: int, base: float, tensor: Any | None) -> RopeScaling | None:
     """Llama 3's stretching, of which the file keeps only by how much each frequency is divided; the rest is as Llama 3.1 and 3.2 have it.
 
     Raises:
         InputError: those numbers are not what that stretching gives.
     """
-    if stored is None:
+    if tensor is None:
         return None
-    found = np.asarray(stored.data, np.float32).ravel()
-    scaling = RopeScaling(factor=decimal(found.max()))
-    expected = frequencies(head_dim, base, None) / frequencies(head_dim, base, scaling)
-    if found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-4):
+    divisors = np.asarray(tensor.data, np.float32).ravel()
+    scaling = RopeScaling(factor=as_decimal(divisors.max()))
+    expected = rope_frequencies(head_dim, base, None) / rope_frequencies(head_dim, base, scaling)
+    if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-4):
         raise InputError(
-            f"{path}: {STRETCH} is not Llama 3's stretching by {scaling.factor:g} from {scaling.original_max_position_embeddings} "
+            f"{path}: {ROPE_FREQS} is not Llama 3's stretching by {scaling.factor:g} from {scaling.original_max_position_embeddings} "
             "positions. Take the model's safetensors folder."
         )
     return scaling
 
 
-def decimal(value: float) -> float:
+def as_decimal(value: float) -> float:
     """A float32 of the metadata as the decimal number it was written as: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 
-def plan(path: Path, config: ModelConfig, vocab: int, stored: dict[str, Any]) -> Tensors:
+def plan_tensors(path: Path, config: ModelConfig, vocab: int, gguf_tensors: dict[str, Any]) -> TensorSources:
     """The checkpoint's tensors by name, each with its shape and how to get it.
 
     Raises:
         InputError: tensors that are missing, misshapen or unknown.
     """
     tensors: dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]] = {}
-    known, wrong = {NAMES["unembed"]}, []
+    known_names, problems = {GGUF_NAMES["unembed"]}, []
     decoder = registry.load("models", config.family, "build").build(config, vocab)
-    for weight in weights(config, decoder):
-        for layer, name in enumerate(weight.names):
-            known.add(given := NAMES[weight.key].format(layer=layer))
-            shape = tuple(int(n) for n in reversed(stored[given].shape)) if given in stored else None
+    for weight in weight_layouts(config, decoder):
+        for layer, name in enumerate(weight.tensor_names):
+            known_names.add(gguf_name := GGUF_NAMES[weight.key].format(layer=layer))
+            shape = tuple(int(n) for n in reversed(gguf_tensors[gguf_name].shape)) if gguf_name in gguf_tensors else None
             if shape != weight.stored_shape:
-                wrong.append(f"{given} {f'has shape {list(shape)}' if shape else 'is missing'}, expected {list(weight.stored_shape)}")
+                problems.append(f"{gguf_name} {f'has shape {list(shape)}' if shape else 'is missing'}, expected {list(weight.stored_shape)}")
                 continue
             heads = {"blocks.query": config.heads, "blocks.key": config.kv_heads}.get(weight.key) if config.family == "llama" else None
-            tensors[name] = (weight.stored_shape, lambda tensor=stored[given], heads=heads: values(path, tensor, heads))
-    wrong += [f"{name} is unknown" for name in sorted(set(stored) - known - {STRETCH})]
-    if wrong:
-        raise InputError(f"{path}: {len(wrong)} tensors are not as a {config.family} has them: {'; '.join(wrong[: hf.SHOWN])}.")
+            tensors[name] = (weight.stored_shape, lambda tensor=gguf_tensors[gguf_name], heads=heads: dequantize_tensor(path, tensor, heads))
+    problems += [f"{name} is unknown" for name in sorted(set(gguf_tensors) - known_names - {ROPE_FREQS})]
+    if problems:
+        raise InputError(f"{path}: {len(problems)} tensors are not as a {config.family} has them: {'; '.join(problems[: hf.MAX_LISTED])}.")
     return tensors
 
 
-def values(path: Path, tensor: Any, heads: int | None) -> np.ndarray:
+def dequantize_tensor(path: Path, tensor: Any, heads: int | None) -> np.ndarray:
     """A tensor dequantised to float32; with `heads`, rows of pairs put back into halves."""
     from gguf.quants import dequantize
 
     try:
-        found = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        dequantized = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
     except NotImplementedError as e:
         raise InputError(f"{path}: {tensor.name} is stored as {tensor.tensor_type.name}, which gguf cannot dequantise ({e}).") from e
     if heads is None:
-        return found
-    rows, columns = found.shape
-    return found.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+        return dequantized
+    rows, columns = dequantized.shape
+    return dequantized.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+WORD_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+REST_PATTERN = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
-def splitting(rule: str) -> list[Any] | None:
+def pre_tokenizer_steps(rule: str) -> list[Any] | None:
     """How text is cut before byte-level merges, by GGUF's name of the rule; None for a name unknown here."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     rules = {
         "gpt-2": [gpt2],
         "smollm": [pre_tokenizers.Digits(individual_digits=True), gpt2],
-        "llama-bpe": [pre_tokenizers.Split(Regex(WORDS + r"\p{N}{1,3}" + REST), "isolated"), byte_level],
-        "qwen2": [pre_tokenizers.Split(Regex(WORDS + r"\p{N}" + REST), "isolated"), byte_level],
+        "llama-bpe": [pre_tokenizers.Split(Regex(WORD_PATTERN + r"\p{N}{1,3}" + REST_PATTERN), "isolated"), byte_level],
+        "qwen2": [pre_tokenizers.Split(Regex(WORD_PATTERN + r"\p{N}" + REST_PATTERN), "isolated"), byte_level],
     }
     return rules.get(rule)
 
 
-def build_tokenizer(path: Path, read: Callable[..., Any]) -> tuple[Tokenizer, dict[str, Any]]:
+def build_tokenizer(path: Path, read_metadata: Callable[..., Any]) -> tuple[Tokenizer, dict[str, Any]]:
     """The tokenizer, and the contents of its tokenizer_config.json with the chat template."""
-    kind, rule = read("tokenizer.ggml.model"), read("tokenizer.ggml.pre", "no rule")
-    steps = splitting(rule)
-    if kind != "gpt2" or steps is None:
+    model_type, rule = read_metadata("tokenizer.ggml.model"), read_metadata("tokenizer.ggml.pre", "no rule")
+    steps = pre_tokenizer_steps(rule)
+    if model_type != "gpt2" or steps is None:
         raise InputError(
-            f"{path}: its tokenizer is {kind!r} cut by {rule!r}; expected byte-level BPE ('gpt2') cut by gpt-2, smollm, llama-bpe or "
+            f"{path}: its tokenizer is {model_type!r} cut by {rule!r}; expected byte-level BPE ('gpt2') cut by gpt-2, smollm, llama-bpe or "
             "qwen2. Take the model's safetensors folder instead."
         )
-    tokens = read("tokenizer.ggml.tokens")
-    merges = [tuple(pair.split(" ")) for pair in read("tokenizer.ggml.merges")]
+    tokens = read_metadata("tokenizer.ggml.tokens")
+    merges = [tuple(pair.split(" ")) for pair in read_metadata("tokenizer.ggml.merges")]
     vocab = {token: i for i, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule == "llama-bpe"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
     if rule == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
-    types = list(enumerate(read("tokenizer.ggml.token_type", [])))
-    tokenizer.add_special_tokens([AddedToken(tokens[i], normalized=False, special=True) for i, t in types if t == CONTROL])
-    tokenizer.add_tokens([AddedToken(tokens[i], normalized=False, special=False) for i, t in types if t == USER_DEFINED])
-    ids = {name: read(f"tokenizer.ggml.{key}_token_id", None) for name, key in SPECIAL.items()}
-    named = {f"{name}_token": tokens[i] for name, i in ids.items() if i is not None}
-    if read("tokenizer.ggml.add_bos_token", rule == "llama-bpe") and "bos_token" in named:
-        bos = named["bos_token"]
+    types = list(enumerate(read_metadata("tokenizer.ggml.token_type", [])))
+    tokenizer.add_special_tokens([AddedToken(tokens[i], normalized=False, special=True) for i, t in types if t == CONTROL_TOKEN])
+    tokenizer.add_tokens([AddedToken(tokens[i], normalized=False, special=False) for i, t in types if t == USER_DEFINED_TOKEN])
+    ids = {name: read_metadata(f"tokenizer.ggml.{key}_token_id", None) for name, key in SPECIAL_TOKENS.items()}
+    special_tokens = {f"{name}_token": tokens[i] for name, i in ids.items() if i is not None}
+    if read_metadata("tokenizer.ggml.add_bos_token", rule == "llama-bpe") and "bos_token" in special_tokens:
+        bos = special_tokens["bos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(f"{bos} $A", f"{bos} $A {bos} $B", [(bos, vocab[bos])])
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **named}
-    template = read("tokenizer.chat_template", None)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special_tokens}
+    template = read_metadata("tokenizer.chat_template", None)
     return tokenizer, settings | ({"chat_template": template} if template else {})

@@ -10,15 +10,15 @@ import numpy as np
 
 from isojax import registry
 from isojax.config import ModelConfig
-from isojax.files import leaves
+from isojax.files import flatten
 from isojax.models.decoder import Decoder
 
-Span = tuple[int, int]
-Box = tuple[Span, Span, Span]  # layers, rows, columns
+IndexRange = tuple[int, int]
+StoredRegion = tuple[IndexRange, IndexRange, IndexRange]  # layers, rows, columns
 
 
 @dataclass(frozen=True)
-class Weight:
+class WeightLayout:
     """One of our parameters, and the tensors it is stored in.
 
     `names`: one a layer, or one. `axes`: the sizes of its own axes (without the layers'), grouped as the stored matrix has them, such
@@ -27,8 +27,8 @@ class Weight:
 
     key: str
     shape: tuple[int, ...]
-    names: tuple[str, ...]
-    axes: tuple[tuple[int, ...], ...]
+    tensor_names: tuple[str, ...]
+    axis_groups: tuple[tuple[int, ...], ...]
     transposed: bool
 
     @property
@@ -39,43 +39,43 @@ class Weight:
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of each stored tensor."""
-        sizes = tuple(int(np.prod(group)) for group in self.axes)
+        sizes = tuple(int(np.prod(group)) for group in self.axis_groups)
         return sizes[::-1] if self.transposed else sizes
 
-    def box(self, index: tuple[slice, ...]) -> Box:
+    def stored_region(self, index: tuple[slice, ...]) -> StoredRegion:
         """A device's part of the parameter, by its index: which layers, and which rows and columns of the stored tensors."""
-        spans = [i.indices(n)[:2] for i, n in zip(index, self.shape, strict=True)]
-        layers = spans.pop(0) if self.key.startswith("blocks.") else (0, 1)
-        found = []
-        for group in self.axes:
-            (first, last), rest = spans[0], spans[1 : len(group)]
+        ranges = [i.indices(n)[:2] for i, n in zip(index, self.shape, strict=True)]
+        layers = ranges.pop(0) if self.key.startswith("blocks.") else (0, 1)
+        extents = []
+        for group in self.axis_groups:
+            (first, last), rest = ranges[0], ranges[1 : len(group)]
             inner = int(np.prod(group[1:]))
             assert rest == [(0, n) for n in group[1:]], f"{self.key}: sharding.py splits the inner axis of a stored one"
-            found.append((first * inner, last * inner))
-            spans = spans[len(group) :]
-        rows, columns = (*found, (0, 1))[:2]
+            extents.append((first * inner, last * inner))
+            ranges = ranges[len(group) :]
+        rows, columns = (*extents, (0, 1))[:2]
         return (layers, columns, rows) if self.transposed else (layers, rows, columns)
 
     def to_stored(self, value: np.ndarray) -> np.ndarray:
         """One layer's values, as the checkpoint has them."""
-        matrix = value.reshape([int(np.prod(group)) for group in self.axes])
+        matrix = value.reshape([int(np.prod(group)) for group in self.axis_groups])
         return matrix.T if self.transposed else matrix
 
 
-def weights(config: ModelConfig, decoder: Decoder) -> list[Weight]:
+def weight_layouts(config: ModelConfig, decoder: Decoder) -> list[WeightLayout]:
     """Every parameter of the decoder with its place in a checkpoint of the config's family, in the decoder's order."""
-    stored = registry.load("models", config.family, "settings").NAMES
-    shapes, axes = dict(leaves(decoder.shapes())), dict(leaves(decoder.logical_axes()))
-    found = []
+    name_templates = registry.load("models", config.family, "settings").NAMES
+    shapes, axes = dict(flatten(decoder.shapes())), dict(flatten(decoder.logical_axes()))
+    layouts = []
     for key, shape in shapes.items():
         layered = key.startswith("blocks.")
-        own, sizes = axes[key][layered:], shape.shape[layered:]
-        groups: list[tuple[int, ...]] = []
-        for i, (axis, n) in enumerate(zip(own, sizes, strict=True)):
+        layer_axes, sizes = axes[key][layered:], shape.shape[layered:]
+        axis_groups: list[tuple[int, ...]] = []
+        for i, (axis, n) in enumerate(zip(layer_axes, sizes, strict=True)):
             if axis == "head_dim" and i > 0:
-                groups[-1] += (n,)
+                axis_groups[-1] += (n,)
             else:
-                groups.append((n,))
-        names = tuple(stored[key].format(layer=i) for i in range(shape.shape[0] if layered else 1))
-        found.append(Weight(key, shape.shape, names, tuple(groups), len(groups) == 2 and key != "embed"))
-    return found
+                axis_groups.append((n,))
+        tensor_names = tuple(name_templates[key].format(layer=i) for i in range(shape.shape[0] if layered else 1))
+        layouts.append(WeightLayout(key, shape.shape, tensor_names, tuple(axis_groups), len(axis_groups) == 2 and key != "embed"))
+    return layouts

@@ -8,13 +8,13 @@ from isojax.models import published
 from isojax.models.decoder import Decoder
 
 ARCHITECTURES = ("LlamaForCausalLM",)
-NAMES = published.NAMES
+NAMES = published.TENSOR_NAMES
 
 
-def settings(hf: Mapping[str, Any]) -> dict[str, Any]:
+def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     """ModelConfig's fields, without family and path, from a config.json; InputError for what the decoder cannot do."""
-    published.refuse_unless(hf, "attention_bias", False, "the decoder has no such bias for Llama")
-    return published.common_settings(hf)
+    published.require_value(config_json, "attention_bias", False, "the decoder has no such bias for Llama")
+    return published.common_settings(config_json)
 
 
 def build(config: ModelConfig, vocab: int) -> Decoder:

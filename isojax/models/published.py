@@ -13,35 +13,35 @@ from typing import Any
 from isojax.config import RopeScaling
 from isojax.types import InputError
 
-LAYER = "model.layers.{layer}."
-NAMES = {
+LAYER_PREFIX = "model.layers.{layer}."
+TENSOR_NAMES = {
     "embed": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
     "unembed": "lm_head.weight",
-    "blocks.attention_norm": LAYER + "input_layernorm.weight",
-    "blocks.query": LAYER + "self_attn.q_proj.weight",
-    "blocks.key": LAYER + "self_attn.k_proj.weight",
-    "blocks.value": LAYER + "self_attn.v_proj.weight",
-    "blocks.out": LAYER + "self_attn.o_proj.weight",
-    "blocks.mlp_norm": LAYER + "post_attention_layernorm.weight",
-    "blocks.gate": LAYER + "mlp.gate_proj.weight",
-    "blocks.up": LAYER + "mlp.up_proj.weight",
-    "blocks.down": LAYER + "mlp.down_proj.weight",
+    "blocks.attention_norm": LAYER_PREFIX + "input_layernorm.weight",
+    "blocks.query": LAYER_PREFIX + "self_attn.q_proj.weight",
+    "blocks.key": LAYER_PREFIX + "self_attn.k_proj.weight",
+    "blocks.value": LAYER_PREFIX + "self_attn.v_proj.weight",
+    "blocks.out": LAYER_PREFIX + "self_attn.o_proj.weight",
+    "blocks.mlp_norm": LAYER_PREFIX + "post_attention_layernorm.weight",
+    "blocks.gate": LAYER_PREFIX + "mlp.gate_proj.weight",
+    "blocks.up": LAYER_PREFIX + "mlp.up_proj.weight",
+    "blocks.down": LAYER_PREFIX + "mlp.down_proj.weight",
 }
-BIAS_NAMES = {
-    "blocks.query_bias": LAYER + "self_attn.q_proj.bias",
-    "blocks.key_bias": LAYER + "self_attn.k_proj.bias",
-    "blocks.value_bias": LAYER + "self_attn.v_proj.bias",
+BIAS_TENSOR_NAMES = {
+    "blocks.query_bias": LAYER_PREFIX + "self_attn.q_proj.bias",
+    "blocks.key_bias": LAYER_PREFIX + "self_attn.k_proj.bias",
+    "blocks.value_bias": LAYER_PREFIX + "self_attn.v_proj.bias",
 }
-QK_NORM_NAMES = {
-    "blocks.query_norm": LAYER + "self_attn.q_norm.weight",
-    "blocks.key_norm": LAYER + "self_attn.k_norm.weight",
+QK_NORM_TENSOR_NAMES = {
+    "blocks.query_norm": LAYER_PREFIX + "self_attn.q_norm.weight",
+    "blocks.key_norm": LAYER_PREFIX + "self_attn.k_norm.weight",
 }
-ROPE_THETA = 10_000.0  # transformers' own, where a config.json has none (Llama 1 and 2)
+DEFAULT_ROPE_THETA = 10_000.0  # transformers' own, where a config.json has none (Llama 1 and 2)
 
 
 @functools.cache
-def families() -> dict[str, str]:
+def architecture_families() -> dict[str, str]:
     """Each architecture's name in config.json, and the family that runs it (a file of isojax/models/)."""
     package = importlib.import_module("isojax.models")
     modules = {m.name: importlib.import_module(f"isojax.models.{m.name}") for m in pkgutil.iter_modules(package.__path__)}
@@ -54,16 +54,16 @@ def find_family(architecture: str) -> str:
     Raises:
         InputError: no family has it; lists those there are.
     """
-    known = families()
-    if architecture not in known:
+    family_of = architecture_families()
+    if architecture not in family_of:
         raise InputError(
-            f"config.json: architectures names {architecture!r}, which no family here runs; expected one of {', '.join(sorted(known))}. "
+            f"config.json: architectures names {architecture!r}, which no family here runs; expected one of {', '.join(sorted(family_of))}. "
             "A family of your own is a file like isojax/models/qwen3.py."
         )
-    return known[architecture]
+    return family_of[architecture]
 
 
-def common_settings(hf: Mapping[str, Any], head_dim: int | None = None) -> dict[str, Any]:
+def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None) -> dict[str, Any]:
     """ModelConfig's fields that every published family reads alike from a config.json.
 
     `head_dim`: the family's own where the file has none; None: width / heads.
@@ -71,92 +71,92 @@ def common_settings(hf: Mapping[str, Any], head_dim: int | None = None) -> dict[
     Raises:
         InputError: a key that is missing or cannot be used, by name.
     """
-    refuse_unless(hf, "hidden_act", "silu", "the decoder's MLP is SwiGLU")
+    require_value(config_json, "hidden_act", "silu", "the decoder's MLP is SwiGLU")
     for key in ("mlp_bias", "use_sliding_window"):
-        refuse_unless(hf, key, False, "the decoder has no such thing")
-    if hf.get("quantization_config"):
+        require_value(config_json, key, False, "the decoder has no such thing")
+    if config_json.get("quantization_config"):
         raise InputError(
             "config.json: quantization_config is set; expected weights in float32, bfloat16 or float16. Dequantise them first."
         )
-    width, heads = size(hf, "hidden_size"), size(hf, "num_attention_heads")
-    if hf.get("head_dim") is None and head_dim is None and width % heads:
+    width, heads = read_size(config_json, "hidden_size"), read_size(config_json, "num_attention_heads")
+    if config_json.get("head_dim") is None and head_dim is None and width % heads:
         raise InputError(
             f"config.json: no head_dim, and hidden_size = {width} is no multiple of num_attention_heads = {heads}. Add head_dim to it."
         )
     return {
-        "layers": size(hf, "num_hidden_layers"),
+        "layers": read_size(config_json, "num_hidden_layers"),
         "width": width,
         "heads": heads,
-        "kv_heads": size(hf, "num_key_value_heads", heads),
-        "head_dim": size(hf, "head_dim", head_dim or width // heads),
-        "mlp": size(hf, "intermediate_size"),
-        "vocab": size(hf, "vocab_size"),
-        "norm_eps": number(hf, "rms_norm_eps"),
-        "tied": flag(hf, "tie_word_embeddings"),
-        **rope_settings(hf),
+        "kv_heads": read_size(config_json, "num_key_value_heads", heads),
+        "head_dim": read_size(config_json, "head_dim", head_dim or width // heads),
+        "mlp": read_size(config_json, "intermediate_size"),
+        "vocab": read_size(config_json, "vocab_size"),
+        "norm_eps": read_number(config_json, "rms_norm_eps"),
+        "tied": read_flag(config_json, "tie_word_embeddings"),
+        **rope_settings(config_json),
     }
 
 
-def rope_settings(hf: Mapping[str, Any]) -> dict[str, Any]:
+def rope_settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     """rope_base and rope_scaling, from `rope_theta` and `rope_scaling` (transformers 4) or from `rope_parameters` alone (5)."""
-    key = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
-    rope = hf.get(key) or {}
-    if not isinstance(rope, Mapping):
-        raise InputError(f"config.json: {key} = {rope!r}; expected an object such as {{'rope_type': 'default', 'rope_theta': 10000.0}}.")
-    base = number({"rope_theta": ROPE_THETA} | {k: v for k, v in [*hf.items(), *rope.items()] if k == "rope_theta"}, "rope_theta")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "llama3"):
+    key = "rope_scaling" if config_json.get("rope_scaling") else "rope_parameters"
+    rope_config = config_json.get(key) or {}
+    if not isinstance(rope_config, Mapping):
+        raise InputError(f"config.json: {key} = {rope_config!r}; expected an object such as {{'rope_type': 'default', 'rope_theta': 10000.0}}.")
+    rope_base = read_number({"rope_theta": DEFAULT_ROPE_THETA} | {k: v for k, v in [*config_json.items(), *rope_config.items()] if k == "rope_theta"}, "rope_theta")
+    rope_type = rope_config.get("rope_type", rope_config.get("type", "default"))
+    if rope_type not in ("default", "llama3"):
         raise InputError(
-            f"config.json: {key} has rope_type = {kind!r}; expected default or llama3. Within the original context, where such a model "
+            f"config.json: {key} has rope_type = {rope_type!r}; expected default or llama3. Within the original context, where such a model "
             "needs no stretching, remove it from a copy of config.json."
         )
-    for given in (hf, rope):
-        refuse_unless(given, "partial_rotary_factor", 1.0, "the decoder turns whole heads")
-    if kind == "default":
-        return {"rope_base": base, "rope_scaling": None}
+    for given in (config_json, rope_config):
+        require_value(given, "partial_rotary_factor", 1.0, "the decoder turns whole heads")
+    if rope_type == "default":
+        return {"rope_base": rope_base, "rope_scaling": None}
     scaling = RopeScaling(
-        factor=number(rope, "factor", key),
-        low_freq_factor=number(rope, "low_freq_factor", key),
-        high_freq_factor=number(rope, "high_freq_factor", key),
-        original_max_position_embeddings=size(rope, "original_max_position_embeddings", inside=key),
+        factor=read_number(rope_config, "factor", key),
+        low_freq_factor=read_number(rope_config, "low_freq_factor", key),
+        high_freq_factor=read_number(rope_config, "high_freq_factor", key),
+        original_max_position_embeddings=read_size(rope_config, "original_max_position_embeddings", section=key),
     )
-    return {"rope_base": base, "rope_scaling": scaling}
+    return {"rope_base": rope_base, "rope_scaling": scaling}
 
 
-def refuse_unless(hf: Mapping[str, Any], key: str, allowed: Any, why: str) -> None:
+def require_value(config_json: Mapping[str, Any], key: str, allowed: Any, reason: str) -> None:
     """InputError where `key` is set to anything but `allowed`; absent and null are the architecture's default, which is `allowed`."""
-    given = hf.get(key)
-    if given is not None and given != allowed:
-        raise InputError(f"config.json: {key} = {given!r}; expected {allowed!r}: {why}. This checkpoint cannot be run here.")
+    value = config_json.get(key)
+    if value is not None and value != allowed:
+        raise InputError(f"config.json: {key} = {value!r}; expected {allowed!r}: {reason}. This checkpoint cannot be run here.")
 
 
-def size(hf: Mapping[str, Any], key: str, default: int | None = None, inside: str = "") -> int:
+def read_size(config_json: Mapping[str, Any], key: str, default: int | None = None, section: str = "") -> int:
     """A whole number, at least 1."""
-    given = hf.get(key)
-    if given is None and default is not None:
+    value = config_json.get(key)
+    if value is None and default is not None:
         return default
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise wrong(hf, key, inside, "a whole number, at least 1")
-    return given
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise invalid_value(config_json, key, section, "a whole number, at least 1")
+    return value
 
 
-def number(hf: Mapping[str, Any], key: str, inside: str = "") -> float:
+def read_number(config_json: Mapping[str, Any], key: str, section: str = "") -> float:
     """A number above 0."""
-    given = hf.get(key)
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < float("inf"):
-        raise wrong(hf, key, inside, "a number above 0")
-    return float(given)
+    value = config_json.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise invalid_value(config_json, key, section, "a number above 0")
+    return float(value)
 
 
-def flag(hf: Mapping[str, Any], key: str) -> bool:
+def read_flag(config_json: Mapping[str, Any], key: str) -> bool:
     """true or false; absent and null are false."""
-    given = hf.get(key)
-    if not isinstance(given, (bool, type(None))):
-        raise wrong(hf, key, "", "true or false")
-    return bool(given)
+    value = config_json.get(key)
+    if not isinstance(value, (bool, type(None))):
+        raise invalid_value(config_json, key, "", "true or false")
+    return bool(value)
 
 
-def wrong(hf: Mapping[str, Any], key: str, inside: str, expected: str) -> InputError:
+def invalid_value(config_json: Mapping[str, Any], key: str, section: str, expected: str) -> InputError:
     """The error for a value that is missing or cannot be used."""
-    given = f"{key} = {hf[key]!r}" if key in hf else f"no {key}"
-    return InputError(f"config.json: {f'{inside} has ' if inside else ''}{given}; expected {expected}. Mend the file, or fetch it again.")
+    description = f"{key} = {config_json[key]!r}" if key in config_json else f"no {key}"
+    return InputError(f"config.json: {f'{section} has ' if section else ''}{description}; expected {expected}. Mend the file, or fetch it again.")

@@ -8,12 +8,12 @@ from isojax.models import published
 from isojax.models.decoder import Decoder
 
 ARCHITECTURES = ("Qwen2ForCausalLM",)
-NAMES = published.NAMES | published.BIAS_NAMES
+NAMES = published.TENSOR_NAMES | published.BIAS_TENSOR_NAMES
 
 
-def settings(hf: Mapping[str, Any]) -> dict[str, Any]:
+def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     """ModelConfig's fields, without family and path, from a config.json; InputError for what the decoder cannot do."""
-    return published.common_settings(hf) | {"qkv_bias": True}
+    return published.common_settings(config_json) | {"qkv_bias": True}
 
 
 def build(config: ModelConfig, vocab: int) -> Decoder:

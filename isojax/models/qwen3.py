@@ -8,14 +8,14 @@ from isojax.models import published
 from isojax.models.decoder import Decoder
 
 ARCHITECTURES = ("Qwen3ForCausalLM",)
-NAMES = published.NAMES | published.QK_NORM_NAMES
-HEAD_DIM = 128  # where config.json has none: the architecture's own, whatever the width
+NAMES = published.TENSOR_NAMES | published.QK_NORM_TENSOR_NAMES
+DEFAULT_HEAD_DIM = 128  # where config.json has none: the architecture's own, whatever the width
 
 
-def settings(hf: Mapping[str, Any]) -> dict[str, Any]:
+def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     """ModelConfig's fields, without family and path, from a config.json; InputError for what the decoder cannot do."""
-    published.refuse_unless(hf, "attention_bias", False, "the decoder has no such bias for Qwen3")
-    return published.common_settings(hf, HEAD_DIM) | {"qk_norm": True}
+    published.require_value(config_json, "attention_bias", False, "the decoder has no such bias for Qwen3")
+    return published.common_settings(config_json, DEFAULT_HEAD_DIM) | {"qk_norm": True}
 
 
 def build(config: ModelConfig, vocab: int) -> Decoder:

@@ -10,36 +10,36 @@ from jaxtyping import Array, Float, Int
 
 from isojax.config import RopeScaling
 
-Turns = tuple[Float[Array, "*b half"], Float[Array, "*b half"]]  # cosines and sines, by position
+CosSin = tuple[Float[Array, "*b half"], Float[Array, "*b half"]]  # cosines and sines, by position
 
 
-def frequencies(head_dim: int, base: float, scaling: RopeScaling | None) -> Float[np.ndarray, " half"]:
+def rope_frequencies(head_dim: int, base: float, scaling: RopeScaling | None) -> Float[np.ndarray, " half"]:
     """Radians a position, one a pair of head dimensions: f32[head_dim / 2].
 
     Without `scaling`, base^(-2i / head_dim). With it, a wavelength beyond original / low_freq_factor grows by `factor`, one below
     original / high_freq_factor stays, and between them the frequency goes linearly in original / wavelength from the one to the other.
     """
     f32 = np.float32
-    parts = np.arange(0, head_dim, 2, dtype=f32) / f32(head_dim)
-    powers = (np.float64(f32(base)) ** parts).astype(f32)  # in float32 numpy's own power is a unit off here and there
-    plain = f32(1) / powers
+    exponents = np.arange(0, head_dim, 2, dtype=f32) / f32(head_dim)
+    powers = (np.float64(f32(base)) ** exponents).astype(f32)  # in float32 numpy's own power is a unit off here and there
+    unscaled = f32(1) / powers
     if scaling is None:
-        return plain
+        return unscaled
     low, high, factor = (f32(x) for x in (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor))
-    in_original = f32(scaling.original_max_position_embeddings) / (f32(2 * np.pi) / plain)  # whole turns within the original context
-    kept = np.clip((in_original - low) / (high - low), f32(0), f32(1))
-    return (1 - kept) * plain / factor + kept * plain
+    original_turns = f32(scaling.original_max_position_embeddings) / (f32(2 * np.pi) / unscaled)  # whole turns within the original context
+    unscaled_weight = np.clip((original_turns - low) / (high - low), f32(0), f32(1))
+    return (1 - unscaled_weight) * unscaled / factor + unscaled_weight * unscaled
 
 
-def turned(positions: Int[Array, "*b"], turns: Float[np.ndarray, " half"]) -> Turns:
+def rotary_cos_sin(positions: Int[Array, "*b"], rotary_frequencies: Float[np.ndarray, " half"]) -> CosSin:
     """Cosines and sines of `positions` * `turns`, in float32. Once for all layers: a compiler would work them out anew for each head."""
-    angle = positions[..., None].astype(jnp.float32) * turns.reshape((1,) * positions.ndim + (-1,))
+    angle = positions[..., None].astype(jnp.float32) * rotary_frequencies.reshape((1,) * positions.ndim + (-1,))
     return jnp.cos(angle), jnp.sin(angle)
 
 
-def rope(x: Float[Array, "b t heads H"], turns: Turns) -> Float[Array, "b t heads H"]:
+def apply_rope(x: Float[Array, "b t heads H"], cos_sin: CosSin) -> Float[Array, "b t heads H"]:
     """x turned by the angles of its positions, halves rotated against each other."""
     half = x.shape[-1] // 2
-    cos, sin = (y[:, :, None].astype(x.dtype) for y in turns)
+    cos, sin = (y[:, :, None].astype(x.dtype) for y in cos_sin)
     a, b = x[..., :half], x[..., half:]
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)

@@ -14,7 +14,7 @@ from typing import Any
 
 from isojax.files import write_bytes
 from isojax.report import page
-from isojax.report.canvas import Drawing, rendered
+from isojax.report.canvas import RenderedFigure, render_figure
 from isojax.report.figures import FIGURES
 from isojax.types import InputError, RunRecord
 
@@ -36,14 +36,14 @@ def write(folder: Path, fits: Sequence[Mapping[str, Any]], runs: Sequence[RunRec
         raise InputError(f"no fit to report on {folder}; expected at least one. `isojax fit {folder}` makes it.")
     if (folder / "figures").exists() and not (folder / "figures").is_dir():
         raise InputError(f"{folder / 'figures'} is no folder; expected one for the figures. Give the file another name.")
-    images: dict[str, Drawing] = {}
+    images: dict[str, RenderedFigure] = {}
     for name, plot in FIGURES.items():
         figure = plot.draw(fits, runs)
         if figure is None:  # a picture of an earlier fit would be a lie
             for ending in ("png", "pdf"):
                 (folder / "figures" / f"{name}.{ending}").unlink(missing_ok=True)
             continue
-        images[name] = rendered(figure)
+        images[name] = render_figure(figure)
         write_bytes(folder / "figures" / f"{name}.png", images[name].png)
         write_bytes(folder / "figures" / f"{name}.pdf", images[name].pdf)
     path = folder / "report.html"

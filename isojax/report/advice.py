@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from isojax.report.reading import Fit, views
-from isojax.report.words import measured_to
+from isojax.report.reading import FitDocument, frontier_views
+from isojax.report.words import measured_budget
 from isojax.scaling.recommend import recommend
 from isojax.types import InputError
 
@@ -36,60 +36,60 @@ class Advice:
     reward: float | None = None
     low: float | None = None
     high: float | None = None
-    run_low: float | None = None
-    run_high: float | None = None
-    beyond: bool = False
-    chances: Mapping[int, float] = field(default_factory=dict)
+    new_run_low: float | None = None
+    new_run_high: float | None = None
+    extrapolated: bool = False
+    n_probability: Mapping[int, float] = field(default_factory=dict)
     regret: float | None = None
     equal_n: tuple[int, ...] = ()
     reasons: tuple[str, ...] = ()
-    why: str = ""
+    no_answer_reason: str = ""
 
 
-def advise(fit: Fit, C: float, B_p: int | None = None) -> Advice:
+def advise(fit: FitDocument, C: float, B_p: int | None = None) -> Advice:
     """What to run with a budget of C.
 
     Args:
         fit: a fit document. C: the budget > 0, in the fit's unit. B_p: to hold fixed; None leaves it free.
     """
     if fit["compute"] != "rollouts":
-        return _on_frontier(fit, C, B_p)
+        return _advise_on_frontier(fit, C, B_p)
     try:
-        got = recommend(fit, C, fix=None if B_p is None else {"B_p": B_p}, compare=False)
+        recommendation = recommend(fit, C, fix=None if B_p is None else {"B_p": B_p}, with_candidates=False)
     except InputError as e:
-        return Advice(C, why=str(e))
-    a = got.allocation
-    nothing = (None, None)
+        return Advice(C, no_answer_reason=str(e))
+    allocation = recommendation.allocation
+    no_interval = (None, None)
     return Advice(
-        C, a.n, a.B_p, a.M, got.expected_reward, *(got.interval or nothing), *(got.prediction_interval or nothing), got.extrapolated,
-        got.n_probability or {}, got.regret, tuple(got.equal_n), tuple(got.reasons),
+        C, allocation.n, allocation.B_p, allocation.M, recommendation.expected_reward, *(recommendation.interval or no_interval), *(recommendation.prediction_interval or no_interval), recommendation.extrapolated,
+        recommendation.n_probability or {}, recommendation.regret, tuple(recommendation.equal_n), tuple(recommendation.reasons),
     )  # fmt: skip
 
 
-def _on_frontier(fit: Fit, C: float, B_p: int | None) -> Advice:
+def _advise_on_frontier(fit: FitDocument, C: float, B_p: int | None) -> Advice:
     """The measured frontier's answer at the nearest of its points."""
-    part = next((view.part for view in views(fit) if view.B_p == B_p), fit)
-    points = part["frontier"]
+    summary = next((view.summary for view in frontier_views(fit) if view.B_p == B_p), fit)
+    points = summary["frontier"]
     if not points[0]["C"] * (1 - 1e-9) <= C <= points[-1]["C"] * (1 + 1e-9):
-        return Advice(C, why="C lies outside the measured frontier; fit in rollouts to look beyond it.")
-    p = points[int(np.argmin([abs(np.log(p["C"] / C)) for p in points]))]
-    chances = {int(n): float(share) for n, share in (p.get("n_probability") or {}).items()}
-    why = (f"n = {p['n']} on B_p = {p['B_p']} leads the measured frontier here; updates M are known only where C counts rollouts",)
-    return Advice(C, p["n"], p["B_p"], None, p["reward"], p.get("low"), p.get("high"), chances=chances, reasons=why)
+        return Advice(C, no_answer_reason="C lies outside the measured frontier; fit in rollouts to look beyond it.")
+    point = points[int(np.argmin([abs(np.log(point["C"] / C)) for point in points]))]
+    n_probability = {int(n): float(share) for n, share in (point.get("n_probability") or {}).items()}
+    reasons = (f"n = {point['n']} on B_p = {point['B_p']} leads the measured frontier here; updates M are known only where C counts rollouts",)
+    return Advice(C, point["n"], point["B_p"], None, point["reward"], point.get("low"), point.get("high"), n_probability=n_probability, reasons=reasons)
 
 
-def prepared(fit: Fit) -> Fit:
+def with_draw_arrays(fit: FitDocument) -> FitDocument:
     """The fit with its replicates as arrays: hundreds of answers then do not parse them hundreds of times."""
     draws = fit.get("draws")
     return fit if draws is None else {**fit, "draws": {name: np.asarray(values) for name, values in draws.items()}}
 
 
-def budgets(fit: Fit, count: int = 150) -> list[float]:
+def budget_grid(fit: FitDocument, count: int = 150) -> list[float]:
     """Budgets from the smallest measured C to 4 times the largest, evenly in log C, of three digits each; the ends and
     the measured budget exactly."""
-    low = min(row["C_low"] for row in fit["curves"])
-    high = 4 * max(run["C_max"] for run in fit["runs"])
-    whole = fit["compute"] != "device_hours"
-    rounded = [float(f"{C:.3g}") for C in np.geomspace(low, high, count)]
-    inside = [low, *(C for C in rounded if low < C < high), measured_to(fit), high]
-    return sorted({float(round(C)) if whole else C for C in inside})
+    C_low = min(row["C_low"] for row in fit["curves"])
+    C_high = 4 * max(run["C_max"] for run in fit["runs"])
+    is_integer = fit["compute"] != "device_hours"
+    rounded = [float(f"{C:.3g}") for C in np.geomspace(C_low, C_high, count)]
+    unrounded = [C_low, *(C for C in rounded if C_low < C < C_high), measured_budget(fit), C_high]
+    return sorted({float(round(C)) if is_integer else C for C in unrounded})

@@ -14,39 +14,39 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from isojax.report.words import compact
+from isojax.report.words import format_compact
 
-INK, SOFT, GRID, LAW = "#1c2126", "#5c6670", "#e4e8ec", "#c2362f"
+INK, MUTED, GRID_COLOUR, LAW_COLOUR = "#1c2126", "#5c6670", "#e4e8ec", "#c2362f"
 DASHES = ("-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1, 2)))
 HALO = [patheffects.withStroke(linewidth=3, foreground="white")]
 DPI = 160
 
 
-def spread(values: Sequence[int]) -> dict[int, float]:
+def log2_positions(values: Sequence[int]) -> dict[int, float]:
     """Where each n lies between the smallest (0) and the largest (1), by log2 n; .5 for one alone."""
     values = sorted(set(values))
     low, high = log2(values[0]), log2(values[-1])
     return {n: (log2(n) - low) / (high - low) if high > low else 0.5 for n in values}
 
 
-def palette(values: Sequence[int]) -> dict[int, str]:
+def n_palette(values: Sequence[int]) -> dict[int, str]:
     """A colour for each n: viridis by log2 n, its palest end left out (unreadable on white)."""
-    return {n: to_hex(colormaps["viridis"](0.88 * share)) for n, share in spread(values).items()}
+    return {n: to_hex(colormaps["viridis"](0.88 * share)) for n, share in log2_positions(values).items()}
 
 
-def label(text: str, most: int = 48) -> str:
+def escape_label(text: str, max_length: int = 48) -> str:
     """Text from a log as matplotlib's text: no mathematics in it, and not longer than an axis."""
-    short = text if len(text) <= most else text[: most - 1] + "…"
+    short = text if len(text) <= max_length else text[: max_length - 1] + "…"
     return short.replace("$", r"\$")
 
 
-def darker(colour: str) -> str:
+def darken(colour: str) -> str:
     """The colour mixed with ink, for text."""
     red, green, blue = (0.6 * a + 0.4 * b for a, b in zip(to_rgb(colour), to_rgb(INK), strict=True))
     return to_hex((red, green, blue))
 
 
-def panels(count: int, height: float) -> tuple[Figure, list[Axes]]:
+def panel_grid(count: int, height: float) -> tuple[Figure, list[Axes]]:
     """`count` axes in rows of at most three, sharing y."""
     columns = count if count <= 3 else (2 if count == 4 else 3)
     rows = ceil(count / columns)
@@ -58,47 +58,47 @@ def panels(count: int, height: float) -> tuple[Figure, list[Axes]]:
     return fig, axes
 
 
-def first_column(ax: Axes) -> bool:
+def is_first_column(ax: Axes) -> bool:
     """Whether the axes stand at the left edge, where y is labelled."""
     spec = ax.get_subplotspec()
     return spec is not None and spec.is_first_col()
 
 
-def frame(ax: Axes, title: str, x: str, y: str, log: bool = True) -> None:
+def style_axes(ax: Axes, title: str, x_label: str, y_label: str, log_x: bool = True) -> None:
     """Titles, a quiet grid, no box; budgets on a log axis read 1k, 10k, 100k."""
     ax.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
-    ax.set_xlabel(x, fontsize=10, color=INK)
-    ax.set_ylabel(y, fontsize=10, color=INK)
-    if log:
+    ax.set_xlabel(x_label, fontsize=10, color=INK)
+    ax.set_ylabel(y_label, fontsize=10, color=INK)
+    if log_x:
         ax.set_xscale("log")
         ax.xaxis.set_major_locator(LogLocator(10))
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda C, _: compact(C)))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda C, _: format_compact(C)))
         ax.xaxis.set_minor_locator(LogLocator(10, subs=range(2, 10)))
         ax.xaxis.set_minor_formatter(
-            FuncFormatter(lambda C, _: compact(C) if _short(ax) and round(C / 10 ** floor(log10(C))) in (2, 5) else "")
+            FuncFormatter(lambda C, _: format_compact(C) if _spans_few_decades(ax) and round(C / 10 ** floor(log10(C))) in (2, 5) else "")
         )
-    ax.grid(visible=True, which="major", color=GRID, lw=0.8, zorder=0)
+    ax.grid(visible=True, which="major", color=GRID_COLOUR, lw=0.8, zorder=0)
     ax.set_axisbelow(True)
-    ax.tick_params(which="both", labelsize=9, color=SOFT, labelcolor=INK)
+    ax.tick_params(which="both", labelsize=9, color=MUTED, labelcolor=INK)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(SOFT)
+    ax.spines[["left", "bottom"]].set_color(MUTED)
 
 
-def _short(ax: Axes) -> bool:
+def _spans_few_decades(ax: Axes) -> bool:
     """Whether powers of ten alone would label the log axis too thinly."""
     low, high = ax.get_xlim()
     return log10(high / low) < 1.7
 
 
 @dataclass(frozen=True)
-class Drawing:
+class RenderedFigure:
     """A figure as PNG (for pages) and as PDF with text as text (for papers)."""
 
     png: bytes
     pdf: bytes
 
 
-def rendered(fig: Figure) -> Drawing:
+def render_figure(fig: Figure) -> RenderedFigure:
     """The figure in both formats, the same bits for the same figure."""
     FigureCanvasAgg(fig)
     png, pdf = io.BytesIO(), io.BytesIO()
@@ -107,4 +107,4 @@ def rendered(fig: Figure) -> Drawing:
         fig.set_layout_engine(None)  # what was placed stays; with an engine of any kind all is drawn once more
     with rc_context({"pdf.fonttype": 42}):
         fig.savefig(pdf, format="pdf", facecolor="white", metadata={"Creator": None, "Producer": None, "CreationDate": None})
-    return Drawing(png.getvalue(), pdf.getvalue())
+    return RenderedFigure(png.getvalue(), pdf.getvalue())

@@ -15,75 +15,75 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from isojax.report import charts
-from isojax.report.advice import Advice, advise, budgets, prepared
-from isojax.report.canvas import palette, spread
-from isojax.report.markup import Raw
-from isojax.report.reading import Fit, View, level, views
-from isojax.report.words import compact, percent, reward, unit
+from isojax.report.advice import Advice, advise, budget_grid, with_draw_arrays
+from isojax.report.canvas import n_palette, log2_positions
+from isojax.report.markup import Html
+from isojax.report.reading import FitDocument, FrontierView, interval_level, frontier_views
+from isojax.report.words import format_compact, format_percent, format_reward, compute_unit
 from isojax.types import RunRecord
 
 MODES = {"paper": "as in the paper", "debiased": "debiased"}
 
 
-def data(fits: Sequence[Fit], runs: Sequence[RunRecord], drawn: bool) -> dict[str, Any]:
+def page_data(fits: Sequence[FitDocument], runs: Sequence[RunRecord], with_charts: bool) -> dict[str, Any]:
     """What page.js reads; with the charts' traces where they can be drawn."""
     ns = sorted({run["n"] for fit in fits for run in fit["runs"]})
-    dark = {n: to_hex(colormaps["viridis"](0.42 + 0.56 * share)) for n, share in spread(ns).items()}
-    return {"fits": [_fit(fit, runs, drawn) for fit in fits], "colours": {"light": palette(ns), "dark": dark}}
+    dark_colours = {n: to_hex(colormaps["viridis"](0.42 + 0.56 * share)) for n, share in log2_positions(ns).items()}
+    return {"fits": [_fit_data(fit, runs, with_charts) for fit in fits], "colours": {"light": n_palette(ns), "dark": dark_colours}}
 
 
-def _fit(fit: Fit, runs: Sequence[RunRecord], drawn: bool) -> dict[str, Any]:
-    ready, at = prepared(fit), level(fit)
-    names = {"metric": fit["metric"], "mode": MODES.get(fit["mode"], fit["mode"]), "unit": unit(fit), "level": percent(at) if at else ""}
-    content = {**names, "views": [_view(ready, view, drawn) for view in views(fit)]}
-    return content | ({"cells": charts.cells(fit, runs), "layouts": charts.layouts(fit, runs)} if drawn else {})
+def _fit_data(fit: FitDocument, runs: Sequence[RunRecord], with_charts: bool) -> dict[str, Any]:
+    fit_with_arrays, confidence_level = with_draw_arrays(fit), interval_level(fit)
+    names = {"metric": fit["metric"], "mode": MODES.get(fit["mode"], fit["mode"]), "unit": compute_unit(fit), "level": format_percent(confidence_level) if confidence_level else ""}
+    content = {**names, "views": [_view_data(fit_with_arrays, view, with_charts) for view in frontier_views(fit)]}
+    return content | ({"cells": charts.cell_traces(fit, runs), "layouts": charts.layouts(fit, runs)} if with_charts else {})
 
 
-def _view(fit: Fit, view: View, drawn: bool) -> dict[str, Any]:
+def _view_data(fit: FitDocument, view: FrontierView, with_charts: bool) -> dict[str, Any]:
     name = "the best of all" if view.B_p is None else str(view.B_p)
-    fixed = view.B_p if len(fit["by_B_p"]) > 1 else None
-    content = {"name": name, "B_p": view.B_p, "B_ps": view.B_ps, "rows": [_row(advise(fit, C, fixed), fit) for C in budgets(fit)]}
-    return content | ({"frontier": charts.frontier(fit, view), "law": charts.law_traces(fit, view)} if drawn else {})
+    fixed_B_p = view.B_p if len(fit["by_B_p"]) > 1 else None
+    content = {"name": name, "B_p": view.B_p, "B_ps": view.B_ps, "rows": [_answer_row(advise(fit, C, fixed_B_p), fit) for C in budget_grid(fit)]}
+    return content | ({"frontier": charts.frontier_traces(fit, view), "law": charts.law_traces(fit, view)} if with_charts else {})
 
 
-def _row(a: Advice, fit: Fit) -> dict[str, Any]:
+def _answer_row(advice: Advice, fit: FitDocument) -> dict[str, Any]:
     """One budget's answer, worded."""
-    if a.n is None:
-        return {"C": a.C, "text": compact(a.C), "why": a.why}
-    chances = [[n, percent(round(share, 2)), round(share, 3)] for n, share in sorted(a.chances.items()) if share >= 0.005]
-    known = a.low is not None and a.high is not None
-    regret = reward(a.regret) if a.regret is not None and a.regret >= 0.0005 else ""
+    if advice.n is None:
+        return {"C": advice.C, "text": format_compact(advice.C), "why": advice.no_answer_reason}
+    n_probability_rows = [[n, format_percent(round(share, 2)), round(share, 3)] for n, share in sorted(advice.n_probability.items()) if share >= 0.005]
+    has_interval = advice.low is not None and advice.high is not None
+    regret = format_reward(advice.regret) if advice.regret is not None and advice.regret >= 0.0005 else ""
     return {
-        "C": a.C, "text": compact(a.C), "n": a.n, "B_p": a.B_p, "M": a.M, "y": a.reward, "low": a.low, "high": a.high,
-        "reward": reward(a.reward), "interval": f"{reward(a.low)} to {reward(a.high)}" if known else "",
-        "run": f"{reward(a.run_low)} to {reward(a.run_high)}" if a.run_low is not None else "", "chances": chances,
-        "sure": percent(round(a.chances.get(a.n, 0.0), 2)) if a.chances else "", "beyond": a.beyond,
-        "equal": ", ".join(str(n) for n in a.equal_n if n != a.n), "regret": regret, "M_known": a.M is not None,
+        "C": advice.C, "text": format_compact(advice.C), "n": advice.n, "B_p": advice.B_p, "M": advice.M, "y": advice.reward, "low": advice.low, "high": advice.high,
+        "reward": format_reward(advice.reward), "interval": f"{format_reward(advice.low)} to {format_reward(advice.high)}" if has_interval else "",
+        "run": f"{format_reward(advice.new_run_low)} to {format_reward(advice.new_run_high)}" if advice.new_run_low is not None else "", "chances": n_probability_rows,
+        "sure": format_percent(round(advice.n_probability.get(advice.n, 0.0), 2)) if advice.n_probability else "", "beyond": advice.extrapolated,
+        "equal": ", ".join(str(n) for n in advice.equal_n if n != advice.n), "regret": regret, "M_known": advice.M is not None,
     }  # fmt: skip
 
 
-def embedded(content: dict[str, Any]) -> str:
+def json_for_script(content: dict[str, Any]) -> str:
     """JSON that can stand inside a script element: no `<`, `>` or `&`, ASCII only (so no U+2028 either)."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def script() -> str:
+def load_script() -> str:
     """page.js."""
     return files("isojax.report").joinpath("page.js").read_text(encoding="utf-8").replace("\r\n", "\n")
 
 
-def section(drawn: bool) -> Raw:
+def budget_section(with_charts: bool) -> Html:
     """The controls and the places that page.js fills."""
-    chart = (
+    chart_html = (
         '<div class="charts"><div id="chart-reward" class="chart" role="img" aria-label="Reward against compute"></div>'
         '<div id="chart-law" class="chart" role="img" aria-label="Compute-optimal n against compute"></div></div>'
     )
-    missing = (
+    missing_html = (
         '<p class="soft">For charts that answer the pointer install the extra <code>isojax[report]</code> (plotly) and run '
         "<code>isojax report</code> again; the figures below are the same, fixed.</p>"
     )
-    return Raw(f"""<section id="budget" class="explore" aria-labelledby="budget-title" hidden>
+    return Html(f"""<section id="budget" class="explore" aria-labelledby="budget-title" hidden>
 <h2 id="budget-title">Choose a budget</h2>
 <div class="controls">
 <label>Metric <select id="metric"></select></label>
@@ -105,6 +105,6 @@ def section(drawn: bool) -> Raw:
 <p id="out-status"></p>
 <div id="out-chances" class="chances"></div>
 <p id="spoken" class="unseen" role="status" aria-live="polite"></p>
-{chart if drawn else missing}
+{chart_html if with_charts else missing_html}
 </section>
 <noscript><p class="soft">Scripts are off: the figures and tables below hold the same answers for five budgets.</p></noscript>""")

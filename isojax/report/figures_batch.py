@@ -16,73 +16,73 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from isojax.report.canvas import DASHES, DPI, HALO, INK, LAW, SOFT, frame, label, palette, panels
-from isojax.report.reading import Curves, Fit, key, law, stretches, thinned
-from isojax.report.words import between, compact, reward, unit
+from isojax.report.canvas import DASHES, DPI, HALO, INK, LAW_COLOUR, MUTED, style_axes, escape_label, n_palette, panel_grid
+from isojax.report.reading import FittedCurves, FitDocument, cell_key, evaluate_law, n_stretches, thin
+from isojax.report.words import format_interval, format_compact, format_reward, compute_unit
 from isojax.types import RunRecord
 
-MOST_B = 4
+MAX_B_VALUES = 4
 
 
-def fixed_batch(fits: Sequence[Fit], runs: Sequence[RunRecord]) -> Figure | None:
+def fixed_batch_figure(fits: Sequence[FitDocument], runs: Sequence[RunRecord]) -> Figure | None:
     """A column for each B: reward against M with the best of the cells on top, n*(M) and B_p*(M) below."""
     del runs
     fit = fits[0]
-    chosen = _batches(fit)
-    if not chosen:
+    batches = _largest_batches(fit)
+    if not batches:
         return None
-    colours = palette([run["n"] for run in fit["runs"]])
-    fig = Figure(figsize=(max(7.0, 4.9 * len(chosen)), 7.0), dpi=DPI, layout="constrained")
-    grid = fig.add_gridspec(2, len(chosen), height_ratios=[1.5, 1.0])
-    tops: list[Axes] = []
-    for i, row in enumerate(chosen):
-        top = fig.add_subplot(grid[0, i], sharey=tops[0] if tops else None)
-        tops.append(top)
-        _draw_rewards(top, fit, row, colours)
-        frame(top, f"B = {row['B']}", "", f"validation reward ({label(fit['metric'])})" if i == 0 else "")
-        top.tick_params(labelleft=i == 0)
-        below = fig.add_subplot(grid[1, i], sharex=top)
+    colours = n_palette([run["n"] for run in fit["runs"]])
+    fig = Figure(figsize=(max(7.0, 4.9 * len(batches)), 7.0), dpi=DPI, layout="constrained")
+    grid = fig.add_gridspec(2, len(batches), height_ratios=[1.5, 1.0])
+    reward_axes: list[Axes] = []
+    for i, row in enumerate(batches):
+        reward_ax = fig.add_subplot(grid[0, i], sharey=reward_axes[0] if reward_axes else None)
+        reward_axes.append(reward_ax)
+        _draw_rewards(reward_ax, fit, row, colours)
+        style_axes(reward_ax, f"B = {row['B']}", "", f"validation reward ({escape_label(fit['metric'])})" if i == 0 else "")
+        reward_ax.tick_params(labelleft=i == 0)
+        n_star_ax = fig.add_subplot(grid[1, i], sharex=reward_ax)
         _draw_n_of_M(
-            below,
+            n_star_ax,
             row,
-            _measured(fit, [row]),
+            _measured_n(fit, [row]),
             colours,
             "compute-optimal n" if i == 0 else "",
-            "$B_p^* = B / n^*$" if i == len(chosen) - 1 else "",
+            "$B_p^* = B / n^*$" if i == len(batches) - 1 else "",
         )
-        top.tick_params(which="both", labelbottom=False)
-    marks = [Line2D([], [], color=colours[n], lw=3, label=f"n = {n}") for n in _measured(fit, chosen)]
-    marks += [Line2D([], [], color=LAW, lw=2, label="fitted law $n^*(M)$")]
+        reward_ax.tick_params(which="both", labelbottom=False)
+    legend_handles = [Line2D([], [], color=colours[n], lw=3, label=f"n = {n}") for n in _measured_n(fit, batches)]
+    legend_handles += [Line2D([], [], color=LAW_COLOUR, lw=2, label="fitted law $n^*(M)$")]
     fig.legend(
-        handles=marks, loc="outside lower center", ncols=min(len(marks), 3 + 2 * len(chosen)), frameon=False, fontsize=9, handlelength=1.8
+        handles=legend_handles, loc="outside lower center", ncols=min(len(legend_handles), 3 + 2 * len(batches)), frameon=False, fontsize=9, handlelength=1.8
     )
     return fig
 
 
-def _batches(fit: Fit) -> list[Mapping[str, Any]]:
+def _largest_batches(fit: FitDocument) -> list[Mapping[str, Any]]:
     """The B of the most cells, at most MOST_B of them, by rising B."""
     cells = [c["B_p"] * c["n"] for c in fit["curves"]]
     most = sorted((row for row in fit.get("by_B") or () if len(row["frontier"]) > 1), key=lambda row: (-cells.count(row["B"]), -row["B"]))
-    return sorted(most[:MOST_B], key=lambda row: row["B"])
+    return sorted(most[:MAX_B_VALUES], key=lambda row: row["B"])
 
 
-def _measured(fit: Fit, chosen: Sequence[Mapping[str, Any]]) -> list[int]:
+def _measured_n(fit: FitDocument, batches: Sequence[Mapping[str, Any]]) -> list[int]:
     """The n measured at any of these B."""
-    return sorted({c["n"] for c in fit["curves"] if c["B_p"] * c["n"] in {batch["B"] for batch in chosen}})
+    return sorted({c["n"] for c in fit["curves"] if c["B_p"] * c["n"] in {batch["B"] for batch in batches}})
 
 
-def _draw_rewards(ax: Axes, fit: Fit, batch: Mapping[str, Any], colours: Mapping[int, str]) -> None:
+def _draw_rewards(ax: Axes, fit: FitDocument, batch: Mapping[str, Any], colours: Mapping[int, str]) -> None:
     """The curves of all cells of one B against M, the best of them thick over its interval."""
-    B, points, curves = batch["B"], batch["frontier"], Curves(fit)
+    B, points, curves = batch["B"], batch["frontier"], FittedCurves(fit)
     for row in (row for row in fit["curves"] if row["B_p"] * row["n"] == B):
         C = np.geomspace(row["C_low"], row["C_high"], 160)
-        ax.plot(C / B, curves.at(key(row), C), color=colours[row["n"]], lw=1.4, zorder=3)
-    known = [p for p in points if p["low"] is not None]
-    if known:
+        ax.plot(C / B, curves.reward_at(cell_key(row), C), color=colours[row["n"]], lw=1.4, zorder=3)
+    points_with_interval = [p for p in points if p["low"] is not None]
+    if points_with_interval:
         ax.fill_between(
-            [p["M"] for p in known], [p["low"] for p in known], [p["high"] for p in known], color=INK, alpha=0.22, lw=0, zorder=2
+            [p["M"] for p in points_with_interval], [p["low"] for p in points_with_interval], [p["high"] for p in points_with_interval], color=INK, alpha=0.22, lw=0, zorder=2
         )
-    for n, first, last in stretches(points):
+    for n, first, last in n_stretches(points):
         M, y = ([p[name] for p in points[first : last + 1]] for name in ("M", "reward"))
         ax.plot(M, y, color=INK, lw=5.2, zorder=4, solid_capstyle="round")
         ax.plot(M, y, color=colours[n], lw=3.4, zorder=5, solid_capstyle="round")
@@ -94,24 +94,24 @@ def _draw_rewards(ax: Axes, fit: Fit, batch: Mapping[str, Any], colours: Mapping
             )  # fmt: skip
 
 
-def _draw_n_of_M(ax: Axes, batch: Mapping[str, Any], ns: Sequence[int], colours: Mapping[int, str], left: str, right: str) -> None:
+def _draw_n_of_M(ax: Axes, batch: Mapping[str, Any], ns: Sequence[int], colours: Mapping[int, str], n_label: str, B_p_label: str) -> None:
     """n* (left) and B_p* = B / n* (right) against M; the law unless a monotone one is rejected."""
-    B, n_star, points = batch["B"], batch["n_star_M"], thinned(batch["frontier"])
-    frame(ax, "", "M (updates)", left)
+    B, n_star, points = batch["B"], batch["n_star_M"], thin(batch["frontier"])
+    style_axes(ax, "", "M (updates)", n_label)
     ax.scatter(
-        [p["M"] for p in points], [log2(p["n"]) for p in points], c=[colours[p["n"]] for p in points], s=34, ec=SOFT, lw=0.4, zorder=4
+        [p["M"] for p in points], [log2(p["n"]) for p in points], c=[colours[p["n"]] for p in points], s=34, ec=MUTED, lw=0.4, zorder=4
     )
-    for cross in batch["crossovers"]:
-        ends = [M for M in (cross["low"], cross["high"]) if M is not None]
-        height = (log2(cross["n_low"]) + log2(cross["n_high"])) / 2
+    for crossover in batch["crossovers"]:
+        ends = [M for M in (crossover["low"], crossover["high"]) if M is not None]
+        height = (log2(crossover["n_low"]) + log2(crossover["n_high"])) / 2
         in_M = [C / B for C in ends]
         if len(in_M) == 2:
             ax.plot(in_M, [height, height], color=INK, lw=1.2, marker="|", ms=6, zorder=3)
     if n_star["form"] != "non-monotone":
         M = np.geomspace(batch["frontier"][0]["M"], batch["frontier"][-1]["M"], 200)
-        ax.plot(M, law(n_star, np.log10(M) if n_star.get("x", "log10 M") == "log10 M" else M), color=LAW, lw=2, zorder=3)
+        ax.plot(M, evaluate_law(n_star, np.log10(M) if n_star.get("x", "log10 M") == "log10 M" else M), color=LAW_COLOUR, lw=2, zorder=3)
     if n_star.get("monotone_rejected"):
-        ax.set_title("a law that only rises is rejected here", loc="right", fontsize=8.5, color=LAW)
+        ax.set_title("a law that only rises is rejected here", loc="right", fontsize=8.5, color=LAW_COLOUR)
     ax.set_ylim(log2(ns[0]) - 0.6, log2(ns[-1]) + 0.6)
     ticks = FixedLocator([log2(n) for n in ns])
     ax.yaxis.set_major_locator(ticks)
@@ -120,55 +120,55 @@ def _draw_n_of_M(ax: Axes, batch: Mapping[str, Any], ns: Sequence[int], colours:
     twin.yaxis.set_major_locator(ticks)
     twin.yaxis.set_minor_locator(NullLocator())
     twin.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{B / 2**y:g}"))
-    twin.set_ylabel(right, fontsize=9, color=SOFT)
-    twin.tick_params(labelsize=9, color=SOFT, labelcolor=SOFT)
+    twin.set_ylabel(B_p_label, fontsize=9, color=MUTED)
+    twin.tick_params(labelsize=9, color=MUTED, labelcolor=MUTED)
     twin.spines["right"].set_visible(False)
 
 
-def sensitivity(fits: Sequence[Fit], runs: Sequence[RunRecord]) -> Figure | None:
+def sensitivity_figure(fits: Sequence[FitDocument], runs: Sequence[RunRecord]) -> Figure | None:
     """Fitted reward at the largest shared C: against n for each B_p (left) and against B_p for each n (right), where several were run."""
     del runs
-    fit, found = fits[0], fits[0].get("sensitivity") or {}
-    spreads = [name for name in ("over_n", "over_B_p") if found.get(name) is not None]
+    fit, spreads_at_C = fits[0], fits[0].get("sensitivity") or {}
+    spreads = [name for name in ("over_n", "over_B_p") if spreads_at_C.get(name) is not None]
     if not spreads:
         return None
-    at = _rewards_at(fit, found["C"])
-    fig, axes = panels(len(spreads), height=4.2)
-    colours, ns, B_ps = palette([run["n"] for run in fit["runs"]]), sorted({n for _, n in at}), sorted({B_p for B_p, _ in at})
+    rewards_by_cell = _rewards_at(fit, spreads_at_C["C"])
+    fig, axes = panel_grid(len(spreads), height=4.2)
+    colours, ns, B_ps = n_palette([run["n"] for run in fit["runs"]]), sorted({n for _, n in rewards_by_cell}), sorted({B_p for B_p, _ in rewards_by_cell})
     for ax, name in zip(axes, spreads, strict=True):
         if name == "over_n":
             for i, B_p in enumerate(B_ps):
-                points = [(n, *at[B_p, n], colours[n]) for n in ns if (B_p, n) in at]
-                _draw_slice(ax, points, SOFT, DASHES[i % len(DASHES)], f"$B_p$ = {B_p}")
+                points = [(n, *rewards_by_cell[B_p, n], colours[n]) for n in ns if (B_p, n) in rewards_by_cell]
+                _draw_slice(ax, points, MUTED, DASHES[i % len(DASHES)], f"$B_p$ = {B_p}")
         else:
             for n in ns:
-                _draw_slice(ax, [(B_p, *at[B_p, n], colours[n]) for B_p in B_ps if (B_p, n) in at], colours[n], "-", f"n = {n}")
+                _draw_slice(ax, [(B_p, *rewards_by_cell[B_p, n], colours[n]) for B_p in B_ps if (B_p, n) in rewards_by_cell], colours[n], "-", f"n = {n}")
         symbol, ticks = ("n", ns) if name == "over_n" else ("$B_p$", B_ps)
-        spread = reward(found[name]["range"]) + between(found[name]["low"], found[name]["high"])
-        frame(ax, f"Over {symbol}: range {spread}", symbol, "", log=False)
+        range_text = format_reward(spreads_at_C[name]["range"]) + format_interval(spreads_at_C[name]["low"], spreads_at_C[name]["high"])
+        style_axes(ax, f"Over {symbol}: range {range_text}", symbol, "", log_x=False)
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_locator(FixedLocator(ticks))
         ax.xaxis.set_minor_locator(NullLocator())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         ax.legend(frameon=False, fontsize=8.5, ncols=2)
-    axes[0].set_ylabel(f"reward ({label(fit['metric'])}) at C = {compact(found['C'])} {unit(fit)}", fontsize=10, color=INK)
+    axes[0].set_ylabel(f"reward ({escape_label(fit['metric'])}) at C = {format_compact(spreads_at_C['C'])} {compute_unit(fit)}", fontsize=10, color=INK)
     return fig
 
 
-def _rewards_at(fit: Fit, C: float) -> dict[tuple[int, int], tuple[float, float, float]]:
+def _rewards_at(fit: FitDocument, C: float) -> dict[tuple[int, int], tuple[float, float, float]]:
     """(reward, low, high) at C of the cells that were measured there; low = high = reward without intervals."""
-    curves = Curves(fit)
+    curves = FittedCurves(fit)
     bands = curves.bands([C])
-    there = [key(row) for row in fit["curves"] if row["C_low"] <= C * (1 + 1e-9) and C <= row["C_high"] * (1 + 1e-9)]
-    values = {cell: float(curves.at(cell, C)) for cell in there}
-    ends = {cell: (float(bands[cell][0][0]), float(bands[cell][1][0])) if cell in bands else (y, y) for cell, y in values.items()}
-    return {cell: (y, *ends[cell]) for cell, y in values.items()}
+    measured_cells = [cell_key(row) for row in fit["curves"] if row["C_low"] <= C * (1 + 1e-9) and C <= row["C_high"] * (1 + 1e-9)]
+    values = {cell: float(curves.reward_at(cell, C)) for cell in measured_cells}
+    intervals = {cell: (float(bands[cell][0][0]), float(bands[cell][1][0])) if cell in bands else (y, y) for cell, y in values.items()}
+    return {cell: (y, *intervals[cell]) for cell, y in values.items()}
 
 
-def _draw_slice(ax: Axes, points: Sequence[tuple[int, float, float, float, str]], colour: str, style: Any, text: str) -> None:
+def _draw_slice(ax: Axes, points: Sequence[tuple[int, float, float, float, str]], colour: str, style: Any, legend_text: str) -> None:
     """Fitted rewards along n or B_p: (x, reward, low, high, the dot's colour) of each."""
-    x, y, dots = [p[0] for p in points], [p[1] for p in points], [p[4] for p in points]
-    ax.plot(x, y, color=colour, lw=1.4, ls=style, zorder=2, label=text)
-    ax.scatter(x, y, c=dots, s=34, ec="white", lw=0.6, zorder=4)
+    x, y, dot_colours = [p[0] for p in points], [p[1] for p in points], [p[4] for p in points]
+    ax.plot(x, y, color=colour, lw=1.4, ls=style, zorder=2, label=legend_text)
+    ax.scatter(x, y, c=dot_colours, s=34, ec="white", lw=0.6, zorder=4)
     for at, _, low, high, dot in points:
         ax.plot([at, at], [low, high], color=dot, lw=1.2, alpha=0.8, zorder=3)

@@ -23,12 +23,12 @@ from isojax.files import write_text
 from isojax.records import default_metric
 from isojax.types import RunRecord
 
-FILE = "gains.csv"
-HEAD = ("cell", "metric", "base", "last", "gain", "format_alone", "better_answers", "best_constant")
+GAINS_FILE = "gains.csv"
+GAINS_HEADER = ("cell", "metric", "base", "last", "gain", "format_alone", "better_answers", "best_constant")
 
 
 @dataclass(frozen=True)
-class Gain:
+class RewardGain:
     """One run's gain in validation reward, and its two parts; `constant`: the reward of always giving the commonest answer."""
 
     cell: str
@@ -36,7 +36,7 @@ class Gain:
     base: float
     last: float
     format_alone: float
-    constant: float
+    best_constant: float
 
     @property
     def gain(self) -> float:
@@ -49,32 +49,32 @@ class Gain:
         return self.gain - self.format_alone
 
 
-def gain(run: RunRecord, metric: str, constant: float) -> Gain | None:
+def reward_gain(run: RunRecord, metric: str, best_constant: float) -> RewardGain | None:
     """A run's gain; None where its evaluations do not say how many responses held an answer, or the base was not evaluated."""
     first, last = run.points[0], run.points[-1]
     if first.rollouts or not all(metric in p.metrics and "answered" in p.metrics for p in (first, last)):
         return None
-    right, answered = first.metrics[metric], first.metrics["answered"]
-    alone = (last.metrics["answered"] - answered) * (right / answered) if answered else 0.0
-    return Gain(run.cell.name, metric, right, last.metrics[metric], alone, constant)
+    base_reward, base_parsed_fraction = first.metrics[metric], first.metrics["answered"]
+    format_alone = (last.metrics["answered"] - base_parsed_fraction) * (base_reward / base_parsed_fraction) if base_parsed_fraction else 0.0
+    return RewardGain(run.cell.name, metric, base_reward, last.metrics[metric], format_alone, best_constant)
 
 
-def tell(console: Console, folder: Path, runs: Sequence[RunRecord]) -> None:
+def report_gains(console: Console, folder: Path, runs: Sequence[RunRecord]) -> None:
     """Print a sweep's gains and write them as gains.csv; nothing where its task has no answers in text."""
-    about = json.loads((folder / "base" / "about.json").read_text())
-    constant = about.get("best_constant")
-    gains = [g for run in runs if constant and (g := gain(run, default_metric(runs), constant["reward"])) is not None]
+    base_info = json.loads((folder / "base" / "about.json").read_text())
+    best_constant = base_info.get("best_constant")
+    gains = [g for run in runs if best_constant and (g := reward_gain(run, default_metric(runs), best_constant["reward"])) is not None]
     if not gains:
         return
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(HEAD)
-    table = Table(title=f"gain in {gains[0].metric}; the best constant answer, {constant['answer']!r}, gets {constant['reward']:.3f}")
+    csv_text = io.StringIO()
+    writer = csv.writer(csv_text, lineterminator="\n")
+    writer.writerow(GAINS_HEADER)
+    table = Table(title=f"gain in {gains[0].metric}; the best constant answer, {best_constant['answer']!r}, gets {best_constant['reward']:.3f}")
     for head in ("B_p x n, seed", "base", "last", "gain", "format alone", "better answers"):
         table.add_column(head, justify="right")
     for g in gains:
-        numbers = (g.base, g.last, g.gain, g.format_alone, g.better_answers)
-        writer.writerow([g.cell, g.metric, *(f"{x:.4f}" for x in numbers), f"{g.constant:.4f}"])
-        table.add_row(g.cell, *(f"{x:.3f}" for x in numbers[:2]), *(f"{x:+.3f}" for x in numbers[2:]))
-    write_text(folder / FILE, out.getvalue())
+        gain_values = (g.base, g.last, g.gain, g.format_alone, g.better_answers)
+        writer.writerow([g.cell, g.metric, *(f"{x:.4f}" for x in gain_values), f"{g.best_constant:.4f}"])
+        table.add_row(g.cell, *(f"{x:.3f}" for x in gain_values[:2]), *(f"{x:+.3f}" for x in gain_values[2:]))
+    write_text(folder / GAINS_FILE, csv_text.getvalue())
     console.print(table)

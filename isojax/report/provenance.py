@@ -7,9 +7,9 @@ from itertools import groupby, islice
 from pathlib import Path
 
 from isojax.report.advice import Advice
-from isojax.report.markup import Raw, details, join, section, tag
-from isojax.report.reading import Fit
-from isojax.report.words import percent, plural
+from isojax.report.markup import Html, html_details, join_html, html_section, tag
+from isojax.report.reading import FitDocument
+from isojax.report.words import format_percent, format_count
 
 SAMPLE_LINES, SAMPLE_WIDTH = 12, 300
 MODES = {
@@ -18,55 +18,55 @@ MODES = {
 }
 
 
-def samples(folder: Path, answer: Advice) -> Raw:
+def samples_section(folder: Path, advice: Advice) -> Html:
     """First and last lines of two cells' samples.txt: the recommended cell's and, of the others, that of the largest n."""
-    found = sorted((folder / "cells").glob("*/samples.txt"))
-    by_cell = [(name, next(paths)) for name, paths in groupby(found, key=lambda path: path.parent.name.rsplit("-s", 1)[0])]
-    if not by_cell:
-        return Raw("")
-    chosen = f"{answer.B_p}x{answer.n}"
-    by_cell.sort(key=lambda pair: (pair[0] != chosen, int(pair[0].partition("x")[2])))
-    shown = [by_cell[0][1], *([by_cell[-1][1]] if len(by_cell) > 1 else [])]
-    parts = [join([tag("h3", path.parent.name), tag("pre", tag("code", _ends(path)))]) for path in shown]
-    where = tag("p", "The first and last lines of two cells; the whole is in ", tag("code", "cells/*/samples.txt"), ".")
-    return section("samples", "Sample rollouts", where, *parts)
+    sample_paths = sorted((folder / "cells").glob("*/samples.txt"))
+    first_path_by_cell = [(name, next(paths)) for name, paths in groupby(sample_paths, key=lambda path: path.parent.name.rsplit("-s", 1)[0])]
+    if not first_path_by_cell:
+        return Html("")
+    recommended_cell = f"{advice.B_p}x{advice.n}"
+    first_path_by_cell.sort(key=lambda pair: (pair[0] != recommended_cell, int(pair[0].partition("x")[2])))
+    shown_paths = [first_path_by_cell[0][1], *([first_path_by_cell[-1][1]] if len(first_path_by_cell) > 1 else [])]
+    excerpts = [join_html([tag("h3", path.parent.name), tag("pre", tag("code", _first_and_last_lines(path)))]) for path in shown_paths]
+    introduction = tag("p", "The first and last lines of two cells; the whole is in ", tag("code", "cells/*/samples.txt"), ".")
+    return html_section("samples", "Sample rollouts", introduction, *excerpts)
 
 
-def _ends(path: Path) -> str:
+def _first_and_last_lines(path: Path) -> str:
     """The first and last lines of a file that may be long, each cut to a readable width."""
     with path.open(encoding="utf-8", errors="replace") as f:
         first = [line.rstrip("\n") for line in islice(f, SAMPLE_LINES)]
         last: deque[str] = deque(maxlen=SAMPLE_LINES)
-        rest = 0
+        line_count = 0
         for line in f:
-            rest += 1
+            line_count += 1
             last.append(line.rstrip("\n"))
-    gap = [f"… {plural(rest - len(last), 'line')} left out …"] if rest > len(last) else []
-    return "\n".join(line if len(line) <= SAMPLE_WIDTH else line[:SAMPLE_WIDTH] + " …" for line in [*first, *gap, *last])
+    gap_line = [f"… {format_count(line_count - len(last), 'line')} left out …"] if line_count > len(last) else []
+    return "\n".join(line if len(line) <= SAMPLE_WIDTH else line[:SAMPLE_WIDTH] + " …" for line in [*first, *gap_line, *last])
 
 
-def provenance(folder: Path, fit: Fit) -> Raw:
+def provenance_section(folder: Path, fit: FitDocument) -> Html:
     """How the fit was made, and from what."""
     method = (
         f"Fitted to {MODES.get(fit['mode'], fit['mode'])} (mode {fit['mode']}). C counts every rollout sampled for training, never "
         "validation. Method: IsoCompute Playbook, arXiv:2603.12151, section 4."
     )
     config = folder / "config.yaml"
-    shown = (
-        [details("config.yaml", tag("pre", tag("code", config.read_text(encoding="utf-8", errors="replace"))))] if config.exists() else []
+    config_html = (
+        [html_details("config.yaml", tag("pre", tag("code", config.read_text(encoding="utf-8", errors="replace"))))] if config.exists() else []
     )
-    numbers, figures = tag("code", "fit.json"), tag("code", "figures/")
-    again = tag("p", "The numbers behind this page are in ", numbers, "; the figures, as PNG and PDF, in ", figures, ".")
-    return section("provenance", "How this was made", tag("p", method), *_intervals(fit), again, *shown)
+    fit_file, figures_folder = tag("code", "fit.json"), tag("code", "figures/")
+    files_text = tag("p", "The numbers behind this page are in ", fit_file, "; the figures, as PNG and PDF, in ", figures_folder, ".")
+    return html_section("provenance", "How this was made", tag("p", method), *_intervals_html(fit), files_text, *config_html)
 
 
-def _intervals(fit: Fit) -> list[Raw]:
-    found = fit.get("intervals")
-    if found is None:
+def _intervals_html(fit: FitDocument) -> list[Html]:
+    intervals = fit.get("intervals")
+    if intervals is None:
         return [tag("p", "This mode gives no intervals.")] if fit["mode"] == "paper" else []
-    problems = f"{found['problems']} validation problems" if found["problems"] else "no record of single problems"
+    problems = f"{intervals['problems']} validation problems" if intervals["problems"] else "no record of single problems"
     text = (
-        f"Intervals hold {percent(found['level'])} of {plural(found['replicates'], 'replicate')} ({found['method']}; {problems}; seed "
-        f"{found['seed']}). Spread from run to run: {found['run_sd']:.4f} of reward, {found['run_sd_source']}."
+        f"Intervals hold {format_percent(intervals['level'])} of {format_count(intervals['replicates'], 'replicate')} ({intervals['method']}; {problems}; seed "
+        f"{intervals['seed']}). Spread from run to run: {intervals['run_sd']:.4f} of reward, {intervals['run_sd_source']}."
     )
     return [tag("p", text)]

@@ -17,151 +17,151 @@ import jax.numpy as jnp
 import numpy as np
 
 from isojax.models.decoder import Params
-from isojax.rl.ring import Given, SamplerPrograms, Seen
-from isojax.sampling.batch import Problems, Rollouts
-from isojax.sampling.sampler import State
+from isojax.rl.ring import SamplerInputs, SamplerPrograms, ChunkOutputs
+from isojax.sampling.batch import ProblemArrays, Rollouts
+from isojax.sampling.sampler import SamplerState
 from isojax.sharding import replicated
 
 
-class Start(NamedTuple):
+class RolloutJob(NamedTuple):
     """A cell's sampler: B_p and n; the first batch; any problem, in arrays of one row, to stand where none has come; and whether it is to
     tell what has finished, which a verifier on the host wants."""
 
     B_p: int
     n: int
-    first: int
-    filler: Problems
-    tells: bool
+    first_batch: int
+    filler_problem: ProblemArrays
+    report_finished: bool
 
 
-class Found(NamedTuple):
+class FinishedRollouts(NamedTuple):
     """Rollouts of a batch that have finished: their numbers i[r] in it, and the tokens of each, i32[its length]."""
 
     batch: int
-    numbers: np.ndarray
-    tokens: list[np.ndarray]
+    rollout_index: np.ndarray
+    responses: list[np.ndarray]
 
 
-class Taken(NamedTuple):
+class RolloutBatch(NamedTuple):
     """A batch that has been sampled: its rows on the sampler's shards, and how many tokens were drawn with the weights of each update."""
 
     batch: int
-    rows: Rollouts
-    ages: Mapping[int, int]
+    rollouts: Rollouts
+    tokens_by_version: Mapping[int, int]
 
 
-class Sampler:
+class RolloutWorker:
     """One cell's sampler; its calls come from one thread."""
 
-    def __init__(self, programs: SamplerPrograms, start: Start):
-        self.programs, self.start = programs, start
-        self.begun = start.first  # batches that may be worked at, and all before the cell's first
-        self.groups = start.B_p // programs.shards
-        self.finished: dict[int, int] = {}  # rollouts, of the batches that have begun and are not taken
-        self.ages: dict[int, Counter[int]] = defaultdict(Counter)
-        shards, entries = programs.shards, programs.ring.problem_rows
-        self.ring = Problems(*(np.resize(x, (shards, entries, *x.shape[1:])) for x in start.filler))
-        self.keys = np.zeros((shards, entries, 2), np.uint32)
-        self.before = np.full((2, shards, programs.ring.slots), -1, np.int32)  # rows the slots were at, and their lengths
-        self.newest: tuple[int, Params] | None = None  # weights of so many updates, that no visit has seen
+    def __init__(self, programs: SamplerPrograms, job: RolloutJob):
+        self.programs, self.job = programs, job
+        self.next_batch = job.first_batch  # batches that may be worked at, and all before the cell's first
+        self.groups_per_shard = job.B_p // programs.shards
+        self.finished_counts: dict[int, int] = {}  # rollouts, of the batches that have begun and are not taken
+        self.tokens_by_version: dict[int, Counter[int]] = defaultdict(Counter)
+        shards, entries = programs.shards, programs.ring_geometry.problem_rows
+        self.problem_ring = ProblemArrays(*(np.resize(x, (shards, entries, *x.shape[1:])) for x in job.filler_problem))
+        self.key_ring = np.zeros((shards, entries, 2), np.uint32)
+        self.previous_slots = np.full((2, shards, programs.ring_geometry.slots), -1, np.int32)  # rows the slots were at, and their lengths
+        self.published_weights: tuple[int, Params] | None = None  # weights of so many updates, that no visit has seen
         self.weights: tuple[Params, Params] | None = None
-        self.version = -1
-        self.state: State = programs.begin(jnp.arange(shards, dtype=jnp.int32))
+        self.weights_version = -1
+        self.state: SamplerState = programs.init_state(jnp.arange(shards, dtype=jnp.int32))
 
     @property
-    def working(self) -> bool:
+    def has_work(self) -> bool:
         """Whether anything is left to sample."""
-        return any(count < self.start.B_p * self.start.n for count in self.finished.values())
+        return any(count < self.job.B_p * self.job.n for count in self.finished_counts.values())
 
     @property
-    def ready(self) -> list[int]:
+    def ready_batches(self) -> list[int]:
         """The batches that can be taken."""
-        return [b for b, count in self.finished.items() if count == self.start.B_p * self.start.n]
+        return [b for b, count in self.finished_counts.items() if count == self.job.B_p * self.job.n]
 
     def save(self) -> tuple[dict[str, Any], Any]:
         """What it has under way, as data for JSON and as arrays. Its weights are not among them: those published last are as new as any."""
-        finished = {str(b): count for b, count in self.finished.items()}
-        ages = {str(b): {str(v): count for v, count in ages.items()} for b, ages in self.ages.items()}
-        meta = {"first": self.start.first, "begun": self.begun, "version": self.version, "finished": finished, "ages": ages}
-        ring = {name: x for name, x in self.ring._asdict().items() if x.size}  # Orbax saves no empty array, as answers of tasks in text are
-        return meta, {"state": self.state, "ring": ring, "keys": self.keys, "before": self.before}
+        finished_counts = {str(b): count for b, count in self.finished_counts.items()}
+        tokens_by_version = {str(b): {str(v): count for v, count in tokens_by_version.items()} for b, tokens_by_version in self.tokens_by_version.items()}
+        meta = {"first": self.job.first_batch, "begun": self.next_batch, "version": self.weights_version, "finished": finished_counts, "ages": tokens_by_version}
+        problem_ring = {name: x for name, x in self.problem_ring._asdict().items() if x.size}  # Orbax saves no empty array, as answers of tasks in text are
+        return meta, {"state": self.state, "ring": problem_ring, "keys": self.key_ring, "before": self.previous_slots}
 
-    def restore(self, meta: Mapping[str, Any], arrays: Callable[[Any], Any]) -> None:
+    def restore(self, meta: Mapping[str, Any], restore_arrays: Callable[[Any], Any]) -> None:
         """Goes on where `save` was called."""
-        whole = replicated(self.programs.mesh)
-        _, like = self.save()
-        found = arrays(jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x, whole), like))
-        self.state = found["state"]
-        self.ring = self.ring._replace(**{name: np.array(x) for name, x in found["ring"].items()})
-        self.keys, self.before = np.array(found["keys"]), np.array(found["before"])
-        self.start = self.start._replace(first=meta["first"])
-        self.begun, self.version = meta["begun"], meta["version"]
-        self.finished = {int(b): count for b, count in meta["finished"].items()}
-        for b, ages in meta["ages"].items():
-            self.ages[int(b)].update({int(v): count for v, count in ages.items()})
+        sharding = replicated(self.programs.mesh)
+        _, template = self.save()
+        restored = restore_arrays(jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x, sharding), template))
+        self.state = restored["state"]
+        self.problem_ring = self.problem_ring._replace(**{name: np.array(x) for name, x in restored["ring"].items()})
+        self.key_ring, self.previous_slots = np.array(restored["keys"]), np.array(restored["before"])
+        self.job = self.job._replace(first_batch=meta["first"])
+        self.next_batch, self.weights_version = meta["begun"], meta["version"]
+        self.finished_counts = {int(b): count for b, count in meta["finished"].items()}
+        for b, tokens_by_version in meta["ages"].items():
+            self.tokens_by_version[int(b)].update({int(v): count for v, count in tokens_by_version.items()})
 
-    def begin(self, b: int, problems: Problems, key: np.ndarray) -> None:
+    def begin_batch(self, batch: int, problems: ProblemArrays, key: np.ndarray) -> None:
         """Batch b may be worked at: host arrays of its B_p problems, the data of its key. Batches come in order, at most k + 1 at once."""
-        assert b == self.begun, (b, self.begun)
-        at = slice(self._place(b), self._place(b) + self.groups)
-        for ring, x in zip(self.ring, problems, strict=True):
-            ring[:, at] = np.asarray(x).reshape(len(ring), self.groups, *x.shape[1:])
-        self.keys[:, at] = key
-        self.finished[b], self.begun = 0, b + 1
+        assert batch == self.next_batch, (batch, self.next_batch)
+        ring_slice = slice(self._ring_offset(batch), self._ring_offset(batch) + self.groups_per_shard)
+        for buffer, x in zip(self.problem_ring, problems, strict=True):
+            buffer[:, ring_slice] = np.asarray(x).reshape(len(buffer), self.groups_per_shard, *x.shape[1:])
+        self.key_ring[:, ring_slice] = key
+        self.finished_counts[batch], self.next_batch = 0, batch + 1
 
-    def publish(self, version: int, params: Params) -> None:
+    def publish_weights(self, version: int, params: Params) -> None:
         """The parameters after so many updates, for the next visit; they may lie on the host."""
-        self.newest = version, params
+        self.published_weights = version, params
 
-    def visit(self) -> list[Found]:
+    def decode_chunk(self) -> list[FinishedRollouts]:
         """One visit, with the newest weights; what it has finished, where anybody wants to know."""
-        renewed = self.newest is not None
-        if self.newest is not None:
-            self.version, params = self.newest
-            self.weights, self.newest = self._prepare(params), None
+        weights_changed = self.published_weights is not None
+        if self.published_weights is not None:
+            self.weights_version, params = self.published_weights
+            self.weights, self.published_weights = self._prepare_weights(params), None
         assert self.weights is not None, "no weights yet"
-        limit = (self.begun - self.start.first) * self.groups
-        self.state, seen = self.programs.visit(self._given(self.weights, limit, renewed), self.state)
-        return self._look(Seen(*(np.asarray(x) for x in seen)))
+        group_limit = (self.next_batch - self.job.first_batch) * self.groups_per_shard
+        self.state, outputs = self.programs.decode_chunk(self._inputs(self.weights, group_limit, weights_changed), self.state)
+        return self._record_chunk(ChunkOutputs(*(np.asarray(x) for x in outputs)))
 
-    def take(self, b: int) -> Taken:
+    def take_batch(self, batch: int) -> RolloutBatch:
         """A batch that is ready."""
-        assert b in self.ready, (b, self.finished)
-        rows = self.programs.cut(self.state.out, np.int32(self._place(b) * self.start.n))
-        del self.finished[b]
-        return Taken(b, rows, dict(self.ages.pop(b)))
+        assert batch in self.ready_batches, (batch, self.finished_counts)
+        rollouts = self.programs.extract_batch(self.state.outputs, np.int32(self._ring_offset(batch) * self.job.n))
+        del self.finished_counts[batch]
+        return RolloutBatch(batch, rollouts, dict(self.tokens_by_version.pop(batch)))
 
-    def compile(self, params: Params) -> Rollouts:
+    def compile_programs(self, params: Params) -> Rollouts:
         """Runs all programs on nothing; rows as those of a batch."""
-        self.state, _ = self.programs.visit(self._given(self._prepare(params), 0, False), self.state)
-        return self.programs.cut(self.state.out, np.int32(0))
+        self.state, _ = self.programs.decode_chunk(self._inputs(self._prepare_weights(params), 0, False), self.state)
+        return self.programs.extract_batch(self.state.outputs, np.int32(0))
 
-    def _place(self, b: int) -> int:
+    def _ring_offset(self, batch: int) -> int:
         """The first of a batch's groups in the ring."""
-        return (b - self.start.first) % (self.programs.spec.k + 1) * self.groups
+        return (batch - self.job.first_batch) % (self.programs.spec.max_staleness + 1) * self.groups_per_shard
 
-    def _prepare(self, params: Params) -> tuple[Params, Params]:
-        return self.programs.prepare(jax.device_put(params, self.programs.params))
+    def _prepare_weights(self, params: Params) -> tuple[Params, Params]:
+        return self.programs.prepare_weights(jax.device_put(params, self.programs.param_shardings))
 
-    def _given(self, weights: tuple[Params, Params], limit: int, renewed: bool) -> Given:
-        problems, keys = jax.device_put((self.ring, self.keys), self.programs.by_shard)
-        return Given(*weights, problems, keys, np.int32(limit), np.int32(self.groups), np.int32(self.start.n), np.bool_(renewed))
+    def _inputs(self, weights: tuple[Params, Params], group_limit: int, weights_changed: bool) -> SamplerInputs:
+        problems, keys = jax.device_put((self.problem_ring, self.key_ring), self.programs.sharded_by_row)
+        return SamplerInputs(*weights, problems, keys, np.int32(group_limit), np.int32(self.groups_per_shard), np.int32(self.job.n), np.bool_(weights_changed))
 
-    def _look(self, seen: Seen) -> list[Found]:
+    def _record_chunk(self, outputs: ChunkOutputs) -> list[FinishedRollouts]:
         """Counts the tokens of a visit by the weights they were drawn with, and its finished rollouts."""
-        rows, first = self.groups * self.start.n, self.start.first  # rows of a batch, on a shard
-        batch = first + seen.at // rows
-        new = seen.lengths - np.where(seen.at == self.before[0], self.before[1], 0)
-        for b in np.unique(batch[seen.at >= 0]):
-            self.ages[int(b)][self.version] += int(new[(batch == b) & (seen.at >= 0)].sum())
-        self.before = np.stack([np.where(seen.finished >= 0, -1, seen.at), seen.lengths])
-        shard, slot = np.nonzero(seen.finished >= 0)
-        row, found = seen.finished[shard, slot], []
-        for b in np.unique(first + row // rows):
-            own = first + row // rows == b
-            self.finished[int(b)] += int(own.sum())
-            if self.start.tells:
-                numbers = shard[own] * rows + row[own] % rows
-                tokens, lengths = seen.tokens[shard[own], slot[own]], seen.lengths[shard[own], slot[own]]
-                found.append(Found(int(b), numbers, [t[:length] for t, length in zip(tokens, lengths, strict=True)]))
-        return found
+        rows_per_batch, first_batch = self.groups_per_shard * self.job.n, self.job.first_batch  # rows of a batch, on a shard
+        batch_of_slot = first_batch + outputs.slot_rows // rows_per_batch
+        new_tokens = outputs.lengths - np.where(outputs.slot_rows == self.previous_slots[0], self.previous_slots[1], 0)
+        for b in np.unique(batch_of_slot[outputs.slot_rows >= 0]):
+            self.tokens_by_version[int(b)][self.weights_version] += int(new_tokens[(batch_of_slot == b) & (outputs.slot_rows >= 0)].sum())
+        self.previous_slots = np.stack([np.where(outputs.finished_rows >= 0, -1, outputs.slot_rows), outputs.lengths])
+        shard, slot = np.nonzero(outputs.finished_rows >= 0)
+        row, finished_rollouts = outputs.finished_rows[shard, slot], []
+        for b in np.unique(first_batch + row // rows_per_batch):
+            in_batch = first_batch + row // rows_per_batch == b
+            self.finished_counts[int(b)] += int(in_batch.sum())
+            if self.job.report_finished:
+                rollout_index = shard[in_batch] * rows_per_batch + row[in_batch] % rows_per_batch
+                tokens, lengths = outputs.tokens[shard[in_batch], slot[in_batch]], outputs.lengths[shard[in_batch], slot[in_batch]]
+                finished_rollouts.append(FinishedRollouts(int(b), rollout_index, [t[:length] for t, length in zip(tokens, lengths, strict=True)]))
+        return finished_rollouts

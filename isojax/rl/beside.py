@@ -15,31 +15,31 @@ import jax
 import numpy as np
 
 from isojax.models.decoder import Params
-from isojax.rl.ahead import Found, Sampler, Taken
-from isojax.sampling.batch import Problems, Rollouts
+from isojax.rl.ahead import FinishedRollouts, RolloutWorker, RolloutBatch
+from isojax.sampling.batch import ProblemArrays, Rollouts
 
-Told = Callable[[Found], None]
+FinishedCallback = Callable[[FinishedRollouts], None]
 
 
-class Half(Protocol):
+class RolloutSource(Protocol):
     """A sampler as the trainer sees it. `busy`: seconds that it has worked so far."""
 
     @property
-    def busy(self) -> float: ...
+    def busy_seconds(self) -> float: ...
 
-    def begin(self, b: int, problems: Problems, key: np.ndarray) -> None:
+    def begin_batch(self, batch: int, problems: ProblemArrays, key: np.ndarray) -> None:
         """As `Sampler.begin`."""
         ...
 
-    def publish(self, version: int, params: Params) -> None:
+    def publish_weights(self, version: int, params: Params) -> None:
         """As `Sampler.publish`; the parameters may be donated afterwards, once the next have come."""
         ...
 
-    def take(self, b: int) -> Taken:
+    def take_batch(self, batch: int) -> RolloutBatch:
         """The batch, as soon as it has been sampled; raises what has gone wrong."""
         ...
 
-    def compile(self, params: Params) -> Rollouts:
+    def compile_programs(self, params: Params) -> Rollouts:
         """As `Sampler.compile`."""
         ...
 
@@ -48,93 +48,93 @@ class Half(Protocol):
         ...
 
 
-class Turns:
+class InlineRollouts:
     """A sampler that works while the trainer waits for a batch."""
 
-    def __init__(self, sampler: Sampler, told: Told):
-        self.begin, self.publish, self.compile = sampler.begin, sampler.publish, sampler.compile
-        self.sampler, self.told, self.busy = sampler, told, 0.0
+    def __init__(self, worker: RolloutWorker, on_finished: FinishedCallback):
+        self.begin_batch, self.publish_weights, self.compile_programs = worker.begin_batch, worker.publish_weights, worker.compile_programs
+        self.worker, self.on_finished, self.busy_seconds = worker, on_finished, 0.0
 
-    def take(self, b: int) -> Taken:
+    def take_batch(self, batch: int) -> RolloutBatch:
         """The batch, after as many visits as it takes."""
-        began = time.monotonic()
-        while b not in self.sampler.ready:
-            for found in self.sampler.visit():
-                self.told(found)
-        self.busy += time.monotonic() - began
-        return self.sampler.take(b)
+        started_at = time.monotonic()
+        while batch not in self.worker.ready_batches:
+            for finished in self.worker.decode_chunk():
+                self.on_finished(finished)
+        self.busy_seconds += time.monotonic() - started_at
+        return self.worker.take_batch(batch)
 
     def close(self) -> None:
         """Nothing is at work."""
 
 
-class Begin(NamedTuple):
+class BeginBatch(NamedTuple):
     """See `Sampler.begin`."""
 
-    b: int
-    problems: Problems
+    batch: int
+    problems: ProblemArrays
     key: np.ndarray
 
 
-class Publish(NamedTuple):
+class PublishWeights(NamedTuple):
     """See `Sampler.publish`."""
 
     version: int
     params: Params
 
 
-class Compile(NamedTuple):
+class CompilePrograms(NamedTuple):
     """See `Sampler.compile`; what it gives is told."""
 
     params: Params
 
 
-class Stop(NamedTuple):
+class StopSampling(NamedTuple):
     """The cell is over."""
 
 
-class Visited(NamedTuple):
+class ChunkReport(NamedTuple):
     """A visit: the seconds it took, what it has finished, and the batches that are whole now."""
 
     seconds: float
-    found: list[Found]
-    taken: list[Taken]
+    finished: list[FinishedRollouts]
+    batches: list[RolloutBatch]
 
 
-Asked = Begin | Publish | Compile | Stop
+WorkerRequest = BeginBatch | PublishWeights | CompilePrograms | StopSampling
 
 
-def serve(sampler: Sampler, inbox: SimpleQueue[Any], tell: Callable[[Visited | Rollouts], None]) -> None:
+def serve_requests(worker: RolloutWorker, inbox: SimpleQueue[Any], send_report: Callable[[ChunkReport | Rollouts], None]) -> None:
     """Does what is asked, and visits in between as long as anything is left to sample, until it is to stop."""
     while True:
-        while not sampler.working or not inbox.empty():
+        while not worker.has_work or not inbox.empty():
             match inbox.get():
-                case Begin() as asked:
-                    sampler.begin(*asked)
-                case Publish() as asked:
-                    sampler.publish(*asked)
-                case Compile(params):
-                    tell(sampler.compile(params))
-                case Stop():
+                case BeginBatch() as request:
+                    worker.begin_batch(*request)
+                case PublishWeights() as request:
+                    worker.publish_weights(*request)
+                case CompilePrograms(params):
+                    send_report(worker.compile_programs(params))
+                case StopSampling():
                     return
-        began = time.monotonic()
-        found = sampler.visit()
-        taken = [sampler.take(b) for b in sampler.ready]
-        tell(Visited(time.monotonic() - began, found, taken))
+        started_at = time.monotonic()
+        finished = worker.decode_chunk()
+        batches = [worker.take_batch(b) for b in worker.ready_batches]
+        send_report(ChunkReport(time.monotonic() - started_at, finished, batches))
 
 
-class Link(Protocol):
+class Transport(Protocol):
     """The way to a sampler that works elsewhere."""
 
-    def open(self, hear: Callable[[Visited | Rollouts], None], fail: Callable[[BaseException], None]) -> None:
+    def start(self, on_message: Callable[[ChunkReport | Rollouts], None], on_failure: Callable[[BaseException], None]) -> None:
         """Starts it. What it tells is heard in another thread, and so is why it ended, where it did."""
         ...
 
-    def carry(self, params: Params) -> Params:
+    def sendable_params(self, params: Params) -> Params:
         """Parameters that can be sent, of their own memory."""
         ...
 
-    def post(self, asked: Asked) -> None:
+    def post(self, request: WorkerRequest) -> None:
         """Asks for something."""
         ...
 
@@ -143,83 +143,83 @@ class Link(Protocol):
         ...
 
 
-class Beside:
+class AsyncRollouts:
     """A sampler that works at the same time as the trainer."""
 
-    def __init__(self, link: Link, told: Told):
-        self.link, self.told, self.busy = link, told, 0.0
-        self.turn = threading.Condition()  # of what has been heard
-        self.batches: dict[int, Taken] = {}
-        self.compiled: Rollouts | None = None
+    def __init__(self, transport: Transport, on_finished: FinishedCallback):
+        self.transport, self.on_finished, self.busy_seconds = transport, on_finished, 0.0
+        self.condition = threading.Condition()  # of what has been heard
+        self.ready_batches: dict[int, RolloutBatch] = {}
+        self.compiled_rollouts: Rollouts | None = None
         self.failure: BaseException | None = None
-        link.open(self._hear, self._fail)
+        transport.start(self._on_message, self._on_failure)
 
-    def begin(self, b: int, problems: Problems, key: np.ndarray) -> None:
+    def begin_batch(self, batch: int, problems: ProblemArrays, key: np.ndarray) -> None:
         """As `Half` says, and so are the others."""
-        self.link.post(Begin(b, problems, key))
+        self.transport.post(BeginBatch(batch, problems, key))
 
-    def publish(self, version: int, params: Params) -> None:
-        self.link.post(Publish(version, self.link.carry(params)))
+    def publish_weights(self, version: int, params: Params) -> None:
+        self.transport.post(PublishWeights(version, self.transport.sendable_params(params)))
 
-    def compile(self, params: Params) -> Rollouts:
-        self.link.post(Compile(self.link.carry(params)))
-        self._wait(lambda: self.compiled is not None)
-        assert self.compiled is not None
-        return self.compiled
+    def compile_programs(self, params: Params) -> Rollouts:
+        self.transport.post(CompilePrograms(self.transport.sendable_params(params)))
+        self._wait_for(lambda: self.compiled_rollouts is not None)
+        assert self.compiled_rollouts is not None
+        return self.compiled_rollouts
 
-    def take(self, b: int) -> Taken:
-        self._wait(lambda: b in self.batches)
-        return self.batches.pop(b)
+    def take_batch(self, batch: int) -> RolloutBatch:
+        self._wait_for(lambda: batch in self.ready_batches)
+        return self.ready_batches.pop(batch)
 
     def close(self) -> None:
-        self.link.close()
+        self.transport.close()
 
-    def _wait(self, there: Callable[[], bool]) -> None:
-        with self.turn:
-            self.turn.wait_for(lambda: self.failure is not None or there())
+    def _wait_for(self, condition_met: Callable[[], bool]) -> None:
+        with self.condition:
+            self.condition.wait_for(lambda: self.failure is not None or condition_met())
         if self.failure is not None:
             raise self.failure
 
-    def _hear(self, message: Visited | Rollouts) -> None:
-        if isinstance(message, Visited):
-            for found in message.found:
-                self.told(found)
-        with self.turn:
-            if isinstance(message, Visited):
-                self.busy += message.seconds
-                self.batches |= {taken.batch: taken for taken in message.taken}
+    def _on_message(self, message: ChunkReport | Rollouts) -> None:
+        if isinstance(message, ChunkReport):
+            for finished in message.finished:
+                self.on_finished(finished)
+        with self.condition:
+            if isinstance(message, ChunkReport):
+                self.busy_seconds += message.seconds
+                self.ready_batches |= {taken.batch: taken for taken in message.batches}
             else:
-                self.compiled = message
-            self.turn.notify_all()
+                self.compiled_rollouts = message
+            self.condition.notify_all()
 
-    def _fail(self, error: BaseException) -> None:
-        with self.turn:
+    def _on_failure(self, error: BaseException) -> None:
+        with self.condition:
             self.failure = self.failure or error
-            self.turn.notify_all()
+            self.condition.notify_all()
 
 
-class InThread:
+class ThreadTransport:
     """The link to a sampler in a thread of this process, on devices of its own."""
 
-    def __init__(self, sampler: Sampler):
-        self.sampler, self.inbox = sampler, SimpleQueue[Asked]()
+    def __init__(self, worker: RolloutWorker):
+        self.worker, self.inbox = worker, SimpleQueue[WorkerRequest]()
 
-    def open(self, hear: Callable[[Visited | Rollouts], None], fail: Callable[[BaseException], None]) -> None:
+    def start(self, on_message: Callable[[ChunkReport | Rollouts], None], on_failure: Callable[[BaseException], None]) -> None:
         def run() -> None:
             try:
-                serve(self.sampler, self.inbox, hear)
+                serve_requests(self.worker, self.inbox, on_message)
             except BaseException as e:  # told to the thread that trains, which raises it
-                fail(e)
+                on_failure(e)
 
         self.thread = threading.Thread(target=run, daemon=True, name="sampler")
         self.thread.start()
 
-    def carry(self, params: Params) -> Params:
-        return jax.device_put(params, self.sampler.programs.params)
+    def sendable_params(self, params: Params) -> Params:
+        return jax.device_put(params, self.worker.programs.param_shardings)
 
-    def post(self, asked: Asked) -> None:
-        self.inbox.put(asked)
+    def post(self, request: WorkerRequest) -> None:
+        self.inbox.put(request)
 
     def close(self) -> None:
-        self.post(Stop())
+        self.post(StopSampling())
         self.thread.join()

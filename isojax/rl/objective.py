@@ -13,17 +13,17 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from isojax.config import RLConfig, SamplingConfig
-from isojax.models.decoder import Decoder, Params, Prefix
-from isojax.models.parts import used
-from isojax.rl.logprobs import Hidden, Read, read, read_nucleus
+from isojax.models.decoder import Decoder, Params, PrefixCache
+from isojax.models.parts import resolve_anchors
+from isojax.rl.logprobs import HiddenStates, TokenStats, token_stats, nucleus_token_stats
 from isojax.rl.losses import Clip
-from isojax.rl.recipe import Recipe, loss_metrics, resolve
-from isojax.rl.regularizers import KL
-from isojax.rl.terms import Terms
-from isojax.sampling.batch import Problems
+from isojax.rl.recipe import Algorithm, loss_metrics, resolve_algorithm
+from isojax.rl.regularizers import KL_ESTIMATORS
+from isojax.rl.terms import LossWeights
+from isojax.sampling.batch import ProblemArrays
 
-Sums = dict[str, Array]
-MAX = "max_"  # opens a metric of which the largest is kept; of the others, sums are
+MetricSums = dict[str, Array]
+MAX_PREFIX = "max_"  # opens a metric of which the largest is kept; of the others, sums are
 
 
 class Coefficients(NamedTuple):
@@ -43,27 +43,27 @@ class Coefficients(NamedTuple):
     gae_lambda: ArrayLike
 
 
-class Fixed(NamedTuple):
+class UpdateInputs(NamedTuple):
     """What a whole update reads and does not change."""
 
     params: Params
-    base: Params
-    problems: Problems
+    base_params: Params
+    problems: ProblemArrays
     coefficients: Coefficients
 
 
-class Rows(NamedTuple):
+class Microbatch(NamedTuple):
     """A microbatch of responses: tokens i32[m T], mask bool[m T]; `own`, what the objective wants of each, [m ...] or [m T] arrays; `group`
     i32[m], each response's problem, and `entry` i32[m], its place in the prefix."""
 
     tokens: Array
     mask: Array
-    own: Any
+    objective_inputs: Any
     group: Array
-    entry: Array
+    prefix_entry: Array
 
 
-class Unread(NamedTuple):
+class PromptTokens(NamedTuple):
     """Prompts i32[g P] of these lengths, in a prefix's place: they go through the layers with the responses to them."""
 
     prompts: Array
@@ -80,40 +80,40 @@ class Objective(Protocol):
     def decoder(self) -> Decoder: ...
 
     @property
-    def names(self) -> list[str]: ...
+    def metric_names(self) -> list[str]: ...
 
     @property
     def needs_base(self) -> bool: ...
 
     def __call__(
-        self, params: Params, prefix: Prefix | Unread, base_prefix: Prefix | Unread | None, fixed: Fixed, rows: Rows
-    ) -> tuple[Array, Sums]: ...
+        self, params: Params, prefix: PrefixCache | PromptTokens, base_prefix: PrefixCache | PromptTokens | None, inputs: UpdateInputs, microbatch: Microbatch
+    ) -> tuple[Array, MetricSums]: ...
 
 
-def hidden_states(decoder: Decoder, params: Params, prefix: Prefix | Unread, problems: Problems, rows: Rows) -> Hidden:
+def hidden_states(decoder: Decoder, params: Params, prefix: PrefixCache | PromptTokens, problems: ProblemArrays, microbatch: Microbatch) -> HiddenStates:
     """Hidden states before each response token: that of the prompt's last token, which a group shares, then those of the response's own."""
-    if isinstance(prefix, Unread):
-        last, own = decoder.continued(params, *prefix, rows.tokens[:, :-1], rows.entry)
-        return Hidden(params, last, rows.entry, own)
-    last, start = used(prefix.last), problems.lengths[rows.group]
-    if rows.tokens.shape[1] == 1:
-        return Hidden(params, last, rows.entry, jnp.zeros((len(rows.tokens), 0, last.shape[-1]), last.dtype))
-    own = decoder.score(params, rows.tokens[:, :-1], start, (prefix.keys, prefix.values), rows.entry)
-    return Hidden(params, last, rows.entry, own)
+    if isinstance(prefix, PromptTokens):
+        prompt_hidden, response_hidden = decoder.forward_prompts_and_responses(params, *prefix, microbatch.tokens[:, :-1], microbatch.prefix_entry)
+        return HiddenStates(params, prompt_hidden, microbatch.prefix_entry, response_hidden)
+    prompt_hidden, start_position = resolve_anchors(prefix.last_hidden), problems.lengths[microbatch.group]
+    if microbatch.tokens.shape[1] == 1:
+        return HiddenStates(params, prompt_hidden, microbatch.prefix_entry, jnp.zeros((len(microbatch.tokens), 0, prompt_hidden.shape[-1]), prompt_hidden.dtype))
+    response_hidden = decoder.forward(params, microbatch.tokens[:, :-1], start_position, (prefix.keys, prefix.values), microbatch.prefix_entry)
+    return HiddenStates(params, prompt_hidden, microbatch.prefix_entry, response_hidden)
 
 
-def merge(sums: Sums, more: Sums) -> Sums:
+def merge_metrics(sums: MetricSums, other: MetricSums) -> MetricSums:
     """Metrics of two parts, together."""
-    return {k: jnp.maximum(sums[k], more[k]) if k.startswith(MAX) else sums[k] + more[k] for k in sums}
+    return {k: jnp.maximum(sums[k], other[k]) if k.startswith(MAX_PREFIX) else sums[k] + other[k] for k in sums}
 
 
-class Sampled(NamedTuple):
+class PolicyInputs(NamedTuple):
     """What the policy's objective wants of each response: the sampler's log-probabilities f32[m T], the mass of each token's nucleus
     f32[m T] (or [m 1]), and its terms."""
 
-    logps: Array
-    kept: Array
-    terms: Terms
+    sampler_logps: Array
+    nucleus_mass: Array
+    loss_weights: LossWeights
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,12 @@ class PolicyObjective:
     decoder: Decoder
     rl: RLConfig
     sampling: SamplingConfig
-    split: bool
+    vocab_split: bool
 
     @property
-    def recipe(self) -> Recipe:
+    def algorithm(self) -> Algorithm:
         """The recipe, with nothing left null."""
-        return resolve(self.rl)
+        return resolve_algorithm(self.rl)
 
     @property
     def needs_base(self) -> bool:
@@ -136,62 +136,62 @@ class PolicyObjective:
         return self.rl.kl > 0 or self.rl.measure_kl
 
     @property
-    def names(self) -> list[str]:
+    def metric_names(self) -> list[str]:
         """The metrics'."""
         kl, tis = ["kl"] if self.needs_base else [], ["tis_weight", "tis_capped"] if self.rl.tis != "none" else []
-        return ["loss", "entropy", "log_ratio", "max_log_ratio", *kl, *tis, *loss_metrics(self.recipe.loss, self.rl.loss)]
+        return ["loss", "entropy", "log_ratio", "max_log_ratio", *kl, *tis, *loss_metrics(self.algorithm.loss, self.rl.loss)]
 
-    def read(self, policy: Hidden, base: Hidden | None, rows: Rows) -> tuple[Read, Array | None]:
+    def token_stats(self, policy_hidden: HiddenStates, base_hidden: HiddenStates | None, microbatch: Microbatch) -> tuple[TokenStats, Array | None]:
         """What the policy, and of its tokens what the base, says of each response token."""
         temperature, use_entropy = self.sampling.temperature, self.rl.entropy > 0
         if self.sampling.top_p < 1:
-            return read_nucleus(self.decoder, policy, base, rows.tokens, rows.own.kept, temperature, use_entropy)
-        found = read(self.decoder, policy, rows.tokens, temperature, use_entropy, self.split)
-        return found, None if base is None else read(self.decoder, base, rows.tokens, temperature, False, self.split).logps
+            return nucleus_token_stats(self.decoder, policy_hidden, base_hidden, microbatch.tokens, microbatch.objective_inputs.kept, temperature, use_entropy)
+        policy_stats = token_stats(self.decoder, policy_hidden, microbatch.tokens, temperature, use_entropy, self.vocab_split)
+        return policy_stats, None if base_hidden is None else token_stats(self.decoder, base_hidden, microbatch.tokens, temperature, False, self.vocab_split).logps
 
     def __call__(
-        self, params: Params, prefix: Prefix | Unread, base_prefix: Prefix | Unread | None, fixed: Fixed, rows: Rows
-    ) -> tuple[Array, Sums]:
+        self, params: Params, prefix: PrefixCache | PromptTokens, base_prefix: PrefixCache | PromptTokens | None, inputs: UpdateInputs, microbatch: Microbatch
+    ) -> tuple[Array, MetricSums]:
         """(the sum over the responses of their weighted terms, the metrics)."""
-        own, numbers, mask = rows.own, fixed.coefficients, rows.mask
-        policy, base = (
-            hidden_states(self.decoder, p, read, fixed.problems, rows) if read is not None else None
-            for p, read in ((params, prefix), (fixed.base, base_prefix))
+        sampled, coefficients, mask = microbatch.objective_inputs, inputs.coefficients, microbatch.mask
+        policy_hidden, base_hidden = (
+            hidden_states(self.decoder, p, prompt_prefix, inputs.problems, microbatch) if prompt_prefix is not None else None
+            for p, prompt_prefix in ((params, prefix), (inputs.base_params, base_prefix))
         )
-        assert policy is not None
-        found, base_logps = self.read(policy, base, rows)
-        value, metrics = self.surrogate(found.logps, rows, numbers)
-        value = own.terms.policy[:, None] * value
-        mismatch = jnp.abs(jnp.where(mask, lax.stop_gradient(found.logps) - own.logps, 0.0))
-        metrics |= {"entropy": found.entropy, "log_ratio": mismatch, "max_log_ratio": mismatch}
+        assert policy_hidden is not None
+        policy_stats, base_logps = self.token_stats(policy_hidden, base_hidden, microbatch)
+        token_loss, metrics = self.policy_loss(policy_stats.logps, microbatch, coefficients)
+        token_loss = sampled.terms.policy[:, None] * token_loss
+        sampler_logp_gap = jnp.abs(jnp.where(mask, lax.stop_gradient(policy_stats.logps) - sampled.logps, 0.0))
+        metrics |= {"entropy": policy_stats.entropy, "log_ratio": sampler_logp_gap, "max_log_ratio": sampler_logp_gap}
         if self.rl.entropy > 0:
-            value = value - numbers.entropy * own.terms.entropy[:, None] * found.entropy
+            token_loss = token_loss - coefficients.entropy * sampled.terms.entropy[:, None] * policy_stats.entropy
         if base_logps is not None:
-            metrics["kl"] = KL[self.rl.kl_estimator](found.logps, base_logps)
+            metrics["kl"] = KL_ESTIMATORS[self.rl.kl_estimator](policy_stats.logps, base_logps)
         if self.rl.kl > 0:
-            value = value + numbers.kl * own.terms.kl[:, None] * metrics["kl"]
-        metrics["loss"] = value
-        return jnp.where(mask, value, 0.0).sum(), {
-            k: (jnp.max if k.startswith(MAX) else jnp.sum)(jnp.where(mask, v, 0.0)) for k, v in metrics.items()
+            token_loss = token_loss + coefficients.kl * sampled.terms.kl[:, None] * metrics["kl"]
+        metrics["loss"] = token_loss
+        return jnp.where(mask, token_loss, 0.0).sum(), {
+            k: (jnp.max if k.startswith(MAX_PREFIX) else jnp.sum)(jnp.where(mask, v, 0.0)) for k, v in metrics.items()
         }
 
-    def surrogate(self, logps: Float[Array, "m T"], rows: Rows, numbers: Coefficients) -> tuple[Float[Array, "m T"], Sums]:
+    def policy_loss(self, logps: Float[Array, "m T"], microbatch: Microbatch, coefficients: Coefficients) -> tuple[Float[Array, "m T"], MetricSums]:
         """The policy term of each token, with its metrics.
 
         With truncated importance sampling (TIS) the ratio is taken against the trainer's own log-probabilities, which with one update a
         batch are those of now, and what parts these from the sampler's is a weight without gradient, of a token or of the response.
         """
-        own, mask = rows.own, rows.mask
-        gains = jnp.broadcast_to(own.terms.gains.reshape(len(mask), -1), mask.shape)
-        clip, loss = Clip(numbers.clip, numbers.clip_high), self.recipe.loss.loss
+        sampled, mask = microbatch.objective_inputs, microbatch.mask
+        advantages = jnp.broadcast_to(sampled.terms.gains.reshape(len(mask), -1), mask.shape)
+        clip, loss_fn = Clip(coefficients.clip, coefficients.clip_high), self.algorithm.loss.loss
         if self.rl.tis == "none":
-            return loss(logps, own.logps, gains, mask, clip)
-        before = lax.stop_gradient(logps)
-        apart = jnp.where(mask, before - own.logps, 0.0)
+            return loss_fn(logps, sampled.logps, advantages, mask, clip)
+        old_logps = lax.stop_gradient(logps)
+        sampler_logp_gap = jnp.where(mask, old_logps - sampled.logps, 0.0)
         if self.rl.tis == "sequence":
-            apart = jnp.broadcast_to(apart.sum(-1, keepdims=True), mask.shape)
-        raw = jnp.exp(apart)
-        over = raw > numbers.tis_cap
-        weight = jnp.where(over, numbers.tis_cap if self.rl.tis_over == "truncate" else 0.0, raw)
-        value, metrics = loss(logps, before, gains, mask, clip)
-        return weight * value, metrics | {"tis_weight": weight, "tis_capped": over.astype(jnp.float32)}
+            sampler_logp_gap = jnp.broadcast_to(sampler_logp_gap.sum(-1, keepdims=True), mask.shape)
+        importance_ratio = jnp.exp(sampler_logp_gap)
+        capped = importance_ratio > coefficients.tis_cap
+        tis_weight = jnp.where(capped, coefficients.tis_cap if self.rl.tis_mode == "truncate" else 0.0, importance_ratio)
+        token_loss, metrics = loss_fn(logps, old_logps, advantages, mask, clip)
+        return tis_weight * token_loss, metrics | {"tis_weight": tis_weight, "tis_capped": capped.astype(jnp.float32)}

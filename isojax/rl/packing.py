@@ -9,39 +9,39 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from isojax.sampling.batch import Share
-from isojax.sharding import ROWS
+from isojax.sampling.batch import ShardSlice
+from isojax.sharding import ROLLOUT_AXES
 
-NARROWEST, WIDTHS = 16, 4
+MIN_BUCKET_WIDTH, MAX_BUCKETS = 16, 4
 
 
-def widths(T: int) -> tuple[int, ...]:
+def bucket_widths(T: int) -> tuple[int, ...]:
     """The widths that are compiled, narrowest first: T, T/2, T/4, T/8, as long as they are even and not below `NARROWEST`."""
-    found = [T]
-    while len(found) < WIDTHS and found[0] % 2 == 0 and found[0] // 2 >= NARROWEST:
-        found.insert(0, found[0] // 2)
-    return tuple(found)
+    ascending = [T]
+    while len(ascending) < MAX_BUCKETS and ascending[0] % 2 == 0 and ascending[0] // 2 >= MIN_BUCKET_WIDTH:
+        ascending.insert(0, ascending[0] // 2)
+    return tuple(ascending)
 
 
-def lengths(mask: Bool[Array, "rows T"]) -> Int[Array, " rows"]:
+def response_lengths(mask: Bool[Array, "rows T"]) -> Int[Array, " rows"]:
     """How many positions of each response are needed: up to its last token that counts."""
     return jnp.where(mask, jnp.arange(1, mask.shape[-1] + 1)[None], 0).max(-1)
 
 
-def order(length: Int[Array, " rows"], part: Share, n: Int[Array, ""], g: int, T: int) -> Int[Array, " rows"]:
+def sort_by_length(lengths: Int[Array, " rows"], shard_slice: ShardSlice, n: Int[Array, ""], g: int, T: int) -> Int[Array, " rows"]:
     """The rows of a shard with each block's responses longest first: a block keeps the places it has. Rows without a rollout come last."""
-    row = jnp.arange(len(length))
-    block = ((part.first + row) // n - part.group) // g
-    last = jnp.iinfo(jnp.int32).max
-    return jnp.argsort(jnp.where(row < part.count, block * (T + 1) + T - length, last), stable=True)
+    row = jnp.arange(len(lengths))
+    block = ((shard_slice.first_rollout + row) // n - shard_slice.first_group) // g
+    sort_last = jnp.iinfo(jnp.int32).max
+    return jnp.argsort(jnp.where(row < shard_slice.rollout_count, block * (T + 1) + T - lengths, sort_last), stable=True)
 
 
-def width_choices(
-    length: Int[Array, " rows"], low: Int[Array, ""], high: Int[Array, ""], m: int, choices: tuple[int, ...], shards: int
+def microbatch_buckets(
+    lengths: Int[Array, " rows"], low: Int[Array, ""], high: Int[Array, ""], m: int, widths: tuple[int, ...], shards: int
 ) -> Int[Array, " _"]:
     """For each microbatch of the rows [low, high), in order, which of the widths holds its longest response on every shard."""
-    first = low + m * jnp.arange(-(-len(length) // m))
-    longest = jnp.where(first < high, length[jnp.minimum(first, len(length) - 1)], 0)
+    starts = low + m * jnp.arange(-(-len(lengths) // m))
+    longest = jnp.where(starts < high, lengths[jnp.minimum(starts, len(lengths) - 1)], 0)
     if shards > 1:
-        longest = lax.pmax(longest, ROWS)
-    return jnp.searchsorted(jnp.array(choices), longest)
+        longest = lax.pmax(longest, ROLLOUT_AXES)
+    return jnp.searchsorted(jnp.array(widths), longest)

@@ -25,21 +25,21 @@ from jaxtyping import Array
 from isojax.config import CellConfig, RLConfig, RunConfig
 from isojax.meshes import MeshShape, parse_mesh
 from isojax.models.decoder import Decoder, Params
-from isojax.rl.ahead import Found, Sampler, Start
-from isojax.rl.beside import Beside, Half, InThread, Told, Turns
-from isojax.rl.hosted import Metrics, build_learn, told
-from isojax.rl.objective import MAX, Coefficients
-from isojax.rl.process import Child, InProcess
-from isojax.rl.ring import SamplerPrograms, SamplerSpec, refuse_uneven
-from isojax.rl.step import TRAIN, State, take
-from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows, place_rewards, places
-from isojax.sharding import ROWS, replicated, shard_count
-from isojax.tasks.base import Task, on_device
-from isojax.tasks.grading import Grading
+from isojax.rl.ahead import FinishedRollouts, RolloutWorker, RolloutJob
+from isojax.rl.beside import AsyncRollouts, RolloutSource, ThreadTransport, FinishedCallback, InlineRollouts
+from isojax.rl.hosted import Metrics, build_update, verifier_metrics
+from isojax.rl.objective import MAX_PREFIX, Coefficients
+from isojax.rl.process import WorkerProcess, ProcessTransport
+from isojax.rl.ring import SamplerPrograms, SamplerSpec, check_divisible_batches
+from isojax.rl.step import TRAIN_STREAM, TrainState, gather_problems
+from isojax.sampling.batch import SamplerShapes, ProblemArrays, Rollouts, buffer_row_groups, rewards_to_buffer, row_index
+from isojax.sharding import ROLLOUT_AXES, replicated, shard_count
+from isojax.tasks.base import Task, is_on_device
+from isojax.tasks.grading import BackgroundGrader
 from isojax.types import Cell, InputError, Problem
 
 
-def sampler_shape(rl: RLConfig, run: RunConfig, devices: int, trainers: int, backend: str) -> MeshShape | None:
+def sampler_mesh_shape(rl: RLConfig, run: RunConfig, devices: int, trainer_devices: int, backend: str) -> MeshShape | None:
     """The sampler's own mesh: of the devices that are left beside the trainer's, or in a process that simulates as many as there are here.
 
     Raises:
@@ -47,10 +47,10 @@ def sampler_shape(rl: RLConfig, run: RunConfig, devices: int, trainers: int, bac
     """
     if run.sampler_mesh is None and not run.sampler_process:
         return None
-    if not rl.pipeline:
-        given = "run.sampler_process = true" if run.sampler_process else f"run.sampler_mesh = {run.sampler_mesh}"
+    if not rl.max_staleness:
+        setting = "run.sampler_process = true" if run.sampler_process else f"run.sampler_mesh = {run.sampler_mesh}"
         raise InputError(
-            f"{given} with cell.rl.pipeline = {rl.pipeline}: one of sampler and trainer would always wait for the other. "
+            f"{setting} with cell.rl.pipeline = {rl.max_staleness}: one of sampler and trainer would always wait for the other. "
             "Expected cell.rl.pipeline of 1 or more, or a sampler that shares the trainer's mesh."
         )
     if run.sampler_process and backend != "cpu":
@@ -58,7 +58,7 @@ def sampler_shape(rl: RLConfig, run: RunConfig, devices: int, trainers: int, bac
             f"run.sampler_process = true on this machine's {backend}: expected a CPU, as this process holds the accelerators. Give the "
             "sampler some of them: run.sampler_process=false run.sampler_mesh=data=1."
         )
-    return parse_mesh(run.sampler_mesh or "auto", devices, 0 if run.sampler_process else trainers)
+    return parse_mesh(run.sampler_mesh or "auto", devices, 0 if run.sampler_process else trainer_devices)
 
 
 class PipelinePrograms:
@@ -69,63 +69,63 @@ class PipelinePrograms:
         cell: CellConfig,
         decoder: Decoder,
         task: Task,
-        geometry: Geometry,
+        geometry: SamplerShapes,
         pairs: Sequence[tuple[int, int]],
         mesh: Mesh,
-        sampler: Mesh | MeshShape | None = None,
+        sampler_mesh: Mesh | MeshShape | None = None,
     ):
         """`sampler`: None, by turns on `mesh`; a mesh of other devices, in a thread; the shape of one, in a process that simulates it."""
-        assert cell.rl.pipeline is not None
-        self.max_skipped = cell.rl.max_skipped
-        self.k, self.task, self.geometry, self.mesh = cell.rl.pipeline, task, geometry, mesh
-        self.apart = sampler is not None
-        self.shards = sampler.shards if isinstance(sampler, MeshShape) else shard_count(sampler or mesh)
-        refuse_uneven(pairs, self.shards)
-        spec = SamplerSpec(self.k, decoder, geometry, tuple(pairs), cell.sampling, task.stops)
-        self.sampler = Child(spec, sampler) if isinstance(sampler, MeshShape) else SamplerPrograms(spec, sampler or mesh)
-        rows = NamedSharding(mesh, P(ROWS))
-        self.lay = jax.jit(self._lay, out_shardings=rows)
-        self.choose = jax.jit(choose, out_shardings=replicated(mesh))
-        self.learn = build_learn(cell, decoder, task, geometry, mesh)
-        self.verify = jax.jit(self._verify, out_shardings=rows) if on_device(task) else None
+        assert cell.rl.max_staleness is not None
+        self.max_consecutive_nonfinite = cell.rl.max_consecutive_nonfinite
+        self.max_staleness, self.task, self.geometry, self.mesh = cell.rl.max_staleness, task, geometry, mesh
+        self.disaggregated = sampler_mesh is not None
+        self.sampler_shards = sampler_mesh.shards if isinstance(sampler_mesh, MeshShape) else shard_count(sampler_mesh or mesh)
+        check_divisible_batches(pairs, self.sampler_shards)
+        spec = SamplerSpec(self.max_staleness, decoder, geometry, tuple(pairs), cell.sampling, task.stops)
+        self.sampler = WorkerProcess(spec, sampler_mesh) if isinstance(sampler_mesh, MeshShape) else SamplerPrograms(spec, sampler_mesh or mesh)
+        rows = NamedSharding(mesh, P(ROLLOUT_AXES))
+        self.to_trainer_layout = jax.jit(self._to_trainer_layout, out_shardings=rows)
+        self.batch_problems = jax.jit(batch_problems, out_shardings=replicated(mesh))
+        self.learn = build_update(cell, decoder, task, geometry, mesh)
+        self.verify = jax.jit(self._verify, out_shardings=rows) if is_on_device(task) else None
 
-    def half(self, start: Start, told: Told) -> Half:
+    def make_rollout_source(self, job: RolloutJob, on_finished: FinishedCallback) -> RolloutSource:
         """A cell's sampler, at work; `told` hears what has finished, in whatever thread."""
-        if isinstance(self.sampler, Child):
-            return Beside(InProcess(self.sampler, start), told)
-        sampler = Sampler(self.sampler, start)
-        return Beside(InThread(sampler), told) if self.apart else Turns(sampler, told)
+        if isinstance(self.sampler, WorkerProcess):
+            return AsyncRollouts(ProcessTransport(self.sampler, job), on_finished)
+        worker = RolloutWorker(self.sampler, job)
+        return AsyncRollouts(ThreadTransport(worker), on_finished) if self.disaggregated else InlineRollouts(worker, on_finished)
 
     def close(self) -> None:
         """Ends the sampler's process, where there is one; another cell would start it anew."""
-        if isinstance(self.sampler, Child):
+        if isinstance(self.sampler, WorkerProcess):
             self.sampler.stop()
 
-    def _lay(self, cut: Rollouts, B_p: Array, n: Array) -> Rollouts:
+    def _to_trainer_layout(self, worker_rollouts: Rollouts, B_p: Array, n: Array) -> Rollouts:
         """A batch's rows as the trainer has them."""
-        groups, live = batch_rows(self.geometry, B_p, n)
-        shards, mine = shard_count(self.mesh), (B_p * n) // self.shards
-        block = (B_p * n + shards - 1) // shards
-        rollout = jnp.where(live, jnp.arange(groups.shape[0])[:, None] * block + jnp.arange(groups.shape[1])[None], 0)
-        tokens, logps, mask, kept, ended, lengths = (x[rollout // mine, rollout % mine] for x in cut)
-        return Rollouts(tokens, logps, mask & live[..., None], kept, ended & live, jnp.where(live, lengths, 0))
+        groups, live = buffer_row_groups(self.geometry, B_p, n)
+        shards, worker_rows = shard_count(self.mesh), (B_p * n) // self.sampler_shards
+        trainer_rows = (B_p * n + shards - 1) // shards
+        rollout_index = jnp.where(live, jnp.arange(groups.shape[0])[:, None] * trainer_rows + jnp.arange(groups.shape[1])[None], 0)
+        tokens, logps, mask, nucleus_mass, ended, lengths = (x[rollout_index // worker_rows, rollout_index % worker_rows] for x in worker_rollouts)
+        return Rollouts(tokens, logps, mask & live[..., None], nucleus_mass, ended & live, jnp.where(live, lengths, 0))
 
-    def _verify(self, problems: Problems, rollouts: Rollouts, B_p: Array, n: Array) -> Array:
-        assert on_device(self.task)
-        groups, _ = batch_rows(self.geometry, B_p, n)
-        return self.task.verify(problems.answers[groups], rollouts.tokens, rollouts.present)
+    def _verify(self, problems: ProblemArrays, rollouts: Rollouts, B_p: Array, n: Array) -> Array:
+        assert is_on_device(self.task)
+        groups, _ = buffer_row_groups(self.geometry, B_p, n)
+        return self.task.verify(problems.answers[groups], rollouts.tokens, rollouts.response_mask)
 
 
-def choose(table: Problems, index: Array, seed: Array, step: Array) -> tuple[Problems, Array]:
+def batch_problems(problem_table: ProblemArrays, index: Array, seed: Array, step: Array) -> tuple[ProblemArrays, Array]:
     """An update's problems, and the data of its key."""
-    return take(table, index), jax.random.key_data(jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), TRAIN), step))
+    return gather_problems(problem_table, index), jax.random.key_data(jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), TRAIN_STREAM), step))
 
 
-class Chosen(NamedTuple):
+class PendingBatch(NamedTuple):
     """A batch: rows of the table i[B_p]; its problems, padded, on the trainer's devices; the data of its key."""
 
     index: np.ndarray
-    problems: Problems
+    problems: ProblemArrays
     key: Array
 
 
@@ -136,157 +136,157 @@ class Pipeline:
         self,
         programs: PipelinePrograms,
         cell: Cell,
-        base: Params,
-        table: Problems,
-        arrays: Problems,
+        reference_params: Params,
+        problem_table: ProblemArrays,
+        host_table: ProblemArrays,
         problems: Sequence[Problem],
-        order: Iterator[np.ndarray],
-        numbers: Coefficients,
-        done: int,
-        record: Callable[[np.ndarray, np.ndarray], Metrics] | None = None,
+        problem_order: Iterator[np.ndarray],
+        hparams: Coefficients,
+        updates_done: int,
+        record_rewards: Callable[[np.ndarray, np.ndarray], Metrics] | None = None,
     ):
         """`table` lies on the trainer's devices and `arrays` are the same on the host; `order` gives the problems of update `done` and
         of those that follow. `record` is told each update's problems and the sum of the rewards of each, and gives metrics."""
-        self.programs, self.cell, self.base, self.table, self.arrays = programs, cell, base, table, arrays
-        self.problems, self.order, self.record, self.numbers = problems, order, record, numbers
-        self.done = self.begun = done  # updates taken, and batches that the sampler may work at
-        self.chosen: dict[int, Chosen] = {}
-        self.grading: dict[int, Grading] = {}
-        self.busy = 0.0
-        filler = Problems(*(np.asarray(x)[:1] for x in arrays))
-        start = Start(cell.B_p, cell.n, done, filler, tells=not on_device(programs.task))
-        self.half = programs.half(start, self._found)
+        self.programs, self.cell, self.reference_params, self.problem_table, self.host_table = programs, cell, reference_params, problem_table, host_table
+        self.problems, self.problem_order, self.record_rewards, self.hparams = problems, problem_order, record_rewards, hparams
+        self.updates_done = self.batches_begun = updates_done  # updates taken, and batches that the sampler may work at
+        self.pending_batches: dict[int, PendingBatch] = {}
+        self.grading: dict[int, BackgroundGrader] = {}
+        self.busy_seconds = 0.0
+        filler_problem = ProblemArrays(*(np.asarray(x)[:1] for x in host_table))
+        job = RolloutJob(cell.B_p, cell.n, updates_done, filler_problem, report_finished=not is_on_device(programs.task))
+        self.rollout_source = programs.make_rollout_source(job, self._grade_finished)
 
     def __enter__(self) -> "Pipeline":
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.half.close()
+        self.rollout_source.close()
         for grading in self.grading.values():
             grading.__exit__(*exc)
 
     def save(self) -> tuple[dict[str, Any] | None, Any]:
         """What is under way, as data for JSON and as arrays; nothing before anything has begun, or where the sampler works beside,
         whose rollouts are then sampled anew."""
-        if not isinstance(self.half, Turns) or self.begun == self.done:
+        if not isinstance(self.rollout_source, InlineRollouts) or self.batches_begun == self.updates_done:
             return None, None
-        sampler, arrays = self.half.sampler.save()
-        batches = {str(b): chosen.index.tolist() for b, chosen in self.chosen.items()}
-        grading = {str(b): grading.save() for b, grading in self.grading.items()}
-        meta = {"begun": self.begun, "shards": self.programs.shards, "sampler": sampler, "batches": batches, "grading": grading}
+        worker_meta, arrays = self.rollout_source.worker.save()
+        batch_index = {str(b): chosen.index.tolist() for b, chosen in self.pending_batches.items()}
+        grading = {str(b): grading.state_dict() for b, grading in self.grading.items()}
+        meta = {"begun": self.batches_begun, "shards": self.programs.sampler_shards, "sampler": worker_meta, "batches": batch_index, "grading": grading}
         return meta, arrays
 
-    def restore(self, meta: Mapping[str, Any], arrays: Callable[[Any], Any], params: Params) -> None:
+    def restore(self, meta: Mapping[str, Any], restore_arrays: Callable[[Any], Any], params: Params) -> None:
         """Goes on where `save` was called. `arrays` gives the saved ones, laid out as its argument; `params`: the newest."""
-        assert isinstance(self.half, Turns)
-        self.half.sampler.restore(meta["sampler"], arrays)
-        self.begun = meta["begun"]
+        assert isinstance(self.rollout_source, InlineRollouts)
+        self.rollout_source.worker.restore(meta["sampler"], restore_arrays)
+        self.batches_begun = meta["begun"]
         for name, index in meta["batches"].items():
-            self._choose(int(name), np.array(index, np.int32))
+            self._add_pending_batch(int(name), np.array(index, np.int32))
         for name, saved in meta["grading"].items():
-            self.grading[int(name)].restore(saved)
-        self.half.publish(self.done, params)
+            self.grading[int(name)].load_state_dict(saved)
+        self.rollout_source.publish_weights(self.updates_done, params)
 
-    def updates(self, state: State, count: int) -> tuple[State, Metrics]:
+    def run_updates(self, state: TrainState, count: int) -> tuple[TrainState, Metrics]:
         """`count` updates; the sums of their metrics. With count = 0 nothing changes, but everything is compiled."""
         sums: Metrics = {}
         if not count:
             return self._compile(state)
-        if self.begun == self.done:
-            self._go_on(state.params)
-        before = self._clocks()
+        if self.batches_begun == self.updates_done:
+            self._publish_and_begin(state.params)
+        clocks = self._busy_clocks()
         for _ in range(count):
-            taken = self.half.take(self.done)
-            ages = self._off_policy(taken.ages)
-            state, metrics = self._learn(state, taken.rows)
-            if self.programs.apart:
-                shares, before = utilisation(before, self._clocks())
-                metrics |= shares
-            for name, value in (metrics | ages).items():  # added up in float32, as the synchronous program does
-                had, value = np.float32(sums.get(name, 0.0)), np.float32(value)
-                sums[name] = float(max(had, value) if name.startswith(MAX) else had + value)
-            if metrics["not_finite"] and int(state.skipped) >= self.programs.max_skipped:
+            batch = self.rollout_source.take_batch(self.updates_done)
+            staleness = self._staleness_metrics(batch.tokens_by_version)
+            state, metrics = self._update(state, batch.rollouts)
+            if self.programs.disaggregated:
+                busy_shares, clocks = utilisation(clocks, self._busy_clocks())
+                metrics |= busy_shares
+            for name, value in (metrics | staleness).items():  # added up in float32, as the synchronous program does
+                total, value = np.float32(sums.get(name, 0.0)), np.float32(value)
+                sums[name] = float(max(total, value) if name.startswith(MAX_PREFIX) else total + value)
+            if metrics["not_finite"] and int(state.consecutive_nonfinite) >= self.programs.max_consecutive_nonfinite:
                 break
         return state, sums
 
-    def _go_on(self, params: Params) -> None:
+    def _publish_and_begin(self, params: Params) -> None:
         """The newest weights, and the batches that may be sampled with them."""
-        self.half.publish(self.done, params)
-        while self.begun <= self.done + self.programs.k:
-            self._begin(self.begun)
-            self.begun += 1
+        self.rollout_source.publish_weights(self.updates_done, params)
+        while self.batches_begun <= self.updates_done + self.programs.max_staleness:
+            self._begin_batch(self.batches_begun)
+            self.batches_begun += 1
 
-    def _begin(self, b: int) -> None:
+    def _begin_batch(self, batch: int) -> None:
         """Chooses a batch's problems, for both halves."""
-        index = next(self.order)
-        self._choose(b, index)
-        self.half.begin(b, Problems(*(np.asarray(x)[index] for x in self.arrays)), np.asarray(self.chosen[b].key))
+        index = next(self.problem_order)
+        self._add_pending_batch(batch, index)
+        self.rollout_source.begin_batch(batch, ProblemArrays(*(np.asarray(x)[index] for x in self.host_table)), np.asarray(self.pending_batches[batch].key))
 
-    def _choose(self, b: int, index: np.ndarray) -> None:
-        padded = np.zeros(self.programs.geometry.problem_rows, np.int32)
-        padded[: self.cell.B_p] = index
-        self.chosen[b] = Chosen(index, *self.programs.choose(self.table, padded, np.int32(self.cell.seed), np.int32(b)))
-        if not on_device(self.programs.task):
-            self.grading[b] = Grading(self.programs.task, [self.problems[q] for q in index for _ in range(self.cell.n)])
+    def _add_pending_batch(self, batch: int, index: np.ndarray) -> None:
+        padded_index = np.zeros(self.programs.geometry.problem_rows, np.int32)
+        padded_index[: self.cell.B_p] = index
+        self.pending_batches[batch] = PendingBatch(index, *self.programs.batch_problems(self.problem_table, padded_index, np.int32(self.cell.seed), np.int32(batch)))
+        if not is_on_device(self.programs.task):
+            self.grading[batch] = BackgroundGrader(self.programs.task, [self.problems[q] for q in index for _ in range(self.cell.n)])
 
-    def _found(self, found: Found) -> None:
+    def _grade_finished(self, finished: FinishedRollouts) -> None:
         """Hands what has finished to the verifier."""
-        self.grading[found.batch].add(found.numbers, found.tokens)
+        self.grading[finished.batch].add_responses(finished.rollout_index, finished.responses)
 
-    def _learn(self, state: State, rows: Rollouts) -> tuple[State, Metrics]:
+    def _update(self, state: TrainState, worker_rollouts: Rollouts) -> tuple[TrainState, Metrics]:
         """The update on a batch that has been sampled; the weights it leads to are published."""
-        programs, began = self.programs, time.monotonic()
+        programs, started_at = self.programs, time.monotonic()
         B_p, n = np.int32(self.cell.B_p), np.int32(self.cell.n)
-        index, problems, key = self.chosen.pop(self.done)
-        rollouts = programs.lay(jax.device_put(rows, replicated(programs.mesh)), B_p, n)
-        extra: Metrics = {}
+        index, problems, key = self.pending_batches.pop(self.updates_done)
+        rollouts = programs.to_trainer_layout(jax.device_put(worker_rollouts, replicated(programs.mesh)), B_p, n)
+        host_metrics: Metrics = {}
         if programs.verify is not None:
             rewards = programs.verify(problems, rollouts, B_p, n)
         else:
-            with self.grading.pop(self.done) as grading:
-                grades = grading.grades()
-            rewards, extra = place_rewards(programs.geometry, grades.rewards), told(grades)
-        if self.record is not None:
-            mine = np.asarray(rewards)[places(self.cell.B, programs.geometry.shards)]
-            extra |= self.record(index, mine.reshape(-1, self.cell.n).sum(1))
-        state, metrics = programs.learn(state, self.base, problems, rollouts, rewards, B_p, n, key, self.numbers)
-        found = {name: float(v) for name, v in metrics.items()} | extra
-        self.done += 1
-        self._go_on(state.params)
-        self.busy += time.monotonic() - began
-        return state, found
+            with self.grading.pop(self.updates_done) as grading:
+                grades = grading.collect_grades()
+            rewards, host_metrics = rewards_to_buffer(programs.geometry, grades.rewards), verifier_metrics(grades)
+        if self.record_rewards is not None:
+            rollout_rewards = np.asarray(rewards)[row_index(self.cell.B, programs.geometry.shards)]
+            host_metrics |= self.record_rewards(index, rollout_rewards.reshape(-1, self.cell.n).sum(1))
+        state, metrics = programs.learn(state, self.reference_params, problems, rollouts, rewards, B_p, n, key, self.hparams)
+        host_values = {name: float(v) for name, v in metrics.items()} | host_metrics
+        self.updates_done += 1
+        self._publish_and_begin(state.params)
+        self.busy_seconds += time.monotonic() - started_at
+        return state, host_values
 
-    def _off_policy(self, ages: Mapping[int, int]) -> Metrics:
+    def _staleness_metrics(self, tokens_by_version: Mapping[int, int]) -> Metrics:
         """How many updates older than the policy that is trained on them a batch's tokens are: the mean, the largest, each age's share."""
-        b, total = self.done, sum(ages.values())
-        if not self.programs.k:
+        update, total = self.updates_done, sum(tokens_by_version.values())
+        if not self.programs.max_staleness:
             return {}
-        shares = {f"off_policy_{age}": ages.get(b - age, 0) / total for age in range(self.programs.k + 1)}
-        return {"off_policy": sum((b - v) * c for v, c in ages.items()) / total, "max_off_policy": float(b - min(ages))} | shares
+        shares = {f"off_policy_{age}": tokens_by_version.get(update - age, 0) / total for age in range(self.programs.max_staleness + 1)}
+        return {"off_policy": sum((update - v) * c for v, c in tokens_by_version.items()) / total, "max_off_policy": float(update - min(tokens_by_version))} | shares
 
-    def _clocks(self) -> dict[str, float]:
+    def _busy_clocks(self) -> dict[str, float]:
         """Seconds on the wall's clock, and those that each half has worked."""
-        return {"wall": time.monotonic(), "sampler": self.half.busy, "trainer": self.busy}
+        return {"wall": time.monotonic(), "sampler": self.rollout_source.busy_seconds, "trainer": self.busy_seconds}
 
-    def _compile(self, state: State) -> tuple[State, Metrics]:
+    def _compile(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """Runs all programs on nothing."""
-        programs, nothing = self.programs, np.int32(0)
-        rows = jax.device_put(self.half.compile(state.params), replicated(programs.mesh))
+        programs, zero = self.programs, np.int32(0)
+        worker_rollouts = jax.device_put(self.rollout_source.compile_programs(state.params), replicated(programs.mesh))
         B_p, n = np.int32(self.cell.B_p), np.int32(self.cell.n)
-        rollouts = programs.lay(rows, B_p, n)
+        rollouts = programs.to_trainer_layout(worker_rollouts, B_p, n)
         index = np.zeros(programs.geometry.problem_rows, np.int32)
-        problems, key = programs.choose(self.table, index, np.int32(self.cell.seed), nothing)
-        rewards: Any = np.zeros((programs.geometry.shards, programs.geometry.rows), np.float32)
+        problems, key = programs.batch_problems(self.problem_table, index, np.int32(self.cell.seed), zero)
+        rewards: Any = np.zeros((programs.geometry.shards, programs.geometry.buffer_rows), np.float32)
         if programs.verify is not None:
             rewards = programs.verify(problems, rollouts, B_p, n)
-        state, _ = programs.learn(state, self.base, problems, rollouts, rewards, nothing, n, key, self.numbers)
+        state, _ = programs.learn(state, self.reference_params, problems, rollouts, rewards, zero, n, key, self.hparams)
         return state, {}
 
 
-def utilisation(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[Metrics, dict[str, float]]:
+def utilisation(last_clocks: Mapping[str, float], clocks: Mapping[str, float]) -> tuple[Metrics, dict[str, float]]:
     """The shares of the time between two clocks that each half worked, 1 at most; and from where to count the next ones: work that is told
     of when it is done may have begun earlier, and what does not fit in here belongs there."""
-    wall = now["wall"] - before["wall"]
-    worked = {half: min(now[half] - before[half], wall) for half in ("sampler", "trainer")}
-    counted = {half: before[half] + seconds for half, seconds in worked.items()}
-    return {f"{half}_busy": seconds / wall for half, seconds in worked.items()}, counted | {"wall": now["wall"]}
+    wall = clocks["wall"] - last_clocks["wall"]
+    busy_seconds = {half: min(clocks[half] - last_clocks[half], wall) for half in ("sampler", "trainer")}
+    next_before = {half: last_clocks[half] + seconds for half, seconds in busy_seconds.items()}
+    return {f"{half}_busy": seconds / wall for half, seconds in busy_seconds.items()}, next_before | {"wall": clocks["wall"]}

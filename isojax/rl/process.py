@@ -38,38 +38,38 @@ import jax
 
 from isojax.meshes import MeshShape
 from isojax.models.decoder import Params
-from isojax.rl.ahead import Sampler, Start
-from isojax.rl.beside import Asked, Stop, Visited, serve
+from isojax.rl.ahead import RolloutWorker, RolloutJob
+from isojax.rl.beside import WorkerRequest, StopSampling, ChunkReport, serve_requests
 from isojax.rl.ring import SamplerPrograms, SamplerSpec
 from isojax.sampling.batch import Rollouts
 from isojax.sharding import make_mesh
 from isojax.types import RunFailed
 
-INHERITED = ("jax_compilation_cache_dir", "jax_default_matmul_precision")  # what launch/local.py sets in the trainer's process
-SECONDS = 10.0  # for a process whose socket is closed to end by itself
-_BOOT = """import json, sys
+INHERITED_SETTINGS = ("jax_compilation_cache_dir", "jax_default_matmul_precision")  # what launch/local.py sets in the trainer's process
+EXIT_TIMEOUT = 10.0  # for a process whose socket is closed to end by itself
+_BOOTSTRAP = """import json, sys
 sys.path[:] = json.loads(sys.argv[2])
 from isojax.rl.process import main
 main(int(sys.argv[1]))"""
 
 
-class Made(NamedTuple):
+class WorkerSetup(NamedTuple):
     """What the process is told first: settings of jax, what its programs are made of, and its mesh."""
 
-    settings: Mapping[str, Any]
+    jax_settings: Mapping[str, Any]
     spec: SamplerSpec
     mesh: MeshShape
 
 
-class Ended(NamedTuple):
+class CellEnded(NamedTuple):
     """The cell's sampler has stopped."""
 
 
-class Failed(NamedTuple):
+class WorkerFailed(NamedTuple):
     """What has ended the process: in one line, and where."""
 
-    what: str
-    where: str
+    summary: str
+    stack_trace: str
 
 
 def send(connection: Connection, message: Any) -> None:
@@ -88,26 +88,26 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all of a job, it is the trainer's, which ends this process when it has saved
     with Connection(descriptor) as connection:
         try:
-            _work(connection)
+            _serve_cells(connection)
         except BaseException as e:  # told to the trainer, which raises it
             with suppress(OSError):
-                send(connection, Failed(f"{type(e).__name__}: {e}", traceback.format_exc()))
+                send(connection, WorkerFailed(f"{type(e).__name__}: {e}", traceback.format_exc()))
 
 
-def _work(connection: Connection) -> None:
-    made: Made = receive(connection)
+def _serve_cells(connection: Connection) -> None:
+    setup: WorkerSetup = receive(connection)
     inbox: SimpleQueue[Any] = SimpleQueue()
-    threading.Thread(target=_pump, args=(connection, inbox), daemon=True).start()
-    for name, value in made.settings.items():
+    threading.Thread(target=_forward_requests, args=(connection, inbox), daemon=True).start()
+    for name, value in setup.jax_settings.items():
         jax.config.update(name, value)
-    programs = SamplerPrograms(made.spec, make_mesh(made.mesh, jax.devices()))
+    programs = SamplerPrograms(setup.spec, make_mesh(setup.mesh, jax.devices()))
     while True:
-        start: Start = inbox.get()
-        serve(Sampler(programs, start), inbox, lambda message: send(connection, jax.device_get(message)))
-        send(connection, Ended())
+        job: RolloutJob = inbox.get()
+        serve_requests(RolloutWorker(programs, job), inbox, lambda message: send(connection, jax.device_get(message)))
+        send(connection, CellEnded())
 
 
-def _pump(connection: Connection, inbox: SimpleQueue[Any]) -> None:
+def _forward_requests(connection: Connection, inbox: SimpleQueue[Any]) -> None:
     """Takes what comes at once, so that a trainer that sends never waits for a visit; where it is gone, ends the process at once."""
     try:
         while True:
@@ -116,61 +116,61 @@ def _pump(connection: Connection, inbox: SimpleQueue[Any]) -> None:
         os._exit(0)
 
 
-class Child:
+class WorkerProcess:
     """The process: started when a cell first wants it, and once more where it has died."""
 
     def __init__(self, spec: SamplerSpec, mesh: MeshShape):
-        settings = {name: getattr(jax.config, name) for name in INHERITED} | {"jax_num_cpu_devices": mesh.devices}
-        self._made = Made(settings, spec, mesh)
+        jax_settings = {name: getattr(jax.config, name) for name in INHERITED_SETTINGS} | {"jax_num_cpu_devices": mesh.devices}
+        self._setup = WorkerSetup(jax_settings, spec, mesh)
         self._finalizer: weakref.finalize[..., Any] | None = None
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, cell: Start) -> Connection:
+    def start(self, job: RolloutJob) -> Connection:
         """The connection to the process, which begins with a cell."""
         if self.process is None or self.process.poll() is not None:
             self.stop()
             self._launch()
         try:
-            send(self._connection, cell)
+            send(self._connection, job)
         except OSError as e:
-            raise self.lost() from e
+            raise self.exit_error() from e
         return self._connection
 
     def _launch(self) -> None:
-        path = [p for p in dict.fromkeys([*sys.path, os.getcwd()]) if isinstance(p, str)]
-        flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
-        ours, theirs = socket.socketpair()
-        with theirs, ExitStack() as held:
-            self._connection = held.enter_context(Connection(ours.detach()))
-            self._log: IO[bytes] = held.enter_context(tempfile.TemporaryFile())
+        python_path = [p for p in dict.fromkeys([*sys.path, os.getcwd()]) if isinstance(p, str)]
+        xla_flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
+        parent_socket, child_socket = socket.socketpair()
+        with child_socket, ExitStack() as resources:
+            self._connection = resources.enter_context(Connection(parent_socket.detach()))
+            self._log: IO[bytes] = resources.enter_context(tempfile.TemporaryFile())
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(path)],
+                [sys.executable, "-P", "-c", _BOOTSTRAP, str(child_socket.fileno()), json.dumps(python_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(child_socket.fileno(),),
                 start_new_session=True,
-                env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+                env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags},
             )
-            held.callback(self.process.wait)
-            held.callback(self.process.kill)
-            self._finalizer = weakref.finalize(self, held.pop_all().close)  # also at the interpreter's exit
-        send(self._connection, self._made)
+            resources.callback(self.process.wait)
+            resources.callback(self.process.kill)
+            self._finalizer = weakref.finalize(self, resources.pop_all().close)  # also at the interpreter's exit
+        send(self._connection, self._setup)
 
-    def lost(self) -> RunFailed:
+    def exit_error(self) -> RunFailed:
         """How a process that has closed its connection ended, and what it said last."""
         assert self.process is not None and self._finalizer is not None
         if not self._finalizer.alive:
             return RunFailed("the sampler's process was ended, as nobody wanted it any more")
         try:
-            code = self.process.wait(SECONDS)
-            how = f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+            exit_code = self.process.wait(EXIT_TIMEOUT)
+            ending = f"died of {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exited with {exit_code}"
         except subprocess.TimeoutExpired:
-            how = "closed its connection"
+            ending = "closed its connection"
             self.process.kill()
         self._log.seek(0)
-        said = self._log.read().decode(errors="replace").strip().splitlines()
-        return RunFailed(f"the sampler's process {how}" + (f": {said[-1]}" if said else ""))
+        stderr_lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return RunFailed(f"the sampler's process {ending}" + (f": {stderr_lines[-1]}" if stderr_lines else ""))
 
     def stop(self) -> None:
         """Kills the process, if there is one."""
@@ -178,48 +178,48 @@ class Child:
             self._finalizer()
 
 
-class InProcess:
+class ProcessTransport:
     """The link to a cell's sampler in the process."""
 
-    def __init__(self, child: Child, cell: Start):
-        self.child, self.cell = child, cell
-        self.connection = child.start(cell)
+    def __init__(self, worker_process: WorkerProcess, job: RolloutJob):
+        self.worker_process, self.job = worker_process, job
+        self.connection = worker_process.start(job)
 
-    def open(self, hear: Callable[[Visited | Rollouts], None], fail: Callable[[BaseException], None]) -> None:
-        self.thread = threading.Thread(target=partial(self._listen, hear, fail), daemon=True, name="sampler's process")
+    def start(self, on_message: Callable[[ChunkReport | Rollouts], None], on_failure: Callable[[BaseException], None]) -> None:
+        self.thread = threading.Thread(target=partial(self._listen, on_message, on_failure), daemon=True, name="sampler's process")
         self.thread.start()
 
-    def _listen(self, hear: Callable[[Visited | Rollouts], None], fail: Callable[[BaseException], None]) -> None:
+    def _listen(self, on_message: Callable[[ChunkReport | Rollouts], None], on_failure: Callable[[BaseException], None]) -> None:
         """Hears what the process tells until the cell's end; after a failure nobody listens, and the process must not wait for that."""
-        hearing = True
+        delivering = True
         while True:
             try:
                 message = receive(self.connection)
             except (EOFError, OSError):
-                return fail(self.child.lost())
-            if isinstance(message, Ended):
+                return on_failure(self.worker_process.exit_error())
+            if isinstance(message, CellEnded):
                 return None
-            if isinstance(message, Failed):
-                error = RunFailed(f"the sampler's process: {message.what}")
-                error.add_note(message.where)
-                fail(error)
-                hearing = False
-            elif hearing:
+            if isinstance(message, WorkerFailed):
+                error = RunFailed(f"the sampler's process: {message.summary}")
+                error.add_note(message.stack_trace)
+                on_failure(error)
+                delivering = False
+            elif delivering:
                 try:
-                    hear(message)
+                    on_message(message)
                 except BaseException as e:  # what the verifier raises, told to the thread that trains
-                    fail(e)
-                    hearing = False
+                    on_failure(e)
+                    delivering = False
 
-    def carry(self, params: Params) -> Params:
+    def sendable_params(self, params: Params) -> Params:
         return jax.device_get(params)
 
-    def post(self, asked: Asked) -> None:
+    def post(self, request: WorkerRequest) -> None:
         try:
-            send(self.connection, asked)
+            send(self.connection, request)
         except OSError:
             self.thread.join()  # which learns why, and lets the trainer know when it next waits for a batch
 
     def close(self) -> None:
-        self.post(Stop())
+        self.post(StopSampling())
         self.thread.join()

@@ -12,12 +12,12 @@ from isojax.config import RLConfig
 from isojax.rl.losses import Clip
 from isojax.types import Cell, InputError
 
-GRPO = {"advantage": "group", "aggregation": "token", "clip": 0.2}
+GRPO_DEFAULTS = {"advantage": "group", "aggregation": "token", "clip": 0.2}
 NEEDS_A_GROUP = ("group", "mean", "leave_one_out", "batch")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Algorithm:
     """The loss's module and the settings that are its own unless the config sets them."""
 
     loss: ModuleType
@@ -27,17 +27,17 @@ class Recipe:
     clip_high: float
 
 
-def resolve(rl: RLConfig) -> Recipe:
+def resolve_algorithm(rl: RLConfig) -> Algorithm:
     """The recipe of `cell.rl`.
 
     Raises:
         InputError: no such loss.
     """
     loss = registry.load("rl.losses", rl.loss, "loss")
-    own = GRPO | vars(loss).get("DEFAULTS", {})
-    clip = float(own["clip"] if rl.clip is None else rl.clip)
-    high = own.get("clip_high", clip) if rl.clip_high is None else rl.clip_high
-    return Recipe(loss, rl.advantage or own["advantage"], rl.aggregation or own["aggregation"], clip, float(high))
+    defaults = GRPO_DEFAULTS | vars(loss).get("DEFAULTS", {})
+    clip = float(defaults["clip"] if rl.clip is None else rl.clip)
+    clip_high = defaults.get("clip_high", clip) if rl.clip_high is None else rl.clip_high
+    return Algorithm(loss, rl.advantage or defaults["advantage"], rl.aggregation or defaults["aggregation"], clip, float(clip_high))
 
 
 def loss_metrics(module: ModuleType, name: str) -> list[str]:
@@ -58,36 +58,36 @@ def loss_metrics(module: ModuleType, name: str) -> list[str]:
     return sorted(metrics)
 
 
-def check(rl: RLConfig, cells: Sequence[Cell]) -> None:
+def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
     """InputError where settings of a recipe, or of a recipe and a grid, contradict each other."""
-    recipe = resolve(rl)
-    loss_metrics(recipe.loss, rl.loss)
-    smallest = min(cell.n for cell in cells)
-    if vars(recipe.loss).get("NEEDS_CRITIC") and rl.critic is None:
+    algorithm = resolve_algorithm(rl)
+    loss_metrics(algorithm.loss, rl.loss)
+    smallest_n = min(cell.n for cell in cells)
+    if vars(algorithm.loss).get("NEEDS_CRITIC") and rl.critic is None:
         raise InputError(
             f"cell.rl.loss = {rl.loss} takes its advantages from a critic and cell.rl.critic is null; add the config recipes/ppo or "
             "cell.rl.critic={}, or choose another loss."
         )
-    if (recipe.advantage == "gae") != (rl.critic is not None):
-        given = "null" if rl.critic is None else "set"
+    if (algorithm.advantage == "gae") != (rl.critic is not None):
+        critic_setting = "null" if rl.critic is None else "set"
         raise InputError(
-            f"cell.rl.advantage = {recipe.advantage} and cell.rl.critic is {given}; expected gae with a critic, another without."
+            f"cell.rl.advantage = {algorithm.advantage} and cell.rl.critic is {critic_setting}; expected gae with a critic, another without."
         )
-    if recipe.advantage in NEEDS_A_GROUP and smallest < 2:
+    if algorithm.advantage in NEEDS_A_GROUP and smallest_n < 2:
         raise InputError(
-            f"cell.rl.advantage = {recipe.advantage} compares a rollout with others of its problem and sweep.n holds {smallest}: every "
+            f"cell.rl.advantage = {algorithm.advantage} compares a rollout with others of its problem and sweep.n holds {smallest_n}: every "
             "advantage would be 0. Expected n of 2 or more, or an advantage without groups (cell.rl.loss=reinforce_pp, or ppo)."
         )
-    if vars(recipe.loss).get("CLIPS", True) is False and (rl.clip is not None or rl.clip_high is not None):
+    if vars(algorithm.loss).get("CLIPS", True) is False and (rl.clip is not None or rl.clip_high is not None):
         raise InputError(f"cell.rl.loss = {rl.loss} never clips, and cell.rl.clip or cell.rl.clip_high is set; expected neither.")
-    if rl.zero_variance_filter and smallest < 2:
+    if rl.zero_variance_filter and smallest_n < 2:
         raise InputError(
             f"cell.rl.zero_variance_filter = {list(rl.zero_variance_filter)} and n = 1: a group of one never disagrees, so that "
             "these terms would have no rollout left. Expected n of 2 or more, or no filter."
         )
-    if rl.n_train is not None and rl.n_train > smallest:
+    if rl.n_train is not None and rl.n_train > smallest_n:
         raise InputError(
-            f"cell.rl.n_train = {rl.n_train} rollouts of a group in the gradient and sweep.n holds {smallest}; expected n_train <= n (n "
+            f"cell.rl.n_train = {rl.n_train} rollouts of a group in the gradient and sweep.n holds {smallest_n}; expected n_train <= n (n "
             "counts the rollouts that estimate the baseline)."
         )
     if rl.reference == "none" and (rl.kl > 0 or rl.measure_kl):

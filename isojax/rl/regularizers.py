@@ -24,7 +24,7 @@ def k3(logps: Logps, base_logps: Logps) -> Logps:
     return jnp.exp(d) - 1 - d
 
 
-KL: dict[str, Callable[[Logps, Logps], Logps]] = {f.__name__: f for f in (k1, k2, k3)}
+KL_ESTIMATORS: dict[str, Callable[[Logps, Logps], Logps]] = {f.__name__: f for f in (k1, k2, k3)}
 """Schulman's estimates of KL(policy || base) from tokens of the policy."""
 
 

@@ -20,11 +20,11 @@ from jaxtyping import Array
 
 from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
-from isojax.sampling.batch import Geometry, Problems, Rollouts, make_geometry, share
-from isojax.sampling.sampler import Batch, Ring, State, build_engine
-from isojax.sampling.stream import build_weights, joined, own_part, state_shardings, state_specs
-from isojax.sharding import ROWS, replicated, shard_count
-from isojax.tasks.stops import Stops
+from isojax.sampling.batch import SamplerShapes, ProblemArrays, Rollouts, make_sampler_shapes, make_shard_slice
+from isojax.sampling.sampler import SamplingBatch, RingSizes, SamplerState, build_engine
+from isojax.sampling.stream import build_prepare_weights, add_shard_axis, squeeze_shard_axis, sampler_state_shardings, sampler_state_specs
+from isojax.sharding import ROLLOUT_AXES, replicated, shard_count
+from isojax.tasks.stops import StopConditions
 from isojax.types import InputError
 
 
@@ -33,37 +33,37 @@ class SamplerSpec:
     """What a sampler's programs are made of, wherever they run: k, the policy, the trainer's geometry, every (B_p, n) of the sweep, and
     how rollouts are drawn and end."""
 
-    k: int
+    max_staleness: int
     decoder: Decoder
-    geometry: Geometry
+    geometry: SamplerShapes
     pairs: tuple[tuple[int, int], ...]
     sampling: SamplingConfig
-    stops: Stops
+    stops: StopConditions
 
-    def rows(self, shards: int) -> int:
+    def rows_per_shard(self, shards: int) -> int:
         """Rows that a batch may have on one of the sampler's shards."""
         return -(-self.geometry.B_cap // shards)
 
 
-class Given(NamedTuple):
+class SamplerInputs(NamedTuple):
     """What the sampler reads: weights as `Engine.visit` takes them; by shard, the problems in the ring and the data of their keys; how many
     groups a shard may begin, how many a batch gives it, and n; whether the weights are new since the last visit."""
 
-    stacked: Params
+    stacked_params: Params
     weights: Params
-    problems: Problems
+    problems: ProblemArrays
     keys: Any
-    limit: Any
-    groups: Any
+    group_limit: Any
+    groups_per_batch: Any
     n: Any
-    renewed: Any
+    weights_changed: Any
 
 
-class Seen(NamedTuple):
+class ChunkOutputs(NamedTuple):
     """A visit's slots, [S R ...]: rows that finished (-1: none), rows that slots were at, response tokens so far, and these tokens."""
 
-    finished: Any
-    at: Any
+    finished_rows: Any
+    slot_rows: Any
     lengths: Any
     tokens: Any
 
@@ -74,60 +74,60 @@ class SamplerPrograms:
 
     def __init__(self, spec: SamplerSpec, mesh: Mesh):
         self.spec, self.mesh, self.shards = spec, mesh, shard_count(mesh)
-        geometry, places = spec.geometry, spec.k + 1
-        at_once = math.gcd(geometry.prompts, *(B_p // self.shards for B_p, _ in spec.pairs))  # so that a block of prompts ends with a batch
+        geometry, ring_batches = spec.geometry, spec.max_staleness + 1
+        prefill_batch = math.gcd(geometry.prefill_batch, *(B_p // self.shards for B_p, _ in spec.pairs))  # so that a block of prompts ends with a batch
         lengths = geometry.prompt_length, geometry.response_length
-        in_ring = [(B_p * places, n) for B_p, n in spec.pairs]
-        self.ring = make_geometry(in_ring, self.shards, geometry.slots, geometry.microbatch, *lengths, at_once, geometry.width)
-        self.engine = build_engine(spec.decoder, self.ring, mesh, spec.sampling, spec.stops, geometry.few)
-        self.by_shard = NamedSharding(mesh, P(ROWS))
-        lies = state_shardings(self.engine, mesh)
-        self.params = spec.decoder.shardings(mesh)
-        self.prepare = build_weights(self.engine, mesh)
-        over = partial(shard_map, mesh=mesh, axis_names=set(ROWS), check_vma=False)
-        rows = P(ROWS)
-        given = Given(P(), P(), rows, rows, P(), P(), P(), P())  # pyright: ignore[reportArgumentType]  # specs in the places of arrays
-        states = state_specs(self.engine)
-        self.begin = jax.jit(over(self._begin, in_specs=rows, out_specs=states), out_shardings=lies)
-        visit = over(self._visit, in_specs=(given, states), out_specs=(states, rows))
-        self.visit = jax.jit(visit, donate_argnums=1, out_shardings=(lies, self.by_shard))
-        self.cut = jax.jit(self._cut, out_shardings=replicated(mesh))
+        ring_pairs = [(B_p * ring_batches, n) for B_p, n in spec.pairs]
+        self.ring_geometry = make_sampler_shapes(ring_pairs, self.shards, geometry.slots, geometry.microbatch, *lengths, prefill_batch, geometry.slots_per_prefix)
+        self.engine = build_engine(spec.decoder, self.ring_geometry, mesh, spec.sampling, spec.stops, geometry.transpose_weights)
+        self.sharded_by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
+        state_sharding = sampler_state_shardings(self.engine, mesh)
+        self.param_shardings = spec.decoder.shardings(mesh)
+        self.prepare_weights = build_prepare_weights(self.engine, mesh)
+        sharded = partial(shard_map, mesh=mesh, axis_names=set(ROLLOUT_AXES), check_vma=False)
+        rows = P(ROLLOUT_AXES)
+        input_specs = SamplerInputs(P(), P(), rows, rows, P(), P(), P(), P())  # pyright: ignore[reportArgumentType]  # specs in the places of arrays
+        state_spec = sampler_state_specs(self.engine)
+        self.init_state = jax.jit(sharded(self._init_state, in_specs=rows, out_specs=state_spec), out_shardings=state_sharding)
+        sharded_chunk = sharded(self._decode_chunk, in_specs=(input_specs, state_spec), out_specs=(state_spec, rows))
+        self.decode_chunk = jax.jit(sharded_chunk, donate_argnums=1, out_shardings=(state_sharding, self.sharded_by_row))
+        self.extract_batch = jax.jit(self._extract_batch, out_shardings=replicated(mesh))
 
-    def _batch(self, given: Given) -> Batch:
+    def _ring_batch(self, inputs: SamplerInputs) -> SamplingBatch:
         """A shard's view of the ring."""
         zero = jnp.int32(0)
-        part = share(zero, 1, given.limit, given.n)
-        places = given.groups * (self.spec.k + 1)
-        problems, keys = jax.tree.map(lambda x: x[0], (given.problems, given.keys))
-        return Batch(problems, part, given.n, jax.random.wrap_key_data(keys), Ring(places, places * given.n))
+        shard_share = make_shard_slice(zero, 1, inputs.group_limit, inputs.n)
+        ring_groups = inputs.groups_per_batch * (self.spec.max_staleness + 1)
+        problems, keys = jax.tree.map(lambda x: x[0], (inputs.problems, inputs.keys))
+        return SamplingBatch(problems, shard_share, inputs.n, jax.random.wrap_key_data(keys), RingSizes(ring_groups, ring_groups * inputs.n))
 
-    def _begin(self, shard: Array) -> State:
-        nothing = Problems(*[np.zeros(0, np.int32)] * len(Problems._fields))
+    def _init_state(self, shard: Array) -> SamplerState:
+        no_problems = ProblemArrays(*[np.zeros(0, np.int32)] * len(ProblemArrays._fields))
         one = jnp.int32(1)
-        state = self.engine.begin(Batch(nothing, share(shard[0] * 0, 1, one * 0, one), one, jax.random.key(0)))
-        return joined(state)
+        state = self.engine.init_state(SamplingBatch(no_problems, make_shard_slice(shard[0] * 0, 1, one * 0, one), one, jax.random.key(0)))
+        return add_shard_axis(state)
 
-    def _visit(self, given: Given, state: State) -> tuple[State, Seen]:
-        batch, state = self._batch(given), own_part(state)
-        g, queue = self.ring.prompts, state.queue
-        waiting = queue.queued // self.engine.spans(batch)[1] // g * g  # the block of the next prompt to begin
-        filled = jnp.where(given.renewed, jnp.minimum(queue.filled, waiting), queue.filled)  # what old weights read ahead is read anew
-        state, finished = self.engine.visit(given.stacked, given.weights, batch, state._replace(queue=queue._replace(filled=filled)))
+    def _decode_chunk(self, inputs: SamplerInputs, state: SamplerState) -> tuple[SamplerState, ChunkOutputs]:
+        batch, state = self._ring_batch(inputs), squeeze_shard_axis(state)
+        prefill_batch, queue = self.ring_geometry.prefill_batch, state.queue
+        first_waiting = queue.next_item // self.engine.work_items(batch)[1] // prefill_batch * prefill_batch  # the block of the next prompt to begin
+        filled = jnp.where(inputs.weights_changed, jnp.minimum(queue.num_prefilled, first_waiting), queue.num_prefilled)  # what old weights read ahead is read anew
+        state, finished_rows = self.engine.decode_chunk(inputs.stacked_params, inputs.weights, batch, state._replace(queue=queue._replace(num_prefilled=filled)))
         slots = state.slots
-        seen = Seen(finished, jnp.where(finished >= 0, finished, slots.row), slots.t, slots.tokens)
-        return joined(state), jax.tree.map(lambda x: x[None], seen)
+        outputs = ChunkOutputs(finished_rows, jnp.where(finished_rows >= 0, finished_rows, slots.row), slots.t, slots.tokens)
+        return add_shard_axis(state), jax.tree.map(lambda x: x[None], outputs)
 
-    def _cut(self, out: tuple[Array, ...], first: Array) -> Rollouts:
+    def _extract_batch(self, ring_rollouts: tuple[Array, ...], first_row: Array) -> Rollouts:
         """A batch's rows of the ring, from `first` on: [S, rows a batch may have, ...]."""
-        size = self.spec.rows(self.shards)
-        tokens, logps, kept, ended, lengths, *closed = (lax.dynamic_slice_in_dim(x, first, size, 1) for x in out)
-        return Rollouts(tokens, logps, self.engine.mask(lengths, *closed), kept, ended, lengths)
+        rows_per_shard = self.spec.rows_per_shard(self.shards)
+        tokens, logps, nucleus_mass, ended, lengths, *closed = (lax.dynamic_slice_in_dim(x, first_row, rows_per_shard, 1) for x in ring_rollouts)
+        return Rollouts(tokens, logps, self.engine.policy_mask(lengths, *closed), nucleus_mass, ended, lengths)
 
 
-def refuse_uneven(pairs: Sequence[tuple[int, int]], shards: int) -> None:
+def check_divisible_batches(pairs: Sequence[tuple[int, int]], shards: int) -> None:
     """InputError where a batch's problems cannot be dealt to the sampler's shards."""
-    if bad := next((B_p for B_p, _ in pairs if B_p % shards), None):
+    if uneven_B_p := next((B_p for B_p, _ in pairs if B_p % shards), None):
         raise InputError(
-            f"cell.rl.pipeline: sweep.B_p = {bad} is no multiple of the {shards} shards (data x fsdp) of the mesh that samples; a pipeline "
+            f"cell.rl.pipeline: sweep.B_p = {uneven_B_p} is no multiple of the {shards} shards (data x fsdp) of the mesh that samples; a pipeline "
             "deals whole groups to shards. Change B_p or the mesh."
         )

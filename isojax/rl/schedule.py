@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-Scaling = Literal["constant", "linear", "sqrt"]
-SCALINGS: dict[Scaling, Callable[[Array], Array]] = {"constant": jnp.ones_like, "linear": lambda x: x, "sqrt": jnp.sqrt}
+LRScaling = Literal["constant", "linear", "sqrt"]
+LR_SCALINGS: dict[LRScaling, Callable[[Array], Array]] = {"constant": jnp.ones_like, "linear": lambda x: x, "sqrt": jnp.sqrt}
 
 
 def learning_rate(
-    step: Int[Array, ""], B: Int[Array, ""], anchor: ArrayLike, anchor_batch: int, warmup: int, scaling: Scaling = "sqrt"
+    step: Int[Array, ""], B: Int[Array, ""], reference_lr: ArrayLike, lr_reference_batch: int, warmup: int, scaling: LRScaling = "sqrt"
 ) -> Float[Array, ""]:
     """anchor * s(B / anchor_batch) * min(1, (step + 1) / warmup), step counted from 0; s(x) is 1, x or sqrt(x) by `scaling`.
 
@@ -24,5 +24,5 @@ def learning_rate(
         warmup: updates until the rate is reached, at least 1.
         scaling: static; one program holds one rule.
     """
-    ramp = jnp.minimum(1.0, (step + 1) / warmup)
-    return jnp.asarray(anchor) * SCALINGS[scaling](B / anchor_batch) * ramp
+    warmup_factor = jnp.minimum(1.0, (step + 1) / warmup)
+    return jnp.asarray(reference_lr) * LR_SCALINGS[scaling](B / lr_reference_batch) * warmup_factor

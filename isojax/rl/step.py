@@ -21,58 +21,58 @@ from isojax.config import CellConfig
 from isojax.config_rl import CriticConfig, RLConfig
 from isojax.models.decoder import Decoder, Params
 from isojax.rl import critic
-from isojax.rl.advantages import ADVANTAGES, Rewarded, silent
-from isojax.rl.compact import compact
-from isojax.rl.objective import MAX, Coefficients, PolicyObjective, Sampled, Sums, merge
-from isojax.rl.recipe import resolve
+from isojax.rl.advantages import ADVANTAGES, RewardedBatch, zero_variance
+from isojax.rl.compact import drop_groups
+from isojax.rl.objective import MAX_PREFIX, Coefficients, PolicyObjective, PolicyInputs, MetricSums, merge_metrics
+from isojax.rl.recipe import resolve_algorithm
 from isojax.rl.schedule import learning_rate
-from isojax.rl.terms import Terms, make_terms, subset
-from isojax.rl.update import Responses, build_gradient
-from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows
+from isojax.rl.terms import LossWeights, make_loss_weights, choose_train_rollouts
+from isojax.rl.update import ResponseBatch, build_gradient
+from isojax.sampling.batch import SamplerShapes, ProblemArrays, Rollouts, buffer_row_groups
 from isojax.sampling.sampler import build_sampler
 from isojax.sharding import compiler_options, replicated
 from isojax.tasks.base import DeviceTask
-from isojax.tasks.stops import Stops
+from isojax.tasks.stops import StopConditions
 
-TRAIN, EVAL, LABEL, EXTRA = 0, 1, 2, 3  # streams of random numbers; the i-th extra problem set has EXTRA + i
-UPDATES_A_CALL = 64
-RIGHT = "right/"  # the one metric that is no scalar, f32[D]: the sum of the rewards of each problem of the table
-TAUGHT = "taught/"  # opens a metric that is a mean over the tokens of groups with an advantage, times the share of these tokens
+TRAIN_STREAM, EVAL_STREAM, LABEL_STREAM, EXTRA_STREAM = 0, 1, 2, 3  # streams of random numbers; the i-th extra problem set has EXTRA + i
+MAX_UPDATES_PER_CALL = 64
+CORRECT = "right/"  # the one metric that is no scalar, f32[D]: the sum of the rewards of each problem of the table
+TRAINED_TOKENS_PREFIX = "taught/"  # opens a metric that is a mean over the tokens of groups with an advantage, times the share of these tokens
 
 
-class Critic(NamedTuple):
+class CriticState(NamedTuple):
     """PPO's critic: its float32 parameters and Adam's moments."""
 
     params: Params
     moments: Any
 
 
-class State(NamedTuple):
+class TrainState(NamedTuple):
     """All of a run that training changes (or, of the same shape, its shardings): float32 parameters, Adam's moments, updates done, the
     critic where the recipe has one, and how many of the last updates in a row were skipped."""
 
     params: Params
     moments: Any
     step: Any
-    critic: Critic | None = None
-    skipped: Any = np.int32(0)
+    critic: CriticState | None = None
+    consecutive_nonfinite: Any = np.int32(0)
 
 
-class Weighed(NamedTuple):
+class BatchSignals(NamedTuple):
     """What is known of each rollout before the update: its terms, whether the gradient is taken of it bool[S rows], and the critic's
     estimates where there is one."""
 
-    terms: Terms
-    taken: Array
-    estimates: critic.Estimates | None
+    loss_weights: LossWeights
+    train_mask: Array
+    value_estimates: critic.ValueEstimates | None
 
 
-def coefficients(config: RLConfig) -> Coefficients:
+def make_coefficients(config: RLConfig) -> Coefficients:
     """The recipe's numbers as scalars to trace."""
-    recipe, of_critic = resolve(config), config.critic or CriticConfig()
-    values = (recipe.clip, recipe.clip_high, config.kl, config.entropy, config.tis_cap)
+    algorithm, critic_config = resolve_algorithm(config), config.critic or CriticConfig()
+    values = (algorithm.clip, algorithm.clip_high, config.kl, config.entropy, config.tis_cap)
     values += (config.learning_rate, config.weight_decay, config.max_grad_norm)
-    values += (of_critic.learning_rate, of_critic.clip, of_critic.gamma, of_critic.gae_lambda)
+    values += (critic_config.learning_rate, critic_config.clip, critic_config.gamma, critic_config.gae_lambda)
     return Coefficients(*(np.float32(v) for v in values))
 
 
@@ -84,197 +84,197 @@ def adam() -> optax.GradientTransformation:
     return optax.scale_by_adam(b1=B1, b2=B2, eps=EPS)
 
 
-def state_shardings(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> State:
+def train_state_shardings(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> TrainState:
     """Shardings of a State: moments lie as their parameters do."""
-    everywhere: Any = replicated(mesh)
+    replicated_sharding: Any = replicated(mesh)
 
-    def moments(params: Params) -> Any:
-        return optax.ScaleByAdamState(count=everywhere, mu=params, nu=params)
+    def moment_shardings(params: Params) -> Any:
+        return optax.ScaleByAdamState(count=replicated_sharding, mu=params, nu=params)
 
-    params, of_critic = decoder.shardings(mesh), critic.shardings(decoder, mesh)
-    return State(params, moments(params), everywhere, Critic(of_critic, moments(of_critic)) if with_critic else None, everywhere)
+    param_shardings, critic_shardings = decoder.shardings(mesh), critic.critic_param_shardings(decoder, mesh)
+    return TrainState(param_shardings, moment_shardings(param_shardings), replicated_sharding, CriticState(critic_shardings, moment_shardings(critic_shardings)) if with_critic else None, replicated_sharding)
 
 
-def build_init(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> Callable[[Params], State]:
+def build_init_state(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> Callable[[Params], TrainState]:
     """The jitted `init(params) -> State`: a copy of the parameters, empty moments, step 0; and a critic that starts from the same."""
 
-    def init(params: Params) -> State:
-        copied = jax.tree.map(jnp.copy, params)  # the state is donated later, the base policy must outlive it
-        values = critic.critic_params(decoder, params) if with_critic else None
-        new_critic = None if values is None else Critic(values, adam().init(values))
-        return State(copied, adam().init(params), jnp.int32(0), new_critic, jnp.int32(0))
+    def init_state(params: Params) -> TrainState:
+        params_copy = jax.tree.map(jnp.copy, params)  # the state is donated later, the base policy must outlive it
+        critic_params = critic.critic_params(decoder, params) if with_critic else None
+        new_critic = None if critic_params is None else CriticState(critic_params, adam().init(critic_params))
+        return TrainState(params_copy, adam().init(params), jnp.int32(0), new_critic, jnp.int32(0))
 
-    return jax.jit(init, out_shardings=state_shardings(decoder, mesh, with_critic))
+    return jax.jit(init_state, out_shardings=train_state_shardings(decoder, mesh, with_critic))
 
 
-def apply(
-    params: Params, moments: Any, gradient: Params, norm: Array, rate: Array, skip: Array, numbers: Coefficients
+def adamw_update(
+    params: Params, moments: Any, gradient: Params, grad_norm: Array, lr: Array, skip: Array, coefficients: Coefficients
 ) -> tuple[Params, Any]:
     """AdamW (arXiv:1711.05101) on a gradient of this global norm, clipped by it: new parameters and moments, or the old ones.
 
     The new moments are whole before anything reads them: else XLA works out the parameters from the old ones once more, and keeps a copy of
     all moments for that.
     """
-    shrink = jnp.minimum(1.0, numbers.max_grad_norm / jnp.maximum(norm, 1e-30))
-    _, new = adam().update(jax.tree.map(lambda g: g * shrink, gradient), moments)
-    moments = lax.optimization_barrier(jax.tree.map(partial(jnp.where, skip), moments, new))
+    clip_scale = jnp.minimum(1.0, coefficients.max_grad_norm / jnp.maximum(grad_norm, 1e-30))
+    _, new_moments = adam().update(jax.tree.map(lambda g: g * clip_scale, gradient), moments)
+    moments = lax.optimization_barrier(jax.tree.map(partial(jnp.where, skip), moments, new_moments))
     means, squares = optax.tree.bias_correction(moments.mu, B1, moments.count), optax.tree.bias_correction(moments.nu, B2, moments.count)
 
-    def step(p: Array, m: Array, v: Array) -> Array:
-        return jnp.where(skip, p, p - rate * (m / (jnp.sqrt(v) + EPS) + numbers.weight_decay * p))
+    def step_parameter(p: Array, m: Array, v: Array) -> Array:
+        return jnp.where(skip, p, p - lr * (m / (jnp.sqrt(v) + EPS) + coefficients.weight_decay * p))
 
-    return jax.tree.map(step, params, means, squares), moments
+    return jax.tree.map(step_parameter, params, means, squares), moments
 
 
-def take(table: Problems, index: Int[Array, " Q"]) -> Problems:
+def gather_problems(table: ProblemArrays, index: Int[Array, " Q"]) -> ProblemArrays:
     """The batch of problems at these rows of the table."""
-    return Problems(*(x[index] for x in table))
+    return ProblemArrays(*(x[index] for x in table))
 
 
-class Step:
+class TrainStep:
     """The parts of an update, each to be called inside a jit; between `sample` and `weigh` stands the verifier.
 
     sample(params, problems, B_p, n, key) -> rollouts
     """
 
-    def __init__(self, cell: CellConfig, decoder: Decoder, stops: Stops, geometry: Geometry, mesh: Mesh):
-        self.rl, self.geometry, self.recipe = cell.rl, geometry, resolve(cell.rl)
-        self.interrupts = stops.interruption is not None
-        self.sample = build_sampler(decoder, geometry, mesh, cell.sampling, stops)
-        objective = PolicyObjective(decoder, cell.rl, cell.sampling, split=mesh.shape["tensor"] > 1)
-        self._gradient = build_gradient(objective, geometry, mesh, decoder.logical_axes(), decoder.shapes())
+    def __init__(self, cell: CellConfig, decoder: Decoder, stops: StopConditions, shapes: SamplerShapes, mesh: Mesh):
+        self.rl, self.shapes, self.algorithm = cell.rl, shapes, resolve_algorithm(cell.rl)
+        self.has_interruption = stops.interruption is not None
+        self.sample = build_sampler(decoder, shapes, mesh, cell.sampling, stops)
+        objective = PolicyObjective(decoder, cell.rl, cell.sampling, vocab_split=mesh.shape["tensor"] > 1)
+        self._gradient = build_gradient(objective, shapes, mesh, decoder.logical_axes(), decoder.shapes())
         if cell.rl.critic:
-            self._values, self._critic_gradient = critic.build_critic(decoder, geometry, mesh)
+            self._values, self._critic_gradient = critic.build_critic(decoder, shapes, mesh)
 
     @property
-    def skips_silent(self) -> bool:
+    def drops_zero_variance(self) -> bool:
         """Whether a group without any advantage has no part in any term."""
-        rl, quiet = self.rl, self.rl.zero_variance_filter
-        regularised = (rl.kl > 0 and "kl" not in quiet) or (rl.entropy > 0 and "entropy" not in quiet)
-        return vars(self.recipe.loss).get("ADVANTAGE_ONLY", False) and not regularised and not rl.critic
+        rl, filtered_terms = self.rl, self.rl.zero_variance_filter
+        regularised = (rl.kl > 0 and "kl" not in filtered_terms) or (rl.entropy > 0 and "entropy" not in filtered_terms)
+        return vars(self.algorithm.loss).get("ADVANTAGE_ONLY", False) and not regularised and not rl.critic
 
-    def weigh(
-        self, state: State, problems: Problems, rollouts: Rollouts, rewards: Array, B_p: Array, n: Array, key: Array, numbers: Coefficients
-    ) -> tuple[Weighed, Sums]:
+    def compute_advantages(
+        self, state: TrainState, problems: ProblemArrays, rollouts: Rollouts, rewards: Array, B_p: Array, n: Array, key: Array, coefficients: Coefficients
+    ) -> tuple[BatchSignals, MetricSums]:
         """What each rollout brings to the update, from rewards f32[S rows]; and metrics of the batch. `key`: the update's."""
-        groups, live = batch_rows(self.geometry, B_p, n)
-        rewards, lengths, drawn = (jnp.where(live, x, 0) for x in (rewards, rollouts.lengths, rollouts.mask.sum(-1)))
-        batch, estimates = Rewarded(rewards, drawn, groups, live, n, self.geometry.problem_rows), None
+        groups, valid = buffer_row_groups(self.shapes, B_p, n)
+        rewards, lengths, policy_lengths = (jnp.where(valid, x, 0) for x in (rewards, rollouts.lengths, rollouts.mask.sum(-1)))
+        batch, value_estimates = RewardedBatch(rewards, policy_lengths, groups, valid, n, self.shapes.problem_rows), None
         if state.critic is not None:
-            mask = rollouts.mask & live[..., None]
-            values = self._values(state.critic.params, problems, rollouts.tokens, mask, B_p, n, numbers)
-            advantages = critic.advantages_around_gaps if self.interrupts else critic.advantages
-            gains, estimates = advantages(rewards, values, mask, numbers)
+            mask = rollouts.mask & valid[..., None]
+            values = self._values(state.critic.params, problems, rollouts.tokens, mask, B_p, n, coefficients)
+            estimate_advantages = critic.gae_advantages_around_gaps if self.has_interruption else critic.gae_advantages
+            estimate_advantages, value_estimates = estimate_advantages(rewards, values, mask, coefficients)
         else:
-            gains = ADVANTAGES[self.recipe.advantage](batch)
-        taken = live if self.rl.n_train is None else subset(key, problems.ids[groups.reshape(-1)], batch, self.rl.n_train)
-        terms = make_terms(self.rl, self.recipe.aggregation, gains, batch, taken, self.geometry.response_length)
-        total = (B_p * n).astype(jnp.float32)
-        means = {"reward": rewards, "truncated": live & ~rollouts.ended, "response_length": lengths, "zero_variance": silent(batch)}
-        if self.interrupts:
-            means["interrupted"] = drawn < lengths
-        metrics = {name: x.sum() / total for name, x in means.items()} | {"tokens": lengths.sum().astype(jnp.float32)}
-        return Weighed(terms, taken, estimates), metrics
+            estimate_advantages = ADVANTAGES[self.algorithm.advantage](batch)
+        train_mask = valid if self.rl.n_train is None else choose_train_rollouts(key, problems.ids[groups.reshape(-1)], batch, self.rl.n_train)
+        loss_weights = make_loss_weights(self.rl, self.algorithm.aggregation, estimate_advantages, batch, train_mask, self.shapes.response_length)
+        num_rollouts = (B_p * n).astype(jnp.float32)
+        rollout_metrics = {"reward": rewards, "truncated": valid & ~rollouts.stopped, "response_length": lengths, "zero_variance": zero_variance(batch)}
+        if self.has_interruption:
+            rollout_metrics["interrupted"] = policy_lengths < lengths
+        metrics = {name: x.sum() / num_rollouts for name, x in rollout_metrics.items()} | {"tokens": lengths.sum().astype(jnp.float32)}
+        return BatchSignals(loss_weights, train_mask, value_estimates), metrics
 
     def update(
         self,
-        state: State,
-        base: Params,
-        problems: Problems,
+        state: TrainState,
+        base_params: Params,
+        problems: ProblemArrays,
         rollouts: Rollouts,
-        weighed: Weighed,
+        signals: BatchSignals,
         B_p: Array,
         n: Array,
-        numbers: Coefficients,
-    ) -> tuple[State, Sums]:
+        coefficients: Coefficients,
+    ) -> tuple[TrainState, MetricSums]:
         """The gradient's step; metrics of what it was taken of. Where loss or gradient is not finite the step is skipped: parameters and
         moments stay, these metrics count as 0, and `not_finite` as 1."""
-        rl, (terms, taken, estimates) = self.rl, weighed
-        B, total = B_p * n, jnp.maximum(rollouts.mask.sum(), 1)
-        rows = Responses(rollouts.tokens, rollouts.mask, Sampled(rollouts.logps, rollouts.kept, terms))
-        taught = None
-        if self.skips_silent or rl.n_train is not None:
-            if self.skips_silent:
-                taken = taken & self._speaks(taken, terms, B_p, n)
-            n_left = n if rl.n_train is None else jnp.int32(rl.n_train)
-            problems, given, kept, B_p = compact(self.geometry, problems, (rows, estimates), taken, B_p, n, n_left)
-            (rows, estimates), n = given, n_left
-            rows = rows._replace(mask=rows.mask & kept[..., None])
-            taught = rows.mask.sum() / total
-        gradient, metrics = self._gradient(state.params, base, problems, rows, B_p, n, numbers)
-        learned = jnp.maximum(state.step - (rl.critic.warmup if rl.critic else 0), 0)  # the policy's own updates
-        rate = learning_rate(learned, B, numbers.learning_rate, rl.anchor_batch, rl.warmup, rl.lr_scaling)
-        norm = optax.tree.norm(gradient)
-        metrics = weighted(metrics, taught) | {"grad_norm": norm}
-        bad, warming, new_critic = ~jnp.isfinite(norm + metrics["loss"]), jnp.bool_(False), None
-        if rl.critic and state.critic is not None and estimates is not None:
-            columns = critic.Columns(estimates.values, estimates.returns, rows.own.terms.policy)
-            of_critic, found = self._critic_gradient(state.critic.params, {}, problems, rows._replace(own=columns), B_p, n, numbers)
-            critic_norm = optax.tree.norm(of_critic)
-            bad, warming = bad | ~jnp.isfinite(critic_norm + found["loss"]), state.step < rl.critic.warmup
-            critic_rate = learning_rate(state.step, B, numbers.critic_learning_rate, rl.anchor_batch, rl.warmup, rl.lr_scaling)
-            new_critic = Critic(*apply(state.critic.params, state.critic.moments, of_critic, critic_norm, critic_rate, bad, numbers))
-            metrics |= {f"critic_{k}": v for k, v in (found | {"grad_norm": critic_norm}).items()}
-        params, moments = apply(state.params, state.moments, gradient, norm, rate, bad | warming, numbers)
-        metrics = {name: jnp.where(bad, 0.0, value) for name, value in metrics.items()}
-        skipped = jnp.where(bad, state.skipped + 1, 0)
-        return State(params, moments, state.step + 1, new_critic, skipped), metrics | {"not_finite": bad.astype(jnp.float32)}
+        rl, (loss_weights, train_mask, value_estimates) = self.rl, signals
+        B, num_tokens = B_p * n, jnp.maximum(rollouts.mask.sum(), 1)
+        responses = ResponseBatch(rollouts.tokens, rollouts.mask, PolicyInputs(rollouts.logps, rollouts.nucleus_mass, loss_weights))
+        trained_token_fraction = None
+        if self.drops_zero_variance or rl.n_train is not None:
+            if self.drops_zero_variance:
+                train_mask = train_mask & self._group_has_advantage(train_mask, loss_weights, B_p, n)
+            group_size = n if rl.n_train is None else jnp.int32(rl.n_train)
+            problems, critic_inputs, valid, B_p = drop_groups(self.shapes, problems, (responses, value_estimates), train_mask, B_p, n, group_size)
+            (responses, value_estimates), n = critic_inputs, group_size
+            responses = responses._replace(mask=responses.mask & valid[..., None])
+            trained_token_fraction = responses.mask.sum() / num_tokens
+        gradient, metrics = self._gradient(state.params, base_params, problems, responses, B_p, n, coefficients)
+        policy_updates = jnp.maximum(state.step - (rl.critic.warmup if rl.critic else 0), 0)  # the policy's own updates
+        lr = learning_rate(policy_updates, B, coefficients.learning_rate, rl.lr_reference_batch, rl.warmup, rl.lr_scaling)
+        grad_norm = optax.tree.norm(gradient)
+        metrics = scale_by_trained_tokens(metrics, trained_token_fraction) | {"grad_norm": grad_norm}
+        nonfinite, critic_warmup, new_critic = ~jnp.isfinite(grad_norm + metrics["loss"]), jnp.bool_(False), None
+        if rl.critic and state.critic is not None and value_estimates is not None:
+            critic_inputs = critic.CriticInputs(value_estimates.values, value_estimates.returns, responses.objective_inputs.terms.policy)
+            critic_gradient, critic_metrics = self._critic_gradient(state.critic.params, {}, problems, responses._replace(objective_inputs=critic_inputs), B_p, n, coefficients)
+            critic_grad_norm = optax.tree.norm(critic_gradient)
+            nonfinite, critic_warmup = nonfinite | ~jnp.isfinite(critic_grad_norm + critic_metrics["loss"]), state.step < rl.critic.warmup
+            critic_lr = learning_rate(state.step, B, coefficients.critic_learning_rate, rl.lr_reference_batch, rl.warmup, rl.lr_scaling)
+            new_critic = CriticState(*adamw_update(state.critic.params, state.critic.moments, critic_gradient, critic_grad_norm, critic_lr, nonfinite, coefficients))
+            metrics |= {f"critic_{k}": v for k, v in (critic_metrics | {"grad_norm": critic_grad_norm}).items()}
+        params, moments = adamw_update(state.params, state.moments, gradient, grad_norm, lr, nonfinite | critic_warmup, coefficients)
+        metrics = {name: jnp.where(nonfinite, 0.0, value) for name, value in metrics.items()}
+        consecutive_nonfinite = jnp.where(nonfinite, state.consecutive_nonfinite + 1, 0)
+        return TrainState(params, moments, state.step + 1, new_critic, consecutive_nonfinite), metrics | {"not_finite": nonfinite.astype(jnp.float32)}
 
-    def _speaks(self, taken: Array, terms: Terms, B_p: Array, n: Array) -> Array:
+    def _group_has_advantage(self, train_mask: Array, loss_weights: LossWeights, B_p: Array, n: Array) -> Array:
         """Of each row, whether a rollout of its group that is taken has an advantage."""
-        groups = batch_rows(self.geometry, B_p, n)[0].reshape(-1)
-        has = (taken & (terms.gains != 0)).astype(jnp.int32).reshape(-1)
-        return (jax.ops.segment_max(has, groups, self.geometry.problem_rows) > 0)[groups].reshape(taken.shape)
+        groups = buffer_row_groups(self.shapes, B_p, n)[0].reshape(-1)
+        has_advantage = (train_mask & (loss_weights.advantages != 0)).astype(jnp.int32).reshape(-1)
+        return (jax.ops.segment_max(has_advantage, groups, self.shapes.problem_rows) > 0)[groups].reshape(train_mask.shape)
 
 
-def weighted(metrics: Sums, taught: Array | None) -> Sums:
+def scale_by_trained_tokens(metrics: MetricSums, trained_token_fraction: Array | None) -> MetricSums:
     """Metrics of an update as they are added up over updates: where not all tokens were computed, means over those that were are
     weighted by their share of all."""
-    if taught is None:
+    if trained_token_fraction is None:
         return metrics
-    whole = {k: v for k, v in metrics.items() if k == "loss" or k.startswith(MAX)}
-    return whole | {TAUGHT + k: v * taught for k, v in metrics.items() if k not in whole} | {"taught": taught}
+    unscaled = {k: v for k, v in metrics.items() if k == "loss" or k.startswith(MAX_PREFIX)}
+    return unscaled | {TRAINED_TOKENS_PREFIX + k: v * trained_token_fraction for k, v in metrics.items() if k not in unscaled} | {"taught": trained_token_fraction}
 
 
 def build_train(
-    cell: CellConfig, decoder: Decoder, task: DeviceTask, geometry: Geometry, mesh: Mesh
-) -> Callable[..., tuple[State, dict[str, Array]]]:
+    cell: CellConfig, decoder: Decoder, task: DeviceTask, shapes: SamplerShapes, mesh: Mesh
+) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
     """The jitted `train(state, base, table, index, count, B_p, n, seed, coefficients) -> (state, sums of metrics over the updates)`.
 
     table: the training problems; index i32[U, problem_rows]: each update's problems, of which the first `count` updates are done.
     The state is donated. With `cell.rl.no_positive_resampling` the metrics hold `RIGHT`. After `cell.rl.max_skipped` skipped updates in a
     row no more are done.
     """
-    step = Step(cell, decoder, task.stops, geometry, mesh)
+    train_step = TrainStep(cell, decoder, task.stops, shapes, mesh)
 
     def train(
-        state: State, base: Params, table: Problems, index: Array, count: Array, B_p: Array, n: Array, seed: Array, numbers: Coefficients
-    ) -> tuple[State, dict[str, Array]]:
-        key = jax.random.fold_in(jax.random.key(seed), TRAIN)
+        state: TrainState, base_params: Params, problem_table: ProblemArrays, problem_index: Array, num_updates: Array, B_p: Array, n: Array, seed: Array, coefficients: Coefficients
+    ) -> tuple[TrainState, dict[str, Array]]:
+        key = jax.random.fold_in(jax.random.key(seed), TRAIN_STREAM)
 
         @partial(jax.jit, inline=True)  # traced for its metrics' shapes, and no second time for the loop
-        def one(i: Array, state: State) -> tuple[State, dict[str, Array]]:
-            problems, own_key = take(table, index[i]), jax.random.fold_in(key, state.step)
-            rollouts = step.sample(state.params, problems, B_p, n, own_key)
-            groups, live = batch_rows(geometry, B_p, n)
-            rewards = task.verify(problems.answers[groups], rollouts.tokens, rollouts.present)
-            weighed, metrics = step.weigh(state, problems, rollouts, rewards, B_p, n, own_key, numbers)
-            state, more = step.update(state, base, problems, rollouts, weighed, B_p, n, numbers)
+        def one_update(i: Array, state: TrainState) -> tuple[TrainState, dict[str, Array]]:
+            problems, update_key = gather_problems(problem_table, problem_index[i]), jax.random.fold_in(key, state.step)
+            rollouts = train_step.sample(state.params, problems, B_p, n, update_key)
+            groups, valid = buffer_row_groups(shapes, B_p, n)
+            rewards = task.verify(problems.answers[groups], rollouts.tokens, rollouts.response_mask)
+            signals, metrics = train_step.compute_advantages(state, problems, rollouts, rewards, B_p, n, update_key, coefficients)
+            state, update_metrics = train_step.update(state, base_params, problems, rollouts, signals, B_p, n, coefficients)
             if cell.rl.no_positive_resampling is not None:
-                more |= {RIGHT: jnp.zeros(len(table.ids)).at[index[i][groups]].add(jnp.where(live, rewards, 0.0))}
-            return state, metrics | more
+                update_metrics |= {CORRECT: jnp.zeros(len(problem_table.ids)).at[problem_index[i][groups]].add(jnp.where(valid, rewards, 0.0))}
+            return state, metrics | update_metrics
 
-        def going(carry: tuple[Array, State, Sums]) -> Array:
+        def keep_training(carry: tuple[Array, TrainState, MetricSums]) -> Array:
             i, state, _ = carry
-            return (i < count) & (state.skipped < cell.rl.max_skipped)
+            return (i < num_updates) & (state.consecutive_nonfinite < cell.rl.max_consecutive_nonfinite)
 
-        def body(carry: tuple[Array, State, Sums]) -> tuple[Array, State, Sums]:
+        def body(carry: tuple[Array, TrainState, MetricSums]) -> tuple[Array, TrainState, MetricSums]:
             i, state, sums = carry
-            state, metrics = one(i, state)
-            return i + 1, state, merge(sums, metrics)
+            state, metrics = one_update(i, state)
+            return i + 1, state, merge_metrics(sums, metrics)
 
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one, jnp.int32(0), state)[1])
-        return lax.while_loop(going, body, (jnp.int32(0), state, zeros))[1:]
+        zero_metrics = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one_update, jnp.int32(0), state)[1])
+        return lax.while_loop(keep_training, body, (jnp.int32(0), state, zero_metrics))[1:]
 
-    out = state_shardings(decoder, mesh, cell.rl.critic is not None)
-    return jax.jit(train, donate_argnums=0, out_shardings=(out, replicated(mesh)), compiler_options=compiler_options(mesh))
+    out_shardings = train_state_shardings(decoder, mesh, cell.rl.critic is not None)
+    return jax.jit(train, donate_argnums=0, out_shardings=(out_shardings, replicated(mesh)), compiler_options=compiler_options(mesh))

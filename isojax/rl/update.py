@@ -22,205 +22,205 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from isojax.models.decoder import Params, Prefix
-from isojax.models.parts import Anchored, used
-from isojax.rl.objective import MAX, Coefficients, Fixed, Objective, Rows, Sums, Unread, merge
-from isojax.rl.packing import lengths, order, width_choices, widths
-from isojax.sampling.batch import Geometry, Problems, Share, share
-from isojax.sharding import PARTS, ROWS, manual_specs, shard_count, splits_positions
+from isojax.models.decoder import Params, PrefixCache
+from isojax.models.parts import GradAnchor, resolve_anchors
+from isojax.rl.objective import MAX_PREFIX, Coefficients, UpdateInputs, Objective, Microbatch, MetricSums, PromptTokens, merge_metrics
+from isojax.rl.packing import response_lengths, sort_by_length, microbatch_buckets, bucket_widths
+from isojax.sampling.batch import SamplerShapes, ProblemArrays, ShardSlice, make_shard_slice
+from isojax.sharding import PARAM_AXIS, ROLLOUT_AXES, manual_specs, shard_count, positions_are_split
 
-TOKEN_SUMS = ("loss",)  # what carries its denominators in it; other metrics are told as means over tokens
+PRENORMALIZED_METRICS = ("loss",)  # what carries its denominators in it; other metrics are told as means over tokens
 
 
-class Responses(NamedTuple):
+class ResponseBatch(NamedTuple):
     """A batch of responses to be differentiated, by shard: tokens i32[S rows T], mask bool[S rows T], and what the objective wants of each,
     [S rows ...] arrays."""
 
     tokens: Array
     mask: Array
-    own: Any
+    objective_inputs: Any
 
 
-class Own(NamedTuple):
+class ShardBatch(NamedTuple):
     """A shard's rollouts, each block's longest first, and the batch they are a part of."""
 
-    part: Share
-    every: Share  # of all shards
-    responses: Responses
+    shard_slice: ShardSlice
+    all_shard_slices: ShardSlice  # of all shards
+    responses: ResponseBatch
     group: Array
-    length: Array
+    lengths: Array
     n: Array
 
 
 @dataclass(frozen=True)
-class Accumulator:
+class GradientAccumulator:
     """Adds up the gradient of one shard's rollouts."""
 
     objective: Objective
-    geometry: Geometry
+    shapes: SamplerShapes
 
     @property
-    def widths(self) -> tuple[int, ...]:
+    def bucket_widths(self) -> tuple[int, ...]:
         """Those a microbatch may have."""
-        return widths(self.geometry.response_length)
+        return bucket_widths(self.shapes.response_length)
 
     @property
-    def one_pass(self) -> bool:
+    def joint_forward(self) -> bool:
         """Whether prompts go through the layers with the responses to them."""
-        split = splits_positions(jax.sharding.get_abstract_mesh())
-        return self.geometry.one_pass(self.objective.decoder.config.layers, split)
+        positions_split = positions_are_split(jax.sharding.get_abstract_mesh())
+        return self.shapes.joint_forward(self.objective.decoder.config.layers, positions_split)
 
-    def own(self, responses: Responses, shard: Array, B_p: Array, n: Array) -> Own:
+    def shard_batch(self, responses: ResponseBatch, shard: Array, B_p: Array, n: Array) -> ShardBatch:
         """The shard's rollouts in the order in which they are computed. With one width alone nothing is moved."""
-        shards = self.geometry.shards
-        part, every = share(shard, shards, B_p, n), share(jnp.arange(shards), shards, B_p, n)
-        row, length = jnp.arange(self.geometry.rows), lengths(responses.mask)
-        if len(self.widths) > 1:
-            row = order(length, part, n, self.geometry.prompts, self.widths[-1])
-            responses, length = jax.tree.map(lambda x: x[row], responses), length[row]
-        return Own(part, every, responses, (part.first + row) // n, length, n)
+        shards = self.shapes.shards
+        shard_slice, all_shard_slices = make_shard_slice(shard, shards, B_p, n), make_shard_slice(jnp.arange(shards), shards, B_p, n)
+        row, row_lengths = jnp.arange(self.shapes.buffer_rows), response_lengths(responses.mask)
+        if len(self.bucket_widths) > 1:
+            row = sort_by_length(row_lengths, shard_slice, n, self.shapes.prefill_batch, self.bucket_widths[-1])
+            responses, row_lengths = jax.tree.map(lambda x: x[row], responses), row_lengths[row]
+        return ShardBatch(shard_slice, all_shard_slices, responses, (shard_slice.first_rollout + row) // n, row_lengths, n)
 
-    def bounds(self, part: Share, n: Array, block: Array) -> tuple[Array, Array]:
+    def row_bounds(self, shard_slice: ShardSlice, n: Array, block: Array) -> tuple[Array, Array]:
         """Local rows [low, high) of the responses to the block's prompts."""
-        low = (part.group + block * self.geometry.prompts) * n - part.first
-        return jnp.clip(low, 0, part.count), jnp.clip(low + self.geometry.prompts * n, 0, part.count)
+        low = (shard_slice.first_group + block * self.shapes.prefill_batch) * n - shard_slice.first_rollout
+        return jnp.clip(low, 0, shard_slice.rollout_count), jnp.clip(low + self.shapes.prefill_batch * n, 0, shard_slice.rollout_count)
 
-    def prompts(self, problems: Problems, first: Array) -> tuple[Array, Array]:
+    def block_prompts(self, problems: ProblemArrays, first_group: Array) -> tuple[Array, Array]:
         """The prompts of a block, from this group on, and their lengths."""
-        prompts, lengths = (lax.dynamic_slice_in_dim(x, first, self.geometry.prompts) for x in (problems.prompts, problems.lengths))
+        prompts, lengths = (lax.dynamic_slice_in_dim(x, first_group, self.shapes.prefill_batch) for x in (problems.prompts, problems.lengths))
         return prompts, lengths
 
-    def microbatch(self, own: Own, start: Array, low: Array, high: Array, first_group: Array) -> Rows:
+    def take_microbatch(self, shard_batch: ShardBatch, start: Array, low: Array, high: Array, first_group: Array) -> Microbatch:
         """The m rows from `start` on, of which those inside [low, high) count."""
-        m, g = self.geometry.microbatch, self.geometry.prompts
-        start = jnp.minimum(start, self.geometry.rows - m)
+        m, g = self.shapes.microbatch, self.shapes.prefill_batch
+        start = jnp.minimum(start, self.shapes.buffer_rows - m)
         row = start + jnp.arange(m)
-        (tokens, mask, own_columns), group = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, m), (own.responses, own.group))
+        (tokens, mask, objective_inputs), group = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, m), (shard_batch.responses, shard_batch.group))
         mask = mask & (row < high)[:, None] & (row >= low)[:, None]
         group = jnp.clip(group, first_group, first_group + g - 1)
-        return Rows(tokens, mask, own_columns, group, group - first_group)
+        return Microbatch(tokens, mask, objective_inputs, group, group - first_group)
 
-    def add(
-        self, totals: tuple, fixed: Fixed, prefix: Prefix | Unread, base_prefix: Prefix | Unread | None, rows: Rows, choice: Array
-    ) -> Sums:
+    def add_microbatch(
+        self, gradient_refs: tuple, inputs: UpdateInputs, prefix: PrefixCache | PromptTokens, base_prefix: PrefixCache | PromptTokens | None, microbatch: Microbatch, bucket: Array
+    ) -> MetricSums:
         """Adds d params and d prefix of a microbatch, at the width that `choice` says, to the references `totals`; its metrics. Of prompts
         that have not been read there is no d prefix."""
 
-        def at_width(width: int, rows: Rows) -> Sums:
-            cut = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, rows)
+        def at_width(width: int, microbatch: Microbatch) -> MetricSums:
+            cropped = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, microbatch)
 
-            def objective(params: Params, *own_prefix: Prefix) -> tuple[Array, Sums]:
-                anchored = jax.tree.map(Anchored, *own_prefix, prefix) if own_prefix else prefix
-                return self.objective(_anchored(params, fixed.params), anchored, base_prefix, fixed, cut)
+            def anchored_objective(params: Params, *prefix_anchors: PrefixCache) -> tuple[Array, MetricSums]:
+                anchored_prefix = jax.tree.map(GradAnchor, *prefix_anchors, prefix) if prefix_anchors else prefix
+                return self.objective(_attach_anchors(params, inputs.params), anchored_prefix, base_prefix, inputs, cropped)
 
-            differentiated = (fixed.params,) if isinstance(prefix, Unread) else (fixed.params, prefix)
-            loss, pull, metrics = jax.vjp(objective, *jax.tree.map(_anchor, differentiated), has_aux=True)
-            pull.with_refs(*totals)(jnp.ones_like(loss))
+            differentiated = (inputs.params,) if isinstance(prefix, PromptTokens) else (inputs.params, prefix)
+            loss, pullback, metrics = jax.vjp(anchored_objective, *jax.tree.map(_make_anchor, differentiated), has_aux=True)
+            pullback.with_refs(*gradient_refs)(jnp.ones_like(loss))
             return metrics
 
-        return lax.switch(choice, [partial(at_width, width) for width in self.widths], rows)
+        return lax.switch(bucket, [partial(at_width, width) for width in self.bucket_widths], microbatch)
 
-    def block(self, b: Array, sums: Sums, d_params: Params, fixed: Fixed, own: Own) -> Sums:
+    def add_block(self, block: Array, sums: MetricSums, d_params: Params, inputs: UpdateInputs, shard_batch: ShardBatch) -> MetricSums:
         """Adds a block of g prompts and all responses to them: the gradient to the references `d_params`, the metrics to `sums`."""
-        m, decoder = self.geometry.microbatch, self.objective.decoder
-        first_group = jnp.minimum(own.part.group + b * self.geometry.prompts, self.geometry.Q_cap)
-        prompts = self.prompts(fixed.problems, first_group)
-        low, high = self.bounds(own.part, own.n, b)
-        choices = width_choices(own.length, low, high, m, self.widths, self.geometry.shards)
-        if self.one_pass:
-            unread, rows = Unread(*prompts), self.microbatch(own, low, low, high, first_group)
-            base_unread = unread if self.objective.needs_base else None
-            return merge(sums, self.add((d_params,), fixed, unread, base_unread, rows, choices[0]))
+        m, decoder = self.shapes.microbatch, self.objective.decoder
+        first_group = jnp.minimum(shard_batch.shard_slice.first_group + block * self.shapes.prefill_batch, self.shapes.Q_cap)
+        prompts = self.block_prompts(inputs.problems, first_group)
+        low, high = self.row_bounds(shard_batch.shard_slice, shard_batch.n, block)
+        buckets = microbatch_buckets(shard_batch.lengths, low, high, m, self.bucket_widths, self.shapes.shards)
+        if self.joint_forward:
+            prompt_tokens, microbatch = PromptTokens(*prompts), self.take_microbatch(shard_batch, low, low, high, first_group)
+            base_prompt_tokens = prompt_tokens if self.objective.needs_base else None
+            return merge_metrics(sums, self.add_microbatch((d_params,), inputs, prompt_tokens, base_prompt_tokens, microbatch, buckets[0]))
 
-        anchors = jax.tree.map(_anchor, fixed.params)
-        prefix, pull = jax.vjp(lambda params: decoder.prefill(_anchored(params, fixed.params), *prompts), anchors)
-        base_prefix = decoder.prefill(fixed.base, *prompts) if self.objective.needs_base else None
-        d_prefix = jax.tree.map(lambda x: jax.new_ref(_anchor(x)), prefix)
-        lows, highs = self.bounds(own.every, own.n, b)
+        anchors = jax.tree.map(_make_anchor, inputs.params)
+        prefix, pullback = jax.vjp(lambda params: decoder.prefill(_attach_anchors(params, inputs.params), *prompts), anchors)
+        base_prefix = decoder.prefill(inputs.base_params, *prompts) if self.objective.needs_base else None
+        d_prefix = jax.tree.map(lambda x: jax.new_ref(_make_anchor(x)), prefix)
+        lows, highs = self.row_bounds(shard_batch.all_shard_slices, shard_batch.n, block)
 
-        def add(i: Array, sums: Sums) -> Sums:
-            rows = self.microbatch(own, low + i * m, low, high, first_group)
-            return merge(sums, self.add((d_params, d_prefix), fixed, prefix, base_prefix, rows, choices[i]))
+        def add_one(i: Array, sums: MetricSums) -> MetricSums:
+            microbatch = self.take_microbatch(shard_batch, low + i * m, low, high, first_group)
+            return merge_metrics(sums, self.add_microbatch((d_params, d_prefix), inputs, prefix, base_prefix, microbatch, buckets[i]))
 
-        sums = lax.fori_loop(0, ((highs - lows + m - 1) // m).max(), add, sums)
-        pull.with_refs(d_params)(jax.tree.map(lambda d, x: jax.freeze(d).astype(x.dtype), d_prefix, prefix))
+        sums = lax.fori_loop(0, ((highs - lows + m - 1) // m).max(), add_one, sums)
+        pullback.with_refs(d_params)(jax.tree.map(lambda d, x: jax.freeze(d).astype(x.dtype), d_prefix, prefix))
         return sums
 
-    def __call__(self, fixed: Fixed, own: Own) -> tuple[Params, Sums]:
+    def __call__(self, inputs: UpdateInputs, shard_batch: ShardBatch) -> tuple[Params, MetricSums]:
         """Sums over the shard's rollouts: the gradient in float32, and the metrics."""
-        blocks = ((own.every.groups + self.geometry.prompts - 1) // self.geometry.prompts).max()
-        sums = {name: jnp.float32(0) for name in self.objective.names}
-        d_params = jax.tree.map(lambda p: jax.new_ref(_anchor(p)), fixed.params)
-        sums = lax.fori_loop(0, blocks, lambda b, sums: self.block(b, sums, d_params, fixed, own), sums)
+        num_blocks = ((shard_batch.all_shard_slices.group_count + self.shapes.prefill_batch - 1) // self.shapes.prefill_batch).max()
+        sums = {name: jnp.float32(0) for name in self.objective.metric_names}
+        d_params = jax.tree.map(lambda p: jax.new_ref(_make_anchor(p)), inputs.params)
+        sums = lax.fori_loop(0, num_blocks, lambda b, sums: self.add_block(b, sums, d_params, inputs, shard_batch), sums)
         return jax.tree.map(jax.freeze, d_params), sums
 
 
 def build_gradient(
-    objective: Objective, geometry: Geometry, mesh: Mesh, axes: Params, shapes: Params
-) -> Callable[..., tuple[Params, Sums]]:
+    objective: Objective, shapes: SamplerShapes, mesh: Mesh, logical_axes: Params, param_shapes: Params
+) -> Callable[..., tuple[Params, MetricSums]]:
     """`gradient(params, base, problems, responses, B_p, n, coefficients) -> (gradient, metrics)`, inside a jit.
 
     axes, shapes: logical axes and ShapeDtypeStruct of each parameter. `base` is read only where the objective needs it. Metrics but the
     loss are means over the tokens that are there, or their maxima.
     """
-    shards, decoder = geometry.shards, objective.decoder
+    shards, decoder = shapes.shards, objective.decoder
     assert shards == shard_count(mesh), (shards, mesh)
-    accumulate = Accumulator(objective, geometry)
-    specs = manual_specs(shapes, axes, mesh)
+    accumulator = GradientAccumulator(objective, shapes)
+    param_specs = manual_specs(param_shapes, logical_axes, mesh)
 
-    def shard_gradient(fixed: Fixed, responses: Responses, shard: Array, B_p: Array, n: Array) -> tuple[Params, Sums]:
-        own = accumulate.own(jax.tree.map(lambda x: x[0], responses), shard[0], B_p, n)
-        tokens = jnp.maximum(_add_up(responses.mask.sum(), shards), 1).astype(jnp.float32)
-        cast = fixed._replace(params=decoder.cast(fixed.params), base=decoder.cast(fixed.base))  # once, not in every microbatch
-        d_params, sums = accumulate(cast, own)
+    def shard_gradient(inputs: UpdateInputs, responses: ResponseBatch, shard: Array, B_p: Array, n: Array) -> tuple[Params, MetricSums]:
+        shard_batch = accumulator.shard_batch(jax.tree.map(lambda x: x[0], responses), shard[0], B_p, n)
+        num_tokens = jnp.maximum(_sum_over_shards(responses.mask.sum(), shards), 1).astype(jnp.float32)
+        cast_inputs = inputs._replace(params=decoder.cast_params(inputs.params), base_params=decoder.cast_params(inputs.base_params))  # once, not in every microbatch
+        d_params, sums = accumulator(cast_inputs, shard_batch)
 
-        def whole(name: str, x: Array) -> Array:
-            if name.startswith(MAX):
-                return lax.pmax(x, ROWS) if shards > 1 else x
-            return _add_up(x, shards) / (1 if name in TOKEN_SUMS else tokens)
+        def reduce_metric(name: str, x: Array) -> Array:
+            if name.startswith(MAX_PREFIX):
+                return lax.pmax(x, ROLLOUT_AXES) if shards > 1 else x
+            return _sum_over_shards(x, shards) / (1 if name in PRENORMALIZED_METRICS else num_tokens)
 
-        d_params = jax.tree.map(lambda d, spec: _sum_over_shards(d, spec, mesh), d_params, specs)
-        return d_params, {k: whole(k, v) for k, v in sums.items()}
+        d_params = jax.tree.map(lambda d, spec: _reduce_gradient(d, spec, mesh), d_params, param_specs)
+        return d_params, {k: reduce_metric(k, v) for k, v in sums.items()}
 
-    rows, everywhere = P(ROWS), P()  # as are the problems, the coefficients, and a base that is not read
-    lies: Any = (specs, specs if objective.needs_base else everywhere, everywhere, everywhere)
-    sharded = shard_map(
+    shard_spec, replicated_spec = P(ROLLOUT_AXES), P()  # as are the problems, the coefficients, and a base that is not read
+    input_specs: Any = (param_specs, param_specs if objective.needs_base else replicated_spec, replicated_spec, replicated_spec)
+    sharded_gradient = shard_map(
         shard_gradient,
         mesh=mesh,
-        in_specs=(Fixed(*lies), rows, rows, P(), P()),
-        out_specs=(specs, P()),
-        axis_names=set(ROWS),
+        in_specs=(UpdateInputs(*input_specs), shard_spec, shard_spec, P(), P()),
+        out_specs=(param_specs, P()),
+        axis_names=set(ROLLOUT_AXES),
         check_vma=False,
     )
 
     def gradient(
-        params: Params, base: Params, problems: Problems, responses: Responses, B_p: Array, n: Array, coefficients: Coefficients
-    ) -> tuple[Params, Sums]:
+        params: Params, base_params: Params, problems: ProblemArrays, responses: ResponseBatch, B_p: Array, n: Array, coefficients: Coefficients
+    ) -> tuple[Params, MetricSums]:
         shard = jnp.arange(shards, dtype=jnp.int32)
-        return sharded(Fixed(params, base, problems, coefficients), responses, shard, B_p, n)
+        return sharded_gradient(UpdateInputs(params, base_params, problems, coefficients), responses, shard, B_p, n)
 
     return gradient
 
 
-def _anchor(x: Array) -> Array:
+def _make_anchor(x: Array) -> Array:
     """What the gradient of x is of, and where it begins to be added up: in float32, whatever x is computed in."""
     return jnp.zeros(x.shape, jnp.float32)
 
 
-def _anchored(anchors: Params, params: Params) -> Params:
+def _attach_anchors(anchors: Params, params: Params) -> Params:
     """Parameters with the gradient of their anchors: layers' each in its own place, where it is used."""
-    pairs = jax.tree.map(Anchored, anchors, params)
-    return {name: pair if name == "blocks" else used(pair) for name, pair in pairs.items()}
+    anchored = jax.tree.map(GradAnchor, anchors, params)
+    return {name: pair if name == "blocks" else resolve_anchors(pair) for name, pair in anchored.items()}
 
 
-def _add_up(x: Array, shards: int) -> Array:
+def _sum_over_shards(x: Array, shards: int) -> Array:
     """Summed over data and fsdp. Over one shard that is x: with tensor alone split, XLA cannot compile the sum."""
-    return lax.psum(x, ROWS) if shards > 1 else x
+    return lax.psum(x, ROLLOUT_AXES) if shards > 1 else x
 
 
-def _sum_over_shards(gradient: Array, spec: P, mesh: Mesh) -> Array:
+def _reduce_gradient(gradient: Array, spec: P, mesh: Mesh) -> Array:
     """`_add_up`; of a parameter in parts over what has not been added up yet (models/parts.py)."""
     if not any(spec):
-        return _add_up(gradient, shard_count(mesh))
-    rest = tuple(axis for axis in ROWS if axis != PARTS and mesh.shape[axis] > 1)
-    return lax.psum(gradient, rest) if rest else gradient
+        return _sum_over_shards(gradient, shard_count(mesh))
+    unreduced_axes = tuple(axis for axis in ROLLOUT_AXES if axis != PARAM_AXIS and mesh.shape[axis] > 1)
+    return lax.psum(gradient, unreduced_axes) if unreduced_axes else gradient

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from isojax.geometry import Geometry as Geometry
-from isojax.geometry import make_geometry as make_geometry
+from isojax.geometry import SamplerShapes as SamplerShapes
+from isojax.geometry import make_sampler_shapes as make_sampler_shapes
 
 
-class Problems(NamedTuple):
+class ProblemArrays(NamedTuple):
     """A batch of problems, padded to `problem_rows`: prompts i32[Q P] right-padded, lengths i32[Q], answers i32[Q T], ids i32[Q]."""
 
     prompts: Array | np.ndarray
@@ -38,68 +38,68 @@ class Rollouts(NamedTuple):
     tokens: Array
     logps: Array
     mask: Array
-    kept: Array
-    ended: Array
+    nucleus_mass: Array
+    stopped: Array
     lengths: Array
 
     @property
-    def present(self) -> Array:
+    def response_mask(self) -> Array:
         """bool[S rows T], which tokens are there: the response that is judged."""
-        return leading(self.lengths, self.tokens.shape[-1])
+        return length_mask(self.lengths, self.tokens.shape[-1])
 
 
-def leading(lengths: Int[Array, "*r"], T: int) -> Bool[Array, "*r T"]:
+def length_mask(lengths: Int[Array, "*r"], T: int) -> Bool[Array, "*r T"]:
     """The first `lengths` of T places."""
     return jnp.arange(T).reshape(*(1,) * lengths.ndim, T) < lengths[..., None]
 
 
-class Share(NamedTuple):
+class ShardSlice(NamedTuple):
     """A shard's part of a batch: its rollouts are first .. first+count-1, its groups group .. group+groups-1."""
 
-    first: Array
-    count: Array
-    group: Array
-    groups: Array
+    first_rollout: Array
+    rollout_count: Array
+    first_group: Array
+    group_count: Array
 
 
-def share(shard: Int[Array, ""], shards: int, B_p: Int[Array, ""], n: Int[Array, ""]) -> Share:
+def make_shard_slice(shard: Int[Array, ""], shards: int, B_p: Int[Array, ""], n: Int[Array, ""]) -> ShardSlice:
     """The contiguous block of rollouts that a shard owns."""
     B = B_p * n
-    block = (B + shards - 1) // shards
-    first = shard * block
-    count = jnp.clip(B - first, 0, block)
-    group = jnp.minimum(first // n, B_p)
-    last = (first + jnp.maximum(count, 1) - 1) // n
-    return Share(first, count, group, jnp.where(count > 0, last - group + 1, 0))
+    rollouts_per_shard = (B + shards - 1) // shards
+    first_rollout = shard * rollouts_per_shard
+    rollout_count = jnp.clip(B - first_rollout, 0, rollouts_per_shard)
+    first_group = jnp.minimum(first_rollout // n, B_p)
+    last_group = (first_rollout + jnp.maximum(rollout_count, 1) - 1) // n
+    return ShardSlice(first_rollout, rollout_count, first_group, jnp.where(rollout_count > 0, last_group - first_group + 1, 0))
 
 
-def batch_rows(geometry: Geometry, B_p: Int[Array, ""], n: Int[Array, ""]) -> tuple[Int[Array, "S rows"], Bool[Array, "S rows"]]:
+def buffer_row_groups(shapes: SamplerShapes, B_p: Int[Array, ""], n: Int[Array, ""]) -> tuple[Int[Array, "S rows"], Bool[Array, "S rows"]]:
     """For every row of the rollout buffers: the group it belongs to (0 where none does) and whether it holds a rollout."""
-    part = share(jnp.arange(geometry.shards), geometry.shards, B_p, n)
-    row = jnp.arange(geometry.rows)[None]
-    live = row < part.count[:, None]
-    return jnp.where(live, (part.first[:, None] + row) // n, 0), live
+    shard_slice = make_shard_slice(jnp.arange(shapes.shards), shapes.shards, B_p, n)
+    row = jnp.arange(shapes.buffer_rows)[None]
+    valid = row < shard_slice.rollout_count[:, None]
+    return jnp.where(valid, (shard_slice.first_rollout[:, None] + row) // n, 0), valid
 
 
-def places(B: int, shards: int) -> tuple[np.ndarray, np.ndarray]:
+def row_index(B: int, shards: int) -> tuple[np.ndarray, np.ndarray]:
     """(shard, row) in the rollout buffers of rollouts 0 .. B-1, each i32[B]."""
     return np.divmod(np.arange(B), max(1, -(-B // shards)))
 
 
-def numbers(rows: np.ndarray, B: int, shard: np.ndarray, shards: int) -> np.ndarray:
+def rollout_index(rows: np.ndarray, B: int, shard_ids: np.ndarray, shards: int) -> np.ndarray:
     """The inverse of `places`: rows i32[k R] of the buffers of the shards i[k], of so many, as rollouts of a batch of B."""
-    return shard[:, None] * max(1, -(-B // shards)) + rows
+    return shard_ids[:, None] * max(1, -(-B // shards)) + rows
 
 
-def responses(rollouts: Rollouts, B: int) -> list[np.ndarray]:
+def response_tokens(rollouts: Rollouts, B: int) -> list[np.ndarray]:
     """On the host, the response tokens of rollouts 0 .. B-1, each i32[its length]."""
-    at = places(B, rollouts.tokens.shape[0])
-    tokens, lengths = np.asarray(rollouts.tokens)[at], np.asarray(rollouts.lengths)[at]
+    index = row_index(B, rollouts.tokens.shape[0])
+    tokens, lengths = np.asarray(rollouts.tokens)[index], np.asarray(rollouts.lengths)[index]
     return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
 
 
-def place_rewards(geometry: Geometry, rewards: np.ndarray) -> np.ndarray:
+def rewards_to_buffer(shapes: SamplerShapes, rewards: np.ndarray) -> np.ndarray:
     """Rewards of rollouts 0 .. B-1 in the rows of the rollout buffers, f32[S rows]; 0 elsewhere."""
-    out = np.zeros((geometry.shards, geometry.rows), np.float32)
-    out[places(len(rewards), geometry.shards)] = rewards
-    return out
+    buffer = np.zeros((shapes.shards, shapes.buffer_rows), np.float32)
+    buffer[row_index(len(rewards), shapes.shards)] = rewards
+    return buffer

@@ -11,22 +11,22 @@ from jaxtyping import Array, Bool, Float, Int
 from isojax.tasks.stops import Interruption
 
 
-def forced(cut: Interruption, t: Int[Array, "*#r"], closed: Bool[Array, "*#r"]) -> Bool[Array, "*#r"]:
+def in_forced_phrase(interruption: Interruption, t: Int[Array, "*#r"], thinking_ended: Bool[Array, "*#r"]) -> Bool[Array, "*#r"]:
     """Whether response token t is one of the phrase's; `closed`: whether the first `after` tokens hold `unless`."""
-    return ~closed & (t >= cut.after) & (t < cut.after + len(cut.tokens))
+    return ~thinking_ended & (t >= interruption.after) & (t < interruption.after + len(interruption.tokens))
 
 
-def interrupt(
-    cut: Interruption, t: Int[Array, " R"], closed: Bool[Array, " R"], token: Int[Array, " R"], logp: Float[Array, " R"]
+def apply_interruption(
+    interruption: Interruption, t: Int[Array, " R"], thinking_ended: Bool[Array, " R"], token: Int[Array, " R"], logp: Float[Array, " R"]
 ) -> tuple[Int[Array, " R"], Float[Array, " R"], Bool[Array, " R"]]:
     """(token t of each response, its log-probability, `closed` with it), of what has been drawn; 0 is the phrase's log-probability."""
-    told = forced(cut, t, closed)
-    phrase = jnp.array(cut.tokens, jnp.int32)[jnp.clip(t - cut.after, 0, len(cut.tokens) - 1)]
-    if cut.unless is not None:
-        closed = closed | ((t < cut.after) & (token == cut.unless))
-    return jnp.where(told, phrase, token), jnp.where(told, 0.0, logp), closed
+    in_phrase = in_forced_phrase(interruption, t, thinking_ended)
+    phrase_token = jnp.array(interruption.tokens, jnp.int32)[jnp.clip(t - interruption.after, 0, len(interruption.tokens) - 1)]
+    if interruption.unless_token is not None:
+        thinking_ended = thinking_ended | ((t < interruption.after) & (token == interruption.unless_token))
+    return jnp.where(in_phrase, phrase_token, token), jnp.where(in_phrase, 0.0, logp), thinking_ended
 
 
-def drawn(cut: Interruption, closed: Bool[Array, "*r"], T: int) -> Bool[Array, "*r T"]:
+def policy_token_mask(interruption: Interruption, thinking_ended: Bool[Array, "*r"], T: int) -> Bool[Array, "*r T"]:
     """Where in a response of T places no token of the phrase lies."""
-    return ~forced(cut, jnp.arange(T).reshape(*(1,) * closed.ndim, T), closed[..., None])
+    return ~in_forced_phrase(interruption, jnp.arange(T).reshape(*(1,) * thinking_ended.ndim, T), thinking_ended[..., None])

@@ -13,10 +13,10 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-NEVER = -1e30  # the log-probability of what cannot be drawn: finite, so that p log p and its gradient are 0 and not NaN
-BLOCK = 512  # at most so many tokens of a large vocabulary make a block of the draw
+NEG_INF = -1e30  # the log-probability of what cannot be drawn: finite, so that p log p and its gradient are 0 and not NaN
+DRAW_BLOCK_TOKENS = 512  # at most so many tokens of a large vocabulary make a block of the draw
 BISECTIONS = 32  # of float32's own numbers, so that the threshold is exact
-EDGE = 2e-5  # mass by which the trainer's nucleus may fall short of the sampler's: above what rounding moves, below a token worth telling
+NUCLEUS_MASS_TOLERANCE = 2e-5  # mass by which the trainer's nucleus may fall short of the sampler's: above what rounding moves, below a token worth telling
 
 
 def log_probs(logits: Float[Array, "*b V"], temperature: float) -> Float[Array, "*b V"]:
@@ -24,7 +24,7 @@ def log_probs(logits: Float[Array, "*b V"], temperature: float) -> Float[Array, 
     return jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, -1)
 
 
-def nucleus(logits: Float[Array, "*b V"], log_p: Float[Array, "*b V"], mass: ArrayLike) -> tuple[Bool[Array, "*b V"], Float[Array, "*b"]]:
+def nucleus(logits: Float[Array, "*b V"], log_p: Float[Array, "*b V"], target_mass: ArrayLike) -> tuple[Bool[Array, "*b V"], Float[Array, "*b"]]:
     """The smallest set of most probable tokens that holds at least `mass` (top-p, arXiv:1904.09751), and the mass it holds.
 
     By bisection of a threshold; tokens that tie with the last one are kept with it. Tokens are ranked by `logits`, as a matrix product left
@@ -32,61 +32,61 @@ def nucleus(logits: Float[Array, "*b V"], log_p: Float[Array, "*b V"], mass: Arr
     out there. `mass`: f32, a number or [*b].
     """
     p = jnp.exp(log_p)
-    wanted = jnp.broadcast_to(jnp.asarray(mass, jnp.float32), log_p.shape[:-1])
+    required_mass = jnp.broadcast_to(jnp.asarray(target_mass, jnp.float32), log_p.shape[:-1])
     bits = lax.bitcast_convert_type(logits.astype(jnp.float32), jnp.int32)
     rank = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # whole numbers in the order of the logits
 
-    def held(threshold: Array) -> Array:
+    def mass_above(threshold: Array) -> Array:
         return jnp.where(rank >= threshold[..., None], p, 0.0).sum(-1)
 
-    def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = ends
-        middle = (low & high) + ((low ^ high) >> 1)  # their mean, rounded down, without overflow
-        enough = held(middle) >= wanted
-        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+    def bisect(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        midpoint = (low & high) + ((low ^ high) >> 1)  # their mean, rounded down, without overflow
+        enough = mass_above(midpoint) >= required_mass
+        return jnp.where(enough, midpoint, low), jnp.where(enough, high, midpoint)
 
-    low, _ = lax.fori_loop(0, BISECTIONS, halve, (rank.min(-1), rank.max(-1) + 1))
-    return rank >= low[..., None], held(low)
+    low, _ = lax.fori_loop(0, BISECTIONS, bisect, (rank.min(-1), rank.max(-1) + 1))
+    return rank >= low[..., None], mass_above(low)
 
 
-def within(log_p: Float[Array, "*b V"], inside: Bool[Array, "*b V"]) -> Float[Array, "*b V"]:
+def renormalize(log_p: Float[Array, "*b V"], in_nucleus: Bool[Array, "*b V"]) -> Float[Array, "*b V"]:
     """The distribution renormalised over `inside`: log-probabilities there, `NEVER` elsewhere."""
-    total = jax.nn.logsumexp(jnp.where(inside, log_p, NEVER), -1, keepdims=True)
-    return jnp.where(inside, log_p - total, NEVER)
+    log_mass = jax.nn.logsumexp(jnp.where(in_nucleus, log_p, NEG_INF), -1, keepdims=True)
+    return jnp.where(in_nucleus, log_p - log_mass, NEG_INF)
 
 
-def draw(log_p: Float[Array, "R V"], uniform: Float[Array, " R"]) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
+def sample_token(log_p: Float[Array, "R V"], uniform: Float[Array, " R"]) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
     """The first token whose cumulative probability exceeds `uniform`, and its log-probability; never a token of probability 0.
 
     Over a large vocabulary in two stages: first which block of tokens, by the blocks' sums, then which token of it; a cumulative sum of
     everything takes ten times as long on a CPU. No slice along V: over a split vocabulary it would be a collective, inside loops whose
     trip counts differ between shards.
     """
-    rows, V = log_p.shape
+    num_rows, V = log_p.shape
     p = jnp.exp(log_p)
     # Blocks that devices can share, up to 8 of them, then wide ones; a vocabulary that does not divide into blocks is drawn from as one.
-    width = max((w for w in range(BLOCK // 8, BLOCK + 1) if V % w == 0), key=lambda w: (math.gcd(V // w, 8), w), default=V)
-    if V <= BLOCK or width == V:
-        token = first_above(p, uniform * p.sum(-1))
+    block_size = max((w for w in range(DRAW_BLOCK_TOKENS // 8, DRAW_BLOCK_TOKENS + 1) if V % w == 0), key=lambda w: (math.gcd(V // w, 8), w), default=V)
+    if V <= DRAW_BLOCK_TOKENS or block_size == V:
+        token = first_index_above(p, uniform * p.sum(-1))
     else:
-        blocks = p.reshape(rows, -1, width)
-        sums = blocks.sum(-1)
-        block = first_above(sums, uniform * sums.sum(-1))
-        before = jnp.where(jnp.arange(V // width)[None] < block[:, None], sums, 0.0).sum(-1)
-        inside = jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0]
-        token = block * width + first_above(inside, uniform * sums.sum(-1) - before)
+        blocks = p.reshape(num_rows, -1, block_size)
+        block_mass = blocks.sum(-1)
+        block = first_index_above(block_mass, uniform * block_mass.sum(-1))
+        mass_before = jnp.where(jnp.arange(V // block_size)[None] < block[:, None], block_mass, 0.0).sum(-1)
+        block_probs = jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0]
+        token = block * block_size + first_index_above(block_probs, uniform * block_mass.sum(-1) - mass_before)
     return token, jnp.take_along_axis(log_p, token[:, None], -1)[:, 0]
 
 
-def first_above(p: Float[Array, "R c"], mass: Float[Array, " R"]) -> Int[Array, " R"]:
+def first_index_above(p: Float[Array, "R c"], mass: Float[Array, " R"]) -> Int[Array, " R"]:
     """The first place of each row where the cumulative sum of p exceeds `mass`, and p is not 0.
 
     The cumulative sum and the sum differ by rounding, so for a mass near the whole none may exceed it: then the last possible one.
     """
-    place = jnp.arange(p.shape[-1], dtype=jnp.int32)[None]
-    last = jnp.where(p > 0, place, 0).max(-1, keepdims=True)
+    index = jnp.arange(p.shape[-1], dtype=jnp.int32)[None]
+    last = jnp.where(p > 0, index, 0).max(-1, keepdims=True)
     above = (jnp.cumsum(p, -1) > mass[:, None]) & (p > 0)
-    return jnp.where(above, place, last).min(-1)
+    return jnp.where(above, index, last).min(-1)
 
 
 def rollout_keys(keys: PRNGKeyArray, problem_id: Int[Array, " R"], rollout_id: Int[Array, " R"]) -> PRNGKeyArray:

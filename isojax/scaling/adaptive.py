@@ -19,27 +19,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isojax.scaling import debiased
-from isojax.scaling.estimate import Estimate, Options
-from isojax.scaling.fit_inputs import tracks
-from isojax.scaling.metrics import FloatArray, by_cell
+from isojax.scaling.estimate import SweepEstimate, EstimationOptions
+from isojax.scaling.fit_inputs import build_tracks
+from isojax.scaling.metrics import FloatArray, group_by_cell
 from isojax.scaling.records_filter import BIN_WIDTH
 from isojax.types import Cell, InputError, RunRecord
 
-SPAN, LEVELS = 16, 9  # n*(C) is sought from budget / SPAN to the budget, at so many values of C
-FIRST = 4  # evaluations at C > 0 that every run has before anything is decided by it
-STRIDE = 1.7  # a run that goes on does so at least to this many times its C: fewer rounds, each with more to learn from
-WORTH = 0.1  # a step that takes away less doubt a rollout than this part of the best step's waits
-TRIFLE = 1e-4  # doubt that is worth no rollout, in steps of n
+BUDGET_SPAN, N_LEVELS = 16, 9  # n*(C) is sought from budget / SPAN to the budget, at so many values of C
+INITIAL_EVALUATIONS = 4  # evaluations at C > 0 that every run has before anything is decided by it
+MIN_EXTENSION = 1.7  # a run that goes on does so at least to this many times its C: fewer rounds, each with more to learn from
+MIN_RELATIVE_WORTH = 0.1  # a step that takes away less doubt a rollout than this part of the best step's waits
+MIN_GAIN = 1e-4  # doubt that is worth no rollout, in steps of n
 REPLICATES = 100
-DEALS = 4  # of the promises to other draws, which show what a useless evaluation seems to tell
-MAY_LEAD = 0.05  # an n goes on if it is best in so many of the draws further on
-LAG = 8  # no (B_p, n) is left so many times behind the longest run: curves promise, they do not measure
+N_PERMUTATIONS = 4  # of the promises to other draws, which show what a useless evaluation seems to tell
+MIN_P_BEST = 0.05  # an n goes on if it is best in so many of the draws further on
+MAX_LAG = 8  # no (B_p, n) is left so many times behind the longest run: curves promise, they do not measure
 
-Possible = tuple[Cell, int, int]  # cell, target, the rollouts it takes
+PossibleStep = tuple[Cell, int, int]  # cell, target, the rollouts it takes
 
 
 @dataclass(frozen=True)
-class Step:
+class SweepStep:
     """Train `cell` to C = target, which takes `cost` more rollouts, and takes away `gain` of the doubt (steps of n, mean over levels)."""
 
     cell: Cell
@@ -48,13 +48,13 @@ class Step:
     gain: float
 
     @property
-    def worth(self) -> float:
+    def gain_per_rollout(self) -> float:
         """Doubt taken away a rollout."""
         return self.gain / self.cost
 
 
 @dataclass(frozen=True)
-class Frontier:
+class AdaptivePolicy:
     """The policy of one sweep: what it asks for follows from the sweep and its records alone, so a killed sweep goes on where it was.
 
     Attributes:
@@ -69,27 +69,27 @@ class Frontier:
     """
 
     cells: Sequence[Cell]
-    grid: Sequence[int]
-    rollouts: int | None = None
+    C_grid: Sequence[int]
+    total_rollouts: int | None = None
     metric: str = "avg@4"
-    width: int | None = None
+    max_cells_per_round: int | None = None
 
     def __post_init__(self) -> None:
-        cell = max(self.cells, key=lambda c: c.B)
-        if (count := len(self._evaluations(cell))) < FIRST:
+        largest_cell = max(self.cells, key=lambda c: c.B)
+        if (count := len(self._evaluation_targets(largest_cell))) < INITIAL_EVALUATIONS:
             raise InputError(
-                f"sweep.strategy=frontier: {cell.name} has {count} evaluations up to C = {self.grid[-1]}, expected at least {FIRST}. Raise "
+                f"sweep.strategy=frontier: {largest_cell.name} has {count} evaluations up to C = {self.C_grid[-1]}, expected at least {INITIAL_EVALUATIONS}. Raise "
                 "sweep.budget, lower cell.eval.start or cell.eval.ratio, or take smaller B_p or n."
             )
-        needed = sum(_cost(seeds[0], self._first(seeds[0])) for seeds in self._seeds({}).values())
-        if needed > self.allowed:
-            given = f"{self.allowed}{' (half of the grid)' if self.rollouts is None else ''}"
+        first_round_rollouts = sum(_rollouts_to(seeds[0], self._first_target(seeds[0])) for seeds in self._seeds_by_cell({}).values())
+        if first_round_rollouts > self.allowed_rollouts:
+            allowed_text = f"{self.allowed_rollouts}{' (half of the grid)' if self.total_rollouts is None else ''}"
             raise InputError(
-                f"sweep.rollouts: given {given}, expected at least {needed}, which the first round takes to begin every (B_p, n). "
+                f"sweep.rollouts: given {allowed_text}, expected at least {first_round_rollouts}, which the first round takes to begin every (B_p, n). "
                 "Raise it or sweep.budget, or take fewer B_p or n."
             )
 
-    def next(self, runs: Sequence[RunRecord]) -> list[tuple[Cell, int]]:
+    def next_round(self, runs: Sequence[RunRecord]) -> list[tuple[Cell, int]]:
         """What to run next, side by side: cells, longest first, and the C of `grid` that each is to be trained to; [] at the end.
 
         A run may be part way to a target, and goes on from there. One that failed is not asked for again; what it measured counts.
@@ -97,13 +97,13 @@ class Frontier:
         Raises:
             InputError: records that cannot be fitted.
         """
-        seeds = self._seeds({r.cell: r for r in runs if r.failed})
-        C = {r.cell: r.points[-1].rollouts for r in runs if r.points}
-        left = self.allowed - sum(C.values())
-        wanted = self._begin(seeds, C, left)
-        if not wanted and (possible := self._open(seeds, C, left)):
-            wanted = self._round(self._steps(runs, possible, C), self._behind(possible, C), C, left)
-        return sorted(wanted, key=lambda w: (C.get(w[0], 0) - w[1], w[0]))
+        seeds_by_cell = self._seeds_by_cell({r.cell: r for r in runs if r.failure_reason})
+        C_reached = {r.cell: r.points[-1].rollouts for r in runs if r.points}
+        rollouts_left = self.allowed_rollouts - sum(C_reached.values())
+        targets = self._initial_targets(seeds_by_cell, C_reached, rollouts_left)
+        if not targets and (possible_steps := self._possible_steps(seeds_by_cell, C_reached, rollouts_left)):
+            targets = self._choose_round(self._score_steps(runs, possible_steps, C_reached), self._longest_run_steps(possible_steps, C_reached), C_reached, rollouts_left)
+        return sorted(targets, key=lambda w: (C_reached.get(w[0], 0) - w[1], w[0]))
 
     def summary(self, runs: Sequence[RunRecord]) -> dict[str, Any]:
         """Rollouts allowed and spent, what the whole grid takes, the part of that which was saved, and how far each (B_p, n) went: the
@@ -112,152 +112,152 @@ class Frontier:
         for B_p, n in sorted({(c.B_p, c.n) for c in self.cells}):
             C = [r.points[-1].rollouts for r in runs if r.points and (r.cell.B_p, r.cell.n) == (B_p, n)]
             rows.append({"B_p": B_p, "n": n, "runs": sum(c > 0 for c in C), "C": max(C, default=0), "rollouts": sum(C)})
-        return {"allowed": self.allowed, "spent": spent, "grid": self.whole, "saved": 1 - spent / self.whole, "cells": rows}
+        return {"allowed": self.allowed_rollouts, "spent": spent, "grid": self.grid_rollouts, "saved": 1 - spent / self.grid_rollouts, "cells": rows}
 
     @property
-    def whole(self) -> int:
+    def grid_rollouts(self) -> int:
         """Rollouts that the whole grid takes."""
-        return sum(_cost(cell, self.grid[-1]) for cell in self.cells)
+        return sum(_rollouts_to(cell, self.C_grid[-1]) for cell in self.cells)
 
     @property
-    def allowed(self) -> int:
+    def allowed_rollouts(self) -> int:
         """Rollouts that may be spent in all."""
-        return self.whole // 2 if self.rollouts is None else self.rollouts
+        return self.grid_rollouts // 2 if self.total_rollouts is None else self.total_rollouts
 
     @cached_property
-    def levels(self) -> list[int]:
+    def C_levels(self) -> list[int]:
         """The values of C, of the grid, at which n* is sought; rising."""
-        at = np.array([g for g in self.grid if g > 0])
-        sought = np.geomspace(at[-1] / SPAN, at[-1], LEVELS)
-        return sorted({int(at[np.abs(np.log(at / C)).argmin()]) for C in sought})
+        positive_C_grid = np.array([g for g in self.C_grid if g > 0])
+        C_sought = np.geomspace(positive_C_grid[-1] / BUDGET_SPAN, positive_C_grid[-1], N_LEVELS)
+        return sorted({int(positive_C_grid[np.abs(np.log(positive_C_grid / C)).argmin()]) for C in C_sought})
 
-    def _evaluations(self, cell: Cell) -> list[int]:
+    def _evaluation_targets(self, cell: Cell) -> list[int]:
         """The targets C > 0 that a run's evaluations answer: of those that one update reaches, the largest."""
-        return list({math.ceil(g / cell.B): g for g in self.grid if g > 0}.values())
+        return list({math.ceil(g / cell.B): g for g in self.C_grid if g > 0}.values())
 
-    def _first(self, cell: Cell) -> int:
+    def _first_target(self, cell: Cell) -> int:
         """The target up to which a run is trained before anything is decided by it."""
-        return max(self.levels[0], self._evaluations(cell)[FIRST - 1])
+        return max(self.C_levels[0], self._evaluation_targets(cell)[INITIAL_EVALUATIONS - 1])
 
-    def _seeds(self, failed: Mapping[Cell, RunRecord]) -> dict[tuple[int, int], list[Cell]]:
+    def _seeds_by_cell(self, failed: Mapping[Cell, RunRecord]) -> dict[tuple[int, int], list[Cell]]:
         """The cells of each (B_p, n), by rising seed, less those that failed."""
-        found: dict[tuple[int, int], list[Cell]] = {}
+        seeds_by_cell: dict[tuple[int, int], list[Cell]] = {}
         for cell in sorted(set(self.cells) - set(failed)):
-            found.setdefault((cell.B_p, cell.n), []).append(cell)
-        return found
+            seeds_by_cell.setdefault((cell.B_p, cell.n), []).append(cell)
+        return seeds_by_cell
 
-    def _begin(self, seeds: Mapping[tuple[int, int], Sequence[Cell]], C: Mapping[Cell, int], left: int) -> list[tuple[Cell, int]]:
+    def _initial_targets(self, seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]], C_reached: Mapping[Cell, int], rollouts_left: int) -> list[tuple[Cell, int]]:
         """A run of each (B_p, n) of which none, failed or not, has come to where decisions start; as many as `left` pays for."""
-        begun, wanted = {(c.B_p, c.n) for c in C if C[c] >= self._first(c)}, []
-        for cell in [own[0] for key, own in seeds.items() if key not in begun]:
-            if (cost := _cost(cell, self._first(cell)) - C.get(cell, 0)) <= left:
-                wanted.append((cell, self._first(cell)))
-                left -= cost
-        return wanted
+        started_cells, targets = {(c.B_p, c.n) for c in C_reached if C_reached[c] >= self._first_target(c)}, []
+        for cell in [own[0] for key, own in seeds_by_cell.items() if key not in started_cells]:
+            if (cost := _rollouts_to(cell, self._first_target(cell)) - C_reached.get(cell, 0)) <= rollouts_left:
+                targets.append((cell, self._first_target(cell)))
+                rollouts_left -= cost
+        return targets
 
-    def _estimate(self, runs: Sequence[RunRecord]) -> Estimate:
+    def _fit_posterior(self, runs: Sequence[RunRecord]) -> SweepEstimate:
         """Draws of all curves. Equal n are not pooled: early on no data tell them apart, which is doubt, not an answer."""
-        told = [r for r in runs if r.points and r.points[-1].rollouts >= self._first(r.cell)]
-        options = Options(BIN_WIDTH, REPLICATES, 0, None, pool=False)
-        return debiased.estimate(by_cell(tracks(told, self.metric, "rollouts")), self.metric, options)
+        usable_runs = [r for r in runs if r.points and r.points[-1].rollouts >= self._first_target(r.cell)]
+        options = EstimationOptions(BIN_WIDTH, REPLICATES, 0, None, allow_pooling=False)
+        return debiased.estimate(group_by_cell(build_tracks(usable_runs, self.metric, "rollouts")), self.metric, options)
 
-    def _open(self, seeds: Mapping[tuple[int, int], Sequence[Cell]], C: Mapping[Cell, int], left: int) -> list[Possible]:
+    def _possible_steps(self, seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]], C_reached: Mapping[Cell, int], rollouts_left: int) -> list[PossibleStep]:
         """What `left` rollouts could pay for: each begun run, and the next seed of each (B_p, n), to each level."""
-        found = []
-        for own in seeds.values():
-            begun = sum(C.get(cell, 0) > 0 for cell in own)
-            for cell, target in product(own[: begun + 1], self.levels):
-                at = C.get(cell, 0)
-                far = target >= max(STRIDE * at, self._first(cell)) or target == self.levels[-1]
-                cost = _cost(cell, target) - at
-                if far and 0 < cost <= left:
-                    found.append((cell, target, cost))
-        return found
+        possible_steps = []
+        for cell_seeds in seeds_by_cell.values():
+            started_count = sum(C_reached.get(cell, 0) > 0 for cell in cell_seeds)
+            for cell, target in product(cell_seeds[: started_count + 1], self.C_levels):
+                C_now = C_reached.get(cell, 0)
+                far_enough = target >= max(MIN_EXTENSION * C_now, self._first_target(cell)) or target == self.C_levels[-1]
+                cost = _rollouts_to(cell, target) - C_now
+                if far_enough and 0 < cost <= rollouts_left:
+                    possible_steps.append((cell, target, cost))
+        return possible_steps
 
-    def _steps(self, runs: Sequence[RunRecord], possible: Sequence[Possible], C: Mapping[Cell, int]) -> list[Step]:
+    def _score_steps(self, runs: Sequence[RunRecord], possible_steps: Sequence[PossibleStep], C_reached: Mapping[Cell, int]) -> list[SweepStep]:
         """What each possible step would take away of the doubt."""
-        found = self._estimate(runs)
-        if found.draws is None or found.intervals is None or found.noise_sd is None:
-            raise InputError(f"the runs give no curve ({found.left_out}); expected {FIRST} evaluations of each. Look at their ledgers.")
-        draws = replace(found.draws, shift=np.zeros_like(found.draws.shift))  # all runs are evaluated on the same problems
-        R = draws.rewards(self.levels)
-        doubt = Doubt(R, np.array([n for _, n in draws.keys]), math.hypot(found.intervals["run_sd"], found.noise_sd))
-        places, levels = {key: j for j, key in enumerate(draws.keys)}, np.array(self.levels)
+        estimate = self._fit_posterior(runs)
+        if estimate.draws is None or estimate.interval_info is None or estimate.noise_sd is None:
+            raise InputError(f"the runs give no curve ({estimate.unfitted_cells}); expected {INITIAL_EVALUATIONS} evaluations of each. Look at their ledgers.")
+        draws = replace(estimate.draws, shift=np.zeros_like(estimate.draws.shift))  # all runs are evaluated on the same problems
+        reward_draws = draws.rewards(self.C_levels)
+        uncertainty = NStarUncertainty(reward_draws, np.array([n for _, n in draws.keys]), math.hypot(estimate.interval_info["run_sd"], estimate.noise_sd))
+        cell_columns, C_levels = {key: j for j, key in enumerate(draws.keys)}, np.array(self.C_levels)
         steps = []
-        for cell, target, cost in possible:
-            j, at = places.get((cell.B_p, cell.n)), C.get(cell, 0)
-            within = levels > at if at else levels <= target
-            if j is not None and doubt.leads[j, within].max() >= MAY_LEAD:
-                steps.append(Step(cell, target, cost, doubt.taken_by(R[:, j, self.levels.index(target)])))
+        for cell, target, cost in possible_steps:
+            j, C_now = cell_columns.get((cell.B_p, cell.n)), C_reached.get(cell, 0)
+            levels_ahead = C_levels > C_now if C_now else C_levels <= target
+            if j is not None and uncertainty.p_best[j, levels_ahead].max() >= MIN_P_BEST:
+                steps.append(SweepStep(cell, target, cost, uncertainty.expected_reduction(reward_draws[:, j, self.C_levels.index(target)])))
         return steps
 
-    def _behind(self, possible: Sequence[Possible], C: Mapping[Cell, int]) -> list[Possible]:
+    def _longest_run_steps(self, possible_steps: Sequence[PossibleStep], C_reached: Mapping[Cell, int]) -> list[PossibleStep]:
         """The next step of the longest run of each (B_p, n), shortest first."""
-        longest = {(c.B_p, c.n): c for c in sorted(C, key=lambda c: (C[c], -c.seed))}
-        found: dict[Cell, Possible] = {}
-        for step in possible:
-            if longest.get((step[0].B_p, step[0].n)) == step[0]:
-                found.setdefault(step[0], step)
-        return sorted(found.values(), key=lambda step: (step[1], step[0]))
+        longest_runs = {(c.B_p, c.n): c for c in sorted(C_reached, key=lambda c: (C_reached[c], -c.seed))}
+        next_steps: dict[Cell, PossibleStep] = {}
+        for step in possible_steps:
+            if longest_runs.get((step[0].B_p, step[0].n)) == step[0]:
+                next_steps.setdefault(step[0], step)
+        return sorted(next_steps.values(), key=lambda step: (step[1], step[0]))
 
-    def _round(self, steps: Sequence[Step], behind: Sequence[Possible], C: Mapping[Cell, int], left: int) -> list[tuple[Cell, int]]:
+    def _choose_round(self, steps: Sequence[SweepStep], longest_run_steps: Sequence[PossibleStep], C_reached: Mapping[Cell, int], rollouts_left: int) -> list[tuple[Cell, int]]:
         """What lags too far behind, then the most worthwhile step of each cell, as many as `left` pays for; if none is worth anything,
         what is furthest behind: the curves may be wrong where nothing was measured."""
-        width = self.width or len({(c.B_p, c.n) for c in self.cells})
-        worthwhile = sorted((s for s in steps if s.gain > TRIFLE), key=lambda s: (-s.worth, s.cell, s.target))
-        lagging = [step for step in behind if C[step[0]] * LAG < max(C.values())]
-        if not worthwhile and not lagging:
-            lagging = [step for step in behind if step[1] == behind[0][1]]
-        chosen = [(s.cell, s.target, s.cost) for s in worthwhile if s.worth >= WORTH * worthwhile[0].worth]
-        wanted: dict[Cell, int] = {}
-        for cell, target, cost in (*lagging, *chosen):
-            if len(wanted) < width and cell not in wanted and cost <= left:
-                wanted[cell] = target
-                left -= cost
-        return list(wanted.items())
+        max_cells = self.max_cells_per_round or len({(c.B_p, c.n) for c in self.cells})
+        worthwhile_steps = sorted((s for s in steps if s.gain > MIN_GAIN), key=lambda s: (-s.gain_per_rollout, s.cell, s.target))
+        lagging_steps = [step for step in longest_run_steps if C_reached[step[0]] * MAX_LAG < max(C_reached.values())]
+        if not worthwhile_steps and not lagging_steps:
+            lagging_steps = [step for step in longest_run_steps if step[1] == longest_run_steps[0][1]]
+        best_steps = [(s.cell, s.target, s.cost) for s in worthwhile_steps if s.gain_per_rollout >= MIN_RELATIVE_WORTH * worthwhile_steps[0].gain_per_rollout]
+        targets: dict[Cell, int] = {}
+        for cell, target, cost in (*lagging_steps, *best_steps):
+            if len(targets) < max_cells and cell not in targets and cost <= rollouts_left:
+                targets[cell] = target
+                rollouts_left -= cost
+        return list(targets.items())
 
 
-class Doubt:
+class NStarUncertainty:
     """How little draws of all curves agree on the best n, and how much of that an evaluation would take away.
 
     Args:
         R: float[Q, J, L], rewards of Q draws of J cells at L levels. n: int[J]. sd: of what one run measures about its curve.
     """
 
-    def __init__(self, R: FloatArray, n: NDArray[np.int64], sd: float) -> None:
-        values, place = np.unique(n, return_inverse=True)
-        steps = np.arange(len(values))
-        first = R.argmax(1)  # [Q, L]
-        self.leads = (first[:, None] == np.arange(len(n))[:, None]).mean(0)  # [J, L], the share of draws in which each cell is best
-        self._best = (place[first][..., None] == steps).astype(np.float64)  # [Q, L, n]
-        self._apart = np.abs(steps[:, None] - steps).astype(np.float64)
-        self._sd = max(sd, 1e-6)
+    def __init__(self, reward_draws: FloatArray, n: NDArray[np.int64], measurement_sd: float) -> None:
+        distinct_n, n_index = np.unique(n, return_inverse=True)
+        n_steps = np.arange(len(distinct_n))
+        best_cell = reward_draws.argmax(1)  # [Q, L]
+        self.p_best = (best_cell[:, None] == np.arange(len(n))[:, None]).mean(0)  # [J, L], the share of draws in which each cell is best
+        self._best_n_one_hot = (n_index[best_cell][..., None] == n_steps).astype(np.float64)  # [Q, L, n]
+        self._n_distance = np.abs(n_steps[:, None] - n_steps).astype(np.float64)
+        self._measurement_sd = max(measurement_sd, 1e-6)
         rng = np.random.default_rng(0)
-        self._luck = self._sd * rng.standard_normal(len(R))
-        self._deals = [rng.permutation(len(R)) for _ in range(DEALS)]
+        self._measurement_noise = self._measurement_sd * rng.standard_normal(len(reward_draws))
+        self._permutations = [rng.permutation(len(reward_draws)) for _ in range(N_PERMUTATIONS)]
 
     @property
-    def now(self) -> float:
+    def current(self) -> float:
         """The doubt, mean over levels."""
-        return float(self._left(np.full(len(self._best), 1 / len(self._best))))
+        return float(self._uncertainty(np.full(len(self._best_n_one_hot), 1 / len(self._best_n_one_hot))))
 
-    def _left(self, weight: FloatArray) -> FloatArray:
+    def _uncertainty(self, draw_weights: FloatArray) -> FloatArray:
         """float[...]: the doubt where the draws count as float[..., Q] says."""
-        return (np.tensordot(weight, self._best, 1) @ self._apart).min(-1).mean(-1)
+        return (np.tensordot(draw_weights, self._best_n_one_hot, 1) @ self._n_distance).min(-1).mean(-1)
 
-    def taken_by(self, R: FloatArray) -> float:
+    def expected_reduction(self, promised_rewards: FloatArray) -> float:
         """The doubt that one run's evaluation would take away on average, where the draws promise float[Q].
 
         With finitely many draws even what tells nothing seems to tell something: the gain is that over the same promises dealt to
         other draws.
         """
-        z = (R[:, None] + self._luck[:, None] - R) / self._sd
-        weight = np.exp(-0.5 * (z**2 - (z**2).min(1, keepdims=True)))
-        weight = weight / weight.sum(1, keepdims=True)
-        useless = np.mean([self._left(weight[:, deal]).mean() for deal in self._deals])
-        return float(useless - self._left(weight).mean())
+        z = (promised_rewards[:, None] + self._measurement_noise[:, None] - promised_rewards) / self._measurement_sd
+        draw_weights = np.exp(-0.5 * (z**2 - (z**2).min(1, keepdims=True)))
+        draw_weights = draw_weights / draw_weights.sum(1, keepdims=True)
+        permuted_uncertainty = np.mean([self._uncertainty(draw_weights[:, deal]).mean() for deal in self._permutations])
+        return float(permuted_uncertainty - self._uncertainty(draw_weights).mean())
 
 
-def _cost(cell: Cell, target: int) -> int:
+def _rollouts_to(cell: Cell, target: int) -> int:
     """Rollouts of a run that is trained until its C reaches the target: whole updates."""
     return math.ceil(target / cell.B) * cell.B

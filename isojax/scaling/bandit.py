@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from isojax.scaling.metrics import FloatArray, floats
+from isojax.scaling.metrics import FloatArray, as_float64
 
 TAIL = 10.0  # the slope is that of t > updates / TAIL
 POINTS = 60
@@ -69,6 +69,6 @@ def budgets(curves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _after(row: Mapping[str, Any], t: int) -> tuple[float, float]:
     """Mean and standard error after t updates, between recorded ones by a line in log-log."""
     x = np.log(row["t"])
-    mean, error = (floats(row[name]) for name in ("suboptimality", "error"))
+    mean, error = (as_float64(row[name]) for name in ("suboptimality", "error"))
     value = float(np.exp(np.interp(np.log(t), x, np.log(mean))))
     return value, value * float(np.interp(np.log(t), x, error / mean))

@@ -18,12 +18,12 @@ import numpy as np
 from isojax.scaling.metrics import FloatArray
 
 RHO_MAX = 0.9
-MOST_LOST = 0.6  # of the variance, where points are few
-BLOCKS_AT_LEAST = 4  # blocks a run
+MAX_LOST_SHARE = 0.6  # of the variance, where points are few
+MIN_BLOCKS_PER_RUN = 4  # blocks a run
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoiseModel:
     """What residuals say of the noise.
 
     Attributes:
@@ -33,60 +33,60 @@ class Noise:
 
     sd: float
     rho: float
-    block: int
-    factor: float
+    block_length: int
+    residual_scale: float
 
 
-def noise(runs: Sequence[FloatArray], parameters: int) -> Noise:
+def estimate_noise(residuals_by_run: Sequence[FloatArray], parameter_count: int) -> NoiseModel:
     """The noise behind residuals.
 
     Args:
         runs: the residuals of each seed, float[points] by rising C.
         parameters: how many the curve has.
     """
-    centred = [r - r.mean() for r in runs] if len(runs) > 1 else list(runs)
-    count, taken = sum(map(len, runs)), parameters + len(runs) - 1
-    square = sum(float((r * r).sum()) for r in centred)
-    if square == 0:
-        return Noise(0.0, 0.0, 1, 1.0)
-    measured = sum(float((r[1:] * r[:-1]).sum()) for r in centred) / square
-    rho, lost = _ar1(measured, taken / count, count)
-    shortest = min(map(len, runs))
-    best = (math.sqrt(6) * rho / (1 - rho**2)) ** (2 / 3) * shortest ** (1 / 3)
-    block = max(1, min(math.ceil(best), shortest // BLOCKS_AT_LEAST))
-    lags = np.arange(1, block)
-    kept = (1 + 2 * float(((1 - lags / block) * rho**lags).sum())) * (1 - rho) / (1 + rho)
-    sd = math.sqrt(square / count / (1 - lost))
-    return Noise(sd, rho, block, 1 / math.sqrt(max(kept - taken * block / count, 1 - MOST_LOST)))
+    centred = [r - r.mean() for r in residuals_by_run] if len(residuals_by_run) > 1 else list(residuals_by_run)
+    point_count, fitted_degrees = sum(map(len, residuals_by_run)), parameter_count + len(residuals_by_run) - 1
+    sum_of_squares = sum(float((r * r).sum()) for r in centred)
+    if sum_of_squares == 0:
+        return NoiseModel(0.0, 0.0, 1, 1.0)
+    autocorrelation = sum(float((r[1:] * r[:-1]).sum()) for r in centred) / sum_of_squares
+    rho, lost_share = _fit_ar1(autocorrelation, fitted_degrees / point_count, point_count)
+    shortest_run = min(map(len, residuals_by_run))
+    optimal_length = (math.sqrt(6) * rho / (1 - rho**2)) ** (2 / 3) * shortest_run ** (1 / 3)
+    block_length = max(1, min(math.ceil(optimal_length), shortest_run // MIN_BLOCKS_PER_RUN))
+    lags = np.arange(1, block_length)
+    kept_covariance = (1 + 2 * float(((1 - lags / block_length) * rho**lags).sum())) * (1 - rho) / (1 + rho)
+    sd = math.sqrt(sum_of_squares / point_count / (1 - lost_share))
+    return NoiseModel(sd, rho, block_length, 1 / math.sqrt(max(kept_covariance - fitted_degrees * block_length / point_count, 1 - MAX_LOST_SHARE)))
 
 
-def _ar1(measured: float, share: float, count: int) -> tuple[float, float]:
+def _fit_ar1(autocorrelation: float, fitted_share: float, point_count: int) -> tuple[float, float]:
     """(rho, the share of variance lost) from the residuals' autocorrelation: the mean of rho over its likelihood, 0 to RHO_MAX."""
     grid = np.linspace(0, RHO_MAX, 91)
-    lost = np.minimum(share * (1 + grid) / (1 - grid), MOST_LOST)
-    expected = np.maximum.accumulate((grid - lost) / (1 - lost))
-    likely = np.exp(-0.5 * count * (measured - expected) ** 2 / (1 - grid**2))
-    rho = float(np.average(grid, weights=likely))
-    return rho, float(np.interp(rho, grid, lost))
+    lost_share = np.minimum(fitted_share * (1 + grid) / (1 - grid), MAX_LOST_SHARE)
+    expected = np.maximum.accumulate((grid - lost_share) / (1 - lost_share))
+    likelihood = np.exp(-0.5 * point_count * (autocorrelation - expected) ** 2 / (1 - grid**2))
+    rho = float(np.average(grid, weights=likelihood))
+    return rho, float(np.interp(rho, grid, lost_share))
 
 
-def draw(runs: Sequence[FloatArray], found: Noise, replicates: int, rng: np.random.Generator) -> FloatArray:
+def bootstrap_residuals(residuals_by_run: Sequence[FloatArray], noise_model: NoiseModel, replicates: int, rng: np.random.Generator) -> FloatArray:
     """Residuals of new runs like these, one after another as in `runs`; float[replicates points]."""
-    if len(runs) == 1:
-        return found.factor * _blocks(runs[0], found.block, replicates, rng)
-    levels = np.array([r.mean() for r in runs])
-    spread = (levels - levels.mean()) * math.sqrt(len(runs) / (len(runs) - 1))
-    drawn = [
-        found.factor * _blocks(r - level, found.block, replicates, rng) + rng.choice(spread, (replicates, 1))
-        for r, level in zip(runs, levels, strict=True)
+    if len(residuals_by_run) == 1:
+        return noise_model.residual_scale * _draw_blocks(residuals_by_run[0], noise_model.block_length, replicates, rng)
+    levels = np.array([r.mean() for r in residuals_by_run])
+    scaled_levels = (levels - levels.mean()) * math.sqrt(len(residuals_by_run) / (len(residuals_by_run) - 1))
+    residuals_per_run = [
+        noise_model.residual_scale * _draw_blocks(r - level, noise_model.block_length, replicates, rng) + rng.choice(scaled_levels, (replicates, 1))
+        for r, level in zip(residuals_by_run, levels, strict=True)
     ]
-    return np.concatenate(drawn, axis=1)
+    return np.concatenate(residuals_per_run, axis=1)
 
 
-def _blocks(residuals: FloatArray, length: int, replicates: int, rng: np.random.Generator) -> FloatArray:
+def _draw_blocks(residuals: FloatArray, block_length: int, replicates: int, rng: np.random.Generator) -> FloatArray:
     """Blocks of one run, end to end, less their mean; float[replicates points]."""
-    count = len(residuals)
-    starts = rng.integers(0, count - length + 1, (replicates, math.ceil(count / length)))
-    chosen = (starts[..., None] + np.arange(length)).reshape(replicates, -1)[:, :count]
-    windows = np.lib.stride_tricks.sliding_window_view(residuals, length)
-    return residuals[chosen] - windows.mean()
+    point_count = len(residuals)
+    starts = rng.integers(0, point_count - block_length + 1, (replicates, math.ceil(point_count / block_length)))
+    indices = (starts[..., None] + np.arange(block_length)).reshape(replicates, -1)[:, :point_count]
+    windows = np.lib.stride_tricks.sliding_window_view(residuals, block_length)
+    return residuals[indices] - windows.mean()

@@ -13,82 +13,82 @@ from typing import Any
 
 import numpy as np
 
-from isojax.scaling.curves import Curve
-from isojax.scaling.draws import Draws, best, crossover_interval, interval
-from isojax.scaling.frontier import frontier
+from isojax.scaling.curves import FittedCurve
+from isojax.scaling.draws import PosteriorSamples, best_cells, crossover_interval, interval
+from isojax.scaling.frontier import compute_frontier
 from isojax.scaling.law import choose_law, fit_law
 from isojax.scaling.metrics import FloatArray
-from isojax.scaling.parts import commonest, law_json
+from isojax.scaling.parts import most_common_n_law, law_json
 
-POINTS = 40
+MAX_LAW_POINTS = 40
 MONOTONE_COST = 0.001
-CONFIDENCE = 0.9
+REJECTION_CONFIDENCE = 0.9
 
 
-def by_B(curves: Sequence[Curve], draws: Draws | None, no_effect: bool | None) -> list[dict[str, Any]]:
+def fixed_batch_summaries(curves: Sequence[FittedCurve], draws: PosteriorSamples | None, no_effect: bool | None) -> list[dict[str, Any]]:
     """One entry for each batch B with at least two cells, by rising B. no_effect: whether n makes no difference; None in mode "paper",
     which cannot say and fits its sigmoid."""
-    groups: dict[int, list[Curve]] = {}
+    curves_by_B: dict[int, list[FittedCurve]] = {}
     for c in curves:
-        groups.setdefault(c.B_p * c.n, []).append(c)
-    return [_entry(B, group, draws, no_effect) for B, group in sorted(groups.items()) if len(group) > 1]
+        curves_by_B.setdefault(c.B_p * c.n, []).append(c)
+    return [_batch_summary(B, group, draws, no_effect) for B, group in sorted(curves_by_B.items()) if len(group) > 1]
 
 
-def _entry(B: int, curves: Sequence[Curve], draws: Draws | None, no_effect: bool | None) -> dict[str, Any]:
-    found = frontier(curves)
-    own = None if draws is None else draws.of([c.key for c in curves])
-    keep = np.unique(np.linspace(0, len(found.points) - 1, 4 * POINTS).round().astype(int))
-    points = [found.points[i] for i in keep]
+def _batch_summary(B: int, curves: Sequence[FittedCurve], draws: PosteriorSamples | None, no_effect: bool | None) -> dict[str, Any]:
+    batch_frontier = compute_frontier(curves)
+    cell_draws = None if draws is None else draws.for_cells([c.key for c in curves])
+    point_indices = np.unique(np.linspace(0, len(batch_frontier.points) - 1, 4 * MAX_LAW_POINTS).round().astype(int))
+    points = [batch_frontier.points[i] for i in point_indices]
     C = np.array([p.C for p in points])
-    spans = [(None, None)] * len(C) if own is None else [interval(column) for column in best(own, C)[0].T]
-    rows = [
+    intervals = [(None, None)] * len(C) if cell_draws is None else [interval(column) for column in best_cells(cell_draws, C)[0].T]
+    frontier_rows = [
         {"M": p.C / B, "C": p.C, "reward": p.reward, "n": p.n, "B_p": p.B_p, "low": low, "high": high}
-        for p, (low, high) in zip(points, spans, strict=True)
+        for p, (low, high) in zip(points, intervals, strict=True)
     ]
-    crossings = []
-    for c in (c for c in found.crossovers if c.crossing and not no_effect):
+    crossover_rows = []
+    for c in (c for c in batch_frontier.crossovers if c.crossing and not no_effect):
         low = high = None
-        if own is not None:
-            low, high = crossover_interval(own, (B // c.n_low, c.n_low), (B // c.n_high, c.n_high), c.C)
-        crossings.append({"n_low": c.n_low, "n_high": c.n_high, "M": c.C / B, "C": c.C, "low": low, "high": high})
-    return {"B": B, "frontier": rows, "crossovers": crossings, "n_star_M": _law(C / B, [p.n for p in points], own, no_effect, curves)}
+        if cell_draws is not None:
+            low, high = crossover_interval(cell_draws, (B // c.n_low, c.n_low), (B // c.n_high, c.n_high), c.C)
+        crossover_rows.append({"n_low": c.n_low, "n_high": c.n_high, "M": c.C / B, "C": c.C, "low": low, "high": high})
+    return {"B": B, "frontier": frontier_rows, "crossovers": crossover_rows, "n_star_M": _fit_n_star_of_M(C / B, [p.n for p in points], cell_draws, no_effect, curves)}
 
 
-def _law(M: FloatArray, n: Sequence[int], draws: Draws | None, no_effect: bool | None, curves: Sequence[Curve]) -> dict[str, Any]:
+def _fit_n_star_of_M(M: FloatArray, n: Sequence[int], draws: PosteriorSamples | None, no_effect: bool | None, curves: Sequence[FittedCurve]) -> dict[str, Any]:
     """n*(M): the form AICc prefers, falling ones too; "non-monotone" where every monotone one is rejected."""
-    n_largest, ns = max(c.n for c in curves), np.log2(n)
-    at = np.unique(np.linspace(0, len(M) - 1, POINTS).round().astype(int))
-    untested = {"x": "log10 M", "monotone_rejected": False, "monotone_cost": None}
+    n_largest, log2_n = max(c.n for c in curves), np.log2(n)
+    law_indices = np.unique(np.linspace(0, len(M) - 1, MAX_LAW_POINTS).round().astype(int))
+    untested_fields = {"x": "log10 M", "monotone_rejected": False, "monotone_cost": None}
     if no_effect:
-        return law_json(commonest(n), no_effect=True) | untested
+        return law_json(most_common_n_law(n), no_effect=True) | untested_fields
     if no_effect is None:
-        return law_json(fit_law(M, n, n_largest)) | untested
-    choice = choose_law(M[at], ns[at], n_largest, observations=min(len(at), 20), falling=True)
+        return law_json(fit_law(M, n, n_largest)) | untested_fields
+    choice = choose_law(M[law_indices], log2_n[law_indices], n_largest, observations=min(len(law_indices), 20), falling=True)
     if draws is None:
-        return law_json(choice.law, choice) | untested
+        return law_json(choice.law, choice) | untested_fields
     B = curves[0].B_p * curves[0].n
-    cost = monotone_cost(draws, M[at] * B)
-    rejected = float(np.mean(cost > MONOTONE_COST)) >= CONFIDENCE
-    content = law_json(choice.law, choice)
+    monotone_costs = monotone_cost(draws, M[law_indices] * B)
+    rejected = float(np.mean(monotone_costs > MONOTONE_COST)) >= REJECTION_CONFIDENCE
+    n_star_json = law_json(choice.law, choice)
     if rejected:
-        content["form"] = "non-monotone"
-    return content | {"x": "log10 M", "monotone_rejected": rejected, "monotone_cost": float(np.median(cost))}
+        n_star_json["form"] = "non-monotone"
+    return n_star_json | {"x": "log10 M", "monotone_rejected": rejected, "monotone_cost": float(np.median(monotone_costs))}
 
 
-def monotone_cost(draws: Draws, C: FloatArray) -> FloatArray:
+def monotone_cost(draws: PosteriorSamples, C: FloatArray) -> FloatArray:
     """float[Q]: the mean reward, over those C that all cells reached, that the best monotone n(C), rising or falling, loses against the
     best n at each C."""
-    shared = draws.measured(C).all(0)
-    if not shared.any():
+    reached_by_all = draws.is_measured(C).all(0)
+    if not reached_by_all.any():
         return np.zeros(len(draws.R0))
-    R = draws.rewards(C[shared])[:, np.argsort([n for _, n in draws.keys])]
-    rising = np.maximum(_best_path(R), _best_path(R[:, ::-1]))
-    return (R.max(1).sum(1) - rising) / R.shape[2]
+    rewards = draws.rewards(C[reached_by_all])[:, np.argsort([n for _, n in draws.keys])]
+    best_monotone_sum = np.maximum(_best_nondecreasing_sum(rewards), _best_nondecreasing_sum(rewards[:, ::-1]))
+    return (rewards.max(1).sum(1) - best_monotone_sum) / rewards.shape[2]
 
 
-def _best_path(R: FloatArray) -> FloatArray:
+def _best_nondecreasing_sum(rewards: FloatArray) -> FloatArray:
     """float[Q]: the largest sum over G of R[q, j(g), g] (float[Q, J, G]) with j never falling."""
-    value = R[:, :, 0]
-    for g in range(1, R.shape[2]):
-        value = np.maximum.accumulate(value, axis=1) + R[:, :, g]
-    return value.max(1)
+    best_sum = rewards[:, :, 0]
+    for g in range(1, rewards.shape[2]):
+        best_sum = np.maximum.accumulate(best_sum, axis=1) + rewards[:, :, g]
+    return best_sum.max(1)

@@ -5,94 +5,94 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-SURE = 0.9
-Row = Mapping[str, Any]
+MIN_PROBABILITY = 0.9
+JsonRow = Mapping[str, Any]
 
 
-def sentences(found: Row) -> list[str]:
+def comparison_sentences(comparison: JsonRow) -> list[str]:
     """What each sweep shows beside the first one."""
-    first, *others = found["runs"]
-    said = [_alone(row) for row in found["runs"]]
+    first, *others = comparison["runs"]
+    lines = [_describe_saturation(row) for row in comparison["runs"]]
     for row in others:
-        said += [_reward(first, row, found["C_high"]), _earlier(first, row)]
-    for row in found["runs"]:
-        said += [
+        lines += [_describe_reward(first, row, comparison["C_high"]), _describe_earlier(first, row)]
+    for row in comparison["runs"]:
+        lines += [
             f"{row['label']} overfits: training reward rises while validation falls at n = {o['n']}, B_p = {o['B_p']} "
             f"from C = {o['C']:.4g} on ({o['runs']} {'run' if o['runs'] == 1 else 'runs'})"
             for o in row["overfitting"]
         ]
-        listed = {(o["B_p"], o["n"]) for o in row["overfitting"]}
-        said += [
+        overfitted_cells = {(o["B_p"], o["n"]) for o in row["overfitting"]}
+        lines += [
             f"{row['label']}: validation falls beyond C = {p['C']:.4g} at n = {p['n']}, B_p = {p['B_p']}"
             for p in row["peaks"]
-            if (p["B_p"], p["n"]) not in listed
+            if (p["B_p"], p["n"]) not in overfitted_cells
         ]
-    return said
+    return lines
 
 
-def _alone(row: Row) -> str:
+def _describe_saturation(row: JsonRow) -> str:
     """Where the sweep's own n* levels off."""
-    s = row["saturation"]
-    if s is None:
+    saturation = row["saturation"]
+    if saturation is None:
         return f"{row['label']}: n makes no difference that its evaluations can show"
-    if s["n"] == s["n_largest"]:
-        return f"{row['label']}: n* ends at the largest n measured ({s['n']}); whether it levels off there, these runs cannot say"
-    share = "" if s["below_largest"] is None else f" (below the largest n measured, {s['n_largest']}, with P {_chance(s['below_largest'])})"
-    if s["C"] is None:
-        return f"{row['label']}: n* stays at {s['n']}{share}"
-    span = "" if s["low"] is None and s["high"] is None else f" ({_end(s['low'])} to {_end(s['high'])})"
-    return f"{row['label']}: n* levels off at n = {s['n']}, from C = {s['C']:.4g}{span} on{share}"
+    if saturation["n"] == saturation["n_largest"]:
+        return f"{row['label']}: n* ends at the largest n measured ({saturation['n']}); whether it levels off there, these runs cannot say"
+    share_text = "" if saturation["below_largest"] is None else f" (below the largest n measured, {saturation['n_largest']}, with P {_format_probability(saturation['below_largest'])})"
+    if saturation["C"] is None:
+        return f"{row['label']}: n* stays at {saturation['n']}{share_text}"
+    interval_text = "" if saturation["low"] is None and saturation["high"] is None else f" ({_format_bound(saturation['low'])} to {_format_bound(saturation['high'])})"
+    return f"{row['label']}: n* levels off at n = {saturation['n']}, from C = {saturation['C']:.4g}{interval_text} on{share_text}"
 
 
-def _end(value: float | None) -> str:
+def _format_bound(value: float | None) -> str:
     return "open" if value is None else f"{value:.4g}"
 
 
-def _chance(p: float) -> str:
+def _format_probability(p: float) -> str:
     """ "= 0.42"; a share of replicates is no certainty."""
     return "> 0.99" if p > 0.99 else "< 0.01" if p < 0.01 else f"= {p:.2f}"
 
 
-def _reward(first: Row, row: Row, C: float) -> str:
+def _describe_reward(first_row: JsonRow, row: JsonRow, C: float) -> str:
     """The difference of the frontiers at the largest common C."""
-    d = row["difference"]
-    text = f"at C = {C:.4g} {row['label']} reaches {row['top']['reward']:.3f}, {d['value']:+.3f} against {first['label']}"
-    if d["low"] is None or d["high"] is None:
+    difference = row["difference"]
+    text = f"at C = {C:.4g} {row['label']} reaches {row['top']['reward']:.3f}, {difference['value']:+.3f} against {first_row['label']}"
+    if difference["low"] is None or difference["high"] is None:
         return f"{text} (no intervals)"
-    sure = "more" if d["low"] > 0 else "less" if d["high"] < 0 else "not told apart"
-    return f"{text} ({d['low']:+.3f} to {d['high']:+.3f}: {sure})"
+    verdict = "more" if difference["low"] > 0 else "less" if difference["high"] < 0 else "not told apart"
+    return f"{text} ({difference['low']:+.3f} to {difference['high']:+.3f}: {verdict})"
 
 
-def _earlier(first: Row, row: Row) -> str:
+def _describe_earlier(first_row: JsonRow, row: JsonRow) -> str:
     """Whether n* levels off earlier."""
-    a, b, e = row["label"], first["label"], row["earlier"]
-    if e is None:
-        flat = [r["label"] for r in (first, row) if r["no_effect"]]
-        why = f"n makes no difference in {' and '.join(flat)}" if flat else "they share fewer than two values of n"
-        return f"where n* levels off cannot be compared between {a} and {b}: {why}"
-    if e["p_earlier"] is None:
-        verdict = "levels off earlier" if e["by_curves"] else "does not level off earlier"
-        return f"by the curves alone (no intervals) n* {verdict} in {a} than in {b}"
-    over = f"over n = {', '.join(map(str, e['shared_n']))}"
-    if e["p_earlier"] >= SURE:
-        return f"n* levels off earlier in {a} than in {b}, P {_chance(e['p_earlier'])} ({over})"
-    if e["p_later"] >= SURE:
-        return f"n* levels off later in {a} than in {b}, P {_chance(e['p_later'])} ({over})"
-    odds = f"P(earlier) {_chance(e['p_earlier'])}, P(later) {_chance(e['p_later'])}"
-    return f"these runs cannot say whether n* levels off earlier in {a} than in {b}: {odds} ({over})"
+    label, first_label, earlier = row["label"], first_row["label"], row["earlier"]
+    if earlier is None:
+        no_effect_labels = [r["label"] for r in (first_row, row) if r["no_effect"]]
+        reason = f"n makes no difference in {' and '.join(no_effect_labels)}" if no_effect_labels else "they share fewer than two values of n"
+        return f"where n* levels off cannot be compared between {label} and {first_label}: {reason}"
+    if earlier["p_earlier"] is None:
+        verdict = "levels off earlier" if earlier["by_curves"] else "does not level off earlier"
+        return f"by the curves alone (no intervals) n* {verdict} in {label} than in {first_label}"
+    n_text = f"over n = {', '.join(map(str, earlier['shared_n']))}"
+    if earlier["p_earlier"] >= MIN_PROBABILITY:
+        return f"n* levels off earlier in {label} than in {first_label}, P {_format_probability(earlier['p_earlier'])} ({n_text})"
+    if earlier["p_later"] >= MIN_PROBABILITY:
+        return f"n* levels off later in {label} than in {first_label}, P {_format_probability(earlier['p_later'])} ({n_text})"
+    odds = f"P(earlier) {_format_probability(earlier['p_earlier'])}, P(later) {_format_probability(earlier['p_later'])}"
+    return f"these runs cannot say whether n* levels off earlier in {label} than in {first_label}: {odds} ({n_text})"
 
 
-def notes(found: Row) -> list[str]:
+def comparison_notes(comparison: JsonRow) -> list[str]:
     """What limits the comparison."""
-    said = []
+    lines = []
     for key in ("n", "B_p"):
-        if len({tuple(row[key]) for row in found["runs"]}) > 1:
-            each = "; ".join(f"{row['label']}: {', '.join(map(str, row[key]))}" for row in found["runs"])
-            said.append(f"the runs did not measure the same {key} ({each}); each frontier is that of its own cells")
-    if all(row["difference"] is None or row["difference"]["low"] is None for row in found["runs"]):
-        return [*said, "no intervals: mode paper has none, nor has a fit made with --bootstrap 0"]
+        if len({tuple(row[key]) for row in comparison["runs"]}) > 1:
+            each = "; ".join(f"{row['label']}: {', '.join(map(str, row[key]))}" for row in comparison["runs"])
+            lines.append(f"the runs did not measure the same {key} ({each}); each frontier is that of its own cells")
+    if all(row["difference"] is None or row["difference"]["low"] is None for row in comparison["runs"]):
+        return [*lines, "no intervals: mode paper has none, nor has a fit made with --bootstrap 0"]
     return [
-        *said,
+        *lines,
         "intervals of differences take the runs as independent; where they were evaluated on the same problems the differences are known "
         "better than that",
     ]

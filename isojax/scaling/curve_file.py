@@ -10,43 +10,43 @@ from typing import Any
 import numpy as np
 
 from isojax.scaling.metrics import FloatArray
-from isojax.scaling.project import Solution
+from isojax.scaling.project import VarproSolution
 from isojax.scaling.single import (
     BAND_POINTS,
-    HUBER,
+    HUBER_THRESHOLD_SD,
     LEVEL,
     MIN_POINTS,
-    Fit,
-    Runs,
-    band,
-    bootstrap_words,
-    fit_curve,
-    intervals,
-    replicates,
-    values,
+    SingleRunFit,
+    RunPoints,
+    curve_band,
+    describe_bootstrap,
+    fit_single_run,
+    parameter_intervals,
+    bootstrap_replicates,
+    evaluate_solution,
 )
-from isojax.scaling.tables import Table, blank, column, numbers, read_table, unique_rows, where
+from isojax.scaling.tables import DataTable, is_blank, require_column, float_column, read_table, check_unique_rows, filter_rows
 from isojax.types import InputError
 
 FEW_POINTS = 10
-LAST = 3  # distinct C whose mean is "at the end"
-RHO_NOTED = 0.5
-OUTLIER = 4.0  # standard deviations
-WIDE = 0.5  # an interval of A wider than this share of the gain measured does not determine it
+END_POINTS = 3  # distinct C whose mean is "at the end"
+RHO_FLAGGED = 0.5
+OUTLIER_SDS = 4.0  # standard deviations
+MAX_INTERVAL_SHARE = 0.5  # an interval of A wider than this share of the gain measured does not determine it
 
 
 @dataclass(frozen=True)
-class Read:
+class CurveFilePoints:
     """What a file holds: the points, the seeds' names, how many rows had no reward."""
 
-    runs: Runs
-    names: tuple[str, ...]
-    without_reward: int
+    points: RunPoints
+    seed_names: tuple[str, ...]
+    rows_without_reward: int
 
 
 def fit_curve_file(
-    path: Path, x: str, y: str, below: float | None = None, filters: Sequence[str] = (), group: str | None = None
-) -> tuple[dict[str, Any], Read]:
+    path: Path, x_column: str, y_column: str, below: float | None = None, filters: Sequence[str] = (), group: str | None = None
+) -> tuple[dict[str, Any], CurveFilePoints]:
     """Fit a curve to two columns of a file.
 
     Args:
@@ -63,135 +63,135 @@ def fit_curve_file(
     Raises:
         InputError: too few points, none beyond `below`, or whatever `tables` refuses, with file and line.
     """
-    read = _read(where(read_table(path), filters), x, y, group)
-    runs = read.runs
-    inside = np.ones(len(runs.C), dtype=bool) if below is None else runs.C <= below
-    fitted = runs.at(inside)
-    _enough(path, x, runs, fitted, below)
-    fit = fit_curve(fitted)
-    drawn = replicates(fit, fitted)
-    found = intervals(drawn, fit.axis)
-    residual = fitted.R - fit.solution.fit[0]
-    determined = _determined(found["A"], fit, fitted)
-    grid = np.geomspace(runs.C[runs.C > 0].min(), runs.C.max(), BAND_POINTS)
-    columns = band(fit, drawn, grid)
+    file_points = _read_points(filter_rows(read_table(path), filters), x_column, y_column, group)
+    points = file_points.points
+    in_fit = np.ones(len(points.C), dtype=bool) if below is None else points.C <= below
+    fitted_points = points.select(in_fit)
+    _require_enough_points(path, x_column, points, fitted_points, below)
+    fit = fit_single_run(fitted_points)
+    bootstrap = bootstrap_replicates(fit, fitted_points)
+    interval_by_name = parameter_intervals(bootstrap, fit.axis)
+    residuals = fitted_points.R - fit.solution.fitted_rewards[0]
+    A_determined = _is_A_determined(interval_by_name["A"], fit, fitted_points)
+    grid = np.geomspace(points.C[points.C > 0].min(), points.C.max(), BAND_POINTS)
+    band_columns = curve_band(fit, bootstrap, grid)
     document = {
         "kind": "curve",
         "file": str(path),
-        "x": x,
-        "y": y,
+        "x": x_column,
+        "y": y_column,
         "where": list(filters),
         "group": group,
         "fit_below": below,
         **fit.parameters,
-        "intervals": found,
-        "bootstrap": bootstrap_words(fit, len(read.names)),
-        "points": len(fitted.C),
-        "seeds": len(read.names),
-        "rmse": float(np.sqrt(np.mean(residual**2))),
+        "intervals": interval_by_name,
+        "bootstrap": describe_bootstrap(fit, len(file_points.seed_names)),
+        "points": len(fitted_points.C),
+        "seeds": len(file_points.seed_names),
+        "rmse": float(np.sqrt(np.mean(residuals**2))),
         "noise": {"sd": fit.noise.sd, "autocorrelation": fit.noise.rho},
         "at_bounds": list(fit.at_bounds),
-        "determined": determined,
-        "band": [dict(zip(columns, map(float, row), strict=True)) for row in zip(*columns.values(), strict=True)],
-        "beyond": None if below is None else _beyond(fit.solution, drawn, runs.at(~inside)),
-        "flags": _flags(fit, fitted, found, determined, read, y),
+        "determined": A_determined,
+        "band": [dict(zip(band_columns, map(float, row), strict=True)) for row in zip(*band_columns.values(), strict=True)],
+        "beyond": None if below is None else _holdout_errors(fit.solution, bootstrap, points.select(~in_fit)),
+        "flags": _flags(fit, fitted_points, interval_by_name, A_determined, file_points, y_column),
     }
-    return document, read
+    return document, file_points
 
 
-def _read(table: Table, x: str, y: str, group: str | None) -> Read:
+def _read_points(table: DataTable, x_column: str, y_column: str, group: str | None) -> CurveFilePoints:
     """The points of a table, sorted by seed and compute."""
-    column(table, x)
-    column(table, y)
-    rows = tuple(row for row in table.rows if not blank(row.values.get(y)))
-    if not rows:
-        raise InputError(f"{table.path}: {y} is empty in all {len(table.rows)} rows; expected a reward in some. Give another --y.")
-    kept = Table(table.path, table.columns, rows, table.header)
-    C, R = numbers(kept, x, at_least=0), numbers(kept, y)
-    labels = ["" if group is None else str(row.values.get(column(kept, group))) for row in rows]
+    require_column(table, x_column)
+    require_column(table, y_column)
+    rows_with_reward = tuple(row for row in table.rows if not is_blank(row.values.get(y_column)))
+    if not rows_with_reward:
+        raise InputError(f"{table.path}: {y_column} is empty in all {len(table.rows)} rows; expected a reward in some. Give another --y.")
+    reward_table = DataTable(table.path, table.columns, rows_with_reward, table.header_line)
+    C, R = float_column(reward_table, x_column, minimum=0), float_column(reward_table, y_column)
+    seed_labels = ["" if group is None else str(row.values.get(require_column(reward_table, group))) for row in rows_with_reward]
     try:
-        unique_rows(kept, (x,) if group is None else (group, x))
+        check_unique_rows(reward_table, (x_column,) if group is None else (group, x_column))
     except InputError as e:
         hint = " Where the file holds several seeds, say which column tells them apart with --group." if group is None else ""
         raise InputError(f"{e}{hint}") from e
-    names = tuple(dict.fromkeys(labels))
-    run = np.array([names.index(label) for label in labels])
-    order = np.lexsort((C, run))
-    return Read(Runs(C[order], R[order], run[order]), names, len(table.rows) - len(rows))
+    seed_names = tuple(dict.fromkeys(seed_labels))
+    run_index = np.array([seed_names.index(label) for label in seed_labels])
+    order = np.lexsort((C, run_index))
+    return CurveFilePoints(RunPoints(C[order], R[order], run_index[order]), seed_names, len(table.rows) - len(rows_with_reward))
 
 
-def _enough(path: Path, x: str, runs: Runs, fitted: Runs, below: float | None) -> None:
+def _require_enough_points(path: Path, x_column: str, points: RunPoints, fitted_points: RunPoints, below: float | None) -> None:
     """Refuse what four parameters cannot be fitted to, and a hold-out that holds nothing."""
-    distinct, positive = len(np.unique(fitted.C)), len(np.unique(fitted.C[fitted.C > 0]))
-    if distinct < MIN_POINTS or positive < MIN_POINTS - 1:
-        limit = "" if below is None else f" with {x} <= {below:g}"
+    distinct_count, positive_count = len(np.unique(fitted_points.C)), len(np.unique(fitted_points.C[fitted_points.C > 0]))
+    if distinct_count < MIN_POINTS or positive_count < MIN_POINTS - 1:
+        condition = "" if below is None else f" with {x_column} <= {below:g}"
         raise InputError(
-            f"{path} has {distinct} distinct {x}{limit}, {positive} of them above 0; expected at least {MIN_POINTS} for a curve of four "
+            f"{path} has {distinct_count} distinct {x_column}{condition}, {positive_count} of them above 0; expected at least {MIN_POINTS} for a curve of four "
             f"parameters. Evaluate more often{'' if below is None else ', or raise --fit-below'}."
         )
-    if below is not None and len(fitted.C) == len(runs.C):
-        raise InputError(f"{path}: no point lies beyond --fit-below {below:g}, the last {x} is {runs.C.max():g}; expected less than that.")
+    if below is not None and len(fitted_points.C) == len(points.C):
+        raise InputError(f"{path}: no point lies beyond --fit-below {below:g}, the last {x_column} is {points.C.max():g}; expected less than that.")
 
 
-def _determined(A: Sequence[float | None], fit: Fit, fitted: Runs) -> bool:
+def _is_A_determined(A_interval: Sequence[float | None], fit: SingleRunFit, fitted_points: RunPoints) -> bool:
     """Whether the plateau is known to within half of the gain that was measured."""
-    low, high = A
+    low, high = A_interval
     if low is None or high is None or fit.solution.G[0] == 0:
         return False
-    ends = values(fit.solution, np.array([fitted.C[fitted.C > 0].min(), fitted.C.max()]))[0]
-    return high - low <= WIDE * max(float(ends[1]) - fit.parameters["R0"], 0.0)
+    end_rewards = evaluate_solution(fit.solution, np.array([fitted_points.C[fitted_points.C > 0].min(), fitted_points.C.max()]))[0]
+    return high - low <= MAX_INTERVAL_SHARE * max(float(end_rewards[1]) - fit.parameters["R0"], 0.0)
 
 
-def _beyond(solution: Solution, drawn: Solution, held: Runs) -> dict[str, Any]:
+def _holdout_errors(solution: VarproSolution, bootstrap: VarproSolution, holdout: RunPoints) -> dict[str, Any]:
     """The curve against the points it was not fitted to."""
-    error = values(solution, held.C)[0] - held.R
-    last = held.C >= np.unique(held.C)[-LAST:][0]
+    errors = evaluate_solution(solution, holdout.C)[0] - holdout.R
+    is_at_end = holdout.C >= np.unique(holdout.C)[-END_POINTS:][0]
 
-    def at_end(found: Solution) -> FloatArray:
-        return values(found, held.C[last]).mean(-1)
+    def mean_at_end(solutions: VarproSolution) -> FloatArray:
+        return evaluate_solution(solutions, holdout.C[is_at_end]).mean(-1)
 
-    low, high = np.quantile(at_end(drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(mean_at_end(bootstrap), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return {
-        "points": len(held.C),
-        "mean_error": float(error.mean()),
-        "mean_absolute_error": float(np.abs(error).mean()),
-        "max_absolute_error": float(np.abs(error).max()),
-        "predicted_at_end": float(at_end(solution)[0]),
+        "points": len(holdout.C),
+        "mean_error": float(errors.mean()),
+        "mean_absolute_error": float(np.abs(errors).mean()),
+        "max_absolute_error": float(np.abs(errors).max()),
+        "predicted_at_end": float(mean_at_end(solution)[0]),
         "interval_at_end": [float(low), float(high)],
-        "measured_at_end": float(held.R[last].mean()),
+        "measured_at_end": float(holdout.R[is_at_end].mean()),
     }
 
 
-def _flags(fit: Fit, fitted: Runs, found: dict[str, list[float | None]], determined: bool, read: Read, y: str) -> list[str]:
-    flags, p = [], fit.parameters
-    if read.without_reward:
-        flags.append(f"{read.without_reward} rows without {y} are left out")
+def _flags(fit: SingleRunFit, fitted_points: RunPoints, interval_by_name: dict[str, list[float | None]], A_determined: bool, file_points: CurveFilePoints, y_column: str) -> list[str]:
+    flags, parameters = [], fit.parameters
+    if file_points.rows_without_reward:
+        flags.append(f"{file_points.rows_without_reward} rows without {y_column} are left out")
     if fit.solution.G[0] == 0:
-        return [*flags, f"the reward does not rise: the best curve is the constant {p['R0']:.4g}, and B and C_mid say nothing"]
-    if not determined:
-        end = fitted.C.max()
-        done = (values(fit.solution, np.array([end]))[0, 0] - p["R0"]) / fit.solution.G[0]
-        low, high = ("open" if v is None else f"{v:.3g}" for v in found["A"])
+        return [*flags, f"the reward does not rise: the best curve is the constant {parameters['R0']:.4g}, and B and C_mid say nothing"]
+    if not A_determined:
+        C_end = fitted_points.C.max()
+        gain_share = (evaluate_solution(fit.solution, np.array([C_end]))[0, 0] - parameters["R0"]) / fit.solution.G[0]
+        low, high = ("open" if v is None else f"{v:.3g}" for v in interval_by_name["A"])
         flags.append(
-            f"the plateau is not determined: A = {p['A']:.3g} with interval {low} to {high}; at C = {end:.4g} the curve has made "
-            f"{done:.0%} of its gain, read it only where measured"
+            f"the plateau is not determined: A = {parameters['A']:.3g} with interval {low} to {high}; at C = {C_end:.4g} the curve has made "
+            f"{gain_share:.0%} of its gain, read it only where measured"
         )
-    low, high = (v if v is not None else np.inf for v in found["R0"])
-    if fitted.C.min() > 0 and high - low > WIDE * fit.solution.G[0]:
+    low, high = (v if v is not None else np.inf for v in interval_by_name["R0"])
+    if fitted_points.C.min() > 0 and high - low > MAX_INTERVAL_SHARE * fit.solution.G[0]:
         flags.append(f"R0 is not determined ({low:.3g} to {high:.3g}): no point at C = 0 shows where the run began")
-    stuck = ", ".join(f"{name} = {p[name]:.4g}" for name in fit.at_bounds)
-    if stuck:
-        flags.append(f"{stuck} at its bound, not determined by the data")
-    if len(fitted.C) < FEW_POINTS:
-        flags.append(f"only {len(fitted.C)} points for four parameters: the intervals rest on few residuals")
-    if fit.axis.range is None:
-        flags.append(f"{y} is not within [0, 1]: R0 and A have no bounds")
-    if fit.noise.rho > RHO_NOTED:
+    at_bounds = ", ".join(f"{name} = {parameters[name]:.4g}" for name in fit.at_bounds)
+    if at_bounds:
+        flags.append(f"{at_bounds} at its bound, not determined by the data")
+    if len(fitted_points.C) < FEW_POINTS:
+        flags.append(f"only {len(fitted_points.C)} points for four parameters: the intervals rest on few residuals")
+    if fit.axis.reward_range is None:
+        flags.append(f"{y_column} is not within [0, 1]: R0 and A have no bounds")
+    if fit.noise.rho > RHO_FLAGGED:
         flags.append(f"residuals are autocorrelated (about {fit.noise.rho:.1f}): the noise is slow, or the run has another form than this")
-    far = np.abs(fitted.R - fit.solution.fit[0]) > OUTLIER * max(fit.clip / HUBER, 1e-9)
-    if far.any():
-        at = ", ".join(f"{c:.4g}" for c in fitted.C[far][:5])
+    is_outlier = np.abs(fitted_points.R - fit.solution.fitted_rewards[0]) > OUTLIER_SDS * max(fit.residual_clip / HUBER_THRESHOLD_SD, 1e-9)
+    if is_outlier.any():
+        outlier_C = ", ".join(f"{c:.4g}" for c in fitted_points.C[is_outlier][:5])
         flags.append(
-            f"{int(far.sum())} point(s) lie more than {OUTLIER:g} standard deviations off the curve and count as if nearer: at {at}"
+            f"{int(is_outlier.sum())} point(s) lie more than {OUTLIER_SDS:g} standard deviations off the curve and count as if nearer: at {outlier_C}"
         )
     return flags

@@ -19,23 +19,23 @@ from numpy.typing import ArrayLike
 from scipy.optimize import least_squares
 from scipy.special import expit
 
-from isojax.scaling.bend import Bend
-from isojax.scaling.metrics import FloatArray, Track
-from isojax.scaling.records_filter import record_breaking
-from isojax.scaling.shapes import HILL, name, value
+from isojax.scaling.bend import ResidualCorrection
+from isojax.scaling.metrics import FloatArray, RunTrack
+from isojax.scaling.records_filter import record_breaking_indices
+from isojax.scaling.shapes import HILL_TAIL, shape_name, curve_value
 
 B_BOUNDS = (0.05, 10.0)
 # C_mid may lie this many decades outside the points.
 C_MID_DECADES = 2.0
-LOSS_SCALE = 0.01
+SOFT_L1_SCALE = 0.01
 MIN_POINTS = 3
-STARTS = 2
+START_COUNT = 2
 _LN10 = np.log(10.0)
 Interval = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
-class Curve:
+class FittedCurve:
     """A fitted R(C) of one (B_p, n).
 
     Attributes:
@@ -62,8 +62,8 @@ class Curve:
     points: int
     rmse: float
     at_bounds: tuple[str, ...] = ()
-    tail: float = HILL
-    bend: Bend | None = None
+    tail: float = HILL_TAIL
+    bend: ResidualCorrection | None = None
     determined: bool = True
     C_peak: float | None = None
     A_interval: Interval | None = None
@@ -78,24 +78,24 @@ class Curve:
 
 def hill(C: ArrayLike, R0: float, A: float, B: float, C_mid: float) -> FloatArray:
     """R(C) of the module's equation; C > 0, float[...] -> float[...]."""
-    return value(HILL, C, R0, A, B, C_mid)
+    return curve_value(HILL_TAIL, C, R0, A, B, C_mid)
 
 
-def reward(curve: Curve, C: ArrayLike) -> FloatArray:
+def curve_reward(curve: FittedCurve, C: ArrayLike) -> FloatArray:
     """The curve's reward at compute C > 0, float[...] -> float[...], inside its measured range or not; the best up to C where it peaks."""
-    held = np.minimum(np.asarray(C, dtype=np.float64), np.inf if curve.C_peak is None else curve.C_peak)
-    smooth = value(curve.tail, held, curve.R0, curve.A, curve.B, curve.C_mid)
-    return smooth if curve.bend is None else smooth + curve.bend.at(held)
+    C_capped = np.minimum(np.asarray(C, dtype=np.float64), np.inf if curve.C_peak is None else curve.C_peak)
+    shape_reward = curve_value(curve.tail, C_capped, curve.R0, curve.A, curve.B, curve.C_mid)
+    return shape_reward if curve.bend is None else shape_reward + curve.bend.evaluate(C_capped)
 
 
-def to_json(c: Curve) -> dict[str, Any]:
+def curve_to_json(curve: FittedCurve) -> dict[str, Any]:
     """A curve as fit.json holds it; its shape in words too."""
-    row = asdict(c) | {"form": name(c.tail)}
+    row = asdict(curve) | {"form": shape_name(curve.tail)}
     del row["at_bounds"]
     return row
 
 
-def _starts(x: FloatArray, R: FloatArray, R0: float | None) -> list[list[float]]:
+def _starting_points(x: FloatArray, R: FloatArray, R0: float | None) -> list[list[float]]:
     """The best corners [f, B, log10 C_mid(, R0)] of a fixed grid; at each, f (and R0) by linear least squares."""
     Bs, mids = np.meshgrid([0.3, 0.7, 1.2, 2.0, 4.0], np.linspace(x[0] - 0.3, x[-1] + 0.3, 9), indexing="ij")
     s = expit(_LN10 * Bs[..., None] * (x - mids[..., None]))  # [B, C_mid, points]
@@ -107,45 +107,45 @@ def _starts(x: FloatArray, R: FloatArray, R0: float | None) -> list[list[float]]
         gain = (s * (R - R0)).sum(-1) / np.maximum((s * s).sum(-1), 1e-12)
         floor = np.full_like(gain, R0)
     f = np.clip(gain / (1 - floor), 0.01, 0.99)
-    error = ((floor[..., None] + (f * (1 - floor))[..., None] * s - R) ** 2).sum(-1)
-    best = np.argsort(error, axis=None, kind="stable")[:STARTS]
-    tail = [] if R0 is not None else [floor]
-    return [[float(v.flat[i]) for v in (f, Bs, mids, *tail)] for i in best]
+    squared_error = ((floor[..., None] + (f * (1 - floor))[..., None] * s - R) ** 2).sum(-1)
+    best_corners = np.argsort(squared_error, axis=None, kind="stable")[:START_COUNT]
+    floor_parameter = [] if R0 is not None else [floor]
+    return [[float(v.flat[i]) for v in (f, Bs, mids, *floor_parameter)] for i in best_corners]
 
 
-def _solve(x: FloatArray, R: FloatArray, R0: float | None) -> tuple[FloatArray, tuple[str, ...]]:
+def _fit_parameters(x: FloatArray, R: FloatArray, R0: float | None) -> tuple[FloatArray, tuple[str, ...]]:
     """Best parameters [f, B, log10 C_mid, R0] for rewards R at log10 C = x (rising), and which ended at a bound."""
-    names = ["A", "B", "C_mid", "R0"]
+    parameter_names = ["A", "B", "C_mid", "R0"]
     lower = np.array([0.0, B_BOUNDS[0], x[0] - C_MID_DECADES, 0.0])
     upper = np.array([1.0, B_BOUNDS[1], x[-1] + C_MID_DECADES, 0.999])
-    free = 4 if R0 is None else 3
+    free_count = 4 if R0 is None else 3
 
-    def parts(theta: FloatArray) -> tuple[FloatArray, float]:
+    def progress_and_floor(theta: FloatArray) -> tuple[FloatArray, float]:
         return expit(_LN10 * theta[1] * (x - theta[2])), float(theta[3]) if R0 is None else R0
 
     def residual(theta: FloatArray) -> FloatArray:
-        s, floor = parts(theta)
+        s, floor = progress_and_floor(theta)
         return floor + theta[0] * (1 - floor) * s - R
 
     def jacobian(theta: FloatArray) -> FloatArray:
-        s, floor = parts(theta)
+        s, floor = progress_and_floor(theta)
         slope = theta[0] * (1 - floor) * s * (1 - s) * _LN10
         columns = [(1 - floor) * s, slope * (x - theta[2]), -slope * theta[1], 1 - theta[0] * s]
-        return np.stack(columns[:free], axis=1)
+        return np.stack(columns[:free_count], axis=1)
 
-    bounds = (lower[:free], upper[:free])
+    bounds = (lower[:free_count], upper[:free_count])
     jac: Any = jacobian  # SciPy's stub knows only the names of its finite differences
     solutions = [
-        least_squares(residual, np.clip(start, bounds[0] + 1e-6, bounds[1] - 1e-6), jac, bounds, loss="soft_l1", f_scale=LOSS_SCALE)
-        for start in _starts(x, R, R0)
+        least_squares(residual, np.clip(start, bounds[0] + 1e-6, bounds[1] - 1e-6), jac, bounds, loss="soft_l1", f_scale=SOFT_L1_SCALE)
+        for start in _starting_points(x, R, R0)
     ]
     theta = min(solutions, key=lambda s: s.cost).x
-    near = 1e-3 * (bounds[1] - bounds[0])
-    stuck = tuple(name for name, t, lo, hi, e in zip(names, theta, *bounds, near, strict=False) if t - lo < e or hi - t < e)
-    return np.append(theta, [] if R0 is None else R0), stuck
+    bound_margin = 1e-3 * (bounds[1] - bounds[0])
+    at_bounds = tuple(name for name, t, lo, hi, e in zip(parameter_names, theta, *bounds, bound_margin, strict=False) if t - lo < e or hi - t < e)
+    return np.append(theta, [] if R0 is None else R0), at_bounds
 
 
-def fit_points(B_p: int, n: int, C: ArrayLike, R: ArrayLike, R0: float | None, C_range: tuple[float, float]) -> Curve | str:
+def fit_points(B_p: int, n: int, C: ArrayLike, R: ArrayLike, R0: float | None, C_range: tuple[float, float]) -> FittedCurve | str:
     """The sigmoid through given points.
 
     Args:
@@ -157,21 +157,21 @@ def fit_points(B_p: int, n: int, C: ArrayLike, R: ArrayLike, R0: float | None, C
         The curve; or, where the points do not suffice, the reason in words.
     """
     order = np.argsort(np.asarray(C, dtype=np.float64), kind="stable")
-    x, y = np.log10(np.asarray(C, dtype=np.float64)[order]), np.asarray(R, dtype=np.float64)[order]
-    distinct = len(np.unique(x))
-    need = MIN_POINTS + (R0 is None)
-    if distinct < need:
-        return f"{distinct} record-breaking values of C > 0, at least {need} needed"
+    log10_C, sorted_rewards = np.log10(np.asarray(C, dtype=np.float64)[order]), np.asarray(R, dtype=np.float64)[order]
+    distinct_count = len(np.unique(log10_C))
+    required = MIN_POINTS + (R0 is None)
+    if distinct_count < required:
+        return f"{distinct_count} record-breaking values of C > 0, at least {required} needed"
     if R0 is not None and R0 > 1 - 1e-6:
         return "the base policy's reward is 1 already"
-    theta, stuck = _solve(x, y, R0)
-    f, B, mid, floor = (float(t) for t in theta)
+    theta, at_bounds = _fit_parameters(log10_C, sorted_rewards, R0)
+    f, B, log10_C_mid, floor = (float(t) for t in theta)
     A = floor + f * (1 - floor)
-    rmse = float(np.sqrt(np.mean((hill(10**x, floor, A, B, 10**mid) - y) ** 2)))
-    return Curve(B_p, n, floor, A, B, 10**mid, *C_range, len(x), rmse, stuck)
+    rmse = float(np.sqrt(np.mean((hill(10**log10_C, floor, A, B, 10**log10_C_mid) - sorted_rewards) ** 2)))
+    return FittedCurve(B_p, n, floor, A, B, 10**log10_C_mid, *C_range, len(log10_C), rmse, at_bounds)
 
 
-def fit_curve(seeds: Sequence[Track], R0: float | None, bin_width: float) -> Curve | str:
+def fit_curve(seeds: Sequence[RunTrack], R0: float | None, bin_width: float) -> FittedCurve | str:
     """The curve of one (B_p, n), from the record-breaking points of its seeds at C > 0; or the reason why there is none.
 
     Raises:
@@ -182,7 +182,7 @@ def fit_curve(seeds: Sequence[Track], R0: float | None, bin_width: float) -> Cur
     C_high = min(float(t.C[-1]) for t in seeds)
     if not 0 < C_low < C_high:
         return "its seeds share no range of C > 0"
-    records = [(t, record_breaking(t.R, bin_width)) for t in seeds]
+    records = [(t, record_breaking_indices(t.R, bin_width)) for t in seeds]
     C = np.concatenate([t.C[i] for t, i in records])
     R = np.concatenate([t.R[i] for t, i in records])
     return fit_points(B_p, n, C[C > 0], R[C > 0], R0, (C_low, C_high))

@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from isojax.scaling.bend import Bend, fit_bends
-from isojax.scaling.curves import Curve
-from isojax.scaling.draws import LEVEL, Draws, interval
-from isojax.scaling.effect import no_effect
-from isojax.scaling.estimate import Estimate, Options
-from isojax.scaling.metrics import FloatArray, Track
-from isojax.scaling.mixed import progress, select
+from isojax.scaling.bend import ResidualCorrection, fit_corrections
+from isojax.scaling.curves import FittedCurve
+from isojax.scaling.draws import LEVEL, PosteriorSamples, interval
+from isojax.scaling.effect import has_no_n_effect
+from isojax.scaling.estimate import SweepEstimate, EstimationOptions
+from isojax.scaling.metrics import FloatArray, RunTrack
+from isojax.scaling.mixed import progress_at_points, mask_points
 from isojax.scaling.peaks import find_peak
-from isojax.scaling.problems import Problems, problems, shift
-from isojax.scaling.surface import Cells, Packed, pack, pooled
-from isojax.scaling.tails import Posterior, likeliest, residuals, sample
+from isojax.scaling.problems import ProblemShifts, estimate_problem_shifts, apply_problem_shift
+from isojax.scaling.surface import Cells, PackedSweep, pack_sweep, pool_over_n
+from isojax.scaling.tails import CurvePosterior, fit_all_tails, mean_curve_residuals, sample_posterior
 
 MIN_POINTS = 3
 # A plateau counts as determined where a curve has come this far on its way to it, and its interval is no wider than that.
@@ -31,108 +31,108 @@ DETERMINED_PROGRESS = 0.7
 DETERMINED_WIDTH = 0.12
 
 
-def estimate(cells: Cells, metric: str, options: Options) -> Estimate:
+def estimate(cells: Cells, metric: str, options: EstimationOptions) -> SweepEstimate:
     """Curves, their replicates and whether n matters."""
-    usable = {key: seeds for key, seeds in cells.items() if _why_not(seeds) is None}
-    left_out = [(*key, _why_not(seeds) or "") for key, seeds in cells.items() if key not in usable]
+    usable = {key: seeds for key, seeds in cells.items() if _unfitted_reason(seeds) is None}
+    unfitted_cells = [(*key, _unfitted_reason(seeds) or "") for key, seeds in cells.items() if key not in usable]
     if not usable or sum((t.C > 0).sum() for seeds in usable.values() for t in seeds) <= MIN_POINTS:
-        return Estimate([], left_out or [(*key, f"fewer than {MIN_POINTS + 1} points at C > 0") for key in cells])
-    packed = pack(usable)
-    peaks = [find_peak(seeds, packed.base) for seeds in packed.tracks]
-    ends = np.array([np.inf if p is None else p for p in peaks])
-    packed = replace(packed, data=select(packed.data, packed.data.x <= ends[:, None, None] + 1e-12))
-    modes, weights = likeliest(packed, options.run_sd)
-    effect = options.pool and no_effect(packed, modes[0])
-    if effect:
-        packed = pooled(packed)
-        modes, weights = likeliest(packed, options.run_sd)
-    found = sample(packed, modes, weights, options)
-    left = residuals(found, packed)
-    by_run = {key: _by_run(j, packed, left) for j, key in enumerate(packed.keys)}
-    bends = _bends(packed, left, found.scatter)
-    others = problems(packed, metric, packed.data.y - left)
-    draws = _draws(found, packed, others, 10**ends, bends, options) if options.replicates else None
-    curves = [_curve(j, found, packed, left, ends, draws, bends[j]) for j in range(len(packed.keys))]
-    intervals = _how(found, others, options) if options.replicates else None
-    parameters = 1 + 2 * len(curves) + sum(len(t) for t in packed.tracks)
-    return Estimate(curves, left_out, draws, intervals, effect, by_run, found.scales.noise_sd, parameters)
+        return SweepEstimate([], unfitted_cells or [(*key, f"fewer than {MIN_POINTS + 1} points at C > 0") for key in cells])
+    packed = pack_sweep(usable)
+    peaks = [find_peak(seeds, packed.base_reward) for seeds in packed.tracks]
+    log10_C_peaks = np.array([np.inf if p is None else p for p in peaks])
+    packed = replace(packed, data=mask_points(packed.data, packed.data.x <= log10_C_peaks[:, None, None] + 1e-12))
+    shape_fits, tail_probabilities = fit_all_tails(packed, options.run_sd)
+    is_n_irrelevant = options.allow_pooling and has_no_n_effect(packed, shape_fits[0])
+    if is_n_irrelevant:
+        packed = pool_over_n(packed)
+        shape_fits, tail_probabilities = fit_all_tails(packed, options.run_sd)
+    posterior = sample_posterior(packed, shape_fits, tail_probabilities, options)
+    point_residuals = mean_curve_residuals(posterior, packed)
+    residuals_by_cell = {key: _residuals_by_run(j, packed, point_residuals) for j, key in enumerate(packed.keys)}
+    corrections = _fit_corrections(packed, point_residuals, posterior.evaluation_sd)
+    problem_shifts = estimate_problem_shifts(packed, metric, packed.data.y - point_residuals)
+    draws = _posterior_samples(posterior, packed, problem_shifts, 10**log10_C_peaks, corrections, options) if options.replicates else None
+    curves = [_summarise_curve(j, posterior, packed, point_residuals, log10_C_peaks, draws, corrections[j]) for j in range(len(packed.keys))]
+    interval_info = _describe_intervals(posterior, problem_shifts, options) if options.replicates else None
+    parameter_count = 1 + 2 * len(curves) + sum(len(t) for t in packed.tracks)
+    return SweepEstimate(curves, unfitted_cells, draws, interval_info, is_n_irrelevant, residuals_by_cell, posterior.scales.noise_sd, parameter_count)
 
 
-def _bends(packed: Packed, left: FloatArray, scatter: float) -> list[Bend | None]:
-    x = [packed.data.x[j][(packed.data.weight[j] > 0) & np.isfinite(packed.data.x[j])] for j in range(len(packed.keys))]
-    return fit_bends(x, [np.concatenate(_by_run(j, packed, left)) for j in range(len(x))], scatter)
+def _fit_corrections(packed: PackedSweep, point_residuals: FloatArray, evaluation_sd: float) -> list[ResidualCorrection | None]:
+    log10_C = [packed.data.x[j][(packed.data.weight[j] > 0) & np.isfinite(packed.data.x[j])] for j in range(len(packed.keys))]
+    return fit_corrections(log10_C, [np.concatenate(_residuals_by_run(j, packed, point_residuals)) for j in range(len(log10_C))], evaluation_sd)
 
 
-def _by_run(j: int, packed: Packed, residual: FloatArray) -> list[FloatArray]:
+def _residuals_by_run(j: int, packed: PackedSweep, point_residuals: FloatArray) -> list[FloatArray]:
     """Residuals of each run of cell j at C > 0, those that were fitted."""
-    use = (packed.data.weight[j] > 0) & np.isfinite(packed.data.x[j])
-    return [r[u] for r, u in zip(residual[j], use, strict=True) if u.any()]
+    usable = (packed.data.weight[j] > 0) & np.isfinite(packed.data.x[j])
+    return [r[u] for r, u in zip(point_residuals[j], usable, strict=True) if u.any()]
 
 
-def _why_not(seeds: Sequence[Track]) -> str | None:
+def _unfitted_reason(seeds: Sequence[RunTrack]) -> str | None:
     """Why a cell carries no curve."""
     points = sum(int((t.C > 0).sum()) for t in seeds)
     if points < MIN_POINTS:
         return f"{points} points at C > 0, at least {MIN_POINTS} needed"
-    C_low, shortest = _range(seeds)[0], min(float(t.C[-1]) for t in seeds)
+    C_low, shortest = _measured_range(seeds)[0], min(float(t.C[-1]) for t in seeds)
     return None if 0 < C_low < shortest else "its seeds share no range of C > 0"
 
 
-def _range(seeds: Sequence[Track]) -> tuple[float, float]:
+def _measured_range(seeds: Sequence[RunTrack]) -> tuple[float, float]:
     """From where all seeds of a cell have data, C > 0, to the end of the longest: the others' luck is part of the model."""
     return max(float(t.C[t.C > 0].min(initial=np.inf)) for t in seeds), max(float(t.C[-1]) for t in seeds)
 
 
-def _draws(
-    found: Posterior, packed: Packed, others: Problems | None, peaks: FloatArray, bends: Sequence[Bend | None], options: Options
-) -> Draws:
+def _posterior_samples(
+    posterior: CurvePosterior, packed: PackedSweep, problem_shifts: ProblemShifts | None, C_peaks: FloatArray, corrections: Sequence[ResidualCorrection | None], options: EstimationOptions
+) -> PosteriorSamples:
     """The posterior draws, each with problems of its own."""
-    count = len(found.R0)
-    drawn = np.zeros((count, 2)) if others is None else others.draw(count, np.random.default_rng([options.seed, 1]))
-    spans = np.array([_range(seeds) for seeds in packed.tracks])
-    shape = (np.exp(found.theta[:, :, 2]), 10 ** found.theta[:, :, 1])
-    theta = (found.theta[:, :, 0], *shape, found.R0)
-    return Draws(found.tail, tuple(packed.keys), *theta, drawn, peaks, spans[:, 0], spans[:, 1], tuple(bends))
+    draw_count = len(posterior.R0)
+    shifts = np.zeros((draw_count, 2)) if problem_shifts is None else problem_shifts.sample(draw_count, np.random.default_rng([options.seed, 1]))
+    measured_ranges = np.array([_measured_range(seeds) for seeds in packed.tracks])
+    B_and_C_mid = (np.exp(posterior.theta[:, :, 2]), 10 ** posterior.theta[:, :, 1])
+    curve_parameters = (posterior.theta[:, :, 0], *B_and_C_mid, posterior.R0)
+    return PosteriorSamples(posterior.tail, tuple(packed.keys), *curve_parameters, shifts, C_peaks, measured_ranges[:, 0], measured_ranges[:, 1], tuple(corrections))
 
 
-def _curve(j: int, found: Posterior, packed: Packed, left: FloatArray, ends: FloatArray, draws: Draws | None, bend: Bend | None) -> Curve:
-    A, mid, lnB, tail = (float(v) for v in found.mean[j])
+def _summarise_curve(j: int, posterior: CurvePosterior, packed: PackedSweep, point_residuals: FloatArray, log10_C_peaks: FloatArray, draws: PosteriorSamples | None, correction: ResidualCorrection | None) -> FittedCurve:
+    A, mid, lnB, tail = (float(v) for v in posterior.mean_curves[j])
     B_p, n = packed.keys[j]
-    use = packed.data.weight[j] > 0
-    reached = float(progress(tail, packed.data, found.mean[:, :3])[0][j][use].max())
-    spans = {}
+    has_point = packed.data.weight[j] > 0
+    progress_reached = float(progress_at_points(tail, packed.data, posterior.mean_curves[:, :3])[0][j][has_point].max())
+    interval_by_name = {}
     if draws is not None:
-        values = {"A": shift(draws.shift, draws.A), "B": draws.B, "C_mid": draws.C_mid}
-        spans = {name: interval(drawn[:, j]) for name, drawn in values.items()}
-    width = 0.0 if draws is None else float(np.ptp([v for v in spans["A"] if v is not None] or [0.0]))
-    peaked = bool(np.isfinite(ends[j]))
-    return Curve(
-        B_p, n, float(found.R0.mean()), A, float(np.exp(lnB)), 10**mid, *_range(packed.tracks[j]),
-        points=int((use & np.isfinite(packed.data.x[j])).sum()),
-        rmse=float(np.sqrt(np.mean(left[j][use] ** 2))),
+        draws_by_name = {"A": apply_problem_shift(draws.shift, draws.A), "B": draws.B, "C_mid": draws.C_mid}
+        interval_by_name = {name: interval(drawn[:, j]) for name, drawn in draws_by_name.items()}
+    A_width = 0.0 if draws is None else float(np.ptp([v for v in interval_by_name["A"] if v is not None] or [0.0]))
+    has_peak = bool(np.isfinite(log10_C_peaks[j]))
+    return FittedCurve(
+        B_p, n, float(posterior.R0.mean()), A, float(np.exp(lnB)), 10**mid, *_measured_range(packed.tracks[j]),
+        points=int((has_point & np.isfinite(packed.data.x[j])).sum()),
+        rmse=float(np.sqrt(np.mean(point_residuals[j][has_point] ** 2))),
         tail=tail,
-        bend=bend,
-        determined=not peaked and reached >= DETERMINED_PROGRESS and width <= DETERMINED_WIDTH,
-        C_peak=float(10 ** ends[j]) if peaked else None,
-        A_interval=spans.get("A"), B_interval=spans.get("B"), C_mid_interval=spans.get("C_mid"),
+        bend=correction,
+        determined=not has_peak and progress_reached >= DETERMINED_PROGRESS and A_width <= DETERMINED_WIDTH,
+        C_peak=float(10 ** log10_C_peaks[j]) if has_peak else None,
+        A_interval=interval_by_name.get("A"), B_interval=interval_by_name.get("B"), C_mid_interval=interval_by_name.get("C_mid"),
     )  # fmt: skip
 
 
-def _how(found: Posterior, others: Problems | None, options: Options) -> dict[str, Any]:
+def _describe_intervals(posterior: CurvePosterior, problem_shifts: ProblemShifts | None, options: EstimationOptions) -> dict[str, Any]:
     """fit.json's account of the intervals."""
-    drawn = (
-        f"the {others.count} validation problems are drawn anew, the same for all runs and checkpoints"
-        if others is not None
+    problems_sentence = (
+        f"the {problem_shifts.problem_count} validation problems are drawn anew, the same for all runs and checkpoints"
+        if problem_shifts is not None
         else "no right answers of single problems are recorded, so the intervals hold for these validation problems, not for others"
     )
     return {
         "level": LEVEL,
         "replicates": options.replicates,
         "seed": options.seed,
-        "run_sd": found.scales.run_sd,
-        "run_sd_source": found.run_sd_from,
-        "noise_sd": found.scatter,
-        "problems": None if others is None else others.count,
+        "run_sd": posterior.scales.run_sd,
+        "run_sd_source": posterior.run_sd_from,
+        "noise_sd": posterior.evaluation_sd,
+        "problems": None if problem_shifts is None else problem_shifts.problem_count,
         "method": "draws of all curves from their posterior, each run's luck and the run-to-run effect's own uncertainty included; "
-        + drawn,
+        + problems_sentence,
     }

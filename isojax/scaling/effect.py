@@ -12,15 +12,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from isojax.scaling.metrics import FloatArray, floats
-from isojax.scaling.mixed import State, cost, solve
-from isojax.scaling.surface import STIFF, Fitted, Packed, pooled
+from isojax.scaling.metrics import FloatArray, as_float64
+from isojax.scaling.mixed import HierarchicalState, minus_two_log_posterior, find_mode
+from isojax.scaling.surface import POOLED_TAU, ShapeFit, PackedSweep, pool_over_n
 
-MIN_GAIN = 4.0
-_WEAK = 10.0  # prior standard deviation of every column: none is favoured
+MIN_AIC_GAIN = 4.0
+_WEAK_SD = 10.0  # prior standard deviation of every column: none is favoured
 
 
-def no_effect(packed: Packed, fitted: Fitted) -> bool:
+def has_no_n_effect(packed: PackedSweep, shape_fit: ShapeFit) -> bool:
     """Whether one curve for each B_p does as well as curves that differ with n; False where only one n was measured (nothing was compared).
 
     fitted: the likeliest curves, for their shape and scales.
@@ -28,24 +28,24 @@ def no_effect(packed: Packed, fitted: Fitted) -> bool:
     if len({n for _, n in packed.keys}) < 2:
         return False
     J = len(packed.keys)
-    groups = pooled(packed).data.X[:, 0]
-    groups = groups[:, groups.any(0)]
-    ell = np.log2([n for _, n in packed.keys])
-    common = _deviance(fitted, packed, groups)
-    linear = _deviance(fitted, packed, np.column_stack([groups, ell - ell.mean()]))
-    free = _deviance(fitted, packed, np.eye(J))
-    return common - linear - 2 * 3 < MIN_GAIN and common - free - 2 * 3 * (J - groups.shape[1]) < MIN_GAIN
+    B_p_columns = pool_over_n(packed).data.X[:, 0]
+    B_p_columns = B_p_columns[:, B_p_columns.any(0)]
+    log2_n = np.log2([n for _, n in packed.keys])
+    common_deviance = _deviance(shape_fit, packed, B_p_columns)
+    linear_deviance = _deviance(shape_fit, packed, np.column_stack([B_p_columns, log2_n - log2_n.mean()]))
+    free_deviance = _deviance(shape_fit, packed, np.eye(J))
+    return common_deviance - linear_deviance - 2 * 3 < MIN_AIC_GAIN and common_deviance - free_deviance - 2 * 3 * (J - B_p_columns.shape[1]) < MIN_AIC_GAIN
 
 
-def _deviance(fitted: Fitted, packed: Packed, columns: FloatArray) -> float:
+def _deviance(shape_fit: ShapeFit, packed: PackedSweep, columns: FloatArray) -> float:
     """Minus twice the greatest log likelihood of curves whose A, mid and lnB lie each on the given columns, float[J, K]."""
     J, K = columns.shape
     X = np.zeros((J, 3, 3 * K))
     for c in range(3):
         X[:, c, c * K : (c + 1) * K] = columns
-    gamma = floats(np.linalg.lstsq(X.reshape(3 * J, -1), fitted.state.theta.reshape(-1), rcond=None)[0])
+    gamma = as_float64(np.linalg.lstsq(X.reshape(3 * J, -1), shape_fit.state.theta.reshape(-1), rcond=None)[0])
     data = replace(packed.data, X=X)
-    weak = np.full(1 + 3 * K, _WEAK)
-    scales = replace(fitted.scales, tau=np.full(3, STIFF), u_mean=np.zeros_like(weak), u_sd=weak)
-    state = State(X @ gamma, fitted.state.e, np.concatenate([fitted.state.u[:1], gamma]))
-    return cost(fitted.tail, data, solve(fitted.tail, data, state, scales, iterations=100, tolerance=1e-9), scales)
+    weak_sd = np.full(1 + 3 * K, _WEAK_SD)
+    scales = replace(shape_fit.scales, tau=np.full(3, POOLED_TAU), u_mean=np.zeros_like(weak_sd), u_sd=weak_sd)
+    state = HierarchicalState(X @ gamma, shape_fit.state.e, np.concatenate([shape_fit.state.u[:1], gamma]))
+    return minus_two_log_posterior(shape_fit.tail, data, find_mode(shape_fit.tail, data, state, scales, iterations=100, tolerance=1e-9), scales)

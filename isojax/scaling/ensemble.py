@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from isojax.scaling.bend import Bend, normals
-from isojax.scaling.problems import shift
-from isojax.scaling.shapes import HILL, value
+from isojax.scaling.bend import ResidualCorrection, correlated_normals
+from isojax.scaling.problems import apply_problem_shift
+from isojax.scaling.shapes import HILL_TAIL, curve_value
 from isojax.types import InputError
 
 FloatArray = NDArray[np.float64]
@@ -31,12 +31,12 @@ Interval = tuple[float, float]
 
 SCHEMAS = (1, 2)
 LEVEL = 0.9
-SPAN = 0.5  # decades before the end of a cell's data from which the line beyond them is drawn
-PARAMETERS = ("R0", "A", "B", "C_mid")
+TREND_DECADES = 0.5  # decades before the end of a cell's data from which the line beyond them is drawn
+PARAMETER_NAMES = ("R0", "A", "B", "C_mid")
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class CurveEnsemble:
     """The curves of a fit and their replicates; cells in order of (n, B_p).
 
     Attributes:
@@ -59,9 +59,9 @@ class Ensemble:
     n: IntArray
     tail: FloatArray
     draw_tail: FloatArray
-    bends: tuple[Bend | None, ...]
-    point: FloatArray
-    draws: FloatArray
+    corrections: tuple[ResidualCorrection | None, ...]
+    curve_parameters: FloatArray
+    draw_parameters: FloatArray
     shift: FloatArray
     C_low: FloatArray
     C_high: FloatArray
@@ -71,23 +71,23 @@ class Ensemble:
     stable: BoolArray
     level: float
     run_sd: float
-    measured: float
+    C_measured_max: float
     no_effect: bool
 
     @classmethod
-    def load(cls, fit: Mapping[str, Any]) -> Ensemble:
+    def from_fit(cls, fit: Mapping[str, Any]) -> CurveEnsemble:
         """From the content of fit.json, schema 1 or 2.
 
         Raises:
             InputError: another document, an incomplete one, or one without a curve.
         """
         if not isinstance(fit, Mapping) or fit.get("schema") not in SCHEMAS:
-            given = fit.get("schema") if isinstance(fit, Mapping) else type(fit).__name__
+            received = fit.get("schema") if isinstance(fit, Mapping) else type(fit).__name__
             raise InputError(
-                f"this is not a fit of schema 1 or 2 (given: {given}); expected the content of fit.json. Run `isojax fit` again."
+                f"this is not a fit of schema 1 or 2 (given: {received}); expected the content of fit.json. Run `isojax fit` again."
             )
         try:
-            return _load(cls, fit)
+            return _from_fit(cls, fit)
         except (KeyError, TypeError, IndexError, ValueError) as e:
             if isinstance(e, InputError):
                 raise
@@ -101,69 +101,69 @@ class Ensemble:
     @property
     def replicates(self) -> int:
         """How many replicates; 0 where the fit has none."""
-        return self.draws.shape[1]
+        return self.draw_parameters.shape[1]
 
-    def expected(self, C: ArrayLike) -> FloatArray:
+    def expected_rewards(self, C: ArrayLike) -> FloatArray:
         """The curves' rewards at budgets C > 0: float[...] -> float[..., cells]."""
-        return self.at(np.asarray(C, dtype=np.float64)[..., None])
+        return self.expected_at_cell_budgets(np.asarray(C, dtype=np.float64)[..., None])
 
-    def rewards(self, C: ArrayLike) -> FloatArray:
+    def sampled_rewards(self, C: ArrayLike) -> FloatArray:
         """The replicates' rewards at budgets C > 0: float[...] -> float[..., replicates, cells]."""
-        return self.draws_at(np.asarray(C, dtype=np.float64)[..., None])
+        return self.sampled_at_cell_budgets(np.asarray(C, dtype=np.float64)[..., None])
 
-    def at(self, spent: FloatArray) -> FloatArray:
+    def expected_at_cell_budgets(self, spent: FloatArray) -> FloatArray:
         """The curves' rewards where each cell spends its own compute: float[..., cells] -> float[..., cells]."""
-        held = np.minimum(spent, self.C_peak)
-        smooth = _values(self.point, self.tail, held[..., None, :])[..., 0, :]
-        return smooth + self._bent(held, smooth.shape)
+        C_capped = np.minimum(spent, self.C_peak)
+        curve_rewards = _curve_rewards(self.curve_parameters, self.tail, C_capped[..., None, :])[..., 0, :]
+        return curve_rewards + self._corrections_at(C_capped, curve_rewards.shape)
 
-    def draws_at(self, spent: FloatArray, same_problems: bool = False) -> FloatArray:
+    def sampled_at_cell_budgets(self, spent: FloatArray, same_problems: bool = False) -> FloatArray:
         """The same of each replicate, on problems drawn anew or on the same: float[..., cells] -> float[..., replicates, cells]."""
-        held = np.minimum(spent, self.C_peak)
-        smooth = _values(self.draws, self.draw_tail[:, None], held[..., None, :])
-        for i, bend in enumerate(self.bends):
-            if bend is not None:
-                own = np.broadcast_to(held, (*smooth.shape[:-2], len(self.n)))[..., i]
-                z = normals(self.replicates, len(bend.value), (int(self.B_p[i]), int(self.n[i])))
-                smooth[..., i] += np.moveaxis(bend.draws(own.reshape(-1), z), 0, -1).reshape(*own.shape, self.replicates)
-        smooth = self._grown(smooth, held)
-        return smooth if same_problems else shift(self.shift, smooth)
+        C_capped = np.minimum(spent, self.C_peak)
+        curve_rewards = _curve_rewards(self.draw_parameters, self.draw_tail[:, None], C_capped[..., None, :])
+        for i, correction in enumerate(self.corrections):
+            if correction is not None:
+                cell_C = np.broadcast_to(C_capped, (*curve_rewards.shape[:-2], len(self.n)))[..., i]
+                normal_draws = correlated_normals(self.replicates, len(correction.value), (int(self.B_p[i]), int(self.n[i])))
+                curve_rewards[..., i] += np.moveaxis(correction.sample(cell_C.reshape(-1), normal_draws), 0, -1).reshape(*cell_C.shape, self.replicates)
+        curve_rewards = self._extrapolate(curve_rewards, C_capped)
+        return curve_rewards if same_problems else apply_problem_shift(self.shift, curve_rewards)
 
-    def _grown(self, smooth: FloatArray, held: FloatArray) -> FloatArray:
+    def _extrapolate(self, curve_rewards: FloatArray, C_capped: FloatArray) -> FloatArray:
         """Replicates of the curves, float[..., replicates, cells], with what learning that goes on would add beyond the data."""
-        decades = np.maximum(np.log10(held / self.C_high), 0.0)[..., None, :]
-        if not self.replicates or not decades.any():
-            return smooth
-        own = [self._smooth(self.C_high * back) for back in (1.0, 10**-SPAN)]
-        all_together = [self._smooth(np.full(len(self.n), self.measured * back)).max(1, keepdims=True) for back in (1.0, 10**-SPAN)]
-        slope = np.minimum(own[0] - own[1], all_together[0] - all_together[1]) / SPAN
-        line = own[0] + np.maximum(slope, 0.0) * decades
-        share = np.random.default_rng(0).uniform(size=self.replicates)[:, None] ** 2  # small ones are likelier
-        return np.where(decades > 0, np.minimum(smooth + share * np.maximum(line - smooth, 0.0), 1.0), smooth)
+        decades_beyond = np.maximum(np.log10(C_capped / self.C_high), 0.0)[..., None, :]
+        if not self.replicates or not decades_beyond.any():
+            return curve_rewards
+        own_rewards = [self._sampled_curves(self.C_high * back) for back in (1.0, 10**-TREND_DECADES)]
+        best_rewards = [self._sampled_curves(np.full(len(self.n), self.C_measured_max * back)).max(1, keepdims=True) for back in (1.0, 10**-TREND_DECADES)]
+        slope = np.minimum(own_rewards[0] - own_rewards[1], best_rewards[0] - best_rewards[1]) / TREND_DECADES
+        trend_line = own_rewards[0] + np.maximum(slope, 0.0) * decades_beyond
+        trend_share = np.random.default_rng(0).uniform(size=self.replicates)[:, None] ** 2  # small ones are likelier
+        return np.where(decades_beyond > 0, np.minimum(curve_rewards + trend_share * np.maximum(trend_line - curve_rewards, 0.0), 1.0), curve_rewards)
 
-    def _smooth(self, C: FloatArray) -> FloatArray:
+    def _sampled_curves(self, C: FloatArray) -> FloatArray:
         """float[replicates, cells]: the replicates' curves, each cell at its own compute."""
-        return _values(self.draws, self.draw_tail[:, None], np.minimum(C, self.C_peak))
+        return _curve_rewards(self.draw_parameters, self.draw_tail[:, None], np.minimum(C, self.C_peak))
 
-    def _bent(self, held: FloatArray, shape: tuple[int, ...]) -> FloatArray:
+    def _corrections_at(self, C_capped: FloatArray, shape: tuple[int, ...]) -> FloatArray:
         """float[..., cells]: the bends of all cells."""
-        out, held = np.zeros(shape), np.broadcast_to(held, shape)
-        for i, bend in enumerate(self.bends):
-            if bend is not None:
-                out[..., i] = bend.at(held[..., i])
-        return out
+        correction_by_cell, C_capped = np.zeros(shape), np.broadcast_to(C_capped, shape)
+        for i, correction in enumerate(self.corrections):
+            if correction is not None:
+                correction_by_cell[..., i] = correction.evaluate(C_capped[..., i])
+        return correction_by_cell
 
-    def cell(self, i: int, C: float, same_problems: bool = False) -> tuple[float, FloatArray]:
+    def cell_rewards(self, i: int, C: float, same_problems: bool = False) -> tuple[float, FloatArray]:
         """Cell i after C rollouts: (its curve's reward, float[replicates] of each replicate)."""
-        at = np.full(len(self.n), C)
-        return float(self.at(at)[i]), self.draws_at(at, same_problems)[:, i]
+        cell_budgets = np.full(len(self.n), C)
+        return float(self.expected_at_cell_budgets(cell_budgets)[i]), self.sampled_at_cell_budgets(cell_budgets, same_problems)[:, i]
 
-    def nearest(self, B_p: int, n: int) -> int:
+    def nearest_cell(self, B_p: int, n: int) -> int:
         """The cell nearest in log n, then in log B_p."""
-        near = [(abs(np.log2(m / n)), abs(np.log2(b / B_p)), i) for i, (b, m) in enumerate(zip(self.B_p, self.n, strict=True))]
-        return min(near)[-1]
+        distances = [(abs(np.log2(m / n)), abs(np.log2(b / B_p)), i) for i, (b, m) in enumerate(zip(self.B_p, self.n, strict=True))]
+        return min(distances)[-1]
 
-    def noise(self, i: int) -> float:
+    def new_run_sd(self, i: int) -> float:
         """Standard deviation of one new run's measured reward in cell i around its expectation: the spread between runs and the noise
         of one evaluation, sqrt(mean p (1 - p) / (N k)) where problems are answered k times."""
         return float(np.hypot(self.run_sd, self.noise_sd[i]))
@@ -172,64 +172,64 @@ class Ensemble:
         """The central `level` of draws, float[replicates]; None where there are none."""
         if not np.size(values):
             return None
-        tail = 50 * (1 - self.level)
-        low, high = np.percentile(np.asarray(values, dtype=np.float64), [tail, 100 - tail])
+        tail_percent = 50 * (1 - self.level)
+        low, high = np.percentile(np.asarray(values, dtype=np.float64), [tail_percent, 100 - tail_percent])
         return float(low), float(high)
 
 
-def _load(cls: type[Ensemble], fit: Mapping[str, Any]) -> Ensemble:
+def _from_fit(cls: type[CurveEnsemble], fit: Mapping[str, Any]) -> CurveEnsemble:
     curves = sorted(fit["curves"], key=lambda c: (c["n"], c["B_p"]))
     if not curves or not fit["runs"]:
         raise InputError("the fit holds no curve or no run; expected at least one of each. Run `isojax fit` again.")
-    verdicts = {v["B_p"]: bool(v["stable"]) for v in fit["stability"]}
-    intervals = fit.get("intervals") or {}
-    noise_sd = intervals.get("noise_sd")
-    ends = [r["C_max"] for r in fit["runs"] if r.get("C_max") is not None] or [c["C_high"] for c in curves]
+    stable_by_B_p = {v["B_p"]: bool(v["stable"]) for v in fit["stability"]}
+    interval_info = fit.get("intervals") or {}
+    noise_sd = interval_info.get("noise_sd")
+    C_ends = [r["C_max"] for r in fit["runs"] if r.get("C_max") is not None] or [c["C_high"] for c in curves]
 
     def column(key: str) -> FloatArray:
         return np.array([c[key] for c in curves], dtype=np.float64)
 
-    draws, draw_tail, shifts = _draws(fit.get("draws"), curves)
-    point = np.stack([column(key) for key in PARAMETERS])[:, None, :]
+    draw_parameters, draw_tail, shifts = _read_draws(fit.get("draws"), curves)
+    curve_parameters = np.stack([column(key) for key in PARAMETER_NAMES])[:, None, :]
     return cls(
         B_p=np.array([c["B_p"] for c in curves], dtype=np.int64),
         n=np.array([c["n"] for c in curves], dtype=np.int64),
-        tail=np.array([c.get("tail", HILL) for c in curves], dtype=np.float64),
+        tail=np.array([c.get("tail", HILL_TAIL) for c in curves], dtype=np.float64),
         draw_tail=draw_tail,
-        bends=tuple(None if c.get("bend") is None else Bend(**c["bend"]) for c in curves),
-        point=point,
-        draws=draws,
+        corrections=tuple(None if c.get("bend") is None else ResidualCorrection(**c["bend"]) for c in curves),
+        curve_parameters=curve_parameters,
+        draw_parameters=draw_parameters,
         shift=shifts,
         C_low=column("C_low"),
         C_high=column("C_high"),
         C_peak=np.array([np.inf if c.get("C_peak") is None else c["C_peak"] for c in curves], dtype=np.float64),
         noise_sd=column("rmse") if noise_sd is None else np.full(len(curves), float(noise_sd)),
         determined=np.array([c.get("determined") is not False for c in curves]),
-        stable=np.array([verdicts.get(c["B_p"], True) for c in curves]),
-        level=float(intervals.get("level") or LEVEL),
-        run_sd=float(intervals.get("run_sd") or 0.0),
-        measured=float(max(ends)),
+        stable=np.array([stable_by_B_p.get(c["B_p"], True) for c in curves]),
+        level=float(interval_info.get("level") or LEVEL),
+        run_sd=float(interval_info.get("run_sd") or 0.0),
+        C_measured_max=float(max(C_ends)),
         no_effect=bool((fit["n_star"] or {}).get("no_effect")),
     )
 
 
-def _draws(draws: Mapping[str, Any] | None, curves: Sequence[Mapping[str, Any]]) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _read_draws(draws_json: Mapping[str, Any] | None, curves: Sequence[Mapping[str, Any]]) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(float[4, replicates, cells] in the curves' order, float[replicates] tails, float[replicates, 2] shifts); replicates that lack a
     number are left out."""
-    if draws is None:
-        return np.zeros((len(PARAMETERS), 0, len(curves))), np.zeros(0), np.zeros((0, 2))
-    places = {tuple(cell): i for i, cell in enumerate(draws["cells"])}
-    order = [places[c["B_p"], c["n"]] for c in curves]
-    columns = {key: np.array(draws[key], dtype=np.float64) for key in PARAMETERS}
-    shared = np.broadcast_to(columns["R0"][:, None], (len(columns["R0"]), len(curves)))
-    found = np.stack([shared, *(columns[key][order].T for key in PARAMETERS[1:])])
-    whole: BoolArray = np.all(np.isfinite(found), axis=(0, 2))
-    tail = np.array(draws.get("tail", [HILL] * len(whole)), dtype=np.float64)
-    shifts = np.array(draws.get("shift", [[0.0] * len(whole)] * 2), dtype=np.float64).T
-    return found[:, whole], tail[whole], shifts[whole]
+    if draws_json is None:
+        return np.zeros((len(PARAMETER_NAMES), 0, len(curves))), np.zeros(0), np.zeros((0, 2))
+    cell_index = {tuple(cell): i for i, cell in enumerate(draws_json["cells"])}
+    cell_order = [cell_index[c["B_p"], c["n"]] for c in curves]
+    columns = {key: np.array(draws_json[key], dtype=np.float64) for key in PARAMETER_NAMES}
+    R0_by_cell = np.broadcast_to(columns["R0"][:, None], (len(columns["R0"]), len(curves)))
+    draw_parameters = np.stack([R0_by_cell, *(columns[key][cell_order].T for key in PARAMETER_NAMES[1:])])
+    is_complete: BoolArray = np.all(np.isfinite(draw_parameters), axis=(0, 2))
+    tail = np.array(draws_json.get("tail", [HILL_TAIL] * len(is_complete)), dtype=np.float64)
+    shifts = np.array(draws_json.get("shift", [[0.0] * len(is_complete)] * 2), dtype=np.float64).T
+    return draw_parameters[:, is_complete], tail[is_complete], shifts[is_complete]
 
 
-def _values(theta: FloatArray, tail: Any, C: Any) -> FloatArray:
+def _curve_rewards(theta: FloatArray, tail: Any, C: Any) -> FloatArray:
     """R(C) of parameters theta float[4, ...] = (R0, A, B, C_mid); the rest broadcasts."""
     R0, A, B, C_mid = theta
-    return value(tail, C, R0, A, B, C_mid)
+    return curve_value(tail, C, R0, A, B, C_mid)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from isojax.scaling.curves import Curve
-from isojax.scaling.draws import Draws
+from isojax.scaling.curves import FittedCurve
+from isojax.scaling.draws import PosteriorSamples
 from isojax.scaling.metrics import FloatArray
 
 
 @dataclass(frozen=True)
-class Estimate:
+class SweepEstimate:
     """What a mode makes of the runs.
 
     Attributes:
@@ -25,18 +25,18 @@ class Estimate:
         parameters: of all curves together.
     """
 
-    curves: list[Curve]
-    left_out: list[tuple[int, int, str]]
-    draws: Draws | None = None
-    intervals: dict[str, Any] | None = None
+    curves: list[FittedCurve]
+    unfitted_cells: list[tuple[int, int, str]]
+    draws: PosteriorSamples | None = None
+    interval_info: dict[str, Any] | None = None
     no_effect: bool | None = None
     residuals: dict[tuple[int, int], list[FloatArray]] | None = None
     noise_sd: float | None = None
-    parameters: int = 0
+    parameter_count: int = 0
 
 
 @dataclass(frozen=True)
-class Options:
+class EstimationOptions:
     """What a user may ask of a mode: paper's bin width; replicates (0: no intervals), their seed, a stated run-to-run standard deviation;
     `advance(done, of)` hears of progress; `pool`: one curve for all n where the data cannot tell them apart."""
 
@@ -44,5 +44,5 @@ class Options:
     replicates: int
     seed: int
     run_sd: float | None
-    advance: Callable[[int, int], None] | None = None
-    pool: bool = True
+    on_progress: Callable[[int, int], None] | None = None
+    allow_pooling: bool = True

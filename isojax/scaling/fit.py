@@ -12,56 +12,56 @@ from dataclasses import asdict
 from typing import Any
 
 from isojax.scaling import debiased, paper
-from isojax.scaling import flags as words
-from isojax.scaling.by_batch import by_B
-from isojax.scaling.curves import to_json as curve_json
+from isojax.scaling import flags as fit_flags
+from isojax.scaling.by_batch import fixed_batch_summaries
+from isojax.scaling.curves import curve_to_json as curve_json
 from isojax.scaling.diagnostics import diagnostics
-from isojax.scaling.draws import to_json as draws_json
-from isojax.scaling.estimate import Estimate, Options
-from isojax.scaling.fit_inputs import base_reward, tracks
-from isojax.scaling.metrics import Track, by_cell
-from isojax.scaling.parts import part
-from isojax.scaling.questions import overfitting, sensitivity
+from isojax.scaling.draws import draws_to_json as draws_json
+from isojax.scaling.estimate import SweepEstimate, EstimationOptions
+from isojax.scaling.fit_inputs import base_reward, build_tracks
+from isojax.scaling.metrics import RunTrack, group_by_cell
+from isojax.scaling.parts import frontier_summary
+from isojax.scaling.questions import find_overfitting, reward_sensitivity
 from isojax.scaling.records_filter import BIN_WIDTH
-from isojax.scaling.segments import Cells
-from isojax.scaling.stability import stability
+from isojax.scaling.segments import TracksByCell
+from isojax.scaling.stability import assess_stability
 from isojax.types import InputError, RunRecord
 
 SCHEMA = 2
 REPLICATES = 500
 # mode -> (the runs of each (B_p, n), metric, options) -> curves and, where the mode has them, their replicates.
-MODES: Mapping[str, Callable[[Cells, str, Options], Estimate]] = {"debiased": debiased.estimate, "paper": paper.estimate}
+MODES: Mapping[str, Callable[[TracksByCell, str, EstimationOptions], SweepEstimate]] = {"debiased": debiased.estimate, "paper": paper.estimate}
 
 
-def _run_json(t: Track) -> dict[str, Any]:
-    cell = t.run.cell
-    return {"B_p": cell.B_p, "n": cell.n, "seed": cell.seed, "points": len(t.C), "C_max": float(t.C[-1]), "final": float(t.R[-1])}
+def _run_json(run_track: RunTrack) -> dict[str, Any]:
+    cell = run_track.run.cell
+    return {"B_p": cell.B_p, "n": cell.n, "seed": cell.seed, "points": len(run_track.C), "C_max": float(run_track.C[-1]), "final": float(run_track.R[-1])}
 
 
-def _parts(found: Estimate, cells: Cells, metric: str, is_debiased: bool) -> tuple[dict[str, Any], list[str]]:
+def _fit_frontiers(estimate: SweepEstimate, cells: TracksByCell, metric: str, is_hierarchical: bool) -> tuple[dict[str, Any], list[str]]:
     """The joint frontier and law, and those of each B_p; flags of the latter only where there is more than one B_p (else they repeat)."""
-    joint, flags = part(found.curves, cells, metric, found.draws, is_debiased, found.no_effect)
-    rows, all_B_p = [], sorted({c.B_p for c in found.curves})
+    joint_frontier, flags = frontier_summary(estimate.curves, cells, metric, estimate.draws, is_hierarchical, estimate.no_effect)
+    rows, all_B_p = [], sorted({c.B_p for c in estimate.curves})
     for B_p in all_B_p:
-        own = {key: seeds for key, seeds in cells.items() if key[0] == B_p}
-        mine = [c for c in found.curves if c.B_p == B_p]
-        content, said = part(mine, own, metric, found.draws, is_debiased, found.no_effect, f"B_p={B_p} alone: ")
+        cells_of_B_p = {key: seeds for key, seeds in cells.items() if key[0] == B_p}
+        curves_of_B_p = [c for c in estimate.curves if c.B_p == B_p]
+        content, B_p_flags = frontier_summary(curves_of_B_p, cells_of_B_p, metric, estimate.draws, is_hierarchical, estimate.no_effect, f"B_p={B_p} alone: ")
         rows.append({"B_p": B_p, **content})
-        flags += said if len(all_B_p) > 1 else []
-    return {**joint, "by_B_p": rows}, flags
+        flags += B_p_flags if len(all_B_p) > 1 else []
+    return {**joint_frontier, "by_B_p": rows}, flags
 
 
-def _refuse_no_curve(found: Estimate, runs: int, mode: str) -> None:
-    if not found.curves:
-        why = "; ".join(f"{B_p}x{n}: {reason}" for B_p, n, reason in found.left_out)
-        given = "1 run gives" if runs == 1 else f"{runs} runs give"
-        mend = "Evaluate more often or run longer" + (", or use the default mode, which takes every point." if mode == "paper" else ".")
-        raise InputError(f"{given} no curve ({why}); expected at least one cell with enough points. {mend}")
+def _require_a_curve(estimate: SweepEstimate, run_count: int, mode: str) -> None:
+    if not estimate.curves:
+        reasons = "; ".join(f"{B_p}x{n}: {reason}" for B_p, n, reason in estimate.unfitted_cells)
+        received = "1 run gives" if run_count == 1 else f"{run_count} runs give"
+        fix = "Evaluate more often or run longer" + (", or use the default mode, which takes every point." if mode == "paper" else ".")
+        raise InputError(f"{received} no curve ({reasons}); expected at least one cell with enough points. {fix}")
 
 
 def fit(
     runs: Sequence[RunRecord], metric: str = "avg@4", compute: str = "rollouts", mode: str = "debiased", bin_width: float = BIN_WIDTH,
-    replicates: int = REPLICATES, seed: int = 0, run_sd: float | None = None, advance: Callable[[int, int], None] | None = None,
+    replicates: int = REPLICATES, seed: int = 0, run_sd: float | None = None, on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Fit a sweep.
 
@@ -87,33 +87,33 @@ def fit(
         raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
     if replicates < 0 or (run_sd is not None and not 0 <= run_sd < 1):
         raise InputError(f"replicates = {replicates}, run_sd = {run_sd}; expected replicates >= 0 and 0 <= run_sd < 1.")
-    axes = tracks(runs, metric, compute)
-    cells = by_cell(axes)
-    found = MODES[mode](cells, metric, Options(bin_width, replicates, seed, run_sd, advance))
-    _refuse_no_curve(found, len(runs), mode)
-    parts, part_flags = _parts(found, cells, metric, mode != "paper")
-    peaked = {c.key for c in found.curves if c.C_peak is not None}
-    verdicts, over = stability(cells, metric, peaked), overfitting(axes, found.noise_sd)
-    checks = diagnostics(found, axes)
-    flags = [*words.effect_flags(found), *words.data_flags(cells), *words.curve_flags(found.curves, found.left_out), *part_flags]
-    flags += [*words.fall_flags(found.curves, verdicts, over), *words.check_flags(checks, over, len(found.curves))]
+    run_tracks = build_tracks(runs, metric, compute)
+    cells = group_by_cell(run_tracks)
+    estimate = MODES[mode](cells, metric, EstimationOptions(bin_width, replicates, seed, run_sd, on_progress))
+    _require_a_curve(estimate, len(runs), mode)
+    frontiers, frontier_flags = _fit_frontiers(estimate, cells, metric, mode != "paper")
+    peaked_cells = {c.key for c in estimate.curves if c.C_peak is not None}
+    stability_verdicts, overfitting_rows = assess_stability(cells, metric, peaked_cells), find_overfitting(run_tracks, estimate.noise_sd)
+    diagnostic_summary = diagnostics(estimate, run_tracks)
+    flags = [*fit_flags.effect_flags(estimate), *fit_flags.data_flags(cells), *fit_flags.curve_flags(estimate.curves, estimate.unfitted_cells), *frontier_flags]
+    flags += [*fit_flags.fall_flags(estimate.curves, stability_verdicts, overfitting_rows), *fit_flags.diagnostics_flags(diagnostic_summary, overfitting_rows, len(estimate.curves))]
     if mode == "paper":
-        flags += words.overshoot_flag(axes, bin_width)
+        flags += fit_flags.overshoot_flags(run_tracks, bin_width)
     return {
         "schema": SCHEMA,
         "mode": mode,
         "metric": metric,
         "compute": compute,
-        "base_reward": base_reward(axes),
-        "intervals": found.intervals,
-        "runs": [_run_json(t) for t in axes],
-        "curves": [curve_json(c) for c in found.curves],
-        **parts,
-        "by_B": by_B(found.curves, found.draws, found.no_effect),
-        "sensitivity": sensitivity(found.curves, found.draws),
-        "draws": None if found.draws is None else draws_json(found.draws),
-        "diagnostics": checks,
-        "overfitting": over,
-        "stability": [asdict(v) for v in verdicts],
+        "base_reward": base_reward(run_tracks),
+        "intervals": estimate.interval_info,
+        "runs": [_run_json(t) for t in run_tracks],
+        "curves": [curve_json(c) for c in estimate.curves],
+        **frontiers,
+        "by_B": fixed_batch_summaries(estimate.curves, estimate.draws, estimate.no_effect),
+        "sensitivity": reward_sensitivity(estimate.curves, estimate.draws),
+        "draws": None if estimate.draws is None else draws_json(estimate.draws),
+        "diagnostics": diagnostic_summary,
+        "overfitting": overfitting_rows,
+        "stability": [asdict(v) for v in stability_verdicts],
         "flags": flags,
     }

@@ -20,12 +20,12 @@ from scipy.special import expit
 
 from isojax.scaling.metrics import FloatArray
 
-Axis = Literal["log10", "linear"]
+LawAxis = Literal["log10", "linear"]
 
 K_BOUNDS = (0.05, 50.0)
-STARTS = 3
+N_STARTS = 3
 # C0 may lie this many decades outside the frontier.
-C0_DECADES = 1.0
+C0_MARGIN_DECADES = 1.0
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Law:
     log10_C0: float | None
     b: float
     at_bounds: tuple[str, ...] = ()
-    axis: Axis = "log10"
+    axis: LawAxis = "log10"
 
 
 @dataclass(frozen=True)
-class Points:
+class LawPoints:
     """What a form is fitted to.
 
     Attributes:
@@ -64,7 +64,7 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Form:
+class LawForm:
     """A shape of n*(C).
 
     Attributes:
@@ -73,87 +73,87 @@ class Form:
         fit: (points, whether the law may fall) -> the law of least weighted squares.
     """
 
-    parameters: int
-    at: Callable[[Law, FloatArray], FloatArray]
-    fit: Callable[[Points, bool], Law]
+    parameter_count: int
+    log2_n_star: Callable[[Law, FloatArray], FloatArray]
+    fit: Callable[[LawPoints, bool], Law]
 
 
-def _middle(law: Law) -> float:
+def _log10_C0(law: Law) -> float:
     assert law.log10_C0 is not None, f"a {law.form} law has a middle"
     return law.log10_C0
 
 
-def _constant(p: Points, falling: bool) -> Law:
+def _fit_constant(points: LawPoints, falling: bool) -> Law:
     del falling
-    return Law("constant", 0.0, 0.0, None, float(np.average(p.y, weights=p.w)))
+    return Law("constant", 0.0, 0.0, None, float(np.average(points.y, weights=points.w)))
 
 
-def _linear(p: Points, falling: bool) -> Law:
-    middle, b = np.average(p.x, weights=p.w), float(np.average(p.y, weights=p.w))
-    dx = p.x - middle
-    k = float((p.w * dx * (p.y - b)).sum() / (p.w * dx * dx).sum())
-    return Law("linear", 0.0, k if falling else max(k, 0.0), float(middle), b)
+def _fit_linear(points: LawPoints, falling: bool) -> Law:
+    x0, b = np.average(points.x, weights=points.w), float(np.average(points.y, weights=points.w))
+    dx = points.x - x0
+    k = float((points.w * dx * (points.y - b)).sum() / (points.w * dx * dx).sum())
+    return Law("linear", 0.0, k if falling else max(k, 0.0), float(x0), b)
 
 
-def _sigmoid(p: Points, falling: bool) -> Law:
-    rising = rising_sigmoid(p)
+def _fit_sigmoid(points: LawPoints, falling: bool) -> Law:
+    rising_law = fit_rising_sigmoid(points)
     if not falling:
-        return rising
-    mirror = rising_sigmoid(replace(p, x=-p.x))
-    fallen = replace(mirror, L=-mirror.L, b=mirror.b + mirror.L, log10_C0=-_middle(mirror))
-    return min((rising, fallen), key=lambda law: mean_square(law, p))
+        return rising_law
+    mirrored_law = fit_rising_sigmoid(replace(points, x=-points.x))
+    falling_law = replace(mirrored_law, L=-mirrored_law.L, b=mirrored_law.b + mirrored_law.L, log10_C0=-_log10_C0(mirrored_law))
+    return min((rising_law, falling_law), key=lambda law: weighted_mean_square(law, points))
 
 
-def mean_square(law: Law, p: Points) -> float:
-    return float(np.mean(p.w * (FORMS[law.form].at(law, p.x) - p.y) ** 2))
+def weighted_mean_square(law: Law, points: LawPoints) -> float:
+    return float(np.mean(points.w * (FORMS[law.form].log2_n_star(law, points.x) - points.y) ** 2))
 
 
-def _starts(p: Points) -> list[list[float]]:
+def _initial_parameters(points: LawPoints) -> list[list[float]]:
     """The best corners [b, f, k, log10 C0] of a fixed grid, L = f (cap - b); at each, b and L by linear least squares."""
-    k, C0 = np.meshgrid(np.geomspace(0.5, 40, 10), np.linspace(p.x.min() - 0.3, p.x.max() + 0.3, 25), indexing="ij")
-    s = expit(k[..., None] * (p.x - C0[..., None]))
-    mean_s, mean_y = np.average(s, axis=-1, weights=p.w), np.average(p.y, weights=p.w)
-    ds, dy = s - mean_s[..., None], p.y - mean_y
-    L = np.maximum((p.w * ds * dy).sum(-1) / np.maximum((p.w * ds * ds).sum(-1), 1e-12), 0.0)
-    b = np.clip(mean_y - L * mean_s, 0.0, p.cap - 1e-3)
-    f = np.clip(L / (p.cap - b), 0.0, 1.0)
-    error = (p.w * (b[..., None] + (f * (p.cap - b))[..., None] * s - p.y) ** 2).sum(-1)
-    best = np.argsort(error, axis=None, kind="stable")[:STARTS]
-    return [[float(v.flat[i]) for v in (b, f, k, C0)] for i in best]
+    k, C0 = np.meshgrid(np.geomspace(0.5, 40, 10), np.linspace(points.x.min() - 0.3, points.x.max() + 0.3, 25), indexing="ij")
+    sigmoids = expit(k[..., None] * (points.x - C0[..., None]))
+    mean_sigmoid, mean_y = np.average(sigmoids, axis=-1, weights=points.w), np.average(points.y, weights=points.w)
+    centred_sigmoids, centred_y = sigmoids - mean_sigmoid[..., None], points.y - mean_y
+    L = np.maximum((points.w * centred_sigmoids * centred_y).sum(-1) / np.maximum((points.w * centred_sigmoids * centred_sigmoids).sum(-1), 1e-12), 0.0)
+    b = np.clip(mean_y - L * mean_sigmoid, 0.0, points.cap - 1e-3)
+    f = np.clip(L / (points.cap - b), 0.0, 1.0)
+    squared_errors = (points.w * (b[..., None] + (f * (points.cap - b))[..., None] * sigmoids - points.y) ** 2).sum(-1)
+    best_corners = np.argsort(squared_errors, axis=None, kind="stable")[:N_STARTS]
+    return [[float(v.flat[i]) for v in (b, f, k, C0)] for i in best_corners]
 
 
-def rising_sigmoid(p: Points) -> Law:
+def fit_rising_sigmoid(points: LawPoints) -> Law:
     """Least weighted squares with 0 <= b, 0 <= L, b + L <= cap, k within its bounds."""
-    root = np.sqrt(p.w)
+    root_weights = np.sqrt(points.w)
 
-    def parts(theta: FloatArray) -> tuple[FloatArray, float]:
-        return expit(theta[2] * (p.x - theta[3])), float(theta[1] * (p.cap - theta[0]))
+    def sigmoid_and_height(theta: FloatArray) -> tuple[FloatArray, float]:
+        return expit(theta[2] * (points.x - theta[3])), float(theta[1] * (points.cap - theta[0]))
 
     def residual(theta: FloatArray) -> FloatArray:
-        s, L = parts(theta)
-        return root * (theta[0] + L * s - p.y)
+        s, L = sigmoid_and_height(theta)
+        return root_weights * (theta[0] + L * s - points.y)
 
     def jacobian(theta: FloatArray) -> FloatArray:
-        s, L = parts(theta)
+        s, L = sigmoid_and_height(theta)
         slope = L * s * (1 - s)
-        columns = [1 - theta[1] * s, (p.cap - theta[0]) * s, slope * (p.x - theta[3]), -slope * theta[2]]
-        return root[:, None] * np.stack(columns, axis=1)
+        columns = [1 - theta[1] * s, (points.cap - theta[0]) * s, slope * (points.x - theta[3]), -slope * theta[2]]
+        return root_weights[:, None] * np.stack(columns, axis=1)
 
-    lower = np.array([0.0, 0.0, K_BOUNDS[0], p.x.min() - C0_DECADES])
-    upper = np.array([p.cap, 1.0, K_BOUNDS[1], p.x.max() + C0_DECADES])
+    lower = np.array([0.0, 0.0, K_BOUNDS[0], points.x.min() - C0_MARGIN_DECADES])
+    upper = np.array([points.cap, 1.0, K_BOUNDS[1], points.x.max() + C0_MARGIN_DECADES])
     jac: Any = jacobian  # SciPy's stub knows only the names of its finite differences
-    solutions = [least_squares(residual, np.clip(s, lower + 1e-6, upper - 1e-6), jac, (lower, upper), x_scale="jac") for s in _starts(p)]
+    solutions = [least_squares(residual, np.clip(s, lower + 1e-6, upper - 1e-6), jac, (lower, upper), x_scale="jac") for s in _initial_parameters(points)]
     theta = min(solutions, key=lambda s: s.cost).x
     b, f, k, C0 = (float(t) for t in theta)
-    near = 1e-3 * (upper - lower)
-    stuck = (theta - lower < near) | (upper - theta < near)
+    bound_tolerances = 1e-3 * (upper - lower)
+    is_at_bound = (theta - lower < bound_tolerances) | (upper - theta < bound_tolerances)
     # b = 0 is n* = 1, which is a value, not a failure.
-    names = tuple(name for name, is_stuck in zip(("b", "L", "k", "C0"), stuck, strict=True) if is_stuck and name != "b")
-    return Law("sigmoid", f * (p.cap - b), k, C0, b, names)
+    at_bounds = tuple(name for name, is_stuck in zip(("b", "L", "k", "C0"), is_at_bound, strict=True) if is_stuck and name != "b")
+    return Law("sigmoid", f * (points.cap - b), k, C0, b, at_bounds)
 
 
-FORMS: dict[str, Form] = {
-    "constant": Form(1, lambda law, x: np.full_like(x, law.b), _constant),
-    "linear": Form(2, lambda law, x: law.b + law.k * (x - _middle(law)), _linear),
-    "sigmoid": Form(4, lambda law, x: law.b + law.L * expit(law.k * (x - _middle(law))), _sigmoid),
+FORMS: dict[str, LawForm] = {
+    "constant": LawForm(1, lambda law, x: np.full_like(x, law.b), _fit_constant),
+    "linear": LawForm(2, lambda law, x: law.b + law.k * (x - _log10_C0(law)), _fit_linear),
+    "sigmoid": LawForm(4, lambda law, x: law.b + law.L * expit(law.k * (x - _log10_C0(law))), _fit_sigmoid),
 }

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import root_scalar
 
-from isojax.scaling.curves import Curve, reward
+from isojax.scaling.curves import FittedCurve, curve_reward
 from isojax.scaling.metrics import FloatArray
 
-PER_DECADE = 60
+GRID_POINTS_PER_DECADE = 60
 MIN_DECADES = 0.1  # about one evaluation apart: less was not measured
 
 
@@ -47,7 +47,7 @@ class Crossover:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class FrontierStretch:
     """A range of C over which one cell holds the frontier."""
 
     n: int
@@ -61,27 +61,27 @@ class Frontier:
     """Points by rising C; the stretches of their cells; crossovers where n (not B_p alone) changes."""
 
     points: tuple[FrontierPoint, ...]
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[FrontierStretch, ...]
     crossovers: tuple[Crossover, ...]
 
 
-def _stretches(winner: NDArray[np.intp]) -> list[tuple[int, int]]:
+def _runs_of_winner(winner: NDArray[np.intp]) -> list[tuple[int, int]]:
     """[start, stop) of each run of one winner."""
-    cuts = [0, *(np.flatnonzero(np.diff(winner)) + 1).tolist(), len(winner)]
-    return list(pairwise(cuts))
+    boundaries = [0, *(np.flatnonzero(np.diff(winner)) + 1).tolist(), len(winner)]
+    return list(pairwise(boundaries))
 
 
-def _merge(x: FloatArray, table: FloatArray, winner: NDArray[np.intp], min_decades: float) -> NDArray[np.intp]:
+def _merge_brief_stretches(log10_C: FloatArray, rewards: FloatArray, winner: NDArray[np.intp], min_decades: float) -> NDArray[np.intp]:
     """The winner at each grid point once brief stretches are gone. table: float[curves, grid], -inf where not (nearly) measured."""
     winner = winner.copy()
-    edges = np.concatenate([x[:1], (x[1:] + x[:-1]) / 2, x[-1:]])
+    edges = np.concatenate([log10_C[:1], (log10_C[1:] + log10_C[:-1]) / 2, log10_C[-1:]])
     while True:
-        spans = _stretches(winner)
-        brief = sorted((edges[b] - edges[a], i) for i, (a, b) in enumerate(spans) if edges[b] - edges[a] < min_decades)
-        for _, i in brief:
+        spans = _runs_of_winner(winner)
+        brief_spans = sorted((edges[b] - edges[a], i) for i, (a, b) in enumerate(spans) if edges[b] - edges[a] < min_decades)
+        for _, i in brief_spans:
             a, b = spans[i]
-            near = [int(winner[spans[j][0]]) for j in (i - 1, i + 1) if 0 <= j < len(spans)]
-            costs = [(float(np.sum(table[winner[a], a:b] - table[c, a:b])), c) for c in near if np.isfinite(table[c, a:b]).all()]
+            adjacent_cells = [int(winner[spans[j][0]]) for j in (i - 1, i + 1) if 0 <= j < len(spans)]
+            costs = [(float(np.sum(rewards[winner[a], a:b] - rewards[c, a:b])), c) for c in adjacent_cells if np.isfinite(rewards[c, a:b]).all()]
             if costs:
                 winner[a:b] = min(costs)[1]
                 break
@@ -89,23 +89,23 @@ def _merge(x: FloatArray, table: FloatArray, winner: NDArray[np.intp], min_decad
             return winner
 
 
-def _change(low: Curve, high: Curve, x_low: float, x_high: float) -> tuple[float, bool]:
+def _takeover(earlier_curve: FittedCurve, later_curve: FittedCurve, log10_C_low: float, log10_C_high: float) -> tuple[float, bool]:
     """C at which `high` takes over from `low` between two grid points (log10), and whether by crossing it: their root, else the
     midpoint."""
 
-    def lead(x: float) -> float:
-        return float(reward(low, 10**x) - reward(high, 10**x))
+    def earlier_lead(x: float) -> float:
+        return float(curve_reward(earlier_curve, 10**x) - curve_reward(later_curve, 10**x))
 
-    begin, end = np.log10(max(low.C_low, high.C_low)), np.log10(min(low.C_high, high.C_high))
-    a, b = max(x_low, float(begin)), min(x_high, float(end))
-    if a < b and lead(a) * lead(b) < 0:
-        return float(10 ** root_scalar(lead, bracket=(a, b)).root), True
-    C = float(10 ** ((x_low + x_high) / 2))
+    overlap_start, overlap_end = np.log10(max(earlier_curve.C_low, later_curve.C_low)), np.log10(min(earlier_curve.C_high, later_curve.C_high))
+    a, b = max(log10_C_low, float(overlap_start)), min(log10_C_high, float(overlap_end))
+    if a < b and earlier_lead(a) * earlier_lead(b) < 0:
+        return float(10 ** root_scalar(earlier_lead, bracket=(a, b)).root), True
+    C = float(10 ** ((log10_C_low + log10_C_high) / 2))
     # Merged stretches swap a little beside their crossing: it counts if both were measured and `high` is ahead further on.
-    return C, bool(begin <= np.log10(C) <= end and lead(float(end)) < 0)
+    return C, bool(overlap_start <= np.log10(C) <= overlap_end and earlier_lead(float(overlap_end)) < 0)
 
 
-def frontier(curves: Sequence[Curve], per_decade: int = PER_DECADE, min_decades: float = MIN_DECADES) -> Frontier:
+def compute_frontier(curves: Sequence[FittedCurve], per_decade: int = GRID_POINTS_PER_DECADE, min_decades: float = MIN_DECADES) -> Frontier:
     """The upper envelope of at least one curve.
 
     Equal rewards go to the smaller n, then the smaller B_p. Grid points where no curve was measured are left out.
@@ -114,28 +114,28 @@ def frontier(curves: Sequence[Curve], per_decade: int = PER_DECADE, min_decades:
         per_decade: grid points a decade of C (at least; the ends of the measured range are grid points).
         min_decades: stretches shorter than this are merged.
     """
-    ordered = sorted(curves, key=lambda c: (c.n, c.B_p))
-    C_low, C_high = min(c.C_low for c in ordered), max(c.C_high for c in ordered)
+    ordered_curves = sorted(curves, key=lambda c: (c.n, c.B_p))
+    C_low, C_high = min(c.C_low for c in ordered_curves), max(c.C_high for c in ordered_curves)
     C = np.geomspace(C_low, C_high, max(2, int(np.ceil(per_decade * np.log10(C_high / C_low))) + 1))
-    x = np.log10(C)
-    measured = np.stack([_measured(c, x, 1e-9) for c in ordered])
-    known = np.isfinite(measured.max(0))
-    C, x, measured = C[known], x[known], measured[:, known]
-    nearly = np.stack([_measured(c, x, min_decades) for c in ordered])
-    winner = _merge(x, nearly, measured.argmax(0), min_decades)
-    cells = [ordered[i] for i in winner]
-    points = tuple(FrontierPoint(float(v), float(reward(c, v)), c.n, c.B_p) for v, c in zip(C, cells, strict=True))
-    spans = _stretches(winner)
-    changes = [_change(cells[b - 1], cells[b], x[b - 1], x[b]) for _, b in spans[:-1]]
-    ends = [float(C[0]), *(at for at, _ in changes), float(C[-1])]
-    stretches = tuple(Stretch(cells[a].n, cells[a].B_p, ends[i], ends[i + 1]) for i, (a, _) in enumerate(spans))
+    log10_C = np.log10(C)
+    measured_rewards = np.stack([_measured_reward(c, log10_C, 1e-9) for c in ordered_curves])
+    covered = np.isfinite(measured_rewards.max(0))
+    C, log10_C, measured_rewards = C[covered], log10_C[covered], measured_rewards[:, covered]
+    nearly_measured = np.stack([_measured_reward(c, log10_C, min_decades) for c in ordered_curves])
+    winner = _merge_brief_stretches(log10_C, nearly_measured, measured_rewards.argmax(0), min_decades)
+    winning_curves = [ordered_curves[i] for i in winner]
+    points = tuple(FrontierPoint(float(v), float(curve_reward(c, v)), c.n, c.B_p) for v, c in zip(C, winning_curves, strict=True))
+    spans = _runs_of_winner(winner)
+    takeovers = [_takeover(winning_curves[b - 1], winning_curves[b], log10_C[b - 1], log10_C[b]) for _, b in spans[:-1]]
+    stretch_ends = [float(C[0]), *(at for at, _ in takeovers), float(C[-1])]
+    stretches = tuple(FrontierStretch(winning_curves[a].n, winning_curves[a].B_p, stretch_ends[i], stretch_ends[i + 1]) for i, (a, _) in enumerate(spans))
     crossovers = tuple(
-        Crossover(a.n, b.n, b.C_low, crossing) for (a, b), (_, crossing) in zip(pairwise(stretches), changes, strict=True) if a.n != b.n
+        Crossover(a.n, b.n, b.C_low, crossing) for (a, b), (_, crossing) in zip(pairwise(stretches), takeovers, strict=True) if a.n != b.n
     )
     return Frontier(points, stretches, crossovers)
 
 
-def _measured(curve: Curve, x: FloatArray, slack: float) -> FloatArray:
+def _measured_reward(curve: FittedCurve, log10_C: FloatArray, slack_decades: float) -> FloatArray:
     """float[grid]: the curve's reward at log10 C = x, -inf more than `slack` decades outside its measured range."""
-    inside = (x >= np.log10(curve.C_low) - slack) & (x <= np.log10(curve.C_high) + slack)
-    return np.where(inside, reward(curve, 10**x), -np.inf)
+    inside = (log10_C >= np.log10(curve.C_low) - slack_decades) & (log10_C <= np.log10(curve.C_high) + slack_decades)
+    return np.where(inside, curve_reward(curve, 10**log10_C), -np.inf)

@@ -33,22 +33,22 @@ import numpy as np
 
 from isojax.records import INCLUDE_FLAGGED, default_metric
 from isojax.scaling.metrics import TRAIN_REWARD, FloatArray, metric_value
-from isojax.scaling.segments import compare
+from isojax.scaling.segments import paired_lead
 from isojax.types import EvalPoint, InputError, RunRecord
 
-STAYED = 3
+PERSISTENCE = 3
 MIN_CHANGE, Z_CHANGE = 0.02, 4.0
-FEWEST_FOR_SCATTER = 10
-ALIKE, ALIKE_AT_FIRST = 0.95, 0.8
-ENTROPY_UP, ENTROPY_DOWN, ROOM = 2.0, 0.02, 0.1
-LONGER = 3.0
-CUT_OFF, CUT_OFF_MORE = 0.5, 0.25
-MISMATCH = 0.1
-SKIPPED = 0.01
+MIN_POINTS_FOR_SCATTER = 10
+ZERO_VARIANCE_COLLAPSED, ZERO_VARIANCE_AT_START = 0.95, 0.8
+ENTROPY_EXPLODED_RATIO, ENTROPY_COLLAPSED_RATIO, MIN_LEARNED_SHARE = 2.0, 0.02, 0.1
+LENGTH_EXPLODED_RATIO = 3.0
+TRUNCATED_SHARE, TRUNCATED_RISE = 0.5, 0.25
+MAX_SAMPLER_LOGP_GAP = 0.1
+MAX_NONFINITE_SHARE = 0.01
 
 
 @dataclass(frozen=True)
-class Flag:
+class HealthFlag:
     """A run is not healthy: by which criterion, from which C in rollouts on, and its numbers in words."""
 
     name: str
@@ -60,7 +60,7 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Reward:
+class RewardSummary:
     """A run's validation reward: of the base policy, at best, and in the end, and which of these differences count."""
 
     base: float
@@ -70,180 +70,180 @@ class Reward:
     gained: bool
 
 
-def health(run: RunRecord) -> tuple[Flag, ...]:
+def health_flags(run: RunRecord) -> tuple[HealthFlag, ...]:
     """A run's flags, none where it is healthy. The reward is the ledger's avg@k (`records.default_metric`).
 
     A run of fewer than STAYED + 1 evaluations can only be `not_finite`.
     """
-    found = _not_finite(run)
+    flags = _nonfinite(run)
     try:
         R = np.array([metric_value(p, default_metric([run]), run.source) for p in run.points])
     except InputError:  # evaluations without the metric: a fit refuses them and names their place
-        return tuple(found)
-    one_set = len({len(p.counts) for p in run.points}) == 1  # else a fit refuses it too
-    if len(R) > STAYED and np.isfinite(R).all() and one_set:
-        reward = _reward(run, R)
-        found += _collapsed(run, R, reward) + _entropy(run, reward) + _cut_off(run, reward) + _mismatch(run)
-    return tuple(found)
+        return tuple(flags)
+    same_problem_count = len({len(p.counts) for p in run.points}) == 1  # else a fit refuses it too
+    if len(R) > PERSISTENCE and np.isfinite(R).all() and same_problem_count:
+        reward = _summarize_reward(run, R)
+        flags += _collapsed(run, R, reward) + _entropy(run, reward) + _length_and_truncation(run, reward) + _sampler_mismatch(run)
+    return tuple(flags)
 
 
-def flagged(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
+def flagged_run_rows(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """The flagged runs as rows of plain JSON: B_p, n, seed, points, C (reached) and flags, by cell."""
     rows = []
     for run in sorted(runs, key=lambda r: r.cell):
-        if flags := health(run):
+        if flags := health_flags(run):
             cell = {"B_p": run.cell.B_p, "n": run.cell.n, "seed": run.cell.seed}
             rows.append(cell | {"points": len(run.points), "C": run.points[-1].rollouts, "flags": [asdict(f) for f in flags]})
     return rows
 
 
-def healthy(runs: Sequence[RunRecord]) -> list[RunRecord]:
+def healthy_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """The runs without a flag, in their order.
 
     Raises:
         InputError: there are runs, and every one is flagged.
     """
-    kept = [run for run in runs if not health(run)]
-    if runs and not kept:
+    unflagged_runs = [run for run in runs if not health_flags(run)]
+    if runs and not unflagged_runs:
         first = runs[0]
-        given = f"every run is flagged as broken ({len(runs)}; {first.source or first.cell.name}: {health(first)[0]})"
-        raise InputError(f"{given}, expected at least one that is not. Lower cell.rl.learning_rate, or fit them with {INCLUDE_FLAGGED}.")
-    return kept
+        problem = f"every run is flagged as broken ({len(runs)}; {first.source or first.cell.name}: {health_flags(first)[0]})"
+        raise InputError(f"{problem}, expected at least one that is not. Lower cell.rl.learning_rate, or fit them with {INCLUDE_FLAGGED}.")
+    return unflagged_runs
 
 
-def told(rows: Sequence[Mapping[str, Any]], left_out: bool) -> list[str]:
+def flag_sentences(rows: Sequence[Mapping[str, Any]], left_out: bool) -> list[str]:
     """A sentence for each flagged run."""
-    done = f"left out of the fit ({INCLUDE_FLAGGED} puts it back)" if left_out else "fitted all the same, as asked"
+    status = f"left out of the fit ({INCLUDE_FLAGGED} puts it back)" if left_out else "fitted all the same, as asked"
     return [
-        f"B_p={row['B_p']} n={row['n']} seed {row['seed']} is {done}: " + "; ".join(str(Flag(**flag)) for flag in row["flags"])
+        f"B_p={row['B_p']} n={row['n']} seed {row['seed']} is {status}: " + "; ".join(str(HealthFlag(**flag)) for flag in row["flags"])
         for row in rows
     ]
 
 
-def with_health(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], left_out: bool) -> dict[str, Any]:
+def add_health(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], left_out: bool) -> dict[str, Any]:
     """A fit (fit.json) that names the flagged runs, as `health` and in its flags. A B_p is not stable where half the runs of a cell or more
     were left out, which those that are left cannot show."""
-    lost = Counter((row["B_p"], row["n"]) for row in rows) if left_out else Counter()
-    kept = Counter((row["B_p"], row["n"]) for row in document["runs"])
-    half = [row for row in reversed(rows) if lost[key := (row["B_p"], row["n"])] >= max(1, kept[key])]
-    broken = {row["B_p"]: f"n={row['n']} seed {row['seed']}: {Flag(**row['flags'][0])}" for row in half}
-    verdicts = [
-        v if v["B_p"] not in broken else v | {"stable": False, "reason": "; ".join(filter(None, (v["reason"], broken[v["B_p"]])))}
+    left_out_per_cell = Counter((row["B_p"], row["n"]) for row in rows) if left_out else Counter()
+    kept_per_cell = Counter((row["B_p"], row["n"]) for row in document["runs"])
+    mostly_flagged = [row for row in reversed(rows) if left_out_per_cell[key := (row["B_p"], row["n"])] >= max(1, kept_per_cell[key])]
+    reason_by_B_p = {row["B_p"]: f"n={row['n']} seed {row['seed']}: {HealthFlag(**row['flags'][0])}" for row in mostly_flagged}
+    stability = [
+        v if v["B_p"] not in reason_by_B_p else v | {"stable": False, "reason": "; ".join(filter(None, (v["reason"], reason_by_B_p[v["B_p"]])))}
         for v in document["stability"]
     ]
-    health = {"left_out": left_out, "runs": list(rows)}
-    return {**document, "stability": verdicts, "health": health, "flags": [*told(rows, left_out), *document["flags"]]}
+    health_json = {"left_out": left_out, "runs": list(rows)}
+    return {**document, "stability": stability, "health": health_json, "flags": [*flag_sentences(rows, left_out), *document["flags"]]}
 
 
-def _series(run: RunRecord, key: str) -> tuple[list[EvalPoint], FloatArray]:
+def _metric_series(run: RunRecord, key: str) -> tuple[list[EvalPoint], FloatArray]:
     """The evaluations that recorded a training metric, and its values."""
     points = [p for p in run.points if key in p.train and math.isfinite(p.train[key])]
     return points, np.array([p.train[key] for p in points])
 
 
-def _stays(mask: np.ndarray) -> int | None:
+def _persistent_start(mask: np.ndarray) -> int | None:
     """Where the last unbroken stretch of True begins, if it lasts to the end and is STAYED long."""
     start = len(mask) - int(np.argmin(np.append(mask[::-1], False)))
-    return start if len(mask) - start >= STAYED else None
+    return start if len(mask) - start >= PERSISTENCE else None
 
 
-def _means(values: FloatArray) -> FloatArray:
-    return np.convolve(values, np.full(STAYED, 1 / STAYED), mode="valid")
+def _running_means(values: FloatArray) -> FloatArray:
+    return np.convolve(values, np.full(PERSISTENCE, 1 / PERSISTENCE), mode="valid")
 
 
 def _scatter(R: FloatArray) -> float:
     """Standard deviation of one value from its neighbours, by a median, which a fall does not move; 0 of too few to tell."""
-    if len(R) < FEWEST_FOR_SCATTER:
+    if len(R) < MIN_POINTS_FOR_SCATTER:
         return 0.0
-    bent = R[1:-1] - (R[:-2] + R[2:]) / 2
-    return float(np.sqrt(np.median(bent**2) / (0.455 * 1.5)))  # .455: the median of chi-square(1); 1.5: the variance of `bent`
+    deviations = R[1:-1] - (R[:-2] + R[2:]) / 2
+    return float(np.sqrt(np.median(deviations**2) / (0.455 * 1.5)))  # .455: the median of chi-square(1); 1.5: the variance of `bent`
 
 
-def _reward(run: RunRecord, R: FloatArray) -> Reward:
-    smooth = _means(R)
-    top = int(smooth.argmax())
-    first, last = run.points[:1], run.points[-STAYED:]
-    best = run.points[top : top + STAYED] if smooth[top] > R[0] else first
-    base, high, end = float(R[0]), float(max(R[0], smooth[top])), float(smooth[-1])
-    return Reward(base, high, end, _counts(run, R, best, last, high - end), _counts(run, R, first, last, end - base))
+def _summarize_reward(run: RunRecord, R: FloatArray) -> RewardSummary:
+    running_means = _running_means(R)
+    best_start = int(running_means.argmax())
+    base_points, last_points = run.points[:1], run.points[-PERSISTENCE:]
+    best_points = run.points[best_start : best_start + PERSISTENCE] if running_means[best_start] > R[0] else base_points
+    base_reward, best_reward, last_reward = float(R[0]), float(max(R[0], running_means[best_start])), float(running_means[-1])
+    return RewardSummary(base_reward, best_reward, last_reward, _exceeds_noise(run, R, best_points, last_points, best_reward - last_reward), _exceeds_noise(run, R, base_points, last_points, last_reward - base_reward))
 
 
-def _counts(run: RunRecord, R: FloatArray, a: Sequence[EvalPoint], b: Sequence[EvalPoint], difference: float) -> bool:
+def _exceeds_noise(run: RunRecord, R: FloatArray, a: Sequence[EvalPoint], b: Sequence[EvalPoint], difference: float) -> bool:
     """Whether the mean reward of evaluations `a` differs from that of `b` by more than noise. Without right answers and with too few
     evaluations for their scatter nothing does."""
-    found = compare(a, b, default_metric([run]))
+    paired_difference = paired_lead(a, b, default_metric([run]))
     scatter = _scatter(R) * math.sqrt(1 / len(a) + 1 / len(b))
-    if found is None and len(R) < FEWEST_FOR_SCATTER:
+    if paired_difference is None and len(R) < MIN_POINTS_FOR_SCATTER:
         return False
-    return difference > max(MIN_CHANGE, Z_CHANGE * max(scatter, found.se if found is not None else 0.0))
+    return difference > max(MIN_CHANGE, Z_CHANGE * max(scatter, paired_difference.se if paired_difference is not None else 0.0))
 
 
-def _collapsed(run: RunRecord, R: FloatArray, reward: Reward) -> list[Flag]:
-    start = _stays((reward.base + reward.best) / 2 > R)
-    if start is not None and reward.fell and _training_fell(run):
-        words = f"reward fell from {reward.best:.3f} to {reward.last:.3f} and stays there (base policy: {reward.base:.3f})"
-        return [Flag("collapsed", run.points[start].rollouts, words)]
-    points, alike = _series(run, "zero_variance")
-    start = _stays(alike >= ALIKE)
-    if start is not None and alike[0] < ALIKE_AT_FIRST and not reward.gained:
-        words = f"{np.mean(alike[start:]):.0%} of groups are all right or all wrong, and reward is {reward.last:.3f}"
-        return [Flag("collapsed", points[start].rollouts, f"{words} (base policy: {reward.base:.3f})")]
+def _collapsed(run: RunRecord, R: FloatArray, reward: RewardSummary) -> list[HealthFlag]:
+    start = _persistent_start((reward.base + reward.best) / 2 > R)
+    if start is not None and reward.fell and _training_reward_fell(run):
+        reason = f"reward fell from {reward.best:.3f} to {reward.last:.3f} and stays there (base policy: {reward.base:.3f})"
+        return [HealthFlag("collapsed", run.points[start].rollouts, reason)]
+    points, zero_variance = _metric_series(run, "zero_variance")
+    start = _persistent_start(zero_variance >= ZERO_VARIANCE_COLLAPSED)
+    if start is not None and zero_variance[0] < ZERO_VARIANCE_AT_START and not reward.gained:
+        reason = f"{np.mean(zero_variance[start:]):.0%} of groups are all right or all wrong, and reward is {reward.last:.3f}"
+        return [HealthFlag("collapsed", points[start].rollouts, f"{reason} (base policy: {reward.base:.3f})")]
     return []
 
 
-def _training_fell(run: RunRecord) -> bool:
+def _training_reward_fell(run: RunRecord) -> bool:
     """Whether the training reward stays below the middle of its start and its best; True where it was not recorded."""
-    _, train = _series(run, TRAIN_REWARD)
-    return len(train) < STAYED or _means(train)[-1] <= (train[0] + max(train[0], _means(train).max())) / 2
+    _, training_rewards = _metric_series(run, TRAIN_REWARD)
+    return len(training_rewards) < PERSISTENCE or _running_means(training_rewards)[-1] <= (training_rewards[0] + max(training_rewards[0], _running_means(training_rewards).max())) / 2
 
 
-def _entropy(run: RunRecord, reward: Reward) -> list[Flag]:
-    points, entropy = _series(run, "entropy")
-    if len(entropy) <= STAYED:
+def _entropy(run: RunRecord, reward: RewardSummary) -> list[HealthFlag]:
+    points, entropy = _metric_series(run, "entropy")
+    if len(entropy) <= PERSISTENCE:
         return []
-    up, down = _stays(entropy > ENTROPY_UP * entropy[0]), _stays(entropy < ENTROPY_DOWN * entropy[0])
-    words = f"entropy went from {entropy[0]:.3g} to {entropy[-1]:.3g} nats a token"
-    if up is not None and reward.fell:
-        return [Flag("entropy_exploded", points[up].rollouts, f"{words} while reward fell from {reward.best:.3f} to {reward.last:.3f}")]
-    if down is not None and reward.last < reward.base + ROOM * (1 - reward.base):
-        return [Flag("entropy_collapsed", points[down].rollouts, f"{words} at a reward of {reward.last:.3f} (base: {reward.base:.3f})")]
+    exploded_start, collapsed_start = _persistent_start(entropy > ENTROPY_EXPLODED_RATIO * entropy[0]), _persistent_start(entropy < ENTROPY_COLLAPSED_RATIO * entropy[0])
+    reason = f"entropy went from {entropy[0]:.3g} to {entropy[-1]:.3g} nats a token"
+    if exploded_start is not None and reward.fell:
+        return [HealthFlag("entropy_exploded", points[exploded_start].rollouts, f"{reason} while reward fell from {reward.best:.3f} to {reward.last:.3f}")]
+    if collapsed_start is not None and reward.last < reward.base + MIN_LEARNED_SHARE * (1 - reward.base):
+        return [HealthFlag("entropy_collapsed", points[collapsed_start].rollouts, f"{reason} at a reward of {reward.last:.3f} (base: {reward.base:.3f})")]
     return []
 
 
-def _cut_off(run: RunRecord, reward: Reward) -> list[Flag]:
+def _length_and_truncation(run: RunRecord, reward: RewardSummary) -> list[HealthFlag]:
     if reward.gained and not reward.fell:
         return []
-    end = f"at a reward of {reward.last:.3f} (base policy: {reward.base:.3f})"
-    found = []
-    points, length = _series(run, "response_length")
-    start = _stays(length > LONGER * length[0]) if len(length) > STAYED else None
+    reward_text = f"at a reward of {reward.last:.3f} (base policy: {reward.base:.3f})"
+    flags = []
+    points, response_lengths = _metric_series(run, "response_length")
+    start = _persistent_start(response_lengths > LENGTH_EXPLODED_RATIO * response_lengths[0]) if len(response_lengths) > PERSISTENCE else None
     if start is not None:
-        words = f"responses went from {length[0]:.1f} to {length[-1]:.1f} tokens {end}"
-        found.append(Flag("length_exploded", points[start].rollouts, words))
-    points, cut = _series(run, "truncated")
-    start = _stays((cut >= CUT_OFF) & (cut >= cut[0] + CUT_OFF_MORE)) if len(cut) > STAYED else None
+        reason = f"responses went from {response_lengths[0]:.1f} to {response_lengths[-1]:.1f} tokens {reward_text}"
+        flags.append(HealthFlag("length_exploded", points[start].rollouts, reason))
+    points, truncated = _metric_series(run, "truncated")
+    start = _persistent_start((truncated >= TRUNCATED_SHARE) & (truncated >= truncated[0] + TRUNCATED_RISE)) if len(truncated) > PERSISTENCE else None
     if start is not None:
-        words = f"cut off are {cut[-1]:.0%} of responses, {cut[0]:.0%} in the beginning, {end}"
-        found.append(Flag("truncated", points[start].rollouts, words))
-    return found
+        reason = f"cut off are {truncated[-1]:.0%} of responses, {truncated[0]:.0%} in the beginning, {reward_text}"
+        flags.append(HealthFlag("truncated", points[start].rollouts, reason))
+    return flags
 
 
-def _not_finite(run: RunRecord) -> list[Flag]:
+def _nonfinite(run: RunRecord) -> list[HealthFlag]:
     for p in run.points:
-        bad = [key for key in ("loss", "grad_norm") if not math.isfinite(p.train.get(key, 0.0))]
-        if bad:
-            return [Flag("not_finite", p.rollouts, f"{bad[0]} is not finite")]
-        if (share := p.train.get("not_finite", 0.0)) > SKIPPED:
-            return [Flag("not_finite", p.rollouts, f"{share:.1%} of updates were skipped: their loss or gradient was not finite")]
-    return [Flag("not_finite", run.points[-1].rollouts, f"the run broke off: {run.failed}")] if run.failed else []
+        nonfinite_names = [key for key in ("loss", "grad_norm") if not math.isfinite(p.train.get(key, 0.0))]
+        if nonfinite_names:
+            return [HealthFlag("not_finite", p.rollouts, f"{nonfinite_names[0]} is not finite")]
+        if (skipped_share := p.train.get("not_finite", 0.0)) > MAX_NONFINITE_SHARE:
+            return [HealthFlag("not_finite", p.rollouts, f"{skipped_share:.1%} of updates were skipped: their loss or gradient was not finite")]
+    return [HealthFlag("not_finite", run.points[-1].rollouts, f"the run broke off: {run.failure_reason}")] if run.failure_reason else []
 
 
-def _mismatch(run: RunRecord) -> list[Flag]:
-    points, ratio = _series(run, "log_ratio")
+def _sampler_mismatch(run: RunRecord) -> list[HealthFlag]:
+    points, logp_gap = _metric_series(run, "log_ratio")
     if any(point.train.get("off_policy", 0) > 0 for point in points):
         return []
-    start = _stays(np.abs(ratio) > MISMATCH)
+    start = _persistent_start(np.abs(logp_gap) > MAX_SAMPLER_LOGP_GAP)
     if start is None:
         return []
-    words = f"the mean |log ratio| of trainer to sampler is {np.mean(np.abs(ratio[start:])):.3f}, expected at most {MISMATCH}"
-    return [Flag("mismatch", points[start].rollouts, words)]
+    reason = f"the mean |log ratio| of trainer to sampler is {np.mean(np.abs(logp_gap[start:])):.3f}, expected at most {MAX_SAMPLER_LOGP_GAP}"
+    return [HealthFlag("mismatch", points[start].rollouts, reason)]

@@ -15,19 +15,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from isojax.scaling.forms import FORMS, Axis, Form, Law, Points, mean_square, rising_sigmoid
+from isojax.scaling.forms import FORMS, LawAxis, LawForm, Law, LawPoints, weighted_mean_square, fit_rising_sigmoid
 from isojax.scaling.metrics import FloatArray
 from isojax.types import InputError
 
-WINDOW = 0.25
+AVERAGING_WINDOW = 0.25
 # On a linear axis the bounds of k and C0 hold as if the points spanned this many decades.
-LINEAR_SPAN = 2.0
+LINEAR_AXIS_DECADES = 2.0
 # Residuals below this (of log2 n) are rounding: a form that meets it is exact, and another cannot be more so.
-EXACT = 1e-6
+EXACT_RESIDUAL = 1e-6
 
 
 @dataclass(frozen=True)
-class Choice:
+class LawChoice:
     """Which form points support.
 
     Attributes:
@@ -45,7 +45,7 @@ class Choice:
 
 def log2_n_star(law: Law, C: ArrayLike) -> FloatArray:
     """log2 n*(C); C > 0, float[...] -> float[...]."""
-    return FORMS[law.form].at(law, _on_axis(np.asarray(C, dtype=np.float64), law.axis))
+    return FORMS[law.form].log2_n_star(law, _to_axis(np.asarray(C, dtype=np.float64), law.axis))
 
 
 def n_star(law: Law, C: ArrayLike) -> FloatArray:
@@ -53,7 +53,7 @@ def n_star(law: Law, C: ArrayLike) -> FloatArray:
     return 2.0 ** log2_n_star(law, C)
 
 
-def _on_axis(C: FloatArray, axis: Axis) -> FloatArray:
+def _to_axis(C: FloatArray, axis: LawAxis) -> FloatArray:
     return np.log10(C) if axis == "log10" else C
 
 
@@ -61,11 +61,11 @@ def running_average(x: FloatArray, y: FloatArray, window: float) -> FloatArray:
     """The mean of y over all points within window / 2 of each x; float[points]. A window of 0 changes nothing."""
     if window == 0:
         return y
-    near = np.abs(x[:, None] - x[None, :]) <= window / 2 + 1e-12
-    return (near @ y) / near.sum(1)
+    within_window = np.abs(x[:, None] - x[None, :]) <= window / 2 + 1e-12
+    return (within_window @ y) / within_window.sum(1)
 
 
-def fit_law(C: ArrayLike, n: ArrayLike, n_max: float, window: float = WINDOW) -> Law:
+def fit_law(C: ArrayLike, n: ArrayLike, n_max: float, window: float = AVERAGING_WINDOW) -> Law:
     """The paper's law: a sigmoid through a frontier's running average.
 
     Args:
@@ -76,10 +76,10 @@ def fit_law(C: ArrayLike, n: ArrayLike, n_max: float, window: float = WINDOW) ->
     Returns:
         A sigmoid with 0 <= b, 0 <= L, 0 < k <= 50; the constant law where n never changes.
     """
-    x, raw = np.log10(np.asarray(C, dtype=np.float64)), np.log2(np.asarray(n, dtype=np.float64))
-    if np.ptp(raw) == 0:
-        return Law("constant", 0.0, 0.0, None, float(raw[0]))
-    return rising_sigmoid(Points(x, running_average(x, raw, window), np.ones_like(x), math.log2(n_max) + 1))
+    x, log2_n = np.log10(np.asarray(C, dtype=np.float64)), np.log2(np.asarray(n, dtype=np.float64))
+    if np.ptp(log2_n) == 0:
+        return Law("constant", 0.0, 0.0, None, float(log2_n[0]))
+    return fit_rising_sigmoid(LawPoints(x, running_average(x, log2_n, window), np.ones_like(x), math.log2(n_max) + 1))
 
 
 def choose_law(
@@ -89,9 +89,9 @@ def choose_law(
     variance: ArrayLike | None = None,
     observations: float | None = None,
     window: float = 0.0,
-    axis: Axis = "log10",
+    axis: LawAxis = "log10",
     falling: bool = False,
-) -> Choice:
+) -> LawChoice:
     """The form of n*(C) that points support, by weighted least squares and AICc; at a fixed batch n*(M), with M for C.
 
     Only forms are compared that have no more parameters than there are distinct n and fewer than there are distinct C and observations.
@@ -109,62 +109,62 @@ def choose_law(
     Raises:
         InputError: no point, arrays of different length, numbers that are not finite or not in these ranges.
     """
-    c, y = np.asarray(C, dtype=np.float64), np.asarray(log2_n, dtype=np.float64)
-    v = np.ones_like(c) if variance is None else np.asarray(variance, dtype=np.float64)
-    _check(c, y, v, n_max)
-    x, count = _on_axis(c, axis), float(len(c) if observations is None else observations)
-    shift, scale = (0.0, 1.0) if axis == "log10" or np.ptp(x) == 0 else (float(x.min()), float(np.ptp(x)) / LINEAR_SPAN)
-    x = (x - shift) / scale
-    mean_variance = float(1 / np.mean(1 / v))
-    points = Points(x, running_average(x, y, window / scale), mean_variance / v, math.log2(n_max) + 1)
+    C_values, y = np.asarray(C, dtype=np.float64), np.asarray(log2_n, dtype=np.float64)
+    variances = np.ones_like(C_values) if variance is None else np.asarray(variance, dtype=np.float64)
+    _check_points(C_values, y, variances, n_max)
+    x, observation_count = _to_axis(C_values, axis), float(len(C_values) if observations is None else observations)
+    axis_shift, axis_scale = (0.0, 1.0) if axis == "log10" or np.ptp(x) == 0 else (float(x.min()), float(np.ptp(x)) / LINEAR_AXIS_DECADES)
+    x = (x - axis_shift) / axis_scale
+    mean_variance = float(1 / np.mean(1 / variances))
+    points = LawPoints(x, running_average(x, y, window / axis_scale), mean_variance / variances, math.log2(n_max) + 1)
     distinct_n, distinct_C = len(np.unique(y)), len(np.unique(x))
 
-    def carried(form: Form) -> bool:
-        unknown = form.parameters + (variance is None)
-        return form.parameters <= distinct_n and form.parameters < distinct_C and unknown + 1 < count
+    def is_supported(form: LawForm) -> bool:
+        unknown_count = form.parameter_count + (variance is None)
+        return form.parameter_count <= distinct_n and form.parameter_count < distinct_C and unknown_count + 1 < observation_count
 
-    laws = {name: form.fit(points, falling) for name, form in FORMS.items() if name == "constant" or carried(form)}
-    squares = {name: max(mean_square(law, points), EXACT**2) for name, law in laws.items()}
-    scores = _scores(squares, count, None if variance is None else mean_variance)
-    laws = {name: _off_scale(law, shift, scale, axis) for name, law in laws.items()}
-    best = min(scores, key=lambda name: scores[name])  # of equal ones the first, which is the simplest
-    evidence = {name: math.exp(-0.5 * (score - scores[best])) if name != best else 1.0 for name, score in scores.items()}
-    weights = {name: e / sum(evidence.values()) for name, e in evidence.items()}
-    return Choice(laws[best], {name: _finite(scores.get(name)) for name in FORMS}, weights, laws)
+    laws = {name: form.fit(points, falling) for name, form in FORMS.items() if name == "constant" or is_supported(form)}
+    mean_squares = {name: max(weighted_mean_square(law, points), EXACT_RESIDUAL**2) for name, law in laws.items()}
+    aicc_scores = _aicc_scores(mean_squares, observation_count, None if variance is None else mean_variance)
+    laws = {name: _undo_axis_scaling(law, axis_shift, axis_scale, axis) for name, law in laws.items()}
+    best_form = min(aicc_scores, key=lambda name: aicc_scores[name])  # of equal ones the first, which is the simplest
+    relative_likelihoods = {name: math.exp(-0.5 * (score - aicc_scores[best_form])) if name != best_form else 1.0 for name, score in aicc_scores.items()}
+    weights = {name: e / sum(relative_likelihoods.values()) for name, e in relative_likelihoods.items()}
+    return LawChoice(laws[best_form], {name: _finite_or_none(aicc_scores.get(name)) for name in FORMS}, weights, laws)
 
 
-def _finite(score: float | None) -> float | None:
+def _finite_or_none(score: float | None) -> float | None:
     return score if score is not None and math.isfinite(score) else None
 
 
-def _check(C: FloatArray, y: FloatArray, variance: FloatArray, n_max: float) -> None:
+def _check_points(C: FloatArray, y: FloatArray, variance: FloatArray, n_max: float) -> None:
     if not len(C) or not C.shape == y.shape == variance.shape or C.ndim != 1:
         raise InputError(f"C{C.shape}, log2 n{y.shape} and variance{variance.shape}; expected one number each for at least one point.")
-    for name, values, ok in (("C", C, C > 0), ("log2 n", y, y >= 0), ("the variance of log2 n", variance, variance > 0)):
-        if not np.all(ok & np.isfinite(values)):
-            bad = values[~(ok & np.isfinite(values))][0]
-            raise InputError(f"{name} is {bad:g} at a point; expected a finite number {'>= 0' if values is y else '> 0'}. Leave it out.")
+    for name, values, in_range in (("C", C, C > 0), ("log2 n", y, y >= 0), ("the variance of log2 n", variance, variance > 0)):
+        if not np.all(in_range & np.isfinite(values)):
+            bad_value = values[~(in_range & np.isfinite(values))][0]
+            raise InputError(f"{name} is {bad_value:g} at a point; expected a finite number {'>= 0' if values is y else '> 0'}. Leave it out.")
     if n_max < 2 ** y.max() * (1 - 1e-9):
         raise InputError(f"the largest n measured is given as {n_max:g}, but a point has n = {2 ** y.max():g}; expected at least that.")
 
 
-def _scores(squares: Mapping[str, float], count: float, variance: float | None) -> dict[str, float]:
+def _aicc_scores(mean_squares: Mapping[str, float], observation_count: float, variance: float | None) -> dict[str, float]:
     """AICc of each form from its mean square residual; the constant's is infinite where even it has too few observations."""
     scores = {}
-    richest = max(squares, key=lambda name: FORMS[name].parameters)
-    for name, square in squares.items():
-        unknown = FORMS[name].parameters + (variance is None)
-        if count - unknown - 1 <= 0:
+    richest_form = max(mean_squares, key=lambda name: FORMS[name].parameter_count)
+    for name, mean_square_residual in mean_squares.items():
+        unknown_count = FORMS[name].parameter_count + (variance is None)
+        if observation_count - unknown_count - 1 <= 0:
             scores[name] = math.inf
             continue
-        misfit = count * math.log(square)
+        misfit = observation_count * math.log(mean_square_residual)
         if variance is not None:
-            free = max(count - FORMS[richest].parameters, 1.0)
-            misfit = count * square / max(variance, count * squares[richest] / free)
-        scores[name] = misfit + 2 * unknown + 2 * unknown * (unknown + 1) / (count - unknown - 1)
+            residual_dof = max(observation_count - FORMS[richest_form].parameter_count, 1.0)
+            misfit = observation_count * mean_square_residual / max(variance, observation_count * mean_squares[richest_form] / residual_dof)
+        scores[name] = misfit + 2 * unknown_count + 2 * unknown_count * (unknown_count + 1) / (observation_count - unknown_count - 1)
     return scores
 
 
-def _off_scale(law: Law, shift: float, scale: float, axis: Axis) -> Law:
-    middle = None if law.log10_C0 is None else law.log10_C0 * scale + shift
-    return replace(law, k=law.k / scale, log10_C0=middle, axis=axis)
+def _undo_axis_scaling(law: Law, shift: float, scale: float, axis: LawAxis) -> Law:
+    log10_C0 = None if law.log10_C0 is None else law.log10_C0 * scale + shift
+    return replace(law, k=law.k / scale, log10_C0=log10_C0, axis=axis)

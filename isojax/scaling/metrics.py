@@ -15,22 +15,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from isojax.estimators import KINDS, FloatArray, estimate
+from isojax.estimators import ESTIMATOR_KINDS, FloatArray, estimate_at_k
 from isojax.types import EvalPoint, InputError, RunRecord
 
-TRAIN = "train/"  # opens the name of a training metric
+TRAIN_PREFIX = "train/"  # opens the name of a training metric
 TRAIN_REWARD = "reward"  # among EvalPoint.train
-COMPUTES = ("rollouts", "tokens", "device_hours")
-_NAME = re.compile(rf"(?:(?P<set>(?!train/|verl/)[^/]+)/)?(?P<kind>{'|'.join(KINDS)})@(?P<k>[1-9]\d*)")
+COMPUTE_UNITS = ("rollouts", "tokens", "device_hours")
+_METRIC_NAME = re.compile(rf"(?:(?P<set>(?!train/|verl/)[^/]+)/)?(?P<kind>{'|'.join(ESTIMATOR_KINDS)})@(?P<k>[1-9]\d*)")
 
 
-def floats(values: ArrayLike) -> FloatArray:
+def as_float64(values: ArrayLike) -> FloatArray:
     """As an array of float64 (SciPy and linalg name their results more loosely)."""
     return np.asarray(values, dtype=np.float64)
 
 
 @dataclass(frozen=True)
-class Track:
+class RunTrack:
     """One run as two axes.
 
     Attributes:
@@ -50,7 +50,7 @@ class Track:
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """The mean over validation problems of a paired difference, and its standard error (both in units of the metric)."""
 
     mean: float
@@ -65,29 +65,29 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Metric:
+class EstimatorMetric:
     """A metric that right answers determine: `kind` (one of estimators.KINDS) at k, of the extra set `problems`, or "" for the main one."""
 
-    problems: str
+    problem_set: str
     kind: str
     k: int
 
 
-def parse_metric(metric: str) -> Metric | None:
+def parse_metric(metric: str) -> EstimatorMetric | None:
     """Metric("hard", "best", 4) for "hard/best@4"; None for a name that right answers alone do not determine."""
-    match = _NAME.fullmatch(metric)
-    return Metric(match["set"] or "", match["kind"], int(match["k"])) if match else None
+    match = _METRIC_NAME.fullmatch(metric)
+    return EstimatorMetric(match["set"] or "", match["kind"], int(match["k"])) if match else None
 
 
-def right_answers(point: EvalPoint, metric: str) -> tuple[int, ...]:
+def correct_counts(point: EvalPoint, metric: str) -> tuple[int, ...]:
     """The counts of one evaluation that determine the metric; () where there are none, or too few samples for its k."""
     parsed = parse_metric(metric)
     if parsed is None or parsed.k > point.samples:
         return ()
-    return point.extra.get(parsed.problems, ()) if parsed.problems else point.counts
+    return point.extra.get(parsed.problem_set, ()) if parsed.problem_set else point.counts
 
 
-def per_problem(counts: ArrayLike, samples: int, metric: str) -> FloatArray:
+def metric_per_problem(counts: ArrayLike, samples: int, metric: str) -> FloatArray:
     """The metric of each problem.
 
     Args:
@@ -103,13 +103,13 @@ def per_problem(counts: ArrayLike, samples: int, metric: str) -> FloatArray:
     """
     parsed = parse_metric(metric)
     if parsed is None:
-        given = f"metric {metric!r} is not determined by right answers"
-        raise InputError(f"{given}; expected {_kinds()}, or SET/ before one of them, for example best@4.")
-    return estimate(counts, samples, parsed.kind, parsed.k)
+        received = f"metric {metric!r} is not determined by right answers"
+        raise InputError(f"{received}; expected {_kinds_text()}, or SET/ before one of them, for example best@4.")
+    return estimate_at_k(counts, samples, parsed.kind, parsed.k)
 
 
-def _kinds() -> str:
-    return ", ".join(f"{kind}@k" for kind in KINDS[:-1]) + f" or {KINDS[-1]}@k"
+def _kinds_text() -> str:
+    return ", ".join(f"{kind}@k" for kind in ESTIMATOR_KINDS[:-1]) + f" or {ESTIMATOR_KINDS[-1]}@k"
 
 
 def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
@@ -120,23 +120,23 @@ def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
     """
     if metric in point.metrics:
         return float(point.metrics[metric])
-    if metric.startswith(TRAIN) and metric.removeprefix(TRAIN) in point.train:
-        return float(point.train[metric.removeprefix(TRAIN)])
-    counts = right_answers(point, metric)
+    if metric.startswith(TRAIN_PREFIX) and metric.removeprefix(TRAIN_PREFIX) in point.train:
+        return float(point.train[metric.removeprefix(TRAIN_PREFIX)])
+    counts = correct_counts(point, metric)
     if counts:
-        return float(per_problem(counts, point.samples, metric).mean())
-    known = ", ".join([*sorted(point.metrics), *(TRAIN + name for name in sorted(point.train))]) or "none"
-    where = f"{source or 'an evaluation'} (C = {point.rollouts})"
-    raise InputError(f"{where} has no metric {metric!r}; expected one of those it has: {known}{_derived(point)}. Ask for one of them.")
+        return float(metric_per_problem(counts, point.samples, metric).mean())
+    available = ", ".join([*sorted(point.metrics), *(TRAIN_PREFIX + name for name in sorted(point.train))]) or "none"
+    location = f"{source or 'an evaluation'} (C = {point.rollouts})"
+    raise InputError(f"{location} has no metric {metric!r}; expected one of those it has: {available}{_describe_derived(point)}. Ask for one of them.")
 
 
-def _derived(point: EvalPoint) -> str:
+def _describe_derived(point: EvalPoint) -> str:
     """What follows from an evaluation's counts, in words."""
-    sets = [f"{name}/" for name, counts in sorted(point.extra.items()) if counts]
-    if not point.counts and not sets:
+    set_prefixes = [f"{name}/" for name, counts in sorted(point.extra.items()) if counts]
+    if not point.counts and not set_prefixes:
         return ""
-    before = f", after {', '.join(sets)} for an extra set" if sets else ""
-    return f" and {_kinds()} for k <= {point.samples} from its counts{before}"
+    set_suffix = f", after {', '.join(set_prefixes)} for an extra set" if set_prefixes else ""
+    return f" and {_kinds_text()} for k <= {point.samples} from its counts{set_suffix}"
 
 
 def compute_axis(run: RunRecord, compute: str) -> FloatArray:
@@ -150,8 +150,8 @@ def compute_axis(run: RunRecord, compute: str) -> FloatArray:
     Raises:
         InputError: unknown axis, or the run has no device hours.
     """
-    if compute not in COMPUTES:
-        raise InputError(f"compute {compute!r} is not an axis; expected one of {', '.join(COMPUTES)}.")
+    if compute not in COMPUTE_UNITS:
+        raise InputError(f"compute {compute!r} is not an axis; expected one of {', '.join(COMPUTE_UNITS)}.")
     if compute == "rollouts":
         return np.array([p.rollouts for p in run.points], dtype=np.float64)
     if compute == "tokens":
@@ -165,41 +165,41 @@ def compute_axis(run: RunRecord, compute: str) -> FloatArray:
     return hours - hours[0] if run.points[0].rollouts == 0 else hours
 
 
-def track(run: RunRecord, metric: str, compute: str) -> Track:
+def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
     """A run's two axes, checked. A training metric, train/NAME, has no value before the first update: that point is left out.
 
     Raises:
         InputError: no evaluation, a metric that is absent, not finite or outside [0, 1], or compute that does not rise from >= 0.
     """
-    where = run.source or f"run {run.cell.name}"
-    if metric.startswith(TRAIN):
-        run = _trained(run, metric.removeprefix(TRAIN))
+    location = run.source or f"run {run.cell.name}"
+    if metric.startswith(TRAIN_PREFIX):
+        run = _without_untrained_points(run, metric.removeprefix(TRAIN_PREFIX))
     if not run.points:
-        raise InputError(f"{where} has no evaluation; expected at least one. Run the cell or leave it out.")
-    places = [f"{where}, line {line}" for line in run.lines] or [where] * len(run.points)
+        raise InputError(f"{location} has no evaluation; expected at least one. Run the cell or leave it out.")
+    locations = [f"{location}, line {line}" for line in run.line_numbers] or [location] * len(run.points)
     C = compute_axis(run, compute)
-    R = np.array([metric_value(p, metric, place) for p, place in zip(run.points, places, strict=True)])
-    for p, r, place in zip(run.points, R, places, strict=True):
+    R = np.array([metric_value(p, metric, place) for p, place in zip(run.points, locations, strict=True)])
+    for p, r, place in zip(run.points, R, locations, strict=True):
         if not 0 <= r <= 1:  # also NaN
             raise InputError(f"{place}: {metric} is {r} at C = {p.rollouts}; expected a number in [0, 1]. Mend it or leave the run out.")
     for i in range(len(C)):
-        allowed = C[i] > C[i - 1] if i else C[i] >= 0
-        if not (np.isfinite(C[i]) and allowed):
+        is_rising = C[i] > C[i - 1] if i else C[i] >= 0
+        if not (np.isfinite(C[i]) and is_rising):
             before = f", after {C[i - 1]:g}" if i else ""
-            found = f"{places[i]}: {compute} is {C[i]:g} at evaluation {i + 1}{before}"
+            problem_text = f"{locations[i]}: {compute} is {C[i]:g} at evaluation {i + 1}{before}"
             absent = not C.any()
-            mend = "The log has none: use --compute rollouts." if absent else "Mend the file or leave the run out."
-            raise InputError(f"{found}; expected values >= 0 that rise. {mend}")
-    return Track(run, C, R)
+            fix = "The log has none: use --compute rollouts." if absent else "Mend the file or leave the run out."
+            raise InputError(f"{problem_text}; expected values >= 0 that rise. {fix}")
+    return RunTrack(run, C, R)
 
 
-def _trained(run: RunRecord, name: str) -> RunRecord:
+def _without_untrained_points(run: RunRecord, metric_name: str) -> RunRecord:
     """The run without evaluations before the first update that lack a training metric."""
-    first = next((i for i, p in enumerate(run.points) if p.M > 0 or name in p.train), len(run.points))
-    return replace(run, points=run.points[first:], device_hours=run.device_hours[first:], lines=run.lines[first:])
+    first_index = next((i for i, p in enumerate(run.points) if p.M > 0 or metric_name in p.train), len(run.points))
+    return replace(run, points=run.points[first_index:], device_hours=run.device_hours[first_index:], line_numbers=run.line_numbers[first_index:])
 
 
-def paired_difference(counts_a: ArrayLike, counts_b: ArrayLike, samples: int, metric: str = "avg@1") -> Difference:
+def paired_difference(counts_a: ArrayLike, counts_b: ArrayLike, samples: int, metric: str = "avg@1") -> PairedDifference:
     """How far a lies above b on the same validation problems: d_i = mean over seeds of a_i - mean over seeds of b_i.
 
     Pairing removes the spread of the problems' difficulty, most of an unpaired error. The error speaks of other problems and other
@@ -220,15 +220,15 @@ def paired_difference(counts_a: ArrayLike, counts_b: ArrayLike, samples: int, me
     a, b = np.atleast_2d(counts_a), np.atleast_2d(counts_b)
     N = a.shape[-1]
     if b.shape[-1] != N or N < 2:
-        given = f"{N} validation problems are to be paired with {b.shape[-1]}"
-        raise InputError(f"{given}; expected the same ones, at least 2. Evaluate both on one set.")
-    d = per_problem(a, samples, metric).mean(0) - per_problem(b, samples, metric).mean(0)
-    return Difference(float(d.mean()), float(d.std(ddof=1) / math.sqrt(N)))
+        received = f"{N} validation problems are to be paired with {b.shape[-1]}"
+        raise InputError(f"{received}; expected the same ones, at least 2. Evaluate both on one set.")
+    differences = metric_per_problem(a, samples, metric).mean(0) - metric_per_problem(b, samples, metric).mean(0)
+    return PairedDifference(float(differences.mean()), float(differences.std(ddof=1) / math.sqrt(N)))
 
 
-def by_cell(tracks: Sequence[Track]) -> dict[tuple[int, int], list[Track]]:
+def group_by_cell(tracks: Sequence[RunTrack]) -> dict[tuple[int, int], list[RunTrack]]:
     """The seeds of each (B_p, n), cells and seeds in rising order."""
-    cells: dict[tuple[int, int], list[Track]] = {}
+    cells: dict[tuple[int, int], list[RunTrack]] = {}
     for t in sorted(tracks, key=lambda t: t.run.cell):
         cells.setdefault(t.key, []).append(t)
     return cells

@@ -23,18 +23,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from isojax.scaling.metrics import FloatArray, floats
-from isojax.scaling.shapes import shape
+from isojax.scaling.metrics import FloatArray, as_float64
+from isojax.scaling.shapes import progress_and_slope
 
 _LN10 = float(np.log(10.0))
-ROBUST = 3.0  # residuals beyond this many noise_sd count less
+ROBUST_THRESHOLD_SD = 3.0  # residuals beyond this many noise_sd count less
 LNB_RANGE = (float(np.log(0.1)), float(np.log(12.0)))
 MID_DECADES = 2.5  # mid may lie this far outside the points
 _TINY = 1e-9  # stands for a standard deviation of 0
 
 
 @dataclass(frozen=True)
-class Data:
+class SweepArrays:
     """What was measured.
 
     Attributes:
@@ -49,8 +49,8 @@ class Data:
     y: FloatArray
     weight: FloatArray
     X: FloatArray
-    low: float
-    high: float
+    x_low: float
+    x_high: float
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Scales:
 
 
 @dataclass(frozen=True)
-class State:
+class HierarchicalState:
     """A solution: theta float[J, 3] = (A, mid, lnB); e float[J, S]; u float[1 + K] = (R0, gamma)."""
 
     theta: FloatArray
@@ -84,39 +84,39 @@ class State:
         return float(self.u[0])
 
 
-def progress(tail: float, data: Data, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+def progress_at_points(tail: float, data: SweepArrays, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(s, ds/dz, z), each float[J, S, P]; s = 0 at C = 0."""
-    started = np.isfinite(data.x)
-    x = np.where(started, data.x, data.low - 4.0)
+    has_compute = np.isfinite(data.x)
+    x = np.where(has_compute, data.x, data.x_low - 4.0)
     z = _LN10 * np.exp(theta[:, 2])[:, None, None] * (x - theta[:, 1, None, None])
-    s, slope = shape(z, tail)
-    return s * started, slope * started, z
+    s, slope = progress_and_slope(z, tail)
+    return s * has_compute, slope * has_compute, z
 
 
-def predicted(tail: float, data: Data, state: State, with_run: bool = True) -> FloatArray:
+def predict_rewards(tail: float, data: SweepArrays, state: HierarchicalState, with_run_effect: bool = True) -> FloatArray:
     """float[J, S, P]: the model's reward at every point, of each run or (with_run False) of its cell."""
-    s = progress(tail, data, state.theta)[0]
-    e = state.e[..., None] if with_run else 0.0
+    s = progress_at_points(tail, data, state.theta)[0]
+    e = state.e[..., None] if with_run_effect else 0.0
     return state.R0 + (state.theta[:, 0, None, None] + e - state.R0) * s
 
 
-def robust_weights(tail: float, data: Data, state: State, scales: Scales) -> FloatArray:
+def robust_precision(tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales) -> FloatArray:
     """float[J, S, P]: the precision of each point, less for outliers."""
-    residual = data.y - predicted(tail, data, state)
-    return data.weight / (scales.noise_sd**2 * np.sqrt(1 + (residual / (ROBUST * scales.noise_sd)) ** 2))
+    residual = data.y - predict_rewards(tail, data, state)
+    return data.weight / (scales.noise_sd**2 * np.sqrt(1 + (residual / (ROBUST_THRESHOLD_SD * scales.noise_sd)) ** 2))
 
 
-def cost(tail: float, data: Data, state: State, scales: Scales) -> float:
+def minus_two_log_posterior(tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales) -> float:
     """Minus twice the log posterior, up to a constant."""
-    u = (data.y - predicted(tail, data, state)) / scales.noise_sd
-    loss = 2 * ROBUST**2 * (np.sqrt(1 + (u / ROBUST) ** 2) - 1)
-    off = state.theta - data.X @ state.u[1:]
-    prior = (off**2 / scales.tau**2).sum() + (((state.u - scales.u_mean) / scales.u_sd) ** 2).sum()
+    scaled_residual = (data.y - predict_rewards(tail, data, state)) / scales.noise_sd
+    loss = 2 * ROBUST_THRESHOLD_SD**2 * (np.sqrt(1 + (scaled_residual / ROBUST_THRESHOLD_SD) ** 2) - 1)
+    surface_residual = state.theta - data.X @ state.u[1:]
+    prior = (surface_residual**2 / scales.tau**2).sum() + (((state.u - scales.u_mean) / scales.u_sd) ** 2).sum()
     return float((data.weight * loss).sum() + prior + (state.e**2).sum() / max(scales.run_sd, _TINY) ** 2)
 
 
 @dataclass(frozen=True)
-class _Normal:
+class _NormalEquations:
     """Normal equations of (A, mid, lnB, R0) with e eliminated: H float[J, 4, 4], g float[J, 4]; and what e needs to follow."""
 
     H: FloatArray
@@ -126,83 +126,83 @@ class _Normal:
     g_e: FloatArray  # [J, S]
 
 
-def _normal(tail: float, data: Data, state: State, scales: Scales) -> _Normal:
-    s, slope, z = progress(tail, data, state.theta)
+def _normal_equations(tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales) -> _NormalEquations:
+    s, slope, z = progress_at_points(tail, data, state.theta)
     gain = state.theta[:, 0, None, None] + state.e[..., None] - state.R0
     residual = data.y - state.R0 - gain * s
-    W = robust_weights(tail, data, state, scales)
+    W = robust_precision(tail, data, state, scales)
     B = np.exp(state.theta[:, 2])[:, None, None]
     J = np.stack([s, -gain * slope * _LN10 * B, gain * slope * z, 1 - s], axis=1)  # [J, 4, S, P]
     WJ = J * W[:, None]
-    prior = 1 / max(scales.run_sd, _TINY) ** 2
-    cross, h_e = np.einsum("jasp,jsp->jas", WJ, s), (W * s * s).sum(-1) + prior  # e's column is that of A, run by run
-    g_e = (W * s * residual).sum(-1) - state.e * prior
+    e_precision = 1 / max(scales.run_sd, _TINY) ** 2
+    cross, h_e = np.einsum("jasp,jsp->jas", WJ, s), (W * s * s).sum(-1) + e_precision  # e's column is that of A, run by run
+    g_e = (W * s * residual).sum(-1) - state.e * e_precision
     H = np.einsum("jasp,jbsp->jab", WJ, J) - np.einsum("jas,jbs,js->jab", cross, cross, 1 / h_e)
     g = np.einsum("jasp,jsp->ja", WJ, residual) - np.einsum("jas,js->ja", cross, g_e / h_e)
-    return _Normal(H, g, cross, h_e, g_e)
+    return _NormalEquations(H, g, cross, h_e, g_e)
 
 
-def _arrow(
-    data: Data, state: State, scales: Scales, damping: float, normal: _Normal
+def _solve_arrow(
+    data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float, normal: _NormalEquations
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """(d theta, d u, D^-1 side, the Schur complement of u): cells are coupled through u = (R0, gamma) alone."""
-    H, g, pull = normal.H, normal.g, scales.tau**-2.0
-    PX = pull[:, None] * data.X  # [J, 3, K]
-    off = state.theta - data.X @ state.u[1:]
-    D = H[:, :3, :3] + np.diag(pull)
-    D = D + damping * D * np.eye(3)
-    side = np.concatenate([H[:, :3, 3:], -PX], axis=2)  # [J, 3, 1 + K]
-    top = np.diag(scales.u_sd**-2.0)
-    top[0, 0] += H[:, 3, 3].sum()
-    top[1:, 1:] += np.einsum("jck,jcl->kl", PX, data.X)
-    g_top = np.concatenate([[g[:, 3].sum()], np.einsum("jck,jc->k", PX, off)]) - (state.u - scales.u_mean) / scales.u_sd**2
-    both = np.linalg.solve(D, np.concatenate([side, (g[:, :3] - pull * off)[..., None]], axis=2))
-    F, f = floats(both[..., :-1]), floats(both[..., -1])
-    top = top - np.einsum("jak,jal->kl", side, F)
-    du = floats(np.linalg.solve(top, g_top - np.einsum("jak,ja->k", side, f)))
-    return f - F @ du, du, F, top
+    H, g, surface_precision = normal.H, normal.g, scales.tau**-2.0
+    PX = surface_precision[:, None] * data.X  # [J, 3, K]
+    surface_residual = state.theta - data.X @ state.u[1:]
+    damped_block = H[:, :3, :3] + np.diag(surface_precision)
+    damped_block = damped_block + damping * damped_block * np.eye(3)
+    border = np.concatenate([H[:, :3, 3:], -PX], axis=2)  # [J, 3, 1 + K]
+    schur_complement = np.diag(scales.u_sd**-2.0)
+    schur_complement[0, 0] += H[:, 3, 3].sum()
+    schur_complement[1:, 1:] += np.einsum("jck,jcl->kl", PX, data.X)
+    u_gradient = np.concatenate([[g[:, 3].sum()], np.einsum("jck,jc->k", PX, surface_residual)]) - (state.u - scales.u_mean) / scales.u_sd**2
+    solutions = np.linalg.solve(damped_block, np.concatenate([border, (g[:, :3] - surface_precision * surface_residual)[..., None]], axis=2))
+    F, f = as_float64(solutions[..., :-1]), as_float64(solutions[..., -1])
+    schur_complement = schur_complement - np.einsum("jak,jal->kl", border, F)
+    du = as_float64(np.linalg.solve(schur_complement, u_gradient - np.einsum("jak,ja->k", border, f)))
+    return f - F @ du, du, F, schur_complement
 
 
-def _step(tail: float, data: Data, state: State, scales: Scales, damping: float) -> State:
+def _gauss_newton_step(tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float) -> HierarchicalState:
     """One damped Gauss-Newton step, kept within 0 <= A <= 1 (rewards are) and the ranges of mid and lnB."""
-    normal = _normal(tail, data, state, scales)
-    d_theta, du, _, _ = _arrow(data, state, scales, damping, normal)
-    joint = np.column_stack([d_theta, np.full(len(d_theta), du[0])])
-    de = (normal.g_e - np.einsum("jas,ja->js", normal.cross, joint)) / normal.h_e
-    low = np.array([0.0, data.low - MID_DECADES, LNB_RANGE[0]])
-    high = np.array([1.0, data.high + MID_DECADES, LNB_RANGE[1]])
-    return State(np.clip(state.theta + d_theta, low, high), state.e + de, state.u + du)
+    normal = _normal_equations(tail, data, state, scales)
+    d_theta, du, _, _ = _solve_arrow(data, state, scales, damping, normal)
+    theta_R0_step = np.column_stack([d_theta, np.full(len(d_theta), du[0])])
+    de = (normal.g_e - np.einsum("jas,ja->js", normal.cross, theta_R0_step)) / normal.h_e
+    lower = np.array([0.0, data.x_low - MID_DECADES, LNB_RANGE[0]])
+    upper = np.array([1.0, data.x_high + MID_DECADES, LNB_RANGE[1]])
+    return HierarchicalState(np.clip(state.theta + d_theta, lower, upper), state.e + de, state.u + du)
 
 
-def solve(tail: float, data: Data, start: State, scales: Scales, iterations: int = 60, tolerance: float = 1e-13) -> State:
+def find_mode(tail: float, data: SweepArrays, initial_state: HierarchicalState, scales: Scales, iterations: int = 60, tolerance: float = 1e-13) -> HierarchicalState:
     """The posterior mode near `start`; stops when the cost falls by less than `tolerance` of itself, or no longer falls."""
-    state, now, damping = start, cost(tail, data, start, scales), 1e-4
+    state, current_cost, damping = initial_state, minus_two_log_posterior(tail, data, initial_state, scales), 1e-4
     for _ in range(iterations):
-        trial = _step(tail, data, state, scales, damping)
-        then = cost(tail, data, trial, scales)
-        if then > now or not np.isfinite(then):
+        trial = _gauss_newton_step(tail, data, state, scales, damping)
+        trial_cost = minus_two_log_posterior(tail, data, trial, scales)
+        if trial_cost > current_cost or not np.isfinite(trial_cost):
             damping = damping * 10 + 1e-12
             if damping > 1e8:
                 break
             continue
-        settled = now - then <= tolerance * (1 + abs(now))
-        state, now, damping = trial, then, damping * 0.1
-        if settled:
+        converged = current_cost - trial_cost <= tolerance * (1 + abs(current_cost))
+        state, current_cost, damping = trial, trial_cost, damping * 0.1
+        if converged:
             break
     return state
 
 
-def covariances(tail: float, data: Data, state: State, scales: Scales) -> tuple[FloatArray, FloatArray]:
+def posterior_covariances(tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales) -> tuple[FloatArray, FloatArray]:
     """(float[J, 3, 3] of each cell's theta less its surface, float[1 + K, 1 + K] of u), a posteriori, at the mode."""
-    normal = _normal(tail, data, state, scales)
-    _, _, F, top = _arrow(data, state, scales, 0.0, normal)
-    of_u = floats(np.linalg.inv(top))
-    off = F.copy()  # theta - X gamma moves by -(F + X) du
-    off[:, :, 1:] += data.X
-    alone = np.linalg.inv(normal.H[:, :3, :3] + np.diag(scales.tau**-2.0))
-    return alone + np.einsum("jak,kl,jbl->jab", off, of_u, off), of_u
+    normal = _normal_equations(tail, data, state, scales)
+    _, _, F, top = _solve_arrow(data, state, scales, 0.0, normal)
+    u_covariance = as_float64(np.linalg.inv(top))
+    u_sensitivity = F.copy()  # theta - X gamma moves by -(F + X) du
+    u_sensitivity[:, :, 1:] += data.X
+    conditional_covariance = np.linalg.inv(normal.H[:, :3, :3] + np.diag(scales.tau**-2.0))
+    return conditional_covariance + np.einsum("jak,kl,jbl->jab", u_sensitivity, u_covariance, u_sensitivity), u_covariance
 
 
-def select(data: Data, keep: NDArray[np.bool_]) -> Data:
+def mask_points(data: SweepArrays, mask: NDArray[np.bool_]) -> SweepArrays:
     """The same data with the points outside `keep` (bool[J, S, P]) left out."""
-    return replace(data, weight=data.weight * keep)
+    return replace(data, weight=data.weight * mask)

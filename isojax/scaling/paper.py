@@ -4,16 +4,16 @@ points of each run, one monotone sigmoid for each (B_p, n). The frontier, its ru
 
 from __future__ import annotations
 
-from isojax.scaling.curves import Curve, fit_curve
-from isojax.scaling.estimate import Estimate, Options
+from isojax.scaling.curves import FittedCurve, fit_curve
+from isojax.scaling.estimate import SweepEstimate, EstimationOptions
 from isojax.scaling.fit_inputs import base_reward
-from isojax.scaling.segments import Cells
+from isojax.scaling.segments import TracksByCell
 
 
-def estimate(cells: Cells, metric: str, options: Options) -> Estimate:
+def estimate(cells: TracksByCell, metric: str, options: EstimationOptions) -> SweepEstimate:
     """A curve for each cell that has enough records; no intervals."""
     del metric
-    base = base_reward([t for seeds in cells.values() for t in seeds])
-    made = {key: fit_curve(seeds, base, options.bin_width) for key, seeds in cells.items()}
-    curves = [c for c in made.values() if isinstance(c, Curve)]
-    return Estimate(curves, [(B_p, n, c) for (B_p, n), c in made.items() if isinstance(c, str)])
+    R0 = base_reward([t for seeds in cells.values() for t in seeds])
+    curve_or_reason = {key: fit_curve(seeds, R0, options.bin_width) for key, seeds in cells.items()}
+    curves = [c for c in curve_or_reason.values() if isinstance(c, FittedCurve)]
+    return SweepEstimate(curves, [(B_p, n, c) for (B_p, n), c in curve_or_reason.items() if isinstance(c, str)])

@@ -11,54 +11,54 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from isojax.scaling.metrics import FloatArray, Track
-from isojax.scaling.shapes import HILL, STRETCHED, shape
+from isojax.scaling.metrics import FloatArray, RunTrack
+from isojax.scaling.shapes import HILL_TAIL, STRETCHED_TAIL, progress_and_slope
 
 # Twice the log likelihood that a break has to gain, and how many standard errors its fall has to be steep.
-MIN_GAIN = 14.0
-MIN_Z = 3.3
-MIN_TAIL = 4
+MIN_LOG_LIKELIHOOD_GAIN = 14.0
+MIN_FALL_Z = 3.3
+MIN_POINTS_AFTER_PEAK = 4
 _LN10 = float(np.log(10.0))
 
 
-def find_peak(seeds: Sequence[Track], base: float | None) -> float | None:
+def find_peak(seeds: Sequence[RunTrack], base_reward: float | None) -> float | None:
     """log10 C where the cell's reward starts to fall; None where it does not. base: the reward at C = 0 (None: the lowest seen)."""
-    points = [(np.log10(t.C[t.C > 0]), t.R[t.C > 0], np.full((t.C > 0).sum(), s)) for s, t in enumerate(seeds)]
-    x, y, run = (np.concatenate(part) for part in zip(*points, strict=True))
-    if len(x) < 3 * MIN_TAIL + len(seeds):
+    run_series = [(np.log10(t.C[t.C > 0]), t.R[t.C > 0], np.full((t.C > 0).sum(), s)) for s, t in enumerate(seeds)]
+    log10_C, rewards, run_index = (np.concatenate(part) for part in zip(*run_series, strict=True))
+    if len(log10_C) < 3 * MIN_POINTS_AFTER_PEAK + len(seeds):
         return None
-    floor = base if base is not None else float(y.min())
-    sd2 = max(_noise(points), 1e-18)
-    places = np.quantile(np.unique(x), np.linspace(0.3, 0.9, 16))
-    places = np.unique(places[[(x > c).sum() >= MIN_TAIL for c in places]])
-    one_hot = np.eye(len(seeds))[run.astype(int)]
-    flat = min(_best(tail, x, y - floor, one_hot, None)[0] for tail in (HILL, STRETCHED))
-    found = [(*_best(tail, x, y - floor, one_hot, c), c) for c in places for tail in (HILL, STRETCHED)]
-    if not found:
+    floor = base_reward if base_reward is not None else float(rewards.min())
+    noise_variance = max(_noise_variance(run_series), 1e-18)
+    candidates = np.quantile(np.unique(log10_C), np.linspace(0.3, 0.9, 16))
+    candidates = np.unique(candidates[[(log10_C > c).sum() >= MIN_POINTS_AFTER_PEAK for c in candidates]])
+    run_one_hot = np.eye(len(seeds))[run_index.astype(int)]
+    rss_without_peak = min(_best_grid_fit(tail, log10_C, rewards - floor, run_one_hot, None)[0] for tail in (HILL_TAIL, STRETCHED_TAIL))
+    peak_fits = [(*_best_grid_fit(tail, log10_C, rewards - floor, run_one_hot, c), c) for c in candidates for tail in (HILL_TAIL, STRETCHED_TAIL)]
+    if not peak_fits:
         return None
-    rss, fall, fall_variance, peak = min(found, key=lambda f: f[0])
-    scale = max(sd2, rss / max(1, len(x) - 4 - len(seeds)))
-    believed = fall > MIN_Z * np.sqrt(fall_variance * scale) and flat - rss > MIN_GAIN * scale
-    return float(peak) if believed else None
+    rss, fall, fall_variance, peak = min(peak_fits, key=lambda f: f[0])
+    residual_variance = max(noise_variance, rss / max(1, len(log10_C) - 4 - len(seeds)))
+    is_significant = fall > MIN_FALL_Z * np.sqrt(fall_variance * residual_variance) and rss_without_peak - rss > MIN_LOG_LIKELIHOOD_GAIN * residual_variance
+    return float(peak) if is_significant else None
 
 
-def _noise(points: Sequence[tuple[FloatArray, FloatArray, FloatArray]]) -> float:
+def _noise_variance(run_series: Sequence[tuple[FloatArray, FloatArray, FloatArray]]) -> float:
     """Variance of one evaluation, from how far each lies from the mean of its neighbours."""
-    off = np.concatenate([(y[1:-1] - (y[:-2] + y[2:]) / 2) ** 2 for _, y, _ in points if len(y) > 2])
-    return float(np.median(off)) / 0.455 / 1.5 if len(off) else 0.0
+    squared_deviations = np.concatenate([(y[1:-1] - (y[:-2] + y[2:]) / 2) ** 2 for _, y, _ in run_series if len(y) > 2])
+    return float(np.median(squared_deviations)) / 0.455 / 1.5 if len(squared_deviations) else 0.0
 
 
-def _best(tail: float, x: FloatArray, r: FloatArray, one_hot: FloatArray, peak: float | None) -> tuple[float, float, float]:
+def _best_grid_fit(tail: float, log10_C: FloatArray, rewards_above_floor: FloatArray, run_one_hot: FloatArray, peak: float | None) -> tuple[float, float, float]:
     """(residual sum of squares, fall a decade, its variance for unit noise) of the best curve of a grid: a gain for each run, one fall."""
-    mids, Bs = np.meshgrid(np.linspace(x.min() - 0.5, x.max() + 0.7, 18), [0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2], indexing="ij")
-    held = x if peak is None else np.minimum(x, peak)
-    s = shape(_LN10 * Bs.reshape(-1, 1) * (held - mids.reshape(-1, 1)), tail)[0]  # [grid, points]
-    D = s[:, :, None] * one_hot
+    mids, Bs = np.meshgrid(np.linspace(log10_C.min() - 0.5, log10_C.max() + 0.7, 18), [0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2], indexing="ij")
+    log10_C_capped = log10_C if peak is None else np.minimum(log10_C, peak)
+    s = progress_and_slope(_LN10 * Bs.reshape(-1, 1) * (log10_C_capped - mids.reshape(-1, 1)), tail)[0]  # [grid, points]
+    design = s[:, :, None] * run_one_hot
     if peak is not None:
-        D = np.concatenate([D, np.broadcast_to(-np.maximum(x - peak, 0)[None, :, None], (len(s), len(x), 1))], axis=2)
-    normal = np.einsum("gpi,gpj->gij", D, D) + 1e-9 * np.eye(D.shape[2])
-    right = np.einsum("gpi,p->gi", D, r)
-    solved = np.linalg.solve(normal, right[..., None])[..., 0]
-    rss = (r**2).sum() - (solved * right).sum(1)
-    at = int(rss.argmin())
-    return float(rss[at]), float(solved[at, -1]), float(np.linalg.inv(normal[at])[-1, -1])
+        design = np.concatenate([design, np.broadcast_to(-np.maximum(log10_C - peak, 0)[None, :, None], (len(s), len(log10_C), 1))], axis=2)
+    normal_matrix = np.einsum("gpi,gpj->gij", design, design) + 1e-9 * np.eye(design.shape[2])
+    normal_rhs = np.einsum("gpi,p->gi", design, rewards_above_floor)
+    coefficients = np.linalg.solve(normal_matrix, normal_rhs[..., None])[..., 0]
+    rss = (rewards_above_floor**2).sum() - (coefficients * normal_rhs).sum(1)
+    best = int(rss.argmin())
+    return float(rss[best]), float(coefficients[best, -1]), float(np.linalg.inv(normal_matrix[best])[-1, -1])

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from isojax.scaling.ensemble import BoolArray, Ensemble, FloatArray, IntArray
-from isojax.scaling.request import EPSILON, choose_B_p
+from isojax.scaling.ensemble import BoolArray, CurveEnsemble, FloatArray, IntArray
+from isojax.scaling.request import EPSILON, suggest_B_p
 from isojax.types import InputError
 
 # Budgets taken at once, which bounds the memory of [budgets, replicates, cells].
-_BLOCK = 64
-MEASURED = 1.05  # runs end at their last evaluation, a little before the budget
+_BUDGETS_PER_BLOCK = 64
+MEASURED_TOLERANCE = 1.05  # runs end at their last evaluation, a little before the budget
 
 
 @dataclass(frozen=True)
-class Best:
+class BestCell:
     """The measured cell to spend a budget on.
 
     Attributes:
@@ -45,8 +45,8 @@ class Best:
     reward: float
     low: float | None
     high: float | None
-    new_low: float | None
-    new_high: float | None
+    new_run_low: float | None
+    new_run_high: float | None
     n_probability: dict[int, float] | None
     regret: float
     regret_low: float | None
@@ -54,31 +54,31 @@ class Best:
     extrapolated: bool
 
 
-def affordable(e: Ensemble, C: FloatArray, B_max: int | None, fix: Mapping[str, int]) -> tuple[FloatArray, BoolArray]:
+def affordable_cells(ensemble: CurveEnsemble, C: FloatArray, B_max: int | None, fix: Mapping[str, int]) -> tuple[FloatArray, BoolArray]:
     """What each cell would spend at budgets C, float[budgets], and whether it may be chosen: both [budgets, cells].
 
     A fixed M spends B_p n M, else all of C. A cell is out where one update costs more than C, above B_max, off the fixed value, or
     where its B_p is unstable (a fixed B_p is the user's own choice).
     """
-    spent = np.broadcast_to(e.B.astype(np.float64) * fix["M"] if "M" in fix else C[:, None], (len(C), len(e.n)))
-    allowed = (spent <= C[:, None]) & (e.B <= C[:, None]) & (e.B <= (np.inf if B_max is None else B_max))
-    allowed &= e.B == fix["B"] if "B" in fix else True
-    allowed &= e.B_p == fix["B_p"] if "B_p" in fix else e.stable
-    return spent, allowed
+    C_spent = np.broadcast_to(ensemble.B.astype(np.float64) * fix["M"] if "M" in fix else C[:, None], (len(C), len(ensemble.n)))
+    allowed = (C_spent <= C[:, None]) & (ensemble.B <= C[:, None]) & (ensemble.B <= (np.inf if B_max is None else B_max))
+    allowed &= ensemble.B == fix["B"] if "B" in fix else True
+    allowed &= ensemble.B_p == fix["B_p"] if "B_p" in fix else ensemble.stable
+    return C_spent, allowed
 
 
-def choose(e: Ensemble, spent: FloatArray, allowed: BoolArray, epsilon: float) -> IntArray:
+def choose_cells(ensemble: CurveEnsemble, C_spent: FloatArray, allowed: BoolArray, epsilon: float) -> IntArray:
     """The cell of each budget, int[budgets]; -1 where none is allowed. n is that of the best allowed cell (the smaller of equals); of
     the B_p at that n within `epsilon` of it, the smallest, measured ones before those whose curve would be read beyond its data."""
-    value = np.where(allowed, e.at(spent), -np.inf)
-    top = value.argmax(1)
-    good = allowed & (e.n == e.n[top][:, None]) & (value >= value.max(1, keepdims=True) - epsilon)
-    measured = good & (spent <= e.C_high * MEASURED)
-    good = np.where(measured.any(1, keepdims=True), measured, good)
-    return np.where(allowed.any(1), good.argmax(1), -1)
+    expected_rewards = np.where(allowed, ensemble.expected_at_cell_budgets(C_spent), -np.inf)
+    best_cell_index = expected_rewards.argmax(1)
+    within_epsilon = allowed & (ensemble.n == ensemble.n[best_cell_index][:, None]) & (expected_rewards >= expected_rewards.max(1, keepdims=True) - epsilon)
+    measured = within_epsilon & (C_spent <= ensemble.C_high * MEASURED_TOLERANCE)
+    within_epsilon = np.where(measured.any(1, keepdims=True), measured, within_epsilon)
+    return np.where(allowed.any(1), within_epsilon.argmax(1), -1)
 
 
-def outlook(e: Ensemble, spent: FloatArray, allowed: BoolArray, chosen: IntArray, C: IntArray) -> list[Best]:
+def predict_outcomes(ensemble: CurveEnsemble, C_spent: FloatArray, allowed: BoolArray, chosen_cells: IntArray, C: IntArray) -> list[BestCell]:
     """What to expect of each budget's chosen cell, beside the cells allowed there.
 
     Args:
@@ -86,45 +86,45 @@ def outlook(e: Ensemble, spent: FloatArray, allowed: BoolArray, chosen: IntArray
         chosen: int[budgets], a cell; it may be one that is not allowed.
         C: int[budgets], the rollouts that are spent in it.
     """
-    found: list[Best] = []
-    for start in range(0, len(chosen), _BLOCK):
-        part = slice(start, start + _BLOCK)
-        values, draws = e.at(spent[part]), e.draws_at(spent[part])
-        found += [_outlook(e, *row) for row in zip(values, draws, allowed[part], chosen[part].tolist(), C[part].tolist(), strict=True)]
-    return found
+    outcomes: list[BestCell] = []
+    for start in range(0, len(chosen_cells), _BUDGETS_PER_BLOCK):
+        block = slice(start, start + _BUDGETS_PER_BLOCK)
+        values, draws = ensemble.expected_at_cell_budgets(C_spent[block]), ensemble.sampled_at_cell_budgets(C_spent[block])
+        outcomes += [_predict_outcome(ensemble, *row) for row in zip(values, draws, allowed[block], chosen_cells[block].tolist(), C[block].tolist(), strict=True)]
+    return outcomes
 
 
-def _outlook(e: Ensemble, value: FloatArray, draws: FloatArray, allowed: BoolArray, i: int, C: int) -> Best:
-    B_p, n = int(e.B_p[i]), int(e.n[i])
-    reward, own = e.cell(i, C)
-    loss, share = (draws[:, allowed].max(1) - draws[:, i]).clip(0), None
-    if e.replicates:
-        leaders = e.n[np.where(allowed, draws, -np.inf).argmax(1)]
-        share = {m: float(np.mean(leaders == m)) for m in np.unique(e.n[allowed]).tolist()}
-    low, high = e.interval(own) or (None, None)
-    new_low, new_high = new_run(e, i, reward, *(e.interval(e.cell(i, C, same_problems=True)[1]) or (None, None)))
-    regret = float(loss.mean() if e.replicates else max(0.0, value[allowed].max() - value[i]))
-    beyond = bool(C > e.C_high[i] * (1 + 1e-9))
-    return Best(n, B_p, C // (B_p * n), C, reward, low, high, new_low, new_high, share, regret, *(e.interval(loss) or (None, None)), beyond)
+def _predict_outcome(ensemble: CurveEnsemble, expected_rewards: FloatArray, draws: FloatArray, allowed: BoolArray, cell_index: int, C: int) -> BestCell:
+    B_p, n = int(ensemble.B_p[cell_index]), int(ensemble.n[cell_index])
+    reward, cell_draws = ensemble.cell_rewards(cell_index, C)
+    regret_draws, n_probability = (draws[:, allowed].max(1) - draws[:, cell_index]).clip(0), None
+    if ensemble.replicates:
+        best_n = ensemble.n[np.where(allowed, draws, -np.inf).argmax(1)]
+        n_probability = {m: float(np.mean(best_n == m)) for m in np.unique(ensemble.n[allowed]).tolist()}
+    low, high = ensemble.interval(cell_draws) or (None, None)
+    new_run_low, new_run_high = new_run_interval(ensemble, cell_index, reward, *(ensemble.interval(ensemble.cell_rewards(cell_index, C, same_problems=True)[1]) or (None, None)))
+    regret = float(regret_draws.mean() if ensemble.replicates else max(0.0, expected_rewards[allowed].max() - expected_rewards[cell_index]))
+    extrapolated = bool(C > ensemble.C_high[cell_index] * (1 + 1e-9))
+    return BestCell(n, B_p, C // (B_p * n), C, reward, low, high, new_run_low, new_run_high, n_probability, regret, *(ensemble.interval(regret_draws) or (None, None)), extrapolated)
 
 
-def new_run(e: Ensemble, i: int, reward: float, low: float | None, high: float | None) -> tuple[float | None, float | None]:
+def new_run_interval(ensemble: CurveEnsemble, cell_index: int, reward: float, low: float | None, high: float | None) -> tuple[float | None, float | None]:
     """The interval of one new run's measured reward in cell i, on the same problems: the spread of its expectation there (low to high) on
     each side of `reward`, and the noise, in quadrature."""
     if low is None or high is None:
         return None, None
-    own = NormalDist().inv_cdf(0.5 + e.level / 2) * e.noise(i)
-    down, up = np.hypot(max(0.0, reward - low), own), np.hypot(max(0.0, high - reward), own)
-    return float(max(0.0, reward - down)), float(min(1.0, reward + up))
+    noise_half_width = NormalDist().inv_cdf(0.5 + ensemble.level / 2) * ensemble.new_run_sd(cell_index)
+    width_below, width_above = np.hypot(max(0.0, reward - low), noise_half_width), np.hypot(max(0.0, high - reward), noise_half_width)
+    return float(max(0.0, reward - width_below)), float(min(1.0, reward + width_above))
 
 
-def sweep(
-    fit: Mapping[str, Any] | Ensemble,
+def best_cell_per_budget(
+    fit: Mapping[str, Any] | CurveEnsemble,
     C: ArrayLike,
     B_max: int | None = None,
     fix: Mapping[str, int] | None = None,
     epsilon: float = EPSILON,
-) -> list[Best | None]:
+) -> list[BestCell | None]:
     """The measured cell to spend each of many budgets on.
 
     Args:
@@ -140,29 +140,29 @@ def sweep(
     Raises:
         InputError: a fit that cannot be used.
     """
-    e = fit if isinstance(fit, Ensemble) else Ensemble.load(fit)
-    budgets, fixed = np.atleast_1d(np.asarray(C, dtype=np.float64)), dict(fix or {})
-    spent, allowed = affordable(e, budgets, B_max, fixed)
-    chosen = choose(e, spent, allowed, epsilon)
-    there = chosen >= 0
-    B = e.B[chosen[there]]
-    M = fixed["M"] if "M" in fixed else (budgets[there] // B).astype(np.int64)
-    found = iter(outlook(e, spent[there], allowed[there], chosen[there], B * M))
-    return [next(found) if is_there else None for is_there in there]
+    ensemble = fit if isinstance(fit, CurveEnsemble) else CurveEnsemble.from_fit(fit)
+    budgets, fixed_values = np.atleast_1d(np.asarray(C, dtype=np.float64)), dict(fix or {})
+    C_spent, allowed = affordable_cells(ensemble, budgets, B_max, fixed_values)
+    chosen_cells = choose_cells(ensemble, C_spent, allowed, epsilon)
+    has_cell = chosen_cells >= 0
+    B = ensemble.B[chosen_cells[has_cell]]
+    M = fixed_values["M"] if "M" in fixed_values else (budgets[has_cell] // B).astype(np.int64)
+    outcomes = iter(predict_outcomes(ensemble, C_spent[has_cell], allowed[has_cell], chosen_cells[has_cell], B * M))
+    return [next(outcomes) if is_there else None for is_there in has_cell]
 
 
-def best(
-    fit: Mapping[str, Any] | Ensemble, C: float, B_max: int | None = None, fix: Mapping[str, int] | None = None, epsilon: float = EPSILON
-) -> Best:
+def best_cell_for_budget(
+    fit: Mapping[str, Any] | CurveEnsemble, C: float, B_max: int | None = None, fix: Mapping[str, int] | None = None, epsilon: float = EPSILON
+) -> BestCell:
     """`sweep` for one budget.
 
     Raises:
         InputError: a fit that cannot be used, or no measured stable cell may be chosen.
     """
-    e = fit if isinstance(fit, Ensemble) else Ensemble.load(fit)
-    [found] = sweep(e, [C], B_max, fix, epsilon)
-    if found is None:
+    ensemble = fit if isinstance(fit, CurveEnsemble) else CurveEnsemble.from_fit(fit)
+    [outcome] = best_cell_per_budget(ensemble, [C], B_max, fix, epsilon)
+    if outcome is None:
         limits = ", ".join(f"{k} = {v}" for k, v in {"C": f"{C:.6g}", "B_max": B_max, **dict(fix or {})}.items() if v is not None)
-        mend = "Raise C or B_max, or fix another value." if e.stable.any() or "B_p" in (fix or {}) else choose_B_p(e.B_p.tolist())
-        raise InputError(f"no stable measured cell may be chosen at {limits}; expected at least one. {mend}")
-    return found
+        remedy = "Raise C or B_max, or fix another value." if ensemble.stable.any() or "B_p" in (fix or {}) else suggest_B_p(ensemble.B_p.tolist())
+        raise InputError(f"no stable measured cell may be chosen at {limits}; expected at least one. {remedy}")
+    return outcome

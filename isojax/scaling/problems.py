@@ -14,51 +14,51 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isojax.scaling.metrics import FloatArray, floats, per_problem, right_answers
-from isojax.scaling.surface import Packed
+from isojax.scaling.metrics import FloatArray, as_float64, metric_per_problem, correct_counts
+from isojax.scaling.surface import PackedSweep
 
 
 @dataclass(frozen=True)
-class Problems:
+class ProblemShifts:
     """float[2, N]: what each of N problems adds to (a, b)."""
 
-    share: FloatArray
+    contributions: FloatArray
 
     @property
-    def count(self) -> int:
+    def problem_count(self) -> int:
         """N."""
-        return self.share.shape[1]
+        return self.contributions.shape[1]
 
-    def draw(self, replicates: int, rng: np.random.Generator) -> FloatArray:
+    def sample(self, replicates: int, rng: np.random.Generator) -> FloatArray:
         """float[Q, 2]: (a, b) of each replicate."""
-        N = self.count
-        return (rng.multinomial(N, np.full(N, 1 / N), size=replicates) / N - 1 / N) @ self.share.T
+        N = self.problem_count
+        return (rng.multinomial(N, np.full(N, 1 / N), size=replicates) / N - 1 / N) @ self.contributions.T
 
 
-def shift(drawn: FloatArray, R: FloatArray) -> FloatArray:
+def apply_problem_shift(shifts: FloatArray, R: FloatArray) -> FloatArray:
     """float[..., Q, cells] rewards R moved to each replicate's problems; drawn float[Q, 2]."""
-    a, b = drawn[:, 0, None], drawn[:, 1, None]
-    inside = np.clip(R, 0.0, 1.0)
-    return R + inside * (1 - inside) * (a + b * inside)
+    a, b = shifts[:, 0, None], shifts[:, 1, None]
+    R_clipped = np.clip(R, 0.0, 1.0)
+    return R + R_clipped * (1 - R_clipped) * (a + b * R_clipped)
 
 
-def problems(packed: Packed, metric: str, fitted: FloatArray) -> Problems | None:
+def estimate_problem_shifts(packed: PackedSweep, metric: str, fitted_rewards: FloatArray) -> ProblemShifts | None:
     """From the right answers of each problem; None unless every evaluation has those that give the metric.
 
     Args:
         fitted: float[J, S, P], the curves' rewards at the evaluations.
     """
-    rows = []
+    rewards_per_problem = []
     for seeds in packed.tracks:
         for t in seeds:
             for p, r in zip(t.run.points, t.R, strict=True):
-                right = right_answers(p, metric)
-                if not right:
+                correct_counts = correct_counts(p, metric)
+                if not correct_counts:
                     return None
-                row = per_problem(right, p.samples, metric)
-                if abs(float(row.mean()) - r) > 5e-4:  # the recorded metric is of something else
+                problem_rewards = metric_per_problem(correct_counts, p.samples, metric)
+                if abs(float(problem_rewards.mean()) - r) > 5e-4:  # the recorded metric is of something else
                     return None
-                rows.append(row)
-    R = np.clip(fitted[packed.recorded], 0.0, 1.0)
+                rewards_per_problem.append(problem_rewards)
+    R = np.clip(fitted_rewards[packed.has_point], 0.0, 1.0)
     basis = (R * (1 - R))[:, None] * np.stack([np.ones_like(R), R], axis=1)
-    return Problems(floats(np.linalg.pinv(basis) @ np.stack(rows)))
+    return ProblemShifts(as_float64(np.linalg.pinv(basis) @ np.stack(rewards_per_problem)))

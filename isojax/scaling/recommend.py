@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 
 from isojax.scaling import allocate_curves, allocate_law
-from isojax.scaling.ensemble import BoolArray, Ensemble, FloatArray, Interval
-from isojax.scaling.predict import Best, affordable, outlook
-from isojax.scaling.request import EPSILON, FIXABLE, Request
+from isojax.scaling.ensemble import BoolArray, CurveEnsemble, FloatArray, Interval
+from isojax.scaling.predict import BestCell, affordable_cells, predict_outcomes
+from isojax.scaling.request import EPSILON, FIXABLE, AllocationRequest
 from isojax.types import Allocation, InputError
 
-ALLOCATE: Mapping[str, Callable[[Mapping[str, Any], Ensemble, Request], Allocation]] = {
+ALLOCATORS: Mapping[str, Callable[[Mapping[str, Any], CurveEnsemble, AllocationRequest], Allocation]] = {
     "paper": allocate_law.allocate,
     "debiased": allocate_curves.allocate,
 }
 # A budget beyond this many times the largest measured C is refused; a run ends at its last evaluation, a little below its budget.
-REACH = 4.0
-ROUNDING = 1.05
-MOST = 10**15  # rollouts, in all or in an update; whole numbers beyond 2^53 are not exact as floats
+MAX_EXTRAPOLATION = 4.0
+EXTRAPOLATION_TOLERANCE = 1.05
+MAX_ROLLOUTS = 10**15  # rollouts, in all or in an update; whole numbers beyond 2^53 are not exact as floats
 
 
 @dataclass(frozen=True)
@@ -80,100 +80,100 @@ class Recommendation:
     level: float
 
 
-def _check(C: float, B_max: int | None, fix: Mapping[str, int], epsilon: float) -> None:
-    if isinstance(C, bool) or not isinstance(C, (int, float)) or not 0 < C <= MOST:
-        raise InputError(f"C = {C!r}; expected a positive finite number of rollouts, at most {MOST:.0e}.")
+def _check_arguments(C: float, B_max: int | None, fix: Mapping[str, int], epsilon: float) -> None:
+    if isinstance(C, bool) or not isinstance(C, (int, float)) or not 0 < C <= MAX_ROLLOUTS:
+        raise InputError(f"C = {C!r}; expected a positive finite number of rollouts, at most {MAX_ROLLOUTS:.0e}.")
     if len(fix) > 1 or set(fix) - set(FIXABLE):
         raise InputError(f"fix = {dict(fix)}; expected at most one of {', '.join(FIXABLE)}. Leave the others free.")
     for name, value in (*fix.items(), *(() if B_max is None else (("B_max", B_max),))):
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-            raise InputError(f"{name} = {value!r}; expected a positive whole number, at most {MOST:.0e}.")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_ROLLOUTS:
+            raise InputError(f"{name} = {value!r}; expected a positive whole number, at most {MAX_ROLLOUTS:.0e}.")
     if not 0 <= epsilon < 1:
         raise InputError(f"epsilon = {epsilon!r}; expected a loss of reward that makes no difference, 0 <= epsilon < 1, such as {EPSILON}.")
 
 
-def _mode(fit: Mapping[str, Any]) -> str:
+def _fit_mode(fit: Mapping[str, Any]) -> str:
     if fit.get("compute") != "rollouts":
-        given = f"a fit in {fit.get('compute')} gives no number of updates M"
-        raise InputError(f"{given}; expected compute 'rollouts'. Fit the same runs again with --compute rollouts.")
+        problem = f"a fit in {fit.get('compute')} gives no number of updates M"
+        raise InputError(f"{problem}; expected compute 'rollouts'. Fit the same runs again with --compute rollouts.")
     mode = fit.get("mode", "paper")
-    if mode not in ALLOCATE:
-        raise InputError(f"the fit's mode is {mode!r}; expected one of {', '.join(ALLOCATE)}. Run `isojax fit` again.")
+    if mode not in ALLOCATORS:
+        raise InputError(f"the fit's mode is {mode!r}; expected one of {', '.join(ALLOCATORS)}. Run `isojax fit` again.")
     return mode
 
 
-def _doubts(e: Ensemble, C: float) -> str:
+def _extrapolation_risks(ensemble: CurveEnsemble, C: float) -> str:
     """Why a budget far beyond the data is a guess: plateaus that are not determined, and how the interval grows."""
-    found = []
-    open_ends = [f"{B_p}x{n}" for B_p, n, known in zip(e.B_p, e.n, e.determined, strict=True) if not known]
-    if open_ends:
-        found.append(f"the data do not determine the plateaus of {', '.join(open_ends)}")
-    if not e.replicates:
-        found.append("this fit has no intervals to say how wrong it may be")
+    risks = []
+    undetermined_cells = [f"{B_p}x{n}" for B_p, n, known in zip(ensemble.B_p, ensemble.n, ensemble.determined, strict=True) if not known]
+    if undetermined_cells:
+        risks.append(f"the data do not determine the plateaus of {', '.join(undetermined_cells)}")
+    if not ensemble.replicates:
+        risks.append("this fit has no intervals to say how wrong it may be")
     else:
-        i = int(e.expected(C).argmax())
-        near, far = (e.interval(e.cell(i, at)[1]) or (0.0, 0.0) for at in (e.measured, C))
-        widths = f"{near[1] - near[0]:.3f} at C = {e.measured:.6g} to {far[1] - far[0]:.3f}"
-        found.append(
-            f"the {e.level:.0%} interval of {e.B_p[i]}x{e.n[i]} grows from a width of {widths}, if its curve's form holds that far"
+        best_cell = int(ensemble.expected_rewards(C).argmax())
+        measured_interval, extrapolated_interval = (ensemble.interval(ensemble.cell_rewards(best_cell, at)[1]) or (0.0, 0.0) for at in (ensemble.C_measured_max, C))
+        widths = f"{measured_interval[1] - measured_interval[0]:.3f} at C = {ensemble.C_measured_max:.6g} to {extrapolated_interval[1] - extrapolated_interval[0]:.3f}"
+        risks.append(
+            f"the {ensemble.level:.0%} interval of {ensemble.B_p[best_cell]}x{ensemble.n[best_cell]} grows from a width of {widths}, if its curve's form holds that far"
         )
-    return "; ".join(found)
+    return "; ".join(risks)
 
 
-def _check_reach(e: Ensemble, C: float, extrapolate: bool, reasons: list[str]) -> None:
-    times = C / e.measured
-    if times > REACH * ROUNDING:
-        said = f"C = {C:.6g} is {f'{times:,.0f}' if times >= 10 else f'{times:.3g}'} times the largest measured C = {e.measured:.6g}"
+def _check_extrapolation(ensemble: CurveEnsemble, C: float, extrapolate: bool, reasons: list[str]) -> None:
+    ratio = C / ensemble.C_measured_max
+    if ratio > MAX_EXTRAPOLATION * EXTRAPOLATION_TOLERANCE:
+        statement = f"C = {C:.6g} is {f'{ratio:,.0f}' if ratio >= 10 else f'{ratio:.3g}'} times the largest measured C = {ensemble.C_measured_max:.6g}"
         if not extrapolate:
-            more = "Measure larger budgets (isojax launch --resume sweep.budget=...), or ask for an extrapolation (--extrapolate)"
-            reach = f"expected at most {REACH:g} times, because no measurement supports more: {_doubts(e, C)}"
-            raise InputError(f"{said}; {reach}. {more}.")
-        reasons.append(f"extrapolated because it was asked for: {said}; {_doubts(e, C)}")
-    if e.C_low.min() > C:
+            remedy = "Measure larger budgets (isojax launch --resume sweep.budget=...), or ask for an extrapolation (--extrapolate)"
+            expectation = f"expected at most {MAX_EXTRAPOLATION:g} times, because no measurement supports more: {_extrapolation_risks(ensemble, C)}"
+            raise InputError(f"{statement}; {expectation}. {remedy}.")
+        reasons.append(f"extrapolated because it was asked for: {statement}; {_extrapolation_risks(ensemble, C)}")
+    if ensemble.C_low.min() > C:
         reasons.append(
-            f"C = {C:.6g} lies below the smallest measured C = {e.C_low.min():.6g}: what is promised there is the curves' word alone"
+            f"C = {C:.6g} lies below the smallest measured C = {ensemble.C_low.min():.6g}: what is promised there is the curves' word alone"
         )
 
 
-def _candidates(e: Ensemble, C: float, B_max: int | None, fix: Mapping[str, int]) -> list[Candidate]:
+def _candidates(ensemble: CurveEnsemble, C: float, B_max: int | None, fix: Mapping[str, int]) -> list[Candidate]:
     """Measured cells, unstable ones too, within B_max and the fixed value, at the compute each would spend; best first."""
-    found = []
-    for i, (B_p, n) in enumerate(zip(e.B_p.tolist(), e.n.tolist(), strict=True)):
+    candidates = []
+    for i, (B_p, n) in enumerate(zip(ensemble.B_p.tolist(), ensemble.n.tolist(), strict=True)):
         B = B_p * n
         M = fix.get("M", int(C // B))
         if M < 1 or B * M > C or (B_max is not None and B_max < B) or fix.get("B_p", B_p) != B_p or fix.get("B", B) != B:
             continue
-        spent = B * M if "M" in fix else C
-        reward, draws = e.cell(i, spent)
-        beyond, interval = bool(spent > e.C_high[i] * (1 + 1e-9)), e.interval(draws) or (None, None)
-        found.append(Candidate(B_p, n, M, reward, beyond, *interval, bool(e.stable[i])))
-    return sorted(found, key=lambda c: (-c.reward, c.n, c.B_p))
+        C_spent = B * M if "M" in fix else C
+        reward, draws = ensemble.cell_rewards(i, C_spent)
+        extrapolated, interval = bool(C_spent > ensemble.C_high[i] * (1 + 1e-9)), ensemble.interval(draws) or (None, None)
+        candidates.append(Candidate(B_p, n, M, reward, extrapolated, *interval, bool(ensemble.stable[i])))
+    return sorted(candidates, key=lambda c: (-c.reward, c.n, c.B_p))
 
 
-def _expect(e: Ensemble, a: Allocation, spent: FloatArray, allowed: BoolArray, reasons: list[str]) -> Best:
+def _expected_outcome(ensemble: CurveEnsemble, allocation: Allocation, C_spent: FloatArray, allowed: BoolArray, reasons: list[str]) -> BestCell:
     """What to expect at a.C, from the cell of the allocation or the nearest measured one, beside the allowed cells."""
-    i = e.nearest(a.B_p, a.n)
-    B_p, n = int(e.B_p[i]), int(e.n[i])
-    compared = allowed if allowed.any() else np.arange(len(e.n)) == i
-    [found] = outlook(e, spent[None], compared[None], np.array([i]), np.array([a.C]))
-    if (B_p, n) != (a.B_p, a.n):
-        reasons.append(f"{a.B_p}x{a.n} has no curve: the expected reward is that of the nearest measured cell, {B_p}x{n}")
-    if a.C > e.C_peak[i]:
-        M = int(e.C_peak[i] // a.B)
-        reasons.append(f"stop early: reward of {B_p}x{n} falls beyond C = {e.C_peak[i]:.4g} (M = {M}); what is expected is its peak")
-    elif found.extrapolated:
-        reasons.append(f"the expected reward is extrapolated: {B_p}x{n} was measured up to C = {e.C_high[i]:.6g}")
-    return found
+    cell_index = ensemble.nearest_cell(allocation.B_p, allocation.n)
+    B_p, n = int(ensemble.B_p[cell_index]), int(ensemble.n[cell_index])
+    compared_cells = allowed if allowed.any() else np.arange(len(ensemble.n)) == cell_index
+    [outcome] = predict_outcomes(ensemble, C_spent[None], compared_cells[None], np.array([cell_index]), np.array([allocation.C]))
+    if (B_p, n) != (allocation.B_p, allocation.n):
+        reasons.append(f"{allocation.B_p}x{allocation.n} has no curve: the expected reward is that of the nearest measured cell, {B_p}x{n}")
+    if allocation.C > ensemble.C_peak[cell_index]:
+        M = int(ensemble.C_peak[cell_index] // allocation.B)
+        reasons.append(f"stop early: reward of {B_p}x{n} falls beyond C = {ensemble.C_peak[cell_index]:.4g} (M = {M}); what is expected is its peak")
+    elif outcome.extrapolated:
+        reasons.append(f"the expected reward is extrapolated: {B_p}x{n} was measured up to C = {ensemble.C_high[cell_index]:.6g}")
+    return outcome
 
 
-def _equal_n(e: Ensemble, a: Allocation, spent: FloatArray, allowed: BoolArray, epsilon: float) -> list[int]:
+def _equal_n(ensemble: CurveEnsemble, allocation: Allocation, C_spent: FloatArray, allowed: BoolArray, epsilon: float) -> list[int]:
     """The epsilon-optimal set of n, rising; the recommended n alone where no measured cell may be chosen."""
-    value = np.where(allowed, e.at(spent), -np.inf)
-    good = allowed & (value >= value.max() - epsilon)
-    return sorted(set(e.n[good].tolist())) or [a.n]
+    expected_rewards = np.where(allowed, ensemble.expected_at_cell_budgets(C_spent), -np.inf)
+    within_epsilon = allowed & (expected_rewards >= expected_rewards.max() - epsilon)
+    return sorted(set(ensemble.n[within_epsilon].tolist())) or [allocation.n]
 
 
-def _pair(low: float | None, high: float | None) -> Interval | None:
+def _interval_or_none(low: float | None, high: float | None) -> Interval | None:
     return None if low is None or high is None else (low, high)
 
 
@@ -184,7 +184,7 @@ def recommend(
     fix: Mapping[str, int] | None = None,
     extrapolate: bool = False,
     epsilon: float = EPSILON,
-    compare: bool = True,
+    with_candidates: bool = True,
 ) -> Recommendation:
     """How to spend C rollouts.
 
@@ -205,32 +205,32 @@ def recommend(
             no allocation.
     """
     fixed, reasons = dict(fix or {}), list[str]()
-    _check(C, B_max, fixed, epsilon)
-    e = Ensemble.load(fit)
-    mode = _mode(fit)
-    _check_reach(e, C, extrapolate, reasons)
-    a = ALLOCATE[mode](fit, e, Request(C, B_max, fixed, epsilon, reasons))
-    spent, allowed = (row[0] for row in affordable(e, np.array([C], dtype=np.float64), B_max, fixed))
-    found, compared = _expect(e, a, spent, allowed, reasons), bool(allowed.any())
-    base = fit.get("base_reward")
-    if base is not None and found.reward < base:
-        reasons.append(f"that is less than the base policy's {base:.3f}: these runs made it worse, and no training is the better choice")
-    if e.no_effect:
-        reasons.append(f"n makes no difference here: n = {a.n} has the best estimate, but take whichever n is fastest on your hardware")
+    _check_arguments(C, B_max, fixed, epsilon)
+    ensemble = CurveEnsemble.from_fit(fit)
+    mode = _fit_mode(fit)
+    _check_extrapolation(ensemble, C, extrapolate, reasons)
+    allocation = ALLOCATORS[mode](fit, ensemble, AllocationRequest(C, B_max, fixed, epsilon, reasons))
+    C_spent, allowed = (row[0] for row in affordable_cells(ensemble, np.array([C], dtype=np.float64), B_max, fixed))
+    outcome, has_allowed_cell = _expected_outcome(ensemble, allocation, C_spent, allowed, reasons), bool(allowed.any())
+    base_reward = fit.get("base_reward")
+    if base_reward is not None and outcome.reward < base_reward:
+        reasons.append(f"that is less than the base policy's {base_reward:.3f}: these runs made it worse, and no training is the better choice")
+    if ensemble.no_effect:
+        reasons.append(f"n makes no difference here: n = {allocation.n} has the best estimate, but take whichever n is fastest on your hardware")
     return Recommendation(
-        allocation=a,
-        expected_reward=found.reward,
-        extrapolated=found.extrapolated,
+        allocation=allocation,
+        expected_reward=outcome.reward,
+        extrapolated=outcome.extrapolated,
         reasons=reasons,
-        candidates=_candidates(e, C, B_max, fixed) if compare else [],
-        interval=_pair(found.low, found.high),
-        prediction_interval=_pair(found.new_low, found.new_high),
-        n_probability=found.n_probability if compared else None,
-        equal_n=_equal_n(e, a, spent, allowed, epsilon),
-        regret=found.regret if compared else None,
-        regret_interval=_pair(found.regret_low, found.regret_high) if compared else None,
-        no_effect=e.no_effect,
-        times_measured=C / e.measured,
+        candidates=_candidates(ensemble, C, B_max, fixed) if with_candidates else [],
+        interval=_interval_or_none(outcome.low, outcome.high),
+        prediction_interval=_interval_or_none(outcome.new_run_low, outcome.new_run_high),
+        n_probability=outcome.n_probability if has_allowed_cell else None,
+        equal_n=_equal_n(ensemble, allocation, C_spent, allowed, epsilon),
+        regret=outcome.regret if has_allowed_cell else None,
+        regret_interval=_interval_or_none(outcome.regret_low, outcome.regret_high) if has_allowed_cell else None,
+        no_effect=ensemble.no_effect,
+        times_measured=C / ensemble.C_measured_max,
         epsilon=epsilon,
-        level=e.level,
+        level=ensemble.level,
     )

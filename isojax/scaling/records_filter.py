@@ -13,10 +13,10 @@ from isojax.types import InputError
 
 BIN_WIDTH = 0.005
 # 0.3 / 0.005 is 60 on paper; a reward that sits on a bin's edge belongs to the upper bin however it was rounded.
-_EDGE = 1e-9
+_EDGE_TOLERANCE = 1e-9
 
 
-def record_breaking(rewards: ArrayLike, bin_width: float = BIN_WIDTH) -> NDArray[np.intp]:
+def record_breaking_indices(rewards: ArrayLike, bin_width: float = BIN_WIDTH) -> NDArray[np.intp]:
     """Indices of the record-breaking points; the first point is one.
 
     Args:
@@ -31,6 +31,6 @@ def record_breaking(rewards: ArrayLike, bin_width: float = BIN_WIDTH) -> NDArray
     """
     if not 0 < bin_width <= 1:
         raise InputError(f"bin width {bin_width}; expected a number in (0, 1], for example {BIN_WIDTH}.")
-    bins = np.floor(np.asarray(rewards, dtype=np.float64) / bin_width + _EDGE)
-    best = np.maximum.accumulate(bins)
-    return np.flatnonzero(np.concatenate([np.ones(min(1, len(bins)), dtype=bool), bins[1:] > best[:-1]]))
+    bins = np.floor(np.asarray(rewards, dtype=np.float64) / bin_width + _EDGE_TOLERANCE)
+    best_bin_so_far = np.maximum.accumulate(bins)
+    return np.flatnonzero(np.concatenate([np.ones(min(1, len(bins)), dtype=bool), bins[1:] > best_bin_so_far[:-1]]))

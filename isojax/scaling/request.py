@@ -14,7 +14,7 @@ EPSILON = 0.005
 
 
 @dataclass(frozen=True)
-class Request:
+class AllocationRequest:
     """What is asked for: C rollouts, at most B_max in one update (None: no limit), and at most one of B_p, B and M held at a value.
 
     `reasons` gathers in words why the answer is what it is. `epsilon`: reward that a smaller B_p may cost.
@@ -26,9 +26,9 @@ class Request:
     epsilon: float
     reasons: list[str]
 
-    def say(self, *words: str) -> None:
+    def add_reasons(self, *reasons: str) -> None:
         """Add reasons."""
-        self.reasons.extend(words)
+        self.reasons.extend(reasons)
 
 
 def unstable_reasons(fit: Mapping[str, Any]) -> dict[int, str | None]:
@@ -36,12 +36,12 @@ def unstable_reasons(fit: Mapping[str, Any]) -> dict[int, str | None]:
     return {v["B_p"]: None if v["stable"] else v["reason"] for v in fit["stability"]}
 
 
-def power_of_two(x: float) -> int:
+def floor_power_of_two(x: float) -> int:
     """The largest power of two <= x, for x >= 1."""
     return 1 << (int(x).bit_length() - 1)
 
 
-def spend(B_p: int, n: int, C: float) -> Allocation:
+def allocate_updates(B_p: int, n: int, C: float) -> Allocation:
     """(B_p, n) for as many updates as C affords.
 
     Raises:
@@ -49,40 +49,40 @@ def spend(B_p: int, n: int, C: float) -> Allocation:
     """
     M = int(C // (B_p * n))
     if M < 1:
-        given = f"C = {C:.6g} is less than one update of B_p n = {B_p} x {n} = {B_p * n} rollouts"
-        raise InputError(f"{given}; expected C >= {B_p * n}. Raise C, or fix a smaller B_p or B.")
+        problem = f"C = {C:.6g} is less than one update of B_p n = {B_p} x {n} = {B_p * n} rollouts"
+        raise InputError(f"{problem}; expected C >= {B_p * n}. Raise C, or fix a smaller B_p or B.")
     return Allocation(B_p, n, M)
 
 
-def check_B_max(r: Request, B_p: int) -> None:
+def check_B_max(request: AllocationRequest, B_p: int) -> None:
     """Refuse a B_p that exceeds B_max alone."""
-    if r.B_max is not None and B_p > r.B_max:
-        raise InputError(f"B_p = {B_p} alone exceeds B_max = {r.B_max}; expected B_p <= B_max. Raise B_max, or fix a smaller B_p.")
+    if request.B_max is not None and B_p > request.B_max:
+        raise InputError(f"B_p = {B_p} alone exceeds B_max = {request.B_max}; expected B_p <= B_max. Raise B_max, or fix a smaller B_p.")
 
 
-def check_fixed(r: Request) -> None:
+def check_fixed(request: AllocationRequest) -> None:
     """Refuse a fixed B above B_max, and a fixed M that leaves no rollout in an update."""
-    B, M = r.fix.get("B"), r.fix.get("M")
-    if B is not None and r.B_max is not None and r.B_max < B:
-        raise InputError(f"B = {B} exceeds B_max = {r.B_max}; expected B <= B_max. Lower B or raise B_max.")
-    if M is not None and r.C < M:
-        raise InputError(f"C = {r.C:.6g} is less than one rollout in each of M = {M} updates; give C >= {M} or a smaller M.")
+    B, M = request.fix.get("B"), request.fix.get("M")
+    if B is not None and request.B_max is not None and request.B_max < B:
+        raise InputError(f"B = {B} exceeds B_max = {request.B_max}; expected B <= B_max. Lower B or raise B_max.")
+    if M is not None and request.C < M:
+        raise InputError(f"C = {request.C:.6g} is less than one rollout in each of M = {M} updates; give C >= {M} or a smaller M.")
 
 
-def choose_B_p(unstable: Iterable[int]) -> str:
+def suggest_B_p(unstable_B_ps: Iterable[int]) -> str:
     """What to do where no B_p is stable: the user's own choice is not refused."""
-    return f"Choose one yourself, as --fix B_p={max(unstable)}, or measure larger ones."
+    return f"Choose one yourself, as --fix B_p={max(unstable_B_ps)}, or measure larger ones."
 
 
-def smallest_stable(stability: Mapping[int, str | None]) -> tuple[int, str]:
+def smallest_stable_B_p(unstable_by_B_p: Mapping[int, str | None]) -> tuple[int, str]:
     """The smallest stable B_p, and the unstable ones below it in words ("" where there is none).
 
     Raises:
         InputError: none is stable.
     """
-    stable = sorted(B_p for B_p, why in stability.items() if why is None)
-    if not stable:
-        given = f"no measured B_p is stable ({', '.join(map(str, stability))})"
-        raise InputError(f"{given}; expected one. {choose_B_p(stability)}")
-    smaller = [f"{B_p} ({why})" for B_p, why in sorted(stability.items()) if why is not None and B_p < stable[0]]
-    return stable[0], f"; unstable: {', '.join(smaller)}" if smaller else ""
+    stable_B_ps = sorted(B_p for B_p, why in unstable_by_B_p.items() if why is None)
+    if not stable_B_ps:
+        problem = f"no measured B_p is stable ({', '.join(map(str, unstable_by_B_p))})"
+        raise InputError(f"{problem}; expected one. {suggest_B_p(unstable_by_B_p)}")
+    unstable_below = [f"{B_p} ({why})" for B_p, why in sorted(unstable_by_B_p.items()) if why is not None and B_p < stable_B_ps[0]]
+    return stable_B_ps[0], f"; unstable: {', '.join(unstable_below)}" if unstable_below else ""

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from isojax.scaling.metrics import Difference, Track, paired_difference, right_answers
+from isojax.scaling.metrics import PairedDifference, RunTrack, paired_difference, correct_counts
 from isojax.types import EvalPoint
 
 if TYPE_CHECKING:  # health.py is loaded by every run, which the fitters are not
-    from isojax.scaling.frontier import Frontier, Stretch
+    from isojax.scaling.frontier import Frontier, FrontierStretch
 
-Cells = Mapping[tuple[int, int], Sequence[Track]]
+TracksByCell = Mapping[tuple[int, int], Sequence[RunTrack]]
 
 
 @dataclass(frozen=True)
-class Segment:
+class FrontierSegment:
     """Where one n holds the frontier, and its evidence.
 
     Attributes:
@@ -51,54 +51,54 @@ class Segment:
     at_C: float | None = None
 
 
-def at_targets(seeds: Sequence[Track]) -> dict[int, tuple[list[EvalPoint], float]]:
+def evaluations_by_target(seeds: Sequence[RunTrack]) -> dict[int, tuple[list[EvalPoint], float]]:
     """For each target that all seeds of a cell answered: their evaluations, and the mean of their compute."""
-    maps = [{p.target: (p, float(c)) for p, c in zip(t.run.points, t.C, strict=True)} for t in seeds]
-    common = sorted(set.intersection(*(set(m) for m in maps)))
-    return {t: ([m[t][0] for m in maps], float(np.mean([m[t][1] for m in maps]))) for t in common}
+    maps_by_seed = [{p.target: (p, float(c)) for p, c in zip(t.run.points, t.C, strict=True)} for t in seeds]
+    common_targets = sorted(set.intersection(*(set(m) for m in maps_by_seed)))
+    return {t: ([m[t][0] for m in maps_by_seed], float(np.mean([m[t][1] for m in maps_by_seed]))) for t in common_targets}
 
 
-def compare(a: Sequence[EvalPoint], b: Sequence[EvalPoint], metric: str) -> Difference | None:
+def paired_lead(evaluations_a: Sequence[EvalPoint], evaluations_b: Sequence[EvalPoint], metric: str) -> PairedDifference | None:
     """The paired difference of two lists of evaluations (one a seed); None without counts of one common number of samples.
 
     Raises:
         InputError: counts of different validation sets.
     """
-    samples = {p.samples for p in (*a, *b)}
-    right_a, right_b = ([right_answers(p, metric) for p in points] for points in (a, b))
-    if len(samples) != 1 or not all([*right_a, *right_b]):
+    sample_counts = {p.samples for p in (*evaluations_a, *evaluations_b)}
+    correct_a, correct_b = ([correct_counts(p, metric) for p in points] for points in (evaluations_a, evaluations_b))
+    if len(sample_counts) != 1 or not all([*correct_a, *correct_b]):
         return None
-    return paired_difference(right_a, right_b, samples.pop(), metric)
+    return paired_difference(correct_a, correct_b, sample_counts.pop(), metric)
 
 
-def _evidence(held: Sequence[Stretch], neighbours: Sequence[tuple[int, int]], cells: Cells, metric: str) -> Segment:
+def _evidence_for_n(stretches: Sequence[FrontierStretch], neighbours: Sequence[tuple[int, int]], cells: TracksByCell, metric: str) -> FrontierSegment:
     """The evidence for one n, which holds the consecutive stretches `held`, against the cells (n, B_p) beside them."""
-    rivals = [at_targets(cells[B_p, n]) for n, B_p in neighbours]
-    best: tuple[float, Difference, float] | None = None
-    measured = False
-    for stretch in held:
-        for target, (points, C) in at_targets(cells[stretch.B_p, stretch.n]).items():
+    rival_evaluations = [evaluations_by_target(cells[B_p, n]) for n, B_p in neighbours]
+    best_lead: tuple[float, PairedDifference, float] | None = None
+    has_common_target = False
+    for stretch in stretches:
+        for target, (points, C) in evaluations_by_target(cells[stretch.B_p, stretch.n]).items():
             inside = stretch.C_low * (1 - 1e-9) <= C <= stretch.C_high * (1 + 1e-9)
-            if not rivals or not inside or any(target not in r for r in rivals):
+            if not rival_evaluations or not inside or any(target not in r for r in rival_evaluations):
                 continue
-            measured = True
-            found = [compare(points, r[target][0], metric) for r in rivals]
-            leads = [d for d in found if d is not None]
-            if len(leads) < len(found):
+            has_common_target = True
+            differences = [paired_lead(points, r[target][0], metric) for r in rival_evaluations]
+            paired_differences = [d for d in differences if d is not None]
+            if len(paired_differences) < len(differences):
                 continue
-            closest = min(leads, key=lambda d: d.z)
-            if best is None or closest.z > best[0]:
-                best = closest.z, closest, C
-    C_low, C_high = held[0].C_low, held[-1].C_high
-    longest = max(held, key=lambda s: s.C_high / s.C_low)
-    head = (longest.n, longest.B_p, C_low, C_high, math.log10(C_high / C_low), tuple(neighbours), measured)
-    if best is None:
-        return Segment(*head)
-    z, lead, C = best
-    return Segment(*head, lead.mean, lead.se, z if math.isfinite(z) else None, C)
+            closest = min(paired_differences, key=lambda d: d.z)
+            if best_lead is None or closest.z > best_lead[0]:
+                best_lead = closest.z, closest, C
+    C_low, C_high = stretches[0].C_low, stretches[-1].C_high
+    longest_stretch = max(stretches, key=lambda s: s.C_high / s.C_low)
+    common_fields = (longest_stretch.n, longest_stretch.B_p, C_low, C_high, math.log10(C_high / C_low), tuple(neighbours), has_common_target)
+    if best_lead is None:
+        return FrontierSegment(*common_fields)
+    z, lead, C = best_lead
+    return FrontierSegment(*common_fields, lead.mean, lead.se, z if math.isfinite(z) else None, C)
 
 
-def segments(frontier: Frontier, cells: Cells, metric: str) -> tuple[Segment, ...]:
+def segment_evidence(frontier: Frontier, cells: TracksByCell, metric: str) -> tuple[FrontierSegment, ...]:
     """The evidence for each n of a frontier: consecutive stretches of one n are one segment, whatever their B_p.
 
     Args:
@@ -108,9 +108,9 @@ def segments(frontier: Frontier, cells: Cells, metric: str) -> tuple[Segment, ..
     Raises:
         InputError: counts of different validation sets.
     """
-    held = [list(stretches) for _, stretches in groupby(frontier.stretches, key=lambda s: s.n)]
-    found = []
-    for i, here in enumerate(held):
-        beside = [*(held[i - 1][-1:] if i else []), *(held[i + 1][:1] if i + 1 < len(held) else [])]
-        found.append(_evidence(here, list(dict.fromkeys((o.n, o.B_p) for o in beside)), cells, metric))
-    return tuple(found)
+    stretches_by_n = [list(stretches) for _, stretches in groupby(frontier.stretches, key=lambda s: s.n)]
+    evidence = []
+    for i, own_stretches in enumerate(stretches_by_n):
+        adjacent_stretches = [*(stretches_by_n[i - 1][-1:] if i else []), *(stretches_by_n[i + 1][:1] if i + 1 < len(stretches_by_n) else [])]
+        evidence.append(_evidence_for_n(own_stretches, list(dict.fromkeys((o.n, o.B_p) for o in adjacent_stretches)), cells, metric))
+    return tuple(evidence)

@@ -13,26 +13,26 @@ from numpy.typing import ArrayLike
 
 from isojax.scaling.metrics import FloatArray
 
-HILL, STRETCHED = 1.0, 0.0
+HILL_TAIL, STRETCHED_TAIL = 1.0, 0.0
 _MIN_TAIL = 1e-6
-_STEEP = 60.0  # beyond it s is 0 or 1 in double precision
+_MAX_EXPONENT = 60.0  # beyond it s is 0 or 1 in double precision
 
 
-def shape(z: FloatArray, tail: ArrayLike) -> tuple[FloatArray, FloatArray]:
+def progress_and_slope(z: FloatArray, tail: ArrayLike) -> tuple[FloatArray, FloatArray]:
     """(s, ds/dz) at z float[...]; tail in [0, 1] broadcasts."""
     t = np.maximum(np.asarray(tail, dtype=np.float64), _MIN_TAIL)
-    grown = np.expm1(t * np.log(2.0)) * np.exp(np.clip(z, -_STEEP, _STEEP))
-    rest = np.exp(-np.log1p(grown) / t)
-    return 1 - rest, rest * grown / (t * (1 + grown))
+    growth = np.expm1(t * np.log(2.0)) * np.exp(np.clip(z, -_MAX_EXPONENT, _MAX_EXPONENT))
+    remaining = np.exp(-np.log1p(growth) / t)
+    return 1 - remaining, remaining * growth / (t * (1 + growth))
 
 
-def value(tail: ArrayLike, C: ArrayLike, R0: ArrayLike, A: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> FloatArray:
+def curve_value(tail: ArrayLike, C: ArrayLike, R0: ArrayLike, A: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> FloatArray:
     """R(C) for C > 0; all arguments broadcast, float[...] -> float[...]."""
     z = np.asarray(B) * (np.log(np.asarray(C, dtype=np.float64)) - np.log(C_mid))
     floor = np.asarray(R0, dtype=np.float64)
-    return floor + (np.asarray(A) - floor) * shape(np.asarray(z, dtype=np.float64), tail)[0]
+    return floor + (np.asarray(A) - floor) * progress_and_slope(np.asarray(z, dtype=np.float64), tail)[0]
 
 
-def name(tail: float) -> str:
+def shape_name(tail: float) -> str:
     """In words."""
-    return {HILL: "hill", STRETCHED: "stretched"}.get(tail, "between hill and stretched")
+    return {HILL_TAIL: "hill", STRETCHED_TAIL: "stretched"}.get(tail, "between hill and stretched")

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isojax.scaling.metrics import TRAIN_REWARD, Track
-from isojax.scaling.segments import Cells, at_targets, compare
+from isojax.scaling.metrics import TRAIN_REWARD, RunTrack
+from isojax.scaling.segments import TracksByCell, evaluations_by_target, paired_lead
 from isojax.types import EvalPoint
 
-LAST = 3
+LAST_EVALUATIONS = 3
 MIN_DROP = 0.05
 Z_DROP = 4.0
 
 
 @dataclass(frozen=True)
-class Stability:
+class StabilityVerdict:
     """Whether all cells of a B_p train stably; if not, why."""
 
     B_p: int
@@ -31,57 +31,57 @@ class Stability:
     reason: str = ""
 
 
-def _non_finite(seeds: Sequence[Track]) -> str:
+def _nonfinite_reason(seeds: Sequence[RunTrack]) -> str:
     for t in seeds:
-        if t.run.failed:
-            return f"n={t.run.cell.n} seed {t.run.cell.seed}: {t.run.failed}"
+        if t.run.failure_reason:
+            return f"n={t.run.cell.n} seed {t.run.cell.seed}: {t.run.failure_reason}"
         for p in t.run.points:
-            bad = [name for name, value in sorted(p.train.items()) if not math.isfinite(value)]
-            if bad:
-                return f"n={t.run.cell.n} seed {t.run.cell.seed}: {bad[0]} is {p.train[bad[0]]} at C = {p.rollouts}"
+            nonfinite_names = [name for name, value in sorted(p.train.items()) if not math.isfinite(value)]
+            if nonfinite_names:
+                return f"n={t.run.cell.n} seed {t.run.cell.seed}: {nonfinite_names[0]} is {p.train[nonfinite_names[0]]} at C = {p.rollouts}"
     return ""
 
 
-def _drop(seeds: Sequence[Track], metric: str) -> str:
+def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
     """Why a cell that fell counts as unstable, else ""."""
-    shared = at_targets(seeds)
-    if len(shared) < 2:
+    evaluations_at = evaluations_by_target(seeds)
+    if len(evaluations_at) < 2:
         return ""
-    value = {(id(t), p.target): r for t in seeds for p, r in zip(t.run.points, t.R, strict=True)}
-    means = np.array([np.mean([value[id(t), target] for t in seeds]) for target in shared])
-    width = min(LAST, len(means))
-    smooth = np.convolve(means, np.full(width, 1 / width), mode="valid")
-    best = int(smooth.argmax())
-    drop = float(smooth[best] - smooth[-1])
+    reward_of = {(id(t), p.target): r for t in seeds for p, r in zip(t.run.points, t.R, strict=True)}
+    mean_rewards = np.array([np.mean([reward_of[id(t), target] for t in seeds]) for target in evaluations_at])
+    width = min(LAST_EVALUATIONS, len(mean_rewards))
+    running_means = np.convolve(mean_rewards, np.full(width, 1 / width), mode="valid")
+    best_start = int(running_means.argmax())
+    drop = float(running_means[best_start] - running_means[-1])
     if drop <= MIN_DROP:
         return ""
-    evaluations = [points for points, _ in shared.values()]
+    evaluations = [points for points, _ in evaluations_at.values()]
 
-    def flat(start: int) -> list[EvalPoint]:
+    def evaluations_from(start: int) -> list[EvalPoint]:
         return [p for points in evaluations[start : start + width] for p in points]
 
-    found = compare(flat(best), flat(len(means) - width), metric)
-    limit = max(MIN_DROP, Z_DROP * found.se if found is not None else 0.0)
+    difference = paired_lead(evaluations_from(best_start), evaluations_from(len(mean_rewards) - width), metric)
+    limit = max(MIN_DROP, Z_DROP * difference.se if difference is not None else 0.0)
     if drop <= limit:
         return ""
-    return f"n={seeds[0].run.cell.n} ends at {smooth[-1]:.3f}, {drop:.3f} below its best {smooth[best]:.3f} (limit {limit:.3f})"
+    return f"n={seeds[0].run.cell.n} ends at {running_means[-1]:.3f}, {drop:.3f} below its best {running_means[best_start]:.3f} (limit {limit:.3f})"
 
 
-def _training_fell(seeds: Sequence[Track]) -> bool:
+def _training_reward_fell(seeds: Sequence[RunTrack]) -> bool:
     """Whether the training reward of a run falls as well: then its policy broke, while overfitting would go on to raise it."""
     for t in seeds:
-        train = np.array([p.train[TRAIN_REWARD] for p in t.run.points if TRAIN_REWARD in p.train])
-        if len(train) <= LAST:
+        training_rewards = np.array([p.train[TRAIN_REWARD] for p in t.run.points if TRAIN_REWARD in p.train])
+        if len(training_rewards) <= LAST_EVALUATIONS:
             continue
-        smooth = np.convolve(train, np.full(LAST, 1 / LAST), mode="valid")
-        bent = train[1:-1] - (train[:-2] + train[2:]) / 2
-        noise = np.sqrt(np.median(bent**2) / (0.455 * 1.5))  # a median, which the fall itself does not move
-        if smooth.max() - smooth[-1] > max(MIN_DROP, Z_DROP * np.sqrt(2 / LAST) * noise):
+        running_means = np.convolve(training_rewards, np.full(LAST_EVALUATIONS, 1 / LAST_EVALUATIONS), mode="valid")
+        deviations = training_rewards[1:-1] - (training_rewards[:-2] + training_rewards[2:]) / 2
+        noise_sd = np.sqrt(np.median(deviations**2) / (0.455 * 1.5))  # a median, which the fall itself does not move
+        if running_means.max() - running_means[-1] > max(MIN_DROP, Z_DROP * np.sqrt(2 / LAST_EVALUATIONS) * noise_sd):
             return True
     return False
 
 
-def stability(cells: Cells, metric: str, peaked: Collection[tuple[int, int]] = ()) -> tuple[Stability, ...]:
+def assess_stability(cells: TracksByCell, metric: str, peaked_cells: Collection[tuple[int, int]] = ()) -> tuple[StabilityVerdict, ...]:
     """One verdict for each B_p, by rising B_p.
 
     Args:
@@ -94,6 +94,6 @@ def stability(cells: Cells, metric: str, peaked: Collection[tuple[int, int]] = (
     """
     reasons: dict[int, list[str]] = {}
     for (B_p, n), seeds in sorted(cells.items()):
-        is_overfitting = (B_p, n) in peaked and not _training_fell(seeds)
-        reasons.setdefault(B_p, []).append(_non_finite(seeds) or ("" if is_overfitting else _drop(seeds, metric)))
-    return tuple(Stability(B_p, not any(r), "; ".join(x for x in r if x)) for B_p, r in reasons.items())
+        is_overfitting = (B_p, n) in peaked_cells and not _training_reward_fell(seeds)
+        reasons.setdefault(B_p, []).append(_nonfinite_reason(seeds) or ("" if is_overfitting else _drop_reason(seeds, metric)))
+    return tuple(StabilityVerdict(B_p, not any(r), "; ".join(x for x in r if x)) for B_p, r in reasons.items())

@@ -18,20 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from isojax.scaling.ensemble import Ensemble
+from isojax.scaling.ensemble import CurveEnsemble
 from isojax.scaling.fit import fit
-from isojax.scaling.metrics import Track, by_cell, track
-from isojax.scaling.predict import choose, new_run
+from isojax.scaling.metrics import RunTrack, group_by_cell, make_track
+from isojax.scaling.predict import choose_cells, new_run_interval
 from isojax.scaling.request import EPSILON
 from isojax.types import InputError, RunRecord
 
-SCHEMA = 1
-TOP = 4.0
+VALIDATION_SCHEMA = 1
+HIDDEN_COMPUTE_FACTOR = 4.0
 REPLICATES = 200
 # Evaluations between this share of C and C count as made near C.
-NEAR = 0.7
-Fit = Callable[[Sequence[RunRecord]], Mapping[str, Any]]
-Result = dict[str, Any]
+MIN_SHARE_OF_C = 0.7
+FitFunction = Callable[[Sequence[RunRecord]], Mapping[str, Any]]
+TrialResult = dict[str, Any]
 
 
 def validate(
@@ -42,8 +42,8 @@ def validate(
     replicates: int = REPLICATES,
     seed: int = 0,
     run_sd: float | None = None,
-    advance: Callable[[int, int], None] | None = None,
-) -> Result:
+    on_progress: Callable[[int, int], None] | None = None,
+) -> TrialResult:
     """The three trials.
 
     Args:
@@ -59,150 +59,150 @@ def validate(
     Raises:
         InputError: runs that cannot be fitted even whole.
     """
-    tracks = [track(r, metric, compute) for r in runs]
+    tracks = [make_track(r, metric, compute) for r in runs]
     trials = {"compute": _hide_compute, "largest_n": _hide_largest_n, "seed": _hide_seed}
-    done = 0
+    trials_done = 0
 
-    def hear(i: int, of: int) -> None:
-        if advance is not None:
-            advance(done * of + i, len(trials) * of)
+    def report_progress(done_here: int, total: int) -> None:
+        if on_progress is not None:
+            on_progress(trials_done * total + done_here, len(trials) * total)
 
-    def fitted(kept: Sequence[RunRecord]) -> Mapping[str, Any]:
-        return fit(kept, metric, compute, mode, replicates=replicates, seed=seed, run_sd=run_sd, advance=hear)
+    def fit_visible(visible_runs: Sequence[RunRecord]) -> Mapping[str, Any]:
+        return fit(visible_runs, metric, compute, mode, replicates=replicates, seed=seed, run_sd=run_sd, on_progress=report_progress)
 
-    found: dict[str, Result] = {}
+    results: dict[str, TrialResult] = {}
     for name, trial in trials.items():
         try:
-            found[name] = {"possible": True, "why": None, **trial(tracks, fitted)}
+            results[name] = {"possible": True, "why": None, **trial(tracks, fit_visible)}
         except InputError as e:
-            found[name] = {"possible": False, "why": str(e)}
-        done += 1
-    return {"schema": SCHEMA, "metric": metric, "compute": compute, "mode": mode, "replicates": replicates, **found}
+            results[name] = {"possible": False, "why": str(e)}
+        trials_done += 1
+    return {"schema": VALIDATION_SCHEMA, "metric": metric, "compute": compute, "mode": mode, "replicates": replicates, **results}
 
 
-def _hide_compute(tracks: Sequence[Track], fitted: Fit) -> Result:
-    top = max(float(t.C[-1]) for t in tracks)
-    limit = top / TOP
-    kept = [part for t in tracks if (part := _up_to(t, limit)) is not None]
-    e = Ensemble.load(fitted(kept))
-    result = _predicted(e, [(t, t.C > limit) for t in tracks]) | _choice(e, tracks, limit)
-    says = f"fitted up to C = {limit:.4g}, tested up to {top:.4g}: {_errors_in_words(result)}; {_choice_in_words(result)}"
-    return {"hidden": f"compute above {limit:.6g}, a {TOP:g}th of the largest", "says": says} | result
+def _hide_compute(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
+    C_max = max(float(t.C[-1]) for t in tracks)
+    C_limit = C_max / HIDDEN_COMPUTE_FACTOR
+    visible_runs = [truncated for t in tracks if (truncated := _truncate_run(t, C_limit)) is not None]
+    ensemble = CurveEnsemble.from_fit(fit_visible(visible_runs))
+    result = _compare_predictions(ensemble, [(t, t.C > C_limit) for t in tracks]) | _judge_choice(ensemble, tracks, C_limit)
+    summary = f"fitted up to C = {C_limit:.4g}, tested up to {C_max:.4g}: {_describe_errors(result)}; {_describe_choice(result)}"
+    return {"hidden": f"compute above {C_limit:.6g}, a {HIDDEN_COMPUTE_FACTOR:g}th of the largest", "says": summary} | result
 
 
-def _hide_seed(tracks: Sequence[Track], fitted: Fit) -> Result:
-    last = [seeds[-1] for seeds in by_cell(tracks).values() if len(seeds) >= 2]
-    if not last:
+def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
+    hidden_tracks = [seeds[-1] for seeds in group_by_cell(tracks).values() if len(seeds) >= 2]
+    if not hidden_tracks:
         raise InputError("no cell has two runs, so none can be hidden; run a second seed (isojax launch --resume sweep.seeds=2).")
-    hidden = {id(t) for t in last}
-    e = Ensemble.load(fitted([t.run for t in tracks if id(t) not in hidden]))
-    result = _predicted(e, [(t, t.C > 0) for t in last]) | _choice(e, last)
-    names = ", ".join(t.run.cell.name for t in last)
-    says = f"{len(last)} runs hidden: {_errors_in_words(result)}; {_choice_in_words(result)}"
-    return {"hidden": f"the last run of every cell that has two or more ({names})", "says": says} | result
+    hidden_ids = {id(t) for t in hidden_tracks}
+    ensemble = CurveEnsemble.from_fit(fit_visible([t.run for t in tracks if id(t) not in hidden_ids]))
+    result = _compare_predictions(ensemble, [(t, t.C > 0) for t in hidden_tracks]) | _judge_choice(ensemble, hidden_tracks)
+    names = ", ".join(t.run.cell.name for t in hidden_tracks)
+    summary = f"{len(hidden_tracks)} runs hidden: {_describe_errors(result)}; {_describe_choice(result)}"
+    return {"hidden": f"the last run of every cell that has two or more ({names})", "says": summary} | result
 
 
-def _hide_largest_n(tracks: Sequence[Track], fitted: Fit) -> Result:
+def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
     """Nothing predicts an n that was not run: `predicted` is the frontier of the rest, and its error what that n adds."""
-    ns = sorted({t.run.cell.n for t in tracks})
-    if len(ns) < 2:
-        raise InputError(f"only n = {ns[0]} was run, so nothing is left without the largest n; run a second n.")
-    n = ns[-1]
-    hidden = [t for t in tracks if t.run.cell.n == n]
-    document = fitted([t.run for t in tracks if t.run.cell.n != n])
-    e = Ensemble.load(document)
-    usable = e.stable if e.stable.any() else np.ones_like(e.stable)
-    rows = [_row(t, C, R, float(e.expected(C)[usable].max()), None) for t in hidden for C, R in zip(t.C, t.R, strict=True) if C > 0]
-    top = max(float(t.C[-1]) for t in hidden)
-    result = _summary(rows) | _choice(e, tracks)
-    ends = [row for row in rows if row["C"] >= NEAR * top]
-    gain = float(np.mean([row["measured"] - row["predicted"] for row in ends]))
-    matters, warned = gain > EPSILON, document["frontier"][-1]["n"] == ns[-2]
-    added = f"near C = {top:.4g} n = {n} measured {gain:+.4f} beside the frontier of the rest"
+    measured_n = sorted({t.run.cell.n for t in tracks})
+    if len(measured_n) < 2:
+        raise InputError(f"only n = {measured_n[0]} was run, so nothing is left without the largest n; run a second n.")
+    n = measured_n[-1]
+    hidden_tracks = [t for t in tracks if t.run.cell.n == n]
+    document = fit_visible([t.run for t in tracks if t.run.cell.n != n])
+    ensemble = CurveEnsemble.from_fit(document)
+    usable_cells = ensemble.stable if ensemble.stable.any() else np.ones_like(ensemble.stable)
+    rows = [_prediction_row(t, C, R, float(ensemble.expected_rewards(C)[usable_cells].max()), None) for t in hidden_tracks for C, R in zip(t.C, t.R, strict=True) if C > 0]
+    C_max = max(float(t.C[-1]) for t in hidden_tracks)
+    result = _summarize_errors(rows) | _judge_choice(ensemble, tracks)
+    end_rows = [row for row in rows if row["C"] >= MIN_SHARE_OF_C * C_max]
+    gain = float(np.mean([row["measured"] - row["predicted"] for row in end_rows]))
+    matters, warned = gain > EPSILON, document["frontier"][-1]["n"] == measured_n[-2]
+    gain_text = f"near C = {C_max:.4g} n = {n} measured {gain:+.4f} beside the frontier of the rest"
     verdict = {
         (True, True): "it mattered, and the fit without it warned that its frontier ends at the largest n measured",
         (True, False): "it mattered, and the fit without it would not have warned",
         (False, True): "it did not matter, though the fit without it warned that its frontier ends at the largest n measured",
         (False, False): "it did not matter, and the fit without it did not warn",
     }[matters, warned]
-    says = f"{added}: {verdict}; {_choice_in_words(result)}"
-    return {"hidden": f"every run of n = {n}", "says": says, "n": n, "gain": gain, "matters": matters, "warned": warned} | result
+    summary = f"{gain_text}: {verdict}; {_describe_choice(result)}"
+    return {"hidden": f"every run of n = {n}", "says": summary, "n": n, "gain": gain, "matters": matters, "warned": warned} | result
 
 
-def _up_to(t: Track, limit: float) -> RunRecord | None:
+def _truncate_run(t: RunTrack, C_limit: float) -> RunRecord | None:
     """A run cut off at compute `limit`; None where nothing but the base policy is left."""
-    count = int((t.C <= limit).sum())
+    count = int((t.C <= C_limit).sum())
     if count == 0 or t.C[count - 1] == 0:
         return None
-    cut = {name: value[:count] for name in ("points", "device_hours", "lines") if (value := getattr(t.run, name))}
-    return replace(t.run, **cut)
+    truncated_fields = {name: value[:count] for name in ("points", "device_hours", "lines") if (value := getattr(t.run, name))}
+    return replace(t.run, **truncated_fields)
 
 
-def _predicted(e: Ensemble, hidden: Sequence[tuple[Track, np.ndarray]]) -> Result:
+def _compare_predictions(ensemble: CurveEnsemble, hidden_evaluations: Sequence[tuple[RunTrack, np.ndarray]]) -> TrialResult:
     """Predicted against measured reward of evaluations (a track and a mask of them), where the cell has a curve."""
-    cells = {(int(B_p), int(n)): i for i, (B_p, n) in enumerate(zip(e.B_p, e.n, strict=True))}
+    cell_indices = {(int(B_p), int(n)): i for i, (B_p, n) in enumerate(zip(ensemble.B_p, ensemble.n, strict=True))}
     rows = []
-    for t, mask in hidden:
-        if t.key not in cells:
+    for t, mask in hidden_evaluations:
+        if t.key not in cell_indices:
             continue
-        i = cells[t.key]
+        i = cell_indices[t.key]
         for C, R in zip(t.C[mask], t.R[mask], strict=True):
-            reward, draws = e.cell(i, float(C), same_problems=True)
-            low, high = e.interval(draws) or (None, None)
-            rows.append(_row(t, C, R, reward, new_run(e, i, reward, low, high)))
+            reward, draws = ensemble.cell_rewards(i, float(C), same_problems=True)
+            low, high = ensemble.interval(draws) or (None, None)
+            rows.append(_prediction_row(t, C, R, reward, new_run_interval(ensemble, i, reward, low, high)))
     if not rows:
         raise InputError("no hidden evaluation belongs to a cell that has a curve without it; evaluate more often or run longer.")
-    return _summary(rows)
+    return _summarize_errors(rows)
 
 
-def _row(t: Track, C: float, measured: float, predicted: float, span: tuple[float | None, float | None] | None) -> Result:
-    low, high = span or (None, None)
+def _prediction_row(t: RunTrack, C: float, measured: float, predicted: float, interval: tuple[float | None, float | None] | None) -> TrialResult:
+    low, high = interval or (None, None)
     inside = None if low is None or high is None else bool(low <= measured <= high)
     cell = t.run.cell
     row = {"B_p": cell.B_p, "n": cell.n, "seed": cell.seed, "C": float(C), "measured": float(measured), "predicted": predicted}
     return row | {"low": low, "high": high, "inside": inside}
 
 
-def _summary(rows: Sequence[Result]) -> Result:
+def _summarize_errors(rows: Sequence[TrialResult]) -> TrialResult:
     errors = np.array([row["predicted"] - row["measured"] for row in rows])
-    judged = [row["inside"] for row in rows if row["inside"] is not None]
+    inside_interval = [row["inside"] for row in rows if row["inside"] is not None]
     return {
         "measurements": len(rows),
         "mean_error": float(errors.mean()),
         "mean_absolute_error": float(np.abs(errors).mean()),
-        "inside": float(np.mean(judged)) if judged else None,
+        "inside": float(np.mean(inside_interval)) if inside_interval else None,
         "points": list(rows),
     }
 
 
-def _choice(e: Ensemble, tracks: Sequence[Track], beyond: float = 0.0) -> Result:
+def _judge_choice(ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_above: float = 0.0) -> TrialResult:
     """The n of the fit's best cell at the largest C > `beyond` that two n reach, the n measured best there, and what the first lost."""
-    nothing: Result = {"C": None, "n_chosen": None, "n_best": None, "regret": None}
-    ends: dict[int, float] = {}
+    no_choice: TrialResult = {"C": None, "n_chosen": None, "n_best": None, "regret": None}
+    C_end_by_n: dict[int, float] = {}
     for t in tracks:
-        ends[t.run.cell.n] = max(ends.get(t.run.cell.n, 0.0), float(t.C[-1]))
-    C = sorted(ends.values())[-2] if len(ends) > 1 else 0.0
-    if C <= beyond:
-        return nothing
-    near = {key: [R for t in seeds for R in t.R[(t.C >= NEAR * C) & (t.C <= C)]] for key, seeds in by_cell(tracks).items()}
-    measured = {key: float(np.mean(rewards)) for key, rewards in near.items() if rewards}
-    there = np.array([(int(B_p), int(n)) in measured for B_p, n in zip(e.B_p, e.n, strict=True)])
-    allowed = there & e.stable if (there & e.stable).any() else there
+        C_end_by_n[t.run.cell.n] = max(C_end_by_n.get(t.run.cell.n, 0.0), float(t.C[-1]))
+    C = sorted(C_end_by_n.values())[-2] if len(C_end_by_n) > 1 else 0.0
+    if C <= C_above:
+        return no_choice
+    rewards_near_C = {key: [R for t in seeds for R in t.R[(t.C >= MIN_SHARE_OF_C * C) & (t.C <= C)]] for key, seeds in group_by_cell(tracks).items()}
+    mean_rewards = {key: float(np.mean(rewards)) for key, rewards in rewards_near_C.items() if rewards}
+    is_measured = np.array([(int(B_p), int(n)) in mean_rewards for B_p, n in zip(ensemble.B_p, ensemble.n, strict=True)])
+    allowed = is_measured & ensemble.stable if (is_measured & ensemble.stable).any() else is_measured
     if not allowed.any():
-        return nothing
-    i = int(choose(e, np.full((1, len(e.n)), C), allowed[None], 0.0)[0])
-    best = max(measured, key=lambda key: (measured[key], -key[1]))
-    n_chosen, B_p = int(e.n[i]), int(e.B_p[i])
-    return {"C": C, "n_chosen": n_chosen, "n_best": best[1], "regret": measured[best] - measured[B_p, n_chosen]}
+        return no_choice
+    i = int(choose_cells(ensemble, np.full((1, len(ensemble.n)), C), allowed[None], 0.0)[0])
+    best_key = max(mean_rewards, key=lambda key: (mean_rewards[key], -key[1]))
+    n_chosen, B_p = int(ensemble.n[i]), int(ensemble.B_p[i])
+    return {"C": C, "n_chosen": n_chosen, "n_best": best_key[1], "regret": mean_rewards[best_key] - mean_rewards[B_p, n_chosen]}
 
 
-def _errors_in_words(r: Result) -> str:
-    share = f", {r['inside']:.0%} inside the interval of one new run" if r["inside"] is not None else ""
-    errors = f"mean error {r['mean_error']:+.4f}, mean absolute error {r['mean_absolute_error']:.4f}"
-    return f"{r['measurements']} evaluations predicted with {errors}{share}"
+def _describe_errors(result: TrialResult) -> str:
+    share = f", {result['inside']:.0%} inside the interval of one new run" if result["inside"] is not None else ""
+    errors = f"mean error {result['mean_error']:+.4f}, mean absolute error {result['mean_absolute_error']:.4f}"
+    return f"{result['measurements']} evaluations predicted with {errors}{share}"
 
 
-def _choice_in_words(r: Result) -> str:
-    if r["n_chosen"] is None:
+def _describe_choice(result: TrialResult) -> str:
+    if result["n_chosen"] is None:
         return "no two n were measured that far, so its choice of n cannot be judged"
-    return f"at C = {r['C']:.4g} it chose n = {r['n_chosen']}, measured best was n = {r['n_best']}, which cost {r['regret']:.4f}"
+    return f"at C = {result['C']:.4g} it chose n = {result['n_chosen']}, measured best was n = {result['n_best']}, which cost {result['regret']:.4f}"

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from isojax.config import DataConfig
-from isojax.tasks.sources import in_order, read_integers
+from isojax.tasks.sources import canonical_order, read_integers
 from isojax.types import InputError, Problem
 
 
 @dataclass(frozen=True)
-class Sums:
+class AdditionSource:
     """All sums of two numbers of low..high digits; the id of a + b is a * 10^high + b."""
 
     low: int
@@ -27,14 +27,14 @@ class Sums:
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """`count` distinct sums, or all there are."""
         base = 10**self.high
-        numbers = base - (0 if self.low == 1 else 10 ** (self.low - 1))
-        count = min(count, numbers * (numbers + 1) // 2)
-        found: dict[tuple[int, int], None] = {}
-        while len(found) < count:
+        num_operands = base - (0 if self.low == 1 else 10 ** (self.low - 1))
+        count = min(count, num_operands * (num_operands + 1) // 2)
+        distinct_sums: dict[tuple[int, int], None] = {}
+        while len(distinct_sums) < count:
             drawn = zip(self._operands(count, rng).tolist(), self._operands(count, rng).tolist(), strict=True)
-            found |= dict.fromkeys(in_order(a, b) for a, b in drawn)
+            distinct_sums |= dict.fromkeys(canonical_order(a, b) for a, b in drawn)
         # The first draws hold more short sums than the last ones, when most of those have been met: so a choice, not the first ones.
-        sums = list(found)[:count]
+        sums = list(distinct_sums)[:count]
         return [Problem(a * base + b, f"{a} + {b} =", str(a + b)) for a, b in (sums[i] for i in rng.permutation(count))]
 
     def _operands(self, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -42,9 +42,9 @@ class Sums:
         return rng.integers(np.where(digits == 1, 0, 10 ** (digits - 1)), 10**digits)
 
 
-def source(argument: str, data: DataConfig) -> Sums:
+def source(argument: str, data: DataConfig) -> AdditionSource:
     """Sums of numbers of low..high digits, 1 <= low <= high <= 4."""
     limits = read_integers(argument, "addition", {"low": 1, "high": 2})
     if not 1 <= limits["low"] <= limits["high"] <= 4:
         raise InputError(f"cell.task: addition:{argument}: expected 1 <= low <= high <= 4 digits, such as addition:low=1,high=2.")
-    return Sums(limits["low"], limits["high"])
+    return AdditionSource(limits["low"], limits["high"])

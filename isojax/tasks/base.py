@@ -14,16 +14,16 @@ from typing_extensions import TypeIs
 
 from isojax import registry
 from isojax.config import CellConfig
-from isojax.tasks.stops import Stops
+from isojax.tasks.stops import StopConditions
 from isojax.types import InputError, Problem
 
 
-class Encoded(NamedTuple):
+class EncodedProblems(NamedTuple):
     """Problems as arrays: prompts i32[Q P] and answers i32[Q T] (with the end token; T = 0 where the host verifies), right-padded;
     prompt lengths i32[Q]; ids i32[Q]."""
 
     prompts: np.ndarray
-    lengths: np.ndarray
+    prompt_lengths: np.ndarray
     answers: np.ndarray
     ids: np.ndarray
 
@@ -38,11 +38,11 @@ class Grades(NamedTuple):
     """
 
     rewards: np.ndarray
-    answered: np.ndarray
+    parsed: np.ndarray
     failures: dict[str, int]
 
 
-def unfinished(failures: Mapping[str, int]) -> int:
+def count_unfinished(failures: Mapping[str, int]) -> int:
     """Checks that did not come to an end; a score between 0 and 1 (`partial`) is counted beside them."""
     return sum(count for kind, count in failures.items() if kind != "partial")
 
@@ -58,14 +58,14 @@ class DeviceTask(Protocol):
     on_device: ClassVar[Literal[True]]
     vocab: int
     eos: int
-    stops: Stops
+    stops: StopConditions
     pad: int
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """`count` distinct problems."""
         ...
 
-    def encode(self, problems: list[Problem], prompt_length: int, response_length: int) -> Encoded:
+    def encode(self, problems: list[Problem], prompt_length: int, response_length: int) -> EncodedProblems:
         """Problems as arrays of fixed width; InputError where one does not fit."""
         ...
 
@@ -73,7 +73,7 @@ class DeviceTask(Protocol):
         """Tokens as text, up to the end token."""
         ...
 
-    def demonstrations(self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int) -> Encoded:
+    def demonstrations(self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int) -> EncodedProblems:
         """What the base policy is trained to imitate."""
         ...
 
@@ -91,18 +91,18 @@ class HostTask(Protocol):
 
     on_device: ClassVar[Literal[False]]
     vocab: int
-    stops: Stops
+    stops: StopConditions
     pad: int
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """At most `count` distinct problems."""
         ...
 
-    def fits(self, problems: Sequence[Problem], prompt_length: int) -> list[Problem]:
+    def filter_by_length(self, problems: Sequence[Problem], prompt_length: int) -> list[Problem]:
         """Those whose prompt has at most `prompt_length` tokens; the caller counts and reports the rest."""
         ...
 
-    def encode(self, problems: Sequence[Problem], prompt_length: int) -> Encoded:
+    def encode(self, problems: Sequence[Problem], prompt_length: int) -> EncodedProblems:
         """Problems as arrays of fixed width, without answers; InputError where a prompt does not fit: none is ever cut."""
         ...
 
@@ -110,11 +110,11 @@ class HostTask(Protocol):
         """One response's own tokens i32[t] as text: cut before the stop string, special tokens left out."""
         ...
 
-    def start(self) -> None:
+    def start_verifier(self) -> None:
         """Start the verifier's processes, where they do not run yet; InputError where the verifier cannot be used."""
         ...
 
-    def check(self, problems: Sequence[Problem]) -> None:
+    def check_problems(self, problems: Sequence[Problem]) -> None:
         """InputError where the verifier cannot judge the problems, as far as that is known without long work."""
         ...
 
@@ -122,11 +122,11 @@ class HostTask(Protocol):
         """Judge one response to each problem (a problem may come several times)."""
         ...
 
-    def examples(self) -> dict[str, str]:
+    def failure_examples(self) -> dict[str, str]:
         """The first failure of each kind that `grade` has met, for a person to read: {"timeout": "problem 17: ..."}."""
         ...
 
-    def failures(self) -> dict[str, int]:
+    def failure_counts(self) -> dict[str, int]:
         """How many failures of each kind there were."""
         ...
 
@@ -138,12 +138,12 @@ class HostTask(Protocol):
 Task = DeviceTask | HostTask
 
 
-def on_device(task: Task) -> TypeIs[DeviceTask]:
+def is_on_device(task: Task) -> TypeIs[DeviceTask]:
     """Whether a task is verified inside the compiled program."""
     return task.on_device
 
 
-def build_task(cell: CellConfig, workers: int | None = None) -> Task:
+def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
     """The task of `cell.task`: a name, or name:argument where the task takes one (`solvers:ABCG`, `jsonl:train.jsonl`).
 
     `workers`: processes that check responses in text; None takes one for each core.
@@ -162,4 +162,4 @@ def build_task(cell: CellConfig, workers: int | None = None) -> Task:
         return module.build(argument) if argument else module.build()
     from isojax.tasks.text import TextTask  # loads transformers, which tasks on device do without
 
-    return TextTask(module.source(argument, cell.data), cell.model, cell.prompt, cell.verifier, workers, cell.sampling)
+    return TextTask(module.source(argument, cell.data), cell.model, cell.prompt, cell.verifier, num_workers, cell.sampling)

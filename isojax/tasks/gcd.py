@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from isojax.config import DataConfig
-from isojax.tasks.sources import in_order, read_integers
+from isojax.tasks.sources import canonical_order, read_integers
 from isojax.types import InputError, Problem
 
-LARGEST = 9999
+MAX_NUMBER = 9999
 
 
 @dataclass(frozen=True)
-class Divisors:
+class GcdSource:
     """All pairs of numbers in low..high, each in one order; the id of gcd(a,b) is 10,000 a + b."""
 
     low: int
@@ -29,13 +29,13 @@ class Divisors:
         """`count` distinct pairs, or all there are."""
         numbers = np.arange(self.low, self.high + 1)
         pairs = np.stack(np.triu_indices(len(numbers)), 1)
-        chosen = numbers[pairs[rng.permutation(len(pairs))[:count]]].tolist()
-        return [Problem(a * (LARGEST + 1) + b, f"gcd({a},{b})=", str(math.gcd(a, b))) for a, b in (in_order(*pair) for pair in chosen)]
+        selected_pairs = numbers[pairs[rng.permutation(len(pairs))[:count]]].tolist()
+        return [Problem(a * (MAX_NUMBER + 1) + b, f"gcd({a},{b})=", str(math.gcd(a, b))) for a, b in (canonical_order(*pair) for pair in selected_pairs)]
 
 
-def source(argument: str, data: DataConfig) -> Divisors:
+def source(argument: str, data: DataConfig) -> GcdSource:
     """Pairs of numbers in low..high, 1 <= low <= high <= 9999."""
     limits = read_integers(argument, "gcd", {"low": 2, "high": 40})
-    if not 1 <= limits["low"] <= limits["high"] <= LARGEST:
-        raise InputError(f"cell.task: gcd:{argument}: expected 1 <= low <= high <= {LARGEST}, such as gcd:low=2,high=40.")
-    return Divisors(limits["low"], limits["high"])
+    if not 1 <= limits["low"] <= limits["high"] <= MAX_NUMBER:
+        raise InputError(f"cell.task: gcd:{argument}: expected 1 <= low <= high <= {MAX_NUMBER}, such as gcd:low=2,high=40.")
+    return GcdSource(limits["low"], limits["high"])

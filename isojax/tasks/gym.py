@@ -26,28 +26,28 @@ from typing import Any
 import numpy as np
 
 from isojax.config import DataConfig
-from isojax.tasks.sources import choose, read_settings
-from isojax.tasks.verifiers.gym import pack
+from isojax.tasks.sources import random_subset, read_settings
+from isojax.tasks.verifiers.gym import to_tagged_json
 from isojax.types import InputError, Problem
 
-SIZE = 10_000
-DEADLINE = 60.0  # seconds for the generator's start, and for each item: the slowest one known takes 2 and 7
+DEFAULT_SIZE = 10_000
+DEADLINE_SECONDS = 60.0  # seconds for the generator's start, and for each item: the slowest one known takes 2 and 7
 
 
-def source(argument: str, data: DataConfig) -> Generator:
+def source(argument: str, data: DataConfig) -> GeneratorSource:
     """A generator's problems.
 
     Raises:
         InputError: reasoning-gym is missing, or settings that cannot be used; of an unknown generator, when its problems are asked for.
     """
-    name, _, text = argument.partition(",")
-    settings = read_settings(text, f"gym:{name}")
+    name, _, settings_text = argument.partition(",")
+    settings = read_settings(settings_text, f"gym:{name}")
     if not name or importlib.util.find_spec("reasoning_gym") is None:
-        need = "takes a generator's name, such as gym:leg_counting" if not name else 'needs reasoning-gym; pip install "isojax[gym]"'
-        raise InputError(f"cell.task: gym {need}.")
+        requirement = "takes a generator's name, such as gym:leg_counting" if not name else 'needs reasoning-gym; pip install "isojax[gym]"'
+        raise InputError(f"cell.task: gym {requirement}.")
     if "seed" in settings:
         raise InputError(f"cell.task: gym:{argument}: the seed is cell.data.seed={data.seed}; set that one.")
-    size = settings.setdefault("size", SIZE)
+    size = settings.setdefault("size", DEFAULT_SIZE)
     if type(size) is not int or not 0 < size < 2**31:
         raise InputError(f"cell.task: gym:{argument}: size={size}, expected how many items there are, 1 or more.")
     bases = settings.get("min_base", 2), settings.get("max_base", 16)
@@ -55,17 +55,17 @@ def source(argument: str, data: DataConfig) -> Generator:
         raise InputError(
             f"cell.task: gym:{argument}: from base {bases[0]} to itself; the generator never ends. Set max_base above min_base."
         )
-    return Generator(name, settings, data.seed)
+    return GeneratorSource(name, settings, data.seed)
 
 
 @dataclasses.dataclass(frozen=True)
-class Generator:
+class GeneratorSource:
     """A generator, its settings (with `size`) and its seed."""
 
     name: str
     settings: dict[str, Any]
     seed: int
-    deadline: float = DEADLINE
+    deadline: float = DEADLINE_SECONDS
     labelled: bool = False
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
@@ -74,86 +74,86 @@ class Generator:
         Raises:
             InputError: no such generator, settings it refuses, an item that takes longer than the deadline.
         """
-        task = f"gym:{self.name} with {self.settings}"
+        task_text = f"gym:{self.name} with {self.settings}"
         request = {"name": self.name, "settings": self.settings, "seed": self.seed, "count": count, "deadline": self.deadline}
         with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "items.jsonl"
-            done = subprocess.run(
-                [sys.executable, "-m", "isojax.tasks.gym", json.dumps(request), str(out)],
+            items_path = Path(folder) / "items.jsonl"
+            completed = subprocess.run(
+                [sys.executable, "-m", "isojax.tasks.gym", json.dumps(request), str(items_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONHASHSEED": "0"},
                 check=False,
             )
-            items = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-        made = [item for item in items if "error" not in item]
+            items = [json.loads(line) for line in items_path.read_text().splitlines()] if items_path.exists() else []
+        generated = [item for item in items if "error" not in item]
         if errors := [item["error"] for item in items if "error" in item]:
-            raise InputError(f"cell.task: {task}: {errors[0]}")
-        if done.returncode:
-            took = f"took over {self.deadline:g} s" if done.returncode == -signal.SIGALRM else f"ended its process ({done.returncode})"
-            raise InputError(f"cell.task: {task}: the problem after {len(made)} good ones {took}. Change its settings or the generator.")
-        if len(made) < count:
-            print(f"note: {task}: {len(made)} distinct problems among {self.settings['size']} items, fewer than {count}.", file=sys.stderr)
+            raise InputError(f"cell.task: {task_text}: {errors[0]}")
+        if completed.returncode:
+            failure = f"took over {self.deadline:g} s" if completed.returncode == -signal.SIGALRM else f"ended its process ({completed.returncode})"
+            raise InputError(f"cell.task: {task_text}: the problem after {len(generated)} good ones {failure}. Change its settings or the generator.")
+        if len(generated) < count:
+            print(f"note: {task_text}: {len(generated)} distinct problems among {self.settings['size']} items, fewer than {count}.", file=sys.stderr)
         # Without `size`: the scorer makes no items.
-        settings = {k: v for k, v in self.settings.items() if k != "size"}
+        scorer_settings = {k: v for k, v in self.settings.items() if k != "size"}
         problems = [
             Problem(
                 item["index"],
                 item["question"],
                 item["entry"]["answer"] or "",  # None where many answers are right and the scorer tries the one given
-                columns={"gym": self.name, "settings": settings, "entry": item["entry"]},
+                columns={"gym": self.name, "settings": scorer_settings, "entry": item["entry"]},
             )
-            for item in made
+            for item in generated
         ]
-        return choose(problems, len(problems), rng)
+        return random_subset(problems, len(problems), rng)
 
 
-def _items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _generate_items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """In the generator's process: its items, or what is wrong."""
     import reasoning_gym  # pyright: ignore[reportMissingImports]
     from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
 
     name, settings, seed = request["name"], request["settings"], request["seed"]
     if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4) or sorted(DATASETS)
-        yield {"error": f"reasoning-gym has no generator {name!r}; the nearest of its {len(DATASETS)} are {', '.join(near)}."}
+        nearest = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4) or sorted(DATASETS)
+        yield {"error": f"reasoning-gym has no generator {name!r}; the nearest of its {len(DATASETS)} are {', '.join(nearest)}."}
         return
-    known = [field.name for field in dataclasses.fields(DATASETS[name][1]) if field.name != "seed"]
-    if unknown := sorted(set(settings) - set(known)):
-        yield {"error": f"unknown settings {', '.join(unknown)}; expected some of {', '.join(known)}."}
+    known_settings = [field.name for field in dataclasses.fields(DATASETS[name][1]) if field.name != "seed"]
+    if unknown_settings := sorted(set(settings) - set(known_settings)):
+        yield {"error": f"unknown settings {', '.join(unknown_settings)}; expected some of {', '.join(known_settings)}."}
         return
     random.seed(seed)
     dataset = reasoning_gym.create_dataset(name, seed=seed, **settings)
     for index in range(settings["size"]):
         random.seed(f"{seed} {index}")
         entry = dataset[index]
-        yield {"index": index, "question": entry["question"], "entry": pack(entry)}
+        yield {"index": index, "question": entry["question"], "entry": to_tagged_json(entry)}
 
 
-def _main(text: str, out: str) -> None:
+def _run_generator(request_text: str, items_path: str) -> None:
     """The generator's process: write its first distinct items as lines. Nothing handles the alarm, so it kills a process that is stuck."""
-    request = json.loads(text)
-    said = time.monotonic()
-    met: set[str] = set()
-    with Path(out).open("w") as f:
+    request = json.loads(request_text)
+    last_report = time.monotonic()
+    seen_questions: set[str] = set()
+    with Path(items_path).open("w") as f:
         signal.setitimer(signal.ITIMER_REAL, request["deadline"])
         try:
-            for item in _items(request):
+            for item in _generate_items(request):
                 signal.setitimer(signal.ITIMER_REAL, request["deadline"])
-                if item.get("question") in met:
+                if item.get("question") in seen_questions:
                     continue
-                met.add(item.get("question", ""))
+                seen_questions.add(item.get("question", ""))
                 f.write(json.dumps(item) + "\n")
                 f.flush()  # what is there when the alarm comes says how far it got
-                if len(met) == request["count"]:
+                if len(seen_questions) == request["count"]:
                     break
-                if time.monotonic() - said > 10:
-                    said = time.monotonic()
-                    print(f"note: gym:{request['name']}: {len(met)} of {request['count']} problems made", file=sys.stderr)
+                if time.monotonic() - last_report > 10:
+                    last_report = time.monotonic()
+                    print(f"note: gym:{request['name']}: {len(seen_questions)} of {request['count']} problems made", file=sys.stderr)
         except Exception as e:  # a generator may raise anything, AssertionError for settings it refuses
-            why = str(e).splitlines()[0] if str(e) else ""
-            f.write(json.dumps({"error": f"{type(e).__name__}: {why}. Change its settings."}) + "\n")
+            reason = str(e).splitlines()[0] if str(e) else ""
+            f.write(json.dumps({"error": f"{type(e).__name__}: {reason}. Change its settings."}) + "\n")
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _run_generator(*sys.argv[1:])

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from isojax.config import DataConfig
-from isojax.tasks.rows import Row, read_rows
-from isojax.tasks.sources import Held
+from isojax.tasks.rows import SourceRow, rows_to_problems
+from isojax.tasks.sources import InMemorySource
 from isojax.types import InputError
 
 
-def source(argument: str, data: DataConfig) -> Held:
+def source(argument: str, data: DataConfig) -> InMemorySource:
     """The problems of a file.
 
     Raises:
@@ -27,56 +27,56 @@ def source(argument: str, data: DataConfig) -> Held:
     if not argument:
         raise InputError("cell.task: jsonl takes a file: jsonl:problems.jsonl, a .jsonl, .jsonl.gz or .json.")
     path = Path(argument).expanduser()
-    rows = _listed(path) if path.name.removesuffix(".gz").endswith(".json") else _lines(path)
-    return Held(read_rows(rows, data, str(path)))
+    rows = _read_list(path) if path.name.removesuffix(".gz").endswith(".json") else _read_lines(path)
+    return InMemorySource(rows_to_problems(rows, data, str(path)))
 
 
-def _lines(path: Path) -> Iterator[Row]:
-    number = 0
+def _read_lines(path: Path) -> Iterator[SourceRow]:
+    line_number = 0
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as f:
-            for number, line in enumerate(f, 1):
+            for line_number, line in enumerate(f, 1):
                 if line.strip():
-                    yield _object(_parse(line.rstrip(b"\r\n"), path, number), number - 1, f"{path}, line {number}")
+                    yield _to_row(_parse_json(line.rstrip(b"\r\n"), path, line_number), line_number - 1, f"{path}, line {line_number}")
     except (OSError, EOFError, zlib.error) as e:
-        raise _unreadable(path, e, f", line {number + 1}" if number else "") from e
+        raise _unreadable_error(path, e, f", line {line_number + 1}" if line_number else "") from e
 
 
-def _listed(path: Path) -> Iterator[Row]:
+def _read_list(path: Path) -> Iterator[SourceRow]:
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as e:
-        raise _unreadable(path, e) from e
-    whole = _parse(content, path)
-    if not isinstance(whole, list):
+        raise _unreadable_error(path, e) from e
+    items = _parse_json(content, path)
+    if not isinstance(items, list):
         raise InputError(
-            f"{path}, line 1: given a {type(whole).__name__}, expected a list of objects. Write [ ... ], or name a file of lines .jsonl."
+            f"{path}, line 1: given a {type(items).__name__}, expected a list of objects. Write [ ... ], or name a file of lines .jsonl."
         )
-    for i, value in enumerate(whole):
-        yield _object(value, i, f"{path}, item {i} of the list")
+    for i, value in enumerate(items):
+        yield _to_row(value, i, f"{path}, item {i} of the list")
 
 
-def _parse(content: bytes, path: Path, line: int = 1) -> Any:
+def _parse_json(content: bytes, path: Path, first_line: int = 1) -> Any:
     """One JSON value that begins on `line`."""
     try:
-        return json.loads(content.decode("utf-8-sig" if line == 1 else "utf-8"))
+        return json.loads(content.decode("utf-8-sig" if first_line == 1 else "utf-8"))
     except json.JSONDecodeError as e:
-        at = line + e.lineno - 1
-        mend = "Mend or remove it." if e.msg != "Extra data" else "Put one object on a line, in a file named .jsonl."
-        raise InputError(f"{path}, line {at}: not JSON ({e.msg} at column {e.colno}); expected an object. {mend}") from e
+        error_line = first_line + e.lineno - 1
+        fix = "Mend or remove it." if e.msg != "Extra data" else "Put one object on a line, in a file named .jsonl."
+        raise InputError(f"{path}, line {error_line}: not JSON ({e.msg} at column {e.colno}); expected an object. {fix}") from e
     except UnicodeDecodeError as e:
-        at = line + content.count(b"\n", 0, e.start)
-        raise InputError(f"{path}, line {at}: not UTF-8 (byte {content[e.start]:#04x}); save the file as UTF-8.") from e
+        error_line = first_line + content.count(b"\n", 0, e.start)
+        raise InputError(f"{path}, line {error_line}: not UTF-8 (byte {content[e.start]:#04x}); save the file as UTF-8.") from e
     except (ValueError, RecursionError) as e:  # a number of thousands of digits; lists in lists in lists
-        raise InputError(f"{path}, line {line}: cannot be read ({str(e).splitlines()[0]}). Mend or remove it.") from e
+        raise InputError(f"{path}, line {first_line}: cannot be read ({str(e).splitlines()[0]}). Mend or remove it.") from e
 
 
-def _object(value: Any, number: int, place: str) -> Row:
+def _to_row(value: Any, row_number: int, location: str) -> SourceRow:
     if not isinstance(value, dict):
-        raise InputError(f"{place}: given {str(value)[:80]!r} ({type(value).__name__}), expected a JSON object. Mend or remove it.")
-    return Row(number, place, value)
+        raise InputError(f"{location}: given {str(value)[:80]!r} ({type(value).__name__}), expected a JSON object. Mend or remove it.")
+    return SourceRow(row_number, location, value)
 
 
-def _unreadable(path: Path, error: Exception, at: str = "") -> InputError:
-    why = (error.strerror if isinstance(error, OSError) else None) or error
-    return InputError(f"cannot read {path}{at}: {why}; expected a file of JSON lines, or a whole .gz of one. Check cell.task.")
+def _unreadable_error(path: Path, error: Exception, location: str = "") -> InputError:
+    reason = (error.strerror if isinstance(error, OSError) else None) or error
+    return InputError(f"cannot read {path}{location}: {reason}; expected a file of JSON lines, or a whole .gz of one. Check cell.task.")

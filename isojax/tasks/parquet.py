@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from isojax.config import DataConfig
-from isojax.tasks.rows import Row, plain, read_rows
-from isojax.tasks.sources import Held
+from isojax.tasks.rows import SourceRow, to_plain_json, rows_to_problems
+from isojax.tasks.sources import InMemorySource
 from isojax.types import InputError
 
 
-def source(argument: str, data: DataConfig) -> Held:
+def source(argument: str, data: DataConfig) -> InMemorySource:
     """The problems of one or more files of one schema.
 
     Raises:
@@ -28,40 +28,40 @@ def source(argument: str, data: DataConfig) -> Held:
         import pyarrow.parquet
     except ImportError as e:
         raise InputError('cell.task: parquet needs the package pyarrow; pip install "isojax[parquet]".') from e
-    rows = _rows(_files(argument), pyarrow.parquet)
-    return Held(read_rows(rows, data, argument))
+    rows = _read_rows(_find_files(argument), pyarrow.parquet)
+    return InMemorySource(rows_to_problems(rows, data, argument))
 
 
-def _files(argument: str) -> list[Path]:
+def _find_files(argument: str) -> list[Path]:
     if not argument:
         raise InputError("cell.task: parquet takes a file, a folder or a pattern: parquet:data/train.parquet.")
     path = Path(argument).expanduser()
     if path.is_file():
         return [path]
-    found = sorted(path.glob("*.parquet")) if path.is_dir() else sorted(map(Path, glob.glob(str(path))))
-    if not found:
-        what = "a folder without .parquet files" if path.is_dir() else "no such file"
-        raise InputError(f"cannot read {path}: {what}; expected a Parquet file, a folder or a pattern of them. Check cell.task.")
-    return found
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else sorted(map(Path, glob.glob(str(path))))
+    if not files:
+        problem = "a folder without .parquet files" if path.is_dir() else "no such file"
+        raise InputError(f"cannot read {path}: {problem}; expected a Parquet file, a folder or a pattern of them. Check cell.task.")
+    return files
 
 
-def _rows(paths: list[Path], pq: Any) -> Iterator[Row]:
+def _read_rows(paths: list[Path], pq: Any) -> Iterator[SourceRow]:
     import pyarrow
 
-    number, first = 0, None
+    row_number, first_names = 0, None
     for path in paths:
         try:
             with pq.ParquetFile(path) as file:
                 names = file.schema_arrow.names
-                first = first or names
-                if set(names) != set(first):
+                first_names = first_names or names
+                if set(names) != set(first_names):
                     raise InputError(
-                        f"{path}: its columns are {', '.join(names)}, those of {paths[0]} {', '.join(first)}; expected one schema."
+                        f"{path}: its columns are {', '.join(names)}, those of {paths[0]} {', '.join(first_names)}; expected one schema."
                     )
-                start = number
+                file_start = row_number
                 for batch in file.iter_batches():
                     for row in batch.to_pylist():
-                        yield Row(number, f"{path}, row {number - start}", plain(row))
-                        number += 1
+                        yield SourceRow(row_number, f"{path}, row {row_number - file_start}", to_plain_json(row))
+                        row_number += 1
         except (OSError, pyarrow.ArrowException) as e:
             raise InputError(f"cannot read {path}: {str(e).splitlines()[0]}; expected a Parquet file. Check cell.task.") from e

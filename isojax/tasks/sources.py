@@ -18,7 +18,7 @@ from isojax.config import DataConfig
 from isojax.types import InputError, Problem
 
 
-class Source(Protocol):
+class ProblemSource(Protocol):
     """Problems in text.
 
     Attributes:
@@ -34,35 +34,35 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
+class InMemorySource:
     """A source whose problems are all in memory."""
 
-    every: Sequence[Problem]
+    all_problems: Sequence[Problem]
     labelled: bool = False
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """`count` of them, or all."""
-        return choose(self.every, count, rng)
+        return random_subset(self.all_problems, count, rng)
 
 
-def open_source(task: str, data: DataConfig) -> Source:
+def open_source(task: str, data: DataConfig) -> ProblemSource:
     """The source that `name` or `name:argument` means; whatever is wrong with it is an InputError before any work."""
     name, _, argument = task.partition(":")
     return registry.load("tasks", name, "source").source(argument, data)
 
 
-def choose(problems: Sequence[Problem], count: int, rng: np.random.Generator) -> list[Problem]:
+def random_subset(problems: Sequence[Problem], count: int, rng: np.random.Generator) -> list[Problem]:
     """At most `count` of the problems, a random choice in random order."""
     return [problems[i] for i in rng.permutation(len(problems))[:count]]
 
 
-def in_order(a: int, b: int) -> tuple[int, int]:
+def canonical_order(a: int, b: int) -> tuple[int, int]:
     """The one order in which two numbers stand in a problem that means the same either way: as often the larger first as the smaller."""
     low, high = min(a, b), max(a, b)
     return (high, low) if (low * 7 + high * 3) // 2 % 2 else (low, high)
 
 
-def asked(problem: Problem) -> str:
+def dedup_text(problem: Problem) -> str:
     """What tells two problems apart: the prompt, or all of the user's turns where there is a conversation."""
     return "\n".join(m["content"] for m in problem.messages if m["role"] == "user") or problem.prompt
 
@@ -73,25 +73,25 @@ def read_settings(text: str, task: str) -> dict[str, Any]:
     Raises:
         InputError: a part without `=`, a key met twice, or a value that is no YAML.
     """
-    found: dict[str, Any] = {}
-    for part in re.split(r",(?![^\[]*\])", text) if text else []:
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not key or key in found:
-            raise InputError(f"cell.task: {task}: given {part!r}, expected key=value with every key once, such as low=2,high=40.")
+    settings: dict[str, Any] = {}
+    for assignment in re.split(r",(?![^\[]*\])", text) if text else []:
+        key, equals, value = (piece.strip() for piece in assignment.partition("="))
+        if not equals or not key or key in settings:
+            raise InputError(f"cell.task: {task}: given {assignment!r}, expected key=value with every key once, such as low=2,high=40.")
         try:
-            found[key] = yaml.safe_load(value)
+            settings[key] = yaml.safe_load(value)
         except yaml.YAMLError as e:
-            raise InputError(f"cell.task: {task}: the value of {part!r} is not YAML; write a number, text or [a, b].") from e
-    return found
+            raise InputError(f"cell.task: {task}: the value of {assignment!r} is not YAML; write a number, text or [a, b].") from e
+    return settings
 
 
 def read_integers(text: str, task: str, defaults: Mapping[str, int]) -> dict[str, int]:
     """`read_settings` over defaults; a key that is not among them, or a value that is no integer, is an InputError."""
-    found = read_settings(text, task)
-    for key, value in found.items():
+    settings = read_settings(text, task)
+    for key, value in settings.items():
         if key not in defaults or type(value) is not int:
-            known = ",".join(f"{k}={v}" for k, v in defaults.items())
+            example = ",".join(f"{k}={v}" for k, v in defaults.items())
             raise InputError(
-                f"cell.task: {task}: given {key}={value}, expected integers for {', '.join(defaults)}; {task}:{known} is usual."
+                f"cell.task: {task}: given {key}={value}, expected integers for {', '.join(defaults)}; {task}:{example} is usual."
             )
-    return {**defaults, **found}
+    return {**defaults, **settings}

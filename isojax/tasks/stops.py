@@ -14,11 +14,11 @@ class Interruption:
 
     after: int
     tokens: tuple[int, ...]
-    unless: int | None
+    unless_token: int | None
 
 
 @dataclass(frozen=True)
-class Stops:
+class StopConditions:
     """A response ends with a token of `tokens`, or with the token that completes a stop string.
 
     Attributes:
@@ -29,20 +29,20 @@ class Stops:
     """
 
     tokens: tuple[int, ...]
-    table: np.ndarray | None
+    transitions: np.ndarray | None
     interruption: Interruption | None = None
 
-    def ends(self, tokens: Sequence[int]) -> bool:
+    def contains_stop(self, tokens: Sequence[int]) -> bool:
         """Whether a response of these tokens alone meets a stop."""
         state = 0
         for token in tokens:
-            state = 0 if self.table is None else int(self.table[state, token])
-            if token in self.tokens or (self.table is not None and state == len(self.table)):
+            state = 0 if self.transitions is None else int(self.transitions[state, token])
+            if token in self.tokens or (self.transitions is not None and state == len(self.transitions)):
                 return True
         return False
 
 
-def stop_table(pieces: Sequence[bytes | None], strings: Sequence[str]) -> np.ndarray:
+def build_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str]) -> np.ndarray:
     """The `table` of Stops: reading tokens, it says at which of them a stop string has become part of the text.
 
     The automaton of Aho and Corasick (1975) over bytes, carried through each token's bytes at once. `pieces`: the bytes of every token
@@ -56,18 +56,18 @@ def stop_table(pieces: Sequence[bytes | None], strings: Sequence[str]) -> np.nda
     """
     moves = byte_automaton([string.encode() for string in strings])
     states = len(moves) - 1
-    text = [piece or b"" for piece in pieces]
-    lengths = np.array([len(piece) for piece in text])
+    token_texts = [piece or b"" for piece in token_bytes]
+    lengths = np.array([len(piece) for piece in token_texts])
     longest_first = np.argsort(-lengths, kind="stable")
-    letters = np.frombuffer(b"".join(text), np.uint8)
-    begins = (np.cumsum(lengths) - lengths)[longest_first]
-    after = np.repeat(np.arange(states, dtype=moves.dtype)[:, None], len(text), 1)  # columns as in longest_first
+    all_bytes = np.frombuffer(b"".join(token_texts), np.uint8)
+    token_starts = (np.cumsum(lengths) - lengths)[longest_first]
+    state_after = np.repeat(np.arange(states, dtype=moves.dtype)[:, None], len(token_texts), 1)  # columns as in longest_first
     for i in range(lengths.max(initial=0)):
-        reading = int((lengths > i).sum())  # tokens with an i-th byte; they come first
-        after[:, :reading] = moves[after[:, :reading], letters[begins[:reading] + i]]
-    table = np.empty_like(after)
-    table[:, longest_first] = after
-    table[:, [i for i, piece in enumerate(pieces) if piece is None]] = 0
+        num_reading = int((lengths > i).sum())  # tokens with an i-th byte; they come first
+        state_after[:, :num_reading] = moves[state_after[:, :num_reading], all_bytes[token_starts[:num_reading] + i]]
+    table = np.empty_like(state_after)
+    table[:, longest_first] = state_after
+    table[:, [i for i, piece in enumerate(token_bytes) if piece is None]] = 0
     return table
 
 
@@ -79,13 +79,13 @@ def byte_automaton(strings: Sequence[bytes]) -> np.ndarray:
             f"cell.prompt.stop = {[s.decode() for s in strings]}: expected strings of one character or more; remove empty ones."
         )
     states = sorted({string[:i] for string in strings for i in range(len(string))}, key=lambda state: (len(state), state))
-    number = {state: i for i, state in enumerate(states)}
+    state_index = {state: i for i, state in enumerate(states)}
     moves = np.zeros((len(states) + 1, 256), np.uint8 if len(states) < 255 else np.uint16)
-    for state, i in number.items():
+    for state, i in state_index.items():
         for byte in set(b"".join(strings)):  # any other byte leads back to state 0
-            text = state + bytes([byte])
-            complete = any(text.endswith(string) for string in strings)
-            ends = (text[start:] for start in range(len(text) + 1))
-            moves[i, byte] = len(states) if complete else next(number[end] for end in ends if end in number)
+            text_read = state + bytes([byte])
+            complete = any(text_read.endswith(string) for string in strings)
+            text_suffixes = (text_read[start:] for start in range(len(text_read) + 1))
+            moves[i, byte] = len(states) if complete else next(state_index[text_suffix] for text_suffix in text_suffixes if text_suffix in state_index)
     moves[-1] = len(states)
     return moves

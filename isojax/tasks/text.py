@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from isojax.config import InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
-from isojax.tasks.base import Encoded, Grades
-from isojax.tasks.sources import Source
-from isojax.tasks.stops import Interruption, Stops, stop_table
+from isojax.tasks.base import EncodedProblems, Grades
+from isojax.tasks.sources import ProblemSource
+from isojax.tasks.stops import Interruption, StopConditions, build_stop_table
 from isojax.tasks.tokenizer import end_tokens, load_tokenizer, read_json, token_bytes
 from isojax.tasks.verify import Checker
 from isojax.types import InputError, Problem
@@ -32,11 +32,11 @@ class TextTask:
 
     def __init__(
         self,
-        source: Source,
+        source: ProblemSource,
         model: ModelConfig,
         prompt: PromptConfig,
         verifier: VerifierConfig,
-        workers: int | None = None,
+        num_workers: int | None = None,
         sampling: SamplingConfig | None = None,
     ):
         """`workers`: processes that check responses; None takes one for each core. `sampling`: of it, what interrupts a response."""
@@ -47,51 +47,51 @@ class TextTask:
             )
         self.folder = Path(model.path)
         self.tokenizer = load_tokenizer(self.folder)
-        self._tokenising = threading.Lock()  # a tokenizer is not safe to share between threads
-        self.vocab = _vocab(model, self.folder)
+        self._tokenizer_lock = threading.Lock()  # a tokenizer is not safe to share between threads
+        self.vocab = _vocab_size(model, self.folder)
         self.source, self.prompt = source, prompt
-        self._pieces = token_bytes(self.tokenizer, self.vocab)
-        self._stops = [string.encode() for string in prompt.stop]
-        table = stop_table(self._pieces, prompt.stop) if prompt.stop else None
-        self.stops = Stops(end_tokens(self.tokenizer, self.folder), table)
-        self._check_ends()
+        self._token_bytes = token_bytes(self.tokenizer, self.vocab)
+        self._stop_strings = [string.encode() for string in prompt.stop]
+        transitions = build_stop_table(self._token_bytes, prompt.stop) if prompt.stop else None
+        self.stops = StopConditions(end_tokens(self.tokenizer, self.folder), transitions)
+        self._check_end_tokens()
         if sampling is not None and sampling.interrupt is not None:
-            self.stops = replace(self.stops, interruption=self._interruption(sampling.interrupt, sampling.response_length))
+            self.stops = replace(self.stops, interruption=self._encode_interruption(sampling.interrupt, sampling.response_length))
         pad = self.tokenizer.pad_token_id
         self.pad = pad if isinstance(pad, int) else next(iter(self.stops.tokens), 0)
-        self._verifier, self._workers = verifier, workers
+        self._verifier, self._num_workers = verifier, num_workers
         self._checker: Checker | None = None
-        self._starting = threading.Lock()
+        self._checker_lock = threading.Lock()
         self._check_prompt()
 
-    def _check_ends(self) -> None:
-        if outside := [i for i in self.stops.tokens if i >= self.vocab]:
+    def _check_end_tokens(self) -> None:
+        if outside_vocab := [i for i in self.stops.tokens if i >= self.vocab]:
             raise InputError(
-                f"{self.folder}: its end tokens {outside} lie outside the model's vocabulary of {self.vocab}; mend eos_token_id in"
+                f"{self.folder}: its end tokens {outside_vocab} lie outside the model's vocabulary of {self.vocab}; mend eos_token_id in"
                 " generation_config.json."
             )
-        if not self.stops.tokens and not self._stops:
+        if not self.stops.tokens and not self._stop_strings:
             raise InputError(f"{self.folder}: neither its tokenizer nor generation_config.json names an end token; give cell.prompt.stop.")
 
-    def _interruption(self, given: InterruptConfig, T: int) -> Interruption:
+    def _encode_interruption(self, interrupt: InterruptConfig, T: int) -> Interruption:
         """What `cell.sampling.interrupt` says, as tokens; a text that ends a response, or leaves it no room, is refused."""
-        tokens, *unless = (self._tokenise([text], special=False)[0] for text in (given.text, given.unless) if text)
-        if unless and len(unless[0]) != 1:
+        tokens, *unless_tokens = (self._tokenize([text], special=False)[0] for text in (interrupt.text, interrupt.unless) if text)
+        if unless_tokens and len(unless_tokens[0]) != 1:
             raise InputError(
-                f"cell.sampling.interrupt.unless = {given.unless!r} is {len(unless[0])} tokens of the tokenizer in {self.folder}, expected"
+                f"cell.sampling.interrupt.unless = {interrupt.unless!r} is {len(unless_tokens[0])} tokens of the tokenizer in {self.folder}, expected"
                 " one; name the token that ends this model's thinking, or leave it empty to interrupt every long response."
             )
-        if given.after + len(tokens) >= T:
+        if interrupt.after + len(tokens) >= T:
             raise InputError(
-                f"cell.sampling.interrupt: after {given.after} tokens the text takes {len(tokens)} more, and"
+                f"cell.sampling.interrupt: after {interrupt.after} tokens the text takes {len(tokens)} more, and"
                 f" cell.sampling.response_length = {T} leaves no room for an answer; raise it, or lower `after`."
             )
-        if self.stops.ends(tokens):
+        if self.stops.contains_stop(tokens):
             raise InputError(
-                f"cell.sampling.interrupt.text = {given.text!r} holds an end token or a string of cell.prompt.stop = "
+                f"cell.sampling.interrupt.text = {interrupt.text!r} holds an end token or a string of cell.prompt.stop = "
                 f"{list(self.prompt.stop)}, and would end the response that it interrupts; change one of them."
             )
-        return Interruption(given.after, tuple(tokens), unless[0][0] if unless else None)
+        return Interruption(interrupt.after, tuple(tokens), unless_tokens[0][0] if unless_tokens else None)
 
     def _check_prompt(self) -> None:
         prompt = self.prompt
@@ -104,10 +104,10 @@ class TextTask:
                     " model's chat_template.jinja to the folder."
                 )
             return
-        for name, given in (("system", prompt.system or None), ("thinking", prompt.thinking)):
-            if given is not None:
-                raise InputError(f"cell.prompt.{name} = {given!r} is part of a chat; set cell.prompt.format=chat, or remove it.")
-        ids = self._tokenise(["1"])[0]
+        for name, setting in (("system", prompt.system or None), ("thinking", prompt.thinking)):
+            if setting is not None:
+                raise InputError(f"cell.prompt.{name} = {setting!r} is part of a chat; set cell.prompt.format=chat, or remove it.")
+        ids = self._tokenize(["1"])[0]
         if ids[-1] in self.stops.tokens:
             raise InputError(
                 f"the tokenizer in {self.folder} ends every text with its end token ({ids[-1]}), so a prompt could not be continued; set"
@@ -118,117 +118,117 @@ class TextTask:
         """At most `count` distinct problems of the source."""
         return self.source.problems(count, rng)
 
-    def fits(self, problems: Sequence[Problem], prompt_length: int) -> list[Problem]:
+    def filter_by_length(self, problems: Sequence[Problem], prompt_length: int) -> list[Problem]:
         """Those whose prompt has at most `prompt_length` tokens, in their order; the caller counts and reports the rest."""
-        return [p for p, ids in zip(problems, self._tokens(problems), strict=True) if len(ids) <= prompt_length]
+        return [p for p, ids in zip(problems, self._prompt_tokens(problems), strict=True) if len(ids) <= prompt_length]
 
-    def encode(self, problems: Sequence[Problem], prompt_length: int) -> Encoded:
+    def encode(self, problems: Sequence[Problem], prompt_length: int) -> EncodedProblems:
         """Prompts i32[Q P] with P = `prompt_length`, right-padded, and answers i32[Q 0].
 
         Raises:
             InputError: a prompt with more than `prompt_length` tokens (none is cut), or with none.
         """
-        every = self._tokens(problems)
+        prompt_tokens = self._prompt_tokens(problems)
         prompts = np.full((len(problems), prompt_length), self.pad, np.int32)
-        for row, ids, problem in zip(prompts, every, problems, strict=True):
+        for row, ids, problem in zip(prompts, prompt_tokens, problems, strict=True):
             if not 0 < len(ids) <= prompt_length:
                 raise InputError(
                     f"the prompt of problem {problem.id} takes {len(ids)} tokens, expected 1 to {prompt_length}:"
                     f" {problem.prompt[:80]!r}. Raise cell.sampling.prompt_length, or leave the problem out."
                 )
             row[: len(ids)] = ids
-        lengths = np.array([len(ids) for ids in every], np.int32)
-        return Encoded(prompts, lengths, np.zeros((len(problems), 0), np.int32), np.array([p.id for p in problems], np.int32))
+        lengths = np.array([len(ids) for ids in prompt_tokens], np.int32)
+        return EncodedProblems(prompts, lengths, np.zeros((len(problems), 0), np.int32), np.array([p.id for p in problems], np.int32))
 
     def decode(self, tokens: np.ndarray) -> str:
         """A response's tokens i32[t] as text: up to the first end token or stop string, special tokens left out."""
-        runs: list[list[bytes]] = [[]]  # runs of text between special tokens: a stop string does not reach across one
+        text_runs: list[list[bytes]] = [[]]  # runs of text between special tokens: a stop string does not reach across one
         for token in tokens.tolist():
             if token in self.stops.tokens:
                 break
-            piece = self._pieces[token]
-            runs.append([]) if piece is None else runs[-1].append(piece)
-        text = b""
-        for run in runs:
-            part = b"".join(run)
-            if found := [at for stop in self._stops if (at := part.find(stop)) >= 0]:
-                text += part[: min(found)]
+            piece = self._token_bytes[token]
+            text_runs.append([]) if piece is None else text_runs[-1].append(piece)
+        decoded = b""
+        for run in text_runs:
+            run_bytes = b"".join(run)
+            if stop_positions := [position for stop in self._stop_strings if (position := run_bytes.find(stop)) >= 0]:
+                decoded += run_bytes[: min(stop_positions)]
                 break
-            text += part
-        return text.decode(errors="replace")
+            decoded += run_bytes
+        return decoded.decode(errors="replace")
 
-    def start(self) -> None:
+    def start_verifier(self) -> None:
         """Start the verifier's processes, where they do not run yet; InputError where the verifier cannot be used."""
-        self._checks()
+        self._started_checker()
 
-    def check(self, problems: Sequence[Problem]) -> None:
+    def check_problems(self, problems: Sequence[Problem]) -> None:
         """InputError where a problem lacks what the verifier needs; of a verifier in processes, the first problem alone is tried."""
-        self._checks().try_out(problems, [self._fill(problem) for problem in problems])
+        self._started_checker().check_problems(problems, [self._fill_template(problem) for problem in problems])
 
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
         """Judge one response to each problem. A verifier that asks for the prompt gets the template filled in, without a chat's markup."""
-        return self._checks().grade(problems, [self._fill(problem) for problem in problems], responses)
+        return self._started_checker().grade(problems, [self._fill_template(problem) for problem in problems], responses)
 
-    def examples(self) -> dict[str, str]:
+    def failure_examples(self) -> dict[str, str]:
         """The first failure of each kind that `grade` has met since the verifier's processes were started."""
-        return dict(self._checker.examples) if self._checker is not None else {}
+        return dict(self._checker.failure_examples) if self._checker is not None else {}
 
-    def failures(self) -> dict[str, int]:
+    def failure_counts(self) -> dict[str, int]:
         """How many failures of each kind `grade` has met since then."""
-        return dict(self._checker.failures) if self._checker is not None else {}
+        return dict(self._checker.failure_counts) if self._checker is not None else {}
 
     def close(self) -> None:
         """End the verifier's processes."""
-        with self._starting:
+        with self._checker_lock:
             if self._checker is not None:
                 self._checker.close()
                 self._checker = None
 
-    def _checks(self) -> Checker:
-        with self._starting:
+    def _started_checker(self) -> Checker:
+        with self._checker_lock:
             if self._checker is None:
                 verifier = self._verifier
-                self._checker = Checker(verifier.use, verifier.timeout, verifier.memory_gb, self._workers)
+                self._checker = Checker(verifier.use, verifier.timeout, verifier.memory_gb, self._num_workers)
             return self._checker
 
-    def _fill(self, problem: Problem) -> str:
+    def _fill_template(self, problem: Problem) -> str:
         return self.prompt.template.replace("{prompt}", problem.prompt)
 
-    def _tokens(self, problems: Sequence[Problem]) -> list[list[int]]:
+    def _prompt_tokens(self, problems: Sequence[Problem]) -> list[list[int]]:
         """Each problem's prompt as token ids."""
         if not problems:
             return []
         if self.prompt.format == "chat":
-            return self._tokenise_chats([self._conversation(problem) for problem in problems])
+            return self._tokenize_chats([self._chat_messages(problem) for problem in problems])
         for problem in problems:
             if len(problem.messages) > 1:
                 raise InputError(
                     f"problem {problem.id} is a conversation of {len(problem.messages)} messages, and cell.prompt.format=raw holds one;"
                     " set cell.prompt.format=chat."
                 )
-        return self._tokenise([self._fill(problem) for problem in problems])
+        return self._tokenize([self._fill_template(problem) for problem in problems])
 
-    def _conversation(self, problem: Problem) -> list[dict[str, str]]:
+    def _chat_messages(self, problem: Problem) -> list[dict[str, str]]:
         """The messages that lead to a response: the source's own, if any, the last one as the template has it, after the system prompt."""
-        earlier = [dict(message) for message in problem.messages[:-1]]
+        messages = [dict(message) for message in problem.messages[:-1]]
         if problem.messages and problem.messages[-1]["role"] != "user":
             raise InputError(
                 f"problem {problem.id} is a conversation that ends with role {problem.messages[-1]['role']!r}; expected a user's message."
             )
         if self.prompt.system:
-            if earlier and earlier[0]["role"] == "system":
+            if messages and messages[0]["role"] == "system":
                 raise InputError(
                     f"problem {problem.id} has a system message of its own, and cell.prompt.system is set; remove one of them."
                 )
-            earlier.insert(0, {"role": "system", "content": self.prompt.system})
-        return [*earlier, {"role": "user", "content": self._fill(problem)}]
+            messages.insert(0, {"role": "system", "content": self.prompt.system})
+        return [*messages, {"role": "user", "content": self._fill_template(problem)}]
 
-    def _tokenise(self, texts: list[str], special: bool = True) -> list[list[int]]:
+    def _tokenize(self, texts: list[str], special: bool = True) -> list[list[int]]:
         """Ids, with the special tokens that the tokenizer adds by default (BOS where the model has one), or without."""
-        with self._tokenising:
+        with self._tokenizer_lock:
             return self.tokenizer(texts, padding=False, truncation=False, verbose=False, add_special_tokens=special)["input_ids"]
 
-    def _tokenise_chats(self, conversations: list[list[dict[str, str]]]) -> list[list[int]]:
+    def _tokenize_chats(self, conversations: list[list[dict[str, str]]]) -> list[list[int]]:
         options: dict[str, Any] = {
             "add_generation_prompt": True,
             "tokenize": True,
@@ -238,16 +238,16 @@ class TextTask:
         }
         if self.prompt.thinking is not None:
             options["enable_thinking"] = self.prompt.thinking
-        with self._tokenising:
+        with self._tokenizer_lock:
             try:
                 ids: Any = self.tokenizer.apply_chat_template(conversations, **options)
-            except _refusals() as together:
-                offending, error = conversations, together
+            except _template_errors() as batch_error:
+                offending, error = conversations, batch_error
                 for conversation in conversations:
                     try:
                         self.tokenizer.apply_chat_template([conversation], **options)
-                    except _refusals() as alone:
-                        offending, error = conversation, alone
+                    except _template_errors() as conversation_error:
+                        offending, error = conversation, conversation_error
                         break
                 raise InputError(
                     f"the chat template in {self.folder} refuses the conversation {offending}: {type(error).__name__}: {error}. Some know"
@@ -256,14 +256,14 @@ class TextTask:
         return ids
 
 
-def _refusals() -> tuple[type[Exception], ...]:
+def _template_errors() -> tuple[type[Exception], ...]:
     """What a chat template raises: its own refusal, and Python's errors of its expressions."""
     from jinja2 import TemplateError
 
     return TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 
 
-def _vocab(model: ModelConfig, folder: Path) -> int:
+def _vocab_size(model: ModelConfig, folder: Path) -> int:
     """Rows of the embedding: as set, or as config.json says."""
     if model.vocab is not None:
         return model.vocab

@@ -13,10 +13,10 @@ from isojax.types import InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-FILES = ("tokenizer.json", *SENTENCEPIECE, "vocab.json", "tiktoken.model", "tekken.json")
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes a space
-PROBE = "The 12 cats sat on 3 mats."
+SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+TOKENIZER_FILES = ("tokenizer.json", *SENTENCEPIECE_FILES, "vocab.json", "tiktoken.model", "tekken.json")
+SENTENCEPIECE_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes a space
+PROBE_TEXT = "The 12 cats sat on 3 mats."
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -27,17 +27,17 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """
     if not folder.is_dir():
         raise InputError(f"cell.model.path: no such folder: {folder}; expected one with a model's config.json, weights and tokenizer.")
-    if not any((folder / name).is_file() for name in FILES):
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(
-            f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(FILES)} there. Copy the tokenizer's files"
+            f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} there. Copy the tokenizer's files"
             " (tokenizer*.json at least) from where the model came from."
         )
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch, which nothing here needs
     from transformers import AutoTokenizer, LlamaTokenizer
 
-    bare = not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file()
+    no_tokenizer_json = not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file()
     try:
-        if bare and (folder / "tokenizer.model").is_file():
+        if no_tokenizer_json and (folder / "tokenizer.model").is_file():
             # Llama 1 and 2 came so; left to itself, transformers 5 would read them without the leading space and the BOS token.
             tokenizer = LlamaTokenizer.from_pretrained(folder, local_files_only=True, add_bos_token=True)
         else:
@@ -54,16 +54,16 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """InputError where transformers, which rebuilds a tokenizer from a sentencepiece file, cuts a text otherwise than sentencepiece."""
-    file = next((folder / name for name in SENTENCEPIECE if (folder / name).is_file()), None)
+    file = next((folder / name for name in SENTENCEPIECE_FILES if (folder / name).is_file()), None)
     if file is None:
         return
     from sentencepiece import SentencePieceProcessor
 
-    wanted = SentencePieceProcessor(model_file=str(file)).encode(PROBE, out_type=str)
-    found = tokenizer.tokenize(PROBE)
-    if found != wanted:
+    expected_pieces = SentencePieceProcessor(model_file=str(file)).encode(PROBE_TEXT, out_type=str)
+    tokenizer_pieces = tokenizer.tokenize(PROBE_TEXT)
+    if tokenizer_pieces != expected_pieces:
         raise InputError(
-            f"{file}: transformers reads this tokenizer otherwise than sentencepiece does: {PROBE!r} is {found}, expected {wanted}."
+            f"{file}: transformers reads this tokenizer otherwise than sentencepiece does: {PROBE_TEXT!r} is {tokenizer_pieces}, expected {expected_pieces}."
             " Add the model's tokenizer.json, or a tokenizer_config.json that names the right tokenizer_class."
         )
 
@@ -76,31 +76,31 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | 
     Raises:
         InputError: a tokenizer of another kind, or ids from `vocab` up.
     """
-    tokens = tokenizer.get_vocab()
-    largest = max(tokens.values())
-    if largest >= vocab:
+    id_of_token = tokenizer.get_vocab()
+    largest_id = max(id_of_token.values())
+    if largest_id >= vocab:
         raise InputError(
-            f"the tokenizer in {tokenizer.name_or_path} has ids up to {largest}, the model's vocabulary has {vocab};"
-            f" expected cell.model.vocab, or vocab_size in config.json, of {largest + 1} or more: these files belong to different models."
+            f"the tokenizer in {tokenizer.name_or_path} has ids up to {largest_id}, the model's vocabulary has {vocab};"
+            f" expected cell.model.vocab, or vocab_size in config.json, of {largest_id + 1} or more: these files belong to different models."
         )
     if _is_byte_level(tokenizer):
-        alphabet = {character: bytes([byte]) for byte, character in enumerate(_byte_characters())}
+        byte_of_character = {character: bytes([byte]) for byte, character in enumerate(_byte_characters())}
 
         def convert(token: str) -> bytes:
-            return b"".join([alphabet[c] for c in token]) if alphabet.keys() >= set(token) else token.encode()
+            return b"".join([byte_of_character[c] for c in token]) if byte_of_character.keys() >= set(token) else token.encode()
     else:
 
         def convert(token: str) -> bytes:
             is_byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
-            return bytes([int(token[3:5], 16)]) if is_byte else token.replace(SPACE, " ").encode()
+            return bytes([int(token[3:5], 16)]) if is_byte else token.replace(SENTENCEPIECE_SPACE, " ").encode()
 
-    added = tokenizer.added_tokens_decoder
-    special = {i for i, token in added.items() if token.special} | set(tokenizer.all_special_ids)
-    pieces: list[bytes | None] = [None] * vocab
-    for token, i in tokens.items():
-        if i not in special:
-            pieces[i] = added[i].content.encode() if i in added else convert(token)
-    return pieces
+    added_tokens = tokenizer.added_tokens_decoder
+    special_ids = {i for i, token in added_tokens.items() if token.special} | set(tokenizer.all_special_ids)
+    bytes_of_id: list[bytes | None] = [None] * vocab
+    for token, i in id_of_token.items():
+        if i not in special_ids:
+            bytes_of_id[i] = added_tokens[i].content.encode() if i in added_tokens else convert(token)
+    return bytes_of_id
 
 
 def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -109,10 +109,10 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
 
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         decoder: Any = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] or {"type": "none"}
-        parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-        if any(part["type"] == "ByteLevel" for part in parts):
+        decoders = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+        if any(step["type"] == "ByteLevel" for step in decoders):
             return True
-        if any(part["type"] == "Metaspace" or (part["type"] == "Replace" and part["pattern"] == {"String": SPACE}) for part in parts):
+        if any(step["type"] == "Metaspace" or (step["type"] == "Replace" and step["pattern"] == {"String": SENTENCEPIECE_SPACE}) for step in decoders):
             return False
     raise InputError(
         f"the tokenizer in {tokenizer.name_or_path} ({type(tokenizer).__name__}) is neither byte-level BPE nor a sentencepiece one with"
@@ -123,17 +123,17 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
 def _byte_characters() -> list[str]:
     """The character for each byte in byte-level BPE: itself where it is printable in Latin-1, else the next free one from U+0100."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return [chr(byte if byte in printable else 256 + others.index(byte)) for byte in range(256)]
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte if byte in printable else 256 + unprintable.index(byte)) for byte in range(256)]
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[int, ...]:
     """Ids that end a response, ascending: those of generation_config.json (of config.json where it has none), and the tokenizer's own."""
-    named = read_json(folder / "generation_config.json").get("eos_token_id")
-    if named is None:
-        named = read_json(folder / "config.json").get("eos_token_id")
-    named = named if isinstance(named, list) else [named]
-    return tuple(sorted({i for i in [*named, tokenizer.eos_token_id] if isinstance(i, int)}))
+    end_ids = read_json(folder / "generation_config.json").get("eos_token_id")
+    if end_ids is None:
+        end_ids = read_json(folder / "config.json").get("eos_token_id")
+    end_ids = end_ids if isinstance(end_ids, list) else [end_ids]
+    return tuple(sorted({i for i in [*end_ids, tokenizer.eos_token_id] if isinstance(i, int)}))
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
@@ -141,9 +141,9 @@ def read_json(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except ValueError as e:
         raise InputError(f"{path} is not JSON: {e}; expected an object. Fetch the file again.") from e
-    if not isinstance(found, dict):
-        raise InputError(f"{path} holds {type(found).__name__}; expected a JSON object. Fetch the file again.")
-    return found
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds {type(content).__name__}; expected a JSON object. Fetch the file again.")
+    return content

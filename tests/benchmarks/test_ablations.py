@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from isojax.config import load_config
-from isojax.launch.planner import plan
+from isojax.launch.planner import plan_cells
 from isojax.rl import recipe
 from isojax.types import Cell, EvalPoint, RunRecord
 
@@ -60,8 +60,8 @@ def test_the_experiments_are_sweeps_that_can_run(ablations: ModuleType, tmp_path
         assert len(set(folders)) == len(folders)
         for arm in experiment.arms:
             config = ablations.config_of(arm, tmp_path, 3, None)
-            cells = plan(config.sweep)
-            recipe.check(config.cell.rl, cells)
+            cells = plan_cells(config.sweep)
+            recipe.check_algorithm(config.cell.rl, cells)
             assert {cell.seed for cell in cells} == {0, 1, 2} and {cell.B_p for cell in cells} == {32}
             data = config.cell.data
             assert ((data.candidates, data.difficulty) == (hard.candidates, hard.difficulty)) == (arm.panel == "Hard")

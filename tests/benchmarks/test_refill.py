@@ -44,7 +44,7 @@ def test_schedules_by_hand() -> None:
 def test_lengths_are_those_of_the_uniform_numbers_and_visits_those_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A response ends where its number falls below the chance of an end, which the first token of the vocabulary holds."""
     monkeypatch.setattr(refill, "MEAN", 12.0)
-    monkeypatch.setattr(refill.sampler, "CHUNK", 8)
+    monkeypatch.setattr(refill.sampler, "CHUNK_TOKENS", 8)
     decoder = refill.Ending(ModelConfig(layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp=16), 40, 48)
     engine, params = refill.build(decoder, 32, 2, argparse.Namespace(slots=4, prompt=5, cap=48)), decoder.init(jax.random.key(0))
     lengths, visits = refill.run(engine, params, 2)(params, jax.random.key(1), jnp.int32(0))

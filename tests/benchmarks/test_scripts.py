@@ -77,9 +77,9 @@ def test_update_packing(scripts: Scripts) -> None:
 
 def test_vocabulary_blocks(scripts: Scripts) -> None:
     """Without the entropy's gradient and with it; blocks never hold all 8 x 5000 logits at once, which the plain form does."""
-    scripts.patch.setattr(logprobs, "BLOCK", 500)
-    scripts.patch.setattr(logprobs, "PLAIN", 0)
-    scripts.patch.setattr(logprobs, "KEPT", 0)
+    scripts.patch.setattr(logprobs, "MAX_BLOCK_TOKENS", 500)
+    scripts.patch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
+    scripts.patch.setattr(logprobs, "MAX_SAVED_LOGITS", 0)
     lines = scripts("vocabulary_blocks", "--sizes", "8,5000,16", REPEATS=1)
     assert [(line["tokens"], line["V"], line["D"], line["entropy"]) for line in lines] == [(8, 5000, 16, False), (8, 5000, 16, True)]
     assert all(line["memory_ratio"] < 1 and line["plain_temp_mb"] >= 0.1 for line in lines)

@@ -184,7 +184,7 @@ class Isojax:
         program = ["-m"] if words[0].startswith("isojax.") else ["-c", SCRIPT]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         command = [sys.executable, *program, *words]
-        free = {name: value for name, value in settings().items() if name != huge_pages.VARIABLE}
+        free = {name: value for name, value in settings().items() if name != huge_pages.TUNABLES_VARIABLE}
         return subprocess.Popen(command, cwd=self.folder, env=free | environment, text=True, **pipes)
 
     def fork(self, *words: str, report: bool = True, **environment: str | bool | int) -> Fork:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from isojax import claim
-from isojax.remote import Remote
+from isojax.remote import RemoteFolder
 from tests.e2e.test_resume import HALF_DONE, LINES
 
 CELLS = "cells/*/records.jsonl"
@@ -61,9 +61,9 @@ def test_a_killed_sweep_goes_on_on_another_machine(isojax: Any, whole: Any) -> N
 
 
 def test_what_is_refused(isojax: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(claim, "RENEWED", 0.5)
+    monkeypatch.setattr(claim, "RENEW_SECONDS", 0.5)
     url = f"file://{isojax.folder}/bucket"
-    with claim.Claim(Remote(f"{url}/tiny")):
+    with claim.Lease(RemoteFolder(f"{url}/tiny")):
         done = isojax.quick("isojax.launch", "tiny.yaml", f"run.dir={url}")
     assert done.returncode == 2 and f"{url}/tiny is being written by process {os.getpid()}" in done.stderr.splitlines()[-1]
     (isojax.folder / "file").write_text("in the way")

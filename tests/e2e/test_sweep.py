@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from isojax.storage import HELD
+from isojax.storage import LOCK_FILE
 
 CELLS = {f"8x{n}-s{seed}": 8 * n for n in (2, 4) for seed in (0, 1)}
 TARGETS = [0, *(math.ceil(round(64 * 1.4**k, 6)) for k in range(11))]  # to 1852; the next, 2593, is over the budget of 2500
@@ -30,7 +30,7 @@ def test_a_sweep_leaves_its_files(whole: Any) -> None:
     page = (run / "report.html").read_text()
     assert "report: runs/tiny/report.html" in whole.said
     assert page.lstrip().lower().startswith("<!doctype html") and "tiny" in page and page.rstrip().endswith("</html>")
-    assert not list(run.rglob("*.part")) and [p.name for p in run.rglob(".*") if p.is_file()] == [HELD]  # no temporary file is left
+    assert not list(run.rglob("*.part")) and [p.name for p in run.rglob(".*") if p.is_file()] == [LOCK_FILE]  # no temporary file is left
 
 
 def test_fit_json_holds_the_keys_it_promises(whole: Any) -> None:

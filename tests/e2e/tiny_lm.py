@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from isojax.config import ModelConfig
 from isojax.models import hf, llama
-from isojax.models.layout import weights
+from isojax.models.layout import weight_layouts
 from tests.tasks.tokenizer_folders import byte_level
 
 VOCAB = 384
@@ -46,10 +46,10 @@ def make_model(folder: Path) -> Path:
     byte_level(folder, vocab=340)
     rng = np.random.default_rng(0)
     tensors = {}
-    for weight in weights(SHAPE, llama.build(SHAPE, VOCAB)):
-        for name in weight.names:
+    for weight in weight_layouts(SHAPE, llama.build(SHAPE, VOCAB)):
+        for name in weight.tensor_names:
             one = "norm" in name
             tensors[name] = np.ones(weight.stored_shape, np.float32) if one else rng.normal(0, 0.3, weight.stored_shape).astype(np.float32)
     save_file(tensors, folder / "model.safetensors")
-    hf.write_config(folder, hf.describe(SHAPE, VOCAB, 512, "float32"))
+    hf.write_config_json(folder, hf.make_config_json(SHAPE, VOCAB, 512, "float32"))
     return folder

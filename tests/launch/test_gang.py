@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from isojax.launch.gang import ALONE, Gang, check_even, gang_of
+from isojax.launch.gang import SINGLE_PROCESS, ProcessGroup, check_even_devices, parse_process_group
 from isojax.types import InputError
 
 
 def test_what_is_given() -> None:
-    assert gang_of(None, None, None) == ALONE == gang_of(None, "1", None) and not ALONE.several
-    assert gang_of("host:1234", "4", 3) == Gang("host:1234", 4, 3) and gang_of("host:1234", "4", 3).several
-    assert gang_of(None, "auto", None) == Gang(auto=True)
+    assert parse_process_group(None, None, None) == SINGLE_PROCESS == parse_process_group(None, "1", None) and not SINGLE_PROCESS.is_multi_process
+    assert parse_process_group("host:1234", "4", 3) == ProcessGroup("host:1234", 4, 3) and parse_process_group("host:1234", "4", 3).is_multi_process
+    assert parse_process_group(None, "auto", None) == ProcessGroup(auto=True)
 
 
 @pytest.mark.parametrize(
@@ -29,11 +29,11 @@ def test_what_is_given() -> None:
 )
 def test_refusals(coordinator: str | None, processes: str | None, process: int | None, saying: str) -> None:
     with pytest.raises(InputError, match=saying):
-        gang_of(coordinator, processes, process)
+        parse_process_group(coordinator, processes, process)
 
 
 def test_as_many_devices_in_each() -> None:
     """Which JAX asks for; it would say so by an error of its own."""
-    check_even([0, 0, 1, 1])
+    check_even_devices([0, 0, 1, 1])
     with pytest.raises(InputError, match=r"process 0 has 3, process 1 has 1.*device_count=1"):
-        check_even([0, 1, 0, 0])
+        check_even_devices([0, 1, 0, 0])

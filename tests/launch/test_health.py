@@ -9,7 +9,7 @@ import pytest
 
 from isojax.config import Config, SweepConfig
 from isojax.launch.display import Display
-from isojax.launch.health import judge
+from isojax.launch.health import write_health
 from isojax.records import Ledger, read_run
 from isojax.types import Cell, EvalPoint
 
@@ -30,7 +30,7 @@ def test_a_run_that_ends_well_and_one_that_collapses(tmp_path: Path, capsys: pyt
     well, broken = [40, 60, 80, 90, 100, 110], [40, 60, 80, 20, 10, 0]
     for name, rights in (("well", well), ("broken", broken)):
         ledger(tmp_path / name, rights)
-        judge(tmp_path / name, CELL, Display(CONFIG).flagged)
+        write_health(tmp_path / name, CELL, Display(CONFIG).show_flags)
     assert json.loads((tmp_path / "well/health.json").read_text()) == {"cell": "8x4-s0", "C": 500, "flags": []}
     found = json.loads((tmp_path / "broken/health.json").read_text())
     words = "reward fell from 0.300 to 0.050 and stays there (base policy: 0.200)"  # .3: the mean of the first three evaluations
@@ -40,17 +40,17 @@ def test_a_run_that_ends_well_and_one_that_collapses(tmp_path: Path, capsys: pyt
 
 
 def test_once_written_it_is_left_alone_and_the_ledger_stays_as_it_is(tmp_path: Path) -> None:
-    ledger(tmp_path, [40, 60]).fail(3, "loss or gradient not finite in 1 of the updates 2 to 3")
+    ledger(tmp_path, [40, 60]).record_failure(3, "loss or gradient not finite in 1 of the updates 2 to 3")
     before = (tmp_path / "records.jsonl").read_bytes()
-    judge(tmp_path, CELL, Display(CONFIG).flagged)
+    write_health(tmp_path, CELL, Display(CONFIG).show_flags)
     written = (tmp_path / "health.json").stat()
     assert [flag["name"] for flag in json.loads((tmp_path / "health.json").read_text())["flags"]] == ["not_finite"]
-    judge(tmp_path, CELL, Display(CONFIG).flagged)
+    write_health(tmp_path, CELL, Display(CONFIG).show_flags)
     assert (tmp_path / "health.json").stat().st_mtime_ns == written.st_mtime_ns
-    assert (tmp_path / "records.jsonl").read_bytes() == before and read_run(tmp_path).failed
+    assert (tmp_path / "records.jsonl").read_bytes() == before and read_run(tmp_path).failure_reason
 
 
 def test_a_run_without_an_evaluation_has_nothing_to_judge(tmp_path: Path) -> None:
     Ledger(tmp_path, CELL, "x")
-    judge(tmp_path, CELL, Display(CONFIG).flagged)
+    write_health(tmp_path, CELL, Display(CONFIG).show_flags)
     assert not (tmp_path / "health.json").exists()

@@ -7,25 +7,25 @@ from pathlib import Path
 import pytest
 
 from isojax.config import Config, DataConfig, PrecisionConfig, SweepConfig, save_config
-from isojax.launch.resume import settle
+from isojax.launch.resume import config_for_folder
 from isojax.launch.site import check_batch, check_data, check_precision
 from isojax.meshes import MeshShape
-from isojax.storage import alone
+from isojax.storage import exclusive_lock
 from isojax.types import InputError
 
 CONFIG = Config(name="here", sweep=SweepConfig(B_p=(8,), n=(4,)))
 
 
 def test_a_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
-    with alone(tmp_path / "run"), pytest.raises(InputError, match="being written by another process"), alone(tmp_path / "run"):
+    with exclusive_lock(tmp_path / "run"), pytest.raises(InputError, match="being written by another process"), exclusive_lock(tmp_path / "run"):
         pass
-    with alone(tmp_path / "run"):
+    with exclusive_lock(tmp_path / "run"):
         pass
 
 
 def test_a_folder_that_cannot_be_looked_into_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot write .*: File name too long"):
-        settle(CONFIG, tmp_path / ("x" * 300), False, 1)
+        config_for_folder(CONFIG, tmp_path / ("x" * 300), False, 1)
 
 
 @pytest.mark.parametrize(
@@ -65,29 +65,29 @@ def test_an_empty_folder_and_what_a_kill_left_are_a_fresh_start(tmp_path: Path) 
         folder.mkdir()
         for name in left:
             (folder / name).touch()
-        assert settle(CONFIG, folder, resume=False, shards=1).sweep.slots == 32
+        assert config_for_folder(CONFIG, folder, resume=False, shards=1).sweep.decode_slots == 32
 
 
 def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a file"):
-        settle(CONFIG, tmp_path / "file", resume=False, shards=1)
+        config_for_folder(CONFIG, tmp_path / "file", resume=False, shards=1)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
     for resume, words in ((True, "no sweep's folder"), (False, "holds a run already")):
         with pytest.raises(InputError, match=words):
-            settle(CONFIG, tmp_path / "other", resume=resume, shards=1)
+            config_for_folder(CONFIG, tmp_path / "other", resume=resume, shards=1)
 
 
 def test_static_sizes_are_kept_and_another_mesh_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = settle(CONFIG, tmp_path / "run", resume=False, shards=1)
+    first = config_for_folder(CONFIG, tmp_path / "run", resume=False, shards=1)
     save_config(first, tmp_path / "run" / "config.yaml")
     grown = CONFIG.model_copy(update={"sweep": SweepConfig(B_p=(2, 8), n=(2, 4))})
-    again = settle(grown, tmp_path / "run", resume=True, shards=1)
-    assert (again.sweep.slots, again.sweep.microbatch, again.sweep.prompts) == (32, 32, 8)
+    again = config_for_folder(grown, tmp_path / "run", resume=True, shards=1)
+    assert (again.sweep.decode_slots, again.sweep.microbatch, again.sweep.prefill_batch) == (32, 32, 8)
     assert capsys.readouterr().err == ""
     elsewhere = grown.model_copy(update={"run": grown.run.model_copy(update={"mesh": "data=2"})})
-    settle(elsewhere, tmp_path / "run", resume=True, shards=2)
+    config_for_folder(elsewhere, tmp_path / "run", resume=True, shards=2)
     assert "equal to rounding only" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"To go on as it was: isojax launch .*config\.yaml --resume"):
-        settle(CONFIG.model_copy(update={"sweep": SweepConfig(B_p=(16,), n=(4,))}), tmp_path / "run", resume=True, shards=1)
+        config_for_folder(CONFIG.model_copy(update={"sweep": SweepConfig(B_p=(16,), n=(4,))}), tmp_path / "run", resume=True, shards=1)

@@ -14,7 +14,7 @@ from isojax import cli, huge_pages
 from isojax.cli_lr_anchor import read_rates
 from isojax.config import Config, load_config
 from isojax.launch import lr_anchor
-from isojax.launch.lr_anchor import Outcome, choose_pair, default_budget, default_rates, in_words, judged, rate_config, rate_name, score
+from isojax.launch.lr_anchor import RateResult, choose_batch_shape, default_budget, default_rates, describe_search, select_rate, rate_config, rate_name, score_curve
 from isojax.types import Cell, EvalPoint, InputError, RunRecord
 
 TINY = """\
@@ -50,12 +50,12 @@ def quickstart(*overrides: str) -> Config:
 
 def test_the_batch_nearest_to_the_anchors_in_log() -> None:
     """32 x 32 and 64 x 16 make 1024; 300 lies between 256 and 512, nearer to 256 in log."""
-    assert choose_pair(quickstart(), None, None) == (64, 16)
-    assert choose_pair(quickstart("cell.rl.anchor_batch=300"), None, None) == (64, 4)
-    assert choose_pair(quickstart(), 32, None) == (32, 32) and choose_pair(quickstart(), None, 4) == (64, 4)
-    assert choose_pair(quickstart(), 16, 2) == (16, 2)
+    assert choose_batch_shape(quickstart(), None, None) == (64, 16)
+    assert choose_batch_shape(quickstart("cell.rl.anchor_batch=300"), None, None) == (64, 4)
+    assert choose_batch_shape(quickstart(), 32, None) == (32, 32) and choose_batch_shape(quickstart(), None, 4) == (64, 4)
+    assert choose_batch_shape(quickstart(), 16, 2) == (16, 2)
     with pytest.raises(InputError, match=r"B_p x n = 4096 x 4 = 16384 is over sweep.B_max = 2048"):
-        choose_pair(quickstart(), 4096, None)
+        choose_batch_shape(quickstart(), 4096, None)
 
 
 def test_the_budget_gets_past_the_warm_up_and_has_four_evaluations() -> None:
@@ -63,31 +63,31 @@ def test_the_budget_gets_past_the_warm_up_and_has_four_evaluations() -> None:
     assert default_budget(quickstart(), 1024) == 30 * 1024  # of 13 900 the first 10 240 would warm up
     config = quickstart("cell.rl.warmup=1", "sweep.budget=2048")
     budget = default_budget(config, 1024)
-    updates = {math.ceil(target / 1024) for target in config.cell.eval.grid(budget)[1:]}
-    assert len(updates) >= 4 > len({math.ceil(t / 1024) for t in config.cell.eval.grid(int(budget / config.cell.eval.ratio))[1:]})
+    updates = {math.ceil(target / 1024) for target in config.cell.eval.evaluation_targets(budget)[1:]}
+    assert len(updates) >= 4 > len({math.ceil(t / 1024) for t in config.cell.eval.evaluation_targets(int(budget / config.cell.eval.ratio))[1:]})
 
 
 def test_a_rate_is_a_sweep_of_one_batch_at_the_anchor() -> None:
     config = rate_config(quickstart(), 3.2e-4, (64, 16), 5000, 2)
     assert (config.name, config.run.dir) == ("3.2e-4", "runs/quickstart-lr")
-    assert (config.cell.rl.learning_rate, config.cell.rl.anchor_batch) == (3.2e-4, 1024)
+    assert (config.cell.rl.learning_rate, config.cell.rl.lr_reference_batch) == (3.2e-4, 1024)
     assert (config.sweep.B_p, config.sweep.n, config.sweep.seeds, config.sweep.budget) == ((64,), (16,), 2, 5000)
     assert config.cell.model_copy(update={"rl": None}) == quickstart().cell.model_copy(update={"rl": None})
 
 
 def test_the_score_is_the_mean_of_the_last_quarter_without_the_base_policy() -> None:
-    assert score([(0, 0.1), (10, 0.2), (20, 0.3), (30, 0.4), (40, 0.5), (50, 0.6)]) == pytest.approx(0.55)  # 2 of 5
-    assert score([(0, 0.1), (10, 0.2)]) == pytest.approx(0.2)
+    assert score_curve([(0, 0.1), (10, 0.2), (20, 0.3), (30, 0.4), (40, 0.5), (50, 0.6)]) == pytest.approx(0.55)  # 2 of 5
+    assert score_curve([(0, 0.1), (10, 0.2)]) == pytest.approx(0.2)
 
 
-def on_a_hill(top: float, out_above: float = math.inf) -> tuple[list[float], Callable[[float], Outcome]]:
+def on_a_hill(top: float, out_above: float = math.inf) -> tuple[list[float], Callable[[float], RateResult]]:
     """Reward falls off with the distance from `top` in log; rates above `out_above` collapse. Returns the rates run, and what runs one."""
     ran: list[float] = []
 
-    def run(rate: float) -> Outcome:
+    def run(rate: float) -> RateResult:
         ran.append(rate)
         reward = 0.6 - 0.1 * abs(math.log10(rate / top))
-        return Outcome(rate, (reward - 0.001, reward + 0.001), flags=("8x2-s0: collapsed",) if rate > out_above else ())
+        return RateResult(rate, (reward - 0.001, reward + 0.001), flags=("8x2-s0: collapsed",) if rate > out_above else ())
 
     return ran, run
 
@@ -98,54 +98,54 @@ def on_a_hill(top: float, out_above: float = math.inf) -> tuple[list[float], Cal
 )
 def test_the_grid_follows_the_best_beyond_its_ends_at_most_twice(top: float, more: list[float]) -> None:
     ran, run = on_a_hill(top)
-    found = lr_anchor.search(default_rates(1e-3), run, extend=True)
-    assert ran == [*default_rates(1e-3), *more] and found.extended == len(more)
-    assert [o.rate for o in found.outcomes] == sorted(ran)
-    at_an_end = any("search beyond it" in text for text in in_words(found))
+    found = lr_anchor.search_rates(default_rates(1e-3), run, extend=True)
+    assert ran == [*default_rates(1e-3), *more] and found.num_extensions == len(more)
+    assert [o.rate for o in found.results] == sorted(ran)
+    at_an_end = any("search beyond it" in text for text in describe_search(found))
     assert at_an_end == (top in (1.0, 1e-9))  # there the best is still at an end
 
 
 def test_given_rates_are_all_that_run() -> None:
     ran, run = on_a_hill(1.0)
-    found = lr_anchor.search([1e-4, 1e-3], run, extend=False)
-    assert ran == [1e-4, 1e-3] and found.chosen is not None and found.chosen.rate == 1e-3
-    assert "the best rate is the highest that was tried: search beyond it (--rates)" in in_words(found)
+    found = lr_anchor.search_rates([1e-4, 1e-3], run, extend=False)
+    assert ran == [1e-4, 1e-3] and found.recommended is not None and found.recommended.rate == 1e-3
+    assert "the best rate is the highest that was tried: search beyond it (--rates)" in describe_search(found)
 
 
 def test_a_rate_that_breaks_is_out_however_well_it_scores() -> None:
     ran, run = on_a_hill(1e-2, out_above=1e-3)
-    found = lr_anchor.search(default_rates(1e-3), run, extend=True)
+    found = lr_anchor.search_rates(default_rates(1e-3), run, extend=True)
     assert ran == default_rates(1e-3)  # the best that is left, 1e-3, lies inside
     assert found.best is not None and found.best.rate == 1e-3
-    assert in_words(found)[:2] == ["3.2e-3 is out: 8x2-s0: collapsed", "1e-2 is out: 8x2-s0: collapsed"]
+    assert describe_search(found)[:2] == ["3.2e-3 is out: 8x2-s0: collapsed", "1e-2 is out: 8x2-s0: collapsed"]
 
 
 def test_where_all_break_lower_rates_are_tried_and_then_it_is_said() -> None:
     ran, run = on_a_hill(1e-2, out_above=0.0)
-    found = lr_anchor.search([1e-3, 1e-2], run, extend=True)
-    assert ran == [1e-3, 1e-2, 3.2e-4, 1e-4] and found.best is None and found.chosen is None
-    assert in_words(found)[-1].startswith("every rate is out")
+    found = lr_anchor.search_rates([1e-3, 1e-2], run, extend=True)
+    assert ran == [1e-3, 1e-2, 3.2e-4, 1e-4] and found.best is None and found.recommended is None
+    assert describe_search(found)[-1].startswith("every rate is out")
 
 
-def outcomes(*scores: Sequence[float]) -> tuple[Outcome, ...]:
-    return tuple(Outcome(10.0 ** (i - 4), tuple(s)) for i, s in enumerate(scores))
+def outcomes(*scores: Sequence[float]) -> tuple[RateResult, ...]:
+    return tuple(RateResult(10.0 ** (i - 4), tuple(s)) for i, s in enumerate(scores))
 
 
 def test_rates_within_a_standard_error_go_to_the_lowest() -> None:
     """Seeds differ by .02 (variance 2e-4): a mean of two has an error of .01, a difference of two such .01414."""
-    found = judged(outcomes((0.40, 0.42), (0.478, 0.498), (0.49, 0.51), (0.45, 0.47)), 0)
-    assert found.se == pytest.approx(0.01)
-    assert found.best is not None and found.chosen is not None
-    assert (found.best.rate, found.chosen.rate) == (1e-2, 1e-3)  # .500 and .488, while .46 is further away
-    assert "1e-2 is best, and within one standard error of it: 1e-3; the lowest of them is taken, 1e-3" in in_words(found)
-    clear = judged(outcomes((0.40, 0.42), (0.465, 0.485), (0.49, 0.51), (0.45, 0.47)), 0)
-    assert clear.chosen is clear.best and not any("standard error" in text for text in in_words(clear))
+    found = select_rate(outcomes((0.40, 0.42), (0.478, 0.498), (0.49, 0.51), (0.45, 0.47)), 0)
+    assert found.standard_error == pytest.approx(0.01)
+    assert found.best is not None and found.recommended is not None
+    assert (found.best.rate, found.recommended.rate) == (1e-2, 1e-3)  # .500 and .488, while .46 is further away
+    assert "1e-2 is best, and within one standard error of it: 1e-3; the lowest of them is taken, 1e-3" in describe_search(found)
+    clear = select_rate(outcomes((0.40, 0.42), (0.465, 0.485), (0.49, 0.51), (0.45, 0.47)), 0)
+    assert clear.recommended is clear.best and not any("standard error" in text for text in describe_search(clear))
 
 
 def test_one_seed_takes_the_best_and_says_that_luck_is_unknown() -> None:
-    found = judged(outcomes((0.40,), (0.48,), (0.479,)), 0)
-    assert found.se is None and found.chosen is not None and found.chosen.rate == 1e-3
-    assert any("one seed" in text for text in in_words(found))
+    found = select_rate(outcomes((0.40,), (0.48,), (0.479,)), 0)
+    assert found.standard_error is None and found.recommended is not None and found.recommended.rate == 1e-3
+    assert any("one seed" in text for text in describe_search(found))
 
 
 def test_what_becomes_of_runs() -> None:
@@ -155,13 +155,13 @@ def test_what_becomes_of_runs() -> None:
         points = [
             EvalPoint(10 * i, i, 10 * i, 0, {"avg@4": end * i / 2}, train={"entropy": 0.5 - 0.1 * i, "grad_norm": end}) for i in range(3)
         ]
-        return RunRecord(Cell(8, 2, seed), tuple(points), failed=failed)
+        return RunRecord(Cell(8, 2, seed), tuple(points), failure_reason=failed)
 
-    found = lr_anchor.outcome(1e-3, [run(0, 0.4), run(1, 0.6)])
+    found = lr_anchor.score_runs(1e-3, [run(0, 0.4), run(1, 0.6)])
     assert found.scores == (0.4, 0.6) and found.reward == pytest.approx(0.5) and not found.flags
     assert found.entropy == pytest.approx(0.3) and found.grad_norm == pytest.approx(0.5)
     assert found.curves[0] == ((0, 0.0), (10, 0.2), (20, 0.4))
-    broken = lr_anchor.outcome(1e-3, [run(0, 0.4), run(1, 0.6, "not finite")], ["8x2-s1: not finite"])
+    broken = lr_anchor.score_runs(1e-3, [run(0, 0.4), run(1, 0.6, "not finite")], ["8x2-s1: not finite"])
     assert broken.flags == ("8x2-s1: not finite",)
 
 
@@ -175,7 +175,7 @@ def isojax(monkeypatch: pytest.MonkeyPatch, *words: str) -> int | str | None:
 def test_a_search_from_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two rates of two seeds: ledgers as of any sweep, one base policy, the panel beside the validation set, resumed without new work."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(huge_pages.VARIABLE, "")  # pytest is not to start itself anew
+    monkeypatch.setenv(huge_pages.TUNABLES_VARIABLE, "")  # pytest is not to start itself anew
     (tmp_path / "tiny.yaml").write_text(TINY)
     search = ("lr-anchor", "tiny.yaml", "--rates", "1e-5,1e-2", "--budget", "300", "--json")
     assert isojax(monkeypatch, *search, "--dry-run") == 0

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from isojax.launch import member
-from isojax.launch.member import BROKEN, LOST, Member, Outcome
-from isojax.launch.rounds import Goal
-from isojax.storage import alone
+from isojax.launch.member import CELL_FAILED, WORKER_LOST, RayWorker, CallResult
+from isojax.launch.rounds import CellTarget
+from isojax.storage import exclusive_lock
 from isojax.types import Cell
 
-GOAL = Goal(Cell(4, 4, 0), 64)
+GOAL = CellTarget(Cell(4, 4, 0), 64)
 
 
-def trained(folder: Path) -> Outcome:
-    one: Any = object.__new__(Member)
+def trained(folder: Path) -> CallResult:
+    one: Any = object.__new__(RayWorker)
     one._site = SimpleNamespace(folder=folder)
     return one.train(GOAL)
 
@@ -26,11 +26,11 @@ def trained(folder: Path) -> Outcome:
 def test_a_cell_that_cannot_be_written_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "cells").touch()
     found = trained(tmp_path)
-    assert found.kind == BROKEN and "cannot make the folder" in found.said
+    assert found.kind == CELL_FAILED and "cannot make the folder" in found.message
 
 
 def test_a_cell_that_another_process_has_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member, "LOCKED", 0.0)
-    with alone(tmp_path / "cells" / GOAL.cell.name):
+    monkeypatch.setattr(member, "LOCK_TIMEOUT", 0.0)
+    with exclusive_lock(tmp_path / "cells" / GOAL.cell.name):
         found = trained(tmp_path)
-    assert found.kind == LOST and "another process still writes" in found.said
+    assert found.kind == WORKER_LOST and "another process still writes" in found.message

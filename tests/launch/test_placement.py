@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from isojax.config import Config
-from isojax.launch.placement import Shape, capacity, check, shape_of
+from isojax.launch.placement import ProcessGroupSpec, capacity, require_capacity, process_group_spec
 from isojax.types import InputError
 
 CPUS: list[dict[str, Any]] = [{"Alive": True, "Resources": {"CPU": 4.0}, "Labels": {"pool": "a"}} for _ in range(2)]
@@ -26,29 +26,29 @@ def config(mesh: str = "auto", **gang: Any) -> Config:
 @pytest.mark.parametrize(
     ("asked", "nodes", "shape", "gangs"),
     [
-        (config(), CPUS, Shape(1, {"CPU": 1.0}, {}, 1), 8),
-        (config("data=2,tensor=2"), CPUS, Shape(1, {"CPU": 4.0}, {}, 4), 2),
-        (config("data=4", processes=2), CPUS, Shape(2, {"CPU": 2.0}, {}, 2), 2),
-        (config(processes=2), CPUS, Shape(2, {"CPU": 1.0}, {}, 1), 4),
-        (config("data=-1", processes=2, cpus=4), CPUS, Shape(2, {"CPU": 4.0}, {}, 4), 1),
-        (config("data=2", cpus=0.5), CPUS, Shape(1, {"CPU": 0.5}, {}, 2), 16),
-        (config(resources={"x": 1}, labels={"pool": "a"}), CPUS, Shape(1, {"CPU": 1.0, "x": 1.0}, {"pool": "a"}, 1), 0),
-        (config(labels={"pool": "b"}), CPUS, Shape(1, {"CPU": 1.0}, {"pool": "b"}, 1), 0),
-        (config(), GPUS, Shape(1, {"GPU": 1.0, "CPU": 1.0}), 16),
-        (config(share=4), GPUS, Shape(1, {"GPU": 0.25, "CPU": 1.0}), 32),
-        (config("fsdp=8"), GPUS, Shape(1, {"GPU": 8.0, "CPU": 1.0}), 2),
-        (config("fsdp=16"), GPUS, Shape(2, {"GPU": 8.0, "CPU": 1.0}), 1),
-        (config("fsdp=-1", processes=2), GPUS, Shape(2, {"GPU": 8.0, "CPU": 1.0}), 1),
-        (config("fsdp=8", gpus=4), GPUS, Shape(2, {"GPU": 4.0, "CPU": 1.0}), 2),
-        (config("data=2", cpus=2), GPUS, Shape(1, {"CPU": 2.0}, {}, 2), 16),
-        (config("fsdp=4,tensor=4", tpu="v5e:4x4"), hosts(3), Shape(4, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4")), 3),
-        (config("data=-1", tpu="v5e:4x4", slices=2), hosts(3), Shape(8, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4"), 2), 1),
-        (config(tpu="v5e:4x4"), [*hosts(1), *hosts(4, "2x2", 4, 1)], Shape(4, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4")), 1),
-        (config(tpu="v5e:4x4"), hosts(1)[:3], Shape(4, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4")), 0),
+        (config(), CPUS, ProcessGroupSpec(1, {"CPU": 1.0}, {}, 1), 8),
+        (config("data=2,tensor=2"), CPUS, ProcessGroupSpec(1, {"CPU": 4.0}, {}, 4), 2),
+        (config("data=4", processes=2), CPUS, ProcessGroupSpec(2, {"CPU": 2.0}, {}, 2), 2),
+        (config(processes=2), CPUS, ProcessGroupSpec(2, {"CPU": 1.0}, {}, 1), 4),
+        (config("data=-1", processes=2, cpus=4), CPUS, ProcessGroupSpec(2, {"CPU": 4.0}, {}, 4), 1),
+        (config("data=2", cpus=0.5), CPUS, ProcessGroupSpec(1, {"CPU": 0.5}, {}, 2), 16),
+        (config(resources={"x": 1}, labels={"pool": "a"}), CPUS, ProcessGroupSpec(1, {"CPU": 1.0, "x": 1.0}, {"pool": "a"}, 1), 0),
+        (config(labels={"pool": "b"}), CPUS, ProcessGroupSpec(1, {"CPU": 1.0}, {"pool": "b"}, 1), 0),
+        (config(), GPUS, ProcessGroupSpec(1, {"GPU": 1.0, "CPU": 1.0}), 16),
+        (config(share=4), GPUS, ProcessGroupSpec(1, {"GPU": 0.25, "CPU": 1.0}), 32),
+        (config("fsdp=8"), GPUS, ProcessGroupSpec(1, {"GPU": 8.0, "CPU": 1.0}), 2),
+        (config("fsdp=16"), GPUS, ProcessGroupSpec(2, {"GPU": 8.0, "CPU": 1.0}), 1),
+        (config("fsdp=-1", processes=2), GPUS, ProcessGroupSpec(2, {"GPU": 8.0, "CPU": 1.0}), 1),
+        (config("fsdp=8", gpus=4), GPUS, ProcessGroupSpec(2, {"GPU": 4.0, "CPU": 1.0}), 2),
+        (config("data=2", cpus=2), GPUS, ProcessGroupSpec(1, {"CPU": 2.0}, {}, 2), 16),
+        (config("fsdp=4,tensor=4", tpu="v5e:4x4"), hosts(3), ProcessGroupSpec(4, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4")), 3),
+        (config("data=-1", tpu="v5e:4x4", slices=2), hosts(3), ProcessGroupSpec(8, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4"), 2), 1),
+        (config(tpu="v5e:4x4"), [*hosts(1), *hosts(4, "2x2", 4, 1)], ProcessGroupSpec(4, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4")), 1),
+        (config(tpu="v5e:4x4"), hosts(1)[:3], ProcessGroupSpec(4, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4")), 0),
     ],
 )
-def test_by_hand(asked: Config, nodes: list[dict[str, Any]], shape: Shape, gangs: int) -> None:
-    found = shape_of(asked, nodes)
+def test_by_hand(asked: Config, nodes: list[dict[str, Any]], shape: ProcessGroupSpec, gangs: int) -> None:
+    found = process_group_spec(asked, nodes)
     assert found == shape and capacity(found, nodes) == gangs
     assert capacity(found, [node | {"Alive": False} for node in nodes]) == 0
 
@@ -71,5 +71,5 @@ def test_by_hand(asked: Config, nodes: list[dict[str, Any]], shape: Shape, gangs
 )
 def test_refused(asked: Config, nodes: list[dict[str, Any]], saying: str) -> None:
     with pytest.raises(InputError) as refused:
-        check(shape_of(asked, nodes), nodes)
+        require_capacity(process_group_spec(asked, nodes), nodes)
     assert saying in str(refused.value)

@@ -5,77 +5,77 @@ from __future__ import annotations
 import pytest
 
 from isojax.config import CellConfig, EvalConfig, PrecisionConfig, SamplingConfig, SweepConfig
-from isojax.launch.planner import MAX_PROMPTS, MAX_ROWS, cost, plan, resolve
+from isojax.launch.planner import MAX_PREFILL_BATCH, MAX_SHARD_ROWS, cell_cost, plan_cells, resolve_sweep_sizes
 from isojax.types import Cell, InputError
 
 
 def test_every_pair_and_seed_once_and_the_slowest_first() -> None:
-    cells = plan(SweepConfig(B_p=(16, 64), n=(2, 32), seeds=2, seed=3, B_max=4096, budget=10_000))
+    cells = plan_cells(SweepConfig(B_p=(16, 64), n=(2, 32), seeds=2, seed=3, B_max=4096, budget=10_000))
     assert len(cells) == 8 == len(set(cells))
     assert {cell.seed for cell in cells} == {3000, 3001}
     assert (cells[0].B_p, cells[0].n) == (16, 2)  # the most updates
     assert (cells[-1].B_p, cells[-1].n) == (64, 32)
-    costs = [cost(cell, 10_000) for cell in cells]
+    costs = [cell_cost(cell, 10_000) for cell in cells]
     assert costs == sorted(costs, reverse=True)
 
 
 def test_the_order_does_not_depend_on_how_the_grid_is_written() -> None:
-    assert plan(SweepConfig(n=(2, 4, 8))) == plan(SweepConfig(n=(8, 2, 4)))
+    assert plan_cells(SweepConfig(n=(2, 4, 8))) == plan_cells(SweepConfig(n=(8, 2, 4)))
 
 
 def test_cost_counts_updates_prompts_and_rollouts() -> None:
     # 100 rollouts at B = 2 x 5 are 10 updates of (32 + 2 prompts + 10 rollouts)
-    assert cost(Cell(2, 5, 0), 100) == 10 * (32 + 2 + 10)
+    assert cell_cost(Cell(2, 5, 0), 100) == 10 * (32 + 2 + 10)
 
 
 def test_pairs_over_B_max_are_refused_by_name_or_dropped() -> None:
     sweep = SweepConfig(B_p=(16, 64), n=(8, 32), B_max=512)
     with pytest.raises(InputError, match=r"64 x 32 = 2048.*over_B_max=drop"):
-        plan(sweep)
-    kept = plan(sweep.model_copy(update={"over_B_max": "drop"}))
+        plan_cells(sweep)
+    kept = plan_cells(sweep.model_copy(update={"over_B_max": "drop"}))
     assert {(c.B_p, c.n) for c in kept} == {(16, 8), (16, 32), (64, 8)}
     with pytest.raises(InputError, match=r"raise sweep\.B_max"):
-        plan(sweep.model_copy(update={"over_B_max": "drop", "B_max": 100}))
+        plan_cells(sweep.model_copy(update={"over_B_max": "drop", "B_max": 100}))
 
 
 def test_a_budget_below_one_update_is_refused() -> None:
     with pytest.raises(InputError, match="given 511, expected at least one update of the largest cell, 16 x 32 = 512"):
-        plan(SweepConfig(B_p=(16,), n=(2, 32), budget=511))
-    assert len(plan(SweepConfig(B_p=(16,), n=(2, 32), budget=512))) == 2
+        plan_cells(SweepConfig(B_p=(16,), n=(2, 32), budget=511))
+    assert len(plan_cells(SweepConfig(B_p=(16,), n=(2, 32), budget=512))) == 2
 
 
 @pytest.mark.parametrize("n", [(), (2, 2)])
 def test_an_empty_axis_or_a_value_twice_is_refused(n: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match=r"sweep\.n"):
-        plan(SweepConfig(n=n))
+        plan_cells(SweepConfig(n=n))
 
 
 @pytest.mark.parametrize(("shards", "R", "g"), [(1, 91, 13), (4, 23, 4), (8, 12, 2)])
 def test_slots_and_prompts_fit_the_smallest_cell_of_a_shard(shards: int, R: int, g: int) -> None:
-    sweep = resolve(SweepConfig(B_p=(13,), n=(7, 32)), shards)  # 13 x 7 = 91
-    assert (sweep.slots, sweep.microbatch, sweep.prompts) == (R, min(R, 7 * g), g)
+    sweep = resolve_sweep_sizes(SweepConfig(B_p=(13,), n=(7, 32)), shards)  # 13 x 7 = 91
+    assert (sweep.decode_slots, sweep.microbatch, sweep.prefill_batch) == (R, min(R, 7 * g), g)
 
 
 def test_a_microbatch_does_not_reach_beyond_a_block_of_prompts() -> None:
-    sweep = resolve(SweepConfig(B_p=(32, 64), n=(4, 32), B_max=2048), 1)
-    assert (sweep.slots, sweep.microbatch, sweep.prompts) == (128, 64, MAX_PROMPTS)
+    sweep = resolve_sweep_sizes(SweepConfig(B_p=(32, 64), n=(4, 32), B_max=2048), 1)
+    assert (sweep.decode_slots, sweep.microbatch, sweep.prefill_batch) == (128, 64, MAX_PREFILL_BATCH)
 
 
 def test_set_sizes_are_kept_dropped_pairs_do_not_count_and_there_is_a_cap() -> None:
-    assert resolve(SweepConfig(slots=5), 1).slots == 5
-    assert resolve(SweepConfig(slots=5), 1).microbatch == 32
-    assert resolve(SweepConfig(B_p=(512,), n=(2,), B_max=2048), 1).slots == MAX_ROWS
+    assert resolve_sweep_sizes(SweepConfig(decode_slots=5), 1).decode_slots == 5
+    assert resolve_sweep_sizes(SweepConfig(decode_slots=5), 1).microbatch == 32
+    assert resolve_sweep_sizes(SweepConfig(B_p=(512,), n=(2,), B_max=2048), 1).decode_slots == MAX_SHARD_ROWS
 
 
 def test_targets_are_zero_and_a_log_grid_that_more_budget_only_extends() -> None:
     grid = EvalConfig(start=1000, ratio=1.1)
-    assert grid.grid(1500) == [0, 1000, 1100, 1210, 1331, 1465]  # 1464.1 rounded up
-    assert grid.grid(1465) == [0, 1000, 1100, 1210, 1331, 1465]
-    assert grid.grid(1464) == [0, 1000, 1100, 1210, 1331]
+    assert grid.evaluation_targets(1500) == [0, 1000, 1100, 1210, 1331, 1465]  # 1464.1 rounded up
+    assert grid.evaluation_targets(1465) == [0, 1000, 1100, 1210, 1331, 1465]
+    assert grid.evaluation_targets(1464) == [0, 1000, 1100, 1210, 1331]
     with pytest.raises(InputError, match="below the first evaluation"):
-        grid.grid(999)
-    assert grid.grid(90_000)[: len(grid.grid(5000))] == grid.grid(5000)
-    dense = EvalConfig(start=1, ratio=1.01).grid(50)
+        grid.evaluation_targets(999)
+    assert grid.evaluation_targets(90_000)[: len(grid.evaluation_targets(5000))] == grid.evaluation_targets(5000)
+    dense = EvalConfig(start=1, ratio=1.01).evaluation_targets(50)
     assert dense == sorted(set(dense)) == list(range(51))
 
 
@@ -93,18 +93,18 @@ def test_targets_are_zero_and_a_log_grid_that_more_budget_only_extends() -> None
 def test_slots_share_long_prompts(lengths: tuple[int, int], slots: int, n: int, W: int) -> None:
     """From P = 4 T on, in lanes of at most 16 that divide R and that the smallest n fills."""
     cell = CellConfig(sampling=SamplingConfig(prompt_length=lengths[0], response_length=lengths[1]))
-    assert resolve(SweepConfig(n=(n, 64), slots=slots), 1, cell).lane_width == W
+    assert resolve_sweep_sizes(SweepConfig(n=(n, 64), decode_slots=slots), 1, cell).lane_width == W
 
 
 def test_lanes_that_cannot_be_are_refused() -> None:
     long = SamplingConfig(prompt_length=512, response_length=64)
     with pytest.raises(InputError, match=r"sweep.lane_width = 5 does not divide sweep.slots = 32"):
-        resolve(SweepConfig(n=(8,), slots=32, lane_width=5), 1)
+        resolve_sweep_sizes(SweepConfig(n=(8,), decode_slots=32, lane_width=5), 1)
     with pytest.raises(InputError, match=r"sweep.lane_width = 4 with sweep.decode_attention = pallas"):
-        resolve(SweepConfig(n=(8,), slots=32, lane_width=4, decode_attention="pallas"), 1)
+        resolve_sweep_sizes(SweepConfig(n=(8,), decode_slots=32, lane_width=4, decode_attention="pallas"), 1)
     with pytest.raises(InputError, match=r"cell.precision.cache = int8"):
-        resolve(SweepConfig(n=(8,), slots=32, lane_width=4), 1, CellConfig(precision=PrecisionConfig(cache="int8")))
+        resolve_sweep_sizes(SweepConfig(n=(8,), decode_slots=32, lane_width=4), 1, CellConfig(precision=PrecisionConfig(cache="int8")))
     with pytest.raises(InputError, match="12 of its slots would stay empty"):
-        resolve(SweepConfig(n=(4, 32), slots=32, lane_width=16), 1)
-    assert resolve(SweepConfig(slots=32), 1, CellConfig(sampling=long, precision=PrecisionConfig(cache="int8"))).lane_width == 1
-    assert resolve(SweepConfig(slots=32, decode_attention="pallas"), 1, CellConfig(sampling=long)).lane_width == 1
+        resolve_sweep_sizes(SweepConfig(n=(4, 32), decode_slots=32, lane_width=16), 1)
+    assert resolve_sweep_sizes(SweepConfig(decode_slots=32), 1, CellConfig(sampling=long, precision=PrecisionConfig(cache="int8"))).lane_width == 1
+    assert resolve_sweep_sizes(SweepConfig(decode_slots=32, decode_attention="pallas"), 1, CellConfig(sampling=long)).lane_width == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isojax.launch.ray import connected
+from isojax.launch.ray import connect_ray
 from isojax.types import InputError
 
 
@@ -21,7 +21,7 @@ from isojax.types import InputError
     ],
 )
 def test_no_cluster(address: str, saying: str) -> None:
-    with pytest.raises(InputError) as refused, connected(address):
+    with pytest.raises(InputError) as refused, connect_ray(address):
         pass
     assert saying in str(refused.value)
 
@@ -32,5 +32,5 @@ def test_ray_cannot_start_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     (tmp_path / "file").touch()
     monkeypatch.setattr(ray, "init", lambda **_: (tmp_path / "file" / "ray").mkdir())
-    with pytest.raises(InputError, match="--ray local: Ray does not start on this machine"), connected("local"):
+    with pytest.raises(InputError, match="--ray local: Ray does not start on this machine"), connect_ray("local"):
         pass

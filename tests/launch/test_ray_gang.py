@@ -12,13 +12,13 @@ import pytest
 
 from isojax.config import Config
 from isojax.launch import member, ray_gang
-from isojax.launch.member import News, Outcome
-from isojax.launch.placement import SLICE, TOPOLOGY, WORKER, Shape
-from isojax.launch.ray_gang import Lost, RayGang
-from isojax.launch.rounds import Goal
+from isojax.launch.member import StatusUpdate, CallResult
+from isojax.launch.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL, ProcessGroupSpec
+from isojax.launch.ray_gang import WorkerLost, RayProcessGroup
+from isojax.launch.rounds import CellTarget
 from isojax.types import Cell, InputError
 
-GOAL = Goal(Cell(4, 4, 0), 64)
+GOAL = CellTarget(Cell(4, 4, 0), 64)
 NEVER = object()  # a call that waits for another process
 
 
@@ -35,7 +35,7 @@ class Remote:
 
 class Actor:
     def __init__(self, outcome: Any):
-        self.train, self.news = Remote(lambda goal: outcome), Remote(News)
+        self.train, self.news = Remote(lambda goal: outcome), Remote(StatusUpdate)
 
 
 class Ray:
@@ -55,20 +55,20 @@ class Ray:
         return done, [call for i, call in enumerate(calls) if not (done and call is done[0] and i == calls.index(done[0]))]
 
 
-def trained(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> Outcome:
-    monkeypatch.setattr(ray_gang, "OTHERS", 0.05)
-    gang = RayGang(Ray, Config(), [GOAL.cell], Shape(len(outcomes), {"CPU": 1.0}), "token", Path("gang0-0"))
-    gang.members = [Actor(outcome) for outcome in outcomes]
+def trained(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> CallResult:
+    monkeypatch.setattr(ray_gang, "PEER_END_TIMEOUT", 0.05)
+    gang = RayProcessGroup(Ray, Config(), [GOAL.cell], ProcessGroupSpec(len(outcomes), {"CPU": 1.0}), "token", Path("gang0-0"))
+    gang.workers = [Actor(outcome) for outcome in outcomes]
     return gang.train(GOAL, lambda news: None)
 
 
-BROKEN, STOPPED = Outcome(member.BROKEN, "the ledger is another's"), Outcome(member.STOPPED, "saved")
+BROKEN, STOPPED = CallResult(member.CELL_FAILED, "the ledger is another's"), CallResult(member.PREEMPTED, "saved")
 
 
 def test_all_end_well_or_as_the_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trained(monkeypatch, Outcome(), Outcome()) == Outcome()
-    assert trained(monkeypatch, STOPPED, STOPPED).kind == member.STOPPED
-    assert trained(monkeypatch, BROKEN, Outcome()) == trained(monkeypatch, Outcome(), BROKEN) == BROKEN
+    assert trained(monkeypatch, CallResult(), CallResult()) == CallResult()
+    assert trained(monkeypatch, STOPPED, STOPPED).kind == member.PREEMPTED
+    assert trained(monkeypatch, BROKEN, CallResult()) == trained(monkeypatch, CallResult(), BROKEN) == BROKEN
     assert trained(monkeypatch, STOPPED, BROKEN) == BROKEN
 
 
@@ -78,16 +78,16 @@ def test_a_cell_that_one_has_broken_off_is_not_waited_for(monkeypatch: pytest.Mo
 
 def test_what_follows_a_broken_cell_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be tried again."""
-    assert trained(monkeypatch, BROKEN, Outcome(member.LOST, "no memory")) == BROKEN
+    assert trained(monkeypatch, BROKEN, CallResult(member.WORKER_LOST, "no memory")) == BROKEN
 
 
 def test_what_ends_a_gang(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Lost, match="no memory"):
-        trained(monkeypatch, NEVER, Outcome(member.LOST, "no memory"))
-    with pytest.raises(Lost, match="died"):
+    with pytest.raises(WorkerLost, match="no memory"):
+        trained(monkeypatch, NEVER, CallResult(member.WORKER_LOST, "no memory"))
+    with pytest.raises(WorkerLost, match="died"):
         trained(monkeypatch, RayError("The actor died because its node is gone"), NEVER)
     with pytest.raises(InputError, match="no model"):
-        trained(monkeypatch, Outcome(member.REFUSED, "no model"), NEVER)
+        trained(monkeypatch, CallResult(member.INPUT_REFUSED, "no model"), NEVER)
 
 
 def test_processes_stand_in_the_order_of_their_slices() -> None:
@@ -100,26 +100,26 @@ def test_processes_stand_in_the_order_of_their_slices() -> None:
         @staticmethod
         def nodes() -> list[dict[str, Any]]:
             places = {"a": ("s1", "0"), "b": ("s1", "1"), "c": ("s2", "0"), "d": ("s2", "1")}
-            return [{"NodeID": key, "Labels": {SLICE: name, WORKER: i, TOPOLOGY: "2x4"}} for key, (name, i) in places.items()]
+            return [{"NodeID": key, "Labels": {SLICE_LABEL: name, WORKER_LABEL: i, TOPOLOGY_LABEL: "2x4"}} for key, (name, i) in places.items()]
 
-    gang = RayGang(Placed, Config(), [GOAL.cell], Shape(4, {"TPU": 4.0}, tpu=("v5litepod", "2x4"), slices=2), "token", Path("gang0-0"))
+    gang = RayProcessGroup(Placed, Config(), [GOAL.cell], ProcessGroupSpec(4, {"TPU": 4.0}, tpu_slice=("v5litepod", "2x4"), num_slices=2), "token", Path("gang0-0"))
     assert [(bundle, node["NodeID"]) for bundle, node in gang._bundles()] == [(2, "a"), (1, "b"), (3, "c"), (0, "d")]
-    gang.shape = Shape(5, {"TPU": 4.0}, tpu=("v5litepod", "2x4"), slices=2)
-    with pytest.raises(Lost, match="before it began"):
+    gang.spec = ProcessGroupSpec(5, {"TPU": 4.0}, tpu_slice=("v5litepod", "2x4"), num_slices=2)
+    with pytest.raises(WorkerLost, match="before it began"):
         gang._bundles()
 
 
 def test_a_slice_that_lacks_a_host_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a while; each that follows is given as long."""
-    monkeypatch.setattr(ray_gang, "WHOLE", 0.1)
+    monkeypatch.setattr(ray_gang, "SLICE_COMPLETE_TIMEOUT", 0.1)
     reserved: list[float] = []
 
-    class Slices(RayGang):
+    class Slices(RayProcessGroup):
         def _reserve(self) -> Any:
-            if self._slice is None:
-                self._slice, self._group = self, self
+            if self._tpu_slice is None:
+                self._tpu_slice, self._placement_group = self, self
                 reserved.append(time.monotonic())
-            return self._group
+            return self._placement_group
 
         def wait(self, seconds: float) -> bool:
             time.sleep(0.02)
@@ -127,6 +127,6 @@ def test_a_slice_that_lacks_a_host_is_given_back(monkeypatch: pytest.MonkeyPatch
 
         def shutdown(self) -> None: ...
 
-    gang = Slices(Ray, Config(), [GOAL.cell], Shape(1, {"TPU": 4.0}, tpu=("v5litepod", "2x2")), "token", Path("gang0-0"))
-    assert not gang.place(lambda: len(reserved) == 3)
+    gang = Slices(Ray, Config(), [GOAL.cell], ProcessGroupSpec(1, {"TPU": 4.0}, tpu_slice=("v5litepod", "2x2")), "token", Path("gang0-0"))
+    assert not gang.start_workers(lambda: len(reserved) == 3)
     assert all(later - earlier > 0.1 for earlier, later in pairwise(reserved))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from isojax.launch.sentinel import GRACE
+from isojax.launch.sentinel import GRACE_SECONDS
 
 # A process of a run that hangs, as in a collective, until it is told how to go on.
 MEMBER = """
@@ -103,7 +103,7 @@ def test_one_that_aborts_itself_is_told_of_too(tmp_path: Path) -> None:
 def test_one_that_cannot_end_itself_is_killed(tmp_path: Path) -> None:
     with Run(tmp_path, deaf=2) as run:
         run.members[1].send_signal(signal.SIGKILL)
-        assert run.codes(GRACE + 5)[2] == -signal.SIGKILL
+        assert run.codes(GRACE_SECONDS + 5)[2] == -signal.SIGKILL
 
 
 def test_a_good_end_is_no_death(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_an_error_of_all_is_told_once_by_each(tmp_path: Path) -> None:
         assert run.codes(5) == [2, 2, 2] and not any(error.read_text() for error in run.errors)
     with Run(tmp_path) as run:
         run.tell(2, "failed")
-        assert run.codes(GRACE + 5) == [1, 1, 2] and "process 2 of 3" in run.said(1)
+        assert run.codes(GRACE_SECONDS + 5) == [1, 1, 2] and "process 2 of 3" in run.said(1)
 
 
 def test_a_sentinel_that_process_0_does_not_answer_says_so() -> None:

@@ -8,13 +8,13 @@ import jax
 import pytest
 
 from isojax.config import load_config
-from isojax.launch.planner import plan
-from isojax.launch.site import opened
+from isojax.launch.planner import plan_cells
+from isojax.launch.site import open_sweep
 
 
 @pytest.mark.parametrize(("mesh", "devices"), [("data=1", [[0], [0], [0]]), ("data=2", [[0, 1], [2, 3], [4, 5]])])
 def test_cells_of_one_cpu_device_share_its_programs(mesh: str, devices: list[list[int]], tmp_path: Path) -> None:
     config = load_config("quickstart", [f"run.dir={tmp_path}", f"run.mesh={mesh}", "run.cells_at_once=3"])
-    with opened(jax, config, plan(config.sweep), resume=False) as site:
+    with open_sweep(jax, config, plan_cells(config.sweep), resume=False) as site:
         assert [[d.id for d in programs.mesh.devices.flat] for programs in site.programs] == devices
         assert len({id(programs) for programs in site.programs}) == (1 if mesh == "data=1" else 3)

@@ -14,7 +14,7 @@ from jax.errors import JaxRuntimeError
 
 from isojax import compiled
 from isojax.config import load_configs
-from isojax.launch.topology import dry_run
+from isojax.launch.topology import compile_for_topology
 from isojax.types import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -56,12 +56,12 @@ def test_a_topology_runs_nothing() -> None:
 def test_without_libtpu_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'isojax\[tpu\]'"):
-        compiled.chips("v5e:2x2")
+        compiled.topology_devices("v5e:2x2")
 
 
 def test_a_model_without_a_vocabulary_is_refused() -> None:
     with pytest.raises(InputError, match=r"cell.model.vocab is null.*models/llama"):
-        dry_run(load_configs(["gsm8k"], ["run.compilation_cache=false"]), "v5e:2x2")
+        compile_for_topology(load_configs(["gsm8k"], ["run.compilation_cache=false"]), "v5e:2x2")
 
 
 class Refused:
@@ -76,8 +76,8 @@ class Refused:
 
 def test_what_the_compiler_refuses_is_read_from_its_message() -> None:
     said = "RESOURCE_EXHAUSTED: ... the total memory required for HLO temporaries (47.46G) exceeds available HBM (15.75G)."
-    assert compiled.compile_ahead(compiled.Program(Refused(said), ())) == (47.46, "temporaries", 15.75)
+    assert compiled.compile_for_memory(compiled.AbstractProgram(Refused(said), ())) == (47.46, "temporaries", 15.75)
     said = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 33.50G of 15.75G hbm. Exceeded hbm capacity by 17.75G."
-    assert compiled.compile_ahead(compiled.Program(Refused(said), ())) == (33.5, "all", 15.75)
+    assert compiled.compile_for_memory(compiled.AbstractProgram(Refused(said), ())) == (33.5, "all", 15.75)
     with pytest.raises(JaxRuntimeError, match="INTERNAL"):
-        compiled.compile_ahead(compiled.Program(Refused("INTERNAL: something else"), ()))
+        compiled.compile_for_memory(compiled.AbstractProgram(Refused("INTERNAL: something else"), ()))

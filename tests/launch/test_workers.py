@@ -14,55 +14,55 @@ from isojax import stopping
 from isojax.config import CellConfig, Config, SweepConfig
 from isojax.launch import workers
 from isojax.launch.display import Display
-from isojax.launch.fitting import Axes, Room
-from isojax.launch.rounds import Goal
-from isojax.launch.workers import out_of_memory, work
-from isojax.stopping import Stopped
-from isojax.types import Cell, RunFailed, lacks_memory
+from isojax.launch.fitting import MeshAxes, DeviceBudget
+from isojax.launch.rounds import CellTarget
+from isojax.launch.workers import out_of_memory_message, train_cells
+from isojax.stopping import Preempted
+from isojax.types import Cell, RunFailed, is_out_of_memory
 
-SWEEP = SweepConfig(B_p=(8,), n=(512,), B_max=4096, slots=64, microbatch=4096, prompts=8, lane_width=1)
+SWEEP = SweepConfig(B_p=(8,), n=(512,), B_max=4096, decode_slots=64, microbatch=4096, prefill_batch=8, lane_width=1)
 
 
 @pytest.mark.parametrize("memory", [8e9, 1e9])
 def test_the_microbatch_that_would_fit(memory: float) -> None:
     """A power of two below the present one, which by the planner's own estimate takes less than the device has and than what failed."""
-    room = Room(CellConfig(), [(8, 512)], Axes(1, 1, 1), 32, True, "cpu", int(memory))
-    said = out_of_memory(SWEEP, room)
+    room = DeviceBudget(CellConfig(), [(8, 512)], MeshAxes(1, 1, 1), 32, True, "cpu", int(memory))
+    said = out_of_memory_message(SWEEP, room)
     found = re.search(r"sweep\.microbatch=(\d+) would fit", said)
     assert found and "sweep.microbatch = 4096" in said and "name=NAME" in said and "remat=layer" in said
     m = int(found[1])
-    takes = room.takes(SWEEP.model_copy(update={"microbatch": m})).peak
-    assert m in (1 << i for i in range(12)) and takes < memory and takes < room.takes(SWEEP).peak
+    takes = room.estimate(SWEEP.model_copy(update={"microbatch": m})).peak
+    assert m in (1 << i for i in range(12)) and takes < memory and takes < room.estimate(SWEEP).peak
 
 
 def test_where_none_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = Room(CellConfig(), [(8, 512)], Axes(1, 1, 1), 32, True, "cpu", 1000)
-    assert "no smaller one would fit" in out_of_memory(SWEEP, room)
+    room = DeviceBudget(CellConfig(), [(8, 512)], MeshAxes(1, 1, 1), 32, True, "cpu", 1000)
+    assert "no smaller one would fit" in out_of_memory_message(SWEEP, room)
 
 
 def test_what_lacks_memory() -> None:
     """A real failure of XLA's allocator says so; other errors do not, a checkpoint's on a full disk among them."""
     with pytest.raises(jax.errors.JaxRuntimeError) as real:
         jax.block_until_ready(jax.numpy.zeros(2**46, "int8"))
-    assert lacks_memory(real.value) and lacks_memory(MemoryError())
-    assert not lacks_memory(ValueError("B_p is larger")) and not lacks_memory(FloatingPointError("loss not finite"))
-    assert not lacks_memory(RunFailed("cannot be written (RESOURCE_EXHAUSTED: ... [OS error 28: ENOSPC No space left on device])"))
+    assert is_out_of_memory(real.value) and is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(ValueError("B_p is larger")) and not is_out_of_memory(FloatingPointError("loss not finite"))
+    assert not is_out_of_memory(RunFailed("cannot be written (RESOURCE_EXHAUSTED: ... [OS error 28: ENOSPC No space left on device])"))
 
 
 def test_told_to_end_at_the_end_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cells that are left are not begun, nor those of the next round; the one that failed is told of too."""
     site: Any = SimpleNamespace(folder=Path("runs/x"), programs=[None])
-    goals = [Goal(Cell(8, 4, seed), 1024) for seed in range(2)]
+    goals = [CellTarget(Cell(8, 4, seed), 1024) for seed in range(2)]
 
     def one_cell(*_: object) -> Exception:
-        stopping.ask()
+        stopping.request_preemption()
         return RuntimeError("no such luck")
 
-    monkeypatch.setattr(workers, "one_cell", one_cell)
+    monkeypatch.setattr(workers, "train_cell", one_cell)
     base: Any = None
-    with Display(Config()) as display, stopping.heeding_sigterm():
-        with pytest.raises(Stopped, match=r"; 8x4-s0 had failed before \(no such luck\)\. Go on by --resume\.$"):
-            work(site, base, goals, display)
-        with pytest.raises(Stopped):
-            work(site, base, goals[1:], display)
-    assert not stopping.asked()
+    with Display(Config()) as display, stopping.handle_sigterm():
+        with pytest.raises(Preempted, match=r"; 8x4-s0 had failed before \(no such luck\)\. Go on by --resume\.$"):
+            train_cells(site, base, goals, display)
+        with pytest.raises(Preempted):
+            train_cells(site, base, goals[1:], display)
+    assert not stopping.requested()

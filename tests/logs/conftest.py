@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from isojax.logs.fields import parse_map
-from isojax.logs.importing import Imported, read_logs
+from isojax.logs.fields import parse_field_map
+from isojax.logs.importing import ImportedRuns, read_logs
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
 @pytest.fixture
-def logged(tmp_path: Path) -> Callable[..., Imported]:
+def logged(tmp_path: Path) -> Callable[..., ImportedRuns]:
     """`logged(format, text or rows, *maps)`: one log, or several in a dictionary by file name."""
 
-    def run(format: str, logs: Any, *maps: str) -> Imported:
+    def run(format: str, logs: Any, *maps: str) -> ImportedRuns:
         files = []
         for name, content in (logs if isinstance(logs, dict) else {f"log.{format}": logs}).items():
             file = tmp_path / name
             file.write_bytes(content if isinstance(content, bytes) else _text(content).encode())
             files.append(file)
-        return read_logs(files, format, parse_map(maps), lambda _: None)
+        return read_logs(files, format, parse_field_map(maps), lambda _: None)
 
     return run
 

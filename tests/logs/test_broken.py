@@ -146,7 +146,7 @@ def test_right_answers_outside_the_samples(logged):
 
 
 def test_a_huge_file(logged, monkeypatch):
-    monkeypatch.setattr(table, "LARGEST", 10)
+    monkeypatch.setattr(table, "MAX_LOG_BYTES", 10)
     with pytest.raises(InputError, match=r"log\.csv holds .* GiB, expected at most"):
         logged("csv", HEAD + "1,.1,4,2\n")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from isojax.logs.fields import parse_map
+from isojax.logs.fields import parse_field_map
 from isojax.logs.importing import read_logs
 from isojax.logs.table import guess_format
 from isojax.types import Cell, InputError
@@ -19,7 +19,7 @@ OWN = "reward=val/acc,train_reward=train/reward,response_length=train/length"
 
 
 def imported(format, names, *maps):
-    return read_logs([FIXTURES / name for name in names], format, parse_map(maps), lambda _: None)
+    return read_logs([FIXTURES / name for name in names], format, parse_field_map(maps), lambda _: None)
 
 
 def expect(run, n, metric):
@@ -77,7 +77,7 @@ def test_trl_without_its_arguments_asks_for_n_and_takes_B(tmp_path):
     with pytest.raises(InputError, match=r"no column is known to be n .*type --map n=16"):
         read_logs([tmp_path], "trl", {}, lambda _: None)
     (tmp_path / "training_args.bin").write_bytes(b"no archive")
-    (run,) = read_logs([tmp_path], "trl", parse_map(["n=4,B=16"]), lambda _: None).runs
+    (run,) = read_logs([tmp_path], "trl", parse_field_map(["n=4,B=16"]), lambda _: None).runs
     assert run.cell == Cell(4, 4, 0) and run.points[-1].rollouts == 96
 
 
@@ -119,7 +119,7 @@ def test_trl_names_the_line(tmp_path):
     with pytest.raises(
         InputError, match=rf"trainer_state\.json, line {text.count(chr(10), 0, start) + 1}: reward \(column eval_reward\) is 7"
     ):
-        read_logs([tmp_path], "trl", parse_map(["n=4,B=16"]), lambda _: None)
+        read_logs([tmp_path], "trl", parse_field_map(["n=4,B=16"]), lambda _: None)
     (tmp_path / "trainer_state.json").write_text(text[:3000])
     with pytest.raises(InputError, match=r"trainer_state\.json, line \d+ is not JSON"):
         read_logs([tmp_path], "trl", {}, lambda _: None)
@@ -138,11 +138,11 @@ BINARY = {
 def test_a_torn_end_is_left_out_and_said(tmp_path, format):
     source, maps = BINARY[format]
     data = (FIXTURES / source).read_bytes()
-    whole = read_logs([FIXTURES / source], format, parse_map([maps]), lambda _: None).runs[0].points
+    whole = read_logs([FIXTURES / source], format, parse_field_map([maps]), lambda _: None).runs[0].points
     file = tmp_path / Path(source).name
     for cut in (len(data) - 1, len(data) - 9, len(data) * 2 // 3):
         file.write_bytes(data[:cut])
-        found = read_logs([file], format, parse_map([maps]), lambda _: None)
+        found = read_logs([file], format, parse_field_map([maps]), lambda _: None)
         points = found.runs[0].points
         assert points == whole[: len(points)] and any("torn" in note for note in found.notes)
 
@@ -155,7 +155,7 @@ def test_damage_before_the_end_is_refused(tmp_path, format):
     file = tmp_path / Path(source).name
     file.write_bytes(data)
     with pytest.raises(InputError, match=r"damaged at byte \d+"):
-        read_logs([file], format, parse_map([maps]), lambda _: None)
+        read_logs([file], format, parse_field_map([maps]), lambda _: None)
     file.write_bytes(b"step,reward\n1,2\n")
     with pytest.raises(InputError, match=r"is no "):
         read_logs([file], format, {}, lambda _: None)
@@ -177,7 +177,7 @@ def test_a_restart_takes_the_later_file(tmp_path):
                 writer.add_scalar("acc", 0.1 * step + shift, step)
     for i, file in enumerate(sorted(tmp_path.glob("*tfevents*"), key=lambda p: p.name[-1])):
         file.rename(tmp_path / f"{i}.tfevents")
-    found = read_logs([tmp_path], "tensorboard", parse_map(["reward=acc,n=2,B_p=2"]), lambda _: None)
+    found = read_logs([tmp_path], "tensorboard", parse_field_map(["reward=acc,n=2,B_p=2"]), lambda _: None)
     assert [p.metrics["acc"] for p in found.runs[0].points] == pytest.approx([0, 0.1, 0.7, 0.8])
     assert "2 values that 1.tfevents logs again" in found.notes[0]
 

@@ -37,13 +37,13 @@ def run(decoder: Decoder, params: Params, tokens: Any, prompts: Any, cut: Any, r
     """Logits [b T V] of whole sequences; from the last token of prompts of lengths `cut` on, in another order: of what follows that token
     in `responses`; of this once more, one token at a time."""
     start, following = cut[row], responses[:, 1:]
-    whole = decoder.score(params, tokens, jnp.zeros_like(start))
+    whole = decoder.forward(params, tokens, jnp.zeros_like(start))
     prefix = decoder.prefill(params, prompts, cut)
-    after = decoder.score(params, following, start, (prefix.keys, prefix.values), row)
+    after = decoder.forward(params, following, start, (prefix.keys, prefix.values), row)
 
     def stepped(unrolled: bool) -> Any:
         decoding = Decoding(decoder, len(row), 1, prompts.shape[1], tokens.shape[1], unrolled)
-        weights = decoding.weights(params)
+        weights = decoding.prepare_weights(params)
 
         def step(carry: Any, token: Any) -> Any:
             cache, t = carry
@@ -55,7 +55,7 @@ def run(decoder: Decoder, params: Params, tokens: Any, prompts: Any, cut: Any, r
         found = jax.lax.scan(step, (cache, jnp.zeros_like(start)), following.T)[1].swapaxes(0, 1)
         return jnp.concatenate([decoding.logits(weights, last[row])[:, None], found], 1)
 
-    after = jnp.concatenate([prefix.last[row][:, None], after], 1)
+    after = jnp.concatenate([prefix.last_hidden[row][:, None], after], 1)
     return decoder.logits(params, whole), decoder.logits(params, after), stepped(False), stepped(True)
 
 

@@ -57,7 +57,7 @@ def random_params(config: ModelConfig, vocab: int) -> Any:
 
 def ours(folder: Path, tokens: np.ndarray) -> np.ndarray:
     """The logits of a folder, read and run here."""
-    config = hf.resolve(ModelConfig(path=str(folder)))
+    config = hf.resolve_model(ModelConfig(path=str(folder)))
     decoder = registry.load("models", config.family, "build").build(config, config.vocab)
     params = hf.load(folder, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
 
@@ -92,7 +92,7 @@ def main() -> None:
     forms: tuple[tuple[str, float], ...] = (("float32", 5e9), ("bfloat16", 5e4 if given is None else 1e8))
     with tempfile.TemporaryDirectory() as temp:
         for name in [given.name] if given else MODELS:
-            config = hf.resolve(ModelConfig(path=str(given))) if given else MODELS[name]
+            config = hf.resolve_model(ModelConfig(path=str(given))) if given else MODELS[name]
             assert config.vocab
             if given:
                 decoder = registry.load("models", config.family, "build").build(config, config.vocab)

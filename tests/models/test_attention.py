@@ -13,7 +13,7 @@ from jax import shard_map
 from jax.sharding import PartitionSpec as P
 
 from isojax.models import decoding
-from isojax.models.attention import TURNED, cache_positions, cached, decode_attention, dot_keys, mix_values, quantize, self_attention
+from isojax.models.attention import MAX_TRANSPOSED_POSITIONS, cache_positions, to_cache_dtype, decode_attention, query_key_products, weighted_values, quantize, self_attention
 from isojax.models.kernels import tpu_decode
 from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
 from isojax.models.kernels.tpu_decode import flash_decode
@@ -86,13 +86,13 @@ def joined(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("positions", [1, 9, TURNED + 3])
+@pytest.mark.parametrize("positions", [1, 9, MAX_TRANSPOSED_POSITIONS + 3])
 def test_gradients_of_queries_keys_and_values(positions: int, dtype: Any) -> None:
     q, k, v = draw((2, 3, 7, 8), 1, dtype), draw((2, 3, positions, 8), 2, dtype), draw((2, 3, positions, 8), 3, dtype)
     d = draw((2, 3, 7, 8), 4)
 
     def ours(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return (mix_values(jax.nn.softmax(dot_keys(q, k), -1).astype(v.dtype), v) * d).sum()
+        return (weighted_values(jax.nn.softmax(query_key_products(q, k), -1).astype(v.dtype), v) * d).sum()
 
     got = quick_jit(jax.grad(ours, (0, 1, 2)))(q, k, v)
     want = jax.grad(lambda *x: (joined(*x) * d).sum(), (0, 1, 2))(*(x.astype(jnp.float32) for x in (q, k, v)))
@@ -101,10 +101,10 @@ def test_gradients_of_queries_keys_and_values(positions: int, dtype: Any) -> Non
         assert np.linalg.norm(float64(g) - float64(w)) <= (1e-6 if dtype == jnp.float32 else 2e-2) * (1 + np.linalg.norm(float64(w)))
 
 
-@pytest.mark.parametrize(("platform", "positions", "turned"), [("cpu", TURNED, True), ("cpu", TURNED + 1, False), ("tpu", TURNED, False)])
+@pytest.mark.parametrize(("platform", "positions", "turned"), [("cpu", MAX_TRANSPOSED_POSITIONS, True), ("cpu", MAX_TRANSPOSED_POSITIONS + 1, False), ("tpu", MAX_TRANSPOSED_POSITIONS, False)])
 def test_queries_are_turned_last_where_it_helps(platform: str, positions: int, turned: bool) -> None:
     shapes = [jax.ShapeDtypeStruct((2, 3, n, 8), jnp.float32) for n in (7, positions)]
-    gradient = jax.jit(jax.grad(lambda q, k: dot_keys(q, k).sum(), 1))
+    gradient = jax.jit(jax.grad(lambda q, k: query_key_products(q, k).sum(), 1))
     assert ("optimization_barrier" in gradient.trace(*shapes).lower(lowering_platforms=(platform,)).as_text()) == turned
 
 
@@ -142,7 +142,7 @@ def slots(R: int, C: int, N: int, K: int, H: int, kind: str) -> tuple[Any, ...]:
     dtype = jnp.float32 if kind == "float32" else jnp.bfloat16
     q, k, v = draw((R, N, H), 1, dtype), draw((R, K, H), 2, dtype), draw((R, K, H), 3, dtype)
     keys, values = draw((2, R, K, C, H), 4, dtype), draw((2, R, K, C, H), 5, dtype)
-    keys, *rest = cached(keys, values, "int8" if kind == "int8" else dtype)
+    keys, *rest = to_cache_dtype(keys, values, "int8" if kind == "int8" else dtype)
     return q, k, v, (keys.swapaxes(-1, -2), *rest)
 
 
@@ -150,7 +150,7 @@ def numpy_decode(q: Any, k: Any, v: Any, cache: Any, layer: int, positions: np.n
     """Attention in float64 over what the cache stands for, the new position in it."""
     filled = [float64(x).copy() for x in cache]
     for r, at in enumerate(positions):
-        for i, (whole, x) in enumerate(zip(filled, map(float64, cached(k, v, cache[0].dtype)), strict=True)):
+        for i, (whole, x) in enumerate(zip(filled, map(float64, to_cache_dtype(k, v, cache[0].dtype)), strict=True)):
             if i == 0:
                 whole[layer, r, :, :, at] = x[r]
             else:
@@ -209,7 +209,7 @@ def test_a_kernel_reads_nothing_past_the_last_position(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("H", "c"), [(16, 10), (32, 31), (32, 32), (64, 10)])
 def test_a_slots_scores(H: int, c: int, dtype: Any) -> None:
     q, keys = draw((5, 3, 2, H), 1, dtype), draw((5, 3, H, c), 2, dtype)
-    got = quick_jit(decoding.slot_scores)(q, keys)
+    got = quick_jit(decoding.query_key_products)(q, keys)
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, float64(q) @ float64(keys), rtol=0, atol=2e-5)
 

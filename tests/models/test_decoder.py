@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from isojax.models import decoder
-from isojax.models.attention import NEVER, attend
-from isojax.models.decoder import summed_in_blocks
+from isojax.models.attention import MASKED_SCORE, attend
+from isojax.models.decoder import sum_in_blocks
 from isojax.models.decoding import Decoding
 from tests.device import CONFIG, DECODER, PAD, VOCAB, P, logits, mesh, placed, policy, random_problems, response_logits
 
@@ -25,8 +25,8 @@ def responses() -> np.ndarray:
 def forward(params, prompts, lengths, group, tokens):
     """prefill, then score, as the trainer runs them."""
     prefix = DECODER.prefill(params, prompts, lengths)
-    after = DECODER.score(params, tokens[:, :-1], lengths[group], (prefix.keys, prefix.values), group)
-    return DECODER.logits(params, jnp.concatenate([prefix.last[group][:, None], after], 1))
+    after = DECODER.forward(params, tokens[:, :-1], lengths[group], (prefix.keys, prefix.values), group)
+    return DECODER.logits(params, jnp.concatenate([prefix.last_hidden[group][:, None], after], 1))
 
 
 def test_the_reference_is_causal_and_depends_on_order() -> None:
@@ -62,7 +62,7 @@ def test_in_one_pass_prompts_and_responses_are_the_same(responses: np.ndarray) -
     problems = random_problems(8)
 
     def together(params, prompts, lengths, tokens):
-        last, after = DECODER.continued(params, prompts, lengths, tokens[:, :-1], jnp.asarray(GROUP))
+        last, after = DECODER.forward_prompts_and_responses(params, prompts, lengths, tokens[:, :-1], jnp.asarray(GROUP))
         return DECODER.logits(params, jnp.concatenate([last[GROUP][:, None], after], 1))
 
     got = jax.jit(together)(policy(), problems.prompts, problems.lengths, responses)
@@ -78,17 +78,17 @@ def test_first_tokens_are_summed_in_blocks_and_no_others(responses: np.ndarray, 
         row[:length], row[length : length + T] = prompt[:length], response
 
     def of_whole(params):
-        hidden = DECODER.score(params, jnp.asarray(whole), jnp.zeros(len(whole), jnp.int32))
+        hidden = DECODER.forward(params, jnp.asarray(whole), jnp.zeros(len(whole), jnp.int32))
         return DECODER.logits(params, hidden[np.arange(len(whole))[:, None], start[:, None] - 1 + np.arange(T)[None]])
 
     def one_after_the_other(params):
         return forward(params, problems.prompts, problems.lengths, GROUP, responses)
 
     def together(params):
-        last, after = DECODER.continued(params, problems.prompts, jnp.asarray(problems.lengths), responses[:, :-1], jnp.asarray(GROUP))
+        last, after = DECODER.forward_prompts_and_responses(params, problems.prompts, jnp.asarray(problems.lengths), responses[:, :-1], jnp.asarray(GROUP))
         return DECODER.logits(params, jnp.concatenate([last[GROUP][:, None], after], 1))
 
-    monkeypatch.setattr(decoder, "summed_in_blocks", lambda added, gated, down, first: added.at[:, first].add(1.0))
+    monkeypatch.setattr(decoder, "sum_in_blocks", lambda added, gated, down, first: added.at[:, first].add(1.0))
     ways = [jax.jit(way)(policy()) for way in (of_whole, one_after_the_other, together)]
     assert np.abs(ways[0] - response_logits(np, policy(), problems, GROUP, responses)).max() > 0.1
     for way in ways[1:]:
@@ -107,7 +107,7 @@ def test_large_first_activations_are_summed_in_blocks() -> None:
         return gated @ down
 
     def in_blocks(gated, down):
-        return summed_in_blocks(whole(gated, down), gated, down, slice(0, 6, 3))
+        return sum_in_blocks(whole(gated, down), gated, down, slice(0, 6, 3))
 
     plain, got = (np.asarray(jax.jit(f)(gated, down)) for f in (whole, in_blocks))
     first = np.arange(6) % 3 == 0
@@ -140,17 +140,17 @@ def test_decoding_step_by_step_equals_numpy(responses: np.ndarray, width: int, u
     decoding = Decoding(DECODER, len(group), width, P, T, unrolled)
     leavings = jax.tree.map(lambda x: x + 9.0, decoding.empty_cache())
     entries, last = decoding.prefill(policy(), problems.prompts, problems.lengths)
-    table = decoding.store(decoding.empty_table(10), entries, jnp.int32(2))
-    cache = decoding.admit(leavings, table, group[::width] + 2, np.ones(decoding.lanes, bool))
+    table = decoding.store_entries(decoding.empty_prefix_table(10), entries, jnp.int32(2))
+    cache = decoding.admit(leavings, table, group[::width] + 2, np.ones(decoding.prefix_groups, bool))
 
     @jax.jit
     def step(params, cache, tokens, positions, t):
-        weights = decoding.weights(params)
+        weights = decoding.prepare_weights(params)
         hidden, cache = decoding.step(weights, cache, tokens, positions, t)
         return decoding.logits(weights, hidden), cache
 
     expected = response_logits(np, policy(), problems, group, responses)
-    np.testing.assert_allclose(decoding.logits(decoding.weights(policy()), last[group]), expected[:, 0], atol=1e-5)
+    np.testing.assert_allclose(decoding.logits(decoding.prepare_weights(policy()), last[group]), expected[:, 0], atol=1e-5)
     for t in range(T - 1):
         got, cache = step(policy(), cache, responses[:, t], start + t, np.full(len(group), t))
         np.testing.assert_allclose(got, expected[:, t + 1], atol=1e-5)
@@ -158,9 +158,9 @@ def test_decoding_step_by_step_equals_numpy(responses: np.ndarray, width: int, u
 
 def test_the_samplers_weights_lie_as_the_parameters_do() -> None:
     """Unrolled, each matrix is the transpose of the parameter, and a device has as much of it."""
-    on, decoding = mesh("data=4,tensor=2"), Decoding(DECODER, 4, 1, P, T, unrolled=True)
-    given, weights = DECODER.shardings(on), decoding.weights(policy())
-    specs = decoding.specs(jax.tree.map(lambda s: s.spec, given))
+    on, decoding = mesh("data=4,tensor=2"), Decoding(DECODER, 4, 1, P, T, unrolled_layers=True)
+    given, weights = DECODER.shardings(on), decoding.prepare_weights(policy())
+    specs = decoding.weight_specs(jax.tree.map(lambda s: s.spec, given))
 
     def part(sharding: jax.NamedSharding, x: jax.Array) -> int:
         return int(np.prod(sharding.shard_shape(x.shape)))
@@ -183,7 +183,7 @@ def test_attention_over_parts_is_one_softmax() -> None:
 
     out = attend(q, [part(0.0, 8.0, True), part(np.log(3.0), 4.0, True), part(50.0, 1e6, False)])
     assert float(out[0, 0, 0, 0]) == pytest.approx(8 / 4 + 4 * 3 / 4, rel=1e-6)
-    assert np.exp(np.float32(NEVER)) == 0
+    assert np.exp(np.float32(MASKED_SCORE)) == 0
 
 
 def test_fresh_parameters_have_the_scales_they_should() -> None:

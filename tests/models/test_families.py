@@ -18,7 +18,7 @@ from isojax.config import ModelConfig, RopeScaling, load_config
 from isojax.models import llama, qwen2, qwen3
 from isojax.models.decoder import Decoder
 from isojax.models.published import find_family
-from isojax.models.rope import frequencies
+from isojax.models.rope import rope_frequencies
 from isojax.types import InputError
 from tests.device import mesh, quick_jit
 from tests.models.agreement import differences, from_checkpoint
@@ -138,14 +138,14 @@ def test_frequencies_are_rounded_once_a_step(head_dim: int, base: float) -> None
     """The nearest float32 to the power of float32's exponent, of which float32's reciprocal: as torch rounds, save for one in a hundred."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     powers = np.array([float(Decimal(base) ** Decimal(float(x))) for x in exponents]).astype(np.float32)
-    np.testing.assert_array_equal(frequencies(head_dim, base, None), np.float32(1) / powers)
+    np.testing.assert_array_equal(rope_frequencies(head_dim, base, None), np.float32(1) / powers)
 
 
 def test_llama_3s_stretching_by_hand() -> None:
     """Base 100, 4 dimensions: frequencies 1 and 1/10, wavelengths 2 pi and 20 pi."""
 
     def stretched(original: int) -> np.ndarray:
-        return frequencies(
+        return rope_frequencies(
             4, 100.0, RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=original)
         )
 
@@ -167,7 +167,7 @@ def test_a_tied_embedding_gathers_both_gradients() -> None:
     tokens, start = np.arange(12, dtype=np.int32).reshape(2, 6), np.zeros(2, np.int32)
 
     def total(which: Decoder, params: Any) -> Any:
-        return jax.nn.logsumexp(which.logits(params, which.score(params, tokens, start)), axis=-1).sum()
+        return jax.nn.logsumexp(which.logits(params, which.forward(params, tokens, start)), axis=-1).sum()
 
     one = quick_jit(jax.grad(lambda p: total(decoder, p)))(params)
     two = quick_jit(jax.grad(lambda p: total(untied, p)))({**params, "unembed": params["embed"].T})

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from isojax import registry
 from isojax.config import ModelConfig, RopeScaling
 from isojax.models import hf
-from isojax.models.gguf import NAMES, import_gguf
+from isojax.models.gguf import GGUF_NAMES, import_gguf
 from isojax.types import InputError
 from tests.device import mesh
 
@@ -88,7 +88,7 @@ def write_gguf(
     writer.add_chat_template(TEMPLATE)
     stored = weights(config)
     names = registry.load("models", family, "settings").NAMES
-    renamed = {names[key].format(layer=i): name.format(layer=i) for key, name in NAMES.items() if key in names for i in range(L)}
+    renamed = {names[key].format(layer=i): name.format(layer=i) for key, name in GGUF_NAMES.items() if key in names for i in range(L)}
     tensors: dict[str, Any] = {}
     for name, value in stored.items():
         heads = N if "q_proj.weight" in name else K if "k_proj.weight" in name else 0
@@ -122,7 +122,7 @@ def test_weights_and_shape_come_back(tmp_path: Path, family: str, tied: bool, pr
     assert found.keys() == stored.keys()
     for name, value in stored.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
-    config = hf.resolve(ModelConfig(path=str(tmp_path / "m")))
+    config = hf.resolve_model(ModelConfig(path=str(tmp_path / "m")))
     assert config == shape(family, tied).model_copy(update={"path": str(tmp_path / "m")})
     about = json.loads((tmp_path / "m" / "config.json").read_text())
     assert (about["max_position_embeddings"], about["bos_token_id"], about["eos_token_id"]) == (512, 1, 2)
@@ -137,7 +137,7 @@ def test_quantised_blocks_are_read_exactly(tmp_path: Path) -> None:
     scales = rng.uniform(0.01, 0.1, (VOCAB, D // 32)).astype(np.float16)
     steps = rng.integers(-127, 128, (VOCAB, D // 32, 32)).astype(np.int8)
     packed = np.concatenate([scales[..., None].view(np.uint8), steps.view(np.uint8)], -1).reshape(VOCAB, -1)
-    write_gguf(tmp_path / "m.gguf", shape("llama", True), change=lambda _, tensors: tensors.update({NAMES["embed"]: packed}))
+    write_gguf(tmp_path / "m.gguf", shape("llama", True), change=lambda _, tensors: tensors.update({GGUF_NAMES["embed"]: packed}))
     import_gguf(tmp_path / "m.gguf", tmp_path / "m")
     want = (scales[..., None].astype(np.float32) * steps).reshape(VOCAB, D)
     np.testing.assert_array_equal(load_file(tmp_path / "m" / "model.safetensors")["model.embed_tokens.weight"], want)
@@ -148,11 +148,11 @@ def test_quantised_blocks_are_read_exactly(tmp_path: Path) -> None:
 
 def test_an_embedding_stored_twice_is_tied_again(tmp_path: Path) -> None:
     def twice(_: Any, tensors: dict[str, Any]) -> None:
-        tensors[NAMES["unembed"]] = tensors[NAMES["embed"]]
+        tensors[GGUF_NAMES["unembed"]] = tensors[GGUF_NAMES["embed"]]
 
     write_gguf(tmp_path / "m.gguf", shape("llama"), change=twice)
     import_gguf(tmp_path / "m.gguf", tmp_path / "m")
-    assert hf.resolve(ModelConfig(path=str(tmp_path / "m"))).tied
+    assert hf.resolve_model(ModelConfig(path=str(tmp_path / "m"))).tied
     assert "lm_head.weight" not in load_file(tmp_path / "m" / "model.safetensors")
 
 
@@ -164,7 +164,7 @@ def test_llama_3s_stretching_is_recognised(tmp_path: Path) -> None:
 
     write_gguf(tmp_path / "m.gguf", shape("llama"), change=stretch)
     import_gguf(tmp_path / "m.gguf", tmp_path / "m")
-    scaling = hf.resolve(ModelConfig(path=str(tmp_path / "m"))).rope_scaling
+    scaling = hf.resolve_model(ModelConfig(path=str(tmp_path / "m"))).rope_scaling
     assert scaling == RopeScaling(factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 
 

@@ -108,7 +108,7 @@ def expected(stored: dict[str, np.ndarray], family: str, tied: bool) -> dict[str
 
 
 def resolved(folder: Path) -> tuple[ModelConfig, Decoder]:
-    config = hf.resolve(ModelConfig(path=str(folder)))
+    config = hf.resolve_model(ModelConfig(path=str(folder)))
     assert config.vocab
     return config, registry.load("models", config.family, "build").build(config, config.vocab)
 
@@ -142,7 +142,7 @@ CASES = [
 def test_every_parameter_is_what_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, tied: bool, dtype: Any, files: int, text: str
 ) -> None:
-    monkeypatch.setattr(tensors, "BLOCK", 100)  # bytes: 1 to 8 rows at once, so that blocks end inside a device's part
+    monkeypatch.setattr(tensors, "READ_BLOCK_BYTES", 100)  # bytes: 1 to 8 rows at once, so that blocks end inside a device's part
     want = expected(checkpoint(tmp_path, family, tied, dtype, files), family, tied)
     params = flat(load(tmp_path, text))
     assert params.keys() == want.keys()
@@ -214,12 +214,12 @@ def test_a_config_of_its_own_reads_back(tmp_path: Path) -> None:
     )
     params = random_params(shape)
     hf.save(params, shape, None, tmp_path / "a")
-    assert hf.resolve(ModelConfig(path=str(tmp_path / "a"))) == shape.model_copy(update={"path": str(tmp_path / "a")})
+    assert hf.resolve_model(ModelConfig(path=str(tmp_path / "a"))) == shape.model_copy(update={"path": str(tmp_path / "a")})
     spelling_4 = {
         k: v for k, v in json.loads((tmp_path / "a" / "config.json").read_text()).items() if k not in ("rope_parameters", "dtype")
     }
     (tmp_path / "a" / "config.json").write_text(json.dumps(spelling_4))
-    assert hf.resolve(ModelConfig(path=str(tmp_path / "a"))).rope_scaling == scaling
+    assert hf.resolve_model(ModelConfig(path=str(tmp_path / "a"))).rope_scaling == scaling
     with pytest.raises(InputError, match="is there already, and nothing is overwritten"):
         hf.save(params, shape, None, tmp_path / "a")
     with pytest.raises(InputError, match="family 'tiny' cannot be exported"):
@@ -229,14 +229,14 @@ def test_a_config_of_its_own_reads_back(tmp_path: Path) -> None:
 
 def test_a_shape_set_beside_the_path_must_agree(tmp_path: Path) -> None:
     checkpoint(tmp_path, "qwen3")
-    found = hf.resolve(ModelConfig(path=str(tmp_path), layers=L, family="qwen3", vocab=None))
+    found = hf.resolve_model(ModelConfig(path=str(tmp_path), layers=L, family="qwen3", vocab=None))
     assert (found.width, found.heads, found.kv_heads, found.head_dim, found.mlp, found.vocab) == (D, N, K, H, F, V)
     assert found.qk_norm and not found.qkv_bias and not found.tied and found.norm_eps == 1e-5
-    assert hf.resolve(found) == found  # as a saved config is read again, every field set
-    assert hf.resolve(ModelConfig()) == ModelConfig()
+    assert hf.resolve_model(found) == found  # as a saved config is read again, every field set
+    assert hf.resolve_model(ModelConfig()) == ModelConfig()
     for field, value, words in (("layers", 4, "given 4, .* says 3"), ("family", "llama", "given 'llama', .* says 'qwen3'")):
         with pytest.raises(InputError, match=rf"cell\.model\.{field}: {words}"):
-            hf.resolve(ModelConfig.model_validate({"path": str(tmp_path), field: value}))
+            hf.resolve_model(ModelConfig.model_validate({"path": str(tmp_path), field: value}))
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
@@ -361,7 +361,7 @@ def test_loading_takes_little_more_than_the_weights(tmp_path: Path) -> None:
     shape = ModelConfig(family="llama", layers=6, width=512, heads=8, kv_heads=4, head_dim=64, mlp=2048, vocab=26000)
     params = random_params(shape)
     hf.save(params, shape, None, tmp_path / "m", max_shard_bytes=6e7)
-    assert len(tensors.files(tmp_path / "m")) >= 3
+    assert len(tensors.weight_files(tmp_path / "m")) >= 3
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", MEMORY, str(tmp_path / "m")], cwd=root, capture_output=True, text=True, timeout=120, check=False

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from isojax.models.parts import product_of_few
+from isojax.models.parts import small_batch_matmul
 
 ROWS, INPUTS = 32, 64
 
@@ -21,7 +21,7 @@ def test_the_samplers_loops_read_weights_as_they_are_held() -> None:
 
         def visit(carry: tuple[Array, Array]) -> tuple[Array, Array]:
             tokens, x = carry
-            return tokens + 1, lax.fori_loop(0, tokens, lambda _, x: product_of_few(x, held.T), x @ w)
+            return tokens + 1, lax.fori_loop(0, tokens, lambda _, x: small_batch_matmul(x, held.T), x @ w)
 
         return lax.while_loop(lambda carry: carry[0] < 3, visit, (jnp.int32(1), x))[1]
 

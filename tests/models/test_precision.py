@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.models.decoder import Options
+from isojax.models.decoder import ComputeOptions
 from isojax.models.decoding import Decoding
 from tests.device import DECODER, P, policy, random_problems, response_logits
 
@@ -17,22 +17,22 @@ T, ROWS = 5, 8
 @pytest.mark.parametrize(
     ("options", "unrolled", "dtypes", "bound"),
     [
-        (Options(cache="bfloat16"), True, {"bfloat16"}, 0.01),
-        (Options(cache="bfloat16"), False, {"bfloat16"}, 0.01),
-        (Options(cache="int8"), False, {"int8", "float32"}, 0.02),
-        (Options(compute="bfloat16", cache="bfloat16"), True, {"bfloat16"}, 0.04),
-        (Options(compute="bfloat16", cache="float32"), False, {"float32"}, 0.04),
+        (ComputeOptions(cache_dtype="bfloat16"), True, {"bfloat16"}, 0.01),
+        (ComputeOptions(cache_dtype="bfloat16"), False, {"bfloat16"}, 0.01),
+        (ComputeOptions(cache_dtype="int8"), False, {"int8", "float32"}, 0.02),
+        (ComputeOptions(compute_dtype="bfloat16", cache_dtype="bfloat16"), True, {"bfloat16"}, 0.04),
+        (ComputeOptions(compute_dtype="bfloat16", cache_dtype="float32"), False, {"float32"}, 0.04),
     ],
 )
-def test_decoding_in_less_precision_is_near_float32(options: Options, unrolled: bool, dtypes: set[str], bound: float) -> None:
+def test_decoding_in_less_precision_is_near_float32(options: ComputeOptions, unrolled: bool, dtypes: set[str], bound: float) -> None:
     """The relative L2 distance of all logits from NumPy's in float32: below what so many bits lose, and not nothing."""
     problems, group = random_problems(ROWS), np.arange(ROWS)
     responses = np.random.default_rng(1).integers(0, DECODER.vocab, (ROWS, T)).astype(np.int32)
-    decoding = Decoding(DECODER.computed(options), ROWS, 1, P, T, unrolled)
+    decoding = Decoding(DECODER.with_options(options), ROWS, 1, P, T, unrolled)
 
     @jax.jit
     def run(params):
-        weights = decoding.weights(params)
+        weights = decoding.prepare_weights(params)
         entries, last = decoding.prefill(params, problems.prompts, problems.lengths)
         cache = decoding.admit(decoding.empty_cache(), entries, group, np.ones(ROWS, bool))
         assert {str(x.dtype) for x in jax.tree.leaves(cache)} == dtypes
@@ -50,8 +50,8 @@ def test_decoding_in_less_precision_is_near_float32(options: Options, unrolled: 
 @pytest.mark.parametrize("unrolled", [True, False])
 def test_logits_of_bfloat16_are_added_up_and_left_in_float32(unrolled: bool) -> None:
     """As the trainer's are: rounded to bfloat16 they would be off by 2e-3 of themselves."""
-    decoding = Decoding(DECODER.computed(Options(compute="bfloat16", cache="bfloat16")), ROWS, 1, P, T, unrolled)
+    decoding = Decoding(DECODER.with_options(ComputeOptions(compute_dtype="bfloat16", cache_dtype="bfloat16")), ROWS, 1, P, T, unrolled)
     hidden = jax.random.normal(jax.random.key(0), (ROWS, DECODER.config.width), jnp.bfloat16)
-    got = jax.jit(lambda params: decoding.logits(decoding.weights(params), hidden))(policy())
+    got = jax.jit(lambda params: decoding.logits(decoding.prepare_weights(params), hidden))(policy())
     exact = np.asarray(hidden, np.float64) @ np.asarray(jnp.asarray(policy()["unembed"], jnp.bfloat16), np.float64)
     np.testing.assert_allclose(got, exact, atol=1e-5)

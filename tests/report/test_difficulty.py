@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from isojax.report.difficulty import draw, group
+from isojax.report.difficulty import draw_difficulty, split_of
 from isojax.types import InputError
 
 PAPER = {"very_easy": (0.6, 0.9), "easy": (0.3, 0.6), "hard": (0.0, 0.0625), "extremely_hard": (0.0, 0.0)}
@@ -30,18 +30,18 @@ def test_each_problem_is_in_one_split() -> None:
     """Ranges hold both ends; .6 is Easy, not Very Easy, in whatever order they are given; Extremely Hard wants 128 attempts."""
     for splits in (PAPER, dict(reversed(PAPER.items()))):
         found = [
-            group(one, splits) for one in [(6, 10), (7, 10), (9, 10), (3, 10), (1, 16), (0, 16), (0, 128), (0, 256), (1, 10), (10, 10)]
+            split_of(one, splits) for one in [(6, 10), (7, 10), (9, 10), (3, 10), (1, 16), (0, 16), (0, 128), (0, 256), (1, 10), (10, 10)]
         ]
         assert found == [
             *("easy", "very_easy", "very_easy", "easy", "hard", "hard"),
             *("extremely_hard", "extremely_hard", "unused", "unused"),
         ]
-    assert group((0, 16), PAPER, none_of=16) == "extremely_hard"
-    assert group((0, 128), {"easy": (0.3, 0.6)}) == "unused"
+    assert split_of((0, 16), PAPER, min_unsolved_attempts=16) == "extremely_hard"
+    assert split_of((0, 128), {"easy": (0.3, 0.6)}) == "unused"
 
 
 def test_the_bars_are_counted_and_drawn(tmp_path: Path) -> None:
-    png, pdf, bins = draw(LABELS, PAPER, tmp_path / "new" / "figures")
+    png, pdf, bins = draw_difficulty(LABELS, PAPER, tmp_path / "new" / "figures")
     found = table(bins)
     assert list(found) == [f"{i / 16:g}" for i in range(17)]
     assert {avg: row for avg, row in found.items() if row} == {
@@ -64,16 +64,16 @@ def test_the_bars_are_counted_and_drawn(tmp_path: Path) -> None:
 
 
 def test_the_same_labels_give_the_same_bits_and_replace_what_was_there(tmp_path: Path) -> None:
-    first = [path.read_bytes() for path in draw(LABELS[:12], PAPER, tmp_path)]
+    first = [path.read_bytes() for path in draw_difficulty(LABELS[:12], PAPER, tmp_path)]
     time.sleep(1.0)  # a date in seconds would differ
-    assert [path.read_bytes() for path in draw(LABELS[:12], PAPER, tmp_path)] == first
-    assert [path.read_bytes() for path in draw(LABELS, {}, tmp_path)] != first
+    assert [path.read_bytes() for path in draw_difficulty(LABELS[:12], PAPER, tmp_path)] == first
+    assert [path.read_bytes() for path in draw_difficulty(LABELS, {}, tmp_path)] != first
 
 
 @pytest.mark.parametrize(("k", "steps"), [(4, 4), (37, 32), (128, 32)])
 def test_many_attempts_are_cut_into_steps_that_hold_equally_many_values(tmp_path: Path, k: int, steps: int) -> None:
     """Each of 1..k-1 right once: bars inside hold k / steps of them where steps divides k."""
-    found = table(draw([(s, k) for s in range(k + 1)], {"most": (0.5, 1.0)}, tmp_path)[2])
+    found = table(draw_difficulty([(s, k) for s in range(k + 1)], {"most": (0.5, 1.0)}, tmp_path)[2])
     assert len(found) == steps + 1
     assert sum(row["all"] for row in found.values()) == k + 1
     if k % steps == 0:
@@ -94,5 +94,5 @@ def test_what_cannot_be_drawn_is_refused(
     tmp_path: Path, labels: list[tuple[int, int]], splits: dict[str, tuple[float, float]], said: str
 ) -> None:
     with pytest.raises(InputError, match=said):
-        draw(labels, splits, tmp_path)
+        draw_difficulty(labels, splits, tmp_path)
     assert not list(tmp_path.iterdir())

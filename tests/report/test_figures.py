@@ -12,10 +12,10 @@ import pytest
 from matplotlib.image import imread
 
 from isojax import report
-from isojax.report.canvas import palette, rendered
+from isojax.report.canvas import n_palette, render_figure
 from isojax.report.figures import FIGURES
-from isojax.report.figures_metrics import likely
-from isojax.report.reading import Curves, law, stretches
+from isojax.report.figures_metrics import likely_n_range
+from isojax.report.reading import FittedCurves, evaluate_law, n_stretches
 
 DOLLARS = "reward $x^ of\\foo$"
 
@@ -35,7 +35,7 @@ def test_a_figure_is_a_picture_and_a_page(made: tuple[Path, dict[str, Any]], nam
     assert b"CreationDate" not in pdf
     if name == "frontier":
         pixels = np.round(image[..., :3] * 255).astype(int)
-        for n, colour in palette([row["n"] for row in fit["curves"]]).items():
+        for n, colour in n_palette([row["n"] for row in fit["curves"]]).items():
             rgb = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
             assert (np.abs(pixels - rgb).max(-1) <= 1).sum() > 200, n
     assert not list(folder.rglob(".*"))  # no temporary file is left
@@ -45,7 +45,7 @@ def test_a_metrics_name_is_no_mathematics(make_sweep: Any) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(8,), metric=DOLLARS)
     figure = FIGURES["records"].draw([fit], runs)
     assert figure is not None
-    assert rendered(figure).png
+    assert render_figure(figure).png
 
 
 def test_absent_data_draw_nothing(make_sweep: Any) -> None:
@@ -83,21 +83,21 @@ def test_the_same_sweep_gives_the_same_bits(make_sweep: Any, tmp_path: Path, mon
 
 def test_values_bands_and_laws(make_sweep: Any) -> None:
     fit, _ = make_sweep(B_ps=(8, 16), ns=(4, 8))
-    curves, row = Curves(fit), fit["curves"][0]
-    assert float(curves.at((8, 4), row["C_mid"])) == pytest.approx((row["R0"] + row["A"]) / 2)
+    curves, row = FittedCurves(fit), fit["curves"][0]
+    assert float(curves.reward_at((8, 4), row["C_mid"])) == pytest.approx((row["R0"] + row["A"]) / 2)
     low, high = curves.bands([1e3, 1e5])[8, 4]
     assert low.shape == (2,)
-    assert (low < curves.at((8, 4), [1e3, 1e5])).all()
-    assert (high > curves.at((8, 4), [1e3, 1e5])).all()
-    assert Curves(make_sweep(mode="paper")[0]).bands([1e3]) == {}
+    assert (low < curves.reward_at((8, 4), [1e3, 1e5])).all()
+    assert (high > curves.reward_at((8, 4), [1e3, 1e5])).all()
+    assert FittedCurves(make_sweep(mode="paper")[0]).bands([1e3]) == {}
     sigmoid = {"form": "sigmoid", "L": -2.0, "k": 3.0, "log10_C0": 4.0, "b": 5.0}
-    assert law(sigmoid, [-50.0, 4.0, 50.0]).tolist() == [5.0, 4.0, 3.0]
-    assert law(sigmoid | {"form": "linear", "L": 0.0}, [5.0]).tolist() == [8.0]
-    assert stretches([{"n": n} for n in (2, 2, 4, 4, 4, 2)]) == [(2, 0, 1), (4, 1, 4), (2, 4, 5)]
+    assert evaluate_law(sigmoid, [-50.0, 4.0, 50.0]).tolist() == [5.0, 4.0, 3.0]
+    assert evaluate_law(sigmoid | {"form": "linear", "L": 0.0}, [5.0]).tolist() == [8.0]
+    assert n_stretches([{"n": n} for n in (2, 2, 4, 4, 4, 2)]) == [(2, 0, 1), (4, 1, 4), (2, 4, 5)]
 
 
 def test_the_likely_range_of_n() -> None:
     point = {"n": 8, "n_probability": {"4": 0.04, "8": 0.7, "16": 0.2, "32": 0.06}}
-    assert likely(point, 0.9) == (8, 32)  # .04 <= .05 falls off below, .06 does not above
-    assert likely(point, None) == (8, 8)
-    assert likely({"n": 4, "n_probability": None}, 0.9) == (4, 4)
+    assert likely_n_range(point, 0.9) == (8, 32)  # .04 <= .05 falls off below, .06 does not above
+    assert likely_n_range(point, None) == (8, 8)
+    assert likely_n_range({"n": 4, "n_probability": None}, 0.9) == (4, 4)

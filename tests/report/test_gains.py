@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from isojax.report.gains import gain, tell
+from isojax.report.gains import reward_gain, report_gains
 from isojax.types import Cell, EvalPoint, RunRecord
 
 
@@ -22,22 +22,22 @@ def run(*points: tuple[int, float, float], seed: int = 0) -> RunRecord:
 
 def test_the_parts_by_hand() -> None:
     # Half of the responses held an answer and 40% of these were right; at last 90% do, and two thirds of these are.
-    g = gain(run((0, 0.2, 0.5), (64, 0.3, 0.6), (128, 0.6, 0.9)), "avg@4", 0.05)
+    g = reward_gain(run((0, 0.2, 0.5), (64, 0.3, 0.6), (128, 0.6, 0.9)), "avg@4", 0.05)
     assert g is not None
     assert g.gain == pytest.approx(0.4)
     assert g.format_alone == pytest.approx(0.4 * 0.4)
     assert g.better_answers == pytest.approx(0.9 * (2 / 3 - 0.4))
-    assert g.constant == 0.05
+    assert g.best_constant == 0.05
 
 
 def test_a_base_that_never_answered_gains_nothing_by_format_alone() -> None:
-    g = gain(run((0, 0.0, 0.0), (64, 0.5, 1.0)), "avg@4", 0.0)
+    g = reward_gain(run((0, 0.0, 0.0), (64, 0.5, 1.0)), "avg@4", 0.0)
     assert g is not None and g.format_alone == 0 and g.better_answers == 0.5
 
 
 def test_no_base_or_no_answers_no_gain() -> None:
-    assert gain(run((8, 0.2, 0.5), (64, 0.5, 1.0)), "avg@4", 0.0) is None
-    assert gain(run((0, 0.2, 0.5), (64, 0.5, 1.0)), "best@4", 0.0) is None
+    assert reward_gain(run((8, 0.2, 0.5), (64, 0.5, 1.0)), "avg@4", 0.0) is None
+    assert reward_gain(run((0, 0.2, 0.5), (64, 0.5, 1.0)), "best@4", 0.0) is None
 
 
 def test_a_sweeps_gains_are_printed_and_written(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_sweeps_gains_are_printed_and_written(tmp_path: Path) -> None:
     (tmp_path / "base" / "about.json").write_text(json.dumps({"best_constant": {"answer": "7", "reward": 0.125}}))
     runs = [run((0, 0.2, 0.5), (128, 0.6, 0.9), seed=s) for s in (0, 1)]
     out = io.StringIO()
-    tell(Console(width=120, file=out), tmp_path, runs)
+    report_gains(Console(width=120, file=out), tmp_path, runs)
     said = out.getvalue()
     assert "the best constant answer, '7', gets 0.125" in said and "+0.400" in said and "+0.160" in said
     rows = list(csv.DictReader((tmp_path / "gains.csv").read_text().splitlines()))
@@ -59,5 +59,5 @@ def test_a_task_on_device_has_none(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "about.json").write_text(json.dumps({"best_constant": None}))
     out = io.StringIO()
-    tell(Console(file=out), tmp_path, [run((0, 0.2, 1.0), (128, 0.6, 1.0))])
+    report_gains(Console(file=out), tmp_path, [run((0, 0.2, 1.0), (128, 0.6, 1.0))])
     assert out.getvalue() == "" and not (tmp_path / "gains.csv").exists()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from isojax.report import page
-from isojax.report.figures_panel import compared, in_words, panel
+from isojax.report.figures_panel import compared_panels, describe_panels, panel_figure
 from isojax.types import Cell, EvalPoint, RunRecord
 
 
@@ -33,30 +33,30 @@ RUNS = [
 
 
 def test_the_smallest_and_the_largest_n_where_both_were_evaluated() -> None:
-    small, large = compared(FIT, RUNS)
+    small, large = compared_panels(FIT, RUNS)
     assert (small.n, large.n, small.B_p) == (2, 8, 8)
     assert small.C.tolist() == [0, 102, 202] and large.C.tolist() == [0, 108, 208]  # 400 was reached by n = 8 alone
-    assert small.shares.tolist() == [[0.5, 0.5, 0], [0.375, 0.375, 0.25], [0.375, 0.125, 0.5]]
-    assert large.shares[-1].tolist() == [0, 0.5, 0.5]
-    assert small.ends(0).tolist() == [1, 0.5, 0, 0]
+    assert small.correct_shares.tolist() == [[0.5, 0.5, 0], [0.375, 0.375, 0.25], [0.375, 0.125, 0.5]]
+    assert large.correct_shares[-1].tolist() == [0, 0.5, 0.5]
+    assert small.final_frequencies(0).tolist() == [1, 0.5, 0, 0]
 
 
 def test_the_widest_range_of_n_decides_the_batch() -> None:
     other = [run(2, [(0, [0]), (100, [1])], B_p=16), run(16, [(0, [0]), (100, [1])], B_p=16)]
     one = [run(n, [(0, [0]), (100, [1])]) for n in (4, 8)]
-    assert [(c.B_p, c.n) for c in compared(FIT, [*one, *other])] == [(16, 2), (16, 16)]
-    assert [(c.B_p, c.n) for c in compared(FIT, one[:1])] == [(8, 4)]
+    assert [(c.B_p, c.n) for c in compared_panels(FIT, [*one, *other])] == [(16, 2), (16, 16)]
+    assert [(c.B_p, c.n) for c in compared_panels(FIT, one[:1])] == [(8, 4)]
 
 
 def test_without_panels_of_the_same_problems_there_is_nothing() -> None:
     bare = RunRecord(Cell(8, 2, 0), (EvalPoint(0, 0, 0, 0, {"avg@2": 0.5}), EvalPoint(100, 10, 100, 0, {"avg@2": 0.5})))
     for runs in ([], [bare], [RUNS[0], run(8, [(0, [0]), (200, [1])])], [run(2, [(0, [0, 1])])]):
-        assert compared(FIT, runs) == [] and panel([FIT], runs) is None and in_words(FIT, runs) == []
+        assert compared_panels(FIT, runs) == [] and panel_figure([FIT], runs) is None and describe_panels(FIT, runs) == []
 
 
 def test_what_it_says() -> None:
     """At 0 in the end: (2 + 1) of 8 at n = 2, none at n = 8; at 1: half and half."""
-    zero, one, difference = in_words(FIT, RUNS)
+    zero, one, difference = describe_panels(FIT, RUNS)
     assert (
         "Of 4 training problems never solved in 2 samples at C = 202, B_p = 8: 37.5% at n = 2, 0% at n = 8 (50% by the base policy)" in zero
     )
@@ -70,7 +70,7 @@ def test_a_difference_beyond_luck(swapped: bool, words: str) -> None:
     low, high = [0] * 30 + [2] * 20, [0] * 5 + [2] * 45
     ends = (high, low) if swapped else (low, high)
     runs = [run(n, [(0, [0] * 50), (100, right)]) for n, right in zip((2, 8), ends, strict=True)]
-    assert words in in_words(FIT, runs)[-1] and "50 ± 7 percentage points" in in_words(FIT, runs)[-1]
+    assert words in describe_panels(FIT, runs)[-1] and "50 ± 7 percentage points" in describe_panels(FIT, runs)[-1]
 
 
 def test_the_page_tells_it_and_which_runs_broke(made: tuple[Any, dict[str, Any]], make_sweep: Any) -> None:

@@ -74,13 +74,13 @@ def _html(made: tuple[Path, dict[str, Any]]) -> str:
 
 def test_the_page_states_the_answer(made: tuple[Path, dict[str, Any]], html: str) -> None:
     fit, text = made[1], _text(html)
-    C = words.measured_to(fit)
+    C = words.measured_budget(fit)
     best = recommend(fit, C=C)
     a, (low, high) = best.allocation, best.interval or (0, 0)
-    assert f"At C = {words.compact(C)} rollouts spend n = {a.n} on B_p = {a.B_p} for M = {a.M} updates." in text
+    assert f"At C = {words.format_compact(C)} rollouts spend n = {a.n} on B_p = {a.B_p} for M = {a.M} updates." in text
     assert f"Expected validation avg@4: {best.expected_reward:.3f} [{low:.3f}, {high:.3f}], from 0.240 for the base policy." in text
     first, second, *_ = fit["crossovers"]
-    bounds = [words.compact(x) for x in (first["C"], first["low"], first["high"], second["C"], second["low"])]
+    bounds = [words.format_compact(x) for x in (first["C"], first["low"], first["high"], second["C"], second["low"])]
     assert f"2 → 4 near C = {bounds[0]} [{bounds[1]}, {bounds[2]}], 4 → 8 near C = {bounds[3]} [{bounds[4]}, open]" in text
     rows = re.search(r"Fitted n\*\(C\)</caption>.*?</table>", html, re.S)
     assert rows is not None
@@ -128,11 +128,11 @@ def test_ends_of_data_are_not_called_a_rise_of_n(make_sweep: Any) -> None:
     fit["frontier"] = [{"n": n, "B_p": 16, "C": C, "reward": 0.5} for n, C in ((4, 1e3), (8, 1e4), (16, 1e5))]
     crossing = {"n_low": 4, "n_high": 8, "C": 5e3, "low": 4e3, "high": None}
     fit["crossovers"] = [crossing, crossing | {"n_low": 8, "n_high": 16}]
-    assert words.takeaways(fit)[0].startswith("The best n rises with the budget: 4 → 8 near") and "data end" not in words.takeaways(fit)[0]
+    assert words.describe_takeaways(fit)[0].startswith("The best n rises with the budget: 4 → 8 near") and "data end" not in words.describe_takeaways(fit)[0]
     fit["crossovers"] = [crossing]
-    assert words.takeaways(fit)[0].endswith("overtakes it later. Its other changes lie where data end or begin, and compare nothing.")
+    assert words.describe_takeaways(fit)[0].endswith("overtakes it later. Its other changes lie where data end or begin, and compare nothing.")
     fit["crossovers"] = []
-    said = words.takeaways(fit)[0]
+    said = words.describe_takeaways(fit)[0]
     assert said.startswith("The leading n changes (4 → 8 → 16) only where data end or begin") and "rises" not in said
 
 
@@ -140,7 +140,7 @@ def test_budgets_beyond_the_measured_range_are_marked(made: tuple[Path, dict[str
     rows = re.search(r'<section id="recommendations".*?</section>', html, re.S)
     assert rows is not None
     assert rows[0].count("<tr>") == 1 + 5
-    C = words.measured_to(made[1])
+    C = words.measured_budget(made[1])
     marked = sum(recommend(made[1], C=C * share).extrapolated for share in (1 / 8, 1 / 2, 1, 2, 4))
     assert rows[0].count("Beyond the measured range") == marked >= 2
 
@@ -245,8 +245,8 @@ def test_the_charts_traces_are_plotlys(make_sweep: Any) -> None:
     from isojax.report import reading
 
     fit, runs = make_sweep(metric="<b>avg</b>")
-    for view in reading.views(fit):
-        traces = [cell["trace"] for cell in charts.cells(fit, runs)] + charts.frontier(fit, view)
+    for view in reading.frontier_views(fit):
+        traces = [cell["trace"] for cell in charts.cell_traces(fit, runs)] + charts.frontier_traces(fit, view)
         layout = charts.layouts(fit, runs)
         Figure(data=traces, layout=layout["reward"])
         Figure(data=charts.law_traces(fit, view), layout=layout["law"])
@@ -280,7 +280,7 @@ def test_other_measures_of_compute(make_sweep: Any, compute: str) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 16))
     fit["compute"] = compute
     text = _text(_render(fit, runs))
-    assert words.unit(fit) in text
+    assert words.compute_unit(fit) in text
     assert "leads the measured frontier here" in text
 
 
@@ -311,22 +311,22 @@ def _segment(**changed: Any) -> dict[str, Any]:
 
 
 def test_verdicts() -> None:
-    assert words.verdict(_segment()) == (True, "Holds: 0.50 decade long, ahead by 4.0 standard errors")
-    assert words.verdict(_segment(decades=0.2, z=2.0))[0]
-    assert words.verdict(_segment(decades=0.19)) == (False, "Not shown: only 0.19 decade long (under 0.2)")
-    assert words.verdict(_segment(measured_for_neighbours=False, lead=None, se=None, z=None))[1] == (
+    assert words.segment_verdict(_segment()) == (True, "Holds: 0.50 decade long, ahead by 4.0 standard errors")
+    assert words.segment_verdict(_segment(decades=0.2, z=2.0))[0]
+    assert words.segment_verdict(_segment(decades=0.19)) == (False, "Not shown: only 0.19 decade long (under 0.2)")
+    assert words.segment_verdict(_segment(measured_for_neighbours=False, lead=None, se=None, z=None))[1] == (
         "Not shown: not measured for every neighbour; lead not testable"
     )
-    assert words.verdict(_segment(z=1.9)) == (False, "Not shown: lead under two standard errors")
-    assert words.verdict(_segment(lead=-0.01, z=-2.0)) == (False, "Not shown: not ahead of its rival in the evaluations")
+    assert words.segment_verdict(_segment(z=1.9)) == (False, "Not shown: lead under two standard errors")
+    assert words.segment_verdict(_segment(lead=-0.01, z=-2.0)) == (False, "Not shown: not ahead of its rival in the evaluations")
 
 
 def test_numbers_in_words() -> None:
-    assert [words.compact(x) for x in (250_000, 999_950, 1_234_567, 950, 0.05123, None)] == ["250k", "1M", "1.23M", "950", "0.0512", "–"]
-    assert words.listed([2]) == "2"
-    assert words.listed([2, 4, 8]) == "2, 4 and 8"
+    assert [words.format_compact(x) for x in (250_000, 999_950, 1_234_567, 950, 0.05123, None)] == ["250k", "1M", "1.23M", "950", "0.0512", "–"]
+    assert words.join_list([2]) == "2"
+    assert words.join_list([2, 4, 8]) == "2, 4 and 8"
     points = [{"n": n} for n in (2, 2, 4, 2, 8)]
-    assert words.path_of_n(points) == [2, 4, 2, 8]
+    assert words.n_path(points) == [2, 4, 2, 8]
 
 
 def test_a_laptop_needs_no_jax() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from isojax.report.figures_training import tracks, training
+from isojax.report.figures_training import metric_by_n, training_figure
 from isojax.types import Cell, EvalPoint, RunRecord
 
 
@@ -25,17 +25,17 @@ FIT: dict[str, Any] = {"frontier": [{"B_p": 16}, {"B_p": 8}], "runs": [{"n": 2},
 
 
 def test_means_over_seeds_at_each_target() -> None:
-    found = tracks(RUNS[:3], "entropy")
+    found = metric_by_n(RUNS[:3], "entropy")
     assert list(found) == [2, 4]
     assert found[2][0].tolist() == [102, 202] and found[2][1].tolist() == pytest.approx([0.6, 0.3])
     assert found[4][1].tolist() == [0.9]
-    assert tracks(RUNS, "kl") == {} and tracks(RUNS, "truncated") == {}  # 0 throughout, never recorded
-    assert tracks(RUNS, "grad_norm")[2][1].tolist() == [1.5]  # what is not finite is no mean
+    assert metric_by_n(RUNS, "kl") == {} and metric_by_n(RUNS, "truncated") == {}  # 0 throughout, never recorded
+    assert metric_by_n(RUNS, "grad_norm")[2][1].tolist() == [1.5]  # what is not finite is no mean
 
 
 def test_a_panel_for_each_metric_at_the_last_batch_of_the_frontier() -> None:
-    figure = training([FIT], RUNS)
+    figure = training_figure([FIT], RUNS)
     assert figure is not None
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["entropy (nats a token)", "gradient norm"]
     assert [len(ax.get_lines()) for ax in figure.axes] == [2, 1]
-    assert training([FIT], [run(2, 0, {"reward": 0.5})]) is None
+    assert training_figure([FIT], [run(2, 0, {"reward": 0.5})]) is None

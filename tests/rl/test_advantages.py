@@ -14,8 +14,8 @@ ROWS, GROUPS = 100, 20
 
 @jax.jit
 def group(rewards, groups, live, n):
-    given = advantages.Rewarded(jnp.where(live, rewards, 0), jnp.ones_like(groups), groups, live, n, GROUPS)
-    return advantages.group(given), advantages.silent(given)
+    given = advantages.RewardedBatch(jnp.where(live, rewards, 0), jnp.ones_like(groups), groups, live, n, GROUPS)
+    return advantages.group(given), advantages.zero_variance(given)
 
 
 def run(rewards, n):

@@ -11,9 +11,9 @@ import pytest
 
 from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
-from isojax.sampling.batch import Problems, make_geometry
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from isojax.sharding import shard_count
-from isojax.tasks.stops import Stops
+from isojax.tasks.stops import StopConditions
 from tests.device import CONFIG, MESHES, P, mesh
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -25,7 +25,7 @@ import logprob_agreement  # noqa: E402
 
 V, T, B_p, n = 2000, 16, 26, 16
 LARGE = Decoder(CONFIG, V)
-STOPS = Stops((3, 1999), None)
+STOPS = StopConditions((3, 1999), None)
 
 
 def policy(scale: float) -> Params:
@@ -41,11 +41,11 @@ def policy(scale: float) -> Params:
 def test_sampler_and_trainer_agree_before_the_first_update(top_p: float, axes: str, scales: tuple[float, ...]) -> None:
     """At temperature .6, from nearly flat logits (nuclei of 1,700 tokens) to ones where a single token often is the nucleus."""
     on = mesh(axes)
-    geometry = make_geometry([(B_p, n)], shard_count(on), 52, 16, P, T)
+    geometry = make_sampler_shapes([(B_p, n)], shard_count(on), 52, 16, P, T)
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, P + 1, geometry.problem_rows).astype(np.int32)
     prompts = rng.integers(4, V, (len(lengths), P)).astype(np.int32)
-    problems = Problems(prompts, lengths, np.zeros((len(lengths), 0), np.int32), np.arange(len(lengths), dtype=np.int32))
+    problems = ProblemArrays(prompts, lengths, np.zeros((len(lengths), 0), np.int32), np.arange(len(lengths), dtype=np.int32))
     sampling = SamplingConfig(prompt_length=P, response_length=T, temperature=0.6, top_p=top_p)
     measure = logprob_agreement.Agreement(LARGE, STOPS, geometry, sampling, on)
     for scale in scales:

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.rl.compact import compact
-from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows, make_geometry
+from isojax.rl.compact import drop_groups
+from isojax.sampling.batch import SamplerShapes, ProblemArrays, Rollouts, buffer_row_groups, make_sampler_shapes
 from tests.device import P, T, gather, quick_jit, random_problems, scatter
 
 CELLS = [(13, 7), (5, 4)]
 
 
-def batch(geometry: Geometry, B_p: int, n: int, silent: list[int]) -> tuple[Problems, Rollouts, np.ndarray, dict[str, np.ndarray]]:
+def batch(geometry: SamplerShapes, B_p: int, n: int, silent: list[int]) -> tuple[ProblemArrays, Rollouts, np.ndarray, dict[str, np.ndarray]]:
     rng = np.random.default_rng([B_p, n])
     B = B_p * n
     gains = rng.normal(size=B).astype(np.float32)
@@ -28,7 +28,7 @@ def batch(geometry: Geometry, B_p: int, n: int, silent: list[int]) -> tuple[Prob
         "lengths": np.full(B, T, np.int32),
         "gains": gains,
     }
-    problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(B_p)))
+    problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(B_p)))
     buffers = {k: scatter(geometry, v) for k, v in flat.items()}
     return problems, Rollouts(*(buffers[k] for k in Rollouts._fields)), buffers["gains"], flat
 
@@ -36,11 +36,11 @@ def batch(geometry: Geometry, B_p: int, n: int, silent: list[int]) -> tuple[Prob
 @pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize(("B_p", "n", "silent"), [(13, 7, [0, 3, 4, 12]), (13, 7, []), (5, 4, [0, 1, 2, 4]), (5, 4, [0, 1, 2, 3, 4])])
 def test_what_is_left_is_the_batch_of_the_others(shards: int, B_p: int, n: int, silent: list[int]) -> None:
-    geometry = make_geometry(CELLS, shards, 8, 8, P, T)
+    geometry = make_sampler_shapes(CELLS, shards, 8, 8, P, T)
     problems, rollouts, gains, flat = batch(geometry, B_p, n, silent)
-    groups, live = batch_rows(geometry, jnp.int32(B_p), jnp.int32(n))
+    groups, live = buffer_row_groups(geometry, jnp.int32(B_p), jnp.int32(n))
     taken = live & ~jnp.isin(groups, jnp.array([*silent, -1]))
-    left_over = quick_jit(lambda *x: compact(geometry, *x))(problems, (rollouts, gains), taken, jnp.int32(B_p), jnp.int32(n), jnp.int32(n))
+    left_over = quick_jit(lambda *x: drop_groups(geometry, *x))(problems, (rollouts, gains), taken, jnp.int32(B_p), jnp.int32(n), jnp.int32(n))
     moved_problems, (moved, moved_gains), kept, count = left_over
     left = [q for q in range(B_p) if q not in silent]
     assert int(count) == len(left)
@@ -58,12 +58,12 @@ def test_what_is_left_is_the_batch_of_the_others(shards: int, B_p: int, n: int, 
 @pytest.mark.parametrize("shards", [1, 4])
 def test_some_rollouts_of_a_group_make_a_batch_of_smaller_groups(shards: int) -> None:
     """3 of 7 rollouts of every problem but two."""
-    geometry = make_geometry(CELLS, shards, 8, 8, P, T)
+    geometry = make_sampler_shapes(CELLS, shards, 8, 8, P, T)
     problems, rollouts, gains, flat = batch(geometry, 13, 7, [])
     chosen = np.sort(np.random.default_rng(5).permuted(np.tile(np.arange(7), (13, 1)), axis=1)[:, :3] + 7 * np.arange(13)[:, None])
     chosen = np.delete(chosen, [2, 9], 0).reshape(-1)
     taken = scatter(geometry, np.isin(np.arange(91), chosen))
-    left_over = quick_jit(lambda *x: compact(geometry, *x))(problems, (rollouts, gains), taken, jnp.int32(13), jnp.int32(7), jnp.int32(3))
+    left_over = quick_jit(lambda *x: drop_groups(geometry, *x))(problems, (rollouts, gains), taken, jnp.int32(13), jnp.int32(7), jnp.int32(3))
     assert int(left_over.B_p) == 11
     np.testing.assert_array_equal(left_over.problems.ids[:11], np.delete(np.asarray(problems.ids[:13]), [2, 9]))
     moved, moved_gains = left_over.rows

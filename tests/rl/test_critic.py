@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from isojax.rl.critic import Columns, CriticObjective, advantages
-from isojax.rl.objective import Coefficients, Fixed, Rows
+from isojax.rl.critic import CriticInputs, CriticObjective, gae_advantages
+from isojax.rl.objective import Coefficients, UpdateInputs, Microbatch
 from tests.device import DECODER, quick_jit
 from tests.rl import reference_losses as loops
 
@@ -34,7 +34,7 @@ def numbers(**given: float) -> Coefficients:
     return Coefficients(**{name: np.float32(given.get(name, 0)) for name in Coefficients._fields})
 
 
-estimate = quick_jit(advantages)
+estimate = quick_jit(gae_advantages)
 
 
 def test_advantages_and_returns_equal_verl() -> None:
@@ -65,7 +65,7 @@ def test_by_hand() -> None:
 class Told(CriticObjective):
     """Its values are its parameters."""
 
-    def values(self, params: Any, prefix: Any, problems: Any, rows: Rows) -> Any:
+    def values(self, params: Any, prefix: Any, problems: Any, rows: Microbatch) -> Any:
         return params["values"]
 
 
@@ -75,9 +75,9 @@ def test_the_clipped_loss_equals_verl() -> None:
     moved = np.abs(now - before)[MASK]
     assert (moved > NUMBERS["value_clip"]).sum() >= 10
     assert (moved < NUMBERS["value_clip"]).sum() >= 10
-    own = Columns(before, returns, np.full(len(MASK), 1 / MASK.sum(), np.float32))  # type: ignore[arg-type]
-    rows = Rows(np.zeros(0), MASK, own, np.zeros(0), np.zeros(0))  # type: ignore[arg-type]
-    fixed = Fixed({}, {}, (), numbers(critic_clip=NUMBERS["value_clip"]))  # type: ignore[arg-type]
+    own = CriticInputs(before, returns, np.full(len(MASK), 1 / MASK.sum(), np.float32))  # type: ignore[arg-type]
+    rows = Microbatch(np.zeros(0), MASK, own, np.zeros(0), np.zeros(0))  # type: ignore[arg-type]
+    fixed = UpdateInputs({}, {}, (), numbers(critic_clip=NUMBERS["value_clip"]))  # type: ignore[arg-type]
 
     @quick_jit
     def value_and_slope(values: Any) -> Any:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from isojax.config import CellConfig, RLConfig, SamplingConfig
-from isojax.rl.hosted import build_hosted_train
-from isojax.rl.step import TRAIN, State, Step, build_init, build_train, coefficients, take
-from isojax.sampling.batch import Problems, make_geometry
+from isojax.rl.hosted import build_host_verified_train
+from isojax.rl.step import TRAIN_STREAM, TrainState, TrainStep, build_init_state, build_train, make_coefficients, gather_problems
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from isojax.sampling.sampler import build_sampler
 from isojax.sharding import shard_count
 from isojax.tasks.base import Grades
@@ -24,7 +24,7 @@ from tests.device import CONFIG, DECODER, MESHES, P, Parity, T, compile_with, ga
 B_p, n, UPDATES, COUNT, SEED = 5, 7, 3, 11, 17
 TABLE = random_problems(COUNT, seed=4)
 PROBLEMS = [Problem(int(i), f"{i:03d}", "even") for i in TABLE.ids]
-RL = RLConfig(kl=0.1, learning_rate=2e-2, anchor_batch=35, warmup=2)
+RL = RLConfig(kl=0.1, learning_rate=2e-2, lr_reference_batch=35, warmup=2)
 
 
 class Spoken(Parity):
@@ -65,25 +65,25 @@ class Twin:
 
     def __init__(self, axes: str) -> None:
         self.mesh = mesh(axes)
-        self.geometry = make_geometry([(B_p, n)], shard_count(self.mesh), 12, 8, P, T)
+        self.geometry = make_sampler_shapes([(B_p, n)], shard_count(self.mesh), 12, 8, P, T)
         assert self.geometry.problem_rows == B_p + 4
         self.cell = CellConfig(model=CONFIG, sampling=SamplingConfig(prompt_length=P, response_length=T, temperature=0.8), rl=RL)
         self.base = placed(policy(1), self.mesh)
-        self.init = build_init(DECODER, self.mesh)
-        self.numbers = coefficients(RL)
+        self.init = build_init_state(DECODER, self.mesh)
+        self.numbers = make_coefficients(RL)
         self.trainers: dict[Spoken, Any] = {}
 
-    def start(self) -> State:
+    def start(self) -> TrainState:
         return self.init(placed(policy(), self.mesh))
 
-    def table(self) -> Problems:
-        return Problems(*(jax.numpy.asarray(x) for x in TABLE))
+    def table(self) -> ProblemArrays:
+        return ProblemArrays(*(jax.numpy.asarray(x) for x in TABLE))
 
     @cached_property
     def trainer(self) -> Any:
         return build_train(self.cell, DECODER, Parity(), self.geometry, self.mesh)
 
-    def on_device(self, count: int = UPDATES) -> tuple[State, dict[str, float]]:
+    def on_device(self, count: int = UPDATES) -> tuple[TrainState, dict[str, float]]:
         scalars = (np.int32(count), np.int32(B_p), np.int32(n), np.int32(SEED))
         state, metrics = self.trainer(self.start(), self.base, self.table(), index(), *scalars, self.numbers)
         return state, {k: float(v) for k, v in metrics.items()}
@@ -91,14 +91,14 @@ class Twin:
     def first_responses(self) -> list[list[int]]:
         """Of the first update, out of a sampler of its own, in the order of the rollouts."""
         sample = jax.jit(build_sampler(DECODER, self.geometry, self.mesh, self.cell.sampling, Parity.stops))
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), TRAIN), 0)
-        rollouts = sample(self.start().params, take(self.table(), index()[0]), np.int32(B_p), np.int32(n), key)
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), TRAIN_STREAM), 0)
+        rollouts = sample(self.start().params, gather_problems(self.table(), index()[0]), np.int32(B_p), np.int32(n), key)
         tokens, mask = (gather(self.geometry, B_p * n, x) for x in (rollouts.tokens, rollouts.mask))
         return [row[kept].tolist() for row, kept in zip(tokens, mask, strict=True)]
 
-    def hosted(self, task: Spoken, count: int = UPDATES) -> tuple[State, dict[str, float]]:
+    def hosted(self, task: Spoken, count: int = UPDATES) -> tuple[TrainState, dict[str, float]]:
         if task not in self.trainers:
-            self.trainers[task] = build_hosted_train(self.cell, DECODER, task, self.geometry, self.mesh)
+            self.trainers[task] = build_host_verified_train(self.cell, DECODER, task, self.geometry, self.mesh)
         return self.trainers[task](self.start(), self.base, self.table(), PROBLEMS, index(), count, B_p, n, SEED, self.numbers)
 
 
@@ -134,8 +134,8 @@ def test_the_hosted_update_equals_the_update_on_device(axes: str, monkeypatch: p
 
 
 def test_no_update_changes_nothing_but_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    twin, task, traced, update = Twin("auto"), Spoken(), [], Step.update
-    monkeypatch.setattr(Step, "update", lambda *args: (traced.append(1), update(*args))[1])
+    twin, task, traced, update = Twin("auto"), Spoken(), [], TrainStep.update
+    monkeypatch.setattr(TrainStep, "update", lambda *args: (traced.append(1), update(*args))[1])
     state, metrics = twin.hosted(task, count=0)
     assert len(traced) == 1
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), policy())
@@ -146,7 +146,7 @@ def test_no_update_changes_nothing_but_compiles(monkeypatch: pytest.MonkeyPatch)
 def test_nothing_is_compiled_after_the_first_call(caplog: pytest.LogCaptureFixture) -> None:
     """Which does no update; the second has other B_p, n, seed and problems."""
     twin = Twin("auto")
-    train = build_hosted_train(twin.cell, DECODER, Spoken(), twin.geometry, twin.mesh)
+    train = build_host_verified_train(twin.cell, DECODER, Spoken(), twin.geometry, twin.mesh)
     state, _ = train(twin.start(), twin.base, twin.table(), PROBLEMS, index(), 0, B_p, n, SEED, twin.numbers)
     table = twin.table()
     with jax.log_compiles(), caplog.at_level("WARNING"):

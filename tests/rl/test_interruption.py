@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from isojax.config import CellConfig, RLConfig, SamplingConfig
-from isojax.rl.critic import advantages_around_gaps
-from isojax.rl.step import State, Step, adam, coefficients
-from isojax.sampling.batch import Problems, Rollouts, make_geometry
+from isojax.rl.critic import gae_advantages_around_gaps
+from isojax.rl.step import TrainState, TrainStep, adam, make_coefficients
+from isojax.sampling.batch import ProblemArrays, Rollouts, make_sampler_shapes
 from isojax.tasks.stops import Interruption
 from tests.device import CONFIG, DECODER, P, Parity, log_softmax, mesh, policy, quick_jit, random_problems, response_logits, scatter
 
@@ -45,17 +45,17 @@ def sampled() -> np.ndarray:
 def test_the_gradient_is_that_of_the_tokens_that_were_drawn(aggregation: str) -> None:
     """GRPO, scored whole and summed by hand, each aggregation over drawn tokens alone."""
     rl = RLConfig(aggregation=aggregation, max_grad_norm=1e9, clip=10.0)  # type: ignore[arg-type]
-    geometry = make_geometry([(B_P, N)], 1, N, 4, P, T)
+    geometry = make_sampler_shapes([(B_P, N)], 1, N, 4, P, T)
     sampling = SamplingConfig(prompt_length=P, response_length=T)
-    step = Step(CellConfig(model=CONFIG, sampling=sampling, rl=rl), DECODER, STOPS, geometry, mesh())
+    step = TrainStep(CellConfig(model=CONFIG, sampling=sampling, rl=rl), DECODER, STOPS, geometry, mesh())
     logps = sampled()
 
     @quick_jit
-    def update(rollouts: Rollouts, rewards: jax.Array) -> tuple[State, dict[str, jax.Array]]:
-        problems = Problems(*(jnp.asarray(np.resize(x, (geometry.problem_rows, *x.shape[1:]))) for x in PROBLEMS))
-        state, scalars = State(policy(), adam().init(policy()), jnp.int32(0)), (jnp.int32(B_P), jnp.int32(N))
-        weighed, metrics = step.weigh(state, problems, rollouts, rewards, *scalars, jax.random.key(0), coefficients(rl))
-        state, more = step.update(state, {}, problems, rollouts, weighed, *scalars, coefficients(rl))
+    def update(rollouts: Rollouts, rewards: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
+        problems = ProblemArrays(*(jnp.asarray(np.resize(x, (geometry.problem_rows, *x.shape[1:]))) for x in PROBLEMS))
+        state, scalars = TrainState(policy(), adam().init(policy()), jnp.int32(0)), (jnp.int32(B_P), jnp.int32(N))
+        weighed, metrics = step.compute_advantages(state, problems, rollouts, rewards, *scalars, jax.random.key(0), make_coefficients(rl))
+        state, more = step.update(state, {}, problems, rollouts, weighed, *scalars, make_coefficients(rl))
         return state, metrics | more
 
     rows = TOKENS, logps, MASK, np.ones((B, 1), np.float32), np.ones(B, bool), LENGTHS
@@ -88,8 +88,8 @@ def test_the_gradient_is_that_of_the_tokens_that_were_drawn(aggregation: str) ->
 def test_the_critics_step_leads_over_the_phrase() -> None:
     """From the last token before it to the first after it; the reward comes with the last token that was drawn."""
     values, gamma, lam = rng.normal(size=(B, T)).astype(np.float32), 0.9, 0.8
-    numbers = coefficients(RLConfig())._replace(gamma=np.float32(gamma), gae_lambda=np.float32(lam))
-    gains, estimates = advantages_around_gaps(jnp.asarray(REWARDS), jnp.asarray(values), jnp.asarray(MASK), numbers)
+    numbers = make_coefficients(RLConfig())._replace(gamma=np.float32(gamma), gae_lambda=np.float32(lam))
+    gains, estimates = gae_advantages_around_gaps(jnp.asarray(REWARDS), jnp.asarray(values), jnp.asarray(MASK), numbers)
     plain, returns = np.zeros((B, T)), np.zeros((B, T))
     for r in range(B):
         after = following = 0.0

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from isojax.config import RLConfig
-from isojax.geometry import LAST_APART
+from isojax.geometry import SEPARATE_LAST_LAYER_COUNTS
 from isojax.models.decoder import Decoder
 from isojax.rl.objective import hidden_states
-from isojax.rl.step import coefficients
-from isojax.rl.update import Responses, build_gradient
-from isojax.sampling.batch import Problems, make_geometry
+from isojax.rl.step import make_coefficients
+from isojax.rl.update import ResponseBatch, build_gradient
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from isojax.sharding import shard_count
 from tests.device import CONFIG, VOCAB, P, mesh, quick_jit, random_problems, scatter
 
@@ -58,11 +58,11 @@ class Weighted:
     ],
 )
 def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str, m: int) -> None:
-    assert (layers in LAST_APART) == (layers != 2)
+    assert (layers in SEPARATE_LAST_LAYER_COUNTS) == (layers != 2)
     decoder, on = Decoder(CONFIG.model_copy(update={"layers": layers}), VOCAB), mesh(axes)
     params = jax.device_get(jax.jit(decoder.init)(jax.random.key(3)))
-    geometry = make_geometry([(B_P, N)], shard_count(on), 4, m, P, T, 2)
-    problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(B_P, seed=4)))
+    geometry = make_sampler_shapes([(B_P, N)], shard_count(on), 4, m, P, T, 2)
+    problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(B_P, seed=4)))
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, VOCAB, (B_P * N, T)).astype(np.int32)
     mask = np.arange(T)[None] < rng.integers(1, T + 1, B_P * N)[:, None]
@@ -74,13 +74,13 @@ def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str,
         row[:first], row[first : first + T] = prompt[:first], response
 
     def expected(params: Any) -> Any:
-        hidden = decoder.score(params, jnp.asarray(whole), jnp.zeros(len(whole), jnp.int32))
+        hidden = decoder.forward(params, jnp.asarray(whole), jnp.zeros(len(whole), jnp.int32))
         before = hidden[np.arange(len(whole))[:, None], start[:, None] - 1 + np.arange(T)[None]]
         return jnp.where(mask, chosen(decoder, params, before, jnp.asarray(tokens)) * weights[:, None], 0.0).sum()
 
     gradient = build_gradient(Weighted(decoder), geometry, on, decoder.logical_axes(), decoder.shapes())
-    responses = Responses(*(scatter(geometry, x) for x in (tokens, mask, weights)))
-    given = jax.device_put(params, decoder.shardings(on)), {}, problems, responses, np.int32(B_P), np.int32(N), coefficients(RLConfig())
+    responses = ResponseBatch(*(scatter(geometry, x) for x in (tokens, mask, weights)))
+    given = jax.device_put(params, decoder.shardings(on)), {}, problems, responses, np.int32(B_P), np.int32(N), make_coefficients(RLConfig())
     got, metrics = quick_jit(gradient, out_shardings=(decoder.shardings(on), None))(*given)
     loss, wanted = quick_jit(jax.value_and_grad(expected))(params)
     assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-6, abs=1e-5)

@@ -32,9 +32,9 @@ def inputs(vocab: int, shape: tuple[int, int], tied: bool) -> tuple[Any, Any, An
     return states, {"embed": embed} if tied else {"unembed": embed.T.copy()}, tokens
 
 
-def alone(params: Any, states: Any) -> logprobs.Hidden:
+def alone(params: Any, states: Any) -> logprobs.HiddenStates:
     """Hidden states [m T D] of responses that share none."""
-    return logprobs.Hidden(params, states[:, 0], jnp.arange(len(states)), states[:, 1:])
+    return logprobs.HiddenStates(params, states[:, 0], jnp.arange(len(states)), states[:, 1:])
 
 
 def by_numpy(states: Any, params: Any, tokens: Any, gains: Any, spreads: Any) -> tuple[Any, Any, Any, Any]:
@@ -52,19 +52,19 @@ def by_numpy(states: Any, params: Any, tokens: Any, gains: Any, spreads: Any) ->
 
 
 @pytest.mark.parametrize(("vocab", "tied"), [(1000, True), (1000, False), (640, True), (40, False)])
-@pytest.mark.parametrize(("use_entropy", "kept"), [(True, 0), (False, 0), (True, logprobs.KEPT)])
+@pytest.mark.parametrize(("use_entropy", "kept"), [(True, 0), (False, 0), (True, logprobs.MAX_SAVED_LOGITS)])
 def test_blocks_equal_float64(vocab: int, tied: bool, use_entropy: bool, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of at most 64: 1000 leaves 8 over, 640 nothing, and 40 is less than a block. The value of the entropy is exact in any case,
     and it makes no difference whether logits are kept for the gradient."""
-    monkeypatch.setattr(logprobs, "BLOCK", 64)
-    monkeypatch.setattr(logprobs, "PLAIN", 0)
-    monkeypatch.setattr(logprobs, "KEPT", kept)
+    monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 64)
+    monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
+    monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", kept)
     model, (states, params, tokens) = decoder(vocab, tied), inputs(vocab, (3, 5), tied)
     rng = np.random.default_rng(0)
     gains, spreads = rng.normal(size=(2, 3, 5)).astype(np.float32)
 
     def objective(states: Any, params: Any) -> Any:
-        found = logprobs.read(model, alone(params, states), tokens, TEMPERATURE, use_entropy)
+        found = logprobs.token_stats(model, alone(params, states), tokens, TEMPERATURE, use_entropy)
         return (found.logps * gains).sum() + (found.entropy * spreads * use_entropy).sum(), found
 
     (d_states, d_params), found = quick_jit(jax.grad(objective, (0, 1), has_aux=True))(states, params)
@@ -77,16 +77,16 @@ def test_blocks_equal_float64(vocab: int, tied: bool, use_entropy: bool, kept: i
 
 
 @pytest.mark.parametrize(
-    ("T", "responses", "plain", "kept"), [(4, 5, 0, 0), (1, 5, 0, logprobs.KEPT), (4, 2, 0, 0), (4, 5, logprobs.PLAIN, 0)]
+    ("T", "responses", "plain", "kept"), [(4, 5, 0, 0), (1, 5, 0, logprobs.MAX_SAVED_LOGITS), (4, 2, 0, 0), (4, 5, logprobs.MAX_DENSE_LOGITS, 0)]
 )
 def test_a_state_that_responses_share_counts_for_each(
     T: int, responses: int, plain: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Responses to the first and the last of three prompts; two begin with the same token. In blocks, where prompts are fewer than
     responses and are read once each, or are more; and in the plain form."""
-    monkeypatch.setattr(logprobs, "BLOCK", 64)
-    monkeypatch.setattr(logprobs, "PLAIN", plain)
-    monkeypatch.setattr(logprobs, "KEPT", kept)
+    monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 64)
+    monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", plain)
+    monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", kept)
     model, (states, params, tokens) = decoder(1000, True), inputs(1000, (responses, 4), True)
     entry, rng = jnp.array([2, 2, 0, 2, 0][:responses]), np.random.default_rng(0)
     prompts, own, tokens = rng.normal(size=(3, WIDTH)).astype(np.float32), states[:, 1:T], tokens[:, :T]
@@ -94,9 +94,9 @@ def test_a_state_that_responses_share_counts_for_each(
     gains, spreads = rng.normal(size=(2, responses, T)).astype(np.float32)
 
     def objective(prompts: Any, own: Any, params: Any) -> Any:
-        hidden = logprobs.Hidden(params, prompts, entry, own)
-        assert len(hidden.once()[0]) == min(3, responses) + responses * (T - 1)
-        found = logprobs.read(model, hidden, tokens, TEMPERATURE, True)
+        hidden = logprobs.HiddenStates(params, prompts, entry, own)
+        assert len(hidden.unique_states()[0]) == min(3, responses) + responses * (T - 1)
+        found = logprobs.token_stats(model, hidden, tokens, TEMPERATURE, True)
         return (found.logps * gains).sum() + (found.entropy * spreads).sum(), found
 
     (d_prompts, d_own, d_params), found = quick_jit(jax.grad(objective, (0, 1, 2), has_aux=True))(prompts, own, params)
@@ -111,13 +111,13 @@ def test_a_state_that_responses_share_counts_for_each(
 
 def test_bfloat16_blocks_round_products_operands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of states and an unembedding that are bfloat16: logits, and what is read off them, are sums in float32; a gradient is bfloat16."""
-    monkeypatch.setattr(logprobs, "BLOCK", 64)
-    monkeypatch.setattr(logprobs, "PLAIN", 0)
+    monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 64)
+    monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
     model, (states, params, tokens) = decoder(1000, True), inputs(1000, (3, 5), True)
     low = alone({"embed": jnp.asarray(params["embed"], jnp.bfloat16)}, jnp.asarray(states, jnp.bfloat16))
 
     def objective(embed: Any) -> Any:
-        found = logprobs.read(model, low._replace(params={"embed": embed}), tokens, TEMPERATURE, False)
+        found = logprobs.token_stats(model, low._replace(params={"embed": embed}), tokens, TEMPERATURE, False)
         return found.logps.sum(), found
 
     d_matrix, found = quick_jit(jax.grad(objective, has_aux=True))(low.params["embed"])
@@ -131,12 +131,12 @@ def test_bfloat16_blocks_round_products_operands_alone(monkeypatch: pytest.Monke
 
 def test_logits_far_apart_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tokens, of the first and of the last block, have the logit 300 and share the probability; the rest have -300."""
-    monkeypatch.setattr(logprobs, "BLOCK", 8)
-    monkeypatch.setattr(logprobs, "PLAIN", 0)
+    monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 8)
+    monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
     embed = np.full((20, WIDTH), -300 / WIDTH, np.float32)
     embed[[0, 19]] = 300 / WIDTH
     hidden = alone({"embed": embed}, jnp.ones((1, 3, WIDTH)))
-    found = logprobs.read(decoder(20, True), hidden, jnp.array([[0, 19, 5]]), 1.0, True)
+    found = logprobs.token_stats(decoder(20, True), hidden, jnp.array([[0, 19, 5]]), 1.0, True)
     np.testing.assert_allclose(found.logps, [[-np.log(2), -np.log(2), -600 - np.log(2)]], rtol=1e-5)
     np.testing.assert_allclose(found.entropy, np.log(2) * np.ones((1, 3)), rtol=1e-4)  # the difference of two numbers near 300
 
@@ -146,7 +146,7 @@ def test_the_entropys_gradient_is_left_out_where_it_cannot_matter() -> None:
     model, (states, params, tokens) = decoder(24, True), inputs(24, (2, 4), True)
 
     def spread(states: Any, use_entropy: bool) -> Any:
-        return logprobs.read(model, alone(params, states), tokens % 24, TEMPERATURE, use_entropy).entropy.sum()
+        return logprobs.token_stats(model, alone(params, states), tokens % 24, TEMPERATURE, use_entropy).entropy.sum()
 
     assert float(spread(states, True)) == float(spread(states, False))
     assert float(jnp.abs(jax.grad(spread)(states, True)).max()) > 0.01
@@ -161,7 +161,7 @@ def test_which_form_is_taken() -> None:
         hidden = jax.ShapeDtypeStruct((1, rows, WIDTH), jnp.float32)
         params = {"embed": jax.ShapeDtypeStruct((vocab, WIDTH), jnp.float32)}
         tokens = jax.ShapeDtypeStruct((1, rows), jnp.int32)
-        program = jax.make_jaxpr(lambda p, h, t: logprobs.read(model, alone(p, h), t, 1.0, False, split))(params, hidden, tokens)
+        program = jax.make_jaxpr(lambda p, h, t: logprobs.token_stats(model, alone(p, h), t, 1.0, False, split))(params, hidden, tokens)
         return "custom_vjp" in str(program)
 
     assert not loops(24, 4096) and loops(49152, 1024) and not loops(49152, 1024, split=True)
@@ -170,14 +170,14 @@ def test_which_form_is_taken() -> None:
 def test_a_quarter_of_the_memory_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """At V = 50000 with 100 tokens, by XLA's own account: the plain form holds 20 MB of logits several times over. Kept, they are held
     once; at V = 152k and 512 tokens they are too many for that."""
-    assert 512 * 151_936 > logprobs.KEPT
+    assert 512 * 151_936 > logprobs.MAX_SAVED_LOGITS
     model = decoder(50_000, True)
     shapes = jax.ShapeDtypeStruct((1, 100, WIDTH), jnp.float32), jax.ShapeDtypeStruct((50_000, WIDTH), jnp.float32)
     tokens = jnp.zeros((1, 100), jnp.int32)
 
     def temporary(split: bool) -> int:
         def objective(states: Any, embed: Any) -> Any:
-            return logprobs.read(model, alone({"embed": embed}, states), tokens, 1.0, False, split).logps.sum()
+            return logprobs.token_stats(model, alone({"embed": embed}, states), tokens, 1.0, False, split).logps.sum()
 
         program = jax.jit(jax.value_and_grad(objective, (0, 1))).lower(*shapes).compile()
         account = program.memory_analysis()
@@ -185,6 +185,6 @@ def test_a_quarter_of_the_memory_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
         return account.temp_size_in_bytes
 
     plain, keeping = temporary(True), temporary(False)
-    monkeypatch.setattr(logprobs, "KEPT", 0)
+    monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", 0)
     assert temporary(False) < plain / 4
     assert 0.9 * 4 * 100 * 50_000 < keeping - temporary(False) < plain / 2

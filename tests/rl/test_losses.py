@@ -19,10 +19,10 @@ import pytest
 from isojax import registry
 from isojax.config import RLConfig, SamplingConfig
 from isojax.rl import regularizers
-from isojax.rl.advantages import ADVANTAGES, Rewarded
+from isojax.rl.advantages import ADVANTAGES, RewardedBatch
 from isojax.rl.losses import Clip
-from isojax.rl.objective import Coefficients, PolicyObjective, Rows, Sampled
-from isojax.rl.terms import Terms, aggregate, make_terms
+from isojax.rl.objective import Coefficients, PolicyObjective, Microbatch, PolicyInputs
+from isojax.rl.terms import LossWeights, aggregate, make_loss_weights
 from tests.device import DECODER, quick_jit
 from tests.rl import reference_losses as loops
 from tests.rl.reference_losses import Response
@@ -75,9 +75,9 @@ class Ragged:
         return np.arange(T) < self.lengths[..., None]
 
     @property
-    def rewarded(self) -> Rewarded:
+    def rewarded(self) -> RewardedBatch:
         groups = self.rows(self.groups, 0).astype(np.int32)
-        return Rewarded(self.rows(self.rewards, 0), self.lengths, groups, self.live, np.int32(self.n), GROUPS)  # type: ignore[arg-type]
+        return RewardedBatch(self.rows(self.rewards, 0), self.lengths, groups, self.live, np.int32(self.n), GROUPS)  # type: ignore[arg-type]
 
 
 @cache
@@ -106,7 +106,7 @@ weigh = jax.jit(aggregate, static_argnames=("kind", "num_groups", "T"))
 
 
 @jax.jit
-def estimate(given: Rewarded) -> dict[str, Any]:
+def estimate(given: RewardedBatch) -> dict[str, Any]:
     """Every advantage of a batch."""
     return {name: f(given._replace(num_groups=GROUPS)) for name, f in ADVANTAGES.items()}
 
@@ -114,7 +114,7 @@ def estimate(given: Rewarded) -> dict[str, Any]:
 @quick_jit
 def penalties(logps: Any, base: Any) -> dict[str, Any]:
     """Of each KL estimate, the values and the gradient of their sum."""
-    return {kind: (f(logps, base), jax.grad(lambda x, f=f: f(x, base).sum())(logps)) for kind, f in regularizers.KL.items()}
+    return {kind: (f(logps, base), jax.grad(lambda x, f=f: f(x, base).sum())(logps)) for kind, f in regularizers.KL_ESTIMATORS.items()}
 
 
 def numbers(low: float = LOW, high: float = HIGH, cap: float = 1.3) -> Coefficients:
@@ -124,11 +124,11 @@ def numbers(low: float = LOW, high: float = HIGH, cap: float = 1.3) -> Coefficie
 @cache
 def program(name: str, level: str, over: str) -> Callable[..., Any]:
     """(value, gradient) of the weighted policy term of rows [m T], through the objective that the update differentiates."""
-    objective = PolicyObjective(DECODER, RLConfig(loss=name, tis=level, tis_over=over), SamplingConfig(), False)
+    objective = PolicyObjective(DECODER, RLConfig(loss=name, tis=level, tis_mode=over), SamplingConfig(), False)
 
     def value(logps: Any, sampler: Any, gains: Any, mask: Any, weight: Any, coefficients: Coefficients) -> Any:
-        own, none = Sampled(sampler, jnp.ones_like(logps), Terms(gains, weight, weight, weight)), jnp.zeros(len(logps), jnp.int32)
-        return (weight[:, None] * objective.surrogate(logps, Rows(none, mask, own, none, none), coefficients)[0]).sum()
+        own, none = PolicyInputs(sampler, jnp.ones_like(logps), LossWeights(gains, weight, weight, weight)), jnp.zeros(len(logps), jnp.int32)
+        return (weight[:, None] * objective.policy_loss(logps, Microbatch(none, mask, own, none, none), coefficients)[0]).sum()
 
     return quick_jit(jax.value_and_grad(value))
 
@@ -239,7 +239,7 @@ def test_filters(mean: str) -> None:
     for terms in ((), ("policy",), ("kl", "entropy"), ("policy", "kl", "entropy")):
         rl = RLConfig(zero_variance_filter=terms)
         for taken, kept in ((given.live, every), (counts, chosen)):
-            found = make_terms(rl, mean, np.zeros(SHAPE), given.rewarded, taken, T)
+            found = make_loss_weights(rl, mean, np.zeros(SHAPE), given.rewarded, taken, T)
             for term in ("policy", "kl", "entropy"):
                 keep = [k and not (term in terms and s) for k, s in zip(kept, silent, strict=True)]
                 wanted = loops.aggregate(mean, given.base, given.groups, keep, T)

@@ -12,11 +12,11 @@ import pytest
 
 from isojax.config import RLConfig, SamplingConfig
 from isojax.rl import logprobs, packing
-from isojax.rl.objective import PolicyObjective, Sampled
-from isojax.rl.step import coefficients
-from isojax.rl.terms import Terms
-from isojax.rl.update import Responses, build_gradient
-from isojax.sampling.batch import Problems, make_geometry, share
+from isojax.rl.objective import PolicyObjective, PolicyInputs
+from isojax.rl.step import make_coefficients
+from isojax.rl.terms import LossWeights
+from isojax.rl.update import ResponseBatch, build_gradient
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes, make_shard_slice
 from isojax.sharding import shard_count
 from tests.device import DECODER, MESHES, P, log_softmax, mesh, placed, policy, quick_jit, random_problems, response_logits, scatter
 
@@ -27,22 +27,22 @@ GROUP = np.arange(B_P * N) // N
 
 @pytest.mark.parametrize(("T", "expected"), [(4, (4,)), (31, (31,)), (32, (16, 32)), (100, (25, 50, 100)), (256, (32, 64, 128, 256))])
 def test_widths(T: int, expected: tuple[int, ...]) -> None:
-    assert packing.widths(T) == expected
+    assert packing.bucket_widths(T) == expected
 
 
 def test_order_and_choices_by_hand() -> None:
     """Shard 0 of 2 owns the rollouts 0 .. 5 of 3 problems with n = 4: block 0 (g = 1) is rows 0-3, block 1 rows 4 and 5; 2 are padding."""
     mask = jnp.arange(8)[None] < jnp.array([2, 0, 8, 5, 1, 6, 7, 7])[:, None]
     mask = mask.at[1, 2].set(True)  # a token that counts after some that do not: all up to it are needed
-    length = packing.lengths(mask)
+    length = packing.response_lengths(mask)
     assert length.tolist() == [2, 3, 8, 5, 1, 6, 7, 7]
-    part = share(jnp.int32(0), 2, jnp.int32(3), jnp.int32(4))
-    row = packing.order(length, part, jnp.int32(4), 1, 8)
+    part = make_shard_slice(jnp.int32(0), 2, jnp.int32(3), jnp.int32(4))
+    row = packing.sort_by_length(length, part, jnp.int32(4), 1, 8)
     assert row.tolist() == [2, 3, 1, 0, 5, 4, 6, 7]
     widths = (2, 4, 8)
-    assert packing.width_choices(length[row], jnp.int32(0), jnp.int32(4), 2, widths, 1).tolist()[:2] == [2, 1]  # 8, 5 and 3, 2
-    assert packing.width_choices(length[row], jnp.int32(4), jnp.int32(6), 1, widths, 1).tolist()[:2] == [2, 0]  # 6 and 1
-    assert packing.width_choices(length[row], jnp.int32(4), jnp.int32(6), 1, widths, 1).tolist()[2:] == [0] * 6  # none of this block's
+    assert packing.microbatch_buckets(length[row], jnp.int32(0), jnp.int32(4), 2, widths, 1).tolist()[:2] == [2, 1]  # 8, 5 and 3, 2
+    assert packing.microbatch_buckets(length[row], jnp.int32(4), jnp.int32(6), 1, widths, 1).tolist()[:2] == [2, 0]  # 6 and 1
+    assert packing.microbatch_buckets(length[row], jnp.int32(4), jnp.int32(6), 1, widths, 1).tolist()[2:] == [0] * 6  # none of this block's
 
 
 def ragged() -> tuple[np.ndarray, ...]:
@@ -75,21 +75,21 @@ def test_gradients_equal_a_dense_program(axes: str, m: int, monkeypatch: pytest.
 
     The 24 tokens of the vocabulary are read in blocks of 6; where devices share them, the plain form is taken.
     """
-    monkeypatch.setattr(logprobs, "PLAIN", 0)
-    monkeypatch.setattr(logprobs, "BLOCK", 7)
+    monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
+    monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 7)
     on = mesh(axes)
-    geometry = replace(make_geometry([(B_P, N)], shard_count(on), 8, m, P, WIDE), prompts=2, prefixes=4)
+    geometry = replace(make_sampler_shapes([(B_P, N)], shard_count(on), 8, m, P, WIDE), prefill_batch=2, prefix_entries=4)
     tokens, logps, mask, gains = (jnp.asarray(scatter(geometry, x)) for x in ragged())
     weight = jnp.full(gains.shape, 1 / mask.sum())
-    responses = Responses(tokens, mask, Sampled(logps, jnp.ones((*mask.shape[:2], 1)), Terms(gains, weight, weight, weight)))
-    problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+    responses = ResponseBatch(tokens, mask, PolicyInputs(logps, jnp.ones((*mask.shape[:2], 1)), LossWeights(gains, weight, weight, weight)))
+    problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
     sampling = SamplingConfig(prompt_length=P, response_length=WIDE)
-    objective = PolicyObjective(DECODER, RLConfig(), sampling, split=on.shape["tensor"] > 1)
+    objective = PolicyObjective(DECODER, RLConfig(), sampling, vocab_split=on.shape["tensor"] > 1)
     gradient = build_gradient(objective, geometry, on, DECODER.logical_axes(), DECODER.shapes())
 
     @quick_jit
     def program(params: Any) -> Any:
-        numbers = jnp.int32(B_P), jnp.int32(N), coefficients(RLConfig())
+        numbers = jnp.int32(B_P), jnp.int32(N), make_coefficients(RLConfig())
         return gradient(params, params, problems, responses, *numbers)
 
     got, metrics = program(placed(policy(), on))

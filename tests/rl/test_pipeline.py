@@ -21,12 +21,12 @@ import pytest
 
 from isojax.config import CellConfig, RLConfig, SamplingConfig
 from isojax.meshes import MeshShape
-from isojax.rl.ahead import Start
-from isojax.rl.beside import Half
+from isojax.rl.ahead import RolloutJob
+from isojax.rl.beside import RolloutSource
 from isojax.rl.pipeline import Pipeline, PipelinePrograms
-from isojax.rl.process import Child
-from isojax.rl.step import State, build_init, build_train, coefficients
-from isojax.sampling.batch import Problems, make_geometry
+from isojax.rl.process import WorkerProcess
+from isojax.rl.step import TrainState, build_init_state, build_train, make_coefficients
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from isojax.sharding import make_mesh, shard_count
 from isojax.types import Cell, InputError, Problem, RunFailed
 from tests.compiler import SAME_BITS
@@ -42,7 +42,7 @@ FROZEN = 1e-30  # a learning rate under which the policy stays what it is
 
 
 def recipe(k: int | None, learning_rate: float = 2e-2) -> CellConfig:
-    rl = RLConfig(kl=0.1, learning_rate=learning_rate, anchor_batch=35, warmup=2, pipeline=k)
+    rl = RLConfig(kl=0.1, learning_rate=learning_rate, lr_reference_batch=35, warmup=2, max_staleness=k)
     return CellConfig(model=CONFIG, sampling=SamplingConfig(prompt_length=P, response_length=T, temperature=0.8), rl=rl)
 
 
@@ -54,7 +54,7 @@ def order(B_p: int) -> Iterator[np.ndarray]:
 
 
 def geometry(axes: str):
-    return make_geometry(PAIRS, shard_count(mesh(axes)), 40, 8, P, T, prompts=2)
+    return make_sampler_shapes(PAIRS, shard_count(mesh(axes)), 40, 8, P, T, prefill_batch=2)
 
 
 def programs_of(task: Any, axes: str, k: int, way: Way = "turns") -> PipelinePrograms:
@@ -70,33 +70,33 @@ programs = cache(partial(programs_of, Parity()))
 def pipelined(axes: str, k: int, pair: tuple[int, int], learning_rate: float = 2e-2, task: Spoken | None = None, way: Way = "turns"):
     on, cell = mesh(axes), Cell(*pair, SEED)
     made = programs(axes, k, way) if task is None else programs_of(task, axes, k, way)
-    state = build_init(DECODER, on)(placed(policy(), on))
-    table = Problems(*(jax.numpy.asarray(x) for x in TABLE))
-    numbers = coefficients(recipe(k, learning_rate).rl)
+    state = build_init_state(DECODER, on)(placed(policy(), on))
+    table = ProblemArrays(*(jax.numpy.asarray(x) for x in TABLE))
+    numbers = make_coefficients(recipe(k, learning_rate).rl)
     base = placed(policy(1), on)
-    with Pipeline(made, cell, base, table, TABLE, PROBLEMS, order(pair[0]), numbers, done=0) as pipeline:
-        state, nothing = pipeline.updates(state, 0)
+    with Pipeline(made, cell, base, table, TABLE, PROBLEMS, order(pair[0]), numbers, updates_done=0) as pipeline:
+        state, nothing = pipeline.run_updates(state, 0)
         assert nothing == {} and int(state.step) == 0
         sums: dict[str, float] = {}
         for count in (2, UPDATES - 2):  # it goes on where it stood
-            state, more = pipeline.updates(state, count)
+            state, more = pipeline.run_updates(state, count)
             sums = {name: max(sums.get(name, 0), v) if name.startswith("max_") else sums.get(name, 0) + v for name, v in more.items()}
     return state, sums
 
 
 @cache
-def synchronous(axes: str, pair: tuple[int, int], learning_rate: float = 2e-2) -> tuple[State, dict[str, float]]:
+def synchronous(axes: str, pair: tuple[int, int], learning_rate: float = 2e-2) -> tuple[TrainState, dict[str, float]]:
     on = mesh(axes)
     train = build_train(recipe(None), DECODER, Parity(), geometry(axes), on)
-    state, sums = build_init(DECODER, on)(placed(policy(), on)), {}
+    state, sums = build_init_state(DECODER, on)(placed(policy(), on)), {}
     chosen, base = order(pair[0]), placed(policy(1), on)
     for count in (2, UPDATES - 2):
         index = np.zeros((UPDATES, geometry(axes).problem_rows), np.int32)
         for i in range(count):
             index[i, : pair[0]] = next(chosen)
         scalars = (np.int32(count), np.int32(pair[0]), np.int32(pair[1]), np.int32(SEED))
-        numbers = coefficients(recipe(None, learning_rate).rl)
-        state, more = train(state, base, Problems(*(jax.numpy.asarray(x) for x in TABLE)), index, *scalars, numbers)
+        numbers = make_coefficients(recipe(None, learning_rate).rl)
+        state, more = train(state, base, ProblemArrays(*(jax.numpy.asarray(x) for x in TABLE)), index, *scalars, numbers)
         sums = {k: max(sums.get(k, 0), float(v)) if k.startswith("max_") else sums.get(k, 0) + float(v) for k, v in more.items()}
     return state, sums
 
@@ -178,41 +178,41 @@ def test_what_the_verifier_raises_arrives() -> None:
 def test_groups_that_do_not_divide_among_shards_are_refused() -> None:
     on = mesh("data=4")
     with pytest.raises(InputError, match="B_p = 6 is no multiple of the 4 shards"):
-        PipelinePrograms(recipe(1), DECODER, Parity(), make_geometry(PAIRS, 4, 12, 8, P, T), PAIRS, on)
+        PipelinePrograms(recipe(1), DECODER, Parity(), make_sampler_shapes(PAIRS, 4, 12, 8, P, T), PAIRS, on)
 
 
-def half(way: Way, problem: int = 0) -> Half:
-    filler = Problems(*(x[problem : problem + 1] for x in TABLE))
-    return programs("auto", 2, way).half(Start(*PAIRS[0], first=0, filler=filler, tells=False), told=lambda found: None)
+def half(way: Way, problem: int = 0) -> RolloutSource:
+    filler = ProblemArrays(*(x[problem : problem + 1] for x in TABLE))
+    return programs("auto", 2, way).make_rollout_source(RolloutJob(*PAIRS[0], first_batch=0, filler_problem=filler, report_finished=False), on_finished=lambda found: None)
 
 
 @pytest.mark.parametrize(("way", "error"), [("thread", AssertionError), ("process", RunFailed)])
 def test_what_the_sampler_raises_arrives(way: Way, error: type[Exception]) -> None:
     """Here: batch 7 is not the first one."""
     broken = half(way)
-    broken.begin(7, Problems(*(x[:6] for x in TABLE)), np.zeros(2, np.uint32))
+    broken.begin_batch(7, ProblemArrays(*(x[:6] for x in TABLE)), np.zeros(2, np.uint32))
     with pytest.raises(error, match=r"\(7, 0\)" if way == "thread" else r"^the sampler's process: AssertionError: \(7, 0\)"):
-        broken.take(7)
+        broken.take_batch(7)
     broken.close()
 
 
 def test_a_process_that_dies_is_told_and_replaced() -> None:
     sampler, child = half("process"), programs("auto", 2, "process").sampler
-    assert isinstance(child, Child) and child.process
+    assert isinstance(child, WorkerProcess) and child.process
     first = child.process.pid
     assert os.getsid(first) != os.getsid(0)  # Ctrl-C is the trainer's alone
     os.kill(first, signal.SIGKILL)
     with pytest.raises(RunFailed, match="the sampler's process died of SIGKILL"):
-        sampler.take(0)
+        sampler.take_batch(0)
     sampler.close()
     again = half("process")
-    rows = again.compile(policy())
+    rows = again.compile_programs(policy())
     again.close()
     assert child.process.pid != first and rows.tokens.shape == (2, 18, T) and not np.any(rows.lengths)
     last = half("process")
     programs("auto", 2, "process").close()  # while a cell is at work
     with pytest.raises(RunFailed, match="was ended"):
-        last.take(0)
+        last.take_batch(0)
     last.close()
     assert child.process.poll() is not None
 

@@ -17,9 +17,9 @@ from isojax.config import CellConfig, RLConfig, SamplingConfig
 from isojax.config_rl import CriticConfig
 from isojax.models.decoder import Params
 from isojax.rl import critic
-from isojax.rl.recipe import resolve
-from isojax.rl.step import Critic, State, Step, adam, coefficients
-from isojax.sampling.batch import Geometry, Problems, Rollouts, make_geometry
+from isojax.rl.recipe import resolve_algorithm
+from isojax.rl.step import CriticState, TrainState, TrainStep, adam, make_coefficients
+from isojax.sampling.batch import SamplerShapes, ProblemArrays, Rollouts, make_sampler_shapes
 from isojax.sharding import shard_count
 from tests.device import CONFIG, DECODER, EOS, P, Parity, T, gather, log_softmax, logits, mesh, policy, quick_jit, random_problems, scatter
 from tests.rl import reference_losses as loops
@@ -44,7 +44,7 @@ RECIPES = {
     "rloo": RLConfig(loss="rloo", kl=0.3, kl_estimator="k1", entropy=0.05, zero_variance_filter=EVERY_TERM),
     "reinforce_pp": RLConfig(loss="reinforce_pp", kl=0.1),
     "ppo": RLConfig(loss="ppo", entropy=0.05, critic=CriticConfig(gamma=0.97, gae_lambda=0.9)),
-    "3 of 4": RLConfig(loss="grpo", aggregation="prompt", n_train=3, tis="token", tis_over="mask", tis_cap=1.2),
+    "3 of 4": RLConfig(loss="grpo", aggregation="prompt", n_train=3, tis="token", tis_mode="mask", tis_cap=1.2),
 }
 # mesh, microbatch, prompts of a block, and the largest B_p of the sweep, which is what the buffers are for
 ONE, TWO, FOUR = ("auto", 3, 2, 5), ("data=2", 16, 4, 7), ("data=2,tensor=2", 5, 3, 6)
@@ -119,7 +119,7 @@ alone = cache(Alone)
 
 def recipe_loss(rl: RLConfig, chosen: list[bool]) -> tuple[float, list[Response], list[Response], list[Response]]:
     """By the loops: the loss, its slopes in log-probabilities and entropies, and the critic's in values."""
-    batch, recipe, of_critic = alone(), resolve(rl), []
+    batch, recipe, of_critic = alone(), resolve_algorithm(rl), []
     silent = loops.zero_variance(REWARDS.tolist(), GROUPS)
 
     def total(term: str, per_token: list[Response]) -> float:
@@ -144,7 +144,7 @@ def recipe_loss(rl: RLConfig, chosen: list[bool]) -> tuple[float, list[Response]
     def of_policy(logps: list[Response]) -> float:
         clip, loss = loops.Clip(recipe.clip, recipe.clip_high), loops.LOSSES[rl.loss]
         rows = list(zip(logps, batch.logps, batch.sampler, gains, strict=True))
-        tis = (rl.tis, rl.tis_over, rl.tis_cap)
+        tis = (rl.tis, rl.tis_mode, rl.tis_cap)
         value = total("policy", [loops.corrected(loss, *row, clip, *tis) if rl.tis != "none" else loss(*row, clip) for row in rows])
         penalty = [loops.kl(rl.kl_estimator, x, b) for x, b in zip(logps, batch.base, strict=True)]
         return value + rl.kl * total("kl", penalty)
@@ -167,30 +167,30 @@ class Update:
     largest: int
 
     @property
-    def geometry(self) -> Geometry:
-        plain = make_geometry([(self.largest, N)], shard_count(mesh(self.axes)), N, self.microbatch, P, T)
-        return replace(plain, prompts=self.prompts, prefixes=2 * self.prompts)
+    def geometry(self) -> SamplerShapes:
+        plain = make_sampler_shapes([(self.largest, N)], shard_count(mesh(self.axes)), N, self.microbatch, P, T)
+        return replace(plain, prefill_batch=self.prompts, prefix_entries=2 * self.prompts)
 
     def __call__(self) -> tuple[Params, Params | None, dict[str, float], list[bool]]:
         """Adam's first moment after one step is (1 - b1) times the gradient."""
         geometry, on, batch = self.geometry, mesh(self.axes), alone()
         cell = CellConfig(model=CONFIG, sampling=SamplingConfig(temperature=TEMPERATURE), rl=self.rl)
-        step = Step(cell, DECODER, Parity.stops, geometry, on)
+        step = TrainStep(cell, DECODER, Parity.stops, geometry, on)
 
         @quick_jit
-        def update(state: State, base: Params, problems: Problems, rollouts: Rollouts, rewards: Any, numbers: Any, key: Any) -> Any:
+        def update(state: TrainState, base: Params, problems: ProblemArrays, rollouts: Rollouts, rewards: Any, numbers: Any, key: Any) -> Any:
             B_p, n = jnp.int32(B_P), jnp.int32(N)
-            weighed, _ = step.weigh(state, problems, rollouts, rewards, B_p, n, key, numbers)
+            weighed, _ = step.compute_advantages(state, problems, rollouts, rewards, B_p, n, key, numbers)
             state, metrics = step.update(state, base, problems, rollouts, weighed, B_p, n, numbers)
-            return state, metrics, weighed.taken
+            return state, metrics, weighed.train_mask
 
-        state = State(policy(), adam().init(policy()), np.int32(0))
+        state = TrainState(policy(), adam().init(policy()), np.int32(0))
         if self.rl.critic:
-            state = state._replace(critic=Critic(values(), adam().init(values())))
-        problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+            state = state._replace(critic=CriticState(values(), adam().init(values())))
+        problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
         rows = [self.pad(batch.tokens, 7), self.pad(batch.sampler, 50.0), self.pad([np.ones(k, bool) for k in batch.lengths], False)]
         rollouts = Rollouts(*rows, np.ones((*rows[0].shape[:2], 1), np.float32), rows[2].any(-1), rows[2].sum(-1, dtype=np.int32))
-        numbers = coefficients(self.rl)._replace(max_grad_norm=np.float32(HUGE))
+        numbers = make_coefficients(self.rl)._replace(max_grad_norm=np.float32(HUGE))
         rewards = scatter(geometry, REWARDS, fill=77.0)
         state, metrics, taken = update(state, policy(1), problems, rollouts, rewards, numbers, jax.random.key(5))
         moments = [state.moments.mu, state.critic.moments.mu if state.critic else None]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax.rl.hosted import build_hosted_train
-from isojax.rl.step import RIGHT, build_train
+from isojax.rl.hosted import build_host_verified_train
+from isojax.rl.step import CORRECT, build_train
 from tests.device import DECODER, MESHES, Parity
 from tests.rl.test_hosted import COUNT, PROBLEMS, RL, SEED, TABLE, UPDATES, B_p, Spoken, Twin, index, n
 
@@ -17,7 +17,7 @@ def right(given: Any, build: Any, task: Any, *text: Any) -> tuple[np.ndarray, fl
     train = build(given.cell, DECODER, task, given.geometry, given.mesh)
     scalars = (np.int32(UPDATES), np.int32(B_p), np.int32(n), np.int32(SEED))
     _, metrics = train(given.start(), given.base, given.table(), *text, index(), *scalars, given.numbers)
-    return np.asarray(metrics[RIGHT]), float(metrics["reward"])
+    return np.asarray(metrics[CORRECT]), float(metrics["reward"])
 
 
 @pytest.mark.parametrize("axes", ["auto", MESHES[0]])
@@ -25,7 +25,7 @@ def test_right_answers_by_problem(axes: str) -> None:
     """Against those that the verifier on the host was shown, one by one."""
     twin, task = Twin(axes), Spoken()
     twin.cell = twin.cell.model_copy(update={"rl": RL.model_copy(update={"no_positive_resampling": 0.9})})
-    hosted, _ = right(twin, build_hosted_train, task, PROBLEMS)
+    hosted, _ = right(twin, build_host_verified_train, task, PROBLEMS)
     device, reward = right(twin, build_train, Parity())
     expected = np.zeros(COUNT)
     place = {int(i): row for row, i in enumerate(TABLE.ids)}

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.rl.schedule import Scaling, learning_rate
+from isojax.rl.schedule import LRScaling, learning_rate
 
 
-def rate(step: int, B: int, scaling: Scaling) -> float:
+def rate(step: int, B: int, scaling: LRScaling) -> float:
     return float(learning_rate(jnp.int32(step), jnp.int32(B), np.float32(1e-3), 1024, 10, scaling))
 
 
@@ -32,7 +32,7 @@ def test_by_hand(step: int, B: int, expected: float) -> None:
 
 
 @pytest.mark.parametrize(("scaling", "small", "large"), [("constant", 1e-3, 1e-3), ("linear", 2.5e-4, 4e-3), ("sqrt", 5e-4, 2e-3)])
-def test_each_rule_at_a_quarter_of_the_anchors_batch_and_at_four_times(scaling: Scaling, small: float, large: float) -> None:
+def test_each_rule_at_a_quarter_of_the_anchors_batch_and_at_four_times(scaling: LRScaling, small: float, large: float) -> None:
     assert rate(100, 256, scaling) == pytest.approx(small, rel=1e-6)
     assert rate(100, 4096, scaling) == pytest.approx(large, rel=1e-6)
     assert rate(4, 256, scaling) == pytest.approx(small / 2, rel=1e-6)  # half way up the warm-up

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from isojax.config import CellConfig, RLConfig
-from isojax.rl.step import State, Step, build_init, build_train, coefficients
-from isojax.sampling.batch import make_geometry
+from isojax.rl.step import TrainState, TrainStep, build_init_state, build_train, make_coefficients
+from isojax.sampling.batch import make_sampler_shapes
 from isojax.sharding import shard_count
 from tests.device import CONFIG, DECODER, MESHES, P, Parity, T, mesh, placed, policy, random_problems
 from tests.hlo import check_kept_apart, collectives
@@ -27,12 +27,12 @@ class Trainer:
 
     def __init__(self, axes: str = "auto", slots: int = 6):
         self.mesh = mesh(axes)
-        self.geometry = make_geometry(CELLS, shard_count(self.mesh), slots, 8, P, T)
+        self.geometry = make_sampler_shapes(CELLS, shard_count(self.mesh), slots, 8, P, T)
         self.program = build_train(CELL, DECODER, Parity(), self.geometry, self.mesh)
-        self.init = build_init(DECODER, self.mesh)
+        self.init = build_init_state(DECODER, self.mesh)
         self.base = placed(policy(), self.mesh)
 
-    def fresh(self) -> State:
+    def fresh(self) -> TrainState:
         return self.init(self.base)
 
     def index(self, B_p: int, seed: int = 0) -> np.ndarray:
@@ -43,8 +43,8 @@ class Trainer:
             row[:B_p] = rng.permutation(39)[:B_p]
         return index
 
-    def args(self, state: State, index: np.ndarray, count: int, B_p: int, n: int, seed: int = 0):
-        return state, self.base, TABLE, index, np.int32(count), np.int32(B_p), np.int32(n), np.int32(seed), coefficients(CELL.rl)
+    def args(self, state: TrainState, index: np.ndarray, count: int, B_p: int, n: int, seed: int = 0):
+        return state, self.base, TABLE, index, np.int32(count), np.int32(B_p), np.int32(n), np.int32(seed), make_coefficients(CELL.rl)
 
     def __call__(self, *args, **kwargs):
         state, sums = self.program(*self.args(*args, **kwargs))
@@ -56,7 +56,7 @@ def trainer() -> Trainer:
     return Trainer()
 
 
-def equal(one: State, two: State) -> bool:
+def equal(one: TrainState, two: TrainState) -> bool:
     return all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), one, two)))
 
 
@@ -136,18 +136,18 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(monkeypatch: pytest
     index[[1, 3, 4, 5], 0] = 38
     ends = {count: faulty(faulty.fresh(), index, count, 13, 7) for count in (1, 2, 3, 6)}
     (one, _), (two, sums), (three, _), (last, all_sums) = ends.values()
-    assert equal(one._replace(step=0, skipped=0), two._replace(step=0, skipped=0)) and not equal(two, three)
+    assert equal(one._replace(step=0, consecutive_nonfinite=0), two._replace(step=0, consecutive_nonfinite=0)) and not equal(two, three)
     assert [int(state.step) for state, _ in ends.values()] == [1, 2, 3, 5]  # the sixth is not begun
-    assert [int(state.skipped) for state, _ in ends.values()] == [0, 1, 0, 2]
+    assert [int(state.consecutive_nonfinite) for state, _ in ends.values()] == [0, 1, 0, 2]
     assert [found["not_finite"] for _, found in ends.values()] == [0, 1, 1, 3]
-    assert equal(three._replace(step=0, skipped=0), last._replace(step=0, skipped=0))
+    assert equal(three._replace(step=0, consecutive_nonfinite=0), last._replace(step=0, consecutive_nonfinite=0))
     assert sums["grad_norm"] == ends[1][1]["grad_norm"] and np.isfinite(all_sums["loss"])
 
 
 def test_an_update_is_traced_once(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tracing is most of a start whose programs were compiled before."""
-    traced, update = [], Step.update
-    monkeypatch.setattr(Step, "update", lambda *args: (traced.append(1), update(*args))[1])
+    traced, update = [], TrainStep.update
+    monkeypatch.setattr(TrainStep, "update", lambda *args: (traced.append(1), update(*args))[1])
     program = build_train(CELL, DECODER, Parity(), trainer.geometry, trainer.mesh)
     program.trace(*trainer.args(trainer.fresh(), trainer.index(2), 1, 2, 16))
     assert len(traced) == 1
@@ -166,7 +166,7 @@ def test_an_update_on_eight_devices(trainer: Trainer) -> None:
     hlo = program.as_text()
     geometry = many.geometry
     check_kept_apart(hlo, P + T, geometry.slots, geometry.slots)
-    check_kept_apart(hlo, P, geometry.prefixes, max(geometry.prefixes, geometry.slots, geometry.microbatch))
+    check_kept_apart(hlo, P, geometry.prefix_entries, max(geometry.prefix_entries, geometry.slots, geometry.microbatch))
     found = collectives(hlo)
     # one step's distribution is the most that is ever gathered
     assert {(c.result, c.depth) for c in found if c.kind != "all-reduce"} == {(f"f32[{geometry.slots},{DECODER.vocab}]", 3)}

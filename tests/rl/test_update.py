@@ -13,12 +13,12 @@ import optax
 import pytest
 
 from isojax.config import CellConfig, RLConfig, SamplingConfig
-from isojax.models.decoder import Options, Params
-from isojax.rl.advantages import Rewarded
+from isojax.models.decoder import ComputeOptions, Params
+from isojax.rl.advantages import RewardedBatch
 from isojax.rl.objective import Coefficients
-from isojax.rl.step import TAUGHT, State, Step, Weighed, adam, apply, build_init, coefficients, state_shardings
-from isojax.rl.terms import make_terms
-from isojax.sampling.batch import Problems, Rollouts, batch_rows, make_geometry
+from isojax.rl.step import TRAINED_TOKENS_PREFIX, TrainState, TrainStep, BatchSignals, adam, adamw_update, build_init_state, make_coefficients, train_state_shardings
+from isojax.rl.terms import make_loss_weights
+from isojax.sampling.batch import ProblemArrays, Rollouts, buffer_row_groups, make_sampler_shapes
 from isojax.sharding import shard_count
 from tests.device import (
     CONFIG,
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
 
 def given(**numbers: float) -> Coefficients:
     """NUMBERS, but for those given."""
-    return coefficients(RLConfig())._replace(**{k: np.float32(v) for k, v in (NUMBERS | numbers).items()})
+    return make_coefficients(RLConfig())._replace(**{k: np.float32(v) for k, v in (NUMBERS | numbers).items()})
 
 
 @dataclass
@@ -76,44 +76,44 @@ class Program:
 
     def __post_init__(self) -> None:
         self.mesh = mesh(self.axes)
-        geometry = make_geometry(CELLS, shard_count(self.mesh), self.slots, self.microbatch, P, T)
-        self.geometry = replace(geometry, prompts=self.prompts, prefixes=2 * self.prompts)
+        geometry = make_sampler_shapes(CELLS, shard_count(self.mesh), self.slots, self.microbatch, P, T)
+        self.geometry = replace(geometry, prefill_batch=self.prompts, prefix_entries=2 * self.prompts)
         sampling = SamplingConfig(temperature=self.temperature, top_p=self.top_p)
         cell = CellConfig(model=CONFIG, sampling=sampling, rl=RLConfig(kl=self.kl, entropy=self.entropy))
-        decoder = DECODER.computed(Options(compute=self.compute, remat=self.remat))
-        step, numbers = Step(cell, decoder, Parity.stops, self.geometry, self.mesh), coefficients(cell.rl)
+        decoder = DECODER.with_options(ComputeOptions(compute_dtype=self.compute, remat=self.remat))
+        step, numbers = TrainStep(cell, decoder, Parity.stops, self.geometry, self.mesh), make_coefficients(cell.rl)
 
-        def rollout(params: Params, problems: Problems, B_p: Any, n: Any, key: Any) -> tuple[Rollouts, Any, dict[str, Any]]:
+        def rollout(params: Params, problems: ProblemArrays, B_p: Any, n: Any, key: Any) -> tuple[Rollouts, Any, dict[str, Any]]:
             rollouts = step.sample(params, problems, B_p, n, key)
             rewards = Parity().verify(None, rollouts.tokens, rollouts.mask)
-            weighed, metrics = step.weigh(State(params, None, 0), problems, rollouts, rewards, B_p, n, key, numbers)
-            return rollouts, weighed.terms.gains, metrics
+            weighed, metrics = step.compute_advantages(TrainState(params, None, 0), problems, rollouts, rewards, B_p, n, key, numbers)
+            return rollouts, weighed.loss_weights.advantages, metrics
 
-        def update(state: State, base: Params, problems: Problems, rollouts: Rollouts, gains: Any, B_p: Any, n: Any, numbers: Any) -> Any:
-            groups, live = batch_rows(self.geometry, B_p, n)
-            rewarded = Rewarded(gains, jnp.where(live, rollouts.mask.sum(-1), 0), groups, live, n, self.geometry.problem_rows)
-            terms = make_terms(cell.rl, "token", gains, rewarded, live, T)
-            return step.update(state, base, problems, rollouts, Weighed(terms, live, None), B_p, n, numbers)
+        def update(state: TrainState, base: Params, problems: ProblemArrays, rollouts: Rollouts, gains: Any, B_p: Any, n: Any, numbers: Any) -> Any:
+            groups, live = buffer_row_groups(self.geometry, B_p, n)
+            rewarded = RewardedBatch(gains, jnp.where(live, rollouts.mask.sum(-1), 0), groups, live, n, self.geometry.problem_rows)
+            terms = make_loss_weights(cell.rl, "token", gains, rewarded, live, T)
+            return step.update(state, base, problems, rollouts, BatchSignals(terms, live, None), B_p, n, numbers)
 
-        self.rollout, self.init = quick_jit(rollout), build_init(DECODER, self.mesh)
-        self.update = quick_jit(update, out_shardings=(state_shardings(DECODER, self.mesh), None))  # one program, whatever came before
-        self.problems = Problems(*(np.resize(x, (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        self.rollout, self.init = quick_jit(rollout), build_init_state(DECODER, self.mesh)
+        self.update = quick_jit(update, out_shardings=(train_state_shardings(DECODER, self.mesh), None))  # one program, whatever came before
+        self.problems = ProblemArrays(*(np.resize(x, (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
 
-    def arguments(self, state: State, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[Any, ...]:
+    def arguments(self, state: TrainState, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[Any, ...]:
         parts = [scatter(self.geometry, x) for x in (batch.tokens, batch.logps, batch.mask)]
         parts += [scatter(self.geometry, batch.kept, fill=1.0), parts[2].any(-1), parts[2].sum(-1, dtype=np.int32)]
         gains = scatter(self.geometry, batch.gains, fill=50.0)  # rows beyond the batch must not be read
         scalars = (np.int32(B_p), np.int32(n), given(**numbers))
         return state, placed(policy(1), self.mesh), self.problems, Rollouts(*parts), gains, *scalars
 
-    def step(self, state: State, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[State, dict[str, Any]]:
+    def step(self, state: TrainState, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[TrainState, dict[str, Any]]:
         return self.update(*self.arguments(state, batch, B_p, n, **numbers))
 
     def gradient(self, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[Params, dict[str, float]]:
         """Adam's first moment after one step is (1 - b1) times the gradient. Every group here has an advantage, so all are taught."""
         state, metrics = self.step(self.init(placed(policy(), self.mesh)), batch, B_p, n, **numbers)
         return jax.tree.map(lambda m: np.asarray(m) / np.float32(0.1), state.moments.mu), {
-            k.removeprefix(TAUGHT): float(v) for k, v in metrics.items()
+            k.removeprefix(TRAINED_TOKENS_PREFIX): float(v) for k, v in metrics.items()
         }
 
 
@@ -162,7 +162,7 @@ def nuclei(group: np.ndarray, tokens: np.ndarray, temperature: float, top_p: flo
 
 
 def reference_logps(
-    xp: Any, params: Params, problems: Problems, temperature: Any, group: np.ndarray, tokens: Any, inside: Any
+    xp: Any, params: Params, problems: ProblemArrays, temperature: Any, group: np.ndarray, tokens: Any, inside: Any
 ) -> tuple[Any, Any]:
     """Log-probabilities of the tokens, and of every token, among those `inside`."""
     log_p = log_softmax(xp, xp.where(inside, response_logits(xp, params, problems, group, tokens) / temperature, -1e30))
@@ -172,7 +172,7 @@ def reference_logps(
 @quick_jit
 @partial(jax.grad, has_aux=True)
 def rollout_gradient(
-    params: Params, problem: Problems, row: Batch, inside: Any, temperature: Any, kl: Any, entropy: Any
+    params: Params, problem: ProblemArrays, row: Batch, inside: Any, temperature: Any, kl: Any, entropy: Any
 ) -> tuple[Any, dict[str, Any]]:
     """The objective of one rollout as one writes it down, a sum over its tokens; entropy and KL are of the policy that is drawn from."""
     zero = np.array([0])
@@ -197,7 +197,7 @@ def plain(B_p: int, n: int, program: Program, kl: float, entropy: float) -> tupl
     inside, _ = nuclei(np.arange(B_p * n) // n, rows.tokens, program.temperature, program.top_p)
     each = []
     for r in range(B_p * n):
-        problem, row = Problems(*(x[r // n : r // n + 1] for x in PROBLEMS)), Batch(*(x[r : r + 1] for x in rows))
+        problem, row = ProblemArrays(*(x[r // n : r // n + 1] for x in PROBLEMS)), Batch(*(x[r : r + 1] for x in rows))
         each.append(rollout_gradient(policy(), problem, row, inside[r : r + 1], program.temperature, kl, entropy))
     return jax.tree.map(lambda *x: np.sum(np.stack(x), 0, np.float64) / rows.mask.sum(), *each)
 
@@ -232,7 +232,7 @@ def test_in_one_pass_a_weight_is_gathered_once_for_prompts_and_responses() -> No
         program = Program(axes="data=2,fsdp=4", slots=8, microbatch=8, prompts=prompts, kl=0.0, entropy=0.0)
         arguments = program.arguments(program.init(placed(policy(), program.mesh)), batch(13, 7, 1.0), 13, 7)
         text = program.update.lower(*arguments).as_text()
-        found[program.geometry.one_microbatch] = {name: text.count(f"stablehlo.{name}") for name in ("all_gather", "reduce_scatter")}
+        found[program.geometry.single_microbatch] = {name: text.count(f"stablehlo.{name}") for name in ("all_gather", "reduce_scatter")}
     assert min(found[True].values()) > 0
     assert all(2 * found[True][name] <= apart + 2 for name, apart in found[False].items()), found
 
@@ -291,7 +291,7 @@ def test_apply_equals_optax(decay: float, max_norm: float) -> None:
     tx = optax.chain(optax.clip_by_global_norm(max_norm), optax.adamw(0.01, weight_decay=decay))
     got, state, expected, moments = params, adam().init(params), params, tx.init(params)
     numbers = given(weight_decay=decay, max_grad_norm=max_norm)
-    theirs, ours = jax.jit(tx.update), jax.jit(apply)
+    theirs, ours = jax.jit(tx.update), jax.jit(adamw_update)
     for i in range(5):
         gradient = jax.tree.map(lambda p, scale=0.03 * 4**i: (rng.normal(size=p.shape) * scale).astype(np.float32), params)
         norm = np.sqrt(sum((g**2).sum() for g in gradient.values())).astype(np.float32)

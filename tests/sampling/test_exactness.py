@@ -17,24 +17,24 @@ from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder, Params
 from isojax.models.decoding import Decoding
 from isojax.sampling import sampler
-from isojax.sampling.batch import Problems, make_geometry, share
-from isojax.sampling.logits import NEVER, draw, log_probs, rollout_keys, uniforms
-from isojax.sampling.sampler import Batch, build_engine, build_sampler
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes, make_shard_slice
+from isojax.sampling.logits import NEG_INF, sample_token, log_probs, rollout_keys, uniforms
+from isojax.sampling.sampler import SamplingBatch, build_engine, build_sampler
 from isojax.sharding import shard_count
-from isojax.tasks.stops import Stops
+from isojax.tasks.stops import StopConditions
 from tests.device import CONFIG, EOS, MESHES, VOCAB, P, gather, mesh, policy, quick_jit, random_problems, response_logits
 
 T = 5
 CELLS = [(1, 1), (13, 7), (16, 2), (5, 32)]  # n below, above and no multiple of a lane's width; groups across shards; few problems
 PROBLEMS = random_problems(16, seed=4)
-STOPS = Stops((EOS,), None)
+STOPS = StopConditions((EOS,), None)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def short_chunks() -> Iterator[None]:
     """Two tokens a visit to the queue, so that slots are refilled while others are in mid-response."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "CHUNK", 2)
+        patch.setattr(sampler, "CHUNK_TOKENS", 2)
         yield
 
 
@@ -64,7 +64,7 @@ class Case:
         """Tokens, log-probs and mask, each [B_p n T], of problems PROBLEMS[order]."""
         geometry, program, params = compiled(self)
         order = np.arange(B_p) if order is None else order
-        problems = Problems(*(np.resize(x[order], (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        problems = ProblemArrays(*(np.resize(x[order], (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
         found = program(params, problems, np.int32(B_p), np.int32(n), jax.random.key(key))
         return tuple(gather(geometry, B_p * n, x) for x in (found.tokens, found.logps, found.mask))
 
@@ -84,7 +84,7 @@ class Case:
 @cache
 def compiled(case: Case) -> tuple[Any, ...]:
     on = mesh(case.axes)
-    geometry = make_geometry(CELLS, shard_count(on), case.R, 8, P, T, width=case.W)
+    geometry = make_sampler_shapes(CELLS, shard_count(on), case.R, 8, P, T, slots_per_prefix=case.W)
     decoder = Decoder(CONFIG, case.vocab)
     params = jax.device_put(weights(case.vocab), decoder.shardings(on))
     return geometry, quick_jit(build_sampler(decoder, geometry, on, case.sampling, STOPS)), params
@@ -139,11 +139,11 @@ def test_any_order_of_slots_and_lanes_gives_the_same_bits(case: Case) -> None:
     geometry, _, params = compiled(case)
     engine = build_engine(Decoder(CONFIG, VOCAB), geometry, mesh(), case.sampling, STOPS)
     n, rng = jnp.int32(7), np.random.default_rng(0)
-    problems = Problems(*(jnp.asarray(np.resize(x, (geometry.problem_rows, *x.shape[1:]))) for x in PROBLEMS))
-    batch = Batch(problems, share(jnp.int32(0), 1, jnp.int32(13), n), n, jax.random.key(0))
-    own = engine.decoding.weights(params)
-    state = quick_jit(lambda: engine.visit(params, own, batch, engine.begin(batch))[0])()
-    decode = quick_jit(engine.decode)
+    problems = ProblemArrays(*(jnp.asarray(np.resize(x, (geometry.problem_rows, *x.shape[1:]))) for x in PROBLEMS))
+    batch = SamplingBatch(problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(13), n), n, jax.random.key(0))
+    own = engine.decoding.prepare_weights(params)
+    state = quick_jit(lambda: engine.decode_chunk(params, own, batch, engine.init_state(batch))[0])()
+    decode = quick_jit(engine.decode_step)
     assert int(state.slots.t.max()) == 2
     ended = jnp.arange(case.R) % 5 == 0
     first = jnp.repeat(state.last.lanes, case.W, axis=0)
@@ -171,15 +171,15 @@ def test_first_tokens_run_no_layers() -> None:
     """Of T tokens of slots that begin together T - 1 are steps; slots that begin beside others' responses go along with theirs."""
     case = Case(8)
     geometry, _, params = compiled(case)
-    engine = build_engine(Decoder(CONFIG, VOCAB), geometry, mesh(), case.sampling, Stops((), None))
+    engine = build_engine(Decoder(CONFIG, VOCAB), geometry, mesh(), case.sampling, StopConditions((), None))
     engine = replace(engine, decoding=Counting(**vars(engine.decoding)))
-    problems = Problems(*(jnp.asarray(np.resize(x, (geometry.problem_rows, *x.shape[1:]))) for x in PROBLEMS))
+    problems = ProblemArrays(*(jnp.asarray(np.resize(x, (geometry.problem_rows, *x.shape[1:]))) for x in PROBLEMS))
     n = jnp.int32(4)
-    batch = Batch(problems, share(jnp.int32(0), 1, jnp.int32(2), n), n, jax.random.key(0))
-    own = engine.decoding.weights(params)
-    visit = quick_jit(lambda state: engine.visit(params, own, batch, state)[0])
-    state, Counting.steps[:] = engine.begin(batch), []
-    while bool(engine.working(batch, state)):
+    batch = SamplingBatch(problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(2), n), n, jax.random.key(0))
+    own = engine.decoding.prepare_weights(params)
+    visit = quick_jit(lambda state: engine.decode_chunk(params, own, batch, state)[0])
+    state, Counting.steps[:] = engine.init_state(batch), []
+    while bool(engine.has_work(batch, state)):
         state = visit(state)
     jax.effects_barrier()
     assert len(Counting.steps) == T - 1
@@ -236,7 +236,7 @@ def large(V: int) -> dict[str, np.ndarray]:
     peaked = rng.normal(0, 1, (4, V))
     peaked[:, V // 2] += 12
     holes = rng.normal(0, 2, (4, V))
-    holes[rng.random((4, V)) < 0.9] = NEVER
+    holes[rng.random((4, V)) < 0.9] = NEG_INF
     holes[:, : V // 3] = -np.inf
     tail = -1.5 * np.log(rng.permuted(np.tile(np.arange(1.0, V + 1), (4, 1)), axis=1))
     shapes = {"flat": np.zeros((4, V)), "noise": rng.normal(0, 3, (4, V)), "peaked": peaked, "tail": tail, "holes": holes}
@@ -246,7 +246,7 @@ def large(V: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("V", [1000, 1009, 1022, 4096, 4999, 5000])
 def test_the_draw_from_a_large_vocabulary_is_the_plain_inverse(V: int) -> None:
     """In blocks or, of a prime, as one: float64's token save within 1e-6 of an edge, never an impossible one."""
-    many = jax.jit(jax.vmap(draw, (None, 0)))
+    many = jax.jit(jax.vmap(sample_token, (None, 0)))
     uniform = np.random.default_rng(0).random((2000, 4), np.float32)
     uniform[0], uniform[1] = 0, 1 - 2**-23  # the least and the largest that jax.random.uniform gives
     for name, log_p in large(V).items():

@@ -18,19 +18,19 @@ import pytest
 
 from isojax.config import SamplingConfig
 from isojax.sampling import sampler
-from isojax.sampling.batch import Problems, Rollouts, make_geometry, responses
+from isojax.sampling.batch import ProblemArrays, Rollouts, make_sampler_shapes, response_tokens
 from isojax.sampling.logits import rollout_keys, uniforms
 from isojax.sampling.sampler import build_sampler
 from isojax.sampling.stream import build_stream
 from isojax.sharding import shard_count
-from isojax.tasks.stops import Interruption, Stops, stop_table
+from isojax.tasks.stops import Interruption, StopConditions, build_stop_table
 from tests.device import DECODER, EOS, MESHES, VOCAB, P, gather, mesh, placed, policy, quick_jit, random_problems, response_logits
 
 T, AFTER, PHRASE, UNLESS = 9, 3, (4, 21), 5
 LAST = AFTER + len(PHRASE)  # where it goes on from
 CELLS = [(13, 7), (5, 32)]
 PROBLEMS = random_problems(16, seed=4)
-PLAIN = Stops((EOS,), stop_table([bytes([97 + i]) for i in range(VOCAB)], ["ge", "he", "ie", "je"]))
+PLAIN = StopConditions((EOS,), build_stop_table([bytes([97 + i]) for i in range(VOCAB)], ["ge", "he", "ie", "je"]))
 STOPS = replace(PLAIN, interruption=Interruption(AFTER, PHRASE, UNLESS))
 ALWAYS = replace(PLAIN, interruption=Interruption(AFTER, PHRASE, None))
 TEMPERATURE = 0.8
@@ -40,7 +40,7 @@ TEMPERATURE = 0.8
 def short_visits() -> Iterator[None]:
     """Two tokens a visit, so that slots are refilled while others are in mid-phrase."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "CHUNK", 2)
+        patch.setattr(sampler, "CHUNK_TOKENS", 2)
         yield
 
 
@@ -48,19 +48,19 @@ def short_visits() -> Iterator[None]:
 class Case:
     """A sampler and a stream of the same shapes."""
 
-    stops: Stops
+    stops: StopConditions
     axes: str = "auto"
     top_p: float = 1.0
     width: int = 1
 
     def __post_init__(self) -> None:
         self.on = mesh(self.axes)
-        self.geometry = make_geometry(CELLS, shard_count(self.on), 12, 8, P, T, width=self.width)
+        self.geometry = make_sampler_shapes(CELLS, shard_count(self.on), 12, 8, P, T, slots_per_prefix=self.width)
         self.given = DECODER, self.geometry, self.on, SamplingConfig(temperature=TEMPERATURE, top_p=self.top_p), self.stops
         self.program, self.params = quick_jit(build_sampler(*self.given)), placed(policy(), self.on)
 
-    def problems(self, order: np.ndarray) -> Problems:
-        return Problems(*(np.resize(x[order], (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+    def problems(self, order: np.ndarray) -> ProblemArrays:
+        return ProblemArrays(*(np.resize(x[order], (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
 
     def __call__(self, B_p: int, n: int, order: np.ndarray | None = None) -> Any:
         """The Rollouts in their order, [B ...], on the host."""
@@ -97,7 +97,7 @@ def expected(p: np.ndarray, uniform: np.ndarray, told: Interruption, row: np.nda
             token = int((edges <= uniform[t]).sum())
             margin = min(margin, np.abs(edges - uniform[t]).min())
         out.append(token)
-        closed |= t < AFTER and token == told.unless
+        closed |= t < AFTER and token == told.unless_token
         if token == EOS or (token == 4 and out[-2:][0] in (6, 7, 8, 9)):
             return out, not closed and len(out) > AFTER, True, margin
         if token != row[t]:  # what follows was drawn after another token
@@ -136,7 +136,7 @@ def test_every_token_is_the_phrases_or_drawn_after_what_came_before_it(name: str
         within_phrase += interrupted and length == AFTER + 1
     assert counted > 20 and within_phrase > 0
     closed = (found.tokens[:, :AFTER] == UNLESS).any(-1) & (found.lengths > AFTER)
-    if told.unless is not None:
+    if told.unless_token is not None:
         assert closed.sum() > 3 and found.mask[closed].sum() == found.lengths[closed].sum()
 
 
@@ -177,6 +177,6 @@ def test_the_hosts_visits_give_the_same(name: str, request: pytest.FixtureReques
     for part, x, buffer in zip(Rollouts._fields, case.thirteen, run, strict=True):
         y = gather(case.geometry, 91, buffer)
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 if x.dtype == np.float32 else 0, err_msg=part)
-    whole = [x.tolist() for x in responses(run, 91)]
+    whole = [x.tolist() for x in response_tokens(run, 91)]
     assert [told[r] for r in range(91)] == whole
     assert sum(row[AFTER:LAST] == list(PHRASE) for row in whole) > 20

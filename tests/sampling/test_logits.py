@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.sampling.logits import NEVER, draw, log_probs, nucleus, rollout_keys, uniforms, within
+from isojax.sampling.logits import NEG_INF, sample_token, log_probs, nucleus, rollout_keys, uniforms, renormalize
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
@@ -117,10 +117,10 @@ def test_the_nucleus_by_hand(p: list[float], mass: float, inside: list[int]) -> 
     assert got[0].astype(int).tolist() == inside
     total = float(np.dot(p, inside))
     assert float(kept[0]) == pytest.approx(total, rel=1e-6)
-    again = np.asarray(within(log_p, got))[0]
+    again = np.asarray(renormalize(log_p, got))[0]
     np.testing.assert_allclose(np.exp(again), np.array(p) * inside / total, rtol=1e-6)
-    assert (again[~np.array(inside, bool)] == np.float32(NEVER)).all()
-    tokens, _ = jax.vmap(draw, (None, 0))(jnp.array([again]), jnp.linspace(0, 1 - 2**-23, 101, dtype=jnp.float32)[:, None])
+    assert (again[~np.array(inside, bool)] == np.float32(NEG_INF)).all()
+    tokens, _ = jax.vmap(sample_token, (None, 0))(jnp.array([again]), jnp.linspace(0, 1 - 2**-23, 101, dtype=jnp.float32)[:, None])
     assert set(np.asarray(tokens).reshape(-1).tolist()) == {i for i, kept in enumerate(inside) if kept and p[i]}
 
 
@@ -128,7 +128,7 @@ def test_the_nucleus_by_hand(p: list[float], mass: float, inside: list[int]) -> 
 def test_draw_by_hand(uniform: float, token: int) -> None:
     """Probabilities 0, 1/4, 1/2, 0, 1/4, 0: what has none is never drawn, at either end."""
     p = jnp.array([[0, 0.25, 0.5, 0, 0.25, 0]])
-    got, logp = draw(jnp.log(p), jnp.array([uniform], jnp.float32))
+    got, logp = sample_token(jnp.log(p), jnp.array([uniform], jnp.float32))
     assert int(got[0]) == token
     assert float(logp[0]) == pytest.approx(np.log(p[0, token]), rel=1e-6)
 
@@ -137,7 +137,7 @@ def test_the_last_uniform_never_draws_a_token_without_probability() -> None:
     """A real vocabulary: rounding of 50,000 sums must not push the largest uniform of jax.random past the last token that may be drawn."""
     logits = np.random.default_rng(0).normal(0, 2, (64, 50_000)).astype(np.float32)
     logits[:, -100:] = -np.inf  # rows that pad a vocabulary
-    tokens, logps = jax.jit(draw)(log_probs(jnp.array(logits), 1.0), jnp.full(64, 1 - 2**-23, jnp.float32))
+    tokens, logps = jax.jit(sample_token)(log_probs(jnp.array(logits), 1.0), jnp.full(64, 1 - 2**-23, jnp.float32))
     assert (np.asarray(tokens) < 50_000 - 100).all()
     assert np.isfinite(logps).all()
 

@@ -15,10 +15,10 @@ from scipy.stats import chisquare
 from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder
 from isojax.sampling import sampler
-from isojax.sampling.batch import Geometry, Problems, Rollouts, batch_rows, make_geometry
+from isojax.sampling.batch import SamplerShapes, ProblemArrays, Rollouts, buffer_row_groups, make_sampler_shapes
 from isojax.sampling.sampler import build_sampler
 from isojax.sharding import shard_count
-from isojax.tasks.stops import Stops, stop_table
+from isojax.tasks.stops import StopConditions, build_stop_table
 from tests.device import (
     CONFIG,
     DECODER,
@@ -38,7 +38,7 @@ from tests.device import (
 from tests.hlo import check_kept_apart, collectives
 
 T = 5
-NO_STRINGS = Stops((EOS,), None)
+NO_STRINGS = StopConditions((EOS,), None)
 CELLS = [(1, 1), (13, 7), (16, 2), (5, 32)]
 PROBLEMS = random_problems(16)
 # The text of the 24 tokens; None is a special token. The stop strings lie across up to three of them, and one inside `xbbx`.
@@ -58,25 +58,25 @@ class Engine:
     prompts: int | None = None
     prefixes: int | None = None
     top_p: float = 1.0
-    stops: Stops = NO_STRINGS
+    stops: StopConditions = NO_STRINGS
 
     def __post_init__(self) -> None:
         on = mesh(self.axes)
-        geometry = make_geometry(CELLS, shard_count(on), self.slots, 8, P, T)
-        g, G = self.prompts or geometry.prompts, self.prefixes or geometry.prefixes
-        self.geometry: Geometry = replace(geometry, prompts=g, prefixes=G)
+        geometry = make_sampler_shapes(CELLS, shard_count(on), self.slots, 8, P, T)
+        g, G = self.prompts or geometry.prefill_batch, self.prefixes or geometry.prefix_entries
+        self.geometry: SamplerShapes = replace(geometry, prefill_batch=g, prefix_entries=G)
         sampling = SamplingConfig(temperature=self.temperature, top_p=self.top_p)
         self.program = quick_jit(build_sampler(DECODER, self.geometry, on, sampling, self.stops))
         self.params = placed(policy(), on)
 
     def args(self, B_p: int, n: int, key: int, order: np.ndarray) -> tuple[object, ...]:
-        problems = Problems(*(np.resize(x[order], (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        problems = ProblemArrays(*(np.resize(x[order], (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
         return self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(key)
 
     def rollouts(self, B_p: int, n: int, key: int = 0, order: np.ndarray | None = None) -> Rollouts:
         """All that the sampler says, [B ...], of problems PROBLEMS[order], and of nothing that pads them."""
         rollouts = self.program(*self.args(B_p, n, key, np.arange(B_p) if order is None else order))
-        _, live = batch_rows(self.geometry, jnp.int32(B_p), jnp.int32(n))
+        _, live = buffer_row_groups(self.geometry, jnp.int32(B_p), jnp.int32(n))
         assert not np.asarray(rollouts.mask)[~np.asarray(live)].any()  # rows that hold no rollout count for nothing
         return Rollouts(*(gather(self.geometry, B_p * n, x) for x in rollouts))
 
@@ -101,7 +101,7 @@ class Engine:
 def engine() -> Iterator[Engine]:
     """One device; two tokens a visit to the queue, so that slots are refilled while others are in mid-response."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "CHUNK", 2)
+        patch.setattr(sampler, "CHUNK_TOKENS", 2)
         yield Engine(prompts=4, prefixes=12)
 
 
@@ -186,14 +186,14 @@ def test_the_mass_of_each_nucleus_is_handed_on(narrow: Engine, engine: Engine) -
     inside = np.isfinite(narrow.log_p(logits))
     held = np.where(inside, np.exp(log_softmax(np, logits / 0.6)), 0).sum(-1)
     assert 1 < inside.sum(-1).mean() < VOCAB / 2
-    np.testing.assert_allclose(found.kept[found.mask], held[found.mask], atol=1e-5)
-    assert engine.rollouts(13, 7).kept.shape == (91, 1)
+    np.testing.assert_allclose(found.nucleus_mass[found.mask], held[found.mask], atol=1e-5)
+    assert engine.rollouts(13, 7).nucleus_mass.shape == (91, 1)
 
 
 @pytest.fixture(scope="module", params=["auto", MESHES[0]])
 def stopping(request: pytest.FixtureRequest) -> Engine:
     """With two end tokens and two stop strings, on one device and on a mesh of eight."""
-    return Engine(axes=request.param, stops=Stops((EOS, 7), stop_table(PIECES, STRINGS)))
+    return Engine(axes=request.param, stops=StopConditions((EOS, 7), build_stop_table(PIECES, STRINGS)))
 
 
 def test_stop_strings_and_stop_tokens_end_a_rollout_at_once(stopping: Engine) -> None:
@@ -266,7 +266,7 @@ def test_the_loops_hold_no_collective_that_should_not_be_there(many: Engine) -> 
     found = collectives(hlo)
     # the cache and the prefix table: this shard's rows, this device's heads
     check_kept_apart(hlo, P + T, many.slots, many.slots)
-    check_kept_apart(hlo, P, many.geometry.prefixes, max(many.geometry.prefixes, many.slots))
+    check_kept_apart(hlo, P, many.geometry.prefix_entries, max(many.geometry.prefix_entries, many.slots))
     # fsdp's weights are gathered once, before the loop
     assert bool([c for c in found if c.depth == 0 and c.kind == "all-gather"]) == ("fsdp" in many.axes)
     # once a visit, all shards: is any still at work?
@@ -284,10 +284,10 @@ def test_a_split_vocabulary_is_drawn_from_where_it_lies(top_p: float) -> None:
     """Of 4096 tokens on two devices, what crosses between them at a token are sums of blocks: never a row of logits."""
     V, on = 4096, mesh("data=4,tensor=2")
     decoder = Decoder(CONFIG, V)
-    geometry = make_geometry([(13, 7)], 4, 12, 8, P, T)
+    geometry = make_sampler_shapes([(13, 7)], 4, 12, 8, P, T)
     sample = quick_jit(build_sampler(decoder, geometry, on, SamplingConfig(top_p=top_p), NO_STRINGS))
     params = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), decoder.shapes(), decoder.shardings(on))
-    problems = Problems(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+    problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
     hlo = sample.lower(params, problems, np.int32(13), np.int32(7), jax.random.key(0)).compile().as_text()
     gathered = [c.result for c in collectives(hlo) if c.depth > 1 and c.kind != "all-reduce"]
     assert gathered == [f"f32[12,{V // 512}]"]
@@ -302,19 +302,19 @@ def close(one: tuple[np.ndarray, ...], two: tuple[np.ndarray, ...]) -> None:
 
 
 def test_the_geometry_by_hand() -> None:
-    g = make_geometry([(16, 2), (13, 7), (5, 32)], 4, 12, 8, 6, 5, prompts=2)
+    g = make_sampler_shapes([(16, 2), (13, 7), (5, 32)], 4, 12, 8, 6, 5, prefill_batch=2)
     # 160 rollouts over 4 shards and max(R, m) rows of padding; 16 problems and g of padding
-    assert (g.B_cap, g.rows, g.Q_cap, g.problem_rows) == (160, 40 + 12, 16, 16 + 2)
-    assert g.prompts == 2 and g.prefixes % g.prompts == 0
+    assert (g.B_cap, g.buffer_rows, g.Q_cap, g.problem_rows) == (160, 40 + 12, 16, 16 + 2)
+    assert g.prefill_batch == 2 and g.prefix_entries % g.prefill_batch == 0
     # 4 fills of 12 slots by 5 tokens; one of 64 slots; slots that are not few
-    assert [g.few, replace(g, slots=64).few, replace(g, slots=65, response_length=50).few] == [True, False, False]
-    assert replace(g, slots=64, response_length=12).few
+    assert [g.transpose_weights, replace(g, slots=64).transpose_weights, replace(g, slots=65, response_length=50).transpose_weights] == [True, False, False]
+    assert replace(g, slots=64, response_length=12).transpose_weights
 
 
 @pytest.mark.parametrize(("B_p", "n"), [(1, 1), (13, 7), (3, 5)])
 def test_rows_and_groups_of_the_buffers(B_p: int, n: int) -> None:
-    geometry = make_geometry([(13, 7), (5, 32)], 4, 12, 8, P, T)
-    groups, live = (np.asarray(x) for x in batch_rows(geometry, jnp.int32(B_p), jnp.int32(n)))
+    geometry = make_sampler_shapes([(13, 7), (5, 32)], 4, 12, 8, P, T)
+    groups, live = (np.asarray(x) for x in buffer_row_groups(geometry, jnp.int32(B_p), jnp.int32(n)))
     assert live.sum() == B_p * n
     assert gather(geometry, B_p * n, live).all()
     assert gather(geometry, B_p * n, groups).tolist() == [r // n for r in range(B_p * n)]

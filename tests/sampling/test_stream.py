@@ -17,11 +17,11 @@ import pytest
 from isojax.config import SamplingConfig
 from isojax.models.decoder import Decoder
 from isojax.sampling import sampler
-from isojax.sampling.batch import Problems, Rollouts, make_geometry, responses
+from isojax.sampling.batch import ProblemArrays, Rollouts, make_sampler_shapes, response_tokens
 from isojax.sampling.sampler import build_sampler
 from isojax.sampling.stream import Stream, build_stream
 from isojax.sharding import shard_count
-from isojax.tasks.stops import Stops
+from isojax.tasks.stops import StopConditions
 from tests.device import CONFIG, DECODER, EOS, MESHES, VOCAB, P, mesh, placed, policy, quick_jit, random_problems, same_bits_jit
 from tests.hlo import check_kept_apart, collectives
 
@@ -43,8 +43,8 @@ class Pair:
 
     def __post_init__(self) -> None:
         on = mesh(self.axes)
-        self.geometry = make_geometry(CELLS, shard_count(on), SLOTS, 8, P, T, width=self.width)
-        given = self.decoder, self.geometry, on, SamplingConfig(temperature=0.8, top_p=self.top_p), Stops((EOS,), None)
+        self.geometry = make_sampler_shapes(CELLS, shard_count(on), SLOTS, 8, P, T, slots_per_prefix=self.width)
+        given = self.decoder, self.geometry, on, SamplingConfig(temperature=0.8, top_p=self.top_p), StopConditions((EOS,), None)
         jit = same_bits_jit if self.bits else quick_jit
         self.sample = jit(build_sampler(*given))
         with pytest.MonkeyPatch.context() as patch:
@@ -62,7 +62,7 @@ class Pair:
     def both(self, B_p: int, n: int, key: int = 0) -> tuple[Rollouts, Rollouts]:
         """The sampler's rollouts and the stream's."""
         self.visits, self.tokens = [], {}
-        problems = Problems(*(np.resize(x, (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        problems = ProblemArrays(*(np.resize(x, (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
         one = self.sample(self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(key))
         return one, self.stream.run(self.params, problems, B_p, n, jax.random.key(key), self.tell)
 
@@ -83,7 +83,7 @@ def made(axes: str) -> Pair:
 def short_visits() -> Iterator[None]:
     """Two tokens a visit, so that slots are refilled and told of while others are in mid-response."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "CHUNK", 2)
+        patch.setattr(sampler, "CHUNK_TOKENS", 2)
         yield
 
 
@@ -97,7 +97,7 @@ def test_the_rollouts_are_the_samplers_and_each_is_told_once(pair: Pair, B_p: in
     one, two = pair.both(B_p, n, key=B_p)
     pair.check(one, two)
     assert sum(pair.visits) == B_p * n
-    assert [pair.tokens[r] for r in range(B_p * n)] == [row.tolist() for row in responses(one, B_p * n)]
+    assert [pair.tokens[r] for r in range(B_p * n)] == [row.tolist() for row in response_tokens(one, B_p * n)]
     if B_p * n > 1:
         assert {1, T} <= {len(row) for row in pair.tokens.values()}  # some end at once, some are cut
         assert np.count_nonzero(pair.visits) > 3 and list(pair.tokens) != sorted(pair.tokens)  # as they finish
@@ -115,7 +115,7 @@ def test_one_set_of_programs_serves_every_cell(pair: Pair) -> None:
 
 
 def test_between_visits_nothing_is_gathered_and_the_state_stays_in_place(pair: Pair) -> None:
-    problems = Problems(*(np.resize(x, (pair.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+    problems = ProblemArrays(*(np.resize(x, (pair.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
     given, state = pair.stream.begin(pair.params, problems, np.int32(5), np.int32(7), jax.random.key(0))
     compiled = pair.stream.advance.lower(given, state).compile()  # pyright: ignore[reportFunctionMemberAccess]
     memory = compiled.memory_analysis()
@@ -127,11 +127,11 @@ def test_between_visits_nothing_is_gathered_and_the_state_stays_in_place(pair: P
         return
     hlo = compiled.as_text()
     check_kept_apart(hlo, P + T, SLOTS, SLOTS)
-    check_kept_apart(hlo, P, pair.geometry.prefixes, max(pair.geometry.prefixes, SLOTS))
+    check_kept_apart(hlo, P, pair.geometry.prefix_entries, max(pair.geometry.prefix_entries, SLOTS))
     outside = [c for c in collectives(hlo, mesh(pair.axes).size) if c.depth == 0]
     waits = [] if pair.geometry.shards == 1 else [("all-reduce", "s32[]")]  # is any shard still at work?
     assert [(c.kind, c.result) for c in outside] == waits
-    own = [x.addressable_shards[0].data.shape for x in state.cache.own[0]]
+    own = [x.addressable_shards[0].data.shape for x in state.cache.slot_kv[0]]
     assert own == [(SLOTS, CONFIG.kv_heads // 2, CONFIG.head_dim, P + T), (SLOTS, CONFIG.kv_heads // 2, P + T, CONFIG.head_dim)]
 
 
@@ -152,7 +152,7 @@ def test_a_model_that_is_split_samples_what_one_device_samples() -> None:
 )
 def test_lanes_and_other_precisions(width: int, bits: bool, options: dict[str, str]) -> None:
     """Lanes that share prompts; a cast, of which the last bit may decide an int8; stacked layers."""
-    pair = Pair("auto", bits, width, 1.0, DECODER.computed(DECODER.options._replace(**options)))
+    pair = Pair("auto", bits, width, 1.0, DECODER.with_options(DECODER.options._replace(**options)))
     one, two = pair.both(13, 7)
     pair.check(one, two)
     assert len(pair.tokens) == 91 and one.tokens.max() < VOCAB

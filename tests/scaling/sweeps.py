@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from isojax.scaling.metrics import FloatArray, Track, by_cell, track
-from isojax.scaling.shapes import value
-from isojax.scaling.surface import Packed, pack
+from isojax.scaling.metrics import FloatArray, RunTrack, group_by_cell, make_track
+from isojax.scaling.shapes import curve_value
+from isojax.scaling.surface import PackedSweep, pack_sweep
 from isojax.types import Cell, EvalPoint, RunRecord
 
 # (B_p, n) -> (A, B, C_mid), R0 = .2: the law of tests.scaling.documents.
@@ -19,14 +19,14 @@ R0 = 0.2
 
 def run(
     B_p: int, n: int, seed: int, C: Sequence[float] | FloatArray, R: Sequence[float] | FloatArray, train: FloatArray | None = None
-) -> Track:
+) -> RunTrack:
     """One run as axes; C need not be whole multiples of B_p n."""
     rows = zip(C, R, np.full(len(R), np.nan) if train is None else train, strict=True)
     points = tuple(
         EvalPoint(i, i, round(c), 8 * round(c), {"avg@4": float(r)}, (), 0, {} if np.isnan(t) else {"reward": float(t)})
         for i, (c, r, t) in enumerate(rows)
     )
-    return track(RunRecord(Cell(B_p, n, seed), points, f"{B_p}x{n}-s{seed}"), "avg@4", "rollouts")
+    return make_track(RunRecord(Cell(B_p, n, seed), points, f"{B_p}x{n}-s{seed}"), "avg@4", "rollouts")
 
 
 def sweep(
@@ -40,18 +40,18 @@ def sweep(
     low: float = 1e3,
     high: float = 1e5,
     seed: int = 0,
-) -> dict[tuple[int, int], list[Track]]:
+) -> dict[tuple[int, int], list[RunTrack]]:
     """Evaluations at C = 0 and at `points` budgets even in log C, with normal noise and each run's luck in proportion to its progress."""
     rng, C = np.random.default_rng(seed), np.geomspace(low, high, points).round()
     found = []
     for (B_p, n), (A, B, mid) in curves.items():
         for s in range(seeds):
             luck = run_sd * rng.standard_normal()
-            R = np.concatenate([[R0], value(tail, C, R0, A + luck, B, mid)]) + noise * rng.standard_normal(points + 1)
+            R = np.concatenate([[R0], curve_value(tail, C, R0, A + luck, B, mid)]) + noise * rng.standard_normal(points + 1)
             found.append(run(B_p, n, s, [0.0, *C], R.clip(0, 1)))
-    return by_cell(found)
+    return group_by_cell(found)
 
 
-def packed(**more: Any) -> Packed:
+def packed(**more: Any) -> PackedSweep:
     """The same, packed."""
-    return pack(sweep(**more))
+    return pack_sweep(sweep(**more))

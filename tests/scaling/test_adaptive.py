@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from isojax.config import EvalConfig, SweepConfig
-from isojax.launch.planner import plan
-from isojax.scaling.adaptive import Doubt, Frontier
+from isojax.launch.planner import plan_cells
+from isojax.scaling.adaptive import NStarUncertainty, AdaptivePolicy
 from isojax.scaling.fit import fit
-from isojax.scaling.predict import sweep
+from isojax.scaling.predict import best_cell_per_budget
 from isojax.scaling.synthetic import World, random_world, world
 from isojax.scaling.synthetic_curves import Hill
 from isojax.types import Cell, InputError, RunRecord
@@ -21,22 +21,22 @@ from isojax.types import Cell, InputError, RunRecord
 N = (8, 16, 32, 64, 128, 256)
 
 
-def policy_of(w: World, rollouts: int | None = None, width: int | None = None) -> Frontier:
-    return Frontier([r.cell for r in w.runs], sorted({p.target for r in w.runs for p in r.points}), rollouts, width=width)
+def policy_of(w: World, rollouts: int | None = None, width: int | None = None) -> AdaptivePolicy:
+    return AdaptivePolicy([r.cell for r in w.runs], sorted({p.target for r in w.runs for p in r.points}), rollouts, max_cells_per_round=width)
 
 
 def spent(runs: list[RunRecord]) -> int:
     return sum(r.points[-1].rollouts for r in runs)
 
 
-def simulate(w: World, policy: Frontier) -> tuple[list[RunRecord], list[list[Cell]]]:
+def simulate(w: World, policy: AdaptivePolicy) -> tuple[list[RunRecord], list[list[Cell]]]:
     """The runs at the end, and the cells of each round; what is asked for is checked on the way."""
     targets, rounds = dict[Cell, int](), []
-    while wanted := policy.next(w.trained(targets)):
-        assert all(cell in policy.cells and C in policy.grid and C > targets.get(cell, 0) for cell, C in wanted)
+    while wanted := policy.next_round(w.trained(targets)):
+        assert all(cell in policy.cells and C in policy.C_grid and C > targets.get(cell, 0) for cell, C in wanted)
         targets |= dict(wanted)
         rounds.append([cell for cell, _ in wanted])
-        assert spent(w.trained(targets)) <= policy.allowed
+        assert spent(w.trained(targets)) <= policy.allowed_rollouts
         assert len(rounds) < 30
     return w.trained(targets), rounds
 
@@ -45,7 +45,7 @@ def off(w: World, runs: list[RunRecord], C: list[int]) -> list[int]:
     """How many steps of the grid of n the fit's choice lies from the truly best n at each C."""
     ns = sorted(n for _, n in w.truth)
     R = np.stack([w.reward(*key, C) for key in sorted(w.truth, key=lambda key: key[1])])
-    chosen = [found.n if found else 0 for found in sweep(fit(runs, replicates=100), C)]
+    chosen = [found.n if found else 0 for found in best_cell_per_budget(fit(runs, replicates=100), C)]
     return [abs(ns.index(n) - int(best)) for n, best in zip(chosen, R.argmax(0), strict=True)]
 
 
@@ -70,11 +70,11 @@ def test_half_of_the_grids_rollouts_find_n_star_within_one_step(name: str) -> No
     runs, rounds = simulate(w, policy)
     said = policy.summary(runs)
     assert said["spent"] == spent(runs) <= said["grid"] / 2 and said["grid"] == sum(
-        math.ceil(policy.grid[-1] / c.B) * c.B for c in policy.cells
+        math.ceil(policy.C_grid[-1] / c.B) * c.B for c in policy.cells
     )
     assert said["saved"] == 1 - said["spent"] / said["grid"] >= 0.5
-    assert max(off(w, runs, policy.levels)) <= 1
-    assert policy.levels[-1] == policy.grid[-1] and 12 < policy.levels[-1] / policy.levels[0] < 20
+    assert max(off(w, runs, policy.C_levels)) <= 1
+    assert policy.C_levels[-1] == policy.C_grid[-1] and 12 < policy.C_levels[-1] / policy.C_levels[0] < 20
     assert np.mean([len(cells) for cells in rounds]) >= 3
 
 
@@ -94,59 +94,59 @@ def test_an_n_that_was_overtaken_stops_and_n_that_may_be_best_go_on(rising: Worl
 
 def test_the_same_records_ask_for_the_same_and_a_killed_round_goes_on(rising: World) -> None:
     policy = policy_of(rising)
-    targets = dict(policy.next([]))
+    targets = dict(policy.next_round([]))
     assert {(cell.n, cell.seed) for cell in targets} == {(n, 0) for n in (2, 4, 8, 16, 32)}
-    wanted = policy.next(rising.trained(targets))
+    wanted = policy.next_round(rising.trained(targets))
     shuffled = random.Random(0).sample(runs := rising.trained(targets), len(runs))
-    assert policy_of(rising).next(shuffled) == wanted
+    assert policy_of(rising).next_round(shuffled) == wanted
     cell, C = wanted[0]
     half = targets | {cell: (targets.get(cell, 0) + C) // 2}
-    again = policy.next(rising.trained(half))
+    again = policy.next_round(rising.trained(half))
     assert cell in dict(again) and dict(again)[cell] >= half[cell]
-    begun = {c: policy.grid[2] for c in list(targets)[:2]}
-    assert dict(policy.next(rising.trained(begun))) == targets
+    begun = {c: policy.C_grid[2] for c in list(targets)[:2]}
+    assert dict(policy.next_round(rising.trained(begun))) == targets
 
 
 def test_a_round_is_no_wider_than_asked_and_a_failed_run_is_left_alone(rising: World) -> None:
     policy = policy_of(rising, width=2)
-    runs = rising.trained(dict(policy.next([])))
-    wanted = policy.next(runs)
+    runs = rising.trained(dict(policy.next_round([])))
+    wanted = policy.next_round(runs)
     assert len(wanted) == 2
     gone = wanted[0][0]
-    after = [replace(r, failed="out of memory") if r.cell == gone else r for r in runs]
+    after = [replace(r, failure_reason="out of memory") if r.cell == gone else r for r in runs]
     if gone not in {r.cell for r in runs}:
-        after.append(RunRecord(gone, (), failed="out of memory"))
-    assert gone not in dict(policy.next(after)) and policy.next(after)
-    assert policy.next([replace(r, failed="out of memory") for r in rising.runs]) == []
+        after.append(RunRecord(gone, (), failure_reason="out of memory"))
+    assert gone not in dict(policy.next_round(after)) and policy.next_round(after)
+    assert policy.next_round([replace(r, failure_reason="out of memory") for r in rising.runs]) == []
 
 
 def test_rollouts_that_were_spent_or_all_runs_done_are_the_end(rising: World) -> None:
     runs = list(rising.runs)
-    assert policy_of(rising, rollouts=10**9).next(runs) == [] and policy_of(rising).next(runs) == []
+    assert policy_of(rising, rollouts=10**9).next_round(runs) == [] and policy_of(rising).next_round(runs) == []
     assert policy_of(rising).summary(runs)["saved"] == 0
     assert policy_of(rising).summary([])["cells"][0] == {"B_p": 16, "n": 2, "runs": 0, "C": 0, "rollouts": 0}
 
 
 def test_what_cannot_be_decided_is_refused_before_anything_runs() -> None:
-    grid = EvalConfig().grid(20_000)
-    cells = plan(SweepConfig(B_p=(16,), n=(2, 4), seeds=2, budget=20_000))
-    policy = Frontier(cells, grid)
-    assert policy.whole == sum(math.ceil(grid[-1] / c.B) * c.B for c in cells)
+    grid = EvalConfig().evaluation_targets(20_000)
+    cells = plan_cells(SweepConfig(B_p=(16,), n=(2, 4), seeds=2, budget=20_000))
+    policy = AdaptivePolicy(cells, grid)
+    assert policy.grid_rollouts == sum(math.ceil(grid[-1] / c.B) * c.B for c in cells)
     with pytest.raises(InputError, match=r"sweep.rollouts: given 1000, expected at least \d+, which the first round takes to begin"):
-        Frontier(cells, grid, rollouts=1000)
+        AdaptivePolicy(cells, grid, total_rollouts=1000)
     with pytest.raises(InputError, match="half of the grid"):
-        Frontier(plan(SweepConfig(n=(32, 64), budget=4000)), EvalConfig().grid(4000))
+        AdaptivePolicy(plan_cells(SweepConfig(n=(32, 64), budget=4000)), EvalConfig().evaluation_targets(4000))
     with pytest.raises(InputError, match=r"16x4-s0 has 2 evaluations up to C = 1332, expected at least 4\. Raise sweep\.budget"):
-        Frontier([Cell(16, 4, 0)], EvalConfig().grid(1500))
+        AdaptivePolicy([Cell(16, 4, 0)], EvalConfig().evaluation_targets(1500))
 
 
 def test_doubt_is_the_distance_between_the_draws_best_n_in_steps_of_the_grid() -> None:
     n = np.array([2, 4, 8])
     R = np.full((400, 3, 1), 0.5)
     R[:200, 0], R[200:, 2] = 0.6, 0.6  # half of the draws say n = 2, half say n = 8: two steps apart, so one step from n = 4
-    doubt = Doubt(R, n, sd=0.01)
-    assert doubt.now == pytest.approx(1.0)
-    assert doubt.taken_by(R[:, 0, 0]) == pytest.approx(1.0, abs=0.1)  # whether n = 2 has .6 says all
-    assert doubt.taken_by(R[:, 1, 0]) == pytest.approx(0.0, abs=1e-12)  # n = 4 is .5 in any case
-    assert doubt.taken_by(R[:, 0, 0]) > Doubt(R, n, sd=0.1).taken_by(R[:, 0, 0]) > 0.1  # runs of much luck say less
-    assert Doubt(R[:200], n, sd=0.01).now == 0
+    doubt = NStarUncertainty(R, n, measurement_sd=0.01)
+    assert doubt.current == pytest.approx(1.0)
+    assert doubt.expected_reduction(R[:, 0, 0]) == pytest.approx(1.0, abs=0.1)  # whether n = 2 has .6 says all
+    assert doubt.expected_reduction(R[:, 1, 0]) == pytest.approx(0.0, abs=1e-12)  # n = 4 is .5 in any case
+    assert doubt.expected_reduction(R[:, 0, 0]) > NStarUncertainty(R, n, measurement_sd=0.1).expected_reduction(R[:, 0, 0]) > 0.1  # runs of much luck say less
+    assert NStarUncertainty(R[:200], n, measurement_sd=0.01).current == 0

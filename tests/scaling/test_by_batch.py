@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from isojax.scaling.by_batch import by_B, monotone_cost
-from isojax.scaling.curves import Curve
+from isojax.scaling.by_batch import fixed_batch_summaries, monotone_cost
+from isojax.scaling.curves import FittedCurve
 from isojax.scaling.fit import fit
 from isojax.scaling.metrics import FloatArray
 from isojax.scaling.synthetic import random_world
@@ -75,9 +75,9 @@ def test_a_rising_law_stays():
 
 def test_batches_with_one_cell_have_no_law_and_without_draws_there_are_no_intervals():
     def curve(B_p, n, A, mid):
-        return Curve(B_p, n, 0.0, A, 1.0, mid, 1e2, 1e6, 10, 0.0)
+        return FittedCurve(B_p, n, 0.0, A, 1.0, mid, 1e2, 1e6, 10, 0.0)
 
-    (entry,) = by_B([curve(16, 2, 0.4, 1000.0), curve(4, 8, 0.8, 5000.0), curve(16, 8, 0.5, 900.0)], None, None)
+    (entry,) = fixed_batch_summaries([curve(16, 2, 0.4, 1000.0), curve(4, 8, 0.8, 5000.0), curve(16, 8, 0.5, 900.0)], None, None)
     assert entry["B"] == 32
     (crossing,) = entry["crossovers"]
     assert crossing == {"n_low": 2, "n_high": 8, "M": pytest.approx(3000 / 32), "C": pytest.approx(3000), "low": None, "high": None}
@@ -85,6 +85,6 @@ def test_batches_with_one_cell_have_no_law_and_without_draws_there_are_no_interv
 
 
 def test_where_n_makes_no_difference_the_law_is_constant():
-    curves = [Curve(4096 // n, n, 0.0, 0.5 + 1e-6 * n, 1.0, 1e3 + n, 1e2, 1e6, 10, 0.0) for n in (16, 64)]  # they cross, by nothing
-    (entry,) = by_B(curves, None, True)
+    curves = [FittedCurve(4096 // n, n, 0.0, 0.5 + 1e-6 * n, 1.0, 1e3 + n, 1e2, 1e6, 10, 0.0) for n in (16, 64)]  # they cross, by nothing
+    (entry,) = fixed_batch_summaries(curves, None, True)
     assert entry["crossovers"] == [] and entry["n_star_M"]["form"] == "constant" and entry["n_star_M"]["no_effect"]

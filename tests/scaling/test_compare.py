@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax.report.figures_compare import compared
-from isojax.scaling.compare import compare, levels_off
+from isojax.report.figures_compare import comparison_figure
+from isojax.scaling.compare import compare_sweeps, saturation_C
 from isojax.scaling.fit import fit
 from isojax.scaling.synthetic import world
 from isojax.scaling.synthetic_curves import Declining, Hill, TrueCurve
@@ -54,11 +54,11 @@ def shifted(by: float) -> dict[str, Any]:
 def test_where_n_levels_off() -> None:
     C = np.array([1.0, 10.0, 100.0, 1000.0])
     paths = np.array([[2, 2, 8, 8], [2, 8, 32, 32], [4, 4, 4, 4], [8, 2, 8, 2]])
-    assert levels_off(paths, C, 32) == pytest.approx([math.sqrt(1000), math.inf, -math.inf, math.sqrt(1e5)])
+    assert saturation_C(paths, C, 32) == pytest.approx([math.sqrt(1000), math.inf, -math.inf, math.sqrt(1e5)])
 
 
 def test_the_difference_of_two_sweeps_is_that_of_independent_ones() -> None:
-    first, other = compare([document(), shifted(0.05)], ["a", "b"])["runs"]
+    first, other = compare_sweeps([document(), shifted(0.05)], ["a", "b"])["runs"]
     assert first["difference"] is None and first["top"]["n"] == 16 and first["top"]["C"] == pytest.approx(TOP)
     d = other["difference"]
     assert d["value"] == pytest.approx(0.05 * GAIN, abs=1e-6) and d["p_higher"] == 1.0
@@ -68,7 +68,7 @@ def test_the_difference_of_two_sweeps_is_that_of_independent_ones() -> None:
 
 
 def test_a_sweep_is_not_told_apart_from_itself() -> None:
-    found = compare([document(), document()], ["a", "b"])
+    found = compare_sweeps([document(), document()], ["a", "b"])
     d, e = found["runs"][1]["difference"], found["runs"][1]["earlier"]
     assert d["value"] == 0 and d["low"] < -0.005 and d["high"] > 0.005 and d["p_higher"] == pytest.approx(0.5, abs=0.01)
     assert e["p_earlier"] == pytest.approx(e["p_later"]) and e["p_earlier"] < 0.5
@@ -78,7 +78,7 @@ def test_a_sweep_is_not_told_apart_from_itself() -> None:
 
 def test_few_problems_make_n_level_off_earlier(many: dict[str, Any], few: dict[str, Any]) -> None:
     """The paper's Fig. 13: with few training problems the largest n overfits, and the frontier stays at a smaller one."""
-    found = compare([many, few], ["many", "few"])
+    found = compare_sweeps([many, few], ["many", "few"])
     first, other = found["runs"]
     assert first["saturation"]["n"] == 64 and first["saturation"]["C"] is None and first["saturation"]["below_largest"] < 0.05
     assert other["saturation"]["n"] == 16 and other["saturation"]["below_largest"] > 0.95
@@ -93,41 +93,41 @@ def test_few_problems_make_n_level_off_earlier(many: dict[str, Any], few: dict[s
     assert [p["n"] for p in other["peaks"]] == [64]
     for words in ("n* levels off earlier in few than in many", "few overfits: training reward rises", "many: n* ends at the largest n"):
         assert any(words in s for s in found["says"]), words
-    swapped = compare([few, many], ["few", "many"])["runs"][1]
+    swapped = compare_sweeps([few, many], ["few", "many"])["runs"][1]
     assert swapped["earlier"]["p_later"] == pytest.approx(other["earlier"]["p_earlier"])
     assert swapped["difference"]["value"] == pytest.approx(-other["difference"]["value"])
-    drawing = compared(found)
-    assert drawing.png.startswith(b"\x89PNG") and drawing.pdf.startswith(b"%PDF") and compared(found).png == drawing.png
+    drawing = comparison_figure(found)
+    assert drawing.png.startswith(b"\x89PNG") and drawing.pdf.startswith(b"%PDF") and comparison_figure(found).png == drawing.png
 
 
 def test_where_n_makes_no_difference_it_is_said(many: dict[str, Any]) -> None:
     flat = fitted({n: HILLS[16] for n in HILLS}, 12)
-    found = compare([many, flat], ["many", "flat"])
+    found = compare_sweeps([many, flat], ["many", "flat"])
     row = found["runs"][1]
     assert row["no_effect"] and row["saturation"] is None and row["earlier"] is None and row["difference"]["low"] is not None
     assert "flat: n makes no difference that its evaluations can show" in found["says"]
     assert any(s.endswith("n makes no difference in flat") for s in found["says"])
-    assert compared(found).png
+    assert comparison_figure(found).png
 
 
 def test_n_is_compared_over_what_both_measured(many: dict[str, Any]) -> None:
     """A sweep that never ran n = 64 levels off at 16 for want of it, which proves nothing."""
     short = fitted({n: HILLS[n] for n in (4, 16)}, 13)
-    found = compare([many, short], ["many", "short"])
+    found = compare_sweeps([many, short], ["many", "short"])
     row = found["runs"][1]
     assert row["earlier"]["shared_n"] == [4, 16] and row["earlier"]["p_earlier"] < 0.05
     assert any(note.startswith("the runs did not measure the same n (many: 4, 16, 64; short: 4, 16)") for note in found["notes"])
-    alone = compare([many, fitted({64: HILLS[64]}, 14)], ["many", "alone"])
+    alone = compare_sweeps([many, fitted({64: HILLS[64]}, 14)], ["many", "alone"])
     assert alone["runs"][1]["earlier"] is None and any("they share fewer than two values of n" in s for s in alone["says"])
 
 
 def test_paper_mode_has_no_intervals() -> None:
     fits = [fitted(curves, seed, "paper") for curves, seed in ((HILLS, 10), (FEW, 11))]
-    found = compare(fits, ["many", "few"])
+    found = compare_sweeps(fits, ["many", "few"])
     row = found["runs"][1]
     assert row["difference"]["low"] is None and row["at"][0]["low"] is None and row["saturation"]["below_largest"] is None
     assert any("by the curves alone" in s for s in found["says"]) and any("no intervals" in note for note in found["notes"])
-    assert compared(found).png
+    assert comparison_figure(found).png
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_paper_mode_has_no_intervals() -> None:
 )
 def test_refusals(fits: list[dict[str, Any]], labels: list[str], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        compare(fits, labels)
+        compare_sweeps(fits, labels)
 
 
 def test_budgets_must_overlap() -> None:
     far = document()
     far["curves"] = [{**c, "C_low": 2e5, "C_high": 2e6} for c in far["curves"]]
     with pytest.raises(InputError, match=r"no range of budgets C .* \(a 1000 to 1e\+05; b 2e\+05 to 2e\+06\)"):
-        compare([document(), far], ["a", "b"])
+        compare_sweeps([document(), far], ["a", "b"])

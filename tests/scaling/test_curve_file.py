@@ -33,7 +33,7 @@ def test_the_document(tmp_path):
     assert found["points"] == 41 and found["beyond"] is None and found["determined"] and found["flags"] == []
     assert found["rmse"] == pytest.approx(0.01, rel=0.35) and found["noise"]["sd"] == pytest.approx(0.01, rel=0.35)
     assert (found["bootstrap"]["replicates"], found["bootstrap"]["seed"], found["bootstrap"]["level"]) == (500, 0, 0.9)
-    assert found["band"][-1]["C"] == pytest.approx(1e6) and read.names == ("",)
+    assert found["band"][-1]["C"] == pytest.approx(1e6) and read.seed_names == ("",)
     json.dumps(found, allow_nan=False)
     assert fit_curve_file(tmp_path / "run.csv", "rollouts", "acc")[0] == found
 
@@ -57,7 +57,7 @@ def test_points_beyond_are_predicted(tmp_path):
 def test_seeds_share_a_curve_and_formats_agree(tmp_path):
     rows = [(c, r, s) for s in (0, 1) for c, r in rows_of(seed=s)]
     found, read = fit_curve_file(write(tmp_path, rows, "rollouts,acc,seed"), "rollouts", "acc", group="seed")
-    assert found["seeds"] == 2 and read.names == ("0", "1") and "2 seeds" in found["bootstrap"]["method"]
+    assert found["seeds"] == 2 and read.seed_names == ("0", "1") and "2 seeds" in found["bootstrap"]["method"]
     path = tmp_path / "run.jsonl"
     path.write_text("\n".join(json.dumps({"val": {"acc": r}, "rollouts": c, "seed": s}) for c, r, s in rows))
     same, _ = fit_curve_file(path, "rollouts", "val.acc", group="seed")

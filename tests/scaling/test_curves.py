@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from isojax.scaling.curves import Curve, fit_curve, fit_points, hill, reward
-from isojax.scaling.metrics import track
+from isojax.scaling.curves import FittedCurve, fit_curve, fit_points, hill, curve_reward
+from isojax.scaling.metrics import make_track
 from isojax.types import Cell, EvalPoint, RunRecord
 
 C = np.geomspace(1e3, 1e6, 25)
@@ -19,7 +19,7 @@ def test_hill_by_hand():
 @pytest.mark.parametrize("R0_known", [True, False])
 def test_parameters_are_recovered(true, R0_known):
     fitted = fit_points(16, 8, C[::-1], hill(C[::-1], *true), true[0] if R0_known else None, (1e3, 1e6))
-    assert isinstance(fitted, Curve)
+    assert isinstance(fitted, FittedCurve)
     assert (fitted.R0, fitted.A, fitted.B, fitted.C_mid) == pytest.approx(true, rel=0.02, abs=2e-3)
     assert fitted.rmse < 1e-4
     assert fitted.points == 25
@@ -29,7 +29,7 @@ def test_one_outlier_hardly_moves_the_curve():
     R = hill(C, 0.3, 0.6, 1.5, 2e4)
     R[20] += 0.2
     fitted = fit_points(16, 8, C, R, 0.3, (1e3, 1e6))
-    assert isinstance(fitted, Curve)
+    assert isinstance(fitted, FittedCurve)
     assert abs(fitted.A - 0.6) < 0.01
 
 
@@ -37,10 +37,10 @@ def test_a_plateau_that_the_data_do_not_show_is_flagged():
     """C_mid far beyond the last point: anything up to A = 1 fits."""
     x = C[C < 1e4]
     fitted = fit_points(16, 8, x, 0.3 + 0.1 * x / 1e4, 0.3, (1e3, 1e4))
-    assert isinstance(fitted, Curve)
+    assert isinstance(fitted, FittedCurve)
     assert "A" in fitted.at_bounds or "C_mid" in fitted.at_bounds
     good = fit_points(16, 8, C, hill(C, 0.3, 0.6, 1.5, 2e4), 0.3, (1e3, 1e6))
-    assert isinstance(good, Curve)
+    assert isinstance(good, FittedCurve)
     assert good.at_bounds == ()
 
 
@@ -53,7 +53,7 @@ def test_too_few_points_and_a_perfect_base():
 
 def _seed(number, Cs, rewards):
     points = [EvalPoint(int(c), i, int(c), 0, {"avg@4": r}) for i, (c, r) in enumerate(zip(Cs, rewards, strict=True))]
-    return track(RunRecord(Cell(16, 8, number), tuple(points)), "avg@4", "rollouts")
+    return make_track(RunRecord(Cell(16, 8, number), tuple(points)), "avg@4", "rollouts")
 
 
 def test_seeds_are_pooled_over_the_range_they_share():
@@ -62,13 +62,13 @@ def test_seeds_are_pooled_over_the_range_they_share():
     long = _seed(0, [0, *Cs], [0.3, *hill(Cs, *true)])
     short = _seed(1, [0, *Cs[5:20]], [0.3, *hill(Cs[5:20], *true)])
     fitted = fit_curve([long, short], 0.3, 0.005)
-    assert isinstance(fitted, Curve)
+    assert isinstance(fitted, FittedCurve)
     assert (fitted.C_low, fitted.C_high) == (Cs[5], Cs[19])
-    assert float(reward(fitted, 3000.0)) == pytest.approx(0.45, abs=1e-3)
+    assert float(curve_reward(fitted, 3000.0)) == pytest.approx(0.45, abs=1e-3)
     # A dip below the best so far is no record: the fit does not see it.
     dipped = _seed(0, [0, *Cs], [0.3, *hill(Cs, *true)[:-2], 0.31, 0.31])
     again = fit_curve([dipped, short], 0.3, 0.005)
-    assert isinstance(again, Curve)
+    assert isinstance(again, FittedCurve)
     assert abs(fitted.A - again.A) < 2e-3
 
 

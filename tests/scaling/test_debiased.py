@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from isojax.scaling.debiased import estimate
-from isojax.scaling.ensemble import Ensemble
-from isojax.scaling.estimate import Options
+from isojax.scaling.ensemble import CurveEnsemble
+from isojax.scaling.estimate import EstimationOptions
 from isojax.scaling.fit import fit
-from isojax.scaling.metrics import by_cell, track
+from isojax.scaling.metrics import group_by_cell, make_track
 from isojax.scaling.synthetic import random_world, world
 from isojax.types import InputError
 
@@ -118,11 +118,11 @@ def test_what_recommend_reads_is_what_was_drawn():
     runs = random_world("non_monotone", 3, evaluations=30, seeds=2, problems=100).runs
     document = json.loads(json.dumps(fit(runs, replicates=40)))
     assert all(c["bend"] is not None for c in document["curves"])  # three stages are no single rise
-    drawn = estimate(by_cell([track(r, "avg@4", "rollouts") for r in runs]), "avg@4", Options(0.005, 40, 0, None)).draws
-    read, C = Ensemble.load(document), np.geomspace(4e4, min(c["C_high"] for c in document["curves"]), 20)
+    drawn = estimate(group_by_cell([make_track(r, "avg@4", "rollouts") for r in runs]), "avg@4", EstimationOptions(0.005, 40, 0, None)).draws
+    read, C = CurveEnsemble.from_fit(document), np.geomspace(4e4, min(c["C_high"] for c in document["curves"]), 20)
     assert drawn is not None and np.abs(read.shift).max() > 0.01
     cells = list(zip(read.B_p.tolist(), read.n.tolist(), strict=True))
-    assert read.rewards(C) == pytest.approx(np.moveaxis(drawn.of(cells).rewards(C), 2, 0), abs=1e-4)
+    assert read.sampled_rewards(C) == pytest.approx(np.moveaxis(drawn.for_cells(cells).rewards(C), 2, 0), abs=1e-4)
 
 
 def test_a_cell_reaches_to_the_end_of_its_longest_run():
@@ -135,7 +135,7 @@ def test_a_cell_reaches_to_the_end_of_its_longest_run():
 
 
 def test_n_that_look_alike_are_pooled_unless_that_is_not_wanted():
-    alike = by_cell([track(r, "avg@4", "rollouts") for r in world("same", n=(2, 8, 32), seeds=1, problems=200).runs])
-    pooled, apart = (estimate(alike, "avg@4", Options(0.005, 20, 0, None, pool=pool)) for pool in (True, False))
+    alike = group_by_cell([make_track(r, "avg@4", "rollouts") for r in world("same", n=(2, 8, 32), seeds=1, problems=200).runs])
+    pooled, apart = (estimate(alike, "avg@4", EstimationOptions(0.005, 20, 0, None, allow_pooling=pool)) for pool in (True, False))
     assert pooled.no_effect and np.ptp([c.A for c in pooled.curves]) < 0.001
     assert not apart.no_effect and np.ptp([c.A for c in apart.curves]) > 0.001

@@ -2,17 +2,17 @@
 
 import numpy as np
 
-from isojax.scaling.effect import no_effect
-from isojax.scaling.metrics import by_cell, track
-from isojax.scaling.surface import fit_shape, pack
+from isojax.scaling.effect import has_no_n_effect
+from isojax.scaling.metrics import group_by_cell, make_track
+from isojax.scaling.surface import fit_shape, pack_sweep
 from isojax.scaling.synthetic import random_world
 from tests.scaling.sweeps import packed
 
 
 def verdict(kind, seed):
     w = random_world(kind, seed, n=(8, 32, 128), evaluations=20, problems=100, unequal=False)
-    sweep = pack(by_cell([track(r, "avg@4", "rollouts") for r in w.runs]))
-    return no_effect(sweep, fit_shape(1.0, sweep))
+    sweep = pack_sweep(group_by_cell([make_track(r, "avg@4", "rollouts") for r in w.runs]))
+    return has_no_n_effect(sweep, fit_shape(1.0, sweep))
 
 
 def test_same_worlds_have_none():
@@ -25,11 +25,11 @@ def test_hill_worlds_have_one():
 
 def test_one_n_was_compared_with_nothing():
     sweep = packed(curves={(16, 8): (0.6, 1.0, 5e3), (64, 8): (0.6, 1.0, 5e3)})
-    assert no_effect(sweep, fit_shape(1.0, sweep)) is False
+    assert has_no_n_effect(sweep, fit_shape(1.0, sweep)) is False
 
 
 def test_a_difference_between_B_p_is_none_of_n():
     """B_p matters, n does not: one curve for each B_p does as well."""
     curves = {(b, n): (0.5 if b == 16 else 0.7, 1.0, 4e3) for b in (16, 64) for n in (4, 16)}
     sweep = packed(curves=curves, noise=0.01, points=20, run_sd=0.005)
-    assert no_effect(sweep, fit_shape(1.0, sweep))
+    assert has_no_n_effect(sweep, fit_shape(1.0, sweep))

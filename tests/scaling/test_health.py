@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from isojax.records import INCLUDE_FLAGGED
-from isojax.scaling.health import Flag, flagged, health, healthy, told, with_health
+from isojax.scaling.health import HealthFlag, flagged_run_rows, health_flags, healthy_runs, flag_sentences, add_health
 from isojax.types import Cell, EvalPoint, InputError, RunRecord
 
 PROBLEMS, SAMPLES = 1000, 4
@@ -30,11 +30,11 @@ def made(rewards: Sequence[float], counted: bool = True, failed: str = "", seed:
         own = {name: float(values[i - 1]) for name, values in train.items()} if i else {}
         right = tuple(counts.tolist()) if counted else ()
         points.append(EvalPoint(1000 * i, 10 * i, 1000 * i, 0, {"avg@4": float(value)}, right, SAMPLES, own))
-    return RunRecord(Cell(8, 4, seed), tuple(points), "made up", failed=failed)
+    return RunRecord(Cell(8, 4, seed), tuple(points), "made up", failure_reason=failed)
 
 
 def names(run: RunRecord) -> list[tuple[str, int]]:
-    return [(flag.name, flag.C) for flag in health(run)]
+    return [(flag.name, flag.C) for flag in health_flags(run)]
 
 
 HEALTHY: dict[str, Any] = {
@@ -51,8 +51,8 @@ FALLEN = [0.20, 0.24, 0.30, 0.40, 0.46, 0.50, 0.20, 0.05, 0.02, 0.01]
 
 
 def test_a_healthy_run_has_no_flag() -> None:
-    assert health(made(RISE, **HEALTHY)) == ()
-    assert health(made(RISE)) == ()
+    assert health_flags(made(RISE, **HEALTHY)) == ()
+    assert health_flags(made(RISE)) == ()
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -120,12 +120,12 @@ def test_responses_that_grow_and_are_cut_off() -> None:
 
 
 def test_a_run_that_stopped_being_finite() -> None:
-    broke = health(made(RISE, failed="loss or gradient not finite in 1 of the updates 91 to 100"))
+    broke = health_flags(made(RISE, failed="loss or gradient not finite in 1 of the updates 91 to 100"))
     assert [(f.name, f.C) for f in broke] == [("not_finite", 9000)] and "updates 91 to 100" in broke[0].reason
     assert names(made(RISE[:3], grad_norm=[1.0, math.nan])) == [("not_finite", 2000)]
-    (skipped,) = health(made(RISE, not_finite=[0.0, 0.01] + [0.0] * 6 + [0.5]))
+    (skipped,) = health_flags(made(RISE, not_finite=[0.0, 0.01] + [0.0] * 6 + [0.5]))
     assert (skipped.name, skipped.C) == ("not_finite", 9000) and "50.0% of updates" in skipped.reason
-    assert health(made(RISE, not_finite=[0.01] * 9)) == ()  # one of a hundred
+    assert health_flags(made(RISE, not_finite=[0.01] * 9)) == ()  # one of a hundred
     assert names(made(RISE, not_finite=[0.0, 0.0, 0.011] + [0.0] * 6)) == [("not_finite", 3000)]
 
 
@@ -136,34 +136,34 @@ def test_mismatch_of_sampler_and_trainer() -> None:
 
 def test_broken_runs_are_told_apart_and_named() -> None:
     well, broken = made(RISE), made(FALLEN, seed=1)
-    assert healthy([well, broken]) == [well]
-    (row,) = flagged([broken, well])
+    assert healthy_runs([well, broken]) == [well]
+    (row,) = flagged_run_rows([broken, well])
     assert (row["B_p"], row["n"], row["seed"], row["points"], row["C"]) == (8, 4, 1, 10, 9000)
-    flag = Flag(**row["flags"][0])
+    flag = HealthFlag(**row["flags"][0])
     assert (flag.name, flag.C) == ("collapsed", 6000) and "base policy" in flag.reason
-    (left_out,), (kept,) = told([row], True), told([row], False)
+    (left_out,), (kept,) = flag_sentences([row], True), flag_sentences([row], False)
     assert left_out.startswith(
         f"B_p=8 n=4 seed 1 is left out of the fit ({INCLUDE_FLAGGED} puts it back): collapsed from C = 6,000: reward"
     )
     assert "fitted all the same" in kept
     with pytest.raises(InputError, match=rf"every run is flagged as broken \(1; made up: collapsed .*{INCLUDE_FLAGGED}"):
-        healthy([broken])
+        healthy_runs([broken])
 
 
 @pytest.mark.parametrize(("seeds", "left_out", "stable"), [(3, True, True), (2, True, False), (1, True, False), (2, False, True)])
 def test_a_batch_is_unstable_where_half_of_a_cells_runs_were_left_out(seeds: int, left_out: bool, stable: bool) -> None:
-    rows = flagged([made(FALLEN)])
+    rows = flagged_run_rows([made(FALLEN)])
     kept = [{"B_p": 8, "n": 4, "seed": i} for i in range(left_out, seeds)]
     verdicts = [{"B_p": 8, "stable": True, "reason": ""}, {"B_p": 16, "stable": False, "reason": "it fell"}]
-    fit = with_health({"runs": kept, "stability": verdicts, "flags": ["so it was"]}, rows, left_out)
+    fit = add_health({"runs": kept, "stability": verdicts, "flags": ["so it was"]}, rows, left_out)
     assert [v["stable"] for v in fit["stability"]] == [stable, False] and fit["stability"][1]["reason"] == "it fell"
-    assert fit["health"] == {"left_out": left_out, "runs": rows} and fit["flags"] == [*told(rows, left_out), "so it was"]
+    assert fit["health"] == {"left_out": left_out, "runs": rows} and fit["flags"] == [*flag_sentences(rows, left_out), "so it was"]
 
 
 def test_a_ledger_that_a_fit_refuses_is_not_judged() -> None:
     other = EvalPoint(99_000, 990, 99_000, 0, {"avg@4": 0.0}, (0, 1), SAMPLES)
     run = made(FALLEN)
-    assert health(RunRecord(run.cell, (*run.points, other))) == ()
+    assert health_flags(RunRecord(run.cell, (*run.points, other))) == ()
 
 
 def test_what_older_policies_sampled_is_no_mismatch() -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from isojax.scaling.metrics import Metric, compute_axis, metric_value, paired_difference, parse_metric, per_problem, right_answers, track
+from isojax.scaling.metrics import EstimatorMetric, compute_axis, metric_value, paired_difference, parse_metric, metric_per_problem, correct_counts, make_track
 from isojax.types import Cell, EvalPoint, InputError, RunRecord
 
 
@@ -14,22 +14,22 @@ def run(points, hours=(), source="runs/a/records.jsonl"):
 
 
 def test_a_metrics_name_says_how_it_follows_from_right_answers():
-    assert parse_metric("avg@4") == Metric("", "avg", 4)
-    assert parse_metric("pass@16") == Metric("", "pass", 16)
-    assert parse_metric("verl/best@4") == Metric("", "verl/best", 4)
-    assert parse_metric("hard/worst@2") == Metric("hard", "worst", 2)
-    assert parse_metric("aime-24/verl/worst@8") == Metric("aime-24", "verl/worst", 8)
+    assert parse_metric("avg@4") == EstimatorMetric("", "avg", 4)
+    assert parse_metric("pass@16") == EstimatorMetric("", "pass", 16)
+    assert parse_metric("verl/best@4") == EstimatorMetric("", "verl/best", 4)
+    assert parse_metric("hard/worst@2") == EstimatorMetric("hard", "worst", 2)
+    assert parse_metric("aime-24/verl/worst@8") == EstimatorMetric("aime-24", "verl/worst", 8)
     for other in ("reward", "avg@0", "avg@04", "mean@4", "verl/avg@4", "verl/pass@4", "train/avg@4", "train/verl/best@4", "a/b/avg@4"):
         assert parse_metric(other) is None, other
 
 
 def test_one_right_of_four_is_best_at_4_of_one():
-    assert per_problem([[1], [0]], 4, "best@4").tolist() == [[1.0], [0.0]]
-    assert per_problem([4, 3], 4, "worst@4").tolist() == [1.0, 0.0]
+    assert metric_per_problem([[1], [0]], 4, "best@4").tolist() == [[1.0], [0.0]]
+    assert metric_per_problem([4, 3], 4, "worst@4").tolist() == [1.0, 0.0]
 
 
 def test_large_samples_do_not_overflow():
-    assert per_problem([1], 2048, "best@1024")[0] == pytest.approx(0.5)
+    assert metric_per_problem([1], 2048, "best@1024")[0] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_large_samples_do_not_overflow():
 )
 def test_estimators_refuse(count, metric, match):
     with pytest.raises(InputError, match=match):
-        per_problem([count], 4, metric)
+        metric_per_problem([count], 4, metric)
 
 
 def test_metric_is_recorded_or_derived_from_counts():
@@ -59,7 +59,7 @@ def test_metrics_of_extra_sets_follow_from_their_own_right_answers():
     assert metric_value(p, "hard/pass@4") == 1 / 2
     assert metric_value(p, "hard/verl/best@4") == pytest.approx((1 - 0.75**4) / 2)
     assert metric_value(p, "ood/worst@4") == pytest.approx(2 / 3)
-    assert [right_answers(p, m) for m in ("avg@1", "hard/avg@1", "none/avg@1", "hard/avg@5", "train/avg@1")] == [(2,), (0, 1), (), (), ()]
+    assert [correct_counts(p, m) for m in ("avg@1", "hard/avg@1", "none/avg@1", "hard/avg@5", "train/avg@1")] == [(2,), (0, 1), (), (), ()]
     with pytest.raises(
         InputError, match=r"no metric 'hard/best@8'; expected .* for k <= 4 from its counts, after hard/, ood/ for an extra"
     ):
@@ -82,15 +82,15 @@ def test_compute_axes():
 @pytest.mark.parametrize("value", [math.nan, math.inf, -0.01, 1.2])
 def test_a_reward_outside_the_unit_interval_is_refused_with_its_file(value):
     with pytest.raises(InputError, match=r"runs/a/records\.jsonl: avg@4 is .* at C = 64"):
-        track(run([EvalPoint(64, 2, 64, 0, {"avg@4": value})]), "avg@4", "rollouts")
+        make_track(run([EvalPoint(64, 2, 64, 0, {"avg@4": value})]), "avg@4", "rollouts")
 
 
 def test_compute_must_rise():
     points = [EvalPoint(c, 1, c, 0, {"avg@4": 0.3}) for c in (64, 32)]
     with pytest.raises(InputError, match="rollouts is 32 at evaluation 2"):
-        track(run(points), "avg@4", "rollouts")
+        make_track(run(points), "avg@4", "rollouts")
     with pytest.raises(InputError, match="no evaluation"):
-        track(run([]), "avg@4", "rollouts")
+        make_track(run([]), "avg@4", "rollouts")
 
 
 def test_paired_difference_by_hand():

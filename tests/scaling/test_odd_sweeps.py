@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from isojax.scaling.ensemble import Ensemble
+from isojax.scaling.ensemble import CurveEnsemble
 from isojax.scaling.fit import fit
 from isojax.types import InputError
 from tests.scaling.sweeps import run
@@ -54,7 +54,7 @@ def test_a_document_or_a_refusal(name, mode):
         return
     json.dumps(document, allow_nan=False)
     ends = [r["C_max"] for r in document["runs"]]
-    assert np.isfinite(Ensemble.load(document).expected(max(ends))).all()
+    assert np.isfinite(CurveEnsemble.from_fit(document).expected_rewards(max(ends))).all()
     assert all(-1 <= c["A"] < 1.1 and c["B"] > 0 and c["C_mid"] > 0 and math.isfinite(c["rmse"]) for c in document["curves"])
     assert document["draws"] is None or np.max(document["draws"]["A"]) <= 1
     assert all(p["low"] is None or p["low"] <= p["high"] for p in document["frontier"])

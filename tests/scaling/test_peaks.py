@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from isojax.scaling.peaks import find_peak
-from isojax.scaling.shapes import value
+from isojax.scaling.shapes import curve_value
 from isojax.scaling.synthetic_curves import Declining, Hill
 from tests.scaling.sweeps import run
 
@@ -37,7 +37,7 @@ def test_rising_curves_have_none():
         A, B, mid = rng.uniform(0.4, 0.8), rng.uniform(0.6, 1.6), 10 ** rng.uniform(3.2, 4.8)
         tail = float(rng.integers(2))
         count = int(rng.integers(1, 4))
-        false += find_peak(seeds(lambda c, t=tail, p=(A, B, mid): value(t, c, 0.2, *p), count, seed=1000 + seed), 0.2) is not None
+        false += find_peak(seeds(lambda c, t=tail, p=(A, B, mid): curve_value(t, c, 0.2, *p), count, seed=1000 + seed), 0.2) is not None
     assert false < 3
 
 

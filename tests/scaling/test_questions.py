@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from isojax.scaling.curves import Curve
-from isojax.scaling.draws import Draws
-from isojax.scaling.metrics import track
-from isojax.scaling.questions import overfitting, sensitivity, ties
+from isojax.scaling.curves import FittedCurve
+from isojax.scaling.draws import PosteriorSamples
+from isojax.scaling.metrics import make_track
+from isojax.scaling.questions import find_overfitting, reward_sensitivity, find_ties
 from isojax.scaling.synthetic import world
 from isojax.scaling.synthetic_curves import Declining, Hill
 from tests.scaling.sweeps import run
@@ -18,7 +18,7 @@ A = {(16, 4): 0.4, (16, 16): 0.6, (64, 4): 0.45, (64, 16): 0.7}
 
 def curve(key, high=1e6):
     """R0 = 0, B = 1, C_mid = 1e-6: the reward is A everywhere."""
-    return Curve(*key, 0.0, A[key], 1.0, 1e-6, 1e2, high, 10, 0.0)
+    return FittedCurve(*key, 0.0, A[key], 1.0, 1e-6, 1e2, high, 10, 0.0)
 
 
 def draws(values, low=1e2, high=1e6):
@@ -26,11 +26,11 @@ def draws(values, low=1e2, high=1e6):
     Q, J = values.shape
     ones = np.ones((Q, J))
     ends = (np.full(J, math.inf), np.full(J, low), np.full(J, high))
-    return Draws(np.ones(Q), tuple(A)[:J], values, ones, ones * 1e-6, np.zeros(Q), np.zeros((Q, 2)), *ends)
+    return PosteriorSamples(np.ones(Q), tuple(A)[:J], values, ones, ones * 1e-6, np.zeros(Q), np.zeros((Q, 2)), *ends)
 
 
 def test_sensitivity_by_hand():
-    found = sensitivity([curve(key) for key in A], None)
+    found = reward_sensitivity([curve(key) for key in A], None)
     assert found is not None and found["C"] == pytest.approx(1e6)
     assert found["over_n"] == {"range": pytest.approx(0.2), "low": None, "high": None, "at_B_p": 16, "cells": 2}
     assert found["over_B_p"] == {"range": pytest.approx(0.05), "low": None, "high": None, "at_n": 4, "cells": 2}
@@ -38,18 +38,18 @@ def test_sensitivity_by_hand():
 
 def test_sensitivity_is_where_most_cells_are():
     """Both n were measured at B_p = 64 alone; n = 4 at both B_p."""
-    found = sensitivity([curve((16, 4)), curve((64, 4)), curve((64, 16))], None)
+    found = reward_sensitivity([curve((16, 4)), curve((64, 4)), curve((64, 16))], None)
     assert found is not None and found["over_n"]["at_B_p"] == 64 and found["over_n"]["range"] == pytest.approx(0.25)
     assert found["over_B_p"]["at_n"] == 4
-    early = sensitivity([curve((16, 4), 1e3), curve((64, 4)), curve((64, 16))], None)  # 16x4 ended earlier
+    early = reward_sensitivity([curve((16, 4), 1e3), curve((64, 4)), curve((64, 16))], None)  # 16x4 ended earlier
     assert early is not None and early["over_B_p"] is None and early["C"] == pytest.approx(1e6)
-    assert sensitivity([curve((16, 4))], None) is None
+    assert reward_sensitivity([curve((16, 4))], None) is None
 
 
 def test_intervals_of_sensitivity():
     values = np.tile(list(A.values()), (400, 1))
     values[:, 1] += np.linspace(-0.1, 0.1, 400)
-    over_n = (sensitivity([curve(key) for key in A], draws(values)) or {})["over_n"]
+    over_n = (reward_sensitivity([curve(key) for key in A], draws(values)) or {})["over_n"]
     assert (over_n["low"], over_n["high"]) == pytest.approx((0.11, 0.29), abs=1e-3)
 
 
@@ -59,7 +59,7 @@ def test_overfitting_by_hand():
     up = np.array([0.3, 0.4, 0.5, 0.55, 0.6])
     R = np.concatenate([up, 0.6 - 0.02 * np.arange(1, 12)])
     train = 0.3 + 0.03 * np.arange(16)
-    (row,) = overfitting([run(16, 8, 3, C, R, train)], 0.001)
+    (row,) = find_overfitting([run(16, 8, 3, C, R, train)], 0.001)
     # The best four are .55, .6, .58, .56 (mean .5725), their middle the third; the last four .44 .. .38 (mean .41).
     assert (row["B_p"], row["n"], row["seed"], row["C"]) == (16, 8, 3, 6000)
     assert (row["validation_from"], row["validation_to"]) == pytest.approx((0.5725, 0.41))
@@ -71,11 +71,11 @@ def test_what_is_no_overfitting():
     C, train = np.arange(1, 17) * 1000.0, 0.3 + 0.03 * np.arange(16)
     fallen = np.concatenate([np.linspace(0.3, 0.6, 5), 0.6 - 0.02 * np.arange(1, 12)])
     rising = np.linspace(0.3, 0.6, 16)
-    assert overfitting([run(16, 8, 0, C, rising, train)], 0.01) == []
-    assert overfitting([run(16, 8, 0, C, fallen, train[::-1])], 0.01) == []  # a collapse: training reward falls as well
-    assert overfitting([run(16, 8, 0, C, fallen)], 0.01) == []  # no training reward was recorded
-    assert overfitting([run(16, 8, 0, C, fallen, train)], 0.1) == []  # noise is as large as the fall
-    assert overfitting([run(16, 8, 0, C[:10], fallen[:10], train[:10])], 0.001) == []  # too few
+    assert find_overfitting([run(16, 8, 0, C, rising, train)], 0.01) == []
+    assert find_overfitting([run(16, 8, 0, C, fallen, train[::-1])], 0.01) == []  # a collapse: training reward falls as well
+    assert find_overfitting([run(16, 8, 0, C, fallen)], 0.01) == []  # no training reward was recorded
+    assert find_overfitting([run(16, 8, 0, C, fallen, train)], 0.1) == []  # noise is as large as the fall
+    assert find_overfitting([run(16, 8, 0, C[:10], fallen[:10], train[:10])], 0.001) == []  # too few
 
 
 def test_worlds_that_overfit():
@@ -83,11 +83,11 @@ def test_worlds_that_overfit():
     true = Declining(Hill(0.3, 0.65, 1.2, 4000.0), 3e4, 0.15)
     for seed in range(3):
         w = world(curve=lambda B_p, n: true, n=(4, 16), seeds=2, seed=seed)
-        rows = overfitting([track(r, "avg@4", "rollouts") for r in w.runs], None)
+        rows = find_overfitting([make_track(r, "avg@4", "rollouts") for r in w.runs], None)
         assert {(row["n"], row["seed"]) for row in rows} == {(4, 0), (4, 1), (16, 0), (16, 1)}
         assert all(true.C_peak / 2.5 < row["C"] < 2.5 * true.C_peak for row in rows)
         rising = world(n=(4, 16), seeds=2, seed=seed)
-        assert overfitting([track(r, "avg@4", "rollouts") for r in rising.runs], None) == []
+        assert find_overfitting([make_track(r, "avg@4", "rollouts") for r in rising.runs], None) == []
 
 
 def test_ties_by_hand():
@@ -95,11 +95,11 @@ def test_ties_by_hand():
     values = np.tile([0.5, 0.5], (100, 1))
     values[::2, 1] += 0.01
     values[1::2, 1] -= 0.01
-    (row,) = ties(draws(values))
+    (row,) = find_ties(draws(values))
     assert row["n"] == [4, 16] and (row["C_low"], row["C_high"]) == (pytest.approx(1e2), pytest.approx(1e6))
     values[:, 1] = 0.51
     values[:9, 1] = 0.49  # in 91 of 100
-    assert ties(draws(values)) == []
+    assert find_ties(draws(values)) == []
     values[:11, 1] = 0.49  # in 89 of 100
-    assert [row["n"] for row in ties(draws(values))] == [[4, 16]]
-    assert ties(None) == [] and ties(draws(values[:, :1])) == []
+    assert [row["n"] for row in find_ties(draws(values))] == [[4, 16]]
+    assert find_ties(None) == [] and find_ties(draws(values[:, :1])) == []

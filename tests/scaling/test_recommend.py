@@ -48,7 +48,7 @@ def test_default_rule():
 
 
 def test_without_a_comparison_the_answer_is_the_same():
-    got = recommend(FIT, 1e5, compare=False)
+    got = recommend(FIT, 1e5, with_candidates=False)
     assert got == dataclasses.replace(recommend(FIT, 1e5), candidates=[])
 
 

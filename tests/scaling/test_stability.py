@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from isojax.scaling.metrics import track
-from isojax.scaling.stability import stability
+from isojax.scaling.metrics import make_track
+from isojax.scaling.stability import assess_stability
 from isojax.types import Cell, EvalPoint, RunRecord
 
 
@@ -16,12 +16,12 @@ def run(rewards, B_p=16, n=8, seed=0, problems=0, train=None):
     for i, r in enumerate(rewards):
         counts = tuple(4 if p < round(r * problems) else 0 for p in range(problems))
         points.append(EvalPoint(100 * i, i, 100 * i, 0, {"avg@4": r}, counts, 4 if problems else 0, train or {}))
-    return track(RunRecord(Cell(B_p, n, seed), tuple(points)), "avg@4", "rollouts")
+    return make_track(RunRecord(Cell(B_p, n, seed), tuple(points)), "avg@4", "rollouts")
 
 
 def test_fall_is_measured_from_the_best_mean_of_three():
     """Best mean (.5 + .6 + .55) / 3 = .55, last mean .45: a fall of .10."""
-    (v,) = stability({(16, 8): [run([0.3, 0.5, 0.6, 0.55, 0.45, 0.45, 0.45])]}, "avg@4")
+    (v,) = assess_stability({(16, 8): [run([0.3, 0.5, 0.6, 0.55, 0.45, 0.45, 0.45])]}, "avg@4")
     assert not v.stable
     assert v.reason == "n=8 ends at 0.450, 0.100 below its best 0.550 (limit 0.050)"
 
@@ -29,24 +29,24 @@ def test_fall_is_measured_from_the_best_mean_of_three():
 @pytest.mark.parametrize("rewards", [[0.3, 0.4, 0.5, 0.6], [0.3, 0.45, 0.3, 0.33, 0.33], [0.5, 0.5, 0.5, 0.46, 0.46, 0.46], [0.4]])
 def test_noise_and_small_falls_are_stable(rewards):
     """A single high point is no best: (.45 + .3 + .33) / 3 = .36 against .32 at the end."""
-    (v,) = stability({(16, 8): [run(rewards)]}, "avg@4")
+    (v,) = assess_stability({(16, 8): [run(rewards)]}, "avg@4")
     assert v.stable
     assert v.reason == ""
 
 
 def test_seeds_are_averaged():
     up, down = [0.3, 0.5, 0.5, 0.5, 0.6, 0.6, 0.6], [0.3, 0.5, 0.5, 0.5, 0.4, 0.4, 0.4]
-    (v,) = stability({(16, 8): [run(up), run(down, seed=1)]}, "avg@4")
+    (v,) = assess_stability({(16, 8): [run(up), run(down, seed=1)]}, "avg@4")
     assert v.stable
-    (v,) = stability({(16, 8): [run(down), run(down, seed=1)]}, "avg@4")
+    (v,) = assess_stability({(16, 8): [run(down), run(down, seed=1)]}, "avg@4")
     assert not v.stable
 
 
 def test_few_problems_raise_the_limit():
     """A fall of .1 is one problem of 10 lost: d = (1, 0 x 9), se = sqrt(.1) / sqrt(10) = .1, limit .4. Of 1000: se = .0095, limit .05."""
     falling = [0.5, 0.5, 0.5, 0.4, 0.4, 0.4]
-    (few,) = stability({(16, 8): [run(falling, problems=10)]}, "avg@4")
-    (many,) = stability({(16, 8): [run(falling, problems=1000)]}, "avg@4")
+    (few,) = assess_stability({(16, 8): [run(falling, problems=10)]}, "avg@4")
+    (many,) = assess_stability({(16, 8): [run(falling, problems=1000)]}, "avg@4")
     assert few.stable
     assert not many.stable
     assert "limit 0.050" in many.reason
@@ -54,7 +54,7 @@ def test_few_problems_raise_the_limit():
 
 def test_a_training_metric_that_is_not_finite():
     cells = {(16, 8): [run([0.3, 0.4])], (64, 8): [run([0.3, 0.4], B_p=64, train={"grad_norm": math.nan})]}
-    small, large = stability(cells, "avg@4")
+    small, large = assess_stability(cells, "avg@4")
     assert small.stable
     assert not large.stable
     assert large.reason == "n=8 seed 0: grad_norm is nan at C = 0"
@@ -67,9 +67,9 @@ def test_a_described_fall_is_overfitting_unless_training_reward_falls_too():
     for train, is_stable in ((kept, True), (broken, False)):
         track = run(validation)
         points = tuple(replace(p, train=t) for p, t in zip(track.run.points, train, strict=True))
-        (v,) = stability({(16, 8): [replace(track, run=replace(track.run, points=points))]}, "avg@4", peaked={(16, 8)})
+        (v,) = assess_stability({(16, 8): [replace(track, run=replace(track.run, points=points))]}, "avg@4", peaked_cells={(16, 8)})
         assert v.stable == is_stable
-    (v,) = stability({(16, 8): [run(validation)]}, "avg@4", peaked={(16, 8)})
+    (v,) = assess_stability({(16, 8): [run(validation)]}, "avg@4", peaked_cells={(16, 8)})
     assert v.stable
-    (v,) = stability({(16, 8): [run(validation)]}, "avg@4")
+    (v,) = assess_stability({(16, 8): [run(validation)]}, "avg@4")
     assert not v.stable

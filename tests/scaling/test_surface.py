@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from isojax.scaling.fit import fit
-from isojax.scaling.shapes import value
-from isojax.scaling.surface import RUN_SD, columns, fit_shape, noise_sd, pooled, run_sd, solve, start
+from isojax.scaling.shapes import curve_value
+from isojax.scaling.surface import PRIOR_RUN_SD, surface_columns, fit_shape, robust_noise_sd, pool_over_n, estimate_run_sd, find_mode, initial_state
 from isojax.scaling.synthetic import world
 from isojax.scaling.synthetic_curves import Hill, Stretched
 from tests.scaling.sweeps import CURVES, R0, packed
@@ -66,15 +66,15 @@ def test_twenty_starts_of_a_noise_free_sweep_end_in_one_optimum():
 def test_twenty_starts_of_a_noisy_sweep_end_in_one_optimum():
     sweep = packed(noise=0.01, run_sd=0.01, seed=3)
     scales, rngs = fit_shape(1.0, sweep).scales, [np.random.default_rng(i) for i in range(20)]
-    ends = [solve(1.0, sweep.data, start(1.0, sweep, rng), scales, iterations=400, tolerance=0.0).theta for rng in rngs]
+    ends = [find_mode(1.0, sweep.data, initial_state(1.0, sweep, rng), scales, iterations=400, tolerance=0.0).theta for rng in rngs]
     assert np.ptp(ends, axis=0).max() < 1e-8  # reward, decades, log
 
 
 def test_columns_that_cannot_be_told_apart_are_not_there():
-    X, mean, sd, group = columns([(16, 4)], 4.0)
+    X, mean, sd, group = surface_columns([(16, 4)], 4.0)
     assert X.shape == (1, 3, 3) and mean.tolist() == [0, 0, 4, 0] and (group == -1).all() and len(sd) == 4
-    along_B = columns([(64, 2), (32, 4), (16, 8)], 4.0)[0]  # B fixed: log B_p is -log n
-    crossed = columns([(16, 2), (16, 8), (64, 2), (64, 8)], 4.0)[0]
+    along_B = surface_columns([(64, 2), (32, 4), (16, 8)], 4.0)[0]  # B fixed: log B_p is -log n
+    crossed = surface_columns([(16, 2), (16, 8), (64, 2), (64, 8)], 4.0)[0]
     assert np.linalg.matrix_rank(along_B[:, 0]) == 3
     # A of the crossed design: one, log n, log B_p, log^2 n, one step; of the other no log B_p but two steps.
     assert (along_B[:, 0] != 0).any(0).sum() == 5 and (crossed[:, 0] != 0).any(0).sum() == 5
@@ -83,9 +83,9 @@ def test_columns_that_cannot_be_told_apart_are_not_there():
 def test_noise_is_a_standard_deviation_that_outliers_do_not_move():
     data = packed(points=199, seeds=1).data
     residual = np.random.default_rng(0).normal(0, 0.01, data.y.shape)
-    assert noise_sd(data, residual, 0) == pytest.approx(0.01, rel=0.05)
+    assert robust_noise_sd(data, residual, 0) == pytest.approx(0.01, rel=0.05)
     residual[0, 0, :5] = 0.3
-    assert noise_sd(data, residual, 0) == pytest.approx(0.01, rel=0.08)
+    assert robust_noise_sd(data, residual, 0) == pytest.approx(0.01, rel=0.08)
 
 
 def test_run_to_run_spread_and_where_it_is_from():
@@ -95,17 +95,17 @@ def test_run_to_run_spread_and_where_it_is_from():
     stated = fit_shape(1.0, many, stated_run_sd=0.004)
     assert stated.scales.run_sd == 0.004 and stated.run_sd_from == "as stated"
     one = fit_shape(1.0, packed(seeds=1))
-    assert one.scales.run_sd == RUN_SD and one.run_sd_from.startswith("assumed (0.01 of reward)")
+    assert one.scales.run_sd == PRIOR_RUN_SD and one.run_sd_from.startswith("assumed (0.01 of reward)")
     none = packed(noise=0.0)
     state = fit_shape(1.0, none).state
-    assert run_sd(1.0, none.data, state, 1e-12, None)[:2] == (pytest.approx(0, abs=1e-9), "none: the points have no noise")
+    assert estimate_run_sd(1.0, none.data, state, 1e-12, None)[:2] == (pytest.approx(0, abs=1e-9), "none: the points have no noise")
 
 
 def test_pooled_cells_share_one_curve():
     same = dict.fromkeys([(16, 4), (16, 16), (64, 4), (64, 16)], (0.6, 1.0, 5e3))
-    found = fit_shape(1.0, pooled(packed(curves=same, noise=0.01)))
+    found = fit_shape(1.0, pool_over_n(packed(curves=same, noise=0.01)))
     x = np.array([1e3, 1e4, 1e5])
     A, mid, lnB = found.state.theta.T
-    R = value(1.0, x, found.state.R0, A[:, None], np.exp(lnB)[:, None], 10 ** mid[:, None])
+    R = curve_value(1.0, x, found.state.R0, A[:, None], np.exp(lnB)[:, None], 10 ** mid[:, None])
     assert np.ptp(R[:2], axis=0).max() < 1e-3 and np.ptp(R[2:], axis=0).max() < 1e-3
-    assert pooled(packed(curves={(64, 4): same[16, 4], (16, 16): same[16, 4]})).data.X.shape == (2, 3, 3)  # B fixed: one curve for all
+    assert pool_over_n(packed(curves={(64, 4): same[16, 4], (16, 16): same[16, 4]})).data.X.shape == (2, 3, 3)  # B fixed: one curve for all

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from isojax.scaling.tables import numbers, read_table, unique_rows, where
+from isojax.scaling.tables import float_column, read_table, check_unique_rows, filter_rows
 from isojax.types import InputError
 
 
@@ -25,21 +25,21 @@ def write(tmp_path, text, name="points.csv"):
 )
 def test_formats_read_alike(tmp_path, name, text):
     table = read_table(write(tmp_path, text, name))
-    assert numbers(table, "n").tolist() == [8, 16] and numbers(table, "rollouts").tolist() == [1e5, 250000]
+    assert float_column(table, "n").tolist() == [8, 16] and float_column(table, "rollouts").tolist() == [1e5, 250000]
     assert table.rows[0].line in (1, 2) and table.rows[1].line == table.rows[0].line + 2
-    assert numbers(where(table, ["set=hard"]), "n").tolist() == [16]
+    assert float_column(filter_rows(table, ["set=hard"]), "n").tolist() == [16]
 
 
 def test_where_takes_numbers_as_numbers_and_joins_filters(tmp_path):
     table = read_table(write(tmp_path, "n,B_p,set\n8,32,easy\n16,32.0,easy\n32,64,easy\n64,32,hard\n"))
-    assert numbers(where(table, ["B_p=32", "set=easy"]), "n").tolist() == [8, 16]
-    assert numbers(where(table, ["n=8", "n=64"]), "n").tolist() == [8, 64]
+    assert float_column(filter_rows(table, ["B_p=32", "set=easy"]), "n").tolist() == [8, 16]
+    assert float_column(filter_rows(table, ["n=8", "n=64"]), "n").tolist() == [8, 64]
 
 
 def test_a_quoted_cell_over_two_lines_keeps_the_lines_after_it_right(tmp_path):
     table = read_table(write(tmp_path, 'n,note\n8,"two\nlines"\nx,\n'))
     with pytest.raises(InputError, match="line 4: n is 'x'"):
-        numbers(table, "n")
+        float_column(table, "n")
 
 
 REFUSED = {
@@ -73,44 +73,44 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_no_plain_number(tmp_path, given):
     table = read_table(write(tmp_path, f"n;rollouts\n8;1\n{given};2\n"))
     with pytest.raises(InputError, match=r"points.csv, line 3: n is .*expected a plain number"):
-        numbers(table, "n")
+        float_column(table, "n")
 
 
 @pytest.mark.parametrize("given", ["nan", "NaN", "inf", "-Infinity", "1e999"])
 def test_not_finite(tmp_path, given):
     with pytest.raises(InputError, match=r"line 2: n is .*expected a finite number"):
-        numbers(read_table(write(tmp_path, f"n,rollouts\n{given},2\n")), "n")
+        float_column(read_table(write(tmp_path, f"n,rollouts\n{given},2\n")), "n")
 
 
 @pytest.mark.parametrize("given", [json.dumps(10**400), "NaN", "Infinity"])
 def test_not_finite_in_json(tmp_path, given):
     with pytest.raises(InputError, match=r"line 1: n is .*expected a finite number"):
-        numbers(read_table(write(tmp_path, f'{{"n": {given}}}')), "n")
+        float_column(read_table(write(tmp_path, f'{{"n": {given}}}')), "n")
 
 
 @pytest.mark.parametrize("given", ["true", "null", "[1]", '"8 "'])
 def test_json_values(tmp_path, given):
     table = read_table(write(tmp_path, f'{{"n": {given}}}'))
     if given == '"8 "':
-        assert numbers(table, "n").tolist() == [8]
+        assert float_column(table, "n").tolist() == [8]
         return
     with pytest.raises(InputError, match=r"line 1: n is .*expected a"):
-        numbers(table, "n")
+        float_column(table, "n")
 
 
 def test_ranges_empty_cells_columns_and_filters(tmp_path):
     table = read_table(write(tmp_path, "n,rollouts,set\n0.5,0,easy\n8,,hard\n8,5,hard\n"))
     for act, said in (
-        (lambda: numbers(table, "n", at_least=1), "line 2: n is 0.5; expected at least 1"),
-        (lambda: numbers(table, "rollouts", above=0), "line 2: rollouts is 0; expected more than 0"),
-        (lambda: numbers(where(table, ["n=8"]), "rollouts"), "line 3: rollouts is empty"),
+        (lambda: float_column(table, "n", minimum=1), "line 2: n is 0.5; expected at least 1"),
+        (lambda: float_column(table, "rollouts", exclusive_minimum=0), "line 2: rollouts is 0; expected more than 0"),
+        (lambda: float_column(filter_rows(table, ["n=8"]), "rollouts"), "line 3: rollouts is empty"),
         (
-            lambda: numbers(table, "rolouts"),
+            lambda: float_column(table, "rolouts"),
             "points.csv, line 1: no column 'rolouts'; the nearest is 'rollouts'. Columns there are: n, rollouts, set",
         ),
-        (lambda: where(table, ["sett=easy"]), "no column 'sett'; the nearest is 'set'"),
-        (lambda: where(table, ["set=medium"]), "matches no row; values of set there are: easy, hard"),
-        (lambda: where(table, ["set"]), "expected COLUMN=VALUE"),
+        (lambda: filter_rows(table, ["sett=easy"]), "no column 'sett'; the nearest is 'set'"),
+        (lambda: filter_rows(table, ["set=medium"]), "matches no row; values of set there are: easy, hard"),
+        (lambda: filter_rows(table, ["set"]), "expected COLUMN=VALUE"),
     ):
         with pytest.raises(InputError, match=said):
             act()
@@ -119,4 +119,4 @@ def test_ranges_empty_cells_columns_and_filters(tmp_path):
 def test_duplicates_name_both_lines(tmp_path):
     table = read_table(write(tmp_path, "n,rollouts\n8,100\n8,200\n8.0,1e2\n"))
     with pytest.raises(InputError, match=r"line 4: n = 8.0, rollouts = 1e2 as in line 2 already"):
-        unique_rows(table, ["n", "rollouts"])
+        check_unique_rows(table, ["n", "rollouts"])

@@ -11,7 +11,7 @@ from isojax.types import InputError
 
 RISING = world(seeds=2, problems=100).runs  # C up to 195072; doubling n adds .04 to the plateau, so the largest n matters
 CALLS: list[tuple[int, int]] = []
-FOUND = validate(RISING, replicates=40, advance=lambda done, of: CALLS.append((done, of)))
+FOUND = validate(RISING, replicates=40, on_progress=lambda done, of: CALLS.append((done, of)))
 
 
 def test_the_top_of_compute():

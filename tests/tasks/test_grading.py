@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from isojax.tasks.base import Grades, HostTask
-from isojax.tasks.grading import Grading
+from isojax.tasks.grading import BackgroundGrader
 from isojax.types import InputError, Problem
 
 PROBLEMS = [Problem(i, str(i), str(i)) for i in range(7)]
@@ -45,24 +45,24 @@ def tokens(*said: int) -> list[np.ndarray]:
     return [np.array([x], np.int32) for x in said]
 
 
-def grading(task: Slow, problems: list[Problem] = PROBLEMS) -> Grading:
-    return Grading(cast("HostTask", cast("Any", task)), problems)
+def grading(task: Slow, problems: list[Problem] = PROBLEMS) -> BackgroundGrader:
+    return BackgroundGrader(cast("HostTask", cast("Any", task)), problems)
 
 
 def test_grades_lie_under_their_numbers_and_what_waits_is_judged_together() -> None:
     task = Slow()
     with grading(task) as found:
-        found.add([4], tokens(4))
+        found.add_responses([4], tokens(4))
         assert task.judging.wait(10)
         for number, said in ((6, 91), (0, 0), (5, 90), (2, 3)):
-            found.add(np.array([number]), tokens(said))
-        found.add([], [])
-        found.add([1, 3], tokens(1, 90))
+            found.add_responses(np.array([number]), tokens(said))
+        found.add_responses([], [])
+        found.add_responses([1, 3], tokens(1, 90))
         assert not task.lots  # all were taken while the first is still judged
         task.gate.set()
-        grades = found.grades()
+        grades = found.collect_grades()
     assert grades.rewards.tolist() == [1, 1, 0, 0, 1, 0, 0] and grades.rewards.dtype == np.float32
-    assert grades.answered.tolist() == [True, True, True, False, True, False, False]
+    assert grades.parsed.tolist() == [True, True, True, False, True, False, False]
     assert list(grades.failures.items()) == [("crash", 1), ("timeout", 2)]
     assert task.lots == [[4], [6, 0, 5, 2, 1, 3]]
     assert len(task.threads) == 1 and threading.get_ident() not in task.threads
@@ -72,18 +72,18 @@ def test_what_the_verifier_raises_reaches_the_caller() -> None:
     task = Slow()
     task.gate.set()
     with pytest.raises(InputError, match="problem 2 cannot be judged"), grading(task) as found:
-        found.add([2], tokens(-1))
-        found.grades()
+        found.add_responses([2], tokens(-1))
+        found.collect_grades()
     with pytest.raises(InputError, match="problem 2 cannot be judged"), grading(task) as found:
-        found.add([2], tokens(-1))
+        found.add_responses([2], tokens(-1))
         for _ in range(1000):  # at one of the next visits, without asking for the grades
             threading.Event().wait(0.01)
-            found.add([3], tokens(3))
+            found.add_responses([3], tokens(3))
 
 
 def test_nothing_to_judge() -> None:
     task = Slow()
     with grading(task, []) as found:
-        found.add(np.zeros(0, int), [])
-        grades = found.grades()
-    assert grades.rewards.shape == grades.answered.shape == (0,) and grades.failures == {} and task.lots == []
+        found.add_responses(np.zeros(0, int), [])
+        grades = found.collect_grades()
+    assert grades.rewards.shape == grades.parsed.shape == (0,) and grades.failures == {} and task.lots == []

@@ -27,14 +27,14 @@ def draw(task: str, count: int, seed: int = 0) -> list[Problem]:
     return open_source(task, DataConfig(seed=seed)).problems(count, np.random.default_rng(0))
 
 
-def opened(argument: str, **fields: Any) -> gym.Generator:
+def opened(argument: str, **fields: Any) -> gym.GeneratorSource:
     return dataclasses.replace(gym.source(argument, DataConfig()), **fields)
 
 
 @needs_gym
 def test_problems_are_the_same_in_every_run() -> None:
     """list_functions draws from Python's global random state, which its seed does not set."""
-    again = islice(gym._items({"name": "list_functions", "settings": {"size": 9}, "seed": 0}), 3)
+    again = islice(gym._generate_items({"name": "list_functions", "settings": {"size": 9}, "seed": 0}), 3)
     assert {p.id: p.prompt for p in draw("gym:list_functions,size=9", 3)} == {item["index"]: item["question"] for item in again}
 
 
@@ -42,10 +42,10 @@ def test_problems_are_the_same_in_every_run() -> None:
 def test_a_generators_scorer_judges() -> None:
     """rearc's scorer tells tuples from lists, which JSON does not; it gives a wrong answer .05."""
     check = verifier.build("")
-    for item in islice(gym._items({"name": "rearc", "settings": {"size": 5}, "seed": 0}), 2):
+    for item in islice(gym._generate_items({"name": "rearc", "settings": {"size": 5}, "seed": 0}), 2):
         columns = json.loads(json.dumps({"gym": "rearc", "settings": {}, "entry": item["entry"]}))
         problem = Problem(item["index"], item["question"], item["entry"]["answer"], columns=columns)
-        assert isinstance(verifier.unpack(columns["entry"])["metadata"]["output"], tuple)
+        assert isinstance(verifier.from_tagged_json(columns["entry"])["metadata"]["output"], tuple)
         assert check(problem, "", problem.answer) == (True, True, "", "")
         assert check(problem, "", f"<answer>0</answer> so <answer>\n{problem.answer}</answer>.") == (True, True, "", "")
         assert check(problem, "", f"It is {problem.answer}") == (False, True, "", "")
@@ -81,9 +81,9 @@ def test_a_generator_that_never_ends_is_refused_or_stopped() -> None:
 @needs_gym
 def test_settings_a_generator_refuses() -> None:
     request = {"settings": {"size": 5}, "seed": 0}
-    assert "no generator 'leg_countin'; the nearest of its 1" in str(unfit := next(gym._items({**request, "name": "leg_countin"})))
+    assert "no generator 'leg_countin'; the nearest of its 1" in str(unfit := next(gym._generate_items({**request, "name": "leg_countin"})))
     assert "leg_counting" in unfit["error"]
-    wrong = next(gym._items({**request, "name": "leg_counting", "settings": {"size": 5, "animals": 3}}))
+    wrong = next(gym._generate_items({**request, "name": "leg_counting", "settings": {"size": 5, "animals": 3}}))
     assert wrong == {"error": "unknown settings animals; expected some of min_animals, max_animals, min_instances, max_instances, size."}
     with pytest.raises(InputError, match="AssertionError: max_animals must be >= min_animals"):
         draw("gym:leg_counting,max_animals=0", 1)
@@ -100,7 +100,7 @@ def test_settings_a_generator_refuses() -> None:
 def test_a_generator_whose_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(InputError, match=r"the problem after 0 good ones ended its process \(1\)"):
-        gym.Generator("x", {"size": 1}, 0).problems(1, np.random.default_rng(0))
+        gym.GeneratorSource("x", {"size": 1}, 0).problems(1, np.random.default_rng(0))
 
 
 def test_without_reasoning_gym(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,4 +114,4 @@ def test_without_reasoning_gym(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_packed_entries() -> None:
     entry = {"a": ((1, 2), [3, (4,)]), "b": {"c": None, "d": 1.5}, "e": ()}
-    assert verifier.unpack(json.loads(json.dumps(verifier.pack(entry)))) == entry
+    assert verifier.from_tagged_json(json.loads(json.dumps(verifier.to_tagged_json(entry)))) == entry

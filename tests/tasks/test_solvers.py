@@ -8,7 +8,7 @@ import pytest
 from isojax.config import CellConfig
 from isojax.tasks import solvers
 from isojax.tasks.base import build_task
-from isojax.tasks.solvers import ALPHABET, RIGHT, WRONG
+from isojax.tasks.solvers import ALPHABET, CORRECT_PROBABILITY, CONFUSION_PROBABILITY
 from isojax.types import InputError, Problem
 
 TASK = solvers.build()
@@ -52,7 +52,7 @@ def test_encoding_by_hand() -> None:
     # digits are 0..9, A..H 10..17, = 18, $ 19, space 20
     assert encoded.prompts.tolist() == [[0, 7, 17, 1, 2, 18, 20, 20], [6, 0, 10, 7, 0, 18, 20, 20]]
     assert encoded.answers.tolist() == [[4, 19, 20, 20, 20], [1, 3, 0, 19, 20]]
-    assert encoded.lengths.tolist() == [6, 6] and encoded.ids.tolist() == [4, 9]
+    assert encoded.prompt_lengths.tolist() == [6, 6] and encoded.ids.tolist() == [4, 9]
     assert [TASK.decode(row) for row in encoded.answers] == ["4", "130"]
     assert TASK.decode(np.array([1, 23, 19, 5])) == "1?"
 
@@ -102,10 +102,10 @@ def test_verdicts_of_many_at_once() -> None:
 
 
 def test_the_mixture_is_hard_and_easy() -> None:
-    easy = RIGHT >= 0.2
-    assert RIGHT.shape == (8, 5, 3) and 40 < easy.sum() < 80
-    assert RIGHT[easy].max() < 0.65 and RIGHT[~easy].min() > 0.005 and RIGHT[~easy].max() < 0.08
-    np.testing.assert_allclose(WRONG.sum(1), 1)
+    easy = CORRECT_PROBABILITY >= 0.2
+    assert CORRECT_PROBABILITY.shape == (8, 5, 3) and 40 < easy.sum() < 80
+    assert CORRECT_PROBABILITY[easy].max() < 0.65 and CORRECT_PROBABILITY[~easy].min() > 0.005 and CORRECT_PROBABILITY[~easy].max() < 0.08
+    np.testing.assert_allclose(CONFUSION_PROBABILITY.sum(1), 1)
 
 
 @pytest.mark.parametrize("operators", ["ABCDEFGH", "GABC"])
@@ -116,12 +116,12 @@ def test_demonstrations_answer_rightly_as_often_as_the_mixture_says(operators: s
     answers = np.stack([a + b, abs(a - b), np.maximum(a, b), np.minimum(a, b), a, b, (a + b) % 10, (a * b) % 10])
     exact = np.zeros((8, 5, 3))
     for o in chosen:
-        weights = dict(zip([i for i in range(8) if i != o], WRONG[o], strict=True))
+        weights = dict(zip([i for i in range(8) if i != o], CONFUSION_PROBABILITY[o], strict=True))
         others = [i for i in chosen if i != o]
         chance = sum(weights[i] * (answers[i] == answers[o]) for i in others) / sum(weights[i] for i in others)
         for x in range(5):
             for y in range(3):
-                exact[o, x, y] = RIGHT[o, x, y] + (1 - RIGHT[o, x, y]) * chance[(a % 5 == x) & (b % 3 == y)].mean()
+                exact[o, x, y] = CORRECT_PROBABILITY[o, x, y] + (1 - CORRECT_PROBABILITY[o, x, y]) * chance[(a % 5 == x) & (b % 3 == y)].mean()
 
     task = build_task(CellConfig(task=f"solvers:{operators}"))
     demonstrations = task.demonstrations(15_000 * len(chosen), np.random.default_rng(0), 6, 4)
@@ -137,7 +137,7 @@ def test_demonstrations_answer_rightly_as_often_as_the_mixture_says(operators: s
     assert np.abs(total.sum((1, 2)) - 15_000).max() < 4.5 * np.sqrt(15_000)
     z = (seen - total * exact) / np.sqrt(total * exact * (1 - exact))
     assert np.abs(z).max() < 4.5 and abs((z**2).mean() - 1) < 4 * np.sqrt(2 / z.size)
-    assert np.corrcoef((seen / total).reshape(-1), RIGHT[chosen].reshape(-1))[0, 1] > 0.9  # what is right by chance blurs it
+    assert np.corrcoef((seen / total).reshape(-1), CORRECT_PROBABILITY[chosen].reshape(-1))[0, 1] > 0.9  # what is right by chance blurs it
 
 
 def test_some_of_the_operators() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from isojax.config import DataConfig
-from isojax.tasks.sources import Held, asked, choose, open_source, read_integers, read_settings
+from isojax.tasks.sources import InMemorySource, dedup_text, random_subset, open_source, read_integers, read_settings
 from isojax.types import InputError, Problem
 
 
@@ -26,16 +26,16 @@ def test_an_unknown_source_lists_those_there_are() -> None:
 
 def test_a_choice_is_random_whole_and_without_repeats() -> None:
     problems = [Problem(i, f"p{i}", "a") for i in range(100)]
-    some = choose(problems, 20, np.random.default_rng(1))
+    some = random_subset(problems, 20, np.random.default_rng(1))
     assert len({p.id for p in some}) == 20 and some != sorted(some, key=lambda p: p.id)
     assert np.mean([p.id for p in some]) == pytest.approx(49.5, abs=4 * np.sqrt(100**2 / 12 / 20))
-    assert {p.id for p in Held(problems).problems(1000, np.random.default_rng(2))} == set(range(100))
+    assert {p.id for p in InMemorySource(problems).problems(1000, np.random.default_rng(2))} == set(range(100))
 
 
 def test_problems_are_told_apart_by_what_the_user_says() -> None:
     turns = ({"role": "system", "content": "S"}, {"role": "user", "content": "3?"}, {"role": "assistant", "content": "no"})
-    assert asked(Problem(0, "double it", "6", messages=(*turns, {"role": "user", "content": "double it"}))) == "3?\ndouble it"
-    assert asked(Problem(0, "double it", "6")) == "double it"
+    assert dedup_text(Problem(0, "double it", "6", messages=(*turns, {"role": "user", "content": "double it"}))) == "3?\ndouble it"
+    assert dedup_text(Problem(0, "double it", "6")) == "double it"
 
 
 def test_settings_of_a_task() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from isojax.config import CellConfig, InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
 from isojax.tasks.base import HostTask, build_task
-from isojax.tasks.sources import Held
+from isojax.tasks.sources import InMemorySource
 from isojax.tasks.text import TextTask
 from isojax.types import InputError, Problem
 from tests.tasks.tokenizer_folders import byte_level, sentencepiece
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task(folder: Path, problems: Sequence[Problem] = SUMS, **prompt: Any) -> TextTask:
-    return TextTask(Held(problems), ModelConfig(path=str(folder)), PromptConfig(**prompt), VerifierConfig(use="exact"), workers=1)
+    return TextTask(InMemorySource(problems), ModelConfig(path=str(folder)), PromptConfig(**prompt), VerifierConfig(use="exact"), num_workers=1)
 
 
 def prompts(made: TextTask, problems: Sequence[Problem] = SUMS, prompt_length: int = 200) -> list[str]:
@@ -48,7 +48,7 @@ def ids(made: TextTask, text: str) -> np.ndarray:
 
 def ends(made: TextTask, tokens: np.ndarray) -> int:
     """How many of the tokens a sampler keeps."""
-    state, table = 0, made.stops.table
+    state, table = 0, made.stops.transitions
     for i, token in enumerate(tokens):
         state = 0 if table is None else table[state, token]
         if token in made.stops.tokens or (table is not None and state == len(table)):
@@ -59,7 +59,7 @@ def ends(made: TextTask, tokens: np.ndarray) -> int:
 def test_a_raw_prompt_is_the_template_filled_in(folder: Path) -> None:
     made = task(folder, template="3 + 1 = 4\n{prompt}")
     assert prompts(made) == ["3 + 1 = 4\n12 + 7 =", "3 + 1 = 4\n3 + 4 =", "3 + 1 = 4\n1 + 1 ="]
-    assert (made.vocab, made.stops.tokens, made.stops.table, made.pad) == (len(made.tokenizer) + 3, (0, 2), None, 3)
+    assert (made.vocab, made.stops.tokens, made.stops.transitions, made.pad) == (len(made.tokenizer) + 3, (0, 2), None, 3)
     assert made.on_device is False
 
 
@@ -99,12 +99,12 @@ def test_long_prompts_are_never_cut(folder: Path) -> None:
     long = Problem(9, "the cat sat on the mat " * 30, "no")
     made = task(folder)
     assert prompts(made, [long], 400) == [long.prompt]
-    length = int(made.encode([long], 400).lengths[0])
-    assert made.fits([*SUMS, long, SUMS[0]], length) == [*SUMS, long, SUMS[0]]
-    assert made.fits([*SUMS, long, SUMS[0]], length - 1) == [*SUMS, SUMS[0]]
+    length = int(made.encode([long], 400).prompt_lengths[0])
+    assert made.filter_by_length([*SUMS, long, SUMS[0]], length) == [*SUMS, long, SUMS[0]]
+    assert made.filter_by_length([*SUMS, long, SUMS[0]], length - 1) == [*SUMS, SUMS[0]]
     with pytest.raises(InputError, match=rf"problem 9 takes {length} tokens, expected 1 to {length - 1}: 'the cat.*Raise"):
         made.encode([*SUMS, long], length - 1)
-    assert made.fits([], 5) == [] and made.encode([], 5).prompts.shape == (0, 5)
+    assert made.filter_by_length([], 5) == [] and made.encode([], 5).prompts.shape == (0, 5)
 
 
 def test_a_prompt_of_nothing_is_refused(folder: Path) -> None:
@@ -146,10 +146,10 @@ def test_a_response_that_ends_within_a_character(folder: Path) -> None:
 
 def test_grades_of_the_verifier(folder: Path) -> None:
     made = task(folder)
-    assert made.examples() == {}
-    made.start()
+    assert made.failure_examples() == {}
+    made.start_verifier()
     grades = made.grade([SUMS[0], SUMS[0], SUMS[2], SUMS[1]], ["19", "18", " 2\n", ""])
-    assert grades.rewards.tolist() == [1, 0, 1, 0] and grades.answered.tolist() == [True, True, True, False] and grades.failures == {}
+    assert grades.rewards.tolist() == [1, 0, 1, 0] and grades.parsed.tolist() == [True, True, True, False] and grades.failures == {}
     made.close()
     made.close()
     assert made.grade(SUMS[:1], ["19"]).rewards.tolist() == [1]  # its processes come back when they are needed
@@ -164,11 +164,11 @@ def test_a_users_verifier_gets_the_prompt_and_its_failures_are_told(folder: Path
     )
     use = f"function:{tmp_path / 'mine.py'}:fn"
     made = TextTask(
-        Held(SUMS), ModelConfig(path=str(folder)), PromptConfig(template="Add: {prompt}", format="chat"), VerifierConfig(use=use), workers=1
+        InMemorySource(SUMS), ModelConfig(path=str(folder)), PromptConfig(template="Add: {prompt}", format="chat"), VerifierConfig(use=use), num_workers=1
     )
     grades = made.grade([SUMS[1], SUMS[0], SUMS[1]], ["a", "b", "x"])
     assert grades.rewards.tolist() == [1, 0, 0] and grades.failures == {"error": 1}
-    assert list(made.examples()) == ["error"] and "problem 3" in made.examples()["error"]
+    assert list(made.failure_examples()) == ["error"] and "problem 3" in made.failure_examples()["error"]
     made.close()
 
 
@@ -181,7 +181,7 @@ def test_threads_share_a_task(folder: Path) -> None:
 
 def test_build_task_makes_a_text_task_of_a_source(folder: Path) -> None:
     cell = CellConfig(task="addition", model=ModelConfig(path=str(folder)), verifier=VerifierConfig(use="exact"))
-    made: HostTask = build_task(cell, workers=1)  # type: ignore[assignment]
+    made: HostTask = build_task(cell, num_workers=1)  # type: ignore[assignment]
     assert isinstance(made, TextTask)
     problem = made.problems(1, np.random.default_rng(0))[0]
     a, b = problem.prompt.rstrip("=").split("+")
@@ -222,7 +222,7 @@ def test_a_chat_template_that_knows_no_system_message(tmp_path: Path) -> None:
 def test_a_chat_template_that_breaks_shows_the_conversation_it_broke_on(tmp_path: Path, broken: str, error: str) -> None:
     chat = "{% for m in messages %}{{ m.content }}{% if '3 + 4' in m.content %}{{ " + broken + " }}{% endif %}{% endfor %}"
     made = task(byte_level(tmp_path, chat=chat), format="chat", system="Be brief.")
-    assert made.encode(SUMS[:1], 40).lengths[0] > 0
+    assert made.encode(SUMS[:1], 40).prompt_lengths[0] > 0
     with pytest.raises(InputError, match=rf"refuses the conversation \[{{.*3 \+ 4 =.*{re.escape(error)}") as caught:
         made.encode(SUMS, 40)
     assert "12 + 7" not in str(caught.value)
@@ -230,7 +230,7 @@ def test_a_chat_template_that_breaks_shows_the_conversation_it_broke_on(tmp_path
 
 def test_models_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cell\.model\.path is not set"):
-        TextTask(Held(SUMS), ModelConfig(), PromptConfig(), VerifierConfig())
+        TextTask(InMemorySource(SUMS), ModelConfig(), PromptConfig(), VerifierConfig())
     folder = byte_level(tmp_path, eos_token_id=5000)
     with pytest.raises(InputError, match=r"end tokens \[5000\] lie outside the model's vocabulary of"):
         task(folder)
@@ -238,7 +238,7 @@ def test_models_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"config\.json has no whole number vocab_size \(None\)"):
         task(folder)
     with pytest.raises(InputError, match="the model's vocabulary has 100"):
-        TextTask(Held(SUMS), ModelConfig(path=str(folder), vocab=100), PromptConfig(), VerifierConfig())
+        TextTask(InMemorySource(SUMS), ModelConfig(path=str(folder), vocab=100), PromptConfig(), VerifierConfig())
 
 
 def test_a_response_must_end_somehow(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_tokenizer_that_ends_every_text_is_refused(tmp_path: Path) -> None:
 def interrupted(folder: Path, length: int = 60, stop: tuple[str, ...] = (), **interrupt: Any) -> TextTask:
     sampling = SamplingConfig(response_length=length, interrupt=InterruptConfig(**interrupt))
     model, verifier = ModelConfig(path=str(folder)), VerifierConfig(use="exact")
-    return TextTask(Held(SUMS), model, PromptConfig(stop=stop), verifier, workers=1, sampling=sampling)
+    return TextTask(InMemorySource(SUMS), model, PromptConfig(stop=stop), verifier, num_workers=1, sampling=sampling)
 
 
 def test_what_interrupts_a_response_is_tokenised_once(tmp_path: Path) -> None:
@@ -269,11 +269,11 @@ def test_what_interrupts_a_response_is_tokenised_once(tmp_path: Path) -> None:
     folder = byte_level(tmp_path, bos=True)
     made = interrupted(folder, after=7, text="the cat sat<think>", unless="<think>")
     found = made.stops.interruption
-    assert found is not None and (found.after, found.unless) == (7, made.tokenizer.convert_tokens_to_ids("<think>"))
-    assert made.tokenizer.decode(found.tokens) == "the cat sat<think>" and found.tokens[-1] == found.unless
+    assert found is not None and (found.after, found.unless_token) == (7, made.tokenizer.convert_tokens_to_ids("<think>"))
+    assert made.tokenizer.decode(found.tokens) == "the cat sat<think>" and found.tokens[-1] == found.unless_token
     assert made.decode(np.array(found.tokens)) == "the cat sat<think>"
     always = interrupted(folder, 200, after=7, unless="").stops.interruption
-    assert always is not None and always.unless is None
+    assert always is not None and always.unless_token is None
     assert str(made.tokenizer.decode(always.tokens)).startswith("Okay, time is up.")
     assert task(folder).stops.interruption is None
 

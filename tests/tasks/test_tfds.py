@@ -48,7 +48,7 @@ def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
         assert read(f"{tmp_path}/set#{name}") == splits[name]
     assert read(f"{tmp_path}/set#easy_train,hard_train") == splits["hard_train"] + splits["easy_train"]
     assert open_source(f"tfds:{tmp_path}/set#hard_train", DataConfig()).labelled
-    assert source.parts(tmp_path / "set") == {"easy": 7, "hard": 20}
+    assert source.part_sizes(tmp_path / "set") == {"easy": 7, "hard": 20}
     assert json.loads((tmp_path / "set/metadata.json").read_text()) == {"attempts": 16, "model": {"family": "tiny"}}
     some = open_source(f"tfds:{tmp_path}/set#hard_train", DataConfig()).problems(4, np.random.default_rng(0))
     assert len(some) == 4 and {p.id for p in some} <= {p.id for p in splits["hard_train"]}

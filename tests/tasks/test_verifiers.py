@@ -11,7 +11,7 @@ import pytest
 
 from isojax.tasks.verifiers import Check, Verdict, answers, exact, function, integer, verl
 from isojax.tasks.verifiers import math as maths
-from isojax.tasks.verifiers.user import outcome
+from isojax.tasks.verifiers.user import score_to_verdict
 from isojax.tasks.verify import Checker
 from isojax.types import InputError, Problem
 
@@ -65,7 +65,7 @@ def test_integer_refuses_a_problem_whose_answer_is_none() -> None:
 def test_verifiers_in_process_fill_grades() -> None:
     with Checker("integer") as checker:
         grades = checker.grade([Problem(i, "?", str(i)) for i in range(4)], ["?"] * 4, ["0", "2", "two", ""])
-    assert grades.rewards.tolist() == [1, 0, 0, 0] and grades.answered.tolist() == [True, True, False, False] and grades.failures == {}
+    assert grades.rewards.tolist() == [1, 0, 0, 0] and grades.parsed.tolist() == [True, True, False, False] and grades.failures == {}
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_verifiers_in_process_fill_grades() -> None:
     ],
 )
 def test_outcomes_are_0_or_1(score: Any, expected: Verdict | str) -> None:
-    found = outcome(score, "x")
+    found = score_to_verdict(score, "x")
     assert found == expected or found.failure == expected
-    assert found.right is (isinstance(expected, Verdict) and expected.right)
+    assert found.correct is (isinstance(expected, Verdict) and expected.correct)
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_verl_gets_its_columns_and_acc_goes_before_score(rewards: Path) -> None:
     ],
 )
 def test_gold_answers(answer: str, stated: str) -> None:
-    assert answers.gold(answer) == stated
+    assert answers.reference_answer(answer) == stated
 
 
 @pytest.mark.parametrize(
@@ -181,19 +181,19 @@ def test_gold_answers(answer: str, stated: str) -> None:
     ],
 )
 def test_final_answers(response: str, stated: str | None) -> None:
-    assert answers.final(response) == stated
+    assert answers.stated_answer(response) == stated
 
 
 def test_a_response_that_repeats_boxes_is_read_in_one_pass() -> None:
-    assert answers.final(r"\boxed{7} " + r"\boxed{" * 100_000) == "7"
+    assert answers.stated_answer(r"\boxed{7} " + r"\boxed{" * 100_000) == "7"
 
 
 def test_a_response_that_repeats_itself_after_its_answer_is_read_in_one_pass() -> None:
     began = time.monotonic()
     for repeated in (", but", ", " + " " * 9, "** ", " and a"):
-        answers.final("The answer is 7" + repeated * 20_000)
-        answers.final("The answer is $7$" + repeated * 20_000)
-    answers.final("The answer is 7" + " " * 20_000 + "x")
+        answers.stated_answer("The answer is 7" + repeated * 20_000)
+        answers.stated_answer("The answer is $7$" + repeated * 20_000)
+    answers.stated_answer("The answer is 7" + " " * 20_000 + "x")
     assert time.monotonic() - began < 5
 
 
@@ -317,7 +317,7 @@ def test_math_of_words_after_a_number(check: Check, gold: str, response: str, ex
 
 
 def test_math_that_never_ends_costs_its_own_rollout() -> None:
-    with Checker("math", timeout=1, workers=1) as checker:
+    with Checker("math", timeout=1, num_workers=1) as checker:
         responses = [
             r"\boxed{5}",
             r"\boxed{9^{9^{9^{9^{9}}}} + x}",

@@ -89,15 +89,15 @@ def rewards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checker(rewards: Path) -> Iterator[Checker]:
-    with Checker(f"function:{rewards}:reward", timeout=0.5, memory_gb=0.5, workers=2) as checker:
+    with Checker(f"function:{rewards}:reward", timeout=0.5, memory_gb=0.5, num_workers=2) as checker:
         yield checker
 
 
 def grade(checker: Checker, responses: list[str], answer: str = "good") -> tuple[list[float], list[bool], dict[str, int]]:
     problems = [Problem(i, "?", answer) for i in range(len(responses))]
     grades = checker.grade(problems, ["?"] * len(responses), responses)
-    assert grades.rewards.dtype == np.float32 and grades.answered.dtype == bool
-    return grades.rewards.tolist(), grades.answered.tolist(), grades.failures
+    assert grades.rewards.dtype == np.float32 and grades.parsed.dtype == bool
+    return grades.rewards.tolist(), grades.parsed.tolist(), grades.failures
 
 
 def test_each_failure_costs_its_own_rollout_and_is_counted(checker: Checker) -> None:
@@ -118,7 +118,7 @@ def test_each_failure_costs_its_own_rollout_and_is_counted(checker: Checker) -> 
     ]
     bad += ["text"]
     responses = [r for b in bad for r in ("good", b, "other", "print", "minus", "true", "")]
-    checker.examples.clear()
+    checker.failure_examples.clear()
     grade(checker, ["good"] * 64)
     began, descriptors = time.monotonic(), len(os.listdir("/dev/fd"))
     rewards, answered, failures = grade(checker, responses)
@@ -128,9 +128,9 @@ def test_each_failure_costs_its_own_rollout_and_is_counted(checker: Checker) -> 
     assert answered == [r in ("good", "other", "print", "minus", "true", "partial") for r in responses]
     # raised: exit, raise, interrupt, deep, nan, none, text; the process lost: gone, segfault, close, forked and gone
     assert failures == {"crash": 4, "error": 7, "memory": 1, "partial": 1, "timeout": 1}
-    assert checker.examples["timeout"] == f"problem {responses.index('sleep')}: no verdict within 0.5 s"
-    assert checker.examples["error"].endswith("SystemExit: 3") and ": rewards.py:" in checker.examples["error"]
-    assert set(checker.examples) == set(failures)
+    assert checker.failure_examples["timeout"] == f"problem {responses.index('sleep')}: no verdict within 0.5 s"
+    assert checker.failure_examples["error"].endswith("SystemExit: 3") and ": rewards.py:" in checker.failure_examples["error"]
+    assert set(checker.failure_examples) == set(failures)
 
 
 def test_a_sigterm_to_all_of_a_job_costs_no_verdict(checker: Checker) -> None:
@@ -150,15 +150,15 @@ def test_a_sigterm_to_all_of_a_job_costs_no_verdict(checker: Checker) -> None:
     ],
 )
 def test_the_first_failure_of_a_kind_is_told(checker: Checker, what: str, kind: str, message: str) -> None:
-    checker.examples.clear()
+    checker.failure_examples.clear()
     assert grade(checker, ["good", what, "good"])[::2] == ([1, 0, 1], {kind: 1})
-    assert checker.examples[kind].startswith(message)
+    assert checker.failure_examples[kind].startswith(message)
 
 
 def test_a_deadline_is_each_checks_own(rewards: Path) -> None:
     path = rewards.with_name("slow.py")
     path.write_text("import time\ndef reward(completions):\n    time.sleep(0.1)\n    return [1]\n")
-    with Checker(f"function:{path}:reward", timeout=0.5, workers=1) as checker:  # eight of 0.1 s pass a deadline of 0.5 s
+    with Checker(f"function:{path}:reward", timeout=0.5, num_workers=1) as checker:  # eight of 0.1 s pass a deadline of 0.5 s
         assert grade(checker, ["x"] * 8) == ([1.0] * 8, [True] * 8, {})
 
 
@@ -191,7 +191,7 @@ def test_large_responses_pass(checker: Checker) -> None:
 
 
 def test_a_worker_killed_while_idle_is_replaced_silently(rewards: Path) -> None:
-    with Checker(f"function:{rewards}:pid", workers=1) as checker:
+    with Checker(f"function:{rewards}:pid", num_workers=1) as checker:
         worker = checker._workers[0]._process
         assert worker is not None
         assert grade(checker, [str(worker.pid)]) == ([1.0], [True], {})
@@ -213,19 +213,19 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again(rewards: Path, mon
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
         return popen([sys.executable, "-c", "import time; time.sleep(1000)"], **options)
 
-    monkeypatch.setattr(verify, "PAUSE", 0.01)
-    with Checker(f"function:{rewards}:reward", workers=1) as checker:
+    monkeypatch.setattr(verify, "RESTART_PAUSE", 0.01)
+    with Checker(f"function:{rewards}:reward", num_workers=1) as checker:
         descriptors = len(os.listdir("/dev/fd"))
-        receive = verify._Worker._receive
-        short = lambda self, seconds: receive(self, 0.2 if starts[0] <= failing and seconds == verify.START_SECONDS else seconds)  # noqa: E731
-        monkeypatch.setattr(verify._Worker, "_receive", short)
+        receive = verify._CheckWorker._receive
+        short = lambda self, seconds: receive(self, 0.2 if starts[0] <= failing and seconds == verify.START_TIMEOUT else seconds)  # noqa: E731
+        monkeypatch.setattr(verify._CheckWorker, "_receive", short)
         monkeypatch.setattr(subprocess, "Popen", start)
         assert grade(checker, ["gone", "good", "bad"]) == ([0.0, 1.0, 0.0], [False, True, True], {"crash": 1})
         assert starts == [3] and len(os.listdir("/dev/fd")) <= descriptors
         starts[0], failing = 0, 100
         with pytest.raises(InputError, match=r"its process did not start: .*(Cannot allocate memory|no verdict within 0\.2 s)"):
             grade(checker, ["gone", "good"])
-        assert starts == [verify.STARTS]
+        assert starts == [verify.MAX_STARTS]
 
 
 def test_threads_take_turns(checker: Checker) -> None:
@@ -241,7 +241,7 @@ def test_threads_take_turns(checker: Checker) -> None:
 def test_an_interrupt_ends_the_checks_under_way(rewards: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with Checker(f"function:{rewards}:reward", timeout=60, workers=2) as checker:
+        with Checker(f"function:{rewards}:reward", timeout=60, num_workers=2) as checker:
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             began = time.monotonic()
             with pytest.raises(KeyboardInterrupt):
@@ -265,7 +265,7 @@ def test_nothing_to_grade(checker: Checker) -> None:
 
 
 def test_a_problem_without_the_functions_column_ends_the_run(rewards: Path) -> None:
-    with Checker(f"function:{rewards}:column", workers=2) as checker:
+    with Checker(f"function:{rewards}:column", num_workers=2) as checker:
         problems = [Problem(1, "?", "", columns={"level": 3}), Problem(2, "?", "", columns={"level": 4})]
         assert checker.grade(problems, ["?"] * 2, ["x"] * 2).rewards.tolist() == [1, 0]
         with pytest.raises(InputError, match=r"takes level, which problem 7 does not have; it has answer, completions, prompts"):
@@ -274,7 +274,7 @@ def test_a_problem_without_the_functions_column_ends_the_run(rewards: Path) -> N
 
 
 def test_a_closed_checker_says_so(rewards: Path) -> None:
-    checker = Checker(f"function:{rewards}:reward", workers=1)
+    checker = Checker(f"function:{rewards}:reward", num_workers=1)
     process = checker._workers[0]._process
     checker.close()
     assert process is not None and process.returncode == -signal.SIGKILL
@@ -306,7 +306,7 @@ def test_what_cannot_start_is_said_at_once(
     if text is not None:
         Path("own.py").write_text(text)
     with pytest.raises(InputError, match=message):
-        Checker(use, memory_gb=0.5, workers=1)
+        Checker(use, memory_gb=0.5, num_workers=1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal on a closed pipe")
@@ -336,5 +336,5 @@ def test_a_worker_loads_no_jax_and_nothing_of_the_parents_main_module(rewards: P
         "    assert not heavy, heavy\n"
         "    return [1]\n"
     )
-    with Checker(f"function:{path}:reward", workers=1) as checker:
-        assert grade(checker, ["x"]) == ([1.0], [True], {}), checker.examples
+    with Checker(f"function:{path}:reward", num_workers=1) as checker:
+        assert grade(checker, ["x"]) == ([1.0], [True], {}), checker.failure_examples

@@ -10,28 +10,28 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-Prefix = tuple[Array, Array, Array]  # keys and values [b K p H], live lengths i[b]
+PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H], live lengths i[b]
 
 
 def cudnn_attention(
     q: Float[Array, "b t N H"],
     k: Float[Array, "b K t H"],
     v: Float[Array, "b K t H"],
-    prefix: Prefix | None = None,
+    prefix: PrefixKV | None = None,
     backend: Literal["cudnn", "xla"] = "cudnn",
 ) -> Float[Array, "b t N H"]:
     """Causal attention of q over k, v and the live part of `prefix`. Differentiable. `backend` xla: the same call, for tests."""
     if prefix is None:
         return jax.nn.dot_product_attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), is_causal=True, implementation=backend)
     t, p = q.shape[1], prefix[0].shape[2]
-    odd = t % 2, (p + t) % 2  # with a mask, cuDNN's gradient wants even numbers of queries and of keys
+    padding = t % 2, (p + t) % 2  # with a mask, cuDNN's gradient wants even numbers of queries and of keys
     k, v = (jnp.concatenate([before, x], 2) for before, x in zip(prefix[:2], (k, v), strict=True))
-    k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, odd[1]), (0, 0))).swapaxes(1, 2) for x in (k, v))
-    q = jnp.pad(q, ((0, 0), (0, odd[0]), (0, 0), (0, 0)))
-    at = jnp.arange(p + t + odd[1])[None, None]
-    causal = (at >= p) & (at - p <= jnp.arange(t + odd[0])[None, :, None])
-    seen = causal | (at < jnp.minimum(prefix[2], p)[:, None, None])
-    return jax.nn.dot_product_attention(q, k, v, mask=seen[:, None], implementation=backend)[:, :t]
+    k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, padding[1]), (0, 0))).swapaxes(1, 2) for x in (k, v))
+    q = jnp.pad(q, ((0, 0), (0, padding[0]), (0, 0), (0, 0)))
+    key_positions = jnp.arange(p + t + padding[1])[None, None]
+    causal = (key_positions >= p) & (key_positions - p <= jnp.arange(t + padding[0])[None, :, None])
+    mask = causal | (key_positions < jnp.minimum(prefix[2], p)[:, None, None])
+    return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation=backend)[:, :t]
 
 
 def cudnn_decode(

@@ -14,18 +14,18 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jaxtyping import Array, Float
 
 LANES = 128
-Prefix = tuple[Array, Array, Array]  # keys and values [b K p H], live lengths i[b]
+PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H], live lengths i[b]
 
 
-def _block(padded: int) -> int:
+def _block_size(padded: int) -> int:
     """The largest block, of 512 at most, that divides a multiple of 128."""
     return next(b for b in (512, 384, 256, 128) if padded % b == 0)
 
 
 @functools.cache
-def _kernel(heads: int, queries: int, keys: int, offset: int, interpret: bool) -> splash.SplashAttentionKernel:
+def _make_kernel(heads: int, queries: int, keys: int, offset: int, interpret: bool) -> splash.SplashAttentionKernel:
     mask = masks.MultiHeadMask([masks.CausalMask((queries, keys), offset) for _ in range(heads)])
-    q, k = _block(queries), _block(keys)
+    q, k = _block_size(queries), _block_size(keys)
     sizes = splash.BlockSizes(
         block_q=q,
         block_kv=k,
@@ -44,21 +44,21 @@ def splash_attention(
     q: Float[Array, "b t N H"],
     k: Float[Array, "b K t H"],
     v: Float[Array, "b K t H"],
-    prefix: Prefix | None = None,
+    prefix: PrefixKV | None = None,
     interpret: bool = False,
 ) -> Float[Array, "b t N H"]:
     """Causal attention of q over k, v and the live part of `prefix`. Differentiable; scores and softmax in float32."""
     b, t, N, H = q.shape
     p = 0 if prefix is None else prefix[0].shape[2]
     queries, keys = -(-t // LANES) * LANES, -(-(p + t) // LANES) * LANES
-    live = jnp.ones((b, keys), jnp.int32)
+    key_segments = jnp.ones((b, keys), jnp.int32)
     if prefix is not None:
         k, v = (jnp.concatenate([before, x], 2) for before, x in zip(prefix[:2], (k, v), strict=True))
-        at = jnp.arange(keys)[None]
-        live = ((at < prefix[2][:, None]) | (at >= p)).astype(jnp.int32)
+        key_positions = jnp.arange(keys)[None]
+        key_segments = ((key_positions < prefix[2][:, None]) | (key_positions >= p)).astype(jnp.int32)
     q = (q * H**-0.5).astype(q.dtype).swapaxes(1, 2)
     q = jnp.pad(q, ((0, 0), (0, 0), (0, queries - t), (0, 0)))
     k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, keys - p - t), (0, 0))) for x in (k, v))
-    segments = splash.SegmentIds(q=jnp.ones((b, queries), jnp.int32), kv=live)
-    out: Any = jax.vmap(_kernel(N, queries, keys, p, interpret))(q, k, v, segments)
+    segments = splash.SegmentIds(q=jnp.ones((b, queries), jnp.int32), kv=key_segments)
+    out: Any = jax.vmap(_make_kernel(N, queries, keys, p, interpret))(q, k, v, segments)
     return out[:, :, :t].swapaxes(1, 2)

@@ -21,106 +21,106 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-NEVER = -1e30
+MASKED_SCORE = -1e30
 LANES = 128
-UNITS = (1, 2, 3, 4, 5, 6, 7, 8)  # of 128 positions in a block, whichever is the most that divides the cache
+BLOCK_UNITS = (1, 2, 3, 4, 5, 6, 7, 8)  # of 128 positions in a block, whichever is the most that divides the cache
 BLOCK_BYTES = 1 << 20  # of keys, and as many of values; both are held twice, and v5e lets a kernel have 16 MB
 
 
-class _Form(NamedTuple):
+class _CacheLayout(NamedTuple):
     """How the cache lies: turned is [H, C], else [C, H]. `tile` positions are written back around a new one."""
 
-    turned: bool
-    block: int
-    tile: int
+    transposed: bool
+    block_positions: int
+    tile_positions: int
 
     @property
-    def axis(self) -> int:
+    def position_axis(self) -> int:
         """Positions in a block [K C H] or [K H C]."""
-        return 2 if self.turned else 1
+        return 2 if self.transposed else 1
 
     @property
-    def letters(self) -> str:
-        return "khc" if self.turned else "kch"
+    def einsum_axes(self) -> str:
+        return "khc" if self.transposed else "kch"
 
 
-def _form(kv_heads: int, positions: int, head_dim: int, item_bytes: int) -> _Form:
-    turned = head_dim % LANES != 0
-    units, most = positions // LANES, BLOCK_BYTES // (kv_heads * LANES * head_dim * item_bytes)
-    block = LANES * max(d for d in UNITS if units % d == 0 and d <= max(most, 1))
-    return _Form(turned, block, LANES if turned else 32 // item_bytes)
+def _cache_layout(kv_heads: int, positions: int, head_dim: int, item_bytes: int) -> _CacheLayout:
+    transposed = head_dim % LANES != 0
+    units, max_units = positions // LANES, BLOCK_BYTES // (kv_heads * LANES * head_dim * item_bytes)
+    block = LANES * max(d for d in BLOCK_UNITS if units % d == 0 and d <= max(max_units, 1))
+    return _CacheLayout(transposed, block, LANES if transposed else 32 // item_bytes)
 
 
-def whole_blocks(positions: int) -> int:
+def pad_to_blocks(positions: int) -> int:
     """The next number of positions that divides into blocks: a multiple of 128, and above 1024 one without small blocks alone."""
     units = -(-positions // LANES)
-    return LANES * next(u for u in itertools.count(units) if u <= max(UNITS) or any(u % d == 0 for d in UNITS[3:]))
+    return LANES * next(u for u in itertools.count(units) if u <= max(BLOCK_UNITS) or any(u % d == 0 for d in BLOCK_UNITS[3:]))
 
 
-def _put(form: _Form, offset: Any, block: Any, new: Any, out: Any) -> None:
+def _write_tile(layout: _CacheLayout, offset: Any, block: Any, new_kv: Any, out: Any) -> None:
     """The tile around `offset` of a block, with one position new [K H], to `out`."""
-    start = pl.multiple_of(offset // form.tile * form.tile, form.tile)
-    old = block[:, :, pl.ds(start, form.tile)] if form.turned else block[:, pl.ds(start, form.tile), :]
-    here = lax.broadcasted_iota(jnp.int32, old.shape, form.axis) == offset - start
-    wide = jnp.expand_dims(new.astype(jnp.float32), form.axis)  # float32 holds bfloat16 and int8; their own tiles cannot be turned
-    out[...] = jnp.where(here, wide, old.astype(jnp.float32)).astype(out.dtype)
+    start = pl.multiple_of(offset // layout.tile_positions * layout.tile_positions, layout.tile_positions)
+    old = block[:, :, pl.ds(start, layout.tile_positions)] if layout.transposed else block[:, pl.ds(start, layout.tile_positions), :]
+    is_new = lax.broadcasted_iota(jnp.int32, old.shape, layout.position_axis) == offset - start
+    new_column = jnp.expand_dims(new_kv.astype(jnp.float32), layout.position_axis)  # float32 holds bfloat16 and int8; their own tiles cannot be turned
+    out[...] = jnp.where(is_new, new_column, old.astype(jnp.float32)).astype(out.dtype)
 
 
-def _kernel(form: _Form, scaled: bool, layer: Any, last: Any, q: Any, *refs: Any) -> None:
+def _decode_kernel(layout: _CacheLayout, scaled: bool, layer: Any, position: Any, q: Any, *refs: Any) -> None:
     """One block of one slot. q, out [K G H]; new keys and values [K H]; cached [K block H]; scales [K] and [K block]."""
-    count = 4 if scaled else 2
-    new, cached, written = refs[:count], refs[count : 2 * count], refs[2 * count + 1 : -3]
-    out, (top, total, mixed) = refs[2 * count], refs[-3:]
+    array_count = 4 if scaled else 2
+    new_kv, cached, written = refs[:array_count], refs[array_count : 2 * array_count], refs[2 * array_count + 1 : -3]
+    out, (max_score, normalizer, weighted_sum) = refs[2 * array_count], refs[-3:]
     del layer
-    j, last = pl.program_id(1), last[pl.program_id(0)]
+    j, position = pl.program_id(1), position[pl.program_id(0)]
     query = q[...]
 
     @pl.when(j == 0)
-    def _begin() -> None:
-        k, v = (x[...].astype(jnp.float32) for x in new[:2])
+    def _initialize() -> None:
+        k, v = (x[...].astype(jnp.float32) for x in new_kv[:2])
         if scaled:
-            k, v = k * new[2][...].T, v * new[3][...].T
-        top[...] = (query.astype(jnp.float32) * k[:, None]).sum(-1, keepdims=True)
-        total[...] = jnp.ones_like(total)
-        mixed[...] = jnp.broadcast_to(v[:, None], mixed.shape)
+            k, v = k * new_kv[2][...].T, v * new_kv[3][...].T
+        max_score[...] = (query.astype(jnp.float32) * k[:, None]).sum(-1, keepdims=True)
+        normalizer[...] = jnp.ones_like(normalizer)
+        weighted_sum[...] = jnp.broadcast_to(v[:, None], weighted_sum.shape)
 
-    @pl.when(j * form.block < last)
-    def _add() -> None:
+    @pl.when(j * layout.block_positions < position)
+    def _accumulate() -> None:
         k, v = (x[...].astype(query.dtype) for x in cached[:2])
-        s = jnp.einsum(f"kgh,{form.letters}->kgc", query, k, preferred_element_type=jnp.float32)
+        s = jnp.einsum(f"kgh,{layout.einsum_axes}->kgc", query, k, preferred_element_type=jnp.float32)
         if scaled:
             s = s * cached[2][...][:, None]
-        seen = j * form.block + lax.broadcasted_iota(jnp.int32, s.shape, 2) < last
-        s = jnp.where(seen, s, NEVER)
-        highest = jnp.maximum(top[...], s.max(-1, keepdims=True))
-        kept, weights = jnp.exp(top[...] - highest), jnp.exp(s - highest)
-        total[...] = total[...] * kept + weights.sum(-1, keepdims=True)
+        live = j * layout.block_positions + lax.broadcasted_iota(jnp.int32, s.shape, 2) < position
+        s = jnp.where(live, s, MASKED_SCORE)
+        new_max = jnp.maximum(max_score[...], s.max(-1, keepdims=True))
+        rescale, weights = jnp.exp(max_score[...] - new_max), jnp.exp(s - new_max)
+        normalizer[...] = normalizer[...] * rescale + weights.sum(-1, keepdims=True)
         if scaled:
             weights = weights * cached[3][...][:, None]
-        mixed[...] = mixed[...] * kept + jnp.einsum(
-            f"kgc,{form.letters}->kgh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+        weighted_sum[...] = weighted_sum[...] * rescale + jnp.einsum(
+            f"kgc,{layout.einsum_axes}->kgh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
         )
-        top[...] = highest
+        max_score[...] = new_max
 
-    @pl.when(j == last // form.block)
-    def _write() -> None:
-        offset = last % form.block
+    @pl.when(j == position // layout.block_positions)
+    def _write_back() -> None:
+        offset = position % layout.block_positions
         for i in range(2):
-            _put(form, offset, cached[i], new[i][...], written[i])
-        for i in range(2, count):
+            _write_tile(layout, offset, cached[i], new_kv[i][...], written[i])
+        for i in range(2, array_count):
             start = pl.multiple_of(offset // LANES * LANES, LANES)
             old = cached[i][:, pl.ds(start, LANES)]
-            here = lax.broadcasted_iota(jnp.int32, old.shape, 1) == offset - start
-            written[i][...] = jnp.where(here, new[i][...].T, old)
+            is_new = lax.broadcasted_iota(jnp.int32, old.shape, 1) == offset - start
+            written[i][...] = jnp.where(is_new, new_kv[i][...].T, old)
 
     @pl.when(j == pl.num_programs(1) - 1)
-    def _finish() -> None:
-        out[...] = (mixed[...] / total[...]).astype(out.dtype)
+    def _normalize() -> None:
+        out[...] = (weighted_sum[...] / normalizer[...]).astype(out.dtype)
 
 
 def flash_decode(
     q: Float[Array, "R N H"],
-    new: tuple[Array, ...],
+    new_kv: tuple[Array, ...],
     cache: tuple[Array, ...],
     layer: Int[Array, ""],
     positions: Int[Array, " R"],
@@ -133,48 +133,48 @@ def flash_decode(
     """
     R, N, H = q.shape
     K, C = cache[1].shape[2:4]
-    form = _form(K, C, H, cache[0].dtype.itemsize)
-    grouped = (q * H**-0.5).astype(q.dtype).reshape(R, K, N // K, H)
+    layout = _cache_layout(K, C, H, cache[0].dtype.itemsize)
+    grouped_queries = (q * H**-0.5).astype(q.dtype).reshape(R, K, N // K, H)
 
-    def lay(cache: tuple[Array, ...]) -> tuple[Array, ...]:
+    def to_kernel_layout(cache: tuple[Array, ...]) -> tuple[Array, ...]:
         """As the kernel takes it, and back. To XLA a choice of layout, no copy: the cache of a loop lies as its kernel wants it."""
         keys, values, *scales = cache
-        return (keys, values.swapaxes(-1, -2), *scales) if form.turned else (keys.swapaxes(-1, -2), values, *scales)
+        return (keys, values.swapaxes(-1, -2), *scales) if layout.transposed else (keys.swapaxes(-1, -2), values, *scales)
 
-    kept = lay(cache)
-    fresh = tuple(x if x.ndim == 3 else x[:, None] for x in new)
+    kernel_cache = to_kernel_layout(cache)
+    new_blocks = tuple(x if x.ndim == 3 else x[:, None] for x in new_kv)
 
-    def spec(x: Array, width: int, at: Any) -> pl.BlockSpec:
+    def cache_spec(x: Array, width: int, block_at: Any) -> pl.BlockSpec:
         """`width` positions of one slot in the layer, at the block `at(j, position)`."""
 
         def address(r: Any, j: Any, layer: Any, positions: Any) -> tuple:
-            block = at(j, positions[r])
-            tail = (block,) if x.ndim == 4 else (0, block) if form.turned else (block, 0)
+            block = block_at(j, positions[r])
+            tail = (block,) if x.ndim == 4 else (0, block) if layout.transposed else (block, 0)
             return layer[0], r, 0, *tail
 
-        shape = (width,) if x.ndim == 4 else (H, width) if form.turned else (width, H)
+        shape = (width,) if x.ndim == 4 else (H, width) if layout.transposed else (width, H)
         return pl.BlockSpec((None, None, K, *shape), address)
 
-    def slot(x: Array) -> pl.BlockSpec:
+    def slot_spec(x: Array) -> pl.BlockSpec:
         return pl.BlockSpec((None, *x.shape[1:]), lambda r, j, *_: (r, *[0] * (x.ndim - 1)))
 
-    tiles = [form.tile if x.ndim == 5 else LANES for x in kept]
-    reads = [spec(x, form.block, lambda j, last: jnp.minimum(j, last // form.block)) for x in kept]
-    writes = [spec(x, tile, lambda j, last, tile=tile: last // tile) for x, tile in zip(kept, tiles, strict=True)]
+    tiles = [layout.tile_positions if x.ndim == 5 else LANES for x in kernel_cache]
+    reads = [cache_spec(x, layout.block_positions, lambda j, last: jnp.minimum(j, last // layout.block_positions)) for x in kernel_cache]
+    writes = [cache_spec(x, tile, lambda j, last, tile=tile: last // tile) for x, tile in zip(kernel_cache, tiles, strict=True)]
     column = pltpu.VMEM((K, N // K, 1), jnp.float32)
     out, *written = pl.pallas_call(
-        functools.partial(_kernel, form, len(cache) > 2),
+        functools.partial(_decode_kernel, layout, len(cache) > 2),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
-            grid=(R, C // form.block),
-            in_specs=[slot(grouped), *map(slot, fresh), *reads],
-            out_specs=[slot(grouped), *writes],
+            grid=(R, C // layout.block_positions),
+            in_specs=[slot_spec(grouped_queries), *map(slot_spec, new_blocks), *reads],
+            out_specs=[slot_spec(grouped_queries), *writes],
             scratch_shapes=[column, column, pltpu.VMEM((K, N // K, H), jnp.float32)],
         ),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (grouped, *kept)],
-        input_output_aliases={3 + len(fresh) + i: 1 + i for i in range(len(kept))},
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (grouped_queries, *kernel_cache)],
+        input_output_aliases={3 + len(new_blocks) + i: 1 + i for i in range(len(kernel_cache))},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=interpret,
         name="flash_decode",
-    )(layer.reshape(1), positions, grouped, *fresh, *kept)
-    return out.reshape(R, N, H), lay(tuple(written))
+    )(layer.reshape(1), positions, grouped_queries, *new_blocks, *kernel_cache)
+    return out.reshape(R, N, H), to_kernel_layout(tuple(written))

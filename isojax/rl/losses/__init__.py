@@ -30,7 +30,7 @@ def clipped_surrogate(
     ratio: Float[Array, "m T"], advantages: Float[Array, "m T"], mask: Bool[Array, "m T"], clip: Clip
 ) -> tuple[Float[Array, "m T"], dict[str, Float[Array, "m T"]]]:
     """-min(r A, clip(r, 1 - low, 1 + high) A) (PPO, arXiv:1707.06347, equation 7); metric: the share of tokens whose gradient it stops."""
-    clipped = jnp.clip(ratio, 1 - clip.low, 1 + clip.high)
-    value = -jnp.minimum(ratio * advantages, clipped * advantages)
-    stopped = mask & (clipped * advantages < ratio * advantages)
-    return jnp.where(mask, value, 0.0), {"clip_fraction": stopped.astype(jnp.float32)}
+    clipped_ratio = jnp.clip(ratio, 1 - clip.low, 1 + clip.high)
+    value = -jnp.minimum(ratio * advantages, clipped_ratio * advantages)
+    gradient_stopped = mask & (clipped_ratio * advantages < ratio * advantages)
+    return jnp.where(mask, value, 0.0), {"clip_fraction": gradient_stopped.astype(jnp.float32)}

@@ -20,6 +20,6 @@ def loss(
 ) -> tuple[Float[Array, "m T"], dict[str, Float[Array, "m T"]]]:
     """-sg(clip(r, 1 - low, 1 + high)) A log p; with low = 1 there is no lower bound (equations 4 and 5)."""
     ratio = lax.stop_gradient(ratios(logps, sampler_logps, mask))
-    weight = jnp.clip(ratio, 1 - clip.low, 1 + clip.high)
-    value = -weight * advantages * logps
-    return jnp.where(mask, value, 0.0), {"clip_fraction": (mask & (ratio != weight)).astype(jnp.float32)}
+    clipped_ratio = jnp.clip(ratio, 1 - clip.low, 1 + clip.high)
+    value = -clipped_ratio * advantages * logps
+    return jnp.where(mask, value, 0.0), {"clip_fraction": (mask & (ratio != clipped_ratio)).astype(jnp.float32)}

@@ -22,6 +22,6 @@ def loss(
     Each token has s, and by stop-gradients (equation 14) its own part of s' gradient, so that the mean over a response is the response's.
     """
     log_ratio = jnp.where(mask, logps - sampler_logps, 0.0)
-    of_response = log_ratio.sum(-1, keepdims=True) / jnp.maximum(mask.sum(-1, keepdims=True), 1)
-    own = jnp.where(mask, logps - lax.stop_gradient(logps), 0.0)
-    return clipped_surrogate(jnp.exp(lax.stop_gradient(of_response) + own), advantages, mask, clip)
+    response_log_ratio = log_ratio.sum(-1, keepdims=True) / jnp.maximum(mask.sum(-1, keepdims=True), 1)
+    token_gradient = jnp.where(mask, logps - lax.stop_gradient(logps), 0.0)
+    return clipped_surrogate(jnp.exp(lax.stop_gradient(response_log_ratio) + token_gradient), advantages, mask, clip)

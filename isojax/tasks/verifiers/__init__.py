@@ -26,8 +26,8 @@ class Verdict(NamedTuple):
         message: what happened, in a line.
     """
 
-    right: bool
-    answered: bool
+    correct: bool
+    parsed: bool
     failure: str = ""
     message: str = ""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from isojax.tasks.verifiers import Check, Verdict
-from isojax.tasks.verifiers.user import load_function, outcome
+from isojax.tasks.verifiers.user import load_function, score_to_verdict
 from isojax.types import InputError, Problem
 
 ISOLATED, PURE = True, False
@@ -21,24 +21,24 @@ def build(argument: str) -> Check:
     """The check that calls the function; InputError where it cannot be found or imported."""
     function = load_function("function", argument)
     parameters = inspect.signature(function).parameters.values()
-    everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    names = {p.name for p in named}
-    needed = [p.name for p in named if p.default is p.empty]
+    takes_all_columns = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named_parameters = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    parameter_names = {p.name for p in named_parameters}
+    required_names = [p.name for p in named_parameters if p.default is p.empty]
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
-        given = {**problem.columns, "prompts": prompt, "completions": response, "answer": problem.answer}
-        if missing := [name for name in needed if name not in given]:
+        arguments = {**problem.columns, "prompts": prompt, "completions": response, "answer": problem.answer}
+        if missing := [name for name in required_names if name not in arguments]:
             raise InputError(
                 f"cell.verifier.use: {argument} takes {', '.join(missing)}, which problem {problem.id} does not have; "
-                f"it has {', '.join(sorted(given))}. Add the column to the problems, or give the parameter a default."
+                f"it has {', '.join(sorted(arguments))}. Add the column to the problems, or give the parameter a default."
             )
-        scores: Any = function(**{name: [value] for name, value in given.items() if everything or name in names})
+        scores: Any = function(**{name: [value] for name, value in arguments.items() if takes_all_columns or name in parameter_names})
         if isinstance(scores, str) or not isinstance(scores, Iterable):
             return Verdict(False, False, "error", f"expected a list of one score, given {type(scores).__name__}")
         scores = list(scores)
         if len(scores) != 1:
             return Verdict(False, False, "error", f"expected a list of one score, given {len(scores)}")
-        return outcome(scores[0], response)
+        return score_to_verdict(scores[0], response)
 
     return check

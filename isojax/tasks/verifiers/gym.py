@@ -16,7 +16,7 @@ from isojax.types import InputError, Problem
 
 ISOLATED, PURE = True, True
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def build(argument: str) -> Check:
@@ -41,10 +41,10 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
         raise InputError(
             f"problem {problem.id}: the verifier gym judges what cell.task=gym:NAME makes; set cell.verifier.use to another, such as math."
         )
-    tagged = _TAGGED.findall(response)
-    answer = (tagged[-1] if tagged else response).strip()
+    tagged_answers = _ANSWER_TAG.findall(response)
+    answer = (tagged_answers[-1] if tagged_answers else response).strip()
     score = _scorer(columns["gym"], json.dumps(columns["settings"], sort_keys=True))
-    return Verdict(bool(answer) and abs(score(answer, unpack(columns["entry"])) - 1) < 1e-6, bool(answer))
+    return Verdict(bool(answer) and abs(score(answer, from_tagged_json(columns["entry"])) - 1) < 1e-6, bool(answer))
 
 
 @functools.cache
@@ -55,23 +55,23 @@ def _scorer(name: str, settings: str) -> Callable[[str, dict[str, Any]], float]:
     return reasoning_gym.create_dataset(name, **{**json.loads(settings), "size": 1}).score_answer
 
 
-def pack(value: Any) -> Any:
+def to_tagged_json(value: Any) -> Any:
     """A generator's entry as plain JSON that `unpack` gives back equal: tuples are marked (two scorers tell them from lists)."""
     if isinstance(value, tuple):
-        return {"(tuple)": [pack(v) for v in value]}
+        return {"(tuple)": [to_tagged_json(v) for v in value]}
     if isinstance(value, list):
-        return [pack(v) for v in value]
+        return [to_tagged_json(v) for v in value]
     if isinstance(value, dict):
-        return {str(k): pack(v) for k, v in value.items()}
+        return {str(k): to_tagged_json(v) for k, v in value.items()}
     return value if value is None or isinstance(value, str | bool | int | float) else str(value)
 
 
-def unpack(value: Any) -> Any:
+def from_tagged_json(value: Any) -> Any:
     """What `pack` was given, but for keys that were no text and values that JSON does not know, which are text."""
     if isinstance(value, list):
-        return [unpack(v) for v in value]
+        return [from_tagged_json(v) for v in value]
     if not isinstance(value, dict):
         return value
     if set(value) == {"(tuple)"}:
-        return tuple(unpack(v) for v in value["(tuple)"])
-    return {k: unpack(v) for k, v in value.items()}
+        return tuple(from_tagged_json(v) for v in value["(tuple)"])
+    return {k: from_tagged_json(v) for k, v in value.items()}

@@ -27,15 +27,15 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
     Raises:
         InputError: the problem's own answer is no integer.
     """
-    gold, given = _integer(problem.answer), _integer(response)
-    if gold is None:
+    reference_integer, response_integer = _parse_integer(problem.answer), _parse_integer(response)
+    if reference_integer is None:
         raise InputError(
             f"problem {problem.id}: the verifier `integer` expects an integer as answer, given {problem.answer[:80]!r}; "
             "mend the problem, or set cell.verifier.use to another, such as math or exact."
         )
-    return Verdict(given == gold, given is not None)
+    return Verdict(response_integer == reference_integer, response_integer is not None)
 
 
-def _integer(text: str) -> int | None:
-    found = _INTEGER.fullmatch(text)
-    return int(found[1].replace(",", "").replace("\u2212", "-")) if found else None
+def _parse_integer(text: str) -> int | None:
+    match = _INTEGER.fullmatch(text)
+    return int(match[1].replace(",", "").replace("\u2212", "-")) if match else None

@@ -26,26 +26,26 @@ def build(argument: str) -> Check:
         return math_verify.parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
     @lru_cache(1024)
-    def reference(gold: str) -> list[Any]:
-        return parse(_maths(gold))
+    def parse_reference(reference_answer: str) -> list[Any]:
+        return parse(_in_math_mode(reference_answer))
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
-        gold, stated = answers.gold(problem.answer), answers.final(response)
-        if stated == "":
+        reference_answer, stated_answer = answers.reference_answer(problem.answer), answers.stated_answer(response)
+        if stated_answer == "":
             return Verdict(False, False)
-        given = answers.tidy(response) if stated is None else stated
-        same = answers.same(gold, given)
-        answered = stated is not None or same is True or answers.number(given) is not None
-        if same is None or not answered:
-            found = parse(response if stated is None else _maths(stated))
-            answered = answered or bool(found)
-            same = math_verify.verify(reference(gold), found, allow_set_relation_comp=True, timeout_seconds=None)
-        return Verdict(bool(same), answered)
+        response_answer = answers.normalize_answer(response) if stated_answer is None else stated_answer
+        is_same = answers.answers_equal(reference_answer, response_answer)
+        parsed = stated_answer is not None or is_same is True or answers.parse_number(response_answer) is not None
+        if is_same is None or not parsed:
+            response_expressions = parse(response if stated_answer is None else _in_math_mode(stated_answer))
+            parsed = parsed or bool(response_expressions)
+            is_same = math_verify.verify(parse_reference(reference_answer), response_expressions, allow_set_relation_comp=True, timeout_seconds=None)
+        return Verdict(bool(is_same), parsed)
 
     check(Problem(0, "", r"\frac{1}{2}"), "", r"\boxed{2^{-1}}")  # loads its parser, which takes longer than any check
     return check
 
 
-def _maths(text: str) -> str:
+def _in_math_mode(text: str) -> str:
     """An answer as math-verify finds it: between dollars, unless there are some in it or it is words."""
-    return text if "$" in text or answers.worded(text) else f"${' '.join(text.split())}$"
+    return text if "$" in text or answers.has_words(text) else f"${' '.join(text.split())}$"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from isojax.tasks.verifiers import Check, Verdict
-from isojax.tasks.verifiers.user import load_function, outcome
+from isojax.tasks.verifiers.user import load_function, score_to_verdict
 from isojax.types import InputError, Problem
 
 ISOLATED, PURE = True, False
@@ -20,14 +20,14 @@ PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 def build(argument: str) -> Check:
     """The check that calls the function; InputError where it cannot be found or imported."""
-    compute_score = load_function("verl", argument, default="compute_score")
+    compute_score = load_function("verl", argument, default_name="compute_score")
     _check_parameters(compute_score, argument)
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
         score: Any = compute_score(
             data_source=problem.columns.get("data_source", ""),
             solution_str=response,
-            ground_truth=_ground_truth(problem),
+            ground_truth=_ground_truth_of(problem),
             extra_info=problem.columns.get("extra_info"),
         )
         if isinstance(score, Mapping):
@@ -38,7 +38,7 @@ def build(argument: str) -> Check:
             score = score["acc"] if "acc" in score else score["score"]
         elif isinstance(score, tuple | list) and score:
             score = score[0]  # as verl reads them: (score, what there is to say of it)
-        return outcome(score, response)
+        return score_to_verdict(score, response)
 
     return check
 
@@ -56,7 +56,7 @@ def _check_parameters(function: Callable[..., Any], argument: str) -> None:
         ) from e
 
 
-def _ground_truth(problem: Problem) -> Any:
+def _ground_truth_of(problem: Problem) -> Any:
     if "ground_truth" in problem.columns:
         return problem.columns["ground_truth"]
     reward_model = problem.columns.get("reward_model")
