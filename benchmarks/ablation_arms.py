@@ -18,7 +18,7 @@ HARD = ("cell.data.candidates=12000", "cell.data.difficulty=[0.0,0.0625]")
 NO_KL, NO_ENTROPY = "cell.rl.kl=0.0", "cell.rl.entropy=0.0"
 WEAK = ("cell.rl.kl=0.001", "cell.rl.entropy=0.001")  # those of recipes/easy; the others' are the quickstart's, .5 and .01
 EVERY_N = ("sweep.n=[4,16,64]", "sweep.B_max=2048", "sweep.budget=139000")
-ANCHOR = "cell.rl.anchor_batch=256"
+ANCHOR = "cell.rl.lr_reference_batch=256"
 EIGHTFOLD = ("sweep.n=[64]", "sweep.B_max=2048", "sweep.budget=139000")
 
 

@@ -1,4 +1,4 @@
-"""Does `sweep.strategy=frontier` find n*(C) with half of the grid's rollouts? Sweeps simulated on random worlds of known law.
+"""Does `sweep.strategy=adaptive` find n*(C) with half of the grid's rollouts? Sweeps simulated on random worlds of known law.
 
     python benchmarks/adaptive.py                             5 worlds of each kind, with 1 seed and with 3: 50 sweeps, about 5 minutes
     python benchmarks/adaptive.py --kinds hill --worlds 20    others

@@ -45,7 +45,7 @@ cell:
   data: {{candidates: 600, validation: 200, difficulty: [0.0, 1.0]}}
   rl: {{kl: 0.02, entropy: 0.001, learning_rate: 1.0e-2}}
   eval: {{samples: 8, start: 64, ratio: 1.2}}
-sweep: {{B_p: [8], n: [16], budget: 100000, slots: 32, microbatch: 32}}
+sweep: {{B_p: [8], n: [16], budget: 100000, decode_slots: 32, microbatch: 32}}
 run: {{cells_at_once: 1, checkpoint_seconds: 0}}
 """
 TEXT = """\
@@ -56,9 +56,9 @@ cell:
   verifier: {use: function:rewards.py:reward}
   data: {attempts: 0, candidates: 60, validation: 16}
   sampling: {prompt_length: 24, response_length: 24, temperature: 0.8, top_p: 0.9}
-  rl: {learning_rate: 3.0e-3, anchor_batch: 16, warmup: 2, kl: 0.01}
+  rl: {learning_rate: 3.0e-3, lr_reference_batch: 16, warmup: 2, kl: 0.01}
   eval: {samples: 4, start: 16, ratio: 1.25}
-sweep: {B_p: [4], n: [4], budget: 1600, slots: 8, microbatch: 8, prompts: 4}
+sweep: {B_p: [4], n: [4], budget: 1600, decode_slots: 8, microbatch: 8, prefill_batch: 4}
 run: {verifier_workers: 1, cells_at_once: 1, checkpoint_seconds: 0}
 """
 # Rates from 0 to 1 by problem, whatever the random policy says.
@@ -74,8 +74,8 @@ SITE = "import os, sys, chaos_watch\nchaos_watch.begin(os.environ, sys.orig_argv
 KINDS: dict[str, list[str]] = {
     "device": ["device.yaml"],
     "text": ["text.yaml"],
-    "pipeline": ["text.yaml", "cell.rl.pipeline=2"],
-    "resampling": ["text.yaml", "cell.rl.pipeline=1", "cell.rl.no_positive_resampling=0.5"],
+    "pipeline": ["text.yaml", "cell.rl.max_staleness=2"],
+    "resampling": ["text.yaml", "cell.rl.max_staleness=1", "cell.rl.no_positive_resampling=0.5"],
 }
 CELLS = {kind: "8x16-s0" if kind == "device" else "4x4-s0" for kind in KINDS}
 PARTS = {kind: ("rollout", "verification", "update") for kind in KINDS} | {"device": (PROGRAM,)}

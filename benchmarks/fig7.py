@@ -1,6 +1,6 @@
 """The law fitted to the paper's own Fig. 7 points against the law printed there (IsoCompute Playbook, arXiv:2603.12151). One JSON line:
 
-    python benchmarks/fig7.py PATH                 columns set, n, rollouts; the Easy set, debiased
+    python benchmarks/fig7.py PATH                 columns set, n, rollouts; the Easy set, hierarchical
     python benchmarks/fig7.py PATH --mode paper    with the running average
 
 PATH is a table of the figure's points, which is not part of this project. Exit code 1 where a parameter lies outside its tolerance.
@@ -23,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
     parser.add_argument("--where", default="set=easy")
-    parser.add_argument("--mode", default="debiased", choices=("debiased", "paper"))
+    parser.add_argument("--mode", default="hierarchical", choices=("hierarchical", "paper"))
     arguments = parser.parse_args()
     found = fit_points_file(arguments.path, [arguments.where], arguments.mode)
     law = found["n_star"]

@@ -238,7 +238,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--replicates", type=int, default=200)
-    parser.add_argument("--mode", default="debiased", help="the mode to judge")
+    parser.add_argument("--mode", default="hierarchical", help="the mode to judge")
     parser.add_argument("--out", type=Path, help="a new file: one line a world")
     parser.add_argument("--read", type=Path, nargs="+", help="files of --out to put together instead of fitting")
     return parser.parse_args()

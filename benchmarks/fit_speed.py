@@ -1,4 +1,4 @@
-"""How long does a fit take? Fit 40 runs of 200 evaluations in mode "debiased" and print one JSON line.
+"""How long does a fit take? Fit 40 runs of 200 evaluations in mode "hierarchical" and print one JSON line.
 
     python benchmarks/fit_speed.py                       500 replicates
     python benchmarks/fit_speed.py --replicates 100      fewer

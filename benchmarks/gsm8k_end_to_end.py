@@ -46,7 +46,7 @@ cell:
   data: {attempts: 4, difficulty: [0.0, 1.0], validation: 8}
   sampling: {prompt_length: 224, response_length: 128}
   eval: {samples: 2, start: 16, ratio: 2.0}
-sweep: {B_p: [4], n: [4], budget: 32, slots: 16, microbatch: 4}
+sweep: {B_p: [4], n: [4], budget: 32, decode_slots: 16, microbatch: 4}
 """
 DROPPED = re.compile(r"(\d+) of (\d+) (.*) dropped")
 

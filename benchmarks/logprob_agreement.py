@@ -97,7 +97,7 @@ def report(name: str, task: TextTask, model: ModelConfig, count: int, n: int, le
     params = hf.load(task.folder, model, decoder, on)
     found = Agreement(decoder, task.stops, geometry, sampling, on)(params, problems, (count, n))
     row = {"prompts": name, "top_p": top_p, "temperature": 0.6, "rollouts": count * n, "tokens": round(found["tokens"])}
-    row |= {"max_difference": found["max_log_ratio"], "mean_difference": found["log_ratio"], "within_1e-4": found["max_log_ratio"] < BOUND}
+    row |= {"max_difference": found["sampler_logp_gap_max"], "mean_difference": found["sampler_logp_gap"], "within_1e-4": found["sampler_logp_gap_max"] < BOUND}
     print(json.dumps(row | {"seconds": round(time.perf_counter() - began, 1)}), flush=True)
 
 

@@ -38,7 +38,7 @@ FIXED = (
     ("sequence=2", *TINY, "cell.model.layers=12", "cell.sampling.prompt_length=1024", "sweep.remat=layer"),
     ("sequence=4", *TINY, "cell.model.layers=12", "cell.sampling.prompt_length=1024", "sweep.remat=layer"),
     ("data=2,fsdp=2", *TINY),
-    ("auto", *TINY, "sweep.slots=512", "sweep.microbatch=16"),
+    ("auto", *TINY, "sweep.decode_slots=512", "sweep.microbatch=16"),
     ("auto", *TINY, "sweep.remat=layer"),
     ("auto", *TINY, "cell.sampling.top_p=0.9"),
     ("auto", *TINY, "cell.rl.loss=ppo", "cell.rl.critic={}"),
@@ -57,8 +57,8 @@ FIXED = (
     ("auto", *TEXT, "cell.rl.kl=0.1", "cell.sampling.top_p=0.9", "cell.model.vocab=8000"),
     ("auto", *TEXT, "cell.rl.loss=ppo", "cell.rl.critic={}", "cell.model.layers=12"),
     ("auto", *SMOL),
-    ("auto", *SMOL, "sweep.slots=16", "sweep.microbatch=4", "cell.sampling.response_length=128", "cell.sampling.prompt_length=64"),
-    ("auto", *SMOL, "sweep.slots=32", "sweep.microbatch=8", "cell.sampling.response_length=64", "cell.sampling.prompt_length=256"),
+    ("auto", *SMOL, "sweep.decode_slots=16", "sweep.microbatch=4", "cell.sampling.response_length=128", "cell.sampling.prompt_length=64"),
+    ("auto", *SMOL, "sweep.decode_slots=32", "sweep.microbatch=8", "cell.sampling.response_length=64", "cell.sampling.prompt_length=256"),
     ("auto", *SMOL, "cell.rl.kl=0.1"),
     ("auto", *SMOL, "cell.sampling.top_p=0.9", "sweep.microbatch=16"),
     ("auto", *SMOL, "sweep.remat=layer"),
@@ -69,7 +69,7 @@ FIXED = (
     ("fsdp=2", *SMOL, "cell.sampling.response_length=32", "sweep.microbatch=16"),
     ("tensor=2", *SMOL, "cell.model.heads=10", "cell.model.kv_heads=2", "cell.sampling.response_length=32", "sweep.microbatch=8"),
     ("auto", *SMOL, "cell.task=solvers:ABCG", "cell.model.vocab=49152", "cell.prompt.stop=[]"),
-    ("auto", *SMOL, "cell.task=solvers:ABCG", "cell.model.vocab=49152", "cell.prompt.stop=[]", "sweep.slots=16", "sweep.microbatch=16"),
+    ("auto", *SMOL, "cell.task=solvers:ABCG", "cell.model.vocab=49152", "cell.prompt.stop=[]", "sweep.decode_slots=16", "sweep.microbatch=16"),
 )
 
 
@@ -94,7 +94,7 @@ def drawn(seed: int) -> Iterator[tuple[str, ...]]:
             "B_max": 4096,
             "remat": rng.choice(("none", "none", "layer")),
         }
-        sweep |= {"microbatch": rng.choice((2, 8, 16, 64)), "slots": rng.choice((8, 32, 64, 128)), "lane_width": 1}
+        sweep |= {"microbatch": rng.choice((2, 8, 16, 64)), "slots": rng.choice((8, 32, 64, 128)), "slots_per_prefix": 1}
         rl = {"kl": rng.choice((0.0, 0.0, 0.1)), "entropy": rng.choice((0.0, 0.0, 0.01))}
         on_device = rng.random() < 0.5
         task = {"cell.task": "solvers:ABCG" if on_device else "jsonl:none", "cell.model.vocab": rng.choice((100, 1000, 8000, 32000, 50000))}

@@ -14,10 +14,10 @@ both halves have as much to do; one JSON line for each way:
 
 `of_sync`: rollouts a second over those of `sync`. `sampler_busy` and `trainer_busy` are the shares of the time in which each half worked,
 as it measures itself; where their sum `busy` is above 1, they overlapped. Waiting for a core counts as work: give both halves one, and
-compare `of_sync`. `off_policy`: the mean age of a token, in updates. Ways are interleaved; the figures are sums over repeats.
+compare `of_sync`. `staleness_mean`: the mean age of a token, in updates. Ways are interleaved; the figures are sums over repeats.
 
 `--learns`: what staleness costs. Runs of `ablations.py`'s scale in DIR, one seed for each k and way; a line each with base and final
-reward, their difference, and how old tokens really were (`off_policy`, the mean over the run; `max_off_policy`). k only bounds that: by
+reward, their difference, and how old tokens really were (`staleness_mean`, the mean over the run; `staleness_max`). k only bounds that: by
 turns the sampler works no longer than the trainer waits for it, so that beyond some k nothing changes any more.
 """
 
@@ -57,13 +57,13 @@ MODELS = {
 }
 # So that both halves have as much to do: a random policy seldom says the end token, so responses are long where they may be, and the
 # gradient is that of a part of them (a decoupled baseline).
-COMPARABLE = ("cell.sampling.response_length=16", "cell.rl.n_train=2", "sweep.microbatch=32", "sweep.slots=64")
+COMPARABLE = ("cell.sampling.response_length=16", "cell.rl.n_train=2", "sweep.microbatch=32", "sweep.decode_slots=64")
 Updates = Callable[[TrainState, int], tuple[TrainState, dict[str, float]]]
 
 
 def config_for(model: str, cell: Cell, k: int | None, overrides: Sequence[str]) -> Config:
     """The quickstart with that model and what makes its halves comparable, for one (B_p, n)."""
-    words = [f"sweep.B_p=[{cell.B_p}]", f"sweep.n=[{cell.n}]", f"cell.rl.pipeline={'null' if k is None else k}"]
+    words = [f"sweep.B_p=[{cell.B_p}]", f"sweep.n=[{cell.n}]", f"cell.rl.max_staleness={'null' if k is None else k}"]
     config = load_config("quickstart", [*words, *COMPARABLE, *overrides])
     config = config.model_copy(update={"cell": config.cell.model_copy(update={"model": MODELS[model]})})
     return config.model_copy(update={"sweep": resolve_sweep_sizes(config.sweep, 1, config.cell)})
@@ -110,7 +110,7 @@ class Way:
             state, metrics = jax.block_until_ready(updates(state, count))
             wall, after = time.monotonic() - began, clocks()
         worked = {f"{half}_busy": after[half] - before[half] for half in after}
-        ages = {name: metrics[name] for name in ("off_policy", "max_off_policy") if name in metrics}
+        ages = {name: metrics[name] for name in ("staleness_mean", "staleness_max") if name in metrics}
         return Counter({"wall": wall, **worked, **ages})  # pyright: ignore[reportArgumentType]
 
 
@@ -133,14 +133,14 @@ def compare(args: argparse.Namespace) -> None:
         if way != "sync":
             shares = {half: found[half] / found["wall"] for half in ("sampler_busy", "trainer_busy")}
             line |= {name: round(share, 3) for name, share in shares.items()} | {"busy": round(sum(shares.values()), 3)}
-            line |= {"off_policy": round(found["off_policy"] / updates, 3)}
+            line |= {"staleness_mean": round(found["staleness_mean"] / updates, 3)}
         print(json.dumps(line), flush=True)
 
 
 def learns(folder: Path, ways: Sequence[str], ks: Sequence[int], budget: int | None) -> None:
     """A line for each way and k: what a run learns. Nothing runs ahead where k is 0, so that there are turns alone."""
     for way, k in ((way, k) for way in ways for k in ks if k or way == "turns"):
-        arm = Arm(f"k{k}" if way == "turns" else f"k{k} {way}", overrides=(f"cell.rl.pipeline={k}", *APART[way]))
+        arm = Arm(f"k{k}" if way == "turns" else f"k{k} {way}", overrides=(f"cell.rl.max_staleness={k}", *APART[way]))
         config = config_of(arm, folder / "learns", 1, budget)
         (line,) = run(arm, config, folder)
         told = {name: line[name] for name in ("base", "final", "min_gain", "C", "flags")}
@@ -151,8 +151,8 @@ def learns(folder: Path, ways: Sequence[str], ks: Sequence[int], budget: int | N
 def ages_of(run: RunRecord) -> dict[str, float]:
     """The mean age of a run's tokens, in updates, each of its updates counted alike; and the largest."""
     trained = [(b.M - a.M, b.train) for a, b in zip(run.points, run.points[1:], strict=False)]
-    mean = sum(M * train["off_policy"] for M, train in trained) / sum(M for M, _ in trained)
-    return {"off_policy": round(mean, 3), "max_off_policy": max(train["max_off_policy"] for _, train in trained)}
+    mean = sum(M * train["staleness_mean"] for M, train in trained) / sum(M for M, _ in trained)
+    return {"staleness_mean": round(mean, 3), "staleness_max": max(train["staleness_max"] for _, train in trained)}
 
 
 def main() -> None:

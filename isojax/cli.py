@@ -39,7 +39,7 @@ from isojax.types import InputError, RunFailed
 
 JAX_COMMANDS = ("launch", "train", "difficulty", "lr-anchor")  # commands that run a policy
 ComputeUnit = Literal["rollouts", "tokens", "device_hours"]
-FitMode = Literal["debiased", "paper"]
+FitMode = Literal["hierarchical", "paper"]
 
 _TYPER_STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False, "add_completion": False}
 _HELP_SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -52,7 +52,7 @@ MetricOption = Annotated[str | None, typer.Option(help="Validation metric to fit
 ComputeOption = Annotated[ComputeUnit, typer.Option(help="What compute is counted in.")]
 ModeOption = Annotated[
     FitMode,
-    typer.Option(help="debiased: all points, intervals, says when n makes no difference. paper: the published workflow, step by step."),
+    typer.Option(help="hierarchical: all points, intervals, says when n makes no difference. paper: the published workflow, step by step."),
 ]
 BootstrapOption = Annotated[int, typer.Option(metavar="N", min=0, help="Replicates behind the intervals; 0 for none.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Of the replicates' draws.")]

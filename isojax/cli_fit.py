@@ -23,7 +23,7 @@ from isojax.types import InputError, RunRecord
 if TYPE_CHECKING:
     from isojax.config import Config
 
-DEFAULT_MODE = "debiased"
+DEFAULT_MODE = "hierarchical"
 NO_HEALTH: Mapping[str, Any] = {"left_out": True, "runs": []}  # what fits from before runs were flagged say of them
 IncludeFlaggedOption = Annotated[bool, typer.Option(INCLUDE_FLAGGED, help="Fit the runs that are flagged as broken too; else they are left out.")]
 
@@ -53,7 +53,7 @@ class FitOptions:
 
 MAX_OTHER_METRICS = 6
 OTHER_REPLICATES = 200
-NON_REWARD_METRICS = {"answered", "truncated", "verifier_failures"}  # what an evaluation records of its rollouts besides rewards (told.metrics_of)
+NON_REWARD_METRICS = {"parsed_fraction", "truncated", "verifier_failures"}  # what an evaluation records of its rollouts besides rewards (told.metrics_of)
 # What every command that reads a fit counts on, in schema 1 and 2.
 REQUIRED_KEYS = ("mode", "metric", "compute", "runs", "curves", "frontier", "crossovers", "segments", "n_star", "by_B_p", "stability", "flags")
 

@@ -32,8 +32,8 @@ def lr_search(
 ) -> None:
     """Find the learning rate: short runs at one batch B over a grid of rates, and what to put into the config.
 
-    The rate found stands for B = B_p n, cell.rl.anchor_batch; cell.rl.lr_scaling leads from there to every other batch. B is the sweep's
-    batch nearest to anchor_batch. Without --rates, learning_rate times 1/10 to 10 in steps of sqrt(10), and up to two more where the best
+    The rate found stands for B = B_p n, cell.rl.lr_reference_batch; cell.rl.lr_scaling leads from there to every other batch. B is the sweep's
+    batch nearest to lr_reference_batch. Without --rates, learning_rate times 1/10 to 10 in steps of sqrt(10), and up to two more where the best
     lies at an end. Each rate is a sweep in runs/NAME-lr/RATE; the table and picture are there as lr_anchor.json and lr_anchor.png. Rates of
     which a run collapses or is not finite are out; of those within a standard error of the best, the lowest is taken.
 
@@ -138,7 +138,7 @@ def print_search(console: Console, search_document: Mapping[str, Any], folder: P
     for sentence in search_document["says"]:
         console.print(f"  {escape(sentence)}", soft_wrap=True, highlight=False)
     if search_document["learning_rate"] is not None:
-        config_line = f"cell.rl.learning_rate={rate_name(search_document['learning_rate'])} cell.rl.anchor_batch={search_document['anchor_batch']}"
+        config_line = f"cell.rl.learning_rate={rate_name(search_document['learning_rate'])} cell.rl.lr_reference_batch={search_document['lr_reference_batch']}"
         console.print("put into the config, or on the command line:", highlight=False)
         console.print(f"  {config_line}", soft_wrap=True, highlight=False, markup=False)
     console.print(f"picture: {folder / 'lr_anchor.png'}", soft_wrap=True, highlight=False, markup=False)

@@ -23,7 +23,7 @@ from isojax.storage import refresh
 from isojax.types import InputError
 
 REFRESH_SECONDS = 2.0  # between two looks
-STATE_COLORS = {"done": "green", "running": "cyan", "failed": "red", "begun": "yellow", "waiting": "dim"}
+STATE_COLORS = {"done": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "waiting": "dim"}
 
 
 def status(
@@ -100,8 +100,8 @@ def _format_number(value: float | None) -> str:
 def _summary_lines(sweep: SweepStatus) -> list[str]:
     """Below the table: how many cells, how much of the rollouts, how long; then what went wrong."""
     count_texts = [f"{sweep.count('done')} of {len(sweep.cells)} cells done"]
-    count_texts += [f"{count} {state}" for state in ("running", "begun", "failed") if (count := sweep.count(state))]
-    summary = f"{', '.join(count_texts)}; {sweep.rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
+    count_texts += [f"{count} {state}" for state in ("running", "interrupted", "failed") if (count := sweep.count(state))]
+    summary = f"{', '.join(count_texts)}; {sweep.total_rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
     if sweep.rate and sweep.seconds_left is not None:
         summary += f"; {_format_number(sweep.rate)} rollouts/s, {format_duration(sweep.seconds_left)} left"
     lines = [summary]
@@ -112,6 +112,6 @@ def _summary_lines(sweep: SweepStatus) -> list[str]:
             lines.append(f"[red]failed:[/red] {cell.cell.name}: {escape(cell.reason)}{escape(f' (log: {cell.log})') if cell.log else ''}")
         if cell.flags:
             lines.append(f"[yellow]flagged:[/yellow] {cell.cell.name}: {escape(', '.join(cell.flags))}")
-    if not sweep.running and any(cell.state in ("begun", "waiting") for cell in sweep.cells):
+    if not sweep.running and any(cell.state in ("interrupted", "waiting") for cell in sweep.cells):
         lines.append(escape(f"nothing runs here; go on by: isojax launch {sweep.folder}/config.yaml --resume"))
     return lines

@@ -136,7 +136,7 @@ def build_decoder(cell: CellConfig, sweep: SweepConfig, vocab: int, platform: st
     """The decoder that a sweep trains, computed as it says on this platform."""
     precision = cell.precision.for_platform(platform)
     decoder: Decoder = registry.load("models", cell.model.family, "build").build(cell.model, cell.model.vocab or vocab)
-    attention = sweep.decode_attention or "plain", sweep.score_attention or "plain"
+    attention = sweep.decode_attention or "plain", sweep.forward_attention or "plain"
     return decoder.with_options(ComputeOptions(precision.compute, precision.cache, *attention, sweep.remat))
 
 
@@ -146,7 +146,7 @@ def build_abstract_programs(cell: CellConfig, sweep: SweepConfig, pairs: Sequenc
     decoder = build_decoder(cell, sweep, task.vocab, mesh.devices.flat[0].platform)
     lengths = cell.sampling.prompt_length, cell.sampling.response_length
     sampler_sizes = shard_count(mesh), sweep.decode_slots, sweep.microbatch
-    geometry = make_sampler_shapes(list(pairs), *sampler_sizes, *lengths, sweep.prefill_batch, sweep.lane_width or 1)
+    geometry = make_sampler_shapes(list(pairs), *sampler_sizes, *lengths, sweep.prefill_batch, sweep.slots_per_prefix or 1)
     any_task: Any = task
     build = _device_verified_programs if task.on_device else _host_verified_programs
     return build(cell, decoder, geometry, mesh, any_task)

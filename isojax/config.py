@@ -224,8 +224,8 @@ class SweepConfig(Section):
     """The grid of (B_p, n), its seeds and the budget C of each cell.
 
     Cell seeds are 1000 * seed + 0, 1, ... `slots` (R) and `microbatch` (m) are rollouts a shard, `prompts` (g) how many problems it
-    prefills at once, `lane_width` (W) how many slots share one prompt's keys and values, which pays for long prompts. `decode_attention`
-    and `score_attention`: plain, or a kernel of this backend (pallas on a TPU, cudnn on an NVIDIA GPU). Null lets the planner choose,
+    prefills at once, `slots_per_prefix` (W) how many slots share one prompt's keys and values, which pays for long prompts. `decode_attention`
+    and `forward_attention`: plain, or a kernel of this backend (pallas on a TPU, cudnn on an NVIDIA GPU). Null lets the planner choose,
     the kernels by measurement, once; the choice is stored with the run. `remat`: layer computes a layer's inner values again for its
     gradient, which takes less memory and more time.
     `over_B_max` says what happens to a pair with B_p * n > B_max: refuse the sweep, or leave the pair out.
@@ -243,15 +243,15 @@ class SweepConfig(Section):
     decode_slots: PositiveInt | None = None
     microbatch: PositiveInt | None = None
     prefill_batch: PositiveInt | None = None
-    lane_width: PositiveInt | None = None
+    slots_per_prefix: PositiveInt | None = None
     decode_attention: Literal["plain", "pallas", "cudnn"] | None = None
-    score_attention: Literal["plain", "pallas", "cudnn"] | None = None
+    forward_attention: Literal["plain", "pallas", "cudnn"] | None = None
     remat: Literal["none", "layer"] = "none"
     strategy: Literal["grid", "frontier"] = "grid"
     total_rollouts: PositiveInt | None = None
 
 
-AUTOSIZED_SETTINGS = ("slots", "microbatch", "prompts", "lane_width", "decode_attention", "score_attention")
+AUTOSIZED_SETTINGS = ("slots", "microbatch", "prompts", "slots_per_prefix", "decode_attention", "forward_attention")
 """Settings of a sweep that are chosen once, where they are null, and stored with it."""
 
 

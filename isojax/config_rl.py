@@ -37,8 +37,8 @@ class RLConfig(Section):
     `no_positive_resampling`: a training problem of whose rollouts so far in this run that share or more were right when an epoch begins is
     left out from then on (arXiv:2510.13786); B_p problems stay in any case. Null: every epoch takes them all.
     `pipeline`: k, by how many updates at most the sampler runs ahead of the trainer (rl/pipeline.py); null: it waits for each update.
-    `max_skipped`: an update whose loss or gradient is not finite is skipped and counted; after so many in a row the run breaks off.
-    learning rate = learning_rate * s, with s = 1, B / anchor_batch or its square root by `lr_scaling`; reached linearly over `warmup`
+    `max_consecutive_nonfinite`: an update whose loss or gradient is not finite is skipped and counted; after so many in a row the run breaks off.
+    learning rate = learning_rate * s, with s = 1, B / lr_reference_batch or its square root by `lr_scaling`; reached linearly over `warmup`
     updates, then constant.
     """
 
@@ -69,7 +69,7 @@ class RLConfig(Section):
     max_grad_norm: PositiveFloat = 1.0
 
 
-FIRST_RECIPE = {"loss", "clip", "kl", "entropy", "learning_rate", "anchor_batch", "warmup", "weight_decay", "max_grad_norm"}
+FIRST_RECIPE = {"loss", "clip", "kl", "entropy", "learning_rate", "lr_reference_batch", "warmup", "weight_decay", "max_grad_norm"}
 FIRST_LOSS, FIRST_CLIP = "grpo", 0.2
 """The settings of a recipe that the first runs had, and their loss with its own clip, which a null stands for now; what came later, at its
 default, is what these did."""

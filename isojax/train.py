@@ -67,12 +67,12 @@ class Programs:
             )
         decoder: Decoder = registry.load("models", cell.model.family, "build").build(cell.model, cell.model.vocab or task.vocab)
         precision = cell.precision.for_platform(mesh.devices.flat[0].platform)
-        attention = sweep.decode_attention or "plain", sweep.score_attention or "plain"
+        attention = sweep.decode_attention or "plain", sweep.forward_attention or "plain"
         self.decoder = decoder.with_options(ComputeOptions(precision.compute, precision.cache, *attention, sweep.remat))
         sampling, data = cell.sampling, cell.data
         lengths = sampling.prompt_length, sampling.response_length
         self.geometry = make_sampler_shapes(
-            pairs, shard_count(mesh), sweep.decode_slots, sweep.microbatch, *lengths, sweep.prefill_batch, sweep.lane_width or 1
+            pairs, shard_count(mesh), sweep.decode_slots, sweep.microbatch, *lengths, sweep.prefill_batch, sweep.slots_per_prefix or 1
         )
 
         def evaluator(problems: int, samples: int) -> Evaluator:
@@ -124,7 +124,7 @@ def run_cell(
     """Train one cell up to the sweep's budget and record it in `folder`; goes on from the folder's checkpoint where there is one.
 
     Raises:
-        FloatingPointError: loss or gradient were not finite in `cell.rl.max_skipped` updates in a row; it is recorded, and the state before
+        FloatingPointError: loss or gradient were not finite in `cell.rl.max_consecutive_nonfinite` updates in a row; it is recorded, and the state before
             them is saved.
         Stopped: the process was told to end; the state is saved.
     """
@@ -251,7 +251,7 @@ class CellTrainer:
                 count = min(count, self.problem_order.batches_left_in_epoch, rl.max_consecutive_nonfinite - int(self.state.consecutive_nonfinite))
             metrics = self._run_updates(count)
             M = self.cursor.M + count
-            if metrics.get("not_finite") and (skipped := int(self.state.consecutive_nonfinite)) >= rl.max_consecutive_nonfinite:
+            if metrics.get("nonfinite_update") and (skipped := int(self.state.consecutive_nonfinite)) >= rl.max_consecutive_nonfinite:
                 M = int(self.state.step)
                 self._advance_cursor(M, metrics)
                 self._fail_nonfinite(M, skipped)

@@ -48,7 +48,7 @@ def isojax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 
 def write_sweep(folder: Path, n: tuple[int, ...] = (2, 4, 8, 16, 32)) -> Path:
     """runs/NAME of a sweep whose n*(C) rises: config.yaml and ledgers. Few n are fitted, and drawn, in less time."""
-    config = load_config("quickstart", ["name=known", "sweep.B_p=[16]", "sweep.slots=32", "sweep.microbatch=32"])
+    config = load_config("quickstart", ["name=known", "sweep.B_p=[16]", "sweep.decode_slots=32", "sweep.microbatch=32"])
     save_config(config, folder / "config.yaml")
     write_text(folder / "base" / "about.json", json.dumps({"checkpoint": "", "notes": []}))
     for run in world(seeds=2, problems=100, n=n).runs:

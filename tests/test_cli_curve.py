@@ -44,7 +44,7 @@ def test_a_frontier_as_json_in_both_modes(isojax):
     code, out, _ = isojax("fit", "--frontier", "points.csv", "--where", "set=easy", "--json")
     found = json.loads(out)
     law = found["n_star"]
-    assert code == 0 and found["mode"] == "debiased" and law["form"] == "sigmoid"
+    assert code == 0 and found["mode"] == "hierarchical" and law["form"] == "sigmoid"
     truth = {"L": 6.0, "log10_C0": 5.5, "b": 2.0}
     assert all(law["intervals"][name][0] - 0.1 <= value <= law["intervals"][name][1] + 0.1 for name, value in truth.items())
     code, out, _ = isojax("fit", "--frontier", "points.csv", "--where", "set=easy", "--mode", "paper", "--json")

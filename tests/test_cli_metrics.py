@@ -124,7 +124,7 @@ def test_the_report_shows_extra_sets_before_other_recorded_metrics(monkeypatch: 
     monkeypatch.setattr(cli_fit, "fit_runs", fitted)
     metrics = {f"{name}{kind}@4": 0.5 for name in ("", "d/", "c/", "b/", "a/") for kind in ("worst", "best", "avg")}
     run = RunRecord(Cell(16, 4, 0), (EvalPoint(0, 0, 0, 0, metrics, (2, 2), 4),))
-    cli_fit.other_fits([run], {"metric": "avg@4", "mode": "debiased", "compute": "rollouts"})
+    cli_fit.other_fits([run], {"metric": "avg@4", "mode": "hierarchical", "compute": "rollouts"})
     assert asked == ["avg@4", "best@4", "worst@4", "a/avg@4", "b/avg@4", "c/avg@4", "d/avg@4", "a/best@4", "a/worst@4"]
 
 
@@ -134,7 +134,7 @@ def test_the_report_fits_no_metric_that_is_no_reward(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cli_fit, "fit_runs", lambda runs, metric, *_: asked.append(metric))
     counts = EvalCounts(correct=np.array([2, 1]), parsed=5, ended=6, failures=Counter(timeout=1), first_responses=[], first_rewards=np.array([1.0, 0.0]))
     recorded = eval_metrics(counts, {"hard": counts}, samples=4)
-    assert {"answered", "truncated", "verifier_failures", "hard/answered", "hard/truncated", "hard/verifier_failures"} < set(recorded)
+    assert {"parsed_fraction", "truncated", "verifier_failures", "hard/parsed_fraction", "hard/truncated", "hard/verifier_failures"} < set(recorded)
     run = RunRecord(Cell(16, 4, 0), (EvalPoint(0, 0, 0, 0, recorded, (2, 1), 4),))
-    cli_fit.other_fits([run], {"metric": "avg@4", "mode": "debiased", "compute": "rollouts"})
+    cli_fit.other_fits([run], {"metric": "avg@4", "mode": "hierarchical", "compute": "rollouts"})
     assert asked == ["avg@4", "best@4", "worst@4", "hard/avg@4", "hard/best@4", "hard/worst@4"]

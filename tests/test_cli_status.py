@@ -69,7 +69,7 @@ def isojax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 def test_the_ledgers_say_where_a_sweep_stands(tmp_path: Path) -> None:
     found = read_sweep_status(sweep(tmp_path))
     assert [cell.cell for cell in found.cells] == CELLS
-    assert [cell.state for cell in found.cells] == ["done", "begun", "failed", "waiting"]
+    assert [cell.state for cell in found.cells] == ["done", "interrupted", "failed", "waiting"]
     assert [(cell.rollouts, cell.goal) for cell in found.cells] == [(512, 512), (128, 512), (64, 512), (0, 512)]
     assert [cell.reward for cell in found.cells] == [0.5, 0.3125, 0.28125, None]
     assert "not finite" in found.cells[2].reason and found.cells[1].reason == ""
@@ -114,10 +114,10 @@ def test_a_driver_says_more(tmp_path: Path) -> None:
     assert cells[3].reason == "out of memory" and cells[0].attempts is None
 
     found = read_sweep_status(tmp_path, now=1500.0)  # the driver was killed: nothing runs any more, whatever it said
-    assert [cell.state for cell in found.cells] == ["done", "begun", "failed", "failed"]
+    assert [cell.state for cell in found.cells] == ["done", "interrupted", "failed", "failed"]
     assert not found.running and "4711" in found.lost and "node-7" in found.lost and "500 s" in found.lost
     write_status(tmp_path, status.model_copy(update={"ended": True}))
-    assert read_sweep_status(tmp_path, now=1010.0).lost == "" and states(tmp_path, 1010.0) == ["done", "begun", "failed", "failed"]
+    assert read_sweep_status(tmp_path, now=1010.0).lost == "" and states(tmp_path, 1010.0) == ["done", "interrupted", "failed", "failed"]
     record(tmp_path, CELLS[3], ())
     with exclusive_lock(tmp_path):  # and now a sweep on this machine goes on
         assert states(tmp_path, 1500.0) == ["done", "running", "failed", "running"]
@@ -126,16 +126,16 @@ def test_a_driver_says_more(tmp_path: Path) -> None:
 def test_more_budget_undoes_what_an_old_driver_called_done(tmp_path: Path) -> None:
     sweep(tmp_path)
     write_status(tmp_path, DriverStatus(time=0.0, host="node-7", pid=1, ended=True, cells={"8x2-s1": CellStatus(state="done", rollouts=128)}))
-    assert states(tmp_path) == ["done", "begun", "failed", "waiting"]
+    assert states(tmp_path) == ["done", "interrupted", "failed", "waiting"]
 
 
 def test_a_sweep_that_chooses_its_cells_has_no_goal_for_each(tmp_path: Path, isojax: Any) -> None:
     """Its cells are those that were begun; its budget is of them all."""
-    sweep(tmp_path, "sweep.strategy=frontier", "sweep.rollouts=1000")
+    sweep(tmp_path, "sweep.strategy=adaptive", "sweep.total_rollouts=1000")
     found = read_sweep_status(tmp_path)
     assert [cell.cell for cell in found.cells] == CELLS[:3] and {cell.goal for cell in found.cells} == {None}
-    assert found.budget == 1000 and states(tmp_path) == ["begun", "begun", "failed"]
-    save_config(load_config("quickstart", [*SETTINGS, "sweep.strategy=frontier"]), tmp_path / "config.yaml")
+    assert found.budget == 1000 and states(tmp_path) == ["interrupted", "interrupted", "failed"]
+    save_config(load_config("quickstart", [*SETTINGS, "sweep.strategy=adaptive"]), tmp_path / "config.yaml")
     assert read_sweep_status(tmp_path).budget == 1024  # half of the grid's
     code, out, _ = isojax("status", str(tmp_path))
     assert code == 0 and "%" not in out.split("cells done")[0]
@@ -147,7 +147,7 @@ def test_what_a_person_sees(tmp_path: Path, isojax: Any) -> None:
     code, out, err = isojax("status", "runs/little")
     assert (code, err) == (0, "")
     (row,) = [line for line in out.splitlines() if "8x2-s1" in line]
-    assert [part.strip() for part in row.strip("│ ").split("│")][:6] == ["8x2-s1", "begun", "128", "25%", "0.312", "50"]
+    assert [part.strip() for part in row.strip("│ ").split("│")][:6] == ["8x2-s1", "interrupted", "128", "25%", "0.312", "50"]
     assert "1 of 4 cells done, 1 begun, 1 failed; 34% of 2,048 rollouts" in out
     assert "failed: 8x4-s0: loss or gradient not finite" in out and "flagged: 8x2-s0: collapsed" in out
     assert "isojax launch runs/little/config.yaml --resume" in out and "attempts" not in out
@@ -162,7 +162,7 @@ def test_json_is_one_document(tmp_path: Path, isojax: Any) -> None:
     first = document["sweeps"][0]
     assert (first["rollouts"], first["budget"], first["running"]) == (704, 2048, False)
     cell = first["cells"][1]
-    assert (cell["name"], cell["B_p"], cell["n"], cell["seed"], cell["state"], cell["goal"]) == ("8x2-s1", 8, 2, 1, "begun", 512)
+    assert (cell["name"], cell["B_p"], cell["n"], cell["seed"], cell["state"], cell["goal"]) == ("8x2-s1", 8, 2, 1, "interrupted", 512)
 
 
 def test_watching_ends_with_the_sweep(tmp_path: Path, isojax: Any, monkeypatch: pytest.MonkeyPatch) -> None:

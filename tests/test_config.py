@@ -48,7 +48,7 @@ def test_an_unknown_config_names_the_nearest(folder: Path) -> None:
 
 def test_overrides_lie_above_yaml_and_yaml_above_defaults(folder: Path) -> None:
     path = write(folder, "sweep: {n: [2, 4], budget: 5000}\ncell: {rl: {kl: 0}}\n")
-    config = load_config(path, ["sweep.n=[8, 16]", "cell.rl.learning_rate=2e-3", "run.mesh=data=2,tensor=1", "sweep.slots=null"])
+    config = load_config(path, ["sweep.n=[8, 16]", "cell.rl.learning_rate=2e-3", "run.mesh=data=2,tensor=1", "sweep.decode_slots=null"])
     assert config.sweep.n == (8, 16)
     assert config.sweep.budget == 5000
     assert config.sweep.B_p == Config().sweep.B_p
@@ -180,7 +180,7 @@ def read_int_as_float() -> Config:
 
 
 def test_a_saved_config_reads_back_equal(tmp_path: Path) -> None:
-    config = load_config("quickstart", ["name='1e5'", "run.mesh=data=2", "cell.rl.learning_rate=1e-5", "sweep.slots=16"])
+    config = load_config("quickstart", ["name='1e5'", "run.mesh=data=2", "cell.rl.learning_rate=1e-5", "sweep.decode_slots=16"])
     save_config(config, tmp_path / "deep" / "config.yaml")
     assert read_saved_config(tmp_path / "deep" / "config.yaml") == config
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["config.yaml"]
@@ -188,7 +188,7 @@ def test_a_saved_config_reads_back_equal(tmp_path: Path) -> None:
     assert read_saved_config(tmp_path / "deep" / "config.yaml") == Config()
 
 
-OLD = Config.model_validate_json('{"sweep": {"B_p": [16], "n": [2, 4], "seeds": 2, "budget": 5000, "slots": 32, "B_max": 64}}')
+OLD = Config.model_validate_json('{"sweep": {"B_p": [16], "n": [2, 4], "seeds": 2, "budget": 5000, "decode_slots": 32, "B_max": 64}}')
 
 
 def changed(**sweep: object) -> Config:
@@ -200,7 +200,7 @@ def changed(**sweep: object) -> Config:
     [
         OLD,
         changed(B_p=(8, 16), n=(4, 2, 8), seeds=3, budget=6000),
-        changed(slots=None, microbatch=8, B_max=4096, over_B_max="drop"),
+        changed(decode_slots=None, microbatch=8, B_max=4096, over_B_max="drop"),
         OLD.model_copy(update={"run": OLD.run.model_copy(update={"mesh": "data=8", "dir": "elsewhere"})}),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_sweep_may_grow(new: Config) -> None:
         ({"seeds": 1}, ["sweep.seeds", "2", "1"]),
         ({"seed": 1}, ["sweep.seed", "0", "1"]),
         ({"budget": 4999}, ["sweep.budget", "5000", "4999"]),
-        ({"slots": 16}, ["sweep.slots", "32", "16"]),
+        ({"slots": 16}, ["sweep.decode_slots", "32", "16"]),
         ({"B_max": 32}, ["sweep.B_max", "64", "32"]),
     ],
 )

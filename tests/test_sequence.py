@@ -134,13 +134,13 @@ def test_the_gradient_gathers_keys_and_values_alone() -> None:
     assert queries in hlo and queries.replace(str(N // 2 * 19), str(N // 2 * 38)) not in hlo
 
 
-@pytest.mark.parametrize("name", ["decode_attention", "score_attention"])
+@pytest.mark.parametrize("name", ["decode_attention", "forward_attention"])
 def test_kernels_are_refused_and_the_plain_form_chosen(name: str) -> None:
     wanted = SweepConfig.model_validate({name: "pallas"})
     with pytest.raises(InputError, match=rf"sweep.{name}=pallas on a mesh with sequence > 1: .* Expected plain or null"):
         select_attention(CellConfig(), wanted, mesh("sequence=2"))
     chosen = select_attention(CellConfig(), SweepConfig(), mesh("sequence=2"))
-    assert (chosen.decode_attention, chosen.score_attention) == ("plain", "plain")
+    assert (chosen.decode_attention, chosen.forward_attention) == ("plain", "plain")
 
 
 @pytest.mark.parametrize("options", [ComputeOptions(decode_attention="pallas"), ComputeOptions(cache_dtype="int8")])

@@ -90,7 +90,7 @@ def test_slurm_makes_a_ray_cluster_in_the_allocation_and_ends_it(stage: Stage) -
     assert head[head.index("ray") :][:4] == ["ray", "start", "--head", "--block"]
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--exclude=node-a"} <= set(workers)
     assert workers[workers.index("ray") :] == ["ray", "start", "--block", "--address=10.0.0.7:6379"]
-    assert everything.index(head) < everything.index(["ray", "answered"]) < min(everything.index(workers), everything.index(driver))
+    assert everything.index(head) < everything.index(["ray", "parsed_fraction"]) < min(everything.index(workers), everything.index(driver))
     assert ["ray", "status", "--address", "10.0.0.7:6379"] in everything
     assert driver[driver.index("--ray") + 1] == "10.0.0.7:6379"
     config = check_command(driver)

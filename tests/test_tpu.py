@@ -29,7 +29,7 @@ SUBCOMPUTATION = re.compile(r"(?:body|condition|calls|to_apply|\w+_computation)=
 # so that the cache is larger than anything else in the decode loop.
 WIDE = (
     *("cell.model.layers=2", "cell.model.width=256", "cell.model.heads=16", "cell.model.kv_heads=16", "cell.model.head_dim=128"),
-    *("cell.model.mlp=512", "sweep.slots=32", "sweep.microbatch=32"),
+    *("cell.model.mlp=512", "sweep.decode_slots=32", "sweep.microbatch=32"),
 )
 
 

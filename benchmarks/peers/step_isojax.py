@@ -48,7 +48,7 @@ def main() -> None:
         nonlocal state
         state, metrics = jax.block_until_ready(train(state, {}, setup.problems, index, *scalars, make_coefficients(setup.cell.rl)))
         tokens = int(metrics["tokens"])
-        assert tokens == len(ids) * args.n * args.new and metrics["taught"] == 1 and metrics["not_finite"] == 0, metrics
+        assert tokens == len(ids) * args.n * args.new and metrics["taught"] == 1 and metrics["nonfinite_update"] == 0, metrics
         return tokens
 
     child.measure(step, args.repeats)

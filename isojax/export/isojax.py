@@ -36,6 +36,6 @@ def single_cell_config(sweep_config: Config, recommendation: Recommendation) -> 
     whole_ratios = max(0, math.floor(math.log(allocation.C / eval_grid.start, eval_grid.ratio)))
     eval_config = eval_grid.model_copy(update={"start": allocation.C / eval_grid.ratio**whole_ratios})
     sweep_update = {"B_p": (allocation.B_p,), "n": (allocation.n,), "budget": allocation.C, "B_max": max(sweep_config.sweep.B_max, allocation.B), "seeds": 1}
-    sweep_section = sweep_config.sweep.model_copy(update=sweep_update | {"slots": None, "microbatch": None, "prompts": None})
+    sweep_section = sweep_config.sweep.model_copy(update=sweep_update | {"decode_slots": None, "microbatch": None, "prefill_batch": None})
     cell_config = sweep_config.cell.model_copy(update={"eval": eval_config})
     return sweep_config.model_copy(update={"name": f"{sweep_config.name}-{allocation.B_p}x{allocation.n}-C{allocation.C}", "cell": cell_config, "sweep": sweep_section})

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from isojax.tasks.base import Task
 
 LABELS_FILE, EXTRA_LABELS_FILE, TABLE_FILE, SPLITS_FOLDER = "labels.jsonl", "labels-128.jsonl", "labels.csv", "splits"
-DECODE_SHAPES = {"cpu": (8, 8)}  # (problems, rollouts a problem) decoded at once, unless sweep.slots and sweep.prompts say otherwise
+DECODE_SHAPES = {"cpu": (8, 8)}  # (problems, rollouts a problem) decoded at once, unless sweep.decode_slots and sweep.prefill_batch say otherwise
 DEFAULT_DECODE_SHAPE = (16, 16)
 
 ProgressCallback = Callable[[str, float], None]

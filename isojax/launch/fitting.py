@@ -83,7 +83,7 @@ def fit_to_memory(requested: SweepConfig, device_budget: DeviceBudget) -> SweepC
 
 def _reduce_sizes(requested: SweepConfig, sweep: SweepConfig, memory: MemoryEstimate, usable_memory: int) -> dict[str, int | None] | None:
     """Smaller sizes, where those of the sweep do not fit and something can be cut."""
-    R, m, W = sweep.decode_slots or 1, sweep.microbatch or 1, requested.lane_width or 1
+    R, m, W = sweep.decode_slots or 1, sweep.microbatch or 1, requested.slots_per_prefix or 1
     if memory.sampling_peak > usable_memory and requested.decode_slots is None and R >= 2 * W:
         return {"slots": R // 2 // W * W, "microbatch": m}
     if memory.update_peak > usable_memory and requested.microbatch is None and m > 1:
@@ -97,7 +97,7 @@ def memory_warning(sweep: SweepConfig, device_budget: DeviceBudget) -> str:
     if memory.peak <= device_budget.usable_memory:
         return ""
     return (
-        f"sweep.slots = {sweep.decode_slots} and sweep.microbatch = {sweep.microbatch} are estimated to take {format_bytes(memory.peak)} of each "
+        f"sweep.decode_slots = {sweep.decode_slots} and sweep.microbatch = {sweep.microbatch} are estimated to take {format_bytes(memory.peak)} of each "
         f"device, and {format_bytes(device_budget.usable_memory)} of its {format_bytes(device_budget.device_memory)} may be planned with. A new run that leaves them "
         "out gets sizes that fit."
     )
@@ -120,7 +120,7 @@ def _too_small_message(requested: SweepConfig, device_budget: DeviceBudget, memo
     mesh_hint = f"--mesh {mesh} would fit" if mesh else f"no mesh of up to {MAX_MESH_DEVICES} such devices would fit"
     remat_hint = "" if requested.remat == "layer" else ", sweep.remat=layer takes less"
     return (
-        f"sweep.slots = 1 and sweep.microbatch = 1 are estimated to take {format_bytes(memory.peak)} of each device, and "
+        f"sweep.decode_slots = 1 and sweep.microbatch = 1 are estimated to take {format_bytes(memory.peak)} of each device, and "
         f"{format_bytes(device_budget.usable_memory)} of its {format_bytes(device_budget.device_memory)} may be planned with. {mesh_hint}{remat_hint}; where a device has more, "
         "say so by run.device_memory=GB."
     )
@@ -128,7 +128,7 @@ def _too_small_message(requested: SweepConfig, device_budget: DeviceBudget, memo
 
 def smallest_fitting_mesh(requested: SweepConfig, device_budget: DeviceBudget) -> str:
     """The smallest mesh, of powers of two, on which one slot and a microbatch of one response fit; empty where there is none."""
-    minimal_sweep = requested.model_copy(update={"slots": 1, "microbatch": 1})
+    minimal_sweep = requested.model_copy(update={"decode_slots": 1, "microbatch": 1})
     for axes in _candidate_meshes(device_budget):
         budget_on_mesh = replace(device_budget, mesh=axes)
         if budget_on_mesh.estimate(budget_on_mesh.resolve_sizes(minimal_sweep)).peak <= device_budget.usable_memory:

@@ -90,7 +90,7 @@ def rate_name(rate: float) -> str:
 
 
 def choose_batch_shape(config: Config, B_p: int | None, n: int | None) -> tuple[int, int]:
-    """(B_p, n): what is given; the rest from the sweep, so that B_p n is nearest to cell.rl.anchor_batch in log; of equals the larger B_p.
+    """(B_p, n): what is given; the rest from the sweep, so that B_p n is nearest to cell.rl.lr_reference_batch in log; of equals the larger B_p.
 
     Raises:
         InputError: a product over sweep.B_max.
@@ -116,7 +116,7 @@ def default_budget(config: Config, B: int) -> int:
 def rate_config(config: Config, rate: float, pair: tuple[int, int], budget: int, seeds: int) -> Config:
     """The sweep of one rate: a config like any other, in runs/NAME-lr/RATE."""
     B_p, n = pair
-    rl = config.cell.rl.model_copy(update={"learning_rate": rate, "anchor_batch": B_p * n})
+    rl = config.cell.rl.model_copy(update={"learning_rate": rate, "lr_reference_batch": B_p * n})
     sweep_settings = {"B_p": (B_p,), "n": (n,), "seeds": seeds, "budget": budget}
     return config.model_copy(
         update={
@@ -173,7 +173,7 @@ def copy_base_policy(source_folder: Path, folder: Path, config: Config) -> None:
 
 def score_runs(rate: float, runs: Sequence[RunRecord], failures: Sequence[str] = ()) -> RateResult:
     """The score of a rate's runs; `failed`: what ended a run that did not finish."""
-    flags = [*failures, *(f"{run.cell.name}: {flag}" for run in runs for flag in health_flags(run) if flag.name != "not_finite" or not failures)]
+    flags = [*failures, *(f"{run.cell.name}: {flag}" for run in runs for flag in health_flags(run) if flag.name != "nonfinite_update" or not failures)]
     if not runs:
         return RateResult(rate, flags=tuple(flags))
     metric = default_metric(runs)
@@ -240,7 +240,7 @@ def to_json(result: LrSearchResult, config: Config, pair: tuple[int, int], budge
         "schema": 1, "name": config.name, "B_p": pair[0], "n": pair[1], "B": B, "budget": budget, "seeds": seeds, "metric": metric,
         "score": SCORE_DESCRIPTION.format(metric=metric), "extended": result.num_extensions, "rates": rate_rows,
         "best": result.best.rate if result.best else None, "tied": [o.rate for o in result.tied],
-        "learning_rate": recommended.rate if recommended else None, "anchor_batch": B, "lr_scaling": config.cell.rl.lr_scaling,
+        "learning_rate": recommended.rate if recommended else None, "lr_reference_batch": B, "lr_scaling": config.cell.rl.lr_scaling,
         "says": describe_search(result),
     }  # fmt: skip
 

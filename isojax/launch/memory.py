@@ -191,7 +191,7 @@ def estimate_memory(
     assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, "the planner chooses them"
     lengths = cell.sampling.prompt_length, cell.sampling.response_length
     batch_sizes = mesh.data * mesh.fsdp, sweep.decode_slots, sweep.microbatch
-    geometry = make_sampler_shapes(pairs, *batch_sizes, *lengths, sweep.prefill_batch, sweep.lane_width or 1)
+    geometry = make_sampler_shapes(pairs, *batch_sizes, *lengths, sweep.prefill_batch, sweep.slots_per_prefix or 1)
     s = DeviceSizes(cell, sweep.remat == "layer", geometry, mesh, vocab, on_device, backend)
     resident = 3 * (s.param_bytes + s.critic_bytes) + s.reference_bytes
     decoding_bytes = kv_cache_bytes(s) + slot_bytes(s) + sampling_work_bytes(s)

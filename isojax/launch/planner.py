@@ -96,21 +96,21 @@ def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig | None
     n = min(n for _, n in pairs)
     R = sweep.decode_slots or shard_rows
     plain_attention = sweep.decode_attention in (None, "plain") and (cell is None or cell.precision.cache != "int8")
-    W = sweep.lane_width or (choose_slots_per_prefix(R, n, cell.sampling) if cell and plain_attention else 1)
+    W = sweep.slots_per_prefix or (choose_slots_per_prefix(R, n, cell.sampling) if cell and plain_attention else 1)
     if R % W:
-        raise InputError(f"sweep.lane_width = {W} does not divide sweep.slots = {R}; a lane is W of the slots. Choose a divisor, or none.")
-    if W > max(n, 1) and sweep.lane_width:
+        raise InputError(f"sweep.slots_per_prefix = {W} does not divide sweep.decode_slots = {R}; a lane is W of the slots. Choose a divisor, or none.")
+    if W > max(n, 1) and sweep.slots_per_prefix:
         raise InputError(
-            f"sweep.lane_width = {W} is more than sweep.n = {n}: a lane holds rollouts of one prompt, so {W - n} of its slots would stay "
+            f"sweep.slots_per_prefix = {W} is more than sweep.n = {n}: a lane holds rollouts of one prompt, so {W - n} of its slots would stay "
             "empty. Lower it, or leave it out."
         )
     if W > 1 and not plain_attention:
         raise InputError(
-            f"sweep.lane_width = {W} with sweep.decode_attention = {sweep.decode_attention}, cell.precision.cache = "
-            f"{cell.precision.cache if cell else 'auto'}: kernels and int8 caches are for slots of their own; expected sweep.lane_width=1, "
+            f"sweep.slots_per_prefix = {W} with sweep.decode_attention = {sweep.decode_attention}, cell.precision.cache = "
+            f"{cell.precision.cache if cell else 'auto'}: kernels and int8 caches are for slots of their own; expected sweep.slots_per_prefix=1, "
             "or neither of them."
         )
     max_tokens = MICROBATCH_TOKENS.get(cell.precision.compute) if cell else None
     m = min(shard_rows, g * n, max(1, max_tokens // cell.sampling.response_length) if cell and max_tokens else shard_rows)
-    sizes = {"slots": R, "microbatch": sweep.microbatch or m, "prompts": sweep.prefill_batch or g, "lane_width": W}
+    sizes = {"slots": R, "microbatch": sweep.microbatch or m, "prompts": sweep.prefill_batch or g, "slots_per_prefix": W}
     return sweep.model_copy(update=sizes)

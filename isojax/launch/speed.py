@@ -94,7 +94,7 @@ def device_workload(
     assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, "the planner chooses them"
     lengths = cell.sampling.prompt_length, cell.sampling.response_length
     batch_sizes = mesh.data * mesh.fsdp, sweep.decode_slots, sweep.microbatch
-    geometry = make_sampler_shapes(pairs, *batch_sizes, *lengths, sweep.prefill_batch, sweep.lane_width or 1)
+    geometry = make_sampler_shapes(pairs, *batch_sizes, *lengths, sweep.prefill_batch, sweep.slots_per_prefix or 1)
     evaluation_rollouts = len(cell.eval.evaluation_targets(sweep.budget)) * (cell.data.validation + cell.eval.panel) * cell.eval.samples
     return DeviceWorkload(DeviceSizes(cell, sweep.remat == "layer", geometry, mesh, vocab, on_device, backend), evaluation_rollouts)
 

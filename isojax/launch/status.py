@@ -80,7 +80,7 @@ class CellSummary:
     broke, and from status.json where there is one: attempts, node, log. `reason`: why it failed."""
 
     cell: Cell
-    state: Literal["waiting", "begun", "running", "failed", "done"]
+    state: Literal["waiting", "interrupted", "running", "failed", "done"]
     rollouts: int
     goal: int | None
     reward: float | None
@@ -160,7 +160,7 @@ def _cell_summary(folder: Path, config: Config, cell: Cell, cell_status: CellSta
     has_ledger = (cell_folder / RECORDS_FILE).exists()
     goal = _final_rollouts(config, cell) if config.sweep.strategy == "grid" else None
     rollouts = point.rollouts if point else 0
-    state = "begun" if has_ledger else "waiting"
+    state = "interrupted" if has_ledger else "waiting"
     if goal is not None and rollouts >= goal:
         state = "done"
     elif cell_status is not None and (driver_alive or (cell_status.state == "done" and goal is None) or (cell_status.state == "failed" and not locked)):

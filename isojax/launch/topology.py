@@ -49,10 +49,10 @@ def compile_for_topology(config: Config, topology: str) -> None:
         sweep = fit_to_memory(config.sweep, device_budget)
     except InputError as e:  # then XLA is asked about the smallest there is
         console.print(f"by the planner: {e}", soft_wrap=True, highlight=False)
-        sweep = device_budget.resolve_sizes(config.sweep.model_copy(update={"slots": 1, "microbatch": 1}))
+        sweep = device_budget.resolve_sizes(config.sweep.model_copy(update={"decode_slots": 1, "microbatch": 1}))
     console.print(
         f"{config.name} on {mesh_shape.devices} of the {len(devices)} chips of {topology} ({devices[0].device_kind}, {format_bytes(device_memory)} each), mesh "
-        f"{config.run.mesh}: R = {sweep.decode_slots}, m = {sweep.microbatch}, g = {sweep.prefill_batch}, lanes of {sweep.lane_width}",
+        f"{config.run.mesh}: R = {sweep.decode_slots}, m = {sweep.microbatch}, g = {sweep.prefill_batch}, lanes of {sweep.slots_per_prefix}",
         highlight=False,
     )
     table = Table()

@@ -125,10 +125,10 @@ def out_of_memory_message(sweep: SweepConfig, device_budget: DeviceBudget) -> st
     """What to do where memory was not enough: the microbatch that would fit, as far as the planner can tell."""
     suggested_microbatch, estimated_bytes = largest_fitting_microbatch(sweep, device_budget), device_budget.estimate(sweep).peak
     power_of_two = 2 ** (suggested_microbatch.bit_length() - 1) if suggested_microbatch else 0
-    microbatch_hint = f"sweep.microbatch={power_of_two} would fit" if suggested_microbatch else "no smaller one would fit; lower sweep.slots, or use more devices"
+    microbatch_hint = f"sweep.microbatch={power_of_two} would fit" if suggested_microbatch else "no smaller one would fit; lower sweep.decode_slots, or use more devices"
     remat_hint = "" if sweep.remat == "layer" else ", and sweep.remat=layer takes less"
     return (
-        f"out of memory: with sweep.microbatch = {sweep.microbatch} and sweep.slots = {sweep.decode_slots} a device was estimated to need "
+        f"out of memory: with sweep.microbatch = {sweep.microbatch} and sweep.decode_slots = {sweep.decode_slots} a device was estimated to need "
         f"{format_bytes(estimated_bytes)}. By the same estimate {microbatch_hint}{remat_hint}. Both are settings of a whole sweep: start it under another name=NAME. What "
         "is recorded stays, and goes on by --resume where there is more memory."
     )

@@ -170,25 +170,25 @@ def select_attention(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepC
     head_shards = tensor if model.kv_heads % tensor == 0 else 1  # devices that share the heads
     head_sizes = (model.heads // head_shards, model.kv_heads // head_shards, model.head_dim, precision.compute)
     prompt_length, response_length = sampling.prompt_length, sampling.response_length
-    score_attention = autotune(
-        SelfAttentionShape(sweep.microbatch or 1, max(response_length - 1, 1), prompt_length, *head_sizes), sweep.score_attention or "auto", device, "sweep.score_attention"
+    forward_attention = autotune(
+        SelfAttentionShape(sweep.microbatch or 1, max(response_length - 1, 1), prompt_length, *head_sizes), sweep.forward_attention or "auto", device, "sweep.forward_attention"
     )
     decode_attention = "plain"  # lanes that share prompts read them with products of their own
-    if sweep.lane_width in (None, 1):
+    if sweep.slots_per_prefix in (None, 1):
         shape = DecodeAttentionShape(sweep.decode_slots or 1, prompt_length + response_length, *head_sizes, precision.cache)
         decode_attention = autotune(shape, sweep.decode_attention or "auto", device, "sweep.decode_attention")
-    return sweep.model_copy(update={"decode_attention": decode_attention, "score_attention": score_attention})
+    return sweep.model_copy(update={"decode_attention": decode_attention, "forward_attention": forward_attention})
 
 
 def _require_plain(sweep: SweepConfig) -> SweepConfig:
     """The sweep for a mesh that splits positions."""
-    for name, requested in (("decode_attention", sweep.decode_attention), ("score_attention", sweep.score_attention)):
+    for name, requested in (("decode_attention", sweep.decode_attention), ("forward_attention", sweep.forward_attention)):
         if requested not in (None, "plain"):
             raise InputError(
                 f"sweep.{name}={requested} on a mesh with sequence > 1: kernels want all positions of a prompt. Expected plain or null; or "
                 "a mesh without sequence."
             )
-    return sweep.model_copy(update={"decode_attention": "plain", "score_attention": "plain"})
+    return sweep.model_copy(update={"decode_attention": "plain", "forward_attention": "plain"})
 
 
 @functools.cache

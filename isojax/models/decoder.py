@@ -151,7 +151,7 @@ class ComputeOptions(NamedTuple):
     compute_dtype: str = "float32"
     cache_dtype: str = "float32"
     decode_attention: str = "plain"
-    score_attention: str = "plain"
+    forward_attention: str = "plain"
     remat: str = "none"
 
 
@@ -278,7 +278,7 @@ class Decoder:
         mesh = jax.sharding.get_abstract_mesh()
         last_positions, positions = lengths - 1, jnp.arange(padded_positions(prompts.shape[1], mesh))
         if not positions_are_split(mesh):
-            causal_attention = partial(self_attention, self.options.score_attention)
+            causal_attention = partial(self_attention, self.options.forward_attention)
             return self._prefill_tokens(
                 params, prompts, positions, last_positions, causal_attention, attention_at_positions, lambda x: jnp.take_along_axis(x, last_positions[:, None, None], 1), slice(1)
             )
@@ -347,9 +347,9 @@ class Decoder:
 
         def attention(q: Array, k: Array, v: Array, prefix_kv: KV | None) -> Array:
             if prefix_kv is None:
-                return self_attention(self.options.score_attention, q, k, v)
+                return self_attention(self.options.forward_attention, q, k, v)
             keys, values = resolve_anchors(prefix_kv)
-            return self_attention(self.options.score_attention, q, k, v, (keys[prompt_index], values[prompt_index], start_position))
+            return self_attention(self.options.forward_attention, q, k, v, (keys[prompt_index], values[prompt_index], start_position))
 
         x = embedding_lookup(params["embed"], tokens, self.config.width)
         norm_scale = all_gather_weight(params["norm"], 0, self.config.width)
@@ -373,8 +373,8 @@ class Decoder:
         def attention(q: Array, k: Array, v: Array, _: None) -> Array:
             prompt_queries, response_queries = split_prompts_responses(q)
             (prompt_keys, response_keys), (prompt_values, response_values) = ((x.swapaxes(1, 2) for x in split_prompts_responses(kv.swapaxes(1, 2))) for kv in (k, v))
-            prompt_out = self_attention(self.options.score_attention, prompt_queries, prompt_keys, prompt_values)
-            return concatenate(prompt_out, self_attention(self.options.score_attention, response_queries, response_keys, response_values, (prompt_keys[prompt_index], prompt_values[prompt_index], start_position)))
+            prompt_out = self_attention(self.options.forward_attention, prompt_queries, prompt_keys, prompt_values)
+            return concatenate(prompt_out, self_attention(self.options.forward_attention, response_queries, response_keys, response_values, (prompt_keys[prompt_index], prompt_values[prompt_index], start_position)))
 
         positions = concatenate(jnp.broadcast_to(jnp.arange(P)[None], (g, P)), start_position[:, None] + jnp.arange(t)[None])
         x = embedding_lookup(params["embed"], concatenate(prompts, tokens), self.config.width)

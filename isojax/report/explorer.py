@@ -22,7 +22,7 @@ from isojax.report.reading import FitDocument, FrontierView, interval_level, fro
 from isojax.report.words import format_compact, format_percent, format_reward, compute_unit
 from isojax.types import RunRecord
 
-MODES = {"paper": "as in the paper", "debiased": "debiased"}
+MODES = {"paper": "as in the paper", "hierarchical": "hierarchical"}
 
 
 def page_data(fits: Sequence[FitDocument], runs: Sequence[RunRecord], with_charts: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ METRIC_TITLES = {
     "kl": "KL to the base policy",
     "grad_norm": "gradient norm",
     "clip_fraction": "clipped tokens",
-    "log_ratio": "mean |log ratio|, trainer to sampler",
+    "sampler_logp_gap": "mean |log ratio|, trainer to sampler",
     "zero_variance": "groups without variance",
     "response_length": "response length (tokens)",
     "truncated": "responses cut off",

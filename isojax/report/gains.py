@@ -52,10 +52,10 @@ class RewardGain:
 def reward_gain(run: RunRecord, metric: str, best_constant: float) -> RewardGain | None:
     """A run's gain; None where its evaluations do not say how many responses held an answer, or the base was not evaluated."""
     first, last = run.points[0], run.points[-1]
-    if first.rollouts or not all(metric in p.metrics and "answered" in p.metrics for p in (first, last)):
+    if first.rollouts or not all(metric in p.metrics and "parsed_fraction" in p.metrics for p in (first, last)):
         return None
-    base_reward, base_parsed_fraction = first.metrics[metric], first.metrics["answered"]
-    format_alone = (last.metrics["answered"] - base_parsed_fraction) * (base_reward / base_parsed_fraction) if base_parsed_fraction else 0.0
+    base_reward, base_parsed_fraction = first.metrics[metric], first.metrics["parsed_fraction"]
+    format_alone = (last.metrics["parsed_fraction"] - base_parsed_fraction) * (base_reward / base_parsed_fraction) if base_parsed_fraction else 0.0
     return RewardGain(run.cell.name, metric, base_reward, last.metrics[metric], format_alone, best_constant)
 
 

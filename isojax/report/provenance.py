@@ -14,7 +14,7 @@ from isojax.report.words import format_percent, format_count
 SAMPLE_LINES, SAMPLE_WIDTH = 12, 300
 MODES = {
     "paper": "the paper's record-breaking points: a curve for each (B_p, n), their envelope, then n*(C)",
-    "debiased": "all points at once: curves with one base reward, where they cross, then the form of n*(C) that the data support",
+    "hierarchical": "all points at once: curves with one base reward, where they cross, then the form of n*(C) that the data support",
 }
 
 

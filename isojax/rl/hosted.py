@@ -110,5 +110,5 @@ def build_update(cell: CellConfig, decoder: Decoder, task: Task, shapes: Sampler
 def verifier_metrics(grades: Grades) -> Metrics:
     """What is to be told of the verifier's work on one batch."""
     parsed_fraction = float(np.mean(grades.parsed)) if len(grades.parsed) else 0.0
-    metrics = {"answered": parsed_fraction, "verifier_failures": float(count_unfinished(grades.failures))}
+    metrics = {"parsed_fraction": parsed_fraction, "verifier_failures": float(count_unfinished(grades.failures))}
     return metrics | {f"verifier_{kind}": float(count) for kind, count in grades.failures.items()}

@@ -139,7 +139,7 @@ class PolicyObjective:
     def metric_names(self) -> list[str]:
         """The metrics'."""
         kl, tis = ["kl"] if self.needs_base else [], ["tis_weight", "tis_capped"] if self.rl.tis != "none" else []
-        return ["loss", "entropy", "log_ratio", "max_log_ratio", *kl, *tis, *loss_metrics(self.algorithm.loss, self.rl.loss)]
+        return ["loss", "entropy", "sampler_logp_gap", "sampler_logp_gap_max", *kl, *tis, *loss_metrics(self.algorithm.loss, self.rl.loss)]
 
     def token_stats(self, policy_hidden: HiddenStates, base_hidden: HiddenStates | None, microbatch: Microbatch) -> tuple[TokenStats, Array | None]:
         """What the policy, and of its tokens what the base, says of each response token."""
@@ -163,7 +163,7 @@ class PolicyObjective:
         token_loss, metrics = self.policy_loss(policy_stats.logps, microbatch, coefficients)
         token_loss = sampled.terms.policy[:, None] * token_loss
         sampler_logp_gap = jnp.abs(jnp.where(mask, lax.stop_gradient(policy_stats.logps) - sampled.logps, 0.0))
-        metrics |= {"entropy": policy_stats.entropy, "log_ratio": sampler_logp_gap, "max_log_ratio": sampler_logp_gap}
+        metrics |= {"entropy": policy_stats.entropy, "sampler_logp_gap": sampler_logp_gap, "sampler_logp_gap_max": sampler_logp_gap}
         if self.rl.entropy > 0:
             token_loss = token_loss - coefficients.entropy * sampled.terms.entropy[:, None] * policy_stats.entropy
         if base_logps is not None:

@@ -50,8 +50,8 @@ def sampler_mesh_shape(rl: RLConfig, run: RunConfig, devices: int, trainer_devic
     if not rl.max_staleness:
         setting = "run.sampler_process = true" if run.sampler_process else f"run.sampler_mesh = {run.sampler_mesh}"
         raise InputError(
-            f"{setting} with cell.rl.pipeline = {rl.max_staleness}: one of sampler and trainer would always wait for the other. "
-            "Expected cell.rl.pipeline of 1 or more, or a sampler that shares the trainer's mesh."
+            f"{setting} with cell.rl.max_staleness = {rl.max_staleness}: one of sampler and trainer would always wait for the other. "
+            "Expected cell.rl.max_staleness of 1 or more, or a sampler that shares the trainer's mesh."
         )
     if run.sampler_process and backend != "cpu":
         raise InputError(
@@ -205,7 +205,7 @@ class Pipeline:
             for name, value in (metrics | staleness).items():  # added up in float32, as the synchronous program does
                 total, value = np.float32(sums.get(name, 0.0)), np.float32(value)
                 sums[name] = float(max(total, value) if name.startswith(MAX_PREFIX) else total + value)
-            if metrics["not_finite"] and int(state.consecutive_nonfinite) >= self.programs.max_consecutive_nonfinite:
+            if metrics["nonfinite_update"] and int(state.consecutive_nonfinite) >= self.programs.max_consecutive_nonfinite:
                 break
         return state, sums
 
@@ -261,8 +261,8 @@ class Pipeline:
         update, total = self.updates_done, sum(tokens_by_version.values())
         if not self.programs.max_staleness:
             return {}
-        shares = {f"off_policy_{age}": tokens_by_version.get(update - age, 0) / total for age in range(self.programs.max_staleness + 1)}
-        return {"off_policy": sum((update - v) * c for v, c in tokens_by_version.items()) / total, "max_off_policy": float(update - min(tokens_by_version))} | shares
+        shares = {f"staleness_share_{age}": tokens_by_version.get(update - age, 0) / total for age in range(self.programs.max_staleness + 1)}
+        return {"staleness_mean": sum((update - v) * c for v, c in tokens_by_version.items()) / total, "staleness_max": float(update - min(tokens_by_version))} | shares
 
     def _busy_clocks(self) -> dict[str, float]:
         """Seconds on the wall's clock, and those that each half has worked."""

@@ -128,6 +128,6 @@ def check_divisible_batches(pairs: Sequence[tuple[int, int]], shards: int) -> No
     """InputError where a batch's problems cannot be dealt to the sampler's shards."""
     if uneven_B_p := next((B_p for B_p, _ in pairs if B_p % shards), None):
         raise InputError(
-            f"cell.rl.pipeline: sweep.B_p = {uneven_B_p} is no multiple of the {shards} shards (data x fsdp) of the mesh that samples; a pipeline "
+            f"cell.rl.max_staleness: sweep.B_p = {uneven_B_p} is no multiple of the {shards} shards (data x fsdp) of the mesh that samples; a pipeline "
             "deals whole groups to shards. Change B_p or the mesh."
         )

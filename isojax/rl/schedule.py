@@ -15,12 +15,12 @@ LR_SCALINGS: dict[LRScaling, Callable[[Array], Array]] = {"constant": jnp.ones_l
 def learning_rate(
     step: Int[Array, ""], B: Int[Array, ""], reference_lr: ArrayLike, lr_reference_batch: int, warmup: int, scaling: LRScaling = "sqrt"
 ) -> Float[Array, ""]:
-    """anchor * s(B / anchor_batch) * min(1, (step + 1) / warmup), step counted from 0; s(x) is 1, x or sqrt(x) by `scaling`.
+    """anchor * s(B / lr_reference_batch) * min(1, (step + 1) / warmup), step counted from 0; s(x) is 1, x or sqrt(x) by `scaling`.
 
     Args:
         step: updates done before this one.
         B: rollouts an update.
-        anchor: the rate at B = anchor_batch, whatever the rule.
+        anchor: the rate at B = lr_reference_batch, whatever the rule.
         warmup: updates until the rate is reached, at least 1.
         scaling: static; one program holds one rule.
     """

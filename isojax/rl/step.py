@@ -188,7 +188,7 @@ class TrainStep:
         coefficients: Coefficients,
     ) -> tuple[TrainState, MetricSums]:
         """The gradient's step; metrics of what it was taken of. Where loss or gradient is not finite the step is skipped: parameters and
-        moments stay, these metrics count as 0, and `not_finite` as 1."""
+        moments stay, these metrics count as 0, and `nonfinite_update` as 1."""
         rl, (loss_weights, train_mask, value_estimates) = self.rl, signals
         B, num_tokens = B_p * n, jnp.maximum(rollouts.mask.sum(), 1)
         responses = ResponseBatch(rollouts.tokens, rollouts.mask, PolicyInputs(rollouts.logps, rollouts.nucleus_mass, loss_weights))
@@ -218,7 +218,7 @@ class TrainStep:
         params, moments = adamw_update(state.params, state.moments, gradient, grad_norm, lr, nonfinite | critic_warmup, coefficients)
         metrics = {name: jnp.where(nonfinite, 0.0, value) for name, value in metrics.items()}
         consecutive_nonfinite = jnp.where(nonfinite, state.consecutive_nonfinite + 1, 0)
-        return TrainState(params, moments, state.step + 1, new_critic, consecutive_nonfinite), metrics | {"not_finite": nonfinite.astype(jnp.float32)}
+        return TrainState(params, moments, state.step + 1, new_critic, consecutive_nonfinite), metrics | {"nonfinite_update": nonfinite.astype(jnp.float32)}
 
     def _group_has_advantage(self, train_mask: Array, loss_weights: LossWeights, B_p: Array, n: Array) -> Array:
         """Of each row, whether a rollout of its group that is taken has an advantage."""
@@ -242,7 +242,7 @@ def build_train(
     """The jitted `train(state, base, table, index, count, B_p, n, seed, coefficients) -> (state, sums of metrics over the updates)`.
 
     table: the training problems; index i32[U, problem_rows]: each update's problems, of which the first `count` updates are done.
-    The state is donated. With `cell.rl.no_positive_resampling` the metrics hold `RIGHT`. After `cell.rl.max_skipped` skipped updates in a
+    The state is donated. With `cell.rl.no_positive_resampling` the metrics hold `RIGHT`. After `cell.rl.max_consecutive_nonfinite` skipped updates in a
     row no more are done.
     """
     train_step = TrainStep(cell, decoder, task.stops, shapes, mesh)

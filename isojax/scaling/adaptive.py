@@ -1,6 +1,6 @@
-"""Where a sweep's next rollouts tell most about n*(C): the policy behind `sweep.strategy: frontier` (docs/laws.md, Adaptive sweeps).
+"""Where a sweep's next rollouts tell most about n*(C): the policy behind `sweep.strategy: adaptive` (docs/laws.md, Adaptive sweeps).
 
-Each (B_p, n) is first trained a little way. Then, round by round, the joint fit (debiased.py) draws all curves from their posterior, and
+Each (B_p, n) is first trained a little way. Then, round by round, the joint fit (hierarchical.py) draws all curves from their posterior, and
 each draw has a best n of its own at each of LEVELS values of C. The doubt at a C is how far, in steps of the grid of n, the draws' best n
 lie from the one n that is nearest to them all. For each run that could go on, and each further seed, the draws themselves say what it may
 measure; an outcome makes the draws near it likelier, and the doubt that is left is averaged over outcomes. What takes away most doubt a
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isojax.scaling import debiased
+from isojax.scaling import hierarchical
 from isojax.scaling.estimate import SweepEstimate, EstimationOptions
 from isojax.scaling.fit_inputs import build_tracks
 from isojax.scaling.metrics import FloatArray, group_by_cell
@@ -78,14 +78,14 @@ class AdaptivePolicy:
         largest_cell = max(self.cells, key=lambda c: c.B)
         if (count := len(self._evaluation_targets(largest_cell))) < INITIAL_EVALUATIONS:
             raise InputError(
-                f"sweep.strategy=frontier: {largest_cell.name} has {count} evaluations up to C = {self.C_grid[-1]}, expected at least {INITIAL_EVALUATIONS}. Raise "
+                f"sweep.strategy=adaptive: {largest_cell.name} has {count} evaluations up to C = {self.C_grid[-1]}, expected at least {INITIAL_EVALUATIONS}. Raise "
                 "sweep.budget, lower cell.eval.start or cell.eval.ratio, or take smaller B_p or n."
             )
         first_round_rollouts = sum(_rollouts_to(seeds[0], self._first_target(seeds[0])) for seeds in self._seeds_by_cell({}).values())
         if first_round_rollouts > self.allowed_rollouts:
             allowed_text = f"{self.allowed_rollouts}{' (half of the grid)' if self.total_rollouts is None else ''}"
             raise InputError(
-                f"sweep.rollouts: given {allowed_text}, expected at least {first_round_rollouts}, which the first round takes to begin every (B_p, n). "
+                f"sweep.total_rollouts: given {allowed_text}, expected at least {first_round_rollouts}, which the first round takes to begin every (B_p, n). "
                 "Raise it or sweep.budget, or take fewer B_p or n."
             )
 
@@ -159,7 +159,7 @@ class AdaptivePolicy:
         """Draws of all curves. Equal n are not pooled: early on no data tell them apart, which is doubt, not an answer."""
         usable_runs = [r for r in runs if r.points and r.points[-1].rollouts >= self._first_target(r.cell)]
         options = EstimationOptions(BIN_WIDTH, REPLICATES, 0, None, allow_pooling=False)
-        return debiased.estimate(group_by_cell(build_tracks(usable_runs, self.metric, "rollouts")), self.metric, options)
+        return hierarchical.estimate(group_by_cell(build_tracks(usable_runs, self.metric, "rollouts")), self.metric, options)
 
     def _possible_steps(self, seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]], C_reached: Mapping[Cell, int], rollouts_left: int) -> list[PossibleStep]:
         """What `left` rollouts could pay for: each begun run, and the next seed of each (B_p, n), to each level."""

@@ -1,4 +1,4 @@
-"""The allocation of a debiased fit: n is that of the measured stable cell (B_p, n) that promises most, B_p the smallest that promises
+"""The allocation of a hierarchical fit: n is that of the measured stable cell (B_p, n) that promises most, B_p the smallest that promises
 within epsilon of it at that n (a knob for stability: IsoCompute Playbook, arXiv:2603.12151, section 4.3), M = floor(C / (n B_p)).
 
 With one of them fixed only the cells that agree are compared: a fixed M at what each would then spend, B_p n M <= C; a fixed B those of

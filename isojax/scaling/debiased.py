@@ -1,4 +1,4 @@
-"""Mode "debiased": every curve from all points, no filter; see mixed.py for the model and surface.py for its scales.
+"""Mode "hierarchical": every curve from all points, no filter; see mixed.py for the model and surface.py for its scales.
 
 Against the paper's procedure (records, one sigmoid a cell): points that did not break a record count too, so that noise is not taken for
 progress; all cells share R0 and one run-to-run effect and lean on a joint surface over (n, B_p); of the shapes in shapes.py the likeliest

@@ -1,7 +1,7 @@
 """Runs in, fit.json out: curves -> frontier -> n*(C), jointly, for each B_p, and for each batch B = B_p n
 (IsoCompute Playbook, arXiv:2603.12151, section 4 and appendix A; joint fit: section 4.3).
 
-Mode "debiased" takes all points, gives intervals and says when n makes no difference; mode "paper" is the paper's procedure, biases
+Mode "hierarchical" takes all points, gives intervals and says when n makes no difference; mode "paper" is the paper's procedure, biases
 included, and the flags say how large they are. A fork adds a mode by adding an entry to MODES. The dictionary holds no clock and no path:
 the same records and seed give the same bytes, in whatever order they come."""
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from isojax.scaling import debiased, paper
+from isojax.scaling import hierarchical, paper
 from isojax.scaling import flags as fit_flags
 from isojax.scaling.by_batch import fixed_batch_summaries
 from isojax.scaling.curves import curve_to_json as curve_json
@@ -30,7 +30,7 @@ from isojax.types import InputError, RunRecord
 SCHEMA = 2
 REPLICATES = 500
 # mode -> (the runs of each (B_p, n), metric, options) -> curves and, where the mode has them, their replicates.
-MODES: Mapping[str, Callable[[TracksByCell, str, EstimationOptions], SweepEstimate]] = {"debiased": debiased.estimate, "paper": paper.estimate}
+MODES: Mapping[str, Callable[[TracksByCell, str, EstimationOptions], SweepEstimate]] = {"hierarchical": hierarchical.estimate, "paper": paper.estimate}
 
 
 def _run_json(run_track: RunTrack) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _require_a_curve(estimate: SweepEstimate, run_count: int, mode: str) -> None
 
 
 def fit(
-    runs: Sequence[RunRecord], metric: str = "avg@4", compute: str = "rollouts", mode: str = "debiased", bin_width: float = BIN_WIDTH,
+    runs: Sequence[RunRecord], metric: str = "avg@4", compute: str = "rollouts", mode: str = "hierarchical", bin_width: float = BIN_WIDTH,
     replicates: int = REPLICATES, seed: int = 0, run_sd: float | None = None, on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Fit a sweep.
@@ -71,7 +71,7 @@ def fit(
         compute: the unit of C: "rollouts", "tokens" or "device_hours".
         mode: a name in MODES.
         bin_width: of paper mode's record-breaking filter, in units of the metric.
-        replicates: draws of all curves behind the intervals of debiased mode; 0 for none. seed: of their draws.
+        replicates: draws of all curves behind the intervals of hierarchical mode; 0 for none. seed: of their draws.
         run_sd: standard deviation of the reward between runs that differ in their seed alone, at the plateau; None: estimated, or .01
             assumed where no cell has two seeds.
         advance: hears (replicates done, of how many).

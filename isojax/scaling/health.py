@@ -16,7 +16,7 @@ answers are recorded, and, of ten evaluations or more, not below what the scatte
                         gained
     not_finite          the run broke off, a loss or gradient norm is not finite, or over 1% of an interval's updates were skipped because
                         theirs was not (a single one is harmless: the policy stays as it was)
-    mismatch            the mean |log ratio| of trainer to sampler stays above .1, where no older policy sampled (a pipeline's `off_policy`)
+    mismatch            the mean |log ratio| of trainer to sampler stays above .1, where no older policy sampled (a pipeline's `staleness_mean`)
 
 A criterion whose numbers were not recorded is silent.
 """
@@ -73,7 +73,7 @@ class RewardSummary:
 def health_flags(run: RunRecord) -> tuple[HealthFlag, ...]:
     """A run's flags, none where it is healthy. The reward is the ledger's avg@k (`records.default_metric`).
 
-    A run of fewer than STAYED + 1 evaluations can only be `not_finite`.
+    A run of fewer than STAYED + 1 evaluations can only be `nonfinite_update`.
     """
     flags = _nonfinite(run)
     try:
@@ -232,15 +232,15 @@ def _nonfinite(run: RunRecord) -> list[HealthFlag]:
     for p in run.points:
         nonfinite_names = [key for key in ("loss", "grad_norm") if not math.isfinite(p.train.get(key, 0.0))]
         if nonfinite_names:
-            return [HealthFlag("not_finite", p.rollouts, f"{nonfinite_names[0]} is not finite")]
-        if (skipped_share := p.train.get("not_finite", 0.0)) > MAX_NONFINITE_SHARE:
-            return [HealthFlag("not_finite", p.rollouts, f"{skipped_share:.1%} of updates were skipped: their loss or gradient was not finite")]
-    return [HealthFlag("not_finite", run.points[-1].rollouts, f"the run broke off: {run.failure_reason}")] if run.failure_reason else []
+            return [HealthFlag("nonfinite_update", p.rollouts, f"{nonfinite_names[0]} is not finite")]
+        if (skipped_share := p.train.get("nonfinite_update", 0.0)) > MAX_NONFINITE_SHARE:
+            return [HealthFlag("nonfinite_update", p.rollouts, f"{skipped_share:.1%} of updates were skipped: their loss or gradient was not finite")]
+    return [HealthFlag("nonfinite_update", run.points[-1].rollouts, f"the run broke off: {run.failure_reason}")] if run.failure_reason else []
 
 
 def _sampler_mismatch(run: RunRecord) -> list[HealthFlag]:
-    points, logp_gap = _metric_series(run, "log_ratio")
-    if any(point.train.get("off_policy", 0) > 0 for point in points):
+    points, logp_gap = _metric_series(run, "sampler_logp_gap")
+    if any(point.train.get("staleness_mean", 0) > 0 for point in points):
         return []
     start = _persistent_start(np.abs(logp_gap) > MAX_SAMPLER_LOGP_GAP)
     if start is None:

@@ -1,7 +1,7 @@
 """n*(C), the compute-optimal number of rollouts a problem (IsoCompute Playbook, arXiv:2603.12151, section 4.1, Fig. 7).
 
 `fit_law` is the paper's: a sigmoid through a running average of the frontier's log2 n over log10 C (the window is not published: here
-`WINDOW` decades, centred, cut off at the ends). `choose_law` is the debiased one: no average, weights, and the form (scaling/forms.py)
+`WINDOW` decades, centred, cut off at the ends). `choose_law` is the hierarchical one: no average, weights, and the form (scaling/forms.py)
 chosen by AICc (Hurvich and Tsai 1989; where variances are known QAICc, Burnham and Anderson 2002, section 2.5). Departure of both: the law
 saturates at most at twice the largest n measured. At a fixed batch B the same forms describe n*(M), over log10 M or over M (Fig. 9).
 """

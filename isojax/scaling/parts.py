@@ -1,6 +1,6 @@
 """The frontier, its crossovers, segments and law of some cells, as the JSON of fit.json, with intervals where there are replicates.
 
-The joint fit and each B_p alone are such parts. In debiased mode the law is chosen among forms.FORMS for the replicates' mean log2 n* at
+The joint fit and each B_p alone are such parts. In hierarchical mode the law is chosen among forms.FORMS for the replicates' mean log2 n* at
 LAW_POINTS budgets, weighted by their variance and that of a grid of n that steps by factors (a uniform error of one step).
 """
 
@@ -26,13 +26,13 @@ BAND_POINTS = 40
 
 
 def frontier_summary(
-    curves: Sequence[FittedCurve], cells: TracksByCell, metric: str, draws: PosteriorSamples | None, debiased: bool, no_effect: bool | None, flag_prefix: str = ""
+    curves: Sequence[FittedCurve], cells: TracksByCell, metric: str, draws: PosteriorSamples | None, hierarchical: bool, no_effect: bool | None, flag_prefix: str = ""
 ) -> tuple[dict[str, Any], list[str]]:
     """The frontier and law of some curves as JSON, and their flags.
 
     Args:
         cells: the runs of each (B_p, n). draws: replicates of these curves; None: no intervals.
-        debiased: choose the law's form by AICc (else the paper's sigmoid through a running average).
+        hierarchical: choose the law's form by AICc (else the paper's sigmoid through a running average).
         no_effect: whether n makes no difference (the law is then constant, and curves that differ by nothing cross nowhere).
         where: opens each flag.
     """
@@ -40,10 +40,10 @@ def frontier_summary(
     evidence = segment_evidence(fitted_frontier, cells, metric)
     measured_n = {n for _, n in cells}
     cell_draws = None if draws is None else draws.for_cells([c.key for c in curves])
-    law, n_star_json = _fit_n_star(fitted_frontier, cell_draws, max(measured_n), debiased, bool(no_effect), _count_targets(cells))
+    law, n_star_json = _fit_n_star(fitted_frontier, cell_draws, max(measured_n), hierarchical, bool(no_effect), _count_targets(cells))
     summary = {
         "frontier": _frontier_json(fitted_frontier, cell_draws),
-        "crossovers": [] if no_effect else _crossovers_json(fitted_frontier, cell_draws, debiased),
+        "crossovers": [] if no_effect else _crossovers_json(fitted_frontier, cell_draws, hierarchical),
         "segments": [_segment_json(s, i, fitted_frontier) for i, s in enumerate(evidence)],
         "n_star": n_star_json,
     }
@@ -61,11 +61,11 @@ def _frontier_json(frontier: Frontier, draws: PosteriorSamples | None) -> list[d
     return [{**asdict(p), **b} for p, b in zip(frontier.points, band, strict=True)]
 
 
-def _crossovers_json(frontier: Frontier, draws: PosteriorSamples | None, debiased: bool) -> list[dict[str, Any]]:
-    """Changes of n; in debiased mode only those where two measured curves cross, not those where one's data end."""
+def _crossovers_json(frontier: Frontier, draws: PosteriorSamples | None, hierarchical: bool) -> list[dict[str, Any]]:
+    """Changes of n; in hierarchical mode only those where two measured curves cross, not those where one's data end."""
     rows, stretches_by_C = [], {s.C_low: (a, s) for a, s in zip(frontier.stretches, frontier.stretches[1:], strict=False)}
     for c in frontier.crossovers:
-        if debiased and not c.crossing:
+        if hierarchical and not c.crossing:
             continue
         before, after = stretches_by_C[c.C]
         low = high = None
@@ -94,9 +94,9 @@ def most_common_n_law(n: ArrayLike) -> Law:
     return Law("constant", 0.0, 0.0, None, float(np.log2(values[counts.argmax()])))
 
 
-def _fit_n_star(frontier: Frontier, draws: PosteriorSamples | None, n_largest: int, debiased: bool, no_effect: bool, target_count: int) -> tuple[Law, dict[str, Any]]:
+def _fit_n_star(frontier: Frontier, draws: PosteriorSamples | None, n_largest: int, hierarchical: bool, no_effect: bool, target_count: int) -> tuple[Law, dict[str, Any]]:
     C, n = np.array([p.C for p in frontier.points]), np.array([p.n for p in frontier.points])
-    if not debiased:
+    if not hierarchical:
         law = fit_law(C, n, n_largest)
         return law, law_json(law)
     if no_effect:

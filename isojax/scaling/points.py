@@ -1,6 +1,6 @@
 """The law n*(C) from frontier points alone: a table with columns n and rollouts, such as the points of a published figure.
 
-In mode "debiased" every point counts once, as it is: no running average (points of a figure have often gone through one already, and a
+In mode "hierarchical" every point counts once, as it is: no running average (points of a figure have often gone through one already, and a
 second would only blur them), form by AICc, 90% intervals by a bootstrap over points with the form held. Mode "paper" is the published
 procedure, a running average and a sigmoid, without intervals. Both say what the points cannot carry.
 """
@@ -22,7 +22,7 @@ from isojax.scaling.tables import DataTable, is_blank, float_column, read_table,
 from isojax.types import InputError
 
 N_COLUMN, ROLLOUTS_COLUMN = "n", "rollouts"
-MODES = ("debiased", "paper")
+MODES = ("hierarchical", "paper")
 LEVEL, REPLICATES, SEED = 0.9, 500, 0
 BAND_POINTS = 60
 # A parameter that fewer than this many distinct n stand for hangs on single ones.
@@ -34,13 +34,13 @@ SETTING_COLUMNS = ("B_p", "B", "seed")  # numbers that tell settings apart, as t
 _LAW_FIELDS = ("form", "L", "k", "log10_C0", "b")
 
 
-def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "debiased") -> dict[str, Any]:
+def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierarchical") -> dict[str, Any]:
     """Fit the law to a file of frontier points.
 
     Args:
         path: CSV, TSV or JSON lines with columns n (>= 1) and rollouts (> 0); others only serve `filters`.
         filters: "COL=VALUE", rows to keep.
-        mode: "debiased" or "paper".
+        mode: "hierarchical" or "paper".
 
     Returns:
         n_star as in fit.json (band: the 90% interval of n*), plus points, distinct_n {n: points}, C_low, C_high, rmse (of log2 n),

@@ -1,6 +1,6 @@
 """The allocation (B_p, n, M) for a budget of C rollouts, from fit.json alone: what to run, what reward to expect, and how sure that is.
 
-Mode "paper" (and schema 1) follows the paper's law n*(C) (allocate_law); mode "debiased" compares the measured cells' curves
+Mode "paper" (and schema 1) follows the paper's law n*(C) (allocate_law); mode "hierarchical" compares the measured cells' curves
 (allocate_curves). Both refuse budgets beyond `REACH` times the largest measured C unless told to extrapolate.
 """
 
@@ -20,7 +20,7 @@ from isojax.types import Allocation, InputError
 
 ALLOCATORS: Mapping[str, Callable[[Mapping[str, Any], CurveEnsemble, AllocationRequest], Allocation]] = {
     "paper": allocate_law.allocate,
-    "debiased": allocate_curves.allocate,
+    "hierarchical": allocate_curves.allocate,
 }
 # A budget beyond this many times the largest measured C is refused; a run ends at its last evaluation, a little below its budget.
 MAX_EXTRAPOLATION = 4.0

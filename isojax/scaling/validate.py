@@ -38,7 +38,7 @@ def validate(
     runs: Sequence[RunRecord],
     metric: str = "avg@4",
     compute: str = "rollouts",
-    mode: str = "debiased",
+    mode: str = "hierarchical",
     replicates: int = REPLICATES,
     seed: int = 0,
     run_sd: float | None = None,

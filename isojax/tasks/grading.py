@@ -38,11 +38,11 @@ class BackgroundGrader:
     def state_dict(self) -> dict[str, Any]:
         """What has been found so far, when all that was given is judged; for JSON and `restore`."""
         grades = self.collect_grades()
-        return {"rewards": grades.rewards.tolist(), "answered": grades.parsed.tolist(), "failures": dict(grades.failures)}
+        return {"rewards": grades.rewards.tolist(), "parsed_fraction": grades.parsed.tolist(), "failures": dict(grades.failures)}
 
     def load_state_dict(self, saved_state: Mapping[str, Any]) -> None:
         """What `save` gave, as if it had been judged here."""
-        self._rewards[:], self._parsed[:] = saved_state["rewards"], saved_state["answered"]
+        self._rewards[:], self._parsed[:] = saved_state["rewards"], saved_state["parsed_fraction"]
         self._failures.update(saved_state["failures"])
 
     def collect_grades(self) -> Grades:

@@ -177,14 +177,14 @@ def test_adaptive(scripts: Scripts) -> None:
 
 def test_pipeline(scripts: Scripts) -> None:
     """Two updates of 4 x 4 rollouts; the shares are of the process's own clock and of the trainer's."""
-    tiny = ("cell.sampling.response_length=4", "sweep.microbatch=8", "sweep.slots=8")
+    tiny = ("cell.sampling.response_length=4", "sweep.microbatch=8", "sweep.decode_slots=8")
     words = ("--ways", "sync,process", "--B_p", 4, "--n", 4, "--updates", 2, "--repeats", 1, *tiny)
     sync, process = scripts("pipeline", *words, MODELS={"small": ModelConfig(**SHAPE)})
     for line in (sync, process):
         assert line["rollouts_a_second"] == pytest.approx(2 * 16 / line["wall"], rel=0.02)
         assert line["of_sync"] == pytest.approx(line["rollouts_a_second"] / sync["rollouts_a_second"], rel=0.01)
     assert (sync["k"], process["k"], sync["updates"]) == (None, 1, 2)
-    assert 0 < process["sampler_busy"] < 1.5 and 0 < process["trainer_busy"] <= 1 and 0 <= process["off_policy"] <= 1
+    assert 0 < process["sampler_busy"] < 1.5 and 0 < process["trainer_busy"] <= 1 and 0 <= process["staleness_mean"] <= 1
     assert process["busy"] == pytest.approx(process["sampler_busy"] + process["trainer_busy"], abs=0.002)
 
 
@@ -193,12 +193,12 @@ def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
     asked = []
 
     def run(arm: Any, config: Any, below: Path) -> list[dict[str, Any]]:
-        asked.append((arm.folder, config.cell.rl.pipeline, config.run.sampler_process, config.sweep.seeds, config.sweep.budget, below))
+        asked.append((arm.folder, config.cell.rl.max_staleness, config.run.sampler_process, config.sweep.seeds, config.sweep.budget, below))
         return [{"B_p": 32, "n": 8, "base": 0.25, "final": 0.5, "min_gain": 0.25, "C": 600, "flags": [], "curve": []}]
 
     def read_runs(folders: list[Path]) -> list[RunRecord]:
         assert folders == [tmp_path / "learns" / asked[-1][0]]
-        ages = [{}, {"off_policy": 1.0, "max_off_policy": 2.0}, {"off_policy": 3.0, "max_off_policy": 4.0}]
+        ages = [{}, {"staleness_mean": 1.0, "staleness_max": 2.0}, {"staleness_mean": 3.0, "staleness_max": 4.0}]
         points = [EvalPoint(M, M, M, 0, {}, train=train) for M, train in zip((0, 1, 4), ages, strict=True)]
         return [RunRecord(Cell(32, 8, 0), tuple(points))]
 
@@ -207,7 +207,7 @@ def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
     of_all = (1, 600, tmp_path)
     assert asked == [("k0", 0, False, *of_all), ("k8", 8, False, *of_all), ("k8-process", 8, True, *of_all)]
     assert [(line["way"], line["k"]) for line in lines] == [("turns", 0), ("turns", 8), ("process", 8)]
-    assert "off_policy" not in lines[0] and all((line["off_policy"], line["max_off_policy"]) == (2.5, 4.0) for line in lines[1:])
+    assert "staleness_mean" not in lines[0] and all((line["staleness_mean"], line["staleness_max"]) == (2.5, 4.0) for line in lines[1:])
     assert all(line["min_gain"] == 0.25 and "curve" not in line for line in lines)
 
 

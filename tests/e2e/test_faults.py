@@ -18,7 +18,7 @@ from tests.e2e.test_text import FLAGS, prepare
 
 WORDS = ("train", "tiny.yaml", "sweep.n=[4]", "sweep.seeds=1", "run.checkpoint_seconds=0", "--resume")
 CELL = Path("cells", "8x4-s0")
-TEXT = ("train", "sums.yaml", "sweep.n=[4]", "cell.rl.pipeline=2", "run.checkpoint_seconds=0", "--resume")
+TEXT = ("train", "sums.yaml", "sweep.n=[4]", "cell.rl.max_staleness=2", "run.checkpoint_seconds=0", "--resume")
 
 
 def left(place: Isojax, name: str = "tiny", cell: Path = CELL) -> tuple[bytes, bytes, dict[str, Any]]:

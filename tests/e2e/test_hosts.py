@@ -22,9 +22,9 @@ CELL = "4x4-s0"
 WORDS = (
     "sums.yaml",
     "sweep.n=[4]",
-    "sweep.slots=4",
+    "sweep.decode_slots=4",
     "sweep.microbatch=4",
-    "sweep.prompts=1",
+    "sweep.prefill_batch=1",
     "sweep.budget=62",
     "run.checkpoint_seconds=0",
 )

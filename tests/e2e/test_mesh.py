@@ -24,5 +24,5 @@ def test_a_cell_on_eight_devices(isojax: Any, whole: Any) -> None:
     ]
     assert len(rows) == 5
     assert np.abs(np.subtract(rows[0]["counts"], one[0]["counts"])).sum() <= 3  # of 320 rollouts
-    assert rows[1]["train"]["log_ratio"] < 1e-4  # sampler and trainer agree on the mesh
+    assert rows[1]["train"]["sampler_logp_gap"] < 1e-4  # sampler and trainer agree on the mesh
     isojax.refused("train", *words, "--resume", "sweep.budget=300", "--mesh", "data=4,tensor=4", saying=["16 devices"])

@@ -20,7 +20,7 @@ def points(isojax: Any, name: str) -> list[dict[str, Any]]:
 def test_k_0_writes_what_the_synchronous_run_writes(isojax: Any) -> None:
     """Both compiled as users do."""
     for name, k in (("sync", "null"), ("turns", "0")):
-        isojax.swept("train", "tiny.yaml", *ONE, f"name={name}", f"cell.rl.pipeline={k}", XLA_FLAGS=flags(AS_USERS_DO))
+        isojax.swept("train", "tiny.yaml", *ONE, f"name={name}", f"cell.rl.max_staleness={k}", XLA_FLAGS=flags(AS_USERS_DO))
     assert points(isojax, "turns") == points(isojax, "sync")
     assert len(points(isojax, "sync")) > 5
 
@@ -29,30 +29,30 @@ def test_k_0_writes_what_the_synchronous_run_writes(isojax: Any) -> None:
 def test_both_halves_at_once(isojax: Any, process: str) -> None:
     """On two meshes of one process, and in two processes."""
     apart = "run.sampler_mesh=data=2", f"run.sampler_process={process}"
-    isojax.swept("train", "tiny.yaml", *ONE, "cell.rl.pipeline=2", *apart, "--mesh", "auto")
+    isojax.swept("train", "tiny.yaml", *ONE, "cell.rl.max_staleness=2", *apart, "--mesh", "auto")
     trained = [point["train"] for point in points(isojax, "tiny") if point["M"]]
-    assert all(point["max_off_policy"] <= 2 and point["trainer_busy"] > 0 for point in trained)
+    assert all(point["staleness_max"] <= 2 and point["trainer_busy"] > 0 for point in trained)
     assert sum(point["sampler_busy"] for point in trained) > 0
-    assert all(abs(sum(point[f"off_policy_{age}"] for age in range(3)) - 1) < 1e-6 for point in trained)
+    assert all(abs(sum(point[f"staleness_share_{age}"] for age in range(3)) - 1) < 1e-6 for point in trained)
 
 
 def test_a_sampler_apart_that_waits_is_refused(isojax: Any) -> None:
-    isojax.refused("train", "tiny.yaml", *ONE, "run.sampler_mesh=auto", saying=["run.sampler_mesh = auto", "cell.rl.pipeline of 1 or more"])
+    isojax.refused("train", "tiny.yaml", *ONE, "run.sampler_mesh=auto", saying=["run.sampler_mesh = auto", "cell.rl.max_staleness of 1 or more"])
     isojax.refused(
         "train",
         "tiny.yaml",
         *ONE,
-        "cell.rl.pipeline=1",
+        "cell.rl.max_staleness=1",
         "run.sampler_mesh=data=16",
         saying=["16 devices beside the 1 of another", "shows 8", "=17"],
     )
     isojax.refused(
-        "train", "tiny.yaml", *ONE, "cell.rl.pipeline=0", "run.sampler_process=true", saying=["run.sampler_process = true", "1 or more"]
+        "train", "tiny.yaml", *ONE, "cell.rl.max_staleness=0", "run.sampler_process=true", saying=["run.sampler_process = true", "1 or more"]
     )
 
 
 def test_a_process_with_as_many_devices_as_there_are(isojax: Any) -> None:
     """They are its own: a cell of 1 + 8 fits where this process has 8 (and one of 1 + 1 on a single core)."""
-    apart = "cell.rl.pipeline=1", "run.sampler_process=true", "run.sampler_mesh=data=8", "run.cells_at_once=null"
+    apart = "cell.rl.max_staleness=1", "run.sampler_process=true", "run.sampler_mesh=data=8", "run.cells_at_once=null"
     told = isojax.swept("launch", "tiny.yaml", *ONE, *apart, "--dry-run").stderr
     assert "1 at once, 1 of 8 cpu devices a cell and 8 of its sampler's process" in told

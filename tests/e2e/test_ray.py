@@ -180,7 +180,7 @@ def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
     }
     cluster.join({"TPU": 4, "TPU-v5litepod-4-head": 1}, labels)
     (isojax.folder / "slice.yaml").write_text(SWEEP.replace("gang: {" + GANG + "}", "gang: {tpu: 'v5e:2x2'}"))
-    asked = ("--no-report", "name=slice", "--mesh", "data=4", "sweep.strategy=frontier", "sweep.n=[2,4]", "sweep.seeds=2")
+    asked = ("--no-report", "name=slice", "--mesh", "data=4", "sweep.strategy=adaptive", "sweep.n=[2,4]", "sweep.seeds=2")
     done = isojax("isojax.launch", "slice.yaml", "--ray", cluster.address, *asked, **QUIET)
     assert done.returncode == 0, done.stderr
     assert "each of 1 process on 1 x v5litepod:2x2" in done.stderr

@@ -53,7 +53,7 @@ def test_a_loss_of_ones_own(isojax: Any, name: str) -> None:
         (["cell.rl.loss=isojax.rl.regularizers.entropy"], ["expected loss(logps"]),
         (["cell.rl.loss=my_module.my_los"], ["my_module.my_los", "no such module"]),
         (["cell.rl.advantage=groups"], ["cell.rl.advantage", "'group'"]),
-        (["cell.rl.pipeline=-1"], ["cell.rl.pipeline"]),
+        (["cell.rl.max_staleness=-1"], ["cell.rl.max_staleness"]),
     ],
 )
 def test_nonsense_is_refused(isojax: Any, given: list[str], said: list[str]) -> None:

@@ -59,7 +59,7 @@ CHANGES = {
     "another seed": (["--resume", "sweep.seed=1"], ["sweep.seed"]),
     "an n less": (["--resume", "sweep.n=[2]"], ["sweep.n"]),
     "less budget": (["--resume", "sweep.budget=1000"], ["sweep.budget"]),
-    "other slots": (["--resume", "sweep.slots=8"], ["sweep.slots"]),
+    "other slots": (["--resume", "sweep.decode_slots=8"], ["sweep.decode_slots"]),
 }
 
 

@@ -31,7 +31,7 @@ cell:
   data: {attempts: 0, candidates: 60, validation: 8}
   sampling: {prompt_length: 24, response_length: 3}
   eval: {samples: 2, start: 8, ratio: 2}
-sweep: {B_p: [4], n: [2], budget: 16, slots: 8, microbatch: 8, prompts: 4}
+sweep: {B_p: [4], n: [2], budget: 16, decode_slots: 8, microbatch: 8, prefill_batch: 4}
 run: {verifier_workers: 1, cells_at_once: 1}
 """
 
@@ -221,4 +221,4 @@ def test_a_verifier_that_fails_costs_its_own_rollouts(text: Any) -> None:
         "verifier_failures": 8,
         **{f"verifier_{kind}": 2 for kind in KINDS},
     }
-    assert last["train"]["reward"] == pytest.approx(0.2) and last["train"]["answered"] == pytest.approx(0.2)
+    assert last["train"]["reward"] == pytest.approx(0.2) and last["train"]["parsed_fraction"] == pytest.approx(0.2)

@@ -46,7 +46,7 @@ def test_killed_and_resumed_and_in_a_pipeline(isojax: Any) -> None:
     isojax.swept(*WORDS, "name=killed", "--resume")
     assert path.read_bytes() == ledger(isojax, "whole").read_bytes()
 
-    isojax.swept(*WORDS, "name=turns", "cell.rl.pipeline=0")
+    isojax.swept(*WORDS, "name=turns", "cell.rl.max_staleness=0")
     for one, other in zip(points(isojax, "turns"), whole, strict=True):
         assert (one["M"], one["counts"], one["metrics"]) == (other["M"], other["counts"], other["metrics"])
         assert one["train"] == pytest.approx(other["train"], rel=1e-5, abs=1e-5)  # sums of the same numbers, in other parts

@@ -77,7 +77,7 @@ def test_killed_between_checkpoints(isojax: Any, whole: Any) -> None:
             f.write(line)
     kept, path = isojax.snapshot("runs", "tiny", "cells", "8x2-s0"), event_file(cell)
     seen, inode = path.read_bytes(), path.stat().st_ino
-    assert states(isojax) == {"8x2-s0": "done", HALF_DONE: "begun", "8x4-s0": "waiting", "8x4-s1": "waiting"}
+    assert states(isojax) == {"8x2-s0": "done", HALF_DONE: "interrupted", "8x4-s0": "waiting", "8x4-s1": "waiting"}
     done = isojax.swept("isojax.launch", "tiny.yaml", "--resume", "run.checkpoint_seconds=0")
     check_unbroken(isojax, whole, done.stderr, kept)
     assert path.read_bytes().startswith(seen) and path.stat().st_ino == inode  # a TensorBoard that is open goes on

@@ -60,10 +60,10 @@ def test_every_rollout_is_counted_and_no_other(whole: Any, cell: str) -> None:
             "best@8": sum(c > 0 for c in row["counts"]) / 40,
             "worst@8": row["counts"].count(8) / 40,
         }
-        shares = {name: row["metrics"][name] for name in ("answered", "truncated")}
+        shares = {name: row["metrics"][name] for name in ("parsed_fraction", "truncated")}
         assert row["metrics"] == {name: pytest.approx(x, rel=1e-12) for name, x in by_count.items()} | shares | {"verifier_failures": 0.0}
         # on device an answer's form is that it ends: 320 rollouts, each cut or not
-        assert shares["answered"] == pytest.approx(1 - shares["truncated"], rel=1e-12)
+        assert shares["parsed_fraction"] == pytest.approx(1 - shares["truncated"], rel=1e-12)
         assert 320 * shares["truncated"] == pytest.approx(round(320 * shares["truncated"]), abs=1e-9)
 
 

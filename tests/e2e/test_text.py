@@ -38,9 +38,9 @@ cell:
   verifier: {use: function:rewards.py:reward}
   data: {attempts: 0, candidates: 60, validation: 8}
   sampling: {prompt_length: 24, response_length: 3, temperature: 0.8, top_p: 0.9}
-  rl: {learning_rate: 3.0e-3, anchor_batch: 16, warmup: 2, kl: 0.01}
+  rl: {learning_rate: 3.0e-3, lr_reference_batch: 16, warmup: 2, kl: 0.01}
   eval: {samples: 4, start: 16, ratio: 1.4}
-sweep: {B_p: [4], n: [2, 4], budget: 200, slots: 8, microbatch: 8, prompts: 4}
+sweep: {B_p: [4], n: [2, 4], budget: 200, decode_slots: 8, microbatch: 8, prefill_batch: 4}
 run: {verifier_workers: 1, cells_at_once: 1}
 """
 FLAGS = flags(QUICK, devices=1)
@@ -91,11 +91,11 @@ def test_what_a_sweep_leaves(unbroken: Isojax) -> None:
         assert all(row["rollouts"] == B * row["M"] for row in rows)
         for row in rows:
             counts, metrics = row["counts"], row["metrics"]
-            assert set(metrics) == {"avg@4", "best@4", "worst@4", "answered", "truncated", "verifier_failures"}
+            assert set(metrics) == {"avg@4", "best@4", "worst@4", "parsed_fraction", "truncated", "verifier_failures"}
             assert metrics["avg@4"] == pytest.approx(sum(counts) / 32)
             assert (metrics["best@4"], metrics["worst@4"]) == (sum(c > 0 for c in counts) / 8, sum(c == 4 for c in counts) / 8)
-            assert 0.7 < metrics["answered"] <= 1 and metrics["verifier_failures"] == 0  # an empty response holds no answer
-            assert not row["M"] or (row["train"]["log_ratio"] < 1e-4 and 0 < row["train"]["reward"] < 1 and row["train"]["grad_norm"] > 0)
+            assert 0.7 < metrics["parsed_fraction"] <= 1 and metrics["verifier_failures"] == 0  # an empty response holds no answer
+            assert not row["M"] or (row["train"]["sampler_logp_gap"] < 1e-4 and 0 < row["train"]["reward"] < 1 and row["train"]["grad_norm"] > 0)
         text = (unbroken.run("sums") / "cells" / cell / "samples.txt").read_text()
         heads = [line for line in text.splitlines() if line.startswith("C = ")]
         assert [int(line.split()[2]) for line in heads] == [row["rollouts"] for row in rows]

@@ -44,7 +44,7 @@ def test_once_written_it_is_left_alone_and_the_ledger_stays_as_it_is(tmp_path: P
     before = (tmp_path / "records.jsonl").read_bytes()
     write_health(tmp_path, CELL, Display(CONFIG).show_flags)
     written = (tmp_path / "health.json").stat()
-    assert [flag["name"] for flag in json.loads((tmp_path / "health.json").read_text())["flags"]] == ["not_finite"]
+    assert [flag["name"] for flag in json.loads((tmp_path / "health.json").read_text())["flags"]] == ["nonfinite_update"]
     write_health(tmp_path, CELL, Display(CONFIG).show_flags)
     assert (tmp_path / "health.json").stat().st_mtime_ns == written.st_mtime_ns
     assert (tmp_path / "records.jsonl").read_bytes() == before and read_run(tmp_path).failure_reason

@@ -51,7 +51,7 @@ def quickstart(*overrides: str) -> Config:
 def test_the_batch_nearest_to_the_anchors_in_log() -> None:
     """32 x 32 and 64 x 16 make 1024; 300 lies between 256 and 512, nearer to 256 in log."""
     assert choose_batch_shape(quickstart(), None, None) == (64, 16)
-    assert choose_batch_shape(quickstart("cell.rl.anchor_batch=300"), None, None) == (64, 4)
+    assert choose_batch_shape(quickstart("cell.rl.lr_reference_batch=300"), None, None) == (64, 4)
     assert choose_batch_shape(quickstart(), 32, None) == (32, 32) and choose_batch_shape(quickstart(), None, 4) == (64, 4)
     assert choose_batch_shape(quickstart(), 16, 2) == (16, 2)
     with pytest.raises(InputError, match=r"B_p x n = 4096 x 4 = 16384 is over sweep.B_max = 2048"):
@@ -195,13 +195,13 @@ def test_a_search_from_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         last = [[p["metrics"]["avg@8"] for p in run[1:]][-math.ceil((len(run) - 1) / 4) :] for run in runs]
         assert row["reward"] == pytest.approx(sum(sum(x) / len(x) for x in last) / 2)
         assert all(len(p["extra"]["panel"]) == 5 and not any("panel" in name for name in p["metrics"]) for run in runs for p in run)
-    assert found["anchor_batch"] == 32 and found["learning_rate"] in (1e-5, 1e-2)
+    assert found["lr_reference_batch"] == 32 and found["learning_rate"] in (1e-5, 1e-2)
 
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("records.jsonl")}
     assert isojax(monkeypatch, *search) == 2
     assert "holds a search already; go on with it by --resume" in capsys.readouterr().err
     assert isojax(monkeypatch, *search[:-1], "--resume") == 0
     said = capsys.readouterr().out
-    assert f"cell.rl.learning_rate={rate_name(found['learning_rate'])} cell.rl.anchor_batch=32" in said
+    assert f"cell.rl.learning_rate={rate_name(found['learning_rate'])} cell.rl.lr_reference_batch=32" in said
     assert json.loads((folder / "lr_anchor.json").read_text()) == found
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("records.jsonl")} == before

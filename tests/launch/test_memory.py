@@ -27,7 +27,7 @@ CRITIC = "cell.rl.critic={}"
 LENGTHS = SamplingConfig(prompt_length=11, response_length=8)
 CELL = CellConfig(task="jsonl:none", model=SMALL, sampling=LENGTHS)
 PAIRS = [(8, 4)]
-SWEEP = SweepConfig(B_p=(8,), n=(4,), decode_slots=16, microbatch=8, prefill_batch=4, lane_width=1)
+SWEEP = SweepConfig(B_p=(8,), n=(4,), decode_slots=16, microbatch=8, prefill_batch=4, slots_per_prefix=1)
 
 
 def taken(cell: CellConfig = CELL, sweep: SweepConfig = SWEEP, mesh: MeshAxes | None = None, on_device: bool = False) -> MemoryEstimate:
@@ -82,7 +82,7 @@ def test_a_recipe_adds_what_it_holds() -> None:
     assert taken(sweep=remat).update_peak < taken().update_peak
 
 
-SMOL = ("cell.model.path=null", "sweep.slots=16", "sweep.microbatch=4", "cell.sampling.response_length=16")
+SMOL = ("cell.model.path=null", "sweep.decode_slots=16", "sweep.microbatch=4", "cell.sampling.response_length=16")
 WIDE = ("cell.model.layers=2", "cell.model.width=320", "cell.model.mlp=768", "cell.sampling.prompt_length=30")
 CASES = {
     "tiny, tensor=2": ("tensor=2", ("quickstart",), ()),
@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_cut_until_it_does() -> None:
 def test_slots_are_cut_to_whole_lanes() -> None:
     """6 x 4 = 24 slots in lanes of 4; a prompt of 400 makes the cache what takes most, and half of 24 is 12, 3 lanes."""
     long = CELL.model_copy(update={"sampling": SamplingConfig(prompt_length=400, response_length=2)})
-    sweep = SWEEP.model_copy(update={"slots": None, "lane_width": 4, "B_p": (6,), "microbatch": 1, "prompts": 1})
+    sweep = SWEEP.model_copy(update={"decode_slots": None, "slots_per_prefix": 4, "B_p": (6,), "microbatch": 1, "prefill_batch": 1})
     roomy = DeviceBudget(long, [(6, 4)], MeshAxes(), 1000, False, "cpu", 10**12)
     first = roomy.estimate(fit_to_memory(sweep, roomy))
     assert fit_to_memory(sweep, roomy).decode_slots == 24
@@ -144,7 +144,7 @@ def test_slots_are_cut_to_whole_lanes() -> None:
 def test_sizes_that_are_set_stay_and_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     config, tight = Config(cell=CELL, sweep=SWEEP), room(taken().peak)  # of which 85% may be filled
     assert autosize_config(config, SWEEP, tight, is_new_run=True).sweep == SWEEP
-    assert "sweep.slots = 16 and sweep.microbatch = 8 are estimated to take" in capsys.readouterr().err
+    assert "sweep.decode_slots = 16 and sweep.microbatch = 8 are estimated to take" in capsys.readouterr().err
     assert not memory_warning(SWEEP, room(10**12))
     resumed = autosize_config(config, ASKED, tight, is_new_run=False)  # a run that has begun keeps what was chosen
     assert resumed.sweep == SWEEP
@@ -152,12 +152,12 @@ def test_sizes_that_are_set_stay_and_are_warned_of(capsys: pytest.CaptureFixture
 
 def test_where_nothing_fits_it_says_which_mesh_would() -> None:
     """One slot and a microbatch of one response take so much of one device; a mesh of more has less on each."""
-    least = taken(sweep=SWEEP.model_copy(update={"slots": 1, "microbatch": 1})).peak
+    least = taken(sweep=SWEEP.model_copy(update={"decode_slots": 1, "microbatch": 1})).peak
     tight = room(int(0.7 * least / MEMORY_UTILIZATION))
     mesh = smallest_fitting_mesh(ASKED, tight)
     assert mesh
     with pytest.raises(
-        InputError, match=rf"sweep.slots = 1 and sweep.microbatch = 1 are estimated .*--mesh {mesh} would fit.*device_memory=GB"
+        InputError, match=rf"sweep.decode_slots = 1 and sweep.microbatch = 1 are estimated .*--mesh {mesh} would fit.*device_memory=GB"
     ):
         fit_to_memory(ASKED, tight)
     with pytest.raises(InputError, match="no mesh of up to 4096 such devices would fit"):

@@ -93,18 +93,18 @@ def test_targets_are_zero_and_a_log_grid_that_more_budget_only_extends() -> None
 def test_slots_share_long_prompts(lengths: tuple[int, int], slots: int, n: int, W: int) -> None:
     """From P = 4 T on, in lanes of at most 16 that divide R and that the smallest n fills."""
     cell = CellConfig(sampling=SamplingConfig(prompt_length=lengths[0], response_length=lengths[1]))
-    assert resolve_sweep_sizes(SweepConfig(n=(n, 64), decode_slots=slots), 1, cell).lane_width == W
+    assert resolve_sweep_sizes(SweepConfig(n=(n, 64), decode_slots=slots), 1, cell).slots_per_prefix == W
 
 
 def test_lanes_that_cannot_be_are_refused() -> None:
     long = SamplingConfig(prompt_length=512, response_length=64)
-    with pytest.raises(InputError, match=r"sweep.lane_width = 5 does not divide sweep.slots = 32"):
-        resolve_sweep_sizes(SweepConfig(n=(8,), decode_slots=32, lane_width=5), 1)
-    with pytest.raises(InputError, match=r"sweep.lane_width = 4 with sweep.decode_attention = pallas"):
-        resolve_sweep_sizes(SweepConfig(n=(8,), decode_slots=32, lane_width=4, decode_attention="pallas"), 1)
+    with pytest.raises(InputError, match=r"sweep.slots_per_prefix = 5 does not divide sweep.decode_slots = 32"):
+        resolve_sweep_sizes(SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=5), 1)
+    with pytest.raises(InputError, match=r"sweep.slots_per_prefix = 4 with sweep.decode_attention = pallas"):
+        resolve_sweep_sizes(SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=4, decode_attention="pallas"), 1)
     with pytest.raises(InputError, match=r"cell.precision.cache = int8"):
-        resolve_sweep_sizes(SweepConfig(n=(8,), decode_slots=32, lane_width=4), 1, CellConfig(precision=PrecisionConfig(cache="int8")))
+        resolve_sweep_sizes(SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=4), 1, CellConfig(precision=PrecisionConfig(cache="int8")))
     with pytest.raises(InputError, match="12 of its slots would stay empty"):
-        resolve_sweep_sizes(SweepConfig(n=(4, 32), decode_slots=32, lane_width=16), 1)
-    assert resolve_sweep_sizes(SweepConfig(decode_slots=32), 1, CellConfig(sampling=long, precision=PrecisionConfig(cache="int8"))).lane_width == 1
-    assert resolve_sweep_sizes(SweepConfig(decode_slots=32, decode_attention="pallas"), 1, CellConfig(sampling=long)).lane_width == 1
+        resolve_sweep_sizes(SweepConfig(n=(4, 32), decode_slots=32, slots_per_prefix=16), 1)
+    assert resolve_sweep_sizes(SweepConfig(decode_slots=32), 1, CellConfig(sampling=long, precision=PrecisionConfig(cache="int8"))).slots_per_prefix == 1
+    assert resolve_sweep_sizes(SweepConfig(decode_slots=32, decode_attention="pallas"), 1, CellConfig(sampling=long)).slots_per_prefix == 1

@@ -11,7 +11,7 @@ from isojax.types import Cell, EvalPoint, RunRecord
 
 MODEL = ModelConfig(family="llama", layers=12, width=64, heads=4, kv_heads=2, head_dim=16, mlp=128, vocab=1000, tied=True)
 CELL = CellConfig(model=MODEL, sampling=SamplingConfig(prompt_length=11, response_length=8), eval=EvalConfig(samples=2, start=100))
-SWEEP = SweepConfig(B_p=(8,), n=(4,), decode_slots=16, microbatch=8, prefill_batch=4, lane_width=1, budget=100)
+SWEEP = SweepConfig(B_p=(8,), n=(4,), decode_slots=16, microbatch=8, prefill_batch=4, slots_per_prefix=1, budget=100)
 LAYERS, TABLE = 12 * 36_992, 64_000  # numbers, as in test_memory.py
 
 

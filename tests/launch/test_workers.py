@@ -20,7 +20,7 @@ from isojax.launch.workers import out_of_memory_message, train_cells
 from isojax.stopping import Preempted
 from isojax.types import Cell, RunFailed, is_out_of_memory
 
-SWEEP = SweepConfig(B_p=(8,), n=(512,), B_max=4096, decode_slots=64, microbatch=4096, prefill_batch=8, lane_width=1)
+SWEEP = SweepConfig(B_p=(8,), n=(512,), B_max=4096, decode_slots=64, microbatch=4096, prefill_batch=8, slots_per_prefix=1)
 
 
 @pytest.mark.parametrize("memory", [8e9, 1e9])

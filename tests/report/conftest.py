@@ -28,13 +28,13 @@ def _value(row: dict[str, Any], C: Any) -> Any:
     return row["R0"] + (row["A"] - row["R0"]) / (1 + (row["C_mid"] / C) ** row["B"])
 
 
-def _curve(B_p: int, n: int, debiased: bool) -> dict[str, Any]:
+def _curve(B_p: int, n: int, hierarchical: bool) -> dict[str, Any]:
     A, B, C_mid = SHAPES[n]
     A, C_mid = A + 0.004 * (B_p == 16), C_mid * {8: 1.0, 16: 1.12, 32: 1.4}[B_p]
     known = {"A_interval": [A - 0.015, A + 0.018], "B_interval": [B - 0.1, B + 0.1], "C_mid_interval": [C_mid * 0.9, C_mid * 1.1]}
     return {
         "B_p": B_p, "n": n, "form": "hill", "R0": BASE, "A": A, "B": B, "C_mid": C_mid, "C_low": 1024.0, "C_high": float(C_MAX),
-        "points": 12, "rmse": 0.008, **(known if debiased else dict.fromkeys(known)), "determined": n < 32, "C_peak": None,
+        "points": 12, "rmse": 0.008, **(known if hierarchical else dict.fromkeys(known)), "determined": n < 32, "C_peak": None,
         "tail": 1.0, "bend": None,
     }  # fmt: skip
 
@@ -45,7 +45,7 @@ def _chances(values: Any) -> Any:
     return weights / weights.sum(0)
 
 
-def _frontier(curves: list[dict[str, Any]], debiased: bool) -> tuple[Any, Any, list[dict[str, Any]]]:
+def _frontier(curves: list[dict[str, Any]], hierarchical: bool) -> tuple[Any, Any, list[dict[str, Any]]]:
     grid = np.geomspace(1024, C_MAX, 143)
     values = np.stack([_value(row, grid) for row in curves])
     best, chances = values.argmax(0), _chances(values)
@@ -56,15 +56,15 @@ def _frontier(curves: list[dict[str, Any]], debiased: bool) -> tuple[Any, Any, l
         shares = {str(n): round(float(sum(chances[j, i] for j, row in enumerate(curves) if row["n"] == n)), 4) for n in ns}
         known = (
             {"low": y - 0.007, "high": y + 0.009, "n_probability": shares}
-            if debiased
+            if hierarchical
             else {"low": None, "high": None, "n_probability": None}
         )
         points.append({"C": float(C), "reward": y, "n": curves[b]["n"], "B_p": curves[b]["B_p"], **known})
     return grid, best, points
 
 
-def _envelope(curves: list[dict[str, Any]], debiased: bool) -> dict[str, Any]:
-    grid, best, points = _frontier(curves, debiased)
+def _envelope(curves: list[dict[str, Any]], hierarchical: bool) -> dict[str, Any]:
+    grid, best, points = _frontier(curves, hierarchical)
     cuts = [0, *(int(i) + 1 for i in np.flatnonzero(np.diff(best))), len(grid) - 1]
     segments, crossovers = [], []
     for k, (a, b) in enumerate(pairwise(cuts)):
@@ -75,9 +75,9 @@ def _envelope(curves: list[dict[str, Any]], debiased: bool) -> dict[str, Any]:
         censored = {"low": a == 0, "high": b == len(grid) - 1}
         segments.append({"n": row["n"], "B_p": row["B_p"], **ends, **lead, "z": lead["lead"] / lead["se"], "censored": censored})
         if k and curves[best[a - 1]]["n"] != row["n"]:
-            known = (low / 1.2, None if len(crossovers) == 1 else low * 1.25) if debiased else (None, None)
+            known = (low / 1.2, None if len(crossovers) == 1 else low * 1.25) if hierarchical else (None, None)
             crossovers.append({"n_low": curves[best[a - 1]]["n"], "n_high": row["n"], "C": low, "low": known[0], "high": known[1]})
-    return {"frontier": points, "crossovers": crossovers, "segments": segments, "n_star": _law(grid) if debiased else LAW | PAPER}
+    return {"frontier": points, "crossovers": crossovers, "segments": segments, "n_star": _law(grid) if hierarchical else LAW | PAPER}
 
 
 def _law(grid: Any) -> dict[str, Any]:
@@ -88,14 +88,14 @@ def _law(grid: Any) -> dict[str, Any]:
     return LAW | {"aicc": aicc, "intervals": known, "no_effect": False, "band": band}
 
 
-def _by_B(curves: list[dict[str, Any]], debiased: bool) -> list[dict[str, Any]]:
+def _by_B(curves: list[dict[str, Any]], hierarchical: bool) -> list[dict[str, Any]]:
     """One entry for each B = B_p n of at least two cells."""
     found = []
     for B in sorted({row["B_p"] * row["n"] for row in curves}):
         own = [row for row in curves if row["B_p"] * row["n"] == B]
         if len(own) < 2:
             continue
-        envelope = _envelope(own, debiased)
+        envelope = _envelope(own, hierarchical)
         frontier = [{"M": p["C"] / B} | {k: v for k, v in p.items() if k != "n_probability"} for p in envelope["frontier"]]
         law = {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0, "x": "log10 M", "monotone_rejected": B == 128}
         crossovers = [{"M": x["C"] / B} | x for x in envelope["crossovers"]]
@@ -129,8 +129,8 @@ def _runs(curves: list[dict[str, Any]], seeds: int, metric: str) -> list[RunReco
     return runs
 
 
-def _joint(curves: list[dict[str, Any]], debiased: bool, metric: str) -> dict[str, Any]:
-    """What only the debiased mode knows, or None where the paper's mode is silent."""
+def _joint(curves: list[dict[str, Any]], hierarchical: bool, metric: str) -> dict[str, Any]:
+    """What only the hierarchical mode knows, or None where the paper's mode is silent."""
     per_curve = [
         {"B_p": c["B_p"], "n": c["n"], "reduced_chi_square": 1.1, "autocorrelation": 0.2, "points": 12, "at_bounds": []} for c in curves
     ]
@@ -151,18 +151,18 @@ def _joint(curves: list[dict[str, Any]], debiased: bool, metric: str) -> dict[st
     spread["over_B_p"] = {"range": 0.019, "low": 0.004, "high": 0.03, "at_n": 8, "cells": 2}
     flag = {"B_p": 8, "n": 2, "seed": 1000, "C": 60e3, "train_from": 0.61, "train_to": 0.66, "validation_from": 0.6, "validation_to": 0.55}
     return {
-        "intervals": known if debiased else None, "draws": _draws(curves) if debiased else None, "surface": None,
+        "intervals": known if hierarchical else None, "draws": _draws(curves) if hierarchical else None, "surface": None,
         "sensitivity": spread if len({c["B_p"] for c in curves}) > 1 else None, "diagnostics": diagnostics,
         "overfitting": [flag | {"reason": "validation falls by .05"}] if (curves[0]["B_p"], curves[0]["n"]) == (8, 2) else [],
     }  # fmt: skip
 
 
 def make_sweep(
-    B_ps: tuple[int, ...] = (8, 16), ns: tuple[int, ...] = tuple(SHAPES), seeds: int = 2, mode: str = "debiased", metric: str = METRIC
+    B_ps: tuple[int, ...] = (8, 16), ns: tuple[int, ...] = tuple(SHAPES), seeds: int = 2, mode: str = "hierarchical", metric: str = METRIC
 ) -> tuple[dict[str, Any], list[RunRecord]]:
     """(fit, runs) of a sweep whose truth is SHAPES plus noise."""
-    debiased = mode == "debiased"
-    curves = [_curve(B_p, n, debiased) for B_p in B_ps for n in ns]
+    hierarchical = mode == "hierarchical"
+    curves = [_curve(B_p, n, hierarchical) for B_p in B_ps for n in ns]
     runs = _runs(curves, seeds, metric)
     finals = [
         {
@@ -173,9 +173,9 @@ def make_sweep(
     ]  # fmt: skip
     fit = {
         "schema": 2, "mode": mode, "metric": metric, "compute": "rollouts", "base_reward": BASE, "runs": finals, "curves": curves,
-        "by_B_p": [{"B_p": b, **_envelope([row for row in curves if row["B_p"] == b], debiased)} for b in B_ps],
-        "by_B": _by_B(curves, debiased), "stability": [{"B_p": b, "stable": True, "reason": ""} for b in B_ps], "flags": [],
-        **_envelope(curves, debiased), **_joint(curves, debiased, metric),
+        "by_B_p": [{"B_p": b, **_envelope([row for row in curves if row["B_p"] == b], hierarchical)} for b in B_ps],
+        "by_B": _by_B(curves, hierarchical), "stability": [{"B_p": b, "stable": True, "reason": ""} for b in B_ps], "flags": [],
+        **_envelope(curves, hierarchical), **_joint(curves, hierarchical, metric),
     }  # fmt: skip
     return fit, runs
 

@@ -16,7 +16,7 @@ from isojax.types import Cell, EvalPoint, RunRecord
 
 def run(*points: tuple[int, float, float], seed: int = 0) -> RunRecord:
     """(C, avg@4, share answered) of each evaluation."""
-    made = [EvalPoint(C, C // 8, C, C, {"avg@4": reward, "answered": answered}, samples=4) for C, reward, answered in points]
+    made = [EvalPoint(C, C // 8, C, C, {"avg@4": reward, "parsed_fraction": answered}, samples=4) for C, reward, answered in points]
     return RunRecord(Cell(2, 4, seed), tuple(made))
 
 

@@ -221,7 +221,7 @@ def test_text_stands_out_from_its_ground(html: str, scheme: int) -> None:
 def test_the_table_behind_the_slider_is_recommends(made: tuple[Path, dict[str, Any]], html: str) -> None:
     fit = made[1]
     data = json.loads(_read(html).scripts[0])
-    assert [f["mode"] for f in data["fits"]] == ["debiased", "as in the paper", "debiased"]
+    assert [f["mode"] for f in data["fits"]] == ["hierarchical", "as in the paper", "hierarchical"]
     views = data["fits"][0]["views"]
     assert [view["name"] for view in views] == ["the best of all", "8", "16"]
     for view, fixed in zip(views, (None, {"B_p": 8}, {"B_p": 16}), strict=True):

@@ -125,8 +125,8 @@ def test_the_hosted_update_equals_the_update_on_device(axes: str, monkeypatch: p
         assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
         assert np.linalg.norm(np.asarray(two) - start) > 1e-3 * np.linalg.norm(start)  # the updates did something
     assert int(hosted.step) == int(device.step) == UPDATES
-    assert set(said) - set(known) == {"answered", "verifier_failures"}
-    assert (said["answered"], said["verifier_failures"]) == (UPDATES, 0)
+    assert set(said) - set(known) == {"parsed_fraction", "verifier_failures"}
+    assert (said["parsed_fraction"], said["verifier_failures"]) == (UPDATES, 0)
     for name, value in known.items():
         assert said[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
     right = np.mean([row[0] % 2 == 0 for row in shown])
@@ -164,7 +164,7 @@ def test_failed_checks_are_counted_and_cost_their_reward() -> None:
     chosen = [int(TABLE.ids[q]) for q in index()[0, :B_p]]
     failed = n * sum(i in lost for i in chosen)
     assert failed and metrics["verifier_failures"] == metrics["verifier_timeout"] == failed
-    assert metrics["answered"] == pytest.approx(1 - failed / (B_p * n))
+    assert metrics["parsed_fraction"] == pytest.approx(1 - failed / (B_p * n))
     right = sum(row[0] % 2 == 0 for row, i in zip(task.shown, task.graded, strict=True) if i not in lost)
     assert metrics["reward"] == pytest.approx(right / (B_p * n), rel=1e-6)
 

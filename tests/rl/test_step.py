@@ -115,7 +115,7 @@ def test_training_teaches(trainer: Trainer) -> None:
     state, last = trainer(state, index, 8, 16, 2)
     assert first["reward"] < 0.75
     assert last["reward"] / 8 > 0.9
-    assert last["not_finite"] == 0
+    assert last["nonfinite_update"] == 0
 
 
 class Faulty(Parity):
@@ -128,7 +128,7 @@ class Faulty(Parity):
 def test_updates_that_are_not_finite_are_skipped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates 1 and 3 to 5 have a problem without a reward. Parameters and moments stay, bit for bit, and so many in a row end the loop."""
     faulty = Trainer()
-    cell = CELL.model_copy(update={"rl": CELL.rl.model_copy(update={"max_skipped": 2})})
+    cell = CELL.model_copy(update={"rl": CELL.rl.model_copy(update={"max_consecutive_nonfinite": 2})})
     faulty.program = build_train(cell, DECODER, Faulty(), faulty.geometry, faulty.mesh)
     monkeypatch.setitem(globals(), "TABLE", TABLE._replace(answers=(np.arange(40) == 38).astype(np.int32)[:, None].repeat(T, 1)))
     index = faulty.index(13)
@@ -139,7 +139,7 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(monkeypatch: pytest
     assert equal(one._replace(step=0, consecutive_nonfinite=0), two._replace(step=0, consecutive_nonfinite=0)) and not equal(two, three)
     assert [int(state.step) for state, _ in ends.values()] == [1, 2, 3, 5]  # the sixth is not begun
     assert [int(state.consecutive_nonfinite) for state, _ in ends.values()] == [0, 1, 0, 2]
-    assert [found["not_finite"] for _, found in ends.values()] == [0, 1, 1, 3]
+    assert [found["nonfinite_update"] for _, found in ends.values()] == [0, 1, 1, 3]
     assert equal(three._replace(step=0, consecutive_nonfinite=0), last._replace(step=0, consecutive_nonfinite=0))
     assert sums["grad_norm"] == ends[1][1]["grad_norm"] and np.isfinite(all_sums["loss"])
 

@@ -183,7 +183,7 @@ def rollout_gradient(
         "entropy": -(jnp.exp(log_p) * log_p).sum(-1),
         "kl": jnp.exp(base - logps) - (base - logps) - 1,
         "clip_fraction": 1.0 * jnp.where(row.gains[:, None] > 0, ratio > 1.2, ratio < 0.8),
-        "log_ratio": jnp.abs(logps - row.logps),
+        "sampler_logp_gap": jnp.abs(logps - row.logps),
     }
     surrogate = jnp.minimum(ratio * row.gains[:, None], jnp.clip(ratio, 0.8, 1.2) * row.gains[:, None])
     terms["loss"] = -surrogate + kl * terms["kl"] - entropy * terms["entropy"]
@@ -220,7 +220,7 @@ def test_gradients_equal_a_plain_program(name: str, B_p: int, n: int) -> None:
     for k, v in means.items():
         assert (k == "kl" and not program.kl) or metrics[k] == pytest.approx(float(v), rel=1e-5, abs=1e-5), k
     assert metrics["grad_norm"] == pytest.approx(float(optax.tree.norm(expected)), rel=1e-5)
-    assert metrics["not_finite"] == 0
+    assert metrics["nonfinite_update"] == 0
     assert B_p == 1 or (0 < means["clip_fraction"] < 1 and means["kl"] > 0.1)  # the terms are at work
     assert program.update._cache_size() <= 1
 
@@ -272,7 +272,7 @@ def test_ten_steps_on_one_and_on_eight_devices() -> None:
         state = program.init(placed(policy(), program.mesh))
         for i, rows in enumerate(recorded):
             state, metrics = program.step(state, rows, 13, 7, max_grad_norm=1.0)
-            assert i or float(metrics["log_ratio"]) < 1e-5  # sampler's and trainer's log-probabilities before the first update
+            assert i or float(metrics["sampler_logp_gap"]) < 1e-5  # sampler's and trainer's log-probabilities before the first update
         assert int(state.step) == 10
         ends.append(jax.device_get(state.params))
     start = policy()

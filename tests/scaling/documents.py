@@ -40,7 +40,7 @@ def document(
     unstable: Sequence[int] = (),
     **more: Any,
 ) -> dict[str, Any]:
-    """A debiased fit of these curves. sd: of A over the replicates, independent between cells."""
+    """A hierarchical fit of these curves. sd: of A over the replicates, independent between cells."""
     curves = [curve(*cell, *shape) for cell, shape in shapes.items()]
     rng = np.random.default_rng(0)
     draws = {
@@ -56,7 +56,7 @@ def document(
     B_ps = sorted({b for b, _ in shapes})
     return {
         "schema": 2,
-        "mode": "debiased",
+        "mode": "hierarchical",
         "metric": "avg@4",
         "compute": "rollouts",
         "base_reward": R0,

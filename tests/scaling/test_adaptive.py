@@ -1,4 +1,4 @@
-"""The policy of sweep.strategy=frontier, on worlds of known law: what it finds, what it spends, and what it does after a kill."""
+"""The policy of sweep.strategy=adaptive, on worlds of known law: what it finds, what it spends, and what it does after a kill."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_what_cannot_be_decided_is_refused_before_anything_runs() -> None:
     cells = plan_cells(SweepConfig(B_p=(16,), n=(2, 4), seeds=2, budget=20_000))
     policy = AdaptivePolicy(cells, grid)
     assert policy.grid_rollouts == sum(math.ceil(grid[-1] / c.B) * c.B for c in cells)
-    with pytest.raises(InputError, match=r"sweep.rollouts: given 1000, expected at least \d+, which the first round takes to begin"):
+    with pytest.raises(InputError, match=r"sweep.total_rollouts: given 1000, expected at least \d+, which the first round takes to begin"):
         AdaptivePolicy(cells, grid, total_rollouts=1000)
     with pytest.raises(InputError, match="half of the grid"):
         AdaptivePolicy(plan_cells(SweepConfig(n=(32, 64), budget=4000)), EvalConfig().evaluation_targets(4000))

@@ -23,7 +23,7 @@ TOP = 1e5  # where the hand-written cells end
 GAIN = 1 / (1 + 8e3 / TOP)  # d reward / d A of 16 x 16, their best cell there
 
 
-def fitted(curves: Mapping[int, TrueCurve], seed: int, mode: str = "debiased", **more: Any) -> dict[str, Any]:
+def fitted(curves: Mapping[int, TrueCurve], seed: int, mode: str = "hierarchical", **more: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "B_p": (16,),
         "seeds": 2,
@@ -138,7 +138,7 @@ def test_paper_mode_has_no_intervals() -> None:
         ([document(), document()], ["a", "a"], "two runs are called 'a'"),
         ([document(), document(metric="best@4")], ["a", "b"], "a was fitted with metric 'avg@4', b with 'best@4'"),
         ([document(), document(compute="tokens")], ["a", "b"], "a was fitted with compute 'rollouts', b with 'tokens'"),
-        ([document(), document(mode="paper")], ["a", "b"], "a was fitted with mode 'debiased', b with 'paper'"),
+        ([document(), document(mode="paper")], ["a", "b"], "a was fitted with mode 'hierarchical', b with 'paper'"),
         ([document(), {}], ["a", "b"], "b with None"),
         ([document(), {**document(), "curves": [{"B_p": 16}]}], ["a", "b"], "b: the fit is incomplete"),
     ],

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from isojax.scaling.debiased import estimate
+from isojax.scaling.hierarchical import estimate
 from isojax.scaling.ensemble import CurveEnsemble
 from isojax.scaling.estimate import EstimationOptions
 from isojax.scaling.fit import fit

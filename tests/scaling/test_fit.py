@@ -44,7 +44,7 @@ def test_noiseless_world_is_recovered():
     assert flagged(result, "ends at the largest n measured (32)")
 
 
-@pytest.mark.parametrize(("mode", "low", "high"), [("paper", -0.005, 0.05), ("debiased", -0.006, 0.006)])  # records overshoot
+@pytest.mark.parametrize(("mode", "low", "high"), [("paper", -0.005, 0.05), ("hierarchical", -0.006, 0.006)])  # records overshoot
 def test_noisy_world_is_recovered(mode, low, high):
     w = world(problems=1000, samples=16, seeds=3)
     result = fit(w.runs, "avg@16", mode=mode, replicates=0)
@@ -155,7 +155,7 @@ def _collapsed(B_p, n, train):
     return runs
 
 
-@pytest.mark.parametrize("mode", ["debiased", "paper"])
+@pytest.mark.parametrize("mode", ["hierarchical", "paper"])
 def test_unstable_B_p_is_flagged(mode):
     result = fit(_collapsed(16, 8, 0.33), mode=mode, replicates=0)
     assert [(v["B_p"], v["stable"]) for v in result["stability"]] == [(16, False), (64, True)]
@@ -184,7 +184,7 @@ def test_refusals():
     runs = world(n=(2, 8), seeds=1).runs
     with pytest.raises(InputError, match="no run to fit"):
         fit([])
-    with pytest.raises(InputError, match="expected one of debiased, paper"):
+    with pytest.raises(InputError, match="expected one of hierarchical, paper"):
         fit(runs, mode="papre")
     with pytest.raises(InputError, match="expected one of rollouts"):
         fit(runs, compute="flops")
@@ -219,7 +219,7 @@ def test_paper_mode_fits_twenty_cells_of_forty_points_in_under_two_seconds():
     assert len(runs) == 20
     start = time.process_time()
     fit(runs, mode="paper")
-    assert time.process_time() - start < 2  # debiased mode: benchmarks/fit_speed.py
+    assert time.process_time() - start < 2  # hierarchical mode: benchmarks/fit_speed.py
 
 
 def test_no_jax_is_imported():

@@ -112,14 +112,14 @@ def test_summary_means_shares_and_bounds():
         beyond = {"error": 0.01, "within": 1.0, "regret": 0.002, "error_at_end": 0.02, "within_at_end": 1.0, "regret_at_end": 0.003}
         none, some = vars(one.Sums()), {"cases": 10, "hits": 9, "closed": 5, "width": 1.0}
         return {
-            "kind": "hill", "seed": seed, "mode": "debiased", "replicates": 9, "failed": None, "constant": False, "no_effect": None,
-            "in_range": {"debiased": inside, "paper": inside | {"bias": 0.02}}, "hold_out": {"debiased": beyond, "paper": beyond},
+            "kind": "hill", "seed": seed, "mode": "hierarchical", "replicates": 9, "failed": None, "constant": False, "no_effect": None,
+            "in_range": {"hierarchical": inside, "paper": inside | {"bias": 0.02}}, "hold_out": {"hierarchical": beyond, "paper": beyond},
             "coverage": {"frontier": some, "crossovers": none, "A_determined": some}, "monotone_rejected": None,
         }  # fmt: skip
 
-    broken = {"kind": "hill", "seed": 2, "mode": "debiased", "replicates": 9, "failed": "why"}
+    broken = {"kind": "hill", "seed": 2, "mode": "hierarchical", "replicates": 9, "failed": "why"}
     found = fit_quality.summary("hill", [line(0, 1.0, 0.004), line(1, 0.92, -0.002), broken])
-    own = found["methods"]["debiased"]
+    own = found["methods"]["hierarchical"]
     assert (own["n_right"], own["worlds_right"], own["bias"], own["bias_abs"]) == pytest.approx((0.96, 0.5, 0.001, 0.003))
     assert own["bias_se"] == pytest.approx(0.003)
     assert found["coverage"]["frontier"] == {"share": 0.9, "cases": 20, "open": 10, "width": 0.2}
@@ -138,8 +138,8 @@ def test_the_command_writes_reads_and_refuses(tmp_path):
     done = command("--worlds", "1", "--kinds", "hill,same", "--seed", "3", "--replicates", "40", "--jobs", "1", "--out", out)
     assert done.returncode == 0, done.stderr
     hill, same = (json.loads(line) for line in done.stdout.splitlines())
-    assert hill["kind"] == "hill" and hill["seeds"] == [300_000, 300_000] and same["methods"]["debiased"]["n_right"] is None
-    assert hill["coverage"]["frontier"]["cases"] == one.BUDGETS and hill["methods"]["debiased"]["seconds"] > 0
+    assert hill["kind"] == "hill" and hill["seeds"] == [300_000, 300_000] and same["methods"]["hierarchical"]["n_right"] is None
+    assert hill["coverage"]["frontier"]["cases"] == one.BUDGETS and hill["methods"]["hierarchical"]["seconds"] > 0
     assert command("--read", out).stdout == done.stdout
     again = command("--worlds", "1", "--out", out)
     assert again.returncode == 2 and "expected a file that does not exist yet" in again.stderr and "Traceback" not in again.stderr

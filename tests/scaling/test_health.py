@@ -41,7 +41,7 @@ HEALTHY: dict[str, Any] = {
     "reward": RISE[1:],
     "entropy": np.linspace(0.5, 0.3, 9),
     "zero_variance": np.linspace(0.3, 0.1, 9),
-    "log_ratio": np.full(9, 1e-3),
+    "sampler_logp_gap": np.full(9, 1e-3),
     "truncated": np.full(9, 0.02),
     "response_length": np.linspace(100, 180, 9),
     "grad_norm": np.ones(9),
@@ -121,12 +121,12 @@ def test_responses_that_grow_and_are_cut_off() -> None:
 
 def test_a_run_that_stopped_being_finite() -> None:
     broke = health_flags(made(RISE, failed="loss or gradient not finite in 1 of the updates 91 to 100"))
-    assert [(f.name, f.C) for f in broke] == [("not_finite", 9000)] and "updates 91 to 100" in broke[0].reason
-    assert names(made(RISE[:3], grad_norm=[1.0, math.nan])) == [("not_finite", 2000)]
+    assert [(f.name, f.C) for f in broke] == [("nonfinite_update", 9000)] and "updates 91 to 100" in broke[0].reason
+    assert names(made(RISE[:3], grad_norm=[1.0, math.nan])) == [("nonfinite_update", 2000)]
     (skipped,) = health_flags(made(RISE, not_finite=[0.0, 0.01] + [0.0] * 6 + [0.5]))
-    assert (skipped.name, skipped.C) == ("not_finite", 9000) and "50.0% of updates" in skipped.reason
+    assert (skipped.name, skipped.C) == ("nonfinite_update", 9000) and "50.0% of updates" in skipped.reason
     assert health_flags(made(RISE, not_finite=[0.01] * 9)) == ()  # one of a hundred
-    assert names(made(RISE, not_finite=[0.0, 0.0, 0.011] + [0.0] * 6)) == [("not_finite", 3000)]
+    assert names(made(RISE, not_finite=[0.0, 0.0, 0.011] + [0.0] * 6)) == [("nonfinite_update", 3000)]
 
 
 def test_mismatch_of_sampler_and_trainer() -> None:

@@ -44,7 +44,7 @@ SWEEPS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["debiased", "paper"])
+@pytest.mark.parametrize("mode", ["hierarchical", "paper"])
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_document_or_a_refusal(name, mode):
     try:

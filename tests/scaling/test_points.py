@@ -33,15 +33,15 @@ def test_a_known_law_is_recovered_from_its_own_points(tmp_path):
 
 def test_steps_give_the_law_back_as_well_as_rounding_lets_them_and_modes_agree(tmp_path):
     path = write(tmp_path, steps())
-    debiased, paper = fit_points_file(path)["n_star"], fit_points_file(path, mode="paper")["n_star"]
+    hierarchical, paper = fit_points_file(path)["n_star"], fit_points_file(path, mode="paper")["n_star"]
     for name, value in (("L", 6.0), ("log10_C0", 5.8), ("b", 2.8)):
-        low, high = debiased["intervals"][name]
-        assert low <= debiased[name] <= high
-        assert debiased[name] == pytest.approx(value, abs=0.35)  # n = 2^8.8 was rounded to 2^9
-        assert paper[name] == pytest.approx(debiased[name], abs=0.3)
+        low, high = hierarchical["intervals"][name]
+        assert low <= hierarchical[name] <= high
+        assert hierarchical[name] == pytest.approx(value, abs=0.35)  # n = 2^8.8 was rounded to 2^9
+        assert paper[name] == pytest.approx(hierarchical[name], abs=0.3)
     assert paper["intervals"] is None and paper["aicc"] is None
-    grid = [p["C"] for p in debiased["band"]]
-    assert grid[0] == pytest.approx(10**4.8, rel=1e-3) and all(p["low"] <= p["high"] for p in debiased["band"])
+    grid = [p["C"] for p in hierarchical["band"]]
+    assert grid[0] == pytest.approx(10**4.8, rel=1e-3) and all(p["low"] <= p["high"] for p in hierarchical["band"])
 
 
 def test_few_distinct_n_and_the_last_n_are_said(tmp_path):
@@ -109,5 +109,5 @@ def test_bad_files_are_refused_with_their_line(tmp_path, header, rows, filters, 
 
 
 def test_an_unknown_mode(tmp_path):
-    with pytest.raises(InputError, match="mode 'both' is not known; expected one of debiased, paper"):
+    with pytest.raises(InputError, match="mode 'both' is not known; expected one of hierarchical, paper"):
         fit_points_file(write(tmp_path, [(8, 1)]), mode="both")

@@ -1,4 +1,4 @@
-"""Recommendations of a debiased fit written by hand: the choice by the curves, how sure it is, and where it is refused."""
+"""Recommendations of a hierarchical fit written by hand: the choice by the curves, how sure it is, and where it is refused."""
 
 import pytest
 

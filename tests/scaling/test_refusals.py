@@ -74,7 +74,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("mode", ["debiased", "paper"])
+@pytest.mark.parametrize("mode", ["hierarchical", "paper"])
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_ledgers(fit, name, mode):
     change, where, why = BROKEN[name]
