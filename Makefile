@@ -28,7 +28,7 @@ help: ## this list
 quickstart: $(VENV)/.stamp-run ## install, run the quickstart sweep (or go on with it), fit the law, write the report
 	$(BIN)/python -m isojax.launch quickstart --resume $(ARGS)
 
-test: $(VENV)/.stamp-test ## install and run the tests on simulated CPU devices; ARGS="tests/test_cli.py -x" passes on
+test: $(VENV)/.stamp-test ## install and run the tests on simulated CPU devices; ARGS="tests/cli/test_cli.py -x" passes on
 	JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 lint: $(VENV)/.stamp-dev ## ruff and pyright

@@ -1,7 +1,7 @@
 """What `ablations.py` compares: every experiment's arms, each some configs and overrides over the quickstart.
 
-All are on the quickstart's task, B_p = 32 problems a batch, with half of its held-out problems and fewer evaluations, that an experiment
-takes minutes. Easy is the quickstart's own choice of problems, Hard that of configs/hard.yaml.
+All are on the quickstart's task, B_p = 32 problems a batch, with half of its held-out problems and fewer evaluations,
+that an experiment takes minutes. Easy is the quickstart's own choice of problems, Hard that of configs/hard.yaml.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from isojax.config import config_roots
+from isojax.core.config import config_roots
 
 SCALE = ("sweep.B_p=[32]", "sweep.n=[8]", "sweep.budget=56000", "cell.data.validation=1000")
 EVALUATIONS = ("cell.eval.start=2048", "cell.eval.ratio=1.35", "cell.eval.panel=0", "cell.rl.measure_kl=true")
 HARD = ("cell.data.candidates=12000", "cell.data.difficulty=[0.0,0.0625]")
 NO_KL, NO_ENTROPY = "cell.rl.kl=0.0", "cell.rl.entropy=0.0"
-WEAK = ("cell.rl.kl=0.001", "cell.rl.entropy=0.001")  # those of recipes/easy; the others' are the quickstart's, .5 and .01
+WEAK = (
+    "cell.rl.kl=0.001",
+    "cell.rl.entropy=0.001",
+)  # those of recipes/easy; the others' are the quickstart's, .5 and .01
 EVERY_N = ("sweep.n=[4,16,64]", "sweep.B_max=2048", "sweep.budget=139000")
 ANCHOR = "cell.rl.lr_reference_batch=256"
 EIGHTFOLD = ("sweep.n=[64]", "sweep.B_max=2048", "sweep.budget=139000")
@@ -94,10 +97,20 @@ EXPERIMENTS = {
                 for rate in (1.77e-4, 5e-4, 1.41e-3, 4e-3)
             ),
             *(
-                Arm(rule, (), (ANCHOR, *EIGHTFOLD, "cell.rl.learning_rate=5e-4", f"cell.rl.lr_scaling={rule}"), "B = 2048")
+                Arm(
+                    rule,
+                    (),
+                    (ANCHOR, *EIGHTFOLD, "cell.rl.learning_rate=5e-4", f"cell.rl.lr_scaling={rule}"),
+                    "B = 2048",
+                )
                 for rule in ("constant", "sqrt", "linear")
             ),
-            Arm("rate 0.0113", (), (ANCHOR, *EIGHTFOLD, "cell.rl.learning_rate=1.13e-2", "cell.rl.lr_scaling=constant"), "B = 2048"),
+            Arm(
+                "rate 0.0113",
+                (),
+                (ANCHOR, *EIGHTFOLD, "cell.rl.learning_rate=1.13e-2", "cell.rl.lr_scaling=constant"),
+                "B = 2048",
+            ),
         ),
     ),
     "fig25": Experiment(

@@ -1,4 +1,6 @@
-"""The figures of `ablations.py`: reward against C, a line an arm with the spread of its seeds, and metrics of training beneath."""
+"""The figures of `ablations.py`: reward against C, a line an arm with the spread of its seeds, and metrics of training
+beneath.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from isojax.report.canvas import DASHES, DPI, RenderedFigure, style_axes, n_palette, render_figure
+from isojax.report.figures.canvas import DASHES, DPI, RenderedFigure, n_palette, render_figure, style_axes
 
 NAMES = {"entropy": "entropy (nats a token)", "kl": "KL to the base policy"}
 Line = Mapping[str, Any]
@@ -27,14 +29,21 @@ def draw(experiment: Experiment, lines: Sequence[Line]) -> RenderedFigure:
         own = [line for line in lines if title_of(experiment, line) == column]
         styles = styles_of(experiment, own)
         top = fig.add_subplot(rows, len(columns), j + 1)
-        style_axes(top, column, "" if experiment.metrics else "C (rollouts)", f"validation reward ({own[0]['metric']})" if j == 0 else "")
+        style_axes(
+            top,
+            column,
+            "" if experiment.metrics else "C (rollouts)",
+            f"validation reward ({own[0]['metric']})" if j == 0 else "",
+        )
         for line in own:
             key = key_of(experiment, line)
             reward(top, line, f"n = {key}" if experiment.by_n else key, styles[key])
         top.legend(frameon=False, fontsize=8, ncols=2 if len(own) > 6 else 1)
         for i, metric in enumerate(experiment.metrics):
             ax = fig.add_subplot(rows, len(columns), (i + 1) * len(columns) + j + 1, sharex=top)
-            style_axes(ax, "", "C (rollouts)" if i + 1 == len(experiment.metrics) else "", NAMES[metric] if j == 0 else "")
+            style_axes(
+                ax, "", "C (rollouts)" if i + 1 == len(experiment.metrics) else "", NAMES[metric] if j == 0 else ""
+            )
             for line in own:
                 if line["series"][metric]:
                     ax.plot(*zip(*line["series"][metric], strict=True), lw=1.6, **styles[key_of(experiment, line)])

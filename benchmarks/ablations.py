@@ -1,18 +1,21 @@
-"""The recipes, and the paper's ablations of them, at the quickstart's scale: hours of a cluster become minutes of one core.
+"""The recipes, and the paper's ablations of them, at the quickstart's scale: hours of a cluster become minutes of one
+core.
 
-An arm is a sweep of its own, as `isojax launch` runs it, of some seeds; all arms of the same problems share one base policy. One JSON line
-for each (arm, B_p, n) on standard output, a table and progress on standard error; lines and figure lie in DIR/EXPERIMENT/, beside the runs:
+An arm is a sweep of its own, as `isojax launch` runs it, of some seeds; all arms of the same problems share one base
+policy. One JSON line for each (arm, B_p, n) on standard output, a table and progress on standard error; lines and
+figure lie in DIR/EXPERIMENT/, beside the runs:
 
     python benchmarks/ablations.py recipes               every recipe of configs/recipes
-    python benchmarks/ablations.py fig3 fig4 fig25 fig26     the paper's figures (benchmarks/ablation_arms.py says what is compared)
-    python benchmarks/ablations.py fig3 --resume         go on with what was interrupted
+    python benchmarks/ablations.py fig3 fig4 fig25 fig26     the paper's figures (benchmarks/ablation_arms.py says what
+    is compared) python benchmarks/ablations.py fig3 --resume         go on with what was interrupted
     python benchmarks/ablations.py recipes --arms ppo,cispo --budget 20000    some of the arms, shorter
 
-Of a line: `base` and `final`, validation reward of the base policy and, the mean over seeds, that of the last quarter of the evaluations
-(as in `isojax lr-anchor`), `se` its standard error over seeds; `gains`, final - base of each seed; `fall`, the best evaluation less the
-last, the largest of the seeds'; `flags`, which runs broke (isojax/scaling/health.py); entropy, kl, grad_norm, response_length and
-zero_variance, means over seeds in the last interval of training; `curve`, [C, mean reward, its spread over seeds] of each evaluation.
-Where values of n are compared, one more line an arm says which n is best at each C.
+Of a line: `base` and `final`, validation reward of the base policy and, the mean over seeds, that of the last quarter
+of the evaluations (as in `isojax lr-anchor`), `se` its standard error over seeds; `gains`, final - base of each seed;
+`fall`, the best evaluation less the last, the largest of the seeds'; `flags`, which runs broke
+(isojax/scaling/checks/run_health.py); entropy, kl, grad_norm, response_length and zero_variance, means over seeds in
+the last interval of training; `curve`, [C, mean reward, its spread over seeds] of each evaluation. Where values of n
+are compared, one more line an arm says which n is best at each C.
 """
 
 from __future__ import annotations
@@ -32,15 +35,16 @@ from ablation_arms import EVALUATIONS, EXPERIMENTS, SCALE, Arm, Experiment
 from rich.console import Console
 from rich.table import Table
 
-from isojax.config import Config, load_configs, read_saved_config, save_config
-from isojax.files import write_bytes, write_text
-from isojax.launch.lr_anchor import score_curve
+from isojax.core.atomic_files import write_bytes, write_text
+from isojax.core.config import Config, load_configs, read_saved_config, save_config
+from isojax.core.errors import InputError, RunFailed
+from isojax.core.nouns import RunRecord
+from isojax.launch.lr_search import score_curve
 from isojax.launch.planner import resolve_sweep_sizes
 from isojax.launch.resume import BASE_FOLDER, CONFIG_FILE
-from isojax.records import RECORDS_FILE, default_metric, read_runs
-from isojax.scaling.health import health_flags
-from isojax.scaling.metrics import metric_value
-from isojax.types import InputError, RunFailed, RunRecord
+from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
+from isojax.scaling.checks.run_health import health_flags
+from isojax.scaling.validation_metrics import metric_value
 
 LINES = "lines.jsonl"
 TRAINING = ("entropy", "kl", "grad_norm", "response_length", "zero_variance")
@@ -63,8 +67,10 @@ def config_of(arm: Arm, folder: Path, seeds: int, budget: int | None) -> Config:
 
 
 def share_base(config: Config, below: Path) -> None:
-    """Begin the sweep with the base policy and problems of another one `below` with the same settings of them, where there is one."""
-    from isojax.launch.site import resolve_config, start_jax
+    """Begin the sweep with the base policy and problems of another one `below` with the same settings of them, where
+    there is one.
+    """
+    from isojax.launch.local.setup import resolve_config, start_jax
 
     folder = Path(config.run.dir) / config.name
     if (folder / CONFIG_FILE).exists():
@@ -76,13 +82,16 @@ def share_base(config: Config, below: Path) -> None:
         if all(getattr(old, key) == getattr(config.cell, key) for key in OF_THE_BASE):
             shutil.rmtree(folder / BASE_FOLDER, ignore_errors=True)  # of a copy that was interrupted
             shutil.copytree(path.parent / BASE_FOLDER, folder / BASE_FOLDER)
-            save_config(config.model_copy(update={"sweep": resolve_sweep_sizes(config.sweep, 1, config.cell)}), folder / CONFIG_FILE)
+            save_config(
+                config.model_copy(update={"sweep": resolve_sweep_sizes(config.sweep, 1, config.cell)}),
+                folder / CONFIG_FILE,
+            )
             return
 
 
 def run(arm: Arm, config: Config, below: Path) -> list[Line]:
     """Run an arm (or what is left of it): a line for each of its (B_p, n)."""
-    from isojax.launch.local import launch
+    from isojax.launch.local.local_runner import launch
 
     share_base(config, below)
     failed: list[str] = []
@@ -90,7 +99,11 @@ def run(arm: Arm, config: Config, below: Path) -> list[Line]:
         launch(config, resume=True, dry_run=False)
     except RunFailed as e:  # the other arms go on, and the line tells
         failed = [line.strip() for line in str(e).splitlines()[1:]]
-    found = [p.parent for p in sorted((Path(config.run.dir) / config.name).glob(f"cells/*/{RECORDS_FILE}")) if p.read_bytes().count(b"\n") > 1]
+    found = [
+        p.parent
+        for p in sorted((Path(config.run.dir) / config.name).glob(f"cells/*/{RECORDS_FILE}"))
+        if p.read_bytes().count(b"\n") > 1
+    ]
     runs = read_runs(found)
     cells = sorted({(r.cell.B_p, r.cell.n) for r in runs})
     return [line_of(arm, [r for r in runs if (r.cell.B_p, r.cell.n) == cell], failed) for cell in cells]
@@ -136,18 +149,26 @@ def series_of(runs: Sequence[RunRecord], key: str) -> list[list[float]]:
 
 
 def best_n(lines: Sequence[Line]) -> list[Line]:
-    """Of each arm, at the C of every evaluation of its largest n: the n with the highest mean reward (linear in log C between evaluations),
-    and those within two standard errors of it, of the difference."""
+    """Of each arm, at the C of every evaluation of its largest n: the n with the highest mean reward (linear in log C
+    between evaluations), and those within two standard errors of it, of the difference."""
     found = []
     for panel, arm in dict.fromkeys((line["panel"], line["arm"]) for line in lines):
         own = {line["n"]: line for line in lines if (line["panel"], line["arm"]) == (panel, arm)}
         curves = {n: np.array([point for point in line["curve"] if point[0] > 0]) for n, line in own.items()}
         rows = []
         for C in curves[max(curves)][:, 0]:
-            at = {n: [float(np.interp(np.log(C), np.log(c[:, 0]), c[:, i])) for i in (1, 2)] for n, c in curves.items() if c[0, 0] <= C}
+            at = {
+                n: [float(np.interp(np.log(C), np.log(c[:, 0]), c[:, i])) for i in (1, 2)]
+                for n, c in curves.items()
+                if c[0, 0] <= C
+            }
             best = max(at, key=lambda n: at[n][0])
-            near = [n for n in at if at[best][0] - at[n][0] <= 2 * np.hypot(at[best][1], at[n][1]) / own[n]["seeds"] ** 0.5]
-            rows.append({"C": int(C), "n": best, "near": near, "rewards": {str(n): mean for n, (mean, _) in at.items()}})
+            near = [
+                n for n in at if at[best][0] - at[n][0] <= 2 * np.hypot(at[best][1], at[n][1]) / own[n]["seeds"] ** 0.5
+            ]
+            rows.append(
+                {"C": int(C), "n": best, "near": near, "rewards": {str(n): mean for n, (mean, _) in at.items()}}
+            )
         found.append({"panel": panel, "arm": arm, "best_n": rows})
     return found
 
@@ -160,14 +181,34 @@ def mean_of(values: Sequence[float]) -> float | None:
 def show(title: str, lines: Sequence[Line]) -> None:
     """The table of an experiment."""
     table = Table(title=title, title_justify="left")
-    for head in ("", "arm", "B_p x n", "base", "final", "s.e.", "gain", "fall", "entropy", "KL", "gradient", "length", "flags"):
+    for head in (
+        "",
+        "arm",
+        "B_p x n",
+        "base",
+        "final",
+        "s.e.",
+        "gain",
+        "fall",
+        "entropy",
+        "KL",
+        "gradient",
+        "length",
+        "flags",
+    ):
         table.add_column(head, justify="left" if head in ("", "arm", "flags") else "right", overflow="fold")
     for line in lines:
-        figures = [line[key] for key in ("base", "final", "se", "min_gain", "fall", "entropy", "kl", "grad_norm", "response_length")]
+        figures = [
+            line[key]
+            for key in ("base", "final", "se", "min_gain", "fall", "entropy", "kl", "grad_norm", "response_length")
+        ]
         texts = ["-" if x is None else f"{x:.3f}" for x in figures]
         table.add_row(line["panel"], line["arm"], f"{line['B_p']} x {line['n']}", *texts, str(len(line["flags"]) or ""))
     console.print(table)
-    console.print("gain: the smallest of any seed; fall: from the best evaluation to the last, the largest of any seed", highlight=False)
+    console.print(
+        "gain: the smallest of any seed; fall: from the best evaluation to the last, the largest of any seed",
+        highlight=False,
+    )
     for line in lines:
         for flag in line["flags"]:
             console.print(f"  {line['panel']} {line['arm']} {flag}", highlight=False, markup=False, soft_wrap=True)
@@ -210,7 +251,9 @@ def chosen(name: str, words: str | None) -> list[Arm]:
 def main() -> int:
     """Run every experiment that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="EXPERIMENT", help=", ".join(EXPERIMENTS))
+    parser.add_argument(
+        "experiments", nargs="+", choices=EXPERIMENTS, metavar="EXPERIMENT", help=", ".join(EXPERIMENTS)
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--dir", type=Path, default=Path("runs/ablations"))
     parser.add_argument("--budget", type=int, help="rollouts a cell, instead of each arm's own")
@@ -224,7 +267,9 @@ def main() -> int:
             for arm in arms:
                 config_of(arm, arguments.dir / name, arguments.seeds, arguments.budget)
             if not arguments.resume and (arguments.dir / name).exists():
-                raise InputError(f"{arguments.dir / name} holds runs already; go on with them by --resume, or choose another --dir.")
+                raise InputError(
+                    f"{arguments.dir / name} holds runs already; go on with them by --resume, or choose another --dir."
+                )
         for name, arms in todo.items():
             compare(name, EXPERIMENTS[name], arms, arguments)
     except InputError as e:

@@ -1,10 +1,13 @@
-"""Does `sweep.strategy=adaptive` find n*(C) with half of the grid's rollouts? Sweeps simulated on random worlds of known law.
+"""Does `sweep.strategy=adaptive` find n*(C) with half of the grid's rollouts? Sweeps simulated on random worlds of
+known law.
 
-    python benchmarks/adaptive.py                             5 worlds of each kind, with 1 seed and with 3: 50 sweeps, about 5 minutes
-    python benchmarks/adaptive.py --kinds hill --worlds 20    others
+    python benchmarks/adaptive.py                             5 worlds of each kind, with 1 seed and with 3: 50 sweeps,
+    about 5 minutes python benchmarks/adaptive.py --kinds hill --worlds 20    others
 
-A round's runs are those of a world's full runs, revealed up to the targets that the policy asked for. The n of the fit's best curve (what
-`isojax recommend` gives where B_p is stable) is then compared with the world's truly best n, at the policy's 9 budgets from budget / 16
+A round's runs are those of a world's full runs, revealed up to the targets that the policy asked for. The n of the
+fit's best curve (what
+`isojax recommend` gives where B_p is stable) is then compared with the world's truly best n, at the policy's 9 budgets
+from budget / 16
 to the budget:
 
     n_right    share of (world, budget) pairs whose n is within one step of the grid of n;  exact: the very n
@@ -12,9 +15,10 @@ to the budget:
     regret     true reward lost by the choice, mean
     rollouts   spent, as a part of what the grid takes
 
-of four sweeps: the policy's ("frontier"), the whole grid ("grid"), the grid with all runs to half the budget ("half_budget"), and, where
-there are three seeds, the grid with one of them ("one_seed"). One JSON line on standard output, progress on standard error. In worlds
-where n makes no difference ("same") any n is right, so they are counted in rollouts, rounds and regret alone."""
+of four sweeps: the policy's ("frontier"), the whole grid ("grid"), the grid with all runs to half the budget
+("half_budget"), and, where there are three seeds, the grid with one of them ("one_seed"). One JSON line on standard
+output, progress on standard error. In worlds where n makes no difference ("same") any n is right, so they are counted
+in rollouts, rounds and regret alone."""
 
 from __future__ import annotations
 
@@ -29,12 +33,12 @@ from typing import Any
 
 import numpy as np
 
+from isojax.core.nouns import Cell, RunRecord
 from isojax.scaling.adaptive import AdaptivePolicy
-from isojax.scaling.ensemble import CurveEnsemble
+from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
 from isojax.scaling.fit import fit
-from isojax.scaling.synthetic import World, random_world
-from isojax.scaling.synthetic_kinds import KINDS
-from isojax.types import Cell, RunRecord
+from tests.scaling.synthetic import World, random_world
+from tests.scaling.synthetic_kinds import KINDS
 
 METRIC, EVALUATIONS, REPLICATES = "avg@4", 25, 200
 Line = dict[str, Any]
@@ -85,7 +89,10 @@ def summary(lines: Sequence[Line]) -> Line:
     found["seconds_a_round"] = float(np.median([line["seconds_a_round"] for line in lines]))
     for name in dict.fromkeys(name for line in lines for name in line["sweeps"]):
         of = {"n_right": told, "exact": told, "worlds_right": told, "regret": lines, "rollouts": lines}
-        values = {figure: [line["sweeps"][name][figure] for line in own if name in line["sweeps"]] for figure, own in of.items()}
+        values = {
+            figure: [line["sweeps"][name][figure] for line in own if name in line["sweeps"]]
+            for figure, own in of.items()
+        }
         found[name] = {k: round(float(np.mean(v)), 4) for k, v in values.items() if v}
     return found
 
@@ -106,9 +113,15 @@ def main() -> None:
             print(json.dumps(line), file=sys.stderr, flush=True)
             lines.append(line)
     groups = {
-        f"{kind}, {s} seeds": [x for x in lines if (x["kind"], x["seeds"]) == (kind, s)] for kind in a.kinds.split(",") for s in seeds
+        f"{kind}, {s} seeds": [x for x in lines if (x["kind"], x["seeds"]) == (kind, s)]
+        for kind in a.kinds.split(",")
+        for s in seeds
     }
-    print(json.dumps({"benchmark": "adaptive", "all": summary(lines), **{name: summary(own) for name, own in groups.items()}}))
+    print(
+        json.dumps(
+            {"benchmark": "adaptive", "all": summary(lines), **{name: summary(own) for name, own in groups.items()}}
+        )
+    )
 
 
 if __name__ == "__main__":

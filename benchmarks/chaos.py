@@ -1,17 +1,19 @@
-"""A run killed by SIGKILL at random instants and resumed each time, against one that nothing broke: what they leave must be equal.
+"""A run killed by SIGKILL at random instants and resumed each time, against one that nothing broke: what they leave
+must be equal.
 
     python benchmarks/chaos.py [--kinds device,text,pipeline,resampling] [--kills 20] [--seed 0] [--keep DIR]
 
-Each kind is a small run through the command line: `device`, a task whose rollouts, verification and updates are one program; `text`, a
-language model whose reward function takes about as long as its rollouts and its updates; `pipeline`, the same with a sampler two updates
-ahead, by turns; `resampling`, a pipeline that leaves out solved problems. A state is saved after every update. It is killed `--kills`
-times: at random instants between its first moment of work and its end, and some aimed at what is too short to be hit by chance
-(chaos_watch.py). In the end the last checkpoint (every array's bits, and what the host knew), records.jsonl and samples.txt must be those
-of the unbroken run.
+Each kind is a small run through the command line: `device`, a task whose rollouts, verification and updates are one
+program; `text`, a language model whose reward function takes about as long as its rollouts and its updates; `pipeline`,
+the same with a sampler two updates ahead, by turns; `resampling`, a pipeline that leaves out solved problems. A state
+is saved after every update. It is killed `--kills`
+times: at random instants between its first moment of work and its end, and some aimed at what is too short to be hit by
+chance (chaos_watch.py). In the end the last checkpoint (every array's bits, and what the host knew), records.jsonl and
+samples.txt must be those of the unbroken run.
 
-A line for each kill goes to standard error. The last line, JSON, says how many fell into each phase, how many while a checkpoint was being
-written (`saving`) or responses judged (`judging`) beside it, how many resumptions found a damaged checkpoint, and whether all was equal;
-the exit code is 1 where it was not.
+A line for each kill goes to standard error. The last line, JSON, says how many fell into each phase, how many while a
+checkpoint was being written (`saving`) or responses judged (`judging`) beside it, how many resumptions found a damaged
+checkpoint, and whether all was equal; the exit code is 1 where it was not.
 """
 
 import argparse
@@ -104,7 +106,9 @@ def run(folder: Path, kind: str, name: str, killing: dict[str, Any] | None = Non
     if killing is not None:
         environment[SETTINGS] = json.dumps({"cell": f"runs/{name}/cells/{CELLS[kind]}", "told": str(told), **killing})
     command = [sys.executable, "-m", "isojax.train", *KINDS[kind], f"name={name}", "--resume"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
     said = done.stdout + done.stderr
     if killing is not None and done.returncode == -signal.SIGSEGV:  # a kill like another, of which less is known
         return {"phase": "crashed by the watch", "saving": False, "judging": False}, said
@@ -141,7 +145,9 @@ def broken(folder: Path, kind: str, kills: int, rng: random.Random, tell: Callab
         left = work * (1 - share(folder, name, updates))
         kill, said = run(folder, kind, name, {"after": rng.uniform(0, 2 * left / (len(aims) + 1)), "aim": aim})
         beside["damaged"] += "is damaged" in said
-        if kill is None:  # it came to its end before: another run takes the kills that are left, this one at any instant
+        if (
+            kill is None
+        ):  # it came to its end before: another run takes the kills that are left, this one at any instant
             names.append(f"{kind}-killed-{len(names) + 1}")
             aims[0] = None
             continue
@@ -150,18 +156,29 @@ def broken(folder: Path, kind: str, kills: int, rng: random.Random, tell: Callab
         beside["saving"], beside["judging"] = beside["saving"] + kill["saving"], beside["judging"] + kill["judging"]
         aside = ", a checkpoint half written" * kill["saving"] + ", responses being judged" * kill["judging"]
         aimed = f", aimed at {aim}" if aim else ""
-        tell(f"{kind}: kill {phases.total()} of {kills} at {share(folder, name, updates):.0%}{aimed}: {kill['phase']}{aside}")
+        tell(
+            f"{kind}: kill {phases.total()} of {kills} at {share(folder, name, updates):.0%}{aimed}: {kill['phase']}{aside}"
+        )
     beside["damaged"] += "is damaged" in run(folder, kind, names[-1])[1]
     found = [line for name in names for line in differences(folder, f"{kind}-whole", name)]
     for line in found:
         tell(f"{kind}: {line}")
-    return {"kills": phases.total(), "runs": len(names), "phases": dict(phases), **beside, "updates": updates, "equal": not found}
+    return {
+        "kills": phases.total(),
+        "runs": len(names),
+        "phases": dict(phases),
+        **beside,
+        "updates": updates,
+        "equal": not found,
+    }
 
 
 def last_checkpoint(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What the host knew, and every array by its place."""
     (path,) = folder.glob(f"runs/{name}/cells/*/checkpoint")
-    with ocp.CheckpointManager(path.absolute(), options=ocp.CheckpointManagerOptions(create=False, read_only=True)) as manager:
+    with ocp.CheckpointManager(
+        path.absolute(), options=ocp.CheckpointManagerOptions(create=False, read_only=True)
+    ) as manager:
         step = manager.latest_step()
         assert step is not None, path
         host = manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]

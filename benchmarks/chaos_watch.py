@@ -1,8 +1,9 @@
-"""In the process of a run that chaos.py kills: a thread that looks where the others stand, and sends SIGKILL when the time has come.
+"""In the process of a run that chaos.py kills: a thread that looks where the others stand, and sends SIGKILL when the
+time has come.
 
-Signalled from outside, faulthandler now and then crashed the process, whose other threads ran on; from inside it holds the interpreter's
-lock, and a crash is rare (chaos.py counts it as a kill). What goes to a disk or through XLA goes on without that lock, and is interrupted
-anywhere. Nothing here imports isojax.
+Signalled from outside, faulthandler now and then crashed the process, whose other threads ran on; from inside it holds
+the interpreter's lock, and a crash is rare (chaos.py counts it as a kill). What goes to a disk or through XLA goes on
+without that lock, and is interrupted anywhere. Nothing here imports isojax.
 """
 
 import faulthandler
@@ -17,9 +18,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-SETTINGS = (
-    "CHAOS"  # a variable of the environment: {"cell": a pattern of folders, "told": a file, "after": seconds, "aim": a phase or null}
-)
+# a variable of the environment: {"cell": a pattern of folders, "told": a file, "after": seconds, "aim": a phase or
+# null}
+SETTINGS = "CHAOS"
 PATIENCE = 4.0  # seconds that an aimed kill waits for its phase
 BEFORE = ("preparing", "restoring", "compiling")  # a resumed run is brief at these, and does them again after each kill
 CHECKPOINT, LEDGER, HALF, LAST = "checkpoint", "ledger write", "checkpoint half written", "last checkpoint"
@@ -27,12 +28,14 @@ ELSEWHERE = "elsewhere"
 PROGRAM = "rollout, verification and update"  # which are one program, of a task on device
 
 PACKAGE = str(Path(__file__).resolve().parents[1] / "isojax") + os.sep
-Stack = list[tuple[str, str]]  # of a thread: a module of isojax without .py ("" elsewhere), and a function in it; innermost first
+Stack = list[
+    tuple[str, str]
+]  # of a thread: a module of isojax without .py ("" elsewhere), and a function in it; innermost first
 
 
 def stacks() -> list[Stack]:
-    """Where the other threads stand. By faulthandler, which keeps the interpreter's lock: a walk in Python may lose it half way, and then
-    follows frames that are gone."""
+    """Where the other threads stand. By faulthandler, which keeps the interpreter's lock: a walk in Python may lose it
+    half way, and then follows frames that are gone."""
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
@@ -72,7 +75,8 @@ def phase(found: list[Stack]) -> str:
 
 
 def lie_in_wait(cell: str, told: str, after: float, aim: str | None) -> None:
-    """Kills this process `after` seconds from when its cell has begun (at once where the aim comes before), in the phase aimed at.
+    """Kills this process `after` seconds from when its cell has begun (at once where the aim comes before), in the
+    phase aimed at.
 
     `cell`: its folder; `told`: the file that is to say what the kill fell into.
     """

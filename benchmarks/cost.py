@@ -1,9 +1,11 @@
-"""How an update's cost grows: rollouts, and what follows them (gradient, AdamW), as one of its sizes doubles and doubles again.
+"""How an update's cost grows: rollouts, and what follows them (gradient, AdamW), as one of its sizes doubles and
+doubles again.
 
     python benchmarks/cost.py [--factors n,T,P,V,B_p,model] [--repeats 3]
 
-A decoder of random weights; B_p x n rollouts of exactly T tokens (nothing ends them) to prompts of P. One JSON line a factor: its
-values, for each the seconds of `rollouts` and of `update`, and their exponents, the slope of log seconds in log value from the smallest
+A decoder of random weights; B_p x n rollouts of exactly T tokens (nothing ends them) to prompts of P. One JSON line a
+factor: its values, for each the seconds of `rollouts` and of `update`, and their exponents, the slope of log seconds in
+log value from the smallest
 to the largest: 1 is proportional. Processor's time, repeats interleaved within a factor, medians.
 """
 
@@ -19,14 +21,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isojax.config import FLOAT32_PRECISION, CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.core.config import FLOAT32_PRECISION, CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.distributed.mesh_spec import parse_mesh
+from isojax.distributed.sharding import make_mesh
 from isojax.launch import planner
-from isojax.meshes import parse_mesh
-from isojax.models import llama
-from isojax.rl.step import TrainStep, build_init_state, make_coefficients
+from isojax.models.families import llama
+from isojax.rl.train_step import TrainStep, build_init_state, make_coefficients
 from isojax.sampling.batch import ProblemArrays, buffer_row_groups, make_sampler_shapes
-from isojax.sharding import make_mesh
-from isojax.tasks.stops import StopConditions
+from isojax.tasks.stop_strings import StopConditions
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,14 @@ class Update:
 
     def __init__(self, sizes: Sizes):
         width = 64 * sizes.model
-        shape = {"layers": sizes.model, "width": width, "heads": width // 32, "kv_heads": width // 64, "head_dim": 32, "mlp": 3 * width}
+        shape = {
+            "layers": sizes.model,
+            "width": width,
+            "heads": width // 32,
+            "kv_heads": width // 64,
+            "head_dim": 32,
+            "mlp": 3 * width,
+        }
         decoder = llama.build(ModelConfig(family="llama", **shape), sizes.V)
         sampling = SamplingConfig(prompt_length=sizes.P, response_length=sizes.T)
         cell = CellConfig(sampling=sampling, precision=FLOAT32_PRECISION, rl=RLConfig())
@@ -78,7 +87,9 @@ class Update:
 
         def learn(state: Any, rollouts: Any, key: Any) -> Any:
             _, live = buffer_row_groups(geometry, *scalars)
-            rewards = jnp.where(live, rollouts.tokens.sum(-1) % 7 / 7.0, 0.0)  # arbitrary, and different inside every group
+            rewards = jnp.where(
+                live, rollouts.tokens.sum(-1) % 7 / 7.0, 0.0
+            )  # arbitrary, and different inside every group
             weighed, _ = step.compute_advantages(state, problems, rollouts, rewards, *scalars, key, numbers)
             return step.update(state, {}, problems, rollouts, weighed, *scalars, numbers)[0]
 
@@ -109,12 +120,17 @@ def main() -> None:
         for turn in range(args.repeats + 1):
             for update, times in zip(updates, spent, strict=True):
                 times.append(update.seconds(turn))
-        halves = {half: [statistics.median(t[i] for t in times[1:]) for times in spent] for i, half in enumerate(("rollouts", "update"))}
+        halves = {
+            half: [statistics.median(t[i] for t in times[1:]) for times in spent]
+            for i, half in enumerate(("rollouts", "update"))
+        }
         told: dict[str, Any] = {"factor": name, "values": values}
         for half, found in halves.items():
             told |= {half: [round(x, 4) for x in found]}
             if len(values) > 1:
-                told |= {f"{half}_exponent": round(math.log(found[-1] / found[0]) / math.log(values[-1] / values[0]), 2)}
+                told |= {
+                    f"{half}_exponent": round(math.log(found[-1] / found[0]) / math.log(values[-1] / values[0]), 2)
+                }
         print(json.dumps(told), flush=True)
 
 

@@ -1,11 +1,12 @@
-"""How often the 90% intervals of `isojax curve` hold the truth, on curves with known parameters and noise. One JSON line:
+"""How often the 90% intervals of `isojax curve` hold the truth, on curves with known parameters and noise. One JSON
+line:
 
     python benchmarks/curve_coverage.py                     300 curves of each kind
     python benchmarks/curve_coverage.py --curves 1000 --seed 7
 
-Kinds: white noise (sd .01), AR(1) noise of the same sd (rho .3 and .6), and 2 or 3 seeds whose levels differ by as much besides; 30 and 100
-points a run over 2.5 decades, the last of them at 1 to 20 times C_mid. For A, and for R(C) at the first, middle and last C and over
-all. Intervals whose end is open hold everything on that side; how many are is said.
+Kinds: white noise (sd .01), AR(1) noise of the same sd (rho .3 and .6), and 2 or 3 seeds whose levels differ by as much
+besides; 30 and 100 points a run over 2.5 decades, the last of them at 1 to 20 times C_mid. For A, and for R(C) at the
+first, middle and last C and over all. Intervals whose end is open hold everything on that side; how many are is said.
 """
 
 import argparse
@@ -14,8 +15,14 @@ import time
 
 import numpy as np
 
-from isojax.scaling.curves import hill
-from isojax.scaling.single import RunPoints, curve_band, fit_single_run, parameter_intervals, bootstrap_replicates
+from isojax.scaling.curves.hill import hill
+from isojax.scaling.curves.single_run import (
+    RunPoints,
+    bootstrap_replicates,
+    curve_band,
+    fit_single_run,
+    parameter_intervals,
+)
 
 # kind -> (rho, seeds, standard deviation of their levels)
 KINDS = {
@@ -67,8 +74,13 @@ def main() -> None:
     start, coverage = time.perf_counter(), {}
     for number, (kind, noise) in enumerate(KINDS.items()):
         for points in POINTS:
-            rows = [one(np.random.default_rng([arguments.seed, number, points, i]), points, *noise) for i in range(arguments.curves)]
-            coverage[f"{kind}, {points} points"] = {key: round(float(np.mean([row[key] for row in rows])), 3) for key in rows[0]}
+            rows = [
+                one(np.random.default_rng([arguments.seed, number, points, i]), points, *noise)
+                for i in range(arguments.curves)
+            ]
+            coverage[f"{kind}, {points} points"] = {
+                key: round(float(np.mean([row[key] for row in rows])), 3) for key in rows[0]
+            }
     seconds = (time.perf_counter() - start) / (arguments.curves * len(coverage))
     line = {"benchmark": "curve_coverage", "curves": arguments.curves, "seed": arguments.seed, "coverage": coverage}
     print(json.dumps({**line, "seconds_a_fit": round(seconds, 3)}))

@@ -1,10 +1,11 @@
-"""How fast a language model decodes on this machine, against its own matrix products: one JSON line for each number of slots.
+"""How fast a language model decodes on this machine, against its own matrix products: one JSON line for each number of
+slots.
 
     python benchmarks/decode_step.py models/smollm2-135m [--slots 32,64] [--positions 64]
 
-A step is `Decoding.step`, the logits and a draw at temperature .6, top-p 1, in a loop of 8 that carries the cache, as the sampler
-runs it, with layers unrolled and stacked. `share` is the step's floating-point operations (2 a parameter and slot) over its time, as a
-share of what a square matrix product of 2048 reaches in the same process.
+A step is `Decoding.step`, the logits and a draw at temperature .6, top-p 1, in a loop of 8 that carries the cache, as
+the sampler runs it, with layers unrolled and stacked. `share` is the step's floating-point operations (2 a parameter
+and slot) over its time, as a share of what a square matrix product of 2048 reaches in the same process.
 """
 
 import argparse
@@ -20,14 +21,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from isojax import registry
-from isojax.config import ModelConfig
-from isojax.geometry import TRANSPOSE_MAX_SLOTS
-from isojax.meshes import parse_mesh
-from isojax.models import hf
-from isojax.models.decoding import Decoding
-from isojax.sampling.logits import sample_token, log_probs
-from isojax.sharding import make_mesh
+from isojax.core import registry
+from isojax.core.config import ModelConfig
+from isojax.core.shapes import TRANSPOSE_MAX_SLOTS
+from isojax.distributed.mesh_spec import parse_mesh
+from isojax.distributed.sharding import make_mesh
+from isojax.models.decode import Decoding
+from isojax.models.hf import hf_load
+from isojax.sampling.logits import log_probs, sample_token
 
 STEPS, REPEATS = 8, 5
 
@@ -50,9 +51,9 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=64)
     args = parser.parse_args()
 
-    config = hf.resolve_model(ModelConfig(path=str(args.model)))
-    decoder = registry.load("models", config.family, "build").build(config, config.vocab)
-    params = hf.load(args.model, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
+    config = hf_load.resolve_model(ModelConfig(path=str(args.model)))
+    decoder = registry.load("models.families", config.family, "build").build(config, config.vocab)
+    params = hf_load.load(args.model, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
     size = sum(x.size for x in jax.tree.leaves(params))
     square = jnp.ones((2048, 2048))
     product = jax.jit(jnp.matmul)
@@ -60,7 +61,13 @@ def main() -> None:
 
     for slots, unrolled in itertools.product(map(int, args.slots.split(",")), (True, False)):
         decoding = Decoding(
-            decoder, slots, 1, args.positions // 2, args.positions - args.positions // 2, unrolled, allow_transposed=slots <= TRANSPOSE_MAX_SLOTS
+            decoder,
+            slots,
+            1,
+            args.positions // 2,
+            args.positions - args.positions // 2,
+            unrolled,
+            allow_transposed=slots <= TRANSPOSE_MAX_SLOTS,
         )
 
         @jax.jit

@@ -1,9 +1,11 @@
-"""Products of the few rows of a decode step, plain and as the sampler has them on a CPU (`product_of_few`): one JSON line a number of rows.
+"""Products of the few rows of a decode step, plain and as the sampler has them on a CPU (`product_of_few`): one JSON
+line a number of rows.
 
     python benchmarks/few_rows.py [--rows 16,32,64,128] [--shapes 576x1536,1536x576,576x49152]
 
-The shapes, inputs x outputs, are SmolLM2-135M's: half of its MLP, the other half, its unembedding. Weights of `LAYERS` layers (of the
-largest shape 1) follow one another, so that they come from memory as in a step. Medians; both forms take turns.
+The shapes, inputs x outputs, are SmolLM2-135M's: half of its MLP, the other half, its unembedding. Weights of `LAYERS`
+layers (of the largest shape 1) follow one another, so that they come from memory as in a step. Medians; both forms take
+turns.
 """
 
 import argparse
@@ -16,7 +18,7 @@ from typing import Any
 
 import jax
 
-from isojax.models.parts import matmul, small_batch_matmul
+from isojax.models.fsdp import matmul, small_batch_matmul
 
 LAYERS, REPEATS = 30, 5
 LARGE = 2**24  # numbers of a matrix that is read from memory in any case

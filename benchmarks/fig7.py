@@ -1,9 +1,11 @@
-"""The law fitted to the paper's own Fig. 7 points against the law printed there (IsoCompute Playbook, arXiv:2603.12151). One JSON line:
+"""The law fitted to the paper's own Fig. 7 points against the law printed there (IsoCompute Playbook,
+arXiv:2603.12151). One JSON line:
 
     python benchmarks/fig7.py PATH                 columns set, n, rollouts; the Easy set, hierarchical
     python benchmarks/fig7.py PATH --mode paper    with the running average
 
-PATH is a table of the figure's points, which is not part of this project. Exit code 1 where a parameter lies outside its tolerance.
+PATH is a table of the figure's points, which is not part of this project. Exit code 1 where a parameter lies outside
+its tolerance.
 """
 
 import argparse
@@ -11,8 +13,8 @@ import json
 import sys
 from pathlib import Path
 
-from isojax.cli_words import to_json_value
-from isojax.scaling.points import fit_points_file
+from isojax.cli.formatting import to_json_value
+from isojax.scaling.law.frontier_points import fit_points_file
 
 # parameter -> (as printed in Fig. 7 Easy, how far a fit to digitised points may be from it)
 PUBLISHED = {"L": (6.09, 0.4), "k": (4.75, 0.6), "log10_C0": (5.84, 0.08), "b": (2.73, 0.2)}
@@ -36,7 +38,8 @@ def main() -> int:
         "points": found["points"],
         "form": law["form"],
         "fitted": {name: round(law[name], 3) for name in PUBLISHED},
-        "intervals": law["intervals"] and {name: [round(v, 3) for v in pair] for name, pair in law["intervals"].items()},
+        "intervals": law["intervals"]
+        and {name: [round(v, 3) for v in pair] for name, pair in law["intervals"].items()},
         "published": {name: value for name, (value, _) in PUBLISHED.items()},
         "aicc": law["aicc"],
         "within": within,

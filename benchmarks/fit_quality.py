@@ -1,22 +1,24 @@
-"""How good is the fitter? Fit random worlds of known law (isojax.scaling.synthetic) and compare with the truth.
+"""How good is the fitter? Fit random worlds of known law (tests.scaling.synthetic) and compare with the truth.
 
 For each kind of world one JSON line on standard output, a table and progress on standard error:
 
     python benchmarks/fit_quality.py                                  200 worlds of each kind, world seeds 0 .. 199
     python benchmarks/fit_quality.py --kinds hill,same --worlds 20    fewer
-    python benchmarks/fit_quality.py --seed 7 --out seven.jsonl       world seeds 700000 .. 700199, one line a world in a new file
-    python benchmarks/fit_quality.py --read one.jsonl two.jsonl       put chunks together, fit nothing
+    python benchmarks/fit_quality.py --seed 7 --out seven.jsonl       world seeds 700000 .. 700199, one line a world in
+    a new file python benchmarks/fit_quality.py --read one.jsonl two.jsonl       put chunks together, fit nothing
 
-fit_quality_world.py has the baselines and says how one world is judged. Figures of the judged mode and of each baseline:
+fit_quality_world.py has the baselines and says how one world is judged. Figures of the judged mode and of each
+baseline:
 
-    n_right            share of (world, budget) pairs, 25 budgets a world, whose n is within one step of the truly best measured n
-    worlds_right       share of worlds with at least 95% of their budgets right;  law_right: n_right of the law n*(C)
-    bias, bias_se      mean over worlds of (fitted - true frontier reward), its standard error;  bias_abs: mean of |a world's bias|
-    ..._on_problems    the same against the expected reward on the world's own validation problems
-    error              the last 4x of compute hidden: mean |reward promised - true reward of the best n|, on the problems, over 8 budgets
-    within, regret     share of them whose chosen n is within one step of the best; true reward lost by the choice
-    ..._at_end         the same at the last of them alone, 4 times the compute that was seen
-    coverage           share of 90% intervals that hold the truth, cases, mean width of the closed ones (crossovers: in decades)
+    n_right            share of (world, budget) pairs, 25 budgets a world, whose n is within one step of the truly best
+    measured n worlds_right       share of worlds with at least 95% of their budgets right;  law_right: n_right of the
+    law n*(C) bias, bias_se      mean over worlds of (fitted - true frontier reward), its standard error;  bias_abs:
+    mean of |a world's bias| ..._on_problems    the same against the expected reward on the world's own validation
+    problems error              the last 4x of compute hidden: mean |reward promised - true reward of the best n|, on
+    the problems, over 8 budgets within, regret     share of them whose chosen n is within one step of the best; true
+    reward lost by the choice ..._at_end         the same at the last of them alone, 4 times the compute that was seen
+    coverage           share of 90% intervals that hold the truth, cases, mean width of the closed ones (crossovers: in
+    decades)
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from isojax.scaling.synthetic_kinds import KINDS
-from isojax.types import InputError
+from isojax.core.errors import InputError
+from tests.scaling.synthetic_kinds import KINDS
 
 SEEDS_A_CHUNK = 100_000
 Line = dict[str, Any]
@@ -70,7 +72,13 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
 }
 # Where n makes no difference any n is right.
 MEANINGLESS = {"same": {"n_right", "worlds_right", "law_right", "within", "within_at_end"}}
-RISING = ("n_right", "worlds_right", "law_right", "within", "within_at_end")  # larger is better; of the others, nearer to 0
+RISING = (
+    "n_right",
+    "worlds_right",
+    "law_right",
+    "within",
+    "within_at_end",
+)  # larger is better; of the others, nearer to 0
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -90,14 +98,23 @@ def _method(lines: Sequence[Line], name: str) -> dict[str, float | None]:
         found[f"{name}_se"] = statistics.stdev(bias) / len(bias) ** 0.5 if len(bias) > 1 else None
     beyond_names = ("error", "within", "regret", "error_at_end", "within_at_end", "regret_at_end")
     found |= {name: _mean([w[name] for w in beyond]) for name in beyond_names}
-    found["seconds"] = statistics.median(seconds) if (seconds := [w["seconds"] for w in inside if "seconds" in w]) else None
+    found["seconds"] = (
+        statistics.median(seconds) if (seconds := [w["seconds"] for w in inside if "seconds" in w]) else None
+    )
     return found
 
 
 def _coverage(lines: Sequence[Line], name: str) -> dict[str, float | int | None]:
     """Intervals pooled over worlds; all worlds count, closed intervals make the width."""
-    cases, hits, closed, width = (sum(line["coverage"][name][k] for line in lines) for k in ("cases", "hits", "closed", "width"))
-    return {"share": hits / cases if cases else None, "cases": cases, "open": cases - closed, "width": width / closed if closed else None}
+    cases, hits, closed, width = (
+        sum(line["coverage"][name][k] for line in lines) for k in ("cases", "hits", "closed", "width")
+    )
+    return {
+        "share": hits / cases if cases else None,
+        "cases": cases,
+        "open": cases - closed,
+        "width": width / closed if closed else None,
+    }
 
 
 def _asked(kind: str, figures: dict[str, float | None]) -> list[dict[str, Any]]:
@@ -106,7 +123,14 @@ def _asked(kind: str, figures: dict[str, float | None]) -> list[dict[str, Any]]:
     for b in BOUNDS[kind]:
         value = figures[b.figure]
         words = " and ".join([f">= {b.low:g}"] * (b.low > 0) + [f"<= {b.high:g}"] * (b.high < float("inf")))
-        found.append({"figure": b.figure, "value": value, "asked": words, "met": None if value is None else b.low <= abs(value) <= b.high})
+        found.append(
+            {
+                "figure": b.figure,
+                "value": value,
+                "asked": words,
+                "met": None if value is None else b.low <= abs(value) <= b.high,
+            }
+        )
     return found
 
 
@@ -125,8 +149,17 @@ def _beaten(figures: dict[str, dict[str, float | None]], mode: str, names: Seque
 def summary(kind: str, lines: Sequence[Line]) -> Line:
     """The figures of one kind of world, from the lines of its worlds."""
     mode, done = lines[0]["mode"], [line for line in lines if line["failed"] is None]
-    result: Line = {"benchmark": "fit_quality", "kind": kind, "mode": mode, "replicates": lines[0]["replicates"], "worlds": len(lines)}
-    result |= {"seeds": [lines[0]["seed"], lines[-1]["seed"]], "failed": {str(x["seed"]): x["failed"] for x in lines if x["failed"]}}
+    result: Line = {
+        "benchmark": "fit_quality",
+        "kind": kind,
+        "mode": mode,
+        "replicates": lines[0]["replicates"],
+        "worlds": len(lines),
+    }
+    result |= {
+        "seeds": [lines[0]["seed"], lines[-1]["seed"]],
+        "failed": {str(x["seed"]): x["failed"] for x in lines if x["failed"]},
+    }
     if not done:
         return result
     names = list(dict.fromkeys([mode, *done[0]["in_range"]]))
@@ -159,7 +192,9 @@ def _tables(result: Line) -> Iterator[Table]:
     asked = Table("asked", "", "found", "met", "not worse than")
     for a in result["asked"]:
         beaten = ", ".join(name for name, is_beaten in result["beaten"].get(a["figure"], {}).items() if is_beaten)
-        asked.add_row(a["figure"], a["asked"], _shown(a["value"]), {True: "yes", False: "NO", None: "-"}[a["met"]], beaten)
+        asked.add_row(
+            a["figure"], a["asked"], _shown(a["value"]), {True: "yes", False: "NO", None: "-"}[a["met"]], beaten
+        )
     yield asked
     coverage = Table("90% intervals", "coverage", "cases", "open", "mean width")
     for name, c in result["coverage"].items():
@@ -176,7 +211,9 @@ def _judged(kinds: Sequence[str], arguments: argparse.Namespace, console: Consol
     spawn = multiprocessing.get_context("spawn")
     with Progress(console=console) as progress, ProcessPoolExecutor(arguments.jobs, spawn) as pool:
         bar = progress.add_task("worlds", total=len(work))
-        futures = {pool.submit(judge, kind, seed, arguments.mode, arguments.replicates): (kind, seed) for kind, seed in work}
+        futures = {
+            pool.submit(judge, kind, seed, arguments.mode, arguments.replicates): (kind, seed) for kind, seed in work
+        }
         for future in as_completed(futures):
             try:
                 yield future.result()
@@ -196,7 +233,9 @@ def _written(lines: Iterator[Line], path: Path | None) -> list[Line]:
     try:
         out = path.open("x") if path else contextlib.nullcontext()
     except OSError as e:
-        raise InputError(f"{path}: {e.strerror}; expected a file that does not exist yet, in a folder that does.") from e
+        raise InputError(
+            f"{path}: {e.strerror}; expected a file that does not exist yet, in a folder that does."
+        ) from e
     done = []
     with out as file:
         for line in lines:
@@ -223,9 +262,13 @@ def _read(files: Sequence[Path]) -> list[Line]:
                 lines.append(json.loads(text))
                 _ = lines[-1]["kind"], lines[-1]["seed"]
             except (ValueError, TypeError, KeyError) as e:
-                raise InputError(f"{path}:{number}: no line of a world ({e!r}); expected what --out wrote. Leave the file out.") from e
+                raise InputError(
+                    f"{path}:{number}: no line of a world ({e!r}); expected what --out wrote. Leave the file out."
+                ) from e
     if len({(line["mode"], line["replicates"]) for line in lines}) > 1:
-        raise InputError("the files hold different modes or numbers of replicates; expected one. Put each together on its own.")
+        raise InputError(
+            "the files hold different modes or numbers of replicates; expected one. Put each together on its own."
+        )
     if len({(line["kind"], line["seed"]) for line in lines}) < len(lines):
         raise InputError("a world stands in the files twice; expected each once. Leave one file out.")
     return lines
@@ -250,7 +293,9 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     unknown = [k for k in kinds if k not in BOUNDS]
     if unknown or min(arguments.worlds, arguments.jobs) < 1 or arguments.seed < 0:
         given = f"kinds {arguments.kinds}, {arguments.worlds} worlds, {arguments.jobs} jobs, seed {arguments.seed}"
-        raise InputError(f"{given}; expected kinds among {', '.join(BOUNDS)}, at least one world and one job, and a seed >= 0.")
+        raise InputError(
+            f"{given}; expected kinds among {', '.join(BOUNDS)}, at least one world and one job, and a seed >= 0."
+        )
     if arguments.read and arguments.out:
         raise InputError("--read fits nothing, so --out has nothing to write; expected one of them. Leave one out.")
     lines = _read(arguments.read) if arguments.read else _written(_judged(kinds, arguments, console), arguments.out)

@@ -1,10 +1,12 @@
-"""One world of fit_quality.py: fit it, fit it without the last 4x of compute, and compare what is said with what is true.
+"""One world of fit_quality.py: fit it, fit it without the last 4x of compute, and compare what is said with what is
+true.
 
 Beside the judged mode three baselines answer the same questions:
 
     paper          mode "paper": its frontier; beyond the data n by its law n*(C), the reward by that n's curve
     middle         always the middle n measured, its reward as last measured
-    best_measured  the n whose mean over seeds is highest at the evaluation nearest below C; beyond the data at its last evaluation
+    best_measured  the n whose mean over seeds is highest at the evaluation nearest below C; beyond the data at its last
+    evaluation
 
 In range, the true best n is the best among the cells measured at C; beyond it, among all cells of the world.
 """
@@ -20,13 +22,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isojax.scaling.curves import hill
+from isojax.core.errors import InputError
+from isojax.core.nouns import RunRecord
+from isojax.scaling.allocate.predictive import best_cell_for_budget
+from isojax.scaling.curves.hill import hill
 from isojax.scaling.fit import fit
-from isojax.scaling.law import Law, log2_n_star
-from isojax.scaling.metrics import FloatArray
-from isojax.scaling.predict import best_cell_for_budget
-from isojax.scaling.synthetic import World, random_world
-from isojax.types import InputError, RunRecord
+from isojax.scaling.law.n_star_law import Law, log2_n_star
+from isojax.scaling.validation_metrics import FloatArray
+from tests.scaling.synthetic import World, random_world
 
 METRIC = "avg@4"
 BUDGETS, HIDDEN = 25, 8
@@ -44,7 +47,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Sums:
-    """Intervals pooled over cases: how many, how many hold the truth, how many are closed, and the closed ones' widths in all."""
+    """Intervals pooled over cases: how many, how many hold the truth, how many are closed, and the closed ones' widths
+    in all.
+    """
 
     cases: int = 0
     hits: int = 0
@@ -55,7 +60,9 @@ class Sums:
         """One case more; an end of None is open."""
         a, b = -math.inf if low is None else low, math.inf if high is None else high
         closed = math.isfinite(a) and math.isfinite(b)
-        return Sums(self.cases + 1, self.hits + (a <= true <= b), self.closed + closed, self.width + (b - a if closed else 0.0))
+        return Sums(
+            self.cases + 1, self.hits + (a <= true <= b), self.closed + closed, self.width + (b - a if closed else 0.0)
+        )
 
 
 def cells_by_n(w: World) -> dict[int, tuple[int, int]]:
@@ -107,11 +114,16 @@ def measured_answers(runs: Sequence[RunRecord], C: FloatArray) -> dict[str, Answ
     """The two baselines that fit nothing. A cell without an evaluation up to C gives its first."""
     means = raw_means(runs)
     n = np.array(list(means))
-    values = np.stack([R[np.maximum(np.searchsorted(c, C * (1 + 1e-9)) - 1, 0)] for c, R in means.values()])  # [n, budgets]
+    values = np.stack(
+        [R[np.maximum(np.searchsorted(c, C * (1 + 1e-9)) - 1, 0)] for c, R in means.values()]
+    )  # [n, budgets]
     ended = np.stack([(c[-1] * (1 + 1e-9) < C) | (c[0] > C * (1 + 1e-9)) for c, _ in means.values()])
     i = np.where(ended, -np.inf, values).argmax(0)
     middle = len(n) // 2
-    return {"middle": Answer(np.full(len(C), n[middle]), values[middle]), "best_measured": Answer(n[i], values[i, np.arange(len(C))])}
+    return {
+        "middle": Answer(np.full(len(C), n[middle]), values[middle]),
+        "best_measured": Answer(n[i], values[i, np.arange(len(C))]),
+    }
 
 
 def last_measured(runs: Sequence[RunRecord], budgets: int) -> dict[str, Answer]:
@@ -155,15 +167,22 @@ def extrapolated(document: Fit, C: FloatArray) -> Answer:
 
 
 def held_out(w: World, answers: Mapping[str, Answer], C: FloatArray) -> dict[str, dict[str, float]]:
-    """For each method over the hidden budgets C: the mean absolute error of the reward it promises against that of the truly best cell on
-    the world's problems, the share of n within one step, the mean regret; and the same at the last of them, 4 times the compute seen."""
+    """For each method over the hidden budgets C: the mean absolute error of the reward it promises against that of the
+    truly best cell on the world's problems, the share of n within one step, the mean regret; and the same at the last
+    of them, 4 times the compute seen."""
     cells, true = cells_by_n(w), true_best(w, C, in_range=False)
     reached = np.array([float(w.on_problems(*cells[n], c)) for n, c in zip(true.n.tolist(), C, strict=True)])
     found = {}
     for name, a in answers.items():
         got = np.array([float(w.reward(*cells[n], c)) for n, c in zip(a.n.tolist(), C, strict=True)])
-        rows = {"error": np.abs(a.reward - reached), "within": _steps(a.n, true.n), "regret": np.maximum(0.0, true.reward - got)}
-        found[name] = {k: float(v.mean()) for k, v in rows.items()} | {f"{k}_at_end": float(v[-1]) for k, v in rows.items()}
+        rows = {
+            "error": np.abs(a.reward - reached),
+            "within": _steps(a.n, true.n),
+            "regret": np.maximum(0.0, true.reward - got),
+        }
+        found[name] = {k: float(v.mean()) for k, v in rows.items()} | {
+            f"{k}_at_end": float(v[-1]) for k, v in rows.items()
+        }
     return found
 
 

@@ -3,8 +3,8 @@
     python benchmarks/fit_speed.py                       500 replicates
     python benchmarks/fit_speed.py --replicates 100      fewer
 
-seconds: wall clock of the whole fit, records in memory; cpu_seconds: of all its threads. A fit without replicates takes 200 draws for its
-mean curves all the same; ms_a_replicate divides the whole by the replicates.
+seconds: wall clock of the whole fit, records in memory; cpu_seconds: of all its threads. A fit without replicates takes
+200 draws for its mean curves all the same; ms_a_replicate divides the whole by the replicates.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ import os
 import time
 
 from isojax.scaling.fit import fit
-from isojax.scaling.synthetic import world
-from isojax.scaling.synthetic_curves import Hill
+from tests.scaling.synthetic import world
+from tests.scaling.synthetic_curves import Hill
 
 N = (4, 8, 16, 32, 64)
 B_P = (16, 32, 64, 128)
 SEEDS, EVALUATIONS = 2, 200
-START, BUDGET = 320_000, 64_000_000  # even the largest cell, 8192 rollouts an update, reaches each target at an update of its own
+START, BUDGET = (
+    320_000,
+    64_000_000,
+)  # even the largest cell, 8192 rollouts an update, reaches each target at an update of its own
 
 
 def _curve(B_p: int, n: int) -> Hill:
@@ -34,7 +37,9 @@ def _curve(B_p: int, n: int) -> Hill:
 def _seconds(replicates: int, problems: int) -> tuple[float, float, int, int]:
     """(wall, cpu seconds, runs, evaluations in all)."""
     ratio = (BUDGET / START) ** (1 / (EVALUATIONS - 1))
-    sweep = world(B_p=B_P, n=N, seeds=SEEDS, problems=problems, run_sd=0.01, start=START, ratio=ratio, budget=BUDGET, curve=_curve)
+    sweep = world(
+        B_p=B_P, n=N, seeds=SEEDS, problems=problems, run_sd=0.01, start=START, ratio=ratio, budget=BUDGET, curve=_curve
+    )
     wall, cpu = time.perf_counter(), time.process_time()
     fit(sweep.runs, replicates=replicates)
     spent = time.perf_counter() - wall, time.process_time() - cpu
@@ -56,7 +61,11 @@ def main() -> None:
         "replicates": given.replicates,
         "cores": len(os.sched_getaffinity(0)),
     }
-    line |= {"seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2), "seconds_without_replicates": round(without, 2)}
+    line |= {
+        "seconds": round(seconds, 2),
+        "cpu_seconds": round(cpu, 2),
+        "seconds_without_replicates": round(without, 2),
+    }
     line["ms_a_replicate"] = round(1000 * seconds / given.replicates, 1) if given.replicates else None
     print(json.dumps(line))
 

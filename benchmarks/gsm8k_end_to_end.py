@@ -1,15 +1,20 @@
-"""GSM8K from its files to a trained policy, through the command line alone, at a size for one CPU core. Print one JSON line.
+"""GSM8K from its files to a trained policy, through the command line alone, at a size for one CPU core. Print one JSON
+line.
 
     python benchmarks/gsm8k_end_to_end.py FOLDER MODEL              about ten minutes on one core with SmolLM2-135M
-    python benchmarks/gsm8k_end_to_end.py FOLDER MODEL --keep OUT   and leave all that it wrote in OUT (samples.txt to read)
+    python benchmarks/gsm8k_end_to_end.py FOLDER MODEL --keep OUT   and leave all that it wrote in OUT (samples.txt to
+    read)
 
-FOLDER holds train.jsonl and test.jsonl, or both as .jsonl.gz, of {"question", "answer"}, the answer ending in "#### 18".
+FOLDER holds train.jsonl and test.jsonl, or both as .jsonl.gz, of {"question", "answer"}, the answer ending in "####
+18".
 
     isojax difficulty    labels --problems of the training file by avg@4 and writes them as a data set with splits
-    isojax train         2 updates of 4 problems x 4 rollouts on that data set, avg@2 on 8 test problems before, between and after
+    isojax train         2 updates of 4 problems x 4 rollouts on that data set, avg@2 on 8 test problems before, between
+    and after
 
-It shows that the parts fit together; whether a model learns is another question, that 2 updates do not answer. The prompt is two worked
-problems and then the question, and the answer ends with its line: that suits a model this small, which gets nothing right as a chat.
+It shows that the parts fit together; whether a model learns is another question, that 2 updates do not answer. The
+prompt is two worked problems and then the question, and the answer ends with its line: that suits a model this small,
+which gets nothing right as a chat.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ISOJAX = [sys.executable, "-c", "import sys; sys.argv[0] = 'isojax'; from isojax.cli import main; main()"]
+ISOJAX = [sys.executable, "-c", "import sys; sys.argv[0] = 'isojax'; from isojax.cli.app import main; main()"]
 SMALL = """\
 name: end_to_end
 cell:
@@ -86,7 +91,9 @@ def measure(place: Path, folder: Path, model: Path, problems: int) -> dict[str, 
     labels = list(csv.DictReader((place / "labels/labels.csv").open()))
     rows = map(json.loads, (place / "runs/end_to_end/cells/4x4-s0/records.jsonl").read_text().splitlines())
     points = [row for row in rows if row["kind"] == "eval"]
-    chosen = [json.loads(line)["split"] for line in (place / "runs/end_to_end/base/problems.jsonl").read_text().splitlines()]
+    chosen = [
+        json.loads(line)["split"] for line in (place / "runs/end_to_end/base/problems.jsonl").read_text().splitlines()
+    ]
     solved = [int(row["solved"]) for row in labels]
     return {
         "problems": problems,

@@ -3,9 +3,10 @@
     python benchmarks/gsm8k_verifier.py test.jsonl.gz                 all problems of the file, on all cores
     python benchmarks/gsm8k_verifier.py test.jsonl.gz --workers 1     in one process
 
-PATH: JSON lines with "question" and "answer", the latter ending in "#### 18". Each answer must be right as its own solution gives it,
-after "The answer is" and in \\boxed{}; and wrong when the number stated is changed: one more, its first two digits swapped, the sign
-changed, ten times as much. A change that leaves the number what it was (0, equal digits, one digit) is left out.
+PATH: JSON lines with "question" and "answer", the latter ending in "#### 18". Each answer must be right as its own
+solution gives it, after "The answer is" and in \\boxed{}; and wrong when the number stated is changed: one more, its
+first two digits swapped, the sign changed, ten times as much. A change that leaves the number what it was (0, equal
+digits, one digit) is left out.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from isojax.tasks.verify import Checker
-from isojax.types import Problem
+from isojax.core.nouns import Problem
+from isojax.tasks.grading.checker import Checker
 
 FORMS: dict[str, Callable[[str, str], str]] = {
     "solution": lambda solution, number: f"{solution}#### {number}",
@@ -28,7 +29,9 @@ FORMS: dict[str, Callable[[str, str], str]] = {
 }
 CHANGES: dict[str, Callable[[int], int]] = {
     "plus_1": lambda value: value + 1,
-    "swapped": lambda value: int(f"{'-' * (value < 0)}{str(abs(value))[1:2]}{str(abs(value))[:1]}{str(abs(value))[2:]}"),
+    "swapped": lambda value: int(
+        f"{'-' * (value < 0)}{str(abs(value))[1:2]}{str(abs(value))[:1]}{str(abs(value))[2:]}"
+    ),
     "sign": lambda value: -value,
     "times_10": lambda value: value * 10,
 }
@@ -55,10 +58,16 @@ def main() -> None:
         for form, write in FORMS.items():
             checks.append((f"right_{form}", problem, write(solution, number.strip())))
             wrong = {change: apply(value) for change, apply in CHANGES.items()}
-            checks += [(f"wrong_{change}_{form}", problem, write(solution, f"{w:,}")) for change, w in wrong.items() if w != value]
+            checks += [
+                (f"wrong_{change}_{form}", problem, write(solution, f"{w:,}"))
+                for change, w in wrong.items()
+                if w != value
+            ]
     with Checker("math", num_workers=given.workers) as checker:
         began = time.perf_counter()
-        grades = checker.grade([p for _, p, _ in checks], [p.prompt for _, p, _ in checks], [response for *_, response in checks])
+        grades = checker.grade(
+            [p for _, p, _ in checks], [p.prompt for _, p, _ in checks], [response for *_, response in checks]
+        )
         seconds = time.perf_counter() - began
     counts: dict[str, list[int]] = {}
     for (kind, _, _), reward in zip(checks, grades.rewards, strict=True):

@@ -1,8 +1,11 @@
-"""Slots of their own against lanes that share a prompt: tokens a second of the same rollouts by prompt length. One JSON line a length.
+"""Slots of their own against lanes that share a prompt: tokens a second of the same rollouts by prompt length. One JSON
+line a length.
 
-    python benchmarks/lanes.py models/smollm2-135m [--prompts 64,256,1024] [--response 64] [--n 16] [--slots 32] [--width 8] [--problems 4]
+    python benchmarks/lanes.py models/smollm2-135m [--prompts 64,256,1024] [--response 64] [--n 16] [--slots 32]
+    [--width 8] [--problems 4]
 
-Fixed lengths (no stop), temperature 1, float32. Both samplers are compiled and warm, their repeats interleaved; medians.
+Fixed lengths (no stop), temperature 1, float32. Both samplers are compiled and warm, their repeats interleaved;
+medians.
 `--layers` cuts the model short, for a quick look.
 """
 
@@ -16,14 +19,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from isojax import registry
-from isojax.config import ModelConfig, SamplingConfig
-from isojax.meshes import parse_mesh
-from isojax.models import hf
+from isojax.core import registry
+from isojax.core.config import ModelConfig, SamplingConfig
+from isojax.distributed.mesh_spec import parse_mesh
+from isojax.distributed.sharding import make_mesh
+from isojax.models.hf import hf_load
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
-from isojax.sampling.sampler import build_sampler
-from isojax.sharding import make_mesh
-from isojax.tasks.stops import StopConditions
+from isojax.sampling.engine import build_sampler
+from isojax.tasks.stop_strings import StopConditions
 
 REPEATS = 3
 
@@ -36,10 +39,10 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
 
-    config = hf.resolve_model(ModelConfig(path=str(args.model)))
+    config = hf_load.resolve_model(ModelConfig(path=str(args.model)))
     mesh = make_mesh(parse_mesh("auto", 1), jax.devices())
-    build = registry.load("models", config.family, "build").build
-    params: Any = hf.load(args.model, config, build(config, config.vocab), mesh)
+    build = registry.load("models.families", config.family, "build").build
+    params: Any = hf_load.load(args.model, config, build(config, config.vocab), mesh)
     if args.layers:
         config = config.model_copy(update={"layers": args.layers})
         params = {**params, "blocks": jax.tree.map(lambda w: w[: args.layers], params["blocks"])}
@@ -49,7 +52,9 @@ def main() -> None:
         rng, cells = np.random.default_rng(0), [(args.problems, args.n)]
         samplers, times = {}, {}
         for width in (1, args.width):
-            geometry = make_sampler_shapes(cells, 1, args.slots, args.slots, length, args.response, args.problems, width)
+            geometry = make_sampler_shapes(
+                cells, 1, args.slots, args.slots, length, args.response, args.problems, width
+            )
             sampling = SamplingConfig(prompt_length=length, response_length=args.response)
             samplers[width] = jax.jit(build_sampler(decoder, geometry, mesh, sampling, StopConditions((), None)))
             rows = geometry.problem_rows
@@ -69,7 +74,10 @@ def main() -> None:
         tokens = args.problems * args.n * args.response
         slots, lanes = (tokens / statistics.median(times[width]) for width in (1, args.width))
         told = {"P": length, "T": args.response, "n": args.n, "R": args.slots, "W": args.width}
-        print(json.dumps(told | {"slots": round(slots, 1), "lanes": round(lanes, 1), "ratio": round(lanes / slots, 3)}), flush=True)
+        print(
+            json.dumps(told | {"slots": round(slots, 1), "lanes": round(lanes, 1), "ratio": round(lanes / slots, 3)}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -2,17 +2,19 @@
 
     python benchmarks/limits.py MODEL [--rows 32,64] [--prompt 64] [--new 128] [--repeats 5]
 
-The limits, in float32, by JAX: a square matrix product of 2048; the unembedding of R rows, [R, D] x [D, V], the best of the two ways in
-which the matrix can lie and of the second's transpose, which is the sampler's own; and the memory's bandwidth over 1 GB, the better of a
-sum and of adding one in place (which reads and writes). They hold for the cores that the process may run on (taskset); on one core the
-time is the processor's, which other work on the machine does not stretch.
+The limits, in float32, by JAX: a square matrix product of 2048; the unembedding of R rows, [R, D] x [D, V], the best of
+the two ways in which the matrix can lie and of the second's transpose, which is the sampler's own; and the memory's
+bandwidth over 1 GB, the better of a sum and of adding one in place (which reads and writes). They hold for the cores
+that the process may run on (taskset); on one core the time is the processor's, which other work on the machine does not
+stretch.
 
 The serial floor of a decode step of R slots is what these would take one after the other:
 
-    2 (parameters without the embedding) R / matrix rate + 2 V D R / unembedding rate + (parameters + live cache) / bandwidth
+    2 (parameters without the embedding) R / matrix rate + 2 V D R / unembedding rate + (parameters + live cache) /
+    bandwidth
 
-with the cache's mean of P + T / 2 live positions a slot; but of each T steps one, whose tokens are drawn from their prompts, takes the
-unembedding alone. Prompts, sampling, norms and softmax cost nothing in it.
+with the cache's mean of P + T / 2 live positions a slot; but of each T steps one, whose tokens are drawn from their
+prompts, takes the unembedding alone. Prompts, sampling, norms and softmax cost nothing in it.
 """
 
 import argparse
@@ -31,8 +33,8 @@ GIGABYTE = 10**9
 
 @dataclass(frozen=True)
 class Shape:
-    """What the floor needs of a model: parameters without the embedding (and unembedding), vocabulary V, width D, and the bytes that the
-    keys and values of one position take in all layers."""
+    """What the floor needs of a model: parameters without the embedding (and unembedding), vocabulary V, width D, and
+    the bytes that the keys and values of one position take in all layers."""
 
     blocks: int
     vocab: int
@@ -97,7 +99,10 @@ def measure(shape: Shape, rows: int, repeats: int) -> dict[str, float]:
     ways = ("rd,dv->rv", (rows, D), (D, V)), ("rd,vd->rv", (rows, D), (V, D)), ("vd,rd->vr", (V, D), (rows, D))
     found["unembedding_gflops"] = max(product(*way) for way in ways)
     held = [jnp.ones((GIGABYTE // FLOAT // 1000, 1000))]
-    read, write = jax.jit(jnp.sum), jax.jit(lambda x: x + 1, donate_argnums=0)  # in place: fresh pages would cost more than the memory
+    read, write = (
+        jax.jit(jnp.sum),
+        jax.jit(lambda x: x + 1, donate_argnums=0),
+    )  # in place: fresh pages would cost more than the memory
 
     def copy() -> Any:
         held[0] = write(held[0])

@@ -1,10 +1,11 @@
-"""Do sampler and trainer mean the same policy? Largest difference of their log-probabilities before the first update; one JSON line each.
+"""Do sampler and trainer mean the same policy? Largest difference of their log-probabilities before the first update;
+one JSON line each.
 
     python benchmarks/logprob_agreement.py models/smollm2-135m                    200 sums x 16 rollouts, then free text
     python benchmarks/logprob_agreement.py models/smollm2-135m --sums 20          fewer prompts
 
-MODEL: a folder as `isojax model import smollm2` writes it. Few-shot sums with answers of at most 8 tokens, and 64 tokens of free text
-from 16 openings, 8 rollouts each; at temperature .6 with top-p 1 and .9. The bound is 1e-4.
+MODEL: a folder as `isojax model import smollm2` writes it. Few-shot sums with answers of at most 8 tokens, and 64
+tokens of free text from 16 openings, 8 rollouts each; at temperature .6 with top-p 1 and .9. The bound is 1e-4.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from isojax import registry
-from isojax.config import DataConfig, ModelConfig, PromptConfig, RLConfig, SamplingConfig, VerifierConfig
-from isojax.meshes import parse_mesh
-from isojax.models import hf
-from isojax.models.decoder import Decoder, Params
-from isojax.rl.objective import PolicyObjective, PolicyInputs
-from isojax.rl.step import make_coefficients
-from isojax.rl.terms import LossWeights
-from isojax.rl.update import ResponseBatch, build_gradient
-from isojax.sampling.batch import SamplerShapes, ProblemArrays, make_sampler_shapes
-from isojax.sampling.sampler import build_sampler
-from isojax.sharding import make_mesh, shard_count
-from isojax.tasks.sources import InMemorySource, open_source
-from isojax.tasks.stops import StopConditions
+from isojax.core import registry
+from isojax.core.config import DataConfig, ModelConfig, PromptConfig, RLConfig, SamplingConfig, VerifierConfig
+from isojax.core.nouns import Problem
+from isojax.distributed.mesh_spec import parse_mesh
+from isojax.distributed.sharding import make_mesh, shard_count
+from isojax.models.hf import hf_load
+from isojax.models.transformer import Decoder, Params
+from isojax.rl.gradient import ResponseBatch, build_gradient
+from isojax.rl.loss_weights import LossWeights
+from isojax.rl.objective import PolicyInputs, PolicyObjective
+from isojax.rl.train_step import make_coefficients
+from isojax.sampling.batch import ProblemArrays, SamplerShapes, make_sampler_shapes
+from isojax.sampling.engine import build_sampler
+from isojax.tasks.problem_sources import InMemorySource, open_source
+from isojax.tasks.stop_strings import StopConditions
 from isojax.tasks.text import TextTask
-from isojax.types import Problem
 
 BOUND = 1e-4
 SHOTS = "3 + 4 = 7\n15 + 2 = 17\n8 + 26 = 34\n34 + 52 = 86\n{prompt}"
@@ -61,7 +62,9 @@ OPENINGS += ["The capital of France", "| name | age |", "To bake a cake, first",
 class Agreement:
     """Samples a batch, then lets the gradient's own program say what it makes of each token."""
 
-    def __init__(self, decoder: Decoder, stops: StopConditions, geometry: SamplerShapes, sampling: SamplingConfig, on: Mesh):
+    def __init__(
+        self, decoder: Decoder, stops: StopConditions, geometry: SamplerShapes, sampling: SamplingConfig, on: Mesh
+    ):
         self._sample = jax.jit(build_sampler(decoder, geometry, on, sampling, stops))
         objective = PolicyObjective(decoder, RLConfig(), sampling, vocab_split=on.shape["tensor"] > 1)
         gradient = build_gradient(objective, geometry, on, decoder.logical_axes(), decoder.shapes())
@@ -72,12 +75,18 @@ class Agreement:
             own = PolicyInputs(rollouts.logps, rollouts.kept, LossWeights(alike, weight, weight, weight))
             responses = ResponseBatch(rollouts.tokens, rollouts.mask, own)
             found, metrics = gradient(params, params, problems, responses, B_p, n, make_coefficients(RLConfig()))
-            return metrics, optax.tree.norm(found) if gradient_too else None  # where nobody asks for it, no gradient is computed
+            return metrics, optax.tree.norm(
+                found
+            ) if gradient_too else None  # where nobody asks for it, no gradient is computed
 
         self._score = jax.jit(score, static_argnums=5)
 
-    def __call__(self, params: Params, problems: ProblemArrays, cell: tuple[int, int], gradient_too: bool = False) -> dict[str, float]:
-        """The update's metrics of a batch of `cell` = (B_p, n); with tokens (compared) and gradient_norm (where asked)."""
+    def __call__(
+        self, params: Params, problems: ProblemArrays, cell: tuple[int, int], gradient_too: bool = False
+    ) -> dict[str, float]:
+        """The update's metrics of a batch of `cell` = (B_p, n); with tokens (compared) and gradient_norm (where
+        asked).
+        """
         numbers = (np.int32(cell[0]), np.int32(cell[1]))
         rollouts = self._sample(params, problems, *numbers, jax.random.key(0))
         metrics, norm = jax.block_until_ready(self._score(params, problems, rollouts, *numbers, gradient_too))
@@ -85,19 +94,27 @@ class Agreement:
         return found | ({"gradient_norm": float(norm)} if gradient_too else {})
 
 
-def report(name: str, task: TextTask, model: ModelConfig, count: int, n: int, lengths: tuple[int, int], top_p: float) -> None:
+def report(
+    name: str, task: TextTask, model: ModelConfig, count: int, n: int, lengths: tuple[int, int], top_p: float
+) -> None:
     """One JSON line."""
     began = time.perf_counter()
-    decoder = registry.load("models", model.family, "build").build(model, task.vocab)
+    decoder = registry.load("models.families", model.family, "build").build(model, task.vocab)
     on = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
     sampling = SamplingConfig(prompt_length=lengths[0], response_length=lengths[1], temperature=0.6, top_p=top_p)
     geometry = make_sampler_shapes([(count, n)], shard_count(on), min(64, count * n), 256 // lengths[1], *lengths)
     chosen = task.problems(count, np.random.default_rng(0))
-    problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in task.encode(chosen, lengths[0])))
-    params = hf.load(task.folder, model, decoder, on)
+    problems = ProblemArrays(
+        *(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in task.encode(chosen, lengths[0]))
+    )
+    params = hf_load.load(task.folder, model, decoder, on)
     found = Agreement(decoder, task.stops, geometry, sampling, on)(params, problems, (count, n))
     row = {"prompts": name, "top_p": top_p, "temperature": 0.6, "rollouts": count * n, "tokens": round(found["tokens"])}
-    row |= {"max_difference": found["sampler_logp_gap_max"], "mean_difference": found["sampler_logp_gap"], "within_1e-4": found["sampler_logp_gap_max"] < BOUND}
+    row |= {
+        "max_difference": found["sampler_logp_gap_max"],
+        "mean_difference": found["sampler_logp_gap"],
+        "within_1e-4": found["sampler_logp_gap_max"] < BOUND,
+    }
     print(json.dumps(row | {"seconds": round(time.perf_counter() - began, 1)}), flush=True)
 
 
@@ -107,11 +124,13 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--sums", type=int, default=200)
     given = parser.parse_args()
-    model = hf.resolve_model(ModelConfig(path=given.model))
+    model = hf_load.resolve_model(ModelConfig(path=given.model))
     shots, free = PromptConfig(template=SHOTS, stop=("\n",)), PromptConfig()
     verifier = VerifierConfig(use="integer")
     sums = TextTask(open_source("addition", DataConfig()), model, shots, verifier)
-    text = TextTask(InMemorySource([Problem(i, opening, "") for i, opening in enumerate(OPENINGS)]), model, free, verifier)
+    text = TextTask(
+        InMemorySource([Problem(i, opening, "") for i, opening in enumerate(OPENINGS)]), model, free, verifier
+    )
     for top_p in (1.0, 0.9):
         report("free text", text, model, len(OPENINGS), 8, (12, 64), top_p)
         report("sums", sums, model, given.sums, 16, (48, 8), top_p)

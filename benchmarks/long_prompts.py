@@ -1,10 +1,13 @@
-"""Bytes a device takes where prompts are long, by how many devices split their positions. One JSON line a mesh; nothing is run.
+"""Bytes a device takes where prompts are long, by how many devices split their positions. One JSON line a mesh; nothing
+is run.
 
-    python benchmarks/long_prompts.py [--topology v5e:2x2] [--meshes "sequence=1 sequence=2 sequence=4"] [--prompt 4096] [--response 64]
+    python benchmarks/long_prompts.py [--topology v5e:2x2] [--meshes "sequence=1 sequence=2 sequence=4"] [--prompt 4096]
+    [--response 64]
 
-The sampler and the gradient of SmolLM2-135M's shape (`--layers` cuts it short) are compiled for this machine's devices, or for the chips of
-a TPU topology. `sampler`, `gradient`: temporaries by XLA's memory analysis, the caches among the sampler's. `prefix`: keys and values of
-the prompts' table and of the lanes, as they lie. bfloat16 on a TPU, float32 on a CPU; a prompt at a time, lanes of 16 slots, `remat=layer`.
+The sampler and the gradient of SmolLM2-135M's shape (`--layers` cuts it short) are compiled for this machine's devices,
+or for the chips of a TPU topology. `sampler`, `gradient`: temporaries by XLA's memory analysis, the caches among the
+sampler's. `prefix`: keys and values of the prompts' table and of the lanes, as they lie. bfloat16 on a TPU, float32 on
+a CPU; a prompt at a time, lanes of 16 slots, `remat=layer`.
 """
 
 import argparse
@@ -24,18 +27,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from isojax.config import RLConfig, SamplingConfig, load_config
-from isojax.meshes import parse_mesh
-from isojax.models.decoder import Decoder, ComputeOptions
-from isojax.rl.objective import PolicyObjective, PolicyInputs
-from isojax.rl.step import make_coefficients
-from isojax.rl.terms import LossWeights
-from isojax.rl.update import ResponseBatch, build_gradient
-from isojax.sampling.batch import SamplerShapes, ProblemArrays, make_sampler_shapes
-from isojax.sampling.sampler import build_engine, build_sampler
+from isojax.core.config import RLConfig, SamplingConfig, load_config
+from isojax.distributed.mesh_spec import parse_mesh
+from isojax.distributed.sharding import ROLLOUT_AXES, make_mesh, replicated, shard_count
+from isojax.models.transformer import ComputeOptions, Decoder
+from isojax.rl.gradient import ResponseBatch, build_gradient
+from isojax.rl.loss_weights import LossWeights
+from isojax.rl.objective import PolicyInputs, PolicyObjective
+from isojax.rl.train_step import make_coefficients
+from isojax.sampling.batch import ProblemArrays, SamplerShapes, make_sampler_shapes
+from isojax.sampling.engine import build_engine, build_sampler
 from isojax.sampling.stream import sampler_state_shardings
-from isojax.sharding import ROLLOUT_AXES, make_mesh, replicated, shard_count
-from isojax.tasks.stops import StopConditions
+from isojax.tasks.stop_strings import StopConditions
 
 CELL, SLOTS, MICROBATCH = (4, 16), 16, 4
 STOPS = StopConditions((0,), None)
@@ -58,7 +61,12 @@ def main() -> None:
         sizes = shard_count(mesh), SLOTS, MICROBATCH, args.prompt, args.response
         geometry = make_sampler_shapes([CELL], *sizes, prefill_batch=1, slots_per_prefix=SLOTS)
         found = {"sampler": sampler(decoder, geometry, mesh), "gradient": gradient(decoder, geometry, mesh)}
-        found = {"mesh": text, **found, "prefix": prefix(decoder, geometry, mesh), "seconds": round(time.perf_counter() - start)}
+        found = {
+            "mesh": text,
+            **found,
+            "prefix": prefix(decoder, geometry, mesh),
+            "seconds": round(time.perf_counter() - start),
+        }
         print(json.dumps(found), flush=True)
 
 
@@ -78,7 +86,9 @@ def whole(mesh: Mesh, *shape: int, dtype: Any = jnp.int32) -> Any:
 
 def given(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> tuple[Any, ProblemArrays]:
     """Shapes of parameters and problems."""
-    params = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), decoder.shapes(), decoder.shardings(mesh))
+    params = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), decoder.shapes(), decoder.shardings(mesh)
+    )
     rows = geometry.problem_rows
     shapes = (rows, geometry.prompt_length), (rows,), (rows, geometry.response_length), (rows,)
     return params, ProblemArrays(*(whole(mesh, *shape) for shape in shapes))
@@ -117,7 +127,9 @@ def gradient(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> int:
 def prefix(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> int:
     """Of the sampler's keys and values of prompts, in the table and in the lanes."""
     engine = build_engine(decoder, geometry, mesh, sampling(geometry), STOPS)
-    cache, table = jax.eval_shape(lambda: (engine.decoding.empty_cache(), engine.decoding.empty_prefix_table(geometry.prefix_entries)))
+    cache, table = jax.eval_shape(
+        lambda: (engine.decoding.empty_cache(), engine.decoding.empty_prefix_table(geometry.prefix_entries))
+    )
     lies = sampler_state_shardings(engine, mesh)
     arrays = zip(jax.tree.leaves((cache.shared, table)), jax.tree.leaves((lies.cache.shared, lies.table)), strict=True)
     return sum(math.prod(s.shard_shape((geometry.shards, *x.shape))) * np.dtype(x.dtype).itemsize for x, s in arrays)

@@ -2,9 +2,10 @@
 
     python benchmarks/memory.py [--random 20] [--seed 0] [--only smollm2]
 
-Each case is a model's shape, sizes and a mesh of simulated devices; its programs are lowered from shapes and compiled, nothing is run.
-`planner` and `xla` are bytes a device: arguments, outputs that are not updated in place, and temporaries. The last line is the worst and
-the mean of |ratio - 1|. `--random`: so many cases drawn anew, beside those that are always there.
+Each case is a model's shape, sizes and a mesh of simulated devices; its programs are lowered from shapes and compiled,
+nothing is run.
+`planner` and `xla` are bytes a device: arguments, outputs that are not updated in place, and temporaries. The last line
+is the worst and the mean of |ratio - 1|. `--random`: so many cases drawn anew, beside those that are always there.
 """
 
 import argparse
@@ -43,7 +44,14 @@ FIXED = (
     ("auto", *TINY, "cell.sampling.top_p=0.9"),
     ("auto", *TINY, "cell.rl.loss=ppo", "cell.rl.critic={}"),
     ("auto", *TINY, "cell.model.width=256", "cell.model.mlp=1024", "cell.model.layers=12"),
-    ("auto", *TINY, "cell.model.width=256", "cell.model.mlp=768", "cell.sampling.response_length=64", "cell.sampling.prompt_length=32"),
+    (
+        "auto",
+        *TINY,
+        "cell.model.width=256",
+        "cell.model.mlp=768",
+        "cell.sampling.response_length=64",
+        "cell.sampling.prompt_length=32",
+    ),
     ("auto", *TEXT),
     ("data=2", *TEXT),
     ("fsdp=2", *TEXT),
@@ -52,13 +60,34 @@ FIXED = (
     ("auto", *TEXT, "cell.model.vocab=30000", "cell.model.tied=true", "sweep.microbatch=8"),
     ("auto", *TEXT, "cell.sampling.response_length=64", "cell.sampling.prompt_length=100"),
     ("auto", *TEXT, "cell.model.layers=12", "cell.sampling.response_length=32", "sweep.remat=layer"),
-    ("auto", *TEXT, "cell.model.kv_heads=1", "cell.model.layers=24", "cell.sampling.prompt_length=48", "cell.sampling.response_length=200"),
+    (
+        "auto",
+        *TEXT,
+        "cell.model.kv_heads=1",
+        "cell.model.layers=24",
+        "cell.sampling.prompt_length=48",
+        "cell.sampling.response_length=200",
+    ),
     ("data=2,tensor=2", *TEXT, "cell.model.kv_heads=2", "cell.model.heads=4", "cell.sampling.response_length=200"),
     ("auto", *TEXT, "cell.rl.kl=0.1", "cell.sampling.top_p=0.9", "cell.model.vocab=8000"),
     ("auto", *TEXT, "cell.rl.loss=ppo", "cell.rl.critic={}", "cell.model.layers=12"),
     ("auto", *SMOL),
-    ("auto", *SMOL, "sweep.decode_slots=16", "sweep.microbatch=4", "cell.sampling.response_length=128", "cell.sampling.prompt_length=64"),
-    ("auto", *SMOL, "sweep.decode_slots=32", "sweep.microbatch=8", "cell.sampling.response_length=64", "cell.sampling.prompt_length=256"),
+    (
+        "auto",
+        *SMOL,
+        "sweep.decode_slots=16",
+        "sweep.microbatch=4",
+        "cell.sampling.response_length=128",
+        "cell.sampling.prompt_length=64",
+    ),
+    (
+        "auto",
+        *SMOL,
+        "sweep.decode_slots=32",
+        "sweep.microbatch=8",
+        "cell.sampling.response_length=64",
+        "cell.sampling.prompt_length=256",
+    ),
     ("auto", *SMOL, "cell.rl.kl=0.1"),
     ("auto", *SMOL, "cell.sampling.top_p=0.9", "sweep.microbatch=16"),
     ("auto", *SMOL, "sweep.remat=layer"),
@@ -67,9 +96,24 @@ FIXED = (
     ("fsdp=2", *SMOL),
     ("tensor=2", *SMOL),
     ("fsdp=2", *SMOL, "cell.sampling.response_length=32", "sweep.microbatch=16"),
-    ("tensor=2", *SMOL, "cell.model.heads=10", "cell.model.kv_heads=2", "cell.sampling.response_length=32", "sweep.microbatch=8"),
+    (
+        "tensor=2",
+        *SMOL,
+        "cell.model.heads=10",
+        "cell.model.kv_heads=2",
+        "cell.sampling.response_length=32",
+        "sweep.microbatch=8",
+    ),
     ("auto", *SMOL, "cell.task=solvers:ABCG", "cell.model.vocab=49152", "cell.prompt.stop=[]"),
-    ("auto", *SMOL, "cell.task=solvers:ABCG", "cell.model.vocab=49152", "cell.prompt.stop=[]", "sweep.decode_slots=16", "sweep.microbatch=16"),
+    (
+        "auto",
+        *SMOL,
+        "cell.task=solvers:ABCG",
+        "cell.model.vocab=49152",
+        "cell.prompt.stop=[]",
+        "sweep.decode_slots=16",
+        "sweep.microbatch=16",
+    ),
 )
 
 
@@ -78,14 +122,21 @@ def drawn(seed: int) -> Iterator[tuple[str, ...]]:
     rng = random.Random(seed)
     while True:
         K, H = rng.choice((1, 2, 3, 4)), rng.choice((8, 16, 32, 64))
-        model = {"layers": rng.choice((2, 4, 6, 9, 12, 24)), "width": rng.choice((48, 64, 128, 192, 320)), "kv_heads": K}
+        model = {
+            "layers": rng.choice((2, 4, 6, 9, 12, 24)),
+            "width": rng.choice((48, 64, 128, 192, 320)),
+            "kv_heads": K,
+        }
         model |= {
             "heads": K * rng.choice((1, 2, 4)),
             "head_dim": H,
             "mlp": rng.choice((96, 128, 384, 768)),
             "tied": rng.choice(("true", "false")),
         }
-        sizes: dict[str, object] = {"prompt_length": rng.choice((6, 20, 48, 130, 400)), "response_length": rng.choice((4, 10, 32, 64, 200))}
+        sizes: dict[str, object] = {
+            "prompt_length": rng.choice((6, 20, 48, 130, 400)),
+            "response_length": rng.choice((4, 10, 32, 64, 200)),
+        }
         sizes["top_p"] = rng.choice((1.0, 1.0, 1.0, 0.9))
         n = rng.choice((2, 4, 8, 16))
         sweep = {
@@ -94,10 +145,17 @@ def drawn(seed: int) -> Iterator[tuple[str, ...]]:
             "B_max": 4096,
             "remat": rng.choice(("none", "none", "layer")),
         }
-        sweep |= {"microbatch": rng.choice((2, 8, 16, 64)), "slots": rng.choice((8, 32, 64, 128)), "slots_per_prefix": 1}
+        sweep |= {
+            "microbatch": rng.choice((2, 8, 16, 64)),
+            "slots": rng.choice((8, 32, 64, 128)),
+            "slots_per_prefix": 1,
+        }
         rl = {"kl": rng.choice((0.0, 0.0, 0.1)), "entropy": rng.choice((0.0, 0.0, 0.01))}
         on_device = rng.random() < 0.5
-        task = {"cell.task": "solvers:ABCG" if on_device else "jsonl:none", "cell.model.vocab": rng.choice((100, 1000, 8000, 32000, 50000))}
+        task = {
+            "cell.task": "solvers:ABCG" if on_device else "jsonl:none",
+            "cell.model.vocab": rng.choice((100, 1000, 8000, 32000, 50000)),
+        }
         mesh = rng.choice(("auto", "auto", "auto", "data=2", "fsdp=2", "tensor=2", "data=2,fsdp=2", "data=2,tensor=2"))
         parts = {"cell.model.": model, "cell.sampling.": sizes, "sweep.": sweep, "cell.rl.": rl, "": task}
         yield mesh, "quickstart", *(f"{prefix}{k}={v}" for prefix, part in parts.items() for k, v in part.items())
@@ -107,13 +165,13 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """What planner and XLA say of each program of a case."""
     import jax
 
-    from isojax.compiled import FAST_COMPILE_OPTIONS, AbstractTask, analyze_memory, build_abstract_programs
-    from isojax.config import load_configs
-    from isojax.launch.memory import estimate_memory
+    from isojax.core.config import load_configs
+    from isojax.distributed.mesh_spec import parse_mesh
+    from isojax.distributed.sharding import make_mesh
+    from isojax.launch.memory_model import estimate_memory
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
-    from isojax.meshes import parse_mesh
-    from isojax.sharding import make_mesh
-    from isojax.tasks.base import build_task
+    from isojax.tasks.protocol import build_task
+    from isojax.train.programs import FAST_COMPILE_OPTIONS, AbstractTask, analyze_memory, build_abstract_programs
 
     mesh_text, *words = case
     names = [word for word in words if "=" not in word]
@@ -124,12 +182,20 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     shape = parse_mesh(mesh_text, 4)
     sweep = resolve_sweep_sizes(config.sweep, shape.shards, cell)
     pairs = sorted({(c.B_p, c.n) for c in plan_cells(sweep)})
-    planned = estimate_memory(cell, sweep, pairs, shape, cell.model.vocab or task.vocab, on_device=not text, backend="cpu").program_bytes
+    planned = estimate_memory(
+        cell, sweep, pairs, shape, cell.model.vocab or task.vocab, on_device=not text, backend="cpu"
+    ).program_bytes
     for name, program in build_abstract_programs(cell, sweep, pairs, make_mesh(shape, jax.devices()), task).items():
         began = time.perf_counter()
         taken = analyze_memory(program, FAST_COMPILE_OPTIONS)
         ratio = planned[name] / taken.total
-        line = {"case": " ".join(case), "program": name, "planner": planned[name], "xla": taken.total, "ratio": round(ratio, 3)}
+        line = {
+            "case": " ".join(case),
+            "program": name,
+            "planner": planned[name],
+            "xla": taken.total,
+            "ratio": round(ratio, 3),
+        }
         yield line | taken._asdict() | {"compiled_in": round(time.perf_counter() - began, 1)}
 
 

@@ -1,11 +1,12 @@
-"""Verification on the host beside sampling, against the one after the other: seconds for an update's rollouts, graded. One JSON line.
+"""Verification on the host beside sampling, against the one after the other: seconds for an update's rollouts, graded.
+One JSON line.
 
     python benchmarks/overlap.py [--ms 20] [--workers 2] [--problems 8] [--n 8] [--slots 16] [--response 256]
 
-A user's reward function that takes `--ms` for each rollout, in `--workers` processes, and a small model with random weights, of which a
-response ends by chance. `sample` is the compiled sampler alone, `visits` the same rollouts by visits that the host asks for, `grade` the
-verifier alone on all of them, `together` both at once as an update has it; `ratio` is (sample + grade) / together, at most 2. Repeats are
-interleaved, on one core; medians.
+A user's reward function that takes `--ms` for each rollout, in `--workers` processes, and a small model with random
+weights, of which a response ends by chance. `sample` is the compiled sampler alone, `visits` the same rollouts by
+visits that the host asks for, `grade` the verifier alone on all of them, `together` both at once as an update has it;
+`ratio` is (sample + grade) / together, at most 2. Repeats are interleaved, on one core; medians.
 """
 
 import argparse
@@ -21,18 +22,18 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from isojax.config import ModelConfig, SamplingConfig
-from isojax.meshes import parse_mesh
-from isojax.models import llama
+from isojax.core.config import ModelConfig, SamplingConfig
+from isojax.core.nouns import Problem
+from isojax.distributed.mesh_spec import parse_mesh
+from isojax.distributed.sharding import make_mesh
+from isojax.models.families import llama
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes, response_tokens
-from isojax.sampling.sampler import build_sampler
+from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import OnFinished, build_stream
-from isojax.sharding import make_mesh
-from isojax.tasks.base import Grades, HostTask
-from isojax.tasks.grading import BackgroundGrader
-from isojax.tasks.stops import StopConditions
-from isojax.tasks.verify import Checker
-from isojax.types import Problem
+from isojax.tasks.grading.background_grading import BackgroundGrader
+from isojax.tasks.grading.checker import Checker
+from isojax.tasks.protocol import Grades, HostTask
+from isojax.tasks.stop_strings import StopConditions
 
 REPEATS = 7
 MODEL = ModelConfig(family="llama", layers=4, width=256, heads=8, kv_heads=4, head_dim=32, mlp=768)
@@ -58,18 +59,32 @@ class Task:
         return self.checker.grade(problems, [p.prompt for p in problems], responses)
 
 
-def samplers(B_p: int, n: int, slots: int, response: int) -> tuple[Callable[[], Any], Callable[[OnFinished], list[np.ndarray]]]:
-    """The compiled sampler; and the stream, which tells what it has finished and returns the responses. Both draw the same."""
+def samplers(
+    B_p: int, n: int, slots: int, response: int
+) -> tuple[Callable[[], Any], Callable[[OnFinished], list[np.ndarray]]]:
+    """The compiled sampler; and the stream, which tells what it has finished and returns the responses. Both draw the
+    same.
+    """
     decoder, mesh = llama.build(MODEL, VOCAB), make_mesh(parse_mesh("auto", 1), jax.devices())
     params = jax.device_put(jax.jit(decoder.init)(jax.random.key(0)), decoder.shardings(mesh))
     geometry = make_sampler_shapes([(B_p, n)], 1, slots, slots, P, response)
-    given = decoder, geometry, mesh, SamplingConfig(prompt_length=P, response_length=response), StopConditions((END,), None)
+    given = (
+        decoder,
+        geometry,
+        mesh,
+        SamplingConfig(prompt_length=P, response_length=response),
+        StopConditions((END,), None),
+    )
     sample, stream = jax.jit(build_sampler(*given)), build_stream(*given)
     rows = geometry.problem_rows
     prompts = np.random.default_rng(0).integers(1, VOCAB, (rows, P)).astype(np.int32)
-    problems = ProblemArrays(prompts, np.full(rows, P, np.int32), np.zeros((rows, 0), np.int32), np.arange(rows, dtype=np.int32))
+    problems = ProblemArrays(
+        prompts, np.full(rows, P, np.int32), np.zeros((rows, 0), np.int32), np.arange(rows, dtype=np.int32)
+    )
     batch = params, problems, B_p, n, jax.random.key(1)
-    return lambda: jax.block_until_ready(sample(*batch)), lambda told: response_tokens(stream.run(*batch, told), B_p * n)
+    return lambda: jax.block_until_ready(sample(*batch)), lambda told: response_tokens(
+        stream.run(*batch, told), B_p * n
+    )
 
 
 def medians(timed: dict[str, Callable[[], Any]]) -> dict[str, float]:
@@ -110,7 +125,12 @@ def main() -> None:
                     return grading.collect_grades().rewards
 
             assert (grade() == together()).all()
-            timed = {"sample": sample, "visits": lambda: run(lambda rollouts, tokens: None), "grade": grade, "together": together}
+            timed = {
+                "sample": sample,
+                "visits": lambda: run(lambda rollouts, tokens: None),
+                "grade": grade,
+                "together": together,
+            }
             seconds = medians(timed)
     told = {"ms": args.ms, "workers": args.workers, "rollouts": len(asked), "tokens": sum(map(len, drawn))}
     told |= {name: round(value, 3) for name, value in seconds.items()}

@@ -1,24 +1,27 @@
-"""Sampling and training one after the other, and as a pipeline: rollouts a second, and how much of the time each half is at work.
+"""Sampling and training one after the other, and as a pipeline: rollouts a second, and how much of the time each half
+is at work.
 
     python benchmarks/pipeline.py [--model small|quickstart] [--B_p 32] [--n 8] [--k 1] [--updates 20] [--repeats 3]
         [--ways sync,process] [cell.rl.n_train=4 ...]
     python benchmarks/pipeline.py --learns DIR [--ks 0,1,2,4,8] [--ways turns,process]
 
-One cell of the quickstart's task and recipe from random weights, without evaluations, its gradient taken of 2 of the n rollouts so that
-both halves have as much to do; one JSON line for each way:
+One cell of the quickstart's task and recipe from random weights, without evaluations, its gradient taken of 2 of the n
+rollouts so that both halves have as much to do; one JSON line for each way:
 
     sync       the program that does both
     turns      sampler and trainer by turns on one mesh, the sampler up to k updates ahead
     mesh       a simulated device for each, in one process
     process    a process for each
 
-`of_sync`: rollouts a second over those of `sync`. `sampler_busy` and `trainer_busy` are the shares of the time in which each half worked,
-as it measures itself; where their sum `busy` is above 1, they overlapped. Waiting for a core counts as work: give both halves one, and
-compare `of_sync`. `staleness_mean`: the mean age of a token, in updates. Ways are interleaved; the figures are sums over repeats.
+`of_sync`: rollouts a second over those of `sync`. `sampler_busy` and `trainer_busy` are the shares of the time in which
+each half worked, as it measures itself; where their sum `busy` is above 1, they overlapped. Waiting for a core counts
+as work: give both halves one, and compare `of_sync`. `staleness_mean`: the mean age of a token, in updates. Ways are
+interleaved; the figures are sums over repeats.
 
-`--learns`: what staleness costs. Runs of `ablations.py`'s scale in DIR, one seed for each k and way; a line each with base and final
-reward, their difference, and how old tokens really were (`staleness_mean`, the mean over the run; `staleness_max`). k only bounds that: by
-turns the sampler works no longer than the trainer waits for it, so that beyond some k nothing changes any more.
+`--learns`: what staleness costs. Runs of `ablations.py`'s scale in DIR, one seed for each k and way; a line each with
+base and final reward, their difference, and how old tokens really were (`staleness_mean`, the mean over the run;
+`staleness_max`). k only bounds that: by turns the sampler works no longer than the trainer waits for it, so that beyond
+some k nothing changes any more.
 """
 
 import argparse
@@ -35,19 +38,19 @@ import jax
 import numpy as np
 from ablations import Arm, config_of, run
 
-from isojax.config import Config, ModelConfig, load_config
+from isojax.core.config import Config, ModelConfig, load_config
+from isojax.core.nouns import Cell, Problem, RunRecord
+from isojax.distributed.mesh_spec import MeshShape
+from isojax.distributed.sharding import make_mesh, replicated
 from isojax.launch.planner import resolve_sweep_sizes
-from isojax.meshes import MeshShape
-from isojax.models.decoder import Params
-from isojax.records import read_runs
-from isojax.rl.pipeline import Pipeline
-from isojax.rl.step import TrainState
+from isojax.models.transformer import Params
+from isojax.rl.async_rl.async_rollouts import Pipeline
+from isojax.rl.train_step import TrainState
+from isojax.runs.ledger import read_runs
 from isojax.sampling.batch import ProblemArrays
-from isojax.sharding import make_mesh, replicated
-from isojax.tasks.base import build_task
-from isojax.tasks.data import EpochOrder
-from isojax.train import Programs
-from isojax.types import Cell, Problem, RunRecord
+from isojax.tasks.epochs import EpochOrder
+from isojax.tasks.protocol import build_task
+from isojax.train.loop import Programs
 
 WAYS = ("sync", "turns", "mesh", "process")
 APART = {"turns": (), "mesh": ("run.sampler_mesh=data=1",), "process": ("run.sampler_process=true",)}
@@ -55,7 +58,8 @@ MODELS = {
     "small": ModelConfig(family="llama", layers=4, width=256, heads=8, kv_heads=4, head_dim=32, mlp=768),
     "quickstart": ModelConfig(),
 }
-# So that both halves have as much to do: a random policy seldom says the end token, so responses are long where they may be, and the
+# So that both halves have as much to do: a random policy seldom says the end token, so responses are long where they
+# may be, and the
 # gradient is that of a part of them (a decoupled baseline).
 COMPARABLE = ("cell.sampling.response_length=16", "cell.rl.n_train=2", "sweep.microbatch=32", "sweep.decode_slots=64")
 Updates = Callable[[TrainState, int], tuple[TrainState, dict[str, float]]]
@@ -78,11 +82,15 @@ class Way:
         devices, one = jax.devices(), MeshShape()
         sampler = {"mesh": make_mesh(one, devices[1:]), "process": one}.get(way)
         task = build_task(self.config.cell)
-        self.programs = Programs(self.config.cell, self.config.sweep, [(cell.B_p, cell.n)], make_mesh(one, devices), task, sampler)
+        self.programs = Programs(
+            self.config.cell, self.config.sweep, [(cell.B_p, cell.n)], make_mesh(one, devices), task, sampler
+        )
         self.arrays = ProblemArrays(*self.programs.problem_set(self.problems).arrays)
         self.table = jax.device_put(self.arrays, replicated(self.programs.mesh))
         decoder = self.programs.decoder
-        self.base: Params = jax.jit(decoder.init, out_shardings=decoder.shardings(self.programs.mesh))(jax.random.key(0))
+        self.base: Params = jax.jit(decoder.init, out_shardings=decoder.shardings(self.programs.mesh))(
+            jax.random.key(0)
+        )
 
     @contextmanager
     def at_work(self) -> Any:
@@ -98,7 +106,10 @@ class Way:
             return
         given = self.cell, self.base, self.table, self.arrays, self.problems, order, programs.hparams, 0
         with Pipeline(programs.pipeline, *given) as pipeline:
-            yield pipeline.run_updates, lambda: {"sampler": pipeline.rollout_source.busy_seconds, "trainer": pipeline.busy_seconds}
+            yield (
+                pipeline.run_updates,
+                lambda: {"sampler": pipeline.rollout_source.busy_seconds, "trainer": pipeline.busy_seconds},
+            )
 
     def measure(self, count: int, warm: int) -> Counter[str]:
         """Seconds of `count` updates, and of each half in them, after some more; and the sums of two metrics."""
@@ -119,7 +130,9 @@ def compare(args: argparse.Namespace) -> None:
     cell = Cell(args.B_p, args.n, 0)
     task = build_task(config_for(args.model, cell, None, args.overrides).cell)
     problems = task.problems(max(256, args.B_p), np.random.default_rng(0))
-    ways = [Way(way, args.model, cell, args.k, problems, args.overrides) for way in (args.ways or ",".join(WAYS)).split(",")]
+    ways = [
+        Way(way, args.model, cell, args.k, problems, args.overrides) for way in (args.ways or ",".join(WAYS)).split(",")
+    ]
     sums: dict[str, Counter[str]] = {way.way: Counter() for way in ways}
     for _ in range(args.repeats):
         for way in ways:
@@ -127,7 +140,13 @@ def compare(args: argparse.Namespace) -> None:
     updates = args.repeats * args.updates
     rate = {way: updates * cell.B / found["wall"] for way, found in sums.items()}
     for way, found in sums.items():
-        line: dict[str, Any] = {"model": args.model, "way": way, "k": None if way == "sync" else args.k, "B_p": cell.B_p, "n": cell.n}
+        line: dict[str, Any] = {
+            "model": args.model,
+            "way": way,
+            "k": None if way == "sync" else args.k,
+            "B_p": cell.B_p,
+            "n": cell.n,
+        }
         line |= {"updates": updates, "wall": round(found["wall"], 4), "rollouts_a_second": round(rate[way], 1)}
         line |= {"of_sync": round(rate[way] / rate["sync"], 3)} if "sync" in rate else {}
         if way != "sync":

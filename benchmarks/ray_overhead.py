@@ -1,9 +1,10 @@
-"""What Ray costs a sweep of one machine: `isojax launch CONFIG` against the same with `--ray local`, and whether both write the same.
+"""What Ray costs a sweep of one machine: `isojax launch CONFIG` against the same with `--ray local`, and whether both
+write the same.
 
     python benchmarks/ray_overhead.py [CONFIG KEY=VALUE ...]          (quickstart: some minutes)
 
-Each begins with nothing, not even compiled programs. One JSON line: wall seconds of either, their ratio, and whether all ledgers are equal,
-bit for bit; the exit code is 1 where they are not.
+Each begins with nothing, not even compiled programs. One JSON line: wall seconds of either, their ratio, and whether
+all ledgers are equal, bit for bit; the exit code is 1 where they are not.
 """
 
 import json
@@ -17,10 +18,15 @@ from pathlib import Path
 
 def run(folder: Path, words: list[str]) -> float:
     """Wall seconds of a launch into an empty folder, with a compilation cache of its own."""
-    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"} | {"XDG_CACHE_HOME": str(folder / "cache")}
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"} | {
+        "XDG_CACHE_HOME": str(folder / "cache")
+    }
     began = time.monotonic()
     subprocess.run(
-        [sys.executable, "-m", "isojax.launch", *words, f"run.dir={folder}"], env=environment, check=True, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "isojax.launch", *words, f"run.dir={folder}"],
+        env=environment,
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
     return time.monotonic() - began
 

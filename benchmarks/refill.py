@@ -1,21 +1,25 @@
-"""Rollouts of long-tailed lengths: slots that are refilled, against the refill's ideal and a run to the longest. One JSON line for each n.
+"""Rollouts of long-tailed lengths: slots that are refilled, against the refill's ideal and a run to the longest. One
+JSON line for each n.
 
-    python benchmarks/refill.py [--n 16] [--rollouts 512] [--slots 32] [--prompt 64] [--cap 1024] [--layers 2] [--vocab 4096] [--repeats 3]
+    python benchmarks/refill.py [--n 16] [--rollouts 512] [--slots 32] [--prompt 64] [--cap 1024] [--layers 2] [--vocab
+    4096] [--repeats 3]
 
-Lengths are lognormal (mean 240, sigma .8), cut at the cap: at each response position the end token has the probability with which a
-length that has come so far ends there, and the policy shares out the rest; the sampler knows nothing of it. The decoder has
-SmolLM2-135M's shape with fewer layers and a smaller vocabulary, and random weights; `--kv-heads 1` makes it a third as wide, `--model
-FOLDER` takes a whole one.
+Lengths are lognormal (mean 240, sigma .8), cut at the cap: at each response position the end token has the probability
+with which a length that has come so far ends there, and the policy shares out the rest; the sampler knows nothing of
+it. The decoder has SmolLM2-135M's shape with fewer layers and a smaller vocabulary, and random weights; `--kv-heads 1`
+makes it a third as wide, `--model FOLDER` takes a whole one.
 
-In units of the ideal, `tokens / R` steps of a decoder whose slots are all live, each at its time measured in the same run:
+In units of the ideal, `tokens / R` steps of a decoder whose slots are all live, each at its time measured in the same
+run:
 
     refill    the engine, all rollouts in one call
     longest   the same engine in batches of R rollouts, each until its longest has ended
     cap       as many batches, each of as many steps as the cap
 
-`steps` says what each would take if steps alone took time; `at_once` is a queue whose slots are refilled at the very step at which they
-are free: what no sampler that does not know the lengths can go below. Medians of interleaved repeats, each with lengths of its own;
-on one core the time is the processor's.
+`steps` says what each would take if steps alone took time; `at_once` is a queue whose slots are refilled at the very
+step at which they
+are free: what no sampler that does not know the lengths can go below. Medians of interleaved repeats, each with lengths
+of its own; on one core the time is the processor's.
 """
 
 import argparse
@@ -35,18 +39,22 @@ import numpy as np
 from jax import lax
 from scipy.special import log_ndtr
 
-from isojax.config import ModelConfig, SamplingConfig
-from isojax.meshes import parse_mesh
-from isojax.models import hf
-from isojax.models.decoder import Decoder, Params
-from isojax.models.decoding import KVCache, Decoding
-from isojax.sampling import sampler
+from isojax.core.config import ModelConfig, SamplingConfig
+from isojax.distributed.mesh_spec import parse_mesh
+from isojax.distributed.sharding import make_mesh
+from isojax.models.decode import Decoding, KVCache
+from isojax.models.hf import hf_load
+from isojax.models.transformer import Decoder, Params
+from isojax.sampling import engine as engine_module
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes, make_shard_slice
-from isojax.sampling.sampler import SamplingBatch, Engine, Slots, SamplerState, build_engine
-from isojax.sharding import make_mesh
-from isojax.tasks.stops import StopConditions
+from isojax.sampling.engine import Engine, SamplerState, SamplingBatch, Slots, build_engine
+from isojax.tasks.stop_strings import StopConditions
 
-MEAN, SIGMA, END = 240.0, 0.8, 0  # lengths in tokens; the end token stands first, so that the uniform number alone decides on it
+MEAN, SIGMA, END = (
+    240.0,
+    0.8,
+    0,
+)  # lengths in tokens; the end token stands first, so that the uniform number alone decides on it
 STEPS = 64  # of the timing of one
 
 
@@ -88,7 +96,9 @@ def build(decoder: Decoder, rollouts: int, n: int, args: argparse.Namespace, sto
     """The sampler's engine for one device and so many rollouts a call."""
     geometry = make_sampler_shapes([(rollouts // n, n)], 1, args.slots, 1, args.prompt, args.cap)
     sampling = SamplingConfig(prompt_length=args.prompt, response_length=args.cap)
-    engine = build_engine(decoder, geometry, make_mesh(parse_mesh("auto", 1), jax.devices()), sampling, StopConditions(stops, None))
+    engine = build_engine(
+        decoder, geometry, make_mesh(parse_mesh("auto", 1), jax.devices()), sampling, StopConditions(stops, None)
+    )
     return replace(engine, decoding=Counting(**vars(engine.decoding)))
 
 
@@ -97,8 +107,12 @@ def batch(engine: Engine, n: int, key: Any, first: int = 0) -> SamplingBatch:
     geometry = engine.shapes
     ids = jnp.arange(geometry.problem_rows, dtype=jnp.int32) + first
     prompts = jnp.broadcast_to(ids[:, None] + 1, (len(ids), geometry.prompt_length))
-    problems = ProblemArrays(prompts, jnp.full(len(ids), geometry.prompt_length), jnp.zeros((len(ids), 0), jnp.int32), ids)
-    return SamplingBatch(problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(geometry.Q_cap), jnp.int32(n)), jnp.int32(n), key)
+    problems = ProblemArrays(
+        prompts, jnp.full(len(ids), geometry.prompt_length), jnp.zeros((len(ids), 0), jnp.int32), ids
+    )
+    return SamplingBatch(
+        problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(geometry.Q_cap), jnp.int32(n)), jnp.int32(n), key
+    )
 
 
 def run(engine: Engine, params: Params, n: int) -> Callable[..., tuple[Any, Any]]:
@@ -111,7 +125,9 @@ def run(engine: Engine, params: Params, n: int) -> Callable[..., tuple[Any, Any]
         def visit(carry: tuple[SamplerState, Any]) -> tuple[SamplerState, Any]:
             return engine.decode_chunk(params, weights, given, carry[0])[0], carry[1] + 1
 
-        state, visits = lax.while_loop(lambda c: engine.has_work(given, c[0]), visit, (engine.init_state(given), jnp.int32(0)))
+        state, visits = lax.while_loop(
+            lambda c: engine.has_work(given, c[0]), visit, (engine.init_state(given), jnp.int32(0))
+        )
         return state.outputs[-1][: engine.shapes.B_cap], visits
 
     return jax.jit(sample).lower(params, jax.random.key(0), jnp.int32(0)).compile()
@@ -142,7 +158,9 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def schedule(lengths: np.ndarray, slots: int, chunk: int, patience: float) -> tuple[int, int]:
-    """(steps, visits) of an engine that goes back to the queue after `chunk` steps, or once slots have idled for `patience` together."""
+    """(steps, visits) of an engine that goes back to the queue after `chunk` steps, or once slots have idled for
+    `patience` together.
+    """
     left, queue, steps, visits = np.zeros(slots, int), list(lengths[::-1]), 0, 0
     while queue or left.any():
         visits += 1
@@ -186,12 +204,16 @@ def measure(decoder: Decoder, params: Params, n: int, args: argparse.Namespace) 
 
         lengths, visits = (np.asarray(x) for x in sampled)
         np.testing.assert_array_equal(lengths, np.concatenate([x[0] for _, x in batches]))
-        taken, expected = schedule(lengths, R, sampler.CHUNK_TOKENS, R)
+        taken, expected = schedule(lengths, R, engine_module.CHUNK_TOKENS, R)
         assert visits == expected, (visits, expected)
         ideal = lengths.sum() / R
         told = {name: s / (ideal * step) for name, s in seconds.items()}
         told |= {"longest_over_refill": seconds["longest"] / took, "step_ms": 1000 * step, "visits": float(visits)}
-        told |= {"steps_refill": taken / ideal, "steps_at_once": at_once(lengths, R) / ideal, "steps_cap": len(firsts) * args.cap / ideal}
+        told |= {
+            "steps_refill": taken / ideal,
+            "steps_at_once": at_once(lengths, R) / ideal,
+            "steps_cap": len(firsts) * args.cap / ideal,
+        }
         told |= {"steps_longest": lengths.reshape(-1, R).max(1).sum() / ideal, "mean_length": float(lengths.mean())}
         told |= {"tokens_a_second": lengths.sum() / took}
         for name, value in told.items():
@@ -203,17 +225,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--n", default="16")
-    defaults = {"rollouts": 512, "slots": 32, "prompt": 64, "cap": 1024, "layers": 2, "kv_heads": 3, "vocab": 4096, "repeats": 3}
+    defaults = {
+        "rollouts": 512,
+        "slots": 32,
+        "prompt": 64,
+        "cap": 1024,
+        "layers": 2,
+        "kv_heads": 3,
+        "vocab": 4096,
+        "repeats": 3,
+    }
     for name, default in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     args = parser.parse_args()
 
     if args.model:
-        config = hf.resolve_model(ModelConfig(path=str(args.model)))
+        config = hf_load.resolve_model(ModelConfig(path=str(args.model)))
         decoder = Ending(config, config.vocab or args.vocab, args.cap)
-        params: Any = hf.load(args.model, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
+        params: Any = hf_load.load(args.model, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
     else:
-        wide = {"width": 192 * args.kv_heads, "heads": 3 * args.kv_heads, "kv_heads": args.kv_heads, "mlp": 512 * args.kv_heads}
+        wide = {
+            "width": 192 * args.kv_heads,
+            "heads": 3 * args.kv_heads,
+            "kv_heads": args.kv_heads,
+            "mlp": 512 * args.kv_heads,
+        }
         config = ModelConfig(layers=args.layers, **wide, head_dim=64, tied=True)
         decoder = Ending(config, args.vocab, args.cap)
         params = jax.jit(decoder.init)(jax.random.key(0))

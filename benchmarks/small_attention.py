@@ -1,10 +1,12 @@
-"""Attention of short sequences and small heads on a CPU, as XLA does it by itself and as isojax asks for it: one JSON line a shape.
+"""Attention of short sequences and small heads on a CPU, as XLA does it by itself and as isojax asks for it: one JSON
+line a shape.
 
     python benchmarks/small_attention.py [--gradient 64x2x6x6x16,...] [--scores 128x2x2x10x16,...]
 
-A shape is rows x heads of keys x queries of each x positions x numbers of a head. gradient: the trainer's scores and mixed values with
-their gradient (`attention.py`: `dot_keys`, `mix_values`); scores: a decode step's (`decoding.py`: `slot_scores`). The shapes are the
-quickstart's, and for the gradient SmolLM2's few-shot and 4 x 8 steps. Medians; both forms take turns.
+A shape is rows x heads of keys x queries of each x positions x numbers of a head. gradient: the trainer's scores and
+mixed values with their gradient (`models/attention.py`: `dot_keys`, `mix_values`); scores: a decode step's
+(`models/decode.py`: `slot_scores`). The shapes are the quickstart's, and for the gradient SmolLM2's few-shot and 4 x 8
+steps. Medians; both forms take turns.
 """
 
 import argparse
@@ -17,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from isojax.models import attention, decoding
+from isojax.models import attention, decode
 
 ARRAYS, REPEATS = 20, 15  # of a call, one after the other; calls
 GRADIENT, SCORES = "64x2x6x6x16,64x2x6x3x16,64x3x12x45x64,4x3x381x64x64", "128x2x2x10x16"
@@ -40,7 +42,7 @@ FORMS = {
         ),
         "isojax": gradients(attention.query_key_products, attention.weighted_values),
     },
-    "scores": {"plain": plain_scores, "isojax": decoding.query_key_products},
+    "scores": {"plain": plain_scores, "isojax": decode.query_key_products},
 }
 
 
@@ -49,7 +51,10 @@ def measure(what: str, shape: tuple[int, ...]) -> dict[str, Any]:
     b, K, q, c, H = shape
     shapes = ((b, K, q, H), (b, K, c, H), (b, K, c, H)) if what == "gradient" else ((b, K, q, H), (b, K, H, c))
     draw = [jax.random.normal(jax.random.key(i), (ARRAYS, *s)) for i, s in enumerate(shapes)]
-    programs = {name: jax.jit(lambda *x, form=form: jax.lax.map(lambda one: form(*one), x)) for name, form in FORMS[what].items()}
+    programs = {
+        name: jax.jit(lambda *x, form=form: jax.lax.map(lambda one: form(*one), x))
+        for name, form in FORMS[what].items()
+    }
     times: dict[str, list[float]] = {name: [] for name in programs}
     for turn in range(REPEATS + 1):
         for name, program in programs.items():
@@ -58,7 +63,13 @@ def measure(what: str, shape: tuple[int, ...]) -> dict[str, Any]:
             if turn:  # the first compiles
                 times[name].append((time.perf_counter() - start) / ARRAYS)
     plain, ours = (1e6 * statistics.median(times[name]) for name in ("plain", "isojax"))
-    return {"what": what, "shape": shape, "plain_us": round(plain, 1), "isojax_us": round(ours, 1), "faster": round(plain / ours, 2)}
+    return {
+        "what": what,
+        "shape": shape,
+        "plain_us": round(plain, 1),
+        "isojax_us": round(ours, 1),
+        "faster": round(plain / ours, 2),
+    }
 
 
 def main() -> None:

@@ -1,12 +1,15 @@
-"""What a small batch costs beside a large one: time a rollout of the smallest and the largest cell of a sweep, and their ratio.
+"""What a small batch costs beside a large one: time a rollout of the smallest and the largest cell of a sweep, and
+their ratio.
 
-Both go through the one fused program that the whole sweep compiles (prefill, sample, verify, gradient, AdamW), warm, on one core, called as
-`train.run_cell` calls it. Repeats are interleaved and medians are taken, so that whatever else the machine does falls on both alike. The
-learning rate is 0, so that every repeat does the same work. One JSON line on standard output:
+Both go through the one fused program that the whole sweep compiles (prefill, sample, verify, gradient, AdamW), warm, on
+one core, called as
+`train.run_cell` calls it. Repeats are interleaved and medians are taken, so that whatever else the machine does falls
+on both alike. The learning rate is 0, so that every repeat does the same work. One JSON line on standard output:
 
     python benchmarks/sweep_overhead.py                           configs/quickstart.yaml, its smallest and largest cell
     python benchmarks/sweep_overhead.py --pairs 16x2,64x32        these cells, in the sweep's program
-    python benchmarks/sweep_overhead.py my.yaml --base runs/mine/base    the base policy of a run (otherwise an untrained one, which
+    python benchmarks/sweep_overhead.py my.yaml --base runs/mine/base    the base policy of a run (otherwise an
+    untrained one, which
                                                                   uses every response position)
 """
 
@@ -35,16 +38,16 @@ def main() -> None:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # before jax starts its threads
     import jax
 
-    from isojax import base
-    from isojax.config import load_config
+    from isojax.core.config import load_config
+    from isojax.distributed.mesh_spec import parse_mesh
+    from isojax.distributed.sharding import make_mesh, replicated
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
-    from isojax.meshes import parse_mesh
-    from isojax.rl.step import MAX_UPDATES_PER_CALL
+    from isojax.rl.train_step import MAX_UPDATES_PER_CALL
     from isojax.sampling.batch import ProblemArrays
-    from isojax.sharding import make_mesh, replicated
-    from isojax.tasks.base import build_task
-    from isojax.tasks.data import EpochOrder
-    from isojax.train import Programs
+    from isojax.tasks.epochs import EpochOrder
+    from isojax.tasks.protocol import build_task
+    from isojax.train import base_policy
+    from isojax.train.loop import Programs
 
     config = load_config(arguments.config, arguments.overrides)
     sweep = resolve_sweep_sizes(config.sweep, 1)
@@ -56,12 +59,14 @@ def main() -> None:
     mesh = make_mesh(parse_mesh("auto", 1), jax.devices())
     programs = Programs(config.cell, sweep, pairs, mesh, build_task(config.cell))
     if arguments.base:
-        made = base.load_base_policy(arguments.base, config.cell)
+        made = base_policy.load_base_policy(arguments.base, config.cell)
         params, problems = made.load_params(programs.decoder, mesh), made.training
     else:
         params = jax.device_put(programs.decoder.init(jax.random.key(0)), programs.decoder.shardings(mesh))
         problems = programs.task.problems(2000, np.random.default_rng(0))
-    table = jax.device_put(ProblemArrays(*base.encode_problems(programs.task, config.cell, problems)), replicated(mesh))
+    table = jax.device_put(
+        ProblemArrays(*base_policy.encode_problems(programs.task, config.cell, problems)), replicated(mesh)
+    )
     numbers = programs.hparams._replace(learning_rate=np.float32(0))
 
     def seconds(B_p: int, n: int) -> float:

@@ -2,9 +2,10 @@
 
     python benchmarks/update_packing.py [--widths 1,2,3,4]
 
-256 responses of lognormal length (sigma .8, mean 60, cut at 256) to 16 problems; T = 256, microbatches of 16. `packed` has the widths
-of rl/packing.py, `flat` computes every response at T. Runs take turns; tokens a second (those that count, prompts aside) by medians of
-the process's own CPU seconds. `positions`: how many each program computes for every token that counts.
+256 responses of lognormal length (sigma .8, mean 60, cut at 256) to 16 problems; T = 256, microbatches of 16. `packed`
+has the widths of rl/length_buckets.py, `flat` computes every response at T. Runs take turns; tokens a second (those
+that count, prompts aside) by medians of the process's own CPU seconds. `positions`: how many each program computes for
+every token that counts.
 """
 
 import argparse
@@ -17,16 +18,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isojax.config import ModelConfig, RLConfig, SamplingConfig
-from isojax.meshes import parse_mesh
-from isojax.models.decoder import Decoder
-from isojax.rl import packing
-from isojax.rl.objective import PolicyObjective, PolicyInputs
-from isojax.rl.step import make_coefficients
-from isojax.rl.terms import LossWeights
-from isojax.rl.update import ResponseBatch, build_gradient
+from isojax.core.config import ModelConfig, RLConfig, SamplingConfig
+from isojax.distributed.mesh_spec import parse_mesh
+from isojax.distributed.sharding import make_mesh
+from isojax.models.transformer import Decoder
+from isojax.rl import length_buckets
+from isojax.rl.gradient import ResponseBatch, build_gradient
+from isojax.rl.loss_weights import LossWeights
+from isojax.rl.objective import PolicyInputs, PolicyObjective
+from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
-from isojax.sharding import make_mesh
 
 B_P, N, M, P, T, VOCAB, REPEATS = 16, 16, 16, 32, 256, 512, 5
 MODEL = ModelConfig(layers=4, width=128, heads=4, kv_heads=2, head_dim=32, mlp=384)
@@ -49,7 +50,9 @@ def positions(length: np.ndarray, prompts: int, choices: tuple[int, ...]) -> int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--widths", default=f"1,{packing.MAX_BUCKETS}", help="how many widths, the first to compare with")
+    parser.add_argument(
+        "--widths", default=f"1,{length_buckets.MAX_BUCKETS}", help="how many widths, the first to compare with"
+    )
     counts = [int(x) for x in parser.parse_args().widths.split(",")]
 
     decoder, on = Decoder(MODEL, VOCAB), make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
@@ -63,12 +66,14 @@ def main() -> None:
     live = int(length.sum())
     weight = jnp.full((1, rows), 1 / live)
     terms = LossWeights(rng.normal(size=(1, rows)).astype(np.float32), weight, weight, weight)
-    responses = ResponseBatch(jnp.asarray(tokens), mask, PolicyInputs(jnp.full((1, rows, T), -6.0), jnp.ones((1, rows, 1)), terms))
+    responses = ResponseBatch(
+        jnp.asarray(tokens), mask, PolicyInputs(jnp.full((1, rows, T), -6.0), jnp.ones((1, rows, 1)), terms)
+    )
 
     programs: dict[int, Any] = {}
     told: dict[str, Any] = {"tokens": live, "microbatch": M, "T": T, "backend": jax.default_backend()}
     for count in counts:
-        packing.MAX_BUCKETS = count
+        length_buckets.MAX_BUCKETS = count
         sampling = SamplingConfig(prompt_length=P, response_length=T)
         objective = PolicyObjective(decoder, RLConfig(), sampling, vocab_split=False)
         gradient = build_gradient(objective, geometry, on, decoder.logical_axes(), decoder.shapes())
@@ -80,7 +85,9 @@ def main() -> None:
         start = time.process_time()
         programs[count] = jax.jit(program).lower(params).compile()
         told[f"compile_s_{count}"] = round(time.process_time() - start, 1)
-        told[f"positions_{count}"] = round(positions(length, geometry.prefill_batch, packing.bucket_widths(T)) / live, 2)
+        told[f"positions_{count}"] = round(
+            positions(length, geometry.prefill_batch, length_buckets.bucket_widths(T)) / live, 2
+        )
     spent: dict[int, list[float]] = {count: [] for count in counts}
     for turn in range(REPEATS + 1):
         for count, compiled in programs.items():

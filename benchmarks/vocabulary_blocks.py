@@ -1,11 +1,13 @@
-"""Log-probabilities by blocks of the vocabulary against the plain form: temporary memory and time. One JSON line a size.
+"""Log-probabilities by blocks of the vocabulary against the plain form: temporary memory and time. One JSON line a
+size.
 
-    python benchmarks/vocabulary_blocks.py        512 tokens at V = 151936; 1024 at V = 49152; and 512, of which logits are kept
-    python benchmarks/vocabulary_blocks.py --sizes 512,151936,896
+    python benchmarks/vocabulary_blocks.py        512 tokens at V = 151936; 1024 at V = 49152; and 512, of which logits
+    are kept python benchmarks/vocabulary_blocks.py --sizes 512,151936,896
 
-A measurement is the value and the gradient (of hidden states and of the tied unembedding) of the chosen tokens' log-probabilities, with
-the entropy as a metric; at the line's `entropy: true` it is differentiated too. Runs of both forms take turns; medians of the
-process's own CPU seconds, which neighbours on the machine disturb least (on an accelerator: of the wall clock).
+A measurement is the value and the gradient (of hidden states and of the tied unembedding) of the chosen tokens'
+log-probabilities, with the entropy as a metric; at the line's `entropy: true` it is differentiated too. Runs of both
+forms take turns; medians of the process's own CPU seconds, which neighbours on the machine disturb least (on an
+accelerator: of the wall clock).
 """
 
 import argparse
@@ -19,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isojax.config import ModelConfig
-from isojax.models.decoder import Decoder
+from isojax.core.config import ModelConfig
+from isojax.models.transformer import Decoder
 from isojax.rl import logprobs
 
 TEMPERATURE, REPEATS = 0.7, 5
@@ -68,7 +70,13 @@ def measure(rows: int, vocab: int, width: int, use_entropy: bool) -> dict[str, A
     }
     spent = seconds({name: lambda program=program: program(states, embed) for name, program in programs.items()})
     temporary = {name: memory(program) for name, program in programs.items()}
-    told: dict[str, Any] = {"tokens": rows, "V": vocab, "D": width, "entropy": use_entropy, "backend": jax.default_backend()}
+    told: dict[str, Any] = {
+        "tokens": rows,
+        "V": vocab,
+        "D": width,
+        "entropy": use_entropy,
+        "backend": jax.default_backend(),
+    }
     for name in programs:
         told |= {f"{name}_ms": round(1000 * spent[name]), f"{name}_temp_mb": round(temporary[name] / 1e6, 1)}
     return told | {
@@ -79,7 +87,9 @@ def measure(rows: int, vocab: int, width: int, use_entropy: bool) -> dict[str, A
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=["512,151936,896", "1024,49152,576", "512,49152,576"], metavar="TOKENS,V,D")
+    parser.add_argument(
+        "--sizes", nargs="+", default=["512,151936,896", "1024,49152,576", "512,49152,576"], metavar="TOKENS,V,D"
+    )
     for size in parser.parse_args().sizes:
         rows, vocab, width = map(int, size.split(","))
         for use_entropy in (False, True):

@@ -1,4 +1,6 @@
-"""A small policy, a small task, meshes, and the decoder once more in plain array code: what the tests of device code share."""
+"""A small policy, a small task, meshes, and the decoder once more in plain array code: what the tests of device code
+share.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from isojax.config import ModelConfig
-from isojax.meshes import parse_mesh
-from isojax.models.decoder import Decoder, Params
-from isojax.sampling.batch import SamplerShapes, ProblemArrays
-from isojax.sharding import make_mesh
-from isojax.tasks.base import EncodedProblems
-from isojax.tasks.stops import StopConditions
-from isojax.types import Problem
+from isojax.core.config import ModelConfig
+from isojax.core.nouns import Problem
+from isojax.distributed.mesh_spec import parse_mesh
+from isojax.distributed.sharding import make_mesh
+from isojax.models.transformer import Decoder, Params
+from isojax.sampling.batch import ProblemArrays, SamplerShapes
+from isojax.tasks.protocol import EncodedProblems
+from isojax.tasks.stop_strings import StopConditions
 from tests.compiler import QUICK, SAME_BITS
 
 CONFIG = ModelConfig(family="tiny", layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp=48)
@@ -32,7 +34,9 @@ same_bits_jit = partial(jax.jit, compiler_options=SAME_BITS)
 
 
 def compile_with(options: dict[str, int | bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `jax.jit` is given from now on is compiled so, whoever calls it; what is inlined is part of another program."""
+    """What `jax.jit` is given from now on is compiled so, whoever calls it; what is inlined is part of another
+    program.
+    """
     jit = jax.jit
 
     def compiled_so(*args: Any, **others: Any) -> Any:
@@ -105,7 +109,9 @@ def logits(xp: Any, params: Params, tokens: Any) -> Any:
 
 
 def response_logits(xp: Any, params: Params, problems: ProblemArrays, group: np.ndarray, tokens: Any) -> Any:
-    """Logits [b T V] at the response positions of rows that answer problem `group` with `tokens` [b T]: one whole sequence a row."""
+    """Logits [b T V] at the response positions of rows that answer problem `group` with `tokens` [b T]: one whole
+    sequence a row.
+    """
     rows, width = tokens.shape
     prompts, lengths = xp.pad(problems.prompts[group], ((0, 0), (0, width))), problems.lengths[group][:, None]
     after = np.arange(P + width)[None] - lengths
@@ -151,7 +157,9 @@ class Parity:
     def decode(self, tokens: np.ndarray) -> str:
         return "even" if tokens[0] % 2 == 0 else "odd"
 
-    def demonstrations(self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int) -> EncodedProblems:
+    def demonstrations(
+        self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int
+    ) -> EncodedProblems:
         return self.encode(self.problems(count, rng), prompt_length, response_length)
 
     def verify(self, answers: Any, tokens: Any, mask: Any) -> Any:

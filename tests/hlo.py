@@ -38,7 +38,9 @@ def loops(hlo: str) -> Iterator[tuple[int, str]]:
             continue
         deepest[name] = depth
         for line in bodies[name]:
-            for word, called in re.findall(r"(body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)", line):
+            for word, called in re.findall(
+                r"(body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)", line
+            ):
                 todo.append((called, depth + (word in ("body", "condition"))))
     for name, depth in deepest.items():
         for line in bodies[name]:
@@ -56,14 +58,20 @@ def collectives(hlo: str, devices: int = 8) -> list[Collective]:
 
 
 def groups(kind: str, line: str, devices: int) -> list[set[int]]:
-    """The devices that a collective makes wait for each other: its replica groups; a permutation is one meeting of all, on CPU at least."""
+    """The devices that a collective makes wait for each other: its replica groups; a permutation is one meeting of all,
+    on CPU at least.
+    """
     if kind == "collective-permute" or "replica_groups={}" in line:
         return [set(range(devices))]
     if m := re.search(r"replica_groups=\{(\{[\d,{}]*\})\}", line):
         return [_numbers(part) for part in re.findall(r"\{([\d,]+)\}", m[1])]
-    if m := re.search(r"replica_groups=(\[\d+,\d+\])<=(\[[\d,]+\](?:T\([\d,]+\))?)", line):  # [groups,size]<=[dimensions]T(order)
+    if m := re.search(
+        r"replica_groups=(\[\d+,\d+\])<=(\[[\d,]+\](?:T\([\d,]+\))?)", line
+    ):  # [groups,size]<=[dimensions]T(order)
         return [set(row) for row in _iota(m[2], devices).reshape(_numbers(m[1], list)).tolist()]
-    m = re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? \{(.*?)\}", line)  # mesh['a'=2,'b'=4] {'b':(1)2}
+    m = re.search(
+        r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? \{(.*?)\}", line
+    )  # mesh['a'=2,'b'=4] {'b':(1)2}
     assert m, line
     names, sizes = re.findall(r"'(\w+)'", m[1]), [int(i) for i in re.findall(r"=(\d+)", m[1])]
     order = _iota(m[2] or f"[{devices}]", devices).reshape(sizes)
@@ -72,7 +80,10 @@ def groups(kind: str, line: str, devices: int) -> list[set[int]]:
         assert not part, f"teach this parser parts of axes: {line}"
         kept.append(names.index(name))
     rest = [i for i in range(len(names)) if i not in kept]
-    return [set(row) for row in order.transpose(rest + kept).reshape(-1, int(np.prod([sizes[i] for i in kept], dtype=int))).tolist()]
+    return [
+        set(row)
+        for row in order.transpose(rest + kept).reshape(-1, int(np.prod([sizes[i] for i in kept], dtype=int))).tolist()
+    ]
 
 
 def _numbers(text: str, kind: type = set) -> Any:
@@ -87,8 +98,8 @@ def _iota(text: str, devices: int) -> np.ndarray:
 
 
 def check_kept_apart(hlo: str, positions: int, rows: int, at_most: int) -> None:
-    """Keys [rows K H positions] and values [rows K positions H], below the layers where these are stacked, lie with `rows` rows and half of
-    the heads on a device; no array has more of either."""
+    """Keys [rows K H positions] and values [rows K positions H], below the layers where these are stacked, lie with
+    `rows` rows and half of the heads on a device; no array has more of either."""
     K, H = CONFIG.kv_heads, CONFIG.head_dim
     for last in (f"{H},{positions}", f"{positions},{H}"):
         found = {(int(r), int(k)) for r, k in re.findall(rf"f32\[(?:{CONFIG.layers},)?(\d+),(\d+),{last}\]", hlo)}

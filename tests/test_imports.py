@@ -25,7 +25,16 @@ SHARED = [
     ("launch.sizes", "launch.memory"),
     ("launch.planner",),
 ]
-CLI = ("cli_difficulty", "cli_records", "cli_curve", "cli_recommend", "cli_validate", "cli_compare", "cli_model", "cli_bandit")
+CLI = (
+    "cli_difficulty",
+    "cli_records",
+    "cli_curve",
+    "cli_recommend",
+    "cli_validate",
+    "cli_compare",
+    "cli_model",
+    "cli_bandit",
+)
 CLI += ("cli_lr_anchor", "cli_status")
 HOST = [
     *SHARED,
@@ -38,7 +47,14 @@ HOST = [
     CLI,
     ("cli",),
 ]
-DEVICE = [*SHARED, ("sharding", "hosts", "probe"), ("models", "tasks"), ("sampling",), ("rl",), ("evaluate", "checkpoint")]
+DEVICE = [
+    *SHARED,
+    ("sharding", "hosts", "probe"),
+    ("models", "tasks"),
+    ("sampling",),
+    ("rl",),
+    ("evaluate", "checkpoint"),
+]
 DEVICE += [("labels", "problems", "compiled"), ("base", "policy"), ("told",), ("train",)]
 # The places where the laptop's side reaches the devices' side, and only inside functions.
 BRIDGES = (
@@ -102,13 +118,17 @@ MODULES = modules()
 @pytest.mark.parametrize("module", [m for m in MODULES if m])
 def test_imports_point_one_way(module: str) -> None:
     on_host, on_device = place(module, HOST), place(module, DEVICE)
-    assert on_host is not None or on_device is not None, f"isojax/{module}: give it a place in this test and in DESIGN's layout"
+    assert on_host is not None or on_device is not None, (
+        f"isojax/{module}: give it a place in this test and in DESIGN's layout"
+    )
     for name, inside in imports(MODULES[module]):
         if not name.startswith("isojax."):
             continue
         other = name.removeprefix("isojax.")
         lines = [(place(module, chain), place(other, chain)) for chain in (HOST, DEVICE)]
-        allowed = any(a is not None and b is not None and (b < a or (b == a and same_part(module, other))) for a, b in lines)
+        allowed = any(
+            a is not None and b is not None and (b < a or (b == a and same_part(module, other))) for a, b in lines
+        )
         crossing = module in BRIDGES and inside and place(other, DEVICE) is not None
         entry = ENTRY_POINTS.get(module) == other
         assert allowed or crossing or entry, f"{module} imports {other}, which the design's arrows do not allow"
@@ -122,7 +142,9 @@ def same_part(a: str, b: str) -> bool:
 def test_the_laptops_side_never_imports_an_accelerators_library(module: str) -> None:
     for name, inside in imports(MODULES[module]):
         if name.partition(".")[0] in ACCELERATED:
-            assert module in ("launch.site", "launch.gang", "launch.topology", "launch.forecast") and inside, f"{module} imports {name}"
+            assert module in ("launch.site", "launch.gang", "launch.topology", "launch.forecast") and inside, (
+                f"{module} imports {name}"
+            )
 
 
 def test_the_test_itself_sees_a_wrong_arrow(tmp_path: Path) -> None:
@@ -138,9 +160,11 @@ def test_the_test_itself_sees_a_wrong_arrow(tmp_path: Path) -> None:
 
 def test_no_jax_is_loaded_by_what_a_laptop_runs() -> None:
     program = (
-        "import sys, isojax.cli, isojax.scaling.fit, isojax.scaling.recommend, isojax.report, isojax.records, isojax.config, "
+        "import sys, isojax.cli.app, isojax.scaling.fit, isojax.scaling.allocate.recommend, isojax.report, isojax.runs.ledger, isojax.core.config, "
         "isojax.launch.planner, isojax.launch.__main__\n"
         f"print(sorted({ACCELERATED!r} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -1,11 +1,14 @@
-"""isojax and its peers side by side: the same weights, prompts, lengths and cores. `make bench-peers` makes their environments first.
+"""isojax and its peers side by side: the same weights, prompts, lengths and cores. `make bench-peers` makes their
+environments first.
 
-    python benchmarks/peers/compare.py MODEL [--only rollouts-4x8,step-4x8] [--peers isojax,tunix] [--cores 1] [--rounds 2]
+    python benchmarks/peers/compare.py MODEL [--only rollouts-4x8,step-4x8] [--peers isojax,tunix] [--cores 1] [--rounds
+    2]
 
-MODEL: SmolLM2-135M as `isojax model import smollm2` writes it. Every measurement is a process of its own, one at a time, in turns
-(A B C A B C); inside it a warm-up, then the timed repeats. One JSON line a measurement, and a table at the end: medians, and how many
-times faster isojax is, by the wall and by the processor's time: on one core the latter tells the same where the machine is idle, and
-still tells it where it is not. Each round opens with the machine's limits (benchmarks/limits.py), whose floor rollouts are a share of.
+MODEL: SmolLM2-135M as `isojax model import smollm2` writes it. Every measurement is a process of its own, one at a
+time, in turns (A B C A B C); inside it a warm-up, then the timed repeats. One JSON line a measurement, and a table at
+the end: medians, and how many times faster isojax is, by the wall and by the processor's time: on one core the latter
+tells the same where the machine is idle, and still tells it where it is not. Each round opens with the machine's limits
+(benchmarks/limits.py), whose floor rollouts are a share of.
 --commands writes the prompts' files and prints the commands that would run.
 """
 
@@ -25,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from isojax import huge_pages
+from isojax.core import memory_pages
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = HERE.parents[1] / ".venv-peers"
@@ -51,7 +54,9 @@ class Peer(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """B_p prompts of `prompt` tokens, n rollouts each of exactly `new` tokens, by each of `peers`; `repeats` are timed in each process."""
+    """B_p prompts of `prompt` tokens, n rollouts each of exactly `new` tokens, by each of `peers`; `repeats` are timed
+    in each process.
+    """
 
     name: str
     B_p: int
@@ -78,7 +83,9 @@ CLAIMS = (
 
 
 def make_prompts(tokenizer: Tokenizer, count: int, length: int) -> tuple[list[list[int]], list[str]]:
-    """`count` prompts of exactly `length` tokens, as ids and as texts that mean them: words drawn at random, the same on every machine."""
+    """`count` prompts of exactly `length` tokens, as ids and as texts that mean them: words drawn at random, the same
+    on every machine.
+    """
     words = sorted(i for piece, i in tokenizer.get_vocab().items() if re.fullmatch("Ġ[a-z]{4,9}", piece))
     draw = random.Random(0)
     ids, texts = [], []
@@ -110,7 +117,12 @@ def command(model: Path, claim: Claim, peer: Peer, prompts: Path, repeats: int) 
 def limits_command(model: Path, claim: Claim) -> list[str]:
     """What measures the machine's limits and the floor of a claim's rollouts."""
     numbers = {"--rows": claim.B_p * claim.n, "--prompt": claim.prompt, "--new": claim.new}
-    return [sys.executable, str(HERE.parent / "limits.py"), str(model), *(str(x) for pair in numbers.items() for x in pair)]
+    return [
+        sys.executable,
+        str(HERE.parent / "limits.py"),
+        str(model),
+        *(str(x) for pair in numbers.items() for x in pair),
+    ]
 
 
 def run(words: list[str]) -> Iterator[dict[str, Any]]:
@@ -118,10 +130,17 @@ def run(words: list[str]) -> Iterator[dict[str, Any]]:
     if not Path(words[0]).exists():
         raise RuntimeError(f"{words[0]}: no such Python; `make bench-peers` makes the peers' environments")
     threads = str(len(os.sched_getaffinity(0)))
-    environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+    }
     environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    if words[0] == sys.executable and huge_pages.huge_pages_available():
-        environment.setdefault(huge_pages.TUNABLES_VARIABLE, huge_pages.TUNABLES_VALUE)  # as isojax's own commands do
+    if words[0] == sys.executable and memory_pages.huge_pages_available():
+        environment.setdefault(
+            memory_pages.TUNABLES_VARIABLE, memory_pages.TUNABLES_VALUE
+        )  # as isojax's own commands do
     child = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     for line in child.stdout.splitlines():
         if line.startswith('{"'):  # libraries print too
@@ -131,8 +150,9 @@ def run(words: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def medians(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of every (claim, peer), in order of appearance: median seconds, processor's seconds and tokens a second, largest memory, how many
-    were measured; and how many times faster isojax did the same claim, by the wall (`faster`) and by the processor (`cpu_faster`)."""
+    """Of every (claim, peer), in order of appearance: median seconds, processor's seconds and tokens a second, largest
+    memory, how many were measured; and how many times faster isojax did the same claim, by the wall (`faster`) and by
+    the processor (`cpu_faster`)."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for line in lines:
         found.setdefault((line["claim"], line["peer"]), []).append(line)
@@ -144,19 +164,41 @@ def medians(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ours = {row["claim"]: row for row in rows if row["peer"] == "isojax"}
     for row in rows:
         if row["claim"] in ours:
-            row["faster"], row["cpu_faster"] = (row[key] / ours[row["claim"]][key] for key in ("seconds", "cpu_seconds"))
+            row["faster"], row["cpu_faster"] = (
+                row[key] / ours[row["claim"]][key] for key in ("seconds", "cpu_seconds")
+            )
     return rows
 
 
 def show(rows: list[dict[str, Any]], floors: dict[str, list[float]], clock: str) -> None:
-    """The table; `floors`: by claim, measured rollout tokens a second on `clock`, which a rollout's share is read on too."""
-    heads = ("claim", "peer", "measured", "seconds", "CPU s", "tokens/s", "peak GB", "isojax faster", "by CPU", "share of floor")
+    """The table; `floors`: by claim, measured rollout tokens a second on `clock`, which a rollout's share is read on
+    too.
+    """
+    heads = (
+        "claim",
+        "peer",
+        "measured",
+        "seconds",
+        "CPU s",
+        "tokens/s",
+        "peak GB",
+        "isojax faster",
+        "by CPU",
+        "share of floor",
+    )
     table = Table(*heads)
     for row in rows:
         floor = floors.get(row["claim"])
         share = f"{row['tokens'] / row[clock] / statistics.median(floor):.0%}" if floor else ""
-        ratios = [f"{row[key]:.2f} x" if row["peer"] != "isojax" and key in row else "" for key in ("faster", "cpu_faster")]
-        numbers = [f"{row['seconds']:.2f}", f"{row['cpu_seconds']:.2f}", f"{row['tokens'] / row['seconds']:.0f}", f"{row['peak_gb']:.2f}"]
+        ratios = [
+            f"{row[key]:.2f} x" if row["peer"] != "isojax" and key in row else "" for key in ("faster", "cpu_faster")
+        ]
+        numbers = [
+            f"{row['seconds']:.2f}",
+            f"{row['cpu_seconds']:.2f}",
+            f"{row['tokens'] / row['seconds']:.0f}",
+            f"{row['peak_gb']:.2f}",
+        ]
         table.add_row(row["claim"], row["peer"], str(row["measured"]), *numbers, *ratios, share)
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
@@ -164,7 +206,9 @@ def show(rows: list[dict[str, Any]], floors: dict[str, list[float]], clock: str)
 def model_folder(given: str) -> Path:
     """MODEL, as argparse's type."""
     if not (Path(given) / "tokenizer.json").is_file():
-        raise argparse.ArgumentTypeError(f"{given}: has no tokenizer.json; expected a folder that `isojax model import smollm2` wrote")
+        raise argparse.ArgumentTypeError(
+            f"{given}: has no tokenizer.json; expected a folder that `isojax model import smollm2` wrote"
+        )
     return Path(given)
 
 
@@ -173,15 +217,22 @@ def parse() -> argparse.Namespace:
     parser.add_argument("model", type=model_folder)
     parser.add_argument("--only", default="", help=f"of {','.join(claim.name for claim in CLAIMS)}")
     parser.add_argument("--peers", default="", help="of isojax,transformers,tunix,trl")
-    parser.add_argument("--cores", type=int, choices=(1, 2), default=1, help="the last of those that this process may use")
+    parser.add_argument(
+        "--cores", type=int, choices=(1, 2), default=1, help="the last of those that this process may use"
+    )
     parser.add_argument("--rounds", type=int, default=2, help="processes of each peer")
     parser.add_argument("--repeats", type=int, help="timed repeats in a process; the claim's own number otherwise")
     parser.add_argument("--folder", type=Path, default=ENVIRONMENTS, help="for the files of prompts")
     parser.add_argument("--commands", action="store_true", help="run nothing; print the commands")
     args = parser.parse_args()
-    for given, known in ((args.only, {c.name for c in CLAIMS}), (args.peers, {"isojax", "transformers", "tunix", "trl"})):
+    for given, known in (
+        (args.only, {c.name for c in CLAIMS}),
+        (args.peers, {"isojax", "transformers", "tunix", "trl"}),
+    ):
         if unknown := set(filter(None, given.split(","))) - known:
-            parser.error(f"{', '.join(sorted(unknown))}: expected some of {', '.join(sorted(known))}, with commas between")
+            parser.error(
+                f"{', '.join(sorted(unknown))}: expected some of {', '.join(sorted(known))}, with commas between"
+            )
     return args
 
 
@@ -197,8 +248,12 @@ def main() -> None:
     failed = False
     for claim in claims:
         prompts = write_prompts(args.model, claim, args.folder)
-        peers = [peer for peer in claim.peers if not args.peers or (peer.environment or "isojax") in args.peers.split(",")]
-        children = {peer.name: command(args.model, claim, peer, prompts, args.repeats or claim.repeats) for peer in peers}
+        peers = [
+            peer for peer in claim.peers if not args.peers or (peer.environment or "isojax") in args.peers.split(",")
+        ]
+        children = {
+            peer.name: command(args.model, claim, peer, prompts, args.repeats or claim.repeats) for peer in peers
+        }
         if args.commands:
             print("\n".join(" ".join(words) for words in children.values()))
             continue

@@ -1,4 +1,6 @@
-"""What isojax's two children share: the model, the prompts as its buffers, a batch that every slot serves at once, and the mesh."""
+"""What isojax's two children share: the model, the prompts as its buffers, a batch that every slot serves at once, and
+the mesh.
+"""
 
 from pathlib import Path
 
@@ -6,36 +8,44 @@ import jax
 import numpy as np
 from child import threads
 
-from isojax import registry
-from isojax.config import FLOAT32_PRECISION, CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.core import registry
+from isojax.core.config import FLOAT32_PRECISION, CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.distributed.mesh_spec import parse_mesh
+from isojax.distributed.sharding import make_mesh, shard_count
 from isojax.launch import planner
-from isojax.meshes import parse_mesh
-from isojax.models import hf
-from isojax.models.decoder import Decoder
+from isojax.models.hf import hf_load
+from isojax.models.transformer import Decoder
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
-from isojax.sharding import make_mesh, shard_count
-from isojax.tasks.stops import StopConditions
+from isojax.tasks.stop_strings import StopConditions
 
 
 class Setup:
-    """`ids`: B_p prompts of one length; n rollouts of exactly `new` tokens each; 0 rows a microbatch: as many as the planner chooses;
-    `mesh` means what it does on isojax's command line: data=-1 takes each core for a device, auto all of them for one."""
+    """`ids`: B_p prompts of one length; n rollouts of exactly `new` tokens each; 0 rows a microbatch: as many as the
+    planner chooses;
+    `mesh` means what it does on isojax's command line: data=-1 takes each core for a device, auto all of them for
+    one."""
 
     def __init__(self, model: Path, ids: list[list[int]], n: int, new: int, mesh: str, microbatch: int = 0):
-        config = hf.resolve_model(ModelConfig(path=str(model)))
+        config = hf_load.resolve_model(ModelConfig(path=str(model)))
         assert config.vocab is not None
         B_p, length = len(ids), len(ids[0])
         sampling = SamplingConfig(prompt_length=length, response_length=new)
-        self.cell = CellConfig(model=config, sampling=sampling, precision=FLOAT32_PRECISION, rl=RLConfig(learning_rate=1e-6))
+        self.cell = CellConfig(
+            model=config, sampling=sampling, precision=FLOAT32_PRECISION, rl=RLConfig(learning_rate=1e-6)
+        )
         self.stops = StopConditions((), None)
-        self.decoder: Decoder = registry.load("models", config.family, "build").build(config, config.vocab)
+        self.decoder: Decoder = registry.load("models.families", config.family, "build").build(config, config.vocab)
         jax.config.update("jax_num_cpu_devices", threads())  # as on the command line; the devices share their threads
         self.mesh = make_mesh(parse_mesh(mesh, threads()), jax.devices())
-        self.params = hf.load(model, config, self.decoder, self.mesh)
-        chosen = planner.resolve_sweep_sizes(SweepConfig(B_p=(B_p,), n=(n,), microbatch=microbatch or None), shard_count(self.mesh), self.cell)
+        self.params = hf_load.load(model, config, self.decoder, self.mesh)
+        chosen = planner.resolve_sweep_sizes(
+            SweepConfig(B_p=(B_p,), n=(n,), microbatch=microbatch or None), shard_count(self.mesh), self.cell
+        )
         assert chosen.decode_slots and chosen.microbatch and chosen.prefill_batch
         shards = shard_count(self.mesh)
-        self.geometry = make_sampler_shapes([(B_p, n)], shards, B_p * n // shards, chosen.microbatch, length, new, min(4, chosen.prefill_batch))
+        self.geometry = make_sampler_shapes(
+            [(B_p, n)], shards, B_p * n // shards, chosen.microbatch, length, new, min(4, chosen.prefill_batch)
+        )
         rows = self.geometry.problem_rows
         prompts = np.resize(np.array(ids, np.int32), (rows, length))
         numbers = np.arange(rows, dtype=np.int32)

@@ -1,10 +1,13 @@
-"""The sampler's log-probabilities against a full recomputation by transformers in double precision. One JSON line a temperature.
+"""The sampler's log-probabilities against a full recomputation by transformers in double precision. One JSON line a
+temperature.
 
-    python benchmarks/peers/logprobs.py MODEL [--B_p 4] [--n 8] [--prompt 64] [--new 128]        after `make bench-peers`
+    python benchmarks/peers/logprobs.py MODEL [--B_p 4] [--n 8] [--prompt 64] [--new 128]        after `make
+    bench-peers`
 
-MODEL: SmolLM2-135M as `isojax model import smollm2` writes it. At temperatures 1 and .6 isojax draws B_p x n rollouts in float32, and
-transformers computes the log-probability of each of their tokens in float64 and in float32. A line says the largest and the mean
-difference of isojax's from either, and of transformers' float32 from its float64: what recomputing in float32 is worth.
+MODEL: SmolLM2-135M as `isojax model import smollm2` writes it. At temperatures 1 and .6 isojax draws B_p x n rollouts
+in float32, and transformers computes the log-probability of each of their tokens in float64 and in float32. A line says
+the largest and the mean difference of isojax's from either, and of transformers' float32 from its float64: what
+recomputing in float32 is worth.
 """
 
 import argparse
@@ -19,7 +22,7 @@ import numpy as np
 from isojax_setup import Setup
 from tokenizers import Tokenizer
 
-from isojax.sampling.sampler import build_sampler
+from isojax.sampling.engine import build_sampler
 
 TEMPERATURES = (1.0, 0.6)
 
@@ -29,7 +32,10 @@ def recomputed(model: Path, given: dict[str, np.ndarray]) -> dict[str, np.ndarra
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rollouts.npz"
         np.savez(path, **given)  # pyright: ignore[reportArgumentType]
-        words = [str(compare.ENVIRONMENTS / "transformers" / "bin" / "python"), str(compare.HERE / "logprobs_transformers.py")]
+        words = [
+            str(compare.ENVIRONMENTS / "transformers" / "bin" / "python"),
+            str(compare.HERE / "logprobs_transformers.py"),
+        ]
         list(compare.run([*words, str(model), str(path)]))
         return dict(np.load(path))
 
@@ -49,14 +55,20 @@ def main() -> None:
         rollouts = sample(setup.params, setup.problems, np.int32(args.B_p), np.int32(args.n), jax.random.key(0))
         mine = np.asarray(rollouts.logps).reshape(-1, args.new)[: args.B_p * args.n].astype(np.float64)
         tokens = np.asarray(rollouts.tokens).reshape(-1, args.new)[: args.B_p * args.n]
-        theirs = recomputed(args.model, {"prompts": np.array(ids), "tokens": tokens, "temperature": np.array(temperature)})
+        theirs = recomputed(
+            args.model, {"prompts": np.array(ids), "tokens": tokens, "temperature": np.array(temperature)}
+        )
         apart = {
             "isojax_float64": abs(mine - theirs["float64"]),
             "isojax_float32": abs(mine - theirs["float32"]),
             "transformers_float32_float64": abs(theirs["float32"] - theirs["float64"]),
         }
         line = {"temperature": temperature, "tokens": mine.size}
-        line |= {f"{name}_{kind}": float(f"{getattr(x, kind)():.2g}") for name, x in apart.items() for kind in ("max", "mean")}
+        line |= {
+            f"{name}_{kind}": float(f"{getattr(x, kind)():.2g}")
+            for name, x in apart.items()
+            for kind in ("max", "mean")
+        }
         print(json.dumps(line), flush=True)
 
 

@@ -2,7 +2,8 @@
 
     .venv-peers/transformers/bin/python benchmarks/peers/logprobs_transformers.py MODEL ROLLOUTS.npz
 
-ROLLOUTS.npz, written by logprobs.py, has prompts [B_p, P], tokens [B_p n, T] and temperature; float64 and float32 [B_p n, T] are added.
+ROLLOUTS.npz, written by rl/logprobs.py, has prompts [B_p, P], tokens [B_p n, T] and temperature; float64 and float32
+[B_p n, T] are added.
 """
 
 import sys

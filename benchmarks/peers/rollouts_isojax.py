@@ -1,6 +1,8 @@
-"""isojax's sampler: B_p prompts, n samples each, a fixed number of new tokens, temperature 1, float32; R = B_p n slots, no stops.
+"""isojax's sampler: B_p prompts, n samples each, a fixed number of new tokens, temperature 1, float32; R = B_p n slots,
+no stops.
 
---variant tensor=-1: a mesh as `--mesh` takes it; without it data=-1, by which every core has a part of the rollouts. Run alone (prompts:
+--variant tensor=-1: a mesh as `--mesh` takes it; without it data=-1, by which every core has a part of the rollouts.
+Run alone (prompts:
 `compare.py --commands`), with isojax's Python:
 
     python benchmarks/peers/rollouts_isojax.py MODEL --prompts FILE --n 8 --new 128
@@ -15,7 +17,7 @@ def main() -> None:
     import numpy as np
     from isojax_setup import Setup
 
-    from isojax.sampling.sampler import build_sampler
+    from isojax.sampling.engine import build_sampler
 
     ids = child.read_prompts(args.prompts).ids
     setup = Setup(args.model, ids, args.n, args.new, args.variant or "data=-1")

@@ -1,6 +1,8 @@
-"""Tunix's vanilla sampler: every prompt n times (as its GRPO gives them), a fixed number of new tokens, temperature 1, top-p 1, float32.
+"""Tunix's vanilla sampler: every prompt n times (as its GRPO gives them), a fixed number of new tokens, temperature 1,
+top-p 1, float32.
 
-The cache is as long as prompt and response together, and no end token stops a row. Run alone (prompts: `compare.py --commands`):
+The cache is as long as prompt and response together, and no end token stops a row. Run alone (prompts: `compare.py
+--commands`):
 
     .venv-peers/tunix/bin/python benchmarks/peers/rollouts_tunix.py MODEL --prompts FILE --n 8 --new 128
 """
@@ -18,7 +20,9 @@ def main() -> None:
     model, config, _ = tunix_setup.load(args.model)
     words = tunix_setup.Words(args.model)
     assert [words.encode(text) for text in prompts.texts] == prompts.ids
-    sampler = Sampler(model, words, CacheConfig(length + args.new, config.num_layers, config.num_kv_heads, config.head_dim))
+    sampler = Sampler(
+        model, words, CacheConfig(length + args.new, config.num_layers, config.num_kv_heads, config.head_dim)
+    )
     repeated = [text for text in prompts.texts for _ in range(args.n)]
 
     def rollouts() -> int:

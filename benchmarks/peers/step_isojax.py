@@ -1,7 +1,9 @@
-"""isojax's GRPO step in one compiled program: rollouts, rewards, advantages, gradient, AdamW; float32, no KL, every group teaches.
+"""isojax's GRPO step in one compiled program: rollouts, rewards, advantages, gradient, AdamW; float32, no KL, every
+group teaches.
 
---variant m=4: rows of a microbatch (without it, as many as the planner chooses); --variant data=-1: a mesh as `--mesh` takes it (without
-it auto, one device of all cores, which holds one set of weights and moments). Run alone (prompts: `compare.py --commands`), with isojax's
+--variant m=4: rows of a microbatch (without it, as many as the planner chooses); --variant data=-1: a mesh as `--mesh`
+takes it (without it auto, one device of all cores, which holds one set of weights and moments). Run alone (prompts:
+`compare.py --commands`), with isojax's
 Python:
 
     python benchmarks/peers/step_isojax.py MODEL --prompts FILE --n 8 --new 128
@@ -28,8 +30,8 @@ def main() -> None:
     import numpy as np
     from isojax_setup import Setup
 
-    from isojax.huge_pages import release_freed_memory
-    from isojax.rl.step import build_init_state, build_train, make_coefficients
+    from isojax.core.memory_pages import release_freed_memory
+    from isojax.rl.train_step import build_init_state, build_train, make_coefficients
 
     ids = child.read_prompts(args.prompts).ids
     rows, mesh = (int(args.variant[2:]), "auto") if args.variant.startswith("m=") else (0, args.variant or "auto")
@@ -41,14 +43,20 @@ def main() -> None:
     index = np.arange(setup.geometry.problem_rows, dtype=np.int32)[None]
     scalars = (np.int32(1), np.int32(len(ids)), np.int32(args.n), np.int32(0))
 
-    state, _ = jax.block_until_ready(train(state, {}, setup.problems, index, np.int32(0), *scalars[1:], make_coefficients(setup.cell.rl)))
+    state, _ = jax.block_until_ready(
+        train(state, {}, setup.problems, index, np.int32(0), *scalars[1:], make_coefficients(setup.cell.rl))
+    )
     release_freed_memory()  # as a run does when it has compiled
 
     def step() -> int:
         nonlocal state
-        state, metrics = jax.block_until_ready(train(state, {}, setup.problems, index, *scalars, make_coefficients(setup.cell.rl)))
+        state, metrics = jax.block_until_ready(
+            train(state, {}, setup.problems, index, *scalars, make_coefficients(setup.cell.rl))
+        )
         tokens = int(metrics["tokens"])
-        assert tokens == len(ids) * args.n * args.new and metrics["taught"] == 1 and metrics["nonfinite_update"] == 0, metrics
+        assert tokens == len(ids) * args.n * args.new and metrics["taught"] == 1 and metrics["nonfinite_update"] == 0, (
+            metrics
+        )
         return tokens
 
     child.measure(step, args.repeats)

@@ -1,7 +1,9 @@
-"""TRL's GRPOTrainer: one step is rollouts by transformers' `generate`, rewards, advantages, update with AdamW; float32, beta 0.
+"""TRL's GRPOTrainer: one step is rollouts by transformers' `generate`, rewards, advantages, update with AdamW; float32,
+beta 0.
 
---variant rows=8: rollouts of a microbatch of the update (8 without it); all are sampled at once. No gradient checkpointing, one iteration.
-The end token is one that the model never makes. Run alone (prompts: `compare.py --commands`):
+--variant rows=8: rollouts of a microbatch of the update (8 without it); all are sampled at once. No gradient
+checkpointing, one iteration. The end token is one that the model never makes. Run alone (prompts: `compare.py
+--commands`):
 
     .venv-peers/trl/bin/python benchmarks/peers/step_trl.py MODEL --prompts FILE --n 8 --new 128
 """
@@ -25,7 +27,9 @@ def main() -> None:
     prompts = child.read_prompts(args.prompts)
     rollouts = len(prompts.ids) * args.n
     rows = int((args.variant or "rows=8").removeprefix("rows="))
-    tokenizer = AutoTokenizer.from_pretrained(args.model, eos_token=NEVER, pad_token="<|endoftext|>", padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(
+        args.model, eos_token=NEVER, pad_token="<|endoftext|>", padding_side="left"
+    )
     assert tokenizer(prompts.texts)["input_ids"] == prompts.ids
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     model.generation_config.eos_token_id = None

@@ -1,8 +1,9 @@
-"""Tunix's GRPO learner: one step is rollouts by its vanilla sampler, rewards, advantages, update with AdamW; float32, beta 0.
+"""Tunix's GRPO learner: one step is rollouts by its vanilla sampler, rewards, advantages, update with AdamW; float32,
+beta 0.
 
---variant micro=4: prompts (with their n rollouts) of a microbatch of the update; 1 without it (all 4 x 8 of 64 + 128 tokens at once took
-over 17 GB). All are sampled at once. A step is timed from one request for prompts to the next, once the parameters
-are there. Run alone (prompts: `compare.py --commands`):
+--variant micro=4: prompts (with their n rollouts) of a microbatch of the update; 1 without it (all 4 x 8 of 64 + 128
+tokens at once took over 17 GB). All are sampled at once. A step is timed from one request for prompts to the next, once
+the parameters are there. Run alone (prompts: `compare.py --commands`):
 
     .venv-peers/tunix/bin/python benchmarks/peers/step_tunix.py MODEL --prompts FILE --n 8 --new 128
 """
@@ -50,7 +51,9 @@ def main() -> None:
         actor=model,
         tokenizer=words,
         cluster_config=rl_cluster.ClusterConfig(
-            role_to_mesh={role: mesh for role in (rl_cluster.Role.ACTOR, rl_cluster.Role.REFERENCE, rl_cluster.Role.ROLLOUT)},
+            role_to_mesh={
+                role: mesh for role in (rl_cluster.Role.ACTOR, rl_cluster.Role.REFERENCE, rl_cluster.Role.ROLLOUT)
+            },
             training_config=training,
             rollout_config=rollout,
         ),

@@ -1,4 +1,6 @@
-"""What a person sees while a sweep runs: the plan before it, a live line for the sweep and one for each cell at work."""
+"""What a person sees while a sweep runs: the plan before it, a live line for the sweep and one for each cell at
+work.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,25 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from isojax.config import Config
-from isojax.launch.fitting import DeviceBudget, format_bytes
-from isojax.launch.speed import Forecast
-from isojax.records import INCLUDE_FLAGGED
-from isojax.storage import display_path
-from isojax.types import Cell
-from isojax.types import CellProgress as CellProgress
+from isojax.core.config import Config
+from isojax.core.nouns import Cell
+from isojax.core.nouns import CellProgress as CellProgress
+from isojax.launch.autosize import DeviceBudget, format_bytes
+from isojax.launch.time_estimate import Forecast
+from isojax.runs.ledger import INCLUDE_FLAGGED
+from isojax.runs.store import display_path
 
 console = Console(stderr=True)
 
 
 def print_plan(
-    config: Config, cells: list[Cell], folder: Path, devices: str, concurrent_cells: int, device_budget: DeviceBudget, forecast: Forecast | None = None
+    config: Config,
+    cells: list[Cell],
+    folder: Path,
+    devices: str,
+    concurrent_cells: int,
+    device_budget: DeviceBudget,
+    forecast: Forecast | None = None,
 ) -> None:
     """The sweep in a table; what it takes of a device; and, where that is known, how long."""
     print_cells(config, cells, folder, forecast)
@@ -42,7 +50,9 @@ def print_plan(
         highlight=False,
     )
     if forecast:
-        console.print(f"time: {format_duration(forecast.sweep_seconds)} for the sweep, from {forecast.source}", highlight=False)
+        console.print(
+            f"time: {format_duration(forecast.sweep_seconds)} for the sweep, from {forecast.source}", highlight=False
+        )
 
 
 def print_cells(config: Config, cells: list[Cell], folder: Path, forecast: Forecast | None = None) -> None:
@@ -54,7 +64,10 @@ def print_cells(config: Config, cells: list[Cell], folder: Path, forecast: Forec
     for B_p, n in sorted({(c.B_p, c.n) for c in cells}):
         M = -(-final_target // (B_p * n))
         time_columns = (
-            (f"{forecast.rollouts_per_second[B_p, n]:,.{0 if forecast.rollouts_per_second[B_p, n] >= 10 else 2}f}", format_duration(forecast.cell_seconds[B_p, n]))
+            (
+                f"{forecast.rollouts_per_second[B_p, n]:,.{0 if forecast.rollouts_per_second[B_p, n] >= 10 else 2}f}",
+                format_duration(forecast.cell_seconds[B_p, n]),
+            )
             if forecast
             else ()
         )
@@ -92,7 +105,12 @@ class Display:
         self._shown_failures: set[str] = set()
         self._lock = threading.Lock()
         self._started_at = time.monotonic()
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+        )
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self._base_task = self._progress.add_task("base", total=1.0, note="")
         self._sweep_task = self._progress.add_task("sweep", total=None, note="")
@@ -101,13 +119,17 @@ class Display:
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._progress.stop()
 
     def set_targets(self, targets: Sequence[tuple[Cell, int]]) -> None:
         """What is to be trained, each cell up to C rollouts, beside what has been."""
         with self._lock:
-            self._target_rollouts |= {cell: -(-self._config.cell.eval.evaluation_targets(C)[-1] // cell.B) * cell.B for cell, C in targets}
+            self._target_rollouts |= {
+                cell: -(-self._config.cell.eval.evaluation_targets(C)[-1] // cell.B) * cell.B for cell, C in targets
+            }
             self._ended_cells -= {cell for cell, _ in targets}
             self._progress.update(self._sweep_task, total=sum(self._target_rollouts.values()))
 
@@ -129,13 +151,17 @@ class Display:
         """News of a cell."""
         cell = progress.cell
         with self._lock:
-            self._rollouts_at_resume.setdefault(cell, progress.rollouts)  # the first news of a cell is where it goes on from
+            self._rollouts_at_resume.setdefault(
+                cell, progress.rollouts
+            )  # the first news of a cell is where it goes on from
             self._rollouts_done[cell] = progress.rollouts
             if progress.reward is not None:
                 self._rewards[cell] = progress.reward
             note = f"reward {self._rewards[cell]:.3f}" if cell in self._rewards else ""
             self._progress.update(self._cell_tasks[cell], completed=progress.rollouts, note=note)
-            self._progress.update(self._sweep_task, completed=sum(self._rollouts_done.values()), note=self._sweep_note())
+            self._progress.update(
+                self._sweep_task, completed=sum(self._rollouts_done.values()), note=self._sweep_note()
+            )
 
     def show_verifier_failures(self, examples: Mapping[str, str]) -> None:
         """The first failure of each kind that a verifier has met, {kind: what happened}, each shown once."""
@@ -171,9 +197,17 @@ class Display:
             task = self._cell_tasks.pop(cell, None)
             if task is not None:
                 self._progress.remove_task(task)
-            self._progress.update(self._sweep_task, completed=sum(self._rollouts_done.values()), note=self._sweep_note())
+            self._progress.update(
+                self._sweep_task, completed=sum(self._rollouts_done.values()), note=self._sweep_note()
+            )
             if not console.is_terminal:
-                outcome = "failed" if failed else f"reward {self._rewards[cell]:.3f}" if cell in self._rewards else "done before"
+                outcome = (
+                    "failed"
+                    if failed
+                    else f"reward {self._rewards[cell]:.3f}"
+                    if cell in self._rewards
+                    else "done before"
+                )
                 console.print(f"cell {cell.name}: {outcome}; {self._sweep_note()}", highlight=False)
 
     def _sweep_note(self) -> str:

@@ -1,7 +1,9 @@
-"""From a sweep's grid to its cells, before anything runs: which, in which order, and the static sizes they share. No jax here.
+"""From a sweep's grid to its cells, before anything runs: which, in which order, and the static sizes they share. No
+jax here.
 
-C = B_p n M (IsoCompute Playbook, arXiv:2603.12151, section 2); B = B_p n. A cell spends `sweep.budget` rollouts whatever its B, so
-its time differs by what does not shrink with B: the M = C / B updates' own overhead, and one prefill for each of the C / n prompts.
+C = B_p n M (IsoCompute Playbook, arXiv:2603.12151, section 2); B = B_p n. A cell spends `sweep.budget` rollouts
+whatever its B, so its time differs by what does not shrink with B: the M = C / B updates' own overhead, and one prefill
+for each of the C / n prompts.
 """
 
 from __future__ import annotations
@@ -9,11 +11,14 @@ from __future__ import annotations
 import math
 from itertools import product
 
-from isojax.config import CellConfig, SamplingConfig, SweepConfig
-from isojax.types import Cell, InputError
+from isojax.core.config import CellConfig, SamplingConfig, SweepConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell
 
 MAX_SHARD_ROWS = 256
-"""The largest R (slots) and m (rows a microbatch) a shard is given: wider batches gain no speed on a CPU and cost memory everywhere."""
+"""The largest R (slots) and m (rows a microbatch) a shard is given: wider batches gain no speed on a CPU and cost
+memory everywhere.
+"""
 
 MICROBATCH_TOKENS = {"float32": 512}
 """Response positions of a microbatch, by what products are computed in: on a CPU more gain no speed and take memory."""
@@ -70,7 +75,8 @@ def plan_cells(sweep: SweepConfig) -> list[Cell]:
 
 
 def choose_slots_per_prefix(decode_slots: int, n: int, sampling: SamplingConfig) -> int:
-    """W, slots that share one prompt's keys and values: 1, or where prompts are long as many as divide R and n rollouts can fill.
+    """W, slots that share one prompt's keys and values: 1, or where prompts are long as many as divide R and n rollouts
+    can fill.
 
     Measured by benchmarks/lanes.py: on a CPU lanes of 16 gain 2% at P = T, 9% at 4 T and 27% at 16 T.
     """
@@ -82,10 +88,10 @@ def choose_slots_per_prefix(decode_slots: int, n: int, sampling: SamplingConfig)
 def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig | None = None) -> SweepConfig:
     """The sweep with its slots (R), microbatch (m), prompts (g) and lanes (W) filled in, where they are not set.
 
-    All count rows of a shard and are chosen once a sweep and stored with it. R is the smallest ceil(B / shards) of its cells, at most
-    MAX_ROWS, so that no cell decodes empty slots from its first step on; g the smallest ceil(B_p / shards), at most MAX_PROMPTS; m is R,
-    but no more than the g n rollouts that the smallest n gives a block of prompts, since a microbatch does not reach into the next, and
-    no more than MICROBATCH_TOKENS hold.
+    All count rows of a shard and are chosen once a sweep and stored with it. R is the smallest ceil(B / shards) of its
+    cells, at most MAX_ROWS, so that no cell decodes empty slots from its first step on; g the smallest ceil(B_p /
+    shards), at most MAX_PROMPTS; m is R, but no more than the g n rollouts that the smallest n gives a block of
+    prompts, since a microbatch does not reach into the next, and no more than MICROBATCH_TOKENS hold.
 
     Raises:
         InputError: lanes that do not divide the slots, or that the chosen kernel cannot serve.
@@ -98,7 +104,9 @@ def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig | None
     plain_attention = sweep.decode_attention in (None, "plain") and (cell is None or cell.precision.cache != "int8")
     W = sweep.slots_per_prefix or (choose_slots_per_prefix(R, n, cell.sampling) if cell and plain_attention else 1)
     if R % W:
-        raise InputError(f"sweep.slots_per_prefix = {W} does not divide sweep.decode_slots = {R}; a lane is W of the slots. Choose a divisor, or none.")
+        raise InputError(
+            f"sweep.slots_per_prefix = {W} does not divide sweep.decode_slots = {R}; a lane is W of the slots. Choose a divisor, or none."
+        )
     if W > max(n, 1) and sweep.slots_per_prefix:
         raise InputError(
             f"sweep.slots_per_prefix = {W} is more than sweep.n = {n}: a lane holds rollouts of one prompt, so {W - n} of its slots would stay "
@@ -111,6 +119,13 @@ def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig | None
             "or neither of them."
         )
     max_tokens = MICROBATCH_TOKENS.get(cell.precision.compute) if cell else None
-    m = min(shard_rows, g * n, max(1, max_tokens // cell.sampling.response_length) if cell and max_tokens else shard_rows)
-    sizes = {"slots": R, "microbatch": sweep.microbatch or m, "prompts": sweep.prefill_batch or g, "slots_per_prefix": W}
+    m = min(
+        shard_rows, g * n, max(1, max_tokens // cell.sampling.response_length) if cell and max_tokens else shard_rows
+    )
+    sizes = {
+        "slots": R,
+        "microbatch": sweep.microbatch or m,
+        "prompts": sweep.prefill_batch or g,
+        "slots_per_prefix": W,
+    }
     return sweep.model_copy(update=sizes)

@@ -1,4 +1,6 @@
-"""What a sweep's folder is run with: the config as it is, or, where the folder holds a run, what of it may change. No jax here."""
+"""What a sweep's folder is run with: the config as it is, or, where the folder holds a run, what of it may change. No
+jax here.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from isojax.config import AUTOSIZED_SETTINGS, Config, read_saved_config
-from isojax.config_rl import FIRST_CLIP, FIRST_LOSS
-from isojax.files import flatten, write_error
+from isojax.core.atomic_files import write_error
+from isojax.core.config import AUTOSIZED_SETTINGS, Config, read_saved_config
+from isojax.core.config.rl import FIRST_CLIP, FIRST_LOSS
+from isojax.core.errors import InputError
+from isojax.core.yaml_files import flatten
 from isojax.launch.planner import resolve_sweep_sizes
-from isojax.types import InputError
 
 CONFIG_FILE, BASE_FOLDER, LOGS_FOLDER, STATUS_FILE = "config.yaml", "base", "logs", "status.json"
 
@@ -30,9 +33,13 @@ def holds_run(folder: Path, resume: bool) -> bool:
     if names <= {BASE_FOLDER, LOGS_FOLDER, STATUS_FILE}:  # nothing, or what a kill left before the first cell
         return False
     if not resume:
-        raise InputError(f"{folder} holds a run already; go on with it by --resume, or choose another name with name=NAME.")
+        raise InputError(
+            f"{folder} holds a run already; go on with it by --resume, or choose another name with name=NAME."
+        )
     if CONFIG_FILE not in names:
-        raise InputError(f"{folder} is no sweep's folder (it has no {CONFIG_FILE}); choose another name with name=NAME.")
+        raise InputError(
+            f"{folder} is no sweep's folder (it has no {CONFIG_FILE}); choose another name with name=NAME."
+        )
     return True
 
 
@@ -67,7 +74,9 @@ def cell_settings(config: Config) -> dict[str, Any]:
 
 
 def check_resume(old: Config, new: Config) -> None:
-    """InputError unless `new` may go on in the folder of `old`: the same name and cell settings, a sweep that only grows."""
+    """InputError unless `new` may go on in the folder of `old`: the same name and cell settings, a sweep that only
+    grows.
+    """
 
     def refuse(key: str, old_value: object, new_value: object, expected: str) -> None:
         raise InputError(
@@ -81,12 +90,18 @@ def check_resume(old: Config, new: Config) -> None:
         if old_settings.get(key) != new_settings.get(key):
             refuse(key, old_settings.get(key), new_settings.get(key), "the same value")
     old_sweep, new_sweep = old.sweep, new.sweep
-    for key, old_value, new_value in (("sweep.B_p", old_sweep.B_p, new_sweep.B_p), ("sweep.n", old_sweep.n, new_sweep.n)):
+    for key, old_value, new_value in (
+        ("sweep.B_p", old_sweep.B_p, new_sweep.B_p),
+        ("sweep.n", old_sweep.n, new_sweep.n),
+    ):
         if not set(old_value) <= set(new_value):
             refuse(key, list(old_value), list(new_value), "every value already in it (it may grow)")
     if old_sweep.seed != new_sweep.seed:
         refuse("sweep.seed", old_sweep.seed, new_sweep.seed, "the same value")
-    for key, old_value, new_value in (("sweep.seeds", old_sweep.seeds, new_sweep.seeds), ("sweep.budget", old_sweep.budget, new_sweep.budget)):
+    for key, old_value, new_value in (
+        ("sweep.seeds", old_sweep.seeds, new_sweep.seeds),
+        ("sweep.budget", old_sweep.budget, new_sweep.budget),
+    ):
         if new_value < old_value:
             refuse(key, old_value, new_value, "at least as much (it may grow)")
     for key in AUTOSIZED_SETTINGS:
@@ -95,6 +110,13 @@ def check_resume(old: Config, new: Config) -> None:
             refuse(f"sweep.{key}", old_value, new_value, "the same value, or none")
     if old_sweep.remat != new_sweep.remat:
         refuse("sweep.remat", old_sweep.remat, new_sweep.remat, "the same value")
-    largest_batch = max((B_p * n for B_p in old_sweep.B_p for n in old_sweep.n if B_p * n <= old_sweep.B_max), default=0)
+    largest_batch = max(
+        (B_p * n for B_p in old_sweep.B_p for n in old_sweep.n if B_p * n <= old_sweep.B_max), default=0
+    )
     if new_sweep.B_max < largest_batch:
-        refuse("sweep.B_max", old_sweep.B_max, new_sweep.B_max, f"at least {largest_batch}, the largest B_p * n already run")
+        refuse(
+            "sweep.B_max",
+            old_sweep.B_max,
+            new_sweep.B_max,
+            f"at least {largest_batch}, the largest B_p * n already run",
+        )

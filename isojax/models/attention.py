@@ -1,12 +1,13 @@
-"""Attention, in its two places: `self_attention` of prompts and responses (the trainer's, differentiable) and `decode_attention` of one
-token a slot against a cache (the sampler's).
+"""Attention, in its two places: `self_attention` of prompts and responses (the trainer's, differentiable) and
+`decode_attention` of one token a slot against a cache (the sampler's).
 
-Each takes the name of an implementation. `plain` is array code for any backend, and what the others are tested against; `pallas` are
-kernels for TPU, `cudnn` NVIDIA's library (kernels/ says what each can do). Which is the fastest here is measured: choice.py. `interpret`
-runs the Pallas kernels as array code on any backend, slowly, for tests.
+Each takes the name of an implementation. `plain` is array code for any backend, and what the others are tested against;
+`pallas` are kernels for TPU, `cudnn` NVIDIA's library (kernels/ says what each can do). Which is the fastest here is
+measured: attention_autotune.py. `interpret` runs the Pallas kernels as array code on any backend, slowly, for tests.
 
-XLA cannot split a kernel over devices as it does array code. So inside a shard_map, where these functions are called, each kernel is
-wrapped in a further one, over the axes that are still automatic: every device attends with its own heads.
+XLA cannot split a kernel over devices as it does array code. So inside a shard_map, where these functions are called,
+each kernel is wrapped in a further one, over the axes that are still automatic: every device attends with its own
+heads.
 """
 
 import functools
@@ -19,25 +20,31 @@ from jax import lax, shard_map
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from isojax.distributed.sharding import PROMPT_AXIS, partition_spec
 from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
-from isojax.sharding import PROMPT_AXIS, partition_spec
 
 MASKED_SCORE = -1e30
 MAX_TRANSPOSED_POSITIONS = 128  # positions of keys and values up to which `_over_queries` turns a matrix on a CPU
 
 PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H]; how many positions of each row are live, i[b]
-KVArrays = tuple[Array, ...]  # keys [L R K H C] and values [L R K C H]; of int8 ones also their scales, f32[L R K C] each
+KVArrays = tuple[
+    Array, ...
+]  # keys [L R K H C] and values [L R K C H]; of int8 ones also their scales, f32[L R K C] each
 
 
-def attend(q: Float[Array, "b t N H"], kv_segments: list[tuple[Array, Array, Bool[Array, "b t c"]]]) -> Float[Array, "b t N H"]:
-    """Softmax attention over the concatenation of `parts`, each (keys [b K c H], values [b K c H], mask [b t c]), without joining them.
+def attend(
+    q: Float[Array, "b t N H"], kv_segments: list[tuple[Array, Array, Bool[Array, "b t c"]]]
+) -> Float[Array, "b t N H"]:
+    """Softmax attention over the concatenation of `parts`, each (keys [b K c H], values [b K c H], mask [b t c]),
+    without joining them.
 
     Scores and softmax in float32.
     """
     b, t, heads, head_dim = q.shape
     K = kv_segments[0][0].shape[1]
     G = heads // K
-    # The queries of a key's heads as rows of one matrix: a product a key/value head, with nothing left to transpose inside it.
+    # The queries of a key's heads as rows of one matrix: a product a key/value head, with nothing left to transpose
+    # inside it.
     q = (q * head_dim**-0.5).reshape(b, t, K, G, head_dim).transpose(0, 2, 3, 1, 4).reshape(b, K, G * t, head_dim)
     scores = [
         jnp.where(
@@ -64,7 +71,9 @@ def _weighted_values(w: Float[Array, "b K q c"], v: Float[Array, "b K c H"]) -> 
 
 
 def query_key_products(q: Float[Array, "b K q H"], k: Float[Array, "b K c H"]) -> Float[Array, "b K q c"]:
-    """Each query's products with keys, in float32. The gradient is written out where all is float32, as on a CPU; elsewhere it is JAX's."""
+    """Each query's products with keys, in float32. The gradient is written out where all is float32, as on a CPU;
+    elsewhere it is JAX's.
+    """
     return _float32_query_key_products(q, k) if q.dtype == k.dtype == jnp.float32 else _query_key_products(q, k)
 
 
@@ -73,16 +82,26 @@ def weighted_values(w: Float[Array, "b K q c"], v: Float[Array, "b K c H"]) -> F
     return _float32_weighted_values(w, v) if w.dtype == v.dtype == jnp.float32 else _weighted_values(w, v)
 
 
-_float32_query_key_products, _float32_weighted_values = jax.custom_vjp(_query_key_products), jax.custom_vjp(_weighted_values)
-_float32_query_key_products.defvjp(lambda q, k: (_query_key_products(q, k), (q, k)), lambda saved, d: (_weighted_values(d, saved[1]), _sum_over_queries(d, saved[0])))
-_float32_weighted_values.defvjp(lambda w, v: (_weighted_values(w, v), (w, v)), lambda saved, d: (_query_key_products(d, saved[1]), _sum_over_queries(saved[0], d)))
+_float32_query_key_products, _float32_weighted_values = (
+    jax.custom_vjp(_query_key_products),
+    jax.custom_vjp(_weighted_values),
+)
+_float32_query_key_products.defvjp(
+    lambda q, k: (_query_key_products(q, k), (q, k)),
+    lambda saved, d: (_weighted_values(d, saved[1]), _sum_over_queries(d, saved[0])),
+)
+_float32_weighted_values.defvjp(
+    lambda w, v: (_weighted_values(w, v), (w, v)),
+    lambda saved, d: (_query_key_products(d, saved[1]), _sum_over_queries(saved[0], d)),
+)
 
 
 def _sum_over_queries(x: Float[Array, "b K q c"], y: Float[Array, "b K q H"]) -> Float[Array, "b K c H"]:
     """The gradient of keys or values: sums over queries, which are neither array's last axis.
 
-    XLA:CPU does many such small products one at a time. With queries last, which a barrier holds it to, they are done together: attention
-    of short sequences with its gradient takes less than half (docs/performance.md). With many positions turning x takes what it saves.
+    XLA:CPU does many such small products one at a time. With queries last, which a barrier holds it to, they are done
+    together: attention of short sequences with its gradient takes less than half (docs/performance.md). With many
+    positions turning x takes what it saves.
     """
 
     def plain(x: Array, y: Array) -> Array:
@@ -91,11 +110,17 @@ def _sum_over_queries(x: Float[Array, "b K q c"], y: Float[Array, "b K q H"]) ->
     def transposed(x: Array, y: Array) -> Array:
         return jnp.einsum("bkcq,bkqh->bkch", lax.optimization_barrier(x.swapaxes(-1, -2)), y)
 
-    return plain(x, y) if x.shape[-1] > MAX_TRANSPOSED_POSITIONS else lax.platform_dependent(x, y, cpu=transposed, default=plain)
+    return (
+        plain(x, y)
+        if x.shape[-1] > MAX_TRANSPOSED_POSITIONS
+        else lax.platform_dependent(x, y, cpu=transposed, default=plain)
+    )
 
 
 def quantize(x: Float[Array, "*b H"]) -> tuple[Int[Array, "*b H"], Float[Array, "*b"]]:
-    """int8 values and one float32 scale a vector: x = values * scale within scale / 2 an element, the largest one hit exactly."""
+    """int8 values and one float32 scale a vector: x = values * scale within scale / 2 an element, the largest one hit
+    exactly.
+    """
     x = x.astype(jnp.float32)
     scale = jnp.abs(x).max(-1) / 127
     return jnp.round(x / jnp.where(scale > 0, scale, 1.0)[..., None]).astype(jnp.int8), scale
@@ -121,11 +146,12 @@ def cache_positions(implementation: str, positions: int) -> int:
 def shard_over_heads(
     function: Callable[..., Any], kv_heads: int, inputs: tuple[int | None, ...], outputs: tuple[int | None, ...]
 ) -> Callable[..., Any]:
-    """`function` on each device's own heads, inside a shard_map that leaves the heads' axis automatic; elsewhere itself.
+    """`function` on each device's own heads, inside a shard_map that leaves the heads' axis automatic; elsewhere
+    itself.
 
-    inputs, outputs: which dimension of each array counts heads, None where none does. Where the axis does not divide the heads of keys
-    and values, every device attends with all of them. Axes of one device are named with the heads, or shard_map would add up gradients over
-    them.
+    inputs, outputs: which dimension of each array counts heads, None where none does. Where the axis does not divide
+    the heads of keys and values, every device attends with all of them. Axes of one device are named with the heads, or
+    shard_map would add up gradients over them.
     """
     mesh = jax.sharding.get_abstract_mesh()
     auto_axes = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
@@ -141,7 +167,11 @@ def shard_over_heads(
 
 
 def self_attention(
-    implementation: str, q: Float[Array, "b t N H"], k: Float[Array, "b K t H"], v: Float[Array, "b K t H"], prefix: PrefixKV | None = None
+    implementation: str,
+    q: Float[Array, "b t N H"],
+    k: Float[Array, "b K t H"],
+    v: Float[Array, "b K t H"],
+    prefix: PrefixKV | None = None,
 ) -> Float[Array, "b t N H"]:
     """Causal attention within each row, and over the live part of its prefix."""
     if prefix is not None and not prefix[0].shape[2]:
@@ -160,7 +190,9 @@ def self_attention(
 def _splash_kernel(implementation: str) -> Callable[..., Array]:
     from isojax.models.kernels.splash import splash_attention  # loads Pallas, which only a TPU's kernels need
 
-    return {"pallas": splash_attention, "interpret": functools.partial(splash_attention, interpret=True)}[implementation]
+    return {"pallas": splash_attention, "interpret": functools.partial(splash_attention, interpret=True)}[
+        implementation
+    ]
 
 
 def attention_at_positions(
@@ -173,8 +205,8 @@ def attention_at_positions(
 def sequence_sharded_attention(
     positions: Int[Array, "b t"], q: Float[Array, "b t N H"], k: Float[Array, "b K c H"], v: Float[Array, "b K c H"]
 ) -> Float[Array, "b t N H"]:
-    """`attention_at`, of keys and values of which each device of `sequence` has a part, in a shard_map over that axis: they are gathered,
-    each device's own heads of them. Queries are those that the device has."""
+    """`attention_at`, of keys and values of which each device of `sequence` has a part, in a shard_map over that axis:
+    they are gathered, each device's own heads of them. Queries are those that the device has."""
 
     def attention(positions: Array, q: Array, k: Array, v: Array) -> tuple[Array]:
         keys, values = (lax.all_gather(x, PROMPT_AXIS, axis=2, tiled=True) for x in (k, v))
@@ -201,7 +233,8 @@ def decode_attention(
     layer: Int[Array, ""],
     positions: Int[Array, " R"],
 ) -> tuple[Float[Array, "R N H"], KVArrays]:
-    """Writes each slot's new key and value at its position (below C) of `layer`, and attends to positions 0 .. positions[r].
+    """Writes each slot's new key and value at its position (below C) of `layer`, and attends to positions 0 ..
+    positions[r].
 
     An int8 cache is written and read as `quantize` has it, with the same sums in every implementation.
     """
@@ -215,11 +248,14 @@ def decode_attention(
             return out, *cache
 
         cache_head_axes = (2,) * len(cache)
-        attention = shard_over_heads(kernel, k.shape[1], (1, None, None, *[1] * len(new_kv), *cache_head_axes), (1, *cache_head_axes))
+        attention = shard_over_heads(
+            kernel, k.shape[1], (1, None, None, *[1] * len(new_kv), *cache_head_axes), (1, *cache_head_axes)
+        )
         out, *updated_cache = attention(q, layer, positions, *new_kv, *cache)
         return out, tuple(updated_cache)
     rows = jnp.arange(q.shape[0])
-    # Written before it is read: XLA then works in place, where reading first made it copy the whole cache in every layer.
+    # Written before it is read: XLA then works in place, where reading first made it copy the whole cache in every
+    # layer.
     keys = cache[0].at[layer, rows, :, :, positions].set(new_kv[0])
     cache = (keys, *(c.at[layer, rows, :, positions].set(x) for c, x in zip(cache[1:], new_kv[1:], strict=True)))
     layer_cache = [lax.dynamic_index_in_dim(c, layer, 0, False) for c in cache]
@@ -233,11 +269,18 @@ def decode_attention(
 
 
 def _attend_int8(q: Array, cache: list[Array], mask: Array) -> Array:
-    """Attention of q [R N H] over one layer's int8 cache: a scale belongs to a position, so it multiplies scores and weights."""
+    """Attention of q [R N H] over one layer's int8 cache: a scale belongs to a position, so it multiplies scores and
+    weights.
+    """
     keys, values, key_scale, value_scale = cache
     R, N, H = q.shape
     q = (q * H**-0.5).reshape(R, keys.shape[1], -1, H)
-    scores = jnp.einsum("rkgh,rkhc->rkgc", q, keys.astype(q.dtype), preferred_element_type=jnp.float32) * key_scale[:, :, None]
+    scores = (
+        jnp.einsum("rkgh,rkhc->rkgc", q, keys.astype(q.dtype), preferred_element_type=jnp.float32)
+        * key_scale[:, :, None]
+    )
     weights = jax.nn.softmax(jnp.where(mask[:, None], scores, MASKED_SCORE), -1) * value_scale[:, :, None]
-    weighted_sum = jnp.einsum("rkgc,rkch->rkgh", weights.astype(q.dtype), values.astype(q.dtype), preferred_element_type=jnp.float32)
+    weighted_sum = jnp.einsum(
+        "rkgc,rkch->rkgh", weights.astype(q.dtype), values.astype(q.dtype), preferred_element_type=jnp.float32
+    )
     return weighted_sum.astype(q.dtype).reshape(R, N, H)

@@ -1,8 +1,11 @@
-"""GGUF files (llama.cpp's) made into ordinary folders: config.json, safetensors, tokenizer. Read through the `gguf` package.
+"""GGUF files (llama.cpp's) made into ordinary folders: config.json, safetensors, tokenizer. Read through the `gguf`
+package.
 
-Quantised weights are dequantised, so that float32 holds exactly what llama.cpp computes with. Three things are stored otherwise than
-in a checkpoint: names; for the architecture llama, the rows of queries and keys (pairs to be rotated lie side by side there, halves
-here); and the tokenizer, of which only the name of its splitting rule is kept, so those rules stand below.
+Quantised weights are dequantised, so that float32 holds exactly what llama.cpp computes with. Three things are stored
+otherwise than
+in a checkpoint: names; for the architecture llama, the rows of queries and keys (pairs to be rotated lie side by side
+there, halves here); and the tokenizer, of which only the name of its splitting rule is kept, so those rules stand
+below.
 """
 
 import json
@@ -13,13 +16,13 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from isojax import registry
-from isojax.config import ModelConfig, RopeScaling
-from isojax.models import hf
-from isojax.models.layout import weight_layouts
+from isojax.core import registry
+from isojax.core.config import ModelConfig, RopeScaling
+from isojax.core.errors import InputError
+from isojax.models.hf import hf_load
+from isojax.models.hf.hf_layout import weight_layouts
 from isojax.models.rope import rope_frequencies
-from isojax.models.tensors import TensorSources, atomic_folder, write_safetensors
-from isojax.types import InputError
+from isojax.models.safetensors_io import TensorSources, atomic_folder, write_safetensors
 
 FAMILIES = ("llama", "qwen2", "qwen3")  # GGUF's architectures; the families here have the same names
 LAYER_PREFIX, ROPE_FREQS = "blk.{layer}.", "rope_freqs.weight"
@@ -49,7 +52,8 @@ def import_gguf(path: Path, folder: Path, dtype: str = "float32") -> None:
     """Make a folder of a GGUF file, one tensor at a time; it appears whole.
 
     Raises:
-        InputError: the `gguf` package is missing, the file is none or holds what the decoder cannot run, or the folder is there.
+        InputError: the `gguf` package is missing, the file is none or holds what the decoder cannot run, or the folder
+        is there.
     """
     with atomic_folder(folder) as temp:
         reader = open_gguf(path)
@@ -59,10 +63,16 @@ def import_gguf(path: Path, folder: Path, dtype: str = "float32") -> None:
         vocab = int(gguf_tensors[GGUF_NAMES["embed"]].data.shape[0])
         tensors = plan_tensors(path, config, vocab, gguf_tensors)
         tokenizer, settings = build_tokenizer(path, read_metadata)
-        token_ids = {f"{name}_token_id": read_metadata(f"tokenizer.ggml.{key}_token_id", None) for name, key in SPECIAL_TOKENS.items() if name != "unk"}
+        token_ids = {
+            f"{name}_token_id": read_metadata(f"tokenizer.ggml.{key}_token_id", None)
+            for name, key in SPECIAL_TOKENS.items()
+            if name != "unk"
+        }
         token_ids = {name: value for name, value in token_ids.items() if value is not None}
-        config_json = hf.make_config_json(config, vocab, read_metadata(f"{config.family}.context_length", hf.DEFAULT_MAX_POSITIONS), dtype)
-        hf.write_config_json(temp, config_json | token_ids)
+        config_json = hf_load.make_config_json(
+            config, vocab, read_metadata(f"{config.family}.context_length", hf_load.DEFAULT_MAX_POSITIONS), dtype
+        )
+        hf_load.write_config_json(temp, config_json | token_ids)
         for name, content in (("generation_config.json", token_ids), ("tokenizer_config.json", settings)):
             (temp / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         tokenizer.save(str(temp / "tokenizer.json"))
@@ -93,14 +103,20 @@ def metadata_reader(path: Path, reader: Any) -> Callable[..., Any]:
         if key in reader.fields:
             return reader.fields[key].contents()
         if default is REQUIRED:
-            raise InputError(f"{path}: has no {key} in its metadata; expected a language model's GGUF file of {', '.join(FAMILIES)}.")
+            raise InputError(
+                f"{path}: has no {key} in its metadata; expected a language model's GGUF file of {', '.join(FAMILIES)}."
+            )
         return default
 
     return read
 
 
-def read_positive(path: Path, read_metadata: Callable[..., Any], key: str, default: Any = REQUIRED, kind: Any = int) -> Any:
-    """A number of the metadata; InputError where it is not above 0, or a list: one for each layer, where layers differ in shape."""
+def read_positive(
+    path: Path, read_metadata: Callable[..., Any], key: str, default: Any = REQUIRED, kind: Any = int
+) -> Any:
+    """A number of the metadata; InputError where it is not above 0, or a list: one for each layer, where layers differ
+    in shape.
+    """
     value = read_metadata(key, default)
     if not isinstance(value, kind) or not value > 0:
         expected = f"a {'whole ' if kind is int else ''}number above 0, the same for every layer"
@@ -117,14 +133,18 @@ def read_model_config(path: Path, read_metadata: Callable[..., Any], gguf_tensor
     heads = read_positive(path, read_metadata, f"{family}.attention.head_count")
     head_dim = read_positive(path, read_metadata, f"{family}.attention.key_length", width // heads)
     if (rotary_dims := read_metadata(f"{family}.rope.dimension_count", head_dim)) != head_dim:
-        raise InputError(f"{path}: rope.dimension_count = {rotary_dims}, head size {head_dim}; expected equal ones (whole heads are turned).")
+        raise InputError(
+            f"{path}: rope.dimension_count = {rotary_dims}, head size {head_dim}; expected equal ones (whole heads are turned)."
+        )
     if (scaling_type := read_metadata(f"{family}.rope.scaling.type", "none")) != "none":
         raise InputError(
             f"{path}: stretched rotary positions ({scaling_type}); expected none, or Llama 3's. Take the model's safetensors folder."
         )
     rope_base = as_decimal(read_positive(path, read_metadata, f"{family}.rope.freq_base", 10_000.0, (int, float)))
     if GGUF_NAMES["embed"] not in gguf_tensors:
-        raise InputError(f"{path}: has no tensor {GGUF_NAMES['embed']}; expected a language model's weights. Copy the file anew.")
+        raise InputError(
+            f"{path}: has no tensor {GGUF_NAMES['embed']}; expected a language model's weights. Copy the file anew."
+        )
     embed, unembed = gguf_tensors[GGUF_NAMES["embed"]], gguf_tensors.get(GGUF_NAMES["unembed"])
     tied = unembed is None or (embed.tensor_type == unembed.tensor_type and np.array_equal(embed.data, unembed.data))
     return ModelConfig(
@@ -135,7 +155,9 @@ def read_model_config(path: Path, read_metadata: Callable[..., Any], gguf_tensor
         kv_heads=read_positive(path, read_metadata, f"{family}.attention.head_count_kv", heads),
         head_dim=head_dim,
         mlp=read_positive(path, read_metadata, f"{family}.feed_forward_length"),
-        norm_eps=as_decimal(read_positive(path, read_metadata, f"{family}.attention.layer_norm_rms_epsilon", kind=(int, float))),
+        norm_eps=as_decimal(
+            read_positive(path, read_metadata, f"{family}.attention.layer_norm_rms_epsilon", kind=(int, float))
+        ),
         rope_base=rope_base,
         rope_scaling=llama3_scaling(path, head_dim, rope_base, gguf_tensors.get(ROPE_FREQS)),
         qkv_bias=family == "qwen2",
@@ -145,7 +167,8 @@ def read_model_config(path: Path, read_metadata: Callable[..., Any], gguf_tensor
 
 
 def llama3_scaling(path: Path, head_dim: int, base: float, tensor: Any | None) -> RopeScaling | None:
-    """Llama 3's stretching, of which the file keeps only by how much each frequency is divided; the rest is as Llama 3.1 and 3.2 have it.
+    """Llama 3's stretching, of which the file keeps only by how much each frequency is divided; the rest is as Llama
+    3.1 and 3.2 have it.
 
     Raises:
         InputError: those numbers are not what that stretching gives.
@@ -176,19 +199,32 @@ def plan_tensors(path: Path, config: ModelConfig, vocab: int, gguf_tensors: dict
     """
     tensors: dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]] = {}
     known_names, problems = {GGUF_NAMES["unembed"]}, []
-    decoder = registry.load("models", config.family, "build").build(config, vocab)
+    decoder = registry.load("models.families", config.family, "build").build(config, vocab)
     for weight in weight_layouts(config, decoder):
         for layer, name in enumerate(weight.tensor_names):
             known_names.add(gguf_name := GGUF_NAMES[weight.key].format(layer=layer))
-            shape = tuple(int(n) for n in reversed(gguf_tensors[gguf_name].shape)) if gguf_name in gguf_tensors else None
+            shape = (
+                tuple(int(n) for n in reversed(gguf_tensors[gguf_name].shape)) if gguf_name in gguf_tensors else None
+            )
             if shape != weight.stored_shape:
-                problems.append(f"{gguf_name} {f'has shape {list(shape)}' if shape else 'is missing'}, expected {list(weight.stored_shape)}")
+                problems.append(
+                    f"{gguf_name} {f'has shape {list(shape)}' if shape else 'is missing'}, expected {list(weight.stored_shape)}"
+                )
                 continue
-            heads = {"blocks.query": config.heads, "blocks.key": config.kv_heads}.get(weight.key) if config.family == "llama" else None
-            tensors[name] = (weight.stored_shape, lambda tensor=gguf_tensors[gguf_name], heads=heads: dequantize_tensor(path, tensor, heads))
+            heads = (
+                {"blocks.query": config.heads, "blocks.key": config.kv_heads}.get(weight.key)
+                if config.family == "llama"
+                else None
+            )
+            tensors[name] = (
+                weight.stored_shape,
+                lambda tensor=gguf_tensors[gguf_name], heads=heads: dequantize_tensor(path, tensor, heads),
+            )
     problems += [f"{name} is unknown" for name in sorted(set(gguf_tensors) - known_names - {ROPE_FREQS})]
     if problems:
-        raise InputError(f"{path}: {len(problems)} tensors are not as a {config.family} has them: {'; '.join(problems[: hf.MAX_LISTED])}.")
+        raise InputError(
+            f"{path}: {len(problems)} tensors are not as a {config.family} has them: {'; '.join(problems[: hf_load.MAX_LISTED])}."
+        )
     return tensors
 
 
@@ -199,7 +235,9 @@ def dequantize_tensor(path: Path, tensor: Any, heads: int | None) -> np.ndarray:
     try:
         dequantized = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
     except NotImplementedError as e:
-        raise InputError(f"{path}: {tensor.name} is stored as {tensor.tensor_type.name}, which gguf cannot dequantise ({e}).") from e
+        raise InputError(
+            f"{path}: {tensor.name} is stored as {tensor.tensor_type.name}, which gguf cannot dequantise ({e})."
+        ) from e
     if heads is None:
         return dequantized
     rows, columns = dequantized.shape
@@ -242,8 +280,12 @@ def build_tokenizer(path: Path, read_metadata: Callable[..., Any]) -> tuple[Toke
     if rule == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     types = list(enumerate(read_metadata("tokenizer.ggml.token_type", [])))
-    tokenizer.add_special_tokens([AddedToken(tokens[i], normalized=False, special=True) for i, t in types if t == CONTROL_TOKEN])
-    tokenizer.add_tokens([AddedToken(tokens[i], normalized=False, special=False) for i, t in types if t == USER_DEFINED_TOKEN])
+    tokenizer.add_special_tokens(
+        [AddedToken(tokens[i], normalized=False, special=True) for i, t in types if t == CONTROL_TOKEN]
+    )
+    tokenizer.add_tokens(
+        [AddedToken(tokens[i], normalized=False, special=False) for i, t in types if t == USER_DEFINED_TOKEN]
+    )
     ids = {name: read_metadata(f"tokenizer.ggml.{key}_token_id", None) for name, key in SPECIAL_TOKENS.items()}
     special_tokens = {f"{name}_token": tokens[i] for name, i in ids.items() if i is not None}
     if read_metadata("tokenizer.ggml.add_bos_token", rule == "llama-bpe") and "bos_token" in special_tokens:

@@ -1,14 +1,14 @@
 """Rotary positions (arXiv:2104.09864), and their stretching for long contexts as Llama 3.1 has it.
 
-Frequencies are numbers, not traced values, rounded to float32 at each step as transformers does: a published model was trained with
-its roundings, and at position 700 a unit in the last place is seen in the logits.
+Frequencies are numbers, not traced values, rounded to float32 at each step as transformers does: a published model was
+trained with its roundings, and at position 700 a unit in the last place is seen in the logits.
 """
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from isojax.config import RopeScaling
+from isojax.core.config import RopeScaling
 
 CosSin = tuple[Float[Array, "*b half"], Float[Array, "*b half"]]  # cosines and sines, by position
 
@@ -16,23 +16,30 @@ CosSin = tuple[Float[Array, "*b half"], Float[Array, "*b half"]]  # cosines and 
 def rope_frequencies(head_dim: int, base: float, scaling: RopeScaling | None) -> Float[np.ndarray, " half"]:
     """Radians a position, one a pair of head dimensions: f32[head_dim / 2].
 
-    Without `scaling`, base^(-2i / head_dim). With it, a wavelength beyond original / low_freq_factor grows by `factor`, one below
-    original / high_freq_factor stays, and between them the frequency goes linearly in original / wavelength from the one to the other.
+    Without `scaling`, base^(-2i / head_dim). With it, a wavelength beyond original / low_freq_factor grows by `factor`,
+    one below original / high_freq_factor stays, and between them the frequency goes linearly in original / wavelength
+    from the one to the other.
     """
     f32 = np.float32
     exponents = np.arange(0, head_dim, 2, dtype=f32) / f32(head_dim)
-    powers = (np.float64(f32(base)) ** exponents).astype(f32)  # in float32 numpy's own power is a unit off here and there
+    powers = (np.float64(f32(base)) ** exponents).astype(
+        f32
+    )  # in float32 numpy's own power is a unit off here and there
     unscaled = f32(1) / powers
     if scaling is None:
         return unscaled
     low, high, factor = (f32(x) for x in (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor))
-    original_turns = f32(scaling.original_max_position_embeddings) / (f32(2 * np.pi) / unscaled)  # whole turns within the original context
+    original_turns = f32(scaling.original_max_position_embeddings) / (
+        f32(2 * np.pi) / unscaled
+    )  # whole turns within the original context
     unscaled_weight = np.clip((original_turns - low) / (high - low), f32(0), f32(1))
     return (1 - unscaled_weight) * unscaled / factor + unscaled_weight * unscaled
 
 
 def rotary_cos_sin(positions: Int[Array, "*b"], rotary_frequencies: Float[np.ndarray, " half"]) -> CosSin:
-    """Cosines and sines of `positions` * `turns`, in float32. Once for all layers: a compiler would work them out anew for each head."""
+    """Cosines and sines of `positions` * `turns`, in float32. Once for all layers: a compiler would work them out anew
+    for each head.
+    """
     angle = positions[..., None].astype(jnp.float32) * rotary_frequencies.reshape((1,) * positions.ndim + (-1,))
     return jnp.cos(angle), jnp.sin(angle)
 

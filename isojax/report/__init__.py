@@ -1,9 +1,10 @@
-"""What a sweep found, for people: the paper's figures and one self-contained, interactive HTML page. No jax, no network.
+"""What a sweep found, for people: the paper's figures and one self-contained, interactive HTML page. No jax, no
+network.
 
     write(folder, fits, runs)  ->  folder/figures/*.png, *.pdf and folder/report.html, each replaced in one step
 
-A fit is fit.json's content as a dict. The same inputs give the same bits: no clocks, no random draws. The page's charts need plotly
-(extra report); without it the page has the figures, and its budget slider still answers.
+A fit is fit.json's content as a dict. The same inputs give the same bits: no clocks, no random draws. The page's charts
+need plotly (extra report); without it the page has the figures, and its budget slider still answers.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isojax.files import write_bytes
-from isojax.report import page
-from isojax.report.canvas import RenderedFigure, render_figure
-from isojax.report.figures import FIGURES
-from isojax.types import InputError, RunRecord
+from isojax.core.atomic_files import write_bytes
+from isojax.core.errors import InputError
+from isojax.core.nouns import RunRecord
+from isojax.report.figures.canvas import RenderedFigure, render_figure
+from isojax.report.figures.catalogue import FIGURES
+from isojax.report.page import html_page
 
 __all__ = ["write"]
 
@@ -26,7 +28,8 @@ def write(folder: Path, fits: Sequence[Mapping[str, Any]], runs: Sequence[RunRec
 
     Args:
         folder: the sweep's folder, runs/NAME. Its config.yaml and cells/*/samples.txt are shown where they exist.
-        fits: what `isojax fit` found (fit.json): the main fit first, then the same runs by other metrics, modes or measures of compute.
+        fits: what `isojax fit` found (fit.json): the main fit first, then the same runs by other metrics, modes or
+        measures of compute.
         runs: the runs they were fitted to.
 
     Raises:
@@ -35,7 +38,9 @@ def write(folder: Path, fits: Sequence[Mapping[str, Any]], runs: Sequence[RunRec
     if not fits:
         raise InputError(f"no fit to report on {folder}; expected at least one. `isojax fit {folder}` makes it.")
     if (folder / "figures").exists() and not (folder / "figures").is_dir():
-        raise InputError(f"{folder / 'figures'} is no folder; expected one for the figures. Give the file another name.")
+        raise InputError(
+            f"{folder / 'figures'} is no folder; expected one for the figures. Give the file another name."
+        )
     images: dict[str, RenderedFigure] = {}
     for name, plot in FIGURES.items():
         figure = plot.draw(fits, runs)
@@ -47,5 +52,5 @@ def write(folder: Path, fits: Sequence[Mapping[str, Any]], runs: Sequence[RunRec
         write_bytes(folder / "figures" / f"{name}.png", images[name].png)
         write_bytes(folder / "figures" / f"{name}.pdf", images[name].pdf)
     path = folder / "report.html"
-    write_bytes(path, page.render(folder, fits, runs, images).encode())
+    write_bytes(path, html_page.render(folder, fits, runs, images).encode())
     return path

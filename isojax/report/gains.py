@@ -1,7 +1,7 @@
 """What training gained, told apart: how much of it is format alone, and what the best constant answer would get.
 
-With a the share of responses that hold an answer and q the share of right ones among these, the reward is a q, and from the base
-policy (0) to the last evaluation (1) it rises by
+With a the share of responses that hold an answer and q the share of right ones among these, the reward is a q, and from
+the base policy (0) to the last evaluation (1) it rises by
 
     a1 q1 - a0 q0  =  (a1 - a0) q0  +  a1 (q1 - q0)
                       format alone     better answers
@@ -19,9 +19,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from isojax.files import write_text
-from isojax.records import default_metric
-from isojax.types import RunRecord
+from isojax.core.atomic_files import write_text
+from isojax.core.nouns import RunRecord
+from isojax.runs.ledger import default_metric
 
 GAINS_FILE = "gains.csv"
 GAINS_HEADER = ("cell", "metric", "base", "last", "gain", "format_alone", "better_answers", "best_constant")
@@ -29,7 +29,9 @@ GAINS_HEADER = ("cell", "metric", "base", "last", "gain", "format_alone", "bette
 
 @dataclass(frozen=True)
 class RewardGain:
-    """One run's gain in validation reward, and its two parts; `constant`: the reward of always giving the commonest answer."""
+    """One run's gain in validation reward, and its two parts; `constant`: the reward of always giving the commonest
+    answer.
+    """
 
     cell: str
     metric: str
@@ -50,12 +52,18 @@ class RewardGain:
 
 
 def reward_gain(run: RunRecord, metric: str, best_constant: float) -> RewardGain | None:
-    """A run's gain; None where its evaluations do not say how many responses held an answer, or the base was not evaluated."""
+    """A run's gain; None where its evaluations do not say how many responses held an answer, or the base was not
+    evaluated.
+    """
     first, last = run.points[0], run.points[-1]
     if first.rollouts or not all(metric in p.metrics and "parsed_fraction" in p.metrics for p in (first, last)):
         return None
     base_reward, base_parsed_fraction = first.metrics[metric], first.metrics["parsed_fraction"]
-    format_alone = (last.metrics["parsed_fraction"] - base_parsed_fraction) * (base_reward / base_parsed_fraction) if base_parsed_fraction else 0.0
+    format_alone = (
+        (last.metrics["parsed_fraction"] - base_parsed_fraction) * (base_reward / base_parsed_fraction)
+        if base_parsed_fraction
+        else 0.0
+    )
     return RewardGain(run.cell.name, metric, base_reward, last.metrics[metric], format_alone, best_constant)
 
 
@@ -63,13 +71,19 @@ def report_gains(console: Console, folder: Path, runs: Sequence[RunRecord]) -> N
     """Print a sweep's gains and write them as gains.csv; nothing where its task has no answers in text."""
     base_info = json.loads((folder / "base" / "about.json").read_text())
     best_constant = base_info.get("best_constant")
-    gains = [g for run in runs if best_constant and (g := reward_gain(run, default_metric(runs), best_constant["reward"])) is not None]
+    gains = [
+        g
+        for run in runs
+        if best_constant and (g := reward_gain(run, default_metric(runs), best_constant["reward"])) is not None
+    ]
     if not gains:
         return
     csv_text = io.StringIO()
     writer = csv.writer(csv_text, lineterminator="\n")
     writer.writerow(GAINS_HEADER)
-    table = Table(title=f"gain in {gains[0].metric}; the best constant answer, {best_constant['answer']!r}, gets {best_constant['reward']:.3f}")
+    table = Table(
+        title=f"gain in {gains[0].metric}; the best constant answer, {best_constant['answer']!r}, gets {best_constant['reward']:.3f}"
+    )
     for head in ("B_p x n, seed", "base", "last", "gain", "format alone", "better answers"):
         table.add_column(head, justify="right")
     for g in gains:

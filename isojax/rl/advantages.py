@@ -1,6 +1,7 @@
 """How much better a rollout did than others: from rewards to advantages, f32 with the shape of the rewards.
 
-Groups may have any size: sums over a group are segment sums over group = rollout // n, with n a traced number. One entry of
+Groups may have any size: sums over a group are segment sums over group = rollout // n, with n a traced number. One
+entry of
 `ADVANTAGES` an estimator; the critic's (gae) is in rl/critic.py.
 """
 
@@ -36,12 +37,20 @@ class RewardedBatch(NamedTuple):
 
     def group_sum(self, x: Array) -> Array:
         """Of each row, the sum of x over the rows of its group."""
-        return jax.ops.segment_sum(jnp.where(self.valid, x, 0).reshape(-1), self.groups.reshape(-1), self.num_groups)[self.groups]
+        return jax.ops.segment_sum(jnp.where(self.valid, x, 0).reshape(-1), self.groups.reshape(-1), self.num_groups)[
+            self.groups
+        ]
 
 
 def group_centered(rewarded: RewardedBatch) -> Float[Array, "*r"]:
-    """reward - mean of its group; exactly 0 in a group whose rewards are all alike, whatever the mean was rounded to."""
-    return jnp.where(rewarded.valid & ~zero_variance(rewarded), rewarded.rewards - rewarded.group_sum(rewarded.rewards) / rewarded.n, 0.0)
+    """reward - mean of its group; exactly 0 in a group whose rewards are all alike, whatever the mean was rounded
+    to.
+    """
+    return jnp.where(
+        rewarded.valid & ~zero_variance(rewarded),
+        rewarded.rewards - rewarded.group_sum(rewarded.rewards) / rewarded.n,
+        0.0,
+    )
 
 
 def zero_variance(rewarded: RewardedBatch) -> Bool[Array, "*r"]:
@@ -55,7 +64,9 @@ def zero_variance(rewarded: RewardedBatch) -> Bool[Array, "*r"]:
 
 
 def group(rewarded: RewardedBatch) -> Float[Array, "*r"]:
-    """(reward - mean) / (std + 1e-6) of the group (DeepSeekMath, arXiv:2402.03300); std is the sample's (n - 1), as in verl and TRL."""
+    """(reward - mean) / (std + 1e-6) of the group (DeepSeekMath, arXiv:2402.03300); std is the sample's (n - 1), as in
+    verl and TRL.
+    """
     advantages = group_centered(rewarded)
     return advantages / (jnp.sqrt(rewarded.group_sum(advantages**2) / jnp.maximum(rewarded.n - 1, 1)) + EPS)
 
@@ -71,24 +82,32 @@ def leave_one_out(rewarded: RewardedBatch) -> Float[Array, "*r"]:
 
 
 def batch(rewarded: RewardedBatch) -> Float[Array, "*r"]:
-    """(reward - mean of the group) / (std, with B - 1, of these over the whole batch + 1e-6) (ScaleRL, arXiv:2510.13786)."""
+    """(reward - mean of the group) / (std, with B - 1, of these over the whole batch + 1e-6) (ScaleRL,
+    arXiv:2510.13786).
+    """
     advantages = group_centered(rewarded)
     return advantages / (jnp.sqrt((advantages**2).sum() / jnp.maximum(rewarded.valid.sum() - 1, 1)) + EPS)
 
 
 def whiten(rewarded: RewardedBatch) -> Float[Array, "*r"]:
-    """(reward - mean) / std over all response tokens of the batch, each with its response's reward (REINFORCE++, arXiv:2501.03262)."""
+    """(reward - mean) / std over all response tokens of the batch, each with its response's reward (REINFORCE++,
+    arXiv:2501.03262).
+    """
     weight = jnp.where(rewarded.valid, rewarded.lengths, 0).astype(jnp.float32)
     advantages = standardize(rewarded.rewards, weight)
     return jnp.where(rewarded.valid, advantages, 0.0)
 
 
 def standardize(x: Float[Array, "*r"], weight: Float[Array, "*r"]) -> Float[Array, "*r"]:
-    """x less its mean over its standard deviation (n - 1, as verl's masked whitening), with each entry counted `weight` times."""
+    """x less its mean over its standard deviation (n - 1, as verl's masked whitening), with each entry counted `weight`
+    times.
+    """
     total_weight = weight.sum()
     deviation = x - (weight * x).sum() / jnp.maximum(total_weight, 1)
     variance = (weight * deviation**2).sum() / jnp.maximum(total_weight - 1, 1)
     return deviation * jax.lax.rsqrt(variance + EPS_WHITEN)
 
 
-ADVANTAGES: dict[str, Callable[[RewardedBatch], Array]] = {f.__name__: f for f in (group, mean, leave_one_out, batch, whiten)}
+ADVANTAGES: dict[str, Callable[[RewardedBatch], Array]] = {
+    f.__name__: f for f in (group, mean, leave_one_out, batch, whiten)
+}

@@ -1,7 +1,7 @@
 """PPO's critic: how much reward each token of a response may still expect, and the advantages that follow.
 
-Its parameters are the base policy's, with a value head in the place of the unembedding; it is trained beside the policy, by an AdamW of
-its own. Values are read before the update, for the whole batch, prompts once a group.
+Its parameters are the base policy's, with a value head in the place of the unembedding; it is trained beside the
+policy, by an AdamW of its own. Values are read before the update, for the whole batch, prompts once a group.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,19 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
-from isojax.models.decoder import Decoder, Params, PrefixCache
-from isojax.models.parts import all_gather_weight
+from isojax.distributed.sharding import ROLLOUT_AXES, manual_specs, partition_spec
+from isojax.models.fsdp import all_gather_weight
+from isojax.models.transformer import Decoder, Params, PrefixCache
 from isojax.rl.advantages import standardize
-from isojax.rl.objective import Coefficients, UpdateInputs, Microbatch, MetricSums, PromptTokens, hidden_states
-from isojax.rl.update import GradientAccumulator, ResponseBatch, build_gradient
-from isojax.sampling.batch import SamplerShapes, ProblemArrays
-from isojax.sharding import ROLLOUT_AXES, manual_specs, partition_spec
+from isojax.rl.gradient import GradientAccumulator, ResponseBatch, build_gradient
+from isojax.rl.objective import Coefficients, MetricSums, Microbatch, PromptTokens, UpdateInputs, hidden_states
+from isojax.sampling.batch import ProblemArrays, SamplerShapes
 
 
 class ValueEstimates(NamedTuple):
-    """Of each response token, f32[S rows T]: its value before the update, and the return that the value should have been."""
+    """Of each response token, f32[S rows T]: its value before the update, and the return that the value should have
+    been.
+    """
 
     values: Array
     returns: Array
@@ -47,7 +49,11 @@ def critic_params(decoder: Decoder, params: Params) -> Params:
 
 def critic_logical_axes(decoder: Decoder) -> Params:
     """The logical axes of a critic's parameters."""
-    return {**{k: v for k, v in decoder.logical_axes().items() if k != "unembed"}, "value": ("embed",), "value_bias": (None,)}
+    return {
+        **{k: v for k, v in decoder.logical_axes().items() if k != "unembed"},
+        "value": ("embed",),
+        "value_bias": (None,),
+    }
 
 
 def critic_param_shapes(decoder: Decoder) -> Params:
@@ -70,7 +76,8 @@ def generalised_advantages(
 ) -> tuple[Float[Array, "*r T"], Float[Array, "*r T"]]:
     """(advantages, returns) of each token; the reward comes with a response's last token, beyond which the value is 0.
 
-    A_t = delta_t + gamma lambda A_(t+1), delta_t = r_t + gamma V_(t+1) - V_t; return = A + V (arXiv:1506.02438, equations 11 to 16).
+    A_t = delta_t + gamma lambda A_(t+1), delta_t = r_t + gamma V_(t+1) - V_t; return = A + V (arXiv:1506.02438,
+    equations 11 to 16).
     """
     has_next = jnp.concatenate([mask[..., 1:], jnp.zeros_like(mask[..., :1])], -1)
     reward = jnp.where(mask & ~has_next, rewards[..., None], 0.0)
@@ -90,26 +97,38 @@ def generalised_advantages(
 def gae_advantages(
     rewards: Float[Array, "*r"], values: Float[Array, "*r T"], mask: Bool[Array, "*r T"], coefficients: Coefficients
 ) -> tuple[Float[Array, "*r T"], ValueEstimates]:
-    """The policy's advantages, standardised over the batch's tokens as PPO's implementations have them, and what the critic learns from."""
-    token_advantages, returns = generalised_advantages(rewards, values, mask, coefficients.gamma, coefficients.gae_lambda)
-    return jnp.where(mask, standardize(token_advantages, mask.astype(jnp.float32)), 0.0), ValueEstimates(values, returns)
+    """The policy's advantages, standardised over the batch's tokens as PPO's implementations have them, and what the
+    critic learns from.
+    """
+    token_advantages, returns = generalised_advantages(
+        rewards, values, mask, coefficients.gamma, coefficients.gae_lambda
+    )
+    return jnp.where(mask, standardize(token_advantages, mask.astype(jnp.float32)), 0.0), ValueEstimates(
+        values, returns
+    )
 
 
 def gae_advantages_around_gaps(
     rewards: Float[Array, "*r"], values: Float[Array, "*r T"], mask: Bool[Array, "*r T"], coefficients: Coefficients
 ) -> tuple[Float[Array, "*r T"], ValueEstimates]:
-    """`advantages` where tokens that were not drawn may lie between those that were: a step leads from one of these to the next."""
+    """`advantages` where tokens that were not drawn may lie between those that were: a step leads from one of these to
+    the next.
+    """
     packed_order = jnp.argsort(~mask, axis=-1, stable=True)
     packed_values, packed_mask = (jnp.take_along_axis(x, packed_order, -1) for x in (values, mask))
     token_advantages, estimates = gae_advantages(rewards, packed_values, packed_mask, coefficients)
     unpacked_order = jnp.argsort(packed_order, axis=-1)
-    token_advantages, returns = (jnp.take_along_axis(x, unpacked_order, -1) for x in (token_advantages, estimates.returns))
+    token_advantages, returns = (
+        jnp.take_along_axis(x, unpacked_order, -1) for x in (token_advantages, estimates.returns)
+    )
     return token_advantages, ValueEstimates(values, returns)
 
 
 @dataclass(frozen=True)
 class CriticObjective:
-    """The clipped squared error of values: the larger of (V - R)^2 / 2 and the same of V kept within `clip` of what it was."""
+    """The clipped squared error of values: the larger of (V - R)^2 / 2 and the same of V kept within `clip` of what it
+    was.
+    """
 
     decoder: Decoder
     needs_base: bool = False
@@ -119,7 +138,9 @@ class CriticObjective:
         """The metrics'."""
         return ["loss", "error", "value", "clip_fraction"]
 
-    def values(self, params: Params, prefix: PrefixCache | PromptTokens, problems: ProblemArrays, microbatch: Microbatch) -> Float[Array, "m T"]:
+    def values(
+        self, params: Params, prefix: PrefixCache | PromptTokens, problems: ProblemArrays, microbatch: Microbatch
+    ) -> Float[Array, "m T"]:
         """Values before each response token, in float32."""
         hidden = hidden_states(self.decoder, params, prefix, problems, microbatch).states
         value_head = all_gather_weight(params["value"], 0, self.decoder.config.width)
@@ -127,7 +148,12 @@ class CriticObjective:
         return values + params["value_bias"][0].astype(jnp.float32)
 
     def __call__(
-        self, params: Params, prefix: PrefixCache | PromptTokens, base_prefix: PrefixCache | PromptTokens | None, inputs: UpdateInputs, microbatch: Microbatch
+        self,
+        params: Params,
+        prefix: PrefixCache | PromptTokens,
+        base_prefix: PrefixCache | PromptTokens | None,
+        inputs: UpdateInputs,
+        microbatch: Microbatch,
     ) -> tuple[Array, MetricSums]:
         """(the weighted sum of the error, the metrics)."""
         targets, clip = microbatch.objective_inputs, inputs.coefficients.critic_clip
@@ -135,11 +161,20 @@ class CriticObjective:
         clipped_values = jnp.clip(values, targets.values - clip, targets.values + clip)
         squared_errors = (values - targets.returns) ** 2, (clipped_values - targets.returns) ** 2
         loss = 0.5 * targets.weight[:, None] * jnp.maximum(*squared_errors)
-        metrics = {"loss": loss, "error": squared_errors[0], "value": values, "clip_fraction": (squared_errors[1] > squared_errors[0]).astype(jnp.float32)}
-        return jnp.where(microbatch.mask, loss, 0.0).sum(), {k: jnp.where(microbatch.mask, v, 0.0).sum() for k, v in metrics.items()}
+        metrics = {
+            "loss": loss,
+            "error": squared_errors[0],
+            "value": values,
+            "clip_fraction": (squared_errors[1] > squared_errors[0]).astype(jnp.float32),
+        }
+        return jnp.where(microbatch.mask, loss, 0.0).sum(), {
+            k: jnp.where(microbatch.mask, v, 0.0).sum() for k, v in metrics.items()
+        }
 
 
-def build_critic(decoder: Decoder, shapes: SamplerShapes, mesh: Mesh) -> tuple[Callable[..., Array], Callable[..., tuple[Params, MetricSums]]]:
+def build_critic(
+    decoder: Decoder, shapes: SamplerShapes, mesh: Mesh
+) -> tuple[Callable[..., Array], Callable[..., tuple[Params, MetricSums]]]:
     """Two functions to be called inside a jit.
 
     values(critic, problems, tokens i32[S rows T], mask bool[S rows T], B_p, n, coefficients) -> f32[S rows T]
@@ -152,7 +187,9 @@ def build_critic(decoder: Decoder, shapes: SamplerShapes, mesh: Mesh) -> tuple[C
 
     def shard_values(inputs: UpdateInputs, responses: ResponseBatch, shard: Array, B_p: Array, n: Array) -> Array:
         responses = jax.tree.map(lambda x: x[0], responses)
-        shard_batch = accumulator.shard_batch(responses._replace(objective_inputs=jnp.arange(shapes.buffer_rows)), shard[0], B_p, n)
+        shard_batch = accumulator.shard_batch(
+            responses._replace(objective_inputs=jnp.arange(shapes.buffer_rows)), shard[0], B_p, n
+        )
         cast_inputs = inputs._replace(params=decoder.cast_params(inputs.params))
         m, g = shapes.microbatch, shapes.prefill_batch
 
@@ -164,8 +201,12 @@ def build_critic(decoder: Decoder, shapes: SamplerShapes, mesh: Mesh) -> tuple[C
 
             def add_microbatch_values(i: Array, values: Array) -> Array:
                 microbatch = accumulator.take_microbatch(shard_batch, low + i * m, low, high, first_group)
-                buffer_row = jnp.where(microbatch.mask.any(-1), microbatch.objective_inputs, shapes.buffer_rows)  # those of another block, or beyond the batch, are dropped
-                return values.at[buffer_row].set(objective.values(cast_inputs.params, prefix, cast_inputs.problems, microbatch), mode="drop")
+                buffer_row = jnp.where(
+                    microbatch.mask.any(-1), microbatch.objective_inputs, shapes.buffer_rows
+                )  # those of another block, or beyond the batch, are dropped
+                return values.at[buffer_row].set(
+                    objective.values(cast_inputs.params, prefix, cast_inputs.problems, microbatch), mode="drop"
+                )
 
             return lax.fori_loop(0, ((highs - lows + m - 1) // m).max(), add_microbatch_values, values)
 
@@ -173,7 +214,12 @@ def build_critic(decoder: Decoder, shapes: SamplerShapes, mesh: Mesh) -> tuple[C
         return lax.fori_loop(0, num_blocks, add_block_values, jnp.zeros((shapes.buffer_rows, T), jnp.float32))[None]
 
     shard_spec, replicated_spec = P(ROLLOUT_AXES), P()
-    input_specs: Any = (manual_specs(critic_param_shapes(decoder), critic_logical_axes(decoder), mesh), replicated_spec, replicated_spec, replicated_spec)
+    input_specs: Any = (
+        manual_specs(critic_param_shapes(decoder), critic_logical_axes(decoder), mesh),
+        replicated_spec,
+        replicated_spec,
+        replicated_spec,
+    )
     sharded_values = shard_map(
         shard_values,
         mesh=mesh,
@@ -184,9 +230,17 @@ def build_critic(decoder: Decoder, shapes: SamplerShapes, mesh: Mesh) -> tuple[C
     )
 
     def values(
-        params: Params, problems: ProblemArrays, tokens: Array, mask: Array, B_p: Array, n: Array, coefficients: Coefficients
+        params: Params,
+        problems: ProblemArrays,
+        tokens: Array,
+        mask: Array,
+        B_p: Array,
+        n: Array,
+        coefficients: Coefficients,
     ) -> Float[Array, "S rows T"]:
         shard = jnp.arange(shapes.shards, dtype=jnp.int32)
-        return sharded_values(UpdateInputs(params, {}, problems, coefficients), ResponseBatch(tokens, mask, ()), shard, B_p, n)
+        return sharded_values(
+            UpdateInputs(params, {}, problems, coefficients), ResponseBatch(tokens, mask, ()), shard, B_p, n
+        )
 
     return values, gradient

@@ -1,7 +1,8 @@
 """What the policy's gradient is of: a recipe's loss and regularisers, of one microbatch.
 
-An objective is called with m responses to prompts that have been read (`Prefix`), or are to be read with them (`Unread`), and returns a
-sum over them, with metrics. Another one, the critic's, is in rl/critic.py; rl/update.py adds up either.
+An objective is called with m responses to prompts that have been read (`Prefix`), or are to be read with them
+(`Unread`), and returns a sum over them, with metrics. Another one, the critic's, is in rl/critic.py; rl/gradient.py
+adds up either.
 """
 
 from dataclasses import dataclass
@@ -12,18 +13,18 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from isojax.config import RLConfig, SamplingConfig
-from isojax.models.decoder import Decoder, Params, PrefixCache
-from isojax.models.parts import resolve_anchors
-from isojax.rl.logprobs import HiddenStates, TokenStats, token_stats, nucleus_token_stats
+from isojax.core.config import RLConfig, SamplingConfig
+from isojax.models.fsdp import resolve_anchors
+from isojax.models.transformer import Decoder, Params, PrefixCache
+from isojax.rl.algorithm import Algorithm, loss_metrics, resolve_algorithm
+from isojax.rl.logprobs import HiddenStates, TokenStats, nucleus_token_stats, token_stats
+from isojax.rl.loss_weights import LossWeights
 from isojax.rl.losses import Clip
-from isojax.rl.recipe import Algorithm, loss_metrics, resolve_algorithm
 from isojax.rl.regularizers import KL_ESTIMATORS
-from isojax.rl.terms import LossWeights
 from isojax.sampling.batch import ProblemArrays
 
 MetricSums = dict[str, Array]
-MAX_PREFIX = "max_"  # opens a metric of which the largest is kept; of the others, sums are
+MAX_SUFFIX = "_max"  # opens a metric of which the largest is kept; of the others, sums are
 
 
 class Coefficients(NamedTuple):
@@ -53,8 +54,8 @@ class UpdateInputs(NamedTuple):
 
 
 class Microbatch(NamedTuple):
-    """A microbatch of responses: tokens i32[m T], mask bool[m T]; `own`, what the objective wants of each, [m ...] or [m T] arrays; `group`
-    i32[m], each response's problem, and `entry` i32[m], its place in the prefix."""
+    """A microbatch of responses: tokens i32[m T], mask bool[m T]; `own`, what the objective wants of each, [m ...] or
+    [m T] arrays; `group` i32[m], each response's problem, and `entry` i32[m], its place in the prefix."""
 
     tokens: Array
     mask: Array
@@ -73,7 +74,8 @@ class PromptTokens(NamedTuple):
 class Objective(Protocol):
     """A sum over the responses of a microbatch, to be differentiated in params, and in the prefix where there is one.
 
-    names: its metrics'; those that open with `max_` are maxima, the others sums over tokens. needs_base: whether `fixed.base` is read.
+    names: its metrics'; those that open with `max_` are maxima, the others sums over tokens. needs_base: whether
+    `fixed.base` is read.
     """
 
     @property
@@ -86,30 +88,52 @@ class Objective(Protocol):
     def needs_base(self) -> bool: ...
 
     def __call__(
-        self, params: Params, prefix: PrefixCache | PromptTokens, base_prefix: PrefixCache | PromptTokens | None, inputs: UpdateInputs, microbatch: Microbatch
+        self,
+        params: Params,
+        prefix: PrefixCache | PromptTokens,
+        base_prefix: PrefixCache | PromptTokens | None,
+        inputs: UpdateInputs,
+        microbatch: Microbatch,
     ) -> tuple[Array, MetricSums]: ...
 
 
-def hidden_states(decoder: Decoder, params: Params, prefix: PrefixCache | PromptTokens, problems: ProblemArrays, microbatch: Microbatch) -> HiddenStates:
-    """Hidden states before each response token: that of the prompt's last token, which a group shares, then those of the response's own."""
+def hidden_states(
+    decoder: Decoder,
+    params: Params,
+    prefix: PrefixCache | PromptTokens,
+    problems: ProblemArrays,
+    microbatch: Microbatch,
+) -> HiddenStates:
+    """Hidden states before each response token: that of the prompt's last token, which a group shares, then those of
+    the response's own.
+    """
     if isinstance(prefix, PromptTokens):
-        prompt_hidden, response_hidden = decoder.forward_prompts_and_responses(params, *prefix, microbatch.tokens[:, :-1], microbatch.prefix_entry)
+        prompt_hidden, response_hidden = decoder.forward_prompts_and_responses(
+            params, *prefix, microbatch.tokens[:, :-1], microbatch.prefix_entry
+        )
         return HiddenStates(params, prompt_hidden, microbatch.prefix_entry, response_hidden)
     prompt_hidden, start_position = resolve_anchors(prefix.last_hidden), problems.lengths[microbatch.group]
     if microbatch.tokens.shape[1] == 1:
-        return HiddenStates(params, prompt_hidden, microbatch.prefix_entry, jnp.zeros((len(microbatch.tokens), 0, prompt_hidden.shape[-1]), prompt_hidden.dtype))
-    response_hidden = decoder.forward(params, microbatch.tokens[:, :-1], start_position, (prefix.keys, prefix.values), microbatch.prefix_entry)
+        return HiddenStates(
+            params,
+            prompt_hidden,
+            microbatch.prefix_entry,
+            jnp.zeros((len(microbatch.tokens), 0, prompt_hidden.shape[-1]), prompt_hidden.dtype),
+        )
+    response_hidden = decoder.forward(
+        params, microbatch.tokens[:, :-1], start_position, (prefix.keys, prefix.values), microbatch.prefix_entry
+    )
     return HiddenStates(params, prompt_hidden, microbatch.prefix_entry, response_hidden)
 
 
 def merge_metrics(sums: MetricSums, other: MetricSums) -> MetricSums:
     """Metrics of two parts, together."""
-    return {k: jnp.maximum(sums[k], other[k]) if k.startswith(MAX_PREFIX) else sums[k] + other[k] for k in sums}
+    return {k: jnp.maximum(sums[k], other[k]) if k.endswith(MAX_SUFFIX) else sums[k] + other[k] for k in sums}
 
 
 class PolicyInputs(NamedTuple):
-    """What the policy's objective wants of each response: the sampler's log-probabilities f32[m T], the mass of each token's nucleus
-    f32[m T] (or [m 1]), and its terms."""
+    """What the policy's objective wants of each response: the sampler's log-probabilities f32[m T], the mass of each
+    token's nucleus f32[m T] (or [m 1]), and its terms."""
 
     sampler_logps: Array
     nucleus_mass: Array
@@ -139,23 +163,52 @@ class PolicyObjective:
     def metric_names(self) -> list[str]:
         """The metrics'."""
         kl, tis = ["kl"] if self.needs_base else [], ["tis_weight", "tis_capped"] if self.rl.tis != "none" else []
-        return ["loss", "entropy", "sampler_logp_gap", "sampler_logp_gap_max", *kl, *tis, *loss_metrics(self.algorithm.loss, self.rl.loss)]
+        return [
+            "loss",
+            "entropy",
+            "sampler_logp_gap",
+            "sampler_logp_gap_max",
+            *kl,
+            *tis,
+            *loss_metrics(self.algorithm.loss, self.rl.loss),
+        ]
 
-    def token_stats(self, policy_hidden: HiddenStates, base_hidden: HiddenStates | None, microbatch: Microbatch) -> tuple[TokenStats, Array | None]:
+    def token_stats(
+        self, policy_hidden: HiddenStates, base_hidden: HiddenStates | None, microbatch: Microbatch
+    ) -> tuple[TokenStats, Array | None]:
         """What the policy, and of its tokens what the base, says of each response token."""
         temperature, use_entropy = self.sampling.temperature, self.rl.entropy > 0
         if self.sampling.top_p < 1:
-            return nucleus_token_stats(self.decoder, policy_hidden, base_hidden, microbatch.tokens, microbatch.objective_inputs.kept, temperature, use_entropy)
-        policy_stats = token_stats(self.decoder, policy_hidden, microbatch.tokens, temperature, use_entropy, self.vocab_split)
-        return policy_stats, None if base_hidden is None else token_stats(self.decoder, base_hidden, microbatch.tokens, temperature, False, self.vocab_split).logps
+            return nucleus_token_stats(
+                self.decoder,
+                policy_hidden,
+                base_hidden,
+                microbatch.tokens,
+                microbatch.objective_inputs.kept,
+                temperature,
+                use_entropy,
+            )
+        policy_stats = token_stats(
+            self.decoder, policy_hidden, microbatch.tokens, temperature, use_entropy, self.vocab_split
+        )
+        return policy_stats, None if base_hidden is None else token_stats(
+            self.decoder, base_hidden, microbatch.tokens, temperature, False, self.vocab_split
+        ).logps
 
     def __call__(
-        self, params: Params, prefix: PrefixCache | PromptTokens, base_prefix: PrefixCache | PromptTokens | None, inputs: UpdateInputs, microbatch: Microbatch
+        self,
+        params: Params,
+        prefix: PrefixCache | PromptTokens,
+        base_prefix: PrefixCache | PromptTokens | None,
+        inputs: UpdateInputs,
+        microbatch: Microbatch,
     ) -> tuple[Array, MetricSums]:
         """(the sum over the responses of their weighted terms, the metrics)."""
         sampled, coefficients, mask = microbatch.objective_inputs, inputs.coefficients, microbatch.mask
         policy_hidden, base_hidden = (
-            hidden_states(self.decoder, p, prompt_prefix, inputs.problems, microbatch) if prompt_prefix is not None else None
+            hidden_states(self.decoder, p, prompt_prefix, inputs.problems, microbatch)
+            if prompt_prefix is not None
+            else None
             for p, prompt_prefix in ((params, prefix), (inputs.base_params, base_prefix))
         )
         assert policy_hidden is not None
@@ -163,7 +216,11 @@ class PolicyObjective:
         token_loss, metrics = self.policy_loss(policy_stats.logps, microbatch, coefficients)
         token_loss = sampled.terms.policy[:, None] * token_loss
         sampler_logp_gap = jnp.abs(jnp.where(mask, lax.stop_gradient(policy_stats.logps) - sampled.logps, 0.0))
-        metrics |= {"entropy": policy_stats.entropy, "sampler_logp_gap": sampler_logp_gap, "sampler_logp_gap_max": sampler_logp_gap}
+        metrics |= {
+            "entropy": policy_stats.entropy,
+            "sampler_logp_gap": sampler_logp_gap,
+            "sampler_logp_gap_max": sampler_logp_gap,
+        }
         if self.rl.entropy > 0:
             token_loss = token_loss - coefficients.entropy * sampled.terms.entropy[:, None] * policy_stats.entropy
         if base_logps is not None:
@@ -172,14 +229,17 @@ class PolicyObjective:
             token_loss = token_loss + coefficients.kl * sampled.terms.kl[:, None] * metrics["kl"]
         metrics["loss"] = token_loss
         return jnp.where(mask, token_loss, 0.0).sum(), {
-            k: (jnp.max if k.startswith(MAX_PREFIX) else jnp.sum)(jnp.where(mask, v, 0.0)) for k, v in metrics.items()
+            k: (jnp.max if k.endswith(MAX_SUFFIX) else jnp.sum)(jnp.where(mask, v, 0.0)) for k, v in metrics.items()
         }
 
-    def policy_loss(self, logps: Float[Array, "m T"], microbatch: Microbatch, coefficients: Coefficients) -> tuple[Float[Array, "m T"], MetricSums]:
+    def policy_loss(
+        self, logps: Float[Array, "m T"], microbatch: Microbatch, coefficients: Coefficients
+    ) -> tuple[Float[Array, "m T"], MetricSums]:
         """The policy term of each token, with its metrics.
 
-        With truncated importance sampling (TIS) the ratio is taken against the trainer's own log-probabilities, which with one update a
-        batch are those of now, and what parts these from the sampler's is a weight without gradient, of a token or of the response.
+        With truncated importance sampling (TIS) the ratio is taken against the trainer's own log-probabilities, which
+        with one update a batch are those of now, and what parts these from the sampler's is a weight without gradient,
+        of a token or of the response.
         """
         sampled, mask = microbatch.objective_inputs, microbatch.mask
         advantages = jnp.broadcast_to(sampled.terms.gains.reshape(len(mask), -1), mask.shape)
@@ -192,6 +252,8 @@ class PolicyObjective:
             sampler_logp_gap = jnp.broadcast_to(sampler_logp_gap.sum(-1, keepdims=True), mask.shape)
         importance_ratio = jnp.exp(sampler_logp_gap)
         capped = importance_ratio > coefficients.tis_cap
-        tis_weight = jnp.where(capped, coefficients.tis_cap if self.rl.tis_mode == "truncate" else 0.0, importance_ratio)
+        tis_weight = jnp.where(
+            capped, coefficients.tis_cap if self.rl.tis_mode == "truncate" else 0.0, importance_ratio
+        )
         token_loss, metrics = loss_fn(logps, old_logps, advantages, mask, clip)
         return tis_weight * token_loss, metrics | {"tis_weight": tis_weight, "tis_capped": capped.astype(jnp.float32)}

@@ -9,7 +9,9 @@ Logps = Float[Array, "m T"]
 
 
 def k1(logps: Logps, base_logps: Logps) -> Logps:
-    """policy - base: unbiased as a value, but the mean of its gradient is 0 on the policy's own tokens: it regularises nothing."""
+    """policy - base: unbiased as a value, but the mean of its gradient is 0 on the policy's own tokens: it regularises
+    nothing.
+    """
     return logps - base_logps
 
 
@@ -19,7 +21,9 @@ def k2(logps: Logps, base_logps: Logps) -> Logps:
 
 
 def k3(logps: Logps, base_logps: Logps) -> Logps:
-    """exp(d) - 1 - d with d = base - policy: unbiased as a value and never negative; its gradient is that of KL(base || policy)."""
+    """exp(d) - 1 - d with d = base - policy: unbiased as a value and never negative; its gradient is that of KL(base ||
+    policy).
+    """
     d = base_logps - logps
     return jnp.exp(d) - 1 - d
 

@@ -1,7 +1,8 @@
 """A batch of problems and their rollouts: the static shapes that hold it, and where each rollout lies.
 
-Rollouts are numbered r = 0 .. B_p n - 1, group = r // n; shard s owns the contiguous block [s b, (s+1) b), b = ceil(B / S), so a
-group may lie on two shards. Buffers carry padding rows, because a dynamic slice past the end of an array is moved back in silence.
+Rollouts are numbered r = 0 .. B_p n - 1, group = r // n; shard s owns the contiguous block [s b, (s+1) b), b = ceil(B /
+S), so a group may lie on two shards. Buffers carry padding rows, because a dynamic slice past the end of an array is
+moved back in silence.
 """
 
 from typing import NamedTuple
@@ -10,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from isojax.geometry import SamplerShapes as SamplerShapes
-from isojax.geometry import make_sampler_shapes as make_sampler_shapes
+from isojax.core.shapes import SamplerShapes as SamplerShapes
+from isojax.core.shapes import make_sampler_shapes as make_sampler_shapes
 
 
 class ProblemArrays(NamedTuple):
-    """A batch of problems, padded to `problem_rows`: prompts i32[Q P] right-padded, lengths i32[Q], answers i32[Q T], ids i32[Q]."""
+    """A batch of problems, padded to `problem_rows`: prompts i32[Q P] right-padded, lengths i32[Q], answers i32[Q T],
+    ids i32[Q].
+    """
 
     prompts: Array | np.ndarray
     lengths: Array | np.ndarray
@@ -29,7 +32,8 @@ class Rollouts(NamedTuple):
     Attributes:
         tokens: i32[S rows T].
         logps: f32[S rows T], their log-probabilities at the sampling temperature and top-p.
-        mask: bool[S rows T], which tokens the policy drew: those of the loss. An interruption's are there and not among them.
+        mask: bool[S rows T], which tokens the policy drew: those of the loss. An interruption's are there and not among
+        them.
         kept: f32[S rows T], the probability mass of each token's nucleus; [S rows 1], all ones, where top_p is 1.
         ended: bool[S rows], whether a stop ended the response (else it was cut at T).
         lengths: i32[S rows], how many tokens are there.
@@ -70,11 +74,17 @@ def make_shard_slice(shard: Int[Array, ""], shards: int, B_p: Int[Array, ""], n:
     rollout_count = jnp.clip(B - first_rollout, 0, rollouts_per_shard)
     first_group = jnp.minimum(first_rollout // n, B_p)
     last_group = (first_rollout + jnp.maximum(rollout_count, 1) - 1) // n
-    return ShardSlice(first_rollout, rollout_count, first_group, jnp.where(rollout_count > 0, last_group - first_group + 1, 0))
+    return ShardSlice(
+        first_rollout, rollout_count, first_group, jnp.where(rollout_count > 0, last_group - first_group + 1, 0)
+    )
 
 
-def buffer_row_groups(shapes: SamplerShapes, B_p: Int[Array, ""], n: Int[Array, ""]) -> tuple[Int[Array, "S rows"], Bool[Array, "S rows"]]:
-    """For every row of the rollout buffers: the group it belongs to (0 where none does) and whether it holds a rollout."""
+def buffer_row_groups(
+    shapes: SamplerShapes, B_p: Int[Array, ""], n: Int[Array, ""]
+) -> tuple[Int[Array, "S rows"], Bool[Array, "S rows"]]:
+    """For every row of the rollout buffers: the group it belongs to (0 where none does) and whether it holds a
+    rollout.
+    """
     shard_slice = make_shard_slice(jnp.arange(shapes.shards), shapes.shards, B_p, n)
     row = jnp.arange(shapes.buffer_rows)[None]
     valid = row < shard_slice.rollout_count[:, None]
@@ -87,7 +97,9 @@ def row_index(B: int, shards: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rollout_index(rows: np.ndarray, B: int, shard_ids: np.ndarray, shards: int) -> np.ndarray:
-    """The inverse of `places`: rows i32[k R] of the buffers of the shards i[k], of so many, as rollouts of a batch of B."""
+    """The inverse of `places`: rows i32[k R] of the buffers of the shards i[k], of so many, as rollouts of a batch of
+    B.
+    """
     return shard_ids[:, None] * max(1, -(-B // shards)) + rows
 
 

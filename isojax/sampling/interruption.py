@@ -1,27 +1,38 @@
-"""Forced length interruption (ScaleRL, arXiv:2510.13786): a response that goes on for too long is told to come to its answer.
+"""Forced length interruption (ScaleRL, arXiv:2510.13786): a response that goes on for too long is told to come to its
+answer.
 
-A response that has `after` tokens without the one that ends its thinking gets the tokens of a phrase, and goes on from there. The phrase
-is context, as the prompt is: no token of it was drawn, so none is in the loss. As it always stands in the same place, one flag a response
-says where it is.
+A response that has `after` tokens without the one that ends its thinking gets the tokens of a phrase, and goes on from
+there. The phrase is context, as the prompt is: no token of it was drawn, so none is in the loss. As it always stands in
+the same place, one flag a response says where it is.
 """
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from isojax.tasks.stops import Interruption
+from isojax.tasks.stop_strings import Interruption
 
 
-def in_forced_phrase(interruption: Interruption, t: Int[Array, "*#r"], thinking_ended: Bool[Array, "*#r"]) -> Bool[Array, "*#r"]:
+def in_forced_phrase(
+    interruption: Interruption, t: Int[Array, "*#r"], thinking_ended: Bool[Array, "*#r"]
+) -> Bool[Array, "*#r"]:
     """Whether response token t is one of the phrase's; `closed`: whether the first `after` tokens hold `unless`."""
     return ~thinking_ended & (t >= interruption.after) & (t < interruption.after + len(interruption.tokens))
 
 
 def apply_interruption(
-    interruption: Interruption, t: Int[Array, " R"], thinking_ended: Bool[Array, " R"], token: Int[Array, " R"], logp: Float[Array, " R"]
+    interruption: Interruption,
+    t: Int[Array, " R"],
+    thinking_ended: Bool[Array, " R"],
+    token: Int[Array, " R"],
+    logp: Float[Array, " R"],
 ) -> tuple[Int[Array, " R"], Float[Array, " R"], Bool[Array, " R"]]:
-    """(token t of each response, its log-probability, `closed` with it), of what has been drawn; 0 is the phrase's log-probability."""
+    """(token t of each response, its log-probability, `closed` with it), of what has been drawn; 0 is the phrase's
+    log-probability.
+    """
     in_phrase = in_forced_phrase(interruption, t, thinking_ended)
-    phrase_token = jnp.array(interruption.tokens, jnp.int32)[jnp.clip(t - interruption.after, 0, len(interruption.tokens) - 1)]
+    phrase_token = jnp.array(interruption.tokens, jnp.int32)[
+        jnp.clip(t - interruption.after, 0, len(interruption.tokens) - 1)
+    ]
     if interruption.unless_token is not None:
         thinking_ended = thinking_ended | ((t < interruption.after) & (token == interruption.unless_token))
     return jnp.where(in_phrase, phrase_token, token), jnp.where(in_phrase, 0.0, logp), thinking_ended
@@ -29,4 +40,6 @@ def apply_interruption(
 
 def policy_token_mask(interruption: Interruption, thinking_ended: Bool[Array, "*r"], T: int) -> Bool[Array, "*r T"]:
     """Where in a response of T places no token of the phrase lies."""
-    return ~in_forced_phrase(interruption, jnp.arange(T).reshape(*(1,) * thinking_ended.ndim, T), thinking_ended[..., None])
+    return ~in_forced_phrase(
+        interruption, jnp.arange(T).reshape(*(1,) * thinking_ended.ndim, T), thinking_ended[..., None]
+    )

@@ -1,8 +1,10 @@
-"""From logits to a token: temperature, top-p, then one uniform number a row put through the inverse of the distribution function.
+"""From logits to a token: temperature, top-p, then one uniform number a row put through the inverse of the distribution
+function.
 
-One cumulative sum gives the token, and its log-probability comes for free; no noise the size of the vocabulary is drawn and nothing
-is sorted. The sampler and the trainer mean the same distribution: the sampler hands on the mass that each of its nuclei kept, and the
-trainer rebuilds the nucleus from that mass, so that no rounding near the edge of a nucleus tells the two apart.
+One cumulative sum gives the token, and its log-probability comes for free; no noise the size of the vocabulary is drawn
+and nothing is sorted. The sampler and the trainer mean the same distribution: the sampler hands on the mass that each
+of its nuclei kept, and the trainer rebuilds the nucleus from that mass, so that no rounding near the edge of a nucleus
+tells the two apart.
 """
 
 import math
@@ -13,22 +15,33 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-NEG_INF = -1e30  # the log-probability of what cannot be drawn: finite, so that p log p and its gradient are 0 and not NaN
+NEG_INF = (
+    -1e30
+)  # the log-probability of what cannot be drawn: finite, so that p log p and its gradient are 0 and not NaN
 DRAW_BLOCK_TOKENS = 512  # at most so many tokens of a large vocabulary make a block of the draw
 BISECTIONS = 32  # of float32's own numbers, so that the threshold is exact
-NUCLEUS_MASS_TOLERANCE = 2e-5  # mass by which the trainer's nucleus may fall short of the sampler's: above what rounding moves, below a token worth telling
+# mass by which the trainer's nucleus may fall short of the sampler's: above what rounding moves, below a token worth
+# telling
+NUCLEUS_MASS_TOLERANCE = 2e-5
 
 
 def log_probs(logits: Float[Array, "*b V"], temperature: float) -> Float[Array, "*b V"]:
-    """Log-probabilities at the sampling temperature; the sampler's and the trainer's, so that both mean the same policy."""
+    """Log-probabilities at the sampling temperature; the sampler's and the trainer's, so that both mean the same
+    policy.
+    """
     return jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, -1)
 
 
-def nucleus(logits: Float[Array, "*b V"], log_p: Float[Array, "*b V"], target_mass: ArrayLike) -> tuple[Bool[Array, "*b V"], Float[Array, "*b"]]:
-    """The smallest set of most probable tokens that holds at least `mass` (top-p, arXiv:1904.09751), and the mass it holds.
+def nucleus(
+    logits: Float[Array, "*b V"], log_p: Float[Array, "*b V"], target_mass: ArrayLike
+) -> tuple[Bool[Array, "*b V"], Float[Array, "*b"]]:
+    """The smallest set of most probable tokens that holds at least `mass` (top-p, arXiv:1904.09751), and the mass it
+    holds.
 
-    By bisection of a threshold; tokens that tie with the last one are kept with it. Tokens are ranked by `logits`, as a matrix product left
-    them: a compiler may work `log_p` out anew, and round it anew, in each place where it is used, and the last token would be in here and
+    By bisection of a threshold; tokens that tie with the last one are kept with it. Tokens are ranked by `logits`, as a
+    matrix product left
+    them: a compiler may work `log_p` out anew, and round it anew, in each place where it is used, and the last token
+    would be in here and
     out there. `mass`: f32, a number or [*b].
     """
     p = jnp.exp(log_p)
@@ -55,17 +68,25 @@ def renormalize(log_p: Float[Array, "*b V"], in_nucleus: Bool[Array, "*b V"]) ->
     return jnp.where(in_nucleus, log_p - log_mass, NEG_INF)
 
 
-def sample_token(log_p: Float[Array, "R V"], uniform: Float[Array, " R"]) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
-    """The first token whose cumulative probability exceeds `uniform`, and its log-probability; never a token of probability 0.
+def sample_token(
+    log_p: Float[Array, "R V"], uniform: Float[Array, " R"]
+) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
+    """The first token whose cumulative probability exceeds `uniform`, and its log-probability; never a token of
+    probability 0.
 
-    Over a large vocabulary in two stages: first which block of tokens, by the blocks' sums, then which token of it; a cumulative sum of
-    everything takes ten times as long on a CPU. No slice along V: over a split vocabulary it would be a collective, inside loops whose
-    trip counts differ between shards.
+    Over a large vocabulary in two stages: first which block of tokens, by the blocks' sums, then which token of it; a
+    cumulative sum of everything takes ten times as long on a CPU. No slice along V: over a split vocabulary it would be
+    a collective, inside loops whose trip counts differ between shards.
     """
     num_rows, V = log_p.shape
     p = jnp.exp(log_p)
-    # Blocks that devices can share, up to 8 of them, then wide ones; a vocabulary that does not divide into blocks is drawn from as one.
-    block_size = max((w for w in range(DRAW_BLOCK_TOKENS // 8, DRAW_BLOCK_TOKENS + 1) if V % w == 0), key=lambda w: (math.gcd(V // w, 8), w), default=V)
+    # Blocks that devices can share, up to 8 of them, then wide ones; a vocabulary that does not divide into blocks is
+    # drawn from as one.
+    block_size = max(
+        (w for w in range(DRAW_BLOCK_TOKENS // 8, DRAW_BLOCK_TOKENS + 1) if V % w == 0),
+        key=lambda w: (math.gcd(V // w, 8), w),
+        default=V,
+    )
     if V <= DRAW_BLOCK_TOKENS or block_size == V:
         token = first_index_above(p, uniform * p.sum(-1))
     else:
@@ -81,7 +102,8 @@ def sample_token(log_p: Float[Array, "R V"], uniform: Float[Array, " R"]) -> tup
 def first_index_above(p: Float[Array, "R c"], mass: Float[Array, " R"]) -> Int[Array, " R"]:
     """The first place of each row where the cumulative sum of p exceeds `mass`, and p is not 0.
 
-    The cumulative sum and the sum differ by rounding, so for a mass near the whole none may exceed it: then the last possible one.
+    The cumulative sum and the sum differ by rounding, so for a mass near the whole none may exceed it: then the last
+    possible one.
     """
     index = jnp.arange(p.shape[-1], dtype=jnp.int32)[None]
     last = jnp.where(p > 0, index, 0).max(-1, keepdims=True)
@@ -90,7 +112,9 @@ def first_index_above(p: Float[Array, "R c"], mass: Float[Array, " R"]) -> Int[A
 
 
 def rollout_keys(keys: PRNGKeyArray, problem_id: Int[Array, " R"], rollout_id: Int[Array, " R"]) -> PRNGKeyArray:
-    """One key a rollout, from its update's key (one for all, or each its own), problem and number in the group, never from its slot."""
+    """One key a rollout, from its update's key (one for all, or each its own), problem and number in the group, never
+    from its slot.
+    """
     keys = jnp.broadcast_to(keys, problem_id.shape)
     return jax.vmap(lambda k, p, r: jax.random.fold_in(jax.random.fold_in(k, p), r))(keys, problem_id, rollout_id)
 

@@ -1,10 +1,12 @@
-"""Where a sweep's next rollouts tell most about n*(C): the policy behind `sweep.strategy: adaptive` (docs/laws.md, Adaptive sweeps).
+"""Where a sweep's next rollouts tell most about n*(C): the policy behind `sweep.strategy: adaptive` (docs/laws.md,
+Adaptive sweeps).
 
-Each (B_p, n) is first trained a little way. Then, round by round, the joint fit (hierarchical.py) draws all curves from their posterior, and
-each draw has a best n of its own at each of LEVELS values of C. The doubt at a C is how far, in steps of the grid of n, the draws' best n
-lie from the one n that is nearest to them all. For each run that could go on, and each further seed, the draws themselves say what it may
-measure; an outcome makes the draws near it likelier, and the doubt that is left is averaged over outcomes. What takes away most doubt a
-rollout comes first (the knowledge gradient: Frazier, Powell and Dayanik, 2009)."""
+Each (B_p, n) is first trained a little way. Then, round by round, the joint fit (hierarchical.py) draws all curves from
+their posterior, and each draw has a best n of its own at each of LEVELS values of C. The doubt at a C is how far, in
+steps of the grid of n, the draws' best n lie from the one n that is nearest to them all. For each run that could go on,
+and each further seed, the draws themselves say what it may measure; an outcome makes the draws near it likelier, and
+the doubt that is left is averaged over outcomes. What takes away most doubt a rollout comes first (the knowledge
+gradient: Frazier, Powell and Dayanik, 2009)."""
 
 from __future__ import annotations
 
@@ -18,16 +20,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isojax.scaling import hierarchical
-from isojax.scaling.estimate import SweepEstimate, EstimationOptions
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell, RunRecord
+from isojax.scaling.curves import hierarchical_mode
+from isojax.scaling.curves.record_breaking import BIN_WIDTH
+from isojax.scaling.estimate import EstimationOptions, SweepEstimate
 from isojax.scaling.fit_inputs import build_tracks
-from isojax.scaling.metrics import FloatArray, group_by_cell
-from isojax.scaling.records_filter import BIN_WIDTH
-from isojax.types import Cell, InputError, RunRecord
+from isojax.scaling.validation_metrics import FloatArray, group_by_cell
 
 BUDGET_SPAN, N_LEVELS = 16, 9  # n*(C) is sought from budget / SPAN to the budget, at so many values of C
 INITIAL_EVALUATIONS = 4  # evaluations at C > 0 that every run has before anything is decided by it
-MIN_EXTENSION = 1.7  # a run that goes on does so at least to this many times its C: fewer rounds, each with more to learn from
+MIN_EXTENSION = (
+    1.7  # a run that goes on does so at least to this many times its C: fewer rounds, each with more to learn from
+)
 MIN_RELATIVE_WORTH = 0.1  # a step that takes away less doubt a rollout than this part of the best step's waits
 MIN_GAIN = 1e-4  # doubt that is worth no rollout, in steps of n
 REPLICATES = 100
@@ -40,7 +45,9 @@ PossibleStep = tuple[Cell, int, int]  # cell, target, the rollouts it takes
 
 @dataclass(frozen=True)
 class SweepStep:
-    """Train `cell` to C = target, which takes `cost` more rollouts, and takes away `gain` of the doubt (steps of n, mean over levels)."""
+    """Train `cell` to C = target, which takes `cost` more rollouts, and takes away `gain` of the doubt (steps of n,
+    mean over levels).
+    """
 
     cell: Cell
     target: int
@@ -55,7 +62,8 @@ class SweepStep:
 
 @dataclass(frozen=True)
 class AdaptivePolicy:
-    """The policy of one sweep: what it asks for follows from the sweep and its records alone, so a killed sweep goes on where it was.
+    """The policy of one sweep: what it asks for follows from the sweep and its records alone, so a killed sweep goes on
+    where it was.
 
     Attributes:
         cells: every (B_p, n, seed) that may be run.
@@ -65,7 +73,8 @@ class AdaptivePolicy:
         width: cells of a round, at most; None: as many as there are (B_p, n).
 
     Raises:
-        InputError: a cell has fewer than FIRST evaluations within the grid, or the first round alone takes more than `rollouts`.
+        InputError: a cell has fewer than FIRST evaluations within the grid, or the first round alone takes more than
+        `rollouts`.
     """
 
     cells: Sequence[Cell]
@@ -81,7 +90,9 @@ class AdaptivePolicy:
                 f"sweep.strategy=adaptive: {largest_cell.name} has {count} evaluations up to C = {self.C_grid[-1]}, expected at least {INITIAL_EVALUATIONS}. Raise "
                 "sweep.budget, lower cell.eval.start or cell.eval.ratio, or take smaller B_p or n."
             )
-        first_round_rollouts = sum(_rollouts_to(seeds[0], self._first_target(seeds[0])) for seeds in self._seeds_by_cell({}).values())
+        first_round_rollouts = sum(
+            _rollouts_to(seeds[0], self._first_target(seeds[0])) for seeds in self._seeds_by_cell({}).values()
+        )
         if first_round_rollouts > self.allowed_rollouts:
             allowed_text = f"{self.allowed_rollouts}{' (half of the grid)' if self.total_rollouts is None else ''}"
             raise InputError(
@@ -90,9 +101,11 @@ class AdaptivePolicy:
             )
 
     def next_round(self, runs: Sequence[RunRecord]) -> list[tuple[Cell, int]]:
-        """What to run next, side by side: cells, longest first, and the C of `grid` that each is to be trained to; [] at the end.
+        """What to run next, side by side: cells, longest first, and the C of `grid` that each is to be trained to; []
+        at the end.
 
-        A run may be part way to a target, and goes on from there. One that failed is not asked for again; what it measured counts.
+        A run may be part way to a target, and goes on from there. One that failed is not asked for again; what it
+        measured counts.
 
         Raises:
             InputError: records that cannot be fitted.
@@ -102,17 +115,28 @@ class AdaptivePolicy:
         rollouts_left = self.allowed_rollouts - sum(C_reached.values())
         targets = self._initial_targets(seeds_by_cell, C_reached, rollouts_left)
         if not targets and (possible_steps := self._possible_steps(seeds_by_cell, C_reached, rollouts_left)):
-            targets = self._choose_round(self._score_steps(runs, possible_steps, C_reached), self._longest_run_steps(possible_steps, C_reached), C_reached, rollouts_left)
+            targets = self._choose_round(
+                self._score_steps(runs, possible_steps, C_reached),
+                self._longest_run_steps(possible_steps, C_reached),
+                C_reached,
+                rollouts_left,
+            )
         return sorted(targets, key=lambda w: (C_reached.get(w[0], 0) - w[1], w[0]))
 
     def summary(self, runs: Sequence[RunRecord]) -> dict[str, Any]:
-        """Rollouts allowed and spent, what the whole grid takes, the part of that which was saved, and how far each (B_p, n) went: the
-        runs begun, their largest C and rollouts in all."""
+        """Rollouts allowed and spent, what the whole grid takes, the part of that which was saved, and how far each
+        (B_p, n) went: the runs begun, their largest C and rollouts in all."""
         spent, rows = sum(r.points[-1].rollouts for r in runs if r.points), []
         for B_p, n in sorted({(c.B_p, c.n) for c in self.cells}):
             C = [r.points[-1].rollouts for r in runs if r.points and (r.cell.B_p, r.cell.n) == (B_p, n)]
             rows.append({"B_p": B_p, "n": n, "runs": sum(c > 0 for c in C), "C": max(C, default=0), "rollouts": sum(C)})
-        return {"allowed": self.allowed_rollouts, "spent": spent, "grid": self.grid_rollouts, "saved": 1 - spent / self.grid_rollouts, "cells": rows}
+        return {
+            "allowed": self.allowed_rollouts,
+            "spent": spent,
+            "grid": self.grid_rollouts,
+            "saved": 1 - spent / self.grid_rollouts,
+            "cells": rows,
+        }
 
     @property
     def grid_rollouts(self) -> int:
@@ -146,8 +170,12 @@ class AdaptivePolicy:
             seeds_by_cell.setdefault((cell.B_p, cell.n), []).append(cell)
         return seeds_by_cell
 
-    def _initial_targets(self, seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]], C_reached: Mapping[Cell, int], rollouts_left: int) -> list[tuple[Cell, int]]:
-        """A run of each (B_p, n) of which none, failed or not, has come to where decisions start; as many as `left` pays for."""
+    def _initial_targets(
+        self, seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]], C_reached: Mapping[Cell, int], rollouts_left: int
+    ) -> list[tuple[Cell, int]]:
+        """A run of each (B_p, n) of which none, failed or not, has come to where decisions start; as many as `left`
+        pays for.
+        """
         started_cells, targets = {(c.B_p, c.n) for c in C_reached if C_reached[c] >= self._first_target(c)}, []
         for cell in [own[0] for key, own in seeds_by_cell.items() if key not in started_cells]:
             if (cost := _rollouts_to(cell, self._first_target(cell)) - C_reached.get(cell, 0)) <= rollouts_left:
@@ -156,42 +184,69 @@ class AdaptivePolicy:
         return targets
 
     def _fit_posterior(self, runs: Sequence[RunRecord]) -> SweepEstimate:
-        """Draws of all curves. Equal n are not pooled: early on no data tell them apart, which is doubt, not an answer."""
+        """Draws of all curves. Equal n are not pooled: early on no data tell them apart, which is doubt, not an
+        answer.
+        """
         usable_runs = [r for r in runs if r.points and r.points[-1].rollouts >= self._first_target(r.cell)]
         options = EstimationOptions(BIN_WIDTH, REPLICATES, 0, None, allow_pooling=False)
-        return hierarchical.estimate(group_by_cell(build_tracks(usable_runs, self.metric, "rollouts")), self.metric, options)
+        return hierarchical_mode.estimate(
+            group_by_cell(build_tracks(usable_runs, self.metric, "rollouts")), self.metric, options
+        )
 
-    def _possible_steps(self, seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]], C_reached: Mapping[Cell, int], rollouts_left: int) -> list[PossibleStep]:
+    def _possible_steps(
+        self, seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]], C_reached: Mapping[Cell, int], rollouts_left: int
+    ) -> list[PossibleStep]:
         """What `left` rollouts could pay for: each begun run, and the next seed of each (B_p, n), to each level."""
         possible_steps = []
         for cell_seeds in seeds_by_cell.values():
             started_count = sum(C_reached.get(cell, 0) > 0 for cell in cell_seeds)
             for cell, target in product(cell_seeds[: started_count + 1], self.C_levels):
                 C_now = C_reached.get(cell, 0)
-                far_enough = target >= max(MIN_EXTENSION * C_now, self._first_target(cell)) or target == self.C_levels[-1]
+                far_enough = (
+                    target >= max(MIN_EXTENSION * C_now, self._first_target(cell)) or target == self.C_levels[-1]
+                )
                 cost = _rollouts_to(cell, target) - C_now
                 if far_enough and 0 < cost <= rollouts_left:
                     possible_steps.append((cell, target, cost))
         return possible_steps
 
-    def _score_steps(self, runs: Sequence[RunRecord], possible_steps: Sequence[PossibleStep], C_reached: Mapping[Cell, int]) -> list[SweepStep]:
+    def _score_steps(
+        self, runs: Sequence[RunRecord], possible_steps: Sequence[PossibleStep], C_reached: Mapping[Cell, int]
+    ) -> list[SweepStep]:
         """What each possible step would take away of the doubt."""
         estimate = self._fit_posterior(runs)
         if estimate.draws is None or estimate.interval_info is None or estimate.noise_sd is None:
-            raise InputError(f"the runs give no curve ({estimate.unfitted_cells}); expected {INITIAL_EVALUATIONS} evaluations of each. Look at their ledgers.")
-        draws = replace(estimate.draws, shift=np.zeros_like(estimate.draws.shift))  # all runs are evaluated on the same problems
+            raise InputError(
+                f"the runs give no curve ({estimate.unfitted_cells}); expected {INITIAL_EVALUATIONS} evaluations of each. Look at their ledgers."
+            )
+        draws = replace(
+            estimate.draws, shift=np.zeros_like(estimate.draws.shift)
+        )  # all runs are evaluated on the same problems
         reward_draws = draws.rewards(self.C_levels)
-        uncertainty = NStarUncertainty(reward_draws, np.array([n for _, n in draws.keys]), math.hypot(estimate.interval_info["run_sd"], estimate.noise_sd))
+        uncertainty = NStarUncertainty(
+            reward_draws,
+            np.array([n for _, n in draws.keys]),
+            math.hypot(estimate.interval_info["run_sd"], estimate.noise_sd),
+        )
         cell_columns, C_levels = {key: j for j, key in enumerate(draws.keys)}, np.array(self.C_levels)
         steps = []
         for cell, target, cost in possible_steps:
             j, C_now = cell_columns.get((cell.B_p, cell.n)), C_reached.get(cell, 0)
             levels_ahead = C_levels > C_now if C_now else C_levels <= target
             if j is not None and uncertainty.p_best[j, levels_ahead].max() >= MIN_P_BEST:
-                steps.append(SweepStep(cell, target, cost, uncertainty.expected_reduction(reward_draws[:, j, self.C_levels.index(target)])))
+                steps.append(
+                    SweepStep(
+                        cell,
+                        target,
+                        cost,
+                        uncertainty.expected_reduction(reward_draws[:, j, self.C_levels.index(target)]),
+                    )
+                )
         return steps
 
-    def _longest_run_steps(self, possible_steps: Sequence[PossibleStep], C_reached: Mapping[Cell, int]) -> list[PossibleStep]:
+    def _longest_run_steps(
+        self, possible_steps: Sequence[PossibleStep], C_reached: Mapping[Cell, int]
+    ) -> list[PossibleStep]:
         """The next step of the longest run of each (B_p, n), shortest first."""
         longest_runs = {(c.B_p, c.n): c for c in sorted(C_reached, key=lambda c: (C_reached[c], -c.seed))}
         next_steps: dict[Cell, PossibleStep] = {}
@@ -200,15 +255,27 @@ class AdaptivePolicy:
                 next_steps.setdefault(step[0], step)
         return sorted(next_steps.values(), key=lambda step: (step[1], step[0]))
 
-    def _choose_round(self, steps: Sequence[SweepStep], longest_run_steps: Sequence[PossibleStep], C_reached: Mapping[Cell, int], rollouts_left: int) -> list[tuple[Cell, int]]:
-        """What lags too far behind, then the most worthwhile step of each cell, as many as `left` pays for; if none is worth anything,
-        what is furthest behind: the curves may be wrong where nothing was measured."""
+    def _choose_round(
+        self,
+        steps: Sequence[SweepStep],
+        longest_run_steps: Sequence[PossibleStep],
+        C_reached: Mapping[Cell, int],
+        rollouts_left: int,
+    ) -> list[tuple[Cell, int]]:
+        """What lags too far behind, then the most worthwhile step of each cell, as many as `left` pays for; if none is
+        worth anything, what is furthest behind: the curves may be wrong where nothing was measured."""
         max_cells = self.max_cells_per_round or len({(c.B_p, c.n) for c in self.cells})
-        worthwhile_steps = sorted((s for s in steps if s.gain > MIN_GAIN), key=lambda s: (-s.gain_per_rollout, s.cell, s.target))
+        worthwhile_steps = sorted(
+            (s for s in steps if s.gain > MIN_GAIN), key=lambda s: (-s.gain_per_rollout, s.cell, s.target)
+        )
         lagging_steps = [step for step in longest_run_steps if C_reached[step[0]] * MAX_LAG < max(C_reached.values())]
         if not worthwhile_steps and not lagging_steps:
             lagging_steps = [step for step in longest_run_steps if step[1] == longest_run_steps[0][1]]
-        best_steps = [(s.cell, s.target, s.cost) for s in worthwhile_steps if s.gain_per_rollout >= MIN_RELATIVE_WORTH * worthwhile_steps[0].gain_per_rollout]
+        best_steps = [
+            (s.cell, s.target, s.cost)
+            for s in worthwhile_steps
+            if s.gain_per_rollout >= MIN_RELATIVE_WORTH * worthwhile_steps[0].gain_per_rollout
+        ]
         targets: dict[Cell, int] = {}
         for cell, target, cost in (*lagging_steps, *best_steps):
             if len(targets) < max_cells and cell not in targets and cost <= rollouts_left:
@@ -221,14 +288,17 @@ class NStarUncertainty:
     """How little draws of all curves agree on the best n, and how much of that an evaluation would take away.
 
     Args:
-        R: float[Q, J, L], rewards of Q draws of J cells at L levels. n: int[J]. sd: of what one run measures about its curve.
+        R: float[Q, J, L], rewards of Q draws of J cells at L levels. n: int[J]. sd: of what one run measures about its
+        curve.
     """
 
     def __init__(self, reward_draws: FloatArray, n: NDArray[np.int64], measurement_sd: float) -> None:
         distinct_n, n_index = np.unique(n, return_inverse=True)
         n_steps = np.arange(len(distinct_n))
         best_cell = reward_draws.argmax(1)  # [Q, L]
-        self.p_best = (best_cell[:, None] == np.arange(len(n))[:, None]).mean(0)  # [J, L], the share of draws in which each cell is best
+        self.p_best = (best_cell[:, None] == np.arange(len(n))[:, None]).mean(
+            0
+        )  # [J, L], the share of draws in which each cell is best
         self._best_n_one_hot = (n_index[best_cell][..., None] == n_steps).astype(np.float64)  # [Q, L, n]
         self._n_distance = np.abs(n_steps[:, None] - n_steps).astype(np.float64)
         self._measurement_sd = max(measurement_sd, 1e-6)
@@ -248,8 +318,8 @@ class NStarUncertainty:
     def expected_reduction(self, promised_rewards: FloatArray) -> float:
         """The doubt that one run's evaluation would take away on average, where the draws promise float[Q].
 
-        With finitely many draws even what tells nothing seems to tell something: the gain is that over the same promises dealt to
-        other draws.
+        With finitely many draws even what tells nothing seems to tell something: the gain is that over the same
+        promises dealt to other draws.
         """
         z = (promised_rewards[:, None] + self._measurement_noise[:, None] - promised_rewards) / self._measurement_sd
         draw_weights = np.exp(-0.5 * (z**2 - (z**2).min(1, keepdims=True)))

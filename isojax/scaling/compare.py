@@ -1,10 +1,11 @@
-"""Several sweeps beside each other: what the paper asks across settings, such as data size D (IsoCompute Playbook, arXiv:2603.12151,
-Fig. 13), models, difficulty and recipes. From the contents of their fit.json alone.
+"""Several sweeps beside each other: what the paper asks across settings, such as data size D (IsoCompute Playbook,
+arXiv:2603.12151, Fig. 13), models, difficulty and recipes. From the contents of their fit.json alone.
 
-All are compared over the budgets they share. n* at C is the n of the best cell, where a cell competes by its curve up to REACH decades
-beyond its own data, as in the law n*(C); the frontier's reward is the best of the cells measured there. n* "levels off" at the budget
-beyond which it does not change, unless it ends at the largest n measured: then nobody knows, and it counts as later than everything.
-Replicates are taken as independent between sweeps: every one of one against every one of another.
+All are compared over the budgets they share. n* at C is the n of the best cell, where a cell competes by its curve up
+to REACH decades beyond its own data, as in the law n*(C); the frontier's reward is the best of the cells measured
+there. n* "levels off" at the budget beyond which it does not change, unless it ends at the largest n measured: then
+nobody knows, and it counts as later than everything. Replicates are taken as independent between sweeps: every one of
+one against every one of another.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isojax.scaling.compare_words import comparison_notes, comparison_sentences
-from isojax.scaling.draws import CURVE_REACH_DECADES, interval
-from isojax.scaling.ensemble import BoolArray, CurveEnsemble, FloatArray, IntArray
-from isojax.scaling.frontier import MIN_DECADES
-from isojax.types import InputError
+from isojax.core.errors import InputError
+from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray, IntArray
+from isojax.scaling.compare_text import comparison_notes, comparison_sentences
+from isojax.scaling.curves.posterior_samples import CURVE_REACH_DECADES, interval
+from isojax.scaling.frontier.envelope import MIN_DECADES
 
 PER_DECADE = 60
 N_BUDGETS = 5
@@ -44,7 +45,9 @@ class ComparedSweep:
 
 @dataclass(frozen=True)
 class FrontierPath:
-    """n* and the frontier along budgets C, float[G]: by the curves, [G], and of each replicate, [Q, G] (Q = 0 without draws)."""
+    """n* and the frontier along budgets C, float[G]: by the curves, [G], and of each replicate, [Q, G] (Q = 0 without
+    draws).
+    """
 
     C: FloatArray
     n: IntArray
@@ -60,12 +63,14 @@ def compare_sweeps(fits: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> 
         fits: contents of fit.json, at least two, of one metric, compute and mode. labels: a name for each.
 
     Returns:
-        metric, compute, mode; C_low, C_high (what all cover); runs, for each its label, base_reward, n, B_p, no_effect, law, overfitting,
-        peaks, `at` (n* and frontier reward with intervals at a few budgets), `curve` (the same at many), saturation, `top` (the frontier at
-        C_high), and against the first (None for itself) difference and earlier; says and notes, in words. Absent numbers are None.
+        metric, compute, mode; C_low, C_high (what all cover); runs, for each its label, base_reward, n, B_p, no_effect,
+        law, overfitting, peaks, `at` (n* and frontier reward with intervals at a few budgets), `curve` (the same at
+        many), saturation, `top` (the frontier at C_high), and against the first (None for itself) difference and
+        earlier; says and notes, in words. Absent numbers are None.
 
     Raises:
-        InputError: fewer than two, labels that do not fit or are alike, fits of different metric, compute or mode, no budget in common, or
+        InputError: fewer than two, labels that do not fit or are alike, fits of different metric, compute or mode, no
+        budget in common, or
             fits that cannot be used.
     """
     _check_comparable(fits, labels)
@@ -85,7 +90,9 @@ def _check_comparable(fits: Sequence[Mapping[str, Any]], labels: Sequence[str]) 
     if len(fits) < 2:
         raise InputError(f"{len(fits)} fit to compare; expected at least two. Name another sweep's folder or fit.json.")
     if len(labels) != len(fits):
-        raise InputError(f"{len(labels)} labels ({', '.join(labels)}) for {len(fits)} runs; expected one each. Separate them by commas.")
+        raise InputError(
+            f"{len(labels)} labels ({', '.join(labels)}) for {len(fits)} runs; expected one each. Separate them by commas."
+        )
     duplicate_labels = sorted({label for label in labels if labels.count(label) > 1})
     if duplicate_labels:
         raise InputError(f"two runs are called {duplicate_labels[0]!r}; expected a name for each. Give --labels.")
@@ -94,7 +101,9 @@ def _check_comparable(fits: Sequence[Mapping[str, Any]], labels: Sequence[str]) 
         for fit, label in zip(fits, labels, strict=True):
             if fit.get(key) != first:
                 problem = f"{labels[0]} was fitted with {key} {first!r}, {label} with {fit.get(key)!r}"
-                raise InputError(f"{problem}; expected the same, or their numbers do not compare. Fit both alike (isojax fit --{key} ...).")
+                raise InputError(
+                    f"{problem}; expected the same, or their numbers do not compare. Fit both alike (isojax fit --{key} ...)."
+                )
 
 
 def _load_sweep(label: str, fit: Mapping[str, Any]) -> ComparedSweep:
@@ -113,7 +122,9 @@ def _shared_budgets(sweeps: Sequence[ComparedSweep]) -> FloatArray:
         C = C[np.all([_measured_cells(s.ensemble, C, MIN_DECADES).any(-1) for s in sweeps], axis=0)]
         if len(C) > 1:
             return C
-    ranges_text = "; ".join(f"{s.label} {low:.4g} to {high:.4g}" for s, (low, high) in zip(sweeps, C_ranges, strict=True))
+    ranges_text = "; ".join(
+        f"{s.label} {low:.4g} to {high:.4g}" for s, (low, high) in zip(sweeps, C_ranges, strict=True)
+    )
     raise InputError(
         f"no range of budgets C was measured in all runs ({ranges_text}); expected ranges that overlap. Run the shorter ones further."
     )
@@ -126,26 +137,48 @@ def _measured_cells(ensemble: CurveEnsemble, C: FloatArray, slack_decades: float
 
 def _frontier_path(sweep: ComparedSweep, C: FloatArray) -> FrontierPath:
     ensemble = sweep.ensemble
-    measured_near, measured_within_reach = _measured_cells(ensemble, C, MIN_DECADES), _measured_cells(ensemble, C, CURVE_REACH_DECADES)
-    expected, reward_draws = ensemble.expected_rewards(C), ensemble.sampled_rewards(C).transpose(1, 0, 2)  # [G, J], [Q, G, J]
-    n, n_draws = (ensemble.n[np.where(measured_within_reach, values, -np.inf).argmax(-1)] for values in (expected, reward_draws))
-    return FrontierPath(C, n, n_draws, np.where(measured_near, expected, -np.inf).max(-1), np.where(measured_near, reward_draws, -np.inf).max(-1))
+    measured_near, measured_within_reach = (
+        _measured_cells(ensemble, C, MIN_DECADES),
+        _measured_cells(ensemble, C, CURVE_REACH_DECADES),
+    )
+    expected, reward_draws = (
+        ensemble.expected_rewards(C),
+        ensemble.sampled_rewards(C).transpose(1, 0, 2),
+    )  # [G, J], [Q, G, J]
+    n, n_draws = (
+        ensemble.n[np.where(measured_within_reach, values, -np.inf).argmax(-1)] for values in (expected, reward_draws)
+    )
+    return FrontierPath(
+        C,
+        n,
+        n_draws,
+        np.where(measured_near, expected, -np.inf).max(-1),
+        np.where(measured_near, reward_draws, -np.inf).max(-1),
+    )
 
 
 def _sweep_summary(sweep: ComparedSweep, path: FrontierPath) -> dict[str, Any]:
     ensemble, rows = sweep.ensemble, _path_rows(path)
-    budget_indices, band_indices = (np.unique(np.linspace(0, len(path.C) - 1, count).round().astype(int)) for count in (N_BUDGETS, N_BAND_ROWS))
+    budget_indices, band_indices = (
+        np.unique(np.linspace(0, len(path.C) - 1, count).round().astype(int)) for count in (N_BUDGETS, N_BAND_ROWS)
+    )
     overfitting_C: dict[tuple[int, int], list[float]] = {}
     for row in sweep.fit.get("overfitting") or ():
         overfitting_C.setdefault((row["B_p"], row["n"]), []).append(row["C"])
-    peaks = [(int(b), int(n), float(C)) for b, n, C in zip(ensemble.B_p, ensemble.n, ensemble.C_peak, strict=True) if np.isfinite(C)]
+    peaks = [
+        (int(b), int(n), float(C))
+        for b, n, C in zip(ensemble.B_p, ensemble.n, ensemble.C_peak, strict=True)
+        if np.isfinite(C)
+    ]
     return {
         "label": sweep.label,
         "base_reward": sweep.fit.get("base_reward"),
         "n": sorted(set(ensemble.n.tolist())),
         "B_p": sorted(set(ensemble.B_p.tolist())),
         "no_effect": ensemble.no_effect,
-        "law": {key: sweep.fit["n_star"][key] for key in ("form", "L", "k", "log10_C0", "b")} if sweep.fit.get("n_star") else None,
+        "law": {key: sweep.fit["n_star"][key] for key in ("form", "L", "k", "log10_C0", "b")}
+        if sweep.fit.get("n_star")
+        else None,
         "at": [rows[i] for i in budget_indices],
         "curve": [rows[i] for i in band_indices],
         "saturation": None if ensemble.no_effect else _saturation(path, int(ensemble.n.max())),
@@ -175,7 +208,9 @@ def _int_or_none(value: float | None) -> int | None:
 
 
 def saturation_C(n: IntArray, C: FloatArray, n_max: int) -> FloatArray:
-    """Where n*, int[..., G], changes for the last time, float[...]: -inf where it never does, +inf where it ends at the largest n."""
+    """Where n*, int[..., G], changes for the last time, float[...]: -inf where it never does, +inf where it ends at the
+    largest n.
+    """
     changes = n[..., 1:] != n[..., :-1]
     last_change = changes.shape[-1] - 1 - changes[..., ::-1].argmax(-1)
     C_change = np.sqrt(C[last_change] * C[last_change + 1])
@@ -183,12 +218,18 @@ def saturation_C(n: IntArray, C: FloatArray, n_max: int) -> FloatArray:
 
 
 def _saturation(path: FrontierPath, n_max: int) -> dict[str, Any]:
-    """n at the end; where it levels off (C is None if it ends at the largest n, or never changes); in which share of the replicates it
-    ends below the largest n."""
+    """n at the end; where it levels off (C is None if it ends at the largest n, or never changes); in which share of
+    the replicates it ends below the largest n."""
     C, C_draws = float(saturation_C(path.n, path.C, n_max)), saturation_C(path.n_draws, path.C, n_max)
     low, high = _interval(C_draws)
     share_below_largest = float(np.mean(C_draws < np.inf)) if len(C_draws) else None
-    saturation = {"n": int(path.n[-1]), "n_largest": n_max, "C": C if np.isfinite(C) else None, "low": low, "high": high}
+    saturation = {
+        "n": int(path.n[-1]),
+        "n_largest": n_max,
+        "C": C if np.isfinite(C) else None,
+        "low": low,
+        "high": high,
+    }
     return saturation | {"below_largest": share_below_largest}
 
 
@@ -203,12 +244,17 @@ def _reward_difference(first_path: FrontierPath, other_path: FrontierPath) -> di
 
 
 def _saturates_earlier(first_sweep: ComparedSweep, other_sweep: ComparedSweep, C: FloatArray) -> dict[str, Any] | None:
-    """Whether n* levels off earlier in `other` than in the first sweep, over the n that both measured; None where nothing can be said."""
+    """Whether n* levels off earlier in `other` than in the first sweep, over the n that both measured; None where
+    nothing can be said.
+    """
     shared_n = sorted(set(first_sweep.ensemble.n.tolist()) & set(other_sweep.ensemble.n.tolist()))
     if len(shared_n) < 2 or first_sweep.ensemble.no_effect or other_sweep.ensemble.no_effect:
         return None
     first_restricted, other_restricted = (_restrict_to_n(s, shared_n) for s in (first_sweep, other_sweep))
-    C = C[_measured_cells(first_restricted.ensemble, C, CURVE_REACH_DECADES).any(-1) & _measured_cells(other_restricted.ensemble, C, CURVE_REACH_DECADES).any(-1)]
+    C = C[
+        _measured_cells(first_restricted.ensemble, C, CURVE_REACH_DECADES).any(-1)
+        & _measured_cells(other_restricted.ensemble, C, CURVE_REACH_DECADES).any(-1)
+    ]
     if len(C) < 2:
         return None
     paths = [_frontier_path(s, C) for s in (other_restricted, first_restricted)]

@@ -1,4 +1,6 @@
-"""`isojax curve`: one run's curve from two columns of a file, what it says beyond the points it was fitted to, and how far to trust it."""
+"""`isojax curve`: one run's curve from two columns of a file, what it says beyond the points it was fitted to, and how
+far to trust it.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +11,32 @@ from typing import Any
 
 import numpy as np
 
-from isojax.scaling.metrics import FloatArray
-from isojax.scaling.project import VarproSolution
-from isojax.scaling.single import (
+from isojax.core.errors import InputError
+from isojax.runs.tabular import (
+    DataTable,
+    check_unique_rows,
+    filter_rows,
+    float_column,
+    is_blank,
+    read_table,
+    require_column,
+)
+from isojax.scaling.curves.single_run import (
     BAND_POINTS,
     HUBER_THRESHOLD_SD,
     LEVEL,
     MIN_POINTS,
-    SingleRunFit,
     RunPoints,
+    SingleRunFit,
+    bootstrap_replicates,
     curve_band,
     describe_bootstrap,
+    evaluate_solution,
     fit_single_run,
     parameter_intervals,
-    bootstrap_replicates,
-    evaluate_solution,
 )
-from isojax.scaling.tables import DataTable, is_blank, require_column, float_column, read_table, check_unique_rows, filter_rows
-from isojax.types import InputError
+from isojax.scaling.curves.varpro import VarproSolution
+from isojax.scaling.validation_metrics import FloatArray
 
 FEW_POINTS = 10
 END_POINTS = 3  # distinct C whose mean is "at the end"
@@ -45,20 +55,26 @@ class CurveFilePoints:
 
 
 def fit_curve_file(
-    path: Path, x_column: str, y_column: str, below: float | None = None, filters: Sequence[str] = (), group: str | None = None
+    path: Path,
+    x_column: str,
+    y_column: str,
+    below: float | None = None,
+    filters: Sequence[str] = (),
+    group: str | None = None,
 ) -> tuple[dict[str, Any], CurveFilePoints]:
     """Fit a curve to two columns of a file.
 
     Args:
-        path: CSV, TSV or JSON lines. x: column of compute >= 0. y: column of rewards; rows where it is empty are left out.
+        path: CSV, TSV or JSON lines. x: column of compute >= 0. y: column of rewards; rows where it is empty are left
+        out.
         below: fit points with x <= below only, and compare the curve with those beyond.
         filters: "COL=VALUE", rows to keep.
         group: column that tells seeds of one configuration apart; all share one curve.
 
     Returns:
-        R0, A, B, C_mid, intervals {name: [low, high]} (None: open end), bootstrap, points, seeds, rmse, noise {sd, autocorrelation},
-        at_bounds, determined (whether A is), band [{C, reward, low, high}], beyond (errors are curve minus measured; None without `below`)
-        and flags; and what was read.
+        R0, A, B, C_mid, intervals {name: [low, high]} (None: open end), bootstrap, points, seeds, rmse, noise {sd,
+        autocorrelation}, at_bounds, determined (whether A is), band [{C, reward, low, high}], beyond (errors are curve
+        minus measured; None without `below`) and flags; and what was read.
 
     Raises:
         InputError: too few points, none beyond `below`, or whatever `tables` refuses, with file and line.
@@ -92,7 +108,9 @@ def fit_curve_file(
         "noise": {"sd": fit.noise.sd, "autocorrelation": fit.noise.rho},
         "at_bounds": list(fit.at_bounds),
         "determined": A_determined,
-        "band": [dict(zip(band_columns, map(float, row), strict=True)) for row in zip(*band_columns.values(), strict=True)],
+        "band": [
+            dict(zip(band_columns, map(float, row), strict=True)) for row in zip(*band_columns.values(), strict=True)
+        ],
         "beyond": None if below is None else _holdout_errors(fit.solution, bootstrap, points.select(~in_fit)),
         "flags": _flags(fit, fitted_points, interval_by_name, A_determined, file_points, y_column),
     }
@@ -105,24 +123,39 @@ def _read_points(table: DataTable, x_column: str, y_column: str, group: str | No
     require_column(table, y_column)
     rows_with_reward = tuple(row for row in table.rows if not is_blank(row.values.get(y_column)))
     if not rows_with_reward:
-        raise InputError(f"{table.path}: {y_column} is empty in all {len(table.rows)} rows; expected a reward in some. Give another --y.")
+        raise InputError(
+            f"{table.path}: {y_column} is empty in all {len(table.rows)} rows; expected a reward in some. Give another --y."
+        )
     reward_table = DataTable(table.path, table.columns, rows_with_reward, table.header_line)
     C, R = float_column(reward_table, x_column, minimum=0), float_column(reward_table, y_column)
-    seed_labels = ["" if group is None else str(row.values.get(require_column(reward_table, group))) for row in rows_with_reward]
+    seed_labels = [
+        "" if group is None else str(row.values.get(require_column(reward_table, group))) for row in rows_with_reward
+    ]
     try:
         check_unique_rows(reward_table, (x_column,) if group is None else (group, x_column))
     except InputError as e:
-        hint = " Where the file holds several seeds, say which column tells them apart with --group." if group is None else ""
+        hint = (
+            " Where the file holds several seeds, say which column tells them apart with --group."
+            if group is None
+            else ""
+        )
         raise InputError(f"{e}{hint}") from e
     seed_names = tuple(dict.fromkeys(seed_labels))
     run_index = np.array([seed_names.index(label) for label in seed_labels])
     order = np.lexsort((C, run_index))
-    return CurveFilePoints(RunPoints(C[order], R[order], run_index[order]), seed_names, len(table.rows) - len(rows_with_reward))
+    return CurveFilePoints(
+        RunPoints(C[order], R[order], run_index[order]), seed_names, len(table.rows) - len(rows_with_reward)
+    )
 
 
-def _require_enough_points(path: Path, x_column: str, points: RunPoints, fitted_points: RunPoints, below: float | None) -> None:
+def _require_enough_points(
+    path: Path, x_column: str, points: RunPoints, fitted_points: RunPoints, below: float | None
+) -> None:
     """Refuse what four parameters cannot be fitted to, and a hold-out that holds nothing."""
-    distinct_count, positive_count = len(np.unique(fitted_points.C)), len(np.unique(fitted_points.C[fitted_points.C > 0]))
+    distinct_count, positive_count = (
+        len(np.unique(fitted_points.C)),
+        len(np.unique(fitted_points.C[fitted_points.C > 0])),
+    )
     if distinct_count < MIN_POINTS or positive_count < MIN_POINTS - 1:
         condition = "" if below is None else f" with {x_column} <= {below:g}"
         raise InputError(
@@ -130,7 +163,9 @@ def _require_enough_points(path: Path, x_column: str, points: RunPoints, fitted_
             f"parameters. Evaluate more often{'' if below is None else ', or raise --fit-below'}."
         )
     if below is not None and len(fitted_points.C) == len(points.C):
-        raise InputError(f"{path}: no point lies beyond --fit-below {below:g}, the last {x_column} is {points.C.max():g}; expected less than that.")
+        raise InputError(
+            f"{path}: no point lies beyond --fit-below {below:g}, the last {x_column} is {points.C.max():g}; expected less than that."
+        )
 
 
 def _is_A_determined(A_interval: Sequence[float | None], fit: SingleRunFit, fitted_points: RunPoints) -> bool:
@@ -138,7 +173,9 @@ def _is_A_determined(A_interval: Sequence[float | None], fit: SingleRunFit, fitt
     low, high = A_interval
     if low is None or high is None or fit.solution.G[0] == 0:
         return False
-    end_rewards = evaluate_solution(fit.solution, np.array([fitted_points.C[fitted_points.C > 0].min(), fitted_points.C.max()]))[0]
+    end_rewards = evaluate_solution(
+        fit.solution, np.array([fitted_points.C[fitted_points.C > 0].min(), fitted_points.C.max()])
+    )[0]
     return high - low <= MAX_INTERVAL_SHARE * max(float(end_rewards[1]) - fit.parameters["R0"], 0.0)
 
 
@@ -162,12 +199,22 @@ def _holdout_errors(solution: VarproSolution, bootstrap: VarproSolution, holdout
     }
 
 
-def _flags(fit: SingleRunFit, fitted_points: RunPoints, interval_by_name: dict[str, list[float | None]], A_determined: bool, file_points: CurveFilePoints, y_column: str) -> list[str]:
+def _flags(
+    fit: SingleRunFit,
+    fitted_points: RunPoints,
+    interval_by_name: dict[str, list[float | None]],
+    A_determined: bool,
+    file_points: CurveFilePoints,
+    y_column: str,
+) -> list[str]:
     flags, parameters = [], fit.parameters
     if file_points.rows_without_reward:
         flags.append(f"{file_points.rows_without_reward} rows without {y_column} are left out")
     if fit.solution.G[0] == 0:
-        return [*flags, f"the reward does not rise: the best curve is the constant {parameters['R0']:.4g}, and B and C_mid say nothing"]
+        return [
+            *flags,
+            f"the reward does not rise: the best curve is the constant {parameters['R0']:.4g}, and B and C_mid say nothing",
+        ]
     if not A_determined:
         C_end = fitted_points.C.max()
         gain_share = (evaluate_solution(fit.solution, np.array([C_end]))[0, 0] - parameters["R0"]) / fit.solution.G[0]
@@ -187,8 +234,12 @@ def _flags(fit: SingleRunFit, fitted_points: RunPoints, interval_by_name: dict[s
     if fit.axis.reward_range is None:
         flags.append(f"{y_column} is not within [0, 1]: R0 and A have no bounds")
     if fit.noise.rho > RHO_FLAGGED:
-        flags.append(f"residuals are autocorrelated (about {fit.noise.rho:.1f}): the noise is slow, or the run has another form than this")
-    is_outlier = np.abs(fitted_points.R - fit.solution.fitted_rewards[0]) > OUTLIER_SDS * max(fit.residual_clip / HUBER_THRESHOLD_SD, 1e-9)
+        flags.append(
+            f"residuals are autocorrelated (about {fit.noise.rho:.1f}): the noise is slow, or the run has another form than this"
+        )
+    is_outlier = np.abs(fitted_points.R - fit.solution.fitted_rewards[0]) > OUTLIER_SDS * max(
+        fit.residual_clip / HUBER_THRESHOLD_SD, 1e-9
+    )
     if is_outlier.any():
         outlier_C = ", ".join(f"{c:.4g}" for c in fitted_points.C[is_outlier][:5])
         flags.append(

@@ -1,4 +1,6 @@
-"""What every mode of fitting takes and gives. A mode is a function (cells, metric, options) -> Estimate, registered in fit.MODES."""
+"""What every mode of fitting takes and gives. A mode is a function (cells, metric, options) -> Estimate, registered in
+fit.MODES.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from isojax.scaling.curves import FittedCurve
-from isojax.scaling.draws import PosteriorSamples
-from isojax.scaling.metrics import FloatArray
+from isojax.scaling.curves.hill import FittedCurve
+from isojax.scaling.curves.posterior_samples import PosteriorSamples
+from isojax.scaling.validation_metrics import FloatArray
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class SweepEstimate:
 
 @dataclass(frozen=True)
 class EstimationOptions:
-    """What a user may ask of a mode: paper's bin width; replicates (0: no intervals), their seed, a stated run-to-run standard deviation;
+    """What a user may ask of a mode: paper's bin width; replicates (0: no intervals), their seed, a stated run-to-run
+    standard deviation;
     `advance(done, of)` hears of progress; `pool`: one curve for all n where the data cannot tell them apart."""
 
     bin_width: float

@@ -1,9 +1,9 @@
 """Runs in, fit.json out: curves -> frontier -> n*(C), jointly, for each B_p, and for each batch B = B_p n
 (IsoCompute Playbook, arXiv:2603.12151, section 4 and appendix A; joint fit: section 4.3).
 
-Mode "hierarchical" takes all points, gives intervals and says when n makes no difference; mode "paper" is the paper's procedure, biases
-included, and the flags say how large they are. A fork adds a mode by adding an entry to MODES. The dictionary holds no clock and no path:
-the same records and seed give the same bytes, in whatever order they come."""
+Mode "hierarchical" takes all points, gives intervals and says when n makes no difference; mode "paper" is the paper's
+procedure, biases included, and the flags say how large they are. A fork adds a mode by adding an entry to MODES. The
+dictionary holds no clock and no path: the same records and seed give the same bytes, in whatever order they come."""
 
 from __future__ import annotations
 
@@ -11,41 +11,66 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from isojax.scaling import hierarchical, paper
-from isojax.scaling import flags as fit_flags
-from isojax.scaling.by_batch import fixed_batch_summaries
-from isojax.scaling.curves import curve_to_json as curve_json
-from isojax.scaling.diagnostics import diagnostics
-from isojax.scaling.draws import draws_to_json as draws_json
-from isojax.scaling.estimate import SweepEstimate, EstimationOptions
+from isojax.core.errors import InputError
+from isojax.core.nouns import RunRecord
+from isojax.scaling.checks import fit_flags as fit_flags
+from isojax.scaling.checks.diagnostics import diagnostics
+from isojax.scaling.checks.sensitivity import find_overfitting, reward_sensitivity
+from isojax.scaling.checks.stability import assess_stability
+from isojax.scaling.curves import hierarchical_mode, paper_mode
+from isojax.scaling.curves.hill import curve_to_json as curve_json
+from isojax.scaling.curves.posterior_samples import draws_to_json as draws_json
+from isojax.scaling.curves.record_breaking import BIN_WIDTH
+from isojax.scaling.estimate import EstimationOptions, SweepEstimate
 from isojax.scaling.fit_inputs import base_reward, build_tracks
-from isojax.scaling.metrics import RunTrack, group_by_cell
-from isojax.scaling.parts import frontier_summary
-from isojax.scaling.questions import find_overfitting, reward_sensitivity
-from isojax.scaling.records_filter import BIN_WIDTH
-from isojax.scaling.segments import TracksByCell
-from isojax.scaling.stability import assess_stability
-from isojax.types import InputError, RunRecord
+from isojax.scaling.frontier.batch_law import fixed_batch_summaries
+from isojax.scaling.frontier.fit_summary import frontier_summary
+from isojax.scaling.frontier.frontier_evidence import TracksByCell
+from isojax.scaling.validation_metrics import RunTrack, group_by_cell
 
 SCHEMA = 2
 REPLICATES = 500
 # mode -> (the runs of each (B_p, n), metric, options) -> curves and, where the mode has them, their replicates.
-MODES: Mapping[str, Callable[[TracksByCell, str, EstimationOptions], SweepEstimate]] = {"hierarchical": hierarchical.estimate, "paper": paper.estimate}
+MODES: Mapping[str, Callable[[TracksByCell, str, EstimationOptions], SweepEstimate]] = {
+    "hierarchical": hierarchical_mode.estimate,
+    "paper": paper_mode.estimate,
+}
 
 
 def _run_json(run_track: RunTrack) -> dict[str, Any]:
     cell = run_track.run.cell
-    return {"B_p": cell.B_p, "n": cell.n, "seed": cell.seed, "points": len(run_track.C), "C_max": float(run_track.C[-1]), "final": float(run_track.R[-1])}
+    return {
+        "B_p": cell.B_p,
+        "n": cell.n,
+        "seed": cell.seed,
+        "points": len(run_track.C),
+        "C_max": float(run_track.C[-1]),
+        "final": float(run_track.R[-1]),
+    }
 
 
-def _fit_frontiers(estimate: SweepEstimate, cells: TracksByCell, metric: str, is_hierarchical: bool) -> tuple[dict[str, Any], list[str]]:
-    """The joint frontier and law, and those of each B_p; flags of the latter only where there is more than one B_p (else they repeat)."""
-    joint_frontier, flags = frontier_summary(estimate.curves, cells, metric, estimate.draws, is_hierarchical, estimate.no_effect)
+def _fit_frontiers(
+    estimate: SweepEstimate, cells: TracksByCell, metric: str, is_hierarchical: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """The joint frontier and law, and those of each B_p; flags of the latter only where there is more than one B_p
+    (else they repeat).
+    """
+    joint_frontier, flags = frontier_summary(
+        estimate.curves, cells, metric, estimate.draws, is_hierarchical, estimate.no_effect
+    )
     rows, all_B_p = [], sorted({c.B_p for c in estimate.curves})
     for B_p in all_B_p:
         cells_of_B_p = {key: seeds for key, seeds in cells.items() if key[0] == B_p}
         curves_of_B_p = [c for c in estimate.curves if c.B_p == B_p]
-        content, B_p_flags = frontier_summary(curves_of_B_p, cells_of_B_p, metric, estimate.draws, is_hierarchical, estimate.no_effect, f"B_p={B_p} alone: ")
+        content, B_p_flags = frontier_summary(
+            curves_of_B_p,
+            cells_of_B_p,
+            metric,
+            estimate.draws,
+            is_hierarchical,
+            estimate.no_effect,
+            f"B_p={B_p} alone: ",
+        )
         rows.append({"B_p": B_p, **content})
         flags += B_p_flags if len(all_B_p) > 1 else []
     return {**joint_frontier, "by_B_p": rows}, flags
@@ -55,7 +80,9 @@ def _require_a_curve(estimate: SweepEstimate, run_count: int, mode: str) -> None
     if not estimate.curves:
         reasons = "; ".join(f"{B_p}x{n}: {reason}" for B_p, n, reason in estimate.unfitted_cells)
         received = "1 run gives" if run_count == 1 else f"{run_count} runs give"
-        fix = "Evaluate more often or run longer" + (", or use the default mode, which takes every point." if mode == "paper" else ".")
+        fix = "Evaluate more often or run longer" + (
+            ", or use the default mode, which takes every point." if mode == "paper" else "."
+        )
         raise InputError(f"{received} no curve ({reasons}); expected at least one cell with enough points. {fix}")
 
 
@@ -72,7 +99,8 @@ def fit(
         mode: a name in MODES.
         bin_width: of paper mode's record-breaking filter, in units of the metric.
         replicates: draws of all curves behind the intervals of hierarchical mode; 0 for none. seed: of their draws.
-        run_sd: standard deviation of the reward between runs that differ in their seed alone, at the plateau; None: estimated, or .01
+        run_sd: standard deviation of the reward between runs that differ in their seed alone, at the plateau; None:
+        estimated, or .01
             assumed where no cell has two seeds.
         advance: hears (replicates done, of how many).
 
@@ -80,7 +108,8 @@ def fit(
         The content of fit.json (docs/laws.md), plain JSON types. Absent numbers are None.
 
     Raises:
-        InputError: no run, two records of one cell, records of different `cell` settings, a metric that is absent, not finite or outside
+        InputError: no run, two records of one cell, records of different `cell` settings, a metric that is absent, not
+        finite or outside
             [0, 1], compute that is absent or does not rise, an unknown mode, or no cell with enough points for a curve.
     """
     if mode not in MODES:
@@ -93,10 +122,21 @@ def fit(
     _require_a_curve(estimate, len(runs), mode)
     frontiers, frontier_flags = _fit_frontiers(estimate, cells, metric, mode != "paper")
     peaked_cells = {c.key for c in estimate.curves if c.C_peak is not None}
-    stability_verdicts, overfitting_rows = assess_stability(cells, metric, peaked_cells), find_overfitting(run_tracks, estimate.noise_sd)
+    stability_verdicts, overfitting_rows = (
+        assess_stability(cells, metric, peaked_cells),
+        find_overfitting(run_tracks, estimate.noise_sd),
+    )
     diagnostic_summary = diagnostics(estimate, run_tracks)
-    flags = [*fit_flags.effect_flags(estimate), *fit_flags.data_flags(cells), *fit_flags.curve_flags(estimate.curves, estimate.unfitted_cells), *frontier_flags]
-    flags += [*fit_flags.fall_flags(estimate.curves, stability_verdicts, overfitting_rows), *fit_flags.diagnostics_flags(diagnostic_summary, overfitting_rows, len(estimate.curves))]
+    flags = [
+        *fit_flags.effect_flags(estimate),
+        *fit_flags.data_flags(cells),
+        *fit_flags.curve_flags(estimate.curves, estimate.unfitted_cells),
+        *frontier_flags,
+    ]
+    flags += [
+        *fit_flags.fall_flags(estimate.curves, stability_verdicts, overfitting_rows),
+        *fit_flags.diagnostics_flags(diagnostic_summary, overfitting_rows, len(estimate.curves)),
+    ]
     if mode == "paper":
         flags += fit_flags.overshoot_flags(run_tracks, bin_width)
     return {

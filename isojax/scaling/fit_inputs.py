@@ -1,4 +1,6 @@
-"""Runs as axes, once they are known to belong together: one record a cell, one `cell` setting, one set of validation problems."""
+"""Runs as axes, once they are known to belong together: one record a cell, one `cell` setting, one set of validation
+problems.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from isojax.scaling.metrics import COMPUTE_UNITS, RunTrack, parse_metric, make_track
-from isojax.types import InputError, RunRecord
+from isojax.core.errors import InputError
+from isojax.core.nouns import RunRecord
+from isojax.scaling.validation_metrics import COMPUTE_UNITS, RunTrack, make_track, parse_metric
 
 
 def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[RunTrack]:
@@ -21,7 +24,9 @@ def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[R
     first_run = sorted_runs[0]
     for a, b in pairwise(sorted_runs):
         if a.cell == b.cell:
-            raise InputError(f"two records of the cell {a.cell.name}: {a.source} and {b.source}; expected one. Leave one out.")
+            raise InputError(
+                f"two records of the cell {a.cell.name}: {a.source} and {b.source}; expected one. Leave one out."
+            )
         if b.cell_hash != first_run.cell_hash:
             raise InputError(
                 f"{first_run.source} and {b.source} were run with different `cell` settings ({first_run.cell_hash!r} and {b.cell_hash!r}); "
@@ -32,7 +37,9 @@ def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[R
 
 
 def _require_same_problems(runs: Sequence[RunRecord], metric: str) -> None:
-    """Refuse right answers of different numbers of problems, be it of the main set or of the metric's own: they cannot be paired."""
+    """Refuse right answers of different numbers of problems, be it of the main set or of the metric's own: they cannot
+    be paired.
+    """
     parsed = parse_metric(metric)
     for name in dict.fromkeys(("", parsed.problem_set if parsed else "")):
         counts_by_run = [(r, p.extra.get(name, ()) if name else p.counts) for r in runs for p in r.points]
@@ -41,10 +48,14 @@ def _require_same_problems(runs: Sequence[RunRecord], metric: str) -> None:
             (a, first), (b, second), *_ = sorted(source_by_size.items())
             problem_set = f"problems of the set {name!r}" if name else "validation problems"
             received = f"{first} has right answers of {a} {problem_set}, {second} of {b}"
-            raise InputError(f"{received}; expected the same problems at every evaluation. Mend the file or fit them apart.")
+            raise InputError(
+                f"{received}; expected the same problems at every evaluation. Mend the file or fit them apart."
+            )
 
 
 def base_reward(tracks: Sequence[RunTrack]) -> float | None:
-    """The base policy's reward: the mean over all runs of the metric at C = 0 (all start from one policy); None where no run has it."""
+    """The base policy's reward: the mean over all runs of the metric at C = 0 (all start from one policy); None where
+    no run has it.
+    """
     rewards_at_zero = [t.R[0] for t in tracks if t.C[0] == 0]
     return float(np.mean(rewards_at_zero)) if rewards_at_zero else None

@@ -1,7 +1,8 @@
-"""A task in text: problems of a source, written as a prompt of a language model; responses judged by a verifier on the host.
+"""A task in text: problems of a source, written as a prompt of a language model; responses judged by a verifier on the
+host.
 
-Nothing is tokenised twice: a prompt's ids go to the sampler as they are, the policy is trained on the ids that were sampled, and text is
-made of them only to be judged and read.
+Nothing is tokenised twice: a prompt's ids go to the sampler as they are, the policy is trained on the ids that were
+sampled, and text is made of them only to be judged and read.
 """
 
 import threading
@@ -12,13 +13,14 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from isojax.config import InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
-from isojax.tasks.base import EncodedProblems, Grades
-from isojax.tasks.sources import ProblemSource
-from isojax.tasks.stops import Interruption, StopConditions, build_stop_table
+from isojax.core.config import InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.grading.checker import Checker
+from isojax.tasks.problem_sources import ProblemSource
+from isojax.tasks.protocol import EncodedProblems, Grades
+from isojax.tasks.stop_strings import Interruption, StopConditions, build_stop_table
 from isojax.tasks.tokenizer import end_tokens, load_tokenizer, read_json, token_bytes
-from isojax.tasks.verify import Checker
-from isojax.types import InputError, Problem
 
 
 class TextTask:
@@ -39,7 +41,9 @@ class TextTask:
         num_workers: int | None = None,
         sampling: SamplingConfig | None = None,
     ):
-        """`workers`: processes that check responses; None takes one for each core. `sampling`: of it, what interrupts a response."""
+        """`workers`: processes that check responses; None takes one for each core. `sampling`: of it, what interrupts a
+        response.
+        """
         if model.path is None:
             raise InputError(
                 "cell.model.path is not set, and problems in text need a language model; give a folder with its config.json, weights and"
@@ -56,7 +60,9 @@ class TextTask:
         self.stops = StopConditions(end_tokens(self.tokenizer, self.folder), transitions)
         self._check_end_tokens()
         if sampling is not None and sampling.interrupt is not None:
-            self.stops = replace(self.stops, interruption=self._encode_interruption(sampling.interrupt, sampling.response_length))
+            self.stops = replace(
+                self.stops, interruption=self._encode_interruption(sampling.interrupt, sampling.response_length)
+            )
         pad = self.tokenizer.pad_token_id
         self.pad = pad if isinstance(pad, int) else next(iter(self.stops.tokens), 0)
         self._verifier, self._num_workers = verifier, num_workers
@@ -71,11 +77,17 @@ class TextTask:
                 " generation_config.json."
             )
         if not self.stops.tokens and not self._stop_strings:
-            raise InputError(f"{self.folder}: neither its tokenizer nor generation_config.json names an end token; give cell.prompt.stop.")
+            raise InputError(
+                f"{self.folder}: neither its tokenizer nor generation_config.json names an end token; give cell.prompt.stop."
+            )
 
     def _encode_interruption(self, interrupt: InterruptConfig, T: int) -> Interruption:
-        """What `cell.sampling.interrupt` says, as tokens; a text that ends a response, or leaves it no room, is refused."""
-        tokens, *unless_tokens = (self._tokenize([text], special=False)[0] for text in (interrupt.text, interrupt.unless) if text)
+        """What `cell.sampling.interrupt` says, as tokens; a text that ends a response, or leaves it no room, is
+        refused.
+        """
+        tokens, *unless_tokens = (
+            self._tokenize([text], special=False)[0] for text in (interrupt.text, interrupt.unless) if text
+        )
         if unless_tokens and len(unless_tokens[0]) != 1:
             raise InputError(
                 f"cell.sampling.interrupt.unless = {interrupt.unless!r} is {len(unless_tokens[0])} tokens of the tokenizer in {self.folder}, expected"
@@ -96,7 +108,9 @@ class TextTask:
     def _check_prompt(self) -> None:
         prompt = self.prompt
         if "{prompt}" not in prompt.template:
-            raise InputError(f"cell.prompt.template = {prompt.template!r} has no place for the problem; write {{prompt}} where it goes.")
+            raise InputError(
+                f"cell.prompt.template = {prompt.template!r} has no place for the problem; write {{prompt}} where it goes."
+            )
         if prompt.format == "chat":
             if self.tokenizer.chat_template is None:
                 raise InputError(
@@ -106,7 +120,9 @@ class TextTask:
             return
         for name, setting in (("system", prompt.system or None), ("thinking", prompt.thinking)):
             if setting is not None:
-                raise InputError(f"cell.prompt.{name} = {setting!r} is part of a chat; set cell.prompt.format=chat, or remove it.")
+                raise InputError(
+                    f"cell.prompt.{name} = {setting!r} is part of a chat; set cell.prompt.format=chat, or remove it."
+                )
         ids = self._tokenize(["1"])[0]
         if ids[-1] in self.stops.tokens:
             raise InputError(
@@ -119,7 +135,9 @@ class TextTask:
         return self.source.problems(count, rng)
 
     def filter_by_length(self, problems: Sequence[Problem], prompt_length: int) -> list[Problem]:
-        """Those whose prompt has at most `prompt_length` tokens, in their order; the caller counts and reports the rest."""
+        """Those whose prompt has at most `prompt_length` tokens, in their order; the caller counts and reports the
+        rest.
+        """
         return [p for p, ids in zip(problems, self._prompt_tokens(problems), strict=True) if len(ids) <= prompt_length]
 
     def encode(self, problems: Sequence[Problem], prompt_length: int) -> EncodedProblems:
@@ -138,11 +156,15 @@ class TextTask:
                 )
             row[: len(ids)] = ids
         lengths = np.array([len(ids) for ids in prompt_tokens], np.int32)
-        return EncodedProblems(prompts, lengths, np.zeros((len(problems), 0), np.int32), np.array([p.id for p in problems], np.int32))
+        return EncodedProblems(
+            prompts, lengths, np.zeros((len(problems), 0), np.int32), np.array([p.id for p in problems], np.int32)
+        )
 
     def decode(self, tokens: np.ndarray) -> str:
         """A response's tokens i32[t] as text: up to the first end token or stop string, special tokens left out."""
-        text_runs: list[list[bytes]] = [[]]  # runs of text between special tokens: a stop string does not reach across one
+        text_runs: list[list[bytes]] = [
+            []
+        ]  # runs of text between special tokens: a stop string does not reach across one
         for token in tokens.tolist():
             if token in self.stops.tokens:
                 break
@@ -162,12 +184,18 @@ class TextTask:
         self._started_checker()
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
-        """InputError where a problem lacks what the verifier needs; of a verifier in processes, the first problem alone is tried."""
+        """InputError where a problem lacks what the verifier needs; of a verifier in processes, the first problem alone
+        is tried.
+        """
         self._started_checker().check_problems(problems, [self._fill_template(problem) for problem in problems])
 
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
-        """Judge one response to each problem. A verifier that asks for the prompt gets the template filled in, without a chat's markup."""
-        return self._started_checker().grade(problems, [self._fill_template(problem) for problem in problems], responses)
+        """Judge one response to each problem. A verifier that asks for the prompt gets the template filled in, without
+        a chat's markup.
+        """
+        return self._started_checker().grade(
+            problems, [self._fill_template(problem) for problem in problems], responses
+        )
 
     def failure_examples(self) -> dict[str, str]:
         """The first failure of each kind that `grade` has met since the verifier's processes were started."""
@@ -209,7 +237,9 @@ class TextTask:
         return self._tokenize([self._fill_template(problem) for problem in problems])
 
     def _chat_messages(self, problem: Problem) -> list[dict[str, str]]:
-        """The messages that lead to a response: the source's own, if any, the last one as the template has it, after the system prompt."""
+        """The messages that lead to a response: the source's own, if any, the last one as the template has it, after
+        the system prompt.
+        """
         messages = [dict(message) for message in problem.messages[:-1]]
         if problem.messages and problem.messages[-1]["role"] != "user":
             raise InputError(
@@ -226,7 +256,9 @@ class TextTask:
     def _tokenize(self, texts: list[str], special: bool = True) -> list[list[int]]:
         """Ids, with the special tokens that the tokenizer adds by default (BOS where the model has one), or without."""
         with self._tokenizer_lock:
-            return self.tokenizer(texts, padding=False, truncation=False, verbose=False, add_special_tokens=special)["input_ids"]
+            return self.tokenizer(texts, padding=False, truncation=False, verbose=False, add_special_tokens=special)[
+                "input_ids"
+            ]
 
     def _tokenize_chats(self, conversations: list[list[dict[str, str]]]) -> list[list[int]]:
         options: dict[str, Any] = {
@@ -269,5 +301,7 @@ def _vocab_size(model: ModelConfig, folder: Path) -> int:
         return model.vocab
     vocab = read_json(folder / "config.json").get("vocab_size")
     if not isinstance(vocab, int):
-        raise InputError(f"{folder / 'config.json'} has no whole number vocab_size ({vocab!r}); add it, or set cell.model.vocab.")
+        raise InputError(
+            f"{folder / 'config.json'} has no whole number vocab_size ({vocab!r}); add it, or set cell.model.vocab."
+        )
     return vocab

@@ -1,4 +1,6 @@
-"""The benchmarks beside peers: prompts, the table and the floor by hand, and scripts that explain themselves without any peer."""
+"""The benchmarks beside peers: prompts, the table and the floor by hand, and scripts that explain themselves without
+any peer.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ from tokenizers.models import BPE  # noqa: E402
 from tokenizers.pre_tokenizers import ByteLevel  # noqa: E402
 
 SCRIPTS = sorted({BENCHMARKS / "peers" / peer.script for claim in compare.CLAIMS for peer in claim.peers})
-SCRIPTS += [BENCHMARKS / "limits.py", *(BENCHMARKS / "peers" / f"{name}.py" for name in ("compare", "logprobs", "logprobs_transformers"))]
+SCRIPTS += [
+    BENCHMARKS / "limits.py",
+    *(BENCHMARKS / "peers" / f"{name}.py" for name in ("compare", "logprobs", "logprobs_transformers")),
+]
 
 
 def tokenizer() -> Tokenizer:
@@ -45,7 +50,12 @@ def test_prompts_have_their_length_and_their_texts_mean_their_ids() -> None:
     ids, texts = compare.make_prompts(words, 3, 5)
     assert [len(prompt) for prompt in ids] == [5, 5, 5]
     assert [words.encode(text).ids for text in texts] == ids
-    assert {word for text in texts for word in text.split()} <= {"ston", "stone", "rive", "river"}  # of four letters or more
+    assert {word for text in texts for word in text.split()} <= {
+        "ston",
+        "stone",
+        "rive",
+        "river",
+    }  # of four letters or more
     assert (ids, texts) == compare.make_prompts(words, 3, 5)
 
 
@@ -64,11 +74,24 @@ def test_medians_and_ratios_of_measurements() -> None:
     def line(peer: str, seconds: float, cpu: float, peak: float) -> dict[str, object]:
         return {"claim": "x", "peer": peer, "seconds": seconds, "cpu_seconds": cpu, "tokens": 100, "peak_gb": peak}
 
-    lines = [line("isojax", 2.0, 1.0, 1.5), line("tunix", 9.0, 4.0, 3.0), line("isojax", 4.0, 2.0, 1.7), line("tunix", 5.0, 3.0, 2.0)]
+    lines = [
+        line("isojax", 2.0, 1.0, 1.5),
+        line("tunix", 9.0, 4.0, 3.0),
+        line("isojax", 4.0, 2.0, 1.7),
+        line("tunix", 5.0, 3.0, 2.0),
+    ]
     lines += [line("tunix", 6.0, 2.0, 2.5), line("isojax", 3.0, 1.5, 1.6), line("trl", 30.0, 3.0, 1.0) | {"claim": "y"}]
     ours, theirs, alone = compare.medians(lines)
     assert ours == {
-        **{"claim": "x", "peer": "isojax", "measured": 3, "seconds": 3.0, "cpu_seconds": 1.5, "tokens": 100, "peak_gb": 1.7},
+        **{
+            "claim": "x",
+            "peer": "isojax",
+            "measured": 3,
+            "seconds": 3.0,
+            "cpu_seconds": 1.5,
+            "tokens": 100,
+            "peak_gb": 1.7,
+        },
         **{"faster": 1.0, "cpu_faster": 1.0},
     }
     assert (theirs["seconds"], theirs["cpu_seconds"], theirs["peak_gb"]) == (6.0, 3.0, 3.0)
@@ -77,19 +100,32 @@ def test_medians_and_ratios_of_measurements() -> None:
 
 
 def test_the_floor_by_hand(tmp_path: Path) -> None:
-    """One layer of width 4, a head of 2, a key-value head of 2, an MLP of 3: 16 + 16 + 36 + 8 weights, and the last norm's 4."""
-    config = {"hidden_size": 4, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2, "intermediate_size": 3}
+    """One layer of width 4, a head of 2, a key-value head of 2, an MLP of 3: 16 + 16 + 36 + 8 weights, and the last
+    norm's 4.
+    """
+    config = {
+        "hidden_size": 4,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 2,
+        "intermediate_size": 3,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "vocab_size": 10}))
     shape = limits.read_shape(tmp_path)
     assert shape == limits.Shape(blocks=16 + 16 + 36 + 8 + 4, vocab=10, width=4, position_bytes=2 * 2 * 4)
-    # Two slots, 3 + 4 positions. Layers, in 3 of 4 steps: 320 operations at 32 a second, 80 * 4 + 2 * 5 * 16 bytes at 64, 10 + 7.5. The
+    # Two slots, 3 + 4 positions. Layers, in 3 of 4 steps: 320 operations at 32 a second, 80 * 4 + 2 * 5 * 16 bytes at
+    # 64, 10 + 7.5. The
     # unembedding, in all: 160 operations at 16, 40 * 4 bytes, 10 + 2.5.
-    assert limits.floor(shape, limits.Limits(32.0, 16.0, 64.0), rows=2, prompt=3, new=4) == pytest.approx(2 / (0.75 * 17.5 + 12.5))
+    assert limits.floor(shape, limits.Limits(32.0, 16.0, 64.0), rows=2, prompt=3, new=4) == pytest.approx(
+        2 / (0.75 * 17.5 + 12.5)
+    )
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_help_needs_no_peer(script: Path) -> None:
-    done = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script), "--help"], capture_output=True, text=True, timeout=30, check=False
+    )
     assert done.returncode == 0 and "MODEL" in done.stdout, done.stderr
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import lognorm
 
-from isojax.config import ModelConfig
+from isojax.core.config import ModelConfig
 from isojax.sampling.logits import rollout_keys, uniforms
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -42,14 +42,22 @@ def test_schedules_by_hand() -> None:
 
 
 def test_lengths_are_those_of_the_uniform_numbers_and_visits_those_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A response ends where its number falls below the chance of an end, which the first token of the vocabulary holds."""
+    """A response ends where its number falls below the chance of an end, which the first token of the vocabulary
+    holds.
+    """
     monkeypatch.setattr(refill, "MEAN", 12.0)
     monkeypatch.setattr(refill.sampler, "CHUNK_TOKENS", 8)
     decoder = refill.Ending(ModelConfig(layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp=16), 40, 48)
-    engine, params = refill.build(decoder, 32, 2, argparse.Namespace(slots=4, prompt=5, cap=48)), decoder.init(jax.random.key(0))
+    engine, params = (
+        refill.build(decoder, 32, 2, argparse.Namespace(slots=4, prompt=5, cap=48)),
+        decoder.init(jax.random.key(0)),
+    )
     lengths, visits = refill.run(engine, params, 2)(params, jax.random.key(1), jnp.int32(0))
     keys = rollout_keys(jax.random.key(1), jnp.repeat(jnp.arange(16), 2), jnp.tile(jnp.arange(2), 16))
-    below = [np.asarray(uniforms(keys, jnp.full(32, t))) < 1 / (1 + np.exp(-odds)) for t, odds in enumerate(refill.log_odds(48))]
+    below = [
+        np.asarray(uniforms(keys, jnp.full(32, t))) < 1 / (1 + np.exp(-odds))
+        for t, odds in enumerate(refill.log_odds(48))
+    ]
     ends = np.stack(below, 1)
     np.testing.assert_array_equal(lengths, np.where(ends.any(1), ends.argmax(1) + 1, 48))
     assert visits == refill.schedule(np.asarray(lengths), 4, 8, 4)[1]

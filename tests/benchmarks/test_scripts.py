@@ -1,5 +1,5 @@
-"""The benchmarks that nothing else runs, each at a size that takes a second: they run to their end, and their figures that follow from
-the arguments are those worked out by hand."""
+"""The benchmarks that nothing else runs, each at a size that takes a second: they run to their end, and their figures
+that follow from the arguments are those worked out by hand."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax.config import ModelConfig
+from isojax.core.config import ModelConfig
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.rl import logprobs
-from isojax.scaling.law import Law, log2_n_star
-from isojax.types import Cell, EvalPoint, RunRecord
+from isojax.scaling.law.n_star_law import Law, log2_n_star
 from tests.e2e.tiny_lm import make_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -67,7 +67,9 @@ def test_sweep_overhead(scripts: Scripts) -> None:
 
 
 def test_update_packing(scripts: Scripts) -> None:
-    """One width computes all of the 4 x 4 rollouts' 32 positions; two widths at least the tokens, and no more than one width does."""
+    """One width computes all of the 4 x 4 rollouts' 32 positions; two widths at least the tokens, and no more than one
+    width does.
+    """
     sizes = {"B_P": 4, "N": 4, "M": 4, "P": 4, "T": 32, "VOCAB": 32, "REPEATS": 1, "MODEL": ModelConfig(**SHAPE)}
     (line,) = scripts("update_packing", "--widths", "1,2", **sizes)
     assert line["positions_1"] == round(4 * 4 * 32 / line["tokens"], 2)
@@ -76,12 +78,17 @@ def test_update_packing(scripts: Scripts) -> None:
 
 
 def test_vocabulary_blocks(scripts: Scripts) -> None:
-    """Without the entropy's gradient and with it; blocks never hold all 8 x 5000 logits at once, which the plain form does."""
+    """Without the entropy's gradient and with it; blocks never hold all 8 x 5000 logits at once, which the plain form
+    does.
+    """
     scripts.patch.setattr(logprobs, "MAX_BLOCK_TOKENS", 500)
     scripts.patch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
     scripts.patch.setattr(logprobs, "MAX_SAVED_LOGITS", 0)
     lines = scripts("vocabulary_blocks", "--sizes", "8,5000,16", REPEATS=1)
-    assert [(line["tokens"], line["V"], line["D"], line["entropy"]) for line in lines] == [(8, 5000, 16, False), (8, 5000, 16, True)]
+    assert [(line["tokens"], line["V"], line["D"], line["entropy"]) for line in lines] == [
+        (8, 5000, 16, False),
+        (8, 5000, 16, True),
+    ]
     assert all(line["memory_ratio"] < 1 and line["plain_temp_mb"] >= 0.1 for line in lines)
 
 
@@ -106,11 +113,15 @@ def test_few_rows(scripts: Scripts) -> None:
     assert [line["rows"] for line in lines] == [3, 5]
     for line in lines:
         assert line["faster"] == pytest.approx(line["plain_ms"] / line["of_few_ms"], rel=0.05)
-        assert line["of_few_gflops"] == pytest.approx(2 * line["rows"] * 2 * 2 * 16 * 24 / line["of_few_ms"] / 1e6, abs=0.06)
+        assert line["of_few_gflops"] == pytest.approx(
+            2 * line["rows"] * 2 * 2 * 16 * 24 / line["of_few_ms"] / 1e6, abs=0.06
+        )
 
 
 def test_small_attention(scripts: Scripts) -> None:
-    lines = scripts("small_attention", "--gradient", "2x2x3x4x8", "--scores", "4x2x2x5x8,4x1x2x5x16", ARRAYS=2, REPEATS=1)
+    lines = scripts(
+        "small_attention", "--gradient", "2x2x3x4x8", "--scores", "4x2x2x5x8,4x1x2x5x16", ARRAYS=2, REPEATS=1
+    )
     assert [(line["what"], line["shape"]) for line in lines] == [
         ("gradient", [2, 2, 3, 4, 8]),
         ("scores", [4, 2, 2, 5, 8]),
@@ -129,7 +140,9 @@ def test_overlap(scripts: Scripts) -> None:
 
 
 def test_fig7(scripts: Scripts, tmp_path: Path) -> None:
-    """Points of the published law, each n rounded to a power of two: every parameter comes out within the published uncertainty."""
+    """Points of the published law, each n rounded to a power of two: every parameter comes out within the published
+    uncertainty.
+    """
     published = Law("sigmoid", 6.09, 4.75, 5.84, 2.73)
     C = np.logspace(4.8, 7, 30).round()
     rows = [f"easy,{2 ** log2_n_star(published, c)},{c}" for c in C]
@@ -139,16 +152,22 @@ def test_fig7(scripts: Scripts, tmp_path: Path) -> None:
     assert script.main() == 1  # 30 distinct n are not few, which the script wants said of the paper's points
     line = json.loads(scripts.capsys.readouterr().out)
     assert line["points"] == 30 and all(line["within"].values()) and not line["few_distinct_n_said"]
-    assert [line["fitted"][name] for name in ("L", "k", "log10_C0", "b")] == pytest.approx([6.09, 4.75, 5.84, 2.73], abs=1e-3)
+    assert [line["fitted"][name] for name in ("L", "k", "log10_C0", "b")] == pytest.approx(
+        [6.09, 4.75, 5.84, 2.73], abs=1e-3
+    )
 
 
 def test_gsm8k_verifier(scripts: Scripts, tmp_path: Path) -> None:
-    """18 has 4 changes in each of 3 forms; 5, of one digit, has no digits to swap: 1 + 3 right and 12 or 9 wrong answers."""
+    """18 has 4 changes in each of 3 forms; 5, of one digit, has no digits to swap: 1 + 3 right and 12 or 9 wrong
+    answers.
+    """
     rows = [{"question": "?", "answer": f"So it is.\n#### {number}"} for number in (18, 5)]
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (line,) = scripts("gsm8k_verifier", tmp_path / "test.jsonl", "--workers", 1)
     assert (line["problems"], line["checks"], line["mistakes"]) == (2, 4 + 12 + 4 + 9, 0)
-    assert line["as_they_should"]["right_gold"] == "2 of 2" and line["as_they_should"]["wrong_swapped_boxed"] == "1 of 1"
+    assert (
+        line["as_they_should"]["right_gold"] == "2 of 2" and line["as_they_should"]["wrong_swapped_boxed"] == "1 of 1"
+    )
 
 
 def test_fit_speed(scripts: Scripts) -> None:
@@ -160,7 +179,9 @@ def test_fit_speed(scripts: Scripts) -> None:
 
 def test_curve_coverage(scripts: Scripts) -> None:
     """Of one curve, each share is 0 or 1, save that of all its points."""
-    (line,) = scripts("curve_coverage", "--curves", 1, POINTS=(30,), KINDS={"white": (0.0, 1, 0.0), "2 seeds": (0.0, 2, 0.01)})
+    (line,) = scripts(
+        "curve_coverage", "--curves", 1, POINTS=(30,), KINDS={"white": (0.0, 1, 0.0), "2 seeds": (0.0, 2, 0.01)}
+    )
     assert set(line["coverage"]) == {"white, 30 points", "2 seeds, 30 points"}
     for held in line["coverage"].values():
         assert {v for k, v in held.items() if k != "R"} <= {0, 1} and 0 <= held["R"] <= 1
@@ -184,16 +205,29 @@ def test_pipeline(scripts: Scripts) -> None:
         assert line["rollouts_a_second"] == pytest.approx(2 * 16 / line["wall"], rel=0.02)
         assert line["of_sync"] == pytest.approx(line["rollouts_a_second"] / sync["rollouts_a_second"], rel=0.01)
     assert (sync["k"], process["k"], sync["updates"]) == (None, 1, 2)
-    assert 0 < process["sampler_busy"] < 1.5 and 0 < process["trainer_busy"] <= 1 and 0 <= process["staleness_mean"] <= 1
+    assert (
+        0 < process["sampler_busy"] < 1.5 and 0 < process["trainer_busy"] <= 1 and 0 <= process["staleness_mean"] <= 1
+    )
     assert process["busy"] == pytest.approx(process["sampler_busy"] + process["trainer_busy"], abs=0.002)
 
 
 def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
-    """Each k is a sweep of one seed, `ablations.py`'s; ages are its ledger's: one update of age 1 and three of 3 are 2.5 on average."""
+    """Each k is a sweep of one seed, `ablations.py`'s; ages are its ledger's: one update of age 1 and three of 3 are
+    2.5 on average.
+    """
     asked = []
 
     def run(arm: Any, config: Any, below: Path) -> list[dict[str, Any]]:
-        asked.append((arm.folder, config.cell.rl.max_staleness, config.run.sampler_process, config.sweep.seeds, config.sweep.budget, below))
+        asked.append(
+            (
+                arm.folder,
+                config.cell.rl.max_staleness,
+                config.run.sampler_process,
+                config.sweep.seeds,
+                config.sweep.budget,
+                below,
+            )
+        )
         return [{"B_p": 32, "n": 8, "base": 0.25, "final": 0.5, "min_gain": 0.25, "C": 600, "flags": [], "curve": []}]
 
     def read_runs(folders: list[Path]) -> list[RunRecord]:
@@ -207,7 +241,9 @@ def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
     of_all = (1, 600, tmp_path)
     assert asked == [("k0", 0, False, *of_all), ("k8", 8, False, *of_all), ("k8-process", 8, True, *of_all)]
     assert [(line["way"], line["k"]) for line in lines] == [("turns", 0), ("turns", 8), ("process", 8)]
-    assert "staleness_mean" not in lines[0] and all((line["staleness_mean"], line["staleness_max"]) == (2.5, 4.0) for line in lines[1:])
+    assert "staleness_mean" not in lines[0] and all(
+        (line["staleness_mean"], line["staleness_max"]) == (2.5, 4.0) for line in lines[1:]
+    )
     assert all(line["min_gain"] == 0.25 and "curve" not in line for line in lines)
 
 

@@ -1,4 +1,6 @@
-"""What the end-to-end tests share: the command line in a process of its own, a small sweep, and one finished run of it."""
+"""What the end-to-end tests share: the command line in a process of its own, a small sweep, and one finished run of
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from isojax import huge_pages
+from isojax.core import memory_pages
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -31,25 +33,28 @@ sweep: {B_p: [8], n: [2, 4], B_max: 64, seeds: 2, budget: 2500}
 run: {cells_at_once: 1}
 """
 
-SCRIPT = "import sys; sys.argv[0] = 'isojax'; from isojax.cli import main; main()"  # what the console script does
+SCRIPT = "import sys; sys.argv[0] = 'isojax'; from isojax.cli.app import main; main()"  # what the console script does
 SECONDS = 240  # a command that takes longer hangs
 
-# A process that has imported everything and done nothing: each command is a fork of it, which saves two seconds of imports (four with a
-# tokenizer), and ends without taking the interpreter down, which saves half of one. XLA reads its flags at its first use, in the fork.
+# A process that has imported everything and done nothing: each command is a fork of it, which saves two seconds of
+# imports (four with a
+# tokenizer), and ends without taking the interpreter down, which saves half of one. XLA reads its flags at its first
+# use, in the fork.
 # Drawing the report takes most of a small sweep's time; where a test does not look at it, it stays unwritten.
-# It is told, a line each: to fork a command, and answers its process id; to wait for one, so many seconds or without end, and answers its
+# It is told, a line each: to fork a command, and answers its process id; to wait for one, so many seconds or without
+# end, and answers its
 # exit code, or null where it has not ended by then.
 NURSERY = """\
 import contextlib, gc, json, os, resource, sys, time, traceback, warnings
 os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
-import isojax.base, isojax.cli, isojax.launch.local, isojax.report, isojax.scaling.fit, isojax.train
+import isojax.cli.app, isojax.launch.local.local_runner, isojax.report, isojax.scaling.fit, isojax.train.base_policy, isojax.train.loop
 with contextlib.suppress(ImportError):
     from transformers import AutoTokenizer, LlamaTokenizer
 warnings.filterwarnings("ignore", "os.fork")  # jax has started no thread before its first use
 gc.collect()
 gc.freeze()  # what is imported stays, and no fork looks through it
 gc.set_threshold(20_000, 20, 50)
-MAINS = {"isojax.launch": isojax.cli.main_launch, "isojax.train": isojax.cli.main_train}
+MAINS = {"isojax.launch": isojax.cli.app.main_launch, "isojax.train": isojax.cli.app.main_train}
 
 def run(folder, out, err, words, report, environment):
     os.chdir(folder)
@@ -57,14 +62,14 @@ def run(folder, out, err, words, report, environment):
         if name == "file_bytes":  # the most that a file may hold: what comes after that fails as on a full disk
             resource.setrlimit(resource.RLIMIT_FSIZE, (value, resource.RLIM_INFINITY))
         elif name.startswith("jax_"):  # jax has read its variables by now
-            isojax.train.jax.config.update(name, value)
+            isojax.train.loop.jax.config.update(name, value)
         else:
             os.environ[name] = value
     if not report:
-        isojax.cli._report = lambda folder, document: folder / "report.html"
+        isojax.cli.app._report = lambda folder, document: folder / "report.html"
     for number, path in enumerate(("/dev/null", out, err)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
-    main = MAINS.get(words[0], isojax.cli.main)
+    main = MAINS.get(words[0], isojax.cli.app.main)
     sys.argv = ["isojax", *words[words[0] in MAINS :]]
     try:
         main()
@@ -102,18 +107,24 @@ Snapshot = dict[str, tuple[int, int, bytes]]
 
 
 def snapshot(folder: Path) -> Snapshot:
-    """Every file below a folder: its inode, the time of its last change and its bytes. Of folders, that they are there."""
+    """Every file below a folder: its inode, the time of its last change and its bytes. Of folders, that they are
+    there.
+    """
     found: Snapshot = {}
     for path in sorted(folder.rglob("*")):
         state = path.stat()
         is_file = path.is_file()
-        found[str(path.relative_to(folder))] = (state.st_ino, state.st_mtime_ns if is_file else 0, path.read_bytes() if is_file else b"")
+        found[str(path.relative_to(folder))] = (
+            state.st_ino,
+            state.st_mtime_ns if is_file else 0,
+            path.read_bytes() if is_file else b"",
+        )
     return found
 
 
 def settings() -> dict[str, str]:
-    """The environment of a command: the tests' own 8 simulated devices (tests/conftest.py), of which a cell takes one unless --mesh says
-    otherwise, so that what is compiled for one test is there for the next."""
+    """The environment of a command: the tests' own 8 simulated devices (tests/conftest.py), of which a cell takes one
+    unless --mesh says otherwise, so that what is compiled for one test is there for the next."""
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", "NO_COLOR": "1"}
 
@@ -134,7 +145,14 @@ class Nursery:
 class Fork:
     """A command at work, a fork of the nursery; of subprocess.Popen, what the tests ask it for."""
 
-    def __init__(self, nursery: Nursery, place: Isojax, words: tuple[str, ...], report: bool, environment: Mapping[str, str | bool | int]):
+    def __init__(
+        self,
+        nursery: Nursery,
+        place: Isojax,
+        words: tuple[str, ...],
+        report: bool,
+        environment: Mapping[str, str | bool | int],
+    ):
         handle, name = tempfile.mkstemp(dir=place.folder.parent)
         os.close(handle)
         self.nursery, self.args, self.returncode = nursery, words, None
@@ -172,7 +190,9 @@ class Fork:
 
 
 class Isojax:
-    """The command line in a folder that holds tiny.yaml. Words begin with a module (isojax.launch) or a command (launch, fit, ...)."""
+    """The command line in a folder that holds tiny.yaml. Words begin with a module (isojax.launch) or a command
+    (launch, fit, ...).
+    """
 
     def __init__(self, folder: Path, nursery: Nursery):
         folder.mkdir(parents=True, exist_ok=True)
@@ -184,15 +204,17 @@ class Isojax:
         program = ["-m"] if words[0].startswith("isojax.") else ["-c", SCRIPT]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         command = [sys.executable, *program, *words]
-        free = {name: value for name, value in settings().items() if name != huge_pages.TUNABLES_VARIABLE}
+        free = {name: value for name, value in settings().items() if name != memory_pages.TUNABLES_VARIABLE}
         return subprocess.Popen(command, cwd=self.folder, env=free | environment, text=True, **pipes)
 
     def fork(self, *words: str, report: bool = True, **environment: str | bool | int) -> Fork:
-        """The command, running, as a fork of the nursery. `environment` may hold settings of jax too, by the names that they have there,
-        and `file_bytes`, the most that a file may hold."""
+        """The command, running, as a fork of the nursery. `environment` may hold settings of jax too, by the names that
+        they have there, and `file_bytes`, the most that a file may hold."""
         return Fork(self.nursery, self, words, report, environment)
 
-    def quick(self, *words: str, report: bool = True, **environment: str | bool | int) -> subprocess.CompletedProcess[str]:
+    def quick(
+        self, *words: str, report: bool = True, **environment: str | bool | int
+    ) -> subprocess.CompletedProcess[str]:
         """`fork`, ended."""
         process = self.fork(*words, report=report, **environment)
         code = process.wait()
@@ -221,12 +243,16 @@ class Isojax:
         return self.quick_ok(*words, report=False, **environment)
 
     def refused(self, *words: str, saying: Sequence[str] = ()) -> None:
-        """The process ends with exit code 2 and one message, the last line it prints, and leaves every file of the folder as it was."""
+        """The process ends with exit code 2 and one message, the last line it prints, and leaves every file of the
+        folder as it was.
+        """
         before = snapshot(self.folder)
         done = self.quick(*words)
         assert done.returncode == 2 and "Traceback" not in done.stderr, _told(done)
         lines = done.stderr.splitlines()
-        assert [line.startswith("error: ") for line in lines].count(True) == 1 and lines[-1].startswith("error: "), _told(done)
+        assert [line.startswith("error: ") for line in lines].count(True) == 1 and lines[-1].startswith("error: "), (
+            _told(done)
+        )
         for text in saying:
             assert text in lines[-1], _told(done)
         after = snapshot(self.folder)

@@ -19,12 +19,16 @@ def test_a_dry_run_writes_nothing(isojax: Any, tmp_path: Any) -> None:
 
 
 def test_fit_prints_one_document_which_it_also_writes(isojax: Any, whole: Any) -> None:
-    shutil.copytree(whole.run(), isojax.run(), ignore=shutil.ignore_patterns("checkpoint", "fit.json", "figures", "report.html"))
+    shutil.copytree(
+        whole.run(), isojax.run(), ignore=shutil.ignore_patterns("checkpoint", "fit.json", "figures", "report.html")
+    )
     document = json.loads(isojax.quick_ok("fit", "runs/tiny", "--json").stdout)
     assert document == json.loads((isojax.run() / "fit.json").read_text())
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
     by_tokens = json.loads(
-        isojax.quick_ok("fit", "runs/tiny/cells/8x2-s0", "runs/tiny/cells/8x4-s0", "--compute", "tokens", "--json").stdout
+        isojax.quick_ok(
+            "fit", "runs/tiny/cells/8x2-s0", "runs/tiny/cells/8x4-s0", "--compute", "tokens", "--json"
+        ).stdout
     )
     assert [c["n"] for c in by_tokens["curves"]] == [2, 4]
     isojax.quick_ok("report", "runs/tiny")
@@ -38,7 +42,11 @@ def test_a_recommendation_is_written_and_trained(isojax: Any, whole: Any) -> Non
     assert chosen["C"] == chosen["B"] * chosen["M"] <= 600 < chosen["C"] + chosen["B"]
 
     written = yaml.safe_load((isojax.folder / "best.yaml").read_text())
-    assert written["sweep"]["B_p"] == [8] and written["sweep"]["n"] == [chosen["n"]] and written["sweep"]["budget"] == chosen["C"]
+    assert (
+        written["sweep"]["B_p"] == [8]
+        and written["sweep"]["n"] == [chosen["n"]]
+        and written["sweep"]["budget"] == chosen["C"]
+    )
     isojax.refused(*words, saying=["best.yaml"])  # an existing file is kept
 
     isojax.quick_ok("train", "best.yaml")

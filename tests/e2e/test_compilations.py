@@ -1,4 +1,6 @@
-"""Nothing recompiles from cell to cell of a sweep, counted by JAX's own log from an empty cache, eager operations included."""
+"""Nothing recompiles from cell to cell of a sweep, counted by JAX's own log from an empty cache, eager operations
+included.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def programs(isojax: Any, cache: Path, name: str, *grid: str) -> Counter[str]:
     words = ("tiny.yaml", f"name={name}", *grid, "sweep.B_max=256", "sweep.seeds=1", "sweep.budget=300")
     words += ("cell.base.steps=20", "cell.data.candidates=100", "cell.eval.samples=2")
     empty = str(cache)
-    done = isojax.quick("isojax.launch", *words, report=False, jax_log_compiles=True, jax_compilation_cache_dir=empty, XLA_FLAGS=FLAGS)
+    done = isojax.quick(
+        "isojax.launch", *words, report=False, jax_log_compiles=True, jax_compilation_cache_dir=empty, XLA_FLAGS=FLAGS
+    )
     cells = len(isojax.ledgers(name))
     assert done.stderr.count("cell 1") == cells == (12 if "3" in grid[1] else 2), done.stderr  # all ran
     return Counter(line.split(FINISHED)[1].split(" in ")[0] for line in done.stderr.splitlines() if FINISHED in line)

@@ -29,10 +29,13 @@ SMALL = (
 SWEEP = TINY.replace("B_max: 64", "B_max: 1024").replace("budget: 2500", "budget: 1500")
 SWEEP = SWEEP.replace("steps: 60", "steps: 20").replace("candidates: 600", "candidates: 300")
 FEW = ("sweep.budget=400", "--no-report")  # for two processes that wait for each other on few cores
-FORK = {"my_module.py": "docs/extending.md", "my_fork/my_problems.py": "docs/extending.md"}  # what a page tells its reader to write
+FORK = {
+    "my_module.py": "docs/extending.md",
+    "my_fork/my_problems.py": "docs/extending.md",
+}  # what a page tells its reader to write
 LOGS = {
-    "README.md": REPOSITORY / "tests/logs/fixtures",
-    "logs.md": REPOSITORY / "tests/logs/fixtures",
+    "README.md": REPOSITORY / "tests/runs/importers/fixtures",
+    "logs.md": REPOSITORY / "tests/runs/importers/fixtures",
     "laws.md": REPOSITORY / "tests/scaling/fixtures",
 }  # what stands for the reader's own logs/
 
@@ -102,7 +105,9 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
         if words[-1] == "&":
             beside.append(isojax.fork(*words[1:-1], *FEW, XLA_FLAGS=flags(QUICK, devices=1)))
         elif words[0] == "make":
-            done = subprocess.run(["make", "-n", *words[1:]], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run(
+                ["make", "-n", *words[1:]], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+            )
             assert done.returncode == 0, f"{line}\n{done.stderr}"
         elif words[:2] == ["python", "-m"] and words[2].startswith("isojax."):
             isojax.quick_ok(*words[2:], report=False)
@@ -116,9 +121,13 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
             assert (isojax.folder / "models/smollm2-135m").is_dir()
         elif words[0] == "isojax":
             few, settings = (FEW, {"XLA_FLAGS": flags(QUICK, devices=1)}) if beside else ((), {})
-            isojax.quick_ok(*words[1:], *few, report=words[1] != "launch", **settings)  # `isojax report` stands on the pages too
+            isojax.quick_ok(
+                *words[1:], *few, report=words[1] != "launch", **settings
+            )  # `isojax report` stands on the pages too
         else:
-            assert words[0] in (".ci/run", "pre-commit", ".venv/bin/pre-commit", "git"), f"{page.name}: how is {line!r} tested?"
+            assert words[0] in (".ci/run", "pre-commit", ".venv/bin/pre-commit", "git"), (
+                f"{page.name}: how is {line!r} tested?"
+            )
     for process in beside:
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, out + err

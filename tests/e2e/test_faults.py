@@ -1,5 +1,5 @@
-"""What a run meets on a real machine: a full disk, damaged files, SIGTERM. It says what has happened, loses nothing that was recorded, and
-goes on to the bits of a run that met nothing."""
+"""What a run meets on a real machine: a full disk, damaged files, SIGTERM. It says what has happened, loses nothing
+that was recorded, and goes on to the bits of a run that met nothing."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TEXT = ("train", "sums.yaml", "sweep.n=[4]", "cell.rl.max_staleness=2", "run.che
 
 
 def left(place: Isojax, name: str = "tiny", cell: Path = CELL) -> tuple[bytes, bytes, dict[str, Any]]:
-    """What a run leaves that is to be equal: its ledger, its samples, and of its last checkpoint what the host knew, with a checksum of
-    every array."""
+    """What a run leaves that is to be equal: its ledger, its samples, and of its last checkpoint what the host knew,
+    with a checksum of every array."""
     folder = place.run(name) / cell
     return (folder / "records.jsonl").read_bytes(), (folder / "samples.txt").read_bytes(), told(newest(folder)[-1])
 
@@ -73,14 +73,19 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("which", ["the newest", "all"])
 def test_damaged_checkpoints(begun: Isojax, unbroken: Isojax, which: str) -> None:
-    """The one before is taken, or the cell starts anew from the base policy; the damaged ones stay for a person to look at."""
+    """The one before is taken, or the cell starts anew from the base policy; the damaged ones stay for a person to look
+    at.
+    """
     *earlier, last = newest(begun.run() / CELL)
     assert len(earlier) == 1
     for checkpoint in [last] if which == "the newest" else [last, *earlier]:
         flip(largest(checkpoint))
     done = begun.swept(*WORDS)
     lines = [line for line in done.stderr.splitlines() if line.startswith("warning: the checkpoint ")]
-    assert str(last) in lines[0] and f"checkpoint-damaged-{last.name}; going on from the one of update {earlier[0].name}" in lines[0]
+    assert (
+        str(last) in lines[0]
+        and f"checkpoint-damaged-{last.name}; going on from the one of update {earlier[0].name}" in lines[0]
+    )
     if which == "all":
         assert str(earlier[0]) in lines[1] and "there is none before it: the cell starts anew" in lines[1]
     assert len(lines) == (1 if which == "the newest" else 2)
@@ -93,13 +98,17 @@ def test_a_full_disk(begun: Isojax, unbroken: Isojax, what: str) -> None:
     """One message with the place and the mending, exit code 1; with room again it goes on."""
     ledger = begun.run() / CELL / "records.jsonl"
     before = ledger.read_bytes()
-    limit = {"the ledger": len(before) + 1000, "a checkpoint": 16000}[what]  # the ledger has 8 kB in the end, an array 8
+    limit = {"the ledger": len(before) + 1000, "a checkpoint": 16000}[
+        what
+    ]  # the ledger has 8 kB in the end, an array 8
     rarely = "run.checkpoint_seconds=1000" if what == "the ledger" else "run.checkpoint_seconds=0"
     done = begun.quick(*WORDS, rarely, file_bytes=limit)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert error.startswith("error: 8x4-s0: ") and "File too large" in error and "go on by --resume." in error
-    assert (f"cannot write runs/tiny/{CELL}/records.jsonl" if what == "the ledger" else "a checkpoint cannot be written to") in error
+    assert (
+        f"cannot write runs/tiny/{CELL}/records.jsonl" if what == "the ledger" else "a checkpoint cannot be written to"
+    ) in error
     assert ledger.read_bytes().startswith(before)
     begun.swept(*WORDS)
     assert left(begun) == left(unbroken)
@@ -116,7 +125,9 @@ def test_killed_between_the_last_point_and_the_last_state(isojax: Isojax, unbrok
 
 
 def sigterm(process: subprocess.Popen[str] | Fork, ledger: Path, lines: int) -> None:
-    """SIGTERM when the ledger has so many lines: the process says that its state is saved, and with which word to go on."""
+    """SIGTERM when the ledger has so many lines: the process says that its state is saved, and with which word to go
+    on.
+    """
     with process:
         last = time.monotonic() + SECONDS
         while not ledger.exists() or ledger.read_bytes().count(b"\n") < lines:
@@ -125,7 +136,9 @@ def sigterm(process: subprocess.Popen[str] | Fork, ledger: Path, lines: int) -> 
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 143 and "Traceback" not in err, err
-    assert err.splitlines()[-1].startswith("stopped: ") and err.splitlines()[-1].endswith("have saved their state. Go on by --resume."), err
+    assert err.splitlines()[-1].startswith("stopped: ") and err.splitlines()[-1].endswith(
+        "have saved their state. Go on by --resume."
+    ), err
 
 
 def test_sigterm(isojax: Isojax, unbroken: Isojax) -> None:
@@ -136,7 +149,9 @@ def test_sigterm(isojax: Isojax, unbroken: Isojax) -> None:
 
 
 def test_sigterm_and_damage_while_a_pipeline_has_rollouts_under_way(isojax: Isojax) -> None:
-    """A language model whose sampler is two updates ahead. What is under way is a part of a checkpoint, and checked as the rest is."""
+    """A language model whose sampler is two updates ahead. What is under way is a part of a checkpoint, and checked as
+    the rest is.
+    """
     prepare(isojax)
     isojax.swept(*TEXT, "name=whole", XLA_FLAGS=FLAGS)
     cell = Path("cells", "4x4-s0")

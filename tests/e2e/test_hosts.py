@@ -1,4 +1,6 @@
-"""Two processes that are one run, through the command line: each verifies its own rollouts; killed, and started again."""
+"""Two processes that are one run, through the command line: each verifies its own rollouts; killed, and started
+again.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ def start(place: Isojax, *words: str) -> list[Fork]:
         port = free.getsockname()[1]
     asked = ("isojax.train", *WORDS, *words, "--coordinator", f"127.0.0.1:{port}", "--processes", "2")
     return [
-        place.fork(*asked, "--process", str(i), XLA_FLAGS=flags(QUICK, devices=2), MARKS=str(place.folder / f"marks{i}")) for i in range(2)
+        place.fork(
+            *asked, "--process", str(i), XLA_FLAGS=flags(QUICK, devices=2), MARKS=str(place.folder / f"marks{i}")
+        )
+        for i in range(2)
     ]
 
 
@@ -66,8 +71,9 @@ def rows(place: Isojax, name: str) -> list[dict[str, Any]]:
 
 
 def test_two_processes(isojax: Any) -> None:
-    """One is killed: the other ends within seconds and names it. Started again, on a checkpoint whose half of one of them is damaged, both
-    take the one before, and end with what one process with four devices finds, to rounding; each has verified its own half."""
+    """One is killed: the other ends within seconds and names it. Started again, on a checkpoint whose half of one of
+    them is damaged, both take the one before, and end with what one process with four devices finds, to rounding; each
+    has verified its own half."""
     place: Isojax = prepare(isojax)
     (place.folder / "rewards.py").write_text(MARKING)
     one = ("train", *WORDS, "name=one", "--mesh", "fsdp=4")
@@ -87,7 +93,10 @@ def test_two_processes(isojax: Any) -> None:
         for process in pair:
             process.kill()
     assert time.monotonic() - killed < 30 and code == 1
-    assert re.search(rf"error: process 1 of 2 \(on {re.escape(socket.gethostname())}, pid {pair[1].pid}\) ended before the run did", said)
+    assert re.search(
+        rf"error: process 1 of 2 \(on {re.escape(socket.gethostname())}, pid {pair[1].pid}\) ended before the run did",
+        said,
+    )
 
     earlier, last = newest(place.run("two") / "cells" / CELL)
     flip(max((last / "state" / "ocdbt.process_1" / "d").iterdir(), key=lambda path: path.stat().st_size))

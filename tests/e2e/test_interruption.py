@@ -1,4 +1,6 @@
-"""A forced interruption on the command line: a language model that is told to come to an end, in training and in evaluation."""
+"""A forced interruption on the command line: a language model that is told to come to an end, in training and in
+evaluation.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,27 @@ ONE = ("train", "sums.yaml", "sweep.n=[4]", "sweep.budget=40", "cell.sampling.re
 
 def test_long_responses_are_told_to_end(isojax: Any) -> None:
     prepare(isojax)
-    isojax.swept(*ONE, "cell.sampling.interrupt={after: 2, text: ' the cat', unless: ''}", XLA_FLAGS=flags(QUICK, devices=1))
+    isojax.swept(
+        *ONE, "cell.sampling.interrupt={after: 2, text: ' the cat', unless: ''}", XLA_FLAGS=flags(QUICK, devices=1)
+    )
     points = [row for row in isojax.rows("4x4-s0", "sums") if row["kind"] == "eval"]
-    for share in [point["metrics"]["interrupted"] for point in points] + [p["train"]["interrupted"] for p in points if p["M"]]:
+    for share in [point["metrics"]["interrupted"] for point in points] + [
+        p["train"]["interrupted"] for p in points if p["M"]
+    ]:
         assert 0.5 < share <= 1  # of a random policy; the others stopped within two tokens
-    shown = [line for line in (isojax.run("sums") / "cells" / "4x4-s0" / "samples.txt").read_text().splitlines() if line.startswith("    ")]
+    shown = [
+        line
+        for line in (isojax.run("sums") / "cells" / "4x4-s0" / "samples.txt").read_text().splitlines()
+        if line.startswith("    ")
+    ]
     assert sum(" the cat" in line for line in shown) > len(shown) / 4
 
     words = (*ONE, "name=other")
-    isojax.refused(*words, "cell.sampling.interrupt={after: 2, text: 'stop', unless: 'the cat sat'}", saying=["unless = 'the cat sat' is"])
-    isojax.refused("launch", "quickstart", "cell.sampling.interrupt={after: 2}", saying=["cell.task = solvers", "writes no text"])
+    isojax.refused(
+        *words,
+        "cell.sampling.interrupt={after: 2, text: 'stop', unless: 'the cat sat'}",
+        saying=["unless = 'the cat sat' is"],
+    )
+    isojax.refused(
+        "launch", "quickstart", "cell.sampling.interrupt={after: 2}", saying=["cell.task = solvers", "writes no text"]
+    )

@@ -12,7 +12,8 @@ MESH = "data=4,tensor=2"
 
 
 def test_a_cell_on_eight_devices(isojax: Any, whole: Any) -> None:
-    """The same cell on data=4,tensor=2: C, targets and base policy as on one device; the draws differ by rounding alone.
+    """The same cell on data=4,tensor=2: C, targets and base policy as on one device; the draws differ by rounding
+    alone.
 
     Compiled as users do."""
     words = ("tiny.yaml", "--mesh", MESH, "sweep.n=[2]", "sweep.seeds=1", "sweep.budget=200")

@@ -20,7 +20,9 @@ def points(isojax: Any, name: str) -> list[dict[str, Any]]:
 def test_k_0_writes_what_the_synchronous_run_writes(isojax: Any) -> None:
     """Both compiled as users do."""
     for name, k in (("sync", "null"), ("turns", "0")):
-        isojax.swept("train", "tiny.yaml", *ONE, f"name={name}", f"cell.rl.max_staleness={k}", XLA_FLAGS=flags(AS_USERS_DO))
+        isojax.swept(
+            "train", "tiny.yaml", *ONE, f"name={name}", f"cell.rl.max_staleness={k}", XLA_FLAGS=flags(AS_USERS_DO)
+        )
     assert points(isojax, "turns") == points(isojax, "sync")
     assert len(points(isojax, "sync")) > 5
 
@@ -37,7 +39,13 @@ def test_both_halves_at_once(isojax: Any, process: str) -> None:
 
 
 def test_a_sampler_apart_that_waits_is_refused(isojax: Any) -> None:
-    isojax.refused("train", "tiny.yaml", *ONE, "run.sampler_mesh=auto", saying=["run.sampler_mesh = auto", "cell.rl.max_staleness of 1 or more"])
+    isojax.refused(
+        "train",
+        "tiny.yaml",
+        *ONE,
+        "run.sampler_mesh=auto",
+        saying=["run.sampler_mesh = auto", "cell.rl.max_staleness of 1 or more"],
+    )
     isojax.refused(
         "train",
         "tiny.yaml",
@@ -47,7 +55,12 @@ def test_a_sampler_apart_that_waits_is_refused(isojax: Any) -> None:
         saying=["16 devices beside the 1 of another", "shows 8", "=17"],
     )
     isojax.refused(
-        "train", "tiny.yaml", *ONE, "cell.rl.max_staleness=0", "run.sampler_process=true", saying=["run.sampler_process = true", "1 or more"]
+        "train",
+        "tiny.yaml",
+        *ONE,
+        "cell.rl.max_staleness=0",
+        "run.sampler_process=true",
+        saying=["run.sampler_process = true", "1 or more"],
     )
 
 

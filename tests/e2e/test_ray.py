@@ -1,4 +1,6 @@
-"""Sweeps on Ray clusters: one of this machine, and one of three nodes of which a node, a worker and the driver are lost on the way."""
+"""Sweeps on Ray clusters: one of this machine, and one of three nodes of which a node, a worker and the driver are lost
+on the way.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,17 @@ import pytest
 from tests.e2e.conftest import SECONDS, Isojax, settings
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
-QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0"}
-SOON = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "4", "RAY_health_check_timeout_ms": "2000"}
+QUIET = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",
+}
+SOON = {
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_failure_threshold": "4",
+    "RAY_health_check_timeout_ms": "2000",
+}
 # A process that finds the file `exit` takes it away and ends, whatever it is doing.
 LOSS = """\
 import os, threading, time
@@ -65,12 +76,16 @@ class Cluster:
     def add(self, *words: str) -> None:
         environment = settings() | QUIET | SOON
         out = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.nodes.append(subprocess.Popen([*RAY, "start", "--block", *words], env=environment, start_new_session=True, **out))
+        self.nodes.append(
+            subprocess.Popen([*RAY, "start", "--block", *words], env=environment, start_new_session=True, **out)
+        )
         wait(self.joined)
 
     def join(self, resources: dict[str, int], labels: dict[str, str]) -> None:
         given = ",".join(f"{key}={value}" for key, value in labels.items())
-        self.add(f"--address={self.address}", "--num-cpus=2", f"--resources={json.dumps(resources)}", f"--labels={given}")
+        self.add(
+            f"--address={self.address}", "--num-cpus=2", f"--resources={json.dumps(resources)}", f"--labels={given}"
+        )
 
     def joined(self) -> bool:
         """Whether the newest node has heard of the cluster."""
@@ -122,8 +137,8 @@ def points(place: Isojax, name: str) -> dict[str, list[int]]:
 
 
 def test_local_interrupted_and_resumed_the_same_bits(isojax: Isojax, whole: Isojax) -> None:
-    """Ctrl-C in the middle saves what is at work, at a URL; in the end the ledgers are those of the local runner, bit for bit. The driver
-    has not loaded jax."""
+    """Ctrl-C in the middle saves what is at work, at a URL; in the end the ledgers are those of the local runner, bit
+    for bit. The driver has not loaded jax."""
     place = f"run.dir={(isojax.folder / 'runs').as_uri()}"
     words = ("isojax.launch", "tiny.yaml", "--ray", "local", "--no-report", "run.loggers=[]", place)
     home = {"XDG_CACHE_HOME": str(isojax.folder / "cache")}
@@ -132,19 +147,25 @@ def test_local_interrupted_and_resumed_the_same_bits(isojax: Isojax, whole: Isoj
         driver.send_signal(signal.SIGINT)
         _, err = driver.communicate(timeout=SECONDS)
     assert driver.returncode == 130 and "Traceback" not in err, err
-    assert err.splitlines()[-1].startswith("stopped: ") and err.splitlines()[-1].endswith("saved their state. Go on by --resume."), err
+    assert err.splitlines()[-1].startswith("stopped: ") and err.splitlines()[-1].endswith(
+        "saved their state. Go on by --resume."
+    ), err
     done = isojax(*words, "--resume", **QUIET, **home, PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "ray" in loaded and not loaded & {"jax", "jaxlib", "orbax.checkpoint"}
     assert isojax.ledgers() == whole.ledgers()
-    assert not list((isojax.folder / "cache").glob("isojax/runs/*/tiny/cells/*/checkpoint/*"))  # a worker that ends well leaves no states
+    assert not list(
+        (isojax.folder / "cache").glob("isojax/runs/*/tiny/cells/*/checkpoint/*")
+    )  # a worker that ends well leaves no states
     status = json.loads((isojax.run() / "status.json").read_text())
     assert status["ended"] and {cell["state"] for cell in status["cells"].values()} == {"done"}
 
 
 def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluster) -> None:
-    """Twelve cells in gangs of two processes, on nodes with labels and resources: no point is lost, and none is there twice."""
+    """Twelve cells in gangs of two processes, on nodes with labels and resources: no point is lost, and none is there
+    twice.
+    """
     (isojax.folder / "gangs.yaml").write_text(SWEEP)
     (isojax.folder / "leaving.py").write_text(LOSS.format(folder=isojax.folder))
     words = ("isojax.launch", "gangs.yaml", "--ray", cluster.address, "--no-report", "cell.rl.loss=leaving.loss")
@@ -170,8 +191,8 @@ def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluste
 
 
 def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
-    """A node with the labels and resources of a TPU host is reserved as a slice of its own; its chips are a CPU's here. The cells are
-    trained as far as strategy frontier asks, one round after another."""
+    """A node with the labels and resources of a TPU host is reserved as a slice of its own; its chips are a CPU's here.
+    The cells are trained as far as strategy frontier asks, one round after another."""
     labels = {
         "ray.io/tpu-slice-name": "s0",
         "ray.io/tpu-topology": "2x2",
@@ -180,7 +201,15 @@ def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
     }
     cluster.join({"TPU": 4, "TPU-v5litepod-4-head": 1}, labels)
     (isojax.folder / "slice.yaml").write_text(SWEEP.replace("gang: {" + GANG + "}", "gang: {tpu: 'v5e:2x2'}"))
-    asked = ("--no-report", "name=slice", "--mesh", "data=4", "sweep.strategy=adaptive", "sweep.n=[2,4]", "sweep.seeds=2")
+    asked = (
+        "--no-report",
+        "name=slice",
+        "--mesh",
+        "data=4",
+        "sweep.strategy=adaptive",
+        "sweep.n=[2,4]",
+        "sweep.seeds=2",
+    )
     done = isojax("isojax.launch", "slice.yaml", "--ray", cluster.address, *asked, **QUIET)
     assert done.returncode == 0, done.stderr
     assert "each of 1 process on 1 x v5litepod:2x2" in done.stderr
@@ -188,7 +217,9 @@ def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
     assert found["grid"] == 4 * 256 and 0 < found["spent"] <= found["allowed"] == 512
     assert f"{1 - found['spent'] / 1024:.0%} saved" in done.stderr
     grid, trained = [0, 16, 32, 64, 128, 256], points(isojax, "slice")
-    assert {"4x2-s0", "4x4-s0"} <= trained.keys() and all(targets == grid[: len(targets)] for targets in trained.values())
+    assert {"4x2-s0", "4x4-s0"} <= trained.keys() and all(
+        targets == grid[: len(targets)] for targets in trained.values()
+    )
     assert found["spent"] == sum(targets[-1] for targets in trained.values())
 
 
@@ -201,12 +232,17 @@ def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
         (("--ray", "ADDRESS", "run.gang.processes=7"), "7 processes with 1 CPU"),
         (("--ray", "ADDRESS", "run.gang.cpus=1", "run.dir=/proc/runs"), "cannot make the folder /proc/runs"),
         (("--ray", "ADDRESS", "run.gang.cpus=1", "run.dir=file:///proc/runs"), "file:///proc/runs"),
-        (("--ray", "ADDRESS", "--processes", "2", "--process", "0", "--coordinator", "127.0.0.1:9"), "--ray starts the processes"),
+        (
+            ("--ray", "ADDRESS", "--processes", "2", "--process", "0", "--coordinator", "127.0.0.1:9"),
+            "--ray starts the processes",
+        ),
     ],
 )
 def test_refused(isojax: Isojax, cluster: Cluster, words: tuple[str, ...], saying: str) -> None:
     began = time.monotonic()
-    done = isojax.quick("isojax.launch", "tiny.yaml", *(cluster.address if word == "ADDRESS" else word for word in words), **QUIET)
+    done = isojax.quick(
+        "isojax.launch", "tiny.yaml", *(cluster.address if word == "ADDRESS" else word for word in words), **QUIET
+    )
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: ") and saying in done.stderr.splitlines()[-1]
     assert time.monotonic() - began < 30 and not isojax.run().exists()

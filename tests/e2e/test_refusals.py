@@ -15,7 +15,10 @@ SETTINGS = {
     "over B_max": (["sweep.n=[2,16]"], ["8 x 16 = 128", "B_max = 64"]),
     "mesh too large": (["--mesh", "data=4,tensor=4"], ["data=4,tensor=4", "16 devices"]),
     "mesh of an unknown axis": (["--mesh", "rows=1"], ["'rows'"]),
-    "what a CPU cannot compile": (["--mesh", "sequence=2", "cell.precision.compute=bfloat16"], ["sequence=2", "float32"]),
+    "what a CPU cannot compile": (
+        ["--mesh", "sequence=2", "cell.precision.compute=bfloat16"],
+        ["sequence=2", "float32"],
+    ),
     "unknown loss": (["cell.rl.loss=gpro"], ["'gpro'", "grpo"]),
     "unknown logger": (["run.loggers=[tensorbord]"], ["'tensorbord'", "tensorboard, wandb"]),
     "unknown task": (["cell.task=sums"], ["'sums'", "solvers"]),
@@ -40,7 +43,9 @@ def test_a_setting_that_cannot_be_used(isojax: Any, case: str) -> None:
     isojax.refused("isojax.launch", *config, *words, saying=saying)
 
 
-@pytest.mark.parametrize("case", ["unknown loss", "unknown task", "no room for the longest response", "a model that cannot be"])
+@pytest.mark.parametrize(
+    "case", ["unknown loss", "unknown task", "no room for the longest response", "a model that cannot be"]
+)
 def test_a_dry_run_checks_it_too(isojax: Any, case: str) -> None:
     isojax.refused("isojax.launch", "tiny.yaml", "--dry-run", *SETTINGS[case][0], saying=SETTINGS[case][1])
 
@@ -78,7 +83,11 @@ def test_a_folder_of_something_else_is_kept(isojax: Any) -> None:
 @pytest.fixture
 def ledgers(whole: Any, isojax: Any) -> Any:
     """A folder with the finished sweep's ledgers alone."""
-    shutil.copytree(whole.run(), isojax.run(), ignore=shutil.ignore_patterns("checkpoint", "base", "figures", "report.html", "fit.json"))
+    shutil.copytree(
+        whole.run(),
+        isojax.run(),
+        ignore=shutil.ignore_patterns("checkpoint", "base", "figures", "report.html", "fit.json"),
+    )
     return isojax
 
 
@@ -100,7 +109,9 @@ def damage(ledger: Path, kind: str) -> None:
         ledger.write_bytes(b"".join([*lines[:4], b'{"kind": "eval", "target": 5}\n', *lines[5:]]))
 
 
-@pytest.mark.parametrize("kind", ["not text", "a folder", "no complete point", "nothing", "broken in the middle", "no metrics"])
+@pytest.mark.parametrize(
+    "kind", ["not text", "a folder", "no complete point", "nothing", "broken in the middle", "no metrics"]
+)
 def test_fit_refuses_a_damaged_ledger(ledgers: Any, kind: str) -> None:
     damage(ledgers.run() / "cells" / "8x2-s1" / "records.jsonl", kind)
     ledgers.refused("fit", "runs/tiny", "--json", saying=["8x2-s1"])

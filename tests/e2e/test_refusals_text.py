@@ -1,5 +1,5 @@
-"""What a language model's run cannot use ends with exit code 2 and one clear message, before any work, with nothing written or changed;
-what a verifier does wrong ends no run, and is counted and told of."""
+"""What a language model's run cannot use ends with exit code 2 and one clear message, before any work, with nothing
+written or changed; what a verifier does wrong ends no run, and is counted and told of."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from isojax.tasks.tfds import write_dataset
-from isojax.types import Problem
+from isojax.core.nouns import Problem
+from isojax.tasks.sources.tfds import write_dataset
 from tests.e2e.tiny_lm import make_model
 from tests.tasks.tokenizer_folders import byte_level
 
@@ -82,7 +82,12 @@ def table(**columns: list[Any]) -> Prepare:
 
 def splits(folder: Path) -> None:
     problems = [Problem(i, f"q{i}", str(i), i % 8, 16) for i in range(40)]
-    parts = {"all": problems, "hard_train": problems[:20], "hard_validation": problems[20:30], "easy_train": problems[30:]}
+    parts = {
+        "all": problems,
+        "hard_train": problems[:20],
+        "hard_validation": problems[20:30],
+        "easy_train": problems[30:],
+    }
     write_dataset(folder / "s", parts, {})
 
 
@@ -112,9 +117,17 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
         ("model.norm.weight has shape [9]", "expected [16]"),
     ),
     "pickles": (PICKLE, LAUNCH, ("pytorch_model.bin", "only safetensors are read")),
-    "unknown architecture": (config(architectures=["GPT2LMHeadModel"]), LAUNCH, ("'GPT2LMHeadModel'", "Qwen3ForCausalLM")),
+    "unknown architecture": (
+        config(architectures=["GPT2LMHeadModel"]),
+        LAUNCH,
+        ("'GPT2LMHeadModel'", "Qwen3ForCausalLM"),
+    ),
     "no model": (nothing, (*LAUNCH, "cell.model.path=nowhere"), ("nowhere: no such folder",)),
-    "no tokenizer": (lambda f: (f / "lm" / "tokenizer.json").unlink(), LAUNCH, ("lm has no tokenizer", "tokenizer.json")),
+    "no tokenizer": (
+        lambda f: (f / "lm" / "tokenizer.json").unlink(),
+        LAUNCH,
+        ("lm has no tokenizer", "tokenizer.json"),
+    ),
     "another shape": (nothing, (*LAUNCH, "cell.model.layers=7"), ("cell.model.layers: given 7", "says 2")),
     "a task on device": (nothing, (*LAUNCH, "cell.task=solvers"), ("24 tokens of its own", "384")),
     "no chat template": (
@@ -122,7 +135,11 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
         (*LAUNCH, "cell.model.path=bare", "cell.prompt.format=chat"),
         ("bare has no chat template", "cell.prompt.format=raw"),
     ),
-    "prompts too long": (nothing, (*LAUNCH, "cell.sampling.prompt_length=1"), ("none of 60 prompts", "prompt_length = 1")),
+    "prompts too long": (
+        nothing,
+        (*LAUNCH, "cell.sampling.prompt_length=1"),
+        ("none of 60 prompts", "prompt_length = 1"),
+    ),
     "unknown task": (nothing, (*LAUNCH, "cell.task=additon"), ("'additon'", "Did you mean 'addition'?")),
     "unknown verifier": (nothing, (*LAUNCH, "cell.verifier.use=mth"), ("'mth'", "Did you mean 'math'?")),
     "a broken line": (
@@ -150,19 +167,39 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
         (*LAUNCH, "cell.data.attempts=2", "sweep.B_p=[64]", "sweep.budget=500"),
         ("B_p holds 64", "52 problems"),
     ),
-    "no such columns": (table(a=[1], b=[2]), (*LAUNCH, "cell.task=parquet:p.parquet"), ("columns a, b", "cell.data.prompt_key")),
+    "no such columns": (
+        table(a=[1], b=[2]),
+        (*LAUNCH, "cell.task=parquet:p.parquet"),
+        ("columns a, b", "cell.data.prompt_key"),
+    ),
     "an empty range": (
         splits,
         (*LAUNCH, "cell.task=tfds:s", "cell.data.attempts=16", "cell.data.difficulty=[0.9,1.0]"),
         ("0 of 40 problems", "[0.9, 1.0]"),
     ),
-    "no such part": (splits, (*LAUNCH, "cell.task=tfds:s", "cell.data.mixture={hard: 1, esy: 1}"), ("'esy_train'", "easy_train")),
-    "parts of something else": (nothing, (*LAUNCH, "cell.data.mixture={hard: 1}"), ("cell.data.mixture", "cell.task=tfds:FOLDER")),
+    "no such part": (
+        splits,
+        (*LAUNCH, "cell.task=tfds:s", "cell.data.mixture={hard: 1, esy: 1}"),
+        ("'esy_train'", "easy_train"),
+    ),
+    "parts of something else": (
+        nothing,
+        (*LAUNCH, "cell.data.mixture={hard: 1}"),
+        ("cell.data.mixture", "cell.task=tfds:FOLDER"),
+    ),
     "no data set": (nothing, (*LAUNCH, "cell.task=tfds:lm"), ("lm is no TFDS data set",)),
     "a set's file": (nothing, (*LAUNCH, "cell.eval.extra={x: 'jsonl:no.jsonl'}"), ("no.jsonl",)),
     "no Python": (file("rewards.py", "def reward(x:\n"), (*LAUNCH, FUNCTION), ("rewards.py:1: SyntaxError",)),
-    "no package": (file("rewards.py", "import nopackage\n"), (*LAUNCH, FUNCTION), ("rewards.py:1: ModuleNotFoundError", "nopackage")),
-    "no column": (file("rewards.py", "def reward(gold, **k): return [1]\n"), (*LAUNCH, FUNCTION), ("takes gold", "prompts")),
+    "no package": (
+        file("rewards.py", "import nopackage\n"),
+        (*LAUNCH, FUNCTION),
+        ("rewards.py:1: ModuleNotFoundError", "nopackage"),
+    ),
+    "no column": (
+        file("rewards.py", "def reward(gold, **k): return [1]\n"),
+        (*LAUNCH, FUNCTION),
+        ("takes gold", "prompts"),
+    ),
     "not verl's": (
         file("rewards.py", "def compute_score(text): return 1\n"),
         (*LAUNCH, "cell.verifier.use=verl:rewards.py"),
@@ -197,10 +234,14 @@ KINDS = ("timeout", "crash", "error", "memory")
 
 
 def test_a_verifier_that_fails_costs_its_own_rollouts(text: Any) -> None:
-    """Every failure is told of once a kind and counted: over all updates of an interval in `train`, over the set in `metrics`."""
+    """Every failure is told of once a kind and counted: over all updates of an interval in `train`, over the set in
+    `metrics`.
+    """
     (text.folder / "rewards.py").write_text(REWARDS)
     (text.folder / "p.jsonl").write_text(rows(5))
-    (text.folder / "v.jsonl").write_text("".join(json.dumps({"question": f"v{i}", "answer": str(i)}) + "\n" for i in (4, 9, 2, 7)))
+    (text.folder / "v.jsonl").write_text(
+        "".join(json.dumps({"question": f"v{i}", "answer": str(i)}) + "\n" for i in (4, 9, 2, 7))
+    )
     words = (
         "cell.task=jsonl:p.jsonl",
         "cell.data.held_out=jsonl:v.jsonl",
@@ -211,11 +252,17 @@ def test_a_verifier_that_fails_costs_its_own_rollouts(text: Any) -> None:
     )
     done = text.ok("train", "text.yaml", FUNCTION, *words)
     told = re.findall(r"^warning: verifier (\w+): problem (\d): (.*) \(reward 0", done.stderr, re.MULTILINE)
-    assert {kind: int(problem) % 5 for kind, problem, _ in told} == {kind: i for i, kind in enumerate(KINDS)} and len(told) == 4
+    assert {kind: int(problem) % 5 for kind, problem, _ in told} == {kind: i for i, kind in enumerate(KINDS)} and len(
+        told
+    ) == 4
     assert "ZeroDivisionError: no such luck" in done.stderr and "exited with 3" in done.stderr
     first, last = text.rows("5x1-s0", "text")
     for row in (first, last):  # answers 4 and 9 are right, 2 raises, 7 (mod 5: 2) raises too
-        assert row["metrics"]["verifier_failures"] == 4 and row["metrics"]["avg@2"] == 0.5 and sorted(row["counts"]) == [0, 0, 2, 2]
+        assert (
+            row["metrics"]["verifier_failures"] == 4
+            and row["metrics"]["avg@2"] == 0.5
+            and sorted(row["counts"]) == [0, 0, 2, 2]
+        )
     assert last["M"] == 2  # two updates, each of all five problems
     assert {k: v for k, v in last["train"].items() if k.startswith("verifier_")} == {
         "verifier_failures": 8,

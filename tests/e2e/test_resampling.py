@@ -1,5 +1,5 @@
-"""Solved problems left out of later epochs, on the command line: a run killed and resumed is the unbroken one, and so is a pipeline's at
-k = 0."""
+"""Solved problems left out of later epochs, on the command line: a run killed and resumed is the unbroken one, and so
+is a pipeline's at k = 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 # 48 training problems are 6 updates an epoch; a cell of 78 updates
-WORDS = ("train", "tiny.yaml", "cell.data.size=48", "cell.rl.no_positive_resampling=0.25", "sweep.n=[4]", "sweep.seeds=1")
+WORDS = (
+    "train",
+    "tiny.yaml",
+    "cell.data.size=48",
+    "cell.rl.no_positive_resampling=0.25",
+    "sweep.n=[4]",
+    "sweep.seeds=1",
+)
 LINES = 6
 
 
@@ -21,14 +28,20 @@ def ledger(isojax: Any, name: str) -> Path:
 
 
 def points(isojax: Any, name: str) -> list[dict[str, Any]]:
-    return [row for line in ledger(isojax, name).read_text().splitlines() if (row := json.loads(line))["kind"] == "eval"]
+    return [
+        row for line in ledger(isojax, name).read_text().splitlines() if (row := json.loads(line))["kind"] == "eval"
+    ]
 
 
 def test_killed_and_resumed_and_in_a_pipeline(isojax: Any) -> None:
     isojax.swept(*WORDS, "name=whole")
     whole = points(isojax, "whole")
     dropped = [point["train"]["dropped"] for point in whole if point["M"]]
-    assert [point["M"] for point in whole[:4]] == [0, 2, 3, 4] and dropped[:3] == [0, 0, 0]  # nothing is known before an epoch's end
+    assert [point["M"] for point in whole[:4]] == [0, 2, 3, 4] and dropped[:3] == [
+        0,
+        0,
+        0,
+    ]  # nothing is known before an epoch's end
     assert dropped[-1] > 0.1 and all(later >= before for before, later in pairwise(dropped))
 
     process, last = isojax.fork(*WORDS, "name=killed", "run.checkpoint_seconds=0"), time.monotonic() + 200
@@ -49,4 +62,6 @@ def test_killed_and_resumed_and_in_a_pipeline(isojax: Any) -> None:
     isojax.swept(*WORDS, "name=turns", "cell.rl.max_staleness=0")
     for one, other in zip(points(isojax, "turns"), whole, strict=True):
         assert (one["M"], one["counts"], one["metrics"]) == (other["M"], other["counts"], other["metrics"])
-        assert one["train"] == pytest.approx(other["train"], rel=1e-5, abs=1e-5)  # sums of the same numbers, in other parts
+        assert one["train"] == pytest.approx(
+            other["train"], rel=1e-5, abs=1e-5
+        )  # sums of the same numbers, in other parts

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.compiler import AS_USERS_DO, flags
-from tests.test_loggers import curves, event_file
+from tests.runs.test_loggers import curves, event_file
 
 HALF_DONE, LINES = "8x2-s1", 5  # the second of four cells, killed with so many of its 13 lines written
 
@@ -37,7 +37,9 @@ def check_unbroken(isojax: Any, whole: Any, resumed: str, kept: dict[str, Any]) 
     assert resumed.count("done before") == 1
     assert isojax.ledgers() == whole.ledgers()
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
-    isojax.quick_ok("fit", "runs/tiny", "--compute", "device_hours", "--json")  # the clocks beside the records are whole too
+    isojax.quick_ok(
+        "fit", "runs/tiny", "--compute", "device_hours", "--json"
+    )  # the clocks beside the records are whole too
     for cell in isojax.ledgers():
         check_curves(isojax, cell)
 
@@ -58,7 +60,9 @@ def states(isojax: Any) -> dict[str, str]:
 
 
 def test_killed_before_a_checkpoint(isojax: Any, whole: Any) -> None:
-    """The half-done cell runs anew from its start and finds its first points recorded. --resume also starts where nothing is."""
+    """The half-done cell runs anew from its start and finds its first points recorded. --resume also starts where
+    nothing is.
+    """
     kill_in_mid_cell(isojax, "--resume")
     kept = isojax.snapshot("runs", "tiny", "cells", "8x2-s0")
     half = isojax.ledgers()[HALF_DONE]
@@ -68,7 +72,9 @@ def test_killed_before_a_checkpoint(isojax: Any, whole: Any) -> None:
 
 
 def test_killed_between_checkpoints(isojax: Any, whole: Any) -> None:
-    """The half-done cell goes on from its checkpoint; a last line torn by the kill, of its records or its clocks, is written again."""
+    """The half-done cell goes on from its checkpoint; a last line torn by the kill, of its records or its clocks, is
+    written again.
+    """
     kill_in_mid_cell(isojax, "run.checkpoint_seconds=0")
     cell: Path = isojax.run() / "cells" / HALF_DONE
     assert [p for p in (cell / "checkpoint").iterdir() if p.name.isdigit()]
@@ -93,7 +99,9 @@ def test_killed_between_checkpoints(isojax: Any, whole: Any) -> None:
 
 
 def test_killed_before_anything_was_written(isojax: Any) -> None:
-    """A kill while config.yaml is written leaves a temporary file, and nothing that stands in the way of a new start."""
+    """A kill while config.yaml is written leaves a temporary file, and nothing that stands in the way of a new
+    start.
+    """
     isojax.run().mkdir(parents=True)
     (isojax.run() / ".config.yaml.12345").write_text("name: ti")
     isojax.quick_ok("isojax.launch", "tiny.yaml", "--resume", "--dry-run")
@@ -104,7 +112,8 @@ def test_a_finished_sweep_grows(isojax: Any, whole: Any) -> None:
     short = isojax.ledgers()
     assert len(short) == 4 and all(ledger.count(b"\n") == 10 for ledger in short.values())
 
-    # More budget goes on where the cells ended: the first lines stand, and the rest is what one long run would have written.
+    # More budget goes on where the cells ended: the first lines stand, and the rest is what one long run would have
+    # written.
     isojax.swept("isojax.launch", "tiny.yaml", "--resume")
     assert all(ledger.startswith(short[cell]) for cell, ledger in isojax.ledgers().items())
     assert isojax.ledgers() == whole.ledgers()
@@ -125,7 +134,8 @@ def test_a_finished_sweep_grows(isojax: Any, whole: Any) -> None:
 
 
 def test_more_budget_where_one_update_reaches_two_targets(isojax: Any) -> None:
-    """B = 32 passes 64, 77, 93 and 111 at M = 2, 3, 3 and 4. A budget that ends between 77 and 93, then a larger one: no C stands twice.
+    """B = 32 passes 64, 77, 93 and 111 at M = 2, 3, 3 and 4. A budget that ends between 77 and 93, then a larger one:
+    no C stands twice.
 
     Compiled as users do, as the other resumptions are not."""
     words, usual = ("tiny.yaml", "cell.eval.ratio=1.2", "sweep.seeds=1"), flags(AS_USERS_DO)
@@ -142,7 +152,9 @@ def test_more_budget_where_one_update_reaches_two_targets(isojax: Any) -> None:
 
 
 def test_a_line_lost_from_a_finished_ledger_is_measured_again(isojax: Any, whole: Any) -> None:
-    """The saved state is past the lost line, so the cell runs anew from its start and finds the other points recorded."""
+    """The saved state is past the lost line, so the cell runs anew from its start and finds the other points
+    recorded.
+    """
     shutil.copytree(whole.run(), isojax.run())
     ledger: Path = isojax.run() / "cells" / HALF_DONE / "records.jsonl"
     lines = ledger.read_bytes().splitlines(keepends=True)
@@ -153,7 +165,9 @@ def test_a_line_lost_from_a_finished_ledger_is_measured_again(isojax: Any, whole
 
 def test_a_run_that_diverges_is_recorded(isojax: Any) -> None:
     """A learning rate that no policy survives: exit code 1, and the reason in the ledger."""
-    done = isojax.quick("isojax.launch", "tiny.yaml", "cell.rl.learning_rate=1e38", "sweep.n=[2]", "sweep.seeds=1", report=False)
+    done = isojax.quick(
+        "isojax.launch", "tiny.yaml", "cell.rl.learning_rate=1e38", "sweep.n=[2]", "sweep.seeds=1", report=False
+    )
     assert done.returncode == 1 and "Traceback" not in done.stderr and "not finite" in done.stderr
     last = json.loads((isojax.run() / "cells" / "8x2-s0" / "records.jsonl").read_text().splitlines()[-1])
     assert last["kind"] == "failed" and "not finite" in last["reason"]

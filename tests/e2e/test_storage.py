@@ -1,4 +1,6 @@
-"""A sweep at a URL (file://, which processes share as they do a bucket): the same ledgers, also where the machine is lost in mid-run."""
+"""A sweep at a URL (file://, which processes share as they do a bucket): the same ledgers, also where the machine is
+lost in mid-run.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from isojax import claim
-from isojax.remote import RemoteFolder
+from isojax.runs import lease
+from isojax.runs.object_store import RemoteFolder
 from tests.e2e.test_resume import HALF_DONE, LINES
 
 CELLS = "cells/*/records.jsonl"
@@ -21,7 +23,9 @@ def ledgers(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_killed_sweep_goes_on_on_another_machine(isojax: Any, whole: Any) -> None:
-    """Killed with half a cell recorded, its scratch folder lost. All is read at the URL: nothing of the sweep stays on the machine."""
+    """Killed with half a cell recorded, its scratch folder lost. All is read at the URL: nothing of the sweep stays on
+    the machine.
+    """
     bucket, cache = isojax.folder.parent / "bucket", isojax.folder.parent / "cache"
     url, sweep = f"file://{bucket}", bucket / "tiny"
     words = ("isojax.launch", "tiny.yaml", f"run.dir={url}", "--resume", "run.checkpoint_seconds=0")
@@ -48,28 +52,47 @@ def test_a_killed_sweep_goes_on_on_another_machine(isojax: Any, whole: Any) -> N
     for pattern in ("cells/*/samples.txt", "cells/*/health.json", "base/*"):
         for path in whole.run().glob(pattern):
             assert (sweep / path.relative_to(whole.run())).read_bytes() == path.read_bytes(), path
-    assert url in (sweep / "config.yaml").read_text() and not list(cache.rglob("records.jsonl")) and not (sweep / ".lock").exists()
+    assert (
+        url in (sweep / "config.yaml").read_text()
+        and not list(cache.rglob("records.jsonl"))
+        and not (sweep / ".lock").exists()
+    )
     assert not (isojax.folder / "runs").exists() and not (isojax.folder / "file:").exists()
 
     (sweep / "fit.json").unlink()
     told = json.loads(isojax.quick_ok("recommend", f"{url}/tiny", "--budget", "2000", "--json").stdout)
     assert told["B_p"] == 8 and (sweep / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
     isojax.quick_ok("compare", f"{url}/tiny", f"{url}/tiny/fit.json", "--labels", "a,b", "--json")
-    shutil.rmtree(sweep / "cells" / HALF_DONE / "checkpoint")  # which somebody does to save space: the cell has been recorded
+    shutil.rmtree(
+        sweep / "cells" / HALF_DONE / "checkpoint"
+    )  # which somebody does to save space: the cell has been recorded
     done = isojax.swept("isojax.launch", f"{url}/tiny/config.yaml", "--resume", XDG_CACHE_HOME=str(cache))
     assert done.stderr.count("done before") == 4
 
 
 def test_what_is_refused(isojax: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(claim, "RENEW_SECONDS", 0.5)
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.5)
     url = f"file://{isojax.folder}/bucket"
-    with claim.Lease(RemoteFolder(f"{url}/tiny")):
+    with lease.Lease(RemoteFolder(f"{url}/tiny")):
         done = isojax.quick("isojax.launch", "tiny.yaml", f"run.dir={url}")
-    assert done.returncode == 2 and f"{url}/tiny is being written by process {os.getpid()}" in done.stderr.splitlines()[-1]
+    assert (
+        done.returncode == 2 and f"{url}/tiny is being written by process {os.getpid()}" in done.stderr.splitlines()[-1]
+    )
     (isojax.folder / "file").write_text("in the way")
     place = f"file://{isojax.folder}/file/runs"
-    isojax.refused("isojax.launch", "tiny.yaml", f"run.dir={place}", saying=[f"cannot use {place}/tiny", "give another run.dir"])
-    isojax.refused("isojax.launch", "tiny.yaml", "run.dir=nothing://b", saying=["nothing://b/tiny", "Protocol not known"])
-    isojax.refused("isojax.train", "tiny.yaml", "run.dir=memory://b", "--processes", "auto", saying=["several processes", "docs/hosts.md"])
+    isojax.refused(
+        "isojax.launch", "tiny.yaml", f"run.dir={place}", saying=[f"cannot use {place}/tiny", "give another run.dir"]
+    )
+    isojax.refused(
+        "isojax.launch", "tiny.yaml", "run.dir=nothing://b", saying=["nothing://b/tiny", "Protocol not known"]
+    )
+    isojax.refused(
+        "isojax.train",
+        "tiny.yaml",
+        "run.dir=memory://b",
+        "--processes",
+        "auto",
+        saying=["several processes", "docs/hosts.md"],
+    )
     isojax.refused("lr-anchor", "tiny.yaml", "run.dir=memory://b", saying=["expected a folder"])
     isojax.refused("fit", f"file://{isojax.folder}/nothing", saying=["there is nothing at file://"])

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from isojax.storage import LOCK_FILE
+from isojax.runs.store import LOCK_FILE
 
 CELLS = {f"8x{n}-s{seed}": 8 * n for n in (2, 4) for seed in (0, 1)}
-TARGETS = [0, *(math.ceil(round(64 * 1.4**k, 6)) for k in range(11))]  # to 1852; the next, 2593, is over the budget of 2500
+TARGETS = [
+    0,
+    *(math.ceil(round(64 * 1.4**k, 6)) for k in range(11)),
+]  # to 1852; the next, 2593, is over the budget of 2500
 
 
 def test_a_sweep_leaves_its_files(whole: Any) -> None:
@@ -23,14 +26,20 @@ def test_a_sweep_leaves_its_files(whole: Any) -> None:
     for cell in CELLS:
         assert {"records.jsonl", "timing.jsonl", "samples.txt"} <= {p.name for p in (run / "cells" / cell).iterdir()}
     saved = yaml.safe_load((run / "config.yaml").read_text())
-    assert saved["name"] == "tiny" and saved["cell"]["model"]["width"] == 32 and saved["cell"]["rl"]["max_grad_norm"] == 1.0
+    assert (
+        saved["name"] == "tiny"
+        and saved["cell"]["model"]["width"] == 32
+        and saved["cell"]["rl"]["max_grad_norm"] == 1.0
+    )
     assert saved["sweep"]["slots"] == saved["sweep"]["microbatch"] == 16  # the planner's choice is stored with the run
     figures = sorted((run / "figures").glob("*.png"))
     assert len(figures) >= 2 and all(p.read_bytes().startswith(b"\x89PNG") for p in figures)
     page = (run / "report.html").read_text()
     assert "report: runs/tiny/report.html" in whole.said
     assert page.lstrip().lower().startswith("<!doctype html") and "tiny" in page and page.rstrip().endswith("</html>")
-    assert not list(run.rglob("*.part")) and [p.name for p in run.rglob(".*") if p.is_file()] == [LOCK_FILE]  # no temporary file is left
+    assert not list(run.rglob("*.part")) and [p.name for p in run.rglob(".*") if p.is_file()] == [
+        LOCK_FILE
+    ]  # no temporary file is left
 
 
 def test_fit_json_holds_the_keys_it_promises(whole: Any) -> None:
@@ -46,7 +55,9 @@ def test_fit_json_holds_the_keys_it_promises(whole: Any) -> None:
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_every_rollout_is_counted_and_no_other(whole: Any, cell: str) -> None:
-    """C = B_p n M at the first update that reaches each value of the grid; base policy, labels and validation are not in it."""
+    """C = B_p n M at the first update that reaches each value of the grid; base policy, labels and validation are not
+    in it.
+    """
     B, rows = CELLS[cell], whole.rows(cell)
     assert [row["target"] for row in rows] == TARGETS  # the same for every cell
     assert [row["M"] for row in rows] == [math.ceil(target / B) for target in TARGETS]
@@ -61,7 +72,9 @@ def test_every_rollout_is_counted_and_no_other(whole: Any, cell: str) -> None:
             "worst@8": row["counts"].count(8) / 40,
         }
         shares = {name: row["metrics"][name] for name in ("parsed_fraction", "truncated")}
-        assert row["metrics"] == {name: pytest.approx(x, rel=1e-12) for name, x in by_count.items()} | shares | {"verifier_failures": 0.0}
+        assert row["metrics"] == {name: pytest.approx(x, rel=1e-12) for name, x in by_count.items()} | shares | {
+            "verifier_failures": 0.0
+        }
         # on device an answer's form is that it ends: 320 rollouts, each cut or not
         assert shares["parsed_fraction"] == pytest.approx(1 - shares["truncated"], rel=1e-12)
         assert 320 * shares["truncated"] == pytest.approx(round(320 * shares["truncated"]), abs=1e-9)
@@ -79,7 +92,9 @@ def test_the_base_policy_is_shared_and_seeds_differ(whole: Any) -> None:
 
 def test_training_and_validation_problems_are_disjoint(whole: Any) -> None:
     problems = [json.loads(line) for line in (whole.run() / "base" / "problems.jsonl").read_text().splitlines()]
-    sides = {side: {p["prompt"] for p in problems if p["split"] == side} for side in ("training", "validation", "left out")}
+    sides = {
+        side: {p["prompt"] for p in problems if p["split"] == side} for side in ("training", "validation", "left out")
+    }
     assert len(problems) == 600 == len({p["prompt"] for p in problems}) and sum(map(len, sides.values())) == 600
     assert len(sides["validation"]) == 40 and not sides["validation"] & sides["training"]
     assert all(p["attempts"] == 16 and 0 <= p["solved"] <= 16 for p in problems)
@@ -97,15 +112,23 @@ def test_samples_can_be_read(whole: Any) -> None:
     heads = [line for line in text.splitlines() if line.startswith("C = ")]
     assert [int(line.split()[2]) for line in heads] == [row["rollouts"] for row in whole.rows("8x2-s0")]
     answers = [line.split("    ") for line in text.splitlines() if line.startswith(" ")]
-    assert len(answers) >= len(heads) and all(verdict == "right" or verdict.startswith("wrong, the answer is ") for *_, verdict in answers)
+    assert len(answers) >= len(heads) and all(
+        verdict == "right" or verdict.startswith("wrong, the answer is ") for *_, verdict in answers
+    )
 
 
 def test_again_and_side_by_side_the_same_bits(whole: Any, isojax: Any) -> None:
-    """No clock and no order of work is in the records: two cells at a time, by the same programs, write what one after the other did."""
+    """No clock and no order of work is in the records: two cells at a time, by the same programs, write what one after
+    the other did.
+    """
     done = isojax.swept("launch", "tiny.yaml", "run.cells_at_once=2")
     assert "2 at once" in done.stderr and "for 2,500 rollouts: B_p = 8" in done.stdout
     assert isojax.ledgers() == whole.ledgers()
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
-    assert (isojax.run() / "base" / "problems.jsonl").read_bytes() == (whole.run() / "base" / "problems.jsonl").read_bytes()
-    timing = [json.loads(line) for line in (isojax.run() / "cells" / "8x2-s0" / "timing.jsonl").read_text().splitlines()]
+    assert (isojax.run() / "base" / "problems.jsonl").read_bytes() == (
+        whole.run() / "base" / "problems.jsonl"
+    ).read_bytes()
+    timing = [
+        json.loads(line) for line in (isojax.run() / "cells" / "8x2-s0" / "timing.jsonl").read_text().splitlines()
+    ]
     assert [row["target"] for row in timing] == TARGETS and all(row["seconds"] > 0 for row in timing)

@@ -1,5 +1,5 @@
-"""A language model from end to end through the command line: a sweep, killed and resumed; labelling, killed and resumed; a mixture of
-what it wrote, with a further set; the trained policy exported."""
+"""A language model from end to end through the command line: a sweep, killed and resumed; labelling, killed and
+resumed; a mixture of what it wrote, with a further set; the trained policy exported."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from isojax.config import DataConfig
-from isojax.tasks.sources import open_source
+from isojax.core.config import DataConfig
+from isojax.tasks.problem_sources import open_source
 from tests.compiler import QUICK, flags
 from tests.e2e.conftest import SECONDS, Fork, Isojax, Nursery
 from tests.e2e.tiny_lm import make_model
@@ -45,7 +45,10 @@ run: {verifier_workers: 1, cells_at_once: 1}
 """
 FLAGS = flags(QUICK, devices=1)
 TARGETS = [0, 16, 23, 32, 44, 62, 87, 121, 169]
-CELLS = {"4x2-s0": (8, TARGETS), "4x4-s0": (16, [t for t in TARGETS if t != 23])}  # 2 updates of 16 reach 23 and 32: the latter stands
+CELLS = {
+    "4x2-s0": (8, TARGETS),
+    "4x4-s0": (16, [t for t in TARGETS if t != 23]),
+}  # 2 updates of 16 reach 23 and 32: the latter stands
 LABELLING = ("difficulty", "sums.yaml", "cell.data.candidates=150", "cell.data.attempts=16", "--held-out", "4")
 
 
@@ -81,7 +84,9 @@ def killed_at(process: Fork, path: Path, lines: int) -> None:
 def test_what_a_sweep_leaves(unbroken: Isojax) -> None:
     """Every count, every metric, and samples that a person can read."""
     assert set(unbroken.ledgers("sums")) == set(CELLS)
-    problems = [json.loads(line) for line in (unbroken.run("sums") / "base" / "problems.jsonl").read_text().splitlines()]
+    problems = [
+        json.loads(line) for line in (unbroken.run("sums") / "base" / "problems.jsonl").read_text().splitlines()
+    ]
     validation = [p for p in problems if p["split"] == "validation"]
     assert len(problems) == 60 and len(validation) == 8 and all(p["attempts"] == 0 for p in problems)
     for cell, (B, targets) in CELLS.items():
@@ -93,14 +98,25 @@ def test_what_a_sweep_leaves(unbroken: Isojax) -> None:
             counts, metrics = row["counts"], row["metrics"]
             assert set(metrics) == {"avg@4", "best@4", "worst@4", "parsed_fraction", "truncated", "verifier_failures"}
             assert metrics["avg@4"] == pytest.approx(sum(counts) / 32)
-            assert (metrics["best@4"], metrics["worst@4"]) == (sum(c > 0 for c in counts) / 8, sum(c == 4 for c in counts) / 8)
-            assert 0.7 < metrics["parsed_fraction"] <= 1 and metrics["verifier_failures"] == 0  # an empty response holds no answer
-            assert not row["M"] or (row["train"]["sampler_logp_gap"] < 1e-4 and 0 < row["train"]["reward"] < 1 and row["train"]["grad_norm"] > 0)
+            assert (metrics["best@4"], metrics["worst@4"]) == (
+                sum(c > 0 for c in counts) / 8,
+                sum(c == 4 for c in counts) / 8,
+            )
+            assert (
+                0.7 < metrics["parsed_fraction"] <= 1 and metrics["verifier_failures"] == 0
+            )  # an empty response holds no answer
+            assert not row["M"] or (
+                row["train"]["sampler_logp_gap"] < 1e-4
+                and 0 < row["train"]["reward"] < 1
+                and row["train"]["grad_norm"] > 0
+            )
         text = (unbroken.run("sums") / "cells" / cell / "samples.txt").read_text()
         heads = [line for line in text.splitlines() if line.startswith("C = ")]
         assert [int(line.split()[2]) for line in heads] == [row["rollouts"] for row in rows]
         verdicts = [line.rpartition("    ")[2] for line in text.split("\n") if line.startswith("    ")]
-        assert {"right"} < set(verdicts) and set(verdicts) - {"right"} <= {f"wrong, the answer is {p['answer']}" for p in validation}
+        assert {"right"} < set(verdicts) and set(verdicts) - {"right"} <= {
+            f"wrong, the answer is {p['answer']}" for p in validation
+        }
         assert all(p["prompt"] in text for p in validation[:4])
 
 
@@ -125,7 +141,9 @@ def test_labelling_killed_and_called_again_finds_the_same(isojax: Isojax, unbrok
     assert (folder / "labels.jsonl").read_bytes().startswith(half[: half.rindex(b"\n") + 1])
     assert (folder / "labels.csv").read_bytes() == (whole / "labels.csv").read_bytes() and "150 problems" in done.stdout
     rows = list(csv.DictReader((folder / "labels.csv").read_text().splitlines()))
-    assert len(rows) == 150 and all(float(r["low"]) <= float(r["avg"]) == int(r["solved"]) / 16 <= float(r["high"]) for r in rows)
+    assert len(rows) == 150 and all(
+        float(r["low"]) <= float(r["avg"]) == int(r["solved"]) / 16 <= float(r["high"]) for r in rows
+    )
     parts = {"hard": (0, 1 / 16), "easy": (0.3, 0.6), "very_easy": (0.6, 0.9)}
     for part, (low, high) in parts.items():
         found = {int(r["id"]) for r in rows if low <= float(r["avg"]) <= high and r["part"] == part}
@@ -142,14 +160,23 @@ def test_labelling_killed_and_called_again_finds_the_same(isojax: Isojax, unbrok
 def test_a_mixture_with_a_further_set(isojax: Isojax, unbroken: Isojax) -> None:
     prepare(isojax)
     shutil.copytree(unbroken.folder / "difficulty", isojax.folder / "difficulty")
-    words = ("name=mixed", "cell.task=tfds:difficulty/sums/splits", "cell.data.mixture={hard: 0.5, easy: 0.5}", "cell.data.validation=4")
+    words = (
+        "name=mixed",
+        "cell.task=tfds:difficulty/sums/splits",
+        "cell.data.mixture={hard: 0.5, easy: 0.5}",
+        "cell.data.validation=4",
+    )
     extra = "cell.eval.extra={most: 'tfds:difficulty/sums/splits#very_easy_validation'}"
     done = isojax.quick_ok("train", "sums.yaml", *words, extra, "sweep.n=[2]", "sweep.budget=40", XLA_FLAGS=FLAGS)
     assert "mixture" in done.stderr
     problems = [json.loads(line) for line in (isojax.run("mixed") / "base" / "problems.jsonl").read_text().splitlines()]
     training = [p["solved"] / p["attempts"] for p in problems if p["split"] == "training"]
     hard = sum(rate <= 1 / 16 for rate in training)
-    assert len(training) >= 8 and abs(2 * hard - len(training)) <= 1 and all(rate <= 1 / 16 or 0.3 <= rate <= 0.6 for rate in training)
+    assert (
+        len(training) >= 8
+        and abs(2 * hard - len(training)) <= 1
+        and all(rate <= 1 / 16 or 0.3 <= rate <= 0.6 for rate in training)
+    )
     further = [p for p in problems if p["split"] == "extra/most"]
     assert len(further) == 4 and all(0.6 < p["solved"] / p["attempts"] <= 0.9 for p in further)
     for row in isojax.rows("4x2-s0", "mixed"):
@@ -169,4 +196,6 @@ def test_the_trained_policy_is_exported_and_reloads(isojax: Isojax, unbroken: Is
     different = {k for k in shown[0] if shown[0][k] != shown[1][k]}
     assert different <= {"fingerprint", "bytes", "files"} and "fingerprint" in different
     isojax.quick_ok("launch", "sums.yaml", "name=further", "cell.model.path=trained", "--dry-run")
-    isojax.refused("model", "export", str(unbroken.run("sums") / "cells" / "4x4-s0"), "trained", "--base", "lm", saying=["trained"])
+    isojax.refused(
+        "model", "export", str(unbroken.run("sums") / "cells" / "4x4-s0"), "trained", "--base", "lm", saying=["trained"]
+    )

@@ -1,4 +1,6 @@
-"""A language model small enough for the end-to-end tests: random weights, a tokenizer made on the spot, a coin for a verifier."""
+"""A language model small enough for the end-to-end tests: random weights, a tokenizer made on the spot, a coin for a
+verifier.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,10 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from isojax.config import ModelConfig
-from isojax.models import hf, llama
-from isojax.models.layout import weight_layouts
+from isojax.core.config import ModelConfig
+from isojax.models.families import llama
+from isojax.models.hf import hf_load
+from isojax.models.hf.hf_layout import weight_layouts
 from tests.tasks.tokenizer_folders import byte_level
 
 VOCAB = 384
@@ -49,7 +52,11 @@ def make_model(folder: Path) -> Path:
     for weight in weight_layouts(SHAPE, llama.build(SHAPE, VOCAB)):
         for name in weight.tensor_names:
             one = "norm" in name
-            tensors[name] = np.ones(weight.stored_shape, np.float32) if one else rng.normal(0, 0.3, weight.stored_shape).astype(np.float32)
+            tensors[name] = (
+                np.ones(weight.stored_shape, np.float32)
+                if one
+                else rng.normal(0, 0.3, weight.stored_shape).astype(np.float32)
+            )
     save_file(tensors, folder / "model.safetensors")
-    hf.write_config_json(folder, hf.make_config_json(SHAPE, VOCAB, 512, "float32"))
+    hf_load.write_config_json(folder, hf_load.make_config_json(SHAPE, VOCAB, 512, "float32"))
     return folder

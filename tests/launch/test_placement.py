@@ -6,16 +6,20 @@ from typing import Any
 
 import pytest
 
-from isojax.config import Config
-from isojax.launch.placement import ProcessGroupSpec, capacity, require_capacity, process_group_spec
-from isojax.types import InputError
+from isojax.core.config import Config
+from isojax.core.errors import InputError
+from isojax.launch.ray.placement import ProcessGroupSpec, capacity, process_group_spec, require_capacity
 
 CPUS: list[dict[str, Any]] = [{"Alive": True, "Resources": {"CPU": 4.0}, "Labels": {"pool": "a"}} for _ in range(2)]
 GPUS: list[dict[str, Any]] = [{"Alive": True, "Resources": {"CPU": 16.0, "GPU": 8.0}, "Labels": {}} for _ in range(2)]
 
 
 def hosts(slices: int, topology: str = "4x4", chips: int = 4, of_each: int = 4) -> list[dict[str, Any]]:
-    labels = [{"ray.io/tpu-slice-name": f"slice-{i}", "ray.io/tpu-topology": topology} for i in range(slices) for _ in range(of_each)]
+    labels = [
+        {"ray.io/tpu-slice-name": f"slice-{i}", "ray.io/tpu-topology": topology}
+        for i in range(slices)
+        for _ in range(of_each)
+    ]
     return [{"Alive": True, "Resources": {"CPU": 8.0, "TPU": float(chips)}, "Labels": own} for own in labels]
 
 
@@ -32,7 +36,12 @@ def config(mesh: str = "auto", **gang: Any) -> Config:
         (config(processes=2), CPUS, ProcessGroupSpec(2, {"CPU": 1.0}, {}, 1), 4),
         (config("data=-1", processes=2, cpus=4), CPUS, ProcessGroupSpec(2, {"CPU": 4.0}, {}, 4), 1),
         (config("data=2", cpus=0.5), CPUS, ProcessGroupSpec(1, {"CPU": 0.5}, {}, 2), 16),
-        (config(resources={"x": 1}, labels={"pool": "a"}), CPUS, ProcessGroupSpec(1, {"CPU": 1.0, "x": 1.0}, {"pool": "a"}, 1), 0),
+        (
+            config(resources={"x": 1}, labels={"pool": "a"}),
+            CPUS,
+            ProcessGroupSpec(1, {"CPU": 1.0, "x": 1.0}, {"pool": "a"}, 1),
+            0,
+        ),
         (config(labels={"pool": "b"}), CPUS, ProcessGroupSpec(1, {"CPU": 1.0}, {"pool": "b"}, 1), 0),
         (config(), GPUS, ProcessGroupSpec(1, {"GPU": 1.0, "CPU": 1.0}), 16),
         (config(share=4), GPUS, ProcessGroupSpec(1, {"GPU": 0.25, "CPU": 1.0}), 32),
@@ -41,10 +50,30 @@ def config(mesh: str = "auto", **gang: Any) -> Config:
         (config("fsdp=-1", processes=2), GPUS, ProcessGroupSpec(2, {"GPU": 8.0, "CPU": 1.0}), 1),
         (config("fsdp=8", gpus=4), GPUS, ProcessGroupSpec(2, {"GPU": 4.0, "CPU": 1.0}), 2),
         (config("data=2", cpus=2), GPUS, ProcessGroupSpec(1, {"CPU": 2.0}, {}, 2), 16),
-        (config("fsdp=4,tensor=4", tpu="v5e:4x4"), hosts(3), ProcessGroupSpec(4, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4")), 3),
-        (config("data=-1", tpu="v5e:4x4", slices=2), hosts(3), ProcessGroupSpec(8, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4"), 2), 1),
-        (config(tpu="v5e:4x4"), [*hosts(1), *hosts(4, "2x2", 4, 1)], ProcessGroupSpec(4, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4")), 1),
-        (config(tpu="v5e:4x4"), hosts(1)[:3], ProcessGroupSpec(4, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4")), 0),
+        (
+            config("fsdp=4,tensor=4", tpu="v5e:4x4"),
+            hosts(3),
+            ProcessGroupSpec(4, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4")),
+            3,
+        ),
+        (
+            config("data=-1", tpu="v5e:4x4", slices=2),
+            hosts(3),
+            ProcessGroupSpec(8, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4"), 2),
+            1,
+        ),
+        (
+            config(tpu="v5e:4x4"),
+            [*hosts(1), *hosts(4, "2x2", 4, 1)],
+            ProcessGroupSpec(4, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4")),
+            1,
+        ),
+        (
+            config(tpu="v5e:4x4"),
+            hosts(1)[:3],
+            ProcessGroupSpec(4, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4")),
+            0,
+        ),
     ],
 )
 def test_by_hand(asked: Config, nodes: list[dict[str, Any]], shape: ProcessGroupSpec, gangs: int) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from isojax.config import CellConfig, EvalConfig, PrecisionConfig, SamplingConfig, SweepConfig
+from isojax.core.config import CellConfig, EvalConfig, PrecisionConfig, SamplingConfig, SweepConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell
 from isojax.launch.planner import MAX_PREFILL_BATCH, MAX_SHARD_ROWS, cell_cost, plan_cells, resolve_sweep_sizes
-from isojax.types import Cell, InputError
 
 
 def test_every_pair_and_seed_once_and_the_slowest_first() -> None:
@@ -103,8 +104,22 @@ def test_lanes_that_cannot_be_are_refused() -> None:
     with pytest.raises(InputError, match=r"sweep.slots_per_prefix = 4 with sweep.decode_attention = pallas"):
         resolve_sweep_sizes(SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=4, decode_attention="pallas"), 1)
     with pytest.raises(InputError, match=r"cell.precision.cache = int8"):
-        resolve_sweep_sizes(SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=4), 1, CellConfig(precision=PrecisionConfig(cache="int8")))
+        resolve_sweep_sizes(
+            SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=4),
+            1,
+            CellConfig(precision=PrecisionConfig(cache="int8")),
+        )
     with pytest.raises(InputError, match="12 of its slots would stay empty"):
         resolve_sweep_sizes(SweepConfig(n=(4, 32), decode_slots=32, slots_per_prefix=16), 1)
-    assert resolve_sweep_sizes(SweepConfig(decode_slots=32), 1, CellConfig(sampling=long, precision=PrecisionConfig(cache="int8"))).slots_per_prefix == 1
-    assert resolve_sweep_sizes(SweepConfig(decode_slots=32, decode_attention="pallas"), 1, CellConfig(sampling=long)).slots_per_prefix == 1
+    assert (
+        resolve_sweep_sizes(
+            SweepConfig(decode_slots=32), 1, CellConfig(sampling=long, precision=PrecisionConfig(cache="int8"))
+        ).slots_per_prefix
+        == 1
+    )
+    assert (
+        resolve_sweep_sizes(
+            SweepConfig(decode_slots=32, decode_attention="pallas"), 1, CellConfig(sampling=long)
+        ).slots_per_prefix
+        == 1
+    )

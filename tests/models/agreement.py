@@ -1,4 +1,6 @@
-"""The ways of running a decoder, on the same sequences: what test_families.py and make_references.py compare with transformers."""
+"""The ways of running a decoder, on the same sequences: what test_families.py and make_references.py compare with
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isojax.models.decoder import Decoder, Params
-from isojax.models.decoding import Decoding
+from isojax.models.decode import Decoding
+from isojax.models.transformer import Decoder, Params
 
 PATHS = ("score", "prefix and score", "prefix and step, stacked", "prefix and step, unrolled")
 
 
 def from_checkpoint(weights: Mapping[str, np.ndarray], names: Mapping[str, str], decoder: Decoder) -> Params:
-    """Our tree of a checkpoint's arrays by their names in it: matrices turned round (torch's Linear is [out, in]), layers stacked."""
+    """Our tree of a checkpoint's arrays by their names in it: matrices turned round (torch's Linear is [out, in]),
+    layers stacked.
+    """
 
     def ours(name: str, shape: tuple[int, ...]) -> np.ndarray:
         w = weights[name]
@@ -33,9 +37,11 @@ def from_checkpoint(weights: Mapping[str, np.ndarray], names: Mapping[str, str],
 
 
 @partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})  # compiles in half the time
-def run(decoder: Decoder, params: Params, tokens: Any, prompts: Any, cut: Any, responses: Any, row: Any) -> tuple[Any, ...]:
-    """Logits [b T V] of whole sequences; from the last token of prompts of lengths `cut` on, in another order: of what follows that token
-    in `responses`; of this once more, one token at a time."""
+def run(
+    decoder: Decoder, params: Params, tokens: Any, prompts: Any, cut: Any, responses: Any, row: Any
+) -> tuple[Any, ...]:
+    """Logits [b T V] of whole sequences; from the last token of prompts of lengths `cut` on, in another order: of what
+    follows that token in `responses`; of this once more, one token at a time."""
     start, following = cut[row], responses[:, 1:]
     whole = decoder.forward(params, tokens, jnp.zeros_like(start))
     prefix = decoder.prefill(params, prompts, cut)
@@ -59,13 +65,18 @@ def run(decoder: Decoder, params: Params, tokens: Any, prompts: Any, cut: Any, r
     return decoder.logits(params, whole), decoder.logits(params, after), stepped(False), stepped(True)
 
 
-def differences(decoder: Decoder, params: Params, tokens: np.ndarray, lengths: np.ndarray, expected: np.ndarray) -> dict[str, np.ndarray]:
-    """By way of running, our logits minus `expected` [b T V], at every position that it computes and that is no padding.
+def differences(
+    decoder: Decoder, params: Params, tokens: np.ndarray, lengths: np.ndarray, expected: np.ndarray
+) -> dict[str, np.ndarray]:
+    """By way of running, our logits minus `expected` [b T V], at every position that it computes and that is no
+    padding.
 
     `tokens` are right-padded. Rows are cut into prompt and response at places of their own, the first after one token.
     """
     rows, width = tokens.shape
-    cut = np.array([1 + (r * (n - 2)) // max(rows - 1, 1) for r, n in enumerate(lengths)], np.int32)  # prompt lengths, 1 .. n - 1
+    cut = np.array(
+        [1 + (r * (n - 2)) // max(rows - 1, 1) for r, n in enumerate(lengths)], np.int32
+    )  # prompt lengths, 1 .. n - 1
     prompts = np.where(np.arange(cut.max())[None] < cut[:, None], tokens[:, : cut.max()], 0)
     row = np.arange(rows)[::-1].copy()  # responses in another order than their prompts
     start = (cut - 1)[row]

@@ -1,11 +1,13 @@
-"""Do exported folders reload in transformers with equal logits? Run by hand, where torch, transformers 5 and isojax's needs are.
+"""Do exported folders reload in transformers with equal logits? Run by hand, where torch, transformers 5 and isojax's
+needs are.
 
     python tests/models/check_export.py                            # random small models of every family
     python tests/models/check_export.py --model models/smollm2-135m
 
-Each model is written by isojax (in float32, and in bfloat16 with several files), loaded by transformers' AutoModelForCausalLM, and run on
-both sides on the same tokens in float32. One JSON line each: the logits' standard deviation, their largest and their root mean square
-difference. With --model the folder is also loaded here, saved again, and compared with what transformers reads of the original.
+Each model is written by isojax (in float32, and in bfloat16 with several files), loaded by transformers'
+AutoModelForCausalLM, and run on both sides on the same tokens in float32. One JSON line each: the logits' standard
+deviation, their largest and their root mean square difference. With --model the folder is also loaded here, saved
+again, and compared with what transformers reads of the original.
 """
 
 import argparse
@@ -24,13 +26,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import jax
 import jax.numpy as jnp
 
-from isojax import registry
-from isojax.config import ModelConfig, RopeScaling
-from isojax.meshes import parse_mesh
-from isojax.models import hf
-from isojax.sharding import make_mesh
+from isojax.core import registry
+from isojax.core.config import ModelConfig, RopeScaling
+from isojax.distributed.mesh_spec import parse_mesh
+from isojax.distributed.sharding import make_mesh
+from isojax.models.hf import hf_load
 
-SHAPE: dict[str, Any] = {"layers": 3, "width": 48, "heads": 6, "kv_heads": 2, "head_dim": 10, "mlp": 77, "vocab": 131, "norm_eps": 1e-5}
+SHAPE: dict[str, Any] = {
+    "layers": 3,
+    "width": 48,
+    "heads": 6,
+    "kv_heads": 2,
+    "head_dim": 10,
+    "mlp": 77,
+    "vocab": 131,
+    "norm_eps": 1e-5,
+}
 STRETCHED = RopeScaling(factor=8.0, original_max_position_embeddings=16)
 MODELS = {
     "llama": ModelConfig(family="llama", **SHAPE, rope_base=5e5, rope_scaling=STRETCHED),
@@ -51,15 +62,15 @@ def random_params(config: ModelConfig, vocab: int) -> Any:
         gain = 4.0 if path[-1].key == "unembed" else 1.5
         return (gain * fan_in**-0.5 * rng.standard_normal(x.shape)).astype(np.float32)
 
-    shapes = registry.load("models", config.family, "build").build(config, vocab).shapes()
+    shapes = registry.load("models.families", config.family, "build").build(config, vocab).shapes()
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def ours(folder: Path, tokens: np.ndarray) -> np.ndarray:
     """The logits of a folder, read and run here."""
-    config = hf.resolve_model(ModelConfig(path=str(folder)))
-    decoder = registry.load("models", config.family, "build").build(config, config.vocab)
-    params = hf.load(folder, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
+    config = hf_load.resolve_model(ModelConfig(path=str(folder)))
+    decoder = registry.load("models.families", config.family, "build").build(config, config.vocab)
+    params = hf_load.load(folder, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
 
     def run(params: Any, tokens: Any) -> Any:
         return decoder.logits(params, decoder.score(params, tokens, jnp.zeros(len(tokens), jnp.int32)))
@@ -92,17 +103,17 @@ def main() -> None:
     forms: tuple[tuple[str, float], ...] = (("float32", 5e9), ("bfloat16", 5e4 if given is None else 1e8))
     with tempfile.TemporaryDirectory() as temp:
         for name in [given.name] if given else MODELS:
-            config = hf.resolve_model(ModelConfig(path=str(given))) if given else MODELS[name]
+            config = hf_load.resolve_model(ModelConfig(path=str(given))) if given else MODELS[name]
             assert config.vocab
             if given:
-                decoder = registry.load("models", config.family, "build").build(config, config.vocab)
-                params = hf.load(given, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
+                decoder = registry.load("models.families", config.family, "build").build(config, config.vocab)
+                params = hf_load.load(given, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
                 compare(f"{name}, as it is", given)
             else:
                 params = random_params(config, config.vocab)
             for dtype, size in forms:
                 folder = Path(temp) / f"{name}-{dtype}".replace(" ", "-")
-                hf.save(params, config, given, folder, dtype, size)
+                hf_load.save(params, config, given, folder, dtype, size)
                 compare(f"{name}, {dtype}, {len(list(folder.glob('*.safetensors')))} file(s)", folder)
 
 

@@ -1,11 +1,13 @@
-"""Writes references/: small random models with transformers' logits of them. Run by hand, where torch is; tests read the files.
+"""Writes references/: small random models with transformers' logits of them. Run by hand, where torch is; tests read
+the files.
 
     python tests/models/make_references.py                      # needs torch, transformers 5, numpy
     python tests/models/make_references.py --check 20 --seed 1  # and isojax's own needs, jax among them
 
-The second draws random models of random shapes, runs them here and there, and prints one JSON line each: the largest and the root mean
-square difference of the logits over the three ways of running. Batches hold sequences of unequal lengths, padded on the left for
-transformers and on the right for isojax. Weights are large, so that the logits' standard deviation is at least 3 (asserted).
+The second draws random models of random shapes, runs them here and there, and prints one JSON line each: the largest
+and the root mean square difference of the logits over the three ways of running. Batches hold sequences of unequal
+lengths, padded on the left for transformers and on the right for isojax. Weights are large, so that the logits'
+standard deviation is at least 3 (asserted).
 """
 
 import argparse
@@ -23,7 +25,15 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent / "references"
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 LEAST_STD = 3.0
-SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size", "num_hidden_layers")
+SIZES = (
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "num_hidden_layers",
+)
 STRETCHED = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 # Odd sizes; with a mesh of 2 x 2 x 2 some axes are divided and some are not.
 REFERENCES: dict[str, tuple[str, tuple[int, ...], dict[str, Any], bool]] = {
@@ -49,7 +59,9 @@ def make_config(family: str, sizes: tuple[int, ...], rope: dict[str, Any], tied:
 
 
 def make_model(config: Any, seed: int) -> Any:
-    """A float32 model of random weights: matrices 1.5 / sqrt(fan in), scales of norms .5 to 1.5, biases and the unembedding large."""
+    """A float32 model of random weights: matrices 1.5 / sqrt(fan in), scales of norms .5 to 1.5, biases and the
+    unembedding large.
+    """
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -79,7 +91,9 @@ def reference_logits(model: Any, tokens: np.ndarray, lengths: np.ndarray) -> np.
         left[r, width - n :], mask[r, width - n :] = tokens[r, :n], 1
     positions = np.maximum(mask.cumsum(1) - 1, 0)
     with torch.no_grad():
-        out = model(torch.from_numpy(left), attention_mask=torch.from_numpy(mask), position_ids=torch.from_numpy(positions)).logits.numpy()
+        out = model(
+            torch.from_numpy(left), attention_mask=torch.from_numpy(mask), position_ids=torch.from_numpy(positions)
+        ).logits.numpy()
     found = np.zeros_like(out)
     for r, n in enumerate(lengths):
         found[r, :n] = out[r, width - n :]
@@ -107,10 +121,14 @@ def write(name: str) -> None:
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink()
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config_v4.json").write_text(json.dumps(older_spelling(config, "type" if name == "llama" else "rope_type"), indent=2) + "\n")
+    (folder / "config_v4.json").write_text(
+        json.dumps(older_spelling(config, "type" if name == "llama" else "rope_type"), indent=2) + "\n"
+    )
     lengths = np.array([40, 2, 23, 31], np.int32)
     tokens = make_batch(np.random.default_rng(seed), config["vocab_size"], lengths)
-    np.savez_compressed(folder / "batch.npz", tokens=tokens, lengths=lengths, logits=reference_logits(model, tokens, lengths))
+    np.savez_compressed(
+        folder / "batch.npz", tokens=tokens, lengths=lengths, logits=reference_logits(model, tokens, lengths)
+    )
 
 
 def random_config(rng: np.random.Generator) -> tuple[Any, dict[str, Any]]:
@@ -118,11 +136,21 @@ def random_config(rng: np.random.Generator) -> tuple[Any, dict[str, Any]]:
     family = str(rng.choice(list(CONFIGS)))
     kv = int(rng.integers(1, 5))
     heads = kv * int(rng.integers(1, 5))
-    sizes = (heads * int(rng.integers(3, 17)), heads, kv, 2 * int(rng.integers(1, 17)), *(int(rng.integers(a, b)) for a, b in BOUNDS))
+    sizes = (
+        heads * int(rng.integers(3, 17)),
+        heads,
+        kv,
+        2 * int(rng.integers(1, 17)),
+        *(int(rng.integers(a, b)) for a, b in BOUNDS),
+    )
     rope = {"rope_type": "default", "rope_theta": float(10 ** rng.uniform(2, 7))}
     if family == "llama" and rng.random() < 0.7:
         low = float(rng.uniform(0.5, 2))
-        stretch = {"factor": float(rng.uniform(1.5, 32)), "low_freq_factor": low, "high_freq_factor": low + float(rng.uniform(0.5, 6))}
+        stretch = {
+            "factor": float(rng.uniform(1.5, 32)),
+            "low_freq_factor": low,
+            "high_freq_factor": low + float(rng.uniform(0.5, 6)),
+        }
         rope |= {"rope_type": "llama3", **stretch, "original_max_position_embeddings": int(rng.integers(4, 33))}
     tied, eps = bool(rng.random() < 0.5), float(10 ** rng.uniform(-7, -4))
     return make_config(family, sizes, rope, tied, eps), {
@@ -139,9 +167,9 @@ BOUNDS = ((5, 130), (10, 300), (1, 5))  # intermediate_size, vocab_size, num_hid
 def check(count: int, seed: int, longest: int) -> None:
     """`count` random models, here and there; a JSON line each."""
     sys.path.insert(0, str(ROOT))
-    from isojax import registry
-    from isojax.config import ModelConfig
-    from isojax.models.published import find_family
+    from isojax.core import registry
+    from isojax.core.config import ModelConfig
+    from isojax.models.hf.hf_config import find_family
     from tests.models.agreement import differences, from_checkpoint
 
     for i in range(count):
@@ -153,7 +181,7 @@ def check(count: int, seed: int, longest: int) -> None:
         expected = reference_logits(model, tokens, lengths)
         hf = json.loads(config.to_json_string(use_diff=False))
         hf = older_spelling({"dtype": "float32", **hf}, "rope_type") if i % 2 else hf
-        family = registry.load("models", find_family(hf["architectures"][0]), "build")
+        family = registry.load("models.families", find_family(hf["architectures"][0]), "build")
         decoder = family.build(ModelConfig(family=drawn["family"], **family.settings(hf)), config.vocab_size)
         weights = {k: v.numpy() for k, v in model.state_dict().items()}
         found = differences(decoder, from_checkpoint(weights, family.NAMES, decoder), tokens, lengths, expected)

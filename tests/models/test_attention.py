@@ -1,4 +1,6 @@
-"""Every kernel is the plain form, on odd sizes; the plain form is a loop in NumPy. Pallas kernels run as array code (`interpret`)."""
+"""Every kernel is the plain form, on odd sizes; the plain form is a loop in NumPy. Pallas kernels run as array code
+(`interpret`).
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,17 @@ import pytest
 from jax import shard_map
 from jax.sharding import PartitionSpec as P
 
-from isojax.models import decoding
-from isojax.models.attention import MAX_TRANSPOSED_POSITIONS, cache_positions, to_cache_dtype, decode_attention, query_key_products, weighted_values, quantize, self_attention
+from isojax.models import decode as decode_module
+from isojax.models.attention import (
+    MAX_TRANSPOSED_POSITIONS,
+    cache_positions,
+    decode_attention,
+    quantize,
+    query_key_products,
+    self_attention,
+    to_cache_dtype,
+    weighted_values,
+)
 from isojax.models.kernels import tpu_decode
 from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
 from isojax.models.kernels.tpu_decode import flash_decode
@@ -76,8 +87,12 @@ def test_plain_self_attention_is_a_loop() -> None:
     for b, live in enumerate(PREFIX_LIVE):
         for i in range(4):
             for n in range(6):
-                keys, values = (np.concatenate([x[b, n // 3, :live], y[b, n // 3, : i + 1]]) for x, y in ((pk, k), (pv, v)))
-                np.testing.assert_allclose(out[b, i, n], numpy_attention(q[b, i, n], keys, values), rtol=2e-5, atol=1e-6)
+                keys, values = (
+                    np.concatenate([x[b, n // 3, :live], y[b, n // 3, : i + 1]]) for x, y in ((pk, k), (pv, v))
+                )
+                np.testing.assert_allclose(
+                    out[b, i, n], numpy_attention(q[b, i, n], keys, values), rtol=2e-5, atol=1e-6
+                )
 
 
 def joined(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -98,10 +113,19 @@ def test_gradients_of_queries_keys_and_values(positions: int, dtype: Any) -> Non
     want = jax.grad(lambda *x: (joined(*x) * d).sum(), (0, 1, 2))(*(x.astype(jnp.float32) for x in (q, k, v)))
     for g, w in zip(got, want, strict=True):
         assert g.dtype == dtype
-        assert np.linalg.norm(float64(g) - float64(w)) <= (1e-6 if dtype == jnp.float32 else 2e-2) * (1 + np.linalg.norm(float64(w)))
+        assert np.linalg.norm(float64(g) - float64(w)) <= (1e-6 if dtype == jnp.float32 else 2e-2) * (
+            1 + np.linalg.norm(float64(w))
+        )
 
 
-@pytest.mark.parametrize(("platform", "positions", "turned"), [("cpu", MAX_TRANSPOSED_POSITIONS, True), ("cpu", MAX_TRANSPOSED_POSITIONS + 1, False), ("tpu", MAX_TRANSPOSED_POSITIONS, False)])
+@pytest.mark.parametrize(
+    ("platform", "positions", "turned"),
+    [
+        ("cpu", MAX_TRANSPOSED_POSITIONS, True),
+        ("cpu", MAX_TRANSPOSED_POSITIONS + 1, False),
+        ("tpu", MAX_TRANSPOSED_POSITIONS, False),
+    ],
+)
 def test_queries_are_turned_last_where_it_helps(platform: str, positions: int, turned: bool) -> None:
     shapes = [jax.ShapeDtypeStruct((2, 3, n, 8), jnp.float32) for n in (7, positions)]
     gradient = jax.jit(jax.grad(lambda q, k: query_key_products(q, k).sum(), 1))
@@ -146,7 +170,9 @@ def slots(R: int, C: int, N: int, K: int, H: int, kind: str) -> tuple[Any, ...]:
     return q, k, v, (keys.swapaxes(-1, -2), *rest)
 
 
-def numpy_decode(q: Any, k: Any, v: Any, cache: Any, layer: int, positions: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+def numpy_decode(
+    q: Any, k: Any, v: Any, cache: Any, layer: int, positions: np.ndarray
+) -> tuple[np.ndarray, list[np.ndarray]]:
     """Attention in float64 over what the cache stands for, the new position in it."""
     filled = [float64(x).copy() for x in cache]
     for r, at in enumerate(positions):
@@ -160,7 +186,10 @@ def numpy_decode(q: Any, k: Any, v: Any, cache: Any, layer: int, positions: np.n
         keys, values = keys * filled[2][layer][..., None], values * filled[3][layer][..., None]
     group = q.shape[1] // k.shape[1]
     out = [
-        [numpy_attention(x, keys[r, n // group, : at + 1], values[r, n // group, : at + 1]) for n, x in enumerate(float64(q[r]))]
+        [
+            numpy_attention(x, keys[r, n // group, : at + 1], values[r, n // group, : at + 1])
+            for n, x in enumerate(float64(q[r]))
+        ]
         for r, at in enumerate(positions)
     ]
     return np.array(out), filled
@@ -181,7 +210,9 @@ TOLERANCE = {"float32": 1e-6, "bfloat16": 6e-3, "int8": 6e-3}
         ("interpret", 640, 3, 1, 128, "int8"),
     ],
 )
-def test_decoding_is_a_loop(implementation: str, C: int, N: int, K: int, H: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_is_a_loop(
+    implementation: str, C: int, N: int, K: int, H: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tpu_decode, "BLOCK_BYTES", 1)  # blocks of 128 positions
     positions = np.array(sorted({0, 1, 7, C // 2, C - 2, C - 1, *(x for x in (127, 128, 511, 512) if x < C)}), np.int32)
     q, k, v, cache = slots(len(positions), C, N, K, H, kind)
@@ -209,7 +240,7 @@ def test_a_kernel_reads_nothing_past_the_last_position(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("H", "c"), [(16, 10), (32, 31), (32, 32), (64, 10)])
 def test_a_slots_scores(H: int, c: int, dtype: Any) -> None:
     q, keys = draw((5, 3, 2, H), 1, dtype), draw((5, 3, H, c), 2, dtype)
-    got = quick_jit(decoding.query_key_products)(q, keys)
+    got = quick_jit(decode_module.query_key_products)(q, keys)
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, float64(q) @ float64(keys), rtol=0, atol=2e-5)
 
@@ -217,7 +248,9 @@ def test_a_slots_scores(H: int, c: int, dtype: Any) -> None:
 def test_what_cudnn_is_asked_for_a_token() -> None:
     q, _, _, cache = slots(4, 9, 6, 2, 8, "float32")
     positions = np.array([0, 3, 7, 8], np.int32)
-    k, v = (jnp.stack([x[0, r, :, at] for r, at in enumerate(positions)]) for x in (cache[0].swapaxes(-1, -2), cache[1]))
+    k, v = (
+        jnp.stack([x[0, r, :, at] for r, at in enumerate(positions)]) for x in (cache[0].swapaxes(-1, -2), cache[1])
+    )
     want, _ = numpy_decode(q, k, v, cache, 0, positions)  # what is written was there
     decode = quick_jit(partial(cudnn_decode, backend="xla"))
     assert far(decode(q, cache[0][0], cache[1][0], jnp.asarray(positions)), want) < 1e-6
@@ -243,7 +276,12 @@ def test_the_positions_of_a_cache() -> None:
 
 def sharded(function: Any, inputs: tuple[P, ...], outputs: Any) -> Any:
     return shard_map(
-        function, mesh=mesh("data=4,tensor=2"), in_specs=inputs, out_specs=outputs, axis_names={"data", "fsdp"}, check_vma=False
+        function,
+        mesh=mesh("data=4,tensor=2"),
+        in_specs=inputs,
+        out_specs=outputs,
+        axis_names={"data", "fsdp"},
+        check_vma=False,
     )
 
 
@@ -280,7 +318,9 @@ def test_self_attention_and_its_gradients_over_devices() -> None:
     def total(attention: Any) -> Any:
         def of_rows(weights: Any, live: Any, *arrays: Any) -> Any:
             out = attention(*arrays[:3], (*arrays[3:], live))
-            return jax.grad(lambda *a: (attention(*a[:3], (*a[3:], live)) * weights).sum(), (0, 1, 2, 3, 4))(*arrays), out
+            return jax.grad(lambda *a: (attention(*a[:3], (*a[3:], live)) * weights).sum(), (0, 1, 2, 3, 4))(
+                *arrays
+            ), out
 
         return of_rows
 

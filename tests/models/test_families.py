@@ -1,4 +1,6 @@
-"""The published families: logits against transformers' (references/, written by make_references.py), config.json, presets."""
+"""The published families: logits against transformers' (references/, written by make_references.py), config.json,
+presets.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ import pytest
 from jax.sharding import PartitionSpec
 from safetensors.numpy import load_file
 
-from isojax import registry
-from isojax.config import ModelConfig, RopeScaling, load_config
-from isojax.models import llama, qwen2, qwen3
-from isojax.models.decoder import Decoder
-from isojax.models.published import find_family
+from isojax.core import registry
+from isojax.core.config import ModelConfig, RopeScaling, load_config
+from isojax.core.errors import InputError
+from isojax.models.families import llama, qwen2, qwen3
+from isojax.models.hf.hf_config import find_family
 from isojax.models.rope import rope_frequencies
-from isojax.types import InputError
+from isojax.models.transformer import Decoder
 from tests.device import mesh, quick_jit
 from tests.models.agreement import differences, from_checkpoint
 
@@ -72,7 +74,9 @@ def test_every_setting_of_a_config_json_arrives() -> None:
     scaling = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
     shape = {"layers": 2, "width": 36, "heads": 6, "kv_heads": 2, "head_dim": 10, "mlp": 53, "vocab": 97}
     assert found == ModelConfig(**shape, norm_eps=1e-5, rope_base=500.0, rope_scaling=scaling)
-    assert ModelConfig(**qwen2.settings(read("qwen2"))).qkv_bias and ModelConfig(**qwen3.settings(read("qwen3"))).qk_norm
+    assert (
+        ModelConfig(**qwen2.settings(read("qwen2"))).qkv_bias and ModelConfig(**qwen3.settings(read("qwen3"))).qk_norm
+    )
     assert qwen3.settings(read("qwen3"))["tied"] and not qwen2.settings(read("qwen2"))["tied"]
 
 
@@ -81,7 +85,9 @@ def without(name: str, *keys: str, **more: Any) -> dict[str, Any]:
 
 
 def test_what_a_config_json_leaves_out() -> None:
-    """transformers' own defaults: heads of width / heads and as many for keys; 128 in Qwen3; no tying; rope's base 10,000."""
+    """transformers' own defaults: heads of width / heads and as many for keys; 128 in Qwen3; no tying; rope's base
+    10,000.
+    """
     short = llama.settings(without("llama", "head_dim", "num_key_value_heads"))
     assert (short["head_dim"], short["kv_heads"]) == (6, 6)
     assert qwen3.settings(without("qwen3", "head_dim"))["head_dim"] == 128
@@ -120,7 +126,8 @@ def test_what_the_decoder_cannot_do_is_refused(name: str, change: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    "key", ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps"]
+    "key",
+    ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps"],
 )
 def test_a_key_that_is_missing_is_named(key: str) -> None:
     with pytest.raises(InputError, match=f"no {key}; expected"):
@@ -135,7 +142,9 @@ def test_families_are_found_by_architecture() -> None:
 
 @pytest.mark.parametrize(("head_dim", "base"), [(64, 100_000.0), (64, 500_000.0), (128, 1_000_000.0)])
 def test_frequencies_are_rounded_once_a_step(head_dim: int, base: float) -> None:
-    """The nearest float32 to the power of float32's exponent, of which float32's reciprocal: as torch rounds, save for one in a hundred."""
+    """The nearest float32 to the power of float32's exponent, of which float32's reciprocal: as torch rounds, save for
+    one in a hundred.
+    """
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     powers = np.array([float(Decimal(base) ** Decimal(float(x))) for x in exponents]).astype(np.float32)
     np.testing.assert_array_equal(rope_frequencies(head_dim, base, None), np.float32(1) / powers)
@@ -146,7 +155,11 @@ def test_llama_3s_stretching_by_hand() -> None:
 
     def stretched(original: int) -> np.ndarray:
         return rope_frequencies(
-            4, 100.0, RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=original)
+            4,
+            100.0,
+            RopeScaling(
+                factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=original
+            ),
         )
 
     np.testing.assert_allclose(stretched(10_000), [1, 0.1], rtol=1e-6)  # both turn over 4 times in the original context
@@ -187,15 +200,19 @@ def test_a_tied_embedding_gathers_both_gradients() -> None:
 )
 def test_presets_have_the_published_number_of_parameters(preset: str, parameters: int) -> None:
     cell = load_config(str(CONFIGS / f"{preset}.yaml")).cell
-    family = registry.load("models", cell.model.family, "build")
+    family = registry.load("models.families", cell.model.family, "build")
     decoder = family.build(cell.model, cell.model.vocab)
     shapes = jax.tree_util.tree_flatten_with_path(decoder.shapes())[0]
     assert sum(x.size for _, x in shapes) == parameters
-    assert {".".join(k.key for k in path) for path, _ in shapes} == set(family.NAMES) - ({"unembed"} if cell.model.tied else set())
+    assert {".".join(k.key for k in path) for path, _ in shapes} == set(family.NAMES) - (
+        {"unembed"} if cell.model.tied else set()
+    )
 
 
 def test_fresh_biases_and_head_norms_change_nothing_and_are_laid_out() -> None:
-    config = ModelConfig(layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp=8, qkv_bias=True, qk_norm=True, tied=True)
+    config = ModelConfig(
+        layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp=8, qkv_bias=True, qk_norm=True, tied=True
+    )
     decoder = Decoder(config, 8)
     other = Decoder(ModelConfig(layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp=8), 8)
     params, plain = quick_jit(lambda key: (decoder.init(key), other.init(key)))(jax.random.key(0))

@@ -1,4 +1,6 @@
-"""GGUF files made here by gguf's own writer, read back: weights, what llama.cpp turns round, quantised blocks, tokenizers, refusals."""
+"""GGUF files made here by gguf's own writer, read back: weights, what llama.cpp turns round, quantised blocks,
+tokenizers, refusals.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from isojax import registry
-from isojax.config import ModelConfig, RopeScaling
-from isojax.models import hf
+from isojax.core import registry
+from isojax.core.config import ModelConfig, RopeScaling
+from isojax.core.errors import InputError
 from isojax.models.gguf import GGUF_NAMES, import_gguf
-from isojax.types import InputError
+from isojax.models.hf import hf_load
 from tests.device import mesh
 
 L, D, N, K, H, F = 2, 32, 4, 2, 8, 64
@@ -26,7 +28,9 @@ TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfo
 
 
 def alphabet() -> list[str]:
-    """The 256 characters of byte-level BPE, by byte: printable ones stand for themselves, the rest count up from U+0100."""
+    """The 256 characters of byte-level BPE, by byte: printable ones stand for themselves, the rest count up from
+    U+0100.
+    """
     plain = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]
     odd = [b for b in range(256) if b not in plain]
     return [chr(b) if b in plain else chr(256 + odd.index(b)) for b in range(256)]
@@ -42,7 +46,7 @@ SHAPE = {"layers": L, "width": D, "heads": N, "kv_heads": K, "head_dim": H, "mlp
 def weights(config: ModelConfig) -> dict[str, np.ndarray]:
     """Random tensors by their names in a checkpoint of transformers."""
     rng = np.random.default_rng(0)
-    names = registry.load("models", config.family, "settings").NAMES
+    names = registry.load("models.families", config.family, "settings").NAMES
     shapes = {
         "embed": (VOCAB, D), "norm": (D,), "unembed": (VOCAB, D),
         "blocks.attention_norm": (D,), "blocks.mlp_norm": (D,), "blocks.query_norm": (H,), "blocks.key_norm": (H,),
@@ -61,7 +65,9 @@ def weights(config: ModelConfig) -> dict[str, np.ndarray]:
 
 def llama_cpp_rows(w: np.ndarray, heads: int) -> np.ndarray:
     """Row 2 i + j of a head in the file is row i + j H/2 of the head in the checkpoint (j = 0, 1)."""
-    return np.concatenate([w[h * H : (h + 1) * H][[i + j * (H // 2) for i in range(H // 2) for j in (0, 1)]] for h in range(heads)])
+    return np.concatenate(
+        [w[h * H : (h + 1) * H][[i + j * (H // 2) for i in range(H // 2) for j in (0, 1)]] for h in range(heads)]
+    )
 
 
 def write_gguf(
@@ -87,8 +93,13 @@ def write_gguf(
     writer.add_eos_token_id(2)
     writer.add_chat_template(TEMPLATE)
     stored = weights(config)
-    names = registry.load("models", family, "settings").NAMES
-    renamed = {names[key].format(layer=i): name.format(layer=i) for key, name in GGUF_NAMES.items() if key in names for i in range(L)}
+    names = registry.load("models.families", family, "settings").NAMES
+    renamed = {
+        names[key].format(layer=i): name.format(layer=i)
+        for key, name in GGUF_NAMES.items()
+        if key in names
+        for i in range(L)
+    }
     tensors: dict[str, Any] = {}
     for name, value in stored.items():
         heads = N if "q_proj.weight" in name else K if "k_proj.weight" in name else 0
@@ -107,7 +118,13 @@ def write_gguf(
 
 def shape(family: str, tied: bool = False) -> ModelConfig:
     return ModelConfig(
-        family=family, **SHAPE, norm_eps=1e-5, rope_base=1e5, qkv_bias=family == "qwen2", qk_norm=family == "qwen3", tied=tied
+        family=family,
+        **SHAPE,
+        norm_eps=1e-5,
+        rope_base=1e5,
+        qkv_bias=family == "qwen2",
+        qk_norm=family == "qwen3",
+        tied=tied,
     )
 
 
@@ -122,11 +139,13 @@ def test_weights_and_shape_come_back(tmp_path: Path, family: str, tied: bool, pr
     assert found.keys() == stored.keys()
     for name, value in stored.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
-    config = hf.resolve_model(ModelConfig(path=str(tmp_path / "m")))
+    config = hf_load.resolve_model(ModelConfig(path=str(tmp_path / "m")))
     assert config == shape(family, tied).model_copy(update={"path": str(tmp_path / "m")})
     about = json.loads((tmp_path / "m" / "config.json").read_text())
     assert (about["max_position_embeddings"], about["bos_token_id"], about["eos_token_id"]) == (512, 1, 2)
-    params = hf.load(tmp_path / "m", config, registry.load("models", family, "build").build(config, VOCAB), mesh("fsdp=8"))
+    params = hf_load.load(
+        tmp_path / "m", config, registry.load("models.families", family, "build").build(config, VOCAB), mesh("fsdp=8")
+    )
     query = stored["model.layers.1.self_attn.q_proj.weight"]
     assert float(params["blocks"]["query"][1, 5, 3, 7]) == query[3 * H + 7, 5]
 
@@ -137,7 +156,11 @@ def test_quantised_blocks_are_read_exactly(tmp_path: Path) -> None:
     scales = rng.uniform(0.01, 0.1, (VOCAB, D // 32)).astype(np.float16)
     steps = rng.integers(-127, 128, (VOCAB, D // 32, 32)).astype(np.int8)
     packed = np.concatenate([scales[..., None].view(np.uint8), steps.view(np.uint8)], -1).reshape(VOCAB, -1)
-    write_gguf(tmp_path / "m.gguf", shape("llama", True), change=lambda _, tensors: tensors.update({GGUF_NAMES["embed"]: packed}))
+    write_gguf(
+        tmp_path / "m.gguf",
+        shape("llama", True),
+        change=lambda _, tensors: tensors.update({GGUF_NAMES["embed"]: packed}),
+    )
     import_gguf(tmp_path / "m.gguf", tmp_path / "m")
     want = (scales[..., None].astype(np.float32) * steps).reshape(VOCAB, D)
     np.testing.assert_array_equal(load_file(tmp_path / "m" / "model.safetensors")["model.embed_tokens.weight"], want)
@@ -152,24 +175,33 @@ def test_an_embedding_stored_twice_is_tied_again(tmp_path: Path) -> None:
 
     write_gguf(tmp_path / "m.gguf", shape("llama"), change=twice)
     import_gguf(tmp_path / "m.gguf", tmp_path / "m")
-    assert hf.resolve_model(ModelConfig(path=str(tmp_path / "m"))).tied
+    assert hf_load.resolve_model(ModelConfig(path=str(tmp_path / "m"))).tied
     assert "lm_head.weight" not in load_file(tmp_path / "m" / "model.safetensors")
 
 
 def test_llama_3s_stretching_is_recognised(tmp_path: Path) -> None:
-    """Frequencies 1, 5.6e-2, 3.2e-3, 1.8e-4 turn 1304, 73, 4.12 and .23 times in 8192 positions: over 4 is kept, under 1 divided by 32."""
+    """Frequencies 1, 5.6e-2, 3.2e-3, 1.8e-4 turn 1304, 73, 4.12 and .23 times in 8192 positions: over 4 is kept, under
+    1 divided by 32.
+    """
 
     def stretch(_: Any, tensors: dict[str, Any]) -> None:
         tensors["rope_freqs.weight"] = np.array([1, 1, 1, 32], np.float32)
 
     write_gguf(tmp_path / "m.gguf", shape("llama"), change=stretch)
     import_gguf(tmp_path / "m.gguf", tmp_path / "m")
-    scaling = hf.resolve_model(ModelConfig(path=str(tmp_path / "m"))).rope_scaling
-    assert scaling == RopeScaling(factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+    scaling = hf_load.resolve_model(ModelConfig(path=str(tmp_path / "m"))).rope_scaling
+    assert scaling == RopeScaling(
+        factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+    )
 
 
 TEXTS = {
-    "smollm": {"12": ["1", "2"], "\n\n1": ["ĊĊ", "1"], " hi<|im_end|>hi": ["Ġhi", "<|im_end|>", "hi"], "<think>": ["<think>"]},
+    "smollm": {
+        "12": ["1", "2"],
+        "\n\n1": ["ĊĊ", "1"],
+        " hi<|im_end|>hi": ["Ġhi", "<|im_end|>", "hi"],
+        "<think>": ["<think>"],
+    },
     "gpt-2": {"12": ["12"], "\n\n1": ["Ċ", "Ċ", "1"], " hi": ["Ġhi"]},
     "llama-bpe": {"12": ["<|im_start|>", "12"], "\n\n1": ["<|im_start|>", "ĊĊ", "1"]},
     "qwen2": {"12": ["1", "2"], "\n\n1": ["ĊĊ", "1"], "e\u0301": ["Ã", "©"]},  # an accent apart is joined to its letter
@@ -207,29 +239,47 @@ def test_transformers_reads_the_tokenizer(tmp_path: Path) -> None:
 def metadata(writer: Any, key: str, value: Any) -> None:
     """Replace a number of the metadata."""
     del writer.kv_data[0][key]
-    add = writer.add_array if isinstance(value, list) else writer.add_float32 if isinstance(value, float) else writer.add_uint32
+    add = (
+        writer.add_array
+        if isinstance(value, list)
+        else writer.add_float32
+        if isinstance(value, float)
+        else writer.add_uint32
+    )
     add(key, value)
 
 
 BROKEN: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], str]] = {
     "missing": (lambda _, t: t.pop("blk.1.ffn_up.weight"), r"blk\.1\.ffn_up\.weight is missing, expected \[64, 32\]"),
-    "unknown": (lambda _, t: t.update({"blk.0.attn_q.bias": np.ones(32, np.float32)}), r"blk\.0\.attn_q\.bias is unknown"),
+    "unknown": (
+        lambda _, t: t.update({"blk.0.attn_q.bias": np.ones(32, np.float32)}),
+        r"blk\.0\.attn_q\.bias is unknown",
+    ),
     "misshapen": (
         lambda _, t: t.update({"output_norm.weight": np.ones(31, np.float32)}),
         r"output_norm\.weight has shape \[31\], expected \[32\]",
     ),
     "no embedding": (lambda _, t: t.pop("token_embd.weight"), r"has no tensor token_embd\.weight"),
-    "stretched": (lambda w, _: w.add_rope_scaling_type(gguf.RopeScalingType.YARN), r"stretched rotary positions \(yarn\)"),
+    "stretched": (
+        lambda w, _: w.add_rope_scaling_type(gguf.RopeScalingType.YARN),
+        r"stretched rotary positions \(yarn\)",
+    ),
     "stretched otherwise": (
         lambda _, t: t.update({"rope_freqs.weight": np.array([1, 2, 3, 8], np.float32)}),
         r"rope_freqs\.weight is not Llama 3's stretching by 8",
     ),
-    "no heads": (lambda w, _: metadata(w, "llama.attention.head_count", 0), r"llama\.attention\.head_count is 0; expected a whole number"),
+    "no heads": (
+        lambda w, _: metadata(w, "llama.attention.head_count", 0),
+        r"llama\.attention\.head_count is 0; expected a whole number",
+    ),
     "heads by layer": (
         lambda w, _: metadata(w, "llama.attention.head_count_kv", [2, 1]),
         r"head_count_kv is \[2, 1\]; expected a whole number above 0, the same for every layer",
     ),
-    "more heads than width": (lambda w, _: metadata(w, "llama.attention.head_count", 64), r"key_length is 0; expected a whole number"),
+    "more heads than width": (
+        lambda w, _: metadata(w, "llama.attention.head_count", 64),
+        r"key_length is 0; expected a whole number",
+    ),
     "no epsilon": (
         lambda w, _: metadata(w, "llama.attention.layer_norm_rms_epsilon", 0.0),
         r"rms_epsilon is 0\.0; expected a number above",

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.models.decoder import ComputeOptions
-from isojax.models.decoding import Decoding
+from isojax.models.decode import Decoding
+from isojax.models.transformer import ComputeOptions
 from tests.device import DECODER, P, policy, random_problems, response_logits
 
 T, ROWS = 5, 8
@@ -24,7 +24,9 @@ T, ROWS = 5, 8
         (ComputeOptions(compute_dtype="bfloat16", cache_dtype="float32"), False, {"float32"}, 0.04),
     ],
 )
-def test_decoding_in_less_precision_is_near_float32(options: ComputeOptions, unrolled: bool, dtypes: set[str], bound: float) -> None:
+def test_decoding_in_less_precision_is_near_float32(
+    options: ComputeOptions, unrolled: bool, dtypes: set[str], bound: float
+) -> None:
     """The relative L2 distance of all logits from NumPy's in float32: below what so many bits lose, and not nothing."""
     problems, group = random_problems(ROWS), np.arange(ROWS)
     responses = np.random.default_rng(1).integers(0, DECODER.vocab, (ROWS, T)).astype(np.int32)
@@ -50,7 +52,9 @@ def test_decoding_in_less_precision_is_near_float32(options: ComputeOptions, unr
 @pytest.mark.parametrize("unrolled", [True, False])
 def test_logits_of_bfloat16_are_added_up_and_left_in_float32(unrolled: bool) -> None:
     """As the trainer's are: rounded to bfloat16 they would be off by 2e-3 of themselves."""
-    decoding = Decoding(DECODER.with_options(ComputeOptions(compute_dtype="bfloat16", cache_dtype="bfloat16")), ROWS, 1, P, T, unrolled)
+    decoding = Decoding(
+        DECODER.with_options(ComputeOptions(compute_dtype="bfloat16", cache_dtype="bfloat16")), ROWS, 1, P, T, unrolled
+    )
     hidden = jax.random.normal(jax.random.key(0), (ROWS, DECODER.config.width), jnp.bfloat16)
     got = jax.jit(lambda params: decoding.logits(decoding.prepare_weights(params), hidden))(policy())
     exact = np.asarray(hidden, np.float64) @ np.asarray(jnp.asarray(policy()["unembed"], jnp.bfloat16), np.float64)

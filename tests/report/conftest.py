@@ -1,4 +1,6 @@
-"""A made-up sweep with the paper's picture in it: n = 4 leads small budgets, 8 and then 16 larger ones. Its fit is written by hand."""
+"""A made-up sweep with the paper's picture in it: n = 4 leads small budgets, 8 and then 16 larger ones. Its fit is
+written by hand.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,18 @@ import numpy as np
 import pytest
 
 from isojax import report
-from isojax.types import Cell, EvalPoint, RunRecord
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
 
 BASE, C_MAX, METRIC = 0.24, 250_000, "avg@4"
 LAW = {"form": "sigmoid", "L": 2.2, "k": 3.1, "log10_C0": 4.25, "b": 1.9}
 PAPER = {"aicc": None, "intervals": None, "no_effect": False, "band": None}
-SHAPES = {2: (0.60, 1.6, 1500), 4: (0.655, 1.3, 2500), 8: (0.70, 1.15, 4800), 16: (0.745, 1.05, 10_500), 32: (0.76, 1.0, 26_000)}
+SHAPES = {
+    2: (0.60, 1.6, 1500),
+    4: (0.655, 1.3, 2500),
+    8: (0.70, 1.15, 4800),
+    16: (0.745, 1.05, 10_500),
+    32: (0.76, 1.0, 26_000),
+}
 REPLICATES = 40
 # Text as a hostile log may hold it: in a flag, in files, in a metric's name.
 BAD = "<script>alert('x')</script>"
@@ -31,7 +39,11 @@ def _value(row: dict[str, Any], C: Any) -> Any:
 def _curve(B_p: int, n: int, hierarchical: bool) -> dict[str, Any]:
     A, B, C_mid = SHAPES[n]
     A, C_mid = A + 0.004 * (B_p == 16), C_mid * {8: 1.0, 16: 1.12, 32: 1.4}[B_p]
-    known = {"A_interval": [A - 0.015, A + 0.018], "B_interval": [B - 0.1, B + 0.1], "C_mid_interval": [C_mid * 0.9, C_mid * 1.1]}
+    known = {
+        "A_interval": [A - 0.015, A + 0.018],
+        "B_interval": [B - 0.1, B + 0.1],
+        "C_mid_interval": [C_mid * 0.9, C_mid * 1.1],
+    }
     return {
         "B_p": B_p, "n": n, "form": "hill", "R0": BASE, "A": A, "B": B, "C_mid": C_mid, "C_low": 1024.0, "C_high": float(C_MAX),
         "points": 12, "rmse": 0.008, **(known if hierarchical else dict.fromkeys(known)), "determined": n < 32, "C_peak": None,
@@ -53,7 +65,9 @@ def _frontier(curves: list[dict[str, Any]], hierarchical: bool) -> tuple[Any, An
     points = []
     for i, (C, b) in enumerate(zip(grid, best, strict=True)):
         y = float(values[b, i])
-        shares = {str(n): round(float(sum(chances[j, i] for j, row in enumerate(curves) if row["n"] == n)), 4) for n in ns}
+        shares = {
+            str(n): round(float(sum(chances[j, i] for j, row in enumerate(curves) if row["n"] == n)), 4) for n in ns
+        }
         known = (
             {"low": y - 0.007, "high": y + 0.009, "n_probability": shares}
             if hierarchical
@@ -70,19 +84,38 @@ def _envelope(curves: list[dict[str, Any]], hierarchical: bool) -> dict[str, Any
     for k, (a, b) in enumerate(pairwise(cuts)):
         row, low, high = curves[best[a]], float(grid[a]), float(grid[b])
         ends = {"C_low": low, "C_high": high, "decades": float(np.log10(high / low)), "at_C": (low * high) ** 0.5}
-        near = [{"n": curves[best[i]]["n"], "B_p": curves[best[i]]["B_p"]} for i in (a - 1, b) if 0 <= i < len(grid) - 1]
-        lead = {"neighbours": near, "measured_for_neighbours": bool(near), "lead": 0.012 + 0.004 * k, "se": 0.004 + 0.003 * (k == 0)}
+        near = [
+            {"n": curves[best[i]]["n"], "B_p": curves[best[i]]["B_p"]} for i in (a - 1, b) if 0 <= i < len(grid) - 1
+        ]
+        lead = {
+            "neighbours": near,
+            "measured_for_neighbours": bool(near),
+            "lead": 0.012 + 0.004 * k,
+            "se": 0.004 + 0.003 * (k == 0),
+        }
         censored = {"low": a == 0, "high": b == len(grid) - 1}
-        segments.append({"n": row["n"], "B_p": row["B_p"], **ends, **lead, "z": lead["lead"] / lead["se"], "censored": censored})
+        segments.append(
+            {"n": row["n"], "B_p": row["B_p"], **ends, **lead, "z": lead["lead"] / lead["se"], "censored": censored}
+        )
         if k and curves[best[a - 1]]["n"] != row["n"]:
             known = (low / 1.2, None if len(crossovers) == 1 else low * 1.25) if hierarchical else (None, None)
-            crossovers.append({"n_low": curves[best[a - 1]]["n"], "n_high": row["n"], "C": low, "low": known[0], "high": known[1]})
-    return {"frontier": points, "crossovers": crossovers, "segments": segments, "n_star": _law(grid) if hierarchical else LAW | PAPER}
+            crossovers.append(
+                {"n_low": curves[best[a - 1]]["n"], "n_high": row["n"], "C": low, "low": known[0], "high": known[1]}
+            )
+    return {
+        "frontier": points,
+        "crossovers": crossovers,
+        "segments": segments,
+        "n_star": _law(grid) if hierarchical else LAW | PAPER,
+    }
 
 
 def _law(grid: Any) -> dict[str, Any]:
     exact = 2 ** (LAW["b"] + LAW["L"] / (1 + np.exp(-LAW["k"] * (np.log10(grid) - LAW["log10_C0"]))))
-    band = [{"C": float(C), "low": float(n) * 0.75, "high": float(n) * 1.3} for C, n in zip(grid[::8], exact[::8], strict=True)]
+    band = [
+        {"C": float(C), "low": float(n) * 0.75, "high": float(n) * 1.3}
+        for C, n in zip(grid[::8], exact[::8], strict=True)
+    ]
     known = {"n_at_low_C": [2.0, 4.0], "n_at_middle_C": [4.0, 8.0], "n_at_high_C": [16.0, 32.0]}
     aicc = {"constant": 41.2, "linear": 12.9, "sigmoid": 4.1}
     return LAW | {"aicc": aicc, "intervals": known, "no_effect": False, "band": band}
@@ -96,8 +129,18 @@ def _by_B(curves: list[dict[str, Any]], hierarchical: bool) -> list[dict[str, An
         if len(own) < 2:
             continue
         envelope = _envelope(own, hierarchical)
-        frontier = [{"M": p["C"] / B} | {k: v for k, v in p.items() if k != "n_probability"} for p in envelope["frontier"]]
-        law = {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0, "x": "log10 M", "monotone_rejected": B == 128}
+        frontier = [
+            {"M": p["C"] / B} | {k: v for k, v in p.items() if k != "n_probability"} for p in envelope["frontier"]
+        ]
+        law = {
+            "form": "constant",
+            "L": 0.0,
+            "k": 0.0,
+            "log10_C0": None,
+            "b": 3.0,
+            "x": "log10 M",
+            "monotone_rejected": B == 128,
+        }
         crossovers = [{"M": x["C"] / B} | x for x in envelope["crossovers"]]
         found.append({"B": B, "frontier": frontier, "crossovers": crossovers, "n_star_M": law})
     return found
@@ -107,7 +150,10 @@ def _draws(curves: list[dict[str, Any]]) -> dict[str, Any]:
     rng = np.random.default_rng(11)
     wide = {"A": 0.006, "B": 0.04, "C_mid": 0.04}
     drawn = {
-        name: [[float(row[name] * (1 + e * (name != "A")) + e * (name == "A")) for e in rng.normal(0, sd, REPLICATES)] for row in curves]
+        name: [
+            [float(row[name] * (1 + e * (name != "A")) + e * (name == "A")) for e in rng.normal(0, sd, REPLICATES)]
+            for row in curves
+        ]
         for name, sd in wide.items()
     }
     shared = {"R0": [float(BASE + e) for e in rng.normal(0, 0.002, REPLICATES)], "tail": [1.0] * REPLICATES}
@@ -123,7 +169,9 @@ def _runs(curves: list[dict[str, Any]], seeds: int, metric: str) -> list[RunReco
             B = row["B_p"] * row["n"]
             for M, target in {-(-t // B): t for t in targets if t <= C_MAX}.items():
                 y = float(_value(row, target) + rng.normal(0, 0.011))
-                points.append(EvalPoint(target, M, M * B, 4 * M * B, {metric: y}, train={"reward": y + 0.02 + target / 4e6}))
+                points.append(
+                    EvalPoint(target, M, M * B, 4 * M * B, {metric: y}, train={"reward": y + 0.02 + target / 4e6})
+                )
             hours = tuple(p.rollouts / 5e7 for p in points)
             runs.append(RunRecord(Cell(row["B_p"], row["n"], 1000 + seed), tuple(points), device_hours=hours))
     return runs
@@ -132,7 +180,8 @@ def _runs(curves: list[dict[str, Any]], seeds: int, metric: str) -> list[RunReco
 def _joint(curves: list[dict[str, Any]], hierarchical: bool, metric: str) -> dict[str, Any]:
     """What only the hierarchical mode knows, or None where the paper's mode is silent."""
     per_curve = [
-        {"B_p": c["B_p"], "n": c["n"], "reduced_chi_square": 1.1, "autocorrelation": 0.2, "points": 12, "at_bounds": []} for c in curves
+        {"B_p": c["B_p"], "n": c["n"], "reduced_chi_square": 1.1, "autocorrelation": 0.2, "points": 12, "at_bounds": []}
+        for c in curves
     ]
     known = {
         "level": 0.9,
@@ -149,7 +198,16 @@ def _joint(curves: list[dict[str, Any]], hierarchical: bool, metric: str) -> dic
     }  # fmt: skip
     spread = {"C": float(C_MAX), "over_n": {"range": 0.092, "low": 0.071, "high": 0.113, "at_B_p": 16, "cells": 5}}
     spread["over_B_p"] = {"range": 0.019, "low": 0.004, "high": 0.03, "at_n": 8, "cells": 2}
-    flag = {"B_p": 8, "n": 2, "seed": 1000, "C": 60e3, "train_from": 0.61, "train_to": 0.66, "validation_from": 0.6, "validation_to": 0.55}
+    flag = {
+        "B_p": 8,
+        "n": 2,
+        "seed": 1000,
+        "C": 60e3,
+        "train_from": 0.61,
+        "train_to": 0.66,
+        "validation_from": 0.6,
+        "validation_to": 0.55,
+    }
     return {
         "intervals": known if hierarchical else None, "draws": _draws(curves) if hierarchical else None, "surface": None,
         "sensitivity": spread if len({c["B_p"] for c in curves}) > 1 else None, "diagnostics": diagnostics,
@@ -158,7 +216,11 @@ def _joint(curves: list[dict[str, Any]], hierarchical: bool, metric: str) -> dic
 
 
 def make_sweep(
-    B_ps: tuple[int, ...] = (8, 16), ns: tuple[int, ...] = tuple(SHAPES), seeds: int = 2, mode: str = "hierarchical", metric: str = METRIC
+    B_ps: tuple[int, ...] = (8, 16),
+    ns: tuple[int, ...] = tuple(SHAPES),
+    seeds: int = 2,
+    mode: str = "hierarchical",
+    metric: str = METRIC,
 ) -> tuple[dict[str, Any], list[RunRecord]]:
     """(fit, runs) of a sweep whose truth is SHAPES plus noise."""
     hierarchical = mode == "hierarchical"
@@ -187,7 +249,9 @@ def _make_sweep() -> Callable[..., tuple[dict[str, Any], list[RunRecord]]]:
 
 @pytest.fixture(name="made", scope="session")
 def _made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """(folder, main fit) of a written report: three fits, one by a metric of hostile name; samples and a config beside it."""
+    """(folder, main fit) of a written report: three fits, one by a metric of hostile name; samples and a config beside
+    it.
+    """
     folder = tmp_path_factory.mktemp("runs") / "demo"
     fit, runs = make_sweep()
     fit["flags"] = [f"n = 32 never leads {BAD}"]

@@ -15,12 +15,16 @@ from typing import Any
 
 import pytest
 
-from isojax.report import page
+from isojax.report.page import html_page
 
-BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+BROWSER = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
 DRIVER = shutil.which("chromedriver")
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (extra test)")
-pytestmark = pytest.mark.skipif(BROWSER is None or DRIVER is None, reason="no chromium with its chromedriver on this machine")
+pytestmark = pytest.mark.skipif(
+    BROWSER is None or DRIVER is None, reason="no chromium with its chromedriver on this machine"
+)
 
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -32,7 +36,15 @@ MARKER = """const [C, y] = arguments, c = document.getElementById('chart-reward'
 const {xaxis, yaxis} = c._fullLayout, s = c.layout.shapes.at(-1);
 const off = (axis, a, b, value) => Math.abs((axis.d2p(a) + axis.d2p(b)) / 2 - axis.d2p(value));
 return s.type === 'circle' && off(xaxis, s.x0, s.x1, C) < 0.5 && off(yaxis, s.y0, s.y1, y) < 0.5"""
-FLAGS = ["headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-sync"]
+FLAGS = [
+    "headless",
+    "no-sandbox",
+    "disable-gpu",
+    "disable-quic",
+    "no-first-run",
+    "disable-background-networking",
+    "disable-sync",
+]
 FLAGS += ["disable-component-update", "disable-dev-shm-usage", "hide-scrollbars"]
 
 
@@ -52,7 +64,9 @@ def _browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def _screen(browser: Any, width: int = 1200, scheme: str = "light", scripts: bool = True) -> None:
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripts})
 
 
@@ -115,7 +129,12 @@ def test_the_slider_answers_to_the_keyboard(opened: Any, fits: list[dict[str, An
     rows = fits[0]["views"][0]["rows"]
     slider = opened.find_element(By.ID, "slider")
     seen = set()
-    for keys, index in (([Keys.HOME], 0), ([Keys.ARROW_RIGHT] * 30, 30), ([Keys.END], -1), ([Keys.ARROW_LEFT] * 70, len(rows) - 71)):
+    for keys, index in (
+        ([Keys.HOME], 0),
+        ([Keys.ARROW_RIGHT] * 30, 30),
+        ([Keys.END], -1),
+        ([Keys.ARROW_LEFT] * 70, len(rows) - 71),
+    ):
         slider.send_keys(*keys)
         row = rows[index]
         _shows(opened, row, row["C"])
@@ -124,7 +143,9 @@ def test_the_slider_answers_to_the_keyboard(opened: Any, fits: list[dict[str, An
         WebDriverWait(opened, 3).until(lambda b, row=row: b.execute_script(MARKER, row["C"], row["y"]))
         seen.add((row["n"], row["beyond"]))
     assert len(seen) > 2
-    WebDriverWait(opened, 3).until(lambda b: f"C {rows[-71]['C']:,.0f}: n {rows[-71]['n']}" in b.find_element(By.ID, "spoken").text)
+    WebDriverWait(opened, 3).until(
+        lambda b: f"C {rows[-71]['C']:,.0f}: n {rows[-71]['n']}" in b.find_element(By.ID, "spoken").text
+    )
 
 
 def test_a_typed_budget_gets_its_own_M(opened: Any, fits: list[dict[str, Any]]) -> None:
@@ -179,7 +200,9 @@ def test_the_pointer_reads_values(opened: Any) -> None:
     actions = ActionChains(opened)
     actions.w3c_actions.pointer_action.move_to_location(round(x), round(y))
     actions.perform()
-    said = WebDriverWait(opened, 3).until(lambda b: " ".join(e.text for e in b.find_elements(By.CSS_SELECTOR, ".hoverlayer .hovertext")))
+    said = WebDriverWait(opened, 3).until(
+        lambda b: " ".join(e.text for e in b.find_elements(By.CSS_SELECTOR, ".hoverlayer .hovertext"))
+    )
     assert re.search(r"n = 2, B_p = 8\s*C = \d+k: 0\.\d{3} \[0\.\d{3}, 0\.\d{3}\]", said), said
     _choose(opened)
 
@@ -187,8 +210,10 @@ def test_the_pointer_reads_values(opened: Any) -> None:
 def test_it_needs_no_plotly_to_answer(
     browser: Any, make_sweep: Any, tmp_path: Path, fits: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("isojax.report.charts.bundle", lambda: None)
-    (tmp_path / "r.html").write_text(page.render(tmp_path, [make_sweep()[0]], make_sweep()[1], {}), encoding="utf-8")
+    monkeypatch.setattr("isojax.report.page.charts.bundle", lambda: None)
+    (tmp_path / "r.html").write_text(
+        html_page.render(tmp_path, [make_sweep()[0]], make_sweep()[1], {}), encoding="utf-8"
+    )
     _screen(browser, width=400)
     browser.get((tmp_path / "r.html").as_uri())
     browser.find_element(By.ID, "slider").send_keys(Keys.END)

@@ -1,4 +1,6 @@
-"""The figures: each holds a picture in both formats, in the colours of n, with the same bits each time; absent data draw nothing."""
+"""The figures: each holds a picture in both formats, in the colours of n, with the same bits each time; absent data
+draw nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ import pytest
 from matplotlib.image import imread
 
 from isojax import report
-from isojax.report.canvas import n_palette, render_figure
-from isojax.report.figures import FIGURES
-from isojax.report.figures_metrics import likely_n_range
-from isojax.report.reading import FittedCurves, evaluate_law, n_stretches
+from isojax.report.figures.best_n_by_metric import likely_n_range
+from isojax.report.figures.canvas import n_palette, render_figure
+from isojax.report.figures.catalogue import FIGURES
+from isojax.report.fit_views import FittedCurves, evaluate_law, n_stretches
 
 DOLLARS = "reward $x^ of\\foo$"
 
@@ -76,7 +78,9 @@ def test_the_same_sweep_gives_the_same_bits(make_sweep: Any, tmp_path: Path, mon
         (tmp_path / "b" / "x" / "figures" / stale).write_bytes(b"of an earlier fit")
     time.sleep(1.0)  # a date in seconds would differ
     report.write(tmp_path / "b" / "x", [fit], runs)
-    first, second = ({p.relative_to(tmp_path / d).as_posix(): p.read_bytes() for p in (tmp_path / d).rglob("*.*")} for d in "ab")
+    first, second = (
+        {p.relative_to(tmp_path / d).as_posix(): p.read_bytes() for p in (tmp_path / d).rglob("*.*")} for d in "ab"
+    )
     assert sorted(first) == ["x/figures/records.pdf", "x/figures/records.png", "x/report.html"]
     assert first == second
 

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from isojax.report.gains import reward_gain, report_gains
-from isojax.types import Cell, EvalPoint, RunRecord
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.report.gains import report_gains, reward_gain
 
 
 def run(*points: tuple[int, float, float], seed: int = 0) -> RunRecord:
     """(C, avg@4, share answered) of each evaluation."""
-    made = [EvalPoint(C, C // 8, C, C, {"avg@4": reward, "parsed_fraction": answered}, samples=4) for C, reward, answered in points]
+    made = [
+        EvalPoint(C, C // 8, C, C, {"avg@4": reward, "parsed_fraction": answered}, samples=4)
+        for C, reward, answered in points
+    ]
     return RunRecord(Cell(2, 4, seed), tuple(made))
 
 

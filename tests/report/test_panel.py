@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax.report import page
-from isojax.report.figures_panel import compared_panels, describe_panels, panel_figure
-from isojax.types import Cell, EvalPoint, RunRecord
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.report.figures.problem_panel import compared_panels, describe_panels, panel_figure
+from isojax.report.page import html_page
 
 
 def run(n: int, panels: list[tuple[int, list[int]]], seed: int = 0, B_p: int = 8, samples: int = 2) -> RunRecord:
@@ -51,21 +51,28 @@ def test_the_widest_range_of_n_decides_the_batch() -> None:
 def test_without_panels_of_the_same_problems_there_is_nothing() -> None:
     bare = RunRecord(Cell(8, 2, 0), (EvalPoint(0, 0, 0, 0, {"avg@2": 0.5}), EvalPoint(100, 10, 100, 0, {"avg@2": 0.5})))
     for runs in ([], [bare], [RUNS[0], run(8, [(0, [0]), (200, [1])])], [run(2, [(0, [0, 1])])]):
-        assert compared_panels(FIT, runs) == [] and panel_figure([FIT], runs) is None and describe_panels(FIT, runs) == []
+        assert (
+            compared_panels(FIT, runs) == [] and panel_figure([FIT], runs) is None and describe_panels(FIT, runs) == []
+        )
 
 
 def test_what_it_says() -> None:
     """At 0 in the end: (2 + 1) of 8 at n = 2, none at n = 8; at 1: half and half."""
     zero, one, difference = describe_panels(FIT, RUNS)
     assert (
-        "Of 4 training problems never solved in 2 samples at C = 202, B_p = 8: 37.5% at n = 2, 0% at n = 8 (50% by the base policy)" in zero
+        "Of 4 training problems never solved in 2 samples at C = 202, B_p = 8: 37.5% at n = 2, 0% at n = 8 (50% by the base policy)"
+        in zero
     )
     assert "always solved in 2 samples at C = 202, B_p = 8: 50% at n = 2, 50% at n = 8 (0% by the base policy)" in one
     error = 100 * np.std([-1, -0.5, 0, 0], ddof=1) / 2  # 24 points: -38 is within two of them
-    assert f"does not differ between n = 2 and n = 8 by more than luck (-38 ± {error:.0f} percentage points)" in difference
+    assert (
+        f"does not differ between n = 2 and n = 8 by more than luck (-38 ± {error:.0f} percentage points)" in difference
+    )
 
 
-@pytest.mark.parametrize(("swapped", "words"), [(False, "leaves fewer problems never solved than"), (True, "leaves more problems never")])
+@pytest.mark.parametrize(
+    ("swapped", "words"), [(False, "leaves fewer problems never solved than"), (True, "leaves more problems never")]
+)
 def test_a_difference_beyond_luck(swapped: bool, words: str) -> None:
     low, high = [0] * 30 + [2] * 20, [0] * 5 + [2] * 45
     ends = (high, low) if swapped else (low, high)
@@ -75,13 +82,17 @@ def test_a_difference_beyond_luck(swapped: bool, words: str) -> None:
 
 def test_the_page_tells_it_and_which_runs_broke(made: tuple[Any, dict[str, Any]], make_sweep: Any) -> None:
     html = (made[0] / "report.html").read_text(encoding="utf-8")
-    assert 'id="panel"' in html and "Of 50 training problems never solved in 4 samples" in html and 'id="health"' not in html
+    assert (
+        'id="panel"' in html
+        and "Of 50 training problems never solved in 4 samples" in html
+        and 'id="health"' not in html
+    )
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
-    assert 'id="panel"' not in page.render(Path("nowhere"), [fit], runs, {})
-    well = page.render(Path("nowhere"), [fit | {"health": {"left_out": True, "runs": []}}], runs, {})
+    assert 'id="panel"' not in html_page.render(Path("nowhere"), [fit], runs, {})
+    well = html_page.render(Path("nowhere"), [fit | {"health": {"left_out": True, "runs": []}}], runs, {})
     assert "No run is flagged" in well
     flags = [{"name": "entropy_exploded", "C": 12_000, "reason": "entropy went from 0.5 to <4>"}]
     row = {"B_p": 16, "n": 8, "seed": 1, "points": 20, "C": 250_000, "flags": flags}
     for left_out, words in ((True, "puts them back"), (False, "asked.")):
-        broken = page.render(Path("nowhere"), [fit | {"health": {"left_out": left_out, "runs": [row]}}], runs, {})
+        broken = html_page.render(Path("nowhere"), [fit | {"health": {"left_out": left_out, "runs": [row]}}], runs, {})
         assert "entropy exploded" in broken and "12k" in broken and "0.5 to &lt;4&gt;" in broken and words in broken

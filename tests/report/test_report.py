@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from isojax import report
-from isojax.report import charts, page, words
-from isojax.scaling.recommend import recommend
-from isojax.types import InputError, RunRecord
+from isojax.core.errors import InputError
+from isojax.core.nouns import RunRecord
+from isojax.report import text as text_module
+from isojax.report.page import charts, html_page
+from isojax.scaling.allocate.recommend import recommend
 
 
 class _Reader(HTMLParser):
@@ -60,7 +62,7 @@ def _text(page: str) -> str:
 
 def _render(fit: dict[str, Any], runs: Sequence[RunRecord], folder: Path = Path("nowhere")) -> str:
     """The page without figures."""
-    return page.render(folder, [fit], runs, {})
+    return html_page.render(folder, [fit], runs, {})
 
 
 def _without_scripts(page: str) -> str:
@@ -74,17 +76,35 @@ def _html(made: tuple[Path, dict[str, Any]]) -> str:
 
 def test_the_page_states_the_answer(made: tuple[Path, dict[str, Any]], html: str) -> None:
     fit, text = made[1], _text(html)
-    C = words.measured_budget(fit)
+    C = text_module.measured_budget(fit)
     best = recommend(fit, C=C)
     a, (low, high) = best.allocation, best.interval or (0, 0)
-    assert f"At C = {words.format_compact(C)} rollouts spend n = {a.n} on B_p = {a.B_p} for M = {a.M} updates." in text
-    assert f"Expected validation avg@4: {best.expected_reward:.3f} [{low:.3f}, {high:.3f}], from 0.240 for the base policy." in text
+    assert (
+        f"At C = {text_module.format_compact(C)} rollouts spend n = {a.n} on B_p = {a.B_p} for M = {a.M} updates."
+        in text
+    )
+    assert (
+        f"Expected validation avg@4: {best.expected_reward:.3f} [{low:.3f}, {high:.3f}], from 0.240 for the base policy."
+        in text
+    )
     first, second, *_ = fit["crossovers"]
-    bounds = [words.format_compact(x) for x in (first["C"], first["low"], first["high"], second["C"], second["low"])]
-    assert f"2 → 4 near C = {bounds[0]} [{bounds[1]}, {bounds[2]}], 4 → 8 near C = {bounds[3]} [{bounds[4]}, open]" in text
+    bounds = [
+        text_module.format_compact(x) for x in (first["C"], first["low"], first["high"], second["C"], second["low"])
+    ]
+    assert (
+        f"2 → 4 near C = {bounds[0]} [{bounds[1]}, {bounds[2]}], 4 → 8 near C = {bounds[3]} [{bounds[4]}, open]" in text
+    )
     rows = re.search(r"Fitted n\*\(C\)</caption>.*?</table>", html, re.S)
     assert rows is not None
-    for number in ("2.20", "3.10", "4.25", "1.90", "3.85 [2, 4]", "7.58 [4, 8]", "16.4 [16, 32]"):  # L, k, log10 C0, b, n* at three C
+    for number in (
+        "2.20",
+        "3.10",
+        "4.25",
+        "1.90",
+        "3.85 [2, 4]",
+        "7.58 [4, 8]",
+        "16.4 [16, 32]",
+    ):  # L, k, log10 C0, b, n* at three C
         assert f">{number}</td>" in rows[0]
     assert f"{2**1.9:.3g} at small budgets to {2**4.1:.3g} at large ones" in text
 
@@ -99,8 +119,14 @@ def test_diagnostics_are_said_in_words(html: str) -> None:
     assert "The plateau lies beyond the data, so do not read A alone, for B_p × n = 8 × 32 and 16 × 32." in text
     assert "0.600 [0.585, 0.618]" in text  # A of 8x2
     assert "Of the forms tried, by AICc above the best: sigmoid +0.0, linear +8.8 and constant +37.1." in text
-    assert "Intervals hold 90% of 40 replicates (bootstrap over seeds and problems; 300 validation problems; seed 0)." in text
-    assert "At C = 250k the reward ranges over 0.092 [0.071, 0.113] with n (at B_p = 16) and 0.019 [0.004, 0.030] with B_p" in text
+    assert (
+        "Intervals hold 90% of 40 replicates (bootstrap over seeds and problems; 300 validation problems; seed 0)."
+        in text
+    )
+    assert (
+        "At C = 250k the reward ranges over 0.092 [0.071, 0.113] with n (at B_p = 16) and 0.019 [0.004, 0.030] with B_p"
+        in text
+    )
     assert "B_p = 8, n = 2, seed 1000 (from C = 60k)" in text
 
 
@@ -128,11 +154,16 @@ def test_ends_of_data_are_not_called_a_rise_of_n(make_sweep: Any) -> None:
     fit["frontier"] = [{"n": n, "B_p": 16, "C": C, "reward": 0.5} for n, C in ((4, 1e3), (8, 1e4), (16, 1e5))]
     crossing = {"n_low": 4, "n_high": 8, "C": 5e3, "low": 4e3, "high": None}
     fit["crossovers"] = [crossing, crossing | {"n_low": 8, "n_high": 16}]
-    assert words.describe_takeaways(fit)[0].startswith("The best n rises with the budget: 4 → 8 near") and "data end" not in words.describe_takeaways(fit)[0]
+    assert (
+        text_module.describe_takeaways(fit)[0].startswith("The best n rises with the budget: 4 → 8 near")
+        and "data end" not in text_module.describe_takeaways(fit)[0]
+    )
     fit["crossovers"] = [crossing]
-    assert words.describe_takeaways(fit)[0].endswith("overtakes it later. Its other changes lie where data end or begin, and compare nothing.")
+    assert text_module.describe_takeaways(fit)[0].endswith(
+        "overtakes it later. Its other changes lie where data end or begin, and compare nothing."
+    )
     fit["crossovers"] = []
-    said = words.describe_takeaways(fit)[0]
+    said = text_module.describe_takeaways(fit)[0]
     assert said.startswith("The leading n changes (4 → 8 → 16) only where data end or begin") and "rises" not in said
 
 
@@ -140,7 +171,7 @@ def test_budgets_beyond_the_measured_range_are_marked(made: tuple[Path, dict[str
     rows = re.search(r'<section id="recommendations".*?</section>', html, re.S)
     assert rows is not None
     assert rows[0].count("<tr>") == 1 + 5
-    C = words.measured_budget(made[1])
+    C = text_module.measured_budget(made[1])
     marked = sum(recommend(made[1], C=C * share).extrapolated for share in (1 / 8, 1 / 2, 1, 2, 4))
     assert rows[0].count("Beyond the measured range") == marked >= 2
 
@@ -183,7 +214,9 @@ def test_the_policy_allows_its_own_scripts_alone(html: str) -> None:
     policy = re.search('Content-Security-Policy" content="([^"]*)"', html)
     assert policy is not None
     allowed = set(re.findall(r"'sha256-([^']*)'", policy[1]))
-    assert allowed == {base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in _read(html).scripts[1:]}
+    assert allowed == {
+        base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in _read(html).scripts[1:]
+    }
     assert policy[1].startswith("default-src 'none';")
     assert "unsafe" not in policy[1].replace("style-src 'unsafe-inline'", "")
 
@@ -197,7 +230,9 @@ def test_every_image_has_words_and_every_table_heads(html: str) -> None:
     for link in re.findall('href="#([^"]+)"', still):
         assert f'id="{link}"' in still
     for control in ("select", "input"):
-        assert len(re.findall(f"<label[^>]*>[^/]*(?:<span.*?</span>\\s*)*<{control} ", still, re.S)) == still.count(f"<{control} ")
+        assert len(re.findall(f"<label[^>]*>[^/]*(?:<span.*?</span>\\s*)*<{control} ", still, re.S)) == still.count(
+            f"<{control} "
+        )
 
 
 @pytest.mark.parametrize("scheme", [0, 1])
@@ -242,10 +277,10 @@ def test_the_charts_traces_are_plotlys(make_sweep: Any) -> None:
     """plotly's own validator takes every trace and layout; text from logs is escaped in them."""
     from plotly.graph_objects import Figure
 
-    from isojax.report import reading
+    from isojax.report import fit_views
 
     fit, runs = make_sweep(metric="<b>avg</b>")
-    for view in reading.frontier_views(fit):
+    for view in fit_views.frontier_views(fit):
         traces = [cell["trace"] for cell in charts.cell_traces(fit, runs)] + charts.frontier_traces(fit, view)
         layout = charts.layouts(fit, runs)
         Figure(data=traces, layout=layout["reward"])
@@ -264,7 +299,16 @@ def test_without_plotly_the_page_says_which_extra(make_sweep: Any, monkeypatch: 
 def test_one_cell_alone(make_sweep: Any) -> None:
     """No crossover, no rival, no base reward, no samples: the page says so rather than fail."""
     fit, runs = make_sweep(B_ps=(16,), ns=(8,), seeds=1)
-    constant = {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0, "no_effect": False, "intervals": None, "aicc": None}
+    constant = {
+        "form": "constant",
+        "L": 0.0,
+        "k": 0.0,
+        "log10_C0": None,
+        "b": 3.0,
+        "no_effect": False,
+        "intervals": None,
+        "aicc": None,
+    }
     for view in (fit, fit["by_B_p"][0]):
         view["n_star"] = constant
         view["segments"][0] |= {"measured_for_neighbours": False, "lead": None, "se": None, "z": None, "at_C": None}
@@ -280,7 +324,7 @@ def test_other_measures_of_compute(make_sweep: Any, compute: str) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 16))
     fit["compute"] = compute
     text = _text(_render(fit, runs))
-    assert words.compute_unit(fit) in text
+    assert text_module.compute_unit(fit) in text
     assert "leads the measured frontier here" in text
 
 
@@ -288,7 +332,7 @@ def test_a_budget_without_an_allocation_is_said_in_words(make_sweep: Any, monkey
     def refuse(*_: object, **__: object) -> None:
         raise InputError("C = 3 buys no update")
 
-    monkeypatch.setattr("isojax.report.advice.recommend", refuse)
+    monkeypatch.setattr("isojax.report.page.advice.recommend", refuse)
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 16))
     assert "No allocation is prescribed: C = 3 buys no update" in _text(_render(fit, runs))
 
@@ -311,22 +355,35 @@ def _segment(**changed: Any) -> dict[str, Any]:
 
 
 def test_verdicts() -> None:
-    assert words.segment_verdict(_segment()) == (True, "Holds: 0.50 decade long, ahead by 4.0 standard errors")
-    assert words.segment_verdict(_segment(decades=0.2, z=2.0))[0]
-    assert words.segment_verdict(_segment(decades=0.19)) == (False, "Not shown: only 0.19 decade long (under 0.2)")
-    assert words.segment_verdict(_segment(measured_for_neighbours=False, lead=None, se=None, z=None))[1] == (
+    assert text_module.segment_verdict(_segment()) == (True, "Holds: 0.50 decade long, ahead by 4.0 standard errors")
+    assert text_module.segment_verdict(_segment(decades=0.2, z=2.0))[0]
+    assert text_module.segment_verdict(_segment(decades=0.19)) == (
+        False,
+        "Not shown: only 0.19 decade long (under 0.2)",
+    )
+    assert text_module.segment_verdict(_segment(measured_for_neighbours=False, lead=None, se=None, z=None))[1] == (
         "Not shown: not measured for every neighbour; lead not testable"
     )
-    assert words.segment_verdict(_segment(z=1.9)) == (False, "Not shown: lead under two standard errors")
-    assert words.segment_verdict(_segment(lead=-0.01, z=-2.0)) == (False, "Not shown: not ahead of its rival in the evaluations")
+    assert text_module.segment_verdict(_segment(z=1.9)) == (False, "Not shown: lead under two standard errors")
+    assert text_module.segment_verdict(_segment(lead=-0.01, z=-2.0)) == (
+        False,
+        "Not shown: not ahead of its rival in the evaluations",
+    )
 
 
 def test_numbers_in_words() -> None:
-    assert [words.format_compact(x) for x in (250_000, 999_950, 1_234_567, 950, 0.05123, None)] == ["250k", "1M", "1.23M", "950", "0.0512", "–"]
-    assert words.join_list([2]) == "2"
-    assert words.join_list([2, 4, 8]) == "2, 4 and 8"
+    assert [text_module.format_compact(x) for x in (250_000, 999_950, 1_234_567, 950, 0.05123, None)] == [
+        "250k",
+        "1M",
+        "1.23M",
+        "950",
+        "0.0512",
+        "–",
+    ]
+    assert text_module.join_list([2]) == "2"
+    assert text_module.join_list([2, 4, 8]) == "2, 4 and 8"
     points = [{"n": n} for n in (2, 2, 4, 2, 8)]
-    assert words.n_path(points) == [2, 4, 2, 8]
+    assert text_module.n_path(points) == [2, 4, 2, 8]
 
 
 def test_a_laptop_needs_no_jax() -> None:

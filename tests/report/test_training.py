@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from isojax.report.figures_training import metric_by_n, training_figure
-from isojax.types import Cell, EvalPoint, RunRecord
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.report.figures.training_metrics import metric_by_n, training_figure
 
 
 def run(n: int, seed: int, *train: dict[str, float], B_p: int = 8) -> RunRecord:

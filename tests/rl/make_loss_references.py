@@ -1,13 +1,16 @@
-"""Write tests/rl/loss_references.json: what TRL's and verl's own code makes of one ragged batch, in float64. No test needs the peers.
+"""Write tests/rl/loss_references.json: what TRL's and verl's own code makes of one ragged batch, in float64. No test
+needs the peers.
 
-Made with torch 2.13.0, trl 1.16.0 (transformers 5.23) and verl 0.9.1; in a fresh environment, from the repository's root:
+Made with torch 2.13.0, trl 1.16.0 (transformers 5.23) and verl 0.9.1; in a fresh environment, from the repository's
+root:
 
-    python -m venv peers && peers/bin/pip install torch==2.13.0 trl==1.16.0 && peers/bin/pip download --no-deps verl==0.9.1
-    peers/bin/python tests/rl/make_loss_references.py verl-0.9.1-py3-none-any.whl
+    python -m venv peers && peers/bin/pip install torch==2.13.0 trl==1.16.0 && peers/bin/pip download --no-deps
+    verl==0.9.1 peers/bin/python tests/rl/make_loss_references.py verl-0.9.1-py3-none-any.whl
 
-TRL: a real GRPOTrainer and RLOOTrainer of a random model of 3,000 parameters, whose rollouts, rewards and log-probabilities are replaced
-by the batch's; then their own path from rollouts to loss. verl: core_algos.py and torch_functional.py alone, because importing the package
-needs ray and more; the names that they import and that are not called here are stubs.
+TRL: a real GRPOTrainer and RLOOTrainer of a random model of 3,000 parameters, whose rollouts, rewards and
+log-probabilities are replaced by the batch's; then their own path from rollouts to loss. verl: core_algos.py and
+torch_functional.py alone, because importing the package needs ray and more; the names that they import and that are not
+called here are stubs.
 """
 
 from __future__ import annotations
@@ -26,7 +29,16 @@ import torch
 
 OUT = Path(__file__).parent / "loss_references.json"
 N, T, VOCABULARY = 4, 8, 5
-NUMBERS = {"low": 0.2, "high": 0.28, "kl": 0.3, "entropy": 0.05, "cap": 1.3, "gamma": 0.97, "lambda": 0.9, "value_clip": 0.2}
+NUMBERS = {
+    "low": 0.2,
+    "high": 0.28,
+    "kl": 0.3,
+    "entropy": 0.05,
+    "cap": 1.3,
+    "gamma": 0.97,
+    "lambda": 0.9,
+    "value_clip": 0.2,
+}
 LOW, HIGH, KL, ENTROPY, CAP, GAMMA, LAMBDA, VALUE_CLIP = NUMBERS.values()
 
 
@@ -113,11 +125,26 @@ class Peer:
         tokenizer = PreTrainedTokenizerFast(
             tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="a")), pad_token="<pad>", eos_token="<eos>"
         )
-        shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+        shape = {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "num_key_value_heads": 1,
+        }
         model = Qwen2ForCausalLM(Qwen2Config(vocab_size=3, eos_token_id=1, pad_token_id=0, **shape))
         rows = len(batch["rewards"])
         batching = {"num_generations": N, "per_device_train_batch_size": rows, "gradient_accumulation_steps": 1}
-        args = config(output_dir=folder, use_cpu=True, bf16=False, report_to=[], beta=0.0, max_completion_length=T, **batching, **settings)
+        args = config(
+            output_dir=folder,
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            beta=0.0,
+            max_completion_length=T,
+            **batching,
+            **settings,
+        )
         data = Dataset.from_dict({"prompt": ["a"] * rows})
         self.batch, self.rows = batch, rows
         self.trainer = trainer(model, lambda **_: [], args, train_dataset=data, processing_class=tokenizer)
@@ -225,7 +252,10 @@ def load_verl(wheel: Path) -> Any:
 
 def verl_losses(core: Any, batch: dict[str, Any], mask: torch.Tensor) -> dict[str, Any]:
     """Dual clipping is switched off by a bound that no ratio reaches; CISPO's lower bound by 0."""
-    per_token, per_response = padded(batch["token_advantages"]), torch.tensor(batch["advantages"], dtype=torch.float64)[:, None]
+    per_token, per_response = (
+        padded(batch["token_advantages"]),
+        torch.tensor(batch["advantages"], dtype=torch.float64)[:, None],
+    )
     sampler, held = padded(batch["sampler"]), padded(batch["logps"])
     mean_of_means = "seq-mean-token-mean"
     policies = {
@@ -236,10 +266,19 @@ def verl_losses(core: Any, batch: dict[str, Any], mask: torch.Tensor) -> dict[st
     }
     for name in ("token truncate", "token mask"):  # TRL's GSPO spreads a token's weight over its response
         weights = torch.tensor(batch["weights"][name], dtype=torch.float64)
-        policies[f"gspo sequence tis {name}"] = (core.compute_policy_loss_gspo, LOW, per_response, held, mean_of_means, weights)
+        policies[f"gspo sequence tis {name}"] = (
+            core.compute_policy_loss_gspo,
+            LOW,
+            per_response,
+            held,
+            mean_of_means,
+            weights,
+        )
     losses = {}
     for name, (function, low, advantages, old, mean, weights) in policies.items():
-        config = core.Config(clip_ratio=None, clip_ratio_low=low, clip_ratio_high=HIGH, clip_ratio_c=1e9, global_batch_info={})
+        config = core.Config(
+            clip_ratio=None, clip_ratio_low=low, clip_ratio_high=HIGH, clip_ratio_c=1e9, global_batch_info={}
+        )
         logps, full = padded(batch["logps"], grad=True), advantages.expand(len(mask), T)
         loss, _ = function(old, logps, full, mask, loss_agg_mode=mean, config=config, rollout_is_weights=weights)
         losses[name] = value_and_gradient(loss, logps, batch)
@@ -260,7 +299,9 @@ def run_verl(batch: dict[str, Any], wheel: Path) -> dict[str, Any]:
     earned, config = padded(at_end), core.Config(gamma=1.0)
     whitened_gae, returns = core.compute_gae_advantage_return(earned, padded(batch["values"]), mask, GAMMA, LAMBDA)
     whitened, _ = core.compute_reinforce_plus_plus_outcome_advantage(earned, mask, config=config)
-    first = torch.ones(len(mask), 1, dtype=torch.float64)  # one token a response: whitening then weighs responses the same
+    first = torch.ones(
+        len(mask), 1, dtype=torch.float64
+    )  # one token a response: whitening then weighs responses the same
     rewards = torch.tensor(batch["rewards"], dtype=torch.float64)[:, None]
     over_batch, _ = core.compute_reinforce_plus_plus_baseline_outcome_advantage(rewards, first, index=groups)
     outcome = {
@@ -292,7 +333,9 @@ def main() -> None:
     batch = make_batch()
     found = {"batch": batch, "trl": run_trl(batch), "verl": run_verl(batch, Path(sys.argv[1]))}
     OUT.write_text(layout(found) + "\n")
-    print(f"{OUT}: {len(found['trl']['losses'])} losses of trl {found['trl']['version']}, {len(found['verl']['losses'])} of verl")
+    print(
+        f"{OUT}: {len(found['trl']['losses'])} losses of trl {found['trl']['version']}, {len(found['verl']['losses'])} of verl"
+    )
 
 
 if __name__ == "__main__":

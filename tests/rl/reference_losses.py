@@ -1,8 +1,9 @@
-"""The RL recipes' formulas as plain float64 loops over ragged batches, from the papers; nothing here is vectorised, jitted or fast.
+"""The RL recipes' formulas as plain float64 loops over ragged batches, from the papers; nothing here is vectorised,
+jitted or fast.
 
-A response is one 1-D array, a batch a list of responses. Every loss takes `logps` twice: as the variable, and as `held`, the same
-numbers under stop-gradient; `slope` moves the variable alone, which gives the gradient that an automatic one must equal.
-The loops themselves are checked against TRL and verl in test_reference_losses.py.
+A response is one 1-D array, a batch a list of responses. Every loss takes `logps` twice: as the variable, and as
+`held`, the same numbers under stop-gradient; `slope` moves the variable alone, which gives the gradient that an
+automatic one must equal. The loops themselves are checked against TRL and verl in test_reference_losses.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Clip(NamedTuple):
     high: float
 
 
-# --- the value of each token's loss: (variable logps, the same held, the sampler's, advantages, clip), all of one response
+# --- the value of each token's loss: (variable logps, the same held, the sampler's, advantages, clip), all of one
+# response
 
 
 def clipped(ratio: float, advantage: float, clip: Clip) -> float:
@@ -34,13 +36,16 @@ def clipped(ratio: float, advantage: float, clip: Clip) -> float:
 
 
 def grpo(logps: Response, held: Response, sampler: Response, advantages: Response, clip: Clip) -> Response:
-    """DeepSeekMath, arXiv:2402.03300 eq. 3, without its KL. Dr. GRPO (2503.20783), DAPO (2503.14476), PPO and REINFORCE++ (2501.03262)
+    """DeepSeekMath, arXiv:2402.03300 eq. 3, without its KL. Dr. GRPO (2503.20783), DAPO (2503.14476), PPO and
+    REINFORCE++ (2501.03262)
     share it: they differ in the advantages, the two clip bounds and the aggregation."""
     return np.array([clipped(math.exp(logps[t] - sampler[t]), advantages[t], clip) for t in range(len(logps))])
 
 
 def gspo(logps: Response, held: Response, sampler: Response, advantages: Response, clip: Clip) -> Response:
-    """GSPO-token, arXiv:2507.18071 eq. 13-14: a sequence's ratio is the geometric mean of its tokens', held, times exp(logp - held)."""
+    """GSPO-token, arXiv:2507.18071 eq. 13-14: a sequence's ratio is the geometric mean of its tokens', held, times
+    exp(logp - held).
+    """
     sequence = math.exp(sum(held[t] - sampler[t] for t in range(len(held))) / len(held))
     return np.array([clipped(sequence * math.exp(logps[t] - held[t]), advantages[t], clip) for t in range(len(logps))])
 
@@ -52,16 +57,29 @@ def cispo(logps: Response, held: Response, sampler: Response, advantages: Respon
 
 
 def rloo(logps: Response, held: Response, sampler: Response, advantages: Response, clip: Clip) -> Response:
-    """Ahmadian et al., arXiv:2402.14740: REINFORCE with no clipping, here importance-weighted by the ratio (equal gradient at 1)."""
+    """Ahmadian et al., arXiv:2402.14740: REINFORCE with no clipping, here importance-weighted by the ratio (equal
+    gradient at 1).
+    """
     return np.array([-math.exp(logps[t] - sampler[t]) * advantages[t] for t in range(len(logps))])
 
 
-LOSSES = {"grpo": grpo, "dr_grpo": grpo, "dapo": grpo, "ppo": grpo, "reinforce_pp": grpo, "gspo": gspo, "cispo": cispo, "rloo": rloo}
+LOSSES = {
+    "grpo": grpo,
+    "dr_grpo": grpo,
+    "dapo": grpo,
+    "ppo": grpo,
+    "reinforce_pp": grpo,
+    "gspo": gspo,
+    "cispo": cispo,
+    "rloo": rloo,
+}
 Loss = Callable[[Response, Response, Response, Response, Clip], Response]
 
 
 def importance(held: Response, sampler: Response, level: str, mode: str, cap: float) -> Response:
-    """Truncated importance sampling's weight of each token: pi_trainer / pi_sampler of the token or of the whole response."""
+    """Truncated importance sampling's weight of each token: pi_trainer / pi_sampler of the token or of the whole
+    response.
+    """
     log_ratios = [held[t] - sampler[t] for t in range(len(held))]
     weights = []
     for t in range(len(held)):
@@ -75,8 +93,12 @@ def importance(held: Response, sampler: Response, level: str, mode: str, cap: fl
     return np.array(weights)
 
 
-def corrected(loss: Loss, logps: Response, held: Response, sampler: Response, advantages: Response, clip: Clip, *tis: object) -> Response:
-    """A loss under TIS (level, mode, cap): its ratio is to the trainer's own held log-probabilities, its tokens are weighed."""
+def corrected(
+    loss: Loss, logps: Response, held: Response, sampler: Response, advantages: Response, clip: Clip, *tis: object
+) -> Response:
+    """A loss under TIS (level, mode, cap): its ratio is to the trainer's own held log-probabilities, its tokens are
+    weighed.
+    """
     weights = importance(held, sampler, *tis)  # type: ignore[arg-type]
     values = loss(logps, held, held, advantages, clip)
     return np.array([weights[t] * values[t] for t in range(len(values))])
@@ -155,7 +177,9 @@ def batch(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
 
 
 def whiten(per_token: Batch) -> list[Response]:
-    """REINFORCE++, arXiv:2501.03262: over all response tokens of the batch, each weighing the same; verl's variance has n - 1 below."""
+    """REINFORCE++, arXiv:2501.03262: over all response tokens of the batch, each weighing the same; verl's variance has
+    n - 1 below.
+    """
     flat = [x for response in per_token for x in response]
     middle = mean(flat)
     variance = sum((x - middle) ** 2 for x in flat) / (len(flat) - 1)
@@ -163,7 +187,9 @@ def whiten(per_token: Batch) -> list[Response]:
 
 
 def gae(reward: float, values: Response, gamma: float, lam: float) -> tuple[Response, Response]:
-    """arXiv:1506.02438 for one response that ends the episode: the reward comes with the last token. Returns advantages and returns."""
+    """arXiv:1506.02438 for one response that ends the episode: the reward comes with the last token. Returns advantages
+    and returns.
+    """
     advantages, following = np.zeros(len(values)), 0.0
     for t in reversed(range(len(values))):
         last = t == len(values) - 1
@@ -177,7 +203,9 @@ def gae(reward: float, values: Response, gamma: float, lam: float) -> tuple[Resp
 
 
 def aggregate(kind: str, values: Batch, groups: Sequence[int], keep: Sequence[bool], T: int) -> float:
-    """token: DAPO. sequence: GRPO. prompt: ScaleRL. constant: Dr. GRPO (T: the longest response allowed). 0 of nothing."""
+    """token: DAPO. sequence: GRPO. prompt: ScaleRL. constant: Dr. GRPO (T: the longest response allowed). 0 of
+    nothing.
+    """
     kept = [i for i in range(len(values)) if keep[i]]
     if not kept:
         return 0.0

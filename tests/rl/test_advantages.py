@@ -35,7 +35,9 @@ def test_against_a_loop(B_p: int, n: int) -> None:
     got, silent = run(rewards, n)
     for p in range(B_p):
         mine = rewards[p * n : (p + 1) * n]
-        np.testing.assert_allclose(got[p * n : (p + 1) * n], (mine - mine.mean()) / (mine.std(ddof=1) + 1e-6), rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            got[p * n : (p + 1) * n], (mine - mine.mean()) / (mine.std(ddof=1) + 1e-6), rtol=2e-5, atol=1e-6
+        )
     assert silent == 0
 
 

@@ -1,5 +1,5 @@
-"""PPO's critic against verl and the loops of reference_losses.py: advantages, returns, and the clipped loss of values with its gradient.
-(The gradient in the parameters: test_recipe_gradients.py.)"""
+"""PPO's critic against verl and the loops of reference_losses.py: advantages, returns, and the clipped loss of values
+with its gradient. (The gradient in the parameters: test_recipe_gradients.py.)"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from isojax.rl.critic import CriticInputs, CriticObjective, gae_advantages
-from isojax.rl.objective import Coefficients, UpdateInputs, Microbatch
+from isojax.rl.objective import Coefficients, Microbatch, UpdateInputs
 from tests.device import DECODER, quick_jit
 from tests.rl import reference_losses as loops
 
@@ -56,7 +56,9 @@ def test_advantages_and_returns_equal_the_loops(gamma: float, lam: float) -> Non
 
 
 def test_by_hand() -> None:
-    """Two tokens, values .5 and .25, reward 1, gamma .5, lambda .5: deltas .5 * .25 - .5 = -.375 and .75; A = -.375 + .25 * .75."""
+    """Two tokens, values .5 and .25, reward 1, gamma .5, lambda .5: deltas .5 * .25 - .5 = -.375 and .75; A = -.375 +
+    .25 * .75.
+    """
     gains, returns = loops.gae(1.0, np.array([0.5, 0.25]), 0.5, 0.5)
     assert gains.tolist() == [-0.1875, 0.75]
     assert returns.tolist() == [0.3125, 1.0]

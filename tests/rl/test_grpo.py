@@ -26,7 +26,9 @@ BY_HAND = [
 
 def call(ratios, advantages, mask):
     logps = jnp.log(jnp.array(ratios, jnp.float32)) - 1.0
-    return loss(logps, jnp.full_like(logps, -1.0), jnp.array(advantages, jnp.float32)[:, None], jnp.array(mask), CLIPPED)
+    return loss(
+        logps, jnp.full_like(logps, -1.0), jnp.array(advantages, jnp.float32)[:, None], jnp.array(mask), CLIPPED
+    )
 
 
 def test_by_hand() -> None:
@@ -57,6 +59,8 @@ def test_slopes_by_finite_differences(seed: int) -> None:
 
     args = (jnp.array(y, jnp.float32) for y in (old, gain))
     old32, gain32 = args
-    slope = jax.grad(lambda x: loss(x, old32, gain32[:, None], jnp.ones((8, 5), bool), CLIPPED)[0].sum())(jnp.array(new, jnp.float32))
+    slope = jax.grad(lambda x: loss(x, old32, gain32[:, None], jnp.ones((8, 5), bool), CLIPPED)[0].sum())(
+        jnp.array(new, jnp.float32)
+    )
     h = 1e-6
     np.testing.assert_allclose(slope, (exact(new + h) - exact(new - h)) / (2 * h), atol=1e-4)

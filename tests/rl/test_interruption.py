@@ -1,4 +1,6 @@
-"""What an interruption forces on a response is context: in no gradient, denominator or advantage, and counted as the response's length."""
+"""What an interruption forces on a response is context: in no gradient, denominator or advantage, and counted as the
+response's length.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.config import CellConfig, RLConfig, SamplingConfig
+from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.rl.critic import gae_advantages_around_gaps
-from isojax.rl.step import TrainState, TrainStep, adam, make_coefficients
+from isojax.rl.train_step import TrainState, TrainStep, adam, make_coefficients
 from isojax.sampling.batch import ProblemArrays, Rollouts, make_sampler_shapes
-from isojax.tasks.stops import Interruption
-from tests.device import CONFIG, DECODER, P, Parity, log_softmax, mesh, policy, quick_jit, random_problems, response_logits, scatter
+from isojax.tasks.stop_strings import Interruption
+from tests.device import (
+    CONFIG,
+    DECODER,
+    P,
+    Parity,
+    log_softmax,
+    mesh,
+    policy,
+    quick_jit,
+    random_problems,
+    response_logits,
+    scatter,
+)
 
 T, AFTER, PHRASE = 7, 2, (9, 17)
 B_P, N = 3, 4
@@ -22,7 +36,9 @@ B = B_P * N
 STOPS = replace(Parity.stops, interruption=Interruption(AFTER, PHRASE, None))
 PROBLEMS = random_problems(B_P, seed=2)
 rng = np.random.default_rng(0)
-LENGTHS = np.array([7, 1, 5, 2, 6, 7, 3, 7, 2, 5, 7, 4], np.int32)  # 3 and 4: a stop string ended them in, or with, the phrase
+LENGTHS = np.array(
+    [7, 1, 5, 2, 6, 7, 3, 7, 2, 5, 7, 4], np.int32
+)  # 3 and 4: a stop string ended them in, or with, the phrase
 TOKENS = rng.integers(4, 24, (B, T)).astype(np.int32)
 TOKENS[LENGTHS > AFTER, AFTER : AFTER + 2] = PHRASE
 THERE = np.arange(T)[None] < LENGTHS[:, None]
@@ -54,7 +70,9 @@ def test_the_gradient_is_that_of_the_tokens_that_were_drawn(aggregation: str) ->
     def update(rollouts: Rollouts, rewards: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         problems = ProblemArrays(*(jnp.asarray(np.resize(x, (geometry.problem_rows, *x.shape[1:]))) for x in PROBLEMS))
         state, scalars = TrainState(policy(), adam().init(policy()), jnp.int32(0)), (jnp.int32(B_P), jnp.int32(N))
-        weighed, metrics = step.compute_advantages(state, problems, rollouts, rewards, *scalars, jax.random.key(0), make_coefficients(rl))
+        weighed, metrics = step.compute_advantages(
+            state, problems, rollouts, rewards, *scalars, jax.random.key(0), make_coefficients(rl)
+        )
         state, more = step.update(state, {}, problems, rollouts, weighed, *scalars, make_coefficients(rl))
         return state, metrics | more
 
@@ -78,7 +96,9 @@ def test_the_gradient_is_that_of_the_tokens_that_were_drawn(aggregation: str) ->
     for moment, expected in zip(jax.tree.leaves(state.moments.mu), jax.tree.leaves(slope), strict=True):
         np.testing.assert_allclose(moment / np.float32(0.1), expected, atol=1e-5 * float(jnp.linalg.norm(expected)))
     assert float(metrics["loss"]) == pytest.approx(float(value), abs=1e-6)
-    assert float(metrics["tokens"]) == LENGTHS.sum() and float(metrics["response_length"]) == pytest.approx(LENGTHS.mean())
+    assert float(metrics["tokens"]) == LENGTHS.sum() and float(metrics["response_length"]) == pytest.approx(
+        LENGTHS.mean()
+    )
     assert float(metrics["interrupted"]) == pytest.approx((LENGTHS > AFTER).mean())
     apart = np.abs(np.where(MASK, np.asarray(own_logps(policy())) - logps, 0))
     assert float(metrics["taught/sampler_logp_gap"]) == pytest.approx(apart.sum() / drawn.sum(), rel=1e-4)

@@ -1,5 +1,6 @@
-"""A prompt's last token, which a group shares: the gradient through it is that of whole sequences, in models of which the last layer is
-run apart (LAST_APART) and of which it is not, on meshes, and for responses of one token, which are nothing else."""
+"""A prompt's last token, which a group shares: the gradient through it is that of whole sequences, in models of which
+the last layer is run apart (LAST_APART) and of which it is not, on meshes, and for responses of one token, which are
+nothing else."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.config import RLConfig
-from isojax.geometry import SEPARATE_LAST_LAYER_COUNTS
-from isojax.models.decoder import Decoder
+from isojax.core.config import RLConfig
+from isojax.core.shapes import SEPARATE_LAST_LAYER_COUNTS
+from isojax.distributed.sharding import shard_count
+from isojax.models.transformer import Decoder
+from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.objective import hidden_states
-from isojax.rl.step import make_coefficients
-from isojax.rl.update import ResponseBatch, build_gradient
+from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
-from isojax.sharding import shard_count
 from tests.device import CONFIG, VOCAB, P, mesh, quick_jit, random_problems, scatter
 
 B_P, N = 5, 3
@@ -62,7 +63,9 @@ def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str,
     decoder, on = Decoder(CONFIG.model_copy(update={"layers": layers}), VOCAB), mesh(axes)
     params = jax.device_get(jax.jit(decoder.init)(jax.random.key(3)))
     geometry = make_sampler_shapes([(B_P, N)], shard_count(on), 4, m, P, T, 2)
-    problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(B_P, seed=4)))
+    problems = ProblemArrays(
+        *(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(B_P, seed=4))
+    )
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, VOCAB, (B_P * N, T)).astype(np.int32)
     mask = np.arange(T)[None] < rng.integers(1, T + 1, B_P * N)[:, None]
@@ -80,7 +83,15 @@ def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str,
 
     gradient = build_gradient(Weighted(decoder), geometry, on, decoder.logical_axes(), decoder.shapes())
     responses = ResponseBatch(*(scatter(geometry, x) for x in (tokens, mask, weights)))
-    given = jax.device_put(params, decoder.shardings(on)), {}, problems, responses, np.int32(B_P), np.int32(N), make_coefficients(RLConfig())
+    given = (
+        jax.device_put(params, decoder.shardings(on)),
+        {},
+        problems,
+        responses,
+        np.int32(B_P),
+        np.int32(N),
+        make_coefficients(RLConfig()),
+    )
     got, metrics = quick_jit(gradient, out_shardings=(decoder.shardings(on), None))(*given)
     loss, wanted = quick_jit(jax.value_and_grad(expected))(params)
     assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-6, abs=1e-5)

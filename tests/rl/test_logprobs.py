@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.config import ModelConfig
-from isojax.geometry import vocabulary_block
-from isojax.models.decoder import Decoder
+from isojax.core.config import ModelConfig
+from isojax.core.shapes import vocabulary_block
+from isojax.models.transformer import Decoder
 from isojax.rl import logprobs
 from tests.device import quick_jit
 
@@ -25,7 +25,10 @@ def decoder(vocab: int, tied: bool) -> Decoder:
 def inputs(vocab: int, shape: tuple[int, int], tied: bool) -> tuple[Any, Any, Any]:
     """Hidden states, unembedding and tokens; the first row's tokens lie at the ends of the vocabulary and of blocks."""
     rng = np.random.default_rng(vocab)
-    states, embed = rng.normal(size=(*shape, WIDTH)).astype(np.float32), (rng.normal(size=(vocab, WIDTH)) * WIDTH**-0.5).astype(np.float32)
+    states, embed = (
+        rng.normal(size=(*shape, WIDTH)).astype(np.float32),
+        (rng.normal(size=(vocab, WIDTH)) * WIDTH**-0.5).astype(np.float32),
+    )
     tokens = rng.integers(0, vocab, shape).astype(np.int32)
     block = vocabulary_block(vocab, 64)
     tokens[0, :4] = 0, vocab - 1, block - 1, min(block, vocab - 1)
@@ -38,8 +41,8 @@ def alone(params: Any, states: Any) -> logprobs.HiddenStates:
 
 
 def by_numpy(states: Any, params: Any, tokens: Any, gains: Any, spreads: Any) -> tuple[Any, Any, Any, Any]:
-    """Log-probabilities, entropies, and the gradient of sum(gains * logps + spreads * entropies), in float64 and by the formulas
-    d log p_y / d x = onehot(y) - p and d H / d x = -p (log p + H)."""
+    """Log-probabilities, entropies, and the gradient of sum(gains * logps + spreads * entropies), in float64 and by the
+    formulas d log p_y / d x = onehot(y) - p and d H / d x = -p (log p + H)."""
     states, gains, spreads = (np.asarray(x, np.float64) for x in (states, gains, spreads))
     matrix = np.asarray(params["embed"] if "embed" in params else params["unembed"].T, np.float64)
     x = states @ matrix.T / TEMPERATURE
@@ -53,9 +56,11 @@ def by_numpy(states: Any, params: Any, tokens: Any, gains: Any, spreads: Any) ->
 
 @pytest.mark.parametrize(("vocab", "tied"), [(1000, True), (1000, False), (640, True), (40, False)])
 @pytest.mark.parametrize(("use_entropy", "kept"), [(True, 0), (False, 0), (True, logprobs.MAX_SAVED_LOGITS)])
-def test_blocks_equal_float64(vocab: int, tied: bool, use_entropy: bool, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of at most 64: 1000 leaves 8 over, 640 nothing, and 40 is less than a block. The value of the entropy is exact in any case,
-    and it makes no difference whether logits are kept for the gradient."""
+def test_blocks_equal_float64(
+    vocab: int, tied: bool, use_entropy: bool, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of at most 64: 1000 leaves 8 over, 640 nothing, and 40 is less than a block. The value of the entropy is
+    exact in any case, and it makes no difference whether logits are kept for the gradient."""
     monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 64)
     monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
     monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", kept)
@@ -77,13 +82,14 @@ def test_blocks_equal_float64(vocab: int, tied: bool, use_entropy: bool, kept: i
 
 
 @pytest.mark.parametrize(
-    ("T", "responses", "plain", "kept"), [(4, 5, 0, 0), (1, 5, 0, logprobs.MAX_SAVED_LOGITS), (4, 2, 0, 0), (4, 5, logprobs.MAX_DENSE_LOGITS, 0)]
+    ("T", "responses", "plain", "kept"),
+    [(4, 5, 0, 0), (1, 5, 0, logprobs.MAX_SAVED_LOGITS), (4, 2, 0, 0), (4, 5, logprobs.MAX_DENSE_LOGITS, 0)],
 )
 def test_a_state_that_responses_share_counts_for_each(
     T: int, responses: int, plain: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Responses to the first and the last of three prompts; two begin with the same token. In blocks, where prompts are fewer than
-    responses and are read once each, or are more; and in the plain form."""
+    """Responses to the first and the last of three prompts; two begin with the same token. In blocks, where prompts are
+    fewer than responses and are read once each, or are more; and in the plain form."""
     monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 64)
     monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", plain)
     monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", kept)
@@ -110,7 +116,9 @@ def test_a_state_that_responses_share_counts_for_each(
 
 
 def test_bfloat16_blocks_round_products_operands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of states and an unembedding that are bfloat16: logits, and what is read off them, are sums in float32; a gradient is bfloat16."""
+    """Of states and an unembedding that are bfloat16: logits, and what is read off them, are sums in float32; a
+    gradient is bfloat16.
+    """
     monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 64)
     monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
     model, (states, params, tokens) = decoder(1000, True), inputs(1000, (3, 5), True)
@@ -130,7 +138,9 @@ def test_bfloat16_blocks_round_products_operands_alone(monkeypatch: pytest.Monke
 
 
 def test_logits_far_apart_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tokens, of the first and of the last block, have the logit 300 and share the probability; the rest have -300."""
+    """Two tokens, of the first and of the last block, have the logit 300 and share the probability; the rest have
+    -300.
+    """
     monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 8)
     monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
     embed = np.full((20, WIDTH), -300 / WIDTH, np.float32)
@@ -138,7 +148,9 @@ def test_logits_far_apart_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> No
     hidden = alone({"embed": embed}, jnp.ones((1, 3, WIDTH)))
     found = logprobs.token_stats(decoder(20, True), hidden, jnp.array([[0, 19, 5]]), 1.0, True)
     np.testing.assert_allclose(found.logps, [[-np.log(2), -np.log(2), -600 - np.log(2)]], rtol=1e-5)
-    np.testing.assert_allclose(found.entropy, np.log(2) * np.ones((1, 3)), rtol=1e-4)  # the difference of two numbers near 300
+    np.testing.assert_allclose(
+        found.entropy, np.log(2) * np.ones((1, 3)), rtol=1e-4
+    )  # the difference of two numbers near 300
 
 
 def test_the_entropys_gradient_is_left_out_where_it_cannot_matter() -> None:
@@ -161,15 +173,17 @@ def test_which_form_is_taken() -> None:
         hidden = jax.ShapeDtypeStruct((1, rows, WIDTH), jnp.float32)
         params = {"embed": jax.ShapeDtypeStruct((vocab, WIDTH), jnp.float32)}
         tokens = jax.ShapeDtypeStruct((1, rows), jnp.int32)
-        program = jax.make_jaxpr(lambda p, h, t: logprobs.token_stats(model, alone(p, h), t, 1.0, False, split))(params, hidden, tokens)
+        program = jax.make_jaxpr(lambda p, h, t: logprobs.token_stats(model, alone(p, h), t, 1.0, False, split))(
+            params, hidden, tokens
+        )
         return "custom_vjp" in str(program)
 
     assert not loops(24, 4096) and loops(49152, 1024) and not loops(49152, 1024, split=True)
 
 
 def test_a_quarter_of_the_memory_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At V = 50000 with 100 tokens, by XLA's own account: the plain form holds 20 MB of logits several times over. Kept, they are held
-    once; at V = 152k and 512 tokens they are too many for that."""
+    """At V = 50000 with 100 tokens, by XLA's own account: the plain form holds 20 MB of logits several times over.
+    Kept, they are held once; at V = 152k and 512 tokens they are too many for that."""
     assert 512 * 151_936 > logprobs.MAX_SAVED_LOGITS
     model = decoder(50_000, True)
     shapes = jax.ShapeDtypeStruct((1, 100, WIDTH), jnp.float32), jax.ShapeDtypeStruct((50_000, WIDTH), jnp.float32)

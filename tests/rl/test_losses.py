@@ -1,6 +1,6 @@
-"""Every loss, advantage, aggregation, filter, regulariser and importance weight against the loops of reference_losses.py, on random ragged
-batches that lie in padded buffers of two shards: value, and gradient by central differences. And the policy losses against TRL and verl
-directly, on the batch of loss_references.json."""
+"""Every loss, advantage, aggregation, filter, regulariser and importance weight against the loops of
+reference_losses.py, on random ragged batches that lie in padded buffers of two shards: value, and gradient by central
+differences. And the policy losses against TRL and verl directly, on the batch of loss_references.json."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax import registry
-from isojax.config import RLConfig, SamplingConfig
+from isojax.core import registry
+from isojax.core.config import RLConfig, SamplingConfig
 from isojax.rl import regularizers
 from isojax.rl.advantages import ADVANTAGES, RewardedBatch
+from isojax.rl.loss_weights import LossWeights, aggregate, make_loss_weights
 from isojax.rl.losses import Clip
-from isojax.rl.objective import Coefficients, PolicyObjective, Microbatch, PolicyInputs
-from isojax.rl.terms import LossWeights, aggregate, make_loss_weights
+from isojax.rl.objective import Coefficients, Microbatch, PolicyInputs, PolicyObjective
 from tests.device import DECODER, quick_jit
 from tests.rl import reference_losses as loops
 from tests.rl.reference_losses import Response
@@ -38,7 +38,9 @@ GROUPS = 8  # a bound of their number
 
 @dataclass(frozen=True)
 class Ragged:
-    """A batch as the loops read it; `rows` puts one of its lists into buffers [shards, rows, T], nonsense where no token is."""
+    """A batch as the loops read it; `rows` puts one of its lists into buffers [shards, rows, T], nonsense where no
+    token is.
+    """
 
     logps: list[Response]
     sampler: list[Response]
@@ -114,7 +116,10 @@ def estimate(given: RewardedBatch) -> dict[str, Any]:
 @quick_jit
 def penalties(logps: Any, base: Any) -> dict[str, Any]:
     """Of each KL estimate, the values and the gradient of their sum."""
-    return {kind: (f(logps, base), jax.grad(lambda x, f=f: f(x, base).sum())(logps)) for kind, f in regularizers.KL_ESTIMATORS.items()}
+    return {
+        kind: (f(logps, base), jax.grad(lambda x, f=f: f(x, base).sum())(logps))
+        for kind, f in regularizers.KL_ESTIMATORS.items()
+    }
 
 
 def numbers(low: float = LOW, high: float = HIGH, cap: float = 1.3) -> Coefficients:
@@ -123,20 +128,37 @@ def numbers(low: float = LOW, high: float = HIGH, cap: float = 1.3) -> Coefficie
 
 @cache
 def program(name: str, level: str, over: str) -> Callable[..., Any]:
-    """(value, gradient) of the weighted policy term of rows [m T], through the objective that the update differentiates."""
+    """(value, gradient) of the weighted policy term of rows [m T], through the objective that the update
+    differentiates.
+    """
     objective = PolicyObjective(DECODER, RLConfig(loss=name, tis=level, tis_mode=over), SamplingConfig(), False)
 
     def value(logps: Any, sampler: Any, gains: Any, mask: Any, weight: Any, coefficients: Coefficients) -> Any:
-        own, none = PolicyInputs(sampler, jnp.ones_like(logps), LossWeights(gains, weight, weight, weight)), jnp.zeros(len(logps), jnp.int32)
-        return (weight[:, None] * objective.policy_loss(logps, Microbatch(none, mask, own, none, none), coefficients)[0]).sum()
+        own, none = (
+            PolicyInputs(sampler, jnp.ones_like(logps), LossWeights(gains, weight, weight, weight)),
+            jnp.zeros(len(logps), jnp.int32),
+        )
+        return (
+            weight[:, None] * objective.policy_loss(logps, Microbatch(none, mask, own, none, none), coefficients)[0]
+        ).sum()
 
     return quick_jit(jax.value_and_grad(value))
 
 
-def ours(name: str, given: Ragged, mean: str, low: float, high: float, tis: tuple[str, str, float] = ("none", "truncate", 2.0)) -> Any:
+def ours(
+    name: str,
+    given: Ragged,
+    mean: str,
+    low: float,
+    high: float,
+    tis: tuple[str, str, float] = ("none", "truncate", 2.0),
+) -> Any:
     """The aggregated policy term and its ragged gradient."""
     level, over, cap = tis
-    parts = [x.reshape(-1, T) for x in (given.rows(given.logps), given.rows(given.sampler), given.rows(given.advantages), given.mask)]
+    parts = [
+        x.reshape(-1, T)
+        for x in (given.rows(given.logps), given.rows(given.sampler), given.rows(given.advantages), given.mask)
+    ]
     weight = weigh(mean, given.rewarded.lengths, given.rewarded.groups, given.live, GROUPS, T).reshape(-1)
     value, slope = program(name, level, over)(*parts, weight, numbers(low, high, cap))
     return float(value), given.ragged(np.asarray(slope).reshape(given.mask.shape))
@@ -193,7 +215,9 @@ def test_truncated_importance_sampling(name: str, level: str, over: str) -> None
 
 def test_losses_equal_trl_and_verl_themselves() -> None:
     found, given = peers()
-    theirs = found["trl"]["losses"] | {f"{k} ": v for k, v in found["verl"]["losses"].items() if k.startswith(("gspo", "cispo"))}
+    theirs = found["trl"]["losses"] | {
+        f"{k} ": v for k, v in found["verl"]["losses"].items() if k.startswith(("gspo", "cispo"))
+    }
     low, high, cap = (found["batch"]["numbers"][k] for k in ("low", "high", "cap"))
     done = 0
     for name, wanted in theirs.items():
@@ -222,7 +246,9 @@ def test_advantages(seed: int) -> None:
     for name, loop in LOOPS.items():
         got = np.asarray(found[name])
         assert not got[~given.live].any(), name
-        np.testing.assert_allclose(got[given.live], loop(given.rewards, given.groups), rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            got[given.live], loop(given.rewards, given.groups), rtol=1e-5, atol=1e-6, err_msg=name
+        )
     got = np.asarray(found["whiten"])
     per_token = loops.whiten([np.full(len(x), r) for x, r in zip(given.logps, given.rewards, strict=True)])
     np.testing.assert_allclose(got[given.live], [x[0] for x in per_token], rtol=1e-5, atol=1e-6)
@@ -231,7 +257,9 @@ def test_advantages(seed: int) -> None:
 
 @pytest.mark.parametrize("mean", MEANS)
 def test_filters(mean: str) -> None:
-    """A zero-variance group is left out of the terms that filter it, their denominators included; so is a rollout that was not chosen."""
+    """A zero-variance group is left out of the terms that filter it, their denominators included; so is a rollout that
+    was not chosen.
+    """
     given = batch(1)
     every, silent = [True] * len(given.rewards), loops.zero_variance(given.rewards, given.groups)
     chosen = [i % N != 1 for i in range(len(every))]

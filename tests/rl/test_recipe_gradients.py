@@ -1,5 +1,6 @@
-"""The gradient of whole updates, a recipe of each loss, against a plain program: every response scored alone, its sequence unpadded, and
-the recipe written in the loops of reference_losses.py. On one device, on two and on four, with other microbatches and padding."""
+"""The gradient of whole updates, a recipe of each loss, against a plain program: every response scored alone, its
+sequence unpadded, and the recipe written in the loops of reference_losses.py. On one device, on two and on four, with
+other microbatches and padding."""
 
 from __future__ import annotations
 
@@ -13,15 +14,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.config import CellConfig, RLConfig, SamplingConfig
-from isojax.config_rl import CriticConfig
-from isojax.models.decoder import Params
+from isojax.core.config import CellConfig, RLConfig, SamplingConfig
+from isojax.core.config.rl import CriticConfig
+from isojax.distributed.sharding import shard_count
+from isojax.models.transformer import Params
 from isojax.rl import critic
-from isojax.rl.recipe import resolve_algorithm
-from isojax.rl.step import CriticState, TrainState, TrainStep, adam, make_coefficients
-from isojax.sampling.batch import SamplerShapes, ProblemArrays, Rollouts, make_sampler_shapes
-from isojax.sharding import shard_count
-from tests.device import CONFIG, DECODER, EOS, P, Parity, T, gather, log_softmax, logits, mesh, policy, quick_jit, random_problems, scatter
+from isojax.rl.algorithm import resolve_algorithm
+from isojax.rl.train_step import CriticState, TrainState, TrainStep, adam, make_coefficients
+from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, make_sampler_shapes
+from tests.device import (
+    CONFIG,
+    DECODER,
+    EOS,
+    P,
+    Parity,
+    T,
+    gather,
+    log_softmax,
+    logits,
+    mesh,
+    policy,
+    quick_jit,
+    random_problems,
+    scatter,
+)
 from tests.rl import reference_losses as loops
 from tests.rl.reference_losses import Response
 
@@ -39,7 +55,13 @@ RECIPES = {
     "dapo": RLConfig(loss="dapo", kl=0.2, kl_estimator="k2", zero_variance_filter=("policy", "kl")),
     "gspo": RLConfig(loss="gspo", clip=0.1, clip_high=0.15, entropy=0.1, tis="sequence", tis_cap=1.2),
     "cispo": RLConfig(
-        loss="cispo", advantage="batch", aggregation="prompt", clip_high=0.1, zero_variance_filter=("policy",), tis="token", tis_cap=1.1
+        loss="cispo",
+        advantage="batch",
+        aggregation="prompt",
+        clip_high=0.1,
+        zero_variance_filter=("policy",),
+        tis="token",
+        tis_cap=1.1,
     ),
     "rloo": RLConfig(loss="rloo", kl=0.3, kl_estimator="k1", entropy=0.05, zero_variance_filter=EVERY_TERM),
     "reinforce_pp": RLConfig(loss="reinforce_pp", kl=0.1),
@@ -48,7 +70,9 @@ RECIPES = {
 }
 # mesh, microbatch, prompts of a block, and the largest B_p of the sweep, which is what the buffers are for
 ONE, TWO, FOUR = ("auto", 3, 2, 5), ("data=2", 16, 4, 7), ("data=2,tensor=2", 5, 3, 6)
-CASES = [(name, layout) for name in RECIPES for layout in (ONE, FOUR)] + [(name, TWO) for name in ("cispo", "ppo", "3 of 4")]
+CASES = [(name, layout) for name in RECIPES for layout in (ONE, FOUR)] + [
+    (name, TWO) for name in ("cispo", "ppo", "3 of 4")
+]
 
 
 class Alone:
@@ -61,12 +85,17 @@ class Alone:
         for tokens in self.tokens:
             tokens[-1] = EOS
         self.prompts = [PROBLEMS.prompts[g][: PROBLEMS.lengths[g]] for g in GROUPS]
-        self.sequences = [np.concatenate(parts).astype(np.int32) for parts in zip(self.prompts, self.tokens, strict=True)]
+        self.sequences = [
+            np.concatenate(parts).astype(np.int32) for parts in zip(self.prompts, self.tokens, strict=True)
+        ]
         read = [self.read(policy(), r) for r in range(B)]
         self.logps, self.entropies = [x for x, _ in read], [x for _, x in read]
         self.base = [self.read(policy(1), r)[0] for r in range(B)]
         self.sampler = [x + rng.normal(0, 0.2, len(x)) for x in self.logps]
-        self.values = [predictions(np, doubled(values()), s)[len(p) - 1 :] for s, p in zip(self.sequences, self.prompts, strict=True)]
+        self.values = [
+            predictions(np, doubled(values()), s)[len(p) - 1 :]
+            for s, p in zip(self.sequences, self.prompts, strict=True)
+        ]
 
     def read(self, params: Params, r: int) -> tuple[Response, Response]:
         found = said(np, doubled(params), self.sequences[r])
@@ -77,7 +106,9 @@ class Alone:
         each = []
         for r in range(B):
             before = np.zeros(len(self.prompts[r]) - 1)
-            each.append(push(params, self.sequences[r], *(np.concatenate([before, x[r]]).astype(np.float32) for x in slopes)))
+            each.append(
+                push(params, self.sequences[r], *(np.concatenate([before, x[r]]).astype(np.float32) for x in slopes))
+            )
         return jax.tree.map(lambda *x: np.sum(np.stack(x), 0, np.float64), *each)
 
 
@@ -90,7 +121,9 @@ def values() -> Params:
     """A critic whose values are no longer all 0."""
     rng = np.random.default_rng(3)
     grown = critic.critic_params(DECODER, policy(2))
-    return jax.device_get(grown | {"value": rng.normal(0, 0.1, grown["value"].shape).astype(np.float32), "value_bias": np.float32([0.2])})
+    return jax.device_get(
+        grown | {"value": rng.normal(0, 0.1, grown["value"].shape).astype(np.float32), "value_bias": np.float32([0.2])}
+    )
 
 
 def said(xp: Any, params: Params, sequence: Any) -> tuple[Any, Any]:
@@ -101,7 +134,9 @@ def said(xp: Any, params: Params, sequence: Any) -> tuple[Any, Any]:
 
 def predictions(xp: Any, params: Params, sequence: Any) -> Any:
     """The critic's values before each token but the first: the decoder with the value head for its unembedding."""
-    return logits(xp, params | {"unembed": params["value"][:, None]}, sequence[None, :-1])[0, :, 0] + params["value_bias"]
+    return (
+        logits(xp, params | {"unembed": params["value"][:, None]}, sequence[None, :-1])[0, :, 0] + params["value_bias"]
+    )
 
 
 @quick_jit
@@ -127,7 +162,10 @@ def recipe_loss(rl: RLConfig, chosen: list[bool]) -> tuple[float, list[Response]
         return loops.aggregate(recipe.aggregation, per_token, GROUPS, keep, T)
 
     if rl.critic:
-        pairs = [loops.gae(float(r), v, rl.critic.gamma, rl.critic.gae_lambda) for r, v in zip(REWARDS, batch.values, strict=True)]
+        pairs = [
+            loops.gae(float(r), v, rl.critic.gamma, rl.critic.gae_lambda)
+            for r, v in zip(REWARDS, batch.values, strict=True)
+        ]
         gains = loops.whiten([a for a, _ in pairs])
 
         def error(now: list[Response]) -> float:
@@ -145,7 +183,10 @@ def recipe_loss(rl: RLConfig, chosen: list[bool]) -> tuple[float, list[Response]
         clip, loss = loops.Clip(recipe.clip, recipe.clip_high), loops.LOSSES[rl.loss]
         rows = list(zip(logps, batch.logps, batch.sampler, gains, strict=True))
         tis = (rl.tis, rl.tis_mode, rl.tis_cap)
-        value = total("policy", [loops.corrected(loss, *row, clip, *tis) if rl.tis != "none" else loss(*row, clip) for row in rows])
+        value = total(
+            "policy",
+            [loops.corrected(loss, *row, clip, *tis) if rl.tis != "none" else loss(*row, clip) for row in rows],
+        )
         penalty = [loops.kl(rl.kl_estimator, x, b) for x, b in zip(logps, batch.base, strict=True)]
         return value + rl.kl * total("kl", penalty)
 
@@ -178,7 +219,15 @@ class Update:
         step = TrainStep(cell, DECODER, Parity.stops, geometry, on)
 
         @quick_jit
-        def update(state: TrainState, base: Params, problems: ProblemArrays, rollouts: Rollouts, rewards: Any, numbers: Any, key: Any) -> Any:
+        def update(
+            state: TrainState,
+            base: Params,
+            problems: ProblemArrays,
+            rollouts: Rollouts,
+            rewards: Any,
+            numbers: Any,
+            key: Any,
+        ) -> Any:
             B_p, n = jnp.int32(B_P), jnp.int32(N)
             weighed, _ = step.compute_advantages(state, problems, rollouts, rewards, B_p, n, key, numbers)
             state, metrics = step.update(state, base, problems, rollouts, weighed, B_p, n, numbers)
@@ -188,8 +237,14 @@ class Update:
         if self.rl.critic:
             state = state._replace(critic=CriticState(values(), adam().init(values())))
         problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
-        rows = [self.pad(batch.tokens, 7), self.pad(batch.sampler, 50.0), self.pad([np.ones(k, bool) for k in batch.lengths], False)]
-        rollouts = Rollouts(*rows, np.ones((*rows[0].shape[:2], 1), np.float32), rows[2].any(-1), rows[2].sum(-1, dtype=np.int32))
+        rows = [
+            self.pad(batch.tokens, 7),
+            self.pad(batch.sampler, 50.0),
+            self.pad([np.ones(k, bool) for k in batch.lengths], False),
+        ]
+        rollouts = Rollouts(
+            *rows, np.ones((*rows[0].shape[:2], 1), np.float32), rows[2].any(-1), rows[2].sum(-1, dtype=np.int32)
+        )
         numbers = make_coefficients(self.rl)._replace(max_grad_norm=np.float32(HUGE))
         rewards = scatter(geometry, REWARDS, fill=77.0)
         state, metrics, taken = update(state, policy(1), problems, rollouts, rewards, numbers, jax.random.key(5))
@@ -206,7 +261,9 @@ class Update:
 
 def distances(one: Params, two: Params) -> dict[str, float]:
     """|one - two| / |two| of each parameter."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(jax.tree.map(lambda a, b: float(np.linalg.norm(a - b) / np.linalg.norm(b)), one, two))
+    flat, _ = jax.tree_util.tree_flatten_with_path(
+        jax.tree.map(lambda a, b: float(np.linalg.norm(a - b) / np.linalg.norm(b)), one, two)
+    )
     return {jax.tree_util.keystr(k): v for k, v in flat}
 
 

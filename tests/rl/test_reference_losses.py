@@ -1,4 +1,6 @@
-"""The loops of reference_losses.py against TRL's and verl's own code, whose numbers make_loss_references.py wrote, and by hand."""
+"""The loops of reference_losses.py against TRL's and verl's own code, whose numbers make_loss_references.py wrote, and
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def policy_term(loss: str, mean: str, advantages: list[Response], *tis: Any) -> 
 
 
 def penalty(kind: str, mean: str) -> Any:
-    return lambda logps: loops.aggregate(mean, [loops.kl(kind, x, b) for x, b in zip(logps, BASE, strict=True)], GROUPS, EVERY, T)
+    return lambda logps: loops.aggregate(
+        mean, [loops.kl(kind, x, b) for x, b in zip(logps, BASE, strict=True)], GROUPS, EVERY, T
+    )
 
 
 TRL, VERL = PEERS["trl"]["losses"], PEERS["verl"]["losses"]
@@ -71,7 +75,9 @@ def test_truncated_importance_sampling_equals_trl_and_verl(name: str) -> None:
 
 
 def test_rloo_equals_trl_where_the_ratio_is_1() -> None:
-    """TRL's is a loss a response, exp of the summed log ratio: in value A a response, in gradient the sum of ours over its tokens."""
+    """TRL's is a loss a response, exp of the summed log ratio: in value A a response, in gradient the sum of ours over
+    its tokens.
+    """
     expected = TRL["rloo at ratio 1"]
     rows = [(x, x, a) for x, a in zip(LOGPS, ADVANTAGES, strict=True)]
 
@@ -90,7 +96,9 @@ def test_kl_and_entropy_join_the_loss_as_in_trl(mean: str) -> None:
     check(TRL[f"grpo {mean} k3"], lambda logps: of_policy(logps) + NUMBERS["kl"] * of_kl(logps), LOGPS)
     if mean == "token":
         bonus = NUMBERS["entropy"] * loops.aggregate(mean, ragged("entropies"), GROUPS, EVERY, T)
-        check(TRL["grpo token k3 entropy"], lambda logps: of_policy(logps) + NUMBERS["kl"] * of_kl(logps) - bonus, LOGPS)
+        check(
+            TRL["grpo token k3 entropy"], lambda logps: of_policy(logps) + NUMBERS["kl"] * of_kl(logps) - bonus, LOGPS
+        )
 
 
 @pytest.mark.parametrize("name", ["ppo token", "ppo sequence", "gspo sequence", "cispo token"])
@@ -107,7 +115,9 @@ def test_kl_equals_verl(kind: str) -> None:
 def test_value_loss_equals_verl() -> None:
     def f(values: list[Response]) -> float:
         rows = zip(values, ragged("values"), PER_TOKEN, strict=True)
-        return loops.aggregate("token", [loops.value_loss(*row, NUMBERS["value_clip"]) for row in rows], GROUPS, EVERY, T)
+        return loops.aggregate(
+            "token", [loops.value_loss(*row, NUMBERS["value_clip"]) for row in rows], GROUPS, EVERY, T
+        )
 
     check(VERL["value token"], f, ragged("values_now"))
 
@@ -115,7 +125,8 @@ def test_value_loss_equals_verl() -> None:
 def test_gae_equals_verl() -> None:
     """verl whitens what GAE gives; its returns are not whitened."""
     pairs = [
-        loops.gae(r, values, NUMBERS["gamma"], NUMBERS["lambda"]) for r, values in zip(BATCH["rewards"], ragged("values"), strict=True)
+        loops.gae(r, values, NUMBERS["gamma"], NUMBERS["lambda"])
+        for r, values in zip(BATCH["rewards"], ragged("values"), strict=True)
     ]
     whitened = loops.whiten([advantages for advantages, _ in pairs])
     for (_, returns), white, theirs, theirs_white in zip(
@@ -130,8 +141,11 @@ def test_advantages_equal_trl_and_verl() -> None:
     for peer, epsilon in (("trl", 1e-4), ("verl", 1e-6)):
         np.testing.assert_allclose(loops.group(rewards, GROUPS, epsilon), PEERS[peer]["group"], rtol=1e-12)
         np.testing.assert_allclose(loops.centred(rewards, GROUPS), PEERS[peer]["mean"], rtol=1e-12)
-        np.testing.assert_allclose(loops.leave_one_out(rewards, GROUPS), PEERS[peer]["leave_one_out"], rtol=1e-12, atol=1e-15)
-    # verl whitens the centred rewards of one-token responses, sqrt(var + 1e-8): ours adds 1e-6 to the standard deviation, about .37.
+        np.testing.assert_allclose(
+            loops.leave_one_out(rewards, GROUPS), PEERS[peer]["leave_one_out"], rtol=1e-12, atol=1e-15
+        )
+    # verl whitens the centred rewards of one-token responses, sqrt(var + 1e-8): ours adds 1e-6 to the standard
+    # deviation, about .37.
     np.testing.assert_allclose(loops.batch(rewards, GROUPS), PEERS["verl"]["batch"], rtol=4e-6)
     per_token = [np.full(len(row), r) for row, r in zip(LOGPS, rewards, strict=True)]
     for ours, theirs in zip(loops.whiten(per_token), PEERS["verl"]["whiten"], strict=True):
@@ -144,7 +158,9 @@ def test_entropy_equals_trl_and_verl() -> None:
 
 
 def test_the_batch_has_what_the_losses_differ_in() -> None:
-    """Ratios clipped above and below, weights beyond the cap, of tokens and of responses, a group of one reward, lengths from 1 to T."""
+    """Ratios clipped above and below, weights beyond the cap, of tokens and of responses, a group of one reward,
+    lengths from 1 to T.
+    """
     ratios = np.exp(np.concatenate(LOGPS) - np.concatenate(SAMPLER))
     whole = np.array([np.exp(sum(a) - sum(b)) for a, b in zip(LOGPS, SAMPLER, strict=True)])
     means = np.array([np.exp(np.mean(a - b)) for a, b in zip(LOGPS, SAMPLER, strict=True)])

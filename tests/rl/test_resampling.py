@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax.rl.hosted import build_host_verified_train
-from isojax.rl.step import CORRECT, build_train
+from isojax.rl.host_verified import build_host_verified_train
+from isojax.rl.train_step import CORRECT, build_train
 from tests.device import DECODER, MESHES, Parity
-from tests.rl.test_hosted import COUNT, PROBLEMS, RL, SEED, TABLE, UPDATES, B_p, Spoken, Twin, index, n
+from tests.rl.test_host_verified import COUNT, PROBLEMS, RL, SEED, TABLE, UPDATES, B_p, Spoken, Twin, index, n
 
 
 def right(given: Any, build: Any, task: Any, *text: Any) -> tuple[np.ndarray, float]:

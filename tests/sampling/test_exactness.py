@@ -1,4 +1,6 @@
-"""What is sampled, token by token, against the exact distribution's inverse: lanes and slots, meshes, large vocabularies, any order."""
+"""What is sampled, token by token, against the exact distribution's inverse: lanes and slots, meshes, large
+vocabularies, any order.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,36 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from isojax.config import SamplingConfig
-from isojax.models.decoder import Decoder, Params
-from isojax.models.decoding import Decoding
-from isojax.sampling import sampler
+from isojax.core.config import SamplingConfig
+from isojax.distributed.sharding import shard_count
+from isojax.models.decode import Decoding
+from isojax.models.transformer import Decoder, Params
+from isojax.sampling import engine as engine_module
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes, make_shard_slice
-from isojax.sampling.logits import NEG_INF, sample_token, log_probs, rollout_keys, uniforms
-from isojax.sampling.sampler import SamplingBatch, build_engine, build_sampler
-from isojax.sharding import shard_count
-from isojax.tasks.stops import StopConditions
-from tests.device import CONFIG, EOS, MESHES, VOCAB, P, gather, mesh, policy, quick_jit, random_problems, response_logits
+from isojax.sampling.engine import SamplingBatch, build_engine, build_sampler
+from isojax.sampling.logits import NEG_INF, log_probs, rollout_keys, sample_token, uniforms
+from isojax.tasks.stop_strings import StopConditions
+from tests.device import (
+    CONFIG,
+    EOS,
+    MESHES,
+    VOCAB,
+    P,
+    gather,
+    mesh,
+    policy,
+    quick_jit,
+    random_problems,
+    response_logits,
+)
 
 T = 5
-CELLS = [(1, 1), (13, 7), (16, 2), (5, 32)]  # n below, above and no multiple of a lane's width; groups across shards; few problems
+CELLS = [
+    (1, 1),
+    (13, 7),
+    (16, 2),
+    (5, 32),
+]  # n below, above and no multiple of a lane's width; groups across shards; few problems
 PROBLEMS = random_problems(16, seed=4)
 STOPS = StopConditions((EOS,), None)
 
@@ -34,14 +53,16 @@ STOPS = StopConditions((EOS,), None)
 def short_chunks() -> Iterator[None]:
     """Two tokens a visit to the queue, so that slots are refilled while others are in mid-response."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "CHUNK_TOKENS", 2)
+        patch.setattr(engine_module, "CHUNK_TOKENS", 2)
         yield
 
 
 def weights(vocab: int) -> Params:
     """The small policy, over another vocabulary."""
     rng = np.random.default_rng(vocab)
-    embed, unembed = (rng.normal(0, 0.4, shape).astype(np.float32) for shape in ((vocab, CONFIG.width), (CONFIG.width, vocab)))
+    embed, unembed = (
+        rng.normal(0, 0.4, shape).astype(np.float32) for shape in ((vocab, CONFIG.width), (CONFIG.width, vocab))
+    )
     return policy() if vocab == VOCAB else {**policy(), "embed": embed, "unembed": unembed}
 
 
@@ -91,32 +112,47 @@ def compiled(case: Case) -> tuple[Any, ...]:
 
 
 def inverse(p: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first token of each row whose cumulative probability exceeds the uniform number; and how near that comes to an edge."""
+    """The first token of each row whose cumulative probability exceeds the uniform number; and how near that comes to
+    an edge.
+    """
     edges = p.cumsum(-1)
     edges /= edges[..., -1:]
     token = (edges <= uniform[..., None]).sum(-1)
     return token, np.abs(edges - uniform[..., None]).min(-1)
 
 
-ONE_DEVICE = [Case(7), Case(6, 2), Case(12, 4), Case(36, 4, temperature=0.7, top_p=0.9), Case(9, 3, vocab=1000), Case(5, vocab=1009)]
+ONE_DEVICE = [
+    Case(7),
+    Case(6, 2),
+    Case(12, 4),
+    Case(36, 4, temperature=0.7, top_p=0.9),
+    Case(9, 3, vocab=1000),
+    Case(5, vocab=1009),
+]
 SHARDED = [Case(12, 4, MESHES[0]), Case(6, 2, MESHES[1])]
 
 
 @pytest.mark.parametrize("case", ONE_DEVICE + SHARDED, ids=str)
 def test_every_token_is_the_exact_distributions_inverse_at_its_own_uniform_number(case: Case) -> None:
-    """That number is known from the problem, the rollout and the position; rounding may tell otherwise only next to an edge."""
+    """That number is known from the problem, the rollout and the position; rounding may tell otherwise only next to an
+    edge.
+    """
     for B_p, n in CELLS:
         tokens, logps, mask = case.sample(B_p, n)
         group, rollout = np.divmod(np.arange(B_p * n), n)
         keys = rollout_keys(jax.random.key(0), jnp.asarray(PROBLEMS.ids[group]), jnp.asarray(rollout, jnp.int32))
-        uniform = np.stack([np.asarray(uniforms(keys, jnp.full(B_p * n, t, jnp.int32))) for t in range(T)], 1).astype(np.float64)
+        uniform = np.stack([np.asarray(uniforms(keys, jnp.full(B_p * n, t, jnp.int32))) for t in range(T)], 1).astype(
+            np.float64
+        )
         p = case.exact(group, tokens)
         expected, margin = inverse(p, uniform)
         wrong = mask & (tokens != expected)
         assert (margin[wrong] < 3e-6).all(), (B_p, n, margin[wrong])
         assert wrong.sum() <= 0.01 * mask.sum()
         with np.errstate(divide="ignore"):
-            np.testing.assert_allclose(logps[mask], np.log(np.take_along_axis(p, tokens[..., None], -1)[..., 0][mask]), atol=1e-5)
+            np.testing.assert_allclose(
+                logps[mask], np.log(np.take_along_axis(p, tokens[..., None], -1)[..., 0][mask]), atol=1e-5
+            )
         ends = (tokens == EOS) & mask
         length = np.where(ends.any(1), ends.argmax(1) + 1, T)
         np.testing.assert_array_equal(mask, np.arange(T)[None] < length[:, None])
@@ -168,7 +204,9 @@ class Counting(Decoding):
 
 
 def test_first_tokens_run_no_layers() -> None:
-    """Of T tokens of slots that begin together T - 1 are steps; slots that begin beside others' responses go along with theirs."""
+    """Of T tokens of slots that begin together T - 1 are steps; slots that begin beside others' responses go along with
+    theirs.
+    """
     case = Case(8)
     geometry, _, params = compiled(case)
     engine = build_engine(Decoder(CONFIG, VOCAB), geometry, mesh(), case.sampling, StopConditions((), None))
@@ -204,7 +242,9 @@ def test_greedy_is_the_plain_decoders_argmax(case: Case) -> None:
         compared = clear & mask[:, t]
         np.testing.assert_array_equal(tokens[compared, t], T_each[compared, t])
         assert compared.sum() > 0.5 * mask[:, t].sum() > 10
-    assert np.abs(logps[clear][mask[clear]]).max() < 1e-5 + 2e-7 * np.abs(logits).max() / case.temperature  # as float32 rounds a quotient
+    assert (
+        np.abs(logps[clear][mask[clear]]).max() < 1e-5 + 2e-7 * np.abs(logits).max() / case.temperature
+    )  # as float32 rounds a quotient
 
 
 @pytest.mark.parametrize("case", [Case(12, 4), Case(12, 4, MESHES[0])], ids=str)
@@ -239,7 +279,13 @@ def large(V: int) -> dict[str, np.ndarray]:
     holes[rng.random((4, V)) < 0.9] = NEG_INF
     holes[:, : V // 3] = -np.inf
     tail = -1.5 * np.log(rng.permuted(np.tile(np.arange(1.0, V + 1), (4, 1)), axis=1))
-    shapes = {"flat": np.zeros((4, V)), "noise": rng.normal(0, 3, (4, V)), "peaked": peaked, "tail": tail, "holes": holes}
+    shapes = {
+        "flat": np.zeros((4, V)),
+        "noise": rng.normal(0, 3, (4, V)),
+        "peaked": peaked,
+        "tail": tail,
+        "holes": holes,
+    }
     return {name: np.asarray(log_probs(jnp.asarray(x, jnp.float32), 1.0)) for name, x in shapes.items()}
 
 

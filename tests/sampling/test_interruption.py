@@ -1,7 +1,8 @@
-"""Responses that are interrupted: before, in and after the phrase against the exact distribution's inverse; on the host's visits too.
+"""Responses that are interrupted: before, in and after the phrase against the exact distribution's inverse; on the
+host's visits too.
 
-The text of token i is the letter `a` + i, and `ge`, `he`, `ie` and `je` are stop strings: where one of `g` to `j` is the last token before
-the phrase, the response ends with the phrase's first token, `e`.
+The text of token i is the letter `a` + i, and `ge`, `he`, `ie` and `je` are stop strings: where one of `g` to `j` is
+the last token before the phrase, the response ends with the phrase's first token, `e`.
 """
 
 from __future__ import annotations
@@ -16,15 +17,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.config import SamplingConfig
-from isojax.sampling import sampler
+from isojax.core.config import SamplingConfig
+from isojax.distributed.sharding import shard_count
+from isojax.sampling import engine
 from isojax.sampling.batch import ProblemArrays, Rollouts, make_sampler_shapes, response_tokens
+from isojax.sampling.engine import build_sampler
 from isojax.sampling.logits import rollout_keys, uniforms
-from isojax.sampling.sampler import build_sampler
 from isojax.sampling.stream import build_stream
-from isojax.sharding import shard_count
-from isojax.tasks.stops import Interruption, StopConditions, build_stop_table
-from tests.device import DECODER, EOS, MESHES, VOCAB, P, gather, mesh, placed, policy, quick_jit, random_problems, response_logits
+from isojax.tasks.stop_strings import Interruption, StopConditions, build_stop_table
+from tests.device import (
+    DECODER,
+    EOS,
+    MESHES,
+    VOCAB,
+    P,
+    gather,
+    mesh,
+    placed,
+    policy,
+    quick_jit,
+    random_problems,
+    response_logits,
+)
 
 T, AFTER, PHRASE, UNLESS = 9, 3, (4, 21), 5
 LAST = AFTER + len(PHRASE)  # where it goes on from
@@ -40,7 +54,7 @@ TEMPERATURE = 0.8
 def short_visits() -> Iterator[None]:
     """Two tokens a visit, so that slots are refilled while others are in mid-phrase."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "CHUNK_TOKENS", 2)
+        patch.setattr(engine, "CHUNK_TOKENS", 2)
         yield
 
 
@@ -56,7 +70,13 @@ class Case:
     def __post_init__(self) -> None:
         self.on = mesh(self.axes)
         self.geometry = make_sampler_shapes(CELLS, shard_count(self.on), 12, 8, P, T, slots_per_prefix=self.width)
-        self.given = DECODER, self.geometry, self.on, SamplingConfig(temperature=TEMPERATURE, top_p=self.top_p), self.stops
+        self.given = (
+            DECODER,
+            self.geometry,
+            self.on,
+            SamplingConfig(temperature=TEMPERATURE, top_p=self.top_p),
+            self.stops,
+        )
         self.program, self.params = quick_jit(build_sampler(*self.given)), placed(policy(), self.on)
 
     def problems(self, order: np.ndarray) -> ProblemArrays:
@@ -84,8 +104,12 @@ def narrow() -> Case:
     return Case(ALWAYS, MESHES[0], top_p=0.9, width=4)
 
 
-def expected(p: np.ndarray, uniform: np.ndarray, told: Interruption, row: np.ndarray) -> tuple[list[int], bool, bool, float]:
-    """(tokens, whether the phrase is among them, whether a stop ended them, how near a draw came to an edge), from p [T V] after `row`."""
+def expected(
+    p: np.ndarray, uniform: np.ndarray, told: Interruption, row: np.ndarray
+) -> tuple[list[int], bool, bool, float]:
+    """(tokens, whether the phrase is among them, whether a stop ended them, how near a draw came to an edge), from p [T
+    V] after `row`.
+    """
     out: list[int] = []
     closed, margin = False, 1.0
     for t in range(T):
@@ -106,7 +130,9 @@ def expected(p: np.ndarray, uniform: np.ndarray, told: Interruption, row: np.nda
 
 
 @pytest.mark.parametrize("name", ["some", "narrow"])
-def test_every_token_is_the_phrases_or_drawn_after_what_came_before_it(name: str, request: pytest.FixtureRequest) -> None:
+def test_every_token_is_the_phrases_or_drawn_after_what_came_before_it(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     case: Case = request.getfixturevalue(name)
     found, (B_p, n), told = case.thirteen, (13, 7), case.stops.interruption
     assert told is not None

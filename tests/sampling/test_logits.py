@@ -1,4 +1,6 @@
-"""The nucleus against a sort, the inverse-CDF draw by hand, and keys that know the problem, the rollout and the position."""
+"""The nucleus against a sort, the inverse-CDF draw by hand, and keys that know the problem, the rollout and the
+position.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.sampling.logits import NEG_INF, sample_token, log_probs, nucleus, rollout_keys, uniforms, renormalize
+from isojax.sampling.logits import NEG_INF, log_probs, nucleus, renormalize, rollout_keys, sample_token, uniforms
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
@@ -36,15 +38,16 @@ def shapes_of_distributions() -> dict[str, np.ndarray]:
         "noise": rng.normal(0, 3, (12, 500)),
         "peaked": peaked,
         "flat": rng.normal(0, 1e-2, (12, 2000)),
-        "tail": -1.5 * np.log(rng.permuted(np.tile(np.arange(1, 2001), (12, 1)), axis=1)) + rng.normal(0, 0.1, (12, 2000)),
+        "tail": -1.5 * np.log(rng.permuted(np.tile(np.arange(1, 2001), (12, 1)), axis=1))
+        + rng.normal(0, 0.1, (12, 2000)),
         "padded": padded,
         "two": rng.normal(0, 1, (12, 2)),
     }
 
 
 def by_sorting(log_p: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray]:
-    """Top-p as one writes it down, in float64: the tokens from the most probable on until they hold `mass`, with those that tie with the
-    last one; and how near `mass` the sum comes to stand, where rounding might tell otherwise."""
+    """Top-p as one writes it down, in float64: the tokens from the most probable on until they hold `mass`, with those
+    that tie with the last one; and how near `mass` the sum comes to stand, where rounding might tell otherwise."""
     p = np.exp(log_p.astype(np.float64))
     inside, margin = np.zeros(p.shape, bool), np.zeros(len(p))
     for row in range(len(p)):
@@ -87,7 +90,9 @@ def test_a_nucleus_of_all_mass_leaves_out_what_rounds_to_nothing(shape: str) -> 
 
 
 def test_the_nucleus_is_ranked_by_the_logits_alone() -> None:
-    """Whatever rounding does to log-probabilities that all but tie; over all of float32's range, either side of zero."""
+    """Whatever rounding does to log-probabilities that all but tie; over all of float32's range, either side of
+    zero.
+    """
     logits = jnp.array([[3e38, 1.0, 1e-40, 0.0, -0.5, -1e-3, -3e38, -jnp.inf]])
     order = [0, 1, 2, 3, 5, 4, 6, 7]
     equal = jnp.full((1, 8), -np.log(8), jnp.float32) + jnp.array([[0, 0, 1e-7, 0, -1e-7, 0, 1e-7, 0]])
@@ -120,11 +125,15 @@ def test_the_nucleus_by_hand(p: list[float], mass: float, inside: list[int]) -> 
     again = np.asarray(renormalize(log_p, got))[0]
     np.testing.assert_allclose(np.exp(again), np.array(p) * inside / total, rtol=1e-6)
     assert (again[~np.array(inside, bool)] == np.float32(NEG_INF)).all()
-    tokens, _ = jax.vmap(sample_token, (None, 0))(jnp.array([again]), jnp.linspace(0, 1 - 2**-23, 101, dtype=jnp.float32)[:, None])
+    tokens, _ = jax.vmap(sample_token, (None, 0))(
+        jnp.array([again]), jnp.linspace(0, 1 - 2**-23, 101, dtype=jnp.float32)[:, None]
+    )
     assert set(np.asarray(tokens).reshape(-1).tolist()) == {i for i, kept in enumerate(inside) if kept and p[i]}
 
 
-@pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.2499, 1), (0.2501, 2), (0.7499, 2), (0.7501, 4), (1 - 2**-23, 4)])
+@pytest.mark.parametrize(
+    ("uniform", "token"), [(0.0, 1), (0.2499, 1), (0.2501, 2), (0.7499, 2), (0.7501, 4), (1 - 2**-23, 4)]
+)
 def test_draw_by_hand(uniform: float, token: int) -> None:
     """Probabilities 0, 1/4, 1/2, 0, 1/4, 0: what has none is never drawn, at either end."""
     p = jnp.array([[0, 0.25, 0.5, 0, 0.25, 0]])
@@ -134,7 +143,9 @@ def test_draw_by_hand(uniform: float, token: int) -> None:
 
 
 def test_the_last_uniform_never_draws_a_token_without_probability() -> None:
-    """A real vocabulary: rounding of 50,000 sums must not push the largest uniform of jax.random past the last token that may be drawn."""
+    """A real vocabulary: rounding of 50,000 sums must not push the largest uniform of jax.random past the last token
+    that may be drawn.
+    """
     logits = np.random.default_rng(0).normal(0, 2, (64, 50_000)).astype(np.float32)
     logits[:, -100:] = -np.inf  # rows that pad a vocabulary
     tokens, logps = jax.jit(sample_token)(log_probs(jnp.array(logits), 1.0), jnp.full(64, 1 - 2**-23, jnp.float32))

@@ -1,4 +1,5 @@
-"""A stream's rollouts are the sampler's, bit for bit; each is told once, when it has finished; nothing large moves between its visits.
+"""A stream's rollouts are the sampler's, bit for bit; each is told once, when it has finished; nothing large moves
+between its visits.
 
 Bits are compared where both are compiled for it (`same_bits_jit`), which takes longer: on one device, on a mesh, and in
 other precisions. Elsewhere the two agree to rounding, and with one device.
@@ -14,15 +15,28 @@ import jax
 import numpy as np
 import pytest
 
-from isojax.config import SamplingConfig
-from isojax.models.decoder import Decoder
-from isojax.sampling import sampler
+from isojax.core.config import SamplingConfig
+from isojax.distributed.sharding import shard_count
+from isojax.models.transformer import Decoder
+from isojax.sampling import engine
 from isojax.sampling.batch import ProblemArrays, Rollouts, make_sampler_shapes, response_tokens
-from isojax.sampling.sampler import build_sampler
+from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import Stream, build_stream
-from isojax.sharding import shard_count
-from isojax.tasks.stops import StopConditions
-from tests.device import CONFIG, DECODER, EOS, MESHES, VOCAB, P, mesh, placed, policy, quick_jit, random_problems, same_bits_jit
+from isojax.tasks.stop_strings import StopConditions
+from tests.device import (
+    CONFIG,
+    DECODER,
+    EOS,
+    MESHES,
+    VOCAB,
+    P,
+    mesh,
+    placed,
+    policy,
+    quick_jit,
+    random_problems,
+    same_bits_jit,
+)
 from tests.hlo import check_kept_apart, collectives
 
 T, SLOTS = 5, 12
@@ -44,7 +58,13 @@ class Pair:
     def __post_init__(self) -> None:
         on = mesh(self.axes)
         self.geometry = make_sampler_shapes(CELLS, shard_count(on), SLOTS, 8, P, T, slots_per_prefix=self.width)
-        given = self.decoder, self.geometry, on, SamplingConfig(temperature=0.8, top_p=self.top_p), StopConditions((EOS,), None)
+        given = (
+            self.decoder,
+            self.geometry,
+            on,
+            SamplingConfig(temperature=0.8, top_p=self.top_p),
+            StopConditions((EOS,), None),
+        )
         jit = same_bits_jit if self.bits else quick_jit
         self.sample = jit(build_sampler(*given))
         with pytest.MonkeyPatch.context() as patch:
@@ -83,7 +103,7 @@ def made(axes: str) -> Pair:
 def short_visits() -> Iterator[None]:
     """Two tokens a visit, so that slots are refilled and told of while others are in mid-response."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "CHUNK_TOKENS", 2)
+        patch.setattr(engine, "CHUNK_TOKENS", 2)
         yield
 
 
@@ -132,7 +152,10 @@ def test_between_visits_nothing_is_gathered_and_the_state_stays_in_place(pair: P
     waits = [] if pair.geometry.shards == 1 else [("all-reduce", "s32[]")]  # is any shard still at work?
     assert [(c.kind, c.result) for c in outside] == waits
     own = [x.addressable_shards[0].data.shape for x in state.cache.slot_kv[0]]
-    assert own == [(SLOTS, CONFIG.kv_heads // 2, CONFIG.head_dim, P + T), (SLOTS, CONFIG.kv_heads // 2, P + T, CONFIG.head_dim)]
+    assert own == [
+        (SLOTS, CONFIG.kv_heads // 2, CONFIG.head_dim, P + T),
+        (SLOTS, CONFIG.kv_heads // 2, P + T, CONFIG.head_dim),
+    ]
 
 
 def test_a_model_that_is_split_samples_what_one_device_samples() -> None:

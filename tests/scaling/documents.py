@@ -9,7 +9,9 @@ import numpy as np
 
 # (B_p, n) -> (A, B, C_mid), R0 = .2. At C = 1e4 n = 4 leads, at 1e5 n = 16; B_p = 64 is later by half.
 SHAPES = {
-    (b, n): (A, 1.0, mid * (1 if b == 16 else 1.5)) for b in (16, 64) for n, A, mid in ((4, 0.6, 2e3), (16, 0.7, 8e3), (64, 0.72, 6e4))
+    (b, n): (A, 1.0, mid * (1 if b == 16 else 1.5))
+    for b in (16, 64)
+    for n, A, mid in ((4, 0.6, 2e3), (16, 0.7, 8e3), (64, 0.72, 6e4))
 }
 R0 = 0.2
 
@@ -60,8 +62,17 @@ def document(
         "metric": "avg@4",
         "compute": "rollouts",
         "base_reward": R0,
-        "intervals": {"level": 0.9, "replicates": replicates, "seed": 0, "run_sd": 0.01, "run_sd_source": "assumed", "problems": 300},
-        "runs": [{"B_p": b, "n": n, "seed": s, "points": 20, "C_max": 1e5, "final": 0.6} for b, n in shapes for s in (0, 1)],
+        "intervals": {
+            "level": 0.9,
+            "replicates": replicates,
+            "seed": 0,
+            "run_sd": 0.01,
+            "run_sd_source": "assumed",
+            "problems": 300,
+        },
+        "runs": [
+            {"B_p": b, "n": n, "seed": s, "points": 20, "C_max": 1e5, "final": 0.6} for b, n in shapes for s in (0, 1)
+        ],
         "curves": curves,
         "frontier": front,
         "crossovers": [],
@@ -69,6 +80,8 @@ def document(
         "n_star": law,
         "by_B_p": [{"B_p": b, "frontier": front, "n_star": law} for b in B_ps],
         "draws": draws,
-        "stability": [{"B_p": b, "stable": b not in unstable, "reason": "it fell" if b in unstable else ""} for b in B_ps],
+        "stability": [
+            {"B_p": b, "stable": b not in unstable, "reason": "it fell" if b in unstable else ""} for b in B_ps
+        ],
         "flags": [],
     } | more

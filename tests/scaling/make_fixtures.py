@@ -4,8 +4,9 @@
 
 points.csv: at 36 C of each set, n is the power of two nearest to a law plus noise (sd .4 of log2 n); the law is
 log2 n* = 2 + L / (1 + exp(-5 (log10 C - 5.5))) with L = 6 for "easy", 4 for "hard". run.csv: two seeds of
-R(C) = .2 + .4 / (1 + (3e4 / C)^1.1) with noise of sd .008. many.csv and few.csv: a sweep over n with many training problems and one with
-few, the same but that few problems make n = 64 overfit (paper's Fig. 13); 400 validation problems x 4 samples, run-to-run sd .005.
+R(C) = .2 + .4 / (1 + (3e4 / C)^1.1) with noise of sd .008. many.csv and few.csv: a sweep over n with many training
+problems and one with few, the same but that few problems make n = 64 overfit (paper's Fig. 13); 400 validation problems
+x 4 samples, run-to-run sd .005.
 """
 
 import csv
@@ -14,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from isojax.scaling.curves import hill
-from isojax.scaling.law import Law, log2_n_star
-from isojax.scaling.synthetic import world
-from isojax.scaling.synthetic_curves import Declining, Hill, TrueCurve
+from isojax.scaling.curves.hill import hill
+from isojax.scaling.law.n_star_law import Law, log2_n_star
+from tests.scaling.synthetic import world
+from tests.scaling.synthetic_curves import Declining, Hill, TrueCurve
 
 HERE = Path(__file__).parent / "fixtures"
 SWEEP = {4: Hill(0.2, 0.50, 1.1, 4e3), 16: Hill(0.2, 0.58, 1.1, 1.2e4), 64: Hill(0.2, 0.66, 1.1, 4e4)}
@@ -34,7 +35,9 @@ def write_sweep(name: str, curves: Mapping[int, TrueCurve], seed: int) -> None:
     """Two runs of each n at B_p = 16."""
     rows = []
     noise = {"run_sd": 0.005, "problems": 400, "spread": None}  # problems alike: both sweeps start from one base reward
-    for run in world(B_p=(16,), n=tuple(curves), seed=seed, ratio=1.45, budget=400_000, curve=lambda _, n: curves[n], **noise).runs:
+    for run in world(
+        B_p=(16,), n=tuple(curves), seed=seed, ratio=1.45, budget=400_000, curve=lambda _, n: curves[n], **noise
+    ).runs:
         for p in run.points:
             trained = f"{p.train['reward']:.4f}" if p.M else ""
             rows.append([run.cell.B_p, run.cell.n, run.cell.seed, p.M, f"{p.metrics['avg@4']:.5f}", trained])

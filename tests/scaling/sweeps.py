@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from isojax.scaling.metrics import FloatArray, RunTrack, group_by_cell, make_track
-from isojax.scaling.shapes import curve_value
-from isojax.scaling.surface import PackedSweep, pack_sweep
-from isojax.types import Cell, EvalPoint, RunRecord
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.scaling.curves.curve_shape import curve_value
+from isojax.scaling.curves.hierarchical_prior import PackedSweep, pack_sweep
+from isojax.scaling.validation_metrics import FloatArray, RunTrack, group_by_cell, make_track
 
 # (B_p, n) -> (A, B, C_mid), R0 = .2: the law of tests.scaling.documents.
 CURVES = {(16, 4): (0.6, 1.0, 2e3), (16, 16): (0.7, 1.0, 8e3), (16, 64): (0.72, 1.0, 6e4)}
@@ -18,7 +18,12 @@ R0 = 0.2
 
 
 def run(
-    B_p: int, n: int, seed: int, C: Sequence[float] | FloatArray, R: Sequence[float] | FloatArray, train: FloatArray | None = None
+    B_p: int,
+    n: int,
+    seed: int,
+    C: Sequence[float] | FloatArray,
+    R: Sequence[float] | FloatArray,
+    train: FloatArray | None = None,
 ) -> RunTrack:
     """One run as axes; C need not be whole multiples of B_p n."""
     rows = zip(C, R, np.full(len(R), np.nan) if train is None else train, strict=True)
@@ -41,13 +46,17 @@ def sweep(
     high: float = 1e5,
     seed: int = 0,
 ) -> dict[tuple[int, int], list[RunTrack]]:
-    """Evaluations at C = 0 and at `points` budgets even in log C, with normal noise and each run's luck in proportion to its progress."""
+    """Evaluations at C = 0 and at `points` budgets even in log C, with normal noise and each run's luck in proportion
+    to its progress.
+    """
     rng, C = np.random.default_rng(seed), np.geomspace(low, high, points).round()
     found = []
     for (B_p, n), (A, B, mid) in curves.items():
         for s in range(seeds):
             luck = run_sd * rng.standard_normal()
-            R = np.concatenate([[R0], curve_value(tail, C, R0, A + luck, B, mid)]) + noise * rng.standard_normal(points + 1)
+            R = np.concatenate([[R0], curve_value(tail, C, R0, A + luck, B, mid)]) + noise * rng.standard_normal(
+                points + 1
+            )
             found.append(run(B_p, n, s, [0.0, *C], R.clip(0, 1)))
     return group_by_cell(found)
 

@@ -1,4 +1,6 @@
-"""The policy of sweep.strategy=adaptive, on worlds of known law: what it finds, what it spends, and what it does after a kill."""
+"""The policy of sweep.strategy=adaptive, on worlds of known law: what it finds, what it spends, and what it does after
+a kill.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from isojax.config import EvalConfig, SweepConfig
+from isojax.core.config import EvalConfig, SweepConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell, RunRecord
 from isojax.launch.planner import plan_cells
-from isojax.scaling.adaptive import NStarUncertainty, AdaptivePolicy
+from isojax.scaling.adaptive import AdaptivePolicy, NStarUncertainty
+from isojax.scaling.allocate.predictive import best_cell_per_budget
 from isojax.scaling.fit import fit
-from isojax.scaling.predict import best_cell_per_budget
-from isojax.scaling.synthetic import World, random_world, world
-from isojax.scaling.synthetic_curves import Hill
-from isojax.types import Cell, InputError, RunRecord
+from tests.scaling.synthetic import World, random_world, world
+from tests.scaling.synthetic_curves import Hill
 
 N = (8, 16, 32, 64, 128, 256)
 
 
 def policy_of(w: World, rollouts: int | None = None, width: int | None = None) -> AdaptivePolicy:
-    return AdaptivePolicy([r.cell for r in w.runs], sorted({p.target for r in w.runs for p in r.points}), rollouts, max_cells_per_round=width)
+    return AdaptivePolicy(
+        [r.cell for r in w.runs],
+        sorted({p.target for r in w.runs for p in r.points}),
+        rollouts,
+        max_cells_per_round=width,
+    )
 
 
 def spent(runs: list[RunRecord]) -> int:
@@ -89,7 +97,10 @@ def test_an_n_that_was_overtaken_stops_and_n_that_may_be_best_go_on(rising: Worl
     rows = {row["n"]: row for row in policy.summary(runs)["cells"]}
     assert sum(row["rollouts"] for row in rows.values()) == spent(runs)
     assert rows[2]["rollouts"] < 0.5 * min(rows[n]["rollouts"] for n in (8, 16, 32))  # n* goes from 2 to 16 or 32
-    assert rows[2]["C"] <= max(rows[16]["C"], rows[32]["C"]) / 2 and rows[2]["C"] >= max(row["C"] for row in rows.values()) / 10
+    assert (
+        rows[2]["C"] <= max(rows[16]["C"], rows[32]["C"]) / 2
+        and rows[2]["C"] >= max(row["C"] for row in rows.values()) / 10
+    )
 
 
 def test_the_same_records_ask_for_the_same_and_a_killed_round_goes_on(rising: World) -> None:
@@ -132,21 +143,33 @@ def test_what_cannot_be_decided_is_refused_before_anything_runs() -> None:
     cells = plan_cells(SweepConfig(B_p=(16,), n=(2, 4), seeds=2, budget=20_000))
     policy = AdaptivePolicy(cells, grid)
     assert policy.grid_rollouts == sum(math.ceil(grid[-1] / c.B) * c.B for c in cells)
-    with pytest.raises(InputError, match=r"sweep.total_rollouts: given 1000, expected at least \d+, which the first round takes to begin"):
+    with pytest.raises(
+        InputError,
+        match=r"sweep.total_rollouts: given 1000, expected at least \d+, which the first round takes to begin",
+    ):
         AdaptivePolicy(cells, grid, total_rollouts=1000)
     with pytest.raises(InputError, match="half of the grid"):
         AdaptivePolicy(plan_cells(SweepConfig(n=(32, 64), budget=4000)), EvalConfig().evaluation_targets(4000))
-    with pytest.raises(InputError, match=r"16x4-s0 has 2 evaluations up to C = 1332, expected at least 4\. Raise sweep\.budget"):
+    with pytest.raises(
+        InputError, match=r"16x4-s0 has 2 evaluations up to C = 1332, expected at least 4\. Raise sweep\.budget"
+    ):
         AdaptivePolicy([Cell(16, 4, 0)], EvalConfig().evaluation_targets(1500))
 
 
 def test_doubt_is_the_distance_between_the_draws_best_n_in_steps_of_the_grid() -> None:
     n = np.array([2, 4, 8])
     R = np.full((400, 3, 1), 0.5)
-    R[:200, 0], R[200:, 2] = 0.6, 0.6  # half of the draws say n = 2, half say n = 8: two steps apart, so one step from n = 4
+    R[:200, 0], R[200:, 2] = (
+        0.6,
+        0.6,
+    )  # half of the draws say n = 2, half say n = 8: two steps apart, so one step from n = 4
     doubt = NStarUncertainty(R, n, measurement_sd=0.01)
     assert doubt.current == pytest.approx(1.0)
     assert doubt.expected_reduction(R[:, 0, 0]) == pytest.approx(1.0, abs=0.1)  # whether n = 2 has .6 says all
     assert doubt.expected_reduction(R[:, 1, 0]) == pytest.approx(0.0, abs=1e-12)  # n = 4 is .5 in any case
-    assert doubt.expected_reduction(R[:, 0, 0]) > NStarUncertainty(R, n, measurement_sd=0.1).expected_reduction(R[:, 0, 0]) > 0.1  # runs of much luck say less
+    assert (
+        doubt.expected_reduction(R[:, 0, 0])
+        > NStarUncertainty(R, n, measurement_sd=0.1).expected_reduction(R[:, 0, 0])
+        > 0.1
+    )  # runs of much luck say less
     assert NStarUncertainty(R[:200], n, measurement_sd=0.01).current == 0

@@ -1,4 +1,6 @@
-"""Sweeps beside each other: hand-written fits whose differences are known, and synthetic worlds like the paper's Fig. 13."""
+"""Sweeps beside each other: hand-written fits whose differences are known, and synthetic worlds like the paper's Fig.
+13.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax.report.figures_compare import comparison_figure
+from isojax.core.errors import InputError
+from isojax.report.figures.compared_sweeps import comparison_figure
 from isojax.scaling.compare import compare_sweeps, saturation_C
 from isojax.scaling.fit import fit
-from isojax.scaling.synthetic import world
-from isojax.scaling.synthetic_curves import Declining, Hill, TrueCurve
-from isojax.types import InputError
 from tests.scaling.documents import SHAPES, document
+from tests.scaling.synthetic import world
+from tests.scaling.synthetic_curves import Declining, Hill, TrueCurve
 
 HILLS = {4: Hill(0.2, 0.50, 1.1, 4e3), 16: Hill(0.2, 0.58, 1.1, 1.2e4), 64: Hill(0.2, 0.66, 1.1, 4e4)}
 FEW = {**HILLS, 64: Declining(HILLS[64], 4.5e4, 0.12)}
@@ -62,7 +64,8 @@ def test_the_difference_of_two_sweeps_is_that_of_independent_ones() -> None:
     assert first["difference"] is None and first["top"]["n"] == 16 and first["top"]["C"] == pytest.approx(TOP)
     d = other["difference"]
     assert d["value"] == pytest.approx(0.05 * GAIN, abs=1e-6) and d["p_higher"] == 1.0
-    # Between two cells of nearly one reward the best draw wins; the spread of one, times sqrt 2 for independence, is what is left at least.
+    # Between two cells of nearly one reward the best draw wins; the spread of one, times sqrt 2 for independence, is
+    # what is left at least.
     alone = 2 * 1.645 * 0.006 * GAIN
     assert 0.7 * math.sqrt(2) * alone < d["high"] - d["low"] < 1.15 * math.sqrt(2) * alone
 
@@ -77,10 +80,16 @@ def test_a_sweep_is_not_told_apart_from_itself() -> None:
 
 
 def test_few_problems_make_n_level_off_earlier(many: dict[str, Any], few: dict[str, Any]) -> None:
-    """The paper's Fig. 13: with few training problems the largest n overfits, and the frontier stays at a smaller one."""
+    """The paper's Fig. 13: with few training problems the largest n overfits, and the frontier stays at a smaller
+    one.
+    """
     found = compare_sweeps([many, few], ["many", "few"])
     first, other = found["runs"]
-    assert first["saturation"]["n"] == 64 and first["saturation"]["C"] is None and first["saturation"]["below_largest"] < 0.05
+    assert (
+        first["saturation"]["n"] == 64
+        and first["saturation"]["C"] is None
+        and first["saturation"]["below_largest"] < 0.05
+    )
     assert other["saturation"]["n"] == 16 and other["saturation"]["below_largest"] > 0.95
     truth = 2.6e4  # where n = 16 overtakes n = 4
     assert other["saturation"]["low"] < truth < other["saturation"]["high"]
@@ -91,20 +100,33 @@ def test_few_problems_make_n_level_off_earlier(many: dict[str, Any], few: dict[s
     assert d["high"] < 0 and abs(d["value"] - true) < d["high"] - d["low"]
     assert [(o["n"], o["runs"]) for o in other["overfitting"]] == [(64, 2)] and not first["overfitting"]
     assert [p["n"] for p in other["peaks"]] == [64]
-    for words in ("n* levels off earlier in few than in many", "few overfits: training reward rises", "many: n* ends at the largest n"):
+    for words in (
+        "n* levels off earlier in few than in many",
+        "few overfits: training reward rises",
+        "many: n* ends at the largest n",
+    ):
         assert any(words in s for s in found["says"]), words
     swapped = compare_sweeps([few, many], ["few", "many"])["runs"][1]
     assert swapped["earlier"]["p_later"] == pytest.approx(other["earlier"]["p_earlier"])
     assert swapped["difference"]["value"] == pytest.approx(-other["difference"]["value"])
     drawing = comparison_figure(found)
-    assert drawing.png.startswith(b"\x89PNG") and drawing.pdf.startswith(b"%PDF") and comparison_figure(found).png == drawing.png
+    assert (
+        drawing.png.startswith(b"\x89PNG")
+        and drawing.pdf.startswith(b"%PDF")
+        and comparison_figure(found).png == drawing.png
+    )
 
 
 def test_where_n_makes_no_difference_it_is_said(many: dict[str, Any]) -> None:
     flat = fitted({n: HILLS[16] for n in HILLS}, 12)
     found = compare_sweeps([many, flat], ["many", "flat"])
     row = found["runs"][1]
-    assert row["no_effect"] and row["saturation"] is None and row["earlier"] is None and row["difference"]["low"] is not None
+    assert (
+        row["no_effect"]
+        and row["saturation"] is None
+        and row["earlier"] is None
+        and row["difference"]["low"] is not None
+    )
     assert "flat: n makes no difference that its evaluations can show" in found["says"]
     assert any(s.endswith("n makes no difference in flat") for s in found["says"])
     assert comparison_figure(found).png
@@ -116,17 +138,26 @@ def test_n_is_compared_over_what_both_measured(many: dict[str, Any]) -> None:
     found = compare_sweeps([many, short], ["many", "short"])
     row = found["runs"][1]
     assert row["earlier"]["shared_n"] == [4, 16] and row["earlier"]["p_earlier"] < 0.05
-    assert any(note.startswith("the runs did not measure the same n (many: 4, 16, 64; short: 4, 16)") for note in found["notes"])
+    assert any(
+        note.startswith("the runs did not measure the same n (many: 4, 16, 64; short: 4, 16)")
+        for note in found["notes"]
+    )
     alone = compare_sweeps([many, fitted({64: HILLS[64]}, 14)], ["many", "alone"])
-    assert alone["runs"][1]["earlier"] is None and any("they share fewer than two values of n" in s for s in alone["says"])
+    assert alone["runs"][1]["earlier"] is None and any(
+        "they share fewer than two values of n" in s for s in alone["says"]
+    )
 
 
 def test_paper_mode_has_no_intervals() -> None:
     fits = [fitted(curves, seed, "paper") for curves, seed in ((HILLS, 10), (FEW, 11))]
     found = compare_sweeps(fits, ["many", "few"])
     row = found["runs"][1]
-    assert row["difference"]["low"] is None and row["at"][0]["low"] is None and row["saturation"]["below_largest"] is None
-    assert any("by the curves alone" in s for s in found["says"]) and any("no intervals" in note for note in found["notes"])
+    assert (
+        row["difference"]["low"] is None and row["at"][0]["low"] is None and row["saturation"]["below_largest"] is None
+    )
+    assert any("by the curves alone" in s for s in found["says"]) and any(
+        "no intervals" in note for note in found["notes"]
+    )
     assert comparison_figure(found).png
 
 

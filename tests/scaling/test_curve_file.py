@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from isojax.core.errors import InputError
 from isojax.scaling.curve_file import fit_curve_file
-from isojax.scaling.curves import hill
-from isojax.types import InputError
+from isojax.scaling.curves.hill import hill
 
 TRUE = (0.2, 0.6, 1.1, 2e4)
 
@@ -46,7 +46,9 @@ def test_points_beyond_are_predicted(tmp_path):
     model = hill([c for c, _ in held], *(found[k] for k in ("R0", "A", "B", "C_mid")))
     errors = model - np.array([r for _, r in held])
     assert beyond["points"] == len(held) and found["points"] == 61 - len(held)
-    assert beyond["mean_error"] == pytest.approx(errors.mean()) and beyond["max_absolute_error"] == pytest.approx(np.abs(errors).max())
+    assert beyond["mean_error"] == pytest.approx(errors.mean()) and beyond["max_absolute_error"] == pytest.approx(
+        np.abs(errors).max()
+    )
     assert beyond["mean_absolute_error"] == pytest.approx(np.abs(errors).mean())
     assert beyond["measured_at_end"] == pytest.approx(np.mean([r for _, r in held[-3:]]))
     assert beyond["predicted_at_end"] == pytest.approx(model[-3:].mean())
@@ -109,6 +111,9 @@ def test_refusals(tmp_path, rows, options, said):
 
 def test_a_missing_column_names_the_nearest(tmp_path):
     path = write(tmp_path, rows_of())
-    for x, y, said in (("rolouts", "acc", "no column 'rolouts'; the nearest is 'rollouts'"), ("rollouts", "ac", "no column 'ac'")):
+    for x, y, said in (
+        ("rolouts", "acc", "no column 'rolouts'; the nearest is 'rollouts'"),
+        ("rollouts", "ac", "no column 'ac'"),
+    ):
         with pytest.raises(InputError, match=f"run.csv, line 1: {said}"):
             fit_curve_file(path, x, y)

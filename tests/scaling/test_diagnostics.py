@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from isojax.scaling.curves import FittedCurve
-from isojax.scaling.diagnostics import diagnostics
+from isojax.scaling.checks.diagnostics import diagnostics
+from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.estimate import SweepEstimate
 from tests.scaling.sweeps import run
 
@@ -21,7 +21,8 @@ def runs(*ends):
 
 def test_numbers_by_hand():
     """n = 4: +1 -1 +1 -1 (hundredths): differences 2, 2, 2. n = 8: 1 1 1 1: differences 0. So the scatter is
-    sqrt((4 + 4 + 4 + 0 + 0 + 0) / 6 / 2) = 1, all residuals are of size 1: chi-square 1; products -1 and +1: correlation 0 in all."""
+    sqrt((4 + 4 + 4 + 0 + 0 + 0) / 6 / 2) = 1, all residuals are of size 1: chi-square 1; products -1 and +1:
+    correlation 0 in all."""
     residuals = {(16, 4): [np.array([1.0, -1, 1, -1]) / 100], (16, 8): [np.full(4, 0.01)]}
     made = SweepEstimate([curve(4), curve(8)], [], residuals=residuals, parameter_count=5)
     found = diagnostics(made, runs((4, 4e3), (8, 4e3)))
@@ -39,7 +40,9 @@ def test_numbers_by_hand():
 
 
 def test_a_chi_square_above_one():
-    """Residuals 3 1 -1 -3, neighbours 2 apart: scatter sqrt(4 / 2), mean square 5: 2.5. Products 3, -1, 3: mean 5/3, over 5: 1/3."""
+    """Residuals 3 1 -1 -3, neighbours 2 apart: scatter sqrt(4 / 2), mean square 5: 2.5. Products 3, -1, 3: mean 5/3,
+    over 5: 1/3.
+    """
     made = SweepEstimate([curve(4)], [], residuals={(16, 4): [np.array([3.0, 1, -1, -3]) / 100]}, parameter_count=3)
     found = diagnostics(made, runs((4, 4e3)))
     assert found["reduced_chi_square"] == pytest.approx(2.5) and found["autocorrelation"] == pytest.approx(1 / 3)
@@ -58,4 +61,7 @@ def test_what_is_not_determined_or_left_out_is_named():
     assert found["left_out"][0] == "no curve for B_p=16 n=32: 2 points"
     assert "n=16: points beyond C = 2500" in found["left_out"][1]
     assert found["reduced_chi_square"] is None and found["degrees_of_freedom"] is None  # paper mode keeps no residuals
-    assert found["unequal_lengths"] is False and diagnostics(SweepEstimate(curves, []), runs((4, 4e3), (8, 4.5e3)))["unequal_lengths"] is True
+    assert (
+        found["unequal_lengths"] is False
+        and diagnostics(SweepEstimate(curves, []), runs((4, 4e3), (8, 4.5e3)))["unequal_lengths"] is True
+    )

@@ -12,12 +12,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.fit import fit
-from isojax.scaling.synthetic import Hill, world
-from isojax.types import Cell, EvalPoint, InputError, RunRecord
+from tests.scaling.synthetic import Hill, world
 
 ROOT = Path(__file__).resolve().parents[2]
-KEYS = ["schema", "mode", "metric", "compute", "base_reward", "intervals", "runs", "curves", "frontier", "crossovers", "segments", "n_star"]
+KEYS = [
+    "schema",
+    "mode",
+    "metric",
+    "compute",
+    "base_reward",
+    "intervals",
+    "runs",
+    "curves",
+    "frontier",
+    "crossovers",
+    "segments",
+    "n_star",
+]
 KEYS += ["by_B_p", "by_B", "sensitivity", "draws", "diagnostics", "overfitting", "stability", "flags"]
 
 
@@ -40,11 +54,20 @@ def test_noiseless_world_is_recovered():
     assert len(result["by_B_p"]) == 1
     assert result["by_B_p"][0]["n_star"] == result["n_star"]
     last = w.runs[0].points[-1]
-    assert result["runs"][0] == {"B_p": 16, "n": 2, "seed": 0, "points": 22, "C_max": last.rollouts, "final": last.metrics["avg@4"]}
+    assert result["runs"][0] == {
+        "B_p": 16,
+        "n": 2,
+        "seed": 0,
+        "points": 22,
+        "C_max": last.rollouts,
+        "final": last.metrics["avg@4"],
+    }
     assert flagged(result, "ends at the largest n measured (32)")
 
 
-@pytest.mark.parametrize(("mode", "low", "high"), [("paper", -0.005, 0.05), ("hierarchical", -0.006, 0.006)])  # records overshoot
+@pytest.mark.parametrize(
+    ("mode", "low", "high"), [("paper", -0.005, 0.05), ("hierarchical", -0.006, 0.006)]
+)  # records overshoot
 def test_noisy_world_is_recovered(mode, low, high):
     w = world(problems=1000, samples=16, seeds=3)
     result = fit(w.runs, "avg@16", mode=mode, replicates=0)
@@ -59,7 +82,9 @@ def test_noisy_world_is_recovered(mode, low, high):
 
 
 def test_overshoot_is_stated():
-    """Flat curves with noise of known size: every rise is noise, so records lie above their surroundings, and the flag says so."""
+    """Flat curves with noise of known size: every rise is noise, so records lie above their surroundings, and the flag
+    says so.
+    """
     result = fit(world(curve=lambda B_p, n: Hill(0.3, 0.32, 2.0, 1100.0), seeds=3).runs, mode="paper")
     (text,) = flagged(result, "paper mode")
     sizes = [float(word.rstrip(",")) for word in text.split() if word.startswith("+0.")]
@@ -80,7 +105,9 @@ def test_derived_metrics_and_other_axes():
     best, worst = fit(w.runs, "best@2"), fit(w.runs, "worst@4")
     assert best["base_reward"] > fit(w.runs)["base_reward"] > worst["base_reward"]
     tokens, rollouts = fit(w.runs, compute="tokens"), fit(w.runs)
-    assert [c["C"] for c in tokens["crossovers"]] == pytest.approx([8 * c["C"] for c in rollouts["crossovers"]], rel=1e-3)  # 8 a rollout
+    assert [c["C"] for c in tokens["crossovers"]] == pytest.approx(
+        [8 * c["C"] for c in rollouts["crossovers"]], rel=1e-3
+    )  # 8 a rollout
     hours = [replace(r, device_hours=tuple(1 + p.rollouts / 3600 for p in r.points)) for r in w.runs]
     found = [c["C"] for c in fit(hours, compute="device_hours")["crossovers"]]
     assert found == pytest.approx([c["C"] / 3600 for c in rollouts["crossovers"]], rel=1e-3)
@@ -102,7 +129,11 @@ def test_a_B_p_with_one_n_says_nothing_of_others():
 
 def test_each_B_p_has_its_own_law_and_flags():
     def curve(B_p, n):  # B_p = 64 likes only n = 2
-        return Hill(0.3, 0.4 + 0.05 * math.log2(n), 1.2, 1500.0 * n) if B_p == 16 else Hill(0.3, 0.5 - 0.02 * n, 1.2, 1500.0)
+        return (
+            Hill(0.3, 0.4 + 0.05 * math.log2(n), 1.2, 1500.0 * n)
+            if B_p == 16
+            else Hill(0.3, 0.5 - 0.02 * n, 1.2, 1500.0)
+        )
 
     result = fit(world(B_p=(16, 64), n=(2, 4, 8), samples=0, curve=curve).runs)
     assert [p["B_p"] for p in result["by_B_p"]] == [16, 64]
@@ -134,7 +165,9 @@ def test_a_flat_cell_has_a_flat_curve_and_falling_n_is_said():
     assert (flat["n"], flat["A"], flat["C_mid"]) == (32, pytest.approx(0.301, abs=1e-6), pytest.approx(1000, rel=1e-6))
     assert flagged(result, "not monotone, it falls from 8 to 2")
     assert not flagged(result, "residuals keep their sign")  # those of rounding mean nothing
-    assert fit(world(n=(32,), samples=0, curve=_one_flat).runs, replicates=0)["curves"][0]["A"] == pytest.approx(0.301, abs=1e-6)
+    assert fit(world(n=(32,), samples=0, curve=_one_flat).runs, replicates=0)["curves"][0]["A"] == pytest.approx(
+        0.301, abs=1e-6
+    )
 
 
 def test_paper_mode_leaves_flat_cells_out():
@@ -146,11 +179,16 @@ def test_paper_mode_leaves_flat_cells_out():
 
 
 def _collapsed(B_p, n, train):
-    """Two B_p; validation of one cell ends at .32, just above the base policy, training reward at `train` (None: as it would)."""
+    """Two B_p; validation of one cell ends at .32, just above the base policy, training reward at `train` (None: as it
+    would).
+    """
     runs = list(world(B_p=(16, 64), n=(2, 8), samples=0).runs)
     for i, r in enumerate(runs):
         if (r.cell.B_p, r.cell.n) == (B_p, n):
-            fallen = [replace(p, metrics={"avg@4": 0.32}, train=p.train if train is None else {"reward": train}) for p in r.points[-3:]]
+            fallen = [
+                replace(p, metrics={"avg@4": 0.32}, train=p.train if train is None else {"reward": train})
+                for p in r.points[-3:]
+            ]
             runs[i] = replace(r, points=(*r.points[:-3], *fallen))
     return runs
 
@@ -173,7 +211,8 @@ def test_a_fall_that_no_training_reward_explains_is_flagged():
     rng, steps = np.random.default_rng(0), np.arange(0, 2000, 100)
     R = 0.2 + 0.3 * steps / (steps + 200) - 0.00035 * np.maximum(steps - 1000, 0) + rng.normal(0, 0.005, len(steps))
     points = tuple(
-        EvalPoint(128 * m, m, 128 * m, 1024 * m, {"avg@4": r}, (), 0, {}) for m, r in zip(steps.tolist(), R.tolist(), strict=True)
+        EvalPoint(128 * m, m, 128 * m, 1024 * m, {"avg@4": r}, (), 0, {})
+        for m, r in zip(steps.tolist(), R.tolist(), strict=True)
     )
     result = fit([RunRecord(Cell(16, 8, 0), points, "fell")], replicates=0)
     assert result["curves"][0]["C_peak"] == pytest.approx(128e3, rel=0.2) and result["overfitting"] == []
@@ -225,5 +264,11 @@ def test_paper_mode_fits_twenty_cells_of_forty_points_in_under_two_seconds():
 def test_no_jax_is_imported():
     names = sorted(p.stem for p in (ROOT / "isojax" / "scaling").glob("[a-z]*.py"))
     assert "fit" in names
-    lines = ["import sys", *(f"import isojax.scaling.{n}" for n in names), "assert not {'jax', 'flax', 'pandas'} & set(sys.modules)"]
-    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    lines = [
+        "import sys",
+        *(f"import isojax.scaling.{n}" for n in names),
+        "assert not {'jax', 'flax', 'pandas'} & set(sys.modules)",
+    ]
+    subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )

@@ -1,4 +1,6 @@
-"""benchmarks/fit_quality.py measures what it says: figures by hand on worlds of two known curves, and the command end to end."""
+"""benchmarks/fit_quality.py measures what it says: figures by hand on worlds of two known curves, and the command end
+to end.
+"""
 
 import json
 import math
@@ -9,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isojax.scaling.synthetic import world
-from isojax.scaling.synthetic_curves import Hill
+from tests.scaling.synthetic import world
+from tests.scaling.synthetic_curves import Hill
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 if not BENCHMARKS.is_dir():
@@ -51,13 +53,20 @@ def test_in_range_figures_by_hand(two):
 
 
 def test_hold_out_by_hand(two):
-    """At C = 9000: .2 + .6 * 9/13 for n = 8, .2 + .4 * .9 for n = 2. At 36,000: .2 + .6 * .9 = .74, and .2 + .4 * 36/37."""
+    """At C = 9000: .2 + .6 * 9/13 for n = 8, .2 + .4 * .9 for n = 2. At 36,000: .2 + .6 * .9 = .74, and .2 + .4 *
+    36/37.
+    """
     hidden = np.array([9000.0, 36_000.0])
-    right, wrong = one.Answer(np.array([8, 8]), np.array([0.6, 0.75])), one.Answer(np.array([8, 2]), np.array([0.6, 0.6]))
+    right, wrong = (
+        one.Answer(np.array([8, 8]), np.array([0.6, 0.75])),
+        one.Answer(np.array([8, 2]), np.array([0.6, 0.6])),
+    )
     found = one.held_out(two, {"right": right, "wrong": wrong}, hidden)
     reached = [float(two.on_problems(16, 8, C)) for C in hidden]
     errors = [abs(0.6 - reached[0]), abs(0.75 - reached[1])]
-    assert found["right"]["error"] == pytest.approx(sum(errors) / 2) and found["right"]["error_at_end"] == pytest.approx(errors[1])
+    assert found["right"]["error"] == pytest.approx(sum(errors) / 2) and found["right"][
+        "error_at_end"
+    ] == pytest.approx(errors[1])
     assert (found["right"]["within"], found["right"]["regret"]) == (1, 0)
     lost = 0.74 - 0.2 - 0.4 * 36 / 37
     assert (found["wrong"]["within"], found["wrong"]["within_at_end"]) == (0.5, 0)
@@ -88,11 +97,16 @@ def test_the_paper_s_extrapolation():
 
 
 def test_intervals_are_pooled_and_open_ends_are_infinite(two):
-    sums = one.Sums().with_case(1.0, 0.5, 2.0).with_case(1.0, 1.5, 2.0).with_case(1.0, None, 3.0).with_case(1.0, 2.0, None)
+    sums = (
+        one.Sums().with_case(1.0, 0.5, 2.0).with_case(1.0, 1.5, 2.0).with_case(1.0, None, 3.0).with_case(1.0, 2.0, None)
+    )
     assert sums == one.Sums(cases=4, hits=2, closed=2, width=2.0)
     document = {
         "intervals": {},
-        "crossovers": [{"n_low": 2, "n_high": 8, "low": 4000.0, "high": None}, {"n_low": 2, "n_high": 8, "low": 6000.0, "high": 7000.0}],
+        "crossovers": [
+            {"n_low": 2, "n_high": 8, "low": 4000.0, "high": None},
+            {"n_low": 2, "n_high": 8, "low": 6000.0, "high": 7000.0},
+        ],
         "curves": [
             {"B_p": 16, "n": 2, "A_interval": [0.59, 0.7], "determined": True},
             {"B_p": 16, "n": 8, "A_interval": [0, 0.1], "determined": False},
@@ -109,7 +123,14 @@ def test_intervals_are_pooled_and_open_ends_are_infinite(two):
 def test_summary_means_shares_and_bounds():
     def line(seed, n_right, bias):
         inside = {"n_right": n_right, "bias": bias, "bias_on_problems": 0.0, "law_right": 1.0, "seconds": 2.0}
-        beyond = {"error": 0.01, "within": 1.0, "regret": 0.002, "error_at_end": 0.02, "within_at_end": 1.0, "regret_at_end": 0.003}
+        beyond = {
+            "error": 0.01,
+            "within": 1.0,
+            "regret": 0.002,
+            "error_at_end": 0.02,
+            "within_at_end": 1.0,
+            "regret_at_end": 0.003,
+        }
         none, some = vars(one.Sums()), {"cases": 10, "hits": 9, "closed": 5, "width": 1.0}
         return {
             "kind": "hill", "seed": seed, "mode": "hierarchical", "replicates": 9, "failed": None, "constant": False, "no_effect": None,
@@ -120,11 +141,19 @@ def test_summary_means_shares_and_bounds():
     broken = {"kind": "hill", "seed": 2, "mode": "hierarchical", "replicates": 9, "failed": "why"}
     found = fit_quality.summary("hill", [line(0, 1.0, 0.004), line(1, 0.92, -0.002), broken])
     own = found["methods"]["hierarchical"]
-    assert (own["n_right"], own["worlds_right"], own["bias"], own["bias_abs"]) == pytest.approx((0.96, 0.5, 0.001, 0.003))
+    assert (own["n_right"], own["worlds_right"], own["bias"], own["bias_abs"]) == pytest.approx(
+        (0.96, 0.5, 0.001, 0.003)
+    )
     assert own["bias_se"] == pytest.approx(0.003)
     assert found["coverage"]["frontier"] == {"share": 0.9, "cases": 20, "open": 10, "width": 0.2}
     met = {a["figure"]: a["met"] for a in found["asked"]}
-    assert met["n_right"] and met["bias"] and met["error"] and met["coverage.frontier"] and met["coverage.crossovers"] is None
+    assert (
+        met["n_right"]
+        and met["bias"]
+        and met["error"]
+        and met["coverage.frontier"]
+        and met["coverage.crossovers"] is None
+    )
     assert found["beaten"]["bias"] == {"paper": True} and found["failed"] == {"2": "why"} and found["worlds"] == 3
 
 
@@ -135,14 +164,24 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_writes_reads_and_refuses(tmp_path):
     out = str(tmp_path / "worlds.jsonl")
-    done = command("--worlds", "1", "--kinds", "hill,same", "--seed", "3", "--replicates", "40", "--jobs", "1", "--out", out)
+    done = command(
+        "--worlds", "1", "--kinds", "hill,same", "--seed", "3", "--replicates", "40", "--jobs", "1", "--out", out
+    )
     assert done.returncode == 0, done.stderr
     hill, same = (json.loads(line) for line in done.stdout.splitlines())
-    assert hill["kind"] == "hill" and hill["seeds"] == [300_000, 300_000] and same["methods"]["hierarchical"]["n_right"] is None
+    assert (
+        hill["kind"] == "hill"
+        and hill["seeds"] == [300_000, 300_000]
+        and same["methods"]["hierarchical"]["n_right"] is None
+    )
     assert hill["coverage"]["frontier"]["cases"] == one.BUDGETS and hill["methods"]["hierarchical"]["seconds"] > 0
     assert command("--read", out).stdout == done.stdout
     again = command("--worlds", "1", "--out", out)
-    assert again.returncode == 2 and "expected a file that does not exist yet" in again.stderr and "Traceback" not in again.stderr
+    assert (
+        again.returncode == 2
+        and "expected a file that does not exist yet" in again.stderr
+        and "Traceback" not in again.stderr
+    )
     Path(out).write_text(Path(out).read_text() * 2)
     assert "stands in the files twice" in command("--read", out).stderr
     Path(out).write_text("{}\n")

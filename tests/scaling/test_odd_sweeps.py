@@ -1,4 +1,6 @@
-"""Sweeps that no curve was made for end in a document of finite numbers, in either mode, or in a refusal in words; never in a warning."""
+"""Sweeps that no curve was made for end in a document of finite numbers, in either mode, or in a refusal in words;
+never in a warning.
+"""
 
 import json
 import math
@@ -6,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from isojax.scaling.ensemble import CurveEnsemble
+from isojax.core.errors import InputError
+from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
 from isojax.scaling.fit import fit
-from isojax.types import InputError
 from tests.scaling.sweeps import run
 
 C = np.geomspace(1e3, 1e5, 10).round()
@@ -22,7 +24,11 @@ def rising(c):
 def two(reward, first=C, second=C, seeds=1, base=True):
     """n = 2 and 8, at B_p = 1."""
     zero = [0.0] if base else []
-    return [run(1, n, s, c := np.array([*zero, *own]), reward(c)).run for n, own in ((2, first), (8, second)) for s in range(seeds)]
+    return [
+        run(1, n, s, c := np.array([*zero, *own]), reward(c)).run
+        for n, own in ((2, first), (8, second))
+        for s in range(seeds)
+    ]
 
 
 SWEEPS = {
@@ -50,12 +56,16 @@ def test_a_document_or_a_refusal(name, mode):
     try:
         document = fit(SWEEPS[name], mode=mode, replicates=20)
     except InputError as e:
-        assert mode == "paper" and "give no curve" in str(e) and "expected at least one cell with enough points" in str(e)
+        assert (
+            mode == "paper" and "give no curve" in str(e) and "expected at least one cell with enough points" in str(e)
+        )
         return
     json.dumps(document, allow_nan=False)
     ends = [r["C_max"] for r in document["runs"]]
     assert np.isfinite(CurveEnsemble.from_fit(document).expected_rewards(max(ends))).all()
-    assert all(-1 <= c["A"] < 1.1 and c["B"] > 0 and c["C_mid"] > 0 and math.isfinite(c["rmse"]) for c in document["curves"])
+    assert all(
+        -1 <= c["A"] < 1.1 and c["B"] > 0 and c["C_mid"] > 0 and math.isfinite(c["rmse"]) for c in document["curves"]
+    )
     assert document["draws"] is None or np.max(document["draws"]["A"]) <= 1
     assert all(p["low"] is None or p["low"] <= p["high"] for p in document["frontier"])
 

@@ -3,17 +3,20 @@
 import numpy as np
 import pytest
 
-from isojax.scaling.peaks import find_peak
-from isojax.scaling.shapes import curve_value
-from isojax.scaling.synthetic_curves import Declining, Hill
+from isojax.scaling.curves.curve_shape import curve_value
+from isojax.scaling.curves.peaks import find_peak
 from tests.scaling.sweeps import run
+from tests.scaling.synthetic_curves import Declining, Hill
 
 C = np.geomspace(1e3, 1e5, 30).round()
 
 
 def seeds(curve, count=2, noise=0.01, seed=0, points=C):
     rng = np.random.default_rng(seed)
-    return [run(16, 8, s, points, np.clip(curve(points) + noise * rng.standard_normal(len(points)), 0, 1)) for s in range(count)]
+    return [
+        run(16, 8, s, points, np.clip(curve(points) + noise * rng.standard_normal(len(points)), 0, 1))
+        for s in range(count)
+    ]
 
 
 @pytest.mark.parametrize("rate", [0.08, 0.15])
@@ -37,7 +40,10 @@ def test_rising_curves_have_none():
         A, B, mid = rng.uniform(0.4, 0.8), rng.uniform(0.6, 1.6), 10 ** rng.uniform(3.2, 4.8)
         tail = float(rng.integers(2))
         count = int(rng.integers(1, 4))
-        false += find_peak(seeds(lambda c, t=tail, p=(A, B, mid): curve_value(t, c, 0.2, *p), count, seed=1000 + seed), 0.2) is not None
+        false += (
+            find_peak(seeds(lambda c, t=tail, p=(A, B, mid): curve_value(t, c, 0.2, *p), count, seed=1000 + seed), 0.2)
+            is not None
+        )
     assert false < 3
 
 

@@ -6,14 +6,26 @@ import json
 
 import pytest
 
+from isojax.core.errors import InputError
+from isojax.core.nouns import Allocation
+from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.fit import fit
-from isojax.scaling.recommend import recommend
-from isojax.scaling.synthetic import world
-from isojax.types import Allocation, InputError
+from tests.scaling.synthetic import world
 
 
 def _curve(B_p, n, A, C_mid):
-    return {"B_p": B_p, "n": n, "R0": 0.0, "A": A, "B": 1.0, "C_mid": C_mid, "C_low": 1e3, "C_high": 1e6, "points": 9, "rmse": 0.01}
+    return {
+        "B_p": B_p,
+        "n": n,
+        "R0": 0.0,
+        "A": A,
+        "B": 1.0,
+        "C_mid": C_mid,
+        "C_low": 1e3,
+        "C_high": 1e6,
+        "points": 9,
+        "rmse": 0.01,
+    }
 
 
 # log2 n* = 1 + 4 / (1 + exp(-5 (log10 C - 5))): 2 at low C, 8 at 1e5, 32 at high C.
@@ -24,10 +36,14 @@ FIT = {
     "compute": "rollouts",
     "runs": [{"B_p": b, "n": n} for b in (16, 64) for n in (2, 8, 32)],
     # A C / (C + C_mid)
-    "curves": [_curve(b, n, A, C_mid) for b in (16, 64) for n, A, C_mid in ((2, 0.4, 1e3), (8, 0.6, 1e4), (32, 0.8, 1e5))],
+    "curves": [
+        _curve(b, n, A, C_mid) for b in (16, 64) for n, A, C_mid in ((2, 0.4, 1e3), (8, 0.6, 1e4), (32, 0.8, 1e5))
+    ],
     "frontier": FRONT,
     "n_star": LAW,
-    "by_B_p": [{"B_p": 64, "frontier": FRONT, "n_star": {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0}}],
+    "by_B_p": [
+        {"B_p": 64, "frontier": FRONT, "n_star": {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0}}
+    ],
     "stability": [{"B_p": 16, "stable": True, "reason": ""}, {"B_p": 64, "stable": True, "reason": ""}],
 }
 
@@ -108,7 +124,9 @@ def test_fixed_B():
 
 
 def test_fixed_M_takes_the_best_measured_cell_that_fits():
-    """M = 100, C = 1e5: B <= 1000. At B_p n M: 16x2 .305, 16x8 .337, 16x32 .271, 64x2 .371, 64x8 .502, (64x32 too big)."""
+    """M = 100, C = 1e5: B <= 1000. At B_p n M: 16x2 .305, 16x8 .337, 16x32 .271, 64x2 .371, 64x8 .502, (64x32 too
+    big).
+    """
     r = recommend(FIT, 1e5, fix={"M": 100})
     assert r.allocation == Allocation(64, 8, 100)
     assert r.expected_reward == pytest.approx(0.6 * 51200 / 61200)

@@ -1,9 +1,12 @@
-"""Recommendations of a hierarchical fit written by hand: the choice by the curves, how sure it is, and where it is refused."""
+"""Recommendations of a hierarchical fit written by hand: the choice by the curves, how sure it is, and where it is
+refused.
+"""
 
 import pytest
 
-from isojax.scaling.recommend import recommend
-from isojax.types import Allocation, InputError
+from isojax.core.errors import InputError
+from isojax.core.nouns import Allocation
+from isojax.scaling.allocate.recommend import recommend
 from tests.scaling.documents import SHAPES, document
 
 
@@ -45,7 +48,9 @@ def test_an_n_alone_at_large_C_is_pointed_out():
     for c in fit["curves"]:
         c["C_high"] = {4: 2e4, 16: 5e4, 64: 1e5}[c["n"]]
     r = recommend(fit, 1e5)
-    assert said(r, "beyond their data: n = 4 (measured up to C = 2e+04)") and said(r, "16x16 was measured up to C = 50000")
+    assert said(r, "beyond their data: n = 4 (measured up to C = 2e+04)") and said(
+        r, "16x16 was measured up to C = 50000"
+    )
     assert not said(recommend(document(), 1e5), "beyond their data")
 
 
@@ -63,10 +68,21 @@ def test_beyond_four_times_the_measured_budget_it_refuses_and_says_why():
     assert recommend(fit, 4e5).times_measured == 4
     with pytest.raises(InputError) as e:
         recommend(fit, 1e6)
-    for part in ("10 times the largest measured C = 100000", "expected at most 4 times", "plateaus of 16x64", "0.0", "--extrapolate"):
+    for part in (
+        "10 times the largest measured C = 100000",
+        "expected at most 4 times",
+        "plateaus of 16x64",
+        "0.0",
+        "--extrapolate",
+    ):
         assert part in str(e.value)
     r = recommend(fit, 1e6, extrapolate=True)
-    assert r.times_measured == 10 and r.extrapolated and said(r, "extrapolated because it was asked for") and said(r, "plateaus of 16x64")
+    assert (
+        r.times_measured == 10
+        and r.extrapolated
+        and said(r, "extrapolated because it was asked for")
+        and said(r, "plateaus of 16x64")
+    )
     with pytest.raises(InputError, match="this fit has no intervals to say how wrong it may be"):
         recommend(document() | {"draws": None, "intervals": None}, 1e6)
 
@@ -84,7 +100,9 @@ def test_fixed_values_compare_the_cells_that_agree():
     r = recommend(fit, 1e5, fix={"M": 50})
     assert r.allocation == Allocation(64, 16, 50) and said(r, "M = 50: given; 51,200 of 100,000 rollouts are spent")
     late = {(16, 4): (0.6, 1.0, 100.0), (16, 64): (0.6, 1.0, 1e5)}  # 16x4 at 6400 gives .594, 16x64 at 102400 .40
-    assert recommend(document(late), 2e5, fix={"M": 100}).allocation == Allocation(16, 4, 100)  # spends less, for it is better
+    assert recommend(document(late), 2e5, fix={"M": 100}).allocation == Allocation(
+        16, 4, 100
+    )  # spends less, for it is better
     assert recommend(fit, 1e5, B_max=128).allocation == Allocation(16, 4, 1562)
 
 
@@ -107,7 +125,8 @@ def test_limits_that_leave_nothing():
     with pytest.raises(InputError, match="C = 60 is less than one update of B_p n = 16 x 4 = 64"):
         recommend(fit, 60)
     with pytest.raises(
-        InputError, match="B_max = 63 is below every stable measured cell, of which 16x4 is the smallest; expected B_max >= 64"
+        InputError,
+        match="B_max = 63 is below every stable measured cell, of which 16x4 is the smallest; expected B_max >= 64",
     ):
         recommend(fit, 1e5, B_max=63)
     with pytest.raises(InputError, match="B_p = 64 alone exceeds B_max = 32"):

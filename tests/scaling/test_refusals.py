@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from isojax import cli
-from isojax.records import write_run
-from isojax.scaling.synthetic import world
+from isojax.cli import app
+from isojax.runs.ledger import write_run
+from tests.scaling.synthetic import world
 
 ROOT = Path(__file__).resolve().parents[2]
 BAD = "16x8-s0"  # the ledger that gets broken; its line 1 is the header, line 2 the base policy's evaluation
@@ -35,7 +35,7 @@ def fit(tmp_path, monkeypatch, capsys):
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         monkeypatch.setattr(sys, "argv", ["isojax", "fit", "runs/x", "--bootstrap", "20", *words])
         with pytest.raises(SystemExit) as e:
-            cli.main()
+            app.main()
         return (e.value.code, *capsys.readouterr())
 
     return run
@@ -70,7 +70,11 @@ BROKEN = {
     "a point twice": (twice, f"line {LINE}: the point at", "is there twice"),
     "two configs mixed": (another_setting, "16x2-s0", "different `cell` settings"),
     "two runs in a file": (two_runs, f"line {LINE} begins another run", "Split it"),
-    "no such metric": (lambda rows: rows[LINE - 1].update(metrics={}, counts=[], samples=0), f"line {LINE}", "has no metric 'avg@4'"),
+    "no such metric": (
+        lambda rows: rows[LINE - 1].update(metrics={}, counts=[], samples=0),
+        f"line {LINE}",
+        "has no metric 'avg@4'",
+    ),
 }
 
 
@@ -93,7 +97,9 @@ def test_one_n_is_flagged_not_refused(fit):
 
 def test_a_run_to_run_spread_of_all_there_is(fit):
     code, out, err = fit(None, (2, 8), "--run-sd", "1")
-    assert (code, out) == (2, "") and err.startswith("error: ") and "expected replicates >= 0 and 0 <= run_sd < 1" in err
+    assert (
+        (code, out) == (2, "") and err.startswith("error: ") and "expected replicates >= 0 and 0 <= run_sd < 1" in err
+    )
 
 
 def test_no_module_of_scaling_loads_jax():

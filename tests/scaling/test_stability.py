@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from isojax.scaling.metrics import make_track
-from isojax.scaling.stability import assess_stability
-from isojax.types import Cell, EvalPoint, RunRecord
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.scaling.checks.stability import assess_stability
+from isojax.scaling.validation_metrics import make_track
 
 
 def run(rewards, B_p=16, n=8, seed=0, problems=0, train=None):
@@ -26,7 +26,9 @@ def test_fall_is_measured_from_the_best_mean_of_three():
     assert v.reason == "n=8 ends at 0.450, 0.100 below its best 0.550 (limit 0.050)"
 
 
-@pytest.mark.parametrize("rewards", [[0.3, 0.4, 0.5, 0.6], [0.3, 0.45, 0.3, 0.33, 0.33], [0.5, 0.5, 0.5, 0.46, 0.46, 0.46], [0.4]])
+@pytest.mark.parametrize(
+    "rewards", [[0.3, 0.4, 0.5, 0.6], [0.3, 0.45, 0.3, 0.33, 0.33], [0.5, 0.5, 0.5, 0.46, 0.46, 0.46], [0.4]]
+)
 def test_noise_and_small_falls_are_stable(rewards):
     """A single high point is no best: (.45 + .3 + .33) / 3 = .36 against .32 at the end."""
     (v,) = assess_stability({(16, 8): [run(rewards)]}, "avg@4")
@@ -43,7 +45,9 @@ def test_seeds_are_averaged():
 
 
 def test_few_problems_raise_the_limit():
-    """A fall of .1 is one problem of 10 lost: d = (1, 0 x 9), se = sqrt(.1) / sqrt(10) = .1, limit .4. Of 1000: se = .0095, limit .05."""
+    """A fall of .1 is one problem of 10 lost: d = (1, 0 x 9), se = sqrt(.1) / sqrt(10) = .1, limit .4. Of 1000: se =
+    .0095, limit .05.
+    """
     falling = [0.5, 0.5, 0.5, 0.4, 0.4, 0.4]
     (few,) = assess_stability({(16, 8): [run(falling, problems=10)]}, "avg@4")
     (many,) = assess_stability({(16, 8): [run(falling, problems=1000)]}, "avg@4")
@@ -67,7 +71,9 @@ def test_a_described_fall_is_overfitting_unless_training_reward_falls_too():
     for train, is_stable in ((kept, True), (broken, False)):
         track = run(validation)
         points = tuple(replace(p, train=t) for p, t in zip(track.run.points, train, strict=True))
-        (v,) = assess_stability({(16, 8): [replace(track, run=replace(track.run, points=points))]}, "avg@4", peaked_cells={(16, 8)})
+        (v,) = assess_stability(
+            {(16, 8): [replace(track, run=replace(track.run, points=points))]}, "avg@4", peaked_cells={(16, 8)}
+        )
         assert v.stable == is_stable
     (v,) = assess_stability({(16, 8): [run(validation)]}, "avg@4", peaked_cells={(16, 8)})
     assert v.stable

@@ -1,13 +1,15 @@
-"""Worlds hold what they promise: means, dispersion, one grid of targets, one seed one world, and the law of their kind."""
+"""Worlds hold what they promise: means, dispersion, one grid of targets, one seed one world, and the law of their
+kind.
+"""
 
 import numpy as np
 import pytest
 from scipy.special import betaincinv
 
-from isojax.scaling.synthetic import N, ProblemSet, random_world, targets, world
-from isojax.scaling.synthetic_curves import Declining, Hill, Stages, Stretched, best, progress
-from isojax.scaling.synthetic_kinds import KINDS
-from isojax.types import InputError
+from isojax.core.errors import InputError
+from tests.scaling.synthetic import N, ProblemSet, random_world, targets, world
+from tests.scaling.synthetic_curves import Declining, Hill, Stages, Stretched, best, progress
+from tests.scaling.synthetic_kinds import KINDS
 
 
 def test_targets_by_hand():
@@ -16,9 +18,13 @@ def test_targets_by_hand():
 
 
 def test_counts_have_the_true_mean_and_the_asked_spread():
-    """Beta-binomial with mean .3, kappa = 4 (rho = 1/5), 4 samples: variance of c is 4 * .21 * (1 + 3/5) = 1.344; all alike: .84."""
+    """Beta-binomial with mean .3, kappa = 4 (rho = 1/5), 4 samples: variance of c is 4 * .21 * (1 + 3/5) = 1.344; all
+    alike: .84.
+    """
     for spread, variance in ((4.0, 1.344), (None, 0.84)):
-        w = world(n=(2,), seeds=1, problems=20_000, spread=spread, budget=2000, curve=lambda B_p, n: Hill(0.3, 0.3, 1.0, 1.0))
+        w = world(
+            n=(2,), seeds=1, problems=20_000, spread=spread, budget=2000, curve=lambda B_p, n: Hill(0.3, 0.3, 1.0, 1.0)
+        )
         counts = np.array(w.runs[0].points[0].counts)
         assert counts.mean() == pytest.approx(1.2, abs=0.03)
         assert counts.var() == pytest.approx(variance, rel=0.05)
@@ -42,7 +48,9 @@ def test_grid_is_shared_and_compute_is_whole_updates():
 def test_one_seed_one_world():
     assert world(seed=3) == world(seed=3)
     assert world(seed=3).runs != world(seed=4).runs
-    assert world(samples=0).runs[0].points[5].metrics["avg@4"] == world().truth[16, 2].at(world().runs[0].points[5].rollouts)
+    assert world(samples=0).runs[0].points[5].metrics["avg@4"] == world().truth[16, 2].at(
+        world().runs[0].points[5].rollouts
+    )
     with pytest.raises(InputError, match="expected one of hill, same"):
         world("hil")
 
@@ -79,9 +87,19 @@ def test_success_rates_average_to_the_reward_and_are_nearly_exact():
 
 
 def test_run_effects_have_their_size_and_vanish_at_the_base_policy():
-    """400 runs of many samples: at nearly full progress rewards spread by run_sd (or the drift), at C = 0 by the samples' noise alone."""
+    """400 runs of many samples: at nearly full progress rewards spread by run_sd (or the drift), at C = 0 by the
+    samples' noise alone.
+    """
     for sds in ({"run_sd": 0.03}, {"drift": 0.03}):
-        flat = world(n=(2,), seeds=400, samples=1000, start=50_000, budget=60_000, curve=lambda B_p, n: Hill(0.3, 0.6, 2.0, 500.0), **sds)
+        flat = world(
+            n=(2,),
+            seeds=400,
+            samples=1000,
+            start=50_000,
+            budget=60_000,
+            curve=lambda B_p, n: Hill(0.3, 0.6, 2.0, 500.0),
+            **sds,
+        )
         R = np.array([[p.metrics["avg@1000"] for p in r.points] for r in flat.runs])
         assert R[:, 0].std() < 0.002
         assert R[:, -1].std() == pytest.approx(0.03, rel=0.12)
@@ -123,10 +141,14 @@ def test_random_worlds_are_what_was_asked(kind):
 
 
 def test_noise_free_worlds_lie_on_their_curves_and_options_are_kept():
-    w = random_world("stretched", 1, samples=0, B_p=(16, 64), B_max=16 * 512, seeds=2, evaluations=33, unequal=False, drift=0.1)
+    w = random_world(
+        "stretched", 1, samples=0, B_p=(16, 64), B_max=16 * 512, seeds=2, evaluations=33, unequal=False, drift=0.1
+    )
     for r in w.runs:
         assert r.cell.B <= 16 * 512 and r.cell.seed < 2
-        assert [p.metrics["avg@4"] for p in r.points] == w.truth[r.cell.B_p, r.cell.n].at([p.rollouts for p in r.points]).tolist()
+        assert [p.metrics["avg@4"] for p in r.points] == w.truth[r.cell.B_p, r.cell.n].at(
+            [p.rollouts for p in r.points]
+        ).tolist()
     assert (64, 512) not in w.truth and (64, 128) in w.truth and (16, 512) in w.truth
     assert max(len(r.points) for r in w.runs) <= 34
 
@@ -135,8 +157,15 @@ def test_the_best_n_rises_through_three_values_and_decline_is_seen():
     for seed in range(20):
         for kind in ("hill", "stretched", "decline"):
             w = random_world(kind, seed, samples=0)
-            C = np.geomspace(min(low for low, _ in w.measured.values()), max(high for _, high in w.measured.values()), 100)
-            levels = np.stack([np.where((low <= C) & (high * 1.01 >= C), w.reward(*key, C), 0) for key, (low, high) in w.measured.items()])
+            C = np.geomspace(
+                min(low for low, _ in w.measured.values()), max(high for _, high in w.measured.values()), 100
+            )
+            levels = np.stack(
+                [
+                    np.where((low <= C) & (high * 1.01 >= C), w.reward(*key, C), 0)
+                    for key, (low, high) in w.measured.items()
+                ]
+            )
             assert len(set(levels.argmax(0).tolist())) >= 3
             A = [curve.A for _, curve in sorted(w.truth.items())]
             assert (np.diff(A) >= 0.005 - 1e-12).all() and (np.diff(A) <= 0.06 + 1e-12).all()

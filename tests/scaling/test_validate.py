@@ -5,23 +5,29 @@ from dataclasses import replace
 
 import pytest
 
-from isojax.scaling.synthetic import world
-from isojax.scaling.validate import validate
-from isojax.types import InputError
+from isojax.core.errors import InputError
+from isojax.scaling.checks.validate import validate
+from tests.scaling.synthetic import world
 
-RISING = world(seeds=2, problems=100).runs  # C up to 195072; doubling n adds .04 to the plateau, so the largest n matters
+RISING = world(
+    seeds=2, problems=100
+).runs  # C up to 195072; doubling n adds .04 to the plateau, so the largest n matters
 CALLS: list[tuple[int, int]] = []
 FOUND = validate(RISING, replicates=40, on_progress=lambda done, of: CALLS.append((done, of)))
 
 
 def test_the_top_of_compute():
     r = FOUND["compute"]
-    # From 48768 = 195072 / 4 on: the grid's 5 targets from 1024 * 1.3^15 up, two runs of 5 cells; a run may have passed one by.
+    # From 48768 = 195072 / 4 on: the grid's 5 targets from 1024 * 1.3^15 up, two runs of 5 cells; a run may have passed
+    # one by.
     assert r["possible"] and 50 <= r["measurements"] <= 60 and r["measurements"] == len(r["points"])
     assert all(p["C"] > 195072 / 4 for p in r["points"])
     errors = [p["predicted"] - p["measured"] for p in r["points"]]
     assert r["mean_error"] == pytest.approx(sum(errors) / len(errors)) and abs(r["mean_error"]) < 0.02
-    assert r["inside"] == sum(p["low"] <= p["measured"] <= p["high"] for p in r["points"]) / len(errors) and r["inside"] > 0.8
+    assert (
+        r["inside"] == sum(p["low"] <= p["measured"] <= p["high"] for p in r["points"]) / len(errors)
+        and r["inside"] > 0.8
+    )
     assert r["n_chosen"] in (16, 32) and r["n_best"] == 32 and 0 <= r["regret"] < 0.03
 
 

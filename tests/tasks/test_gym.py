@@ -1,4 +1,6 @@
-"""reasoning-gym's generators: the same problems in every run, no generator that can hang one, and its scorer as the verifier."""
+"""reasoning-gym's generators: the same problems in every run, no generator that can hang one, and its scorer as the
+verifier.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax.config import DataConfig
-from isojax.tasks import gym
-from isojax.tasks.sources import open_source
+from isojax.core.config import DataConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.problem_sources import open_source
+from isojax.tasks.sources import gym
 from isojax.tasks.verifiers import gym as verifier
-from isojax.types import InputError, Problem
 
 needs_gym = pytest.mark.skipif(
-    importlib.util.find_spec("reasoning_gym") is None, reason='reasoning-gym is not installed: pip install "isojax[gym]"'
+    importlib.util.find_spec("reasoning_gym") is None,
+    reason='reasoning-gym is not installed: pip install "isojax[gym]"',
 )
 
 
@@ -35,7 +39,9 @@ def opened(argument: str, **fields: Any) -> gym.GeneratorSource:
 def test_problems_are_the_same_in_every_run() -> None:
     """list_functions draws from Python's global random state, which its seed does not set."""
     again = islice(gym._generate_items({"name": "list_functions", "settings": {"size": 9}, "seed": 0}), 3)
-    assert {p.id: p.prompt for p in draw("gym:list_functions,size=9", 3)} == {item["index"]: item["question"] for item in again}
+    assert {p.id: p.prompt for p in draw("gym:list_functions,size=9", 3)} == {
+        item["index"]: item["question"] for item in again
+    }
 
 
 @needs_gym
@@ -60,7 +66,9 @@ def test_a_generators_scorer_judges() -> None:
 def test_a_small_set_gives_what_it_has(capfd: pytest.CaptureFixture[str]) -> None:
     digits = "min_terms=2,max_terms=2,min_digits=1,max_digits=1"
     problems = draw(f"gym:chain_sum,{digits},size=60", 60)
-    assert len(problems) == len({p.prompt for p in problems}) < 60  # 60 draws of 200 questions: the chance that none repeats is e^-9
+    assert (
+        len(problems) == len({p.prompt for p in problems}) < 60
+    )  # 60 draws of 200 questions: the chance that none repeats is e^-9
     for p in problems:
         a, sign, b = p.prompt.removesuffix(" =").split()[-3:]
         assert int(p.answer) == (int(a) + int(b) if sign == "+" else int(a) - int(b))
@@ -74,17 +82,23 @@ def test_a_generator_that_never_ends_is_refused_or_stopped() -> None:
     with pytest.raises(InputError, match="from base 16 to itself; the generator never ends"):
         gym.source("base_conversion,min_base=16", DataConfig())
     generator = opened("base_conversion", settings={"min_base": 7, "max_base": 7, "size": 5}, deadline=2.0)
-    with pytest.raises(InputError, match=r"gym:base_conversion with .*'min_base': 7.*problem after 0 good ones took over 2 s"):
+    with pytest.raises(
+        InputError, match=r"gym:base_conversion with .*'min_base': 7.*problem after 0 good ones took over 2 s"
+    ):
         generator.problems(1, np.random.default_rng(0))
 
 
 @needs_gym
 def test_settings_a_generator_refuses() -> None:
     request = {"settings": {"size": 5}, "seed": 0}
-    assert "no generator 'leg_countin'; the nearest of its 1" in str(unfit := next(gym._generate_items({**request, "name": "leg_countin"})))
+    assert "no generator 'leg_countin'; the nearest of its 1" in str(
+        unfit := next(gym._generate_items({**request, "name": "leg_countin"}))
+    )
     assert "leg_counting" in unfit["error"]
     wrong = next(gym._generate_items({**request, "name": "leg_counting", "settings": {"size": 5, "animals": 3}}))
-    assert wrong == {"error": "unknown settings animals; expected some of min_animals, max_animals, min_instances, max_instances, size."}
+    assert wrong == {
+        "error": "unknown settings animals; expected some of min_animals, max_animals, min_instances, max_instances, size."
+    }
     with pytest.raises(InputError, match="AssertionError: max_animals must be >= min_animals"):
         draw("gym:leg_counting,max_animals=0", 1)
     for argument, message in [

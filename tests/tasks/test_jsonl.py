@@ -1,4 +1,6 @@
-"""Problems from JSON lines: which columns are read, what may stand in them, and what is said of a file that cannot be used."""
+"""Problems from JSON lines: which columns are read, what may stand in them, and what is said of a file that cannot be
+used.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax.config import DataConfig
-from isojax.tasks.sources import open_source
-from isojax.types import InputError, Problem
+from isojax.core.config import DataConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.problem_sources import open_source
 
 
 def write(folder: Path, *rows: Any, name: str = "p.jsonl") -> Path:
@@ -35,9 +38,15 @@ def refused(path: Path, **data: Any) -> str:
 
 def test_a_file_as_the_world_writes_it(tmp_path: Path) -> None:
     path = write(
-        tmp_path, {"question": "2+2?", "answer": "2+2=4\n#### 4", "level": 3}, "", {"question": "1+1?", "answer": 2, "level": None}
+        tmp_path,
+        {"question": "2+2?", "answer": "2+2=4\n#### 4", "level": 3},
+        "",
+        {"question": "1+1?", "answer": 2, "level": None},
     )
-    assert read(path) == [Problem(0, "2+2?", "2+2=4\n#### 4", columns={"level": 3}), Problem(2, "1+1?", "2", columns={"level": None})]
+    assert read(path) == [
+        Problem(0, "2+2?", "2+2=4\n#### 4", columns={"level": 3}),
+        Problem(2, "1+1?", "2", columns={"level": None}),
+    ]
 
 
 @pytest.mark.parametrize("name", ["p.jsonl.gz", "p.json", "p.json.gz"])
@@ -53,16 +62,29 @@ def test_which_columns_are_read(tmp_path: Path) -> None:
     path = write(tmp_path, {"instruction": "i", "query": "q", "target": "t", "final_answer": "f", "x": {"y": "deep"}})
     assert [(p.prompt, p.answer, sorted(p.columns)) for p in read(path)] == [("q", "f", ["instruction", "target", "x"])]
     assert [(p.prompt, p.answer) for p in read(path, prompt_key="instruction", answer_key="x.y")] == [("i", "deep")]
-    assert "no answer: there are the columns instruction, query, target, final_answer, x; expected 'z'" in refused(path, answer_key="z")
+    assert "no answer: there are the columns instruction, query, target, final_answer, x; expected 'z'" in refused(
+        path, answer_key="z"
+    )
     assert [p.answer for p in read(write(tmp_path, {"prompt": "p", "answer": None, "solution": "s"}))] == ["s"]
     assert "line 1: 'answer' is missing or empty" in refused(write(tmp_path, {"prompt": "p", "answer": None}))
     other = refused(write(tmp_path, {"text": "a", "label": "b"}, name="other.jsonl"))
-    assert "other.jsonl, line 1: no prompt: there are the columns text, label; expected one of prompt, question" in other
+    assert (
+        "other.jsonl, line 1: no prompt: there are the columns text, label; expected one of prompt, question" in other
+    )
     assert "cell.data.prompt_key=COLUMN" in other
 
 
 @pytest.mark.parametrize(
-    ("given", "text"), [(7, "7"), (-0.5, "-0.5"), (72.0, "72"), (10**30, str(10**30)), (" a ", " a "), (["7"], "7"), (["7", 8], '["7", 8]')]
+    ("given", "text"),
+    [
+        (7, "7"),
+        (-0.5, "-0.5"),
+        (72.0, "72"),
+        (10**30, str(10**30)),
+        (" a ", " a "),
+        (["7"], "7"),
+        (["7", 8], '["7", 8]'),
+    ],
 )
 def test_answers_as_text(tmp_path: Path, given: Any, text: str) -> None:
     assert read(write(tmp_path, {"prompt": "p", "answer": given}))[0].answer == text
@@ -110,7 +132,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "line 2: not JSON (Extra data at column 1); expected an object. Put one object on a line" in refused(
         write(tmp_path, {"prompt": "a"}, {"prompt": "b"}, name="p.json")
     )
-    assert "item 1 of the list: given '3' (int)" in refused(write(tmp_path, [{"prompt": "a", "answer": "1"}, 3], name="p.json"))
+    assert "item 1 of the list: given '3' (int)" in refused(
+        write(tmp_path, [{"prompt": "a", "answer": "1"}, 3], name="p.json")
+    )
     plain = write(tmp_path, {"prompt": "a", "answer": "1"}, name="q.jsonl.gz")
     assert "cannot read" in refused(plain) and "Not a gzipped file" in refused(plain)
     whole = gzip.compress("".join(json.dumps({"prompt": f"{i}", "answer": "1"}) + "\n" for i in range(5000)).encode())
@@ -122,8 +146,14 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_prompt_met_twice_is_kept_once_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"prompt": p, "answer": a} for p, a in [("x", "1"), ("y", "2"), ("x", "1"), ("x", "9"), ("y", "2"), ("z", "3")]]
-    assert [(p.id, p.prompt, p.answer) for p in read(write(tmp_path, *rows))] == [(0, "x", "1"), (1, "y", "2"), (5, "z", "3")]
+    rows = [
+        {"prompt": p, "answer": a} for p, a in [("x", "1"), ("y", "2"), ("x", "1"), ("x", "9"), ("y", "2"), ("z", "3")]
+    ]
+    assert [(p.id, p.prompt, p.answer) for p in read(write(tmp_path, *rows))] == [
+        (0, "x", "1"),
+        (1, "y", "2"),
+        (5, "z", "3"),
+    ]
     said = capsys.readouterr().err
     assert "note: " in said and "2 rows repeat a prompt met before, with its answer" in said
     assert "warning: " in said and "1 rows repeat a prompt met before with ANOTHER answer" in said

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from isojax.config import DataConfig
-from isojax.tasks.sources import open_source
-from isojax.types import InputError, Problem
+from isojax.core.config import DataConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.problem_sources import open_source
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -64,8 +65,18 @@ def test_a_ground_truth_that_is_a_list(tmp_path: Path) -> None:
 
 
 def test_flat_columns_are_plain_json(tmp_path: Path) -> None:
-    rows = [{"problem": "p", "answer": 3.0, "day": datetime.date(2026, 1, 2), "cost": decimal.Decimal("1.50"), "raw": b"\xc3\xa9"}]
-    assert read(write(tmp_path / "f.parquet", rows)) == [Problem(0, "p", "3", columns={"day": "2026-01-02", "cost": "1.50", "raw": "é"})]
+    rows = [
+        {
+            "problem": "p",
+            "answer": 3.0,
+            "day": datetime.date(2026, 1, 2),
+            "cost": decimal.Decimal("1.50"),
+            "raw": b"\xc3\xa9",
+        }
+    ]
+    assert read(write(tmp_path / "f.parquet", rows)) == [
+        Problem(0, "p", "3", columns={"day": "2026-01-02", "cost": "1.50", "raw": "é"})
+    ]
 
 
 @pytest.mark.parametrize("argument", ["d", "d/part-*.parquet"])
@@ -73,7 +84,14 @@ def test_several_files_are_numbered_through(tmp_path: Path, argument: str) -> No
     for k in (1, 0):
         write(tmp_path / "d" / f"part-{k}.parquet", [{"prompt": f"{k}{i}", "answer": str(i)} for i in range(3)])
     (tmp_path / "d" / "notes.txt").write_text("x")
-    assert [(p.id, p.prompt) for p in read(tmp_path / argument)] == [(0, "00"), (1, "01"), (2, "02"), (3, "10"), (4, "11"), (5, "12")]
+    assert [(p.id, p.prompt) for p in read(tmp_path / argument)] == [
+        (0, "00"),
+        (1, "01"),
+        (2, "02"),
+        (3, "10"),
+        (4, "11"),
+        (5, "12"),
+    ]
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
@@ -83,7 +101,9 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         return str(e.value)
 
     bare = write(tmp_path / "x.parquet", [{"text": "a", "label": 1}])
-    assert f"{bare}, row 0: no prompt: there are the columns text, label; expected one of prompt, question" in refused(bare)
+    assert f"{bare}, row 0: no prompt: there are the columns text, label; expected one of prompt, question" in refused(
+        bare
+    )
     assert "no answer: there are the columns text, label; expected one of reward_model.ground_truth, answer" in refused(
         bare, prompt_key="text"
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from isojax.config import CellConfig
-from isojax.tasks import solvers
-from isojax.tasks.base import build_task
-from isojax.tasks.solvers import ALPHABET, CORRECT_PROBABILITY, CONFUSION_PROBABILITY
-from isojax.types import InputError, Problem
+from isojax.core.config import CellConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.device import solvers
+from isojax.tasks.device.solvers import ALPHABET, CONFUSION_PROBABILITY, CORRECT_PROBABILITY
+from isojax.tasks.protocol import build_task
 
 TASK = solvers.build()
 BY_HAND = {"A": "54", "B": "20", "C": "37", "D": "17", "E": "17", "F": "37", "G": "4", "H": "9"}  # of 17 and 37
@@ -21,7 +22,9 @@ def test_answers_by_hand(operator: str, answer: str) -> None:
     assert str(solvers.solve(np.array([index]), np.array([17]), np.array([37]))[0]) == answer
 
 
-@pytest.mark.parametrize(("a", "b", "answers"), [(99, 99, [198, 0, 99, 99, 99, 99, 8, 1]), (5, 80, [85, 75, 80, 5, 5, 80, 5, 0])])
+@pytest.mark.parametrize(
+    ("a", "b", "answers"), [(99, 99, [198, 0, 99, 99, 99, 99, 8, 1]), (5, 80, [85, 75, 80, 5, 5, 80, 5, 0])]
+)
 def test_more_answers_by_hand(a: int, b: int, answers: list[int]) -> None:
     assert solvers.solve(np.arange(8), np.full(8, a), np.full(8, b)).tolist() == answers
 
@@ -30,7 +33,11 @@ def test_problems_are_distinct_and_rightly_answered() -> None:
     problems = TASK.problems(3000, np.random.default_rng(0))
     assert len({p.id for p in problems}) == len({p.prompt for p in problems}) == 3000
     right = dict(
-        zip("ABCDEFGH", ("{}+{}", "abs({}-{})", "max({},{})", "min({},{})", "{0}", "{1}", "({}+{})%10", "({}*{})%10"), strict=True)
+        zip(
+            "ABCDEFGH",
+            ("{}+{}", "abs({}-{})", "max({},{})", "min({},{})", "{0}", "{1}", "({}+{})%10", "({}*{})%10"),
+            strict=True,
+        )
     )
     for p in problems:
         a, operator, b, end = p.prompt[:2], p.prompt[2], p.prompt[3:5], p.prompt[5:]
@@ -59,7 +66,10 @@ def test_encoding_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("prompt_length", "response_length", "words"),
-    [(5, 4, r"prompt '07H12=' takes 6 .*prompt_length is 5"), (6, 3, r"response '130\$' takes 4 .*response_length is 3")],
+    [
+        (5, 4, r"prompt '07H12=' takes 6 .*prompt_length is 5"),
+        (6, 3, r"response '130\$' takes 4 .*response_length is 3"),
+    ],
 )
 def test_what_does_not_fit_is_refused(prompt_length: int, response_length: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
@@ -104,7 +114,11 @@ def test_verdicts_of_many_at_once() -> None:
 def test_the_mixture_is_hard_and_easy() -> None:
     easy = CORRECT_PROBABILITY >= 0.2
     assert CORRECT_PROBABILITY.shape == (8, 5, 3) and 40 < easy.sum() < 80
-    assert CORRECT_PROBABILITY[easy].max() < 0.65 and CORRECT_PROBABILITY[~easy].min() > 0.005 and CORRECT_PROBABILITY[~easy].max() < 0.08
+    assert (
+        CORRECT_PROBABILITY[easy].max() < 0.65
+        and CORRECT_PROBABILITY[~easy].min() > 0.005
+        and CORRECT_PROBABILITY[~easy].max() < 0.08
+    )
     np.testing.assert_allclose(CONFUSION_PROBABILITY.sum(1), 1)
 
 
@@ -121,14 +135,19 @@ def test_demonstrations_answer_rightly_as_often_as_the_mixture_says(operators: s
         chance = sum(weights[i] * (answers[i] == answers[o]) for i in others) / sum(weights[i] for i in others)
         for x in range(5):
             for y in range(3):
-                exact[o, x, y] = CORRECT_PROBABILITY[o, x, y] + (1 - CORRECT_PROBABILITY[o, x, y]) * chance[(a % 5 == x) & (b % 3 == y)].mean()
+                exact[o, x, y] = (
+                    CORRECT_PROBABILITY[o, x, y]
+                    + (1 - CORRECT_PROBABILITY[o, x, y]) * chance[(a % 5 == x) & (b % 3 == y)].mean()
+                )
 
     task = build_task(CellConfig(task=f"solvers:{operators}"))
     demonstrations = task.demonstrations(15_000 * len(chosen), np.random.default_rng(0), 6, 4)
     p = demonstrations.prompts
     a, o, b = p[:, 0] * 10 + p[:, 1], p[:, 2] - 10, p[:, 3] * 10 + p[:, 4]
     given = np.array([int(task.decode(row)) for row in demonstrations.answers])
-    right = given == np.choose(o, [a + b, abs(a - b), np.maximum(a, b), np.minimum(a, b), a, b, (a + b) % 10, (a * b) % 10])
+    right = given == np.choose(
+        o, [a + b, abs(a - b), np.maximum(a, b), np.minimum(a, b), a, b, (a + b) % 10, (a * b) % 10]
+    )
     seen, total = np.zeros((8, 5, 3)), np.zeros((8, 5, 3))
     np.add.at(total, (o, a % 5, b % 3), 1)
     np.add.at(seen, (o, a % 5, b % 3), right)
@@ -137,7 +156,9 @@ def test_demonstrations_answer_rightly_as_often_as_the_mixture_says(operators: s
     assert np.abs(total.sum((1, 2)) - 15_000).max() < 4.5 * np.sqrt(15_000)
     z = (seen - total * exact) / np.sqrt(total * exact * (1 - exact))
     assert np.abs(z).max() < 4.5 and abs((z**2).mean() - 1) < 4 * np.sqrt(2 / z.size)
-    assert np.corrcoef((seen / total).reshape(-1), CORRECT_PROBABILITY[chosen].reshape(-1))[0, 1] > 0.9  # what is right by chance blurs it
+    assert (
+        np.corrcoef((seen / total).reshape(-1), CORRECT_PROBABILITY[chosen].reshape(-1))[0, 1] > 0.9
+    )  # what is right by chance blurs it
 
 
 def test_some_of_the_operators() -> None:

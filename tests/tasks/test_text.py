@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax.config import CellConfig, InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
-from isojax.tasks.base import HostTask, build_task
-from isojax.tasks.sources import InMemorySource
+from isojax.core.config import CellConfig, InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.problem_sources import InMemorySource
+from isojax.tasks.protocol import HostTask, build_task
 from isojax.tasks.text import TextTask
-from isojax.types import InputError, Problem
 from tests.tasks.tokenizer_folders import byte_level, sentencepiece
 
 SUMS = [Problem(7, "12 + 7 =", "19"), Problem(3, "3 + 4 =", "7"), Problem(5, "1 + 1 =", "2")]
@@ -28,7 +29,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task(folder: Path, problems: Sequence[Problem] = SUMS, **prompt: Any) -> TextTask:
-    return TextTask(InMemorySource(problems), ModelConfig(path=str(folder)), PromptConfig(**prompt), VerifierConfig(use="exact"), num_workers=1)
+    return TextTask(
+        InMemorySource(problems),
+        ModelConfig(path=str(folder)),
+        PromptConfig(**prompt),
+        VerifierConfig(use="exact"),
+        num_workers=1,
+    )
 
 
 def prompts(made: TextTask, problems: Sequence[Problem] = SUMS, prompt_length: int = 200) -> list[str]:
@@ -59,7 +66,12 @@ def ends(made: TextTask, tokens: np.ndarray) -> int:
 def test_a_raw_prompt_is_the_template_filled_in(folder: Path) -> None:
     made = task(folder, template="3 + 1 = 4\n{prompt}")
     assert prompts(made) == ["3 + 1 = 4\n12 + 7 =", "3 + 1 = 4\n3 + 4 =", "3 + 1 = 4\n1 + 1 ="]
-    assert (made.vocab, made.stops.tokens, made.stops.transitions, made.pad) == (len(made.tokenizer) + 3, (0, 2), None, 3)
+    assert (made.vocab, made.stops.tokens, made.stops.transitions, made.pad) == (
+        len(made.tokenizer) + 3,
+        (0, 2),
+        None,
+        3,
+    )
     assert made.on_device is False
 
 
@@ -84,7 +96,10 @@ def test_a_sources_own_conversation(folder: Path) -> None:
     talk = Problem(1, "3 + 4 =", "7", messages=tuple({"role": role, "content": content} for role, content in turns))
     (found,) = prompts(task(folder, format="chat", template="{prompt} ?"), [talk])
     every = [*turns[:-1], ("user", "3 + 4 = ?")]
-    assert found == "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in every) + "<|im_start|>assistant\n"
+    assert (
+        found
+        == "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in every) + "<|im_start|>assistant\n"
+    )
     with pytest.raises(InputError, match=r"problem 1 has a system message of its own, and cell\.prompt\.system is set"):
         prompts(task(folder, format="chat", system="Subtract."), [talk])
     with pytest.raises(InputError, match=r"problem 1 is a conversation of 4 messages.*format=chat"):
@@ -102,7 +117,9 @@ def test_long_prompts_are_never_cut(folder: Path) -> None:
     length = int(made.encode([long], 400).prompt_lengths[0])
     assert made.filter_by_length([*SUMS, long, SUMS[0]], length) == [*SUMS, long, SUMS[0]]
     assert made.filter_by_length([*SUMS, long, SUMS[0]], length - 1) == [*SUMS, SUMS[0]]
-    with pytest.raises(InputError, match=rf"problem 9 takes {length} tokens, expected 1 to {length - 1}: 'the cat.*Raise"):
+    with pytest.raises(
+        InputError, match=rf"problem 9 takes {length} tokens, expected 1 to {length - 1}: 'the cat.*Raise"
+    ):
         made.encode([*SUMS, long], length - 1)
     assert made.filter_by_length([], 5) == [] and made.encode([], 5).prompts.shape == (0, 5)
 
@@ -149,7 +166,11 @@ def test_grades_of_the_verifier(folder: Path) -> None:
     assert made.failure_examples() == {}
     made.start_verifier()
     grades = made.grade([SUMS[0], SUMS[0], SUMS[2], SUMS[1]], ["19", "18", " 2\n", ""])
-    assert grades.rewards.tolist() == [1, 0, 1, 0] and grades.parsed.tolist() == [True, True, True, False] and grades.failures == {}
+    assert (
+        grades.rewards.tolist() == [1, 0, 1, 0]
+        and grades.parsed.tolist() == [True, True, True, False]
+        and grades.failures == {}
+    )
     made.close()
     made.close()
     assert made.grade(SUMS[:1], ["19"]).rewards.tolist() == [1]  # its processes come back when they are needed
@@ -164,7 +185,11 @@ def test_a_users_verifier_gets_the_prompt_and_its_failures_are_told(folder: Path
     )
     use = f"function:{tmp_path / 'mine.py'}:fn"
     made = TextTask(
-        InMemorySource(SUMS), ModelConfig(path=str(folder)), PromptConfig(template="Add: {prompt}", format="chat"), VerifierConfig(use=use), num_workers=1
+        InMemorySource(SUMS),
+        ModelConfig(path=str(folder)),
+        PromptConfig(template="Add: {prompt}", format="chat"),
+        VerifierConfig(use=use),
+        num_workers=1,
     )
     grades = made.grade([SUMS[1], SUMS[0], SUMS[1]], ["a", "b", "x"])
     assert grades.rewards.tolist() == [1, 0, 0] and grades.failures == {"error": 1}
@@ -205,7 +230,9 @@ def test_prompt_formats_that_cannot_be(folder: Path, prompt: dict[str, Any], mes
 
 
 def test_a_chat_without_a_template_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=rf"the tokenizer in {tmp_path} has no chat template; set cell\.prompt\.format=raw"):
+    with pytest.raises(
+        InputError, match=rf"the tokenizer in {tmp_path} has no chat template; set cell\.prompt\.format=raw"
+    ):
         task(byte_level(tmp_path, chat=None), format="chat")
 
 
@@ -217,10 +244,18 @@ def test_a_chat_template_that_knows_no_system_message(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("broken", "error"),
-    [("m.content + 1", "TypeError: can only concatenate str"), ("'%(x)s' % {}", "KeyError: 'x'"), ("raise_exception('no')", "no")],
+    [
+        ("m.content + 1", "TypeError: can only concatenate str"),
+        ("'%(x)s' % {}", "KeyError: 'x'"),
+        ("raise_exception('no')", "no"),
+    ],
 )
-def test_a_chat_template_that_breaks_shows_the_conversation_it_broke_on(tmp_path: Path, broken: str, error: str) -> None:
-    chat = "{% for m in messages %}{{ m.content }}{% if '3 + 4' in m.content %}{{ " + broken + " }}{% endif %}{% endfor %}"
+def test_a_chat_template_that_breaks_shows_the_conversation_it_broke_on(
+    tmp_path: Path, broken: str, error: str
+) -> None:
+    chat = (
+        "{% for m in messages %}{{ m.content }}{% if '3 + 4' in m.content %}{{ " + broken + " }}{% endif %}{% endfor %}"
+    )
     made = task(byte_level(tmp_path, chat=chat), format="chat", system="Be brief.")
     assert made.encode(SUMS[:1], 40).prompt_lengths[0] > 0
     with pytest.raises(InputError, match=rf"refuses the conversation \[{{.*3 \+ 4 =.*{re.escape(error)}") as caught:
@@ -269,7 +304,10 @@ def test_what_interrupts_a_response_is_tokenised_once(tmp_path: Path) -> None:
     folder = byte_level(tmp_path, bos=True)
     made = interrupted(folder, after=7, text="the cat sat<think>", unless="<think>")
     found = made.stops.interruption
-    assert found is not None and (found.after, found.unless_token) == (7, made.tokenizer.convert_tokens_to_ids("<think>"))
+    assert found is not None and (found.after, found.unless_token) == (
+        7,
+        made.tokenizer.convert_tokens_to_ids("<think>"),
+    )
     assert made.tokenizer.decode(found.tokens) == "the cat sat<think>" and found.tokens[-1] == found.unless_token
     assert made.decode(np.array(found.tokens)) == "the cat sat<think>"
     always = interrupted(folder, 200, after=7, unless="").stops.interruption
@@ -282,8 +320,14 @@ def test_what_interrupts_a_response_is_tokenised_once(tmp_path: Path) -> None:
     ("given", "error"),
     [
         ({"after": 7, "text": "the cat", "unless": "</think>"}, r"unless = '</think>' is \d+ tokens .* expected one"),
-        ({"after": 55, "text": "the cat sat on a mat", "unless": ""}, r"after 55 tokens the text takes \d+ more, .*response_length = 60"),
-        ({"after": 7, "text": "12 + 7\nso", "unless": "", "stop": ("\n",)}, r"holds an end token or a string of cell\.prompt\.stop"),
+        (
+            {"after": 55, "text": "the cat sat on a mat", "unless": ""},
+            r"after 55 tokens the text takes \d+ more, .*response_length = 60",
+        ),
+        (
+            {"after": 7, "text": "12 + 7\nso", "unless": "", "stop": ("\n",)},
+            r"holds an end token or a string of cell\.prompt\.stop",
+        ),
         ({"after": 7, "text": "done<|im_end|>", "unless": ""}, r"holds an end token"),
     ],
 )

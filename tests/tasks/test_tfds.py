@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from isojax.config import DataConfig
-from isojax.tasks import tfds as source
-from isojax.tasks.sources import open_source
-from isojax.types import InputError, Problem
+from isojax.core.config import DataConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.problem_sources import open_source
+from isojax.tasks.sources import tfds as source
 
 TURNS = ({"role": "system", "content": "S"}, {"role": "user", "content": "é?\n"})
 
@@ -24,7 +25,13 @@ def labelled(first: int, count: int) -> list[Problem]:
     """Problems with ids of their own; every third has a conversation, every other columns."""
     return [
         Problem(
-            i, "é?\n" if i % 3 == 0 else f"p{i}", f"#### {i}", i % 17, 16, TURNS if i % 3 == 0 else (), {"x": [1, None]} if i % 2 else {}
+            i,
+            "é?\n" if i % 3 == 0 else f"p{i}",
+            f"#### {i}",
+            i % 17,
+            16,
+            TURNS if i % 3 == 0 else (),
+            {"x": [1, None]} if i % 2 else {},
         )
         for i in range(first, first + 3 * count, 3)
     ]
@@ -57,7 +64,9 @@ def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
 def test_tfds_itself_reads_it(tmp_path: Path) -> None:
     splits = write(tmp_path / "set")
     builder = tfds.builder_from_directory(tmp_path / "set")
-    assert {name: s.num_examples for name, s in builder.info.splits.items()} == {name: len(p) for name, p in splits.items()}
+    assert {name: s.num_examples for name, s in builder.info.splits.items()} == {
+        name: len(p) for name, p in splits.items()
+    }
     record = builder.as_data_source("odd_train")[0]
     assert {k: v if isinstance(v, bytes) else int(v) for k, v in record.items()} == {
         "id": 3,
@@ -73,7 +82,8 @@ def test_tfds_itself_reads_it(tmp_path: Path) -> None:
 def test_the_split_that_is_read_when_none_is_named(tmp_path: Path) -> None:
     write(tmp_path / "set")
     with pytest.raises(
-        InputError, match=r"no split is named.*there are easy_train \(7\), easy_validation \(3\), extremely_hard_train \(0\)"
+        InputError,
+        match=r"no split is named.*there are easy_train \(7\), easy_validation \(3\), extremely_hard_train \(0\)",
     ):
         read(tmp_path / "set")
     source.write_dataset(tmp_path / "one", {"all": labelled(1, 4), "b": labelled(1, 2)}, {})
@@ -84,14 +94,14 @@ def test_the_split_that_is_read_when_none_is_named(tmp_path: Path) -> None:
 
 def test_splits_and_folders_that_are_not_there(tmp_path: Path) -> None:
     write(tmp_path / "set")
-    sizes = (
-        r"easy_train \(7\), easy_validation \(3\), extremely_hard_train \(0\), hard_train \(20\), hard_validation \(5\), odd_train \(1\)"
-    )
+    sizes = r"easy_train \(7\), easy_validation \(3\), extremely_hard_train \(0\), hard_train \(20\), hard_validation \(5\), odd_train \(1\)"
     with pytest.raises(InputError, match=f"no split 'train'; there are {sizes}"):
         read(f"{tmp_path}/set#hard_train,train")
     with pytest.raises(InputError, match=f"split 'extremely_hard_train' is empty; there are {sizes}"):
         read(f"{tmp_path}/set#extremely_hard_train")
-    with pytest.raises(InputError, match=r"is no TFDS data set; expected a folder with dataset_info.json\. There is one in .*/set\."):
+    with pytest.raises(
+        InputError, match=r"is no TFDS data set; expected a folder with dataset_info.json\. There is one in .*/set\."
+    ):
         read(tmp_path)
     with pytest.raises(InputError, match="isojax difficulty"):
         read(tmp_path / "none")
@@ -124,7 +134,9 @@ def test_nothing_is_overwritten_or_left_half_done(tmp_path: Path, monkeypatch: p
     with pytest.raises(InputError, match="'a-b' as a split's name"):
         source.write_dataset(tmp_path / "new", {"a-b": []}, {})
     with pytest.raises(TypeError):  # what is no JSON is the caller's mistake, met half-way
-        source.write_dataset(tmp_path / "new", {"a": [Problem(0, "p", "a")], "b": [Problem(1, "q", "a", columns={"x": object()})]}, {})
+        source.write_dataset(
+            tmp_path / "new", {"a": [Problem(0, "p", "a")], "b": [Problem(1, "q", "a", columns={"x": object()})]}, {}
+        )
     monkeypatch.setattr(os, "rename", lambda a, b: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(InputError, match=r"cannot write .*new: No space left on device"):
         source.write_dataset(tmp_path / "new", {"a": labelled(0, 1)}, {})
@@ -133,18 +145,25 @@ def test_nothing_is_overwritten_or_left_half_done(tmp_path: Path, monkeypatch: p
 
 def test_another_data_set_is_read_by_its_columns(tmp_path: Path) -> None:
     """Prepared by TFDS's own writer, in shards; the test split's rows are numbered before those of train."""
-    features = tfds.features.FeaturesDict({"question": tfds.features.Text(), "answer": np.int64, "tags": tfds.features.Sequence(np.int64)})
-    identity = tfds.core.DatasetIdentity(name="sums", version=tfds.core.Version("1.0.0"), data_dir=str(tmp_path), module_name="x")
+    features = tfds.features.FeaturesDict(
+        {"question": tfds.features.Text(), "answer": np.int64, "tags": tfds.features.Sequence(np.int64)}
+    )
+    identity = tfds.core.DatasetIdentity(
+        name="sums", version=tfds.core.Version("1.0.0"), data_dir=str(tmp_path), module_name="x"
+    )
     info = tfds.core.DatasetInfo(builder=identity, features=features, disable_shuffling=True)
     writer = tfds.core.SequentialWriter(info, max_examples_per_shard=2, file_format="array_record")
     writer.initialize_splits(["train", "test"])
     rows = [{"question": f"{i}+1", "answer": i + 1, "tags": [i, i]} for i in range(5)]
     writer.add_examples({"train": rows[:3], "test": rows[3:]})
     writer.close_all()
-    assert read(f"{tmp_path}#train") == [Problem(i + 2, f"{i}+1", str(i + 1), columns={"tags": [i, i]}) for i in range(3)]
+    assert read(f"{tmp_path}#train") == [
+        Problem(i + 2, f"{i}+1", str(i + 1), columns={"tags": [i, i]}) for i in range(3)
+    ]
     assert [(p.id, p.prompt) for p in read(f"{tmp_path}#test")] == [(0, "3+1"), (1, "4+1")]
     with pytest.raises(
-        InputError, match=r"split test, record 0: no answer: there are the columns answer, question, tags; expected 'truth'"
+        InputError,
+        match=r"split test, record 0: no answer: there are the columns answer, question, tags; expected 'truth'",
     ):
         read(f"{tmp_path}#test", answer_key="truth")
     assert not open_source(f"tfds:{tmp_path}#test", DataConfig()).labelled
@@ -163,9 +182,10 @@ def test_tensorflow_is_never_loaded_and_a_missing_package_is_named(tmp_path: Pat
 import sys
 import numpy as np
 from pathlib import Path
-from isojax.config import DataConfig
-from isojax.tasks import tfds
-from isojax.types import InputError, Problem
+from isojax.core.config import DataConfig
+from isojax.tasks.sources import tfds
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
 tfds.write_dataset(Path({str(tmp_path / "set")!r}), {{"all": [Problem(3, "p", "a", 1, 16)]}}, {{}})
 print(tfds.source({str(tmp_path / "set")!r}, DataConfig()).problems(9, np.random.default_rng(0))[0].id, "tensorflow" in sys.modules)
 sys.modules["grain"] = None
@@ -174,5 +194,7 @@ try:
 except InputError as e:
     print(e)
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.stdout == '3 False\ntfds needs the package grain; pip install "isojax[tfds]".\n', done.stderr

@@ -1,4 +1,6 @@
-"""Tokenizers of both kinds as bytes, against what their own libraries write; end tokens; folders that cannot be used."""
+"""Tokenizers of both kinds as bytes, against what their own libraries write; end tokens; folders that cannot be
+used.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,18 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from isojax.core.errors import InputError
 from isojax.tasks.tokenizer import end_tokens, load_tokenizer, token_bytes
-from isojax.types import InputError
 from tests.tasks.tokenizer_folders import byte_level, sentencepiece
 
 HARD = "the cat é € 日本 \t\x00\x7f\xa0\xad 12+7\n\n  end\u2581"
-LLAMA = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+LLAMA = {
+    "tokenizer_class": "LlamaTokenizer",
+    "add_bos_token": True,
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+}
 
 
 def test_every_byte_of_a_byte_level_tokenizer(tmp_path: Path) -> None:
@@ -58,11 +66,15 @@ def test_sentencepiece_files_alone(tmp_path: Path, config: dict[str, str] | None
     # a response goes on from its prompt: its first space is part of it, where sentencepiece's own decoding drops one
     (cat,) = reference.encode("cat")
     assert pieces[cat] == b" cat" and reference.decode([cat]) == "cat"
-    assert {pieces[reference.piece_to_id(f"<0x{byte:02X}>")] for byte in range(256)} == {bytes([byte]) for byte in range(256)}
+    assert {pieces[reference.piece_to_id(f"<0x{byte:02X}>")] for byte in range(256)} == {
+        bytes([byte]) for byte in range(256)
+    }
 
 
 def test_a_sentencepiece_file_that_would_be_read_wrongly_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"tokenizer\.model: transformers reads .* otherwise than sentencepiece does.*tokenizer_class"):
+    with pytest.raises(
+        InputError, match=r"tokenizer\.model: transformers reads .* otherwise than sentencepiece does.*tokenizer_class"
+    ):
         load_tokenizer(sentencepiece(tmp_path, kind="unigram"))
 
 
@@ -75,7 +87,9 @@ def test_a_sentencepiece_file_that_would_be_read_wrongly_is_refused(tmp_path: Pa
         ({}, {}, (2,)),
     ],
 )
-def test_end_tokens(tmp_path: Path, generation: dict[str, Any], config: dict[str, Any], expected: tuple[int, ...]) -> None:
+def test_end_tokens(
+    tmp_path: Path, generation: dict[str, Any], config: dict[str, Any], expected: tuple[int, ...]
+) -> None:
     folder = byte_level(tmp_path, **generation)
     if config:
         (folder / "config.json").write_text(json.dumps(config))
@@ -130,5 +144,7 @@ def test_neither_torch_nor_its_advice(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from isojax.tasks.tokenizer import load_tokenizer\n"
         "load_tokenizer(Path(sys.argv[1])); assert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=120, check=True
+    )
     assert done.stdout + done.stderr == ""

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from isojax.tasks.verifiers import Check, Verdict, answers, exact, function, integer, verl
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.grading import math_answers
+from isojax.tasks.grading.checker import Checker
+from isojax.tasks.grading.user_functions import score_to_verdict
+from isojax.tasks.verifiers import Check, Verdict, exact, function, integer, verl
 from isojax.tasks.verifiers import math as maths
-from isojax.tasks.verifiers.user import score_to_verdict
-from isojax.tasks.verify import Checker
-from isojax.types import InputError, Problem
 
 RIGHT, WRONG, NONE = (True, True), (False, True), (False, False)  # (right, answered)
 
@@ -24,7 +26,9 @@ def judged(check: Check, answer: str, response: str, **columns: Any) -> tuple[bo
     return verdict[:2]
 
 
-@pytest.mark.parametrize(("response", "expected"), [(" yes\n", RIGHT), ("Yes", WRONG), ("yes it is", WRONG), (" \n", NONE), ("", NONE)])
+@pytest.mark.parametrize(
+    ("response", "expected"), [(" yes\n", RIGHT), ("Yes", WRONG), ("yes it is", WRONG), (" \n", NONE), ("", NONE)]
+)
 def test_exact(response: str, expected: tuple[bool, bool]) -> None:
     assert judged(exact.build(""), "yes ", response) == expected
 
@@ -65,7 +69,11 @@ def test_integer_refuses_a_problem_whose_answer_is_none() -> None:
 def test_verifiers_in_process_fill_grades() -> None:
     with Checker("integer") as checker:
         grades = checker.grade([Problem(i, "?", str(i)) for i in range(4)], ["?"] * 4, ["0", "2", "two", ""])
-    assert grades.rewards.tolist() == [1, 0, 0, 0] and grades.parsed.tolist() == [True, True, False, False] and grades.failures == {}
+    assert (
+        grades.rewards.tolist() == [1, 0, 0, 0]
+        and grades.parsed.tolist() == [True, True, False, False]
+        and grades.failures == {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +128,9 @@ def test_function_gets_the_parameters_it_names(rewards: Path) -> None:
     assert judged(function.build(f"{rewards}:few"), "7", "8", level=3) == WRONG
     assert judged(function.build(f"{rewards}:every"), "7", "8", level=3) == RIGHT
     assert judged(function.build(f"{rewards}:some"), "7", "8", level=3) == RIGHT
-    with pytest.raises(InputError, match="some takes level, which problem 5 does not have; it has answer, completions, depth, prompts"):
+    with pytest.raises(
+        InputError, match="some takes level, which problem 5 does not have; it has answer, completions, depth, prompts"
+    ):
         judged(function.build(f"{rewards}:some"), "7", "8", depth=3)
     for name, message in (("two", "given 2"), ("bare", "given float")):
         verdict = function.build(f"{rewards}:{name}")(Problem(0, "", ""), "", "x")
@@ -141,7 +151,10 @@ def test_verl_gets_its_columns_and_acc_goes_before_score(rewards: Path) -> None:
         assert judged(verl.build(f"{rewards}:{name}"), "7", "7") == RIGHT
         assert judged(verl.build(f"{rewards}:{name}"), "7", "6") == WRONG
     assert judged(verl.build(f"{rewards}:scored"), "7", "7") == WRONG
-    assert verl.build(f"{rewards}:empty")(Problem(0, "", ""), "", "x").message == 'expected a dict with "score", given one with reward'
+    assert (
+        verl.build(f"{rewards}:empty")(Problem(0, "", ""), "", "x").message
+        == 'expected a dict with "score", given one with reward'
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +170,7 @@ def test_verl_gets_its_columns_and_acc_goes_before_score(rewards: Path) -> None:
     ],
 )
 def test_gold_answers(answer: str, stated: str) -> None:
-    assert answers.reference_answer(answer) == stated
+    assert math_answers.reference_answer(answer) == stated
 
 
 @pytest.mark.parametrize(
@@ -181,25 +194,28 @@ def test_gold_answers(answer: str, stated: str) -> None:
     ],
 )
 def test_final_answers(response: str, stated: str | None) -> None:
-    assert answers.stated_answer(response) == stated
+    assert math_answers.stated_answer(response) == stated
 
 
 def test_a_response_that_repeats_boxes_is_read_in_one_pass() -> None:
-    assert answers.stated_answer(r"\boxed{7} " + r"\boxed{" * 100_000) == "7"
+    assert math_answers.stated_answer(r"\boxed{7} " + r"\boxed{" * 100_000) == "7"
 
 
 def test_a_response_that_repeats_itself_after_its_answer_is_read_in_one_pass() -> None:
     began = time.monotonic()
     for repeated in (", but", ", " + " " * 9, "** ", " and a"):
-        answers.stated_answer("The answer is 7" + repeated * 20_000)
-        answers.stated_answer("The answer is $7$" + repeated * 20_000)
-    answers.stated_answer("The answer is 7" + " " * 20_000 + "x")
+        math_answers.stated_answer("The answer is 7" + repeated * 20_000)
+        math_answers.stated_answer("The answer is $7$" + repeated * 20_000)
+    math_answers.stated_answer("The answer is 7" + " " * 20_000 + "x")
     assert time.monotonic() - began < 5
 
 
 def pairs(table: str) -> list[tuple[str, str]]:
     """(answer, response) of a table: `answer | response`, several to a line between semicolons."""
-    return [(a.strip(), b.strip()) for a, b in (cell.split(" | ") for cell in table.replace("\n", " ; ").split(" ; ") if cell.strip())]
+    return [
+        (a.strip(), b.strip())
+        for a, b in (cell.split(" | ") for cell in table.replace("\n", " ; ").split(" ; ") if cell.strip())
+    ]
 
 
 NUMBERS = pairs(r"""
@@ -274,7 +290,9 @@ def test_math_wrong(check: Check, gold: str, given: str) -> None:
         ("The answer is \nnot known", WRONG),
     ],
 )
-def test_math_of_a_response_that_does_not_state_its_answer(check: Check, response: str, expected: tuple[bool, bool]) -> None:
+def test_math_of_a_response_that_does_not_state_its_answer(
+    check: Check, response: str, expected: tuple[bool, bool]
+) -> None:
     assert judged(check, "Janet sells 9.\n#### 18", response) == expected
 
 
@@ -335,7 +353,9 @@ def test_equal_responses_to_a_problem_are_checked_once(monkeypatch: pytest.Monke
     seen: list[str] = []
 
     def build(argument: str) -> Check:
-        return lambda problem, prompt, response: seen.append(response) or Verdict(False, True, "error" if response == "a" else "")
+        return lambda problem, prompt, response: (
+            seen.append(response) or Verdict(False, True, "error" if response == "a" else "")
+        )
 
     monkeypatch.setattr(exact, "build", build)
     one, other = Problem(1, "?", "x"), Problem(2, "?", "x")

@@ -11,7 +11,12 @@ from sentencepiece import SentencePieceTrainer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-TEXT = ["the cat sat on the mat\n\n", "a dog ran to the cat\n", "12 + 7 = 19\n", "Question: what is 3 + 4?\nAnswer: 7\n"] * 20
+TEXT = [
+    "the cat sat on the mat\n\n",
+    "a dog ran to the cat\n",
+    "12 + 7 = 19\n",
+    "Question: what is 3 + 4?\nAnswer: 7\n",
+] * 20
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>"]  # ids 0 to 3
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -19,8 +24,11 @@ CHAT = (
 )
 
 
-def byte_level(folder: Path, *, chat: str | None = CHAT, bos: bool = False, vocab: int = 340, padding: int = 0, **generation: Any) -> Path:
-    """A byte-level BPE of about `vocab` tokens, `<think>` among them, and a model whose embedding has `padding` rows more.
+def byte_level(
+    folder: Path, *, chat: str | None = CHAT, bos: bool = False, vocab: int = 340, padding: int = 0, **generation: Any
+) -> Path:
+    """A byte-level BPE of about `vocab` tokens, `<think>` among them, and a model whose embedding has `padding` rows
+    more.
 
     `bos`: put <|endoftext|> before every text. `generation`: what generation_config.json says.
     """
@@ -28,11 +36,15 @@ def byte_level(folder: Path, *, chat: str | None = CHAT, bos: bool = False, voca
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
     made.train_from_iterator(TEXT, trainer)
     made.add_tokens(["<think>"])
     if bos:
-        made.post_processor = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+        made.post_processor = processors.TemplateProcessing(
+            single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+        )
     made.enable_truncation(4)  # as some hubs' files have it; nobody's prompt is to be cut by it
     names = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[2], "pad_token": SPECIAL[3]}
     PreTrainedTokenizerFast(tokenizer_object=made, chat_template=chat, **names).save_pretrained(folder)

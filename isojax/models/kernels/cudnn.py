@@ -1,7 +1,7 @@
 """Attention on NVIDIA GPUs by cuDNN, through jax.nn.dot_product_attention; bfloat16 and float16 alone.
 
-Its log-sum-exp (return_residual) is of no use for merging a prefix with a response: jax gives it no gradient and rounds it to the
-inputs' precision. So prefix and responses are joined to one row of keys, under a mask by row.
+Its log-sum-exp (return_residual) is of no use for merging a prefix with a response: jax gives it no gradient and rounds
+it to the inputs' precision. So prefix and responses are joined to one row of keys, under a mask by row.
 """
 
 from typing import Literal
@@ -20,9 +20,13 @@ def cudnn_attention(
     prefix: PrefixKV | None = None,
     backend: Literal["cudnn", "xla"] = "cudnn",
 ) -> Float[Array, "b t N H"]:
-    """Causal attention of q over k, v and the live part of `prefix`. Differentiable. `backend` xla: the same call, for tests."""
+    """Causal attention of q over k, v and the live part of `prefix`. Differentiable. `backend` xla: the same call, for
+    tests.
+    """
     if prefix is None:
-        return jax.nn.dot_product_attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), is_causal=True, implementation=backend)
+        return jax.nn.dot_product_attention(
+            q, k.swapaxes(1, 2), v.swapaxes(1, 2), is_causal=True, implementation=backend
+        )
     t, p = q.shape[1], prefix[0].shape[2]
     padding = t % 2, (p + t) % 2  # with a mask, cuDNN's gradient wants even numbers of queries and of keys
     k, v = (jnp.concatenate([before, x], 2) for before, x in zip(prefix[:2], (k, v), strict=True))
@@ -43,8 +47,8 @@ def cudnn_decode(
 ) -> Float[Array, "R N H"]:
     """Attention of each slot's query over positions 0 .. positions[r].
 
-    To cuDNN every (slot, head of keys) is a sequence, and the queries that share the head are its positions: a head's cache is read once
-    for them all.
+    To cuDNN every (slot, head of keys) is a sequence, and the queries that share the head are its positions: a head's
+    cache is read once for them all.
     """
     R, N, H = q.shape
     K, C = values.shape[1:3]

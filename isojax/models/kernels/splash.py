@@ -1,7 +1,9 @@
-"""Causal attention on a TPU by jax's splash attention (jax.experimental.pallas.ops.tpu), which skips the blocks above the diagonal.
+"""Causal attention on a TPU by jax's splash attention (jax.experimental.pallas.ops.tpu), which skips the blocks above
+the diagonal.
 
-Before the t positions of each row may stand a prefix whose live length differs by row. Prefix and responses are joined to one row of keys,
-the causal mask is moved right by the prefix's width, and what of the prefix is dead is of another segment than the queries.
+Before the t positions of each row may stand a prefix whose live length differs by row. Prefix and responses are joined
+to one row of keys, the causal mask is moved right by the prefix's width, and what of the prefix is dead is of another
+segment than the queries.
 """
 
 import functools

@@ -1,13 +1,16 @@
-"""One token a slot on a TPU: its keys and values written into the cache of all layers in place, and its query attended to what is there.
+"""One token a slot on a TPU: its keys and values written into the cache of all layers in place, and its query attended
+to what is there.
 
-The grid is (slot, block of positions). Layer and positions are prefetched scalars: the layer is picked by a block's address, so that none
-is sliced out of the cache, and the address of a block past the last position is that of the last live one, which the pipeline holds
-already and does not fetch again. Softmax runs online over the blocks in float32 (Dao et al., arXiv:2205.14135, algorithm 1, for one row
-of queries), and begins with the token itself. jax's paged_attention wants pages [K, pages, positions, H] and does not write.
+The grid is (slot, block of positions). Layer and positions are prefetched scalars: the layer is picked by a block's
+address, so that none is sliced out of the cache, and the address of a block past the last position is that of the last
+live one, which the pipeline holds already and does not fetch again. Softmax runs online over the blocks in float32 (Dao
+et al., arXiv:2205.14135, algorithm 1, for one row of queries), and begins with the token itself. jax's paged_attention
+wants pages [K, pages, positions, H] and does not write.
 
-The write is part of the kernel because XLA's is not free beside one: its scatter wants the cache as [L, R, C, K, H] in memory, so that
-beside a kernel that reads [L, R, K, C, H] it turned the whole cache round in every layer (seen in the HLO for v5e). The kernel takes a
-narrow head (H below the 128 lanes) as [L, R, K, H, C], which is how XLA lays such a cache out itself; else half of it were padding.
+The write is part of the kernel because XLA's is not free beside one: its scatter wants the cache as [L, R, C, K, H] in
+memory, so that beside a kernel that reads [L, R, K, C, H] it turned the whole cache round in every layer (seen in the
+HLO for v5e). The kernel takes a narrow head (H below the 128 lanes) as [L, R, K, H, C], which is how XLA lays such a
+cache out itself; else half of it were padding.
 """
 
 import functools
@@ -52,22 +55,34 @@ def _cache_layout(kv_heads: int, positions: int, head_dim: int, item_bytes: int)
 
 
 def pad_to_blocks(positions: int) -> int:
-    """The next number of positions that divides into blocks: a multiple of 128, and above 1024 one without small blocks alone."""
+    """The next number of positions that divides into blocks: a multiple of 128, and above 1024 one without small blocks
+    alone.
+    """
     units = -(-positions // LANES)
-    return LANES * next(u for u in itertools.count(units) if u <= max(BLOCK_UNITS) or any(u % d == 0 for d in BLOCK_UNITS[3:]))
+    return LANES * next(
+        u for u in itertools.count(units) if u <= max(BLOCK_UNITS) or any(u % d == 0 for d in BLOCK_UNITS[3:])
+    )
 
 
 def _write_tile(layout: _CacheLayout, offset: Any, block: Any, new_kv: Any, out: Any) -> None:
     """The tile around `offset` of a block, with one position new [K H], to `out`."""
     start = pl.multiple_of(offset // layout.tile_positions * layout.tile_positions, layout.tile_positions)
-    old = block[:, :, pl.ds(start, layout.tile_positions)] if layout.transposed else block[:, pl.ds(start, layout.tile_positions), :]
+    old = (
+        block[:, :, pl.ds(start, layout.tile_positions)]
+        if layout.transposed
+        else block[:, pl.ds(start, layout.tile_positions), :]
+    )
     is_new = lax.broadcasted_iota(jnp.int32, old.shape, layout.position_axis) == offset - start
-    new_column = jnp.expand_dims(new_kv.astype(jnp.float32), layout.position_axis)  # float32 holds bfloat16 and int8; their own tiles cannot be turned
+    new_column = jnp.expand_dims(
+        new_kv.astype(jnp.float32), layout.position_axis
+    )  # float32 holds bfloat16 and int8; their own tiles cannot be turned
     out[...] = jnp.where(is_new, new_column, old.astype(jnp.float32)).astype(out.dtype)
 
 
 def _decode_kernel(layout: _CacheLayout, scaled: bool, layer: Any, position: Any, q: Any, *refs: Any) -> None:
-    """One block of one slot. q, out [K G H]; new keys and values [K H]; cached [K block H]; scales [K] and [K block]."""
+    """One block of one slot. q, out [K G H]; new keys and values [K H]; cached [K block H]; scales [K] and [K
+    block].
+    """
     array_count = 4 if scaled else 2
     new_kv, cached, written = refs[:array_count], refs[array_count : 2 * array_count], refs[2 * array_count + 1 : -3]
     out, (max_score, normalizer, weighted_sum) = refs[2 * array_count], refs[-3:]
@@ -128,8 +143,8 @@ def flash_decode(
 ) -> tuple[Float[Array, "R N H"], tuple[Array, ...]]:
     """Attention over positions 0 .. positions[r] of `layer`, and the cache with the token at positions[r] in it.
 
-    `new`: keys and values [R K H], of int8 ones also their scales [R K]. `cache`: keys [L R K H C], values [L R K C H], scales [L R K C],
-    C as `whole_blocks` has it; updated in place.
+    `new`: keys and values [R K H], of int8 ones also their scales [R K]. `cache`: keys [L R K H C], values [L R K C H],
+    scales [L R K C], C as `whole_blocks` has it; updated in place.
     """
     R, N, H = q.shape
     K, C = cache[1].shape[2:4]
@@ -137,9 +152,13 @@ def flash_decode(
     grouped_queries = (q * H**-0.5).astype(q.dtype).reshape(R, K, N // K, H)
 
     def to_kernel_layout(cache: tuple[Array, ...]) -> tuple[Array, ...]:
-        """As the kernel takes it, and back. To XLA a choice of layout, no copy: the cache of a loop lies as its kernel wants it."""
+        """As the kernel takes it, and back. To XLA a choice of layout, no copy: the cache of a loop lies as its kernel
+        wants it.
+        """
         keys, values, *scales = cache
-        return (keys, values.swapaxes(-1, -2), *scales) if layout.transposed else (keys.swapaxes(-1, -2), values, *scales)
+        return (
+            (keys, values.swapaxes(-1, -2), *scales) if layout.transposed else (keys.swapaxes(-1, -2), values, *scales)
+        )
 
     kernel_cache = to_kernel_layout(cache)
     new_blocks = tuple(x if x.ndim == 3 else x[:, None] for x in new_kv)
@@ -159,8 +178,14 @@ def flash_decode(
         return pl.BlockSpec((None, *x.shape[1:]), lambda r, j, *_: (r, *[0] * (x.ndim - 1)))
 
     tiles = [layout.tile_positions if x.ndim == 5 else LANES for x in kernel_cache]
-    reads = [cache_spec(x, layout.block_positions, lambda j, last: jnp.minimum(j, last // layout.block_positions)) for x in kernel_cache]
-    writes = [cache_spec(x, tile, lambda j, last, tile=tile: last // tile) for x, tile in zip(kernel_cache, tiles, strict=True)]
+    reads = [
+        cache_spec(x, layout.block_positions, lambda j, last: jnp.minimum(j, last // layout.block_positions))
+        for x in kernel_cache
+    ]
+    writes = [
+        cache_spec(x, tile, lambda j, last, tile=tile: last // tile)
+        for x, tile in zip(kernel_cache, tiles, strict=True)
+    ]
     column = pltpu.VMEM((K, N // K, 1), jnp.float32)
     out, *written = pl.pallas_call(
         functools.partial(_decode_kernel, layout, len(cache) > 2),

@@ -1,11 +1,13 @@
-"""Policy losses, one file each: `loss(logps, sampler_logps, advantages, mask, clip) -> (per-token loss, per-token metrics)`.
+"""Policy losses, one file each: `loss(logps, sampler_logps, advantages, mask, clip) -> (per-token loss, per-token
+metrics)`.
 
-All are [m T]; where the mask is false nothing counts, and the loss is 0. `sampler_logps` are the log-probabilities that the ratio is taken
-against, `clip` has `low` and `high`. A loss reduces nothing: the update weighs each response once, over the whole batch (rl/terms.py).
+All are [m T]; where the mask is false nothing counts, and the loss is 0. `sampler_logps` are the log-probabilities that
+the ratio is taken against, `clip` has `low` and `high`. A loss reduces nothing: the update weighs each response once,
+over the whole batch (rl/loss_weights.py).
 
-`DEFAULTS` of a module are what its recipe has where the config leaves a setting null; what is missing in it is GRPO's. `ADVANTAGE_ONLY`:
-nothing, gradient included, comes of a response whose advantage is 0, so that it need not be computed (rl/compact.py). `CLIPS = False`:
-it has no use for `clip`.
+`DEFAULTS` of a module are what its recipe has where the config leaves a setting null; what is missing in it is GRPO's.
+`ADVANTAGE_ONLY`: nothing, gradient included, comes of a response whose advantage is 0, so that it need not be computed
+(rl/drop_groups.py). `CLIPS = False`: it has no use for `clip`.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +23,9 @@ class Clip(NamedTuple):
     high: Any
 
 
-def ratios(logps: Float[Array, "m T"], sampler_logps: Float[Array, "m T"], mask: Bool[Array, "m T"]) -> Float[Array, "m T"]:
+def ratios(
+    logps: Float[Array, "m T"], sampler_logps: Float[Array, "m T"], mask: Bool[Array, "m T"]
+) -> Float[Array, "m T"]:
     """The trainer's probability of each token over the sampler's; 1 where the mask is false."""
     return jnp.exp(jnp.where(mask, logps - sampler_logps, 0.0))
 
@@ -29,7 +33,9 @@ def ratios(logps: Float[Array, "m T"], sampler_logps: Float[Array, "m T"], mask:
 def clipped_surrogate(
     ratio: Float[Array, "m T"], advantages: Float[Array, "m T"], mask: Bool[Array, "m T"], clip: Clip
 ) -> tuple[Float[Array, "m T"], dict[str, Float[Array, "m T"]]]:
-    """-min(r A, clip(r, 1 - low, 1 + high) A) (PPO, arXiv:1707.06347, equation 7); metric: the share of tokens whose gradient it stops."""
+    """-min(r A, clip(r, 1 - low, 1 + high) A) (PPO, arXiv:1707.06347, equation 7); metric: the share of tokens whose
+    gradient it stops.
+    """
     clipped_ratio = jnp.clip(ratio, 1 - clip.low, 1 + clip.high)
     value = -jnp.minimum(ratio * advantages, clipped_ratio * advantages)
     gradient_stopped = mask & (clipped_ratio * advantages < ratio * advantages)

@@ -1,5 +1,5 @@
-"""CISPO (MiniMax-M1, arXiv:2506.13585): REINFORCE whose importance weights are truncated above and carry no gradient, so that no token's
-gradient is stopped. ScaleRL's loss (arXiv:2510.13786)."""
+"""CISPO (MiniMax-M1, arXiv:2506.13585): REINFORCE whose importance weights are truncated above and carry no gradient,
+so that no token's gradient is stopped. ScaleRL's loss (arXiv:2510.13786)."""
 
 import jax.numpy as jnp
 from jax import lax

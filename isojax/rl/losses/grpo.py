@@ -1,7 +1,8 @@
 """GRPO's clipped surrogate (DeepSeekMath, arXiv:2402.03300, equation 3), token by token.
 
-Departs from it in the reduction, a mean over all tokens of the batch at once, and in the ratio, which is taken against the sampler's own
-log-probabilities. With one update a batch the ratio is 1 and the gradient is the plain policy gradient.
+Departs from it in the reduction, a mean over all tokens of the batch at once, and in the ratio, which is taken against
+the sampler's own log-probabilities. With one update a batch the ratio is 1 and the gradient is the plain policy
+gradient.
 """
 
 from jaxtyping import Array, Bool, Float

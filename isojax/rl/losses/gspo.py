@@ -17,9 +17,11 @@ def loss(
     mask: Bool[Array, "m T"],
     clip: Clip,
 ) -> tuple[Float[Array, "m T"], dict[str, Float[Array, "m T"]]]:
-    """The clipped surrogate with s = exp(mean over tokens of the log ratio) in the place of r (equation 7 of the paper).
+    """The clipped surrogate with s = exp(mean over tokens of the log ratio) in the place of r (equation 7 of the
+    paper).
 
-    Each token has s, and by stop-gradients (equation 14) its own part of s' gradient, so that the mean over a response is the response's.
+    Each token has s, and by stop-gradients (equation 14) its own part of s' gradient, so that the mean over a response
+    is the response's.
     """
     log_ratio = jnp.where(mask, logps - sampler_logps, 0.0)
     response_log_ratio = log_ratio.sum(-1, keepdims=True) / jnp.maximum(mask.sum(-1, keepdims=True), 1)

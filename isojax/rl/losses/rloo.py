@@ -1,5 +1,5 @@
-"""RLOO (arXiv:2402.14740): REINFORCE with the mean of a group's other rewards as the baseline. A response's log-probability is the sum over
-its tokens, so the sum over tokens is divided by a constant."""
+"""RLOO (arXiv:2402.14740): REINFORCE with the mean of a group's other rewards as the baseline. A response's
+log-probability is the sum over its tokens, so the sum over tokens is divided by a constant."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float

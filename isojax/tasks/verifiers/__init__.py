@@ -2,18 +2,21 @@
 
 A verifier's file has
 
-    ISOLATED: bool                           whether its checks may hang, crash or eat memory: then they run in worker processes
-    PURE: bool                               whether a verdict hangs on problem and response alone: then equal ones are checked once
-    build(argument: str) -> Check            from what stands after the colon of `cell.verifier.use`; in the worker where ISOLATED
+    ISOLATED: bool                           whether its checks may hang, crash or eat memory: then they run in worker
+    processes
+    PURE: bool                               whether a verdict hangs on problem and response alone: then equal ones are
+    checked once
+    build(argument: str) -> Check            from what stands after the colon of `cell.verifier.use`; in the worker
+    where ISOLATED
 
-InputError from `build`, or from a check whose problem cannot be judged at all, ends the run with its message. Whatever else an isolated
-check raises costs its own rollout alone; one that is not isolated is to raise nothing else.
+InputError from `build`, or from a check whose problem cannot be judged at all, ends the run with its message. Whatever
+else an isolated check raises costs its own rollout alone; one that is not isolated is to raise nothing else.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from isojax.types import Problem
+from isojax.core.nouns import Problem
 
 
 class Verdict(NamedTuple):

@@ -1,7 +1,8 @@
 """`exact`: right where the response is the answer, but for space around either."""
 
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
 from isojax.tasks.verifiers import Check, Verdict
-from isojax.types import InputError, Problem
 
 ISOLATED, PURE = False, True
 

@@ -1,18 +1,21 @@
-"""`function:rewards.py:my_reward` or `function:my_pkg.my_mod:my_reward`: a user's own reward function, in TRL's convention.
+"""`function:rewards.py:my_reward` or `function:my_pkg.my_mod:my_reward`: a user's own reward function, in TRL's
+convention.
 
     def my_reward(prompts, completions, answer, **columns) -> list[float]
 
-It is called with lists of one: the prompt's and the response's text, the reference answer, and every column of the problem by its name.
-Only the parameters it names are passed, all of them where it takes `**columns`. A score of 1 is right, any other wrong.
+It is called with lists of one: the prompt's and the response's text, the reference answer, and every column of the
+problem by its name. Only the parameters it names are passed, all of them where it takes `**columns`. A score of 1 is
+right, any other wrong.
 """
 
 import inspect
 from collections.abc import Iterable
 from typing import Any
 
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.grading.user_functions import load_function, score_to_verdict
 from isojax.tasks.verifiers import Check, Verdict
-from isojax.tasks.verifiers.user import load_function, score_to_verdict
-from isojax.types import InputError, Problem
 
 ISOLATED, PURE = True, False
 
@@ -33,7 +36,9 @@ def build(argument: str) -> Check:
                 f"cell.verifier.use: {argument} takes {', '.join(missing)}, which problem {problem.id} does not have; "
                 f"it has {', '.join(sorted(arguments))}. Add the column to the problems, or give the parameter a default."
             )
-        scores: Any = function(**{name: [value] for name, value in arguments.items() if takes_all_columns or name in parameter_names})
+        scores: Any = function(
+            **{name: [value] for name, value in arguments.items() if takes_all_columns or name in parameter_names}
+        )
         if isinstance(scores, str) or not isinstance(scores, Iterable):
             return Verdict(False, False, "error", f"expected a list of one score, given {type(scores).__name__}")
         scores = list(scores)

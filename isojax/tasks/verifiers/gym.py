@@ -1,7 +1,9 @@
-"""`gym`: the scorer of the reasoning-gym generator that made the problem (tasks/gym.py). Right where it scores 1; part marks are 0.
+"""`gym`: the scorer of the reasoning-gym generator that made the problem (tasks/sources/gym.py). Right where it scores
+1; part marks are 0.
 
-The answer is what stands in the response's last <answer>...</answer>, else the whole response. Some of reasoning-gym's scorers run an
-answer through Python's `eval`: like every isolated check this happens in a worker process, whose rights are the user's.
+The answer is what stands in the response's last <answer>...</answer>, else the whole response. Some of reasoning-gym's
+scorers run an answer through Python's `eval`: like every isolated check this happens in a worker process, whose rights
+are the user's.
 """
 
 import functools
@@ -11,8 +13,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
 from isojax.tasks.verifiers import Check, Verdict
-from isojax.types import InputError, Problem
 
 ISOLATED, PURE = True, True
 
@@ -22,7 +25,9 @@ _ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 def build(argument: str) -> Check:
     """The check; InputError where an argument is given or reasoning-gym is not installed."""
     if argument:
-        raise InputError(f"cell.verifier.use: gym takes no argument, given {argument!r}; each problem names its generator. Write gym.")
+        raise InputError(
+            f"cell.verifier.use: gym takes no argument, given {argument!r}; each problem names its generator. Write gym."
+        )
     try:  # here, as its seconds belong to the worker's start and not to the first check's deadline
         importlib.import_module("reasoning_gym")
     except ImportError as e:
@@ -56,7 +61,9 @@ def _scorer(name: str, settings: str) -> Callable[[str, dict[str, Any]], float]:
 
 
 def to_tagged_json(value: Any) -> Any:
-    """A generator's entry as plain JSON that `unpack` gives back equal: tuples are marked (two scorers tell them from lists)."""
+    """A generator's entry as plain JSON that `unpack` gives back equal: tuples are marked (two scorers tell them from
+    lists).
+    """
     if isinstance(value, tuple):
         return {"(tuple)": [to_tagged_json(v) for v in value]}
     if isinstance(value, list):

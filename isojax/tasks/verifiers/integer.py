@@ -1,12 +1,14 @@
 """`integer`: right where the response is one integer, and the right one: for short arithmetic, "12+7=" -> " 19".
 
-The response is the integer and nothing else but space around it: an optional sign, digits, commas between thousands or none.
+The response is the integer and nothing else but space around it: an optional sign, digits, commas between thousands or
+none.
 """
 
 import re
 
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
 from isojax.tasks.verifiers import Check, Verdict
-from isojax.types import InputError, Problem
 
 ISOLATED, PURE = False, True
 

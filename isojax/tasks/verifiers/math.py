@@ -1,13 +1,17 @@
-"""`math`: GSM8K's and MATH's answers, compared as text and numbers first, and by math-verify (extra [verify]) where that takes algebra.
+"""`math`: GSM8K's and MATH's answers, compared as text and numbers first, and by math-verify (extra [verify]) where
+that takes algebra.
 
-Where either side states its answer: answers.py. A response that states none is searched for its last expression, by math-verify too.
+Where either side states its answer: tasks/grading/math_answers.py. A response that states none is searched for its last
+expression, by math-verify too.
 """
 
 from functools import lru_cache
 from typing import Any
 
-from isojax.tasks.verifiers import Check, Verdict, answers
-from isojax.types import InputError, Problem
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.grading import math_answers
+from isojax.tasks.verifiers import Check, Verdict
 
 ISOLATED, PURE = True, True
 
@@ -30,16 +34,24 @@ def build(argument: str) -> Check:
         return parse(_in_math_mode(reference_answer))
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
-        reference_answer, stated_answer = answers.reference_answer(problem.answer), answers.stated_answer(response)
+        reference_answer, stated_answer = (
+            math_answers.reference_answer(problem.answer),
+            math_answers.stated_answer(response),
+        )
         if stated_answer == "":
             return Verdict(False, False)
-        response_answer = answers.normalize_answer(response) if stated_answer is None else stated_answer
-        is_same = answers.answers_equal(reference_answer, response_answer)
-        parsed = stated_answer is not None or is_same is True or answers.parse_number(response_answer) is not None
+        response_answer = math_answers.normalize_answer(response) if stated_answer is None else stated_answer
+        is_same = math_answers.answers_equal(reference_answer, response_answer)
+        parsed = stated_answer is not None or is_same is True or math_answers.parse_number(response_answer) is not None
         if is_same is None or not parsed:
             response_expressions = parse(response if stated_answer is None else _in_math_mode(stated_answer))
             parsed = parsed or bool(response_expressions)
-            is_same = math_verify.verify(parse_reference(reference_answer), response_expressions, allow_set_relation_comp=True, timeout_seconds=None)
+            is_same = math_verify.verify(
+                parse_reference(reference_answer),
+                response_expressions,
+                allow_set_relation_comp=True,
+                timeout_seconds=None,
+            )
         return Verdict(bool(is_same), parsed)
 
     check(Problem(0, "", r"\frac{1}{2}"), "", r"\boxed{2^{-1}}")  # loads its parser, which takes longer than any check
@@ -48,4 +60,4 @@ def build(argument: str) -> Check:
 
 def _in_math_mode(text: str) -> str:
     """An answer as math-verify finds it: between dollars, unless there are some in it or it is words."""
-    return text if "$" in text or answers.has_words(text) else f"${' '.join(text.split())}$"
+    return text if "$" in text or math_answers.has_words(text) else f"${' '.join(text.split())}$"

@@ -2,17 +2,19 @@
 
     def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
 
-data_source, ground_truth (or reward_model's, as in verl's Parquet files) and extra_info are the problem's columns; without the second
-it is the problem's answer. Of a dict, "acc" is the outcome where there is one, else "score". An outcome of 1 is right, any other wrong.
+data_source, ground_truth (or reward_model's, as in verl's Parquet files) and extra_info are the problem's columns;
+without the second it is the problem's answer. Of a dict, "acc" is the outcome where there is one, else "score". An
+outcome of 1 is right, any other wrong.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.grading.user_functions import load_function, score_to_verdict
 from isojax.tasks.verifiers import Check, Verdict
-from isojax.tasks.verifiers.user import load_function, score_to_verdict
-from isojax.types import InputError, Problem
 
 ISOLATED, PURE = True, False
 PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -33,7 +35,10 @@ def build(argument: str) -> Check:
         if isinstance(score, Mapping):
             if "acc" not in score and "score" not in score:
                 return Verdict(
-                    False, False, "error", f'expected a dict with "score", given one with {", ".join(map(str, score)) or "nothing"}'
+                    False,
+                    False,
+                    "error",
+                    f'expected a dict with "score", given one with {", ".join(map(str, score)) or "nothing"}',
                 )
             score = score["acc"] if "acc" in score else score["score"]
         elif isinstance(score, tuple | list) and score:

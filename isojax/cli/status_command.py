@@ -1,0 +1,140 @@
+"""`isojax status RUN`: where sweeps stand, while they run or after."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from isojax.cli.formatting import to_json_value
+from isojax.core.errors import InputError
+from isojax.launch.display import format_duration
+from isojax.launch.sweep_status import CellSummary, SweepStatus, read_sweep_status
+from isojax.runs.store import refresh
+
+REFRESH_SECONDS = 2.0  # between two looks
+STATE_COLORS = {"done": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "waiting": "dim"}
+
+
+def status(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Sweeps' folders, such as runs/quickstart.")],
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again every 2 seconds, until nothing runs any more or Ctrl-C.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
+    ] = False,
+) -> None:
+    """Where sweeps stand: each cell's state, C of its budget, newest reward and speed; the time left.
+
+    It reads the sweep's files and disturbs nothing: from any terminal, and from any machine that sees the folder. A
+    cell is waiting, running, begun (nothing runs it: go on by --resume), failed or done. Curves: tensorboard --logdir
+    RUN.
+
+    \b
+    [bold]Examples[/bold]
+      isojax status runs/quickstart
+      isojax status runs/quickstart runs/hard --watch
+      isojax status runs/quickstart --json | jq '.sweeps\\[0].seconds_left'
+    """
+    if watch and as_json:
+        raise InputError(
+            "--watch and --json are given together, expected one of them; call --json as often as you like."
+        )
+    sweeps = [read_sweep_status(run) for run in runs]
+    if as_json:
+        print(json.dumps({"sweeps": [_sweep_json(sweep) for sweep in sweeps]}, indent=1, allow_nan=False))
+        return
+    console = Console()
+    if not watch:
+        console.print(_render_sweeps(sweeps))
+        return
+    with suppress(KeyboardInterrupt), Live(_render_sweeps(sweeps), console=console, auto_refresh=False) as live:
+        while any(sweep.running for sweep in sweeps):
+            time.sleep(REFRESH_SECONDS)
+            for run in runs:
+                refresh(run)
+            sweeps = [read_sweep_status(run) for run in runs]
+            live.update(_render_sweeps(sweeps), refresh=True)
+
+
+def _sweep_json(sweep: SweepStatus) -> dict[str, Any]:
+    """A sweep as plain data; times in seconds, `budget` and `goal` in rollouts."""
+    cells = [
+        {"name": cell.cell.name, **asdict(cell.cell), **{k: v for k, v in asdict(cell).items() if k != "cell"}}
+        for cell in sweep.cells
+    ]
+    return to_json_value({**asdict(sweep), "folder": str(sweep.folder), "cells": cells})
+
+
+def _render_sweeps(sweeps: Sequence[SweepStatus]) -> RenderableType:
+    return Group(*(renderable for sweep in sweeps for renderable in (_cells_table(sweep), *_summary_lines(sweep))))
+
+
+def _cells_table(sweep: SweepStatus) -> Table:
+    table = Table(title=escape(f"{sweep.name} in {sweep.folder}"), title_justify="left")
+    has_placement = any(cell.attempts is not None for cell in sweep.cells)
+    headers = (
+        "cell",
+        "state",
+        "C",
+        "of budget",
+        "reward",
+        "rollouts/s",
+        "last point",
+        *(("attempts", "where") if has_placement else ()),
+    )
+    for header in headers:
+        table.add_column(
+            header, justify="left" if header in ("cell", "state", "where") else "right", no_wrap=header != "where"
+        )
+    for cell in sweep.cells:
+        placement_columns = (_format_number(cell.attempts), escape(cell.where)) if has_placement else ()
+        table.add_row(*_cell_row(cell), *placement_columns)
+    return table
+
+
+def _cell_row(cell: CellSummary) -> tuple[str, ...]:
+    state = f"[{STATE_COLORS[cell.state]}]{cell.state}[/]{' (flagged)' if cell.flags else ''}"
+    budget_share = "-" if cell.goal is None else f"{cell.rollouts / cell.goal:.0%}"
+    reward = "-" if cell.reward is None else f"{cell.reward:.3f}"
+    last_point_age = "-" if cell.age is None else f"{format_duration(max(0.0, cell.age))} ago"
+    return cell.cell.name, state, f"{cell.rollouts:,}", budget_share, reward, _format_number(cell.rate), last_point_age
+
+
+def _format_number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2f}"
+
+
+def _summary_lines(sweep: SweepStatus) -> list[str]:
+    """Below the table: how many cells, how much of the rollouts, how long; then what went wrong."""
+    count_texts = [f"{sweep.count('done')} of {len(sweep.cells)} cells done"]
+    count_texts += [
+        f"{count} {state}" for state in ("running", "interrupted", "failed") if (count := sweep.count(state))
+    ]
+    summary = f"{', '.join(count_texts)}; {sweep.total_rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
+    if sweep.rate and sweep.seconds_left is not None:
+        summary += f"; {_format_number(sweep.rate)} rollouts/s, {format_duration(sweep.seconds_left)} left"
+    lines = [summary]
+    if sweep.lost:
+        lines.append(f"[yellow]warning:[/yellow] {escape(sweep.lost)}")
+    for cell in sweep.cells:
+        if cell.state == "failed":
+            lines.append(
+                f"[red]failed:[/red] {cell.cell.name}: {escape(cell.reason)}{escape(f' (log: {cell.log})') if cell.log else ''}"
+            )
+        if cell.flags:
+            lines.append(f"[yellow]flagged:[/yellow] {cell.cell.name}: {escape(', '.join(cell.flags))}")
+    if not sweep.running and any(cell.state in ("interrupted", "waiting") for cell in sweep.cells):
+        lines.append(escape(f"nothing runs here; go on by: isojax launch {sweep.folder}/config.yaml --resume"))
+    return lines

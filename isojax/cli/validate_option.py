@@ -1,0 +1,82 @@
+"""`isojax fit --validate`: the fit's trials on runs it has not seen, as validation.json and as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from isojax.cli.formatting import to_json_value
+from isojax.cli.saved_fits import FitOptions, default_metric, fit_file_name, is_sweep_folder, progress_bar, warn
+from isojax.core.atomic_files import write_text
+
+TRIALS = {"compute": "the top of compute", "largest_n": "the largest n", "seed": "one run a cell"}
+
+
+def make_validation(paths: Sequence[Path], metric: str | None, compute: str, options: FitOptions) -> dict[str, Any]:
+    """Validate the runs; a single sweep's folder gets its validation.json, named like its fit where another metric or
+    compute was asked.
+
+    The trials take the options of the fit that they judge, but no more replicates than `REPLICATES`, for there are
+    three of them."""
+    from isojax.runs.ledger import read_runs
+    from isojax.scaling.checks.run_health import healthy_runs
+    from isojax.scaling.checks.validate import REPLICATES, validate
+
+    runs = read_runs(paths, warn)
+    runs = runs if options.include_flagged else healthy_runs(runs)
+    with progress_bar("validation") as advance:
+        metric_name = metric or default_metric(runs)
+        replicates = min(options.replicates, REPLICATES)
+        validation = to_json_value(
+            validate(runs, metric_name, compute, options.mode, replicates, options.seed, options.run_sd, advance)
+        )
+    if len(paths) == 1 and is_sweep_folder(paths[0]):
+        validation_path = paths[0] / fit_file_name("validation", metric, compute, options.mode, options.include_flagged)
+        write_text(validation_path, json.dumps(validation, indent=1, allow_nan=False) + "\n")
+    return validation
+
+
+def print_validation(console: Console, validation: Mapping[str, Any]) -> None:
+    """The trials' figures beside each other, then each in words."""
+    table = Table(
+        title=f"validation: what the fit makes of runs it has not seen ({validation['mode']} mode)",
+        title_justify="left",
+    )
+    for column in ("hidden", "points", "error", "|error|", "inside", "n chosen", "n best", "regret"):
+        table.add_column(column, justify="left" if column == "hidden" else "right")
+    for name, title in TRIALS.items():
+        trial = validation[name]
+        if not trial["possible"]:
+            table.add_row(title, *["-"] * 7)
+            continue
+        coverage = "-" if trial["inside"] is None else f"{trial['inside']:.0%}"
+        # Nothing predicts an n that was not run: its errors are what it adds, which the words below say.
+        error_columns = (
+            ("-", "-")
+            if name == "largest_n"
+            else (f"{trial['mean_error']:+.4f}", f"{trial['mean_absolute_error']:.4f}")
+        )
+        choice_columns = (
+            ("-", "-", "-")
+            if trial["n_chosen"] is None
+            else (str(trial["n_chosen"]), str(trial["n_best"]), f"{trial['regret']:.4f}")
+        )
+        table.add_row(title, str(trial["measurements"]), *error_columns, coverage, *choice_columns)
+    console.print(table)
+    console.print(
+        "error: predicted less measured, mean over the points; |error|: of its absolute value", highlight=False
+    )
+    console.print(
+        "inside: of the 90% interval for one new run on the same validation problems; 90% is to be expected",
+        highlight=False,
+    )
+    for name, title in TRIALS.items():
+        trial = validation[name]
+        explanation = trial["says"] if trial["possible"] else f"not possible: {trial['why']}"
+        console.print(f"[bold]{title}[/bold]: {escape(explanation)}", highlight=False)

@@ -1,0 +1,73 @@
+"""Files written whole or not at all, and files appended to; a full disk is a RunFailed that says so."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from isojax.core.errors import InputError, RunFailed
+
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+WRITE_LISTENERS: list[
+    Callable[[Path], object]
+] = []  # each is told of every file that is written whole or added to (runs/store.py)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of text as UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a whole file or nothing: a reader, or a kill, sees the old content or the new; its folder is made.
+
+    Raises:
+        RunFailed: the disk is full.
+        InputError: it cannot be written for another reason.
+    """
+    temp = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temp.open("wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temp, path)
+    except OSError as e:
+        with suppress(OSError):
+            temp.unlink(missing_ok=True)
+        raise write_error(path, e) from e
+    _notify_listeners(path)
+
+
+def append_bytes(path: Path, data: bytes) -> None:
+    """Add to a file in one call, and force it to disk. A kill or a full disk may leave a part of it.
+
+    Raises:
+        RunFailed, InputError: as `write_bytes`.
+    """
+    try:
+        with path.open("ab") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+    except OSError as e:
+        raise write_error(path, e) from e
+    _notify_listeners(path)
+
+
+def _notify_listeners(path: Path) -> None:
+    for listener in WRITE_LISTENERS:
+        listener(path)
+
+
+def write_error(path: Path, error: OSError) -> InputError | RunFailed:
+    """What to tell of a file that cannot be written."""
+    message = f"cannot write {path}: {error.strerror or error}"
+    if error.errno in DISK_FULL_ERRNOS:
+        return RunFailed(f"{message}. What was written before is whole; make room, and go on by --resume.")
+    return InputError(f"{message}. Choose a place that you may write.")

@@ -1,0 +1,99 @@
+"""Configs read from YAML below dotted overrides, written, and hashed."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from isojax.core.config.model import FLOAT32_PRECISION
+from isojax.core.config.rl import FIRST_CLIP, FIRST_LOSS, FIRST_RECIPE, RLConfig
+from isojax.core.config.run import RunConfig
+from isojax.core.config.section import Section
+from isojax.core.config.sweep import CellConfig, SweepConfig
+from isojax.core.errors import InputError
+from isojax.core.yaml_files import load_yaml, write_yaml
+
+
+class Config(Section):
+    """One sweep: its name and three sections."""
+
+    name: str = Field(default="quickstart", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    cell: CellConfig = CellConfig()
+    sweep: SweepConfig = SweepConfig()
+    run: RunConfig = RunConfig()
+
+
+def config_roots() -> list[Path]:
+    """Folders that hold named configs: ./configs, then the ones isojax came with (packaged, or the repository's)."""
+    package = Path(__file__).resolve().parents[2]
+    return [Path("configs"), package / "configs" if (package / "configs").is_dir() else package.parent / "configs"]
+
+
+def find_config(name_or_path: str) -> Path:
+    """The YAML file meant by a path or a name: `quickstart`, `hard.yaml`, `../mine.yaml`."""
+    if Path(name_or_path).is_file():
+        return Path(name_or_path)
+    for root in config_roots():
+        for path in (root / name_or_path, root / f"{name_or_path}.yaml"):
+            if path.is_file():
+                return path
+    names = sorted(
+        {p.relative_to(root).with_suffix("").as_posix() for root in config_roots() for p in root.rglob("*.yaml")}
+    )
+    suggestions = difflib.get_close_matches(name_or_path, names, n=1)
+    hint = f"Did you mean {suggestions[0]!r}?" if suggestions else f"Known names: {', '.join(names) or 'none'}."
+    raise InputError(
+        f"no such config: given {name_or_path!r}, expected a YAML file's path or a name in {' or '.join(map(str, config_roots()))}. {hint}"
+    )
+
+
+def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
+    """The config a name or path means, below dotted overrides such as "sweep.n=[2,4]".
+
+    Raises:
+        InputError: no such file, broken YAML, an unknown key or a wrong type.
+    """
+    return load_configs([name_or_path], overrides)
+
+
+def load_configs(names_or_paths: Sequence[str], overrides: Sequence[str] = ()) -> Config:
+    """Several configs in one, each over those before it: `gsm8k`, then `models/qwen2.5-7b-instruct`; raises as
+    `load_config`.
+    """
+    return load_yaml(Config, [find_config(name) for name in names_or_paths], overrides)
+
+
+def config_hash(cell: CellConfig) -> str:
+    """12 hex digits that name the settings deciding a cell's result. What cells did before they could choose (float32;
+    a recipe's later settings at their defaults; no panel; no interruption) counts as no setting, so that their records
+    stay theirs."""
+    settings = cell.model_dump(mode="json")
+    if cell.precision == FLOAT32_PRECISION:
+        del settings["precision"]
+    default_rl = RLConfig().model_dump(mode="json")
+    settings["rl"] = {k: v for k, v in settings["rl"].items() if k in FIRST_RECIPE or v != default_rl[k]}
+    if cell.rl.clip is None and cell.rl.loss == FIRST_LOSS:
+        settings["rl"]["clip"] = FIRST_CLIP
+    if not cell.eval.panel:
+        del settings["eval"]["panel"]
+    if cell.sampling.interrupt is None:
+        del settings["sampling"]["interrupt"]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
+
+
+def save_config(config: Config, path: Path) -> None:
+    """The resolved config as YAML, which `read_saved` and `load_config` read back equal."""
+    write_yaml(path, config.model_dump(mode="json"))
+
+
+def read_saved_config(path: Path) -> Config:
+    """A config written by `save_config`; one from before there was a choice of precision was run in float32."""
+    config = load_yaml(Config, [path], ())
+    if "precision" not in config.cell.model_fields_set:
+        config = config.model_copy(update={"cell": config.cell.model_copy(update={"precision": FLOAT32_PRECISION})})
+    return config

@@ -1,0 +1,124 @@
+"""`cell` as a whole, its evaluation grid, and `sweep`: the grid of (B_p, n) with its budget and static sizes."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, field_validator
+from pydantic_core import PydanticCustomError
+
+from isojax.core.config.data import RESERVED_NAMES, DataConfig, PromptConfig, VerifierConfig
+from isojax.core.config.model import BasePolicyConfig, ModelConfig, PrecisionConfig
+from isojax.core.config.rl import RLConfig
+from isojax.core.config.sampling import SamplingConfig
+from isojax.core.config.section import Section
+from isojax.core.errors import InputError
+
+
+class EvalConfig(Section):
+    """Validation by avg@`samples` at the first update reaching each C in start * ratio^k, and of the base policy at C =
+    0.
+
+    `extra`: more problem sets to evaluate on, by name: task strings such as {hard: "tfds:splits#hard_validation"};
+    their metrics are called hard/avg@4 and so on.
+    `panel`: at most so many training problems, the same for all cells, are evaluated each time too; of these the right
+    answers are recorded, which show how training moves single problems (the paper's Figs. 11 and 27).
+    """
+
+    samples: PositiveInt = 4
+    extra: dict[str, str] = Field(default_factory=dict)
+    panel: int = Field(default=0, ge=0)
+    start: Annotated[float, Field(ge=1)] = 1024
+    ratio: Annotated[float, Field(gt=1)] = 1.3
+
+    @field_validator("extra")
+    @classmethod
+    def _check_set_names(cls, extra: dict[str, str]) -> dict[str, str]:
+        bad_name = next(
+            (name for name in extra if name in RESERVED_NAMES or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)),
+            None,
+        )
+        if bad_name is not None:
+            rule = f"names of letters, digits, '.', '_' and '-', other than {', '.join(RESERVED_NAMES)}. Rename the set {bad_name!r}"
+            raise PydanticCustomError("set_name", "{rule}", {"rule": rule})
+        return extra
+
+    def evaluation_targets(self, budget: int) -> list[int]:
+        """The values of C at which a run is evaluated: 0 (the base policy), then every distinct ceil(start * ratio^k)
+        within the budget.
+
+        start and ratio are fixed, so a larger budget only appends. A run ends at the last of them.
+
+        Raises:
+            InputError: the budget is below the first evaluation.
+        """
+        if budget < self.start:
+            raise InputError(
+                f"sweep.budget = {budget} rollouts is below the first evaluation, cell.eval.start = {self.start}; raise it, or lower that."
+            )
+        targets, k = [0], 0
+        while (target := math.ceil(round(self.start * self.ratio**k, 6))) <= budget:
+            if target != targets[-1]:
+                targets.append(target)
+            k += 1
+        return targets
+
+
+class CellConfig(Section):
+    """Everything that decides what a run of given (B_p, n, seed) measures. Hashed."""
+
+    task: str = "solvers"
+    model: ModelConfig = ModelConfig()
+    base: BasePolicyConfig = BasePolicyConfig()
+    data: DataConfig = DataConfig()
+    prompt: PromptConfig = PromptConfig()
+    verifier: VerifierConfig = VerifierConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    rl: RLConfig = RLConfig()
+    eval: EvalConfig = EvalConfig()
+
+
+class SweepConfig(Section):
+    """The grid of (B_p, n), its seeds and the budget C of each cell.
+
+    Cell seeds are 1000 * seed + 0, 1, ... `slots` (R) and `microbatch` (m) are rollouts a shard, `prompts` (g) how many
+    problems it prefills at once, `slots_per_prefix` (W) how many slots share one prompt's keys and values, which pays
+    for long prompts. `decode_attention` and `forward_attention`: plain, or a kernel of this backend (pallas on a TPU,
+    cudnn on an NVIDIA GPU). Null lets the planner choose, the kernels by measurement, once; the choice is stored with
+    the run. `remat`: layer computes a layer's inner values again for its gradient, which takes less memory and more
+    time.
+    `over_B_max` says what happens to a pair with B_p * n > B_max: refuse the sweep, or leave the pair out.
+    `strategy`: grid runs every cell to `budget`; frontier spends `rollouts` in all (null: half of what the grid takes)
+    where n*(C) is least certain.
+    """
+
+    B_p: tuple[PositiveInt, ...] = (16,)
+    n: tuple[PositiveInt, ...] = (2, 4, 8, 16, 32)
+    B_max: PositiveInt = 1024
+    over_B_max: Literal["refuse", "drop"] = "refuse"
+    seeds: Annotated[int, Field(ge=1, le=1000)] = 1
+    seed: int = Field(default=0, ge=0, le=2_000_000)
+    budget: PositiveInt = 250_000
+    decode_slots: PositiveInt | None = None
+    microbatch: PositiveInt | None = None
+    prefill_batch: PositiveInt | None = None
+    slots_per_prefix: PositiveInt | None = None
+    decode_attention: Literal["plain", "pallas", "cudnn"] | None = None
+    forward_attention: Literal["plain", "pallas", "cudnn"] | None = None
+    remat: Literal["none", "layer"] = "none"
+    strategy: Literal["grid", "frontier"] = "grid"
+    total_rollouts: PositiveInt | None = None
+
+
+AUTOSIZED_SETTINGS = (
+    "decode_slots",
+    "microbatch",
+    "prefill_batch",
+    "slots_per_prefix",
+    "decode_attention",
+    "forward_attention",
+)
+"""Settings of a sweep that are chosen once, where they are null, and stored with it."""

@@ -1,0 +1,32 @@
+"""Errors that a user can mend, and work that could not be done."""
+
+from __future__ import annotations
+
+
+class InputError(ValueError):
+    """Something a user gave cannot be used. The message says what was given, what was expected and how to mend it.
+
+    The command line prints it, without a traceback, and exits with 2.
+    """
+
+
+class RunFailed(RuntimeError):
+    """Some work was done and some could not be: what was recorded stays. The command line prints it and exits with
+    1.
+    """
+
+
+OUT_OF_MEMORY_MESSAGES = (
+    "RESOURCE_EXHAUSTED",
+    "Out of memory",
+    "out of memory",
+    "std::bad_alloc",
+)  # as XLA's backends say it
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory was not enough. A RunFailed says itself what was not: of a full disk
+    tensorstore says the same.
+    """
+    exhausted = not isinstance(error, RunFailed) and any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES)
+    return exhausted or isinstance(error, MemoryError)

@@ -1,0 +1,117 @@
+"""What can be said of a problem from c right answers of N: the validation metrics, and how well a share is known. NumPy
+only.
+
+Unbiased over draws without replacement, k <= N (Chen et al., arXiv:2107.03374, eq. 1):
+
+    avg@k = c / N,    best@k = pass@k = 1 - C(N-c, k) / C(N, k),    worst@k = C(c, k) / C(N, k)
+
+verl draws k of the N with replacement, 1000 times (bootstrap_metric in verl/trainer/ppo/metric_utils.py). What that
+tends to is
+
+    verl/best@k = 1 - (1 - c/N)^k,    verl/worst@k = (c/N)^k
+
+which is biased downwards for best and upwards for worst: one right of four gives a best@4 of .684, not 1.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from isojax.core.errors import InputError
+
+FloatArray = NDArray[np.float64]
+ESTIMATOR_KINDS = ("avg", "best", "worst", "pass", "verl/best", "verl/worst")
+
+
+@lru_cache(maxsize=256)
+def _estimate_table(kind: str, k: int, N: int) -> FloatArray:
+    """float[N + 1]: the estimate for c = 0 .. N; subsets are counted in exact integers."""
+    fraction, num_subsets = np.arange(N + 1) / N, math.comb(N, k)
+    if kind == "avg":
+        return fraction
+    if kind == "verl/best":
+        return 1 - (1 - fraction) ** k
+    if kind == "verl/worst":
+        return fraction**k
+    if kind == "worst":
+        return np.array([math.comb(c, k) / num_subsets for c in range(N + 1)])
+    return np.array([1 - math.comb(N - c, k) / num_subsets for c in range(N + 1)])
+
+
+def estimate_at_k(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatArray:
+    """The estimate for each problem.
+
+    Args:
+        counts: int[..., N], right answers of `samples` a problem.
+        samples: rollouts a problem, at least k.
+        kind: one of KINDS.
+        k: of how many rollouts the mean, the best or the worst is taken.
+
+    Returns:
+        float[..., N], each in [0, 1].
+
+    Raises:
+        InputError: another kind, k < 1 or > samples, or a count outside 0..samples.
+    """
+    if kind not in ESTIMATOR_KINDS:
+        raise InputError(f"estimate {kind!r} is not known; expected one of {', '.join(ESTIMATOR_KINDS)}.")
+    if not 1 <= k <= samples:
+        raise InputError(
+            f"{kind}@{k} needs {k} samples a problem, but {samples} were drawn; ask for 1 <= k <= {samples} or evaluate with more."
+        )
+    c = np.asarray(counts, dtype=np.int64)
+    if c.size and (c.min() < 0 or c.max() > samples):
+        raise InputError(
+            f"right answers run from {c.min()} to {c.max()}; expected 0..{samples}, the samples a problem. Mend either."
+        )
+    return _estimate_table(kind, k, samples)[c]
+
+
+def summarize_counts(counts: ArrayLike, samples: int) -> dict[str, float]:
+    """What a ledger stores of a problem set: {"avg@N": ..., "best@N": ..., "worst@N": ...} with N = `samples`, means
+    over the problems.
+
+    Raises:
+        InputError: no problem, or as `estimate`.
+    """
+    if np.size(counts) == 0:
+        raise InputError(
+            "no problem to summarize; expected the right answers of at least one. Evaluate on a set that is not empty."
+        )
+    return {
+        f"{kind}@{samples}": float(estimate_at_k(counts, samples, kind, samples).mean())
+        for kind in ("avg", "best", "worst")
+    }
+
+
+def wilson_interval(solved: int, attempts: int, level: float = 0.9) -> tuple[float, float]:
+    """Wilson's score interval of a share from `solved` of `attempts` (Wilson 1927; Brown, Cai and DasGupta 2001, eq.
+    4).
+
+    Args:
+        solved: 0..attempts.
+        attempts: at least 1.
+        level: the share of intervals that hold the truth, in (0, 1).
+
+    Returns:
+        (low, high) in [0, 1]; 0 and 1 exactly where none and all were solved.
+
+    Raises:
+        InputError: numbers outside these ranges.
+    """
+    if not 0 <= solved <= attempts or attempts < 1:
+        raise InputError(
+            f"{solved} of {attempts} attempts are said to be solved; expected 0 <= solved <= attempts and an attempt. Mend it."
+        )
+    if not 0 < level < 1:
+        raise InputError(f"level = {level} is no share of intervals; expected a number between 0 and 1, such as 0.9.")
+    p, z = solved / attempts, NormalDist().inv_cdf((1 + level) / 2)
+    scale = 1 + z * z / attempts
+    center = (p + z * z / (2 * attempts)) / scale
+    half_width = z / scale * math.sqrt(p * (1 - p) / attempts + z * z / (4 * attempts**2))
+    return (0.0 if solved == 0 else center - half_width, 1.0 if solved == attempts else center + half_width)

@@ -1,0 +1,126 @@
+"""The nouns of isojax, as plain data. No jax here: a laptop refits a sweep with this module and NumPy.
+
+The budget identity everywhere (IsoCompute Playbook, arXiv:2603.12151, section 2): C = B_p * n * M rollouts, with B_p
+problems a batch, n rollouts a problem and M updates; B = B_p * n is the batch of one update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, order=True)
+class Allocation:
+    """How a budget of rollouts is spent: B_p problems a batch, n rollouts a problem, M updates."""
+
+    B_p: int
+    n: int
+    M: int
+
+    @property
+    def B(self) -> int:
+        """Rollouts an update."""
+        return self.B_p * self.n
+
+    @property
+    def C(self) -> int:
+        """Rollouts in all."""
+        return self.B_p * self.n * self.M
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One run of a sweep: an allocation's B_p and n, and the number of the seed (0, 1, ...)."""
+
+    B_p: int
+    n: int
+    seed: int
+
+    @property
+    def B(self) -> int:
+        """Rollouts an update."""
+        return self.B_p * self.n
+
+    @property
+    def name(self) -> str:
+        """The cell's folder under `cells/`."""
+        return f"{self.B_p}x{self.n}-s{self.seed}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem: its prompt, its reference answer, and what labelling the base model on it found.
+
+    `solved` of `attempts` rollouts of the base model were right; avg@attempts is their ratio. `messages`: the
+    conversation that ends in the problem, each a {"role", "content"}, where its source gives one. `columns`: whatever
+    else the source says of it (plain JSON); a user's verifier receives it.
+    """
+
+    id: int
+    prompt: str
+    answer: str
+    solved: int = 0
+    attempts: int = 0
+    messages: tuple[Mapping[str, str], ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def difficulty(self) -> float:
+        """avg@k of the base model on this problem, k = `attempts`."""
+        return self.solved / self.attempts
+
+
+@dataclass(frozen=True)
+class EvalPoint:
+    """One evaluation during a run.
+
+    Attributes:
+        target: the value of the shared grid of C that this evaluation answers (0 for the base policy).
+        M: updates done.
+        rollouts: C, the rollouts sampled for training so far (at least `target`).
+        tokens: response tokens sampled for training so far.
+        metrics: validation metrics, for example {"avg@4": 0.41, "hard/avg@4": 0.12}, with the name of an extra set
+        before the slash.
+        counts: right answers for each validation problem, in the order of the problem set.
+        samples: rollouts a validation problem (the k of avg@k).
+        train: means over the updates since the last point (reward, entropy, kl, grad_norm, ...), and the sums of the
+        verifier's failures
+            (verifier_failures, and verifier_timeout, verifier_crash, ... where there were any).
+        extra: right answers for each problem of each extra set, by its name, of `samples` rollouts a problem too.
+    """
+
+    target: int
+    M: int
+    rollouts: int
+    tokens: int
+    metrics: Mapping[str, float]
+    counts: tuple[int, ...] = ()
+    samples: int = 0
+    train: Mapping[str, float] = field(default_factory=dict)
+    extra: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """All that is known of one run: its cell, its evaluations by rising C, the device hours at each of them (may be
+    empty), why it broke off, if it did, and the line of `source` that each evaluation stands on (empty where there is
+    no file)."""
+
+    cell: Cell
+    points: tuple[EvalPoint, ...]
+    source: str = ""
+    device_hours: tuple[float, ...] = ()
+    cell_hash: str = ""
+    failure_reason: str = ""
+    line_numbers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class CellProgress:
+    """What a live display shows of a cell: C, and the newest reward."""
+
+    cell: Cell
+    rollouts: int
+    reward: float | None

@@ -1,0 +1,120 @@
+"""The static sizes of a sweep's programs, which the planner chooses and sampling/batch.py fills. No jax here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+VOCABULARY_BLOCK = (
+    4096  # tokens of the vocabulary at a time, at most (rl/logprobs.py); from 1024 to 8192 the time is the same
+)
+TRANSPOSE_MAX_SLOTS = (
+    64  # slots up to which the sampler's weights lie transposed on a CPU (models/fsdp.py, benchmarks/few_rows.py)
+)
+TRANSPOSE_MIN_STEPS = 12  # tokens of a slot in a call, from which that saves more time than transposing takes
+TPU_LANES = 128  # a TPU's
+# Of a prompt's last layer nothing is wanted but keys and values, and its last token's hidden state. Where there are few
+# layers it is run
+# apart, which saves work; where there are many, cutting it off their stack, a copy of all weights, takes longer than to
+# run it whole. Of
+# two layers one would be left, and of a loop over one layer XLA makes none and holds all of it at once: up to 1.4 times
+# the memory.
+SEPARATE_LAST_LAYER_COUNTS = (1, 3, 4, 5, 6, 7, 8)
+
+
+@dataclass(frozen=True)
+class SamplerShapes:
+    """The static shapes of a sweep's programs; B_p and n are not among them.
+
+    slots (R), microbatch (m), prompts (g) and prefixes (G) count rows of one shard; B_cap and Q_cap are the most
+    rollouts and problems of a batch over all shards, n_cap the most rollouts of a problem. width (W) slots make a lane,
+    which shares one prompt's keys and values (models/decode.py).
+    """
+
+    shards: int
+    slots: int
+    microbatch: int
+    prefill_batch: int
+    prefix_entries: int
+    B_cap: int
+    Q_cap: int
+    n_cap: int
+    prompt_length: int
+    response_length: int
+    slots_per_prefix: int = 1
+
+    @property
+    def buffer_rows(self) -> int:
+        """Rows of a shard's rollout buffers, padding included."""
+        return -(-self.B_cap // self.shards) + max(self.slots, self.microbatch)
+
+    @property
+    def single_microbatch(self) -> bool:
+        """Whether a block of g prompts never has more responses on a shard than one microbatch holds."""
+        return min(self.prefill_batch * self.n_cap, -(-self.B_cap // self.shards)) <= self.microbatch
+
+    def joint_forward(self, layers: int, positions_split: bool) -> bool:
+        """Whether the update takes prompts through the layers with the responses to them: not where their last layer or
+        their positions are apart, nor where responses are of one token, which goes through none."""
+        return (
+            self.single_microbatch
+            and self.response_length > 1
+            and layers not in SEPARATE_LAST_LAYER_COUNTS
+            and not positions_split
+        )
+
+    @property
+    def transpose_weights(self) -> bool:
+        """Whether slots are so few, and tokens of each in a call so many, that a CPU's sampler holds weights as their
+        transposes.
+        """
+        slot_refills = -(-self.B_cap // (self.shards * self.slots))
+        return self.slots <= TRANSPOSE_MAX_SLOTS and slot_refills * self.response_length >= TRANSPOSE_MIN_STEPS
+
+    @property
+    def problem_rows(self) -> int:
+        """Rows of the problem buffers, padding included."""
+        return self.Q_cap + self.prefill_batch
+
+
+def make_sampler_shapes(
+    cells: Sequence[tuple[int, int]],
+    shards: int,
+    slots: int,
+    microbatch: int,
+    prompt_length: int,
+    response_length: int,
+    prefill_batch: int = 4,
+    slots_per_prefix: int = 1,
+) -> SamplerShapes:
+    """The geometry that serves every (B_p, n) of `cells`; the prefix table holds what the slots can need at once, and a
+    block more.
+    """
+    assert slots % slots_per_prefix == 0, (slots, slots_per_prefix)
+    Q_cap, B_cap = max(B_p for B_p, _ in cells), max(B_p * n for B_p, n in cells)
+    problems_per_shard = -(-Q_cap // shards) + (shards > 1)
+    prefixes_needed = (
+        slots // min(n for _, n in cells) + 2 if slots_per_prefix == 1 else slots // slots_per_prefix + 1
+    )  # of lanes, each may want a prompt of its own
+    prefix_entries = prefill_batch * -(-(min(prefixes_needed, problems_per_shard) + prefill_batch) // prefill_batch)
+    n_cap = max(n for _, n in cells)
+    return SamplerShapes(
+        shards,
+        slots,
+        microbatch,
+        prefill_batch,
+        prefix_entries,
+        B_cap,
+        Q_cap,
+        n_cap,
+        prompt_length,
+        response_length,
+        slots_per_prefix,
+    )
+
+
+def vocabulary_block(vocab: int, max_block: int = VOCABULARY_BLOCK) -> int:
+    """Tokens of a block, at most so many, such that whole blocks leave little of the vocabulary over: what is left is
+    worked out apart from their loop, and XLA holds it beside them."""
+    size = vocab // -(-vocab // max_block)
+    return size if size in (vocab, size % TPU_LANES) else size - size % TPU_LANES

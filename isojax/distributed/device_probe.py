@@ -1,0 +1,70 @@
+"""What the devices at hand can do, measured in about a second: products of matrices, and memory."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+MIN_SECONDS = 0.1  # one measurement is repeated for so long at least
+BUFFER_BYTES = 2**26  # bytes of memory that is written and read: beyond any cache
+
+
+def device_memory(device: Any) -> int | None:
+    """Bytes that an accelerator can give; None on a CPU, whose devices share the machine's."""
+    stats = device.memory_stats()
+    return int(stats["bytes_limit"]) if stats and "bytes_limit" in stats else None
+
+
+def measure_rates(
+    devices: Sequence[Any], rows: tuple[int, int], width: int, columns: int, dtype: str
+) -> tuple[float, float, float]:
+    """Of one device while all of `devices` work: operations a second of products [rows, width] x [width, columns] with
+    either number of rows, and bytes a second of adding to an array in place."""
+    with ThreadPoolExecutor(len(devices)) as pool:
+        device_rates = list(
+            pool.map(partial(_measure_device, rows=rows, width=width, columns=columns, dtype=dtype), devices)
+        )
+    decode, update, bandwidth = (sum(x) / len(x) for x in zip(*device_rates, strict=True))
+    return decode, update, bandwidth
+
+
+def _measure_device(
+    device: Any, rows: tuple[int, int], width: int, columns: int, dtype: str
+) -> tuple[float, float, float]:
+    with jax.default_device(device):
+        down, up = jnp.ones((width, columns), dtype) / width, jnp.ones((columns, width), dtype) / columns
+
+        def matmul_chain(x: Any) -> Any:
+            return lax.fori_loop(0, 8, lambda _, x: x @ down @ up, x)
+
+        def matmul_rate(row_count: int) -> float:
+            return (
+                8
+                * 4
+                * row_count
+                * width
+                * columns
+                / _seconds_per_call(jax.jit(matmul_chain), jnp.ones((row_count, width), dtype))
+            )
+
+        bandwidth = (
+            2
+            * BUFFER_BYTES
+            / _seconds_per_call(jax.jit(lambda x: x + 1, donate_argnums=0), jnp.zeros(BUFFER_BYTES // 4))
+        )
+        return matmul_rate(rows[0]), matmul_rate(rows[1]), bandwidth
+
+
+def _seconds_per_call(function: Callable[[Any], Any], x: Any) -> float:
+    """Of one call on its own result, once compiled."""
+    x = jax.block_until_ready(function(x))
+    calls, started_at = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - started_at) < MIN_SECONDS:
+        x = jax.block_until_ready(function(x))
+        calls += 1
+    return elapsed / calls

@@ -1,0 +1,69 @@
+"""What a user writes for a mesh, and the sizes it means. No jax here; distributed/sharding.py makes the mesh."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from isojax.core.errors import InputError
+
+AXES = ("data", "fsdp", "sequence", "tensor")
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """Sizes of the mesh axes."""
+
+    data: int = 1
+    fsdp: int = 1
+    sequence: int = 1
+    tensor: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Devices the mesh takes."""
+        return self.data * self.fsdp * self.sequence * self.tensor
+
+    @property
+    def shards(self) -> int:
+        """S: into how many parts the rollouts are split."""
+        return self.data * self.fsdp
+
+
+def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
+    """`auto` (one device) or "data=2,tensor=1"; at most one size may be -1, which takes the devices that are left. Of
+    those available another mesh has taken some.
+
+    Raises:
+        InputError: an unknown axis, a size that is no positive integer, or more devices asked for than there are.
+    """
+    sizes: dict[str, int] = {}
+    for axis_size in () if text == "auto" else text.split(","):
+        axis, _, size = axis_size.partition("=")
+        axis = axis.strip()
+        if axis not in AXES or axis in sizes:
+            raise InputError(
+                f"mesh {text!r}: {axis!r} is not a new axis of {', '.join(AXES)}. Write, for example, data=2,tensor=1."
+            )
+        try:
+            sizes[axis] = int(size)
+        except ValueError:
+            sizes[axis] = 0
+        if sizes[axis] < 1 and sizes[axis] != -1:
+            raise InputError(
+                f"mesh {text!r}: the size of {axis} is {size.strip()!r}; expected a positive integer, or -1 for all that is left."
+            )
+    open_axes = [axis for axis, size in sizes.items() if size == -1]
+    if len(open_axes) > 1:
+        raise InputError(f"mesh {text!r}: only one axis may be -1, not {' and '.join(open_axes)}.")
+    if open_axes:
+        fixed_devices = math.prod(size for size in sizes.values() if size != -1)
+        sizes[open_axes[0]] = max(1, (available - devices_in_use) // fixed_devices)
+    shape = MeshShape(**sizes)
+    if (devices_needed := shape.devices + devices_in_use) > available:
+        in_use_note = f" beside the {devices_in_use} of another mesh" if devices_in_use else ""
+        raise InputError(
+            f"mesh {text!r} needs {shape.devices} devices{in_use_note} and this machine shows {available}. Use smaller axes, or on a CPU "
+            f"simulate devices with XLA_FLAGS=--xla_force_host_platform_device_count={devices_needed}."
+        )
+    return shape

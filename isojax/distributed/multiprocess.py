@@ -1,0 +1,86 @@
+"""Several processes that are one run: each of them calls the same functions in the same order, with the same numbers.
+
+JAX's arrays span all processes' devices. What the host alone knows is agreed on here: `everyone` tells each process
+what all of them have, in the order of their numbers. Process 0 writes. With one process all of this does nothing.
+"""
+
+import pickle
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from isojax.core.errors import InputError
+
+T = TypeVar("T")
+_MIN_MESSAGE_BYTES = 1 << 12  # bytes of a message: each length is a program of its own, so there are few
+
+
+def is_multiprocess() -> bool:
+    """Whether there is more than one process."""
+    return jax.process_count() > 1
+
+
+def is_primary() -> bool:
+    """Whether this process writes the run's files and talks to its user."""
+    return jax.process_index() == 0
+
+
+def allgather(value: T) -> list[T]:
+    """Each process's value, by process; anything that can be pickled."""
+    if not is_multiprocess():
+        return [value]
+    data = np.frombuffer(pickle.dumps(value), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(len(data)))
+    padded = np.zeros(max(_MIN_MESSAGE_BYTES, 1 << (int(sizes.max()) - 1).bit_length()), np.uint8)
+    padded[: len(data)] = data
+    messages = multihost_utils.process_allgather(padded)
+    return [pickle.loads(np.asarray(row[:size]).tobytes()) for row, size in zip(messages, sizes, strict=True)]
+
+
+def broadcast(value: T) -> T:
+    """Process 0's value."""
+    return allgather(value)[0]
+
+
+def run_on_primary(make: Callable[[], T]) -> T:
+    """What process 0 makes. Raises in every process what its making raises of a user's mistakes."""
+    result, error = None, None
+    if is_primary():
+        try:
+            result = make()
+        except InputError as e:
+            error = e
+    result, error = broadcast((result, error))
+    if error is not None:
+        raise error
+    return cast(T, result)
+
+
+def barrier(name: str) -> None:
+    """Until every process has come here."""
+    if is_multiprocess():
+        multihost_utils.sync_global_devices(name)
+
+
+def start_host_copy(arrays: Iterable[Any]) -> None:
+    """Begins to copy to the host what `rows_here` will want."""
+    for x in arrays:
+        for part in [shard.data for shard in x.addressable_shards] if is_multiprocess() else [x]:
+            part.copy_to_host_async()
+
+
+def local_shard_rows(x: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Of an array [S ...] whose shards lie apart: the numbers of those that this process answers for, and their rows.
+    Each shard belongs to one process, also where several hold it."""
+    if not is_multiprocess():
+        return np.arange(len(x)), np.asarray(x)
+    local_shards = {
+        shard.index[0].start or 0: np.asarray(shard.data) for shard in x.addressable_shards if shard.replica_id == 0
+    }
+    shard_ids = [np.arange(start, start + len(data)) for start, data in sorted(local_shards.items())]
+    if not local_shards:
+        return np.zeros(0, np.int64), np.zeros((0, *x.shape[1:]), x.dtype)
+    return np.concatenate(shard_ids), np.concatenate([local_shards[start] for start in sorted(local_shards)])

@@ -1,0 +1,130 @@
+"""Meshes, and the one table from logical axes to mesh axes. Only this module names mesh axes.
+
+Legend of dimension letters, used in every annotation:
+
+    S  shards of the rollouts (data * fsdp)     B  rollouts            D  width (embed)
+    R  slots of the sampler, a shard            P  prompt positions    N  query heads
+    m  rows of a microbatch, a shard            T  response positions  K  key/value heads
+    g  prompts prefilled at once, a shard       C  cache positions     H  head dimension
+    G  entries of the prefix table, a shard     L  layers              F  width of the MLP
+    Q  problems                                 V  vocabulary
+
+Axes are Auto (XLA propagates them); the sampler and the gradient run in a shard_map that is manual over `data` and
+`fsdp`. In it a prompt's layers run in a further one, manual over `sequence` (models/transformer.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from isojax.distributed.mesh_spec import AXES, MeshShape
+
+ROLLOUT_AXES = ("data", "fsdp")  # the mesh axes that split rollouts
+PARAM_AXIS = "fsdp"  # the one of them that splits parameters too
+PROMPT_AXIS = "sequence"  # the axis that splits the positions of prompts, and of their keys and values
+
+LOGICAL_AXIS_RULES: Mapping[str, str | tuple[str, ...] | None] = {
+    "shard": ROLLOUT_AXES,
+    "layer": None,
+    "vocab": "tensor",
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "head_dim": None,
+    "position": "sequence",
+}
+
+
+def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
+    """A mesh of Auto axes over exactly `shape.devices` devices."""
+    grid = np.asarray(devices[: shape.devices]).reshape(shape.data, shape.fsdp, shape.sequence, shape.tensor)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def partition_spec(logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh) -> PartitionSpec:
+    """The table applied to one array: what its mesh axes do not divide stays whole, as does an axis without
+    elements.
+    """
+    spec: list[str | tuple[str, ...] | None] = []
+    for name, size in zip(logical, shape, strict=True):
+        axes = LOGICAL_AXIS_RULES[name] if name is not None else None
+        mesh_axes = (axes,) if isinstance(axes, str) else axes or ()
+        num_parts = int(np.prod([mesh.shape[a] for a in mesh_axes], dtype=int))
+        spec.append(axes if num_parts > 1 and size and size % num_parts == 0 else None)
+    return PartitionSpec(*spec)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Whole on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def manual_spec(spec: PartitionSpec) -> PartitionSpec:
+    """What of a spec lies on the axes a shard_map here is manual over (data, fsdp)."""
+    manual_entries = []
+    for entry in spec:
+        mesh_axes = (entry,) if isinstance(entry, str) else entry or ()
+        manual_entries.append(tuple(a for a in mesh_axes if a in ROLLOUT_AXES) or None)
+    return PartitionSpec(*manual_entries)
+
+
+def partition_specs(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
+    """The table applied to each parameter, from its ShapeDtypeStruct and its logical axes."""
+    return jax.tree.map(
+        lambda s, names: partition_spec(names, s.shape, mesh),
+        shapes,
+        logical_axes,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+
+
+def manual_specs(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
+    """Of each parameter, how a shard_map takes it as it lies: over fsdp in parts."""
+    return jax.tree.map(manual_spec, partition_specs(shapes, logical_axes, mesh))
+
+
+def replicate_over_rollout_axes(sharding: NamedSharding) -> NamedSharding:
+    """The same, but whole along the axes that split rollouts."""
+    entries = [None if manual_spec(PartitionSpec(entry))[0] else entry for entry in sharding.spec]
+    return NamedSharding(sharding.mesh, PartitionSpec(*entries))
+
+
+def shard_count(mesh: Mesh) -> int:
+    """S of a mesh."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def padded_positions(positions: int, mesh: Mesh | AbstractMesh) -> int:
+    """Positions of a prompt, as many as the devices that split them can share evenly; without a mesh, as they are."""
+    num_parts = mesh.shape.get(PROMPT_AXIS, 1)
+    return -(-positions // num_parts) * num_parts
+
+
+def positions_are_split(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether devices of the mesh share the positions of a prompt."""
+    return mesh.shape.get(PROMPT_AXIS, 1) > 1
+
+
+def weights_are_split(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether devices of the mesh share the weights of a layer."""
+    return any(mesh.shape.get(str(LOGICAL_AXIS_RULES[name]), 1) > 1 for name in ("embed", "mlp"))
+
+
+def with_logical_constraint(x: jax.Array, logical: Sequence[str | None]) -> jax.Array:
+    """x by the table, in a shard_map on a mesh that splits positions; elsewhere as it is."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return (
+        jax.lax.with_sharding_constraint(x, partition_spec(logical, x.shape, mesh)) if positions_are_split(mesh) else x
+    )
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str] | None:
+    """What the compiler of a program with the gradient in it is told. On a TPU, where fsdp and tensor both split the
+    model, one of XLA's passes fails an assertion of its own ("user->opcode() == HloOpcode::kAdd"); it is left out
+    there."""
+    needs_workaround = mesh.devices.flat[0].platform == "tpu" and mesh.shape["fsdp"] > 1 and mesh.shape["tensor"] > 1
+    return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"} if needs_workaround else None

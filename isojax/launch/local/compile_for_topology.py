@@ -1,0 +1,119 @@
+"""A sweep's programs compiled ahead of time for TPUs that are not here: do they fit, by XLA's own figures, beside the
+planner's.
+
+Neither weights nor a tokenizer nor problems are read. The work is isojax/train/programs.py's; jax is loaded when it
+begins.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from isojax.core.config import Config
+from isojax.core.errors import InputError
+from isojax.launch.autosize import GB, DeviceBudget, fit_to_memory, format_bytes
+from isojax.launch.display import console
+from isojax.launch.planner import plan_cells
+
+if TYPE_CHECKING:
+    from isojax.train.programs import OutOfMemory, ProgramMemory
+
+
+def compile_for_topology(config: Config, topology: str) -> None:
+    """Compile and print.
+
+    Raises:
+        InputError: the sweep contradicts itself, there is no libtpu or no such topology, the mesh does not fit it, or
+        nothing says how
+            many tokens the model has.
+    """
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # chips that are here are not asked for: these are described, not opened
+    from isojax.distributed.mesh_spec import parse_mesh
+    from isojax.distributed.sharding import make_mesh
+    from isojax.models.hf import hf_load
+    from isojax.rl import algorithm
+    from isojax.train import programs
+
+    cells = plan_cells(config.sweep)
+    algorithm.check_algorithm(config.cell.rl, cells)
+    pairs = sorted({(c.B_p, c.n) for c in cells})
+    cell = config.cell.model_copy(
+        update={
+            "model": hf_load.resolve_model(config.cell.model),
+            "precision": config.cell.precision.for_platform("tpu"),
+        }
+    )
+    task = _planning_task(config)
+    devices = programs.topology_devices(topology)
+    mesh_shape = parse_mesh(config.run.mesh, len(devices))
+    device_memory = int(config.run.device_memory * GB) if config.run.device_memory else programs.chip_memory(devices[0])
+    device_budget = DeviceBudget(
+        cell, pairs, mesh_shape, cell.model.vocab or task.vocab, task.on_device, "tpu", device_memory
+    )
+    try:
+        sweep = fit_to_memory(config.sweep, device_budget)
+    except InputError as e:  # then XLA is asked about the smallest there is
+        console.print(f"by the planner: {e}", soft_wrap=True, highlight=False)
+        sweep = device_budget.resolve_sizes(config.sweep.model_copy(update={"decode_slots": 1, "microbatch": 1}))
+    console.print(
+        f"{config.name} on {mesh_shape.devices} of the {len(devices)} chips of {topology} ({devices[0].device_kind}, {format_bytes(device_memory)} each), mesh "
+        f"{config.run.mesh}: R = {sweep.decode_slots}, m = {sweep.microbatch}, g = {sweep.prefill_batch}, lanes of {sweep.slots_per_prefix}",
+        highlight=False,
+    )
+    table = Table()
+    for heading in ("program", "arguments", "outputs", "temporaries", "peak", "planner", "", "compiled in"):
+        table.add_column(heading, justify="right")
+    jax.config.update(
+        "jax_enable_compilation_cache", False
+    )  # what is compiled for chips that are not here cannot be read back
+    planned_bytes, mesh = device_budget.estimate(sweep).program_bytes, make_mesh(mesh_shape, devices)
+    for name, program in programs.build_abstract_programs(cell, sweep, pairs, mesh, task).items():
+        started_at = time.monotonic()
+        usage = programs.compile_for_memory(program)
+        table.add_row(
+            name, *_usage_columns(usage, device_memory, planned_bytes[name]), f"{time.monotonic() - started_at:.0f} s"
+        )
+    console.print(table)
+
+
+def _usage_columns(usage: ProgramMemory | OutOfMemory, device_memory: int, planned_bytes: int) -> tuple[str, ...]:
+    """What a program takes, as a row of the table."""
+    from isojax.train.programs import OutOfMemory
+
+    if isinstance(usage, OutOfMemory):
+        needed = f"{usage.needed_gib:.2f} of {usage.available_gib:.2f} GiB"
+        columns = ("", "", needed, "") if usage.scope == "temporaries" else ("", "", "", needed)
+        return *columns, format_bytes(planned_bytes), "does not fit"
+    verdict = "fits" if usage.peak <= device_memory else "does not fit"
+    return (
+        format_bytes(usage.arguments),
+        format_bytes(usage.outputs),
+        format_bytes(usage.temporaries),
+        format_bytes(usage.peak),
+        format_bytes(planned_bytes),
+        verdict,
+    )
+
+
+def _planning_task(config: Config) -> Any:
+    """The task, where it is judged on device; of one in text, its vocabulary and an end of responses stand for it."""
+    from isojax.core import registry
+    from isojax.models.hf import hf_load
+    from isojax.tasks.protocol import build_task
+    from isojax.train.programs import AbstractTask
+
+    module = registry.load(("tasks.device", "tasks.sources"), config.cell.task.partition(":")[0], "build", "source")
+    if "build" in vars(module):
+        return build_task(config.cell)
+    vocab = hf_load.resolve_model(config.cell.model).vocab
+    if vocab is None:
+        raise InputError(
+            "cell.model.vocab is null and cell.task is in text: nothing says how many tokens there are. Add a model's config, such as "
+            "models/llama-3.1-8b-instruct, or set cell.model.vocab."
+        )
+    return AbstractTask(vocab)

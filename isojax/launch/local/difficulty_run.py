@@ -1,0 +1,177 @@
+"""`isojax difficulty`: label problems by the base model's avg@k, and write them as a data set split by difficulty.
+
+A folder holds `labels.jsonl` (appended to as labels are found, so that a killed run goes on), `labels.csv` (with
+intervals), the histogram `difficulty.png`, `.pdf`, `.csv` (the paper's Fig. 2), and `splits/`, a TFDS data set that
+`cell.task=tfds:FOLDER/splits#...` and `cell.data.mixture` read.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from isojax.core.atomic_files import write_text
+from isojax.core.config import Config, DataConfig, config_hash
+from isojax.core.errors import InputError
+from isojax.core.estimators import wilson_interval
+from isojax.core.nouns import Problem
+from isojax.launch.local.setup import open_task, resolve_config, start_jax
+from isojax.launch.planner import resolve_sweep_sizes
+from isojax.runs.store import exclusive_lock
+
+if TYPE_CHECKING:
+    from isojax.tasks.protocol import Task
+
+LABELS_FILE, EXTRA_LABELS_FILE, TABLE_FILE, SPLITS_FOLDER = "labels.jsonl", "labels-128.jsonl", "labels.csv", "splits"
+DECODE_SHAPES = {
+    "cpu": (8, 8)
+}  # (problems, rollouts a problem) decoded at once, unless sweep.decode_slots and sweep.prefill_batch say otherwise
+DEFAULT_DECODE_SHAPE = (16, 16)
+
+ProgressCallback = Callable[[str, float], None]
+
+
+def label_difficulty(
+    config: Config, folder: Path, held_out: int, extremely_hard: bool, on_progress: ProgressCallback
+) -> dict[str, list[Problem]]:
+    """Label at most `cell.data.candidates` problems by avg@`cell.data.attempts`, and write all that the module says;
+    returns the splits.
+
+    Where the config's run labels nothing (attempts 0), the usual 16 attempts are made.
+
+    `extremely_hard`: problems with none right are sampled up to 128 times.
+
+    Raises:
+        InputError: before any work, where the problems, the model or the folder cannot be used.
+    """
+    jax = start_jax(config)
+    config = resolve_config(config)
+    data = config.cell.data
+    cell = config.cell.model_copy(
+        update={"data": data.model_copy(update={"attempts": data.attempts or DataConfig().attempts})}
+    )
+    config = config.model_copy(update={"cell": cell})
+    if not cell.model.path:
+        raise InputError(
+            f"cell.model.path is not set: `isojax difficulty` labels problems in text with a language model. The task {cell.task} "
+            "labels its own problems when it is launched."
+        )
+    if (folder / SPLITS_FOLDER).exists():
+        raise InputError(
+            f"{folder / SPLITS_FOLDER} exists: its problems are labelled already. Read them by cell.task=tfds:{folder / SPLITS_FOLDER}#all, "
+            "or choose another folder by --out."
+        )
+    from isojax.report.figures.difficulty_histogram import draw_difficulty
+    from isojax.tasks.difficulty_splits import (
+        DIFFICULTY_RANGES,
+        EXTREMELY_HARD,
+        EXTREMELY_HARD_ATTEMPTS,
+        split_into_parts,
+    )
+    from isojax.tasks.protocol import is_on_device
+    from isojax.tasks.sources.tfds import import_tfds, write_dataset
+
+    import_tfds()  # what is missing is told before hours of labelling, not after
+    with open_task(config) as task, exclusive_lock(folder):
+        labelled, unsolved = _label_with_model(jax, config, task, folder, extremely_hard, on_progress)
+        if not is_on_device(task):
+            failure_counts = task.failure_counts()
+            for kind, example in task.failure_examples().items():
+                print(
+                    f"warning: verifier {kind}, {failure_counts[kind]} in all, each of reward 0; the first: {example}",
+                    file=sys.stderr,
+                )
+    splits = split_into_parts(labelled, unsolved, held_out, cell.data.seed)
+    write_text(folder / TABLE_FILE, _labels_csv(labelled))
+    ranges = {**DIFFICULTY_RANGES, **({EXTREMELY_HARD: (0.0, 0.0)} if extremely_hard else {})}
+    unsolved_by_id = {p.id: p for p in unsolved}
+    plotted_problems = [unsolved_by_id.get(p.id, p) for p in labelled]
+    draw_difficulty([(p.solved, p.attempts) for p in plotted_problems], ranges, folder, EXTREMELY_HARD_ATTEMPTS)
+    metadata = {
+        "model": cell.model.path,
+        "task": cell.task,
+        "temperature": cell.sampling.temperature,
+        "top_p": cell.sampling.top_p,
+    }
+    write_dataset(folder / SPLITS_FOLDER, splits, metadata | {"seed": cell.data.seed, "cell": config_hash(cell)})
+    return splits
+
+
+def _label_with_model(
+    jax: Any, config: Config, task: Task, folder: Path, extremely_hard: bool, on_progress: ProgressCallback
+) -> tuple[list[Problem], list[Problem]]:
+    """(the problems labelled by `attempts`, those with none right of 128 labelled by these)."""
+    from isojax.distributed.mesh_spec import parse_mesh
+    from isojax.distributed.sharding import make_mesh
+    from isojax.models.attention_autotune import select_attention
+    from isojax.models.safetensors_io import fingerprint
+    from isojax.tasks.difficulty_labels import compute_label_key, label_problems
+    from isojax.tasks.difficulty_splits import EXTREMELY_HARD_ATTEMPTS
+    from isojax.tasks.problem_selection import drop_long_prompts
+    from isojax.tasks.protocol import is_on_device
+    from isojax.train.base_policy import BasePolicy
+    from isojax.train.loop import Programs
+
+    cell, seed = config.cell, config.cell.data.seed
+    candidates = task.problems(cell.data.candidates, np.random.default_rng([seed, 0]))
+    problems, notes = drop_long_prompts(cell, task, candidates, "problems")
+    for note in notes:
+        print(f"warning: {note}", file=sys.stderr)
+    if not is_on_device(task):
+        task.check_problems(problems)
+    devices = jax.local_devices()
+    mesh_shape = parse_mesh(config.run.mesh, len(devices))
+    decode_shape = DECODE_SHAPES.get(jax.default_backend(), DEFAULT_DECODE_SHAPE)
+    sweep = config.sweep.model_copy(update={"B_p": (decode_shape[0],), "n": (decode_shape[1],)})
+    mesh = make_mesh(mesh_shape, devices)
+    programs = Programs(
+        cell,
+        select_attention(cell, resolve_sweep_sizes(sweep, mesh_shape.shards, cell), mesh),
+        [decode_shape],
+        mesh,
+        task,
+    )
+    params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder, programs.mesh)
+    label_id = compute_label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
+
+    def label_subset(file_name: str, problem_subset: list[Problem], attempts: int) -> list[Problem]:
+        arrays = programs.problem_set(problem_subset)
+        return label_problems(
+            folder / file_name, label_id, arrays, attempts, seed, programs.labeller, params, on_progress
+        )
+
+    labelled = label_subset(LABELS_FILE, problems, cell.data.attempts)
+    unsolved = [p for p in labelled if not p.solved]
+    if not extremely_hard or not unsolved:
+        return labelled, []
+    return labelled, [p for p in label_subset(EXTRA_LABELS_FILE, unsolved, EXTREMELY_HARD_ATTEMPTS) if not p.solved]
+
+
+def _labels_csv(labelled: list[Problem]) -> str:
+    """One row a problem, with the 90% interval of its rate."""
+    from isojax.tasks.difficulty_splits import difficulty_part
+
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["id", "solved", "attempts", "avg", "low", "high", "part", "prompt"])
+    for p in labelled:
+        low, high = wilson_interval(p.solved, p.attempts)
+        writer.writerow(
+            [
+                p.id,
+                p.solved,
+                p.attempts,
+                f"{p.difficulty:.4f}",
+                f"{low:.4f}",
+                f"{high:.4f}",
+                difficulty_part(p) or "",
+                p.prompt,
+            ]
+        )
+    return buffer.getvalue()

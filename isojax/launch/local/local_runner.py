@@ -1,0 +1,100 @@
+"""The in-process runner: the cells of a sweep on this machine's devices, as many side by side as the mesh fits into
+them.
+
+Each worker thread has a part of the devices and a set of compiled programs (cells of one CPU device each: all threads
+the same set), and takes the next cell when it has finished one.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from isojax.core import preemption
+from isojax.core.config import Config
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell
+from isojax.launch.display import Display, console, print_plan
+from isojax.launch.local.cell_threads import raise_cell_failures, report_verifier_failures, train_cells
+from isojax.launch.local.setup import SweepSetup, open_sweep, start_jax
+from isojax.launch.local.sweep_forecast import forecast_sweep
+from isojax.launch.planner import plan_cells
+from isojax.launch.processes.process_group import SINGLE_PROCESS, ProcessGroup, check_shared_folder, join_processes
+from isojax.launch.strategy import training_rounds
+from isojax.runs.store import exclusive_lock
+
+
+def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path | None:
+    """Run every cell of the sweep that is not finished; returns the sweep's folder, runs/<name>, or nothing in a
+    process of several that
+    only helps: process 0 fits and reports.
+
+    Raises:
+        InputError: before any work, when the recipe contradicts itself, the mesh does not fit, the folder holds another
+        sweep, or the
+            grid is over B_max.
+        RunFailed: after all other cells are done, naming the cells that failed.
+    """
+    cells = plan_cells(config.sweep)
+    jax = start_jax(config)
+    with join_processes(process_group):
+        from isojax.distributed import multiprocess
+
+        console.quiet = not multiprocess.is_primary()
+        folder = _launch(jax, config, cells, resume, dry_run)
+        return folder if multiprocess.is_primary() else None
+
+
+def _launch(jax: Any, config: Config, cells: list[Cell], resume: bool, dry_run: bool) -> Path:
+    """`launch`, in each of its processes."""
+    from isojax.distributed import multiprocess
+
+    with open_sweep(jax, config, cells, resume or dry_run) as setup:
+        concurrent_cells, folder = len(setup.programs), setup.folder
+        forecast = (
+            forecast_sweep(setup.config, cells, setup.device_budget, concurrent_cells, folder, setup.devices)
+            if dry_run
+            else None
+        )
+        print_plan(
+            setup.config, cells, folder, setup.device_description, concurrent_cells, setup.device_budget, forecast
+        )
+        if not dry_run:
+            with exclusive_lock(folder) if multiprocess.is_primary() else nullcontext():
+                check_shared_folder(folder)
+                run_cells(setup)
+    return folder
+
+
+def train(config: Config, resume: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path | None:
+    """One run: a config whose sweep is a single cell; returns its folder, runs/<name>.
+
+    Raises:
+        InputError: as `launch`, and where the sweep has more than one cell.
+    """
+    cells = plan_cells(config.sweep)
+    if len(cells) > 1:
+        first_cell = cells[0]
+        raise InputError(
+            f"this config holds {len(cells)} cells and `isojax train` runs one; choose it, for example by "
+            f"sweep.B_p=[{first_cell.B_p}] sweep.n=[{first_cell.n}] sweep.seeds=1, or run them all by `isojax launch`."
+        )
+    return launch(config, resume, dry_run=False, process_group=process_group)
+
+
+def run_cells(setup: SweepSetup) -> None:
+    """The base policy, then all cells."""
+    from isojax.distributed import multiprocess
+
+    config, cells = setup.config, setup.cells
+    with Display(config) as display:
+        base_policy, failures = setup.prepare(display), []
+        round_iterator = training_rounds(config, cells, setup.folder, failures)
+        with preemption.handle_sigterm():  # between two rounds too
+            while targets := multiprocess.run_on_primary(lambda: next(round_iterator, [])):
+                failures += train_cells(setup, base_policy, targets, display)
+                report_verifier_failures(display, setup.task)
+                if failures and multiprocess.is_multiprocess():
+                    break  # the processes may be at different places
+    raise_cell_failures(failures, len(cells), setup.folder)

@@ -1,0 +1,309 @@
+"""The search for the learning rate's anchor: the best rate at one batch B, from which `cell.rl.lr_scaling` leads to
+every other batch (IsoCompute Playbook, arXiv:2603.12151, section 3, factor 3: found at B_p x n = 128 x 8 as 1e-6).
+
+Every rate is an ordinary sweep of one (B_p, n) below runs/NAME-lr/RATE, with ledgers as always; all share one base
+policy. A rate of which a run broke (scaling/checks/run_health.py) is out. The others are scored by the mean over seeds
+of the mean reward over the last quarter of the evaluations; their standard error comes from the spread between seeds,
+pooled over the rates. Of rates within one standard error (of their difference) of the best, the lowest is prescribed: a
+rate too high breaks long runs, one a little low costs little.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isojax.core.config import AUTOSIZED_SETTINGS, Config, read_saved_config, save_config
+from isojax.core.errors import InputError, RunFailed
+from isojax.core.nouns import RunRecord
+from isojax.launch.resume import BASE_FOLDER, CONFIG_FILE
+from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
+from isojax.runs.store import working_folder
+from isojax.scaling.checks.run_health import health_flags
+from isojax.scaling.validation_metrics import metric_value
+
+RATE_STEP = 10**0.5
+MAX_EXTENSIONS = 2
+MIN_EVALUATIONS, MIN_WARMUPS = 4, 3
+SCORE_DESCRIPTION = "mean over seeds of the mean {metric} over the last quarter of the evaluations"
+
+
+@dataclass(frozen=True)
+class RateResult:
+    """What one rate came to.
+
+    Attributes:
+        scores: one for each seed. curves: (C, reward) of each evaluation, for each seed.
+        entropy, grad_norm: means over seeds in the last interval; None where not recorded.
+        flags: why it is out, with the run's name; empty where it is not.
+    """
+
+    rate: float
+    scores: tuple[float, ...] = ()
+    curves: tuple[tuple[tuple[int, float], ...], ...] = ()
+    entropy: float | None = None
+    grad_norm: float | None = None
+    flags: tuple[str, ...] = ()
+
+    @property
+    def reward(self) -> float:
+        """The mean over seeds."""
+        return float(np.mean(self.scores)) if self.scores else math.nan
+
+
+@dataclass(frozen=True)
+class LrSearchResult:
+    """Outcomes by rising rate, and what follows from them; `best` and `chosen` are None where every rate is out."""
+
+    results: tuple[RateResult, ...]
+    num_extensions: int
+    standard_error: float | None
+    best: RateResult | None
+    tied: tuple[RateResult, ...] = ()
+    recommended: RateResult | None = field(default=None)
+
+
+def default_rates(center: float) -> list[float]:
+    """Five rates, a factor sqrt(10) apart, around `center`."""
+    return [
+        step_rate(center, -2),
+        step_rate(center, -1),
+        round_rate(center),
+        step_rate(center, 1),
+        step_rate(center, 2),
+    ]
+
+
+def step_rate(rate: float, steps: int) -> float:
+    """The rate so many factors of sqrt(10) away, to two digits."""
+    return float(f"{rate * RATE_STEP**steps:.1e}")
+
+
+def round_rate(rate: float) -> float:
+    """To three digits, as its folder is named."""
+    return float(f"{rate:.2e}")
+
+
+def rate_name(rate: float) -> str:
+    """1e-3, 3.2e-4."""
+    mantissa, exponent = f"{rate:.2e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def choose_batch_shape(config: Config, B_p: int | None, n: int | None) -> tuple[int, int]:
+    """(B_p, n): what is given; the rest from the sweep, so that B_p n is nearest to cell.rl.lr_reference_batch in log;
+    of equals the larger B_p.
+
+    Raises:
+        InputError: a product over sweep.B_max.
+    """
+    sweep, reference_batch = config.sweep, config.cell.rl.lr_reference_batch
+    pairs = [(b, m) for b in ((B_p,) if B_p else sweep.B_p) for m in ((n,) if n else sweep.n)]
+    allowed = [(b, m) for b, m in pairs if b * m <= sweep.B_max]
+    if not allowed:
+        b, m = min(pairs, key=lambda pair: pair[0] * pair[1])
+        raise InputError(
+            f"B_p x n = {b} x {m} = {b * m} is over sweep.B_max = {sweep.B_max}; raise it, or give a smaller --B_p or --n."
+        )
+    return min(allowed, key=lambda pair: (round(abs(math.log(pair[0] * pair[1] / reference_batch)), 9), -pair[0]))
+
+
+def default_budget(config: Config, B: int) -> int:
+    """A tenth of sweep.budget, but EVALUATIONS after that of the base policy at updates of their own and WARMUPS times
+    the warm-up.
+    """
+    warmup_rollouts, eval_config = MIN_WARMUPS * config.cell.rl.warmup * B, config.cell.eval
+    budget = max(config.sweep.budget // 10, warmup_rollouts, B, math.ceil(eval_config.start))
+    while len({-(-target // B) for target in eval_config.evaluation_targets(budget)[1:]}) < MIN_EVALUATIONS:
+        budget = math.ceil(budget * eval_config.ratio)
+    return budget
+
+
+def rate_config(config: Config, rate: float, pair: tuple[int, int], budget: int, seeds: int) -> Config:
+    """The sweep of one rate: a config like any other, in runs/NAME-lr/RATE."""
+    B_p, n = pair
+    rl = config.cell.rl.model_copy(update={"learning_rate": rate, "lr_reference_batch": B_p * n})
+    sweep_settings = {"B_p": (B_p,), "n": (n,), "seeds": seeds, "budget": budget}
+    return config.model_copy(
+        update={
+            "name": rate_name(rate),
+            "cell": config.cell.model_copy(update={"rl": rl}),
+            "sweep": config.sweep.model_copy(update=sweep_settings),
+            "run": config.run.model_copy(update={"dir": str(search_folder(config))}),
+        }
+    )
+
+
+def search_folder(config: Config) -> Path:
+    """runs/NAME-lr."""
+    return working_folder(config.run.dir, f"{config.name}-lr")
+
+
+def run_rate(config: Config, source_folder: Path | None, resume: bool) -> RateResult:
+    """Run one rate (`rate_config`); `first`: the folder of a rate that has run, whose base policy and static sizes it
+    takes.
+    """
+    from isojax.launch.local.local_runner import launch
+
+    folder = Path(config.run.dir) / config.name
+    if source_folder is not None and source_folder != folder and not (folder / CONFIG_FILE).exists():
+        copy_base_policy(source_folder, folder, config)
+    reasons: list[str] = []
+    try:
+        launch(config, resume or (folder / CONFIG_FILE).exists(), dry_run=False)
+    except RunFailed as e:  # a rate too high: the others go on
+        reasons = [line.strip() for line in str(e).splitlines()[1:]]
+    evaluated_cells = [
+        p.parent for p in sorted(folder.glob(f"cells/*/{RECORDS_FILE}")) if p.read_bytes().count(b"\n") > 1
+    ]
+    return score_runs(config.cell.rl.learning_rate, read_runs(evaluated_cells), reasons)
+
+
+def refuse_existing_search(folder: Path, resume: bool) -> None:
+    """InputError where a search has been here and `resume` was not asked for."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file, expected a folder to search in; choose another name with name=NAME.")
+    if not resume and folder.is_dir() and any(folder.iterdir()):
+        raise InputError(
+            f"{folder} holds a search already; go on with it by --resume, or choose another name with name=NAME."
+        )
+
+
+def copy_base_policy(source_folder: Path, folder: Path, config: Config) -> None:
+    """Begin a rate's folder with the base policy, problems and static sizes of another's; whole or not at all,
+    config.yaml last.
+    """
+    source_config = read_saved_config(source_folder / CONFIG_FILE)
+    rl = source_config.cell.rl.model_copy(update={"learning_rate": config.cell.rl.learning_rate})
+    sizes = {key: getattr(source_config.sweep, key) for key in AUTOSIZED_SETTINGS}
+    temp_folder = folder / f".{BASE_FOLDER}"
+    for stale_path in (temp_folder, folder / BASE_FOLDER):
+        shutil.rmtree(stale_path, ignore_errors=True)
+    shutil.copytree(source_folder / BASE_FOLDER, temp_folder)
+    os.replace(temp_folder, folder / BASE_FOLDER)
+    sweep = config.sweep.model_copy(update=sizes)
+    save_config(
+        config.model_copy(update={"cell": source_config.cell.model_copy(update={"rl": rl}), "sweep": sweep}),
+        folder / CONFIG_FILE,
+    )
+
+
+def score_runs(rate: float, runs: Sequence[RunRecord], failures: Sequence[str] = ()) -> RateResult:
+    """The score of a rate's runs; `failed`: what ended a run that did not finish."""
+    flags = [
+        *failures,
+        *(
+            f"{run.cell.name}: {flag}"
+            for run in runs
+            for flag in health_flags(run)
+            if flag.name != "nonfinite_update" or not failures
+        ),
+    ]
+    if not runs:
+        return RateResult(rate, flags=tuple(flags))
+    metric = default_metric(runs)
+    curves = [tuple((p.rollouts, metric_value(p, metric, run.source)) for p in run.points) for run in runs]
+
+    def last_mean(key: str) -> float | None:
+        values = [run.points[-1].train[key] for run in runs if key in run.points[-1].train]
+        return float(np.mean(values)) if values else None
+
+    return RateResult(
+        rate, tuple(map(score_curve, curves)), tuple(curves), last_mean("entropy"), last_mean("grad_norm"), tuple(flags)
+    )
+
+
+def score_curve(curve: Sequence[tuple[int, float]]) -> float:
+    """The mean reward over the last quarter of a run's evaluations, rounded up; that of the base policy is none of
+    them.
+    """
+    trained_rewards = [reward for C, reward in curve if C > 0]
+    return float(np.mean(trained_rewards[-math.ceil(len(trained_rewards) / 4) :])) if trained_rewards else curve[-1][1]
+
+
+def search_rates(rates: Sequence[float], evaluate: Callable[[float], RateResult], extend: bool) -> LrSearchResult:
+    """Run all rates; where the best lies at an end of the grid and `extend` is set, one more beyond it, at most
+    EXTENSIONS times.
+    """
+    results = {rate: evaluate(rate) for rate in sorted(rates)}
+    num_extensions = 0
+    while extend and num_extensions < MAX_EXTENSIONS and (next_rate := _next_rate(results)) is not None:
+        results[next_rate] = evaluate(next_rate)
+        num_extensions += 1
+    return select_rate(tuple(results[rate] for rate in sorted(results)), num_extensions)
+
+
+def _next_rate(results: dict[float, RateResult]) -> float | None:
+    """The next rate in the direction of the best, if that lies at an end; downwards where every rate is out."""
+    unflagged = [o for o in results.values() if not o.flags]
+    best = max(unflagged, key=lambda o: (o.reward, -o.rate)).rate if unflagged else min(results)
+    if best == min(results):
+        return step_rate(best, -1)
+    return step_rate(best, 1) if best == max(results) else None
+
+
+def select_rate(results: tuple[RateResult, ...], num_extensions: int) -> LrSearchResult:
+    """The best rate, those that cannot be told from it, and the lowest of these."""
+    unflagged = [o for o in results if not o.flags]
+    seed_variances = [np.var(o.scores, ddof=1) for o in unflagged if len(o.scores) > 1]
+    standard_error = math.sqrt(float(np.mean(seed_variances)) / len(unflagged[0].scores)) if seed_variances else None
+    if not unflagged:
+        return LrSearchResult(results, num_extensions, standard_error, None)
+    best = max(unflagged, key=lambda o: (o.reward, -o.rate))
+    tied = tuple(o for o in unflagged if best.reward - o.reward <= math.sqrt(2) * (standard_error or 0.0))
+    return LrSearchResult(results, num_extensions, standard_error, best, tied, tied[0])
+
+
+def to_json(result: LrSearchResult, config: Config, pair: tuple[int, int], budget: int, seeds: int) -> dict[str, Any]:
+    """The content of lr_anchor.json: what was run, every rate, and what to put into the config."""
+    B = pair[0] * pair[1]
+    metric = f"avg@{config.cell.eval.samples}"
+    rate_rows = [
+        {
+            "rate": o.rate, "B": B, "reward": o.reward if o.scores else None, "se": result.standard_error if o.scores and not o.flags else None,
+            "scores": list(o.scores), "entropy": o.entropy, "grad_norm": o.grad_norm, "flags": list(o.flags),
+            "curves": [[list(point) for point in curve] for curve in o.curves],
+        }
+        for o in result.results
+    ]  # fmt: skip
+    recommended = result.recommended
+    return {
+        "schema": 1, "name": config.name, "B_p": pair[0], "n": pair[1], "B": B, "budget": budget, "seeds": seeds, "metric": metric,
+        "score": SCORE_DESCRIPTION.format(metric=metric), "extended": result.num_extensions, "rates": rate_rows,
+        "best": result.best.rate if result.best else None, "tied": [o.rate for o in result.tied],
+        "learning_rate": recommended.rate if recommended else None, "lr_reference_batch": B, "lr_scaling": config.cell.rl.lr_scaling,
+        "says": describe_search(result),
+    }  # fmt: skip
+
+
+def describe_search(result: LrSearchResult) -> list[str]:
+    """What a reader must know of the choice: ties, an optimum at the end of the grid, rates that are out, a single
+    seed.
+    """
+    sentences = []
+    for o in result.results:
+        if o.flags:
+            sentences.append(f"{rate_name(o.rate)} is out: {'; '.join(o.flags)}")
+    if result.best is None or result.recommended is None:
+        return [*sentences, "every rate is out: search lower ones (--rates), or mend what the flags say"]
+    tied_names = [rate_name(o.rate) for o in result.tied if o is not result.best]
+    if tied_names:
+        tie_text = (
+            f"{rate_name(result.best.rate)} is best, and within one standard error of it: {', '.join(tied_names)}"
+        )
+        sentences.append(f"{tie_text}; the lowest of them is taken, {rate_name(result.recommended.rate)}")
+    if result.standard_error is None:
+        sentences.append("one seed: without a second one nothing says how far rates differ by luck (--seeds 2)")
+    grid_ends = {min(o.rate for o in result.results): "lowest", max(o.rate for o in result.results): "highest"}
+    if result.best.rate in grid_ends:
+        sentences.append(
+            f"the best rate is the {grid_ends[result.best.rate]} that was tried: search beyond it (--rates)"
+        )
+    return sentences

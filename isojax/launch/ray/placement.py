@@ -1,0 +1,197 @@
+"""What the processes of a gang ask a Ray cluster for, and how many gangs it holds. Neither jax nor ray here.
+
+A cell asks for a mesh. On TPUs its gang are the hosts of a slice; on GPUs as few processes as have the mesh's devices;
+on CPUs one process that simulates them, unless `run.gang.processes` says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from isojax.core.config import Config, ProcessGroupConfig
+from isojax.core.errors import InputError
+from isojax.distributed.mesh_spec import MeshShape, parse_mesh
+
+Node = Mapping[str, Any]  # as ray.nodes() describes it
+SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL = (
+    "ray.io/tpu-slice-name",
+    "ray.io/tpu-topology",
+    "ray.io/tpu-worker-id",
+)  # labels of TPU hosts
+UNBOUNDED_DEVICES = 10**9  # devices, for a mesh that names how many it takes
+
+
+@dataclass(frozen=True)
+class ProcessGroupSpec:
+    """A gang: its processes, what each asks of its node, how many devices a CPU simulates in each (else None); or a TPU
+    slice.
+    """
+
+    num_processes: int
+    resources: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    cpu_devices: int | None = None
+    tpu_slice: tuple[str, str] | None = None  # accelerator, topology
+    num_slices: int = 1
+
+    def __str__(self) -> str:
+        resources_text = ", ".join(f"{amount:g} {name}" for name, amount in self.resources.items())
+        labels_text = "".join(f", {key}={value}" for key, value in self.labels.items())
+        slice_text = f" on {self.num_slices} x {':'.join(self.tpu_slice)}" if self.tpu_slice else ""
+        plural_suffix, each_suffix = ("es", " each") if self.num_processes > 1 else ("", "")
+        return (
+            f"{self.num_processes} process{plural_suffix}{slice_text} with {resources_text}{labels_text}{each_suffix}"
+        )
+
+
+def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpec:
+    """The gang that a cell of this config asks for; on GPUs where the cluster has any, and the config does not ask for
+    cores. TPUs are asked for by their slice.
+
+    Raises:
+        InputError: the settings of run.gang contradict one another or the mesh.
+    """
+    group_config = config.run.gang
+    if group_config.tpu is not None:
+        return _tpu_group(config, group_config)
+    if config.run.gang.slices > 1:
+        raise InputError(
+            f"run.gang.slices = {group_config.slices} without run.gang.tpu; expected run.gang.tpu=v5e:4x4 or another slice beside it."
+        )
+    max_gpus = int(max((node["Resources"].get("GPU", 0) for node in nodes), default=0))
+    if group_config.gpus or (max_gpus and group_config.cpus is None):
+        return _gpu_group(config, group_config, max_gpus)
+    if any(node["Resources"].get("TPU", 0) for node in nodes) and group_config == ProcessGroupConfig(
+        retries=group_config.retries
+    ):
+        raise InputError(
+            "run.gang: the cluster has TPUs, and nothing says what a cell takes of it; expected a slice, such as run.gang.tpu=v5e:4x4, or "
+            "cores of its hosts, run.gang.cpus=1."
+        )
+    if group_config.share > 1:
+        raise InputError(
+            f"run.gang.share = {group_config.share} where a cell takes no accelerator; expected GPUs, or run.gang.share=1."
+        )
+    num_processes = group_config.processes or 1
+    devices = _cell_mesh(config, num_processes * max(1, int(group_config.cpus or 1)), num_processes).devices
+    if devices % num_processes:
+        raise InputError(
+            f"--mesh {config.run.mesh} takes {devices} devices, which {num_processes} processes (run.gang.processes) cannot share alike; "
+            f"expected a multiple of {num_processes}."
+        )
+    resources = {"CPU": group_config.cpus or float(devices // num_processes), **group_config.resources}
+    return ProcessGroupSpec(num_processes, resources, group_config.labels, devices // num_processes)
+
+
+def _cell_mesh(config: Config, available_devices: int, num_processes: int) -> MeshShape:
+    """The mesh of a cell; where it does not say how many devices it takes, it is all of a gang's."""
+    text = config.run.mesh
+    if text == "auto":
+        return MeshShape(data=available_devices if num_processes > 1 else 1)
+    return parse_mesh(text, available_devices if "-1" in text else UNBOUNDED_DEVICES)
+
+
+def _gpu_group(config: Config, group_config: ProcessGroupConfig, max_gpus: int) -> ProcessGroupSpec:
+    """As few nodes as hold the mesh's GPUs; several cells on one where that is asked for."""
+    available_gpus = (group_config.gpus or max_gpus) * (group_config.processes or 1)
+    mesh_gpus = _cell_mesh(config, available_gpus, group_config.processes or 1).devices
+    gpus_per_process = group_config.gpus or (
+        mesh_gpus // group_config.processes if group_config.processes else min(mesh_gpus, max_gpus)
+    )
+    num_processes = group_config.processes or math.ceil(mesh_gpus / gpus_per_process)
+    if num_processes * gpus_per_process != mesh_gpus:
+        raise InputError(
+            f"--mesh {config.run.mesh} takes {mesh_gpus} GPUs, {num_processes} processes of {gpus_per_process} have {num_processes * gpus_per_process}; expected as many. "
+            "Change the mesh, run.gang.processes or run.gang.gpus."
+        )
+    if group_config.share > 1 and mesh_gpus > 1:
+        raise InputError(
+            f"run.gang.share = {group_config.share} with cells of {mesh_gpus} GPUs; expected cells of one GPU, which several may share."
+        )
+    return ProcessGroupSpec(
+        num_processes,
+        {"GPU": gpus_per_process / group_config.share, "CPU": group_config.cpus or 1.0, **group_config.resources},
+        group_config.labels,
+    )
+
+
+def _tpu_group(config: Config, group_config: ProcessGroupConfig) -> ProcessGroupSpec:
+    from ray.util import tpu
+
+    assert group_config.tpu is not None
+    version, _, topology = group_config.tpu.partition(":")
+    if group_config.share > 1 or group_config.processes or group_config.gpus:
+        raise InputError(
+            "run.gang.tpu with share, processes or gpus: a slice's chips belong to one cell, with a process on each of its hosts; leave "
+            "them out."
+        )
+    try:
+        version = tpu.get_tpu_version_from_type(version.replace("v5e", "v5litepod"))
+        num_hosts, resources = tpu.get_tpu_worker_resources(
+            topology=topology, accelerator_type=version, num_slices=group_config.slices
+        )
+    except ValueError as e:
+        raise InputError(f"run.gang.tpu: given {group_config.tpu!r}, expected such as v5e:4x4 or v6e:2x4 ({e}).") from e
+    chips = int(resources["TPU"]) * num_hosts
+    mesh_chips = parse_mesh(
+        "data=-1" if config.run.mesh == "auto" and num_hosts > 1 else config.run.mesh, chips
+    ).devices
+    if mesh_chips != chips:
+        raise InputError(
+            f"--mesh {config.run.mesh} takes {mesh_chips} of the {chips} chips of {group_config.slices} x {group_config.tpu}; expected all of them (data=-1)."
+        )
+    return ProcessGroupSpec(
+        num_hosts,
+        {**resources, **group_config.resources},
+        group_config.labels,
+        None,
+        (version, topology),
+        group_config.slices,
+    )
+
+
+def capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
+    """How many gangs all of the cluster's living nodes hold at a time, were nothing else on them."""
+    processes_by_slice: dict[str, int] = defaultdict(int)
+    for node in nodes:
+        labels = node.get("Labels", {})
+        if not node["Alive"] or any(labels.get(key) != value for key, value in spec.labels.items()):
+            continue
+        if spec.tpu_slice and labels.get(TOPOLOGY_LABEL) != spec.tpu_slice[1]:
+            continue
+        processes_on_node = min(
+            int(node["Resources"].get(name, 0) / amount + 1e-9) for name, amount in spec.resources.items()
+        )
+        processes_by_slice[labels.get(SLICE_LABEL, "") if spec.tpu_slice else ""] += processes_on_node
+    if not spec.tpu_slice:
+        return processes_by_slice[""] // spec.num_processes
+    hosts_per_slice = spec.num_processes // spec.num_slices
+    return (
+        sum(processes_on_node // hosts_per_slice for processes_on_node in processes_by_slice.values())
+        // spec.num_slices
+    )
+
+
+def require_capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
+    """`capacity`, where that is not nothing.
+
+    Raises:
+        InputError: the cluster holds no gang; it says what a gang asks for and what there is.
+    """
+    if num_groups := capacity(spec, nodes):
+        return num_groups
+    alive = [node for node in nodes if node["Alive"]]
+    resource_names = sorted(
+        {name for node in alive for name in node["Resources"]} & {"CPU", "GPU", "TPU", *spec.resources}
+    )
+    nodes_text = "; ".join(
+        ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in resource_names) for node in alive
+    )
+    raise InputError(
+        f"a cell asks for {spec}, and the cluster's {len(alive)} nodes have {nodes_text}. Make the mesh smaller, change run.gang "
+        "(docs/clusters.md), or add nodes."
+    )

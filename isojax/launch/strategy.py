@@ -1,0 +1,90 @@
+"""In which order a sweep's rollouts are spent: all cells to the budget, or round by round where n*(C) is least certain.
+No jax here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from isojax.core.atomic_files import write_text
+from isojax.core.config import Config
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell, RunRecord
+from isojax.launch.display import console
+from isojax.runs.ledger import RECORDS_FILE, read_run
+
+if TYPE_CHECKING:
+    from isojax.scaling.adaptive import AdaptivePolicy
+
+SUMMARY_FILE = "frontier.json"
+
+
+class CellTarget(NamedTuple):
+    """A cell that is to be trained up to C rollouts."""
+
+    cell: Cell
+    C: int
+
+
+def training_rounds(
+    config: Config, cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]
+) -> Iterator[list[CellTarget]]:
+    """What is to be trained side by side, one list after another; each is asked for when the one before has ended.
+
+    `failed`: cells that have failed since, which are not asked for again; the caller adds to it.
+
+    Raises:
+        InputError: as `check`.
+    """
+    sweep = config.sweep
+    if sweep.strategy == "grid":
+        yield [CellTarget(cell, sweep.budget) for cell in cells]
+        return
+    policy = adaptive_policy(config, cells)
+    while next_targets := policy.next_round(_recorded_runs(cells, folder, failures)):
+        yield [CellTarget(*target) for target in next_targets]
+    summary = policy.summary(_recorded_runs(cells, folder, failures))
+    write_text(folder / SUMMARY_FILE, json.dumps(summary, indent=1) + "\n")
+    spent_text, saved_text = (
+        f"{summary['spent']:,} rollouts spent of the {summary['grid']:,} of the whole grid",
+        f"{summary['saved']:.0%} saved",
+    )
+    console.print(f"frontier: {spent_text}, {saved_text} ({folder / SUMMARY_FILE})", soft_wrap=True, highlight=False)
+
+
+def check(config: Config, cells: Sequence[Cell]) -> None:
+    """InputError where strategy frontier has too few evaluations or rollouts to begin with, or a grid is given
+    rollouts.
+    """
+    if config.sweep.strategy == "frontier":
+        adaptive_policy(config, cells)
+    elif config.sweep.total_rollouts is not None:
+        raise InputError(
+            f"sweep.total_rollouts = {config.sweep.total_rollouts} with sweep.strategy=grid, which spends sweep.budget on each cell; expected "
+            "sweep.strategy=adaptive, or sweep.budget alone."
+        )
+
+
+def adaptive_policy(config: Config, cells: Sequence[Cell]) -> AdaptivePolicy:
+    """The policy of a sweep; raises as `check`."""
+    from isojax.scaling.adaptive import AdaptivePolicy  # loads scipy's optimizers, which a grid does without
+
+    targets = config.cell.eval.evaluation_targets(config.sweep.budget)
+    return AdaptivePolicy(cells, targets, config.sweep.total_rollouts, f"avg@{config.cell.eval.samples}")
+
+
+def _recorded_runs(cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]) -> list[RunRecord]:
+    """What is recorded so far."""
+    failure_reasons, runs = {cell: str(error) for cell, error in failures}, []
+    for cell in cells:
+        cell_folder = folder / "cells" / cell.name
+        try:
+            run = read_run(cell_folder) if (cell_folder / RECORDS_FILE).exists() else RunRecord(cell, ())
+        except InputError:  # killed before its first point
+            run = RunRecord(cell, ())
+        runs.append(replace(run, failure_reason=failure_reasons[cell]) if cell in failure_reasons else run)
+    return [run for run in runs if run.points or run.failed]

@@ -1,0 +1,24 @@
+"""Llama 2, 3, 3.1, 3.2 and what keeps to their architecture (SmolLM2): stretched rotary positions where config.json
+says so.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from isojax.core.config import ModelConfig
+from isojax.models.hf import hf_config
+from isojax.models.transformer import Decoder
+
+ARCHITECTURES = ("LlamaForCausalLM",)
+NAMES = hf_config.TENSOR_NAMES
+
+
+def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """ModelConfig's fields, without family and path, from a config.json; InputError for what the decoder cannot do."""
+    hf_config.require_value(config_json, "attention_bias", False, "the decoder has no such bias for Llama")
+    return hf_config.common_settings(config_json)
+
+
+def build(config: ModelConfig, vocab: int) -> Decoder:
+    """The decoder for a vocabulary of `vocab` tokens."""
+    return Decoder(config, vocab)

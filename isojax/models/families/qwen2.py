@@ -1,0 +1,21 @@
+"""Qwen2 and Qwen2.5: queries, keys and values with a bias."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from isojax.core.config import ModelConfig
+from isojax.models.hf import hf_config
+from isojax.models.transformer import Decoder
+
+ARCHITECTURES = ("Qwen2ForCausalLM",)
+NAMES = hf_config.TENSOR_NAMES | hf_config.BIAS_TENSOR_NAMES
+
+
+def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """ModelConfig's fields, without family and path, from a config.json; InputError for what the decoder cannot do."""
+    return hf_config.common_settings(config_json) | {"qkv_bias": True}
+
+
+def build(config: ModelConfig, vocab: int) -> Decoder:
+    """The decoder for a vocabulary of `vocab` tokens."""
+    return Decoder(config, vocab)

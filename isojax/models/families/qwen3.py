@@ -1,0 +1,23 @@
+"""Qwen3 (dense): each head's queries and keys are normalised before they are turned."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from isojax.core.config import ModelConfig
+from isojax.models.hf import hf_config
+from isojax.models.transformer import Decoder
+
+ARCHITECTURES = ("Qwen3ForCausalLM",)
+NAMES = hf_config.TENSOR_NAMES | hf_config.QK_NORM_TENSOR_NAMES
+DEFAULT_HEAD_DIM = 128  # where config.json has none: the architecture's own, whatever the width
+
+
+def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """ModelConfig's fields, without family and path, from a config.json; InputError for what the decoder cannot do."""
+    hf_config.require_value(config_json, "attention_bias", False, "the decoder has no such bias for Qwen3")
+    return hf_config.common_settings(config_json, DEFAULT_HEAD_DIM) | {"qk_norm": True}
+
+
+def build(config: ModelConfig, vocab: int) -> Decoder:
+    """The decoder for a vocabulary of `vocab` tokens."""
+    return Decoder(config, vocab)

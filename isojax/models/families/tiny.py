@@ -1,0 +1,9 @@
+"""The quickstart's policy: the decoder at about 0.1M parameters, untied, from scratch."""
+
+from isojax.core.config import ModelConfig
+from isojax.models.transformer import Decoder
+
+
+def build(config: ModelConfig, vocab: int) -> Decoder:
+    """The decoder for a vocabulary of `vocab` tokens."""
+    return Decoder(config, vocab)

@@ -1,0 +1,195 @@
+"""Weights of which a shard holds a part: what a decoder does with them in a shard_map that gives each shard what `fsdp`
+left it.
+
+A weight is a part where it is narrower than the model, along its axis `embed`. It is gathered where it is used, one
+weight at a time, and again for its gradient: what is kept from forwards to backwards is the part. Gradients leave as
+parts too, added up over shards in float32. A whole weight is used as it is, so that on a mesh without fsdp nothing here
+leaves a trace in a program.
+
+    whole     the weight itself, for what is small or used last: norms, the unembedding
+    product   rows times a weight
+    product_of_few    the same of the sampler's few rows, on a CPU
+    gathered  all of a model, for the sampler, which reads it at every token
+    rows      rows of the embedding: tokens go to every part, and of each row its parts come back, so that no shard
+    holds the table
+
+And where the gradient of a weight is taken, in whichever precision that is used: `Anchored`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax, shard_map
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from isojax.distributed.sharding import PARAM_AXIS, partition_spec
+
+
+class GradAnchor(NamedTuple):
+    """An array whose gradient is that of its anchor: float32 of its shape, whose numbers are never read. So gradients
+    of bfloat16 weights are added up in float32, also by references."""
+
+    anchor: Array
+    value: Array
+
+
+def resolve_anchors(tree: Any) -> Any:
+    """A tree with its `Anchored` arrays as arrays."""
+    return jax.tree.map(
+        lambda x: _anchored_value(*x) if isinstance(x, GradAnchor) else x,
+        tree,
+        is_leaf=lambda x: isinstance(x, GradAnchor),
+    )
+
+
+@jax.custom_vjp
+def _anchored_value(anchor: Array, array: Array) -> Array:
+    return array
+
+
+_anchored_value.defvjp(lambda _, array: (array, None), lambda _, d: (d.astype(jnp.float32), None))
+
+
+def all_gather_weight(w: Float[Array, "*w"], axis: int, width: int) -> Float[Array, "*_"]:
+    """A weight that has `width` entries along `axis`, or its part, as the weight."""
+    return w if w.shape[axis] == width else _all_gather_weight(w, axis)
+
+
+def matmul(x: Float[Array, "r i"], w: Float[Array, "_ _"], outputs: int | None = None) -> Float[Array, "r _"]:
+    """x @ w; w or a part of it, which has fewer rows than x columns, or fewer columns than `outputs`."""
+    if w.shape[0] < x.shape[1]:
+        return _matmul(x, w, 0)
+    return x @ w if outputs is None or w.shape[1] == outputs else _matmul(x, w, 1)
+
+
+def small_batch_matmul(
+    x: Float[Array, "r i"], w: Float[Array, "i o"], outputs: int | None = None, dtype: Any = None
+) -> Float[Array, "r o"]:
+    """x @ w of few rows, as XLA:CPU does it in the least time: as w.T @ x.T, w being the transpose of what is held [o
+    i]; in x's precision, or as this dtype. `outputs` is `product`'s, for parts of weights, of which the sampler has
+    none.
+
+    Of few rows most of a product's time is the packing of w, and this way it is packed as it lies
+    (docs/performance.md). Asked for as a product of w.T, between barriers, XLA turns neither the product round again,
+    nor w back in front of a loop.
+    """
+    stored = lax.optimization_barrier(w.T)
+    return lax.optimization_barrier(jnp.einsum("oi,ri->or", stored, x, preferred_element_type=dtype)).T
+
+
+def embedding_lookup(table: Float[Array, "V _"], tokens: Int[Array, "b t"], width: int) -> Float[Array, "b t _"]:
+    """table[tokens]; a table of this width or the part [V D/F] of it."""
+    return table[tokens] if table.shape[1] == width else _embedding_lookup(table, tokens)
+
+
+def all_gather_params(params: Any, specs: Any, dtype: Any) -> Any:
+    """Parameters that lie by these specs, all of them whole at once: what was in parts cast first, so that less is
+    moved and held.
+    """
+
+    def gather_one(w: Array, spec: PartitionSpec) -> Array:
+        if PARAM_AXIS not in spec:
+            return w
+        axis = spec.index(PARAM_AXIS)
+        other_axes = PartitionSpec(*(None if name == PARAM_AXIS else name for name in spec))
+        return _with_other_axes_manual(lambda w: lax.all_gather(w, PARAM_AXIS, axis=axis, tiled=True), other_axes)(
+            w.astype(dtype)
+        )
+
+    return jax.tree.map(gather_one, params, specs)
+
+
+def _with_other_axes_manual(collective: Callable[[Array], Array], spec: PartitionSpec) -> Callable[[Array], Array]:
+    """A collective over fsdp, on each device's own part by `spec` of what further axes of the mesh split: XLA by itself
+    would first gather its operand over those."""
+    manual_axes = {name for name in spec if name is not None}
+    return (
+        shard_map(collective, in_specs=spec, out_specs=spec, axis_names=manual_axes, check_vma=False)
+        if manual_axes
+        else collective
+    )
+
+
+def _other_axes_spec(shape: tuple[int, ...], axis: int) -> PartitionSpec:
+    """How a matrix lies along its other axis, whichever of heads, MLP or vocabulary that counts; a vector has none."""
+    return partition_spec(
+        [None if i == axis else "mlp" for i in range(len(shape))], shape, jax.sharding.get_abstract_mesh()
+    )
+
+
+def _gather_shards(w: Array, axis: int) -> Array:
+    return _with_other_axes_manual(
+        lambda w: lax.all_gather(w, PARAM_AXIS, axis=axis, tiled=True), _other_axes_spec(w.shape, axis)
+    )(w)
+
+
+def _reduce_scatter(d: Array, axis: int, dtype: Any) -> Array:
+    """Of the shards' gradients of a weight, added up, each shard's part."""
+    summed = _with_other_axes_manual(
+        lambda d: lax.psum_scatter(d, PARAM_AXIS, scatter_dimension=axis, tiled=True), _other_axes_spec(d.shape, axis)
+    )
+    return summed(d.astype(jnp.float32)).astype(dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _all_gather_weight(w: Array, axis: int) -> Array:
+    return _gather_shards(w, axis)
+
+
+def _all_gather_weight_forward(w: Array, axis: int) -> tuple[Array, None]:
+    return _gather_shards(w, axis), None
+
+
+def _all_gather_weight_backward(axis: int, _: None, d: Array) -> tuple[Array]:
+    return (_reduce_scatter(d, axis, d.dtype),)
+
+
+_all_gather_weight.defvjp(_all_gather_weight_forward, _all_gather_weight_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _matmul(x: Array, w: Array, axis: int) -> Array:
+    return x @ _gather_shards(w, axis)
+
+
+def _matmul_forward(x: Array, w: Array, axis: int) -> tuple[Array, tuple[Array, Array]]:
+    return x @ _gather_shards(w, axis), (x, w)  # in full, so that a checkpoint sees a product, and keeps it
+
+
+def _matmul_backward(axis: int, saved: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
+    x, w = saved
+    d_full = jnp.einsum("ri,ro->io", x, d, preferred_element_type=jnp.float32)
+    return d @ _gather_shards(w, axis).T, _reduce_scatter(d_full, axis, w.dtype)
+
+
+_matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+@jax.custom_vjp
+def _embedding_lookup(table: Array, tokens: Array) -> Array:
+    return _all_to_all(table[lax.all_gather(tokens, PARAM_AXIS)])
+
+
+def _all_to_all(x: Float[Array, "F b t d"]) -> Float[Array, "b t _"]:
+    """From this shard's part of every shard's rows to every part of this shard's rows."""
+    return lax.all_to_all(x, PARAM_AXIS, split_axis=0, concat_axis=3, tiled=True)[0]
+
+
+def _embedding_lookup_forward(table: Array, tokens: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _embedding_lookup(table, tokens), (table, tokens)
+
+
+def _embedding_lookup_backward(saved: tuple[Array, Array], d: Array) -> tuple[Array, None]:
+    table, tokens = saved
+    all_tokens = lax.all_gather(tokens, PARAM_AXIS)
+    gradient_shards = lax.all_to_all(d[None], PARAM_AXIS, split_axis=3, concat_axis=0, tiled=True)
+    return jnp.zeros(table.shape, jnp.float32).at[all_tokens].add(gradient_shards.astype(jnp.float32)).astype(
+        table.dtype
+    ), None
+
+
+_embedding_lookup.defvjp(_embedding_lookup_forward, _embedding_lookup_backward)

@@ -1,0 +1,179 @@
+"""What the published architectures have in common: reading a config.json, and the names of a checkpoint's weights.
+
+A config.json is read in transformers 4's spelling (`rope_theta`, `rope_scaling`) and in 5's (`rope_parameters`).
+Whatever would make another function of the weights than the decoder's is refused, by its key: nothing is ignored that
+changes a logit.
+"""
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+from isojax.core.config import RopeScaling
+from isojax.core.errors import InputError
+
+LAYER_PREFIX = "model.layers.{layer}."
+TENSOR_NAMES = {
+    "embed": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "unembed": "lm_head.weight",
+    "blocks.attention_norm": LAYER_PREFIX + "input_layernorm.weight",
+    "blocks.query": LAYER_PREFIX + "self_attn.q_proj.weight",
+    "blocks.key": LAYER_PREFIX + "self_attn.k_proj.weight",
+    "blocks.value": LAYER_PREFIX + "self_attn.v_proj.weight",
+    "blocks.out": LAYER_PREFIX + "self_attn.o_proj.weight",
+    "blocks.mlp_norm": LAYER_PREFIX + "post_attention_layernorm.weight",
+    "blocks.gate": LAYER_PREFIX + "mlp.gate_proj.weight",
+    "blocks.up": LAYER_PREFIX + "mlp.up_proj.weight",
+    "blocks.down": LAYER_PREFIX + "mlp.down_proj.weight",
+}
+BIAS_TENSOR_NAMES = {
+    "blocks.query_bias": LAYER_PREFIX + "self_attn.q_proj.bias",
+    "blocks.key_bias": LAYER_PREFIX + "self_attn.k_proj.bias",
+    "blocks.value_bias": LAYER_PREFIX + "self_attn.v_proj.bias",
+}
+QK_NORM_TENSOR_NAMES = {
+    "blocks.query_norm": LAYER_PREFIX + "self_attn.q_norm.weight",
+    "blocks.key_norm": LAYER_PREFIX + "self_attn.k_norm.weight",
+}
+DEFAULT_ROPE_THETA = 10_000.0  # transformers' own, where a config.json has none (Llama 1 and 2)
+
+
+@functools.cache
+def architecture_families() -> dict[str, str]:
+    """Each architecture's name in config.json, and the family that runs it (a file of isojax/models/)."""
+    package = importlib.import_module("isojax.models")
+    modules = {
+        m.name: importlib.import_module(f"isojax.models.{m.name}") for m in pkgutil.iter_modules(package.__path__)
+    }
+    return {a: name for name, module in modules.items() for a in vars(module).get("ARCHITECTURES", ())}
+
+
+def find_family(architecture: str) -> str:
+    """The family of a name in config.json's `architectures`.
+
+    Raises:
+        InputError: no family has it; lists those there are.
+    """
+    family_of = architecture_families()
+    if architecture not in family_of:
+        raise InputError(
+            f"config.json: architectures names {architecture!r}, which no family here runs; expected one of {', '.join(sorted(family_of))}. "
+            "A family of your own is a file like isojax/models/qwen3.py."
+        )
+    return family_of[architecture]
+
+
+def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None) -> dict[str, Any]:
+    """ModelConfig's fields that every published family reads alike from a config.json.
+
+    `head_dim`: the family's own where the file has none; None: width / heads.
+
+    Raises:
+        InputError: a key that is missing or cannot be used, by name.
+    """
+    require_value(config_json, "hidden_act", "silu", "the decoder's MLP is SwiGLU")
+    for key in ("mlp_bias", "use_sliding_window"):
+        require_value(config_json, key, False, "the decoder has no such thing")
+    if config_json.get("quantization_config"):
+        raise InputError(
+            "config.json: quantization_config is set; expected weights in float32, bfloat16 or float16. Dequantise them first."
+        )
+    width, heads = read_size(config_json, "hidden_size"), read_size(config_json, "num_attention_heads")
+    if config_json.get("head_dim") is None and head_dim is None and width % heads:
+        raise InputError(
+            f"config.json: no head_dim, and hidden_size = {width} is no multiple of num_attention_heads = {heads}. Add head_dim to it."
+        )
+    return {
+        "layers": read_size(config_json, "num_hidden_layers"),
+        "width": width,
+        "heads": heads,
+        "kv_heads": read_size(config_json, "num_key_value_heads", heads),
+        "head_dim": read_size(config_json, "head_dim", head_dim or width // heads),
+        "mlp": read_size(config_json, "intermediate_size"),
+        "vocab": read_size(config_json, "vocab_size"),
+        "norm_eps": read_number(config_json, "rms_norm_eps"),
+        "tied": read_flag(config_json, "tie_word_embeddings"),
+        **rope_settings(config_json),
+    }
+
+
+def rope_settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """rope_base and rope_scaling, from `rope_theta` and `rope_scaling` (transformers 4) or from `rope_parameters` alone
+    (5).
+    """
+    key = "rope_scaling" if config_json.get("rope_scaling") else "rope_parameters"
+    rope_config = config_json.get(key) or {}
+    if not isinstance(rope_config, Mapping):
+        raise InputError(
+            f"config.json: {key} = {rope_config!r}; expected an object such as {{'rope_type': 'default', 'rope_theta': 10000.0}}."
+        )
+    rope_base = read_number(
+        {"rope_theta": DEFAULT_ROPE_THETA}
+        | {k: v for k, v in [*config_json.items(), *rope_config.items()] if k == "rope_theta"},
+        "rope_theta",
+    )
+    rope_type = rope_config.get("rope_type", rope_config.get("type", "default"))
+    if rope_type not in ("default", "llama3"):
+        raise InputError(
+            f"config.json: {key} has rope_type = {rope_type!r}; expected default or llama3. Within the original context, where such a model "
+            "needs no stretching, remove it from a copy of config.json."
+        )
+    for given in (config_json, rope_config):
+        require_value(given, "partial_rotary_factor", 1.0, "the decoder turns whole heads")
+    if rope_type == "default":
+        return {"rope_base": rope_base, "rope_scaling": None}
+    scaling = RopeScaling(
+        factor=read_number(rope_config, "factor", key),
+        low_freq_factor=read_number(rope_config, "low_freq_factor", key),
+        high_freq_factor=read_number(rope_config, "high_freq_factor", key),
+        original_max_position_embeddings=read_size(rope_config, "original_max_position_embeddings", section=key),
+    )
+    return {"rope_base": rope_base, "rope_scaling": scaling}
+
+
+def require_value(config_json: Mapping[str, Any], key: str, allowed: Any, reason: str) -> None:
+    """InputError where `key` is set to anything but `allowed`; absent and null are the architecture's default, which is
+    `allowed`.
+    """
+    value = config_json.get(key)
+    if value is not None and value != allowed:
+        raise InputError(
+            f"config.json: {key} = {value!r}; expected {allowed!r}: {reason}. This checkpoint cannot be run here."
+        )
+
+
+def read_size(config_json: Mapping[str, Any], key: str, default: int | None = None, section: str = "") -> int:
+    """A whole number, at least 1."""
+    value = config_json.get(key)
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise invalid_value(config_json, key, section, "a whole number, at least 1")
+    return value
+
+
+def read_number(config_json: Mapping[str, Any], key: str, section: str = "") -> float:
+    """A number above 0."""
+    value = config_json.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise invalid_value(config_json, key, section, "a number above 0")
+    return float(value)
+
+
+def read_flag(config_json: Mapping[str, Any], key: str) -> bool:
+    """true or false; absent and null are false."""
+    value = config_json.get(key)
+    if not isinstance(value, (bool, type(None))):
+        raise invalid_value(config_json, key, "", "true or false")
+    return bool(value)
+
+
+def invalid_value(config_json: Mapping[str, Any], key: str, section: str, expected: str) -> InputError:
+    """The error for a value that is missing or cannot be used."""
+    description = f"{key} = {config_json[key]!r}" if key in config_json else f"no {key}"
+    return InputError(
+        f"config.json: {f'{section} has ' if section else ''}{description}; expected {expected}. Mend the file, or fetch it again."
+    )

@@ -1,0 +1,120 @@
+"""How every figure looks: its colours, panels and axes, and the way to PNG and PDF bytes. Objects only, no pyplot
+state.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log2, log10
+
+from matplotlib import colormaps, patheffects, rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
+
+from isojax.report.text import format_compact
+
+INK, MUTED, GRID_COLOUR, LAW_COLOUR = "#1c2126", "#5c6670", "#e4e8ec", "#c2362f"
+DASHES = ("-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1, 2)))
+HALO = [patheffects.withStroke(linewidth=3, foreground="white")]
+DPI = 160
+
+
+def log2_positions(values: Sequence[int]) -> dict[int, float]:
+    """Where each n lies between the smallest (0) and the largest (1), by log2 n; .5 for one alone."""
+    values = sorted(set(values))
+    low, high = log2(values[0]), log2(values[-1])
+    return {n: (log2(n) - low) / (high - low) if high > low else 0.5 for n in values}
+
+
+def n_palette(values: Sequence[int]) -> dict[int, str]:
+    """A colour for each n: viridis by log2 n, its palest end left out (unreadable on white)."""
+    return {n: to_hex(colormaps["viridis"](0.88 * share)) for n, share in log2_positions(values).items()}
+
+
+def escape_label(text: str, max_length: int = 48) -> str:
+    """Text from a log as matplotlib's text: no mathematics in it, and not longer than an axis."""
+    short = text if len(text) <= max_length else text[: max_length - 1] + "…"
+    return short.replace("$", r"\$")
+
+
+def darken(colour: str) -> str:
+    """The colour mixed with ink, for text."""
+    red, green, blue = (0.6 * a + 0.4 * b for a, b in zip(to_rgb(colour), to_rgb(INK), strict=True))
+    return to_hex((red, green, blue))
+
+
+def panel_grid(count: int, height: float) -> tuple[Figure, list[Axes]]:
+    """`count` axes in rows of at most three, sharing y."""
+    columns = count if count <= 3 else (2 if count == 4 else 3)
+    rows = ceil(count / columns)
+    fig = Figure(figsize=({1: 10.0, 2: 12.0}.get(columns, 14.4), height * rows + 0.5), dpi=DPI, layout="constrained")
+    axes: list[Axes] = []
+    for i in range(count):
+        axes.append(fig.add_subplot(rows, columns, i + 1, sharey=axes[0] if axes else None))
+        axes[-1].tick_params(labelleft=i % columns == 0)
+    return fig, axes
+
+
+def is_first_column(ax: Axes) -> bool:
+    """Whether the axes stand at the left edge, where y is labelled."""
+    spec = ax.get_subplotspec()
+    return spec is not None and spec.is_first_col()
+
+
+def style_axes(ax: Axes, title: str, x_label: str, y_label: str, log_x: bool = True) -> None:
+    """Titles, a quiet grid, no box; budgets on a log axis read 1k, 10k, 100k."""
+    ax.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
+    ax.set_xlabel(x_label, fontsize=10, color=INK)
+    ax.set_ylabel(y_label, fontsize=10, color=INK)
+    if log_x:
+        ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(10))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda C, _: format_compact(C)))
+        ax.xaxis.set_minor_locator(LogLocator(10, subs=range(2, 10)))
+        ax.xaxis.set_minor_formatter(
+            FuncFormatter(
+                lambda C, _: (
+                    format_compact(C) if _spans_few_decades(ax) and round(C / 10 ** floor(log10(C))) in (2, 5) else ""
+                )
+            )
+        )
+    ax.grid(visible=True, which="major", color=GRID_COLOUR, lw=0.8, zorder=0)
+    ax.set_axisbelow(True)
+    ax.tick_params(which="both", labelsize=9, color=MUTED, labelcolor=INK)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(MUTED)
+
+
+def _spans_few_decades(ax: Axes) -> bool:
+    """Whether powers of ten alone would label the log axis too thinly."""
+    low, high = ax.get_xlim()
+    return log10(high / low) < 1.7
+
+
+@dataclass(frozen=True)
+class RenderedFigure:
+    """A figure as PNG (for pages) and as PDF with text as text (for papers)."""
+
+    png: bytes
+    pdf: bytes
+
+
+def render_figure(fig: Figure) -> RenderedFigure:
+    """The figure in both formats, the same bits for the same figure."""
+    FigureCanvasAgg(fig)
+    png, pdf = io.BytesIO(), io.BytesIO()
+    fig.savefig(png, format="png", facecolor="white", metadata={"Software": None})
+    with rc_context(
+        {"figure.autolayout": False, "figure.constrained_layout.use": False}
+    ):  # else a user's matplotlibrc would bring another
+        fig.set_layout_engine(None)  # what was placed stays; with an engine of any kind all is drawn once more
+    with rc_context({"pdf.fonttype": 42}):
+        fig.savefig(
+            pdf, format="pdf", facecolor="white", metadata={"Creator": None, "Producer": None, "CreationDate": None}
+        )
+    return RenderedFigure(png.getvalue(), pdf.getvalue())

@@ -1,0 +1,110 @@
+"""HTML pieces: escaping, tables, images and the page around them. Everything passed as `str` is escaped; `Raw` marks
+HTML made here.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+
+
+class Html(str):
+    """A string that is HTML already."""
+
+
+def escape(x: object) -> Html:
+    """Text as HTML; Raw stays as it is."""
+    return x if isinstance(x, Html) else Html(html.escape(str(x)))
+
+
+def join_html(parts: Iterable[object], separator: str = "\n") -> Html:
+    """Pieces after one another, each escaped unless Raw."""
+    return Html(separator.join(escape(p) for p in parts))
+
+
+def tag(name: str, *inner: object, cls: str = "") -> Html:
+    """<name class=cls>inner</name>."""
+    attribute = f' class="{escape(cls)}"' if cls else ""
+    return Html(f"<{name}{attribute}>{join_html(inner, '')}</{name}>")
+
+
+def bullet_list(items: Iterable[object]) -> Html:
+    """An unordered list."""
+    return tag("ul", *(tag("li", item) for item in items))
+
+
+def html_section(section_id: str, title: str, *inner: object) -> Html:
+    """A section with a heading that can be linked to."""
+    return Html(
+        f'<section id="{section_id}" aria-labelledby="{section_id}-title"><h2 id="{section_id}-title">{escape(title)}</h2>\n{join_html(inner)}</section>'
+    )
+
+
+def html_table(
+    caption: str, headings: Sequence[object], rows: Iterable[Sequence[object]], text_columns: Sequence[int] = ()
+) -> Html:
+    """A table whose first column heads its rows; columns are right-aligned numbers but those in `text`."""
+    left_aligned = {0, *text_columns}
+
+    def class_attribute(i: int) -> str:
+        return "" if i in left_aligned else ' class="num"'
+
+    head = "".join(f'<th scope="col"{class_attribute(i)}>{escape(h)}</th>' for i, h in enumerate(headings))
+    body = "\n".join(
+        "<tr>"
+        + f'<th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td{class_attribute(i)}>{escape(x)}</td>" for i, x in enumerate(row[1:], 1))
+        + "</tr>"
+        for row in rows
+    )
+    return Html(
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table><caption>{escape(caption)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+def html_figure(png: bytes, alt_text: str, caption: object) -> Html:
+    """An inlined image with its caption."""
+    data = base64.b64encode(png).decode()
+    return Html(
+        f'<figure><img alt="{escape(alt_text)}" src="data:image/png;base64,{data}"><figcaption>{escape(caption)}</figcaption></figure>'
+    )
+
+
+def html_details(summary: object, *inner: object) -> Html:
+    """Closed until asked for."""
+    return Html(f"<details><summary>{escape(summary)}</summary>{join_html(inner)}</details>")
+
+
+def html_document(title: str, body: Html, scripts: Sequence[str] = (), data: str = "") -> str:
+    """The whole page; the policy in its head forbids every load, and every script but these.
+
+    Args:
+        scripts: JavaScript to run at the page's end, in order. data: JSON for them, safe to stand in a script element.
+    """
+    script_hashes = (
+        " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'" for code in scripts)
+        or "'none'"
+    )
+    style = files("isojax.report.page").joinpath("page.css").read_text(encoding="utf-8")
+    policy = f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {script_hashes}; base-uri 'none'; form-action 'none'"
+    data_element = f'<script type="application/json" id="data">{data}</script>\n' if data else ""
+    scripts_html = data_element + "".join(f"<script>{code}</script>\n" for code in scripts)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<style>{style}</style>
+</head>
+<body>
+{body}
+{scripts_html}</body>
+</html>
+"""

@@ -1,0 +1,92 @@
+"""Where the page's numbers come from: sample rollouts of two cells, the method in words, the sweep's config."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import groupby, islice
+from pathlib import Path
+
+from isojax.report.fit_views import FitDocument
+from isojax.report.page.advice import Advice
+from isojax.report.page.markup import Html, html_details, html_section, join_html, tag
+from isojax.report.text import format_count, format_percent
+
+SAMPLE_LINES, SAMPLE_WIDTH = 12, 300
+MODES = {
+    "paper": "the paper's record-breaking points: a curve for each (B_p, n), their envelope, then n*(C)",
+    "hierarchical": "all points at once: curves with one base reward, where they cross, then the form of n*(C) that the data support",
+}
+
+
+def samples_section(folder: Path, advice: Advice) -> Html:
+    """First and last lines of two cells' samples.txt: the recommended cell's and, of the others, that of the largest
+    n.
+    """
+    sample_paths = sorted((folder / "cells").glob("*/samples.txt"))
+    first_path_by_cell = [
+        (name, next(paths))
+        for name, paths in groupby(sample_paths, key=lambda path: path.parent.name.rsplit("-s", 1)[0])
+    ]
+    if not first_path_by_cell:
+        return Html("")
+    recommended_cell = f"{advice.B_p}x{advice.n}"
+    first_path_by_cell.sort(key=lambda pair: (pair[0] != recommended_cell, int(pair[0].partition("x")[2])))
+    shown_paths = [first_path_by_cell[0][1], *([first_path_by_cell[-1][1]] if len(first_path_by_cell) > 1 else [])]
+    excerpts = [
+        join_html([tag("h3", path.parent.name), tag("pre", tag("code", _first_and_last_lines(path)))])
+        for path in shown_paths
+    ]
+    introduction = tag(
+        "p", "The first and last lines of two cells; the whole is in ", tag("code", "cells/*/samples.txt"), "."
+    )
+    return html_section("samples", "Sample rollouts", introduction, *excerpts)
+
+
+def _first_and_last_lines(path: Path) -> str:
+    """The first and last lines of a file that may be long, each cut to a readable width."""
+    with path.open(encoding="utf-8", errors="replace") as f:
+        first = [line.rstrip("\n") for line in islice(f, SAMPLE_LINES)]
+        last: deque[str] = deque(maxlen=SAMPLE_LINES)
+        line_count = 0
+        for line in f:
+            line_count += 1
+            last.append(line.rstrip("\n"))
+    gap_line = [f"… {format_count(line_count - len(last), 'line')} left out …"] if line_count > len(last) else []
+    return "\n".join(
+        line if len(line) <= SAMPLE_WIDTH else line[:SAMPLE_WIDTH] + " …" for line in [*first, *gap_line, *last]
+    )
+
+
+def provenance_section(folder: Path, fit: FitDocument) -> Html:
+    """How the fit was made, and from what."""
+    method = (
+        f"Fitted to {MODES.get(fit['mode'], fit['mode'])} (mode {fit['mode']}). C counts every rollout sampled for training, never "
+        "validation. Method: IsoCompute Playbook, arXiv:2603.12151, section 4."
+    )
+    config = folder / "config.yaml"
+    config_html = (
+        [html_details("config.yaml", tag("pre", tag("code", config.read_text(encoding="utf-8", errors="replace"))))]
+        if config.exists()
+        else []
+    )
+    fit_file, figures_folder = tag("code", "fit.json"), tag("code", "figures/")
+    files_text = tag(
+        "p", "The numbers behind this page are in ", fit_file, "; the figures, as PNG and PDF, in ", figures_folder, "."
+    )
+    return html_section(
+        "provenance", "How this was made", tag("p", method), *_intervals_html(fit), files_text, *config_html
+    )
+
+
+def _intervals_html(fit: FitDocument) -> list[Html]:
+    intervals = fit.get("intervals")
+    if intervals is None:
+        return [tag("p", "This mode gives no intervals.")] if fit["mode"] == "paper" else []
+    problems = (
+        f"{intervals['problems']} validation problems" if intervals["problems"] else "no record of single problems"
+    )
+    text = (
+        f"Intervals hold {format_percent(intervals['level'])} of {format_count(intervals['replicates'], 'replicate')} ({intervals['method']}; {problems}; seed "
+        f"{intervals['seed']}). Spread from run to run: {intervals['run_sd']:.4f} of reward, {intervals['run_sd_source']}."
+    )
+    return [tag("p", text)]

@@ -1,0 +1,57 @@
+"""isojax's own config: the sweep's, with the recommended cell alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from isojax.core.config import Config
+from isojax.core.errors import InputError
+from isojax.core.yaml_files import yaml_text
+from isojax.scaling.allocate.recommend import Recommendation
+
+HOW_TO_RUN = "isojax train {file}"
+
+
+def render(recommendation: Recommendation, sweep_config: Config | None, fit: Mapping[str, Any]) -> str:
+    """The config as YAML.
+
+    Raises:
+        InputError: there is no sweep's config, as for imported logs.
+    """
+    if sweep_config is None:
+        raise InputError(
+            "there is no config.yaml beside the fit, so nothing says how to train; expected a sweep of isojax's. "
+            "For imported logs write the recommendation for their trainer: --for verl or --for trl."
+        )
+    return yaml_text(single_cell_config(sweep_config, recommendation).model_dump(mode="json"))
+
+
+def single_cell_config(sweep_config: Config, recommendation: Recommendation) -> Config:
+    """The sweep's config with the chosen cell alone, under a name of its own: same task and recipe.
+
+    Slots, microbatch and prompts are the planner's again: the sweep's were chosen for its smallest cell. The grid of
+    evaluations is moved (by less than one ratio) so that its last value is the recommended C, where the run ends.
+    """
+    allocation, eval_grid = recommendation.allocation, sweep_config.cell.eval
+    whole_ratios = max(0, math.floor(math.log(allocation.C / eval_grid.start, eval_grid.ratio)))
+    eval_config = eval_grid.model_copy(update={"start": allocation.C / eval_grid.ratio**whole_ratios})
+    sweep_update = {
+        "B_p": (allocation.B_p,),
+        "n": (allocation.n,),
+        "budget": allocation.C,
+        "B_max": max(sweep_config.sweep.B_max, allocation.B),
+        "seeds": 1,
+    }
+    sweep_section = sweep_config.sweep.model_copy(
+        update=sweep_update | {"decode_slots": None, "microbatch": None, "prefill_batch": None}
+    )
+    cell_config = sweep_config.cell.model_copy(update={"eval": eval_config})
+    return sweep_config.model_copy(
+        update={
+            "name": f"{sweep_config.name}-{allocation.B_p}x{allocation.n}-C{allocation.C}",
+            "cell": cell_config,
+            "sweep": sweep_section,
+        }
+    )

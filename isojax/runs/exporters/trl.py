@@ -1,0 +1,49 @@
+"""TRL's GRPOConfig (checked with trl 1.16) as `trl grpo --config FILE` reads it.
+
+TRL counts batches in completions: an update takes per_device_train_batch_size x gradient_accumulation_steps x processes
+of them, which is B = B_p n here for one process. generation_batch_size = B draws exactly one update's rollouts, and
+num_iterations = 1 uses each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from isojax.core.config import Config
+from isojax.core.errors import InputError
+from isojax.core.yaml_files import yaml_text
+from isojax.runs.exporter_comments import header_lines, learning_rate_line, yaml_comments
+from isojax.scaling.allocate.recommend import Recommendation
+
+HOW_TO_RUN = "trl grpo --config {file} --model_name_or_path ... --dataset_name ... --reward_funcs ..."
+MAX_PER_DEVICE_BATCH = 8
+
+
+def render(recommendation: Recommendation, sweep_config: Config | None, fit: Mapping[str, Any]) -> str:
+    """The arguments as YAML.
+
+    Raises:
+        InputError: n = 1, which TRL's GRPO refuses.
+    """
+    allocation = recommendation.allocation
+    if allocation.n < 2:
+        raise InputError(
+            f"n = {allocation.n} rollouts a problem; TRL's GRPO expects at least 2, for it compares them. Use another trainer or n >= 2."
+        )
+    microbatch = max(size for size in range(1, MAX_PER_DEVICE_BATCH + 1) if allocation.B % size == 0)
+    arguments = {
+        "num_generations": allocation.n,
+        "per_device_train_batch_size": microbatch,
+        "gradient_accumulation_steps": allocation.B // microbatch,
+        "generation_batch_size": allocation.B,
+        "num_iterations": 1,
+        "max_steps": allocation.M,
+    }
+    lines = [
+        *header_lines(recommendation, fit),
+        f"{learning_rate_line(recommendation, sweep_config)} The key is learning_rate.",
+        f"On G processes divide gradient_accumulation_steps by G: an update takes per_device x steps x G = {allocation.B} completions.",
+        f"Run: {HOW_TO_RUN.format(file='FILE')}",
+    ]
+    return yaml_comments(lines) + yaml_text(arguments)

@@ -1,0 +1,40 @@
+"""verl's overrides (checked with verl 0.9: trainer/config/ppo_trainer.yaml), a Hydra config on top of its defaults.
+
+verl counts data.train_batch_size and ppo_mini_batch_size in prompts: equal, and with one epoch, every rollout is used
+once by the policy that drew it. Its loop ends after total_epochs even where total_training_steps is not reached; an
+epoch is at least one update, so M epochs never end first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from isojax.core.config import Config
+from isojax.core.yaml_files import yaml_text
+from isojax.runs.exporter_comments import header_lines, learning_rate_line, yaml_comments
+from isojax.scaling.allocate.recommend import Recommendation
+
+HOW_TO_RUN = "python -m verl.trainer.main_ppo --config-dir={folder} --config-name={name} data.train_files=... actor_rollout_ref.model.path=..."
+
+
+def render(recommendation: Recommendation, sweep_config: Config | None, fit: Mapping[str, Any]) -> str:
+    """The overrides as YAML."""
+    allocation = recommendation.allocation
+    overrides = {
+        "defaults": ["ppo_trainer", "_self_"],
+        "data": {"train_batch_size": allocation.B_p},
+        "algorithm": {"adv_estimator": "grpo"},
+        "actor_rollout_ref": {
+            "rollout": {"n": allocation.n},
+            "actor": {"ppo_mini_batch_size": allocation.B_p, "ppo_epochs": 1},
+        },
+        "trainer": {"total_training_steps": allocation.M, "total_epochs": allocation.M},
+    }
+    lines = [
+        *header_lines(recommendation, fit),
+        f"{learning_rate_line(recommendation, sweep_config)} The key is actor_rollout_ref.actor.optim.lr.",
+        f"B = {allocation.B} rollouts an update must be a multiple of the number of GPUs.",
+        f"Run, in the folder of this file, NAME.yaml: {HOW_TO_RUN.format(folder='.', name='NAME')}",
+    ]
+    return yaml_comments(lines) + yaml_text(overrides)

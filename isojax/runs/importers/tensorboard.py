@@ -1,0 +1,186 @@
+"""TensorBoard's event files (torch's SummaryWriter, tensorboardX, TensorFlow): scalars, joined by step; a folder of
+them is one run.
+
+A file is a row of records, each its length, the length's masked CRC-32C, an Event and the Event's masked CRC-32C
+(TensorFlow's TFRecord). Classes and checksum come from tensorboardX (extra tensorboard). Where a folder holds several
+files, a tag that a later one logs again from some step on is taken from there, as TensorBoard does after a restart.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from isojax.core.errors import InputError
+from isojax.runs.importers import trl, verl
+from isojax.runs.log_fields import SAME_NAME_FIELDS
+from isojax.runs.log_table import BytesReadCallback, LogRow, LogTable, checked_file_size, other_format_hint
+
+EVENT_FILE_PATTERN = "*tfevents*"
+RECORD_HEADER, RECORD_FOOTER = struct.Struct("<QI"), struct.Struct("<I")
+FLOAT, DOUBLE, STRING = 1, 2, 7  # tensorboard.DataType
+ARGUMENTS_TAG = "args/text_summary"  # where transformers writes the training arguments, as JSON
+HPARAMS_TAG = "_hparams_/session_start_info"  # where SummaryWriter.add_hparams and isojax write a run's settings
+
+FIELDS = {
+    **SAME_NAME_FIELDS,
+    "step": ("M", "step"),  # isojax's own files have C for the step
+    "n": ("n", *trl.CONFIG_COLUMNS["n"]),
+    "B": ("B", *trl.CONFIG_COLUMNS["B"]),
+    "reward": ("avg@*", *verl.METRIC_COLUMNS, *trl.CALLBACK_COLUMNS["reward"]),
+    **{name: (*columns, *trl.CALLBACK_COLUMNS[name]) for name, columns in verl.TRAIN_COLUMNS.items()},
+}
+
+ScalarSeries = dict[str, list[tuple[int, float]]]  # tag -> (step, value) in the order written
+
+
+def read(path: Path, on_bytes_read: BytesReadCallback) -> list[LogTable]:
+    """An event file, or every folder of event files below a folder, as one run each.
+
+    Raises:
+        InputError: tensorboardX is missing, no such file, or one that is damaged before its end.
+    """
+    if not path.is_dir():
+        return [_read_run(str(path), [path], on_bytes_read)]
+    folders: dict[Path, list[Path]] = defaultdict(list)
+    for file in sorted(path.rglob(EVENT_FILE_PATTERN)):
+        folders[file.parent].append(file)
+    if not folders:
+        raise InputError(f"{path} holds no event file ({EVENT_FILE_PATTERN}); expected a SummaryWriter's folder.")
+    return [_read_run(str(folder), files, on_bytes_read) for folder, files in folders.items()]
+
+
+def _event_class_and_crc() -> Any:
+    """(class Event, the CRC-32C of bytes)."""
+    try:
+        from tensorboardX.crc32c import crc32c
+        from tensorboardX.proto import event_pb2
+    except ImportError as e:
+        raise InputError(
+            f"--from tensorboard needs tensorboardX ({e}); install it with: pip install 'isojax[tensorboard]'."
+        ) from e
+    return vars(event_pb2)["Event"], crc32c  # protobuf makes its classes when it is imported
+
+
+def _read_run(source: str, files: list[Path], on_bytes_read: BytesReadCallback) -> LogTable:
+    series: ScalarSeries = defaultdict(list)
+    config: dict[str, Any] = {}
+    notes: list[str] = []
+    for file in files:
+        relogged = 0
+        for tag, points in _read_series(file, on_bytes_read, config, notes).items():
+            first_step = points[0][0]
+            earlier_points = [point for point in series[tag] if point[0] < first_step]
+            relogged += len(series[tag]) - len(earlier_points)
+            series[tag] = earlier_points + points
+        if relogged:
+            notes.append(f"{relogged} values that {file.name} logs again, after a restart, are taken from there")
+    if not series:
+        raise InputError(f"{source} holds no scalar: nothing was logged in this run. Leave it out.")
+    return LogTable(source, _rows_by_step(series), config | trl.rollouts_per_step(config), notes=tuple(notes))
+
+
+def _rows_by_step(series: ScalarSeries) -> tuple[LogRow, ...]:
+    """One row a step, and a further one for a tag that was logged twice at a step."""
+    values_by_step: dict[int, list[dict[str, float]]] = defaultdict(list)
+    for tag, points in series.items():
+        for step, value in points:
+            row_values = next((values for values in values_by_step[step] if tag not in values), None)
+            if row_values is None:
+                values_by_step[step].append({"step": step, tag: value})
+            else:
+                row_values[tag] = value
+    return tuple(LogRow(f"step {step}", values) for step in sorted(values_by_step) for values in values_by_step[step])
+
+
+def _read_series(
+    file: Path, on_bytes_read: BytesReadCallback, config: dict[str, Any], notes: list[str]
+) -> ScalarSeries:
+    """A file's scalars by tag; `config` gets the training arguments it holds, `notes` what was left out."""
+    series: ScalarSeries = defaultdict(list)
+    for event in _read_events(file, on_bytes_read, notes):
+        for value in event.summary.value:
+            scalar = _scalar_of(value)
+            if scalar is not None:
+                series[value.tag].append((event.step, scalar))
+            elif value.tag == ARGUMENTS_TAG and value.tensor.dtype == STRING:
+                config |= _training_arguments(value.tensor.string_val)
+            elif value.tag == HPARAMS_TAG:
+                config |= _numeric_hparams(value.metadata.plugin_data.content)
+    return series
+
+
+def _scalar_of(value: Any) -> float | None:
+    kind = value.WhichOneof("value")
+    if kind == "simple_value":
+        return value.simple_value
+    tensor = value.tensor
+    if kind != "tensor" or tensor.dtype not in (FLOAT, DOUBLE) or any(d.size != 1 for d in tensor.tensor_shape.dim):
+        return None
+    tensor_values = tensor.float_val if tensor.dtype == FLOAT else tensor.double_val
+    if len(tensor_values):
+        return float(tensor_values[0])
+    scalar_struct = struct.Struct("<f" if tensor.dtype == FLOAT else "<d")
+    return scalar_struct.unpack(tensor.tensor_content)[0] if len(tensor.tensor_content) == scalar_struct.size else None
+
+
+def _training_arguments(texts: Any) -> dict[str, Any]:
+    """The training arguments that transformers' callback writes as a text."""
+    try:
+        arguments = json.loads(texts[0])
+    except (IndexError, ValueError):
+        return {}
+    items = arguments.items() if isinstance(arguments, dict) else ()
+    return {key: value for key, value in items if isinstance(value, (int, float, str)) and not isinstance(value, bool)}
+
+
+def _numeric_hparams(content: bytes) -> dict[str, Any]:
+    """The numbers among a run's hyperparameters."""
+    from tensorboardX.proto import plugin_hparams_pb2
+
+    hparams = vars(plugin_hparams_pb2)["HParamsPluginData"].FromString(content).session_start_info.hparams
+    return {key: value.number_value for key, value in hparams.items() if value.WhichOneof("kind") == "number_value"}
+
+
+def _read_events(file: Path, on_bytes_read: BytesReadCallback, notes: list[str]) -> Iterator[Any]:
+    """The events of a file; one that is torn at the end is left out, and `notes` hears of it."""
+    event_class, crc32c = _event_class_and_crc()
+    from google.protobuf.message import DecodeError
+
+    size = checked_file_size(file)
+    with file.open("rb") as f:
+        while header := f.read(RECORD_HEADER.size):
+            offset = f.tell() - len(header)
+            length, checksum = RECORD_HEADER.unpack(header) if len(header) == RECORD_HEADER.size else (0, None)
+            if checksum is not None and _masked_crc(crc32c(header[:8])) != checksum:
+                hint = other_format_hint(file, "tensorboard") or " Copy it again from where the run was."
+                raise InputError(f"{file} is no event file, or damaged at byte {offset}.{hint}")
+            data, footer = (
+                (f.read(length), f.read(RECORD_FOOTER.size)) if offset + len(header) + length <= size else (b"", b"")
+            )
+            on_bytes_read(f.tell() - offset)
+            if checksum is None or len(footer) < RECORD_FOOTER.size:
+                notes.append(
+                    f"the last event of {file.name} is torn (the run was stopped while it was written) and is left out"
+                )
+                return
+            try:
+                event = event_class.FromString(data)
+            except DecodeError as e:
+                raise InputError(
+                    f"{file} is damaged at byte {offset} ({e}); copy it again from where the run was."
+                ) from e
+            if event.summary.value and RECORD_FOOTER.unpack(footer)[0] != _masked_crc(crc32c(data)):
+                raise InputError(
+                    f"{file} is damaged at byte {offset} (step {event.step}); copy it again from where the run was."
+                )
+            yield event
+
+
+def _masked_crc(crc: int) -> int:
+    """TFRecord's mask of a checksum."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

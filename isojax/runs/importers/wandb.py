@@ -1,0 +1,128 @@
+"""W&B's offline runs: wandb/offline-run-*/run-*.wandb, written where WANDB_MODE=offline, and beside every run that was
+synced.
+
+The file is a log in LevelDB's format (blocks of 32 KiB; chunks of crc32, length, type; a record may span chunks) of
+protobuf records, whose classes come with the wandb package (extra wandb). History is joined by step; the run's config
+gives columns with dots.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from isojax.core.errors import InputError
+from isojax.core.yaml_files import flatten
+from isojax.runs.importers import trl, verl
+from isojax.runs.log_fields import SAME_NAME_FIELDS
+from isojax.runs.log_table import BytesReadCallback, LogRow, LogTable, checked_file_size, other_format_hint
+
+MAGIC = b":W&B\xe1\xbe"  # and a byte for the version
+BLOCK_BYTES, CHUNK_HEADER = 32 * 1024, struct.Struct("<IHB")
+CHUNK_FULL, CHUNK_FIRST, CHUNK_MIDDLE, CHUNK_LAST = 1, 2, 3, 4
+
+FIELDS = {
+    **SAME_NAME_FIELDS,
+    "n": ("n", *verl.CONFIG_COLUMNS["n"], *trl.CONFIG_COLUMNS["n"]),
+    "B_p": ("B_p", *verl.CONFIG_COLUMNS["B_p"]),
+    "B": ("B", *trl.CONFIG_COLUMNS["B"]),
+    "step": ("M", "train/global_step", "global_step", "step", "_step"),
+    "reward": ("avg@*", *verl.METRIC_COLUMNS, *trl.CALLBACK_COLUMNS["reward"]),
+    **{name: (*columns, *trl.CALLBACK_COLUMNS[name]) for name, columns in verl.TRAIN_COLUMNS.items()},
+}
+
+
+def read(path: Path, on_bytes_read: BytesReadCallback) -> list[LogTable]:
+    """A .wandb file, or every one below a folder, as one run each.
+
+    Raises:
+        InputError: the wandb package is missing, no such file, or one that is damaged before its end.
+    """
+    files = sorted(path.rglob("run-*.wandb")) if path.is_dir() else [path]
+    if not files:
+        raise InputError(f"{path} holds no run-*.wandb; expected a W&B run's folder, such as wandb/offline-run-*.")
+    return [_read_run(file, on_bytes_read) for file in files]
+
+
+def _record_class() -> Any:
+    try:
+        from wandb.proto import wandb_internal_pb2
+    except ImportError as e:
+        raise InputError(
+            f"--from wandb needs the wandb package ({e}); install it with: pip install 'isojax[wandb]'."
+        ) from e
+    return vars(wandb_internal_pb2)["Record"]  # protobuf makes its classes when it is imported
+
+
+def _read_run(file: Path, on_bytes_read: BytesReadCallback) -> LogTable:
+    record_class = _record_class()
+    from google.protobuf.message import DecodeError
+
+    rows: list[LogRow] = []
+    config: dict[str, Any] = {}
+    data, notes = _read_log_bytes(file, on_bytes_read), []
+    for record_number, record in enumerate(_split_records(data, file, notes), 1):
+        try:
+            entry = record_class.FromString(record)
+            kind = entry.WhichOneof("record_type")
+            if kind == "history":
+                values = _item_values(entry.history.item)
+                step = entry.history.step.num if entry.history.HasField("step") else values.get("_step", len(rows))
+                rows.append(LogRow(f"step {step}", {"_step": step, **values}))
+            elif kind in ("run", "config"):
+                config |= _item_values(entry.run.config.update if kind == "run" else entry.config.update)
+        except (DecodeError, ValueError) as e:
+            raise InputError(
+                f"{file}, record {record_number} is damaged ({e}); copy the file again from where the run was."
+            ) from e
+    config.pop("_wandb", None)
+    if not rows:
+        raise InputError(f"{file} holds no step: nothing was logged in this run. Leave it out.")
+    run_config = dict(flatten(config))
+    return LogTable(str(file), tuple(rows), run_config | trl.rollouts_per_step(run_config), notes=tuple(notes))
+
+
+def _item_values(items: Any) -> dict[str, Any]:
+    """Keys (nested ones joined by dots) and values of a record's items; objects within become keys with dots."""
+    values = {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
+    return dict(flatten(values))
+
+
+def _read_log_bytes(file: Path, on_bytes_read: BytesReadCallback) -> bytes:
+    on_bytes_read(checked_file_size(file))
+    data = file.read_bytes()
+    if not data.startswith(MAGIC):
+        raise InputError(f"{file} is no .wandb file (it begins with {data[:6]!r}).{other_format_hint(file, 'wandb')}")
+    return data
+
+
+def _split_records(data: bytes, file: Path, notes: list[str]) -> Iterator[bytes]:
+    """The records of a log; one that is torn at the end is left out, and `notes` hears of it."""
+    position, chunks = len(MAGIC) + 1, []
+    while position < len(data):
+        block_remaining = BLOCK_BYTES - position % BLOCK_BYTES
+        if block_remaining < CHUNK_HEADER.size:
+            position += block_remaining
+            continue
+        if position + CHUNK_HEADER.size > len(data):
+            break
+        checksum, length, kind = CHUNK_HEADER.unpack_from(data, position)
+        chunk = data[position + CHUNK_HEADER.size : position + CHUNK_HEADER.size + length]
+        if len(chunk) < length:
+            break
+        if (
+            kind not in (CHUNK_FULL, CHUNK_FIRST, CHUNK_MIDDLE, CHUNK_LAST)
+            or zlib.crc32(chunk, zlib.crc32(bytes([kind]))) != checksum
+        ):
+            raise InputError(f"{file} is damaged at byte {position}; copy it again from where the run was.")
+        position += CHUNK_HEADER.size + length
+        chunks = [*(chunks if kind in (CHUNK_MIDDLE, CHUNK_LAST) else []), chunk]
+        if kind in (CHUNK_FULL, CHUNK_LAST):
+            yield b"".join(chunks)
+            chunks = []
+    if position < len(data) or chunks:
+        notes.append("the last record is torn (the run was stopped while it was written) and is left out")

@@ -1,0 +1,131 @@
+"""One writer at a time for a folder at a URL: the object `.lock` there says who it is, and is renewed as long as that
+one lives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any, NoReturn
+from uuid import uuid4
+
+from isojax.core.errors import InputError, RunFailed
+from isojax.runs.object_store import RemoteFolder
+
+LOCK_OBJECT = ".lock"
+RENEW_SECONDS, STALE_SECONDS = (
+    10.0,
+    60.0,
+)  # seconds between two signs of life; without one, until another process may take the place
+
+
+class Lease:
+    """The right to write. A context; entering it may wait until a process that was killed counts as dead.
+
+    Raises:
+        InputError: the place cannot be written, or another process writes there.
+    """
+
+    def __init__(self, remote: RemoteFolder):
+        self._remote, self._closed, self._taken_over_by, self._renewed_at = remote, threading.Event(), "", 0.0
+        self._renew_thread = threading.Thread(target=self._renew_loop, daemon=True)
+        self._identity = {"host": _host_id(), "pid": os.getpid(), "token": uuid4().hex}
+
+    def __enter__(self) -> Lease:
+        self._wait_for_holder()
+        self._remote.call_with_timeout(self._write_lock)
+        self._remote.call_with_timeout(self._check_holder)
+        if self._taken_over_by:
+            self._raise_locked(self._taken_over_by)
+        self._renew_thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._renew_thread.join(RENEW_SECONDS)
+        with suppress(Exception):  # it grows stale by itself
+            if not self._taken_over_by:
+                self._remote.remove(LOCK_OBJECT)
+
+    def check(self) -> None:
+        """Raises RunFailed where another process has taken the place; one that was frozen looks before it goes on to
+        write.
+        """
+        if time.time() - self._renewed_at > STALE_SECONDS:
+            self._check_holder()
+        if self._taken_over_by:
+            raise RunFailed(
+                f"{self._remote.url} was taken over by {self._taken_over_by}, for this process gave no sign of life for {STALE_SECONDS:.0f} seconds; "
+                "this one ends."
+            )
+
+    def _wait_for_holder(self) -> None:
+        """Until nobody writes; a holder that shows a sign of life is not waited for."""
+        current_lock = initial_lock = self._remote.call_with_timeout(self._read_lock)
+        if initial_lock is None or _holder_is_dead(initial_lock):
+            return
+        if time.time() - initial_lock["time"] < STALE_SECONDS:
+            print(
+                f"waiting for a sign of life of {_holder_name(initial_lock)}, which has written to {self._remote.url}",
+                file=sys.stderr,
+            )
+        while current_lock is not None and time.time() - current_lock["time"] < STALE_SECONDS:
+            if (current_lock["token"], current_lock["time"]) != (initial_lock["token"], initial_lock["time"]):
+                self._raise_locked(_holder_name(current_lock))
+            time.sleep(1)
+            current_lock = self._remote.call_with_timeout(self._read_lock)
+
+    def _raise_locked(self, holder: str) -> NoReturn:
+        raise InputError(
+            f"{self._remote.url} is being written by {holder}; expected one writer at a time. Wait for it, stop it, or choose another "
+            "name=NAME."
+        )
+
+    def _read_lock(self) -> dict[str, Any] | None:
+        data = self._remote.read(LOCK_OBJECT)
+        return None if data is None else json.loads(data)
+
+    def _write_lock(self) -> None:
+        now = time.time()
+        self._remote.write(LOCK_OBJECT, json.dumps(self._identity | {"time": now}).encode())
+        self._renewed_at = now
+
+    def _check_holder(self) -> None:
+        if (lock := self._read_lock()) is not None and lock["token"] != self._identity["token"]:
+            self._taken_over_by = _holder_name(lock)
+
+    def _renew_loop(self) -> None:
+        while not self._taken_over_by and not self._closed.wait(RENEW_SECONDS):
+            with suppress(Exception):  # the next time may do; what the run itself writes tells of storage that is gone
+                self._check_holder()
+                if not self._taken_over_by:
+                    self._write_lock()
+
+
+def _host_id() -> str:
+    """This machine; a container is one of its own."""
+    with suppress(OSError):
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    return socket.gethostname()
+
+
+def _holder_name(lock: dict[str, Any]) -> str:
+    return f"process {lock['pid']} on {lock['host'].partition(' ')[0]}"
+
+
+def _holder_is_dead(lock: dict[str, Any]) -> bool:
+    """Whether the holder was a process of this machine that is no more."""
+    if lock["host"] != _host_id():
+        return False
+    try:
+        os.kill(lock["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False

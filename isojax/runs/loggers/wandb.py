@@ -1,0 +1,89 @@
+"""Weights & Biases: a run a cell, grouped by sweep, at step C (rollouts); extra wandb. WANDB_MODE, WANDB_PROJECT and
+WANDB_ENTITY hold.
+
+A run's id stands in cells/<cell>/wandb/id, so that a resume goes on in it: online from the first step that the server
+has not got. Offline, where there is no server to ask, a resume writes the whole run once more, and the cell's files
+from before it are removed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from isojax.core.atomic_files import write_text
+from isojax.core.config import Config
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell, RunRecord
+from isojax.runs.loggers import cell_hparams, point_scalars
+
+FINISH_SECONDS = (
+    60.0  # that the end of a cell waits for an upload; what is left stays in the cell's folder, for `wandb sync`
+)
+
+
+def check() -> None:
+    """InputError where the package is missing, or nobody is logged in."""
+    if find_spec("wandb") is None:
+        raise InputError(
+            "run.loggers asks for wandb, which is not installed; install it with: pip install 'isojax[wandb]'."
+        )
+    import wandb
+    from wandb.errors import Error
+
+    try:
+        if wandb.setup().settings.mode == "online":
+            wandb.login(verify=False)
+    except Error as e:
+        raise InputError(
+            f"run.loggers asks for wandb, where nobody is logged in ({e}); call `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline."
+        ) from e
+
+
+def begin(folder: Path, cell: Cell, config: Config) -> WandbLogger:
+    """A cell's run, new or gone on with."""
+    import wandb
+
+    id_path = folder / "wandb" / "id"
+    if not id_path.exists():
+        write_text(id_path, f"{cell.name}-{secrets.token_hex(4)}")
+    earlier_runs = list(id_path.parent.glob("offline-run-*"))
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "isojax"),
+        group=config.name,
+        name=cell.name,
+        id=id_path.read_text(),
+        dir=str(folder),
+        config=cell_hparams(cell, config),
+        resume="allow",
+        reinit="create_new",
+        settings=wandb.Settings(
+            silent=True, console="off", save_code=False, disable_git=True, finish_timeout=FINISH_SECONDS
+        ),
+    )
+    if run.offline:
+        for earlier_run in earlier_runs:
+            shutil.rmtree(earlier_run)
+    return WandbLogger(run)
+
+
+class WandbLogger:
+    """A run that grows with a ledger."""
+
+    def __init__(self, run: Any):
+        self.run, self.next_step = run, run.starting_step
+
+    def tell(self, run: RunRecord) -> None:
+        """Log the points that the run has not got; its steps only rise."""
+        for point in run.points:
+            if point.rollouts >= self.next_step:
+                self.run.log({**point_scalars(point), "rollouts": point.rollouts}, step=point.rollouts)
+                self.next_step = point.rollouts + 1
+
+    def close(self) -> None:
+        """Ends the run, once all has been sent or the time for it is over."""
+        self.run.finish()

@@ -1,0 +1,261 @@
+"""The curves of a fit.json and their replicates, as NumPy arrays over the measured cells (B_p, n).
+
+A cell's expected reward at C is its curve's at min(C, C_peak), because early stopping keeps what overfitting would
+lose. Beyond its data, that a curve levels off is an assumption: learning may as well go on by as much a decade as it
+last did (the quickstart's policies, run on for 4 times the compute, gained .04 where their curves promised .01). So
+beyond the data each replicate lies somewhere between its curve and a straight line in log C, as steep as the frontier
+was over its last SPAN decades (or as the curve itself, if that was less steep).
+
+Point estimates come from `curves`, intervals from `draws`, the replicates of their parameters; a fit without draws
+(mode "paper", schema 1) gives point estimates and no interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from isojax.core.errors import InputError
+from isojax.scaling.curves.curve_shape import HILL_TAIL, curve_value
+from isojax.scaling.curves.problem_resampling import apply_problem_shift
+from isojax.scaling.curves.residual_correction import ResidualCorrection, correlated_normals
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+Interval = tuple[float, float]
+
+SCHEMAS = (1, 2)
+LEVEL = 0.9
+TREND_DECADES = 0.5  # decades before the end of a cell's data from which the line beyond them is drawn
+PARAMETER_NAMES = ("R0", "A", "B", "C_mid")
+
+
+@dataclass(frozen=True)
+class CurveEnsemble:
+    """The curves of a fit and their replicates; cells in order of (n, B_p).
+
+    Attributes:
+        B_p, n: int[cells].
+        tail: float[cells], the curves' shape; draw_tail: float[replicates], that of each replicate
+        (scaling/curves/curve_shape.py).
+        bends: what is added to each cell's curve inside its measured range (scaling/curves/residual_correction.py);
+        None where nothing is.
+        point: float[4, 1, cells], the curves' R0, A, B, C_mid.
+        draws: float[4, replicates, cells], the same of each replicate; 0 replicates where the fit has none.
+        shift: float[replicates, 2], what other validation problems would add in each replicate (problems.shift).
+        C_low, C_high: float[cells], the measured range. C_peak: float[cells], infinite where reward never falls.
+        noise_sd: float[cells], of one evaluation: the fit's estimate, else the residual of the curve, in reward.
+        determined: bool[cells], whether the data determine the plateau A.
+        stable: bool[cells], whether the cell's B_p is.
+        level: of the intervals. run_sd: run-to-run standard deviation of the reward (0 where the fit knows none).
+        measured: the largest C measured.
+        no_effect: the fit cannot tell any n from another.
+    """
+
+    B_p: IntArray
+    n: IntArray
+    tail: FloatArray
+    draw_tail: FloatArray
+    corrections: tuple[ResidualCorrection | None, ...]
+    curve_parameters: FloatArray
+    draw_parameters: FloatArray
+    shift: FloatArray
+    C_low: FloatArray
+    C_high: FloatArray
+    C_peak: FloatArray
+    noise_sd: FloatArray
+    determined: BoolArray
+    stable: BoolArray
+    level: float
+    run_sd: float
+    C_measured_max: float
+    no_effect: bool
+
+    @classmethod
+    def from_fit(cls, fit: Mapping[str, Any]) -> CurveEnsemble:
+        """From the content of fit.json, schema 1 or 2.
+
+        Raises:
+            InputError: another document, an incomplete one, or one without a curve.
+        """
+        if not isinstance(fit, Mapping) or fit.get("schema") not in SCHEMAS:
+            received = fit.get("schema") if isinstance(fit, Mapping) else type(fit).__name__
+            raise InputError(
+                f"this is not a fit of schema 1 or 2 (given: {received}); expected the content of fit.json. Run `isojax fit` again."
+            )
+        try:
+            return _from_fit(cls, fit)
+        except (KeyError, TypeError, IndexError, ValueError) as e:
+            if isinstance(e, InputError):
+                raise
+            raise InputError(
+                f"the fit is incomplete ({e!r}); expected every key of fit.json. Run `isojax fit` again."
+            ) from e
+
+    @property
+    def B(self) -> IntArray:
+        """int[cells], rollouts an update."""
+        return self.B_p * self.n
+
+    @property
+    def replicates(self) -> int:
+        """How many replicates; 0 where the fit has none."""
+        return self.draw_parameters.shape[1]
+
+    def expected_rewards(self, C: ArrayLike) -> FloatArray:
+        """The curves' rewards at budgets C > 0: float[...] -> float[..., cells]."""
+        return self.expected_at_cell_budgets(np.asarray(C, dtype=np.float64)[..., None])
+
+    def sampled_rewards(self, C: ArrayLike) -> FloatArray:
+        """The replicates' rewards at budgets C > 0: float[...] -> float[..., replicates, cells]."""
+        return self.sampled_at_cell_budgets(np.asarray(C, dtype=np.float64)[..., None])
+
+    def expected_at_cell_budgets(self, spent: FloatArray) -> FloatArray:
+        """The curves' rewards where each cell spends its own compute: float[..., cells] -> float[..., cells]."""
+        C_capped = np.minimum(spent, self.C_peak)
+        curve_rewards = _curve_rewards(self.curve_parameters, self.tail, C_capped[..., None, :])[..., 0, :]
+        return curve_rewards + self._corrections_at(C_capped, curve_rewards.shape)
+
+    def sampled_at_cell_budgets(self, spent: FloatArray, same_problems: bool = False) -> FloatArray:
+        """The same of each replicate, on problems drawn anew or on the same: float[..., cells] -> float[...,
+        replicates, cells].
+        """
+        C_capped = np.minimum(spent, self.C_peak)
+        curve_rewards = _curve_rewards(self.draw_parameters, self.draw_tail[:, None], C_capped[..., None, :])
+        for i, correction in enumerate(self.corrections):
+            if correction is not None:
+                cell_C = np.broadcast_to(C_capped, (*curve_rewards.shape[:-2], len(self.n)))[..., i]
+                normal_draws = correlated_normals(
+                    self.replicates, len(correction.value), (int(self.B_p[i]), int(self.n[i]))
+                )
+                curve_rewards[..., i] += np.moveaxis(
+                    correction.sample(cell_C.reshape(-1), normal_draws), 0, -1
+                ).reshape(*cell_C.shape, self.replicates)
+        curve_rewards = self._extrapolate(curve_rewards, C_capped)
+        return curve_rewards if same_problems else apply_problem_shift(self.shift, curve_rewards)
+
+    def _extrapolate(self, curve_rewards: FloatArray, C_capped: FloatArray) -> FloatArray:
+        """Replicates of the curves, float[..., replicates, cells], with what learning that goes on would add beyond the
+        data.
+        """
+        decades_beyond = np.maximum(np.log10(C_capped / self.C_high), 0.0)[..., None, :]
+        if not self.replicates or not decades_beyond.any():
+            return curve_rewards
+        own_rewards = [self._sampled_curves(self.C_high * back) for back in (1.0, 10**-TREND_DECADES)]
+        best_rewards = [
+            self._sampled_curves(np.full(len(self.n), self.C_measured_max * back)).max(1, keepdims=True)
+            for back in (1.0, 10**-TREND_DECADES)
+        ]
+        slope = np.minimum(own_rewards[0] - own_rewards[1], best_rewards[0] - best_rewards[1]) / TREND_DECADES
+        trend_line = own_rewards[0] + np.maximum(slope, 0.0) * decades_beyond
+        trend_share = np.random.default_rng(0).uniform(size=self.replicates)[:, None] ** 2  # small ones are likelier
+        return np.where(
+            decades_beyond > 0,
+            np.minimum(curve_rewards + trend_share * np.maximum(trend_line - curve_rewards, 0.0), 1.0),
+            curve_rewards,
+        )
+
+    def _sampled_curves(self, C: FloatArray) -> FloatArray:
+        """float[replicates, cells]: the replicates' curves, each cell at its own compute."""
+        return _curve_rewards(self.draw_parameters, self.draw_tail[:, None], np.minimum(C, self.C_peak))
+
+    def _corrections_at(self, C_capped: FloatArray, shape: tuple[int, ...]) -> FloatArray:
+        """float[..., cells]: the bends of all cells."""
+        correction_by_cell, C_capped = np.zeros(shape), np.broadcast_to(C_capped, shape)
+        for i, correction in enumerate(self.corrections):
+            if correction is not None:
+                correction_by_cell[..., i] = correction.evaluate(C_capped[..., i])
+        return correction_by_cell
+
+    def cell_rewards(self, i: int, C: float, same_problems: bool = False) -> tuple[float, FloatArray]:
+        """Cell i after C rollouts: (its curve's reward, float[replicates] of each replicate)."""
+        cell_budgets = np.full(len(self.n), C)
+        return float(self.expected_at_cell_budgets(cell_budgets)[i]), self.sampled_at_cell_budgets(
+            cell_budgets, same_problems
+        )[:, i]
+
+    def nearest_cell(self, B_p: int, n: int) -> int:
+        """The cell nearest in log n, then in log B_p."""
+        distances = [
+            (abs(np.log2(m / n)), abs(np.log2(b / B_p)), i)
+            for i, (b, m) in enumerate(zip(self.B_p, self.n, strict=True))
+        ]
+        return min(distances)[-1]
+
+    def new_run_sd(self, i: int) -> float:
+        """Standard deviation of one new run's measured reward in cell i around its expectation: the spread between runs
+        and the noise of one evaluation, sqrt(mean p (1 - p) / (N k)) where problems are answered k times."""
+        return float(np.hypot(self.run_sd, self.noise_sd[i]))
+
+    def interval(self, values: ArrayLike) -> Interval | None:
+        """The central `level` of draws, float[replicates]; None where there are none."""
+        if not np.size(values):
+            return None
+        tail_percent = 50 * (1 - self.level)
+        low, high = np.percentile(np.asarray(values, dtype=np.float64), [tail_percent, 100 - tail_percent])
+        return float(low), float(high)
+
+
+def _from_fit(cls: type[CurveEnsemble], fit: Mapping[str, Any]) -> CurveEnsemble:
+    curves = sorted(fit["curves"], key=lambda c: (c["n"], c["B_p"]))
+    if not curves or not fit["runs"]:
+        raise InputError("the fit holds no curve or no run; expected at least one of each. Run `isojax fit` again.")
+    stable_by_B_p = {v["B_p"]: bool(v["stable"]) for v in fit["stability"]}
+    interval_info = fit.get("intervals") or {}
+    noise_sd = interval_info.get("noise_sd")
+    C_ends = [r["C_max"] for r in fit["runs"] if r.get("C_max") is not None] or [c["C_high"] for c in curves]
+
+    def column(key: str) -> FloatArray:
+        return np.array([c[key] for c in curves], dtype=np.float64)
+
+    draw_parameters, draw_tail, shifts = _read_draws(fit.get("draws"), curves)
+    curve_parameters = np.stack([column(key) for key in PARAMETER_NAMES])[:, None, :]
+    return cls(
+        B_p=np.array([c["B_p"] for c in curves], dtype=np.int64),
+        n=np.array([c["n"] for c in curves], dtype=np.int64),
+        tail=np.array([c.get("tail", HILL_TAIL) for c in curves], dtype=np.float64),
+        draw_tail=draw_tail,
+        corrections=tuple(None if c.get("bend") is None else ResidualCorrection(**c["bend"]) for c in curves),
+        curve_parameters=curve_parameters,
+        draw_parameters=draw_parameters,
+        shift=shifts,
+        C_low=column("C_low"),
+        C_high=column("C_high"),
+        C_peak=np.array([np.inf if c.get("C_peak") is None else c["C_peak"] for c in curves], dtype=np.float64),
+        noise_sd=column("rmse") if noise_sd is None else np.full(len(curves), float(noise_sd)),
+        determined=np.array([c.get("determined") is not False for c in curves]),
+        stable=np.array([stable_by_B_p.get(c["B_p"], True) for c in curves]),
+        level=float(interval_info.get("level") or LEVEL),
+        run_sd=float(interval_info.get("run_sd") or 0.0),
+        C_measured_max=float(max(C_ends)),
+        no_effect=bool((fit["n_star"] or {}).get("no_effect")),
+    )
+
+
+def _read_draws(
+    draws_json: Mapping[str, Any] | None, curves: Sequence[Mapping[str, Any]]
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(float[4, replicates, cells] in the curves' order, float[replicates] tails, float[replicates, 2] shifts);
+    replicates that lack a number are left out."""
+    if draws_json is None:
+        return np.zeros((len(PARAMETER_NAMES), 0, len(curves))), np.zeros(0), np.zeros((0, 2))
+    cell_index = {tuple(cell): i for i, cell in enumerate(draws_json["cells"])}
+    cell_order = [cell_index[c["B_p"], c["n"]] for c in curves]
+    columns = {key: np.array(draws_json[key], dtype=np.float64) for key in PARAMETER_NAMES}
+    R0_by_cell = np.broadcast_to(columns["R0"][:, None], (len(columns["R0"]), len(curves)))
+    draw_parameters = np.stack([R0_by_cell, *(columns[key][cell_order].T for key in PARAMETER_NAMES[1:])])
+    is_complete: BoolArray = np.all(np.isfinite(draw_parameters), axis=(0, 2))
+    tail = np.array(draws_json.get("tail", [HILL_TAIL] * len(is_complete)), dtype=np.float64)
+    shifts = np.array(draws_json.get("shift", [[0.0] * len(is_complete)] * 2), dtype=np.float64).T
+    return draw_parameters[:, is_complete], tail[is_complete], shifts[is_complete]
+
+
+def _curve_rewards(theta: FloatArray, tail: Any, C: Any) -> FloatArray:
+    """R(C) of parameters theta float[4, ...] = (R0, A, B, C_mid); the rest broadcasts."""
+    R0, A, B, C_mid = theta
+    return curve_value(tail, C, R0, A, B, C_mid)

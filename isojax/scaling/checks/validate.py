@@ -1,0 +1,280 @@
+"""Does the fit predict what it has not seen? Three trials on the user's own runs, each fitted without what it then
+predicts:
+
+    compute      the top `TOP` times of compute of every run: extrapolation, and the n it would have chosen for the
+    largest budget largest_n    every run of the largest n: whether that n mattered, and whether the rest would have
+    warned that it might seed         the last run of every cell that has two or more: the interval of one new run
+
+A trial that the runs do not allow says why. The interval of one new run counts the choice of validation problems too,
+which hidden and fitted evaluations share: more than its level inside is to be expected, less is a warning. The n that
+it would have chosen is judged at the largest C that two n reach, by the mean of each cell's evaluations near there; the
+best of several such means is itself too high by chance, and so is the regret measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from isojax.core.errors import InputError
+from isojax.core.nouns import RunRecord
+from isojax.scaling.allocate.constraints import EPSILON
+from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
+from isojax.scaling.allocate.predictive import choose_cells, new_run_interval
+from isojax.scaling.fit import fit
+from isojax.scaling.validation_metrics import RunTrack, group_by_cell, make_track
+
+VALIDATION_SCHEMA = 1
+HIDDEN_COMPUTE_FACTOR = 4.0
+REPLICATES = 200
+# Evaluations between this share of C and C count as made near C.
+MIN_SHARE_OF_C = 0.7
+FitFunction = Callable[[Sequence[RunRecord]], Mapping[str, Any]]
+TrialResult = dict[str, Any]
+
+
+def validate(
+    runs: Sequence[RunRecord],
+    metric: str = "avg@4",
+    compute: str = "rollouts",
+    mode: str = "hierarchical",
+    replicates: int = REPLICATES,
+    seed: int = 0,
+    run_sd: float | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> TrialResult:
+    """The three trials.
+
+    Args:
+        runs, metric, compute, mode, replicates, seed, run_sd: as of fit.fit.
+        advance: hears (replicates done, of how many) over all fits.
+
+    Returns:
+        The content of validation.json, plain JSON types: metric, compute, mode and a dictionary for each trial. One
+        that was possible holds measurements (hidden evaluations), mean_error and mean_absolute_error (predicted less
+        measured), inside (the share of them inside the interval of one new run; None without intervals), C (where n is
+        compared), n_chosen and n_best (by the fit and as measured), regret (measured), says (in words) and points. One
+        that was not: why.
+
+    Raises:
+        InputError: runs that cannot be fitted even whole.
+    """
+    tracks = [make_track(r, metric, compute) for r in runs]
+    trials = {"compute": _hide_compute, "largest_n": _hide_largest_n, "seed": _hide_seed}
+    trials_done = 0
+
+    def report_progress(done_here: int, total: int) -> None:
+        if on_progress is not None:
+            on_progress(trials_done * total + done_here, len(trials) * total)
+
+    def fit_visible(visible_runs: Sequence[RunRecord]) -> Mapping[str, Any]:
+        return fit(
+            visible_runs,
+            metric,
+            compute,
+            mode,
+            replicates=replicates,
+            seed=seed,
+            run_sd=run_sd,
+            on_progress=report_progress,
+        )
+
+    results: dict[str, TrialResult] = {}
+    for name, trial in trials.items():
+        try:
+            results[name] = {"possible": True, "why": None, **trial(tracks, fit_visible)}
+        except InputError as e:
+            results[name] = {"possible": False, "why": str(e)}
+        trials_done += 1
+    return {
+        "schema": VALIDATION_SCHEMA,
+        "metric": metric,
+        "compute": compute,
+        "mode": mode,
+        "replicates": replicates,
+        **results,
+    }
+
+
+def _hide_compute(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
+    C_max = max(float(t.C[-1]) for t in tracks)
+    C_limit = C_max / HIDDEN_COMPUTE_FACTOR
+    visible_runs = [truncated for t in tracks if (truncated := _truncate_run(t, C_limit)) is not None]
+    ensemble = CurveEnsemble.from_fit(fit_visible(visible_runs))
+    result = _compare_predictions(ensemble, [(t, t.C > C_limit) for t in tracks]) | _judge_choice(
+        ensemble, tracks, C_limit
+    )
+    summary = f"fitted up to C = {C_limit:.4g}, tested up to {C_max:.4g}: {_describe_errors(result)}; {_describe_choice(result)}"
+    return {
+        "hidden": f"compute above {C_limit:.6g}, a {HIDDEN_COMPUTE_FACTOR:g}th of the largest",
+        "says": summary,
+    } | result
+
+
+def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
+    hidden_tracks = [seeds[-1] for seeds in group_by_cell(tracks).values() if len(seeds) >= 2]
+    if not hidden_tracks:
+        raise InputError(
+            "no cell has two runs, so none can be hidden; run a second seed (isojax launch --resume sweep.seeds=2)."
+        )
+    hidden_ids = {id(t) for t in hidden_tracks}
+    ensemble = CurveEnsemble.from_fit(fit_visible([t.run for t in tracks if id(t) not in hidden_ids]))
+    result = _compare_predictions(ensemble, [(t, t.C > 0) for t in hidden_tracks]) | _judge_choice(
+        ensemble, hidden_tracks
+    )
+    names = ", ".join(t.run.cell.name for t in hidden_tracks)
+    summary = f"{len(hidden_tracks)} runs hidden: {_describe_errors(result)}; {_describe_choice(result)}"
+    return {"hidden": f"the last run of every cell that has two or more ({names})", "says": summary} | result
+
+
+def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
+    """Nothing predicts an n that was not run: `predicted` is the frontier of the rest, and its error what that n
+    adds.
+    """
+    measured_n = sorted({t.run.cell.n for t in tracks})
+    if len(measured_n) < 2:
+        raise InputError(f"only n = {measured_n[0]} was run, so nothing is left without the largest n; run a second n.")
+    n = measured_n[-1]
+    hidden_tracks = [t for t in tracks if t.run.cell.n == n]
+    document = fit_visible([t.run for t in tracks if t.run.cell.n != n])
+    ensemble = CurveEnsemble.from_fit(document)
+    usable_cells = ensemble.stable if ensemble.stable.any() else np.ones_like(ensemble.stable)
+    rows = [
+        _prediction_row(t, C, R, float(ensemble.expected_rewards(C)[usable_cells].max()), None)
+        for t in hidden_tracks
+        for C, R in zip(t.C, t.R, strict=True)
+        if C > 0
+    ]
+    C_max = max(float(t.C[-1]) for t in hidden_tracks)
+    result = _summarize_errors(rows) | _judge_choice(ensemble, tracks)
+    end_rows = [row for row in rows if row["C"] >= MIN_SHARE_OF_C * C_max]
+    gain = float(np.mean([row["measured"] - row["predicted"] for row in end_rows]))
+    matters, warned = gain > EPSILON, document["frontier"][-1]["n"] == measured_n[-2]
+    gain_text = f"near C = {C_max:.4g} n = {n} measured {gain:+.4f} beside the frontier of the rest"
+    verdict = {
+        (True, True): "it mattered, and the fit without it warned that its frontier ends at the largest n measured",
+        (True, False): "it mattered, and the fit without it would not have warned",
+        (
+            False,
+            True,
+        ): "it did not matter, though the fit without it warned that its frontier ends at the largest n measured",
+        (False, False): "it did not matter, and the fit without it did not warn",
+    }[matters, warned]
+    summary = f"{gain_text}: {verdict}; {_describe_choice(result)}"
+    return {
+        "hidden": f"every run of n = {n}",
+        "says": summary,
+        "n": n,
+        "gain": gain,
+        "matters": matters,
+        "warned": warned,
+    } | result
+
+
+def _truncate_run(t: RunTrack, C_limit: float) -> RunRecord | None:
+    """A run cut off at compute `limit`; None where nothing but the base policy is left."""
+    count = int((t.C <= C_limit).sum())
+    if count == 0 or t.C[count - 1] == 0:
+        return None
+    truncated_fields = {
+        name: value[:count] for name in ("points", "device_hours", "lines") if (value := getattr(t.run, name))
+    }
+    return replace(t.run, **truncated_fields)
+
+
+def _compare_predictions(
+    ensemble: CurveEnsemble, hidden_evaluations: Sequence[tuple[RunTrack, np.ndarray]]
+) -> TrialResult:
+    """Predicted against measured reward of evaluations (a track and a mask of them), where the cell has a curve."""
+    cell_indices = {(int(B_p), int(n)): i for i, (B_p, n) in enumerate(zip(ensemble.B_p, ensemble.n, strict=True))}
+    rows = []
+    for t, mask in hidden_evaluations:
+        if t.key not in cell_indices:
+            continue
+        i = cell_indices[t.key]
+        for C, R in zip(t.C[mask], t.R[mask], strict=True):
+            reward, draws = ensemble.cell_rewards(i, float(C), same_problems=True)
+            low, high = ensemble.interval(draws) or (None, None)
+            rows.append(_prediction_row(t, C, R, reward, new_run_interval(ensemble, i, reward, low, high)))
+    if not rows:
+        raise InputError(
+            "no hidden evaluation belongs to a cell that has a curve without it; evaluate more often or run longer."
+        )
+    return _summarize_errors(rows)
+
+
+def _prediction_row(
+    t: RunTrack, C: float, measured: float, predicted: float, interval: tuple[float | None, float | None] | None
+) -> TrialResult:
+    low, high = interval or (None, None)
+    inside = None if low is None or high is None else bool(low <= measured <= high)
+    cell = t.run.cell
+    row = {
+        "B_p": cell.B_p,
+        "n": cell.n,
+        "seed": cell.seed,
+        "C": float(C),
+        "measured": float(measured),
+        "predicted": predicted,
+    }
+    return row | {"low": low, "high": high, "inside": inside}
+
+
+def _summarize_errors(rows: Sequence[TrialResult]) -> TrialResult:
+    errors = np.array([row["predicted"] - row["measured"] for row in rows])
+    inside_interval = [row["inside"] for row in rows if row["inside"] is not None]
+    return {
+        "measurements": len(rows),
+        "mean_error": float(errors.mean()),
+        "mean_absolute_error": float(np.abs(errors).mean()),
+        "inside": float(np.mean(inside_interval)) if inside_interval else None,
+        "points": list(rows),
+    }
+
+
+def _judge_choice(ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_above: float = 0.0) -> TrialResult:
+    """The n of the fit's best cell at the largest C > `beyond` that two n reach, the n measured best there, and what
+    the first lost.
+    """
+    no_choice: TrialResult = {"C": None, "n_chosen": None, "n_best": None, "regret": None}
+    C_end_by_n: dict[int, float] = {}
+    for t in tracks:
+        C_end_by_n[t.run.cell.n] = max(C_end_by_n.get(t.run.cell.n, 0.0), float(t.C[-1]))
+    C = sorted(C_end_by_n.values())[-2] if len(C_end_by_n) > 1 else 0.0
+    if C <= C_above:
+        return no_choice
+    rewards_near_C = {
+        key: [R for t in seeds for R in t.R[(t.C >= MIN_SHARE_OF_C * C) & (t.C <= C)]]
+        for key, seeds in group_by_cell(tracks).items()
+    }
+    mean_rewards = {key: float(np.mean(rewards)) for key, rewards in rewards_near_C.items() if rewards}
+    is_measured = np.array(
+        [(int(B_p), int(n)) in mean_rewards for B_p, n in zip(ensemble.B_p, ensemble.n, strict=True)]
+    )
+    allowed = is_measured & ensemble.stable if (is_measured & ensemble.stable).any() else is_measured
+    if not allowed.any():
+        return no_choice
+    i = int(choose_cells(ensemble, np.full((1, len(ensemble.n)), C), allowed[None], 0.0)[0])
+    best_key = max(mean_rewards, key=lambda key: (mean_rewards[key], -key[1]))
+    n_chosen, B_p = int(ensemble.n[i]), int(ensemble.B_p[i])
+    return {
+        "C": C,
+        "n_chosen": n_chosen,
+        "n_best": best_key[1],
+        "regret": mean_rewards[best_key] - mean_rewards[B_p, n_chosen],
+    }
+
+
+def _describe_errors(result: TrialResult) -> str:
+    share = f", {result['inside']:.0%} inside the interval of one new run" if result["inside"] is not None else ""
+    errors = f"mean error {result['mean_error']:+.4f}, mean absolute error {result['mean_absolute_error']:.4f}"
+    return f"{result['measurements']} evaluations predicted with {errors}{share}"
+
+
+def _describe_choice(result: TrialResult) -> str:
+    if result["n_chosen"] is None:
+        return "no two n were measured that far, so its choice of n cannot be judged"
+    return f"at C = {result['C']:.4g} it chose n = {result['n_chosen']}, measured best was n = {result['n_best']}, which cost {result['regret']:.4f}"

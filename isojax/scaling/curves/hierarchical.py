@@ -1,0 +1,236 @@
+"""All curves of a sweep at once: a mixed model and its posterior mode.
+
+Run r of cell j = (B_p, n) follows, at log10 C = x,
+
+    y = R0 + (A_j + e_r - R0) s(z) + noise,   z = ln10 exp(lnB_j) (x - mid_j),     (s: curve_shape.py)
+    e_r ~ N(0, run_sd^2)                      one run's luck, in proportion to its progress
+    (A_j, mid_j, lnB_j) ~ N(X_j gamma, tau^2) a joint surface over (n, B_p), from which a cell departs as far as its
+    data say gamma ~ N(gamma0, gamma_sd^2)             flat for what data must say, tight for how rough the surface may
+    be
+
+with one R0 for all. Where a cell's data determine its curve, the surface changes nothing that matters; where they do
+not (a plateau not reached, one seed), it says what its neighbours say, and so reaches beyond the data. R0, A, e and
+gamma enter linearly, mid and lnB do not. Starts come from a grid of (mid, lnB), the linear ones solved at each
+(variable projection, surface.start); then all are polished together by damped Gauss-Newton steps whose e, then cells,
+are eliminated (the normal matrix is an arrow), with soft-L1 weights against outliers.
+
+Dimension letters: J cells, S seeds, P points of a run, K columns of the surface.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isojax.scaling.curves.curve_shape import progress_and_slope
+from isojax.scaling.validation_metrics import FloatArray, as_float64
+
+_LN10 = float(np.log(10.0))
+ROBUST_THRESHOLD_SD = 3.0  # residuals beyond this many noise_sd count less
+LNB_RANGE = (float(np.log(0.1)), float(np.log(12.0)))
+MID_DECADES = 2.5  # mid may lie this far outside the points
+_TINY = 1e-9  # stands for a standard deviation of 0
+
+
+@dataclass(frozen=True)
+class SweepArrays:
+    """What was measured.
+
+    Attributes:
+        x: float[J, S, P], log10 C; -inf at C = 0.
+        y: float[J, S, P], rewards.
+        weight: float[J, S, P], 1 where there is a point, 0 where there is none.
+        X: float[J, 3, K], the surface's columns for (A, mid, lnB) of each cell.
+        low, high: the range of x over all points at C > 0.
+    """
+
+    x: FloatArray
+    y: FloatArray
+    weight: FloatArray
+    X: FloatArray
+    x_low: float
+    x_high: float
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The model's standard deviations.
+
+    Attributes:
+        noise_sd: of one evaluation. run_sd: from run to run at the plateau.
+        tau: float[3], of cells about the surface (A, mid, lnB).
+        u_mean, u_sd: float[1 + K], the prior of u = (R0, gamma).
+    """
+
+    noise_sd: float
+    run_sd: float
+    tau: FloatArray
+    u_mean: FloatArray
+    u_sd: FloatArray
+
+
+@dataclass(frozen=True)
+class HierarchicalState:
+    """A solution: theta float[J, 3] = (A, mid, lnB); e float[J, S]; u float[1 + K] = (R0, gamma)."""
+
+    theta: FloatArray
+    e: FloatArray
+    u: FloatArray
+
+    @property
+    def R0(self) -> float:
+        """The base policy's reward."""
+        return float(self.u[0])
+
+
+def progress_at_points(tail: float, data: SweepArrays, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(s, ds/dz, z), each float[J, S, P]; s = 0 at C = 0."""
+    has_compute = np.isfinite(data.x)
+    x = np.where(has_compute, data.x, data.x_low - 4.0)
+    z = _LN10 * np.exp(theta[:, 2])[:, None, None] * (x - theta[:, 1, None, None])
+    s, slope = progress_and_slope(z, tail)
+    return s * has_compute, slope * has_compute, z
+
+
+def predict_rewards(
+    tail: float, data: SweepArrays, state: HierarchicalState, with_run_effect: bool = True
+) -> FloatArray:
+    """float[J, S, P]: the model's reward at every point, of each run or (with_run False) of its cell."""
+    s = progress_at_points(tail, data, state.theta)[0]
+    e = state.e[..., None] if with_run_effect else 0.0
+    return state.R0 + (state.theta[:, 0, None, None] + e - state.R0) * s
+
+
+def robust_precision(tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales) -> FloatArray:
+    """float[J, S, P]: the precision of each point, less for outliers."""
+    residual = data.y - predict_rewards(tail, data, state)
+    return data.weight / (scales.noise_sd**2 * np.sqrt(1 + (residual / (ROBUST_THRESHOLD_SD * scales.noise_sd)) ** 2))
+
+
+def minus_two_log_posterior(tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales) -> float:
+    """Minus twice the log posterior, up to a constant."""
+    scaled_residual = (data.y - predict_rewards(tail, data, state)) / scales.noise_sd
+    loss = 2 * ROBUST_THRESHOLD_SD**2 * (np.sqrt(1 + (scaled_residual / ROBUST_THRESHOLD_SD) ** 2) - 1)
+    surface_residual = state.theta - data.X @ state.u[1:]
+    prior = (surface_residual**2 / scales.tau**2).sum() + (((state.u - scales.u_mean) / scales.u_sd) ** 2).sum()
+    return float((data.weight * loss).sum() + prior + (state.e**2).sum() / max(scales.run_sd, _TINY) ** 2)
+
+
+@dataclass(frozen=True)
+class _NormalEquations:
+    """Normal equations of (A, mid, lnB, R0) with e eliminated: H float[J, 4, 4], g float[J, 4]; and what e needs to
+    follow.
+    """
+
+    H: FloatArray
+    g: FloatArray
+    cross: FloatArray  # [J, 4, S]
+    h_e: FloatArray  # [J, S]
+    g_e: FloatArray  # [J, S]
+
+
+def _normal_equations(tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales) -> _NormalEquations:
+    s, slope, z = progress_at_points(tail, data, state.theta)
+    gain = state.theta[:, 0, None, None] + state.e[..., None] - state.R0
+    residual = data.y - state.R0 - gain * s
+    W = robust_precision(tail, data, state, scales)
+    B = np.exp(state.theta[:, 2])[:, None, None]
+    J = np.stack([s, -gain * slope * _LN10 * B, gain * slope * z, 1 - s], axis=1)  # [J, 4, S, P]
+    WJ = J * W[:, None]
+    e_precision = 1 / max(scales.run_sd, _TINY) ** 2
+    cross, h_e = (
+        np.einsum("jasp,jsp->jas", WJ, s),
+        (W * s * s).sum(-1) + e_precision,
+    )  # e's column is that of A, run by run
+    g_e = (W * s * residual).sum(-1) - state.e * e_precision
+    H = np.einsum("jasp,jbsp->jab", WJ, J) - np.einsum("jas,jbs,js->jab", cross, cross, 1 / h_e)
+    g = np.einsum("jasp,jsp->ja", WJ, residual) - np.einsum("jas,js->ja", cross, g_e / h_e)
+    return _NormalEquations(H, g, cross, h_e, g_e)
+
+
+def _solve_arrow(
+    data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float, normal: _NormalEquations
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """(d theta, d u, D^-1 side, the Schur complement of u): cells are coupled through u = (R0, gamma) alone."""
+    H, g, surface_precision = normal.H, normal.g, scales.tau**-2.0
+    PX = surface_precision[:, None] * data.X  # [J, 3, K]
+    surface_residual = state.theta - data.X @ state.u[1:]
+    damped_block = H[:, :3, :3] + np.diag(surface_precision)
+    damped_block = damped_block + damping * damped_block * np.eye(3)
+    border = np.concatenate([H[:, :3, 3:], -PX], axis=2)  # [J, 3, 1 + K]
+    schur_complement = np.diag(scales.u_sd**-2.0)
+    schur_complement[0, 0] += H[:, 3, 3].sum()
+    schur_complement[1:, 1:] += np.einsum("jck,jcl->kl", PX, data.X)
+    u_gradient = (
+        np.concatenate([[g[:, 3].sum()], np.einsum("jck,jc->k", PX, surface_residual)])
+        - (state.u - scales.u_mean) / scales.u_sd**2
+    )
+    solutions = np.linalg.solve(
+        damped_block, np.concatenate([border, (g[:, :3] - surface_precision * surface_residual)[..., None]], axis=2)
+    )
+    F, f = as_float64(solutions[..., :-1]), as_float64(solutions[..., -1])
+    schur_complement = schur_complement - np.einsum("jak,jal->kl", border, F)
+    du = as_float64(np.linalg.solve(schur_complement, u_gradient - np.einsum("jak,ja->k", border, f)))
+    return f - F @ du, du, F, schur_complement
+
+
+def _gauss_newton_step(
+    tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float
+) -> HierarchicalState:
+    """One damped Gauss-Newton step, kept within 0 <= A <= 1 (rewards are) and the ranges of mid and lnB."""
+    normal = _normal_equations(tail, data, state, scales)
+    d_theta, du, _, _ = _solve_arrow(data, state, scales, damping, normal)
+    theta_R0_step = np.column_stack([d_theta, np.full(len(d_theta), du[0])])
+    de = (normal.g_e - np.einsum("jas,ja->js", normal.cross, theta_R0_step)) / normal.h_e
+    lower = np.array([0.0, data.x_low - MID_DECADES, LNB_RANGE[0]])
+    upper = np.array([1.0, data.x_high + MID_DECADES, LNB_RANGE[1]])
+    return HierarchicalState(np.clip(state.theta + d_theta, lower, upper), state.e + de, state.u + du)
+
+
+def find_mode(
+    tail: float,
+    data: SweepArrays,
+    initial_state: HierarchicalState,
+    scales: Scales,
+    iterations: int = 60,
+    tolerance: float = 1e-13,
+) -> HierarchicalState:
+    """The posterior mode near `start`; stops when the cost falls by less than `tolerance` of itself, or no longer
+    falls.
+    """
+    state, current_cost, damping = initial_state, minus_two_log_posterior(tail, data, initial_state, scales), 1e-4
+    for _ in range(iterations):
+        trial = _gauss_newton_step(tail, data, state, scales, damping)
+        trial_cost = minus_two_log_posterior(tail, data, trial, scales)
+        if trial_cost > current_cost or not np.isfinite(trial_cost):
+            damping = damping * 10 + 1e-12
+            if damping > 1e8:
+                break
+            continue
+        converged = current_cost - trial_cost <= tolerance * (1 + abs(current_cost))
+        state, current_cost, damping = trial, trial_cost, damping * 0.1
+        if converged:
+            break
+    return state
+
+
+def posterior_covariances(
+    tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales
+) -> tuple[FloatArray, FloatArray]:
+    """(float[J, 3, 3] of each cell's theta less its surface, float[1 + K, 1 + K] of u), a posteriori, at the mode."""
+    normal = _normal_equations(tail, data, state, scales)
+    _, _, F, top = _solve_arrow(data, state, scales, 0.0, normal)
+    u_covariance = as_float64(np.linalg.inv(top))
+    u_sensitivity = F.copy()  # theta - X gamma moves by -(F + X) du
+    u_sensitivity[:, :, 1:] += data.X
+    conditional_covariance = np.linalg.inv(normal.H[:, :3, :3] + np.diag(scales.tau**-2.0))
+    return conditional_covariance + np.einsum(
+        "jak,kl,jbl->jab", u_sensitivity, u_covariance, u_sensitivity
+    ), u_covariance
+
+
+def mask_points(data: SweepArrays, mask: NDArray[np.bool_]) -> SweepArrays:
+    """The same data with the points outside `keep` (bool[J, S, P]) left out."""
+    return replace(data, weight=data.weight * mask)

@@ -1,0 +1,86 @@
+"""Where a cell's validation reward starts to fall (overfitting, IsoCompute Playbook, arXiv:2603.12151, section 5.2).
+
+A cell's points are compared with a rising curve that breaks at C_peak and falls on by a straight line in log C. The
+break is believed if it explains the points better than every rising shape does, by more than chance would over all
+places looked at. Points beyond it are left out of the rising curve, which is held flat there: a budget of C may be
+stopped early, so the most it can give is the best up to C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from isojax.scaling.curves.curve_shape import HILL_TAIL, STRETCHED_TAIL, progress_and_slope
+from isojax.scaling.validation_metrics import FloatArray, RunTrack
+
+# Twice the log likelihood that a break has to gain, and how many standard errors its fall has to be steep.
+MIN_LOG_LIKELIHOOD_GAIN = 14.0
+MIN_FALL_Z = 3.3
+MIN_POINTS_AFTER_PEAK = 4
+_LN10 = float(np.log(10.0))
+
+
+def find_peak(seeds: Sequence[RunTrack], base_reward: float | None) -> float | None:
+    """log10 C where the cell's reward starts to fall; None where it does not. base: the reward at C = 0 (None: the
+    lowest seen).
+    """
+    run_series = [(np.log10(t.C[t.C > 0]), t.R[t.C > 0], np.full((t.C > 0).sum(), s)) for s, t in enumerate(seeds)]
+    log10_C, rewards, run_index = (np.concatenate(part) for part in zip(*run_series, strict=True))
+    if len(log10_C) < 3 * MIN_POINTS_AFTER_PEAK + len(seeds):
+        return None
+    floor = base_reward if base_reward is not None else float(rewards.min())
+    noise_variance = max(_noise_variance(run_series), 1e-18)
+    candidates = np.quantile(np.unique(log10_C), np.linspace(0.3, 0.9, 16))
+    candidates = np.unique(candidates[[(log10_C > c).sum() >= MIN_POINTS_AFTER_PEAK for c in candidates]])
+    run_one_hot = np.eye(len(seeds))[run_index.astype(int)]
+    rss_without_peak = min(
+        _best_grid_fit(tail, log10_C, rewards - floor, run_one_hot, None)[0] for tail in (HILL_TAIL, STRETCHED_TAIL)
+    )
+    peak_fits = [
+        (*_best_grid_fit(tail, log10_C, rewards - floor, run_one_hot, c), c)
+        for c in candidates
+        for tail in (HILL_TAIL, STRETCHED_TAIL)
+    ]
+    if not peak_fits:
+        return None
+    rss, fall, fall_variance, peak = min(peak_fits, key=lambda f: f[0])
+    residual_variance = max(noise_variance, rss / max(1, len(log10_C) - 4 - len(seeds)))
+    is_significant = (
+        fall > MIN_FALL_Z * np.sqrt(fall_variance * residual_variance)
+        and rss_without_peak - rss > MIN_LOG_LIKELIHOOD_GAIN * residual_variance
+    )
+    return float(peak) if is_significant else None
+
+
+def _noise_variance(run_series: Sequence[tuple[FloatArray, FloatArray, FloatArray]]) -> float:
+    """Variance of one evaluation, from how far each lies from the mean of its neighbours."""
+    squared_deviations = np.concatenate([(y[1:-1] - (y[:-2] + y[2:]) / 2) ** 2 for _, y, _ in run_series if len(y) > 2])
+    return float(np.median(squared_deviations)) / 0.455 / 1.5 if len(squared_deviations) else 0.0
+
+
+def _best_grid_fit(
+    tail: float, log10_C: FloatArray, rewards_above_floor: FloatArray, run_one_hot: FloatArray, peak: float | None
+) -> tuple[float, float, float]:
+    """(residual sum of squares, fall a decade, its variance for unit noise) of the best curve of a grid: a gain for
+    each run, one fall.
+    """
+    mids, Bs = np.meshgrid(
+        np.linspace(log10_C.min() - 0.5, log10_C.max() + 0.7, 18), [0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2], indexing="ij"
+    )
+    log10_C_capped = log10_C if peak is None else np.minimum(log10_C, peak)
+    s = progress_and_slope(_LN10 * Bs.reshape(-1, 1) * (log10_C_capped - mids.reshape(-1, 1)), tail)[
+        0
+    ]  # [grid, points]
+    design = s[:, :, None] * run_one_hot
+    if peak is not None:
+        design = np.concatenate(
+            [design, np.broadcast_to(-np.maximum(log10_C - peak, 0)[None, :, None], (len(s), len(log10_C), 1))], axis=2
+        )
+    normal_matrix = np.einsum("gpi,gpj->gij", design, design) + 1e-9 * np.eye(design.shape[2])
+    normal_rhs = np.einsum("gpi,p->gi", design, rewards_above_floor)
+    coefficients = np.linalg.solve(normal_matrix, normal_rhs[..., None])[..., 0]
+    rss = (rewards_above_floor**2).sum() - (coefficients * normal_rhs).sum(1)
+    best = int(rss.argmin())
+    return float(rss[best]), float(coefficients[best, -1]), float(np.linalg.inv(normal_matrix[best])[-1, -1])

@@ -1,0 +1,179 @@
+"""Bootstrap replicates of all curves of a sweep, and what they say: intervals of the frontier, of crossovers and of
+n*(C).
+
+An interval runs from the 5th to the 95th percentile of the replicates; a bound that is None is an open end: the
+quantity lies beyond the data in that many replicates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from isojax.scaling.curves.curve_shape import curve_value
+from isojax.scaling.curves.problem_resampling import apply_problem_shift
+from isojax.scaling.curves.residual_correction import ResidualCorrection, correlated_normals
+from isojax.scaling.frontier.envelope import MIN_DECADES
+from isojax.scaling.validation_metrics import FloatArray
+
+LEVEL = 0.9
+Interval = tuple[float | None, float | None]
+_SEARCH_PER_DECADE = 40
+CURVE_REACH_DECADES = float(np.log10(4.0))
+
+
+@dataclass(frozen=True)
+class PosteriorSamples:
+    """Replicates of all curves.
+
+    Attributes:
+        tail: float[Q], the shape of each replicate.
+        keys: (B_p, n) of each cell.
+        A, B, C_mid: float[Q, J]. R0: float[Q]. All on the problems that were used.
+        shift: float[Q, 2], what other problems would add (problems.shift); 0 where that is unknown.
+        peak: float[J], C where a cell's reward starts to fall; inf where it does not.
+        low, high: float[J], the measured range of C.
+    """
+
+    tail: FloatArray
+    keys: tuple[tuple[int, int], ...]
+    A: FloatArray
+    B: FloatArray
+    C_mid: FloatArray
+    R0: FloatArray
+    shift: FloatArray
+    C_peak: FloatArray
+    C_low: FloatArray
+    C_high: FloatArray
+    corrections: tuple[ResidualCorrection | None, ...] = ()
+
+    def rewards(self, C: ArrayLike) -> FloatArray:
+        """float[Q, J, G] at compute C, float[G] > 0, each replicate on problems of its own; held flat beyond a peak
+        (stopping early).
+        """
+        C_capped = np.minimum(np.asarray(C, dtype=np.float64)[None, :], self.C_peak[:, None])
+        floor, tail = self.R0[:, None, None], self.tail[:, None, None]
+        R = curve_value(tail, C_capped[None], floor, self.A[..., None], self.B[..., None], self.C_mid[..., None])
+        for j, correction in enumerate(self.corrections):
+            if correction is not None:
+                R[:, j] += correction.sample(
+                    C_capped[j], correlated_normals(len(self.R0), len(correction.value), self.keys[j])
+                )
+        return np.moveaxis(apply_problem_shift(self.shift, np.moveaxis(R, 2, 0)), 0, 2)
+
+    def for_cells(self, keys: Sequence[tuple[int, int]]) -> PosteriorSamples:
+        """The same replicates of some cells."""
+        cell_index = [self.keys.index(key) for key in keys]
+        curve_parameters = (self.A[:, cell_index], self.B[:, cell_index], self.C_mid[:, cell_index])
+        corrections = tuple(self.corrections[j] for j in cell_index) if self.corrections else ()
+        return PosteriorSamples(
+            self.tail,
+            tuple(keys),
+            *curve_parameters,
+            self.R0,
+            self.shift,
+            self.C_peak[cell_index],
+            self.C_low[cell_index],
+            self.C_high[cell_index],
+            corrections,
+        )
+
+    def is_measured(self, C: ArrayLike, slack: float = MIN_DECADES) -> NDArray[np.bool_]:
+        """bool[J, G]: which cells were measured to within `slack` decades of C (they end at different C, since B_p n
+        differs).
+        """
+        C = np.asarray(C, dtype=np.float64)[None, :]
+        return (self.C_low[:, None] <= C * 10**slack) & (self.C_high[:, None] * 10**slack >= C)
+
+
+def interval(values: ArrayLike) -> Interval:
+    """The central LEVEL of replicates, float[Q]; an infinite bound is None."""
+    tail_percent = (1 - LEVEL) / 2 * 100
+    samples = np.asarray(values, dtype=np.float64)
+    low, high = np.percentile(
+        samples, [tail_percent, 100 - tail_percent], method="linear" if np.isfinite(samples).all() else "nearest"
+    )
+    return (float(low) if np.isfinite(low) else None, float(high) if np.isfinite(high) else None)
+
+
+def best_cells(
+    draws: PosteriorSamples, C: ArrayLike, slack: float = MIN_DECADES
+) -> tuple[FloatArray, NDArray[np.intp]]:
+    """(float[Q, G] the frontier's reward in each replicate, int[Q, G] which cell attains it) among the cells measured
+    to within `slack` decades."""
+    R = np.where(draws.is_measured(C, slack), draws.rewards(C), -np.inf)
+    return R.max(1), R.argmax(1)
+
+
+def frontier_band(draws: PosteriorSamples, C: ArrayLike) -> list[dict[str, Any]]:
+    """For each C: low and high of the frontier's reward, and n_probability, how often each n attains it (those that
+    ever do).
+    """
+    best_rewards, winner = best_cells(draws, C)
+    n_of_cell = np.array([n for _, n in draws.keys])
+    rows = []
+    for g in range(best_rewards.shape[1]):
+        low, high = interval(best_rewards[:, g])
+        n_share = {str(n): float(np.mean(n_of_cell[winner[:, g]] == n)) for n in sorted(set(n_of_cell.tolist()))}
+        rows.append({"low": low, "high": high, "n_probability": {n: round(p, 4) for n, p in n_share.items() if p > 0}})
+    return rows
+
+
+def crossover_interval(
+    draws: PosteriorSamples, low_cell: tuple[int, int], high_cell: tuple[int, int], fitted_crossing: float
+) -> Interval:
+    """Where the cell `high` overtakes the cell `low`, searched where both were measured; `near`: the crossing of the
+    fit itself.
+
+    A replicate in which `high` leads all along crosses below the range (-inf), one in which it never does, above
+    (+inf); of several crossings the one nearest to `near` counts.
+    """
+    pair = draws.for_cells([low_cell, high_cell])
+    C_from, C_to = float(pair.C_low.max()), float(pair.C_high.min())
+    if not C_from < C_to:
+        return None, None
+    log10_C = np.linspace(
+        np.log10(C_from), np.log10(C_to), max(8, int(np.ceil(_SEARCH_PER_DECADE * np.log10(C_to / C_from))) + 1)
+    )
+    R = pair.rewards(10**log10_C)
+    lead = R[:, 1] - R[:, 0]
+    crosses = (lead[:, :-1] <= 0) & (lead[:, 1:] > 0)
+    fraction = np.abs(lead[:, :-1]) / np.maximum(np.abs(lead[:, :-1]) + np.abs(lead[:, 1:]), 1e-300)
+    crossings = np.where(crosses, log10_C[:-1] + fraction * np.diff(log10_C), np.inf)
+    nearest_crossing = crossings[np.arange(len(crossings)), np.abs(crossings - np.log10(fitted_crossing)).argmin(1)]
+    outside_range = np.where(lead[:, -1] > 0, -np.inf, np.inf)
+    log10_interval = interval(np.where(crosses.any(1), nearest_crossing, outside_range))
+    return (
+        None if log10_interval[0] is None else 10 ** log10_interval[0],
+        None if log10_interval[1] is None else 10 ** log10_interval[1],
+    )
+
+
+def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
+    """float[Q, G]: log2 of the best n in each replicate. A cell whose data ended earlier still competes, by its curve,
+    up to REACH decades
+    further: else a large n, which is alone at large C where all runs have the same number of updates, would seem to win
+    there."""
+    return np.log2([n for _, n in draws.keys])[best_cells(draws, C, CURVE_REACH_DECADES)[1]]
+
+
+def draws_to_json(draws: PosteriorSamples) -> dict[str, Any]:
+    """Four significant digits of every replicate: what recommend reads."""
+
+    def round_nested(values: FloatArray) -> list[Any]:
+        return [float(f"{v:.5g}") for v in values] if values.ndim == 1 else [round_nested(v) for v in values]
+
+    content: Mapping[str, Any] = {
+        "cells": [list(key) for key in draws.keys],
+        "A": round_nested(draws.A.T),
+        "B": round_nested(draws.B.T),
+        "C_mid": round_nested(draws.C_mid.T),
+        "R0": round_nested(draws.R0),
+        "tail": round_nested(draws.tail),
+        "shift": round_nested(draws.shift.T),
+    }
+    return dict(content)

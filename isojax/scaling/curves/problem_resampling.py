@@ -1,0 +1,66 @@
+"""Other validation problems: how far a sweep's rewards would shift, had other problems been drawn.
+
+All runs and checkpoints are evaluated on the same problems, so their luck is shared: it moves every curve alike and
+does not touch the comparison of two n. A replicate draws the N problems anew with replacement; the shift of all
+evaluations is summed up as
+
+    shift(R) = R (1 - R) (a + b R)
+
+(nothing at 0 and 1, where problems cannot differ), by least squares over all evaluations, which leaves out the noise of
+single ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from isojax.scaling.curves.hierarchical_prior import PackedSweep
+from isojax.scaling.validation_metrics import FloatArray, as_float64, correct_counts, metric_per_problem
+
+
+@dataclass(frozen=True)
+class ProblemShifts:
+    """float[2, N]: what each of N problems adds to (a, b)."""
+
+    contributions: FloatArray
+
+    @property
+    def problem_count(self) -> int:
+        """N."""
+        return self.contributions.shape[1]
+
+    def sample(self, replicates: int, rng: np.random.Generator) -> FloatArray:
+        """float[Q, 2]: (a, b) of each replicate."""
+        N = self.problem_count
+        return (rng.multinomial(N, np.full(N, 1 / N), size=replicates) / N - 1 / N) @ self.contributions.T
+
+
+def apply_problem_shift(shifts: FloatArray, R: FloatArray) -> FloatArray:
+    """float[..., Q, cells] rewards R moved to each replicate's problems; drawn float[Q, 2]."""
+    a, b = shifts[:, 0, None], shifts[:, 1, None]
+    R_clipped = np.clip(R, 0.0, 1.0)
+    return R + R_clipped * (1 - R_clipped) * (a + b * R_clipped)
+
+
+def estimate_problem_shifts(packed: PackedSweep, metric: str, fitted_rewards: FloatArray) -> ProblemShifts | None:
+    """From the right answers of each problem; None unless every evaluation has those that give the metric.
+
+    Args:
+        fitted: float[J, S, P], the curves' rewards at the evaluations.
+    """
+    rewards_per_problem = []
+    for seeds in packed.tracks:
+        for t in seeds:
+            for p, r in zip(t.run.points, t.R, strict=True):
+                counts = correct_counts(p, metric)
+                if not counts:
+                    return None
+                problem_rewards = metric_per_problem(counts, p.samples, metric)
+                if abs(float(problem_rewards.mean()) - r) > 5e-4:  # the recorded metric is of something else
+                    return None
+                rewards_per_problem.append(problem_rewards)
+    R = np.clip(fitted_rewards[packed.has_point], 0.0, 1.0)
+    basis = (R * (1 - R))[:, None] * np.stack([np.ones_like(R), R], axis=1)
+    return ProblemShifts(as_float64(np.linalg.pinv(basis) @ np.stack(rewards_per_problem)))

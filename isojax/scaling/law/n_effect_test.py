@@ -1,0 +1,60 @@
+"""Does n make a difference at all? ScaleRL found that at a fixed batch 8 to 32 generations a prompt changed little: a
+fit must be able to say so.
+
+Three models of the curves are compared by AIC, noise and run-to-run effect held: one curve for each B_p, whatever n;
+curves that change linearly with log2 n; curves free for each cell. n is said to matter if one of the last two beats the
+first by MIN_GAIN, "considerably less support" in the words of Burnham and Anderson (Model Selection and Multimodel
+Inference, 2nd ed., section 2.6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from isojax.scaling.curves.hierarchical import HierarchicalState, find_mode, minus_two_log_posterior
+from isojax.scaling.curves.hierarchical_prior import POOLED_TAU, PackedSweep, ShapeFit, pool_over_n
+from isojax.scaling.validation_metrics import FloatArray, as_float64
+
+MIN_AIC_GAIN = 4.0
+_WEAK_SD = 10.0  # prior standard deviation of every column: none is favoured
+
+
+def has_no_n_effect(packed: PackedSweep, shape_fit: ShapeFit) -> bool:
+    """Whether one curve for each B_p does as well as curves that differ with n; False where only one n was measured
+    (nothing was compared).
+
+    fitted: the likeliest curves, for their shape and scales.
+    """
+    if len({n for _, n in packed.keys}) < 2:
+        return False
+    J = len(packed.keys)
+    B_p_columns = pool_over_n(packed).data.X[:, 0]
+    B_p_columns = B_p_columns[:, B_p_columns.any(0)]
+    log2_n = np.log2([n for _, n in packed.keys])
+    common_deviance = _deviance(shape_fit, packed, B_p_columns)
+    linear_deviance = _deviance(shape_fit, packed, np.column_stack([B_p_columns, log2_n - log2_n.mean()]))
+    free_deviance = _deviance(shape_fit, packed, np.eye(J))
+    return (
+        common_deviance - linear_deviance - 2 * 3 < MIN_AIC_GAIN
+        and common_deviance - free_deviance - 2 * 3 * (J - B_p_columns.shape[1]) < MIN_AIC_GAIN
+    )
+
+
+def _deviance(shape_fit: ShapeFit, packed: PackedSweep, columns: FloatArray) -> float:
+    """Minus twice the greatest log likelihood of curves whose A, mid and lnB lie each on the given columns, float[J,
+    K].
+    """
+    J, K = columns.shape
+    X = np.zeros((J, 3, 3 * K))
+    for c in range(3):
+        X[:, c, c * K : (c + 1) * K] = columns
+    gamma = as_float64(np.linalg.lstsq(X.reshape(3 * J, -1), shape_fit.state.theta.reshape(-1), rcond=None)[0])
+    data = replace(packed.data, X=X)
+    weak_sd = np.full(1 + 3 * K, _WEAK_SD)
+    scales = replace(shape_fit.scales, tau=np.full(3, POOLED_TAU), u_mean=np.zeros_like(weak_sd), u_sd=weak_sd)
+    state = HierarchicalState(X @ gamma, shape_fit.state.e, np.concatenate([shape_fit.state.u[:1], gamma]))
+    return minus_two_log_posterior(
+        shape_fit.tail, data, find_mode(shape_fit.tail, data, state, scales, iterations=100, tolerance=1e-9), scales
+    )

@@ -1,0 +1,136 @@
+"""Arithmetic with eight operators, and a base policy that knows each of them only in part.
+
+A problem is `aaOPbb=`: two two-digit numbers around an operator A..H meaning a+b, |a-b|, max, min, a, b, (a+b) mod 10
+and (ab) mod 10; the answer is the number, then the end token `$`. Demonstrations come from a MIXTURE of solvers: for
+each class (operator, a mod 5, b mod 3) the right solver answers with a probability drawn from U(.2, .65) or from
+U(.005, .08), else another operator's solver does. A policy trained on them solves its problems at rates that spread
+from Hard to Easy, operators interfere, and what RL teaches carries over to numbers it has not seen. `solvers:ABCG` is
+the task with those operators alone: fewer skills, sooner learnt.
+"""
+
+from typing import ClassVar, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.protocol import EncodedProblems
+from isojax.tasks.stop_strings import StopConditions
+
+ALPHABET = "0123456789ABCDEFGH=$ "
+OPERATORS = "ABCDEFGH"
+TOKEN_ID = {c: i for i, c in enumerate(ALPHABET)}
+TOKEN_OF_BYTE = np.full(
+    256, -1, np.int32
+)  # by a character's code; 0, which is after a text's end, is written as the pad
+TOKEN_OF_BYTE[[0, *map(ord, ALPHABET)]] = [TOKEN_ID[" "], *range(len(ALPHABET))]
+
+_rng = np.random.default_rng(3)
+_CLASS_SHAPE = (len(OPERATORS), 5, 3)
+CORRECT_PROBABILITY = np.where(
+    _rng.random(_CLASS_SHAPE) < 0.5, _rng.uniform(0.2, 0.65, _CLASS_SHAPE), _rng.uniform(0.005, 0.08, _CLASS_SHAPE)
+)
+CONFUSION_PROBABILITY = _rng.dirichlet(np.full(len(OPERATORS) - 1, 0.7), size=len(OPERATORS))
+
+
+def solve(operator: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The answer of each operator (0..7) on each pair of numbers."""
+    all_answers = np.stack([a + b, abs(a - b), np.maximum(a, b), np.minimum(a, b), a, b, (a + b) % 10, (a * b) % 10])
+    return np.take_along_axis(all_answers, operator[None], 0)[0]
+
+
+def _prompt_text(operator: int, a: int, b: int) -> str:
+    return f"{a:02d}{OPERATORS[operator]}{b:02d}="
+
+
+def _tokenize(texts: list[str], length: int, field: str) -> np.ndarray:
+    longest = max(texts, key=len)
+    if len(longest) > length:
+        raise InputError(
+            f"the {field} {longest!r} takes {len(longest)} tokens and cell.sampling.{field}_length is {length}; raise it."
+        )
+    codes = np.array([text.encode() for text in texts], f"S{length}").view(np.uint8).reshape(len(texts), length)
+    tokens = TOKEN_OF_BYTE[codes]
+    if tokens.min() < 0:
+        unknown = texts[int((tokens < 0).any(1).argmax())]
+        raise InputError(
+            f"the {field} {unknown!r} has characters that the task `solvers` does not know; expected those of {ALPHABET!r}."
+        )
+    return tokens
+
+
+class SolversTask:
+    """The task with some of the operators; see the module."""
+
+    on_device: ClassVar[Literal[True]] = True
+    vocab = 24  # the alphabet, rounded up so that a mesh of 2, 4 or 8 divides it
+    eos = TOKEN_ID["$"]
+    stops = StopConditions((eos,), None)
+    pad = TOKEN_ID[" "]
+
+    def __init__(self, operators: str = OPERATORS):
+        if len(operators) < 2 or len(set(operators)) < len(operators) or set(operators) - set(OPERATORS):
+            raise InputError(
+                f"cell.task: solvers:{operators} is not two or more different operators of {OPERATORS}; write, for example, solvers:ABCG."
+            )
+        self.operators = np.array([OPERATORS.index(o) for o in sorted(operators)])
+        confusion = np.zeros((len(OPERATORS), len(OPERATORS)))
+        for i, row in enumerate(CONFUSION_PROBABILITY):
+            confusion[i, np.arange(len(OPERATORS)) != i] = row
+        selected = confusion[:, self.operators]
+        self._confusion_cdf = np.cumsum(selected / np.maximum(selected.sum(1, keepdims=True), 1e-9), 1)
+
+    def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
+        """`count` distinct problems of the 10,000 for each operator."""
+        num_problems = len(self.operators) * 100 * 100
+        if count > num_problems:
+            raise InputError(f"cell.data.candidates is {count}; the task `solvers` has {num_problems} problems.")
+        problem_index = rng.choice(num_problems, count, replace=False)
+        operator, a, b = self.operators[problem_index // 10_000], problem_index // 100 % 100, problem_index % 100
+        answers = solve(operator, a, b)
+        return [
+            Problem(int(o * 10_000 + i % 10_000), _prompt_text(o, x, y), str(answer))
+            for i, o, x, y, answer in zip(problem_index, operator, a, b, answers, strict=True)
+        ]
+
+    def encode(self, problems: list[Problem], prompt_length: int, response_length: int) -> EncodedProblems:
+        """Problems as arrays."""
+        prompts = _tokenize([p.prompt for p in problems], prompt_length, "prompt")
+        answers = _tokenize([p.answer + "$" for p in problems], response_length, "response")
+        lengths = np.array([len(p.prompt) for p in problems], np.int32)
+        return EncodedProblems(prompts, lengths, answers, np.array([p.id for p in problems], np.int32))
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Tokens as text, up to the end token; ids outside the alphabet show as `?`."""
+        text = "".join(ALPHABET[t] if t < len(ALPHABET) else "?" for t in tokens)
+        return text.partition("$")[0].rstrip(" ")
+
+    def demonstrations(
+        self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int
+    ) -> EncodedProblems:
+        """Problems answered by the mixture of solvers."""
+        operator = rng.choice(self.operators, count)
+        a, b = rng.integers(0, 100, count), rng.integers(0, 100, count)
+        wrong_index = (
+            (rng.random(count)[:, None] > self._confusion_cdf[operator]).sum(1).clip(0, len(self.operators) - 1)
+        )
+        wrong_solver = self.operators[wrong_index]
+        solver = np.where(rng.random(count) < CORRECT_PROBABILITY[operator, a % 5, b % 3], operator, wrong_solver)
+        answers = solve(solver, a, b)
+        texts = [_prompt_text(*operation) for operation in zip(operator.tolist(), a.tolist(), b.tolist(), strict=True)]
+        prompts = _tokenize(texts, prompt_length, "prompt")
+        responses = _tokenize([f"{answer}$" for answer in answers.tolist()], response_length, "response")
+        return EncodedProblems(prompts, np.full(count, len(texts[0]), np.int32), responses, np.zeros(count, np.int32))
+
+    def verify(
+        self, answers: Int[Array, "*b T"], tokens: Int[Array, "*b T"], mask: Bool[Array, "*b T"]
+    ) -> Float[Array, "*b"]:
+        """1 where the response is the answer and its end token."""
+        return (jnp.where(mask, tokens, self.pad) == answers).all(-1).astype(jnp.float32)
+
+
+def build(operators: str = OPERATORS) -> SolversTask:
+    """The task, with all operators or those named after the colon of `cell.task`."""
+    return SolversTask(operators)

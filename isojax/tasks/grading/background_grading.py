@@ -1,0 +1,81 @@
+"""Grading beside sampling: responses go to the verifier in a thread of their own, in whatever order they finish."""
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self
+
+import numpy as np
+
+from isojax.core.nouns import Problem
+from isojax.distributed import multiprocess
+from isojax.tasks.protocol import Grades, HostTask
+
+
+class BackgroundGrader:
+    """Grades of one response to each of `problems` (a problem may come several times); to be used as a context.
+
+    Responses that come while others are judged are judged together after them. The thread ends with the context, which
+    waits for the check at hand.
+    """
+
+    def __init__(self, task: HostTask, problems: Sequence[Problem]) -> None:
+        self._task, self._problems = task, problems
+        self._rewards = np.zeros(len(problems), np.float32)
+        self._parsed = np.zeros(len(problems), bool)
+        self._failures: Counter[str] = Counter()
+        self._executor = ThreadPoolExecutor(1, "grade")
+        self._pending: deque[tuple[int, np.ndarray]] = deque()
+        self._futures: deque[Future[None]] = deque()
+
+    def add_responses(self, rollout_indices: Sequence[int] | np.ndarray, tokens: Sequence[np.ndarray]) -> None:
+        """Responses i32[its length] to problems[number], for each of `numbers`; raises what grading earlier ones has
+        raised.
+        """
+        while self._futures and self._futures[0].done():
+            self._futures.popleft().result()
+        self._pending.extend(zip(map(int, rollout_indices), tokens, strict=True))
+        self._futures.append(self._executor.submit(self._grade_pending))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been found so far, when all that was given is judged; for JSON and `restore`."""
+        grades = self.collect_grades()
+        return {
+            "rewards": grades.rewards.tolist(),
+            "parsed_fraction": grades.parsed.tolist(),
+            "failures": dict(grades.failures),
+        }
+
+    def load_state_dict(self, saved_state: Mapping[str, Any]) -> None:
+        """What `save` gave, as if it had been judged here."""
+        self._rewards[:], self._parsed[:] = saved_state["rewards"], saved_state["parsed_fraction"]
+        self._failures.update(saved_state["failures"])
+
+    def collect_grades(self) -> Grades:
+        """All grades, in the order of `problems`, when the last one is found; raises what grading has raised. Each of
+        several processes has judged its own rollouts, and gets the grades of all."""
+        while self._futures:
+            self._futures.popleft().result()
+        rewards, parsed, failures = zip(
+            *multiprocess.allgather((self._rewards, self._parsed, self._failures)), strict=True
+        )
+        counts = sum(failures, Counter[str]())
+        return Grades(np.sum(rewards, 0), np.any(parsed, 0), dict(sorted(counts.items())))
+
+    def _grade_pending(self) -> None:
+        """Judge all that waits."""
+        pending = [self._pending.popleft() for _ in range(len(self._pending))]  # this thread alone takes from it
+        if not pending:
+            return
+        rollout_indices, tokens = zip(*pending, strict=True)
+        texts = [self._task.decode(row) for row in tokens]
+        grades = self._task.grade([self._problems[i] for i in rollout_indices], texts)
+        index_list = list(rollout_indices)
+        self._rewards[index_list], self._parsed[index_list] = grades.rewards, grades.parsed
+        self._failures.update(grades.failures)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._executor.shutdown(cancel_futures=True)

@@ -1,0 +1,107 @@
+"""Functions that a user brings: finding them in a file or a module, and their scores as outcomes of 0 or 1. No verifier
+itself.
+"""
+
+import importlib
+import importlib.util
+import math
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from isojax.core.errors import InputError
+from isojax.tasks.verifiers import Verdict
+
+SCORE_TOLERANCE = 1e-6  # of a score that says 0, 1 or -1
+
+
+def load_function(verifier: str, argument: str, default_name: str = "") -> Callable[..., Any]:
+    """The function of `file.py:name` or `package.module:name`; `default` is the name where none is given.
+
+    Raises:
+        InputError: no such file, module or function, or one that cannot be imported; says where and why. `use` names
+        the verifier.
+    """
+    module_or_file, _, name = argument.partition(":")
+    name = name or default_name
+    expected_form = f"{verifier}:FILE.py:{default_name or 'NAME'} or {verifier}:PACKAGE.MODULE:{default_name or 'NAME'}"
+    if not module_or_file or not name:
+        raise InputError(f"cell.verifier.use: given {verifier + ':' + argument!r}, expected {expected_form}.")
+    module = _load_file(Path(module_or_file)) if module_or_file.endswith(".py") else _load_module(module_or_file)
+    function = vars(module).get(name)
+    if not callable(function):
+        known_functions = ", ".join(
+            k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
+        )
+        raise InputError(
+            f"cell.verifier.use: {module_or_file} has no function {name!r}; it has {known_functions or 'none'}. Expected {expected_form}."
+        )
+    return function
+
+
+def _load_file(path: Path) -> ModuleType:
+    """The module of a file, whose folder it may import from, as a script may."""
+    if not path.is_file():
+        raise InputError(
+            f"cell.verifier.use: no such file: {path} (in {Path.cwd()}); expected a Python file with the function."
+        )
+    sys.path.append(str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None  # a name that ends in .py has a loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # dataclasses and pickles of the file look it up by name
+    try:
+        spec.loader.exec_module(module)
+    except (
+        BaseException
+    ) as e:  # whatever a user's file does when it is run, SystemExit included, is its author's to mend
+        raise InputError(
+            f"cell.verifier.use: {path} cannot be imported: {describe_exception(e)}. Mend it; `python {path}` shows all of it."
+        ) from e
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except BaseException as e:  # see _load_file
+        raise InputError(
+            f"cell.verifier.use: the module {name} cannot be imported: {describe_exception(e)}. "
+            "Expected a module of this Python environment or this folder, or a file's path ending in .py."
+        ) from e
+
+
+def describe_exception(error: BaseException) -> str:
+    """An exception in a line: where it was raised, what it says (at most 500 characters)."""
+    text = " ".join(traceback.format_exception_only(error)[-1].split())
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}: {text}"[:500]
+    frames = traceback.extract_tb(error.__traceback__)
+    return (f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {text}" if frames else text)[:500]
+
+
+def score_to_verdict(score: Any, response: str) -> Verdict:
+    """A score as an outcome: 1 (or True) is right, any other number wrong; answered where the response is not empty.
+
+    Scores other than 0, 1 and -1 are wrong too, and counted under `partial`; what is no finite number, under `error`.
+    """
+    try:
+        if isinstance(score, str):
+            raise TypeError("a text is no score")
+        value = float(score)
+    except (TypeError, ValueError, OverflowError) as e:
+        return Verdict(False, False, "error", f"expected a score of 0 or 1, given {_short_repr(score)} ({e})")
+    if not math.isfinite(value):
+        return Verdict(False, False, "error", f"expected a score of 0 or 1, given {value}")
+    parsed = bool(response.strip())
+    if all(abs(value - plain) > SCORE_TOLERANCE for plain in (-1, 0, 1)):
+        return Verdict(False, parsed, "partial", f"a score of {value:g} counts as 0: outcomes are 0 or 1")
+    return Verdict(abs(value - 1) <= SCORE_TOLERANCE, parsed)
+
+
+def _short_repr(value: Any) -> str:
+    text = f"{type(value).__name__} {value!r}"
+    return text if len(text) <= 80 else text[:77] + "..."

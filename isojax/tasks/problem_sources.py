@@ -1,0 +1,107 @@
+"""Where problems in text come from: one file a kind of source, with `source(argument, data) -> Source`. No jax here.
+
+`cell.task` names one, with what it takes after a colon: `jsonl:problems.jsonl`, `gym:leg_counting,max_animals=5`,
+`addition`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import yaml
+
+from isojax.core import registry
+from isojax.core.config import DataConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+
+
+class ProblemSource(Protocol):
+    """Problems in text.
+
+    Attributes:
+        labelled: the problems carry `solved` of `attempts` already.
+    """
+
+    @property
+    def labelled(self) -> bool: ...
+
+    def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
+        """At most `count` distinct problems, a random choice in random order. Ids are int32, unique and the same in
+        every run.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class InMemorySource:
+    """A source whose problems are all in memory."""
+
+    all_problems: Sequence[Problem]
+    labelled: bool = False
+
+    def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
+        """`count` of them, or all."""
+        return random_subset(self.all_problems, count, rng)
+
+
+def open_source(task: str, data: DataConfig) -> ProblemSource:
+    """The source that `name` or `name:argument` means; whatever is wrong with it is an InputError before any work."""
+    name, _, argument = task.partition(":")
+    return registry.load("tasks.sources", name, "source").source(argument, data)
+
+
+def random_subset(problems: Sequence[Problem], count: int, rng: np.random.Generator) -> list[Problem]:
+    """At most `count` of the problems, a random choice in random order."""
+    return [problems[i] for i in rng.permutation(len(problems))[:count]]
+
+
+def canonical_order(a: int, b: int) -> tuple[int, int]:
+    """The one order in which two numbers stand in a problem that means the same either way: as often the larger first
+    as the smaller.
+    """
+    low, high = min(a, b), max(a, b)
+    return (high, low) if (low * 7 + high * 3) // 2 % 2 else (low, high)
+
+
+def dedup_text(problem: Problem) -> str:
+    """What tells two problems apart: the prompt, or all of the user's turns where there is a conversation."""
+    return "\n".join(m["content"] for m in problem.messages if m["role"] == "user") or problem.prompt
+
+
+def read_settings(text: str, task: str) -> dict[str, Any]:
+    """`key=value,key=value` as a dict, each value read as YAML; commas within [...] separate nothing.
+
+    Raises:
+        InputError: a part without `=`, a key met twice, or a value that is no YAML.
+    """
+    settings: dict[str, Any] = {}
+    for assignment in re.split(r",(?![^\[]*\])", text) if text else []:
+        key, equals, value = (piece.strip() for piece in assignment.partition("="))
+        if not equals or not key or key in settings:
+            raise InputError(
+                f"cell.task: {task}: given {assignment!r}, expected key=value with every key once, such as low=2,high=40."
+            )
+        try:
+            settings[key] = yaml.safe_load(value)
+        except yaml.YAMLError as e:
+            raise InputError(
+                f"cell.task: {task}: the value of {assignment!r} is not YAML; write a number, text or [a, b]."
+            ) from e
+    return settings
+
+
+def read_integers(text: str, task: str, defaults: Mapping[str, int]) -> dict[str, int]:
+    """`read_settings` over defaults; a key that is not among them, or a value that is no integer, is an InputError."""
+    settings = read_settings(text, task)
+    for key, value in settings.items():
+        if key not in defaults or type(value) is not int:
+            example = ",".join(f"{k}={v}" for k, v in defaults.items())
+            raise InputError(
+                f"cell.task: {task}: given {key}={value}, expected integers for {', '.join(defaults)}; {task}:{example} is usual."
+            )
+    return {**defaults, **settings}

@@ -1,0 +1,175 @@
+"""What a task is: problems, how they are written as tokens, what ends a response, and how it is judged.
+
+Two kinds. A DeviceTask verifies inside the compiled program; its file in isojax/tasks/ has `build(argument="") ->
+DeviceTask`. A HostTask verifies text in processes of the host; a file with `source(argument, data) -> Source` gives its
+problems, and a tokenizer, a prompt format and a verifier make a task of them (tasks/text.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from typing_extensions import TypeIs
+
+from isojax.core import registry
+from isojax.core.config import CellConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.stop_strings import StopConditions
+
+
+class EncodedProblems(NamedTuple):
+    """Problems as arrays: prompts i32[Q P] and answers i32[Q T] (with the end token; T = 0 where the host verifies),
+    right-padded; prompt lengths i32[Q]; ids i32[Q]."""
+
+    prompts: np.ndarray
+    prompt_lengths: np.ndarray
+    answers: np.ndarray
+    ids: np.ndarray
+
+
+class Grades(NamedTuple):
+    """What a verifier says of r responses.
+
+    Attributes:
+        rewards: f32[r], 0 or 1.
+        answered: bool[r], an answer was found in the response, right or wrong.
+        failures: checks that did not come to an end, by kind: timeout, crash, error, memory.
+    """
+
+    rewards: np.ndarray
+    parsed: np.ndarray
+    failures: dict[str, int]
+
+
+def count_unfinished(failures: Mapping[str, int]) -> int:
+    """Checks that did not come to an end; a score between 0 and 1 (`partial`) is counted beside them."""
+    return sum(count for kind, count in failures.items() if kind != "partial")
+
+
+class DeviceTask(Protocol):
+    """A problem source with a verifier that runs on device.
+
+    Attributes:
+        vocab: size of the vocabulary. eos: the token that ends a response. stops: the same, as the sampler takes it.
+        pad: the token
+            that fills.
+    """
+
+    on_device: ClassVar[Literal[True]]
+    vocab: int
+    eos: int
+    stops: StopConditions
+    pad: int
+
+    def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
+        """`count` distinct problems."""
+        ...
+
+    def encode(self, problems: list[Problem], prompt_length: int, response_length: int) -> EncodedProblems:
+        """Problems as arrays of fixed width; InputError where one does not fit."""
+        ...
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Tokens as text, up to the end token."""
+        ...
+
+    def demonstrations(
+        self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int
+    ) -> EncodedProblems:
+        """What the base policy is trained to imitate."""
+        ...
+
+    def verify(
+        self, answers: Int[Array, "*b T"], tokens: Int[Array, "*b T"], mask: Bool[Array, "*b T"]
+    ) -> Float[Array, "*b"]:
+        """Rewards 0 or 1, computed on device."""
+        ...
+
+
+class HostTask(Protocol):
+    """A problem source in text, whose responses are judged on the host.
+
+    Attributes:
+        vocab: rows of the model's embedding. stops: what ends a response. pad: the token that fills.
+    """
+
+    on_device: ClassVar[Literal[False]]
+    vocab: int
+    stops: StopConditions
+    pad: int
+
+    def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
+        """At most `count` distinct problems."""
+        ...
+
+    def filter_by_length(self, problems: Sequence[Problem], prompt_length: int) -> list[Problem]:
+        """Those whose prompt has at most `prompt_length` tokens; the caller counts and reports the rest."""
+        ...
+
+    def encode(self, problems: Sequence[Problem], prompt_length: int) -> EncodedProblems:
+        """Problems as arrays of fixed width, without answers; InputError where a prompt does not fit: none is ever
+        cut.
+        """
+        ...
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """One response's own tokens i32[t] as text: cut before the stop string, special tokens left out."""
+        ...
+
+    def start_verifier(self) -> None:
+        """Start the verifier's processes, where they do not run yet; InputError where the verifier cannot be used."""
+        ...
+
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        """InputError where the verifier cannot judge the problems, as far as that is known without long work."""
+        ...
+
+    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
+        """Judge one response to each problem (a problem may come several times)."""
+        ...
+
+    def failure_examples(self) -> dict[str, str]:
+        """The first failure of each kind that `grade` has met, for a person to read: {"timeout": "problem 17: ..."}."""
+        ...
+
+    def failure_counts(self) -> dict[str, int]:
+        """How many failures of each kind there were."""
+        ...
+
+    def close(self) -> None:
+        """End the verifier's processes."""
+        ...
+
+
+Task = DeviceTask | HostTask
+
+
+def is_on_device(task: Task) -> TypeIs[DeviceTask]:
+    """Whether a task is verified inside the compiled program."""
+    return task.on_device
+
+
+def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
+    """The task of `cell.task`: a name, or name:argument where the task takes one (`solvers:ABCG`, `jsonl:train.jsonl`).
+
+    `workers`: processes that check responses in text; None takes one for each core.
+
+    Raises:
+        InputError: no such task, or an argument, data or tokenizer it cannot work with.
+    """
+    name, _, argument = cell.task.partition(":")
+    module = registry.load(("tasks.device", "tasks.sources"), name, "build", "source")
+    if "build" in vars(module):
+        if cell.sampling.interrupt is not None:
+            raise InputError(
+                f"cell.sampling.interrupt is set and cell.task = {cell.task} writes no text; expected a task in text with cell.model.path,"
+                " such as cell.task=jsonl:FILE. Set cell.sampling.interrupt=null."
+            )
+        return module.build(argument) if argument else module.build()
+    from isojax.tasks.text import TextTask  # loads transformers, which tasks on device do without
+
+    return TextTask(
+        module.source(argument, cell.data), cell.model, cell.prompt, cell.verifier, num_workers, cell.sampling
+    )

@@ -1,0 +1,203 @@
+"""Rows of a file as problems: which columns hold prompt and answer, what may stand in them, and rows met twice. No jax
+here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from isojax.core.config import DataConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.problem_sources import dedup_text
+
+PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "input", "instruction")
+# A dot leads into an object. verl's schema comes first: a file in it may hold the solution's text under another of
+# these names.
+ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "solution", "final_answer", "target", "output")
+
+
+class SourceRow(NamedTuple):
+    """One row: its number in the source (the problem's id), where it stands, for messages, and its columns."""
+
+    row_number: int
+    location: str
+    columns: Mapping[str, Any]
+
+
+class ProblemColumns(NamedTuple):
+    """The columns that hold the prompt and the answer; a dot leads into an object."""
+
+    prompt: str
+    answer: str
+
+
+def rows_to_problems(rows: Iterable[SourceRow], data: DataConfig, source: str) -> list[Problem]:
+    """The rows as distinct problems; the first row decides which columns are read.
+
+    Raises:
+        InputError: no row, no such column, or a value that cannot be used, with its place.
+    """
+    problems: list[Problem] = []
+    problem_columns = None
+    for row in rows:
+        problem_columns = problem_columns or find_problem_columns(row, data)
+        problems.append(row_to_problem(row, problem_columns))
+    if not problems:
+        raise InputError(f"{source} holds no problem; expected at least one row with a prompt and an answer.")
+    return drop_duplicates(problems, source)
+
+
+def find_problem_columns(row: SourceRow, data: DataConfig) -> ProblemColumns:
+    """The columns named by cell.data, else the first of the usual names that this row has.
+
+    Raises:
+        InputError: none is there; says which columns there are.
+    """
+
+    def find_column(setting: str, configured_name: str | None, usual_names: tuple[str, ...]) -> str:
+        names = (configured_name,) if configured_name else usual_names
+        filled_columns = [name for name in names if column_value(row.columns, name) is not None]
+        candidates = filled_columns or [
+            name for name in names if name in row.columns
+        ]  # an empty one is told of as empty, not as missing
+        if candidates:
+            return candidates[0]
+        expected = repr(configured_name) if configured_name else f"one of {', '.join(usual_names)}"
+        raise InputError(
+            f"{row.location}: no {setting}: there are the columns {', '.join(row.columns) or '(none)'}; expected {expected}."
+            f" Name it by cell.data.{setting}_key=COLUMN."
+        )
+
+    return ProblemColumns(
+        find_column("prompt", data.prompt_key, PROMPT_COLUMNS), find_column("answer", data.answer_key, ANSWER_COLUMNS)
+    )
+
+
+def column_value(columns: Mapping[str, Any], name: str) -> Any:
+    """The value of a column, or of a.b within an object; None where there is none."""
+    value: Any = columns.get(name)
+    if value is None and "." in name:
+        object_name, _, inner_name = name.partition(".")
+        inner = columns.get(object_name)
+        value = column_value(inner, inner_name) if isinstance(inner, Mapping) else None
+    return value
+
+
+def row_to_problem(row: SourceRow, problem_columns: ProblemColumns) -> Problem:
+    """One row as a problem. A prompt that is a list of {role, content} becomes `messages`; columns of other names are
+    kept.
+
+    Where the answer stands within an object, as verl's does, column `ground_truth` is it as it was (it may be a list).
+    """
+    prompt_value, answer = (
+        column_value(row.columns, problem_columns.prompt),
+        column_value(row.columns, problem_columns.answer),
+    )
+    messages = read_conversation(prompt_value, row, problem_columns.prompt) if isinstance(prompt_value, list) else ()
+    prompt = messages[-1]["content"] if messages else value_as_text(prompt_value, row, problem_columns.prompt)
+    columns = {k: v for k, v in row.columns.items() if k not in problem_columns}
+    if "." in problem_columns.answer:
+        columns.setdefault("ground_truth", answer)
+    if isinstance(answer, list):
+        answer = answer[0] if len(answer) == 1 else json.dumps(answer, ensure_ascii=False)
+    return Problem(
+        row.row_number, prompt, value_as_text(answer, row, problem_columns.answer), messages=messages, columns=columns
+    )
+
+
+def read_conversation(messages: list[Any], row: SourceRow, column: str) -> tuple[dict[str, str], ...]:
+    """A list of {role, content} that ends with the user's turn; what others say may be empty."""
+    turns = []
+    for message in messages:
+        if (
+            not isinstance(message, Mapping)
+            or not isinstance(message.get("role"), str)
+            or not isinstance(message.get("content"), str)
+        ):
+            raise InputError(
+                f"{row.location}: {column!r} holds {str(message)[:80]!r}, expected text or a list of {{role, content}}, both text. Mend it."
+            )
+        content = (
+            value_as_text(message["content"], row, f"content of {column}")
+            if message["role"] == "user"
+            else message["content"]
+        )
+        turns.append({"role": message["role"], "content": content})
+    if not turns or turns[-1]["role"] != "user":
+        last = turns[-1]["role"] if turns else "nothing"
+        raise InputError(
+            f"{row.location}: the conversation in {column!r} ends with {last}, expected a message of role user. Mend it."
+        )
+    return tuple(turns)
+
+
+def value_as_text(value: Any, row: SourceRow, column: str) -> str:
+    """A value as text: text as it is, a number written out (72.0 as 72)."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        value = int(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return str(value)
+    if value is None or value == "" or (isinstance(value, str) and not value.strip()):
+        raise InputError(
+            f"{row.location}: {column!r} is missing or empty, expected text or a number. Mend the row or remove it."
+        )
+    if not isinstance(value, str):
+        raise InputError(
+            f"{row.location}: {column!r} is {str(value)[:80]!r} ({type(value).__name__}), expected text or a number. Mend the row or remove it."
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError as e:
+        raise InputError(
+            f"{row.location}: {column!r} holds half a surrogate pair ({value[e.start]!r}), which is no text. Mend it."
+        ) from e
+    return value
+
+
+def drop_duplicates(problems: Iterable[Problem], source: str) -> list[Problem]:
+    """The problems, each prompt once: the first row of it counts. How many were left out is said on stderr."""
+    problem_by_prompt: dict[str, Problem] = {}
+    same_answer = other_answer = 0
+    for problem in problems:
+        first_problem = problem_by_prompt.setdefault(dedup_text(problem), problem)
+        same_answer += first_problem is not problem and first_problem.answer == problem.answer
+        other_answer += first_problem.answer != problem.answer
+    if same_answer:
+        _print_once(
+            f"note: {source}: {same_answer} rows repeat a prompt met before, with its answer; each prompt is kept once."
+        )
+    if other_answer:
+        _print_once(
+            f"warning: {source}: {other_answer} rows repeat a prompt met before with ANOTHER answer; the first answer is kept."
+        )
+    return list(problem_by_prompt.values())
+
+
+@functools.cache  # a run opens a source several times: what is said of it is said once
+def _print_once(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def to_plain_json(value: Any) -> Any:
+    """What a reader of tables gives, as plain JSON: bytes as text, arrays as lists, dates and decimals as they
+    print.
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        return to_plain_json(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(k): to_plain_json(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain_json(v) for v in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    return str(value)

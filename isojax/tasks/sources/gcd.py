@@ -1,0 +1,48 @@
+"""Greatest common divisors: `gcd(12,18)=` -> `6`, of two numbers in low..high (`gcd:low=2,high=40`, the usual ones).
+
+Of gcd(a,b) and gcd(b,a) only one is ever a problem, so that a held-out pair has not been trained on the other way
+round.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from isojax.core.config import DataConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.problem_sources import canonical_order, read_integers
+
+MAX_NUMBER = 9999
+
+
+@dataclass(frozen=True)
+class GcdSource:
+    """All pairs of numbers in low..high, each in one order; the id of gcd(a,b) is 10,000 a + b."""
+
+    low: int
+    high: int
+    labelled: bool = False
+
+    def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
+        """`count` distinct pairs, or all there are."""
+        numbers = np.arange(self.low, self.high + 1)
+        pairs = np.stack(np.triu_indices(len(numbers)), 1)
+        selected_pairs = numbers[pairs[rng.permutation(len(pairs))[:count]]].tolist()
+        return [
+            Problem(a * (MAX_NUMBER + 1) + b, f"gcd({a},{b})=", str(math.gcd(a, b)))
+            for a, b in (canonical_order(*pair) for pair in selected_pairs)
+        ]
+
+
+def source(argument: str, data: DataConfig) -> GcdSource:
+    """Pairs of numbers in low..high, 1 <= low <= high <= 9999."""
+    limits = read_integers(argument, "gcd", {"low": 2, "high": 40})
+    if not 1 <= limits["low"] <= limits["high"] <= MAX_NUMBER:
+        raise InputError(
+            f"cell.task: gcd:{argument}: expected 1 <= low <= high <= {MAX_NUMBER}, such as gcd:low=2,high=40."
+        )
+    return GcdSource(limits["low"], limits["high"])

@@ -1,0 +1,73 @@
+"""Problems from Parquet: `parquet:PATH`, a file, a folder of .parquet files or a pattern such as data/train-*.parquet.
+No jax here.
+
+verl's schema (data_source, prompt as a list of {role, content}, ability, reward_model {style, ground_truth},
+extra_info) or flat columns under the usual names (tasks/source_rows.py). Files are read in the order of their names; a
+problem's id is its row's number over all of them, from 0. Read through pyarrow: `pip install "isojax[parquet]"`.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from isojax.core.config import DataConfig
+from isojax.core.errors import InputError
+from isojax.tasks.problem_sources import InMemorySource
+from isojax.tasks.source_rows import SourceRow, rows_to_problems, to_plain_json
+
+
+def source(argument: str, data: DataConfig) -> InMemorySource:
+    """The problems of one or more files of one schema.
+
+    Raises:
+        InputError: no such file, no Parquet, no columns for prompt and answer, a value that cannot be used, or pyarrow
+        is missing.
+    """
+    try:
+        import pyarrow.parquet
+    except ImportError as e:
+        raise InputError('cell.task: parquet needs the package pyarrow; pip install "isojax[parquet]".') from e
+    rows = _read_rows(_find_files(argument), pyarrow.parquet)
+    return InMemorySource(rows_to_problems(rows, data, argument))
+
+
+def _find_files(argument: str) -> list[Path]:
+    if not argument:
+        raise InputError("cell.task: parquet takes a file, a folder or a pattern: parquet:data/train.parquet.")
+    path = Path(argument).expanduser()
+    if path.is_file():
+        return [path]
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else sorted(map(Path, glob.glob(str(path))))
+    if not files:
+        problem = "a folder without .parquet files" if path.is_dir() else "no such file"
+        raise InputError(
+            f"cannot read {path}: {problem}; expected a Parquet file, a folder or a pattern of them. Check cell.task."
+        )
+    return files
+
+
+def _read_rows(paths: list[Path], pq: Any) -> Iterator[SourceRow]:
+    import pyarrow
+
+    row_number, first_names = 0, None
+    for path in paths:
+        try:
+            with pq.ParquetFile(path) as file:
+                names = file.schema_arrow.names
+                first_names = first_names or names
+                if set(names) != set(first_names):
+                    raise InputError(
+                        f"{path}: its columns are {', '.join(names)}, those of {paths[0]} {', '.join(first_names)}; expected one schema."
+                    )
+                file_start = row_number
+                for batch in file.iter_batches():
+                    for row in batch.to_pylist():
+                        yield SourceRow(row_number, f"{path}, row {row_number - file_start}", to_plain_json(row))
+                        row_number += 1
+        except (OSError, pyarrow.ArrowException) as e:
+            raise InputError(
+                f"cannot read {path}: {str(e).splitlines()[0]}; expected a Parquet file. Check cell.task."
+            ) from e

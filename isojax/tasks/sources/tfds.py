@@ -1,0 +1,243 @@
+"""Problems in a TFDS data set of ArrayRecord files, read through grain and written without TensorFlow:
+`tfds:FOLDER#SPLIT[,SPLIT...]`.
+
+`write_dataset` makes one, as `isojax difficulty` does: `tfds.builder_from_directory(FOLDER).as_data_source(SPLIT)`
+reads it as well. Its splits are named PART_train and PART_validation; without # the split `all` is read. Any other data
+set prepared as ArrayRecord, whose features are flat, is read as rows of a file are (tasks/source_rows.py). Needs `pip
+install "isojax[tfds]"`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from isojax.core.config import DataConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.problem_sources import random_subset
+from isojax.tasks.source_rows import SourceRow, drop_duplicates, rows_to_problems, to_plain_json
+
+DATASET_NAME = "problems"
+INTEGER_FEATURES, TEXT_FEATURES = (
+    ("id", "solved", "attempts"),
+    ("prompt", "answer", "messages", "columns"),
+)  # the last two as JSON text
+
+
+def source(argument: str, data: DataConfig) -> TfdsSplits:
+    """Some splits of a data set.
+
+    Raises:
+        InputError: no such data set or split, not ArrayRecord files, or a package is missing.
+    """
+    folder, _, split_names = argument.partition("#")
+    if not folder:
+        raise InputError("cell.task: tfds takes a data set's folder and splits: tfds:FOLDER#hard_train.")
+    return TfdsSplits(
+        _open_builder(Path(folder).expanduser()), tuple(split_names.split(",")) if split_names else (), data
+    )
+
+
+@dataclass(frozen=True)
+class TfdsSplits:
+    """Splits of a data set that is open; `names` may be empty, for the split `all` or the only one."""
+
+    builder: Any  # a tfds.core.DatasetBuilder
+    names: tuple[str, ...]
+    data: DataConfig
+
+    def __post_init__(self) -> None:
+        sizes = split_sizes(self.builder)
+        for name in self.names:
+            if not sizes.get(name):
+                raise self._no_split_error(f"no split {name!r}" if name not in sizes else f"split {name!r} is empty")
+
+    @property
+    def labelled(self) -> bool:
+        """Whether `write_dataset` wrote it."""
+        return set(self.builder.info.features) == {*INTEGER_FEATURES, *TEXT_FEATURES}
+
+    def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
+        """`count` problems of the splits, or all; InputError where a record cannot be used."""
+        names, size_by_split = self.names, split_sizes(self.builder)
+        if not names:
+            names = ("all",) if "all" in size_by_split else tuple(size_by_split)
+            if len(names) != 1 or not size_by_split[names[0]]:
+                raise self._no_split_error("no split is named, and there is not one of problems called all")
+        rows = (row for name in names for row in self._read_rows(name))
+        location = f"{self.builder.data_dir}#{','.join(names)}"
+        candidates = (
+            drop_duplicates(map(_record_to_problem, rows), location)
+            if self.labelled
+            else rows_to_problems(rows, self.data, location)
+        )
+        return random_subset(candidates, count, rng)
+
+    def _read_rows(self, name: str) -> Iterator[SourceRow]:
+        """The records of a split; numbered over all splits by name, so that a number is the same whichever splits are
+        read.
+        """
+        import grain
+
+        info, features = self.builder.info.splits[name], self.builder.info.features
+        first_number = sum(size for other_split, size in split_sizes(self.builder).items() if other_split < name)
+        location = f"{self.builder.data_dir}, split {name}"
+        try:
+            records = grain.sources.ArrayRecordDataSource([str(p) for p in info.filepaths])
+            for i in range(info.num_examples):
+                values = features.deserialize_example_np(records[i])
+                yield SourceRow(first_number + i, f"{location}, record {i}", to_plain_json(values))
+        except (RuntimeError, IndexError) as e:  # ArrayRecord's words for a file that was cut or changed
+            raise InputError(
+                f"{location}: a damaged file ({str(e).splitlines()[0][:200]}). Copy the data set anew."
+            ) from e
+
+    def _no_split_error(self, problem: str) -> InputError:
+        splits_text = ", ".join(f"{name} ({size})" for name, size in split_sizes(self.builder).items()) or "none"
+        return InputError(f"{self.builder.data_dir}: {problem}; there are {splits_text}. Write tfds:FOLDER#SPLIT.")
+
+
+def split_sizes(builder: Any) -> dict[str, int]:
+    """The splits of a data set that is open, by name, and how many problems each holds."""
+    return {name: builder.info.splits[name].num_examples or 0 for name in sorted(builder.info.splits)}
+
+
+def part_sizes(folder: Path) -> dict[str, int]:
+    """The parts of a data set, those with splits PART_train and PART_validation, and how many training problems each
+    holds.
+    """
+    sizes = split_sizes(_open_builder(folder))
+    names = [name.removesuffix("_train") for name in sizes if name.endswith("_train")]
+    return {name: sizes[f"{name}_train"] for name in names if f"{name}_validation" in sizes}
+
+
+def write_dataset(folder: Path, splits: Mapping[str, Sequence[Problem]], metadata: Mapping[str, Any]) -> None:
+    """Write a data set whole or not at all, one file a split; `about`, plain JSON, becomes its metadata.json.
+
+    Raises:
+        InputError: `folder` exists or cannot be written, a split's name is none, or a package is missing.
+    """
+    if folder.exists():
+        raise InputError(
+            f"{folder} exists already, and a data set is written once; choose another folder, or move that one away."
+        )
+    if bad_names := [name for name in splits if not re.fullmatch(r"\w+", name, re.ASCII)]:
+        raise InputError(f"given {bad_names[0]!r} as a split's name, expected letters, digits and '_'. Rename it.")
+    tfds = import_tfds()
+    temp = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        temp.mkdir(parents=True)
+        _write_splits(tfds, temp, splits, metadata)
+        os.rename(temp, folder)
+    except OSError as e:
+        raise InputError(f"cannot write {folder}: {e.strerror or e}. Choose a place that you may write.") from e
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
+
+
+def _write_splits(
+    tfds: ModuleType, folder: Path, splits: Mapping[str, Sequence[Problem]], metadata: Mapping[str, Any]
+) -> None:
+    array_record = importlib.import_module("array_record.python.array_record_module")
+    integer_features: dict[str, Any] = dict.fromkeys(INTEGER_FEATURES, np.int64)
+    features = tfds.features.FeaturesDict(integer_features | {name: tfds.features.Text() for name in TEXT_FEATURES})
+    identity = tfds.core.DatasetIdentity(
+        name=DATASET_NAME, version=tfds.core.Version("1.0.0"), data_dir=str(folder), module_name=__name__
+    )
+    info = tfds.core.DatasetInfo(
+        builder=identity,
+        features=features,
+        description="Problems, and how often the base model solved each of them (isojax).",
+        metadata=tfds.core.MetadataDict(metadata),
+        disable_shuffling=True,
+    )
+    info.set_file_format("array_record")
+    split_infos = []
+    for name, problems in splits.items():
+        template = tfds.core.ShardedFileTemplate(
+            data_dir=folder, dataset_name=DATASET_NAME, split=name, filetype_suffix="array_record"
+        )
+        writer = array_record.ArrayRecordWriter(
+            str(template.sharded_filepath(shard_index=0, num_shards=1)), "group_size:1"
+        )
+        records = [features.serialize_example(_problem_to_record(p)) for p in problems]
+        for record in records:
+            writer.write(record)
+        writer.close()
+        size = sum(map(len, records))
+        split_infos.append(
+            tfds.core.SplitInfo(name=name, shard_lengths=[len(records)], num_bytes=size, filename_template=template)
+        )
+    info.set_splits(tfds.core.splits.SplitDict(split_infos))
+    info.write_to_directory(folder)
+
+
+def _problem_to_record(problem: Problem) -> dict[str, Any]:
+    integers = {name: vars(problem)[name] for name in INTEGER_FEATURES}
+    messages = json.dumps([dict(m) for m in problem.messages], ensure_ascii=True)
+    return {
+        **integers,
+        "prompt": problem.prompt,
+        "answer": problem.answer,
+        "messages": messages,
+        "columns": json.dumps(dict(problem.columns)),
+    }
+
+
+def _record_to_problem(row: SourceRow) -> Problem:
+    features = dict(row.columns)
+    return Problem(
+        **{**features, "messages": tuple(json.loads(features["messages"])), "columns": json.loads(features["columns"])}
+    )
+
+
+def import_tfds() -> ModuleType:
+    """tensorflow_datasets; InputError where it, or what reads and writes ArrayRecord files, is missing."""
+    try:
+        for name in ("grain", "array_record.python.array_record_module"):
+            importlib.import_module(name)
+        return importlib.import_module("tensorflow_datasets")
+    except ImportError as e:
+        raise InputError(f'tfds needs the package {e.name}; pip install "isojax[tfds]".') from e
+
+
+def _open_builder(folder: Path) -> Any:
+    """The builder of a data set; InputError where the folder holds none that is read without TensorFlow."""
+    if not (folder / "dataset_info.json").is_file():
+        inner_folders = sorted(str(p.parent) for p in folder.glob("*/**/dataset_info.json"))[:3]
+        fix = (
+            f" There is one in {', '.join(inner_folders)}."
+            if inner_folders
+            else " Check the path; `isojax difficulty` writes one."
+        )
+        raise InputError(f"{folder} is no TFDS data set; expected a folder with dataset_info.json.{fix}")
+    tfds = import_tfds()
+    try:
+        builder = tfds.builder_from_directory(folder)
+    except Exception as e:  # what TFDS raises for files it cannot read is documented nowhere
+        raise InputError(
+            f"{folder}: its dataset_info.json or features.json cannot be read ({str(e).splitlines()[0]}). Write it anew."
+        ) from e
+    if builder.info.file_format is None or builder.info.file_format.file_suffix != "array_record":
+        file_format = builder.info.file_format and builder.info.file_format.file_suffix
+        raise InputError(
+            f"{folder}: its files are {file_format}, expected array_record, read without TensorFlow: prepare it with --file_format=array_record."
+        )
+    nonempty_splits = [builder.info.splits[name] for name, size in split_sizes(builder).items() if size]
+    missing = [p for split in nonempty_splits for p in split.filepaths if not Path(p).is_file()]
+    if missing:
+        raise InputError(
+            f"{folder}: {len(missing)} of its files are missing, the first is {Path(missing[0]).name}. Copy it whole."
+        )
+    return builder

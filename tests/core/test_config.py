@@ -1,0 +1,330 @@
+"""Configs: reading with overrides, what is refused and how, the hash, saving, and what a resumed sweep may change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isojax.core.config import (
+    Config,
+    PrecisionConfig,
+    config_hash,
+    find_config,
+    load_config,
+    load_configs,
+    read_saved_config,
+    save_config,
+)
+from isojax.core.errors import InputError
+from isojax.launch.resume import check_resume
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, text: str, name: str = "my.yaml") -> str:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def refused(name: str, *overrides: str) -> str:
+    with pytest.raises(InputError) as e:
+        load_config(name, overrides)
+    return str(e.value)
+
+
+def test_a_path_then_local_configs_then_the_packaged_ones(folder: Path) -> None:
+    packaged = find_config("quickstart")
+    assert packaged.name == "quickstart.yaml" and packaged.is_absolute()
+    local = write(folder, "name: mine", "configs/quickstart.yaml")
+    assert find_config("quickstart").samefile(local)
+    assert find_config("quickstart.yaml").samefile(local)
+    write(folder, "name: deep", "configs/recipes/easy.yaml")
+    assert load_config("recipes/easy").name == "deep"
+    named = write(folder, "name: here")
+    assert load_config(named).name == "here"
+
+
+def test_an_unknown_config_names_the_nearest(folder: Path) -> None:
+    assert "Did you mean 'quickstart'" in refused("quikstart")
+
+
+def test_overrides_lie_above_yaml_and_yaml_above_defaults(folder: Path) -> None:
+    path = write(folder, "sweep: {n: [2, 4], budget: 5000}\ncell: {rl: {kl: 0}}\n")
+    config = load_config(
+        path, ["sweep.n=[8, 16]", "cell.rl.learning_rate=2e-3", "run.mesh=data=2,tensor=1", "sweep.decode_slots=null"]
+    )
+    assert config.sweep.n == (8, 16)
+    assert config.sweep.budget == 5000
+    assert config.sweep.B_p == Config().sweep.B_p
+    assert config.cell.rl.kl == 0.0 and isinstance(config.cell.rl.kl, float)
+    assert config.cell.rl.learning_rate == 2e-3
+    assert config.run.mesh == "data=2,tensor=1"
+    assert config.sweep.decode_slots is None
+
+
+def test_a_later_config_lies_over_an_earlier_one(folder: Path) -> None:
+    """Sections key by key; lists, and maps of the user's own names, as a whole."""
+    a = write(
+        folder,
+        "name: a\nsweep: {n: [2, 4], budget: 5000}\ncell: {data: {mixture: {hard: 1.0, easy: 1.0}}, rl: {kl: 0.1}}",
+        "a.yaml",
+    )
+    b = write(
+        folder, "sweep: {n: [8]}\ncell: {data: {mixture: {very_easy: 1.0}, size: 50}, rl: {entropy: 0.2}}", "b.yaml"
+    )
+    both = load_configs([a, b], ["sweep.budget=6000"])
+    assert (both.name, both.sweep.n, both.sweep.budget) == ("a", (8,), 6000)
+    assert (both.cell.rl.kl, both.cell.rl.entropy) == (0.1, 0.2)
+    assert both.cell.data.mixture == {"very_easy": 1.0} and both.cell.data.size == 50
+    assert load_configs([b, a]).cell.data.mixture == {"hard": 1.0, "easy": 1.0}
+    assert load_configs([b, a]).sweep.n == (2, 4) and load_configs([a, b, a]).sweep.n == (2, 4)
+    assert load_configs([a]) == load_config(a)
+
+
+def test_an_override_replaces_a_map_or_reaches_into_it(folder: Path) -> None:
+    path = write(folder, "cell: {eval: {extra: {aime: 'jsonl:aime.jsonl'}}, data: {mixture: {hard: 1.0, easy: 1.0}}}")
+    assert load_config(path, ["cell.data.mixture={hard: 0.25}"]).cell.data.mixture == {"hard": 0.25}
+    assert load_config(path, ["cell.data.mixture.easy=0.5"]).cell.data.mixture == {"hard": 1.0, "easy": 0.5}
+    assert load_config(path, ["cell.data.mixture=null"]).cell.data.mixture is None
+    assert load_config(path, ["cell.eval.extra.amc=jsonl:amc.jsonl"]).cell.eval.extra == {
+        "aime": "jsonl:aime.jsonl",
+        "amc": "jsonl:amc.jsonl",
+    }
+
+
+def test_of_several_configs_the_one_at_fault_is_named(folder: Path) -> None:
+    good = write(folder, "sweep: {budget: 5000}", "good.yaml")
+    bad = write(folder, "sweep: {budget: lots}", "bad.yaml")
+    with pytest.raises(InputError, match=r"/bad\.yaml: sweep\.budget: given 'lots'"):
+        load_configs([bad, good, bad])
+    assert load_configs([bad, good]).sweep.budget == 5000  # what lies under another value is never read as one
+    with pytest.raises(InputError, match=r"unknown\.yaml: unknown key 'sweep\.budgte'"):
+        load_configs([good, write(folder, "sweep: {budgte: 1}", "unknown.yaml")])
+    with pytest.raises(InputError, match=r"broken\.yaml, line [12]: not YAML"):
+        load_configs([good, write(folder, "sweep: {budget: [", "broken.yaml")])
+    with pytest.raises(InputError, match="no such config: given 'none'"):
+        load_configs([good, "none"])
+    with pytest.raises(InputError, match=r"^override 'sweep\.budget=x'"):
+        load_configs([good], ["sweep.budget=x"])
+
+
+def test_an_empty_file_is_the_defaults(folder: Path) -> None:
+    assert load_config(write(folder, "# nothing\n")) == Config()
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("sweep.budgte", "sweep.budget"),
+        ("budget", "sweep.budget"),
+        ("cell.rl.klx", "cell.rl.kl"),
+        ("swep.seed", "sweep.seed"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(folder: Path, key: str, nearest: str) -> None:
+    empty = write(folder, "")
+    assert f"unknown key {key!r}; the nearest known key is {nearest!r}" in refused(empty, f"{key}=1")
+    parts = key.split(".")
+    nested = "".join("  " * i + f"{part}:\n" for i, part in enumerate(parts))[:-1] + " 1\n"
+    message = refused(write(folder, nested))
+    assert "my.yaml" in message and repr(nearest) in message
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("sweep.budget=lots", ["sweep.budget", "'lots'", "integer"]),
+        ("sweep.budget=1e6", ["sweep.budget", "1000000.0", "integer", "Write 1000000"]),
+        ("sweep.budget=true", ["sweep.budget", "True", "integer"]),
+        ("sweep.budget=0", ["sweep.budget", "given 0", "greater than 0"]),
+        ("sweep.n=4", ["sweep.n", "given 4", "list", "[4]"]),
+        ("sweep.n=[2,x]", ["sweep.n.1", "'x'", "integer"]),
+        ("sweep.over_B_max=skip", ["sweep.over_B_max", "'skip'", "'refuse' or 'drop'"]),
+        ("cell.rl.kl='0.1'", ["cell.rl.kl", "'0.1'", "number"]),
+        ("cell.rl.kl=.nan", ["cell.rl.kl", "nan", "finite"]),
+        (
+            "cell.prompt.template={prompt} =",
+            ["cell.prompt.template={prompt} =", "not YAML", """'cell.prompt.template="..."'"""],
+        ),
+        ("cell.prompt.template={prompt}", ["cell.prompt.template", "string", """cell.prompt.template='"..."'"""]),
+        ("cell.data.difficulty=[0,1,2]", ["cell.data.difficulty", "at most 2"]),
+        ("name=7", ["name", "given 7", "string"]),
+        ("name=../up", ["name", "../up", "pattern"]),
+        ("sweep=3", ["sweep", "given 3", "section"]),
+        ("sweep.n=[2", ["sweep.n=[2", "YAML"]),
+        ("run.dir=${nowhere}", ["nowhere"]),
+        ("sweep.seed", ["'sweep.seed'", "key=value"]),
+        ("=3", ["'=3'", "key=value"]),
+    ],
+)
+def test_a_wrong_override_names_key_value_and_expectation(folder: Path, override: str, parts: list[str]) -> None:
+    message = refused(write(folder, ""), override)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+def test_a_wrong_type_in_yaml_names_the_file(folder: Path) -> None:
+    message = refused(write(folder, "sweep: {budget: lots}"), "sweep.seed=1")
+    assert "my.yaml: sweep.budget: given 'lots' (str), expected a valid integer" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("name: a\nsweep: {n: [2,\nrun: 1\n", 3), ("name: a\nname: b\n", 2), ("sweep:\n  n: 1\n bad: 2\n", 3)],
+)
+def test_broken_yaml_is_named_with_file_and_line(folder: Path, text: str, line: int) -> None:
+    message = refused(write(folder, text))
+    assert "my.yaml, line " in message and "not YAML" in message
+    assert abs(int(message.split("line ")[1].split(":")[0]) - line) <= 1
+
+
+def test_what_is_no_config_at_all_is_refused(folder: Path) -> None:
+    assert "given a list" in refused(write(folder, "- a\n- b\n"))
+    (folder / "bytes.yaml").write_bytes(b"name: \xff\n")
+    assert "bytes.yaml" in refused("bytes.yaml")
+
+
+def test_the_hash_follows_the_cell_alone() -> None:
+    a = load_config("quickstart")
+    assert len(config_hash(a.cell)) == 12 and int(config_hash(a.cell), 16) >= 0
+    assert config_hash(a.cell) == config_hash(load_config("quickstart", ["sweep.seed=9", "run.dir=x", "name=y"]).cell)
+    assert config_hash(a.cell) != config_hash(load_config("quickstart", ["cell.rl.kl=0.21"]).cell)
+    assert config_hash(Config().cell) == config_hash(read_int_as_float().cell)
+
+
+def read_int_as_float() -> Config:
+    """0 for 0.0 is the same config, and so the same hash."""
+    return Config.model_validate_json('{"cell": {"rl": {"kl": 0, "max_grad_norm": 1}}}')
+
+
+def test_a_saved_config_reads_back_equal(tmp_path: Path) -> None:
+    config = load_config(
+        "quickstart", ["name='1e5'", "run.mesh=data=2", "cell.rl.learning_rate=1e-5", "sweep.decode_slots=16"]
+    )
+    save_config(config, tmp_path / "deep" / "config.yaml")
+    assert read_saved_config(tmp_path / "deep" / "config.yaml") == config
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["config.yaml"]
+    save_config(Config(), tmp_path / "deep" / "config.yaml")
+    assert read_saved_config(tmp_path / "deep" / "config.yaml") == Config()
+
+
+OLD = Config.model_validate_json(
+    '{"sweep": {"B_p": [16], "n": [2, 4], "seeds": 2, "budget": 5000, "decode_slots": 32, "B_max": 64}}'
+)
+
+
+def changed(**sweep: object) -> Config:
+    return OLD.model_copy(update={"sweep": OLD.sweep.model_copy(update=sweep)})
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        OLD,
+        changed(B_p=(8, 16), n=(4, 2, 8), seeds=3, budget=6000),
+        changed(decode_slots=None, microbatch=8, B_max=4096, over_B_max="drop"),
+        OLD.model_copy(update={"run": OLD.run.model_copy(update={"mesh": "data=8", "dir": "elsewhere"})}),
+    ],
+)
+def test_a_sweep_may_grow(new: Config) -> None:
+    check_resume(OLD, new)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "parts"),
+    [
+        ({"n": (4, 8)}, ["sweep.n", "[2, 4]", "[4, 8]"]),
+        ({"B_p": (32,)}, ["sweep.B_p", "[16]", "[32]"]),
+        ({"seeds": 1}, ["sweep.seeds", "2", "1"]),
+        ({"seed": 1}, ["sweep.seed", "0", "1"]),
+        ({"budget": 4999}, ["sweep.budget", "5000", "4999"]),
+        ({"slots": 16}, ["sweep.decode_slots", "32", "16"]),
+        ({"B_max": 32}, ["sweep.B_max", "64", "32"]),
+    ],
+)
+def test_a_sweep_may_not_change_what_has_run(sweep: dict[str, object], parts: list[str]) -> None:
+    with pytest.raises(InputError) as e:
+        check_resume(OLD, changed(**sweep))
+    for part in parts:
+        assert part in str(e.value)
+
+
+def test_a_lower_B_max_is_free_while_no_cell_is_lost() -> None:
+    dropped = changed(n=(2, 4, 16), over_B_max="drop", B_max=100)  # 16 x 16 was never run
+    smaller = dropped.model_copy(update={"sweep": dropped.sweep.model_copy(update={"B_max": 64})})
+    check_resume(dropped, smaller)
+
+
+def test_a_changed_cell_or_name_is_refused() -> None:
+    new = Config.model_validate({**dict(OLD), "cell": Config.model_validate_json('{"cell": {"rl": {"kl": 0.5}}}').cell})
+    with pytest.raises(InputError, match=r"cell\.rl\.kl: this run has 0\.0, given 0\.5"):
+        check_resume(OLD, new)
+    with pytest.raises(InputError, match="name: this run has 'quickstart', given 'other'"):
+        check_resume(OLD, OLD.model_copy(update={"name": "other"}))
+
+
+def test_extra_sets_are_named_so_that_their_metrics_are_not_others(folder: Path) -> None:
+    """hard/avg@4 is a metric of the set `hard`; train/..., verl/... and a/b/... mean something else."""
+    assert load_config("quickstart", ["cell.eval.extra.aime-24=jsonl:aime.jsonl"]).cell.eval.extra == {
+        "aime-24": "jsonl:aime.jsonl"
+    }
+    for name in ("train", "verl", "panel", "a/b", "x@4", "''"):
+        said = refused("quickstart", f"cell.eval.extra={{{name}: solvers}}")
+        assert "cell.eval.extra: given" in said and "expected names of letters" in said, said
+        assert said.endswith("other than train, verl, panel. Rename the set {!r}.".format(name.strip("'"))), said
+
+
+def test_no_panel_is_what_runs_had_before_there_were_panels(folder: Path) -> None:
+    """The hash of the default cell is that of the code before `cell.eval.panel`; a panel is another cell."""
+    assert config_hash(Config().cell) == "19d3c6885496"
+    assert config_hash(load_config("quickstart", ["cell.eval.panel=0"]).cell) != config_hash(
+        load_config("quickstart", ["cell.eval.panel=9"]).cell
+    )
+    assert "greater than or equal to 0" in refused("quickstart", "cell.eval.panel=-1")
+
+
+def test_an_interruption_is_another_cell() -> None:
+    """And none is what runs had before there were any."""
+    plain = load_config("quickstart", ["cell.sampling.interrupt=null"]).cell
+    assert config_hash(plain) == config_hash(load_config("quickstart").cell)
+    cell = load_config("quickstart", ["cell.sampling.interrupt={after: 9}"]).cell
+    assert cell.sampling.interrupt is not None and cell.sampling.interrupt.unless == "</think>"
+    assert config_hash(cell) != config_hash(plain)
+    assert "at least 1 character" in refused("quickstart", "cell.sampling.interrupt={after: 9, text: ''}")
+
+
+def test_precision_is_decided_by_the_backend() -> None:
+    """float32 on a CPU, bfloat16 on accelerators, the cache as what is computed; what is set stays."""
+    assert PrecisionConfig().for_platform("cpu") == PrecisionConfig(compute="float32", cache="float32")
+    assert PrecisionConfig().for_platform("tpu") == PrecisionConfig(compute="bfloat16", cache="bfloat16")
+    assert PrecisionConfig(cache="int8").for_platform("gpu") == PrecisionConfig(compute="bfloat16", cache="int8")
+    assert PrecisionConfig(compute="float32").for_platform("gpu") == PrecisionConfig(compute="float32", cache="float32")
+
+
+def test_a_run_from_before_there_was_a_choice_of_precision_is_one_in_float32(tmp_path: Path) -> None:
+    """Its config reads as such, and its records' hash is that of the same cell run in float32 now."""
+    (tmp_path / "old.yaml").write_text("cell:\n  task: solvers:AB\n")
+    old = read_saved_config(tmp_path / "old.yaml").cell
+    assert old.precision == PrecisionConfig(compute="float32", cache="float32")
+    assert config_hash(old) == "a83461445a1d"  # as the code before that computed it
+    assert config_hash(old.model_copy(update={"precision": PrecisionConfig(compute="bfloat16")})) != config_hash(old)
+
+
+def test_grpos_own_clip_is_no_other_recipe() -> None:
+    """What was written as .2 once is null now: runs from then go on, under either; of other losses .2 is a setting."""
+    unset, written = load_config("quickstart"), load_config("quickstart", ["cell.rl.clip=0.2"])
+    assert config_hash(unset.cell) == config_hash(written.cell)
+    check_resume(unset, written)
+    check_resume(written, unset)
+    cispo, other = (load_config("quickstart", ["cell.rl.loss=cispo", *more]) for more in ((), ("cell.rl.clip=0.2",)))
+    assert config_hash(cispo.cell) != config_hash(other.cell)
+    with pytest.raises(InputError, match=r"cell\.rl\.clip: this run has None, given 0\.2"):
+        check_resume(cispo, other)

@@ -1,0 +1,63 @@
+"""A process that computes starts itself anew, once, with the variable that glibc reads; nobody's own setting is
+touched.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from isojax.core import memory_pages
+
+SCRIPT = """
+import os, sys
+print("started", sys.argv[1:], flush=True)
+from isojax.core.memory_pages import use_huge_pages
+use_huge_pages()
+print("goes on with", os.environ.get("GLIBC_TUNABLES"))
+"""
+
+
+def run(tmp_path: Path, **environment: str) -> list[str]:
+    script = tmp_path / "program.py"
+    script.write_text(SCRIPT)
+    kept = {k: v for k, v in os.environ.items() if k != memory_pages.TUNABLES_VARIABLE}
+    words = [sys.executable, str(script), "one", "two words"]
+    return subprocess.run(words, env=kept | environment, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def test_once_with_the_same_arguments(tmp_path: Path) -> None:
+    if not memory_pages.huge_pages_available():
+        pytest.skip("this kernel gives large pages to nobody, or to everybody")
+    started = "started ['one', 'two words']"
+    assert run(tmp_path) == [started, started, f"goes on with {memory_pages.TUNABLES_VALUE}"]
+
+
+@pytest.mark.parametrize("own", ["", "glibc.malloc.check=0"])
+def test_a_setting_of_ones_own_stays(tmp_path: Path, own: str) -> None:
+    assert run(tmp_path, GLIBC_TUNABLES=own) == ["started ['one', 'two words']", f"goes on with {own}"]
+
+
+@pytest.mark.parametrize(
+    ("libc", "kernel", "expected"),
+    [
+        (("glibc", "2.36"), "always [madvise] never", True),
+        (("glibc", "2.36"), "[always] madvise never", False),
+        (("glibc", "2.34"), "always [madvise] never", False),
+        (("", ""), "always [madvise] never", False),  # musl, macOS
+    ],
+)
+def test_where_it_helps(
+    libc: tuple[str, str], kernel: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "enabled"
+    file.write_text(kernel + "\n")
+    monkeypatch.setattr(memory_pages, "KERNEL_SETTING", file)
+    monkeypatch.setattr(memory_pages.platform, "libc_ver", lambda: libc)
+    assert memory_pages.huge_pages_available() == expected
+    monkeypatch.setattr(memory_pages, "KERNEL_SETTING", tmp_path / "missing")
+    assert not memory_pages.huge_pages_available()

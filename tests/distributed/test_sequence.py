@@ -1,0 +1,171 @@
+"""Positions of prompts split over devices: what crosses between these, what each holds, and that `sequence` alone
+compiles and agrees.
+
+(That a whole run's arithmetic agrees with one device's is in test_meshes.py.)
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isojax.core.config import CellConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.core.errors import InputError
+from isojax.distributed.sharding import shard_count
+from isojax.models.attention_autotune import select_attention
+from isojax.models.transformer import ComputeOptions, Decoder
+from isojax.rl.gradient import ResponseBatch, build_gradient
+from isojax.rl.loss_weights import LossWeights
+from isojax.rl.objective import PolicyInputs, PolicyObjective
+from isojax.rl.train_step import make_coefficients
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
+from isojax.sampling.engine import build_engine
+from isojax.sampling.stream import build_stream
+from isojax.tasks.stop_strings import StopConditions
+from tests.device import CONFIG, DECODER, EOS, VOCAB, mesh, placed, policy, quick_jit
+from tests.hlo import collectives
+
+N, K, H, D, F = CONFIG.heads, CONFIG.kv_heads, CONFIG.head_dim, CONFIG.width, CONFIG.mlp
+P, T, SLOTS, WIDTH, PROMPTS = 37, 5, 6, 2, 2  # 37 positions of a prompt: 38 where two devices share them
+EVERYWHERE = "data=2,sequence=2,tensor=2"
+SEQUENCE = ({0, 2}, {1, 3}, {4, 6}, {5, 7})  # devices that share a prompt, there
+TENSOR = ({0, 1}, {2, 3}, {4, 5}, {6, 7})
+
+
+def problems(rows: int, longest: int = P) -> ProblemArrays:
+    rng = np.random.default_rng(0)
+    lengths = np.resize([longest, 1, longest - longest // 3], rows).astype(np.int32)
+    return ProblemArrays(
+        rng.integers(4, VOCAB, (rows, longest)).astype(np.int32),
+        lengths,
+        np.zeros((rows, T), np.int32),
+        np.arange(rows, dtype=np.int32),
+    )
+
+
+class Sampling:
+    """A stream of greedy responses on a mesh."""
+
+    def __init__(self, axes: str, width: int, longest: int = P, decoder: Decoder = DECODER):
+        self.on = mesh(axes)
+        self.geometry = make_sampler_shapes([(5, 4)], shard_count(self.on), SLOTS, 4, longest, T, PROMPTS, width)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jax, "jit", quick_jit)
+            settings = SamplingConfig(prompt_length=longest, response_length=T, temperature=1e-4)
+            self.stream = build_stream(decoder, self.geometry, self.on, settings, StopConditions((EOS,), None))
+        self.given = placed(policy(), self.on), problems(self.geometry.problem_rows, longest)
+
+    def responses(self) -> list[list[int]]:
+        found: dict[int, list[int]] = {}
+
+        def told(rollouts: np.ndarray, tokens: list[np.ndarray]) -> None:
+            found.update((int(r), row.tolist()) for r, row in zip(rollouts, tokens, strict=True))
+
+        self.stream.run(*self.given, 5, 4, jax.random.key(0), told)
+        return [found[r] for r in range(20)]
+
+    def program(self) -> tuple[str, Any]:
+        """A visit's HLO, and the state that it is given."""
+        given, state = self.stream.begin(*self.given, np.int32(5), np.int32(4), jax.random.key(0))
+        return self.stream.advance.lower(given, state).compile().as_text(), state  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@pytest.fixture(scope="module")
+def one() -> list[list[int]]:
+    return Sampling("auto", 1).responses()
+
+
+def test_sequence_alone_samples_what_one_device_samples(one: list[list[int]]) -> None:
+    """Slots of their own, which hold their prompts apart as lanes do; 1, 25 and 37 tokens."""
+    assert Sampling("sequence=2", 1).responses() == one and len({tuple(row) for row in one}) > 3
+
+
+def test_decoding_adds_up_sums_and_gathers_no_prompt(one: list[list[int]]) -> None:
+    """Lanes of two slots. Each device holds 19 positions of one of the two heads; between those that share a prompt go,
+    at a token, the maxima, sums and mixtures of its queries, and in a layer of a prompt its keys and values."""
+    sampling = Sampling(EVERYWHERE, WIDTH)
+    assert sampling.responses() == one
+    hlo, state = sampling.program()
+    lanes, G = SLOTS // WIDTH, sampling.geometry.prefix_entries
+    for layers, rows in ((state.cache.shared, lanes), (state.table, G)):
+        assert [x.addressable_shards[0].data.shape for x in layers[0]] == [(rows, K // 2, H, 19), (rows, K // 2, 19, H)]
+    assert state.cache.own[0][0].addressable_shards[0].data.shape == (SLOTS, K // 2, H, T)
+    assert not re.search(rf"f32\[(\d+,)?({lanes}|{G}),[12],({H},3[78]|3[78],{H})\]", hlo)  # no prompts whole
+    queries = WIDTH * N // 2  # of a lane, at a key's head
+    found = {(c.kind, c.result) for c in collectives(hlo) if all(group in SEQUENCE for group in c.groups)}
+    sizes = {(kind, size) for kind, result in found for size in re.findall(r"f32\[([\d,]+)\]", result)}
+    top, mixed = f"{lanes},{K // 2},{queries}", f"{lanes},{K // 2},{queries},{H}"
+    of_last = "all-reduce", f"{PROMPTS},1,{D}"  # the hidden state of each prompt's last token
+    assert sizes == {("all-reduce", top), ("all-reduce", mixed), ("all-gather", f"{PROMPTS},{K // 2},38,{H}"), of_last}
+    inside = [c for c in collectives(hlo) if c.depth > 0]  # shards leave the loops at times of their own
+    assert all(group in SEQUENCE + TENSOR for c in inside for group in c.groups)
+
+
+def test_bfloat16_samples_where_positions_are_split() -> None:
+    """Greedy: most responses are one device's, to the last token; XLA:CPU has no sum of bfloat16 over devices."""
+    low = DECODER.with_options(ComputeOptions(compute_dtype="bfloat16", cache_dtype="bfloat16"))
+    split, whole = (Sampling(axes, 1, decoder=low).responses() for axes in ("sequence=2", "auto"))
+    assert sum(a == b for a, b in zip(split, whole, strict=True)) >= 10
+
+
+def test_prompts_of_one_token_are_split_too() -> None:
+    assert Sampling("sequence=2", 1, 1).responses() == Sampling("auto", 1, 1).responses()
+
+
+def test_the_gradient_gathers_keys_and_values_alone() -> None:
+    """Of a prompt's layers, 19 of 38 positions are on a device, in the MLP and in attention; what is gathered are a
+    layer's keys and values, whose gradients go back in parts. Responses add up sums over the prompt."""
+    on = mesh(EVERYWHERE)
+    geometry = make_sampler_shapes([(5, 4)], shard_count(on), SLOTS, 4, P, T, PROMPTS)
+    objective = PolicyObjective(DECODER, RLConfig(kl=0.0), SamplingConfig(prompt_length=P, response_length=T), True)
+    gradient = build_gradient(objective, geometry, on, DECODER.logical_axes(), DECODER.shapes())
+    rows = jnp.zeros((geometry.shards, geometry.buffer_rows))
+    tokens = jnp.zeros((*rows.shape, T), jnp.int32)
+    responses = ResponseBatch(
+        tokens, tokens > 0, PolicyInputs(tokens * 1.0, tokens[..., :1] * 1.0, LossWeights(rows, rows, rows, rows))
+    )
+    given = (
+        placed(policy(), on),
+        {},
+        problems(geometry.problem_rows),
+        responses,
+        np.int32(5),
+        np.int32(4),
+        make_coefficients(RLConfig()),
+    )
+    hlo = quick_jit(gradient, out_shardings=(DECODER.shardings(on), None)).lower(*given).compile().as_text()
+    assert hlo
+    shared = [c for c in collectives(hlo) if all(group in SEQUENCE for group in c.groups)]
+    moved = {(c.kind, c.result) for c in shared if c.kind != "all-reduce"}
+    assert moved == {("all-gather", f"f32[{PROMPTS},1,38,{H}]"), ("reduce-scatter", f"f32[{PROMPTS},1,19,{H}]")}
+    assert f"f32[{PROMPTS * 19},{F // 2}]" in hlo and f"f32[{PROMPTS * 38},{F // 2}]" not in hlo
+    queries = f"f32[{PROMPTS},1,{N // 2 * 19},38]"
+    assert queries in hlo and queries.replace(str(N // 2 * 19), str(N // 2 * 38)) not in hlo
+
+
+@pytest.mark.parametrize("name", ["decode_attention", "forward_attention"])
+def test_kernels_are_refused_and_the_plain_form_chosen(name: str) -> None:
+    wanted = SweepConfig.model_validate({name: "pallas"})
+    with pytest.raises(
+        InputError, match=rf"sweep.{name}=pallas on a mesh with sequence > 1: .* Expected plain or null"
+    ):
+        select_attention(CellConfig(), wanted, mesh("sequence=2"))
+    chosen = select_attention(CellConfig(), SweepConfig(), mesh("sequence=2"))
+    assert (chosen.decode_attention, chosen.forward_attention) == ("plain", "plain")
+
+
+@pytest.mark.parametrize("options", [ComputeOptions(decode_attention="pallas"), ComputeOptions(cache_dtype="int8")])
+def test_a_sampler_that_holds_prompt_and_response_together_is_refused(options: ComputeOptions) -> None:
+    """Also where its mesh is not the trainer's, whose attention was chosen."""
+    geometry = make_sampler_shapes([(5, 4)], 1, SLOTS, 4, P, T)
+    given = DECODER.with_options(options), geometry, mesh("sequence=2"), SamplingConfig(), StopConditions((EOS,), None)
+    with pytest.raises(
+        InputError,
+        match=rf"decode_attention={options.decode_attention} with cell.precision.cache={options.cache_dtype} on a sampler's mesh",
+    ):
+        build_engine(*given)

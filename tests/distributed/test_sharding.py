@@ -1,0 +1,137 @@
+"""Meshes as people write them, and where arrays lie by the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from isojax.core.errors import InputError
+from isojax.distributed.mesh_spec import MeshShape, parse_mesh
+from isojax.distributed.sharding import make_mesh, manual_spec, padded_positions, partition_spec, shard_count
+from isojax.rl.train_step import adam, build_init_state
+from tests.device import CONFIG, DECODER, MESHES, VOCAB, mesh, placed, policy
+
+L, D, N, K, H, F = CONFIG.layers, CONFIG.width, CONFIG.heads, CONFIG.kv_heads, CONFIG.head_dim, CONFIG.mlp
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "shards"),
+    [
+        ("auto", (1, 1, 1, 1), 1),
+        ("data=2,tensor=1", (2, 1, 1, 1), 2),
+        ("tensor=2,data=2,fsdp=2", (2, 2, 1, 2), 4),
+        (" data=4 , tensor=2", (4, 1, 1, 2), 4),
+        ("data=-1,tensor=2", (4, 1, 1, 2), 4),
+        ("fsdp=-1", (1, 8, 1, 1), 8),
+        ("data=2,sequence=2,tensor=2", (2, 1, 2, 2), 2),
+        ("sequence=-1,fsdp=2", (1, 2, 4, 1), 2),
+    ],
+)
+def test_meshes_by_hand(text: str, shape: tuple[int, int, int, int], shards: int) -> None:
+    parsed = parse_mesh(text, 8)
+    assert parsed == MeshShape(*shape)
+    assert (parsed.devices, parsed.shards) == (np.prod(shape), shards)
+    made = make_mesh(parsed, jax.devices())
+    assert dict(made.shape) == dict(zip(("data", "fsdp", "sequence", "tensor"), shape, strict=True))
+    assert set(made.axis_types) == {AxisType.Auto}
+    assert shard_count(made) == shards
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model=2", "'model' is not a new axis of data, fsdp, sequence, tensor"),
+        ("data=2,data=2", "'data' is not a new axis"),
+        ("data=0", "size of data is '0'; expected a positive integer"),
+        ("data=two", "size of data is 'two'"),
+        ("data", "size of data is ''"),
+        ("sequence=0", "size of sequence is '0'; expected a positive integer"),
+        ("sequence=2,tensor=2,sequence=2", "'sequence' is not a new axis"),
+        ("data=2,sequence=-1,tensor=-1", "only one axis may be -1, not sequence and tensor"),
+        ("data=4,sequence=4", "needs 16 devices and this machine shows 8.*device_count=16"),
+        ("data=-1,fsdp=-1", "only one axis may be -1, not data and fsdp"),
+        ("data=4,tensor=4", "needs 16 devices and this machine shows 8.*device_count=16"),
+        ("data=-1,tensor=16", "needs 16 devices and this machine shows 8"),
+    ],
+)
+def test_meshes_refused(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        parse_mesh(text, 8)
+
+
+def test_what_another_mesh_has_taken() -> None:
+    assert (
+        parse_mesh("data=-1", 8, devices_in_use=3) == MeshShape(data=5)
+        and parse_mesh("auto", 8, devices_in_use=7) == MeshShape()
+    )
+    with pytest.raises(
+        InputError, match=r"needs 1 devices beside the 8 of another mesh and this machine shows 8.*device_count=9"
+    ):
+        parse_mesh("auto", 8, devices_in_use=8)
+
+
+def test_the_table_by_hand() -> None:
+    on = mesh(MESHES[1])
+    assert partition_spec(("layer", "embed", "heads", "head_dim"), (2, 32, 4, 8), on) == PartitionSpec(
+        None, "fsdp", "tensor", None
+    )
+    assert partition_spec(("vocab", "embed"), (24, 32), on) == PartitionSpec("tensor", "fsdp")
+    assert partition_spec(("shard", "position"), (4, 7), on) == PartitionSpec(("data", "fsdp"), None)
+    # what does not divide stays whole: 3 heads, 31 wide
+    assert partition_spec(("layer", "embed", "heads", "head_dim"), (2, 31, 3, 8), on) == PartitionSpec(
+        None, None, None, None
+    )
+    # an axis of one device splits nothing
+    assert partition_spec(("vocab", "embed"), (24, 32), mesh(MESHES[0])) == PartitionSpec("tensor", None)
+    # positions of prompts over sequence; those without elements stay whole
+    on = mesh("data=2,sequence=4")
+    assert partition_spec(("shard", "kv_heads", "position"), (2, 4, 8), on) == PartitionSpec(
+        ("data", "fsdp"), None, "sequence"
+    )
+    assert partition_spec(("position", "position"), (7, 0), on) == PartitionSpec(None, None)
+    assert [padded_positions(positions, on) for positions in (0, 1, 4, 5)] == [0, 4, 4, 8]
+    assert [padded_positions(5, mesh(axes)) for axes in ("auto", "sequence=2", "sequence=8")] == [5, 6, 8]
+    assert tuple(manual_spec(PartitionSpec(None, "fsdp", "tensor"))) in [(None, "fsdp", None), (None, ("fsdp",), None)]
+
+
+def device_bytes(tree: Any) -> set[int]:
+    """Bytes on each device, of all leaves together."""
+    total: dict[Any, int] = {}
+    for leaf in jax.tree.leaves(tree):
+        for shard in leaf.addressable_shards:
+            total[shard.device] = total.get(shard.device, 0) + shard.data.nbytes
+    assert len(total) == 8
+    return set(total.values())
+
+
+# Parameters that tensor splits (embeddings, heads, MLP), those with key/value heads among them, and norms, which only
+# fsdp splits.
+KV_WEIGHTS = 2 * L * D * K * H
+SPLIT = 2 * VOCAB * D + 2 * L * D * N * H + 3 * L * D * F
+NORMS = 2 * L * D + D
+
+
+@pytest.mark.parametrize(
+    ("axes", "numbers"),
+    [
+        (MESHES[0], (SPLIT + KV_WEIGHTS) // 2 + NORMS),
+        (MESHES[1], (SPLIT + KV_WEIGHTS) // 4 + NORMS // 2),
+        ("fsdp=8", (SPLIT + KV_WEIGHTS + NORMS) // 8),
+        ("data=2,tensor=4", SPLIT // 4 + KV_WEIGHTS + NORMS),  # 4 does not divide 2 key/value heads
+        ("data=8", SPLIT + KV_WEIGHTS + NORMS),
+    ],
+)
+def test_bytes_of_parameters_and_moments(axes: str, numbers: int) -> None:
+    params = placed(policy(), mesh(axes))
+    assert device_bytes(params) == {4 * numbers}
+    if axes in MESHES:
+        state = build_init_state(DECODER, mesh(axes))(params)
+        assert device_bytes(state.params) == {4 * numbers}
+        assert device_bytes(state.moments) == {2 * 4 * numbers + 4}  # and one count
+        assert jax.tree.leaves(state.moments.mu)[0].dtype == jnp.float32
+        assert isinstance(state.moments, type(adam().init(policy())))

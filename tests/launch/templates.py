@@ -1,0 +1,122 @@
+"""What the tests of launch/ share: the checkers of each kind of file, and the reading of the commands in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sysconfig
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import typer
+import yaml
+from ray._private.accelerators import TPUAcceleratorManager
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from isojax.cli.app import app
+from isojax.cli.config_options import read_config
+from isojax.core.config import Config
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / "launch"
+KUBERNETES = "1.31"  # the oldest that GKE offers
+# Of the TPU API's Node and Compute Engine's Instance, the fields that a node type may set; Ray's own schema leaves them
+# open.
+TPU_NODE = {
+    "acceleratorType",
+    "acceleratorConfig",
+    "runtimeVersion",
+    "schedulingConfig",
+    "networkConfig",
+    "metadata",
+    "labels",
+    "tags",
+}
+INSTANCE = {
+    "machineType",
+    "disks",
+    "guestAccelerators",
+    "metadata",
+    "scheduling",
+    "networkInterfaces",
+    "serviceAccounts",
+    "labels",
+    "tags",
+}
+
+
+def check_shell(text: str) -> None:
+    """ValueError with shellcheck's words."""
+    shellcheck = Path(sysconfig.get_path("scripts")) / "shellcheck"
+    done = subprocess.run([shellcheck, "-"], input=text, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        raise ValueError(done.stdout + done.stderr)
+
+
+def check_ray_cluster(text: str) -> None:
+    """ValueError or ValidationError where `ray up` would refuse it, or a slice is not what its type says."""
+    config = prepare_config(yaml.safe_load(text))
+    validate_config(config)
+    for name, kind in config["available_node_types"].items():
+        node = kind["node_config"]
+        if "machineType" not in node and "acceleratorConfig" not in node:
+            raise ValueError(f"{name}: neither machineType nor acceleratorConfig")
+        if unknown := set(node) - (INSTANCE if "machineType" in node else TPU_NODE):
+            raise ValueError(f"{name}: unknown fields {unknown}")
+        if "acceleratorConfig" in node:
+            topology = node["acceleratorConfig"]["topology"]
+            if not TPUAcceleratorManager.is_valid_tpu_accelerator_topology("v5litepod", topology):
+                raise ValueError(f"{name}: no such topology: {topology}")
+            if prod(map(int, topology.split("x"))) != kind["resources"]["TPU"]:
+                raise ValueError(f"{name}: {kind['resources']} is not what {topology} has")
+
+
+def check_kubernetes(text: str) -> None:
+    """ValidationError where Kubernetes or KubeRay would refuse a field, ValueError where a slice does not add up or a
+    volume is missing.
+    """
+    for document in yaml.safe_load_all(text):
+        if document["apiVersion"] != "ray.io/v1":
+            kubernetes_validate.validate(document, KUBERNETES, strict=True)
+            continue
+        jsonschema.validate(document, yaml.safe_load((ROOT / "tests/kuberay_rayjob.yaml").read_text()))
+        cluster = document["spec"]["rayClusterSpec"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            template = {
+                "apiVersion": "v1",
+                "kind": "PodTemplate",
+                "metadata": {"name": "of-a-group"},
+                "template": group["template"],
+            }
+            kubernetes_validate.validate(template, KUBERNETES, strict=True)
+            _check_group(group, group["template"]["spec"])
+
+
+def _check_group(group: dict[str, Any], pod: dict[str, Any]) -> None:
+    (container,) = pod["containers"]
+    if missing := {mount["name"] for mount in container["volumeMounts"]} - {
+        volume["name"] for volume in pod["volumes"]
+    }:
+        raise ValueError(f"no such volumes: {missing}")
+    topology = pod.get("nodeSelector", {}).get("cloud.google.com/gke-tpu-topology")
+    chips = int(container["resources"]["limits"].get("google.com/tpu", 0))
+    if topology and prod(map(int, topology.split("x"))) != group["numOfHosts"] * chips:
+        raise ValueError(f"{group['numOfHosts']} hosts of {chips} chips are no slice of {topology}")
+
+
+def commands(text: str) -> list[list[str]]:
+    """The isojax commands that stand in a text, in or out of quotes."""
+    lines = re.findall(r"\bisojax (?:launch|status) [^'`#\n]*", text)
+    return [shlex.split(re.sub(r" {2,}.*", "", line)) for line in lines]
+
+
+def check_command(words: list[str]) -> Config | None:
+    """The config that `isojax launch ...` runs; a usage error or an InputError where isojax would refuse the words."""
+    known: Any = typer.main.get_command(app)
+    assert words[0] == "isojax"
+    given = known.commands[words[1]].make_context("isojax", words[2:]).params
+    return read_config(given["words"], given["mesh"], None, given["ray"]) if words[1] == "launch" else None

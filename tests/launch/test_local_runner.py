@@ -1,0 +1,99 @@
+"""What the local runner refuses before any work, and what it takes a folder for. Nothing here starts jax."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isojax.core.config import Config, DataConfig, PrecisionConfig, SweepConfig, save_config
+from isojax.core.errors import InputError
+from isojax.distributed.mesh_spec import MeshShape
+from isojax.launch.local.setup import check_batch, check_data, check_precision
+from isojax.launch.resume import config_for_folder
+from isojax.runs.store import exclusive_lock
+
+CONFIG = Config(name="here", sweep=SweepConfig(B_p=(8,), n=(4,)))
+
+
+def test_a_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    with (
+        exclusive_lock(tmp_path / "run"),
+        pytest.raises(InputError, match="being written by another process"),
+        exclusive_lock(tmp_path / "run"),
+    ):
+        pass
+    with exclusive_lock(tmp_path / "run"):
+        pass
+
+
+def test_a_folder_that_cannot_be_looked_into_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot write .*: File name too long"):
+        config_for_folder(CONFIG, tmp_path / ("x" * 300), False, 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (DataConfig(difficulty=(0.6, 0.1)), "the lower end first"),
+        (DataConfig(candidates=500, validation=300), "at least twice as many"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused(data: DataConfig, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        check_data(data)
+
+
+def test_what_a_cpu_cannot_compile_is_refused() -> None:
+    """A sum of bfloat16 over devices, by which XLA:CPU aborts."""
+    low, split = PrecisionConfig(compute="bfloat16"), MeshShape(sequence=2)
+    for precision, shape, backend in (
+        (PrecisionConfig(compute="float32"), split, "cpu"),
+        (low, MeshShape(fsdp=2), "cpu"),
+        (low, split, "tpu"),
+    ):
+        check_precision(precision, shape, backend)
+    with pytest.raises(InputError, match="sequence=2: a CPU cannot train so; expected float32"):
+        check_precision(low, split, "cpu")
+
+
+def test_a_batch_takes_each_problem_once() -> None:
+    check_batch([(8, 2), (16, 2)], 16)
+    with pytest.raises(InputError, match="holds 16 and the training set 15"):
+        check_batch([(8, 2), (16, 2)], 15)
+
+
+def test_an_empty_folder_and_what_a_kill_left_are_a_fresh_start(tmp_path: Path) -> None:
+    for left in ((), (".config.yaml.123",), ("base",)):
+        folder = tmp_path / "-".join(left or ("empty",))
+        folder.mkdir()
+        for name in left:
+            (folder / name).touch()
+        assert config_for_folder(CONFIG, folder, resume=False, shards=1).sweep.decode_slots == 32
+
+
+def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a file"):
+        config_for_folder(CONFIG, tmp_path / "file", resume=False, shards=1)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    for resume, words in ((True, "no sweep's folder"), (False, "holds a run already")):
+        with pytest.raises(InputError, match=words):
+            config_for_folder(CONFIG, tmp_path / "other", resume=resume, shards=1)
+
+
+def test_static_sizes_are_kept_and_another_mesh_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = config_for_folder(CONFIG, tmp_path / "run", resume=False, shards=1)
+    save_config(first, tmp_path / "run" / "config.yaml")
+    grown = CONFIG.model_copy(update={"sweep": SweepConfig(B_p=(2, 8), n=(2, 4))})
+    again = config_for_folder(grown, tmp_path / "run", resume=True, shards=1)
+    assert (again.sweep.decode_slots, again.sweep.microbatch, again.sweep.prefill_batch) == (32, 32, 8)
+    assert capsys.readouterr().err == ""
+    elsewhere = grown.model_copy(update={"run": grown.run.model_copy(update={"mesh": "data=2"})})
+    config_for_folder(elsewhere, tmp_path / "run", resume=True, shards=2)
+    assert "equal to rounding only" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"To go on as it was: isojax launch .*config\.yaml --resume"):
+        config_for_folder(
+            CONFIG.model_copy(update={"sweep": SweepConfig(B_p=(16,), n=(4,))}), tmp_path / "run", resume=True, shards=1
+        )

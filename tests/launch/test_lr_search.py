@@ -1,0 +1,252 @@
+"""The search for the learning rate's anchor: where it looks, what it takes, and one small search from end to end."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from isojax.cli import app
+from isojax.cli.lr_search_command import read_rates
+from isojax.core import memory_pages
+from isojax.core.config import Config, load_config
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.launch import lr_search
+from isojax.launch.lr_search import (
+    RateResult,
+    choose_batch_shape,
+    default_budget,
+    default_rates,
+    describe_search,
+    rate_config,
+    rate_name,
+    score_curve,
+    select_rate,
+)
+
+TINY = """\
+name: tiny
+cell:
+  model: {layers: 1, width: 32, heads: 2, kv_heads: 2, head_dim: 16, mlp: 64}
+  base: {steps: 60, batch: 128}
+  data: {candidates: 600, validation: 40, difficulty: [0.0, 1.0]}
+  rl: {kl: 0.02, entropy: 0.001, learning_rate: 1.0e-2}
+  eval: {samples: 8, start: 64, ratio: 1.4, panel: 5}
+sweep: {B_p: [8], n: [2, 4], B_max: 64, seeds: 2, budget: 2500}
+run: {cells_at_once: 1}
+"""
+
+
+def test_five_rates_a_factor_of_root_ten_apart() -> None:
+    assert default_rates(1e-3) == [1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2]
+    assert [rate_name(rate) for rate in default_rates(1e-3)] == ["1e-4", "3.2e-4", "1e-3", "3.2e-3", "1e-2"]
+    assert rate_name(1.5) == "1.5e0" and rate_name(1.25e-4) == "1.25e-4"
+    assert default_rates(2.5e-6) == [2.5e-7, 7.9e-7, 2.5e-6, 7.9e-6, 2.5e-5]
+
+
+def test_rates_as_typed() -> None:
+    assert read_rates("3e-4, 1e-4") == [1e-4, 3e-4]
+    for text in ("", "a", "1e-4,1e-4", "1e-3,1.0001e-3", "0", "-1e-3", "nan", "inf", "1e-3,"):
+        with pytest.raises(InputError, match="expected different numbers above 0"):
+            read_rates(text)
+
+
+def quickstart(*overrides: str) -> Config:
+    return load_config("quickstart", overrides)
+
+
+def test_the_batch_nearest_to_the_anchors_in_log() -> None:
+    """32 x 32 and 64 x 16 make 1024; 300 lies between 256 and 512, nearer to 256 in log."""
+    assert choose_batch_shape(quickstart(), None, None) == (64, 16)
+    assert choose_batch_shape(quickstart("cell.rl.lr_reference_batch=300"), None, None) == (64, 4)
+    assert choose_batch_shape(quickstart(), 32, None) == (32, 32) and choose_batch_shape(quickstart(), None, 4) == (
+        64,
+        4,
+    )
+    assert choose_batch_shape(quickstart(), 16, 2) == (16, 2)
+    with pytest.raises(InputError, match=r"B_p x n = 4096 x 4 = 16384 is over sweep.B_max = 2048"):
+        choose_batch_shape(quickstart(), 4096, None)
+
+
+def test_the_budget_gets_past_the_warm_up_and_has_four_evaluations() -> None:
+    assert default_budget(quickstart("sweep.budget=1000000"), 1024) == 100_000  # a tenth
+    assert default_budget(quickstart(), 1024) == 30 * 1024  # of 13 900 the first 10 240 would warm up
+    config = quickstart("cell.rl.warmup=1", "sweep.budget=2048")
+    budget = default_budget(config, 1024)
+    updates = {math.ceil(target / 1024) for target in config.cell.eval.evaluation_targets(budget)[1:]}
+    assert (
+        len(updates)
+        >= 4
+        > len(
+            {math.ceil(t / 1024) for t in config.cell.eval.evaluation_targets(int(budget / config.cell.eval.ratio))[1:]}
+        )
+    )
+
+
+def test_a_rate_is_a_sweep_of_one_batch_at_the_anchor() -> None:
+    config = rate_config(quickstart(), 3.2e-4, (64, 16), 5000, 2)
+    assert (config.name, config.run.dir) == ("3.2e-4", "runs/quickstart-lr")
+    assert (config.cell.rl.learning_rate, config.cell.rl.lr_reference_batch) == (3.2e-4, 1024)
+    assert (config.sweep.B_p, config.sweep.n, config.sweep.seeds, config.sweep.budget) == ((64,), (16,), 2, 5000)
+    assert config.cell.model_copy(update={"rl": None}) == quickstart().cell.model_copy(update={"rl": None})
+
+
+def test_the_score_is_the_mean_of_the_last_quarter_without_the_base_policy() -> None:
+    assert score_curve([(0, 0.1), (10, 0.2), (20, 0.3), (30, 0.4), (40, 0.5), (50, 0.6)]) == pytest.approx(
+        0.55
+    )  # 2 of 5
+    assert score_curve([(0, 0.1), (10, 0.2)]) == pytest.approx(0.2)
+
+
+def on_a_hill(top: float, out_above: float = math.inf) -> tuple[list[float], Callable[[float], RateResult]]:
+    """Reward falls off with the distance from `top` in log; rates above `out_above` collapse. Returns the rates run,
+    and what runs one.
+    """
+    ran: list[float] = []
+
+    def run(rate: float) -> RateResult:
+        ran.append(rate)
+        reward = 0.6 - 0.1 * abs(math.log10(rate / top))
+        return RateResult(
+            rate, (reward - 0.001, reward + 0.001), flags=("8x2-s0: collapsed",) if rate > out_above else ()
+        )
+
+    return ran, run
+
+
+@pytest.mark.parametrize(
+    ("top", "more"),
+    [(1e-3, []), (3e-3, []), (1e-2, [3.2e-2]), (1.0, [3.2e-2, 1e-1]), (1e-4, [3.2e-5]), (1e-9, [3.2e-5, 1e-5])],
+)
+def test_the_grid_follows_the_best_beyond_its_ends_at_most_twice(top: float, more: list[float]) -> None:
+    ran, run = on_a_hill(top)
+    found = lr_search.search_rates(default_rates(1e-3), run, extend=True)
+    assert ran == [*default_rates(1e-3), *more] and found.num_extensions == len(more)
+    assert [o.rate for o in found.results] == sorted(ran)
+    at_an_end = any("search beyond it" in text for text in describe_search(found))
+    assert at_an_end == (top in (1.0, 1e-9))  # there the best is still at an end
+
+
+def test_given_rates_are_all_that_run() -> None:
+    ran, run = on_a_hill(1.0)
+    found = lr_search.search_rates([1e-4, 1e-3], run, extend=False)
+    assert ran == [1e-4, 1e-3] and found.recommended is not None and found.recommended.rate == 1e-3
+    assert "the best rate is the highest that was tried: search beyond it (--rates)" in describe_search(found)
+
+
+def test_a_rate_that_breaks_is_out_however_well_it_scores() -> None:
+    ran, run = on_a_hill(1e-2, out_above=1e-3)
+    found = lr_search.search_rates(default_rates(1e-3), run, extend=True)
+    assert ran == default_rates(1e-3)  # the best that is left, 1e-3, lies inside
+    assert found.best is not None and found.best.rate == 1e-3
+    assert describe_search(found)[:2] == ["3.2e-3 is out: 8x2-s0: collapsed", "1e-2 is out: 8x2-s0: collapsed"]
+
+
+def test_where_all_break_lower_rates_are_tried_and_then_it_is_said() -> None:
+    ran, run = on_a_hill(1e-2, out_above=0.0)
+    found = lr_search.search_rates([1e-3, 1e-2], run, extend=True)
+    assert ran == [1e-3, 1e-2, 3.2e-4, 1e-4] and found.best is None and found.recommended is None
+    assert describe_search(found)[-1].startswith("every rate is out")
+
+
+def outcomes(*scores: Sequence[float]) -> tuple[RateResult, ...]:
+    return tuple(RateResult(10.0 ** (i - 4), tuple(s)) for i, s in enumerate(scores))
+
+
+def test_rates_within_a_standard_error_go_to_the_lowest() -> None:
+    """Seeds differ by .02 (variance 2e-4): a mean of two has an error of .01, a difference of two such .01414."""
+    found = select_rate(outcomes((0.40, 0.42), (0.478, 0.498), (0.49, 0.51), (0.45, 0.47)), 0)
+    assert found.standard_error == pytest.approx(0.01)
+    assert found.best is not None and found.recommended is not None
+    assert (found.best.rate, found.recommended.rate) == (1e-2, 1e-3)  # .500 and .488, while .46 is further away
+    assert (
+        "1e-2 is best, and within one standard error of it: 1e-3; the lowest of them is taken, 1e-3"
+        in describe_search(found)
+    )
+    clear = select_rate(outcomes((0.40, 0.42), (0.465, 0.485), (0.49, 0.51), (0.45, 0.47)), 0)
+    assert clear.recommended is clear.best and not any("standard error" in text for text in describe_search(clear))
+
+
+def test_one_seed_takes_the_best_and_says_that_luck_is_unknown() -> None:
+    found = select_rate(outcomes((0.40,), (0.48,), (0.479,)), 0)
+    assert found.standard_error is None and found.recommended is not None and found.recommended.rate == 1e-3
+    assert any("one seed" in text for text in describe_search(found))
+
+
+def test_what_becomes_of_runs() -> None:
+    """Entropy and gradient norm are those at the end; a run that broke off is named once."""
+
+    def run(seed: int, end: float, failed: str = "") -> RunRecord:
+        points = [
+            EvalPoint(10 * i, i, 10 * i, 0, {"avg@4": end * i / 2}, train={"entropy": 0.5 - 0.1 * i, "grad_norm": end})
+            for i in range(3)
+        ]
+        return RunRecord(Cell(8, 2, seed), tuple(points), failure_reason=failed)
+
+    found = lr_search.score_runs(1e-3, [run(0, 0.4), run(1, 0.6)])
+    assert found.scores == (0.4, 0.6) and found.reward == pytest.approx(0.5) and not found.flags
+    assert found.entropy == pytest.approx(0.3) and found.grad_norm == pytest.approx(0.5)
+    assert found.curves[0] == ((0, 0.0), (10, 0.2), (20, 0.4))
+    broken = lr_search.score_runs(1e-3, [run(0, 0.4), run(1, 0.6, "not finite")], ["8x2-s1: not finite"])
+    assert broken.flags == ("8x2-s1: not finite",)
+
+
+def isojax(monkeypatch: pytest.MonkeyPatch, *words: str) -> int | str | None:
+    monkeypatch.setattr(sys, "argv", ["isojax", *words])
+    with pytest.raises(SystemExit) as e:
+        app.main()
+    return e.value.code
+
+
+def test_a_search_from_end_to_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two rates of two seeds: ledgers as of any sweep, one base policy, the panel beside the validation set, resumed
+    without new work.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(memory_pages.TUNABLES_VARIABLE, "")  # pytest is not to start itself anew
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    search = ("lr-anchor", "tiny.yaml", "--rates", "1e-5,1e-2", "--budget", "300", "--json")
+    assert isojax(monkeypatch, *search, "--dry-run") == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert (planned["B_p"], planned["n"], planned["B"], planned["rates"]) == (8, 4, 32, [1e-5, 1e-2])
+    assert not (tmp_path / "runs").exists()
+
+    assert isojax(monkeypatch, *search) == 0
+    found, folder = json.loads(capsys.readouterr().out), tmp_path / "runs/tiny-lr"
+    assert (
+        found == json.loads((folder / "lr_anchor.json").read_text())
+        and (folder / "lr_anchor.png").read_bytes()[:4] == b"\x89PNG"
+    )
+    assert sorted(p.name for p in folder.glob("*/cells/*")) == ["8x4-s0", "8x4-s0", "8x4-s1", "8x4-s1"]
+    bases = [(folder / rate / "base/params.safetensors").read_bytes() for rate in ("1e-5", "1e-2")]
+    assert bases[0] == bases[1]
+    for row, rate in zip(found["rates"], ("1e-5", "1e-2"), strict=True):
+        runs = [
+            [json.loads(line) for line in p.read_text().splitlines()[1:]]
+            for p in sorted(folder.glob(f"{rate}/cells/*/records.jsonl"))
+        ]
+        assert row["curves"] == [[[p["rollouts"], p["metrics"]["avg@8"]] for p in run] for run in runs]
+        last = [[p["metrics"]["avg@8"] for p in run[1:]][-math.ceil((len(run) - 1) / 4) :] for run in runs]
+        assert row["reward"] == pytest.approx(sum(sum(x) / len(x) for x in last) / 2)
+        assert all(
+            len(p["extra"]["panel"]) == 5 and not any("panel" in name for name in p["metrics"])
+            for run in runs
+            for p in run
+        )
+    assert found["lr_reference_batch"] == 32 and found["learning_rate"] in (1e-5, 1e-2)
+
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("records.jsonl")}
+    assert isojax(monkeypatch, *search) == 2
+    assert "holds a search already; go on with it by --resume" in capsys.readouterr().err
+    assert isojax(monkeypatch, *search[:-1], "--resume") == 0
+    said = capsys.readouterr().out
+    assert f"cell.rl.learning_rate={rate_name(found['learning_rate'])} cell.rl.lr_reference_batch=32" in said
+    assert json.loads((folder / "lr_anchor.json").read_text()) == found
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("records.jsonl")} == before

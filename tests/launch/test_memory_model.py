@@ -1,0 +1,244 @@
+"""The planner's bytes: parts by hand, whole programs beside XLA's memory analysis, and the sizes that are chosen by
+them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+
+from isojax.core.config import CellConfig, Config, ModelConfig, SamplingConfig, SweepConfig, load_configs
+from isojax.core.errors import InputError
+from isojax.distributed.mesh_spec import parse_mesh
+from isojax.distributed.sharding import make_mesh
+from isojax.launch import memory_model
+from isojax.launch.autosize import (
+    MEMORY_UTILIZATION,
+    DeviceBudget,
+    MeshAxes,
+    autosize_config,
+    fit_to_memory,
+    host_memory,
+    largest_fitting_microbatch,
+    memory_warning,
+    smallest_fitting_mesh,
+)
+from isojax.launch.memory_model import MemoryEstimate, estimate_memory
+from isojax.launch.planner import plan_cells, resolve_sweep_sizes
+from isojax.rl import logprobs
+from isojax.tasks.protocol import build_task
+from isojax.train.programs import (
+    FAST_COMPILE_OPTIONS,
+    AbstractProgram,
+    AbstractTask,
+    analyze_memory,
+    build_abstract_programs,
+)
+
+SMALL = ModelConfig(
+    family="llama", layers=12, width=64, heads=4, kv_heads=2, head_dim=16, mlp=128, vocab=1000, tied=True
+)
+# a layer: attention 2 * 64 * (4 + 2) * 16 = 12,288; MLP 3 * 64 * 128 = 24,576; norms 128: 36,992. All: 12 * 36,992 +
+# 64,000 + 64
+NUMBERS = 12 * 36_992 + 64_064
+CRITIC = "cell.rl.critic={}"
+LENGTHS = SamplingConfig(prompt_length=11, response_length=8)
+CELL = CellConfig(task="jsonl:none", model=SMALL, sampling=LENGTHS)
+PAIRS = [(8, 4)]
+SWEEP = SweepConfig(B_p=(8,), n=(4,), decode_slots=16, microbatch=8, prefill_batch=4, slots_per_prefix=1)
+
+
+def taken(
+    cell: CellConfig = CELL, sweep: SweepConfig = SWEEP, mesh: MeshAxes | None = None, on_device: bool = False
+) -> MemoryEstimate:
+    return estimate_memory(cell, sweep, PAIRS, mesh or MeshAxes(), 1000, on_device, "cpu")
+
+
+def room(memory: int, mesh: MeshAxes | None = None, cell: CellConfig = CELL) -> DeviceBudget:
+    return DeviceBudget(cell, PAIRS, mesh or MeshAxes(), 1000, False, "cpu", memory)
+
+
+def test_what_a_run_holds_by_hand() -> None:
+    """Float32 parameters and two moments; keys and values of 16 slots of 19 positions and of the table's 12 prompts of
+    11.
+    """
+    parts = taken().breakdown
+    assert parts["parameters"] == 4 * NUMBERS and parts["optimizer"] == 8 * NUMBERS
+    assert parts["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * 19 + 12 * 11)
+    rows = 8 * 4 + 16  # and so many of padding; tokens, log-probabilities and mask of 8 positions, and 9 bytes beside
+    assert parts["rollouts"] == rows * (8 * 9 + 9)
+    assert parts["reference"] == parts["critic"] == 0
+
+
+def test_what_layers_keep_by_hand() -> None:
+    """Of 12 layers: for 8 x 7 response positions that see 11 + 7, x and the output projection (2 x 64), queries and two
+    parts' mixed values (3 x 64), keys and values (2 x 32), gate and up (2 x 128), and scores of 4 heads; for 4 x 11
+    prompt positions, one part less. And 1000 logits of 8 x 8 response positions, four times. With remat, x alone."""
+    responses = 56 * (2 * 64 + 3 * 64 + 2 * 32 + 2 * 128) + 4 * 56 * 18
+    prompts = 44 * (2 * 64 + 2 * 64 + 2 * 32 + 2 * 128) + 4 * 44 * 11
+    logits = 64 * 1000 * 4
+    assert taken().breakdown["activations"] == 4 * (12 * (responses + prompts) + logits)
+    remat = SWEEP.model_copy(update={"remat": "layer"})
+    assert taken(sweep=remat).breakdown["activations"] == 4 * (12 * (56 + 44) * 64 + logits)
+
+
+def test_a_mesh_splits_what_the_table_says() -> None:
+    """fsdp splits parameters and moments, tensor heads, MLP and vocabulary; norms alone stay whole over tensor."""
+    assert taken(mesh=MeshAxes(fsdp=2)).breakdown["parameters"] == 2 * NUMBERS
+    norms = 12 * 128 + 64
+    split = taken(mesh=MeshAxes(tensor=2)).breakdown
+    assert split["parameters"] == 4 * (norms + (NUMBERS - norms) // 2)
+    assert split["KV"] == taken().breakdown["KV"] // 2
+    # sequence the positions of prompts: 11, 12 where 2 or 4 share them, 6 or 3 each; of slots and table, apart from 8
+    # of responses
+    assert taken(mesh=MeshAxes(sequence=2)).breakdown["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * (6 + 8) + 12 * 6)
+    assert taken(mesh=MeshAxes(sequence=4)).breakdown["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * (3 + 8) + 12 * 3)
+    whole = CELL.model_copy(update={"model": SMALL.model_copy(update={"kv_heads": 1})})
+    assert (
+        taken(whole, mesh=MeshAxes(tensor=2)).breakdown["KV"] == taken(whole).breakdown["KV"]
+    )  # one head is not split
+
+
+def test_a_recipe_adds_what_it_holds() -> None:
+    kl, critic = (
+        CELL.model_copy(update={"rl": load_configs(["quickstart"], [word]).cell.rl})
+        for word in ("cell.rl.kl=0.1", CRITIC)
+    )
+    assert taken(kl).breakdown["reference"] == 4 * NUMBERS
+    assert taken(critic).breakdown["critic"] == 12 * NUMBERS  # of a tied model there is no unembedding to leave out
+    remat = SWEEP.model_copy(update={"remat": "layer"})
+    assert taken(sweep=remat).update_peak < taken().update_peak
+
+
+SMOL = ("cell.model.path=null", "sweep.decode_slots=16", "sweep.microbatch=4", "cell.sampling.response_length=16")
+WIDE = ("cell.model.layers=2", "cell.model.width=320", "cell.model.mlp=768", "cell.sampling.prompt_length=30")
+CASES = {
+    "tiny, tensor=2": ("tensor=2", ("quickstart",), ()),
+    "two layers, prompts and responses in one pass": (
+        "auto",
+        ("quickstart",),
+        ("sweep.B_p=[16]", "sweep.n=[8]", *WIDE),
+    ),
+    "SmolLM2-135M": ("auto", ("smollm2_cpu", "models/smollm2-135m"), SMOL),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_within_15_percent_of_xla(case: str) -> None:
+    """Arguments, outputs and temporaries of every program that trains; benchmarks/memory.py has many more cases."""
+    mesh, names, words = CASES[case]
+    for name, (planned, program) in compared(mesh, names, words).items():
+        assert planned == pytest.approx(analyze_memory(program, FAST_COMPILE_OPTIONS).total, rel=0.15), (
+            f"{case}: {name}"
+        )
+
+
+def compared(mesh: str, names: tuple[str, ...], words: tuple[str, ...]) -> dict[str, tuple[int, AbstractProgram]]:
+    """The planner's bytes, and the program, by its name."""
+    config = load_configs(names, words)
+    cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform("cpu")})
+    task = AbstractTask(cell.model.vocab) if cell.model.vocab else build_task(cell)
+    shape = parse_mesh(mesh, 8)
+    sweep, pairs = (
+        resolve_sweep_sizes(config.sweep, shape.shards, cell),
+        sorted({(c.B_p, c.n) for c in plan_cells(config.sweep)}),
+    )
+    planned = estimate_memory(cell, sweep, pairs, shape, task.vocab, task.on_device, "cpu").program_bytes
+    found = build_abstract_programs(cell, sweep, pairs, make_mesh(shape, jax.devices()), task)
+    assert found.keys() == planned.keys()
+    return {name: (planned[name], program) for name, program in found.items()}
+
+
+ASKED = SweepConfig(B_p=(8,), n=(4,))
+
+
+def test_sizes_for_speed_stay_where_they_fit() -> None:
+    """R = ceil(8 x 4), and m as many: 8 prompts of 4, and 512 positions would hold 64."""
+    sweep = fit_to_memory(ASKED, room(10**12))
+    assert (sweep.decode_slots, sweep.microbatch) == (32, 32)
+
+
+def test_what_does_not_fit_is_cut_until_it_does() -> None:
+    """Half of the room for the first choice: what is at its peak is halved, and one step before it did not fit."""
+    first = room(10**12).estimate(fit_to_memory(ASKED, room(10**12)))
+    tight = room(int(0.8 * first.peak / MEMORY_UTILIZATION))
+    sweep = fit_to_memory(ASKED, tight)
+    assert first.update_peak > first.sampling_peak and (sweep.decode_slots, sweep.microbatch) == (32, 16)
+    assert (
+        tight.estimate(sweep).peak
+        <= tight.usable_memory
+        < tight.estimate(sweep.model_copy(update={"microbatch": 32})).peak
+    )
+
+
+def test_slots_are_cut_to_whole_lanes() -> None:
+    """6 x 4 = 24 slots in lanes of 4; a prompt of 400 makes the cache what takes most, and half of 24 is 12, 3
+    lanes.
+    """
+    long = CELL.model_copy(update={"sampling": SamplingConfig(prompt_length=400, response_length=2)})
+    sweep = SWEEP.model_copy(
+        update={"decode_slots": None, "slots_per_prefix": 4, "B_p": (6,), "microbatch": 1, "prefill_batch": 1}
+    )
+    roomy = DeviceBudget(long, [(6, 4)], MeshAxes(), 1000, False, "cpu", 10**12)
+    first = roomy.estimate(fit_to_memory(sweep, roomy))
+    assert fit_to_memory(sweep, roomy).decode_slots == 24
+    tight = replace(roomy, device_memory=int(0.99 * first.sampling_peak / MEMORY_UTILIZATION))
+    assert fit_to_memory(sweep, tight).decode_slots == 12
+
+
+def test_sizes_that_are_set_stay_and_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    config, tight = Config(cell=CELL, sweep=SWEEP), room(taken().peak)  # of which 85% may be filled
+    assert autosize_config(config, SWEEP, tight, is_new_run=True).sweep == SWEEP
+    assert "sweep.decode_slots = 16 and sweep.microbatch = 8 are estimated to take" in capsys.readouterr().err
+    assert not memory_warning(SWEEP, room(10**12))
+    resumed = autosize_config(config, ASKED, tight, is_new_run=False)  # a run that has begun keeps what was chosen
+    assert resumed.sweep == SWEEP
+
+
+def test_where_nothing_fits_it_says_which_mesh_would() -> None:
+    """One slot and a microbatch of one response take so much of one device; a mesh of more has less on each."""
+    least = taken(sweep=SWEEP.model_copy(update={"decode_slots": 1, "microbatch": 1})).peak
+    tight = room(int(0.7 * least / MEMORY_UTILIZATION))
+    mesh = smallest_fitting_mesh(ASKED, tight)
+    assert mesh
+    with pytest.raises(
+        InputError,
+        match=rf"sweep.decode_slots = 1 and sweep.microbatch = 1 are estimated .*--mesh {mesh} would fit.*device_memory=GB",
+    ):
+        fit_to_memory(ASKED, tight)
+    with pytest.raises(InputError, match="no mesh of up to 4096 such devices would fit"):
+        fit_to_memory(ASKED, room(1000))
+
+
+def test_a_microbatch_that_fits_after_memory_ran_out() -> None:
+    """The largest below this one whose peak is at most 85% of what this one was estimated to take."""
+    big = SWEEP.model_copy(update={"microbatch": 64})
+    wide = room(10**12)
+    m = largest_fitting_microbatch(big, wide)
+    wanted = MEMORY_UTILIZATION * wide.estimate(big).peak
+    assert m is not None and wide.estimate(big.model_copy(update={"microbatch": m})).peak <= wanted
+    assert m == 63 or wide.estimate(big.model_copy(update={"microbatch": m + 1})).peak > wanted
+    assert largest_fitting_microbatch(SWEEP.model_copy(update={"microbatch": 1}), wide) is None
+
+
+def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr("isojax.launch.autosize.CGROUPS", (limit,))
+    whole = host_memory()
+    limit.write_text("max\n")
+    assert host_memory() == whole > 2**20
+    limit.write_text(f"{2**20}\n")
+    assert host_memory() == 2**20
+
+
+def test_the_planner_knows_the_programs_constants() -> None:
+    """Which it has copies of, because it does without jax."""
+    assert (memory_model.MAX_WHOLE_LOGITS, memory_model.MAX_SAVED_LOGITS) == (
+        logprobs.MAX_DENSE_LOGITS,
+        logprobs.MAX_SAVED_LOGITS,
+    )

@@ -1,0 +1,45 @@
+"""The options that make several processes one run."""
+
+from __future__ import annotations
+
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.launch.processes.process_group import SINGLE_PROCESS, ProcessGroup, check_even_devices, parse_process_group
+
+
+def test_what_is_given() -> None:
+    assert (
+        parse_process_group(None, None, None) == SINGLE_PROCESS == parse_process_group(None, "1", None)
+        and not SINGLE_PROCESS.is_multi_process
+    )
+    assert (
+        parse_process_group("host:1234", "4", 3) == ProcessGroup("host:1234", 4, 3)
+        and parse_process_group("host:1234", "4", 3).is_multi_process
+    )
+    assert parse_process_group(None, "auto", None) == ProcessGroup(auto=True)
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "processes", "process", "saying"),
+    [
+        (None, "2", 0, "--coordinator"),
+        ("host", "2", 0, "HOST:PORT"),
+        ("host:1", "2", None, "0 to 1"),
+        ("host:1", "2", 2, "0 to 1"),
+        ("host:1", "two", 0, "'two'"),
+        ("host:1", "0", 0, "--processes"),
+        ("host:1", None, 0, "--processes"),
+        ("host:1", "auto", None, "leave --coordinator"),
+    ],
+)
+def test_refusals(coordinator: str | None, processes: str | None, process: int | None, saying: str) -> None:
+    with pytest.raises(InputError, match=saying):
+        parse_process_group(coordinator, processes, process)
+
+
+def test_as_many_devices_in_each() -> None:
+    """Which JAX asks for; it would say so by an error of its own."""
+    check_even_devices([0, 0, 1, 1])
+    with pytest.raises(InputError, match=r"process 0 has 3, process 1 has 1.*device_count=1"):
+        check_even_devices([0, 1, 0, 0])

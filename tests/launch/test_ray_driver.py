@@ -1,0 +1,36 @@
+"""Addresses where there is no cluster; no Ray is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.launch.ray.ray_driver import connect_ray
+
+
+@pytest.mark.parametrize(
+    ("address", "saying"),
+    [
+        ("a..b:6379", "no Ray cluster at a..b:6379"),  # no name that could be looked up
+        ("127.0.0.1:9", "no Ray cluster at 127.0.0.1:9"),
+        ("127.0.0.1:²", "given '127.0.0.1:²', expected local, auto, or HOST:PORT"),
+        (":6379", "given ':6379', expected"),
+        ("http://head:8265", "given 'http://head:8265', expected"),
+    ],
+)
+def test_no_cluster(address: str, saying: str) -> None:
+    with pytest.raises(InputError) as refused, connect_ray(address):
+        pass
+    assert saying in str(refused.value)
+
+
+def test_ray_cannot_start_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file lies where Ray keeps its sessions."""
+    import ray
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(ray, "init", lambda **_: (tmp_path / "file" / "ray").mkdir())
+    with pytest.raises(InputError, match="--ray local: Ray does not start on this machine"), connect_ray("local"):
+        pass

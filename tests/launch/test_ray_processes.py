@@ -1,0 +1,157 @@
+"""How a gang's calls end, with actors and a Ray that are none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isojax.core.config import Config
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell
+from isojax.launch.ray import ray_processes, ray_worker
+from isojax.launch.ray.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL, ProcessGroupSpec
+from isojax.launch.ray.ray_processes import RayProcessGroup, WorkerLost
+from isojax.launch.ray.ray_worker import CallResult, StatusUpdate
+from isojax.launch.strategy import CellTarget
+
+GOAL = CellTarget(Cell(4, 4, 0), 64)
+NEVER = object()  # a call that waits for another process
+
+
+class RayError(Exception):
+    """As Ray's own."""
+
+
+class Remote:
+    """A method of an actor: its call is what the method gives."""
+
+    def __init__(self, call: Callable[..., Any]):
+        self.remote = call
+
+
+class Actor:
+    def __init__(self, outcome: Any):
+        self.train, self.news = Remote(lambda goal: outcome), Remote(StatusUpdate)
+
+
+class Ray:
+    class exceptions:  # the module's name
+        RayError = RayError
+
+    @staticmethod
+    def get(calls: Any) -> Any:
+        if any(isinstance(call, Exception) for call in (calls if isinstance(calls, list) else [calls])):
+            raise next(call for call in calls if isinstance(call, Exception))
+        return calls
+
+    @staticmethod
+    def wait(calls: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        """One call ends at a time, those that wait never."""
+        done = [call for call in calls if call is not NEVER][:1]
+        return done, [
+            call for i, call in enumerate(calls) if not (done and call is done[0] and i == calls.index(done[0]))
+        ]
+
+
+def trained(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> CallResult:
+    monkeypatch.setattr(ray_processes, "PEER_END_TIMEOUT", 0.05)
+    gang = RayProcessGroup(
+        Ray, Config(), [GOAL.cell], ProcessGroupSpec(len(outcomes), {"CPU": 1.0}), "token", Path("gang0-0")
+    )
+    gang.workers = [Actor(outcome) for outcome in outcomes]
+    return gang.train(GOAL, lambda news: None)
+
+
+BROKEN, STOPPED = (
+    CallResult(ray_worker.CELL_FAILED, "the ledger is another's"),
+    CallResult(ray_worker.PREEMPTED, "saved"),
+)
+
+
+def test_all_end_well_or_as_the_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trained(monkeypatch, CallResult(), CallResult()) == CallResult()
+    assert trained(monkeypatch, STOPPED, STOPPED).kind == ray_worker.PREEMPTED
+    assert trained(monkeypatch, BROKEN, CallResult()) == trained(monkeypatch, CallResult(), BROKEN) == BROKEN
+    assert trained(monkeypatch, STOPPED, BROKEN) == BROKEN
+
+
+def test_a_cell_that_one_has_broken_off_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trained(monkeypatch, BROKEN, NEVER) == trained(monkeypatch, NEVER, BROKEN) == BROKEN
+
+
+def test_what_follows_a_broken_cell_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be tried again."""
+    assert trained(monkeypatch, BROKEN, CallResult(ray_worker.WORKER_LOST, "no memory")) == BROKEN
+
+
+def test_what_ends_a_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(WorkerLost, match="no memory"):
+        trained(monkeypatch, NEVER, CallResult(ray_worker.WORKER_LOST, "no memory"))
+    with pytest.raises(WorkerLost, match="died"):
+        trained(monkeypatch, RayError("The actor died because its node is gone"), NEVER)
+    with pytest.raises(InputError, match="no model"):
+        trained(monkeypatch, CallResult(ray_worker.INPUT_REFUSED, "no model"), NEVER)
+
+
+def test_processes_stand_in_the_order_of_their_slices() -> None:
+    """Bundles lie on hosts as Ray chose; a process has the place of its host."""
+
+    class Placed(Ray):
+        class util:  # the module's name
+            placement_group_table = staticmethod(lambda group: {"bundles_to_node_id": {0: "d", 1: "b", 2: "a", 3: "c"}})
+
+        @staticmethod
+        def nodes() -> list[dict[str, Any]]:
+            places = {"a": ("s1", "0"), "b": ("s1", "1"), "c": ("s2", "0"), "d": ("s2", "1")}
+            return [
+                {"NodeID": key, "Labels": {SLICE_LABEL: name, WORKER_LABEL: i, TOPOLOGY_LABEL: "2x4"}}
+                for key, (name, i) in places.items()
+            ]
+
+    gang = RayProcessGroup(
+        Placed,
+        Config(),
+        [GOAL.cell],
+        ProcessGroupSpec(4, {"TPU": 4.0}, tpu_slice=("v5litepod", "2x4"), num_slices=2),
+        "token",
+        Path("gang0-0"),
+    )
+    assert [(bundle, node["NodeID"]) for bundle, node in gang._bundles()] == [(2, "a"), (1, "b"), (3, "c"), (0, "d")]
+    gang.spec = ProcessGroupSpec(5, {"TPU": 4.0}, tpu_slice=("v5litepod", "2x4"), num_slices=2)
+    with pytest.raises(WorkerLost, match="before it began"):
+        gang._bundles()
+
+
+def test_a_slice_that_lacks_a_host_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while; each that follows is given as long."""
+    monkeypatch.setattr(ray_processes, "SLICE_COMPLETE_TIMEOUT", 0.1)
+    reserved: list[float] = []
+
+    class Slices(RayProcessGroup):
+        def _reserve(self) -> Any:
+            if self._tpu_slice is None:
+                self._tpu_slice, self._placement_group = self, self
+                reserved.append(time.monotonic())
+            return self._placement_group
+
+        def wait(self, seconds: float) -> bool:
+            time.sleep(0.02)
+            return False
+
+        def shutdown(self) -> None: ...
+
+    gang = Slices(
+        Ray,
+        Config(),
+        [GOAL.cell],
+        ProcessGroupSpec(1, {"TPU": 4.0}, tpu_slice=("v5litepod", "2x2")),
+        "token",
+        Path("gang0-0"),
+    )
+    assert not gang.start_workers(lambda: len(reserved) == 3)
+    assert all(later - earlier > 0.1 for earlier, later in pairwise(reserved))

@@ -1,0 +1,272 @@
+"""How cells are given to gangs, by gangs that are no processes: longest first, begun again when lost, given up, round
+by round.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from isojax.core import preemption
+from isojax.core.config import Config
+from isojax.core.errors import InputError, RunFailed
+from isojax.core.nouns import Cell, CellProgress
+from isojax.core.preemption import Preempted
+from isojax.launch.display import Display
+from isojax.launch.planner import plan_cells
+from isojax.launch.ray import ray_worker
+from isojax.launch.ray import scheduler as scheduling
+from isojax.launch.ray.placement import ProcessGroupSpec
+from isojax.launch.ray.ray_processes import WorkerLost
+from isojax.launch.ray.ray_worker import CallResult, StatusUpdate
+from isojax.launch.ray.scheduler import RayScheduler
+from isojax.launch.resume import LOGS_FOLDER
+from isojax.launch.strategy import CellTarget
+from isojax.launch.sweep_status import read_status
+
+CONFIG = Config.model_validate(
+    {
+        "cell": {"eval": {"start": 32}},
+        "sweep": {"B_p": (4,), "n": (2, 4, 8), "budget": 512},
+        "run": {"gang": {"retries": 2}},
+    }
+)
+CELLS = plan_cells(CONFIG.sweep)
+
+
+class Gang:
+    """Ends as `ends` says for a cell, and well where it says nothing."""
+
+    reaches: ClassVar[dict[Cell, list[int]]] = {}
+    ends: ClassVar[dict[Cell, list[CallResult | Exception]]] = {}
+    opening: ClassVar[list[Exception]] = []
+    trained: ClassVar[list[CellTarget]] = []
+    rooms: ClassVar[threading.Semaphore | None] = None
+    never: ClassVar[bool] = False
+    lock = threading.Lock()
+
+    def __init__(self, *given: Any):
+        self.log, self.where, self.stopped, self.closed = given[-1], "here", threading.Event(), False
+
+    def __enter__(self) -> Gang:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def place(self, ended: Callable[[], bool]) -> bool:
+        if self.rooms is None or self.rooms.acquire(blocking=False):
+            return True
+        while not ended():
+            time.sleep(0.01)
+        return False
+
+    def open(self, watch: Callable[[StatusUpdate], None]) -> None:
+        if self.opening:
+            raise self.opening.pop()
+        if self.never and self.trained:  # it opens for ever, once another gang is at work
+            while True:
+                watch(StatusUpdate())
+                time.sleep(0.01)
+
+    def train(self, goal: CellTarget, watch: Callable[[StatusUpdate], None]) -> CallResult:
+        with self.lock:
+            self.trained.append(goal)
+            end = self.ends.get(goal.cell, [])
+            found = end.pop(0) if end else CallResult()
+        reached = self.reaches.get(goal.cell, [])
+        watch(StatusUpdate(progress=CellProgress(goal.cell, reached.pop(0), None)) if reached else StatusUpdate())
+        if found == CallResult(ray_worker.PREEMPTED):
+            preemption.request_preemption()
+            assert self.stopped.wait(20)
+        if isinstance(found, Slow):
+            time.sleep(0.3)
+            return CallResult()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def log_of(self, process: int) -> Path:
+        return self.log
+
+    def end_of_log(self) -> str:
+        return "the end of its log"
+
+
+class Slow(Exception):
+    """Takes until another gang waits, and ends well."""
+
+
+class Nodes:
+    @staticmethod
+    def nodes() -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 1.0}, "Labels": {}}]
+
+
+@pytest.fixture
+def schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayScheduler]:
+    monkeypatch.setattr(scheduling, "RayGang", Gang)
+    monkeypatch.setattr(scheduling, "POLL_INTERVAL", 0.01)
+    monkeypatch.setattr(scheduling, "LOOK", 0.01)
+    monkeypatch.setattr(Gang, "ends", {})
+    monkeypatch.setattr(Gang, "opening", [])
+    monkeypatch.setattr(Gang, "reaches", {})
+    monkeypatch.setattr(Gang, "rooms", None)
+    monkeypatch.setattr(Gang, "trained", [])
+    with Display(CONFIG) as display, heeding():
+        yield RayScheduler(Nodes, CONFIG, CELLS, tmp_path, ProcessGroupSpec(1, {"CPU": 1.0}), display)
+
+
+@contextmanager
+def heeding() -> Iterator[None]:
+    with preemption.handle_sigterm():
+        yield
+
+
+def test_longest_first(schedule: RayScheduler) -> None:
+    assert schedule.run() == [] and Gang.trained == [CellTarget(cell, 512) for cell in CELLS]
+    told = read_status(schedule.folder)
+    assert told and told.ended and {cell.state for cell in told.cells.values()} == {"done"}
+
+
+def test_a_lost_cell_is_begun_again_and_given_up(schedule: RayScheduler, capsys: pytest.CaptureFixture[str]) -> None:
+    """One is lost twice, and done; another three times, which is once more than is allowed; a third breaks by itself,
+    once.
+    """
+    Gang.ends.update(
+        {
+            CELLS[0]: [WorkerLost("x")] * 2,
+            CELLS[1]: [WorkerLost("its node is gone")] * 3,
+            CELLS[2]: [CallResult(ray_worker.CELL_FAILED, "not finite")],
+        }
+    )
+    failed = schedule.run()
+    assert [cell for cell, _ in failed] == CELLS[1:3] and str(failed[1][1]) == "not finite"
+    assert (
+        str(failed[0][1])
+        == "its gang was lost 3 times at C = 0, the last time because its node is gone; the end of its log"
+    )
+    assert [goal.cell for goal in Gang.trained] == [CELLS[0]] * 3 + [CELLS[1]] * 3 + [CELLS[2]]
+    told = read_status(schedule.folder)
+    assert told and [told.cells[cell.name].state for cell in CELLS] == ["done", "failed", "failed"]
+    assert told.cells[CELLS[0].name].attempts == 3
+    assert all(isinstance(gang, Gang) and gang.closed for gang in schedule.process_groups.values())
+
+
+def test_losses_count_where_a_cell_gets_no_further(schedule: RayScheduler) -> None:
+    """Five losses, never three at one C."""
+    Gang.ends[CELLS[0]] = [WorkerLost("preempted") for _ in range(5)]
+    Gang.reaches[CELLS[0]] = [32, 32, 64, 64, 128]
+    assert schedule.run() == [] and len(Gang.trained) == 5 + len(CELLS)
+
+
+def test_a_cell_never_waits_for_room_that_another_gang_has(
+    schedule: RayScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster seems to hold two gangs, and holds one: that one trains every cell."""
+    monkeypatch.setattr(Gang, "rooms", threading.Semaphore(1))
+    monkeypatch.setattr(scheduling, "capacity", lambda *_: 2)
+    monkeypatch.setattr(Gang, "ends", {CELLS[0]: [Slow()]})
+    assert schedule.run() == [] and sorted(goal.cell for goal in Gang.trained) == sorted(CELLS)
+    assert len(schedule.process_groups) == 2
+
+
+def test_a_gang_that_is_not_ready_is_not_waited_for(schedule: RayScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the last cell is done another gang is still being made ready: the sweep ends."""
+    monkeypatch.setattr(Gang, "never", True)
+    monkeypatch.setattr(scheduling, "capacity", lambda *_: 2)
+    Gang.ends[CELLS[0]] = [Slow()]
+    assert schedule.run() == [] and sorted(goal.cell for goal in Gang.trained) == sorted(CELLS)
+    assert len(schedule.process_groups) == 2
+
+
+def test_a_gang_refused_in_mid_sweep_costs_no_cell(schedule: RayScheduler, capsys: pytest.CaptureFixture[str]) -> None:
+    """A node that does not see the folder, say: its thread gives up after a while, and the sweep ends where no other is
+    left.
+    """
+    Gang.ends[CELLS[0]] = [WorkerLost("its node is gone")]
+    refused = [InputError("the node does not see the folder")] * 3
+    schedule.first_group_ready.set()
+    Gang.opening.extend(refused)
+    with pytest.raises(
+        RunFailed, match="no gang can begin any more: the node does not see the folder; the end of its log"
+    ):
+        schedule.run()
+    assert Gang.trained == [] and capsys.readouterr().err.count("could not begin") == 3
+
+
+def test_a_gang_that_cannot_begin(schedule: RayScheduler) -> None:
+    Gang.opening.extend([WorkerLost("no module isojax")] * 3)
+    with pytest.raises(RunFailed, match="no gang could begin: no module isojax; the end of its log"):
+        schedule.run()
+
+
+def test_what_a_gang_refuses_ends_the_sweep(schedule: RayScheduler) -> None:
+    Gang.opening.append(InputError("the model is not there"))
+    with pytest.raises(InputError, match="the model is not there"):
+        schedule.run()
+
+
+def test_told_to_end(schedule: RayScheduler) -> None:
+    """The cell at work is told to save itself; the others are not begun."""
+    Gang.ends[CELLS[0]] = [CallResult(ray_worker.PREEMPTED)]
+    with pytest.raises(Preempted, match="the cells at work have saved their state"):
+        schedule.run()
+    assert [goal.cell for goal in Gang.trained] == CELLS[:1]
+
+
+def test_told_to_end_before_a_gang_is_ready(schedule: RayScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is being made ready has nothing to save: it is not waited for."""
+    monkeypatch.setattr(Gang, "never", True)
+    Gang.trained.append(CellTarget(CELLS[0], 0))
+    threading.Timer(0.2, preemption.request_preemption).start()
+    began = time.monotonic()
+    with pytest.raises(Preempted):
+        schedule.run()
+    assert time.monotonic() - began < scheduling.SAVE_TIMEOUT / 10
+
+
+def test_what_was_not_waited_for_ends_by_itself(
+    schedule: RayScheduler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C twice, or SAVING is over: the gang at work is lost with Ray, says nothing of it and begins no other."""
+    monkeypatch.setattr(scheduling, "SAVE_TIMEOUT", 0.0)
+    Gang.ends[CELLS[0]] = [Slow()]
+    Gang.ends[CELLS[1]] = [WorkerLost("Ray has not been started yet")]
+    threading.Timer(0.1, preemption.request_preemption).start()
+    with pytest.raises(Preempted, match="not all"):
+        schedule.run()
+    preemption._REQUESTED.clear()  # as on leaving `heeding_sigterm`
+    time.sleep(0.6)
+    assert Gang.trained == [CellTarget(CELLS[0], 512)] and "lost" not in capsys.readouterr().err
+
+
+def test_logs_that_cannot_be_written_are_refused(schedule: RayScheduler) -> None:
+    (schedule.folder / LOGS_FOLDER).touch()
+    with pytest.raises(InputError, match=f"cannot write .*{LOGS_FOLDER}"):
+        schedule.run()
+
+
+def test_round_by_round(schedule: RayScheduler) -> None:
+    """One gang serves all rounds; each is asked for when the one before has ended."""
+    asked = []
+
+    def rounds() -> Iterator[list[CellTarget]]:
+        for C in (64, 128):
+            asked.append(len(Gang.trained))
+            yield [CellTarget(cell, C) for cell in CELLS]
+
+    schedule.round_iterator = rounds()
+    assert schedule.run() == [] and asked == [0, 3]
+    assert [goal.C for goal in Gang.trained] == [64] * 3 + [128] * 3 and len(schedule.process_groups) == 1

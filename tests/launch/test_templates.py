@@ -1,0 +1,120 @@
+"""The files in launch/ are what their systems accept, a mistake in one is found, and the commands in them are
+isojax's.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from math import prod
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from isojax.distributed.mesh_spec import parse_mesh
+from tests.launch.templates import (
+    LAUNCH,
+    ROOT,
+    check_command,
+    check_kubernetes,
+    check_ray_cluster,
+    check_shell,
+    commands,
+)
+
+CHECKS = {
+    "tpu_pod.sh": check_shell,
+    "slurm.sh": check_shell,
+    "gke_kuberay.yaml": check_kubernetes,
+    "ray_cluster.yaml": check_ray_cluster,
+}
+MISTAKES = {
+    "an unquoted variable": ("tpu_pod.sh", '"run.gang.tpu=$GANG"', "run.gang.tpu=$GANG", "SC2086"),
+    "a variable that is not there": ("slurm.sh", "$SLURM_JOB_NODELIST", "$nodelist", "SC2154"),
+    "a quote that is not closed": ("slurm.sh", 'one "$@" ;;', 'one "$@ ;;', "SC1073|SC1009|SC1078"),
+    "a key of Ray's": ("ray_cluster.yaml", "file_mounts:", "file_mount:", "file_mount"),
+    "a key of a node type": ("ray_cluster.yaml", "min_workers: 2", "minworkers: 2", "minworkers"),
+    "a type of Ray's": ("ray_cluster.yaml", "max_workers: 8\n\nprovider", "max_workers: eight\n\nprovider", "eight"),
+    "a head that is not there": ("ray_cluster.yaml", "head_node_type: head", "head_node_type: heads", "head_node_type"),
+    "more workers than allowed": ("ray_cluster.yaml", "min_workers: 2", "min_workers: 9", "max_workers"),
+    "a key of a TPU": ("ray_cluster.yaml", "runtimeVersion", "runtime_version", "runtime_version"),
+    "a slice that is none": ("ray_cluster.yaml", "topology: 2x4", "topology: 3x4", "3x4"),
+    "another slice's chips": ("ray_cluster.yaml", '"TPU": 8', '"TPU": 4', "2x4"),
+    "a key of KubeRay's": ("gke_kuberay.yaml", "numOfHosts: 4", "numHosts: 4", "numHosts"),
+    "a number that must be text": ("gke_kuberay.yaml", 'num-cpus: "0"', "num-cpus: 0", "not of type 'string'"),
+    "a group without a name": ("gke_kuberay.yaml", "- groupName: tpu\n        replicas", "- replicas", "groupName"),
+    "a key of a pod": ("gke_kuberay.yaml", "nodeSelector:", "nodeSelectors:", "nodeSelectors"),
+    "a key of a container": ("gke_kuberay.yaml", "containerPort: 6379", "port: 6379", "port"),
+    "a key of a claim": ("gke_kuberay.yaml", "storageClassName", "storageClass", "storageClass"),
+    "a volume that is not there": (
+        "gke_kuberay.yaml",
+        "- name: sweep\n              configMap",
+        "- name: sweeps\n              configMap",
+        "sweep",
+    ),
+    "hosts that are too few": ("gke_kuberay.yaml", "numOfHosts: 4", "numOfHosts: 2", "no slice of 4x4"),
+}
+
+
+def test_every_template_is_checked() -> None:
+    assert {path.name for path in LAUNCH.iterdir()} == set(CHECKS)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_its_system_accepts_it(name: str) -> None:
+    CHECKS[name]((LAUNCH / name).read_text())
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found(mistake: str) -> None:
+    name, right, wrong, says = MISTAKES[mistake]
+    text = (LAUNCH / name).read_text()
+    assert right in text
+    with pytest.raises((ValueError, jsonschema.ValidationError), match=says):
+        CHECKS[name](text.replace(right, wrong))
+
+
+@pytest.mark.parametrize(
+    "path", [*LAUNCH.glob("*.yaml"), ROOT / "docs/clusters.md"], ids=lambda p: p.name
+)  # of shells: as they are run
+def test_its_commands_are_isojaxs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(ROOT / "configs/quickstart.yaml", tmp_path / "my.yaml")
+    monkeypatch.chdir(tmp_path)
+    text = path.read_text().replace("/etc/isojax/", "")
+    if path.name == "gke_kuberay.yaml":
+        Path("sweep.yaml").write_text(next(yaml.safe_load_all(text))["data"]["sweep.yaml"])
+    found = commands(text)
+    assert found
+    for words in found:
+        check_command(words)
+
+
+@pytest.mark.parametrize("wrong", ["--mesch fsdp=4", "run.gangs.tpu=v5e:4x4", "yours.yaml"])
+def test_a_wrong_command_is_found(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(ROOT / "configs/quickstart.yaml", tmp_path / "my.yaml")
+    monkeypatch.chdir(tmp_path)
+    (words,) = commands(f"  isojax launch my.yaml {wrong}   # what it does")
+    with pytest.raises(Exception, match=re.split("[ =]", wrong)[0]):  # typer keeps its usage errors to itself
+        check_command(words)
+
+
+def test_the_gang_of_gkes_sweep_is_a_slice_of_its_cluster(tmp_path: Path) -> None:
+    sweep, _, job = yaml.safe_load_all((LAUNCH / "gke_kuberay.yaml").read_text())
+    (tmp_path / "sweep.yaml").write_text(sweep["data"]["sweep.yaml"])
+    config = check_command(["isojax", "launch", "quickstart", str(tmp_path / "sweep.yaml")])
+    assert config is not None and config.run.gang.tpu is not None
+    _, _, topology = config.run.gang.tpu.partition(":")
+    group = next(g for g in job["spec"]["rayClusterSpec"]["workerGroupSpecs"] if g["groupName"] == "tpu")
+    chips = prod(map(int, topology.split("x")))
+    assert group["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == topology
+    assert parse_mesh(config.run.mesh, chips).devices == chips
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_it_begins_with_what_it_is_how_it_starts_and_how_it_ends(name: str) -> None:
+    head = re.match(r"(?:#.*\n)+", (LAUNCH / name).read_text())
+    assert head
+    assert re.search(rf"#   .*launch/{re.escape(name)}", head[0])  # the command that starts it
+    assert re.search(r"#   .*(scancel|delete| down)", head[0])

@@ -1,0 +1,234 @@
+"""The shell templates, run: srun, scontrol, gcloud, Ray, isojax and the hosts' tools are stand-ins that write down what
+they are asked.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launch.templates import LAUNCH, ROOT, check_command
+
+WRITE = """#!/bin/bash
+note() { local line; printf -v line '%s\\x1f' "$HOST" "$@"; printf '%s\\x1e' "$line" >> "$ASKED"; }
+note "${0##*/}" "$@"
+"""
+HOLD = """trap 'kill $!; note "${0##*/}" ended; exit 143' TERM; note "${0##*/}" up; sleep 60 & wait"""
+STAND_INS = {
+    # SLURM: a step is run here.
+    "scontrol": "printf 'node-%s\\n' a b c\n",
+    "srun": 'while [[ $1 == -* ]]; do shift; done; exec "$@"\n',
+    # Ray's nodes stay until they are told to end; its head is there as soon as it was started. A sweep begins when all
+    # nodes have.
+    "ray": f"""note token "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN"
+        case $* in *--block*) {HOLD} ;; status*) tr '\\037' ' ' < "$ASKED" | grep -q 'start --head' && note ray answered ;; esac\n""",
+    "isojax": f"""note token "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN"
+        until [ "$(tr '\\036' '\\n' < "$ASKED" | grep -c 'ray.up')" -ge "$NODES" ]; do sleep 0.05; done
+        if [ -n "$LASTS" ]; then {HOLD}; fi; exit "${{FAILS:-0}}"\n""",
+    # A slice of two hosts; what is asked of a host is run here, in the home of that host.
+    "gcloud": """[[ $* != *"describe"* ]] || { case $* in
+        *networkEndpoints*) echo 10.0.0.7 ;; *state.state*) echo ACTIVE ;; *) [ -n "$STATE" ] && echo "$STATE" ;; esac; exit; }
+    [[ $* == *" ssh "* ]] || exit 0
+    for last; do :; done
+    for HOST in 7 8; do [[ $* == *--worker=0* && $HOST = 8 ]] || HOST=$HOST bash -c "${last#--command=}" || exit; done\n""",
+    "hostname": 'echo "10.0.0.$HOST 172.17.0.1"\n',
+    "mountpoint": "exit 1\n",
+    "pgrep": "exit 1\n",
+    **dict.fromkeys(("pkill", "sudo", "python3"), ""),
+}
+
+
+class Stage:
+    """A folder with stand-ins and my.yaml, in which templates are run."""
+
+    def __init__(self, folder: Path):
+        self.folder, bin = folder, folder / ".isojax/bin"
+        bin.mkdir(parents=True)
+        for name, script in STAND_INS.items():
+            (bin / name).write_text(WRITE + script)
+            (bin / name).chmod(0o755)
+        shutil.copy(ROOT / "configs/quickstart.yaml", folder / "my.yaml")
+        slurm = {
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NODELIST": "node-[a-c]",
+            "SLURM_CPUS_PER_TASK": "8",
+            "SLURM_NTASKS_PER_NODE": "8",
+        }
+        own = {
+            "PATH": f"{bin}:{os.environ['PATH']}",
+            "HOME": str(folder),
+            "ASKED": str(folder / "asked"),
+            "HOST": "7",
+            "RUNS": "/mnt/runs",
+        }
+        self.environment = {**os.environ, **slurm, **own, "LASTS": "", "FAILS": "", "STATE": "", "NODES": "0"}
+
+    def start(self, template: str, *words: str, **environment: str) -> subprocess.Popen[str]:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        command = ["bash", str(LAUNCH / template), *words]
+        return subprocess.Popen(command, cwd=self.folder, env={**self.environment, **environment}, text=True, **pipes)  # type: ignore[call-overload]
+
+    def run(self, template: str, *words: str, code: int = 0, **environment: str) -> str:
+        """What it says on standard error, after it has ended with `code`."""
+        process = self.start(template, *words, **environment)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == code, err
+        return err
+
+    def asked(self, *beginning: str) -> list[tuple[str, list[str]]]:
+        """(host, words) of the commands so far whose words begin so."""
+        path = self.folder / "asked"
+        lines = path.read_text().split("\x1e")[:-1] if path.exists() else []
+        found = [(host, words) for host, *words in (line.split("\x1f")[:-1] for line in lines)]
+        return [(host, words) for host, words in found if tuple(words[: len(beginning)]) == beginning]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.chdir(tmp_path)
+    return Stage(tmp_path)
+
+
+def test_slurm_makes_a_ray_cluster_in_the_allocation_and_ends_it(stage: Stage) -> None:
+    stage.run("slurm.sh", "my.yaml", "sweep.seeds=2", NODES="2")
+    everything = [words for _, words in stage.asked()]
+    head, workers = [words for words in everything if words[0] == "srun"]
+    ((_, driver),) = stage.asked("isojax")
+    assert {"--nodes=1", "--ntasks=1", "--nodelist=node-a", "--cpus-per-task=64"} <= set(head)
+    assert head[head.index("ray") :][:4] == ["ray", "start", "--head", "--block"]
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--exclude=node-a"} <= set(workers)
+    assert workers[workers.index("ray") :] == ["ray", "start", "--block", "--address=10.0.0.7:6379"]
+    assert (
+        everything.index(head)
+        < everything.index(["ray", "parsed_fraction"])
+        < min(everything.index(workers), everything.index(driver))
+    )
+    assert ["ray", "status", "--address", "10.0.0.7:6379"] in everything
+    assert driver[driver.index("--ray") + 1] == "10.0.0.7:6379"
+    config = check_command(driver)
+    assert config is not None
+    assert (config.sweep.seeds, config.run.mesh, config.run.gang.gpus, config.run.dir) == (2, "fsdp=8", 8, "/mnt/runs")
+    assert len(stage.asked("ray", "ended")) == 2
+    tokens = {tuple(words[1:]) for _, words in stage.asked("token")}
+    ((mode, secret),) = tokens  # the same for every process
+    assert mode == "token" and len(secret) == 64
+
+
+def test_slurms_signal_reaches_the_sweep_and_its_code_is_the_jobs(stage: Stage) -> None:
+    process = stage.start("slurm.sh", "my.yaml", LASTS="1", NODES="2")
+    deadline = time.monotonic() + 20
+    while not stage.asked("isojax", "up") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert stage.asked("isojax", "up")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 143, err
+    assert len(stage.asked("isojax", "ended")) == 1 and len(stage.asked("ray", "ended")) == 2
+    stage.run("slurm.sh", "my.yaml", FAILS="2", code=2)
+
+
+def test_slurm_starts_a_process_for_each_gpu_as_one_run(stage: Stage) -> None:
+    stage.run("slurm.sh", "my.yaml", MODE="one", GPUS="4")
+    ((_, step),) = stage.asked("srun")
+    assert step[:2] == ["srun", "--ntasks-per-node=4"]
+    ((_, one),) = stage.asked("isojax")
+    assert one[3:6] == ["--resume", "--processes", "auto"]
+    config = check_command(one)
+    assert config is not None and (config.run.mesh, config.run.dir) == ("fsdp=-1", "/mnt/runs")
+    assert not stage.asked("ray")
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "says"),
+    [
+        ([], {}, "given no config"),
+        (["my.yaml"], {"MODE": "two"}, "given MODE=two, expected ray or one"),
+        (["my.yaml"], {"VENV": "/nowhere"}, "no isojax in /nowhere"),
+    ],
+)
+def test_slurm_refuses_before_it_starts_anything(
+    words: list[str], environment: dict[str, str], says: str, stage: Stage
+) -> None:
+    code = 1 if "VENV" in environment else 2
+    assert says in stage.run("slurm.sh", *words, code=code, **environment)
+    assert not stage.asked()
+
+
+def test_a_tpu_pod_is_made_installed_and_runs_one_command_on_every_host(stage: Stage) -> None:
+    stage.run("tpu_pod.sh", "run", "my.yaml", "sweep.seeds=2", NFS="10.0.0.2:/runs", SPOT="1")
+    verbs = [words[4] for _, words in stage.asked("gcloud", "compute", "tpus", "tpu-vm")]
+    assert verbs == ["describe", "create", "scp", "ssh", "ssh", "scp", "ssh"]
+    ((_, create),) = stage.asked("gcloud", "compute", "tpus", "tpu-vm", "create")
+    assert create[5:] == [
+        "isojax",
+        "--zone=us-west4-a",
+        "--accelerator-type=v5litepod-16",
+        "--runtime-version=v2-alpha-tpuv5-lite",
+        "--spot",
+    ]
+    installs = [(host, words[-1]) for host, words in stage.asked("python3", "-m", "uv", "pip", "install")]
+    assert installs == [(host, f"isojax[ray,tpu] @ file://{stage.folder}/isojax.tar.gz") for host in "78"]
+    assert [host for host, _ in stage.asked("sudo", "mount", "-t", "nfs", "10.0.0.2:/runs", "/mnt/runs")] == ["7", "8"]
+    (first, line), (second, same) = stage.asked("isojax")
+    assert (first, second) == ("7", "8") and line == same and "--processes" in line
+    config = check_command(line)
+    assert config is not None and (config.sweep.seeds, config.run.mesh, config.run.dir) == (2, "fsdp=-1", "/mnt/runs")
+
+
+def test_a_tpu_pod_that_is_there_becomes_a_ray_cluster(stage: Stage) -> None:
+    stage.run("tpu_pod.sh", "ray", "my.yaml", STATE="READY", ISOJAX="isojax[ray,tpu]")
+    assert not stage.asked("gcloud", "compute", "tpus", "tpu-vm", "create")
+    assert {words[-1] for _, words in stage.asked("python3", "-m", "uv", "pip", "install")} >= {"isojax[ray,tpu]"}
+    starts = [(host, words[2:]) for host, words in stage.asked("ray", "start")]
+    assert starts == [
+        ("7", ["--head", "--node-ip-address=10.0.0.7", "--port=6379"]),
+        ("8", ["--address=10.0.0.7:6379"]),
+    ]
+    ((host, line),) = stage.asked("isojax")
+    assert host == "7" and line[line.index("--ray") + 1] == "auto"
+    config = check_command(line)
+    assert config is not None and (config.run.mesh, config.run.gang.tpu) == ("fsdp=16", "v5e:4x4")
+
+
+def test_another_slice_joins(stage: Stage) -> None:
+    stage.run("tpu_pod.sh", "join", STATE="READY", NAME="more", HEAD="10.0.0.99", ISOJAX="isojax")
+    assert [(host, words[2:]) for host, words in stage.asked("ray", "start")] == [
+        (host, ["--address=10.0.0.99:6379"]) for host in "78"
+    ]
+
+
+def test_a_slice_from_the_queue_is_stopped_and_deleted(stage: Stage) -> None:
+    stage.run("tpu_pod.sh", "run", "my.yaml", QUEUED="1", ISOJAX="isojax")
+    assert stage.asked("gcloud", "compute", "tpus", "queued-resources", "describe")
+    assert len(stage.asked("isojax")) == 2
+    stage.run("tpu_pod.sh", "status", "my")
+    assert stage.asked("isojax", "status") == [("7", ["isojax", "status", "/mnt/runs/my"])]
+    stage.run("tpu_pod.sh", "stop")
+    assert (
+        [host for host, _ in stage.asked("pkill", "-TERM")]
+        == ["7", "8"]
+        == [host for host, _ in stage.asked("ray", "stop")]
+    )
+    stage.run("tpu_pod.sh", "down", QUEUED="1")
+    assert stage.asked("gcloud")[-1][1][3:] == [
+        "queued-resources",
+        "delete",
+        "isojax",
+        "--zone=us-west4-a",
+        "--force",
+        "--quiet",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "state", "says"), [([], "", "launch/tpu_pod.sh run my.yaml"), (["run", "my.yaml"], "PREEMPTED", "down")]
+)
+def test_what_a_pod_cannot_do_is_said(words: list[str], state: str, says: str, stage: Stage) -> None:
+    assert says in stage.run("tpu_pod.sh", *words, code=1 if words else 2, STATE=state)
+    assert not stage.asked("isojax")

@@ -1,0 +1,125 @@
+"""The choice of an attention: by what was measured, never of what is wrong, and never in silence."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Any
+
+import jax
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.models import attention_autotune
+from isojax.models.attention_autotune import DecodeAttentionShape, SelfAttentionShape, autotune
+
+SELF = SelfAttentionShape(rows=3, positions=4, prefix_length=2, heads=4, kv_heads=2, head_dim=8, dtype="float32")
+DECODE = DecodeAttentionShape(
+    slots=3, positions=8, heads=4, kv_heads=2, head_dim=8, dtype="float32", cache_dtype="float32"
+)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Gives this backend a kernel, `pallas`, which is here the plain form times `factor`, and takes no time beside the
+    plain form's.
+    """
+
+    def give(factor: float, seconds: float = 1e-6, error: Exception | None = None) -> None:
+        def by(true: Any) -> Any:
+            def attention(implementation: str, *arguments: Any) -> Any:
+                if implementation == "pallas" and error:
+                    raise error
+                found = true("plain", *arguments)
+                return jax.tree.map(lambda x: x * factor, found) if implementation == "pallas" else found
+
+            return attention
+
+        monkeypatch.setitem(attention_autotune.PLATFORM_KERNELS, "cpu", ("pallas",))
+        for name in ("self_attention", "decode_attention"):
+            monkeypatch.setattr(attention_autotune, name, by(getattr(attention_autotune, name)))
+        monkeypatch.setattr(
+            attention_autotune, "_seconds_per_call", lambda shape, name: seconds if name == "pallas" else 2e-6
+        )
+        attention_autotune._fastest.cache_clear()
+
+    yield give
+    attention_autotune._fastest.cache_clear()
+
+
+@pytest.mark.parametrize("shape", [SELF, DECODE])
+def test_the_faster_is_taken_and_both_times_are_logged(
+    shape: Any, kernel: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel(1 + 2e-5)
+    with caplog.at_level(logging.INFO):
+        assert autotune(shape) == autotune(shape) == "pallas"
+    (record,) = caplog.records  # the second time it is remembered
+    assert "plain 2 us, pallas 1 us a call; pallas is taken" in record.getMessage()
+    kernel(1.0, seconds=3e-6)
+    assert autotune(shape) == "plain"
+
+
+@pytest.mark.parametrize("shape", [SELF, DECODE])
+@pytest.mark.parametrize("factor", [1.001, float("nan")])
+def test_a_wrong_kernel_is_left_out_aloud(
+    shape: Any, factor: float, kernel: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel(factor)
+    assert autotune(shape) == "plain"
+    assert caplog.records[0].levelno == logging.WARNING
+    assert "pallas is left out: it is " in caplog.text and "from the exact answer, where 0.0001" in caplog.text
+
+
+def test_what_does_not_compile_is_left_out_aloud(kernel: Any, caplog: pytest.LogCaptureFixture) -> None:
+    kernel(1.0, error=NotImplementedError("no such tile\nand more"))
+    assert autotune(DECODE) == "plain"
+    assert "pallas is left out: NotImplementedError: no such tile" in caplog.text and "and more" not in caplog.text
+
+
+@pytest.mark.parametrize("shape", [SELF, SelfAttentionShape(2, 4, 0, 4, 2, 8, "float32", False), DECODE])
+def test_what_is_timed_is_a_number_of_calls(shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that moves by 8 seconds at each look: 16 calls between two of them."""
+    monkeypatch.setattr(attention_autotune.time, "perf_counter", itertools.count(0, 8).__next__)
+    assert attention_autotune._seconds_per_call(shape, "plain") == 0.5
+
+
+def test_an_int8_cache_is_timed_as_one() -> None:
+    shape = DecodeAttentionShape(3, 8, 4, 2, 8, "float32", "int8")
+    _, _, _, cache, positions = shape.random_inputs(3)
+    assert [x.dtype.name for x in cache] == ["int8", "int8", "float32", "float32"]
+    assert positions.tolist() == [0, 2, 5]
+    assert attention_autotune._mismatch(shape, "interpret") == ""
+
+
+def test_a_cpu_has_one_form_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_autotune, "_fastest", None)
+    assert autotune(SELF) == autotune(DECODE, "plain") == "plain"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ("flash", r"attention='flash': expected one of plain, pallas, cudnn, or null"),
+        ("cudnn", r"attention=cudnn: this backend \(cpu\) has plain. Set it to null"),
+    ],
+)
+def test_what_this_backend_lacks_is_refused(wanted: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        autotune(SELF, wanted)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        SELF,
+        DECODE,
+        DecodeAttentionShape(3, 8, 4, 2, 8, "bfloat16", "int8"),
+        SelfAttentionShape(3, 4, 0, 4, 2, 12, "bfloat16"),
+    ],
+)
+def test_cudnn_is_refused_where_it_cannot_serve(shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(attention_autotune.PLATFORM_KERNELS, "cpu", ("cudnn",))
+    says = "attends in bfloat16 and float16, not in|attends in one precision|wants a head_dim that is a multiple of 8, not 12"
+    with pytest.raises(InputError, match=f"attention=cudnn: cuDNN ({says})"):
+        autotune(shape, "cudnn")

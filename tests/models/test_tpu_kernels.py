@@ -1,0 +1,146 @@
+"""The attention kernels compiled ahead of time for the four chips of a v5e:2x2, at the shapes of published models.
+
+`python tests/models/test_tpu_kernels.py` prints what each takes. The test runs it in a process of its own, because
+libtpu stays with the process that loaded it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MODELS = {  # mesh, heads of queries, of keys and values, their size
+    "smollm2-135m": ("data=4", 9, 3, 64),
+    "qwen2.5-0.5b": ("data=2,tensor=2", 14, 2, 64),
+    "llama-3.1-8b": ("data=2,tensor=2", 32, 8, 128),
+}
+LAYERS, SLOTS, POSITIONS = 16, 256, 1024  # of a device: a gigabyte of cache and more, far above the 128 MB of VMEM
+
+
+def decode(mesh: Any, N: int, K: int, H: int, kind: str) -> dict[str, Any]:
+    """A loop over tokens and layers, its cache in the carry, as the sampler has it."""
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    from isojax.distributed.sharding import ROLLOUT_AXES, shard_count
+    from isojax.models.attention import decode_attention
+    from tests.distributed.test_tpu import compile_ahead
+
+    R = SLOTS
+    shapes = [((LAYERS, R, K, H, POSITIONS), kind), ((LAYERS, R, K, POSITIONS, H), kind)]
+    shapes += [((LAYERS, R, K, POSITIONS), "float32")] * 2 if kind == "int8" else []
+
+    def shard(q: Any, k: Any, v: Any, positions: Any) -> Any:
+        cache = tuple(jnp.zeros(shape, dtype) for shape, dtype in shapes)
+
+        def token(state: tuple) -> tuple:
+            def layer(carry: tuple, i: Any) -> tuple:
+                q, cache, at = carry
+                out, cache = decode_attention("pallas", q, k * q.mean(), v, cache, i, at)
+                return (out, cache, at), None
+
+            i, q, cache, at = state
+            (q, cache, _), _ = lax.scan(layer, (q, cache, at), jnp.arange(LAYERS))
+            return i + 1, q, cache, at + 1
+
+        return lax.while_loop(lambda s: s[0] < 8, token, (jnp.int32(0), q, cache, positions))[1]
+
+    rows = P(ROLLOUT_AXES)
+    step = jax.jit(
+        jax.shard_map(
+            shard, mesh=mesh, in_specs=(rows,) * 4, out_specs=rows, axis_names=set(ROLLOUT_AXES), check_vma=False
+        )
+    )
+    S = R * shard_count(mesh)
+    heads = NamedSharding(mesh, P(ROLLOUT_AXES, "tensor"))
+    arrays = [jax.ShapeDtypeStruct((S, n, H), jnp.bfloat16, sharding=heads) for n in (N, K, K)]
+    taken = compile_ahead(step, *arrays, jax.ShapeDtypeStruct((S,), jnp.int32, sharding=NamedSharding(mesh, rows)))
+    cache = sum(jnp.dtype(dtype).itemsize * math.prod(shape) for shape, dtype in shapes)
+    return {**taken, "cache": cache // mesh.shape["tensor"]}
+
+
+def train(mesh: Any, N: int, K: int, H: int) -> dict[str, Any]:
+    """Attention of 4 responses of 300 tokens, each with a prefix of up to 200, and its gradients."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    from isojax.distributed.sharding import ROLLOUT_AXES, shard_count
+    from isojax.models.attention import self_attention
+    from tests.distributed.test_tpu import compile_ahead
+
+    def shard(live: Any, *arrays: Any) -> Any:
+        def total(q: Any, k: Any, v: Any, *prefix: Any) -> Any:
+            return self_attention("pallas", q, k, v, (*prefix, live)).astype(jnp.float32).sum()
+
+        return jax.grad(total, range(5))(*arrays)
+
+    rows = P(ROLLOUT_AXES)
+    step = jax.jit(
+        jax.shard_map(
+            shard, mesh=mesh, in_specs=(rows,) * 6, out_specs=rows, axis_names=set(ROLLOUT_AXES), check_vma=False
+        )
+    )
+    b = 4 * shard_count(mesh)
+    shapes = [
+        ((b, 300, N, H), P(ROLLOUT_AXES, None, "tensor")),
+        *[((b, K, c, H), P(ROLLOUT_AXES, "tensor")) for c in (300, 300, 200, 200)],
+    ]
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec)) for shape, spec in shapes]
+    return compile_ahead(step, jax.ShapeDtypeStruct((b,), jnp.int32, sharding=NamedSharding(mesh, rows)), *arrays)
+
+
+def programs() -> dict[str, Any]:
+    from tests.distributed.test_tpu import tpu_mesh
+
+    found = {}
+    for name, (text, N, K, H) in MODELS.items():
+        mesh = tpu_mesh("v5e:2x2", text)
+        found[name] = {kind: decode(mesh, N, K, H, kind) for kind in ("bfloat16", "int8")} | {
+            "train": train(mesh, N, K, H)
+        }
+    return found
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="no libtpu (Linux on x86 only: pip install 'isojax[tpu]')"
+)
+def test_the_kernels_compile_for_a_tpu() -> None:
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(found) == set(MODELS)
+    for name, taken in found.items():
+        for kind in ("bfloat16", "int8"):
+            assert taken[kind]["peak"] < 1.03 * taken[kind]["cache"], (
+                name,
+                kind,
+                taken[kind],
+            )  # the cache once, no copy of it
+            assert all(size == 1 for _, size, _ in taken[kind]["collectives"]), (
+                name,
+                kind,
+                taken[kind],
+            )  # the mean of this loop's queries
+        assert not taken["train"]["collectives"], (name, taken["train"])
+
+
+if __name__ == "__main__":
+    print(json.dumps(programs()))

@@ -1,0 +1,262 @@
+"""The pipeline: k = 0 is the synchronous run; no token is older than k updates; what is older is really sampled by
+older weights.
+
+That k = 0 leaves the same bits is shown where both are compiled as users do: tests/e2e/test_pipeline.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import pytest
+
+from isojax.core.config import CellConfig, RLConfig, SamplingConfig
+from isojax.core.errors import InputError, RunFailed
+from isojax.core.nouns import Cell, Problem
+from isojax.distributed.mesh_spec import MeshShape
+from isojax.distributed.sharding import make_mesh, shard_count
+from isojax.rl.async_rl.async_rollouts import Pipeline, PipelinePrograms
+from isojax.rl.async_rl.rollout_worker import RolloutJob
+from isojax.rl.async_rl.transport import RolloutSource
+from isojax.rl.async_rl.worker_process import WorkerProcess
+from isojax.rl.train_step import TrainState, build_init_state, build_train, make_coefficients
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
+from tests.compiler import SAME_BITS
+from tests.device import CONFIG, DECODER, P, Parity, T, compile_with, mesh, placed, policy, random_problems
+from tests.rl.test_host_verified import Spoken
+
+Way = Literal["turns", "thread", "process"]
+PAIRS = [(6, 4), (4, 9)]
+COUNT, UPDATES, SEED = 11, 5, 17
+TABLE = random_problems(COUNT, seed=4)
+PROBLEMS = [Problem(int(i), f"{i:03d}", "even") for i in TABLE.ids]
+FROZEN = 1e-30  # a learning rate under which the policy stays what it is
+
+
+def recipe(k: int | None, learning_rate: float = 2e-2) -> CellConfig:
+    rl = RLConfig(kl=0.1, learning_rate=learning_rate, lr_reference_batch=35, warmup=2, max_staleness=k)
+    return CellConfig(model=CONFIG, sampling=SamplingConfig(prompt_length=P, response_length=T, temperature=0.8), rl=rl)
+
+
+def order(B_p: int) -> Iterator[np.ndarray]:
+    step = 0
+    while True:
+        yield np.random.default_rng(step).permutation(COUNT)[:B_p].astype(np.int32)
+        step += 1
+
+
+def geometry(axes: str):
+    return make_sampler_shapes(PAIRS, shard_count(mesh(axes)), 40, 8, P, T, prefill_batch=2)
+
+
+def programs_of(task: Any, axes: str, k: int, way: Way = "turns") -> PipelinePrograms:
+    """By turns, or with a sampler of two shards: of devices beside the trainer's, or of a process."""
+    two = MeshShape(data=2)
+    sampler = {"turns": None, "thread": make_mesh(two, jax.devices()[2:]), "process": two}[way]
+    return PipelinePrograms(recipe(k), DECODER, task, geometry(axes), PAIRS, mesh(axes), sampler)
+
+
+programs = cache(partial(programs_of, Parity()))
+
+
+def pipelined(
+    axes: str,
+    k: int,
+    pair: tuple[int, int],
+    learning_rate: float = 2e-2,
+    task: Spoken | None = None,
+    way: Way = "turns",
+):
+    on, cell = mesh(axes), Cell(*pair, SEED)
+    made = programs(axes, k, way) if task is None else programs_of(task, axes, k, way)
+    state = build_init_state(DECODER, on)(placed(policy(), on))
+    table = ProblemArrays(*(jax.numpy.asarray(x) for x in TABLE))
+    numbers = make_coefficients(recipe(k, learning_rate).rl)
+    base = placed(policy(1), on)
+    with Pipeline(made, cell, base, table, TABLE, PROBLEMS, order(pair[0]), numbers, updates_done=0) as pipeline:
+        state, nothing = pipeline.run_updates(state, 0)
+        assert nothing == {} and int(state.step) == 0
+        sums: dict[str, float] = {}
+        for count in (2, UPDATES - 2):  # it goes on where it stood
+            state, more = pipeline.run_updates(state, count)
+            sums = {
+                name: max(sums.get(name, 0), v) if name.startswith("max_") else sums.get(name, 0) + v
+                for name, v in more.items()
+            }
+    return state, sums
+
+
+@cache
+def synchronous(axes: str, pair: tuple[int, int], learning_rate: float = 2e-2) -> tuple[TrainState, dict[str, float]]:
+    on = mesh(axes)
+    train = build_train(recipe(None), DECODER, Parity(), geometry(axes), on)
+    state, sums = build_init_state(DECODER, on)(placed(policy(), on)), {}
+    chosen, base = order(pair[0]), placed(policy(1), on)
+    for count in (2, UPDATES - 2):
+        index = np.zeros((UPDATES, geometry(axes).problem_rows), np.int32)
+        for i in range(count):
+            index[i, : pair[0]] = next(chosen)
+        scalars = (np.int32(count), np.int32(pair[0]), np.int32(pair[1]), np.int32(SEED))
+        numbers = make_coefficients(recipe(None, learning_rate).rl)
+        state, more = train(
+            state, base, ProblemArrays(*(jax.numpy.asarray(x) for x in TABLE)), index, *scalars, numbers
+        )
+        sums = {
+            k: max(sums.get(k, 0), float(v)) if k.startswith("max_") else sums.get(k, 0) + float(v)
+            for k, v in more.items()
+        }
+    return state, sums
+
+
+@pytest.fixture
+def same_bits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compiled for equal bits; nothing that was compiled otherwise is taken, and nothing of it left."""
+    compile_with(SAME_BITS, monkeypatch)
+    for cached in (programs, synchronous):
+        cached.cache_clear()
+    yield
+    for cached in (programs, synchronous):
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("same_bits")
+def test_k_0_is_the_synchronous_run() -> None:
+    for pair in PAIRS:
+        (state, metrics), (expected, known) = pipelined("auto", 0, pair), synchronous("auto", pair)
+        jax.tree.map(
+            partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), jax.device_get(state), jax.device_get(expected)
+        )
+        assert metrics == pytest.approx(known, rel=1e-5, abs=1e-5)
+        assert (metrics["reward"], metrics["tokens"]) == (known["reward"], known["tokens"])
+        moved = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - b).max()), state.params, policy())
+        assert min(jax.tree.leaves(moved)) > 1e-3
+
+
+@pytest.mark.parametrize(("axes", "k"), [("auto", 1), ("auto", 3), ("data=2", 2)])
+def test_under_a_policy_that_stays_every_k_samples_the_same(axes: str, k: int) -> None:
+    """Draws belong to (update, problem, rollout): not to what else was in the slots, nor to the visit."""
+    for pair in PAIRS:
+        _, metrics = pipelined(axes, k, pair, FROZEN)
+        _, known = synchronous(axes, pair, FROZEN)
+        for name, value in known.items():
+            assert metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+        assert metrics["reward"] == known["reward"] and metrics["tokens"] == known["tokens"]
+        assert 0 < metrics["staleness_mean"] <= k * UPDATES and 1 <= metrics["staleness_max"] <= k
+        shares = [metrics[f"staleness_share_{age}"] for age in range(k + 1)]
+        assert sum(shares) == pytest.approx(UPDATES, rel=1e-6)
+        assert sum(age * share for age, share in enumerate(shares)) == pytest.approx(
+            metrics["staleness_mean"], rel=1e-5
+        )
+
+
+def test_older_tokens_are_of_older_policies() -> None:
+    """The trainer's log-probabilities are the sampler's where nothing is off-policy, and not where the policy has moved
+    since.
+    """
+    _, now = pipelined("auto", 0, PAIRS[0])
+    _, ahead = pipelined("auto", 3, PAIRS[0])
+    assert now["sampler_logp_gap_max"] < 1e-5
+    assert ahead["sampler_logp_gap"] > 100 * now["sampler_logp_gap"] and ahead["staleness_max"] >= 1
+
+
+@pytest.mark.parametrize("way", ["thread", "process"])
+def test_both_halves_at_once(way: Way) -> None:
+    """A sampler of two shards beside a trainer of one: the rollouts change hands whole."""
+    for pair in PAIRS:
+        _, metrics = pipelined("auto", 2, pair, FROZEN, way=way)
+        _, known = synchronous("auto", pair, FROZEN)
+        assert metrics["reward"] == known["reward"] and metrics["tokens"] == known["tokens"]
+        assert metrics["loss"] == pytest.approx(known["loss"], rel=1e-4, abs=1e-5)
+        assert metrics["staleness_max"] <= 2
+        assert 0 < metrics["sampler_busy"] <= UPDATES and 0 < metrics["trainer_busy"] <= UPDATES
+
+
+@pytest.mark.parametrize(("k", "way"), [(0, "turns"), (2, "process")])
+def test_text_is_judged_as_it_finishes(k: int, way: Way) -> None:
+    task = Spoken()
+    _, metrics = pipelined("auto", k, PAIRS[0], FROZEN, task, way)
+    _, known = synchronous("auto", PAIRS[0], FROZEN)
+    assert metrics["reward"] == pytest.approx(known["reward"], rel=1e-6) and metrics["tokens"] == known["tokens"]
+    asked = [
+        int(TABLE.ids[q]) for _, index in zip(range(UPDATES), order(6), strict=False) for q in index for _ in range(4)
+    ]
+    assert sorted(task.graded[: len(asked)]) == sorted(asked) or k  # with k > 0 later batches are among them
+    assert metrics["parsed_fraction"] == UPDATES
+
+
+def test_what_the_verifier_raises_arrives() -> None:
+    refused = int(TABLE.ids[next(order(6))[0]])
+    with pytest.raises(InputError, match=f"problem {refused}"):
+        pipelined("auto", 1, PAIRS[0], FROZEN, Spoken(refused=refused))
+
+
+def test_groups_that_do_not_divide_among_shards_are_refused() -> None:
+    on = mesh("data=4")
+    with pytest.raises(InputError, match="B_p = 6 is no multiple of the 4 shards"):
+        PipelinePrograms(recipe(1), DECODER, Parity(), make_sampler_shapes(PAIRS, 4, 12, 8, P, T), PAIRS, on)
+
+
+def half(way: Way, problem: int = 0) -> RolloutSource:
+    filler = ProblemArrays(*(x[problem : problem + 1] for x in TABLE))
+    return programs("auto", 2, way).make_rollout_source(
+        RolloutJob(*PAIRS[0], first_batch=0, filler_problem=filler, report_finished=False),
+        on_finished=lambda found: None,
+    )
+
+
+@pytest.mark.parametrize(("way", "error"), [("thread", AssertionError), ("process", RunFailed)])
+def test_what_the_sampler_raises_arrives(way: Way, error: type[Exception]) -> None:
+    """Here: batch 7 is not the first one."""
+    broken = half(way)
+    broken.begin_batch(7, ProblemArrays(*(x[:6] for x in TABLE)), np.zeros(2, np.uint32))
+    with pytest.raises(
+        error, match=r"\(7, 0\)" if way == "thread" else r"^the sampler's process: AssertionError: \(7, 0\)"
+    ):
+        broken.take_batch(7)
+    broken.close()
+
+
+def test_a_process_that_dies_is_told_and_replaced() -> None:
+    sampler, child = half("process"), programs("auto", 2, "process").sampler
+    assert isinstance(child, WorkerProcess) and child.process
+    first = child.process.pid
+    assert os.getsid(first) != os.getsid(0)  # Ctrl-C is the trainer's alone
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(RunFailed, match="the sampler's process died of SIGKILL"):
+        sampler.take_batch(0)
+    sampler.close()
+    again = half("process")
+    rows = again.compile_programs(policy())
+    again.close()
+    assert child.process.pid != first and rows.tokens.shape == (2, 18, T) and not np.any(rows.lengths)
+    last = half("process")
+    programs("auto", 2, "process").close()  # while a cell is at work
+    with pytest.raises(RunFailed, match="was ended"):
+        last.take_batch(0)
+    last.close()
+    assert child.process.poll() is not None
+
+
+def test_the_process_ends_with_its_trainer() -> None:
+    """However that goes: here by a signal that it cannot see."""
+    program = "import time; from tests.rl import test_pipeline as t; half = t.half('process')\n"
+    program += "print(t.programs('auto', 2, 'process').sampler.process.pid, flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout
+        child = Path("/proc") / trainer.stdout.readline().strip()
+        assert child.exists()
+        trainer.kill()
+    last = time.monotonic() + 60
+    while child.exists() and " Z " not in (child / "stat").read_text():
+        assert time.monotonic() < last, "the sampler's process goes on without a trainer"
+        time.sleep(0.05)

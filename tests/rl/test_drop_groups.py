@@ -1,0 +1,83 @@
+"""The batch without the groups that teach nothing: the same rollouts, laid out as a smaller batch."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isojax.rl.drop_groups import drop_groups
+from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, buffer_row_groups, make_sampler_shapes
+from tests.device import P, T, gather, quick_jit, random_problems, scatter
+
+CELLS = [(13, 7), (5, 4)]
+
+
+def batch(
+    geometry: SamplerShapes, B_p: int, n: int, silent: list[int]
+) -> tuple[ProblemArrays, Rollouts, np.ndarray, dict[str, np.ndarray]]:
+    rng = np.random.default_rng([B_p, n])
+    B = B_p * n
+    gains = rng.normal(size=B).astype(np.float32)
+    gains[np.isin(np.arange(B) // n, silent)] = 0
+    flat = {
+        "tokens": rng.integers(0, 24, (B, T)).astype(np.int32),
+        "logps": rng.normal(size=(B, T)).astype(np.float32),
+        "mask": rng.random((B, T)) < 0.8,
+        "kept": np.ones((B, 1), np.float32),
+        "ended": rng.random(B) < 0.5,
+        "lengths": np.full(B, T, np.int32),
+        "gains": gains,
+    }
+    problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(B_p)))
+    buffers = {k: scatter(geometry, v) for k, v in flat.items()}
+    return problems, Rollouts(*(buffers[k] for k in Rollouts._fields)), buffers["gains"], flat
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize(
+    ("B_p", "n", "silent"), [(13, 7, [0, 3, 4, 12]), (13, 7, []), (5, 4, [0, 1, 2, 4]), (5, 4, [0, 1, 2, 3, 4])]
+)
+def test_what_is_left_is_the_batch_of_the_others(shards: int, B_p: int, n: int, silent: list[int]) -> None:
+    geometry = make_sampler_shapes(CELLS, shards, 8, 8, P, T)
+    problems, rollouts, gains, flat = batch(geometry, B_p, n, silent)
+    groups, live = buffer_row_groups(geometry, jnp.int32(B_p), jnp.int32(n))
+    taken = live & ~jnp.isin(groups, jnp.array([*silent, -1]))
+    left_over = quick_jit(lambda *x: drop_groups(geometry, *x))(
+        problems, (rollouts, gains), taken, jnp.int32(B_p), jnp.int32(n), jnp.int32(n)
+    )
+    moved_problems, (moved, moved_gains), kept, count = left_over
+    left = [q for q in range(B_p) if q not in silent]
+    assert int(count) == len(left)
+    np.testing.assert_array_equal(moved_problems.ids[: len(left)], problems.ids[left])
+    rows = np.isin(np.arange(B_p * n) // n, left)
+    if left:
+        for name in Rollouts._fields:
+            np.testing.assert_array_equal(
+                gather(geometry, len(left) * n, getattr(moved, name)), flat[name][rows], err_msg=name
+            )
+        np.testing.assert_array_equal(gather(geometry, len(left) * n, moved_gains), flat["gains"][rows])
+    assert int(np.asarray(kept).sum()) == len(left) * n  # rows beyond hold no rollout
+    assert int((np.asarray(moved.mask) & np.asarray(kept)[..., None]).sum()) == int(flat["mask"][rows].sum())
+    assert jax.tree.map(jnp.shape, moved) == jax.tree.map(jnp.shape, rollouts)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_some_rollouts_of_a_group_make_a_batch_of_smaller_groups(shards: int) -> None:
+    """3 of 7 rollouts of every problem but two."""
+    geometry = make_sampler_shapes(CELLS, shards, 8, 8, P, T)
+    problems, rollouts, gains, flat = batch(geometry, 13, 7, [])
+    chosen = np.sort(
+        np.random.default_rng(5).permuted(np.tile(np.arange(7), (13, 1)), axis=1)[:, :3] + 7 * np.arange(13)[:, None]
+    )
+    chosen = np.delete(chosen, [2, 9], 0).reshape(-1)
+    taken = scatter(geometry, np.isin(np.arange(91), chosen))
+    left_over = quick_jit(lambda *x: drop_groups(geometry, *x))(
+        problems, (rollouts, gains), taken, jnp.int32(13), jnp.int32(7), jnp.int32(3)
+    )
+    assert int(left_over.B_p) == 11
+    np.testing.assert_array_equal(left_over.problems.ids[:11], np.delete(np.asarray(problems.ids[:13]), [2, 9]))
+    moved, moved_gains = left_over.rows
+    np.testing.assert_array_equal(gather(geometry, 33, moved_gains), flat["gains"][chosen])
+    np.testing.assert_array_equal(gather(geometry, 33, moved.tokens), flat["tokens"][chosen])

@@ -1,0 +1,215 @@
+"""An update whose verifier runs on the host equals the one whose verifier runs on device, on the same task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, cached_property
+from typing import Any, ClassVar, Literal
+
+import jax
+import numpy as np
+import pytest
+
+from isojax.core.config import CellConfig, RLConfig, SamplingConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.distributed.sharding import shard_count
+from isojax.rl.host_verified import build_host_verified_train
+from isojax.rl.train_step import (
+    TRAIN_STREAM,
+    TrainState,
+    TrainStep,
+    build_init_state,
+    build_train,
+    gather_problems,
+    make_coefficients,
+)
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
+from isojax.sampling.engine import build_sampler
+from isojax.tasks.protocol import Grades
+from tests.compiler import AS_USERS_DO
+from tests.device import (
+    CONFIG,
+    DECODER,
+    MESHES,
+    P,
+    Parity,
+    T,
+    compile_with,
+    gather,
+    mesh,
+    placed,
+    policy,
+    random_problems,
+)
+
+B_p, n, UPDATES, COUNT, SEED = 5, 7, 3, 11, 17
+TABLE = random_problems(COUNT, seed=4)
+PROBLEMS = [Problem(int(i), f"{i:03d}", "even") for i in TABLE.ids]
+RL = RLConfig(kl=0.1, learning_rate=2e-2, lr_reference_batch=35, warmup=2)
+
+
+class Spoken(Parity):
+    """The same task in text: a response is the word `even` or `odd`, and the answer is `even`. Remembers what it was
+    shown, and of which problem, in the order in which it was."""
+
+    on_device: ClassVar[Literal[False]] = False
+
+    def __init__(self, failing: Sequence[int] = (), refused: int = -1) -> None:
+        self.failing, self.refused = failing, refused
+        self.shown: list[list[int]] = []
+        self.graded: list[int] = []
+
+    def decode(self, tokens: np.ndarray) -> str:
+        self.shown.append(tokens.tolist())
+        return super().decode(tokens)
+
+    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
+        if self.refused in (p.id for p in problems):
+            raise InputError(f"problem {self.refused} cannot be judged")
+        right = np.array([r == p.answer for p, r in zip(problems, responses, strict=True)], np.float32)
+        lost = np.array([p.id in self.failing for p in problems], bool)
+        self.graded += [p.id for p in problems]
+        return Grades(
+            np.where(lost, 0, right).astype(np.float32), ~lost, {"timeout": int(lost.sum())} if lost.any() else {}
+        )
+
+
+@cache
+def index() -> np.ndarray:
+    """The problems of each update: COUNT in an order, of which B_p at a time count."""
+    rows = np.zeros((UPDATES, B_p + 4), np.int32)
+    for i in range(UPDATES):
+        rows[i, :B_p] = np.random.default_rng(i).permutation(COUNT)[:B_p]
+    return rows
+
+
+class Twin:
+    """The two trainers on one mesh, from one state; each is compiled once, of a hosted one that of each task."""
+
+    def __init__(self, axes: str) -> None:
+        self.mesh = mesh(axes)
+        self.geometry = make_sampler_shapes([(B_p, n)], shard_count(self.mesh), 12, 8, P, T)
+        assert self.geometry.problem_rows == B_p + 4
+        self.cell = CellConfig(
+            model=CONFIG, sampling=SamplingConfig(prompt_length=P, response_length=T, temperature=0.8), rl=RL
+        )
+        self.base = placed(policy(1), self.mesh)
+        self.init = build_init_state(DECODER, self.mesh)
+        self.numbers = make_coefficients(RL)
+        self.trainers: dict[Spoken, Any] = {}
+
+    def start(self) -> TrainState:
+        return self.init(placed(policy(), self.mesh))
+
+    def table(self) -> ProblemArrays:
+        return ProblemArrays(*(jax.numpy.asarray(x) for x in TABLE))
+
+    @cached_property
+    def trainer(self) -> Any:
+        return build_train(self.cell, DECODER, Parity(), self.geometry, self.mesh)
+
+    def on_device(self, count: int = UPDATES) -> tuple[TrainState, dict[str, float]]:
+        scalars = (np.int32(count), np.int32(B_p), np.int32(n), np.int32(SEED))
+        state, metrics = self.trainer(self.start(), self.base, self.table(), index(), *scalars, self.numbers)
+        return state, {k: float(v) for k, v in metrics.items()}
+
+    def first_responses(self) -> list[list[int]]:
+        """Of the first update, out of a sampler of its own, in the order of the rollouts."""
+        sample = jax.jit(build_sampler(DECODER, self.geometry, self.mesh, self.cell.sampling, Parity.stops))
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), TRAIN_STREAM), 0)
+        rollouts = sample(
+            self.start().params, gather_problems(self.table(), index()[0]), np.int32(B_p), np.int32(n), key
+        )
+        tokens, mask = (gather(self.geometry, B_p * n, x) for x in (rollouts.tokens, rollouts.mask))
+        return [row[kept].tolist() for row, kept in zip(tokens, mask, strict=True)]
+
+    def hosted(self, task: Spoken, count: int = UPDATES) -> tuple[TrainState, dict[str, float]]:
+        if task not in self.trainers:
+            self.trainers[task] = build_host_verified_train(self.cell, DECODER, task, self.geometry, self.mesh)
+        return self.trainers[task](
+            self.start(), self.base, self.table(), PROBLEMS, index(), count, B_p, n, SEED, self.numbers
+        )
+
+
+@pytest.mark.parametrize("axes", ["auto", MESHES[0]])
+def test_the_hosted_update_equals_the_update_on_device(axes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three updates, compiled as users do: the first one's tokens bit for bit, its gradient and parameters to rounding,
+    and all metrics; text is judged for its own problem."""
+    compile_with(AS_USERS_DO, monkeypatch)
+    twin, here = Twin(axes), Spoken()
+    once, on_device = twin.hosted(here, count=1)[0], twin.on_device(count=1)[0]
+    for one, two in zip(
+        *map(jax.tree.leaves, ((once.params, once.moments.mu), (on_device.params, on_device.moments.mu))), strict=True
+    ):
+        assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
+    here.shown.clear()
+    here.graded.clear()
+    hosted, said = twin.hosted(here)
+    device, known = twin.on_device()
+    shown = here.shown
+    asked = [[int(TABLE.ids[q]) for q in update[:B_p] for _ in range(n)] for update in index()]
+    first = list(zip(here.graded, shown, strict=True))[: B_p * n]
+    assert (
+        sorted(first) == sorted(zip(asked[0], twin.first_responses(), strict=True))
+        and len({tuple(row) for row in shown}) > 20
+    )
+    assert [sorted(here.graded[i * B_p * n :][: B_p * n]) for i in range(UPDATES)] == [sorted(ids) for ids in asked]
+    assert said["tokens"] == known["tokens"] == sum(map(len, shown))
+    for one, two, start in zip(*map(jax.tree.leaves, (hosted.params, device.params, policy())), strict=True):
+        assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
+        assert np.linalg.norm(np.asarray(two) - start) > 1e-3 * np.linalg.norm(start)  # the updates did something
+    assert int(hosted.step) == int(device.step) == UPDATES
+    assert set(said) - set(known) == {"parsed_fraction", "verifier_failures"}
+    assert (said["parsed_fraction"], said["verifier_failures"]) == (UPDATES, 0)
+    for name, value in known.items():
+        assert said[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+    right = np.mean([row[0] % 2 == 0 for row in shown])
+    assert said["reward"] / UPDATES == pytest.approx(float(right), rel=1e-6) and 0.1 < right < 0.9
+
+
+def test_no_update_changes_nothing_but_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    twin, task, traced, update = Twin("auto"), Spoken(), [], TrainStep.update
+    monkeypatch.setattr(TrainStep, "update", lambda *args: (traced.append(1), update(*args))[1])
+    state, metrics = twin.hosted(task, count=0)
+    assert len(traced) == 1
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), policy())
+    assert int(state.step) == 0 and not any(np.any(x) for x in jax.tree.leaves(state.moments))
+    assert task.shown == [] == task.graded and not any(metrics.values()), metrics
+
+
+def test_nothing_is_compiled_after_the_first_call(caplog: pytest.LogCaptureFixture) -> None:
+    """Which does no update; the second has other B_p, n, seed and problems."""
+    twin = Twin("auto")
+    train = build_host_verified_train(twin.cell, DECODER, Spoken(), twin.geometry, twin.mesh)
+    state, _ = train(twin.start(), twin.base, twin.table(), PROBLEMS, index(), 0, B_p, n, SEED, twin.numbers)
+    table = twin.table()
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        state, metrics = train(state, twin.base, table, PROBLEMS, index()[::-1], 2, 3, 4, 1, twin.numbers)
+        assert metrics["tokens"] > 24 and not [r for r in caplog.messages if "XLA compilation" in r]
+        jax.jit(lambda x: x + SEED)(np.float32(1))
+    assert [r for r in caplog.messages if "XLA compilation" in r]  # they are seen
+
+
+def test_failed_checks_are_counted_and_cost_their_reward() -> None:
+    """The first two problems of the table: their checks never end. Each update's rollouts of them are wrong, and told
+    of by kind.
+    """
+    lost = [int(i) for i in TABLE.ids[:2]]
+    task = Spoken(failing=lost)
+    _, metrics = Twin("auto").hosted(task, count=1)
+    chosen = [int(TABLE.ids[q]) for q in index()[0, :B_p]]
+    failed = n * sum(i in lost for i in chosen)
+    assert failed and metrics["verifier_failures"] == metrics["verifier_timeout"] == failed
+    assert metrics["parsed_fraction"] == pytest.approx(1 - failed / (B_p * n))
+    right = sum(row[0] % 2 == 0 for row, i in zip(task.shown, task.graded, strict=True) if i not in lost)
+    assert metrics["reward"] == pytest.approx(right / (B_p * n), rel=1e-6)
+
+
+def test_what_the_verifier_raises_ends_the_update() -> None:
+    """From its thread, before anything is learnt."""
+    refused = int(TABLE.ids[index()[0, 2]])
+    task = Spoken(refused=refused)
+    with pytest.raises(InputError, match=f"problem {refused} cannot be judged"):
+        Twin("auto").hosted(task)
+    assert refused not in task.graded

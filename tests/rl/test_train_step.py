@@ -1,0 +1,202 @@
+"""The compiled update: loops that equal single calls, seeds that repeat, one program for a sweep, and its text on eight
+devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isojax.core.config import CellConfig, RLConfig
+from isojax.distributed.sharding import shard_count
+from isojax.rl.train_step import TrainState, TrainStep, build_init_state, build_train, make_coefficients
+from isojax.sampling.batch import make_sampler_shapes
+from tests.device import CONFIG, DECODER, MESHES, P, Parity, T, mesh, placed, policy, random_problems
+from tests.hlo import check_kept_apart, collectives
+
+CELLS = [(16, 2), (13, 7), (2, 16)]
+CELL = CellConfig(model=CONFIG, rl=RLConfig(entropy=0.001, learning_rate=2e-2, warmup=3))
+U = 64
+TABLE = random_problems(40, seed=5)
+
+
+class Trainer:
+    """`build_train` on a mesh, from the same policy each time."""
+
+    def __init__(self, axes: str = "auto", slots: int = 6):
+        self.mesh = mesh(axes)
+        self.geometry = make_sampler_shapes(CELLS, shard_count(self.mesh), slots, 8, P, T)
+        self.program = build_train(CELL, DECODER, Parity(), self.geometry, self.mesh)
+        self.init = build_init_state(DECODER, self.mesh)
+        self.base = placed(policy(), self.mesh)
+
+    def fresh(self) -> TrainState:
+        return self.init(self.base)
+
+    def index(self, B_p: int, seed: int = 0) -> np.ndarray:
+        """Problems of U updates; what pads them is another problem."""
+        rng = np.random.default_rng(seed)
+        index = np.full((U, self.geometry.problem_rows), 39, np.int32)
+        for row in index:
+            row[:B_p] = rng.permutation(39)[:B_p]
+        return index
+
+    def args(self, state: TrainState, index: np.ndarray, count: int, B_p: int, n: int, seed: int = 0):
+        return (
+            state,
+            self.base,
+            TABLE,
+            index,
+            np.int32(count),
+            np.int32(B_p),
+            np.int32(n),
+            np.int32(seed),
+            make_coefficients(CELL.rl),
+        )
+
+    def __call__(self, *args, **kwargs):
+        state, sums = self.program(*self.args(*args, **kwargs))
+        return state, {k: float(v) for k, v in sums.items()}
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Trainer:
+    return Trainer()
+
+
+def equal(one: TrainState, two: TrainState) -> bool:
+    return all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), one, two)))
+
+
+@pytest.mark.parametrize(("B_p", "n"), CELLS)
+def test_a_loop_equals_single_calls_bit_for_bit(trainer: Trainer, B_p: int, n: int) -> None:
+    index = trainer.index(B_p)
+    looped, sums = trainer(trainer.fresh(), index, 3, B_p, n)
+    state, single = trainer.fresh(), dict.fromkeys(sums, 0.0)
+    for i in range(3):
+        state, metrics = trainer(state, np.roll(index, -i, 0), 1, B_p, n)
+        added = {k: float(np.float32(single[k]) + np.float32(v)) for k, v in metrics.items()}
+        single = {k: max(single[k], metrics[k]) if k.startswith("max_") else v for k, v in added.items()}
+    assert equal(looped, state)
+    assert sums == single
+    assert int(state.step) == 3
+    assert trainer.program._cache_size() == 1  # for every cell so far
+
+
+def test_one_program_serves_every_cell(trainer: Trainer) -> None:
+    ends = [trainer(trainer.fresh(), trainer.index(B_p), 2, B_p, n)[1] for B_p, n in CELLS]
+    assert trainer.program._cache_size() == 1
+    for (B_p, n), sums in zip(CELLS, ends, strict=True):
+        assert 2 * B_p * n <= sums["tokens"] <= 2 * B_p * n * T
+        # rewards are 0 or 1: a whole number of right answers
+        assert sums["reward"] * B_p * n == pytest.approx(round(sums["reward"] * B_p * n), abs=1e-3)
+
+
+def test_a_seed_repeats_and_another_does_not(trainer: Trainer) -> None:
+    one, two, other = (trainer(trainer.fresh(), trainer.index(13), 3, 13, 7, seed=seed) for seed in (1, 1, 2))
+    assert equal(one[0], two[0]) and one[1] == two[1]
+    assert one[1]["tokens"] != other[1]["tokens"] and not equal(one[0], other[0])
+
+
+def test_no_update_changes_nothing(trainer: Trainer) -> None:
+    state, sums = trainer(trainer.fresh(), trainer.index(13), 0, 13, 7)
+    assert equal(state, trainer.fresh())
+    assert set(sums.values()) == {0.0}
+
+
+def test_the_order_of_a_batch_and_what_pads_it_change_nothing_but_rounding(trainer: Trainer) -> None:
+    index = trainer.index(13)
+    mixed = index.copy()
+    mixed[:, :13] = index[:, :13][:, np.random.default_rng(0).permutation(13)]
+    mixed[:, 13:] = 7
+    one, two = (trainer(trainer.fresh(), i, 1, 13, 7) for i in (index, mixed))
+    assert one[1]["tokens"] == two[1]["tokens"] and one[1]["reward"] == two[1]["reward"]
+    for a, b in zip(jax.tree.leaves(one[0].moments.mu), jax.tree.leaves(two[0].moments.mu), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * float(np.abs(a).max()))
+
+
+def test_training_teaches(trainer: Trainer) -> None:
+    """Parity of the first token is easy: 64 updates take the reward above .9."""
+    index = trainer.index(16)
+    state, first = trainer(trainer.fresh(), index, 1, 16, 2)
+    state, _ = trainer(state, index, U, 16, 2)
+    state, last = trainer(state, index, 8, 16, 2)
+    assert first["reward"] < 0.75
+    assert last["reward"] / 8 > 0.9
+    assert last["nonfinite_update"] == 0
+
+
+class Faulty(Parity):
+    """Its rewards are no numbers for a problem whose answer begins with 1."""
+
+    def verify(self, answers: Any, tokens: Any, mask: Any) -> Any:
+        return jnp.where(answers[..., 0] == 1, jnp.nan, super().verify(answers, tokens, mask))
+
+
+def test_updates_that_are_not_finite_are_skipped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates 1 and 3 to 5 have a problem without a reward. Parameters and moments stay, bit for bit, and so many in a
+    row end the loop.
+    """
+    faulty = Trainer()
+    cell = CELL.model_copy(update={"rl": CELL.rl.model_copy(update={"max_consecutive_nonfinite": 2})})
+    faulty.program = build_train(cell, DECODER, Faulty(), faulty.geometry, faulty.mesh)
+    monkeypatch.setitem(
+        globals(), "TABLE", TABLE._replace(answers=(np.arange(40) == 38).astype(np.int32)[:, None].repeat(T, 1))
+    )
+    index = faulty.index(13)
+    index[index == 38] = 37
+    index[[1, 3, 4, 5], 0] = 38
+    ends = {count: faulty(faulty.fresh(), index, count, 13, 7) for count in (1, 2, 3, 6)}
+    (one, _), (two, sums), (three, _), (last, all_sums) = ends.values()
+    assert equal(
+        one._replace(step=0, consecutive_nonfinite=0), two._replace(step=0, consecutive_nonfinite=0)
+    ) and not equal(two, three)
+    assert [int(state.step) for state, _ in ends.values()] == [1, 2, 3, 5]  # the sixth is not begun
+    assert [int(state.consecutive_nonfinite) for state, _ in ends.values()] == [0, 1, 0, 2]
+    assert [found["nonfinite_update"] for _, found in ends.values()] == [0, 1, 1, 3]
+    assert equal(three._replace(step=0, consecutive_nonfinite=0), last._replace(step=0, consecutive_nonfinite=0))
+    assert sums["grad_norm"] == ends[1][1]["grad_norm"] and np.isfinite(all_sums["loss"])
+
+
+def test_an_update_is_traced_once(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracing is most of a start whose programs were compiled before."""
+    traced, update = [], TrainStep.update
+    monkeypatch.setattr(TrainStep, "update", lambda *args: (traced.append(1), update(*args))[1])
+    program = build_train(CELL, DECODER, Parity(), trainer.geometry, trainer.mesh)
+    program.trace(*trainer.args(trainer.fresh(), trainer.index(2), 1, 2, 16))
+    assert len(traced) == 1
+
+
+def test_an_update_on_eight_devices(trainer: Trainer) -> None:
+    """The one program of data=4,tensor=2 does what one device does, and gathers neither cache nor prefixes nor weights
+    in its loops.
+    """
+    many = Trainer(MESHES[0])
+    program = many.program.lower(*many.args(many.fresh(), many.index(2), 1, 2, 16)).compile()
+    for B_p, n in CELLS:
+        (one, a), (two, b) = (
+            f(*t.args(t.fresh(), t.index(B_p), 1, B_p, n)) for t, f in ((trainer, trainer.program), (many, program))
+        )
+        assert float(a["tokens"]) == float(b["tokens"]) and float(a["reward"]) == float(
+            b["reward"]
+        )  # the same rollouts
+        for x, y in zip(jax.tree.leaves(one.moments.mu), jax.tree.leaves(two.moments.mu), strict=True):
+            np.testing.assert_allclose(x, y, atol=1e-5 * float(np.abs(x).max()))
+
+    hlo = program.as_text()
+    geometry = many.geometry
+    check_kept_apart(hlo, P + T, geometry.slots, geometry.slots)
+    check_kept_apart(hlo, P, geometry.prefix_entries, max(geometry.prefix_entries, geometry.slots, geometry.microbatch))
+    found = collectives(hlo)
+    # one step's distribution is the most that is ever gathered
+    assert {(c.result, c.depth) for c in found if c.kind != "all-reduce"} == {
+        (f"f32[{geometry.slots},{DECODER.vocab}]", 3)
+    }
+    # in the sampler's and the gradient's loops only tensor's pairs meet, and once a visit all shards: is any still at
+    # work?
+    wide = [c.result for c in found if c.depth >= 2 and not all(max(group) - min(group) == 1 for group in c.groups)]
+    assert wide == ["s32[]"]

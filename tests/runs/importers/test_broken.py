@@ -1,0 +1,170 @@
+"""Every broken log is refused with its file and line, and says how to mend it."""
+
+from __future__ import annotations
+
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.runs import log_table
+
+HEAD = "step,reward,n,B_p\n"
+BROKEN = {
+    "a metric that is not a number": (
+        HEAD + "1,.1,4,2\n2,nan,4,2\n",
+        "line 3: reward is nan, expected a finite number",
+    ),
+    "an infinite one": (HEAD + "1,inf,4,2\n", "line 2: reward is inf"),
+    "text for a number": (HEAD + '1,.1,4,2\n2,"0,25",4,2\n', "line 3: reward is '0,25', expected a number"),
+    "percent": (HEAD + "1,42,4,2\n", r"line 2: reward is 42, expected a number in \[0, 1\].*scale=0.01"),
+    "a negative reward": (HEAD + "1,.1,4,2\n2,-.1,4,2\n", r"line 3: reward is -0\.1, expected a number in \[0, 1\]"),
+    "negative compute": (HEAD + "-1,.1,4,2\n", "line 2: step is -1, expected a whole number of at least 0"),
+    "half an update": (HEAD + "1.5,.1,4,2\n", r"line 2: step is 1\.5, expected a whole number"),
+    "a point twice": (
+        HEAD + "1,.1,4,2\n2,.1,4,2\n2,.1,4,2\n",
+        r"line 4: reward: the point at step 2 is there twice \(0.1 at line 3 and 0.1 here\)",
+    ),
+    "compute that falls": (HEAD + "1,.1,4,2\n3,.1,4,2\n2,.1,4,2\n", r"line 4: step falls from 3 \(line 3\) to 2"),
+    "an empty cell": (HEAD + "1,.1,4,2\n2,,4,2\n", "line 3: reward is missing"),
+    "an empty setting": (HEAD + "1,.1,4,2\n2,.2,,2\n", "line 3: n is missing; expected rollouts a problem"),
+    "a short row": (HEAD + "1,.1,4,2\n2,.1\n", "line 3 has 2 cells, the header has 4"),
+    "a long row": (HEAD + "1,.1,4,2,5\n", "line 2 has 5 cells"),
+    "n changes in a run": (
+        HEAD + "1,.1,4,2\n2,.2,8,2\n3,.3,4,2\n",
+        "line 3: two settings are mixed in one run: n = 4.* then n = 8.*run=COLUMN",
+    ),
+    "B_p changes in a run": (
+        HEAD + "1,.1,4,2\n2,.2,4,3\n",
+        r"line 3: two settings are mixed in one run: n = 4, B_p = 2 \(from line 2\)",
+    ),
+    "n changes there and back in one of many runs": (
+        HEAD + "1,.1,4,2\n2,.2,4,2\n1,.1,8,2\n2,.2,88,2\n3,.3,8,2\n",
+        r"line 5: two settings are mixed in one run: n = 8, B_p = 2 \(from line 4\), then n = 88",
+    ),
+    "no rollouts a problem": (HEAD + "1,.1,0,2\n", "line 2: n is 0, expected a whole number of at least 1"),
+    "a quote that never ends": (HEAD + '1,".1,4,2\n2,.2,4,2\n', "line 3: not CSV"),
+    "a name twice": ("step,reward,n,n\n1,.1,4,2\n", "line 1: the column 'n' is there twice"),
+    "no row": (HEAD, r"header \(line 1\) and no row"),
+    "nothing": ("", "is empty"),
+    "not UTF-8": (HEAD.encode() + b"1,.1,4,2\n2,\xff,4,2\n", "line 3 is not UTF-8"),
+    "UTF-16": (HEAD.encode("utf-16"), "line 1 is not UTF-8"),
+    "a binary file": (b"a,b\n\0\0", "line 2 holds a NUL byte"),
+}
+BROKEN_JSON = {
+    "half a line": ('{"step": 1, "reward": 0.1}\n{"step": 2, "rew', r"line 2 is no whole JSON object"),
+    "a list": ('{"step": 1, "reward": 0.1}\n[1]\n', "line 2 is a list, expected a JSON object"),
+    "CSV": ("step,reward\n1,2\n", "line 1 is no whole JSON object.*try --from csv"),
+    "NaN": ('{"step": 1, "reward": NaN}\n', "line 1: reward is nan"),
+    "null": ('{"step": 1, "reward": null}\n', "line 1: reward is missing"),
+    "a word": ('{"step": 1, "reward": true}\n', "line 1: reward is True, expected a number"),
+    "falling rollouts": (
+        '{"step": 1, "rollouts": 9, "reward": 0.1}\n{"step": 2, "rollouts": 8, "reward": 0.1}\n',
+        "line 2: compute of 8 rollouts comes after 9",
+    ),
+    "falling tokens": (
+        '{"step": 1, "tokens": 9, "reward": 0.1}\n{"step": 2, "tokens": 8, "reward": 0.1}\n',
+        r"line 2: tokens falls from 9 to 8",
+    ),
+    "negative device hours": ('{"step": 1, "device_hours": -1, "reward": 0.1}\n', "line 1: device_hours is -1"),
+    "no step": ('{"step": 1, "reward": 0.1}\n{"reward": 0.1}\n', "line 2: step is missing"),
+    "very deep": ('{"a":' * 100_000 + "\n", "line 1 is no whole JSON object"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_csv(logged, name):
+    text, match = BROKEN[name]
+    with pytest.raises(InputError, match=match) as e:
+        logged("csv", text)
+    assert "log.csv" in str(e.value)
+
+
+@pytest.mark.parametrize("name", BROKEN_JSON)
+def test_broken_json_lines(logged, name):
+    text, match = BROKEN_JSON[name]
+    with pytest.raises(InputError, match=match) as e:
+        logged("jsonl", text, "n=2,B_p=2")
+    assert "log.jsonl" in str(e.value)
+
+
+def test_a_setting_that_changes_in_a_named_run(logged):
+    text = "id,step,reward,n,B_p\na,1,.1,4,2\nb,1,.1,8,2\na,2,.1,4,2\na,3,.1,8,2\n"
+    with pytest.raises(InputError, match=r"line 5: the run 'a' \(from line 2\) changes n from 4 to 8"):
+        logged("csv", text, "run=id")
+
+
+def test_two_runs_of_one_cell_and_seed(logged):
+    text = "id,step,reward,n,B_p,seed\na,1,.1,4,2,0\nb,1,.2,4,2,0\n"
+    with pytest.raises(InputError, match=r"two runs with B_p = 2, n = 4, seed = 0: .*line 2 and .*line 3"):
+        logged("csv", text, "run=id")
+
+
+def test_one_run_given_twice(logged, tmp_path):
+    rows = [{"step": s, "reward": 0.1 * s} for s in (1, 2, 3)]
+    with pytest.raises(InputError, match="hold the same run of B_p = 2, n = 2"):
+        logged("jsonl", {"a.jsonl": rows, "b.jsonl": rows[:2]}, "n=2,B_p=2")
+    with pytest.raises(InputError, match="is given twice"):
+        logged("jsonl", {"a.jsonl": rows, "./a.jsonl": rows}, "n=2,B_p=2")
+
+
+def test_a_batch_that_n_does_not_divide(logged):
+    with pytest.raises(InputError, match="line 1: B = 10 is no multiple of n = 4"):
+        logged("jsonl", [{"step": 1, "reward": 0.5}], "n=4,B=10")
+
+
+def test_different_metrics_are_not_one_sweep(logged):
+    logs = {f"{k}.jsonl": [{"step": 1, "data": {f"val-core/x/acc/mean@{k}": 0.5}}] for k in (4, 8)}
+    with pytest.raises(InputError, match=r"different validation metrics: .*avg@4.*4\.jsonl"):
+        logged("verl", logs, "n=2,B_p=2")
+
+
+@pytest.mark.parametrize(
+    ("maps", "match"),
+    [
+        (["rewrd=x"], "no field 'rewrd'; the nearest is 'reward'"),
+        (["reward"], "given 'reward', expected FIELD=COLUMN"),
+        (["n=2,n=4"], "n is given twice"),
+        (
+            ["reward=val/ac"],
+            r"no column 'val/ac' for reward; the nearest is 'val/acc' \(--map reward=val/acc\).*Columns there are: step, val/acc",
+        ),
+        (["reward=0.5"], "a number for the whole file says nothing here"),
+        (["reward=val/acc"], "no column is known to be n .*type --map n=16"),
+        (["reward=val/acc,n=2"], "no column is known to be B_p .*--map B=8192"),
+        (["n=2,B_p=2"], r"no column is known to be reward .*type --map reward=val/acc \(the nearest\)"),
+        (["reward=val/acc,n=n{},B_p=2"], r"--map n=n\{\}: .*log\.jsonl has no number there"),
+        (["reward=val/acc,n=2,B_p=2,scale=val/acc"], "expected a number, such as scale=0.01"),
+        (["counts=right,n=2,B_p=2"], "counts need the rollouts a problem"),
+    ],
+)
+def test_maps_that_cannot_be_followed_teach_what_to_type(logged, maps, match):
+    with pytest.raises(InputError, match=match):
+        logged("jsonl", [{"step": 1, "val/acc": 0.5, "train/loss": 3.0, "right": [1]}], *maps)
+
+
+def test_a_log_without_steps_or_rollouts(logged):
+    with pytest.raises(InputError, match=r"no column is known to be rollouts .*--map step=COLUMN"):
+        logged("jsonl", [{"reward": 0.5}], "n=2,B_p=2")
+
+
+def test_right_answers_outside_the_samples(logged):
+    with pytest.raises(
+        InputError, match=r"line 1: counts \(column right\) is '\[5\]', expected a list of whole numbers in 0\.\.4"
+    ):
+        logged("jsonl", [{"step": 1, "right": [5]}], "counts=right,samples=4,n=2,B_p=2")
+
+
+def test_a_huge_file(logged, monkeypatch):
+    monkeypatch.setattr(log_table, "MAX_LOG_BYTES", 10)
+    with pytest.raises(InputError, match=r"log\.csv holds .* GiB, expected at most"):
+        logged("csv", HEAD + "1,.1,4,2\n")
+
+
+def test_a_missing_file_an_unknown_format(logged, tmp_path):
+    from isojax.runs.import_logs import read_logs
+
+    with pytest.raises(InputError, match="no such log"):
+        read_logs([tmp_path / "none.csv"], "csv", {}, lambda _: None)
+    with pytest.raises(InputError, match="is a folder, expected a file"):
+        read_logs([tmp_path], "csv", {}, lambda _: None)
+    with pytest.raises(InputError, match="expected one of csv, jsonl, tensorboard, trl, verl, wandb"):
+        logged("excel", "x")

@@ -1,0 +1,221 @@
+"""What the real writers of verl, TRL, W&B and TensorBoard wrote (make_fixtures.py) imports to the numbers that were
+logged.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell
+from isojax.runs.import_logs import read_logs
+from isojax.runs.log_fields import parse_field_map
+from isojax.runs.log_table import guess_format
+from tests.runs.importers.conftest import FIXTURES
+from tests.runs.importers.make_fixtures import B_P, EVERY, STEPS, accuracy, training_reward
+
+OWN = "reward=val/acc,train_reward=train/reward,response_length=train/length"
+
+
+def imported(format, names, *maps):
+    return read_logs([FIXTURES / name for name in names], format, parse_field_map(maps), lambda _: None)
+
+
+def expect(run, n, metric):
+    """The curve of make_fixtures: evaluations at 0, 3, ... 12; rewards of the steps since the last; 100 + step tokens a
+    rollout.
+    """
+    assert run.cell == Cell(B_P, n, 0)
+    steps = list(range(0, STEPS + 1, EVERY))
+    assert [p.M for p in run.points] == steps and [p.rollouts for p in run.points] == [s * B_P * n for s in steps]
+    assert [p.metrics for p in run.points] == [{metric: pytest.approx(accuracy(n, s), abs=1e-6)} for s in steps]
+    for before, point in zip(steps, run.points[1:], strict=False):
+        mean = sum(training_reward(n, s) for s in range(before + 1, point.M + 1)) / EVERY
+        assert point.train["reward"] == pytest.approx(mean, abs=1e-6)
+        assert point.tokens == sum((100 + s) * B_P * n for s in range(1, point.M + 1))
+
+
+@pytest.mark.parametrize(
+    ("format", "names", "maps", "cells"),
+    [
+        ("verl", ["verl/n8.jsonl", "verl/n16.jsonl"], [f"B_p={B_P},n=n{{}}"], {8: "avg@4", 16: "avg@4"}),
+        ("tensorboard", ["verl_tensorboard"], [f"B_p={B_P},n=n{{}}"], {8: "avg@4", 16: "avg@4"}),
+        (
+            "tensorboard",
+            ["tensorboard/n8", "tensorboard/n16"],
+            [f"B_p={B_P}", "n=n{}", OWN],
+            {8: "val/acc", 16: "val/acc"},
+        ),
+        ("wandb", ["wandb/own"], [OWN], {8: "val/acc"}),
+        ("wandb", ["wandb/verl/run-verl.wandb"], [], {16: "avg@4"}),
+    ],
+)
+def test_known_curves(format, names, maps, cells):
+    found = imported(format, names, *maps)
+    assert len(found.runs) == len(cells) and not found.notes
+    for run, (n, metric) in zip(found.runs, cells.items(), strict=True):
+        expect(run, n, metric)
+
+
+@pytest.mark.parametrize("name", ["trl", "trl/checkpoint-6", "trl/checkpoint-6/trainer_state.json"])
+def test_trl_needs_no_map(name):
+    """16 rollouts an update, n = 4, from training_args.bin; tokens are those of GRPOTrainer's own counter less the
+    prompts' 4 a rollout.
+    """
+    (run,) = imported("trl", [name]).runs
+    state = json.loads((FIXTURES / "trl/checkpoint-6/trainer_state.json").read_text())
+    evaluated = [row["eval_reward"] for row in state["log_history"] if "eval_reward" in row]
+    assert run.cell == Cell(4, 4, 42) and [p.rollouts for p in run.points] == [0, 32, 64, 96]
+    assert [p.metrics["eval_reward"] for p in run.points] == evaluated
+    assert run.points[-1].tokens == state["num_input_tokens_seen"] - 4 * 96
+    rewards = [row["reward"] for row in state["log_history"] if "reward" in row]
+    assert [p.train.get("reward") for p in run.points] == [
+        None,
+        *(pytest.approx(sum(rewards[i : i + 2]) / 2) for i in (0, 2, 4)),
+    ]
+
+
+def test_transformers_event_file_agrees_with_its_state():
+    (events,), (state,) = imported("tensorboard", ["trl/runs"]).runs, imported("trl", ["trl"]).runs
+    assert events.cell == state.cell
+    for a, b in zip(events.points, state.points, strict=True):
+        assert (a.rollouts, a.tokens) == (b.rollouts, b.tokens)
+        assert a.metrics["eval/reward"] == pytest.approx(b.metrics["eval_reward"], abs=1e-6)
+
+
+def test_trl_without_its_arguments_asks_for_n_and_takes_B(tmp_path):
+    shutil.copy(FIXTURES / "trl/checkpoint-6/trainer_state.json", tmp_path)
+    with pytest.raises(InputError, match=r"no column is known to be n .*type --map n=16"):
+        read_logs([tmp_path], "trl", {}, lambda _: None)
+    (tmp_path / "training_args.bin").write_bytes(b"no archive")
+    (run,) = read_logs([tmp_path], "trl", parse_field_map(["n=4,B=16"]), lambda _: None).runs
+    assert run.cell == Cell(4, 4, 0) and run.points[-1].rollouts == 96
+
+
+def test_a_pickle_runs_nothing(tmp_path):
+    """training_args.bin may come from anybody."""
+    import pickle
+    import zipfile
+
+    class Harm:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "harm",)
+
+    shutil.copy(FIXTURES / "trl/checkpoint-6/trainer_state.json", tmp_path)
+    with zipfile.ZipFile(tmp_path / "training_args.bin", "w") as archive:
+        archive.writestr("x/data.pkl", pickle.dumps(Harm()))
+    with pytest.raises(InputError, match="no column is known to be n"):
+        read_logs([tmp_path], "trl", {}, lambda _: None)
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_trainers_default_seed_numbers_its_runs(tmp_path):
+    for i in (0, 1):
+        shutil.copytree(FIXTURES / "trl/checkpoint-6", tmp_path / f"{i}")
+    file = tmp_path / "1/trainer_state.json"
+    file.write_text(file.read_text().replace('"eval_reward": 0.', '"eval_reward": 0.0'))
+    found = read_logs([tmp_path / "0", tmp_path / "1"], "trl", {}, lambda _: None)
+    assert [r.cell.seed for r in found.runs] == [0, 1] and "numbered in the order given" in found.notes[0]
+    shutil.copy(tmp_path / "0/trainer_state.json", file)
+    with pytest.raises(InputError, match="hold the same run"):
+        read_logs([tmp_path / "0", tmp_path / "1"], "trl", {}, lambda _: None)
+
+
+def test_trl_names_the_line(tmp_path):
+    text = (FIXTURES / "trl/checkpoint-6/trainer_state.json").read_text()
+    at = text.index('"eval_reward"', text.index('"eval_reward"') + 1)
+    broken = text[:at] + '"eval_reward": 7, "was"' + text[at + len('"eval_reward"') :]
+    (tmp_path / "trainer_state.json").write_text(broken)
+    start = text.rindex("{", 0, at)
+    with pytest.raises(
+        InputError,
+        match=rf"trainer_state\.json, line {text.count(chr(10), 0, start) + 1}: reward \(column eval_reward\) is 7",
+    ):
+        read_logs([tmp_path], "trl", parse_field_map(["n=4,B=16"]), lambda _: None)
+    (tmp_path / "trainer_state.json").write_text(text[:3000])
+    with pytest.raises(InputError, match=r"trainer_state\.json, line \d+ is not JSON"):
+        read_logs([tmp_path], "trl", {}, lambda _: None)
+    (tmp_path / "trainer_state.json").write_text('{"step": 1}')
+    with pytest.raises(InputError, match="no log_history"):
+        read_logs([tmp_path], "trl", {}, lambda _: None)
+
+
+BINARY = {
+    "wandb": ("wandb/own/run-own.wandb", f"{OWN}"),
+    "tensorboard": ("tensorboard/n8/events.out.tfevents.0.fixture", f"{OWN},n=8,B_p={B_P}"),
+}
+
+
+@pytest.mark.parametrize("format", BINARY)
+def test_a_torn_end_is_left_out_and_said(tmp_path, format):
+    source, maps = BINARY[format]
+    data = (FIXTURES / source).read_bytes()
+    whole = read_logs([FIXTURES / source], format, parse_field_map([maps]), lambda _: None).runs[0].points
+    file = tmp_path / Path(source).name
+    for cut in (len(data) - 1, len(data) - 9, len(data) * 2 // 3):
+        file.write_bytes(data[:cut])
+        found = read_logs([file], format, parse_field_map([maps]), lambda _: None)
+        points = found.runs[0].points
+        assert points == whole[: len(points)] and any("torn" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("format", BINARY)
+def test_damage_before_the_end_is_refused(tmp_path, format):
+    source, maps = BINARY[format]
+    data = bytearray((FIXTURES / source).read_bytes())
+    data[len(data) // 2] ^= 255
+    file = tmp_path / Path(source).name
+    file.write_bytes(data)
+    with pytest.raises(InputError, match=r"damaged at byte \d+"):
+        read_logs([file], format, parse_field_map([maps]), lambda _: None)
+    file.write_bytes(b"step,reward\n1,2\n")
+    with pytest.raises(InputError, match=r"is no "):
+        read_logs([file], format, {}, lambda _: None)
+
+
+def test_a_tag_outside_the_range_is_named_with_its_step():
+    with pytest.raises(InputError, match=r"n8, step 1: reward \(column train/length\) is 101"):
+        imported("tensorboard", ["tensorboard/n8"], f"reward=train/length,n=8,B_p={B_P}")
+    with pytest.raises(InputError, match=r"run-own\.wandb, step 1: reward \(column train/length\) is 101"):
+        imported("wandb", ["wandb/own"], "reward=train/length")
+
+
+def test_a_restart_takes_the_later_file(tmp_path):
+    from tensorboardX import SummaryWriter
+
+    for start, shift in ((0, 0.0), (2, 0.5)):
+        with SummaryWriter(str(tmp_path), filename_suffix=f".{start}") as writer:
+            for step in range(start, 4):
+                writer.add_scalar("acc", 0.1 * step + shift, step)
+    for i, file in enumerate(sorted(tmp_path.glob("*tfevents*"), key=lambda p: p.name[-1])):
+        file.rename(tmp_path / f"{i}.tfevents")
+    found = read_logs([tmp_path], "tensorboard", parse_field_map(["reward=acc,n=2,B_p=2"]), lambda _: None)
+    assert [p.metrics["acc"] for p in found.runs[0].points] == pytest.approx([0, 0.1, 0.7, 0.8])
+    assert "2 values that 1.tfevents logs again" in found.notes[0]
+
+
+def test_formats_are_recognised():
+    files = {
+        "runs.csv": "csv",
+        "verl/n8.jsonl": "verl",
+        "wandb/own/run-own.wandb": "wandb",
+        "trl/checkpoint-6/trainer_state.json": "trl",
+    }
+    assert {name: guess_format(FIXTURES / name) for name in files} == files
+
+
+@pytest.mark.parametrize(
+    ("format", "package", "extra"), [("wandb", "wandb", "wandb"), ("tensorboard", "tensorboardX", "tensorboard")]
+)
+def test_a_missing_package_says_which_extra(monkeypatch, format, package, extra):
+    import sys
+
+    for name in [n for n in sys.modules if n.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError, match=rf"pip install 'isojax\[{extra}\]'"):
+        imported(format, [BINARY[format][0]])

@@ -1,0 +1,92 @@
+"""Exported configs say the recommended allocation in each trainer's own terms; check_with_peers.py asks the trainers
+themselves.
+"""
+
+import sys
+
+import pytest
+import yaml
+
+from isojax.core import registry
+from isojax.core.config import load_config
+from isojax.core.errors import InputError
+from isojax.scaling.allocate.recommend import recommend
+from tests.scaling.documents import document
+
+FIT = document()
+CHOSEN = recommend(FIT, 1e5)  # 16x16, M = 390
+
+
+def rendered(name, chosen=CHOSEN, saved=None):
+    return registry.load("runs.exporters", name, "render").render(chosen, saved, FIT)
+
+
+def test_verl_counts_batches_in_prompts():
+    found = yaml.safe_load(rendered("verl"))
+    assert found.pop("defaults") == ["ppo_trainer", "_self_"]
+    assert found == {
+        "data": {"train_batch_size": 16},
+        "algorithm": {"adv_estimator": "grpo"},
+        "actor_rollout_ref": {"rollout": {"n": 16}, "actor": {"ppo_mini_batch_size": 16, "ppo_epochs": 1}},
+        "trainer": {"total_training_steps": 390, "total_epochs": 390},
+    }
+
+
+def test_trl_counts_batches_in_completions():
+    found = yaml.safe_load(rendered("trl"))
+    assert found == {
+        "num_generations": 16,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 32,
+        "generation_batch_size": 256,
+        "num_iterations": 1,
+        "max_steps": 390,
+    }
+    odd = yaml.safe_load(rendered("trl", recommend(FIT, 1e5, fix={"B": 52})))  # n = 16 leaves B_p = 3, B = 48
+    assert (odd["per_device_train_batch_size"], odd["gradient_accumulation_steps"]) == (8, 6)
+
+
+def test_trl_refuses_a_single_rollout():
+    with pytest.raises(InputError, match="n = 1 rollouts a problem; TRL's GRPO expects at least 2"):
+        rendered("trl", recommend(document({(16, 1): (0.6, 1.0, 2e3)}), 1e5))
+
+
+def test_isojax_needs_the_sweeps_config():
+    with pytest.raises(InputError, match=r"no config.yaml beside the fit.*--for verl or --for trl"):
+        rendered("isojax")
+    sweep = load_config("quickstart", [])
+    found = yaml.safe_load(rendered("isojax", saved=sweep))
+    assert (found["sweep"]["B_p"], found["sweep"]["n"], found["sweep"]["budget"]) == ([16], [16], 99840)
+
+
+@pytest.mark.parametrize("name", ["verl", "trl"])
+def test_comments_hold_the_promise_the_reasons_and_the_learning_rate(name):
+    text = rendered(name)
+    head = [line for line in text.splitlines() if line.startswith("#")]
+    assert text.startswith("\n".join(head)) and "B_p = 16" in head[0] and "Expected avg@4: 0.66" in head[1]
+    assert any("16x16 promises most" in line for line in head) and any(
+        "if your runs scaled it with sqrt(B)" in line for line in head
+    )
+    known = rendered(name, saved=load_config("quickstart", []))
+    assert "0.001 * sqrt(B / 1024), gives 0.0005 at B = 256" in known
+
+
+def test_text_from_a_log_stays_in_its_comment():
+    CHOSEN.reasons.append("B_p=4 is unstable: fell\ntrainer: {total_epochs: 1}")
+    try:
+        assert yaml.safe_load(rendered("verl"))["trainer"]["total_epochs"] == 390
+    finally:
+        CHOSEN.reasons.pop()
+
+
+def test_a_fork_adds_a_framework(tmp_path, monkeypatch):
+    (tmp_path / "my_trainer_fork.py").write_text(
+        "HOW_TO_RUN = 'x {file}'\ndef render(chosen, saved, fit):\n    return f'n: {chosen.allocation.n}'\n"
+    )
+    (tmp_path / "my_fork_of_isojax").mkdir()
+    (tmp_path / "my_trainer_fork.py").rename(tmp_path / "my_fork_of_isojax" / "trainer.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert rendered("my_fork_of_isojax.trainer") == "n: 16"
+    sys.modules.pop("my_fork_of_isojax.trainer")
+    with pytest.raises(InputError, match="export plug-in 'nemo': no such module; expected one of isojax, trl, verl"):
+        rendered("nemo")

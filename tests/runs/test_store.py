@@ -1,0 +1,293 @@
+"""Runs at a URL, without a run: what is put there, in which order, and what a pull makes of it after a kill at any
+instant.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import known_implementations
+
+from isojax.core import yaml_files
+from isojax.core.errors import InputError, RunFailed
+from isojax.core.nouns import Cell, EvalPoint
+from isojax.runs import lease, object_store, store
+from isojax.runs.ledger import Ledger
+from isojax.runs.store import (
+    CheckpointUploader,
+    Mirror,
+    display_path,
+    is_url,
+    localize,
+    remote_workspace,
+    working_folder,
+)
+
+CELL = Cell(8, 2, 0)
+
+
+@pytest.fixture(params=["memory", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A sweep's place, in an object store that forgets and on a disk."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(store, "MIRRORS", [])
+    yield "memory://bucket/runs" if request.param == "memory" else f"file://{tmp_path}/bucket/runs"
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def there(url: str) -> set[str]:
+    """What lies at the URL."""
+    return object_store.RemoteFolder(url).find()
+
+
+def state(mirror: Mirror, M: int, text: str = "weights") -> Path:
+    """A state as Orbax leaves it: folders in folders, an empty file."""
+    folder = mirror.local / "cells" / CELL.name / "checkpoint" / str(M)
+    (folder / "state" / "d").mkdir(parents=True)
+    (folder / "state" / "d" / "array").write_text(text)
+    (folder / "_METADATA").write_text("")
+    return folder
+
+
+def point(target: int) -> EvalPoint:
+    return EvalPoint(target, target, target, target, {"avg@4": 0.5}, (1,), 4)
+
+
+@pytest.mark.parametrize("text", ["gs://b/runs", "s3://b", "file:///x", "memory://x", "abfs://c@a/x"])
+def test_urls(text: str) -> None:
+    assert is_url(text) and not is_url(f"run.dir={text}") and not is_url(str(Path(text)))
+
+
+def test_what_is_written_is_there_at_once_and_comes_back(url: str, tmp_path: Path) -> None:
+    with remote_workspace(url, "tiny"):
+        folder = working_folder(url, "tiny")
+        ledger = Ledger(folder / "cells" / CELL.name, CELL, "abc")
+        ledger.append(point(4), 1.0, 1)
+        yaml_files.write_text(folder / "base" / "problems.jsonl", "{}\n")
+        other = Mirror(f"{url}/tiny", tmp_path / "other")
+        other.pull()
+        for name in ("records.jsonl", "timing.jsonl"):
+            path = f"cells/{CELL.name}/{name}"
+            assert (tmp_path / "other" / path).read_bytes() == (folder / path).read_bytes()
+        (folder / "figures").mkdir()
+        (folder / "figures" / "a.png").write_bytes(b"by another library")
+    assert not folder.exists(), "the scratch folder goes when all is at the URL"
+    assert {"base/problems.jsonl", "figures/a.png"} <= there(f"{url}/tiny") and ".lock" not in there(f"{url}/tiny")
+    with remote_workspace(url, "tiny"):
+        assert Ledger(folder / "cells" / CELL.name, CELL, "abc").targets == [4]
+
+
+def test_a_folder_is_left_as_it_is(tmp_path: Path) -> None:
+    before = list(yaml_files.WRITE_LISTENERS)
+    with remote_workspace(str(tmp_path / "runs"), "tiny"):
+        assert working_folder("runs", "tiny") == Path("runs/tiny") and yaml_files.WRITE_LISTENERS == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_states_come_back_whole_and_the_old_ones_go(url: str, tmp_path: Path) -> None:
+    mirror = Mirror(url, tmp_path / "a")
+    for M in (3, 7):
+        mirror.push_checkpoint(state(mirror, M, f"weights {M}"))
+    (tmp_path / "a" / "cells" / CELL.name / "checkpoint" / "3").rename(tmp_path / "elsewhere")
+    mirror.push_checkpoint(state(mirror, 9))
+    again = Mirror(url, tmp_path / "b")
+    again.pull()
+    states = tmp_path / "b" / "cells" / CELL.name / "checkpoint"
+    assert sorted(p.name for p in states.iterdir()) == ["7", "9"]
+    assert (states / "7" / "state" / "d" / "array").read_text() == "weights 7" and (states / "9" / "_METADATA").exists()
+    assert not [name for name in there(url) if "/3" in name]
+    light = Mirror(url, tmp_path / "c")
+    assert light.pull(with_checkpoints=False) == 0 and not (tmp_path / "c").exists()
+
+
+class Torn(MemoryFileSystem):
+    """Storage that is gone after some objects more."""
+
+    protocol, left, cachable = "torn", 1000, False
+
+    def put_file(self, *args: Any, **kwargs: Any) -> None:
+        self._spend()
+        super().put_file(*args, **kwargs)
+
+    def pipe_file(self, *args: Any, **kwargs: Any) -> None:
+        self._spend()
+        super().pipe_file(*args, **kwargs)
+
+    @classmethod
+    def _spend(cls) -> None:
+        if not cls.left:
+            raise ConnectionError("the network is gone")
+        cls.left -= 1
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_torn_upload_is_not_taken(left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two files and a mark: whichever of them is missing, the state before it stands, and the next upload clears up."""
+    fsspec.register_implementation("torn", Torn, clobber=True)
+    monkeypatch.setattr(Torn, "store", {})
+    monkeypatch.setattr(Torn, "left", 1000)
+    mirror = Mirror("torn://bucket/tiny", tmp_path / "a")
+    mirror.push_checkpoint(state(mirror, 3))
+    second = state(mirror, 7)
+    (second.parent / "3").rename(tmp_path / "gone")  # by the rule of what is kept, before the new one is there
+    Torn.left = left
+    with pytest.raises(RunFailed, match="the network is gone"):
+        mirror.push_checkpoint(second)
+    Torn.left = 1000
+    again = Mirror("torn://bucket/tiny", tmp_path / "b")
+    again.pull()
+    states = tmp_path / "b" / "cells" / CELL.name / "checkpoint"
+    assert sorted(p.name for p in states.iterdir()) == ["3"]
+    again.push_checkpoint(state(again, 9))
+    assert not [name for name in there("torn://bucket/tiny") if "checkpoint/7" in name]
+
+
+def test_a_cell_that_has_no_state_yet_differs_from_one_whose_states_were_removed(url: str, tmp_path: Path) -> None:
+    mirror = Mirror(url, tmp_path / "a")
+    with mirror.auto_upload():
+        states = tmp_path / "a" / "cells" / CELL.name / "checkpoint"
+        CheckpointUploader(states).wait()
+        yaml_files.write_text(tmp_path / "a" / "cells" / "8x4-s0" / "records.jsonl", "{}\n")
+    again = Mirror(url, tmp_path / "b")
+    again.pull()
+    cells = tmp_path / "b" / "cells"
+    assert list((cells / CELL.name / "checkpoint").iterdir()) == [] and not (cells / "8x4-s0" / "checkpoint").exists()
+
+
+def test_a_state_is_sent_when_it_is_written_and_an_error_is_raised_by_wait(
+    url: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    mirror, writing = Mirror(url, tmp_path / "a"), [True, True, False]
+    with mirror.auto_upload():
+        uploads = CheckpointUploader(tmp_path / "a" / "cells" / CELL.name / "checkpoint")
+        uploads.upload(state(mirror, 3), lambda: writing.pop(0))
+        uploads.wait()
+        assert writing == [] and f"cells/{CELL.name}/checkpoint/3.whole" in there(url)
+        uploads.upload(tmp_path / "a" / "cells" / CELL.name / "checkpoint" / "4", lambda: False)  # could not be written
+        uploads.wait()
+        monkeypatch.setattr(mirror.remote, "write", lambda *_: 1 / 0)
+        uploads.upload(state(mirror, 5), lambda: False)
+        with pytest.raises(RunFailed, match=r"ZeroDivisionError.*--resume"):
+            uploads.wait()
+        uploads.wait()  # once
+
+
+def test_a_worker_has_its_own_part(url: str, tmp_path: Path) -> None:
+    """Of a sweep whose writer is another process, the files of one cell and of all."""
+    with remote_workspace(url, "tiny"):
+        for name in ("base/problems.jsonl", f"cells/{CELL.name}/records.jsonl", "cells/8x4-s0/records.jsonl"):
+            yaml_files.write_text(working_folder(url, "tiny") / name, "{}\n")
+        with remote_workspace(url, "tiny", cell_name=CELL.name):
+            folder = working_folder(url, "tiny")
+            assert (folder / "base" / "problems.jsonl").exists() and [p.name for p in (folder / "cells").iterdir()] == [
+                CELL.name
+            ]
+            yaml_files.append_bytes(folder / "cells" / CELL.name / "records.jsonl", b"{}\n")
+        mirror = Mirror(f"{url}/tiny", tmp_path / "a")
+        mirror.pull()
+        assert (tmp_path / "a" / "cells" / CELL.name / "records.jsonl").read_text() == "{}\n{}\n"
+
+
+def lock(url: str, **changed: Any) -> dict[str, Any]:
+    """Says at the URL that somebody writes there."""
+    told = {"host": "host-b", "pid": 77, "token": "x", "time": time.time()} | changed
+    object_store.RemoteFolder(f"{url}/tiny").write(".lock", json.dumps(told).encode())
+    return told
+
+
+def test_a_second_writer_is_refused_where_the_first_lives(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    now = lock(url)
+    monkeypatch.setattr(lease.time, "sleep", lambda _: lock(url, time=now["time"] + 10))  # it renews
+    with (
+        pytest.raises(InputError, match="tiny is being written by process 77 on host-b"),
+        remote_workspace(url, "tiny"),
+    ):
+        raise AssertionError("refused before any work")
+    assert "waiting for a sign of life of process 77 on host-b" in capsys.readouterr().err
+    assert there(f"{url}/tiny") == {".lock"}
+
+
+@pytest.mark.parametrize("left", [{"time": 0.0}, {"host": lease._host_id(), "pid": 2**22 + 1}])
+def test_a_dead_writers_place_is_taken_at_once(url: str, left: dict[str, Any]) -> None:
+    """Its last sign of life is old, or it was a process of this machine that is no more."""
+    lock(url, **left)
+    began = time.monotonic()
+    with remote_workspace(url, "tiny"):
+        held = json.loads(object_store.RemoteFolder(f"{url}/tiny").read(".lock") or b"")
+        assert held["pid"] == os.getpid()
+    assert time.monotonic() - began < 2
+
+
+def test_a_writer_whose_place_was_taken_writes_no_more(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
+    with pytest.raises(RunFailed, match="taken over by process 77 on host-b"), remote_workspace(url, "tiny"):
+        monkeypatch.setattr(
+            lease.Lease, "_write_lock", lambda _: None
+        )  # else it may write over the other's, between a look and a sign
+        time.sleep(0.05)
+        lock(url)
+        time.sleep(0.2)
+        yaml_files.write_text(working_folder(url, "tiny") / "late.json", "{}")
+    assert there(f"{url}/tiny") == {".lock"}
+
+
+def test_a_writer_that_was_frozen_looks_before_it_goes_on(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sign of life would come too late."""
+    with pytest.raises(RunFailed, match="taken over by process 77 on host-b"), remote_workspace(url, "tiny"):
+        lock(url)
+        clock = time.time
+        monkeypatch.setattr(lease.time, "time", lambda: clock() + lease.STALE_SECONDS + 1)
+        yaml_files.write_text(working_folder(url, "tiny") / "late.json", "{}")
+    assert there(f"{url}/tiny") == {".lock"}
+
+
+def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setitem(known_implementations, "far", {"class": "no_such_package.far.Far", "err": "Please install it"})
+    for place, saying in (
+        (f"file://{tmp_path}/file/runs", "cannot use file:///.*file/runs/tiny: .*give another run.dir"),
+        ("far://bucket/runs", "far://bucket/runs/tiny: .* Run: pip install no_such_package"),
+        ("nothing://bucket/runs", "nothing://bucket/runs/tiny: .*Protocol not known"),
+    ):
+        with pytest.raises(InputError, match=saying), remote_workspace(place, "tiny"):
+            raise AssertionError("refused before any work")
+    with (
+        pytest.raises(InputError, match=r"several processes.*Mount the bucket"),
+        remote_workspace("memory://b", "tiny", multi_process=True),
+    ):
+        raise AssertionError("refused before any work")
+    with pytest.raises(InputError, match="expected a folder"):
+        working_folder("memory://nobody", "tiny")
+
+
+def test_storage_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_store, "CONNECT_TIMEOUT", 0.1)
+    monkeypatch.setattr(MemoryFileSystem, "find", lambda *_: time.sleep(1))
+    with pytest.raises(InputError, match=r"no answer within 0.1 seconds"):
+        Mirror("memory://slow", tmp_path / "a").pull()
+
+
+def test_words_that_are_urls(url: str, capsys: Any) -> None:
+    with remote_workspace(url, "tiny"):
+        yaml_files.write_text(working_folder(url, "tiny") / "fit.json", "{}")
+    with localize(["fit", f"{url}/tiny", f"{url}/tiny/fit.json", f"run.dir={url}"]) as words:
+        assert words[0] == "fit" and words[3] == f"run.dir={url}"
+        folder, file = Path(words[1]), Path(words[2])
+        assert folder.name == "tiny" and (folder / "fit.json").read_text() == "{}"
+        assert (file.parent.name, file.name, file.read_text()) == ("tiny", "fit.json", "{}")
+        yaml_files.write_text(folder / "validation.json", "[]")
+        assert display_path(f"wrote {folder / 'validation.json'}") == f"wrote {url}/tiny/validation.json"
+    assert "validation.json" in there(f"{url}/tiny") and not folder.exists()
+    with pytest.raises(InputError, match=r"there is nothing at .*other"), localize([f"{url}/other"]):
+        raise AssertionError("refused before any work")

@@ -1,0 +1,125 @@
+"""Tables: three formats read alike, and whatever cannot be used is refused with its file and line."""
+
+import json
+
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.runs.tabular import check_unique_rows, filter_rows, float_column, read_table
+
+
+def write(tmp_path, text, name="points.csv"):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "n,rollouts,set\n8,1e5,easy\n\n16,250000,hard\n"),
+        ("a.tsv", "n\trollouts\tset\r\n8\t1e5\teasy\r\n\r\n16\t250000\thard\r\n"),
+        ("a.txt", "\ufeffn;rollouts;set\n8; 1e5;easy\n\n16;250000;hard"),
+        (
+            "a.jsonl",
+            '{"n": 8, "rollouts": 1e5, "set": "easy"}\n\n{"n": "16", "rollouts": 250000, "set": "hard", "more": {"x": 1}}\n',
+        ),
+    ],
+)
+def test_formats_read_alike(tmp_path, name, text):
+    table = read_table(write(tmp_path, text, name))
+    assert float_column(table, "n").tolist() == [8, 16] and float_column(table, "rollouts").tolist() == [1e5, 250000]
+    assert table.rows[0].line in (1, 2) and table.rows[1].line == table.rows[0].line + 2
+    assert float_column(filter_rows(table, ["set=hard"]), "n").tolist() == [16]
+
+
+def test_where_takes_numbers_as_numbers_and_joins_filters(tmp_path):
+    table = read_table(write(tmp_path, "n,B_p,set\n8,32,easy\n16,32.0,easy\n32,64,easy\n64,32,hard\n"))
+    assert float_column(filter_rows(table, ["B_p=32", "set=easy"]), "n").tolist() == [8, 16]
+    assert float_column(filter_rows(table, ["n=8", "n=64"]), "n").tolist() == [8, 64]
+
+
+def test_a_quoted_cell_over_two_lines_keeps_the_lines_after_it_right(tmp_path):
+    table = read_table(write(tmp_path, 'n,note\n8,"two\nlines"\nx,\n'))
+    with pytest.raises(InputError, match="line 4: n is 'x'"):
+        float_column(table, "n")
+
+
+REFUSED = {
+    "empty": ("", "is empty"),
+    "blank": ("\n \n", "is empty"),
+    "header only": ("n,rollouts\n", "no row of data"),
+    "no header": ("8,100\n16,200\n", "line 1: given 8, 100, expected a header"),
+    "twice": ("n,n\n8,9\n", "line 1: the column 'n' is there twice"),
+    "ragged": ("n,rollouts\n8,100\n16,250,000\n", "line 3 has 3 cells, expected 2.*no comma"),
+    "not UTF-8": (b"n,rollouts\n8,100\n16,\xff\n", "line 3: not UTF-8"),
+    "quotes": ('n,rollouts\n8,100\n16,"20\n', "line 3: not CSV"),
+    "half an object": ('{"n": 8}\n{"n": ', "line 2: not JSON"),
+    "a list": ('{"n": 8}\n[1]', "line 2: given a list"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_files_that_cannot_be_read(tmp_path, case):
+    text, said = REFUSED[case]
+    with pytest.raises(InputError, match=said) as e:
+        read_table(write(tmp_path, text))
+    assert "points.csv" in str(e.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match=r"cannot read .*none.csv"):
+        read_table(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize("given", ["250k", "1_000", "'1,000'", "12 s", "0x10", "true", "eight", "1e", "--1", "٣"])
+def test_no_plain_number(tmp_path, given):
+    table = read_table(write(tmp_path, f"n;rollouts\n8;1\n{given};2\n"))
+    with pytest.raises(InputError, match=r"points.csv, line 3: n is .*expected a plain number"):
+        float_column(table, "n")
+
+
+@pytest.mark.parametrize("given", ["nan", "NaN", "inf", "-Infinity", "1e999"])
+def test_not_finite(tmp_path, given):
+    with pytest.raises(InputError, match=r"line 2: n is .*expected a finite number"):
+        float_column(read_table(write(tmp_path, f"n,rollouts\n{given},2\n")), "n")
+
+
+@pytest.mark.parametrize("given", [json.dumps(10**400), "NaN", "Infinity"])
+def test_not_finite_in_json(tmp_path, given):
+    with pytest.raises(InputError, match=r"line 1: n is .*expected a finite number"):
+        float_column(read_table(write(tmp_path, f'{{"n": {given}}}')), "n")
+
+
+@pytest.mark.parametrize("given", ["true", "null", "[1]", '"8 "'])
+def test_json_values(tmp_path, given):
+    table = read_table(write(tmp_path, f'{{"n": {given}}}'))
+    if given == '"8 "':
+        assert float_column(table, "n").tolist() == [8]
+        return
+    with pytest.raises(InputError, match=r"line 1: n is .*expected a"):
+        float_column(table, "n")
+
+
+def test_ranges_empty_cells_columns_and_filters(tmp_path):
+    table = read_table(write(tmp_path, "n,rollouts,set\n0.5,0,easy\n8,,hard\n8,5,hard\n"))
+    for act, said in (
+        (lambda: float_column(table, "n", minimum=1), "line 2: n is 0.5; expected at least 1"),
+        (lambda: float_column(table, "rollouts", exclusive_minimum=0), "line 2: rollouts is 0; expected more than 0"),
+        (lambda: float_column(filter_rows(table, ["n=8"]), "rollouts"), "line 3: rollouts is empty"),
+        (
+            lambda: float_column(table, "rolouts"),
+            "points.csv, line 1: no column 'rolouts'; the nearest is 'rollouts'. Columns there are: n, rollouts, set",
+        ),
+        (lambda: filter_rows(table, ["sett=easy"]), "no column 'sett'; the nearest is 'set'"),
+        (lambda: filter_rows(table, ["set=medium"]), "matches no row; values of set there are: easy, hard"),
+        (lambda: filter_rows(table, ["set"]), "expected COLUMN=VALUE"),
+    ):
+        with pytest.raises(InputError, match=said):
+            act()
+
+
+def test_duplicates_name_both_lines(tmp_path):
+    table = read_table(write(tmp_path, "n,rollouts\n8,100\n8,200\n8.0,1e2\n"))
+    with pytest.raises(InputError, match=r"line 4: n = 8.0, rollouts = 1e2 as in line 2 already"):
+        check_unique_rows(table, ["n", "rollouts"])

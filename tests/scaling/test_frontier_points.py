@@ -1,0 +1,124 @@
+"""A law from points alone: known laws come back, intervals and flags say what the points carry, bad files are refused
+with their line.
+"""
+
+import numpy as np
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.scaling.law.frontier_points import fit_points_file
+from isojax.scaling.law.n_star_law import Law, log2_n_star
+
+TRUE = Law("sigmoid", 6.0, 4.5, 5.8, 2.8)
+
+
+def write(tmp_path, rows, header="n,rollouts"):
+    path = tmp_path / "points.csv"
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+def steps(law=TRUE, low=4.8, high=7.2, count=40):
+    """Points of a frontier: the power of two nearest to the law."""
+    C = np.logspace(low, high, count).round()
+    return [(int(2 ** round(float(log2_n_star(law, c)))), int(c)) for c in C]
+
+
+def test_a_known_law_is_recovered_from_its_own_points(tmp_path):
+    C = np.logspace(4.8, 7, 30)
+    found = fit_points_file(write(tmp_path, zip(2 ** log2_n_star(TRUE, C), C, strict=True)))
+    law = found["n_star"]
+    assert law["form"] == "sigmoid"
+    assert [law[k] for k in ("L", "k", "log10_C0", "b")] == pytest.approx([6.0, 4.5, 5.8, 2.8], abs=1e-6)
+    assert found["rmse"] < 1e-6 and law["intervals"]["L"] == pytest.approx([6, 6], abs=1e-4)
+
+
+def test_steps_give_the_law_back_as_well_as_rounding_lets_them_and_modes_agree(tmp_path):
+    path = write(tmp_path, steps())
+    hierarchical, paper = fit_points_file(path)["n_star"], fit_points_file(path, mode="paper")["n_star"]
+    for name, value in (("L", 6.0), ("log10_C0", 5.8), ("b", 2.8)):
+        low, high = hierarchical["intervals"][name]
+        assert low <= hierarchical[name] <= high
+        assert hierarchical[name] == pytest.approx(value, abs=0.35)  # n = 2^8.8 was rounded to 2^9
+        assert paper[name] == pytest.approx(hierarchical[name], abs=0.3)
+    assert paper["intervals"] is None and paper["aicc"] is None
+    grid = [p["C"] for p in hierarchical["band"]]
+    assert grid[0] == pytest.approx(10**4.8, rel=1e-3) and all(p["low"] <= p["high"] for p in hierarchical["band"])
+
+
+def test_few_distinct_n_and_the_last_n_are_said(tmp_path):
+    rows = [(n, c) for n, c in steps() if n in (8, 32, 64, 256, 512)]
+    found = fit_points_file(write(tmp_path, rows))
+    assert any(f.startswith("only 5 distinct n (8, 32, 64, 256, 512) carry the 4 parameters") for f in found["flags"])
+    assert any("end at their largest n (512)" in f for f in found["flags"])
+    assert [row["n"] for row in found["leave_one_out"]] == [8, 32, 64, 256, 512]
+    # Without the largest n the law cannot rise so high.
+    assert found["leave_one_out"][-1]["b"] + found["leave_one_out"][-1]["L"] < 8.7
+
+
+def test_falls_mixed_settings_and_filters(tmp_path):
+    rows = [(n, c, "easy") for n, c in steps(count=12)] + [(4, 10 ** (4.8 + i / 5), "hard") for i in range(12)]
+    path = write(tmp_path, rows, "n,rollouts,set")
+    mixed = fit_points_file(path)
+    assert any("mix set = easy, hard in one law; --where set=easy" in f for f in mixed["flags"])
+    assert any(f.startswith("n falls as C rises") for f in mixed["flags"])
+    easy = fit_points_file(path, ["set=easy"])
+    assert easy["points"] == 12 and not any("mix" in f or "falls" in f for f in easy["flags"])
+
+
+def test_one_n_is_a_constant_and_says_so(tmp_path):
+    found = fit_points_file(write(tmp_path, [(8, 1e4), (8, 1e5), (8, 1e6)]))
+    assert (found["n_star"]["form"], found["n_star"]["b"], found["n_star"]["intervals"]) == (
+        "constant",
+        3.0,
+        {"b": [3.0, 3.0]},
+    )
+    assert found["flags"] == ["all 3 points have n = 8: n*(C) is taken as constant, and no other n was seen to lose"]
+    assert fit_points_file(write(tmp_path, [(8, 1e4)]), mode="paper")["n_star"]["form"] == "constant"
+    assert fit_points_file(write(tmp_path, [(8, 1e4)]))["n_star"]["b"] == 3
+
+
+def test_three_distinct_n_carry_no_sigmoid(tmp_path):
+    found = fit_points_file(write(tmp_path, [(8, 1e4), (8, 2e4), (16, 1e5), (16, 2e5), (32, 1e6), (32, 2e6)]))
+    assert found["n_star"]["form"] == "linear" and found["n_star"]["aicc"]["sigmoid"] is None
+    assert any("too few for sigmoid: 3 distinct n" in f for f in found["flags"])
+    assert set(found["n_star"]["intervals"]) == {"k", "b"}
+
+
+def test_no_trend_is_a_constant(tmp_path):
+    found = fit_points_file(write(tmp_path, [((8, 16)[i % 2], 10 ** (4 + i / 10)) for i in range(20)]))
+    assert found["n_star"]["form"] == "constant" and any("do not show n to change" in f for f in found["flags"])
+
+
+def test_a_point_of_two_sets_is_no_duplicate(tmp_path):
+    path = write(tmp_path, [(8, 100, "easy"), (8, 100, "hard"), (16, 200, "easy")], "n,rollouts,set")
+    assert fit_points_file(path)["points"] == 3
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "filters", "said"),
+    [
+        ("n,rollout", [(8, 1)], [], "no column 'rollouts'; the nearest is 'rollout'. Columns there are: n, rollout"),
+        ("n,rollouts", [(8, 100), (0.5, 100)], [], "points.csv, line 3: n is 0.5; expected at least 1"),
+        ("n,rollouts", [(8, 100), (8, -5)], [], "points.csv, line 3: rollouts is -5; expected more than 0"),
+        ("n,rollouts", [(8, 100), (8, "1M")], [], "points.csv, line 3: rollouts is '1M'; expected a plain number"),
+        ("n,rollouts", [("nan", 100)], [], "points.csv, line 2: n is nan; expected a finite number"),
+        (
+            "n,rollouts,set",
+            [(8, 100, "easy"), (8, 100, "hard"), (8, 100, "easy")],
+            [],
+            "line 4: .* as in line 2 already",
+        ),
+        ("n,rollouts", [(8, 100), (8, 200), (8, 100)], [], "line 4: n = 8, rollouts = 100 as in line 2 already"),
+        ("n,rollouts,set", [(8, 100, "easy")], ["set=hard"], "values of set there are: easy"),
+        ("n,rollouts", [], [], "no row of data"),
+    ],
+)
+def test_bad_files_are_refused_with_their_line(tmp_path, header, rows, filters, said):
+    with pytest.raises(InputError, match=said):
+        fit_points_file(write(tmp_path, rows, header), filters)
+
+
+def test_an_unknown_mode(tmp_path):
+    with pytest.raises(InputError, match="mode 'both' is not known; expected one of hierarchical, paper"):
+        fit_points_file(write(tmp_path, [(8, 1)]), mode="both")

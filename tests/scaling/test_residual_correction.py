@@ -1,0 +1,64 @@
+"""A known bump is found and none in white noise; it fades outside the knots; its draws."""
+
+import numpy as np
+import pytest
+
+from isojax.scaling.curves.residual_correction import (
+    FADE_DECADES,
+    ResidualCorrection,
+    correlated_normals,
+    fit_corrections,
+)
+
+X = [np.sort(np.random.default_rng(i).uniform(3, 5, 60)) for i in range(4)]
+SD = 0.01
+
+
+def bump(x):
+    return 0.02 * np.sin(2 * np.pi * x / 1.5)
+
+
+def test_a_sine_is_recovered():
+    rng = np.random.default_rng(0)
+    found = fit_corrections(X, [bump(x) + SD * rng.standard_normal(60) for x in X], SD)
+    inner, hits = np.linspace(3.2, 4.8, 30), []
+    for bend in found:
+        assert bend is not None
+        assert (
+            bend.evaluate(10**inner) == pytest.approx(bump(inner), abs=0.014)
+            and np.abs(bend.evaluate(10**inner) - bump(inner)).mean() < 0.005
+        )
+        knots = np.array(bend.log10_C)
+        hits += list(np.abs(bend.value - bump(knots)) < 1.645 * np.array(bend.sd))
+    assert np.mean(hits) > 0.75  # nominally .9 of 44 correlated knots
+
+
+def test_there_is_none_in_white_noise():
+    false = 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        false += fit_corrections(X, [SD * rng.standard_normal(60) for _ in X], SD)[0] is not None
+    assert false < 3
+
+
+def test_without_noise_or_points_there_is_none():
+    assert fit_corrections(X[:1], [bump(X[0])], 0.0) == [None] and fit_corrections([], [], 0.01) == []
+
+
+def test_it_fades_to_nothing_by_hand():
+    bend = ResidualCorrection((3.0, 4.0), (0.02, -0.01), (0.001, 0.002))
+    half = FADE_DECADES / 2
+    at = bend.evaluate(10 ** np.array([3 - FADE_DECADES, 3 - half, 3.0, 3.5, 4.0, 4 + half, 4 + FADE_DECADES, 9.0]))
+    assert at == pytest.approx([0, 0.01, 0.02, 0.005, -0.01, -0.005, 0, 0])
+
+
+def test_draws_lie_about_the_bend_by_its_sd():
+    bend = ResidualCorrection((3.0, 3.2, 3.4), (0.02, 0.0, -0.01), (0.001, 0.002, 0.004))
+    z = correlated_normals(4000, 3, (16, 8))
+    R = bend.sample([1e3, 10**3.2, 10**3.4, 1e6], z)
+    assert R.mean(0) == pytest.approx([0.02, 0.0, -0.01, 0.0], abs=2e-4)
+    assert R.std(0) == pytest.approx([0.001, 0.002, 0.004, 0.0], rel=0.05)
+    assert np.corrcoef(z.T)[0, 1] == pytest.approx(0.7, abs=0.03) and np.corrcoef(z.T)[0, 2] == pytest.approx(
+        0.49, abs=0.05
+    )
+    assert (correlated_normals(4000, 3, (16, 8)) == z).all() and (correlated_normals(4000, 3, (16, 16)) != z).all()

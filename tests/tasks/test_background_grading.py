@@ -1,0 +1,92 @@
+"""Grades come back under the numbers of their responses, whatever the order; the caller of `add` never waits for a
+verifier.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.grading.background_grading import BackgroundGrader
+from isojax.tasks.protocol import Grades, HostTask
+
+PROBLEMS = [Problem(i, str(i), str(i)) for i in range(7)]
+
+
+class Slow:
+    """A response is right where it says the problem's own number; 90 and more make a check fail, -1 makes the verifier
+    give up. It judges only while `gate` is open."""
+
+    def __init__(self) -> None:
+        self.gate, self.judging = threading.Event(), threading.Event()
+        self.lots: list[list[int]] = []
+        self.threads: set[int] = set()
+
+    def decode(self, tokens: np.ndarray) -> str:
+        self.threads.add(threading.get_ident())
+        return " ".join(map(str, tokens))
+
+    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
+        self.judging.set()
+        assert self.gate.wait(10)
+        self.lots.append([p.id for p in problems])
+        if "-1" in responses:
+            raise InputError("problem 2 cannot be judged")
+        said = np.array([int(r) for r in responses])
+        kinds = {"timeout": int((said == 90).sum()), "crash": int((said > 90).sum())}
+        right = (said == [p.id for p in problems]).astype(np.float32)
+        return Grades(right, said < 90, {k: v for k, v in kinds.items() if v})
+
+
+def tokens(*said: int) -> list[np.ndarray]:
+    return [np.array([x], np.int32) for x in said]
+
+
+def grading(task: Slow, problems: list[Problem] = PROBLEMS) -> BackgroundGrader:
+    return BackgroundGrader(cast("HostTask", cast("Any", task)), problems)
+
+
+def test_grades_lie_under_their_numbers_and_what_waits_is_judged_together() -> None:
+    task = Slow()
+    with grading(task) as found:
+        found.add_responses([4], tokens(4))
+        assert task.judging.wait(10)
+        for number, said in ((6, 91), (0, 0), (5, 90), (2, 3)):
+            found.add_responses(np.array([number]), tokens(said))
+        found.add_responses([], [])
+        found.add_responses([1, 3], tokens(1, 90))
+        assert not task.lots  # all were taken while the first is still judged
+        task.gate.set()
+        grades = found.collect_grades()
+    assert grades.rewards.tolist() == [1, 1, 0, 0, 1, 0, 0] and grades.rewards.dtype == np.float32
+    assert grades.parsed.tolist() == [True, True, True, False, True, False, False]
+    assert list(grades.failures.items()) == [("crash", 1), ("timeout", 2)]
+    assert task.lots == [[4], [6, 0, 5, 2, 1, 3]]
+    assert len(task.threads) == 1 and threading.get_ident() not in task.threads
+
+
+def test_what_the_verifier_raises_reaches_the_caller() -> None:
+    task = Slow()
+    task.gate.set()
+    with pytest.raises(InputError, match="problem 2 cannot be judged"), grading(task) as found:
+        found.add_responses([2], tokens(-1))
+        found.collect_grades()
+    with pytest.raises(InputError, match="problem 2 cannot be judged"), grading(task) as found:
+        found.add_responses([2], tokens(-1))
+        for _ in range(1000):  # at one of the next visits, without asking for the grades
+            threading.Event().wait(0.01)
+            found.add_responses([3], tokens(3))
+
+
+def test_nothing_to_judge() -> None:
+    task = Slow()
+    with grading(task, []) as found:
+        found.add_responses(np.zeros(0, int), [])
+        grades = found.collect_grades()
+    assert grades.rewards.shape == grades.parsed.shape == (0,) and grades.failures == {} and task.lots == []

@@ -1,0 +1,94 @@
+"""Labels go on where a kill left them, belong to a policy and its problems, and nothing torn is taken for one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isojax.core.config import CellConfig, DataConfig, PromptConfig, RLConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.difficulty_labels import compute_label_key, label_problems
+from isojax.tasks.protocol import EncodedProblems
+from isojax.train.evaluate import EvalCounts, TokenizedProblems
+
+PROBLEMS = [Problem(7 * i, f"p{i}", str(i)) for i in range(20)]
+
+
+class Fake:
+    """An evaluator that solves problem i in i mod 5 of 4 rollouts, 6 problems a call, and remembers what it was
+    asked.
+    """
+
+    problems, samples = 6, 4
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def counts(
+        self, params: Any, chosen: TokenizedProblems, seed: int, evaluation: int, repeats: int, stream: int
+    ) -> EvalCounts:
+        self.asked += [p.id for p in chosen.problems]
+        assert chosen.arrays.ids.tolist() == [p.id for p in chosen.problems]
+        right = np.array([repeats * (p.id % 5) for p in chosen.problems])
+        return EvalCounts(right, [], np.zeros(len(right)), 0, 0, Counter())
+
+
+def label(path: Path, evaluator: Fake, of: str = "key", attempts: int = 7) -> list[Problem]:
+    ids = np.array([p.id for p in PROBLEMS], np.int32)
+    empty = np.zeros((len(ids), 1), np.int32)
+    chosen = TokenizedProblems(PROBLEMS, EncodedProblems(empty, ids, empty, ids))
+    return label_problems(path, of, chosen, attempts, 0, evaluator, {}, lambda text, done: None)  # pyright: ignore
+
+
+def test_a_label_for_each_problem_by_whole_evaluations(tmp_path: Path) -> None:
+    got = label(tmp_path / "l", Fake())  # 7 attempts are two evaluations of 4
+    assert [(p.id, p.solved, p.attempts) for p in got] == [(p.id, 2 * (p.id % 5), 8) for p in PROBLEMS]
+
+
+def test_cut_at_any_byte_it_goes_on_to_the_same(tmp_path: Path) -> None:
+    whole = label(tmp_path / "whole", Fake())
+    data = (tmp_path / "whole").read_bytes()
+    for size in (*range(0, len(data), 37), len(data) - 1, len(data)):
+        path = tmp_path / f"cut{size}"
+        path.write_bytes(data[:size])
+        evaluator = Fake()
+        assert label(path, evaluator) == whole
+        kept = max(0, data[:size].count(b"\n") - 1)
+        assert len(evaluator.asked) == len(PROBLEMS) - kept  # nothing is sampled twice
+        assert sorted(path.read_bytes().splitlines()) == sorted(data.splitlines())
+
+
+def test_other_labels_are_refused(tmp_path: Path) -> None:
+    label(tmp_path / "l", Fake())
+    before = (tmp_path / "l").read_bytes()
+    with pytest.raises(InputError, match="labels of other settings"):
+        label(tmp_path / "l", Fake(), of="other")
+    with pytest.raises(InputError, match="labelled by avg@8, expected avg@16"):
+        label(tmp_path / "l", Fake(), attempts=16)
+    assert (tmp_path / "l").read_bytes() == before
+    (tmp_path / "l").write_bytes(before.replace(b'"solved"', b'"solve"', 1))
+    with pytest.raises(InputError, match=r"line 2 is no label"):
+        label(tmp_path / "l", Fake())
+
+
+def test_what_a_key_hangs_on() -> None:
+    cell = CellConfig(task="addition")
+    key = compute_label_key(cell, "print", PROBLEMS)
+    assert key == compute_label_key(
+        cell.model_copy(update={"rl": RLConfig(learning_rate=1.0)}), "print", PROBLEMS
+    )  # no label hangs on that
+    others = [
+        compute_label_key(cell, "another checkpoint", PROBLEMS),
+        compute_label_key(cell, "print", [replace(PROBLEMS[0], prompt="edited"), *PROBLEMS[1:]]),
+        compute_label_key(cell, "print", [replace(PROBLEMS[0], answer="9"), *PROBLEMS[1:]]),
+        compute_label_key(cell.model_copy(update={"prompt": PromptConfig(template="Q: {prompt}")}), "print", PROBLEMS),
+        compute_label_key(cell.model_copy(update={"data": DataConfig(seed=1)}), "print", PROBLEMS),
+    ]
+    assert len({key, *others}) == 6
+    assert len(key) == 16

@@ -1,0 +1,139 @@
+"""Task strings that name a source; and the two sources that are a file each: sums and greatest common divisors."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from isojax.core.config import DataConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.problem_sources import (
+    InMemorySource,
+    dedup_text,
+    open_source,
+    random_subset,
+    read_integers,
+    read_settings,
+)
+
+
+def draw(task: str, count: int, seed: int = 0) -> list[Problem]:
+    return open_source(task, DataConfig()).problems(count, np.random.default_rng(seed))
+
+
+def test_an_unknown_source_lists_those_there_are() -> None:
+    with pytest.raises(InputError, match=r"no such module.*addition.*gcd.*gym.*jsonl.*parquet.*tfds"):
+        open_source("jsonI:x", DataConfig())
+
+
+def test_a_choice_is_random_whole_and_without_repeats() -> None:
+    problems = [Problem(i, f"p{i}", "a") for i in range(100)]
+    some = random_subset(problems, 20, np.random.default_rng(1))
+    assert len({p.id for p in some}) == 20 and some != sorted(some, key=lambda p: p.id)
+    assert np.mean([p.id for p in some]) == pytest.approx(49.5, abs=4 * np.sqrt(100**2 / 12 / 20))
+    assert {p.id for p in InMemorySource(problems).problems(1000, np.random.default_rng(2))} == set(range(100))
+
+
+def test_problems_are_told_apart_by_what_the_user_says() -> None:
+    turns = (
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "3?"},
+        {"role": "assistant", "content": "no"},
+    )
+    assert (
+        dedup_text(Problem(0, "double it", "6", messages=(*turns, {"role": "user", "content": "double it"})))
+        == "3?\ndouble it"
+    )
+    assert dedup_text(Problem(0, "double it", "6")) == "double it"
+
+
+def test_settings_of_a_task() -> None:
+    assert read_settings("", "t") == {}
+    assert read_settings("a=1,b=[x, 2],c=on it,d=1.5", "t") == {"a": 1, "b": ["x", 2], "c": "on it", "d": 1.5}
+    for text in ("a", "a=1,a=2", "=1", "a=1,"):
+        with pytest.raises(InputError, match="expected key=value"):
+            read_settings(text, "t")
+    with pytest.raises(InputError, match=r"'a=.1' is not YAML"):
+        read_settings("a={1", "t")
+    with pytest.raises(InputError, match=r"given hi=3.*low, high; t:low=1,high=2 is usual"):
+        read_integers("hi=3", "t", {"low": 1, "high": 2})
+    with pytest.raises(InputError, match=r"given low=x"):
+        read_integers("low=x", "t", {"low": 1, "high": 2})
+
+
+def test_sums_are_right_distinct_and_have_ids_of_their_own() -> None:
+    problems = draw("addition", 3000)
+    for p in problems:
+        a, b = divmod(p.id, 100)
+        assert p.prompt == f"{a} + {b} =" and p.answer == str(a + b)
+    assert len({frozenset(divmod(p.id, 100)) for p in problems}) == 3000  # of a + b and b + a, one
+    assert draw("addition", 3000) == problems != draw("addition", 3000, seed=1)
+
+
+@pytest.mark.parametrize("task", ["addition", "gcd"])
+def test_no_two_sets_hold_a_problem_both_ways_round(task: str) -> None:
+    """A held-out set is drawn apart from the training set: what both hold must be the same text, or it would not be
+    found.
+    """
+    one, two = draw(task, 600, seed=0), draw(task, 600, seed=1)
+    numbers = {tuple(sorted(map(int, re.findall(r"\d+", p.prompt)))): p.prompt for p in one}
+    both = [p for p in two if tuple(sorted(map(int, re.findall(r"\d+", p.prompt)))) in numbers]
+    assert len(both) > 50
+    assert all(numbers[tuple(sorted(map(int, re.findall(r"\d+", p.prompt))))] == p.prompt for p in both)
+    first_larger = [a > b for a, b in (map(int, re.findall(r"\d+", p.prompt)) for p in one) if a != b]
+    assert 0.4 < np.mean(first_larger) < 0.6
+
+
+def test_each_operand_of_a_sum_is_as_often_short_as_long() -> None:
+    # 40 of 5,050 sums: so few repeats that the shares are nearly those of single draws; 50 seeds give 4,000 operands.
+    operands = [n for seed in range(50) for p in draw("addition", 40, seed) for n in divmod(p.id, 100)]
+    short = np.array(operands) < 10
+    assert short.mean() == pytest.approx(0.5, abs=4 * 0.5 / np.sqrt(4000) + 0.02)
+    assert np.mean(np.array(operands)[short]) == pytest.approx(4.5, abs=0.3)
+    assert np.mean(np.array(operands)[~short]) == pytest.approx(54.5, abs=2.5)
+
+
+def test_the_last_sums_are_like_the_first() -> None:
+    """Nearly all one-digit pairs (a fourth of all draws) are met early; so the order is shuffled, and a prefix is a
+    fair choice.
+    """
+    short = np.array([p.id < 1000 and p.id % 100 < 10 for p in draw("addition", 2000)])
+    assert short.sum() == 55
+    assert short[:1000].sum() == pytest.approx(27.5, abs=4 * 3.7)
+
+
+@pytest.mark.parametrize(
+    ("task", "count"),
+    [("addition", 5050), ("addition:low=1,high=1", 55), ("addition:low=2,high=2", 4095), ("gcd:low=2,high=40", 780)],
+)
+def test_all_problems_of_a_source(task: str, count: int) -> None:
+    problems = draw(task, 20_000)
+    assert len(problems) == len({p.prompt for p in problems}) == len({p.id for p in problems}) == count
+
+
+def test_divisors() -> None:
+    for p in draw("gcd:low=6,high=30", 200):
+        a, b = divmod(p.id, 10_000)
+        assert p.prompt == f"gcd({a},{b})=" and p.answer == str(math.gcd(a, b)) and 6 <= min(a, b) <= max(a, b) <= 30
+    assert [p.answer for p in draw("gcd:low=12,high=12", 5)] == ["12"]
+
+
+@pytest.mark.parametrize(
+    "task", ["addition:low=0,high=2", "addition:low=3,high=2", "addition:high=5", "gcd:low=0", "gcd:high=10000"]
+)
+def test_limits_that_make_no_problems(task: str) -> None:
+    with pytest.raises(InputError, match="expected 1 <= low <= high <= "):
+        open_source(task, DataConfig())
+
+
+def test_no_source_loads_jax() -> None:
+    names = "addition, data, gcd, gym, jsonl, parquet, rows, sources, tfds"
+    program = f"import sys\nfrom isojax.tasks import {names}\nprint(sorted({{'jax', 'tensorflow', 'pyarrow'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

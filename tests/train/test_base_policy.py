@@ -1,0 +1,151 @@
+"""The base policy: its loss by hand, and what `prepare` makes, keeps and gives back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from isojax.core.config import BasePolicyConfig, CellConfig, DataConfig, SamplingConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.models.transformer import Decoder, Params
+from isojax.sampling.batch import make_sampler_shapes
+from isojax.tasks.device import solvers
+from isojax.train.base_policy import BasePolicy, prepare_base_policy, sft_loss
+from isojax.train.evaluate import Evaluator, TokenizedProblems
+from tests.device import CONFIG, DECODER, EOS, log_softmax, logits, mesh, policy
+
+CELL = CellConfig(
+    model=CONFIG,
+    base=BasePolicyConfig(steps=50, batch=32),
+    data=DataConfig(candidates=60, attempts=6, difficulty=(0.0, 1.0), validation=10),
+)
+TASK = solvers.build()
+
+
+def test_imitation_loss_against_numpy() -> None:
+    """Negative log-likelihood of the answers' tokens up to and with the end token, a mean over all of them."""
+    rng = np.random.default_rng(0)
+    prompts, answers = rng.integers(4, 24, (5, 6)).astype(np.int32), rng.integers(4, 24, (5, 4)).astype(np.int32)
+    ends = [1, 3, 0, 2, 1]
+    answers[np.arange(5), ends] = EOS
+    log_p = log_softmax(np, logits(np, policy(), np.concatenate([prompts, answers], 1)))
+    losses = [-log_p[i, 6 + t - 1, answers[i, t]] for i, end in enumerate(ends) for t in range(end + 1)]
+    got = jax.jit(lambda p: sft_loss(DECODER, p, (prompts, np.full(5, 6), answers, np.arange(5)), EOS))(policy())
+    assert len(losses) == 12
+    assert float(got) == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Evaluator:
+    return Evaluator(
+        Decoder(CONFIG, TASK.vocab),
+        TASK,
+        mesh(),
+        10,
+        4,
+        make_sampler_shapes([(4, 4)], 1, 12, 8, 6, 4),
+        SamplingConfig(),
+    )
+
+
+@pytest.fixture(scope="module")
+def made(evaluator: Evaluator, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BasePolicy, list[str]]:
+    folder, said = tmp_path_factory.mktemp("run") / "base", []
+    return folder, run(folder, evaluator, said), said
+
+
+def run(folder: Path, evaluator: Evaluator, said: list[str]) -> BasePolicy:
+    return prepare_base_policy(folder, CELL, DECODER, TASK, evaluator, mesh(), lambda text, _: said.append(text))
+
+
+def params(base: BasePolicy) -> Params:
+    return jax.device_get(base.load_params(DECODER, mesh()))
+
+
+def same(one: BasePolicy, two: BasePolicy) -> bool:
+    a, b = (flatten_dict(params(x)) for x in (one, two))
+    return (
+        a.keys() == b.keys()
+        and all(np.array_equal(a[k], b[k]) for k in a)
+        and one.training == two.training
+        and one.validation == two.validation
+    )
+
+
+def test_what_is_made_is_kept_and_read_again(made: tuple[Path, BasePolicy, list[str]], evaluator: Evaluator) -> None:
+    folder, base, said = made
+    assert said[0].startswith("base policy: step 50 of 50, loss ") and said[1] == "labelling 60 problems by avg@8"
+    again: list[str] = []
+    assert same(run(folder, evaluator, again), base) and not again
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "about.json",
+        "labels.jsonl",
+        "params.safetensors",
+        "problems.jsonl",
+    ]
+
+
+def test_every_candidate_is_labelled_and_on_one_side(made: tuple[Path, BasePolicy, list[str]]) -> None:
+    _, base, _ = made
+    candidates = {p.id: p for p in TASK.problems(60, np.random.default_rng([0, 0]))}
+    both = base.training + base.validation
+    assert len(base.validation) == 10 and {p.id for p in both} == candidates.keys() and len(both) == 60
+    for p in both:
+        # 6 attempts are two evaluations of 4
+        assert p.attempts == 8 and 0 <= p.solved <= 8
+        assert Problem(p.id, p.prompt, p.answer) == candidates[p.id]
+
+
+def test_labels_are_no_draws_of_the_first_evaluation(
+    made: tuple[Path, BasePolicy, list[str]], evaluator: Evaluator
+) -> None:
+    """A problem chosen for how rarely it was solved would else be found, at C = 0, to be solved just as rarely."""
+    _, base, _ = made
+    both = base.training + base.validation
+    chosen = TokenizedProblems(both, TASK.encode(both, 6, 4))
+    found = evaluator.count_correct(
+        base.load_params(DECODER, mesh()), chosen, seed=CELL.data.seed, evaluation=0, repeats=2
+    )
+    labels = [p.solved for p in both]
+    assert sum(labels) > 0 and found.correct.tolist() != labels
+
+
+def test_fifty_steps_teach_something(made: tuple[Path, BasePolicy, list[str]]) -> None:
+    _, base, said = made
+    demonstrations = TASK.demonstrations(64, np.random.default_rng(7), 6, 4)
+    before = jax.device_get(jax.jit(DECODER.init)(jax.random.key(0)))
+    loss = jax.jit(lambda p: sft_loss(DECODER, p, demonstrations, TASK.eos))
+    assert float(loss(params(base))) < 1.9 < np.log(24) < float(loss(before)) + 0.5
+    assert float(said[0].rsplit(" ", 1)[1]) == pytest.approx(float(loss(params(base))), abs=0.3)
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_made_again_it_is_the_same(
+    made: tuple[Path, BasePolicy, list[str]],
+    evaluator: Evaluator,
+    tmp_path: Path,
+    cores: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By however many threads, which are done with their pieces of a batch in any order."""
+    monkeypatch.setattr("isojax.train.base_policy.cores", lambda: cores)
+    assert same(run(tmp_path / "base", evaluator, []), made[1])
+
+
+def test_torn_files_are_made_again_and_damaged_ones_refused(
+    made: tuple[Path, BasePolicy, list[str]], evaluator: Evaluator, tmp_path: Path
+) -> None:
+    folder, base, _ = made
+    for name in ("params.safetensors", "about.json", "problems.jsonl"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "problems.jsonl").write_text('{"id": 1, "prompt"\n')
+    with pytest.raises(InputError, match=r"cannot be read.*remove the folder"):
+        run(tmp_path, evaluator, [])
+    (tmp_path / "problems.jsonl").unlink()  # killed before the problems were written: the parameters alone do not count
+    said: list[str] = []
+    assert same(run(tmp_path, evaluator, said), base) and said

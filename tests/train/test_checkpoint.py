@@ -1,0 +1,204 @@
+"""A run's state to disk and back, bit for bit, onto the same mesh and onto others; the newest is what comes back."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from isojax.rl.train_step import TrainState, build_init_state, train_state_shardings
+from isojax.train.checkpoint import Checkpoints, RunCursor
+from tests.device import DECODER, MESHES, mesh, placed, policy
+
+
+def some_state(axes: str, seed: int) -> TrainState:
+    """A state whose every number was drawn, on a mesh."""
+    on = mesh(axes)
+    rng = np.random.default_rng(seed)
+    like = build_init_state(DECODER, on)(placed(policy(), on))
+    drawn = jax.tree.map(lambda x: (rng.normal(size=x.shape) * 100).astype(x.dtype), like)
+    return jax.device_put(drawn, train_state_shardings(DECODER, on))
+
+
+def check(got: TrainState, like: TrainState, expected: TrainState) -> None:
+    for a, b, c in zip(*(jax.tree.leaves(x) for x in (got, like, expected)), strict=True):
+        assert a.sharding == b.sharding and a.dtype == c.dtype
+        np.testing.assert_array_equal(np.asarray(a).view(np.uint32), np.asarray(c).view(np.uint32))
+
+
+def test_nothing_saved(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoint")
+    assert checkpoints.restore(some_state("auto", 0)) is None
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("axes", [MESHES[0], MESHES[1], "auto"])
+def test_back_bit_for_bit(tmp_path: Path, axes: str) -> None:
+    """Saved on data=4,tensor=2."""
+    saved, position = some_state(MESHES[0], 1), RunCursor(M=70, evaluation=9, tokens=123_456_789_012)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(saved, position)
+    checkpoints.close()
+    again = Checkpoints(tmp_path)
+    like = some_state(axes, 2)
+    restored = again.restore(like)
+    again.close()
+    assert restored is not None and restored[1] == position
+    check(restored[0], like, saved)
+
+
+def test_the_newest_of_several(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    states = [some_state("auto", seed) for seed in range(3)]
+    for i, state in enumerate(states):
+        checkpoints.save(state, RunCursor(10 * i, i, 100 * i))
+    checkpoints.close()
+    again = Checkpoints(tmp_path)
+    restored = again.restore(states[0])
+    again.close()
+    assert restored is not None and restored[1] == RunCursor(20, 2, 200)
+    check(restored[0], states[0], states[2])
+
+
+def _data(checkpoint: Path) -> Path:
+    """The file that holds most of the numbers."""
+    return max((p for p in (checkpoint / "state").rglob("d/*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _flip(path: Path) -> None:
+    """A bit of every 256 bytes: not all of a file is in use."""
+    data = bytearray(path.read_bytes())
+    data[::256] = bytes(byte ^ 1 for byte in data[::256])
+    path.write_bytes(data)
+
+
+def _count_on(path: Path) -> None:
+    text = path.read_text()
+    assert '"tokens": 200' in text
+    path.write_text(text.replace('"tokens": 200', '"tokens": 201'))
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a data file cut short": lambda c: _truncate(_data(c)),
+    "bits of a data file": lambda c: _flip(_data(c)),
+    "a data file gone": lambda c: _data(c).unlink(),
+    "all data files gone": lambda c: [p.unlink() for p in (c / "state").rglob("d/*") if p.is_file()],
+    "the index gone": lambda c: (c / "state" / "manifest.ocdbt").unlink(),
+    "the arrays gone": lambda c: shutil.rmtree(c / "state"),
+    "their description gone": lambda c: (c / "state" / "_METADATA").unlink(),
+    "their description cut short": lambda c: _truncate(c / "state" / "_METADATA"),
+    "what the host knew cut short": lambda c: _truncate(c / "host" / "metadata"),
+    "what the host knew gone": lambda c: (c / "host" / "metadata").unlink(),
+    "what the host knew changed": lambda c: _count_on(c / "host" / "metadata"),
+    "everything gone": lambda c: [shutil.rmtree(c), c.mkdir()],
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # what Orbax has not awaited when a file is missing
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_the_one_before_is_taken(tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is missing or changed; what is damaged stays for a person to look at, and what is told names both."""
+    folder, states = tmp_path / "checkpoint", [some_state("auto", seed) for seed in range(2)]
+    with Checkpoints(folder) as checkpoints:
+        for i, state in enumerate(states, 1):
+            checkpoints.save(state, RunCursor(10 * i, i, 100 * i))
+    DAMAGES[damage](folder / "20")
+    with Checkpoints(folder) as checkpoints:
+        restored = checkpoints.restore(states[0])
+    assert restored is not None and restored[1] == RunCursor(10, 1, 100)
+    check(restored[0], states[0], states[0])
+    err = capsys.readouterr().err
+    assert f"{folder / '20'} is damaged (" in err and "going on from the one of update 10" in err
+    assert (tmp_path / "checkpoint-damaged-20").is_dir() and not (folder / "20").exists()
+    gc.collect()  # here, and not in another test
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), OSError(errno.EMFILE, "Too many open files")],
+)
+def test_what_lacks_here_is_no_damage(tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without the memory, or the files, to read a checkpoint leaves it where it is, and says what it
+    lacks.
+    """
+    state = some_state("auto", 0)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state, RunCursor(10, 1, 100))
+
+    def lacking(*_: object, **__: object) -> None:
+        raise error
+
+    with Checkpoints(tmp_path) as checkpoints, monkeypatch.context() as patch:
+        patch.setattr(ocp.StandardCheckpointHandler, "restore", lacking)
+        with pytest.raises(type(error)) as raised:
+            checkpoints.restore(state)
+        assert raised.value is error
+        patch.undo()
+        assert checkpoints.restore(state) is not None
+
+
+@pytest.mark.parametrize("marker", ["commit_success.txt", "_CHECKPOINT_METADATA"])
+def test_without_a_marker(tmp_path: Path, marker: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a file system that has no atomic renaming the marker says what is whole. Here the name does: nothing else is
+    lost with it.
+    """
+    folder, state = tmp_path / "checkpoint", some_state("auto", 0)
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(state, RunCursor(10, 1, 100))
+        checkpoints.save(state, RunCursor(20, 2, 200))
+    (folder / "20" / marker).unlink()
+    with Checkpoints(folder) as checkpoints:
+        restored = checkpoints.restore(state)
+    assert restored is not None and restored[1].M in (10, 20)
+    check(restored[0], state, state)
+
+
+def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
+    torn = tmp_path / "30.orbax-checkpoint-tmp"
+    (torn / "state").mkdir(parents=True)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.restore(some_state("auto", 0)) is None
+    assert not torn.exists()
+
+
+def test_saving_waits_for_no_later_change(tmp_path: Path) -> None:
+    """The run goes on, and gives the saved buffers away, while they are being written."""
+    checkpoints = Checkpoints(tmp_path)
+    state = some_state("auto", 3)
+    kept = jax.device_get(state)
+    kept = jax.tree.map(np.copy, kept)
+    checkpoints.save(state, RunCursor(1, 1, 1))
+    jax.block_until_ready(jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 1, s), donate_argnums=0)(state))
+    checkpoints.close()
+    again = Checkpoints(tmp_path)
+    like = some_state("auto", 4)
+    restored = again.restore(like)
+    again.close()
+    assert restored is not None
+    check(restored[0], like, kept)
+
+
+@pytest.mark.parametrize("notes", [("source locations", "tensorstore_spec"), ("tensorstore_spec", "source locations")])
+def test_why_a_state_cannot_be_written_is_told_without_tensorstores_notes(
+    tmp_path: Path, notes: tuple[str, str]
+) -> None:
+    """Which come in any order, and are long."""
+    said = "UNKNOWN: Error writing: File too large [OS error 27: EFBIG] " + " ".join(
+        f"[{note}='{'x' * 900}']" for note in notes
+    )
+    with Checkpoints(tmp_path / "checkpoint") as checkpoints:
+        told = str(checkpoints._write_error(ValueError(said)))
+    assert "(UNKNOWN: Error writing: File too large [OS error 27: EFBIG])" in told

@@ -1,0 +1,50 @@
+"""What a run leaves for a person to read."""
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from isojax.core.config import CellConfig, Config, DataConfig, EvalConfig
+from isojax.core.nouns import EvalPoint, Problem
+from isojax.train.evaluate import EvalCounts
+from isojax.train.metrics import extra_eval_sets, write_samples
+
+
+def test_samples_show_response_and_verdict_and_of_a_solution_the_answer_alone(tmp_path: Path) -> None:
+    problems = [Problem(0, "2+3=", "5"), Problem(1, "2*3=", "Twice 3.\nThat is <<2*3=6>>6.\n#### 6")]
+    task: Any = SimpleNamespace(decode=lambda tokens: "".join(map(str, tokens)))
+    counts = EvalCounts(np.array([1, 0]), [np.array([5]), np.array([4, 2])], np.array([1.0, 0.0]), 2, 2, Counter())
+    point = EvalPoint(target=64, M=3, rollouts=66, tokens=100, metrics={"avg@1": 0.5})
+    for _ in range(2):  # a resumed cell meets its evaluation again, and writes it once
+        write_samples(tmp_path / "samples.txt", task, problems, counts, point)
+    whole = (tmp_path / "samples.txt").read_bytes()
+    for size in (1, 20, 39, 40, 60, len(whole) - 1):  # torn in its head, at the end of that, and after it
+        (tmp_path / "samples.txt").write_bytes(b"C = 0 rollouts\n    2+3=6    wrong\n" + whole[:size])
+        write_samples(tmp_path / "samples.txt", task, problems, counts, point)
+        assert (tmp_path / "samples.txt").read_bytes() == b"C = 0 rollouts\n    2+3=6    wrong\n" + whole
+    (tmp_path / "samples.txt").write_bytes(whole)
+    assert (tmp_path / "samples.txt").read_text().splitlines() == [
+        "C = 66 rollouts, M = 3, avg@1 = 0.500",
+        "    2+3=5    right",
+        "    2*3=42    wrong, the answer is 6",
+    ]
+
+
+def test_the_panel_is_a_fixed_choice_of_training_problems_beside_the_users_sets() -> None:
+    """It belongs to cell.data.seed and the training set, not to a cell; of too few problems it takes them all."""
+    training, hard = [Problem(i, f"{i}", "") for i in range(50)], [Problem(99, "", "")]
+    base: Any = SimpleNamespace(training=training, extra={"hard": hard})
+
+    def sets(panel: int, seed: int = 0) -> dict[str, list[Problem]]:
+        return extra_eval_sets(base, Config(cell=CellConfig(data=DataConfig(seed=seed), eval=EvalConfig(panel=panel))))
+
+    assert sets(0) == {"hard": hard}
+    assert list(sets(7)) == ["hard", "panel"] and sets(7)["hard"] == hard
+    ids = [p.id for p in sets(7)["panel"]]
+    assert len(set(ids)) == 7 and set(ids) < set(range(50)) and ids == [p.id for p in sets(7)["panel"]]
+    assert ids != list(range(7)) and ids != [p.id for p in sets(7, seed=1)["panel"]]
+    assert set(ids) < {p.id for p in sets(20)["panel"]}  # a larger panel holds the smaller one
+    assert [p.id for p in sets(999)["panel"]] == list(range(50))
