@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from isojax.report.figures.canvas import DASHES, DPI, RenderedFigure, n_palette, render_figure, style_axes
+from isojax.report.canvas import DASHES, DPI, RenderedFigure, n_palette, render_figure, style_axes
 
 NAMES = {"entropy": "entropy (nats a token)", "kl": "KL to the base policy"}
 Line = Mapping[str, Any]

@@ -160,7 +160,7 @@ def test_the_test_itself_sees_a_wrong_arrow(tmp_path: Path) -> None:
 
 def test_no_jax_is_loaded_by_what_a_laptop_runs() -> None:
     program = (
-        "import sys, isojax.cli.app, isojax.scaling.fit, isojax.scaling.allocate.recommend, isojax.report, isojax.runs.ledger, isojax.core.config, "
+        "import sys, isojax.cli.app, isojax.scaling.fit, isojax.scaling.allocate.recommend, isojax.report.write, isojax.runs.ledger, isojax.core.config, "
         "isojax.launch.planner, isojax.launch.__main__\n"
         f"print(sorted({ACCELERATED!r} & set(sys.modules)))"
     )

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from isojax.report.figures.canvas import (
+from isojax.report.canvas import (
     DPI,
     INK,
     LAW_COLOUR,

@@ -102,11 +102,11 @@ app.add_typer(model_app, name="model")
 
 
 def _write_report(folder: Path, fit_document: dict[str, Any]) -> Path:
-    from isojax import report
+    from isojax.report.write import write_report
     from isojax.runs.ledger import read_runs
 
     run_records = read_runs([folder], warn)
-    return report.write(
+    return write_report(
         folder, [fit_document, *other_fits(run_records, fit_document)], fitted_runs(run_records, fit_document)
     )
 

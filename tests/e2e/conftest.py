@@ -47,7 +47,7 @@ SECONDS = 240  # a command that takes longer hangs
 NURSERY = """\
 import contextlib, gc, json, os, resource, sys, time, traceback, warnings
 os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
-import isojax.cli.app, isojax.launch.local.local_runner, isojax.report, isojax.scaling.fit, isojax.train.base_policy, isojax.train.loop
+import isojax.cli.app, isojax.launch.local.local_runner, isojax.report.write, isojax.scaling.fit, isojax.train.base_policy, isojax.train.loop
 with contextlib.suppress(ImportError):
     from transformers import AutoTokenizer, LlamaTokenizer
 warnings.filterwarnings("ignore", "os.fork")  # jax has started no thread before its first use

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax import report
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.report.write import write_report
 
 BASE, C_MAX, METRIC = 0.24, 250_000, "avg@4"
 LAW = {"form": "sigmoid", "L": 2.2, "k": 3.1, "log10_C0": 4.25, "b": 1.9}
@@ -261,7 +261,7 @@ def _made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
         (folder / "cells" / cell / "samples.txt").write_text("\n".join([BAD, *lines]), encoding="utf-8")
     (folder / "config.yaml").write_text(f"name: demo\nnote: {BAD}\n", encoding="utf-8")
     both = [_with_panel(_with_metric(run, EVIL, METRIC)) for run in runs]
-    report.write(folder, [fit, make_sweep(mode="paper")[0], make_sweep(metric=EVIL)[0]], both)
+    write_report(folder, [fit, make_sweep(mode="paper")[0], make_sweep(metric=EVIL)[0]], both)
     return folder, fit
 
 

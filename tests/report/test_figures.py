@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from isojax import report
+from isojax.report.canvas import n_palette, render_figure
 from isojax.report.figures.best_n_by_metric import likely_n_range
-from isojax.report.figures.canvas import n_palette, render_figure
 from isojax.report.figures.catalogue import FIGURES
 from isojax.report.fit_views import FittedCurves, evaluate_law, n_stretches
+from isojax.report.write import write_report
 
 DOLLARS = "reward $x^ of\\foo$"
 
@@ -72,12 +72,12 @@ def test_the_same_sweep_gives_the_same_bits(make_sweep: Any, tmp_path: Path, mon
     for name in set(FIGURES) - {"records"}:
         monkeypatch.setitem(FIGURES, name, dataclasses.replace(FIGURES[name], draw=lambda fits, runs: None))
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
-    report.write(tmp_path / "a" / "x", [fit], runs)
+    write_report(tmp_path / "a" / "x", [fit], runs)
     (tmp_path / "b" / "x" / "figures").mkdir(parents=True)
     for stale in ("overfitting.png", "overfitting.pdf"):
         (tmp_path / "b" / "x" / "figures" / stale).write_bytes(b"of an earlier fit")
     time.sleep(1.0)  # a date in seconds would differ
-    report.write(tmp_path / "b" / "x", [fit], runs)
+    write_report(tmp_path / "b" / "x", [fit], runs)
     first, second = (
         {p.relative_to(tmp_path / d).as_posix(): p.read_bytes() for p in (tmp_path / d).rglob("*.*")} for d in "ab"
     )

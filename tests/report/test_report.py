@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from isojax import report
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.report import text as text_module
 from isojax.report.page import charts, html_page
+from isojax.report.write import write_report
 from isojax.scaling.allocate.recommend import recommend
 
 
@@ -339,7 +339,7 @@ def test_a_budget_without_an_allocation_is_said_in_words(make_sweep: Any, monkey
 
 def test_no_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no fit to report on"):
-        report.write(tmp_path, [], [])
+        write_report(tmp_path, [], [])
     assert not list(tmp_path.iterdir())
 
 
@@ -387,7 +387,7 @@ def test_numbers_in_words() -> None:
 
 
 def test_a_laptop_needs_no_jax() -> None:
-    code = "import sys, isojax.report; sys.exit(any(m in sys.modules for m in ('jax', 'flax', 'plotly', 'matplotlib.pyplot')))"
+    code = "import sys, isojax.report.write; sys.exit(any(m in sys.modules for m in ('jax', 'flax', 'plotly', 'matplotlib.pyplot')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]).returncode == 0
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from isojax.core.nouns import RunRecord
-from isojax.report.figures.canvas import DPI, INK, MUTED, escape_label, style_axes
+from isojax.report.canvas import DPI, INK, MUTED, escape_label, style_axes
 from isojax.report.fit_views import FitDocument, frontier_views, interval_level, single_B_p_views
 from isojax.report.text import compute_unit, format_compact, format_reward
 

@@ -14,11 +14,14 @@ from matplotlib.figure import Figure
 from isojax.core.nouns import RunRecord
 from isojax.report import text
 from isojax.report.figures.best_n_by_metric import best_n_figure
-from isojax.report.figures.fixed_batch import fixed_batch_figure, sensitivity_figure
-from isojax.report.figures.n_star import evidence_figure, n_star_figure
+from isojax.report.figures.fixed_batch import fixed_batch_figure
+from isojax.report.figures.n_star import n_star_figure
+from isojax.report.figures.overfitting_runs import overfitting_figure
 from isojax.report.figures.problem_panel import panel_figure
+from isojax.report.figures.record_points import record_breaking_figure
 from isojax.report.figures.reward_frontier import frontier_figure
-from isojax.report.figures.run_curves import overfitting_figure, record_breaking_figure
+from isojax.report.figures.reward_sensitivity import sensitivity_figure
+from isojax.report.figures.segment_evidence import evidence_figure
 from isojax.report.figures.training_metrics import training_figure
 from isojax.report.fit_views import FitDocument
 from isojax.report.text import format_compact, join_list

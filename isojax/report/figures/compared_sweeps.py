@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from isojax.report.figures.canvas import DASHES, DPI, INK, RenderedFigure, escape_label, render_figure, style_axes
+from isojax.report.canvas import DASHES, DPI, INK, RenderedFigure, escape_label, render_figure, style_axes
 from isojax.report.text import compute_unit, format_compact
 
 # Told apart without colour vision, and by their dashes in grey (Okabe and Ito's colours).

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from isojax.core.atomic_files import write_bytes, write_text
 from isojax.core.errors import InputError
-from isojax.report.figures.canvas import DPI, INK, MUTED, escape_label, render_figure, style_axes
+from isojax.report.canvas import DPI, INK, MUTED, escape_label, render_figure, style_axes
 from isojax.report.figures.compared_sweeps import COLOURS
 
 FILE_STEM, UNUSED = "difficulty", "unused"

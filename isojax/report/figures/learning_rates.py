@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from isojax.report.figures.canvas import (
+from isojax.report.canvas import (
     DPI,
     INK,
     LAW_COLOUR,

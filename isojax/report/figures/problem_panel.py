@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 
 from isojax.core.config import PANEL
 from isojax.core.nouns import RunRecord
-from isojax.report.figures.canvas import MUTED, n_palette, panel_grid, style_axes
+from isojax.report.canvas import MUTED, n_palette, panel_grid, style_axes
 from isojax.report.fit_views import FitDocument, FloatArray
 from isojax.report.text import format_compact, format_percent
 from isojax.scaling.validation_metrics import as_float64

@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from isojax.core.nouns import RunRecord
-from isojax.report.figures.canvas import (
+from isojax.report.canvas import (
     DASHES,
     HALO,
     INK,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isojax.report.figures.canvas import (
+from isojax.report.canvas import (
     DASHES,
     INK,
     LAW_COLOUR,

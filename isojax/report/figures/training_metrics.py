@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from isojax.core.nouns import RunRecord
-from isojax.report.figures.canvas import DPI, n_palette, style_axes
+from isojax.report.canvas import DPI, n_palette, style_axes
 from isojax.report.fit_views import FitDocument, FloatArray
 
 # Training metrics in the order they are drawn, and their words.

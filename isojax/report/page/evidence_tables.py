@@ -14,7 +14,7 @@ import numpy as np
 
 from isojax.core.nouns import RunRecord
 from isojax.report import text as text_module
-from isojax.report.figures.canvas import RenderedFigure
+from isojax.report.canvas import RenderedFigure
 from isojax.report.figures.catalogue import FIGURES
 from isojax.report.fit_views import FitDocument, frontier_views
 from isojax.report.fit_views import evaluate_law as law_at

@@ -16,7 +16,7 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from isojax.core.nouns import RunRecord
-from isojax.report.figures.canvas import log2_positions, n_palette
+from isojax.report.canvas import log2_positions, n_palette
 from isojax.report.fit_views import FitDocument, FrontierView, frontier_views, interval_level
 from isojax.report.page import charts
 from isojax.report.page.advice import Advice, advise, budget_grid, with_draw_arrays

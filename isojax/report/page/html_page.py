@@ -9,7 +9,7 @@ from pathlib import Path
 
 from isojax.core.nouns import RunRecord
 from isojax.report import text as text_module
-from isojax.report.figures.canvas import RenderedFigure
+from isojax.report.canvas import RenderedFigure
 from isojax.report.figures.catalogue import FIGURES
 from isojax.report.figures.problem_panel import describe_panels
 from isojax.report.fit_views import FitDocument
