@@ -70,9 +70,9 @@ class Agreement:
         gradient = build_gradient(objective, geometry, on, decoder.logical_axes(), decoder.shapes())
 
         def score(params: Params, problems: ProblemArrays, rollouts: Any, B_p: Any, n: Any, gradient_too: bool) -> Any:
-            alike = jnp.ones(rollouts.ended.shape)
+            alike = jnp.ones(rollouts.stopped.shape)
             weight = alike / rollouts.mask.sum()
-            own = PolicyInputs(rollouts.logps, rollouts.kept, LossWeights(alike, weight, weight, weight))
+            own = PolicyInputs(rollouts.logps, rollouts.nucleus_mass, LossWeights(alike, weight, weight, weight))
             responses = ResponseBatch(rollouts.tokens, rollouts.mask, own)
             found, metrics = gradient(params, params, problems, responses, B_p, n, make_coefficients(RLConfig()))
             return metrics, optax.tree.norm(

@@ -122,7 +122,7 @@ def _summary_lines(sweep: SweepStatus) -> list[str]:
     count_texts += [
         f"{count} {state}" for state in ("running", "interrupted", "failed") if (count := sweep.count(state))
     ]
-    summary = f"{', '.join(count_texts)}; {sweep.total_rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
+    summary = f"{', '.join(count_texts)}; {sweep.rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
     if sweep.rate and sweep.seconds_left is not None:
         summary += f"; {_format_number(sweep.rate)} rollouts/s, {format_duration(sweep.seconds_left)} left"
     lines = [summary]

@@ -60,7 +60,7 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
     """InputError where strategy frontier has too few evaluations or rollouts to begin with, or a grid is given
     rollouts.
     """
-    if config.sweep.strategy == "frontier":
+    if config.sweep.strategy == "adaptive":
         adaptive_policy(config, cells)
     elif config.sweep.total_rollouts is not None:
         raise InputError(
@@ -87,4 +87,4 @@ def _recorded_runs(cells: Sequence[Cell], folder: Path, failures: Sequence[tuple
         except InputError:  # killed before its first point
             run = RunRecord(cell, ())
         runs.append(replace(run, failure_reason=failure_reasons[cell]) if cell in failure_reasons else run)
-    return [run for run in runs if run.points or run.failed]
+    return [run for run in runs if run.points or run.failure_reason]

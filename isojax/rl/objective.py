@@ -184,7 +184,7 @@ class PolicyObjective:
                 policy_hidden,
                 base_hidden,
                 microbatch.tokens,
-                microbatch.objective_inputs.kept,
+                microbatch.objective_inputs.nucleus_mass,
                 temperature,
                 use_entropy,
             )
@@ -214,7 +214,7 @@ class PolicyObjective:
         assert policy_hidden is not None
         policy_stats, base_logps = self.token_stats(policy_hidden, base_hidden, microbatch)
         token_loss, metrics = self.policy_loss(policy_stats.logps, microbatch, coefficients)
-        token_loss = sampled.terms.policy[:, None] * token_loss
+        token_loss = sampled.loss_weights.policy[:, None] * token_loss
         sampler_logp_gap = jnp.abs(jnp.where(mask, lax.stop_gradient(policy_stats.logps) - sampled.logps, 0.0))
         metrics |= {
             "entropy": policy_stats.entropy,
@@ -222,11 +222,11 @@ class PolicyObjective:
             "sampler_logp_gap_max": sampler_logp_gap,
         }
         if self.rl.entropy > 0:
-            token_loss = token_loss - coefficients.entropy * sampled.terms.entropy[:, None] * policy_stats.entropy
+            token_loss = token_loss - coefficients.entropy * sampled.loss_weights.entropy[:, None] * policy_stats.entropy
         if base_logps is not None:
             metrics["kl"] = KL_ESTIMATORS[self.rl.kl_estimator](policy_stats.logps, base_logps)
         if self.rl.kl > 0:
-            token_loss = token_loss + coefficients.kl * sampled.terms.kl[:, None] * metrics["kl"]
+            token_loss = token_loss + coefficients.kl * sampled.loss_weights.kl[:, None] * metrics["kl"]
         metrics["loss"] = token_loss
         return jnp.where(mask, token_loss, 0.0).sum(), {
             k: (jnp.max if k.endswith(MAX_SUFFIX) else jnp.sum)(jnp.where(mask, v, 0.0)) for k, v in metrics.items()
@@ -242,7 +242,7 @@ class PolicyObjective:
         of a token or of the response.
         """
         sampled, mask = microbatch.objective_inputs, microbatch.mask
-        advantages = jnp.broadcast_to(sampled.terms.gains.reshape(len(mask), -1), mask.shape)
+        advantages = jnp.broadcast_to(sampled.loss_weights.advantages.reshape(len(mask), -1), mask.shape)
         clip, loss_fn = Clip(coefficients.clip, coefficients.clip_high), self.algorithm.loss.loss
         if self.rl.tis == "none":
             return loss_fn(logps, sampled.logps, advantages, mask, clip)

@@ -261,7 +261,7 @@ class TrainStep:
         nonfinite, critic_warmup, new_critic = ~jnp.isfinite(grad_norm + metrics["loss"]), jnp.bool_(False), None
         if rl.critic and state.critic is not None and value_estimates is not None:
             critic_inputs = critic.CriticInputs(
-                value_estimates.values, value_estimates.returns, responses.objective_inputs.terms.policy
+                value_estimates.values, value_estimates.returns, responses.objective_inputs.loss_weights.policy
             )
             critic_gradient, critic_metrics = self._critic_gradient(
                 state.critic.params,

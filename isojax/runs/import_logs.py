@@ -45,7 +45,7 @@ def read_logs(
         InputError: an unknown format; a file that cannot be used, with its place; a column that is not there; runs that
         clash.
     """
-    plugin = load("logs", log_format, "read")
+    plugin = load("runs.importers", log_format, "read")
     _reject_duplicate_files(files)
     log_runs, table_notes = [], []
     for path in files:

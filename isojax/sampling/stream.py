@@ -228,7 +228,7 @@ def sampler_state_shapes(engine: Engine) -> Any:
     )
     return state_without_caches._replace(
         cache=jax.tree.map(all_shards_shape, shard_state.cache),
-        prefix_table=jax.tree.map(all_shards_shape, shard_state.table),
+        prefix_table=jax.tree.map(all_shards_shape, shard_state.prefix_table),
     )
 
 
@@ -251,11 +251,11 @@ def sampler_state_shardings(engine: Engine, mesh: Mesh) -> Any:
 
         return jax.tree.map(layer_shardings, entries, is_leaf=lambda x: isinstance(x, tuple))
 
-    cache = KVCache(cache_shardings(shapes.cache.own, None), cache_shardings(shapes.cache.shared, "position"))
+    cache = KVCache(cache_shardings(shapes.cache.slot_kv, None), cache_shardings(shapes.cache.prefix_kv, "position"))
     state_without_caches = jax.tree.map(
         partial(array_sharding, logical_axes={0: "shard"}), shapes._replace(cache=(), prefix_table=())
     )
-    return state_without_caches._replace(cache=cache, prefix_table=cache_shardings(shapes.table, "position"))
+    return state_without_caches._replace(cache=cache, prefix_table=cache_shardings(shapes.prefix_table, "position"))
 
 
 def _shard_programs(

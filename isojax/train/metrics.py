@@ -62,7 +62,7 @@ def extra_eval_sets(base_policy: BasePolicy, config: Config) -> dict[str, list[P
 def eval_metrics(validation_counts: EvalCounts, extra_counts: dict[str, EvalCounts], samples: int) -> dict[str, float]:
     """The metrics of an evaluation: of the validation set under their own names, of each further set below its name.
 
-    answered: the share of rollouts that hold an answer in the right form, right or wrong; truncated: that met no stop;
+    parsed_fraction: the share of rollouts that hold an answer in the right form, right or wrong; truncated: that met no stop;
     verifier_failures: checks that did not come to an end (counted as wrong). interrupted: told to come to an end, where
     that is done.
     """
@@ -70,7 +70,7 @@ def eval_metrics(validation_counts: EvalCounts, extra_counts: dict[str, EvalCoun
     for prefix, counts in {"": validation_counts, **{f"{name}/": c for name, c in extra_counts.items()}}.items():
         rollouts = samples * len(counts.correct)
         metrics |= {prefix + k: v for k, v in summarize_counts(counts.correct, samples).items()}
-        metrics |= {f"{prefix}answered": counts.parsed / rollouts, f"{prefix}truncated": 1 - counts.ended / rollouts}
+        metrics |= {f"{prefix}parsed_fraction": counts.parsed / rollouts, f"{prefix}truncated": 1 - counts.ended / rollouts}
         metrics[f"{prefix}verifier_failures"] = float(count_unfinished(counts.failures))
         if counts.interrupted is not None:
             metrics[f"{prefix}interrupted"] = counts.interrupted / rollouts

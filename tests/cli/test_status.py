@@ -193,7 +193,7 @@ def test_what_a_person_sees(tmp_path: Path, isojax: Any) -> None:
         "0.312",
         "50",
     ]
-    assert "1 of 4 cells done, 1 begun, 1 failed; 34% of 2,048 rollouts" in out
+    assert "1 of 4 cells done, 1 interrupted, 1 failed; 34% of 2,048 rollouts" in out
     assert "failed: 8x4-s0: loss or gradient not finite" in out and "flagged: 8x2-s0: collapsed" in out
     assert "isojax launch runs/little/config.yaml --resume" in out and "attempts" not in out
 
@@ -271,7 +271,7 @@ def test_a_line_that_is_being_written_is_not_there_yet(tmp_path: Path) -> None:
 
 
 def test_no_jax_is_loaded(tmp_path: Path) -> None:
-    program = "import sys; from isojax.cli.status_command import look; from pathlib import Path; look(Path(sys.argv[1])); print('jax' in sys.modules)"
+    program = "import sys; from isojax.launch.sweep_status import read_sweep_status; from pathlib import Path; read_sweep_status(Path(sys.argv[1])); print('jax' in sys.modules)"
     command = [sys.executable, "-c", program, str(sweep(tmp_path))]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == "False", done.stderr

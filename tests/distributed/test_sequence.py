@@ -92,9 +92,9 @@ def test_decoding_adds_up_sums_and_gathers_no_prompt(one: list[list[int]]) -> No
     assert sampling.responses() == one
     hlo, state = sampling.program()
     lanes, G = SLOTS // WIDTH, sampling.geometry.prefix_entries
-    for layers, rows in ((state.cache.shared, lanes), (state.table, G)):
+    for layers, rows in ((state.cache.prefix_kv, lanes), (state.prefix_table, G)):
         assert [x.addressable_shards[0].data.shape for x in layers[0]] == [(rows, K // 2, H, 19), (rows, K // 2, 19, H)]
-    assert state.cache.own[0][0].addressable_shards[0].data.shape == (SLOTS, K // 2, H, T)
+    assert state.cache.slot_kv[0][0].addressable_shards[0].data.shape == (SLOTS, K // 2, H, T)
     assert not re.search(rf"f32\[(\d+,)?({lanes}|{G}),[12],({H},3[78]|3[78],{H})\]", hlo)  # no prompts whole
     queries = WIDTH * N // 2  # of a lane, at a key's head
     found = {(c.kind, c.result) for c in collectives(hlo) if all(group in SEQUENCE for group in c.groups)}

@@ -83,7 +83,7 @@ def check_kubernetes(text: str) -> None:
         if document["apiVersion"] != "ray.io/v1":
             kubernetes_validate.validate(document, KUBERNETES, strict=True)
             continue
-        jsonschema.validate(document, yaml.safe_load((ROOT / "tests/kuberay_rayjob.yaml").read_text()))
+        jsonschema.validate(document, yaml.safe_load((ROOT / "tests/launch/kuberay_rayjob.yaml").read_text()))
         cluster = document["spec"]["rayClusterSpec"]
         for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
             template = {

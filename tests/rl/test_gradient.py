@@ -337,7 +337,7 @@ def test_ten_steps_on_one_and_on_eight_devices() -> None:
     recorded = []
     for key in range(10):
         rollouts, gains, _ = one.rollout(policy(), one.problems, np.int32(13), np.int32(7), jax.random.key(key))
-        recorded.append(Batch(*(gather(one.geometry, 91, x) for x in (*rollouts[:3], gains, rollouts.kept))))
+        recorded.append(Batch(*(gather(one.geometry, 91, x) for x in (*rollouts[:3], gains, rollouts.nucleus_mass))))
     ends = []
     for program in (one, eight):
         state = program.init(placed(policy(), program.mesh))

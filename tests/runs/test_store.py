@@ -16,7 +16,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import known_implementations
 
-from isojax.core import yaml_files
+from isojax.core import atomic_files
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, EvalPoint
 from isojax.runs import lease, object_store, store
@@ -72,7 +72,7 @@ def test_what_is_written_is_there_at_once_and_comes_back(url: str, tmp_path: Pat
         folder = working_folder(url, "tiny")
         ledger = Ledger(folder / "cells" / CELL.name, CELL, "abc")
         ledger.append(point(4), 1.0, 1)
-        yaml_files.write_text(folder / "base" / "problems.jsonl", "{}\n")
+        atomic_files.write_text(folder / "base" / "problems.jsonl", "{}\n")
         other = Mirror(f"{url}/tiny", tmp_path / "other")
         other.pull()
         for name in ("records.jsonl", "timing.jsonl"):
@@ -87,9 +87,9 @@ def test_what_is_written_is_there_at_once_and_comes_back(url: str, tmp_path: Pat
 
 
 def test_a_folder_is_left_as_it_is(tmp_path: Path) -> None:
-    before = list(yaml_files.WRITE_LISTENERS)
+    before = list(atomic_files.WRITE_LISTENERS)
     with remote_workspace(str(tmp_path / "runs"), "tiny"):
-        assert working_folder("runs", "tiny") == Path("runs/tiny") and yaml_files.WRITE_LISTENERS == before
+        assert working_folder("runs", "tiny") == Path("runs/tiny") and atomic_files.WRITE_LISTENERS == before
     assert list(tmp_path.iterdir()) == []
 
 
@@ -156,7 +156,7 @@ def test_a_cell_that_has_no_state_yet_differs_from_one_whose_states_were_removed
     with mirror.auto_upload():
         states = tmp_path / "a" / "cells" / CELL.name / "checkpoint"
         CheckpointUploader(states).wait()
-        yaml_files.write_text(tmp_path / "a" / "cells" / "8x4-s0" / "records.jsonl", "{}\n")
+        atomic_files.write_text(tmp_path / "a" / "cells" / "8x4-s0" / "records.jsonl", "{}\n")
     again = Mirror(url, tmp_path / "b")
     again.pull()
     cells = tmp_path / "b" / "cells"
@@ -185,13 +185,13 @@ def test_a_worker_has_its_own_part(url: str, tmp_path: Path) -> None:
     """Of a sweep whose writer is another process, the files of one cell and of all."""
     with remote_workspace(url, "tiny"):
         for name in ("base/problems.jsonl", f"cells/{CELL.name}/records.jsonl", "cells/8x4-s0/records.jsonl"):
-            yaml_files.write_text(working_folder(url, "tiny") / name, "{}\n")
+            atomic_files.write_text(working_folder(url, "tiny") / name, "{}\n")
         with remote_workspace(url, "tiny", cell_name=CELL.name):
             folder = working_folder(url, "tiny")
             assert (folder / "base" / "problems.jsonl").exists() and [p.name for p in (folder / "cells").iterdir()] == [
                 CELL.name
             ]
-            yaml_files.append_bytes(folder / "cells" / CELL.name / "records.jsonl", b"{}\n")
+            atomic_files.append_bytes(folder / "cells" / CELL.name / "records.jsonl", b"{}\n")
         mirror = Mirror(f"{url}/tiny", tmp_path / "a")
         mirror.pull()
         assert (tmp_path / "a" / "cells" / CELL.name / "records.jsonl").read_text() == "{}\n{}\n"
@@ -238,7 +238,7 @@ def test_a_writer_whose_place_was_taken_writes_no_more(url: str, monkeypatch: py
         time.sleep(0.05)
         lock(url)
         time.sleep(0.2)
-        yaml_files.write_text(working_folder(url, "tiny") / "late.json", "{}")
+        atomic_files.write_text(working_folder(url, "tiny") / "late.json", "{}")
     assert there(f"{url}/tiny") == {".lock"}
 
 
@@ -248,7 +248,7 @@ def test_a_writer_that_was_frozen_looks_before_it_goes_on(url: str, monkeypatch:
         lock(url)
         clock = time.time
         monkeypatch.setattr(lease.time, "time", lambda: clock() + lease.STALE_SECONDS + 1)
-        yaml_files.write_text(working_folder(url, "tiny") / "late.json", "{}")
+        atomic_files.write_text(working_folder(url, "tiny") / "late.json", "{}")
     assert there(f"{url}/tiny") == {".lock"}
 
 
@@ -280,13 +280,13 @@ def test_storage_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_words_that_are_urls(url: str, capsys: Any) -> None:
     with remote_workspace(url, "tiny"):
-        yaml_files.write_text(working_folder(url, "tiny") / "fit.json", "{}")
+        atomic_files.write_text(working_folder(url, "tiny") / "fit.json", "{}")
     with localize(["fit", f"{url}/tiny", f"{url}/tiny/fit.json", f"run.dir={url}"]) as words:
         assert words[0] == "fit" and words[3] == f"run.dir={url}"
         folder, file = Path(words[1]), Path(words[2])
         assert folder.name == "tiny" and (folder / "fit.json").read_text() == "{}"
         assert (file.parent.name, file.name, file.read_text()) == ("tiny", "fit.json", "{}")
-        yaml_files.write_text(folder / "validation.json", "[]")
+        atomic_files.write_text(folder / "validation.json", "[]")
         assert display_path(f"wrote {folder / 'validation.json'}") == f"wrote {url}/tiny/validation.json"
     assert "validation.json" in there(f"{url}/tiny") and not folder.exists()
     with pytest.raises(InputError, match=r"there is nothing at .*other"), localize([f"{url}/other"]):

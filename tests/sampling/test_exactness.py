@@ -182,12 +182,12 @@ def test_any_order_of_slots_and_lanes_gives_the_same_bits(case: Case) -> None:
     decode = quick_jit(engine.decode_step)
     assert int(state.slots.t.max()) == 2
     ended = jnp.arange(case.R) % 5 == 0
-    first = jnp.repeat(state.last.lanes, case.W, axis=0)
+    first = jnp.repeat(state.last_hidden.prefix_groups, case.W, axis=0)
     plain = decode(own, state.slots, state.cache, first, ended)
     for _ in range(3):
         lanes = rng.permutation(case.R // case.W)
         slots = np.concatenate([lane * case.W + rng.permutation(case.W) for lane in lanes])
-        cache = type(state.cache)(own=moved(state.cache.own, slots), shared=moved(state.cache.shared, lanes))
+        cache = type(state.cache)(slot_kv=moved(state.cache.slot_kv, slots), prefix_kv=moved(state.cache.prefix_kv, lanes))
         got = decode(own, moved(state.slots, slots), cache, first[slots], ended[slots])
         wanted = moved((plain[0], plain[1].own, plain[2]), slots)
         jax.tree.map(np.testing.assert_array_equal, (got[0], got[1].own, got[2]), wanted)

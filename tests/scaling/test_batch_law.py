@@ -25,7 +25,7 @@ class Table:
     def R0(self):
         return np.zeros(len(self.table))
 
-    def measured(self, C):
+    def is_measured(self, C):
         return np.tile(np.array(self.known), (len(self.keys), 1))
 
     def rewards(self, C):

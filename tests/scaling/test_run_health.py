@@ -132,15 +132,15 @@ def test_a_run_that_stopped_being_finite() -> None:
     broke = health_flags(made(RISE, failed="loss or gradient not finite in 1 of the updates 91 to 100"))
     assert [(f.name, f.C) for f in broke] == [("nonfinite_update", 9000)] and "updates 91 to 100" in broke[0].reason
     assert names(made(RISE[:3], grad_norm=[1.0, math.nan])) == [("nonfinite_update", 2000)]
-    (skipped,) = health_flags(made(RISE, not_finite=[0.0, 0.01] + [0.0] * 6 + [0.5]))
+    (skipped,) = health_flags(made(RISE, nonfinite_update=[0.0, 0.01] + [0.0] * 6 + [0.5]))
     assert (skipped.name, skipped.C) == ("nonfinite_update", 9000) and "50.0% of updates" in skipped.reason
-    assert health_flags(made(RISE, not_finite=[0.01] * 9)) == ()  # one of a hundred
-    assert names(made(RISE, not_finite=[0.0, 0.0, 0.011] + [0.0] * 6)) == [("nonfinite_update", 3000)]
+    assert health_flags(made(RISE, nonfinite_update=[0.01] * 9)) == ()  # one of a hundred
+    assert names(made(RISE, nonfinite_update=[0.0, 0.0, 0.011] + [0.0] * 6)) == [("nonfinite_update", 3000)]
 
 
 def test_mismatch_of_sampler_and_trainer() -> None:
-    assert names(made(RISE, log_ratio=[0.01] * 4 + [0.2] * 5)) == [("mismatch", 5000)]
-    assert names(made(RISE, log_ratio=[0.01] * 4 + [0.2] * 3 + [0.01] * 2)) == []
+    assert names(made(RISE, sampler_logp_gap=[0.01] * 4 + [0.2] * 5)) == [("mismatch", 5000)]
+    assert names(made(RISE, sampler_logp_gap=[0.01] * 4 + [0.2] * 3 + [0.01] * 2)) == []
 
 
 def test_broken_runs_are_told_apart_and_named() -> None:
@@ -183,4 +183,4 @@ def test_a_ledger_that_a_fit_refuses_is_not_judged() -> None:
 
 
 def test_what_older_policies_sampled_is_no_mismatch() -> None:
-    assert names(made(RISE, log_ratio=[0.01] * 4 + [0.2] * 5, off_policy=[1.5] * 9)) == []
+    assert names(made(RISE, sampler_logp_gap=[0.01] * 4 + [0.2] * 5, staleness_mean=[1.5] * 9)) == []

@@ -25,12 +25,12 @@ class Fake:
     asked.
     """
 
-    problems, samples = 6, 4
+    problems_per_call, samples_per_problem = 6, 4
 
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def counts(
+    def count_correct(
         self, params: Any, chosen: TokenizedProblems, seed: int, evaluation: int, repeats: int, stream: int
     ) -> EvalCounts:
         self.asked += [p.id for p in chosen.problems]

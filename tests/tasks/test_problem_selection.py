@@ -29,7 +29,7 @@ class Words:
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         return self.source.problems(count, rng)
 
-    def fits(self, problems: Sequence[Problem], prompt_length: int) -> list[Problem]:
+    def filter_by_length(self, problems: Sequence[Problem], prompt_length: int) -> list[Problem]:
         return [p for p in problems if len(p.prompt.split()) <= prompt_length]
 
 
@@ -99,8 +99,8 @@ def test_labelled_problems_outside_the_difficulty_are_left_out_and_told(tmp_path
 
     for held_out in (None, write(tmp_path / "b.jsonl", [f"other {i}" for i in range(4)])):
         got = chosen(cell(task, attempts=4, difficulty=(0.25, 0.5), held_out=held_out), label)
-        assert {p.id % 4 for p in got.training} == {1, 2} and {p.id % 4 for p in got.left_out} == {0, 3}
-        assert len(got.left_out) == 20 and len(got.training) == (16 if held_out is None else 20)
+        assert {p.id % 4 for p in got.training} == {1, 2} and {p.id % 4 for p in got.out_of_range} == {0, 3}
+        assert len(got.out_of_range) == 20 and len(got.training) == (16 if held_out is None else 20)
         assert "20 of 40 problems left out: their avg@k is outside [0.25, 0.5]" in got.notes
 
 
@@ -109,7 +109,7 @@ def test_size_and_extra_sets(tmp_path: Path) -> None:
     seen = write(tmp_path / "b.jsonl", [f"problem {i}" for i in range(20)] + [f"new {i}" for i in range(4)])
     got = chosen(cell(task, extra={"seen": seen}, size=5, validation=10))
     assert len(got.training) == 5 and got.notes[0] == "5 of 10 training problems left out: cell.data.size = 5"
-    both = {p.prompt for p in got.extra["seen"]} & {p.prompt for p in got.training}
+    both = {p.prompt for p in got.extra_sets["seen"]} & {p.prompt for p in got.training}
     assert got.notes[1:] == ([f"{len(both)} of 10 problems of seen also stand in the training set"] if both else [])
 
 

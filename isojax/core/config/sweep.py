@@ -91,7 +91,7 @@ class SweepConfig(Section):
     the run. `remat`: layer computes a layer's inner values again for its gradient, which takes less memory and more
     time.
     `over_B_max` says what happens to a pair with B_p * n > B_max: refuse the sweep, or leave the pair out.
-    `strategy`: grid runs every cell to `budget`; frontier spends `rollouts` in all (null: half of what the grid takes)
+    `strategy`: grid runs every cell to `budget`; adaptive spends `total_rollouts` in all (null: half of what the grid takes)
     where n*(C) is least certain.
     """
 
@@ -109,7 +109,7 @@ class SweepConfig(Section):
     decode_attention: Literal["plain", "pallas", "cudnn"] | None = None
     forward_attention: Literal["plain", "pallas", "cudnn"] | None = None
     remat: Literal["none", "layer"] = "none"
-    strategy: Literal["grid", "frontier"] = "grid"
+    strategy: Literal["grid", "adaptive"] = "grid"
     total_rollouts: PositiveInt | None = None
 
 

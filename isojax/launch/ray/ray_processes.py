@@ -239,9 +239,9 @@ class RayProcessGroup:
                 on_status(ray.get(self.workers[0].news.remote()))
                 for call_result in ray.get(done):
                     if call_result.kind == ray_worker.INPUT_REFUSED:
-                        raise InputError(call_result.said)
+                        raise InputError(call_result.message)
                     if call_result.kind == ray_worker.WORKER_LOST and result.kind != ray_worker.CELL_FAILED:
-                        raise WorkerLost(call_result.said)
+                        raise WorkerLost(call_result.message)
                     if call_result.kind == ray_worker.CELL_FAILED and result.kind != ray_worker.CELL_FAILED:
                         deadline = time.monotonic() + PEER_END_TIMEOUT
                     if result.kind == ray_worker.FINISHED or call_result.kind == ray_worker.CELL_FAILED:

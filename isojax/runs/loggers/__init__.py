@@ -86,7 +86,7 @@ class CellLoggers:
 
 
 def _logger_module(name: str) -> ModuleType:
-    return load("loggers", name, "begin")
+    return load("runs.loggers", name, "begin")
 
 
 def cell_hparams(cell: Cell, config: Config) -> dict[str, object]:

@@ -17,7 +17,7 @@ or more, not below what the scatter of neighbours says; with neither nothing cou
     fell or nothing was gained truncated           half of all responses or more stay cut off, .25 more than in the
     first interval, and reward fell or nothing was
                         gained
-    not_finite          the run broke off, a loss or gradient norm is not finite, or over 1% of an interval's updates
+    nonfinite_update    the run broke off, a loss or gradient norm is not finite, or over 1% of an interval's updates
     were skipped because
                         theirs was not (a single one is harmless: the policy stays as it was)
     mismatch            the mean |log ratio| of trainer to sampler stays above .1, where no older policy sampled (a

@@ -180,7 +180,7 @@ def _truncate_run(t: RunTrack, C_limit: float) -> RunRecord | None:
     if count == 0 or t.C[count - 1] == 0:
         return None
     truncated_fields = {
-        name: value[:count] for name in ("points", "device_hours", "lines") if (value := getattr(t.run, name))
+        name: value[:count] for name in ("points", "device_hours", "line_numbers") if (value := getattr(t.run, name))
     }
     return replace(t.run, **truncated_fields)
 

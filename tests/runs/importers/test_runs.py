@@ -142,11 +142,11 @@ def test_training_metrics_nobody_asked_for_may_be_nan(logged):
 
 def test_a_module_of_ones_own_is_a_format(tmp_path, monkeypatch, logged):
     (tmp_path / "my_format.py").write_text(
-        "from isojax.runs.log_table import Row, Table\n"
+        "from isojax.runs.log_table import LogRow, LogTable\n"
         "FIELDS = {'reward': ('r',), 'n': ('n',), 'B_p': ('b',), 'step': ('s',)}\n"
         "def read(path, tick):\n"
         "    rows = [dict(zip('rnbs', map(float, line.split()))) for line in path.read_text().splitlines()]\n"
-        "    return [Table(str(path), tuple(Row(f'line {i}', row) for i, row in enumerate(rows, 1)))]\n"
+        "    return [LogTable(str(path), tuple(LogRow(f'line {i}', row) for i, row in enumerate(rows, 1)))]\n"
     )
     (tmp_path / "my_fork").mkdir()
     (tmp_path / "my_format.py").rename(tmp_path / "my_fork" / "my_format.py")
