@@ -215,7 +215,7 @@ class PolicyObjective:
         policy_stats, base_logps = self.token_stats(policy_hidden, base_hidden, microbatch)
         token_loss, metrics = self.policy_loss(policy_stats.logps, microbatch, coefficients)
         token_loss = sampled.loss_weights.policy[:, None] * token_loss
-        sampler_logp_gap = jnp.abs(jnp.where(mask, lax.stop_gradient(policy_stats.logps) - sampled.logps, 0.0))
+        sampler_logp_gap = jnp.abs(jnp.where(mask, lax.stop_gradient(policy_stats.logps) - sampled.sampler_logps, 0.0))
         metrics |= {
             "entropy": policy_stats.entropy,
             "sampler_logp_gap": sampler_logp_gap,
@@ -245,9 +245,9 @@ class PolicyObjective:
         advantages = jnp.broadcast_to(sampled.loss_weights.advantages.reshape(len(mask), -1), mask.shape)
         clip, loss_fn = Clip(coefficients.clip, coefficients.clip_high), self.algorithm.loss.loss
         if self.rl.tis == "none":
-            return loss_fn(logps, sampled.logps, advantages, mask, clip)
+            return loss_fn(logps, sampled.sampler_logps, advantages, mask, clip)
         old_logps = lax.stop_gradient(logps)
-        sampler_logp_gap = jnp.where(mask, old_logps - sampled.logps, 0.0)
+        sampler_logp_gap = jnp.where(mask, old_logps - sampled.sampler_logps, 0.0)
         if self.rl.tis == "sequence":
             sampler_logp_gap = jnp.broadcast_to(sampler_logp_gap.sum(-1, keepdims=True), mask.shape)
         importance_ratio = jnp.exp(sampler_logp_gap)

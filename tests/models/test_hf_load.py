@@ -393,7 +393,7 @@ grid = mesh("fsdp=8")
 decoder.shardings(grid)
 [jax.block_until_ready(jax.device_put(np.ones(1000, np.float32), d)) for d in jax.devices()]
 before = kilobytes("VmRSS")
-params = hf.load(folder, config, decoder, grid)
+params = hf_load.load(folder, config, decoder, grid)
 peak = kilobytes("VmHWM") - before
 weights = sum(x.nbytes for x in jax.tree.leaves(params)) / 1024
 print(weights, peak / weights)

@@ -90,7 +90,7 @@ def pipelined(
         for count in (2, UPDATES - 2):  # it goes on where it stood
             state, more = pipeline.run_updates(state, count)
             sums = {
-                name: max(sums.get(name, 0), v) if name.startswith("max_") else sums.get(name, 0) + v
+                name: max(sums.get(name, 0), v) if name.endswith("_max") else sums.get(name, 0) + v
                 for name, v in more.items()
             }
     return state, sums
@@ -112,7 +112,7 @@ def synchronous(axes: str, pair: tuple[int, int], learning_rate: float = 2e-2) -
             state, base, ProblemArrays(*(jax.numpy.asarray(x) for x in TABLE)), index, *scalars, numbers
         )
         sums = {
-            k: max(sums.get(k, 0), float(v)) if k.startswith("max_") else sums.get(k, 0) + float(v)
+            k: max(sums.get(k, 0), float(v)) if k.endswith("_max") else sums.get(k, 0) + float(v)
             for k, v in more.items()
         }
     return state, sums

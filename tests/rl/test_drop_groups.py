@@ -25,8 +25,8 @@ def batch(
         "tokens": rng.integers(0, 24, (B, T)).astype(np.int32),
         "logps": rng.normal(size=(B, T)).astype(np.float32),
         "mask": rng.random((B, T)) < 0.8,
-        "kept": np.ones((B, 1), np.float32),
-        "ended": rng.random(B) < 0.5,
+        "nucleus_mass": np.ones((B, 1), np.float32),
+        "stopped": rng.random(B) < 0.5,
         "lengths": np.full(B, T, np.int32),
         "gains": gains,
     }
@@ -78,6 +78,6 @@ def test_some_rollouts_of_a_group_make_a_batch_of_smaller_groups(shards: int) ->
     )
     assert int(left_over.B_p) == 11
     np.testing.assert_array_equal(left_over.problems.ids[:11], np.delete(np.asarray(problems.ids[:13]), [2, 9]))
-    moved, moved_gains = left_over.rows
+    moved, moved_gains = left_over.columns
     np.testing.assert_array_equal(gather(geometry, 33, moved_gains), flat["gains"][chosen])
     np.testing.assert_array_equal(gather(geometry, 33, moved.tokens), flat["tokens"][chosen])

@@ -104,7 +104,7 @@ def peers() -> tuple[dict[str, Any], Ragged]:
     return found, Ragged(*lists, gains, given["rewards"], given["groups"], given["n"])
 
 
-weigh = jax.jit(aggregate, static_argnames=("kind", "num_groups", "T"))
+weigh = jax.jit(aggregate, static_argnames=("aggregation", "num_groups", "T"))
 
 
 @jax.jit

@@ -80,7 +80,7 @@ def test_a_loop_equals_single_calls_bit_for_bit(trainer: Trainer, B_p: int, n: i
     for i in range(3):
         state, metrics = trainer(state, np.roll(index, -i, 0), 1, B_p, n)
         added = {k: float(np.float32(single[k]) + np.float32(v)) for k, v in metrics.items()}
-        single = {k: max(single[k], metrics[k]) if k.startswith("max_") else v for k, v in added.items()}
+        single = {k: max(single[k], metrics[k]) if k.endswith("_max") else v for k, v in added.items()}
     assert equal(looped, state)
     assert sums == single
     assert int(state.step) == 3

@@ -152,7 +152,7 @@ def test_every_token_is_the_phrases_or_drawn_after_what_came_before_it(
         if margin < 3e-6:
             continue
         length = len(tokens)
-        assert found.tokens[r, :length].tolist() == tokens and (found.lengths[r], found.ended[r]) == (length, ended)
+        assert found.tokens[r, :length].tolist() == tokens and (found.lengths[r], found.stopped[r]) == (length, ended)
         drawn = [t < length and not (interrupted and AFTER <= t < LAST) for t in range(T)]
         assert found.mask[r].tolist() == drawn
         exact = np.log(p[r, range(T), found.tokens[r]], where=found.mask[r], out=np.zeros(T))

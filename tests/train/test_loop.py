@@ -36,7 +36,7 @@ def test_samples_show_response_and_verdict_and_of_a_solution_the_answer_alone(tm
 def test_the_panel_is_a_fixed_choice_of_training_problems_beside_the_users_sets() -> None:
     """It belongs to cell.data.seed and the training set, not to a cell; of too few problems it takes them all."""
     training, hard = [Problem(i, f"{i}", "") for i in range(50)], [Problem(99, "", "")]
-    base: Any = SimpleNamespace(training=training, extra={"hard": hard})
+    base: Any = SimpleNamespace(training=training, extra_sets={"hard": hard})
 
     def sets(panel: int, seed: int = 0) -> dict[str, list[Problem]]:
         return extra_eval_sets(base, Config(cell=CellConfig(data=DataConfig(seed=seed), eval=EvalConfig(panel=panel))))
