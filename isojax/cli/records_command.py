@@ -19,7 +19,7 @@ from rich.table import Table
 from isojax.cli.formatting import to_json_value
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
-from isojax.runs.log_fields import FIELD_HELP, parse_field_map
+from isojax.runs.logs.column_map import FIELD_HELP, parse_field_map
 
 _TYPER_STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False, "add_completion": False}
 
@@ -99,7 +99,7 @@ def import_logs(
     ] = None,
 ) -> None:
     """Logs in, a sweep's folder of ledgers out."""
-    from isojax.runs.import_logs import check_output_folder, read_logs, write_ledgers
+    from isojax.runs.logs.import_logs import check_output_folder, read_logs, write_ledgers
 
     field_map = parse_field_map(map_options or [])
     check_output_folder(out)

@@ -5,20 +5,20 @@ far to trust it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from isojax.core.errors import InputError
-from isojax.runs.tabular import (
+from isojax.core.table_files import read_table
+from isojax.core.tabular import (
     DataTable,
     check_unique_rows,
     filter_rows,
     float_column,
     is_blank,
-    read_table,
     require_column,
 )
 from isojax.scaling.curves.single_run import (
@@ -124,9 +124,9 @@ def _read_points(table: DataTable, x_column: str, y_column: str, group: str | No
     rows_with_reward = tuple(row for row in table.rows if not is_blank(row.values.get(y_column)))
     if not rows_with_reward:
         raise InputError(
-            f"{table.path}: {y_column} is empty in all {len(table.rows)} rows; expected a reward in some. Give another --y."
+            f"{table.source}: {y_column} is empty in all {len(table.rows)} rows; expected a reward in some. Give another --y."
         )
-    reward_table = DataTable(table.path, table.columns, rows_with_reward, table.header_line)
+    reward_table = replace(table, rows=rows_with_reward)
     C, R = float_column(reward_table, x_column, minimum=0), float_column(reward_table, y_column)
     seed_labels = [
         "" if group is None else str(row.values.get(require_column(reward_table, group))) for row in rows_with_reward

@@ -16,20 +16,13 @@ import numpy as np
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.core.tabular import DataRow, is_blank
 from isojax.tasks.problem_sources import dedup_text
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "input", "instruction")
 # A dot leads into an object. verl's schema comes first: a file in it may hold the solution's text under another of
 # these names.
 ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "solution", "final_answer", "target", "output")
-
-
-class SourceRow(NamedTuple):
-    """One row: its number in the source (the problem's id), where it stands, for messages, and its columns."""
-
-    row_number: int
-    location: str
-    columns: Mapping[str, Any]
 
 
 class ProblemColumns(NamedTuple):
@@ -39,7 +32,7 @@ class ProblemColumns(NamedTuple):
     answer: str
 
 
-def rows_to_problems(rows: Iterable[SourceRow], data: DataConfig, source: str) -> list[Problem]:
+def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> list[Problem]:
     """The rows as distinct problems; the first row decides which columns are read.
 
     Raises:
@@ -55,7 +48,7 @@ def rows_to_problems(rows: Iterable[SourceRow], data: DataConfig, source: str) -
     return drop_duplicates(problems, source)
 
 
-def find_problem_columns(row: SourceRow, data: DataConfig) -> ProblemColumns:
+def find_problem_columns(row: DataRow, data: DataConfig) -> ProblemColumns:
     """The columns named by cell.data, else the first of the usual names that this row has.
 
     Raises:
@@ -64,15 +57,15 @@ def find_problem_columns(row: SourceRow, data: DataConfig) -> ProblemColumns:
 
     def find_column(setting: str, configured_name: str | None, usual_names: tuple[str, ...]) -> str:
         names = (configured_name,) if configured_name else usual_names
-        filled_columns = [name for name in names if column_value(row.columns, name) is not None]
+        filled_columns = [name for name in names if column_value(row.values, name) is not None]
         candidates = filled_columns or [
-            name for name in names if name in row.columns
+            name for name in names if name in row.values
         ]  # an empty one is told of as empty, not as missing
         if candidates:
             return candidates[0]
         expected = repr(configured_name) if configured_name else f"one of {', '.join(usual_names)}"
         raise InputError(
-            f"{row.location}: no {setting}: there are the columns {', '.join(row.columns) or '(none)'}; expected {expected}."
+            f"{row.location}: no {setting}: there are the columns {', '.join(row.values) or '(none)'}; expected {expected}."
             f" Name it by cell.data.{setting}_key=COLUMN."
         )
 
@@ -91,29 +84,29 @@ def column_value(columns: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def row_to_problem(row: SourceRow, problem_columns: ProblemColumns) -> Problem:
+def row_to_problem(row: DataRow, problem_columns: ProblemColumns) -> Problem:
     """One row as a problem. A prompt that is a list of {role, content} becomes `messages`; columns of other names are
     kept.
 
     Where the answer stands within an object, as verl's does, column `ground_truth` is it as it was (it may be a list).
     """
     prompt_value, answer = (
-        column_value(row.columns, problem_columns.prompt),
-        column_value(row.columns, problem_columns.answer),
+        column_value(row.values, problem_columns.prompt),
+        column_value(row.values, problem_columns.answer),
     )
     messages = read_conversation(prompt_value, row, problem_columns.prompt) if isinstance(prompt_value, list) else ()
     prompt = messages[-1]["content"] if messages else value_as_text(prompt_value, row, problem_columns.prompt)
-    columns = {k: v for k, v in row.columns.items() if k not in problem_columns}
+    columns = {k: v for k, v in row.values.items() if k not in problem_columns}
     if "." in problem_columns.answer:
         columns.setdefault("ground_truth", answer)
     if isinstance(answer, list):
         answer = answer[0] if len(answer) == 1 else json.dumps(answer, ensure_ascii=False)
     return Problem(
-        row.row_number, prompt, value_as_text(answer, row, problem_columns.answer), messages=messages, columns=columns
+        row.index, prompt, value_as_text(answer, row, problem_columns.answer), messages=messages, columns=columns
     )
 
 
-def read_conversation(messages: list[Any], row: SourceRow, column: str) -> tuple[dict[str, str], ...]:
+def read_conversation(messages: list[Any], row: DataRow, column: str) -> tuple[dict[str, str], ...]:
     """A list of {role, content} that ends with the user's turn; what others say may be empty."""
     turns = []
     for message in messages:
@@ -139,13 +132,13 @@ def read_conversation(messages: list[Any], row: SourceRow, column: str) -> tuple
     return tuple(turns)
 
 
-def value_as_text(value: Any, row: SourceRow, column: str) -> str:
+def value_as_text(value: Any, row: DataRow, column: str) -> str:
     """A value as text: text as it is, a number written out (72.0 as 72)."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
-    if value is None or value == "" or (isinstance(value, str) and not value.strip()):
+    if is_blank(value):
         raise InputError(
             f"{row.location}: {column!r} is missing or empty, expected text or a number. Mend the row or remove it."
         )

@@ -18,8 +18,8 @@ from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.runs import loggers
-from isojax.runs.import_logs import read_logs
 from isojax.runs.ledger import Ledger, read_run
+from isojax.runs.logs.import_logs import read_logs
 
 CELL = Cell(16, 4, 3)
 TARGETS = (0, 64, 128, 192)

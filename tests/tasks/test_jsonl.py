@@ -129,7 +129,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "holds no problem" in refused(write(tmp_path, "", ""))
     assert "holds no problem" in refused(write(tmp_path, "[]", name="p.json"))
     assert "line 1: given a dict, expected a list" in refused(write(tmp_path, {"prompt": "a"}, name="p.json"))
-    assert "line 2: not JSON (Extra data at column 1); expected an object. Put one object on a line" in refused(
+    assert "line 2: not JSON (Extra data at column 1); expected a whole object. Put one object on a line" in refused(
         write(tmp_path, {"prompt": "a"}, {"prompt": "b"}, name="p.json")
     )
     assert "item 1 of the list: given '3' (int)" in refused(

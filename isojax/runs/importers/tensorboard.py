@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from isojax.core.errors import InputError
+from isojax.core.table_files import BytesReadCallback
+from isojax.core.tabular import DataRow
 from isojax.runs.importers import trl, verl
-from isojax.runs.log_fields import SAME_NAME_FIELDS
-from isojax.runs.log_table import BytesReadCallback, LogRow, LogTable, checked_file_size, other_format_hint
+from isojax.runs.logs.column_map import SAME_NAME_FIELDS
+from isojax.runs.logs.log_table import LogTable, checked_file_size
 
 EVENT_FILE_PATTERN = "*tfevents*"
 RECORD_HEADER, RECORD_FOOTER = struct.Struct("<QI"), struct.Struct("<I")
@@ -81,11 +83,11 @@ def _read_run(source: str, files: list[Path], on_bytes_read: BytesReadCallback) 
             notes.append(f"{relogged} values that {file.name} logs again, after a restart, are taken from there")
     if not series:
         raise InputError(f"{source} holds no scalar: nothing was logged in this run. Leave it out.")
-    return LogTable(source, _rows_by_step(series), config | trl.rollouts_per_step(config), notes=tuple(notes))
+    return LogTable(source, _rows_by_step(source, series), config | trl.rollouts_per_step(config), notes=tuple(notes))
 
 
-def _rows_by_step(series: ScalarSeries) -> tuple[LogRow, ...]:
-    """One row a step, and a further one for a tag that was logged twice at a step."""
+def _rows_by_step(source: str, series: ScalarSeries) -> tuple[DataRow, ...]:
+    """One row per step, and a further one for a tag that was logged twice at a step."""
     values_by_step: dict[int, list[dict[str, float]]] = defaultdict(list)
     for tag, points in series.items():
         for step, value in points:
@@ -94,7 +96,9 @@ def _rows_by_step(series: ScalarSeries) -> tuple[LogRow, ...]:
                 values_by_step[step].append({"step": step, tag: value})
             else:
                 row_values[tag] = value
-    return tuple(LogRow(f"step {step}", values) for step in sorted(values_by_step) for values in values_by_step[step])
+    return tuple(
+        DataRow(source, f"step {step}", values) for step in sorted(values_by_step) for values in values_by_step[step]
+    )
 
 
 def _read_series(
@@ -157,8 +161,9 @@ def _read_events(file: Path, on_bytes_read: BytesReadCallback, notes: list[str])
             offset = f.tell() - len(header)
             length, checksum = RECORD_HEADER.unpack(header) if len(header) == RECORD_HEADER.size else (0, None)
             if checksum is not None and _masked_crc(crc32c(header[:8])) != checksum:
-                hint = other_format_hint(file, "tensorboard") or " Copy it again from where the run was."
-                raise InputError(f"{file} is no event file, or damaged at byte {offset}.{hint}")
+                raise InputError(
+                    f"{file} is no event file, or damaged at byte {offset}; copy it again from where the run was."
+                )
             data, footer = (
                 (f.read(length), f.read(RECORD_FOOTER.size)) if offset + len(header) + length <= size else (b"", b"")
             )

@@ -1,7 +1,7 @@
-"""TRL's GRPOTrainer: checkpoint-*/trainer_state.json, whose log_history is read, and training_args.bin beside it, which
-says n and B.
+"""TRL's GRPOTrainer: checkpoint-*/trainer_state.json, whose log_history is read, and the training_args.bin next to it,
+which says n and B.
 
-TRL counts a step an optimizer update; generation_batch_size rollouts are drawn at a time and serve steps_per_generation
+TRL's step is one optimizer update; generation_batch_size rollouts are drawn at a time and serve steps_per_generation
 x num_iterations microsteps, of which gradient_accumulation_steps make an update (trl.GRPOConfig, trl 1.16).
 training_args.bin is a pickle: it is read without running anything in it, every class in it standing for a bag of
 attributes.
@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from isojax.core.errors import InputError
-from isojax.runs.log_fields import SAME_NAME_FIELDS
-from isojax.runs.log_table import BytesReadCallback, LogRow, LogTable, other_format_hint, read_lines
+from isojax.core.table_files import BytesReadCallback, parse_json, read_lines
+from isojax.core.tabular import DataRow
+from isojax.runs.logs.column_map import SAME_NAME_FIELDS
+from isojax.runs.logs.log_table import LogTable, checked_file_size
 
 STATE_FILE, ARGUMENTS_FILE = "trainer_state.json", "training_args.bin"
 MAX_ARGUMENTS_BYTES = 16 * 1024**2
-ROLLOUTS_PER_STEP = "rollouts_a_step"
+ROLLOUTS_PER_STEP = "rollouts_per_step"
 CONFIG_COLUMNS = {"n": ("num_generations",), "B": (ROLLOUTS_PER_STEP,)}
 TRAIN_COLUMNS = {
     "train_reward": ("reward",),
@@ -42,7 +44,7 @@ FIELDS = SAME_NAME_FIELDS | CONFIG_COLUMNS | TRAIN_COLUMNS | {"step": ("step",),
 
 
 def rollouts_per_step(config: Mapping[str, Any]) -> dict[str, int]:
-    """{ROLLOUTS_A_STEP: B} from a GRPOConfig's values; {} where they are not all there, or give no whole number."""
+    """{ROLLOUTS_PER_STEP: B} from a GRPOConfig's values; {} where they are not all there, or give no whole number."""
     argument_names = ("generation_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_iterations")
     values = [config.get(name) for name in argument_names]
     if not all(isinstance(v, int) and v > 0 for v in values):
@@ -59,27 +61,25 @@ def read(path: Path, on_bytes_read: BytesReadCallback) -> list[LogTable]:
         InputError: no such file, no JSON, or no log_history, with its line.
     """
     file = _state_file(path)
+    checked_file_size(file)
     state_text = "".join(line for _, line in read_lines(file, on_bytes_read))
-    try:
-        state = json.loads(state_text)
-    except (ValueError, RecursionError) as e:
-        line_text = f", line {e.lineno}" if isinstance(e, json.JSONDecodeError) else ""
-        fix = other_format_hint(file, "trl") or " Take another checkpoint's, where the writer was stopped half-way."
-        raise InputError(f"{file}{line_text} is not JSON ({e}); expected a {STATE_FILE}.{fix}") from e
+    state = parse_json(state_text, file)
     history = state.get("log_history") if isinstance(state, dict) else None
     if not isinstance(history, list) or not history or not all(isinstance(entry, dict) for entry in history):
-        raise InputError(
-            f"{file}, line 1: no log_history there; expected TRL's {STATE_FILE}, from a checkpoint.{other_format_hint(file, 'trl')}"
-        )
-    entry_lines = list(_entry_line_numbers(state_text))
-    locations = (
-        [f"line {line}" for line in entry_lines]
-        if len(entry_lines) == len(history)
-        else [f"log_history[{i}]" for i in range(len(history))]
-    )
+        raise InputError(f"{file}, line 1: no log_history there; expected TRL's {STATE_FILE}, from a checkpoint.")
     config = _read_arguments(file.with_name(ARGUMENTS_FILE))
-    rows = tuple(LogRow(line_text, entry) for line_text, entry in zip(locations, history, strict=True))
+    positions = _entry_positions(state_text, len(history))
+    rows = tuple(
+        DataRow(str(file), position, entry, i)
+        for i, (position, entry) in enumerate(zip(positions, history, strict=True))
+    )
     return [LogTable(str(file), rows, config | rollouts_per_step(config))]
+
+
+def _entry_positions(state_text: str, count: int) -> list[str]:
+    """Where each entry of log_history begins: its line, or its number where the lines cannot be told."""
+    lines = list(_entry_line_numbers(state_text))
+    return [f"line {line}" for line in lines] if len(lines) == count else [f"log_history[{i}]" for i in range(count)]
 
 
 def _state_file(path: Path) -> Path:

@@ -1,19 +1,21 @@
-"""verl's file logger (trainer.logger=file): JSON lines {"step": s, "data": {tag: value}}, a step's rows together or
-apart.
+"""verl's file logger (trainer.logger=file): JSON lines {"step": s, "data": {tag: value}}; a step may take several lines.
 
-verl counts a step a batch of data.train_batch_size prompts, actor_rollout_ref.rollout.n rollouts each. Its log does not
-hold the config:
-say B_p and n. Tags: verl.trainer.ppo.metric_utils and ray_trainer (val-core/SOURCE/VARIABLE/mean@K), verl 0.9.
+verl's step is one batch of data.train_batch_size prompts with actor_rollout_ref.rollout.n rollouts each. Its log does
+not hold the config: say B_p and n. Tags: verl.trainer.ppo.metric_utils and ray_trainer
+(val-core/SOURCE/VARIABLE/mean@K), verl 0.9.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from isojax.core.errors import InputError
-from isojax.runs.importers.jsonl import read_objects
-from isojax.runs.log_fields import SAME_NAME_FIELDS
-from isojax.runs.log_table import BytesReadCallback, LogRow, LogTable, other_format_hint
+from isojax.core.table_files import BytesReadCallback
+from isojax.core.tabular import DataRow
+from isojax.runs.importers.jsonl import read_log_objects
+from isojax.runs.logs.column_map import SAME_NAME_FIELDS
+from isojax.runs.logs.log_table import LogTable
 
 METRIC_COLUMNS = ("val-core/*/acc/mean@*", "val-core/*/reward/mean@*", "val/test_score/*")
 TRAIN_COLUMNS = {
@@ -32,16 +34,19 @@ def read(path: Path, on_bytes_read: BytesReadCallback) -> list[LogTable]:
     """The file as one run.
 
     Raises:
-        InputError: as `jsonl.objects`, or a line that is not {"step": ..., "data": {...}}, with its line.
+        InputError: as `read_log_objects`, or a line that is not {"step": ..., "data": {...}}.
     """
-    rows = []
-    for line_number, row in read_objects(path, on_bytes_read, "verl"):
-        data = row.get("data")
-        if not isinstance(data, dict) or "step" not in row:
-            expected = 'expected {"step": NUMBER, "data": {TAG: VALUE}} as verl\'s file logger writes it'
-            hint = other_format_hint(path, "verl") or " Other JSON lines are read with --from jsonl."
-            raise InputError(
-                f"{path}, line {line_number} has the keys {', '.join(map(str, row)) or '(none)'}; {expected}.{hint}"
-            )
-        rows.append(LogRow(f"line {line_number}", {**data, "step": row["step"]}))
-    return [LogTable(str(path), tuple(rows))]
+    return [LogTable(str(path), tuple(map(_unpack, read_log_objects(path, on_bytes_read))))]
+
+
+def _unpack(row: DataRow) -> DataRow:
+    """The tags of a line as columns, and its step."""
+    data = row.values.get("data")
+    if not isinstance(data, dict) or "step" not in row.values:
+        keys = ", ".join(map(str, row.values)) or "(none)"
+        raise InputError(
+            f"{row.location} has the keys {keys}; expected"
+            ' {"step": NUMBER, "data": {TAG: VALUE}} as verl\'s file logger writes it. Other JSON lines are read with'
+            " --from jsonl."
+        )
+    return replace(row, values={**data, "step": row.values["step"]})

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from isojax.core.errors import InputError
+from isojax.core.table_files import BytesReadCallback
+from isojax.core.tabular import DataRow
 from isojax.core.yaml_files import flatten
 from isojax.runs.importers import trl, verl
-from isojax.runs.log_fields import SAME_NAME_FIELDS
-from isojax.runs.log_table import BytesReadCallback, LogRow, LogTable, checked_file_size, other_format_hint
+from isojax.runs.logs.column_map import SAME_NAME_FIELDS
+from isojax.runs.logs.log_table import LogTable, checked_file_size
 
 MAGIC = b":W&B\xe1\xbe"  # and a byte for the version
 BLOCK_BYTES, CHUNK_HEADER = 32 * 1024, struct.Struct("<IHB")
@@ -62,7 +64,7 @@ def _read_run(file: Path, on_bytes_read: BytesReadCallback) -> LogTable:
     record_class = _record_class()
     from google.protobuf.message import DecodeError
 
-    rows: list[LogRow] = []
+    rows: list[DataRow] = []
     config: dict[str, Any] = {}
     data, notes = _read_log_bytes(file, on_bytes_read), []
     for record_number, record in enumerate(_split_records(data, file, notes), 1):
@@ -72,7 +74,7 @@ def _read_run(file: Path, on_bytes_read: BytesReadCallback) -> LogTable:
             if kind == "history":
                 values = _item_values(entry.history.item)
                 step = entry.history.step.num if entry.history.HasField("step") else values.get("_step", len(rows))
-                rows.append(LogRow(f"step {step}", {"_step": step, **values}))
+                rows.append(DataRow(str(file), f"step {step}", {"_step": step, **values}))
             elif kind in ("run", "config"):
                 config |= _item_values(entry.run.config.update if kind == "run" else entry.config.update)
         except (DecodeError, ValueError) as e:
@@ -96,7 +98,7 @@ def _read_log_bytes(file: Path, on_bytes_read: BytesReadCallback) -> bytes:
     on_bytes_read(checked_file_size(file))
     data = file.read_bytes()
     if not data.startswith(MAGIC):
-        raise InputError(f"{file} is no .wandb file (it begins with {data[:6]!r}).{other_format_hint(file, 'wandb')}")
+        raise InputError(f"{file} is no .wandb file (it begins with {data[:6]!r}).")
     return data
 
 

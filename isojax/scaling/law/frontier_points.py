@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from isojax.core.errors import InputError
-from isojax.runs.tabular import DataTable, check_unique_rows, filter_rows, float_column, is_blank, read_table
+from isojax.core.table_files import read_table
+from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, is_blank
 from isojax.scaling.law.law_forms import FORMS, Law, LawPoints
 from isojax.scaling.law.n_star_law import LawChoice, choose_law, fit_law, log2_n_star, n_star
 from isojax.scaling.validation_metrics import FloatArray

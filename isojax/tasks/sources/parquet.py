@@ -15,8 +15,9 @@ from typing import Any
 
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
+from isojax.core.tabular import DataRow
 from isojax.tasks.problem_sources import InMemorySource
-from isojax.tasks.source_rows import SourceRow, rows_to_problems, to_plain_json
+from isojax.tasks.source_rows import rows_to_problems, to_plain_json
 
 
 def source(argument: str, data: DataConfig) -> InMemorySource:
@@ -49,7 +50,7 @@ def _find_files(argument: str) -> list[Path]:
     return files
 
 
-def _read_rows(paths: list[Path], pq: Any) -> Iterator[SourceRow]:
+def _read_rows(paths: list[Path], pq: Any) -> Iterator[DataRow]:
     import pyarrow
 
     row_number, first_names = 0, None
@@ -65,7 +66,7 @@ def _read_rows(paths: list[Path], pq: Any) -> Iterator[SourceRow]:
                 file_start = row_number
                 for batch in file.iter_batches():
                     for row in batch.to_pylist():
-                        yield SourceRow(row_number, f"{path}, row {row_number - file_start}", to_plain_json(row))
+                        yield DataRow(str(path), f"row {row_number - file_start}", to_plain_json(row), row_number)
                         row_number += 1
         except (OSError, pyarrow.ArrowException) as e:
             raise InputError(

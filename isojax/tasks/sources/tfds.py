@@ -25,8 +25,9 @@ import numpy as np
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.core.tabular import DataRow
 from isojax.tasks.problem_sources import random_subset
-from isojax.tasks.source_rows import SourceRow, drop_duplicates, rows_to_problems, to_plain_json
+from isojax.tasks.source_rows import drop_duplicates, rows_to_problems, to_plain_json
 
 DATASET_NAME = "problems"
 INTEGER_FEATURES, TEXT_FEATURES = (
@@ -84,7 +85,7 @@ class TfdsSplits:
         )
         return random_subset(candidates, count, rng)
 
-    def _read_rows(self, name: str) -> Iterator[SourceRow]:
+    def _read_rows(self, name: str) -> Iterator[DataRow]:
         """The records of a split; numbered over all splits by name, so that a number is the same whichever splits are
         read.
         """
@@ -97,7 +98,7 @@ class TfdsSplits:
             records = grain.sources.ArrayRecordDataSource([str(p) for p in info.filepaths])
             for i in range(info.num_examples):
                 values = features.deserialize_example_np(records[i])
-                yield SourceRow(first_number + i, f"{location}, record {i}", to_plain_json(values))
+                yield DataRow(location, f"record {i}", to_plain_json(values), first_number + i)
         except (RuntimeError, IndexError) as e:  # ArrayRecord's words for a file that was cut or changed
             raise InputError(
                 f"{location}: a damaged file ({str(e).splitlines()[0][:200]}). Copy the data set anew."
@@ -195,8 +196,8 @@ def _problem_to_record(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _record_to_problem(row: SourceRow) -> Problem:
-    features = dict(row.columns)
+def _record_to_problem(row: DataRow) -> Problem:
+    features = dict(row.values)
     return Problem(
         **{**features, "messages": tuple(json.loads(features["messages"])), "columns": json.loads(features["columns"])}
     )

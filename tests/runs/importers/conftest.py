@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from isojax.runs.import_logs import ImportedRuns, read_logs
-from isojax.runs.log_fields import parse_field_map
+from isojax.runs.logs.column_map import parse_field_map
+from isojax.runs.logs.import_logs import ImportedRuns, read_logs
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

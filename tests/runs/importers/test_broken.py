@@ -5,28 +5,28 @@ from __future__ import annotations
 import pytest
 
 from isojax.core.errors import InputError
-from isojax.runs import log_table
+from isojax.runs.logs import log_table
 
 HEAD = "step,reward,n,B_p\n"
 BROKEN = {
     "a metric that is not a number": (
         HEAD + "1,.1,4,2\n2,nan,4,2\n",
-        "line 3: reward is nan, expected a finite number",
+        "line 3: reward is nan; expected a finite number",
     ),
     "an infinite one": (HEAD + "1,inf,4,2\n", "line 2: reward is inf"),
-    "text for a number": (HEAD + '1,.1,4,2\n2,"0,25",4,2\n', "line 3: reward is '0,25', expected a number"),
+    "text for a number": (HEAD + '1,.1,4,2\n2,"0,25",4,2\n', "line 3: reward is '0,25'; expected a number"),
     "percent": (HEAD + "1,42,4,2\n", r"line 2: reward is 42, expected a number in \[0, 1\].*scale=0.01"),
     "a negative reward": (HEAD + "1,.1,4,2\n2,-.1,4,2\n", r"line 3: reward is -0\.1, expected a number in \[0, 1\]"),
-    "negative compute": (HEAD + "-1,.1,4,2\n", "line 2: step is -1, expected a whole number of at least 0"),
-    "half an update": (HEAD + "1.5,.1,4,2\n", r"line 2: step is 1\.5, expected a whole number"),
+    "negative compute": (HEAD + "-1,.1,4,2\n", "line 2: step is -1; expected a whole number of at least 0"),
+    "half an update": (HEAD + "1.5,.1,4,2\n", r"line 2: step is 1\.5; expected a whole number"),
     "a point twice": (
         HEAD + "1,.1,4,2\n2,.1,4,2\n2,.1,4,2\n",
         r"line 4: reward: the point at step 2 is there twice \(0.1 at line 3 and 0.1 here\)",
     ),
     "compute that falls": (HEAD + "1,.1,4,2\n3,.1,4,2\n2,.1,4,2\n", r"line 4: step falls from 3 \(line 3\) to 2"),
     "an empty cell": (HEAD + "1,.1,4,2\n2,,4,2\n", "line 3: reward is missing"),
-    "an empty setting": (HEAD + "1,.1,4,2\n2,.2,,2\n", "line 3: n is missing; expected rollouts a problem"),
-    "a short row": (HEAD + "1,.1,4,2\n2,.1\n", "line 3 has 2 cells, the header has 4"),
+    "an empty setting": (HEAD + "1,.1,4,2\n2,.2,,2\n", "line 3: n is missing or empty; expected rollouts per problem"),
+    "a short row": (HEAD + "1,.1,4,2\n2,.1\n", "line 3 has 2 cells, expected 4 as in the header"),
     "a long row": (HEAD + "1,.1,4,2,5\n", "line 2 has 5 cells"),
     "n changes in a run": (
         HEAD + "1,.1,4,2\n2,.2,8,2\n3,.3,4,2\n",
@@ -40,22 +40,22 @@ BROKEN = {
         HEAD + "1,.1,4,2\n2,.2,4,2\n1,.1,8,2\n2,.2,88,2\n3,.3,8,2\n",
         r"line 5: two settings are mixed in one run: n = 8, B_p = 2 \(from line 4\), then n = 88",
     ),
-    "no rollouts a problem": (HEAD + "1,.1,0,2\n", "line 2: n is 0, expected a whole number of at least 1"),
+    "no rollouts per problem": (HEAD + "1,.1,0,2\n", "line 2: n is 0; expected a whole number of at least 1"),
     "a quote that never ends": (HEAD + '1,".1,4,2\n2,.2,4,2\n', "line 3: not CSV"),
     "a name twice": ("step,reward,n,n\n1,.1,4,2\n", "line 1: the column 'n' is there twice"),
-    "no row": (HEAD, r"header \(line 1\) and no row"),
+    "no row": (HEAD, r"no row of data below its header \(line 1\)"),
     "nothing": ("", "is empty"),
-    "not UTF-8": (HEAD.encode() + b"1,.1,4,2\n2,\xff,4,2\n", "line 3 is not UTF-8"),
-    "UTF-16": (HEAD.encode("utf-16"), "line 1 is not UTF-8"),
-    "a binary file": (b"a,b\n\0\0", "line 2 holds a NUL byte"),
+    "not UTF-8": (HEAD.encode() + b"1,.1,4,2\n2,\xff,4,2\n", "line 3: not UTF-8"),
+    "UTF-16": (HEAD.encode("utf-16"), "line 1: not UTF-8"),
+    "a binary file": (b"a,b\n\0\0", "line 2: a NUL byte"),
 }
 BROKEN_JSON = {
-    "half a line": ('{"step": 1, "reward": 0.1}\n{"step": 2, "rew', r"line 2 is no whole JSON object"),
-    "a list": ('{"step": 1, "reward": 0.1}\n[1]\n', "line 2 is a list, expected a JSON object"),
-    "CSV": ("step,reward\n1,2\n", "line 1 is no whole JSON object.*try --from csv"),
+    "half a line": ('{"step": 1, "reward": 0.1}\n{"step": 2, "rew', r"line 2: not JSON .*expected a whole object"),
+    "a list": ('{"step": 1, "reward": 0.1}\n[1]\n', "line 2: given .* \\(list\\), expected a JSON object"),
+    "CSV": ("step,reward\n1,2\n", "line 1: not JSON .*try --from csv"),
     "NaN": ('{"step": 1, "reward": NaN}\n', "line 1: reward is nan"),
     "null": ('{"step": 1, "reward": null}\n', "line 1: reward is missing"),
-    "a word": ('{"step": 1, "reward": true}\n', "line 1: reward is True, expected a number"),
+    "a word": ('{"step": 1, "reward": true}\n', "line 1: reward is True; expected a number"),
     "falling rollouts": (
         '{"step": 1, "rollouts": 9, "reward": 0.1}\n{"step": 2, "rollouts": 8, "reward": 0.1}\n',
         "line 2: compute of 8 rollouts comes after 9",
@@ -66,7 +66,7 @@ BROKEN_JSON = {
     ),
     "negative device hours": ('{"step": 1, "device_hours": -1, "reward": 0.1}\n', "line 1: device_hours is -1"),
     "no step": ('{"step": 1, "reward": 0.1}\n{"reward": 0.1}\n', "line 2: step is missing"),
-    "very deep": ('{"a":' * 100_000 + "\n", "line 1 is no whole JSON object"),
+    "very deep": ('{"a":' * 100_000 + "\n", "line 1: cannot be read"),
 }
 
 
@@ -125,15 +125,15 @@ def test_different_metrics_are_not_one_sweep(logged):
         (["n=2,n=4"], "n is given twice"),
         (
             ["reward=val/ac"],
-            r"no column 'val/ac' for reward; the nearest is 'val/acc' \(--map reward=val/acc\).*Columns there are: step, val/acc",
+            r"no column 'val/ac' for reward; the nearest is 'val/acc' \(--map reward=val/acc\).*The columns are step, val/acc",
         ),
-        (["reward=0.5"], "a number for the whole file says nothing here"),
+        (["reward=0.5"], "a number for the whole file cannot stand for reward"),
         (["reward=val/acc"], "no column is known to be n .*type --map n=16"),
         (["reward=val/acc,n=2"], "no column is known to be B_p .*--map B=8192"),
         (["n=2,B_p=2"], r"no column is known to be reward .*type --map reward=val/acc \(the nearest\)"),
         (["reward=val/acc,n=n{},B_p=2"], r"--map n=n\{\}: .*log\.jsonl has no number there"),
         (["reward=val/acc,n=2,B_p=2,scale=val/acc"], "expected a number, such as scale=0.01"),
-        (["counts=right,n=2,B_p=2"], "counts need the rollouts a problem"),
+        (["counts=right,n=2,B_p=2"], "counts are of so many rollouts per problem"),
     ],
 )
 def test_maps_that_cannot_be_followed_teach_what_to_type(logged, maps, match):
@@ -160,7 +160,7 @@ def test_a_huge_file(logged, monkeypatch):
 
 
 def test_a_missing_file_an_unknown_format(logged, tmp_path):
-    from isojax.runs.import_logs import read_logs
+    from isojax.runs.logs.import_logs import read_logs
 
     with pytest.raises(InputError, match="no such log"):
         read_logs([tmp_path / "none.csv"], "csv", {}, lambda _: None)

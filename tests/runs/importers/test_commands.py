@@ -85,7 +85,7 @@ def test_a_broken_log_writes_nothing(isojax, tmp_path):
 
 
 def test_a_disk_that_fails_leaves_nothing(isojax, tmp_path, monkeypatch):
-    from isojax.runs import import_logs
+    from isojax.runs.logs import import_logs
 
     written = []
 
@@ -194,7 +194,7 @@ def test_check_of_nothing(isojax, tmp_path):
 def test_help_teaches(isojax):
     code, out, _ = isojax("records", "import", "--help")
     assert code == 0
-    for words in ("--from trl", "n=n{}", "B_p", "rollouts an update", "metric:NAME", "is kept"):
+    for words in ("--from trl", "n=n{}", "B_p", "rollouts per update", "metric:NAME", "is kept"):
         assert words in out
     code, out, _ = isojax("records", "check", "--help")
     assert code == 0 and "isojax records check runs/real" in out

@@ -12,9 +12,9 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.runs.import_logs import read_logs
-from isojax.runs.log_fields import parse_field_map
-from isojax.runs.log_table import guess_format
+from isojax.runs.logs.column_map import parse_field_map
+from isojax.runs.logs.import_logs import read_logs
+from isojax.runs.logs.log_table import guess_format
 from tests.runs.importers.conftest import FIXTURES
 from tests.runs.importers.make_fixtures import B_P, EVERY, STEPS, accuracy, training_reward
 
@@ -137,7 +137,7 @@ def test_trl_names_the_line(tmp_path):
     ):
         read_logs([tmp_path], "trl", parse_field_map(["n=4,B=16"]), lambda _: None)
     (tmp_path / "trainer_state.json").write_text(text[:3000])
-    with pytest.raises(InputError, match=r"trainer_state\.json, line \d+ is not JSON"):
+    with pytest.raises(InputError, match=r"trainer_state\.json, line \d+: not JSON"):
         read_logs([tmp_path], "trl", {}, lambda _: None)
     (tmp_path / "trainer_state.json").write_text('{"step": 1}')
     with pytest.raises(InputError, match="no log_history"):

@@ -142,11 +142,12 @@ def test_training_metrics_nobody_asked_for_may_be_nan(logged):
 
 def test_a_module_of_ones_own_is_a_format(tmp_path, monkeypatch, logged):
     (tmp_path / "my_format.py").write_text(
-        "from isojax.runs.log_table import LogRow, LogTable\n"
+        "from isojax.core.tabular import DataRow\n"
+        "from isojax.runs.logs.log_table import LogTable\n"
         "FIELDS = {'reward': ('r',), 'n': ('n',), 'B_p': ('b',), 'step': ('s',)}\n"
-        "def read(path, tick):\n"
+        "def read(path, on_bytes_read):\n"
         "    rows = [dict(zip('rnbs', map(float, line.split()))) for line in path.read_text().splitlines()]\n"
-        "    return [LogTable(str(path), tuple(LogRow(f'line {i}', row) for i, row in enumerate(rows, 1)))]\n"
+        "    return [LogTable(str(path), tuple(DataRow(str(path), f'line {i}', row) for i, row in enumerate(rows, 1)))]\n"
     )
     (tmp_path / "my_fork").mkdir()
     (tmp_path / "my_format.py").rename(tmp_path / "my_fork" / "my_format.py")

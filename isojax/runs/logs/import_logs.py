@@ -14,10 +14,12 @@ from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.core.registry import load
+from isojax.core.table_files import BytesReadCallback
 from isojax.runs.ledger import write_run
-from isojax.runs.log_fields import map_columns
-from isojax.runs.log_runs import group_rows, to_run_records
-from isojax.runs.log_table import BytesReadCallback, other_format_hint
+from isojax.runs.logs.log_runs import LogRun, group_rows
+from isojax.runs.logs.log_seeds import to_run_records
+from isojax.runs.logs.log_table import other_format_hint
+from isojax.runs.logs.map_columns import map_columns
 
 MANIFEST_FILE = "import.json"
 
@@ -37,29 +39,30 @@ def read_logs(
 
     Args:
         files: the logs; a folder where the format has runs as folders (wandb, tensorboard, trl).
-        format: a plug-in's name, or the module path of one.
-        asked: field -> column or constant, from `fields.parse_map`.
-        tick: hears of bytes as they are read.
+        log_format: an importer's name, or the module path of one.
+        field_map: field -> column or constant, from `parse_field_map`.
+        on_bytes_read: called with the number of bytes read since the last call.
 
     Raises:
         InputError: an unknown format; a file that cannot be used, with its place; a column that is not there; runs that
         clash.
     """
-    plugin = load("runs.importers", log_format, "read")
+    importer = load("runs.importers", log_format, "read")
     _reject_duplicate_files(files)
-    log_runs, table_notes = [], []
+    log_runs: list[LogRun] = []
+    table_notes: list[str] = []
     for path in files:
         if not path.exists():
             raise InputError(f"no such log: {path}. Expected a file that exists; check its name.")
         try:
-            tables = plugin.read(path, on_bytes_read)
+            tables = [
+                (table, map_columns(table, field_map, importer.FIELDS)) for table in importer.read(path, on_bytes_read)
+            ]
+        except InputError as e:
+            raise InputError(f"{e}{other_format_hint(path, log_format)}") from e
         except OSError as e:
             raise InputError(f"cannot read {path}: {e.strerror or e}. Check who may read it.") from e
-        for table in tables:
-            try:
-                column_map = map_columns(table, field_map, plugin.FIELDS)
-            except InputError as e:
-                raise InputError(f"{e}{other_format_hint(path, log_format)}") from e
+        for table, column_map in tables:
             log_runs += group_rows(table, column_map)
             table_notes += [f"{table.source}: {note}" for note in table.notes]
     runs, notes = to_run_records(log_runs)
@@ -75,7 +78,7 @@ def _reject_duplicate_files(files: Sequence[Path]) -> None:
 
 
 def check_output_folder(out: Path) -> None:
-    """Refuse a folder to write that is there and holds something.
+    """Refuse a folder to write that exists and holds something.
 
     Raises:
         InputError: `out` is a file, or a folder that is not empty.
@@ -88,7 +91,7 @@ def check_output_folder(out: Path) -> None:
 
 @contextmanager
 def _atomic_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that takes its name in one step when all went well, and is gone otherwise."""
+    """A temporary folder that takes the name `out` in one step when all went well, and is removed otherwise."""
     temp = out.with_name(f".{out.name}.{os.getpid()}")
     missing = [folder for folder in out.parents if not folder.exists()]
     try:
@@ -100,7 +103,7 @@ def _atomic_folder(out: Path) -> Iterator[Path]:
         raise InputError(f"cannot write {out}: {e.strerror or e}. Choose a folder you may write.") from e
     finally:
         shutil.rmtree(temp, ignore_errors=True)
-        with suppress(OSError):  # those that are not empty hold what was written
+        with suppress(OSError):  # folders that are not empty hold what was written, and stay
             for folder in missing:
                 folder.rmdir()
 
@@ -108,14 +111,14 @@ def _atomic_folder(out: Path) -> Iterator[Path]:
 def write_ledgers(
     imported: ImportedRuns, out: Path, manifest: Mapping[str, object], on_run_written: Callable[[], None]
 ) -> None:
-    """The runs as cells/<B_p>x<n>-s<seed>/records.jsonl below `out`, and import.json, which says what they were made
-    from.
+    """Write the runs as cells/<B_p>x<n>-s<seed>/records.jsonl below `out`, and import.json, which says what they were
+    made from.
 
     Args:
         imported: the runs.
-        out: a folder that is not there, or is empty.
-        said: what import.json says beside the runs: files, format, map.
-        done: hears of every run written.
+        out: a folder that does not exist, or is empty.
+        manifest: what import.json says besides the runs: files, format, map.
+        on_run_written: called after every run.
 
     Raises:
         InputError: `out` holds something, or cannot be written; nothing is left behind.
@@ -127,6 +130,5 @@ def write_ledgers(
             write_run(temp / "cells" / run.cell.name, run)
             on_run_written()
         cells = {run.cell.name: run.source for run in imported.runs}
-        write_text(
-            temp / MANIFEST_FILE, json.dumps({**manifest, "cells": cells, "notes": imported.notes}, indent=1) + "\n"
-        )
+        document = {**manifest, "cells": cells, "notes": imported.notes}
+        write_text(temp / MANIFEST_FILE, json.dumps(document, indent=1) + "\n")

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from isojax.core.errors import InputError
-from isojax.runs.tabular import check_unique_rows, filter_rows, float_column, read_table
+from isojax.core.table_files import read_table
+from isojax.core.tabular import check_unique_rows, filter_rows, float_column
 
 
 def write(tmp_path, text, name="points.csv"):
@@ -29,7 +30,8 @@ def write(tmp_path, text, name="points.csv"):
 def test_formats_read_alike(tmp_path, name, text):
     table = read_table(write(tmp_path, text, name))
     assert float_column(table, "n").tolist() == [8, 16] and float_column(table, "rollouts").tolist() == [1e5, 250000]
-    assert table.rows[0].line in (1, 2) and table.rows[1].line == table.rows[0].line + 2
+    assert table.rows[0].index in (0, 1) and table.rows[1].index == table.rows[0].index + 2
+    assert [row.position for row in table.rows] == [f"line {row.index + 1}" for row in table.rows]
     assert float_column(filter_rows(table, ["set=hard"]), "n").tolist() == [16]
 
 
@@ -55,7 +57,7 @@ REFUSED = {
     "not UTF-8": (b"n,rollouts\n8,100\n16,\xff\n", "line 3: not UTF-8"),
     "quotes": ('n,rollouts\n8,100\n16,"20\n', "line 3: not CSV"),
     "half an object": ('{"n": 8}\n{"n": ', "line 2: not JSON"),
-    "a list": ('{"n": 8}\n[1]', "line 2: given a list"),
+    "a list": ('{"n": 8}\n[1]', r"line 2: given '\[1\]' \(list\), expected a JSON object"),
 }
 
 
@@ -75,7 +77,7 @@ def test_a_file_that_is_not_there(tmp_path):
 @pytest.mark.parametrize("given", ["250k", "1_000", "'1,000'", "12 s", "0x10", "true", "eight", "1e", "--1", "٣"])
 def test_no_plain_number(tmp_path, given):
     table = read_table(write(tmp_path, f"n;rollouts\n8;1\n{given};2\n"))
-    with pytest.raises(InputError, match=r"points.csv, line 3: n is .*expected a plain number"):
+    with pytest.raises(InputError, match=r"points.csv, line 3: n is .*expected a number"):
         float_column(table, "n")
 
 
@@ -106,13 +108,13 @@ def test_ranges_empty_cells_columns_and_filters(tmp_path):
     for act, said in (
         (lambda: float_column(table, "n", minimum=1), "line 2: n is 0.5; expected at least 1"),
         (lambda: float_column(table, "rollouts", exclusive_minimum=0), "line 2: rollouts is 0; expected more than 0"),
-        (lambda: float_column(filter_rows(table, ["n=8"]), "rollouts"), "line 3: rollouts is empty"),
+        (lambda: float_column(filter_rows(table, ["n=8"]), "rollouts"), "line 3: rollouts is missing or empty"),
         (
             lambda: float_column(table, "rolouts"),
-            "points.csv, line 1: no column 'rolouts'; the nearest is 'rollouts'. Columns there are: n, rollouts, set",
+            "points.csv, line 1: no column 'rolouts'; the nearest is 'rollouts'. The columns are n, rollouts, set",
         ),
         (lambda: filter_rows(table, ["sett=easy"]), "no column 'sett'; the nearest is 'set'"),
-        (lambda: filter_rows(table, ["set=medium"]), "matches no row; values of set there are: easy, hard"),
+        (lambda: filter_rows(table, ["set=medium"]), "matches no row; the values of set are easy, hard"),
         (lambda: filter_rows(table, ["set"]), "expected COLUMN=VALUE"),
     ):
         with pytest.raises(InputError, match=said):
@@ -121,5 +123,5 @@ def test_ranges_empty_cells_columns_and_filters(tmp_path):
 
 def test_duplicates_name_both_lines(tmp_path):
     table = read_table(write(tmp_path, "n,rollouts\n8,100\n8,200\n8.0,1e2\n"))
-    with pytest.raises(InputError, match=r"line 4: n = 8.0, rollouts = 1e2 as in line 2 already"):
+    with pytest.raises(InputError, match=r"line 4: n = 8.0, rollouts = 1e2, as in line 2 already"):
         check_unique_rows(table, ["n", "rollouts"])

@@ -1,0 +1,186 @@
+"""Files of rows: CSV, TSV and JSON lines, plain or gzipped, read as rows that know their line.
+
+Whatever cannot be read is refused with its file and line.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from isojax.core.errors import InputError
+from isojax.core.tabular import MAX_LISTED, DataRow, DataTable, parse_number
+from isojax.core.yaml_files import flatten
+
+JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
+DELIMITERS = ",\t;"
+
+BytesReadCallback = Callable[[int], None]  # receives how many bytes were read since the last call
+NumberedLine = tuple[int, str]  # a line's number, from 1, and its text with the line end
+
+
+def read_table(path: Path) -> DataTable:
+    """The file as a table: JSON lines where it is named .jsonl or opens with "{", else CSV with a header (comma, tab or
+    semicolon).
+
+    Raises:
+        InputError: the file cannot be read, is empty, has no header or no row below it, a row with more or fewer cells
+        than the header, or a line that is no JSON object.
+    """
+    lines = list(read_lines(path))
+    first_text = next((text for _, text in lines if text.strip()), None)
+    if first_text is None:
+        raise InputError(f"{path} is empty; expected a header line with the columns' names and rows below it.")
+    if path.suffix not in JSON_LINES_SUFFIXES and not first_text.lstrip().startswith("{"):
+        return read_csv(path, lines)
+    rows = tuple(
+        DataRow(row.source, row.position, dict(flatten(row.values)), row.index) for row in parse_objects(path, lines)
+    )
+    columns = tuple(dict.fromkeys(name for row in rows for name in row.values))
+    if not columns:
+        raise InputError(f"{path} has no row of data: its objects hold no key; expected one key for each column.")
+    return DataTable(str(path), columns, rows, rows[0].position)
+
+
+def read_lines(path: Path, on_bytes_read: BytesReadCallback = lambda _: None) -> Iterator[NumberedLine]:
+    """The lines of a text file in UTF-8, unpacked where it is named .gz; a byte-order mark is left out.
+
+    Raises:
+        InputError: no such file, a folder, a damaged .gz, text that is not UTF-8, or a NUL byte.
+    """
+    line_number = 0
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as f:
+            for line_number, data in enumerate(f, 1):
+                on_bytes_read(len(data))
+                yield line_number, _decode(data, path, line_number)
+    except (OSError, EOFError, zlib.error) as e:
+        reason = (e.strerror if isinstance(e, OSError) else None) or e
+        place = f"{path}, line {line_number + 1}" if line_number else str(path)
+        raise InputError(
+            f"cannot read {place}: {reason}; expected a text file, or a whole .gz of one. Check its name."
+        ) from e
+
+
+def _decode(data: bytes, path: Path, line_number: int) -> str:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise InputError(
+            f"{path}, line {line_number}: not UTF-8 (byte {data[e.start]:#04x} at position {e.start + 1}); save the"
+            " file as UTF-8."
+        ) from e
+    if "\0" in text:
+        raise InputError(f"{path}, line {line_number}: a NUL byte, expected text; this looks like a binary file.")
+    return text.removeprefix("\ufeff") if line_number == 1 else text
+
+
+def read_objects(path: Path, on_bytes_read: BytesReadCallback = lambda _: None) -> Iterator[DataRow]:
+    """The rows of a file with one JSON object a line, blank lines left out; raises as `read_lines` and
+    `parse_objects`.
+    """
+    return parse_objects(path, read_lines(path, on_bytes_read))
+
+
+def parse_objects(path: Path, lines: Iterable[NumberedLine]) -> Iterator[DataRow]:
+    """Each line that is not blank as a row.
+
+    Raises:
+        InputError: a line that is not one whole JSON object.
+    """
+    for line_number, text in lines:
+        if text.strip():
+            value = parse_json(text.rstrip("\r\n"), path, line_number)
+            yield object_row(value, path, f"line {line_number}", line_number - 1)
+
+
+def object_row(value: Any, path: Path, position: str, index: int) -> DataRow:
+    """A JSON object as a row; InputError where the value is none."""
+    if not isinstance(value, dict):
+        raise InputError(
+            f"{path}, {position}: given {str(value)[:80]!r} ({type(value).__name__}), expected a JSON object."
+            " Correct or remove it."
+        )
+    return DataRow(str(path), position, value, index)
+
+
+def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
+    """One JSON value that begins on `first_line` of a file.
+
+    Raises:
+        InputError: not JSON, or beyond what Python reads (numbers of thousands of digits, lists nested too deeply).
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as e:
+        line_number = first_line + e.lineno - 1
+        fix = "Correct the line, or remove it." if e.msg != "Extra data" else "Put one object on a line, in a .jsonl."
+        raise InputError(
+            f"{path}, line {line_number}: not JSON ({e.msg} at column {e.colno}); expected a whole object. {fix}"
+        ) from e
+    except (ValueError, RecursionError) as e:
+        reason = str(e).splitlines()[0]
+        raise InputError(
+            f"{path}, line {first_line}: cannot be read ({reason}). Correct the line, or remove it."
+        ) from e
+
+
+def read_csv(path: Path, lines: Iterable[NumberedLine]) -> DataTable:
+    """CSV with a header: commas, tabs or semicolons, whichever the header has most of. Every cell is text; rows without
+    any text are left out.
+
+    Raises:
+        InputError: no header, a name twice in it, no row below it, a row with more or fewer cells, or broken quotes.
+    """
+    numbered_lines = iter(lines)
+    first_number, first_text = next((line for line in numbered_lines if line[1].strip()), (1, ""))
+    texts = chain([first_text], (text for _, text in numbered_lines))
+    reader = csv.reader(texts, delimiter=max(DELIMITERS, key=first_text.count), strict=True)
+    lines_before = first_number - 1
+    rows: list[DataRow] = []
+    try:
+        header = _parse_header(path, first_number, next(reader))
+        line_number = lines_before + reader.line_num + 1
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                rows.append(_parse_csv_row(path, line_number, header, cells))
+            line_number = lines_before + reader.line_num + 1
+    except csv.Error as e:
+        line_number = lines_before + reader.line_num
+        raise InputError(f"{path}, line {line_number}: not CSV ({e}). Correct the quotes of that line.") from e
+    if not rows:
+        raise InputError(f"{path} has no row of data below its header (line {first_number}); expected at least one.")
+    return DataTable(str(path), header, tuple(rows), f"line {first_number}")
+
+
+def _parse_header(path: Path, line_number: int, cells: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(cell.strip() for cell in cells)
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise InputError(
+            f"{path}, line {line_number}: the column {duplicate!r} is there twice, expected once. Rename or remove one."
+        )
+    if names[0].startswith("{") or all(parse_number(name) is not None for name in names):
+        raise InputError(
+            f"{path}, line {line_number}: given {', '.join(names)}, expected a header of column names. Write the names"
+            " above the rows."
+        )
+    return names
+
+
+def _parse_csv_row(path: Path, line_number: int, header: Sequence[str], cells: Sequence[str]) -> DataRow:
+    if len(cells) != len(header):
+        more = ", ..." if len(header) > MAX_LISTED else ""
+        hint = " A number may hold no comma." if len(cells) > len(header) else ""
+        raise InputError(
+            f"{path}, line {line_number} has {len(cells)} cells, expected {len(header)} as in the header"
+            f" ({', '.join(header[:MAX_LISTED])}{more}).{hint} Correct or remove the line."
+        )
+    values = dict(zip(header, (cell.strip() for cell in cells), strict=True))
+    return DataRow(str(path), f"line {line_number}", values, line_number - 1)
