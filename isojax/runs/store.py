@@ -93,15 +93,17 @@ def remote_workspace(
         )
     url = _join_url(run_dir, name)
     remote = RemoteFolder(url)
+    lease = None
     with ExitStack() as stack:
         if dry_run:
             scratch = Path(stack.enter_context(TemporaryDirectory(prefix="isojax-")))
         else:
             scratch = _cache_folder() / "runs" / hashlib.sha256(f"{url} {cell_name}".encode()).hexdigest()[:12]
-            lease = None if cell_name else stack.enter_context(Lease(remote))
+            if not cell_name:
+                lease = stack.enter_context(Lease(remote))
             stack.enter_context(exclusive_lock(scratch))
             shutil.rmtree(scratch / name, ignore_errors=True)  # of a run that was killed; what counts lies at the URL
-        mirror = Mirror(url, scratch / name, remote, None if dry_run else lease)
+        mirror = Mirror(url, scratch / name, remote, lease)
         mirror.pull(with_checkpoints=not dry_run, cell_name=cell_name)
         stack.enter_context(mirror.auto_upload())
         try:

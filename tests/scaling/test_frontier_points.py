@@ -98,19 +98,19 @@ def test_a_point_of_two_sets_is_no_duplicate(tmp_path):
 @pytest.mark.parametrize(
     ("header", "rows", "filters", "said"),
     [
-        ("n,rollout", [(8, 1)], [], "no column 'rollouts'; the nearest is 'rollout'. Columns there are: n, rollout"),
+        ("n,rollout", [(8, 1)], [], "no column 'rollouts'; the nearest is 'rollout'. The columns are n, rollout"),
         ("n,rollouts", [(8, 100), (0.5, 100)], [], "points.csv, line 3: n is 0.5; expected at least 1"),
         ("n,rollouts", [(8, 100), (8, -5)], [], "points.csv, line 3: rollouts is -5; expected more than 0"),
-        ("n,rollouts", [(8, 100), (8, "1M")], [], "points.csv, line 3: rollouts is '1M'; expected a plain number"),
+        ("n,rollouts", [(8, 100), (8, "1M")], [], "points.csv, line 3: rollouts is '1M'; expected a number"),
         ("n,rollouts", [("nan", 100)], [], "points.csv, line 2: n is nan; expected a finite number"),
         (
             "n,rollouts,set",
             [(8, 100, "easy"), (8, 100, "hard"), (8, 100, "easy")],
             [],
-            "line 4: .* as in line 2 already",
+            "line 4:.*, as in line 2 already",
         ),
-        ("n,rollouts", [(8, 100), (8, 200), (8, 100)], [], "line 4: n = 8, rollouts = 100 as in line 2 already"),
-        ("n,rollouts,set", [(8, 100, "easy")], ["set=hard"], "values of set there are: easy"),
+        ("n,rollouts", [(8, 100), (8, 200), (8, 100)], [], "line 4: n = 8, rollouts = 100, as in line 2 already"),
+        ("n,rollouts,set", [(8, 100, "easy")], ["set=hard"], "the values of set are easy"),
         ("n,rollouts", [], [], "no row of data"),
     ],
 )

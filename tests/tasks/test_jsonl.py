@@ -142,7 +142,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "cannot read" in refused(plain) and ", line " in refused(plain)
     path = tmp_path / "latin.jsonl"
     path.write_bytes(b'{"prompt": "a", "answer": "1"}\n{"prompt": "\xe9", "answer": "1"}\n')
-    assert "latin.jsonl, line 2: not UTF-8 (byte 0xe9)" in refused(path)
+    assert "latin.jsonl, line 2: not UTF-8 (byte 0xe9 at position 13)" in refused(path)
 
 
 def test_a_prompt_met_twice_is_kept_once_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,10 +43,10 @@ def main(socket_fd: int, lifeline_fd: int) -> None:
     _kill_group_on_close(lifeline_fd)
     _ignore_sigterm()
     with socket.socket(fileno=socket_fd) as connection, connection.makefile("rb") as reader:
+        worker_config: CheckWorkerSpec = pickle.load(reader)
+        name, _, argument = worker_config.verifier.partition(":")
         try:
-            worker_config: CheckWorkerSpec = pickle.load(reader)
             _limit_memory(worker_config.memory_bytes)
-            name, _, argument = worker_config.verifier.partition(":")
             check: Check = registry.load("tasks.verifiers", name, "build").build(argument)
         except BaseException as e:  # a user's code may raise anything; the parent makes an InputError of it
             _send(
