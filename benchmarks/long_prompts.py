@@ -131,7 +131,9 @@ def prefix(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> int:
         lambda: (engine.decoding.empty_cache(), engine.decoding.empty_prefix_table(geometry.prefix_entries))
     )
     lies = sampler_state_shardings(engine, mesh)
-    arrays = zip(jax.tree.leaves((cache.prefix_kv, table)), jax.tree.leaves((lies.cache.prefix_kv, lies.table)), strict=True)
+    arrays = zip(
+        jax.tree.leaves((cache.prefix_kv, table)), jax.tree.leaves((lies.cache.prefix_kv, lies.table)), strict=True
+    )
     return sum(math.prod(s.shard_shape((geometry.shards, *x.shape))) * np.dtype(x.dtype).itemsize for x, s in arrays)
 
 
