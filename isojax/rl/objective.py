@@ -222,7 +222,9 @@ class PolicyObjective:
             "sampler_logp_gap_max": sampler_logp_gap,
         }
         if self.rl.entropy > 0:
-            token_loss = token_loss - coefficients.entropy * sampled.loss_weights.entropy[:, None] * policy_stats.entropy
+            token_loss = (
+                token_loss - coefficients.entropy * sampled.loss_weights.entropy[:, None] * policy_stats.entropy
+            )
         if base_logps is not None:
             metrics["kl"] = KL_ESTIMATORS[self.rl.kl_estimator](policy_stats.logps, base_logps)
         if self.rl.kl > 0:

@@ -70,7 +70,10 @@ def eval_metrics(validation_counts: EvalCounts, extra_counts: dict[str, EvalCoun
     for prefix, counts in {"": validation_counts, **{f"{name}/": c for name, c in extra_counts.items()}}.items():
         rollouts = samples * len(counts.correct)
         metrics |= {prefix + k: v for k, v in summarize_counts(counts.correct, samples).items()}
-        metrics |= {f"{prefix}parsed_fraction": counts.parsed / rollouts, f"{prefix}truncated": 1 - counts.ended / rollouts}
+        metrics |= {
+            f"{prefix}parsed_fraction": counts.parsed / rollouts,
+            f"{prefix}truncated": 1 - counts.ended / rollouts,
+        }
         metrics[f"{prefix}verifier_failures"] = float(count_unfinished(counts.failures))
         if counts.interrupted is not None:
             metrics[f"{prefix}interrupted"] = counts.interrupted / rollouts

@@ -41,7 +41,9 @@ class Weighted:
 
     def __call__(self, params: Any, prefix: Any, base_prefix: Any, fixed: Any, rows: Any) -> tuple[Any, Any]:
         hidden = hidden_states(self.decoder, params, prefix, fixed.problems, rows).states
-        loss = jnp.where(rows.mask, chosen(self.decoder, params, hidden, rows.tokens) * rows.objective_inputs[:, None], 0.0).sum()
+        loss = jnp.where(
+            rows.mask, chosen(self.decoder, params, hidden, rows.tokens) * rows.objective_inputs[:, None], 0.0
+        ).sum()
         return loss, {"loss": loss}
 
 

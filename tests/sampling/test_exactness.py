@@ -187,7 +187,9 @@ def test_any_order_of_slots_and_lanes_gives_the_same_bits(case: Case) -> None:
     for _ in range(3):
         lanes = rng.permutation(case.R // case.W)
         slots = np.concatenate([lane * case.W + rng.permutation(case.W) for lane in lanes])
-        cache = type(state.cache)(slot_kv=moved(state.cache.slot_kv, slots), prefix_kv=moved(state.cache.prefix_kv, lanes))
+        cache = type(state.cache)(
+            slot_kv=moved(state.cache.slot_kv, slots), prefix_kv=moved(state.cache.prefix_kv, lanes)
+        )
         got = decode(own, moved(state.slots, slots), cache, first[slots], ended[slots])
         wanted = moved((plain[0], plain[1].slot_kv, plain[2]), slots)
         jax.tree.map(np.testing.assert_array_equal, (got[0], got[1].slot_kv, got[2]), wanted)

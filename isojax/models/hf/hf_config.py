@@ -46,7 +46,8 @@ def architecture_families() -> dict[str, str]:
     """Each architecture's name in config.json, and the family that runs it (a file of isojax/models/families/)."""
     package = importlib.import_module("isojax.models.families")
     modules = {
-        m.name: importlib.import_module(f"isojax.models.families.{m.name}") for m in pkgutil.iter_modules(package.__path__)
+        m.name: importlib.import_module(f"isojax.models.families.{m.name}")
+        for m in pkgutil.iter_modules(package.__path__)
     }
     return {a: name for name, module in modules.items() for a in vars(module).get("ARCHITECTURES", ())}
 
