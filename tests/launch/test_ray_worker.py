@@ -19,7 +19,7 @@ GOAL = CellTarget(Cell(4, 4, 0), 64)
 
 def trained(folder: Path) -> CallResult:
     one: Any = object.__new__(RayWorker)
-    one._site = SimpleNamespace(folder=folder)
+    one._setup = SimpleNamespace(folder=folder)
     return one.train(GOAL)
 
 

@@ -52,35 +52,35 @@ class Gang:
     lock = threading.Lock()
 
     def __init__(self, *given: Any):
-        self.log, self.where, self.stopped, self.closed = given[-1], "here", threading.Event(), False
+        self.log, self.node_names, self.stopped, self.closed = given[-1], "here", threading.Event(), False
 
     def __enter__(self) -> Gang:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    def place(self, ended: Callable[[], bool]) -> bool:
+    def start_workers(self, is_cancelled: Callable[[], bool]) -> bool:
         if self.rooms is None or self.rooms.acquire(blocking=False):
             return True
-        while not ended():
+        while not is_cancelled():
             time.sleep(0.01)
         return False
 
-    def open(self, watch: Callable[[StatusUpdate], None]) -> None:
+    def open(self, on_status: Callable[[StatusUpdate], None]) -> None:
         if self.opening:
             raise self.opening.pop()
         if self.never and self.trained:  # it opens for ever, once another gang is at work
             while True:
-                watch(StatusUpdate())
+                on_status(StatusUpdate())
                 time.sleep(0.01)
 
-    def train(self, goal: CellTarget, watch: Callable[[StatusUpdate], None]) -> CallResult:
+    def train(self, target: CellTarget, on_status: Callable[[StatusUpdate], None]) -> CallResult:
         with self.lock:
-            self.trained.append(goal)
-            end = self.ends.get(goal.cell, [])
+            self.trained.append(target)
+            end = self.ends.get(target.cell, [])
             found = end.pop(0) if end else CallResult()
-        reached = self.reaches.get(goal.cell, [])
-        watch(StatusUpdate(progress=CellProgress(goal.cell, reached.pop(0), None)) if reached else StatusUpdate())
+        reached = self.reaches.get(target.cell, [])
+        on_status(StatusUpdate(progress=CellProgress(target.cell, reached.pop(0), None)) if reached else StatusUpdate())
         if found == CallResult(ray_worker.PREEMPTED):
             preemption.request_preemption()
             assert self.stopped.wait(20)
@@ -97,10 +97,10 @@ class Gang:
     def close(self) -> None:
         self.closed = True
 
-    def log_of(self, process: int) -> Path:
+    def log_file(self, process_id: int) -> Path:
         return self.log
 
-    def end_of_log(self) -> str:
+    def log_tail(self) -> str:
         return "the end of its log"
 
 
@@ -116,9 +116,9 @@ class Nodes:
 
 @pytest.fixture
 def schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayScheduler]:
-    monkeypatch.setattr(scheduling, "RayGang", Gang)
+    monkeypatch.setattr(scheduling, "RayProcessGroup", Gang)
     monkeypatch.setattr(scheduling, "POLL_INTERVAL", 0.01)
-    monkeypatch.setattr(scheduling, "LOOK", 0.01)
+    monkeypatch.setattr(scheduling, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(Gang, "ends", {})
     monkeypatch.setattr(Gang, "opening", [])
     monkeypatch.setattr(Gang, "reaches", {})

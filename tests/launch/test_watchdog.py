@@ -21,10 +21,10 @@ import os, socket, sys, time
 from isojax.launch.processes.watchdog import WatchdogClient
 process, port, listener = int(sys.argv[1]), int(sys.argv[2]), socket.socket(fileno=int(sys.argv[3])) if sys.argv[3] else None
 watch = WatchdogClient(process, 3, "127.0.0.1", port, listener, (lambda: None) if sys.argv[4] == "deaf" else (lambda: os._exit(1)))
-print(watch._sentinel.pid, flush=True)
+print(watch._watchdog.pid, flush=True)
 how = sys.stdin.readline().strip()
 if how in ("well", "failed"):
-    watch.close(well=how == "well")
+    watch.close(succeeded=how == "well")
     sys.exit(0 if how == "well" else 2)
 os.abort() if how == "abort" else time.sleep(60)
 """

@@ -88,5 +88,5 @@ def test_a_fork_adds_a_framework(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert rendered("my_fork_of_isojax.trainer") == "n: 16"
     sys.modules.pop("my_fork_of_isojax.trainer")
-    with pytest.raises(InputError, match="export plug-in 'nemo': no such module; expected one of isojax, trl, verl"):
+    with pytest.raises(InputError, match="exporters plug-in 'nemo': no such module; expected one of isojax, trl, verl"):
         rendered("nemo")

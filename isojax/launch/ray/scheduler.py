@@ -317,7 +317,7 @@ class RayScheduler:
             return
         self.status_written_at = time.monotonic()
         cells = {
-            cell.name: CellStatus(**{name: value for name, value in vars(work).items() if name != "goal"})
+            cell.name: CellStatus(**{name: value for name, value in vars(work).items() if name != "target"})
             for cell, work in self.scheduled_cells.items()
         }
         sweep_status.write_status(
