@@ -93,9 +93,9 @@ def _reduce_sizes(
     """Smaller sizes, where those of the sweep do not fit and something can be cut."""
     R, m, W = sweep.decode_slots or 1, sweep.microbatch or 1, requested.slots_per_prefix or 1
     if memory.sampling_peak > usable_memory and requested.decode_slots is None and R >= 2 * W:
-        return {"slots": R // 2 // W * W, "microbatch": m}
+        return {"decode_slots": R // 2 // W * W, "microbatch": m}
     if memory.update_peak > usable_memory and requested.microbatch is None and m > 1:
-        return {"slots": R, "microbatch": m // 2}
+        return {"decode_slots": R, "microbatch": m // 2}
     return None
 
 

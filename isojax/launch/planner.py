@@ -123,9 +123,9 @@ def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig | None
         shard_rows, g * n, max(1, max_tokens // cell.sampling.response_length) if cell and max_tokens else shard_rows
     )
     sizes = {
-        "slots": R,
+        "decode_slots": R,
         "microbatch": sweep.microbatch or m,
-        "prompts": sweep.prefill_batch or g,
+        "prefill_batch": sweep.prefill_batch or g,
         "slots_per_prefix": W,
     }
     return sweep.model_copy(update=sizes)

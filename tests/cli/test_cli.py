@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from isojax import __version__, report
+from isojax import __version__
 from isojax.cli import app
 from isojax.cli.formatting import parse_count, parse_fixed_values, to_json_value
 from isojax.core.atomic_files import write_text
@@ -23,6 +23,7 @@ from isojax.core.config import Config, config_hash, load_config, read_saved_conf
 from isojax.core.errors import InputError
 from isojax.launch.planner import plan_cells
 from isojax.launch.processes.process_group import SINGLE_PROCESS, ProcessGroup
+from isojax.report import write
 from isojax.report.figures.catalogue import FIGURES
 from isojax.runs.ledger import RECORDS_FILE, Ledger
 from tests.scaling.synthetic import world
@@ -320,7 +321,7 @@ def test_recommend_refuses_a_file_that_is_no_fit(isojax: Isojax) -> None:
 
 
 def test_report_rebuilds_the_page(isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "FIGURES", dict([*FIGURES.items()][:1]))  # all of them are drawn where launch reports
+    monkeypatch.setattr(write, "FIGURES", dict([*FIGURES.items()][:1]))  # all of them are drawn where launch reports
     folder = write_sweep(tmp_path / "runs" / "known", (2, 8))
     code, out, _ = isojax("report", str(folder))
     assert code == 0 and "report.html" in out
@@ -330,7 +331,7 @@ def test_report_rebuilds_the_page(isojax: Isojax, tmp_path: Path, monkeypatch: p
 def test_report_says_what_it_cannot_write_and_names_odd_folders(
     isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "FIGURES", dict([*FIGURES.items()][:1]))  # one is enough here, and one fit
+    monkeypatch.setattr(write, "FIGURES", dict([*FIGURES.items()][:1]))  # one is enough here, and one fit
     monkeypatch.setattr(app, "other_fits", lambda *_: [])
     folder = write_sweep(tmp_path / "runs" / "a [/red] b", (2, 8))
     isojax("fit", str(folder), "--bootstrap", "0", "--mode", "paper")

@@ -228,7 +228,7 @@ def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr("isojax.launch.autosize.CGROUPS", (limit,))
+    monkeypatch.setattr("isojax.launch.autosize.CGROUP_LIMIT_FILES", (limit,))
     whole = host_memory()
     limit.write_text("max\n")
     assert host_memory() == whole > 2**20
