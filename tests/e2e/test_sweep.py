@@ -31,7 +31,9 @@ def test_a_sweep_leaves_its_files(whole: Any) -> None:
         and saved["cell"]["model"]["width"] == 32
         and saved["cell"]["rl"]["max_grad_norm"] == 1.0
     )
-    assert saved["sweep"]["decode_slots"] == saved["sweep"]["microbatch"] == 16  # the planner's choice is stored with the run
+    assert (
+        saved["sweep"]["decode_slots"] == saved["sweep"]["microbatch"] == 16
+    )  # the planner's choice is stored with the run
     figures = sorted((run / "figures").glob("*.png"))
     assert len(figures) >= 2 and all(p.read_bytes().startswith(b"\x89PNG") for p in figures)
     page = (run / "report.html").read_text()
