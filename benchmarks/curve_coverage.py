@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from isojax.scaling.curves.hill import hill
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.single_run import (
     RunPoints,
     bootstrap_replicates,
@@ -42,7 +42,7 @@ def one(rng: np.random.Generator, points: int, rho: float, seeds: int, level: fl
     C_mid = 10 ** rng.uniform(4, 5)
     end = C_mid * 10 ** rng.uniform(0, 1.3)
     C = np.concatenate([[0], np.geomspace(end / 10**2.5, end, points - 1)])
-    truth = np.concatenate([[R0], hill(C[1:], R0, R0 + gain, B, C_mid)])
+    truth = np.concatenate([[R0], curve_value(C[1:], R0, R0 + gain, B, C_mid)])
     noise = rng.normal(0, SD, (seeds, points))
     for i in range(1, points):
         noise[:, i] = rho * noise[:, i - 1] + np.sqrt(1 - rho**2) * noise[:, i]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.scaling.allocate.predictive import best_cell_for_budget
-from isojax.scaling.curves.hill import hill
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.fit import fit
 from isojax.scaling.law.n_star_law import Law, log2_n_star
 from isojax.scaling.validation_metrics import FloatArray
@@ -163,7 +163,10 @@ def extrapolated(document: Fit, C: FloatArray) -> Answer:
     curves = {c["n"]: c for c in document["curves"]}
     n = law_n(document, C, sorted({r["n"] for r in document["runs"]}))
     nearest = [curves[min(curves, key=lambda m: abs(math.log2(m / own)))] for own in n.tolist()]
-    return Answer(n, np.array([hill(x, c["R0"], c["A"], c["B"], c["C_mid"]) for x, c in zip(C, nearest, strict=True)]))
+    return Answer(
+        n,
+        np.array([curve_value(x, c["R0"], c["A"], c["exponent"], c["C_mid"]) for x, c in zip(C, nearest, strict=True)]),
+    )
 
 
 def held_out(w: World, answers: Mapping[str, Answer], C: FloatArray) -> dict[str, dict[str, float]]:

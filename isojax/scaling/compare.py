@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from isojax.core.errors import InputError
 from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray, IntArray
 from isojax.scaling.compare_text import comparison_notes, comparison_sentences
-from isojax.scaling.curves.posterior_samples import CURVE_REACH_DECADES, interval
+from isojax.scaling.curves.posterior_samples import CURVE_REACH_DECADES
 from isojax.scaling.frontier.envelope import MIN_DECADES
+from isojax.scaling.intervals import central_interval
 
 PER_DECADE = 60
 N_BUDGETS = 5
@@ -200,7 +201,7 @@ def _path_rows(path: FrontierPath) -> list[dict[str, Any]]:
 
 
 def _interval(values: NDArray[Any]) -> tuple[float | None, float | None]:
-    return interval(values) if len(values) else (None, None)
+    return central_interval(values) if len(values) else (None, None)
 
 
 def _int_or_none(value: float | None) -> int | None:
@@ -239,7 +240,7 @@ def _reward_difference(first_path: FrontierPath, other_path: FrontierPath) -> di
     if not (len(first_path.reward_draws) and len(other_path.reward_draws)):
         return {"value": value, "low": None, "high": None, "p_higher": None}
     differences = np.subtract.outer(other_path.reward_draws[:, -1], first_path.reward_draws[:, -1]).ravel()
-    low, high = interval(differences)
+    low, high = central_interval(differences)
     return {"value": value, "low": low, "high": high, "p_higher": float(np.mean(differences > 0))}
 
 

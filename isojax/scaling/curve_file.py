@@ -24,18 +24,17 @@ from isojax.core.tabular import (
 from isojax.scaling.curves.single_run import (
     BAND_POINTS,
     HUBER_THRESHOLD_SD,
-    LEVEL,
     MIN_POINTS,
     RunPoints,
     SingleRunFit,
     bootstrap_replicates,
     curve_band,
     describe_bootstrap,
-    evaluate_solution,
     fit_single_run,
     parameter_intervals,
 )
-from isojax.scaling.curves.varpro import VarproSolution
+from isojax.scaling.curves.varpro import VarproSolution, evaluate_solution
+from isojax.scaling.intervals import Interval, central_interval
 from isojax.scaling.validation_metrics import FloatArray
 
 FEW_POINTS = 10
@@ -72,7 +71,7 @@ def fit_curve_file(
         group: column that tells seeds of one configuration apart; all share one curve.
 
     Returns:
-        R0, A, B, C_mid, intervals {name: [low, high]} (None: open end), bootstrap, points, seeds, rmse, noise {sd,
+        R0, A, exponent, C_mid, intervals {name: [low, high]} (None: open end), bootstrap, points, seeds, rmse, noise {sd,
         autocorrelation}, at_bounds, determined (whether A is), band [{C, reward, low, high}], beyond (errors are curve
         minus measured; None without `below`) and flags; and what was read.
 
@@ -86,7 +85,7 @@ def fit_curve_file(
     _require_enough_points(path, x_column, points, fitted_points, below)
     fit = fit_single_run(fitted_points)
     bootstrap = bootstrap_replicates(fit, fitted_points)
-    interval_by_name = parameter_intervals(bootstrap, fit.axis)
+    interval_by_name = parameter_intervals(bootstrap, fit.space)
     residuals = fitted_points.R - fit.solution.fitted_rewards[0]
     A_determined = _is_A_determined(interval_by_name["A"], fit, fitted_points)
     grid = np.geomspace(points.C[points.C > 0].min(), points.C.max(), BAND_POINTS)
@@ -168,7 +167,7 @@ def _require_enough_points(
         )
 
 
-def _is_A_determined(A_interval: Sequence[float | None], fit: SingleRunFit, fitted_points: RunPoints) -> bool:
+def _is_A_determined(A_interval: Interval, fit: SingleRunFit, fitted_points: RunPoints) -> bool:
     """Whether the plateau is known to within half of the gain that was measured."""
     low, high = A_interval
     if low is None or high is None or fit.solution.G[0] == 0:
@@ -187,14 +186,13 @@ def _holdout_errors(solution: VarproSolution, bootstrap: VarproSolution, holdout
     def mean_at_end(solutions: VarproSolution) -> FloatArray:
         return evaluate_solution(solutions, holdout.C[is_at_end]).mean(-1)
 
-    low, high = np.quantile(mean_at_end(bootstrap), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return {
         "points": len(holdout.C),
         "mean_error": float(errors.mean()),
         "mean_absolute_error": float(np.abs(errors).mean()),
         "max_absolute_error": float(np.abs(errors).max()),
         "predicted_at_end": float(mean_at_end(solution)[0]),
-        "interval_at_end": [float(low), float(high)],
+        "interval_at_end": list(central_interval(mean_at_end(bootstrap))),
         "measured_at_end": float(holdout.R[is_at_end].mean()),
     }
 
@@ -202,7 +200,7 @@ def _holdout_errors(solution: VarproSolution, bootstrap: VarproSolution, holdout
 def _flags(
     fit: SingleRunFit,
     fitted_points: RunPoints,
-    interval_by_name: dict[str, list[float | None]],
+    interval_by_name: dict[str, Interval],
     A_determined: bool,
     file_points: CurveFilePoints,
     y_column: str,
@@ -213,7 +211,7 @@ def _flags(
     if fit.solution.G[0] == 0:
         return [
             *flags,
-            f"the reward does not rise: the best curve is the constant {parameters['R0']:.4g}, and B and C_mid say nothing",
+            f"the reward does not rise: the best curve is the constant {parameters['R0']:.4g}, and the exponent and C_mid say nothing",
         ]
     if not A_determined:
         C_end = fitted_points.C.max()
@@ -231,7 +229,7 @@ def _flags(
         flags.append(f"{at_bounds} at its bound, not determined by the data")
     if len(fitted_points.C) < FEW_POINTS:
         flags.append(f"only {len(fitted_points.C)} points for four parameters: the intervals rest on few residuals")
-    if fit.axis.reward_range is None:
+    if fit.space.reward_range is None:
         flags.append(f"{y_column} is not within [0, 1]: R0 and A have no bounds")
     if fit.noise.rho > RHO_FLAGGED:
         flags.append(

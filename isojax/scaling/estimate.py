@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from isojax.scaling.curves.hill import FittedCurve
+from isojax.scaling.curves.fitted_curve import FittedCurve
 from isojax.scaling.curves.posterior_samples import PosteriorSamples
 from isojax.scaling.validation_metrics import FloatArray
 

@@ -18,7 +18,7 @@ from isojax.scaling.checks.diagnostics import diagnostics
 from isojax.scaling.checks.sensitivity import find_overfitting, reward_sensitivity
 from isojax.scaling.checks.stability import assess_stability
 from isojax.scaling.curves import hierarchical_mode, paper_mode
-from isojax.scaling.curves.hill import curve_to_json as curve_json
+from isojax.scaling.curves.fitted_curve import curve_to_json as curve_json
 from isojax.scaling.curves.posterior_samples import draws_to_json as draws_json
 from isojax.scaling.curves.record_breaking import BIN_WIDTH
 from isojax.scaling.estimate import EstimationOptions, SweepEstimate

@@ -233,7 +233,7 @@ def test_fit_writes_what_it_prints_and_json_is_all_of_standard_output(isojax: Is
     assert code == 0 and err == ""
     document = json.loads(out)
     assert {"curves", "frontier", "crossovers", "n_star", "flags"} <= set(document)
-    assert {"B_p", "n", "R0", "A", "B", "C_mid"} <= set(document["curves"][0])
+    assert {"B_p", "n", "R0", "A", "exponent", "C_mid"} <= set(document["curves"][0])
     assert document["compute"] == "rollouts" and document["metric"] == "avg@4"
     assert json.loads((folder / "fit.json").read_text()) == document
     leaders = [point["n"] for point in document["frontier"]]

@@ -77,7 +77,7 @@ def test_a_curve_as_json(isojax):
     assert code == 0 and {
         "R0",
         "A",
-        "B",
+        "exponent",
         "C_mid",
         "intervals",
         "points",

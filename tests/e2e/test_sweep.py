@@ -48,7 +48,7 @@ def test_fit_json_holds_the_keys_it_promises(whole: Any) -> None:
     fit = json.loads((whole.run() / "fit.json").read_text())
     assert {"curves", "frontier", "crossovers", "n_star", "flags"} <= set(fit)
     assert {(c["B_p"], c["n"]) for c in fit["curves"]} == {(8, 2), (8, 4)}
-    assert all({"B_p", "n", "R0", "A", "B", "C_mid"} <= set(c) for c in fit["curves"])
+    assert all({"B_p", "n", "R0", "A", "exponent", "C_mid"} <= set(c) for c in fit["curves"])
     assert fit["frontier"] and all({"C", "reward", "n", "B_p"} <= set(p) for p in fit["frontier"])
     assert all({"n_low", "n_high", "C"} <= set(c) for c in fit["crossovers"])
     assert {"form", "L", "k", "log10_C0", "b"} <= set(fit["n_star"])

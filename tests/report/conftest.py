@@ -33,7 +33,7 @@ EVIL = "<img src=x onerror=alert(1)></script><script>window.pwned=1</script>"
 
 
 def _value(row: dict[str, Any], C: Any) -> Any:
-    return row["R0"] + (row["A"] - row["R0"]) / (1 + (row["C_mid"] / C) ** row["B"])
+    return row["R0"] + (row["A"] - row["R0"]) / (1 + (row["C_mid"] / C) ** row["exponent"])
 
 
 def _curve(B_p: int, n: int, hierarchical: bool) -> dict[str, Any]:
@@ -41,11 +41,11 @@ def _curve(B_p: int, n: int, hierarchical: bool) -> dict[str, Any]:
     A, C_mid = A + 0.004 * (B_p == 16), C_mid * {8: 1.0, 16: 1.12, 32: 1.4}[B_p]
     known = {
         "A_interval": [A - 0.015, A + 0.018],
-        "B_interval": [B - 0.1, B + 0.1],
+        "exponent_interval": [B - 0.1, B + 0.1],
         "C_mid_interval": [C_mid * 0.9, C_mid * 1.1],
     }
     return {
-        "B_p": B_p, "n": n, "form": "hill", "R0": BASE, "A": A, "B": B, "C_mid": C_mid, "C_low": 1024.0, "C_high": float(C_MAX),
+        "B_p": B_p, "n": n, "form": "hill", "R0": BASE, "A": A, "exponent": B, "C_mid": C_mid, "C_low": 1024.0, "C_high": float(C_MAX),
         "points": 12, "rmse": 0.008, **(known if hierarchical else dict.fromkeys(known)), "determined": n < 32, "C_peak": None,
         "tail": 1.0, "bend": None,
     }  # fmt: skip
@@ -148,7 +148,7 @@ def _by_B(curves: list[dict[str, Any]], hierarchical: bool) -> list[dict[str, An
 
 def _draws(curves: list[dict[str, Any]]) -> dict[str, Any]:
     rng = np.random.default_rng(11)
-    wide = {"A": 0.006, "B": 0.04, "C_mid": 0.04}
+    wide = {"A": 0.006, "exponent": 0.04, "C_mid": 0.04}
     drawn = {
         name: [
             [float(row[name] * (1 + e * (name != "A")) + e * (name == "A")) for e in rng.normal(0, sd, REPLICATES)]

@@ -25,13 +25,18 @@ def curve(B_p: int, n: int, A: float, B: float, C_mid: float, **more: Any) -> di
         "tail": 1.0,
         "R0": R0,
         "A": A,
-        "B": B,
+        "exponent": B,
         "C_mid": C_mid,
         "C_low": 1e3,
         "C_high": 1e5,
         "points": 20,
     }
-    found |= {"rmse": 0.008, "A_interval": [A - 0.02, A + 0.02], "B_interval": [B, B], "C_mid_interval": [C_mid, None]}
+    found |= {
+        "rmse": 0.008,
+        "A_interval": [A - 0.02, A + 0.02],
+        "exponent_interval": [B, B],
+        "C_mid_interval": [C_mid, None],
+    }
     return found | {"bend": None, "determined": True, "C_peak": None} | more
 
 
@@ -48,7 +53,7 @@ def document(
     draws = {
         "cells": [list(cell) for cell in shapes],
         "A": [(A + sd * rng.standard_normal(replicates)).tolist() for A, _, _ in shapes.values()],
-        "B": [[B] * replicates for _, B, _ in shapes.values()],
+        "exponent": [[B] * replicates for _, B, _ in shapes.values()],
         "C_mid": [[mid] * replicates for _, _, mid in shapes.values()],
         "R0": [R0] * replicates,
         "tail": [1.0] * replicates,

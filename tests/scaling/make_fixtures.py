@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from isojax.scaling.curves.hill import hill
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.law.n_star_law import Law, log2_n_star
 from tests.scaling.synthetic import world
 from tests.scaling.synthetic_curves import Declining, Hill, TrueCurve
@@ -56,7 +56,7 @@ def main() -> None:
     for seed in (0, 1):
         for step in (0, *np.unique(np.geomspace(4, 4000, 40).round()).astype(int)):
             C = 256 * int(step)
-            reward = (hill(C, 0.2, 0.6, 1.1, 3e4) if C else 0.2) + rng.normal(0, 0.008)
+            reward = (curve_value(C, 0.2, 0.6, 1.1, 3e4) if C else 0.2) + rng.normal(0, 0.008)
             rows.append([seed, int(step), C, f"{reward:.4f}"])
     write("run.csv", ["seed", "step", "rollouts", "val_acc"], rows)
     write_sweep("many.csv", SWEEP, 0)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.curves.curve_shape import curve_value
 from isojax.scaling.curves.hierarchical_prior import PackedSweep, pack_sweep
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.validation_metrics import FloatArray, RunTrack, group_by_cell, make_track
 
 # (B_p, n) -> (A, B, C_mid), R0 = .2: the law of tests.scaling.documents.
@@ -54,7 +54,7 @@ def sweep(
     for (B_p, n), (A, B, mid) in curves.items():
         for s in range(seeds):
             luck = run_sd * rng.standard_normal()
-            R = np.concatenate([[R0], curve_value(tail, C, R0, A + luck, B, mid)]) + noise * rng.standard_normal(
+            R = np.concatenate([[R0], curve_value(C, R0, A + luck, B, mid, tail)]) + noise * rng.standard_normal(
                 points + 1
             )
             found.append(run(B_p, n, s, [0.0, *C], R.clip(0, 1)))

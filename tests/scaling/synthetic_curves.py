@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
 
-from isojax.scaling.curves.hill import hill
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.validation_metrics import FloatArray
 
 BEND = 0.1  # decades over which a rise turns into a fall
@@ -77,7 +77,7 @@ class Hill:
 
     def at(self, C: ArrayLike) -> FloatArray:
         """The true reward; R0 at C = 0."""
-        return hill(np.maximum(C, _TINY), self.R0, self.A, self.B, self.C_mid)
+        return curve_value(np.maximum(C, _TINY), self.R0, self.A, self.B, self.C_mid)
 
     trained = at
 
@@ -109,7 +109,7 @@ class Declining:
     """A Hill curve that overfits: around C_turn its rise ends and a fall of `rate` per decade of C begins, both bent
     over BEND decades.
 
-    With x = log10 C and s(x) = BEND ln(1 + exp((x - x_turn) / BEND)), R = hill(10^(x - s)) - rate s. The peak lies
+    With x = log10 C and s(x) = BEND ln(1 + exp((x - x_turn) / BEND)), R = rising(10^(x - s)) - rate s. The peak lies
     within some BENDs of C_turn, where the slopes of rise and fall cancel.
     """
 
@@ -170,7 +170,8 @@ class Stages:
         """The true reward; R0 at C = 0."""
         C = np.maximum(C, _TINY)
         return self.R0 + sum(
-            (hill(C, 0.0, g, self.B, m) for g, m in zip(self.gains, self.C_mids, strict=True)), np.zeros(np.shape(C))
+            (curve_value(C, 0.0, g, self.B, m) for g, m in zip(self.gains, self.C_mids, strict=True)),
+            np.zeros(np.shape(C)),
         )
 
     trained = at

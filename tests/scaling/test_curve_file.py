@@ -7,14 +7,14 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.scaling.curve_file import fit_curve_file
-from isojax.scaling.curves.hill import hill
+from isojax.scaling.curves.hill import curve_value
 
 TRUE = (0.2, 0.6, 1.1, 2e4)
 
 
 def rows_of(points=40, sd=0.01, seed=0, end=1e6):
     C = np.geomspace(1e3, end, points).round()
-    R = hill(C, *TRUE) + np.random.default_rng(seed).normal(0, sd, points)
+    R = curve_value(C, *TRUE) + np.random.default_rng(seed).normal(0, sd, points)
     return [(0, 0.2), *zip(C.tolist(), R.tolist(), strict=True)]
 
 
@@ -27,7 +27,7 @@ def write(tmp_path, rows, header="rollouts,acc", name="run.csv"):
 def test_the_document(tmp_path):
     found, read = fit_curve_file(write(tmp_path, rows_of()), "rollouts", "acc")
     assert found["A"] == pytest.approx(0.6, abs=0.02) and found["C_mid"] == pytest.approx(2e4, rel=0.2)
-    for name in ("R0", "A", "B", "C_mid"):
+    for name in ("R0", "A", "exponent", "C_mid"):
         low, high = found["intervals"][name]
         assert low <= found[name] <= high
     assert found["points"] == 41 and found["beyond"] is None and found["determined"] and found["flags"] == []
@@ -43,7 +43,7 @@ def test_points_beyond_are_predicted(tmp_path):
     found, _ = fit_curve_file(write(tmp_path, rows), "rollouts", "acc", below=2e5)
     held = [(c, r) for c, r in rows if c > 2e5]
     beyond = found["beyond"]
-    model = hill([c for c, _ in held], *(found[k] for k in ("R0", "A", "B", "C_mid")))
+    model = curve_value([c for c, _ in held], *(found[k] for k in ("R0", "A", "exponent", "C_mid")))
     errors = model - np.array([r for _, r in held])
     assert beyond["points"] == len(held) and found["points"] == 61 - len(held)
     assert beyond["mean_error"] == pytest.approx(errors.mean()) and beyond["max_absolute_error"] == pytest.approx(
@@ -53,7 +53,7 @@ def test_points_beyond_are_predicted(tmp_path):
     assert beyond["measured_at_end"] == pytest.approx(np.mean([r for _, r in held[-3:]]))
     assert beyond["predicted_at_end"] == pytest.approx(model[-3:].mean())
     low, high = beyond["interval_at_end"]
-    assert low < np.mean(hill([c for c, _ in held[-3:]], *TRUE)) < high
+    assert low < np.mean(curve_value([c for c, _ in held[-3:]], *TRUE)) < high
 
 
 def test_seeds_share_a_curve_and_formats_agree(tmp_path):
@@ -63,7 +63,7 @@ def test_seeds_share_a_curve_and_formats_agree(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_text("\n".join(json.dumps({"val": {"acc": r}, "rollouts": c, "seed": s}) for c, r, s in rows))
     same, _ = fit_curve_file(path, "rollouts", "val.acc", group="seed")
-    assert [same[k] for k in ("R0", "A", "B", "C_mid")] == [found[k] for k in ("R0", "A", "B", "C_mid")]
+    assert [same[k] for k in ("R0", "A", "exponent", "C_mid")] == [found[k] for k in ("R0", "A", "exponent", "C_mid")]
     one, _ = fit_curve_file(path, "rollouts", "val.acc", filters=["seed=1"])
     assert one["points"] == 41
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from isojax.scaling.curves.curve_shape import HILL_TAIL, STRETCHED_TAIL, curve_value, progress_and_slope, shape_name
+from isojax.scaling.curves.hill import HILL_TAIL, STRETCHED_TAIL, curve_value, progress_and_slope, shape_name
 
 Z = np.linspace(-6, 6, 41)
 
@@ -40,9 +40,9 @@ def test_far_away_nothing_overflows():
 
 def test_rewards_by_hand_and_broadcast():
     """R0 = .2, A = .6, B = 2: half the gain at C_mid, 9/10 at 3 C_mid for Hill; 1 - 2^-9 for the stretched one."""
-    assert curve_value(1.0, [1e3, 3e3], 0.2, 0.6, 2.0, 1e3) == pytest.approx([0.4, 0.56])
-    assert curve_value(0.0, 3e3, 0.2, 0.6, 2.0, 1e3) == pytest.approx(0.2 + 0.4 * (1 - 2**-9), abs=1e-6)
-    many = curve_value([[1.0], [0.0]], [1e3, 3e3], 0.2, [[0.6], [0.8]], 1.0, 1e3)
+    assert curve_value([1e3, 3e3], 0.2, 0.6, 2.0, 1e3) == pytest.approx([0.4, 0.56])
+    assert curve_value(3e3, 0.2, 0.6, 2.0, 1e3, 0.0) == pytest.approx(0.2 + 0.4 * (1 - 2**-9), abs=1e-6)
+    many = curve_value([1e3, 3e3], 0.2, [[0.6], [0.8]], 1.0, 1e3, [[1.0], [0.0]])
     assert many.shape == (2, 2) and many[:, 0] == pytest.approx([0.4, 0.5], abs=1e-6)
 
 

@@ -46,7 +46,9 @@ def test_noiseless_world_is_recovered():
     assert result["base_reward"] == pytest.approx(0.3)
     for c in result["curves"]:
         true = w.truth[c["B_p"], c["n"]]
-        assert (c["R0"], c["A"], c["B"], c["C_mid"]) == pytest.approx((true.R0, true.A, true.B, true.C_mid), rel=1e-3)
+        assert (c["R0"], c["A"], c["exponent"], c["C_mid"]) == pytest.approx(
+            (true.R0, true.A, true.B, true.C_mid), rel=1e-3
+        )
     assert [(c["n_low"], c["n_high"]) for c in result["crossovers"]] == [(2, 4), (4, 8), (8, 16), (16, 32)]
     for c in result["crossovers"]:  # where the two true curves cross
         low, high = w.truth[16, c["n_low"]], w.truth[16, c["n_high"]]

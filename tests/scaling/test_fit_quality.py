@@ -89,7 +89,7 @@ def test_baselines_that_fit_nothing(two):
 
 def test_the_paper_s_extrapolation():
     law = {"form": "sigmoid", "L": 2.0, "k": 5.0, "log10_C0": 4.0, "b": 1.0}
-    curves = [{"n": n, "B_p": 16, "R0": 0.2, "A": c.A, "B": 1.0, "C_mid": c.C_mid} for n, c in CURVES.items()]
+    curves = [{"n": n, "B_p": 16, "R0": 0.2, "A": c.A, "exponent": 1.0, "C_mid": c.C_mid} for n, c in CURVES.items()]
     document = {"n_star": law, "curves": curves, "runs": [{"n": 2}, {"n": 8}]}
     found = one.extrapolated(document, np.array([36_000.0, 1e9]))
     assert found.n.tolist() == [8, 8] and found.reward == pytest.approx([0.74, 0.2 + 0.6 / (1 + 4e-6)])

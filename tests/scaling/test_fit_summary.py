@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.curves.hill import FittedCurve, hill
+from isojax.scaling.curves.fitted_curve import FittedCurve
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.fit import fit
 from isojax.scaling.frontier.fit_summary import frontier_summary
 from tests.scaling.sweeps import run
@@ -21,7 +22,7 @@ def two(small_high, large_low):
     for n, (A, mid), low, high in ((2, SMALL, 1e2, small_high), (8, LARGE, large_low, 1e6)):
         C = np.geomspace(low, high, 12).round()
         curves.append(FittedCurve(16, n, 0.0, A, 1.0, mid, low, high, 12, 0.0))
-        cells[16, n] = [run(16, n, 0, C, hill(C, 0.0, A, 1.0, mid))]
+        cells[16, n] = [run(16, n, 0, C, curve_value(C, 0.0, A, 1.0, mid))]
     return frontier_summary(curves, cells, "avg@4", None, True, None)
 
 
@@ -90,7 +91,7 @@ def test_runs_of_one_length_whose_n_matters_cross_only_where_two_were_measured()
 def test_where_n_makes_no_difference_the_law_is_constant_whatever_leads():
     curves = [FittedCurve(16, n, 0.0, 0.5, 1.0, 1e3, 1e2, 1e5, 12, 0.0) for n in (2, 8)]
     C = np.geomspace(1e2, 1e5, 12).round()
-    cells = {(16, n): [run(16, n, 0, C, hill(C, 0.0, 0.5, 1.0, 1e3))] for n in (2, 8)}
+    cells = {(16, n): [run(16, n, 0, C, curve_value(C, 0.0, 0.5, 1.0, 1e3))] for n in (2, 8)}
     content, flags = frontier_summary(curves, cells, "avg@4", None, True, True)
     law = content["n_star"]
     assert (law["form"], law["b"], law["no_effect"], flags) == ("constant", 1.0, True, [])

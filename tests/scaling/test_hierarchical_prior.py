@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from isojax.scaling.curves.curve_shape import curve_value
 from isojax.scaling.curves.hierarchical_prior import (
     PRIOR_RUN_SD,
     estimate_run_sd,
@@ -16,6 +15,7 @@ from isojax.scaling.curves.hierarchical_prior import (
     robust_noise_sd,
     surface_columns,
 )
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.fit import fit
 from tests.scaling.sweeps import CURVES, R0, packed
 from tests.scaling.synthetic import world
@@ -45,7 +45,7 @@ def off(world_of, document):
     rows = []
     for c in document["curves"]:
         true = world_of.truth[c["B_p"], c["n"]]
-        rows += [c["R0"] - true.R0, c["A"] - true.A, c["B"] / true.B - 1, c["C_mid"] / true.C_mid - 1]
+        rows += [c["R0"] - true.R0, c["A"] - true.A, c["exponent"] / true.B - 1, c["C_mid"] / true.C_mid - 1]
     return np.abs(rows).max()
 
 
@@ -124,7 +124,7 @@ def test_pooled_cells_share_one_curve():
     found = fit_shape(1.0, pool_over_n(packed(curves=same, noise=0.01)))
     x = np.array([1e3, 1e4, 1e5])
     A, mid, lnB = found.state.theta.T
-    R = curve_value(1.0, x, found.state.R0, A[:, None], np.exp(lnB)[:, None], 10 ** mid[:, None])
+    R = curve_value(x, found.state.R0, A[:, None], np.exp(lnB)[:, None], 10 ** mid[:, None])
     assert np.ptp(R[:2], axis=0).max() < 1e-3 and np.ptp(R[2:], axis=0).max() < 1e-3
     assert pool_over_n(packed(curves={(64, 4): same[16, 4], (16, 16): same[16, 4]})).data.X.shape == (
         2,

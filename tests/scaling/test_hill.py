@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.curves.hill import FittedCurve, curve_reward, fit_curve, fit_points, hill
+from isojax.scaling.curves.fitted_curve import FittedCurve, curve_reward
+from isojax.scaling.curves.hill import curve_value
+from isojax.scaling.curves.paper_mode import fit_points, fit_records
 from isojax.scaling.validation_metrics import make_track
 
 C = np.geomspace(1e3, 1e6, 25)
@@ -12,7 +14,7 @@ C = np.geomspace(1e3, 1e6, 25)
 
 def test_hill_by_hand():
     """At C_mid half the gain; with B = 2, at 3 C_mid 9/10 of it, at C_mid / 3 one tenth."""
-    assert hill([1000.0, 3000.0, 1000 / 3], 0.2, 0.6, 2.0, 1000.0) == pytest.approx([0.4, 0.56, 0.24])
+    assert curve_value([1000.0, 3000.0, 1000 / 3], 0.2, 0.6, 2.0, 1000.0) == pytest.approx([0.4, 0.56, 0.24])
 
 
 @pytest.mark.parametrize(
@@ -20,17 +22,17 @@ def test_hill_by_hand():
 )
 @pytest.mark.parametrize("R0_known", [True, False])
 def test_parameters_are_recovered(true, R0_known):
-    fitted = fit_points(16, 8, C[::-1], hill(C[::-1], *true), true[0] if R0_known else None, (1e3, 1e6))
+    fitted = fit_points((16, 8), C[::-1], curve_value(C[::-1], *true), true[0] if R0_known else None, (1e3, 1e6))
     assert isinstance(fitted, FittedCurve)
-    assert (fitted.R0, fitted.A, fitted.B, fitted.C_mid) == pytest.approx(true, rel=0.02, abs=2e-3)
+    assert (fitted.R0, fitted.A, fitted.exponent, fitted.C_mid) == pytest.approx(true, rel=0.02, abs=2e-3)
     assert fitted.rmse < 1e-4
     assert fitted.points == 25
 
 
 def test_one_outlier_hardly_moves_the_curve():
-    R = hill(C, 0.3, 0.6, 1.5, 2e4)
+    R = curve_value(C, 0.3, 0.6, 1.5, 2e4)
     R[20] += 0.2
-    fitted = fit_points(16, 8, C, R, 0.3, (1e3, 1e6))
+    fitted = fit_points((16, 8), C, R, 0.3, (1e3, 1e6))
     assert isinstance(fitted, FittedCurve)
     assert abs(fitted.A - 0.6) < 0.01
 
@@ -38,25 +40,25 @@ def test_one_outlier_hardly_moves_the_curve():
 def test_a_plateau_that_the_data_do_not_show_is_flagged():
     """C_mid far beyond the last point: anything up to A = 1 fits."""
     x = C[C < 1e4]
-    fitted = fit_points(16, 8, x, 0.3 + 0.1 * x / 1e4, 0.3, (1e3, 1e4))
+    fitted = fit_points((16, 8), x, 0.3 + 0.1 * x / 1e4, 0.3, (1e3, 1e4))
     assert isinstance(fitted, FittedCurve)
     assert "A" in fitted.at_bounds or "C_mid" in fitted.at_bounds
-    good = fit_points(16, 8, C, hill(C, 0.3, 0.6, 1.5, 2e4), 0.3, (1e3, 1e6))
+    good = fit_points((16, 8), C, curve_value(C, 0.3, 0.6, 1.5, 2e4), 0.3, (1e3, 1e6))
     assert isinstance(good, FittedCurve)
     assert good.at_bounds == ()
 
 
 def test_too_few_points_and_a_perfect_base():
-    assert fit_points(16, 8, C[:2], [0.4, 0.5], 0.3, (1, 2)) == "2 record-breaking values of C > 0, at least 3 needed"
+    assert fit_points((16, 8), C[:2], [0.4, 0.5], 0.3, (1, 2)) == "2 record-breaking values of C > 0, at least 3 needed"
     assert (
-        fit_points(16, 8, C[:3], [0.4, 0.5, 0.6], None, (1, 2))
+        fit_points((16, 8), C[:3], [0.4, 0.5, 0.6], None, (1, 2))
         == "3 record-breaking values of C > 0, at least 4 needed"
     )
     assert (
-        fit_points(16, 8, C[[0, 0, 0, 1]], [0.4, 0.5, 0.6, 0.7], 0.3, (1, 2))
+        fit_points((16, 8), C[[0, 0, 0, 1]], [0.4, 0.5, 0.6, 0.7], 0.3, (1, 2))
         == "2 record-breaking values of C > 0, at least 3 needed"
     )
-    assert fit_points(16, 8, C[:3], [1, 1, 1], 1.0, (1, 2)) == "the base policy's reward is 1 already"
+    assert fit_points((16, 8), C[:3], [1, 1, 1], 1.0, (1, 2)) == "the base policy's reward is 1 already"
 
 
 def _seed(number, Cs, rewards):
@@ -67,21 +69,21 @@ def _seed(number, Cs, rewards):
 def test_seeds_are_pooled_over_the_range_they_share():
     Cs = np.round(np.geomspace(100, 1e5, 30))
     true = (0.3, 0.6, 1.2, 3000.0)
-    long = _seed(0, [0, *Cs], [0.3, *hill(Cs, *true)])
-    short = _seed(1, [0, *Cs[5:20]], [0.3, *hill(Cs[5:20], *true)])
-    fitted = fit_curve([long, short], 0.3, 0.005)
+    long = _seed(0, [0, *Cs], [0.3, *curve_value(Cs, *true)])
+    short = _seed(1, [0, *Cs[5:20]], [0.3, *curve_value(Cs[5:20], *true)])
+    fitted = fit_records([long, short], 0.3, 0.005)
     assert isinstance(fitted, FittedCurve)
     assert (fitted.C_low, fitted.C_high) == (Cs[5], Cs[19])
     assert float(curve_reward(fitted, 3000.0)) == pytest.approx(0.45, abs=1e-3)
     # A dip below the best so far is no record: the fit does not see it.
-    dipped = _seed(0, [0, *Cs], [0.3, *hill(Cs, *true)[:-2], 0.31, 0.31])
-    again = fit_curve([dipped, short], 0.3, 0.005)
+    dipped = _seed(0, [0, *Cs], [0.3, *curve_value(Cs, *true)[:-2], 0.31, 0.31])
+    again = fit_records([dipped, short], 0.3, 0.005)
     assert isinstance(again, FittedCurve)
     assert abs(fitted.A - again.A) < 2e-3
 
 
 def test_seeds_without_a_common_range():
     assert (
-        fit_curve([_seed(0, [0], [0.3]), _seed(1, [0, 10, 20], [0.3, 0.4, 0.5])], 0.3, 0.005)
+        fit_records([_seed(0, [0], [0.3]), _seed(1, [0, 10, 20], [0.3, 0.4, 0.5])], 0.3, 0.005)
         == "its seeds share no range of C > 0"
     )

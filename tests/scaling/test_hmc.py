@@ -5,9 +5,9 @@ differences.
 import numpy as np
 import pytest
 
-from isojax.scaling.curves.curve_shape import curve_value
 from isojax.scaling.curves.hierarchical import HierarchicalState, Scales, robust_precision
 from isojax.scaling.curves.hierarchical_prior import PRIOR_TAU, fit_shape
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.hmc import BINS_PER_RUN, _make_target, run_hmc_chains
 from tests.scaling.sweeps import packed
 
@@ -48,7 +48,7 @@ def log_density(v, scales: Scales, state: HierarchicalState):
     for s in range(data.y.shape[1]):
         started = np.isfinite(data.x[0, s])
         C = 10 ** data.x[0, s, started]
-        share = curve_value(1.0, C, 0.0, 1.0, np.exp(lnB), 10**mid)
+        share = curve_value(C, 0.0, 1.0, np.exp(lnB), 10**mid)
         r = data.y[0, s, started] - R0 - (A - R0) * share
         cov = np.diag(1 / W[s, started]) + RUN_SD**2 * share[:, :, None] * share[:, None, :]
         total -= 0.5 * (r * np.linalg.solve(cov, r[..., None])[..., 0]).sum(1) + 0.5 * np.linalg.slogdet(cov)[1]

@@ -64,7 +64,8 @@ def test_a_document_or_a_refusal(name, mode):
     ends = [r["C_max"] for r in document["runs"]]
     assert np.isfinite(CurveEnsemble.from_fit(document).expected_rewards(max(ends))).all()
     assert all(
-        -1 <= c["A"] < 1.1 and c["B"] > 0 and c["C_mid"] > 0 and math.isfinite(c["rmse"]) for c in document["curves"]
+        -1 <= c["A"] < 1.1 and c["exponent"] > 0 and c["C_mid"] > 0 and math.isfinite(c["rmse"])
+        for c in document["curves"]
     )
     assert document["draws"] is None or np.max(document["draws"]["A"]) <= 1
     assert all(p["low"] is None or p["low"] <= p["high"] for p in document["frontier"])

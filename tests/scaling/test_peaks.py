@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from isojax.scaling.curves.curve_shape import curve_value
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.peaks import find_peak
 from tests.scaling.sweeps import run
 from tests.scaling.synthetic_curves import Declining, Hill
@@ -41,7 +41,7 @@ def test_rising_curves_have_none():
         tail = float(rng.integers(2))
         count = int(rng.integers(1, 4))
         false += (
-            find_peak(seeds(lambda c, t=tail, p=(A, B, mid): curve_value(t, c, 0.2, *p), count, seed=1000 + seed), 0.2)
+            find_peak(seeds(lambda c, t=tail, p=(A, B, mid): curve_value(c, 0.2, *p, t), count, seed=1000 + seed), 0.2)
             is not None
         )
     assert false < 3

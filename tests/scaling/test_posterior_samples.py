@@ -11,10 +11,10 @@ from isojax.scaling.curves.posterior_samples import (
     crossover_interval,
     draws_to_json,
     frontier_band,
-    interval,
     log2_best_n,
 )
 from isojax.scaling.curves.residual_correction import ResidualCorrection
+from isojax.scaling.intervals import central_interval
 
 SMALL, LARGE = (16, 2), (16, 8)
 
@@ -32,9 +32,9 @@ def draws(mids, *, low=(1e2, 1e2), high=(1e6, 1e6), peak=(math.inf, math.inf), b
 
 
 def test_interval_by_hand():
-    assert interval(np.arange(101.0)) == pytest.approx((5, 95))
-    assert interval([-math.inf] * 10 + [*range(90)]) == (None, 84)
-    assert interval([*range(90)] + [math.inf] * 10) == (5, None)
+    assert central_interval(np.arange(101.0)) == pytest.approx((5, 95))
+    assert central_interval([-math.inf] * 10 + [*range(90)]) == (None, 84)
+    assert central_interval([*range(90)] + [math.inf] * 10) == (5, None)
 
 
 def test_rewards_by_hand():

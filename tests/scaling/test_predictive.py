@@ -39,7 +39,7 @@ def test_curves_at_budgets():
 
 def test_stretched_form_and_what_lies_beyond_a_peak():
     fit = document()
-    fit["curves"][0] |= {"form": "stretched", "tail": 0.0, "B": 0.7}
+    fit["curves"][0] |= {"form": "stretched", "tail": 0.0, "exponent": 0.7}
     fit["curves"][1] |= {"C_peak": 2e4}
     e = CurveEnsemble.from_fit(fit)
     places = {cell: i for i, cell in enumerate(zip(e.B_p.tolist(), e.n.tolist(), strict=True))}

@@ -19,7 +19,7 @@ def _curve(B_p, n, A, C_mid):
         "n": n,
         "R0": 0.0,
         "A": A,
-        "B": 1.0,
+        "exponent": 1.0,
         "C_mid": C_mid,
         "C_low": 1e3,
         "C_high": 1e6,

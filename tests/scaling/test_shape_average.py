@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from isojax.scaling.curves.curve_shape import curve_value
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.shape_average import TAIL_PRIOR, fit_all_tails, mean_curve_residuals, sample_posterior
 from isojax.scaling.estimate import EstimationOptions
 from tests.scaling.sweeps import CURVES, packed
@@ -39,9 +39,9 @@ def test_mean_curves_are_those_of_the_draws():
     C = np.geomspace(1e3, 1e5, 9)
     for j in range(3):
         A, mid, lnB = (found.theta[:, j, i, None] for i in range(3))
-        drawn = curve_value(found.tail[:, None], C, found.R0[:, None], A, np.exp(lnB), 10**mid)
+        drawn = curve_value(C, found.R0[:, None], A, np.exp(lnB), 10**mid, found.tail[:, None])
         a, m, b, tail = found.mean_curves[j]
-        assert curve_value(tail, C, found.R0.mean(), a, np.exp(b), 10**m) == pytest.approx(drawn.mean(0), abs=2e-3)
+        assert curve_value(C, found.R0.mean(), a, np.exp(b), 10**m, tail) == pytest.approx(drawn.mean(0), abs=2e-3)
 
 
 def test_progress_is_told_and_a_seed_repeats():

@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 
 from isojax.scaling.curves.block_bootstrap import bootstrap_residuals, estimate_noise
-from isojax.scaling.curves.hill import hill
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.single_run import (
     RunPoints,
     bootstrap_replicates,
     curve_band,
-    evaluate_solution,
     fit_single_run,
     parameter_intervals,
 )
-from isojax.scaling.curves.varpro import fit_huber, hill_progress, make_axis
+from isojax.scaling.curves.varpro import evaluate_solution, fit_robust, hill_progress, search_space, squared_loss
 
 WORLDS = [
     (0.2, 0.7, 1.1, 3e4),
@@ -28,7 +27,7 @@ WORLDS = [
 
 def run_of(R0, A, B, C_mid, points=30, zero=True, sd=0.0, seed=0, seeds=1, end=1e6):
     C = np.geomspace(1e3, end, points)
-    R = hill(C, R0, A, B, C_mid)
+    R = curve_value(C, R0, A, B, C_mid)
     if zero:
         C, R = np.append(0.0, C), np.append(R0, R)
     R = np.tile(R, seeds) + np.random.default_rng(seed).normal(0, sd, len(R) * seeds)
@@ -39,7 +38,7 @@ def run_of(R0, A, B, C_mid, points=30, zero=True, sd=0.0, seed=0, seeds=1, end=1
 @pytest.mark.parametrize("true", WORLDS)
 def test_without_noise_the_parameters_are_exact(true, zero):
     fit = fit_single_run(run_of(*true, zero=zero))
-    assert [fit.parameters[k] for k in ("R0", "A", "B", "C_mid")] == pytest.approx(true, rel=1e-6, abs=1e-6)
+    assert [fit.parameters[k] for k in ("R0", "A", "exponent", "C_mid")] == pytest.approx(true, rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("sd", [0.0, 0.01])
@@ -61,7 +60,7 @@ def test_the_fit_is_a_minimum_of_hubers_loss():
     p = fit.parameters
 
     def loss(R0, A, B, C_mid):
-        model = np.append(R0, hill(runs.C[1:], R0, A, B, C_mid))
+        model = np.append(R0, curve_value(runs.C[1:], R0, A, B, C_mid))
         size = np.abs(model - runs.R)
         return np.where(size < fit.residual_clip, size**2 / 2, fit.residual_clip * (size - fit.residual_clip / 2)).sum()
 
@@ -89,12 +88,12 @@ def test_outliers_hardly_move_the_curve():
 
 def test_curves_of_many_data_sets_are_those_of_each():
     C = np.append(0.0, np.geomspace(1e3, 1e6, 25))
-    y = np.stack([np.append(0.2, hill(C[1:], 0.2, A, 1.0, 3e4)) for A in (0.4, 0.6, 0.8)])
-    axis = make_axis(C, (0.0, 1.0))
-    found = fit_huber(axis, y, np.tile([0.3, 5.0], (3, 1)))
+    y = np.stack([np.append(0.2, curve_value(C[1:], 0.2, A, 1.0, 3e4)) for A in (0.4, 0.6, 0.8)])
+    space = search_space(C, (0.0, 1.0))
+    found = fit_robust(space, y, np.tile([0.3, 5.0], (3, 1)), squared_loss())
     assert found.R0 + found.G == pytest.approx([0.4, 0.6, 0.8], abs=1e-9)
     assert found.fitted_rewards == pytest.approx(y, abs=1e-9)
-    assert hill_progress(axis, np.array([[0.0, 4.5]]))[0, [0, -1]] == pytest.approx([0, 1 / (1 + 10**-1.5)])
+    assert hill_progress(space.log10_C, np.array([[0.0, 4.5]]))[0, [0, -1]] == pytest.approx([0, 1 / (1 + 10**-1.5)])
 
 
 def test_intervals_hold_the_truth_and_shrink_with_points():
@@ -103,22 +102,22 @@ def test_intervals_hold_the_truth_and_shrink_with_points():
         runs = run_of(0.2, 0.7, 1.1, 3e4, points=points, sd=0.01, seed=5)
         fit = fit_single_run(runs)
         drawn = bootstrap_replicates(fit, runs)
-        low, high = parameter_intervals(drawn, fit.axis)["A"]
+        low, high = parameter_intervals(drawn, fit.space)["A"]
         assert low < 0.7 < high
         widths.append(high - low)
         found = curve_band(fit, drawn, np.geomspace(1e3, 1e6, 20))
         assert np.all(found["low"] <= found["high"]) and np.all(
-            np.abs(found["reward"] - hill(found["C"], 0.2, 0.7, 1.1, 3e4)) < 0.02
+            np.abs(found["reward"] - curve_value(found["C"], 0.2, 0.7, 1.1, 3e4)) < 0.02
         )
     assert widths[0] / widths[1] == pytest.approx(10**0.5, rel=0.35)
-    again = parameter_intervals(bootstrap_replicates(fit, runs), fit.axis)
-    assert again == parameter_intervals(drawn, fit.axis)
+    again = parameter_intervals(bootstrap_replicates(fit, runs), fit.space)
+    assert again == parameter_intervals(drawn, fit.space)
 
 
 def test_a_run_that_ends_before_its_plateau_leaves_it_open():
     runs = run_of(0.2, 0.8, 1.0, 3e5, end=6e4, sd=0.005, seed=6)
     fit = fit_single_run(runs)
-    assert parameter_intervals(bootstrap_replicates(fit, runs), fit.axis)["A"][1] is None
+    assert parameter_intervals(bootstrap_replicates(fit, runs), fit.space)["A"][1] is None
 
 
 def test_noise_is_read_from_residuals():

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from isojax.core.errors import InputError
-from isojax.scaling.curves.curve_shape import HILL_TAIL, curve_value
+from isojax.scaling.curves.hill import HILL_TAIL, curve_value
 from isojax.scaling.curves.problem_resampling import apply_problem_shift
 from isojax.scaling.curves.residual_correction import ResidualCorrection, correlated_normals
+from isojax.scaling.intervals import LEVEL
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -30,9 +31,8 @@ BoolArray = NDArray[np.bool_]
 Interval = tuple[float, float]
 
 SCHEMAS = (1, 2)
-LEVEL = 0.9
 TREND_DECADES = 0.5  # decades before the end of a cell's data from which the line beyond them is drawn
-PARAMETER_NAMES = ("R0", "A", "B", "C_mid")
+PARAMETER_NAMES = ("R0", "A", "exponent", "C_mid")
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class CurveEnsemble:
     Attributes:
         B_p, n: int[cells].
         tail: float[cells], the curves' shape; draw_tail: float[replicates], that of each replicate
-        (scaling/curves/curve_shape.py).
+        (scaling/curves/hill.py).
         bends: what is added to each cell's curve inside its measured range (scaling/curves/residual_correction.py);
         None where nothing is.
-        point: float[4, 1, cells], the curves' R0, A, B, C_mid.
+        point: float[4, 1, cells], the curves' R0, A, exponent, C_mid.
         draws: float[4, replicates, cells], the same of each replicate; 0 replicates where the fit has none.
         shift: float[replicates, 2], what other validation problems would add in each replicate (problems.shift).
         C_low, C_high: float[cells], the measured range. C_peak: float[cells], infinite where reward never falls.
@@ -220,7 +220,9 @@ def _from_fit(cls: type[CurveEnsemble], fit: Mapping[str, Any]) -> CurveEnsemble
         n=np.array([c["n"] for c in curves], dtype=np.int64),
         tail=np.array([c.get("tail", HILL_TAIL) for c in curves], dtype=np.float64),
         draw_tail=draw_tail,
-        corrections=tuple(None if c.get("bend") is None else ResidualCorrection(**c["bend"]) for c in curves),
+        corrections=tuple(
+            None if c.get("correction") is None else ResidualCorrection(**c["correction"]) for c in curves
+        ),
         curve_parameters=curve_parameters,
         draw_parameters=draw_parameters,
         shift=shifts,
@@ -256,6 +258,6 @@ def _read_draws(
 
 
 def _curve_rewards(theta: FloatArray, tail: Any, C: Any) -> FloatArray:
-    """R(C) of parameters theta float[4, ...] = (R0, A, B, C_mid); the rest broadcasts."""
-    R0, A, B, C_mid = theta
-    return curve_value(tail, C, R0, A, B, C_mid)
+    """R(C) of parameters theta float[4, ...] = (R0, A, exponent, C_mid); the rest broadcasts."""
+    R0, A, exponent, C_mid = theta
+    return curve_value(C, R0, A, exponent, C_mid, tail)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from isojax.scaling.checks.stability import StabilityVerdict
-from isojax.scaling.curves.hill import FittedCurve
+from isojax.scaling.curves.fitted_curve import FittedCurve
 from isojax.scaling.curves.record_breaking import record_breaking_indices
 from isojax.scaling.estimate import SweepEstimate
 from isojax.scaling.frontier.envelope import Frontier
@@ -90,7 +90,7 @@ def curve_flags(curves: Sequence[FittedCurve], unfitted_cells: Sequence[tuple[in
     """Cells without a curve, and curves with a parameter at its bound."""
     flags = [f"no curve for B_p={B_p} n={n}: {reason}" for B_p, n, reason in unfitted_cells]
     for c in curves:
-        values = {"A": c.A, "B": c.B, "C_mid": c.C_mid, "R0": c.R0}
+        values = {"A": c.A, "exponent": c.exponent, "C_mid": c.C_mid, "R0": c.R0}
         at_bounds = ", ".join(f"{name} = {values[name]:.4g}" for name in c.at_bounds)
         if at_bounds:
             flags.append(

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from isojax.scaling.curves.hill import FittedCurve, curve_reward
-from isojax.scaling.curves.posterior_samples import PosteriorSamples, interval
+from isojax.scaling.curves.fitted_curve import FittedCurve, curve_reward
+from isojax.scaling.curves.posterior_samples import PosteriorSamples
+from isojax.scaling.intervals import central_interval
 from isojax.scaling.validation_metrics import TRAIN_REWARD, FloatArray, RunTrack
 
 # A rise of training reward and a fall of validation reward count from here on, in standard errors of the difference and
@@ -39,7 +40,7 @@ def reward_sensitivity(curves: Sequence[FittedCurve], draws: PosteriorSamples | 
         low = high = None
         if draws is not None:
             R = draws.for_cells([c.key for c in groups[key]]).rewards([C])[:, :, 0]
-            low, high = interval(np.ptp(R, axis=1))
+            low, high = central_interval(np.ptp(R, axis=1))
         return {"range": max(values) - min(values), "low": low, "high": high, fixed: key, "cells": len(values)}
 
     curves_by_B_p = {b: [c for c in measured_curves if c.B_p == b] for b in sorted({c.B_p for c in measured_curves})}

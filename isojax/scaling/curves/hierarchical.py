@@ -2,7 +2,7 @@
 
 Run r of cell j = (B_p, n) follows, at log10 C = x,
 
-    y = R0 + (A_j + e_r - R0) s(z) + noise,   z = ln10 exp(lnB_j) (x - mid_j),     (s: curve_shape.py)
+    y = R0 + (A_j + e_r - R0) s(z) + noise,   z = ln10 exp(lnB_j) (x - mid_j),     (s: hill.py)
     e_r ~ N(0, run_sd^2)                      one run's luck, in proportion to its progress
     (A_j, mid_j, lnB_j) ~ N(X_j gamma, tau^2) a joint surface over (n, B_p), from which a cell departs as far as its
     data say gamma ~ N(gamma0, gamma_sd^2)             flat for what data must say, tight for how rough the surface may
@@ -24,10 +24,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from isojax.scaling.curves.curve_shape import progress_and_slope
+from isojax.scaling.curves.hill import progress_gradient
 from isojax.scaling.validation_metrics import FloatArray, as_float64
 
-_LN10 = float(np.log(10.0))
 ROBUST_THRESHOLD_SD = 3.0  # residuals beyond this many noise_sd count less
 LNB_RANGE = (float(np.log(0.1)), float(np.log(12.0)))
 MID_DECADES = 2.5  # mid may lie this far outside the points
@@ -86,12 +85,8 @@ class HierarchicalState:
 
 
 def progress_at_points(tail: float, data: SweepArrays, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(s, ds/dz, z), each float[J, S, P]; s = 0 at C = 0."""
-    has_compute = np.isfinite(data.x)
-    x = np.where(has_compute, data.x, data.x_low - 4.0)
-    z = _LN10 * np.exp(theta[:, 2])[:, None, None] * (x - theta[:, 1, None, None])
-    s, slope = progress_and_slope(z, tail)
-    return s * has_compute, slope * has_compute, z
+    """(s, ds/d mid, ds/d lnB), each float[J, S, P]; 0 at C = 0."""
+    return progress_gradient(data.x, theta[:, 1, None, None], theta[:, 2, None, None], tail)
 
 
 def predict_rewards(
@@ -132,12 +127,11 @@ class _NormalEquations:
 
 
 def _normal_equations(tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales) -> _NormalEquations:
-    s, slope, z = progress_at_points(tail, data, state.theta)
+    s, ds_d_mid, ds_d_lnB = progress_at_points(tail, data, state.theta)
     gain = state.theta[:, 0, None, None] + state.e[..., None] - state.R0
     residual = data.y - state.R0 - gain * s
     W = robust_precision(tail, data, state, scales)
-    B = np.exp(state.theta[:, 2])[:, None, None]
-    J = np.stack([s, -gain * slope * _LN10 * B, gain * slope * z, 1 - s], axis=1)  # [J, 4, S, P]
+    J = np.stack([s, gain * ds_d_mid, gain * ds_d_lnB, 1 - s], axis=1)  # [J, 4, S, P]
     WJ = J * W[:, None]
     e_precision = 1 / max(scales.run_sd, _TINY) ** 2
     cross, h_e = (

@@ -3,7 +3,7 @@ hierarchical_prior.py for its scales.
 
 Against the paper's procedure (records, one sigmoid a cell): points that did not break a record count too, so that noise
 is not taken for progress; all cells share R0 and one run-to-run effect and lean on a joint surface over (n, B_p); of
-the shapes in curve_shape.py the likeliest is kept; a reward that falls again ends its curve at the peak; where n makes
+the shapes in hill.py the likeliest is kept; a reward that falls again ends its curve at the peak; where n makes
 no difference all n share one curve. The curves are posterior means, intervals come from posterior draws (hmc.py) that
 also draw the validation problems anew (tasks/problem_selection.py)."""
 
@@ -15,15 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from isojax.scaling.curves.fitted_curve import FittedCurve
 from isojax.scaling.curves.hierarchical import mask_points, progress_at_points
 from isojax.scaling.curves.hierarchical_prior import Cells, PackedSweep, pack_sweep, pool_over_n
-from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.peaks import find_peak
-from isojax.scaling.curves.posterior_samples import LEVEL, PosteriorSamples, interval
+from isojax.scaling.curves.posterior_samples import PosteriorSamples
 from isojax.scaling.curves.problem_resampling import ProblemShifts, apply_problem_shift, estimate_problem_shifts
 from isojax.scaling.curves.residual_correction import ResidualCorrection, fit_corrections
 from isojax.scaling.curves.shape_average import CurvePosterior, fit_all_tails, mean_curve_residuals, sample_posterior
 from isojax.scaling.estimate import EstimationOptions, SweepEstimate
+from isojax.scaling.intervals import LEVEL, central_interval
 from isojax.scaling.law.n_effect_test import has_no_n_effect
 from isojax.scaling.validation_metrics import FloatArray, RunTrack
 
@@ -159,8 +160,12 @@ def _summarise_curve(
     progress_reached = float(progress_at_points(tail, packed.data, posterior.mean_curves[:, :3])[0][j][has_point].max())
     interval_by_name = {}
     if draws is not None:
-        draws_by_name = {"A": apply_problem_shift(draws.shift, draws.A), "B": draws.B, "C_mid": draws.C_mid}
-        interval_by_name = {name: interval(drawn[:, j]) for name, drawn in draws_by_name.items()}
+        draws_by_name = {
+            "A": apply_problem_shift(draws.shift, draws.A),
+            "exponent": draws.exponent,
+            "C_mid": draws.C_mid,
+        }
+        interval_by_name = {name: central_interval(drawn[:, j]) for name, drawn in draws_by_name.items()}
     A_width = 0.0 if draws is None else float(np.ptp([v for v in interval_by_name["A"] if v is not None] or [0.0]))
     has_peak = bool(np.isfinite(log10_C_peaks[j]))
     return FittedCurve(
@@ -168,10 +173,10 @@ def _summarise_curve(
         points=int((has_point & np.isfinite(packed.data.x[j])).sum()),
         rmse=float(np.sqrt(np.mean(point_residuals[j][has_point] ** 2))),
         tail=tail,
-        bend=correction,
+        correction=correction,
         determined=not has_peak and progress_reached >= DETERMINED_PROGRESS and A_width <= DETERMINED_WIDTH,
         C_peak=float(10 ** log10_C_peaks[j]) if has_peak else None,
-        A_interval=interval_by_name.get("A"), B_interval=interval_by_name.get("B"), C_mid_interval=interval_by_name.get("C_mid"),
+        A_interval=interval_by_name.get("A"), exponent_interval=interval_by_name.get("exponent"), C_mid_interval=interval_by_name.get("C_mid"),
     )  # fmt: skip
 
 

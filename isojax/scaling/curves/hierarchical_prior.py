@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from isojax.scaling.curves.curve_shape import progress_and_slope
 from isojax.scaling.curves.hierarchical import (
     HierarchicalState,
     Scales,
@@ -25,6 +24,7 @@ from isojax.scaling.curves.hierarchical import (
     predict_rewards,
     progress_at_points,
 )
+from isojax.scaling.curves.hill import progress_gradient
 from isojax.scaling.validation_metrics import FloatArray, RunTrack
 
 Cells = Mapping[tuple[int, int], Sequence[RunTrack]]
@@ -35,7 +35,6 @@ PRIOR_CURVATURE_SD = 0.03  # of A's curvature: reward gained or lost against a l
 PRIOR_SLOPE_LNB_SD = 0.10  # of ln B over three doublings of n
 PRIOR_RUN_SD = 0.01
 NOISELESS_SD = 1e-6  # below this the points are a computed curve: nothing varies from run to run either
-_LN10 = float(np.log(10.0))
 SCALE_ROUNDS = 8
 POOLED_TAU = 1e-4  # tau of cells that share one curve
 
@@ -168,7 +167,7 @@ def initial_state(tail: float, packed: PackedSweep, rng: np.random.Generator | N
     for j in range(J):
         usable = (data.weight[j] > 0) & np.isfinite(data.x[j])
         x, rewards_above_floor = data.x[j][usable], data.y[j][usable] - floor
-        s = progress_and_slope(_LN10 * np.exp(lnBs)[..., None] * (x - mids[..., None]), tail)[0]
+        s = progress_gradient(x, mids[..., None], lnBs[..., None], tail)[0]
         gain = np.clip((s * rewards_above_floor).sum(-1) / np.maximum((s * s).sum(-1), 1e-12), -floor, 1.0 - floor)
         squared_error = ((gain[..., None] * s - rewards_above_floor) ** 2).sum(-1)
         corner = int(rng.integers(squared_error.size)) if rng is not None else int(squared_error.argmin())

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isojax.scaling.curves.curve_shape import progress_and_slope
 from isojax.scaling.curves.hierarchical import (
     LNB_RANGE,
     MID_DECADES,
@@ -26,13 +25,13 @@ from isojax.scaling.curves.hierarchical import (
     predict_rewards,
     robust_precision,
 )
+from isojax.scaling.curves.hill import LN10, progress_and_slope, progress_gradient, scaled_log_compute
 from isojax.scaling.validation_metrics import FloatArray, as_float64
 
 BINS_PER_RUN = 12
 LEAPFROG_STEPS, STEP_SIZE = 7, 1.1
 HMC_ITERATIONS = 30
 MAX_START_HALVINGS = 20
-_LN10 = float(np.log(10.0))
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class _PotentialEnergy:
         outside = ((theta < self.lower) | (theta > self.upper)).any((1, 2))
         theta = np.clip(theta, self.lower - 1, self.upper + 1)  # no overflow on the way to being refused
         A, mid, B = (t[..., None, None] for t in (theta[..., 0], theta[..., 1], np.exp(theta[..., 2])))
-        z = _LN10 * B * (self.x - mid)
+        z = scaled_log_compute(self.x, mid, B)
         s, slope = progress_and_slope(z, self.tail)
         gain = A - R0[:, None, None, None]
         residual = self.y - R0[:, None, None, None] - gain * s
@@ -83,7 +82,7 @@ class _PotentialEnergy:
         theta_gradient = np.stack(
             [
                 -(weighted_residual * s).sum((2, 3)),
-                -_LN10 * B[..., 0, 0] * shape_gradient.sum((2, 3)),
+                -LN10 * B[..., 0, 0] * shape_gradient.sum((2, 3)),
                 (shape_gradient * z).sum((2, 3)),
             ],
             axis=2,
@@ -116,9 +115,8 @@ def _make_target(
             np.bincount(bin_index, point_precision * (data.y[j, s, usable] - mode_rewards[j, s, usable]), BINS_PER_RUN)
             / bin_precision
         )
-        z = _LN10 * np.exp(state.theta[j, 2]) * (x[j, s] - state.theta[j, 1])
-        R0 = state.R0
-        y[j, s] = R0 + (state.theta[j, 0] - R0) * progress_and_slope(z, tail)[0] + residual
+        A, mid, lnB = state.theta[j]
+        y[j, s] = state.R0 + (A - state.R0) * progress_gradient(x[j, s], mid, lnB, tail)[0] + residual
     X_flat = data.X.reshape(3 * J, -1)
     covariance = np.diag(np.tile(scales.tau**2, J)) + (X_flat * scales.u_sd[1:] ** 2) @ X_flat.T
     W0 = float(precision[at_zero].sum())

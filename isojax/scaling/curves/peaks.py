@@ -12,14 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from isojax.scaling.curves.curve_shape import HILL_TAIL, STRETCHED_TAIL, progress_and_slope
+from isojax.scaling.curves.hill import HILL_TAIL, STRETCHED_TAIL, progress_gradient
 from isojax.scaling.validation_metrics import FloatArray, RunTrack
 
 # Twice the log likelihood that a break has to gain, and how many standard errors its fall has to be steep.
 MIN_LOG_LIKELIHOOD_GAIN = 14.0
 MIN_FALL_Z = 3.3
 MIN_POINTS_AFTER_PEAK = 4
-_LN10 = float(np.log(10.0))
+GRID_EXPONENTS = (0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2)
 
 
 def find_peak(seeds: Sequence[RunTrack], base_reward: float | None) -> float | None:
@@ -66,13 +66,11 @@ def _best_grid_fit(
     """(residual sum of squares, fall a decade, its variance for unit noise) of the best curve of a grid: a gain for
     each run, one fall.
     """
-    mids, Bs = np.meshgrid(
-        np.linspace(log10_C.min() - 0.5, log10_C.max() + 0.7, 18), [0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2], indexing="ij"
+    mids, ln_exponents = np.meshgrid(
+        np.linspace(log10_C.min() - 0.5, log10_C.max() + 0.7, 18), np.log(GRID_EXPONENTS), indexing="ij"
     )
     log10_C_capped = log10_C if peak is None else np.minimum(log10_C, peak)
-    s = progress_and_slope(_LN10 * Bs.reshape(-1, 1) * (log10_C_capped - mids.reshape(-1, 1)), tail)[
-        0
-    ]  # [grid, points]
+    s = progress_gradient(log10_C_capped, mids.reshape(-1, 1), ln_exponents.reshape(-1, 1), tail)[0]  # [grid, points]
     design = s[:, :, None] * run_one_hot
     if peak is not None:
         design = np.concatenate(

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from isojax.scaling.curves.curve_shape import curve_value
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.problem_resampling import apply_problem_shift
 from isojax.scaling.curves.residual_correction import ResidualCorrection, correlated_normals
 from isojax.scaling.frontier.envelope import MIN_DECADES
+from isojax.scaling.intervals import Interval, central_interval
 from isojax.scaling.validation_metrics import FloatArray
 
-LEVEL = 0.9
-Interval = tuple[float | None, float | None]
 _SEARCH_PER_DECADE = 40
 CURVE_REACH_DECADES = float(np.log10(4.0))
 
@@ -33,7 +32,7 @@ class PosteriorSamples:
     Attributes:
         tail: float[Q], the shape of each replicate.
         keys: (B_p, n) of each cell.
-        A, B, C_mid: float[Q, J]. R0: float[Q]. All on the problems that were used.
+        A, exponent, C_mid: float[Q, J]. R0: float[Q]. All on the problems that were used.
         shift: float[Q, 2], what other problems would add (problems.shift); 0 where that is unknown.
         peak: float[J], C where a cell's reward starts to fall; inf where it does not.
         low, high: float[J], the measured range of C.
@@ -42,7 +41,7 @@ class PosteriorSamples:
     tail: FloatArray
     keys: tuple[tuple[int, int], ...]
     A: FloatArray
-    B: FloatArray
+    exponent: FloatArray
     C_mid: FloatArray
     R0: FloatArray
     shift: FloatArray
@@ -57,7 +56,7 @@ class PosteriorSamples:
         """
         C_capped = np.minimum(np.asarray(C, dtype=np.float64)[None, :], self.C_peak[:, None])
         floor, tail = self.R0[:, None, None], self.tail[:, None, None]
-        R = curve_value(tail, C_capped[None], floor, self.A[..., None], self.B[..., None], self.C_mid[..., None])
+        R = curve_value(C_capped[None], floor, self.A[..., None], self.exponent[..., None], self.C_mid[..., None], tail)
         for j, correction in enumerate(self.corrections):
             if correction is not None:
                 R[:, j] += correction.sample(
@@ -68,7 +67,7 @@ class PosteriorSamples:
     def for_cells(self, keys: Sequence[tuple[int, int]]) -> PosteriorSamples:
         """The same replicates of some cells."""
         cell_index = [self.keys.index(key) for key in keys]
-        curve_parameters = (self.A[:, cell_index], self.B[:, cell_index], self.C_mid[:, cell_index])
+        curve_parameters = (self.A[:, cell_index], self.exponent[:, cell_index], self.C_mid[:, cell_index])
         corrections = tuple(self.corrections[j] for j in cell_index) if self.corrections else ()
         return PosteriorSamples(
             self.tail,
@@ -90,16 +89,6 @@ class PosteriorSamples:
         return (self.C_low[:, None] <= C * 10**slack) & (self.C_high[:, None] * 10**slack >= C)
 
 
-def interval(values: ArrayLike) -> Interval:
-    """The central LEVEL of replicates, float[Q]; an infinite bound is None."""
-    tail_percent = (1 - LEVEL) / 2 * 100
-    samples = np.asarray(values, dtype=np.float64)
-    low, high = np.percentile(
-        samples, [tail_percent, 100 - tail_percent], method="linear" if np.isfinite(samples).all() else "nearest"
-    )
-    return (float(low) if np.isfinite(low) else None, float(high) if np.isfinite(high) else None)
-
-
 def best_cells(
     draws: PosteriorSamples, C: ArrayLike, slack: float = MIN_DECADES
 ) -> tuple[FloatArray, NDArray[np.intp]]:
@@ -117,7 +106,7 @@ def frontier_band(draws: PosteriorSamples, C: ArrayLike) -> list[dict[str, Any]]
     n_of_cell = np.array([n for _, n in draws.keys])
     rows = []
     for g in range(best_rewards.shape[1]):
-        low, high = interval(best_rewards[:, g])
+        low, high = central_interval(best_rewards[:, g])
         n_share = {str(n): float(np.mean(n_of_cell[winner[:, g]] == n)) for n in sorted(set(n_of_cell.tolist()))}
         rows.append({"low": low, "high": high, "n_probability": {n: round(p, 4) for n, p in n_share.items() if p > 0}})
     return rows
@@ -146,7 +135,7 @@ def crossover_interval(
     crossings = np.where(crosses, log10_C[:-1] + fraction * np.diff(log10_C), np.inf)
     nearest_crossing = crossings[np.arange(len(crossings)), np.abs(crossings - np.log10(fitted_crossing)).argmin(1)]
     outside_range = np.where(lead[:, -1] > 0, -np.inf, np.inf)
-    log10_interval = interval(np.where(crosses.any(1), nearest_crossing, outside_range))
+    log10_interval = central_interval(np.where(crosses.any(1), nearest_crossing, outside_range))
     return (
         None if log10_interval[0] is None else 10 ** log10_interval[0],
         None if log10_interval[1] is None else 10 ** log10_interval[1],
@@ -170,7 +159,7 @@ def draws_to_json(draws: PosteriorSamples) -> dict[str, Any]:
     content: Mapping[str, Any] = {
         "cells": [list(key) for key in draws.keys],
         "A": round_nested(draws.A.T),
-        "B": round_nested(draws.B.T),
+        "exponent": round_nested(draws.exponent.T),
         "C_mid": round_nested(draws.C_mid.T),
         "R0": round_nested(draws.R0),
         "tail": round_nested(draws.tail),

@@ -1,4 +1,4 @@
-"""What a cell's evaluations show that no shape of curve_shape.py has: a smooth bend added to its curve, inside its
+"""What a cell's evaluations show that no shape of hill.py has: a smooth bend added to its curve, inside its
 measured range only.
 
 The bend is a Gaussian process over log10 C with correlation LENGTH, its size one number for the sweep, kept only if it

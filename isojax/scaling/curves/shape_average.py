@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from isojax.scaling.curves.curve_shape import curve_value
 from isojax.scaling.curves.hierarchical import Scales, find_mode, minus_two_log_posterior, predict_rewards
 from isojax.scaling.curves.hierarchical_prior import NOISELESS_SD, PackedSweep, ShapeFit, estimate_run_sd, fit_shape
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.hmc import run_hmc_chains as sample_curves
 from isojax.scaling.estimate import EstimationOptions
 from isojax.scaling.validation_metrics import FloatArray
@@ -174,13 +174,13 @@ def _mean_curves(theta: FloatArray, R0: FloatArray, tail: FloatArray, packed: Pa
         C = np.geomspace(10 ** log10_C.min(), MEAN_CURVE_REACH * 10**packed.data.x_high, _GRID_POINTS)
         A, mid, lnB = theta[:, j, 0], theta[:, j, 1], theta[:, j, 2]
         mean_rewards = curve_value(
-            tail[:, None], C, R0[:, None], A[:, None], np.exp(lnB)[:, None], 10 ** mid[:, None]
+            C, R0[:, None], A[:, None], np.exp(lnB)[:, None], 10 ** mid[:, None], tail[:, None]
         ).mean(0)
         start_parameters = np.array([A.mean(), mid.mean(), lnB.mean(), tail.mean()])
 
         def residual(parameters: FloatArray, C: FloatArray = C, mean_rewards: FloatArray = mean_rewards) -> FloatArray:
             return (
-                curve_value(parameters[3], C, R0.mean(), parameters[0], np.exp(parameters[2]), 10 ** parameters[1])
+                curve_value(C, R0.mean(), parameters[0], np.exp(parameters[2]), 10 ** parameters[1], parameters[3])
                 - mean_rewards
             )
 
@@ -207,7 +207,7 @@ def mean_curve_residuals(posterior: CurvePosterior, packed: PackedSweep) -> Floa
         with np.errstate(over="ignore"):
             has_compute = np.isfinite(packed.data.x[j])
             C = 10 ** np.where(has_compute, packed.data.x[j], packed.data.x_low)
-        s = curve_value(tail, C, 0.0, 1.0, np.exp(lnB), 10**mid) * has_compute
+        s = curve_value(C, 0.0, 1.0, np.exp(lnB), 10**mid, tail) * has_compute
         fitted = R0 + (A - R0) * s
         run_effects = _run_effects(packed.data.y[j] - fitted, s, packed.data.weight[j], posterior)
         point_residuals[j] = (packed.data.y[j] - fitted - run_effects[:, None] * s) * packed.data.weight[j]

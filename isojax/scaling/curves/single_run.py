@@ -1,9 +1,8 @@
-"""One run's curve, ScaleRL's R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) (arXiv:2510.13786, eq. 1), through all its
-points or those of several seeds, with intervals and, where it is fitted below some C only, its error beyond.
+"""One run's Hill curve (hill.py) through all its points, or through those of several seeds, with intervals.
 
-Departures from ScaleRL: all points count, no early one is skipped; R0 is fitted, a point at C = 0 (where R = R0)
-counting like any other; Huber's loss at 1.345 standard deviations instead of squares; A <= 1 and R0 >= 0 hold only
-where all rewards lie in [0, 1].
+Departures from ScaleRL (arXiv:2510.13786): all points count, no early one is skipped; R0 is fitted, a point at C = 0
+(where R = R0) counting like any other; the loss is Huber's at 1.345 standard deviations instead of squares; A <= 1 and
+R0 >= 0 hold only where all rewards lie in [0, 1].
 """
 
 from __future__ import annotations
@@ -16,23 +15,27 @@ from numpy.typing import NDArray
 
 from isojax.scaling.curves.block_bootstrap import NoiseModel, bootstrap_residuals, estimate_noise
 from isojax.scaling.curves.varpro import (
-    ComputeAxis,
+    SearchSpace,
     VarproSolution,
+    bound_hits,
     corner_errors,
-    fit_huber,
-    hill_progress,
-    make_axis,
+    evaluate_solution,
+    fit_from_grid,
+    fit_robust,
+    huber_loss,
+    parameters_at_bounds,
+    search_space,
+    squared_loss,
     start_grid,
 )
+from isojax.scaling.intervals import LEVEL, REPLICATES, SEED, Interval, central_band, central_interval
 from isojax.scaling.validation_metrics import FloatArray
 
 BoolArray = NDArray[np.bool]
 
-PARAMETER_NAMES = ("R0", "A", "B", "C_mid")
+PARAMETER_NAMES = ("R0", "A", "exponent", "C_mid")
 MIN_POINTS = 5  # distinct C: one more than there are parameters
-START_COUNT = 8
 HUBER_THRESHOLD_SD = 1.345  # standard deviations: 95% as efficient as squares on Gaussian noise
-LEVEL, REPLICATES, SEED = 0.9, 500, 0
 BAND_POINTS = 120
 OPEN_SHARE = 0.05  # an end of an interval is open where this share of replicates lies at a bound
 _REPLICATE_TOLERANCE = 1e-7
@@ -59,13 +62,17 @@ class RunPoints:
 
 @dataclass(frozen=True)
 class SingleRunFit:
-    """A fitted curve: its parameters, the solution of the one data set, its axis, at which residual the loss turns
-    linear, its noise.
+    """A fitted curve.
+
+    Attributes:
+        parameters: name -> value. solution: the same as the solver has it, of one data set.
+        space: what was searched. residual_clip: the residual at which the loss turns linear.
+        noise: what the residuals say of it. at_bounds: parameters that the points do not determine.
     """
 
     parameters: dict[str, float]
     solution: VarproSolution
-    axis: ComputeAxis
+    space: SearchSpace
     residual_clip: float
     noise: NoiseModel
     at_bounds: tuple[str, ...]
@@ -75,71 +82,36 @@ def fit_single_run(points: RunPoints, starts: FloatArray | None = None) -> Singl
     """The curve of least Huber loss.
 
     Args:
-        runs: at least MIN_POINTS distinct C >= 0.
-        starts: float[starts 2] of (ln B, log10 C_mid) to search from, instead of the best corners of a fixed grid.
+        points: at least MIN_POINTS distinct C >= 0.
+        starts: float[starts 2] of (ln exponent, log10 C_mid) to search from, instead of the best corners of a grid.
     """
     rewards_bounded = bool(np.all((points.R >= 0) & (points.R <= 1)))
-    axis = make_axis(points.C, (0.0, 1.0) if rewards_bounded else None)
-    R = points.R[None]
-    if starts is None:
-        corners = start_grid(axis)
-        starts = corners[np.argsort(corner_errors(axis, R, corners)[0], kind="stable")[:START_COUNT]]
-    R_per_start = np.repeat(R, len(starts), 0)
-    least_squares_fit = fit_huber(axis, R_per_start, starts)
-    residual = (
-        R[0]
-        - least_squares_fit.fitted_rewards[
-            int(((R_per_start - least_squares_fit.fitted_rewards) ** 2).sum(-1).argmin())
-        ]
+    space = search_space(points.C, (0.0, 1.0) if rewards_bounded else None)
+    least_squares_fit = fit_from_grid(space, points.R, squared_loss(), starts)
+    residual_clip = _residual_clip(points.R, points.R - least_squares_fit.fitted_rewards[0])
+    solution = fit_from_grid(space, points.R, huber_loss(residual_clip), starts)
+    residuals = points.split_by_run(points.R - solution.fitted_rewards[0])
+    return SingleRunFit(
+        parameters={name: float(value[0]) for name, value in _named_parameters(solution).items()},
+        solution=solution,
+        space=space,
+        residual_clip=residual_clip,
+        noise=estimate_noise(residuals, len(PARAMETER_NAMES)),
+        at_bounds=parameters_at_bounds(solution, space),
     )
-    point_count = len(points.C)
-    sd = 1.4826 * float(np.median(np.abs(residual))) * np.sqrt(point_count / max(point_count - len(PARAMETER_NAMES), 1))
-    residual_clip = HUBER_THRESHOLD_SD * max(sd, 1e-6 * float(np.ptp(points.R)), 1e-12)
-    huber_fit = fit_huber(axis, R_per_start, least_squares_fit.phi, residual_clip)
-    abs_residual = np.abs(R_per_start - huber_fit.fitted_rewards)
-    best_start = int(
-        np.where(
-            abs_residual <= residual_clip, 0.5 * abs_residual**2, residual_clip * (abs_residual - 0.5 * residual_clip)
-        )
-        .sum(-1)
-        .argmin()
-    )
-    solution = VarproSolution(
-        *(
-            value[best_start : best_start + 1]
-            for value in (huber_fit.phi, huber_fit.R0, huber_fit.G, huber_fit.fitted_rewards)
-        )
-    )
-    noise_model = estimate_noise(points.split_by_run(R[0] - solution.fitted_rewards[0]), len(PARAMETER_NAMES))
-    parameters = {name: float(value[0]) for name, value in _named_parameters(solution).items()}
-    return SingleRunFit(parameters, solution, axis, residual_clip, noise_model, _at_bounds(solution, axis))
+
+
+def _residual_clip(R: FloatArray, residuals: FloatArray) -> float:
+    """Where Huber's loss turns linear, from a robust standard deviation of the residuals of least squares."""
+    degrees_of_freedom = max(len(R) - len(PARAMETER_NAMES), 1)
+    sd = 1.4826 * float(np.median(np.abs(residuals))) * np.sqrt(len(R) / degrees_of_freedom)
+    return HUBER_THRESHOLD_SD * max(sd, 1e-6 * float(np.ptp(R)), 1e-12)
 
 
 def _named_parameters(solution: VarproSolution) -> dict[str, FloatArray]:
     """Each parameter of each data set, float[R]."""
-    values = (solution.R0, solution.R0 + solution.G, np.exp(solution.phi[:, 0]), 10 ** solution.phi[:, 1])
+    values = (solution.R0, solution.A, solution.exponent, solution.C_mid)
     return dict(zip(PARAMETER_NAMES, values, strict=True))
-
-
-def _bound_hits(solution: VarproSolution, axis: ComputeAxis) -> dict[str, tuple[BoolArray, BoolArray]]:
-    """parameter -> (which data sets have it at its lower bound, at its upper one). R0 = 0 is a reward, no failure."""
-    bound_margin = 1e-3 * (axis.phi_upper - axis.phi_lower)
-    at_lower, at_upper = solution.phi - axis.phi_lower < bound_margin, axis.phi_upper - solution.phi < bound_margin
-    A_upper = np.inf if axis.reward_range is None else axis.reward_range[1]
-    never = np.zeros(len(solution.G), dtype=bool)
-    # Without a bound of its own, A is open where C_mid has gone as far as it may.
-    A_high = (solution.R0 + solution.G >= A_upper - 1e-9) | at_upper[:, 1]
-    return {"A": (never, A_high), "B": (at_lower[:, 0], at_upper[:, 0]), "C_mid": (at_lower[:, 1], at_upper[:, 1])}
-
-
-def _at_bounds(solution: VarproSolution, axis: ComputeAxis) -> tuple[str, ...]:
-    hits = _bound_hits(solution, axis)
-    return tuple(name for name in PARAMETER_NAMES if name in hits and (hits[name][0][0] or hits[name][1][0]))
-
-
-def evaluate_solution(solution: VarproSolution, C: FloatArray) -> FloatArray:
-    """The curves of each data set at C >= 0, some of it > 0; float[points] -> float[R points]."""
-    return solution.R0[:, None] + solution.G[:, None] * hill_progress(make_axis(C, None), solution.phi)
 
 
 def bootstrap_replicates(
@@ -149,30 +121,31 @@ def bootstrap_replicates(
     rng = np.random.default_rng(seed)
     residuals = points.split_by_run(points.R - fit.solution.fitted_rewards[0])
     R = fit.solution.fitted_rewards + bootstrap_residuals(residuals, fit.noise, count, rng)
-    corners = start_grid(fit.axis)
-    errors_at_corners = corner_errors(fit.axis, R, corners)
+    corners = start_grid(fit.space)
+    errors_at_corners = corner_errors(fit.space, R, corners)
     phi = np.repeat(fit.solution.phi, count, 0)
-    errors_at_fit = corner_errors(fit.axis, R, fit.solution.phi)[:, 0]
+    errors_at_fit = corner_errors(fit.space, R, fit.solution.phi)[:, 0]
     corner_is_better = errors_at_corners.min(-1) < errors_at_fit
     phi[corner_is_better] = corners[errors_at_corners.argmin(-1)[corner_is_better]]
-    return fit_huber(fit.axis, R, phi, fit.residual_clip * fit.noise.residual_scale, _REPLICATE_TOLERANCE)
+    loss = huber_loss(fit.residual_clip * fit.noise.residual_scale)
+    return fit_robust(fit.space, R, phi, loss, _REPLICATE_TOLERANCE)
 
 
-def parameter_intervals(bootstrap: VarproSolution, axis: ComputeAxis) -> dict[str, list[float | None]]:
+def parameter_intervals(bootstrap: VarproSolution, space: SearchSpace) -> dict[str, Interval]:
     """parameter -> its interval; an end that many replicates push to a bound is open, None."""
-    hits, interval_by_name = _bound_hits(bootstrap, axis), {}
-    for name, value in _named_parameters(bootstrap).items():
-        low, high = (float(v) for v in np.quantile(value, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
-        low_is_open, high_is_open = (
-            (float(h.mean()) >= OPEN_SHARE for h in hits[name]) if name in hits else (False, False)
-        )
-        interval_by_name[name] = [None if low_is_open else low, None if high_is_open else high]
-    return interval_by_name
+    hits = bound_hits(bootstrap, space)
+    intervals: dict[str, Interval] = {}
+    for name, values in _named_parameters(bootstrap).items():
+        low, high = central_interval(values)
+        at_lower, at_upper = hits.get(name, (np.zeros(1), np.zeros(1)))
+        low_is_open, high_is_open = at_lower.mean() >= OPEN_SHARE, at_upper.mean() >= OPEN_SHARE
+        intervals[name] = (None if low_is_open else low, None if high_is_open else high)
+    return intervals
 
 
 def curve_band(fit: SingleRunFit, bootstrap: VarproSolution, C: FloatArray) -> dict[str, FloatArray]:
     """The curve at C and its interval: {"C", "reward", "low", "high"}, float[points] each."""
-    low, high = np.quantile(evaluate_solution(bootstrap, C), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    low, high = central_band(evaluate_solution(bootstrap, C))
     return {"C": C, "reward": evaluate_solution(fit.solution, C)[0], "low": low, "high": high}
 
 

@@ -1,209 +1,321 @@
-"""Variable projection of ScaleRL's curve (arXiv:2510.13786), many data sets at once:
+"""The solver of every fit of one sigmoid: variable projection with a robust loss, many data sets at once.
 
-    R(C) = R0 + G s,    s = 1 / (1 + (C_mid / C)^B),    G = A - R0 >= 0.
+    R(C) = R0 + G s,    s = 1 / (1 + (C_mid / C)^exponent),    G = A - R0 >= 0        (hill.py with tail 1)
 
-Given phi = (ln B, log10 C_mid) the best R0 and G are linear least squares in closed form, so that only two numbers are
-searched (Golub and Pereyra 1973, with Kaufman's Jacobian and Levenberg's damping). The loss is Huber's: each step is
-one of least squares towards targets whose residuals are clipped at a bound (Huber's modified residuals, which never
-raise his loss and rest where it is least).
+Given phi = (ln exponent, log10 C_mid) the best R0 and G are linear least squares in closed form, so that only two
+numbers are searched (Golub and Pereyra 1973, with Kaufman's Jacobian and Levenberg's damping). Each step is one of
+least squares towards targets whose residuals are replaced by the loss's influence, the derivative of the loss. Such a
+step never raises a loss whose second derivative is at most 1, and rests where the loss is least (Huber's modified
+residuals).
 
 Dimensions: R data sets, N points of each, G corners of the grid of starts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from isojax.scaling.curves.hill import C_MID_MARGIN_DECADES, EXPONENT_BOUNDS, progress_gradient
 from isojax.scaling.validation_metrics import FloatArray
 
-B_BOUNDS = (0.05, 10.0)
-# C_mid may lie this many decades outside the points.
-C_MID_DECADES = 2.0
-GRID_SHAPE = (16, 40)  # starts in ln B and log10 C_mid
+GRID_SHAPE = (16, 40)  # starts in ln exponent and log10 C_mid
+START_COUNT = 8  # the best corners of the grid, from each of which a search starts
 MAX_STEPS = 200
 PHI_TOLERANCE = 1e-12
 MAX_DAMPING = 1e12
 ERROR_ROUNDING = 1e-12
-_LN10 = np.log(10.0)
+BOUND_MARGIN = 1e-3  # of the range of phi: nearer to its end than this, phi is at its bound
 _TINY = 1e-300
+_FREE, _FIXED, _AT_LOWER, _AT_UPPER = range(4)  # bounds of (R0, G): none, both fixed, R0 at its lower, A at its upper
 
 
 @dataclass(frozen=True)
-class ComputeAxis:
-    """Where the points lie, the same for all data sets.
+class SearchSpace:
+    """The points' compute, the same for all data sets, and what the parameters may be.
 
     Attributes:
-        x: float[N], log10 C; anything where C = 0. at_zero: bool[N], C = 0, where s is 0.
-        lower, upper: float[2], bounds of phi.
-        range: of R0 and of R0 + G; None where rewards have no natural bounds.
+        log10_C: float[N]; -inf at C = 0, where s is 0.
+        weight: float[N] > 0, of each point's loss.
+        phi_lower, phi_upper: float[2], bounds of (ln exponent, log10 C_mid).
+        reward_range: of R0 and of R0 + G; None where rewards have no natural bounds.
+        R0: the reward before training, where it is known; None where it is fitted too.
     """
 
     log10_C: FloatArray
-    at_zero: NDArray[np.bool]
+    weight: FloatArray
     phi_lower: FloatArray
     phi_upper: FloatArray
     reward_range: tuple[float, float] | None
+    R0: float | None = None
+
+    def weighted_sum(self, values: FloatArray) -> FloatArray:
+        """The weighted sum over points, float[..., N] -> float[...]."""
+        return values @ self.weight
+
+    def weighted_mean(self, values: FloatArray) -> FloatArray:
+        """The weighted mean over points, float[..., N] -> float[...]."""
+        return values @ self.weight / self.weight.sum()
+
+
+@dataclass(frozen=True)
+class RobustLoss:
+    """A loss of residuals and its derivative, both element by element; the second derivative is at most 1."""
+
+    value: Callable[[FloatArray], FloatArray]
+    influence: Callable[[FloatArray], FloatArray]
+
+
+def squared_loss() -> RobustLoss:
+    """r^2 / 2."""
+    return RobustLoss(lambda r: 0.5 * r**2, lambda r: r)
+
+
+def huber_loss(residual_clip: float) -> RobustLoss:
+    """Huber's loss: quadratic up to `residual_clip`, linear beyond."""
+    return RobustLoss(
+        lambda r: np.where(np.abs(r) <= residual_clip, 0.5 * r**2, residual_clip * (np.abs(r) - 0.5 * residual_clip)),
+        lambda r: np.clip(r, -residual_clip, residual_clip),
+    )
+
+
+def soft_l1_loss(scale: float) -> RobustLoss:
+    """scale^2 (sqrt(1 + (r / scale)^2) - 1): quadratic near 0, linear far beyond `scale`."""
+    return RobustLoss(
+        lambda r: scale**2 * (np.sqrt(1 + (r / scale) ** 2) - 1), lambda r: r / np.sqrt(1 + (r / scale) ** 2)
+    )
 
 
 @dataclass(frozen=True)
 class VarproSolution:
-    """The best parameters of each data set: phi float[R 2], R0, G float[R], and fit float[R N], the curve at the
-    points.
-    """
+    """The best parameters of each data set: phi float[R 2], R0, G float[R], and the curve at the points, float[R N]."""
 
     phi: FloatArray
     R0: FloatArray
     G: FloatArray
     fitted_rewards: FloatArray
 
+    @property
+    def A(self) -> FloatArray:
+        """float[R], the asymptotes."""
+        return self.R0 + self.G
 
-def make_axis(C: FloatArray, reward_range: tuple[float, float] | None) -> ComputeAxis:
-    """The axis of points at C >= 0, float[N], of which some lie at C > 0."""
-    log10_C = np.log10(np.where(C > 0, C, C[C > 0].min()))
-    lower = np.array([np.log(B_BOUNDS[0]), log10_C.min() - C_MID_DECADES])
-    upper = np.array([np.log(B_BOUNDS[1]), log10_C.max() + C_MID_DECADES])
-    return ComputeAxis(log10_C, C == 0, lower, upper, reward_range)
+    @property
+    def exponent(self) -> FloatArray:
+        """float[R]."""
+        return np.exp(self.phi[:, 0])
 
+    @property
+    def C_mid(self) -> FloatArray:
+        """float[R]."""
+        return 10 ** self.phi[:, 1]
 
-def hill_progress(axis: ComputeAxis, phi: FloatArray) -> FloatArray:
-    """s at the points, float[R 2] -> float[R N]."""
-    z = _LN10 * np.exp(phi[:, :1]) * (axis.log10_C - phi[:, 1:])
-    return np.where(axis.at_zero, 0.0, 0.5 * (1 + np.tanh(0.5 * z)))
-
-
-def _progress_jacobian(axis: ComputeAxis, phi: FloatArray, s: FloatArray) -> FloatArray:
-    """ds / dphi, float[R 2 N]."""
-    rate = s * (1 - s) * _LN10 * np.exp(phi[:, :1])
-    return np.stack([rate * (axis.log10_C - phi[:, 1:]), -rate], axis=1)
-
-
-def _solve_linear(
-    s: FloatArray, y: FloatArray, reward_range: tuple[float, float] | None
-) -> tuple[FloatArray, FloatArray, NDArray[np.intp]]:
-    """(R0, G, edge) of least squares, float[R]; edge: 0 free, 1 G = 0, 2 R0 at its lower bound, 3 R0 + G at the upper
-    one.
-    """
-    mean_s, mean_y = s.mean(-1), y.mean(-1)
-    ds = s - mean_s[..., None]
-    G = (ds * (y - mean_y[..., None])).sum(-1) / ((ds * ds).sum(-1) + _TINY)
-    R0 = mean_y - G * mean_s
-    low, high = (-np.inf, np.inf) if reward_range is None else reward_range
-    is_interior = (G >= 0) & (R0 >= low) & (R0 + G <= high)
-    if np.all(is_interior):
-        return R0, G, np.zeros(R0.shape, dtype=int)
-    edge_solutions = [(np.clip(mean_y, low, high), np.zeros_like(G))]
-    if reward_range is not None:
-        G_at_lower = np.clip((s * (y - low)).sum(-1) / ((s * s).sum(-1) + _TINY), 0, high - low)
-        G_at_upper = np.clip(((1 - s) * (high - y)).sum(-1) / (((1 - s) ** 2).sum(-1) + _TINY), 0, high - low)
-        edge_solutions += [(np.full_like(G, low), G_at_lower), (high - G_at_upper, G_at_upper)]
-    errors = np.stack([((y - a[..., None] - g[..., None] * s) ** 2).sum(-1) for a, g in edge_solutions])
-    best_edge = errors.argmin(0)
-    edge_R0, edge_G = (
-        np.take_along_axis(np.stack([e[i] for e in edge_solutions]), best_edge[None], 0)[0] for i in (0, 1)
-    )
-    return np.where(is_interior, R0, edge_R0), np.where(is_interior, G, edge_G), np.where(is_interior, 0, best_edge + 1)
+    def select(self, index: int) -> VarproSolution:
+        """The solution of one data set."""
+        one = slice(index, index + 1)
+        return VarproSolution(self.phi[one], self.R0[one], self.G[one], self.fitted_rewards[one])
 
 
-def _project_out_linear(J: FloatArray, s: FloatArray, edge: NDArray[np.intp]) -> FloatArray:
-    """J, float[R 2 N], without what the linear parameters that are free can follow."""
-    free = (edge == 0)[:, None, None]
-    edge_code = edge[:, None]
-    free_direction = np.where(
-        edge_code == 0, s - s.mean(-1, keepdims=True), np.where(edge_code == 2, s, np.where(edge_code == 3, 1 - s, 0.0))
-    )[:, None, :]
-    J = J - free * J.mean(-1, keepdims=True)
-    return J - free_direction * (free_direction * J).sum(-1, keepdims=True) / (
-        (free_direction * free_direction).sum(-1, keepdims=True) + _TINY
-    )
+def search_space(C: FloatArray, reward_range: tuple[float, float] | None, R0: float | None = None) -> SearchSpace:
+    """The space for a curve through points at C >= 0, float[N], of which some lie at C > 0."""
+    with np.errstate(divide="ignore"):
+        log10_C = np.log10(C)
+    positive = log10_C[C > 0]
+    lower = np.array([np.log(EXPONENT_BOUNDS[0]), positive.min() - C_MID_MARGIN_DECADES])
+    upper = np.array([np.log(EXPONENT_BOUNDS[1]), positive.max() + C_MID_MARGIN_DECADES])
+    return SearchSpace(log10_C, np.ones_like(log10_C), lower, upper, reward_range, R0)
 
 
-def start_grid(axis: ComputeAxis) -> FloatArray:
+def hill_progress(log10_C: FloatArray, phi: FloatArray) -> FloatArray:
+    """s at the points, float[N], float[R 2] -> float[R N]."""
+    return progress_gradient(log10_C, phi[:, 1:], phi[:, :1])[0]
+
+
+def evaluate_solution(solution: VarproSolution, C: FloatArray) -> FloatArray:
+    """The curve of each data set at C >= 0; float[points] -> float[R points]."""
+    with np.errstate(divide="ignore"):
+        return solution.R0[:, None] + solution.G[:, None] * hill_progress(np.log10(C), solution.phi)
+
+
+def start_grid(space: SearchSpace) -> FloatArray:
     """The corners that a search may start from, float[G 2]."""
-    B, mid = (
+    ln_exponent, log10_C_mid = (
         np.linspace(low, high, count + 2)[1:-1]
-        for low, high, count in zip(axis.phi_lower, axis.phi_upper, GRID_SHAPE, strict=True)
+        for low, high, count in zip(space.phi_lower, space.phi_upper, GRID_SHAPE, strict=True)
     )
-    return np.stack(np.meshgrid(B, mid, indexing="ij"), axis=-1).reshape(-1, 2)
+    return np.stack(np.meshgrid(ln_exponent, log10_C_mid, indexing="ij"), axis=-1).reshape(-1, 2)
 
 
-def corner_errors(axis: ComputeAxis, y: FloatArray, corners: FloatArray) -> FloatArray:
+def corner_errors(space: SearchSpace, y: FloatArray, corners: FloatArray) -> FloatArray:
     """Least sum of squares of each data set at each corner, G >= 0 the only bound; float[R N], float[G 2] -> float[R
     G].
     """
-    s = hill_progress(axis, corners)
-    ds = s - s.mean(-1, keepdims=True)
-    dy = y - y.mean(-1, keepdims=True)
-    explained = np.maximum(dy @ ds.T, 0.0) ** 2 / ((ds * ds).sum(-1) + _TINY)
-    return (dy * dy).sum(-1, keepdims=True) - explained
+    s = hill_progress(space.log10_C, corners)
+    mean_s, mean_y = space.weighted_mean(s)[:, None], space.weighted_mean(y)[:, None]
+    ds, dy = (s - mean_s, y - mean_y) if space.R0 is None else (s, y - space.R0)
+    explained = np.maximum((dy * space.weight) @ ds.T, 0.0) ** 2 / (space.weighted_sum(ds * ds) + _TINY)
+    return space.weighted_sum(dy * dy)[:, None] - explained
 
 
-def fit_huber(
-    axis: ComputeAxis, y: FloatArray, phi: FloatArray, residual_clip: float = np.inf, tolerance: float = PHI_TOLERANCE
+def fit_from_grid(
+    space: SearchSpace, y: FloatArray, loss: RobustLoss, starts: FloatArray | None = None
 ) -> VarproSolution:
-    """The nearest optimum of Huber's loss from a start.
+    """The curve of least loss through one data set, float[N], from the best corners of the grid or from given starts.
+
+    Args:
+        starts: float[starts 2] of phi.
+    """
+    if starts is None:
+        corners = start_grid(space)
+        starts = corners[np.argsort(corner_errors(space, y[None], corners)[0], kind="stable")[:START_COUNT]]
+    solutions = fit_robust(space, np.repeat(y[None], len(starts), 0), starts, loss)
+    losses = space.weighted_sum(loss.value(y - solutions.fitted_rewards))
+    return solutions.select(int(losses.argmin()))
+
+
+def fit_robust(
+    space: SearchSpace, y: FloatArray, phi: FloatArray, loss: RobustLoss, tolerance: float = PHI_TOLERANCE
+) -> VarproSolution:
+    """The optimum of the loss nearest to a start, of each data set.
 
     Args:
         y: float[R N], rewards. phi: float[R 2], starts within the bounds.
-        clip: residuals beyond this count as if they lay at it, in reward.
         tolerance: a data set is done once phi moves by less.
     """
-    phi = np.clip(phi, axis.phi_lower, axis.phi_upper)
-    fitted_rewards, damping = _fit_at(axis, y, phi)[0], np.full(len(y), 1e-3)
+    phi = np.clip(phi, space.phi_lower, space.phi_upper)
+    fitted_rewards, damping = _fit_at(space, y, phi).fitted_rewards, np.full(len(y), 1e-3)
     active = np.arange(len(y))
     for _ in range(MAX_STEPS):
-        target = fitted_rewards[active] + np.clip(y[active] - fitted_rewards[active], -residual_clip, residual_clip)
+        target = fitted_rewards[active] + loss.influence(y[active] - fitted_rewards[active])
         new_phi, fitted_rewards[active], accepted, damping[active] = _damped_step(
-            axis, target, phi[active], damping[active]
+            space, target, phi[active], damping[active]
         )
         converged = (accepted & (np.abs(new_phi - phi[active]).max(-1) < tolerance)) | (damping[active] > MAX_DAMPING)
         phi[active] = new_phi
         active = active[~converged]
         if not len(active):
             break
-    target = fitted_rewards + np.clip(y - fitted_rewards, -residual_clip, residual_clip)
-    fitted_rewards, R0, G, _, _ = _fit_at(axis, target, phi)
-    return VarproSolution(phi, R0, G, fitted_rewards)
+    target = fitted_rewards + loss.influence(y - fitted_rewards)
+    at_end = _fit_at(space, target, phi)
+    return VarproSolution(phi, at_end.R0, at_end.G, at_end.fitted_rewards)
 
 
-def _fit_at(
-    axis: ComputeAxis, y: FloatArray, phi: FloatArray
-) -> tuple[FloatArray, FloatArray, FloatArray, NDArray[np.intp], FloatArray]:
-    """(fit, R0, G, edge, s) of least squares at phi."""
-    s = hill_progress(axis, phi)
-    R0, G, edge = _solve_linear(s, y, axis.reward_range)
-    return R0[:, None] + G[:, None] * s, R0, G, edge, s
+def bound_hits(solution: VarproSolution, space: SearchSpace) -> dict[str, tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+    """parameter -> (which data sets have it at its lower bound, at its upper one). R0 = 0 is a reward, no failure."""
+    margin = BOUND_MARGIN * (space.phi_upper - space.phi_lower)
+    at_lower, at_upper = solution.phi - space.phi_lower < margin, space.phi_upper - solution.phi < margin
+    A_upper = np.inf if space.reward_range is None else space.reward_range[1]
+    never = np.zeros(len(solution.G), dtype=bool)
+    # Without a bound of its own, A is open where C_mid has gone as far as it may.
+    A_high = (solution.A >= A_upper - 1e-9) | at_upper[:, 1]
+    return {
+        "A": (never, A_high),
+        "exponent": (at_lower[:, 0], at_upper[:, 0]),
+        "C_mid": (at_lower[:, 1], at_upper[:, 1]),
+    }
+
+
+def parameters_at_bounds(solution: VarproSolution, space: SearchSpace) -> tuple[str, ...]:
+    """The parameters of a solution of one data set that ended at a bound."""
+    return tuple(name for name, (lower, upper) in bound_hits(solution, space).items() if lower[0] or upper[0])
+
+
+def _solve_linear(space: SearchSpace, s: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray, NDArray[np.intp]]:
+    """(R0, G, edge) of least squares, float[R]; edge: which bound they are at."""
+    low, high = (-np.inf, np.inf) if space.reward_range is None else space.reward_range
+    if space.R0 is not None:
+        G = space.weighted_sum(s * (y - space.R0)) / (space.weighted_sum(s * s) + _TINY)
+        edge = np.where(G < 0, _FIXED, np.where(G > high - space.R0, _FIXED, _AT_LOWER))
+        return np.full_like(G, space.R0), np.clip(G, 0.0, high - space.R0), edge
+    mean_s, mean_y = space.weighted_mean(s), space.weighted_mean(y)
+    ds = s - mean_s[..., None]
+    G = space.weighted_sum(ds * (y - mean_y[..., None])) / (space.weighted_sum(ds * ds) + _TINY)
+    R0 = mean_y - G * mean_s
+    is_interior = (G >= 0) & (R0 >= low) & (R0 + G <= high)
+    if np.all(is_interior):
+        return R0, G, np.full(R0.shape, _FREE)
+    edge_solutions = [(np.clip(mean_y, low, high), np.zeros_like(G))]
+    if space.reward_range is not None:
+        G_at_lower = space.weighted_sum(s * (y - low)) / (space.weighted_sum(s * s) + _TINY)
+        G_at_upper = space.weighted_sum((1 - s) * (high - y)) / (space.weighted_sum((1 - s) ** 2) + _TINY)
+        G_at_lower, G_at_upper = np.clip(G_at_lower, 0, high - low), np.clip(G_at_upper, 0, high - low)
+        edge_solutions += [(np.full_like(G, low), G_at_lower), (high - G_at_upper, G_at_upper)]
+    errors = np.stack([space.weighted_sum((y - a[..., None] - g[..., None] * s) ** 2) for a, g in edge_solutions])
+    best_edge = errors.argmin(0)
+    edge_R0, edge_G = (
+        np.take_along_axis(np.stack([e[i] for e in edge_solutions]), best_edge[None], 0)[0] for i in (0, 1)
+    )
+    edge = np.where(is_interior, _FREE, best_edge + _FIXED)
+    return np.where(is_interior, R0, edge_R0), np.where(is_interior, G, edge_G), edge
+
+
+def _project_out_linear(space: SearchSpace, J: FloatArray, s: FloatArray, edge: NDArray[np.intp]) -> FloatArray:
+    """J, float[R 2 N], without what the linear parameters that are free can follow."""
+    edge_code = edge[:, None]
+    centred_s = s - space.weighted_mean(s)[:, None]
+    direction_at_bound = np.where(edge_code == _AT_LOWER, s, np.where(edge_code == _AT_UPPER, 1 - s, 0.0))
+    direction = np.where(edge_code == _FREE, centred_s, direction_at_bound)[:, None, :]
+    J = J - np.where(edge_code == _FREE, space.weighted_mean(J), 0.0)[..., None]
+    along = space.weighted_sum(direction * J) / (space.weighted_sum(direction * direction) + _TINY)
+    return J - direction * along[..., None]
+
+
+@dataclass(frozen=True)
+class _LinearFit:
+    """Least squares of the linear parameters at phi.
+
+    Attributes:
+        R0, G: float[R]. edge: int[R], which bound they are at.
+        s: float[R N]. s_gradient: float[R 2 N], ds/dphi. fitted_rewards: float[R N].
+    """
+
+    R0: FloatArray
+    G: FloatArray
+    edge: NDArray[np.intp]
+    s: FloatArray
+    s_gradient: FloatArray
+    fitted_rewards: FloatArray
+
+
+def _fit_at(space: SearchSpace, y: FloatArray, phi: FloatArray) -> _LinearFit:
+    s, d_log10_C_mid, d_ln_exponent = progress_gradient(space.log10_C, phi[:, 1:], phi[:, :1])
+    R0, G, edge = _solve_linear(space, s, y)
+    fitted_rewards = R0[:, None] + G[:, None] * s
+    return _LinearFit(R0, G, edge, s, np.stack([d_ln_exponent, d_log10_C_mid], axis=1), fitted_rewards)
 
 
 def _damped_step(
-    axis: ComputeAxis, y: FloatArray, phi: FloatArray, damping: FloatArray
-) -> tuple[FloatArray, FloatArray, NDArray[np.bool], FloatArray]:
-    """One damped step of each data set towards y: (phi, fit there, whether taken, damping); one that would not help is
-    not taken.
+    space: SearchSpace, y: FloatArray, phi: FloatArray, damping: FloatArray
+) -> tuple[FloatArray, FloatArray, NDArray[np.bool_], FloatArray]:
+    """One damped step of each data set towards y: (phi, fit there, whether taken, damping).
+
+    A step that would raise the sum of squares is not taken.
     """
-    fitted_rewards, _, G, edge, s = _fit_at(axis, y, phi)
-    residual = y - fitted_rewards
-    J = G[:, None, None] * _progress_jacobian(axis, phi, s)
-    gradient = (J * residual[:, None, :]).sum(-1)
-    at_bound = ((phi <= axis.phi_lower) & (gradient < 0)) | ((phi >= axis.phi_upper) & (gradient > 0))
+    current = _fit_at(space, y, phi)
+    residual = y - current.fitted_rewards
+    J = current.G[:, None, None] * current.s_gradient
+    gradient = space.weighted_sum(J * residual[:, None, :])
+    at_bound = ((phi <= space.phi_lower) & (gradient < 0)) | ((phi >= space.phi_upper) & (gradient > 0))
     gradient = np.where(at_bound, 0.0, gradient)
-    J_projected = _project_out_linear(J, s, edge)
-    H = J_projected @ J_projected.transpose(0, 2, 1) * ~(at_bound[:, :, None] | at_bound[:, None, :])
+    J_projected = _project_out_linear(space, J, current.s, current.edge)
+    H = (J_projected * space.weight) @ J_projected.transpose(0, 2, 1)
+    H = H * ~(at_bound[:, :, None] | at_bound[:, None, :])
     scale = np.trace(H, axis1=1, axis2=2)[:, None, None] + _TINY
     H = H / scale + (damping[:, None, None] + at_bound[:, :, None]) * np.eye(2) + 1e-14 * np.eye(2)
-    proposed_phi = np.clip(
-        phi + np.linalg.solve(H, gradient[..., None] / scale)[..., 0], axis.phi_lower, axis.phi_upper
-    )
-    proposed_rewards = _fit_at(axis, y, proposed_phi)[0]
+    step = np.linalg.solve(H, gradient[..., None] / scale)[..., 0]
+    proposed_phi = np.clip(phi + step, space.phi_lower, space.phi_upper)
+    proposed_rewards = _fit_at(space, y, proposed_phi).fitted_rewards
     # At the optimum only rounding tells the two apart; the last steps, which find it to all digits, are taken all the
     # same.
-    accepted = ((y - proposed_rewards) ** 2).sum(-1) <= (residual**2).sum(-1) * (1 + ERROR_ROUNDING)
+    proposed_error = space.weighted_sum((y - proposed_rewards) ** 2)
+    accepted = proposed_error <= space.weighted_sum(residual**2) * (1 + ERROR_ROUNDING)
     damping = np.where(accepted, np.maximum(damping / 10, 1e-12), damping * 10)
     return (
         np.where(accepted[:, None], proposed_phi, phi),
-        np.where(accepted[:, None], proposed_rewards, fitted_rewards),
+        np.where(accepted[:, None], proposed_rewards, current.fitted_rewards),
         accepted,
         damping,
     )

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.curves.posterior_samples import PosteriorSamples, best_cells, crossover_interval, interval
+from isojax.scaling.curves.fitted_curve import FittedCurve
+from isojax.scaling.curves.posterior_samples import PosteriorSamples, best_cells, crossover_interval
 from isojax.scaling.frontier.envelope import compute_frontier
 from isojax.scaling.frontier.fit_summary import law_json, most_common_n_law
+from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.n_star_law import choose_law, fit_law
 from isojax.scaling.validation_metrics import FloatArray
 
@@ -49,7 +50,7 @@ def _batch_summary(
     intervals = (
         [(None, None)] * len(C)
         if cell_draws is None
-        else [interval(column) for column in best_cells(cell_draws, C)[0].T]
+        else [central_interval(column) for column in best_cells(cell_draws, C)[0].T]
     )
     frontier_rows = [
         {"M": p.C / B, "C": p.C, "reward": p.reward, "n": p.n, "B_p": p.B_p, "low": low, "high": high}

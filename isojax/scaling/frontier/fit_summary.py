@@ -16,16 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from isojax.scaling.checks import fit_flags as fit_flags
-from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.curves.posterior_samples import (
-    PosteriorSamples,
-    crossover_interval,
-    frontier_band,
-    interval,
-    log2_best_n,
-)
+from isojax.scaling.curves.fitted_curve import FittedCurve
+from isojax.scaling.curves.posterior_samples import PosteriorSamples, crossover_interval, frontier_band, log2_best_n
 from isojax.scaling.frontier.envelope import Frontier, compute_frontier
 from isojax.scaling.frontier.frontier_evidence import FrontierSegment, TracksByCell, segment_evidence
+from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.n_star_law import Law, LawChoice, choose_law, fit_law
 from isojax.scaling.validation_metrics import FloatArray
 
@@ -175,7 +170,7 @@ def _n_star_band(draws: PosteriorSamples | None, C: FloatArray) -> list[dict[str
     if draws is None:
         return None
     C_band = C[np.unique(np.linspace(0, len(C) - 1, BAND_POINTS).round().astype(int))]
-    intervals = [interval(column) for column in log2_best_n(draws, C_band).T]
+    intervals = [central_interval(column) for column in log2_best_n(draws, C_band).T]
     return [
         {"C": float(c), "low": 2 ** (low or 0.0), "high": 2 ** (high or 0.0)}
         for c, (low, high) in zip(C_band, intervals, strict=True)
@@ -186,4 +181,6 @@ def _n_star_intervals(log2_n_replicates: FloatArray) -> dict[str, Any]:
     """90% intervals of n* at the ends and the middle of the measured range. The law's own parameters trade off against
     one another: an interval for each would say less."""
     column_by_name = {"n_at_low_C": 0, "n_at_middle_C": log2_n_replicates.shape[1] // 2, "n_at_high_C": -1}
-    return {name: [2 ** (v or 0.0) for v in interval(log2_n_replicates[:, i])] for name, i in column_by_name.items()}
+    return {
+        name: [2 ** (v or 0.0) for v in central_interval(log2_n_replicates[:, i])] for name, i in column_by_name.items()
+    }
