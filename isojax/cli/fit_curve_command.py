@@ -162,7 +162,7 @@ def _print_curve(console: Console, fit_document: Mapping[str, Any]) -> None:
     title = f"{fit_document['y']} against {fit_document['x']}: {fit_document['points']} points{seeds}, rms residual {fit_document['rmse']:.3g}"
     console.print(escape(title), highlight=False)
     table = Table("parameter", "value", "90% interval")
-    for name, meaning in (("R0", "at C = 0"), ("A", "plateau"), ("B", "sharpness"), ("C_mid", "half the gain")):
+    for name, meaning in (("R0", "at C = 0"), ("A", "plateau"), ("exponent", "sharpness"), ("C_mid", "half the gain")):
         table.add_row(
             f"{name} ({meaning})", f"{fit_document[name]:.4g}", _format_interval(fit_document["intervals"][name])
         )

@@ -96,7 +96,7 @@ def print_fit(console: Console, fit_document: Mapping[str, Any]) -> None:
     """The curves, which n leads where, the crossovers, n*(C) and the flags, each with its 90% interval where the fit
     has one.
     """
-    columns = ("B_p", "n", "R0", "A", "90%", "B", "C_mid")
+    columns = ("B_p", "n", "R0", "A", "90%", "exponent", "C_mid")
     rows = [
         [
             curve["B_p"],
@@ -104,7 +104,7 @@ def print_fit(console: Console, fit_document: Mapping[str, Any]) -> None:
             curve["R0"],
             curve["A"] if curve.get("determined", True) else f"{_format_number(curve['A'])} ?",
             _format_interval(curve.get("A_interval")),
-            curve["B"],
+            curve["exponent"],
             curve["C_mid"],
         ]
         for curve in fit_document["curves"]

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from isojax.core.errors import InputError
 from isojax.scaling.checks.run_health import HealthFlag
 from isojax.scaling.checks.stability import StabilityVerdict
-from isojax.scaling.curves.hill import FittedCurve
+from isojax.scaling.curves.fitted_curve import FittedCurve
 from isojax.scaling.law.law_forms import Law
 
 SCHEMA_VERSION = 1
@@ -282,14 +282,14 @@ class CurveDraws(ResultRow):
     """The replicates of all curves (curves/posterior_samples.py), to five digits.
 
     Attributes:
-        cells: (B_p, n) of each row of A, B and C_mid.
-        A, B, C_mid: [cells, replicates]. R0, tail: [replicates].
+        cells: (B_p, n) of each row of A, exponent and C_mid.
+        A, exponent, C_mid: [cells, replicates]. R0, tail: [replicates].
         shift: [2, replicates], what other validation problems would add.
     """
 
     cells: tuple[tuple[int, int], ...]
     A: tuple[tuple[float, ...], ...]
-    B: tuple[tuple[float, ...], ...]
+    exponent: tuple[tuple[float, ...], ...]
     C_mid: tuple[tuple[float, ...], ...]
     R0: tuple[float, ...]
     tail: tuple[float, ...]

@@ -47,7 +47,7 @@ def _curve(B_p: int, n: int, hierarchical: bool) -> dict[str, Any]:
     return {
         "B_p": B_p, "n": n, "form": "hill", "R0": BASE, "A": A, "exponent": B, "C_mid": C_mid, "C_low": 1024.0, "C_high": float(C_MAX),
         "points": 12, "rmse": 0.008, **(known if hierarchical else dict.fromkeys(known)), "determined": n < 32, "C_peak": None,
-        "tail": 1.0, "bend": None,
+        "tail": 1.0, "correction": None,
     }  # fmt: skip
 
 

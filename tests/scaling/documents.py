@@ -37,7 +37,7 @@ def curve(B_p: int, n: int, A: float, B: float, C_mid: float, **more: Any) -> di
         "exponent_interval": [B, B],
         "C_mid_interval": [C_mid, None],
     }
-    return found | {"bend": None, "determined": True, "C_peak": None} | more
+    return found | {"correction": None, "determined": True, "C_peak": None} | more
 
 
 def document(

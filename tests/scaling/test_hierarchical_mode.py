@@ -135,7 +135,7 @@ def test_what_recommend_reads_is_what_was_drawn():
     """fit.json keeps five digits of each replicate; bends and other problems are added again when it is read."""
     runs = random_world("non_monotone", 3, evaluations=30, seeds=2, problems=100).runs
     document = json.loads(json.dumps(fit(runs, replicates=40)))
-    assert all(c["bend"] is not None for c in document["curves"])  # three stages are no single rise
+    assert all(c["correction"] is not None for c in document["curves"])  # three stages are no single rise
     drawn = estimate(
         group_by_cell([make_track(r, "avg@4", "rollouts") for r in runs]),
         "avg@4",

@@ -1,89 +1,71 @@
-"""The sigmoid's parameters are recovered; bounds are reported; too few points give a reason, not a curve."""
+"""The shape between Hill and stretched exponential: limits by hand, slopes by differences."""
 
 import numpy as np
 import pytest
 
-from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.curves.fitted_curve import FittedCurve, curve_reward
-from isojax.scaling.curves.hill import curve_value
-from isojax.scaling.curves.paper_mode import fit_points, fit_records
-from isojax.scaling.validation_metrics import make_track
-
-C = np.geomspace(1e3, 1e6, 25)
-
-
-def test_hill_by_hand():
-    """At C_mid half the gain; with B = 2, at 3 C_mid 9/10 of it, at C_mid / 3 one tenth."""
-    assert curve_value([1000.0, 3000.0, 1000 / 3], 0.2, 0.6, 2.0, 1000.0) == pytest.approx([0.4, 0.56, 0.24])
-
-
-@pytest.mark.parametrize(
-    "true", [(0.3, 0.645, 1.7, 2e4), (0.0, 0.9, 0.6, 1e5), (0.05, 0.2, 4.0, 5e3), (0.5, 0.55, 1.0, 3e4)]
+from isojax.scaling.curves.hill import (
+    HILL_TAIL,
+    STRETCHED_TAIL,
+    curve_value,
+    progress_and_slope,
+    progress_gradient,
+    shape_name,
 )
-@pytest.mark.parametrize("R0_known", [True, False])
-def test_parameters_are_recovered(true, R0_known):
-    fitted = fit_points((16, 8), C[::-1], curve_value(C[::-1], *true), true[0] if R0_known else None, (1e3, 1e6))
-    assert isinstance(fitted, FittedCurve)
-    assert (fitted.R0, fitted.A, fitted.exponent, fitted.C_mid) == pytest.approx(true, rel=0.02, abs=2e-3)
-    assert fitted.rmse < 1e-4
-    assert fitted.points == 25
+
+Z = np.linspace(-6, 6, 41)
 
 
-def test_one_outlier_hardly_moves_the_curve():
-    R = curve_value(C, 0.3, 0.6, 1.5, 2e4)
-    R[20] += 0.2
-    fitted = fit_points((16, 8), C, R, 0.3, (1e3, 1e6))
-    assert isinstance(fitted, FittedCurve)
-    assert abs(fitted.A - 0.6) < 0.01
+def test_limits_by_hand():
+    assert progress_and_slope(Z, HILL_TAIL)[0] == pytest.approx(1 / (1 + np.exp(-Z)), abs=1e-12)
+    # tail 0 is a limit, taken at 1e-6: off by less than that.
+    assert progress_and_slope(Z, STRETCHED_TAIL)[0] == pytest.approx(1 - np.exp(-np.log(2) * np.exp(Z)), abs=1e-6)
+    # tail 1/2: 1 - (1 + (sqrt 2 - 1) e^z)^-2; at e^z = 1 + sqrt 2 that is 1 - 1/4.
+    assert float(progress_and_slope(np.log([1 + 2**0.5]), 0.5)[0][0]) == pytest.approx(0.75)
 
 
-def test_a_plateau_that_the_data_do_not_show_is_flagged():
-    """C_mid far beyond the last point: anything up to A = 1 fits."""
-    x = C[C < 1e4]
-    fitted = fit_points((16, 8), x, 0.3 + 0.1 * x / 1e4, 0.3, (1e3, 1e4))
-    assert isinstance(fitted, FittedCurve)
-    assert "A" in fitted.at_bounds or "C_mid" in fitted.at_bounds
-    good = fit_points((16, 8), C, curve_value(C, 0.3, 0.6, 1.5, 2e4), 0.3, (1e3, 1e6))
-    assert isinstance(good, FittedCurve)
-    assert good.at_bounds == ()
-
-
-def test_too_few_points_and_a_perfect_base():
-    assert fit_points((16, 8), C[:2], [0.4, 0.5], 0.3, (1, 2)) == "2 record-breaking values of C > 0, at least 3 needed"
-    assert (
-        fit_points((16, 8), C[:3], [0.4, 0.5, 0.6], None, (1, 2))
-        == "3 record-breaking values of C > 0, at least 4 needed"
+@pytest.mark.parametrize("tail", [0.0, 0.1, 0.25, 0.5, 0.75, 1.0])
+def test_half_at_the_middle_rising_and_its_slope(tail):
+    s, slope = progress_and_slope(Z, tail)
+    assert float(progress_and_slope(np.zeros(1), tail)[0][0]) == pytest.approx(0.5, abs=1e-9)
+    assert (np.diff(s) >= 0).all() and (s >= 0).all() and (s <= 1).all()
+    h = 1e-5
+    assert slope == pytest.approx(
+        (progress_and_slope(Z + h, tail)[0] - progress_and_slope(Z - h, tail)[0]) / (2 * h), abs=1e-8
     )
-    assert (
-        fit_points((16, 8), C[[0, 0, 0, 1]], [0.4, 0.5, 0.6, 0.7], 0.3, (1, 2))
-        == "2 record-breaking values of C > 0, at least 3 needed"
-    )
-    assert fit_points((16, 8), C[:3], [1, 1, 1], 1.0, (1, 2)) == "the base policy's reward is 1 already"
 
 
-def _seed(number, Cs, rewards):
-    points = [EvalPoint(int(c), i, int(c), 0, {"avg@4": r}) for i, (c, r) in enumerate(zip(Cs, rewards, strict=True))]
-    return make_track(RunRecord(Cell(16, 8, number), tuple(points)), "avg@4", "rollouts")
+def test_a_smaller_tail_arrives_sooner():
+    s = [float(progress_and_slope(np.array([2.0]), tail)[0][0]) for tail in (1.0, 0.75, 0.5, 0.25, 0.0)]
+    assert s == sorted(s)
 
 
-def test_seeds_are_pooled_over_the_range_they_share():
-    Cs = np.round(np.geomspace(100, 1e5, 30))
-    true = (0.3, 0.6, 1.2, 3000.0)
-    long = _seed(0, [0, *Cs], [0.3, *curve_value(Cs, *true)])
-    short = _seed(1, [0, *Cs[5:20]], [0.3, *curve_value(Cs[5:20], *true)])
-    fitted = fit_records([long, short], 0.3, 0.005)
-    assert isinstance(fitted, FittedCurve)
-    assert (fitted.C_low, fitted.C_high) == (Cs[5], Cs[19])
-    assert float(curve_reward(fitted, 3000.0)) == pytest.approx(0.45, abs=1e-3)
-    # A dip below the best so far is no record: the fit does not see it.
-    dipped = _seed(0, [0, *Cs], [0.3, *curve_value(Cs, *true)[:-2], 0.31, 0.31])
-    again = fit_records([dipped, short], 0.3, 0.005)
-    assert isinstance(again, FittedCurve)
-    assert abs(fitted.A - again.A) < 2e-3
+def test_far_away_nothing_overflows():
+    s, slope = progress_and_slope(np.array([-1e4, 1e4]), np.array([[0.0], [1.0]]))
+    assert s[:, 0] == pytest.approx(0, abs=1e-20) and s[:, 1] == pytest.approx(1)
+    assert np.isfinite(slope).all()
 
 
-def test_seeds_without_a_common_range():
-    assert (
-        fit_records([_seed(0, [0], [0.3]), _seed(1, [0, 10, 20], [0.3, 0.4, 0.5])], 0.3, 0.005)
-        == "its seeds share no range of C > 0"
-    )
+def test_rewards_by_hand_and_broadcast():
+    """R0 = .2, A = .6, exponent 2: half the gain at C_mid, 9/10 of it at 3 C_mid and one tenth at C_mid / 3 for Hill;
+    1 - 2^-9 of it at 3 C_mid for the stretched exponential.
+    """
+    assert curve_value([1e3, 3e3, 1e3 / 3], 0.2, 0.6, 2.0, 1e3) == pytest.approx([0.4, 0.56, 0.24])
+    assert curve_value(3e3, 0.2, 0.6, 2.0, 1e3, 0.0) == pytest.approx(0.2 + 0.4 * (1 - 2**-9), abs=1e-6)
+    many = curve_value([1e3, 3e3], 0.2, [[0.6], [0.8]], 1.0, 1e3, [[1.0], [0.0]])
+    assert many.shape == (2, 2) and many[:, 0] == pytest.approx([0.4, 0.5], abs=1e-6)
+
+
+@pytest.mark.parametrize("tail", [0.0, 0.5, 1.0])
+def test_the_gradient_is_that_of_differences_and_nothing_happens_at_no_compute(tail):
+    log10_C, mid, ln_exponent, h = np.array([-np.inf, 2.0, 3.0, 4.5]), 3.2, 0.3, 1e-6
+    s, d_mid, d_ln_exponent = progress_gradient(log10_C, mid, ln_exponent, tail)
+    moved = [
+        progress_gradient(log10_C, mid + a, ln_exponent + b, tail)[0] for a, b in ((h, 0), (-h, 0), (0, h), (0, -h))
+    ]
+    assert d_mid == pytest.approx((moved[0] - moved[1]) / (2 * h), abs=1e-8)
+    assert d_ln_exponent == pytest.approx((moved[2] - moved[3]) / (2 * h), abs=1e-8)
+    assert (s[0], d_mid[0], d_ln_exponent[0]) == (0, 0, 0)
+
+
+def test_names():
+    assert [shape_name(t) for t in (1.0, 0.0, 0.4)] == ["hill", "stretched", "between hill and stretched"]

@@ -59,8 +59,8 @@ def test_the_fit_is_a_minimum_of_hubers_loss():
     fit = fit_single_run(runs)
     p = fit.parameters
 
-    def loss(R0, A, B, C_mid):
-        model = np.append(R0, curve_value(runs.C[1:], R0, A, B, C_mid))
+    def loss(R0, A, exponent, C_mid):
+        model = np.append(R0, curve_value(runs.C[1:], R0, A, exponent, C_mid))
         size = np.abs(model - runs.R)
         return np.where(size < fit.residual_clip, size**2 / 2, fit.residual_clip * (size - fit.residual_clip / 2)).sum()
 

@@ -50,9 +50,7 @@ def single_curve_figure(
         label=f"{document['bootstrap']['level']:.0%} interval",
     )
     is_fitted_range = np.ones(len(grid), dtype=bool) if C_limit is None else grid <= C_limit
-    plateau_text = (
-        f"A = {document['A']:.3g}{'' if document['determined'] else ' (not determined)'}, B = {document['B']:.3g}"
-    )
+    plateau_text = f"A = {document['A']:.3g}{'' if document['determined'] else ' (not determined)'}, exponent = {document['exponent']:.3g}"
     parameters_text = f"R0 = {document['R0']:.3g}, {plateau_text}, C_mid = {document['C_mid']:.3g}"
     ax.plot(
         grid[is_fitted_range], band_rewards[is_fitted_range], color=LAW_COLOUR, lw=2.2, zorder=4, label=parameters_text

@@ -33,7 +33,7 @@ SEGMENT_HEADER = (
     "z",
     "at C",
 )
-CURVE_HEADER = ("n", "B_p", "form", "R0", "A", "B", "C_mid", "from C", "to C", "points", "rmse")
+CURVE_HEADER = ("n", "B_p", "form", "R0", "A", "exponent", "C_mid", "from C", "to C", "points", "rmse")
 
 
 def evidence_section(fit: FitDocument, images: Mapping[str, RenderedFigure]) -> Html:
@@ -149,7 +149,7 @@ def law_section(fit: FitDocument) -> Html:
     )
     curve_forms = sorted({row.get("form", "hill") for row in fit["curves"]})
     formulas = [_formula_html(CURVE_FORMULAS[shape]) for shape in curve_forms if shape in CURVE_FORMULAS]
-    has_bend = any(row.get("bend") is not None for row in fit["curves"])
+    has_bend = any(row.get("correction") is not None for row in fit["curves"])
     bend_text = (
         "Inside the measured range a smooth bend is added, where the evaluations show one that no such shape has. "
         if has_bend
@@ -219,7 +219,7 @@ def _curve_row(curve: Mapping[str, Any]) -> list[object]:
         + (" (beyond the data)" if curve.get("determined") is False else "")
     )
     shape = [
-        f"{curve['B']:.2f}" + _interval_text(curve.get("B_interval"), _two_decimals),
+        f"{curve['exponent']:.2f}" + _interval_text(curve.get("exponent_interval"), _two_decimals),
         format_compact(curve["C_mid"]) + _interval_text(curve.get("C_mid_interval"), format_compact),
     ]
     ends = [format_compact(curve["C_low"]), format_compact(curve["C_high"])]

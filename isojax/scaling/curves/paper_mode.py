@@ -15,7 +15,15 @@ from numpy.typing import ArrayLike
 
 from isojax.scaling.curves.fitted_curve import FittedCurve
 from isojax.scaling.curves.record_breaking import record_breaking_indices
-from isojax.scaling.curves.varpro import fit_from_grid, parameters_at_bounds, search_space, soft_l1_loss
+from isojax.scaling.curves.varpro import (
+    best_corners,
+    fit_from_starts,
+    least_loss,
+    parameters_at_bounds,
+    search_space,
+    soft_l1_loss,
+    squared_loss,
+)
 from isojax.scaling.estimate import EstimationOptions, SweepEstimate
 from isojax.scaling.fit_inputs import base_reward
 from isojax.scaling.frontier.frontier_evidence import TracksByCell
@@ -77,7 +85,9 @@ def fit_points(
     if R0 is not None and R0 > 1 - 1e-6:
         return "the base policy's reward is 1 already"
     space = search_space(compute, (0.0, 1.0), R0)
-    solution = fit_from_grid(space, rewards, soft_l1_loss(SOFT_L1_SCALE))
+    least_squares_fits = fit_from_starts(space, rewards, best_corners(space, rewards), squared_loss())
+    loss = soft_l1_loss(SOFT_L1_SCALE)
+    solution = least_loss(space, rewards, fit_from_starts(space, rewards, least_squares_fits.phi, loss), loss)
     gains_nothing = solution.G[0] == 0
     return FittedCurve(
         *key,

@@ -19,6 +19,7 @@ from isojax.scaling.validation_metrics import FloatArray
 CORRELATION_DECADES = 0.3
 AMPLITUDES = (0.003, 0.005, 0.008, 0.012, 0.018, 0.025, 0.035, 0.05)
 MIN_LOG_LIKELIHOOD_GAIN = 10.0  # of twice the log likelihood, for the one number that is fitted
+MIN_EVALUATION_SD = 1e-6  # less is rounding, and two seeds at one C would make the covariance singular
 KNOT_DECADES = 0.2
 FADE_DECADES = 0.3
 _KNOT_CORRELATION = 0.7  # of a bend's error from one knot to the next
@@ -72,6 +73,7 @@ def fit_corrections(
     """
     if evaluation_sd <= 0 or not log10_C:
         return [None] * len(log10_C)
+    evaluation_sd = max(evaluation_sd, MIN_EVALUATION_SD)
     squared_distances = [((a[:, None] - a[None, :]) / CORRELATION_DECADES) ** 2 for a in log10_C]
     kernels = [np.exp(-0.5 * d) for d in squared_distances]
     eigensystems = [np.linalg.eigh(K) for K in kernels]

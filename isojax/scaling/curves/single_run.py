@@ -17,12 +17,14 @@ from isojax.scaling.curves.block_bootstrap import NoiseModel, bootstrap_residual
 from isojax.scaling.curves.varpro import (
     SearchSpace,
     VarproSolution,
+    best_corners,
     bound_hits,
     corner_errors,
     evaluate_solution,
-    fit_from_grid,
+    fit_from_starts,
     fit_robust,
     huber_loss,
+    least_loss,
     parameters_at_bounds,
     search_space,
     squared_loss,
@@ -87,9 +89,12 @@ def fit_single_run(points: RunPoints, starts: FloatArray | None = None) -> Singl
     """
     rewards_bounded = bool(np.all((points.R >= 0) & (points.R <= 1)))
     space = search_space(points.C, (0.0, 1.0) if rewards_bounded else None)
-    least_squares_fit = fit_from_grid(space, points.R, squared_loss(), starts)
+    starts = best_corners(space, points.R) if starts is None else starts
+    least_squares_fits = fit_from_starts(space, points.R, starts, squared_loss())
+    least_squares_fit = least_loss(space, points.R, least_squares_fits, squared_loss())
     residual_clip = _residual_clip(points.R, points.R - least_squares_fit.fitted_rewards[0])
-    solution = fit_from_grid(space, points.R, huber_loss(residual_clip), starts)
+    loss = huber_loss(residual_clip)
+    solution = least_loss(space, points.R, fit_from_starts(space, points.R, least_squares_fits.phi, loss), loss)
     residuals = points.split_by_run(points.R - solution.fitted_rewards[0])
     return SingleRunFit(
         parameters={name: float(value[0]) for name, value in _named_parameters(solution).items()},

@@ -160,18 +160,23 @@ def corner_errors(space: SearchSpace, y: FloatArray, corners: FloatArray) -> Flo
     return space.weighted_sum(dy * dy)[:, None] - explained
 
 
-def fit_from_grid(
-    space: SearchSpace, y: FloatArray, loss: RobustLoss, starts: FloatArray | None = None
-) -> VarproSolution:
-    """The curve of least loss through one data set, float[N], from the best corners of the grid or from given starts.
+def best_corners(space: SearchSpace, y: FloatArray) -> FloatArray:
+    """The START_COUNT corners of the grid with the least squared error of one data set, float[N] -> float[starts 2]."""
+    corners = start_grid(space)
+    return corners[np.argsort(corner_errors(space, y[None], corners)[0], kind="stable")[:START_COUNT]]
 
-    Args:
-        starts: float[starts 2] of phi.
+
+def fit_from_starts(space: SearchSpace, y: FloatArray, starts: FloatArray, loss: RobustLoss) -> VarproSolution:
+    """One data set, float[N], fitted from each start, float[starts 2]: one solution for each.
+
+    A robust loss is best started where least squares ended: from far away, where all residuals count as outliers, its
+    steps are small.
     """
-    if starts is None:
-        corners = start_grid(space)
-        starts = corners[np.argsort(corner_errors(space, y[None], corners)[0], kind="stable")[:START_COUNT]]
-    solutions = fit_robust(space, np.repeat(y[None], len(starts), 0), starts, loss)
+    return fit_robust(space, np.repeat(y[None], len(starts), 0), starts, loss)
+
+
+def least_loss(space: SearchSpace, y: FloatArray, solutions: VarproSolution, loss: RobustLoss) -> VarproSolution:
+    """The best of several solutions for one data set, float[N]."""
     losses = space.weighted_sum(loss.value(y - solutions.fitted_rewards))
     return solutions.select(int(losses.argmin()))
 
