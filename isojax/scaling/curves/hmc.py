@@ -12,7 +12,9 @@ this changes at the mode taken off: exact where curves are straight within a bin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -27,6 +29,8 @@ from isojax.scaling.curves.hierarchical import (
 )
 from isojax.scaling.curves.hill import LN10, progress_and_slope, progress_gradient, scaled_log_compute
 from isojax.scaling.validation_metrics import FloatArray, as_float64
+
+WhitenedPotential = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
 
 BINS_PER_RUN = 12
 LEAPFROG_STEPS, STEP_SIZE = 7, 1.1
@@ -159,34 +163,66 @@ def run_hmc_chains(
     target, chain_count = _make_target(tail, data, state, scales, run_sds), len(run_sds)
     mode = np.concatenate([state.theta.reshape(-1), state.u[:1]])
     T = _whitening_matrix(_make_target(tail, data, state, scales, np.array([scales.run_sd])), mode)
-    position = rng.normal(size=(chain_count, len(mode))) * 0.7
-    potential, gradient = _whitened_potential(target, mode, T, position)
-    for _ in range(
-        MAX_START_HALVINGS
-    ):  # a chain that begins outside the bounds would never come in; the mode is inside, so begin nearer to it
-        if np.isfinite(potential).all():
-            break
-        position = np.where(np.isfinite(potential)[:, None], position, 0.5 * position)
-        potential, gradient = _whitened_potential(target, mode, T, position)
+    whitened_potential = partial(_whitened_potential, target, mode, T)
+    position, potential, gradient = _start_inside_bounds(
+        whitened_potential, rng.normal(size=(chain_count, len(mode))) * 0.7
+    )
     for _ in range(HMC_ITERATIONS):
-        start_momentum = rng.normal(size=position.shape)
+        momentum = rng.normal(size=position.shape)
         step_size = STEP_SIZE / len(mode) ** 0.25 * rng.uniform(0.6, 1.1, size=(chain_count, 1))
-        trial_position, momentum, trial_gradient = position, start_momentum - 0.5 * step_size * gradient, gradient
-        for leap in range(LEAPFROG_STEPS):
-            trial_position = trial_position + step_size * momentum
-            trial_potential, trial_gradient = _whitened_potential(target, mode, T, trial_position)
-            momentum = momentum - (step_size if leap < LEAPFROG_STEPS - 1 else 0.5 * step_size) * trial_gradient
+        trial = _leapfrog(whitened_potential, position, momentum, gradient, step_size)
         with np.errstate(invalid="ignore"):
-            accept = np.log(rng.random(chain_count)) < potential - trial_potential + 0.5 * (
-                (start_momentum**2).sum(1) - (momentum**2).sum(1)
-            )
-        position, potential = (
-            np.where(accept[:, None], trial_position, position),
-            np.where(accept, trial_potential, potential),
-        )
-        gradient = np.where(accept[:, None], trial_gradient, gradient)
+            kinetic_change = 0.5 * ((momentum**2).sum(1) - (trial.momentum**2).sum(1))
+            accept = np.log(rng.random(chain_count)) < potential - trial.potential + kinetic_change
+        position = np.where(accept[:, None], trial.position, position)
+        potential = np.where(accept, trial.potential, potential)
+        gradient = np.where(accept[:, None], trial.gradient, gradient)
     v = mode + position @ T.T
     return v[:, :-1].reshape(chain_count, -1, 3), v[:, -1]
+
+
+def _start_inside_bounds(
+    whitened_potential: WhitenedPotential, position: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(position, potential, gradient), chains outside the bounds moved towards the mode, which is inside.
+
+    A chain that begins outside would never come in.
+    """
+    potential, gradient = whitened_potential(position)
+    for _ in range(MAX_START_HALVINGS):
+        inside = np.isfinite(potential)
+        if inside.all():
+            break
+        position = np.where(inside[:, None], position, 0.5 * position)
+        potential, gradient = whitened_potential(position)
+    return position, potential, gradient
+
+
+@dataclass(frozen=True)
+class _Trajectory:
+    """Where a leapfrog trajectory of each chain ends: position, momentum, gradient float[Q, d], potential float[Q]."""
+
+    position: FloatArray
+    momentum: FloatArray
+    potential: FloatArray
+    gradient: FloatArray
+
+
+def _leapfrog(
+    whitened_potential: WhitenedPotential,
+    position: FloatArray,
+    momentum: FloatArray,
+    gradient: FloatArray,
+    step_size: FloatArray,
+) -> _Trajectory:
+    """LEAPFROG_STEPS steps of Hamilton's equations from a position and a momentum."""
+    momentum = momentum - 0.5 * step_size * gradient
+    for _ in range(LEAPFROG_STEPS - 1):
+        position = position + step_size * momentum
+        momentum = momentum - step_size * whitened_potential(position)[1]
+    position = position + step_size * momentum
+    potential, gradient = whitened_potential(position)
+    return _Trajectory(position, momentum - 0.5 * step_size * gradient, potential, gradient)
 
 
 def _whitened_potential(
