@@ -1,10 +1,11 @@
-"""A recipe made definite: what `cell.rl` leaves null is its loss's own; nonsense is refused here, before any work, with
-the reason.
+"""A recipe resolved: what `cell.rl` leaves null takes its loss's default, plug-ins are loaded, and settings that contradict
+each other are refused before any work.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +14,22 @@ from isojax.core import registry
 from isojax.core.config import RLConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
+from isojax.rl.advantages import RewardedBatch
+from isojax.rl.aggregations import CountedResponses
 from isojax.rl.losses import Clip
 
 GRPO_DEFAULTS = {"advantage": "group", "aggregation": "token", "clip": 0.2}
-NEEDS_A_GROUP = ("group", "mean", "leave_one_out", "batch")
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The loss's module and the settings that are its own unless the config sets them."""
+    """The plug-ins of a recipe (`loss.loss`, `advantage.advantage`, `aggregation.weight`, `kl_estimator.estimate`) and
+    the bounds of its ratio."""
 
     loss: ModuleType
-    advantage: str
-    aggregation: str
+    advantage: ModuleType
+    aggregation: ModuleType
+    kl_estimator: ModuleType
     clip: float
     clip_high: float
 
@@ -34,81 +38,183 @@ def resolve_algorithm(rl: RLConfig) -> Algorithm:
     """The recipe of `cell.rl`.
 
     Raises:
-        InputError: no such loss.
+        InputError: there is no such loss, advantage, aggregation or KL estimator; the message lists the names there
+            are.
     """
-    loss = registry.load("rl.losses", rl.loss, "loss")
+    loss = load_plugin("losses", "loss", rl.loss, "loss")
     defaults = GRPO_DEFAULTS | vars(loss).get("DEFAULTS", {})
     clip = float(defaults["clip"] if rl.clip is None else rl.clip)
     clip_high = defaults.get("clip_high", clip) if rl.clip_high is None else rl.clip_high
     return Algorithm(
-        loss, rl.advantage or defaults["advantage"], rl.aggregation or defaults["aggregation"], clip, float(clip_high)
+        loss=loss,
+        advantage=load_plugin("advantages", "advantage", rl.advantage or defaults["advantage"], "advantage"),
+        aggregation=load_plugin("aggregations", "aggregation", rl.aggregation or defaults["aggregation"], "weight"),
+        kl_estimator=load_plugin("kl_estimators", "kl_estimator", rl.kl_estimator, "estimate"),
+        clip=clip,
+        clip_high=float(clip_high),
     )
+
+
+def plugin_name(module: ModuleType) -> str:
+    """A plug-in's name as `cell.rl` gives it: the file's of the package's own, the whole path of a fork's."""
+    return module.__name__.rpartition(".")[2] if module.__name__.startswith("isojax.") else module.__name__
+
+
+def load_plugin(folder: str, setting: str, name: str, function: str) -> ModuleType:
+    """The plug-in that a setting of `cell.rl` names.
+
+    Raises:
+        InputError: there is none of that name; the message lists the names there are.
+    """
+    try:
+        return registry.load(f"rl.{folder}", name, function)
+    except InputError as e:
+        raise InputError(f"cell.rl.{setting}: {e}") from e
+
+
+def trace_plugin(setting: str, expected: str, function: Callable[..., Any], *inputs: Any) -> Any:
+    """The abstract outputs of a plug-in's function; InputError where it cannot be traced."""
+    try:
+        return jax.eval_shape(function, *inputs)
+    except Exception as e:  # whatever a user's own function raises
+        raise InputError(f"{setting}: {type(e).__name__}: {e}; expected {expected}.") from e
 
 
 def loss_metrics(module: ModuleType, name: str) -> list[str]:
     """The names of a loss's own metrics, found by tracing it on 2 responses of 3 tokens.
 
     Raises:
-        InputError: it cannot be traced, or returns something else than a loss a token and metrics a token.
+        InputError: it cannot be traced, or returns something else than a loss and metrics for each token.
     """
-    tokens, mask, scalar = (
-        jax.ShapeDtypeStruct(s, d) for s, d in (((2, 3), jnp.float32), ((2, 3), jnp.bool_), ((), jnp.float32))
-    )
+    setting = f"cell.rl.loss = {name}"
     expected = "loss(logps, sampler_logps, advantages, mask, clip) -> (per-token loss f32[m T], {metric: f32[m T]})"
-    try:
-        value, metrics = jax.eval_shape(module.loss, tokens, tokens, tokens, mask, Clip(scalar, scalar))
-        shapes = {value.shape, *(x.shape for x in metrics.values())}
-    except Exception as e:  # whatever a loss of a user's own raises
-        raise InputError(f"cell.rl.loss = {name}: {type(e).__name__}: {e}; expected {expected}.") from e
+    tokens, mask, bound = _abstract(2, 3), _abstract(2, 3, dtype=bool), _abstract()
+
+    def loss_and_metrics(*inputs: Any) -> tuple[Any, dict[str, Any]]:
+        value, metrics = module.loss(*inputs)
+        return value, dict(metrics)
+
+    value, metrics = trace_plugin(setting, expected, loss_and_metrics, tokens, tokens, tokens, mask, Clip(bound, bound))
+    shapes = {value.shape, *(x.shape for x in metrics.values())}
     if shapes != {(2, 3)}:
         raise InputError(
-            f"cell.rl.loss = {name}: for 2 responses of 3 tokens it returns arrays of {sorted(shapes)}; expected {expected}."
+            f"{setting}: for 2 responses of 3 tokens it returns arrays of {sorted(shapes)}; expected {expected}."
         )
     return sorted(metrics)
+
+
+def check_plugins(algorithm: Algorithm) -> None:
+    """InputError unless advantage, aggregation and KL estimator can be traced and return arrays of the right shape."""
+    check_plugin_shape(
+        f"cell.rl.advantage = {plugin_name(algorithm.advantage)}",
+        "advantage(batch) -> f32 of the shape of batch.rewards, or with one number for each response token",
+        lambda batch: algorithm.advantage.advantage(batch._replace(num_groups=2, filters_zero_variance=True)),
+        RewardedBatch(
+            rewards=_abstract(2),
+            lengths=_abstract(2, dtype=int),
+            groups=_abstract(2, dtype=int),
+            valid=_abstract(2, dtype=bool),
+            n=_abstract(dtype=int),
+            num_groups=2,
+            token_advantages=_abstract(2, 3),
+            token_mask=_abstract(2, 3, dtype=bool),
+        ),
+        shapes=((2,), (2, 3)),
+    )
+    check_plugin_shape(
+        f"cell.rl.aggregation = {plugin_name(algorithm.aggregation)}",
+        "weight(responses) -> f32 of the shape of responses.lengths, or one number",
+        lambda responses: algorithm.aggregation.weight(responses._replace(num_groups=2, response_length=3)),
+        CountedResponses(
+            lengths=_abstract(2, dtype=int),
+            tokens=_abstract(2),
+            groups=_abstract(2, dtype=int),
+            counted=_abstract(2, dtype=bool),
+            num_counted=_abstract(),
+            num_groups=2,
+            response_length=3,
+        ),
+        shapes=((2,), ()),
+    )
+    check_plugin_shape(
+        f"cell.rl.kl_estimator = {plugin_name(algorithm.kl_estimator)}",
+        "estimate(logps, base_logps) -> f32[m T], one number for each token",
+        lambda logps: algorithm.kl_estimator.estimate(logps, logps),
+        _abstract(2, 3),
+        shapes=((2, 3),),
+    )
+
+
+def check_plugin_shape(
+    setting: str, expected: str, function: Callable[[Any], Any], inputs: Any, shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    """InputError unless the function, traced on 2 responses of 3 tokens, returns an array of one of these shapes."""
+    output = trace_plugin(setting, expected, function, inputs)
+    if not isinstance(output, jax.ShapeDtypeStruct) or output.shape not in shapes:
+        raise InputError(f"{setting}: for 2 responses of 3 tokens it returns {output}; expected {expected}.")
+
+
+def _abstract(*shape: int, dtype: type = float) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, {float: jnp.float32, int: jnp.int32, bool: jnp.bool_}[dtype])
 
 
 def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
     """InputError where settings of a recipe, or of a recipe and a grid, contradict each other."""
     algorithm = resolve_algorithm(rl)
     loss_metrics(algorithm.loss, rl.loss)
-    smallest_n = min(cell.n for cell in cells)
-    if vars(algorithm.loss).get("NEEDS_CRITIC") and rl.critic is None:
-        raise InputError(
-            f"cell.rl.loss = {rl.loss} takes its advantages from a critic and cell.rl.critic is null; add the config recipes/ppo or "
-            "cell.rl.critic={}, or choose another loss."
-        )
-    if (algorithm.advantage == "gae") != (rl.critic is not None):
-        critic_setting = "null" if rl.critic is None else "set"
-        raise InputError(
-            f"cell.rl.advantage = {algorithm.advantage} and cell.rl.critic is {critic_setting}; expected gae with a critic, another without."
-        )
-    if algorithm.advantage in NEEDS_A_GROUP and smallest_n < 2:
-        raise InputError(
-            f"cell.rl.advantage = {algorithm.advantage} compares a rollout with others of its problem and sweep.n holds {smallest_n}: every "
-            "advantage would be 0. Expected n of 2 or more, or an advantage without groups (cell.rl.loss=reinforce_pp, or ppo)."
-        )
+    check_plugins(algorithm)
+    _check_critic(rl, algorithm)
+    _check_group_size(rl, algorithm, smallest_n=min(cell.n for cell in cells))
+    _check_terms(rl)
     if vars(algorithm.loss).get("CLIPS", True) is False and (rl.clip is not None or rl.clip_high is not None):
         raise InputError(
             f"cell.rl.loss = {rl.loss} never clips, and cell.rl.clip or cell.rl.clip_high is set; expected neither."
         )
+
+
+def _check_critic(rl: RLConfig, algorithm: Algorithm) -> None:
+    if vars(algorithm.loss).get("NEEDS_CRITIC") and rl.critic is None:
+        raise InputError(
+            f"cell.rl.loss = {rl.loss} takes its advantages from a critic and cell.rl.critic is null; add the config "
+            "recipes/ppo or cell.rl.critic={}, or choose another loss."
+        )
+    if vars(algorithm.advantage).get("NEEDS_CRITIC", False) != (rl.critic is not None):
+        critic_setting = "null" if rl.critic is None else "set"
+        raise InputError(
+            f"cell.rl.advantage = {plugin_name(algorithm.advantage)} and cell.rl.critic is {critic_setting}; expected "
+            "gae with a critic, another without."
+        )
+
+
+def _check_group_size(rl: RLConfig, algorithm: Algorithm, smallest_n: int) -> None:
+    if vars(algorithm.advantage).get("NEEDS_GROUP") and smallest_n < 2:
+        raise InputError(
+            f"cell.rl.advantage = {plugin_name(algorithm.advantage)} compares a rollout with others of its problem and "
+            f"sweep.n holds {smallest_n}: every advantage would be 0. Expected n of 2 or more, or an advantage without "
+            "groups (cell.rl.loss=reinforce_pp, or ppo)."
+        )
     if rl.zero_variance_filter and smallest_n < 2:
         raise InputError(
-            f"cell.rl.zero_variance_filter = {list(rl.zero_variance_filter)} and n = 1: a group of one never disagrees, so that "
-            "these terms would have no rollout left. Expected n of 2 or more, or no filter."
+            f"cell.rl.zero_variance_filter = {list(rl.zero_variance_filter)} and n = 1: a group of one never disagrees, "
+            "so that these terms would have no rollout left. Expected n of 2 or more, or no filter."
         )
     if rl.n_train is not None and rl.n_train > smallest_n:
         raise InputError(
-            f"cell.rl.n_train = {rl.n_train} rollouts of a group in the gradient and sweep.n holds {smallest_n}; expected n_train <= n (n "
-            "counts the rollouts that estimate the baseline)."
+            f"cell.rl.n_train = {rl.n_train} rollouts of a group in the gradient and sweep.n holds {smallest_n}; "
+            "expected n_train <= n (n counts the rollouts that estimate the baseline)."
         )
+
+
+def _check_terms(rl: RLConfig) -> None:
     if rl.reference == "none" and (rl.kl > 0 or rl.measure_kl):
         raise InputError(
-            f"cell.rl.{f'kl = {rl.kl}' if rl.kl > 0 else 'measure_kl = true'} measures the policy against the base policy and "
-            "cell.rl.reference = none keeps none in memory; expected reference=base, or kl=0 and measure_kl=false."
+            f"cell.rl.{f'kl = {rl.kl}' if rl.kl > 0 else 'measure_kl = true'} measures the policy against the base "
+            "policy and cell.rl.reference = none keeps none in memory; expected reference=base, or kl=0 and "
+            "measure_kl=false."
         )
     for term, coefficient in (("kl", rl.kl), ("entropy", rl.entropy)):
         if term in rl.zero_variance_filter and coefficient == 0:
             raise InputError(
-                f"cell.rl.zero_variance_filter holds {term} and cell.rl.{term} = 0: there is no such term to filter. Set it, or leave "
-                f"{term} out of the filter."
+                f"cell.rl.zero_variance_filter holds {term} and cell.rl.{term} = 0: there is no such term to filter. "
+                f"Set it, or leave {term} out of the filter."
             )

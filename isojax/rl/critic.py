@@ -18,7 +18,6 @@ from jaxtyping import Array, Bool, Float
 from isojax.distributed.sharding import ROLLOUT_AXES, manual_specs, partition_spec
 from isojax.models.fsdp import all_gather_weight
 from isojax.models.transformer import Decoder, Params, PrefixCache
-from isojax.rl.advantages import standardize
 from isojax.rl.gradient import GradientAccumulator, ResponseBatch, build_gradient
 from isojax.rl.objective import Coefficients, MetricSums, Microbatch, PromptTokens, UpdateInputs, hidden_states
 from isojax.sampling.batch import ProblemArrays, SamplerShapes
@@ -94,34 +93,18 @@ def generalised_advantages(
     return jnp.where(mask, advantages, 0.0), jnp.where(mask, advantages + values, 0.0)
 
 
-def gae_advantages(
-    rewards: Float[Array, "*r"], values: Float[Array, "*r T"], mask: Bool[Array, "*r T"], coefficients: Coefficients
-) -> tuple[Float[Array, "*r T"], ValueEstimates]:
-    """The policy's advantages, standardised over the batch's tokens as PPO's implementations have them, and what the
-    critic learns from.
-    """
-    token_advantages, returns = generalised_advantages(
-        rewards, values, mask, coefficients.gamma, coefficients.gae_lambda
-    )
-    return jnp.where(mask, standardize(token_advantages, mask.astype(jnp.float32)), 0.0), ValueEstimates(
-        values, returns
-    )
-
-
-def gae_advantages_around_gaps(
-    rewards: Float[Array, "*r"], values: Float[Array, "*r T"], mask: Bool[Array, "*r T"], coefficients: Coefficients
-) -> tuple[Float[Array, "*r T"], ValueEstimates]:
-    """`advantages` where tokens that were not drawn may lie between those that were: a step leads from one of these to
-    the next.
+def generalised_advantages_around_gaps(
+    rewards: Float[Array, "*r"], values: Float[Array, "*r T"], mask: Bool[Array, "*r T"], gamma: Any, gae_lambda: Any
+) -> tuple[Float[Array, "*r T"], Float[Array, "*r T"]]:
+    """`generalised_advantages` where the policy did not draw every token of a response: a step leads from one token
+    that it drew to the next, over the tokens in between.
     """
     packed_order = jnp.argsort(~mask, axis=-1, stable=True)
     packed_values, packed_mask = (jnp.take_along_axis(x, packed_order, -1) for x in (values, mask))
-    token_advantages, estimates = gae_advantages(rewards, packed_values, packed_mask, coefficients)
+    packed = generalised_advantages(rewards, packed_values, packed_mask, gamma, gae_lambda)
     unpacked_order = jnp.argsort(packed_order, axis=-1)
-    token_advantages, returns = (
-        jnp.take_along_axis(x, unpacked_order, -1) for x in (token_advantages, estimates.returns)
-    )
-    return token_advantages, ValueEstimates(values, returns)
+    advantages, returns = (jnp.take_along_axis(x, unpacked_order, -1) for x in packed)
+    return advantages, returns
 
 
 @dataclass(frozen=True)

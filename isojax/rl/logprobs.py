@@ -24,7 +24,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from isojax.core.shapes import VOCABULARY_BLOCK, vocabulary_block
 from isojax.models.transformer import Decoder, Params
-from isojax.rl.regularizers import entropy
 from isojax.sampling.logits import NEG_INF, NUCLEUS_MASS_TOLERANCE, log_probs, nucleus, renormalize
 
 MAX_BLOCK_TOKENS = VOCABULARY_BLOCK
@@ -71,6 +70,11 @@ class HiddenStates(NamedTuple):
 def token_logps(log_p: Float[Array, "m T V"], tokens: Int[Array, "m T"]) -> Float[Array, "m T"]:
     """The log-probability of each response token."""
     return jnp.take_along_axis(log_p, tokens[..., None], -1)[..., 0]
+
+
+def entropy(log_p: Float[Array, "*b V"]) -> Float[Array, "*b"]:
+    """Exact entropy of the next-token distribution, in nats."""
+    return -(jnp.exp(log_p) * log_p).sum(-1)
 
 
 def token_stats(

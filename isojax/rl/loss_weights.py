@@ -1,12 +1,13 @@
 """From per-token losses to one number: how much each response counts in each term of the loss.
 
-    loss = sum over responses [ policy * sum_t loss_t  +  kl coefficient * kl * sum_t kl_t  -  entropy coefficient *
-    entropy * sum_t H_t ]
+    loss = sum over responses [ policy * sum_t loss_t + kl_coefficient * kl * sum_t kl_t
+                                - entropy_coefficient * entropy * sum_t H_t ]
 
-The weights `policy`, `kl` and `entropy` hold the whole aggregation, denominators and filters included, so that
-microbatches, padding and shards only ever add up.
+The weights `policy`, `kl` and `entropy` hold the whole aggregation, denominators and filters included, so that sums
+over microbatches, padding and shards are all that is left to do.
 """
 
+from types import ModuleType
 from typing import NamedTuple
 
 import jax
@@ -15,10 +16,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from isojax.core.config import RLConfig
 from isojax.rl.advantages import RewardedBatch, zero_variance
+from isojax.rl.aggregations import CountedResponses
 from isojax.sampling.logits import rollout_keys, uniforms
 
-# the stream of random numbers, within an update's, that chooses n_train of n; the sampler's own draws are not folded by
-# it
+# The stream of random numbers, within an update's, that chooses n_train of n rollouts; the sampler's draws are not
+# folded by it.
 SUBSET_STREAM = 1
 
 
@@ -26,8 +28,8 @@ class LossWeights(NamedTuple):
     """What each response brings to the loss.
 
     Attributes:
-        gains: its advantage f32[S rows], or one a token f32[S rows T].
-        policy, kl, entropy: f32[S rows], its weight in each term; 0 where it has none.
+        advantages: f32[S rows], or one for each token, f32[S rows T].
+        policy, kl, entropy: f32[S rows], the response's weight in each term; 0 where it has none.
     """
 
     advantages: Array
@@ -36,41 +38,29 @@ class LossWeights(NamedTuple):
     entropy: Array
 
 
-def aggregate(
-    aggregation: str,
-    lengths: Int[Array, "*r"],
-    groups: Int[Array, "*r"],
-    counted: Bool[Array, "*r"],
-    num_groups: int,
-    T: int,
+def response_weights(
+    aggregation: ModuleType, batch: RewardedBatch, counted: Bool[Array, "*r"], T: int
 ) -> Float[Array, "*r"]:
-    """The weight of each response's sum over its tokens; 0 where it is not `counted`, nor counts in what follows.
-
-    token: 1 / all tokens. sequence: 1 / (its tokens * responses). prompt: 1 / (its group's tokens * groups). constant:
-    1 / (T * responses).
-    """
-    tokens = jnp.where(counted, lengths, 0).astype(jnp.float32)
-    num_responses = jnp.maximum(counted.sum(), 1).astype(jnp.float32)
-    if aggregation == "token":
-        denominator = jnp.maximum(tokens.sum(), 1)
-    elif aggregation == "sequence":
-        denominator = jnp.maximum(lengths, 1) * num_responses
-    elif aggregation == "constant":
-        denominator = T * num_responses
-    else:
-        assert aggregation == "prompt", aggregation
-        group_tokens = jax.ops.segment_sum(tokens.reshape(-1), groups.reshape(-1), num_groups)
-        denominator = jnp.maximum(group_tokens, 1)[groups] * jnp.maximum((group_tokens > 0).sum(), 1)
-    return jnp.where(counted, 1.0 / denominator, 0.0)
+    """The weight of each response's sum over its tokens by an aggregation (rl/aggregations); 0 where not `counted`."""
+    responses = CountedResponses(
+        lengths=batch.lengths,
+        tokens=jnp.where(counted, batch.lengths, 0).astype(jnp.float32),
+        groups=batch.groups,
+        counted=counted,
+        num_counted=jnp.maximum(counted.sum(), 1).astype(jnp.float32),
+        num_groups=batch.num_groups,
+        response_length=T,
+    )
+    return jnp.where(counted, aggregation.weight(responses), 0.0)
 
 
 def choose_train_rollouts(
     key: PRNGKeyArray, ids: Int[Array, " r"], batch: RewardedBatch, n_train: int
 ) -> Bool[Array, "*r"]:
-    """A random choice of n_train rollouts of each group, by draws that belong to (problem id, rollout): no mesh or
-    padding changes it.
+    """A random choice of n_train rollouts of each group, by draws that belong to (problem id, rollout), so that neither
+    the mesh nor padding changes it.
 
-    Rollouts lie in the order of their numbers, r // n being the group's; `ids` are the rows' problems', flat.
+    Rows are in the order of rollout numbers r, group = r // n; `ids` are the problem ids of the rows, flat.
     """
     valid, groups = batch.valid.reshape(-1), batch.groups.reshape(-1)
     rollout = jnp.cumsum(valid) - 1
@@ -83,13 +73,18 @@ def choose_train_rollouts(
 
 
 def make_loss_weights(
-    rl: RLConfig, aggregation: str, advantages: Array, batch: RewardedBatch, train_mask: Bool[Array, "*r"], T: int
+    rl: RLConfig,
+    aggregation: ModuleType,
+    advantages: Array,
+    batch: RewardedBatch,
+    train_mask: Bool[Array, "*r"],
+    T: int,
 ) -> LossWeights:
-    """The terms of the responses that are `chosen`, with zero-variance groups left out of those that filter them."""
+    """The weights of the responses in `train_mask`; a term that filters zero-variance groups leaves those out."""
     has_advantage = train_mask & ~zero_variance(batch)
 
-    def term_weight(term: str) -> Array:
+    def term_weights(term: str) -> Array:
         counted = has_advantage if term in rl.zero_variance_filter else train_mask
-        return aggregate(aggregation, batch.lengths, batch.groups, counted, batch.num_groups, T)
+        return response_weights(aggregation, batch, counted, T)
 
-    return LossWeights(advantages, term_weight("policy"), term_weight("kl"), term_weight("entropy"))
+    return LossWeights(advantages, term_weights("policy"), term_weights("kl"), term_weights("entropy"))

@@ -20,7 +20,6 @@ from isojax.rl.algorithm import Algorithm, loss_metrics, resolve_algorithm
 from isojax.rl.logprobs import HiddenStates, TokenStats, nucleus_token_stats, token_stats
 from isojax.rl.loss_weights import LossWeights
 from isojax.rl.losses import Clip
-from isojax.rl.regularizers import KL_ESTIMATORS
 from isojax.sampling.batch import ProblemArrays
 
 MetricSums = dict[str, Array]
@@ -226,7 +225,7 @@ class PolicyObjective:
                 token_loss - coefficients.entropy * sampled.loss_weights.entropy[:, None] * policy_stats.entropy
             )
         if base_logps is not None:
-            metrics["kl"] = KL_ESTIMATORS[self.rl.kl_estimator](policy_stats.logps, base_logps)
+            metrics["kl"] = self.algorithm.kl_estimator.estimate(policy_stats.logps, base_logps)
         if self.rl.kl > 0:
             token_loss = token_loss + coefficients.kl * sampled.loss_weights.kl[:, None] * metrics["kl"]
         metrics["loss"] = token_loss

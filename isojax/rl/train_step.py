@@ -22,7 +22,7 @@ from isojax.core.config.rl import CriticConfig, RLConfig
 from isojax.distributed.sharding import compiler_options, replicated
 from isojax.models.transformer import Decoder, Params
 from isojax.rl import critic
-from isojax.rl.advantages import ADVANTAGES, RewardedBatch, zero_variance
+from isojax.rl.advantages import RewardedBatch, zero_variance
 from isojax.rl.algorithm import resolve_algorithm
 from isojax.rl.drop_groups import drop_groups
 from isojax.rl.gradient import ResponseBatch, build_gradient
@@ -190,23 +190,34 @@ class TrainStep:
             jnp.where(valid, x, 0) for x in (rewards, rollouts.lengths, rollouts.mask.sum(-1))
         )
         batch, value_estimates = (
-            RewardedBatch(rewards, policy_lengths, groups, valid, n, self.shapes.problem_rows),
+            RewardedBatch(
+                rewards=rewards,
+                lengths=policy_lengths,
+                groups=groups,
+                valid=valid,
+                n=n,
+                num_groups=self.shapes.problem_rows,
+                filters_zero_variance="policy" in self.rl.zero_variance_filter,
+            ),
             None,
         )
         if state.critic is not None:
             mask = rollouts.mask & valid[..., None]
             values = self._values(state.critic.params, problems, rollouts.tokens, mask, B_p, n, coefficients)
-            estimate_advantages = critic.gae_advantages_around_gaps if self.has_interruption else critic.gae_advantages
-            estimate_advantages, value_estimates = estimate_advantages(rewards, values, mask, coefficients)
-        else:
-            estimate_advantages = ADVANTAGES[self.algorithm.advantage](batch)
+            estimate = (
+                critic.generalised_advantages_around_gaps if self.has_interruption else critic.generalised_advantages
+            )
+            token_advantages, returns = estimate(rewards, values, mask, coefficients.gamma, coefficients.gae_lambda)
+            value_estimates = critic.ValueEstimates(values, returns)
+            batch = batch._replace(token_advantages=token_advantages, token_mask=mask)
+        advantages = self.algorithm.advantage.advantage(batch)
         train_mask = (
             valid
             if self.rl.n_train is None
             else choose_train_rollouts(key, problems.ids[groups.reshape(-1)], batch, self.rl.n_train)
         )
         loss_weights = make_loss_weights(
-            self.rl, self.algorithm.aggregation, estimate_advantages, batch, train_mask, self.shapes.response_length
+            self.rl, self.algorithm.aggregation, advantages, batch, train_mask, self.shapes.response_length
         )
         num_rollouts = (B_p * n).astype(jnp.float32)
         rollout_metrics = {

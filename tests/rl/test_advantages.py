@@ -7,15 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.rl import advantages
+from isojax.rl.advantages import RewardedBatch, batch, zero_variance
+from isojax.rl.advantages import group as group_plugin
 
 ROWS, GROUPS = 100, 20
 
 
 @jax.jit
 def group(rewards, groups, live, n):
-    given = advantages.RewardedBatch(jnp.where(live, rewards, 0), jnp.ones_like(groups), groups, live, n, GROUPS)
-    return advantages.group(given), advantages.zero_variance(given)
+    given = RewardedBatch(jnp.where(live, rewards, 0), jnp.ones_like(groups), groups, live, n, GROUPS)
+    return group_plugin.advantage(given), zero_variance(given)
 
 
 def run(rewards, n):
@@ -72,3 +73,18 @@ def test_groups_across_shards() -> None:
     # mean 1/3, std sqrt((4/9 + 1/9 + 1/9) / 2) = 3**-0.5: 2/3 and -1/3 times sqrt 3; then 1 1 0
     a = 3**-0.5
     np.testing.assert_allclose(out, [[2 * a, -a, -a, a], [a, -2 * a, 0, 0]], atol=1e-5)
+
+
+def test_the_batch_of_a_filtered_loss_holds_no_zero_variance_group() -> None:
+    """Four groups of 4, rewards 1 0 0 0 and 1 1 1 0 and twice all alike. Less their means: 3/4 -1/4 -1/4 -1/4 and 1/4 1/4
+    1/4 -3/4, a sum of squares of 3/2. Filtered, the standard deviation is of 8 rollouts, sqrt(3/2 / 7) = .46291, and the
+    largest advantage .75 / .46291 = 1.6202; unfiltered of all 16, sqrt(3/2 / 15) = .31623, and .75 / .31623 = 2.3717.
+    """
+    rewards = jnp.array([1.0, 0, 0, 0, 1, 1, 1, 0, *[1] * 4, *[0] * 4])
+    rows = jnp.arange(16)
+    given = RewardedBatch(rewards, jnp.ones_like(rows), rows // 4, rows >= 0, jnp.int32(4), GROUPS)
+    for filtered, largest in ((True, 1.6202), (False, 2.3717)):
+        got = np.asarray(batch.advantage(given._replace(filters_zero_variance=filtered)))
+        scale = largest / 0.75
+        np.testing.assert_allclose(got[:8], scale * np.array([3, -1, -1, -1, 1, 1, 1, -3]) / 4, rtol=1e-4)
+        assert not got[8:].any()

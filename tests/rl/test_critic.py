@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from isojax.rl.critic import CriticInputs, CriticObjective, gae_advantages
+from isojax.rl.advantages import RewardedBatch, gae
+from isojax.rl.critic import CriticInputs, CriticObjective, generalised_advantages
 from isojax.rl.objective import Coefficients, Microbatch, UpdateInputs
 from tests.device import DECODER, quick_jit
 from tests.rl import reference_losses as loops
@@ -34,13 +35,19 @@ def numbers(**given: float) -> Coefficients:
     return Coefficients(**{name: np.float32(given.get(name, 0)) for name in Coefficients._fields})
 
 
-estimate = quick_jit(gae_advantages)
+@quick_jit
+def estimate(rewards: Any, values: Any, mask: Any, gamma: Any, gae_lambda: Any) -> tuple[Any, Any]:
+    """(advantages by the plug-in `gae`, returns), f32[rows T]."""
+    token_advantages, returns = generalised_advantages(rewards, values, mask, gamma, gae_lambda)
+    rows = np.zeros(len(mask), np.int32)
+    batch = RewardedBatch(rewards, mask.sum(-1), rows, mask.any(-1), np.int32(1), 1)
+    return gae.advantage(batch._replace(token_advantages=token_advantages, token_mask=mask)), returns
 
 
 def test_advantages_and_returns_equal_verl() -> None:
-    coefficients = numbers(gamma=NUMBERS["gamma"], gae_lambda=NUMBERS["lambda"])
-    gains, estimates = estimate(np.float32(GIVEN["rewards"]), padded(GIVEN["values"]), MASK, coefficients)
-    for got, wanted in ((gains, VERL["gae whitened"]), (estimates.returns, VERL["gae returns"])):
+    given = np.float32(GIVEN["rewards"]), padded(GIVEN["values"]), MASK
+    advantages, returns = estimate(*given, NUMBERS["gamma"], NUMBERS["lambda"])
+    for got, wanted in ((advantages, VERL["gae whitened"]), (returns, VERL["gae returns"])):
         np.testing.assert_allclose(got, padded(wanted, 0), rtol=2e-5, atol=2e-6)
 
 
@@ -49,9 +56,8 @@ def test_advantages_and_returns_equal_the_loops(gamma: float, lam: float) -> Non
     rng = np.random.default_rng(0)
     values, rewards = [rng.normal(size=k) for k in LENGTHS], rng.normal(size=len(LENGTHS))
     pairs = [loops.gae(float(r), v, gamma, lam) for r, v in zip(rewards, values, strict=True)]
-    given = rewards.astype(np.float32), padded(values), MASK, numbers(gamma=gamma, gae_lambda=lam)  # type: ignore[arg-type]
-    gains, estimates = estimate(*given)
-    for got, wanted in ((gains, loops.whiten([a for a, _ in pairs])), (estimates.returns, [r for _, r in pairs])):
+    advantages, returns = estimate(rewards.astype(np.float32), padded(values), MASK, gamma, lam)  # type: ignore[arg-type]
+    for got, wanted in ((advantages, loops.whiten([a for a, _ in pairs])), (returns, [r for _, r in pairs])):
         np.testing.assert_allclose(got, padded(wanted, 0), rtol=2e-5, atol=5e-6)  # type: ignore[arg-type]
 
 

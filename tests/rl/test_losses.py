@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ import pytest
 
 from isojax.core import registry
 from isojax.core.config import RLConfig, SamplingConfig
-from isojax.rl import regularizers
-from isojax.rl.advantages import ADVANTAGES, RewardedBatch
-from isojax.rl.loss_weights import LossWeights, aggregate, make_loss_weights
+from isojax.rl.advantages import RewardedBatch
+from isojax.rl.logprobs import entropy
+from isojax.rl.loss_weights import LossWeights, make_loss_weights, response_weights
 from isojax.rl.losses import Clip
 from isojax.rl.objective import Coefficients, Microbatch, PolicyInputs, PolicyObjective
 from tests.device import DECODER, quick_jit
@@ -104,21 +104,33 @@ def peers() -> tuple[dict[str, Any], Ragged]:
     return found, Ragged(*lists, gains, given["rewards"], given["groups"], given["n"])
 
 
-weigh = jax.jit(aggregate, static_argnames=("aggregation", "num_groups", "T"))
+def aggregation(name: str) -> Any:
+    return registry.load("rl.aggregations", name, "weight")
+
+
+@partial(jax.jit, static_argnames="name")
+def weigh(name: str, given: RewardedBatch, counted: Any) -> Any:
+    """Each response's weight by an aggregation."""
+    return response_weights(aggregation(name), given._replace(num_groups=GROUPS), counted, T)
 
 
 @jax.jit
 def estimate(given: RewardedBatch) -> dict[str, Any]:
     """Every advantage of a batch."""
-    return {name: f(given._replace(num_groups=GROUPS)) for name, f in ADVANTAGES.items()}
+    return {
+        name: registry.load("rl.advantages", name, "advantage").advantage(given._replace(num_groups=GROUPS))
+        for name in registry.plugin_names(["rl.advantages"], ("advantage",))
+        if name != "gae"  # test_critic.py
+    }
 
 
 @quick_jit
 def penalties(logps: Any, base: Any) -> dict[str, Any]:
     """Of each KL estimate, the values and the gradient of their sum."""
     return {
-        kind: (f(logps, base), jax.grad(lambda x, f=f: f(x, base).sum())(logps))
-        for kind, f in regularizers.KL_ESTIMATORS.items()
+        name: (f(logps, base), jax.grad(lambda x, f=f: f(x, base).sum())(logps))
+        for name in registry.plugin_names(["rl.kl_estimators"], ("estimate",))
+        for f in [registry.load("rl.kl_estimators", name, "estimate").estimate]
     }
 
 
@@ -159,7 +171,7 @@ def ours(
         x.reshape(-1, T)
         for x in (given.rows(given.logps), given.rows(given.sampler), given.rows(given.advantages), given.mask)
     ]
-    weight = weigh(mean, given.rewarded.lengths, given.rewarded.groups, given.live, GROUPS, T).reshape(-1)
+    weight = weigh(mean, given.rewarded, given.live).reshape(-1)
     value, slope = program(name, level, over)(*parts, weight, numbers(low, high, cap))
     return float(value), given.ragged(np.asarray(slope).reshape(given.mask.shape))
 
@@ -267,7 +279,7 @@ def test_filters(mean: str) -> None:
     for terms in ((), ("policy",), ("kl", "entropy"), ("policy", "kl", "entropy")):
         rl = RLConfig(zero_variance_filter=terms)
         for taken, kept in ((given.live, every), (counts, chosen)):
-            found = make_loss_weights(rl, mean, np.zeros(SHAPE), given.rewarded, taken, T)
+            found = make_loss_weights(rl, aggregation(mean), np.zeros(SHAPE), given.rewarded, taken, T)
             for term in ("policy", "kl", "entropy"):
                 keep = [k and not (term in terms and s) for k, s in zip(kept, silent, strict=True)]
                 wanted = loops.aggregate(mean, given.base, given.groups, keep, T)
@@ -278,7 +290,7 @@ def test_filters(mean: str) -> None:
 def test_nothing_kept_is_nothing() -> None:
     given = batch(0)
     for mean in MEANS:
-        weight = weigh(mean, given.rewarded.lengths, given.rewarded.groups, np.zeros(SHAPE, bool), GROUPS, T)
+        weight = weigh(mean, given.rewarded, np.zeros(SHAPE, bool))
         assert not np.asarray(weight).any()
 
 
@@ -304,10 +316,10 @@ def test_entropy() -> None:
     @quick_jit
     @jax.grad
     def slope(x: Any) -> Any:
-        return regularizers.entropy(jax.nn.log_softmax(x)).sum()
+        return entropy(jax.nn.log_softmax(x)).sum()
 
     log_p = x - np.log(np.exp(x).sum(-1, keepdims=True))
-    np.testing.assert_allclose(regularizers.entropy(log_p.astype(np.float32)), loops.entropy(x), rtol=1e-5)
+    np.testing.assert_allclose(entropy(log_p.astype(np.float32)), loops.entropy(x), rtol=1e-5)
     wanted = loops.slope(lambda rows: float(loops.entropy(np.array(rows)).sum()), list(x))
     np.testing.assert_allclose(slope(x.astype(np.float32)), wanted, rtol=1e-5, atol=1e-6)
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.rl.regularizers import entropy, k3
+from isojax.rl.kl_estimators.k3 import estimate as k3
+from isojax.rl.logprobs import entropy
 
 
 @pytest.mark.parametrize(("policy", "base"), [(0.5, 0.25), (0.25, 0.5), (0.3, 0.3), (0.9, 0.01)])

@@ -26,12 +26,13 @@ class CriticConfig(Section):
 
 
 class RLConfig(Section):
-    """One update of the policy. `loss` names a file in isojax/rl/losses/ or a module path of a fork.
+    """One update of the policy.
 
-    `advantage` (a function of isojax/rl/advantages.py), `aggregation`, `clip`, `clip_high`: null takes the loss's own
-    (clip_high, where it has none, clip). A ratio is kept within 1 - clip and 1 + clip_high. `aggregation`: a mean over
-    the tokens of the batch, over responses of their means, over problems of their tokens' means, or, constant, the sum
-    over B * T.
+    `loss`, `advantage`, `aggregation` and `kl_estimator` each name a file in isojax/rl/losses/, advantages/,
+    aggregations/ or kl_estimators/, or a module path of a fork. `advantage`, `aggregation`, `clip`, `clip_high`: null
+    takes the loss's own (clip_high, where it has none, clip). A ratio is kept within 1 - clip and 1 + clip_high.
+    `aggregation`: token, a mean over the tokens of the batch; sequence, over responses of their means; prompt, over
+    problems of the means over their responses' tokens; constant, the sum over B * T.
     `n_train`: of a group's n rollouts, which all count for its advantages, how many (a random choice) the gradient is
     taken of.
     `kl`, `entropy`: coefficients of the KL to the base policy (its estimate: `kl_estimator`) and of the entropy bonus.
@@ -51,13 +52,13 @@ class RLConfig(Section):
     """
 
     loss: str = "grpo"
-    advantage: Literal["group", "mean", "leave_one_out", "batch", "whiten", "gae"] | None = None
-    aggregation: Literal["token", "sequence", "prompt", "constant"] | None = None
+    advantage: str | None = None
+    aggregation: str | None = None
     clip: PositiveFloat | None = None
     clip_high: PositiveFloat | None = None
     n_train: PositiveInt | None = None
     kl: NonNegativeFloat = 0.0
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_estimator: str = "k3"
     measure_kl: bool = False
     reference: Literal["base", "none"] = "base"
     entropy: NonNegativeFloat = 0.0

@@ -1,0 +1,70 @@
+"""Advantage estimators, one file each: `advantage(batch) -> f32[*r]`, how much better each rollout did than others.
+
+`batch` is a `RewardedBatch`. An estimator may also return one number for each response token, f32[*r T]. Groups may have
+any size: sums over a group are segment sums over group = rollout // n, with n a traced number.
+
+Two attributes of a module, both False where they are missing: `NEEDS_GROUP`, the estimator compares rollouts of one
+problem, so that n must be 2 or more; `NEEDS_CRITIC`, it reads `batch.token_advantages`, which a critic makes.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+EPS = 1e-6
+EPS_WHITEN = 1e-8
+
+
+class RewardedBatch(NamedTuple):
+    """A batch of rollouts with their rewards.
+
+    Attributes:
+        rewards: f32[*r], 0 where `valid` is false.
+        lengths: i32[*r], how many tokens of each response the policy drew.
+        groups: i32[*r], the row of each rollout's problem in the batch.
+        valid: bool[*r], whether the row holds a rollout.
+        n: i32[], rollouts per problem.
+        num_groups: a static bound of the number of groups.
+        filters_zero_variance: whether the policy's loss leaves out groups whose rollouts all got the same reward.
+        token_advantages: f32[*r T], generalised advantages by the critic's values; None without a critic.
+        token_mask: bool[*r T], which response tokens the policy drew; None without a critic.
+    """
+
+    rewards: Float[Array, "*r"]
+    lengths: Int[Array, "*r"]
+    groups: Int[Array, "*r"]
+    valid: Bool[Array, "*r"]
+    n: Int[Array, ""]
+    num_groups: int
+    filters_zero_variance: bool = False
+    token_advantages: Float[Array, "*r T"] | None = None
+    token_mask: Bool[Array, "*r T"] | None = None
+
+    def group_sum(self, x: Array) -> Array:
+        """For each row, the sum of x over the rows of its group."""
+        values = jnp.where(self.valid, x, 0).reshape(-1)
+        return jax.ops.segment_sum(values, self.groups.reshape(-1), self.num_groups)[self.groups]
+
+
+def group_centered(batch: RewardedBatch) -> Float[Array, "*r"]:
+    """reward - mean of its group; exactly 0 where all rewards of a group are equal, however their mean was rounded."""
+    centered = batch.rewards - batch.group_sum(batch.rewards) / batch.n
+    return jnp.where(batch.valid & ~zero_variance(batch), centered, 0.0)
+
+
+def zero_variance(batch: RewardedBatch) -> Bool[Array, "*r"]:
+    """Whether all rollouts of the row's group got the same reward."""
+    rewards, groups, valid = (x.reshape(-1) for x in (batch.rewards, batch.groups, batch.valid))
+    min_reward = jax.ops.segment_min(jnp.where(valid, rewards, jnp.inf), groups, batch.num_groups)
+    max_reward = jax.ops.segment_max(jnp.where(valid, rewards, -jnp.inf), groups, batch.num_groups)
+    return batch.valid & (max_reward - min_reward < EPS)[batch.groups]
+
+
+def standardize(x: Float[Array, "*r"], weight: Float[Array, "*r"]) -> Float[Array, "*r"]:
+    """(x - mean) / standard deviation, each entry counted `weight` times (n - 1, as in verl's masked whitening)."""
+    total_weight = weight.sum()
+    deviation = x - (weight * x).sum() / jnp.maximum(total_weight, 1)
+    variance = (weight * deviation**2).sum() / jnp.maximum(total_weight - 1, 1)
+    return deviation * jax.lax.rsqrt(variance + EPS_WHITEN)

@@ -1,0 +1,22 @@
+"""ScaleRL's advantage (arXiv:2510.13786): (reward - mean of the group) / (standard deviation of these over the batch +
+1e-6).
+
+ScaleRL filters zero-variance prompts: only prompts whose rollouts disagree (0 < mean reward < 1) are in the batch that
+its objective and so its standard deviation are of, the "effective batch". So the standard deviation here is over the
+rollouts that the policy's loss counts: where `cell.rl.zero_variance_filter` holds `policy`, those of groups whose
+rewards differ; without the filter, all rollouts, zero-variance groups with their zeros included.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from isojax.rl.advantages import EPS, RewardedBatch, group_centered, zero_variance
+
+NEEDS_GROUP = True
+
+
+def advantage(batch: RewardedBatch) -> Float[Array, "*r"]:
+    """The standard deviation is the sample's (B - 1, B the rollouts that count)."""
+    centered = group_centered(batch)
+    counted = batch.valid & ~(zero_variance(batch) & batch.filters_zero_variance)
+    return centered / (jnp.sqrt((centered**2).sum() / jnp.maximum(counted.sum() - 1, 1)) + EPS)

@@ -1,0 +1,17 @@
+"""PPO's advantage: generalised advantage estimates of each token (arXiv:1506.02438, by the critic's values:
+rl/critic.py), standardised over the batch's tokens as PPO's implementations do."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from isojax.rl.advantages import RewardedBatch, standardize
+
+NEEDS_CRITIC = True
+
+
+def advantage(batch: RewardedBatch) -> Float[Array, "*r T"]:
+    """One number for each token that the policy drew, 0 elsewhere."""
+    assert batch.token_advantages is not None
+    assert batch.token_mask is not None
+    standardized = standardize(batch.token_advantages, batch.token_mask.astype(jnp.float32))
+    return jnp.where(batch.token_mask, standardized, 0.0)

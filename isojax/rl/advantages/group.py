@@ -1,0 +1,15 @@
+"""GRPO's advantage (DeepSeekMath, arXiv:2402.03300): (reward - mean) / (std + 1e-6) of the rollout's group. The standard
+deviation is the sample's (n - 1), as in verl and TRL."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from isojax.rl.advantages import EPS, RewardedBatch, group_centered
+
+NEEDS_GROUP = True
+
+
+def advantage(batch: RewardedBatch) -> Float[Array, "*r"]:
+    """0 in a group whose rewards are all equal."""
+    centered = group_centered(batch)
+    return centered / (jnp.sqrt(batch.group_sum(centered**2) / jnp.maximum(batch.n - 1, 1)) + EPS)

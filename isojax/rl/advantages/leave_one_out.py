@@ -1,0 +1,13 @@
+"""RLOO's advantage (arXiv:2402.14740): reward - mean of the other rewards of the group."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from isojax.rl.advantages import RewardedBatch, group_centered
+
+NEEDS_GROUP = True
+
+
+def advantage(batch: RewardedBatch) -> Float[Array, "*r"]:
+    """n / (n - 1) times (reward - mean of the group), which is the same number."""
+    return group_centered(batch) * batch.n / jnp.maximum(batch.n - 1, 1)

@@ -1,0 +1,31 @@
+"""Aggregations, one file each: `weight(responses) -> f32[*r]`, what a response's sum of token losses is multiplied by.
+
+The loss of a batch is the sum over its responses of weight * (sum over the response's tokens). A weight is read only
+where the response is counted.
+"""
+
+from typing import NamedTuple
+
+from jaxtyping import Array, Bool, Float, Int
+
+
+class CountedResponses(NamedTuple):
+    """The responses of a batch, of which a term of the loss counts some.
+
+    Attributes:
+        lengths: i32[*r], how many tokens of each response the policy drew.
+        tokens: f32[*r], the same; 0 where the response is not counted.
+        groups: i32[*r], the row of each response's problem in the batch.
+        counted: bool[*r], whether the term counts the response.
+        num_counted: f32[], how many it counts, at least 1.
+        num_groups: a static bound of the number of groups.
+        response_length: T, the longest response allowed.
+    """
+
+    lengths: Int[Array, "*r"]
+    tokens: Float[Array, "*r"]
+    groups: Int[Array, "*r"]
+    counted: Bool[Array, "*r"]
+    num_counted: Float[Array, ""]
+    num_groups: int
+    response_length: int

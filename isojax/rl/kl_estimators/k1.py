@@ -1,0 +1,9 @@
+"""k1 = log p - log p_base: unbiased as a value, but its gradient has mean 0 on the policy's own tokens, so that it
+regularises nothing as a term of the loss."""
+
+from jaxtyping import Array, Float
+
+
+def estimate(logps: Float[Array, "m T"], base_logps: Float[Array, "m T"]) -> Float[Array, "m T"]:
+    """The log-ratio."""
+    return logps - base_logps

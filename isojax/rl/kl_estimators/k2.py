@@ -1,0 +1,8 @@
+"""k2 = (log p - log p_base)^2 / 2: on the policy's own tokens its gradient is that of KL(policy || base)."""
+
+from jaxtyping import Array, Float
+
+
+def estimate(logps: Float[Array, "m T"], base_logps: Float[Array, "m T"]) -> Float[Array, "m T"]:
+    """Half the squared log-ratio."""
+    return 0.5 * (logps - base_logps) ** 2
