@@ -1,5 +1,5 @@
-"""A recipe resolved: what `cell.rl` leaves null takes its loss's default, plug-ins are loaded, and settings that contradict
-each other are refused before any work.
+"""A recipe resolved: what `cell.rl` leaves null takes its loss's default, plug-ins are loaded, and settings that
+contradict each other are refused before any work.
 """
 
 from collections.abc import Callable, Sequence
@@ -195,8 +195,8 @@ def _check_group_size(rl: RLConfig, algorithm: Algorithm, smallest_n: int) -> No
         )
     if rl.zero_variance_filter and smallest_n < 2:
         raise InputError(
-            f"cell.rl.zero_variance_filter = {list(rl.zero_variance_filter)} and n = 1: a group of one never disagrees, "
-            "so that these terms would have no rollout left. Expected n of 2 or more, or no filter."
+            f"cell.rl.zero_variance_filter = {list(rl.zero_variance_filter)} and n = 1: a group of one never "
+            "disagrees, so that these terms would have no rollout left. Expected n of 2 or more, or no filter."
         )
     if rl.n_train is not None and rl.n_train > smallest_n:
         raise InputError(

@@ -32,6 +32,7 @@ FEW = ("sweep.budget=400", "--no-report")  # for two processes that wait for eac
 FORK = {
     "my_module.py": "docs/extending.md",
     "my_fork/my_problems.py": "docs/extending.md",
+    "my_fork/my_advantage.py": "docs/extending.md",
 }  # what a page tells its reader to write
 LOGS = {
     "README.md": REPOSITORY / "tests/runs/importers/fixtures",

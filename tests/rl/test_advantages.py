@@ -76,15 +76,13 @@ def test_groups_across_shards() -> None:
 
 
 def test_the_batch_of_a_filtered_loss_holds_no_zero_variance_group() -> None:
-    """Four groups of 4, rewards 1 0 0 0 and 1 1 1 0 and twice all alike. Less their means: 3/4 -1/4 -1/4 -1/4 and 1/4 1/4
-    1/4 -3/4, a sum of squares of 3/2. Filtered, the standard deviation is of 8 rollouts, sqrt(3/2 / 7) = .46291, and the
-    largest advantage .75 / .46291 = 1.6202; unfiltered of all 16, sqrt(3/2 / 15) = .31623, and .75 / .31623 = 2.3717.
+    """Four groups of 4, two with rewards 1 1 0 0 and two whose rewards are equal: less their means, eight of +-1/2 and
+    eight 0, a sum of squares of 2. Filtered, the standard deviation is that of 8 rollouts, sqrt(2 / 7), and advantages
+    are +-.5 / .53452 = .93541; unfiltered that of all 16, sqrt(2 / 15), and they are .5 / .36515 = 1.36931.
     """
-    rewards = jnp.array([1.0, 0, 0, 0, 1, 1, 1, 0, *[1] * 4, *[0] * 4])
+    rewards = jnp.array([1.0, 1, 0, 0, 1, 1, 0, 0, *[1] * 4, *[0] * 4])
     rows = jnp.arange(16)
     given = RewardedBatch(rewards, jnp.ones_like(rows), rows // 4, rows >= 0, jnp.int32(4), GROUPS)
-    for filtered, largest in ((True, 1.6202), (False, 2.3717)):
+    for filtered, size in ((True, 0.93541), (False, 1.36931)):
         got = np.asarray(batch.advantage(given._replace(filters_zero_variance=filtered)))
-        scale = largest / 0.75
-        np.testing.assert_allclose(got[:8], scale * np.array([3, -1, -1, -1, 1, 1, 1, -3]) / 4, rtol=1e-4)
-        assert not got[8:].any()
+        np.testing.assert_allclose(got, size * np.array([1, 1, -1, -1, 1, 1, -1, -1, *[0] * 8]), rtol=1e-4)

@@ -1,4 +1,4 @@
-"""Advantage estimators, one file each: `advantage(batch) -> f32[*r]`, how much better each rollout did than others.
+"""Advantage estimators, one file each: `advantage(batch) -> f32[*r]`, how much a rollout's reward is above others'.
 
 `batch` is a `RewardedBatch`. An estimator may also return one number for each response token, f32[*r T]. Groups may have
 any size: sums over a group are segment sums over group = rollout // n, with n a traced number.
