@@ -154,7 +154,7 @@ def check_plugin_shape(
         raise InputError(f"{setting}: for 2 responses of 3 tokens it returns {output}; expected {expected}.")
 
 
-def _abstract(*shape: int, dtype: type = float) -> jax.ShapeDtypeStruct:
+def _abstract(*shape: int, dtype: type = float) -> Any:
     return jax.ShapeDtypeStruct(shape, {float: jnp.float32, int: jnp.int32, bool: jnp.bool_}[dtype])
 
 

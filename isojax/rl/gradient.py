@@ -151,7 +151,7 @@ class GradientAccumulator:
             loss, pullback, metrics = jax.vjp(
                 anchored_objective, *jax.tree.map(_make_anchor, differentiated), has_aux=True
             )
-            pullback.with_refs(*gradient_refs)(jnp.ones_like(loss))
+            _pull_back(pullback, gradient_refs, jnp.ones_like(loss))
             return metrics
 
         return lax.switch(bucket, [partial(at_width, width) for width in self.bucket_widths], microbatch)
@@ -195,7 +195,7 @@ class GradientAccumulator:
             )
 
         sums = lax.fori_loop(0, ((highs - lows + m - 1) // m).max(), add_one, sums)
-        pullback.with_refs(d_params)(jax.tree.map(lambda d, x: jax.freeze(d).astype(x.dtype), d_prefix, prefix))
+        _pull_back(pullback, (d_params,), jax.tree.map(lambda d, x: jax.freeze(d).astype(x.dtype), d_prefix, prefix))
         return sums
 
     def __call__(self, inputs: UpdateInputs, shard_batch: ShardBatch) -> tuple[Params, MetricSums]:
@@ -285,6 +285,11 @@ def _attach_anchors(anchors: Params, params: Params) -> Params:
     """Parameters with the gradient of their anchors: layers' each in its own place, where it is used."""
     anchored = jax.tree.map(GradAnchor, anchors, params)
     return {name: pair if name == "blocks" else resolve_anchors(pair) for name, pair in anchored.items()}
+
+
+def _pull_back(pullback: Any, gradient_refs: tuple, cotangents: Any) -> None:
+    """Adds the gradient of what `jax.vjp` differentiated to references."""
+    pullback.with_refs(*gradient_refs)(cotangents)
 
 
 def _sum_over_shards(x: Array, shards: int) -> Array:
