@@ -162,7 +162,7 @@ def test_a_model_that_is_split_samples_what_one_device_samples() -> None:
     """Both drawn by the host's visits, over two devices that share every weight; the log-probabilities to rounding."""
     for B_p, n in CELLS:
         (_, one), (_, two) = (made(axes).both(B_p, n, key=3) for axes in ("auto", "tensor=2"))
-        for name in ("tokens", "mask", "ended"):
+        for name in ("tokens", "mask", "stopped"):
             np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
         for name in ("logps", "kept"):
             np.testing.assert_allclose(getattr(one, name), getattr(two, name), rtol=0, atol=1e-5)
@@ -170,7 +170,7 @@ def test_a_model_that_is_split_samples_what_one_device_samples() -> None:
 
 @pytest.mark.parametrize(
     ("width", "bits", "options"),
-    [(4, False, {}), (1, True, {"compute": "bfloat16", "cache": "int8"})],
+    [(4, False, {}), (1, True, {"compute_dtype": "bfloat16", "cache_dtype": "int8"})],
     ids=["lanes", "precisions"],
 )
 def test_lanes_and_other_precisions(width: int, bits: bool, options: dict[str, str]) -> None:

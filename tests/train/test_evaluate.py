@@ -14,7 +14,7 @@ from isojax.core.config import SamplingConfig
 from isojax.core.nouns import Problem
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Params
-from isojax.sampling.batch import make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from isojax.tasks.protocol import EncodedProblems, Grades
 from isojax.train.evaluate import Evaluator, TokenizedProblems, mean_accuracy
 from tests.device import (
@@ -104,9 +104,9 @@ def test_a_policy_that_is_always_right_and_one_that_never_is(evaluator: Evaluato
 
 def test_counts_follow_the_exact_probabilities(evaluator: Evaluator) -> None:
     """Right is an even first token: its probability for each problem is a sum over the vocabulary."""
-    first = log_softmax(np, response_logits(np, policy(), ENCODED, np.arange(COUNT), np.zeros((COUNT, 1), np.int32)))[
-        :, 0
-    ]
+    first = log_softmax(
+        np, response_logits(np, policy(), ProblemArrays(*ENCODED), np.arange(COUNT), np.zeros((COUNT, 1), np.int32))
+    )[:, 0]
     p = np.exp(first)[:, ::2].sum(1)
     assert p.min() < 0.3 and p.max() > 0.7
     repeats = 25
