@@ -11,7 +11,7 @@ figure lie in DIR/EXPERIMENT/, beside the runs:
     python benchmarks/ablations.py recipes --arms ppo,cispo --budget 20000    some of the arms, shorter
 
 Of a line: `base` and `final`, validation reward of the base policy and, the mean over seeds, that of the last quarter
-of the evaluations (as in `isojax lr-anchor`), `se` its standard error over seeds; `gains`, final - base of each seed;
+of the evaluations (as in `isojax lr-search`), `se` its standard error over seeds; `gains`, final - base of each seed;
 `fall`, the best evaluation less the last, the largest of the seeds'; `flags`, which runs broke
 (isojax/scaling/checks/run_health.py); entropy, kl, grad_norm, response_length and zero_variance, means over seeds in
 the last interval of training; `curve`, [C, mean reward, its spread over seeds] of each evaluation. Where values of n

@@ -1,4 +1,4 @@
-"""How often the 90% intervals of `isojax curve` hold the truth, on curves with known parameters and noise. One JSON
+"""How often the 90% intervals of `isojax fit-curve` hold the truth, on curves with known parameters and noise. One JSON
 line:
 
     python benchmarks/curve_coverage.py                     300 curves of each kind

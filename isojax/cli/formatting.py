@@ -163,3 +163,16 @@ def _format_interval(interval: Sequence[Any] | None) -> str:
         return "-"
     low, high = interval
     return f"{'<' if low is None else _format_number(low)} to {'>' if high is None else _format_number(high)}"
+
+
+def print_notes(console: Console, notes: Sequence[str]) -> None:
+    """What a reader must know, one line each."""
+    for note in notes:
+        console.print(f"[yellow]note:[/yellow] {escape(note)}", highlight=False)
+
+
+def format_bounds(bounds: Sequence[float | None] | None) -> str:
+    """An interval such as "0.1 to 0.4"; a bound of None is open."""
+    if bounds is None:
+        return "-"
+    return " to ".join("open" if bound is None else f"{bound:.4g}" for bound in bounds)

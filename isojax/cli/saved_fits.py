@@ -10,27 +10,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from isojax.cli.formatting import json_line_per_row, to_json_value
 from isojax.core.atomic_files import write_text
+from isojax.core.config import Config, read_saved_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
-from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric
+from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, read_runs
 from isojax.runs.store import display_path
-
-if TYPE_CHECKING:
-    from isojax.core.config import Config
+from isojax.scaling.checks.run_health import add_health, flagged_run_rows, healthy_runs
+from isojax.scaling.fit import fit
 
 DEFAULT_MODE = "hierarchical"
 NO_HEALTH: Mapping[str, Any] = {"left_out": True, "runs": []}  # what fits from before runs were flagged say of them
-IncludeFlaggedOption = Annotated[
-    bool, typer.Option(INCLUDE_FLAGGED, help="Fit the runs that are flagged as broken too; else they are left out.")
-]
 
 
 @dataclass(frozen=True)
@@ -115,8 +111,6 @@ def make_fit(
 ) -> dict[str, Any]:
     """Fit the runs; a single sweep's folder gets its fit.json, or a file named after another metric, compute or mode
     where one was asked."""
-    from isojax.runs.ledger import read_runs
-
     runs = read_runs(paths, warn)
     fit_document = fit_runs(runs, metric or default_metric(runs), compute, options)
     if len(paths) == 1 and is_sweep_folder(paths[0]):
@@ -136,9 +130,6 @@ def fit_runs(
     Raises:
         InputError: every run is flagged, or as `fit`.
     """
-    from isojax.scaling.checks.run_health import add_health, flagged_run_rows, healthy_runs
-    from isojax.scaling.fit import fit
-
     fit_arguments = {
         "mode": options.mode,
         "replicates": options.replicates,
@@ -251,8 +242,6 @@ def _options_of_fit(fit_document: Mapping[str, Any]) -> FitOptions:
 
 def _is_stale(fit_document: dict[str, Any], run: Path) -> bool:
     """Whether the ledgers hold other points than the fit was made from, or other runs of them are flagged as broken."""
-    from isojax.runs.ledger import read_runs
-    from isojax.scaling.checks.run_health import flagged_run_rows
 
     def point_keys(rows: Iterable[Mapping[str, Any]]) -> set[tuple[int, ...]]:
         return {(r["B_p"], r["n"], r["seed"], r["points"]) for r in rows}
@@ -267,7 +256,5 @@ def _is_stale(fit_document: dict[str, Any], run: Path) -> bool:
 
 def saved_sweep_config(run: Path) -> Config | None:
     """The config.yaml beside a sweep's fit; None where there is none, as for imported logs."""
-    from isojax.core.config import read_saved_config
-
     path = (run if run.is_dir() else run.parent) / "config.yaml"
     return read_saved_config(path) if path.exists() else None

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -33,6 +33,12 @@ RATE_STEP = 10**0.5
 MAX_EXTENSIONS = 2
 MIN_EVALUATIONS, MIN_WARMUPS = 4, 3
 SCORE_DESCRIPTION = "mean over seeds of the mean {metric} over the last quarter of the evaluations"
+
+
+class LaunchSweep(Protocol):
+    """Runs a sweep: local_runner.launch, which loads jax."""
+
+    def __call__(self, config: Config, resume: bool, dry_run: bool) -> Path | None: ...
 
 
 @dataclass(frozen=True)
@@ -146,12 +152,15 @@ def search_folder(config: Config) -> Path:
     return working_folder(config.run.dir, f"{config.name}-lr")
 
 
-def run_rate(config: Config, source_folder: Path | None, resume: bool) -> RateResult:
-    """Run one rate (`rate_config`); `first`: the folder of a rate that has run, whose base policy and static sizes it
-    takes.
-    """
-    from isojax.launch.local.local_runner import launch
+def run_rate(config: Config, source_folder: Path | None, resume: bool, launch: LaunchSweep) -> RateResult:
+    """Run one rate and score it.
 
+    Args:
+        config: the sweep of the rate, of `rate_config`.
+        source_folder: a rate that has run, whose base policy and static sizes this one takes.
+        resume: go on with what is in the folder.
+        launch: runs a sweep.
+    """
     folder = Path(config.run.dir) / config.name
     if source_folder is not None and source_folder != folder and not (folder / CONFIG_FILE).exists():
         copy_base_policy(source_folder, folder, config)
@@ -262,7 +271,7 @@ def select_rate(results: tuple[RateResult, ...], num_extensions: int) -> LrSearc
 
 
 def to_json(result: LrSearchResult, config: Config, pair: tuple[int, int], budget: int, seeds: int) -> dict[str, Any]:
-    """The content of lr_anchor.json: what was run, every rate, and what to put into the config."""
+    """The content of lr_search.json: what was run, every rate, and what to put into the config."""
     B = pair[0] * pair[1]
     metric = f"avg@{config.cell.eval.samples}"
     rate_rows = [

@@ -1,4 +1,4 @@
-"""`isojax curve`: one run's curve from two columns of a file, what it says beyond the points it was fitted to, and how
+"""`isojax fit-curve`: one run's curve from two columns of a file, what it says beyond the points it was fitted to, and how
 far to trust it.
 """
 

@@ -17,6 +17,7 @@ import pytest
 
 from isojax import __version__
 from isojax.cli import app
+from isojax.cli.commands import report_command
 from isojax.cli.formatting import parse_count, parse_fixed_values, to_json_value
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, config_hash, load_config, read_saved_config, save_config
@@ -332,7 +333,7 @@ def test_report_says_what_it_cannot_write_and_names_odd_folders(
     isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(write, "FIGURES", dict([*FIGURES.items()][:1]))  # one is enough here, and one fit
-    monkeypatch.setattr(app, "other_fits", lambda *_: [])
+    monkeypatch.setattr(report_command, "other_fits", lambda *_: [])
     folder = write_sweep(tmp_path / "runs" / "a [/red] b", (2, 8))
     isojax("fit", str(folder), "--bootstrap", "0", "--mode", "paper")
     (folder / "figures").touch()
@@ -370,12 +371,22 @@ def test_fixed_values_and_plain_data() -> None:
 
 
 def test_help_teaches_with_examples_and_the_right_name(isojax: Isojax) -> None:
-    for command in ("launch", "train", "fit", "recommend", "report"):
+    for command in ("launch", "train", "fit", "fit-law", "fit-curve", "recommend", "report", "lr-search"):
         code, out, _ = isojax(command, "--help")
         assert code == 0 and "Example" in out and f"isojax {command} " in out
     assert "Usage: python -m isojax.launch" in isojax("--help", main=app.main_launch)[1]
     assert "Usage: python -m isojax.train" in isojax("--help", main=app.main_train)[1]
     assert isojax("--version") == (0, f"{__version__}\n", "")
+
+
+def test_every_command_is_listed_with_what_its_help_says_first(isojax: Isojax, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    listed = " ".join(isojax("--help")[1].split())
+    for command in app.COMMANDS:
+        code, out, _ = isojax(command.name, "--help")
+        opening = " ".join(out.split())
+        assert code == 0 and f"Usage: isojax {command.name} " in opening
+        assert command.summary.rstrip(".") in opening and f" {command.name} {command.summary}" in listed
 
 
 def test_fit_recommend_and_report_load_no_jax(tmp_path: Path) -> None:

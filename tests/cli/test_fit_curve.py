@@ -1,4 +1,4 @@
-"""`isojax fit --frontier` and `isojax curve` as a user meets them: what is printed and written, exit codes, nothing
+"""`isojax fit-law` and `isojax fit-curve` as a user meets them: what is printed and written, exit codes, nothing
 overwritten.
 """
 
@@ -14,7 +14,7 @@ import pytest
 from isojax.cli import app
 
 FIXTURES = Path(__file__).parents[1] / "scaling" / "fixtures"
-CURVE = ("curve", "run.csv", "--x", "rollouts", "--y", "val_acc")
+CURVE = ("fit-curve", "run.csv", "--x", "rollouts", "--y", "val_acc")
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def isojax(monkeypatch, capsys, tmp_path):
 
 
 def test_a_frontier_is_fitted_and_what_carries_it_is_said(isojax, tmp_path):
-    code, out, err = isojax("fit", "--frontier", "points.csv", "--where", "set=easy")
+    code, out, err = isojax("fit-law", "points.csv", "--where", "set=easy")
     assert (code, err) == (0, "")
     for part in (
         "n*(C): sigmoid",
@@ -49,7 +49,7 @@ def test_a_frontier_is_fitted_and_what_carries_it_is_said(isojax, tmp_path):
 
 
 def test_a_frontier_as_json_in_both_modes(isojax):
-    code, out, _ = isojax("fit", "--frontier", "points.csv", "--where", "set=easy", "--json")
+    code, out, _ = isojax("fit-law", "points.csv", "--where", "set=easy", "--json")
     found = json.loads(out)
     law = found["n_star"]
     assert code == 0 and found["mode"] == "hierarchical" and law["form"] == "sigmoid"
@@ -57,7 +57,7 @@ def test_a_frontier_as_json_in_both_modes(isojax):
     assert all(
         law["intervals"][name][0] - 0.1 <= value <= law["intervals"][name][1] + 0.1 for name, value in truth.items()
     )
-    code, out, _ = isojax("fit", "--frontier", "points.csv", "--where", "set=easy", "--mode", "paper", "--json")
+    code, out, _ = isojax("fit-law", "points.csv", "--where", "set=easy", "--mode", "paper", "--json")
     assert code == 0 and json.loads(out)["mode"] == "paper" and json.loads(out)["n_star"]["intervals"] is None
 
 
@@ -100,12 +100,10 @@ def test_a_picture_that_is_there_is_kept(isojax, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["fit", "--frontier", "none.csv"], "cannot read none.csv"),
-        (["fit", "--frontier", "run.csv"], "run.csv, line 1: no column 'n'"),
-        (["fit", "--frontier", "points.csv", "--where", "set=eassy"], "values of set there are: easy, hard"),
-        (["fit", "--frontier", "points.csv", "--where", "st=easy"], "no column 'st'; the nearest is 'set'"),
-        (["fit", "runs/x", "--frontier", "points.csv"], "given runs/x and --frontier points.csv"),
-        (["fit", "runs/x", "--where", "set=easy"], "expected --frontier FILE with it"),
+        (["fit-law", "none.csv"], "cannot read none.csv"),
+        (["fit-law", "run.csv"], "run.csv, line 1: no column 'n'"),
+        (["fit-law", "points.csv", "--where", "set=eassy"], "values of set there are: easy, hard"),
+        (["fit-law", "points.csv", "--where", "st=easy"], "no column 'st'; the nearest is 'set'"),
         ([*CURVE], "line 43: rollouts = 0 as in line 2 already"),
         ([*CURVE, "--where", "seed=0", "--plot", "curve.gif"], "expected a file named .png or .pdf"),
         ([*CURVE, "--where", "seed=0", "--plot", "run.csv/curve.png"], "cannot write run.csv/curve.png"),
@@ -121,7 +119,18 @@ def test_refusals_are_one_line_and_exit_code_2(isojax, tmp_path, words, said):
 
 
 @pytest.mark.parametrize(
-    "words", [["curve"], ["curve", "run.csv"], ["curve", "run.csv", "--x", "rollouts"], [*CURVE, "--fit-below", "x"]]
+    "words",
+    [
+        ["fit-law"],
+        ["fit-law", "points.csv", "runs/x"],
+        ["fit-law", "points.csv", "--validate"],
+        ["fit-law", "points.csv", "--metric", "avg@4"],
+        ["fit", "runs/x", "--where", "set=easy"],
+        ["fit-curve"],
+        ["fit-curve", "run.csv"],
+        ["fit-curve", "run.csv", "--x", "rollouts"],
+        [*CURVE, "--fit-below", "x"],
+    ],
 )
 def test_wrong_usage(isojax, words):
     code, _, err = isojax(*words)
@@ -129,5 +138,5 @@ def test_wrong_usage(isojax, words):
 
 
 def test_help_shows_examples(isojax):
-    assert "isojax curve log.csv --x rollouts --y val_acc --fit-below 250000" in isojax("curve", "--help")[1]
-    assert "isojax fit --frontier points.csv --where set=easy" in isojax("fit", "--help")[1]
+    assert "isojax fit-curve log.csv --x rollouts --y val_acc --fit-below 250000" in isojax("fit-curve", "--help")[1]
+    assert "isojax fit-law points.csv --where set=easy" in isojax("fit-law", "--help")[1]

@@ -69,18 +69,3 @@ def test_the_trials_take_the_options_of_the_fit(fit: Callable[..., Outcome]) -> 
         return last["high"] - last["low"]
 
     assert width("--run-sd", "0.1") > 2 * width()
-
-
-def test_points_alone_cannot_be_validated(fit: Callable[..., Outcome]) -> None:
-    code, out, err = fit("--frontier", "points.csv", "--validate")
-    assert code == 2 and out == "" and err.startswith("error: given --validate with --frontier")
-
-
-def test_what_points_alone_cannot_use_is_refused(fit: Callable[..., Outcome]) -> None:
-    options = ("--metric", "avg@4", "--compute", "tokens", "--bootstrap", "9", "--seed", "1", "--run-sd", "0.02")
-    code, out, err = fit("--frontier", "points.csv", *options)
-    assert (
-        code == 2
-        and out == ""
-        and err.startswith("error: given --metric, --compute, --bootstrap, --seed, --run-sd with --frontier")
-    )

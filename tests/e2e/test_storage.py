@@ -94,5 +94,5 @@ def test_what_is_refused(isojax: Any, monkeypatch: Any) -> None:
         "auto",
         saying=["several processes", "docs/hosts.md"],
     )
-    isojax.refused("lr-anchor", "tiny.yaml", "run.dir=memory://b", saying=["expected a folder"])
+    isojax.refused("lr-search", "tiny.yaml", "run.dir=memory://b", saying=["expected a folder"])
     isojax.refused("fit", f"file://{isojax.folder}/nothing", saying=["there is nothing at file://"])

@@ -17,8 +17,9 @@ import yaml
 from ray._private.accelerators import TPUAcceleratorManager
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from isojax.cli.app import app
+from isojax.cli.app import COMMANDS
 from isojax.cli.config_options import read_config
+from isojax.cli.lazy_commands import load_module
 from isojax.core.config import Config
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +117,8 @@ def commands(text: str) -> list[list[str]]:
 
 def check_command(words: list[str]) -> Config | None:
     """The config that `isojax launch ...` runs; a usage error or an InputError where isojax would refuse the words."""
-    known: Any = typer.main.get_command(app)
     assert words[0] == "isojax"
-    given = known.commands[words[1]].make_context("isojax", words[2:]).params
+    (module,) = (command.module for command in COMMANDS if command.name == words[1])
+    known: Any = typer.main.get_command(load_module(module).app)
+    given = known.make_context("isojax", words[2:]).params
     return read_config(given["words"], given["mesh"], None, given["ray"]) if words[1] == "launch" else None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from isojax.cli import app
-from isojax.cli.lr_search_command import read_rates
+from isojax.cli.commands.lr_search_command import read_rates
 from isojax.core import memory_pages
 from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
@@ -212,7 +212,7 @@ def test_a_search_from_end_to_end(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(memory_pages.TUNABLES_VARIABLE, "")  # pytest is not to start itself anew
     (tmp_path / "tiny.yaml").write_text(TINY)
-    search = ("lr-anchor", "tiny.yaml", "--rates", "1e-5,1e-2", "--budget", "300", "--json")
+    search = ("lr-search", "tiny.yaml", "--rates", "1e-5,1e-2", "--budget", "300", "--json")
     assert isojax(monkeypatch, *search, "--dry-run") == 0
     planned = json.loads(capsys.readouterr().out)
     assert (planned["B_p"], planned["n"], planned["B"], planned["rates"]) == (8, 4, 32, [1e-5, 1e-2])
@@ -221,8 +221,8 @@ def test_a_search_from_end_to_end(
     assert isojax(monkeypatch, *search) == 0
     found, folder = json.loads(capsys.readouterr().out), tmp_path / "runs/tiny-lr"
     assert (
-        found == json.loads((folder / "lr_anchor.json").read_text())
-        and (folder / "lr_anchor.png").read_bytes()[:4] == b"\x89PNG"
+        found == json.loads((folder / "lr_search.json").read_text())
+        and (folder / "lr_search.png").read_bytes()[:4] == b"\x89PNG"
     )
     assert sorted(p.name for p in folder.glob("*/cells/*")) == ["8x4-s0", "8x4-s0", "8x4-s1", "8x4-s1"]
     bases = [(folder / rate / "base/params.safetensors").read_bytes() for rate in ("1e-5", "1e-2")]
@@ -248,5 +248,5 @@ def test_a_search_from_end_to_end(
     assert isojax(monkeypatch, *search[:-1], "--resume") == 0
     said = capsys.readouterr().out
     assert f"cell.rl.learning_rate={rate_name(found['learning_rate'])} cell.rl.lr_reference_batch=32" in said
-    assert json.loads((folder / "lr_anchor.json").read_text()) == found
+    assert json.loads((folder / "lr_search.json").read_text()) == found
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("records.jsonl")} == before

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.cli.model_command import find_smollm2
+from isojax.cli.commands.model_command import find_smollm2
 from isojax.core import registry
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError

@@ -1,4 +1,4 @@
-"""`isojax curve` as a document: columns read, points held out, flags, refusals with file and line."""
+"""`isojax fit-curve` as a document: columns read, points held out, flags, refusals with file and line."""
 
 import json
 

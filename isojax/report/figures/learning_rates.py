@@ -1,4 +1,4 @@
-"""The search for the learning rate's anchor: reward against rate, and the curves behind it (`isojax lr-anchor`)."""
+"""The search for the learning rate: reward against rate, and the curves behind it (`isojax lr-search`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from isojax.report.text import format_compact
 
 
 def learning_rate_figure(search: Mapping[str, Any]) -> RenderedFigure:
-    """Draw what `isojax lr-anchor --json` prints: on the left each rate's reward, on the right each rate's runs."""
+    """Draw what `isojax lr-search --json` prints: on the left each rate's reward, on the right each rate's runs."""
     fig = Figure(figsize=(12.5, 5.0), dpi=DPI, layout="constrained")
     reward_ax, run_ax = fig.add_subplot(1, 2, 1), fig.add_subplot(1, 2, 2)
     reward_label = f"validation reward ({escape_label(search['metric'])})"

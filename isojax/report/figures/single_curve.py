@@ -1,4 +1,4 @@
-"""One run's curve with its interval, the points it was fitted to and those held out (`isojax curve --plot`)."""
+"""One run's curve with its interval, the points it was fitted to and those held out (`isojax fit-curve --plot`)."""
 
 from __future__ import annotations
 

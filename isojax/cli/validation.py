@@ -14,6 +14,9 @@ from rich.table import Table
 from isojax.cli.formatting import to_json_value
 from isojax.cli.saved_fits import FitOptions, default_metric, fit_file_name, is_sweep_folder, progress_bar, warn
 from isojax.core.atomic_files import write_text
+from isojax.runs.ledger import read_runs
+from isojax.scaling.checks.run_health import healthy_runs
+from isojax.scaling.checks.validate import REPLICATES, validate
 
 TRIALS = {"compute": "the top of compute", "largest_n": "the largest n", "seed": "one run a cell"}
 
@@ -24,10 +27,6 @@ def make_validation(paths: Sequence[Path], metric: str | None, compute: str, opt
 
     The trials take the options of the fit that they judge, but no more replicates than `REPLICATES`, for there are
     three of them."""
-    from isojax.runs.ledger import read_runs
-    from isojax.scaling.checks.run_health import healthy_runs
-    from isojax.scaling.checks.validate import REPLICATES, validate
-
     runs = read_runs(paths, warn)
     runs = runs if options.include_flagged else healthy_runs(runs)
     with progress_bar("validation") as advance:

@@ -11,8 +11,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from isojax.cli.config_options import ConfigArguments, MeshOption, read_config
+from isojax.cli.lazy_commands import load_module, new_app
+
+app = new_app()
 
 
+@app.command()
 def difficulty(
     words: ConfigArguments = None,
     out: Annotated[
@@ -30,10 +34,10 @@ def difficulty(
     ] = False,
     mesh: MeshOption = None,
 ) -> None:
-    """Label problems by the base model's avg@k, and split them: Easy [.3, .6], Hard [0, .0625], Very Easy (.6, .9].
+    """Label problems by the base model's avg@k, and split them by difficulty.
 
-    cell.data.candidates problems get cell.data.attempts rollouts each (16 where that is 0). Called again after a kill
-    it goes on where it was. DIR gets labels.csv (with 90% intervals), the histogram difficulty.png, and splits/, a data
+    The splits are Easy, [.3, .6], Hard, [0, .0625], and Very Easy, (.6, .9]. cell.data.candidates problems get
+    cell.data.attempts rollouts each (16 where that is 0). Called again after a kill it goes on where it was. DIR gets labels.csv (with 90% intervals), the histogram difficulty.png, and splits/, a data
     set to train on.
 
     \b
@@ -44,12 +48,11 @@ def difficulty(
     """
     config = read_config(words, mesh, None)
     folder = out or Path("difficulty") / config.name
-    from isojax.launch.local.difficulty_run import SPLITS_FOLDER, label_difficulty
-
+    difficulty_run = load_module("isojax.launch.local.difficulty_run")
     stderr_console = Console(stderr=True)
     with Progress(console=stderr_console, disable=not stderr_console.is_terminal) as progress:
         progress_task = progress.add_task("reading the model and the problems", total=1.0)
-        splits = label_difficulty(
+        splits = difficulty_run.label_difficulty(
             config,
             folder,
             held_out,
@@ -68,7 +71,7 @@ def difficulty(
     console = Console()
     console.print(table)
     console.print(
-        f"data set: {folder / SPLITS_FOLDER}; histogram: {folder / 'difficulty.png'}",
+        f"data set: {folder / difficulty_run.SPLITS_FOLDER}; histogram: {folder / 'difficulty.png'}",
         soft_wrap=True,
         highlight=False,
         markup=False,

@@ -14,21 +14,24 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from isojax.cli.lazy_commands import load_module, new_app
+from isojax.cli.options import JsonOption
 from isojax.core.errors import InputError
 
 Dtype = Literal["float32", "bfloat16"]
 DtypeOption = Annotated[Dtype, typer.Option(help="What the weights are stored in.")]
 
-app = typer.Typer(
-    no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}, rich_markup_mode="rich"
-)
+app = new_app(no_args_is_help=True)
 
 SMOLLM2_SOURCE, SMOLLM2_NAME = "smollm2", "smollm2-135m"
 
 
 @app.callback()
 def _root() -> None:
-    """Language models as folders: config.json, *.safetensors and a tokenizer, as hubs give them (cell.model.path)."""
+    """Import, show and export language models.
+
+    A model is a folder with config.json, *.safetensors and a tokenizer, as hubs give it: cell.model.path.
+    """
     # Files are read and written here: no accelerator is needed, and one may be training.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -60,10 +63,8 @@ def import_model(
             f"given {source!r}, expected smollm2 or a file that ends in .gguf. A folder with *.safetensors is used as it is."
         )
     folder = out or Path("models") / (SMOLLM2_NAME if source == SMOLLM2_SOURCE else path.stem.lower())
-    from isojax.models.gguf import import_gguf
-
     start_time = time.monotonic()
-    import_gguf(path, folder, dtype)
+    load_module("isojax.models.gguf").import_gguf(path, folder, dtype)
     folder_bytes = sum(file.stat().st_size for file in folder.iterdir())
     _print_line(
         f"model: {folder} ({folder_bytes / 1e6:.0f} MB, {time.monotonic() - start_time:.0f} s); use it by cell.model.path={folder}"
@@ -90,9 +91,7 @@ def find_smollm2() -> Path:
 @app.command()
 def show(
     folder: Annotated[Path, typer.Argument(help="A model's folder.")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check a model's folder and say what is in it: exit code 2 where a weight is missing or misshapen, or it cannot be
     run here.
@@ -101,7 +100,7 @@ def show(
     [bold]Example[/bold]
       isojax model show models/smollm2-135m
     """
-    description = describe_model(folder)
+    description = load_module("isojax.launch.local.describe_model").describe_model(folder)
     if as_json:
         print(json.dumps(description, indent=1))
         return
@@ -118,45 +117,6 @@ def _format_value(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k} {v}" for k, v in value.items())
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def describe_model(folder: Path) -> dict[str, Any]:
-    """What `show` says of a folder, as plain data."""
-    from isojax.core import registry
-    from isojax.core.config import ModelConfig
-    from isojax.models import safetensors_io
-    from isojax.models.hf import hf_load
-    from isojax.models.hf.hf_layout import weight_layouts
-    from isojax.tasks.tokenizer import end_tokens, load_tokenizer
-
-    model = hf_load.resolve_model(ModelConfig(path=str(folder)))
-    stored_tensors, expected_weights = (
-        safetensors_io.read_headers(folder),
-        weight_layouts(model, registry.load("models.families", model.family, "build").build(model, model.vocab)),
-    )
-    hf_load.check_tensors(folder, expected_weights, stored_tensors)
-    names = [name for weight in expected_weights for name in weight.tensor_names]
-    description: dict[str, Any] = {
-        **model.model_dump(exclude={"path"}),
-        "parameters": sum(weight.size for weight in expected_weights),
-        "stored": {
-            d: sum(stored_tensors[n].dtype == d for n in names)
-            for d in sorted({stored_tensors[n].dtype for n in names})
-        },
-        "files": len(safetensors_io.weight_files(folder)),
-        "bytes": sum(stored_tensors[n].end - stored_tensors[n].start for n in names),
-        "fingerprint": safetensors_io.fingerprint(folder),
-    }
-    try:
-        tokenizer = load_tokenizer(folder)
-    except InputError as e:  # weights alone can be looked at; a task in text refuses them by the same words
-        return description | {"tokenizer": f"none that can be used: {e}"}
-    stop_tokens = {str(tokenizer.convert_ids_to_tokens(i)): i for i in end_tokens(tokenizer, folder)}
-    return description | {
-        "tokenizer": f"{len(tokenizer)} tokens",
-        "chat_template": tokenizer.chat_template is not None,
-        "stop_tokens": stop_tokens,
-    }
 
 
 @app.command()
@@ -177,9 +137,7 @@ def export(
     [bold]Example[/bold]
       isojax model export runs/NAME/cells/16x8-s0 models/trained --dtype bfloat16
     """
-    from isojax.train.export_policy import export_cell
-
-    num_updates = export_cell(run, out, dtype, base)
+    num_updates = load_module("isojax.train.export_policy").export_cell(run, out, dtype, base)
     _print_line(f"model: {out}, after {num_updates} updates")
 
 

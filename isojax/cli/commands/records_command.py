@@ -17,20 +17,23 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from isojax.cli.formatting import to_json_value
+from isojax.cli.lazy_commands import new_app
+from isojax.cli.options import JsonOption
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
+from isojax.runs.ledger import ledger_folders
 from isojax.runs.logs.column_map import FIELD_HELP, parse_field_map
+from isojax.runs.logs.import_logs import check_output_folder, read_logs, write_ledgers
+from isojax.scaling.checks.ledger_check import check_ledgers
 
-_TYPER_STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False, "add_completion": False}
-
-app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}, **_TYPER_STYLE)
+app = new_app(no_args_is_help=True)
 
 _FIELDS_HELP = "\n".join(f"  {name:17}{words.replace('[', chr(92) + '[')}" for name, words in FIELD_HELP.items())
 
 
 @app.callback()
 def _root() -> None:
-    """Bring other trainers' logs in ([bold]import[/bold]), and look at ledgers before a fit ([bold]check[/bold])."""
+    """Import other trainers' logs, and check ledgers before a fit."""
 
 
 def _progress_bar() -> Progress:
@@ -99,8 +102,6 @@ def import_logs(
     ] = None,
 ) -> None:
     """Logs in, a sweep's folder of ledgers out."""
-    from isojax.runs.logs.import_logs import check_output_folder, read_logs, write_ledgers
-
     field_map = parse_field_map(map_options or [])
     check_output_folder(out)
     with _progress_bar() as progress:
@@ -121,9 +122,7 @@ def import_logs(
 @app.command()
 def check(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Sweep folders, cell folders or ledgers.")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Look at ledgers before a fit: what is there, what is missing, and what `isojax fit` would refuse (exit code 2,
     with file and line).
@@ -133,9 +132,6 @@ def check(
       isojax records check runs/real
       isojax records check runs/a runs/b --json | jq .problems
     """
-    from isojax.runs.ledger import ledger_folders
-    from isojax.scaling.checks.ledger_check import check_ledgers
-
     with _progress_bar() as progress:
         task = progress.add_task("reading", total=len(ledger_folders(paths)))
         ledger_check = check_ledgers(paths, lambda: progress.advance(task))

@@ -17,29 +17,31 @@ from rich.markup import escape
 from rich.table import Table
 
 from isojax.cli.formatting import to_json_value
+from isojax.cli.lazy_commands import new_app
+from isojax.cli.options import JsonOption
 from isojax.core.errors import InputError
 from isojax.launch.display import format_duration
 from isojax.launch.sweep_status import CellSummary, SweepStatus, read_sweep_status
 from isojax.runs.store import refresh
 
-REFRESH_SECONDS = 2.0  # between two looks
+app = new_app()
+
+REFRESH_SECONDS = 2.0  # between two readings
 STATE_COLORS = {"done": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "waiting": "dim"}
 
 
+@app.command()
 def status(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Sweeps' folders, such as runs/quickstart.")],
     watch: Annotated[
-        bool, typer.Option("--watch", help="Look again every 2 seconds, until nothing runs any more or Ctrl-C.")
+        bool, typer.Option("--watch", help="Refresh every 2 seconds, until nothing runs any more or Ctrl-C.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Where sweeps stand: each cell's state, C of its budget, newest reward and speed; the time left.
+    """Show where sweeps stand: each cell's state, C of its budget, newest reward and speed; the time left.
 
-    It reads the sweep's files and disturbs nothing: from any terminal, and from any machine that sees the folder. A
-    cell is waiting, running, begun (nothing runs it: go on by --resume), failed or done. Curves: tensorboard --logdir
-    RUN.
+    It only reads the sweep's files: from any terminal, and from any machine that sees the folder. A cell is waiting,
+    running, interrupted (nothing runs it; --resume goes on with it), failed or done. Curves: tensorboard --logdir RUN.
 
     \b
     [bold]Examples[/bold]

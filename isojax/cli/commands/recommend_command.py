@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,14 +13,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from isojax.cli.formatting import parse_count, parse_fixed_values, to_json_value
-from isojax.cli.saved_fits import NO_HEALTH, IncludeFlaggedOption, read_fit, saved_sweep_config
+from isojax.cli.lazy_commands import new_app
+from isojax.cli.options import IncludeFlaggedOption, JsonOption
+from isojax.cli.saved_fits import NO_HEALTH, read_fit, saved_sweep_config
 from isojax.core import registry
 from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError
 from isojax.scaling.allocate.constraints import EPSILON
-
-if TYPE_CHECKING:
-    from isojax.scaling.allocate.recommend import Candidate, Recommendation
+from isojax.scaling.allocate.recommend import Candidate, Recommendation
+from isojax.scaling.allocate.recommend import recommend as choose
+from isojax.scaling.checks.run_health import flag_sentences
 
 BAR_WIDTH = 20
 _RECOMMENDATION_KEYS = (
@@ -37,6 +39,10 @@ _RECOMMENDATION_KEYS = (
 _RECOMMENDATION_KEYS += ("no_effect", "times_measured", "extrapolated", "reasons", "candidates")
 
 
+app = new_app()
+
+
+@app.command()
 def recommend(
     run: Annotated[Path, typer.Argument(help="A sweep's folder or a fit.json.")],
     budget: Annotated[str, typer.Option(metavar="C", help="Rollouts to spend, such as 1e6.")],
@@ -57,11 +63,9 @@ def recommend(
         str | None, typer.Option("--for", metavar="isojax|verl|trl", help="Whose config.", show_default="isojax")
     ] = None,
     include_flagged: IncludeFlaggedOption = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Say how to spend a budget of rollouts: problems a batch, rollouts a problem, updates.
+    """Recommend how to spend a budget of rollouts: problems per batch, rollouts per problem, updates.
 
     n is that of the measured cell that promises most (in mode paper, n*(C)), B_p the smallest stable one that gives
     away less than
@@ -82,9 +86,6 @@ def recommend(
         raise InputError(f"{write} exists already and is kept; give --write another name, or remove it.")
     exporter = registry.load("runs.exporters", framework or "isojax", "render") if write is not None else None
     fit_document = read_fit(run, include_flagged)
-    from isojax.scaling.allocate.recommend import recommend as choose
-    from isojax.scaling.checks.run_health import flag_sentences
-
     recommendation = choose(fit_document, budget_rollouts, B_max, fixed_values_by_name or None, extrapolate, epsilon)
     if write is not None and exporter is not None:
         write_text(write, exporter.render(recommendation, saved_sweep_config(run), fit_document))

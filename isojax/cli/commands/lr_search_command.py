@@ -1,4 +1,4 @@
-"""`isojax lr-anchor`: the short grid search for the learning rate of a new model and problem set."""
+"""`isojax lr-search`: the short grid search for the learning rate of a new model and problem set."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ from rich.table import Table
 
 from isojax.cli.config_options import ConfigArguments, MeshOption, read_config
 from isojax.cli.formatting import parse_count, to_json_value
+from isojax.cli.lazy_commands import load_module, new_app
+from isojax.cli.options import JsonOption
 from isojax.core.atomic_files import write_bytes, write_text
 from isojax.core.errors import InputError, RunFailed
+from isojax.launch import lr_search as search
+from isojax.launch.lr_search import rate_name, round_rate
+from isojax.report.figures.learning_rates import learning_rate_figure
+
+app = new_app()
 
 
+@app.command()
 def lr_search(
     words: ConfigArguments = None,
     rates: Annotated[
@@ -38,28 +46,25 @@ def lr_search(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and show what would run; run nothing.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Find the learning rate: short runs at one batch B over a grid of rates, and what to put into the config.
+    """Find the learning rate by short runs at one batch size.
 
     The rate found stands for B = B_p n, cell.rl.lr_reference_batch; cell.rl.lr_scaling leads from there to every other
     batch. B is the sweep's batch nearest to lr_reference_batch. Without --rates, learning_rate times 1/10 to 10 in
     steps of sqrt(10), and up to two more where the best lies at an end. Each rate is a sweep in runs/NAME-lr/RATE; the
-    table and picture are there as lr_anchor.json and lr_anchor.png. Rates of which a run collapses or is not finite are
+    table and picture are there as lr_search.json and lr_search.png. Rates of which a run collapses or is not finite are
     out; of those within a standard error of the best, the lowest is taken.
 
     \b
     [bold]Examples[/bold]
-      isojax lr-anchor quickstart
-      isojax lr-anchor quickstart --dry-run                       what would run
-      isojax lr-anchor my.yaml --rates 3e-7,1e-6,3e-6 --B_p 128 --n 8
-      isojax lr-anchor my.yaml --resume --seeds 4                 two more seeds
+      isojax lr-search quickstart
+      isojax lr-search quickstart --dry-run                       what would run
+      isojax lr-search my.yaml --rates 3e-7,1e-6,3e-6 --B_p 128 --n 8
+      isojax lr-search my.yaml --resume --seeds 4                 two more seeds
     """
     config = read_config(words, mesh, None)
-    from isojax.launch import lr_search as search
-
+    runner = load_module("isojax.launch.local.local_runner")
     batch_shape = search.choose_batch_shape(config, B_p, n)
     B = batch_shape[0] * batch_shape[1]
     rollouts_per_run = parse_count(budget) if budget is not None else search.default_budget(config, B)
@@ -68,9 +73,7 @@ def lr_search(
     search.refuse_existing_search(folder, resume or dry_run)
     configs = {rate: search.rate_config(config, rate, batch_shape, rollouts_per_run, seeds) for rate in learning_rates}
     if dry_run:
-        from isojax.launch.local.local_runner import launch
-
-        launch(configs[learning_rates[0]], resume, dry_run=True)
+        runner.launch(configs[learning_rates[0]], resume, dry_run=True)
         plan = {
             "rates": learning_rates,
             "B_p": batch_shape[0],
@@ -87,7 +90,7 @@ def lr_search(
     def run_learning_rate(rate: float) -> search.RateResult:
         nonlocal first
         rate_config = configs.get(rate) or search.rate_config(config, rate, batch_shape, rollouts_per_run, seeds)
-        outcome = search.run_rate(rate_config, first, resume)
+        outcome = search.run_rate(rate_config, first, resume, runner.launch)
         first = first or folder / rate_config.name
         return outcome
 
@@ -108,8 +111,6 @@ def read_rates(text: str) -> list[float]:
     Raises:
         InputError: no number above 0, or one twice (to three digits, as their folders are named).
     """
-    from isojax.launch.lr_search import round_rate
-
     try:
         numbers_read = [float(item) for item in text.split(",")]
     except ValueError:
@@ -123,11 +124,9 @@ def read_rates(text: str) -> list[float]:
 
 
 def write_search(folder: Path, document: Mapping[str, Any]) -> None:
-    """lr_anchor.json and lr_anchor.png, each replaced in one step."""
-    from isojax.report.figures.learning_rates import learning_rate_figure
-
-    write_text(folder / "lr_anchor.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
-    write_bytes(folder / "lr_anchor.png", learning_rate_figure(document).png)
+    """lr_search.json and lr_search.png, each replaced in one step."""
+    write_text(folder / "lr_search.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write_bytes(folder / "lr_search.png", learning_rate_figure(document).png)
 
 
 def print_plan(plan: Mapping[str, Any], as_json: bool) -> None:
@@ -135,8 +134,6 @@ def print_plan(plan: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(plan, indent=1))
         return
-    from isojax.launch.lr_search import rate_name
-
     rates_text = ", ".join(map(rate_name, plan["rates"]))
     runs = len(plan["rates"]) * plan["seeds"]
     plan_text = f"{runs} runs of {plan['budget']:,} rollouts at B_p x n = {plan['B_p']} x {plan['n']} = {plan['B']}, in {plan['folder']}"
@@ -145,8 +142,6 @@ def print_plan(plan: Mapping[str, Any], as_json: bool) -> None:
 
 def print_search(console: Console, search_document: Mapping[str, Any], folder: Path) -> None:
     """Every rate, what to know, and the lines for the config."""
-    from isojax.launch.lr_search import rate_name
-
     title = f"B_p x n = {search_document['B_p']} x {search_document['n']}, {search_document['budget']:,} rollouts a run; reward: {search_document['score']}"
     table = Table(title=escape(title), title_justify="left")
     for header in ("rate", "B", "reward", "s.e.", "entropy", "gradient norm"):
@@ -166,4 +161,4 @@ def print_search(console: Console, search_document: Mapping[str, Any], folder: P
         config_line = f"cell.rl.learning_rate={rate_name(search_document['learning_rate'])} cell.rl.lr_reference_batch={search_document['lr_reference_batch']}"
         console.print("put into the config, or on the command line:", highlight=False)
         console.print(f"  {config_line}", soft_wrap=True, highlight=False, markup=False)
-    console.print(f"picture: {folder / 'lr_anchor.png'}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"picture: {folder / 'lr_search.png'}", soft_wrap=True, highlight=False, markup=False)

@@ -14,11 +14,18 @@ from rich.table import Table
 
 from isojax.cli.figure_files import check_figure_path, write_figure
 from isojax.cli.formatting import to_json_value
+from isojax.cli.lazy_commands import new_app
+from isojax.cli.options import JsonOption
 from isojax.cli.saved_fits import make_fit, read_fit, sweep_folder
 from isojax.core.errors import InputError
+from isojax.report.figures.compared_sweeps import comparison_figure
 from isojax.runs.store import display_path
+from isojax.scaling.compare import compare_sweeps
+
+app = new_app()
 
 
+@app.command()
 def compare(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Sweep folders or fit.json files, at least two.")
@@ -30,11 +37,9 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.png|pdf", help="Draw them; an existing file is kept.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Compare sweeps: data sizes, models, difficulties, recipes, losses. The others are held against the first.
+    """Compare sweeps: data sizes, models, difficulties, recipes, losses. The first is the reference.
 
     A folder without fit.json is fitted first. Compared over the budgets that all of them measured.
 
@@ -60,12 +65,8 @@ def compare(
     if missing is not None:
         raise InputError(f"there is no {missing}; expected a sweep's folder or a fit.json, such as runs/quickstart.")
     documents = [_load_fit(run, metric) for run in runs]
-    from isojax.scaling.compare import compare_sweeps as compare_fits
-
-    comparison = to_json_value(compare_fits(documents, names))
+    comparison = to_json_value(compare_sweeps(documents, names))
     if out is not None:
-        from isojax.report.figures.compared_sweeps import comparison_figure
-
         drawing = comparison_figure(comparison)
         write_figure(out, drawing.png, drawing.pdf, "--out")
     if as_json:

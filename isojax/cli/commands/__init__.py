@@ -1,0 +1,1 @@
+"""The commands, one a file; app.py lists them."""

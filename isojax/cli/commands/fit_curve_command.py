@@ -1,0 +1,107 @@
+"""`isojax fit-curve FILE`: ScaleRL's reward curve fitted to columns of a file, without a sweep's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from isojax.cli.figure_files import check_figure_path, write_figure
+from isojax.cli.formatting import format_bounds, print_notes, to_json_value
+from isojax.cli.lazy_commands import new_app
+from isojax.cli.options import JsonOption, WhereOption
+from isojax.report.figures.single_curve import single_curve_figure
+from isojax.scaling.curve_file import fit_curve_file
+
+app = new_app()
+
+
+@app.command()
+def fit_curve(
+    data_file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV, TSV or JSON lines: a row an evaluation.")],
+    x_column: Annotated[
+        str, typer.Option("--x", metavar="COL", help="The column of compute, >= 0: rollouts, tokens, steps, ...")
+    ],
+    y_column: Annotated[
+        str, typer.Option("--y", metavar="COL", help="The column of rewards. Rows where it is empty are left out.")
+    ],
+    fit_below: Annotated[
+        float | None,
+        typer.Option(
+            "--fit-below", metavar="X", help="Fit points up to X only, and show the error of the curve beyond."
+        ),
+    ] = None,
+    where: WhereOption = None,
+    group_column: Annotated[
+        str | None, typer.Option("--group", metavar="COL", help="The column that tells seeds of one run apart.")
+    ] = None,
+    plot_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE.png|pdf", help="Draw the fit with its interval; an existing file is kept."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit a reward curve to one run, or to several seeds of it.
+
+    It is ScaleRL's curve, R(C) = R0 + (A - R0) / (1 + (C_mid / C)^exponent).
+
+    A is where the reward levels off, C_mid the compute of half the gain, the exponent how sharply it comes, R0 the reward at C =
+    0. Intervals are 90%, from a moving-block bootstrap of the residuals. --fit-below asks whether the first part would
+    have foretold the rest.
+
+    \b
+    [bold]Examples[/bold]
+      isojax fit-curve log.csv --x rollouts --y val_acc
+      isojax fit-curve log.csv --x rollouts --y val_acc --fit-below 250000
+      isojax fit-curve runs.jsonl --x step --y val.acc --where n=16 --group seed --plot curve.pdf
+      isojax fit-curve log.tsv --x tokens --y reward --json | jq .intervals.A
+    """
+    if plot_path is not None:
+        check_figure_path(plot_path, "--plot")
+    fit_document, curve_data = fit_curve_file(data_file, x_column, y_column, fit_below, where or (), group_column)
+    if plot_path is not None:
+        drawing = single_curve_figure(
+            fit_document, curve_data.points.C, curve_data.points.R, curve_data.points.run_index, curve_data.seed_names
+        )
+        write_figure(plot_path, drawing.png, drawing.pdf, "--plot")
+    if as_json:
+        print(json.dumps(to_json_value(fit_document), indent=1, allow_nan=False))
+        return
+    console = Console()
+    _print_curve(console, fit_document)
+    if plot_path is not None:
+        console.print(f"wrote {plot_path}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _print_curve(console: Console, fit_document: Mapping[str, Any]) -> None:
+    seeds = f" of {fit_document['seeds']} seeds" if fit_document["seeds"] > 1 else ""
+    title = f"{fit_document['y']} against {fit_document['x']}: {fit_document['points']} points{seeds}, rms residual {fit_document['rmse']:.3g}"
+    console.print(escape(title), highlight=False)
+    table = Table("parameter", "value", "90% interval")
+    for name, meaning in (("R0", "at C = 0"), ("A", "plateau"), ("exponent", "sharpness"), ("C_mid", "half the gain")):
+        table.add_row(
+            f"{name} ({meaning})", f"{fit_document[name]:.4g}", format_bounds(fit_document["intervals"][name])
+        )
+    console.print(table)
+    bootstrap = fit_document["bootstrap"]
+    console.print(
+        f"intervals: {bootstrap['method']}, {bootstrap['replicates']} replicates, seed {bootstrap['seed']}",
+        highlight=False,
+    )
+    held_out = fit_document["beyond"]
+    if held_out is not None:
+        console.print(
+            f"beyond {fit_document['fit_below']:.4g}: {held_out['points']} points; curve minus measured {held_out['mean_error']:+.4f} on average, "
+            f"{held_out['mean_absolute_error']:.4f} in absolute value, {held_out['max_absolute_error']:.4f} at most; at the end "
+            f"{held_out['predicted_at_end']:.4f} ({format_bounds(held_out['interval_at_end'])}) against {held_out['measured_at_end']:.4f} measured",
+            highlight=False,
+        )
+    print_notes(console, fit_document["flags"])

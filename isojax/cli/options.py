@@ -1,0 +1,32 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from isojax.runs.ledger import INCLUDE_FLAGGED
+
+FitMode = Literal["hierarchical", "paper"]
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with what is in the run's folder, or start where nothing is.")
+]
+ModeOption = Annotated[
+    FitMode,
+    typer.Option(
+        help="hierarchical: all points in one model, with intervals; says when n makes no difference. "
+        "paper: the published workflow, step by step."
+    ),
+]
+IncludeFlaggedOption = Annotated[
+    bool, typer.Option(INCLUDE_FLAGGED, help="Fit the runs that are flagged as broken too; else they are left out.")
+]
+WhereOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COL=VALUE", help="Take only the rows of the file with this value; may be repeated."),
+]

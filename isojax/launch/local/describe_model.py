@@ -1,0 +1,50 @@
+"""What is in the folder of a language model: `isojax model show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from isojax.core import registry
+from isojax.core.config import ModelConfig
+from isojax.core.errors import InputError
+from isojax.models import safetensors_io
+from isojax.models.hf import hf_load
+from isojax.models.hf.hf_layout import weight_layouts
+from isojax.tasks.tokenizer import end_tokens, load_tokenizer
+
+
+def describe_model(folder: Path) -> dict[str, Any]:
+    """What is in a model's folder, as plain data.
+
+    Raises:
+        InputError: a weight is missing or has another shape than the config says, or the model cannot be run.
+    """
+    model = hf_load.resolve_model(ModelConfig(path=str(folder)))
+    stored_tensors, expected_weights = (
+        safetensors_io.read_headers(folder),
+        weight_layouts(model, registry.load("models.families", model.family, "build").build(model, model.vocab)),
+    )
+    hf_load.check_tensors(folder, expected_weights, stored_tensors)
+    names = [name for weight in expected_weights for name in weight.tensor_names]
+    description: dict[str, Any] = {
+        **model.model_dump(exclude={"path"}),
+        "parameters": sum(weight.size for weight in expected_weights),
+        "stored": {
+            d: sum(stored_tensors[n].dtype == d for n in names)
+            for d in sorted({stored_tensors[n].dtype for n in names})
+        },
+        "files": len(safetensors_io.weight_files(folder)),
+        "bytes": sum(stored_tensors[n].end - stored_tensors[n].start for n in names),
+        "fingerprint": safetensors_io.fingerprint(folder),
+    }
+    try:
+        tokenizer = load_tokenizer(folder)
+    except InputError as e:  # weights alone can be looked at; a task in text refuses them by the same words
+        return description | {"tokenizer": f"none that can be used: {e}"}
+    stop_tokens = {str(tokenizer.convert_ids_to_tokens(i)): i for i in end_tokens(tokenizer, folder)}
+    return description | {
+        "tokenizer": f"{len(tokenizer)} tokens",
+        "chat_template": tokenizer.chat_template is not None,
+        "stop_tokens": stop_tokens,
+    }
