@@ -33,7 +33,6 @@ CLI = (
     "cli_validate",
     "cli_compare",
     "cli_model",
-    "cli_bandit",
 )
 CLI += ("cli_lr_anchor", "cli_status")
 HOST = [
@@ -68,7 +67,6 @@ BRIDGES = (
     "launch.difficulty",
     "cli",
     "cli_model",
-    "cli_bandit",
 )
 ENTRY_POINTS = {"launch.__main__": "cli", "train": "cli"}  # `python -m` hands over to the command line
 ACCELERATED = {"jax", "jaxlib", "flax", "optax", "orbax", "jaxtyping", "transformers", "libtpu"}

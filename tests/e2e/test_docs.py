@@ -23,7 +23,6 @@ SMALL = (
     (r"sweep\.budget=\d+", "sweep.budget=700"),
     (r"--budget \S+", "--budget 700"),
     (r"cell\.data\.candidates=\d+", "cell.data.candidates=300"),
-    (r"isojax bandit", "isojax bandit --updates 200 --repetitions 4"),
 )
 # A sweep for every page: commands that run and end, whatever it finds.
 SWEEP = TINY.replace("B_max: 64", "B_max: 1024").replace("budget: 2500", "budget: 1500")
