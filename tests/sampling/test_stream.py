@@ -164,7 +164,7 @@ def test_a_model_that_is_split_samples_what_one_device_samples() -> None:
         (_, one), (_, two) = (made(axes).both(B_p, n, key=3) for axes in ("auto", "tensor=2"))
         for name in ("tokens", "mask", "stopped"):
             np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
-        for name in ("logps", "kept"):
+        for name in ("logps", "nucleus_mass"):
             np.testing.assert_allclose(getattr(one, name), getattr(two, name), rtol=0, atol=1e-5)
 
 
