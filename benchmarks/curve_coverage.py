@@ -50,7 +50,7 @@ def one(rng: np.random.Generator, points: int, rho: float, seeds: int, level: fl
     runs = RunPoints(np.tile(C, seeds), (truth + noise).ravel(), np.repeat(np.arange(seeds), points))
     fit = fit_single_run(runs)
     drawn = bootstrap_replicates(fit, runs)
-    low, high = parameter_intervals(drawn, fit.axis)["A"]
+    low, high = parameter_intervals(drawn, fit.space)["A"]
     found = curve_band(fit, drawn, C)
     inside = (found["low"] <= truth) & (truth <= found["high"])
     A = R0 + gain

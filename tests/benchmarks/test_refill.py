@@ -46,7 +46,7 @@ def test_lengths_are_those_of_the_uniform_numbers_and_visits_those_planned(monke
     holds.
     """
     monkeypatch.setattr(refill, "MEAN", 12.0)
-    monkeypatch.setattr(refill.sampler, "CHUNK_TOKENS", 8)
+    monkeypatch.setattr(refill.engine_module, "CHUNK_TOKENS", 8)
     decoder = refill.Ending(ModelConfig(layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp=16), 40, 48)
     engine, params = (
         refill.build(decoder, 32, 2, argparse.Namespace(slots=4, prompt=5, cap=48)),

@@ -106,7 +106,7 @@ def test_slurm_makes_a_ray_cluster_in_the_allocation_and_ends_it(stage: Stage) -
     assert workers[workers.index("ray") :] == ["ray", "start", "--block", "--address=10.0.0.7:6379"]
     assert (
         everything.index(head)
-        < everything.index(["ray", "parsed_fraction"])
+        < everything.index(["ray", "answered"])
         < min(everything.index(workers), everything.index(driver))
     )
     assert ["ray", "status", "--address", "10.0.0.7:6379"] in everything
