@@ -19,7 +19,7 @@ CANDIDATES := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test lint format bench-peers clean
+.PHONY: help quickstart test test-slow test-all lint format bench-peers clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -28,8 +28,15 @@ help: ## this list
 quickstart: $(VENV)/.stamp-run ## install, run the quickstart sweep (or go on with it), fit the law, write the report
 	$(BIN)/python -m isojax.launch quickstart --resume $(ARGS)
 
-test: $(VENV)/.stamp-test ## install and run the tests on simulated CPU devices; ARGS="tests/cli/test_cli.py -x" passes on
-	JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+PYTEST := JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 $(BIN)/python -m pytest -n $(JOBS)
+
+test: $(VENV)/.stamp-test ## install and run the tests that take minutes; ARGS="tests/cli/test_cli.py -x" passes on
+	$(PYTEST) $(if $(findstring tests/,$(ARGS)),,-m "not slow") $(ARGS)
+
+test-slow: $(VENV)/.stamp-test ## the other tests: whole commands, several processes, Ray, compiling for TPUs
+	$(PYTEST) -m slow $(ARGS)
+
+test-all: test test-slow ## every test
 
 lint: $(VENV)/.stamp-dev ## ruff and pyright
 	$(BIN)/ruff check

@@ -14,20 +14,53 @@ import pytest
 
 from tests.compiler import QUICK, flags
 
-# A minute in one test: first, so that no worker is left alone with one at the end.
-LONG = (
-    "test_tpu.py",
-    "test_tpu_kernels.py",
-    "test_docs.py",
-    "test_compilations.py",
-    "test_topology.py",
-    "test_ray.py",
-    "test_chaos.py",
+# Files whose tests run whole commands or several processes, or compile large programs: `make test` leaves them out.
+SLOW = (
+    "benchmarks/test_refill.py",
+    "benchmarks/test_scripts.py",
+    "distributed/test_meshes.py",
+    "distributed/test_sequence.py",
+    "distributed/test_tpu.py",
+    "e2e/test_chaos.py",
+    "e2e/test_compilations.py",
+    "e2e/test_docs.py",
+    "e2e/test_faults.py",
+    "e2e/test_hosts.py",
+    "e2e/test_interruption.py",
+    "e2e/test_mesh.py",
+    "e2e/test_pipeline.py",
+    "e2e/test_ray.py",
+    "e2e/test_recipes.py",
+    "e2e/test_refusals_text.py",
+    "e2e/test_resampling.py",
+    "e2e/test_resume.py",
+    "e2e/test_storage.py",
+    "e2e/test_text.py",
+    "launch/test_compile_for_topology.py",
+    "launch/test_memory_model.py",
+    "launch/test_templates_run.py",
+    "models/test_hf_load.py",
+    "models/test_tpu_kernels.py",
+    "report/test_browser.py",
+    "rl/test_async_rollouts.py",
+    "rl/test_gradient.py",
+    "rl/test_host_verified.py",
+    "rl/test_last_token.py",
+    "rl/test_length_buckets.py",
+    "rl/test_recipe_gradients.py",
+    "sampling/test_exactness.py",
+    "sampling/test_stream.py",
 )
+# Among them those with a test of a minute: first, so that no worker is left alone with one at the end.
+LONGEST = ("test_tpu.py", "test_tpu_kernels.py", "test_docs.py", "test_compilations.py", "test_ray.py", "test_chaos.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONG)
+    """Mark the slow tests, and begin with the longest."""
+    for item in items:
+        if item.path.as_posix().endswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 def pytest_collection_finish() -> None:
