@@ -4,29 +4,36 @@
     linear     log2 n*(C) = b + k (x - x0),   x0 the centre of the points
     sigmoid    log2 n*(C) = b + L / (1 + exp(-k (x - x0)))     (IsoCompute Playbook, arXiv:2603.12151, section 4.1)
 
-A fork adds a form by adding an entry to FORMS. The sigmoid starts from the best corners of a fixed grid of (k, x0), b
-and L being linear there, so that a fit draws no random number; and it saturates at most at a given cap, because nothing
-beyond the data was seen.
+A fork adds a form by adding an entry to FORMS. The sigmoid is fitted by the solver of the learning curves (varpro.py),
+which draws no random number; it saturates at most at a given cap, because nothing beyond the data was seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from scipy.optimize import least_squares
 from scipy.special import expit
 
+from isojax.scaling.curves.hill import LN10
+from isojax.scaling.curves.varpro import (
+    SearchSpace,
+    best_corners,
+    fit_from_starts,
+    least_loss,
+    parameters_at_bounds,
+    squared_loss,
+)
 from isojax.scaling.validation_metrics import FloatArray
 
 LawAxis = Literal["log10", "linear"]
 
 K_BOUNDS = (0.05, 50.0)
-N_STARTS = 3
 # C0 may lie this many decades outside the frontier.
 C0_MARGIN_DECADES = 1.0
+L_MARGIN = 1e-3  # of its range: a smaller L is at its bound
 
 
 @dataclass(frozen=True)
@@ -112,61 +119,27 @@ def weighted_mean_square(law: Law, points: LawPoints) -> float:
     return float(np.mean(points.w * (FORMS[law.form].log2_n_star(law, points.x) - points.y) ** 2))
 
 
-def _initial_parameters(points: LawPoints) -> list[list[float]]:
-    """The best corners [b, f, k, log10 C0] of a fixed grid, L = f (cap - b); at each, b and L by linear least
-    squares.
-    """
-    k, C0 = np.meshgrid(
-        np.geomspace(0.5, 40, 10), np.linspace(points.x.min() - 0.3, points.x.max() + 0.3, 25), indexing="ij"
-    )
-    sigmoids = expit(k[..., None] * (points.x - C0[..., None]))
-    mean_sigmoid, mean_y = np.average(sigmoids, axis=-1, weights=points.w), np.average(points.y, weights=points.w)
-    centred_sigmoids, centred_y = sigmoids - mean_sigmoid[..., None], points.y - mean_y
-    L = np.maximum(
-        (points.w * centred_sigmoids * centred_y).sum(-1)
-        / np.maximum((points.w * centred_sigmoids * centred_sigmoids).sum(-1), 1e-12),
-        0.0,
-    )
-    b = np.clip(mean_y - L * mean_sigmoid, 0.0, points.cap - 1e-3)
-    f = np.clip(L / (points.cap - b), 0.0, 1.0)
-    squared_errors = (points.w * (b[..., None] + (f * (points.cap - b))[..., None] * sigmoids - points.y) ** 2).sum(-1)
-    best_corners = np.argsort(squared_errors, axis=None, kind="stable")[:N_STARTS]
-    return [[float(v.flat[i]) for v in (b, f, k, C0)] for i in best_corners]
-
-
 def fit_rising_sigmoid(points: LawPoints) -> Law:
-    """Least weighted squares with 0 <= b, 0 <= L, b + L <= cap, k within its bounds."""
-    root_weights = np.sqrt(points.w)
+    """Least weighted squares with 0 <= b, 0 <= L, b + L <= cap, k within its bounds.
 
-    def sigmoid_and_height(theta: FloatArray) -> tuple[FloatArray, float]:
-        return expit(theta[2] * (points.x - theta[3])), float(theta[1] * (points.cap - theta[0]))
-
-    def residual(theta: FloatArray) -> FloatArray:
-        s, L = sigmoid_and_height(theta)
-        return root_weights * (theta[0] + L * s - points.y)
-
-    def jacobian(theta: FloatArray) -> FloatArray:
-        s, L = sigmoid_and_height(theta)
-        slope = L * s * (1 - s)
-        columns = [1 - theta[1] * s, (points.cap - theta[0]) * s, slope * (points.x - theta[3]), -slope * theta[2]]
-        return root_weights[:, None] * np.stack(columns, axis=1)
-
-    lower = np.array([0.0, 0.0, K_BOUNDS[0], points.x.min() - C0_MARGIN_DECADES])
-    upper = np.array([points.cap, 1.0, K_BOUNDS[1], points.x.max() + C0_MARGIN_DECADES])
-    jac: Any = jacobian  # SciPy's stub knows only the names of its finite differences
-    solutions = [
-        least_squares(residual, np.clip(s, lower + 1e-6, upper - 1e-6), jac, (lower, upper), x_scale="jac")
-        for s in _initial_parameters(points)
-    ]
-    theta = min(solutions, key=lambda s: s.cost).x
-    b, f, k, C0 = (float(t) for t in theta)
-    bound_tolerances = 1e-3 * (upper - lower)
-    is_at_bound = (theta - lower < bound_tolerances) | (upper - theta < bound_tolerances)
-    # b = 0 is n* = 1, which is a value, not a failure.
-    at_bounds = tuple(
-        name for name, is_stuck in zip(("b", "L", "k", "C0"), is_at_bound, strict=True) if is_stuck and name != "b"
+    The law is a Hill curve in 10^x: b is its R0, L its gain, k / ln 10 its exponent and x0 its log10 C_mid.
+    """
+    k_lower, k_upper = K_BOUNDS
+    space = SearchSpace(
+        log10_C=points.x,
+        weight=points.w,
+        phi_lower=np.array([np.log(k_lower / LN10), points.x.min() - C0_MARGIN_DECADES]),
+        phi_upper=np.array([np.log(k_upper / LN10), points.x.max() + C0_MARGIN_DECADES]),
+        reward_range=(0.0, points.cap),
     )
-    return Law("sigmoid", f * (points.cap - b), k, C0, b, at_bounds)
+    solutions = fit_from_starts(space, points.y, best_corners(space, points.y), squared_loss())
+    best = least_loss(space, points.y, solutions, squared_loss())
+    b, L, k = float(best.R0[0]), float(best.G[0]), LN10 * float(best.exponent[0])
+    law_names = {"A": "L", "exponent": "k", "C_mid": "C0"}
+    at_bounds = [law_names[name] for name in parameters_at_bounds(best, space)]
+    if L < L_MARGIN * (points.cap - b) and "L" not in at_bounds:
+        at_bounds.append("L")  # no rise at all
+    return Law("sigmoid", L, k, float(best.phi[0, 1]), b, tuple(sorted(at_bounds, reverse=True)))
 
 
 FORMS: dict[str, LawForm] = {
