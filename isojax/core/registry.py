@@ -17,32 +17,48 @@ def load(folders: str | Sequence[str], name: str, *functions: str) -> ModuleType
     the path may also name a function.
 
     Raises:
-        InputError: there is no such module, or it has no such function; the message lists the names there are.
+        InputError: there is no such module, or it has no such function; the message says which of the two, and lists
+        the known names.
     """
     folders = [folders] if isinstance(folders, str) else list(folders)
     is_path = "." in name.strip(".")
     paths = [name] if is_path else [f"isojax.{folder}.{name.strip('.')}" for folder in folders]
     kind = folders[-1].rpartition(".")[2]
-    module = None
+    module = _import_first(paths, name, kind)
+    if module is None and is_path and len(functions) == 1:
+        module = module_with_function(name, functions[0])
+    if module is not None and defines_any(module, functions):
+        return module
+    known_names = plugin_names(folders, functions)
+    suggestions = difflib.get_close_matches(name.rpartition(".")[2], known_names, n=1)
+    hint = f" Did you mean {suggestions[0]!r}?" if suggestions else ""
+    raise InputError(
+        f"{kind} plug-in {name!r}: {_describe_missing(module, name, kind, functions)}; expected one of"
+        f" {', '.join(known_names)}, or the module path of your own, as my_fork.NAME.{hint}"
+    )
+
+
+def _import_first(paths: Sequence[str], name: str, kind: str) -> ModuleType | None:
+    """The first of the modules that exists; InputError where one exists and imports another that does not."""
     for path in paths:
         try:
-            module = importlib.import_module(path)
-            break
+            return importlib.import_module(path)
         except ModuleNotFoundError as e:
             if e.name is None or not path.startswith(e.name):
                 raise InputError(
                     f"{kind} plug-in {name!r} needs the module {e.name}, which is not there; install it."
                 ) from e
-    if module is None and is_path and len(functions) == 1:
-        module = module_with_function(name, functions[0])
-    if module is None or not defines_any(module, functions):
-        known_names = plugin_names(folders, functions)
-        problem = "no such module" if module is None else f"{module.__name__} has no function {' or '.join(functions)}"
-        suggestions = difflib.get_close_matches(name.rpartition(".")[2], known_names, n=1)
-        hint = f" Did you mean {suggestions[0]!r}?" if suggestions else ""
-        expected = f"expected one of {', '.join(known_names)}, or the module path of your own, as my_fork.NAME"
-        raise InputError(f"{kind} plug-in {name!r}: {problem}; {expected}.{hint}")
-    return module
+    return None
+
+
+def _describe_missing(module: ModuleType | None, name: str, kind: str, functions: Sequence[str]) -> str:
+    """What of a plug-in is missing: the module, or a function of it."""
+    if module is not None:
+        return f"the module {module.__name__} has no function {' or '.join(functions)}"
+    parent, _, last_part = name.rpartition(".")
+    if parent.strip(".") and len(functions) == 1 and _import_first([parent], name, kind) is not None:
+        return f"the module {parent} has no function and no submodule {last_part!r}"
+    return "no such module"
 
 
 def plugin_names(folders: Sequence[str], functions: tuple[str, ...]) -> list[str]:
@@ -57,8 +73,8 @@ def plugin_names(folders: Sequence[str], functions: tuple[str, ...]) -> list[str
 
 
 def module_with_function(path: str, function: str) -> ModuleType | None:
-    """A module that has the function `path` as `function`, beside what else is in its own module; None where there is
-    no such function.
+    """A copy of the module that holds the function `path`, with that function under the name `function` too; None where
+    there is no such function.
     """
     parent, _, function_name = path.rpartition(".")
     try:

@@ -1,5 +1,4 @@
-"""Files a user writes and isojax writes: YAML read against a pydantic model, below dotted overrides; whole-file writes.
-No jax here.
+"""YAML files that a user or isojax writes, read against a pydantic model, below dotted `key=value` overrides.
 
 Whatever is wrong with a file or an override is an InputError that names its place, what was given and what was
 expected.
@@ -7,7 +6,6 @@ expected.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError
+from isojax.core.key_names import nearest_key
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -45,13 +44,6 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _nearest_key(key: str, known_keys: Sequence[str]) -> str:
-    """The known dotted name closest to `key`; one with the same last part wins."""
-    last_part = key.rpartition(".")[2]
-    candidates = [k for k in known_keys if k.rpartition(".")[2] == last_part] or known_keys
-    return difflib.get_close_matches(key, candidates, n=1, cutoff=0)[0]
-
-
 def _check_keys(data: Mapping[Any, Any], known_keys: Mapping[str, bool], source: str, prefix: str = "") -> None:
     """InputError at the first key that is unknown, a section that is not one, a number that is not finite."""
     for key, value in data.items():
@@ -59,13 +51,13 @@ def _check_keys(data: Mapping[Any, Any], known_keys: Mapping[str, bool], source:
         if dotted_key not in known_keys:
             if isinstance(value, Mapping) and value:
                 dotted_key = next(flatten(value, f"{dotted_key}."), (dotted_key, None))[0]
-            raise InputError(
-                f"{source}: unknown key {dotted_key!r}; the nearest known key is {_nearest_key(dotted_key, list(known_keys))!r}."
-            )
+            nearest = nearest_key(dotted_key, list(known_keys))
+            raise InputError(f"{source}: unknown key {dotted_key!r}; the nearest known key is {nearest!r}.")
         if known_keys[dotted_key]:
             if not isinstance(value, Mapping):
                 raise InputError(
-                    f"{source}: {dotted_key} is a section; given {value!r}, expected keys below it. Write {dotted_key}.KEY, or leave it out."
+                    f"{source}: {dotted_key} is a section; given {value!r}, expected keys below it. Write {dotted_key}.KEY,"
+                    " or leave it out."
                 )
             _check_keys(value, known_keys, source, f"{dotted_key}.")
         elif isinstance(value, float) and not math.isfinite(value):
@@ -78,14 +70,13 @@ def _read_yaml(path: Path, known_keys: Mapping[str, bool]) -> dict[str, Any]:
     except yaml.MarkedYAMLError as e:
         line = e.problem_mark.line + 1 if e.problem_mark else "?"
         raise InputError(
-            f"{path}, line {line}: not YAML ({e.problem or e.context}). Mend that line or the one above it."
+            f"{path}, line {line}: not YAML ({e.problem or e.context}). Correct that line or the one above it."
         ) from e
     except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as e:
         raise InputError(f"cannot read the config {path}: {str(e).splitlines()[0]}") from e
     if not isinstance(data, dict):
-        raise InputError(
-            f"{path}: given a {type(data).__name__} at the top, expected keys ({', '.join(k for k in known_keys if '.' not in k)})."
-        )
+        top_keys = ", ".join(key for key in known_keys if "." not in key)
+        raise InputError(f"{path}: given a {type(data).__name__} at the top, expected keys ({top_keys}).")
     _check_keys(data, known_keys, str(path))
     return data
 
@@ -111,8 +102,8 @@ def _merge(
     merge_maps: bool,
     prefix: str = "",
 ) -> dict[str, Any]:
-    """`above` over `below`: sections key by key (`inside`: maps too), any other value in the place of the one before
-    it.
+    """`overlay` over `base`: sections are merged key by key (with `merge_maps`, maps too), any other value replaces the
+    one in `base`.
     """
     merged = dict(base)
     for key, value in overlay.items():
@@ -135,8 +126,8 @@ def _has_key(data: Any, key: str) -> bool:
 
 
 def _type_error(error: ValidationError, layers: Sequence[tuple[str, Any]], file_names: str) -> InputError:
-    """The first complaint of pydantic, with the key, its value, what was expected and where it was given: the last of
-    `parts` with it.
+    """The first of pydantic's errors, with the key, its value, what was expected, and the last of `layers` that gives
+    it.
     """
     first_error = error.errors(include_url=False)[0]
     key = ".".join(map(str, first_error["loc"]))
@@ -175,7 +166,8 @@ def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -
         json_text = json.dumps(data, allow_nan=False)  # pydantic's strict mode takes lists for tuples from JSON only
     except (OmegaConfBaseException, TypeError, ValueError) as e:
         raise InputError(
-            f"{file_names}: {str(e).splitlines()[0]}. Expected finite numbers, text, lists and keys, and ${{...}} that name a key."
+            f"{file_names}: {str(e).splitlines()[0]}. Expected finite numbers, text, lists and keys, and ${{...}} that name"
+            " a key."
         ) from e
     try:
         return model.model_validate_json(json_text)

@@ -10,7 +10,6 @@ from typing import Any
 
 from isojax.core.atomic_files import write_error
 from isojax.core.config import AUTOSIZED_SETTINGS, Config, read_saved_config
-from isojax.core.config.rl import FIRST_CLIP, FIRST_LOSS
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
 from isojax.launch.planner import resolve_sweep_sizes
@@ -66,11 +65,8 @@ def config_for_folder(config: Config, folder: Path, resume: bool, shards: int) -
 
 
 def cell_settings(config: Config) -> dict[str, Any]:
-    """Those of `cell` by their dotted names; a clip that is null is what it was written as once."""
-    settings_by_key = dict(flatten(config.cell.model_dump(mode="json"), "cell."))
-    if config.cell.rl.loss == FIRST_LOSS and config.cell.rl.clip is None:
-        settings_by_key["cell.rl.clip"] = FIRST_CLIP
-    return settings_by_key
+    """The settings of `cell` by their dotted names."""
+    return dict(flatten(config.cell.model_dump(mode="json"), "cell."))
 
 
 def check_resume(old: Config, new: Config) -> None:

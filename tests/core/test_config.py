@@ -126,6 +126,14 @@ def test_an_empty_file_is_the_defaults(folder: Path) -> None:
         ("budget", "sweep.budget"),
         ("cell.rl.klx", "cell.rl.kl"),
         ("swep.seed", "sweep.seed"),
+        ("cell.rl.lr", "cell.rl.learning_rate"),
+        ("lr", "cell.rl.learning_rate"),
+        ("cell.base.lr", "cell.base.learning_rate"),
+        ("cell.rl.learn_rate", "cell.rl.learning_rate"),
+        ("cell.sampling.temp", "cell.sampling.temperature"),
+        ("cell.max_completion_length", "cell.sampling.response_length"),
+        ("num_generations", "sweep.n"),
+        ("cell.rl.train_batch_size", "sweep.B_p"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(folder: Path, key: str, nearest: str) -> None:
@@ -246,7 +254,7 @@ def test_a_sweep_may_grow(new: Config) -> None:
         ({"seeds": 1}, ["sweep.seeds", "2", "1"]),
         ({"seed": 1}, ["sweep.seed", "0", "1"]),
         ({"budget": 4999}, ["sweep.budget", "5000", "4999"]),
-        ({"slots": 16}, ["sweep.decode_slots", "32", "16"]),
+        ({"decode_slots": 16}, ["sweep.decode_slots", "32", "16"]),
         ({"B_max": 32}, ["sweep.B_max", "64", "32"]),
     ],
 )
@@ -282,17 +290,44 @@ def test_extra_sets_are_named_so_that_their_metrics_are_not_others(folder: Path)
         assert said.endswith("other than train, verl, panel. Rename the set {!r}.".format(name.strip("'"))), said
 
 
-def test_no_panel_is_what_runs_had_before_there_were_panels(folder: Path) -> None:
-    """The hash of the default cell is that of the code before `cell.eval.panel`; a panel is another cell."""
-    assert config_hash(Config().cell) == "19d3c6885496"
+def test_a_panel_is_another_cell() -> None:
     assert config_hash(load_config("quickstart", ["cell.eval.panel=0"]).cell) != config_hash(
         load_config("quickstart", ["cell.eval.panel=9"]).cell
     )
     assert "greater than or equal to 0" in refused("quickstart", "cell.eval.panel=-1")
 
 
+def test_the_hash_is_of_what_differs_from_the_defaults() -> None:
+    """A default that is written out is no other cell; whatever differs is one, in any section and depth."""
+    assert config_hash(Config().cell) == config_hash(load_config("quickstart", ALL_DEFAULTS).cell)
+    hashes = {config_hash(load_config("quickstart", [*ALL_DEFAULTS, change]).cell) for change in CHANGES}
+    assert len(hashes - {config_hash(Config().cell)}) == len(CHANGES)
+
+
+ALL_DEFAULTS = [
+    "cell.task=solvers",
+    "cell.base.steps=1500",
+    "cell.data.candidates=6000",
+    "cell.data.validation=300",
+    "cell.rl.kl=0",
+    "cell.rl.entropy=0",
+    "cell.eval.panel=0",
+    "cell.eval.ratio=1.3",
+]
+CHANGES = [
+    "cell.task=solvers:AB",
+    "cell.precision.compute=float32",
+    "cell.rl.clip=0.2",
+    "cell.rl.critic={}",
+    "cell.rl.critic={warmup: 3}",
+    "cell.data.mixture={hard: 1.0}",
+    "cell.eval.extra={ood: solvers}",
+    "cell.sampling.interrupt={after: 2}",
+    "cell.model.rope_scaling={}",
+]
+
+
 def test_an_interruption_is_another_cell() -> None:
-    """And none is what runs had before there were any."""
     plain = load_config("quickstart", ["cell.sampling.interrupt=null"]).cell
     assert config_hash(plain) == config_hash(load_config("quickstart").cell)
     cell = load_config("quickstart", ["cell.sampling.interrupt={after: 9}"]).cell
@@ -307,24 +342,3 @@ def test_precision_is_decided_by_the_backend() -> None:
     assert PrecisionConfig().for_platform("tpu") == PrecisionConfig(compute="bfloat16", cache="bfloat16")
     assert PrecisionConfig(cache="int8").for_platform("gpu") == PrecisionConfig(compute="bfloat16", cache="int8")
     assert PrecisionConfig(compute="float32").for_platform("gpu") == PrecisionConfig(compute="float32", cache="float32")
-
-
-def test_a_run_from_before_there_was_a_choice_of_precision_is_one_in_float32(tmp_path: Path) -> None:
-    """Its config reads as such, and its records' hash is that of the same cell run in float32 now."""
-    (tmp_path / "old.yaml").write_text("cell:\n  task: solvers:AB\n")
-    old = read_saved_config(tmp_path / "old.yaml").cell
-    assert old.precision == PrecisionConfig(compute="float32", cache="float32")
-    assert config_hash(old) == "a83461445a1d"  # as the code before that computed it
-    assert config_hash(old.model_copy(update={"precision": PrecisionConfig(compute="bfloat16")})) != config_hash(old)
-
-
-def test_grpos_own_clip_is_no_other_recipe() -> None:
-    """What was written as .2 once is null now: runs from then go on, under either; of other losses .2 is a setting."""
-    unset, written = load_config("quickstart"), load_config("quickstart", ["cell.rl.clip=0.2"])
-    assert config_hash(unset.cell) == config_hash(written.cell)
-    check_resume(unset, written)
-    check_resume(written, unset)
-    cispo, other = (load_config("quickstart", ["cell.rl.loss=cispo", *more]) for more in ((), ("cell.rl.clip=0.2",)))
-    assert config_hash(cispo.cell) != config_hash(other.cell)
-    with pytest.raises(InputError, match=r"cell\.rl\.clip: this run has None, given 0\.2"):
-        check_resume(cispo, other)

@@ -1,11 +1,11 @@
-"""What a user may set, as frozen pydantic models: YAML below dotted `key=value` overrides. No jax here.
+"""What a user may set, as frozen pydantic models: YAML below dotted `key=value` overrides.
 
 Three sections. `cell` decides a run's result and is hashed. `sweep` is the grid: it may grow, but a value in it never
 changes once something has run. `run` says where and how to run and is not hashed: it changes no result.
 
-Below the models: reading (`load_config`, `read_saved`), writing (`save_config`), and the hash of a cell's settings.
-Whatever is wrong with a file or an override is an InputError before any work. What a resumed sweep may change stands in
-launch/resume.py.
+Below the models: reading (`load_config`, `read_saved_config`), writing (`save_config`), and the hash of a cell's settings.
+Whatever is wrong with a file or an override is an InputError before any work. launch/resume.py says what a resumed sweep may
+change.
 """
 
 from isojax.core.config.data import PANEL, RESERVED_NAMES, DataConfig, PromptConfig, VerifierConfig
@@ -20,7 +20,7 @@ from isojax.core.config.load import (
     save_config,
 )
 from isojax.core.config.model import FLOAT32_PRECISION, BasePolicyConfig, ModelConfig, PrecisionConfig, RopeScaling
-from isojax.core.config.rl import FIRST_RECIPE, CriticConfig, RLConfig
+from isojax.core.config.rl import CriticConfig, RLConfig
 from isojax.core.config.run import ProcessGroupConfig, RunConfig
 from isojax.core.config.sampling import InterruptConfig, SamplingConfig
 from isojax.core.config.section import Section
@@ -28,7 +28,6 @@ from isojax.core.config.sweep import AUTOSIZED_SETTINGS, CellConfig, EvalConfig,
 
 __all__ = [
     "AUTOSIZED_SETTINGS",
-    "FIRST_RECIPE",
     "FLOAT32_PRECISION",
     "PANEL",
     "RESERVED_NAMES",

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from pydantic import Field
 
-from isojax.core.config.model import FLOAT32_PRECISION
-from isojax.core.config.rl import FIRST_CLIP, FIRST_LOSS, FIRST_RECIPE, RLConfig
 from isojax.core.config.run import RunConfig
 from isojax.core.config.section import Section
 from isojax.core.config.sweep import CellConfig, SweepConfig
 from isojax.core.errors import InputError
-from isojax.core.yaml_files import load_yaml, write_yaml
+from isojax.core.yaml_files import flatten, load_yaml, write_yaml
+
+HASH_VERSION = 1
 
 
 class Config(Section):
@@ -47,8 +47,9 @@ def find_config(name_or_path: str) -> Path:
     )
     suggestions = difflib.get_close_matches(name_or_path, names, n=1)
     hint = f"Did you mean {suggestions[0]!r}?" if suggestions else f"Known names: {', '.join(names) or 'none'}."
+    roots = " or ".join(map(str, config_roots()))
     raise InputError(
-        f"no such config: given {name_or_path!r}, expected a YAML file's path or a name in {' or '.join(map(str, config_roots()))}. {hint}"
+        f"no such config: given {name_or_path!r}, expected a YAML file's path or a name in {roots}. {hint}"
     )
 
 
@@ -69,31 +70,21 @@ def load_configs(names_or_paths: Sequence[str], overrides: Sequence[str] = ()) -
 
 
 def config_hash(cell: CellConfig) -> str:
-    """12 hex digits that name the settings deciding a cell's result. What cells did before they could choose (float32;
-    a recipe's later settings at their defaults; no panel; no interruption) counts as no setting, so that their records
-    stay theirs."""
-    settings = cell.model_dump(mode="json")
-    if cell.precision == FLOAT32_PRECISION:
-        del settings["precision"]
-    default_rl = RLConfig().model_dump(mode="json")
-    settings["rl"] = {k: v for k, v in settings["rl"].items() if k in FIRST_RECIPE or v != default_rl[k]}
-    if cell.rl.clip is None and cell.rl.loss == FIRST_LOSS:
-        settings["rl"]["clip"] = FIRST_CLIP
-    if not cell.eval.panel:
-        del settings["eval"]["panel"]
-    if cell.sampling.interrupt is None:
-        del settings["sampling"]["interrupt"]
-    return hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
+    """12 hex digits that name the settings deciding a cell's result: a hash of those that differ from the defaults, and
+    of HASH_VERSION, which rises whenever a default or the meaning of a setting changes.
+    """
+    defaults = dict(flatten(CellConfig().model_dump(mode="json")))
+    settings = dict(flatten(cell.model_dump(mode="json")))
+    changed = {key: value for key, value in settings.items() if key not in defaults or value != defaults[key]}
+    text = json.dumps({"version": HASH_VERSION, "settings": changed}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def save_config(config: Config, path: Path) -> None:
-    """The resolved config as YAML, which `read_saved` and `load_config` read back equal."""
+    """The resolved config as YAML, which `read_saved_config` and `load_config` read back equal."""
     write_yaml(path, config.model_dump(mode="json"))
 
 
 def read_saved_config(path: Path) -> Config:
-    """A config written by `save_config`; one from before there was a choice of precision was run in float32."""
-    config = load_yaml(Config, [path], ())
-    if "precision" not in config.cell.model_fields_set:
-        config = config.model_copy(update={"cell": config.cell.model_copy(update={"precision": FLOAT32_PRECISION})})
-    return config
+    """A config written by `save_config`."""
+    return load_yaml(Config, [path], ())

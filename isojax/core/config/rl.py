@@ -77,18 +77,3 @@ class RLConfig(Section):
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat = 1.0
 
-
-FIRST_RECIPE = {
-    "loss",
-    "clip",
-    "kl",
-    "entropy",
-    "learning_rate",
-    "lr_reference_batch",
-    "warmup",
-    "weight_decay",
-    "max_grad_norm",
-}
-FIRST_LOSS, FIRST_CLIP = "grpo", 0.2
-"""The settings of a recipe that the first runs had, and their loss with its own clip, which a null stands for now; what
-came later, at its default, is what these did."""
