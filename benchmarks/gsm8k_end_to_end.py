@@ -50,6 +50,7 @@ cell:
     stop: ["\\n\\n", "\\nQuestion:"]
   data: {attempts: 4, difficulty: [0.0, 1.0], validation: 8}
   sampling: {prompt_length: 224, response_length: 128}
+  rl: {learning_rate: 1.0e-3}
   eval: {samples: 2, start: 16, ratio: 2.0}
 sweep: {B_p: [4], n: [4], budget: 32, decode_slots: 16, microbatch: 4}
 """

@@ -170,7 +170,7 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     from isojax.distributed.sharding import make_mesh
     from isojax.launch.memory_model import estimate_memory
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
-    from isojax.tasks.protocol import build_task
+    from isojax.tasks.build import build_task
     from isojax.train.programs import FAST_COMPILE_OPTIONS, AbstractTask, analyze_memory, build_abstract_programs
 
     mesh_text, *words = case

@@ -49,7 +49,7 @@ from isojax.rl.train_step import TrainState
 from isojax.runs.ledger import read_runs
 from isojax.sampling.batch import ProblemArrays
 from isojax.tasks.epochs import EpochOrder
-from isojax.tasks.protocol import build_task
+from isojax.tasks.build import build_task
 from isojax.train.loop import Programs
 
 WAYS = ("sync", "turns", "mesh", "process")

@@ -45,7 +45,7 @@ def main() -> None:
     from isojax.rl.train_step import MAX_UPDATES_PER_CALL
     from isojax.sampling.batch import ProblemArrays
     from isojax.tasks.epochs import EpochOrder
-    from isojax.tasks.protocol import build_task
+    from isojax.tasks.build import build_task
     from isojax.train import base_policy
     from isojax.train.loop import Programs
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from isojax.core import registry
 from isojax.core.config import CellConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.tasks.build import read_problem_set
 from isojax.tasks.epochs import drop_overlap, limit_size, mix_parts, split_by_difficulty
 from isojax.tasks.grading.math_answers import reference_answer
-from isojax.tasks.problem_sources import open_source
 from isojax.tasks.protocol import Task, is_on_device
 
 ALL_PROBLEMS = 2**31 - 1  # every problem of a source
@@ -57,7 +56,7 @@ def select_problems(cell: CellConfig, task: Task, label: LabelFunction) -> Probl
         return fitting_problems
 
     def read_fitting(source: str, count: int, description: str) -> list[Problem]:
-        return keep_fitting(_read_problems(cell, source, count, np.random.default_rng([data.seed, 2])), description)
+        return keep_fitting(read_problem_set(source, data, count, np.random.default_rng([data.seed, 2])), description)
 
     held_out = data.held_out
     if data.mixture:
@@ -165,14 +164,6 @@ def preview_selection(cell: CellConfig, task: Task) -> ProblemSelection | None:
             raise
         return None
     return None if labelling else selection
-
-
-def _read_problems(cell: CellConfig, source: str, count: int, rng: np.random.Generator) -> list[Problem]:
-    """At most `count` problems of a task string, of a task on device or of a source of text."""
-    name, _, argument = source.partition(":")
-    if "build" in vars(module := registry.load(("tasks.device", "tasks.sources"), name, "build", "source")):
-        return (module.build(argument) if argument else module.build()).problems(count, rng)
-    return open_source(source, cell.data).problems(count, rng)
 
 
 def best_constant(problems: list[Problem]) -> tuple[str, float] | None:

@@ -1,8 +1,9 @@
 """What a task is: problems, how they are written as tokens, what ends a response, and how it is judged.
 
-Two kinds. A DeviceTask verifies inside the compiled program; its file in isojax/tasks/ has `build(argument="") ->
-DeviceTask`. A HostTask verifies text in processes of the host; a file with `source(argument, data) -> Source` gives its
-problems, and a tokenizer, a prompt format and a verifier make a task of them (tasks/text.py).
+There are two kinds. A DeviceTask verifies inside the compiled program; its file in tasks/device/ has
+`build(argument="") -> DeviceTask`. A HostTask verifies text in processes of the host; a file in tasks/sources/ with
+`source(argument, data) -> ProblemSource` gives its problems, and a tokenizer, a prompt format and a verifier make a task
+of them (tasks/text.py). tasks/build.py makes the task that `cell.task` names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from typing_extensions import TypeIs
 
-from isojax.core import registry
-from isojax.core.config import CellConfig
-from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.stop_strings import StopConditions
 
@@ -149,27 +147,3 @@ Task = DeviceTask | HostTask
 def is_on_device(task: Task) -> TypeIs[DeviceTask]:
     """Whether a task is verified inside the compiled program."""
     return task.on_device
-
-
-def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
-    """The task of `cell.task`: a name, or name:argument where the task takes one (`solvers:ABCG`, `jsonl:train.jsonl`).
-
-    `workers`: processes that check responses in text; None takes one for each core.
-
-    Raises:
-        InputError: no such task, or an argument, data or tokenizer it cannot work with.
-    """
-    name, _, argument = cell.task.partition(":")
-    module = registry.load(("tasks.device", "tasks.sources"), name, "build", "source")
-    if "build" in vars(module):
-        if cell.sampling.interrupt is not None:
-            raise InputError(
-                f"cell.sampling.interrupt is set and cell.task = {cell.task} writes no text; expected a task in text with cell.model.path,"
-                " such as cell.task=jsonl:FILE. Set cell.sampling.interrupt=null."
-            )
-        return module.build(argument) if argument else module.build()
-    from isojax.tasks.text import TextTask  # loads transformers, which tasks on device do without
-
-    return TextTask(
-        module.source(argument, cell.data), cell.model, cell.prompt, cell.verifier, num_workers, cell.sampling
-    )

@@ -37,6 +37,7 @@ from isojax.tasks.epochs import check_disjoint
 from isojax.tasks.problem_selection import ProblemSelection, best_constant, select_problems
 from isojax.tasks.protocol import DeviceTask, EncodedProblems, Task, is_on_device
 from isojax.train.evaluate import Evaluator, TokenizedProblems
+from isojax.train.policy_labeller import PolicyLabeller
 
 PARAMS_FILE, PROBLEMS_FILE, LABELS_FILE, ABOUT_FILE = (
     "params.safetensors",
@@ -180,16 +181,8 @@ def prepare_base_policy(
                 (folder / LABELS_FILE).unlink()
             params = BasePolicy(folder, cell.model, [], [], {}).load_params(decoder, mesh)
             problem_set = TokenizedProblems(problems, encode_problems(task, cell, problems))
-            return label_problems(
-                folder / LABELS_FILE,
-                label_key,
-                problem_set,
-                cell.data.attempts,
-                cell.data.seed,
-                evaluator,
-                params,
-                on_progress,
-            )
+            labeller = PolicyLabeller(evaluator, params, problem_set, cell.data.seed)
+            return label_problems(folder / LABELS_FILE, label_key, problems, cell.data.attempts, labeller, on_progress)
 
         selection = select_problems(cell, task, label)
         if multiprocess.is_primary():

@@ -30,6 +30,7 @@ cell:
   verifier: {use: integer, timeout: 0.5, memory_gb: 0.5}
   data: {attempts: 0, candidates: 60, validation: 8}
   sampling: {prompt_length: 24, response_length: 3}
+  rl: {learning_rate: 1.0e-3}
   eval: {samples: 2, start: 8, ratio: 2}
 sweep: {B_p: [4], n: [2], budget: 16, decode_slots: 8, microbatch: 8, prefill_batch: 4}
 run: {verifier_workers: 1, cells_at_once: 1}
@@ -49,6 +50,16 @@ def text(isojax: Any, model: Path) -> Any:
     shutil.copytree(model, isojax.folder / "lm")
     (isojax.folder / "text.yaml").write_text(SETTINGS)
     return isojax
+
+
+def without_settings(section: str) -> Prepare:
+    """text.yaml without a section of the cell."""
+
+    def prepare(folder: Path) -> None:
+        lines = (folder / "text.yaml").read_text().splitlines()
+        (folder / "text.yaml").write_text("\n".join(line for line in lines if not line.startswith(f"  {section}:")))
+
+    return prepare
 
 
 def weights(change: Callable[[dict[str, np.ndarray]], Any]) -> Prepare:
@@ -140,6 +151,12 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
         (*LAUNCH, "cell.sampling.prompt_length=1"),
         ("none of 60 prompts", "prompt_length = 1"),
     ),
+    "no lengths": (
+        without_settings("sampling"),
+        LAUNCH,
+        ("cell.sampling.prompt_length and cell.sampling.response_length must be set", "48 and 4 for sums"),
+    ),
+    "no learning rate": (without_settings("rl"), LAUNCH, ("cell.rl.learning_rate must be set", "isojax lr-search")),
     "unknown task": (nothing, (*LAUNCH, "cell.task=additon"), ("'additon'", "Did you mean 'addition'?")),
     "unknown verifier": (nothing, (*LAUNCH, "cell.verifier.use=mth"), ("'mth'", "Did you mean 'math'?")),
     "a broken line": (

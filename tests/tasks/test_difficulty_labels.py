@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from isojax.core.config import CellConfig, DataConfig, PromptConfig, RLConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.difficulty_labels import compute_label_key, label_problems
-from isojax.tasks.protocol import EncodedProblems
-from isojax.train.evaluate import EvalCounts, TokenizedProblems
 
 PROBLEMS = [Problem(7 * i, f"p{i}", str(i)) for i in range(20)]
 
 
-class Fake:
-    """An evaluator that solves problem i in i mod 5 of 4 rollouts, 6 problems a call, and remembers what it was
+class FakeLabeller:
+    """A labeller that solves problem i in i mod 5 of 4 rollouts, 6 problems per call, and remembers what it was
     asked.
     """
 
@@ -30,51 +26,45 @@ class Fake:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def count_correct(
-        self, params: Any, chosen: TokenizedProblems, seed: int, evaluation: int, repeats: int, stream: int
-    ) -> EvalCounts:
-        self.asked += [p.id for p in chosen.problems]
-        assert chosen.arrays.ids.tolist() == [p.id for p in chosen.problems]
-        right = np.array([repeats * (p.id % 5) for p in chosen.problems])
-        return EvalCounts(right, [], np.zeros(len(right)), 0, 0, Counter())
+    def count_correct(self, problem_indices: Sequence[int], repeats: int) -> Sequence[int]:
+        ids = [PROBLEMS[i].id for i in problem_indices]
+        self.asked += ids
+        return [repeats * (i % 5) for i in ids]
 
 
-def label(path: Path, evaluator: Fake, of: str = "key", attempts: int = 7) -> list[Problem]:
-    ids = np.array([p.id for p in PROBLEMS], np.int32)
-    empty = np.zeros((len(ids), 1), np.int32)
-    chosen = TokenizedProblems(PROBLEMS, EncodedProblems(empty, ids, empty, ids))
-    return label_problems(path, of, chosen, attempts, 0, evaluator, {}, lambda text, done: None)  # pyright: ignore
+def label(path: Path, labeller: FakeLabeller, key: str = "key", attempts: int = 7) -> list[Problem]:
+    return label_problems(path, key, PROBLEMS, attempts, labeller, lambda text, done: None)
 
 
 def test_a_label_for_each_problem_by_whole_evaluations(tmp_path: Path) -> None:
-    got = label(tmp_path / "l", Fake())  # 7 attempts are two evaluations of 4
+    got = label(tmp_path / "l", FakeLabeller())  # 7 attempts are two evaluations of 4
     assert [(p.id, p.solved, p.attempts) for p in got] == [(p.id, 2 * (p.id % 5), 8) for p in PROBLEMS]
 
 
 def test_cut_at_any_byte_it_goes_on_to_the_same(tmp_path: Path) -> None:
-    whole = label(tmp_path / "whole", Fake())
+    whole = label(tmp_path / "whole", FakeLabeller())
     data = (tmp_path / "whole").read_bytes()
     for size in (*range(0, len(data), 37), len(data) - 1, len(data)):
         path = tmp_path / f"cut{size}"
         path.write_bytes(data[:size])
-        evaluator = Fake()
-        assert label(path, evaluator) == whole
+        labeller = FakeLabeller()
+        assert label(path, labeller) == whole
         kept = max(0, data[:size].count(b"\n") - 1)
-        assert len(evaluator.asked) == len(PROBLEMS) - kept  # nothing is sampled twice
+        assert len(labeller.asked) == len(PROBLEMS) - kept  # nothing is sampled twice
         assert sorted(path.read_bytes().splitlines()) == sorted(data.splitlines())
 
 
 def test_other_labels_are_refused(tmp_path: Path) -> None:
-    label(tmp_path / "l", Fake())
+    label(tmp_path / "l", FakeLabeller())
     before = (tmp_path / "l").read_bytes()
     with pytest.raises(InputError, match="labels of other settings"):
-        label(tmp_path / "l", Fake(), of="other")
+        label(tmp_path / "l", FakeLabeller(), key="other")
     with pytest.raises(InputError, match="labelled by avg@8, expected avg@16"):
-        label(tmp_path / "l", Fake(), attempts=16)
+        label(tmp_path / "l", FakeLabeller(), attempts=16)
     assert (tmp_path / "l").read_bytes() == before
     (tmp_path / "l").write_bytes(before.replace(b'"solved"', b'"solve"', 1))
     with pytest.raises(InputError, match=r"line 2 is no label"):
-        label(tmp_path / "l", Fake())
+        label(tmp_path / "l", FakeLabeller())
 
 
 def test_what_a_key_hangs_on() -> None:

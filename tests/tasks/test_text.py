@@ -15,8 +15,9 @@ import pytest
 from isojax.core.config import CellConfig, InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.tasks.build import build_task
 from isojax.tasks.problem_sources import InMemorySource
-from isojax.tasks.protocol import HostTask, build_task
+from isojax.tasks.protocol import HostTask, is_on_device
 from isojax.tasks.text import TextTask
 from tests.tasks.tokenizer_folders import byte_level, sentencepiece
 
@@ -205,7 +206,12 @@ def test_threads_share_a_task(folder: Path) -> None:
 
 
 def test_build_task_makes_a_text_task_of_a_source(folder: Path) -> None:
-    cell = CellConfig(task="addition", model=ModelConfig(path=str(folder)), verifier=VerifierConfig(use="exact"))
+    cell = CellConfig(
+        task="addition",
+        model=ModelConfig(path=str(folder)),
+        verifier=VerifierConfig(use="exact"),
+        sampling=SamplingConfig(prompt_length=48, response_length=4),
+    )
     made: HostTask = build_task(cell, num_workers=1)  # type: ignore[assignment]
     assert isinstance(made, TextTask)
     problem = made.problems(1, np.random.default_rng(0))[0]
@@ -213,6 +219,17 @@ def test_build_task_makes_a_text_task_of_a_source(folder: Path) -> None:
     assert int(a) + int(b) == int(problem.answer)
     with pytest.raises(InputError, match=r"expected one of addition, .*solvers"):
         build_task(CellConfig(task="no_such_task"))
+
+
+def test_a_text_task_requires_lengths(folder: Path) -> None:
+    """The defaults are the toy task's, for which they stay."""
+    cell = CellConfig(task="addition", model=ModelConfig(path=str(folder)))
+    with pytest.raises(InputError, match=r"cell\.sampling\.prompt_length and .*response_length must be set .*256 and"):
+        build_task(cell)
+    cell = cell.model_copy(update={"sampling": SamplingConfig(prompt_length=48)})
+    with pytest.raises(InputError, match=r"^cell\.sampling\.response_length must be set"):
+        build_task(cell)
+    assert is_on_device(build_task(CellConfig(task="solvers")))
 
 
 @pytest.mark.parametrize(

@@ -76,4 +76,3 @@ class RLConfig(Section):
     warmup: PositiveInt = 10
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat = 1.0
-

@@ -104,7 +104,7 @@ def _planning_task(config: Config) -> Any:
     """The task, where it is judged on device; of one in text, its vocabulary and an end of responses stand for it."""
     from isojax.core import registry
     from isojax.models.hf import hf_load
-    from isojax.tasks.protocol import build_task
+    from isojax.tasks.build import build_task
     from isojax.train.programs import AbstractTask
 
     module = registry.load(("tasks.device", "tasks.sources"), config.cell.task.partition(":")[0], "build", "source")

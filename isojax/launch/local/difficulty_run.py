@@ -117,6 +117,7 @@ def _label_with_model(
     from isojax.tasks.protocol import is_on_device
     from isojax.train.base_policy import BasePolicy
     from isojax.train.loop import Programs
+    from isojax.train.policy_labeller import PolicyLabeller
 
     cell, seed = config.cell, config.cell.data.seed
     candidates = task.problems(cell.data.candidates, np.random.default_rng([seed, 0]))
@@ -141,10 +142,8 @@ def _label_with_model(
     label_id = compute_label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
 
     def label_subset(file_name: str, problem_subset: list[Problem], attempts: int) -> list[Problem]:
-        arrays = programs.problem_set(problem_subset)
-        return label_problems(
-            folder / file_name, label_id, arrays, attempts, seed, programs.labeller, params, on_progress
-        )
+        labeller = PolicyLabeller(programs.labeller, params, programs.problem_set(problem_subset), seed)
+        return label_problems(folder / file_name, label_id, problem_subset, attempts, labeller, on_progress)
 
     labelled = label_subset(LABELS_FILE, problems, cell.data.attempts)
     unsolved = [p for p in labelled if not p.solved]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isojax.core.config import Config, DataConfig, PrecisionConfig, save_config
+from isojax.core.config.text_settings import require_learning_rate
 from isojax.core.errors import InputError
 from isojax.core.machine import cores
 from isojax.core.nouns import Cell
@@ -190,7 +191,8 @@ def open_task(config: Config) -> Iterator[Task]:
     Raises:
         InputError: what `cell.task`, `cell.prompt`, `cell.verifier` or the tokenizer ask for cannot be had.
     """
-    from isojax.tasks.protocol import build_task, is_on_device
+    from isojax.tasks.build import build_task
+    from isojax.tasks.protocol import is_on_device
 
     task, model = build_task(config.cell, config.run.verifier_workers), config.cell.model
     if is_on_device(task):
@@ -220,6 +222,7 @@ def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]]) -> 
         check_batch(pairs, cell.data.candidates - cell.data.validation)
         encode_problems(task, cell, task.problems(cell.data.candidates, np.random.default_rng(0)))
         return
+    require_learning_rate(cell)
     split_problems = preview_selection(cell, task)
     if split_problems is None:
         problem_sets = [task.problems(cell.data.candidates, np.random.default_rng([cell.data.seed, 0]))]
