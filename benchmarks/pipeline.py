@@ -48,8 +48,8 @@ from isojax.rl.async_rl.async_rollouts import Pipeline
 from isojax.rl.train_step import TrainState
 from isojax.runs.ledger import read_runs
 from isojax.sampling.batch import ProblemArrays
-from isojax.tasks.epochs import EpochOrder
 from isojax.tasks.build import build_task
+from isojax.tasks.epochs import EpochOrder
 from isojax.train.loop import Programs
 
 WAYS = ("sync", "turns", "mesh", "process")

@@ -44,8 +44,8 @@ def main() -> None:
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
     from isojax.rl.train_step import MAX_UPDATES_PER_CALL
     from isojax.sampling.batch import ProblemArrays
-    from isojax.tasks.epochs import EpochOrder
     from isojax.tasks.build import build_task
+    from isojax.tasks.epochs import EpochOrder
     from isojax.train import base_policy
     from isojax.train.loop import Programs
 

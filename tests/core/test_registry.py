@@ -15,7 +15,9 @@ def fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on the path with the package `registry_fork`."""
     (tmp_path / "registry_fork").mkdir()
     (tmp_path / "registry_fork" / "__init__.py").write_text("")
-    (tmp_path / "registry_fork" / "rewards.py").write_text("def build(argument): return argument\ndef other(): return 7\n")
+    (tmp_path / "registry_fork" / "rewards.py").write_text(
+        "def build(argument): return argument\ndef other(): return 7\n"
+    )
     (tmp_path / "registry_fork" / "needy.py").write_text("import a_package_nobody_has\n")
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
