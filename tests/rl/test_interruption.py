@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
-from isojax.rl.critic import gae_advantages_around_gaps
+from isojax.rl.critic import generalised_advantages_around_gaps
 from isojax.rl.train_step import TrainState, TrainStep, adam, make_coefficients
 from isojax.sampling.batch import ProblemArrays, Rollouts, make_sampler_shapes
 from isojax.tasks.stop_strings import Interruption
@@ -109,7 +109,7 @@ def test_the_critics_step_leads_over_the_phrase() -> None:
     """From the last token before it to the first after it; the reward comes with the last token that was drawn."""
     values, gamma, lam = rng.normal(size=(B, T)).astype(np.float32), 0.9, 0.8
     numbers = make_coefficients(RLConfig())._replace(gamma=np.float32(gamma), gae_lambda=np.float32(lam))
-    gains, estimates = gae_advantages_around_gaps(jnp.asarray(REWARDS), jnp.asarray(values), jnp.asarray(MASK), numbers)
+    gains, estimates = generalised_advantages_around_gaps(jnp.asarray(REWARDS), jnp.asarray(values), jnp.asarray(MASK), numbers)
     plain, returns = np.zeros((B, T)), np.zeros((B, T))
     for r in range(B):
         after = following = 0.0
