@@ -35,7 +35,7 @@ import numpy as np
 
 from isojax.core.nouns import Cell, RunRecord
 from isojax.scaling.adaptive import AdaptivePolicy
-from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
+from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.fit import fit
 from tests.scaling.synthetic import World, random_world
 from tests.scaling.synthetic_kinds import KINDS
@@ -55,7 +55,7 @@ def simulate(w: World, policy: AdaptivePolicy) -> tuple[list[RunRecord], int]:
 
 def judge(w: World, runs: Sequence[RunRecord], C: Sequence[int], whole: int) -> Line:
     """The fit of some runs against the truth at budgets C."""
-    e = CurveEnsemble.from_fit(fit(runs, METRIC, replicates=REPLICATES))
+    e = load_ensemble(fit(runs, METRIC, replicates=REPLICATES))
     chosen = e.n[e.expected_rewards(C).argmax(1)].tolist()
     keys = sorted(w.truth, key=lambda key: key[1])
     ns, R = [n for _, n in keys], np.stack([w.reward(*key, C) for key in keys])

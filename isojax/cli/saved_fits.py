@@ -15,15 +15,17 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from isojax.cli.formatting import json_line_per_row, to_json_value
+from isojax.cli.formatting import json_line_per_row
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, read_saved_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, read_runs
 from isojax.runs.store import display_path
-from isojax.scaling.checks.run_health import add_health, flagged_run_rows, healthy_runs
+from isojax.scaling.checks.flagged_runs import add_health, flagged_runs, healthy_runs
 from isojax.scaling.fit import fit
+from isojax.scaling.flat_document import flatten
+from isojax.scaling.result import RunHealth
 
 DEFAULT_MODE = "hierarchical"
 NO_HEALTH: Mapping[str, Any] = {"left_out": True, "runs": []}  # what fits from before runs were flagged say of them
@@ -138,8 +140,9 @@ def fit_runs(
     }
     fitted = runs if options.include_flagged else healthy_runs(runs)
     with progress_bar(description) as advance:
-        fit_document = to_json_value(fit(fitted, metric, compute, **fit_arguments, on_progress=advance))
-    return add_health(fit_document, flagged_run_rows(runs), not options.include_flagged)
+        fit_result = fit(fitted, metric, compute, **fit_arguments, on_progress=advance)
+    health = RunHealth(left_out=not options.include_flagged, runs=flagged_runs(runs))
+    return flatten(add_health(fit_result, health))
 
 
 def fitted_runs(runs: Sequence[RunRecord], fit_document: Mapping[str, Any]) -> list[RunRecord]:
@@ -251,7 +254,9 @@ def _is_stale(fit_document: dict[str, Any], run: Path) -> bool:
     fitted_points = point_keys(fit_document["runs"]) | (
         point_keys(fit_health["runs"]) if fit_health["left_out"] else set()
     )
-    return ledger_points != fitted_points or point_keys(flagged_run_rows(runs)) != point_keys(fit_health["runs"])
+    return ledger_points != fitted_points or {(r.B_p, r.n, r.seed, r.points) for r in flagged_runs(runs)} != point_keys(
+        fit_health["runs"]
+    )
 
 
 def saved_sweep_config(run: Path) -> Config | None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+Interval = tuple[float, float]
+
 
 @dataclass(frozen=True, order=True)
 class Allocation:
@@ -124,3 +126,66 @@ class CellProgress:
     cell: Cell
     rollouts: int
     reward: float | None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a measured cell promises for a budget.
+
+    Attributes:
+        M: the updates that the budget affords.
+        reward: to expect, by the cell's curve; low, high: its interval, None without replicates.
+        extrapolated: the budget lies beyond the cell's data.
+        stable: whether the cell's B_p trains stably.
+    """
+
+    B_p: int
+    n: int
+    M: int
+    reward: float
+    extrapolated: bool
+    low: float | None
+    high: float | None
+    stable: bool
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """How to spend a budget of rollouts.
+
+    Attributes:
+        allocation: what to run; its C = B_p n M is at most the budget.
+        metric: of the reward.
+        expected_reward: at the allocation's C, by the curve of its cell or of the nearest measured one.
+        extrapolated: that lies beyond the cell's data.
+        reasons: why, in words.
+        candidates: what the measured cells promise at the same budget, best first; empty where that was not asked for.
+        interval: of the expected reward; None without replicates.
+        prediction_interval: of the reward that one new run, evaluated like these, will show; None likewise.
+        n_probability: n -> the share of replicates in which it holds the best cell; None without replicates or where no
+            measured cell may be chosen.
+        equal_n: the n whose best cell promises at most epsilon less than the best of all.
+        regret: expected loss of reward against the best measured cell at this budget; None where none may be chosen.
+        regret_interval: its interval; None without replicates.
+        no_effect: the data cannot tell any n from another.
+        times_measured: the budget over the largest measured C.
+        epsilon: a loss of reward that makes no difference, as asked.
+        level: of the intervals.
+    """
+
+    allocation: Allocation
+    metric: str
+    expected_reward: float
+    extrapolated: bool
+    reasons: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    interval: Interval | None
+    prediction_interval: Interval | None
+    n_probability: dict[int, float] | None
+    equal_n: tuple[int, ...]
+    regret: float | None
+    regret_interval: Interval | None
+    no_effect: bool
+    times_measured: float
+    epsilon: float
+    level: float

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from isojax.core.nouns import RunRecord
-from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
+from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
+from isojax.scaling.flat_document import nest
 from isojax.scaling.validation_metrics import make_track
 
 FitDocument = Mapping[str, Any]
@@ -73,7 +74,7 @@ class FittedCurves:
     @cached_property
     def ensemble(self) -> CurveEnsemble:
         """All cells as arrays."""
-        return CurveEnsemble.from_fit(self.fit)
+        return load_ensemble(nest(self.fit))
 
     @cached_property
     def columns(self) -> dict[tuple[int, int], int]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from isojax.core.config import Config
-from isojax.scaling.allocate.recommend import Recommendation
+from isojax.core.nouns import Recommendation
 
 
 def yaml_comments(lines: Sequence[str]) -> str:
@@ -15,7 +14,7 @@ def yaml_comments(lines: Sequence[str]) -> str:
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)
 
 
-def header_lines(recommendation: Recommendation, fit: Mapping[str, Any]) -> list[str]:
+def header_lines(recommendation: Recommendation) -> list[str]:
     """The allocation, what it promises and why."""
     allocation = recommendation.allocation
     interval_text = (
@@ -23,7 +22,7 @@ def header_lines(recommendation: Recommendation, fit: Mapping[str, Any]) -> list
     )
     return [
         f"isojax recommend: B_p = {allocation.B_p} problems a batch, n = {allocation.n} rollouts a problem, M = {allocation.M} updates; C = {allocation.C} rollouts.",
-        f"Expected {fit['metric']}: {recommendation.expected_reward:.3f}{interval_text}.",
+        f"Expected {recommendation.metric}: {recommendation.expected_reward:.3f}{interval_text}.",
         *recommendation.reasons,
     ]
 

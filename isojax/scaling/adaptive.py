@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, RunRecord
 from isojax.scaling.curves import hierarchical_mode
-from isojax.scaling.curves.record_breaking import BIN_WIDTH
 from isojax.scaling.estimate import EstimationOptions, SweepEstimate
 from isojax.scaling.fit_inputs import build_tracks
 from isojax.scaling.validation_metrics import FloatArray, group_by_cell
@@ -188,7 +187,7 @@ class AdaptivePolicy:
         answer.
         """
         usable_runs = [r for r in runs if r.points and r.points[-1].rollouts >= self._first_target(r.cell)]
-        options = EstimationOptions(BIN_WIDTH, REPLICATES, 0, None, allow_pooling=False)
+        options = EstimationOptions(REPLICATES, 0, None, allow_pooling=False)
         return hierarchical_mode.estimate(
             group_by_cell(build_tracks(usable_runs, self.metric, "rollouts")), self.metric, options
         )
@@ -215,7 +214,7 @@ class AdaptivePolicy:
     ) -> list[SweepStep]:
         """What each possible step would take away of the doubt."""
         estimate = self._fit_posterior(runs)
-        if estimate.draws is None or estimate.interval_info is None or estimate.noise_sd is None:
+        if estimate.draws is None or estimate.intervals is None or estimate.noise_sd is None:
             raise InputError(
                 f"the runs give no curve ({estimate.unfitted_cells}); expected {INITIAL_EVALUATIONS} evaluations of each. Look at their ledgers."
             )
@@ -226,7 +225,7 @@ class AdaptivePolicy:
         uncertainty = NStarUncertainty(
             reward_draws,
             np.array([n for _, n in draws.keys]),
-            math.hypot(estimate.interval_info["run_sd"], estimate.noise_sd),
+            math.hypot(estimate.intervals.run_sd, estimate.noise_sd),
         )
         cell_columns, C_levels = {key: j for j, key in enumerate(draws.keys)}, np.array(self.C_levels)
         steps = []

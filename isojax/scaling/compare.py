@@ -10,7 +10,7 @@ one against every one of another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isojax.core.errors import InputError
-from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray, IntArray
+from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray, IntArray, load_ensemble
 from isojax.scaling.compare_text import comparison_notes, comparison_sentences
 from isojax.scaling.curves.posterior_samples import CURVE_REACH_DECADES
 from isojax.scaling.frontier.envelope import MIN_DECADES
 from isojax.scaling.intervals import central_interval
+from isojax.scaling.result import FitResult
 
 PER_DECADE = 60
 N_BUDGETS = 5
@@ -35,7 +36,7 @@ class ComparedSweep:
     """A fit under a name."""
 
     label: str
-    fit: Mapping[str, Any]
+    fit: FitResult
     ensemble: CurveEnsemble
 
     @property
@@ -57,7 +58,7 @@ class FrontierPath:
     reward_draws: FloatArray
 
 
-def compare_sweeps(fits: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> dict[str, Any]:
+def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> dict[str, Any]:
     """Compare sweeps; the first is the one that the others are held against.
 
     Args:
@@ -82,12 +83,12 @@ def compare_sweeps(fits: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> 
     for i, row in enumerate(summaries):
         row["difference"] = _reward_difference(paths[0], paths[i]) if i else None
         row["earlier"] = _saturates_earlier(sweeps[0], sweeps[i], C) if i else None
-    settings = {key: fits[0].get(key) for key in MATCHED_SETTINGS}
+    settings = {key: getattr(fits[0], key) for key in MATCHED_SETTINGS}
     comparison = {**settings, "C_low": float(C[0]), "C_high": float(C[-1]), "runs": summaries}
     return {**comparison, "says": comparison_sentences(comparison), "notes": comparison_notes(comparison)}
 
 
-def _check_comparable(fits: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> None:
+def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
     if len(fits) < 2:
         raise InputError(f"{len(fits)} fit to compare; expected at least two. Name another sweep's folder or fit.json.")
     if len(labels) != len(fits):
@@ -98,18 +99,18 @@ def _check_comparable(fits: Sequence[Mapping[str, Any]], labels: Sequence[str]) 
     if duplicate_labels:
         raise InputError(f"two runs are called {duplicate_labels[0]!r}; expected a name for each. Give --labels.")
     for key in MATCHED_SETTINGS:
-        first = fits[0].get(key)
+        first = getattr(fits[0], key)
         for fit, label in zip(fits, labels, strict=True):
-            if fit.get(key) != first:
-                problem = f"{labels[0]} was fitted with {key} {first!r}, {label} with {fit.get(key)!r}"
+            if getattr(fit, key) != first:
+                problem = f"{labels[0]} was fitted with {key} {first!r}, {label} with {getattr(fit, key)!r}"
                 raise InputError(
                     f"{problem}; expected the same, or their numbers do not compare. Fit both alike (isojax fit --{key} ...)."
                 )
 
 
-def _load_sweep(label: str, fit: Mapping[str, Any]) -> ComparedSweep:
+def _load_sweep(label: str, fit: FitResult) -> ComparedSweep:
     try:
-        return ComparedSweep(label, fit, CurveEnsemble.from_fit(fit))
+        return ComparedSweep(label, fit, load_ensemble(fit))
     except InputError as e:
         raise InputError(f"{label}: {e}") from e
 
@@ -164,8 +165,8 @@ def _sweep_summary(sweep: ComparedSweep, path: FrontierPath) -> dict[str, Any]:
         np.unique(np.linspace(0, len(path.C) - 1, count).round().astype(int)) for count in (N_BUDGETS, N_BAND_ROWS)
     )
     overfitting_C: dict[tuple[int, int], list[float]] = {}
-    for row in sweep.fit.get("overfitting") or ():
-        overfitting_C.setdefault((row["B_p"], row["n"]), []).append(row["C"])
+    for run in sweep.fit.overfitting:
+        overfitting_C.setdefault((run.B_p, run.n), []).append(run.C)
     peaks = [
         (int(b), int(n), float(C))
         for b, n, C in zip(ensemble.B_p, ensemble.n, ensemble.C_peak, strict=True)
@@ -173,13 +174,11 @@ def _sweep_summary(sweep: ComparedSweep, path: FrontierPath) -> dict[str, Any]:
     ]
     return {
         "label": sweep.label,
-        "base_reward": sweep.fit.get("base_reward"),
+        "base_reward": sweep.fit.base_reward,
         "n": sorted(set(ensemble.n.tolist())),
         "B_p": sorted(set(ensemble.B_p.tolist())),
         "no_effect": ensemble.no_effect,
-        "law": {key: sweep.fit["n_star"][key] for key in ("form", "L", "k", "log10_C0", "b")}
-        if sweep.fit.get("n_star")
-        else None,
+        "law": {key: getattr(sweep.fit.joint.n_star.law, key) for key in ("form", "L", "k", "log10_C0", "b")},
         "at": [rows[i] for i in budget_indices],
         "curve": [rows[i] for i in band_indices],
         "saturation": None if ensemble.no_effect else _saturation(path, int(ensemble.n.max())),
@@ -270,5 +269,5 @@ def _saturates_earlier(first_sweep: ComparedSweep, other_sweep: ComparedSweep, C
 
 def _restrict_to_n(sweep: ComparedSweep, n: Sequence[int]) -> ComparedSweep:
     """The same sweep with the cells of these n alone."""
-    curves = [c for c in sweep.fit["curves"] if c["n"] in n]
-    return ComparedSweep(sweep.label, sweep.fit, CurveEnsemble.from_fit({**sweep.fit, "curves": curves}))
+    fit = sweep.fit.model_copy(update={"curves": tuple(c for c in sweep.fit.curves if c.n in n)})
+    return ComparedSweep(sweep.label, fit, load_ensemble(fit))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from isojax.core.errors import InputError
 from isojax.scaling.checks.run_health import HealthFlag
@@ -293,7 +293,7 @@ class CurveDraws(ResultRow):
     C_mid: tuple[tuple[float, ...], ...]
     R0: tuple[float, ...]
     tail: tuple[float, ...]
-    shift: tuple[tuple[float, ...], ...]
+    shift: tuple[tuple[float, ...], tuple[float, ...]]
 
 
 class CurveDiagnostics(ResultRow):
@@ -415,6 +415,14 @@ class FitResult(ResultRow):
     stability: tuple[StabilityVerdict, ...]
     flags: tuple[FitFlag, ...]
     health: RunHealth = RunHealth()
+
+    @model_validator(mode="after")
+    def _check_draws(self) -> FitResult:
+        if self.draws is not None:
+            without_draws = sorted({c.key for c in self.curves} - set(self.draws.cells))
+            if without_draws:
+                raise ValueError(f"no draws of the curves (B_p, n) = {', '.join(map(str, without_draws))}")
+        return self
 
 
 def read_fit_file(path: Path) -> FitResult:

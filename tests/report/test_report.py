@@ -20,6 +20,7 @@ from isojax.report import text as text_module
 from isojax.report.page import charts, html_page
 from isojax.report.write import write_report
 from isojax.scaling.allocate.recommend import recommend
+from isojax.scaling.flat_document import nest
 
 
 class _Reader(HTMLParser):
@@ -77,7 +78,7 @@ def _html(made: tuple[Path, dict[str, Any]]) -> str:
 def test_the_page_states_the_answer(made: tuple[Path, dict[str, Any]], html: str) -> None:
     fit, text = made[1], _text(html)
     C = text_module.measured_budget(fit)
-    best = recommend(fit, C=C)
+    best = recommend(nest(fit), C=C)
     a, (low, high) = best.allocation, best.interval or (0, 0)
     assert (
         f"At C = {text_module.format_compact(C)} rollouts spend n = {a.n} on B_p = {a.B_p} for M = {a.M} updates."
@@ -172,7 +173,7 @@ def test_budgets_beyond_the_measured_range_are_marked(made: tuple[Path, dict[str
     assert rows is not None
     assert rows[0].count("<tr>") == 1 + 5
     C = text_module.measured_budget(made[1])
-    marked = sum(recommend(made[1], C=C * share).extrapolated for share in (1 / 8, 1 / 2, 1, 2, 4))
+    marked = sum(recommend(nest(made)[1], C=C * share).extrapolated for share in (1 / 8, 1 / 2, 1, 2, 4))
     assert rows[0].count("Beyond the measured range") == marked >= 2
 
 
@@ -265,7 +266,7 @@ def test_the_table_behind_the_slider_is_recommends(made: tuple[Path, dict[str, A
         assert rows[0]["C"] == 1024
         assert rows[-1]["C"] == 4 * max(run["C_max"] for run in fit["runs"])
         for row in rows[::30]:
-            got = recommend(fit, row["C"], fix=fixed)
+            got = recommend(nest(fit), row["C"], fix=fixed)
             assert (row["n"], row["B_p"], row["M"]) == (got.allocation.n, got.allocation.B_p, got.allocation.M)
             assert row["reward"] == f"{got.expected_reward:.3f}"
             assert row["interval"] == "{:.3f} to {:.3f}".format(*(got.interval or ()))

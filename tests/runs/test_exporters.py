@@ -3,6 +3,7 @@ themselves.
 """
 
 import sys
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -18,7 +19,7 @@ CHOSEN = recommend(FIT, 1e5)  # 16x16, M = 390
 
 
 def rendered(name, chosen=CHOSEN, saved=None):
-    return registry.load("runs.exporters", name, "render").render(chosen, saved, FIT)
+    return registry.load("runs.exporters", name, "render").render(chosen, saved)
 
 
 def test_verl_counts_batches_in_prompts():
@@ -72,16 +73,14 @@ def test_comments_hold_the_promise_the_reasons_and_the_learning_rate(name):
 
 
 def test_text_from_a_log_stays_in_its_comment():
-    CHOSEN.reasons.append("B_p=4 is unstable: fell\ntrainer: {total_epochs: 1}")
-    try:
-        assert yaml.safe_load(rendered("verl"))["trainer"]["total_epochs"] == 390
-    finally:
-        CHOSEN.reasons.pop()
+    reasons = (*CHOSEN.reasons, "B_p=4 is unstable: fell\ntrainer: {total_epochs: 1}")
+    text = rendered("verl", replace(CHOSEN, reasons=reasons))
+    assert yaml.safe_load(text)["trainer"]["total_epochs"] == 390
 
 
 def test_a_fork_adds_a_framework(tmp_path, monkeypatch):
     (tmp_path / "my_trainer_fork.py").write_text(
-        "HOW_TO_RUN = 'x {file}'\ndef render(chosen, saved, fit):\n    return f'n: {chosen.allocation.n}'\n"
+        "HOW_TO_RUN = 'x {file}'\ndef render(chosen, saved):\n    return f'n: {chosen.allocation.n}'\n"
     )
     (tmp_path / "my_fork_of_isojax").mkdir()
     (tmp_path / "my_trainer_fork.py").rename(tmp_path / "my_fork_of_isojax" / "trainer.py")

@@ -8,7 +8,7 @@ import pytest
 from isojax.core.nouns import Cell
 from isojax.scaling.curves.fitted_curve import FittedCurve
 from isojax.scaling.fit import fit
-from isojax.scaling.frontier.batch_law import fixed_batch_summaries, monotone_cost
+from isojax.scaling.frontier.batch_law import fit_fixed_batches, monotone_cost
 from isojax.scaling.validation_metrics import FloatArray
 from tests.scaling.synthetic import random_world
 
@@ -61,51 +61,41 @@ def worlds(kind, seed):
         if kind == "non_monotone"
         else [replace(r, cell=Cell(4096 // r.cell.n, r.cell.n, r.cell.seed)) for r in w.runs]
     )
-    return fit(runs, replicates=60)["by_B"]
+    return fit(runs, replicates=60).by_B
 
 
 def test_a_non_monotone_law_is_seen():
     (entry,) = worlds("non_monotone", 1)
-    assert entry["B"] == 4096 and entry["n_star_M"]["monotone_rejected"] and entry["n_star_M"]["form"] == "non-monotone"
-    ns = [p["n"] for p in entry["frontier"]]
-    assert min(ns) < min(ns[0], ns[-1]) and all(p["B_p"] * p["n"] == 4096 for p in entry["frontier"])
-    assert all(p["M"] == pytest.approx(p["C"] / 4096) for p in entry["frontier"])
-    assert all(c["low"] is None or c["low"] <= c["C"] * 1.001 for c in entry["crossovers"])
+    assert entry.B == 4096 and entry.n_star.monotone_rejected
+    ns = [p.n for p in entry.frontier]
+    assert min(ns) < min(ns[0], ns[-1]) and all(p.B_p * p.n == 4096 for p in entry.frontier)
+    assert all(p.M == pytest.approx(p.C / 4096) for p in entry.frontier)
+    assert all(c.low is None or c.low <= c.C * 1.001 for c in entry.crossovers)
 
 
 def test_a_rising_law_stays():
     (entry,) = worlds("hill", 1)  # the same batch for all n, as if B_p had been 4096 / n
-    law = entry["n_star_M"]
-    assert (
-        not law["monotone_rejected"]
-        and law["form"] in ("linear", "sigmoid", "constant")
-        and law["monotone_cost"] < 0.001
-    )
+    law = entry.n_star
+    assert not law.monotone_rejected and law.law.form in ("linear", "sigmoid", "constant") and law.monotone_cost < 0.001
 
 
 def test_batches_with_one_cell_have_no_law_and_without_draws_there_are_no_intervals():
     def curve(B_p, n, A, mid):
         return FittedCurve(B_p, n, 0.0, A, 1.0, mid, 1e2, 1e6, 10, 0.0)
 
-    (entry,) = fixed_batch_summaries(
+    (entry,) = fit_fixed_batches(
         [curve(16, 2, 0.4, 1000.0), curve(4, 8, 0.8, 5000.0), curve(16, 8, 0.5, 900.0)], None, None
     )
-    assert entry["B"] == 32
-    (crossing,) = entry["crossovers"]
-    assert crossing == {
-        "n_low": 2,
-        "n_high": 8,
-        "M": pytest.approx(3000 / 32),
-        "C": pytest.approx(3000),
-        "low": None,
-        "high": None,
-    }
-    assert entry["n_star_M"]["monotone_cost"] is None and not entry["n_star_M"]["monotone_rejected"]
+    assert entry.B == 32
+    (crossing,) = entry.crossovers
+    assert (crossing.n_low, crossing.n_high, crossing.low, crossing.high) == (2, 8, None, None)
+    assert (crossing.M, crossing.C) == (pytest.approx(3000 / 32), pytest.approx(3000))
+    assert entry.n_star.monotone_cost is None and not entry.n_star.monotone_rejected
 
 
 def test_where_n_makes_no_difference_the_law_is_constant():
     curves = [
         FittedCurve(4096 // n, n, 0.0, 0.5 + 1e-6 * n, 1.0, 1e3 + n, 1e2, 1e6, 10, 0.0) for n in (16, 64)
     ]  # they cross, by nothing
-    (entry,) = fixed_batch_summaries(curves, None, True)
-    assert entry["crossovers"] == [] and entry["n_star_M"]["form"] == "constant" and entry["n_star_M"]["no_effect"]
+    (entry,) = fit_fixed_batches(curves, None, True)
+    assert entry.crossovers == () and entry.n_star.law.form == "constant" and entry.n_star.no_effect

@@ -1,6 +1,5 @@
 """fit() from records of worlds whose curves are known: parameters, crossovers and flags; refusals of broken input."""
 
-import json
 import math
 import os
 import subprocess
@@ -15,55 +14,34 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.fit import fit
+from isojax.scaling.law.law_forms import Law
+from isojax.scaling.result import FittedRun
 from tests.scaling.synthetic import Hill, world
 
 ROOT = Path(__file__).resolve().parents[2]
-KEYS = [
-    "schema",
-    "mode",
-    "metric",
-    "compute",
-    "base_reward",
-    "intervals",
-    "runs",
-    "curves",
-    "frontier",
-    "crossovers",
-    "segments",
-    "n_star",
-]
-KEYS += ["by_B_p", "by_B", "sensitivity", "draws", "diagnostics", "overfitting", "stability", "flags"]
 
 
 def flagged(result, text):
-    return [f for f in result["flags"] if text in f]
+    return [f for f in result.flags if text in f.text]
 
 
 def test_noiseless_world_is_recovered():
     w = world(samples=0)
     result = fit(w.runs)
-    assert list(result) == KEYS
-    assert result["base_reward"] == pytest.approx(0.3)
-    for c in result["curves"]:
-        true = w.truth[c["B_p"], c["n"]]
-        assert (c["R0"], c["A"], c["exponent"], c["C_mid"]) == pytest.approx(
-            (true.R0, true.A, true.B, true.C_mid), rel=1e-3
-        )
-    assert [(c["n_low"], c["n_high"]) for c in result["crossovers"]] == [(2, 4), (4, 8), (8, 16), (16, 32)]
-    for c in result["crossovers"]:  # where the two true curves cross
-        low, high = w.truth[16, c["n_low"]], w.truth[16, c["n_high"]]
-        assert low.at(c["C"]) == pytest.approx(high.at(c["C"]), abs=1e-4)
-    assert len(result["by_B_p"]) == 1
-    assert result["by_B_p"][0]["n_star"] == result["n_star"]
+    assert result.base_reward == pytest.approx(0.3)
+    for c in result.curves:
+        true = w.truth[c.B_p, c.n]
+        assert (c.R0, c.A, c.exponent, c.C_mid) == pytest.approx((true.R0, true.A, true.B, true.C_mid), rel=1e-3)
+    assert [(c.n_low, c.n_high) for c in result.joint.crossovers] == [(2, 4), (4, 8), (8, 16), (16, 32)]
+    for c in result.joint.crossovers:  # where the two true curves cross
+        low, high = w.truth[16, c.n_low], w.truth[16, c.n_high]
+        assert low.at(c.C) == pytest.approx(high.at(c.C), abs=1e-4)
+    assert len(result.by_B_p) == 1
+    assert result.by_B_p[0] == result.joint.model_copy(update={"B_p": 16})
     last = w.runs[0].points[-1]
-    assert result["runs"][0] == {
-        "B_p": 16,
-        "n": 2,
-        "seed": 0,
-        "points": 22,
-        "C_max": last.rollouts,
-        "final": last.metrics["avg@4"],
-    }
+    assert result.runs[0] == FittedRun(
+        B_p=16, n=2, seed=0, points=22, C_max=last.rollouts, final_reward=last.metrics["avg@4"]
+    )
     assert flagged(result, "ends at the largest n measured (32)")
 
 
@@ -73,14 +51,14 @@ def test_noiseless_world_is_recovered():
 def test_noisy_world_is_recovered(mode, low, high):
     w = world(problems=1000, samples=16, seeds=3)
     result = fit(w.runs, "avg@16", mode=mode, replicates=0)
-    for c in result["curves"]:
-        true = w.truth[c["B_p"], c["n"]]
-        assert low < c["A"] - float(w.problems.rates(true.A).mean()) < high
-        assert c["C_mid"] == pytest.approx(true.C_mid, rel=0.4)
-    ns = [c["n_high"] for c in result["crossovers"]]
+    for c in result.curves:
+        true = w.truth[c.B_p, c.n]
+        assert low < c.A - float(w.problems.rates(true.A).mean()) < high
+        assert c.C_mid == pytest.approx(true.C_mid, rel=0.4)
+    ns = [c.n_high for c in result.joint.crossovers]
     assert ns == [4, 8, 16, 32]
-    assert max(s["z"] for s in result["segments"]) > 2
-    assert all(s["measured_for_neighbours"] for s in result["segments"])
+    assert max(s.z for s in result.joint.segments) > 2
+    assert all(s.measured_for_neighbours for s in result.joint.segments)
 
 
 def test_overshoot_is_stated():
@@ -88,8 +66,8 @@ def test_overshoot_is_stated():
     says so.
     """
     result = fit(world(curve=lambda B_p, n: Hill(0.3, 0.32, 2.0, 1100.0), seeds=3).runs, mode="paper")
-    (text,) = flagged(result, "paper mode")
-    sizes = [float(word.rstrip(",")) for word in text.split() if word.startswith("+0.")]
+    (flag,) = flagged(result, "paper mode")
+    sizes = [float(word.rstrip(",")) for word in flag.text.split() if word.startswith("+0.")]
     assert len(sizes) == 2
     assert 0.003 < sizes[0] < 0.05
     assert not flagged(result, "avg@4")
@@ -97,29 +75,28 @@ def test_overshoot_is_stated():
 
 def test_same_bytes_whatever_the_order():
     runs = world(B_p=(16, 64), n=(2, 8, 32)).runs
-    first = json.dumps(fit(runs), allow_nan=False)
-    assert first == json.dumps(fit(runs[::-1]), allow_nan=False)
+    first = fit(runs).model_dump_json()
+    assert first == fit(runs[::-1]).model_dump_json()
     assert str(ROOT) not in first
 
 
 def test_derived_metrics_and_other_axes():
     w = world()
     best, worst = fit(w.runs, "best@2"), fit(w.runs, "worst@4")
-    assert best["base_reward"] > fit(w.runs)["base_reward"] > worst["base_reward"]
+    assert best.base_reward > fit(w.runs).base_reward > worst.base_reward
     tokens, rollouts = fit(w.runs, compute="tokens"), fit(w.runs)
-    assert [c["C"] for c in tokens["crossovers"]] == pytest.approx(
-        [8 * c["C"] for c in rollouts["crossovers"]], rel=1e-3
+    assert [c.C for c in tokens.joint.crossovers] == pytest.approx(
+        [8 * c.C for c in rollouts.joint.crossovers], rel=1e-3
     )  # 8 a rollout
     hours = [replace(r, device_hours=tuple(1 + p.rollouts / 3600 for p in r.points)) for r in w.runs]
-    found = [c["C"] for c in fit(hours, compute="device_hours")["crossovers"]]
-    assert found == pytest.approx([c["C"] / 3600 for c in rollouts["crossovers"]], rel=1e-3)
+    found = [c.C for c in fit(hours, compute="device_hours").joint.crossovers]
+    assert found == pytest.approx([c.C / 3600 for c in rollouts.joint.crossovers], rel=1e-3)
 
 
 def test_one_n_is_allowed():
     result = fit(world(n=(8,)).runs)
-    law = {name: result["n_star"][name] for name in ("form", "L", "k", "log10_C0", "b", "no_effect")}
-    assert law == {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0, "no_effect": False}
-    assert result["crossovers"] == []
+    assert result.joint.n_star.law == Law("constant", 0.0, 0.0, None, 3.0) and not result.joint.n_star.no_effect
+    assert result.joint.crossovers == ()
     assert flagged(result, "only one n was measured (8)")
     assert not flagged(result, "holds the whole frontier")  # no other n was there to hold any of it
 
@@ -138,10 +115,10 @@ def test_each_B_p_has_its_own_law_and_flags():
         )
 
     result = fit(world(B_p=(16, 64), n=(2, 4, 8), samples=0, curve=curve).runs)
-    assert [p["B_p"] for p in result["by_B_p"]] == [16, 64]
-    assert result["by_B_p"][1]["n_star"]["form"] == "constant"
+    assert [p.B_p for p in result.by_B_p] == [16, 64]
+    assert result.by_B_p[1].n_star.law.form == "constant"
     assert flagged(result, "B_p=64 alone: n = 2 holds the whole frontier")
-    assert [v["stable"] for v in result["stability"]] == [True, True]
+    assert [v.stable for v in result.stability] == [True, True]
 
 
 def test_flags_of_thin_data():
@@ -152,7 +129,7 @@ def test_flags_of_thin_data():
     assert flagged(result, "cells of unequal length")
     assert flagged(result, "only 2 distinct n on the frontier (2 and 8)")
     no_base = [replace(r, points=r.points[1:]) for r in runs]
-    assert fit(no_base)["base_reward"] is None
+    assert fit(no_base).base_reward is None
     assert flagged(fit(no_base), "R0 is fitted")
 
 
@@ -163,11 +140,11 @@ def _one_flat(B_p, n):
 
 def test_a_flat_cell_has_a_flat_curve_and_falling_n_is_said():
     result = fit(world(n=(2, 8, 32), samples=0, curve=_one_flat).runs, replicates=0)
-    flat = result["curves"][2]
-    assert (flat["n"], flat["A"], flat["C_mid"]) == (32, pytest.approx(0.301, abs=1e-6), pytest.approx(1000, rel=1e-6))
+    flat = result.curves[2]
+    assert (flat.n, flat.A, flat.C_mid) == (32, pytest.approx(0.301, abs=1e-6), pytest.approx(1000, rel=1e-6))
     assert flagged(result, "not monotone, it falls from 8 to 2")
     assert not flagged(result, "residuals keep their sign")  # those of rounding mean nothing
-    assert fit(world(n=(32,), samples=0, curve=_one_flat).runs, replicates=0)["curves"][0]["A"] == pytest.approx(
+    assert fit(world(n=(32,), samples=0, curve=_one_flat).runs, replicates=0).curves[0].A == pytest.approx(
         0.301, abs=1e-6
     )
 
@@ -198,14 +175,14 @@ def _collapsed(B_p, n, train):
 @pytest.mark.parametrize("mode", ["hierarchical", "paper"])
 def test_unstable_B_p_is_flagged(mode):
     result = fit(_collapsed(16, 8, 0.33), mode=mode, replicates=0)
-    assert [(v["B_p"], v["stable"]) for v in result["stability"]] == [(16, False), (64, True)]
+    assert [(v.B_p, v.stable) for v in result.stability] == [(16, False), (64, True)]
     assert flagged(result, "B_p=16 is unstable: n=8 ends at 0.320")
 
 
 def test_a_fall_while_training_reward_rises_is_overfitting_and_no_instability():
     result = fit(_collapsed(16, 8, None), replicates=0)
-    assert [v["stable"] for v in result["stability"]] == [True, True]
-    assert [(row["B_p"], row["n"]) for row in result["overfitting"]] == [(16, 8)] * 2
+    assert [v.stable for v in result.stability] == [True, True]
+    assert [(row.B_p, row.n) for row in result.overfitting] == [(16, 8)] * 2
 
 
 def test_a_fall_that_no_training_reward_explains_is_flagged():
@@ -217,7 +194,7 @@ def test_a_fall_that_no_training_reward_explains_is_flagged():
         for m, r in zip(steps.tolist(), R.tolist(), strict=True)
     )
     result = fit([RunRecord(Cell(16, 8, 0), points, "fell")], replicates=0)
-    assert result["curves"][0]["C_peak"] == pytest.approx(128e3, rel=0.2) and result["overfitting"] == []
+    assert result.curves[0].C_peak == pytest.approx(128e3, rel=0.2) and result.overfitting == ()
     assert flagged(result, "reward falls past a peak: B_p=16 n=8 beyond C = ")
 
 
@@ -240,8 +217,6 @@ def test_refusals():
         fit([runs[0], runs[0]])
     with pytest.raises(InputError, match="device hours for 0 of"):
         fit(runs, compute="device_hours")
-    with pytest.raises(InputError, match="bin width"):
-        fit(runs, mode="paper", bin_width=0)
     bad = replace(runs[0].points[3], metrics={"avg@4": math.nan})
     with pytest.raises(InputError, match="synthetic/16x2-s0: avg@4 is nan"):
         fit([replace(runs[0], points=(*runs[0].points[:3], bad)), runs[1]])

@@ -9,7 +9,7 @@ from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.curves.fitted_curve import FittedCurve
 from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.fit import fit
-from isojax.scaling.frontier.fit_summary import frontier_summary
+from isojax.scaling.frontier.fit_summary import FrontierOptions, fit_frontier
 from tests.scaling.sweeps import run
 
 # .4 C / (C + 1000) = .8 C / (C + 5000) at C = 3000.
@@ -23,28 +23,28 @@ def two(small_high, large_low):
         C = np.geomspace(low, high, 12).round()
         curves.append(FittedCurve(16, n, 0.0, A, 1.0, mid, low, high, 12, 0.0))
         cells[16, n] = [run(16, n, 0, C, curve_value(C, 0.0, A, 1.0, mid))]
-    return frontier_summary(curves, cells, "avg@4", None, True, None)
+    return fit_frontier(curves, cells, None, FrontierOptions("avg@4", hierarchical=True, no_effect=False))
 
 
 def test_curves_that_cross_where_both_were_measured():
     content, flags = two(1e6, 1e2)
-    assert [(c["n_low"], c["n_high"], c["C"]) for c in content["crossovers"]] == [(2, 8, pytest.approx(3000))]
-    assert [s["censored"] for s in content["segments"]] == [{"low": True, "high": False}, {"low": False, "high": True}]
-    assert not [f for f in flags if "nothing was compared" in f]
+    assert [(c.n_low, c.n_high, c.C) for c in content.crossovers] == [(2, 8, pytest.approx(3000))]
+    assert [(s.censored_low, s.censored_high) for s in content.segments] == [(True, False), (False, True)]
+    assert not [f for f in flags if "nothing was compared" in f.text]
 
 
 def test_data_that_end_before_the_crossing_give_none():
     """n = 2 ends at C = 1000, where it leads; n = 8 begins there: the change of n is the data's."""
     content, flags = two(1e3, 1e3)
-    assert content["crossovers"] == []
-    assert [s["censored"] for s in content["segments"]] == [{"low": True, "high": True}] * 2
-    assert [f for f in flags if "from n = 2 to 8" in f and "nothing was compared" in f]
+    assert content.crossovers == ()
+    assert [(s.censored_low, s.censored_high) for s in content.segments] == [(True, True)] * 2
+    assert [f for f in flags if "from n = 2 to 8" in f.text and "nothing was compared" in f.text]
 
 
 def test_a_crossing_is_not_moved_to_where_data_begin():
     """n = 8 begins at 1e4, beyond the crossing, and is ahead at once."""
     content, _ = two(1e6, 1e4)
-    assert content["crossovers"] == [] and content["segments"][1]["censored"]["low"]
+    assert content.crossovers == () and content.segments[1].censored_low
 
 
 def one_length(seed, reward, B_p=512, updates=60, every=3, noise=0.012):
@@ -65,9 +65,9 @@ def one_length(seed, reward, B_p=512, updates=60, every=3, noise=0.012):
 def test_runs_of_one_length_do_not_make_n_rise(seed):
     """One curve of C for every n: only the spans of C differ, and n = 64 is alone at the end."""
     found = fit(one_length(seed, lambda C, n: 0.2 + 0.4 * C / (C + 1e5)), replicates=60)
-    assert found["n_star"]["form"] == "constant" and found["n_star"]["no_effect"]
-    assert found["crossovers"] == []
-    assert [f for f in found["flags"] if "n makes no difference here" in f]
+    assert found.joint.n_star.law.form == "constant" and found.joint.n_star.no_effect
+    assert found.joint.crossovers == ()
+    assert [f for f in found.flags if "n makes no difference here" in f.text]
 
 
 def test_runs_of_one_length_whose_n_matters_cross_only_where_two_were_measured():
@@ -76,22 +76,19 @@ def test_runs_of_one_length_whose_n_matters_cross_only_where_two_were_measured()
 
     found = fit(one_length(1, reward, noise=0.002), replicates=60)
     ends = {n: (512 * n * 3, 512 * n * 60) for n in (4, 8, 16, 32, 64)}
-    assert found["n_star"]["no_effect"] is False
-    for c in found["crossovers"]:
-        assert (
-            max(ends[c["n_low"]][0], ends[c["n_high"]][0]) <= c["C"] <= min(ends[c["n_low"]][1], ends[c["n_high"]][1])
-        )
-        assert reward(c["C"], c["n_low"]) == pytest.approx(reward(c["C"], c["n_high"]), abs=0.005)
-    last = found["segments"][-1]
-    assert (
-        last["n"] == 64 and last["censored"]["high"] and [f for f in found["flags"] if "cells of unequal length" in f]
-    )
+    assert found.joint.n_star.no_effect is False
+    for c in found.joint.crossovers:
+        assert max(ends[c.n_low][0], ends[c.n_high][0]) <= c.C <= min(ends[c.n_low][1], ends[c.n_high][1])
+        assert reward(c.C, c.n_low) == pytest.approx(reward(c.C, c.n_high), abs=0.005)
+    last = found.joint.segments[-1]
+    assert last.n == 64 and last.censored_high and [f for f in found.flags if "cells of unequal length" in f.text]
 
 
 def test_where_n_makes_no_difference_the_law_is_constant_whatever_leads():
     curves = [FittedCurve(16, n, 0.0, 0.5, 1.0, 1e3, 1e2, 1e5, 12, 0.0) for n in (2, 8)]
     C = np.geomspace(1e2, 1e5, 12).round()
     cells = {(16, n): [run(16, n, 0, C, curve_value(C, 0.0, 0.5, 1.0, 1e3))] for n in (2, 8)}
-    content, flags = frontier_summary(curves, cells, "avg@4", None, True, True)
-    law = content["n_star"]
-    assert (law["form"], law["b"], law["no_effect"], flags) == ("constant", 1.0, True, [])
+    options = FrontierOptions("avg@4", hierarchical=True, no_effect=True)
+    content, flags = fit_frontier(curves, cells, None, options)
+    law = content.n_star
+    assert (law.law.form, law.law.b, law.no_effect, flags) == ("constant", 1.0, True, [])

@@ -43,9 +43,9 @@ WORLDS = {
 def off(world_of, document):
     """Largest errors of R0 and A, and relative ones of B and C_mid."""
     rows = []
-    for c in document["curves"]:
-        true = world_of.truth[c["B_p"], c["n"]]
-        rows += [c["R0"] - true.R0, c["A"] - true.A, c["exponent"] / true.B - 1, c["C_mid"] / true.C_mid - 1]
+    for c in document.curves:
+        true = world_of.truth[c.B_p, c.n]
+        rows += [c.R0 - true.R0, c.A - true.A, c.exponent / true.B - 1, c.C_mid / true.C_mid - 1]
     return np.abs(rows).max()
 
 
@@ -54,7 +54,7 @@ def test_noise_free_worlds(name):
     w = world(samples=0, **WORLDS[name])
     document = fit(w.runs, replicates=0)
     assert off(w, document) < 1e-6
-    assert {c["form"] for c in document["curves"]} == {"stretched" if name == "stretched" else "hill"}
+    assert {c.form for c in document.curves} == {"stretched" if name == "stretched" else "hill"}
 
 
 def test_noise_free_runs_of_unequal_length():
@@ -124,7 +124,7 @@ def test_pooled_cells_share_one_curve():
     found = fit_shape(1.0, pool_over_n(packed(curves=same, noise=0.01)))
     x = np.array([1e3, 1e4, 1e5])
     A, mid, lnB = found.state.theta.T
-    R = curve_value(x, found.state.R0, A[:, None], np.exp(lnB)[:, None], 10 ** mid[:, None])
+    R = curve_value(1.0, x, found.state.R0, A[:, None], np.exp(lnB)[:, None], 10 ** mid[:, None])
     assert np.ptp(R[:2], axis=0).max() < 1e-3 and np.ptp(R[2:], axis=0).max() < 1e-3
     assert pool_over_n(packed(curves={(64, 4): same[16, 4], (16, 16): same[16, 4]})).data.X.shape == (
         2,

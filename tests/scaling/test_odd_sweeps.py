@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from isojax.core.errors import InputError
-from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
+from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.fit import fit
 from tests.scaling.sweeps import run
 
@@ -61,21 +61,18 @@ def test_a_document_or_a_refusal(name, mode):
         )
         return
     json.dumps(document, allow_nan=False)
-    ends = [r["C_max"] for r in document["runs"]]
-    assert np.isfinite(CurveEnsemble.from_fit(document).expected_rewards(max(ends))).all()
-    assert all(
-        -1 <= c["A"] < 1.1 and c["exponent"] > 0 and c["C_mid"] > 0 and math.isfinite(c["rmse"])
-        for c in document["curves"]
-    )
-    assert document["draws"] is None or np.max(document["draws"]["A"]) <= 1
-    assert all(p["low"] is None or p["low"] <= p["high"] for p in document["frontier"])
+    ends = [r.C_max for r in document.runs]
+    assert np.isfinite(load_ensemble(document).expected_rewards(max(ends))).all()
+    assert all(-1 <= c.A < 1.1 and c.exponent > 0 and c.C_mid > 0 and math.isfinite(c.rmse) for c in document.curves)
+    assert document.draws is None or np.max(document.draws.A) <= 1
+    assert all(p.low is None or p.low <= p.high for p in document.joint.frontier)
 
 
 def test_a_cell_with_too_few_points_is_left_out_in_words():
     document = fit(two(rising, C, C[:2]), replicates=0)
-    assert [c["n"] for c in document["curves"]] == [2]
-    assert "no curve for B_p=1 n=8: 2 points at C > 0, at least 3 needed" in document["flags"]
-    assert document["diagnostics"]["left_out"] == ["no curve for B_p=1 n=8: 2 points at C > 0, at least 3 needed"]
+    assert [c.n for c in document.curves] == [2]
+    assert "no curve for B_p=1 n=8: 2 points at C > 0, at least 3 needed" in [f.text for f in document.flags]
+    assert document.diagnostics.left_out == ("no curve for B_p=1 n=8: 2 points at C > 0, at least 3 needed",)
     apart = [run(1, 2, s, C[4 * s : 4 * s + 4], rising(C[:4])).run for s in (0, 1)]
     with pytest.raises(InputError, match="its seeds share no range of C > 0"):
         fit(apart)

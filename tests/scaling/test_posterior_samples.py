@@ -9,9 +9,9 @@ from isojax.scaling.curves.posterior_samples import (
     PosteriorSamples,
     best_cells,
     crossover_interval,
-    draws_to_json,
     frontier_band,
     log2_best_n,
+    to_curve_draws,
 )
 from isojax.scaling.curves.residual_correction import ResidualCorrection
 from isojax.scaling.intervals import central_interval
@@ -101,17 +101,17 @@ def test_open_ends():
 def test_band_and_probabilities_by_hand():
     """At C = 3000 n = 8 leads where its C_mid is below 5000: in 3 replicates of 4."""
     (row,) = frontier_band(draws([4000.0, 4500.0, 4900.0, 5100.0] * 25), [3000.0])
-    assert row["n_probability"] == {"2": 0.25, "8": 0.75}
+    assert row["n_probability"] == {2: 0.25, 8: 0.75}
     assert (row["low"], row["high"]) == (pytest.approx(0.3), pytest.approx(0.8 * 3 / 7))
-    assert frontier_band(draws([4000.0]), [3000.0])[0]["n_probability"] == {"8": 1.0}
+    assert frontier_band(draws([4000.0]), [3000.0])[0]["n_probability"] == {8: 1.0}
 
 
 def test_json_has_five_digits_and_cells_by_rows():
-    content = draws_to_json(draws([4000.123456, 5000.0]))
-    assert content["cells"] == [[16, 2], [16, 8]] and content["C_mid"] == [[1000, 1000], [4000.1, 5000]]
+    content = to_curve_draws(draws([4000.123456, 5000.0]))
+    assert content.cells == ((16, 2), (16, 8)) and content.C_mid == ((1000, 1000), (4000.1, 5000))
     assert (
-        content["R0"] == [0, 0]
-        and content["shift"] == [[0, 0], [0, 0]]
-        and content["tail"] == [1, 1]
-        and content["A"] == [[0.4, 0.4], [0.8, 0.8]]
+        content.R0 == (0, 0)
+        and content.shift == ((0, 0), (0, 0))
+        and content.tail == (1, 1)
+        and content.A == ((0.4, 0.4), (0.8, 0.8))
     )

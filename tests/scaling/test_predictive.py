@@ -1,15 +1,14 @@
 """Predictions from documents written by hand, where every number can be checked."""
 
-import copy
 import time
 
 import numpy as np
 import pytest
 
 from isojax.core.errors import InputError
-from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
+from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.allocate.predictive import best_cell_for_budget, best_cell_per_budget
-from tests.scaling.documents import SHAPES, document
+from tests.scaling.documents import SHAPES, altered, document, with_curve, without_draws
 
 
 def hill(A, B, C_mid, C, R0=0.2):
@@ -17,7 +16,7 @@ def hill(A, B, C_mid, C, R0=0.2):
 
 
 def test_curves_at_budgets():
-    e = CurveEnsemble.from_fit(document())
+    e = load_ensemble(document())
     assert [*zip(e.B_p.tolist(), e.n.tolist(), strict=True)] == [
         (16, 4),
         (64, 4),
@@ -39,9 +38,9 @@ def test_curves_at_budgets():
 
 def test_stretched_form_and_what_lies_beyond_a_peak():
     fit = document()
-    fit["curves"][0] |= {"form": "stretched", "tail": 0.0, "exponent": 0.7}
-    fit["curves"][1] |= {"C_peak": 2e4}
-    e = CurveEnsemble.from_fit(fit)
+    fit = with_curve(fit, (16, 4), tail=0.0, exponent=0.7)
+    fit = with_curve(fit, (16, 16), C_peak=2e4)
+    e = load_ensemble(fit)
     places = {cell: i for i, cell in enumerate(zip(e.B_p.tolist(), e.n.tolist(), strict=True))}
     C = np.array([2e3, 5e4])
     stretched = 0.2 + 0.4 * (1 - np.exp(-np.log(2) * (C / 2e3) ** 0.7))
@@ -69,7 +68,7 @@ def test_best_is_the_best_stable_cell_and_the_smallest_B_p_within_epsilon():
 def test_a_measured_B_p_goes_before_a_smaller_one_that_ended_early():
     d = document({(16, 16): (0.7, 1.0, 8e3), (64, 16): (0.7, 1.0, 8e3)})
     assert best_cell_for_budget(d, 9e4).B_p == 16  # equal rewards: the smaller
-    next(c for c in d["curves"] if c["B_p"] == 16)["C_high"] = 2e4
+    d = with_curve(d, (16, 16), C_high=2e4)
     assert (best_cell_for_budget(d, 9e4).B_p, best_cell_for_budget(d, 9e4).extrapolated) == (64, False)
     assert best_cell_for_budget(d, 1e4).B_p == 16
     assert best_cell_for_budget(d, 3e5).B_p == 16  # beyond the data of both
@@ -104,7 +103,8 @@ def test_intervals_of_the_expected_reward_and_of_one_new_run():
     assert b.new_run_high - b.reward == pytest.approx(1.645 * sd, rel=0.03)
     assert b.reward - b.new_run_low == pytest.approx(1.645 * sd, rel=0.03)
     known = document(replicates=4000)
-    known["intervals"]["noise_sd"] = 0.03  # in place of rmse, where the fit says it
+    assert known.intervals is not None
+    known = altered(known, intervals=known.intervals.model_copy(update={"noise_sd": 0.03}))
     b = best_cell_for_budget(known, 1e5)
     assert b.new_run_high - b.reward == pytest.approx(
         1.645 * np.sqrt(0.01**2 + 0.03**2 + (0.006 * share) ** 2), rel=0.03
@@ -124,7 +124,7 @@ def test_probability_and_regret_of_two_equal_cells():
 
 
 def test_without_draws_there_are_point_estimates_alone():
-    fit = document() | {"draws": None, "intervals": None, "mode": "paper"}
+    fit = without_draws(document(), "paper")
     b = best_cell_for_budget(fit, 1e5)
     assert (b.n, b.B_p) == (16, 16) and b.reward == best_cell_for_budget(document(), 1e5).reward
     assert (b.low, b.high, b.new_run_low, b.new_run_high, b.n_probability, b.regret, b.regret_low) == (
@@ -138,25 +138,13 @@ def test_without_draws_there_are_point_estimates_alone():
     )
 
 
-def test_replicates_that_lack_a_number_are_left_out():
-    fit = document()
-    fit["draws"]["A"][2][7] = None
-    assert CurveEnsemble.from_fit(fit).replicates == 399
-
-
-def test_documents_that_cannot_be_used():
-    with pytest.raises(InputError, match="schema 1 or 2"):
-        CurveEnsemble.from_fit(document() | {"schema": 3})
+def test_fits_that_cannot_be_used():
     with pytest.raises(InputError, match="no curve"):
-        CurveEnsemble.from_fit(document() | {"curves": []})
-    missing = copy.deepcopy(document())
-    missing["draws"]["cells"].pop()
-    with pytest.raises(InputError, match="incomplete"):
-        CurveEnsemble.from_fit(missing)
-    odd = document()
-    del odd["curves"][0]["A"]
-    with pytest.raises(InputError, match=r"incomplete.*'A'"):
-        CurveEnsemble.from_fit(odd)
+        load_ensemble(altered(document(), curves=()))
+    fit = document()
+    draws = fit.draws.model_dump() | {"cells": fit.draws.cells[:-1]}
+    with pytest.raises(ValueError, match=r"no draws of the curves \(B_p, n\) = \(64, 64\)"):
+        altered(fit, draws=draws)
 
 
 def test_a_sliders_150_budgets_of_40_cells_in_a_second():

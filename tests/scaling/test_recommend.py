@@ -1,51 +1,40 @@
-"""Prescriptions from a fit.json written by hand, where every number can be checked."""
+"""Recommendations of a paper-mode fit written by hand, where every number can be checked."""
 
-import copy
 import dataclasses
-import json
 
 import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation
 from isojax.scaling.allocate.recommend import recommend
+from isojax.scaling.checks.stability import StabilityVerdict
+from isojax.scaling.curves.fitted_curve import FittedCurve
 from isojax.scaling.fit import fit
+from isojax.scaling.law.law_forms import Law
+from isojax.scaling.result import FitResult, FittedRun, FrontierFit, FrontierRow, NStarFit
+from tests.scaling.documents import altered, document, without_draws
 from tests.scaling.synthetic import world
 
 
-def _curve(B_p, n, A, C_mid):
-    return {
-        "B_p": B_p,
-        "n": n,
-        "R0": 0.0,
-        "A": A,
-        "exponent": 1.0,
-        "C_mid": C_mid,
-        "C_low": 1e3,
-        "C_high": 1e6,
-        "points": 9,
-        "rmse": 0.01,
-    }
+def _frontier_fit(B_p, law):
+    frontier = (FrontierRow(C=1e3, reward=0.1, n=2, B_p=16), FrontierRow(C=1e6, reward=0.7, n=32, B_p=16))
+    n_star = NStarFit(law=law, no_effect=False)
+    return FrontierFit(B_p=B_p, frontier=frontier, crossovers=(), segments=(), n_star=n_star)
 
 
 # log2 n* = 1 + 4 / (1 + exp(-5 (log10 C - 5))): 2 at low C, 8 at 1e5, 32 at high C.
-LAW = {"form": "sigmoid", "L": 4.0, "k": 5.0, "log10_C0": 5.0, "b": 1.0}
-FRONT = [{"C": 1e3, "reward": 0.1, "n": 2, "B_p": 16}, {"C": 1e6, "reward": 0.7, "n": 32, "B_p": 16}]
-FIT = {
-    "schema": 1,
-    "compute": "rollouts",
-    "runs": [{"B_p": b, "n": n} for b in (16, 64) for n in (2, 8, 32)],
-    # A C / (C + C_mid)
-    "curves": [
-        _curve(b, n, A, C_mid) for b in (16, 64) for n, A, C_mid in ((2, 0.4, 1e3), (8, 0.6, 1e4), (32, 0.8, 1e5))
-    ],
-    "frontier": FRONT,
-    "n_star": LAW,
-    "by_B_p": [
-        {"B_p": 64, "frontier": FRONT, "n_star": {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0}}
-    ],
-    "stability": [{"B_p": 16, "stable": True, "reason": ""}, {"B_p": 64, "stable": True, "reason": ""}],
-}
+LAW = Law("sigmoid", 4.0, 5.0, 5.0, 1.0)
+# A C / (C + C_mid)
+SHAPES = {(b, n): (A, 1.0, mid) for b in (16, 64) for n, A, mid in ((2, 0.4, 1e3), (8, 0.6, 1e4), (32, 0.8, 1e5))}
+FIT = without_draws(document(SHAPES), "paper").model_copy(
+    update={
+        "base_reward": None,
+        "runs": tuple(FittedRun(B_p=b, n=n, seed=0, points=9, C_max=1e6, final_reward=0.5) for b, n in SHAPES),
+        "curves": tuple(FittedCurve(b, n, 0.0, *shape, 1e3, 1e6, 9, 0.01) for (b, n), shape in SHAPES.items()),
+        "joint": _frontier_fit(None, LAW),
+        "by_B_p": (_frontier_fit(64, Law("constant", 0.0, 0.0, None, 3.0)),),
+    }
+)
 
 
 def said(r, text):
@@ -65,16 +54,15 @@ def test_default_rule():
 
 def test_without_a_comparison_the_answer_is_the_same():
     got = recommend(FIT, 1e5, with_candidates=False)
-    assert got == dataclasses.replace(recommend(FIT, 1e5), candidates=[])
+    assert got == dataclasses.replace(recommend(FIT, 1e5), candidates=())
 
 
 def test_unstable_B_p_is_passed_over():
-    f = copy.deepcopy(FIT)
-    f["stability"][0] = {"B_p": 16, "stable": False, "reason": "n=8 fell"}
+    f = altered(FIT, stability=(StabilityVerdict(16, False, "n=8 fell"), StabilityVerdict(64, True)))
     r = recommend(f, 1e5)
     assert r.allocation == Allocation(64, 8, 195)
     assert said(r, "16 (n=8 fell)")
-    f["stability"][1]["stable"] = False
+    f = altered(FIT, stability=(StabilityVerdict(16, False, "n=8 fell"), StabilityVerdict(64, False)))
     with pytest.raises(InputError, match=r"no measured B_p is stable \(16, 64\)"):
         recommend(f, 1e5)
     assert said(recommend(f, 1e5, fix={"B_p": 16}), "was unstable: n=8 fell")
@@ -86,7 +74,7 @@ def test_beyond_the_data_the_law_saturates_and_says_so():
     assert r.extrapolated
     assert said(r, "C lies outside the frontier (1000 to 1e+06)")
     assert said(r, "16x32 was measured up to C = 1e+06")
-    f = {**FIT, "n_star": {**LAW, "L": 6.0}}  # saturates at 128
+    f = altered(FIT, joint=_frontier_fit(None, dataclasses.replace(LAW, L=6.0)))  # saturates at 128
     far = recommend(f, 1e9, extrapolate=True)
     assert far.allocation.n == 128
     assert said(far, "n = 128 was never measured")
@@ -156,20 +144,16 @@ def test_bad_fixes(fix):
 
 
 def test_fits_that_cannot_be_used():
-    with pytest.raises(InputError, match="schema 1 or 2"):
-        recommend({**FIT, "schema": 3}, 1e5)
     with pytest.raises(InputError, match="mode is 'best'"):
-        recommend({**FIT, "mode": "best"}, 1e5)
+        recommend(altered(FIT, mode="best"), 1e5)
     with pytest.raises(InputError, match="a fit in tokens"):
-        recommend({**FIT, "compute": "tokens"}, 1e5)
-    with pytest.raises(InputError, match="incomplete"):
-        recommend({k: v for k, v in FIT.items() if k != "n_star"}, 1e5)
+        recommend(altered(FIT, compute="tokens"), 1e5)
 
 
 def test_from_runs_by_way_of_json():
     """The prescribed cell is the true best one of its world, or within a standard error of it."""
     w = world(B_p=(16, 64))
-    r = recommend(json.loads(json.dumps(fit(w.runs))), 150_000)
+    r = recommend(FitResult.model_validate_json(fit(w.runs).model_dump_json()), 150_000)
     true = {key: h.at(150_000) for key, h in w.truth.items()}
     chosen = true[r.allocation.B_p, r.allocation.n]
     assert max(true.values()) - chosen < 0.0115

@@ -7,7 +7,9 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation
 from isojax.scaling.allocate.recommend import recommend
-from tests.scaling.documents import SHAPES, document
+from isojax.scaling.law.law_forms import Law
+from isojax.scaling.result import NStarFit
+from tests.scaling.documents import SHAPES, document, with_curve, without_draws
 
 
 def said(r, text):
@@ -22,7 +24,7 @@ def test_choice_intervals_and_reasons():
     assert r.interval[0] < r.expected_reward < r.interval[1]
     assert r.prediction_interval[0] < r.interval[0] < r.interval[1] < r.prediction_interval[1]
     assert r.n_probability[16] > 0.99 and set(r.n_probability) == {4, 16, 64}
-    assert r.equal_n == [16] and recommend(document(), 1e5, epsilon=0.08).equal_n == [4, 16]
+    assert r.equal_n == (16,) and recommend(document(), 1e5, epsilon=0.08).equal_n == (4, 16)
     assert r.regret < 0.001 and r.regret_interval[0] == 0
     assert (r.no_effect, r.extrapolated, r.times_measured, r.epsilon) == (False, False, 1.0, 0.005)
     assert said(r, "n = 16: of 6 stable measured cells, 16x16 promises most (0.663)")
@@ -45,8 +47,8 @@ def test_the_smallest_stable_B_p_within_epsilon():
 
 def test_an_n_alone_at_large_C_is_pointed_out():
     fit = document()
-    for c in fit["curves"]:
-        c["C_high"] = {4: 2e4, 16: 5e4, 64: 1e5}[c["n"]]
+    for B_p, n in SHAPES:
+        fit = with_curve(fit, (B_p, n), C_high={4: 2e4, 16: 5e4, 64: 1e5}[n])
     r = recommend(fit, 1e5)
     assert said(r, "beyond their data: n = 4 (measured up to C = 2e+04)") and said(
         r, "16x16 was measured up to C = 50000"
@@ -55,16 +57,15 @@ def test_an_n_alone_at_large_C_is_pointed_out():
 
 
 def test_no_effect_is_an_answer():
-    law = {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 4.0, "no_effect": True}
+    law = NStarFit(law=Law("constant", 0.0, 0.0, None, 4.0), no_effect=True)
     equal = {(16, n): (0.6 + 0.001 * (n == 8), 1.0, 2e3) for n in (2, 4, 8, 16)}
     r = recommend(document(equal, n_star=law), 1e5)
-    assert r.no_effect and r.equal_n == [2, 4, 8, 16] and r.allocation.n == 8
+    assert r.no_effect and r.equal_n == (2, 4, 8, 16) and r.allocation.n == 8
     assert said(r, "n makes no difference here")
 
 
 def test_beyond_four_times_the_measured_budget_it_refuses_and_says_why():
-    fit = document()
-    fit["curves"][2]["determined"] = False  # 16x64
+    fit = with_curve(document(), (16, 64), determined=False)
     assert recommend(fit, 4e5).times_measured == 4
     with pytest.raises(InputError) as e:
         recommend(fit, 1e6)
@@ -84,7 +85,7 @@ def test_beyond_four_times_the_measured_budget_it_refuses_and_says_why():
         and said(r, "plateaus of 16x64")
     )
     with pytest.raises(InputError, match="this fit has no intervals to say how wrong it may be"):
-        recommend(document() | {"draws": None, "intervals": None}, 1e6)
+        recommend(without_draws(document()), 1e6)
 
 
 def test_below_the_measured_budgets_is_noted():
@@ -137,13 +138,11 @@ def test_limits_that_leave_nothing():
         recommend(fit, 1e5, fix={"M": 200_000})
     with pytest.raises(InputError, match=r"epsilon = -1; expected"):
         recommend(fit, 1e5, epsilon=-1)
-    with pytest.raises(InputError, match="incomplete"):
-        recommend({k: v for k, v in fit.items() if k != "n_star"}, 1e5)
 
 
-def test_paper_mode_of_schema_2_keeps_the_papers_rule():
-    law = {"form": "sigmoid", "L": 4.0, "k": 5.0, "log10_C0": 9.0, "b": 2.0, "no_effect": False}
-    r = recommend(document(n_star=law) | {"mode": "paper", "draws": None, "intervals": None}, 1e5)
+def test_paper_mode_keeps_the_papers_rule():
+    law = NStarFit(law=Law("sigmoid", 4.0, 5.0, 9.0, 2.0), no_effect=False)
+    r = recommend(without_draws(document(n_star=law), "paper"), 1e5)
     assert r.allocation == Allocation(16, 4, 1562)  # n*(1e5) = 2^2, though 16x16 promises more
     assert (r.interval, r.prediction_interval, r.n_probability, r.regret_interval) == (None, None, None, None)
-    assert r.equal_n == [16] and r.regret == pytest.approx(0.5 / 1.08 - 0.4 / 1.02)
+    assert r.equal_n == (16,) and r.regret == pytest.approx(0.5 / 1.08 - 0.4 / 1.02)

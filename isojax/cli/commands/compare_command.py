@@ -21,6 +21,7 @@ from isojax.core.errors import InputError
 from isojax.report.figures.compared_sweeps import comparison_figure
 from isojax.runs.store import display_path
 from isojax.scaling.compare import compare_sweeps
+from isojax.scaling.flat_document import nest
 
 app = new_app()
 
@@ -65,7 +66,7 @@ def compare(
     if missing is not None:
         raise InputError(f"there is no {missing}; expected a sweep's folder or a fit.json, such as runs/quickstart.")
     documents = [_load_fit(run, metric) for run in runs]
-    comparison = to_json_value(compare_sweeps(documents, names))
+    comparison = to_json_value(compare_sweeps([nest(d) for d in documents], names))
     if out is not None:
         drawing = comparison_figure(comparison)
         write_figure(out, drawing.png, drawing.pdf, "--out")

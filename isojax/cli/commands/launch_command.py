@@ -28,6 +28,7 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.launch.processes.process_group import ProcessGroup, parse_process_group
 from isojax.runs.store import display_path, remote_workspace, working_folder
 from isojax.scaling.allocate.recommend import recommend
+from isojax.scaling.flat_document import nest
 
 app = new_app()
 
@@ -118,6 +119,6 @@ def _print_recommendations(console: Console, config: Config, fit_document: dict[
     """How to spend the sweep's own budget per cell, and 4 times as much."""
     for budget in (config.sweep.budget, 4 * config.sweep.budget):
         try:  # runs end at their last evaluation, so 4 times the budget may be more than 4 times what was measured
-            print_recommendation(console, recommend(fit_document, budget, extrapolate=True), budget)
+            print_recommendation(console, recommend(nest(fit_document), budget, extrapolate=True), budget)
         except InputError as e:  # the sweep and its fit are there, only this budget has no answer
             warn(f"no recommendation for {budget} rollouts: {e}")

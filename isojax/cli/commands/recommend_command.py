@@ -19,10 +19,12 @@ from isojax.cli.saved_fits import NO_HEALTH, read_fit, saved_sweep_config
 from isojax.core import registry
 from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError
+from isojax.core.nouns import Candidate, Recommendation
 from isojax.scaling.allocate.constraints import EPSILON
-from isojax.scaling.allocate.recommend import Candidate, Recommendation
 from isojax.scaling.allocate.recommend import recommend as choose
-from isojax.scaling.checks.run_health import flag_sentences
+from isojax.scaling.checks.flagged_runs import flag_sentences
+from isojax.scaling.flat_document import nest
+from isojax.scaling.result import RunHealth
 
 BAR_WIDTH = 20
 _RECOMMENDATION_KEYS = (
@@ -86,9 +88,11 @@ def recommend(
         raise InputError(f"{write} exists already and is kept; give --write another name, or remove it.")
     exporter = registry.load("runs.exporters", framework or "isojax", "render") if write is not None else None
     fit_document = read_fit(run, include_flagged)
-    recommendation = choose(fit_document, budget_rollouts, B_max, fixed_values_by_name or None, extrapolate, epsilon)
+    recommendation = choose(
+        nest(fit_document), budget_rollouts, B_max, fixed_values_by_name or None, extrapolate, epsilon
+    )
     if write is not None and exporter is not None:
-        write_text(write, exporter.render(recommendation, saved_sweep_config(run), fit_document))
+        write_text(write, exporter.render(recommendation, saved_sweep_config(run)))
     health = fit_document.get("health", NO_HEALTH)
     if as_json:
         print(
@@ -100,7 +104,7 @@ def recommend(
         )
         return
     print_recommendation(Console(), recommendation, budget_rollouts)
-    for line in flag_sentences(health["runs"], health["left_out"]):
+    for line in flag_sentences(RunHealth.model_validate(health)):
         Console().print(f"[yellow]note:[/yellow] {escape(line)}", highlight=False)
     if write is not None and exporter is not None:
         run_command = exporter.HOW_TO_RUN.format(file=write, folder=write.parent, name=write.stem)

@@ -13,6 +13,7 @@ from isojax.core.errors import InputError
 from isojax.report.fit_views import FitDocument, frontier_views
 from isojax.report.text import measured_budget
 from isojax.scaling.allocate.recommend import recommend
+from isojax.scaling.flat_document import nest
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def advise(fit: FitDocument, C: float, B_p: int | None = None) -> Advice:
     if fit["compute"] != "rollouts":
         return _advise_on_frontier(fit, C, B_p)
     try:
-        recommendation = recommend(fit, C, fix=None if B_p is None else {"B_p": B_p}, with_candidates=False)
+        recommendation = recommend(nest(fit), C, fix=None if B_p is None else {"B_p": B_p}, with_candidates=False)
     except InputError as e:
         return Advice(C, no_answer_reason=str(e))
     allocation = recommendation.allocation

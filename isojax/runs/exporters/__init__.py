@@ -1,7 +1,7 @@
-"""A recommendation as another trainer's config, one file a framework: `render(recommendation, saved, fit) -> str` and
+"""A recommendation as a trainer's config, one file for each framework: `render(recommendation, sweep_config) -> str` and
 `HOW_TO_RUN`.
 
-    recommendation: what to run. saved: the sweep's own Config, None for imported logs. fit: the content of fit.json.
+    recommendation: what to run. sweep_config: the sweep's own Config, None for imported logs.
     HOW_TO_RUN: the command that uses the written file; {file}, {folder} and {name} stand for its path, its folder, and
     its name less .yaml.
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from isojax.core.config import Config
 from isojax.core.errors import InputError
+from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.scaling.allocate.recommend import Recommendation
 
 HOW_TO_RUN = "isojax train {file}"
 
 
-def render(recommendation: Recommendation, sweep_config: Config | None, fit: Mapping[str, Any]) -> str:
+def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     """The config as YAML.
 
     Raises:

@@ -7,20 +7,17 @@ num_iterations = 1 uses each once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from isojax.core.config import Config
 from isojax.core.errors import InputError
+from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
 from isojax.runs.exporter_comments import header_lines, learning_rate_line, yaml_comments
-from isojax.scaling.allocate.recommend import Recommendation
 
 HOW_TO_RUN = "trl grpo --config {file} --model_name_or_path ... --dataset_name ... --reward_funcs ..."
 MAX_PER_DEVICE_BATCH = 8
 
 
-def render(recommendation: Recommendation, sweep_config: Config | None, fit: Mapping[str, Any]) -> str:
+def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     """The arguments as YAML.
 
     Raises:
@@ -41,7 +38,7 @@ def render(recommendation: Recommendation, sweep_config: Config | None, fit: Map
         "max_steps": allocation.M,
     }
     lines = [
-        *header_lines(recommendation, fit),
+        *header_lines(recommendation),
         f"{learning_rate_line(recommendation, sweep_config)} The key is learning_rate.",
         f"On G processes divide gradient_accumulation_steps by G: an update takes per_device x steps x G = {allocation.B} completions.",
         f"Run: {HOW_TO_RUN.format(file='FILE')}",

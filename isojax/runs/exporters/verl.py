@@ -7,18 +7,15 @@ epoch is at least one update, so M epochs never end first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from isojax.core.config import Config
+from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
 from isojax.runs.exporter_comments import header_lines, learning_rate_line, yaml_comments
-from isojax.scaling.allocate.recommend import Recommendation
 
 HOW_TO_RUN = "python -m verl.trainer.main_ppo --config-dir={folder} --config-name={name} data.train_files=... actor_rollout_ref.model.path=..."
 
 
-def render(recommendation: Recommendation, sweep_config: Config | None, fit: Mapping[str, Any]) -> str:
+def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     """The overrides as YAML."""
     allocation = recommendation.allocation
     overrides = {
@@ -32,7 +29,7 @@ def render(recommendation: Recommendation, sweep_config: Config | None, fit: Map
         "trainer": {"total_training_steps": allocation.M, "total_epochs": allocation.M},
     }
     lines = [
-        *header_lines(recommendation, fit),
+        *header_lines(recommendation),
         f"{learning_rate_line(recommendation, sweep_config)} The key is actor_rollout_ref.actor.optim.lr.",
         f"B = {allocation.B} rollouts an update must be a multiple of the number of GPUs.",
         f"Run, in the folder of this file, NAME.yaml: {HOW_TO_RUN.format(folder='.', name='NAME')}",

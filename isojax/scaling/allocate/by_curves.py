@@ -9,7 +9,6 @@ fixed B those of B_p n = B. Where no cell agrees, n comes from the nearest cells
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +27,10 @@ from isojax.scaling.allocate.constraints import (
 )
 from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray
 from isojax.scaling.allocate.predictive import affordable_cells, choose_cells
+from isojax.scaling.result import FitResult
 
 
-def allocate(fit: Mapping[str, Any], ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
+def allocate(fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
     """The allocation for a request, by the curves.
 
     Raises:

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation
 from isojax.scaling.allocate.constraints import (
     AllocationRequest,
@@ -27,6 +25,7 @@ from isojax.scaling.allocate.constraints import (
 )
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
 from isojax.scaling.law.n_star_law import Law, log2_n_star
+from isojax.scaling.result import FitResult, FrontierFit
 
 
 @dataclass(frozen=True)
@@ -49,13 +48,9 @@ class _LawInputs:
     ensemble: CurveEnsemble
 
 
-def _load_law(summary: Mapping[str, Any]) -> _MeasuredLaw:
-    n_star, frontier = summary["n_star"], summary["frontier"]
-    return _MeasuredLaw(
-        Law(n_star["form"], n_star["L"], n_star["k"], n_star["log10_C0"], n_star["b"]),
-        frontier[0]["C"],
-        frontier[-1]["C"],
-    )
+def _measured_law(frontier_fit: FrontierFit) -> _MeasuredLaw:
+    frontier = frontier_fit.frontier
+    return _MeasuredLaw(frontier_fit.n_star.law, frontier[0].C, frontier[-1].C)
 
 
 def _choose_n(
@@ -148,21 +143,20 @@ def _allocate_fixed_M(inputs: _LawInputs, request: AllocationRequest, M: int) ->
     return Allocation(B // n, n, M)
 
 
-def allocate(fit: Mapping[str, Any], ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
+def allocate(fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
     """The paper's allocation for a request.
 
     Raises:
-        InputError: an incomplete fit, no stable B_p, or limits that leave no allocation.
+        InputError: no stable B_p, or limits that leave no allocation.
     """
     check_fixed(request)
-    try:
-        by_B_p = {p["B_p"]: _load_law(p) for p in fit["by_B_p"]}
-        n = tuple(sorted({row["n"] for row in fit["runs"]}))
-        inputs = _LawInputs(_load_law(fit), by_B_p, n, unstable_reasons(fit), ensemble)
-    except (KeyError, TypeError, IndexError) as e:
-        raise InputError(
-            f"the fit is incomplete ({e!r}); expected every key of fit.json. Run `isojax fit` again."
-        ) from e
+    inputs = _LawInputs(
+        joint=_measured_law(fit.joint),
+        by_B_p={part.B_p: _measured_law(part) for part in fit.by_B_p if part.B_p is not None},
+        measured_n=tuple(sorted({run.n for run in fit.runs})),
+        unstable_by_B_p=unstable_reasons(fit),
+        ensemble=ensemble,
+    )
     if "M" in request.fix:
         return _allocate_fixed_M(inputs, request, request.fix["M"])
     if "B" in request.fix:

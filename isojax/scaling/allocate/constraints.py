@@ -1,15 +1,13 @@
-"""What is asked of a recommendation, and the checks that both ways to answer it (allocate_law, allocate_curves)
-share.
-"""
+"""What is asked of a recommendation, and the checks that both ways to answer it (by_law, by_curves) share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation
+from isojax.scaling.result import FitResult
 
 FIXABLE = ("B_p", "B", "M")
 # A loss of reward that makes no difference.
@@ -35,9 +33,9 @@ class AllocationRequest:
         self.reasons.extend(reasons)
 
 
-def unstable_reasons(fit: Mapping[str, Any]) -> dict[int, str | None]:
+def unstable_reasons(fit: FitResult) -> dict[int, str | None]:
     """B_p -> why it is unstable, None where it is stable."""
-    return {v["B_p"]: None if v["stable"] else v["reason"] for v in fit["stability"]}
+    return {v.B_p: None if v.stable else v.reason for v in fit.stability}
 
 
 def floor_power_of_two(x: float) -> int:

@@ -1,4 +1,4 @@
-"""The curves of a fit.json and their replicates, as NumPy arrays over the measured cells (B_p, n).
+"""The curves of a fit and their replicates, as NumPy arrays over the measured cells (B_p, n).
 
 A cell's expected reward at C is its curve's at min(C, C_peak), because early stopping keeps what overfitting would
 lose. Beyond its data, that a curve levels off is an assumption: learning may as well go on by as much a decade as it
@@ -7,12 +7,12 @@ beyond the data each replicate lies somewhere between its curve and a straight l
 was over its last SPAN decades (or as the curve itself, if that was less steep).
 
 Point estimates come from `curves`, intervals from `draws`, the replicates of their parameters; a fit without draws
-(mode "paper", schema 1) gives point estimates and no interval.
+(mode "paper") gives point estimates and no interval.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,17 +20,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from isojax.core.errors import InputError
-from isojax.scaling.curves.hill import HILL_TAIL, curve_value
+from isojax.scaling.curves.fitted_curve import FittedCurve
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.problem_resampling import apply_problem_shift
 from isojax.scaling.curves.residual_correction import ResidualCorrection, correlated_normals
 from isojax.scaling.intervals import LEVEL
+from isojax.scaling.result import CurveDraws, FitResult
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 Interval = tuple[float, float]
 
-SCHEMAS = (1, 2)
 TREND_DECADES = 0.5  # decades before the end of a cell's data from which the line beyond them is drawn
 PARAMETER_NAMES = ("R0", "A", "exponent", "C_mid")
 
@@ -75,27 +76,6 @@ class CurveEnsemble:
     run_sd: float
     C_measured_max: float
     no_effect: bool
-
-    @classmethod
-    def from_fit(cls, fit: Mapping[str, Any]) -> CurveEnsemble:
-        """From the content of fit.json, schema 1 or 2.
-
-        Raises:
-            InputError: another document, an incomplete one, or one without a curve.
-        """
-        if not isinstance(fit, Mapping) or fit.get("schema") not in SCHEMAS:
-            received = fit.get("schema") if isinstance(fit, Mapping) else type(fit).__name__
-            raise InputError(
-                f"this is not a fit of schema 1 or 2 (given: {received}); expected the content of fit.json. Run `isojax fit` again."
-            )
-        try:
-            return _from_fit(cls, fit)
-        except (KeyError, TypeError, IndexError, ValueError) as e:
-            if isinstance(e, InputError):
-                raise
-            raise InputError(
-                f"the fit is incomplete ({e!r}); expected every key of fit.json. Run `isojax fit` again."
-            ) from e
 
     @property
     def B(self) -> IntArray:
@@ -201,60 +181,48 @@ class CurveEnsemble:
         return float(low), float(high)
 
 
-def _from_fit(cls: type[CurveEnsemble], fit: Mapping[str, Any]) -> CurveEnsemble:
-    curves = sorted(fit["curves"], key=lambda c: (c["n"], c["B_p"]))
-    if not curves or not fit["runs"]:
+def load_ensemble(fit: FitResult) -> CurveEnsemble:
+    """The curves of a fit and their replicates.
+
+    Raises:
+        InputError: the fit has no curve or no run.
+    """
+    curves = sorted(fit.curves, key=lambda c: (c.n, c.B_p))
+    if not curves or not fit.runs:
         raise InputError("the fit holds no curve or no run; expected at least one of each. Run `isojax fit` again.")
-    stable_by_B_p = {v["B_p"]: bool(v["stable"]) for v in fit["stability"]}
-    interval_info = fit.get("intervals") or {}
-    noise_sd = interval_info.get("noise_sd")
-    C_ends = [r["C_max"] for r in fit["runs"] if r.get("C_max") is not None] or [c["C_high"] for c in curves]
-
-    def column(key: str) -> FloatArray:
-        return np.array([c[key] for c in curves], dtype=np.float64)
-
-    draw_parameters, draw_tail, shifts = _read_draws(fit.get("draws"), curves)
-    curve_parameters = np.stack([column(key) for key in PARAMETER_NAMES])[:, None, :]
-    return cls(
-        B_p=np.array([c["B_p"] for c in curves], dtype=np.int64),
-        n=np.array([c["n"] for c in curves], dtype=np.int64),
-        tail=np.array([c.get("tail", HILL_TAIL) for c in curves], dtype=np.float64),
+    stable_by_B_p = {v.B_p: v.stable for v in fit.stability}
+    draw_parameters, draw_tail, shifts = _draw_arrays(fit.draws, curves)
+    noise_sd = [c.rmse for c in curves] if fit.intervals is None else [fit.intervals.noise_sd] * len(curves)
+    return CurveEnsemble(
+        B_p=np.array([c.B_p for c in curves], dtype=np.int64),
+        n=np.array([c.n for c in curves], dtype=np.int64),
+        tail=np.array([c.tail for c in curves], dtype=np.float64),
         draw_tail=draw_tail,
-        corrections=tuple(
-            None if c.get("correction") is None else ResidualCorrection(**c["correction"]) for c in curves
-        ),
-        curve_parameters=curve_parameters,
+        corrections=tuple(c.correction for c in curves),
+        curve_parameters=np.array([[[getattr(c, key) for c in curves]] for key in PARAMETER_NAMES], dtype=np.float64),
         draw_parameters=draw_parameters,
         shift=shifts,
-        C_low=column("C_low"),
-        C_high=column("C_high"),
-        C_peak=np.array([np.inf if c.get("C_peak") is None else c["C_peak"] for c in curves], dtype=np.float64),
-        noise_sd=column("rmse") if noise_sd is None else np.full(len(curves), float(noise_sd)),
-        determined=np.array([c.get("determined") is not False for c in curves]),
-        stable=np.array([stable_by_B_p.get(c["B_p"], True) for c in curves]),
-        level=float(interval_info.get("level") or LEVEL),
-        run_sd=float(interval_info.get("run_sd") or 0.0),
-        C_measured_max=float(max(C_ends)),
-        no_effect=bool((fit["n_star"] or {}).get("no_effect")),
+        C_low=np.array([c.C_low for c in curves]),
+        C_high=np.array([c.C_high for c in curves]),
+        C_peak=np.array([np.inf if c.C_peak is None else c.C_peak for c in curves]),
+        noise_sd=np.array(noise_sd),
+        determined=np.array([c.determined for c in curves]),
+        stable=np.array([stable_by_B_p.get(c.B_p, True) for c in curves]),
+        level=LEVEL if fit.intervals is None else fit.intervals.level,
+        run_sd=0.0 if fit.intervals is None else fit.intervals.run_sd,
+        C_measured_max=max(run.C_max for run in fit.runs),
+        no_effect=fit.joint.n_star.no_effect,
     )
 
 
-def _read_draws(
-    draws_json: Mapping[str, Any] | None, curves: Sequence[Mapping[str, Any]]
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(float[4, replicates, cells] in the curves' order, float[replicates] tails, float[replicates, 2] shifts);
-    replicates that lack a number are left out."""
-    if draws_json is None:
+def _draw_arrays(draws: CurveDraws | None, curves: Sequence[FittedCurve]) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(float[4, replicates, cells] in the curves' order, float[replicates] tails, float[replicates, 2] shifts)."""
+    if draws is None:
         return np.zeros((len(PARAMETER_NAMES), 0, len(curves))), np.zeros(0), np.zeros((0, 2))
-    cell_index = {tuple(cell): i for i, cell in enumerate(draws_json["cells"])}
-    cell_order = [cell_index[c["B_p"], c["n"]] for c in curves]
-    columns = {key: np.array(draws_json[key], dtype=np.float64) for key in PARAMETER_NAMES}
-    R0_by_cell = np.broadcast_to(columns["R0"][:, None], (len(columns["R0"]), len(curves)))
-    draw_parameters = np.stack([R0_by_cell, *(columns[key][cell_order].T for key in PARAMETER_NAMES[1:])])
-    is_complete: BoolArray = np.all(np.isfinite(draw_parameters), axis=(0, 2))
-    tail = np.array(draws_json.get("tail", [HILL_TAIL] * len(is_complete)), dtype=np.float64)
-    shifts = np.array(draws_json.get("shift", [[0.0] * len(is_complete)] * 2), dtype=np.float64).T
-    return draw_parameters[:, is_complete], tail[is_complete], shifts[is_complete]
+    cell_order = [draws.cells.index(c.key) for c in curves]
+    R0 = np.broadcast_to(np.array(draws.R0)[:, None], (len(draws.R0), len(curves)))
+    by_cell = [np.array(values)[cell_order].T for values in (draws.A, draws.exponent, draws.C_mid)]
+    return np.stack([R0, *by_cell]), np.array(draws.tail), np.array(draws.shift).T
 
 
 def _curve_rewards(theta: FloatArray, tail: Any, C: Any) -> FloatArray:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from isojax.core.errors import InputError
 from isojax.scaling.allocate.constraints import EPSILON, suggest_B_p
-from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray, IntArray
+from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray, IntArray, load_ensemble
+from isojax.scaling.result import FitResult
 
 # Budgets taken at once, which bounds the memory of [budgets, replicates, cells].
 _BUDGETS_PER_BLOCK = 64
@@ -175,7 +175,7 @@ def new_run_interval(
 
 
 def best_cell_per_budget(
-    fit: Mapping[str, Any] | CurveEnsemble,
+    fit: FitResult | CurveEnsemble,
     C: ArrayLike,
     B_max: int | None = None,
     fix: Mapping[str, int] | None = None,
@@ -184,7 +184,7 @@ def best_cell_per_budget(
     """The measured cell to spend each of many budgets on.
 
     Args:
-        fit: the content of fit.json in rollouts, or its Ensemble.
+        fit: a fit in rollouts, or its ensemble.
         C: float[budgets] > 0, rollouts.
         B_max: the largest B_p n that may be used.
         fix: at most one of {"M": v}, {"B": v}, {"B_p": v}.
@@ -196,7 +196,7 @@ def best_cell_per_budget(
     Raises:
         InputError: a fit that cannot be used.
     """
-    ensemble = fit if isinstance(fit, CurveEnsemble) else CurveEnsemble.from_fit(fit)
+    ensemble = fit if isinstance(fit, CurveEnsemble) else load_ensemble(fit)
     budgets, fixed_values = np.atleast_1d(np.asarray(C, dtype=np.float64)), dict(fix or {})
     C_spent, allowed = affordable_cells(ensemble, budgets, B_max, fixed_values)
     chosen_cells = choose_cells(ensemble, C_spent, allowed, epsilon)
@@ -208,7 +208,7 @@ def best_cell_per_budget(
 
 
 def best_cell_for_budget(
-    fit: Mapping[str, Any] | CurveEnsemble,
+    fit: FitResult | CurveEnsemble,
     C: float,
     B_max: int | None = None,
     fix: Mapping[str, int] | None = None,
@@ -219,7 +219,7 @@ def best_cell_for_budget(
     Raises:
         InputError: a fit that cannot be used, or no measured stable cell may be chosen.
     """
-    ensemble = fit if isinstance(fit, CurveEnsemble) else CurveEnsemble.from_fit(fit)
+    ensemble = fit if isinstance(fit, CurveEnsemble) else load_ensemble(fit)
     [outcome] = best_cell_per_budget(ensemble, [C], B_max, fix, epsilon)
     if outcome is None:
         limits = ", ".join(

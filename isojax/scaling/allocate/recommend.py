@@ -1,27 +1,26 @@
-"""The allocation (B_p, n, M) for a budget of C rollouts, from fit.json alone: what to run, what reward to expect, and
+"""The allocation (B_p, n, M) for a budget of C rollouts, from a fit alone: what to run, what reward to expect, and
 how sure that is.
 
-Mode "paper" (and schema 1) follows the paper's law n*(C) (allocate_law); mode "hierarchical" compares the measured
-cells' curves (allocate_curves). Both refuse budgets beyond `REACH` times the largest measured C unless told to
+Mode "paper" follows the paper's law n*(C) (by_law); mode "hierarchical" compares the measured cells' curves
+(by_curves). Both refuse budgets beyond `REACH` times the largest measured C unless told to
 extrapolate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Allocation
+from isojax.core.nouns import Allocation, Candidate, Recommendation
 from isojax.scaling.allocate import by_curves, by_law
 from isojax.scaling.allocate.constraints import EPSILON, FIXABLE, AllocationRequest
-from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray, Interval
+from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray, Interval, load_ensemble
 from isojax.scaling.allocate.predictive import BestCell, affordable_cells, predict_outcomes
+from isojax.scaling.result import FitResult
 
-ALLOCATORS: Mapping[str, Callable[[Mapping[str, Any], CurveEnsemble, AllocationRequest], Allocation]] = {
+ALLOCATORS: Mapping[str, Callable[[FitResult, CurveEnsemble, AllocationRequest], Allocation]] = {
     "paper": by_law.allocate,
     "hierarchical": by_curves.allocate,
 }
@@ -30,61 +29,6 @@ ALLOCATORS: Mapping[str, Callable[[Mapping[str, Any], CurveEnsemble, AllocationR
 MAX_EXTRAPOLATION = 4.0
 EXTRAPOLATION_TOLERANCE = 1.05
 MAX_ROLLOUTS = 10**15  # rollouts, in all or in an update; whole numbers beyond 2^53 are not exact as floats
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A measured cell, the updates C affords it, its curve's reward with the interval of that (None without draws),
-    whether it lies beyond the cell's data, and whether its B_p is stable."""
-
-    B_p: int
-    n: int
-    M: int
-    reward: float
-    extrapolated: bool
-    low: float | None
-    high: float | None
-    stable: bool
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """How to spend a budget.
-
-    Attributes:
-        allocation: what to run, C = B_p n M at most the budget.
-        expected_reward: at its C, by the curve of its cell or of the nearest measured one.
-        extrapolated: that lies beyond the cell's data.
-        reasons: why, in words.
-        candidates: what the measured cells promise at the same budget, best first; empty where that was not asked for.
-        interval: of the expected reward. prediction_interval: of what one new run, measured like these, will show. None
-        without draws.
-        n_probability: n -> how often it holds the best cell over the draws; None without draws or where no measured
-        cell may be chosen.
-        equal_n: the epsilon-optimal set, the n whose best cell promises at most epsilon less than the best of all.
-        regret: expected loss of reward against the best measured cell at this budget, None where none may be chosen;
-        regret_interval: its
-            interval, None without draws.
-        no_effect: the data cannot tell any n from another.
-        times_measured: the budget over the largest measured C.
-        epsilon: as asked. level: of the intervals.
-    """
-
-    allocation: Allocation
-    expected_reward: float
-    extrapolated: bool
-    reasons: list[str]
-    candidates: list[Candidate]
-    interval: Interval | None
-    prediction_interval: Interval | None
-    n_probability: dict[int, float] | None
-    equal_n: list[int]
-    regret: float | None
-    regret_interval: Interval | None
-    no_effect: bool
-    times_measured: float
-    epsilon: float
-    level: float
 
 
 def _check_arguments(C: float, B_max: int | None, fix: Mapping[str, int], epsilon: float) -> None:
@@ -101,16 +45,14 @@ def _check_arguments(C: float, B_max: int | None, fix: Mapping[str, int], epsilo
         )
 
 
-def _fit_mode(fit: Mapping[str, Any]) -> str:
-    if fit.get("compute") != "rollouts":
-        problem = f"a fit in {fit.get('compute')} gives no number of updates M"
+def _check_fit(fit: FitResult) -> None:
+    if fit.compute != "rollouts":
+        problem = f"a fit in {fit.compute} gives no number of updates M"
         raise InputError(f"{problem}; expected compute 'rollouts'. Fit the same runs again with --compute rollouts.")
-    mode = fit.get("mode", "paper")
-    if mode not in ALLOCATORS:
+    if fit.mode not in ALLOCATORS:
         raise InputError(
-            f"the fit's mode is {mode!r}; expected one of {', '.join(ALLOCATORS)}. Run `isojax fit` again."
+            f"the fit's mode is {fit.mode!r}; expected one of {', '.join(ALLOCATORS)}. Run `isojax fit` again."
         )
-    return mode
 
 
 def _extrapolation_risks(ensemble: CurveEnsemble, C: float) -> str:
@@ -151,7 +93,7 @@ def _check_extrapolation(ensemble: CurveEnsemble, C: float, extrapolate: bool, r
         )
 
 
-def _candidates(ensemble: CurveEnsemble, C: float, B_max: int | None, fix: Mapping[str, int]) -> list[Candidate]:
+def _candidates(ensemble: CurveEnsemble, C: float, B_max: int | None, fix: Mapping[str, int]) -> tuple[Candidate, ...]:
     """Measured cells, unstable ones too, within B_max and the fixed value, at the compute each would spend; best
     first.
     """
@@ -174,7 +116,7 @@ def _candidates(ensemble: CurveEnsemble, C: float, B_max: int | None, fix: Mappi
             ensemble.interval(draws) or (None, None),
         )
         candidates.append(Candidate(B_p, n, M, reward, extrapolated, *interval, bool(ensemble.stable[i])))
-    return sorted(candidates, key=lambda c: (-c.reward, c.n, c.B_p))
+    return tuple(sorted(candidates, key=lambda c: (-c.reward, c.n, c.B_p)))
 
 
 def _expected_outcome(
@@ -205,11 +147,11 @@ def _expected_outcome(
 
 def _equal_n(
     ensemble: CurveEnsemble, allocation: Allocation, C_spent: FloatArray, allowed: BoolArray, epsilon: float
-) -> list[int]:
+) -> tuple[int, ...]:
     """The epsilon-optimal set of n, rising; the recommended n alone where no measured cell may be chosen."""
     expected_rewards = np.where(allowed, ensemble.expected_at_cell_budgets(C_spent), -np.inf)
     within_epsilon = allowed & (expected_rewards >= expected_rewards.max() - epsilon)
-    return sorted(set(ensemble.n[within_epsilon].tolist())) or [allocation.n]
+    return tuple(sorted(set(ensemble.n[within_epsilon].tolist()))) or (allocation.n,)
 
 
 def _interval_or_none(low: float | None, high: float | None) -> Interval | None:
@@ -217,7 +159,7 @@ def _interval_or_none(low: float | None, high: float | None) -> Interval | None:
 
 
 def recommend(
-    fit: Mapping[str, Any],
+    fit: FitResult,
     C: float,
     B_max: int | None = None,
     fix: Mapping[str, int] | None = None,
@@ -228,7 +170,7 @@ def recommend(
     """How to spend C rollouts.
 
     Args:
-        fit: the content of fit.json, in rollouts.
+        fit: in rollouts.
         C: the budget, rollouts.
         B_max: the largest B_p n that may be used.
         fix: at most one of {"M": v}, {"B": v}, {"B_p": v}.
@@ -246,16 +188,15 @@ def recommend(
     """
     fixed, reasons = dict(fix or {}), list[str]()
     _check_arguments(C, B_max, fixed, epsilon)
-    ensemble = CurveEnsemble.from_fit(fit)
-    mode = _fit_mode(fit)
+    ensemble = load_ensemble(fit)
+    _check_fit(fit)
     _check_extrapolation(ensemble, C, extrapolate, reasons)
-    allocation = ALLOCATORS[mode](fit, ensemble, AllocationRequest(C, B_max, fixed, epsilon, reasons))
+    allocation = ALLOCATORS[fit.mode](fit, ensemble, AllocationRequest(C, B_max, fixed, epsilon, reasons))
     C_spent, allowed = (row[0] for row in affordable_cells(ensemble, np.array([C], dtype=np.float64), B_max, fixed))
     outcome, has_allowed_cell = _expected_outcome(ensemble, allocation, C_spent, allowed, reasons), bool(allowed.any())
-    base_reward = fit.get("base_reward")
-    if base_reward is not None and outcome.reward < base_reward:
+    if fit.base_reward is not None and outcome.reward < fit.base_reward:
         reasons.append(
-            f"that is less than the base policy's {base_reward:.3f}: these runs made it worse, and no training is the better choice"
+            f"that is less than the base policy's {fit.base_reward:.3f}: these runs made it worse, and no training is the better choice"
         )
     if ensemble.no_effect:
         reasons.append(
@@ -263,10 +204,11 @@ def recommend(
         )
     return Recommendation(
         allocation=allocation,
+        metric=fit.metric,
         expected_reward=outcome.reward,
         extrapolated=outcome.extrapolated,
-        reasons=reasons,
-        candidates=_candidates(ensemble, C, B_max, fixed) if with_candidates else [],
+        reasons=tuple(reasons),
+        candidates=_candidates(ensemble, C, B_max, fixed) if with_candidates else (),
         interval=_interval_or_none(outcome.low, outcome.high),
         prediction_interval=_interval_or_none(outcome.new_run_low, outcome.new_run_high),
         n_probability=outcome.n_probability if has_allowed_cell else None,

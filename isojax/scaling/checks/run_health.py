@@ -29,16 +29,14 @@ A criterion whose numbers were not recorded is silent.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import EvalPoint, RunRecord
-from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric
+from isojax.runs.ledger import default_metric
 from isojax.scaling.frontier.frontier_evidence import paired_lead
 from isojax.scaling.validation_metrics import TRAIN_REWARD, FloatArray, metric_value
 
@@ -96,72 +94,6 @@ def health_flags(run: RunRecord) -> tuple[HealthFlag, ...]:
             + _sampler_mismatch(run)
         )
     return tuple(flags)
-
-
-def flagged_run_rows(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """The flagged runs as rows of plain JSON: B_p, n, seed, points, C (reached) and flags, by cell."""
-    rows = []
-    for run in sorted(runs, key=lambda r: r.cell):
-        if flags := health_flags(run):
-            cell = {"B_p": run.cell.B_p, "n": run.cell.n, "seed": run.cell.seed}
-            rows.append(
-                cell | {"points": len(run.points), "C": run.points[-1].rollouts, "flags": [asdict(f) for f in flags]}
-            )
-    return rows
-
-
-def healthy_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs without a flag, in their order.
-
-    Raises:
-        InputError: there are runs, and every one is flagged.
-    """
-    unflagged_runs = [run for run in runs if not health_flags(run)]
-    if runs and not unflagged_runs:
-        first = runs[0]
-        problem = (
-            f"every run is flagged as broken ({len(runs)}; {first.source or first.cell.name}: {health_flags(first)[0]})"
-        )
-        raise InputError(
-            f"{problem}, expected at least one that is not. Lower cell.rl.learning_rate, or fit them with {INCLUDE_FLAGGED}."
-        )
-    return unflagged_runs
-
-
-def flag_sentences(rows: Sequence[Mapping[str, Any]], left_out: bool) -> list[str]:
-    """A sentence for each flagged run."""
-    status = f"left out of the fit ({INCLUDE_FLAGGED} puts it back)" if left_out else "fitted all the same, as asked"
-    return [
-        f"B_p={row['B_p']} n={row['n']} seed {row['seed']} is {status}: "
-        + "; ".join(str(HealthFlag(**flag)) for flag in row["flags"])
-        for row in rows
-    ]
-
-
-def add_health(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], left_out: bool) -> dict[str, Any]:
-    """A fit (fit.json) that names the flagged runs, as `health` and in its flags. A B_p is not stable where half the
-    runs of a cell or more were left out, which those that are left cannot show."""
-    left_out_per_cell = Counter((row["B_p"], row["n"]) for row in rows) if left_out else Counter()
-    kept_per_cell = Counter((row["B_p"], row["n"]) for row in document["runs"])
-    mostly_flagged = [
-        row for row in reversed(rows) if left_out_per_cell[key := (row["B_p"], row["n"])] >= max(1, kept_per_cell[key])
-    ]
-    reason_by_B_p = {
-        row["B_p"]: f"n={row['n']} seed {row['seed']}: {HealthFlag(**row['flags'][0])}" for row in mostly_flagged
-    }
-    stability = [
-        v
-        if v["B_p"] not in reason_by_B_p
-        else v | {"stable": False, "reason": "; ".join(filter(None, (v["reason"], reason_by_B_p[v["B_p"]])))}
-        for v in document["stability"]
-    ]
-    health_json = {"left_out": left_out, "runs": list(rows)}
-    return {
-        **document,
-        "stability": stability,
-        "health": health_json,
-        "flags": [*flag_sentences(rows, left_out), *document["flags"]],
-    }
 
 
 def _metric_series(run: RunRecord, key: str) -> tuple[list[EvalPoint], FloatArray]:

@@ -13,7 +13,7 @@ best of several such means is itself too high by chance, and so is the regret me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +22,10 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.scaling.allocate.constraints import EPSILON
-from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
+from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
 from isojax.scaling.allocate.predictive import choose_cells, new_run_interval
 from isojax.scaling.fit import fit
+from isojax.scaling.result import FitResult
 from isojax.scaling.validation_metrics import RunTrack, group_by_cell, make_track
 
 VALIDATION_SCHEMA = 1
@@ -32,7 +33,7 @@ HIDDEN_COMPUTE_FACTOR = 4.0
 REPLICATES = 200
 # Evaluations between this share of C and C count as made near C.
 MIN_SHARE_OF_C = 0.7
-FitFunction = Callable[[Sequence[RunRecord]], Mapping[str, Any]]
+FitFunction = Callable[[Sequence[RunRecord]], FitResult]
 TrialResult = dict[str, Any]
 
 
@@ -70,7 +71,7 @@ def validate(
         if on_progress is not None:
             on_progress(trials_done * total + done_here, len(trials) * total)
 
-    def fit_visible(visible_runs: Sequence[RunRecord]) -> Mapping[str, Any]:
+    def fit_visible(visible_runs: Sequence[RunRecord]) -> FitResult:
         return fit(
             visible_runs,
             metric,
@@ -103,7 +104,7 @@ def _hide_compute(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Trial
     C_max = max(float(t.C[-1]) for t in tracks)
     C_limit = C_max / HIDDEN_COMPUTE_FACTOR
     visible_runs = [truncated for t in tracks if (truncated := _truncate_run(t, C_limit)) is not None]
-    ensemble = CurveEnsemble.from_fit(fit_visible(visible_runs))
+    ensemble = load_ensemble(fit_visible(visible_runs))
     result = _compare_predictions(ensemble, [(t, t.C > C_limit) for t in tracks]) | _judge_choice(
         ensemble, tracks, C_limit
     )
@@ -121,7 +122,7 @@ def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialRes
             "no cell has two runs, so none can be hidden; run a second seed (isojax launch --resume sweep.seeds=2)."
         )
     hidden_ids = {id(t) for t in hidden_tracks}
-    ensemble = CurveEnsemble.from_fit(fit_visible([t.run for t in tracks if id(t) not in hidden_ids]))
+    ensemble = load_ensemble(fit_visible([t.run for t in tracks if id(t) not in hidden_ids]))
     result = _compare_predictions(ensemble, [(t, t.C > 0) for t in hidden_tracks]) | _judge_choice(
         ensemble, hidden_tracks
     )
@@ -139,8 +140,8 @@ def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Tri
         raise InputError(f"only n = {measured_n[0]} was run, so nothing is left without the largest n; run a second n.")
     n = measured_n[-1]
     hidden_tracks = [t for t in tracks if t.run.cell.n == n]
-    document = fit_visible([t.run for t in tracks if t.run.cell.n != n])
-    ensemble = CurveEnsemble.from_fit(document)
+    fit_without_n = fit_visible([t.run for t in tracks if t.run.cell.n != n])
+    ensemble = load_ensemble(fit_without_n)
     usable_cells = ensemble.stable if ensemble.stable.any() else np.ones_like(ensemble.stable)
     rows = [
         _prediction_row(t, C, R, float(ensemble.expected_rewards(C)[usable_cells].max()), None)
@@ -152,7 +153,7 @@ def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Tri
     result = _summarize_errors(rows) | _judge_choice(ensemble, tracks)
     end_rows = [row for row in rows if row["C"] >= MIN_SHARE_OF_C * C_max]
     gain = float(np.mean([row["measured"] - row["predicted"] for row in end_rows]))
-    matters, warned = gain > EPSILON, document["frontier"][-1]["n"] == measured_n[-2]
+    matters, warned = gain > EPSILON, fit_without_n.joint.frontier[-1].n == measured_n[-2]
     gain_text = f"near C = {C_max:.4g} n = {n} measured {gain:+.4f} beside the frontier of the rest"
     verdict = {
         (True, True): "it mattered, and the fit without it warned that its frontier ends at the largest n measured",

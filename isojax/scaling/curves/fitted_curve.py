@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -56,6 +55,11 @@ class FittedCurve:
         """(B_p, n)."""
         return self.B_p, self.n
 
+    @property
+    def form(self) -> str:
+        """The shape in words."""
+        return shape_name(self.tail)
+
 
 def curve_reward(curve: FittedCurve, C: ArrayLike) -> FloatArray:
     """The curve's reward at compute C > 0, float[...] -> float[...], inside its measured range or not.
@@ -65,10 +69,3 @@ def curve_reward(curve: FittedCurve, C: ArrayLike) -> FloatArray:
     C_capped = np.minimum(np.asarray(C, dtype=np.float64), np.inf if curve.C_peak is None else curve.C_peak)
     reward = curve_value(C_capped, curve.R0, curve.A, curve.exponent, curve.C_mid, curve.tail)
     return reward if curve.correction is None else reward + curve.correction.evaluate(C_capped)
-
-
-def curve_to_json(curve: FittedCurve) -> dict[str, Any]:
-    """The curve's fields as fit.json has them, with the name of its shape."""
-    row = asdict(curve) | {"form": shape_name(curve.tail)}
-    del row["at_bounds"]
-    return row

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from isojax.scaling.curves.shape_average import CurvePosterior, fit_all_tails, m
 from isojax.scaling.estimate import EstimationOptions, SweepEstimate
 from isojax.scaling.intervals import LEVEL, central_interval
 from isojax.scaling.law.n_effect_test import has_no_n_effect
+from isojax.scaling.result import IntervalSettings
 from isojax.scaling.validation_metrics import FloatArray, RunTrack
 
 MIN_POINTS = 3
@@ -66,13 +66,13 @@ def estimate(cells: Cells, metric: str, options: EstimationOptions) -> SweepEsti
         _summarise_curve(j, posterior, packed, point_residuals, log10_C_peaks, draws, corrections[j])
         for j in range(len(packed.keys))
     ]
-    interval_info = _describe_intervals(posterior, problem_shifts, options) if options.replicates else None
+    intervals = _describe_intervals(posterior, problem_shifts, options) if options.replicates else None
     parameter_count = 1 + 2 * len(curves) + sum(len(t) for t in packed.tracks)
     return SweepEstimate(
         curves,
         unfitted_cells,
         draws,
-        interval_info,
+        intervals,
         is_n_irrelevant,
         residuals_by_cell,
         posterior.scales.noise_sd,
@@ -182,21 +182,21 @@ def _summarise_curve(
 
 def _describe_intervals(
     posterior: CurvePosterior, problem_shifts: ProblemShifts | None, options: EstimationOptions
-) -> dict[str, Any]:
-    """fit.json's account of the intervals."""
+) -> IntervalSettings:
+    """How the intervals were made."""
     problems_sentence = (
         f"the {problem_shifts.problem_count} validation problems are drawn anew, the same for all runs and checkpoints"
         if problem_shifts is not None
         else "no right answers of single problems are recorded, so the intervals hold for these validation problems, not for others"
     )
-    return {
-        "level": LEVEL,
-        "replicates": options.replicates,
-        "seed": options.seed,
-        "run_sd": posterior.scales.run_sd,
-        "run_sd_source": posterior.run_sd_from,
-        "noise_sd": posterior.evaluation_sd,
-        "problems": None if problem_shifts is None else problem_shifts.problem_count,
-        "method": "draws of all curves from their posterior, each run's luck and the run-to-run effect's own uncertainty included; "
-        + problems_sentence,
-    }
+    return IntervalSettings(
+        level=LEVEL,
+        replicates=options.replicates,
+        seed=options.seed,
+        run_sd=posterior.scales.run_sd,
+        run_sd_source=posterior.run_sd_from,
+        noise_sd=posterior.evaluation_sd,
+        problems=None if problem_shifts is None else problem_shifts.problem_count,
+        method="draws of all curves from their posterior, each run's luck and the run-to-run effect's own uncertainty "
+        f"included; {problems_sentence}",
+    )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from isojax.scaling.curves.fitted_curve import FittedCurve
-from isojax.scaling.curves.record_breaking import record_breaking_indices
+from isojax.scaling.curves.record_breaking import BIN_WIDTH, record_breaking_indices
 from isojax.scaling.curves.varpro import (
     best_corners,
     fit_from_starts,
@@ -35,9 +35,9 @@ MIN_POINTS = 3
 
 def estimate(cells: TracksByCell, metric: str, options: EstimationOptions) -> SweepEstimate:
     """A curve for each cell that has enough records; no intervals."""
-    del metric
+    del metric, options
     R0 = base_reward([t for seeds in cells.values() for t in seeds])
-    curve_or_reason = {key: fit_records(seeds, R0, options.bin_width) for key, seeds in cells.items()}
+    curve_or_reason = {key: fit_records(seeds, R0, BIN_WIDTH) for key, seeds in cells.items()}
     curves = [c for c in curve_or_reason.values() if isinstance(c, FittedCurve)]
     return SweepEstimate(curves, [(B_p, n, c) for (B_p, n), c in curve_or_reason.items() if isinstance(c, str)])
 

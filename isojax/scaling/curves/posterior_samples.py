@@ -7,7 +7,7 @@ quantity lies beyond the data in that many replicates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from isojax.scaling.curves.problem_resampling import apply_problem_shift
 from isojax.scaling.curves.residual_correction import ResidualCorrection, correlated_normals
 from isojax.scaling.frontier.envelope import MIN_DECADES
 from isojax.scaling.intervals import Interval, central_interval
+from isojax.scaling.result import CurveDraws
 from isojax.scaling.validation_metrics import FloatArray
 
 _SEARCH_PER_DECADE = 40
@@ -107,7 +108,7 @@ def frontier_band(draws: PosteriorSamples, C: ArrayLike) -> list[dict[str, Any]]
     rows = []
     for g in range(best_rewards.shape[1]):
         low, high = central_interval(best_rewards[:, g])
-        n_share = {str(n): float(np.mean(n_of_cell[winner[:, g]] == n)) for n in sorted(set(n_of_cell.tolist()))}
+        n_share = {n: float(np.mean(n_of_cell[winner[:, g]] == n)) for n in sorted(set(n_of_cell.tolist()))}
         rows.append({"low": low, "high": high, "n_probability": {n: round(p, 4) for n, p in n_share.items() if p > 0}})
     return rows
 
@@ -150,19 +151,19 @@ def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
     return np.log2([n for _, n in draws.keys])[best_cells(draws, C, CURVE_REACH_DECADES)[1]]
 
 
-def draws_to_json(draws: PosteriorSamples) -> dict[str, Any]:
-    """Four significant digits of every replicate: what recommend reads."""
+def to_curve_draws(draws: PosteriorSamples) -> CurveDraws:
+    """Five significant digits of every replicate that is finite: what fit.json holds."""
+    is_finite = np.isfinite(draws.A + draws.exponent + draws.C_mid).all(1) & np.isfinite(draws.R0)
 
-    def round_nested(values: FloatArray) -> list[Any]:
-        return [float(f"{v:.5g}") for v in values] if values.ndim == 1 else [round_nested(v) for v in values]
+    def rounded(values: FloatArray) -> tuple[float, ...]:
+        return tuple(float(f"{v:.5g}") for v in values[is_finite])
 
-    content: Mapping[str, Any] = {
-        "cells": [list(key) for key in draws.keys],
-        "A": round_nested(draws.A.T),
-        "exponent": round_nested(draws.exponent.T),
-        "C_mid": round_nested(draws.C_mid.T),
-        "R0": round_nested(draws.R0),
-        "tail": round_nested(draws.tail),
-        "shift": round_nested(draws.shift.T),
-    }
-    return dict(content)
+    return CurveDraws(
+        cells=draws.keys,
+        A=tuple(rounded(row) for row in draws.A.T),
+        exponent=tuple(rounded(row) for row in draws.exponent.T),
+        C_mid=tuple(rounded(row) for row in draws.C_mid.T),
+        R0=rounded(draws.R0),
+        tail=rounded(draws.tail),
+        shift=(rounded(draws.shift[:, 0]), rounded(draws.shift[:, 1])),
+    )

@@ -11,16 +11,16 @@ count that all cells reached: a cell that ended early proves nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from isojax.scaling.curves.fitted_curve import FittedCurve
 from isojax.scaling.curves.posterior_samples import PosteriorSamples, best_cells, crossover_interval
-from isojax.scaling.frontier.envelope import compute_frontier
-from isojax.scaling.frontier.fit_summary import law_json, most_common_n_law
+from isojax.scaling.frontier.envelope import Frontier, FrontierPoint, compute_frontier
+from isojax.scaling.frontier.fit_summary import most_common_n_law
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.n_star_law import choose_law, fit_law
+from isojax.scaling.result import FixedBatchCrossover, FixedBatchFit, FixedBatchRow, NStarOfMFit
 from isojax.scaling.validation_metrics import FloatArray
 
 MAX_LAW_POINTS = 40
@@ -28,46 +28,57 @@ MONOTONE_COST = 0.001
 REJECTION_CONFIDENCE = 0.9
 
 
-def fixed_batch_summaries(
+def fit_fixed_batches(
     curves: Sequence[FittedCurve], draws: PosteriorSamples | None, no_effect: bool | None
-) -> list[dict[str, Any]]:
-    """One entry for each batch B with at least two cells, by rising B. no_effect: whether n makes no difference; None
-    in mode "paper", which cannot say and fits its sigmoid."""
+) -> tuple[FixedBatchFit, ...]:
+    """One entry for each batch B with at least two cells, by rising B.
+
+    Args:
+        draws: replicates of the curves; None: no intervals.
+        no_effect: whether n makes no difference; None in mode "paper", which cannot say and fits its sigmoid.
+    """
     curves_by_B: dict[int, list[FittedCurve]] = {}
     for c in curves:
         curves_by_B.setdefault(c.B_p * c.n, []).append(c)
-    return [_batch_summary(B, group, draws, no_effect) for B, group in sorted(curves_by_B.items()) if len(group) > 1]
+    return tuple(_fit_batch(B, group, draws, no_effect) for B, group in sorted(curves_by_B.items()) if len(group) > 1)
 
 
-def _batch_summary(
+def _fit_batch(
     B: int, curves: Sequence[FittedCurve], draws: PosteriorSamples | None, no_effect: bool | None
-) -> dict[str, Any]:
-    batch_frontier = compute_frontier(curves)
+) -> FixedBatchFit:
+    frontier = compute_frontier(curves)
     cell_draws = None if draws is None else draws.for_cells([c.key for c in curves])
-    point_indices = np.unique(np.linspace(0, len(batch_frontier.points) - 1, 4 * MAX_LAW_POINTS).round().astype(int))
-    points = [batch_frontier.points[i] for i in point_indices]
-    C = np.array([p.C for p in points])
-    intervals = (
-        [(None, None)] * len(C)
-        if cell_draws is None
-        else [central_interval(column) for column in best_cells(cell_draws, C)[0].T]
+    point_indices = np.unique(np.linspace(0, len(frontier.points) - 1, 4 * MAX_LAW_POINTS).round().astype(int))
+    points = [frontier.points[i] for i in point_indices]
+    M = np.array([p.C for p in points]) / B
+    return FixedBatchFit(
+        B=B,
+        frontier=_frontier_rows(B, points, cell_draws),
+        crossovers=() if no_effect else _crossover_rows(B, frontier, cell_draws),
+        n_star=_fit_n_star_of_M(M, [p.n for p in points], cell_draws, no_effect, curves),
     )
-    frontier_rows = [
-        {"M": p.C / B, "C": p.C, "reward": p.reward, "n": p.n, "B_p": p.B_p, "low": low, "high": high}
+
+
+def _frontier_rows(
+    B: int, points: Sequence[FrontierPoint], draws: PosteriorSamples | None
+) -> tuple[FixedBatchRow, ...]:
+    intervals = [(None, None)] * len(points)
+    if draws is not None:
+        intervals = [central_interval(column) for column in best_cells(draws, [p.C for p in points])[0].T]
+    return tuple(
+        FixedBatchRow(M=p.C / B, C=p.C, reward=p.reward, n=p.n, B_p=p.B_p, low=low, high=high)
         for p, (low, high) in zip(points, intervals, strict=True)
-    ]
-    crossover_rows = []
-    for c in (c for c in batch_frontier.crossovers if c.crossing and not no_effect):
+    )
+
+
+def _crossover_rows(B: int, frontier: Frontier, draws: PosteriorSamples | None) -> tuple[FixedBatchCrossover, ...]:
+    rows = []
+    for c in (c for c in frontier.crossovers if c.crossing):
         low = high = None
-        if cell_draws is not None:
-            low, high = crossover_interval(cell_draws, (B // c.n_low, c.n_low), (B // c.n_high, c.n_high), c.C)
-        crossover_rows.append({"n_low": c.n_low, "n_high": c.n_high, "M": c.C / B, "C": c.C, "low": low, "high": high})
-    return {
-        "B": B,
-        "frontier": frontier_rows,
-        "crossovers": crossover_rows,
-        "n_star_M": _fit_n_star_of_M(C / B, [p.n for p in points], cell_draws, no_effect, curves),
-    }
+        if draws is not None:
+            low, high = crossover_interval(draws, (B // c.n_low, c.n_low), (B // c.n_high, c.n_high), c.C)
+        rows.append(FixedBatchCrossover(n_low=c.n_low, n_high=c.n_high, M=c.C / B, C=c.C, low=low, high=high))
+    return tuple(rows)
 
 
 def _fit_n_star_of_M(
@@ -76,31 +87,27 @@ def _fit_n_star_of_M(
     draws: PosteriorSamples | None,
     no_effect: bool | None,
     curves: Sequence[FittedCurve],
-) -> dict[str, Any]:
-    """n*(M): the form AICc prefers, falling ones too; "non-monotone" where every monotone one is rejected."""
-    n_largest, log2_n = max(c.n for c in curves), np.log2(n)
-    law_indices = np.unique(np.linspace(0, len(M) - 1, MAX_LAW_POINTS).round().astype(int))
-    untested_fields = {"x": "log10 M", "monotone_rejected": False, "monotone_cost": None}
+) -> NStarOfMFit:
+    """n*(M): the form AICc prefers, falling ones too; flagged where every monotone one is rejected."""
     if no_effect:
-        return law_json(most_common_n_law(n), no_effect=True) | untested_fields
+        return NStarOfMFit(law=most_common_n_law(n), no_effect=True)
+    n_largest, log2_n = max(c.n for c in curves), np.log2(n)
     if no_effect is None:
-        return law_json(fit_law(M, n, n_largest)) | untested_fields
+        return NStarOfMFit(law=fit_law(M, n, n_largest), no_effect=False)
+    law_indices = np.unique(np.linspace(0, len(M) - 1, MAX_LAW_POINTS).round().astype(int))
     choice = choose_law(
         M[law_indices], log2_n[law_indices], n_largest, observations=min(len(law_indices), 20), falling=True
     )
     if draws is None:
-        return law_json(choice.law, choice) | untested_fields
-    B = curves[0].B_p * curves[0].n
-    monotone_costs = monotone_cost(draws, M[law_indices] * B)
-    rejected = float(np.mean(monotone_costs > MONOTONE_COST)) >= REJECTION_CONFIDENCE
-    n_star_json = law_json(choice.law, choice)
-    if rejected:
-        n_star_json["form"] = "non-monotone"
-    return n_star_json | {
-        "x": "log10 M",
-        "monotone_rejected": rejected,
-        "monotone_cost": float(np.median(monotone_costs)),
-    }
+        return NStarOfMFit(law=choice.law, no_effect=False, aicc=choice.aicc)
+    monotone_costs = monotone_cost(draws, M[law_indices] * curves[0].B_p * curves[0].n)
+    return NStarOfMFit(
+        law=choice.law,
+        no_effect=False,
+        aicc=choice.aicc,
+        monotone_rejected=float(np.mean(monotone_costs > MONOTONE_COST)) >= REJECTION_CONFIDENCE,
+        monotone_cost=float(np.median(monotone_costs)),
+    )
 
 
 def monotone_cost(draws: PosteriorSamples, C: FloatArray) -> FloatArray:
