@@ -11,6 +11,7 @@ import pytest
 
 from isojax.cli import app
 from isojax.runs.ledger import Ledger
+from isojax.scaling.flat_document import flatten
 from tests.scaling.documents import SHAPES, document
 from tests.scaling.synthetic import world
 
@@ -27,7 +28,7 @@ def compare(
     for name, more in (("a", 0.0), ("b", -0.05)):
         Path(name).mkdir()
         Path(name, "fit.json").write_text(
-            json.dumps(document({cell: (A + more, B, mid) for cell, (A, B, mid) in SHAPES.items()}))
+            json.dumps(flatten(document({cell: (A + more, B, mid) for cell, (A, B, mid) in SHAPES.items()})))
         )
 
     def run(*words: str) -> Outcome:

@@ -15,7 +15,8 @@ from isojax.core.errors import InputError
 from isojax.report.figures.compared_sweeps import comparison_figure
 from isojax.scaling.compare import compare_sweeps, saturation_C
 from isojax.scaling.fit import fit
-from tests.scaling.documents import SHAPES, document
+from isojax.scaling.result import FitResult
+from tests.scaling.documents import SHAPES, altered, document, with_curve
 from tests.scaling.synthetic import world
 from tests.scaling.synthetic_curves import Declining, Hill, TrueCurve
 
@@ -25,7 +26,7 @@ TOP = 1e5  # where the hand-written cells end
 GAIN = 1 / (1 + 8e3 / TOP)  # d reward / d A of 16 x 16, their best cell there
 
 
-def fitted(curves: Mapping[int, TrueCurve], seed: int, mode: str = "hierarchical", **more: Any) -> dict[str, Any]:
+def fitted(curves: Mapping[int, TrueCurve], seed: int, mode: str = "hierarchical", **more: Any) -> FitResult:
     settings: dict[str, Any] = {
         "B_p": (16,),
         "seeds": 2,
@@ -40,16 +41,16 @@ def fitted(curves: Mapping[int, TrueCurve], seed: int, mode: str = "hierarchical
 
 
 @pytest.fixture(scope="module")
-def many() -> dict[str, Any]:
+def many() -> FitResult:
     return fitted(HILLS, 10)
 
 
 @pytest.fixture(scope="module")
-def few() -> dict[str, Any]:
+def few() -> FitResult:
     return fitted(FEW, 11)
 
 
-def shifted(by: float) -> dict[str, Any]:
+def shifted(by: float) -> FitResult:
     return document({cell: (A + by, B, mid) for cell, (A, B, mid) in SHAPES.items()})
 
 
@@ -79,7 +80,7 @@ def test_a_sweep_is_not_told_apart_from_itself() -> None:
     assert any("cannot say whether n* levels off earlier in b than in a" in s for s in found["says"])
 
 
-def test_few_problems_make_n_level_off_earlier(many: dict[str, Any], few: dict[str, Any]) -> None:
+def test_few_problems_make_n_level_off_earlier(many: FitResult, few: FitResult) -> None:
     """The paper's Fig. 13: with few training problems the largest n overfits, and the frontier stays at a smaller
     one.
     """
@@ -117,7 +118,7 @@ def test_few_problems_make_n_level_off_earlier(many: dict[str, Any], few: dict[s
     )
 
 
-def test_where_n_makes_no_difference_it_is_said(many: dict[str, Any]) -> None:
+def test_where_n_makes_no_difference_it_is_said(many: FitResult) -> None:
     flat = fitted({n: HILLS[16] for n in HILLS}, 12)
     found = compare_sweeps([many, flat], ["many", "flat"])
     row = found["runs"][1]
@@ -132,7 +133,7 @@ def test_where_n_makes_no_difference_it_is_said(many: dict[str, Any]) -> None:
     assert comparison_figure(found).png
 
 
-def test_n_is_compared_over_what_both_measured(many: dict[str, Any]) -> None:
+def test_n_is_compared_over_what_both_measured(many: FitResult) -> None:
     """A sweep that never ran n = 64 levels off at 16 for want of it, which proves nothing."""
     short = fitted({n: HILLS[n] for n in (4, 16)}, 13)
     found = compare_sweeps([many, short], ["many", "short"])
@@ -167,20 +168,32 @@ def test_paper_mode_has_no_intervals() -> None:
         ([document()], ["a"], "1 fit to compare; expected at least two"),
         ([document(), document()], ["a"], r"1 labels \(a\) for 2 runs"),
         ([document(), document()], ["a", "a"], "two runs are called 'a'"),
-        ([document(), document(metric="best@4")], ["a", "b"], "a was fitted with metric 'avg@4', b with 'best@4'"),
-        ([document(), document(compute="tokens")], ["a", "b"], "a was fitted with compute 'rollouts', b with 'tokens'"),
-        ([document(), document(mode="paper")], ["a", "b"], "a was fitted with mode 'hierarchical', b with 'paper'"),
-        ([document(), {}], ["a", "b"], "b with None"),
-        ([document(), {**document(), "curves": [{"B_p": 16}]}], ["a", "b"], "b: the fit is incomplete"),
+        (
+            [document(), altered(document(), metric="best@4")],
+            ["a", "b"],
+            "a was fitted with metric 'avg@4', b with 'best@4'",
+        ),
+        (
+            [document(), altered(document(), compute="tokens")],
+            ["a", "b"],
+            "a was fitted with compute 'rollouts', b with 'tokens'",
+        ),
+        (
+            [document(), altered(document(), mode="paper")],
+            ["a", "b"],
+            "a was fitted with mode 'hierarchical', b with 'paper'",
+        ),
+        ([document(), altered(document(), curves=())], ["a", "b"], "b: the fit holds no curve"),
     ],
 )
-def test_refusals(fits: list[dict[str, Any]], labels: list[str], said: str) -> None:
+def test_refusals(fits: list[FitResult], labels: list[str], said: str) -> None:
     with pytest.raises(InputError, match=said):
         compare_sweeps(fits, labels)
 
 
 def test_budgets_must_overlap() -> None:
     far = document()
-    far["curves"] = [{**c, "C_low": 2e5, "C_high": 2e6} for c in far["curves"]]
+    for cell in SHAPES:
+        far = with_curve(far, cell, C_low=2e5, C_high=2e6)
     with pytest.raises(InputError, match=r"no range of budgets C .* \(a 1000 to 1e\+05; b 2e\+05 to 2e\+06\)"):
         compare_sweeps([document(), far], ["a", "b"])

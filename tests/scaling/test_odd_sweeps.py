@@ -2,7 +2,6 @@
 never in a warning.
 """
 
-import json
 import math
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.fit import fit
+from isojax.scaling.result import FitResult
 from tests.scaling.sweeps import run
 
 C = np.geomspace(1e3, 1e5, 10).round()
@@ -60,7 +60,7 @@ def test_a_document_or_a_refusal(name, mode):
             mode == "paper" and "give no curve" in str(e) and "expected at least one cell with enough points" in str(e)
         )
         return
-    json.dumps(document, allow_nan=False)
+    assert FitResult.model_validate_json(document.model_dump_json()) == document
     ends = [r.C_max for r in document.runs]
     assert np.isfinite(load_ensemble(document).expected_rewards(max(ends))).all()
     assert all(-1 <= c.A < 1.1 and c.exponent > 0 and c.C_mid > 0 and math.isfinite(c.rmse) for c in document.curves)

@@ -12,14 +12,11 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED
-from isojax.scaling.checks.run_health import (
-    HealthFlag,
-    add_health,
-    flag_sentences,
-    flagged_run_rows,
-    health_flags,
-    healthy_runs,
-)
+from isojax.scaling.checks.flagged_runs import add_health, flag_sentences, flagged_runs, healthy_runs
+from isojax.scaling.checks.run_health import health_flags
+from isojax.scaling.checks.stability import StabilityVerdict
+from isojax.scaling.result import FitFlag, FittedRun, RunHealth
+from tests.scaling.documents import altered, document
 
 PROBLEMS, SAMPLES = 1000, 4
 RISE = [0.20, 0.24, 0.30, 0.36, 0.41, 0.45, 0.48, 0.50, 0.51, 0.52]
@@ -146,11 +143,12 @@ def test_mismatch_of_sampler_and_trainer() -> None:
 def test_broken_runs_are_told_apart_and_named() -> None:
     well, broken = made(RISE), made(FALLEN, seed=1)
     assert healthy_runs([well, broken]) == [well]
-    (row,) = flagged_run_rows([broken, well])
-    assert (row["B_p"], row["n"], row["seed"], row["points"], row["C"]) == (8, 4, 1, 10, 9000)
-    flag = HealthFlag(**row["flags"][0])
+    (row,) = flagged_runs([broken, well])
+    assert (row.B_p, row.n, row.seed, row.points, row.C) == (8, 4, 1, 10, 9000)
+    flag = row.flags[0]
     assert (flag.name, flag.C) == ("collapsed", 6000) and "base policy" in flag.reason
-    (left_out,), (kept,) = flag_sentences([row], True), flag_sentences([row], False)
+    (left_out,) = flag_sentences(RunHealth(left_out=True, runs=(row,)))
+    (kept,) = flag_sentences(RunHealth(left_out=False, runs=(row,)))
     assert left_out.startswith(
         f"B_p=8 n=4 seed 1 is left out of the fit ({INCLUDE_FLAGGED} puts it back): collapsed from C = 6,000: reward"
     )
@@ -165,15 +163,18 @@ def test_broken_runs_are_told_apart_and_named() -> None:
     ("seeds", "left_out", "stable"), [(3, True, True), (2, True, False), (1, True, False), (2, False, True)]
 )
 def test_a_batch_is_unstable_where_half_of_a_cells_runs_were_left_out(seeds: int, left_out: bool, stable: bool) -> None:
-    rows = flagged_run_rows([made(FALLEN)])
-    kept = [{"B_p": 8, "n": 4, "seed": i} for i in range(left_out, seeds)]
-    verdicts = [{"B_p": 8, "stable": True, "reason": ""}, {"B_p": 16, "stable": False, "reason": "it fell"}]
-    fit = add_health({"runs": kept, "stability": verdicts, "flags": ["so it was"]}, rows, left_out)
-    assert [v["stable"] for v in fit["stability"]] == [stable, False] and fit["stability"][1]["reason"] == "it fell"
-    assert fit["health"] == {"left_out": left_out, "runs": rows} and fit["flags"] == [
-        *flag_sentences(rows, left_out),
-        "so it was",
-    ]
+    health = RunHealth(left_out=left_out, runs=flagged_runs([made(FALLEN)]))
+    earlier_flag = FitFlag(code="one_seed", severity="warning", text="so it was")
+    before = altered(
+        document(),
+        runs=[FittedRun(B_p=8, n=4, seed=i, points=10, C_max=9e3, final_reward=0.5) for i in range(left_out, seeds)],
+        stability=[StabilityVerdict(8, True), StabilityVerdict(16, False, "it fell")],
+        flags=[earlier_flag],
+    )
+    fit = add_health(before, health)
+    assert [v.stable for v in fit.stability] == [stable, False] and fit.stability[1].reason == "it fell"
+    assert fit.health == health and [f.text for f in fit.flags] == [*flag_sentences(health), "so it was"]
+    assert (fit.flags[0].code, fit.flags[0].severity) == ("flagged_run", "warning" if left_out else "error")
 
 
 def test_a_ledger_that_a_fit_refuses_is_not_judged() -> None:
