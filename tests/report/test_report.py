@@ -173,7 +173,7 @@ def test_budgets_beyond_the_measured_range_are_marked(made: tuple[Path, dict[str
     assert rows is not None
     assert rows[0].count("<tr>") == 1 + 5
     C = text_module.measured_budget(made[1])
-    marked = sum(recommend(nest(made)[1], C=C * share).extrapolated for share in (1 / 8, 1 / 2, 1, 2, 4))
+    marked = sum(recommend(nest(made[1]), C=C * share).extrapolated for share in (1 / 8, 1 / 2, 1, 2, 4))
     assert rows[0].count("Beyond the measured range") == marked >= 2
 
 
