@@ -109,7 +109,9 @@ def test_the_critics_step_leads_over_the_phrase() -> None:
     """From the last token before it to the first after it; the reward comes with the last token that was drawn."""
     values, gamma, lam = rng.normal(size=(B, T)).astype(np.float32), 0.9, 0.8
     numbers = make_coefficients(RLConfig())._replace(gamma=np.float32(gamma), gae_lambda=np.float32(lam))
-    gains, estimates = generalised_advantages_around_gaps(jnp.asarray(REWARDS), jnp.asarray(values), jnp.asarray(MASK), numbers)
+    gains, estimates = generalised_advantages_around_gaps(
+        jnp.asarray(REWARDS), jnp.asarray(values), jnp.asarray(MASK), numbers
+    )
     plain, returns = np.zeros((B, T)), np.zeros((B, T))
     for r in range(B):
         after = following = 0.0
