@@ -17,7 +17,7 @@ from isojax.cli.lazy_commands import LazyCommand, add_lazy_command, load_module,
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.memory_pages import use_huge_pages
 from isojax.core.preemption import Preempted
-from isojax.runs.store import display_path, localize
+from isojax.runs.workspace import display_path, localize
 
 _PACKAGE = "isojax.cli.commands"
 LAUNCH_MODULE, TRAIN_MODULE = f"{_PACKAGE}.launch_command", f"{_PACKAGE}.train_command"

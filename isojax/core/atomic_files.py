@@ -14,7 +14,7 @@ DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 WRITE_LISTENERS: list[
     Callable[[Path], object]
-] = []  # each is told of every file that is written whole or added to (runs/store.py)
+] = []  # each is told of every file that is written whole or added to (runs/mirror.py)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -21,7 +21,7 @@ from isojax.core.nouns import CellProgress as CellProgress
 from isojax.launch.autosize import DeviceBudget, format_bytes
 from isojax.launch.time_estimate import Forecast
 from isojax.runs.ledger import INCLUDE_FLAGGED
-from isojax.runs.store import display_path
+from isojax.runs.workspace import display_path
 
 console = Console(stderr=True)
 

@@ -36,7 +36,7 @@ from isojax.core.preemption import Preempted
 from isojax.distributed import multiprocess
 from isojax.models.transformer import Params
 from isojax.rl.train_step import TrainState
-from isojax.runs.store import CheckpointUploader
+from isojax.runs.mirror import CheckpointUploader
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from isojax.core.nouns import Cell
 from isojax.launch.ray import ray_worker
 from isojax.launch.ray.ray_worker import CELL_FAILED, WORKER_LOST, CallResult, RayWorker
 from isojax.launch.strategy import CellTarget
-from isojax.runs.store import exclusive_lock
+from isojax.runs.folder_lock import exclusive_lock
 
 GOAL = CellTarget(Cell(4, 4, 0), 64)
 

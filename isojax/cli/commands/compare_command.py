@@ -19,7 +19,7 @@ from isojax.cli.options import JsonOption
 from isojax.cli.saved_fits import make_fit, read_fit, sweep_folder
 from isojax.core.errors import InputError
 from isojax.report.figures.compared_sweeps import comparison_figure
-from isojax.runs.store import display_path
+from isojax.runs.workspace import display_path
 from isojax.scaling.compare import compare_sweeps
 from isojax.scaling.flat_document import nest
 

@@ -14,7 +14,7 @@ from isojax.cli.saved_fits import fitted_runs, other_fits, read_fit, sweep_folde
 from isojax.report.gains import report_gains
 from isojax.report.write import write_report
 from isojax.runs.ledger import read_runs
-from isojax.runs.store import display_path
+from isojax.runs.workspace import display_path
 
 app = new_app()
 

@@ -22,7 +22,7 @@ from isojax.cli.options import JsonOption
 from isojax.core.errors import InputError
 from isojax.launch.display import format_duration
 from isojax.launch.sweep_status import CellSummary, SweepStatus, read_sweep_status
-from isojax.runs.store import refresh
+from isojax.runs.workspace import refresh
 
 app = new_app()
 

@@ -23,7 +23,7 @@ from isojax.core.estimators import wilson_interval
 from isojax.core.nouns import Problem
 from isojax.launch.local.setup import open_task, resolve_config, start_jax
 from isojax.launch.planner import resolve_sweep_sizes
-from isojax.runs.store import exclusive_lock
+from isojax.runs.folder_lock import exclusive_lock
 
 if TYPE_CHECKING:
     from isojax.tasks.protocol import Task

@@ -22,7 +22,7 @@ from isojax.launch.local.sweep_forecast import forecast_sweep
 from isojax.launch.planner import plan_cells
 from isojax.launch.processes.process_group import SINGLE_PROCESS, ProcessGroup, check_shared_folder, join_processes
 from isojax.launch.strategy import training_rounds
-from isojax.runs.store import exclusive_lock
+from isojax.runs.folder_lock import exclusive_lock
 
 
 def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path | None:

@@ -29,7 +29,7 @@ from isojax.launch.local.sweep_forecast import make_device_budget
 from isojax.launch.processes.process_group import check_multi_process
 from isojax.launch.resume import BASE_FOLDER, CONFIG_FILE, config_for_folder
 from isojax.runs import loggers
-from isojax.runs.store import working_folder
+from isojax.runs.workspace import working_folder
 
 if TYPE_CHECKING:
     from isojax.tasks.protocol import Task

@@ -28,7 +28,8 @@ from isojax.launch.ray.placement import process_group_spec, require_capacity
 from isojax.launch.ray.scheduler import RayScheduler
 from isojax.launch.resume import holds_run
 from isojax.launch.strategy import check as check_strategy
-from isojax.runs.store import exclusive_lock, working_folder
+from isojax.runs.folder_lock import exclusive_lock
+from isojax.runs.workspace import working_folder
 
 LOCAL, AUTO = "local", "auto"
 CONNECT_TIMEOUT = 20.0  # seconds in which a cluster answers

@@ -25,7 +25,8 @@ from isojax.core.preemption import Preempted
 from isojax.launch.local.cell_threads import report_verifier_failures
 from isojax.launch.processes.process_group import ProcessGroup, join_processes
 from isojax.launch.strategy import CellTarget
-from isojax.runs.store import FolderLocked, exclusive_lock, is_url, refresh, remote_workspace, working_folder
+from isojax.runs.folder_lock import FolderLocked, exclusive_lock
+from isojax.runs.workspace import is_url, refresh, remote_workspace, working_folder
 
 TOKEN_FILE = ".sweep"  # a file that only who sees the driver's folder can read
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"

@@ -32,7 +32,7 @@ from isojax.launch.ray.ray_worker import StatusUpdate
 from isojax.launch.resume import LOGS_FOLDER
 from isojax.launch.strategy import CellTarget, training_rounds
 from isojax.launch.sweep_status import CellStatus, DriverStatus
-from isojax.runs.store import refresh
+from isojax.runs.workspace import refresh
 
 STATUS_INTERVAL = 2.0  # seconds between two writings of status.json
 POLL_INTERVAL = 0.2  # seconds between two looks at the schedule

@@ -19,17 +19,10 @@ from fsspec.registry import known_implementations
 from isojax.core import atomic_files
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, EvalPoint
-from isojax.runs import lease, object_store, store
+from isojax.runs import lease, mirror, object_store
 from isojax.runs.ledger import Ledger
-from isojax.runs.store import (
-    CheckpointUploader,
-    Mirror,
-    display_path,
-    is_url,
-    localize,
-    remote_workspace,
-    working_folder,
-)
+from isojax.runs.mirror import CheckpointUploader, Mirror
+from isojax.runs.workspace import display_path, is_url, localize, remote_workspace, working_folder
 
 CELL = Cell(8, 2, 0)
 
@@ -38,7 +31,7 @@ CELL = Cell(8, 2, 0)
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A sweep's place, in an object store that forgets and on a disk."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(store, "MIRRORS", [])
+    monkeypatch.setattr(mirror, "MIRRORS", [])
     yield "memory://bucket/runs" if request.param == "memory" else f"file://{tmp_path}/bucket/runs"
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]

@@ -1,0 +1,71 @@
+"""One writer at a time for a folder on a disk, by a lock on the file `.lock` in it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from isojax.core.errors import InputError
+
+LOCK_FILE = ".lock"  # the file in a folder that its writer locks
+
+
+class FolderLocked(InputError):
+    """Another process writes to a folder."""
+
+
+@contextmanager
+def exclusive_lock(folder: Path) -> Iterator[None]:
+    """Make the folder if need be, and hold it. The lock is on a file: NFS keeps those for all its clients, locks on
+    folders for none.
+
+    Raises:
+        InputError: the folder cannot be made or written.
+        FolderLocked: another process writes to it, on any machine that sees it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock_fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as e:
+        raise InputError(
+            f"cannot make the folder {folder}, or write in it: {e.strerror or e}. Choose a place that you may write."
+        ) from e
+    try:
+        # The second attempt is for `isojax status`, which may have been looking.
+        if not any(try_flock(lock_fd, fcntl.LOCK_EX, delay) for delay in (0.0, 0.1)):
+            raise FolderLocked(
+                f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME. If"
+                " that process was on a machine that is lost, a file server may keep its lock for a while; then remove"
+                f" {folder / LOCK_FILE}."
+            )
+        yield
+    finally:
+        os.close(lock_fd)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is writing to the folder, as far as this machine can tell."""
+    try:
+        lock_fd = os.open(folder / LOCK_FILE, os.O_RDONLY)
+    except OSError:  # no process ever was
+        return False
+    try:
+        return not try_flock(lock_fd, fcntl.LOCK_SH)
+    finally:
+        os.close(lock_fd)
+
+
+def try_flock(lock_fd: int, lock_type: int, delay: float = 0.0) -> bool:
+    """Whether a lock of this kind (fcntl.LOCK_EX or LOCK_SH) could be taken on an open file, after so many seconds."""
+    time.sleep(delay)
+    try:
+        fcntl.flock(lock_fd, lock_type | fcntl.LOCK_NB)
+    except BlockingIOError:  # another process has it
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
