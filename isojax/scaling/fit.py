@@ -81,6 +81,7 @@ def fit(
     flags = [
         *fit_flags.effect_flags(estimate),
         *fit_flags.data_flags(cells),
+        *fit_flags.staleness_flags(cells),
         *fit_flags.curve_flags(estimate.curves, estimate.unfitted_cells),
         *frontier_flags,
         *fit_flags.fall_flags(estimate.curves, stability, overfitting),

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from isojax.scaling.checks.stability import StabilityVerdict
 from isojax.scaling.curves.fitted_curve import FittedCurve
 from isojax.scaling.estimate import SweepEstimate
@@ -15,6 +17,8 @@ from isojax.scaling.result import FitDiagnostics, FitFlag, OverfittedRun
 MAX_LENGTH_RATIO = 1.1
 MAX_AUTOCORRELATION = 0.3
 MAX_LISTED = 4
+STALENESS = "staleness_mean"  # among EvalPoint.train: updates between the policy that samples and the one trained
+MAX_STALENESS_DIFFERENCE = 0.25  # updates
 # 5% of fewer replicates are too few to be an interval's end.
 MIN_REPLICATES = 100
 
@@ -74,6 +78,23 @@ def data_flags(cells: TracksByCell) -> list[FitFlag]:
     if not any(t.C[0] == 0 for seeds in cells.values() for t in seeds):
         flags.append(_warning("no_base_reward", "no run was evaluated at C = 0: R0 is fitted, not measured"))
     return flags
+
+
+def staleness_flags(cells: TracksByCell) -> list[FitFlag]:
+    """An asynchronous sweep whose cells differ in staleness: a curve then differs between n for that reason too."""
+    staleness_by_n: dict[int, list[float]] = {}
+    for (_, n), seeds in cells.items():
+        values = [p.train[STALENESS] for t in seeds for p in t.run.points if STALENESS in p.train]
+        staleness_by_n.setdefault(n, []).extend(values)
+    mean_by_n = {n: float(np.mean(values)) for n, values in sorted(staleness_by_n.items()) if values}
+    if not mean_by_n or max(mean_by_n.values()) - min(mean_by_n.values()) <= MAX_STALENESS_DIFFERENCE:
+        return []
+    listed = ", ".join(f"{staleness:.2f} at n = {n}" for n, staleness in mean_by_n.items())
+    text = (
+        f"staleness differs between n: rollouts come from policies that are {listed} updates old on average; a "
+        "difference between n may be one of staleness (cell.rl.max_staleness=0 trains without it)"
+    )
+    return [_warning("staleness_differs", text)]
 
 
 def curve_flags(curves: Sequence[FittedCurve], unfitted_cells: Sequence[tuple[int, int, str]]) -> list[FitFlag]:

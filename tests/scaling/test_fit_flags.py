@@ -1,0 +1,44 @@
+"""Flags of a fit: what its cells' records say."""
+
+import numpy as np
+import pytest
+
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.scaling.checks.fit_flags import staleness_flags
+from isojax.scaling.fit import fit
+from isojax.scaling.validation_metrics import group_by_cell, make_track
+
+
+def asynchronous_runs(staleness_by_n):
+    """Runs of B_p = 8 over 12 evaluations, each with this mean staleness in updates after the first."""
+    runs = []
+    for n, staleness in staleness_by_n.items():
+        C = [0, *np.geomspace(1e3, 1e5, 12).round().astype(int).tolist()]
+        train = [{}] + [{} if staleness is None else {"staleness_mean": staleness}] * 12
+        points = [
+            EvalPoint(c, c // (8 * n), c, 0, {"avg@4": 0.2 + 0.1 * i / 12}, train=t)
+            for i, (c, t) in enumerate(zip(C, train, strict=True))
+        ]
+        runs.append(RunRecord(Cell(8, n, 0), tuple(points), f"n{n}"))
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("staleness_by_n", "flagged"),
+    [
+        ({4: 1.25, 16: 0.5}, True),  # differ by .75 updates
+        ({4: 0.75, 16: 0.5}, False),  # by .25, which is allowed
+        ({4: 0.0, 16: 0.0}, False),
+        ({4: None, 16: None}, False),  # not an asynchronous sweep
+        ({4: 1.25}, False),  # nothing to compare
+    ],
+)
+def test_cells_that_differ_in_staleness_are_flagged(staleness_by_n, flagged):
+    runs = asynchronous_runs(staleness_by_n)
+    flags = staleness_flags(group_by_cell([make_track(r, "avg@4", "rollouts") for r in runs]))
+    assert [f.code for f in flags] == ["staleness_differs"] * flagged
+
+
+def test_a_fit_says_so():
+    [flag] = [f for f in fit(asynchronous_runs({4: 1.25, 16: 0.5})).flags if f.code == "staleness_differs"]
+    assert flag.severity == "warning" and "1.25 at n = 4, 0.50 at n = 16 updates old" in flag.text
