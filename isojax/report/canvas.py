@@ -1,6 +1,4 @@
-"""How every figure looks: its colours, panels and axes, and the way to PNG and PDF bytes. Objects only, no pyplot
-state.
-"""
+"""How every figure looks: its colours, panels, axes and legend, and its bytes as PNG and PDF. No pyplot state."""
 
 from __future__ import annotations
 
@@ -8,13 +6,16 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log2, log10
+from typing import Any
 
 from matplotlib import colormaps, patheffects, rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
 from isojax.report.text import format_compact
 
@@ -76,13 +77,7 @@ def style_axes(ax: Axes, title: str, x_label: str, y_label: str, log_x: bool = T
         ax.xaxis.set_major_locator(LogLocator(10))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda C, _: format_compact(C)))
         ax.xaxis.set_minor_locator(LogLocator(10, subs=range(2, 10)))
-        ax.xaxis.set_minor_formatter(
-            FuncFormatter(
-                lambda C, _: (
-                    format_compact(C) if _spans_few_decades(ax) and round(C / 10 ** floor(log10(C))) in (2, 5) else ""
-                )
-            )
-        )
+        ax.xaxis.set_minor_formatter(FuncFormatter(lambda C, _: _minor_label(ax, C)))
     ax.grid(visible=True, which="major", color=GRID_COLOUR, lw=0.8, zorder=0)
     ax.set_axisbelow(True)
     ax.tick_params(which="both", labelsize=9, color=MUTED, labelcolor=INK)
@@ -90,10 +85,23 @@ def style_axes(ax: Axes, title: str, x_label: str, y_label: str, log_x: bool = T
     ax.spines[["left", "bottom"]].set_color(MUTED)
 
 
-def _spans_few_decades(ax: Axes) -> bool:
-    """Whether powers of ten alone would label the log axis too thinly."""
+def label_log2_n(axis: Axis, ns: Sequence[int]) -> None:
+    """An axis of log2 n: a tick at each n that was measured, labelled with that n."""
+    axis.set_major_locator(FixedLocator([log2(n) for n in ns]))
+    axis.set_major_formatter(FuncFormatter(lambda y, _: f"{2**y:g}"))
+
+
+def legend_below(fig: Figure, columns: int, handles: Sequence[Artist] | None = None, **options: Any) -> None:
+    """The figure's legend below its panels; of the labelled artists where no handles are given."""
+    entries = {} if handles is None else {"handles": list(handles)}
+    fig.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9, **entries, **options)
+
+
+def _minor_label(ax: Axes, C: float) -> str:
+    """2k, 5k, 20k, ... where powers of ten alone would label a log axis too thinly."""
     low, high = ax.get_xlim()
-    return log10(high / low) < 1.7
+    leading_digit = round(C / 10 ** floor(log10(C)))
+    return format_compact(C) if log10(high / low) < 1.7 and leading_digit in (2, 5) else ""
 
 
 @dataclass(frozen=True)
@@ -109,12 +117,10 @@ def render_figure(fig: Figure) -> RenderedFigure:
     FigureCanvasAgg(fig)
     png, pdf = io.BytesIO(), io.BytesIO()
     fig.savefig(png, format="png", facecolor="white", metadata={"Software": None})
-    with rc_context(
-        {"figure.autolayout": False, "figure.constrained_layout.use": False}
-    ):  # else a user's matplotlibrc would bring another
-        fig.set_layout_engine(None)  # what was placed stays; with an engine of any kind all is drawn once more
+    no_layout_engine = {"figure.autolayout": False, "figure.constrained_layout.use": False}
+    with rc_context(no_layout_engine):  # a user's matplotlibrc may name an engine
+        fig.set_layout_engine(None)  # keeps what was placed; an engine would draw everything once more
     with rc_context({"pdf.fonttype": 42}):
-        fig.savefig(
-            pdf, format="pdf", facecolor="white", metadata={"Creator": None, "Producer": None, "CreationDate": None}
-        )
+        no_dates = {"Creator": None, "Producer": None, "CreationDate": None}
+        fig.savefig(pdf, format="pdf", facecolor="white", metadata=no_dates)
     return RenderedFigure(png.getvalue(), pdf.getvalue())

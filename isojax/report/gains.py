@@ -1,7 +1,8 @@
-"""What training gained, told apart: how much of it is format alone, and what the best constant answer would get.
+"""How much reward training gained, in two parts: format alone, and better answers; with what the best constant answer
+would get.
 
-With a the share of responses that hold an answer and q the share of right ones among these, the reward is a q, and from
-the base policy (0) to the last evaluation (1) it rises by
+With a the share of responses that hold an answer and q the share of correct ones among these, the reward is a q, and
+from the base policy (0) to the last evaluation (1) it rises by
 
     a1 q1 - a0 q0  =  (a1 - a0) q0  +  a1 (q1 - q0)
                       format alone     better answers
@@ -29,8 +30,8 @@ GAINS_HEADER = ("cell", "metric", "base", "last", "gain", "format_alone", "bette
 
 @dataclass(frozen=True)
 class RewardGain:
-    """One run's gain in validation reward, and its two parts; `constant`: the reward of always giving the commonest
-    answer.
+    """One run's gain in validation reward, and its two parts; best_constant: the reward of always giving the most
+    common answer.
     """
 
     cell: str
@@ -59,11 +60,10 @@ def reward_gain(run: RunRecord, metric: str, best_constant: float) -> RewardGain
     if first.rollouts or not all(metric in p.metrics and "parsed_fraction" in p.metrics for p in (first, last)):
         return None
     base_reward, base_parsed_fraction = first.metrics[metric], first.metrics["parsed_fraction"]
-    format_alone = (
-        (last.metrics["parsed_fraction"] - base_parsed_fraction) * (base_reward / base_parsed_fraction)
-        if base_parsed_fraction
-        else 0.0
-    )
+    format_alone = 0.0
+    if base_parsed_fraction:
+        more_parsed = last.metrics["parsed_fraction"] - base_parsed_fraction
+        format_alone = more_parsed * base_reward / base_parsed_fraction
     return RewardGain(run.cell.name, metric, base_reward, last.metrics[metric], format_alone, best_constant)
 
 
@@ -81,9 +81,8 @@ def report_gains(console: Console, folder: Path, runs: Sequence[RunRecord]) -> N
     csv_text = io.StringIO()
     writer = csv.writer(csv_text, lineterminator="\n")
     writer.writerow(GAINS_HEADER)
-    table = Table(
-        title=f"gain in {gains[0].metric}; the best constant answer, {best_constant['answer']!r}, gets {best_constant['reward']:.3f}"
-    )
+    constant_text = f"the best constant answer, {best_constant['answer']!r}, gets {best_constant['reward']:.3f}"
+    table = Table(title=f"gain in {gains[0].metric}; {constant_text}")
     for head in ("B_p x n, seed", "base", "last", "gain", "format alone", "better answers"):
         table.add_column(head, justify="right")
     for g in gains:

@@ -6,9 +6,8 @@ it the page shows the figures, and its budget slider still answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from isojax.core.atomic_files import write_bytes
 from isojax.core.errors import InputError
@@ -16,14 +15,15 @@ from isojax.core.nouns import RunRecord
 from isojax.report.canvas import RenderedFigure, render_figure
 from isojax.report.figures.catalogue import FIGURES
 from isojax.report.page import html_page
+from isojax.scaling.result import FitResult
 
 
-def write_report(folder: Path, fits: Sequence[Mapping[str, Any]], runs: Sequence[RunRecord]) -> Path:
+def write_report(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Path:
     """Draw the figures and write the page; returns the page's path.
 
     Args:
         folder: the sweep's folder, runs/NAME. Its config.yaml and cells/*/samples.txt are shown where they exist.
-        fits: what `isojax fit` found (fit.json): the main fit first, then the same runs by other metrics, modes or
+        fits: the main fit first, then the same runs by other metrics, modes or
         measures of compute.
         runs: the runs they were fitted to.
 
@@ -39,7 +39,7 @@ def write_report(folder: Path, fits: Sequence[Mapping[str, Any]], runs: Sequence
     images: dict[str, RenderedFigure] = {}
     for name, plot in FIGURES.items():
         figure = plot.draw(fits, runs)
-        if figure is None:  # a picture of an earlier fit would be a lie
+        if figure is None:  # a picture of an earlier fit must not stay
             for ending in ("png", "pdf"):
                 (folder / "figures" / f"{name}.{ending}").unlink(missing_ok=True)
             continue

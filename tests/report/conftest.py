@@ -1,6 +1,4 @@
-"""A made-up sweep with the paper's picture in it: n = 4 leads small budgets, 8 and then 16 larger ones. Its fit is
-written by hand.
-"""
+"""A made-up sweep as in the paper: n = 4 leads small budgets, 8 and then 16 larger ones. Its fit is written by hand."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.report.write import write_report
+from isojax.scaling.result import FitFlag, FitResult
 
 BASE, C_MAX, METRIC = 0.24, 250_000, "avg@4"
 LAW = {"form": "sigmoid", "L": 2.2, "k": 3.1, "log10_C0": 4.25, "b": 1.9}
-PAPER = {"aicc": None, "intervals": None, "no_effect": False, "band": None}
 SHAPES = {
     2: (0.60, 1.6, 1500),
     4: (0.655, 1.3, 2500),
@@ -37,18 +35,29 @@ def _value(row: dict[str, Any], C: Any) -> Any:
 
 
 def _curve(B_p: int, n: int, hierarchical: bool) -> dict[str, Any]:
-    A, B, C_mid = SHAPES[n]
+    A, exponent, C_mid = SHAPES[n]
     A, C_mid = A + 0.004 * (B_p == 16), C_mid * {8: 1.0, 16: 1.12, 32: 1.4}[B_p]
     known = {
-        "A_interval": [A - 0.015, A + 0.018],
-        "exponent_interval": [B - 0.1, B + 0.1],
-        "C_mid_interval": [C_mid * 0.9, C_mid * 1.1],
+        "A_interval": (A - 0.015, A + 0.018),
+        "exponent_interval": (exponent - 0.1, exponent + 0.1),
+        "C_mid_interval": (C_mid * 0.9, C_mid * 1.1),
     }
     return {
-        "B_p": B_p, "n": n, "form": "hill", "R0": BASE, "A": A, "exponent": B, "C_mid": C_mid, "C_low": 1024.0, "C_high": float(C_MAX),
-        "points": 12, "rmse": 0.008, **(known if hierarchical else dict.fromkeys(known)), "determined": n < 32, "C_peak": None,
-        "tail": 1.0, "correction": None,
-    }  # fmt: skip
+        "B_p": B_p,
+        "n": n,
+        "R0": BASE,
+        "A": A,
+        "exponent": exponent,
+        "C_mid": C_mid,
+        "C_low": 1024.0,
+        "C_high": float(C_MAX),
+        "points": 12,
+        "rmse": 0.008,
+        "determined": n < 32,
+        "C_peak": None,
+        **(known if hierarchical else {}),
+        "tail": 1.0,
+    }
 
 
 def _chances(values: Any) -> Any:
@@ -65,9 +74,7 @@ def _frontier(curves: list[dict[str, Any]], hierarchical: bool) -> tuple[Any, An
     points = []
     for i, (C, b) in enumerate(zip(grid, best, strict=True)):
         y = float(values[b, i])
-        shares = {
-            str(n): round(float(sum(chances[j, i] for j, row in enumerate(curves) if row["n"] == n)), 4) for n in ns
-        }
+        shares = {n: round(float(sum(chances[j, i] for j, row in enumerate(curves) if row["n"] == n)), 4) for n in ns}
         known = (
             {"low": y - 0.007, "high": y + 0.009, "n_probability": shares}
             if hierarchical
@@ -77,7 +84,7 @@ def _frontier(curves: list[dict[str, Any]], hierarchical: bool) -> tuple[Any, An
     return grid, best, points
 
 
-def _envelope(curves: list[dict[str, Any]], hierarchical: bool) -> dict[str, Any]:
+def _envelope(curves: list[dict[str, Any]], hierarchical: bool, B_p: int | None = None) -> dict[str, Any]:
     grid, best, points = _frontier(curves, hierarchical)
     cuts = [0, *(int(i) + 1 for i in np.flatnonzero(np.diff(best))), len(grid) - 1]
     segments, crossovers = [], []
@@ -93,20 +100,19 @@ def _envelope(curves: list[dict[str, Any]], hierarchical: bool) -> dict[str, Any
             "lead": 0.012 + 0.004 * k,
             "se": 0.004 + 0.003 * (k == 0),
         }
-        censored = {"low": a == 0, "high": b == len(grid) - 1}
-        segments.append(
-            {"n": row["n"], "B_p": row["B_p"], **ends, **lead, "z": lead["lead"] / lead["se"], "censored": censored}
-        )
+        censored = {"censored_low": a == 0, "censored_high": b == len(grid) - 1}
+        segments.append({"n": row["n"], "B_p": row["B_p"], **ends, **lead, "z": lead["lead"] / lead["se"], **censored})
         if k and curves[best[a - 1]]["n"] != row["n"]:
             known = (low / 1.2, None if len(crossovers) == 1 else low * 1.25) if hierarchical else (None, None)
             crossovers.append(
                 {"n_low": curves[best[a - 1]]["n"], "n_high": row["n"], "C": low, "low": known[0], "high": known[1]}
             )
     return {
+        "B_p": B_p,
         "frontier": points,
         "crossovers": crossovers,
         "segments": segments,
-        "n_star": _law(grid) if hierarchical else LAW | PAPER,
+        "n_star": _law(grid) if hierarchical else {"law": LAW, "no_effect": False},
     }
 
 
@@ -118,7 +124,7 @@ def _law(grid: Any) -> dict[str, Any]:
     ]
     known = {"n_at_low_C": [2.0, 4.0], "n_at_middle_C": [4.0, 8.0], "n_at_high_C": [16.0, 32.0]}
     aicc = {"constant": 41.2, "linear": 12.9, "sigmoid": 4.1}
-    return LAW | {"aicc": aicc, "intervals": known, "no_effect": False, "band": band}
+    return {"law": LAW, "aicc": aicc, "intervals": known, "no_effect": False, "band": band}
 
 
 def _by_B(curves: list[dict[str, Any]], hierarchical: bool) -> list[dict[str, Any]]:
@@ -132,17 +138,10 @@ def _by_B(curves: list[dict[str, Any]], hierarchical: bool) -> list[dict[str, An
         frontier = [
             {"M": p["C"] / B} | {k: v for k, v in p.items() if k != "n_probability"} for p in envelope["frontier"]
         ]
-        law = {
-            "form": "constant",
-            "L": 0.0,
-            "k": 0.0,
-            "log10_C0": None,
-            "b": 3.0,
-            "x": "log10 M",
-            "monotone_rejected": B == 128,
-        }
+        constant = {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0}
+        law = {"law": constant, "no_effect": False, "monotone_rejected": B == 128}
         crossovers = [{"M": x["C"] / B} | x for x in envelope["crossovers"]]
-        found.append({"B": B, "frontier": frontier, "crossovers": crossovers, "n_star_M": law})
+        found.append({"B": B, "frontier": frontier, "crossovers": crossovers, "n_star": law})
     return found
 
 
@@ -157,6 +156,7 @@ def _draws(curves: list[dict[str, Any]]) -> dict[str, Any]:
         for name, sd in wide.items()
     }
     shared = {"R0": [float(BASE + e) for e in rng.normal(0, 0.002, REPLICATES)], "tail": [1.0] * REPLICATES}
+    shared["shift"] = [[0.0] * REPLICATES] * 2
     return {"cells": [[row["B_p"], row["n"]] for row in curves], **drawn, **shared}
 
 
@@ -177,8 +177,8 @@ def _runs(curves: list[dict[str, Any]], seeds: int, metric: str) -> list[RunReco
     return runs
 
 
-def _joint(curves: list[dict[str, Any]], hierarchical: bool, metric: str) -> dict[str, Any]:
-    """What only the hierarchical mode knows, or None where the paper's mode is silent."""
+def _joint(curves: list[dict[str, Any]], hierarchical: bool) -> dict[str, Any]:
+    """What only hierarchical mode finds, or None in the paper's mode."""
     per_curve = [
         {"B_p": c["B_p"], "n": c["n"], "reduced_chi_square": 1.1, "autocorrelation": 0.2, "points": 12, "at_bounds": []}
         for c in curves
@@ -188,16 +188,24 @@ def _joint(curves: list[dict[str, Any]], hierarchical: bool, metric: str) -> dic
         "replicates": REPLICATES,
         "seed": 0,
         "run_sd": 0.0101,
+        "noise_sd": 0.011,
         "problems": 300,
         "method": "bootstrap over seeds and problems",
     }
     known["run_sd_source"] = "estimated from the seeds (7 degrees of freedom)"
     diagnostics = {
-        "reduced_chi_square": 1.07, "autocorrelation": 0.18, "degrees_of_freedom": 211, "per_curve": per_curve,
-        "ties": [{"n": [8, 16], "C_low": 9e3, "C_high": 1.4e4}], "left_out": ["one evaluation after a peak"], "unequal_lengths": False,
-    }  # fmt: skip
-    spread = {"C": float(C_MAX), "over_n": {"range": 0.092, "low": 0.071, "high": 0.113, "at_B_p": 16, "cells": 5}}
-    spread["over_B_p"] = {"range": 0.019, "low": 0.004, "high": 0.03, "at_n": 8, "cells": 2}
+        "reduced_chi_square": 1.07,
+        "autocorrelation": 0.18,
+        "degrees_of_freedom": 211,
+        "per_curve": per_curve,
+        "ties": [{"n": [8, 16], "C_low": 9e3, "C_high": 1.4e4}],
+        "left_out": ["one evaluation after a peak"],
+        "unequal_lengths": False,
+    }
+    over_n = {"spread": 0.092, "low": 0.071, "high": 0.113, "shared_value": 16, "cells": 5}
+    over_B_p = {"spread": 0.019, "low": 0.004, "high": 0.03, "shared_value": 8, "cells": 2}
+    sensitivity = {"C": float(C_MAX), "over_n": over_n, "over_B_p": over_B_p}
+    overfits = (curves[0]["B_p"], curves[0]["n"]) == (8, 2)
     flag = {
         "B_p": 8,
         "n": 2,
@@ -209,10 +217,12 @@ def _joint(curves: list[dict[str, Any]], hierarchical: bool, metric: str) -> dic
         "validation_to": 0.55,
     }
     return {
-        "intervals": known if hierarchical else None, "draws": _draws(curves) if hierarchical else None, "surface": None,
-        "sensitivity": spread if len({c["B_p"] for c in curves}) > 1 else None, "diagnostics": diagnostics,
-        "overfitting": [flag | {"reason": "validation falls by .05"}] if (curves[0]["B_p"], curves[0]["n"]) == (8, 2) else [],
-    }  # fmt: skip
+        "intervals": known if hierarchical else None,
+        "draws": _draws(curves) if hierarchical else None,
+        "sensitivity": sensitivity if len({c["B_p"] for c in curves}) > 1 else None,
+        "diagnostics": diagnostics,
+        "overfitting": [flag | {"reason": "validation falls by .05"}] if overfits else [],
+    }
 
 
 def make_sweep(
@@ -221,40 +231,53 @@ def make_sweep(
     seeds: int = 2,
     mode: str = "hierarchical",
     metric: str = METRIC,
-) -> tuple[dict[str, Any], list[RunRecord]]:
+) -> tuple[FitResult, list[RunRecord]]:
     """(fit, runs) of a sweep whose truth is SHAPES plus noise."""
     hierarchical = mode == "hierarchical"
     curves = [_curve(B_p, n, hierarchical) for B_p in B_ps for n in ns]
     runs = _runs(curves, seeds, metric)
     finals = [
         {
-            "B_p": r.cell.B_p, "n": r.cell.n, "seed": r.cell.seed, "points": len(r.points), "C_max": float(r.points[-1].rollouts),
-            "final": r.points[-1].metrics[metric],
+            "B_p": run.cell.B_p,
+            "n": run.cell.n,
+            "seed": run.cell.seed,
+            "points": len(run.points),
+            "C_max": float(run.points[-1].rollouts),
+            "final_reward": run.points[-1].metrics[metric],
         }
-        for r in runs
-    ]  # fmt: skip
-    fit = {
-        "schema": 2, "mode": mode, "metric": metric, "compute": "rollouts", "base_reward": BASE, "runs": finals, "curves": curves,
-        "by_B_p": [{"B_p": b, **_envelope([row for row in curves if row["B_p"] == b], hierarchical)} for b in B_ps],
-        "by_B": _by_B(curves, hierarchical), "stability": [{"B_p": b, "stable": True, "reason": ""} for b in B_ps], "flags": [],
-        **_envelope(curves, hierarchical), **_joint(curves, hierarchical, metric),
-    }  # fmt: skip
-    return fit, runs
+        for run in runs
+    ]
+    document = {
+        "mode": mode,
+        "metric": metric,
+        "compute": "rollouts",
+        "base_reward": BASE,
+        "runs": finals,
+        "curves": curves,
+        "by_B_p": [_envelope([row for row in curves if row["B_p"] == b], hierarchical, b) for b in B_ps],
+        "by_B": _by_B(curves, hierarchical),
+        "stability": [{"B_p": b, "stable": True, "reason": ""} for b in B_ps],
+        "flags": [],
+        "joint": _envelope(curves, hierarchical),
+        **_joint(curves, hierarchical),
+    }
+    return FitResult.model_validate(document), runs
 
 
 @pytest.fixture(name="make_sweep", scope="session")
-def _make_sweep() -> Callable[..., tuple[dict[str, Any], list[RunRecord]]]:
+def _make_sweep() -> Callable[..., tuple[FitResult, list[RunRecord]]]:
     return make_sweep
 
 
 @pytest.fixture(name="made", scope="session")
-def _made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def _made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FitResult]:
     """(folder, main fit) of a written report: three fits, one by a metric of hostile name; samples and a config beside
     it.
     """
     folder = tmp_path_factory.mktemp("runs") / "demo"
     fit, runs = make_sweep()
-    fit["flags"] = [f"n = 32 never leads {BAD}"]
+    flag = FitFlag(code="never_leads", severity="warning", text=f"n = 32 never leads {BAD}")
+    fit = fit.model_copy(update={"flags": (flag,)})
     for cell in ("8x2-s1000", "8x16-s1000", "16x4-s1000"):
         (folder / "cells" / cell).mkdir(parents=True)
         lines = [f"{cell} line {i}" for i in range(100)]
@@ -270,11 +293,13 @@ def _with_panel(run: RunRecord) -> RunRecord:
     rng = np.random.default_rng(run.cell.n)
     points = [
         dataclasses.replace(
-            p, samples=4, extra={"panel": tuple(rng.binomial(4, p.metrics[METRIC], 50).tolist())},
+            p,
+            samples=4,
+            extra={"panel": tuple(rng.binomial(4, p.metrics[METRIC], 50).tolist())},
             train={**p.train, "entropy": 0.5 - 0.1 * i / len(run.points)} if i else {},
         )
         for i, p in enumerate(run.points)
-    ]  # fmt: skip
+    ]
     return dataclasses.replace(run, points=tuple(points))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from isojax.report.page import html_page
+from isojax.scaling.result import FitResult
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -71,7 +72,7 @@ def _screen(browser: Any, width: int = 1200, scheme: str = "light", scripts: boo
 
 
 @pytest.fixture(name="opened", scope="module")
-def _opened(browser: Any, made: tuple[Path, dict[str, Any]]) -> Any:
+def _opened(browser: Any, made: tuple[Path, FitResult]) -> Any:
     """The page, loaded once; each test chooses the fit it looks at."""
     _screen(browser)
     for log in ("browser", "performance"):
@@ -81,7 +82,7 @@ def _opened(browser: Any, made: tuple[Path, dict[str, Any]]) -> Any:
 
 
 @pytest.fixture(name="fits", scope="module")
-def _fits(made: tuple[Path, dict[str, Any]]) -> list[dict[str, Any]]:
+def _fits(made: tuple[Path, FitResult]) -> list[dict[str, Any]]:
     html = (made[0] / "report.html").read_text(encoding="utf-8")
     found = re.search('id="data">(.*?)</script>', html, re.S)
     assert found is not None
@@ -106,11 +107,11 @@ def _shows(browser: Any, row: dict[str, Any], C: float) -> None:
     assert _text(browser, "out-M") == f"{int(C // (row['B_p'] * row['n'])):,}"
     assert _text(browser, "out-reward").split() == [row["reward"], *row["interval"].split()]
     status = _text(browser, "out-status")
-    assert status.startswith("Beyond the data" if row["beyond"] else "Within the measured budgets")
-    if row["sure"]:
-        assert f"P(n = {row['n']} is best) = {row['sure']}" in status
-        bars = [line.text.split() for line in browser.find_elements(By.CSS_SELECTOR, "#out-chances > div")]
-        assert bars == [["n", "=", str(n), text] for n, text, _ in row["chances"]]
+    assert status.startswith("Beyond the measured budgets" if row["extrapolated"] else "Within the measured budgets")
+    if row["probability"]:
+        assert f"P(n = {row['n']} is best) = {row['probability']}" in status
+        bars = [line.text.split() for line in browser.find_elements(By.CSS_SELECTOR, "#out-probabilities > div")]
+        assert bars == [["n", "=", str(n), text] for n, text, _ in row["probabilities"]]
 
 
 def test_it_loads_without_a_word_or_a_request(opened: Any) -> None:
@@ -210,7 +211,7 @@ def test_the_pointer_reads_values(opened: Any) -> None:
 def test_it_needs_no_plotly_to_answer(
     browser: Any, make_sweep: Any, tmp_path: Path, fits: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("isojax.report.page.charts.bundle", lambda: None)
+    monkeypatch.setattr("isojax.report.page.html_page.plotly_bundle", lambda: None)
     (tmp_path / "r.html").write_text(
         html_page.render(tmp_path, [make_sweep()[0]], make_sweep()[1], {}), encoding="utf-8"
     )
@@ -223,24 +224,25 @@ def test_it_needs_no_plotly_to_answer(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_narrow_screen_holds_it_light_or_dark(browser: Any, made: tuple[Path, dict[str, Any]], scheme: str) -> None:
+def test_a_narrow_screen_holds_it_light_or_dark(browser: Any, made: tuple[Path, FitResult], scheme: str) -> None:
     _screen(browser, width=400, scheme=scheme)
     browser.get((made[0] / "report.html").as_uri())
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
     chart = browser.find_element(By.CSS_SELECTOR, "#chart-reward svg.main-svg")
     assert 300 < chart.size["width"] <= 400
-    paper, ink = browser.execute_script(
-        "return [getComputedStyle(document.body).backgroundColor, document.getElementById('chart-reward').layout.font.color]"
+    colours = (
+        "getComputedStyle(document.body).backgroundColor, document.getElementById('chart-reward').layout.font.color"
     )
+    paper, ink = browser.execute_script(f"return [{colours}]")
     light = (paper == "rgb(255, 255, 255)", ink == "#1c2126")
     assert light == ((True, True) if scheme == "light" else (False, False))
     _screen(browser)
 
 
-def test_without_scripts_the_answer_is_there(browser: Any, made: tuple[Path, dict[str, Any]]) -> None:
+def test_without_scripts_the_answer_is_there(browser: Any, made: tuple[Path, FitResult]) -> None:
     _screen(browser, scripts=False)
     browser.get((made[0] / "report.html").as_uri())
-    assert "rollouts spend n =" in browser.find_element(By.CSS_SELECTOR, ".headline").text
+    assert "rollouts run n =" in browser.find_element(By.CSS_SELECTOR, ".headline").text
     assert not browser.find_element(By.ID, "budget").is_displayed()
     assert "Scripts are off" in browser.find_element(By.TAG_NAME, "main").text
     images = browser.find_elements(By.CSS_SELECTOR, "figure img")

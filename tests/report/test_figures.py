@@ -16,14 +16,16 @@ from matplotlib.image import imread
 from isojax.report.canvas import n_palette, render_figure
 from isojax.report.figures.best_n_by_metric import likely_n_range
 from isojax.report.figures.catalogue import FIGURES
-from isojax.report.fit_views import FittedCurves, evaluate_law, n_stretches
+from isojax.report.fit_views import CurveRewards, all_n, frontier_reward_at, n_stretches
+from isojax.report.text import law_is_drawn
 from isojax.report.write import write_report
+from isojax.scaling.result import FitResult, FrontierRow
 
 DOLLARS = "reward $x^ of\\foo$"
 
 
 @pytest.mark.parametrize("name", list(FIGURES))
-def test_a_figure_is_a_picture_and_a_page(made: tuple[Path, dict[str, Any]], name: str) -> None:
+def test_a_figure_is_a_picture_and_a_page(made: tuple[Path, FitResult], name: str) -> None:
     folder, fit = made
     image = imread(folder / "figures" / f"{name}.png")
     assert image.shape[0] > 300
@@ -37,7 +39,7 @@ def test_a_figure_is_a_picture_and_a_page(made: tuple[Path, dict[str, Any]], nam
     assert b"CreationDate" not in pdf
     if name == "frontier":
         pixels = np.round(image[..., :3] * 255).astype(int)
-        for n, colour in n_palette([row["n"] for row in fit["curves"]]).items():
+        for n, colour in n_palette(all_n(fit)).items():
             rgb = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
             assert (np.abs(pixels - rgb).max(-1) <= 1).sum() > 200, n
     assert not list(folder.rglob(".*"))  # no temporary file is left
@@ -52,19 +54,24 @@ def test_a_metrics_name_is_no_mathematics(make_sweep: Any) -> None:
 
 def test_absent_data_draw_nothing(make_sweep: Any) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(8,), seeds=1, mode="paper")
-    fit["segments"][0] |= {"lead": None, "se": None}
-    fit["by_B_p"][0]["segments"][0] |= {"lead": None, "se": None}
+    untested = [segment.model_copy(update={"lead": None, "se": None}) for segment in fit.joint.segments]
+    view = fit.by_B_p[0].model_copy(update={"segments": tuple(untested)})
+    fit = fit.model_copy(update={"joint": view.model_copy(update={"B_p": None}), "by_B_p": (view,)})
     found = {name for name, plot in FIGURES.items() if plot.draw([fit], runs) is not None}
     assert found == {"frontier", "n_star", "records"}
 
 
-def test_the_paper_mode_and_an_old_fit_are_drawn(make_sweep: Any) -> None:
+def test_the_paper_mode_is_drawn(make_sweep: Any) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8), mode="paper")
-    new = ("intervals", "by_B", "sensitivity", "surface", "draws", "diagnostics", "overfitting")
-    old = {key: value for key, value in fit.items() if key not in new} | {"schema": 1}
-    for document in (fit, old):
-        for name in ("frontier", "n_star", "records"):
-            assert FIGURES[name].draw([document], runs) is not None
+    for name in ("frontier", "n_star", "records"):
+        assert FIGURES[name].draw([fit], runs) is not None
+
+
+def test_a_law_through_two_values_of_n_is_not_drawn(make_sweep: Any) -> None:
+    for ns, is_drawn in (((4,), True), ((4, 8), False), ((4, 8, 16), True)):
+        view = make_sweep(B_ps=(16,), ns=ns)[0].joint
+        assert {point.n for point in view.frontier} == set(ns)
+        assert law_is_drawn(view) is is_drawn
 
 
 def test_the_same_sweep_gives_the_same_bits(make_sweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,21 +94,21 @@ def test_the_same_sweep_gives_the_same_bits(make_sweep: Any, tmp_path: Path, mon
 
 def test_values_bands_and_laws(make_sweep: Any) -> None:
     fit, _ = make_sweep(B_ps=(8, 16), ns=(4, 8))
-    curves, row = FittedCurves(fit), fit["curves"][0]
-    assert float(curves.reward_at((8, 4), row["C_mid"])) == pytest.approx((row["R0"] + row["A"]) / 2)
+    curves, curve = CurveRewards(fit), fit.curves[0]
+    assert float(curves.reward_at((8, 4), curve.C_mid)) == pytest.approx((curve.R0 + curve.A) / 2)
     low, high = curves.bands([1e3, 1e5])[8, 4]
     assert low.shape == (2,)
     assert (low < curves.reward_at((8, 4), [1e3, 1e5])).all()
     assert (high > curves.reward_at((8, 4), [1e3, 1e5])).all()
-    assert FittedCurves(make_sweep(mode="paper")[0]).bands([1e3]) == {}
-    sigmoid = {"form": "sigmoid", "L": -2.0, "k": 3.0, "log10_C0": 4.0, "b": 5.0}
-    assert evaluate_law(sigmoid, [-50.0, 4.0, 50.0]).tolist() == [5.0, 4.0, 3.0]
-    assert evaluate_law(sigmoid | {"form": "linear", "L": 0.0}, [5.0]).tolist() == [8.0]
-    assert n_stretches([{"n": n} for n in (2, 2, 4, 4, 4, 2)]) == [(2, 0, 1), (4, 1, 4), (2, 4, 5)]
+    assert CurveRewards(make_sweep(mode="paper")[0]).bands([1e3]) == {}
+    points = [FrontierRow(C=10.0**i, reward=0.1 * i, n=n, B_p=8) for i, n in enumerate((2, 2, 4, 4, 4, 2))]
+    assert n_stretches(points) == [(2, 0, 1), (4, 1, 4), (2, 4, 5)]
+    view = fit.joint.model_copy(update={"frontier": tuple(points)})
+    assert frontier_reward_at(view, 10**2.5) == pytest.approx(0.25)
 
 
 def test_the_likely_range_of_n() -> None:
-    point = {"n": 8, "n_probability": {"4": 0.04, "8": 0.7, "16": 0.2, "32": 0.06}}
+    point = FrontierRow(C=1e4, reward=0.5, n=8, B_p=16, n_probability={4: 0.04, 8: 0.7, 16: 0.2, 32: 0.06})
     assert likely_n_range(point, 0.9) == (8, 32)  # .04 <= .05 falls off below, .06 does not above
     assert likely_n_range(point, None) == (8, 8)
-    assert likely_n_range({"n": 4, "n_probability": None}, 0.9) == (4, 4)
+    assert likely_n_range(FrontierRow(C=1e4, reward=0.5, n=4, B_p=16), 0.9) == (4, 4)

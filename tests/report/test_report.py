@@ -17,10 +17,13 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.report import text as text_module
+from isojax.report.fit_views import frontier_views, measured_budget
 from isojax.report.page import charts, html_page
+from isojax.report.page.findings import main_findings
 from isojax.report.write import write_report
 from isojax.scaling.allocate.recommend import recommend
-from isojax.scaling.flat_document import nest
+from isojax.scaling.law.law_forms import Law
+from isojax.scaling.result import CrossoverRow, FitResult, FrontierRow, NStarFit, SegmentRow
 
 
 class _Reader(HTMLParser):
@@ -61,9 +64,14 @@ def _text(page: str) -> str:
     return re.sub(r"\s+", " ", "".join(_read(page).seen))
 
 
-def _render(fit: dict[str, Any], runs: Sequence[RunRecord], folder: Path = Path("nowhere")) -> str:
+def _render(fit: FitResult, runs: Sequence[RunRecord], folder: Path = Path("nowhere")) -> str:
     """The page without figures."""
     return html_page.render(folder, [fit], runs, {})
+
+
+def _with_joint(fit: FitResult, **changed: Any) -> FitResult:
+    """The fit with another joint frontier."""
+    return fit.model_copy(update={"joint": fit.joint.model_copy(update=changed)})
 
 
 def _without_scripts(page: str) -> str:
@@ -71,51 +79,42 @@ def _without_scripts(page: str) -> str:
 
 
 @pytest.fixture(name="html", scope="module")
-def _html(made: tuple[Path, dict[str, Any]]) -> str:
+def _html(made: tuple[Path, FitResult]) -> str:
     return (made[0] / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_page_states_the_answer(made: tuple[Path, dict[str, Any]], html: str) -> None:
+def test_the_page_states_the_answer(made: tuple[Path, FitResult], html: str) -> None:
     fit, text = made[1], _text(html)
-    C = text_module.measured_budget(fit)
-    best = recommend(nest(fit), C=C)
+    C = measured_budget(fit)
+    best = recommend(fit, C=C)
     a, (low, high) = best.allocation, best.interval or (0, 0)
     assert (
-        f"At C = {text_module.format_compact(C)} rollouts spend n = {a.n} on B_p = {a.B_p} for M = {a.M} updates."
-        in text
+        f"At C = {text_module.format_compact(C)} rollouts run n = {a.n}, B_p = {a.B_p} for M = {a.M} updates." in text
     )
-    assert (
-        f"Expected validation avg@4: {best.expected_reward:.3f} [{low:.3f}, {high:.3f}], from 0.240 for the base policy."
-        in text
-    )
-    first, second, *_ = fit["crossovers"]
-    bounds = [
-        text_module.format_compact(x) for x in (first["C"], first["low"], first["high"], second["C"], second["low"])
-    ]
+    reward = f"{best.expected_reward:.3f} [{low:.3f}, {high:.3f}]"
+    assert f"Expected validation avg@4: {reward}, from 0.240 for the base policy." in text
+    first, second, *_ = fit.joint.crossovers
+    bounds = [text_module.format_compact(x) for x in (first.C, first.low, first.high, second.C, second.low)]
     assert (
         f"2 → 4 near C = {bounds[0]} [{bounds[1]}, {bounds[2]}], 4 → 8 near C = {bounds[3]} [{bounds[4]}, open]" in text
     )
     rows = re.search(r"Fitted n\*\(C\)</caption>.*?</table>", html, re.S)
     assert rows is not None
-    for number in (
-        "2.20",
-        "3.10",
-        "4.25",
-        "1.90",
-        "3.85 [2, 4]",
-        "7.58 [4, 8]",
-        "16.4 [16, 32]",
-    ):  # L, k, log10 C0, b, n* at three C
+    for number in ("2.20", "3.10", "4.25", "1.90", "3.85", "7.58", "16.4"):  # L, k, log10 C0, b, n* at three C
         assert f">{number}</td>" in rows[0]
+    intervals = re.search(r"Intervals of the best measured n</caption>.*?</table>", html, re.S)
+    assert intervals is not None
+    for interval in ("2 to 4", "4 to 8", "16 to 32"):
+        assert f">{interval}</td>" in intervals[0]
     assert f"{2**1.9:.3g} at small budgets to {2**4.1:.3g} at large ones" in text
 
 
 def test_diagnostics_are_said_in_words(html: str) -> None:
     text = _text(html)
     assert "Reduced χ² is 1.07 over 211 degrees of freedom: the misfit is what noise explains" in text
-    assert "Autocorrelation of neighbouring residuals is 0.18: none to speak of." in text
-    assert "Tie: n = 8 and 16 cannot be told apart between C = 9k and 14k." in text
-    assert "its end is where data end, not where another n takes over." in text
+    assert "Autocorrelation of neighbouring residuals is 0.18: negligible." in text
+    assert "Tie: n = 8 and 16 cannot be distinguished between C = 9k and 14k." in text
+    assert "its end is where the data end, not where another n takes over." in text
     assert "one evaluation after a peak" in text
     assert "The plateau lies beyond the data, so do not read A alone, for B_p × n = 8 × 32 and 16 × 32." in text
     assert "0.600 [0.585, 0.618]" in text  # A of 8x2
@@ -124,26 +123,15 @@ def test_diagnostics_are_said_in_words(html: str) -> None:
         "Intervals hold 90% of 40 replicates (bootstrap over seeds and problems; 300 validation problems; seed 0)."
         in text
     )
-    assert (
-        "At C = 250k the reward ranges over 0.092 [0.071, 0.113] with n (at B_p = 16) and 0.019 [0.004, 0.030] with B_p"
-        in text
-    )
+    assert "At C = 250k rollouts the reward ranges over 0.092 [0.071, 0.113] with n (at B_p = 16)" in text
+    assert "and 0.019 [0.004, 0.030] with B_p (at n = 8)." in text
     assert "B_p = 8, n = 2, seed 1000 (from C = 60k)" in text
 
 
 def test_no_effect_leads_the_page(make_sweep: Any) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
-    fit["n_star"] |= {
-        "form": "constant",
-        "L": 0.0,
-        "k": 0.0,
-        "log10_C0": None,
-        "b": 2.5,
-        "no_effect": True,
-        "intervals": None,
-        "aicc": None,
-    }
-    text = _text(_render(fit, runs))
+    no_effect = NStarFit(law=Law("constant", 0.0, 0.0, None, 2.5), no_effect=True)
+    text = _text(_render(_with_joint(fit, n_star=no_effect), runs))
     assert "n makes no difference here. At C = " in text
     assert "no n is shown to be better than another" in text
     assert "constant (n makes no difference)" in text
@@ -152,28 +140,25 @@ def test_no_effect_leads_the_page(make_sweep: Any) -> None:
 def test_ends_of_data_are_not_called_a_rise_of_n(make_sweep: Any) -> None:
     """Runs of equally many updates leave the largest n alone at large C, which is not evidence that n* rises."""
     fit, _ = make_sweep(B_ps=(16,), ns=(4, 8))
-    fit["frontier"] = [{"n": n, "B_p": 16, "C": C, "reward": 0.5} for n, C in ((4, 1e3), (8, 1e4), (16, 1e5))]
-    crossing = {"n_low": 4, "n_high": 8, "C": 5e3, "low": 4e3, "high": None}
-    fit["crossovers"] = [crossing, crossing | {"n_low": 8, "n_high": 16}]
-    assert (
-        text_module.describe_takeaways(fit)[0].startswith("The best n rises with the budget: 4 → 8 near")
-        and "data end" not in text_module.describe_takeaways(fit)[0]
-    )
-    fit["crossovers"] = [crossing]
-    assert text_module.describe_takeaways(fit)[0].endswith(
-        "overtakes it later. Its other changes lie where data end or begin, and compare nothing."
-    )
-    fit["crossovers"] = []
-    said = text_module.describe_takeaways(fit)[0]
-    assert said.startswith("The leading n changes (4 → 8 → 16) only where data end or begin") and "rises" not in said
+    frontier = tuple(FrontierRow(n=n, B_p=16, C=C, reward=0.5) for n, C in ((4, 1e3), (8, 1e4), (16, 1e5)))
+    fit = _with_joint(fit, frontier=frontier)
+    first = CrossoverRow(n_low=4, n_high=8, C=5e3, low=4e3, high=None)
+    second = first.model_copy(update={"n_low": 8, "n_high": 16})
+    sentence = main_findings(_with_joint(fit, crossovers=(first, second)))[0]
+    assert sentence.startswith("The best n rises with the budget: 4 → 8 near") and "data end" not in sentence
+    sentence = main_findings(_with_joint(fit, crossovers=(first,)))[0]
+    assert sentence.endswith("overtakes it later. Its other changes lie where data end or begin.")
+    sentence = main_findings(_with_joint(fit, crossovers=()))[0]
+    assert sentence.startswith("The leading n changes (4 → 8 → 16) only where data end or begin")
+    assert "rises" not in sentence
 
 
-def test_budgets_beyond_the_measured_range_are_marked(made: tuple[Path, dict[str, Any]], html: str) -> None:
+def test_budgets_beyond_the_measured_range_are_marked(made: tuple[Path, FitResult], html: str) -> None:
     rows = re.search(r'<section id="recommendations".*?</section>', html, re.S)
     assert rows is not None
     assert rows[0].count("<tr>") == 1 + 5
-    C = text_module.measured_budget(made[1])
-    marked = sum(recommend(nest(made[1]), C=C * share).extrapolated for share in (1 / 8, 1 / 2, 1, 2, 4))
+    C = measured_budget(made[1])
+    marked = sum(recommend(made[1], C=C * share).extrapolated for share in (1 / 8, 1 / 2, 1, 2, 4))
     assert rows[0].count("Beyond the measured range") == marked >= 2
 
 
@@ -254,7 +239,7 @@ def test_text_stands_out_from_its_ground(html: str, scheme: int) -> None:
             assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
 
 
-def test_the_table_behind_the_slider_is_recommends(made: tuple[Path, dict[str, Any]], html: str) -> None:
+def test_the_table_behind_the_slider_is_recommends(made: tuple[Path, FitResult], html: str) -> None:
     fit = made[1]
     data = json.loads(_read(html).scripts[0])
     assert [f["mode"] for f in data["fits"]] == ["hierarchical", "as in the paper", "hierarchical"]
@@ -264,13 +249,13 @@ def test_the_table_behind_the_slider_is_recommends(made: tuple[Path, dict[str, A
         rows = view["rows"]
         assert 140 <= len(rows) <= 153
         assert rows[0]["C"] == 1024
-        assert rows[-1]["C"] == 4 * max(run["C_max"] for run in fit["runs"])
+        assert rows[-1]["C"] == 4 * max(run.C_max for run in fit.runs)
         for row in rows[::30]:
-            got = recommend(nest(fit), row["C"], fix=fixed)
+            got = recommend(fit, row["C"], fix=fixed)
             assert (row["n"], row["B_p"], row["M"]) == (got.allocation.n, got.allocation.B_p, got.allocation.M)
             assert row["reward"] == f"{got.expected_reward:.3f}"
             assert row["interval"] == "{:.3f} to {:.3f}".format(*(got.interval or ()))
-            assert row["beyond"] is got.extrapolated
+            assert row["extrapolated"] is got.extrapolated
     assert data["fits"][1]["views"][0]["rows"][0]["interval"] == ""
 
 
@@ -278,10 +263,8 @@ def test_the_charts_traces_are_plotlys(make_sweep: Any) -> None:
     """plotly's own validator takes every trace and layout; text from logs is escaped in them."""
     from plotly.graph_objects import Figure
 
-    from isojax.report import fit_views
-
     fit, runs = make_sweep(metric="<b>avg</b>")
-    for view in fit_views.frontier_views(fit):
+    for view in frontier_views(fit):
         traces = [cell["trace"] for cell in charts.cell_traces(fit, runs)] + charts.frontier_traces(fit, view)
         layout = charts.layouts(fit, runs)
         Figure(data=traces, layout=layout["reward"])
@@ -300,20 +283,12 @@ def test_without_plotly_the_page_says_which_extra(make_sweep: Any, monkeypatch: 
 def test_one_cell_alone(make_sweep: Any) -> None:
     """No crossover, no rival, no base reward, no samples: the page says so rather than fail."""
     fit, runs = make_sweep(B_ps=(16,), ns=(8,), seeds=1)
-    constant = {
-        "form": "constant",
-        "L": 0.0,
-        "k": 0.0,
-        "log10_C0": None,
-        "b": 3.0,
-        "no_effect": False,
-        "intervals": None,
-        "aicc": None,
-    }
-    for view in (fit, fit["by_B_p"][0]):
-        view["n_star"] = constant
-        view["segments"][0] |= {"measured_for_neighbours": False, "lead": None, "se": None, "z": None, "at_C": None}
-    fit["base_reward"] = None
+    constant = NStarFit(law=Law("constant", 0.0, 0.0, None, 3.0), no_effect=False)
+    untested = {"measured_for_neighbours": False, "lead": None, "se": None, "z": None, "at_C": None}
+    segment = fit.joint.segments[0].model_copy(update=untested)
+    alone = fit.by_B_p[0].model_copy(update={"n_star": constant, "segments": (segment,)})
+    fit = _with_joint(fit, n_star=constant, segments=(segment,))
+    fit = fit.model_copy(update={"by_B_p": (alone,), "base_reward": None})
     text = _text(_render(fit, runs))
     assert "Only n = 8 was run." in text and "Validation avg@4 reaches 0." in text
     assert "The law is a constant: n* = 8; " in text
@@ -323,7 +298,7 @@ def test_one_cell_alone(make_sweep: Any) -> None:
 @pytest.mark.parametrize("compute", ["tokens", "device_hours"])
 def test_other_measures_of_compute(make_sweep: Any, compute: str) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 16))
-    fit["compute"] = compute
+    fit = fit.model_copy(update={"compute": compute})
     text = _text(_render(fit, runs))
     assert text_module.compute_unit(fit) in text
     assert "leads the measured frontier here" in text
@@ -335,7 +310,7 @@ def test_a_budget_without_an_allocation_is_said_in_words(make_sweep: Any, monkey
 
     monkeypatch.setattr("isojax.report.page.advice.recommend", refuse)
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 16))
-    assert "No allocation is prescribed: C = 3 buys no update" in _text(_render(fit, runs))
+    assert "There is no recommendation: C = 3 buys no update" in _text(_render(fit, runs))
 
 
 def test_no_fit_is_refused(tmp_path: Path) -> None:
@@ -344,15 +319,10 @@ def test_no_fit_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def _segment(**changed: Any) -> dict[str, Any]:
-    return {
-        "neighbours": [{"n": 8, "B_p": 16}],
-        "decades": 0.5,
-        "measured_for_neighbours": True,
-        "lead": 0.02,
-        "se": 0.005,
-        "z": 4.0,
-    } | changed
+def _segment(**changed: Any) -> SegmentRow:
+    place = {"n": 4, "B_p": 16, "C_low": 1e3, "C_high": 1e4, "at_C": 3e3, "censored_low": False, "censored_high": False}
+    evidence = {"neighbours": ({"n": 8, "B_p": 16},), "measured_for_neighbours": True, "lead": 0.02, "se": 0.005}
+    return SegmentRow.model_validate(place | evidence | {"decades": 0.5, "z": 4.0} | changed)
 
 
 def test_verdicts() -> None:
@@ -383,12 +353,13 @@ def test_numbers_in_words() -> None:
     ]
     assert text_module.join_list([2]) == "2"
     assert text_module.join_list([2, 4, 8]) == "2, 4 and 8"
-    points = [{"n": n} for n in (2, 2, 4, 2, 8)]
+    points = [FrontierRow(C=1.0, reward=0.5, n=n, B_p=8) for n in (2, 2, 4, 2, 8)]
     assert text_module.n_path(points) == [2, 4, 2, 8]
 
 
 def test_a_laptop_needs_no_jax() -> None:
-    code = "import sys, isojax.report.write; sys.exit(any(m in sys.modules for m in ('jax', 'flax', 'plotly', 'matplotlib.pyplot')))"
+    absent = ("jax", "flax", "plotly", "matplotlib.pyplot")
+    code = f"import sys, isojax.report.write; sys.exit(any(m in sys.modules for m in {absent}))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]).returncode == 0
 
 

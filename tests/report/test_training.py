@@ -21,7 +21,6 @@ RUNS = [
     run(4, 0, {"entropy": 0.9, "kl": 0.0}),
     run(8, 0, {"entropy": 9.9, "kl": 0.0}, B_p=16),
 ]
-FIT: dict[str, Any] = {"frontier": [{"B_p": 16}, {"B_p": 8}], "runs": [{"n": 2}, {"n": 4}, {"n": 8}]}
 
 
 def test_means_over_seeds_at_each_target() -> None:
@@ -33,9 +32,11 @@ def test_means_over_seeds_at_each_target() -> None:
     assert metric_by_n(RUNS, "grad_norm")[2][1].tolist() == [1.5]  # what is not finite is no mean
 
 
-def test_a_panel_for_each_metric_at_the_last_batch_of_the_frontier() -> None:
-    figure = training_figure([FIT], RUNS)
+def test_a_panel_for_each_metric_at_the_last_batch_of_the_frontier(make_sweep: Any) -> None:
+    fit = make_sweep(B_ps=(8,), ns=(2, 4, 8))[0]
+    assert fit.joint.frontier[-1].B_p == 8
+    figure = training_figure([fit], RUNS)
     assert figure is not None
-    assert [ax.get_title(loc="left") for ax in figure.axes] == ["entropy (nats a token)", "gradient norm"]
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["entropy (nats per token)", "gradient norm"]
     assert [len(ax.get_lines()) for ax in figure.axes] == [2, 1]
-    assert training_figure([FIT], [run(2, 0, {"reward": 0.5})]) is None
+    assert training_figure([fit], [run(2, 0, {"reward": 0.5})]) is None

@@ -12,9 +12,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from isojax.report.canvas import DASHES, DPI, INK, RenderedFigure, escape_label, render_figure, style_axes
+from isojax.report.canvas import (
+    DASHES,
+    DPI,
+    INK,
+    RenderedFigure,
+    escape_label,
+    label_log2_n,
+    legend_below,
+    render_figure,
+    style_axes,
+)
 from isojax.report.text import compute_unit, format_compact
 
 # Told apart without colour vision, and by their dashes in grey (Okabe and Ito's colours).
@@ -36,8 +45,7 @@ def comparison_figure(comparison: JsonRow) -> RenderedFigure:
         _draw_n_star(n_star_ax, row, _line_style(i), (i - (len(runs) - 1) / 2) * N_STAR_OFFSET)
         _draw_frontier(frontier_ax, row, _line_style(i))
     ns = sorted({n for row in runs for n in row["n"]})
-    n_star_ax.yaxis.set_major_locator(FixedLocator([log2(n) for n in ns]))
-    n_star_ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{2**y:g}"))
+    label_log2_n(n_star_ax.yaxis, ns)
     n_star_ax.set_ylim(log2(ns[0]) - 0.4, log2(ns[-1]) + 0.4)
     _legend(fig, runs)
     return render_figure(fig)
@@ -100,11 +108,4 @@ def _legend(fig: Figure, runs: Sequence[JsonRow]) -> None:
         legend_handles.append(
             Line2D([], [], marker="D", ls="", color=INK, mfc="white", mew=1.6, ms=7, label="n* levels off")
         )
-    fig.legend(
-        handles=legend_handles,
-        loc="outside lower center",
-        ncols=min(len(legend_handles), 4),
-        frameon=False,
-        fontsize=9,
-        handlelength=2.4,
-    )
+    legend_below(fig, min(len(legend_handles), 4), legend_handles, handlelength=2.4)

@@ -15,14 +15,14 @@ from matplotlib.figure import Figure
 
 from isojax.core.atomic_files import write_bytes, write_text
 from isojax.core.errors import InputError
-from isojax.report.canvas import DPI, INK, MUTED, escape_label, render_figure, style_axes
+from isojax.report.canvas import DPI, INK, MUTED, escape_label, legend_below, render_figure, style_axes
 from isojax.report.figures.compared_sweeps import COLOURS
 
 FILE_STEM, UNUSED = "difficulty", "unused"
 UNUSED_COLOUR = "#c3cad1"  # of problems in no split
 MIN_BINS, MAX_BINS = 10, 32  # steps that avg@k is cut into, where k has a divisor between them
 
-DifficultyLabel = tuple[int, int]  # (right answers, attempts) of the base model on one problem
+DifficultyLabel = tuple[int, int]  # (correct answers, attempts) of the base model on one problem
 AvgRange = tuple[float, float]
 
 
@@ -31,14 +31,14 @@ def draw_difficulty(
 ) -> list[Path]:
     """Write difficulty.png, difficulty.pdf and difficulty.csv into `folder`; each is replaced in one step.
 
-    Every problem is counted once, as in `group`. The CSV has a row a bar: the avg@k it stands for, the problems of each
-    split there, those in no split, and all of them.
+    Every problem is counted once, as in `split_of`. The CSV has a row for each bar: the avg@k it stands for, the
+    problems of each split there, those in no split, and all of them.
 
     Args:
         labels: (solved, attempts) of each problem.
-        splits: name -> (lowest, highest avg@k), such as {"hard": (0, 0.0625), "easy": (0.3, 0.6), "extremely_hard": (0,
-        0)}.
-        none_of: attempts that a problem of a split (0, 0) must have had, all of them wrong.
+        splits: name -> (lowest, highest avg@k), such as {"hard": (0, 0.0625), "easy": (0.3, 0.6),
+            "extremely_hard": (0, 0)}.
+        min_unsolved_attempts: attempts that a problem of a split (0, 0) must have had, all of them wrong.
 
     Returns:
         The three paths.
@@ -68,7 +68,8 @@ def split_of(label: DifficultyLabel, splits: Mapping[str, AvgRange], min_unsolve
     """The split that a label falls into, or "unused"; both ends of a range belong to it, a shared one to the harder
     split.
 
-    A split (0, 0), Extremely Hard, takes what none of at least `none_of` attempts solved, before any other split does.
+    A split (0, 0), Extremely Hard, takes the problems that none of at least `min_unsolved_attempts` attempts solved,
+    before any other split does.
     """
     solved, attempts = label
     for name, (low, high) in sorted(splits.items(), key=lambda split: split[1]):
@@ -82,25 +83,23 @@ def _check_labels(labels: Sequence[DifficultyLabel], splits: Mapping[str, AvgRan
         raise InputError("no labelled problem to draw; expected at least one (solved, attempts). Label some first.")
     for solved, attempts in labels:
         if not 0 <= solved <= attempts or attempts < 1:
-            raise InputError(
-                f"a problem's label is {solved} solved of {attempts}; expected 0 <= solved <= attempts, attempts >= 1. Mend it."
-            )
+            expected = "expected 0 <= solved <= attempts, attempts >= 1"
+            raise InputError(f"a problem's label is {solved} solved of {attempts}; {expected}. Correct it.")
     for name, (low, high) in splits.items():
         if not 0 <= low <= high <= 1 or name == UNUSED:
-            raise InputError(
-                f"the split {name!r} has the range {low} to {high}; expected 0 <= low <= high <= 1 and another name than unused."
-            )
+            expected = f"expected 0 <= low <= high <= 1 and another name than {UNUSED}"
+            raise InputError(f"the split {name!r} has the range {low} to {high}; {expected}.")
 
 
 def _bin_count(attempts: int) -> int:
-    """Into how many steps avg@k is cut: k where that is few, else a divisor of it, so that bars hold equally many of
-    its values.
+    """How many steps avg@k is cut into: k where that is few, else a divisor of k, so that each bar holds equally many
+    of its values.
     """
     return next((d for d in range(MAX_BINS, MIN_BINS - 1, -1) if attempts % d == 0), min(attempts, MAX_BINS))
 
 
 def _bin_index(solved: int, attempts: int, bin_count: int) -> int:
-    """The bar that an avg@k is nearest to: 0 .. bins."""
+    """The bar that an avg@k is nearest to: 0 .. bin_count."""
     return (2 * solved * bin_count + attempts) // (2 * attempts)
 
 
@@ -154,7 +153,7 @@ def _histogram_figure(
     ax.set_xlim(-0.6 / bin_count, 1 + 0.6 / bin_count)
     ax.set_ylim(0, 1.08 * max(stack_heights.values()))
     ax.grid(visible=False, axis="x")
-    fig.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9, labelcolor=INK)
+    legend_below(fig, 3, labelcolor=INK)
     return fig
 
 
@@ -167,7 +166,7 @@ def _split_title(name: str, splits: Mapping[str, AvgRange], min_unsolved_attempt
     range_text = (
         f"{'(' if shares_lower_end else '['}{low:g}, {high:g}]"
         if high > 0
-        else f"(none right of {min_unsolved_attempts:,} or more)"
+        else f"(none correct of {min_unsolved_attempts:,} or more)"
     )
     return f"{escape_label(name.replace('_', ' ').title())} {range_text}"
 

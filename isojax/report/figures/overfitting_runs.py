@@ -6,68 +6,62 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from isojax.core.nouns import RunRecord
-from isojax.report.canvas import INK, LAW_COLOUR, MUTED, escape_label, panel_grid, style_axes
-from isojax.report.fit_views import FitDocument, run_evaluations
+from isojax.report.canvas import INK, LAW_COLOUR, MUTED, escape_label, legend_below, panel_grid, style_axes
+from isojax.report.fit_views import run_evaluations
 from isojax.report.text import compute_unit, format_compact, format_reward
+from isojax.scaling.result import FitResult, OverfittedRun
 
 MAX_RUNS = 6
 
 
-def overfitting_figure(fits: Sequence[FitDocument], runs: Sequence[RunRecord]) -> Figure | None:
-    """Training reward (rising) against validation (falling) of the runs that are flagged, at most MOST_RUNS of them."""
+def overfitting_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Figure | None:
+    """Training reward (rising) against validation (falling) of the flagged runs, at most MAX_RUNS of them."""
     fit = fits[0]
-    overfitting_rows = {(row["B_p"], row["n"], row["seed"]): row for row in fit.get("overfitting") or ()}
+    overfitted_by_cell = {(row.B_p, row.n, row.seed): row for row in fit.overfitting}
     flagged_runs = [
-        (run, overfitting_rows[run.cell.B_p, run.cell.n, run.cell.seed])
+        (run, overfitted_by_cell[_run_key(run)])
         for run in runs
-        if _run_key(run) in overfitting_rows and _training_rewards(run, fit)
-    ]
+        if _run_key(run) in overfitted_by_cell and _training_rewards(run, fit)
+    ][:MAX_RUNS]
     if not flagged_runs:
         return None
-    fig, axes = panel_grid(min(len(flagged_runs), MAX_RUNS), height=3.6)
-    for i, (ax, (run, row)) in enumerate(zip(axes, flagged_runs, strict=False)):
-        training, points = _training_rewards(run, fit), run_evaluations(run, fit)
-        ax.plot(
-            [C for C, _ in training],
-            [y for _, y in training],
-            color=LAW_COLOUR,
-            lw=1.4,
-            ls=(0, (5, 2)),
-            label="training" if i == 0 else None,
-        )
-        ax.plot(
-            [C for _, C, _ in points], [y for _, _, y in points], color=INK, lw=1.6, marker="o", ms=3,
-            label=f"validation ({escape_label(fit['metric'])})" if i == 0 else None,
-        )  # fmt: skip
-        ax.axvline(row["C"], color=MUTED, lw=1, ls=(0, (1, 2)))
-        text = f"from C = {format_compact(row['C'])}: training {format_reward(row['train_from'])} → {format_reward(row['train_to'])},\n"
-        text += f"validation {format_reward(row['validation_from'])} → {format_reward(row['validation_to'])}"
-        ax.text(0.03, 0.03, text, transform=ax.transAxes, fontsize=8, color=INK, va="bottom")
-        style_axes(
-            ax,
-            f"$B_p$ = {run.cell.B_p}, n = {run.cell.n}, seed {run.cell.seed}",
-            f"C ({compute_unit(fit)})",
-            "reward" if i == 0 else "",
-        )
+    fig, axes = panel_grid(len(flagged_runs), height=3.6)
+    for i, (ax, (run, overfitted)) in enumerate(zip(axes, flagged_runs, strict=True)):
+        _draw_run(ax, fit, run, overfitted, with_labels=i == 0)
+        title = f"$B_p$ = {run.cell.B_p}, n = {run.cell.n}, seed {run.cell.seed}"
+        style_axes(ax, title, f"C ({compute_unit(fit)})", "reward" if i == 0 else "")
         ax.margins(y=0.22)
-    fig.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    legend_below(fig, 2)
     return fig
+
+
+def _draw_run(ax: Axes, fit: FitResult, run: RunRecord, overfitted: OverfittedRun, with_labels: bool) -> None:
+    """Both rewards of one run, and from where on they part."""
+    training, validation = _training_rewards(run, fit), [(C, y) for _, C, y in run_evaluations(run, fit)]
+    training_label = "training" if with_labels else None
+    dashes = (0, (5, 2))
+    ax.plot(*zip(*training, strict=True), color=LAW_COLOUR, lw=1.4, ls=dashes, label=training_label)
+    validation_label = f"validation ({escape_label(fit.metric)})" if with_labels else None
+    ax.plot(*zip(*validation, strict=True), color=INK, lw=1.6, marker="o", ms=3, label=validation_label)
+    ax.axvline(overfitted.C, color=MUTED, lw=1, ls=(0, (1, 2)))
+    training_text = f"training {format_reward(overfitted.train_from)} → {format_reward(overfitted.train_to)}"
+    validation_ends = (format_reward(overfitted.validation_from), format_reward(overfitted.validation_to))
+    text = f"from C = {format_compact(overfitted.C)}: {training_text},\nvalidation {' → '.join(validation_ends)}"
+    ax.text(0.03, 0.03, text, transform=ax.transAxes, fontsize=8, color=INK, va="bottom")
 
 
 def _run_key(run: RunRecord) -> tuple[int, int, int]:
     return run.cell.B_p, run.cell.n, run.cell.seed
 
 
-def _training_rewards(run: RunRecord, fit: FitDocument) -> list[tuple[float, float]]:
+def _training_rewards(run: RunRecord, fit: FitResult) -> list[tuple[float, float]]:
     """(C, training reward) of a run's evaluations, C in the fit's unit; the reward is the mean since the evaluation
     before.
     """
     C_by_target = {target: C for target, C, _ in run_evaluations(run, fit)}
-    return [
-        (C_by_target[p.target], p.train["reward"])
-        for p in run.points
-        if p.target in C_by_target and "reward" in p.train
-    ]
+    evaluated = [point for point in run.points if point.target in C_by_target and "reward" in point.train]
+    return [(C_by_target[point.target], point.train["reward"]) for point in evaluated]

@@ -1,6 +1,7 @@
-"""How training moves single problems: pass@1 of a fixed panel of training problems (IsoCompute Playbook,
-arXiv:2603.12151, Figs. 11 and 27; section 5.1). Where updates for one problem undo another's, a share of problems stays
-at 0 while the mean rises: interference."""
+"""pass@1 of a fixed panel of training problems, along training (IsoCompute Playbook, arXiv:2603.12151, Figs. 11 and 27;
+section 5.1). Where updates for one problem undo another's, a share of problems stays at 0 while the mean rises:
+interference.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +16,11 @@ from matplotlib.patches import Patch
 
 from isojax.core.config import PANEL
 from isojax.core.nouns import RunRecord
-from isojax.report.canvas import MUTED, n_palette, panel_grid, style_axes
-from isojax.report.fit_views import FitDocument, FloatArray
-from isojax.report.text import format_compact, format_percent
+from isojax.report.canvas import MUTED, legend_below, n_palette, panel_grid, style_axes
+from isojax.report.fit_views import FloatArray, all_n
+from isojax.report.text import MIN_Z, format_compact, format_percent
+from isojax.scaling.result import FitResult
 from isojax.scaling.validation_metrics import as_float64
-
-MIN_Z = 2.0
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ProblemPanel:
 
     Attributes:
         C: float[points], rollouts, 0 of the base policy first where it was evaluated; the mean over seeds.
-        right: int[seeds, points, problems], right answers of `samples`.
+        correct: int[seeds, points, problems], correct answers of `samples`.
     """
 
     B_p: int
@@ -40,15 +40,15 @@ class ProblemPanel:
 
     @property
     def correct_shares(self) -> FloatArray:
-        """float[points, samples + 1]: the share of problems with 0, 1, ..., all answers right, the mean over seeds."""
+        """float[points, samples + 1]: the share of problems with 0, 1, ..., all answers correct, mean over seeds."""
         return np.stack([as_float64((self.correct == k).mean((0, 2))) for k in range(self.samples + 1)], -1)
 
     def final_frequencies(self, count: int) -> FloatArray:
-        """float[problems]: how often each had `count` right at the last point, the mean over seeds."""
+        """float[problems]: how often each had `count` correct at the last point, the mean over seeds."""
         return as_float64((self.correct[:, -1] == count).mean(0))
 
 
-def compared_panels(fit: FitDocument, runs: Sequence[RunRecord]) -> list[ProblemPanel]:
+def compared_panels(fit: FitResult, runs: Sequence[RunRecord]) -> list[ProblemPanel]:
     """The smallest and the largest n (or the only one) of the B_p with the widest range of n, of equals the frontier's
     last; [] where no panel was recorded, or not of the same problems."""
     runs_with_panel = [run for run in runs if all(PANEL in p.extra and p.samples for p in run.points)]
@@ -58,7 +58,7 @@ def compared_panels(fit: FitDocument, runs: Sequence[RunRecord]) -> list[Problem
     sizes = {(len(p.extra[PANEL]), p.samples) for run in runs_with_panel for p in run.points}
     if not n_by_B_p or len(sizes) > 1:
         return []
-    last_B_p = fit["frontier"][-1]["B_p"] if fit["frontier"] else None
+    last_B_p = fit.joint.frontier[-1].B_p if fit.joint.frontier else None
     B_p = max(n_by_B_p, key=lambda b: (max(n_by_B_p[b]) / min(n_by_B_p[b]), b == last_B_p, -b))
     cells = [
         [run for run in runs_with_panel if (run.cell.B_p, run.cell.n) == (B_p, n)]
@@ -78,30 +78,23 @@ def _load_panel(seeds: Sequence[RunRecord], targets: Sequence[int], samples: int
     return ProblemPanel(seeds[0].cell.B_p, seeds[0].cell.n, C, correct, samples)
 
 
-def panel_figure(fits: Sequence[FitDocument], runs: Sequence[RunRecord]) -> Figure | None:
+def panel_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Figure | None:
     """The histogram of pass@1 at the largest shared C, and its change over C for each n."""
     problem_panels = compared_panels(fits[0], runs)
     if not problem_panels:
         return None
     fig, axes = panel_grid(1 + len(problem_panels), height=4.4)
-    colours = n_palette([r["n"] for r in fits[0]["runs"]])
+    colours = n_palette(all_n(fits[0]))
     _draw_histogram(axes[0], problem_panels, colours)
     for ax, cell in zip(axes[1:], problem_panels, strict=True):
         legend_handles = _draw_shares_over_C(ax, cell)
         style_axes(ax, f"n = {cell.n}: share of problems by pass@1", "C (rollouts)", "")
-    fig.legend(
-        handles=legend_handles,
-        loc="outside lower center",
-        ncols=len(legend_handles),
-        frameon=False,
-        fontsize=9,
-        title="right answers of a problem",
-    )
+    legend_below(fig, len(legend_handles), legend_handles, title="correct answers of a problem")
     return fig
 
 
 def _draw_histogram(ax: Axes, problem_panels: Sequence[ProblemPanel], colours: dict[int, str]) -> None:
-    """Bars side by side for each n; steps for the base policy."""
+    """A bar for each n; steps for the base policy."""
     samples = problem_panels[0].samples
     width = 0.8 / len(problem_panels) / samples
     x = np.arange(samples + 1) / samples
@@ -124,7 +117,7 @@ def _draw_histogram(ax: Axes, problem_panels: Sequence[ProblemPanel], colours: d
 
 
 def _draw_shares_over_C(ax: Axes, problem_panel: ProblemPanel) -> list[Patch]:
-    """Shares stacked from no right answer (below) to all (above); the base policy stands a step left of the first
+    """Shares stacked from no correct answer (below) to all (above); the base policy is drawn a step left of the first
     update.
     """
     shares, C = problem_panel.correct_shares, problem_panel.C.copy()
@@ -139,39 +132,40 @@ def _draw_shares_over_C(ax: Axes, problem_panel: ProblemPanel) -> list[Patch]:
     return [Patch(color=shade, label=f"{k} of {problem_panel.samples}") for k, shade in enumerate(shades)]
 
 
-def describe_panels(fit: FitDocument, runs: Sequence[RunRecord]) -> list[str]:
-    """What the panel says: the shares at 0 and at 1 at the largest shared C, and whether n changes them; [] without a
-    panel.
+def describe_panels(fit: FitResult, runs: Sequence[RunRecord]) -> list[str]:
+    """The panel in sentences: the shares at 0 and at 1 at the largest shared C, and whether n changes them; empty
+    without a panel.
     """
     problem_panels = compared_panels(fit, runs)
     if not problem_panels:
         return []
-    problems, seeds = problem_panels[0].correct.shape[2], max(len(cell.correct) for cell in problem_panels)
-    samples_text = f"in {problem_panels[0].samples} samples at C = {format_compact(float(problem_panels[0].C[-1]))}, B_p = {problem_panels[0].B_p}"
+    first = problem_panels[0]
+    problems, seeds = first.correct.shape[2], max(len(panel.correct) for panel in problem_panels)
+    C_text = format_compact(float(first.C[-1]))
     sentences = []
-    for count, outcome_text in ((0, "never solved"), (problem_panels[0].samples, "always solved")):
-        values = ", ".join(
-            f"{format_percent(float(cell.final_frequencies(count).mean()))} at n = {cell.n}" for cell in problem_panels
-        )
-        base = np.mean([(cell.correct[:, 0] == count).mean() for cell in problem_panels])
-        base_text = f" ({format_percent(float(base))} by the base policy)" if problem_panels[0].C[0] == 0 else ""
-        sentences.append(f"Of {problems} training problems {outcome_text} {samples_text}: {values}{base_text}.")
+    for count, outcome in ((0, "never solved"), (first.samples, "always solved")):
+        shares = [format_percent(float(panel.final_frequencies(count).mean())) for panel in problem_panels]
+        values = ", ".join(f"{share} at n = {panel.n}" for share, panel in zip(shares, problem_panels, strict=True))
+        base = np.mean([(panel.correct[:, 0] == count).mean() for panel in problem_panels])
+        base_text = f" ({format_percent(float(base))} by the base policy)" if first.C[0] == 0 else ""
+        condition = f"{outcome} in {first.samples} samples at C = {C_text}, B_p = {first.B_p}"
+        sentences.append(f"Of {problems} training problems {condition}: {values}{base_text}.")
     if len(problem_panels) == 2:
-        sentences += [_describe_difference(problem_panels[0], problem_panels[1], seeds)]
+        sentences.append(_describe_difference(first, problem_panels[1], seeds))
     return sentences
 
 
 def _describe_difference(small_n_panel: ProblemPanel, large_n_panel: ProblemPanel, seeds: int) -> str:
     """Whether the larger n leaves fewer problems at 0, paired over problems."""
     differences = large_n_panel.final_frequencies(0) - small_n_panel.final_frequencies(0)
-    mean, error = (
-        float(differences.mean()),
-        float(differences.std(ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else 0.0,
-    )
+    mean = float(differences.mean())
+    error = float(differences.std(ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else 0.0
     points = f"{100 * mean:+.0f} ± {100 * error:.0f} percentage points"
+    small_n, large_n = small_n_panel.n, large_n_panel.n
     if abs(mean) <= MIN_Z * error or not mean:
-        return f"The share never solved does not differ between n = {small_n_panel.n} and n = {large_n_panel.n} by more than luck ({points})."
+        pair = f"n = {small_n} and n = {large_n}"
+        return f"The share never solved does not differ between {pair} by more than chance ({points})."
     more = "fewer" if mean < 0 else "more"
     paper_text = "as in the paper: less interference" if mean < 0 else "unlike in the paper"
-    seed_text = "" if seeds > 1 else "; one seed, so runs may differ by luck"
-    return f"n = {large_n_panel.n} leaves {more} problems never solved than n = {small_n_panel.n} ({points}, {paper_text}{seed_text})."
+    seed_text = "" if seeds > 1 else "; one seed, so runs may differ by chance"
+    return f"n = {large_n} leaves {more} problems never solved than n = {small_n} ({points}, {paper_text}{seed_text})."

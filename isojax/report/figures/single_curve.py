@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from isojax.report.canvas import (
@@ -15,6 +16,7 @@ from isojax.report.canvas import (
     MUTED,
     RenderedFigure,
     escape_label,
+    legend_below,
     panel_grid,
     render_figure,
     style_axes,
@@ -28,62 +30,48 @@ HELD_OUT_COLOUR = "#2f6fb2"
 def single_curve_figure(
     document: Mapping[str, Any], C: FloatArray, R: FloatArray, seed_index: NDArray[np.intp], seed_names: tuple[str, ...]
 ) -> RenderedFigure:
-    """Draw it.
+    """The fitted curve over its interval, and the points; the dashed line is R0.
 
     Args:
         document: what `curve_file.fit_curve_file` found.
-        C, R, run: float[points] >= 0, rewards, and which seed, an index into `names`; points at C = 0 are the dashed
-        line R0.
+        C, R: float[points] >= 0, compute and rewards.
+        seed_index: int[points], which seed each point belongs to, an index into `seed_names`.
     """
     fig, (ax,) = panel_grid(1, height=4.6)
-    C_limit = document["fit_below"]
-    grid, low, high = (np.array([p[key] for p in document["band"]]) for key in ("C", "low", "high"))
-    band_rewards = np.array([p["reward"] for p in document["band"]])
-    ax.fill_between(
-        grid,
-        low,
-        high,
-        color=LAW_COLOUR,
-        alpha=0.18,
-        lw=0,
-        zorder=2,
-        label=f"{document['bootstrap']['level']:.0%} interval",
-    )
-    is_fitted_range = np.ones(len(grid), dtype=bool) if C_limit is None else grid <= C_limit
-    plateau_text = f"A = {document['A']:.3g}{'' if document['determined'] else ' (not determined)'}, exponent = {document['exponent']:.3g}"
-    parameters_text = f"R0 = {document['R0']:.3g}, {plateau_text}, C_mid = {document['C_mid']:.3g}"
-    ax.plot(
-        grid[is_fitted_range], band_rewards[is_fitted_range], color=LAW_COLOUR, lw=2.2, zorder=4, label=parameters_text
-    )
-    if C_limit is not None:
-        ax.plot(
-            grid[~is_fitted_range],
-            band_rewards[~is_fitted_range],
-            color=LAW_COLOUR,
-            lw=2.2,
-            ls=DASHES[1],
-            zorder=4,
-            label="the same, beyond what it was fitted to",
-        )
-        ax.axvline(C_limit, color=MUTED, lw=0.9, ls=DASHES[2], zorder=1)
-    is_held_out = C > (np.inf if C_limit is None else C_limit)
+    _draw_curve(ax, document)
+    C_limit = np.inf if document["fit_below"] is None else document["fit_below"]
+    style = {"s": 16, "alpha": 0.75, "lw": 0, "zorder": 3}
     for i, name in enumerate(seed_names):
         seed_text = escape_label(f", {document['group']} {name}") if name else ""
-        for colour, split_text, is_shown in ((INK, "fitted", ~is_held_out), (HELD_OUT_COLOUR, "held out", is_held_out)):
-            is_shown = is_shown & (seed_index == i) & (C > 0)
-            if is_shown.any():
-                style = {
-                    "marker": MARKERS[i % len(MARKERS)],
-                    "color": colour,
-                    "s": 16,
-                    "alpha": 0.75,
-                    "lw": 0,
-                    "zorder": 3,
-                }
-                ax.scatter(C[is_shown], R[is_shown], label=split_text + seed_text, **style)
+        is_of_seed = (seed_index == i) & (C > 0)
+        for colour, split, is_of_split in ((INK, "fitted", C <= C_limit), (HELD_OUT_COLOUR, "held out", C > C_limit)):
+            shown = is_of_seed & is_of_split
+            if shown.any():
+                marker = MARKERS[i % len(MARKERS)]
+                ax.scatter(C[shown], R[shown], label=split + seed_text, marker=marker, color=colour, **style)
     ax.axhline(document["R0"], color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=1)
-    style_axes(
-        ax, "reward(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)", escape_label(document["x"]), escape_label(document["y"])
-    )
-    fig.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    title = "reward(C) = R0 + (A - R0) / (1 + (C_mid / C)^exponent)"
+    style_axes(ax, title, escape_label(document["x"]), escape_label(document["y"]))
+    legend_below(fig, 2)
     return render_figure(fig)
+
+
+def _draw_curve(ax: Axes, document: Mapping[str, Any]) -> None:
+    """The curve with its interval and parameters, dashed beyond the points that it was fitted to."""
+    C, low, high, reward = (np.array([p[key] for p in document["band"]]) for key in ("C", "low", "high", "reward"))
+    label = f"{document['bootstrap']['level']:.0%} interval"
+    ax.fill_between(C, low, high, color=LAW_COLOUR, alpha=0.18, lw=0, zorder=2, label=label)
+    line = {"color": LAW_COLOUR, "lw": 2.2, "zorder": 4}
+    C_limit = document["fit_below"]
+    is_fitted = np.ones(len(C), dtype=bool) if C_limit is None else C <= C_limit
+    ax.plot(C[is_fitted], reward[is_fitted], label=_parameters_text(document), **line)
+    if C_limit is not None:
+        label = "the same, beyond the fitted points"
+        ax.plot(C[~is_fitted], reward[~is_fitted], ls=DASHES[1], label=label, **line)
+        ax.axvline(C_limit, color=MUTED, lw=0.9, ls=DASHES[2], zorder=1)
+
+
+def _parameters_text(document: Mapping[str, Any]) -> str:
+    values = {name: f"{name} = {document[name]:.3g}" for name in ("R0", "A", "exponent", "C_mid")}
+    values["A"] += "" if document["determined"] else " (not determined)"
+    return ", ".join(values.values())

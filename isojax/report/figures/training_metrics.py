@@ -1,6 +1,6 @@
-"""How training went: entropy, KL, clip fraction, gradient norm, response length and shares of groups and responses
-against C, for each n. What flags a run stands in scaling/checks/run_health.py; flagged runs that were left out of the
-fit are not drawn."""
+"""Training metrics against C, for each n: entropy, KL, clip fraction, gradient norm, response length, shares of groups
+and responses. scaling/checks/run_health.py flags runs by them; runs that the fit leaves out are not drawn.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from isojax.core.nouns import RunRecord
-from isojax.report.canvas import DPI, n_palette, style_axes
-from isojax.report.fit_views import FitDocument, FloatArray
+from isojax.report.canvas import DPI, legend_below, n_palette, style_axes
+from isojax.report.fit_views import FloatArray, all_n
+from isojax.scaling.result import FitResult
 
-# Training metrics in the order they are drawn, and their words.
+# Training metrics in the order they are drawn, and their titles.
 METRIC_TITLES = {
-    "entropy": "entropy (nats a token)",
+    "entropy": "entropy (nats per token)",
     "kl": "KL to the base policy",
     "grad_norm": "gradient norm",
     "clip_fraction": "clipped tokens",
@@ -45,10 +46,10 @@ def metric_by_n(runs: Sequence[RunRecord], name: str) -> dict[int, tuple[FloatAr
     return series_by_n if any(y.any() for _, y in series_by_n.values()) else {}
 
 
-def training_figure(fits: Sequence[FitDocument], runs: Sequence[RunRecord]) -> Figure | None:
+def training_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Figure | None:
     """A panel for each metric that was recorded and is not 0 throughout, at the frontier's last B_p."""
     fit = fits[0]
-    B_p = fit["frontier"][-1]["B_p"]
+    B_p = fit.joint.frontier[-1].B_p
     runs_of_B_p = [run for run in runs if run.cell.B_p == B_p]
     lines_by_metric = {name: lines for name in METRIC_TITLES if (lines := metric_by_n(runs_of_B_p, name))}
     if not lines_by_metric:
@@ -56,18 +57,12 @@ def training_figure(fits: Sequence[FitDocument], runs: Sequence[RunRecord]) -> F
     rows = math.ceil(len(lines_by_metric) / MAX_COLUMNS)
     columns = min(MAX_COLUMNS, len(lines_by_metric))
     fig = Figure(figsize=(max(9.0, 3.6 * columns), 2.9 * rows + 0.6), dpi=DPI, layout="constrained")
-    colours = n_palette([r["n"] for r in fit["runs"]])
+    colours = n_palette(all_n(fit))
     for i, (name, lines) in enumerate(lines_by_metric.items()):
         ax = fig.add_subplot(rows, columns, i + 1)
         for n, (C, y) in lines.items():
             ax.plot(C, y, color=colours[n], lw=1.6, label=f"n = {n}" if i == 0 else None)
         style_axes(ax, METRIC_TITLES[name], "C (rollouts)" if i >= len(lines_by_metric) - columns else "", "")
         ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
-    fig.legend(
-        loc="outside lower center",
-        ncols=len(colours),
-        frameon=False,
-        fontsize=9,
-        title=f"$B_p$ = {B_p}, means over seeds",
-    )
+    legend_below(fig, len(colours), title=f"$B_p$ = {B_p}, means over seeds")
     return fig

@@ -1,174 +1,138 @@
-"""How far to trust the fit: diagnostics in plain words, with what was left out, the runs that broke, and the
-warnings.
-"""
+"""The fit's diagnostics in sentences, what the fit leaves out, the runs flagged as broken, and the fit's own flags."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from isojax.report.fit_views import FitDocument
 from isojax.report.page.markup import Html, bullet_list, html_details, html_section, html_table, tag
 from isojax.report.text import format_compact, format_count, format_reward, join_list
 from isojax.runs.ledger import INCLUDE_FLAGGED
+from isojax.scaling.result import CurveDiagnostics, FitDiagnostics, FitResult, TiedRange
 
-CURVE_HEADER = ("B_p × n", "points", "reduced χ²", "autocorrelation", "at a bound")
+CURVE_HEADER = ("B_p × n", "points", "reduced χ²", "autocorrelation", "parameters at a bound")
+OVERFITTING_HEADER = ("run", "from C", "training reward", "validation reward", "reason")
+HEALTH_HEADER = ("run", "flag", "from C", "ran to C", "reason")
+MAX_CHI_SQUARE, MIN_CHI_SQUARE = 1.5, 0.5
+MAX_AUTOCORRELATION = 0.3
 
 
-def diagnostics_section(fit: FitDocument) -> Html:
-    """Misfit, correlated residuals, parameters at bounds, open ends, ties, what was left out; nothing for a fit of
-    schema 1.
-    """
-    diagnostics = fit.get("diagnostics")
-    if diagnostics is None:
-        return Html("")
+def diagnostics_section(fit: FitResult) -> Html:
+    """Misfit, correlated residuals, parameters at bounds, open ends, ties, and what was left out."""
+    diagnostics = fit.diagnostics
     sentences = [
-        sentence
-        for sentence in (
-            _describe_misfit(diagnostics),
-            _describe_autocorrelation(diagnostics),
-            _describe_run_lengths(diagnostics),
-        )
-        if sentence
+        _describe_misfit(diagnostics),
+        *_describe_autocorrelation(diagnostics),
+        _describe_run_lengths(diagnostics),
+        *map(_describe_tie, diagnostics.ties),
+        *_describe_open_ends(fit),
     ]
-    sentences += [_describe_tie(tie) for tie in diagnostics["ties"]]
-    sentences += _describe_open_ends(fit)
-    left_out_html = [tag("h3", "Left out"), bullet_list(diagnostics["left_out"])] if diagnostics["left_out"] else []
-    rows = [_curve_row(row) for row in diagnostics["per_curve"]]
-    curves_html = (
-        [
-            html_details(
-                "Each curve: how well it fits",
-                html_table("Misfit of each curve", CURVE_HEADER, rows, text_columns=(4,)),
-            )
-        ]
-        if rows
-        else []
-    )
-    return html_section(
-        "diagnostics",
-        "How far to trust the fit",
-        bullet_list(sentences),
-        *left_out_html,
-        *_overfitting_html(fit),
-        *curves_html,
-    )
+    left_out = [tag("h3", "Left out of the fit"), bullet_list(diagnostics.left_out)] if diagnostics.left_out else []
+    rows = [_curve_row(row) for row in diagnostics.per_curve]
+    table = html_table("Misfit of each curve", CURVE_HEADER, rows, text_columns=(4,))
+    per_curve = [html_details("Misfit of each curve", table)] if rows else []
+    sections = [bullet_list(sentences), *left_out, *_overfitting(fit), *per_curve]
+    return html_section("diagnostics", "Fit diagnostics", *sections)
 
 
-def _describe_misfit(diagnostics: Mapping[str, Any]) -> str:
-    reduced_chi_square = diagnostics["reduced_chi_square"]
-    if reduced_chi_square is None:
-        return "Without the right answers of each problem there is no noise to hold the misfit against (no χ²)."
-    verdict = (
-        "the curves miss the points by more than noise explains"
-        if reduced_chi_square > 1.5
-        else "the misfit is what noise explains"
-    )
-    verdict = "the noise is taken larger than it is" if reduced_chi_square < 0.5 else verdict
-    degrees_of_freedom = diagnostics["degrees_of_freedom"]
-    freedom_text = f" over {degrees_of_freedom:.6g} degrees of freedom" if degrees_of_freedom is not None else ""
-    return f"Reduced χ² is {reduced_chi_square:.2f}{freedom_text}: {verdict} (1 is what pure noise gives)."
+def _describe_misfit(diagnostics: FitDiagnostics) -> str:
+    chi_square = diagnostics.reduced_chi_square
+    if chi_square is None:
+        return "Without the correct answers of each problem the noise is unknown, so there is no χ² of the misfit."
+    verdict = "the misfit is what noise explains"
+    if chi_square > MAX_CHI_SQUARE:
+        verdict = "the curves miss the points by more than noise explains"
+    if chi_square < MIN_CHI_SQUARE:
+        verdict = "the noise is overestimated"
+    degrees = diagnostics.degrees_of_freedom
+    degrees_text = "" if degrees is None else f" over {degrees} degrees of freedom"
+    return f"Reduced χ² is {chi_square:.2f}{degrees_text}: {verdict} (pure noise gives 1)."
 
 
-def _describe_autocorrelation(diagnostics: Mapping[str, Any]) -> str:
-    value = diagnostics["autocorrelation"]
+def _describe_autocorrelation(diagnostics: FitDiagnostics) -> list[str]:
+    value = diagnostics.autocorrelation
     if value is None:
-        return ""
-    verdict = (
-        "neighbouring evaluations err together, so there is less information than points"
-        if value > 0.3
-        else "none to speak of"
-    )
-    return f"Autocorrelation of neighbouring residuals is {value:.2f}: {verdict}."
+        return []
+    verdict = "negligible"
+    if value > MAX_AUTOCORRELATION:
+        verdict = "neighbouring evaluations err together, so they hold less information than their number suggests"
+    return [f"Autocorrelation of neighbouring residuals is {value:.2f}: {verdict}."]
 
 
-def _describe_run_lengths(diagnostics: Mapping[str, Any]) -> str:
-    if not diagnostics["unequal_lengths"]:
+def _describe_run_lengths(diagnostics: FitDiagnostics) -> str:
+    if not diagnostics.unequal_lengths:
         return "All runs reach about the same C."
-    consequence = "beyond the end of the shorter ones the longer ones stand alone, and lead for want of rivals"
-    return f"Runs end at different C: {consequence}."
+    return "Runs end at different C: beyond the end of the shorter ones the longer ones lead without a rival."
 
 
-def _describe_tie(tie: Mapping[str, Any]) -> str:
-    C_text = f"between C = {format_compact(tie['C_low'])} and {format_compact(tie['C_high'])}"
-    C_text = f"near C = {format_compact(tie['C_low'])}" if tie["C_low"] == tie["C_high"] else C_text
-    return f"Tie: n = {join_list(tie['n'])} cannot be told apart {C_text}."
+def _describe_tie(tie: TiedRange) -> str:
+    low, high = format_compact(tie.C_low), format_compact(tie.C_high)
+    place = f"near C = {low}" if tie.C_low == tie.C_high else f"between C = {low} and {high}"
+    return f"Tie: n = {join_list(tie.n)} cannot be distinguished {place}."
 
 
-def _describe_open_ends(fit: FitDocument) -> list[str]:
-    """Segments that end where the data end, not where another n takes over."""
+def _describe_open_ends(fit: FitResult) -> list[str]:
+    """Segments that begin or end where the data do, not where another n takes over."""
     sentences = []
-    for segment in fit["segments"]:
-        ends = segment.get("censored") or {}
-        sides = [words for side, words in (("low", "its start"), ("high", "its end")) if ends.get(side)]
-        if sides:
-            span = f"{format_compact(segment['C_low'])} to {format_compact(segment['C_high'])}"
-            sentences.append(
-                f"n = {segment['n']} ({span}): {join_list(sides)} is where data end, not where another n takes over."
-            )
+    for segment in fit.joint.segments:
+        sides = (("start", segment.censored_low), ("end", segment.censored_high))
+        open_sides = [f"its {side}" for side, is_open in sides if is_open]
+        if open_sides:
+            C_range = f"{format_compact(segment.C_low)} to {format_compact(segment.C_high)}"
+            meaning = "is where the data end, not where another n takes over"
+            sentences.append(f"n = {segment.n} ({C_range}): {join_list(open_sides)} {meaning}.")
     return sentences
 
 
-def _overfitting_html(fit: FitDocument) -> list[Html]:
-    overfitting_rows = fit.get("overfitting") or ()
-    if not overfitting_rows:
+def _overfitting(fit: FitResult) -> list[Html]:
+    if not fit.overfitting:
         return []
     rows = [
         [
-            f"{r['B_p']} × {r['n']}, seed {r['seed']}", format_compact(r["C"]), f"{format_reward(r['train_from'])} → {format_reward(r['train_to'])}",
-            f"{format_reward(r['validation_from'])} → {format_reward(r['validation_to'])}", r["reason"],
+            f"{run.B_p} × {run.n}, seed {run.seed}",
+            format_compact(run.C),
+            f"{format_reward(run.train_from)} → {format_reward(run.train_to)}",
+            f"{format_reward(run.validation_from)} → {format_reward(run.validation_to)}",
+            run.reason,
         ]
-        for r in overfitting_rows
-    ]  # fmt: skip
-    headings = ["run", "from C", "training reward", f"validation {fit['metric']}", "why"]
-    note = f"{format_count(len(rows), 'run')} flagged: training rises while validation falls. Stop at the peak; the curve is held flat beyond."
-    return [
-        tag("h3", "Overfitting"),
-        tag("p", note),
-        html_table("Runs flagged for overfitting", headings, rows, text_columns=(4,)),
+        for run in fit.overfitting
     ]
+    count = f"{format_count(len(rows), 'run')} flagged: training reward rises while validation {fit.metric} falls."
+    advice = "Stop at the peak of the validation reward; beyond it the fitted curve is held flat."
+    table = html_table("Runs flagged for overfitting", OVERFITTING_HEADER, rows, text_columns=(4,))
+    return [tag("h3", "Overfitting"), tag("p", f"{count} {advice}"), table]
 
 
-def health_section(fit: FitDocument) -> Html:
-    """Which runs broke (scaling/checks/run_health.py), from where on and why; nothing for a fit from before runs were
-    judged.
-    """
-    health = fit.get("health")
-    if health is None:
-        return Html("")
-    if not health["runs"]:
-        healthy_text = "No run is flagged: none collapsed, exploded, was cut off or stopped being finite, and sampler and trainer agree."
-        return html_section("health", "Health of the runs", tag("p", healthy_text))
+def _curve_row(row: CurveDiagnostics) -> list[object]:
+    values = ["–" if value is None else f"{value:.2f}" for value in (row.reduced_chi_square, row.autocorrelation)]
+    return [f"{row.B_p} × {row.n}", row.points, *values, ", ".join(row.at_bounds) or "none"]
+
+
+def health_section(fit: FitResult) -> Html:
+    """Which runs are flagged as broken (scaling/checks/run_health.py), from where on and why."""
+    title = "Runs flagged as broken"
+    if not fit.health.runs:
+        checks = "none collapsed, exploded, was cut off or stopped being finite, and sampler and trainer agree"
+        return html_section("health", title, tag("p", f"No run is flagged: {checks}."))
     rows = [
         [
-            f"{r['B_p']} × {r['n']}, seed {r['seed']}",
-            flag["name"].replace("_", " "),
-            format_compact(flag["C"]),
-            format_compact(r["C"]),
-            flag["reason"],
+            f"{run.B_p} × {run.n}, seed {run.seed}",
+            flag.name.replace("_", " "),
+            format_compact(flag.C),
+            format_compact(run.C),
+            flag.reason,
         ]
-        for r in health["runs"]
-        for flag in r["flags"]
+        for run in fit.health.runs
+        for flag in run.flags
     ]
     command = tag("code", f"isojax report RUN {INCLUDE_FLAGGED}")
-    left_out_text: list[object] = ["Left out of every fit on this page; ", command, " puts them back."]
-    paragraph = left_out_text if health["left_out"] else ["In every fit on this page, as ", command, " asked."]
-    headings = ["run", "flag", "from C", "ran to C", "why"]
-    return html_section(
-        "health",
-        "Health of the runs",
-        tag("p", *paragraph),
-        html_table("Flagged runs", headings, rows, text_columns=(1, 4)),
-    )
+    if fit.health.left_out:
+        status = tag("p", "They are left out of every fit on this page; ", command, " puts them back.")
+    else:
+        status = tag("p", "They are in every fit on this page, as ", command, " asked.")
+    return html_section("health", title, status, html_table("Flagged runs", HEALTH_HEADER, rows, text_columns=(1, 4)))
 
 
-def _curve_row(row: Mapping[str, Any]) -> list[object]:
-    reduced_chi_square, autocorrelation = row["reduced_chi_square"], row["autocorrelation"]
-    formatted_values = ["–" if x is None else f"{x:.2f}" for x in (reduced_chi_square, autocorrelation)]
-    return [f"{row['B_p']} × {row['n']}", row["points"], *formatted_values, ", ".join(row["at_bounds"]) or "none"]
-
-
-def warnings_section(fit: FitDocument) -> Html:
-    """Every warning of the fit."""
-    warnings_html = bullet_list(fit["flags"]) if fit["flags"] else tag("p", "None: the fit raised no warning.")
-    return html_section("flags", "Warnings", warnings_html)
+def flags_section(fit: FitResult) -> Html:
+    """Every flag of the fit, with its severity."""
+    if not fit.flags:
+        return html_section("flags", "Warnings", tag("p", "None: the fit raised no warning."))
+    items = [tag("span", tag("strong", f"{flag.severity}: "), flag.text) for flag in fit.flags]
+    return html_section("flags", "Warnings", bullet_list(items))

@@ -1,5 +1,5 @@
-"""HTML pieces: escaping, tables, images and the page around them. Everything passed as `str` is escaped; `Raw` marks
-HTML made here.
+"""HTML pieces: escaping, tables, images and the page around them. Everything passed as `str` is escaped, except `Html`,
+which is HTML already.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class Html(str):
 
 
 def escape(x: object) -> Html:
-    """Text as HTML; Raw stays as it is."""
+    """Text as HTML; `Html` stays as it is."""
     return x if isinstance(x, Html) else Html(html.escape(str(x)))
 
 
 def join_html(parts: Iterable[object], separator: str = "\n") -> Html:
-    """Pieces after one another, each escaped unless Raw."""
+    """Pieces after one another, each escaped unless it is `Html`."""
     return Html(separator.join(escape(p) for p in parts))
 
 
@@ -38,15 +38,16 @@ def bullet_list(items: Iterable[object]) -> Html:
 
 def html_section(section_id: str, title: str, *inner: object) -> Html:
     """A section with a heading that can be linked to."""
+    heading = f'<h2 id="{section_id}-title">{escape(title)}</h2>'
     return Html(
-        f'<section id="{section_id}" aria-labelledby="{section_id}-title"><h2 id="{section_id}-title">{escape(title)}</h2>\n{join_html(inner)}</section>'
+        f'<section id="{section_id}" aria-labelledby="{section_id}-title">{heading}\n{join_html(inner)}</section>'
     )
 
 
 def html_table(
     caption: str, headings: Sequence[object], rows: Iterable[Sequence[object]], text_columns: Sequence[int] = ()
 ) -> Html:
-    """A table whose first column heads its rows; columns are right-aligned numbers but those in `text`."""
+    """A table whose first column heads its rows; columns are right-aligned numbers but those in `text_columns`."""
     left_aligned = {0, *text_columns}
 
     def class_attribute(i: int) -> str:
@@ -60,37 +61,39 @@ def html_table(
         + "</tr>"
         for row in rows
     )
-    return Html(
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table><caption>{escape(caption)}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
+    table = (
+        f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
     )
+    return Html(f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">{table}</div>')
 
 
 def html_figure(png: bytes, alt_text: str, caption: object) -> Html:
     """An inlined image with its caption."""
     data = base64.b64encode(png).decode()
-    return Html(
-        f'<figure><img alt="{escape(alt_text)}" src="data:image/png;base64,{data}"><figcaption>{escape(caption)}</figcaption></figure>'
-    )
+    image = f'<img alt="{escape(alt_text)}" src="data:image/png;base64,{data}">'
+    return Html(f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>")
 
 
 def html_details(summary: object, *inner: object) -> Html:
-    """Closed until asked for."""
+    """A part of the page that stays closed until the reader opens it."""
     return Html(f"<details><summary>{escape(summary)}</summary>{join_html(inner)}</details>")
 
 
+def _sha256(code: str) -> str:
+    """A script's hash as the policy names it."""
+    return base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+
+
 def html_document(title: str, body: Html, scripts: Sequence[str] = (), data: str = "") -> str:
-    """The whole page; the policy in its head forbids every load, and every script but these.
+    """The whole page. The policy in its head forbids every load, and every script but these.
 
     Args:
         scripts: JavaScript to run at the page's end, in order. data: JSON for them, safe to stand in a script element.
     """
-    script_hashes = (
-        " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'" for code in scripts)
-        or "'none'"
-    )
+    script_hashes = " ".join(f"'sha256-{_sha256(code)}'" for code in scripts) or "'none'"
     style = files("isojax.report.page").joinpath("page.css").read_text(encoding="utf-8")
-    policy = f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {script_hashes}; base-uri 'none'; form-action 'none'"
+    sources = f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {script_hashes}"
+    policy = f"{sources}; base-uri 'none'; form-action 'none'"
     data_element = f'<script type="application/json" id="data">{data}</script>\n' if data else ""
     scripts_html = data_element + "".join(f"<script>{code}</script>\n" for code in scripts)
     return f"""<!doctype html>

@@ -55,7 +55,7 @@
     if (outside) {
       state.row = null;
       moveMarker();
-      fill(null, `Give a budget from ${whole(rows[0].C)} to ${whole(rows[rows.length - 1].C)} ${state.fit.unit}: nothing measured supports others.`);
+      fill(null, `Give a budget from ${whole(rows[0].C)} to ${whole(rows[rows.length - 1].C)} ${state.fit.unit}: no measurement supports others.`);
       return;
     }
     state.C = C;
@@ -78,9 +78,9 @@
     if (answered && row.interval) at("out-reward").append(small(row.interval));
     const status = at("out-status");
     status.textContent = answered ? words(row, M) : refusal || row.why;
-    status.className = answered && !row.beyond ? "" : "warn";
-    chances(answered ? row.chances : []);
-    speak(answered ? `C ${whole(state.C)}: n ${row.n}, B_p ${row.B_p}, M ${M === null ? "unknown" : whole(M)}, ` +
+    status.className = answered && !row.extrapolated ? "" : "warn";
+    probabilities(answered ? row.probabilities : []);
+    announce(answered ? `C ${whole(state.C)}: n ${row.n}, B_p ${row.B_p}, M ${M === null ? "unknown" : whole(M)}, ` +
       `expected ${row.reward}${row.interval ? `, ${row.interval}` : ""}. ${words(row, M)}` : status.textContent);
   }
 
@@ -91,18 +91,18 @@
   }
 
   function words(row, M) {
-    const said = [row.beyond ? "Beyond the data: the reward is extrapolated." : "Within the measured budgets."];
-    if (M === 0) said.push("This budget buys no update.");
-    if (row.interval && state.fit.level) said.push(`${state.fit.level} interval of the expectation: ${row.interval}.`);
-    if (row.run) said.push(`One new run would show ${row.run}.`);
-    if (row.sure) said.push(`P(n = ${row.n} is best) = ${row.sure}.`);
-    if (row.regret) said.push(`It may give away ${row.regret} of reward against the best cell.`);
-    if (row.equal) said.push(`As good within the tolerance: n = ${row.equal}.`);
-    return said.join(" ");
+    const sentences = [row.extrapolated ? "Beyond the measured budgets: the reward is extrapolated." : "Within the measured budgets."];
+    if (M === 0) sentences.push("This budget is too small for one update.");
+    if (row.interval && state.fit.level) sentences.push(`${state.fit.level} interval of the expected reward: ${row.interval}.`);
+    if (row.new_run) sentences.push(`One new run will measure ${row.new_run}.`);
+    if (row.probability) sentences.push(`P(n = ${row.n} is best) = ${row.probability}.`);
+    if (row.regret) sentences.push(`It may give away ${row.regret} of reward against the best cell.`);
+    if (row.equal_n) sentences.push(`As good within the tolerance: n = ${row.equal_n}.`);
+    return sentences.join(" ");
   }
 
-  function chances(rows) {
-    at("out-chances").replaceChildren(...rows.map(([n, text, share]) => {
+  function probabilities(rows) {
+    at("out-probabilities").replaceChildren(...rows.map(([n, text, share]) => {
       const line = document.createElement("div");
       const bar = document.createElement("span");
       bar.className = "bar";
@@ -117,9 +117,9 @@
     }));
   }
 
-  // Spoken once the slider rests, not at every step.
+  // Announced to screen readers once the slider rests, not at every step.
   let waiting = 0;
-  function speak(text) {
+  function announce(text) {
     clearTimeout(waiting);
     waiting = setTimeout(() => { at("spoken").textContent = text; }, 400);
   }
@@ -127,15 +127,15 @@
   const colour = (n) => content.colours[dark.matches ? "dark" : "light"][n];
   const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-  // A trace says what it stands for; the page says how that looks, light or dark.
+  // A trace's meta says what it stands for; the page chooses its colours, light or dark.
   function painted(trace) {
     const { n, role } = trace.meta;
     const ink = token("--ink"), law = token("--law");
-    const own = n !== undefined ? colour(n) : role && role.startsWith("law") ? law : ink;
-    const copy = { ...trace, hoverlabel: { bgcolor: token("--card"), bordercolor: own, font: { color: ink } } };
+    const hue = n !== undefined ? colour(n) : role && role.startsWith("law") ? law : ink;
+    const copy = { ...trace, hoverlabel: { bgcolor: token("--card"), bordercolor: hue, font: { color: ink } } };
     if (trace.fill) return { ...copy, fillcolor: role === "law band" ? `${law}30` : `${ink}2c`, line: { ...trace.line, color: "rgba(0,0,0,0)" } };
-    if (trace.line) copy.line = { ...trace.line, color: own };
-    if (trace.marker) copy.marker = { ...trace.marker, color: role ? token("--paper") : own, line: { ...trace.marker.line, color: role ? ink : own } };
+    if (trace.line) copy.line = { ...trace.line, color: hue };
+    if (trace.marker) copy.marker = { ...trace.marker, color: role ? token("--paper") : hue, line: { ...trace.marker.line, color: role ? ink : hue } };
     if (trace.error_x) copy.error_x = { ...trace.error_x, color: ink };
     return copy;
   }
@@ -166,15 +166,15 @@
     const row = state.row, accent = token("--accent"), C = state.C;
     if (row === null) return [];
     const line = (more) => ({ type: "line", layer: "above", xref: "x", yref: "y", x0: C, x1: C, line: { color: accent, width: 1.2, dash: "dot" }, ...more });
-    const found = [line({ yref: "paper", y0: 0, y1: 1 })];
-    if (row.why !== undefined) return found;
+    const drawn = [line({ yref: "paper", y0: 0, y1: 1 })];
+    if (row.why !== undefined) return drawn;
     const y = kind === "law" ? row.n : row.y;
     if (kind === "reward" && row.low !== null && row.high !== null) {
-      found.push(line({ y0: row.low, y1: row.high, line: { color: accent, width: 5 }, opacity: 0.6 }));
+      drawn.push(line({ y0: row.low, y1: row.high, line: { color: accent, width: 5 }, opacity: 0.6 }));
     }
     const [[x0, x1], [y0, y1]] = [around(axes.xaxis, C), around(axes.yaxis, y)];
-    found.push({ type: "circle", layer: "above", xref: "x", yref: "y", x0, x1, y0, y1, fillcolor: accent, line: { color: token("--paper"), width: 2 } });
-    return found;
+    drawn.push({ type: "circle", layer: "above", xref: "x", yref: "y", x0, x1, y0, y1, fillcolor: accent, line: { color: token("--paper"), width: 2 } });
+    return drawn;
   }
 
   const charts = { reward: "chart-reward", law: "chart-law" };

@@ -1,4 +1,4 @@
-"""Where the page's numbers come from: sample rollouts of two cells, the method in words, the sweep's config."""
+"""Where the page's numbers come from: sample rollouts of two cells, the method, the sweep's config."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections import deque
 from itertools import groupby, islice
 from pathlib import Path
 
-from isojax.report.fit_views import FitDocument
 from isojax.report.page.advice import Advice
 from isojax.report.page.markup import Html, html_details, html_section, join_html, tag
 from isojax.report.text import format_count, format_percent
+from isojax.scaling.result import FitResult
 
 SAMPLE_LINES, SAMPLE_WIDTH = 12, 300
 MODES = {
     "paper": "the paper's record-breaking points: a curve for each (B_p, n), their envelope, then n*(C)",
-    "hierarchical": "all points at once: curves with one base reward, where they cross, then the form of n*(C) that the data support",
+    "hierarchical": "all points at once: curves with one base reward, where they cross, then the form of n*(C) that "
+    "the data support",
 }
 
 
@@ -57,36 +58,29 @@ def _first_and_last_lines(path: Path) -> str:
     )
 
 
-def provenance_section(folder: Path, fit: FitDocument) -> Html:
+def provenance_section(folder: Path, fit: FitResult) -> Html:
     """How the fit was made, and from what."""
     method = (
-        f"Fitted to {MODES.get(fit['mode'], fit['mode'])} (mode {fit['mode']}). C counts every rollout sampled for training, never "
-        "validation. Method: IsoCompute Playbook, arXiv:2603.12151, section 4."
+        f"Fitted to {MODES.get(fit.mode, fit.mode)} (mode {fit.mode}). C counts every rollout sampled for training, "
+        "never validation. Method: IsoCompute Playbook, arXiv:2603.12151, section 4."
     )
     config = folder / "config.yaml"
-    config_html = (
-        [html_details("config.yaml", tag("pre", tag("code", config.read_text(encoding="utf-8", errors="replace"))))]
-        if config.exists()
-        else []
-    )
+    config_html = []
+    if config.exists():
+        content = tag("pre", tag("code", config.read_text(encoding="utf-8", errors="replace")))
+        config_html = [html_details("config.yaml", content)]
     fit_file, figures_folder = tag("code", "fit.json"), tag("code", "figures/")
-    files_text = tag(
-        "p", "The numbers behind this page are in ", fit_file, "; the figures, as PNG and PDF, in ", figures_folder, "."
-    )
-    return html_section(
-        "provenance", "How this was made", tag("p", method), *_intervals_html(fit), files_text, *config_html
-    )
+    files = tag("p", "The numbers are in ", fit_file, "; the figures, as PNG and PDF, in ", figures_folder, ".")
+    sections = [tag("p", method), *_describe_intervals(fit), files, *config_html]
+    return html_section("provenance", "Method and settings", *sections)
 
 
-def _intervals_html(fit: FitDocument) -> list[Html]:
-    intervals = fit.get("intervals")
+def _describe_intervals(fit: FitResult) -> list[Html]:
+    intervals = fit.intervals
     if intervals is None:
-        return [tag("p", "This mode gives no intervals.")] if fit["mode"] == "paper" else []
-    problems = (
-        f"{intervals['problems']} validation problems" if intervals["problems"] else "no record of single problems"
-    )
-    text = (
-        f"Intervals hold {format_percent(intervals['level'])} of {format_count(intervals['replicates'], 'replicate')} ({intervals['method']}; {problems}; seed "
-        f"{intervals['seed']}). Spread from run to run: {intervals['run_sd']:.4f} of reward, {intervals['run_sd_source']}."
-    )
-    return [tag("p", text)]
+        return [tag("p", "This mode gives no intervals.")] if fit.mode == "paper" else []
+    problems = f"{intervals.problems} validation problems" if intervals.problems else "no counts per problem recorded"
+    replicates = f"{format_percent(intervals.level)} of {format_count(intervals.replicates, 'replicate')}"
+    how = f"Intervals hold {replicates} ({intervals.method}; {problems}; seed {intervals.seed})."
+    spread = f"The reward's standard deviation between runs that differ in their seed alone is {intervals.run_sd:.4f}"
+    return [tag("p", f"{how} {spread}, {intervals.run_sd_source}.")]

@@ -1,0 +1,88 @@
+"""The evidence for the frontier: each segment with its verdict, and where one n overtakes another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from isojax.report.canvas import RenderedFigure
+from isojax.report.figures.catalogue import FIGURES
+from isojax.report.fit_views import frontier_views
+from isojax.report.page.markup import Html, html_figure, html_section, html_table, tag
+from isojax.report.text import (
+    MIN_DECADES,
+    MIN_Z,
+    compute_unit,
+    format_compact,
+    format_crossover,
+    join_list,
+    segment_verdict,
+    view_name,
+)
+from isojax.scaling.result import FitResult, FrontierFit, SegmentRow
+
+SEGMENT_HEADER = (
+    "B_p × n",
+    "range of C",
+    "decades",
+    "neighbours (B_p × n)",
+    "lead over the closer neighbour ± standard error",
+    "z",
+    "lead measured at C",
+    "neighbours measured",
+    "verdict",
+)
+
+
+def named_views(fit: FitResult) -> list[tuple[str, FrontierFit]]:
+    """The joint frontier and, where there are several B_p, each of theirs."""
+    views = frontier_views(fit)
+    return [(view_name(view), view) for view in views] if len(views) > 1 else [("joint", fit.joint)]
+
+
+def evidence_section(fit: FitResult, images: Mapping[str, RenderedFigure]) -> Html:
+    """Every segment with its verdict, and the crossovers."""
+    rule = (
+        f"A segment of the frontier holds when it is at least {MIN_DECADES} decade long, its neighbours were measured "
+        f"there too, and somewhere in it the winner leads the closer one by {MIN_Z:g} standard errors of the "
+        "difference (paired over validation problems, seeds averaged)."
+    )
+    figure = FIGURES["evidence"]
+    image = [html_figure(images["evidence"].png, figure.alt_text(fit), figure.caption)] if "evidence" in images else []
+    tables = [
+        html_table(f"Frontier segments, {name}", SEGMENT_HEADER, map(_segment_row, view.segments), (1, 3, 8))
+        for name, view in named_views(fit)
+    ]
+    title = "Evidence for each segment of the frontier"
+    return html_section("evidence", title, tag("p", rule), *image, *tables, tag("h3", "Crossovers"), _crossovers(fit))
+
+
+def _segment_row(segment: SegmentRow) -> list[object]:
+    low, high = format_compact(segment.C_low), format_compact(segment.C_high)
+    C_range = f"{low}{' (data begin)' if segment.censored_low else ''} – {high}"
+    neighbours = join_list(f"{cell.B_p} × {cell.n}" for cell in segment.neighbours) or "none"
+    lead = "–" if segment.lead is None else f"{segment.lead:+.3f}"
+    lead += "" if segment.se is None else f" ± {segment.se:.3f}"
+    holds, reason = segment_verdict(segment)
+    return [
+        f"{segment.B_p} × {segment.n}",
+        C_range + (" (data end)" if segment.censored_high else ""),
+        f"{segment.decades:.2f}",
+        neighbours,
+        lead,
+        "–" if segment.z is None else f"{segment.z:.1f}",
+        format_compact(segment.at_C),
+        "yes" if segment.measured_for_neighbours else "no",
+        tag("span", ("✓ " if holds else "✗ ") + reason, cls="good" if holds else "bad"),
+    ]
+
+
+def _crossovers(fit: FitResult) -> Html:
+    rows = [
+        [name, f"{row.n_low} → {row.n_high}", format_crossover(row, fit)]
+        for name, view in named_views(fit)
+        for row in view.crossovers
+    ]
+    if not rows:
+        return tag("p", "No crossover was seen.")
+    headings = ("frontier", "n", f"at C ({compute_unit(fit)})")
+    return html_table("Where one n overtakes another", headings, rows, text_columns=(1,))
