@@ -56,9 +56,9 @@ def format_probability(p: float) -> str:
     return "< 0.01" if p < 0.01 else f"= {p:.2f}"
 
 
-def format_range(bounds: Bounds | None, formatter: Callable[[float], str] = format_reward) -> str:
+def format_range(bounds: Sequence[float | None] | None, formatter: Callable[[float], str] = format_reward) -> str:
     """An interval in words: "0.498 to 0.520", "open" for an open end; "-" where there is none."""
-    if bounds is None or bounds == (None, None):
+    if bounds is None or all(bound is None for bound in bounds):
         return "-"
     return " to ".join("open" if bound is None else formatter(bound) for bound in bounds)
 

@@ -233,11 +233,12 @@ def test_fit_writes_what_it_prints_and_json_is_all_of_standard_output(isojax: Is
     code, out, err = isojax("fit", str(folder), "--json")
     assert code == 0 and err == ""
     document = json.loads(out)
-    assert {"curves", "frontier", "crossovers", "n_star", "flags"} <= set(document)
+    assert {"curves", "joint", "by_B_p", "flags"} <= set(document)
+    assert {"frontier", "crossovers", "n_star"} <= set(document["joint"])
     assert {"B_p", "n", "R0", "A", "exponent", "C_mid"} <= set(document["curves"][0])
     assert document["compute"] == "rollouts" and document["metric"] == "avg@4"
     assert json.loads((folder / "fit.json").read_text()) == document
-    leaders = [point["n"] for point in document["frontier"]]
+    leaders = [point["n"] for point in document["joint"]["frontier"]]
     assert leaders == sorted(leaders) and len(set(leaders)) >= 3  # the world's n* rises
     first = (folder / "fit.json").read_bytes()
     code, out, _ = isojax("fit", str(folder))

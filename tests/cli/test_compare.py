@@ -11,7 +11,6 @@ import pytest
 
 from isojax.cli import app
 from isojax.runs.ledger import Ledger
-from isojax.scaling.flat_document import flatten
 from tests.scaling.documents import SHAPES, document
 from tests.scaling.synthetic import world
 
@@ -28,7 +27,7 @@ def compare(
     for name, more in (("a", 0.0), ("b", -0.05)):
         Path(name).mkdir()
         Path(name, "fit.json").write_text(
-            json.dumps(flatten(document({cell: (A + more, B, mid) for cell, (A, B, mid) in SHAPES.items()})))
+            document({cell: (A + more, B, mid) for cell, (A, B, mid) in SHAPES.items()}).model_dump_json()
         )
 
     def run(*words: str) -> Outcome:

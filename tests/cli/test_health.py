@@ -17,6 +17,7 @@ from isojax.cli import app
 from isojax.cli.saved_fits import read_fit
 from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import write_run
+from isojax.scaling.result import RunHealth
 from tests.scaling.synthetic import world
 
 Isojax = Callable[..., tuple[int, str, str]]
@@ -63,7 +64,7 @@ def test_a_fit_without_it_is_the_fit_of_the_others_but_for_its_words(isojax: Iso
     fit, alone = json.loads(out), json.loads(isojax("fit", "runs/well", "--bootstrap", "40", "--json")[1])
     assert fit["health"]["left_out"] and [row | BROKEN for row in fit["health"]["runs"]] == fit["health"]["runs"]
     assert [flag["name"] for flag in fit["health"]["runs"][0]["flags"]] == ["collapsed"]
-    assert fit["flags"][0].startswith(
+    assert fit["flags"][0]["text"].startswith(
         "B_p=16 n=8 seed 1 is left out of the fit (--include-flagged puts it back): collapsed from C = "
     )
     assert fit["flags"][1:] == alone["flags"] and alone["health"] == {"left_out": True, "runs": []}
@@ -81,7 +82,7 @@ def test_it_can_be_put_back_into_every_answer(isojax: Isojax) -> None:
     code, out, err = isojax("fit", "runs/one", "--bootstrap", "20", "--include-flagged", "--json")
     fit = json.loads(out)
     assert code == 0 and len(fit["runs"]) == 6 and not fit["health"]["left_out"], err
-    assert "fitted all the same, as asked: collapsed from C = " in fit["flags"][0]
+    assert "fitted all the same, as asked: collapsed from C = " in fit["flags"][0]["text"]
     assert Path("runs/one/fit-with-flagged.json").exists() and not Path("runs/one/fit.json").exists()
     code, out, err = isojax("recommend", "runs/one", "--budget", "1e5", "--fix", "B_p=16", "--include-flagged")
     assert code == 0 and not Path("runs/one/fit.json").exists(), err
@@ -113,7 +114,7 @@ def test_a_fit_from_before_runs_were_judged_is_read_as_one_of_healthy_runs(isoja
     old = json.loads(path.read_text())
     del old["health"]
     path.write_text(json.dumps(old))
-    assert read_fit(path.parent)["health"] == {"left_out": True, "runs": []}
+    assert read_fit(path.parent).health == RunHealth(left_out=True, runs=())
     assert json.loads(path.read_text()) == old  # and left as it is
 
 

@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isojax.cli import app, saved_fits
+from isojax.cli import app, other_fits
 from isojax.core.estimators import summarize_counts
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.runs.ledger import Ledger, read_runs
 from isojax.train.evaluate import EvalCounts
 from isojax.train.metrics import eval_metrics
+from tests.scaling.documents import document
 from tests.scaling.synthetic import world
 
 Isojax = Callable[..., tuple[int, str, str]]
@@ -73,7 +74,7 @@ def test_a_fit_of_an_extra_set_is_the_fit_of_that_set_alone(isojax: Isojax) -> N
     code, out, err = isojax("fit", "runs/both", "--metric", "hard/avg@4", *QUICK)
     assert code == 0, err
     extra, alone = json.loads(out), json.loads(isojax("fit", "runs/hard", *QUICK)[1])
-    assert extra["intervals"]["problems"] == 30 and any(s["lead"] is not None for s in extra["segments"])
+    assert extra["intervals"]["problems"] == 30 and any(s["lead"] is not None for s in extra["joint"]["segments"])
     assert extra.pop("metric") == "hard/avg@4" and alone.pop("metric") == "avg@4"
     assert extra == alone
     assert json.loads(Path("runs/both/fit-hard-avg@4.json").read_text())["metric"] == "hard/avg@4"
@@ -142,17 +143,17 @@ def test_the_report_shows_extra_sets_before_other_recorded_metrics(monkeypatch: 
         asked.append(metric)
         return {"metric": metric}
 
-    monkeypatch.setattr(saved_fits, "fit_runs", fitted)
+    monkeypatch.setattr(other_fits, "fit_runs", fitted)
     metrics = {f"{name}{kind}@4": 0.5 for name in ("", "d/", "c/", "b/", "a/") for kind in ("worst", "best", "avg")}
     run = RunRecord(Cell(16, 4, 0), (EvalPoint(0, 0, 0, 0, metrics, (2, 2), 4),))
-    saved_fits.other_fits([run], {"metric": "avg@4", "mode": "hierarchical", "compute": "rollouts"})
+    other_fits.other_fits([run], document())
     assert asked == ["avg@4", "best@4", "worst@4", "a/avg@4", "b/avg@4", "c/avg@4", "d/avg@4", "a/best@4", "a/worst@4"]
 
 
 def test_the_report_fits_no_metric_that_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     """What every evaluation of a run records, of the main set and of a further one: rewards alone are fitted."""
     asked: list[str] = []
-    monkeypatch.setattr(saved_fits, "fit_runs", lambda runs, metric, *_: asked.append(metric))
+    monkeypatch.setattr(other_fits, "fit_runs", lambda runs, metric, *_: asked.append(metric))
     counts = EvalCounts(
         correct=np.array([2, 1]),
         parsed=5,
@@ -171,5 +172,5 @@ def test_the_report_fits_no_metric_that_is_no_reward(monkeypatch: pytest.MonkeyP
         "hard/verifier_failures",
     } < set(recorded)
     run = RunRecord(Cell(16, 4, 0), (EvalPoint(0, 0, 0, 0, recorded, (2, 1), 4),))
-    saved_fits.other_fits([run], {"metric": "avg@4", "mode": "hierarchical", "compute": "rollouts"})
+    other_fits.other_fits([run], document())
     assert asked == ["avg@4", "best@4", "worst@4", "hard/avg@4", "hard/best@4", "hard/worst@4"]

@@ -4,6 +4,7 @@ kept.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -13,10 +14,9 @@ import pytest
 import yaml
 
 from isojax.cli import app
-from isojax.scaling.flat_document import flatten
 from isojax.scaling.law.law_forms import Law
 from isojax.scaling.result import NStarFit
-from tests.scaling.documents import document, without_draws
+from tests.scaling.documents import document
 
 Outcome = tuple[int, str, str]
 
@@ -28,7 +28,7 @@ def recommend(
     """Run the command on fit.json in an empty folder: (exit code, standard output, standard error)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
-    Path("fit.json").write_text(json.dumps(flatten(document())))
+    Path("fit.json").write_text(document().model_dump_json())
 
     def run(*words: str) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["isojax", "recommend", "fit.json", *words])
@@ -58,14 +58,14 @@ def test_what_is_printed(recommend: Callable[..., Outcome]) -> None:
 def test_no_effect_comes_first(recommend: Callable[..., Outcome]) -> None:
     equal = {(16, n): (0.6, 1.0, 2e3) for n in (4, 8)}
     law = NStarFit(law=Law("constant", 0.0, 0.0, None, 2.0), no_effect=True)
-    Path("fit.json").write_text(json.dumps(flatten(document(equal, n_star=law))))
+    Path("fit.json").write_text(document(equal, n_star=law).model_dump_json())
     assert recommend("--budget", "1e5")[1].startswith("n makes no difference here: any of n = 4, 8 will do")
 
 
 def test_no_effect_where_the_best_B_p_was_run_at_one_n(recommend: Callable[..., Outcome]) -> None:
     law = NStarFit(law=Law("constant", 0.0, 0.0, None, 2.0), no_effect=True)
     shapes = {(16, 4): (0.5, 1.0, 2e3), (16, 8): (0.5, 1.0, 2e3), (64, 4): (0.6, 1.0, 2e3)}
-    Path("fit.json").write_text(json.dumps(flatten(document(shapes, n_star=law))))
+    Path("fit.json").write_text(document(shapes, n_star=law).model_dump_json())
     out = recommend("--budget", "1e5")[1]
     assert out.startswith("n makes no difference here at one and the same B_p\n")
 
@@ -135,32 +135,28 @@ def test_numbers_that_nobody_means(recommend: Callable[..., Outcome], words: str
 
 
 def test_a_run_past_its_peak_is_told_to_stop_and_a_loss_is_called_one(recommend: Callable[..., Outcome]) -> None:
-    fit = flatten(document())
-    for curve in fit["curves"]:
-        curve["C_peak"] = 4e4
-    Path("fit.json").write_text(json.dumps(fit | {"base_reward": 0.9}))
+    fit = document()
+    curves = tuple(dataclasses.replace(curve, C_peak=4e4) for curve in fit.curves)
+    Path("fit.json").write_text(fit.model_copy(update={"curves": curves, "base_reward": 0.9}).model_dump_json())
     out = recommend("--budget", "1e5")[1]
     assert "stop early: reward of 16x16 falls beyond C = 4e+04 (M = 156)" in out
     assert "that is less than the base policy's 0.900" in out
 
 
 def test_no_stable_B_p_says_how_to_choose_one(recommend: Callable[..., Outcome]) -> None:
-    Path("fit.json").write_text(json.dumps(flatten(document(unstable=(16, 64)))))
+    Path("fit.json").write_text(document(unstable=(16, 64)).model_dump_json())
     code, _, err = recommend("--budget", "1e5")
     assert code == 2 and "as --fix B_p=64" in err
     assert recommend("--budget", "1e5", "--fix", "B_p=64")[0] == 0
 
 
 def test_a_fit_that_is_not_whole_or_of_another_schema(recommend: Callable[..., Outcome]) -> None:
-    without_runs = {name: value for name, value in flatten(document()).items() if name != "runs"}
-    for content, said in ((flatten(document()) | {"schema": 3}, "a fit of schema 3"), (without_runs, "it has no runs")):
-        Path("fit.json").write_text(json.dumps(content))
+    content = document().model_dump(mode="json")
+    without_runs = {name: value for name, value in content.items() if name != "runs"}
+    for changed, place in (
+        (content | {"schema_version": 3}, "schema_version: "),
+        (without_runs, "runs: Field required"),
+    ):
+        Path("fit.json").write_text(json.dumps(changed))
         code, _, err = recommend("--budget", "1e5")
-        assert code == 2 and said in err
-
-
-def test_a_fit_of_schema_1_says_what_it_is(recommend: Callable[..., Outcome]) -> None:
-    old = flatten(without_draws(document(), "paper")) | {"schema": 1}
-    Path("fit.json").write_text(json.dumps(old))
-    code, out, err = recommend("--budget", "1e5")
-    assert code == 0 and "B_p = 16" in out and err.startswith("warning: fit.json is of schema 1")
+        assert code == 2 and f"fit.json is no fit of schema version 1 ({place}" in err and "`isojax fit RUN`" in err

@@ -46,13 +46,15 @@ def test_a_sweep_leaves_its_files(whole: Any) -> None:
 
 def test_fit_json_holds_the_keys_it_promises(whole: Any) -> None:
     fit = json.loads((whole.run() / "fit.json").read_text())
-    assert {"curves", "frontier", "crossovers", "n_star", "flags"} <= set(fit)
+    assert {"curves", "joint", "by_B_p", "by_B", "flags"} <= set(fit)
+    joint = fit["joint"]
+    assert {"frontier", "crossovers", "segments", "n_star"} <= set(joint)
     assert {(c["B_p"], c["n"]) for c in fit["curves"]} == {(8, 2), (8, 4)}
     assert all({"B_p", "n", "R0", "A", "exponent", "C_mid"} <= set(c) for c in fit["curves"])
-    assert fit["frontier"] and all({"C", "reward", "n", "B_p"} <= set(p) for p in fit["frontier"])
-    assert all({"n_low", "n_high", "C"} <= set(c) for c in fit["crossovers"])
-    assert {"form", "L", "k", "log10_C0", "b"} <= set(fit["n_star"])
-    assert all(isinstance(text, str) for text in fit["flags"])
+    assert joint["frontier"] and all({"C", "reward", "n", "B_p"} <= set(p) for p in joint["frontier"])
+    assert all({"n_low", "n_high", "C"} <= set(c) for c in joint["crossovers"])
+    assert {"form", "L", "k", "log10_C0", "b"} <= set(joint["n_star"]["law"])
+    assert all({"code", "severity", "text"} == set(flag) for flag in fit["flags"])
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -142,7 +142,7 @@ def test_the_slider_answers_to_the_keyboard(opened: Any, fits: list[dict[str, An
         assert float(opened.find_element(By.ID, "exact").get_attribute("value")) == row["C"]
         assert slider.get_attribute("aria-valuetext") == f"{row['C']:,.0f} rollouts"
         WebDriverWait(opened, 3).until(lambda b, row=row: b.execute_script(MARKER, row["C"], row["y"]))
-        seen.add((row["n"], row["beyond"]))
+        seen.add((row["n"], row["extrapolated"]))
     assert len(seen) > 2
     WebDriverWait(opened, 3).until(
         lambda b: f"C {rows[-71]['C']:,.0f}: n {rows[-71]['n']}" in b.find_element(By.ID, "spoken").text

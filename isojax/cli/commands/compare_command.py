@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from isojax.cli.figure_files import check_figure_path, write_figure
-from isojax.cli.formatting import to_json_value
+from isojax.cli.formatting import print_json, print_notes, to_json_value
 from isojax.cli.lazy_commands import new_app
 from isojax.cli.options import JsonOption
 from isojax.cli.saved_fits import make_fit, read_fit, sweep_folder
@@ -21,7 +20,7 @@ from isojax.core.errors import InputError
 from isojax.report.figures.compared_sweeps import comparison_figure
 from isojax.runs.workspace import display_path
 from isojax.scaling.compare import compare_sweeps
-from isojax.scaling.flat_document import nest
+from isojax.scaling.result import FitResult
 
 app = new_app()
 
@@ -65,13 +64,12 @@ def compare(
     missing = next((run for run in runs if not run.exists()), None)  # before anything is fitted
     if missing is not None:
         raise InputError(f"there is no {missing}; expected a sweep's folder or a fit.json, such as runs/quickstart.")
-    documents = [_load_fit(run, metric) for run in runs]
-    comparison = to_json_value(compare_sweeps([nest(d) for d in documents], names))
+    comparison = to_json_value(compare_sweeps([_load_fit(run, metric) for run in runs], names))
     if out is not None:
         drawing = comparison_figure(comparison)
         write_figure(out, drawing.png, drawing.pdf, "--out")
     if as_json:
-        print(json.dumps(comparison, indent=1, allow_nan=False))
+        print_json(comparison)
         return
     console = Console()
     print_comparison(console, comparison)
@@ -85,15 +83,14 @@ def _default_labels(runs: Sequence[Path]) -> list[str]:
     return folder_names if len(set(folder_names)) == len(folder_names) else [display_path(run) for run in runs]
 
 
-def _load_fit(run: Path, metric: str | None) -> Mapping[str, Any]:
-    """A run's fit; of the metric that was asked for, made where fit.json has another."""
-    document = read_fit(run)
-    if metric is None or document.get("metric") == metric:
-        return document
+def _load_fit(run: Path, metric: str | None) -> FitResult:
+    """A run's fit, of the metric that was asked for; it is made where fit.json has another metric."""
+    fit = read_fit(run)
+    if metric is None or fit.metric == metric:
+        return fit
     if not run.is_dir():
-        raise InputError(
-            f"{run} is a fit of {document.get('metric')}, not of {metric}; expected that metric. Name the sweep's folder instead."
-        )
+        problem = f"{run} is a fit of {fit.metric}, not of {metric}"
+        raise InputError(f"{problem}; expected that metric. Name the sweep's folder instead.")
     return make_fit([sweep_folder(run)], metric, "rollouts")
 
 
@@ -107,8 +104,7 @@ def print_comparison(console: Console, comparison: Mapping[str, Any]) -> None:
     console.print(_largest_budget_table(comparison))
     for sentence in comparison["says"]:
         console.print(f"  {escape(sentence)}", highlight=False)
-    for note in comparison["notes"]:
-        console.print(f"[yellow]note:[/yellow] {escape(note)}", highlight=False)
+    print_notes(console, comparison["notes"])
 
 
 def _sweeps_table(

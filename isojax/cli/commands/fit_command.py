@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from isojax.cli.formatting import print_fit
+from isojax.cli.formatting import print_json, print_notes, text_table, to_json_value
 from isojax.cli.lazy_commands import new_app
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, ModeOption
 from isojax.cli.saved_fits import DEFAULT_MODE, FitOptions, make_fit
 from isojax.cli.validation import make_validation, print_validation
+from isojax.report.text import LAW_PARAMETERS, format_number, format_percent, format_range
+from isojax.scaling.curves.fitted_curve import FittedCurve
+from isojax.scaling.result import FitResult, FrontierFit, NStarFit
 
 app = new_app()
 
@@ -63,15 +66,69 @@ def fit(
     \b
     [bold]Examples[/bold]
       isojax fit runs/quickstart
-      isojax fit runs/quickstart --compute tokens --json | jq .n_star
+      isojax fit runs/quickstart --compute tokens --json | jq .joint.n_star
       isojax fit runs/quickstart --validate    hides the top 4x of compute, the largest n, one seed; validation.json
     """
     options = FitOptions(mode, bootstrap, seed, run_sd, include_flagged)
-    fit_document = make_fit(runs, metric, compute, options)
+    result = make_fit(runs, metric, compute, options)
     validation = make_validation(runs, metric, compute, options) if validate else None
     if as_json:
-        print(json.dumps(fit_document | ({"validation": validation} if validation else {}), indent=1, allow_nan=False))
+        print_json(to_json_value(result) | ({"validation": validation} if validation else {}))
         return
-    print_fit(Console(), fit_document)
+    print_fit(Console(), result)
     if validation:
         print_validation(Console(), validation)
+
+
+def print_fit(console: Console, fit: FitResult) -> None:
+    """The curves, which n leads where, the crossovers, n*(C) and the flags, each with its interval where the fit has
+    one.
+    """
+    level = "" if fit.intervals is None else format_percent(fit.intervals.level)
+    columns = ("B_p", "n", "R0", "A", level, "exponent", "C_mid")
+    title = "reward(C) from R0 to the plateau A, half way at C_mid (? : plateau not reached)"
+    console.print(text_table(title, columns, map(_curve_row, fit.curves)))
+    columns = ("from C", "to C", "n", "B_p", "reward", "to reward", level)
+    console.print(text_table("frontier: which n leads", columns, _frontier_rows(fit.joint)))
+    for row in fit.joint.crossovers:
+        interval = format_range((row.low, row.high), format_number)
+        place = format_number(row.C) + ("" if interval == "-" else f" ({interval})")
+        console.print(f"n = {row.n_low} gives way to n = {row.n_high} at C = {place}", highlight=False)
+    _print_law(console, fit.joint.n_star, level)
+    print_notes(console, (flag.text for flag in fit.flags))
+
+
+def _curve_row(curve: FittedCurve) -> list[str]:
+    plateau = format_number(curve.A) + ("" if curve.determined else " ?")
+    interval = format_range(curve.A_interval, format_number)
+    shape = (format_number(curve.exponent), format_number(curve.C_mid))
+    return [str(curve.B_p), str(curve.n), format_number(curve.R0), plateau, interval, *shape]
+
+
+def _frontier_rows(view: FrontierFit) -> list[list[str]]:
+    """A row for each stretch of one cell."""
+    rows = []
+    for (n, B_p), group in groupby(view.frontier, key=lambda point: (point.n, point.B_p)):
+        points = list(group)
+        first, last = points[0], points[-1]
+        rewards = (format_number(first.reward), format_number(last.reward))
+        interval = format_range((last.low, last.high), format_number)
+        rows.append([format_number(first.C), format_number(last.C), str(n), str(B_p), *rewards, interval])
+    return rows
+
+
+def _print_law(console: Console, n_star: NStarFit, level: str) -> None:
+    if n_star.no_effect:
+        console.print("[bold]n*(C)[/bold]: n makes no difference here", highlight=False)
+        return
+    law = n_star.law
+    if law.form == "constant":
+        parameters = f"n* = {format_number(2**law.b)}"
+    else:
+        parameters = ", ".join(f"{name} = {format_number(getattr(law, name))}" for name in LAW_PARAMETERS[law.form])
+    console.print(f"[bold]n*(C)[/bold]: {law.form}; {parameters}", highlight=False)
+    if n_star.intervals is not None:
+        bounds = n_star.intervals
+        places = {"low": bounds.n_at_low_C, "middle": bounds.n_at_middle_C, "high": bounds.n_at_high_C}
+        intervals = "; ".join(f"{format_range(interval, format_number)} at {at} C" for at, interval in places.items())
+        console.print(f"  {level} interval of the best measured n: {intervals}", highlight=False)

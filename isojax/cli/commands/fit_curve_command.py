@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,10 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from isojax.cli.figure_files import check_figure_path, write_figure
-from isojax.cli.formatting import format_bounds, print_notes, to_json_value
+from isojax.cli.formatting import print_json, print_notes
 from isojax.cli.lazy_commands import new_app
 from isojax.cli.options import JsonOption, WhereOption
 from isojax.report.figures.single_curve import single_curve_figure
+from isojax.report.text import format_number, format_range
 from isojax.scaling.curve_file import fit_curve_file
 
 app = new_app()
@@ -73,7 +73,7 @@ def fit_curve(
         )
         write_figure(plot_path, drawing.png, drawing.pdf, "--plot")
     if as_json:
-        print(json.dumps(to_json_value(fit_document), indent=1, allow_nan=False))
+        print_json(fit_document)
         return
     console = Console()
     _print_curve(console, fit_document)
@@ -88,7 +88,9 @@ def _print_curve(console: Console, fit_document: Mapping[str, Any]) -> None:
     table = Table("parameter", "value", "90% interval")
     for name, meaning in (("R0", "at C = 0"), ("A", "plateau"), ("exponent", "sharpness"), ("C_mid", "half the gain")):
         table.add_row(
-            f"{name} ({meaning})", f"{fit_document[name]:.4g}", format_bounds(fit_document["intervals"][name])
+            f"{name} ({meaning})",
+            f"{fit_document[name]:.4g}",
+            format_range(fit_document["intervals"][name], format_number),
         )
     console.print(table)
     bootstrap = fit_document["bootstrap"]
@@ -101,7 +103,7 @@ def _print_curve(console: Console, fit_document: Mapping[str, Any]) -> None:
         console.print(
             f"beyond {fit_document['fit_below']:.4g}: {held_out['points']} points; curve minus measured {held_out['mean_error']:+.4f} on average, "
             f"{held_out['mean_absolute_error']:.4f} in absolute value, {held_out['max_absolute_error']:.4f} at most; at the end "
-            f"{held_out['predicted_at_end']:.4f} ({format_bounds(held_out['interval_at_end'])}) against {held_out['measured_at_end']:.4f} measured",
+            f"{held_out['predicted_at_end']:.4f} ({format_range(held_out['interval_at_end'], format_number)}) against {held_out['measured_at_end']:.4f} measured",
             highlight=False,
         )
     print_notes(console, fit_document["flags"])

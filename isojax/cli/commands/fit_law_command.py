@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,10 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from isojax.cli.formatting import format_bounds, print_notes, to_json_value
+from isojax.cli.formatting import print_json, print_notes, to_json_value
 from isojax.cli.lazy_commands import new_app
 from isojax.cli.options import JsonOption, ModeOption, WhereOption
 from isojax.cli.saved_fits import DEFAULT_MODE
+from isojax.report.text import format_number, format_range
 from isojax.scaling.law.frontier_points import fit_points_file
 
 app = new_app()
@@ -41,7 +41,7 @@ def fit_law(
     """
     fit_document = to_json_value(fit_points_file(points_file, where or (), mode))
     if as_json:
-        print(json.dumps(fit_document, indent=1, allow_nan=False))
+        print_json(fit_document)
     else:
         _print_law(Console(), fit_document)
 
@@ -58,7 +58,7 @@ def _print_law(console: Console, fit_document: Mapping[str, Any]) -> None:
         table.add_column(name, justify="right")
     for name in ("L", "k", "log10_C0", "b"):
         if law[name] is not None and (name in intervals or not intervals):
-            table.add_row(name, f"{law[name]:.4g}", format_bounds(intervals.get(name)))
+            table.add_row(name, f"{law[name]:.4g}", format_range(intervals.get(name), format_number))
     console.print(table)
     if law["aicc"]:
         aicc_scores = (f"{form} {'too few points' if a is None else f'{a:.1f}'}" for form, a in law["aicc"].items())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from isojax.cli.commands.fit_command import print_fit
 from isojax.cli.commands.recommend_command import print_recommendation
 from isojax.cli.commands.report_command import draw_report, print_gains
 from isojax.cli.config_options import (
@@ -19,7 +20,6 @@ from isojax.cli.config_options import (
     RayOption,
     read_config,
 )
-from isojax.cli.formatting import print_fit
 from isojax.cli.lazy_commands import load_module, new_app
 from isojax.cli.options import ResumeOption
 from isojax.cli.saved_fits import make_fit, warn
@@ -28,7 +28,7 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.launch.processes.process_group import ProcessGroup, parse_process_group
 from isojax.runs.workspace import display_path, remote_workspace, working_folder
 from isojax.scaling.allocate.recommend import recommend
-from isojax.scaling.flat_document import nest
+from isojax.scaling.result import FitResult
 
 app = new_app()
 
@@ -99,15 +99,15 @@ def _run_sweep(config: Config, resume: bool, dry_run: bool, process_group: Proce
     if dry_run or sweep_dir is None:
         return
     try:
-        fit_document = make_fit([sweep_dir], None, "rollouts")
-        report_path = draw_report(sweep_dir, fit_document) if with_report else None
+        fit = make_fit([sweep_dir], None, "rollouts")
+        report_path = draw_report(sweep_dir, fit) if with_report else None
     except InputError as e:
         raise run_failure or RunFailed(
             f"the cells ran and are recorded in {sweep_dir}, but the fit or the report failed: {e}"
         ) from e
     console = Console()
-    print_fit(console, fit_document)
-    _print_recommendations(console, config, fit_document)
+    print_fit(console, fit)
+    _print_recommendations(console, config, fit)
     print_gains(console, sweep_dir)
     if report_path is not None:
         console.print(f"report: {display_path(report_path)}", soft_wrap=True, highlight=False, markup=False)
@@ -115,10 +115,10 @@ def _run_sweep(config: Config, resume: bool, dry_run: bool, process_group: Proce
         raise run_failure
 
 
-def _print_recommendations(console: Console, config: Config, fit_document: dict[str, Any]) -> None:
+def _print_recommendations(console: Console, config: Config, fit: FitResult) -> None:
     """How to spend the sweep's own budget per cell, and 4 times as much."""
     for budget in (config.sweep.budget, 4 * config.sweep.budget):
         try:  # runs end at their last evaluation, so 4 times the budget may be more than 4 times what was measured
-            print_recommendation(console, recommend(nest(fit_document), budget, extrapolate=True), budget)
+            print_recommendation(console, recommend(fit, budget, extrapolate=True), budget)
         except InputError as e:  # the sweep and its fit are there, only this budget has no answer
             warn(f"no recommendation for {budget} rollouts: {e}")

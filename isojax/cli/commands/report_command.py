@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from isojax.cli.lazy_commands import new_app
 from isojax.cli.options import IncludeFlaggedOption
-from isojax.cli.saved_fits import fitted_runs, other_fits, read_fit, sweep_folder, warn
+from isojax.cli.other_fits import other_fits
+from isojax.cli.saved_fits import fitted_runs, read_fit, sweep_folder, warn
 from isojax.report.gains import report_gains
 from isojax.report.write import write_report
 from isojax.runs.ledger import read_runs
 from isojax.runs.workspace import display_path
+from isojax.scaling.result import FitResult
 
 app = new_app()
 
@@ -34,11 +36,10 @@ def report(
     Console().print(f"report: {display_path(report_path)}", soft_wrap=True, highlight=False, markup=False)
 
 
-def draw_report(folder: Path, fit_document: dict[str, Any]) -> Path:
+def draw_report(folder: Path, fit: FitResult) -> Path:
     """Write the report of a sweep's fit and of its other views; returns the path of the page."""
     run_records = read_runs([folder], warn)
-    fits = [fit_document, *other_fits(run_records, fit_document)]
-    return write_report(folder, fits, fitted_runs(run_records, fit_document))
+    return write_report(folder, [fit, *other_fits(run_records, fit)], fitted_runs(run_records, fit))
 
 
 def print_gains(console: Console, folder: Path) -> None:

@@ -24,7 +24,7 @@ from isojax.report.canvas import (
     render_figure,
     style_axes,
 )
-from isojax.report.text import compute_unit, format_compact
+from isojax.report.text import UNITS, format_compact
 
 # Told apart without colour vision, and by their dashes in grey (Okabe and Ito's colours).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -36,10 +36,9 @@ def comparison_figure(comparison: JsonRow) -> RenderedFigure:
     """Draw what `scaling.compare.compare` found."""
     fig = Figure(figsize=(12.5, 5.0), dpi=DPI, layout="constrained")
     n_star_ax, frontier_ax = (fig.add_subplot(1, 2, i + 1) for i in range(2))
-    style_axes(n_star_ax, "the best n", f"C ({compute_unit(comparison)})", "compute-optimal n")
-    style_axes(
-        frontier_ax, "the frontier", f"C ({compute_unit(comparison)})", f"reward ({escape_label(comparison['metric'])})"
-    )
+    C_label = f"C ({UNITS[comparison['compute']]})"
+    style_axes(n_star_ax, "the best n", C_label, "compute-optimal n")
+    style_axes(frontier_ax, "the frontier", C_label, f"reward ({escape_label(comparison['metric'])})")
     runs = comparison["runs"]
     for i, row in enumerate(runs):
         _draw_n_star(n_star_ax, row, _line_style(i), (i - (len(runs) - 1) / 2) * N_STAR_OFFSET)
