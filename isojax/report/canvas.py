@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log2, log10
 from typing import Any
 
+import numpy as np
 from matplotlib import colormaps, patheffects, rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -91,6 +92,13 @@ def label_log2_n(axis: Axis, ns: Sequence[int]) -> None:
     axis.set_major_formatter(FuncFormatter(lambda y, _: f"{2**y:g}"))
 
 
+def fill_band(ax: Axes, rows: Sequence[tuple[float, float, float]], **style: Any) -> None:
+    """A band through rows of (x, low, high); nothing where there are none."""
+    if rows:
+        x, low, high = np.array(rows).T
+        ax.fill_between(x, low, high, lw=0, **style)
+
+
 def legend_below(fig: Figure, columns: int, handles: Sequence[Artist] | None = None, **options: Any) -> None:
     """The figure's legend below its panels; of the labelled artists where no handles are given."""
     entries = {} if handles is None else {"handles": list(handles)}
@@ -117,7 +125,7 @@ def render_figure(fig: Figure) -> RenderedFigure:
     FigureCanvasAgg(fig)
     png, pdf = io.BytesIO(), io.BytesIO()
     fig.savefig(png, format="png", facecolor="white", metadata={"Software": None})
-    no_layout_engine = {"figure.autolayout": False, "figure.constrained_layout.use": False}
+    no_layout_engine: Any = {"figure.autolayout": False, "figure.constrained_layout.use": False}
     with rc_context(no_layout_engine):  # a user's matplotlibrc may name an engine
         fig.set_layout_engine(None)  # keeps what was placed; an engine would draw everything once more
     with rc_context({"pdf.fonttype": 42}):

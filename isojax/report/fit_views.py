@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from isojax.core.nouns import RunRecord
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
-from isojax.scaling.result import FitResult, FrontierFit, FrontierRow
+from isojax.scaling.result import FitResult, FrontierFit
 from isojax.scaling.validation_metrics import make_track
 
 FloatArray = NDArray[np.float64]
@@ -95,12 +95,12 @@ def run_evaluations(run: RunRecord, fit: FitResult) -> list[tuple[int, float, fl
     return [(point.target, float(C), float(R)) for point, C, R in evaluations if C > 0]
 
 
-def n_stretches(frontier: Sequence[FrontierRow]) -> list[tuple[int, int, int]]:
-    """(n, first, last): where one n holds the frontier. Each stretch but the first starts at the last point of the one
-    before.
+def n_stretches(ns: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(n, first, last): where one n holds the frontier, given the n of each of its points. Each stretch but the first
+    starts at the last point of the one before.
     """
     stretches, start = [], 0
-    for n, points in groupby(point.n for point in frontier):
+    for n, points in groupby(ns):
         end = start + len(list(points))
         stretches.append((n, max(0, start - 1), end - 1))
         start = end

@@ -102,9 +102,9 @@ def test_a_picture_that_is_there_is_kept(isojax, tmp_path):
     [
         (["fit-law", "none.csv"], "cannot read none.csv"),
         (["fit-law", "run.csv"], "run.csv, line 1: no column 'n'"),
-        (["fit-law", "points.csv", "--where", "set=eassy"], "values of set there are: easy, hard"),
+        (["fit-law", "points.csv", "--where", "set=eassy"], "the values of set are easy, hard"),
         (["fit-law", "points.csv", "--where", "st=easy"], "no column 'st'; the nearest is 'set'"),
-        ([*CURVE], "line 43: rollouts = 0 as in line 2 already"),
+        ([*CURVE], "line 43: rollouts = 0, as in line 2 already"),
         ([*CURVE, "--where", "seed=0", "--plot", "curve.gif"], "expected a file named .png or .pdf"),
         ([*CURVE, "--where", "seed=0", "--plot", "run.csv/curve.png"], "cannot write run.csv/curve.png"),
         ([*CURVE, "--where", "seed=0", "--fit-below", "1e9"], "no point lies beyond --fit-below 1e+09"),

@@ -101,9 +101,9 @@ def test_values_bands_and_laws(make_sweep: Any) -> None:
     assert (low < curves.reward_at((8, 4), [1e3, 1e5])).all()
     assert (high > curves.reward_at((8, 4), [1e3, 1e5])).all()
     assert CurveRewards(make_sweep(mode="paper")[0]).bands([1e3]) == {}
-    points = [FrontierRow(C=10.0**i, reward=0.1 * i, n=n, B_p=8) for i, n in enumerate((2, 2, 4, 4, 4, 2))]
-    assert n_stretches(points) == [(2, 0, 1), (4, 1, 4), (2, 4, 5)]
-    view = fit.joint.model_copy(update={"frontier": tuple(points)})
+    assert n_stretches((2, 2, 4, 4, 4, 2)) == [(2, 0, 1), (4, 1, 4), (2, 4, 5)]
+    points = tuple(FrontierRow(C=10.0**i, reward=0.1 * i, n=4, B_p=8) for i in range(6))
+    view = fit.joint.model_copy(update={"frontier": points})
     assert frontier_reward_at(view, 10**2.5) == pytest.approx(0.25)
 
 

@@ -24,6 +24,7 @@ from isojax.report.canvas import (
     LAW_COLOUR,
     MUTED,
     escape_label,
+    fill_band,
     label_log2_n,
     legend_below,
     n_palette,
@@ -88,10 +89,9 @@ def _draw_rewards(ax: Axes, curves: CurveRewards, batch: FixedBatchFit, colours:
             C = np.geomspace(curve.C_low, curve.C_high, 160)
             ax.plot(C / B, curves.reward_at(curve.key, C), color=colours[curve.n], lw=1.4, zorder=3)
     with_interval = [(p.M, p.low, p.high) for p in points if p.low is not None and p.high is not None]
-    if with_interval:
-        ax.fill_between(*zip(*with_interval, strict=True), color=INK, alpha=0.22, lw=0, zorder=2)
+    fill_band(ax, with_interval, color=INK, alpha=0.22, zorder=2)
     label_style = {"fontsize": 8.5, "fontweight": "bold", "color": INK, "path_effects": HALO, "zorder": 7}
-    for n, first, last in n_stretches(points):
+    for n, first, last in n_stretches([p.n for p in points]):
         M, y = [p.M for p in points[first : last + 1]], [p.reward for p in points[first : last + 1]]
         ax.plot(M, y, color=INK, lw=5.2, zorder=4, solid_capstyle="round")
         ax.plot(M, y, color=colours[n], lw=3.4, zorder=5, solid_capstyle="round")

@@ -26,6 +26,7 @@ from isojax.report.canvas import (
     LAW_COLOUR,
     MUTED,
     escape_label,
+    fill_band,
     label_log2_n,
     legend_below,
     n_palette,
@@ -92,10 +93,9 @@ def _draw_n_star(ax: Axes, view: FrontierFit, norm: Normalize) -> None:
     points, n_star = thin(view.frontier), view.n_star
     first, last = points[0].C, points[-1].C
     C_end = last * LAW_REACH
-    band = [row for row in n_star.band or () if row.low > 0 and first <= row.C <= C_end]
-    if band:
-        low, high = np.log2([row.low for row in band]), np.log2([row.high for row in band])
-        ax.fill_between([row.C for row in band], low, high, color=LAW_COLOUR, alpha=0.14, lw=0, zorder=2)
+    rows = [row for row in n_star.band or () if row.low > 0 and first <= row.C <= C_end]
+    band = [(row.C, log2(row.low), log2(row.high)) for row in rows]
+    fill_band(ax, band, color=LAW_COLOUR, alpha=0.14, zorder=2)
     C, log2_n, rewards = (list(column) for column in zip(*((p.C, log2(p.n), p.reward) for p in points), strict=True))
     dots = {"s": 36, "edgecolors": MUTED, "linewidths": 0.4, "zorder": 4}
     ax.scatter(C, log2_n, c=rewards, cmap="cividis", norm=norm, **dots)

@@ -86,6 +86,7 @@ def panel_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Figure
     fig, axes = panel_grid(1 + len(problem_panels), height=4.4)
     colours = n_palette(all_n(fits[0]))
     _draw_histogram(axes[0], problem_panels, colours)
+    legend_handles: list[Patch] = []
     for ax, cell in zip(axes[1:], problem_panels, strict=True):
         legend_handles = _draw_shares_over_C(ax, cell)
         style_axes(ax, f"n = {cell.n}: share of problems by pass@1", "C (rollouts)", "")

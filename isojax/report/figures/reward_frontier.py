@@ -27,6 +27,7 @@ from isojax.report.canvas import (
     MUTED,
     darken,
     escape_label,
+    fill_band,
     is_first_column,
     legend_below,
     n_palette,
@@ -124,8 +125,7 @@ def _draw_frontier(ax: Axes, view: FrontierFit, colours: Colours) -> None:
     """The envelope, thick and coloured by n*(C), over its interval."""
     points = np.array([(p.C, p.reward) for p in view.frontier])
     with_interval = [(p.C, p.low, p.high) for p in view.frontier if p.low is not None and p.high is not None]
-    if with_interval:
-        ax.fill_between(*zip(*with_interval, strict=True), color=INK, alpha=0.22, lw=0, zorder=2.5)
+    fill_band(ax, with_interval, color=INK, alpha=0.22, zorder=2.5)
     ax.plot(points[:, 0], points[:, 1], color=INK, lw=4.6, zorder=4, solid_capstyle="round")
     pairs = [points[i : i + 2] for i in range(len(points) - 1)]
     colour_of_pair = [colours[p.n] for p in view.frontier[1:]]

@@ -118,7 +118,7 @@ def frontier_traces(fit: FitResult, view: FrontierFit) -> list[PlotlyTrace]:
     points = thin(view.frontier, FRONTIER_POINTS)
     with_interval = [(p.C, p.low, p.high) for p in points if p.low is not None]
     traces = [_band_trace(with_interval, role="band")] if with_interval else []
-    for n, first, last in n_stretches(points):
+    for n, first, last in n_stretches([point.n for point in points]):
         stretch = points[first : last + 1]
         hover = [_frontier_text(p) for p in stretch]
         line = {"width": 6, "simplify": False}
