@@ -18,7 +18,8 @@ from typing import Any
 
 import jax
 
-from isojax.models.fsdp import matmul, small_batch_matmul
+from isojax.models.cpu import small_batch_matmul
+from isojax.models.fsdp import matmul
 
 LAYERS, REPEATS = 30, 5
 LARGE = 2**24  # numbers of a matrix that is read from memory in any case

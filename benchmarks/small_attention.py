@@ -5,7 +5,7 @@ line a shape.
 
 A shape is rows x heads of keys x queries of each x positions x numbers of a head. gradient: the trainer's scores and
 mixed values with their gradient (`models/attention.py`: `dot_keys`, `mix_values`); scores: a decode step's
-(`models/decode.py`: `slot_scores`). The shapes are the quickstart's, and for the gradient SmolLM2's few-shot and 4 x 8
+(`models/cpu.py`: `small_head_products`). The shapes are the quickstart's, and for the gradient SmolLM2's few-shot and 4 x 8
 steps. Medians; both forms take turns.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from isojax.models import attention, decode
+from isojax.models import attention, cpu
 
 ARRAYS, REPEATS = 20, 15  # of a call, one after the other; calls
 GRADIENT, SCORES = "64x2x6x6x16,64x2x6x3x16,64x3x12x45x64,4x3x381x64x64", "128x2x2x10x16"
@@ -42,7 +42,7 @@ FORMS = {
         ),
         "isojax": gradients(attention.query_key_products, attention.weighted_values),
     },
-    "scores": {"plain": plain_scores, "isojax": decode.query_key_products},
+    "scores": {"plain": plain_scores, "isojax": cpu.small_head_products},
 }
 
 

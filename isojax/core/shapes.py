@@ -13,13 +13,6 @@ TRANSPOSE_MAX_SLOTS = (
 )
 TRANSPOSE_MIN_STEPS = 12  # tokens of a slot in a call, from which that saves more time than transposing takes
 TPU_LANES = 128  # a TPU's
-# Of a prompt's last layer nothing is wanted but keys and values, and its last token's hidden state. Where there are few
-# layers it is run
-# apart, which saves work; where there are many, cutting it off their stack, a copy of all weights, takes longer than to
-# run it whole. Of
-# two layers one would be left, and of a loop over one layer XLA makes none and holds all of it at once: up to 1.4 times
-# the memory.
-SEPARATE_LAST_LAYER_COUNTS = (1, 3, 4, 5, 6, 7, 8)
 
 
 @dataclass(frozen=True)
@@ -53,15 +46,11 @@ class SamplerShapes:
         """Whether a block of g prompts never has more responses on a shard than one microbatch holds."""
         return min(self.prefill_batch * self.n_cap, -(-self.B_cap // self.shards)) <= self.microbatch
 
-    def joint_forward(self, layers: int, positions_split: bool) -> bool:
-        """Whether the update takes prompts through the layers with the responses to them: not where their last layer or
-        their positions are apart, nor where responses are of one token, which goes through none."""
-        return (
-            self.single_microbatch
-            and self.response_length > 1
-            and layers not in SEPARATE_LAST_LAYER_COUNTS
-            and not positions_split
-        )
+    def joint_forward(self, positions_split: bool) -> bool:
+        """Whether the update takes a block of prompts through the layers together with the responses to them: where
+        these are one microbatch, unless devices split prompts' positions. Responses of one token go through no layer.
+        """
+        return self.single_microbatch and self.response_length > 1 and not positions_split
 
     @property
     def transpose_weights(self) -> bool:

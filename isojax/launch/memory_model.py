@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from isojax.core.config import CellConfig, SweepConfig
-from isojax.core.shapes import SEPARATE_LAST_LAYER_COUNTS, make_sampler_shapes, vocabulary_block
+from isojax.core.shapes import make_sampler_shapes, vocabulary_block
 from isojax.launch.device_sizes import FLOAT_BYTES, DeviceSizes, MeshSizes
 
 MAX_WHOLE_LOGITS = 2**22  # logits of a microbatch up to which they are held whole (rl/logprobs.py)
@@ -84,12 +84,8 @@ def saved_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts
 
 
 def prompt_activations(s: DeviceSizes) -> int:
-    """Bytes kept for the gradient of a block of prompts, in all layers that it goes back through."""
-    layers = s.L - 1 if s.L in SEPARATE_LAST_LAYER_COUNTS else s.L
-    copied_weights = (
-        s.compute_itemsize * layers * s.layer_params // s.fsdp_shards if s.L in SEPARATE_LAST_LAYER_COUNTS else 0
-    )
-    return copied_weights + layers * saved_activations(s, s.prefill_tokens, s.geometry.prompt_length, 1)
+    """Bytes kept for the gradient of a block of prompts, in all layers."""
+    return s.L * saved_activations(s, s.prefill_tokens, s.geometry.prompt_length, 1)
 
 
 def response_activations(s: DeviceSizes) -> int:
@@ -162,10 +158,7 @@ def update_bytes(s: DeviceSizes) -> int:
     cast_weights = (
         0 if s.compute_itemsize == FLOAT_BYTES else s.compute_itemsize * s.num_params // s.fsdp_shards * num_policies
     )
-    prompt_layer_weights = (
-        s.compute_itemsize * (s.L - 1) * s.layer_params // s.fsdp_shards if s.L in SEPARATE_LAST_LAYER_COUNTS else 0
-    )
-    one_pass = s.geometry.joint_forward(s.L, s.mesh.sequence > 1)
+    one_pass = s.geometry.joint_forward(s.mesh.sequence > 1)
     prefix_kv_values = 0 if one_pass else 2 * s.L * s.prefill_tokens * s.K * s.H  # of all layers at once
     prefix_kv = s.compute_itemsize * prefix_kv_values * num_policies
     # Hidden states after the layers, alone and joined to those of prompts, and their gradient.
@@ -180,7 +173,6 @@ def update_bytes(s: DeviceSizes) -> int:
         + cast_weights
         + reordered_rollouts
         + s.param_bytes
-        + prompt_layer_weights
         + prompt_activations(s)
         + FLOAT_BYTES * prefix_kv_values
     )  # and the sum of its gradient
@@ -230,10 +222,9 @@ def sampling_work_bytes(s: DeviceSizes) -> int:
     prefill_activations = s.compute_itemsize * s.prefill_tokens * 2 * s.D + max(
         s.compute_itemsize * s.prefill_tokens * 2 * s.F, 2 * score_bytes
     )  # attention, then the MLP
-    layer_copies = s.compute_itemsize * (s.L - 1) * s.layer_params if s.L in SEPARATE_LAST_LAYER_COUNTS else 0
     draw_bytes = FLOAT_BYTES * geometry.slots * s.V * (4 if s.cell.sampling.top_p < 1 else 2)
     decode_step_bytes = draw_bytes + s.compute_itemsize * geometry.slots * (2 * s.F + 2 * s.D)
-    return max(prefill_kv + prefill_activations + layer_copies, decode_step_bytes)
+    return max(prefill_kv + prefill_activations, decode_step_bytes)
 
 
 def slot_bytes(s: DeviceSizes) -> int:

@@ -21,10 +21,10 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from isojax.distributed.sharding import PROMPT_AXIS, partition_spec
+from isojax.models.cpu import sum_over_queries
 from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
 
 MASKED_SCORE = -1e30
-MAX_TRANSPOSED_POSITIONS = 128  # positions of keys and values up to which `_over_queries` turns a matrix on a CPU
 
 PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H]; how many positions of each row are live, i[b]
 KVArrays = tuple[
@@ -88,33 +88,12 @@ _float32_query_key_products, _float32_weighted_values = (
 )
 _float32_query_key_products.defvjp(
     lambda q, k: (_query_key_products(q, k), (q, k)),
-    lambda saved, d: (_weighted_values(d, saved[1]), _sum_over_queries(d, saved[0])),
+    lambda saved, d: (_weighted_values(d, saved[1]), sum_over_queries(d, saved[0])),
 )
 _float32_weighted_values.defvjp(
     lambda w, v: (_weighted_values(w, v), (w, v)),
-    lambda saved, d: (_query_key_products(d, saved[1]), _sum_over_queries(saved[0], d)),
+    lambda saved, d: (_query_key_products(d, saved[1]), sum_over_queries(saved[0], d)),
 )
-
-
-def _sum_over_queries(x: Float[Array, "b K q c"], y: Float[Array, "b K q H"]) -> Float[Array, "b K c H"]:
-    """The gradient of keys or values: sums over queries, which are neither array's last axis.
-
-    XLA:CPU does many such small products one at a time. With queries last, which a barrier holds it to, they are done
-    together: attention of short sequences with its gradient takes less than half (docs/performance.md). With many
-    positions turning x takes what it saves.
-    """
-
-    def plain(x: Array, y: Array) -> Array:
-        return jnp.einsum("bkqc,bkqh->bkch", x, y)
-
-    def transposed(x: Array, y: Array) -> Array:
-        return jnp.einsum("bkcq,bkqh->bkch", lax.optimization_barrier(x.swapaxes(-1, -2)), y)
-
-    return (
-        plain(x, y)
-        if x.shape[-1] > MAX_TRANSPOSED_POSITIONS
-        else lax.platform_dependent(x, y, cpu=transposed, default=plain)
-    )
 
 
 def quantize(x: Float[Array, "*b H"]) -> tuple[Int[Array, "*b H"], Float[Array, "*b"]]:

@@ -66,21 +66,6 @@ def matmul(x: Float[Array, "r i"], w: Float[Array, "_ _"], outputs: int | None =
     return x @ w if outputs is None or w.shape[1] == outputs else _matmul(x, w, 1)
 
 
-def small_batch_matmul(
-    x: Float[Array, "r i"], w: Float[Array, "i o"], outputs: int | None = None, dtype: Any = None
-) -> Float[Array, "r o"]:
-    """x @ w of few rows, as XLA:CPU does it in the least time: as w.T @ x.T, w being the transpose of what is held [o
-    i]; in x's precision, or as this dtype. `outputs` is `product`'s, for parts of weights, of which the sampler has
-    none.
-
-    Of few rows most of a product's time is the packing of w, and this way it is packed as it lies
-    (docs/performance.md). Asked for as a product of w.T, between barriers, XLA turns neither the product round again,
-    nor w back in front of a loop.
-    """
-    stored = lax.optimization_barrier(w.T)
-    return lax.optimization_barrier(jnp.einsum("oi,ri->or", stored, x, preferred_element_type=dtype)).T
-
-
 def embedding_lookup(table: Float[Array, "V _"], tokens: Int[Array, "b t"], width: int) -> Float[Array, "b t _"]:
     """table[tokens]; a table of this width or the part [V D/F] of it."""
     return table[tokens] if table.shape[1] == width else _embedding_lookup(table, tokens)

@@ -80,7 +80,7 @@ class GradientAccumulator:
     def joint_forward(self) -> bool:
         """Whether prompts go through the layers with the responses to them."""
         positions_split = positions_are_split(jax.sharding.get_abstract_mesh())
-        return self.shapes.joint_forward(self.objective.decoder.config.layers, positions_split)
+        return self.shapes.joint_forward(positions_split)
 
     def shard_batch(self, responses: ResponseBatch, shard: Array, B_p: Array, n: Array) -> ShardBatch:
         """The shard's rollouts in the order in which they are computed. With one width alone nothing is moved."""

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from isojax.core.config import RLConfig, SamplingConfig
 from isojax.models.fsdp import resolve_anchors
+from isojax.models.joint_forward import forward_prompts_and_responses
 from isojax.models.transformer import Decoder, Params, PrefixCache
 from isojax.rl.algorithm import Algorithm, loss_metrics, resolve_algorithm
 from isojax.rl.logprobs import HiddenStates, TokenStats, nucleus_token_stats, token_stats
@@ -107,8 +108,8 @@ def hidden_states(
     the response's own.
     """
     if isinstance(prefix, PromptTokens):
-        prompt_hidden, response_hidden = decoder.forward_prompts_and_responses(
-            params, *prefix, microbatch.tokens[:, :-1], microbatch.prefix_entry
+        prompt_hidden, response_hidden = forward_prompts_and_responses(
+            decoder, params, *prefix, microbatch.tokens[:, :-1], microbatch.prefix_entry
         )
         return HiddenStates(params, prompt_hidden, microbatch.prefix_entry, response_hidden)
     prompt_hidden, start_position = resolve_anchors(prefix.last_hidden), problems.lengths[microbatch.group]

@@ -124,7 +124,7 @@ def test_the_state_is_one_that_could_differ(saved: Path, one: agreement.Arrays) 
     assert one["bytes_kv"].tolist() == [bytes_by_hand("auto")["kv"]]
 
 
-# Nine layers, more than those whose last is run apart (LAST_APART)
+# Nine layers, a size that no other dimension of an array has
 DEEP = Decoder(CONFIG.model_copy(update={"layers": 9}), VOCAB)
 
 

@@ -14,9 +14,7 @@ import pytest
 from jax import shard_map
 from jax.sharding import PartitionSpec as P
 
-from isojax.models import decode as decode_module
 from isojax.models.attention import (
-    MAX_TRANSPOSED_POSITIONS,
     cache_positions,
     decode_attention,
     quantize,
@@ -25,6 +23,7 @@ from isojax.models.attention import (
     to_cache_dtype,
     weighted_values,
 )
+from isojax.models.cpu import MAX_TRANSPOSED_POSITIONS, small_head_products
 from isojax.models.kernels import tpu_decode
 from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
 from isojax.models.kernels.tpu_decode import flash_decode
@@ -240,7 +239,7 @@ def test_a_kernel_reads_nothing_past_the_last_position(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("H", "c"), [(16, 10), (32, 31), (32, 32), (64, 10)])
 def test_a_slots_scores(H: int, c: int, dtype: Any) -> None:
     q, keys = draw((5, 3, 2, H), 1, dtype), draw((5, 3, H, c), 2, dtype)
-    got = quick_jit(decode_module.query_key_products)(q, keys)
+    got = quick_jit(small_head_products)(q, keys)
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, float64(q) @ float64(keys), rtol=0, atol=2e-5)
 

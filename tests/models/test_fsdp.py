@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from isojax.models.fsdp import small_batch_matmul
+from isojax.models.cpu import small_batch_matmul
 
 ROWS, INPUTS = 32, 64
 

@@ -18,6 +18,7 @@ from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import ComputeOptions, Params
 from isojax.rl.advantages import RewardedBatch
+from isojax.rl.aggregations import token as token_mean
 from isojax.rl.loss_weights import make_loss_weights
 from isojax.rl.objective import Coefficients
 from isojax.rl.train_step import (
@@ -127,7 +128,7 @@ class Program:
             rewarded = RewardedBatch(
                 gains, jnp.where(live, rollouts.mask.sum(-1), 0), groups, live, n, self.geometry.problem_rows
             )
-            terms = make_loss_weights(cell.rl, "token", gains, rewarded, live, T)
+            terms = make_loss_weights(cell.rl, token_mean, gains, rewarded, live, T)
             return step.update(state, base, problems, rollouts, BatchSignals(terms, live, None), B_p, n, numbers)
 
         self.rollout, self.init = quick_jit(rollout), build_init_state(DECODER, self.mesh)

@@ -1,6 +1,5 @@
-"""A prompt's last token, which a group shares: the gradient through it is that of whole sequences, in models of which
-the last layer is run apart (LAST_APART) and of which it is not, on meshes, and for responses of one token, which are
-nothing else."""
+"""The gradient through a prompt's last token, which the rollouts of a group share, is that of whole sequences: for
+models of 1 to 3 layers, on meshes, and for responses of one token, which have nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from isojax.core.config import RLConfig
-from isojax.core.shapes import SEPARATE_LAST_LAYER_COUNTS
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
@@ -61,7 +59,6 @@ class Weighted:
     ],
 )
 def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str, m: int) -> None:
-    assert (layers in SEPARATE_LAST_LAYER_COUNTS) == (layers != 2)
     decoder, on = Decoder(CONFIG.model_copy(update={"layers": layers}), VOCAB), mesh(axes)
     params = jax.device_get(jax.jit(decoder.init)(jax.random.key(3)))
     geometry = make_sampler_shapes([(B_P, N)], shard_count(on), 4, m, P, T, 2)

@@ -1,0 +1,112 @@
+"""A layer of the transformer as a Flax NNX module: RMSNorm, grouped-query attention's projections, SwiGLU.
+
+Dimension letters:
+
+    b  rows: sequences       D  width            K  key/value heads    F  width of the MLP
+    t  tokens of a row       N  query heads      H  head dimension
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from isojax.core.config import ModelConfig
+from isojax.models import fsdp
+from isojax.models.cpu import sum_in_blocks
+from isojax.models.fsdp import all_gather_weight
+from isojax.models.rope import CosSin, apply_rope
+
+Matmul = Callable[..., Array]  # (rows, weight, outputs) -> rows, as fsdp.matmul
+
+
+def rms_norm(x: Float[Array, "*b D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*b D"]:
+    """x / rms(x) * scale: rms in float32, the scale in x's own precision, as the published models do it."""
+    y = x.astype(jnp.float32)
+    normed = (y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)).astype(x.dtype)
+    return normed * scale.reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+def as_matrix(x: Array, leading_axes: int = -1) -> Array:
+    """x as a matrix: its `leading_axes` first axes (by default all but the last) against the others.
+
+    Every product with weights is one of matrices: with more axes, XLA:CPU transposes weights or activations.
+    """
+    return x.reshape(math.prod(x.shape[:leading_axes]), -1)
+
+
+class Block(nnx.Module):
+    """One layer: its weights, and the work before and after attention."""
+
+    def __init__(self, config: ModelConfig, key: PRNGKeyArray):
+        self.config = config
+        D, N, K, H, F = config.width, config.heads, config.kv_heads, config.head_dim, config.mlp
+        residual_scale, key_index = (2 * config.layers) ** -0.5, itertools.count()
+
+        def param(value: Array, *axes: str) -> nnx.Param:
+            return nnx.Param(value, out_sharding=axes, eager_sharding=False)
+
+        def weight(shape: tuple[int, ...], *axes: str, fan_in: int, gain: float = 1.0) -> nnx.Param:
+            normal = jax.random.normal(jax.random.fold_in(key, next(key_index)), shape)
+            return param(normal * gain * fan_in**-0.5, *axes)
+
+        self.attention_norm = param(jnp.ones(D), "embed")
+        self.query = weight((D, N, H), "embed", "heads", "head_dim", fan_in=D)
+        self.key = weight((D, K, H), "embed", "kv_heads", "head_dim", fan_in=D)
+        self.value = weight((D, K, H), "embed", "kv_heads", "head_dim", fan_in=D)
+        self.out = weight((N, H, D), "heads", "head_dim", "embed", fan_in=N * H, gain=residual_scale)
+        self.mlp_norm = param(jnp.ones(D), "embed")
+        self.gate = weight((D, F), "embed", "mlp", fan_in=D)
+        self.up = weight((D, F), "embed", "mlp", fan_in=D)
+        self.down = weight((F, D), "mlp", "embed", fan_in=F, gain=residual_scale)
+        if config.qkv_bias:
+            self.query_bias = param(jnp.zeros((N, H)), "heads", "head_dim")
+            self.key_bias = param(jnp.zeros((K, H)), "kv_heads", "head_dim")
+            self.value_bias = param(jnp.zeros((K, H)), "kv_heads", "head_dim")
+        if config.qk_norm:
+            self.query_norm = param(jnp.ones(H), "head_dim")
+            self.key_norm = param(jnp.ones(H), "head_dim")
+
+    def project_qkv(
+        self, x: Float[Array, "b t D"], cos_sin: CosSin, matmul: Matmul = fsdp.matmul
+    ) -> tuple[Float[Array, "b t N H"], Float[Array, "b K t H"], Float[Array, "b K t H"]]:
+        """Queries, keys and values, with rotary positions applied to queries and keys."""
+        config = self.config
+        norm_scale = all_gather_weight(self.attention_norm[...], 0, config.width)
+        normed = as_matrix(rms_norm(x, norm_scale, config.norm_eps))
+        q, k, v = (
+            matmul(normed, as_matrix(w[...], 1)).reshape(*x.shape[:2], *w.shape[1:])
+            for w in (self.query, self.key, self.value)
+        )
+        if config.qkv_bias:
+            q = q + self.query_bias[...][None, None]
+            k = k + self.key_bias[...][None, None]
+            v = v + self.value_bias[...][None, None]
+        if config.qk_norm:
+            q = rms_norm(q, self.query_norm[...], config.norm_eps)
+            k = rms_norm(k, self.key_norm[...], config.norm_eps)
+        return apply_rope(q, cos_sin), apply_rope(k, cos_sin).swapaxes(1, 2), v.swapaxes(1, 2)
+
+    def attention_output_and_mlp(
+        self,
+        x: Float[Array, "b t D"],
+        attention_out: Float[Array, "b t N H"],
+        matmul: Matmul = fsdp.matmul,
+        first_tokens: slice | None = None,
+    ) -> Float[Array, "b t D"]:
+        """Output projection and MLP, both residual. `first_tokens`: which of the t are sequences' first tokens, for
+        `sum_in_blocks`."""
+        D = self.config.width
+        attended = attention_out.reshape(-1, self.out.shape[0] * self.out.shape[1])
+        x = x + matmul(attended, as_matrix(self.out[...]), D).reshape(x.shape)
+        normed = as_matrix(rms_norm(x, all_gather_weight(self.mlp_norm[...], 0, D), self.config.norm_eps))
+        gated = jax.nn.silu(matmul(normed, self.gate[...])) * matmul(normed, self.up[...])
+        mlp_out = matmul(gated, self.down[...], D).reshape(x.shape)
+        if first_tokens is not None:
+            mlp_out = sum_in_blocks(mlp_out, gated.reshape(*x.shape[:2], -1), self.down[...], first_tokens)
+        return x + mlp_out

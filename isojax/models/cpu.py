@@ -1,0 +1,121 @@
+"""What the models do for XLA:CPU alone, where small matrix products and their layout decide the time.
+
+    transposed weights   each matrix of the sampler's weights is stored [outputs inputs] (`to_output_major`), and its
+                         product with the few rows of a decoding step is `small_batch_matmul`
+    small heads          scores of small heads over few positions are sums of arrays (`small_head_products`)
+    sums over queries    the gradient of keys and values has queries as its last axis (`sum_over_queries`)
+    sums in blocks       the MLP's last product at a sequence's first token, in float32 (`sum_in_blocks`)
+
+docs/performance.md has the times.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
+
+from isojax.distributed.sharding import weights_are_split
+
+LayerWeights = dict[str, Any]
+LayerAxes = dict[str, tuple[str, ...]]  # the logical axes of each weight of a layer
+
+MAX_SUMMED_INPUTS = 384  # inputs that `sum_in_blocks` adds up at once
+MAX_TRANSPOSED_POSITIONS = 128  # positions of keys and values up to which `sum_over_queries` transposes a matrix
+MAX_SMALL_HEAD_DIM, MIN_PRODUCT_POSITIONS = 32, 32  # `small_head_products` is for heads and positions within these
+
+
+def small_batch_matmul(
+    x: Float[Array, "r i"], w: Float[Array, "i o"], outputs: int | None = None, dtype: Any = None
+) -> Float[Array, "r o"]:
+    """x @ w for few rows x, computed as w.T @ x.T, where w is the transpose of what is stored [o i].
+
+    With few rows most of a product's time goes to packing w, and this way w is packed in the order it is stored in. The
+    barriers keep XLA from turning the product round again, and from moving the transpose in front of a loop.
+
+    Args:
+        outputs: ignored; the columns of w, as `fsdp.matmul` takes them.
+        dtype: of the product; x's own by default.
+    """
+    stored = lax.optimization_barrier(w.T)
+    return lax.optimization_barrier(jnp.einsum("oi,ri->or", stored, x, preferred_element_type=dtype)).T
+
+
+def to_output_major(weights: LayerWeights, axes: LayerAxes) -> LayerWeights:
+    """One layer's weights with each matrix [inputs outputs] stored as its transpose, for `small_batch_matmul`."""
+    return {
+        name: w.reshape(math.prod(w.shape[:inputs]), -1).T if (inputs := _num_input_axes(axes[name])) else w
+        for name, w in weights.items()
+    }
+
+
+def from_output_major(output_major: LayerWeights, axes: LayerAxes, shapes: dict[str, tuple[int, ...]]) -> LayerWeights:
+    """The inverse of `to_output_major`."""
+    return {name: w.T.reshape(shapes[name]) if _num_input_axes(axes[name]) else w for name, w in output_major.items()}
+
+
+def output_major_specs(specs: dict[str, PartitionSpec], axes: LayerAxes) -> dict[str, PartitionSpec]:
+    """The PartitionSpecs of what `to_output_major` returns, from those of a layer's weights. Of axes that are merged,
+    the first is the one that devices split."""
+    return {
+        name: PartitionSpec(spec[inputs], spec[0]) if (inputs := _num_input_axes(axes[name])) else spec
+        for name, spec in specs.items()
+    }
+
+
+def _num_input_axes(axes: tuple[str, ...]) -> int:
+    """How many axes of a layer's weight count inputs; 0 if it is no matrix."""
+    return len(axes) - 1 if axes[-1] == "embed" else int(axes[0] == "embed")
+
+
+def small_head_products(q: Float[Array, "Z K g H"], keys: Float[Array, "Z K H c"]) -> Float[Array, "Z K g c"]:
+    """Each query's products with keys, in float32: for small heads and few positions as a sum of arrays, of which
+    XLA:CPU makes one loop; so small a matrix product takes longer."""
+    H, c = keys.shape[2:]
+    if H > MAX_SMALL_HEAD_DIM or c >= MIN_PRODUCT_POSITIONS:
+        return jnp.einsum("zkgh,zkhc->zkgc", q, keys, preferred_element_type=jnp.float32)
+    q, keys = q.astype(jnp.float32), keys.astype(jnp.float32)
+    return functools.reduce(jnp.add, [q[..., h, None] * keys[:, :, None, h] for h in range(H)])
+
+
+def sum_over_queries(x: Float[Array, "b K q c"], y: Float[Array, "b K q H"]) -> Float[Array, "b K c H"]:
+    """The gradient of keys or values: a sum over queries, which are the last axis of neither array.
+
+    XLA:CPU does many such small products one at a time. With queries last, which a barrier enforces, it does them
+    together: attention over short sequences with its gradient takes less than half the time. With many positions,
+    transposing x takes as long as it saves.
+    """
+
+    def plain(x: Array, y: Array) -> Array:
+        return jnp.einsum("bkqc,bkqh->bkch", x, y)
+
+    def transposed(x: Array, y: Array) -> Array:
+        return jnp.einsum("bkcq,bkqh->bkch", lax.optimization_barrier(x.swapaxes(-1, -2)), y)
+
+    if x.shape[-1] > MAX_TRANSPOSED_POSITIONS:
+        return plain(x, y)
+    return lax.platform_dependent(x, y, cpu=transposed, default=plain)
+
+
+def sum_in_blocks(
+    mlp_out: Float[Array, "b t D"], gated: Float[Array, "b t F"], down: Float[Array, "F D"], first_tokens: slice
+) -> Float[Array, "b t D"]:
+    """`mlp_out` = gated @ down, with the values of sequences' first tokens summed in blocks of at most
+    MAX_SUMMED_INPUTS inputs, which rounds less. The gradient is that of `mlp_out`.
+
+    Some models (SmolLM2: 20,000) have much larger activations at a sequence's first token than elsewhere, and these
+    cancel again. What one sum over all inputs rounds off there is most of the error of float32 in a log-probability.
+    Where devices share weights or positions nothing changes, in the sampler as in the trainer.
+    """
+    inputs, outputs = down.shape
+    split = weights_are_split(jax.sharding.get_abstract_mesh())
+    if inputs <= MAX_SUMMED_INPUTS or mlp_out.dtype != jnp.float32 or split:
+        return mlp_out
+    block_count = next(count for count in range(-(-inputs // MAX_SUMMED_INPUTS), inputs + 1) if inputs % count == 0)
+    x, w = gated[:, first_tokens], down.reshape(block_count, -1, outputs)
+    blocked_sum = jnp.einsum("btki,kio->btko", x.reshape(*x.shape[:2], block_count, -1), w).sum(2)
+    return mlp_out.at[:, first_tokens].add(lax.stop_gradient(blocked_sum - mlp_out[:, first_tokens]))

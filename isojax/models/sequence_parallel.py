@@ -1,0 +1,57 @@
+"""Prefill where a mesh splits the positions of prompts over the axis `sequence`.
+
+Each device has its part of every layer's rows and gathers nothing but keys and values, one layer at a time; what the
+devices add up is each prompt's last hidden state.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax, shard_map
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+
+from isojax.distributed.sharding import PROMPT_AXIS, padded_positions
+from isojax.models.attention import sequence_sharded_attention
+
+
+def prefill_over_devices(
+    prefill_tokens: Callable[..., tuple[Array, Array, Array]],
+    params: Any,
+    prompts: Int[Array, "b P"],
+    lengths: Int[Array, " b"],
+) -> tuple[Float[Array, "L b K C H"], Float[Array, "L b K C H"], Float[Array, "b D"]]:
+    """(keys, values, last hidden states) of prompts, in a shard_map that leaves `sequence` automatic.
+
+    Positions are padded from P to C, so that the devices share them evenly; right padding needs no mask.
+    `prefill_tokens(params, tokens, positions, causal_attention, take_last)` runs the layers on a device's positions.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    positions = jnp.arange(padded_positions(prompts.shape[1], mesh))
+
+    def prefill_shard(params: Any, prompts: Array, last_positions: Array, positions: Array) -> tuple[Array, ...]:
+        # Every device has whole prompts: splitting them would move more than they are.
+        tokens = jnp.take(prompts, positions, axis=1, mode="clip")
+        token_positions = jnp.broadcast_to(positions[None], tokens.shape)
+
+        def take_last(x: Float[Array, "b t D"]) -> Float[Array, "b D"]:
+            is_last = (positions[None] == last_positions[:, None])[..., None]
+            # In float32, because XLA:CPU cannot compile the sum of bfloat16 over devices.
+            last = lax.psum(jnp.where(is_last, x, 0).sum(1, keepdims=True, dtype=jnp.float32), PROMPT_AXIS)
+            return last.astype(x.dtype)[:, 0]
+
+        causal_attention = partial(sequence_sharded_attention, token_positions)
+        return prefill_tokens(params, tokens, token_positions, causal_attention, take_last)
+
+    kv_spec = P(None, None, None, PROMPT_AXIS)
+    sharded_prefill = shard_map(
+        prefill_shard,
+        in_specs=(P(), P(), P(), P(PROMPT_AXIS)),
+        out_specs=(kv_spec, kv_spec, P()),
+        axis_names={PROMPT_AXIS},
+        check_vma=False,
+    )
+    return sharded_prefill(params, prompts, lengths - 1, positions)
