@@ -61,5 +61,8 @@ def forward_prompts_and_responses(
     )
     prompt_states, response_states = split(x)
     last_states = jnp.take_along_axis(prompt_states, (lengths - 1)[:, None, None], 1)[:, 0]
-    norm_scale, eps = all_gather_weight(params["norm"], 0, decoder.config.width), decoder.config.norm_eps  # once for both
+    norm_scale, eps = (
+        all_gather_weight(params["norm"], 0, decoder.config.width),
+        decoder.config.norm_eps,
+    )  # once for both
     return rms_norm(last_states, norm_scale, eps), rms_norm(response_states, norm_scale, eps)
