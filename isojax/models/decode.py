@@ -53,7 +53,7 @@ class CachedLayer(NamedTuple):
 
     slot_kv: LayerKV
     prefix_kv: LayerKV
-    index: Array | None
+    layer_index: Array | None
 
 
 @dataclass(frozen=True)
@@ -256,9 +256,9 @@ class Decoding:
         t: Int[Array, " R"],
     ) -> tuple[Float[Array, "R N H"], LayerKV]:
         """Attention where a slot's cache holds prompt and response, by position."""
-        if cached.index is not None:
+        if cached.layer_index is not None:
             options = self.decoder.options
-            return decode_attention(options.decode_attention, q, k, v, cached.slot_kv, cached.index, positions)
+            return decode_attention(options.decode_attention, q, k, v, cached.slot_kv, cached.layer_index, positions)
         keys, values = slot_kv = _write_token(cached.slot_kv, k, v, None, positions)
         mask = jnp.arange(values.shape[2])[None] <= positions[:, None]
         return attend_slots(q, [(keys, values, mask)]), slot_kv
@@ -273,10 +273,10 @@ class Decoding:
         t: Int[Array, " R"],
     ) -> tuple[Float[Array, "R N H"], LayerKV]:
         """Attention where a slot's cache holds the response, and its prefix group's the prompt."""
-        slot_kv, prefix_kv = _write_token(cached.slot_kv, k, v, cached.index, t), cached.prefix_kv
+        slot_kv, prefix_kv = _write_token(cached.slot_kv, k, v, cached.layer_index, t), cached.prefix_kv
         response_layer, prompt_layer = slot_kv, prefix_kv
-        if cached.index is not None:
-            response_layer, prompt_layer = (tuple(c[cached.index] for c in kv) for kv in (slot_kv, prefix_kv))
+        if cached.layer_index is not None:
+            response_layer, prompt_layer = (tuple(c[cached.layer_index] for c in kv) for kv in (slot_kv, prefix_kv))
         response_mask = jnp.arange(self.response_length)[None] <= t[:, None]
         prompt_mask = jnp.arange(self.prefix_length)[None] < (positions - t)[:, None]
         segments = [

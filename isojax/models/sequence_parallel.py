@@ -47,7 +47,7 @@ def prefill_over_devices(
         return prefill_tokens(params, tokens, token_positions, causal_attention, take_last)
 
     kv_spec = P(None, None, None, PROMPT_AXIS)
-    sharded_prefill = shard_map(
+    sharded_prefill: Callable[..., Any] = shard_map(
         prefill_shard,
         in_specs=(P(), P(), P(), P(PROMPT_AXIS)),
         out_specs=(kv_spec, kv_spec, P()),
