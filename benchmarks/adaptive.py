@@ -29,9 +29,12 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the worlds are in tests/scaling
 
 from isojax.core.nouns import Cell, RunRecord
 from isojax.scaling.adaptive import AdaptivePolicy

@@ -36,6 +36,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the worlds are in tests/scaling
+
 import numpy as np
 from fit_quality_world import judge
 from rich.console import Console

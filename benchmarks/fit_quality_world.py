@@ -14,13 +14,17 @@ In range, the true best n is the best among the cells measured at C; beyond it, 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the worlds are in tests/scaling
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord

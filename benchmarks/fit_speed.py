@@ -13,7 +13,11 @@ import argparse
 import json
 import math
 import os
+import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the worlds are in tests/scaling
 
 from isojax.scaling.fit import fit
 from tests.scaling.synthetic import world
