@@ -1,11 +1,15 @@
 """Moving-block bootstrap of residuals (Künsch 1989) around a fitted curve, for one run or several seeds of it.
 
-Residuals of a fit are smaller and less autocorrelated than the noise was, because the curve has followed some of it.
-Both are mended with the AR(1) that the noise is taken to be, q = (1 + rho) / (1 - rho) times as strong at low
-frequencies as it would be if white: k smooth parameters take k q / N of the variance, so that residuals have the
-autocorrelation (rho - k q / N) / (1 - k q / N); of the noise at low frequencies, which is what moves a curve, blocks of
-length l keep the covariances within them, less k l / N that the fit has taken. Drawn residuals are larger, to make up
-for both. Several seeds are each drawn as a level of its own plus blocks around it.
+Residuals of a fit are smaller and less autocorrelated than the noise, because the curve has followed some of it. The
+noise is modelled as AR(1) with correlation rho, which is q = (1 + rho) / (1 - rho) times as strong at low frequencies
+as white noise of the same variance. This corrects both effects:
+
+- k smooth parameters absorb k q / N of the variance, so the residuals have the autocorrelation
+  (rho - k q / N) / (1 - k q / N), from which rho is estimated;
+- blocks of length l preserve only the covariances within them, less the k l / N that the fit has absorbed, so the
+  residuals are scaled up.
+
+Several seeds are each drawn as a level plus blocks of residuals around it.
 """
 
 from __future__ import annotations
@@ -19,17 +23,19 @@ import numpy as np
 from isojax.scaling.validation_metrics import FloatArray
 
 RHO_MAX = 0.9
-MAX_LOST_SHARE = 0.6  # of the variance, where points are few
-MIN_BLOCKS_PER_RUN = 4  # blocks a run
+MAX_LOST_SHARE = 0.6  # the most of the variance that a fit to few points is taken to absorb
+MIN_BLOCKS_PER_RUN = 4
 
 
 @dataclass(frozen=True)
 class NoiseModel:
-    """What residuals say of the noise.
+    """The noise of a run's evaluations, estimated from residuals.
 
     Attributes:
-        sd: its standard deviation. rho: autocorrelation of neighbours, >= 0.
-        block: length of blocks, in points. factor: how many times larger residuals are drawn than they are.
+        sd: its standard deviation.
+        rho: correlation of neighbouring evaluations, >= 0.
+        block_length: length of the bootstrap's blocks, in points.
+        residual_scale: by how much the bootstrap scales residuals up.
     """
 
     sd: float
@@ -39,11 +45,11 @@ class NoiseModel:
 
 
 def estimate_noise(residuals_by_run: Sequence[FloatArray], parameter_count: int) -> NoiseModel:
-    """The noise behind residuals.
+    """The noise of which a fit left these residuals.
 
     Args:
-        runs: the residuals of each seed, float[points] by rising C.
-        parameters: how many the curve has.
+        residuals_by_run: the residuals of each seed, float[points] by rising C.
+        parameter_count: how many parameters the curve has.
     """
     centred = [r - r.mean() for r in residuals_by_run] if len(residuals_by_run) > 1 else list(residuals_by_run)
     point_count, fitted_degrees = sum(map(len, residuals_by_run)), parameter_count + len(residuals_by_run) - 1
@@ -67,9 +73,7 @@ def estimate_noise(residuals_by_run: Sequence[FloatArray], parameter_count: int)
 
 
 def _fit_ar1(autocorrelation: float, fitted_share: float, point_count: int) -> tuple[float, float]:
-    """(rho, the share of variance lost) from the residuals' autocorrelation: the mean of rho over its likelihood, 0 to
-    RHO_MAX.
-    """
+    """(rho, the share of variance that the fit absorbed): rho is its mean under the likelihood on [0, RHO_MAX]."""
     grid = np.linspace(0, RHO_MAX, 91)
     lost_share = np.minimum(fitted_share * (1 + grid) / (1 - grid), MAX_LOST_SHARE)
     expected = np.maximum.accumulate((grid - lost_share) / (1 - lost_share))
@@ -81,7 +85,7 @@ def _fit_ar1(autocorrelation: float, fitted_share: float, point_count: int) -> t
 def bootstrap_residuals(
     residuals_by_run: Sequence[FloatArray], noise_model: NoiseModel, replicates: int, rng: np.random.Generator
 ) -> FloatArray:
-    """Residuals of new runs like these, one after another as in `runs`; float[replicates points]."""
+    """Residuals of new runs like these, run after run; float[replicates points]."""
     if len(residuals_by_run) == 1:
         return noise_model.residual_scale * _draw_blocks(residuals_by_run[0], noise_model.block_length, replicates, rng)
     levels = np.array([r.mean() for r in residuals_by_run])
@@ -95,7 +99,7 @@ def bootstrap_residuals(
 
 
 def _draw_blocks(residuals: FloatArray, block_length: int, replicates: int, rng: np.random.Generator) -> FloatArray:
-    """Blocks of one run, end to end, less their mean; float[replicates points]."""
+    """Blocks of one run's residuals, end to end, minus their expectation; float[replicates points]."""
     point_count = len(residuals)
     starts = rng.integers(0, point_count - block_length + 1, (replicates, math.ceil(point_count / block_length)))
     indices = (starts[..., None] + np.arange(block_length)).reshape(replicates, -1)[:, :point_count]

@@ -1,18 +1,18 @@
-"""All curves of a sweep at once: a mixed model and its posterior mode.
+"""All curves of a sweep together: a hierarchical model and its posterior mode.
 
 Run r of cell j = (B_p, n) follows, at log10 C = x,
 
     y = R0 + (A_j + e_r - R0) s(z) + noise,   z = ln10 exp(lnB_j) (x - mid_j),     (s: hill.py)
-    e_r ~ N(0, run_sd^2)                      one run's luck, in proportion to its progress
-    (A_j, mid_j, lnB_j) ~ N(X_j gamma, tau^2) a joint surface over (n, B_p), from which a cell departs as far as its
-    data say gamma ~ N(gamma0, gamma_sd^2)             flat for what data must say, tight for how rough the surface may
-    be
+    e_r ~ N(0, run_sd^2)                         the run-to-run effect, which grows with the run's progress
+    (A_j, mid_j, lnB_j) ~ N(X_j gamma, tau^2)    a surface over (n, B_p); cells depart from it by tau
+    gamma ~ N(gamma0, gamma_sd^2)                wide for the surface's level and slopes, narrow for its roughness
 
-with one R0 for all. Where a cell's data determine its curve, the surface changes nothing that matters; where they do
-not (a plateau not reached, one seed), it says what its neighbours say, and so reaches beyond the data. R0, A, e and
-gamma enter linearly, mid and lnB do not. Starts come from a grid of (mid, lnB), the linear ones solved at each
-(variable projection, surface.start); then all are polished together by damped Gauss-Newton steps whose e, then cells,
-are eliminated (the normal matrix is an arrow), with soft-L1 weights against outliers.
+with one R0 for all; mid is log10 C_mid and lnB the logarithm of the exponent. Where a cell's data determine its curve,
+the surface hardly changes it; where they do not (a plateau not reached, one seed), the curve leans on its neighbours.
+R0, A, e and gamma enter linearly, mid and lnB do not. Starts come from a grid of (mid, lnB), at each of which the
+linear parameters are solved for (hierarchical_prior.initial_state). Damped Gauss-Newton steps then improve all
+parameters together, with soft-L1 weights against outliers: the normal matrix is an arrow, of which e is eliminated
+first and the cells second.
 
 Dimension letters: J cells, S seeds, P points of a run, K columns of the surface.
 """
@@ -29,20 +29,20 @@ from isojax.scaling.validation_metrics import FloatArray, as_float64
 
 ROBUST_THRESHOLD_SD = 3.0  # residuals beyond this many noise_sd count less
 LNB_RANGE = (float(np.log(0.1)), float(np.log(12.0)))
-MID_DECADES = 2.5  # mid may lie this far outside the points
+MID_DECADES = 2.5  # mid may be this many decades outside the points
 _TINY = 1e-9  # stands for a standard deviation of 0
 
 
 @dataclass(frozen=True)
 class SweepArrays:
-    """What was measured.
+    """The evaluations of a sweep.
 
     Attributes:
         x: float[J, S, P], log10 C; -inf at C = 0.
         y: float[J, S, P], rewards.
         weight: float[J, S, P], 1 where there is a point, 0 where there is none.
         X: float[J, 3, K], the surface's columns for (A, mid, lnB) of each cell.
-        low, high: the range of x over all points at C > 0.
+        x_low, x_high: the range of x over all points at C > 0.
     """
 
     x: FloatArray
@@ -58,8 +58,9 @@ class Scales:
     """The model's standard deviations.
 
     Attributes:
-        noise_sd: of one evaluation. run_sd: from run to run at the plateau.
-        tau: float[3], of cells about the surface (A, mid, lnB).
+        noise_sd: of one evaluation.
+        run_sd: of the reward between runs of one cell, at the plateau.
+        tau: float[3], of cells around the surface (A, mid, lnB).
         u_mean, u_sd: float[1 + K], the prior of u = (R0, gamma).
     """
 
@@ -92,7 +93,7 @@ def progress_at_points(tail: float, data: SweepArrays, theta: FloatArray) -> tup
 def predict_rewards(
     tail: float, data: SweepArrays, state: HierarchicalState, with_run_effect: bool = True
 ) -> FloatArray:
-    """float[J, S, P]: the model's reward at every point, of each run or (with_run False) of its cell."""
+    """float[J, S, P]: the model's reward at every point, of each run or, without its run effect, of its cell."""
     s = progress_at_points(tail, data, state.theta)[0]
     e = state.e[..., None] if with_run_effect else 0.0
     return state.R0 + (state.theta[:, 0, None, None] + e - state.R0) * s
@@ -115,8 +116,8 @@ def minus_two_log_posterior(tail: float, data: SweepArrays, state: HierarchicalS
 
 @dataclass(frozen=True)
 class _NormalEquations:
-    """Normal equations of (A, mid, lnB, R0) with e eliminated: H float[J, 4, 4], g float[J, 4]; and what e needs to
-    follow.
+    """Normal equations of (A, mid, lnB, R0) with e eliminated, H float[J, 4, 4] and g float[J, 4], and the terms from
+    which e's own step follows.
     """
 
     H: FloatArray
@@ -134,10 +135,8 @@ def _normal_equations(tail: float, data: SweepArrays, state: HierarchicalState, 
     J = np.stack([s, gain * ds_d_mid, gain * ds_d_lnB, 1 - s], axis=1)  # [J, 4, S, P]
     WJ = J * W[:, None]
     e_precision = 1 / max(scales.run_sd, _TINY) ** 2
-    cross, h_e = (
-        np.einsum("jasp,jsp->jas", WJ, s),
-        (W * s * s).sum(-1) + e_precision,
-    )  # e's column is that of A, run by run
+    cross = np.einsum("jasp,jsp->jas", WJ, s)  # the derivative by e is that by A, run by run
+    h_e = (W * s * s).sum(-1) + e_precision
     g_e = (W * s * residual).sum(-1) - state.e * e_precision
     H = np.einsum("jasp,jbsp->jab", WJ, J) - np.einsum("jas,jbs,js->jab", cross, cross, 1 / h_e)
     g = np.einsum("jasp,jsp->ja", WJ, residual) - np.einsum("jas,js->ja", cross, g_e / h_e)
@@ -147,7 +146,7 @@ def _normal_equations(tail: float, data: SweepArrays, state: HierarchicalState, 
 def _solve_arrow(
     data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float, normal: _NormalEquations
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """(d theta, d u, D^-1 side, the Schur complement of u): cells are coupled through u = (R0, gamma) alone."""
+    """(step of theta, step of u, D^-1 border, the Schur complement of u): u = (R0, gamma) alone couples the cells."""
     H, g, surface_precision = normal.H, normal.g, scales.tau**-2.0
     PX = surface_precision[:, None] * data.X  # [J, 3, K]
     surface_residual = state.theta - data.X @ state.u[1:]
@@ -173,7 +172,7 @@ def _solve_arrow(
 def _gauss_newton_step(
     tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float
 ) -> HierarchicalState:
-    """One damped Gauss-Newton step, kept within 0 <= A <= 1 (rewards are) and the ranges of mid and lnB."""
+    """One damped Gauss-Newton step, clipped to 0 <= A <= 1, as rewards are, and to the ranges of mid and lnB."""
     normal = _normal_equations(tail, data, state, scales)
     d_theta, du, _, _ = _solve_arrow(data, state, scales, damping, normal)
     theta_R0_step = np.column_stack([d_theta, np.full(len(d_theta), du[0])])
@@ -191,9 +190,7 @@ def find_mode(
     iterations: int = 60,
     tolerance: float = 1e-13,
 ) -> HierarchicalState:
-    """The posterior mode near `start`; stops when the cost falls by less than `tolerance` of itself, or no longer
-    falls.
-    """
+    """The posterior mode near `initial_state`; stops when the cost falls by less than `tolerance` of itself."""
     state, current_cost, damping = initial_state, minus_two_log_posterior(tail, data, initial_state, scales), 1e-4
     for _ in range(iterations):
         trial = _gauss_newton_step(tail, data, state, scales, damping)
@@ -213,7 +210,9 @@ def find_mode(
 def posterior_covariances(
     tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales
 ) -> tuple[FloatArray, FloatArray]:
-    """(float[J, 3, 3] of each cell's theta less its surface, float[1 + K, 1 + K] of u), a posteriori, at the mode."""
+    """The posterior covariances at the mode: float[J, 3, 3] of each cell's theta minus its surface, and float[1 + K,
+    1 + K] of u.
+    """
     normal = _normal_equations(tail, data, state, scales)
     _, _, F, top = _solve_arrow(data, state, scales, 0.0, normal)
     u_covariance = as_float64(np.linalg.inv(top))
@@ -226,5 +225,5 @@ def posterior_covariances(
 
 
 def mask_points(data: SweepArrays, mask: NDArray[np.bool_]) -> SweepArrays:
-    """The same data with the points outside `keep` (bool[J, S, P]) left out."""
+    """The same data without the points outside `mask`, bool[J, S, P]."""
     return replace(data, weight=data.weight * mask)

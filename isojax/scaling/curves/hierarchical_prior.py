@@ -1,10 +1,9 @@
-"""From runs to the mixed model of hierarchical.py: packing, the surface's columns, starts by variable projection, and
-the model's scales.
+"""From runs to the model of hierarchical.py: arrays, the surface's columns, starting points, and standard deviations.
 
-The surface over (n, B_p): A is quadratic in log2 n and linear in log2 B_p, log10 C_mid linear in both, ln B linear in
-log2 n, as far as the measured (B_p, n) can tell these apart. How far cells depart from it (tau), the noise and the
-run-to-run effect are estimated with the curves, from priors worth PRIOR_WEIGHT observations at the values below: few
-cells say little about their own spread.
+On the surface over (n, B_p) A is quadratic in log2 n and linear in log2 B_p, log10 C_mid is linear in both, and the
+logarithm of the exponent is linear in log2 n, as far as the measured (B_p, n) can distinguish these. The departure of
+cells from it (tau), the noise and the run-to-run effect are estimated together with the curves, under priors worth
+PRIOR_WEIGHT observations at the values below, because few cells say little about their own spread.
 """
 
 from __future__ import annotations
@@ -29,19 +28,21 @@ from isojax.scaling.validation_metrics import FloatArray, RunTrack
 
 Cells = Mapping[tuple[int, int], Sequence[RunTrack]]
 PRIOR_WEIGHT = 4.0
-PRIOR_TAU = np.array([0.005, 0.01, 0.04])  # of a cell about the surface: reward, decades, log
-PRIOR_STEP_SD = np.array([0.02, 0.02])  # of the surface from one n to the next, about a straight line: reward, decades
+PRIOR_TAU = np.array([0.005, 0.01, 0.04])  # of a cell around the surface: reward, decades, log
+PRIOR_STEP_SD = np.array([0.02, 0.02])  # of the surface from one n to the next, around a line: reward, decades
 PRIOR_CURVATURE_SD = 0.03  # of A's curvature: reward gained or lost against a line over three doublings of n
 PRIOR_SLOPE_LNB_SD = 0.10  # of ln B over three doublings of n
 PRIOR_RUN_SD = 0.01
-NOISELESS_SD = 1e-6  # below this the points are a computed curve: nothing varies from run to run either
+NOISELESS_SD = 1e-6  # below this the points are a computed curve, without variation between runs either
 SCALE_ROUNDS = 8
 POOLED_TAU = 1e-4  # tau of cells that share one curve
 
 
 @dataclass(frozen=True)
 class SurfacePrior:
-    """Of u = (R0, gamma): mean and sd float[1 + K]; group int[1 + K], which sd are estimated together (-1: none)."""
+    """The prior of u = (R0, gamma): mean and sd float[1 + K]; sd_group int[1 + K] numbers the standard deviations that
+    are estimated together (-1: not estimated).
+    """
 
     mean: FloatArray
     sd: FloatArray
@@ -50,9 +51,15 @@ class SurfacePrior:
 
 @dataclass(frozen=True)
 class PackedSweep:
-    """Data and whose they are: keys[j] = (B_p, n); tracks[j][s]; base, the mean reward at C = 0 (None where no run has
-    it); recorded, bool[J, S, P], where there is a point (data.weight is 0 at those left out of the fit); tau float[3],
-    the prior of Scales.tau."""
+    """A sweep's evaluations and prior.
+
+    Attributes:
+        data: the evaluations.
+        has_point: bool[J, S, P], where there is a point; data.weight is 0 at those that the fit leaves out.
+        prior: of the surface. tau: float[3], the prior of Scales.tau.
+        keys: (B_p, n) of each cell. tracks: its seeds.
+        base_reward: the mean reward at C = 0; None where no run was evaluated there.
+    """
 
     data: SweepArrays
     has_point: NDArray[np.bool_]
@@ -65,7 +72,7 @@ class PackedSweep:
 
 @dataclass(frozen=True)
 class ShapeFit:
-    """The posterior mode of one shape and its scales; where the run-to-run one is from, in words."""
+    """The posterior mode of one shape, its standard deviations, and where run_sd comes from, in words."""
 
     tail: float
     state: HierarchicalState
@@ -76,14 +83,15 @@ class ShapeFit:
 def surface_columns(
     keys: Sequence[tuple[int, int]], mid_prior_mean: float
 ) -> tuple[FloatArray, FloatArray, FloatArray, NDArray[np.intp]]:
-    """The surface's columns for the cells (B_p, n), those that can be told apart.
+    """The surface's columns for the cells (B_p, n), without those that are combinations of others.
 
     Args:
-        middle: log10 C in the middle of the data, the prior mean of mid.
+        mid_prior_mean: log10 C in the middle of the data.
 
     Returns:
-        X float[J, 3, K]; prior means and standard deviations float[1 + K] of (R0, gamma); group int[1 + K]: 0 and 1 for
-        the columns whose spread is estimated (steps of A, of mid from one n to the next), -1 for the rest.
+        X float[J, 3, K]; prior means and standard deviations float[1 + K] of (R0, gamma); sd_group int[1 + K]: 0 and 1
+        for the columns whose standard deviation is estimated (steps of A and of mid from one n to the next), -1 for
+        the rest.
     """
     log_b, log_n = np.log2(np.array(keys, dtype=np.float64)).T
     constant, log_n_scaled, log_B_p_scaled = np.ones(len(keys)), (log_n - log_n.mean()) / 3, (log_b - log_b.mean()) / 3
@@ -116,7 +124,7 @@ def surface_columns(
 
 
 def _linearly_independent(candidates: Sequence[FloatArray]) -> list[bool]:
-    """For each column, whether it is no combination of the ones before."""
+    """For each column, whether it is not a linear combination of the ones before."""
     independent_columns: list[FloatArray] = []
     is_independent = []
     for column in candidates:
@@ -154,9 +162,10 @@ def pack_sweep(cells: Cells) -> PackedSweep:
 
 
 def initial_state(tail: float, packed: PackedSweep, rng: np.random.Generator | None = None) -> HierarchicalState:
-    """Where the polishing starts: for each cell the best of a grid of (mid, lnB), A by least squares there, R0 the base
-    policy's reward (or the lowest seen). `rng` takes a corner of the grid at random instead, to test that the end does
-    not depend on it."""
+    """Where the search for the mode starts: for each cell the best corner of a grid of (mid, lnB) with A by least
+    squares there, R0 the base policy's reward (or the lowest seen). `rng` takes a random corner instead, to test that
+    the mode does not depend on the start.
+    """
     data = packed.data
     J, S, _ = data.weight.shape
     floor = packed.base_reward if packed.base_reward is not None else float(np.min(data.y[data.weight > 0]))
@@ -176,7 +185,7 @@ def initial_state(tail: float, packed: PackedSweep, rng: np.random.Generator | N
 
 
 def _nearest_surface(packed: PackedSweep, theta: FloatArray) -> FloatArray:
-    """float[K]: the surface nearest to the cells, as far as its prior lets it."""
+    """float[K]: the surface nearest to the cells under its prior."""
     J, _, K = packed.data.X.shape
     scale = packed.prior.sd[1:] / 0.01
     design = np.concatenate([packed.data.X.reshape(3 * J, K) * scale, np.eye(K)])
@@ -185,7 +194,7 @@ def _nearest_surface(packed: PackedSweep, theta: FloatArray) -> FloatArray:
 
 
 def robust_noise_sd(data: SweepArrays, residuals: FloatArray, parameter_count: int) -> float:
-    """A robust standard deviation of residuals float[J, S, P]: large ones are cut at two (Huber's second proposal)."""
+    """A robust standard deviation of residuals float[J, S, P], clipped at two of them (Huber's second proposal)."""
     squared_residuals = residuals[data.weight > 0] ** 2
     variance = float(np.median(squared_residuals)) / 0.455
     for _ in range(30):
@@ -198,10 +207,10 @@ def robust_noise_sd(data: SweepArrays, residuals: FloatArray, parameter_count: i
 def estimate_run_sd(
     tail: float, data: SweepArrays, state: HierarchicalState, noise_sd: float, stated_run_sd: float | None
 ) -> tuple[float, str, float]:
-    """(run-to-run standard deviation, where it is from in words, its degrees of freedom).
+    """(run-to-run standard deviation, where it comes from in words, its degrees of freedom).
 
-    From the spread of the seeds' offsets within cells, less what the noise explains, with a prior worth PRIOR_WEIGHT
-    seeds at RUN_SD.
+    It is estimated from the spread of the seeds' offsets within cells, minus what the noise explains, under a prior
+    worth PRIOR_WEIGHT seeds at PRIOR_RUN_SD.
     """
     if stated_run_sd is not None:
         return stated_run_sd, "as stated", 100.0
@@ -226,7 +235,7 @@ def estimate_run_sd(
     if not degrees_of_freedom:
         return (
             PRIOR_RUN_SD,
-            f"assumed ({PRIOR_RUN_SD:g} of reward): one seed a cell cannot show it; state yours with --run-sd",
+            f"assumed ({PRIOR_RUN_SD:g} of reward): one seed per cell cannot show it; state yours with --run-sd",
             PRIOR_WEIGHT,
         )
     estimated_sd = np.sqrt(
@@ -240,7 +249,7 @@ def estimate_run_sd(
 
 
 def _update_scales(tail: float, packed: PackedSweep, state: HierarchicalState, scales: Scales) -> Scales:
-    """tau and the sd of the surface's steps, one step of expectation-maximisation."""
+    """tau and the standard deviations of the surface's steps: one step of expectation maximisation."""
     cell_covariance, u_covariance = posterior_covariances(tail, packed.data, state, scales)
     surface_residual = state.theta - packed.data.X @ state.u[1:]
     sum_of_squares = (surface_residual**2).sum(0) + np.einsum("jcc->c", cell_covariance)
@@ -257,7 +266,7 @@ def _update_scales(tail: float, packed: PackedSweep, state: HierarchicalState, s
 def fit_shape(
     tail: float, packed: PackedSweep, stated_run_sd: float | None = None, rng: np.random.Generator | None = None
 ) -> ShapeFit:
-    """The posterior mode of one shape, scales and curves found in turn."""
+    """The posterior mode of one shape; its standard deviations and its curves are estimated in turn."""
     data, state = packed.data, initial_state(tail, packed, rng)
     initial_noise_sd = np.sqrt(np.mean((data.y - predict_rewards(tail, data, state))[data.weight > 0] ** 2)) + 1e-4
     scales = Scales(float(initial_noise_sd), PRIOR_RUN_SD, packed.tau, packed.prior.mean, packed.prior.sd)
@@ -276,8 +285,9 @@ def fit_shape(
 
 
 def pool_over_n(packed: PackedSweep) -> PackedSweep:
-    """The same data under the assumption that n makes no difference: one curve for each B_p (for each batch B_p n, if
-    that is what is fixed)."""
+    """The same data under the assumption that n makes no difference: one curve for each B_p, or a single curve where
+    every cell has a B_p of its own (a fixed batch B_p n).
+    """
     B_ps = sorted({B_p for B_p, _ in packed.keys})
     B_p_columns = np.array([[float(B_p == b) for b in B_ps] for B_p, _ in packed.keys])
     if len(B_ps) == len(packed.keys):
@@ -294,6 +304,6 @@ def pool_over_n(packed: PackedSweep) -> PackedSweep:
 
 
 def _count_parameters(data: SweepArrays) -> int:
-    """Parameters that the points of a sweep have to carry: R0, three a cell, and one more a further seed."""
+    """How many parameters the points determine: R0, three per cell, and one for each further seed of a cell."""
     run_count = (data.weight.sum(-1) > 0).sum()
     return int(1 + 2 * len(data.X) + run_count)

@@ -21,7 +21,7 @@ from isojax.scaling.validation_metrics import FloatArray
 
 HILL_TAIL, STRETCHED_TAIL = 1.0, 0.0
 EXPONENT_BOUNDS = (0.05, 10.0)
-C_MID_MARGIN_DECADES = 2.0  # C_mid may lie this many decades outside the points
+C_MID_MARGIN_DECADES = 2.0  # C_mid may be this many decades outside the points
 LN10 = float(np.log(10.0))
 _MIN_TAIL = 1e-6  # stands for the limit at tail = 0
 _MAX_ABS_Z = 60.0  # beyond it s is 0 or 1 in double precision

@@ -1,14 +1,14 @@
-"""Draws of all curves given the evaluations: Hamiltonian Monte Carlo on the mixed model of hierarchical.py, one chain a
+"""Draws of all curves given the evaluations: Hamiltonian Monte Carlo on the model of hierarchical.py, one chain per
 replicate.
 
-Where a plateau is not reached, the posterior is wide and lopsided: it may lie far above its mode, not far below, and a
-bootstrap of the mode inherits the mode's bias (on 32 worlds the mode erred by .018 at four times the data's compute,
-its bootstrap mean by .017, the posterior mean by .013). So the curves reported are posterior means, and the replicates
-posterior draws.
+Where a plateau is not reached, the posterior is wide and skewed, with a long tail above its mode, and a bootstrap of
+the mode inherits the mode's bias (on 32 worlds the mode erred by .018 at four times the data's compute, its bootstrap mean
+by .017, the posterior mean by .013). Therefore the reported curves are posterior means and the replicates posterior
+draws.
 
-Each run's luck e and the surface's gamma are integrated out exactly; what is left, v = (theta of every cell, R0), is
-whitened by the curvature at the mode. A run's points are averaged in at most BINS bins of log C, with the little that
-this changes at the mode taken off: exact where curves are straight within a bin."""
+The run effects e and the surface's gamma are integrated out exactly; the remaining v = (theta of every cell, R0) is
+whitened by the curvature at the mode. A run's points are averaged in at most BINS_PER_RUN bins of log C, and the small
+change that this makes at the mode is subtracted: the result is exact where curves are straight within a bin."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ MAX_START_HALVINGS = 20
 
 @dataclass(frozen=True)
 class _PotentialEnergy:
-    """Minus the log posterior of v, ready to be evaluated for many chains.
+    """Minus the log posterior of v, which can be evaluated for many chains at once.
 
     Attributes:
-        x, y, W: float[J, S, K], bins: log10 C, reward, precision (0: an empty bin). y0, W0: the evaluations at C = 0,
-        all together.
-        mean, precision: float[3J], float[3J, 3J], the prior of theta, gamma integrated out.
+        x, y, W: float[J, S, K], of each bin: log10 C, reward, precision (0: an empty bin).
+        y0, W0: reward and precision of all evaluations at C = 0 together.
+        prior_mean, prior_precision: float[3J], float[3J, 3J], of theta with gamma integrated out.
         run_precision: 1 / run_sd^2, float[1 or Q, 1, 1].
-        low, high: float[3], the bounds of (A, mid, lnB).
+        lower, upper: float[3], the bounds of (A, mid, lnB).
     """
 
     tail: float
@@ -67,7 +67,7 @@ class _PotentialEnergy:
         Q, J = len(v), len(self.x)
         theta, R0 = v[:, :-1].reshape(Q, J, 3), v[:, -1]
         outside = ((theta < self.lower) | (theta > self.upper)).any((1, 2))
-        theta = np.clip(theta, self.lower - 1, self.upper + 1)  # no overflow on the way to being refused
+        theta = np.clip(theta, self.lower - 1, self.upper + 1)  # so that refused positions do not overflow
         A, mid, B = (t[..., None, None] for t in (theta[..., 0], theta[..., 1], np.exp(theta[..., 2])))
         z = scaled_log_compute(self.x, mid, B)
         s, slope = progress_and_slope(z, self.tail)
@@ -81,7 +81,7 @@ class _PotentialEnergy:
         prior_gradient = prior_residual @ self.prior_precision
         misfit = (weighted_residual * residual).sum((1, 2, 3)) + np.log(e_precision).sum((1, 2))
         potential = 0.5 * (misfit + (prior_residual * prior_gradient).sum(1) + self.W0 * (self.y0 - R0) ** 2)
-        # d/dtheta: e is at its own optimum, so only its share of the slope and log h count.
+        # d/dtheta: e is at its optimum, so it contributes through s and log(e_precision) alone.
         shape_gradient = (Ws / e_precision[..., None] - weighted_residual * (gain + e[..., None])) * slope
         theta_gradient = np.stack(
             [
@@ -158,7 +158,7 @@ def run_hmc_chains(
     the mode `state`.
 
     Args:
-        run_sds: float[Q], the run-to-run standard deviation of each chain, which carries how uncertain it is itself.
+        run_sds: float[Q], a run-to-run standard deviation for each chain, so that its uncertainty is included.
     """
     target, chain_count = _make_target(tail, data, state, scales, run_sds), len(run_sds)
     mode = np.concatenate([state.theta.reshape(-1), state.u[:1]])
@@ -228,6 +228,6 @@ def _leapfrog(
 def _whitened_potential(
     target: _PotentialEnergy, mode: FloatArray, T: FloatArray, position: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """The target and its gradient in whitened coordinates, v = mode + T q."""
+    """The potential and its gradient in whitened coordinates, v = mode + T position."""
     potential, gradient = target.value_and_gradient(mode + position @ T.T)
     return potential, gradient @ T

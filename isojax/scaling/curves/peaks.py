@@ -1,9 +1,9 @@
 """Where a cell's validation reward starts to fall (overfitting, IsoCompute Playbook, arXiv:2603.12151, section 5.2).
 
-A cell's points are compared with a rising curve that breaks at C_peak and falls on by a straight line in log C. The
-break is believed if it explains the points better than every rising shape does, by more than chance would over all
-places looked at. Points beyond it are left out of the rising curve, which is held flat there: a budget of C may be
-stopped early, so the most it can give is the best up to C.
+A cell's points are compared with a rising curve that breaks at C_peak and falls from there on a line in log C. The
+peak is accepted if it explains the points better than every rising shape does, by more than chance would over all
+candidates. Points beyond it are left out of the rising curve, which is held flat there: a run may be stopped early, so
+a budget C buys the best reward up to C.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from isojax.scaling.curves.hill import HILL_TAIL, STRETCHED_TAIL, progress_gradient
 from isojax.scaling.validation_metrics import FloatArray, RunTrack
 
-# Twice the log likelihood that a break has to gain, and how many standard errors its fall has to be steep.
+# A peak has to gain this much of twice the log likelihood, and its fall has to be this many standard errors steep.
 MIN_LOG_LIKELIHOOD_GAIN = 14.0
 MIN_FALL_Z = 3.3
 MIN_POINTS_AFTER_PEAK = 4
@@ -23,8 +23,9 @@ GRID_EXPONENTS = (0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2)
 
 
 def find_peak(seeds: Sequence[RunTrack], base_reward: float | None) -> float | None:
-    """log10 C where the cell's reward starts to fall; None where it does not. base: the reward at C = 0 (None: the
-    lowest seen).
+    """log10 C where the cell's reward starts to fall; None where it does not.
+
+    base_reward: at C = 0; None: the lowest reward seen.
     """
     run_series = [(np.log10(t.C[t.C > 0]), t.R[t.C > 0], np.full((t.C > 0).sum(), s)) for s, t in enumerate(seeds)]
     log10_C, rewards, run_index = (np.concatenate(part) for part in zip(*run_series, strict=True))
@@ -55,7 +56,7 @@ def find_peak(seeds: Sequence[RunTrack], base_reward: float | None) -> float | N
 
 
 def _noise_variance(run_series: Sequence[tuple[FloatArray, FloatArray, FloatArray]]) -> float:
-    """Variance of one evaluation, from how far each lies from the mean of its neighbours."""
+    """Variance of one evaluation, from its distance to the mean of its neighbours."""
     squared_deviations = np.concatenate([(y[1:-1] - (y[:-2] + y[2:]) / 2) ** 2 for _, y, _ in run_series if len(y) > 2])
     return float(np.median(squared_deviations)) / 0.455 / 1.5 if len(squared_deviations) else 0.0
 
@@ -63,8 +64,8 @@ def _noise_variance(run_series: Sequence[tuple[FloatArray, FloatArray, FloatArra
 def _best_grid_fit(
     tail: float, log10_C: FloatArray, rewards_above_floor: FloatArray, run_one_hot: FloatArray, peak: float | None
 ) -> tuple[float, float, float]:
-    """(residual sum of squares, fall a decade, its variance for unit noise) of the best curve of a grid: a gain for
-    each run, one fall.
+    """(residual sum of squares, fall per decade, its variance for unit noise) of the best curve of a grid, which has a
+    gain for each run and one fall.
     """
     mids, ln_exponents = np.meshgrid(
         np.linspace(log10_C.min() - 0.5, log10_C.max() + 0.7, 18), np.log(GRID_EXPONENTS), indexing="ij"

@@ -1,13 +1,13 @@
-"""Other validation problems: how far a sweep's rewards would shift, had other problems been drawn.
+"""How far a sweep's rewards would shift if other validation problems had been drawn.
 
-All runs and checkpoints are evaluated on the same problems, so their luck is shared: it moves every curve alike and
-does not touch the comparison of two n. A replicate draws the N problems anew with replacement; the shift of all
-evaluations is summed up as
+All runs and checkpoints are evaluated on the same problems, so the choice of problems moves every curve alike and does
+not affect the comparison of two n. A replicate resamples the N problems with replacement. The shift of all evaluations
+is approximated by
 
     shift(R) = R (1 - R) (a + b R)
 
-(nothing at 0 and 1, where problems cannot differ), by least squares over all evaluations, which leaves out the noise of
-single ones.
+which is 0 at R = 0 and R = 1, where problems cannot differ. Least squares over all evaluations gives a and b, so the
+noise of single evaluations averages out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from isojax.scaling.validation_metrics import FloatArray, as_float64, correct_co
 
 @dataclass(frozen=True)
 class ProblemShifts:
-    """float[2, N]: what each of N problems adds to (a, b)."""
+    """float[2, N]: what each of the N problems contributes to (a, b)."""
 
     contributions: FloatArray
 
@@ -38,17 +38,18 @@ class ProblemShifts:
 
 
 def apply_problem_shift(shifts: FloatArray, R: FloatArray) -> FloatArray:
-    """float[..., Q, cells] rewards R moved to each replicate's problems; drawn float[Q, 2]."""
+    """Rewards R, float[..., Q, cells], on each replicate's problems; shifts float[Q, 2] are its (a, b)."""
     a, b = shifts[:, 0, None], shifts[:, 1, None]
     R_clipped = np.clip(R, 0.0, 1.0)
     return R + R_clipped * (1 - R_clipped) * (a + b * R_clipped)
 
 
 def estimate_problem_shifts(packed: PackedSweep, metric: str, fitted_rewards: FloatArray) -> ProblemShifts | None:
-    """From the right answers of each problem; None unless every evaluation has those that give the metric.
+    """The problems' contributions, from the correct counts of each problem; None unless every evaluation has the counts
+    from which its metric was computed.
 
     Args:
-        fitted: float[J, S, P], the curves' rewards at the evaluations.
+        fitted_rewards: float[J, S, P], the curves' rewards at the evaluations.
     """
     rewards_per_problem = []
     for seeds in packed.tracks:
@@ -58,7 +59,9 @@ def estimate_problem_shifts(packed: PackedSweep, metric: str, fitted_rewards: Fl
                 if not counts:
                     return None
                 problem_rewards = metric_per_problem(counts, p.samples, metric)
-                if abs(float(problem_rewards.mean()) - r) > 5e-4:  # the recorded metric is of something else
+                if (
+                    abs(float(problem_rewards.mean()) - r) > 5e-4
+                ):  # the recorded metric was not computed from these counts
                     return None
                 rewards_per_problem.append(problem_rewards)
     R = np.clip(fitted_rewards[packed.has_point], 0.0, 1.0)

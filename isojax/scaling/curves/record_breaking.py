@@ -1,9 +1,8 @@
 """Record-breaking points of one run (IsoCompute Playbook, arXiv:2603.12151, section 4, Fig. 5; bin .005: appendix A,
 Fig. 15).
 
-A record is the first point whose discretised reward floor(R / width) enters a higher bin than all points before it.
-Records are maxima of
-noise too: they overshoot the mean (fit.json's flags state by how much).
+A record is a point whose discretised reward floor(R / width) is in a higher bin than all points before it. Records are
+maxima of the noise too, so they overshoot the mean; a flag of the fit says by how much.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from isojax.core.errors import InputError
 
 BIN_WIDTH = 0.005
-# 0.3 / 0.005 is 60 on paper; a reward that sits on a bin's edge belongs to the upper bin however it was rounded.
+# A reward on a bin's edge belongs to the upper bin however it was rounded: 0.3 / 0.005 has to give 60.
 _EDGE_TOLERANCE = 1e-9
 
 

@@ -1,9 +1,9 @@
-"""What a cell's evaluations show that no shape of hill.py has: a smooth bend added to its curve, inside its
-measured range only.
+"""A smooth correction of each cell's curve inside its measured range, where its evaluations depart from every shape of
+hill.py.
 
-The bend is a Gaussian process over log10 C with correlation LENGTH, its size one number for the sweep, kept only if it
-makes the residuals likelier by MIN_GAIN; where the shapes suffice there is none. It fades to nothing within FADE
-decades outside the knots: beyond the data the joint surface speaks alone.
+The correction is a Gaussian process over log10 C with correlation length CORRELATION_DECADES and one amplitude for the
+sweep. It is used only if it raises twice the log likelihood of the residuals by MIN_LOG_LIKELIHOOD_GAIN. It fades to 0
+within FADE_DECADES outside the knots, so beyond the data the joint surface alone determines the curve.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from isojax.scaling.validation_metrics import FloatArray
 
 CORRELATION_DECADES = 0.3
 AMPLITUDES = (0.003, 0.005, 0.008, 0.012, 0.018, 0.025, 0.035, 0.05)
-MIN_LOG_LIKELIHOOD_GAIN = 10.0  # of twice the log likelihood, for the one number that is fitted
+MIN_LOG_LIKELIHOOD_GAIN = 10.0  # of twice the log likelihood, for one fitted number
 MIN_EVALUATION_SD = 1e-6  # less is rounding, and two seeds at one C would make the covariance singular
 KNOT_DECADES = 0.2
 FADE_DECADES = 0.3
-_KNOT_CORRELATION = 0.7  # of a bend's error from one knot to the next
+_KNOT_CORRELATION = 0.7  # of a correction's error from one knot to the next
 
 
 @dataclass(frozen=True)
 class ResidualCorrection:
-    """A cell's bend at knots: log10_C rising, reward to add, and its standard deviation."""
+    """A cell's correction at knots: log10_C rising, the reward to add, and its standard deviation."""
 
     log10_C: tuple[float, ...]
     value: tuple[float, ...]
@@ -39,7 +39,9 @@ class ResidualCorrection:
         return np.interp(log10_C, *_fade_out(self.log10_C, self.value))
 
     def sample(self, C: ArrayLike, normal_draws: FloatArray) -> FloatArray:
-        """The same of replicates: z float[Q, knots] from `normals`; float[G] -> float[Q, G]."""
+        """The same of replicates, with normal_draws float[Q, knots] from `correlated_normals`; float[G] -> float[Q,
+        G].
+        """
         log10_C = np.log10(np.asarray(C, dtype=np.float64))
         knots = np.array([*self.log10_C])
         knot_weights = np.stack(
@@ -53,8 +55,9 @@ def _fade_out(knots: Sequence[float], values: Sequence[float]) -> tuple[FloatArr
 
 
 def correlated_normals(replicates: int, knot_count: int, key: tuple[int, int]) -> FloatArray:
-    """float[Q, knots] of the cell `key`, standard normal and correlated along the knots; always the same, so that files
-    need not hold them."""
+    """float[Q, knots], standard normal and correlated along the knots. They depend on the cell's key = (B_p, n) alone,
+    so files need not store them.
+    """
     noise = np.random.default_rng(key).normal(size=(replicates, knot_count))
     for k in range(1, knot_count):
         noise[..., k] = _KNOT_CORRELATION * noise[..., k - 1] + np.sqrt(1 - _KNOT_CORRELATION**2) * noise[..., k]
@@ -64,12 +67,12 @@ def correlated_normals(replicates: int, knot_count: int, key: tuple[int, int]) -
 def fit_corrections(
     log10_C: Sequence[FloatArray], residuals: Sequence[FloatArray], evaluation_sd: float
 ) -> list[ResidualCorrection | None]:
-    """A bend for each cell, or None for all.
+    """A correction for each cell, or None for all.
 
     Args:
-        x: log10 C of each cell's points at C > 0, its seeds together. residual: what its fitted runs leave. sd: noise
-        of one evaluation, from
-            how neighbouring evaluations of a run differ.
+        log10_C: of each cell's points at C > 0, its seeds together.
+        residuals: the evaluations minus the fitted curve, at the same points.
+        evaluation_sd: standard deviation of one evaluation, from the differences of neighbours.
     """
     if evaluation_sd <= 0 or not log10_C:
         return [None] * len(log10_C)

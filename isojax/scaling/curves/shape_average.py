@@ -1,10 +1,9 @@
-"""Draws from the posterior of all curves, the shape's tail among the unknowns, and the mean curves.
+"""Draws from the posterior of all curves, including the shape's tail, and the mean curves.
 
-A short look at a curve cannot tell how it approaches its plateau, and what it promises at four times the compute hangs
-on that. So no shape is
-picked: each value of TAILS takes part in as many draws as its prior and the evaluations give it. The mean over the
-draws is again described by one curve of each cell, the closest in reward from its data's start to REACH times their
-end.
+A short run does not show how its curve approaches the plateau, but the prediction at four times the compute depends on
+it. So no single shape is chosen: each tail of TAIL_PRIOR gets draws in proportion to its posterior probability. The
+mean over the draws is again described by one curve per cell, the one closest in reward from the start of its data to
+MEAN_CURVE_REACH times the end of all data.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from scipy.optimize import least_squares
 from isojax.scaling.curves.hierarchical import Scales, find_mode, minus_two_log_posterior, predict_rewards
 from isojax.scaling.curves.hierarchical_prior import NOISELESS_SD, PackedSweep, ShapeFit, estimate_run_sd, fit_shape
 from isojax.scaling.curves.hill import curve_value
-from isojax.scaling.curves.hmc import run_hmc_chains as sample_curves
+from isojax.scaling.curves.hmc import run_hmc_chains
 from isojax.scaling.estimate import EstimationOptions
 from isojax.scaling.validation_metrics import FloatArray
 
 # tail -> prior probability: ScaleRL's sigmoid as likely as all others together.
 TAIL_PRIOR = {1.0: 0.5, 0.75: 0.1, 0.5: 0.1, 0.25: 0.1, 0.0: 0.2}
 MIN_TAIL_PROBABILITY = 0.01
-CHAINS_PER_CHUNK = 50  # chains at a time: they fit a cache, and progress can be told
-DEFAULT_DRAW_COUNT = 200  # behind the mean where no intervals are asked for
+CHAINS_PER_CHUNK = 50  # so many fit into a processor cache, and progress is reported after each chunk
+DEFAULT_DRAW_COUNT = 200  # behind the mean curves where no intervals are wanted
 MEAN_CURVE_REACH = 6.0
 _GRID_POINTS = 32
 
@@ -36,10 +35,11 @@ class CurvePosterior:
     """All curves given the evaluations.
 
     Attributes:
-        theta: float[Q, J, 3] = (A, log10 C_mid, ln B). R0, tail: float[Q].
-        mean: float[J, 4] = (A, log10 C_mid, ln B, tail) of each cell's mean curve.
-        e: float[J, S], each run's luck at the likeliest mode.
-        scales: of that mode. scatter: standard deviation of one evaluation, from how neighbours differ.
+        theta: float[Q, J, 3] = (A, log10 C_mid, ln exponent). R0, tail: float[Q].
+        mean_curves: float[J, 4] = (A, log10 C_mid, ln exponent, tail) of each cell's mean curve.
+        e: float[J, S], the run effects at the likeliest mode.
+        scales: standard deviations at that mode. run_sd_from: where its run_sd comes from, in words.
+        evaluation_sd: standard deviation of one evaluation, from the differences of neighbours.
     """
 
     theta: FloatArray
@@ -53,7 +53,9 @@ class CurvePosterior:
 
 
 def fit_all_tails(packed: PackedSweep, stated_run_sd: float | None) -> tuple[list[ShapeFit], FloatArray]:
-    """(the mode of each tail under the scales of the likeliest one, likeliest first; their posterior probabilities)."""
+    """(the mode of each tail, the likeliest first, all under the scales of the likeliest; their posterior
+    probabilities).
+    """
     shape_fits = [fit_shape(tail, packed, stated_run_sd) for tail in TAIL_PRIOR]
     best_fit = min(shape_fits, key=lambda f: f.scales.noise_sd)
     states = [find_mode(f.tail, packed.data, f.state, best_fit.scales, iterations=200) for f in shape_fits]
@@ -74,8 +76,9 @@ def fit_all_tails(packed: PackedSweep, stated_run_sd: float | None) -> tuple[lis
 def sample_posterior(
     packed: PackedSweep, shape_fits: list[ShapeFit], tail_probabilities: FloatArray, options: EstimationOptions
 ) -> CurvePosterior:
-    """Options.replicates draws (MEAN_DRAWS where none are asked for) and the mean curves; modes and weights as
-    `likeliest` gives them.
+    """options.replicates draws (DEFAULT_DRAW_COUNT where that is 0) and the mean curves.
+
+    shape_fits, tail_probabilities: as `fit_all_tails` returns them.
     """
     best_fit, data = shape_fits[0], packed.data
     mode_residuals = (data.y - predict_rewards(best_fit.tail, data, best_fit.state)) * data.weight
@@ -128,7 +131,7 @@ def _sample_tails(
             run_sds = shape_fit.scales.run_sd * np.sqrt(
                 degrees_of_freedom / rng.chisquare(degrees_of_freedom, chunk_size)
             )
-            theta, R0 = sample_curves(shape_fit.tail, packed.data, shape_fit.state, shape_fit.scales, run_sds, rng)
+            theta, R0 = run_hmc_chains(shape_fit.tail, packed.data, shape_fit.state, shape_fit.scales, run_sds, rng)
             chunks.append((theta, R0, np.full(chunk_size, shape_fit.tail)))
             drawn_count += chunk_size
             if options.on_progress is not None:
@@ -138,8 +141,9 @@ def _sample_tails(
 
 
 def _neighbour_sd(mode_residuals: FloatArray, packed: PackedSweep) -> float:
-    """Standard deviation of one evaluation from how residuals (float[J, S, P]) differ from their neighbours: no smooth
-    curve could explain it."""
+    """Standard deviation of one evaluation, from the differences of neighbouring residuals, float[J, S, P]: no smooth
+    curve could explain these.
+    """
     both_recorded = (packed.data.weight[..., 1:] > 0) & (packed.data.weight[..., :-1] > 0)
     differences = (mode_residuals[..., 1:] - mode_residuals[..., :-1])[both_recorded]
     return float(np.sqrt(np.mean(differences**2) / 2)) if len(differences) else 0.0
@@ -147,7 +151,8 @@ def _neighbour_sd(mode_residuals: FloatArray, packed: PackedSweep) -> float:
 
 def _variance_inflation(mode_residuals: FloatArray, packed: PackedSweep) -> float:
     """By how much the variance of a mean of neighbouring evaluations exceeds that of independent ones, (1 + rho) / (1 -
-    rho): runs drift, or curves have another shape, and a fit that ignores it is too sure of itself."""
+    rho). Runs drift, or curves have another shape; a fit that ignores this has too narrow intervals.
+    """
     has_point = packed.data.weight > 0
     both_recorded = has_point[..., 1:] & has_point[..., :-1]
     autocorrelation = (
@@ -200,7 +205,7 @@ def _mean_curves(theta: FloatArray, R0: FloatArray, tail: FloatArray, packed: Pa
 
 
 def mean_curve_residuals(posterior: CurvePosterior, packed: PackedSweep) -> FloatArray:
-    """float[J, S, P]: evaluations less the mean curves, each run's luck taken off; 0 where there is no point."""
+    """float[J, S, P]: evaluations minus the mean curves and the run effects; 0 where there is no point."""
     point_residuals = np.zeros_like(packed.data.y)
     R0 = float(posterior.R0.mean())
     for j, (A, mid, lnB, tail) in enumerate(posterior.mean_curves):
@@ -217,7 +222,7 @@ def mean_curve_residuals(posterior: CurvePosterior, packed: PackedSweep) -> Floa
 def _run_effects(
     point_residuals: FloatArray, s: FloatArray, weight: FloatArray, posterior: CurvePosterior
 ) -> FloatArray:
-    """float[S]: what of the residuals is each run's own luck."""
+    """float[S]: the run effects that explain these residuals, shrunk by their prior."""
     information = (weight * s * s).sum(-1) / max(posterior.scales.noise_sd, 1e-12) ** 2
     return (
         (weight * s * point_residuals).sum(-1)

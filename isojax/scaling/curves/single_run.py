@@ -2,7 +2,7 @@
 
 Departures from ScaleRL (arXiv:2510.13786): all points count, no early one is skipped; R0 is fitted, a point at C = 0
 (where R = R0) counting like any other; the loss is Huber's at 1.345 standard deviations instead of squares; A <= 1 and
-R0 >= 0 hold only where all rewards lie in [0, 1].
+R0 >= 0 hold only where all rewards are in [0, 1].
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ PARAMETER_NAMES = ("R0", "A", "exponent", "C_mid")
 MIN_POINTS = 5  # distinct C: one more than there are parameters
 HUBER_THRESHOLD_SD = 1.345  # standard deviations: 95% as efficient as squares on Gaussian noise
 BAND_POINTS = 120
-OPEN_SHARE = 0.05  # an end of an interval is open where this share of replicates lies at a bound
+OPEN_SHARE = 0.05  # an end of an interval is open where this share of replicates is at a bound
 _REPLICATE_TOLERANCE = 1e-7
 
 
 @dataclass(frozen=True)
 class RunPoints:
-    """Points of one run or several seeds of it: C, R float[points], sorted by run and C, and run int[points], 0, 1,
-    ...
+    """Points of one run or of several seeds: C and R float[points], sorted by run and C, and the run's number
+    int[points].
     """
 
     C: FloatArray
@@ -54,11 +54,11 @@ class RunPoints:
     run_index: NDArray[np.intp]
 
     def select(self, mask: BoolArray) -> RunPoints:
-        """Some of the points."""
+        """The points in `mask`."""
         return RunPoints(self.C[mask], self.R[mask], self.run_index[mask])
 
     def split_by_run(self, values: FloatArray) -> list[FloatArray]:
-        """values, float[points], of each run."""
+        """float[points] split into the values of each run."""
         return [values[self.run_index == i] for i in np.unique(self.run_index)]
 
 

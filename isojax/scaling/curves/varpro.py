@@ -313,8 +313,7 @@ def _damped_step(
     step = np.linalg.solve(H, gradient[..., None] / scale)[..., 0]
     proposed_phi = np.clip(phi + step, space.phi_lower, space.phi_upper)
     proposed_rewards = _fit_at(space, y, proposed_phi).fitted_rewards
-    # At the optimum only rounding tells the two apart; the last steps, which find it to all digits, are taken all the
-    # same.
+    # At the optimum the two differ by rounding alone; the last steps, which find it to all digits, are still taken.
     proposed_error = space.weighted_sum((y - proposed_rewards) ** 2)
     accepted = proposed_error <= space.weighted_sum(residual**2) * (1 + ERROR_ROUNDING)
     damping = np.where(accepted, np.maximum(damping / 10, 1e-12), damping * 10)

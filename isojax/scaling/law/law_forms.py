@@ -1,4 +1,4 @@
-"""The forms that n*(C) may have, x = log10 C (or C itself, see Law.axis), each fitted by weighted least squares:
+"""The forms that n*(C) may have, with x = log10 C (or C itself, see Law.axis), each fitted by weighted least squares:
 
     constant   log2 n*(C) = b
     linear     log2 n*(C) = b + k (x - x0),   x0 the centre of the points
@@ -31,8 +31,7 @@ from isojax.scaling.validation_metrics import FloatArray
 LawAxis = Literal["log10", "linear"]
 
 K_BOUNDS = (0.05, 50.0)
-# C0 may lie this many decades outside the frontier.
-C0_MARGIN_DECADES = 1.0
+C0_MARGIN_DECADES = 1.0  # C0 may be this many decades outside the frontier
 L_MARGIN = 1e-3  # of its range: a smaller L is at its bound
 
 
@@ -41,8 +40,9 @@ class Law:
     """n*(C).
 
     Attributes:
-        form: a key of FORMS; which of L, k, log10_C0 it has (the others are 0, 0, None) is in the module's equations.
-        log10_C0: the middle, on the law's axis: log10 C0, or C0 itself where `axis` is "linear".
+        form: a key of FORMS. L, k and log10_C0 are 0, 0 and None where the form's equation does not have them.
+        b: log2 n*, of the constant, of the line's middle, or of the sigmoid's lower level.
+        log10_C0: the x0 of the equation: log10 C0, or C0 itself where `axis` is "linear".
         at_bounds: parameters that the data do not determine.
         axis: "log10" or "linear" in compute (or in M).
     """
@@ -61,9 +61,9 @@ class LawPoints:
     """What a form is fitted to.
 
     Attributes:
-        x: float[points], on the axis, at least 2 distinct. y: float[points], log2 n. w: float[points] > 0, weights of
-        mean 1.
-        cap: the largest log2 n a law may saturate at.
+        x: float[points], on the axis, at least 2 distinct. y: float[points], log2 n.
+        w: float[points] > 0, weights of mean 1.
+        cap: the largest log2 n at which a law may saturate.
     """
 
     x: FloatArray
@@ -74,11 +74,11 @@ class LawPoints:
 
 @dataclass(frozen=True)
 class LawForm:
-    """A shape of n*(C).
+    """A form of n*(C).
 
     Attributes:
-        parameters: how many it has; it needs as many distinct n, and more distinct C.
-        at: (law, x on its axis) -> log2 n*.
+        parameter_count: it needs as many distinct n, and more distinct C.
+        log2_n_star: (law, x on its axis) -> log2 n*.
         fit: (points, whether the law may fall) -> the law of least weighted squares.
     """
 
@@ -116,6 +116,7 @@ def _fit_sigmoid(points: LawPoints, falling: bool) -> Law:
 
 
 def weighted_mean_square(law: Law, points: LawPoints) -> float:
+    """The weighted mean of the squared residuals, in log2 n."""
     return float(np.mean(points.w * (FORMS[law.form].log2_n_star(law, points.x) - points.y) ** 2))
 
 

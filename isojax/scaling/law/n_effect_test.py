@@ -1,10 +1,10 @@
-"""Does n make a difference at all? ScaleRL found that at a fixed batch 8 to 32 generations a prompt changed little: a
-fit must be able to say so.
+"""Whether n makes a difference at all. ScaleRL found that at a fixed batch 8 to 32 generations per prompt changed
+little, and a fit must be able to say so.
 
-Three models of the curves are compared by AIC, noise and run-to-run effect held: one curve for each B_p, whatever n;
-curves that change linearly with log2 n; curves free for each cell. n is said to matter if one of the last two beats the
-first by MIN_GAIN, "considerably less support" in the words of Burnham and Anderson (Model Selection and Multimodel
-Inference, 2nd ed., section 2.6).
+Three models of the curves are compared by AIC, with noise and run-to-run effect held fixed: one curve for each B_p,
+whatever n; curves that change linearly with log2 n; a free curve for each cell. n matters if one of the last two beats
+the first by MIN_AIC_GAIN, "considerably less support" for the first in the words of Burnham and Anderson (Model
+Selection and Multimodel Inference, 2nd ed., section 2.6).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _WEAK_SD = 10.0  # prior standard deviation of every column: none is favoured
 
 
 def has_no_n_effect(packed: PackedSweep, shape_fit: ShapeFit) -> bool:
-    """Whether one curve for each B_p does as well as curves that differ with n; False where only one n was measured
-    (nothing was compared).
+    """Whether one curve for each B_p does as well as curves that differ with n; False where only one n was measured,
+    because nothing was compared.
 
-    fitted: the likeliest curves, for their shape and scales.
+    shape_fit: the likeliest curves, for their shape and standard deviations.
     """
     if len({n for _, n in packed.keys}) < 2:
         return False
@@ -43,7 +43,7 @@ def has_no_n_effect(packed: PackedSweep, shape_fit: ShapeFit) -> bool:
 
 
 def _deviance(shape_fit: ShapeFit, packed: PackedSweep, columns: FloatArray) -> float:
-    """Minus twice the greatest log likelihood of curves whose A, mid and lnB lie each on the given columns, float[J,
+    """Minus twice the greatest log likelihood of curves whose A, mid and lnB are combinations of the columns, float[J,
     K].
     """
     J, K = columns.shape

@@ -1,11 +1,11 @@
-"""n*(C), the compute-optimal number of rollouts a problem (IsoCompute Playbook, arXiv:2603.12151, section 4.1, Fig. 7).
+"""n*(C), the compute-optimal number of rollouts per problem (IsoCompute Playbook, arXiv:2603.12151, section 4.1, Fig. 7).
 
-`fit_law` is the paper's: a sigmoid through a running average of the frontier's log2 n over log10 C (the window is not
-published: here
-`WINDOW` decades, centred, cut off at the ends). `choose_law` is the hierarchical one: no average, weights, and the form
-(scaling/law/law_forms.py) chosen by AICc (Hurvich and Tsai 1989; where variances are known QAICc, Burnham and Anderson
-2002, section 2.5). Departure of both: the law saturates at most at twice the largest n measured. At a fixed batch B the
-same forms describe n*(M), over log10 M or over M (Fig. 9).
+`fit_law` is the paper's: a sigmoid through a running average of the frontier's log2 n over log10 C. The paper does not
+publish the average's window; here it is AVERAGING_WINDOW decades, centred, and cut off at the ends. `choose_law` is that
+of mode "hierarchical": no average, weighted points, and the form (law_forms.py) chosen by AICc (Hurvich and Tsai 1989;
+where variances are known QAICc, Burnham and Anderson 2002, section 2.5). Both depart from the paper in that the law
+saturates at most at twice the largest n measured. At a fixed batch B the same forms describe n*(M), over log10 M or over
+M (Fig. 9).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from isojax.scaling.law.law_forms import (
 from isojax.scaling.validation_metrics import FloatArray
 
 AVERAGING_WINDOW = 0.25
-# On a linear axis the bounds of k and C0 hold as if the points spanned this many decades.
+# A linear axis is scaled so that the points span this many units, for the bounds of k and C0.
 LINEAR_AXIS_DECADES = 2.0
-# Residuals below this (of log2 n) are rounding: a form that meets it is exact, and another cannot be more so.
+# Residuals of log2 n below this are rounding: all forms that reach it count as equally exact.
 EXACT_RESIDUAL = 1e-6
 
 
@@ -43,7 +43,7 @@ class LawChoice:
     Attributes:
         law: the best form's.
         aicc: form -> AICc, the smallest best; None where the points are too few for the form.
-        weights: form -> Akaike weight, the evidence for it among the forms that were fitted; they add up to 1.
+        weights: form -> Akaike weight, the evidence for it among the forms that were fitted; they sum to 1.
         laws: form -> its law, of the forms that were fitted.
     """
 
@@ -111,12 +111,11 @@ def choose_law(
         C: float[points] > 0, any order. log2_n: float[points] >= 0, n there, whole or estimated.
         n_max: the largest n measured; a sigmoid saturates at 2 n_max at most.
         variance: float[points] > 0 of log2_n; None: equal and unknown. If even the richest form misses the points by
-        more than these say,
-            all are taken to be larger by one factor.
-        observations: how many independent ones the points are worth where they are correlated; None: as many as there
-        are points.
-        window: running average, in units of the axis; 0 for none.
-        axis: what the law is a line or a sigmoid over, log10 C or C itself.
+            more than these explain, all are scaled up by one factor.
+        observations: how many independent observations the points are worth where they are correlated; None: as many
+            as there are points.
+        window: of the running average, in units of the axis; 0 for none.
+        axis: whether the law is a function of log10 C or of C itself.
         falling: whether the law may also fall.
 
     Raises:
@@ -162,7 +161,8 @@ def _finite_or_none(score: float | None) -> float | None:
 def _check_points(C: FloatArray, y: FloatArray, variance: FloatArray, n_max: float) -> None:
     if not len(C) or not C.shape == y.shape == variance.shape or C.ndim != 1:
         raise InputError(
-            f"C{C.shape}, log2 n{y.shape} and variance{variance.shape}; expected one number each for at least one point."
+            f"C{C.shape}, log2 n{y.shape} and variance{variance.shape}; expected one number each for at least one "
+            "point."
         )
     for name, values, in_range in (
         ("C", C, C > 0),
@@ -172,11 +172,13 @@ def _check_points(C: FloatArray, y: FloatArray, variance: FloatArray, n_max: flo
         if not np.all(in_range & np.isfinite(values)):
             bad_value = values[~(in_range & np.isfinite(values))][0]
             raise InputError(
-                f"{name} is {bad_value:g} at a point; expected a finite number {'>= 0' if values is y else '> 0'}. Leave it out."
+                f"{name} is {bad_value:g} at a point; expected a finite number {'>= 0' if values is y else '> 0'}. "
+                "Leave the point out."
             )
     if n_max < 2 ** y.max() * (1 - 1e-9):
         raise InputError(
-            f"the largest n measured is given as {n_max:g}, but a point has n = {2 ** y.max():g}; expected at least that."
+            f"n_max = {n_max:g} is given as the largest n measured, but a point has n = {2 ** y.max():g}; expected at "
+            "least that."
         )
 
 
