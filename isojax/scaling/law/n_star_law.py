@@ -1,11 +1,11 @@
-"""n*(C), the compute-optimal number of rollouts per problem (IsoCompute Playbook, arXiv:2603.12151, section 4.1, Fig. 7).
+"""n*(C), the compute-optimal rollouts per problem (IsoCompute Playbook, arXiv:2603.12151, section 4.1, Fig. 7).
 
 `fit_law` is the paper's: a sigmoid through a running average of the frontier's log2 n over log10 C. The paper does not
-publish the average's window; here it is AVERAGING_WINDOW decades, centred, and cut off at the ends. `choose_law` is that
-of mode "hierarchical": no average, weighted points, and the form (law_forms.py) chosen by AICc (Hurvich and Tsai 1989;
-where variances are known QAICc, Burnham and Anderson 2002, section 2.5). Both depart from the paper in that the law
-saturates at most at twice the largest n measured. At a fixed batch B the same forms describe n*(M), over log10 M or over
-M (Fig. 9).
+publish the average's window; here it is AVERAGING_WINDOW decades, centred, and cut off at the ends. `choose_law` is
+that of mode "hierarchical": no average, weighted points, and the form (law_forms.py) chosen by AICc (Hurvich and Tsai
+1989; where variances are known QAICc, Burnham and Anderson 2002, section 2.5). Both depart from the paper in that the
+law saturates at most at twice the largest n measured. At a fixed batch B the same forms describe n*(M), over log10 M or
+over M (Fig. 9).
 """
 
 from __future__ import annotations
