@@ -2,8 +2,8 @@
 replicate.
 
 Where a plateau is not reached, the posterior is wide and skewed, with a long tail above its mode, and a bootstrap of
-the mode inherits the mode's bias: on 32 worlds the mode erred by .018 at four times the data's compute, its bootstrap mean
-by .017, the posterior mean by .013. Therefore the reported curves are posterior means and the replicates posterior
+the mode inherits the mode's bias: on 32 worlds the mode erred by .018 at four times the data's compute, its bootstrap
+mean by .017, the posterior mean by .013. Therefore the reported curves are posterior means and the replicates posterior
 draws.
 
 The run effects e and the surface's gamma are integrated out exactly; the remaining v = (theta of every cell, R0) is
