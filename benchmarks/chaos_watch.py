@@ -51,27 +51,27 @@ def stacks() -> list[Stack]:
 
 def phase(found: list[Stack]) -> str:
     """What the run is at, by the thread that trains its cell."""
-    work = next((stack for stack in found if ("train", "run_cell") in stack), None)
+    work = next((stack for stack in found if ("loop", "run_cell") in stack), None)
     if work is None:
         return "preparing"
     modules, functions = {module for module, _ in work}, {function for module, function in work if module}
     if functions & {"append", "write_samples"}:
         return LEDGER
-    if functions & {"restore", "pending", "_open"}:
+    if functions & {"restore", "restore_pending", "_open"}:
         return "restoring"
-    if "begun" in functions:
+    if "prepared" in functions:
         return "compiling"
     if "checkpoint" in modules:
         return LAST if "close" in functions else CHECKPOINT
     if "evaluate" in modules:
         return "evaluation"
-    if "grades" in functions:
+    if "collect_grades" in functions:
         return "verification"
-    if modules & {"stream", "ahead", "sampler"}:
+    if modules & {"stream", "rollout_worker", "engine"}:
         return "rollout"
-    if modules & {"hosted", "pipeline"}:
+    if modules & {"host_verified", "async_rollouts"}:
         return "update"
-    return PROGRAM if "updates" in functions else ELSEWHERE
+    return PROGRAM if "run_updates" in functions else ELSEWHERE
 
 
 def lie_in_wait(cell: str, told: str, after: float, aim: str | None) -> None:
@@ -109,7 +109,7 @@ def lie_in_wait(cell: str, told: str, after: float, aim: str | None) -> None:
         time.sleep(0.0002 if aim in (HALF, LEDGER) else 0.005)
     found = stacks()
     where = "ending" if aim not in BEFORE and phase(found) == "preparing" else phase(found)
-    line = {"phase": where, "judging": any(("grading", "_grade") in stack for stack in found), "saving": half_written()}
+    line = {"phase": where, "judging": any(("background_grading", "_grade_pending") in stack for stack in found), "saving": half_written()}
     Path(told).write_text(json.dumps(line))
     os.kill(os.getpid(), signal.SIGKILL)
 
