@@ -109,7 +109,11 @@ def lie_in_wait(cell: str, told: str, after: float, aim: str | None) -> None:
         time.sleep(0.0002 if aim in (HALF, LEDGER) else 0.005)
     found = stacks()
     where = "ending" if aim not in BEFORE and phase(found) == "preparing" else phase(found)
-    line = {"phase": where, "judging": any(("background_grading", "_grade_pending") in stack for stack in found), "saving": half_written()}
+    line = {
+        "phase": where,
+        "judging": any(("background_grading", "_grade_pending") in stack for stack in found),
+        "saving": half_written(),
+    }
     Path(told).write_text(json.dumps(line))
     os.kill(os.getpid(), signal.SIGKILL)
 
