@@ -51,7 +51,8 @@ def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
             sizes[axis] = 0
         if sizes[axis] < 1 and sizes[axis] != -1:
             raise InputError(
-                f"mesh {text!r}: the size of {axis} is {size.strip()!r}; expected a positive integer, or -1 for all that is left."
+                f"mesh {text!r}: the size of {axis} is {size.strip()!r}; expected a positive integer, or -1 for all "
+                "that is left."
             )
     open_axes = [axis for axis, size in sizes.items() if size == -1]
     if len(open_axes) > 1:
@@ -63,7 +64,8 @@ def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
     if (devices_needed := shape.devices + devices_in_use) > available:
         in_use_note = f" beside the {devices_in_use} of another mesh" if devices_in_use else ""
         raise InputError(
-            f"mesh {text!r} needs {shape.devices} devices{in_use_note} and this machine shows {available}. Use smaller axes, or on a CPU "
+            f"mesh {text!r} needs {shape.devices} devices{in_use_note} and this machine shows {available}. Use smaller "
+            "axes, or on a CPU "
             f"simulate devices with XLA_FLAGS=--xla_force_host_platform_device_count={devices_needed}."
         )
     return shape

@@ -161,12 +161,14 @@ def autotune(shape: AttentionShape, requested: str = "auto", device: Any = None,
     kernels = PLATFORM_KERNELS.get(device.platform, ())
     if requested not in IMPLEMENTATIONS:
         raise InputError(
-            f"{setting}={requested!r}: expected one of {', '.join(IMPLEMENTATIONS[1:])}, or null, which measures and keeps the fastest."
+            f"{setting}={requested!r}: expected one of {', '.join(IMPLEMENTATIONS[1:])}, or null, which measures and "
+            "keeps the fastest."
         )
     if requested not in ("auto", "plain", *kernels):
         available = ", ".join(("plain", *kernels))
         raise InputError(
-            f"{setting}={requested}: this backend ({device.platform}) has {available}. Set it to null, or to one of these."
+            f"{setting}={requested}: this backend ({device.platform}) has {available}. Set it to null, or to one of "
+            "these."
         )
     if requested in kernels and (reason := shape.unsupported_reason(requested)):
         raise InputError(f"{setting}={requested}: {reason}. Set it to null or plain.")
@@ -214,7 +216,8 @@ def _require_plain(sweep: SweepConfig) -> SweepConfig:
     ):
         if requested not in (None, "plain"):
             raise InputError(
-                f"sweep.{name}={requested} on a mesh with sequence > 1: kernels want all positions of a prompt. Expected plain or null; or "
+                f"sweep.{name}={requested} on a mesh with sequence > 1: kernels want all positions of a prompt. "
+                "Expected plain or null; or "
                 "a mesh without sequence."
             )
     return sweep.model_copy(update={"decode_attention": "plain", "forward_attention": "plain"})

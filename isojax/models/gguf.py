@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from isojax.core import registry
 from isojax.core.config import ModelConfig, RopeScaling
 from isojax.core.errors import InputError
-from isojax.models.hf import hf_load
+from isojax.models.hf import hf_export, hf_load
 from isojax.models.hf.hf_layout import weight_layouts
 from isojax.models.rope import rope_frequencies
 from isojax.models.safetensors_io import TensorSources, atomic_folder, write_safetensors
@@ -69,10 +69,10 @@ def import_gguf(path: Path, folder: Path, dtype: str = "float32") -> None:
             if name != "unk"
         }
         token_ids = {name: value for name, value in token_ids.items() if value is not None}
-        config_json = hf_load.make_config_json(
-            config, vocab, read_metadata(f"{config.family}.context_length", hf_load.DEFAULT_MAX_POSITIONS), dtype
+        config_json = hf_export.make_config_json(
+            config, vocab, read_metadata(f"{config.family}.context_length", hf_export.DEFAULT_MAX_POSITIONS), dtype
         )
-        hf_load.write_config_json(temp, config_json | token_ids)
+        hf_export.write_config_json(temp, config_json | token_ids)
         for name, content in (("generation_config.json", token_ids), ("tokenizer_config.json", settings)):
             (temp / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         tokenizer.save(str(temp / "tokenizer.json"))
@@ -134,11 +134,13 @@ def read_model_config(path: Path, read_metadata: Callable[..., Any], gguf_tensor
     head_dim = read_positive(path, read_metadata, f"{family}.attention.key_length", width // heads)
     if (rotary_dims := read_metadata(f"{family}.rope.dimension_count", head_dim)) != head_dim:
         raise InputError(
-            f"{path}: rope.dimension_count = {rotary_dims}, head size {head_dim}; expected equal ones (whole heads are turned)."
+            f"{path}: rope.dimension_count = {rotary_dims}, head size {head_dim}; expected equal ones (whole heads are "
+            "turned)."
         )
     if (scaling_type := read_metadata(f"{family}.rope.scaling.type", "none")) != "none":
         raise InputError(
-            f"{path}: stretched rotary positions ({scaling_type}); expected none, or Llama 3's. Take the model's safetensors folder."
+            f"{path}: stretched rotary positions ({scaling_type}); expected none, or Llama 3's. Take the model's "
+            "safetensors folder."
         )
     rope_base = as_decimal(read_positive(path, read_metadata, f"{family}.rope.freq_base", 10_000.0, (int, float)))
     if GGUF_NAMES["embed"] not in gguf_tensors:
@@ -180,7 +182,8 @@ def llama3_scaling(path: Path, head_dim: int, base: float, tensor: Any | None) -
     expected = rope_frequencies(head_dim, base, None) / rope_frequencies(head_dim, base, scaling)
     if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-4):
         raise InputError(
-            f"{path}: {ROPE_FREQS} is not Llama 3's stretching by {scaling.factor:g} from {scaling.original_max_position_embeddings} "
+            f"{path}: {ROPE_FREQS} is not Llama 3's stretching by {scaling.factor:g} from "
+            f"{scaling.original_max_position_embeddings} "
             "positions. Take the model's safetensors folder."
         )
     return scaling
@@ -208,7 +211,8 @@ def plan_tensors(path: Path, config: ModelConfig, vocab: int, gguf_tensors: dict
             )
             if shape != weight.stored_shape:
                 problems.append(
-                    f"{gguf_name} {f'has shape {list(shape)}' if shape else 'is missing'}, expected {list(weight.stored_shape)}"
+                    f"{gguf_name} {f'has shape {list(shape)}' if shape else 'is missing'}, expected "
+                    f"{list(weight.stored_shape)}"
                 )
                 continue
             heads = (
@@ -223,7 +227,8 @@ def plan_tensors(path: Path, config: ModelConfig, vocab: int, gguf_tensors: dict
     problems += [f"{name} is unknown" for name in sorted(set(gguf_tensors) - known_names - {ROPE_FREQS})]
     if problems:
         raise InputError(
-            f"{path}: {len(problems)} tensors are not as a {config.family} has them: {'; '.join(problems[: hf_load.MAX_LISTED])}."
+            f"{path}: {len(problems)} tensors are not as a {config.family} has them: "
+            f"{'; '.join(problems[: hf_load.MAX_LISTED])}."
         )
     return tensors
 
@@ -268,7 +273,8 @@ def build_tokenizer(path: Path, read_metadata: Callable[..., Any]) -> tuple[Toke
     steps = pre_tokenizer_steps(rule)
     if model_type != "gpt2" or steps is None:
         raise InputError(
-            f"{path}: its tokenizer is {model_type!r} cut by {rule!r}; expected byte-level BPE ('gpt2') cut by gpt-2, smollm, llama-bpe or "
+            f"{path}: its tokenizer is {model_type!r} cut by {rule!r}; expected byte-level BPE ('gpt2') cut by gpt-2, "
+            "smollm, llama-bpe or "
             "qwen2. Take the model's safetensors folder instead."
         )
     tokens = read_metadata("tokenizer.ggml.tokens")

@@ -63,7 +63,8 @@ class StoredTensor:
                 data = f.read(count * row_bytes)
                 if len(data) != count * row_bytes:
                     raise InputError(
-                        f"{self.file}: ends at byte {f.tell()}, inside a tensor; expected {self.end} bytes. Copy it anew."
+                        f"{self.file}: ends at byte {f.tell()}, inside a tensor; expected {self.end} bytes. Copy it "
+                        "anew."
                     )
                 yield row, np.frombuffer(data, dtype).reshape(count, -1)
 
@@ -107,7 +108,8 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             item_bytes and stored.end - stored.start != item_bytes * int(np.prod(stored.shape, dtype=np.int64))
         ):
             raise InputError(
-                f"{file}: {name} should lie in bytes {stored.start} to {stored.end} with shape {list(stored.shape)}; the file has {size} "
+                f"{file}: {name} should lie in bytes {stored.start} to {stored.end} with shape {list(stored.shape)}; "
+                f"the file has {size} "
                 "bytes. It is cut off or damaged; copy it anew."
             )
     return tensors
@@ -134,7 +136,8 @@ def weight_files(folder: Path) -> list[Path]:
         paths = [folder / Path(str(name)).name for name in sorted(set(names.values()))]
         if missing := [path.name for path in paths if not path.is_file()]:
             raise InputError(
-                f"{folder}: {INDEX_FILE} names {', '.join(missing)}, which is not there. Copy the missing files into the folder."
+                f"{folder}: {INDEX_FILE} names {', '.join(missing)}, which is not there. Copy the missing files into "
+                "the folder."
             )
         return paths
     paths = sorted(folder.glob("*.safetensors"))

@@ -498,8 +498,10 @@ def build_engine(
     positions_split, options = positions_are_split(mesh), decoder.options
     if positions_split and (options.decode_attention != "plain" or options.cache_dtype == "int8"):
         raise InputError(
-            f"sweep.decode_attention={options.decode_attention} with cell.precision.cache={options.cache_dtype} on a sampler's mesh with sequence > 1: "
-            "kernels and int8 caches hold prompt and response together, which cannot be split here. Expected plain, and float32 or "
+            f"sweep.decode_attention={options.decode_attention} with cell.precision.cache={options.cache_dtype} on a "
+            "sampler's mesh with sequence > 1: "
+            "kernels and int8 caches hold prompt and response together, which cannot be split here. Expected plain, "
+            "and float32 or "
             "bfloat16; or a mesh without sequence."
         )
     unrolled = mesh.devices.flat[0].platform == "cpu" and decoder.options.cache_dtype != "int8"

@@ -8,7 +8,7 @@ from jax.sharding import SingleDeviceSharding
 from isojax.core import registry
 from isojax.core.config import ModelConfig, read_saved_config
 from isojax.core.errors import InputError
-from isojax.models.hf import hf_load
+from isojax.models.hf import hf_export, hf_load
 from isojax.train.checkpoint import restore_params
 
 
@@ -22,7 +22,7 @@ def export_cell(cell_folder: Path, out_folder: Path, dtype: str, base_folder: Pa
         InputError: no cell's folder, nothing saved in it, a family without a published architecture, or `out` is there.
     """
     model = read_model_config(cell_folder)
-    hf_load.architecture_of(model)
+    hf_export.architecture_of(model)
     try:
         model = hf_load.resolve_model(
             model if base_folder is None else model.model_copy(update={"path": str(base_folder)})
@@ -42,7 +42,7 @@ def export_cell(cell_folder: Path, out_folder: Path, dtype: str, base_folder: Pa
             f"{cell_folder}: no state was saved in it yet; a cell saves at its end, and every run.checkpoint_seconds at an evaluation."
         )
     params, M = restored
-    hf_load.save(params, model, Path(model.path), out_folder, dtype)
+    hf_export.save(params, model, Path(model.path), out_folder, dtype)
     return M
 
 

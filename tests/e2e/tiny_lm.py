@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from isojax.core.config import ModelConfig
 from isojax.models.families import llama
-from isojax.models.hf import hf_load
+from isojax.models.hf import hf_export
 from isojax.models.hf.hf_layout import weight_layouts
 from tests.tasks.tokenizer_folders import byte_level
 
@@ -59,5 +59,5 @@ def make_model(folder: Path) -> Path:
                 else rng.normal(0, 0.3, weight.stored_shape).astype(np.float32)
             )
     save_file(tensors, folder / "model.safetensors")
-    hf_load.write_config_json(folder, hf_load.make_config_json(SHAPE, VOCAB, 512, "float32"))
+    hf_export.write_config_json(folder, hf_export.make_config_json(SHAPE, VOCAB, 512, "float32"))
     return folder

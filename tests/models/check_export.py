@@ -30,7 +30,7 @@ from isojax.core import registry
 from isojax.core.config import ModelConfig, RopeScaling
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
-from isojax.models.hf import hf_load
+from isojax.models.hf import hf_export, hf_load
 
 SHAPE: dict[str, Any] = {
     "layers": 3,
@@ -113,7 +113,7 @@ def main() -> None:
                 params = random_params(config, config.vocab)
             for dtype, size in forms:
                 folder = Path(temp) / f"{name}-{dtype}".replace(" ", "-")
-                hf_load.save(params, config, given, folder, dtype, size)
+                hf_export.save(params, config, given, folder, dtype, size)
                 compare(f"{name}, {dtype}, {len(list(folder.glob('*.safetensors')))} file(s)", folder)
 
 

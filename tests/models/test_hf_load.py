@@ -22,7 +22,7 @@ from isojax.core import registry
 from isojax.core.config import ModelConfig, RopeScaling
 from isojax.core.errors import InputError
 from isojax.models import safetensors_io
-from isojax.models.hf import hf_load
+from isojax.models.hf import hf_export, hf_load
 from isojax.models.transformer import Decoder
 from tests.device import mesh
 
@@ -186,7 +186,7 @@ def test_what_is_saved_is_what_was_loaded(tmp_path: Path, family: str, tied: boo
     (tmp_path / "a" / "tokenizer.json").write_text("{}")
     config, decoder = resolved(tmp_path / "a")
     params = hf_load.load(tmp_path / "a", config, decoder, mesh("data=2,fsdp=2,tensor=2"))
-    hf_load.save(params, config, tmp_path / "a", tmp_path / "b")
+    hf_export.save(params, config, tmp_path / "a", tmp_path / "b")
     again = load_file(tmp_path / "b" / "model.safetensors")
     assert again.keys() == stored.keys()
     for name, value in stored.items():
@@ -196,7 +196,7 @@ def test_what_is_saved_is_what_was_loaded(tmp_path: Path, family: str, tied: boo
     assert json.loads((tmp_path / "b" / "config.json").read_text()) == config_json(family, tied)
     assert (tmp_path / "b" / "tokenizer.json").read_text() == "{}"
     host = jax.device_get(params)
-    hf_load.save(host, config, tmp_path / "a", tmp_path / "c")
+    hf_export.save(host, config, tmp_path / "a", tmp_path / "c")
     assert (tmp_path / "c" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
 
 
@@ -204,7 +204,7 @@ def test_saved_in_bfloat16_and_several_files(tmp_path: Path) -> None:
     stored = checkpoint(tmp_path / "a")
     config, decoder = resolved(tmp_path / "a")
     params = hf_load.load(tmp_path / "a", config, decoder, mesh())
-    hf_load.save(params, config, tmp_path / "a", tmp_path / "b", "bfloat16", max_shard_bytes=1000)
+    hf_export.save(params, config, tmp_path / "a", tmp_path / "b", "bfloat16", max_shard_bytes=1000)
     index = json.loads((tmp_path / "b" / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == stored.keys()
     assert index["metadata"]["total_size"] == sum(2 * value.size for value in stored.values())
@@ -236,7 +236,7 @@ def test_a_config_of_its_own_reads_back(tmp_path: Path) -> None:
         rope_scaling=scaling,
     )
     params = random_params(shape)
-    hf_load.save(params, shape, None, tmp_path / "a")
+    hf_export.save(params, shape, None, tmp_path / "a")
     assert hf_load.resolve_model(ModelConfig(path=str(tmp_path / "a"))) == shape.model_copy(
         update={"path": str(tmp_path / "a")}
     )
@@ -248,9 +248,9 @@ def test_a_config_of_its_own_reads_back(tmp_path: Path) -> None:
     (tmp_path / "a" / "config.json").write_text(json.dumps(spelling_4))
     assert hf_load.resolve_model(ModelConfig(path=str(tmp_path / "a"))).rope_scaling == scaling
     with pytest.raises(InputError, match="is there already, and nothing is overwritten"):
-        hf_load.save(params, shape, None, tmp_path / "a")
+        hf_export.save(params, shape, None, tmp_path / "a")
     with pytest.raises(InputError, match="family 'tiny' cannot be exported"):
-        hf_load.save(params, shape.model_copy(update={"family": "tiny"}), None, tmp_path / "b")
+        hf_export.save(params, shape.model_copy(update={"family": "tiny"}), None, tmp_path / "b")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]  # and nothing is left behind
 
 
@@ -382,7 +382,7 @@ import sys
 from pathlib import Path
 import jax, numpy as np
 from tests.models.test_hf_load import mesh, resolved
-from isojax.models.hf import hf_load
+from isojax.models.hf import hf_export, hf_load
 
 def kilobytes(name):
     return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
@@ -406,7 +406,7 @@ print(weights, peak / weights)
 def test_loading_takes_little_more_than_the_weights(tmp_path: Path) -> None:
     shape = ModelConfig(family="llama", layers=6, width=512, heads=8, kv_heads=4, head_dim=64, mlp=2048, vocab=26000)
     params = random_params(shape)
-    hf_load.save(params, shape, None, tmp_path / "m", max_shard_bytes=6e7)
+    hf_export.save(params, shape, None, tmp_path / "m", max_shard_bytes=6e7)
     assert len(safetensors_io.weight_files(tmp_path / "m")) >= 3
     root = Path(__file__).parents[2]
     done = subprocess.run(

@@ -61,7 +61,8 @@ def find_family(architecture: str) -> str:
     family_of = architecture_families()
     if architecture not in family_of:
         raise InputError(
-            f"config.json: architectures names {architecture!r}, which no family here runs; expected one of {', '.join(sorted(family_of))}. "
+            f"config.json: architectures names {architecture!r}, which no family here runs; expected one of "
+            f"{', '.join(sorted(family_of))}. "
             "A family of your own is a file like isojax/models/qwen3.py."
         )
     return family_of[architecture]
@@ -80,12 +81,14 @@ def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None)
         require_value(config_json, key, False, "the decoder has no such thing")
     if config_json.get("quantization_config"):
         raise InputError(
-            "config.json: quantization_config is set; expected weights in float32, bfloat16 or float16. Dequantise them first."
+            "config.json: quantization_config is set; expected weights in float32, bfloat16 or float16. Dequantise "
+            "them first."
         )
     width, heads = read_size(config_json, "hidden_size"), read_size(config_json, "num_attention_heads")
     if config_json.get("head_dim") is None and head_dim is None and width % heads:
         raise InputError(
-            f"config.json: no head_dim, and hidden_size = {width} is no multiple of num_attention_heads = {heads}. Add head_dim to it."
+            f"config.json: no head_dim, and hidden_size = {width} is no multiple of num_attention_heads = {heads}. Add "
+            "head_dim to it."
         )
     return {
         "layers": read_size(config_json, "num_hidden_layers"),
@@ -109,7 +112,8 @@ def rope_settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     rope_config = config_json.get(key) or {}
     if not isinstance(rope_config, Mapping):
         raise InputError(
-            f"config.json: {key} = {rope_config!r}; expected an object such as {{'rope_type': 'default', 'rope_theta': 10000.0}}."
+            f"config.json: {key} = {rope_config!r}; expected an object such as "
+            f"{{'rope_type': 'default', 'rope_theta': 10000.0}}."
         )
     rope_base = read_number(
         {"rope_theta": DEFAULT_ROPE_THETA}
@@ -119,7 +123,8 @@ def rope_settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     rope_type = rope_config.get("rope_type", rope_config.get("type", "default"))
     if rope_type not in ("default", "llama3"):
         raise InputError(
-            f"config.json: {key} has rope_type = {rope_type!r}; expected default or llama3. Within the original context, where such a model "
+            f"config.json: {key} has rope_type = {rope_type!r}; expected default or llama3. Within the original "
+            "context, where such a model "
             "needs no stretching, remove it from a copy of config.json."
         )
     for given in (config_json, rope_config):
@@ -176,5 +181,6 @@ def invalid_value(config_json: Mapping[str, Any], key: str, section: str, expect
     """The error for a value that is missing or cannot be used."""
     description = f"{key} = {config_json[key]!r}" if key in config_json else f"no {key}"
     return InputError(
-        f"config.json: {f'{section} has ' if section else ''}{description}; expected {expected}. Mend the file, or fetch it again."
+        f"config.json: {f'{section} has ' if section else ''}{description}; expected {expected}. Mend the file, or "
+        "fetch it again."
     )

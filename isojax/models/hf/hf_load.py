@@ -1,14 +1,11 @@
-"""Weights in and out of a folder as a hub gives it (config.json, *.safetensors, a tokenizer), straight onto the mesh.
-No torch.
+"""Weights from a folder as a hub gives it (config.json, *.safetensors, a tokenizer), straight onto the mesh. No torch.
 
-A parameter is filled from its layers' tensors a block of rows at a time, every device's part in a buffer of its own,
-and handed to the devices one by one. The largest parameters go first: while they are in hand, the least lies on the
-devices.
+A parameter is filled from its layers' tensors a block of rows at a time, the part of every device in a buffer of its
+own, and handed to the devices one by one. The largest parameters go first: while they are in hand, the devices hold the
+least.
 """
 
 import functools
-import json
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
-from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float
 
@@ -30,37 +26,12 @@ from isojax.models.hf.hf_layout import IndexRange, StoredRegion, WeightLayout, w
 from isojax.models.safetensors_io import (
     DTYPES,
     StoredTensor,
-    TensorSources,
-    atomic_folder,
     read_headers,
     read_json,
-    write_safetensors,
 )
 from isojax.models.transformer import Decoder, Params
 
 CONFIG_FILE = "config.json"
-# What a model's folder holds beside config.json and weights: an export takes it over as it is.
-COPIED_FILES = (
-    *(
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-    ),
-    *(
-        "vocab.json",
-        "merges.txt",
-        "tokenizer.model",
-        "spiece.model",
-        "sentencepiece.bpe.model",
-        "tiktoken.model",
-        "tekken.json",
-    ),
-    *("chat_template.jinja", "chat_template.json", "LICENSE*", "NOTICE*"),
-)
-# max_position_embeddings of a config.json that no source gave: serving engines take it as a limit, no weight knows it
-DEFAULT_MAX_POSITIONS = 32768
 MAX_LISTED = 4
 
 
@@ -68,9 +39,8 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
     """The model with its shape and family read from config.json where `path` is set, or as it is.
 
     Raises:
-        InputError: no folder or config.json there, one that is damaged, an architecture unknown here, or a field set in
-        `model` that
-            says otherwise.
+        InputError: there is no folder or config.json, it is damaged, its architecture is unknown here, or a field set
+            in `model` says otherwise.
     """
     if model.path is None:
         return model
@@ -91,8 +61,9 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
     for key in sorted(model.model_fields_set):
         if requested_fields[key] != file_fields[key] and (key, requested_fields[key]) != ("vocab", None):
             raise InputError(
-                f"cell.model.{key}: given {requested_fields[key]!r}, but {folder / CONFIG_FILE} says {file_fields[key]!r}. Leave the key out: with a path, the "
-                "shape comes from there."
+                f"cell.model.{key}: given {requested_fields[key]!r}, but {folder / CONFIG_FILE} says "
+                f"{file_fields[key]!r}. "
+                "Leave the key out: with a path, the shape comes from there."
             )
     return from_file
 
@@ -111,7 +82,9 @@ def read_config(folder: Path) -> dict[str, Any]:
             else "Copy the whole folder of the model."
         )
         raise InputError(
-            f"{folder}: has no {CONFIG_FILE}; expected a model's folder with config.json, *.safetensors and a tokenizer. {suggestion}"
+            f"{folder}: has no {CONFIG_FILE}; expected a model's folder with config.json, *.safetensors and a "
+            "tokenizer. "
+            f"{suggestion}"
         )
     return read_json(folder / CONFIG_FILE)
 
@@ -140,8 +113,8 @@ def check_tensors(folder: Path, layouts: list[WeightLayout], stored_tensors: Map
     if mismatches:
         remainder = f"; and {len(mismatches) - MAX_LISTED} more" if len(mismatches) > MAX_LISTED else ""
         raise InputError(
-            f"{folder}: {len(mismatches)} weights are not as {CONFIG_FILE} says: {'; '.join(mismatches[:MAX_LISTED])}{remainder}. Copy the whole "
-            "folder of one model."
+            f"{folder}: {len(mismatches)} weights are not as {CONFIG_FILE} says: "
+            f"{'; '.join(mismatches[:MAX_LISTED])}{remainder}. Copy the whole folder of one model."
         )
     known_names = {name for weight in layouts for name in weight.tensor_names} | {"lm_head.weight"}
     extra = sorted(
@@ -227,96 +200,3 @@ def read_shards(
                     target = shard.T if layout.transposed else shard
                     target[low - rows[0] : high - rows[0]] = block[low - start : high - start, slice(*columns)]
     return shards
-
-
-def save(
-    params: Params,
-    config: ModelConfig,
-    source: Path | None,
-    folder: Path,
-    dtype: str = "float32",
-    max_shard_bytes: float = 5e9,
-) -> None:
-    """Write a folder that transformers and vLLM load: weights in `dtype`, and config.json and tokenizer of `source`
-    where there is one.
-
-    One stored tensor is fetched at a time; every device of the parameters must belong to this process. The folder
-    appears whole.
-
-    Raises:
-        InputError: the folder is there, cannot be written, or the family has no published architecture.
-    """
-    architecture_of(config)
-    decoder = registry.load("models.families", config.family, "build").build(config, params["embed"].shape[0])
-    values = dict(flatten(params))
-
-    def read_tensor(weight: WeightLayout, layer: int) -> np.ndarray:
-        value = values[weight.key]
-        if weight.key.startswith("blocks."):
-            value = value[layer] if isinstance(value, np.ndarray) else fetch_layer(value, layer)
-        return weight.to_stored(np.asarray(value, np.float32))
-
-    tensors: TensorSources = {
-        name: (weight.stored_shape, lambda weight=weight, layer=layer: read_tensor(weight, layer))
-        for weight in weight_layouts(config, decoder)
-        for layer, name in enumerate(weight.tensor_names)
-    }
-    with atomic_folder(folder) as temp:
-        if source is None:
-            config_json = make_config_json(config, decoder.vocab, DEFAULT_MAX_POSITIONS, dtype)
-        else:
-            config_json = read_config(source)
-            config_json |= {key: dtype for key in ("dtype", "torch_dtype") if key in config_json} or {"dtype": dtype}
-            for path in (p for pattern in COPIED_FILES for p in source.glob(pattern) if p.is_file()):
-                shutil.copyfile(path, temp / path.name)
-        write_config_json(temp, config_json)
-        write_safetensors(temp, tensors, dtype, max_shard_bytes)
-
-
-@jax.jit
-def fetch_layer(stacked: Float[Array, "L ..."], layer: int) -> Float[Array, "..."]:
-    """One layer of a stacked parameter; one program for all layers."""
-    return lax.dynamic_index_in_dim(stacked, layer, 0, keepdims=False)
-
-
-def architecture_of(config: ModelConfig) -> str:
-    """The name in config.json of the config's family; InputError where it is no published one."""
-    names = vars(registry.load("models.families", config.family, "build")).get("ARCHITECTURES")
-    if not names:
-        raise InputError(
-            f"a model of family {config.family!r} cannot be exported: no published architecture is its own, so no other program "
-            "could load it. Expected llama, qwen2 or qwen3."
-        )
-    return names[0]
-
-
-def make_config_json(config: ModelConfig, vocab: int, max_positions: int, dtype: str) -> dict[str, Any]:
-    """A config.json for the model, for transformers 5 (`rope_parameters`, `dtype`) and 4 (`rope_theta`, `rope_scaling`,
-    `torch_dtype`).
-    """
-    scaling = {"rope_type": "llama3", **config.rope_scaling.model_dump()} if config.rope_scaling else None
-    return {
-        "architectures": [architecture_of(config)],
-        "model_type": config.family,
-        "vocab_size": vocab,
-        "hidden_size": config.width,
-        "intermediate_size": config.mlp,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
-        "max_position_embeddings": max_positions,
-        "rope_theta": config.rope_base,
-        "rope_scaling": scaling,
-        "rope_parameters": {"rope_theta": config.rope_base, **(scaling or {"rope_type": "default"})},
-        "tie_word_embeddings": config.tied,
-        "dtype": dtype,
-        "torch_dtype": dtype,
-    }
-
-
-def write_config_json(folder: Path, config_json: Mapping[str, Any]) -> None:
-    """config.json as hubs print it."""
-    (folder / CONFIG_FILE).write_text(json.dumps(config_json, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Advantage estimators, one file each: `advantage(batch) -> f32[*r]`, how much a rollout's reward is above others'.
+"""Advantage estimators, one file each: `advantage(batch) -> f32[*r]`, how much better a rollout is than others.
 
-`batch` is a `RewardedBatch`. An estimator may also return one number for each response token, f32[*r T]. Groups may have
-any size: sums over a group are segment sums over group = rollout // n, with n a traced number.
+`batch` is a `RewardedBatch`. An estimator may also return one number for each response token, f32[*r T]. Groups may
+have any size: sums over a group are segment sums over group = rollout // n, with n a traced number.
 
 Two attributes of a module, both False where they are missing: `NEEDS_GROUP`, the estimator compares rollouts of one
 problem, so that n must be 2 or more; `NEEDS_CRITIC`, it reads `batch.token_advantages`, which a critic makes.

@@ -1,0 +1,136 @@
+"""Parameters to a folder that transformers and vLLM load: config.json, *.safetensors, a tokenizer."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from isojax.core import registry
+from isojax.core.config import ModelConfig
+from isojax.core.errors import InputError
+from isojax.core.yaml_files import flatten
+from isojax.models.hf.hf_layout import WeightLayout, weight_layouts
+from isojax.models.hf.hf_load import CONFIG_FILE, read_config
+from isojax.models.safetensors_io import TensorSources, atomic_folder, write_safetensors
+from isojax.models.transformer import Params
+
+# What a model's folder holds beside config.json and weights, and an export copies.
+COPIED_FILES = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tiktoken.model",
+    "tekken.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "LICENSE*",
+    "NOTICE*",
+)
+# max_position_embeddings of a config.json without a source: a limit for serving engines, which no weight depends on
+DEFAULT_MAX_POSITIONS = 32768
+
+
+def save(
+    params: Params,
+    config: ModelConfig,
+    source: Path | None,
+    folder: Path,
+    dtype: str = "float32",
+    max_shard_bytes: float = 5e9,
+) -> None:
+    """Write a folder that transformers and vLLM load: weights in `dtype`, and config.json and tokenizer of `source`
+    where there is one.
+
+    One stored tensor is fetched at a time; every device of the parameters must belong to this process. The folder
+    appears whole.
+
+    Raises:
+        InputError: the folder is there, cannot be written, or the family has no published architecture.
+    """
+    architecture_of(config)
+    decoder = registry.load("models.families", config.family, "build").build(config, params["embed"].shape[0])
+    values = dict(flatten(params))
+
+    def read_tensor(weight: WeightLayout, layer: int) -> np.ndarray:
+        value = values[weight.key]
+        if weight.key.startswith("blocks."):
+            value = value[layer] if isinstance(value, np.ndarray) else fetch_layer(value, layer)
+        return weight.to_stored(np.asarray(value, np.float32))
+
+    tensors: TensorSources = {
+        name: (weight.stored_shape, lambda weight=weight, layer=layer: read_tensor(weight, layer))
+        for weight in weight_layouts(config, decoder)
+        for layer, name in enumerate(weight.tensor_names)
+    }
+    with atomic_folder(folder) as temp:
+        if source is None:
+            config_json = make_config_json(config, decoder.vocab, DEFAULT_MAX_POSITIONS, dtype)
+        else:
+            config_json = read_config(source)
+            config_json |= {key: dtype for key in ("dtype", "torch_dtype") if key in config_json} or {"dtype": dtype}
+            for path in (p for pattern in COPIED_FILES for p in source.glob(pattern) if p.is_file()):
+                shutil.copyfile(path, temp / path.name)
+        write_config_json(temp, config_json)
+        write_safetensors(temp, tensors, dtype, max_shard_bytes)
+
+
+@jax.jit
+def fetch_layer(stacked: Float[Array, "L ..."], layer: int) -> Float[Array, "..."]:
+    """One layer of a stacked parameter; one program for all layers."""
+    return lax.dynamic_index_in_dim(stacked, layer, 0, keepdims=False)
+
+
+def architecture_of(config: ModelConfig) -> str:
+    """The name in config.json of the config's family; InputError where it is no published one."""
+    names = vars(registry.load("models.families", config.family, "build")).get("ARCHITECTURES")
+    if not names:
+        raise InputError(
+            f"a model of family {config.family!r} cannot be exported: no published architecture is its own, so no other "
+            "program could load it. Expected llama, qwen2 or qwen3."
+        )
+    return names[0]
+
+
+def make_config_json(config: ModelConfig, vocab: int, max_positions: int, dtype: str) -> dict[str, Any]:
+    """A config.json for the model, for transformers 5 (`rope_parameters`, `dtype`) and 4 (`rope_theta`, `rope_scaling`,
+    `torch_dtype`).
+    """
+    scaling = {"rope_type": "llama3", **config.rope_scaling.model_dump()} if config.rope_scaling else None
+    return {
+        "architectures": [architecture_of(config)],
+        "model_type": config.family,
+        "vocab_size": vocab,
+        "hidden_size": config.width,
+        "intermediate_size": config.mlp,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_eps,
+        "max_position_embeddings": max_positions,
+        "rope_theta": config.rope_base,
+        "rope_scaling": scaling,
+        "rope_parameters": {"rope_theta": config.rope_base, **(scaling or {"rope_type": "default"})},
+        "tie_word_embeddings": config.tied,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+    }
+
+
+def write_config_json(folder: Path, config_json: Mapping[str, Any]) -> None:
+    """config.json as hubs print it."""
+    (folder / CONFIG_FILE).write_text(json.dumps(config_json, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
