@@ -12,9 +12,8 @@ from isojax.core.errors import InputError, RunFailed
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-WRITE_LISTENERS: list[
-    Callable[[Path], object]
-] = []  # each is told of every file that is written whole or added to (runs/mirror.py)
+# Each is called with every file that is written whole or appended to (runs/mirror.py).
+WRITE_LISTENERS: list[Callable[[Path], object]] = []
 
 
 def write_text(path: Path, text: str) -> None:
@@ -66,8 +65,8 @@ def _notify_listeners(path: Path) -> None:
 
 
 def write_error(path: Path, error: OSError) -> InputError | RunFailed:
-    """What to tell of a file that cannot be written."""
+    """The error for a file that cannot be written."""
     message = f"cannot write {path}: {error.strerror or error}"
     if error.errno in DISK_FULL_ERRNOS:
-        return RunFailed(f"{message}. What was written before is whole; make room, and go on by --resume.")
+        return RunFailed(f"{message}. What was written before is whole; make room, and continue with --resume.")
     return InputError(f"{message}. Choose a place that you may write.")

@@ -1,10 +1,10 @@
-"""Errors that a user can mend, and work that could not be done."""
+"""Errors that a user can correct, and work that could not be done."""
 
 from __future__ import annotations
 
 
 class InputError(ValueError):
-    """Something a user gave cannot be used. The message says what was given, what was expected and how to mend it.
+    """Something a user gave cannot be used. The message says what was given, what was expected and how to correct it.
 
     The command line prints it, without a traceback, and exits with 2.
     """
@@ -16,17 +16,13 @@ class RunFailed(RuntimeError):
     """
 
 
-OUT_OF_MEMORY_MESSAGES = (
-    "RESOURCE_EXHAUSTED",
-    "Out of memory",
-    "out of memory",
-    "std::bad_alloc",
-)  # as XLA's backends say it
+# In the messages of XLA's backends.
+OUT_OF_MEMORY_MESSAGES = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "std::bad_alloc")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory was not enough. A RunFailed says itself what was not: of a full disk
-    tensorstore says the same.
+    """Whether an error says that memory was not enough. A RunFailed says itself what was missing: tensorstore reports a
+    full disk by the same words.
     """
     exhausted = not isinstance(error, RunFailed) and any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES)
     return exhausted or isinstance(error, MemoryError)

@@ -1,16 +1,14 @@
-"""What can be said of a problem from c right answers of N: the validation metrics, and how well a share is known. NumPy
-only.
+"""Estimates from c correct rollouts of N: the validation metrics of a problem, and the interval of a share.
 
 Unbiased over draws without replacement, k <= N (Chen et al., arXiv:2107.03374, eq. 1):
 
     avg@k = c / N,    best@k = pass@k = 1 - C(N-c, k) / C(N, k),    worst@k = C(c, k) / C(N, k)
 
-verl draws k of the N with replacement, 1000 times (bootstrap_metric in verl/trainer/ppo/metric_utils.py). What that
-tends to is
+verl draws k of the N with replacement, 1000 times (bootstrap_metric in verl/trainer/ppo/metric_utils.py). Its limit is
 
     verl/best@k = 1 - (1 - c/N)^k,    verl/worst@k = (c/N)^k
 
-which is biased downwards for best and upwards for worst: one right of four gives a best@4 of .684, not 1.
+which is biased downwards for best and upwards for worst: one correct of four gives a best@4 of .684, not 1.
 """
 
 from __future__ import annotations
@@ -47,13 +45,13 @@ def estimate_at_k(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatAr
     """The estimate for each problem.
 
     Args:
-        counts: int[..., N], right answers of `samples` a problem.
-        samples: rollouts a problem, at least k.
-        kind: one of KINDS.
+        counts: int[...], correct rollouts of each problem, of `samples`.
+        samples: rollouts per problem, at least k.
+        kind: one of ESTIMATOR_KINDS.
         k: of how many rollouts the mean, the best or the worst is taken.
 
     Returns:
-        float[..., N], each in [0, 1].
+        float[...], each in [0, 1].
 
     Raises:
         InputError: another kind, k < 1 or > samples, or a count outside 0..samples.
@@ -62,26 +60,29 @@ def estimate_at_k(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatAr
         raise InputError(f"estimate {kind!r} is not known; expected one of {', '.join(ESTIMATOR_KINDS)}.")
     if not 1 <= k <= samples:
         raise InputError(
-            f"{kind}@{k} needs {k} samples a problem, but {samples} were drawn; ask for 1 <= k <= {samples} or evaluate with more."
+            f"{kind}@{k} needs {k} samples per problem, but {samples} were drawn; ask for 1 <= k <= {samples}, or"
+            " evaluate with more."
         )
     c = np.asarray(counts, dtype=np.int64)
     if c.size and (c.min() < 0 or c.max() > samples):
         raise InputError(
-            f"right answers run from {c.min()} to {c.max()}; expected 0..{samples}, the samples a problem. Mend either."
+            f"correct rollouts range from {c.min()} to {c.max()}; expected 0..{samples}, the samples per problem."
+            " Correct either."
         )
     return _estimate_table(kind, k, samples)[c]
 
 
 def summarize_counts(counts: ArrayLike, samples: int) -> dict[str, float]:
-    """What a ledger stores of a problem set: {"avg@N": ..., "best@N": ..., "worst@N": ...} with N = `samples`, means
+    """The metrics of a problem set in a ledger: {"avg@N": ..., "best@N": ..., "worst@N": ...} with N = `samples`, means
     over the problems.
 
     Raises:
-        InputError: no problem, or as `estimate`.
+        InputError: no problem, or as `estimate_at_k`.
     """
     if np.size(counts) == 0:
         raise InputError(
-            "no problem to summarize; expected the right answers of at least one. Evaluate on a set that is not empty."
+            "no problem to summarize; expected the correct rollouts of at least one. Evaluate on a set that is not"
+            " empty."
         )
     return {
         f"{kind}@{samples}": float(estimate_at_k(counts, samples, kind, samples).mean())
@@ -106,7 +107,7 @@ def wilson_interval(solved: int, attempts: int, level: float = 0.9) -> tuple[flo
     """
     if not 0 <= solved <= attempts or attempts < 1:
         raise InputError(
-            f"{solved} of {attempts} attempts are said to be solved; expected 0 <= solved <= attempts and an attempt. Mend it."
+            f"given {solved} solved of {attempts} attempts; expected 0 <= solved <= attempts and at least one attempt."
         )
     if not 0 < level < 1:
         raise InputError(f"level = {level} is no share of intervals; expected a number between 0 and 1, such as 0.9.")

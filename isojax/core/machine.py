@@ -1,4 +1,4 @@
-"""This process's share of its machine. No jax here."""
+"""This process's share of its machine."""
 
 import os
 

@@ -1,9 +1,9 @@
-"""A CPU's memory: large pages for what is computed in, and none kept for what is done.
+"""Memory of a CPU: large pages for computation, and freed memory returned to the kernel.
 
 A step of a model with a few hundred million parameters touches gigabytes of memory that it got a moment ago. In pages
-of 4 KB that is a million page faults a step, and more misses of the address cache than products can hide: with pages of
-2 MB a small update of SmolLM2 takes a fifth less time (docs/performance.md). glibc asks the kernel for them where a
-variable of the environment says so when a process starts.
+of 4 KB that is a million page faults per step, and many misses of the address cache: with pages of 2 MB a small update
+of SmolLM2 takes a fifth less time (docs/performance.md). glibc asks the kernel for large pages where an environment
+variable says so when a process starts.
 """
 
 import ctypes
@@ -18,9 +18,9 @@ MIN_GLIBC = (2, 35)  # glibc's version
 
 
 def use_huge_pages() -> None:
-    """Start this process anew with the variable set, where that makes a difference and nobody has set it: Linux with
-    glibc, large pages given to those who ask. To be called before anything else; with GLIBC_TUNABLES set, even to
-    nothing, it does nothing."""
+    """Restart this process with the variable set, where that makes a difference (Linux with glibc, and a kernel that
+    gives large pages on request) and GLIBC_TUNABLES is not set, not even to nothing. Call it before anything else.
+    """
     if TUNABLES_VARIABLE in os.environ or sys.gettrace() is not None or not huge_pages_available():
         return
     os.environ[TUNABLES_VARIABLE] = TUNABLES_VALUE
@@ -28,7 +28,7 @@ def use_huge_pages() -> None:
 
 
 def huge_pages_available() -> bool:
-    """Whether the kernel has large pages for those who ask, and glibc can ask."""
+    """Whether the kernel gives large pages on request, and glibc can ask."""
     name, version = platform.libc_ver()
     if name != "glibc" or tuple(int(x) for x in version.split(".")[:2] if x.isdigit()) < MIN_GLIBC:
         return False
@@ -39,7 +39,8 @@ def huge_pages_available() -> bool:
 
 
 def release_freed_memory() -> None:
-    """Gives the kernel what glibc keeps of freed memory: after XLA has compiled a step of SmolLM2 that is .85 GB, which
-    would add to the step's own."""
+    """Return freed memory that glibc keeps to the kernel: after XLA has compiled a step of SmolLM2 that is .85 GB,
+    which would add to what the step itself takes.
+    """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL("libc.so.6").malloc_trim(0)

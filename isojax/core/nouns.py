@@ -1,7 +1,7 @@
-"""The nouns of isojax, as plain data. No jax here: a laptop refits a sweep with this module and NumPy.
+"""The nouns of isojax, as plain data.
 
 The budget identity everywhere (IsoCompute Playbook, arXiv:2603.12151, section 2): C = B_p * n * M rollouts, with B_p
-problems a batch, n rollouts a problem and M updates; B = B_p * n is the batch of one update.
+problems per batch, n rollouts per problem and M updates; B = B_p * n is the batch of one update.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, order=True)
 class Allocation:
-    """How a budget of rollouts is spent: B_p problems a batch, n rollouts a problem, M updates."""
+    """How a budget of rollouts is spent: B_p problems per batch, n rollouts per problem, M updates."""
 
     B_p: int
     n: int
@@ -23,7 +23,7 @@ class Allocation:
 
     @property
     def B(self) -> int:
-        """Rollouts an update."""
+        """Rollouts per update."""
         return self.B_p * self.n
 
     @property
@@ -42,7 +42,7 @@ class Cell:
 
     @property
     def B(self) -> int:
-        """Rollouts an update."""
+        """Rollouts per update."""
         return self.B_p * self.n
 
     @property
@@ -53,11 +53,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem: its prompt, its reference answer, and what labelling the base model on it found.
+    """One problem.
 
-    `solved` of `attempts` rollouts of the base model were right; avg@attempts is their ratio. `messages`: the
-    conversation that ends in the problem, each a {"role", "content"}, where its source gives one. `columns`: whatever
-    else the source says of it (plain JSON); a user's verifier receives it.
+    Attributes:
+        id: unique in its source.
+        prompt: its text.
+        answer: the reference answer.
+        solved: how many of `attempts` rollouts of the base policy were correct.
+        attempts: how many were sampled to label it; 0: it is not labelled.
+        messages: the conversation that ends in the problem, each a {"role", "content"}, where its source gives one.
+        columns: whatever else the source has for it (plain JSON); a user's verifier receives it.
     """
 
     id: int
@@ -70,7 +75,7 @@ class Problem:
 
     @property
     def difficulty(self) -> float:
-        """avg@k of the base model on this problem, k = `attempts`."""
+        """avg@k of the base policy on this problem, k = `attempts`."""
         return self.solved / self.attempts
 
 
@@ -84,13 +89,12 @@ class EvalPoint:
         rollouts: C, the rollouts sampled for training so far (at least `target`).
         tokens: response tokens sampled for training so far.
         metrics: validation metrics, for example {"avg@4": 0.41, "hard/avg@4": 0.12}, with the name of an extra set
-        before the slash.
-        counts: right answers for each validation problem, in the order of the problem set.
-        samples: rollouts a validation problem (the k of avg@k).
+            before the slash.
+        counts: correct rollouts of each validation problem, in the order of the problem set.
+        samples: rollouts per validation problem (the k of avg@k).
         train: means over the updates since the last point (reward, entropy, kl, grad_norm, ...), and the sums of the
-        verifier's failures
-            (verifier_failures, and verifier_timeout, verifier_crash, ... where there were any).
-        extra: right answers for each problem of each extra set, by its name, of `samples` rollouts a problem too.
+            verifier's failures (verifier_failures, and verifier_timeout, verifier_crash, ... where there were any).
+        extra: for each extra set, by its name, the correct rollouts of each of its problems, of `samples` too.
     """
 
     target: int
@@ -106,9 +110,17 @@ class EvalPoint:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """All that is known of one run: its cell, its evaluations by rising C, the device hours at each of them (may be
-    empty), why it broke off, if it did, and the line of `source` that each evaluation stands on (empty where there is
-    no file)."""
+    """All that is known of one run.
+
+    Attributes:
+        cell: its (B_p, n, seed).
+        points: its evaluations by rising C.
+        source: the file it was read from; empty where there is none.
+        device_hours: at each evaluation; may be empty.
+        cell_hash: names the settings that decide its result.
+        failure_reason: why it broke off; empty where it did not.
+        line_numbers: the line of `source` that holds each evaluation; empty where there is no file.
+    """
 
     cell: Cell
     points: tuple[EvalPoint, ...]

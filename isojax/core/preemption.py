@@ -1,6 +1,4 @@
-"""Being told to end: SIGTERM, which schedulers send before they take a machine away. A run at work saves its state
-first. No jax here.
-"""
+"""Preemption: schedulers send SIGTERM before they take a machine away, and a run saves its state before it ends."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ _REQUESTED = threading.Event()
 
 
 class Preempted(Exception):
-    """A run has ended because it was told to, by a signal; its state is saved."""
+    """A run has ended because a signal asked it to; its state is saved."""
 
     def __init__(self, message: str, signum: signal.Signals = signal.SIGTERM):
         super().__init__(message)
@@ -22,18 +20,18 @@ class Preempted(Exception):
 
 
 def requested() -> bool:
-    """Whether this process has been told to end."""
+    """Whether this process was asked to end."""
     return _REQUESTED.is_set()
 
 
 def request_preemption() -> None:
-    """Tells the runs of this process to end."""
+    """Ask the runs of this process to end."""
     _REQUESTED.set()
 
 
 @contextmanager
 def handle_sigterm() -> Iterator[None]:
-    """Within it, SIGTERM is noted for runs to see, and does not end the process by itself; a second one does."""
+    """Within this context the first SIGTERM only sets what `requested` returns; a second one ends the process."""
 
     def handler(signum: int, frame: FrameType | None) -> None:
         _REQUESTED.set()

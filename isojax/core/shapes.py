@@ -1,27 +1,35 @@
-"""The static sizes of a sweep's programs, which the planner chooses and sampling/batch.py fills. No jax here."""
+"""The static sizes of a sweep's programs, which the planner chooses and sampling/batch.py fills."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-VOCABULARY_BLOCK = (
-    4096  # tokens of the vocabulary at a time, at most (rl/logprobs.py); from 1024 to 8192 the time is the same
-)
-TRANSPOSE_MAX_SLOTS = (
-    64  # slots up to which the sampler's weights lie transposed on a CPU (models/fsdp.py, benchmarks/few_rows.py)
-)
-TRANSPOSE_MIN_STEPS = 12  # tokens of a slot in a call, from which that saves more time than transposing takes
-TPU_LANES = 128  # a TPU's
+# The most tokens of the vocabulary at a time (rl/logprobs.py); from 1024 to 8192 the time is the same.
+VOCABULARY_BLOCK = 4096
+# Up to so many slots the sampler's weights are transposed on a CPU (benchmarks/few_rows.py), ...
+TRANSPOSE_MAX_SLOTS = 64
+# ... where each slot writes so many tokens in a call that this saves more time than transposing takes.
+TRANSPOSE_MIN_STEPS = 12
+TPU_LANES = 128
 
 
 @dataclass(frozen=True)
 class SamplerShapes:
     """The static shapes of a sweep's programs; B_p and n are not among them.
 
-    slots (R), microbatch (m), prompts (g) and prefixes (G) count rows of one shard; B_cap and Q_cap are the most
-    rollouts and problems of a batch over all shards, n_cap the most rollouts of a problem. width (W) slots make a lane,
-    which shares one prompt's keys and values (models/decode.py).
+    Attributes:
+        shards: parts of the mesh that each sample and train on rollouts of their own.
+        slots: R, rollouts that a shard samples at a time.
+        microbatch: m, rollouts of a shard in one forward and backward pass.
+        prefill_batch: g, problems that a shard prefills at once.
+        prefix_entries: G, prompts whose keys and values a shard holds.
+        B_cap: the most rollouts of a batch, over all shards.
+        Q_cap: the most problems of a batch, over all shards.
+        n_cap: the most rollouts of a problem.
+        prompt_length: P, tokens.
+        response_length: T, tokens.
+        slots_per_prefix: W, slots of a prefix group, which share one prompt's keys and values (models/decode.py).
     """
 
     shards: int
@@ -54,9 +62,7 @@ class SamplerShapes:
 
     @property
     def transpose_weights(self) -> bool:
-        """Whether slots are so few, and tokens of each in a call so many, that a CPU's sampler holds weights as their
-        transposes.
-        """
+        """Whether a CPU's sampler holds transposed weights: few slots, and many tokens of each in a call."""
         slot_refills = -(-self.B_cap // (self.shards * self.slots))
         return self.slots <= TRANSPOSE_MAX_SLOTS and slot_refills * self.response_length >= TRANSPOSE_MIN_STEPS
 
@@ -76,15 +82,14 @@ def make_sampler_shapes(
     prefill_batch: int = 4,
     slots_per_prefix: int = 1,
 ) -> SamplerShapes:
-    """The geometry that serves every (B_p, n) of `cells`; the prefix table holds what the slots can need at once, and a
-    block more.
+    """The shapes that serve every (B_p, n) of `cells`; the prefix table holds what the slots can need at once, and one
+    prefill batch more.
     """
     assert slots % slots_per_prefix == 0, (slots, slots_per_prefix)
     Q_cap, B_cap = max(B_p for B_p, _ in cells), max(B_p * n for B_p, n in cells)
     problems_per_shard = -(-Q_cap // shards) + (shards > 1)
-    prefixes_needed = (
-        slots // min(n for _, n in cells) + 2 if slots_per_prefix == 1 else slots // slots_per_prefix + 1
-    )  # of lanes, each may want a prompt of its own
+    # Each prefix group may need a prompt of its own.
+    prefixes_needed = slots // min(n for _, n in cells) + 2 if slots_per_prefix == 1 else slots // slots_per_prefix + 1
     prefix_entries = prefill_batch * -(-(min(prefixes_needed, problems_per_shard) + prefill_batch) // prefill_batch)
     n_cap = max(n for _, n in cells)
     return SamplerShapes(
@@ -103,7 +108,8 @@ def make_sampler_shapes(
 
 
 def vocabulary_block(vocab: int, max_block: int = VOCABULARY_BLOCK) -> int:
-    """Tokens of a block, at most so many, such that whole blocks leave little of the vocabulary over: what is left is
-    worked out apart from their loop, and XLA holds it beside them."""
+    """Tokens per block, at most `max_block`, such that whole blocks leave little of the vocabulary over: XLA computes
+    the remainder outside the loop over blocks, and holds both in memory.
+    """
     size = vocab // -(-vocab // max_block)
     return size if size in (vocab, size % TPU_LANES) else size - size % TPU_LANES

@@ -56,8 +56,8 @@ def _check_keys(data: Mapping[Any, Any], known_keys: Mapping[str, bool], source:
         if known_keys[dotted_key]:
             if not isinstance(value, Mapping):
                 raise InputError(
-                    f"{source}: {dotted_key} is a section; given {value!r}, expected keys below it. Write {dotted_key}.KEY,"
-                    " or leave it out."
+                    f"{source}: {dotted_key} is a section; given {value!r}, expected keys below it. Write"
+                    f" {dotted_key}.KEY, or leave it out."
                 )
             _check_keys(value, known_keys, source, f"{dotted_key}.")
         elif isinstance(value, float) and not math.isfinite(value):
@@ -166,8 +166,8 @@ def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -
         json_text = json.dumps(data, allow_nan=False)  # pydantic's strict mode takes lists for tuples from JSON only
     except (OmegaConfBaseException, TypeError, ValueError) as e:
         raise InputError(
-            f"{file_names}: {str(e).splitlines()[0]}. Expected finite numbers, text, lists and keys, and ${{...}} that name"
-            " a key."
+            f"{file_names}: {str(e).splitlines()[0]}. Expected finite numbers, text, lists and keys, and ${{...}} that"
+            " name a key."
         ) from e
     try:
         return model.model_validate_json(json_text)

@@ -3,9 +3,9 @@
 Three sections. `cell` decides a run's result and is hashed. `sweep` is the grid: it may grow, but a value in it never
 changes once something has run. `run` says where and how to run and is not hashed: it changes no result.
 
-Below the models: reading (`load_config`, `read_saved_config`), writing (`save_config`), and the hash of a cell's settings.
-Whatever is wrong with a file or an override is an InputError before any work. launch/resume.py says what a resumed sweep may
-change.
+load.py reads (`load_config`, `read_saved_config`) and writes (`save_config`) configs, and hashes a cell's settings.
+Whatever is wrong with a file or an override is an InputError before any work. launch/resume.py says what a resumed
+sweep may change.
 """
 
 from isojax.core.config.data import PANEL, RESERVED_NAMES, DataConfig, PromptConfig, VerifierConfig

@@ -9,20 +9,25 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from isojax.core.config.section import Fraction, Section
 
 PANEL = "panel"  # the name of the training problems that every evaluation includes
-RESERVED_NAMES = ("train", "verl", PANEL)  # what opens a metric's name and is no set of a user's
+RESERVED_NAMES = ("train", "verl", PANEL)  # prefixes of metric names that no set of a user may have
 
 
 class DataConfig(Section):
     """Which problems a run trains and validates on.
 
-    At most `candidates` problems are labelled by the base policy's avg@`attempts` (0: none are, and none are left out);
-    those inside
-    `difficulty` (both ends included) are split into `validation` held-out problems and the rest for training.
-    `held_out`: a task string of which `validation` problems, a random choice, are held out instead. `mixture`: the
-    parts of a labelled data set (`isojax difficulty`) and their shares of the training set, such as {hard: 0.5, easy:
-    0.5}; the held-out problems of the part with the largest share validate (of equal shares, of the first by name).
-    `size`: D, how many problems to train on at most. `prompt_key`, `answer_key`: columns of a file; null finds the
-    usual names.
+    Attributes:
+        candidates: at most so many problems are read and labelled by the base policy.
+        attempts: k of the label avg@k; 0: problems are not labelled, and none is left out.
+        difficulty: the lowest and the highest avg@k to train on.
+        validation: how many problems are held out.
+        held_out: a task string whose problems, a random choice, are held out instead.
+        mixture: the parts of a labelled data set (`isojax difficulty`) and their shares of the training set, such as
+            {hard: 0.5, easy: 0.5}. The held-out problems of the part with the largest share validate (of equal shares,
+            of the first by name).
+        size: D, how many problems to train on at most.
+        prompt_key: the column of a file with the prompt; null finds the usual names.
+        answer_key: the column with the answer; null finds the usual names.
+        seed: of the choice of problems and of the labels.
     """
 
     candidates: PositiveInt = 6000
@@ -40,9 +45,12 @@ class DataConfig(Section):
 class PromptConfig(Section):
     """How a problem becomes text for a language model.
 
-    raw: `template` with the problem in the place of {prompt}. chat: the same as a user's message, after `system` where
-    there is one, through the tokenizer's chat template; `thinking` is passed to templates that know it (Qwen3). `stop`:
-    strings that end a response.
+    Attributes:
+        format: raw, the template alone; chat, the template as a user's message, through the tokenizer's chat template.
+        template: text with the problem in place of {prompt}.
+        system: the system message of a chat; empty: none.
+        thinking: passed to chat templates that have such a switch (Qwen3).
+        stop: strings that end a response.
     """
 
     format: Literal["raw", "chat"] = "raw"
@@ -53,11 +61,16 @@ class PromptConfig(Section):
 
 
 class VerifierConfig(Section):
-    """How a response in text is judged right or wrong.
+    """How a response in text is judged correct or not.
 
-    `use` names a file in isojax/tasks/verifiers/, with an argument after a colon where it takes one
-    (`function:rewards.py:my_reward`). A check that takes over `timeout` seconds or `memory_gb`, or ends its process,
-    costs its own rollout alone: reward 0, and counted.
+    A check that takes too long or too much memory, or ends its process, costs its own rollout only: reward 0, and
+    counted.
+
+    Attributes:
+        use: a file in isojax/tasks/verifiers/, with an argument after a colon where it takes one
+            (`function:rewards.py:my_reward`).
+        timeout: seconds for one check.
+        memory_gb: GiB that a process of checks may write to.
     """
 
     use: str = "math"

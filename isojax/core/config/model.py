@@ -1,6 +1,4 @@
-"""`cell.model`, `cell.base` and `cell.precision`: the policy, how a base policy is pre-trained, and what it computes
-in.
-"""
+"""`cell.model`, `cell.base` and `cell.precision`: the policy, how a base policy is made, and the number formats."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ from isojax.core.config.section import Section
 
 
 class RopeScaling(Section):
-    """Llama 3's stretched rotary positions (`rope_type: llama3` of a config.json), for contexts beyond the original
-    one.
-    """
+    """Llama 3's stretched rotary positions (`rope_type: llama3` of a config.json), for contexts beyond the original."""
 
     factor: PositiveFloat = 8.0
     low_freq_factor: PositiveFloat = 1.0
@@ -23,11 +19,13 @@ class RopeScaling(Section):
 
 
 class ModelConfig(Section):
-    """The policy's shape. `family` names a file in isojax/models/.
+    """The policy's shape.
 
-    `path`: a folder with config.json, *.safetensors and a tokenizer, as a hub gives it; the shape is then read from its
-    config.json, and what is set here must agree with it. `vocab`: rows of the embedding; null takes the task's own
-    vocabulary.
+    Attributes:
+        family: a file in isojax/models/families/.
+        path: a folder with config.json, *.safetensors and a tokenizer, as a model hub gives it; the shape is then read
+            from its config.json, and what is set here must agree with it.
+        vocab: rows of the embedding; null takes the task's own vocabulary.
     """
 
     family: str = "tiny"
@@ -57,9 +55,11 @@ class BasePolicyConfig(Section):
 
 
 class PrecisionConfig(Section):
-    """Of what is computed: products in `compute`, keys and values of the sampler's cache in `cache`; auto: float32 on a
-    CPU and bfloat16 elsewhere, and the cache as `compute`. Parameters, Adam's moments, softmax, log-probabilities and
-    sums are float32 always.
+    """The number formats. Parameters, Adam's moments, softmax, log-probabilities and sums are always float32.
+
+    Attributes:
+        compute: of matrix products; auto: float32 on a CPU and bfloat16 elsewhere.
+        cache: of the keys and values that the sampler keeps; auto: as `compute`.
     """
 
     compute: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -1,4 +1,4 @@
-"""`cell.rl`: what a recipe may set. What is left null is its loss's own (rl/algorithm.py). No jax here."""
+"""`cell.rl`: what a recipe may set. Null takes the default of the recipe's loss (rl/algorithm.py)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from isojax.core.config.section import Fraction, Section
 
 
 class CriticConfig(Section):
-    """PPO's critic: a copy of the base policy that ends in one number a token, trained on returns by an AdamW of its
-    own.
+    """PPO's critic: a copy of the base policy with one output per token, trained on returns by an AdamW of its own.
 
-    For the first `warmup` updates the critic alone learns. `gamma` discounts rewards and `gae_lambda` weighs the steps
-    of generalised advantage estimation (arXiv:1506.02438); a value is kept within `clip` of what it was before the
-    update.
+    Attributes:
+        learning_rate: of the critic.
+        warmup: updates at the start of a run in which the critic alone is trained.
+        gamma: the discount of rewards.
+        gae_lambda: the weight of later steps in generalised advantage estimation (arXiv:1506.02438).
+        clip: how far a value may move from what it was before the update.
     """
 
     learning_rate: PositiveFloat = 1e-3
@@ -29,26 +31,42 @@ class RLConfig(Section):
     """One update of the policy.
 
     `loss`, `advantage`, `aggregation` and `kl_estimator` each name a file in isojax/rl/losses/, advantages/,
-    aggregations/ or kl_estimators/, or a module path of a fork. `advantage`, `aggregation`, `clip`, `clip_high`: null
-    takes the loss's own (clip_high, where it has none, clip). A ratio is kept within 1 - clip and 1 + clip_high.
-    `aggregation`: token, a mean over the tokens of the batch; sequence, over responses of their means; prompt, over
-    problems of the means over their responses' tokens; constant, the sum over B * T.
-    `n_train`: of a group's n rollouts, which all count for its advantages, how many (a random choice) the gradient is
-    taken of.
-    `kl`, `entropy`: coefficients of the KL to the base policy (its estimate: `kl_estimator`) and of the entropy bonus.
-    `measure_kl` tells the KL where its coefficient is 0; `reference`: none never holds the base policy beside the
-    policy.
-    `zero_variance_filter`: the terms that leave out groups whose rollouts all got the same reward.
-    `tis`: weighs tokens, or whole responses, by the trainer's probability over the sampler's, and `tis_cap` truncates
-    or masks larger ones.
-    `no_positive_resampling`: a training problem of whose rollouts so far in this run that share or more were right when
-    an epoch begins is left out from then on (arXiv:2510.13786); B_p problems stay in any case. Null: every epoch takes
-    them all.
-    `pipeline`: k, by how many updates at most the sampler runs ahead of the trainer (rl/async_rl/async_rollouts.py);
-    null: it waits for each update.
-    `max_consecutive_nonfinite`: an update whose loss or gradient is not finite is skipped and counted; after so many in
-    a row the run breaks off. learning rate = learning_rate * s, with s = 1, B / lr_reference_batch or its square root
-    by `lr_scaling`; reached linearly over `warmup` updates, then constant.
+    aggregations/ or kl_estimators/, or a module path of a fork; null takes the loss's own.
+
+    Attributes:
+        loss: the policy loss.
+        advantage: how rewards become advantages.
+        aggregation: token, a mean over the tokens of the batch; sequence, over responses of their means; prompt, over
+            problems of the means over their responses' tokens; constant, the sum over B * T.
+        clip: the ratio is kept above 1 - clip; null takes the loss's own.
+        clip_high: the ratio is kept below 1 + clip_high; null takes the loss's own, or else `clip`.
+        n_train: of a group's n rollouts, which all count for its advantages, how many (a random choice) the gradient is
+            taken of; null: all.
+        kl: the coefficient of the KL to the base policy.
+        kl_estimator: k1, k2 or k3.
+        measure_kl: whether the KL is measured where its coefficient is 0.
+        reference: base keeps the base policy in memory for the KL; none never does.
+        entropy: the coefficient of the entropy bonus.
+        zero_variance_filter: the terms that leave out groups whose rollouts all got the same reward.
+        tis: truncated importance sampling: what is weighted by the trainer's probability over the sampler's, single
+            tokens or whole responses.
+        tis_mode: what happens to a weight above `tis_cap`: it is truncated, or masked.
+        tis_cap: the largest weight.
+        critic: PPO's critic.
+        no_positive_resampling: a training problem is left out from then on when, as an epoch begins, this share or more
+            of its rollouts so far were correct (arXiv:2510.13786); B_p problems stay in any case. Null: every epoch has
+            all problems.
+        max_staleness: k, by how many updates at most the sampler runs ahead of the trainer
+            (rl/async_rl/async_rollouts.py); null: it waits for each update.
+        max_consecutive_nonfinite: an update whose loss or gradient is not finite is skipped and counted; after so many
+            in a row the run breaks off.
+        learning_rate: at B = lr_reference_batch; a task in text must set it.
+        lr_scaling: by what the learning rate is multiplied at another batch B: 1 (constant), B / lr_reference_batch
+            (linear) or its square root (sqrt).
+        lr_reference_batch: rollouts per update.
+        warmup: updates over which the learning rate rises linearly from 0; then it is constant.
+        weight_decay: of AdamW.
+        max_grad_norm: the gradient is scaled down to this norm.
     """
 
     loss: str = "grpo"

@@ -8,14 +8,18 @@ from isojax.core.config.section import Section
 
 
 class ProcessGroupConfig(Section):
-    """The processes that are one cell's run on a Ray cluster, placed together or not at all.
+    """The processes that run one cell together on a Ray cluster, placed together or not at all.
 
-    `processes`: how many, each on a node of its own where there are enough; null: as few as hold the mesh's devices.
-    `tpu`: they are the hosts of a TPU slice, such as v5e:4x4 (of `slices` slices). `gpus`: GPUs of a process; `cpus`:
-    cores; null: what the mesh takes.
-    `resources` and `labels`: what else a process's node must have, by Ray's names. `share`: cells on one accelerator at
-    a time.
-    `retries`: how often a cell is begun again, after its gang has died, without getting further.
+    Attributes:
+        processes: how many, each on a node of its own where there are enough; null: as few as hold the mesh's devices.
+        tpu: the TPU slice whose hosts they are, such as v5e:4x4.
+        slices: of how many such slices.
+        gpus: GPUs per process; null: what the mesh takes.
+        cpus: cores per process; null: what the mesh takes.
+        resources: what else a process's node must have, by Ray's names.
+        labels: labels that a process's node must have, by Ray's names.
+        share: cells on one accelerator at a time.
+        retries: how often a cell is started again, after its process group has died, without getting further.
     """
 
     processes: PositiveInt | None = None
@@ -30,21 +34,28 @@ class ProcessGroupConfig(Section):
 
 
 class RunConfig(Section):
-    """Where and how to run; changes no result (but for rounding, where a half-done cell goes on with another mesh, and
-    for how far a pipeline runs ahead, where its sampler has devices of its own).
+    """Where and how to run. It changes no result, except that a cell that goes on with another mesh agrees to rounding
+    only, and that timing decides how far a sampler with devices of its own runs ahead.
 
-    `dir`: the folder that holds runs, or a URL of one (gs://bucket/runs: docs/hosts.md).
-    `sampler_mesh`: devices of its own for the sampler of a pipeline, beside those of `mesh`; null: they take turns on
-    the same ones.
-    `sampler_process`: the sampler is a process of its own, which simulates `sampler_mesh` (null: one device); on a CPU.
-    `cells_at_once`: null runs as many cells side by side as the mesh fits into the devices. `checkpoint_seconds`: a
-    cell's state is saved after the first update after this long, at its end, and when the run is told to end (SIGTERM);
-    the newest `keep_checkpoints` are kept. `verifier_workers`: processes that check responses; null takes one for each
-    core. `device_memory`: GB that a device has, of which the planner may fill 85%; null asks the accelerator, and on a
-    CPU shares what the machine (or its cgroup) has among the devices at work. `ray`: run the cells on a Ray cluster
-    (local, auto or its address), each by a gang of processes.
-    `loggers`: where the curves of each cell go beside its ledger: tensorboard, wandb, or a module of your own; [] for
-    nowhere.
+    Attributes:
+        dir: the folder that holds runs, or a URL of one (gs://bucket/runs: docs/hosts.md).
+        mesh: how devices are divided, such as data=2,tensor=4; auto: all devices to data.
+        sampler_mesh: devices of its own for an asynchronous sampler, besides those of `mesh`; null: sampler and trainer
+            take turns on the same devices.
+        sampler_process: whether the sampler is a process of its own, which simulates `sampler_mesh` (null: one device)
+            on a CPU.
+        cells_at_once: how many cells run at a time; null: as many as the mesh fits into the devices.
+        verifier_workers: processes that check responses; null: one per core.
+        checkpoint_seconds: a cell's state is saved after the first update after so many seconds, at its end, and when
+            the run is asked to end (SIGTERM).
+        keep_checkpoints: how many of a cell's newest checkpoints are kept.
+        device_memory: GB of a device, of which the planner may fill 85%; null asks the accelerator, and on a CPU divides
+            what the machine (or its cgroup) has by the devices in use.
+        compilation_cache: whether compiled programs are kept on disk.
+        ray: run the cells on a Ray cluster (local, auto or its address), each by a process group.
+        gang: those processes.
+        loggers: where the curves of each cell go besides its ledger: tensorboard, wandb, or a module of yours; [] for
+            nowhere.
     """
 
     dir: str = "runs"

@@ -10,10 +10,15 @@ from isojax.core.config.section import Section
 
 
 class InterruptConfig(Section):
-    """What is said to a response that goes on for too long; the default text is ScaleRL's (arXiv:2510.13786).
+    """What is written into a response that goes on for too long; the default text is ScaleRL's (arXiv:2510.13786).
 
-    A response that has `after` tokens and has not met the token `unless` (empty: every one) gets the tokens of `text`,
-    and goes on from there. They count as the response's for the verifier and for its length, never in the loss.
+    A response that has `after` tokens, and `unless` not among them, gets the tokens of `text` next and goes on from
+    there. These count for the verifier and for the response's length, never in the loss.
+
+    Attributes:
+        after: tokens.
+        text: what is inserted.
+        unless: one token that exempts a response; empty: every long response is interrupted.
     """
 
     after: PositiveInt
@@ -24,8 +29,14 @@ class InterruptConfig(Section):
 
 
 class SamplingConfig(Section):
-    """How rollouts are drawn: P prompt positions, T response positions, temperature, and the probability mass of the
-    nucleus (top-p).
+    """How rollouts are drawn.
+
+    Attributes:
+        prompt_length: P, the most tokens of a prompt; a task in text must set it.
+        response_length: T, the most tokens of a response; a task in text must set it.
+        temperature: of the softmax.
+        top_p: the probability mass of the nucleus.
+        interrupt: what ends a response that goes on for too long.
     """
 
     prompt_length: PositiveInt = 6

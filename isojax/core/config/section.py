@@ -1,4 +1,4 @@
-"""What every section of a config is. No jax here."""
+"""The base of every section of a config."""
 
 from typing import Annotated
 

@@ -18,13 +18,17 @@ from isojax.core.errors import InputError
 
 
 class EvalConfig(Section):
-    """Validation by avg@`samples` at the first update reaching each C in start * ratio^k, and of the base policy at C =
-    0.
+    """Validation by avg@`samples`, at the first update that reaches each C in start * ratio^k, and of the base policy
+    at C = 0.
 
-    `extra`: more problem sets to evaluate on, by name: task strings such as {hard: "tfds:splits#hard_validation"};
-    their metrics are called hard/avg@4 and so on.
-    `panel`: at most so many training problems, the same for all cells, are evaluated each time too; of these the right
-    answers are recorded, which show how training moves single problems (the paper's Figs. 11 and 27).
+    Attributes:
+        samples: rollouts per validation problem.
+        extra: further problem sets to evaluate on, by name: task strings such as
+            {hard: "tfds:splits#hard_validation"}; their metrics are called hard/avg@4 and so on.
+        panel: at most so many training problems, the same for all cells, are evaluated each time too, and their correct
+            rollouts recorded, which shows how training moves single problems (the paper's Figs. 11 and 27).
+        start: the first C, in rollouts.
+        ratio: of one C to the next.
     """
 
     samples: PositiveInt = 4
@@ -41,22 +45,22 @@ class EvalConfig(Section):
             None,
         )
         if bad_name is not None:
-            rule = f"names of letters, digits, '.', '_' and '-', other than {', '.join(RESERVED_NAMES)}. Rename the set {bad_name!r}"
+            reserved = ", ".join(RESERVED_NAMES)
+            rule = f"names of letters, digits, '.', '_' and '-', other than {reserved}. Rename the set {bad_name!r}"
             raise PydanticCustomError("set_name", "{rule}", {"rule": rule})
         return extra
 
     def evaluation_targets(self, budget: int) -> list[int]:
         """The values of C at which a run is evaluated: 0 (the base policy), then every distinct ceil(start * ratio^k)
-        within the budget.
-
-        start and ratio are fixed, so a larger budget only appends. A run ends at the last of them.
+        within the budget. A larger budget only appends values. A run ends at the last of them.
 
         Raises:
             InputError: the budget is below the first evaluation.
         """
         if budget < self.start:
             raise InputError(
-                f"sweep.budget = {budget} rollouts is below the first evaluation, cell.eval.start = {self.start}; raise it, or lower that."
+                f"sweep.budget = {budget} rollouts is below the first evaluation, cell.eval.start = {self.start}; raise"
+                " the budget, or lower the start."
             )
         targets, k = [0], 0
         while (target := math.ceil(round(self.start * self.ratio**k, 6))) <= budget:
@@ -82,17 +86,28 @@ class CellConfig(Section):
 
 
 class SweepConfig(Section):
-    """The grid of (B_p, n), its seeds and the budget C of each cell.
+    """The grid of (B_p, n), its seeds, the budget of each cell, and the static sizes of the programs.
 
-    Cell seeds are 1000 * seed + 0, 1, ... `slots` (R) and `microbatch` (m) are rollouts a shard, `prompts` (g) how many
-    problems it prefills at once, `slots_per_prefix` (W) how many slots share one prompt's keys and values, which pays
-    for long prompts. `decode_attention` and `forward_attention`: plain, or a kernel of this backend (pallas on a TPU,
-    cudnn on an NVIDIA GPU). Null lets the planner choose, the kernels by measurement, once; the choice is stored with
-    the run. `remat`: layer computes a layer's inner values again for its gradient, which takes less memory and more
-    time.
-    `over_B_max` says what happens to a pair with B_p * n > B_max: refuse the sweep, or leave the pair out.
-    `strategy`: grid runs every cell to `budget`; adaptive spends `total_rollouts` in all (null: half of what the grid takes)
-    where n*(C) is least certain.
+    Null lets the planner choose a size, and the attention kernels by measurement, once; the choice is stored with the
+    run.
+
+    Attributes:
+        B_p: problems per batch.
+        n: rollouts per problem.
+        B_max: the largest B_p * n.
+        over_B_max: what happens to a pair beyond B_max: refuse the sweep, or drop the pair.
+        seeds: how many runs of each pair; their seeds are 1000 * seed + 0, 1, ...
+        seed: of the sweep.
+        budget: C of each cell, in rollouts.
+        decode_slots: R, rollouts that a shard samples at a time.
+        microbatch: m, rollouts per shard in one forward and backward pass.
+        prefill_batch: g, problems that a shard prefills at once.
+        slots_per_prefix: W, slots that share one prompt's keys and values, which pays for long prompts.
+        decode_attention: plain, or a kernel of this backend (pallas on a TPU, cudnn on an NVIDIA GPU).
+        forward_attention: the same for the update.
+        remat: layer computes a layer's inner values again for its gradient, which takes less memory and more time.
+        strategy: grid runs every cell to `budget`; adaptive spends `total_rollouts` where n*(C) is least certain.
+        total_rollouts: of the adaptive strategy; null: half of what the grid takes.
     """
 
     B_p: tuple[PositiveInt, ...] = (16,)
@@ -121,4 +136,4 @@ AUTOSIZED_SETTINGS = (
     "decode_attention",
     "forward_attention",
 )
-"""Settings of a sweep that are chosen once, where they are null, and stored with it."""
+"""Settings of a sweep that the planner chooses once, where they are null, and that are stored with the sweep."""

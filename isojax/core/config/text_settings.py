@@ -1,5 +1,5 @@
-"""Settings that a task in text must give: the defaults are those of the toy task, and would cut short or ruin a run of a
-language model without a word.
+"""Settings that a task in text must give: the defaults are those of the toy task, and would silently ruin a run of a
+language model.
 """
 
 from __future__ import annotations
