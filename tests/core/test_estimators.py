@@ -60,7 +60,7 @@ def test_a_summary_is_the_mean_over_problems_at_k_of_all_samples() -> None:
 @pytest.mark.parametrize(
     ("counts", "samples", "kind", "k", "said"),
     [
-        ([1], 4, "best", 8, r"best@8 needs 8 samples a problem, but 4 were drawn; ask for 1 <= k <= 4"),
+        ([1], 4, "best", 8, r"best@8 needs 8 samples per problem, but 4 were drawn; ask for 1 <= k <= 4"),
         ([1], 4, "verl/best", 8, "verl/best@8 needs 8 samples"),
         ([1], 4, "best", 0, "1 <= k <= 4"),
         ([5], 4, "avg", 4, r"from 5 to 5; expected 0\.\.4"),
