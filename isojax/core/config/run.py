@@ -49,8 +49,8 @@ class RunConfig(Section):
         checkpoint_seconds: a cell's state is saved after the first update after so many seconds, at its end, and when
             the run is asked to end (SIGTERM).
         keep_checkpoints: how many of a cell's newest checkpoints are kept.
-        device_memory: GB of a device, of which the planner may fill 85%; null asks the accelerator, and divides on a CPU
-            what the machine (or its cgroup) has by the devices in use.
+        device_memory: GB of a device, of which the planner may fill 85%; null asks the accelerator, and on a CPU
+            divides what the machine (or its cgroup) has by the devices in use.
         compilation_cache: whether compiled programs are kept on disk.
         ray: run the cells on a Ray cluster (local, auto or its address), each by a process group.
         gang: those processes.
