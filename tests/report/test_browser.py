@@ -239,6 +239,16 @@ def test_a_narrow_screen_holds_it_light_or_dark(browser: Any, made: tuple[Path, 
     _screen(browser)
 
 
+def test_no_table_is_cut_off_on_a_wide_screen(browser: Any, made: tuple[Path, FitResult]) -> None:
+    _screen(browser, width=1400)
+    browser.get((made[0] / "report.html").as_uri())
+    script = """return [...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth)
+        .map((e) => e.getAttribute('aria-label'))"""
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".scroll")) > 8
+    assert browser.execute_script(script) == []
+    _screen(browser)
+
+
 def test_without_scripts_the_answer_is_there(browser: Any, made: tuple[Path, FitResult]) -> None:
     _screen(browser, scripts=False)
     browser.get((made[0] / "report.html").as_uri())

@@ -116,7 +116,7 @@ def test_diagnostics_are_said_in_words(html: str) -> None:
     assert "Tie: n = 8 and 16 cannot be distinguished between C = 9k and 14k." in text
     assert "its end is where the data end, not where another n takes over." in text
     assert "one evaluation after a peak" in text
-    assert "The plateau lies beyond the data, so do not read A alone, for B_p × n = 8 × 32 and 16 × 32." in text
+    assert "The plateau lies beyond the data (*), so do not read A alone, for B_p × n = 8 × 32 and 16 × 32." in text
     assert "0.600 [0.585, 0.618]" in text  # A of 8x2
     assert "Of the forms tried, by AICc above the best: sigmoid +0.0, linear +8.8 and constant +37.1." in text
     assert (

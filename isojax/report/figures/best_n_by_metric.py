@@ -47,7 +47,7 @@ def best_n_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Figur
             _draw_likely_range(ax, x, end, interval_level(fit))
     C_max = max(end.C for ends in ends_by_fit for end in ends.values())
     C_text = f"{format_compact(C_max)} {compute_unit(fits[0])}"
-    title = f"n of the highest reward at the largest C ({C_text}), with the reward above each bar"
+    title = f"best n at C = {C_text}, with its reward"
     style_axes(ax, title, "$B_p$", "n", log_x=False)
     ax.set_xticks(range(len(groups)), ["best of all" if B_p is None else str(B_p) for B_p in groups])
     ax.set_ylim(floor, log2(ns[-1]) + 0.7)

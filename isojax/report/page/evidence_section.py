@@ -14,7 +14,7 @@ from isojax.report.text import (
     compute_unit,
     format_compact,
     format_crossover,
-    join_list,
+    join_commas,
     segment_verdict,
     view_name,
 )
@@ -25,7 +25,7 @@ SEGMENT_HEADER = (
     "range of C",
     "decades",
     "neighbours (B_p × n)",
-    "lead over the closer neighbour ± standard error",
+    "lead over the closer one",
     "z",
     "lead measured at C",
     "neighbours measured",
@@ -44,12 +44,13 @@ def evidence_section(fit: FitResult, images: Mapping[str, RenderedFigure]) -> Ht
     rule = (
         f"A segment of the frontier holds when it is at least {MIN_DECADES} decade long, its neighbours were measured "
         f"there too, and somewhere in it the winner leads the closer one by {MIN_Z:g} standard errors of the "
-        "difference (paired over validation problems, seeds averaged)."
+        "difference (paired over validation problems, seeds averaged). Leads are given ± one standard error; at a C "
+        "marked * the data begin or end, and no other n takes over."
     )
     figure = FIGURES["evidence"]
     image = [html_figure(images["evidence"].png, figure.alt_text(fit), figure.caption)] if "evidence" in images else []
     tables = [
-        html_table(f"Frontier segments, {name}", SEGMENT_HEADER, map(_segment_row, view.segments), (1, 3, 8))
+        html_table(f"Frontier segments, {name}", SEGMENT_HEADER, map(_segment_row, view.segments), (8,))
         for name, view in named_views(fit)
     ]
     title = "Evidence for each segment of the frontier"
@@ -58,14 +59,14 @@ def evidence_section(fit: FitResult, images: Mapping[str, RenderedFigure]) -> Ht
 
 def _segment_row(segment: SegmentRow) -> list[object]:
     low, high = format_compact(segment.C_low), format_compact(segment.C_high)
-    C_range = f"{low}{' (data begin)' if segment.censored_low else ''} – {high}"
-    neighbours = join_list(f"{cell.B_p} × {cell.n}" for cell in segment.neighbours) or "none"
+    C_range = f"{low}{'*' if segment.censored_low else ''} – {high}{'*' if segment.censored_high else ''}"
+    neighbours = join_commas(f"{cell.B_p} × {cell.n}" for cell in segment.neighbours) or "none"
     lead = "–" if segment.lead is None else f"{segment.lead:+.3f}"
     lead += "" if segment.se is None else f" ± {segment.se:.3f}"
     holds, reason = segment_verdict(segment)
     return [
         f"{segment.B_p} × {segment.n}",
-        C_range + (" (data end)" if segment.censored_high else ""),
+        C_range,
         f"{segment.decades:.2f}",
         neighbours,
         lead,

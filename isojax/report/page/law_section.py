@@ -113,7 +113,7 @@ def _curve_meaning(fit: FitResult) -> str:
         sentences.append(f"Inside the measured range a smooth correction is added {reason}.")
     undetermined = [f"{curve.B_p} × {curve.n}" for curve in fit.curves if not curve.determined]
     if undetermined:
-        caution = "The plateau lies beyond the data, so do not read A alone, for B_p × n"
+        caution = "The plateau lies beyond the data (*), so do not read A alone, for B_p × n"
         sentences.append(f"{caution} = {join_list(undetermined)}.")
     return " ".join(sentences)
 
