@@ -129,7 +129,7 @@ def test_what_recommend_reads_is_what_was_drawn():
         EstimationOptions(40, 0, None),
     ).draws
     read, C = load_ensemble(document), np.geomspace(4e4, min(c.C_high for c in document.curves), 20)
-    assert drawn is not None and np.abs(read.shift).max() > 0.01
+    assert drawn is not None and np.abs(read.samples.shift).max() > 0.01
     cells = list(zip(read.B_p.tolist(), read.n.tolist(), strict=True))
     assert read.sampled_rewards(C) == pytest.approx(np.moveaxis(drawn.for_cells(cells).rewards(C), 2, 0), abs=1e-4)
 

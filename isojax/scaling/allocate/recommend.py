@@ -16,7 +16,13 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation, Candidate, Recommendation
 from isojax.scaling.allocate import by_curves, by_law
 from isojax.scaling.allocate.constraints import EPSILON, FIXABLE, AllocationRequest
-from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray, Interval, load_ensemble
+from isojax.scaling.allocate.curve_ensemble import (
+    BoolArray,
+    ClosedInterval,
+    CurveEnsemble,
+    FloatArray,
+    load_ensemble,
+)
 from isojax.scaling.allocate.predictive import BestCell, affordable_cells, predict_outcomes
 from isojax.scaling.result import FitResult
 
@@ -154,7 +160,7 @@ def _equal_n(
     return tuple(sorted(set(ensemble.n[within_epsilon].tolist()))) or (allocation.n,)
 
 
-def _interval_or_none(low: float | None, high: float | None) -> Interval | None:
+def _interval_or_none(low: float | None, high: float | None) -> ClosedInterval | None:
     return None if low is None or high is None else (low, high)
 
 

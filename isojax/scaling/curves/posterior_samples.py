@@ -1,19 +1,19 @@
-"""Bootstrap replicates of all curves of a sweep, and what they say: intervals of the frontier, of crossovers and of
-n*(C).
+"""Replicates of all curves of a sweep, and the intervals of the frontier, of crossovers and of n* that follow.
 
-An interval runs from the 5th to the 95th percentile of the replicates; a bound that is None is an open end: the
-quantity lies beyond the data in that many replicates.
+A replicate is one draw of all curves from their posterior. A bound of an interval that is None is an open end: the
+quantity is beyond the data in that many replicates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isojax.scaling.curves.fitted_curve import FittedCurve
 from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.problem_resampling import apply_problem_shift
 from isojax.scaling.curves.residual_correction import ResidualCorrection, correlated_normals
@@ -28,15 +28,16 @@ CURVE_REACH_DECADES = float(np.log10(4.0))
 
 @dataclass(frozen=True)
 class PosteriorSamples:
-    """Replicates of all curves.
+    """Replicates of all curves: Q replicates of J cells.
 
     Attributes:
         tail: float[Q], the shape of each replicate.
         keys: (B_p, n) of each cell.
         A, exponent, C_mid: float[Q, J]. R0: float[Q]. All on the problems that were used.
-        shift: float[Q, 2], what other problems would add (problems.shift); 0 where that is unknown.
-        peak: float[J], C where a cell's reward starts to fall; inf where it does not.
-        low, high: float[J], the measured range of C.
+        shift: float[Q, 2], what other validation problems would add (problem_resampling.py); 0 where that is unknown.
+        C_peak: float[J], C where a cell's reward starts to fall; inf where it does not.
+        C_low, C_high: float[J], the measured range of C.
+        corrections: of each cell; empty where no cell has one.
     """
 
     tail: FloatArray
@@ -52,34 +53,41 @@ class PosteriorSamples:
     corrections: tuple[ResidualCorrection | None, ...] = ()
 
     def rewards(self, C: ArrayLike) -> FloatArray:
-        """float[Q, J, G] at compute C, float[G] > 0, each replicate on problems of its own; held flat beyond a peak
-        (stopping early).
+        """float[Q, J, G] at compute C, float[G] > 0, each replicate on validation problems of its own."""
+        curves = self.curves_at(np.asarray(C, dtype=np.float64)[:, None])
+        return np.moveaxis(apply_problem_shift(self.shift, curves), 0, 2)
+
+    def curves_at(self, C: FloatArray) -> FloatArray:
+        """The replicates' curves on the problems that were used, each cell at its own compute C > 0: float[..., J] or
+        float[..., 1] -> float[..., Q, J]. A curve with a peak gives the best reward up to C.
         """
-        C_capped = np.minimum(np.asarray(C, dtype=np.float64)[None, :], self.C_peak[:, None])
-        floor, tail = self.R0[:, None, None], self.tail[:, None, None]
-        R = curve_value(C_capped[None], floor, self.A[..., None], self.exponent[..., None], self.C_mid[..., None], tail)
+        C_capped = np.minimum(C, self.C_peak)
+        R = self.shapes_at(C_capped)
         for j, correction in enumerate(self.corrections):
             if correction is not None:
-                R[:, j] += correction.sample(
-                    C_capped[j], correlated_normals(len(self.R0), len(correction.value), self.keys[j])
-                )
-        return np.moveaxis(apply_problem_shift(self.shift, np.moveaxis(R, 2, 0)), 0, 2)
+                normal_draws = correlated_normals(len(self.R0), len(correction.value), self.keys[j])
+                sampled = correction.sample(C_capped[..., j].reshape(-1), normal_draws)
+                R[..., j] += sampled.T.reshape(*C_capped.shape[:-1], len(self.R0))
+        return R
+
+    def shapes_at(self, C: FloatArray) -> FloatArray:
+        """The same without the residual corrections."""
+        C_capped = np.minimum(C, self.C_peak)[..., None, :]
+        return curve_value(C_capped, self.R0[:, None], self.A, self.exponent, self.C_mid, self.tail[:, None])
 
     def for_cells(self, keys: Sequence[tuple[int, int]]) -> PosteriorSamples:
         """The same replicates of some cells."""
         cell_index = [self.keys.index(key) for key in keys]
-        curve_parameters = (self.A[:, cell_index], self.exponent[:, cell_index], self.C_mid[:, cell_index])
-        corrections = tuple(self.corrections[j] for j in cell_index) if self.corrections else ()
-        return PosteriorSamples(
-            self.tail,
-            tuple(keys),
-            *curve_parameters,
-            self.R0,
-            self.shift,
-            self.C_peak[cell_index],
-            self.C_low[cell_index],
-            self.C_high[cell_index],
-            corrections,
+        return replace(
+            self,
+            keys=tuple(keys),
+            A=self.A[:, cell_index],
+            exponent=self.exponent[:, cell_index],
+            C_mid=self.C_mid[:, cell_index],
+            C_peak=self.C_peak[cell_index],
+            C_low=self.C_low[cell_index],
+            C_high=self.C_high[cell_index],
+            corrections=tuple(self.corrections[j] for j in cell_index) if self.corrections else (),
         )
 
     def is_measured(self, C: ArrayLike, slack: float = MIN_DECADES) -> NDArray[np.bool_]:
@@ -100,8 +108,8 @@ def best_cells(
 
 
 def frontier_band(draws: PosteriorSamples, C: ArrayLike) -> list[dict[str, Any]]:
-    """For each C: low and high of the frontier's reward, and n_probability, how often each n attains it (those that
-    ever do).
+    """For each C: low and high of the frontier's reward, and n_probability, the share of replicates in which each n
+    attains it, without those that never do.
     """
     best_rewards, winner = best_cells(draws, C)
     n_of_cell = np.array([n for _, n in draws.keys])
@@ -116,11 +124,10 @@ def frontier_band(draws: PosteriorSamples, C: ArrayLike) -> list[dict[str, Any]]
 def crossover_interval(
     draws: PosteriorSamples, low_cell: tuple[int, int], high_cell: tuple[int, int], fitted_crossing: float
 ) -> Interval:
-    """Where the cell `high` overtakes the cell `low`, searched where both were measured; `near`: the crossing of the
-    fit itself.
+    """Where high_cell overtakes low_cell, searched where both were measured.
 
-    A replicate in which `high` leads all along crosses below the range (-inf), one in which it never does, above
-    (+inf); of several crossings the one nearest to `near` counts.
+    A replicate in which high_cell leads throughout crosses below the range (-inf), one in which it never leads, above
+    it (+inf). Of several crossings the one nearest to `fitted_crossing`, that of the fitted curves, counts.
     """
     pair = draws.for_cells([low_cell, high_cell])
     C_from, C_to = float(pair.C_low.max()), float(pair.C_high.min())
@@ -144,10 +151,11 @@ def crossover_interval(
 
 
 def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
-    """float[Q, G]: log2 of the best n in each replicate. A cell whose data ended earlier still competes, by its curve,
-    up to REACH decades
-    further: else a large n, which is alone at large C where all runs have the same number of updates, would seem to win
-    there."""
+    """float[Q, G]: log2 of the best n in each replicate.
+
+    A cell whose data ended earlier still competes, by its curve, up to CURVE_REACH_DECADES further. Otherwise a large
+    n, which is alone at large C where all runs have the same number of updates, would seem to win there.
+    """
     return np.log2([n for _, n in draws.keys])[best_cells(draws, C, CURVE_REACH_DECADES)[1]]
 
 
@@ -166,4 +174,28 @@ def to_curve_draws(draws: PosteriorSamples) -> CurveDraws:
         R0=rounded(draws.R0),
         tail=rounded(draws.tail),
         shift=(rounded(draws.shift[:, 0]), rounded(draws.shift[:, 1])),
+    )
+
+
+def from_curve_draws(draws: CurveDraws | None, curves: Sequence[FittedCurve]) -> PosteriorSamples:
+    """The replicates of a saved fit, cells in the curves' order; no replicate where the fit has none (mode "paper")."""
+    none_drawn = np.zeros((0, len(curves)))
+    order = [] if draws is None else [draws.cells.index(c.key) for c in curves]
+    A, exponent, C_mid = (
+        (none_drawn, none_drawn, none_drawn)
+        if draws is None
+        else (np.array(values)[order].T for values in (draws.A, draws.exponent, draws.C_mid))
+    )
+    return PosteriorSamples(
+        tail=np.array(() if draws is None else draws.tail),
+        keys=tuple(c.key for c in curves),
+        A=A,
+        exponent=exponent,
+        C_mid=C_mid,
+        R0=np.array(() if draws is None else draws.R0),
+        shift=np.zeros((0, 2)) if draws is None else np.array(draws.shift).T,
+        C_peak=np.array([np.inf if c.C_peak is None else c.C_peak for c in curves]),
+        C_low=np.array([c.C_low for c in curves]),
+        C_high=np.array([c.C_high for c in curves]),
+        corrections=tuple(c.correction for c in curves),
     )
