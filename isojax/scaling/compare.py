@@ -1,8 +1,8 @@
-"""Several sweeps beside each other: what the paper asks across settings, such as data size D (IsoCompute Playbook,
-arXiv:2603.12151, Fig. 13), models, difficulty and recipes. From the contents of their fit.json alone.
+"""Several sweeps compared: what the paper asks across settings, such as data size D (IsoCompute Playbook,
+arXiv:2603.12151, Fig. 13), models, difficulty and recipes. From their fits alone.
 
 All are compared over the budgets they share. n* at C is the n of the best cell, where a cell competes by its curve up
-to REACH decades beyond its own data, as in the law n*(C); the frontier's reward is the best of the cells measured
+to CURVE_REACH_DECADES beyond its own data, as in the law n*(C); the frontier's reward is the best of the cells measured
 there. n* "levels off" at the budget beyond which it does not change, unless it ends at the largest n measured: then
 nobody knows, and it counts as later than everything. Replicates are taken as independent between sweeps: every one of
 one against every one of another.
@@ -11,7 +11,7 @@ one against every one of another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,16 @@ from numpy.typing import NDArray
 from isojax.core.errors import InputError
 from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray, IntArray, load_ensemble
 from isojax.scaling.compare_text import comparison_notes, comparison_sentences
+from isojax.scaling.comparison import (
+    BudgetRow,
+    EarlierSaturation,
+    OverfittedCell,
+    PeakedCell,
+    RewardDifference,
+    Saturation,
+    SweepComparison,
+    SweepSummary,
+)
 from isojax.scaling.curves.posterior_samples import CURVE_REACH_DECADES
 from isojax.scaling.frontier.envelope import MIN_DECADES
 from isojax.scaling.intervals import central_interval
@@ -28,7 +38,6 @@ from isojax.scaling.result import FitResult
 PER_DECADE = 60
 N_BUDGETS = 5
 N_BAND_ROWS = 80  # rows of the bands that a figure is drawn from
-MATCHED_SETTINGS = ("metric", "compute", "mode")
 
 
 @dataclass(frozen=True)
@@ -58,54 +67,62 @@ class FrontierPath:
     reward_draws: FloatArray
 
 
-def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> dict[str, Any]:
-    """Compare sweeps; the first is the one that the others are held against.
+def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> SweepComparison:
+    """Compare sweeps; the first is the one that the others are compared with.
 
     Args:
-        fits: contents of fit.json, at least two, of one metric, compute and mode. labels: a name for each.
-
-    Returns:
-        metric, compute, mode; C_low, C_high (what all cover); runs, for each its label, base_reward, n, B_p, no_effect,
-        law, overfitting, peaks, `at` (n* and frontier reward with intervals at a few budgets), `curve` (the same at
-        many), saturation, `top` (the frontier at C_high), and against the first (None for itself) difference and
-        earlier; says and notes, in words. Absent numbers are None.
+        fits: at least two, of one metric, compute and mode. labels: a name for each.
 
     Raises:
         InputError: fewer than two, labels that do not fit or are alike, fits of different metric, compute or mode, no
-        budget in common, or
-            fits that cannot be used.
+            budget in common, or a fit without a curve.
     """
     _check_comparable(fits, labels)
     sweeps = [_load_sweep(label, fit) for label, fit in zip(labels, fits, strict=True)]
     C = _shared_budgets(sweeps)
     paths = [_frontier_path(s, C) for s in sweeps]
-    summaries = [_sweep_summary(s, p) for s, p in zip(sweeps, paths, strict=True)]
-    for i, row in enumerate(summaries):
-        row["difference"] = _reward_difference(paths[0], paths[i]) if i else None
-        row["earlier"] = _saturates_earlier(sweeps[0], sweeps[i], C) if i else None
-    settings = {key: getattr(fits[0], key) for key in MATCHED_SETTINGS}
-    comparison = {**settings, "C_low": float(C[0]), "C_high": float(C[-1]), "runs": summaries}
-    return {**comparison, "says": comparison_sentences(comparison), "notes": comparison_notes(comparison)}
+    first, *others = [_summarize(s, p) for s, p in zip(sweeps, paths, strict=True)]
+    compared = [
+        replace(
+            summary,
+            difference=_reward_difference(paths[0], path),
+            earlier=_saturates_earlier(sweeps[0], sweep, C),
+        )
+        for summary, sweep, path in zip(others, sweeps[1:], paths[1:], strict=True)
+    ]
+    comparison = SweepComparison(
+        metric=fits[0].metric,
+        compute=fits[0].compute,
+        mode=fits[0].mode,
+        C_low=float(C[0]),
+        C_high=float(C[-1]),
+        sweeps=(first, *compared),
+    )
+    sentences, notes = comparison_sentences(comparison), comparison_notes(comparison)
+    return replace(comparison, sentences=tuple(sentences), notes=tuple(notes))
 
 
 def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
     if len(fits) < 2:
         raise InputError(f"{len(fits)} fit to compare; expected at least two. Name another sweep's folder or fit.json.")
     if len(labels) != len(fits):
-        raise InputError(
-            f"{len(labels)} labels ({', '.join(labels)}) for {len(fits)} runs; expected one each. Separate them by commas."
-        )
+        received = f"{len(labels)} labels ({', '.join(labels)}) for {len(fits)} runs"
+        raise InputError(f"{received}; expected one each. Separate them by commas.")
     duplicate_labels = sorted({label for label in labels if labels.count(label) > 1})
     if duplicate_labels:
         raise InputError(f"two runs are called {duplicate_labels[0]!r}; expected a name for each. Give --labels.")
-    for key in MATCHED_SETTINGS:
-        first = getattr(fits[0], key)
-        for fit, label in zip(fits, labels, strict=True):
-            if getattr(fit, key) != first:
-                problem = f"{labels[0]} was fitted with {key} {first!r}, {label} with {getattr(fit, key)!r}"
-                raise InputError(
-                    f"{problem}; expected the same, or their numbers do not compare. Fit both alike (isojax fit --{key} ...)."
-                )
+    first_settings = _matched_settings(fits[0])
+    for fit, label in zip(fits, labels, strict=True):
+        for name, value in _matched_settings(fit).items():
+            if value != first_settings[name]:
+                problem = f"{labels[0]} was fitted with {name} {first_settings[name]!r}, {label} with {value!r}"
+                fix = f"Fit both alike (isojax fit --{name} ...)"
+                raise InputError(f"{problem}; expected the same, or their numbers do not compare. {fix}.")
+
+
+def _matched_settings(fit: FitResult) -> dict[str, str]:
+    """What fits must have in common to be compared."""
+    return {"metric": fit.metric, "compute": fit.compute, "mode": fit.mode}
 
 
 def _load_sweep(label: str, fit: FitResult) -> ComparedSweep:
@@ -127,75 +144,61 @@ def _shared_budgets(sweeps: Sequence[ComparedSweep]) -> FloatArray:
     ranges_text = "; ".join(
         f"{s.label} {low:.4g} to {high:.4g}" for s, (low, high) in zip(sweeps, C_ranges, strict=True)
     )
-    raise InputError(
-        f"no range of budgets C was measured in all runs ({ranges_text}); expected ranges that overlap. Run the shorter ones further."
-    )
+    problem = f"no range of budgets C was measured in all runs ({ranges_text})"
+    raise InputError(f"{problem}; expected ranges that overlap. Run the shorter ones further.")
 
 
 def _measured_cells(ensemble: CurveEnsemble, C: FloatArray, slack_decades: float) -> BoolArray:
-    """bool[G, J]: which cells have begun by C, and ended at most `slack` decades before it."""
+    """bool[G, J]: which cells begin at or before C, and end at most `slack_decades` before it."""
     return (ensemble.C_low <= C[:, None] * 10**MIN_DECADES) & (ensemble.C_high * 10**slack_decades >= C[:, None])
 
 
 def _frontier_path(sweep: ComparedSweep, C: FloatArray) -> FrontierPath:
     ensemble = sweep.ensemble
-    measured_near, measured_within_reach = (
-        _measured_cells(ensemble, C, MIN_DECADES),
-        _measured_cells(ensemble, C, CURVE_REACH_DECADES),
-    )
-    expected, reward_draws = (
-        ensemble.expected_rewards(C),
-        ensemble.sampled_rewards(C).transpose(1, 0, 2),
-    )  # [G, J], [Q, G, J]
+    measured_near = _measured_cells(ensemble, C, MIN_DECADES)
+    measured_within_reach = _measured_cells(ensemble, C, CURVE_REACH_DECADES)
+    expected = ensemble.expected_rewards(C)  # [G, J]
+    reward_draws = ensemble.sampled_rewards(C).transpose(1, 0, 2)  # [Q, G, J]
     n, n_draws = (
         ensemble.n[np.where(measured_within_reach, values, -np.inf).argmax(-1)] for values in (expected, reward_draws)
     )
-    return FrontierPath(
-        C,
-        n,
-        n_draws,
-        np.where(measured_near, expected, -np.inf).max(-1),
-        np.where(measured_near, reward_draws, -np.inf).max(-1),
-    )
+    reward = np.where(measured_near, expected, -np.inf).max(-1)
+    return FrontierPath(C, n, n_draws, reward, np.where(measured_near, reward_draws, -np.inf).max(-1))
 
 
-def _sweep_summary(sweep: ComparedSweep, path: FrontierPath) -> dict[str, Any]:
-    ensemble, rows = sweep.ensemble, _path_rows(path)
+def _summarize(sweep: ComparedSweep, path: FrontierPath) -> SweepSummary:
+    ensemble, fit, rows = sweep.ensemble, sweep.fit, _budget_rows(path)
     budget_indices, band_indices = (
         np.unique(np.linspace(0, len(path.C) - 1, count).round().astype(int)) for count in (N_BUDGETS, N_BAND_ROWS)
     )
     overfitting_C: dict[tuple[int, int], list[float]] = {}
-    for run in sweep.fit.overfitting:
+    for run in fit.overfitting:
         overfitting_C.setdefault((run.B_p, run.n), []).append(run.C)
-    peaks = [
-        (int(b), int(n), float(C))
-        for b, n, C in zip(ensemble.B_p, ensemble.n, ensemble.C_peak, strict=True)
-        if np.isfinite(C)
-    ]
-    return {
-        "label": sweep.label,
-        "base_reward": sweep.fit.base_reward,
-        "n": sorted(set(ensemble.n.tolist())),
-        "B_p": sorted(set(ensemble.B_p.tolist())),
-        "no_effect": ensemble.no_effect,
-        "law": {key: getattr(sweep.fit.joint.n_star.law, key) for key in ("form", "L", "k", "log10_C0", "b")},
-        "at": [rows[i] for i in budget_indices],
-        "curve": [rows[i] for i in band_indices],
-        "saturation": None if ensemble.no_effect else _saturation(path, int(ensemble.n.max())),
-        "top": rows[-1],
-        "overfitting": [{"B_p": b, "n": n, "runs": len(C), "C": min(C)} for (b, n), C in sorted(overfitting_C.items())],
-        "peaks": [{"B_p": b, "n": n, "C": C} for b, n, C in peaks],
-    }
+    peaked_curves = sorted((c for c in fit.curves if c.C_peak is not None), key=lambda c: (c.n, c.B_p))
+    return SweepSummary(
+        label=sweep.label,
+        base_reward=fit.base_reward,
+        n=tuple(sorted(set(ensemble.n.tolist()))),
+        B_p=tuple(sorted(set(ensemble.B_p.tolist()))),
+        no_effect=ensemble.no_effect,
+        law=fit.joint.n_star.law,
+        at=tuple(rows[i] for i in budget_indices),
+        curve=tuple(rows[i] for i in band_indices),
+        saturation=None if ensemble.no_effect else _saturation(path, int(ensemble.n.max())),
+        top=rows[-1],
+        overfitting=tuple(OverfittedCell(b, n, len(C), min(C)) for (b, n), C in sorted(overfitting_C.items())),
+        peaks=tuple(PeakedCell(c.B_p, c.n, c.C_peak) for c in peaked_curves if c.C_peak is not None),
+    )
 
 
-def _path_rows(path: FrontierPath) -> list[dict[str, Any]]:
+def _budget_rows(path: FrontierPath) -> list[BudgetRow]:
     """n* and the frontier's reward at each C, with intervals."""
     rows = []
     for g, C in enumerate(path.C):
         n_low, n_high = _interval(path.n_draws[:, g])
         low, high = _interval(path.reward_draws[:, g])
-        row = {"C": float(C), "n": int(path.n[g]), "n_low": _int_or_none(n_low), "n_high": _int_or_none(n_high)}
-        rows.append({**row, "reward": float(path.reward[g]), "low": low, "high": high})
+        n_interval = {"n_low": _int_or_none(n_low), "n_high": _int_or_none(n_high)}
+        rows.append(BudgetRow(float(C), int(path.n[g]), reward=float(path.reward[g]), low=low, high=high, **n_interval))
     return rows
 
 
@@ -217,54 +220,50 @@ def saturation_C(n: IntArray, C: FloatArray, n_max: int) -> FloatArray:
     return np.where(n[..., -1] == n_max, np.inf, np.where(changes.any(-1), C_change, -np.inf))
 
 
-def _saturation(path: FrontierPath, n_max: int) -> dict[str, Any]:
-    """n at the end; where it levels off (C is None if it ends at the largest n, or never changes); in which share of
-    the replicates it ends below the largest n."""
+def _saturation(path: FrontierPath, n_max: int) -> Saturation:
+    """Where n* levels off."""
     C, C_draws = float(saturation_C(path.n, path.C, n_max)), saturation_C(path.n_draws, path.C, n_max)
     low, high = _interval(C_draws)
-    share_below_largest = float(np.mean(C_draws < np.inf)) if len(C_draws) else None
-    saturation = {
-        "n": int(path.n[-1]),
-        "n_largest": n_max,
-        "C": C if np.isfinite(C) else None,
-        "low": low,
-        "high": high,
-    }
-    return saturation | {"below_largest": share_below_largest}
+    return Saturation(
+        n=int(path.n[-1]),
+        n_largest=n_max,
+        C=C if np.isfinite(C) else None,
+        low=low,
+        high=high,
+        below_largest=float(np.mean(C_draws < np.inf)) if len(C_draws) else None,
+    )
 
 
-def _reward_difference(first_path: FrontierPath, other_path: FrontierPath) -> dict[str, Any]:
+def _reward_difference(first_path: FrontierPath, other_path: FrontierPath) -> RewardDifference:
     """The frontier's reward at the end less that of the first sweep."""
     value = float(other_path.reward[-1] - first_path.reward[-1])
     if not (len(first_path.reward_draws) and len(other_path.reward_draws)):
-        return {"value": value, "low": None, "high": None, "p_higher": None}
+        return RewardDifference(value, None, None, None)
     differences = np.subtract.outer(other_path.reward_draws[:, -1], first_path.reward_draws[:, -1]).ravel()
-    low, high = central_interval(differences)
-    return {"value": value, "low": low, "high": high, "p_higher": float(np.mean(differences > 0))}
+    return RewardDifference(value, *central_interval(differences), float(np.mean(differences > 0)))
 
 
-def _saturates_earlier(first_sweep: ComparedSweep, other_sweep: ComparedSweep, C: FloatArray) -> dict[str, Any] | None:
-    """Whether n* levels off earlier in `other` than in the first sweep, over the n that both measured; None where
+def _saturates_earlier(
+    first_sweep: ComparedSweep, other_sweep: ComparedSweep, C: FloatArray
+) -> EarlierSaturation | None:
+    """Whether n* levels off earlier in the other than in the first sweep, over the n that both measured; None where
     nothing can be said.
     """
     shared_n = sorted(set(first_sweep.ensemble.n.tolist()) & set(other_sweep.ensemble.n.tolist()))
     if len(shared_n) < 2 or first_sweep.ensemble.no_effect or other_sweep.ensemble.no_effect:
         return None
-    first_restricted, other_restricted = (_restrict_to_n(s, shared_n) for s in (first_sweep, other_sweep))
-    C = C[
-        _measured_cells(first_restricted.ensemble, C, CURVE_REACH_DECADES).any(-1)
-        & _measured_cells(other_restricted.ensemble, C, CURVE_REACH_DECADES).any(-1)
-    ]
+    restricted = [_restrict_to_n(s, shared_n) for s in (other_sweep, first_sweep)]
+    C = C[np.all([_measured_cells(s.ensemble, C, CURVE_REACH_DECADES).any(-1) for s in restricted], axis=0)]
     if len(C) < 2:
         return None
-    paths = [_frontier_path(s, C) for s in (other_restricted, first_restricted)]
+    paths = [_frontier_path(s, C) for s in restricted]
     C_other, C_first = (float(saturation_C(p.n, C, shared_n[-1])) for p in paths)
-    comparison = {"shared_n": shared_n, "by_curves": C_other < C_first, "p_earlier": None, "p_later": None}
+    p_earlier = p_later = None
     if all(len(p.n_draws) for p in paths):
         C_other_draws, C_first_draws = (saturation_C(p.n_draws, C, shared_n[-1]) for p in paths)
-        earlier, later = np.less.outer(C_other_draws, C_first_draws), np.greater.outer(C_other_draws, C_first_draws)
-        comparison |= {"p_earlier": float(earlier.mean()), "p_later": float(later.mean())}
-    return comparison
+        p_earlier = float(np.less.outer(C_other_draws, C_first_draws).mean())
+        p_later = float(np.greater.outer(C_other_draws, C_first_draws).mean())
+    return EarlierSaturation(tuple(shared_n), C_other < C_first, p_earlier, p_later)
 
 
 def _restrict_to_n(sweep: ComparedSweep, n: Sequence[int]) -> ComparedSweep:
