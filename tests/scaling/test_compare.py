@@ -95,7 +95,7 @@ def test_few_problems_make_n_level_off_earlier(many: FitResult, few: FitResult) 
     true = HILLS[16].at(C) - HILLS[64].at(C)
     d = other.difference
     assert d.high < 0 and abs(d.value - true) < d.high - d.low
-    assert [(o.n, o.sweeps) for o in other.overfitting] == [(64, 2)] and not first.overfitting
+    assert [(o.n, o.runs) for o in other.overfitting] == [(64, 2)] and not first.overfitting
     assert [p.n for p in other.peaks] == [64]
     for words in (
         "n* levels off earlier in few than in many",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -20,6 +20,7 @@ from isojax.core.errors import InputError
 from isojax.report.figures.compared_sweeps import comparison_figure
 from isojax.runs.workspace import display_path
 from isojax.scaling.compare import compare_sweeps
+from isojax.scaling.comparison import BudgetRow, RewardDifference, Saturation, SweepComparison, SweepSummary
 from isojax.scaling.result import FitResult
 
 app = new_app()
@@ -48,7 +49,7 @@ def compare(
       isojax compare runs/D6000 runs/D500
       isojax compare runs/a runs/b runs/c --labels GRPO,DAPO,CISPO --metric best@4
       isojax compare runs/easy/fit.json runs/hard/fit.json --out difficulty.pdf
-      isojax compare runs/a runs/b --json | jq '.runs[1].difference'
+      isojax compare runs/a runs/b --json | jq '.sweeps[1].difference'
     """
     if len(runs) < 2:
         raise InputError(
@@ -64,12 +65,12 @@ def compare(
     missing = next((run for run in runs if not run.exists()), None)  # before anything is fitted
     if missing is not None:
         raise InputError(f"there is no {missing}; expected a sweep's folder or a fit.json, such as runs/quickstart.")
-    comparison = to_json_value(compare_sweeps([_load_fit(run, metric) for run in runs], names))
+    comparison = compare_sweeps([_load_fit(run, metric) for run in runs], names)
     if out is not None:
         drawing = comparison_figure(comparison)
         write_figure(out, drawing.png, drawing.pdf, "--out")
     if as_json:
-        print_json(comparison)
+        print_json(to_json_value(comparison))
         return
     console = Console()
     print_comparison(console, comparison)
@@ -94,83 +95,74 @@ def _load_fit(run: Path, metric: str | None) -> FitResult:
     return make_fit([sweep_folder(run)], metric, "rollouts")
 
 
-def print_comparison(console: Console, comparison: Mapping[str, Any]) -> None:
+def print_comparison(console: Console, comparison: SweepComparison) -> None:
     """n* and the frontier at a few budgets, then what that says."""
-    axes = f"{escape(comparison['metric'])} against {comparison['compute']}"
+    axes = f"{escape(comparison.metric)} against {comparison.compute}"
     console.print(
-        _sweeps_table(f"best n ({axes})", comparison["runs"], _format_best_n),
-        _sweeps_table("frontier reward", comparison["runs"], _format_reward),
+        _sweeps_table(f"best n ({axes})", comparison.sweeps, _format_best_n),
+        _sweeps_table("frontier reward", comparison.sweeps, _format_reward),
     )
     console.print(_largest_budget_table(comparison))
-    for sentence in comparison["says"]:
+    for sentence in comparison.sentences:
         console.print(f"  {escape(sentence)}", highlight=False)
-    print_notes(console, comparison["notes"])
+    print_notes(console, comparison.notes)
 
 
-def _sweeps_table(
-    title: str, runs: Sequence[Mapping[str, Any]], format_cell: Callable[[Mapping[str, Any]], str]
-) -> Table:
-    """A row a sweep, a column a budget."""
+def _sweeps_table(title: str, sweeps: Sequence[SweepSummary], format_cell: Callable[[BudgetRow], str]) -> Table:
+    """A row for each sweep, a column for each budget."""
     table = Table(title=title, title_justify="left")
     table.add_column("C =")
-    for row in runs[0]["at"]:
-        table.add_column(f"{row['C']:.4g}", justify="right")
-    for run in runs:
-        hidden = run["no_effect"] and format_cell is _format_best_n
-        table.add_row(escape(run["label"]), *("any" if hidden else format_cell(row) for row in run["at"]))
+    for row in sweeps[0].at:
+        table.add_column(f"{row.C:.4g}", justify="right")
+    for sweep in sweeps:
+        hidden = sweep.no_effect and format_cell is _format_best_n
+        table.add_row(escape(sweep.label), *("any" if hidden else format_cell(row) for row in sweep.at))
     return table
 
 
-def _format_best_n(row: Mapping[str, Any]) -> str:
-    if row["n_low"] is None or row["n_low"] == row["n_high"]:
-        return f"{row['n']}"
-    return f"{row['n']} ({row['n_low']} to {row['n_high']})"
+def _format_best_n(row: BudgetRow) -> str:
+    if row.n_low is None or row.n_low == row.n_high:
+        return f"{row.n}"
+    return f"{row.n} ({row.n_low} to {row.n_high})"
 
 
-def _format_reward(row: Mapping[str, Any]) -> str:
-    return f"{row['reward']:.3f}{_format_interval(row)}"
+def _format_reward(row: BudgetRow) -> str:
+    return f"{row.reward:.3f}{_format_interval(row)}"
 
 
-def _format_interval(row: Mapping[str, Any], sign: str = "") -> str:
-    return "" if row["low"] is None or row["high"] is None else f" ({row['low']:{sign}.3f} to {row['high']:{sign}.3f})"
+def _format_interval(row: BudgetRow | RewardDifference, sign: str = "") -> str:
+    return "" if row.low is None or row.high is None else f" ({row.low:{sign}.3f} to {row.high:{sign}.3f})"
 
 
-def _largest_budget_table(comparison: Mapping[str, Any]) -> Table:
+def _largest_budget_table(comparison: SweepComparison) -> Table:
     """Where n* levels off and what the largest common budget gives."""
-    table = Table(title=f"at C = {comparison['C_high']:.4g}, the largest that all measured", title_justify="left")
+    table = Table(title=f"at C = {comparison.C_high:.4g}, the largest that all measured", title_justify="left")
     for name in (
         "",
         "base",
         "reward",
-        f"against {escape(comparison['runs'][0]['label'])}",
+        f"against {escape(comparison.sweeps[0].label)}",
         "n* levels off",
         "overfits",
     ):
         table.add_column(name, justify="left" if not name else "right")
-    for run in comparison["runs"]:
-        difference_text, base_reward = run["difference"], run["base_reward"]
-        difference_text = (
-            "-"
-            if difference_text is None
-            else f"{difference_text['value']:+.3f}{_format_interval(difference_text, '+')}"
-        )
-        overfits = ", ".join(f"n = {o['n']} from {o['C']:.3g}" for o in run["overfitting"]) or "-"
-        base_reward_text = "-" if base_reward is None else f"{base_reward:.3f}"
+    for sweep in comparison.sweeps:
+        difference = sweep.difference
+        difference_text = "-" if difference is None else f"{difference.value:+.3f}{_format_interval(difference, '+')}"
         table.add_row(
-            escape(run["label"]),
-            base_reward_text,
-            _format_reward(run["top"]),
+            escape(sweep.label),
+            "-" if sweep.base_reward is None else f"{sweep.base_reward:.3f}",
+            _format_reward(sweep.top),
             difference_text,
-            _format_saturation(run),
-            overfits,
+            _format_saturation(sweep.saturation),
+            ", ".join(f"n = {cell.n} from {cell.C:.3g}" for cell in sweep.overfitting) or "-",
         )
     return table
 
 
-def _format_saturation(run: Mapping[str, Any]) -> str:
-    saturation = run["saturation"]
+def _format_saturation(saturation: Saturation | None) -> str:
     if saturation is None:
         return "n makes no difference"
-    if saturation["n"] == saturation["n_largest"]:
-        return f"not seen below n = {saturation['n']}"
-    return f"n = {saturation['n']}" if saturation["C"] is None else f"n = {saturation['n']} from {saturation['C']:.3g}"
+    if saturation.n == saturation.n_largest:
+        return f"not seen below n = {saturation.n}"
+    return f"n = {saturation.n}" if saturation.C is None else f"n = {saturation.n} from {saturation.C:.3g}"
