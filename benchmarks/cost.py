@@ -26,8 +26,10 @@ from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import planner
 from isojax.models.families import llama
-from isojax.rl.train_step import TrainStep, build_init_state, make_coefficients
-from isojax.sampling.batch import ProblemArrays, buffer_row_groups, make_sampler_shapes
+from isojax.rl.train_state import build_init_state
+from isojax.rl.train_step import TrainStep, make_coefficients
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, buffer_row_groups, make_sampler_shapes
+from isojax.sampling.engine import build_sampler
 from isojax.tasks.stop_strings import StopConditions
 
 
@@ -75,6 +77,7 @@ class Update:
         pair = sizes.B_p, sizes.n
         geometry = make_sampler_shapes([pair], 1, 32, chosen.microbatch, sizes.P, sizes.T, chosen.prefill_batch)
         step = TrainStep(cell, decoder, StopConditions((), None), geometry, mesh)
+        sampler = build_sampler(decoder, geometry, mesh, sampling, StopConditions((), None))
         rng, rows = np.random.default_rng(0), geometry.problem_rows
         prompts = rng.integers(0, sizes.V, (rows, sizes.P)).astype(np.int32)
         lengths = np.full(rows, sizes.P, np.int32)
@@ -83,15 +86,16 @@ class Update:
         numbers, scalars = make_coefficients(cell.rl), tuple(jnp.int32(x) for x in pair)
 
         def sample(params: Any, key: Any) -> Any:
-            return step.sample(params, problems, *scalars, key)
+            return sampler(params, problems, *scalars, key)
 
         def learn(state: Any, rollouts: Any, key: Any) -> Any:
             _, live = buffer_row_groups(geometry, *scalars)
             rewards = jnp.where(
                 live, rollouts.tokens.sum(-1) % 7 / 7.0, 0.0
             )  # arbitrary, and different inside every group
-            weighed, _ = step.compute_advantages(state, problems, rollouts, rewards, *scalars, key, numbers)
-            return step.update(state, {}, problems, rollouts, weighed, *scalars, numbers)[0]
+            batch = RolloutBatch(problems, rollouts, rewards, *scalars, jax.random.key_data(key))
+            signals, _ = step.compute_advantages(state, batch, numbers)
+            return step.update(state, {}, batch, signals, numbers)[0]
 
         self.state = build_init_state(decoder, mesh)(decoder.init(jax.random.key(0)))
         self.sample, self.learn = jax.jit(sample), jax.jit(learn, donate_argnums=0)

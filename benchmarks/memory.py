@@ -171,7 +171,7 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     from isojax.launch.memory_model import estimate_memory
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
     from isojax.tasks.build import build_task
-    from isojax.train.programs import FAST_COMPILE_OPTIONS, AbstractTask, analyze_memory, build_abstract_programs
+    from isojax.train.memory_analysis import FAST_COMPILE_OPTIONS, AbstractTask, analyze_memory, build_abstract_programs
 
     mesh_text, *words = case
     names = [word for word in words if "=" not in word]

@@ -30,7 +30,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,15 @@ from isojax.distributed.mesh_spec import MeshShape
 from isojax.distributed.sharding import make_mesh, replicated
 from isojax.launch.planner import resolve_sweep_sizes
 from isojax.models.transformer import Params
-from isojax.rl.async_rl.async_rollouts import Pipeline
-from isojax.rl.train_step import TrainState
+from isojax.rl.async_rl.async_rollouts import AsyncRollouts
+from isojax.rl.rollout_source import CellProblems, finish_batch
+from isojax.rl.train_state import TrainState
 from isojax.runs.ledger import read_runs
 from isojax.sampling.batch import ProblemArrays
 from isojax.tasks.build import build_task
 from isojax.tasks.epochs import EpochOrder
-from isojax.train.loop import Programs
+from isojax.train.metrics import accumulate_metrics
+from isojax.train.programs import SweepPrograms
 
 WAYS = ("sync", "turns", "mesh", "process")
 APART = {"turns": (), "mesh": ("run.sampler_mesh=data=1",), "process": ("run.sampler_process=true",)}
@@ -82,10 +84,11 @@ class Way:
         devices, one = jax.devices(), MeshShape()
         sampler = {"mesh": make_mesh(one, devices[1:]), "process": one}.get(way)
         task = build_task(self.config.cell)
-        self.programs = Programs(
+        self.programs = SweepPrograms(
             self.config.cell, self.config.sweep, [(cell.B_p, cell.n)], make_mesh(one, devices), task, sampler
         )
-        self.arrays = ProblemArrays(*self.programs.problem_set(self.problems).arrays)
+        self.programs.compile(len(self.problems))
+        self.arrays = ProblemArrays(*self.programs.tokenize(self.problems).arrays)
         self.table = jax.device_put(self.arrays, replicated(self.programs.mesh))
         decoder = self.programs.decoder
         self.base: Params = jax.jit(decoder.init, out_shardings=decoder.shardings(self.programs.mesh))(
@@ -94,28 +97,34 @@ class Way:
 
     @contextmanager
     def at_work(self) -> Any:
-        """(updates, the seconds that each half has worked so far)."""
+        """(updates, the seconds that sampler and trainer have worked so far)."""
         order, programs = EpochOrder(len(self.problems), self.cell.B_p, self.cell.seed), self.programs
-        if programs.pipeline is None:
+        source = programs.open_rollouts(
+            CellProblems(self.cell, self.problems, self.arrays, self.table, order, first_update=0)
+        )
 
-            def updates(state: TrainState, count: int) -> tuple[TrainState, dict[str, float]]:
-                chosen = np.array([next(order) for _ in range(count)], np.int32).reshape(count, self.cell.B_p)
-                return programs.run_updates(state, self.base, self.table, self.problems, chosen, count, self.cell)[:2]
+        def updates(state: TrainState, count: int) -> tuple[TrainState, dict[str, float]]:
+            sums: dict[str, float] = {}
+            last = int(state.step) + count
+            while (left := last - int(state.step)) > 0:
+                batch = source.next_batch(state, min(left, programs.rollouts.updates_per_call))
+                state, result = programs.rollouts.update(state, self.base, batch.inputs, programs.coefficients)
+                metrics = finish_batch(batch, result, order, self.cell.n) | source.finish_update(state)
+                sums = accumulate_metrics(sums, metrics)
+            return state, sums
 
-            yield updates, lambda: {}
-            return
-        given = self.cell, self.base, self.table, self.arrays, self.problems, order, programs.hparams, 0
-        with Pipeline(programs.pipeline, *given) as pipeline:
-            yield (
-                pipeline.run_updates,
-                lambda: {"sampler": pipeline.rollout_source.busy_seconds, "trainer": pipeline.busy_seconds},
-            )
+        def clocks() -> dict[str, float]:
+            if not isinstance(source, AsyncRollouts):
+                return {}
+            return {"sampler": source.worker.busy_seconds, "trainer": source.busy_seconds}
+
+        with closing(source):
+            yield updates, clocks
 
     def measure(self, count: int, warm: int) -> Counter[str]:
         """Seconds of `count` updates, and of each half in them, after some more; and the sums of two metrics."""
         state = self.programs.init(self.base)
         with self.at_work() as (updates, clocks):
-            state, _ = updates(state, 0)
             state, _ = jax.block_until_ready(updates(state, warm))
             before, began = clocks(), time.monotonic()
             state, metrics = jax.block_until_ready(updates(state, count))

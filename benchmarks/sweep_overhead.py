@@ -42,12 +42,12 @@ def main() -> None:
     from isojax.distributed.mesh_spec import parse_mesh
     from isojax.distributed.sharding import make_mesh, replicated
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
-    from isojax.rl.train_step import MAX_UPDATES_PER_CALL
+    from isojax.rl.fused_rollouts import MAX_UPDATES_PER_CALL, ProblemBatches
     from isojax.sampling.batch import ProblemArrays
     from isojax.tasks.build import build_task
     from isojax.tasks.epochs import EpochOrder
     from isojax.train import base_policy
-    from isojax.train.loop import Programs
+    from isojax.train.programs import SweepPrograms
 
     config = load_config(arguments.config, arguments.overrides)
     sweep = resolve_sweep_sizes(config.sweep, 1)
@@ -57,7 +57,7 @@ def main() -> None:
         timed = [(int(B_p), int(n)) for B_p, n in (pair.split("x") for pair in arguments.pairs.split(","))]
         pairs = sorted({*pairs, *timed})
     mesh = make_mesh(parse_mesh("auto", 1), jax.devices())
-    programs = Programs(config.cell, sweep, pairs, mesh, build_task(config.cell))
+    programs = SweepPrograms(config.cell, sweep, pairs, mesh, build_task(config.cell))
     if arguments.base:
         made = base_policy.load_base_policy(arguments.base, config.cell)
         params, problems = made.load_params(programs.decoder, mesh), made.training
@@ -67,7 +67,7 @@ def main() -> None:
     table = jax.device_put(
         ProblemArrays(*base_policy.encode_problems(programs.task, config.cell, problems)), replicated(mesh)
     )
-    numbers = programs.hparams._replace(learning_rate=np.float32(0))
+    numbers = programs.coefficients._replace(learning_rate=np.float32(0))
 
     def seconds(B_p: int, n: int) -> float:
         """Time a rollout, over at least `--rollouts` of them."""
@@ -77,12 +77,13 @@ def main() -> None:
         start, done = time.perf_counter(), 0
         while done < updates:
             count = min(MAX_UPDATES_PER_CALL, updates - done)
-            index = np.zeros((MAX_UPDATES_PER_CALL, programs.geometry.problem_rows), np.int32)
+            index = np.zeros((MAX_UPDATES_PER_CALL, programs.shapes.problem_rows), np.int32)
             for i in range(count):
                 index[i, :B_p] = next(order)
-            scalars = (np.int32(count), np.int32(B_p), np.int32(n), np.int32(0))
-            state, metrics = programs.train(state, params, table, index, *scalars, numbers)
-            _ = {k: float(v) for k, v in metrics.items()}
+            scalars = {"num_updates": count, "B_p": B_p, "n": n, "seed": 0}
+            batches = ProblemBatches(table, index, **{name: np.int32(x) for name, x in scalars.items()})
+            state, result = programs.rollouts.update(state, params, batches, numbers)
+            _ = {k: float(v) for k, v in result.metrics.items()}
             done += count
         return (time.perf_counter() - start) / (updates * B_p * n)
 
@@ -104,7 +105,7 @@ def main() -> None:
         "ratio": round(medians[timed[0]] / medians[timed[-1]], 3),
         "backend": jax.default_backend(),
         "jax": jax.__version__,
-        "programs": programs.train._cache_size(),
+        "programs": programs.rollouts.update.jitted._cache_size(),
     }
     print(json.dumps(line))
 

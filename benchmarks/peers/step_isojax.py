@@ -31,32 +31,40 @@ def main() -> None:
     from isojax_setup import Setup
 
     from isojax.core.memory_pages import release_freed_memory
-    from isojax.rl.train_step import build_init_state, build_train, make_coefficients
+    from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
+    from isojax.rl.train_state import build_init_state
+    from isojax.rl.train_step import make_coefficients
 
     ids = child.read_prompts(args.prompts).ids
     rows, mesh = (int(args.variant[2:]), "auto") if args.variant.startswith("m=") else (0, args.variant or "auto")
     setup = Setup(args.model, ids, args.n, args.new, mesh, rows)
     task: Any = Arbitrary(setup.stops)
-    train = build_train(setup.cell, setup.decoder, task, setup.geometry, setup.mesh)
+    train = build_fused_update(setup.cell, setup.decoder, task, setup.geometry, setup.mesh)
     state = build_init_state(setup.decoder, setup.mesh)(setup.params)
     del setup.params
     index = np.arange(setup.geometry.problem_rows, dtype=np.int32)[None]
-    scalars = (np.int32(1), np.int32(len(ids)), np.int32(args.n), np.int32(0))
-
-    state, _ = jax.block_until_ready(
-        train(state, {}, setup.problems, index, np.int32(0), *scalars[1:], make_coefficients(setup.cell.rl))
+    batches = ProblemBatches(
+        setup.problems,
+        index,
+        num_updates=np.int32(1),
+        B_p=np.int32(len(ids)),
+        n=np.int32(args.n),
+        seed=np.int32(0),
     )
+    coefficients = make_coefficients(setup.cell.rl)
+    train = train.lower(state, {}, batches, coefficients).compile()
     release_freed_memory()  # as a run does when it has compiled
 
     def step() -> int:
         nonlocal state
-        state, metrics = jax.block_until_ready(
-            train(state, {}, setup.problems, index, *scalars, make_coefficients(setup.cell.rl))
-        )
+        state, result = jax.block_until_ready(train(state, {}, batches, coefficients))
+        metrics = result.metrics
         tokens = int(metrics["tokens"])
-        assert tokens == len(ids) * args.n * args.new and metrics["taught"] == 1 and metrics["nonfinite_update"] == 0, (
-            metrics
-        )
+        assert (
+            tokens == len(ids) * args.n * args.new
+            and metrics["trained_token_fraction"] == 1
+            and metrics["nonfinite_update"] == 0
+        ), metrics
         return tokens
 
     child.measure(step, args.repeats)

@@ -1,6 +1,7 @@
-"""What teaches nothing is not computed: rollouts that the gradient is not taken of, and groups that have no part in any
-term, whose gradient is exactly 0. The others move to the front of the batch, and the gradient runs over as many as
-there are."""
+"""A batch without the rollouts that the gradient is not taken of, and without groups whose gradient is exactly 0.
+
+What remains moves to the front of the buffers, and the gradient's loops run over that alone.
+"""
 
 from typing import Any, NamedTuple
 
@@ -12,14 +13,24 @@ from isojax.sampling.batch import ProblemArrays, SamplerShapes, buffer_row_group
 
 
 class CompactedBatch(NamedTuple):
-    """The batch that is left, B_p problems; `rows`: the given columns [S rows ...], without meaning where `kept` bool[S
-    rows] is false.
-    """
+    """The remaining batch of B_p problems. `columns` are the given arrays [S rows ...]; their rows mean something only
+    where `valid` bool[S rows] is true."""
 
     problems: ProblemArrays
     columns: Any
     valid: Array
     B_p: Array
+
+
+def groups_with_advantage(
+    shapes: SamplerShapes, has_advantage: Bool[Array, "S rows"], B_p: Int[Array, ""], n: Int[Array, ""]
+) -> Bool[Array, "S rows"]:
+    """Of each row, whether any rollout of its group has an advantage."""
+    groups = buffer_row_groups(shapes, B_p, n)[0].reshape(-1)
+    group_has_advantage = (
+        jax.ops.segment_max(has_advantage.astype(jnp.int32).reshape(-1), groups, shapes.problem_rows) > 0
+    )
+    return group_has_advantage[groups].reshape(has_advantage.shape)
 
 
 def drop_groups(
@@ -31,24 +42,29 @@ def drop_groups(
     n: Int[Array, ""],
     group_size: Any,
 ) -> CompactedBatch:
-    """The rows that are `taken`, in their order, as a batch of its own: of each group all `n_left` or none."""
+    """The rows in `train_mask`, in their order, as a batch of its own.
+
+    train_mask: of each group of n rollouts, `group_size` rows or none.
+    """
     groups, _ = buffer_row_groups(shapes, B_p, n)
     shards, rows_per_shard = groups.shape
     group_is_trained = (
         jax.ops.segment_max(train_mask.astype(jnp.int32).reshape(-1), groups.reshape(-1), shapes.problem_rows) > 0
     )
     group_order, num_groups = jnp.argsort(~group_is_trained, stable=True), group_is_trained.sum(dtype=jnp.int32)
-    rollouts_per_shard = (num_groups * group_size + shards - 1) // shards  # rollouts a shard will own
+    rollouts_per_shard = (num_groups * group_size + shards - 1) // shards
     row = jnp.arange(rows_per_shard)[None]
     rollout = jnp.arange(shards)[:, None] * rollouts_per_shard + row
     valid = (row < rollouts_per_shard) & (rollout < num_groups * group_size)
-    source_row = jnp.argsort(~train_mask.reshape(-1), stable=True)[
-        jnp.where(valid, rollout, 0)
-    ]  # rows lie in the order of their rollouts
+    trained_rows = jnp.argsort(~train_mask.reshape(-1), stable=True)  # rows are in the order of their rollouts
+    source_row = trained_rows[jnp.where(valid, rollout, 0)]
 
     def gather_rows(x: Array) -> Array:
         return x.reshape(shards * rows_per_shard, *x.shape[2:])[source_row]
 
     return CompactedBatch(
-        ProblemArrays(*(x[group_order] for x in problems)), jax.tree.map(gather_rows, columns), valid, num_groups
+        problems=ProblemArrays(*(x[group_order] for x in problems)),
+        columns=jax.tree.map(gather_rows, columns),
+        valid=valid,
+        B_p=num_groups,
     )

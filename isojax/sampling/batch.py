@@ -1,23 +1,32 @@
-"""A batch of problems and their rollouts: the static shapes that hold it, and where each rollout lies.
+"""A batch of problems and their rollouts: the arrays that hold it, and the buffer row of each rollout.
 
-Rollouts are numbered r = 0 .. B_p n - 1, group = r // n; shard s owns the contiguous block [s b, (s+1) b), b = ceil(B /
-S), so a group may lie on two shards. Buffers carry padding rows, because a dynamic slice past the end of an array is
-moved back in silence.
+Rollouts are numbered r = 0 .. B_p n - 1, and rollout r belongs to group r // n. Shard s owns the contiguous block
+[s b, (s+1) b) with b = ceil(B / S), so a group may span two shards. Buffers have padding rows, because XLA moves a
+dynamic slice that would pass the end of an array back without an error.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int
 
 from isojax.core.shapes import SamplerShapes as SamplerShapes
 from isojax.core.shapes import make_sampler_shapes as make_sampler_shapes
+from isojax.distributed.program import shape_on
+from isojax.distributed.sharding import ROLLOUT_AXES, replicated
 
 
 class ProblemArrays(NamedTuple):
-    """A batch of problems, padded to `problem_rows`: prompts i32[Q P] right-padded, lengths i32[Q], answers i32[Q T],
-    ids i32[Q].
+    """Problems as arrays.
+
+    Attributes:
+        prompts: i32[Q P], padded on the right.
+        lengths: i32[Q], tokens of each prompt.
+        answers: i32[Q T].
+        ids: i32[Q].
     """
 
     prompts: Array | np.ndarray
@@ -27,16 +36,17 @@ class ProblemArrays(NamedTuple):
 
 
 class Rollouts(NamedTuple):
-    """What was sampled, by shard.
+    """Sampled responses, by shard.
 
     Attributes:
         tokens: i32[S rows T].
-        logps: f32[S rows T], their log-probabilities at the sampling temperature and top-p.
-        mask: bool[S rows T], which tokens the policy drew: those of the loss. An interruption's are there and not among
-        them.
-        kept: f32[S rows T], the probability mass of each token's nucleus; [S rows 1], all ones, where top_p is 1.
-        ended: bool[S rows], whether a stop ended the response (else it was cut at T).
-        lengths: i32[S rows], how many tokens are there.
+        logps: f32[S rows T], log-probabilities of the tokens at the sampling temperature and top-p.
+        mask: bool[S rows T], the tokens that the policy drew, which the loss is computed on. The tokens of an
+            interruption phrase are in `tokens` but not in this mask.
+        nucleus_mass: f32[S rows T], the probability mass of each token's nucleus; [S rows 1], all ones, where top_p
+            is 1.
+        stopped: bool[S rows], whether a stop condition ended the response (otherwise it was cut at T).
+        lengths: i32[S rows], tokens in each response.
     """
 
     tokens: Array
@@ -48,17 +58,66 @@ class Rollouts(NamedTuple):
 
     @property
     def response_mask(self) -> Array:
-        """bool[S rows T], which tokens are there: the response that is judged."""
+        """bool[S rows T], the tokens of the response that the verifier judges."""
         return length_mask(self.lengths, self.tokens.shape[-1])
 
 
+class RolloutBatch(NamedTuple):
+    """All that the update of one batch reads beside the training state.
+
+    Attributes:
+        problems: the batch's problems, padded to `problem_rows`.
+        rollouts: n responses to each of the first B_p problems.
+        rewards: f32[S rows], one for each rollout; rows without a rollout are ignored.
+        B_p, n: i32[], problems in the batch and rollouts per problem.
+        key_data: u32[2], the data of the batch's PRNG key.
+    """
+
+    problems: ProblemArrays
+    rollouts: Rollouts
+    rewards: Any
+    B_p: Any
+    n: Any
+    key_data: Any
+
+
+def gather_problems(table: ProblemArrays, index: Int[Array, " Q"]) -> ProblemArrays:
+    """The problems in these rows of a table."""
+    return ProblemArrays(*(x[index] for x in table))
+
+
+def rollout_shapes(shapes: SamplerShapes, mesh: Mesh, nucleus: bool) -> Rollouts:
+    """ShapeDtypeStructs of a batch's rollouts, split over the shards. nucleus: whether top_p is below 1."""
+    rows, T = (shapes.shards, shapes.buffer_rows), shapes.response_length
+    sharding = NamedSharding(mesh, P(ROLLOUT_AXES))
+    return Rollouts(
+        tokens=shape_on(sharding, (*rows, T)),
+        logps=shape_on(sharding, (*rows, T), "float32"),
+        mask=shape_on(sharding, (*rows, T), "bool"),
+        nucleus_mass=shape_on(sharding, (*rows, T if nucleus else 1), "float32"),
+        stopped=shape_on(sharding, rows, "bool"),
+        lengths=shape_on(sharding, rows),
+    )
+
+
+def problem_shapes(shapes: SamplerShapes, mesh: Mesh, rows: int, answer_length: int) -> ProblemArrays:
+    """ShapeDtypeStructs of so many problems, on all devices. answer_length: 0 where the host verifies."""
+    on_all = replicated(mesh)
+    return ProblemArrays(
+        prompts=shape_on(on_all, (rows, shapes.prompt_length)),
+        lengths=shape_on(on_all, (rows,)),
+        answers=shape_on(on_all, (rows, answer_length)),
+        ids=shape_on(on_all, (rows,)),
+    )
+
+
 def length_mask(lengths: Int[Array, "*r"], T: int) -> Bool[Array, "*r T"]:
-    """The first `lengths` of T places."""
+    """True at the first `lengths` of T positions."""
     return jnp.arange(T).reshape(*(1,) * lengths.ndim, T) < lengths[..., None]
 
 
 class ShardSlice(NamedTuple):
-    """A shard's part of a batch: its rollouts are first .. first+count-1, its groups group .. group+groups-1."""
+    """The contiguous rollouts and groups of a batch that one shard owns."""
 
     first_rollout: Array
     rollout_count: Array
@@ -82,9 +141,7 @@ def make_shard_slice(shard: Int[Array, ""], shards: int, B_p: Int[Array, ""], n:
 def buffer_row_groups(
     shapes: SamplerShapes, B_p: Int[Array, ""], n: Int[Array, ""]
 ) -> tuple[Int[Array, "S rows"], Bool[Array, "S rows"]]:
-    """For every row of the rollout buffers: the group it belongs to (0 where none does) and whether it holds a
-    rollout.
-    """
+    """The group of each row of the rollout buffers (0 for a padding row), and whether the row holds a rollout."""
     shard_slice = make_shard_slice(jnp.arange(shapes.shards), shapes.shards, B_p, n)
     row = jnp.arange(shapes.buffer_rows)[None]
     valid = row < shard_slice.rollout_count[:, None]
@@ -97,21 +154,19 @@ def row_index(B: int, shards: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rollout_index(rows: np.ndarray, B: int, shard_ids: np.ndarray, shards: int) -> np.ndarray:
-    """The inverse of `places`: rows i32[k R] of the buffers of the shards i[k], of so many, as rollouts of a batch of
-    B.
-    """
+    """The inverse of `row_index`: the rollout numbers of rows i32[k R] in the buffers of the shards i[k]."""
     return shard_ids[:, None] * max(1, -(-B // shards)) + rows
 
 
 def response_tokens(rollouts: Rollouts, B: int) -> list[np.ndarray]:
-    """On the host, the response tokens of rollouts 0 .. B-1, each i32[its length]."""
+    """The response tokens of rollouts 0 .. B-1 as host arrays, each i32[its length]."""
     index = row_index(B, rollouts.tokens.shape[0])
     tokens, lengths = np.asarray(rollouts.tokens)[index], np.asarray(rollouts.lengths)[index]
     return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
 
 
 def rewards_to_buffer(shapes: SamplerShapes, rewards: np.ndarray) -> np.ndarray:
-    """Rewards of rollouts 0 .. B-1 in the rows of the rollout buffers, f32[S rows]; 0 elsewhere."""
+    """The rewards of rollouts 0 .. B-1 in their buffer rows, f32[S rows]; padding rows hold 0."""
     buffer = np.zeros((shapes.shards, shapes.buffer_rows), np.float32)
     buffer[row_index(len(rewards), shapes.shards)] = rewards
     return buffer

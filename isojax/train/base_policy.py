@@ -180,6 +180,7 @@ def prepare_base_policy(
                 )
                 (folder / LABELS_FILE).unlink()
             params = BasePolicy(folder, cell.model, [], [], {}).load_params(decoder, mesh)
+            evaluator.compile()
             problem_set = TokenizedProblems(problems, encode_problems(task, cell, problems))
             labeller = PolicyLabeller(evaluator, params, problem_set, cell.data.seed)
             return label_problems(folder / LABELS_FILE, label_key, problems, cell.data.attempts, labeller, on_progress)

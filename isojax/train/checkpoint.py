@@ -35,21 +35,22 @@ from isojax.core.errors import InputError, RunFailed, is_out_of_memory
 from isojax.core.preemption import Preempted
 from isojax.distributed import multiprocess
 from isojax.models.transformer import Params
-from isojax.rl.train_step import TrainState
-from isojax.runs.mirror import CheckpointUploader
+from isojax.rl.train_state import TrainState
+from isojax.train.outputs import Uploader
 
 
 @dataclass(frozen=True)
 class RunCursor:
-    """Where a run stands, beside its arrays; plain data.
+    """How far a run has come: the part of a checkpoint that is plain data.
 
     Attributes:
         M: updates done.
-        evaluation: the evaluation done last, an index into the grid of C; -1 before the first.
+        evaluation: the last evaluation, an index into the grid of C; -1 before the first.
         tokens: response tokens sampled up to that evaluation.
-        order: what the order of problems needs beside M (tasks/epochs.py).
-        sums: the sums of the metrics of the updates since that evaluation.
-        pending: what the host knows of rollouts that a pipeline has begun (rl/async_rl/async_rollouts.py).
+        order: what the order of problems needs in addition to M (tasks/epochs.py).
+        sums: the metrics of the updates since that evaluation, summed.
+        pending: rollouts in progress, as RolloutSource.save describes them.
+        evaluation_M: updates done at that evaluation.
     """
 
     M: int
@@ -58,6 +59,7 @@ class RunCursor:
     order: dict[str, Any] | None = None
     sums: dict[str, float] = field(default_factory=dict)
     pending: dict[str, Any] | None = None
+    evaluation_M: int = 0
 
 
 class CorruptCheckpoint(Exception):
@@ -83,11 +85,10 @@ class Checkpoints:
     saved.
     """
 
-    def __init__(self, folder: Path, max_to_keep: int = 2):
-        self.folder, self.max_to_keep = folder.absolute(), max_to_keep
+    def __init__(self, folder: Path, uploader: Uploader | None = None, max_to_keep: int = 2):
+        self.folder, self.uploader, self.max_to_keep = folder.absolute(), uploader, max_to_keep
         _silence_late_errors()
         self._open()
-        self._uploads = CheckpointUploader(self.folder)
 
     def _open(self) -> None:
         with ORBAX_LOCK:
@@ -122,12 +123,13 @@ class Checkpoints:
         host_data = asdict(cursor) | {"checksums": array_checksums(trees)}
         host_args = ocp.args.JsonSave(host_data | {HOST_CHECKSUM: json_checksum(host_data)})
         args = ocp.args.Composite(host=host_args, **{name: ocp.args.StandardSave(part) for name, part in trees.items()})
-        self._uploads.wait()
+        self._wait_for_upload()
         with ORBAX_LOCK:
             try:
                 if cursor.M not in self._manager.all_steps():
                     self._manager.save(cursor.M, args=args)
-                    self._uploads.upload(self.folder / str(cursor.M), self._manager.is_saving_in_progress)
+                    if self.uploader:
+                        self.uploader.upload(self.folder / str(cursor.M), self._manager.is_saving_in_progress)
             except Exception as e:  # whatever the file system, or the library that wraps its errors, says
                 raise self._write_error(e) from e
 
@@ -225,7 +227,7 @@ class Checkpoints:
                 self._manager.wait_until_finished()
             except Exception as e:  # as in `save`
                 raise self._write_error(e) from e
-        self._uploads.wait()
+        self._wait_for_upload()
 
     def close(self) -> None:
         """Wait for what is being saved; raises as `save`."""
@@ -237,7 +239,11 @@ class Checkpoints:
                 with suppress(Exception):  # which says the same again
                     self._manager.close()
                 raise self._write_error(e) from e
-        self._uploads.wait()
+        self._wait_for_upload()
+
+    def _wait_for_upload(self) -> None:
+        if self.uploader:
+            self.uploader.wait()
 
     def _write_error(self, error: Exception) -> RunFailed:
         newest_complete = max(self._manager.all_steps(), default=None)
@@ -367,9 +373,9 @@ def restore_params(folder: Path, template: Params) -> tuple[Params, int] | None:
                 else "its bits are not those that were saved"
             )
         except Exception as e:  # a damaged file may show in any way
-            problem = " ".join(f"{type(e).__name__}: {e}".split())[:200]
+            params, problem = None, " ".join(f"{type(e).__name__}: {e}".split())[:200]
     if problem:
         raise InputError(
             f"the checkpoint {folder / str(M)} is damaged ({problem}). Move that folder away to take the one before it."
         )
-    return params, M
+    return cast(Params, params), M

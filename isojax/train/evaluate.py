@@ -1,13 +1,13 @@
-"""Validation: how many of k rollouts of each problem are right. Per-problem counts are kept; every metric follows from
-them.
+"""Evaluation: how many of k rollouts of each problem are correct. Counts per problem are kept; every metric follows
+from them.
 
-The draws belong to (seed, evaluation, problem, rollout): cells of one seed meet the same draws at the same evaluation,
-so that what differs between them is the policy.
+The draws belong to (seed, evaluation, problem, rollout): cells with the same seed meet the same draws at the same
+evaluation, so a difference between them is a difference of their policies.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +17,18 @@ from jaxtyping import Array, PRNGKeyArray
 
 from isojax.core.config import SamplingConfig
 from isojax.core.nouns import Problem
+from isojax.core.random_streams import EVAL_STREAM, EXTRA_STREAM
 from isojax.distributed import multiprocess
+from isojax.distributed.program import Program, shape_on, shapes_with_shardings
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Decoder, Params
-from isojax.rl.train_step import EVAL_STREAM
 from isojax.sampling.batch import (
     ProblemArrays,
     Rollouts,
     SamplerShapes,
     buffer_row_groups,
     make_sampler_shapes,
+    problem_shapes,
     response_tokens,
     row_index,
 )
@@ -44,16 +46,16 @@ class TokenizedProblems(NamedTuple):
 
 
 class EvalCounts(NamedTuple):
-    """What an evaluation found.
+    """The result of an evaluation of Q problems.
 
     Attributes:
-        right: i32[Q], right answers of each problem.
-        tokens: the response tokens of each problem's first rollout.
-        first: f32[Q], its reward.
-        ended: how many rollouts met a stop. answered: how many held an answer in the right form (those that ended, on
-        device).
-        failures: checks of the verifier that did not come to an end, by kind.
-        interrupted: how many rollouts were told to come to an end; None where none ever is.
+        correct: i32[Q], correct rollouts of each problem.
+        first_responses: the response tokens of each problem's first rollout.
+        first_rewards: f32[Q], its reward.
+        ended: rollouts that a stop condition ended.
+        parsed: rollouts that hold an answer in the expected form (on device: those that ended).
+        failures: checks that the verifier did not finish, by kind.
+        interrupted: rollouts that were interrupted to answer; None where the recipe interrupts none.
     """
 
     correct: np.ndarray
@@ -66,25 +68,146 @@ class EvalCounts(NamedTuple):
 
 
 class CallSamples(NamedTuple):
-    """What one call sampled of Q problems: each one's first response, and how many of all met a stop, and were
-    interrupted.
-    """
+    """What one call sampled of Q problems: each one's first response, and how many rollouts ended and were
+    interrupted."""
 
     first_responses: list[np.ndarray]
     ended: int
     interrupted: int
 
 
+class GradedCalls(NamedTuple):
+    """Several calls: what each sampled, the rewards of all their rollouts in order, how many were parsed, and the
+    verifier's failures."""
+
+    samples: list[CallSamples]
+    rewards: np.ndarray
+    parsed: int
+    failures: Counter[str]
+
+
 EvalKey = tuple[np.int32, np.int32, np.int32]  # seed, stream, evaluation and repeat
-GradedCalls = tuple[
-    list[CallSamples], np.ndarray, int, Counter[str]
-]  # calls, rewards of all their rollouts in order, answered, failures
+Call = tuple[TokenizedProblems, EvalKey]
+
+
+class CallGrader(Protocol):
+    """Samples and verifies calls, always through the same compiled programs."""
+
+    def compile(self, params: Params) -> None:
+        """Compiles for parameters of these shapes."""
+        ...
+
+    def sample_and_grade(self, params: Params, calls: list[Call]) -> GradedCalls: ...
+
+
+class DeviceGrader:
+    """Sampling and verification in one program."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        task: DeviceTask,
+        mesh: Mesh,
+        shapes: SamplerShapes,
+        samples_per_problem: int,
+        sampling: SamplingConfig,
+    ):
+        self.mesh, self.shapes, self.samples_per_problem = mesh, shapes, samples_per_problem
+        sample = build_sampler(decoder, shapes, mesh, sampling, task.stops)
+
+        def sample_and_verify(
+            params: Params, problems: ProblemArrays, Q: Array, seed: Array, stream: Array, evaluation: Array
+        ) -> tuple[Rollouts, Array]:
+            n = jnp.int32(samples_per_problem)
+            rollouts = sample(params, problems, Q, n, make_eval_key(seed, stream, evaluation))
+            groups, _ = buffer_row_groups(shapes, Q, n)
+            return rollouts, task.verify(problems.answers[groups], rollouts.tokens, rollouts.response_mask)
+
+        in_shardings = (decoder.shardings(mesh), None, None, None, None, None)
+        self.program = Program(jax.jit(sample_and_verify, in_shardings=in_shardings, out_shardings=replicated(mesh)))
+
+    def compile(self, params: Params) -> None:
+        problems = problem_shapes(self.shapes, self.mesh, self.shapes.problem_rows, self.shapes.response_length)
+        scalar = shape_on(replicated(self.mesh))
+        self.program.compile(params, problems, scalar, scalar, scalar, scalar)
+
+    def sample_and_grade(self, params: Params, calls: list[Call]) -> GradedCalls:
+        samples, rewards = [], []
+        for part, key in calls:
+            Q, B = len(part.problems), len(part.problems) * self.samples_per_problem
+            rollouts, call_rewards = self.program(params, pad_problems(part.arrays, self.shapes), np.int32(Q), *key)
+            samples.append(summarize_call(rollouts, B, self.samples_per_problem))
+            rewards.append(np.asarray(call_rewards)[row_index(B, self.shapes.shards)])
+        return GradedCalls(samples, np.concatenate(rewards), sum(c.ended for c in samples), Counter())
+
+
+class HostGrader:
+    """Sampling chunk by chunk, while the host's verifier grades what has finished."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        task: HostTask,
+        mesh: Mesh,
+        shapes: SamplerShapes,
+        samples_per_problem: int,
+        sampling: SamplingConfig,
+    ):
+        self.task, self.mesh, self.shapes, self.samples_per_problem = task, mesh, shapes, samples_per_problem
+        self.stream = build_stream(decoder, shapes, mesh, sampling, task.stops)
+        self.make_key = Program(jax.jit(make_eval_key, out_shardings=replicated(mesh)))
+        self.replicate = Program(jax.jit(lambda rollouts: rollouts, out_shardings=replicated(mesh)))
+
+    def compile(self, params: Params) -> None:
+        scalar = shape_on(replicated(self.mesh))
+        self.make_key.compile(scalar, scalar, scalar)
+        rollouts = self.stream.compile(params, problem_shapes(self.shapes, self.mesh, self.shapes.problem_rows, 0))
+        if multiprocess.is_multiprocess():
+            self.replicate.compile(rollouts)
+
+    def sample_and_grade(self, params: Params, calls: list[Call]) -> GradedCalls:
+        n = self.samples_per_problem
+        samples: list[CallSamples] = []
+        problems = [p for part, _ in calls for p in part.problems for _ in range(n)]
+        with BackgroundGrader(self.task, problems) as grading:
+            rollouts_before = 0
+            for part, key in calls:
+                Q, B = len(part.problems), len(part.problems) * n
+
+                def on_finished(
+                    rollout_index: np.ndarray, responses: list[np.ndarray], rollouts_before: int = rollouts_before
+                ) -> None:
+                    grading.add_responses(rollouts_before + rollout_index, responses)
+
+                arrays = pad_problems(part.arrays, self.shapes)
+                rollouts = self.stream.run(params, arrays, Q, n, self.make_key(*key), on_finished)
+                if multiprocess.is_multiprocess():
+                    rollouts = self.replicate(rollouts)
+                samples.append(summarize_call(rollouts, B, n))
+                rollouts_before += B
+            grades = grading.collect_grades()
+        return GradedCalls(samples, grades.rewards, int(grades.parsed.sum()), Counter(grades.failures))
+
+
+def summarize_call(rollouts: Rollouts, B: int, samples_per_problem: int) -> CallSamples:
+    """What the rollouts 0 .. B-1 of a call say beside their rewards."""
+    rows = row_index(B, rollouts.tokens.shape[0])
+    stopped, lengths, mask = (np.asarray(x)[rows] for x in (rollouts.stopped, rollouts.lengths, rollouts.mask))
+    return CallSamples(
+        first_responses=response_tokens(rollouts, B)[::samples_per_problem],
+        ended=int(stopped.sum()),
+        interrupted=int((mask.sum(-1) < lengths).sum()),
+    )
+
+
+def pad_problems(encoded: EncodedProblems, shapes: SamplerShapes) -> ProblemArrays:
+    """Problems as the sampler's buffers hold them; copies of the first one fill the rest."""
+    padding = shapes.problem_rows - len(encoded.ids)
+    return ProblemArrays(*(np.concatenate([x, np.repeat(x[:1], padding, 0)]) for x in encoded))
 
 
 class Evaluator:
-    """Counts right answers, `problems` problems by `samples` rollouts a call, always through the same compiled
-    programs.
-    """
+    """Counts correct rollouts, `problems_per_call` problems with `samples_per_problem` rollouts each in a call."""
 
     def __init__(
         self,
@@ -93,103 +216,32 @@ class Evaluator:
         mesh: Mesh,
         problems_per_call: int,
         samples_per_problem: int,
-        trainer_geometry: SamplerShapes,
+        trainer_shapes: SamplerShapes,
         sampling: SamplingConfig,
     ):
-        self.problems_per_call, self.samples_per_problem, self.mesh = problems_per_call, samples_per_problem, mesh
+        self.decoder, self.mesh = decoder, mesh
+        self.problems_per_call, self.samples_per_problem = problems_per_call, samples_per_problem
         self._has_interruption = task.stops.interruption is not None
-        shape_args = (
-            trainer_geometry.shards,
-            trainer_geometry.slots,
-            trainer_geometry.microbatch,
-            trainer_geometry.prompt_length,
-            trainer_geometry.response_length,
-            trainer_geometry.prefill_batch,
-        )
-        self.geometry = make_sampler_shapes(
+        slots_per_prefix = trainer_shapes.slots_per_prefix
+        shapes = make_sampler_shapes(
             [(problems_per_call, samples_per_problem)],
-            *shape_args,
-            trainer_geometry.slots_per_prefix if samples_per_problem >= trainer_geometry.slots_per_prefix else 1,
+            trainer_shapes.shards,
+            slots=trainer_shapes.slots,
+            microbatch=trainer_shapes.microbatch,
+            prompt_length=trainer_shapes.prompt_length,
+            response_length=trainer_shapes.response_length,
+            prefill_batch=trainer_shapes.prefill_batch,
+            slots_per_prefix=slots_per_prefix if samples_per_problem >= slots_per_prefix else 1,
         )
-        self._sample_and_grade = (
-            self._device_verified(decoder, task, sampling)
+        self._grader: CallGrader = (
+            DeviceGrader(decoder, task, mesh, shapes, samples_per_problem, sampling)
             if is_on_device(task)
-            else self._host_verified(decoder, task, sampling)
+            else HostGrader(decoder, task, mesh, shapes, samples_per_problem, sampling)
         )
 
-    def _device_verified(
-        self, decoder: Decoder, task: DeviceTask, sampling: SamplingConfig
-    ) -> Callable[..., GradedCalls]:
-        geometry = self.geometry
-        sample = build_sampler(decoder, geometry, self.mesh, sampling, task.stops)
-
-        def draw(params: Params, problems: ProblemArrays, Q: Array, *key: Array) -> tuple[Rollouts, Array]:
-            rollouts = sample(params, problems, Q, jnp.int32(self.samples_per_problem), make_eval_key(*key))
-            groups, _ = buffer_row_groups(geometry, Q, jnp.int32(self.samples_per_problem))
-            return rollouts, task.verify(problems.answers[groups], rollouts.tokens, rollouts.response_mask)
-
-        in_shardings = (decoder.shardings(self.mesh), None, None, None, None, None)
-        sample_and_verify = jax.jit(draw, in_shardings=in_shardings, out_shardings=replicated(self.mesh))
-
-        def sample_and_grade(params: Params, calls: list[tuple[TokenizedProblems, EvalKey]]) -> GradedCalls:
-            samples, rewards = [], []
-            for call_problems, key in calls:
-                Q = len(call_problems.problems)
-                rollouts, call_rewards = sample_and_verify(params, self.pad(call_problems.arrays), np.int32(Q), *key)
-                samples.append(self._summarize_call(rollouts, Q))
-                rewards.append(np.asarray(call_rewards)[row_index(Q * self.samples_per_problem, geometry.shards)])
-            return samples, np.concatenate(rewards), sum(c.ended for c in samples), Counter()
-
-        return sample_and_grade
-
-    def _host_verified(self, decoder: Decoder, task: HostTask, sampling: SamplingConfig) -> Callable[..., GradedCalls]:
-        stream = build_stream(decoder, self.geometry, self.mesh, sampling, task.stops)
-        replicate: Callable[[Rollouts], Rollouts] = jax.jit(
-            lambda rollouts: rollouts, out_shardings=replicated(self.mesh)
-        )
-        make_key = jax.jit(make_eval_key, out_shardings=replicated(self.mesh))
-
-        def sample_and_grade(params: Params, calls: list[tuple[TokenizedProblems, EvalKey]]) -> GradedCalls:
-            samples: list[CallSamples] = []
-            with BackgroundGrader(
-                task, [p for part, _ in calls for p in part.problems for _ in range(self.samples_per_problem)]
-            ) as grading:
-                rollouts_before = 0
-                for part, key in calls:
-                    Q = len(part.problems)
-
-                    def on_finished(
-                        rollout_index: np.ndarray, responses: list[np.ndarray], rollouts_before: int = rollouts_before
-                    ) -> None:
-                        grading.add_responses(rollouts_before + rollout_index, responses)
-
-                    rollouts = stream.run(
-                        params, self.pad(part.arrays), Q, self.samples_per_problem, make_key(*key), on_finished
-                    )
-                    samples.append(
-                        self._summarize_call(replicate(rollouts) if multiprocess.is_multiprocess() else rollouts, Q)
-                    )
-                    rollouts_before += Q * self.samples_per_problem
-                grades = grading.collect_grades()
-            return samples, grades.rewards, int(grades.parsed.sum()), Counter(grades.failures)
-
-        return sample_and_grade
-
-    def _summarize_call(self, rollouts: Rollouts, Q: int) -> CallSamples:
-        rows = row_index(Q * self.samples_per_problem, self.geometry.shards)
-        ended, lengths, sampled_mask = (
-            np.asarray(x)[rows] for x in (rollouts.stopped, rollouts.lengths, rollouts.mask)
-        )
-        return CallSamples(
-            response_tokens(rollouts, Q * self.samples_per_problem)[:: self.samples_per_problem],
-            int(ended.sum()),
-            int((sampled_mask.sum(-1) < lengths).sum()),
-        )
-
-    def pad(self, encoded: EncodedProblems) -> ProblemArrays:
-        """At most `problems` problems as the program's buffers."""
-        padding = self.geometry.problem_rows - len(encoded.ids)
-        return ProblemArrays(*(np.concatenate([x, np.repeat(x[:1], padding, 0)]) for x in encoded))
+    def compile(self) -> None:
+        """Compiles the programs from shapes alone; a second call does nothing."""
+        self._grader.compile(shapes_with_shardings(self.decoder.shapes(), self.decoder.shardings(self.mesh)))
 
     def count_correct(
         self,
@@ -200,31 +252,38 @@ class Evaluator:
         repeats: int = 1,
         stream: int = EVAL_STREAM,
     ) -> EvalCounts:
-        """Right answers of each problem out of repeats * samples.
+        """Correct rollouts of each problem, out of repeats * samples_per_problem.
 
         The draws belong to (seed, stream, evaluation, repeat, problem, rollout).
         """
         keys = [(np.int32(seed), np.int32(stream), np.int32(evaluation * 1024 + repeat)) for repeat in range(repeats)]
-        problem_blocks = self._split_into_calls(problem_set)
-        calls, rewards, parsed, failures = self._sample_and_grade(
-            params, [(part, key) for part in problem_blocks for key in keys]
-        )
-        block_ends = np.cumsum([len(part.problems) * repeats * self.samples_per_problem for part in problem_blocks])
-        rewards_by_block = [
-            r.reshape(repeats, -1, self.samples_per_problem) for r in np.split(rewards, block_ends[:-1])
+        parts = self._split_into_calls(problem_set)
+        graded = self._grader.sample_and_grade(params, [(part, key) for part in parts for key in keys])
+        part_ends = np.cumsum([len(part.problems) * repeats * self.samples_per_problem for part in parts])
+        rewards_by_part = [
+            r.reshape(repeats, -1, self.samples_per_problem) for r in np.split(graded.rewards, part_ends[:-1])
         ]
         return EvalCounts(
-            correct=np.concatenate([r.sum((0, 2)) for r in rewards_by_block]).astype(np.int32),
-            first_responses=[tokens for call in calls[::repeats] for tokens in call.first_responses],
-            first_rewards=np.concatenate([r[0, :, 0] for r in rewards_by_block]),
-            ended=sum(call.ended for call in calls),
-            parsed=parsed,
-            failures=failures,
-            interrupted=sum(call.interrupted for call in calls) if self._has_interruption else None,
+            correct=np.concatenate([r.sum((0, 2)) for r in rewards_by_part]).astype(np.int32),
+            first_responses=[tokens for call in graded.samples[::repeats] for tokens in call.first_responses],
+            first_rewards=np.concatenate([r[0, :, 0] for r in rewards_by_part]),
+            ended=sum(call.ended for call in graded.samples),
+            parsed=graded.parsed,
+            failures=graded.failures,
+            interrupted=sum(call.interrupted for call in graded.samples) if self._has_interruption else None,
         )
 
+    def count_extra_sets(
+        self, params: Params, extra_sets: dict[str, TokenizedProblems], seed: int, evaluation: int
+    ) -> dict[str, EvalCounts]:
+        """Correct rollouts of each further problem set, each with a stream of draws of its own."""
+        return {
+            name: self.count_correct(params, problem_set, seed, evaluation, stream=EXTRA_STREAM + i)
+            for i, (name, problem_set) in enumerate(extra_sets.items())
+        }
+
     def _split_into_calls(self, problem_set: TokenizedProblems) -> list[TokenizedProblems]:
-        """The problems in calls of at most `self.problems`."""
+        """The problems in parts of at most `problems_per_call`."""
         starts = range(0, len(problem_set.problems), self.problems_per_call)
         slices = [slice(start, start + self.problems_per_call) for start in starts]
         return [
@@ -239,5 +298,5 @@ def make_eval_key(seed: Array, stream: Array, evaluation: Array) -> PRNGKeyArray
 
 
 def mean_accuracy(correct: Sequence[int] | np.ndarray, samples: int) -> float:
-    """avg@samples: the mean over problems of right answers / samples."""
+    """avg@samples: the mean over problems of correct rollouts / samples."""
     return float(np.mean(np.asarray(correct) / samples))

@@ -1,4 +1,4 @@
-"""What a run tells of itself at an evaluation: metrics of training and validation, and a few rollouts to read."""
+"""The metrics of a run: summed over updates, averaged at an evaluation; and a few rollouts for a person to read."""
 
 import os
 from pathlib import Path
@@ -8,32 +8,39 @@ import numpy as np
 from isojax.core.atomic_files import append_bytes
 from isojax.core.config import PANEL, Config
 from isojax.core.estimators import summarize_counts
-from isojax.core.nouns import EvalPoint, Problem
+from isojax.core.nouns import Cell, EvalPoint, Problem
 from isojax.rl.objective import MAX_SUFFIX
+from isojax.rl.rollout_source import Metrics
 from isojax.rl.train_step import TRAINED_TOKENS_PREFIX
 from isojax.tasks.problem_selection import final_answer
 from isojax.tasks.protocol import Task, count_unfinished
 from isojax.train.base_policy import BasePolicy
+from isojax.train.checkpoint import RunCursor
 from isojax.train.evaluate import EvalCounts
 
 SHOWN_SAMPLES = 4
-# metrics of training that are counts, summed over the updates between two points; of the others, the mean
-COUNT_PREFIX = "verifier_"
+COUNT_PREFIX = "verifier_"  # opens a training metric that is a count: the sum over updates is recorded, not the mean
 
 
-def accumulate_metrics(sums: dict[str, float], new_metrics: dict[str, float]) -> dict[str, float]:
-    """Metrics of updates and of those that followed, some of which have metrics that others have not."""
+def accumulate_metrics(sums: Metrics, new_metrics: Metrics) -> Metrics:
+    """The metrics of updates together with those of later updates; either may lack some of the names."""
     return sums | {
         k: max(sums.get(k, 0.0), v) if k.endswith(MAX_SUFFIX) else sums.get(k, 0.0) + v for k, v in new_metrics.items()
     }
 
 
-def interval_metrics(sums: dict[str, float], updates: int) -> dict[str, float]:
-    """What sums over the updates of an interval come to: means, but for the verifier's failures, which stay sums, and
-    maxima.
+def add_in_float32(sums: Metrics, new_metrics: Metrics) -> Metrics:
+    """`accumulate_metrics` in float32, as the fused program adds up the updates of a call."""
+    rounded = {name: float(np.float32(value)) for name, value in new_metrics.items()}
+    return {name: float(np.float32(value)) for name, value in accumulate_metrics(sums, rounded).items()}
 
-    Where groups that teach nothing are not computed, `entropy` and its like are means over the tokens of those that
-    teach, whose share of all is `taught`; where none did, there are none.
+
+def interval_metrics(sums: Metrics, updates: int) -> Metrics:
+    """The metrics of an interval of updates, from their sums: means, except for counts, which stay sums, and maxima.
+
+    Where the gradient is not computed of groups without advantage, `entropy` and other metrics of tokens are means over
+    the trained tokens, whose share of all tokens is `trained_token_fraction`; they are missing where nothing was
+    trained.
     """
     metrics = {
         k: v if k.startswith(COUNT_PREFIX) or k.endswith(MAX_SUFFIX) else v / updates
@@ -43,17 +50,38 @@ def interval_metrics(sums: dict[str, float], updates: int) -> dict[str, float]:
     trained_token_sums = {
         k.removeprefix(TRAINED_TOKENS_PREFIX): v for k, v in sums.items() if k.startswith(TRAINED_TOKENS_PREFIX)
     }
-    return metrics | (
-        {k: v / sums["taught"] for k, v in trained_token_sums.items()}
-        if trained_token_sums and sums["taught"] > 0
-        else {}
+    if not trained_token_sums or not sums["trained_token_fraction"] > 0:
+        return metrics
+    return metrics | {k: v / sums["trained_token_fraction"] for k, v in trained_token_sums.items()}
+
+
+def make_eval_point(
+    target: int,
+    cursor: RunCursor,
+    cell: Cell,
+    counts: EvalCounts,
+    extra_counts: dict[str, EvalCounts],
+    samples: int,
+) -> EvalPoint:
+    """What the ledger records of an evaluation, and of the updates since the one before (`cursor.sums`)."""
+    train_sums = {name: value for name, value in cursor.sums.items() if name != "tokens"}
+    named_counts = {name: c for name, c in extra_counts.items() if name != PANEL}
+    return EvalPoint(
+        target=target,
+        M=cursor.M,
+        rollouts=cursor.M * cell.B,
+        tokens=cursor.tokens + round(cursor.sums.get("tokens", 0.0)),
+        metrics=eval_metrics(counts, named_counts, samples),
+        counts=tuple(int(c) for c in counts.correct),
+        samples=samples,
+        train=interval_metrics(train_sums, cursor.M - cursor.evaluation_M),
+        extra={name: tuple(int(c) for c in extra.correct) for name, extra in extra_counts.items()},
     )
 
 
 def extra_eval_sets(base_policy: BasePolicy, config: Config) -> dict[str, list[Problem]]:
-    """What is evaluated beside the validation set, by name; the panel last, a random choice of the training
-    problems.
-    """
+    """The problem sets evaluated in addition to the validation set, by name; last the panel, a random choice of the
+    training problems."""
     size = config.cell.eval.panel
     order = np.random.default_rng([config.cell.data.seed, 5]).permutation(len(base_policy.training))
     return base_policy.extra_sets | ({PANEL: [base_policy.training[i] for i in sorted(order[:size])]} if size else {})

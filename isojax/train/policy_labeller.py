@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from isojax.core.random_streams import LABEL_STREAM
 from isojax.models.transformer import Params
-from isojax.rl.train_step import LABEL_STREAM
 from isojax.tasks.protocol import EncodedProblems
 from isojax.train.evaluate import Evaluator, TokenizedProblems
 

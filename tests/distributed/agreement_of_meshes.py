@@ -38,9 +38,10 @@ from jax.sharding import PartitionSpec as P
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shard_count
 from isojax.launch.processes.process_group import join_processes, parse_process_group
-from isojax.rl.host_verified import build_update
-from isojax.rl.train_step import TrainState, adam, make_coefficients, train_state_shardings
-from isojax.sampling.batch import ProblemArrays, Rollouts, make_sampler_shapes
+from isojax.rl.optimizer import adam
+from isojax.rl.train_state import TrainState, train_state_shardings
+from isojax.rl.train_step import build_update, make_coefficients
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, make_sampler_shapes
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import build_stream
 from tests.device import CONFIG, DECODER, Parity, mesh, policy, quick_jit, random_problems, scatter
@@ -97,10 +98,16 @@ class Programs:
         tokens = rollouts["tokens"]
         rewards = Parity().verify(None, tokens, rollouts["mask"])
         rows = [jax.device_put(scatter(self.geometry, rollouts[name]), self.rows) for name in Rollouts._fields]
-        given = Rollouts(*rows), jax.device_put(scatter(self.geometry, rewards), self.rows), np.int32(B_p), np.int32(n)
-        key = np.asarray(jax.random.key_data(jax.random.key(0)))
-        state, metrics = self.learned(state, base, self.problems, *given, key, make_coefficients(RL))
-        return state, float(metrics["loss"])
+        batch = RolloutBatch(
+            self.problems,
+            Rollouts(*rows),
+            rewards=jax.device_put(scatter(self.geometry, rewards), self.rows),
+            B_p=np.int32(B_p),
+            n=np.int32(n),
+            key_data=np.asarray(jax.random.key_data(jax.random.key(0))),
+        )
+        state, result = self.learned(state, base, batch, make_coefficients(RL))
+        return state, float(result.metrics["loss"])
 
     def kv_bytes(self, params: Any) -> np.ndarray:
         """Of the sampler's caches and table between two visits."""

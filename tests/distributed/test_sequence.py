@@ -72,7 +72,7 @@ class Sampling:
     def program(self) -> tuple[str, Any]:
         """A visit's HLO, and the state that it is given."""
         given, state = self.stream.begin(*self.given, np.int32(5), np.int32(4), jax.random.key(0))
-        return self.stream.advance.lower(given, state).compile().as_text(), state  # pyright: ignore[reportFunctionMemberAccess]
+        return self.stream.advance.jitted.lower(given, state).compile().as_text(), state
 
 
 @pytest.fixture(scope="module")

@@ -112,14 +112,10 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     from isojax.core import registry
     from isojax.distributed.sharding import replicated, shard_count
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
-    from isojax.rl.train_step import (
-        MAX_UPDATES_PER_CALL,
-        TrainState,
-        adam,
-        build_train,
-        make_coefficients,
-        train_state_shardings,
-    )
+    from isojax.rl.fused_rollouts import MAX_UPDATES_PER_CALL, ProblemBatches, build_fused_update
+    from isojax.rl.optimizer import adam
+    from isojax.rl.train_state import TrainState, train_state_shardings
+    from isojax.rl.train_step import make_coefficients
     from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
     from isojax.sampling.engine import build_sampler
     from isojax.tasks.build import build_task
@@ -159,9 +155,10 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
         decoder.shapes(), jax.eval_shape(adam().init, decoder.shapes()), jax.ShapeDtypeStruct((), jnp.int32)
     )
     state = laid(state, train_state_shardings(decoder, mesh))
-    train = build_train(config.cell, decoder, task, geometry, mesh)
+    train = build_fused_update(config.cell, decoder, task, geometry, mesh)
     numbers = jax.tree.map(lambda x: whole(dtype=x.dtype), make_coefficients(config.cell.rl))
     index = whole(MAX_UPDATES_PER_CALL, geometry.problem_rows)
+    batches = ProblemBatches(problems(1000), index, num_updates=whole(), B_p=whole(), n=whole(), seed=whole())
 
     def device_bytes(tree: Any) -> int:
         return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
@@ -170,7 +167,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     heads = config.cell.model.kv_heads // mesh.shape["tensor"]
     return {
         "sampler": compile_ahead(sampler, cast, problems(geometry.problem_rows), whole(), whole(), key),
-        "step": compile_ahead(train, state, params, problems(1000), index, whole(), whole(), whole(), whole(), numbers),
+        "step": compile_ahead(train, state, params, batches, numbers),
         "table": {
             "sampler": device_bytes(cast),
             "parameters": device_bytes(params),

@@ -30,7 +30,7 @@ from isojax.launch.memory_model import MemoryEstimate, estimate_memory
 from isojax.launch.planner import plan_cells, resolve_sweep_sizes
 from isojax.rl import logprobs
 from isojax.tasks.build import build_task
-from isojax.train.programs import (
+from isojax.train.memory_analysis import (
     FAST_COMPILE_OPTIONS,
     AbstractProgram,
     AbstractTask,

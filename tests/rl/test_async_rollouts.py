@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,16 +25,22 @@ from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, Problem
 from isojax.distributed.mesh_spec import MeshShape
-from isojax.distributed.sharding import make_mesh, shard_count
-from isojax.rl.async_rl.async_rollouts import Pipeline, PipelinePrograms
+from isojax.distributed.program import shapes_like
+from isojax.distributed.sharding import make_mesh, replicated, shard_count
+from isojax.rl.async_rl.async_programs import AsyncPrograms
+from isojax.rl.async_rl.async_rollouts import AsyncRollouts
 from isojax.rl.async_rl.rollout_worker import RolloutJob
-from isojax.rl.async_rl.transport import RolloutSource
+from isojax.rl.async_rl.transport import WorkerHandle
 from isojax.rl.async_rl.worker_process import WorkerProcess
-from isojax.rl.train_step import TrainState, build_init_state, build_train, make_coefficients
+from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
+from isojax.rl.rollout_source import CellProblems, UpdateShapes
+from isojax.rl.train_state import TrainState, build_init_state
+from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
+from isojax.train.metrics import accumulate_metrics
 from tests.compiler import SAME_BITS
 from tests.device import CONFIG, DECODER, P, Parity, T, compile_with, mesh, placed, policy, random_problems
-from tests.rl.test_host_verified import Spoken
+from tests.rl.test_host_verified import FixedOrder, Spoken, train_on
 
 Way = Literal["turns", "thread", "process"]
 PAIRS = [(6, 4), (4, 9)]
@@ -48,22 +55,21 @@ def recipe(k: int | None, learning_rate: float = 2e-2) -> CellConfig:
     return CellConfig(model=CONFIG, sampling=SamplingConfig(prompt_length=P, response_length=T, temperature=0.8), rl=rl)
 
 
-def order(B_p: int) -> Iterator[np.ndarray]:
-    step = 0
-    while True:
-        yield np.random.default_rng(step).permutation(COUNT)[:B_p].astype(np.int32)
-        step += 1
+def order(B_p: int) -> FixedOrder:
+    return FixedOrder(
+        np.array([np.random.default_rng(step).permutation(COUNT)[:B_p].astype(np.int32) for step in range(20)])
+    )
 
 
 def geometry(axes: str):
     return make_sampler_shapes(PAIRS, shard_count(mesh(axes)), 40, 8, P, T, prefill_batch=2)
 
 
-def programs_of(task: Any, axes: str, k: int, way: Way = "turns") -> PipelinePrograms:
+def programs_of(task: Any, axes: str, k: int, way: Way = "turns") -> AsyncPrograms:
     """By turns, or with a sampler of two shards: of devices beside the trainer's, or of a process."""
     two = MeshShape(data=2)
     sampler = {"turns": None, "thread": make_mesh(two, jax.devices()[2:]), "process": two}[way]
-    return PipelinePrograms(recipe(k), DECODER, task, geometry(axes), PAIRS, mesh(axes), sampler)
+    return AsyncPrograms(recipe(k), DECODER, task, geometry(axes), PAIRS, mesh(axes), sampler)
 
 
 programs = cache(partial(programs_of, Parity()))
@@ -80,41 +86,48 @@ def pipelined(
     on, cell = mesh(axes), Cell(*pair, SEED)
     made = programs(axes, k, way) if task is None else programs_of(task, axes, k, way)
     state = build_init_state(DECODER, on)(placed(policy(), on))
-    table = ProblemArrays(*(jax.numpy.asarray(x) for x in TABLE))
+    host_table = TABLE if task is None else TABLE._replace(answers=TABLE.answers[:, :0])  # as tasks in text have none
+    table = ProblemArrays(*(jax.device_put(x, replicated(on)) for x in host_table))
     numbers = make_coefficients(recipe(k, learning_rate).rl)
-    base = placed(policy(1), on)
-    with Pipeline(made, cell, base, table, TABLE, PROBLEMS, order(pair[0]), numbers, updates_done=0) as pipeline:
-        state, nothing = pipeline.run_updates(state, 0)
-        assert nothing == {} and int(state.step) == 0
+    base, problem_order = placed(policy(1), on), order(pair[0])
+    made.compile(
+        UpdateShapes(
+            state=shapes_like(state),
+            base_params=shapes_like(base),
+            problem_table=shapes_like(table),
+            coefficients=shapes_like(numbers, replicated(on)),
+        )
+    )
+    source = AsyncRollouts(made, CellProblems(cell, PROBLEMS, host_table, table, problem_order, first_update=0))
+    with closing(source):
         sums: dict[str, float] = {}
         for count in (2, UPDATES - 2):  # it goes on where it stood
-            state, more = pipeline.run_updates(state, count)
-            sums = {
-                name: max(sums.get(name, 0), v) if name.endswith("_max") else sums.get(name, 0) + v
-                for name, v in more.items()
-            }
+            state, more = train_on(source, made.update, state, base, numbers, problem_order, count)
+            sums = accumulate_metrics(sums, more)
     return state, sums
 
 
 @cache
 def synchronous(axes: str, pair: tuple[int, int], learning_rate: float = 2e-2) -> tuple[TrainState, dict[str, float]]:
     on = mesh(axes)
-    train = build_train(recipe(None), DECODER, Parity(), geometry(axes), on)
+    train = build_fused_update(recipe(None), DECODER, Parity(), geometry(axes), on)
     state, sums = build_init_state(DECODER, on)(placed(policy(), on)), {}
     chosen, base = order(pair[0]), placed(policy(1), on)
     for count in (2, UPDATES - 2):
         index = np.zeros((UPDATES, geometry(axes).problem_rows), np.int32)
         for i in range(count):
             index[i, : pair[0]] = next(chosen)
-        scalars = (np.int32(count), np.int32(pair[0]), np.int32(pair[1]), np.int32(SEED))
-        numbers = make_coefficients(recipe(None, learning_rate).rl)
-        state, more = train(
-            state, base, ProblemArrays(*(jax.numpy.asarray(x) for x in TABLE)), index, *scalars, numbers
+        batches = ProblemBatches(
+            ProblemArrays(*(jax.numpy.asarray(x) for x in TABLE)),
+            index,
+            num_updates=np.int32(count),
+            B_p=np.int32(pair[0]),
+            n=np.int32(pair[1]),
+            seed=np.int32(SEED),
         )
-        sums = {
-            k: max(sums.get(k, 0), float(v)) if k.endswith("_max") else sums.get(k, 0) + float(v)
-            for k, v in more.items()
-        }
+        numbers = make_coefficients(recipe(None, learning_rate).rl)
+        state, result = train(state, base, batches, numbers)
+        sums = accumulate_metrics(sums, {k: float(v) for k, v in result.metrics.items()})
     return state, sums
 
 
@@ -188,7 +201,10 @@ def test_text_is_judged_as_it_finishes(k: int, way: Way) -> None:
     _, known = synchronous("auto", PAIRS[0], FROZEN)
     assert metrics["reward"] == pytest.approx(known["reward"], rel=1e-6) and metrics["tokens"] == known["tokens"]
     asked = [
-        int(TABLE.ids[q]) for _, index in zip(range(UPDATES), order(6), strict=False) for q in index for _ in range(4)
+        int(TABLE.ids[q])
+        for _, index in zip(range(UPDATES), order(6).batches, strict=False)
+        for q in index
+        for _ in range(4)
     ]
     assert sorted(task.graded[: len(asked)]) == sorted(asked) or k  # with k > 0 later batches are among them
     assert metrics["parsed_fraction"] == UPDATES
@@ -203,12 +219,12 @@ def test_what_the_verifier_raises_arrives() -> None:
 def test_groups_that_do_not_divide_among_shards_are_refused() -> None:
     on = mesh("data=4")
     with pytest.raises(InputError, match="B_p = 6 is no multiple of the 4 shards"):
-        PipelinePrograms(recipe(1), DECODER, Parity(), make_sampler_shapes(PAIRS, 4, 12, 8, P, T), PAIRS, on)
+        AsyncPrograms(recipe(1), DECODER, Parity(), make_sampler_shapes(PAIRS, 4, 12, 8, P, T), PAIRS, on)
 
 
-def half(way: Way, problem: int = 0) -> RolloutSource:
+def half(way: Way, problem: int = 0) -> WorkerHandle:
     filler = ProblemArrays(*(x[problem : problem + 1] for x in TABLE))
-    return programs("auto", 2, way).make_rollout_source(
+    return programs("auto", 2, way).start_worker(
         RolloutJob(*PAIRS[0], first_batch=0, filler_problem=filler, report_finished=False),
         on_finished=lambda found: None,
     )
@@ -236,9 +252,8 @@ def test_a_process_that_dies_is_told_and_replaced() -> None:
         sampler.take_batch(0)
     sampler.close()
     again = half("process")
-    rows = again.compile_programs(policy())
     again.close()
-    assert child.process.pid != first and rows.tokens.shape == (2, 18, T) and not np.any(rows.lengths)
+    assert child.process.pid != first
     last = half("process")
     programs("auto", 2, "process").close()  # while a cell is at work
     with pytest.raises(RunFailed, match="was ended"):
@@ -249,7 +264,7 @@ def test_a_process_that_dies_is_told_and_replaced() -> None:
 
 def test_the_process_ends_with_its_trainer() -> None:
     """However that goes: here by a signal that it cannot see."""
-    program = "import time; from tests.rl import test_pipeline as t; half = t.half('process')\n"
+    program = "import time; from tests.rl import test_async_rollouts as t; half = t.half('process')\n"
     program += "print(t.programs('auto', 2, 'process').sampler.process.pid, flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout

@@ -21,18 +21,11 @@ from isojax.rl.advantages import RewardedBatch
 from isojax.rl.aggregations import token as token_mean
 from isojax.rl.loss_weights import make_loss_weights
 from isojax.rl.objective import Coefficients
-from isojax.rl.train_step import (
-    TRAINED_TOKENS_PREFIX,
-    BatchSignals,
-    TrainState,
-    TrainStep,
-    adam,
-    adamw_update,
-    build_init_state,
-    make_coefficients,
-    train_state_shardings,
-)
-from isojax.sampling.batch import ProblemArrays, Rollouts, buffer_row_groups, make_sampler_shapes
+from isojax.rl.optimizer import adam, adamw_update
+from isojax.rl.train_state import TrainState, build_init_state, train_state_shardings
+from isojax.rl.train_step import TRAINED_TOKENS_PREFIX, BatchSignals, TrainStep, make_coefficients
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, buffer_row_groups, make_sampler_shapes
+from isojax.sampling.engine import build_sampler
 from tests.device import (
     CONFIG,
     DECODER,
@@ -103,16 +96,16 @@ class Program:
         cell = CellConfig(model=CONFIG, sampling=sampling, rl=RLConfig(kl=self.kl, entropy=self.entropy))
         decoder = DECODER.with_options(ComputeOptions(compute_dtype=self.compute, remat=self.remat))
         step, numbers = TrainStep(cell, decoder, Parity.stops, self.geometry, self.mesh), make_coefficients(cell.rl)
+        sample = build_sampler(decoder, self.geometry, self.mesh, sampling, Parity.stops)
 
         def rollout(
             params: Params, problems: ProblemArrays, B_p: Any, n: Any, key: Any
         ) -> tuple[Rollouts, Any, dict[str, Any]]:
-            rollouts = step.sample(params, problems, B_p, n, key)
+            rollouts = sample(params, problems, B_p, n, key)
             rewards = Parity().verify(None, rollouts.tokens, rollouts.mask)
-            weighed, metrics = step.compute_advantages(
-                TrainState(params, None, 0), problems, rollouts, rewards, B_p, n, key, numbers
-            )
-            return rollouts, weighed.loss_weights.advantages, metrics
+            batch = RolloutBatch(problems, rollouts, rewards, B_p, n, jax.random.key_data(key))
+            signals, metrics = step.compute_advantages(TrainState(params, None, 0), batch, numbers)
+            return rollouts, signals.loss_weights.advantages, metrics
 
         def update(
             state: TrainState,
@@ -129,7 +122,8 @@ class Program:
                 gains, jnp.where(live, rollouts.mask.sum(-1), 0), groups, live, n, self.geometry.problem_rows
             )
             terms = make_loss_weights(cell.rl, token_mean, gains, rewarded, live, T)
-            return step.update(state, base, problems, rollouts, BatchSignals(terms, live, None), B_p, n, numbers)
+            batch = RolloutBatch(problems, rollouts, None, B_p, n, None)
+            return step.update(state, base, batch, BatchSignals(terms, live, None), numbers)
 
         self.rollout, self.init = quick_jit(rollout), build_init_state(DECODER, self.mesh)
         self.update = quick_jit(
@@ -366,20 +360,27 @@ def test_apply_equals_optax(decay: float, max_norm: float) -> None:
     params = {"a": rng.normal(size=(4, 3)).astype(np.float32), "b": rng.normal(size=5).astype(np.float32)}
     tx = optax.chain(optax.clip_by_global_norm(max_norm), optax.adamw(0.01, weight_decay=decay))
     got, state, expected, moments = params, adam().init(params), params, tx.init(params)
-    numbers = given(weight_decay=decay, max_grad_norm=max_norm)
-    theirs, ours = jax.jit(tx.update), jax.jit(adamw_update)
+    theirs = jax.jit(tx.update)
+
+    @jax.jit
+    def ours(params: Any, moments: Any, gradient: Any, norm: Any, skip: Any) -> Any:
+        lr = jnp.float32(0.01)
+        return adamw_update(
+            params, moments, gradient, grad_norm=norm, max_grad_norm=max_norm, lr=lr, weight_decay=decay, skip=skip
+        )
+
     for i in range(5):
         gradient = jax.tree.map(
             lambda p, scale=0.03 * 4**i: (rng.normal(size=p.shape) * scale).astype(np.float32), params
         )
         norm = np.sqrt(sum((g**2).sum() for g in gradient.values())).astype(np.float32)
-        got, state = ours(got, state, gradient, norm, np.float32(0.01), np.bool_(False), numbers)
+        got, state = ours(got, state, gradient, norm, np.bool_(False))
         updates, moments = theirs(gradient, moments, expected)
         expected = optax.apply_updates(expected, updates)
         for k in params:
             np.testing.assert_allclose(got[k], expected[k], atol=1e-6)
     nothing = jax.tree.map(lambda p: np.full_like(p, np.nan), params)
-    after = ours(got, state, nothing, np.float32(np.nan), np.float32(0.01), np.bool_(True), numbers)
+    after = ours(got, state, nothing, np.float32(np.nan), np.bool_(True))
     assert jax.tree.all(jax.tree.map(np.array_equal, after, (got, state)))
 
 

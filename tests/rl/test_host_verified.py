@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from typing import Any, ClassVar, Literal
 
@@ -12,21 +12,19 @@ import pytest
 
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.core.errors import InputError
-from isojax.core.nouns import Problem
-from isojax.distributed.sharding import shard_count
-from isojax.rl.host_verified import build_host_verified_train
-from isojax.rl.train_step import (
-    TRAIN_STREAM,
-    TrainState,
-    TrainStep,
-    build_init_state,
-    build_train,
-    gather_problems,
-    make_coefficients,
-)
-from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
+from isojax.core.nouns import Cell, Problem
+from isojax.core.random_streams import TRAIN_STREAM
+from isojax.distributed.program import shapes_like
+from isojax.distributed.sharding import replicated, shard_count
+from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
+from isojax.rl.host_verified import InlinePrograms, InlineRollouts
+from isojax.rl.rollout_source import CellProblems, RolloutSource, UpdateShapes, finish_batch
+from isojax.rl.train_state import TrainState, build_init_state, train_state_shapes
+from isojax.rl.train_step import TrainStep, make_coefficients
+from isojax.sampling.batch import ProblemArrays, gather_problems, make_sampler_shapes, problem_shapes
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.protocol import Grades
+from isojax.train.metrics import add_in_float32
 from tests.compiler import AS_USERS_DO
 from tests.device import (
     CONFIG,
@@ -84,6 +82,41 @@ def index() -> np.ndarray:
     return rows
 
 
+class FixedOrder:
+    """In the place of an EpochOrder: these batches i[updates B_p], and the rewards that are recorded."""
+
+    def __init__(self, batches: np.ndarray, drop_above: float | None = None) -> None:
+        self.batches, self.drop_above, self.B_p = iter(batches), drop_above, batches.shape[1]
+        self.dropped_fraction, self.reward_sums = 0.0, np.zeros(COUNT, np.float32)
+
+    def __next__(self) -> np.ndarray:
+        return next(self.batches)
+
+    def record_rewards(self, problem_index: np.ndarray, reward_sums: np.ndarray, n: int) -> None:
+        np.add.at(self.reward_sums, problem_index, reward_sums)
+
+
+def train_on(
+    source: RolloutSource,
+    update: Callable[..., Any],
+    state: TrainState,
+    base: Any,
+    coefficients: Any,
+    order: Any,
+    updates: int,
+) -> tuple[TrainState, dict[str, float]]:
+    """`updates` updates on the batches of a source, as the training loop does them; the sums of their metrics."""
+    sums: dict[str, float] = {}
+    done = 0
+    while done < updates:
+        batch = source.next_batch(state, updates - done)
+        state, result = update(state, base, batch.inputs, coefficients)
+        metrics = finish_batch(batch, result, order, source.problems.cell.n)  # pyright: ignore[reportAttributeAccessIssue]
+        sums = add_in_float32(sums, metrics | source.finish_update(state))
+        done += len(batch.problem_index) // order.B_p
+    return state, sums
+
+
 class Twin:
     """The two trainers on one mesh, from one state; each is compiled once, of a hosted one that of each task."""
 
@@ -97,7 +130,7 @@ class Twin:
         self.base = placed(policy(1), self.mesh)
         self.init = build_init_state(DECODER, self.mesh)
         self.numbers = make_coefficients(RL)
-        self.trainers: dict[Spoken, Any] = {}
+        self.inline: dict[Spoken, InlinePrograms] = {}
 
     def start(self) -> TrainState:
         return self.init(placed(policy(), self.mesh))
@@ -107,12 +140,15 @@ class Twin:
 
     @cached_property
     def trainer(self) -> Any:
-        return build_train(self.cell, DECODER, Parity(), self.geometry, self.mesh)
+        return build_fused_update(self.cell, DECODER, Parity(), self.geometry, self.mesh)
+
+    def batches(self, count: int = UPDATES) -> ProblemBatches:
+        scalars = {"num_updates": count, "B_p": B_p, "n": n, "seed": SEED}
+        return ProblemBatches(self.table(), index(), **{name: np.int32(x) for name, x in scalars.items()})
 
     def on_device(self, count: int = UPDATES) -> tuple[TrainState, dict[str, float]]:
-        scalars = (np.int32(count), np.int32(B_p), np.int32(n), np.int32(SEED))
-        state, metrics = self.trainer(self.start(), self.base, self.table(), index(), *scalars, self.numbers)
-        return state, {k: float(v) for k, v in metrics.items()}
+        state, result = self.trainer(self.start(), self.base, self.batches(count), self.numbers)
+        return state, {k: float(v) for k, v in result.metrics.items()}
 
     def first_responses(self) -> list[list[int]]:
         """Of the first update, out of a sampler of its own, in the order of the rollouts."""
@@ -124,11 +160,27 @@ class Twin:
         tokens, mask = (gather(self.geometry, B_p * n, x) for x in (rollouts.tokens, rollouts.mask))
         return [row[kept].tolist() for row, kept in zip(tokens, mask, strict=True)]
 
-    def hosted(self, task: Spoken, count: int = UPDATES) -> tuple[TrainState, dict[str, float]]:
-        if task not in self.trainers:
-            self.trainers[task] = build_host_verified_train(self.cell, DECODER, task, self.geometry, self.mesh)
-        return self.trainers[task](
-            self.start(), self.base, self.table(), PROBLEMS, index(), count, B_p, n, SEED, self.numbers
+    def programs(self, task: Spoken) -> InlinePrograms:
+        if task not in self.inline:
+            self.inline[task] = InlinePrograms(self.cell, DECODER, task, self.geometry, self.mesh)
+        return self.inline[task]
+
+    def hosted(
+        self, task: Spoken, count: int = UPDATES, order: FixedOrder | None = None
+    ) -> tuple[TrainState, dict[str, float]]:
+        programs, order = self.programs(task), order or FixedOrder(index()[:, :B_p])
+        source = InlineRollouts(programs, self.problems(Cell(B_p, n, SEED), order))
+        return train_on(source, programs.update, self.start(), self.base, self.numbers, order, count)
+
+    def problems(self, cell: Cell, order: Any) -> CellProblems:
+        return CellProblems(cell, PROBLEMS, TABLE, self.table(), order, first_update=0)
+
+    def shapes(self) -> UpdateShapes:
+        return UpdateShapes(
+            state=train_state_shapes(DECODER, self.mesh),
+            base_params=shapes_like(self.base),
+            problem_table=problem_shapes(self.geometry, self.mesh, COUNT, T),
+            coefficients=shapes_like(self.numbers, replicated(self.mesh)),
         )
 
 
@@ -168,27 +220,24 @@ def test_the_hosted_update_equals_the_update_on_device(axes: str, monkeypatch: p
     assert said["reward"] / UPDATES == pytest.approx(float(right), rel=1e-6) and 0.1 < right < 0.9
 
 
-def test_no_update_changes_nothing_but_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    twin, task, traced, update = Twin("auto"), Spoken(), [], TrainStep.update
+def test_nothing_is_compiled_after_compile(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which traces the update once and runs nothing. Then two cells with other B_p, n, seed and problems train."""
+    traced, update = [], TrainStep.update
     monkeypatch.setattr(TrainStep, "update", lambda *args: (traced.append(1), update(*args))[1])
-    state, metrics = twin.hosted(task, count=0)
-    assert len(traced) == 1
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), policy())
-    assert int(state.step) == 0 and not any(np.any(x) for x in jax.tree.leaves(state.moments))
-    assert task.shown == [] == task.graded and not any(metrics.values()), metrics
-
-
-def test_nothing_is_compiled_after_the_first_call(caplog: pytest.LogCaptureFixture) -> None:
-    """Which does no update; the second has other B_p, n, seed and problems."""
-    twin = Twin("auto")
-    train = build_host_verified_train(twin.cell, DECODER, Spoken(), twin.geometry, twin.mesh)
-    state, _ = train(twin.start(), twin.base, twin.table(), PROBLEMS, index(), 0, B_p, n, SEED, twin.numbers)
-    table = twin.table()
+    twin, task = Twin("auto"), Spoken()
+    programs, start, table = twin.programs(task), twin.start(), twin.table()
+    programs.compile(twin.shapes())
+    assert len(traced) == 1 and task.shown == [] == task.graded
     with jax.log_compiles(), caplog.at_level("WARNING"):
-        state, metrics = train(state, twin.base, table, PROBLEMS, index()[::-1], 2, 3, 4, 1, twin.numbers)
-        assert metrics["tokens"] > 24 and not [r for r in caplog.messages if "XLA compilation" in r]
+        for cell in (Cell(3, 4, 1), Cell(B_p, 2, SEED)):
+            order = FixedOrder(index()[::-1, : cell.B_p])
+            source = InlineRollouts(programs, CellProblems(cell, PROBLEMS, TABLE, table, order, first_update=0))
+            start, metrics = train_on(source, programs.update, start, twin.base, twin.numbers, order, 2)
+            assert metrics["tokens"] > 16
+        assert not [r for r in caplog.messages if "XLA compilation" in r]
         jax.jit(lambda x: x + SEED)(np.float32(1))
     assert [r for r in caplog.messages if "XLA compilation" in r]  # they are seen
+    assert len(traced) == 1
 
 
 def test_failed_checks_are_counted_and_cost_their_reward() -> None:

@@ -13,8 +13,10 @@ import pytest
 
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.rl.critic import generalised_advantages_around_gaps
-from isojax.rl.train_step import TrainState, TrainStep, adam, make_coefficients
-from isojax.sampling.batch import ProblemArrays, Rollouts, make_sampler_shapes
+from isojax.rl.optimizer import adam
+from isojax.rl.train_state import TrainState
+from isojax.rl.train_step import TrainStep, make_coefficients
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, make_sampler_shapes
 from isojax.tasks.stop_strings import Interruption
 from tests.device import (
     CONFIG,
@@ -69,11 +71,13 @@ def test_the_gradient_is_that_of_the_tokens_that_were_drawn(aggregation: str) ->
     @quick_jit
     def update(rollouts: Rollouts, rewards: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         problems = ProblemArrays(*(jnp.asarray(np.resize(x, (geometry.problem_rows, *x.shape[1:]))) for x in PROBLEMS))
-        state, scalars = TrainState(policy(), adam().init(policy()), jnp.int32(0)), (jnp.int32(B_P), jnp.int32(N))
-        weighed, metrics = step.compute_advantages(
-            state, problems, rollouts, rewards, *scalars, jax.random.key(0), make_coefficients(rl)
+        state, key_data = (
+            TrainState(policy(), adam().init(policy()), jnp.int32(0)),
+            jax.random.key_data(jax.random.key(0)),
         )
-        state, more = step.update(state, {}, problems, rollouts, weighed, *scalars, make_coefficients(rl))
+        batch = RolloutBatch(problems, rollouts, rewards, jnp.int32(B_P), jnp.int32(N), key_data)
+        signals, metrics = step.compute_advantages(state, batch, make_coefficients(rl))
+        state, more = step.update(state, {}, batch, signals, make_coefficients(rl))
         return state, metrics | more
 
     rows = TOKENS, logps, MASK, np.ones((B, 1), np.float32), np.ones(B, bool), LENGTHS

@@ -20,8 +20,10 @@ from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Params
 from isojax.rl import critic
 from isojax.rl.algorithm import resolve_algorithm
-from isojax.rl.train_step import CriticState, TrainState, TrainStep, adam, make_coefficients
-from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, make_sampler_shapes
+from isojax.rl.optimizer import adam
+from isojax.rl.train_state import CriticState, TrainState
+from isojax.rl.train_step import TrainStep, make_coefficients
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, SamplerShapes, make_sampler_shapes
 from tests.device import (
     CONFIG,
     DECODER,
@@ -229,9 +231,10 @@ class Update:
             key: Any,
         ) -> Any:
             B_p, n = jnp.int32(B_P), jnp.int32(N)
-            weighed, _ = step.compute_advantages(state, problems, rollouts, rewards, B_p, n, key, numbers)
-            state, metrics = step.update(state, base, problems, rollouts, weighed, B_p, n, numbers)
-            return state, metrics, weighed.train_mask
+            batch = RolloutBatch(problems, rollouts, rewards, B_p, n, jax.random.key_data(key))
+            signals, _ = step.compute_advantages(state, batch, numbers)
+            state, metrics = step.update(state, base, batch, signals, numbers)
+            return state, metrics, signals.train_mask
 
         state = TrainState(policy(), adam().init(policy()), np.int32(0))
         if self.rl.critic:

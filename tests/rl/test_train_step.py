@@ -13,7 +13,9 @@ import pytest
 
 from isojax.core.config import CellConfig, RLConfig
 from isojax.distributed.sharding import shard_count
-from isojax.rl.train_step import TrainState, TrainStep, build_init_state, build_train, make_coefficients
+from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
+from isojax.rl.train_state import TrainState, build_init_state
+from isojax.rl.train_step import TrainStep, make_coefficients
 from isojax.sampling.batch import make_sampler_shapes
 from tests.device import CONFIG, DECODER, MESHES, P, Parity, T, mesh, placed, policy, random_problems
 from tests.hlo import check_kept_apart, collectives
@@ -25,12 +27,12 @@ TABLE = random_problems(40, seed=5)
 
 
 class Trainer:
-    """`build_train` on a mesh, from the same policy each time."""
+    """`build_fused_update` on a mesh, from the same policy each time."""
 
     def __init__(self, axes: str = "auto", slots: int = 6):
         self.mesh = mesh(axes)
         self.geometry = make_sampler_shapes(CELLS, shard_count(self.mesh), slots, 8, P, T)
-        self.program = build_train(CELL, DECODER, Parity(), self.geometry, self.mesh)
+        self.program = build_fused_update(CELL, DECODER, Parity(), self.geometry, self.mesh)
         self.init = build_init_state(DECODER, self.mesh)
         self.base = placed(policy(), self.mesh)
 
@@ -46,21 +48,19 @@ class Trainer:
         return index
 
     def args(self, state: TrainState, index: np.ndarray, count: int, B_p: int, n: int, seed: int = 0):
-        return (
-            state,
-            self.base,
+        batches = ProblemBatches(
             TABLE,
             index,
-            np.int32(count),
-            np.int32(B_p),
-            np.int32(n),
-            np.int32(seed),
-            make_coefficients(CELL.rl),
+            num_updates=np.int32(count),
+            B_p=np.int32(B_p),
+            n=np.int32(n),
+            seed=np.int32(seed),
         )
+        return state, self.base, batches, make_coefficients(CELL.rl)
 
     def __call__(self, *args, **kwargs):
-        state, sums = self.program(*self.args(*args, **kwargs))
-        return state, {k: float(v) for k, v in sums.items()}
+        state, result = self.program(*self.args(*args, **kwargs))
+        return state, {k: float(v) for k, v in result.metrics.items()}
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(monkeypatch: pytest
     """
     faulty = Trainer()
     cell = CELL.model_copy(update={"rl": CELL.rl.model_copy(update={"max_consecutive_nonfinite": 2})})
-    faulty.program = build_train(cell, DECODER, Faulty(), faulty.geometry, faulty.mesh)
+    faulty.program = build_fused_update(cell, DECODER, Faulty(), faulty.geometry, faulty.mesh)
     monkeypatch.setitem(
         globals(), "TABLE", TABLE._replace(answers=(np.arange(40) == 38).astype(np.int32)[:, None].repeat(T, 1))
     )
@@ -166,7 +166,7 @@ def test_an_update_is_traced_once(trainer: Trainer, monkeypatch: pytest.MonkeyPa
     """Tracing is most of a start whose programs were compiled before."""
     traced, update = [], TrainStep.update
     monkeypatch.setattr(TrainStep, "update", lambda *args: (traced.append(1), update(*args))[1])
-    program = build_train(CELL, DECODER, Parity(), trainer.geometry, trainer.mesh)
+    program = build_fused_update(CELL, DECODER, Parity(), trainer.geometry, trainer.mesh)
     program.trace(*trainer.args(trainer.fresh(), trainer.index(2), 1, 2, 16))
     assert len(traced) == 1
 
@@ -181,9 +181,8 @@ def test_an_update_on_eight_devices(trainer: Trainer) -> None:
         (one, a), (two, b) = (
             f(*t.args(t.fresh(), t.index(B_p), 1, B_p, n)) for t, f in ((trainer, trainer.program), (many, program))
         )
-        assert float(a["tokens"]) == float(b["tokens"]) and float(a["reward"]) == float(
-            b["reward"]
-        )  # the same rollouts
+        for name in ("tokens", "reward"):  # the same rollouts
+            assert float(a.metrics[name]) == float(b.metrics[name])
         for x, y in zip(jax.tree.leaves(one.moments.mu), jax.tree.leaves(two.moments.mu), strict=True):
             np.testing.assert_allclose(x, y, atol=1e-5 * float(np.abs(x).max()))
 

@@ -131,13 +131,13 @@ def test_nothing_is_sampled_of_no_problems(pair: Pair) -> None:
 def test_one_set_of_programs_serves_every_cell(pair: Pair) -> None:
     for B_p, n in CELLS:
         pair.both(B_p, n)
-    assert pair.stream.advance._cache_size() == 1  # pyright: ignore[reportFunctionMemberAccess]
+    assert pair.stream.advance.jitted._cache_size() == 1
 
 
 def test_between_visits_nothing_is_gathered_and_the_state_stays_in_place(pair: Pair) -> None:
     problems = ProblemArrays(*(np.resize(x, (pair.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
     given, state = pair.stream.begin(pair.params, problems, np.int32(5), np.int32(7), jax.random.key(0))
-    compiled = pair.stream.advance.lower(given, state).compile()  # pyright: ignore[reportFunctionMemberAccess]
+    compiled = pair.stream.advance.jitted.lower(given, state).compile()
     memory = compiled.memory_analysis()
     mine = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
     assert memory.alias_size_in_bytes == mine  # all of a device's state is donated

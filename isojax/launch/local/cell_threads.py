@@ -7,12 +7,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isojax.core import preemption
-from isojax.core.config import SweepConfig, config_hash
+from isojax.core.config import Config, SweepConfig, config_hash
 from isojax.core.errors import InputError, RunFailed, is_out_of_memory
 from isojax.core.nouns import Cell, CellProgress
 from isojax.core.preemption import Preempted
@@ -20,12 +21,15 @@ from isojax.launch.autosize import DeviceBudget, format_bytes, largest_fitting_m
 from isojax.launch.display import Display, ProgressReporter
 from isojax.launch.flag_runs import write_health
 from isojax.launch.strategy import CellTarget
+from isojax.runs.ledger import Ledger
+from isojax.runs.loggers import CellLoggers
+from isojax.runs.mirror import CheckpointUploader
 
 if TYPE_CHECKING:
     from isojax.launch.local.setup import SweepSetup
     from isojax.tasks.protocol import Task
     from isojax.train.base_policy import BasePolicy
-    from isojax.train.loop import Programs
+    from isojax.train.programs import SweepPrograms
 
 
 def report_verifier_failures(display: ProgressReporter, task: Task) -> None:
@@ -38,7 +42,7 @@ def report_verifier_failures(display: ProgressReporter, task: Task) -> None:
 
 def train_cell(
     setup: SweepSetup,
-    programs: Programs,
+    programs: SweepPrograms,
     base_policy: BasePolicy,
     target: CellTarget,
     on_progress: Callable[[CellProgress], None],
@@ -50,14 +54,11 @@ def train_cell(
         Stopped: this process was told to end.
     """
     from isojax.distributed import multiprocess
-    from isojax.train.loop import run_cell
 
     cell, error = target.cell, None
-    folder, cell_hash = setup.folder / "cells" / cell.name, config_hash(setup.config.cell)
+    folder = setup.folder / "cells" / cell.name
     config = setup.config.model_copy(update={"sweep": setup.config.sweep.model_copy(update={"budget": target.C})})
-    steps: list[Callable[[], None]] = [
-        partial(run_cell, programs, config, base_policy, cell, folder, cell_hash, on_progress)
-    ]
+    steps: list[Callable[[], None]] = [partial(run_recorded, programs, config, base_policy, cell, folder, on_progress)]
     steps += [partial(write_health, folder, cell, on_flags)] if multiprocess.is_primary() else []
     for step in steps:
         try:
@@ -73,6 +74,28 @@ def train_cell(
             if multiprocess.is_multiprocess():  # the others may wait for this one
                 return error
     return error
+
+
+def run_recorded(
+    programs: SweepPrograms,
+    config: Config,
+    base_policy: BasePolicy,
+    cell: Cell,
+    folder: Path,
+    on_progress: Callable[[CellProgress], None],
+) -> None:
+    """Runs a cell that is not finished, with its ledger, its loggers and the uploader of its checkpoints open."""
+    from isojax.distributed import multiprocess
+    from isojax.train.loop import is_finished, run_cell
+    from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs
+
+    ledger = Ledger(folder, cell, config_hash(config.cell)) if multiprocess.is_primary() else None
+    if is_finished(config, cell, folder, ledger):
+        return
+    uploader = CheckpointUploader((folder / CHECKPOINT_FOLDER).absolute())
+    outputs = CellOutputs(folder, ledger, uploader)
+    with CellLoggers(ledger, cell, config) if ledger else nullcontext():
+        run_cell(programs, config, base_policy, cell, outputs, on_progress)
 
 
 def train_cells(
@@ -98,7 +121,7 @@ def train_cells(
         display.update_cell(progress)
         report_verifier_failures(display, setup.task)
 
-    def worker(programs: Programs) -> None:
+    def worker(programs: SweepPrograms) -> None:
         while not any(multiprocess.allgather(preemption.requested())):
             try:
                 target = target_queue.get_nowait()

@@ -1,7 +1,7 @@
 """A sweep's programs compiled ahead of time for TPUs that are not here: do they fit, by XLA's own figures, beside the
 planner's.
 
-Neither weights nor a tokenizer nor problems are read. The work is isojax/train/programs.py's; jax is loaded when it
+Neither weights nor a tokenizer nor problems are read. The work is isojax/train/memory_analysis.py's; jax is loaded when it
 begins.
 """
 
@@ -19,7 +19,7 @@ from isojax.launch.display import console
 from isojax.launch.planner import plan_cells
 
 if TYPE_CHECKING:
-    from isojax.train.programs import OutOfMemory, ProgramMemory
+    from isojax.train.memory_analysis import OutOfMemory, ProgramMemory
 
 
 def compile_for_topology(config: Config, topology: str) -> None:
@@ -37,7 +37,7 @@ def compile_for_topology(config: Config, topology: str) -> None:
     from isojax.distributed.sharding import make_mesh
     from isojax.models.hf import hf_load
     from isojax.rl import algorithm
-    from isojax.train import programs
+    from isojax.train import memory_analysis
 
     cells = plan_cells(config.sweep)
     algorithm.check_algorithm(config.cell.rl, cells)
@@ -49,9 +49,11 @@ def compile_for_topology(config: Config, topology: str) -> None:
         }
     )
     task = _planning_task(config)
-    devices = programs.topology_devices(topology)
+    devices = memory_analysis.topology_devices(topology)
     mesh_shape = parse_mesh(config.run.mesh, len(devices))
-    device_memory = int(config.run.device_memory * GB) if config.run.device_memory else programs.chip_memory(devices[0])
+    device_memory = (
+        int(config.run.device_memory * GB) if config.run.device_memory else memory_analysis.chip_memory(devices[0])
+    )
     device_budget = DeviceBudget(
         cell, pairs, mesh_shape, cell.model.vocab or task.vocab, task.on_device, "tpu", device_memory
     )
@@ -72,9 +74,9 @@ def compile_for_topology(config: Config, topology: str) -> None:
         "jax_enable_compilation_cache", False
     )  # what is compiled for chips that are not here cannot be read back
     planned_bytes, mesh = device_budget.estimate(sweep).program_bytes, make_mesh(mesh_shape, devices)
-    for name, program in programs.build_abstract_programs(cell, sweep, pairs, mesh, task).items():
+    for name, program in memory_analysis.build_abstract_programs(cell, sweep, pairs, mesh, task).items():
         started_at = time.monotonic()
-        usage = programs.compile_for_memory(program)
+        usage = memory_analysis.compile_for_memory(program)
         table.add_row(
             name, *_usage_columns(usage, device_memory, planned_bytes[name]), f"{time.monotonic() - started_at:.0f} s"
         )
@@ -83,7 +85,7 @@ def compile_for_topology(config: Config, topology: str) -> None:
 
 def _usage_columns(usage: ProgramMemory | OutOfMemory, device_memory: int, planned_bytes: int) -> tuple[str, ...]:
     """What a program takes, as a row of the table."""
-    from isojax.train.programs import OutOfMemory
+    from isojax.train.memory_analysis import OutOfMemory
 
     if isinstance(usage, OutOfMemory):
         needed = f"{usage.needed_gib:.2f} of {usage.available_gib:.2f} GiB"
@@ -105,7 +107,7 @@ def _planning_task(config: Config) -> Any:
     from isojax.core import registry
     from isojax.models.hf import hf_load
     from isojax.tasks.build import build_task
-    from isojax.train.programs import AbstractTask
+    from isojax.train.memory_analysis import AbstractTask
 
     module = registry.load(("tasks.device", "tasks.sources"), config.cell.task.partition(":")[0], "build", "source")
     if "build" in vars(module):

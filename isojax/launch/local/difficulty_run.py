@@ -116,8 +116,8 @@ def _label_with_model(
     from isojax.tasks.problem_selection import drop_long_prompts
     from isojax.tasks.protocol import is_on_device
     from isojax.train.base_policy import BasePolicy
-    from isojax.train.loop import Programs
     from isojax.train.policy_labeller import PolicyLabeller
+    from isojax.train.programs import SweepPrograms
 
     cell, seed = config.cell, config.cell.data.seed
     candidates = task.problems(cell.data.candidates, np.random.default_rng([seed, 0]))
@@ -131,18 +131,19 @@ def _label_with_model(
     decode_shape = DECODE_SHAPES.get(jax.default_backend(), DEFAULT_DECODE_SHAPE)
     sweep = config.sweep.model_copy(update={"B_p": (decode_shape[0],), "n": (decode_shape[1],)})
     mesh = make_mesh(mesh_shape, devices)
-    programs = Programs(
+    programs = SweepPrograms(
         cell,
         select_attention(cell, resolve_sweep_sizes(sweep, mesh_shape.shards, cell), mesh),
         [decode_shape],
         mesh,
         task,
     )
+    programs.labeller.compile()
     params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder, programs.mesh)
     label_id = compute_label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
 
     def label_subset(file_name: str, problem_subset: list[Problem], attempts: int) -> list[Problem]:
-        labeller = PolicyLabeller(programs.labeller, params, programs.problem_set(problem_subset), seed)
+        labeller = PolicyLabeller(programs.labeller, params, programs.tokenize(problem_subset), seed)
         return label_problems(folder / file_name, label_id, problem_subset, attempts, labeller, on_progress)
 
     labelled = label_subset(LABELS_FILE, problems, cell.data.attempts)

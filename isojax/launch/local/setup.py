@@ -34,7 +34,7 @@ from isojax.runs.workspace import working_folder
 if TYPE_CHECKING:
     from isojax.tasks.protocol import Task
     from isojax.train.base_policy import BasePolicy
-    from isojax.train.loop import Programs
+    from isojax.train.programs import SweepPrograms
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class SweepSetup:
     folder: Path
     task: Task
     device_budget: DeviceBudget
-    programs: list[Programs]
+    programs: list[SweepPrograms]
     devices: list[Any]
     device_description: str
 
@@ -91,8 +91,8 @@ def open_sweep(jax: Any, config: Config, cells: list[Cell], resume: bool) -> Ite
     from isojax.distributed.sharding import make_mesh
     from isojax.models.attention_autotune import select_attention
     from isojax.rl import algorithm
-    from isojax.rl.async_rl.async_rollouts import sampler_mesh_shape
-    from isojax.train.loop import Programs
+    from isojax.rl.async_rl import sampler_mesh
+    from isojax.train.programs import SweepPrograms
 
     algorithm.check_algorithm(config.cell.rl, cells)
     strategy.check(config, cells)
@@ -103,7 +103,7 @@ def open_sweep(jax: Any, config: Config, cells: list[Cell], resume: bool) -> Ite
     )
     if multiprocess.is_multiprocess():
         check_multi_process(config, mesh_shape.devices, len(devices), jax.process_count())
-    sampler_mesh_shape = sampler_mesh_shape(
+    sampler_mesh_shape = sampler_mesh.sampler_mesh_shape(
         config.cell.rl, config.run, len(devices), mesh_shape.devices, jax.default_backend()
     )
     sampler_in_process = config.run.sampler_process
@@ -147,7 +147,9 @@ def open_sweep(jax: Any, config: Config, cells: list[Cell], resume: bool) -> Ite
             update={"sweep": multiprocess.broadcast(select_attention(config.cell, config.sweep, meshes[0]))}
         )
         mesh_pairs = zip(meshes, samplers, strict=True)
-        programs = [Programs(config.cell, config.sweep, pairs, mesh, task, sampler) for mesh, sampler in mesh_pairs]
+        programs = [
+            SweepPrograms(config.cell, config.sweep, pairs, mesh, task, sampler) for mesh, sampler in mesh_pairs
+        ]
         for sampler_group in programs:
             stack.callback(sampler_group.close)
         programs = programs * concurrent_cells if shares_programs else programs

@@ -1,13 +1,11 @@
-"""The compiled programs of a pipeline's sampler (rl/async_rl/rollout_worker.py): rollouts that never end, in buffers
-that are rings.
+"""The compiled programs of a rollout worker (rl/async_rl/rollout_worker.py): continuous sampling into ring buffers.
 
-A shard of the sampler's mesh has places for k + 1 batches: batch b has the groups and rows of place b modulo k + 1.
-Within a place its rollouts lie as in any batch, shard s with the contiguous block s; whole groups are dealt to shards,
-so that B_p divides by them.
+The buffers of a shard hold k + 1 batches; batch b is in part b mod (k + 1). Within that part its rollouts are laid out
+as in any batch, with the contiguous block s on shard s. Whole groups are assigned to shards, so B_p must be a multiple
+of the number of shards.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,42 +19,59 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from isojax.core.config import SamplingConfig
-from isojax.core.errors import InputError
+from isojax.distributed.program import Program, shape_on, shapes_with_shardings
 from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shard_count
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, make_sampler_shapes, make_shard_slice
 from isojax.sampling.engine import RingSizes, SamplerState, SamplingBatch, build_engine
-from isojax.sampling.stream import (
+from isojax.sampling.state_sharding import (
     add_shard_axis,
-    build_prepare_weights,
     sampler_state_shardings,
     sampler_state_specs,
     squeeze_shard_axis,
 )
+from isojax.sampling.stream import build_prepare_weights
 from isojax.tasks.stop_strings import StopConditions
 
 
 @dataclass(frozen=True)
 class SamplerSpec:
-    """What a sampler's programs are made of, wherever they run: k, the policy, the trainer's geometry, every (B_p, n)
-    of the sweep, and how rollouts are drawn and end."""
+    """What a worker's programs are built from, in whatever process they run.
+
+    Attributes:
+        max_staleness: k.
+        decoder: the policy's.
+        shapes: those of the trainer.
+        pairs: every (B_p, n) of the sweep.
+        answer_length: width of the answers in a batch's problems, 0 where the host verifies.
+        sampling, stops: how rollouts are drawn, and what ends them.
+    """
 
     max_staleness: int
     decoder: Decoder
-    geometry: SamplerShapes
+    shapes: SamplerShapes
     pairs: tuple[tuple[int, int], ...]
+    answer_length: int
     sampling: SamplingConfig
     stops: StopConditions
 
     def rows_per_shard(self, shards: int) -> int:
-        """Rows that a batch may have on one of the sampler's shards."""
-        return -(-self.geometry.B_cap // shards)
+        """The most rollouts that a batch has on one of the sampler's shards."""
+        return -(-self.shapes.B_cap // shards)
 
 
 class SamplerInputs(NamedTuple):
-    """What the sampler reads: weights as `Engine.visit` takes them; by shard, the problems in the ring and the data of
-    their keys; how many groups a shard may begin, how many a batch gives it, and n; whether the weights are new since
-    the last visit."""
+    """What a chunk of decoding reads.
+
+    Attributes:
+        stacked_params, weights: the policy, as prefill and decoding read it.
+        problems: those in the ring, by shard.
+        keys: u32[S entries 2], the data of the PRNG key of each problem's batch.
+        group_limit: i32[], how many groups a shard may begin, counted from the first batch.
+        groups_per_batch: i32[], groups of a batch on one shard.
+        n: i32[], rollouts per problem.
+        weights_changed: bool[], whether the weights are newer than those of the chunk before.
+    """
 
     stacked_params: Params
     weights: Params
@@ -69,8 +84,13 @@ class SamplerInputs(NamedTuple):
 
 
 class ChunkOutputs(NamedTuple):
-    """A visit's slots, [S R ...]: rows that finished (-1: none), rows that slots were at, response tokens so far, and
-    these tokens.
+    """The slots after a chunk, each [S R ...].
+
+    Attributes:
+        finished_rows: the buffer row of the rollout that finished, -1 if none did.
+        slot_rows: the buffer row of the rollout that the slot has decoded.
+        lengths: response tokens so far.
+        tokens: the tokens.
     """
 
     finished_rows: Any
@@ -80,28 +100,29 @@ class ChunkOutputs(NamedTuple):
 
 
 class SamplerPrograms:
-    """The compiled programs of a sweep's samplers on one mesh: `begin` makes their state, `prepare` weights of
-    parameters, `visit` goes on, and `cut` takes a batch's rows out."""
+    """The programs of a sweep's rollout workers on one mesh.
+
+    init_state(shards i32[S]) -> state; prepare_weights(params) -> (stacked_params, weights);
+    decode_chunk(inputs, state) -> (state, ChunkOutputs); extract_batch(state.outputs, first_row) -> Rollouts
+    """
 
     def __init__(self, spec: SamplerSpec, mesh: Mesh):
         self.spec, self.mesh, self.shards = spec, mesh, shard_count(mesh)
-        geometry, ring_batches = spec.geometry, spec.max_staleness + 1
-        prefill_batch = math.gcd(
-            geometry.prefill_batch, *(B_p // self.shards for B_p, _ in spec.pairs)
-        )  # so that a block of prompts ends with a batch
-        lengths = geometry.prompt_length, geometry.response_length
-        ring_pairs = [(B_p * ring_batches, n) for B_p, n in spec.pairs]
-        self.ring_geometry = make_sampler_shapes(
-            ring_pairs,
+        shapes, ring_batches = spec.shapes, spec.max_staleness + 1
+        # It divides the groups that a batch has on a shard, so that no block of prompts spans two batches.
+        prefill_batch = math.gcd(shapes.prefill_batch, *(B_p // self.shards for B_p, _ in spec.pairs))
+        self.ring_shapes = make_sampler_shapes(
+            [(B_p * ring_batches, n) for B_p, n in spec.pairs],
             self.shards,
-            geometry.slots,
-            geometry.microbatch,
-            *lengths,
-            prefill_batch,
-            geometry.slots_per_prefix,
+            slots=shapes.slots,
+            microbatch=shapes.microbatch,
+            prompt_length=shapes.prompt_length,
+            response_length=shapes.response_length,
+            prefill_batch=prefill_batch,
+            slots_per_prefix=shapes.slots_per_prefix,
         )
         self.engine = build_engine(
-            spec.decoder, self.ring_geometry, mesh, spec.sampling, spec.stops, geometry.transpose_weights
+            spec.decoder, self.ring_shapes, mesh, spec.sampling, spec.stops, shapes.transpose_weights
         )
         self.sharded_by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
         state_sharding = sampler_state_shardings(self.engine, mesh)
@@ -111,17 +132,39 @@ class SamplerPrograms:
         rows = P(ROLLOUT_AXES)
         input_specs = SamplerInputs(P(), P(), rows, rows, P(), P(), P(), P())  # pyright: ignore[reportArgumentType]  # specs in the places of arrays
         state_spec = sampler_state_specs(self.engine)
-        self.init_state = jax.jit(
-            sharded(self._init_state, in_specs=rows, out_specs=state_spec), out_shardings=state_sharding
-        )
+        sharded_init = sharded(self._init_state, in_specs=rows, out_specs=state_spec)
         sharded_chunk = sharded(self._decode_chunk, in_specs=(input_specs, state_spec), out_specs=(state_spec, rows))
-        self.decode_chunk = jax.jit(
-            sharded_chunk, donate_argnums=1, out_shardings=(state_sharding, self.sharded_by_row)
+        chunk_shardings = state_sharding, self.sharded_by_row
+        self.init_state = Program(jax.jit(sharded_init, out_shardings=state_sharding))
+        self.decode_chunk = Program(jax.jit(sharded_chunk, donate_argnums=1, out_shardings=chunk_shardings))
+        self.extract_batch = Program(jax.jit(self._extract_batch, out_shardings=replicated(mesh)))
+
+    def compile(self) -> None:
+        """Compiles all programs, from shapes alone."""
+        scalar, params = shape_on(replicated(self.mesh)), self.spec.decoder.shapes()
+        weights = self.prepare_weights.compile(shapes_with_shardings(params, self.param_shardings))
+        entries = self.shards, self.ring_shapes.problem_rows
+        problems = ProblemArrays(
+            prompts=shape_on(self.sharded_by_row, (*entries, self.ring_shapes.prompt_length)),
+            lengths=shape_on(self.sharded_by_row, entries),
+            answers=shape_on(self.sharded_by_row, (*entries, self.spec.answer_length)),
+            ids=shape_on(self.sharded_by_row, entries),
         )
-        self.extract_batch = jax.jit(self._extract_batch, out_shardings=replicated(mesh))
+        inputs = SamplerInputs(
+            *weights,
+            problems=problems,
+            keys=shape_on(self.sharded_by_row, (*entries, 2), "uint32"),
+            group_limit=scalar,
+            groups_per_batch=scalar,
+            n=scalar,
+            weights_changed=shape_on(replicated(self.mesh), (), "bool"),
+        )
+        state = self.init_state.compile(shape_on(self.sharded_by_row, (self.shards,)))
+        state, _ = self.decode_chunk.compile(inputs, state)
+        self.extract_batch.compile(state.outputs, scalar)
 
     def _ring_batch(self, inputs: SamplerInputs) -> SamplingBatch:
-        """A shard's view of the ring."""
+        """The ring as one shard's sampler reads it."""
         zero = jnp.int32(0)
         shard_share = make_shard_slice(zero, 1, inputs.group_limit, inputs.n)
         ring_groups = inputs.groups_per_batch * (self.spec.max_staleness + 1)
@@ -144,16 +187,13 @@ class SamplerPrograms:
 
     def _decode_chunk(self, inputs: SamplerInputs, state: SamplerState) -> tuple[SamplerState, ChunkOutputs]:
         batch, state = self._ring_batch(inputs), squeeze_shard_axis(state)
-        prefill_batch, queue = self.ring_geometry.prefill_batch, state.queue
-        first_waiting = (
-            queue.next_item // self.engine.work_items(batch)[1] // prefill_batch * prefill_batch
-        )  # the block of the next prompt to begin
-        filled = jnp.where(
-            inputs.weights_changed, jnp.minimum(queue.num_prefilled, first_waiting), queue.num_prefilled
-        )  # what old weights read ahead is read anew
-        state, finished_rows = self.engine.decode_chunk(
-            inputs.stacked_params, inputs.weights, batch, state._replace(queue=queue._replace(num_prefilled=filled))
-        )
+        prefill_batch, queue = self.ring_shapes.prefill_batch, state.queue
+        # Prompts that were prefilled with old weights, and whose responses have not begun, are prefilled again.
+        next_block = queue.next_item // self.engine.work_items(batch)[1] // prefill_batch * prefill_batch
+        still_valid = jnp.minimum(queue.num_prefilled, next_block)
+        num_prefilled = jnp.where(inputs.weights_changed, still_valid, queue.num_prefilled)
+        state = state._replace(queue=queue._replace(num_prefilled=num_prefilled))
+        state, finished_rows = self.engine.decode_chunk(inputs.stacked_params, inputs.weights, batch, state)
         slots = state.slots
         outputs = ChunkOutputs(
             finished_rows, jnp.where(finished_rows >= 0, finished_rows, slots.row), slots.t, slots.tokens
@@ -161,18 +201,10 @@ class SamplerPrograms:
         return add_shard_axis(state), jax.tree.map(lambda x: x[None], outputs)
 
     def _extract_batch(self, ring_rollouts: tuple[Array, ...], first_row: Array) -> Rollouts:
-        """A batch's rows of the ring, from `first` on: [S, rows a batch may have, ...]."""
+        """A batch's rows of the ring, from `first_row` on: [S, rows_per_shard, ...]."""
         rows_per_shard = self.spec.rows_per_shard(self.shards)
-        tokens, logps, nucleus_mass, ended, lengths, *closed = (
+        tokens, logps, nucleus_mass, stopped, lengths, *thinking_ended = (
             lax.dynamic_slice_in_dim(x, first_row, rows_per_shard, 1) for x in ring_rollouts
         )
-        return Rollouts(tokens, logps, self.engine.policy_mask(lengths, *closed), nucleus_mass, ended, lengths)
-
-
-def check_divisible_batches(pairs: Sequence[tuple[int, int]], shards: int) -> None:
-    """InputError where a batch's problems cannot be dealt to the sampler's shards."""
-    if uneven_B_p := next((B_p for B_p, _ in pairs if B_p % shards), None):
-        raise InputError(
-            f"cell.rl.max_staleness: sweep.B_p = {uneven_B_p} is no multiple of the {shards} shards (data x fsdp) of the mesh that samples; a pipeline "
-            "deals whole groups to shards. Change B_p or the mesh."
-        )
+        mask = self.engine.policy_mask(lengths, *thinking_ended)
+        return Rollouts(tokens, logps, mask, nucleus_mass, stopped, lengths)

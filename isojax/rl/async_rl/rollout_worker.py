@@ -1,11 +1,11 @@
-"""The half of a pipeline that samples; the other one trains (rl/async_rl/async_rollouts.py).
+"""The rollout worker: it samples batches continuously, while the trainer (rl/async_rl/async_rollouts.py) trains.
 
-    begin    a batch's problems and key come into their places of the ring
-    publish  the newest weights, for the visits to come
-    visit    at most a chunk of tokens a slot; what has finished
-    take     a batch that has been sampled: its rows, and with which weights its tokens were drawn
+    begin_batch      a batch's problems and key enter the ring of problems
+    publish_weights  the newest weights, for the chunks that follow
+    decode_chunk     decodes at most CHUNK_TOKENS tokens in each slot; returns the rollouts that finished
+    take_batch       a batch that is completely sampled, and with which weights its tokens were drawn
 
-Who calls these, from which thread or process, is the business of rl/async_rl/transport.py.
+rl/async_rl/transport.py decides in which thread or process the worker runs.
 """
 
 from collections import Counter, defaultdict
@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from isojax.distributed.sharding import replicated
@@ -24,8 +23,14 @@ from isojax.sampling.engine import SamplerState
 
 
 class RolloutJob(NamedTuple):
-    """A cell's sampler: B_p and n; the first batch; any problem, in arrays of one row, to stand where none has come;
-    and whether it is to tell what has finished, which a verifier on the host wants."""
+    """One cell's work.
+
+    Attributes:
+        B_p, n: problems in a batch and rollouts per problem.
+        first_batch: the number of the first batch.
+        filler_problem: any problem, as arrays of one row; it fills the ring where no batch has begun.
+        report_finished: whether to return finished rollouts, which a verifier on the host needs.
+    """
 
     B_p: int
     n: int
@@ -35,17 +40,17 @@ class RolloutJob(NamedTuple):
 
 
 class FinishedRollouts(NamedTuple):
-    """Rollouts of a batch that have finished: their numbers i[r] in it, and the tokens of each, i32[its length]."""
+    """Rollouts of a batch that have finished: their numbers i[r] in the batch, and the tokens of each, i32[its
+    length]."""
 
     batch: int
     rollout_index: np.ndarray
     responses: list[np.ndarray]
 
 
-class RolloutBatch(NamedTuple):
-    """A batch that has been sampled: its rows on the sampler's shards, and how many tokens were drawn with the weights
-    of each update.
-    """
+class SampledBatch(NamedTuple):
+    """A batch that is completely sampled: its rollouts, by shard of the sampler, and how many tokens were drawn with
+    the weights of each update."""
 
     batch: int
     rollouts: Rollouts
@@ -53,28 +58,27 @@ class RolloutBatch(NamedTuple):
 
 
 class RolloutWorker:
-    """One cell's sampler; its calls come from one thread."""
+    """The worker of one cell. All calls must come from one thread."""
 
     def __init__(self, programs: SamplerPrograms, job: RolloutJob):
         self.programs, self.job = programs, job
-        self.next_batch = job.first_batch  # batches that may be worked at, and all before the cell's first
+        self.next_batch = job.first_batch  # the batches before it have begun
         self.groups_per_shard = job.B_p // programs.shards
-        self.finished_counts: dict[int, int] = {}  # rollouts, of the batches that have begun and are not taken
+        self.finished_counts: dict[int, int] = {}  # finished rollouts of each batch that has begun and is not taken
         self.tokens_by_version: dict[int, Counter[int]] = defaultdict(Counter)
-        shards, entries = programs.shards, programs.ring_geometry.problem_rows
+        shards, entries = programs.shards, programs.ring_shapes.problem_rows
         self.problem_ring = ProblemArrays(*(np.resize(x, (shards, entries, *x.shape[1:])) for x in job.filler_problem))
         self.key_ring = np.zeros((shards, entries, 2), np.uint32)
-        self.previous_slots = np.full(
-            (2, shards, programs.ring_geometry.slots), -1, np.int32
-        )  # rows the slots were at, and their lengths
-        self.published_weights: tuple[int, Params] | None = None  # weights of so many updates, that no visit has seen
+        # Rows that the slots decoded in the last chunk, and their lengths
+        self.previous_slots = np.full((2, shards, programs.ring_shapes.slots), -1, np.int32)
+        self.published_weights: tuple[int, Params] | None = None  # (version, parameters) that no chunk has used yet
         self.weights: tuple[Params, Params] | None = None
         self.weights_version = -1
-        self.state: SamplerState = programs.init_state(jnp.arange(shards, dtype=jnp.int32))
+        self.state: SamplerState = programs.init_state(np.arange(shards, dtype=np.int32))
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is left to sample."""
+        """Whether any rollout is left to sample."""
         return any(count < self.job.B_p * self.job.n for count in self.finished_counts.values())
 
     @property
@@ -82,129 +86,121 @@ class RolloutWorker:
         """The batches that can be taken."""
         return [b for b, count in self.finished_counts.items() if count == self.job.B_p * self.job.n]
 
-    def save(self) -> tuple[dict[str, Any], Any]:
-        """What it has under way, as data for JSON and as arrays. Its weights are not among them: those published last
-        are as new as any.
-        """
-        finished_counts = {str(b): count for b, count in self.finished_counts.items()}
-        tokens_by_version = {
-            str(b): {str(v): count for v, count in tokens_by_version.items()}
-            for b, tokens_by_version in self.tokens_by_version.items()
-        }
-        meta = {
-            "first": self.job.first_batch,
-            "begun": self.next_batch,
-            "version": self.weights_version,
-            "finished": finished_counts,
-            "ages": tokens_by_version,
-        }
-        problem_ring = {
-            name: x for name, x in self.problem_ring._asdict().items() if x.size
-        }  # Orbax saves no empty array, as answers of tasks in text are
-        return meta, {"state": self.state, "ring": problem_ring, "keys": self.key_ring, "before": self.previous_slots}
-
-    def restore(self, meta: Mapping[str, Any], restore_arrays: Callable[[Any], Any]) -> None:
-        """Goes on where `save` was called."""
-        sharding = replicated(self.programs.mesh)
-        _, template = self.save()
-        restored = restore_arrays(
-            jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x, sharding), template)
-        )
-        self.state = restored["state"]
-        self.problem_ring = self.problem_ring._replace(**{name: np.array(x) for name, x in restored["ring"].items()})
-        self.key_ring, self.previous_slots = np.array(restored["keys"]), np.array(restored["before"])
-        self.job = self.job._replace(first_batch=meta["first"])
-        self.next_batch, self.weights_version = meta["begun"], meta["version"]
-        self.finished_counts = {int(b): count for b, count in meta["finished"].items()}
-        for b, tokens_by_version in meta["ages"].items():
-            self.tokens_by_version[int(b)].update({int(v): count for v, count in tokens_by_version.items()})
-
-    def begin_batch(self, batch: int, problems: ProblemArrays, key: np.ndarray) -> None:
-        """Batch b may be worked at: host arrays of its B_p problems, the data of its key. Batches come in order, at
-        most k + 1 at once.
-        """
+    def begin_batch(self, batch: int, problems: ProblemArrays, key_data: np.ndarray) -> None:
+        """Batch `batch` may be sampled: host arrays of its B_p problems, and the data of its key. Batches begin in
+        order, and at most k + 1 are in the ring at once."""
         assert batch == self.next_batch, (batch, self.next_batch)
         ring_slice = slice(self._ring_offset(batch), self._ring_offset(batch) + self.groups_per_shard)
         for buffer, x in zip(self.problem_ring, problems, strict=True):
             buffer[:, ring_slice] = np.asarray(x).reshape(len(buffer), self.groups_per_shard, *x.shape[1:])
-        self.key_ring[:, ring_slice] = key
+        self.key_ring[:, ring_slice] = key_data
         self.finished_counts[batch], self.next_batch = 0, batch + 1
 
     def publish_weights(self, version: int, params: Params) -> None:
-        """The parameters after so many updates, for the next visit; they may lie on the host."""
+        """The parameters after `version` updates, for the next chunk; they may be host arrays."""
         self.published_weights = version, params
 
     def decode_chunk(self) -> list[FinishedRollouts]:
-        """One visit, with the newest weights; what it has finished, where anybody wants to know."""
+        """One chunk with the newest weights; the rollouts that finished, if `report_finished` wants them."""
         weights_changed = self.published_weights is not None
         if self.published_weights is not None:
             self.weights_version, params = self.published_weights
-            self.weights, self.published_weights = self._prepare_weights(params), None
+            params = jax.device_put(params, self.programs.param_shardings)
+            self.weights, self.published_weights = self.programs.prepare_weights(params), None
         assert self.weights is not None, "no weights yet"
-        group_limit = (self.next_batch - self.job.first_batch) * self.groups_per_shard
-        self.state, outputs = self.programs.decode_chunk(
-            self._inputs(self.weights, group_limit, weights_changed), self.state
+        problems, keys = jax.device_put((self.problem_ring, self.key_ring), self.programs.sharded_by_row)
+        inputs = SamplerInputs(
+            *self.weights,
+            problems=problems,
+            keys=keys,
+            group_limit=np.int32((self.next_batch - self.job.first_batch) * self.groups_per_shard),
+            groups_per_batch=np.int32(self.groups_per_shard),
+            n=np.int32(self.job.n),
+            weights_changed=np.bool_(weights_changed),
         )
-        return self._record_chunk(ChunkOutputs(*(np.asarray(x) for x in outputs)))
+        self.state, outputs = self.programs.decode_chunk(inputs, self.state)
+        outputs = ChunkOutputs(*(np.asarray(x) for x in outputs))
+        self._count_tokens(outputs)
+        return self._count_finished(outputs)
 
-    def take_batch(self, batch: int) -> RolloutBatch:
+    def take_batch(self, batch: int) -> SampledBatch:
         """A batch that is ready."""
         assert batch in self.ready_batches, (batch, self.finished_counts)
         rollouts = self.programs.extract_batch(self.state.outputs, np.int32(self._ring_offset(batch) * self.job.n))
         del self.finished_counts[batch]
-        return RolloutBatch(batch, rollouts, dict(self.tokens_by_version.pop(batch)))
+        return SampledBatch(batch, rollouts, dict(self.tokens_by_version.pop(batch)))
 
-    def compile_programs(self, params: Params) -> Rollouts:
-        """Runs all programs on nothing; rows as those of a batch."""
-        self.state, _ = self.programs.decode_chunk(self._inputs(self._prepare_weights(params), 0, False), self.state)
-        return self.programs.extract_batch(self.state.outputs, np.int32(0))
+    def save(self) -> tuple[dict[str, Any], Any]:
+        """The rollouts in progress, as data for JSON and as arrays. The weights are not among them: after a restore the
+        trainer publishes its own."""
+        tokens_by_version = {
+            str(b): {str(version): count for version, count in counts.items()}
+            for b, counts in self.tokens_by_version.items()
+        }
+        meta = {
+            "first_batch": self.job.first_batch,
+            "next_batch": self.next_batch,
+            "weights_version": self.weights_version,
+            "finished_counts": {str(b): count for b, count in self.finished_counts.items()},
+            "tokens_by_version": tokens_by_version,
+        }
+        # Orbax saves no empty array, such as the answers of a task in text.
+        problem_ring = {name: x for name, x in self.problem_ring._asdict().items() if x.size}
+        arrays = {
+            "state": self.state,
+            "problem_ring": problem_ring,
+            "key_ring": self.key_ring,
+            "previous_slots": self.previous_slots,
+        }
+        return meta, arrays
+
+    def restore(self, meta: Mapping[str, Any], restore_arrays: Callable[[Any], Any]) -> None:
+        """Continues where `save` was called."""
+        sharding = replicated(self.programs.mesh)
+        _, arrays = self.save()
+        template = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x, sharding), arrays)
+        restored = restore_arrays(template)
+        self.state = restored["state"]
+        problem_ring = {name: np.array(x) for name, x in restored["problem_ring"].items()}
+        self.problem_ring = self.problem_ring._replace(**problem_ring)
+        self.key_ring, self.previous_slots = np.array(restored["key_ring"]), np.array(restored["previous_slots"])
+        self.job = self.job._replace(first_batch=meta["first_batch"])
+        self.next_batch, self.weights_version = meta["next_batch"], meta["weights_version"]
+        self.finished_counts = {int(b): count for b, count in meta["finished_counts"].items()}
+        for b, counts in meta["tokens_by_version"].items():
+            self.tokens_by_version[int(b)].update({int(version): count for version, count in counts.items()})
 
     def _ring_offset(self, batch: int) -> int:
         """The first of a batch's groups in the ring."""
-        return (batch - self.job.first_batch) % (self.programs.spec.max_staleness + 1) * self.groups_per_shard
+        ring_batches = self.programs.spec.max_staleness + 1
+        return (batch - self.job.first_batch) % ring_batches * self.groups_per_shard
 
-    def _prepare_weights(self, params: Params) -> tuple[Params, Params]:
-        return self.programs.prepare_weights(jax.device_put(params, self.programs.param_shardings))
+    def _batch_of_row(self, row: np.ndarray) -> np.ndarray:
+        """The batch that a row of a shard's buffers belongs to."""
+        return self.job.first_batch + row // (self.groups_per_shard * self.job.n)
 
-    def _inputs(self, weights: tuple[Params, Params], group_limit: int, weights_changed: bool) -> SamplerInputs:
-        problems, keys = jax.device_put((self.problem_ring, self.key_ring), self.programs.sharded_by_row)
-        return SamplerInputs(
-            *weights,
-            problems,
-            keys,
-            np.int32(group_limit),
-            np.int32(self.groups_per_shard),
-            np.int32(self.job.n),
-            np.bool_(weights_changed),
-        )
-
-    def _record_chunk(self, outputs: ChunkOutputs) -> list[FinishedRollouts]:
-        """Counts the tokens of a visit by the weights they were drawn with, and its finished rollouts."""
-        rows_per_batch, first_batch = (
-            self.groups_per_shard * self.job.n,
-            self.job.first_batch,
-        )  # rows of a batch, on a shard
-        batch_of_slot = first_batch + outputs.slot_rows // rows_per_batch
-        new_tokens = outputs.lengths - np.where(outputs.slot_rows == self.previous_slots[0], self.previous_slots[1], 0)
+    def _count_tokens(self, outputs: ChunkOutputs) -> None:
+        """Counts the tokens of a chunk by the weights they were drawn with."""
+        batch_of_slot = self._batch_of_row(outputs.slot_rows)
+        same_rollout = outputs.slot_rows == self.previous_slots[0]
+        new_tokens = outputs.lengths - np.where(same_rollout, self.previous_slots[1], 0)
         for b in np.unique(batch_of_slot[outputs.slot_rows >= 0]):
-            self.tokens_by_version[int(b)][self.weights_version] += int(
-                new_tokens[(batch_of_slot == b) & (outputs.slot_rows >= 0)].sum()
-            )
+            in_batch = (batch_of_slot == b) & (outputs.slot_rows >= 0)
+            self.tokens_by_version[int(b)][self.weights_version] += int(new_tokens[in_batch].sum())
         self.previous_slots = np.stack([np.where(outputs.finished_rows >= 0, -1, outputs.slot_rows), outputs.lengths])
+
+    def _count_finished(self, outputs: ChunkOutputs) -> list[FinishedRollouts]:
+        """Counts the rollouts that a chunk has finished, and collects them where they are wanted."""
         shard, slot = np.nonzero(outputs.finished_rows >= 0)
-        row, finished_rollouts = outputs.finished_rows[shard, slot], []
-        for b in np.unique(first_batch + row // rows_per_batch):
-            in_batch = first_batch + row // rows_per_batch == b
+        row, rows_per_batch = outputs.finished_rows[shard, slot], self.groups_per_shard * self.job.n
+        finished_rollouts = []
+        for b in np.unique(self._batch_of_row(row)):
+            in_batch = self._batch_of_row(row) == b
             self.finished_counts[int(b)] += int(in_batch.sum())
             if self.job.report_finished:
                 rollout_index = shard[in_batch] * rows_per_batch + row[in_batch] % rows_per_batch
-                tokens, lengths = (
-                    outputs.tokens[shard[in_batch], slot[in_batch]],
-                    outputs.lengths[shard[in_batch], slot[in_batch]],
-                )
-                finished_rollouts.append(
-                    FinishedRollouts(
-                        int(b), rollout_index, [t[:length] for t, length in zip(tokens, lengths, strict=True)]
-                    )
-                )
+                slots = shard[in_batch], slot[in_batch]
+                token_rows = zip(outputs.tokens[slots], outputs.lengths[slots], strict=True)
+                responses = [tokens[:length] for tokens, length in token_rows]
+                finished_rollouts.append(FinishedRollouts(int(b), rollout_index, responses))
         return finished_rollouts

@@ -1,10 +1,9 @@
-"""How the half of a pipeline that samples (rl/async_rl/rollout_worker.py) works beside the half that trains
-(rl/async_rl/async_rollouts.py).
+"""How the trainer (rl/async_rl/async_rollouts.py) reaches the rollout worker (rl/async_rl/rollout_worker.py).
 
-By turns, the trainer's own thread calls it (`Turns`). A sampler that works at the same time (`Beside`) runs `serve`,
-which does what it is asked and visits in between: in a thread, on devices of its own (`InThread`), or in another
-process (rl/async_rl/worker_process.py). Both get the same messages, in the same order; when they come decides with
-which weights a token is drawn, and nothing else.
+InlineWorker: the trainer's own thread runs the worker while it waits for a batch. BackgroundWorker: the worker serves
+requests and decodes between them, at the same time as the trainer; in a thread with devices of its own
+(ThreadTransport), or in another process (rl/async_rl/worker_process.py). Both receive the same requests in the same
+order. Only the moment of their arrival differs, which decides with which weights a token is drawn.
 """
 
 import threading
@@ -17,52 +16,44 @@ import jax
 import numpy as np
 
 from isojax.models.transformer import Params
-from isojax.rl.async_rl.rollout_worker import FinishedRollouts, RolloutBatch, RolloutWorker
-from isojax.sampling.batch import ProblemArrays, Rollouts
+from isojax.rl.async_rl.rollout_worker import FinishedRollouts, RolloutWorker, SampledBatch
+from isojax.sampling.batch import ProblemArrays
 
 FinishedCallback = Callable[[FinishedRollouts], None]
 
 
-class RolloutSource(Protocol):
-    """A sampler as the trainer sees it. `busy`: seconds that it has worked so far."""
+class WorkerHandle(Protocol):
+    """A rollout worker as the trainer calls it. `busy_seconds`: how long it has sampled so far."""
 
     @property
     def busy_seconds(self) -> float: ...
 
-    def begin_batch(self, batch: int, problems: ProblemArrays, key: np.ndarray) -> None:
-        """As `Sampler.begin`."""
+    def begin_batch(self, batch: int, problems: ProblemArrays, key_data: np.ndarray) -> None:
+        """As `RolloutWorker.begin_batch`."""
         ...
 
     def publish_weights(self, version: int, params: Params) -> None:
-        """As `Sampler.publish`; the parameters may be donated afterwards, once the next have come."""
+        """As `RolloutWorker.publish_weights`; the caller may donate the parameters after the next call of this."""
         ...
 
-    def take_batch(self, batch: int) -> RolloutBatch:
-        """The batch, as soon as it has been sampled; raises what has gone wrong."""
-        ...
-
-    def compile_programs(self, params: Params) -> Rollouts:
-        """As `Sampler.compile`."""
+    def take_batch(self, batch: int) -> SampledBatch:
+        """Waits until the batch is sampled, and returns it; raises what the worker has raised."""
         ...
 
     def close(self) -> None:
-        """Ends it, whatever it is at."""
+        """Ends the worker, whatever it does."""
         ...
 
 
-class InlineRollouts:
-    """A sampler that works while the trainer waits for a batch."""
+class InlineWorker:
+    """A worker that samples while the trainer waits for a batch."""
 
     def __init__(self, worker: RolloutWorker, on_finished: FinishedCallback):
-        self.begin_batch, self.publish_weights, self.compile_programs = (
-            worker.begin_batch,
-            worker.publish_weights,
-            worker.compile_programs,
-        )
         self.worker, self.on_finished, self.busy_seconds = worker, on_finished, 0.0
+        self.begin_batch, self.publish_weights = worker.begin_batch, worker.publish_weights
 
-    def take_batch(self, batch: int) -> RolloutBatch:
-        """The batch, after as many visits as it takes."""
+    def take_batch(self, batch: int) -> SampledBatch:
+        """Decodes chunks until the batch is sampled."""
         started_at = time.monotonic()
         while batch not in self.worker.ready_batches:
             for finished in self.worker.decode_chunk():
@@ -71,27 +62,21 @@ class InlineRollouts:
         return self.worker.take_batch(batch)
 
     def close(self) -> None:
-        """Nothing is at work."""
+        """Nothing runs."""
 
 
 class BeginBatch(NamedTuple):
-    """See `Sampler.begin`."""
+    """Asks for `RolloutWorker.begin_batch`."""
 
     batch: int
     problems: ProblemArrays
-    key: np.ndarray
+    key_data: np.ndarray
 
 
 class PublishWeights(NamedTuple):
-    """See `Sampler.publish`."""
+    """Asks for `RolloutWorker.publish_weights`."""
 
     version: int
-    params: Params
-
-
-class CompilePrograms(NamedTuple):
-    """See `Sampler.compile`; what it gives is told."""
-
     params: Params
 
 
@@ -99,21 +84,19 @@ class StopSampling(NamedTuple):
     """The cell is over."""
 
 
+WorkerRequest = BeginBatch | PublishWeights | StopSampling
+
+
 class ChunkReport(NamedTuple):
-    """A visit: the seconds it took, what it has finished, and the batches that are whole now."""
+    """One chunk: the seconds it took, the rollouts that finished, and the batches that are completely sampled now."""
 
     seconds: float
     finished: list[FinishedRollouts]
-    batches: list[RolloutBatch]
+    batches: list[SampledBatch]
 
 
-WorkerRequest = BeginBatch | PublishWeights | CompilePrograms | StopSampling
-
-
-def serve_requests(
-    worker: RolloutWorker, inbox: SimpleQueue[Any], send_report: Callable[[ChunkReport | Rollouts], None]
-) -> None:
-    """Does what is asked, and visits in between as long as anything is left to sample, until it is to stop."""
+def serve_requests(worker: RolloutWorker, inbox: SimpleQueue[Any], send_report: Callable[[ChunkReport], None]) -> None:
+    """Serves the requests of one cell until StopSampling, and decodes between them as long as rollouts are left."""
     while True:
         while not worker.has_work or not inbox.empty():
             match inbox.get():
@@ -121,8 +104,6 @@ def serve_requests(
                     worker.begin_batch(*request)
                 case PublishWeights() as request:
                     worker.publish_weights(*request)
-                case CompilePrograms(params):
-                    send_report(worker.compile_programs(params))
                 case StopSampling():
                     return
         started_at = time.monotonic()
@@ -132,74 +113,57 @@ def serve_requests(
 
 
 class Transport(Protocol):
-    """The way to a sampler that works elsewhere."""
+    """The connection to a worker in another thread or process."""
 
-    def start(
-        self, on_message: Callable[[ChunkReport | Rollouts], None], on_failure: Callable[[BaseException], None]
-    ) -> None:
-        """Starts it. What it tells is heard in another thread, and so is why it ended, where it did."""
+    def start(self, on_report: Callable[[ChunkReport], None], on_failure: Callable[[BaseException], None]) -> None:
+        """Starts the worker. Both callbacks run in another thread than the trainer's."""
         ...
 
     def sendable_params(self, params: Params) -> Params:
-        """Parameters that can be sent, of their own memory."""
+        """A copy of the parameters that can be sent."""
         ...
 
     def post(self, request: WorkerRequest) -> None:
-        """Asks for something."""
+        """Sends a request."""
         ...
 
     def close(self) -> None:
-        """Ends it; it is at the end of a visit then."""
+        """Ends the worker after its current chunk."""
         ...
 
 
-class AsyncRollouts:
-    """A sampler that works at the same time as the trainer."""
+class BackgroundWorker:
+    """A worker that samples at the same time as the trainer."""
 
     def __init__(self, transport: Transport, on_finished: FinishedCallback):
         self.transport, self.on_finished, self.busy_seconds = transport, on_finished, 0.0
-        self.condition = threading.Condition()  # of what has been heard
-        self.ready_batches: dict[int, RolloutBatch] = {}
-        self.compiled_rollouts: Rollouts | None = None
+        self.condition = threading.Condition()  # guards what the callbacks change
+        self.ready_batches: dict[int, SampledBatch] = {}
         self.failure: BaseException | None = None
-        transport.start(self._on_message, self._on_failure)
+        transport.start(self._on_report, self._on_failure)
 
-    def begin_batch(self, batch: int, problems: ProblemArrays, key: np.ndarray) -> None:
-        """As `Half` says, and so are the others."""
-        self.transport.post(BeginBatch(batch, problems, key))
+    def begin_batch(self, batch: int, problems: ProblemArrays, key_data: np.ndarray) -> None:
+        self.transport.post(BeginBatch(batch, problems, key_data))
 
     def publish_weights(self, version: int, params: Params) -> None:
         self.transport.post(PublishWeights(version, self.transport.sendable_params(params)))
 
-    def compile_programs(self, params: Params) -> Rollouts:
-        self.transport.post(CompilePrograms(self.transport.sendable_params(params)))
-        self._wait_for(lambda: self.compiled_rollouts is not None)
-        assert self.compiled_rollouts is not None
-        return self.compiled_rollouts
-
-    def take_batch(self, batch: int) -> RolloutBatch:
-        self._wait_for(lambda: batch in self.ready_batches)
+    def take_batch(self, batch: int) -> SampledBatch:
+        with self.condition:
+            self.condition.wait_for(lambda: self.failure is not None or batch in self.ready_batches)
+        if self.failure is not None:
+            raise self.failure
         return self.ready_batches.pop(batch)
 
     def close(self) -> None:
         self.transport.close()
 
-    def _wait_for(self, condition_met: Callable[[], bool]) -> None:
+    def _on_report(self, report: ChunkReport) -> None:
+        for finished in report.finished:
+            self.on_finished(finished)
         with self.condition:
-            self.condition.wait_for(lambda: self.failure is not None or condition_met())
-        if self.failure is not None:
-            raise self.failure
-
-    def _on_message(self, message: ChunkReport | Rollouts) -> None:
-        if isinstance(message, ChunkReport):
-            for finished in message.finished:
-                self.on_finished(finished)
-        with self.condition:
-            if isinstance(message, ChunkReport):
-                self.busy_seconds += message.seconds
-                self.ready_batches |= {taken.batch: taken for taken in message.batches}
-            else:
-                self.compiled_rollouts = message
+            self.busy_seconds += report.seconds
+            self.ready_batches |= {sampled.batch: sampled for sampled in report.batches}
             self.condition.notify_all()
 
     def _on_failure(self, error: BaseException) -> None:
@@ -209,18 +173,16 @@ class AsyncRollouts:
 
 
 class ThreadTransport:
-    """The link to a sampler in a thread of this process, on devices of its own."""
+    """The connection to a worker in a thread of this process, on devices of its own."""
 
     def __init__(self, worker: RolloutWorker):
         self.worker, self.inbox = worker, SimpleQueue[WorkerRequest]()
 
-    def start(
-        self, on_message: Callable[[ChunkReport | Rollouts], None], on_failure: Callable[[BaseException], None]
-    ) -> None:
+    def start(self, on_report: Callable[[ChunkReport], None], on_failure: Callable[[BaseException], None]) -> None:
         def run() -> None:
             try:
-                serve_requests(self.worker, self.inbox, on_message)
-            except BaseException as e:  # told to the thread that trains, which raises it
+                serve_requests(self.worker, self.inbox, on_report)
+            except BaseException as e:  # the thread that trains raises it
                 on_failure(e)
 
         self.thread = threading.Thread(target=run, daemon=True, name="sampler")

@@ -1,0 +1,170 @@
+"""The fused program of tasks that verify on device: sample, verify, advantages, loss and update, many updates per call.
+
+Rollouts never leave the device between the sampler and the update, and the host is not asked anything between two
+updates. This is the fastest path, and the one that every other way to get rollouts is tested against.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+from isojax.core.config import CellConfig
+from isojax.core.random_streams import TRAIN_STREAM
+from isojax.distributed.program import Program, shape_on
+from isojax.distributed.sharding import compiler_options, replicated
+from isojax.models.transformer import Decoder, Params
+from isojax.rl.objective import Coefficients, merge_metrics
+from isojax.rl.rollout_source import CellProblems, Metrics, SourcedBatch, UpdateShapes, padded_index
+from isojax.rl.train_state import TrainState, train_state_shardings
+from isojax.rl.train_step import TrainStep, UpdateResult
+from isojax.sampling.batch import (
+    ProblemArrays,
+    RolloutBatch,
+    SamplerShapes,
+    buffer_row_groups,
+    gather_problems,
+)
+from isojax.sampling.engine import build_sampler
+from isojax.tasks.protocol import DeviceTask
+
+MAX_UPDATES_PER_CALL = 64
+
+
+class ProblemBatches(NamedTuple):
+    """The problems of several updates, whose rollouts the fused program samples itself.
+
+    Attributes:
+        problem_table: all training problems.
+        problem_index: i32[U, problem_rows], rows of the table; update i takes the first B_p of problem_index[i].
+        num_updates: i32[], how many of the U updates to do.
+        B_p, n, seed: i32[].
+    """
+
+    problem_table: ProblemArrays
+    problem_index: Any
+    num_updates: Any
+    B_p: Any
+    n: Any
+    seed: Any
+
+
+def build_fused_update(
+    cell: CellConfig, decoder: Decoder, task: DeviceTask, shapes: SamplerShapes, mesh: Mesh
+) -> Callable[[TrainState, Params, ProblemBatches, Coefficients], tuple[TrainState, UpdateResult]]:
+    """The jitted `update(state, base_params, batches, coefficients) -> (state, result)`; the state is donated.
+
+    After `cell.rl.max_consecutive_nonfinite` skipped updates in a row it ends early.
+    """
+    train_step = TrainStep(cell, decoder, task.stops, shapes, mesh)
+    sample = build_sampler(decoder, shapes, mesh, cell.sampling, task.stops)
+
+    def update(
+        state: TrainState, base_params: Params, batches: ProblemBatches, coefficients: Coefficients
+    ) -> tuple[TrainState, UpdateResult]:
+        table, B_p, n = batches.problem_table, batches.B_p, batches.n
+        key = jax.random.fold_in(jax.random.key(batches.seed), TRAIN_STREAM)
+
+        @partial(jax.jit, inline=True)  # traced once, for its outputs' shapes and for the loop
+        def one_update(i: Array, state: TrainState) -> tuple[TrainState, UpdateResult]:
+            problems, update_key = gather_problems(table, batches.problem_index[i]), jax.random.fold_in(key, state.step)
+            rollouts = sample(state.params, problems, B_p, n, update_key)
+            groups, valid = buffer_row_groups(shapes, B_p, n)
+            rewards = task.verify(problems.answers[groups], rollouts.tokens, rollouts.response_mask)
+            batch = RolloutBatch(problems, rollouts, rewards, B_p, n, jax.random.key_data(update_key))
+            signals, batch_metrics = train_step.compute_advantages(state, batch, coefficients)
+            state, update_metrics = train_step.update(state, base_params, batch, signals, coefficients)
+            reward_sums = None
+            if cell.rl.no_positive_resampling is not None:
+                table_rows = batches.problem_index[i][groups]
+                reward_sums = jnp.zeros(len(table.ids)).at[table_rows].add(jnp.where(valid, rewards, 0.0))
+            return state, UpdateResult(batch_metrics | update_metrics, reward_sums)
+
+        def keep_training(carry: tuple[Array, TrainState, UpdateResult]) -> Array:
+            i, state, _ = carry
+            return (i < batches.num_updates) & (state.consecutive_nonfinite < cell.rl.max_consecutive_nonfinite)
+
+        def body(carry: tuple[Array, TrainState, UpdateResult]) -> tuple[Array, TrainState, UpdateResult]:
+            i, state, total = carry
+            state, result = one_update(i, state)
+            reward_sums = jax.tree.map(jnp.add, total.reward_sums, result.reward_sums)
+            return i + 1, state, UpdateResult(merge_metrics(total.metrics, result.metrics), reward_sums)
+
+        result_shapes = jax.eval_shape(one_update, jnp.int32(0), state)[1]
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), result_shapes)
+        return lax.while_loop(keep_training, body, (jnp.int32(0), state, zeros))[1:]
+
+    out_shardings = train_state_shardings(decoder, mesh, cell.rl.critic is not None), replicated(mesh)
+    return jax.jit(update, donate_argnums=0, out_shardings=out_shardings, compiler_options=compiler_options(mesh))
+
+
+class FusedPrograms:
+    """The fused program of a sweep."""
+
+    updates_per_call = MAX_UPDATES_PER_CALL
+
+    def __init__(self, cell: CellConfig, decoder: Decoder, task: DeviceTask, shapes: SamplerShapes, mesh: Mesh):
+        self.rl, self.shapes, self.mesh = cell.rl, shapes, mesh
+        self.update = Program(build_fused_update(cell, decoder, task, shapes, mesh))
+
+    def compile(self, shapes: UpdateShapes) -> None:
+        for program, arguments in self.main_programs(shapes).values():
+            program.compile(*arguments)
+
+    def main_programs(self, shapes: UpdateShapes) -> dict[str, tuple[Program, tuple[Any, ...]]]:
+        on_all = replicated(self.mesh)
+        scalar = shape_on(on_all)
+        index = shape_on(on_all, (MAX_UPDATES_PER_CALL, self.shapes.problem_rows))
+        batches = ProblemBatches(shapes.problem_table, index, num_updates=scalar, B_p=scalar, n=scalar, seed=scalar)
+        return {"train": (self.update, (shapes.state, shapes.base_params, batches, shapes.coefficients))}
+
+    def can_restore(self, saved: Mapping[str, Any]) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Nothing else serves the program."""
+
+
+class FusedRollouts:
+    """The RolloutSource of the fused program: it chooses problems, and leaves the rest to the update."""
+
+    def __init__(self, programs: FusedPrograms, problems: CellProblems):
+        self.programs, self.problems = programs, problems
+
+    def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
+        rl, order, cell = self.programs.rl, self.problems.problem_order, self.problems.cell
+        count = max_updates
+        if rl.no_positive_resampling is not None:
+            # Later epochs depend on the rewards of this one, and a call must not end before its last update.
+            updates_left = rl.max_consecutive_nonfinite - int(state.consecutive_nonfinite)
+            count = min(count, order.batches_left_in_epoch, updates_left)
+        index = np.zeros((MAX_UPDATES_PER_CALL, self.programs.shapes.problem_rows), np.int32)
+        for i in range(count):
+            index[i] = padded_index(next(order), index.shape[1])
+        inputs = ProblemBatches(
+            self.problems.problem_table,
+            index,
+            num_updates=np.int32(count),
+            B_p=np.int32(cell.B_p),
+            n=np.int32(cell.n),
+            seed=np.int32(cell.seed),
+        )
+        return SourcedBatch(inputs, index[:count, : cell.B_p].reshape(-1), reward_sums=None, metrics={})
+
+    def finish_update(self, state: TrainState) -> Metrics:
+        return {}
+
+    def save(self) -> tuple[None, None]:
+        return None, None
+
+    def restore(self, saved: Mapping[str, Any], restore_arrays: Callable[[Any], Any], params: Params) -> None:
+        raise AssertionError("the fused program leaves no rollouts in progress")
+
+    def close(self) -> None:
+        """Nothing is in progress."""

@@ -1,0 +1,175 @@
+"""Where the rollouts and rewards of the next update come from, as the training loop sees it.
+
+    FusedRollouts    the update program itself samples and verifies, many updates per call (rl/fused_rollouts.py)
+    InlineRollouts   sampled before the update, verified on the host meanwhile (rl/host_verified.py)
+    AsyncRollouts    sampled while earlier batches train, at most k updates off-policy (rl/async_rl/async_rollouts.py)
+
+A fork that gets rollouts elsewhere implements both protocols here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, PRNGKeyArray
+
+from isojax.core.nouns import Cell, Problem
+from isojax.core.random_streams import TRAIN_STREAM
+from isojax.distributed.program import Program
+from isojax.distributed.sharding import replicated
+from isojax.models.transformer import Params
+from isojax.rl.objective import Coefficients
+from isojax.rl.train_state import TrainState
+from isojax.rl.train_step import UpdateResult
+from isojax.sampling.batch import ProblemArrays, gather_problems
+from isojax.tasks.epochs import EpochOrder
+from isojax.tasks.protocol import Grades, count_unfinished
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class CellProblems:
+    """What a source needs of a cell.
+
+    Attributes:
+        cell: B_p, n and the seed.
+        problems: the training problems.
+        host_table: the same as host arrays.
+        problem_table: the same on the devices that train.
+        problem_order: gives the problems of update `first_update` and of those that follow.
+        first_update: updates done so far.
+    """
+
+    cell: Cell
+    problems: Sequence[Problem]
+    host_table: ProblemArrays
+    problem_table: ProblemArrays
+    problem_order: EpochOrder
+    first_update: int
+
+
+class SourcedBatch(NamedTuple):
+    """The next batch.
+
+    Attributes:
+        inputs: what the update program reads: a RolloutBatch, or the fused program's ProblemBatches.
+        problem_index: i32[updates B_p], rows of the problem table.
+        reward_sums: f32[updates B_p], the sum of the rewards of each problem; None where the update program computes
+            them.
+        metrics: what the host measured of the batch.
+    """
+
+    inputs: Any
+    problem_index: np.ndarray
+    reward_sums: np.ndarray | None
+    metrics: Metrics
+
+
+class RolloutSource(Protocol):
+    """The rollouts of one cell."""
+
+    def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
+        """Chooses problems, samples and verifies; at most `max_updates` batches at once. Raises what the sampler or the
+        verifier has raised."""
+        ...
+
+    def finish_update(self, state: TrainState) -> Metrics:
+        """The update on the last batch is done, and this is the newest policy; metrics of the source itself."""
+        ...
+
+    def save(self) -> tuple[dict[str, Any] | None, Any]:
+        """Rollouts in progress that a checkpoint must hold, as data for JSON and as arrays; (None, None) if none."""
+        ...
+
+    def restore(self, saved: Mapping[str, Any], restore_arrays: Callable[[Any], Any], params: Params) -> None:
+        """Continues where `save` was called. `restore_arrays(template)` reads the arrays; `params`: the newest."""
+        ...
+
+    def close(self) -> None:
+        """Ends whatever is in progress."""
+        ...
+
+
+class UpdateShapes(NamedTuple):
+    """ShapeDtypeStructs, with shardings, of what an update program reads beside a batch; and of the problem table."""
+
+    state: TrainState
+    base_params: Params
+    problem_table: ProblemArrays
+    coefficients: Coefficients
+
+
+class RolloutPrograms(Protocol):
+    """The compiled programs of a sweep that make rollouts and train on them; they serve one cell after another.
+
+    updates_per_call: after at most so many updates the loop looks at its clock and for signals.
+    update(state, base_params, batch.inputs, coefficients) -> (state, UpdateResult); the state is donated.
+    """
+
+    updates_per_call: int
+    update: Program
+
+    def compile(self, shapes: UpdateShapes) -> None:
+        """Compiles all programs; a second call does nothing."""
+        ...
+
+    def main_programs(self, shapes: UpdateShapes) -> dict[str, tuple[Program, tuple[Any, ...]]]:
+        """The programs that take the most memory, by name, with the shapes of their arguments."""
+        ...
+
+    def can_restore(self, saved: Mapping[str, Any]) -> bool:
+        """Whether rollouts that `RolloutSource.save` has saved can be continued by these programs."""
+        ...
+
+    def close(self) -> None:
+        """Ends processes that serve the programs."""
+        ...
+
+
+class SelectedProblems(NamedTuple):
+    """The problems of an update, its PRNG key, and that key's data u32[2]."""
+
+    problems: ProblemArrays
+    key: PRNGKeyArray
+    key_data: Array
+
+
+def build_select_problems(mesh: Mesh) -> Program:
+    """`select(problem_table, index i32[problem_rows], seed, step) -> SelectedProblems`."""
+
+    def select(problem_table: ProblemArrays, index: Array, seed: Array, step: Array) -> SelectedProblems:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), TRAIN_STREAM), step)
+        return SelectedProblems(gather_problems(problem_table, index), key, jax.random.key_data(key))
+
+    return Program(jax.jit(select, out_shardings=replicated(mesh)))
+
+
+def finish_batch(batch: SourcedBatch, result: UpdateResult, problem_order: EpochOrder, n: int) -> Metrics:
+    """The metrics of a batch as host numbers. Where the order leaves out solved problems, records the rewards in it."""
+    metrics = {name: float(value) for name, value in result.metrics.items()} | batch.metrics
+    if problem_order.drop_above is None:
+        return metrics
+    reward_sums = batch.reward_sums
+    if reward_sums is None:
+        reward_sums = np.asarray(result.reward_sums)[batch.problem_index]
+    problem_order.record_rewards(batch.problem_index, reward_sums, n)
+    updates = len(batch.problem_index) // problem_order.B_p
+    return metrics | {"dropped": updates * problem_order.dropped_fraction}
+
+
+def padded_index(index: np.ndarray, problem_rows: int) -> np.ndarray:
+    """Rows of the problem table i32[B_p], followed by zeros up to `problem_rows`."""
+    padded = np.zeros(problem_rows, np.int32)
+    padded[: len(index)] = index
+    return padded
+
+
+def verifier_metrics(grades: Grades) -> Metrics:
+    """What the host's verifier found in one batch."""
+    parsed_fraction = float(np.mean(grades.parsed)) if len(grades.parsed) else 0.0
+    metrics = {"parsed_fraction": parsed_fraction, "verifier_failures": float(count_unfinished(grades.failures))}
+    return metrics | {f"verifier_{kind}": float(count) for kind, count in grades.failures.items()}

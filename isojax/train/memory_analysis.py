@@ -1,0 +1,152 @@
+"""What XLA says that the programs of a sweep take, on this machine's devices or on chips that are not here.
+
+Nothing is run: no weights, tokenizer or problems are needed. Bytes are those of one device.
+"""
+
+import importlib.util
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from isojax.core.config import CellConfig, SweepConfig
+from isojax.core.errors import InputError
+from isojax.tasks.protocol import Task
+from isojax.tasks.stop_strings import StopConditions
+from isojax.train.programs import build_decoder, build_rollout_programs, sampler_shapes, update_shapes
+
+TRAINING_PROBLEMS = 1000  # rows of the problem table, where no problems have been chosen
+HBM_GIB = {"TPU v4": 32, "TPU v5 lite": 16, "TPU v5": 95, "TPU v6 lite": 32}  # GiB of a chip, by the kind of device
+GIB = 2**30
+# Half of the compile time on a CPU, and the same memory
+FAST_COMPILE_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+# What libtpu's compiler says of a program that exceeds a chip's memory, and what the figures are of
+OOM_PATTERNS = (
+    (r"HLO temporaries \(([\d.]+)([MGT])\) exceeds available HBM \(([\d.]+)([MGT])\)", "temporaries"),
+    (r"Used ([\d.]+)([MGT]) of ([\d.]+)([MGT])", "all"),
+)
+
+
+class AbstractProgram(NamedTuple):
+    """A jitted function, and the ShapeDtypeStructs of its arguments."""
+
+    function: Any
+    arguments: tuple[Any, ...]
+
+
+class ProgramMemory(NamedTuple):
+    """XLA's memory analysis of a program, in bytes of one device. `outputs` leaves out what is updated in place; `peak`
+    is the most that is alive at once, by XLA's own schedule."""
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    peak: int
+
+    @property
+    def total(self) -> int:
+        """Arguments, outputs that reuse no argument, and temporaries."""
+        return self.arguments + self.outputs + self.temporaries
+
+
+class AbstractTask:
+    """Stands for a task in text where only the shapes of its programs matter: a vocabulary, and one token that ends a
+    response."""
+
+    on_device = False
+    stops = StopConditions((0,), None)
+
+    def __init__(self, vocab: int):
+        self.vocab = vocab
+
+
+class OutOfMemory(NamedTuple):
+    """The compiler refused a program: the GiB that it needs (`scope`: in all, or for temporaries alone), and that the
+    chip has."""
+
+    needed_gib: float
+    scope: str
+    available_gib: float
+
+
+def topology_devices(topology: str) -> list[Any]:
+    """The chips of a TPU topology such as "v5e:4x4", to compile for; none need be here. libtpu stays loaded in this
+    process.
+
+    Raises:
+        InputError: libtpu is not installed, or knows no such topology.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise InputError(
+            f"--topology {topology} compiles with libtpu, which is not installed: pip install 'isojax[tpu]' (Linux on x86)."
+        )
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no metadata server to ask
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # no chip is opened, so another process may do the same
+    for name, value in (("TPU_WORKER_HOSTNAMES", "localhost"), ("TPU_ACCELERATOR_TYPE", "v5litepod-4")):
+        os.environ.setdefault(name, value)  # else libtpu says at length that this is no TPU's host
+    from jax.experimental.topologies import get_topology_desc
+
+    try:
+        return list(get_topology_desc(platform="tpu", topology_name=topology).devices)
+    except (jax.errors.JaxRuntimeError, ValueError) as e:
+        raise InputError(
+            f"--topology {topology}: {e}. Expected a kind of TPU and its chips, such as v5e:4x4, v5p:2x2x2 or v6e:2x4."
+        ) from e
+
+
+def chip_memory(device: Any) -> int:
+    """Bytes of a chip's memory; InputError where its kind is not known here."""
+    if device.device_kind not in HBM_GIB:
+        raise InputError(
+            f"the memory of a {device.device_kind} is not known; known are {', '.join(HBM_GIB)}. Say it by run.device_memory=GB."
+        )
+    return HBM_GIB[device.device_kind] * GIB
+
+
+def compile_for_memory(program: AbstractProgram) -> ProgramMemory | OutOfMemory:
+    """`analyze_memory`; on a TPU the compiler refuses a program that exceeds the chip's memory, with the figures in its
+    message."""
+    try:
+        return analyze_memory(program)
+    except jax.errors.JaxRuntimeError as e:
+        matches = ((re.search(form, str(e)), scope) for form, scope in OOM_PATTERNS)
+        match_found, scope = next(((m, scope) for m, scope in matches if m), (None, ""))
+        if match_found is None:
+            raise
+        used, available = (
+            float(match_found[i]) * {"M": 1 / 1024, "G": 1.0, "T": 1024.0}[match_found[i + 1]] for i in (1, 3)
+        )
+        return OutOfMemory(used, scope, available)
+
+
+def analyze_memory(program: AbstractProgram, options: dict[str, Any] | None = None) -> ProgramMemory:
+    """Compiles a program with these options of XLA."""
+    analysis = program.function.lower(*program.arguments).compile(options).memory_analysis()
+    return ProgramMemory(
+        analysis.argument_size_in_bytes,
+        analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+        analysis.temp_size_in_bytes,
+        analysis.peak_memory_in_bytes,
+    )
+
+
+def build_abstract_programs(
+    cell: CellConfig, sweep: SweepConfig, pairs: Sequence[tuple[int, int]], mesh: Mesh, task: Task | AbstractTask
+) -> dict[str, AbstractProgram]:
+    """The programs of a sweep that take the most memory, by name: `train` where the device verifies; `decode`, a chunk
+    of the sampler, and `learn`, the update, where the host does. `pairs`: every (B_p, n); all sizes of `sweep` are
+    chosen.
+    """
+    any_task: Any = task
+    synchronous = cell.model_copy(update={"rl": cell.rl.model_copy(update={"max_staleness": None})})
+    decoder = build_decoder(cell, sweep, task.vocab, mesh.devices.flat[0].platform)
+    shapes = sampler_shapes(cell, sweep, pairs, mesh)
+    rollouts, _ = build_rollout_programs(synchronous, decoder, any_task, shapes, pairs, mesh)
+    program_shapes = update_shapes(cell, decoder, any_task, shapes, mesh, TRAINING_PROBLEMS)
+    return {
+        name: AbstractProgram(program.jitted, arguments)
+        for name, (program, arguments) in rollouts.main_programs(program_shapes).items()
+    }

@@ -1,0 +1,54 @@
+"""What a cell's run writes to, as its launcher hands it over; the training code opens none of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from isojax.core.nouns import EvalPoint
+
+CHECKPOINT_FOLDER = "checkpoint"  # in a cell's folder
+
+
+class PointLedger(Protocol):
+    """Records evaluations (isojax/runs/ledger.py).
+
+    targets: the values of the grid of C that are recorded so far.
+    """
+
+    @property
+    def targets(self) -> list[int]: ...
+
+    def append(self, point: EvalPoint, seconds: float, devices: int) -> None:
+        """Records a point, unless its target is recorded already, with the seconds since the one before."""
+        ...
+
+    def record_failure(self, M: int, reason: str) -> None:
+        """Records that the run broke off after update M."""
+        ...
+
+
+class Uploader(Protocol):
+    """Copies checkpoints elsewhere in the background (isojax/runs)."""
+
+    def upload(self, checkpoint_folder: Path, is_writing: Callable[[], bool]) -> None:
+        """Copies a checkpoint when `is_writing` says that it is complete."""
+        ...
+
+    def wait(self) -> None:
+        """Waits until the last copy is complete; raises RunFailed if it failed."""
+        ...
+
+
+@dataclass(frozen=True)
+class CellOutputs:
+    """A cell's folder, its ledger (None in a process that does not write it), and where its checkpoints are copied."""
+
+    folder: Path
+    ledger: PointLedger | None
+    uploader: Uploader
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """The folder of the cell's checkpoints."""
+        return self.folder / CHECKPOINT_FOLDER
