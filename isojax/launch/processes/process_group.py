@@ -190,9 +190,10 @@ def check_shared_folder(folder: Path) -> None:
     if not multiprocess.is_multiprocess():
         return
     mark_file = folder / ".shared"
+    token = multiprocess.broadcast(os.urandom(8).hex())
     if multiprocess.is_primary():
-        mark_file.write_text(token := os.urandom(8).hex())
-    token = multiprocess.broadcast(token if multiprocess.is_primary() else "")
+        mark_file.write_text(token)
+    multiprocess.barrier("the mark is written")
     missing_processes = [
         i
         for i, sees_mark in enumerate(multiprocess.allgather(mark_file.exists() and mark_file.read_text() == token))
