@@ -28,7 +28,7 @@ from isojax.launch.autosize import (
 )
 from isojax.launch.memory_model import MemoryEstimate, estimate_memory
 from isojax.launch.planner import plan_cells, resolve_sweep_sizes
-from isojax.rl import logprobs
+from isojax.rl import blockwise_logprobs, logprobs
 from isojax.tasks.build import build_task
 from isojax.train.memory_analysis import (
     FAST_COMPILE_OPTIONS,
@@ -240,5 +240,5 @@ def test_the_planner_knows_the_programs_constants() -> None:
     """Which it has copies of, because it does without jax."""
     assert (memory_model.MAX_WHOLE_LOGITS, memory_model.MAX_SAVED_LOGITS) == (
         logprobs.MAX_DENSE_LOGITS,
-        logprobs.MAX_SAVED_LOGITS,
+        blockwise_logprobs.MAX_SAVED_LOGITS,
     )
