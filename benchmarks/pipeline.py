@@ -47,7 +47,7 @@ from isojax.models.transformer import Params
 from isojax.rl.async_rl.async_rollouts import AsyncRollouts
 from isojax.rl.rollout_source import CellProblems, finish_batch
 from isojax.rl.train_state import TrainState
-from isojax.runs.ledger import read_runs
+from isojax.runs.ledger_reader import read_runs
 from isojax.sampling.batch import ProblemArrays
 from isojax.tasks.build import build_task
 from isojax.tasks.epochs import EpochOrder

@@ -18,7 +18,8 @@ from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, read_saved_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
-from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, read_runs
+from isojax.runs.ledger import INCLUDE_FLAGGED
+from isojax.runs.ledger_reader import default_metric, read_runs
 from isojax.runs.workspace import display_path
 from isojax.scaling.checks.flagged_runs import add_health, flagged_runs, healthy_runs
 from isojax.scaling.fit import fit

@@ -14,7 +14,7 @@ from rich.table import Table
 from isojax.cli.formatting import to_json_value
 from isojax.cli.saved_fits import FitOptions, default_metric, fit_file_name, is_sweep_folder, progress_bar, warn
 from isojax.core.atomic_files import write_text
-from isojax.runs.ledger import read_runs
+from isojax.runs.ledger_reader import read_runs
 from isojax.scaling.checks.flagged_runs import healthy_runs
 from isojax.scaling.checks.validate import REPLICATES, validate
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.runs.ledger import HEALTH_FILE, read_run
+from isojax.runs.ledger import HEALTH_FILE
+from isojax.runs.ledger_reader import read_run
 from isojax.scaling.checks.run_health import health_flags
 
 

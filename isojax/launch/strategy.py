@@ -15,7 +15,8 @@ from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, RunRecord
 from isojax.launch.display import console
-from isojax.runs.ledger import RECORDS_FILE, read_run
+from isojax.runs.ledger import RECORDS_FILE
+from isojax.runs.ledger_reader import read_run
 
 if TYPE_CHECKING:
     from isojax.scaling.adaptive import AdaptivePolicy

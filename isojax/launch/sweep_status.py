@@ -25,7 +25,8 @@ from isojax.core.nouns import Cell, EvalPoint
 from isojax.launch.planner import plan_cells
 from isojax.launch.resume import CONFIG_FILE, STATUS_FILE
 from isojax.runs.folder_lock import is_locked
-from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE, latest_point, read_timing
+from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE
+from isojax.runs.ledger_reader import latest_point, read_timing
 
 STALE_SECONDS = 60.0  # seconds without news after which a driver counts as gone
 CELL_NAME_PATTERN = re.compile(r"(\d+)x(\d+)-s(\d+)")

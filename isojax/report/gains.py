@@ -22,7 +22,7 @@ from rich.table import Table
 
 from isojax.core.atomic_files import write_text
 from isojax.core.nouns import RunRecord
-from isojax.runs.ledger import default_metric
+from isojax.runs.ledger_reader import default_metric
 
 GAINS_FILE = "gains.csv"
 GAINS_HEADER = ("cell", "metric", "base", "last", "gain", "format_alone", "better_answers", "best_constant")

@@ -1,6 +1,4 @@
-"""One writer at a time for a folder at a URL: the object `.lock` there says who it is, and is renewed as long as that
-one lives.
-"""
+"""One writer at a time for a folder at a URL: the object `.lock` there names the holder, who renews it while alive."""
 
 from __future__ import annotations
 
@@ -18,17 +16,15 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.runs.object_store import RemoteFolder
 
 LOCK_OBJECT = ".lock"
-RENEW_SECONDS, STALE_SECONDS = (
-    10.0,
-    60.0,
-)  # seconds between two signs of life; without one, until another process may take the place
+RENEW_SECONDS = 10.0  # seconds between two renewals
+STALE_SECONDS = 60.0  # seconds without a renewal after which another process may take the lease
 
 
 class Lease:
-    """The right to write. A context; entering it may wait until a process that was killed counts as dead.
+    """The right to write, as a context; entering it may wait until a process that was killed counts as dead.
 
     Raises:
-        InputError: the place cannot be written, or another process writes there.
+        InputError: the URL cannot be written, or another process writes there.
     """
 
     def __init__(self, remote: RemoteFolder):
@@ -48,30 +44,31 @@ class Lease:
     def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._renew_thread.join(RENEW_SECONDS)
-        with suppress(Exception):  # it grows stale by itself
+        with suppress(Exception):  # without removal it grows stale
             if not self._taken_over_by:
                 self._remote.remove(LOCK_OBJECT)
 
     def check(self) -> None:
-        """Raises RunFailed where another process has taken the place; one that was frozen looks before it goes on to
-        write.
+        """RunFailed where another process has taken the lease; a process that was frozen looks at the URL before it
+        writes again.
         """
         if time.time() - self._renewed_at > STALE_SECONDS:
             self._check_holder()
         if self._taken_over_by:
             raise RunFailed(
-                f"{self._remote.url} was taken over by {self._taken_over_by}, for this process gave no sign of life for {STALE_SECONDS:.0f} seconds; "
-                "this one ends."
+                f"{self._remote.url} was taken over by {self._taken_over_by}, because this process did not renew its"
+                f" lease for {STALE_SECONDS:.0f} seconds; this one ends."
             )
 
     def _wait_for_holder(self) -> None:
-        """Until nobody writes; a holder that shows a sign of life is not waited for."""
+        """Wait until no process writes; InputError where the holder renews its lease meanwhile."""
         current_lock = initial_lock = self._remote.call_with_timeout(self._read_lock)
         if initial_lock is None or _holder_is_dead(initial_lock):
             return
         if time.time() - initial_lock["time"] < STALE_SECONDS:
             print(
-                f"waiting for a sign of life of {_holder_name(initial_lock)}, which has written to {self._remote.url}",
+                f"waiting to see whether {_holder_name(initial_lock)}, which has written to {self._remote.url}, is"
+                " alive",
                 file=sys.stderr,
             )
         while current_lock is not None and time.time() - current_lock["time"] < STALE_SECONDS:
@@ -82,8 +79,8 @@ class Lease:
 
     def _raise_locked(self, holder: str) -> NoReturn:
         raise InputError(
-            f"{self._remote.url} is being written by {holder}; expected one writer at a time. Wait for it, stop it, or choose another "
-            "name=NAME."
+            f"{self._remote.url} is being written by {holder}; expected one writer at a time. Wait for it, stop it, or"
+            " choose another name=NAME."
         )
 
     def _read_lock(self) -> dict[str, Any] | None:
@@ -101,14 +98,14 @@ class Lease:
 
     def _renew_loop(self) -> None:
         while not self._taken_over_by and not self._closed.wait(RENEW_SECONDS):
-            with suppress(Exception):  # the next time may do; what the run itself writes tells of storage that is gone
+            with suppress(Exception):  # the next renewal may succeed; the run's own writes report storage that is lost
                 self._check_holder()
                 if not self._taken_over_by:
                     self._write_lock()
 
 
 def _host_id() -> str:
-    """This machine; a container is one of its own."""
+    """This machine; each container counts as one."""
     with suppress(OSError):
         return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
     return socket.gethostname()
@@ -119,7 +116,7 @@ def _holder_name(lock: dict[str, Any]) -> str:
 
 
 def _holder_is_dead(lock: dict[str, Any]) -> bool:
-    """Whether the holder was a process of this machine that is no more."""
+    """Whether the holder was a process of this machine that has ended."""
     if lock["host"] != _host_id():
         return False
     try:

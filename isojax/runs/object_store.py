@@ -1,5 +1,5 @@
-"""A folder at a URL, by fsspec: its objects by their names below it. What the storage's own library says is told in
-isojax's words.
+"""A folder at a URL, by fsspec: its objects by their names below it. Errors of the storage's own library become
+InputError and RunFailed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from isojax.core.atomic_files import write_bytes
 from isojax.core.errors import InputError, RunFailed
 
 T = TypeVar("T")
-CONNECT_TIMEOUT = 20.0  # seconds until storage that does not answer is given up, before any work
+CONNECT_TIMEOUT = 20.0  # seconds to wait for storage to answer, before any work
 
 
 class RemoteFolder:
@@ -40,13 +40,12 @@ class RemoteFolder:
             ) from e
         except Exception as e:  # each library has errors of its own
             raise self._access_error(e) from e
-        self._timeout = max(
-            CONNECT_TIMEOUT / 5, CONNECT_TIMEOUT - (time.monotonic() - started_at)
-        )  # of one limit, what looking for credentials has left
+        # What the search for credentials has left of one limit.
+        self._timeout = max(CONNECT_TIMEOUT / 5, CONNECT_TIMEOUT - (time.monotonic() - started_at))
         self._is_disk = isinstance(self._fs, LocalFileSystem)
 
     def call_with_timeout(self, operation: Callable[[], T]) -> T:
-        """What is done at the URL before any work; InputError where it fails, or takes long."""
+        """The result of an operation before any work; InputError where it fails, or takes too long."""
         try:
             result = self._run_with_timeout(operation)
         except Exception as e:  # each library has errors of its own
@@ -55,7 +54,7 @@ class RemoteFolder:
         return result
 
     def _run_with_timeout(self, operation: Callable[[], T]) -> T:
-        """What `do` gives; TimeoutError where that takes too long."""
+        """The result of an operation; TimeoutError where it takes too long."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -72,8 +71,8 @@ class RemoteFolder:
             f"no answer within {CONNECT_TIMEOUT:g} seconds" if isinstance(error, TimeoutError) else error_summary(error)
         )
         return InputError(
-            f"cannot use {self.url}: {reason}. Expected a place that exists and that you may write: check its name, the network and "
-            "your credentials, or give another run.dir."
+            f"cannot use {self.url}: {reason}. Expected a place that exists and that you may write: check its name, the"
+            " network and your credentials, or give another run.dir."
         )
 
     def find(self) -> set[str]:
@@ -122,7 +121,7 @@ class RemoteFolder:
         self._fs.put(list(local_paths), list(remote_paths))
 
     def list_folder(self, folder: str) -> set[str]:
-        """What lies in a folder, files and folders."""
+        """The names of a folder's files and folders."""
         self._fs.invalidate_cache()
         return {path.rstrip("/").rpartition("/")[2] for path in self._fs.ls(self._full_path(folder), detail=False)}
 
@@ -141,7 +140,8 @@ class RemoteFolder:
             raise
         except Exception as e:  # each library has errors of its own
             raise RunFailed(
-                f"cannot write to {self.url}: {error_summary(e)}. What was recorded there is whole; mend that, and go on by --resume."
+                f"cannot write to {self.url}: {error_summary(e)}. What was recorded there is whole; solve that, and"
+                " continue with --resume."
             ) from e
 
     def _full_path(self, name: str) -> str:
@@ -149,7 +149,7 @@ class RemoteFolder:
 
 
 def error_summary(error: Exception) -> str:
-    """An error in a line."""
+    """An error in one line."""
     message = " ".join(str(error).split())[:300].removesuffix(".")
     return (
         message

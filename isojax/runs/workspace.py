@@ -119,8 +119,8 @@ def refresh(folder: Path, cell_name: str = "") -> None:
 
 @contextmanager
 def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """A command's arguments with mirrors in place of URLs, without the cells' checkpoints; what the command writes there
-    goes to the URL.
+    """A command's arguments with mirrors in place of URLs, without the cells' checkpoints; what the command writes
+    there goes to the URL.
 
     Raises:
         InputError: a URL cannot be reached, or holds nothing.

@@ -257,7 +257,7 @@ class Checkpoints:
             error_text if len(error_text) <= 300 else f"{error_text[:100]} ... {error_text[-190:]}"
         )  # what was written, and why it could not be
         return RunFailed(
-            f"a checkpoint cannot be written to {self.folder} ({error_text}); {fallback}. Mend that, and go on by --resume."
+            f"a checkpoint cannot be written to {self.folder} ({error_text}); {fallback}. Solve that, and continue with --resume."
         )
 
 

@@ -17,7 +17,8 @@ import pytest
 from isojax.cli import app, other_fits
 from isojax.core.estimators import summarize_counts
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.runs.ledger import Ledger, read_runs
+from isojax.runs.ledger import Ledger
+from isojax.runs.ledger_reader import read_runs
 from isojax.train.evaluate import EvalCounts
 from isojax.train.metrics import eval_metrics
 from tests.scaling.documents import document

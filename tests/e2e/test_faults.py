@@ -105,7 +105,7 @@ def test_a_full_disk(begun: Isojax, unbroken: Isojax, what: str) -> None:
     done = begun.quick(*WORDS, rarely, file_bytes=limit)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert error.startswith("error: 8x4-s0: ") and "File too large" in error and "go on by --resume." in error
+    assert error.startswith("error: 8x4-s0: ") and "File too large" in error and "continue with --resume." in error
     assert (
         f"cannot write runs/tiny/{CELL}/records.jsonl" if what == "the ledger" else "a checkpoint cannot be written to"
     ) in error

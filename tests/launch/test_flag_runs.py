@@ -11,7 +11,8 @@ from isojax.core.config import Config, SweepConfig
 from isojax.core.nouns import Cell, EvalPoint
 from isojax.launch.display import Display
 from isojax.launch.flag_runs import write_health
-from isojax.runs.ledger import Ledger, read_run
+from isojax.runs.ledger import Ledger
+from isojax.runs.ledger_reader import read_run
 
 CELL = Cell(8, 4, 0)
 CONFIG = Config(name="here", sweep=SweepConfig(B_p=(8,), n=(4,)))

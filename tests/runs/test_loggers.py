@@ -18,7 +18,8 @@ from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.runs import loggers
-from isojax.runs.ledger import Ledger, read_run
+from isojax.runs.ledger import Ledger
+from isojax.runs.ledger_reader import read_run
 from isojax.runs.logs.import_logs import read_logs
 
 CELL = Cell(16, 4, 3)
@@ -191,7 +192,7 @@ def test_a_logger_that_fails_is_left_out_with_one_warning(
     """A logger of one's own is a module's path; this one breaks at its third point."""
     (tmp_path / "my_curves.py").write_text(
         "class Mine:\n"
-        "    def tell(self, run):\n"
+        "    def update(self, run):\n"
         "        if len(run.points) == 3: raise OSError('no route to host')\n"
         "        heard.append(len(run.points))\n"
         "    def close(self): heard.append('closed')\n"

@@ -207,7 +207,7 @@ def test_a_second_writer_is_refused_where_the_first_lives(
         remote_workspace(url, "tiny"),
     ):
         raise AssertionError("refused before any work")
-    assert "waiting for a sign of life of process 77 on host-b" in capsys.readouterr().err
+    assert "waiting to see whether process 77 on host-b" in capsys.readouterr().err
     assert there(f"{url}/tiny") == {".lock"}
 
 

@@ -21,7 +21,7 @@ from isojax.cli.lazy_commands import new_app
 from isojax.cli.options import JsonOption
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
-from isojax.runs.ledger import ledger_folders
+from isojax.runs.ledger_reader import ledger_folders
 from isojax.runs.logs.column_map import FIELD_HELP, parse_field_map
 from isojax.runs.logs.import_logs import check_output_folder, read_logs, write_ledgers
 from isojax.scaling.checks.ledger_check import check_ledgers

@@ -14,7 +14,7 @@ from isojax.cli.other_fits import other_fits
 from isojax.cli.saved_fits import fitted_runs, read_fit, sweep_folder, warn
 from isojax.report.gains import report_gains
 from isojax.report.write import write_report
-from isojax.runs.ledger import read_runs
+from isojax.runs.ledger_reader import read_runs
 from isojax.runs.workspace import display_path
 from isojax.scaling.result import FitResult
 

@@ -13,7 +13,7 @@ from isojax.core.nouns import Cell
 from isojax.launch.autosize import GB, DeviceBudget, host_memory
 from isojax.launch.time_estimate import DeviceRates, Forecast, make_forecast, rates_from_timing
 from isojax.launch.time_estimate import device_workload as device_workload
-from isojax.runs.ledger import read_runs
+from isojax.runs.ledger_reader import read_runs
 
 if TYPE_CHECKING:
     from isojax.distributed.mesh_spec import MeshShape

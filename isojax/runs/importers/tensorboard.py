@@ -151,7 +151,7 @@ def _numeric_hparams(content: bytes) -> dict[str, Any]:
 
 
 def _read_events(file: Path, on_bytes_read: BytesReadCallback, notes: list[str]) -> Iterator[Any]:
-    """The events of a file; one that is torn at the end is left out, and `notes` hears of it."""
+    """The events of a file; one that is torn at the end is left out, and noted in `notes`."""
     event_class, crc32c = _event_class_and_crc()
     from google.protobuf.message import DecodeError
 

@@ -77,7 +77,7 @@ def read(path: Path, on_bytes_read: BytesReadCallback) -> list[LogTable]:
 
 
 def _entry_positions(state_text: str, count: int) -> list[str]:
-    """Where each entry of log_history begins: its line, or its number where the lines cannot be told."""
+    """Where each entry of log_history begins: its line, or its number where its line is not known."""
     lines = list(_entry_line_numbers(state_text))
     return [f"line {line}" for line in lines] if len(lines) == count else [f"log_history[{i}]" for i in range(count)]
 

@@ -1,4 +1,5 @@
-"""verl's file logger (trainer.logger=file): JSON lines {"step": s, "data": {tag: value}}; a step may take several lines.
+"""verl's file logger (trainer.logger=file): JSON lines {"step": s, "data": {tag: value}}; a step may take several
+lines.
 
 verl's step is one batch of data.train_batch_size prompts with actor_rollout_ref.rollout.n rollouts each. Its log does
 not hold the config: say B_p and n. Tags: verl.trainer.ppo.metric_utils and ray_trainer

@@ -1,5 +1,5 @@
-"""W&B's offline runs: wandb/offline-run-*/run-*.wandb, written where WANDB_MODE=offline, and beside every run that was
-synced.
+"""W&B's offline runs: wandb/offline-run-*/run-*.wandb, written where WANDB_MODE=offline, and for every run that was
+synced too.
 
 The file is a log in LevelDB's format (blocks of 32 KiB; chunks of crc32, length, type; a record may span chunks) of
 protobuf records, whose classes come with the wandb package (extra wandb). History is joined by step; the run's config
@@ -103,7 +103,7 @@ def _read_log_bytes(file: Path, on_bytes_read: BytesReadCallback) -> bytes:
 
 
 def _split_records(data: bytes, file: Path, notes: list[str]) -> Iterator[bytes]:
-    """The records of a log; one that is torn at the end is left out, and `notes` hears of it."""
+    """The records of a log; one that is torn at the end is left out, and noted in `notes`."""
     position, chunks = len(MAGIC) + 1, []
     while position < len(data):
         block_remaining = BLOCK_BYTES - position % BLOCK_BYTES

@@ -1,10 +1,10 @@
-"""TensorBoard: an event file a cell, cells/<cell>/tensorboard/, with every number of its evaluations at step C
+"""TensorBoard: one event file per cell, in cells/<cell>/tensorboard/, with every number of its evaluations at step C
 (rollouts).
 
-The file is a function of the ledger, of its clocks and of the second in the file's name: the time of a point is that
-second and what the run had taken until then. Of the bytes that come of it those that are not there yet are appended; a
-file that begins otherwise is written anew. Classes and checksum come from tensorboardX; its own writer leaves to a
-thread when an event is on disk.
+The file is a function of the ledger, of its times and of the second in the file's name: the time of a point is that
+second plus what the run had taken until then. Bytes that the file does not have yet are appended; a file that begins
+differently is replaced. Classes and checksum come from tensorboardX; its own writer is not used, because a thread of it
+decides when an event is on disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tensorboardX.record_writer import masked_crc32c
 from isojax.core.atomic_files import append_bytes, write_bytes
 from isojax.core.config import Config
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.runs.ledger import read_timing
+from isojax.runs.ledger_reader import read_timing
 from isojax.runs.loggers import cell_hparams, point_scalars
 
 Event: Any = vars(event_pb2)["Event"]  # protobuf makes its classes when it is imported
@@ -47,7 +47,7 @@ class TensorBoardLogger:
         )
         self.points_written = 0
 
-    def tell(self, run: RunRecord) -> None:
+    def update(self, run: RunRecord) -> None:
         """Bring the file to what the ledger has."""
         start_time, clock_by_target = float(self.path.name.split(".")[3]), read_timing(self.folder)
         header_events = (

@@ -1,9 +1,9 @@
-"""Weights & Biases: a run a cell, grouped by sweep, at step C (rollouts); extra wandb. WANDB_MODE, WANDB_PROJECT and
-WANDB_ENTITY hold.
+"""Weights & Biases: one run per cell, grouped by sweep, at step C (rollouts); extra wandb. WANDB_MODE, WANDB_PROJECT
+and WANDB_ENTITY apply.
 
-A run's id stands in cells/<cell>/wandb/id, so that a resume goes on in it: online from the first step that the server
-has not got. Offline, where there is no server to ask, a resume writes the whole run once more, and the cell's files
-from before it are removed.
+A run's id is kept in cells/<cell>/wandb/id, so that a resumed cell continues it: online from the first step that the
+server does not have. Offline, without a server to ask, a resumed cell writes the whole run once more, and the cell's
+earlier files are removed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, RunRecord
 from isojax.runs.loggers import cell_hparams, point_scalars
 
-FINISH_SECONDS = (
-    60.0  # that the end of a cell waits for an upload; what is left stays in the cell's folder, for `wandb sync`
-)
+# How long the end of a cell waits for an upload; what is left stays in the cell's folder, for `wandb sync`.
+FINISH_SECONDS = 60.0
 
 
 def check() -> None:
@@ -40,12 +39,13 @@ def check() -> None:
             wandb.login(verify=False)
     except Error as e:
         raise InputError(
-            f"run.loggers asks for wandb, where nobody is logged in ({e}); call `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline."
+            f"run.loggers asks for wandb, where nobody is logged in ({e}); call `wandb login`, or set WANDB_API_KEY, or"
+            " WANDB_MODE=offline."
         ) from e
 
 
 def begin(folder: Path, cell: Cell, config: Config) -> WandbLogger:
-    """A cell's run, new or gone on with."""
+    """A cell's run, new or continued."""
     import wandb
 
     id_path = folder / "wandb" / "id"
@@ -77,8 +77,8 @@ class WandbLogger:
     def __init__(self, run: Any):
         self.run, self.next_step = run, run.starting_step
 
-    def tell(self, run: RunRecord) -> None:
-        """Log the points that the run has not got; its steps only rise."""
+    def update(self, run: RunRecord) -> None:
+        """Log the points that the run does not have; its steps only rise."""
         for point in run.points:
             if point.rollouts >= self.next_step:
                 self.run.log({**point_scalars(point), "rollouts": point.rollouts}, step=point.rollouts)

@@ -36,7 +36,7 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import EvalPoint, RunRecord
-from isojax.runs.ledger import default_metric
+from isojax.runs.ledger_reader import default_metric
 from isojax.scaling.frontier.frontier_evidence import paired_lead
 from isojax.scaling.validation_metrics import TRAIN_REWARD, FloatArray, metric_value
 
