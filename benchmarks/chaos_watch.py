@@ -59,7 +59,7 @@ def phase(found: list[Stack]) -> str:
         return LEDGER
     if functions & {"restore", "restore_pending", "_open"}:
         return "restoring"
-    if "prepared" in functions:
+    if "compile" in functions:
         return "compiling"
     if "checkpoint" in modules:
         return LAST if "close" in functions else CHECKPOINT
@@ -69,7 +69,7 @@ def phase(found: list[Stack]) -> str:
         return "verification"
     if modules & {"stream", "rollout_worker", "engine"}:
         return "rollout"
-    if modules & {"host_verified", "async_rollouts"}:
+    if modules & {"host_verified", "async_rollouts", "async_programs"}:
         return "update"
     return PROGRAM if "run_updates" in functions else ELSEWHERE
 

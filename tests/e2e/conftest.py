@@ -63,7 +63,7 @@ def run(folder, out, err, words, report, environment):
         if name == "file_bytes":  # the most that a file may hold: what comes after that fails as on a full disk
             resource.setrlimit(resource.RLIMIT_FSIZE, (value, resource.RLIM_INFINITY))
         elif name.startswith("jax_"):  # jax has read its variables by now
-            isojax.train.loop.jax.config.update(name, value)
+            sys.modules["jax"].config.update(name, value)
         else:
             os.environ[name] = value
     if not report:

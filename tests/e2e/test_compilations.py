@@ -31,5 +31,5 @@ def test_twelve_cells_compile_no_more_programs_than_two(isojax: Any, tmp_path: P
     """Among the twelve are batches that neither R = m = 26 nor g = 16 divides, such as 13 x 7."""
     two = programs(isojax, tmp_path / "cache2", "two", "sweep.B_p=[13]", "sweep.n=[2,7]")
     twelve = programs(isojax, tmp_path / "cache12", "twelve", "sweep.B_p=[13,16]", "sweep.n=[2,3,4,7,8,16]")
-    assert two["jit(train)"] == 1, two
+    assert two["jit(update)"] == 1, two
     assert twelve.total() <= two.total(), f"more: {twelve - two}; fewer: {two - twelve}"
