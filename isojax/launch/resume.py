@@ -13,8 +13,9 @@ from isojax.core.config import AUTOSIZED_SETTINGS, Config, read_saved_config
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
 from isojax.launch.planner import resolve_sweep_sizes
+from isojax.runs.status import STATUS_FILE
 
-CONFIG_FILE, BASE_FOLDER, LOGS_FOLDER, STATUS_FILE = "config.yaml", "base", "logs", "status.json"
+CONFIG_FILE, BASE_FOLDER, LOGS_FOLDER = "config.yaml", "base", "logs"
 
 
 def holds_run(folder: Path, resume: bool) -> bool:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config
@@ -17,9 +17,7 @@ from isojax.core.nouns import Cell, RunRecord
 from isojax.launch.display import console
 from isojax.runs.ledger import RECORDS_FILE
 from isojax.runs.ledger_reader import read_run
-
-if TYPE_CHECKING:
-    from isojax.scaling.adaptive import AdaptivePolicy
+from isojax.scaling.adaptive import AdaptivePolicy
 
 SUMMARY_FILE = "frontier.json"
 
@@ -72,8 +70,6 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
 
 def adaptive_policy(config: Config, cells: Sequence[Cell]) -> AdaptivePolicy:
     """The policy of a sweep; raises as `check`."""
-    from isojax.scaling.adaptive import AdaptivePolicy  # loads scipy's optimizers, which a grid does without
-
     targets = config.cell.eval.evaluation_targets(config.sweep.budget)
     return AdaptivePolicy(cells, targets, config.sweep.total_rollouts, f"avg@{config.cell.eval.samples}")
 

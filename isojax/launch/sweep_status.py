@@ -16,70 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, read_saved_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint
 from isojax.launch.planner import plan_cells
-from isojax.launch.resume import CONFIG_FILE, STATUS_FILE
+from isojax.launch.resume import CONFIG_FILE
 from isojax.runs.folder_lock import is_locked
 from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE
 from isojax.runs.ledger_reader import latest_point, read_timing
+from isojax.runs.status import CellStatus, read_status
 
 STALE_SECONDS = 60.0  # seconds without news after which a driver counts as gone
 CELL_NAME_PATTERN = re.compile(r"(\d+)x(\d+)-s(\d+)")
-
-
-class CellStatus(BaseModel):
-    """What a driver knows of a cell: C, the newest reward, how often it was begun, on which node, its log, and why it
-    failed.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    state: Literal["waiting", "running", "failed", "done"]
-    rollouts: int = 0
-    reward: float | None = None
-    attempts: int = 0
-    where: str = ""
-    log: str = ""
-    error: str = ""
-
-
-class DriverStatus(BaseModel):
-    """What a driver says of its sweep: when (Unix time), who it is, whether it has ended, and each cell by its name."""
-
-    model_config = ConfigDict(frozen=True)
-
-    time: float
-    host: str
-    pid: int
-    ended: bool
-    cells: dict[str, CellStatus]
-
-
-def write_status(folder: Path, status: DriverStatus) -> None:
-    """`folder`/status.json, whole or not at all; raises as `files.write_bytes`."""
-    write_text(folder / STATUS_FILE, status.model_dump_json(indent=1) + "\n")
-
-
-def read_status(folder: Path) -> DriverStatus | None:
-    """What the driver last said; None where none has.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    path = folder / STATUS_FILE
-    try:
-        return DriverStatus.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValidationError) as e:
-        raise InputError(
-            f"cannot read {path}: {str(e).splitlines()[0]}. Remove it: the driver writes it again every few seconds."
-        ) from e
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, config_hash, load_config, read_saved_config, save_config
 from isojax.core.errors import InputError
 from isojax.launch.planner import plan_cells
-from isojax.launch.processes.process_group import SINGLE_PROCESS, ProcessGroup
+from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
 from isojax.report import write
 from isojax.report.figures.catalogue import FIGURES
 from isojax.runs.ledger import RECORDS_FILE, Ledger

@@ -18,7 +18,8 @@ from isojax.core.preemption import Preempted
 from isojax.launch.autosize import DeviceBudget, MeshAxes
 from isojax.launch.display import Display
 from isojax.launch.local import cell_threads
-from isojax.launch.local.cell_threads import out_of_memory_message, train_cells
+from isojax.launch.local.cell_run import out_of_memory_message
+from isojax.launch.local.cell_threads import train_cells
 from isojax.launch.strategy import CellTarget
 
 SWEEP = SweepConfig(

@@ -9,7 +9,7 @@ import pytest
 from isojax.core.config import Config, DataConfig, PrecisionConfig, SweepConfig, save_config
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape
-from isojax.launch.local.setup import check_batch, check_data, check_precision
+from isojax.launch.local.setup_checks import check_batch, check_data, check_precision
 from isojax.launch.resume import config_for_folder
 from isojax.runs.folder_lock import exclusive_lock
 
@@ -59,7 +59,7 @@ def test_what_a_cpu_cannot_compile_is_refused() -> None:
 
 def test_a_batch_takes_each_problem_once() -> None:
     check_batch([(8, 2), (16, 2)], 16)
-    with pytest.raises(InputError, match="holds 16 and the training set 15"):
+    with pytest.raises(InputError, match="holds 16, and the training set has 15"):
         check_batch([(8, 2), (16, 2)], 15)
 
 

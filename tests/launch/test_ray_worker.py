@@ -1,4 +1,4 @@
-"""A process of a gang, without Ray and without a run."""
+"""A process of a process group, without Ray and without a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from isojax.core.nouns import Cell
 from isojax.launch.ray import ray_worker
-from isojax.launch.ray.ray_worker import CELL_FAILED, WORKER_LOST, CallResult, RayWorker
+from isojax.launch.ray.messages import CELL_FAILED, WORKER_LOST, CallResult
+from isojax.launch.ray.ray_worker import RayWorker
 from isojax.launch.strategy import CellTarget
 from isojax.runs.folder_lock import exclusive_lock
 

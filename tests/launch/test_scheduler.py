@@ -20,15 +20,15 @@ from isojax.core.nouns import Cell, CellProgress
 from isojax.core.preemption import Preempted
 from isojax.launch.display import Display
 from isojax.launch.planner import plan_cells
-from isojax.launch.ray import ray_worker
+from isojax.launch.ray import messages
 from isojax.launch.ray import scheduler as scheduling
+from isojax.launch.ray.messages import CallResult, StatusUpdate
 from isojax.launch.ray.placement import ProcessGroupSpec
 from isojax.launch.ray.ray_processes import WorkerLost
-from isojax.launch.ray.ray_worker import CallResult, StatusUpdate
 from isojax.launch.ray.scheduler import RayScheduler
 from isojax.launch.resume import LOGS_FOLDER
 from isojax.launch.strategy import CellTarget
-from isojax.launch.sweep_status import read_status
+from isojax.runs.status import read_status
 
 CONFIG = Config.model_validate(
     {
@@ -49,10 +49,12 @@ class Gang:
     trained: ClassVar[list[CellTarget]] = []
     rooms: ClassVar[threading.Semaphore | None] = None
     never: ClassVar[bool] = False
+    made: ClassVar[list[Gang]] = []
     lock = threading.Lock()
 
     def __init__(self, *given: Any):
         self.log, self.node_names, self.stopped, self.closed = given[-1], "here", threading.Event(), False
+        self.made.append(self)
 
     def __enter__(self) -> Gang:
         return self
@@ -81,7 +83,7 @@ class Gang:
             found = end.pop(0) if end else CallResult()
         reached = self.reaches.get(target.cell, [])
         on_status(StatusUpdate(progress=CellProgress(target.cell, reached.pop(0), None)) if reached else StatusUpdate())
-        if found == CallResult(ray_worker.PREEMPTED):
+        if found == CallResult(messages.PREEMPTED):
             preemption.request_preemption()
             assert self.stopped.wait(20)
         if isinstance(found, Slow):
@@ -124,6 +126,7 @@ def schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RaySch
     monkeypatch.setattr(Gang, "reaches", {})
     monkeypatch.setattr(Gang, "rooms", None)
     monkeypatch.setattr(Gang, "trained", [])
+    monkeypatch.setattr(Gang, "made", [])
     with Display(CONFIG) as display, heeding():
         yield RayScheduler(Nodes, CONFIG, CELLS, tmp_path, ProcessGroupSpec(1, {"CPU": 1.0}), display)
 
@@ -148,20 +151,20 @@ def test_a_lost_cell_is_begun_again_and_given_up(schedule: RayScheduler, capsys:
         {
             CELLS[0]: [WorkerLost("x")] * 2,
             CELLS[1]: [WorkerLost("its node is gone")] * 3,
-            CELLS[2]: [CallResult(ray_worker.CELL_FAILED, "not finite")],
+            CELLS[2]: [CallResult(messages.CELL_FAILED, "not finite")],
         }
     )
     failed = schedule.run()
     assert [cell for cell, _ in failed] == CELLS[1:3] and str(failed[1][1]) == "not finite"
     assert (
         str(failed[0][1])
-        == "its gang was lost 3 times at C = 0, the last time because its node is gone; the end of its log"
+        == "its process group was lost 3 times at C = 0, the last time because its node is gone; the end of its log"
     )
     assert [goal.cell for goal in Gang.trained] == [CELLS[0]] * 3 + [CELLS[1]] * 3 + [CELLS[2]]
     told = read_status(schedule.folder)
     assert told and [told.cells[cell.name].state for cell in CELLS] == ["done", "failed", "failed"]
     assert told.cells[CELLS[0].name].attempts == 3
-    assert all(isinstance(gang, Gang) and gang.closed for gang in schedule.process_groups.values())
+    assert Gang.made[-1].closed
 
 
 def test_losses_count_where_a_cell_gets_no_further(schedule: RayScheduler) -> None:
@@ -179,7 +182,7 @@ def test_a_cell_never_waits_for_room_that_another_gang_has(
     monkeypatch.setattr(scheduling, "capacity", lambda *_: 2)
     monkeypatch.setattr(Gang, "ends", {CELLS[0]: [Slow()]})
     assert schedule.run() == [] and sorted(goal.cell for goal in Gang.trained) == sorted(CELLS)
-    assert len(schedule.process_groups) == 2
+    assert len(schedule.slots) == 2
 
 
 def test_a_gang_that_is_not_ready_is_not_waited_for(schedule: RayScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +191,7 @@ def test_a_gang_that_is_not_ready_is_not_waited_for(schedule: RayScheduler, monk
     monkeypatch.setattr(scheduling, "capacity", lambda *_: 2)
     Gang.ends[CELLS[0]] = [Slow()]
     assert schedule.run() == [] and sorted(goal.cell for goal in Gang.trained) == sorted(CELLS)
-    assert len(schedule.process_groups) == 2
+    assert len(schedule.slots) == 2
 
 
 def test_a_gang_refused_in_mid_sweep_costs_no_cell(schedule: RayScheduler, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,10 +200,10 @@ def test_a_gang_refused_in_mid_sweep_costs_no_cell(schedule: RayScheduler, capsy
     """
     Gang.ends[CELLS[0]] = [WorkerLost("its node is gone")]
     refused = [InputError("the node does not see the folder")] * 3
-    schedule.first_group_ready.set()
+    schedule.any_group_ready = True
     Gang.opening.extend(refused)
     with pytest.raises(
-        RunFailed, match="no gang can begin any more: the node does not see the folder; the end of its log"
+        RunFailed, match="no process group can begin any more: the node does not see the folder; the end of its log"
     ):
         schedule.run()
     assert Gang.trained == [] and capsys.readouterr().err.count("could not begin") == 3
@@ -208,7 +211,7 @@ def test_a_gang_refused_in_mid_sweep_costs_no_cell(schedule: RayScheduler, capsy
 
 def test_a_gang_that_cannot_begin(schedule: RayScheduler) -> None:
     Gang.opening.extend([WorkerLost("no module isojax")] * 3)
-    with pytest.raises(RunFailed, match="no gang could begin: no module isojax; the end of its log"):
+    with pytest.raises(RunFailed, match="no process group could begin: no module isojax; the end of its log"):
         schedule.run()
 
 
@@ -220,8 +223,8 @@ def test_what_a_gang_refuses_ends_the_sweep(schedule: RayScheduler) -> None:
 
 def test_told_to_end(schedule: RayScheduler) -> None:
     """The cell at work is told to save itself; the others are not begun."""
-    Gang.ends[CELLS[0]] = [CallResult(ray_worker.PREEMPTED)]
-    with pytest.raises(Preempted, match="the cells at work have saved their state"):
+    Gang.ends[CELLS[0]] = [CallResult(messages.PREEMPTED)]
+    with pytest.raises(Preempted, match="the cells in training have saved their state"):
         schedule.run()
     assert [goal.cell for goal in Gang.trained] == CELLS[:1]
 
@@ -267,6 +270,6 @@ def test_round_by_round(schedule: RayScheduler) -> None:
             asked.append(len(Gang.trained))
             yield [CellTarget(cell, C) for cell in CELLS]
 
-    schedule.round_iterator = rounds()
+    schedule.cell_queue.rounds = rounds()
     assert schedule.run() == [] and asked == [0, 3]
-    assert [goal.C for goal in Gang.trained] == [64] * 3 + [128] * 3 and len(schedule.process_groups) == 1
+    assert [goal.C for goal in Gang.trained] == [64] * 3 + [128] * 3 and len(Gang.made) == 1

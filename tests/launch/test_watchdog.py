@@ -1,4 +1,4 @@
-"""Sentinels: the processes of a run end together, whatever ends one of them, and a line says which."""
+"""watchdogs: the processes of a run end together, whatever ends one of them, and a line says which."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from isojax.launch.processes.watchdog import GRACE_SECONDS
 # A process of a run that hangs, as in a collective, until it is told how to go on.
 MEMBER = """
 import os, socket, sys, time
-from isojax.launch.processes.watchdog import WatchdogClient
+from isojax.launch.processes.watchdog_client import WatchdogClient
 process, port, listener = int(sys.argv[1]), int(sys.argv[2]), socket.socket(fileno=int(sys.argv[3])) if sys.argv[3] else None
 watch = WatchdogClient(process, 3, "127.0.0.1", port, listener, (lambda: None) if sys.argv[4] == "deaf" else (lambda: os._exit(1)))
 print(watch._watchdog.pid, flush=True)
@@ -31,7 +31,7 @@ os.abort() if how == "abort" else time.sleep(60)
 
 
 class Run:
-    """Three processes with sentinels."""
+    """Three processes with watchdogs."""
 
     def __init__(self, folder: Path, deaf: int = -1):
         listener = socket.create_server(("", 0))
@@ -47,8 +47,8 @@ class Run:
                 )
             self.members.append(member)
         listener.close()
-        self.sentinels = [int(member.stdout.readline()) for member in self.members if member.stdout is not None]
-        time.sleep(2)  # until all sentinels have met, also where processors are busy
+        self.watchdogs = [int(member.stdout.readline()) for member in self.members if member.stdout is not None]
+        time.sleep(2)  # until all watchdogs have met, also where processors are busy
 
     def __enter__(self) -> Run:
         return self
@@ -69,7 +69,7 @@ class Run:
         return [member.wait(max(0.1, last - time.monotonic())) for member in self.members]
 
     def said(self, i: int) -> str:
-        """What it has said by now, and what its sentinel has."""
+        """What it has said by now, and what its watchdog has."""
         last = time.monotonic() + 2
         while not self.errors[i].read_text() and time.monotonic() < last:
             time.sleep(0.02)
@@ -78,7 +78,7 @@ class Run:
 
 @pytest.mark.parametrize("dead", [0, 1, 2])
 def test_a_death_ends_all(tmp_path: Path, dead: int) -> None:
-    """Killed, process 0 with the listening sentinel or another: the others are gone at once, and name it."""
+    """Killed, process 0 with the listening watchdog or another: the others are gone at once, and name it."""
     with Run(tmp_path) as run:
         run.members[dead].send_signal(signal.SIGKILL)
         assert [code for i, code in enumerate(run.codes(5)) if i != dead] == [1, 1]
@@ -91,16 +91,16 @@ def test_a_death_ends_all(tmp_path: Path, dead: int) -> None:
 
 
 def test_one_that_aborts_itself_is_told_of_too(tmp_path: Path) -> None:
-    """As JAX does it to all processes when the first is gone. The sentinel stands still, until its parent is no
+    """As JAX does it to all processes when the first is gone. The watchdog stands still, until its parent is no
     more.
     """
     with Run(tmp_path) as run:
-        os.kill(run.sentinels[1], signal.SIGSTOP)
+        os.kill(run.watchdogs[1], signal.SIGSTOP)
         run.members[0].send_signal(signal.SIGKILL)
         assert run.members[0].wait(5) == -signal.SIGKILL
         run.tell(1, "abort")
         assert run.members[1].wait(5) == -signal.SIGABRT
-        os.kill(run.sentinels[1], signal.SIGCONT)
+        os.kill(run.watchdogs[1], signal.SIGCONT)
         assert "process 0 of 3" in run.said(1)
 
 
@@ -132,7 +132,7 @@ def test_an_error_of_all_is_told_once_by_each(tmp_path: Path) -> None:
         assert run.codes(GRACE_SECONDS + 5) == [1, 1, 2] and "process 2 of 3" in run.said(1)
 
 
-def test_a_sentinel_that_process_0_does_not_answer_says_so() -> None:
+def test_a_watchdog_that_process_0_does_not_answer_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     given = {"name": "process 1 of 2", "address": "127.0.0.1", "port": port, "listener": None}

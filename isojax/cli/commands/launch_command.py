@@ -25,7 +25,7 @@ from isojax.cli.options import ResumeOption
 from isojax.cli.saved_fits import make_fit, warn
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
-from isojax.launch.processes.process_group import ProcessGroup, parse_process_group
+from isojax.launch.process_group import ProcessGroup, parse_process_group
 from isojax.runs.workspace import display_path, remote_workspace, working_folder
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult

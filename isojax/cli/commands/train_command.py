@@ -15,7 +15,7 @@ from isojax.cli.config_options import (
 )
 from isojax.cli.lazy_commands import load_module, new_app
 from isojax.cli.options import ResumeOption
-from isojax.launch.processes.process_group import parse_process_group
+from isojax.launch.process_group import parse_process_group
 from isojax.runs.workspace import display_path, remote_workspace
 
 app = new_app()

@@ -8,18 +8,24 @@ begins.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax
 from rich.table import Table
 
+from isojax.core import registry
 from isojax.core.config import Config
 from isojax.core.errors import InputError
+from isojax.distributed.mesh_spec import parse_mesh
+from isojax.distributed.sharding import make_mesh
 from isojax.launch.autosize import GB, DeviceBudget, fit_to_memory, format_bytes
 from isojax.launch.display import console
 from isojax.launch.planner import plan_cells
-
-if TYPE_CHECKING:
-    from isojax.train.memory_analysis import OutOfMemory, ProgramMemory
+from isojax.models.hf import hf_load
+from isojax.rl import algorithm
+from isojax.tasks.build import build_task
+from isojax.train import memory_analysis
+from isojax.train.memory_analysis import AbstractTask, OutOfMemory, ProgramMemory
 
 
 def compile_for_topology(config: Config, topology: str) -> None:
@@ -30,15 +36,7 @@ def compile_for_topology(config: Config, topology: str) -> None:
         nothing says how
             many tokens the model has.
     """
-    import jax
-
     jax.config.update("jax_platforms", "cpu")  # chips that are here are not asked for: these are described, not opened
-    from isojax.distributed.mesh_spec import parse_mesh
-    from isojax.distributed.sharding import make_mesh
-    from isojax.models.hf import hf_load
-    from isojax.rl import algorithm
-    from isojax.train import memory_analysis
-
     cells = plan_cells(config.sweep)
     algorithm.check_algorithm(config.cell.rl, cells)
     pairs = sorted({(c.B_p, c.n) for c in cells})
@@ -85,8 +83,6 @@ def compile_for_topology(config: Config, topology: str) -> None:
 
 def _usage_columns(usage: ProgramMemory | OutOfMemory, device_memory: int, planned_bytes: int) -> tuple[str, ...]:
     """What a program takes, as a row of the table."""
-    from isojax.train.memory_analysis import OutOfMemory
-
     if isinstance(usage, OutOfMemory):
         needed = f"{usage.needed_gib:.2f} of {usage.available_gib:.2f} GiB"
         columns = ("", "", needed, "") if usage.scope == "temporaries" else ("", "", "", needed)
@@ -104,11 +100,6 @@ def _usage_columns(usage: ProgramMemory | OutOfMemory, device_memory: int, plann
 
 def _planning_task(config: Config) -> Any:
     """The task, where it is judged on device; of one in text, its vocabulary and an end of responses stand for it."""
-    from isojax.core import registry
-    from isojax.models.hf import hf_load
-    from isojax.tasks.build import build_task
-    from isojax.train.memory_analysis import AbstractTask
-
     module = registry.load(("tasks.device", "tasks.sources"), config.cell.task.partition(":")[0], "build", "source")
     if "build" in vars(module):
         return build_task(config.cell)

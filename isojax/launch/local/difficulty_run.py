@@ -12,8 +12,8 @@ import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from isojax.core.atomic_files import write_text
@@ -21,12 +21,28 @@ from isojax.core.config import Config, DataConfig, config_hash
 from isojax.core.errors import InputError
 from isojax.core.estimators import wilson_interval
 from isojax.core.nouns import Problem
-from isojax.launch.local.setup import open_task, resolve_config, start_jax
+from isojax.distributed.mesh_spec import parse_mesh
+from isojax.distributed.sharding import make_mesh
+from isojax.launch.local.start import open_task, resolve_config, start_jax
 from isojax.launch.planner import resolve_sweep_sizes
+from isojax.models.attention_autotune import select_attention
+from isojax.models.safetensors_io import fingerprint
+from isojax.report.figures.difficulty_histogram import draw_difficulty
 from isojax.runs.folder_lock import exclusive_lock
-
-if TYPE_CHECKING:
-    from isojax.tasks.protocol import Task
+from isojax.tasks.difficulty_labels import compute_label_key, label_problems
+from isojax.tasks.difficulty_splits import (
+    DIFFICULTY_RANGES,
+    EXTREMELY_HARD,
+    EXTREMELY_HARD_ATTEMPTS,
+    difficulty_part,
+    split_into_parts,
+)
+from isojax.tasks.problem_selection import drop_long_prompts
+from isojax.tasks.protocol import Task, is_on_device
+from isojax.tasks.sources.tfds import import_tfds, write_dataset
+from isojax.train.base_policy import BasePolicy
+from isojax.train.policy_labeller import PolicyLabeller
+from isojax.train.programs import SweepPrograms
 
 LABELS_FILE, EXTRA_LABELS_FILE, TABLE_FILE, SPLITS_FOLDER = "labels.jsonl", "labels-128.jsonl", "labels.csv", "splits"
 DECODE_SHAPES = {
@@ -50,7 +66,7 @@ def label_difficulty(
     Raises:
         InputError: before any work, where the problems, the model or the folder cannot be used.
     """
-    jax = start_jax(config)
+    start_jax(config)
     config = resolve_config(config)
     data = config.cell.data
     cell = config.cell.model_copy(
@@ -67,19 +83,10 @@ def label_difficulty(
             f"{folder / SPLITS_FOLDER} exists: its problems are labelled already. Read them by cell.task=tfds:{folder / SPLITS_FOLDER}#all, "
             "or choose another folder by --out."
         )
-    from isojax.report.figures.difficulty_histogram import draw_difficulty
-    from isojax.tasks.difficulty_splits import (
-        DIFFICULTY_RANGES,
-        EXTREMELY_HARD,
-        EXTREMELY_HARD_ATTEMPTS,
-        split_into_parts,
-    )
-    from isojax.tasks.protocol import is_on_device
-    from isojax.tasks.sources.tfds import import_tfds, write_dataset
 
     import_tfds()  # what is missing is told before hours of labelling, not after
     with open_task(config) as task, exclusive_lock(folder):
-        labelled, unsolved = _label_with_model(jax, config, task, folder, extremely_hard, on_progress)
+        labelled, unsolved = _label_with_model(config, task, folder, extremely_hard, on_progress)
         if not is_on_device(task):
             failure_counts = task.failure_counts()
             for kind, example in task.failure_examples().items():
@@ -104,20 +111,9 @@ def label_difficulty(
 
 
 def _label_with_model(
-    jax: Any, config: Config, task: Task, folder: Path, extremely_hard: bool, on_progress: ProgressCallback
+    config: Config, task: Task, folder: Path, extremely_hard: bool, on_progress: ProgressCallback
 ) -> tuple[list[Problem], list[Problem]]:
     """(the problems labelled by `attempts`, those with none right of 128 labelled by these)."""
-    from isojax.distributed.mesh_spec import parse_mesh
-    from isojax.distributed.sharding import make_mesh
-    from isojax.models.attention_autotune import select_attention
-    from isojax.models.safetensors_io import fingerprint
-    from isojax.tasks.difficulty_labels import compute_label_key, label_problems
-    from isojax.tasks.difficulty_splits import EXTREMELY_HARD_ATTEMPTS
-    from isojax.tasks.problem_selection import drop_long_prompts
-    from isojax.tasks.protocol import is_on_device
-    from isojax.train.base_policy import BasePolicy
-    from isojax.train.policy_labeller import PolicyLabeller
-    from isojax.train.programs import SweepPrograms
 
     cell, seed = config.cell, config.cell.data.seed
     candidates = task.problems(cell.data.candidates, np.random.default_rng([seed, 0]))
@@ -155,7 +151,6 @@ def _label_with_model(
 
 def _labels_csv(labelled: list[Problem]) -> str:
     """One row a problem, with the 90% interval of its rate."""
-    from isojax.tasks.difficulty_splits import difficulty_part
 
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from isojax.core import preemption
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
+from isojax.distributed import multiprocess
+from isojax.launch.cell_failures import raise_cell_failures
 from isojax.launch.display import Display, console, print_plan
-from isojax.launch.local.cell_threads import raise_cell_failures, report_verifier_failures, train_cells
-from isojax.launch.local.setup import SweepSetup, open_sweep, start_jax
+from isojax.launch.local.cell_threads import train_cells
+from isojax.launch.local.setup import SweepSetup, open_sweep
+from isojax.launch.local.start import start_jax
 from isojax.launch.local.sweep_forecast import forecast_sweep
 from isojax.launch.planner import plan_cells
-from isojax.launch.processes.process_group import SINGLE_PROCESS, ProcessGroup, check_shared_folder, join_processes
+from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
+from isojax.launch.processes.join_processes import check_shared_folder, join_processes
 from isojax.launch.strategy import training_rounds
 from isojax.runs.folder_lock import exclusive_lock
 
@@ -37,20 +40,16 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
         RunFailed: after all other cells are done, naming the cells that failed.
     """
     cells = plan_cells(config.sweep)
-    jax = start_jax(config)
+    start_jax(config)
     with join_processes(process_group):
-        from isojax.distributed import multiprocess
-
         console.quiet = not multiprocess.is_primary()
-        folder = _launch(jax, config, cells, resume, dry_run)
+        folder = _launch(config, cells, resume, dry_run)
         return folder if multiprocess.is_primary() else None
 
 
-def _launch(jax: Any, config: Config, cells: list[Cell], resume: bool, dry_run: bool) -> Path:
+def _launch(config: Config, cells: list[Cell], resume: bool, dry_run: bool) -> Path:
     """`launch`, in each of its processes."""
-    from isojax.distributed import multiprocess
-
-    with open_sweep(jax, config, cells, resume or dry_run) as setup:
+    with open_sweep(config, cells, resume or dry_run) as setup:
         concurrent_cells, folder = len(setup.programs), setup.folder
         forecast = (
             forecast_sweep(setup.config, cells, setup.device_budget, concurrent_cells, folder, setup.devices)
@@ -85,8 +84,6 @@ def train(config: Config, resume: bool, process_group: ProcessGroup = SINGLE_PRO
 
 def run_cells(setup: SweepSetup) -> None:
     """The base policy, then all cells."""
-    from isojax.distributed import multiprocess
-
     config, cells = setup.config, setup.cells
     with Display(config) as display:
         base_policy, failures = setup.prepare(display), []
@@ -94,7 +91,7 @@ def run_cells(setup: SweepSetup) -> None:
         with preemption.handle_sigterm():  # between two rounds too
             while targets := multiprocess.run_on_primary(lambda: next(round_iterator, [])):
                 failures += train_cells(setup, base_policy, targets, display)
-                report_verifier_failures(display, setup.task)
+                setup.report_verifier_failures(display)
                 if failures and multiprocess.is_multiprocess():
                     break  # the processes may be at different places
     raise_cell_failures(failures, len(cells), setup.folder)

@@ -6,30 +6,26 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import jax
 
 from isojax.core.config import Config
 from isojax.core.nouns import Cell
+from isojax.distributed import multiprocess
+from isojax.distributed.device_probe import device_memory, measure_rates
+from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.autosize import GB, DeviceBudget, host_memory
 from isojax.launch.time_estimate import DeviceRates, Forecast, make_forecast, rates_from_timing
 from isojax.launch.time_estimate import device_workload as device_workload
 from isojax.runs.ledger_reader import read_runs
-
-if TYPE_CHECKING:
-    from isojax.distributed.mesh_spec import MeshShape
-    from isojax.tasks.protocol import Task
+from isojax.tasks.protocol import Task, is_on_device
 
 
 def make_device_budget(
     config: Config, pairs: list[tuple[int, int]], mesh_shape: MeshShape, task: Task, active_devices: int
 ) -> DeviceBudget:
     """What the sweep has to fit on this machine; `at_work`: devices that work at the same time."""
-    import jax
-
-    from isojax.distributed import multiprocess
-    from isojax.distributed.device_probe import device_memory
-    from isojax.tasks.protocol import is_on_device
-
     configured_gb, cell, hostnames = config.run.device_memory, config.cell, multiprocess.allgather(socket.gethostname())
     local_active_devices = max(
         1, active_devices * hostnames.count(socket.gethostname()) // len(hostnames)
@@ -55,10 +51,6 @@ def forecast_sweep(
     """How long the sweep will take: by its own clocks where cells have run, else by what the devices can do, which
     takes a second.
     """
-    import jax
-
-    from isojax.distributed.device_probe import measure_rates
-
     final_target, mesh, sweep = (
         config.cell.eval.evaluation_targets(config.sweep.budget)[-1],
         device_budget.mesh,

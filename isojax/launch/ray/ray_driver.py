@@ -20,10 +20,10 @@ from isojax.core import preemption
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.machine import cores
+from isojax.launch.cell_failures import raise_cell_failures
 from isojax.launch.display import Display, console, print_cells
-from isojax.launch.local.cell_threads import raise_cell_failures
 from isojax.launch.planner import plan_cells
-from isojax.launch.processes.process_group import SINGLE_PROCESS, ProcessGroup
+from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
 from isojax.launch.ray.placement import process_group_spec, require_capacity
 from isojax.launch.ray.scheduler import RayScheduler
 from isojax.launch.resume import holds_run

@@ -1,4 +1,4 @@
-"""Processes that run cells together on a Ray cluster: placed together, killed whole. Ray's side of ray_worker.py; no
+"""Processes that run cells together on a Ray cluster: placed together, killed whole. Ray's side of messages.py; no
 jax here.
 """
 
@@ -17,10 +17,11 @@ from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.memory_pages import TUNABLES_VARIABLE
 from isojax.core.nouns import Cell
-from isojax.launch.processes.process_group import SHUTDOWN_TIMEOUT, ProcessGroup
-from isojax.launch.ray import ray_worker
+from isojax.launch.process_group import SHUTDOWN_TIMEOUT, ProcessGroup
+from isojax.launch.ray import messages
+from isojax.launch.ray.messages import CallResult, StatusUpdate, WorkerSetup
 from isojax.launch.ray.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL, Node, ProcessGroupSpec
-from isojax.launch.ray.ray_worker import CallResult, RayWorker, StatusUpdate
+from isojax.launch.ray.ray_actor import RayActor
 from isojax.launch.strategy import CellTarget
 
 POLL_SECONDS = 0.5  # seconds between two looks at what is under way
@@ -107,7 +108,7 @@ class RayProcessGroup:
             "num_gpus": resources.pop("GPU", 0),
             "resources": resources,
         }
-        remote_class = self.ray.remote(RayWorker)
+        remote_class = self.ray.remote(RayActor)
         bundles = self._bundles()
         for i, (bundle, _) in enumerate(bundles):
             actor_class = remote_class.options(
@@ -202,14 +203,10 @@ class RayProcessGroup:
             address = self.ray.get(self.workers[0].address.remote(), timeout=START_TIMEOUT) if num_processes > 1 else ""
         except self.ray.exceptions.RayError as e:
             raise WorkerLost(_ray_error_line(e)) from e
-        open_args = self.config, self.cells, self.token, self.spec.cpu_devices
-        self._wait_for_all(
-            [
-                one.open.remote(*open_args, ProcessGroup(address, num_processes, i, detect_cluster=False))
-                for i, one in enumerate(self.workers)
-            ],
-            on_status,
-        )
+        groups = [ProcessGroup(address, num_processes, i, detect_cluster=False) for i in range(num_processes)]
+        setups = [WorkerSetup(self.config, self.cells, self.token, self.spec.cpu_devices, group) for group in groups]
+        calls = [worker.open.remote(setup) for worker, setup in zip(self.workers, setups, strict=True)]
+        self._wait_for_all(calls, on_status)
 
     def _wait_for_start(self, calls: list[Any], on_status: StatusCallback) -> list[Any]:
         """What the first calls give, for which processes have to start; meanwhile `watch` may break that off."""
@@ -238,16 +235,16 @@ class RayProcessGroup:
                 done, pending = ray.wait(pending, timeout=POLL_SECONDS)
                 on_status(ray.get(self.workers[0].news.remote()))
                 for call_result in ray.get(done):
-                    if call_result.kind == ray_worker.INPUT_REFUSED:
+                    if call_result.kind == messages.INPUT_REFUSED:
                         raise InputError(call_result.message)
-                    if call_result.kind == ray_worker.WORKER_LOST and result.kind != ray_worker.CELL_FAILED:
+                    if call_result.kind == messages.WORKER_LOST and result.kind != messages.CELL_FAILED:
                         raise WorkerLost(call_result.message)
-                    if call_result.kind == ray_worker.CELL_FAILED and result.kind != ray_worker.CELL_FAILED:
+                    if call_result.kind == messages.CELL_FAILED and result.kind != messages.CELL_FAILED:
                         deadline = time.monotonic() + PEER_END_TIMEOUT
-                    if result.kind == ray_worker.FINISHED or call_result.kind == ray_worker.CELL_FAILED:
+                    if result.kind == messages.FINISHED or call_result.kind == messages.CELL_FAILED:
                         result = call_result
         except ray.exceptions.RayError as e:
-            if result.kind != ray_worker.CELL_FAILED:
+            if result.kind != messages.CELL_FAILED:
                 raise WorkerLost(_ray_error_line(e)) from e
         return result
 

@@ -1,0 +1,114 @@
+"""Which devices a cell takes, and how many cells run at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from isojax.core.config import Config
+from isojax.core.machine import cores
+from isojax.distributed import multiprocess
+from isojax.distributed.mesh_spec import MeshShape, parse_mesh
+from isojax.distributed.sharding import make_mesh
+from isojax.launch.process_group import check_multi_process
+from isojax.rl.async_rl.sampler_mesh import sampler_mesh_shape
+
+
+@dataclass(frozen=True)
+class CellDevices:
+    """The devices of a sweep's cells.
+
+    Attributes:
+        mesh_shape: of training.
+        sampler_shape: of the sampler, where it has a mesh of its own.
+        sampler_in_process: the sampler's mesh belongs to a process of its own, whose devices are not among these.
+        devices: all devices of the run.
+        concurrent_cells: how many cells run at once.
+    """
+
+    mesh_shape: MeshShape
+    sampler_shape: MeshShape | None
+    sampler_in_process: bool
+    devices: list[Any]
+    concurrent_cells: int
+
+    @property
+    def devices_per_cell(self) -> int:
+        """Devices that a cell keeps busy, its sampler's included."""
+        return self.mesh_shape.devices + (self.sampler_shape.devices if self.sampler_shape else 0)
+
+    @property
+    def local_devices_per_cell(self) -> int:
+        """Those of `devices` among them."""
+        return self.mesh_shape.devices if self.sampler_in_process else self.devices_per_cell
+
+    @property
+    def shares_programs(self) -> bool:
+        """Whether all cells run the same compiled programs: a CPU runs a program in several threads at once."""
+        return jax.default_backend() == "cpu" and self.devices_per_cell == 1
+
+    @property
+    def used_local_devices(self) -> list[Any]:
+        """Devices of this process that some cell takes."""
+        used = self.devices[: self.local_devices_per_cell * self.concurrent_cells]
+        return [device for device in used if device.process_index == jax.process_index()]
+
+    @property
+    def description(self) -> str:
+        """In words."""
+        note = ""
+        if self.sampler_shape and self.sampler_in_process:
+            note = f" and {self.sampler_shape.devices} of its sampler's process"
+        backend = jax.default_backend()
+        return f"{self.local_devices_per_cell} of {len(self.devices)} {backend} devices per cell{note}"
+
+    def meshes(self) -> list[tuple[Mesh, Mesh | MeshShape | None]]:
+        """For each set of compiled programs, the mesh of training and that of the sampler: of a sampler in a process of
+        its own the shape, of one that shares the mesh of training None."""
+        num_sets = 1 if self.shares_programs else self.concurrent_cells
+        return [self._meshes_from(i * self.local_devices_per_cell) for i in range(num_sets)]
+
+    def _meshes_from(self, first_device: int) -> tuple[Mesh, Mesh | MeshShape | None]:
+        devices = self.devices[first_device:]
+        mesh = make_mesh(self.mesh_shape, devices)
+        if self.sampler_shape is None or self.sampler_in_process:
+            return mesh, self.sampler_shape
+        return mesh, make_mesh(self.sampler_shape, devices[self.mesh_shape.devices :])
+
+
+def assign_devices(config: Config, num_cells: int) -> CellDevices:
+    """The devices of a sweep's cells.
+
+    Raises:
+        InputError: the meshes do not fit the devices, or several processes cannot be one run.
+    """
+    devices, backend, is_multiprocess = jax.devices(), jax.default_backend(), multiprocess.is_multiprocess()
+    mesh_text = "data=-1" if config.run.mesh == "auto" and is_multiprocess else config.run.mesh
+    mesh_shape = parse_mesh(mesh_text, len(devices))
+    if is_multiprocess:
+        check_multi_process(config, mesh_shape.devices, len(devices), jax.process_count())
+    sampler_shape = sampler_mesh_shape(config.cell.rl, config.run, len(devices), mesh_shape.devices, backend)
+    one_cell = CellDevices(mesh_shape, sampler_shape, config.run.sampler_process, devices, 1)
+    concurrent_cells = min(
+        config.run.cells_at_once or default_concurrent_cells(one_cell.devices_per_cell),
+        len(devices) // one_cell.local_devices_per_cell,
+        num_cells,
+    )
+    return CellDevices(mesh_shape, sampler_shape, config.run.sampler_process, devices, concurrent_cells)
+
+
+def default_concurrent_cells(devices_per_cell: int) -> int:
+    """How many cells run at once unless run.cells_at_once says so: one on each group of devices.
+
+    Simulated CPU devices beyond the cores add nothing; several processes all work on one cell.
+    """
+    if jax.process_count() > 1:
+        return 1
+    # A cell whose sampler has a process of its own takes devices that are not among these.
+    device_groups = max(1, len(jax.local_devices()) // devices_per_cell)
+    if jax.default_backend() != "cpu":
+        return device_groups
+    return min(device_groups, max(1, cores() // devices_per_cell))

@@ -1,0 +1,93 @@
+"""Several processes that are one run: which of them this one is, and what such a run cannot have.
+
+They are started together: on each of a TPU pod's hosts, by srun, by hand with three options, or by Ray.
+processes/join_processes.py brings them together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from isojax.core.config import Config
+from isojax.core.errors import InputError
+
+AUTO = "auto"
+SHUTDOWN_TIMEOUT = 20  # seconds that a process which fails waits for the others
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """Which of how many processes this one is.
+
+    Attributes:
+        coordinator: HOST:PORT at which the others reach process 0.
+        auto: all of this is as the cluster's environment says.
+        detect_cluster: what is not given, such as a process's share of its host's devices, is as the cluster's
+            environment says (SLURM's variables).
+    """
+
+    coordinator: str = ""
+    num_processes: int = 1
+    process_id: int = 0
+    auto: bool = False
+    detect_cluster: bool = True
+
+    @property
+    def is_multi_process(self) -> bool:
+        """Whether there may be more than this one."""
+        return self.auto or self.num_processes > 1
+
+
+SINGLE_PROCESS = ProcessGroup()
+
+
+def parse_process_group(coordinator: str | None, num_processes: str | None, process_id: int | None) -> ProcessGroup:
+    """The process group that the options --coordinator, --processes and --process describe.
+
+    Raises:
+        InputError: they contradict one another.
+    """
+    if num_processes is None and coordinator is None and process_id is None:
+        return SINGLE_PROCESS
+    if num_processes == AUTO:
+        if coordinator is not None or process_id is not None:
+            raise InputError(
+                "--processes auto asks the cluster for coordinator and process; leave --coordinator and --process out."
+            )
+        return ProcessGroup(auto=True)
+    try:
+        count = int(num_processes or "")
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise InputError(
+            f"--processes: given {num_processes!r}, expected how many processes there are in all, or auto."
+        )
+    if count == 1:
+        return SINGLE_PROCESS
+    if coordinator is None or ":" not in coordinator:
+        raise InputError(
+            f"--coordinator: given {coordinator!r}, expected HOST:PORT of process 0, as all processes reach it."
+        )
+    if process_id is None or not 0 <= process_id < count:
+        raise InputError(f"--process: given {process_id}, expected this process's number, 0 to {count - 1}.")
+    return ProcessGroup(coordinator, count, process_id)
+
+
+def check_multi_process(config: Config, mesh_devices: int, devices: int, num_processes: int) -> None:
+    """InputError where several processes cannot be one run."""
+    if mesh_devices != devices:
+        raise InputError(
+            f"--mesh {config.run.mesh} takes {mesh_devices} of the {devices} devices of {num_processes} processes; "
+            "expected all of them, as each process is a part of every step. "
+            f"Choose sizes whose product is {devices}, or start fewer processes."
+        )
+    if config.cell.rl.max_staleness is not None:
+        raise InputError(
+            f"cell.rl.max_staleness = {config.cell.rl.max_staleness} with {num_processes} processes; expected one process, "
+            "in which sampling and training share their memory. Leave cell.rl.max_staleness out, or run it on one host."
+        )
+    if config.run.cells_at_once not in (None, 1):
+        raise InputError(
+            f"run.cells_at_once = {config.run.cells_at_once} with {num_processes} processes; expected 1, or none."
+        )

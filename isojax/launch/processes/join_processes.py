@@ -1,0 +1,132 @@
+"""The processes of one run, brought together by JAX's own service (jax.distributed).
+
+What ends one of them ends all: see watchdog.py; and JAX's heartbeat, where a process hangs but its machine lives.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax._src import distributed as jax_distributed
+
+from isojax.core.errors import InputError
+from isojax.distributed import multiprocess
+from isojax.launch.process_group import SHUTDOWN_TIMEOUT, ProcessGroup
+from isojax.launch.processes.watchdog_client import WatchdogClient
+
+JOIN_TIMEOUT = 120  # seconds within which all processes must have started
+HEARTBEAT_TIMEOUT = 40  # seconds without a sign of a process until JAX ends the others
+
+
+@contextmanager
+def join_processes(process_group: ProcessGroup) -> Iterator[None]:
+    """Connect this process with the others; on leaving without an error, disconnect.
+
+    Raises:
+        InputError: the processes do not come together, or differ in their number of devices.
+    """
+    if not process_group.is_multi_process:
+        yield
+        return
+    init_args: dict[str, Any] = (
+        {}
+        if process_group.auto
+        else {"num_processes": process_group.num_processes, "process_id": process_group.process_id}
+    )
+    init_args |= {} if process_group.auto else {"coordinator_address": process_group.coordinator}
+    init_args |= {} if process_group.detect_cluster else {"cluster_detection_method": "deactivate"}
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from core/preemption.py
+    try:
+        jax.distributed.initialize(
+            **init_args,
+            initialization_timeout=JOIN_TIMEOUT,
+            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
+            shutdown_timeout_seconds=SHUTDOWN_TIMEOUT,
+        )
+    except (RuntimeError, ValueError) as e:
+        group_text = (
+            "the cluster's description"
+            if process_group.auto
+            else f"{process_group.num_processes} processes at {process_group.coordinator}"
+        )
+        raise InputError(
+            f"the processes of this run did not come together within {JOIN_TIMEOUT} seconds ({group_text}): "
+            f"{str(e).splitlines()[0]}. Start all of them with the same --coordinator and --processes, and each with "
+            "its own --process."
+        ) from e
+    check_even_devices([d.process_index for d in jax.devices()])
+    watchdog = _start_watchdog(process_group)
+    try:
+        yield
+        multiprocess.barrier("the run is over")
+    except BaseException:  # whatever ends this process, the others must learn of it
+        watchdog.close(succeeded=False)
+        raise
+    watchdog.close(succeeded=True)
+    jax.distributed.shutdown()
+
+
+def _start_watchdog(process_group: ProcessGroup) -> WatchdogClient:
+    """The watchdog of this process, connected with that of process 0."""
+    listener, port = None, 0
+    if multiprocess.is_primary():
+        listener = socket.create_server(("", 0))
+        port = listener.getsockname()[1]
+    port = multiprocess.broadcast(port)
+    # JAX has no public name for the address that it has detected.
+    address = process_group.coordinator or jax_distributed.global_state.coordinator_address
+    host = address.rpartition(":")[0].strip("[]")
+    watchdog = WatchdogClient(jax.process_index(), jax.process_count(), host, port, listener, lambda: os._exit(1))
+    if listener is not None:
+        listener.close()  # the watchdog has its own copy
+    return watchdog
+
+
+def check_even_devices(device_owners: Sequence[int]) -> None:
+    """Refuse processes that differ in their number of devices, between which JAX cannot gather values.
+
+    Args:
+        device_owners: for each device, the process that it belongs to.
+
+    Raises:
+        InputError: the numbers differ.
+    """
+    counts = Counter(device_owners)
+    if len(set(counts.values())) > 1:
+        counts_text = ", ".join(f"process {process} has {count}" for process, count in sorted(counts.items()))
+        raise InputError(
+            f"processes with different numbers of devices ({counts_text}); expected as many in each. On a CPU, which has "
+            "one device for every core, set the same in all of them: "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={min(counts.values())}."
+        )
+
+
+def check_shared_folder(folder: Path) -> None:
+    """InputError where the processes of a run do not see one and the same folder."""
+    if not multiprocess.is_multiprocess():
+        return
+    mark_file = folder / ".shared"
+    token = multiprocess.broadcast(os.urandom(8).hex())
+    if multiprocess.is_primary():
+        mark_file.write_text(token)
+    multiprocess.barrier("the mark file is written")
+    missing_processes = [
+        i
+        for i, sees_mark in enumerate(multiprocess.allgather(mark_file.exists() and mark_file.read_text() == token))
+        if not sees_mark
+    ]
+    multiprocess.barrier("the mark file has been read")
+    if multiprocess.is_primary():
+        mark_file.unlink()
+    if missing_processes:
+        raise InputError(
+            f"run.dir: the processes {', '.join(map(str, missing_processes))} do not see {folder} as process 0 does; "
+            "expected a folder that all hosts share (NFS, a mounted bucket). Choose one by run.dir=FOLDER."
+        )

@@ -1,0 +1,92 @@
+"""The cells of a sweep as a scheduler sees them: which wait, how often each was lost, and what became of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from isojax.core.errors import RunFailed
+from isojax.core.nouns import Cell
+from isojax.launch.strategy import CellTarget
+from isojax.runs.status import CellStatus
+
+
+@dataclass
+class CellQueue:
+    """Cells, round by round.
+
+    Attributes:
+        rounds: the targets of each round, longest cell first; asked for when the round before has ended.
+        retries: losses at one and the same C after which a cell is given up.
+        status: of each cell.
+        failures: the cells that failed, with their errors.
+        waiting: targets of this round that nobody trains.
+        finished: no round is left.
+    """
+
+    rounds: Iterator[Sequence[CellTarget]]
+    retries: int
+    status: dict[Cell, CellStatus]
+    failures: list[tuple[Cell, Exception]]
+    waiting: deque[CellTarget] = field(default_factory=deque)
+    finished: bool = False
+    _running: dict[Cell, CellTarget] = field(default_factory=dict)
+    _losses: dict[Cell, tuple[int, int]] = field(default_factory=dict)  # C at the last loss, losses without progress
+
+    def next_round(self) -> list[CellTarget]:
+        """Begin the next round, once every cell of this one has ended; returns its targets."""
+        if self.finished or self.waiting or self._running:
+            return []
+        targets = list(next(self.rounds, []))
+        self.finished = not targets
+        self.waiting.extend(targets)
+        for target in targets:
+            self._update(target.cell, state="waiting")
+        return targets
+
+    def take(self, where: str, log: str) -> CellTarget:
+        """The next waiting cell, for a group on the nodes `where`, which prints to `log`."""
+        target = self.waiting.popleft()
+        self._running[target.cell] = target
+        attempts = self.status[target.cell].attempts + 1
+        self._update(target.cell, state="running", where=where, log=log, attempts=attempts)
+        return target
+
+    def report(self, cell: Cell, rollouts: int, reward: float | None) -> None:
+        """A cell in training has come to C = `rollouts`."""
+        known_reward = self.status[cell].reward if reward is None else reward
+        self._update(cell, rollouts=rollouts, reward=known_reward)
+
+    def end(self, cell: Cell, error: str) -> None:
+        """A cell is done, or has failed by `error`."""
+        del self._running[cell]
+        self._update(cell, state="failed" if error else "done", error=error)
+        if error:
+            self.failures.append((cell, RunFailed(error)))
+
+    def interrupt(self, cell: Cell) -> None:
+        """A cell has saved its state before its end: it waits for --resume."""
+        del self._running[cell]
+        self._update(cell, state="waiting")
+
+    def count_loss(self, cell: Cell) -> int:
+        """Count that a cell was lost; returns how often it was since it last made progress."""
+        last_rollouts, losses = self._losses.get(cell, (-1, 0))
+        rollouts = self.status[cell].rollouts
+        losses = 1 if rollouts > last_rollouts else losses + 1
+        self._losses[cell] = max(last_rollouts, rollouts), losses
+        return losses
+
+    def retry(self, cell: Cell) -> None:
+        """A lost cell is the next to be trained, from its checkpoint."""
+        self.waiting.appendleft(self._running.pop(cell))
+        self._update(cell, state="waiting")
+
+    @property
+    def any_running(self) -> bool:
+        """Whether a cell is in training."""
+        return bool(self._running)
+
+    def _update(self, cell: Cell, **changes: object) -> None:
+        self.status[cell] = self.status[cell].model_copy(update=changes)
