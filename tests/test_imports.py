@@ -1,168 +1,281 @@
-"""Imports point one way, as DESIGN's layout says, and the commands for a laptop load no jax."""
+"""The package's structure: imports between its folders point one way, no two modules or classes share a name, and files
+and functions stay small.
+
+A folder below isojax/ is a room. A room imports those that it rests on (ROOMS) and itself.
+"""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "isojax"
 
-# Each line may import the lines above it and its own; a module is placed by its longest name found here.
-SHARED = [
-    ("types",),
-    ("files", "registry", "estimators", "huge_pages", "machine", "section", "stopping", "geometry", "meshes"),
-    ("remote",),
-    ("claim",),
-    ("storage",),
-    ("config_rl",),
-    ("config", "records"),
-    ("loggers",),
-    ("launch.sizes", "launch.memory"),
-    ("launch.planner",),
-]
-CLI = (
-    "cli_difficulty",
-    "cli_records",
-    "cli_curve",
-    "cli_recommend",
-    "cli_validate",
-    "cli_compare",
-    "cli_model",
-)
-CLI += ("cli_lr_anchor", "cli_status")
-HOST = [
-    *SHARED,
-    ("scaling",),
-    ("logs", "export"),
-    ("report",),
-    ("launch",),
-    ("cli_words", "cli_drawing", "cli_config"),
-    ("cli_fit",),
-    CLI,
-    ("cli",),
-]
-DEVICE = [
-    *SHARED,
-    ("sharding", "hosts", "probe"),
-    ("models", "tasks"),
-    ("sampling",),
-    ("rl",),
-    ("evaluate", "checkpoint"),
-]
-DEVICE += [("labels", "problems", "compiled"), ("base", "policy"), ("told",), ("train",)]
-# The places where the laptop's side reaches the devices' side, and only inside functions.
-BRIDGES = (
-    "launch.local",
-    "launch.site",
-    "launch.member",
-    "launch.gang",
-    "launch.workers",
-    "launch.topology",
-    "launch.forecast",
-    "launch.difficulty",
-    "cli",
-    "cli_model",
-)
-ENTRY_POINTS = {"launch.__main__": "cli", "train": "cli"}  # `python -m` hands over to the command line
-ACCELERATED = {"jax", "jaxlib", "flax", "optax", "orbax", "jaxtyping", "transformers", "libtpu"}
+# Room -> the rooms that it rests on; it may import these and whatever they rest on.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "core": (),
+    "runs": ("core",),
+    "scaling": ("runs",),
+    "report": ("scaling",),
+    "distributed": ("core",),
+    "models": ("distributed",),
+    "tasks": ("distributed",),
+    "sampling": ("models", "tasks"),
+    "rl": ("sampling",),
+    "train": ("rl",),
+    "launch": ("runs", "scaling", "report", "train"),
+    "cli": ("launch",),
+}
+# These load no jax, at import or later; launch/ does in two folders and one module, cli/ through load_module.
+ROOMS_WITHOUT_JAX = ("core", "runs", "scaling", "report", "launch", "cli")
+MODULES_WITH_JAX = ("launch.local", "launch.processes", "launch.ray.ray_worker")
+JAX_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "jaxtyping", "transformers", "libtpu"}
 
-Import = tuple[str, bool]  # (module, whether it is inside a function)
+# A module here is one of several implementations of the same thing, and may be named like one in another such folder.
+PLUGIN_FOLDERS = {
+    "losses",
+    "advantages",
+    "aggregations",
+    "kl_estimators",
+    "families",
+    "kernels",
+    "sources",
+    "device",
+    "verifiers",
+    "importers",
+    "loggers",
+    "exporters",
+}
+MAX_LINES = 39_200  # of the package: to become 30,000
+MAX_FUNCTION_LINES, MAX_PARAMETERS = 60, 8
+# To become empty. PATH:FUNCTION of what is longer, or has more parameters.
+LONG_FUNCTIONS = {
+    "cli/commands/lr_search_command.py:lr_search",
+    "cli/commands/recommend_command.py:recommend",
+    "report/figures/best_n_by_metric.py:best_n_figure",
+    "report/figures/single_curve.py:single_curve_figure",
+    "rl/critic.py:build_critic",
+    "rl/gradient.py:build_gradient",
+    "rl/host_verified.py:build_host_verified_train",
+    "rl/train_step.py:build_train",
+    "rl/train_step.py:compute_advantages",
+    "rl/train_step.py:update",
+    "scaling/allocate/recommend.py:recommend",
+    "scaling/checks/validate.py:validate",
+    "scaling/curve_file.py:fit_curve_file",
+    "scaling/fit.py:fit",
+    "scaling/law/n_star_law.py:choose_law",
+    "tasks/problem_selection.py:select_problems",
+    "train/loop.py:__init__",
+}
+MANY_PARAMETERS = {
+    "rl/async_rl/async_rollouts.py:__init__",
+    "rl/host_verified.py:apply_update",
+    "rl/host_verified.py:train",
+    "rl/logprobs.py:_forward",
+    "rl/train_step.py:train",
+    "scaling/fit.py:fit",
+}
+FOLDERS_OF_OTHER_SIZES = {"scaling/curves"}
+SAME_CLASS_NAMES: set[str] = set()
+SAME_MODULE_NAMES = {"text"}
+
+
+class Import(NamedTuple):
+    """An import statement's module, and where it is written."""
+
+    name: str
+    inside_function: bool
+    line: int
 
 
 def modules() -> dict[str, Path]:
-    found = {}
+    """Every module but __main__ by its name below isojax; the package itself is ""."""
+    paths = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-def imports(path: Path) -> list[Import]:
-    found: list[Import] = []
-
-    def visit(node: ast.AST, inside: bool) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
-                continue
-            if isinstance(child, ast.Import):
-                found.extend((alias.name, inside) for alias in child.names)
-            if isinstance(child, ast.ImportFrom):
-                assert child.level == 0, f"{path}: write the import in full"
-                for alias in child.names:  # `from isojax.rl import step` may name a module or something in one
-                    full = f"{child.module}.{alias.name}"
-                    found.append((full if full.removeprefix("isojax.") in MODULES else str(child.module), inside))
-            visit(child, inside or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)))
-
-    visit(ast.parse(path.read_text()), False)
-    return found
-
-
-def place(module: str, chain: list[tuple[str, ...]]) -> int | None:
-    """The line of `chain` that holds a module, by its longest prefix."""
-    names = {name: i for i, line in enumerate(chain) for name in line}
-    parts = module.split(".")
-    prefixes = (".".join(parts[:i]) for i in range(len(parts), 0, -1))
-    return next((names[p] for p in prefixes if p in names), None)
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 MODULES = modules()
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m])
+def room(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@cache
+def rests_on(name: str) -> set[str]:
+    """The room and all that it rests on."""
+    return {name}.union(*(rests_on(lower) for lower in ROOMS[name]))
+
+
+def imports(path: Path) -> Iterator[Import]:
+    """All imports of a file, those for type checkers included."""
+
+    def visit(node: ast.AST, inside: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from (Import(alias.name, inside, child.lineno) for alias in child.names)
+            if isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path}: write the import in full"
+                for alias in child.names:  # `from isojax.rl import gradient` may name a module or something in one
+                    full = f"{child.module}.{alias.name}"
+                    is_module = full.removeprefix("isojax.") in MODULES
+                    yield Import(full if is_module else str(child.module), inside, child.lineno)
+            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from visit(child, inside or is_function)
+
+    return visit(ast.parse(path.read_text()), False)
+
+
+def own_imports(module: str) -> Iterator[tuple[str, Import]]:
+    """The imports of isojax's own modules, by their names below isojax."""
+    for imported in imports(MODULES[module]):
+        if imported.name.partition(".")[0] == "isojax":
+            yield imported.name.removeprefix("isojax").removeprefix("."), imported
+
+
+def loads_jax(module: str) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in MODULES_WITH_JAX)
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for path in MODULES.values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{path.relative_to(PACKAGE)}:{node.name}", node
+
+
+def duplicates(names: list[str]) -> set[str]:
+    return {name for name, count in Counter(names).items() if count > 1}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m and not m.endswith("__main__")])
 def test_imports_point_one_way(module: str) -> None:
-    on_host, on_device = place(module, HOST), place(module, DEVICE)
-    assert on_host is not None or on_device is not None, (
-        f"isojax/{module}: give it a place in this test and in DESIGN's layout"
-    )
-    for name, inside in imports(MODULES[module]):
-        if not name.startswith("isojax."):
-            continue
-        other = name.removeprefix("isojax.")
-        lines = [(place(module, chain), place(other, chain)) for chain in (HOST, DEVICE)]
-        allowed = any(
-            a is not None and b is not None and (b < a or (b == a and same_part(module, other))) for a, b in lines
-        )
-        crossing = module in BRIDGES and inside and place(other, DEVICE) is not None
-        entry = ENTRY_POINTS.get(module) == other
-        assert allowed or crossing or entry, f"{module} imports {other}, which the design's arrows do not allow"
+    assert room(module) in ROOMS, f"isojax/{module}: give its room a place in ROOMS"
+    for name, imported in own_imports(module):
+        where = f"{module}, line {imported.line}"
+        assert not name.endswith("__main__"), f"{where}: nobody imports {name}"
+        if name:
+            assert room(name) in rests_on(room(module)), f"{where}: {room(module)} does not rest on {room(name)}"
+            crosses_rooms = imported.inside_function and room(name) != room(module)
+            assert not crosses_rooms, f"{where}: import {name} at the top of the file"
 
 
-def same_part(a: str, b: str) -> bool:
-    return a.split(".")[0] == b.split(".")[0]
+@pytest.mark.parametrize("module", [m for m in MODULES if m.endswith("__main__")])
+def test_what_python_m_runs_hands_over_to_the_command_line(module: str) -> None:
+    assert {room(name) for name, _ in own_imports(module)} == {"cli"}
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m and place(m, HOST) is not None])
-def test_the_laptops_side_never_imports_an_accelerators_library(module: str) -> None:
-    for name, inside in imports(MODULES[module]):
-        if name.partition(".")[0] in ACCELERATED:
-            assert module in ("launch.site", "launch.gang", "launch.topology", "launch.forecast") and inside, (
-                f"{module} imports {name}"
-            )
+@pytest.mark.parametrize("module", [m for m in MODULES if room(m) in ROOMS_WITHOUT_JAX and not loads_jax(m)])
+def test_rooms_without_jax_import_none(module: str) -> None:
+    for imported in imports(MODULES[module]):
+        assert imported.name.partition(".")[0] not in JAX_LIBRARIES, f"{module}, line {imported.line}: {imported.name}"
 
 
-def test_the_test_itself_sees_a_wrong_arrow(tmp_path: Path) -> None:
-    path = tmp_path / "x.py"
-    path.write_text("import jax.numpy as jnp\ndef f():\n    from isojax.rl import step\n")
-    found = imports(path)
-    assert ("jax.numpy", False) in found
-    assert found[1][0].startswith("isojax.rl") and found[1][1] is True
-    assert place("launch.planner", HOST) == 9 and place("launch.ray", HOST) == 13
-    assert place("rl.losses.grpo", DEVICE) == place("rl", DEVICE)
-    assert place("rl", HOST) is None
-
-
-def test_no_jax_is_loaded_by_what_a_laptop_runs() -> None:
-    program = (
-        "import sys, isojax.cli.app, isojax.scaling.fit, isojax.scaling.allocate.recommend, isojax.report.write, isojax.runs.ledger, isojax.core.config, "
-        "isojax.launch.planner, isojax.launch.__main__\n"
-        f"print(sorted({ACCELERATED!r} & set(sys.modules)))"
-    )
+def test_rooms_without_jax_load_none() -> None:
+    """Through whatever they import."""
+    names = [f"isojax.{m}" for m in MODULES if room(m) in ROOMS_WITHOUT_JAX and not loads_jax(m)]
+    optional = {"isojax.runs.loggers.wandb", "isojax.launch.__main__"}
+    program = f"import importlib, sys\nfor name in {sorted(set(names) - optional)!r}: importlib.import_module(name)\n"
+    program += f"print(sorted({JAX_LIBRARIES!r} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """By imports at the top of files."""
+    graph = {m: {name for name, imported in own_imports(m) if not imported.inside_function} for m in MODULES}
+    for module, names in graph.items():  # a package's own name stands for its __init__
+        graph[module] = {name for name in names if name in MODULES and name}
+    done: set[str] = set()
+
+    def visit(module: str, chain: tuple[str, ...]) -> None:
+        assert module not in chain, f"a circle of imports: {' -> '.join([*chain[chain.index(module) :], module])}"
+        if module not in done:
+            for name in sorted(graph[module]):
+                visit(name, (*chain, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def test_no_two_modules_have_one_name() -> None:
+    names = [
+        path.stem
+        for path in MODULES.values()
+        if path.stem not in ("__init__", "__main__") and not PLUGIN_FOLDERS & set(path.relative_to(PACKAGE).parts)
+    ]
+    assert duplicates(names) <= SAME_MODULE_NAMES
+
+
+def test_no_two_classes_have_one_name() -> None:
+    names = [
+        node.name
+        for path in MODULES.values()
+        if not PLUGIN_FOLDERS & set(path.relative_to(PACKAGE).parts)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert duplicates(names) <= SAME_CLASS_NAMES
+
+
+def test_folders_are_of_a_size_to_look_through() -> None:
+    entries = [p for p in PACKAGE.iterdir() if p.name != "__pycache__"]
+    assert len(entries) <= 13, sorted(p.name for p in entries)
+    sizes = Counter(path.parent for path in MODULES.values())
+    folders = [f for f in sizes if f != PACKAGE and f.name not in PLUGIN_FOLDERS]
+    others = {str(f.relative_to(PACKAGE)) for f in folders if not 4 <= sizes[f] <= 16}
+    assert others <= FOLDERS_OF_OTHER_SIZES, others
+
+
+def test_the_package_does_not_grow() -> None:
+    lines = sum(path.read_text().count("\n") for path in MODULES.values())
+    assert lines <= MAX_LINES
+
+
+def test_functions_are_short() -> None:
+    """Outside kernels, which follow the hardware."""
+    long_functions = {
+        name
+        for name, node in functions()
+        if "kernels/" not in name and (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION_LINES
+    }
+    assert long_functions <= LONG_FUNCTIONS, sorted(long_functions - LONG_FUNCTIONS)
+
+
+def test_functions_have_few_parameters() -> None:
+    """Outside kernels; a command's parameters are its options."""
+
+    def count(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+        names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        return len([name for name in names if name not in ("self", "cls")])
+
+    many = {
+        name
+        for name, node in functions()
+        if "kernels/" not in name and "cli/commands/" not in name and count(node) > MAX_PARAMETERS
+    }
+    assert many <= MANY_PARAMETERS, sorted(many - MANY_PARAMETERS)
+
+
+def test_the_test_itself_sees_a_wrong_import(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text("import jax.numpy as jnp\ndef f():\n    from isojax.rl import gradient\n")
+    assert list(imports(path)) == [Import("jax.numpy", False, 1), Import("isojax.rl.gradient", True, 3)]
+    assert rests_on("train") == {"train", "rl", "sampling", "models", "tasks", "distributed", "core"}
+    assert "rl" not in rests_on("report") and "runs" not in rests_on("train")

@@ -81,7 +81,7 @@ def _start_watchdog(process_group: ProcessGroup) -> WatchdogClient:
         port = listener.getsockname()[1]
     port = multiprocess.broadcast(port)
     # JAX has no public name for the address that it has detected.
-    address = process_group.coordinator or jax_distributed.global_state.coordinator_address
+    address = process_group.coordinator or jax_distributed.global_state.coordinator_address or ""
     host = address.rpartition(":")[0].strip("[]")
     watchdog = WatchdogClient(jax.process_index(), jax.process_count(), host, port, listener, lambda: os._exit(1))
     if listener is not None:

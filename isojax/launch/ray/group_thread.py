@@ -43,7 +43,7 @@ class GroupNews:
 
 
 @dataclass(frozen=True)
-class CellEnded:
+class CellFinished:
     """A group has trained its cell, or has failed to."""
 
     slot: int
@@ -58,7 +58,7 @@ class GroupEnded:
     error: BaseException | None
 
 
-GroupEvent = GroupPlaced | GroupReady | GroupNews | CellEnded | GroupEnded
+GroupEvent = GroupPlaced | GroupReady | GroupNews | CellFinished | GroupEnded
 
 
 class EndGroup(Enum):
@@ -120,7 +120,7 @@ class GroupThread:
         while isinstance(order := self.inbox.get(), CellTarget):
             cell = order.cell
             result = self.group.train(order, lambda update, cell=cell: self._report(update, cell))
-            self.events.put(CellEnded(self.slot, result))
+            self.events.put(CellFinished(self.slot, result))
         if order is EndGroup.CLOSE:
             self.group.close()
 

@@ -27,7 +27,7 @@ class CallResult:
 
 
 @dataclass(frozen=True)
-class WorkerSetup:
+class WorkerArguments:
     """What a worker opens a sweep with.
 
     Attributes:

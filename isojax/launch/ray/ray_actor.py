@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from isojax.core import preemption
-from isojax.launch.ray.messages import CallResult, StatusCollector, StatusUpdate, WorkerSetup
+from isojax.launch.ray.messages import CallResult, StatusCollector, StatusUpdate, WorkerArguments
 from isojax.launch.strategy import CellTarget
 
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
@@ -49,7 +49,7 @@ class RayActor:
         with socket.create_server(("", 0)) as free_socket:
             return f"{self.host()}:{free_socket.getsockname()[1]}"
 
-    def open(self, setup: WorkerSetup) -> CallResult:
+    def open(self, setup: WorkerArguments) -> CallResult:
         """Join the other processes and prepare the sweep."""
         if setup.cpu_devices is not None:  # jax reads both variables
             os.environ["JAX_PLATFORMS"] = "cpu"  # its cores only, whatever else the node has

@@ -19,7 +19,7 @@ from isojax.core.memory_pages import TUNABLES_VARIABLE
 from isojax.core.nouns import Cell
 from isojax.launch.process_group import SHUTDOWN_TIMEOUT, ProcessGroup
 from isojax.launch.ray import messages
-from isojax.launch.ray.messages import CallResult, StatusUpdate, WorkerSetup
+from isojax.launch.ray.messages import CallResult, StatusUpdate, WorkerArguments
 from isojax.launch.ray.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL, Node, ProcessGroupSpec
 from isojax.launch.ray.ray_actor import RayActor
 from isojax.launch.strategy import CellTarget
@@ -204,7 +204,9 @@ class RayProcessGroup:
         except self.ray.exceptions.RayError as e:
             raise WorkerLost(_ray_error_line(e)) from e
         groups = [ProcessGroup(address, num_processes, i, detect_cluster=False) for i in range(num_processes)]
-        setups = [WorkerSetup(self.config, self.cells, self.token, self.spec.cpu_devices, group) for group in groups]
+        setups = [
+            WorkerArguments(self.config, self.cells, self.token, self.spec.cpu_devices, group) for group in groups
+        ]
         calls = [worker.open.remote(setup) for worker, setup in zip(self.workers, setups, strict=True)]
         self._wait_for_all(calls, on_status)
 

@@ -19,7 +19,7 @@ from isojax.launch.local.setup import open_sweep
 from isojax.launch.local.start import start_jax
 from isojax.launch.processes.join_processes import join_processes
 from isojax.launch.ray import messages
-from isojax.launch.ray.messages import TOKEN_FILE, CallResult, StatusCollector, WorkerSetup
+from isojax.launch.ray.messages import TOKEN_FILE, CallResult, StatusCollector, WorkerArguments
 from isojax.launch.strategy import CellTarget
 from isojax.runs.folder_lock import FolderLocked, exclusive_lock
 from isojax.runs.workspace import is_url, refresh, remote_workspace, working_folder
@@ -37,7 +37,7 @@ class RayWorker:
         self._name, self._host, self._status = name, host, status
         self._exit_stack = ExitStack()
 
-    def open(self, setup: WorkerSetup) -> CallResult:
+    def open(self, setup: WorkerArguments) -> CallResult:
         """Join the other processes and prepare the sweep, as far as that was not done before."""
         try:
             self._open(setup)
@@ -45,7 +45,7 @@ class RayWorker:
             return CallResult(messages.INPUT_REFUSED, str(e))
         return CallResult()
 
-    def _open(self, setup: WorkerSetup) -> None:
+    def _open(self, setup: WorkerArguments) -> None:
         config, group = setup.config, setup.process_group
         self._exit_stack.enter_context(
             remote_workspace(config.run.dir, config.name, group.is_multi_process, cell_name=self._name)

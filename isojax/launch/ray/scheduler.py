@@ -30,7 +30,7 @@ from isojax.core.preemption import Preempted
 from isojax.launch.display import Display, console
 from isojax.launch.ray.cell_queue import CellQueue
 from isojax.launch.ray.group_thread import (
-    CellEnded,
+    CellFinished,
     EndGroup,
     GroupEnded,
     GroupEvent,
@@ -224,7 +224,7 @@ class RayScheduler:
                 self._end_if_stopping(group)
             case GroupNews():
                 self._show_news(event)
-            case CellEnded():
+            case CellFinished():
                 self._end_cell(group, event.result)
             case GroupEnded():
                 self.slots[event.slot].current = None
