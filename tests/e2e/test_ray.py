@@ -184,7 +184,7 @@ def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluste
         assert driver.poll() is None, driver.communicate()
         driver.kill()
         _, err = driver.communicate()
-    assert err.count("was lost") >= 2 and "begun again from its checkpoint (1 of 3)" in err, err
+    assert err.count("was lost") >= 2 and "started again from its checkpoint (1 of 3)" in err, err
     done = isojax(*words, "--resume", **QUIET)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert points(isojax, "gangs") == {f"4x{n}-s{seed}": [0, 16, 32, 64, 128, 256] for n in (2, 4) for seed in range(6)}
