@@ -21,11 +21,10 @@ from isojax.train.programs import SweepPrograms
 def train_cells(
     setup: SweepSetup, base_policy: BasePolicy, targets: list[CellTarget], display: Display
 ) -> list[tuple[Cell, Exception]]:
-    """One thread for each of the site's `programs`, taking cells until none is left; the cells that failed, with their
-    errors.
+    """Train cells in one thread for each set of programs; returns those that failed, with their errors.
 
     Raises:
-        Stopped: the process was told to end (`stopping`), and cells are left.
+        Preempted: the process was told to end, and cells are left.
     """
     target_queue: queue.SimpleQueue[CellTarget] = queue.SimpleQueue()
     for target in targets:
