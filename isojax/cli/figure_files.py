@@ -1,4 +1,4 @@
-"""Figures that a command writes where it is told: PNG or PDF, and never over a file that is there."""
+"""Figures that a command writes to a path given by the user: PNG or PDF, and never over an existing file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from isojax.core.errors import InputError
 
 
 def check_figure_path(path: Path, option: str) -> None:
-    """Before any work: the file can be drawn, and is not there yet.
+    """Check before any work that the file can be drawn and does not exist.
 
     Raises:
         InputError: another suffix than .png and .pdf, or an existing file.
@@ -20,7 +20,7 @@ def check_figure_path(path: Path, option: str) -> None:
 
 
 def write_figure(path: Path, png: bytes, pdf: bytes, option: str) -> None:
-    """Write the one that the name asks for; its folder is made.
+    """Write PNG or PDF, by the suffix of the path; its folder is created.
 
     Raises:
         InputError: it cannot be written, or has come to be there meanwhile.

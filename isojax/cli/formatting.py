@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from isojax.core.errors import InputError
+from isojax.report.text import format_number, format_range
 
 FIXABLE = ("M", "B", "B_p")
 
@@ -94,3 +95,14 @@ def print_notes(console: Console, notes: Iterable[str]) -> None:
     """What a reader must know, one line each."""
     for note in notes:
         console.print(f"[yellow]note:[/yellow] {escape(note)}", highlight=False)
+
+
+def format_estimate(value: float, bounds: Sequence[float | None] | None) -> tuple[str, str]:
+    """A number and its interval, for two columns of a table."""
+    return format_number(value), format_range(bounds, format_number)
+
+
+def print_bootstrap(console: Console, settings: Mapping[str, Any]) -> None:
+    """How intervals were made: method, replicates and seed."""
+    how = f"{settings['method']}, {settings['replicates']} replicates, seed {settings['seed']}"
+    console.print(f"intervals: {how}", highlight=False)

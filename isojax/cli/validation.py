@@ -1,4 +1,4 @@
-"""`isojax fit --validate`: the fit's trials on runs it has not seen, as validation.json and as a table."""
+"""`isojax fit --validate`: the fit's predictions of runs that it has not seen, as validation.json and as a table."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from isojax.cli.formatting import to_json_value
+from isojax.cli.formatting import text_table, to_json_value
 from isojax.cli.saved_fits import FitOptions, default_metric, fit_file_name, is_sweep_folder, progress_bar, warn
 from isojax.core.atomic_files import write_text
+from isojax.report.text import format_percent
 from isojax.runs.ledger_reader import read_runs
 from isojax.scaling.checks.flagged_runs import healthy_runs
 from isojax.scaling.checks.validate import REPLICATES, validate
 
-TRIALS = {"compute": "the top of compute", "largest_n": "the largest n", "seed": "one run a cell"}
+TRIALS = {"compute": "the top of compute", "largest_n": "the largest n", "seed": "one run per cell"}
 
 
 def make_validation(paths: Sequence[Path], metric: str | None, compute: str, options: FitOptions) -> dict[str, Any]:
@@ -42,40 +42,32 @@ def make_validation(paths: Sequence[Path], metric: str | None, compute: str, opt
 
 
 def print_validation(console: Console, validation: Mapping[str, Any]) -> None:
-    """The trials' figures beside each other, then each in words."""
-    table = Table(
-        title=f"validation: what the fit makes of runs it has not seen ({validation['mode']} mode)",
-        title_justify="left",
-    )
-    for column in ("hidden", "points", "error", "|error|", "inside", "n chosen", "n best", "regret"):
-        table.add_column(column, justify="left" if column == "hidden" else "right")
-    for name, title in TRIALS.items():
-        trial = validation[name]
-        if not trial["possible"]:
-            table.add_row(title, *["-"] * 7)
-            continue
-        coverage = "-" if trial["inside"] is None else f"{trial['inside']:.0%}"
-        # Nothing predicts an n that was not run: its errors are what it adds, which the words below say.
-        error_columns = (
-            ("-", "-")
-            if name == "largest_n"
-            else (f"{trial['mean_error']:+.4f}", f"{trial['mean_absolute_error']:.4f}")
-        )
-        choice_columns = (
-            ("-", "-", "-")
-            if trial["n_chosen"] is None
-            else (str(trial["n_chosen"]), str(trial["n_best"]), f"{trial['regret']:.4f}")
-        )
-        table.add_row(title, str(trial["measurements"]), *error_columns, coverage, *choice_columns)
-    console.print(table)
-    console.print(
-        "error: predicted less measured, mean over the points; |error|: of its absolute value", highlight=False
-    )
-    console.print(
+    """The trials in a table, then each in sentences."""
+    title = f"validation: the fit's predictions of runs that it has not seen ({validation['mode']} mode)"
+    columns = ("hidden", "points", "error", "|error|", "inside", "n chosen", "n best", "regret")
+    rows = [[name, *_trial_columns(key, validation[key])] for key, name in TRIALS.items()]
+    console.print(text_table(title, columns, rows, text_columns=1))
+    meanings = (
+        "error: predicted less measured, mean over the points; |error|: of its absolute value",
         "inside: of the 90% interval for one new run on the same validation problems; 90% is to be expected",
-        highlight=False,
     )
-    for name, title in TRIALS.items():
-        trial = validation[name]
+    for line in meanings:
+        console.print(line, highlight=False)
+    for key, name in TRIALS.items():
+        trial = validation[key]
         explanation = trial["says"] if trial["possible"] else f"not possible: {trial['why']}"
-        console.print(f"[bold]{title}[/bold]: {escape(explanation)}", highlight=False)
+        console.print(f"[bold]{name}[/bold]: {escape(explanation)}", highlight=False)
+
+
+def _trial_columns(key: str, trial: Mapping[str, Any]) -> list[str]:
+    """A trial's row: measurements, errors, coverage and the choice of n."""
+    if not trial["possible"]:
+        return ["-"] * 7
+    errors = ["-", "-"]
+    if key != "largest_n":  # nothing predicts an n that was not run: its errors are what it adds, as the sentence says
+        errors = [f"{trial['mean_error']:+.4f}", f"{trial['mean_absolute_error']:.4f}"]
+    choice = ["-", "-", "-"]
+    if trial["n_chosen"] is not None:
+        choice = [str(trial["n_chosen"]), str(trial["n_best"]), f"{trial['regret']:.4f}"]
+    coverage = "-" if trial["inside"] is None else format_percent(round(trial["inside"], 2))
+    return [str(trial["measurements"]), *errors, coverage, *choice]

@@ -44,16 +44,14 @@ def format_two_decimals(x: float) -> str:
     return f"{x:.2f}"
 
 
+def format_difference(x: float) -> str:
+    """A difference of rewards, with its sign: "+0.012"."""
+    return f"{x:+.3f}"
+
+
 def format_percent(x: float) -> str:
     """A share as a percentage: .9 -> "90%"."""
     return f"{100 * x:.3g}%"
-
-
-def format_probability(p: float) -> str:
-    """ "= 0.42"; "> 0.99" or "< 0.01" at the ends, because a share of replicates is no certainty."""
-    if p > 0.99:
-        return "> 0.99"
-    return "< 0.01" if p < 0.01 else f"= {p:.2f}"
 
 
 def format_range(bounds: Sequence[float | None] | None, formatter: Callable[[float], str] = format_reward) -> str:

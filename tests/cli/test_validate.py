@@ -40,9 +40,9 @@ def test_validate_prints_and_keeps(fit: Callable[..., Outcome]) -> None:
     code, out, err = fit("known", "--validate", "--mode", "paper")
     assert code == 0 and err == ""
     for part in (
-        "validation: what the fit makes of runs it has not seen",
+        "validation: the fit's predictions of runs that it has not seen",
         "the top of compute",
-        "one run a cell: not possible: no cell has two",
+        "one run per cell: not possible: no cell has two",
     ):
         assert part in out
     kept = json.loads(Path("known/validation-paper.json").read_text())

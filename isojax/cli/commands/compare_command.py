@@ -1,4 +1,4 @@
-"""`isojax compare`: several sweeps beside each other: n*(C), the frontier, where n* levels off, overfitting."""
+"""`isojax compare`: n*(C), the frontier, where n* levels off and overfitting of several sweeps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from isojax.cli.figure_files import check_figure_path, write_figure
-from isojax.cli.formatting import print_json, print_notes, to_json_value
+from isojax.cli.formatting import print_json, print_notes, text_table, to_json_value
 from isojax.cli.lazy_commands import new_app
 from isojax.cli.options import JsonOption
 from isojax.cli.saved_fits import make_fit, read_fit, sweep_folder
 from isojax.core.errors import InputError
 from isojax.report.figures.compared_sweeps import comparison_figure
+from isojax.report.text import format_difference, format_interval, format_number, format_reward, join_commas
 from isojax.runs.workspace import display_path
 from isojax.scaling.compare import compare_sweeps
 from isojax.scaling.comparison import BudgetRow, RewardDifference, Saturation, SweepComparison, SweepSummary
@@ -96,7 +97,7 @@ def _load_fit(run: Path, metric: str | None) -> FitResult:
 
 
 def print_comparison(console: Console, comparison: SweepComparison) -> None:
-    """n* and the frontier at a few budgets, then what that says."""
+    """n* and the frontier at a few budgets, then what follows from them in sentences."""
     axes = f"{escape(comparison.metric)} against {comparison.compute}"
     console.print(
         _sweeps_table(f"best n ({axes})", comparison.sweeps, _format_best_n),
@@ -110,14 +111,12 @@ def print_comparison(console: Console, comparison: SweepComparison) -> None:
 
 def _sweeps_table(title: str, sweeps: Sequence[SweepSummary], format_cell: Callable[[BudgetRow], str]) -> Table:
     """A row for each sweep, a column for each budget."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("C =")
-    for row in sweeps[0].at:
-        table.add_column(f"{row.C:.4g}", justify="right")
+    rows = []
     for sweep in sweeps:
         hidden = sweep.no_effect and format_cell is _format_best_n
-        table.add_row(escape(sweep.label), *("any" if hidden else format_cell(row) for row in sweep.at))
-    return table
+        rows.append([escape(sweep.label), *("any" if hidden else format_cell(row) for row in sweep.at)])
+    columns = ["C =", *(format_number(row.C) for row in sweeps[0].at)]
+    return text_table(title, columns, rows, text_columns=1)
 
 
 def _format_best_n(row: BudgetRow) -> str:
@@ -127,37 +126,33 @@ def _format_best_n(row: BudgetRow) -> str:
 
 
 def _format_reward(row: BudgetRow) -> str:
-    return f"{row.reward:.3f}{_format_interval(row)}"
+    return format_reward(row.reward) + format_interval((row.low, row.high))
 
 
-def _format_interval(row: BudgetRow | RewardDifference, sign: str = "") -> str:
-    return "" if row.low is None or row.high is None else f" ({row.low:{sign}.3f} to {row.high:{sign}.3f})"
+def _format_reward_difference(difference: RewardDifference | None) -> str:
+    if difference is None:
+        return "-"
+    interval = format_interval((difference.low, difference.high), format_difference)
+    return format_difference(difference.value) + interval
 
 
 def _largest_budget_table(comparison: SweepComparison) -> Table:
     """Where n* levels off and what the largest common budget gives."""
-    table = Table(title=f"at C = {comparison.C_high:.4g}, the largest that all measured", title_justify="left")
-    for name in (
-        "",
-        "base",
-        "reward",
-        f"against {escape(comparison.sweeps[0].label)}",
-        "n* levels off",
-        "overfits",
-    ):
-        table.add_column(name, justify="left" if not name else "right")
-    for sweep in comparison.sweeps:
-        difference = sweep.difference
-        difference_text = "-" if difference is None else f"{difference.value:+.3f}{_format_interval(difference, '+')}"
-        table.add_row(
+    reference = f"against {escape(comparison.sweeps[0].label)}"
+    columns = ("", "base", "reward", reference, "n* levels off", "overfits")
+    rows = [
+        [
             escape(sweep.label),
-            "-" if sweep.base_reward is None else f"{sweep.base_reward:.3f}",
+            format_reward(sweep.base_reward),
             _format_reward(sweep.top),
-            difference_text,
+            _format_reward_difference(sweep.difference),
             _format_saturation(sweep.saturation),
-            ", ".join(f"n = {cell.n} from {cell.C:.3g}" for cell in sweep.overfitting) or "-",
-        )
-    return table
+            join_commas(f"n = {cell.n} from {format_number(cell.C)}" for cell in sweep.overfitting) or "-",
+        ]
+        for sweep in comparison.sweeps
+    ]
+    title = f"at C = {format_number(comparison.C_high)}, the largest that all measured"
+    return text_table(title, columns, rows, text_columns=1)
 
 
 def _format_saturation(saturation: Saturation | None) -> str:
@@ -165,4 +160,4 @@ def _format_saturation(saturation: Saturation | None) -> str:
         return "n makes no difference"
     if saturation.n == saturation.n_largest:
         return f"not seen below n = {saturation.n}"
-    return f"n = {saturation.n}" if saturation.C is None else f"n = {saturation.n} from {saturation.C:.3g}"
+    return f"n = {saturation.n}" if saturation.C is None else f"n = {saturation.n} from {format_number(saturation.C)}"

@@ -9,14 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from isojax.cli.figure_files import check_figure_path, write_figure
-from isojax.cli.formatting import print_json, print_notes
+from isojax.cli.formatting import format_estimate, print_bootstrap, print_json, print_notes, text_table
 from isojax.cli.lazy_commands import new_app
 from isojax.cli.options import JsonOption, WhereOption
 from isojax.report.figures.single_curve import single_curve_figure
-from isojax.report.text import format_number, format_range
+from isojax.report.text import format_number
 from isojax.scaling.curve_file import fit_curve_file
 
 app = new_app()
@@ -24,7 +23,9 @@ app = new_app()
 
 @app.command()
 def fit_curve(
-    data_file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV, TSV or JSON lines: a row an evaluation.")],
+    data_file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="CSV, TSV or JSON lines: a row for each evaluation.")
+    ],
     x_column: Annotated[
         str, typer.Option("--x", metavar="COL", help="The column of compute, >= 0: rollouts, tokens, steps, ...")
     ],
@@ -39,7 +40,7 @@ def fit_curve(
     ] = None,
     where: WhereOption = None,
     group_column: Annotated[
-        str | None, typer.Option("--group", metavar="COL", help="The column that tells seeds of one run apart.")
+        str | None, typer.Option("--group", metavar="COL", help="The column that distinguishes the seeds of one run.")
     ] = None,
     plot_path: Annotated[
         Path | None,
@@ -53,9 +54,9 @@ def fit_curve(
 
     It is ScaleRL's curve, R(C) = R0 + (A - R0) / (1 + (C_mid / C)^exponent).
 
-    A is where the reward levels off, C_mid the compute of half the gain, the exponent how sharply it comes, R0 the reward at C =
-    0. Intervals are 90%, from a moving-block bootstrap of the residuals. --fit-below asks whether the first part would
-    have foretold the rest.
+    A is where the reward levels off, C_mid the compute of half the gain, the exponent how steep the curve is, R0 the
+    reward at C = 0. Intervals are 90%, from a moving-block bootstrap of the residuals. --fit-below shows whether the
+    first part would have predicted the rest.
 
     \b
     [bold]Examples[/bold]
@@ -81,29 +82,25 @@ def fit_curve(
         console.print(f"wrote {plot_path}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _print_curve(console: Console, fit_document: Mapping[str, Any]) -> None:
-    seeds = f" of {fit_document['seeds']} seeds" if fit_document["seeds"] > 1 else ""
-    title = f"{fit_document['y']} against {fit_document['x']}: {fit_document['points']} points{seeds}, rms residual {fit_document['rmse']:.3g}"
-    console.print(escape(title), highlight=False)
-    table = Table("parameter", "value", "90% interval")
-    for name, meaning in (("R0", "at C = 0"), ("A", "plateau"), ("exponent", "sharpness"), ("C_mid", "half the gain")):
-        table.add_row(
-            f"{name} ({meaning})",
-            f"{fit_document[name]:.4g}",
-            format_range(fit_document["intervals"][name], format_number),
-        )
-    console.print(table)
-    bootstrap = fit_document["bootstrap"]
-    console.print(
-        f"intervals: {bootstrap['method']}, {bootstrap['replicates']} replicates, seed {bootstrap['seed']}",
-        highlight=False,
-    )
-    held_out = fit_document["beyond"]
+def _print_curve(console: Console, document: Mapping[str, Any]) -> None:
+    seeds = f" of {document['seeds']} seeds" if document["seeds"] > 1 else ""
+    points = f"{document['points']} points{seeds}, rms residual {document['rmse']:.3g}"
+    console.print(escape(f"{document['y']} against {document['x']}: {points}"), highlight=False)
+    meanings = {"R0": "at C = 0", "A": "plateau", "exponent": "steepness", "C_mid": "half the gain"}
+    rows = [
+        [f"{name} ({meaning})", *format_estimate(document[name], document["intervals"][name])]
+        for name, meaning in meanings.items()
+    ]
+    console.print(text_table("", ("parameter", "value", "90% interval"), rows, text_columns=1))
+    print_bootstrap(console, document["bootstrap"])
+    held_out = document["beyond"]
     if held_out is not None:
-        console.print(
-            f"beyond {fit_document['fit_below']:.4g}: {held_out['points']} points; curve minus measured {held_out['mean_error']:+.4f} on average, "
-            f"{held_out['mean_absolute_error']:.4f} in absolute value, {held_out['max_absolute_error']:.4f} at most; at the end "
-            f"{held_out['predicted_at_end']:.4f} ({format_range(held_out['interval_at_end'], format_number)}) against {held_out['measured_at_end']:.4f} measured",
-            highlight=False,
+        errors = (
+            f"curve minus measured {held_out['mean_error']:+.4f} on average, "
+            f"{held_out['mean_absolute_error']:.4f} in absolute value, {held_out['max_absolute_error']:.4f} at most"
         )
-    print_notes(console, fit_document["flags"])
+        predicted, interval = format_estimate(held_out["predicted_at_end"], held_out["interval_at_end"])
+        end = f"at the end {predicted} ({interval}) against {format_number(held_out['measured_at_end'])} measured"
+        place = f"beyond {format_number(document['fit_below'])}: {held_out['points']} points"
+        console.print(f"{place}; {errors}; {end}", highlight=False)
+    print_notes(console, document["flags"])

@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from isojax.cli.formatting import print_json, print_notes, to_json_value
+from isojax.cli.formatting import format_estimate, print_bootstrap, print_json, print_notes, text_table, to_json_value
 from isojax.cli.lazy_commands import new_app
 from isojax.cli.options import JsonOption, ModeOption, WhereOption
 from isojax.cli.saved_fits import DEFAULT_MODE
-from isojax.report.text import format_number, format_range
+from isojax.report.text import LAW_PARAMETERS, format_number, join_commas
 from isojax.scaling.law.frontier_points import fit_points_file
 
 app = new_app()
@@ -33,7 +32,6 @@ def fit_law(
 
     A point says that n was best at C rollouts, as read off a published figure.
 
-
     \b
     [bold]Examples[/bold]
       isojax fit-law points.csv --where set=easy
@@ -46,27 +44,20 @@ def fit_law(
         _print_law(Console(), fit_document)
 
 
-def _print_law(console: Console, fit_document: Mapping[str, Any]) -> None:
-    law, intervals = fit_document["n_star"], fit_document["n_star"]["intervals"] or {}
-    counts = ", ".join(f"{n} ({points})" for n, points in fit_document["distinct_n"].items())
-    range_text = f"C = {fit_document['C_low']:.4g} to {fit_document['C_high']:.4g}"
-    console.print(f"{fit_document['points']} points, {range_text}; n (points): {counts}", highlight=False)
-    table = Table(
-        title=f"n*(C): {law['form']}, rms residual {fit_document['rmse']:.3g} of log2 n", title_justify="left"
-    )
-    for name in ("parameter", "value", "90% interval"):
-        table.add_column(name, justify="right")
-    for name in ("L", "k", "log10_C0", "b"):
-        if law[name] is not None and (name in intervals or not intervals):
-            table.add_row(name, f"{law[name]:.4g}", format_range(intervals.get(name), format_number))
-    console.print(table)
+def _print_law(console: Console, document: Mapping[str, Any]) -> None:
+    law, intervals = document["n_star"], document["n_star"]["intervals"] or {}
+    counts = join_commas(f"{n} ({points})" for n, points in document["distinct_n"].items())
+    C_range = f"C = {format_number(document['C_low'])} to {format_number(document['C_high'])}"
+    console.print(f"{document['points']} points, {C_range}; n (points): {counts}", highlight=False)
+    shown = [
+        name for name in LAW_PARAMETERS["sigmoid"] if law[name] is not None and (name in intervals or not intervals)
+    ]
+    rows = [[name, *format_estimate(law[name], intervals.get(name))] for name in shown]
+    title = f"n*(C): {law['form']}, rms residual {document['rmse']:.3g} of log2 n"
+    console.print(text_table(title, ("parameter", "value", "90% interval"), rows, text_columns=1))
     if law["aicc"]:
-        aicc_scores = (f"{form} {'too few points' if a is None else f'{a:.1f}'}" for form, a in law["aicc"].items())
-        console.print(f"AICc (smallest best): {', '.join(aicc_scores)}", highlight=False)
-    if fit_document["intervals"]:
-        bootstrap = fit_document["intervals"]
-        console.print(
-            f"intervals: {bootstrap['method']}, {bootstrap['replicates']} replicates, seed {bootstrap['seed']}",
-            highlight=False,
-        )
-    print_notes(console, fit_document["flags"])
+        scores = {form: "too few points" if value is None else f"{value:.1f}" for form, value in law["aicc"].items()}
+        console.print(f"AICc (smallest best): {join_commas(map(' '.join, scores.items()))}", highlight=False)
+    if document["intervals"]:
+        print_bootstrap(console, document["intervals"])
+    print_notes(console, document["flags"])
