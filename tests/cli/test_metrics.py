@@ -112,7 +112,7 @@ def test_sweeps_are_compared_by_an_extra_set(isojax: Isojax) -> None:
     assert code == 0, err
     found = json.loads(out)
     assert found["metric"] == "hard/best@2"
-    assert found["runs"][1]["difference"]["value"] == pytest.approx(0, abs=1e-9)  # one set, evaluated alike in both
+    assert found["sweeps"][1]["difference"]["value"] == pytest.approx(0, abs=1e-9)  # one set, evaluated alike in both
 
 
 @pytest.mark.parametrize("metric", ["pass@8", "verl/best@8", "hard/avg@8", "esay/avg@4"])
