@@ -83,7 +83,7 @@ class FinishedSlots(NamedTuple):
 
 @dataclass(frozen=True)
 class PrepareWeights:
-    """`prepare(params) -> (stacked_params, weights)` as `Engine.decode_chunk` reads them: cast to the compute dtype, and
+    """`prepare(params) -> (stacked_params, weights)` as `Engine.decode_chunk` reads them: cast to the compute dtype and
     gathered along the axes that split rollouts."""
 
     gather_params: Program | None  # None where there is nothing to gather or cast, so that no copy is made

@@ -1,14 +1,12 @@
-"""A run's state to disk and back, bit for bit, by Orbax. What is saved last is found by its marker; a torn save is
-never taken.
+"""A run's state on disk, bit for bit, written by Orbax. A checkpoint counts once its marker is written, so one that a
+kill interrupted is never read.
 
-Beside the arrays stands what the host knew (`Position`), and a checksum of every array's bits, which does not depend on
-how the array lies on devices. A checkpoint that cannot be read, or whose bits are others, is put aside, and the one
-before it is taken. Everything else follows from these (the order of problems and all keys are functions of the seed and
-the step).
+A checkpoint holds the arrays of the TrainState, a RunCursor, and a checksum of every array's bits. A checkpoint that
+cannot be read, or whose checksums differ, is moved aside, and the one before it is read. Nothing else is needed: the
+order of problems and all PRNG keys are functions of the seed and the step.
 """
 
 import errno
-import json
 import logging
 import re
 import shutil
@@ -21,21 +19,17 @@ from functools import cache
 from inspect import iscoroutine
 from pathlib import Path
 from typing import Any, TypeVar, cast
-from zlib import crc32
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from jax import lax
-from jaxtyping import Array, UInt32
 
 from isojax.core.errors import InputError, RunFailed, is_out_of_memory
 from isojax.core.preemption import Preempted
 from isojax.distributed import multiprocess
 from isojax.models.transformer import Params
 from isojax.rl.train_state import TrainState
+from isojax.train.checksums import array_checksums, json_checksum
 from isojax.train.outputs import Uploader
 
 
@@ -63,26 +57,26 @@ class RunCursor:
 
 
 class CorruptCheckpoint(Exception):
-    """A checkpoint cannot be read, or is not what was saved: the one before it is to be taken."""
+    """A checkpoint cannot be read, or differs from what was saved; the caller reads the one before it."""
 
 
 ENVIRONMENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM)
 T = TypeVar("T")
-HOST_CHECKSUM = "checksum"  # of what the host knew
-ORBAX_LOCK = threading.Lock()  # Orbax's managers share state within a process; cells run side by side in threads
-# What Orbax logs as errors, with a stack for each of its threads, it raises too, and a user is told of that once.
+HOST_CHECKSUM = "checksum"  # of the RunCursor
+ORBAX_LOCK = threading.Lock()  # Orbax's managers share state within a process, and cells run in threads
+# Orbax raises what it logs as errors with a stack for each of its threads; a user sees the exception alone.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
 logging.getLogger("asyncio").addFilter(lambda record: not re.search("orbax|was never retrieved", record.getMessage()))
 
 
 def state_trees(state: TrainState) -> dict[str, Any]:
-    """A state's parts by name, without a critic where there is none."""
+    """The fields of a state by name, without a critic that the recipe lacks."""
     return {name: part for name, part in state._asdict().items() if part is not None}
 
 
 class Checkpoints:
-    """The saved states of one cell, of which the newest `keep` stay. A context: leaving it waits for what is being
-    saved.
+    """The checkpoints of one cell, of which the newest `max_to_keep` stay. A context manager: leaving it waits until
+    all is written.
     """
 
     def __init__(self, folder: Path, uploader: Uploader | None = None, max_to_keep: int = 2):
@@ -107,14 +101,12 @@ class Checkpoints:
         try:
             self.close()
         except RunFailed:
-            if kind is None or issubclass(
-                kind, Preempted
-            ):  # else what has ended the run is told, not what followed from it
+            if kind is None or issubclass(kind, Preempted):  # otherwise the error that ended the run is the one raised
                 raise
 
     def save(self, state: TrainState, cursor: RunCursor, pending_rollouts: Any = None) -> None:
-        """Save in the background, unless there is a checkpoint of as many updates; `close` waits for it. `pending`:
-        arrays of rollouts that are under way.
+        """Saves in the background, unless there is a checkpoint after as many updates; `close` waits for it.
+        pending_rollouts: arrays of rollouts in progress.
 
         Raises:
             RunFailed: it, or the one before, cannot be written.
@@ -130,22 +122,22 @@ class Checkpoints:
                     self._manager.save(cursor.M, args=args)
                     if self.uploader:
                         self.uploader.upload(self.folder / str(cursor.M), self._manager.is_saving_in_progress)
-            except Exception as e:  # whatever the file system, or the library that wraps its errors, says
+            except Exception as e:  # whatever the file system raises, or Orbax around it
                 raise self._write_error(e) from e
 
     def restore(self, abstract_state: TrainState) -> tuple[TrainState, RunCursor] | None:
-        """The newest state that is whole, laid out as `like` (arrays or ShapeDtypeStructs with shardings), and its
-        position; None where there is none. What is not whole is put aside, and told of."""
+        """The newest undamaged state, sharded as `abstract_state` (arrays or ShapeDtypeStructs with shardings), and its
+        cursor; None if there is none. A damaged checkpoint is moved aside with a warning."""
         while (M := multiprocess.run_on_primary(self._manager.latest_step)) is not None:
             if (restored := self._read_or_set_aside(M, lambda M=M: self._read_state(M, abstract_state))) is not None:
                 return restored
         return None
 
     def restore_pending(self, M: int, template: Any) -> Any:
-        """The arrays of rollouts that were under way after M updates, laid out as `like`.
+        """The arrays of the rollouts in progress after M updates, sharded as `template`.
 
         Raises:
-            Damaged: they are not those that were saved, or of other shapes; the checkpoint is put aside, and told of.
+            CorruptCheckpoint: they differ from what was saved, or have other shapes; the checkpoint is moved aside.
         """
         if (
             pending_rollouts := self._read_or_set_aside(
@@ -156,7 +148,7 @@ class Checkpoints:
         return pending_rollouts
 
     def _read_or_set_aside(self, M: int, read: Callable[[], T]) -> T | None:
-        """What `read` gives; None where a process cannot read it, and the checkpoint is then put aside."""
+        """What `read` returns; None if a process cannot read it, and the checkpoint is then moved aside."""
         try:
             return read()
         except CorruptCheckpoint as e:
@@ -175,7 +167,7 @@ class Checkpoints:
             path = epath.Path(self.folder / str(M) / "host")
             host_data = dict(ocp.JsonCheckpointHandler().restore(path, args=ocp.args.JsonRestore()))
             if host_data.pop(HOST_CHECKSUM) != json_checksum(host_data):
-                raise ValueError("what the host knew is not what was saved")
+                raise ValueError("the cursor is not what was saved")
             return host_data
 
         return _read_on_all_hosts(read)
@@ -194,18 +186,18 @@ class Checkpoints:
         return restored
 
     def _set_aside(self, M: int, problem: str) -> None:
-        """Moves a checkpoint out of the way, where a person can look at it."""
+        """Moves a checkpoint to another folder, where a person can look at it."""
         name = f"{self.folder.name}-damaged-{M}"
         earlier_copies = len(list(self.folder.parent.glob(f"{name}*")))
         new_path = self.folder.with_name(f"{name}-{earlier_copies}" if earlier_copies else name)
         self._remove(M, f"is damaged ({problem}); moved to {new_path}", lambda: (self.folder / str(M)).rename(new_path))
 
     def drop(self, M: int, reason: str) -> None:
-        """Forget the newest state, which is of update M, and say why."""
+        """Removes the newest checkpoint, after M updates, and prints why."""
         self._remove(M, f"is of no use: {reason}", lambda: shutil.rmtree(self.folder / str(M)))
 
     def _remove(self, M: int, reason: str, remove: Callable[[], object]) -> None:
-        """Tells what is `said` of a checkpoint, and takes it away."""
+        """Prints why a checkpoint goes, and removes it."""
         older_steps = [step for step in self._manager.all_steps() if step < M]
         consequence = (
             f"going on from the one of update {max(older_steps)}"
@@ -221,7 +213,7 @@ class Checkpoints:
         self._open()
 
     def wait(self) -> None:
-        """Until all is written; raises as `save`."""
+        """Waits until all is written; raises as `save`."""
         with ORBAX_LOCK:
             try:
                 self._manager.wait_until_finished()
@@ -230,13 +222,13 @@ class Checkpoints:
         self._wait_for_upload()
 
     def close(self) -> None:
-        """Wait for what is being saved; raises as `save`."""
+        """Waits until all is written, and closes; raises as `save`."""
         with ORBAX_LOCK:
             try:
                 self._manager.wait_until_finished()
                 self._manager.close()
             except Exception as e:  # as in `save`
-                with suppress(Exception):  # which says the same again
+                with suppress(Exception):  # it raises the same again
                     self._manager.close()
                 raise self._write_error(e) from e
         self._wait_for_upload()
@@ -250,30 +242,26 @@ class Checkpoints:
         fallback = (
             "none was written before" if newest_complete is None else f"the one of update {newest_complete} is whole"
         )
-        error_text = " ".join(
-            re.split(r"\[(?:source locations|tensorstore_spec)", str(error))[0].split()
-        )  # either may come first
-        error_text = (
-            error_text if len(error_text) <= 300 else f"{error_text[:100]} ... {error_text[-190:]}"
-        )  # what was written, and why it could not be
+        # Tensorstore's notes, of which either may come first, are left out.
+        error_text = " ".join(re.split(r"\[(?:source locations|tensorstore_spec)", str(error))[0].split())
+        if len(error_text) > 300:  # its beginning says what was written, its end why that failed
+            error_text = f"{error_text[:100]} ... {error_text[-190:]}"
         return RunFailed(
-            f"a checkpoint cannot be written to {self.folder} ({error_text}); {fallback}. Solve that, and continue with --resume."
+            f"a checkpoint cannot be written to {self.folder} ({error_text}); {fallback}. Solve that, and continue "
+            "with --resume."
         )
 
 
 def _read_on_all_hosts(read: Callable[[], T]) -> T:
-    """What `read` gives, where it gives that in every process. Its handlers wait for no other process, as the manager's
-    do.
+    """What `read` returns, if every process can read it. Unlike the manager, its handlers wait for no other process.
 
     Raises:
-        Damaged: in all of them, where one cannot read it.
+        CorruptCheckpoint: in all processes, if one cannot read it.
     """
     result, problem = None, ""
     try:
         result = read()
-    except (
-        Exception
-    ) as e:  # a damaged file may show in any way; but where memory or permission lacks, the files are not to blame
+    except Exception as e:  # a damaged file may raise anything; but lack of memory or permission is no damage
         if is_out_of_memory(e) or (isinstance(e, OSError) and e.errno in ENVIRONMENT_ERRNOS):
             raise
         problem = f"{type(e).__name__}: {str(e).splitlines()[0][:200] if str(e) else ''}"
@@ -283,18 +271,17 @@ def _read_on_all_hosts(read: Callable[[], T]) -> T:
 
 
 def _save_barrier(*, key: str, timeout_ms: int) -> None:
-    """Waits for the other processes, where Orbax does so while it saves; but not where saving has failed here. They
-    would wait elsewhere, and this process for them, for twenty minutes; so it ends, and they are told
-    (launch/processes/watchdog.py)."""
+    """Orbax's barrier between processes while it saves; skipped if saving has failed in this process. The others would
+    then wait elsewhere, and this one for them, for twenty minutes; instead it ends, and launch/processes/watchdog.py
+    ends the others."""
     if multiprocess.is_multiprocess() and sys.exc_info()[0] is None:
         ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 @cache
 def _silence_late_errors() -> None:
-    """Print nothing of what follows a failure: tensorstore's threads go on to call an event loop that Orbax has closed,
-    at once and before the failure is heard of, and coroutines that nobody waits for fail as the first did. What has
-    failed is told once, by whoever called."""
+    """Prints nothing of what follows a failure: tensorstore's threads go on to call an event loop that Orbax closed,
+    and coroutines that nobody waits for fail as the first did. The caller raises the failure itself."""
     previous_hook = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
@@ -307,49 +294,17 @@ def _silence_late_errors() -> None:
     sys.unraisablehook = hook
 
 
-def json_checksum(data: dict[str, Any]) -> int:
-    """A checksum of plain data, as JSON gives it back."""
-    return crc32(json.dumps(data, sort_keys=True).encode())
-
-
-def array_checksums(tree: Any) -> dict[str, int]:
-    """A checksum of each array's bits, by its place in the tree; the same however the array lies on devices."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    values = _leaf_checksums([x for _, x in leaves])
-    return {jax.tree_util.keystr(path): int(value) for (path, _), value in zip(leaves, values, strict=True)}
-
-
-@jax.jit
-def _leaf_checksums(arrays: list[Array]) -> list[UInt32[Array, ""]]:
-    return [_array_checksum(x) for x in arrays]
-
-
-def _array_checksum(x: Array) -> UInt32[Array, ""]:
-    """The sum modulo 2^32 of all words, each times an odd number of its place: any one word changed, or two exchanged,
-    shows.
-    """
-    if jnp.issubdtype(x.dtype, jnp.bool_):
-        words = x.astype(jnp.uint32)
-    else:
-        words = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}")).astype(jnp.uint32)
-    word_index, stride = jnp.uint32(0), 1
-    for axis in reversed(range(x.ndim)):
-        word_index += lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(stride % 2**32)
-        stride *= x.shape[axis]
-    return (words * (2 * word_index + 1)).sum(dtype=jnp.uint32)
-
-
 def has_checkpoint(folder: Path, M: int) -> bool:
-    """Whether a state after M updates or more lies in `folder`; also where that is gone, which somebody has removed."""
+    """Whether `folder` holds a checkpoint after M updates or more; also true if somebody has removed the folder."""
     return not folder.exists() or any(int(path.name) >= M for path in folder.iterdir() if path.name.isdigit())
 
 
 def restore_params(folder: Path, template: Params) -> tuple[Params, int] | None:
-    """The parameters alone of the newest state in `folder`, laid out as `like`, and the updates done; None where none
-    was saved.
+    """The parameters alone of the newest checkpoint in `folder`, sharded as `template`, and the updates done; None if
+    there is none.
 
     Raises:
-        InputError: they are not those that were saved.
+        InputError: they differ from what was saved.
     """
     if not folder.is_dir():
         return None
@@ -372,7 +327,7 @@ def restore_params(folder: Path, template: Params) -> tuple[Params, int] | None:
                 if array_checksums({"state": {"params": params}}).items() <= expected_checksums.items()
                 else "its bits are not those that were saved"
             )
-        except Exception as e:  # a damaged file may show in any way
+        except Exception as e:  # a damaged file may raise anything
             params, problem = None, " ".join(f"{type(e).__name__}: {e}".split())[:200]
     if problem:
         raise InputError(

@@ -1,4 +1,4 @@
-"""The policy that a cell has trained, out of its checkpoint into a folder that transformers and vLLM load."""
+"""Exports the policy of a cell's checkpoint to a folder that transformers and vLLM load."""
 
 from pathlib import Path
 
@@ -13,13 +13,14 @@ from isojax.train.checkpoint import restore_params
 
 
 def export_cell(cell_folder: Path, out_folder: Path, dtype: str, base_folder: Path | None = None) -> int:
-    """Write the newest checkpoint of a cell's folder, runs/NAME/cells/16x8-s0; returns the updates that it has seen.
+    """Writes the newest checkpoint of a cell's folder, runs/NAME/cells/16x8-s0; returns the updates that it has seen.
 
-    config.json and tokenizer come from the checkpoint that the run began with, `cell.model.path`, or from `base` where
-    that has moved.
+    config.json and tokenizer come from the checkpoint that the run began with, `cell.model.path`, or from `base_folder`
+    if that has moved.
 
     Raises:
-        InputError: no cell's folder, nothing saved in it, a family without a published architecture, or `out` is there.
+        InputError: `cell_folder` is no cell's folder or holds no checkpoint, the family has no published architecture,
+            or `out_folder` exists.
     """
     model = read_model_config(cell_folder)
     hf_export.architecture_of(model)
@@ -31,7 +32,8 @@ def export_cell(cell_folder: Path, out_folder: Path, dtype: str, base_folder: Pa
         raise InputError(f"{e} Where the run's base model has moved, say so by --base FOLDER.") from e
     if model.path is None or model.vocab is None:
         raise InputError(
-            f"{cell_folder}: its run has no cell.model.path, so no tokenizer; give the folder that has it by --base FOLDER."
+            f"{cell_folder}: its run has no cell.model.path, so no tokenizer; give the folder that has it by --base "
+            "FOLDER."
         )
     decoder = registry.load("models.families", model.family, "build").build(model, model.vocab)
     sharding = SingleDeviceSharding(jax.local_devices()[0])
@@ -39,7 +41,8 @@ def export_cell(cell_folder: Path, out_folder: Path, dtype: str, base_folder: Pa
     restored = restore_params(cell_folder / "checkpoint", template)
     if restored is None:
         raise InputError(
-            f"{cell_folder}: no state was saved in it yet; a cell saves at its end, and every run.checkpoint_seconds at an evaluation."
+            f"{cell_folder}: no state was saved in it yet; a cell saves at its end, and every "
+            "run.checkpoint_seconds at an evaluation."
         )
     params, M = restored
     hf_export.save(params, model, Path(model.path), out_folder, dtype)
@@ -47,12 +50,13 @@ def export_cell(cell_folder: Path, out_folder: Path, dtype: str, base_folder: Pa
 
 
 def read_model_config(cell_folder: Path) -> ModelConfig:
-    """cell.model of the sweep that a cell's folder belongs to; InputError where it is no such folder."""
+    """`cell.model` of the sweep that a cell's folder belongs to; InputError if it is no cell's folder."""
     config_path = cell_folder.absolute().parent.parent / "config.yaml"
     if cell_folder.is_dir() and (cell_folder / "config.yaml").is_file():
         cells = sorted(path.name for path in cell_folder.glob("cells/*"))
         raise InputError(
-            f"{cell_folder} is a sweep; expected one of its cells: {', '.join(f'{cell_folder}/cells/{name}' for name in cells) or 'none yet'}."
+            f"{cell_folder} is a sweep; expected one of its cells: "
+            f"{', '.join(f'{cell_folder}/cells/{name}' for name in cells) or 'none yet'}."
         )
     if not cell_folder.is_dir() or not config_path.is_file():
         raise InputError(

@@ -19,7 +19,6 @@ Where a fork makes its changes:
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from isojax.core import preemption
 from isojax.core.config import Config
@@ -27,21 +26,12 @@ from isojax.core.nouns import Cell, CellProgress
 from isojax.distributed import multiprocess
 from isojax.rl.rollout_source import Metrics, finish_batch
 from isojax.train.base_policy import BasePolicy
-from isojax.train.checkpoint import Checkpoints, RunCursor, has_checkpoint
+from isojax.train.checkpoint import Checkpoints, RunCursor
+from isojax.train.eval_grid import make_eval_grid, updates_to_reach
 from isojax.train.metrics import accumulate_metrics, add_in_float32, extra_eval_sets, make_eval_point, write_samples
-from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs, PointLedger
+from isojax.train.outputs import CellOutputs
 from isojax.train.programs import SweepPrograms
 from isojax.train.restore import CellState, open_cell
-
-
-def is_finished(config: Config, cell: Cell, folder: Path, ledger: PointLedger | None) -> bool:
-    """Whether a cell is recorded and saved up to the sweep's budget; all processes agree on it."""
-    eval_grid = make_eval_grid(config, cell)
-    recorded_targets = multiprocess.broadcast(ledger.targets if ledger else [])
-    if not recorded_targets or recorded_targets[-1] < eval_grid[-1]:
-        return False
-    last_update = updates_to_reach(eval_grid[-1], cell.B)  # a kill may have come between its evaluation and its state
-    return multiprocess.run_on_primary(lambda: has_checkpoint(folder / CHECKPOINT_FOLDER, last_update))
 
 
 def run_cell(
@@ -189,16 +179,3 @@ class CellTrainer:
         meta, pending_rollouts = self.source.save()
         self.checkpoints.save(self.state, replace(self.cursor, pending=meta), pending_rollouts)
         self.last_saved_at = time.monotonic()
-
-
-def make_eval_grid(config: Config, cell: Cell) -> list[int]:
-    """The values of C at which a cell is evaluated: the shared grid, up to what the last update reaches beyond the
-    budget, so that a target does not depend on the budget."""
-    evaluation = config.cell.eval
-    last_target = evaluation.evaluation_targets(config.sweep.budget)[-1]
-    return evaluation.evaluation_targets(updates_to_reach(last_target, cell.B) * cell.B)
-
-
-def updates_to_reach(target: int, B: int) -> int:
-    """The updates of B rollouts after which C >= target."""
-    return -(-target // B)

@@ -81,7 +81,8 @@ def topology_devices(topology: str) -> list[Any]:
     """
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
-            f"--topology {topology} compiles with libtpu, which is not installed: pip install 'isojax[tpu]' (Linux on x86)."
+            f"--topology {topology} compiles with libtpu, which is not installed: pip install 'isojax[tpu]' (Linux on "
+            "x86)."
         )
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no metadata server to ask
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # no chip is opened, so another process may do the same
@@ -101,7 +102,8 @@ def chip_memory(device: Any) -> int:
     """Bytes of a chip's memory; InputError where its kind is not known here."""
     if device.device_kind not in HBM_GIB:
         raise InputError(
-            f"the memory of a {device.device_kind} is not known; known are {', '.join(HBM_GIB)}. Say it by run.device_memory=GB."
+            f"the memory of a {device.device_kind} is not known; known are {', '.join(HBM_GIB)}. Give it by "
+            "run.device_memory=GB."
         )
     return HBM_GIB[device.device_kind] * GIB
 

@@ -88,11 +88,13 @@ def extra_eval_sets(base_policy: BasePolicy, config: Config) -> dict[str, list[P
 
 
 def eval_metrics(validation_counts: EvalCounts, extra_counts: dict[str, EvalCounts], samples: int) -> dict[str, float]:
-    """The metrics of an evaluation: of the validation set under their own names, of each further set below its name.
+    """The metrics of an evaluation: those of the validation set under their own names, those of each extra set with
+    the set's name before a slash.
 
-    parsed_fraction: the share of rollouts that hold an answer in the right form, right or wrong; truncated: that met no stop;
-    verifier_failures: checks that did not come to an end (counted as wrong). interrupted: told to come to an end, where
-    that is done.
+    parsed_fraction: the share of rollouts with an answer in the expected form, correct or not.
+    truncated: the share that no stop condition ended.
+    verifier_failures: checks that the verifier did not finish; their rollouts count as wrong.
+    interrupted: the share that was interrupted to answer, where the recipe does that.
     """
     metrics: dict[str, float] = {}
     for prefix, counts in {"": validation_counts, **{f"{name}/": c for name, c in extra_counts.items()}}.items():
@@ -109,9 +111,8 @@ def eval_metrics(validation_counts: EvalCounts, extra_counts: dict[str, EvalCoun
 
 
 def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalCounts, point: EvalPoint) -> None:
-    """A few rollouts that a person can read, once an evaluation: of one that is not in the ledger, what stands there is
-    written anew.
-    """
+    """Appends a few rollouts for a person to read. What an earlier attempt at the same evaluation has written is
+    replaced."""
     header = (
         f"C = {point.rollouts} rollouts, M = {point.M}, "
         + ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items())
@@ -125,7 +126,7 @@ def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalC
         lines.append(f"    {problem.prompt}{task.decode(tokens)}    {verdict}\n")
     old_text, header_bytes = path.read_bytes() if path.exists() else b"", header.encode()
     retained = old_text.partition(header_bytes)[0]
-    if not retained.endswith(b"\n"):  # a head torn by a kill or a full disk
+    if not retained.endswith(b"\n"):  # a header that a kill or a full disk cut off
         retained = retained[: retained.rfind(b"\n") + 1]
     if len(retained) < len(old_text):
         os.truncate(path, len(retained))

@@ -64,7 +64,7 @@ class SweepPrograms:
         )
         self.coefficients = make_coefficients(cell.rl)
         self.evaluator = self._build_evaluator(cell.data.validation, cell.eval.samples)
-        # A task that verifies on device labels by the evaluator. A language model prefills each prompt once to label it.
+        # A task that verifies on device is labelled by the evaluator; a language model prefills each prompt just once.
         attempts = max(1, cell.data.attempts)
         self.labeller = self.evaluator if is_on_device(task) else self._build_evaluator(LABEL_BATCH, attempts)
 

@@ -45,8 +45,8 @@ class AsyncPrograms:
         mesh: Mesh,
         sampler_mesh: Mesh | MeshShape | None = None,
     ):
-        """sampler_mesh: None where sampler and trainer take turns on `mesh`; a mesh of other devices, for a sampler in a
-        thread; the shape of one, for a sampler in a process that simulates it."""
+        """sampler_mesh: None where sampler and trainer take turns on `mesh`; a mesh of other devices for a sampler in a
+        thread; the shape of a mesh for a sampler in a process that simulates it."""
         assert cell.rl.max_staleness is not None
         self.task, self.shapes, self.mesh, self.max_staleness = task, shapes, mesh, cell.rl.max_staleness
         self.nucleus = cell.sampling.top_p < 1

@@ -1,10 +1,10 @@
-"""Asynchronous rollouts (PipelineRL, arXiv:2509.19128; ScaleRL, arXiv:2510.13786): sampling goes on while earlier batches
-are trained on, and each chunk of tokens is drawn with the newest weights there are.
+"""Asynchronous rollouts (PipelineRL, arXiv:2509.19128; ScaleRL, arXiv:2510.13786): sampling goes on while earlier
+batches are trained on, and each chunk of tokens is drawn with the newest weights there are.
 
-Update v trains on batch v. After v updates, batches up to v + k may have begun, so no token is more than k updates older
-than the policy that trains on it; the long responses at the end of one batch decode at the same time as the first ones
-of the next. k = 0 leaves the same numbers as the synchronous run, bit for bit. A prompt is prefilled with the weights
-under which its first response begins; keys and values that older weights left in the cache stay.
+Update v trains on batch v. After v updates, batches up to v + k may have begun, so no token is more than k updates
+older than the policy that trains on it; the long responses at the end of one batch decode at the same time as the
+first ones of the next. k = 0 leaves the same numbers as the synchronous run, bit for bit. A prompt is prefilled with
+the weights under which its first response begins; keys and values that older weights left in the cache stay.
 
 This is the trainer's side: it chooses a batch's problems, grades finished responses, brings a sampled batch into the
 layout of its own mesh, and publishes weights. The other side is rl/async_rl/rollout_worker.py.

@@ -129,8 +129,18 @@ class SamplerPrograms:
         self.param_shardings = spec.decoder.shardings(mesh)
         self.prepare_weights = build_prepare_weights(self.engine, mesh)
         sharded = partial(shard_map, mesh=mesh, axis_names=set(ROLLOUT_AXES), check_vma=False)
-        rows = P(ROLLOUT_AXES)
-        input_specs = SamplerInputs(P(), P(), rows, rows, P(), P(), P(), P())  # pyright: ignore[reportArgumentType]  # specs in the places of arrays
+        rows: Any = P(ROLLOUT_AXES)
+        whole: Any = P()
+        input_specs = SamplerInputs(
+            stacked_params=whole,
+            weights=whole,
+            problems=rows,
+            keys=rows,
+            group_limit=whole,
+            groups_per_batch=whole,
+            n=whole,
+            weights_changed=whole,
+        )
         state_spec = sampler_state_specs(self.engine)
         sharded_init = sharded(self._init_state, in_specs=rows, out_specs=state_spec)
         sharded_chunk = sharded(self._decode_chunk, in_specs=(input_specs, state_spec), out_specs=(state_spec, rows))
