@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isojax.cli.saved_fits import DEFAULT_MODE, FitOptions, fit_runs, warn
+from isojax.cli.saved_fits import fit_runs, warn
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
+from isojax.scaling.fit_sweep import DEFAULT_MODE, FitOptions
 from isojax.scaling.result import FitResult
 
 MAX_OTHER_METRICS = 6

@@ -7,7 +7,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -21,30 +20,10 @@ from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED
 from isojax.runs.ledger_reader import default_metric, read_runs
 from isojax.runs.workspace import display_path
-from isojax.scaling.checks.flagged_runs import add_health, flagged_runs, healthy_runs
-from isojax.scaling.fit import fit
-from isojax.scaling.intervals import REPLICATES, SEED
-from isojax.scaling.result import FitResult, FittedRun, FlaggedRun, RunHealth, read_fit_file
-
-DEFAULT_MODE = "hierarchical"
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """What a user may ask of a fit.
-
-    Attributes:
-        mode: a key of scaling.fit.MODES.
-        replicates, seed: of the intervals.
-        run_sd: a stated standard deviation between runs that differ in their seed alone; None: estimated.
-        include_flagged: whether to fit the runs that are flagged as broken (scaling/checks/run_health.py) too.
-    """
-
-    mode: str = DEFAULT_MODE
-    replicates: int = REPLICATES
-    seed: int = SEED
-    run_sd: float | None = None
-    include_flagged: bool = False
+from isojax.scaling.checks.flagged_runs import flagged_runs
+from isojax.scaling.fit_sweep import DEFAULT_MODE, DEFAULT_OPTIONS, FitOptions, fit_sweep
+from isojax.scaling.intervals import REPLICATES
+from isojax.scaling.result import FitResult, FittedRun, FlaggedRun, read_fit_file
 
 
 def warn(message: str) -> None:
@@ -77,7 +56,9 @@ def fit_file_name(
     return "-".join([stem, *name_parts]) + ".json"
 
 
-def make_fit(paths: Sequence[Path], metric: str | None, compute: str, options: FitOptions = FitOptions()) -> FitResult:
+def make_fit(
+    paths: Sequence[Path], metric: str | None, compute: str, options: FitOptions = DEFAULT_OPTIONS
+) -> FitResult:
     """Fit the runs; a single sweep's folder gets its fit.json, or a file named after another metric, compute or mode
     where one was asked.
     """
@@ -95,20 +76,10 @@ def fit_runs(
     """A fit, its progress shown; runs that are flagged as broken are left out, unless asked for, and named.
 
     Raises:
-        InputError: every run is flagged, or as `fit`.
+        InputError: as `fit_sweep`.
     """
     with progress_bar(description) as advance:
-        result = fit(
-            runs if options.include_flagged else healthy_runs(runs),
-            metric,
-            compute,
-            mode=options.mode,
-            replicates=options.replicates,
-            seed=options.seed,
-            run_sd=options.run_sd,
-            on_progress=advance,
-        )
-    return add_health(result, RunHealth(left_out=not options.include_flagged, runs=flagged_runs(runs)))
+        return fit_sweep(runs, metric, compute, options, advance)
 
 
 def fitted_runs(runs: Sequence[RunRecord], result: FitResult) -> list[RunRecord]:

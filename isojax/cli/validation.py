@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from isojax.cli.formatting import text_table, to_json_value
-from isojax.cli.saved_fits import FitOptions, default_metric, fit_file_name, is_sweep_folder, progress_bar, warn
+from isojax.cli.saved_fits import default_metric, fit_file_name, is_sweep_folder, progress_bar, warn
 from isojax.core.atomic_files import write_text
 from isojax.report.text import format_percent
 from isojax.runs.ledger_reader import read_runs
 from isojax.scaling.checks.flagged_runs import healthy_runs
 from isojax.scaling.checks.validate import REPLICATES, validate
+from isojax.scaling.fit_sweep import FitOptions
 
 TRIALS = {"compute": "the top of compute", "largest_n": "the largest n", "seed": "one run per cell"}
 

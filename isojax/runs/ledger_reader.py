@@ -168,14 +168,14 @@ def latest_point(folder: Path) -> tuple[EvalPoint | None, str]:
     return None, failure_reason
 
 
-def ledger_folders(paths: Iterable[Path]) -> list[Path]:
+def ledger_folders(paths: Iterable[str | Path]) -> list[Path]:
     """The cells' folders below the given sweep folders, cell folders or ledgers.
 
     Raises:
         InputError: nothing there, or something that is no ledger.
     """
     folders: list[Path] = []
-    for path in paths:
+    for path in map(Path, paths):
         if not path.exists():
             raise InputError(
                 f"no such run: {path}. Expected a sweep's folder (runs/NAME), a cell's folder or a {RECORDS_FILE}."
@@ -197,7 +197,7 @@ def ledger_folders(paths: Iterable[Path]) -> list[Path]:
     return folders
 
 
-def read_runs(paths: Iterable[Path], warn: Callable[[str], object] | None = None) -> list[RunRecord]:
+def read_runs(paths: Iterable[str | Path], warn: Callable[[str], object] | None = None) -> list[RunRecord]:
     """Every cell below the given sweep folders, cell folders or ledgers, sorted by cell.
 
     Raises:
