@@ -60,9 +60,6 @@ MAX_FUNCTION_LINES, MAX_PARAMETERS = 60, 8
 # To become empty. PATH:FUNCTION of what is longer, or has more parameters.
 LONG_FUNCTIONS = {
     "cli/commands/lr_search_command.py:lr_search",
-    "cli/commands/recommend_command.py:recommend",
-    "report/figures/best_n_by_metric.py:best_n_figure",
-    "report/figures/single_curve.py:single_curve_figure",
     "rl/critic.py:build_critic",
     "rl/gradient.py:build_gradient",
     "rl/host_verified.py:build_host_verified_train",

@@ -1,4 +1,4 @@
-"""The fits that a report shows beside the main one: other modes, metrics and training reward."""
+"""The fits that a report shows in addition to the main one: other modes, metrics and training reward."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Fits as the commands use them: made from ledgers and kept beside them, read back, and made again where the ledgers
-have grown.
+"""Fits as the commands use them: made from ledgers, saved in the sweep's folder, read again, and made again where the
+ledgers have grown.
 """
 
 from __future__ import annotations

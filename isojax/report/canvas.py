@@ -27,7 +27,7 @@ DPI = 160
 
 
 def log2_positions(values: Sequence[int]) -> dict[int, float]:
-    """Where each n lies between the smallest (0) and the largest (1), by log2 n; .5 for one alone."""
+    """The position of each n between the smallest (0) and the largest (1), by log2 n; .5 for one alone."""
     values = sorted(set(values))
     low, high = log2(values[0]), log2(values[-1])
     return {n: (log2(n) - low) / (high - low) if high > low else 0.5 for n in values}
@@ -63,7 +63,7 @@ def panel_grid(count: int, height: float) -> tuple[Figure, list[Axes]]:
 
 
 def is_first_column(ax: Axes) -> bool:
-    """Whether the axes stand at the left edge, where y is labelled."""
+    """Whether the axes are at the left edge, where y is labelled."""
     spec = ax.get_subplotspec()
     return spec is not None and spec.is_first_col()
 

@@ -51,7 +51,7 @@ def interval_level(fit: FitResult) -> float | None:
 
 def measured_budget(fit: FitResult) -> float:
     """The C that was measured. Runs stop at the first update that reaches the budget, so this is the smallest of the
-    ends that lie near the largest.
+    ends near the largest.
     """
     C_ends = [run.C_max for run in fit.runs]
     return min(C for C in C_ends if C >= 0.95 * max(C_ends))

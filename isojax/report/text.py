@@ -1,5 +1,5 @@
-"""How the report and the command line write numbers, and what they say of a law, a segment and a crossover. Plain text
-in, plain text out; report/page/markup.py escapes it for HTML.
+"""How the report and the command line write numbers, and the sentences about a law, a segment and a crossover. All of
+it is plain text; report/page/markup.py escapes it for HTML.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ MIN_DECADES = 0.2
 MIN_Z = 2.0
 UNITS = {"rollouts": "rollouts", "tokens": "response tokens", "device_hours": "device hours"}
 LAW_PARAMETERS = {"constant": ("b",), "linear": ("k", "log10_C0", "b"), "sigmoid": ("L", "k", "log10_C0", "b")}
-MIN_LAW_VALUES = 3  # a law through two values of n says no more than where one takes over from the other
+MIN_LAW_VALUES = 3  # a law through two values of n shows no more than where one overtakes the other
 
 Bounds = tuple[float | None, float | None]
 
@@ -62,7 +62,7 @@ def format_range(bounds: Sequence[float | None] | None, formatter: Callable[[flo
 
 
 def format_interval(bounds: Bounds | None, formatter: Callable[[float], str] = format_reward) -> str:
-    """An interval to stand behind its number: " [0.498, 0.520]", "open" for an open end; "" where there is none."""
+    """An interval to follow its number: " [0.498, 0.520]", "open" for an open end; "" where there is none."""
     if bounds is None or bounds == (None, None):
         return ""
     low, high = ("open" if bound is None else formatter(bound) for bound in bounds)
@@ -132,7 +132,7 @@ def law_is_drawn(view: FrontierFit) -> bool:
 
 
 def describe_law(n_star: NStarFit) -> str:
-    """What the n*(C) law says, in one sentence."""
+    """The law n*(C) in one sentence."""
     law = n_star.law
     if n_star.no_effect:
         return "n makes no difference here: within their errors the data cannot tell any n from another."

@@ -147,7 +147,7 @@ def test_ends_of_data_are_not_called_a_rise_of_n(make_sweep: Any) -> None:
     sentence = main_findings(_with_joint(fit, crossovers=(first, second)))[0]
     assert sentence.startswith("The best n rises with the budget: 4 → 8 near") and "data end" not in sentence
     sentence = main_findings(_with_joint(fit, crossovers=(first,)))[0]
-    assert sentence.endswith("overtakes it later. Its other changes lie where data end or begin.")
+    assert sentence.endswith("overtakes it later. Its other changes are where data end or begin.")
     sentence = main_findings(_with_joint(fit, crossovers=()))[0]
     assert sentence.startswith("The leading n changes (4 → 8 → 16) only where data end or begin")
     assert "rises" not in sentence

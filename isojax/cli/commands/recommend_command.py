@@ -1,4 +1,4 @@
-"""`isojax recommend`: how to spend a budget, how sure that is, and the config of a trainer that does so."""
+"""`isojax recommend`: how to spend a budget, with intervals and reasons, and a config that does so."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _line_style(i: int) -> dict[str, Any]:
 
 
 def _draw_n_star(ax: Axes, sweep: SweepSummary, style: dict[str, Any], shift: float) -> None:
-    """Steps over their interval, and where they level off; nothing where n makes no difference (the legend says so)."""
+    """Steps over their interval, and where they level off; nothing where n makes no difference (the legend says it)."""
     if sweep.no_effect:
         return
     points = sweep.curve

@@ -37,7 +37,7 @@ def learning_rate_figure(search: Mapping[str, Any]) -> RenderedFigure:
     )
     reward_ax.xaxis.set_major_formatter(lambda rate, _: f"{rate:.0e}".replace("e-0", "e-"))
     reward_ax.xaxis.set_minor_formatter(lambda rate, _: "")
-    style_axes(run_ax, "the runs behind it", "C (rollouts)", "", log_x=False)
+    style_axes(run_ax, "runs of each rate", "C (rollouts)", "", log_x=False)
     run_ax.xaxis.set_major_formatter(lambda C, _: format_compact(C))
     rows = search["rates"]
     colours = {
@@ -57,12 +57,12 @@ def learning_rate_figure(search: Mapping[str, Any]) -> RenderedFigure:
                 label=f"{row['rate']:.3g}" if i == 0 else None,
                 zorder=3,
             )
-    run_ax.legend(title="rate (dotted: out)", frameon=False, fontsize=9, title_fontsize=9)
+    run_ax.legend(title="rate (dotted: left out)", frameon=False, fontsize=9, title_fontsize=9)
     return render_figure(fig)
 
 
 def _draw_rewards(ax: Axes, search: Mapping[str, Any], colours: Mapping[float, str]) -> None:
-    """Each rate's mean with its standard error and its seeds; a cross where it is out, a ring around what is taken."""
+    """Each rate's mean with its standard error and seeds; a cross where it is left out, a ring around the chosen rate."""
     healthy_rows = [row for row in search["rates"] if not row["flags"]]
     ax.plot([row["rate"] for row in healthy_rows], [row["reward"] for row in healthy_rows], color=MUTED, lw=1, zorder=2)
     for row in search["rates"]:

@@ -1,8 +1,8 @@
 """n*(C) (paper's Figs. 7 and 21).
 
 Departs from the paper: the interval of the best measured n is shown, the law is dashed beyond the measured budgets and
-left out where the frontier has two values of n only; below it stands how often each n was the best one in the
-replicates, P(n best).
+left out where the frontier has two values of n only; P(n best), the share of replicates in which each n is the best
+one, is drawn below.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ def compared_panels(fit: FitResult, runs: Sequence[RunRecord]) -> list[ProblemPa
 
 def _load_panel(seeds: Sequence[RunRecord], targets: Sequence[int], samples: int) -> ProblemPanel:
     points_by_target = [{p.target: p for p in run.points} for run in seeds]
-    C = np.array([[own[t].rollouts for own in points_by_target] for t in targets], dtype=np.float64).mean(1)
-    correct = np.array([[own[t].extra[PANEL] for t in targets] for own in points_by_target])
+    C = np.array([[points[t].rollouts for points in points_by_target] for t in targets], dtype=np.float64).mean(1)
+    correct = np.array([[points[t].extra[PANEL] for t in targets] for points in points_by_target])
     return ProblemPanel(seeds[0].cell.B_p, seeds[0].cell.n, C, correct, samples)
 
 

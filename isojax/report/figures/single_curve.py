@@ -33,7 +33,7 @@ def single_curve_figure(
     """The fitted curve over its interval, and the points; the dashed line is R0.
 
     Args:
-        document: what `curve_file.fit_curve_file` found.
+        document: what `curve_file.fit_curve_file` returns.
         C, R: float[points] >= 0, compute and rewards.
         seed_index: int[points], which seed each point belongs to, an index into `seed_names`.
     """

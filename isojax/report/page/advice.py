@@ -23,13 +23,13 @@ class Advice:
 
     Attributes:
         C: the budget, in the fit's unit.
-        n, B_p: what to run; None where `no_answer_reason` says why there is no answer.
+        n, B_p: what to run; None where there is no answer, for `no_answer_reason`.
         M: updates, floor(C / (B_p n)); None where C does not count rollouts.
         reward, low, high: the expected reward, with its interval where the fit has one.
         new_run_low, new_run_high: the interval of what one new run will measure.
-        extrapolated: whether that reward lies beyond the data.
+        extrapolated: whether C is beyond the data of the recommended cell.
         n_probability: P(n is best), by n; empty where unknown.
-        regret: reward given away against the best measured cell; None where unknown.
+        regret: expected loss of reward against the best measured cell; None where unknown.
         equal_n: the n that do as well, within the data's errors.
         reasons: sentences.
     """
@@ -84,7 +84,7 @@ def _advise_on_frontier(fit: FitResult, C: float, B_p: int | None) -> Advice:
     """The measured frontier's answer at the nearest of its points."""
     frontier = next((view.frontier for view in frontier_views(fit) if view.B_p == B_p), fit.joint.frontier)
     if not frontier[0].C / EDGE <= C <= frontier[-1].C * EDGE:
-        return Advice(C, no_answer_reason="C lies outside the measured frontier; fit in rollouts to look beyond it.")
+        return Advice(C, no_answer_reason="C is outside the measured frontier; fit in rollouts to look beyond it.")
     point = frontier[int(np.argmin([abs(np.log(point.C / C)) for point in frontier]))]
     leader = f"n = {point.n} on B_p = {point.B_p} leads the measured frontier here"
     return Advice(

@@ -1,4 +1,4 @@
-"""The fit's diagnostics in sentences, what the fit leaves out, the runs flagged as broken, and the fit's own flags."""
+"""The fit's diagnostics in sentences, what the fit leaves out, the runs flagged as broken, and the fit's flags."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MAX_NAMED_RUNS = 4
 
 
 def main_findings(fit: FitResult) -> list[str]:
-    """What a reader should take away, one sentence each."""
+    """The main findings, the frontier first."""
     sentences = [_describe_n_path(fit), _describe_gain(fit), _describe_segments(fit), _describe_law(fit)]
     optional = [_describe_B_p_effect(fit), _describe_sensitivity(fit), _describe_fixed_batches(fit)]
     sentences += [sentence for sentence in (*optional, _describe_overfitting(fit)) if sentence]
@@ -49,7 +49,7 @@ def _describe_n_path(fit: FitResult) -> str:
         nothing_compared = "no two curves were seen to cross, so nothing was compared"
         return f"The leading n changes ({order}) only where data end or begin: {nothing_compared}."
     places = join_list(f"{row.n_low} → {row.n_high} near C = {format_crossover(row, fit)}" for row in crossovers)
-    others = "" if len(crossovers) >= len(path) - 1 else " Its other changes lie where data end or begin."
+    others = "" if len(crossovers) >= len(path) - 1 else " Its other changes are where data end or begin."
     if path == sorted(path):
         reason = "A small n learns fast and levels off first; a larger n overtakes it later."
         return f"The best n rises with the budget: {places}. {reason}{others}"
@@ -88,7 +88,7 @@ def _describe_law(fit: FitResult) -> str:
 
 
 def _describe_B_p_effect(fit: FitResult) -> str | None:
-    """How far apart the frontiers of the B_p values end."""
+    """How much the ends of the frontiers of the B_p values differ."""
     ends = {view.B_p: view.frontier[-1].reward for view in single_B_p_views(fit) if view.frontier}
     if len(ends) < 2:
         return None

@@ -1,5 +1,5 @@
-"""The report: one HTML file, readable without a server or a network. The recommendation comes first, then what it rests
-on.
+"""The report: one HTML file, readable without a server or a network. The recommendation comes first, then the
+evidence for it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ NAVIGATION_TITLES = {
     "health": "Broken runs",
     "provenance": "Method and settings",
 }
-SECTION_FIGURES = ("evidence", "panel")  # figures that stand in sections of their own
+SECTION_FIGURES = ("evidence", "panel")  # figures that have their own sections
 Images = Mapping[str, RenderedFigure]
 
 
@@ -158,7 +158,7 @@ def _panel_section(fit: FitResult, runs: Sequence[RunRecord], images: Images) ->
 
 
 def _figures_section(fit: FitResult, images: Images) -> Html:
-    """All figures but those that stand in sections of their own."""
+    """All figures but those that have their own sections."""
     figures = [
         html_figure(images[name].png, figure.alt_text(fit), figure.caption)
         for name, figure in FIGURES.items()

@@ -1,6 +1,6 @@
 """The law n*(C) and the reward curves that it rests on: formulas, parameters and intervals.
 
-Every number that has an interval stands with it, as 0.655 [0.641, 0.670].
+A number that has an interval is followed by it, as in 0.655 [0.641, 0.670].
 """
 
 from __future__ import annotations

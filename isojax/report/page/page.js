@@ -1,4 +1,4 @@
-// The page's controls. Every number shown comes from the table that Python made (explorer.py); the only formula is M = floor(C / (B_p n)).
+// The page's controls. explorer.py makes every number shown; the only formula here is M = floor(C / (B_p n)).
 (() => {
   "use strict";
   const content = JSON.parse(document.getElementById("data").textContent);
@@ -96,7 +96,7 @@
     if (row.interval && state.fit.level) sentences.push(`${state.fit.level} interval of the expected reward: ${row.interval}.`);
     if (row.new_run) sentences.push(`One new run will measure ${row.new_run}.`);
     if (row.probability) sentences.push(`P(n = ${row.n} is best) = ${row.probability}.`);
-    if (row.regret) sentences.push(`It may give away ${row.regret} of reward against the best cell.`);
+    if (row.regret) sentences.push(`The expected loss against the best measured cell is ${row.regret} of reward.`);
     if (row.equal_n) sentences.push(`As good within the tolerance: n = ${row.equal_n}.`);
     return sentences.join(" ");
   }
@@ -127,7 +127,7 @@
   const colour = (n) => content.colours[dark.matches ? "dark" : "light"][n];
   const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-  // A trace's meta says what it stands for; the page chooses its colours, light or dark.
+  // A trace's meta names what it shows; the page chooses its colours, light or dark.
   function painted(trace) {
     const { n, role } = trace.meta;
     const ink = token("--ink"), law = token("--law");
@@ -142,7 +142,7 @@
 
   function layout(name) {
     const plan = state.fit.layouts[name], ink = token("--ink"), line = token("--line");
-    const axis = (given) => ({ ...given, gridcolor: line, linecolor: line, zeroline: false, fixedrange: false });
+    const axis = (settings) => ({ ...settings, gridcolor: line, linecolor: line, zeroline: false, fixedrange: false });
     return { ...plan, xaxis: axis(plan.xaxis), yaxis: axis(plan.yaxis), font: { color: ink, family: "system-ui, sans-serif", size: 12 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true, modebar: { bgcolor: "rgba(0,0,0,0)", color: token("--soft"), activecolor: token("--accent") }, uirevision: name };
   }
