@@ -228,7 +228,8 @@ def run_conflicts(runs: Sequence[RunRecord]) -> Iterator[str]:
             )
         if a.cell_hash != b.cell_hash:
             yield (
-                f"{both_sources} were run with different `cell` settings ({a.cell_hash!r} and {b.cell_hash!r}), expected"
+                f"{both_sources} were run with different `cell` settings ({a.cell_hash!r} and {b.cell_hash!r}),"
+                " expected"
                 " one: "
                 "one law cannot describe both. Fit them separately."
             )

@@ -1,1 +1,1 @@
-"""Problems, how they are written as tokens, and how answers are verified: one file a task."""
+"""Tasks: problems, how they are written as tokens, and how responses are verified."""

@@ -1,8 +1,8 @@
 """avg@k of the base policy on each problem, found block by block and appended to a file, so that a labelling that was
 killed goes on where it was.
 
-`labels.jsonl` opens with {"key": ...}, what the labels depend on, and has one line {"id", "solved", "attempts"} for each
-problem.
+`labels.jsonl` opens with {"key": ...}, what the labels depend on, and has one line {"id", "solved", "attempts"} for
+each problem.
 """
 
 import hashlib

@@ -1,5 +1,6 @@
-"""Splits of a problem set by difficulty, mixtures of splits, what stands on both sides, and the order in which a run
-meets its problems. No jax here."""
+"""Splits of a problem set by difficulty, mixtures of splits, problems in two splits, and the order in which a run draws
+its problems.
+"""
 
 import threading
 from collections import deque
@@ -28,20 +29,21 @@ def split_by_difficulty(problems: list[Problem], config: DataConfig) -> tuple[li
     if attempts and not all(p.attempts for p in problems):
         unlabelled = next(p for p in problems if not p.attempts)
         raise InputError(
-            f"problem {unlabelled.id} ({unlabelled.prompt[:60]!r}) is not labelled and cell.data.attempts={attempts} asks for a difficulty;"
-            " label the problems first, or set cell.data.attempts=0 to take them all."
+            f"problem {unlabelled.id} ({unlabelled.prompt[:60]!r}) is not labelled and cell.data.attempts={attempts}"
+            " asks for a difficulty; label the problems first, or set cell.data.attempts=0 to take them all."
         )
     eligible = [p for p in problems if not attempts or low <= p.difficulty <= high]
     if len(eligible) < min_problems and attempts:
         raise InputError(
-            f"{len(eligible)} of {len(problems)} problems have avg@{problems[0].attempts if problems else attempts} in [{low}, {high}]; "
-            f"cell.data.validation={config.validation} needs at least {min_problems}."
+            f"{len(eligible)} of {len(problems)} problems have avg@{problems[0].attempts if problems else attempts} in"
+            f" [{low}, {high}]; cell.data.validation={config.validation} needs at least {min_problems}."
             " Widen cell.data.difficulty or raise cell.data.candidates."
         )
     if len(eligible) < min_problems:
         raise InputError(
-            f"there are {len(problems)} problems; cell.data.validation={config.validation} needs at least {min_problems}."
-            " Lower it, raise cell.data.candidates, or name validation problems of their own by cell.data.held_out."
+            f"there are {len(problems)} problems; cell.data.validation={config.validation} needs at least"
+            f" {min_problems}. Lower it, raise cell.data.candidates, or name validation problems of their own by"
+            " cell.data.held_out."
         )
     order = np.random.default_rng([config.seed, 1]).permutation(len(eligible))
     validation = [eligible[i] for i in order[: config.validation]]
@@ -51,16 +53,17 @@ def split_by_difficulty(problems: list[Problem], config: DataConfig) -> tuple[li
 
 
 def check_disjoint(training: list[Problem], validation: list[Problem]) -> None:
-    """InputError where a prompt stands on both sides."""
+    """InputError where a prompt is on both sides."""
     shared = {dedup_text(p) for p in training} & {dedup_text(p) for p in validation}
     if shared:
         raise InputError(
-            f"{len(shared)} problems stand in training and validation, for example {min(shared)!r}; remove them from one side."
+            f"{len(shared)} problems are in training and validation, for example {min(shared)!r}; remove them from one"
+            " side."
         )
 
 
 def overlapping_prompts(training: Sequence[Problem], validation: Sequence[Problem]) -> list[str]:
-    """Prompts of `training` that stand in `validation` too, but for white space and case; each once, in the order of
+    """Prompts of `training` that are in `validation` too, apart from white space and case; each once, in the order of
     `training`.
     """
     validation_prompts = {_normalized_prompt(p) for p in validation}
@@ -68,9 +71,7 @@ def overlapping_prompts(training: Sequence[Problem], validation: Sequence[Proble
 
 
 def drop_overlap(training: Sequence[Problem], validation: Sequence[Problem]) -> tuple[list[Problem], int]:
-    """(the training problems that do not stand in `validation`, how many do): `overlap`'s are gone. The caller shows
-    the number.
-    """
+    """(the training problems that are not in `validation` too, how many are); the caller shows the number."""
     validation_prompts = {_normalized_prompt(p) for p in validation}
     remaining = [p for p in training if _normalized_prompt(p) not in validation_prompts]
     return remaining, len(training) - len(remaining)
@@ -116,7 +117,8 @@ def mixture_counts(sizes: Mapping[str, int], shares: Mapping[str, float], size: 
         counts = _largest_remainder_counts(total, exact_shares)
     if not all(counts.values()):
         raise InputError(
-            f"cell.data.mixture: a mixture of {total} problems gives {counts}; raise cell.data.size, or leave parts out."
+            f"cell.data.mixture: a mixture of {total} problems gives {counts}; raise cell.data.size, or leave parts"
+            " out."
         )
     return counts
 
@@ -136,10 +138,10 @@ def mix_parts(
     size: int | None,
     rng: np.random.Generator,
 ) -> list[Problem]:
-    """The largest set of at most `size` problems with these shares of the parts (see `portions`), shuffled; ids stay.
+    """The largest set of at most `size` problems with these shares of the parts (see `mixture_counts`), shuffled.
 
     Raises:
-        InputError: as `portions`; and one problem in two parts.
+        InputError: as `mixture_counts`; and one problem in two parts.
     """
     counts = mixture_counts({part: len(problems) for part, problems in problems_by_part.items()}, shares, size)
     part_of_problem: dict[int, str] = {}
@@ -147,14 +149,17 @@ def mix_parts(
         for problem in problems_by_part[part]:
             if (other_part := part_of_problem.setdefault(problem.id, part)) != part:
                 raise InputError(
-                    f"cell.data.mixture: problem {problem.id} stands in {other_part} and in {part}; expected parts that share none. Take one."
+                    f"cell.data.mixture: problem {problem.id} is in {other_part} and in {part}; expected parts that"
+                    " share none. Take one."
                 )
     mixture = [p for part, count in counts.items() for p in random_subset(problems_by_part[part], count, rng)]
     return random_subset(mixture, len(mixture), rng)
 
 
 class EpochPosition(NamedTuple):
-    """Where an order stands: the next batch of its epoch, and which problems bool[problems] that epoch leaves out."""
+    """The position of an order: the next batch of its epoch, and which problems bool[problems] that epoch leaves
+    out.
+    """
 
     epoch: int
     at: int
@@ -165,10 +170,10 @@ class EpochOrder:
     """Indices of the B_p distinct problems of update `first`, `first` + 1, ..., i[B_p] each: shuffled epochs, the
     remainder of each left out.
 
-    With `drop_above` (ScaleRL's no-positive-resampling, arXiv:2510.13786) an epoch leaves out the problems of whose
-    rollouts so far that share or more were right, by what `record` has been told when the epoch's first batch is drawn.
-    Where fewer than B_p would be left, the B_p solved least often stay: a run then still reaches its budget, as the
-    others of its sweep do, and `dropped` tells it.
+    With `drop_above` (ScaleRL's no-positive-resampling, arXiv:2510.13786) an epoch leaves out the problems that have
+    had that share or more of their rollouts correct, by what `record_rewards` has received when the epoch's first
+    batch is drawn. Where fewer than B_p would be left, the B_p solved least often stay, so that the run still reaches
+    its budget, as the others of its sweep do; `dropped_fraction` shows it.
 
     Raises:
         InputError: B_p is larger than the problem set.
@@ -184,27 +189,29 @@ class EpochOrder:
         saved_state: Mapping[str, Any] | None = None,
         batches_drawn: int = 0,
     ):
-        """`saved`: what `save` gave after `first` updates, where problems may be left out. `drawn`: how many batches
-        had been drawn by then for the updates that follow, which are not to be drawn again."""
+        """`saved_state`: what `state_dict` returned after `first_update` updates, where problems may be left out.
+        `batches_drawn`: how many batches had been drawn by then for the updates that follow; they are not drawn again.
+        """
         if B_p > num_problems:
             raise InputError(
-                f"B_p = {B_p} is larger than the training set of {num_problems} problems; lower sweep.B_p or raise cell.data.candidates."
+                f"B_p = {B_p} is larger than the training set of {num_problems} problems; lower sweep.B_p or raise"
+                " cell.data.candidates."
             )
         self.num_problems, self.B_p, self.seed, self.drop_above = num_problems, B_p, seed, drop_above
         self.correct_counts, self.rollout_counts = np.zeros(num_problems), np.zeros(num_problems, np.int64)
         position = EpochPosition(
             *divmod(first_update + batches_drawn, num_problems // B_p), np.zeros(num_problems, bool)
         )
-        self._unrecorded_positions: deque[EpochPosition] = deque()  # places of the batches drawn and not recorded yet
+        self._unrecorded_positions: deque[EpochPosition] = deque()  # of the batches drawn and not recorded yet
         if drop_above is not None:
             assert saved_state is not None or first_update == 0, (
                 "which problems are left out is not known from the number of updates"
             )
         if saved_state is not None:
-            self.correct_counts[:], self.rollout_counts[:] = saved_state["right"], saved_state["seen"]
+            self.correct_counts[:], self.rollout_counts[:] = saved_state["correct"], saved_state["rollouts"]
             positions = [
                 EpochPosition(epoch, next_batch, np.isin(np.arange(num_problems), excluded))
-                for epoch, next_batch, excluded in saved_state["places"]
+                for epoch, next_batch, excluded in saved_state["positions"]
             ]
             self._unrecorded_positions.extend(positions[:batches_drawn])
             position = positions[batches_drawn]
@@ -226,8 +233,8 @@ class EpochOrder:
 
     @property
     def batches_left_in_epoch(self) -> int:
-        """How many batches, one at least, the epoch of the next one has left; where it is an epoch's first, that begins
-        here.
+        """How many batches, at least one, are left in the epoch of the next batch. Where that is an epoch's first
+        batch, the epoch begins here.
         """
         if self._position.at == self._batches_per_epoch:
             self._move_to(EpochPosition(self._position.epoch + 1, 0, self._position.out))
@@ -241,8 +248,8 @@ class EpochOrder:
         return float(self._position.out.mean())
 
     def record_rewards(self, problem_index: np.ndarray, reward_sums: np.ndarray, n: int) -> None:
-        """What the rollouts of batches i[k B_p], the oldest ones that are not recorded yet, came to: of n each, the sum
-        of the rewards.
+        """Record the rewards of the oldest batches not recorded yet, i[k B_p]: for each problem, the sum over its n
+        rollouts.
         """
         with self._lock:
             np.add.at(self.correct_counts, problem_index, reward_sums)
@@ -251,8 +258,8 @@ class EpochOrder:
                 self._unrecorded_positions.popleft()
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What an order that goes on after the batches recorded so far needs, for JSON; None where their number says
-        all.
+        """What an order that continues after the batches recorded so far needs, for JSON; None where their number is
+        enough.
         """
         if self.drop_above is None:
             return None
@@ -261,10 +268,14 @@ class EpochOrder:
                 (position.epoch, position.at, np.nonzero(position.out)[0].tolist())
                 for position in (*self._unrecorded_positions, self._position)
             ]
-            return {"places": positions, "right": self.correct_counts.tolist(), "seen": self.rollout_counts.tolist()}
+            return {
+                "positions": positions,
+                "correct": self.correct_counts.tolist(),
+                "rollouts": self.rollout_counts.tolist(),
+            }
 
     def _move_to(self, position: EpochPosition, epoch_started: bool = False) -> None:
-        """Stands at a place; `begun`: what its epoch leaves out is decided."""
+        """Take a position; `epoch_started`: what its epoch leaves out is decided."""
         self._position, self._epoch_started = position, epoch_started or position.at > 0
         order = np.random.default_rng([self.seed, position.epoch]).permutation(self.num_problems)
         self._epoch_order = order[~position.out[order]]

@@ -1,6 +1,6 @@
-"""Where problems in text come from: one file a kind of source, with `source(argument, data) -> Source`. No jax here.
+"""Sources of problems in text: one file per kind in tasks/sources/, with `source(argument, data) -> ProblemSource`.
 
-`cell.task` names one, with what it takes after a colon: `jsonl:problems.jsonl`, `gym:leg_counting,max_animals=5`,
+`cell.task` names one, with its argument after a colon: `jsonl:problems.jsonl`, `gym:leg_counting,max_animals=5`,
 `addition`.
 """
 
@@ -61,15 +61,15 @@ def random_subset(problems: Sequence[Problem], count: int, rng: np.random.Genera
 
 
 def canonical_order(a: int, b: int) -> tuple[int, int]:
-    """The one order in which two numbers stand in a problem that means the same either way: as often the larger first
-    as the smaller.
+    """The one order of two numbers in a problem that means the same either way; the larger is first as often as the
+    smaller.
     """
     low, high = min(a, b), max(a, b)
     return (high, low) if (low * 7 + high * 3) // 2 % 2 else (low, high)
 
 
 def dedup_text(problem: Problem) -> str:
-    """What tells two problems apart: the prompt, or all of the user's turns where there is a conversation."""
+    """The text by which two problems are compared: the prompt, or all of the user's turns of a conversation."""
     return "\n".join(m["content"] for m in problem.messages if m["role"] == "user") or problem.prompt
 
 
@@ -84,7 +84,8 @@ def read_settings(text: str, task: str) -> dict[str, Any]:
         key, equals, value = (piece.strip() for piece in assignment.partition("="))
         if not equals or not key or key in settings:
             raise InputError(
-                f"cell.task: {task}: given {assignment!r}, expected key=value with every key once, such as low=2,high=40."
+                f"cell.task: {task}: given {assignment!r}, expected key=value with every key once, such as"
+                " low=2,high=40."
             )
         try:
             settings[key] = yaml.safe_load(value)
@@ -102,6 +103,7 @@ def read_integers(text: str, task: str, defaults: Mapping[str, int]) -> dict[str
         if key not in defaults or type(value) is not int:
             example = ",".join(f"{k}={v}" for k, v in defaults.items())
             raise InputError(
-                f"cell.task: {task}: given {key}={value}, expected integers for {', '.join(defaults)}; {task}:{example} is usual."
+                f"cell.task: {task}: given {key}={value}, expected integers for {', '.join(defaults)}; {task}:{example}"
+                " is usual."
             )
     return {**defaults, **settings}

@@ -1,9 +1,9 @@
-"""What a task is: problems, how they are written as tokens, what ends a response, and how it is judged.
+"""What a task is: problems, how they are written as tokens, what ends a response, and how it is verified.
 
 There are two kinds. A DeviceTask verifies inside the compiled program; its file in tasks/device/ has
 `build(argument="") -> DeviceTask`. A HostTask verifies text in processes of the host; a file in tasks/sources/ with
-`source(argument, data) -> ProblemSource` gives its problems, and a tokenizer, a prompt format and a verifier make a task
-of them (tasks/text.py). tasks/build.py makes the task that `cell.task` names.
+`source(argument, data) -> ProblemSource` gives its problems, and a tokenizer, a prompt format and a verifier make a
+task of them (tasks/text.py). tasks/build.py makes the task that `cell.task` names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,8 +32,8 @@ class Grades(NamedTuple):
 
     Attributes:
         rewards: f32[r], 0 or 1.
-        answered: bool[r], an answer was found in the response, right or wrong.
-        failures: checks that did not come to an end, by kind: timeout, crash, error, memory.
+        parsed: bool[r], an answer was found in the response, correct or not.
+        failures: how many checks did not end with a verdict, by kind: timeout, crash, error, memory.
     """
 
     rewards: np.ndarray
@@ -42,7 +42,7 @@ class Grades(NamedTuple):
 
 
 def count_unfinished(failures: Mapping[str, int]) -> int:
-    """Checks that did not come to an end; a score between 0 and 1 (`partial`) is counted beside them."""
+    """Checks that did not end with a verdict; a score between 0 and 1 (`partial`) is not among them."""
     return sum(count for kind, count in failures.items() if kind != "partial")
 
 
@@ -50,9 +50,10 @@ class DeviceTask(Protocol):
     """A problem source with a verifier that runs on device.
 
     Attributes:
-        vocab: size of the vocabulary. eos: the token that ends a response. stops: the same, as the sampler takes it.
-        pad: the token
-            that fills.
+        vocab: size of the vocabulary.
+        eos: the token that ends a response.
+        stops: the same, as the sampler takes it.
+        pad: the token that pads prompts and responses.
     """
 
     on_device: ClassVar[Literal[True]]
@@ -87,10 +88,12 @@ class DeviceTask(Protocol):
 
 
 class HostTask(Protocol):
-    """A problem source in text, whose responses are judged on the host.
+    """A problem source in text, whose responses are verified on the host.
 
     Attributes:
-        vocab: rows of the model's embedding. stops: what ends a response. pad: the token that fills.
+        vocab: rows of the model's embedding.
+        stops: what ends a response.
+        pad: the token that pads prompts and responses.
     """
 
     on_device: ClassVar[Literal[False]]

@@ -1,6 +1,4 @@
-"""Rows of a file as problems: which columns hold prompt and answer, what may stand in them, and rows met twice. No jax
-here.
-"""
+"""Rows of a file as problems: which columns hold prompt and answer, what they may contain, and repeated rows."""
 
 from __future__ import annotations
 
@@ -58,15 +56,14 @@ def find_problem_columns(row: DataRow, data: DataConfig) -> ProblemColumns:
     def find_column(setting: str, configured_name: str | None, usual_names: tuple[str, ...]) -> str:
         names = (configured_name,) if configured_name else usual_names
         filled_columns = [name for name in names if column_value(row.values, name) is not None]
-        candidates = filled_columns or [
-            name for name in names if name in row.values
-        ]  # an empty one is told of as empty, not as missing
+        # A column that is there but empty is reported as empty later, not as missing here.
+        candidates = filled_columns or [name for name in names if name in row.values]
         if candidates:
             return candidates[0]
         expected = repr(configured_name) if configured_name else f"one of {', '.join(usual_names)}"
         raise InputError(
-            f"{row.location}: no {setting}: there are the columns {', '.join(row.values) or '(none)'}; expected {expected}."
-            f" Name it by cell.data.{setting}_key=COLUMN."
+            f"{row.location}: no {setting}: there are the columns {', '.join(row.values) or '(none)'}; expected"
+            f" {expected}. Name it by cell.data.{setting}_key=COLUMN."
         )
 
     return ProblemColumns(
@@ -88,7 +85,7 @@ def row_to_problem(row: DataRow, problem_columns: ProblemColumns) -> Problem:
     """One row as a problem. A prompt that is a list of {role, content} becomes `messages`; columns of other names are
     kept.
 
-    Where the answer stands within an object, as verl's does, column `ground_truth` is it as it was (it may be a list).
+    Where the answer is within an object, as verl's is, the column `ground_truth` holds it unchanged (it may be a list).
     """
     prompt_value, answer = (
         column_value(row.values, problem_columns.prompt),
@@ -116,7 +113,8 @@ def read_conversation(messages: list[Any], row: DataRow, column: str) -> tuple[d
             or not isinstance(message.get("content"), str)
         ):
             raise InputError(
-                f"{row.location}: {column!r} holds {str(message)[:80]!r}, expected text or a list of {{role, content}}, both text. Mend it."
+                f"{row.location}: {column!r} holds {str(message)[:80]!r}, expected text or a list of {{role, content}},"
+                " both text. Correct it."
             )
         content = (
             value_as_text(message["content"], row, f"content of {column}")
@@ -127,7 +125,8 @@ def read_conversation(messages: list[Any], row: DataRow, column: str) -> tuple[d
     if not turns or turns[-1]["role"] != "user":
         last = turns[-1]["role"] if turns else "nothing"
         raise InputError(
-            f"{row.location}: the conversation in {column!r} ends with {last}, expected a message of role user. Mend it."
+            f"{row.location}: the conversation in {column!r} ends with {last}, expected a message of role user. Correct"
+            " it."
         )
     return tuple(turns)
 
@@ -140,23 +139,25 @@ def value_as_text(value: Any, row: DataRow, column: str) -> str:
         return str(value)
     if is_blank(value):
         raise InputError(
-            f"{row.location}: {column!r} is missing or empty, expected text or a number. Mend the row or remove it."
+            f"{row.location}: {column!r} is missing or empty, expected text or a number. Correct the row or remove it."
         )
     if not isinstance(value, str):
         raise InputError(
-            f"{row.location}: {column!r} is {str(value)[:80]!r} ({type(value).__name__}), expected text or a number. Mend the row or remove it."
+            f"{row.location}: {column!r} is {str(value)[:80]!r} ({type(value).__name__}), expected text or a number."
+            " Correct the row or remove it."
         )
     try:
         value.encode()
     except UnicodeEncodeError as e:
         raise InputError(
-            f"{row.location}: {column!r} holds half a surrogate pair ({value[e.start]!r}), which is no text. Mend it."
+            f"{row.location}: {column!r} holds half a surrogate pair ({value[e.start]!r}), which is no text. Correct"
+            " it."
         ) from e
     return value
 
 
 def drop_duplicates(problems: Iterable[Problem], source: str) -> list[Problem]:
-    """The problems, each prompt once: the first row of it counts. How many were left out is said on stderr."""
+    """The problems, each prompt once, by its first row. How many were left out is printed on stderr."""
     problem_by_prompt: dict[str, Problem] = {}
     same_answer = other_answer = 0
     for problem in problems:
@@ -165,16 +166,18 @@ def drop_duplicates(problems: Iterable[Problem], source: str) -> list[Problem]:
         other_answer += first_problem.answer != problem.answer
     if same_answer:
         _print_once(
-            f"note: {source}: {same_answer} rows repeat a prompt met before, with its answer; each prompt is kept once."
+            f"note: {source}: {same_answer} rows repeat an earlier prompt with the same answer; each prompt is kept"
+            " once."
         )
     if other_answer:
         _print_once(
-            f"warning: {source}: {other_answer} rows repeat a prompt met before with ANOTHER answer; the first answer is kept."
+            f"warning: {source}: {other_answer} rows repeat an earlier prompt with ANOTHER answer; the first answer is"
+            " kept."
         )
     return list(problem_by_prompt.values())
 
 
-@functools.cache  # a run opens a source several times: what is said of it is said once
+@functools.cache  # a run opens a source several times, and should print its notes once
 def _print_once(text: str) -> None:
     print(text, file=sys.stderr)
 

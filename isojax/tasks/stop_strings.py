@@ -1,6 +1,4 @@
-"""What ends a response: end tokens, and strings that may lie across several tokens or inside one; and what interrupts
-it.
-"""
+"""What ends a response, end tokens and strings that may reach across several tokens, and what interrupts it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +10,8 @@ from isojax.core.errors import InputError
 
 @dataclass(frozen=True)
 class Interruption:
-    """A response that has `after` tokens, none of them `unless`, gets `tokens` next (sampling/interruption.py); None:
-    every response.
+    """A response that has `after` tokens, none of them `unless_token` (None: every response), gets `tokens` next
+    (sampling/interruption.py).
     """
 
     after: int
@@ -27,12 +25,11 @@ class StopConditions:
 
     Attributes:
         tokens: ids that end a response.
-        table: uint8 or uint16 [states V], or None where there are no stop strings. `table[state, token]` is the state
-        after that
-            token; a response starts in state 0, and the value `states` (= len(table)) says that a stop string is
-            complete.
-        interruption: what is said to a response that goes on for too long, if anything; its tokens may complete a stop
-        string.
+        transitions: uint8 or uint16 [states V], or None where there are no stop strings. `transitions[state, token]` is
+            the state after that token; a response starts in state 0, and the value `states` (= len(transitions)) means
+            that a stop string is complete.
+        interruption: what is written into a response that goes on for too long, if anything; its tokens may complete a
+            stop string.
     """
 
     tokens: tuple[int, ...]
@@ -50,10 +47,10 @@ class StopConditions:
 
 
 def build_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str]) -> np.ndarray:
-    """The `table` of Stops: reading tokens, it says at which of them a stop string has become part of the text.
+    """`StopConditions.transitions`: at which token a stop string has become part of the text.
 
-    The automaton of Aho and Corasick (1975) over bytes, carried through each token's bytes at once. `pieces`: the bytes
-    of every token id; after None, a token that is no text, reading starts anew.
+    The automaton of Aho and Corasick (1975) over bytes, carried through each token's bytes at once.
+    `token_bytes`: the bytes of every token id; after None, a token that is no text, reading starts in state 0 again.
 
     Returns:
         uint8 [states V], uint16 where there are 255 states or more.
@@ -86,7 +83,8 @@ def byte_automaton(strings: Sequence[bytes]) -> np.ndarray:
     left."""
     if not strings or b"" in strings:
         raise InputError(
-            f"cell.prompt.stop = {[s.decode() for s in strings]}: expected strings of one character or more; remove empty ones."
+            f"cell.prompt.stop = {[s.decode() for s in strings]}: expected strings of one character or more; remove"
+            " empty ones."
         )
     states = sorted(
         {string[:i] for string in strings for i in range(len(string))}, key=lambda state: (len(state), state)

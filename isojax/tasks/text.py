@@ -46,7 +46,8 @@ class TextTask:
         """
         if model.path is None:
             raise InputError(
-                "cell.model.path is not set, and problems in text need a language model; give a folder with its config.json, weights and"
+                "cell.model.path is not set, and problems in text need a language model; give a folder with its"
+                " config.json, weights and"
                 " tokenizer, for example the one that `isojax model import smollm2` writes."
             )
         self.folder = Path(model.path)
@@ -73,12 +74,14 @@ class TextTask:
     def _check_end_tokens(self) -> None:
         if outside_vocab := [i for i in self.stops.tokens if i >= self.vocab]:
             raise InputError(
-                f"{self.folder}: its end tokens {outside_vocab} lie outside the model's vocabulary of {self.vocab}; mend eos_token_id in"
+                f"{self.folder}: its end tokens {outside_vocab} lie outside the model's vocabulary of {self.vocab};"
+                " mend eos_token_id in"
                 " generation_config.json."
             )
         if not self.stops.tokens and not self._stop_strings:
             raise InputError(
-                f"{self.folder}: neither its tokenizer nor generation_config.json names an end token; give cell.prompt.stop."
+                f"{self.folder}: neither its tokenizer nor generation_config.json names an end token; give"
+                " cell.prompt.stop."
             )
 
     def _encode_interruption(self, interrupt: InterruptConfig, T: int) -> Interruption:
@@ -90,8 +93,10 @@ class TextTask:
         )
         if unless_tokens and len(unless_tokens[0]) != 1:
             raise InputError(
-                f"cell.sampling.interrupt.unless = {interrupt.unless!r} is {len(unless_tokens[0])} tokens of the tokenizer in {self.folder}, expected"
-                " one; name the token that ends this model's thinking, or leave it empty to interrupt every long response."
+                f"cell.sampling.interrupt.unless = {interrupt.unless!r} is {len(unless_tokens[0])} tokens of the"
+                f" tokenizer in {self.folder}, expected"
+                " one; name the token that ends this model's thinking, or leave it empty to interrupt every long"
+                " response."
             )
         if interrupt.after + len(tokens) >= T:
             raise InputError(
@@ -100,7 +105,8 @@ class TextTask:
             )
         if self.stops.contains_stop(tokens):
             raise InputError(
-                f"cell.sampling.interrupt.text = {interrupt.text!r} holds an end token or a string of cell.prompt.stop = "
+                f"cell.sampling.interrupt.text = {interrupt.text!r} holds an end token or a string of cell.prompt.stop"
+                " = "
                 f"{list(self.prompt.stop)}, and would end the response that it interrupts; change one of them."
             )
         return Interruption(interrupt.after, tuple(tokens), unless_tokens[0][0] if unless_tokens else None)
@@ -109,12 +115,14 @@ class TextTask:
         prompt = self.prompt
         if "{prompt}" not in prompt.template:
             raise InputError(
-                f"cell.prompt.template = {prompt.template!r} has no place for the problem; write {{prompt}} where it goes."
+                f"cell.prompt.template = {prompt.template!r} has no place for the problem; write {{prompt}} where it"
+                " goes."
             )
         if prompt.format == "chat":
             if self.tokenizer.chat_template is None:
                 raise InputError(
-                    f"cell.prompt.format=chat: the tokenizer in {self.folder} has no chat template; set cell.prompt.format=raw, or add the"
+                    f"cell.prompt.format=chat: the tokenizer in {self.folder} has no chat template; set"
+                    " cell.prompt.format=raw, or add the"
                     " model's chat_template.jinja to the folder."
                 )
             return
@@ -126,7 +134,8 @@ class TextTask:
         ids = self._tokenize(["1"])[0]
         if ids[-1] in self.stops.tokens:
             raise InputError(
-                f"the tokenizer in {self.folder} ends every text with its end token ({ids[-1]}), so a prompt could not be continued; set"
+                f"the tokenizer in {self.folder} ends every text with its end token ({ids[-1]}), so a prompt could not"
+                " be continued; set"
                 " add_eos_token to false in tokenizer_config.json."
             )
 
@@ -231,7 +240,8 @@ class TextTask:
         for problem in problems:
             if len(problem.messages) > 1:
                 raise InputError(
-                    f"problem {problem.id} is a conversation of {len(problem.messages)} messages, and cell.prompt.format=raw holds one;"
+                    f"problem {problem.id} is a conversation of {len(problem.messages)} messages, and"
+                    " cell.prompt.format=raw holds one;"
                     " set cell.prompt.format=chat."
                 )
         return self._tokenize([self._fill_template(problem) for problem in problems])
@@ -243,12 +253,14 @@ class TextTask:
         messages = [dict(message) for message in problem.messages[:-1]]
         if problem.messages and problem.messages[-1]["role"] != "user":
             raise InputError(
-                f"problem {problem.id} is a conversation that ends with role {problem.messages[-1]['role']!r}; expected a user's message."
+                f"problem {problem.id} is a conversation that ends with role {problem.messages[-1]['role']!r};"
+                " expected a user's message."
             )
         if self.prompt.system:
             if messages and messages[0]["role"] == "system":
                 raise InputError(
-                    f"problem {problem.id} has a system message of its own, and cell.prompt.system is set; remove one of them."
+                    f"problem {problem.id} has a system message of its own, and cell.prompt.system is set; remove one"
+                    " of them."
                 )
             messages.insert(0, {"role": "system", "content": self.prompt.system})
         return [*messages, {"role": "user", "content": self._fill_template(problem)}]
@@ -282,7 +294,8 @@ class TextTask:
                         offending, error = conversation, conversation_error
                         break
                 raise InputError(
-                    f"the chat template in {self.folder} refuses the conversation {offending}: {type(error).__name__}: {error}. Some know"
+                    f"the chat template in {self.folder} refuses the conversation {offending}: {type(error).__name__}:"
+                    f" {error}. Some know"
                     " no system message: try without cell.prompt.system."
                 ) from error
         return ids

@@ -30,11 +30,13 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """
     if not folder.is_dir():
         raise InputError(
-            f"cell.model.path: no such folder: {folder}; expected one with a model's config.json, weights and tokenizer."
+            f"cell.model.path: no such folder: {folder}; expected one with a model's config.json, weights and"
+            " tokenizer."
         )
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(
-            f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} there. Copy the tokenizer's files"
+            f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} there. Copy the"
+            " tokenizer's files"
             " (tokenizer*.json at least) from where the model came from."
         )
     os.environ.setdefault(
@@ -53,7 +55,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     except Exception as e:  # the tokenizers library raises Exception itself
         reason = (str(e).strip() or repr(e)).splitlines()[0]
         raise InputError(
-            f"the tokenizer in {folder} cannot be read: {reason} Compare its files with those where the model came from."
+            f"the tokenizer in {folder} cannot be read: {reason} Compare its files with those where the model came"
+            " from."
         ) from e
     if not (folder / "tokenizer.json").is_file():
         _check_sentencepiece(folder, tokenizer)
@@ -73,7 +76,8 @@ def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> No
     tokenizer_pieces = tokenizer.tokenize(PROBE_TEXT)
     if tokenizer_pieces != expected_pieces:
         raise InputError(
-            f"{file}: transformers reads this tokenizer otherwise than sentencepiece does: {PROBE_TEXT!r} is {tokenizer_pieces}, expected {expected_pieces}."
+            f"{file}: transformers reads this tokenizer otherwise than sentencepiece does: {PROBE_TEXT!r} is"
+            f" {tokenizer_pieces}, expected {expected_pieces}."
             " Add the model's tokenizer.json, or a tokenizer_config.json that names the right tokenizer_class."
         )
 
@@ -93,7 +97,8 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | 
     if largest_id >= vocab:
         raise InputError(
             f"the tokenizer in {tokenizer.name_or_path} has ids up to {largest_id}, the model's vocabulary has {vocab};"
-            f" expected cell.model.vocab, or vocab_size in config.json, of {largest_id + 1} or more: these files belong to different models."
+            f" expected cell.model.vocab, or vocab_size in config.json, of {largest_id + 1} or more: these files"
+            " belong to different models."
         )
     if _is_byte_level(tokenizer):
         byte_of_character = {character: bytes([byte]) for byte, character in enumerate(_byte_characters())}
@@ -135,7 +140,8 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
         ):
             return False
     raise InputError(
-        f"the tokenizer in {tokenizer.name_or_path} ({type(tokenizer).__name__}) is neither byte-level BPE nor a sentencepiece one with"
+        f"the tokenizer in {tokenizer.name_or_path} ({type(tokenizer).__name__}) is neither byte-level BPE nor a"
+        " sentencepiece one with"
         " a tokenizer.json or tokenizer.model; its tokens cannot be read as bytes. Use a model with one of those."
     )
 

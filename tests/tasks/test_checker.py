@@ -16,7 +16,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.grading import checker as checker_module
+from isojax.tasks.grading import check_worker
 from isojax.tasks.grading.checker import Checker
 
 REWARDS = '''
@@ -157,7 +157,8 @@ def test_a_sigterm_to_all_of_a_job_costs_no_verdict(checker: Checker) -> None:
         (
             "none",
             "error",
-            "problem 1: expected a score of 0 or 1, given NoneType None (float() argument must be a string or a real number",
+            "problem 1: expected a score of 0 or 1, given NoneType None (float() argument must be a string or a real"
+            " number",
         ),
     ],
 )
@@ -229,16 +230,16 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again(
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
         return popen([sys.executable, "-c", "import time; time.sleep(1000)"], **options)
 
-    monkeypatch.setattr(checker_module, "RESTART_PAUSE", 0.01)
+    monkeypatch.setattr(check_worker, "RESTART_PAUSE", 0.01)
     with Checker(f"function:{rewards}:reward", num_workers=1) as checker:
         descriptors = len(os.listdir("/dev/fd"))
-        receive = checker_module._CheckWorker._receive
+        receive = check_worker.CheckWorker._receive
 
         def short(self: Any, seconds: float) -> Any:
-            starting = starts[0] <= failing and seconds == checker_module.START_TIMEOUT
+            starting = starts[0] <= failing and seconds == check_worker.START_TIMEOUT
             return receive(self, 0.2 if starting else seconds)
 
-        monkeypatch.setattr(checker_module._CheckWorker, "_receive", short)
+        monkeypatch.setattr(check_worker.CheckWorker, "_receive", short)
         monkeypatch.setattr(subprocess, "Popen", start)
         assert grade(checker, ["gone", "good", "bad"]) == ([0.0, 1.0, 0.0], [False, True, True], {"crash": 1})
         assert starts == [3] and len(os.listdir("/dev/fd")) <= descriptors
@@ -247,7 +248,7 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again(
             InputError, match=r"its process did not start: .*(Cannot allocate memory|no verdict within 0\.2 s)"
         ):
             grade(checker, ["gone", "good"])
-        assert starts == [checker_module.MAX_STARTS]
+        assert starts == [check_worker.MAX_STARTS]
 
 
 def test_threads_take_turns(checker: Checker) -> None:
@@ -282,7 +283,8 @@ def test_a_forks_verifier_says_where_it_runs(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "fork_of_checks" / "odd.py").write_text("PURE = True\ndef build(argument):\n    return None\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(
-        InputError, match=r"fork_of_checks\.odd has no ISOLATED; expected what isojax\.tasks\.verifiers says"
+        InputError,
+        match=r"fork_of_checks\.odd has no ISOLATED; expected both as the docstring of isojax\.tasks\.verifiers says",
     ):
         Checker("fork_of_checks.odd")
 
@@ -346,7 +348,8 @@ def test_what_cannot_start_is_said_at_once(
 def test_workers_and_their_children_die_with_a_parent_that_is_killed(rewards: Path, tmp_path: Path) -> None:
     program = (
         "from isojax.tasks.grading.checker import Checker; from isojax.core.nouns import Problem; import sys\n"
-        f"c = Checker('function:{rewards}:reward', timeout=1000, num_workers=1); print(c._workers[0]._process.pid, flush=True)\n"
+        f"c = Checker('function:{rewards}:reward', timeout=1000, num_workers=1); print(c._workers[0]._process.pid,"
+        " flush=True)\n"
         "c.grade([Problem(0, '', '')], [''], sys.argv[1:])"
     )
     child = tmp_path / "pid"
@@ -367,7 +370,8 @@ def test_a_worker_loads_no_jax_and_nothing_of_the_parents_main_module(rewards: P
     path = rewards.with_name("loaded.py")
     path.write_text(
         "import sys\ndef reward(completions):\n"
-        "    heavy = {'jax', 'jaxlib', 'flax', 'jaxtyping', 'numpy', 'transformers', 'pydantic', 'pytest', '_pytest'} & set(sys.modules)\n"
+        "    heavy = {'jax', 'jaxlib', 'flax', 'jaxtyping', 'numpy', 'transformers', 'pydantic', 'pytest', '_pytest'}"
+        " & set(sys.modules)\n"
         "    assert not heavy, heavy\n"
         "    return [1]\n"
     )

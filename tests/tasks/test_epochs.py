@@ -57,7 +57,7 @@ def test_too_few_problems_of_a_difficulty() -> None:
 
 def test_one_prompt_on_both_sides_is_refused() -> None:
     check_disjoint(labelled(10)[:5], labelled(10)[5:])
-    with pytest.raises(InputError, match="1 problems stand in training and validation, for example 'p4'"):
+    with pytest.raises(InputError, match="1 problems are in training and validation, for example 'p4'"):
         check_disjoint(labelled(10)[:5], labelled(10)[4:])
     twins = [Problem(i, "same", "a", 1, 16) for i in range(8)]
     with pytest.raises(InputError, match="'same'"):
@@ -178,7 +178,7 @@ def test_mixtures_that_cannot_be() -> None:
             mixture_counts(sizes, shares, None)
     with pytest.raises(InputError, match=r"a mixture of 1 problems gives \{'hard': 1, 'easy': 0\}"):
         mixture_counts({"hard": 10, "easy": 10}, {"hard": 0.5, "easy": 0.5}, 1)
-    with pytest.raises(InputError, match="problem 0 stands in hard and in easy"):
+    with pytest.raises(InputError, match="problem 0 is in hard and in easy"):
         mix_parts(
             {"hard": labelled(5), "easy": labelled(5)}, {"hard": 0.5, "easy": 0.5}, None, np.random.default_rng(0)
         )

@@ -155,7 +155,7 @@ def test_a_prompt_met_twice_is_kept_once_and_said(tmp_path: Path, capsys: pytest
         (5, "z", "3"),
     ]
     said = capsys.readouterr().err
-    assert "note: " in said and "2 rows repeat a prompt met before, with its answer" in said
-    assert "warning: " in said and "1 rows repeat a prompt met before with ANOTHER answer" in said
+    assert "note: " in said and "2 rows repeat an earlier prompt with the same answer" in said
+    assert "warning: " in said and "1 rows repeat an earlier prompt with ANOTHER answer" in said
     read(write(tmp_path, *rows[:2]))
     assert capsys.readouterr().err == ""

@@ -76,7 +76,7 @@ def test_what_also_stands_in_a_held_out_set_is_not_trained_on(tmp_path: Path) ->
     held_out = write(tmp_path / "b.jsonl", ["problem 3", "problem 7", "other 1", "other 2"])
     got = chosen(cell(task, held_out=held_out))
     assert sorted(p.id for p in got.training) == [0, 1, 2, 4, 5, 6, 8, 9] and len(got.validation) == 4
-    assert got.notes == ["2 training problems also stand in the validation set: they are not trained on"]
+    assert got.notes == ["2 training problems are also in the validation set: they are not trained on"]
 
 
 def test_a_held_out_set_smaller_than_asked_for_is_told(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_the_same_prompt_in_other_letters_is_on_one_side(tmp_path: Path) -> None
     prompts = [text for i in range(20) for text in (f"what is {i} ?", f"What  is {i} ?")]
     got = chosen(cell(write(tmp_path / "a.jsonl", prompts), validation=8))
     sides = [{p.prompt.lower().split()[2] for p in side} for side in (got.training, got.validation)]
-    assert not sides[0] & sides[1] and "also stand in the validation set" in got.notes[0]
+    assert not sides[0] & sides[1] and "are also in the validation set" in got.notes[0]
 
 
 def test_labelled_problems_outside_the_difficulty_are_left_out_and_told(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_size_and_extra_sets(tmp_path: Path) -> None:
     got = chosen(cell(task, extra={"seen": seen}, size=5, validation=10))
     assert len(got.training) == 5 and got.notes[0] == "5 of 10 training problems left out: cell.data.size = 5"
     both = {p.prompt for p in got.extra_sets["seen"]} & {p.prompt for p in got.training}
-    assert got.notes[1:] == ([f"{len(both)} of 10 problems of seen also stand in the training set"] if both else [])
+    assert got.notes[1:] == ([f"{len(both)} of 10 problems of seen are also in the training set"] if both else [])
 
 
 def test_a_missing_file_is_told_before_anything_is_labelled(tmp_path: Path) -> None:

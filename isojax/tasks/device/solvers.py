@@ -4,7 +4,7 @@ A problem is `aaOPbb=`: two two-digit numbers around an operator A..H meaning a+
 and (ab) mod 10; the answer is the number, then the end token `$`. Demonstrations come from a MIXTURE of solvers: for
 each class (operator, a mod 5, b mod 3) the right solver answers with a probability drawn from U(.2, .65) or from
 U(.005, .08), else another operator's solver does. A policy trained on them solves its problems at rates that spread
-from Hard to Easy, operators interfere, and what RL teaches carries over to numbers it has not seen. `solvers:ABCG` is
+from Hard to Easy, operators interfere, and what RL trains carries over to numbers it has not seen. `solvers:ABCG` is
 the task with those operators alone: fewer skills, sooner learnt.
 """
 
@@ -22,9 +22,8 @@ from isojax.tasks.stop_strings import StopConditions
 ALPHABET = "0123456789ABCDEFGH=$ "
 OPERATORS = "ABCDEFGH"
 TOKEN_ID = {c: i for i, c in enumerate(ALPHABET)}
-TOKEN_OF_BYTE = np.full(
-    256, -1, np.int32
-)  # by a character's code; 0, which is after a text's end, is written as the pad
+# By a character's code; 0, which follows a text's end, is the pad.
+TOKEN_OF_BYTE = np.full(256, -1, np.int32)
 TOKEN_OF_BYTE[[0, *map(ord, ALPHABET)]] = [TOKEN_ID[" "], *range(len(ALPHABET))]
 
 _rng = np.random.default_rng(3)
@@ -49,14 +48,16 @@ def _tokenize(texts: list[str], length: int, field: str) -> np.ndarray:
     longest = max(texts, key=len)
     if len(longest) > length:
         raise InputError(
-            f"the {field} {longest!r} takes {len(longest)} tokens and cell.sampling.{field}_length is {length}; raise it."
+            f"the {field} {longest!r} takes {len(longest)} tokens and cell.sampling.{field}_length is {length}; raise"
+            " it."
         )
     codes = np.array([text.encode() for text in texts], f"S{length}").view(np.uint8).reshape(len(texts), length)
     tokens = TOKEN_OF_BYTE[codes]
     if tokens.min() < 0:
         unknown = texts[int((tokens < 0).any(1).argmax())]
         raise InputError(
-            f"the {field} {unknown!r} has characters that the task `solvers` does not know; expected those of {ALPHABET!r}."
+            f"the {field} {unknown!r} has characters that the task `solvers` does not know; expected those of"
+            f" {ALPHABET!r}."
         )
     return tokens
 
@@ -73,7 +74,8 @@ class SolversTask:
     def __init__(self, operators: str = OPERATORS):
         if len(operators) < 2 or len(set(operators)) < len(operators) or set(operators) - set(OPERATORS):
             raise InputError(
-                f"cell.task: solvers:{operators} is not two or more different operators of {OPERATORS}; write, for example, solvers:ABCG."
+                f"cell.task: solvers:{operators} is not two or more different operators of {OPERATORS}; write, for"
+                " example, solvers:ABCG."
             )
         self.operators = np.array([OPERATORS.index(o) for o in sorted(operators)])
         confusion = np.zeros((len(OPERATORS), len(OPERATORS)))

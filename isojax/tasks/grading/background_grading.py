@@ -1,4 +1,4 @@
-"""Grading beside sampling: responses go to the verifier in a thread of their own, in whatever order they finish."""
+"""Grading while sampling goes on: a thread passes responses to the verifier, in whatever order they finish."""
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from isojax.tasks.protocol import Grades, HostTask
 
 
 class BackgroundGrader:
-    """Grades of one response to each of `problems` (a problem may come several times); to be used as a context.
+    """Grades of one response to each of `problems` (a problem may occur several times), as a context.
 
-    Responses that come while others are judged are judged together after them. The thread ends with the context, which
-    waits for the check at hand.
+    Responses that arrive while others are checked are checked together after them. The thread ends with the context,
+    which waits for the check in progress.
     """
 
     def __init__(self, task: HostTask, problems: Sequence[Problem]) -> None:
@@ -29,8 +29,8 @@ class BackgroundGrader:
         self._futures: deque[Future[None]] = deque()
 
     def add_responses(self, rollout_indices: Sequence[int] | np.ndarray, tokens: Sequence[np.ndarray]) -> None:
-        """Responses i32[its length] to problems[number], for each of `numbers`; raises what grading earlier ones has
-        raised.
+        """Add responses i32[its length] to problems[i], for each i of `rollout_indices`; raises what grading earlier
+        ones has raised.
         """
         while self._futures and self._futures[0].done():
             self._futures.popleft().result()
@@ -38,7 +38,7 @@ class BackgroundGrader:
         self._futures.append(self._executor.submit(self._grade_pending))
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been found so far, when all that was given is judged; for JSON and `restore`."""
+        """The grades of all responses added so far, once these are checked; for JSON and `load_state_dict`."""
         grades = self.collect_grades()
         return {
             "rewards": grades.rewards.tolist(),
@@ -47,13 +47,14 @@ class BackgroundGrader:
         }
 
     def load_state_dict(self, saved_state: Mapping[str, Any]) -> None:
-        """What `save` gave, as if it had been judged here."""
+        """Take over what `state_dict` returned."""
         self._rewards[:], self._parsed[:] = saved_state["rewards"], saved_state["parsed_fraction"]
         self._failures.update(saved_state["failures"])
 
     def collect_grades(self) -> Grades:
-        """All grades, in the order of `problems`, when the last one is found; raises what grading has raised. Each of
-        several processes has judged its own rollouts, and gets the grades of all."""
+        """All grades, in the order of `problems`, once the last response is checked; raises what grading has raised.
+        Each of several processes has checked its own rollouts, and gets the grades of all.
+        """
         while self._futures:
             self._futures.popleft().result()
         rewards, parsed, failures = zip(
@@ -63,7 +64,7 @@ class BackgroundGrader:
         return Grades(np.sum(rewards, 0), np.any(parsed, 0), dict(sorted(counts.items())))
 
     def _grade_pending(self) -> None:
-        """Judge all that waits."""
+        """Check all pending responses."""
         pending = [self._pending.popleft() for _ in range(len(self._pending))]  # this thread alone takes from it
         if not pending:
             return

@@ -1,10 +1,9 @@
-"""What runs in a worker process: checks, one after another, as they come over a socket. No jax here, and little else.
+"""What runs in a worker process: checks, one after another, as they come over a socket. It imports little.
 
-The parent (tasks/grading/checker.py) starts it as a session of its own, so that one kill takes whatever a check has
-started with it. It sends
-pickles: first a Start, then lots of (problem, prompt, response). Back come lines of JSON, one for each: first how the
-start went, then [right, answered, failure, message] as soon as a check ends. A verifier's standard output and error go
-nowhere; it reads no input.
+The parent (tasks/grading/check_worker.py) starts it as a session of its own, so that one kill also ends whatever a
+check has started. The parent sends pickles: first a CheckWorkerSpec, then batches of (problem, prompt, response). The
+worker answers each by a line of JSON: first an error, empty where the start succeeded, then [correct, parsed, failure,
+message] as soon as a check ends. A verifier's standard output and error are discarded, and it gets no input.
 """
 
 import contextlib
@@ -30,14 +29,14 @@ CheckRequest = tuple[Problem, str, str]  # problem, prompt, response
 
 
 class CheckWorkerSpec(NamedTuple):
-    """What a worker is told first: `cell.verifier.use`, and the bytes of memory it may write to."""
+    """What a worker receives first: `cell.verifier.use`, and the bytes of memory it may write to."""
 
     verifier: str
     memory_bytes: int
 
 
 def main(socket_fd: int, lifeline_fd: int) -> None:
-    """Serve the socket `requests` until it closes; die with the pipe `lifeline`. Both are file descriptors."""
+    """Serve requests from the socket until it closes; die when the pipe `lifeline_fd` closes."""
     for descriptor in (socket_fd, lifeline_fd):
         os.set_inheritable(descriptor, False)
     _kill_group_on_close(lifeline_fd)
@@ -81,7 +80,7 @@ def run_check(check: Check, problem: Problem, prompt: str, response: str) -> Ver
         correct, parsed, failure, message = check(problem, prompt, response)
         return Verdict(bool(correct), bool(parsed), str(failure), str(message))
     except MemoryError:
-        pass  # told below, when the frames that hold the memory are gone
+        pass  # returned below, when the frames that hold the memory are gone
     except InputError as e:
         return Verdict(False, False, "input", str(e))
     except BaseException as e:  # SystemExit and KeyboardInterrupt too: a check costs its own rollout alone
@@ -112,7 +111,8 @@ def _limit_memory(memory_bytes: int) -> None:
 
 def _ignore_sigterm() -> None:
     """Schedulers send SIGTERM to every process of a job. The run goes on to the end of its update, and needs its
-    verdicts until then: this process heeds the signal to no effect. What a check starts is ended by it as ever."""
+    verdicts until then: this process ignores the signal. Processes that a check starts still end by it.
+    """
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
@@ -121,7 +121,7 @@ def _kill_group_on_close(lifeline_fd: int) -> None:
     """Have the kernel kill this process's group when the pipe's other end closes: when the parent is gone, however it
     went.
 
-    A thread that watches the pipe would not do: a check inside C code may keep the interpreter's lock for ever. Linux
+    A thread that watches the pipe would not work: a check inside C code may hold the interpreter's lock for ever. Linux
     only; elsewhere a worker ends at the end of its check, as its socket is closed.
     """
     if sys.platform != "linux":

@@ -1,5 +1,5 @@
-"""Answers to maths problems as text: where a solution states its own, and what can be said of two without algebra. No
-verifier itself.
+"""Answers to maths problems as text: where a solution states its own, and whether two are equal without algebra. A
+helper of the verifiers.
 
 GSM8K's solutions end in `#### 18`, MATH's hold `\\boxed{18}`; models write either, or "The answer is 18."
 """
@@ -30,8 +30,8 @@ _SPACES = re.compile(r"(?<!\\)\\[,;: ]|~|\\quad|[\u00a0\u2009\u202f]")
 _UNIT = re.compile(
     r"(?:\s*\^\{?\\circ\}?|\s*°|\\degree)|\s*\\(?:text|mathrm|mbox)\s*\{([^{}0-9]*)\}(?:\^\{?[23]\}?)?|\s+([A-Za-z][A-Za-z./ -]+[23²³]?)"
 )
-# Other words of one or two letters may be variables: 12 xy. Beside a longer one the links count too: 12 a day, 5 of
-# them.
+# Other words of one or two letters may be variables: 12 xy. Next to a longer word the link words count too: 12 a day,
+# 5 of them.
 _SHORT_UNITS = re.compile(
     r"[mdckn]?m|[mk]?g|[mdc]?[lL]|[kM]?[WVJNK]|[kKMGT][Bb]|m?s|h|hr|Hz|lb|oz|ft|yd|mi|in|sq|cu|pt|qt|cc|ha|Pa|[ap]m|C|F"
 )
@@ -125,8 +125,8 @@ def has_words(text: str) -> bool:
 
 
 def parse_number(text: str) -> ParsedNumber | None:
-    """The number that a tidy text is, but for a currency sign and a unit: 72.0, $1,234, 50%, 30^\\circ, 12\\text{ cm},
-    2 1/2, 7 apples.
+    """The number that a normalized text is, but for a currency sign and a unit: 72.0, $1,234, 50%, 30^\\circ,
+    12\\text{ cm}, 2 1/2, 7 apples.
     """
     if len(text) > MAX_ANSWER_LENGTH:
         return None
@@ -176,7 +176,7 @@ def _parse_unsigned(text: str) -> tuple[Fraction | None, bool]:
 
 
 def as_words(text: str) -> str | None:
-    """A tidy text as words in small letters, where it is nothing else: `\\text{Evelyn}`, `(B)`, "no solution"."""
+    """A normalized text as words in small letters, where it is nothing else: `\\text{Evelyn}`, `(B)`, "no solution"."""
     plain = " ".join(_LATEX_TEXT.sub(r"\1", text).split()).strip("().' ")
     if re.fullmatch(r"[A-Z]|(?=.*[A-Za-z]{3})[A-Za-z][A-Za-z ,.'-]*", plain):
         return plain.casefold()
@@ -184,7 +184,7 @@ def as_words(text: str) -> str | None:
 
 
 def answers_equal(reference: str, response: str) -> bool | None:
-    """Whether two tidy answers are the same, where that can be told without algebra; None where it cannot."""
+    """Whether two normalized answers are the same, where that is clear without algebra; None where it is not."""
     if _unwrapped(reference) == _unwrapped(response):
         return True
     reference_number, response_number = parse_number(reference), parse_number(response)

@@ -1,5 +1,5 @@
-"""Functions that a user brings: finding them in a file or a module, and their scores as outcomes of 0 or 1. No verifier
-itself.
+"""Functions that a user brings: finding them in a file or a module, and their scores as outcomes of 0 or 1. A helper
+of the verifiers.
 """
 
 import importlib
@@ -19,11 +19,11 @@ SCORE_TOLERANCE = 1e-6  # of a score that says 0, 1 or -1
 
 
 def load_function(verifier: str, argument: str, default_name: str = "") -> Callable[..., Any]:
-    """The function of `file.py:name` or `package.module:name`; `default` is the name where none is given.
+    """The function of `file.py:name` or `package.module:name`; `default_name` is used where no name is given.
 
     Raises:
-        InputError: no such file, module or function, or one that cannot be imported; says where and why. `use` names
-        the verifier.
+        InputError: no such file, module or function, or one that cannot be imported; says where and why. `verifier`
+        is its name.
     """
     module_or_file, _, name = argument.partition(":")
     name = name or default_name
@@ -37,7 +37,9 @@ def load_function(verifier: str, argument: str, default_name: str = "") -> Calla
             k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
         )
         raise InputError(
-            f"cell.verifier.use: {module_or_file} has no function {name!r}; it has {known_functions or 'none'}. Expected {expected_form}."
+            f"cell.verifier.use: {module_or_file} has no function {name!r}; it has {known_functions or 'none'}."
+            " Expected"
+            f" {expected_form}."
         )
     return function
 
@@ -55,11 +57,11 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules.setdefault(path.stem, module)  # dataclasses and pickles of the file look it up by name
     try:
         spec.loader.exec_module(module)
-    except (
-        BaseException
-    ) as e:  # whatever a user's file does when it is run, SystemExit included, is its author's to mend
+    except BaseException as e:  # whatever a user's file does when it runs, SystemExit included
         raise InputError(
-            f"cell.verifier.use: {path} cannot be imported: {describe_exception(e)}. Mend it; `python {path}` shows all of it."
+            f"cell.verifier.use: {path} cannot be imported: {describe_exception(e)}. Correct it; `python {path}` shows"
+            " the"
+            " whole traceback."
         ) from e
     return module
 
@@ -75,7 +77,7 @@ def _load_module(name: str) -> ModuleType:
 
 
 def describe_exception(error: BaseException) -> str:
-    """An exception in a line: where it was raised, what it says (at most 500 characters)."""
+    """An exception in one line: where it was raised, and its message (at most 500 characters)."""
     text = " ".join(traceback.format_exception_only(error)[-1].split())
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}: {text}"[:500]
@@ -84,9 +86,9 @@ def describe_exception(error: BaseException) -> str:
 
 
 def score_to_verdict(score: Any, response: str) -> Verdict:
-    """A score as an outcome: 1 (or True) is right, any other number wrong; answered where the response is not empty.
+    """A score as a verdict: 1 (or True) is correct, any other number is not; parsed where the response is not empty.
 
-    Scores other than 0, 1 and -1 are wrong too, and counted under `partial`; what is no finite number, under `error`.
+    Scores other than 0, 1 and -1 are counted under `partial` too; what is no finite number, under `error`.
     """
     try:
         if isinstance(score, str):

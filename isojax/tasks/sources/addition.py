@@ -2,7 +2,7 @@
 
 Each operand's number of digits is drawn evenly from low..high (`addition:low=1,high=2`, the usual ones), then the
 operand evenly among the numbers of so many digits; 0 has one digit. Of a + b and b + a only one is ever a problem, so
-that a held-out sum has not been trained on the other way round.
+that a held-out sum has not been trained on in the other order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Greatest common divisors: `gcd(12,18)=` -> `6`, of two numbers in low..high (`gcd:low=2,high=40`, the usual ones).
 
-Of gcd(a,b) and gcd(b,a) only one is ever a problem, so that a held-out pair has not been trained on the other way
-round.
+Of gcd(a,b) and gcd(b,a) only one is ever a problem, so that a held-out pair has not been trained on in the
+other order.
 """
 
 from __future__ import annotations

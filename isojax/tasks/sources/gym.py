@@ -1,11 +1,10 @@
-"""Problems of reasoning-gym's generators: `gym:NAME` or `gym:NAME,key=value,...` with a generator's own settings. No
-jax here.
+"""Problems of reasoning-gym's generators: `gym:NAME` or `gym:NAME,key=value,...` with a generator's own settings.
 
 Problem i is the generator's item i under seed `cell.data.seed`, of `size` (10,000 unless set) items there are; a
-question met again is left out. A generator may never end, crash or print, so it runs in a process of its own, under a
-deadline for each item. Its hash seed and random state are fixed, as five generators' items hang on them.
+repeated question is left out. A generator may never end, crash or print, so it runs in a process of its own, under a
+deadline for each item. Its hash seed and random state are fixed, because the items of five generators depend on them.
 verifiers/gym.py judges the answers, by the generator's own scorer.
-Needs reasoning-gym: `pip install "isojax[gym]"`.
+It needs reasoning-gym: `pip install "isojax[gym]"`.
 """
 
 from __future__ import annotations
@@ -61,7 +60,8 @@ def source(argument: str, data: DataConfig) -> GeneratorSource:
     bases = settings.get("min_base", 2), settings.get("max_base", 16)
     if name == "base_conversion" and bases[0] == bases[1]:
         raise InputError(
-            f"cell.task: gym:{argument}: from base {bases[0]} to itself; the generator never ends. Set max_base above min_base."
+            f"cell.task: gym:{argument}: from base {bases[0]} to itself; the generator never ends. Set max_base above"
+            " min_base."
         )
     return GeneratorSource(name, settings, data.seed)
 
@@ -110,11 +110,14 @@ class GeneratorSource:
                 else f"ended its process ({completed.returncode})"
             )
             raise InputError(
-                f"cell.task: {task_text}: the problem after {len(generated)} good ones {failure}. Change its settings or the generator."
+                f"cell.task: {task_text}: the problem after {len(generated)} good ones {failure}. Change its settings"
+                " or"
+                " the generator."
             )
         if len(generated) < count:
             print(
-                f"note: {task_text}: {len(generated)} distinct problems among {self.settings['size']} items, fewer than {count}.",
+                f"note: {task_text}: {len(generated)} distinct problems among {self.settings['size']} items, fewer than"
+                f" {count}.",
                 file=sys.stderr,
             )
         # Without `size`: the scorer makes no items.
@@ -140,7 +143,8 @@ def _generate_items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if name not in DATASETS:
         nearest = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4) or sorted(DATASETS)
         yield {
-            "error": f"reasoning-gym has no generator {name!r}; the nearest of its {len(DATASETS)} are {', '.join(nearest)}."
+            "error": f"reasoning-gym has no generator {name!r}; the nearest of its {len(DATASETS)} are"
+            f" {', '.join(nearest)}."
         }
         return
     known_settings = [field.name for field in dataclasses.fields(DATASETS[name][1]) if field.name != "seed"]
@@ -173,7 +177,7 @@ def _run_generator(request_text: str, items_path: str) -> None:
                     continue
                 seen_questions.add(item.get("question", ""))
                 f.write(json.dumps(item) + "\n")
-                f.flush()  # what is there when the alarm comes says how far it got
+                f.flush()  # what is written when the alarm comes shows how far it got
                 if len(seen_questions) == request["count"]:
                     break
                 if time.monotonic() - last_report > 10:

@@ -1,5 +1,4 @@
 """Problems from Parquet: `parquet:PATH`, a file, a folder of .parquet files or a pattern such as data/train-*.parquet.
-No jax here.
 
 verl's schema (data_source, prompt as a list of {role, content}, ability, reward_model {style, ground_truth},
 extra_info) or flat columns under the usual names (tasks/source_rows.py). Files are read in the order of their names; a
@@ -61,7 +60,9 @@ def _read_rows(paths: list[Path], pq: Any) -> Iterator[DataRow]:
                 first_names = first_names or names
                 if set(names) != set(first_names):
                     raise InputError(
-                        f"{path}: its columns are {', '.join(names)}, those of {paths[0]} {', '.join(first_names)}; expected one schema."
+                        f"{path}: its columns are {', '.join(names)}, those of {paths[0]} {', '.join(first_names)};"
+                        " expected"
+                        " one schema."
                     )
                 file_start = row_number
                 for batch in file.iter_batches():

@@ -101,7 +101,7 @@ class TfdsSplits:
                 yield DataRow(location, f"record {i}", to_plain_json(values), first_number + i)
         except (RuntimeError, IndexError) as e:  # ArrayRecord's words for a file that was cut or changed
             raise InputError(
-                f"{location}: a damaged file ({str(e).splitlines()[0][:200]}). Copy the data set anew."
+                f"{location}: a damaged file ({str(e).splitlines()[0][:200]}). Copy the data set again."
             ) from e
 
     def _no_split_error(self, problem: str) -> InputError:
@@ -124,7 +124,7 @@ def part_sizes(folder: Path) -> dict[str, int]:
 
 
 def write_dataset(folder: Path, splits: Mapping[str, Sequence[Problem]], metadata: Mapping[str, Any]) -> None:
-    """Write a data set whole or not at all, one file a split; `about`, plain JSON, becomes its metadata.json.
+    """Write a data set whole or not at all, one file per split; `metadata`, plain JSON, becomes its metadata.json.
 
     Raises:
         InputError: `folder` exists or cannot be written, a split's name is none, or a package is missing.
@@ -228,12 +228,16 @@ def _open_builder(folder: Path) -> Any:
         builder = tfds.builder_from_directory(folder)
     except Exception as e:  # what TFDS raises for files it cannot read is documented nowhere
         raise InputError(
-            f"{folder}: its dataset_info.json or features.json cannot be read ({str(e).splitlines()[0]}). Write it anew."
+            f"{folder}: its dataset_info.json or features.json cannot be read ({str(e).splitlines()[0]}). Write the"
+            " data set"
+            " again."
         ) from e
     if builder.info.file_format is None or builder.info.file_format.file_suffix != "array_record":
         file_format = builder.info.file_format and builder.info.file_format.file_suffix
         raise InputError(
-            f"{folder}: its files are {file_format}, expected array_record, read without TensorFlow: prepare it with --file_format=array_record."
+            f"{folder}: its files are {file_format}, expected array_record, which is read without TensorFlow: prepare"
+            " it"
+            " with --file_format=array_record."
         )
     nonempty_splits = [builder.info.splits[name] for name, size in split_sizes(builder).items() if size]
     missing = [p for split in nonempty_splits for p in split.filepaths if not Path(p).is_file()]

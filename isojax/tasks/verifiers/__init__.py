@@ -1,16 +1,14 @@
-"""What judges a response right or wrong: one file a verifier. No jax here: these run in small processes of their own.
+"""Verifiers judge responses correct or not: one file each, which runs in small processes and imports little.
 
 A verifier's file has
 
-    ISOLATED: bool                           whether its checks may hang, crash or eat memory: then they run in worker
-    processes
-    PURE: bool                               whether a verdict hangs on problem and response alone: then equal ones are
-    checked once
-    build(argument: str) -> Check            from what stands after the colon of `cell.verifier.use`; in the worker
-    where ISOLATED
+    ISOLATED: bool                   whether its checks may hang, crash or exhaust memory; they then run in workers
+    PURE: bool                       whether a verdict depends on problem and response only; equal ones are checked once
+    build(argument: str) -> Check    makes the check, from the text after the colon of `cell.verifier.use`; in the
+                                     worker where ISOLATED
 
 InputError from `build`, or from a check whose problem cannot be judged at all, ends the run with its message. Whatever
-else an isolated check raises costs its own rollout alone; one that is not isolated is to raise nothing else.
+else an isolated check raises costs its own rollout only; a check that is not isolated must raise nothing else.
 """
 
 from collections.abc import Callable
@@ -23,10 +21,10 @@ class Verdict(NamedTuple):
     """What a check says of one response.
 
     Attributes:
-        right: reward 1, else 0.
-        answered: an answer was found in the response, right or wrong.
+        correct: reward 1, else 0.
+        parsed: an answer was found in the response, correct or not.
         failure: why there is no plain verdict: partial, error, memory, timeout, crash; empty where there is one.
-        message: what happened, in a line.
+        message: what happened, in one line.
     """
 
     correct: bool

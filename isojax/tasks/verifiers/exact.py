@@ -1,4 +1,4 @@
-"""`exact`: right where the response is the answer, but for space around either."""
+"""`exact`: correct where the response is the answer, apart from surrounding white space."""
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
@@ -15,6 +15,6 @@ def build(argument: str) -> Check:
 
 
 def check(problem: Problem, prompt: str, response: str) -> Verdict:
-    """Right where both texts are equal; answered where the response is not empty."""
+    """Correct where both texts are equal; parsed where the response is not empty."""
     text = response.strip()
     return Verdict(text == problem.answer.strip(), bool(text))

@@ -5,7 +5,7 @@ convention.
 
 It is called with lists of one: the prompt's and the response's text, the reference answer, and every column of the
 problem by its name. Only the parameters it names are passed, all of them where it takes `**columns`. A score of 1 is
-right, any other wrong.
+correct, any other is not.
 """
 
 import inspect
@@ -33,8 +33,9 @@ def build(argument: str) -> Check:
         arguments = {**problem.columns, "prompts": prompt, "completions": response, "answer": problem.answer}
         if missing := [name for name in required_names if name not in arguments]:
             raise InputError(
-                f"cell.verifier.use: {argument} takes {', '.join(missing)}, which problem {problem.id} does not have; "
-                f"it has {', '.join(sorted(arguments))}. Add the column to the problems, or give the parameter a default."
+                f"cell.verifier.use: {argument} takes {', '.join(missing)}, which problem {problem.id} does not have;"
+                " it"
+                f" has {', '.join(sorted(arguments))}. Add the column to the problems, or give the parameter a default."
             )
         scores: Any = function(
             **{name: [value] for name, value in arguments.items() if takes_all_columns or name in parameter_names}

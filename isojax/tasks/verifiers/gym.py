@@ -1,9 +1,9 @@
-"""`gym`: the scorer of the reasoning-gym generator that made the problem (tasks/sources/gym.py). Right where it scores
-1; part marks are 0.
+"""`gym`: the scorer of the reasoning-gym generator that made the problem (tasks/sources/gym.py). Correct where it
+scores 1; lower scores are 0.
 
-The answer is what stands in the response's last <answer>...</answer>, else the whole response. Some of reasoning-gym's
-scorers run an answer through Python's `eval`: like every isolated check this happens in a worker process, whose rights
-are the user's.
+The answer is the text of the response's last <answer>...</answer>, else the whole response. Some of reasoning-gym's
+scorers run an answer through Python's `eval`: like every isolated check this happens in a worker process, with the
+user's rights.
 """
 
 import functools
@@ -26,9 +26,10 @@ def build(argument: str) -> Check:
     """The check; InputError where an argument is given or reasoning-gym is not installed."""
     if argument:
         raise InputError(
-            f"cell.verifier.use: gym takes no argument, given {argument!r}; each problem names its generator. Write gym."
+            f"cell.verifier.use: gym takes no argument, given {argument!r}; each problem names its generator. Write"
+            " gym."
         )
-    try:  # here, as its seconds belong to the worker's start and not to the first check's deadline
+    try:  # here, so that its seconds count for the worker's start and not for the first check's deadline
         importlib.import_module("reasoning_gym")
     except ImportError as e:
         raise InputError('cell.verifier.use: gym needs the package reasoning-gym; pip install "isojax[gym]".') from e
@@ -36,7 +37,7 @@ def build(argument: str) -> Check:
 
 
 def check(problem: Problem, prompt: str, response: str) -> Verdict:
-    """Right where the generator's scorer gives 1; answered where there is any answer.
+    """Correct where the generator's scorer gives 1; parsed where there is any answer.
 
     Raises:
         InputError: the problem is not from a generator.
@@ -44,7 +45,8 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
     columns = problem.columns
     if not {"gym", "settings", "entry"} <= set(columns):
         raise InputError(
-            f"problem {problem.id}: the verifier gym judges what cell.task=gym:NAME makes; set cell.verifier.use to another, such as math."
+            f"problem {problem.id}: the verifier gym judges what cell.task=gym:NAME makes; set cell.verifier.use to"
+            " another, such as math."
         )
     tagged_answers = _ANSWER_TAG.findall(response)
     answer = (tagged_answers[-1] if tagged_answers else response).strip()
@@ -61,8 +63,8 @@ def _scorer(name: str, settings: str) -> Callable[[str, dict[str, Any]], float]:
 
 
 def to_tagged_json(value: Any) -> Any:
-    """A generator's entry as plain JSON that `unpack` gives back equal: tuples are marked (two scorers tell them from
-    lists).
+    """A generator's entry as plain JSON that `from_tagged_json` gives back equal: tuples are marked (two scorers tell
+    them from lists).
     """
     if isinstance(value, tuple):
         return {"(tuple)": [to_tagged_json(v) for v in value]}
@@ -74,7 +76,7 @@ def to_tagged_json(value: Any) -> Any:
 
 
 def from_tagged_json(value: Any) -> Any:
-    """What `pack` was given, but for keys that were no text and values that JSON does not know, which are text."""
+    """What `to_tagged_json` was given, except that other keys and values than JSON's have become text."""
     if isinstance(value, list):
         return [from_tagged_json(v) for v in value]
     if not isinstance(value, dict):

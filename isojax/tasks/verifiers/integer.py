@@ -1,4 +1,4 @@
-"""`integer`: right where the response is one integer, and the right one: for short arithmetic, "12+7=" -> " 19".
+"""`integer`: correct where the response is one integer, the answer's: for short arithmetic, "12+7=" -> " 19".
 
 The response is the integer and nothing else but space around it: an optional sign, digits, commas between thousands or
 none.
@@ -24,7 +24,7 @@ def build(argument: str) -> Check:
 
 
 def check(problem: Problem, prompt: str, response: str) -> Verdict:
-    """Right where the response is the answer's integer; answered where it is an integer.
+    """Correct where the response is the answer's integer; parsed where it is an integer.
 
     Raises:
         InputError: the problem's own answer is no integer.
@@ -32,8 +32,8 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
     reference_integer, response_integer = _parse_integer(problem.answer), _parse_integer(response)
     if reference_integer is None:
         raise InputError(
-            f"problem {problem.id}: the verifier `integer` expects an integer as answer, given {problem.answer[:80]!r}; "
-            "mend the problem, or set cell.verifier.use to another, such as math or exact."
+            f"problem {problem.id}: the verifier `integer` expects an integer as answer, given {problem.answer[:80]!r};"
+            " correct the problem, or set cell.verifier.use to another, such as math or exact."
         )
     return Verdict(response_integer == reference_integer, response_integer is not None)
 

@@ -4,7 +4,7 @@
 
 data_source, ground_truth (or reward_model's, as in verl's Parquet files) and extra_info are the problem's columns;
 without the second it is the problem's answer. Of a dict, "acc" is the outcome where there is one, else "score". An
-outcome of 1 is right, any other wrong.
+outcome of 1 is correct, any other is not.
 """
 
 import inspect
@@ -42,7 +42,7 @@ def build(argument: str) -> Check:
                 )
             score = score["acc"] if "acc" in score else score["score"]
         elif isinstance(score, tuple | list) and score:
-            score = score[0]  # as verl reads them: (score, what there is to say of it)
+            score = score[0]  # as verl reads them: (score, a comment)
         return score_to_verdict(score, response)
 
     return check
@@ -53,10 +53,11 @@ def _check_parameters(function: Callable[..., Any], argument: str) -> None:
     try:
         inspect.signature(function).bind(**dict.fromkeys(PARAMETERS))
     except ValueError:
-        return  # some functions written in C say nothing of their parameters
+        return  # some functions written in C do not name their parameters
     except TypeError as e:
         raise InputError(
-            f"cell.verifier.use: {argument}: the function cannot be called as verl calls it ({e}); expected the parameters "
+            f"cell.verifier.use: {argument}: the function cannot be called as verl calls it ({e}); expected the"
+            " parameters "
             f"{', '.join(PARAMETERS)}. For TRL's convention write function:FILE.py:NAME."
         ) from e
 

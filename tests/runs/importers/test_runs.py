@@ -147,7 +147,8 @@ def test_a_module_of_ones_own_is_a_format(tmp_path, monkeypatch, logged):
         "FIELDS = {'reward': ('r',), 'n': ('n',), 'B_p': ('b',), 'step': ('s',)}\n"
         "def read(path, on_bytes_read):\n"
         "    rows = [dict(zip('rnbs', map(float, line.split()))) for line in path.read_text().splitlines()]\n"
-        "    return [LogTable(str(path), tuple(DataRow(str(path), f'line {i}', row) for i, row in enumerate(rows, 1)))]\n"
+        "    return [LogTable(str(path), tuple(DataRow(str(path), f'line {i}', row) for i, row in enumerate(rows,"
+        " 1)))]\n"
     )
     (tmp_path / "my_fork").mkdir()
     (tmp_path / "my_format.py").rename(tmp_path / "my_fork" / "my_format.py")
