@@ -39,10 +39,11 @@ def main() -> None:
     import jax
 
     from isojax.core.config import load_config
+    from isojax.core.shapes import MAX_UPDATES_PER_CALL
     from isojax.distributed.mesh_spec import parse_mesh
     from isojax.distributed.sharding import make_mesh, replicated
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
-    from isojax.rl.fused_rollouts import MAX_UPDATES_PER_CALL, ProblemBatches
+    from isojax.rl.fused_rollouts import ProblemBatches
     from isojax.sampling.batch import ProblemArrays
     from isojax.tasks.build import build_task
     from isojax.tasks.epochs import EpochOrder

@@ -12,6 +12,9 @@ TRANSPOSE_MAX_SLOTS = 64
 # ... where each slot writes so many tokens in a call that this saves more time than transposing takes.
 TRANSPOSE_MIN_STEPS = 12
 TPU_LANES = 128
+# Updates in one call of the program that samples, verifies and trains on device (rl/fused_rollouts.py); after as many
+# the host looks at its clock and for signals.
+MAX_UPDATES_PER_CALL = 64
 
 
 @dataclass(frozen=True)

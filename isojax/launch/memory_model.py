@@ -18,13 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from isojax.core.config import CellConfig, SweepConfig
-from isojax.core.shapes import make_sampler_shapes, vocabulary_block
+from isojax.core.shapes import MAX_UPDATES_PER_CALL, make_sampler_shapes, vocabulary_block
 from isojax.launch.device_sizes import FLOAT_BYTES, DeviceSizes, MeshSizes
 
 MAX_WHOLE_LOGITS = 2**22  # logits of a microbatch up to which they are held whole (rl/logprobs.py)
 MAX_SAVED_LOGITS = 2**25  # up to which blocks keep theirs for the gradient
 MIN_BUCKET_WIDTH, MAX_BUCKETS = 16, 4  # of microbatches (rl/length_buckets.py)
-UPDATES_PER_CALL = 64  # of a program that verifies on device (rl/train_step.py)
 ASSUMED_TRAINING_PROBLEMS = 1000
 
 
@@ -261,7 +260,7 @@ def estimate_memory(
     if on_device:
         problem_table = (
             FLOAT_BYTES * ASSUMED_TRAINING_PROBLEMS * (P + T + 2)
-            + FLOAT_BYTES * UPDATES_PER_CALL * geometry.problem_rows
+            + FLOAT_BYTES * MAX_UPDATES_PER_CALL * geometry.problem_rows
         )
         resident += problem_table + s.rollout_bytes
         sampling_peak, update_peak = (

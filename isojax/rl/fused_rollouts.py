@@ -1,7 +1,7 @@
 """The fused program of tasks that verify on device: sample, verify, advantages, loss and update, many updates per call.
 
-Rollouts never leave the device between the sampler and the update, and the host is not asked anything between two
-updates. This is the fastest path, and the one that every other way to get rollouts is tested against.
+Rollouts never leave the device between the sampler and the update, and the device never waits for the host between
+two updates. This is the fastest path, and the one that every other way to get rollouts is tested against.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,6 +17,7 @@ from jaxtyping import Array
 
 from isojax.core.config import CellConfig
 from isojax.core.random_streams import TRAIN_STREAM
+from isojax.core.shapes import MAX_UPDATES_PER_CALL
 from isojax.distributed.program import Program, shape_on
 from isojax.distributed.sharding import compiler_options, replicated
 from isojax.models.transformer import Decoder, Params
@@ -33,8 +34,6 @@ from isojax.sampling.batch import (
 )
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.protocol import DeviceTask
-
-MAX_UPDATES_PER_CALL = 64
 
 
 class ProblemBatches(NamedTuple):

@@ -95,7 +95,8 @@ class RolloutSource(Protocol):
 
 
 class UpdateShapes(NamedTuple):
-    """ShapeDtypeStructs, with shardings, of what an update program reads beside a batch; and of the problem table."""
+    """ShapeDtypeStructs, with shardings, of what an update program reads in addition to a batch, and of the
+    problem table."""
 
     state: TrainState
     base_params: Params

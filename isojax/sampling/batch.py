@@ -63,7 +63,7 @@ class Rollouts(NamedTuple):
 
 
 class RolloutBatch(NamedTuple):
-    """All that the update of one batch reads beside the training state.
+    """All that the update of one batch reads in addition to the training state.
 
     Attributes:
         problems: the batch's problems, padded to `problem_rows`.

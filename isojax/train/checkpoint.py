@@ -202,7 +202,7 @@ class Checkpoints:
         consequence = (
             f"going on from the one of update {max(older_steps)}"
             if older_steps
-            else "there is none before it: the cell starts anew"
+            else "there is none before it: the cell starts again"
         )
         with ORBAX_LOCK:
             self._manager.close()
@@ -240,7 +240,7 @@ class Checkpoints:
     def _write_error(self, error: Exception) -> RunFailed:
         newest_complete = max(self._manager.all_steps(), default=None)
         fallback = (
-            "none was written before" if newest_complete is None else f"the one of update {newest_complete} is whole"
+            "none was written before" if newest_complete is None else f"the one of update {newest_complete} is complete"
         )
         # Tensorstore's notes, of which either may come first, are left out.
         error_text = " ".join(re.split(r"\[(?:source locations|tensorstore_spec)", str(error))[0].split())

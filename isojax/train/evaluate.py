@@ -190,7 +190,7 @@ class HostGrader:
 
 
 def summarize_call(rollouts: Rollouts, B: int, samples_per_problem: int) -> CallSamples:
-    """What the rollouts 0 .. B-1 of a call say beside their rewards."""
+    """What an evaluation needs of the rollouts 0 .. B-1 of a call, in addition to their rewards."""
     rows = row_index(B, rollouts.tokens.shape[0])
     stopped, lengths, mask = (np.asarray(x)[rows] for x in (rollouts.stopped, rollouts.lengths, rollouts.mask))
     return CallSamples(

@@ -92,7 +92,7 @@ class SweepPrograms:
         return train_state_shapes(self.decoder, self.mesh, self.cell.rl.critic is not None)
 
     def update_shapes(self, num_problems: int) -> UpdateShapes:
-        """The shapes of what the update reads beside a batch."""
+        """The shapes of what the update reads in addition to a batch."""
         return update_shapes(self.cell, self.decoder, self.task, self.shapes, self.mesh, num_problems)
 
     def open_rollouts(self, problems: CellProblems) -> RolloutSource:
@@ -161,7 +161,7 @@ def sampler_shapes(cell: CellConfig, sweep: SweepConfig, pairs: Sequence[tuple[i
 def update_shapes(
     cell: CellConfig, decoder: Decoder, task: Task, shapes: SamplerShapes, mesh: Mesh, num_problems: int
 ) -> UpdateShapes:
-    """The shapes of what the update of a sweep reads beside a batch."""
+    """The shapes of what the update of a sweep reads in addition to a batch."""
     params = shapes_with_shardings(decoder.shapes(), decoder.shardings(mesh))
     answer_length = shapes.response_length if is_on_device(task) else 0
     coefficients = make_coefficients(cell.rl)

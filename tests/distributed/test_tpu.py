@@ -110,9 +110,10 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     from jax.sharding import NamedSharding, PartitionSpec
 
     from isojax.core import registry
+    from isojax.core.shapes import MAX_UPDATES_PER_CALL
     from isojax.distributed.sharding import replicated, shard_count
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
-    from isojax.rl.fused_rollouts import MAX_UPDATES_PER_CALL, ProblemBatches, build_fused_update
+    from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
     from isojax.rl.optimizer import adam
     from isojax.rl.train_state import TrainState, train_state_shardings
     from isojax.rl.train_step import make_coefficients

@@ -73,7 +73,7 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("which", ["the newest", "all"])
 def test_damaged_checkpoints(begun: Isojax, unbroken: Isojax, which: str) -> None:
-    """The one before is taken, or the cell starts anew from the base policy; the damaged ones stay for a person to look
+    """The one before is taken, or the cell starts again from the base policy; the damaged ones stay for a person to look
     at.
     """
     *earlier, last = newest(begun.run() / CELL)
@@ -87,7 +87,7 @@ def test_damaged_checkpoints(begun: Isojax, unbroken: Isojax, which: str) -> Non
         and f"checkpoint-damaged-{last.name}; going on from the one of update {earlier[0].name}" in lines[0]
     )
     if which == "all":
-        assert str(earlier[0]) in lines[1] and "there is none before it: the cell starts anew" in lines[1]
+        assert str(earlier[0]) in lines[1] and "there is none before it: the cell starts again" in lines[1]
     assert len(lines) == (1 if which == "the newest" else 2)
     assert left(begun) == left(unbroken)
     assert (begun.run() / CELL / f"checkpoint-damaged-{last.name}" / "state").is_dir()

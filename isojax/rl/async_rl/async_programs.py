@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from isojax.core.config import CellConfig
+from isojax.core.shapes import MAX_UPDATES_PER_CALL
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.distributed.program import Program, shape_on
 from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shard_count
@@ -25,7 +26,6 @@ from isojax.rl.async_rl.transport import (
     WorkerHandle,
 )
 from isojax.rl.async_rl.worker_process import ProcessTransport, WorkerProcess
-from isojax.rl.fused_rollouts import MAX_UPDATES_PER_CALL
 from isojax.rl.rollout_source import UpdateShapes, build_select_problems
 from isojax.rl.train_step import build_update
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, SamplerShapes, buffer_row_groups
