@@ -34,7 +34,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from chaos_watch import BEFORE, CHECKPOINT, HALF, LAST, LEDGER, PROGRAM, SETTINGS
+from chaos_watch import BEFORE, CHECKPOINT, HALF, LAST, LEDGER, SETTINGS, UPDATE
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 300.0  # a process that works for longer hangs
@@ -80,7 +80,7 @@ KINDS: dict[str, list[str]] = {
     "resampling": ["text.yaml", "cell.rl.max_staleness=1", "cell.rl.no_positive_resampling=0.5"],
 }
 CELLS = {kind: "8x16-s0" if kind == "device" else "4x4-s0" for kind in KINDS}
-PARTS = {kind: ("rollout", "verification", "update") for kind in KINDS} | {"device": (PROGRAM,)}
+PARTS = {kind: ("rollout", "verification", UPDATE) for kind in KINDS} | {"device": (UPDATE,)}
 AIMS = {kind: (CHECKPOINT, HALF, LEDGER, "evaluation", *parts, *BEFORE) for kind, parts in PARTS.items()}
 
 

@@ -25,7 +25,7 @@ PATIENCE = 4.0  # seconds that an aimed kill waits for its phase
 BEFORE = ("preparing", "restoring", "compiling")  # a resumed run is brief at these, and does them again after each kill
 CHECKPOINT, LEDGER, HALF, LAST = "checkpoint", "ledger write", "checkpoint half written", "last checkpoint"
 ELSEWHERE = "elsewhere"
-PROGRAM = "rollout, verification and update"  # which are one program, of a task on device
+UPDATE = "update"  # of a task on device, one program with its rollouts and their verification
 
 PACKAGE = str(Path(__file__).resolve().parents[1] / "isojax") + os.sep
 Stack = list[
@@ -69,9 +69,7 @@ def phase(found: list[Stack]) -> str:
         return "verification"
     if modules & {"stream", "rollout_worker", "engine"}:
         return "rollout"
-    if modules & {"host_verified", "async_rollouts", "async_programs"}:
-        return "update"
-    return PROGRAM if "run_updates" in functions else ELSEWHERE
+    return UPDATE if "run_updates" in functions else ELSEWHERE
 
 
 def lie_in_wait(cell: str, told: str, after: float, aim: str | None) -> None:

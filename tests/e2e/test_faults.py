@@ -158,7 +158,7 @@ def test_sigterm_and_damage_while_a_pipeline_has_rollouts_under_way(isojax: Isoj
     place = isojax.run("broken") / cell
     sigterm(isojax.fork(*TEXT, "name=broken", XLA_FLAGS=FLAGS), place / "records.jsonl", 4)
     last = newest(place)[-1]
-    assert told(last)["pending"]["begun"] == int(last.name) + 3
+    assert told(last)["pending"]["next_batch"] == int(last.name) + 3
     for path in (last / "pending").rglob("d/*"):
         flip(path)
     done = isojax.swept(*TEXT, "name=broken", XLA_FLAGS=FLAGS)
