@@ -66,10 +66,7 @@ LONG_FUNCTIONS = {
     "rl/train_step.py:build_train",
     "rl/train_step.py:compute_advantages",
     "rl/train_step.py:update",
-    "scaling/allocate/recommend.py:recommend",
-    "scaling/checks/validate.py:validate",
     "scaling/curve_file.py:fit_curve_file",
-    "scaling/fit.py:fit",
     "scaling/law/n_star_law.py:choose_law",
     "tasks/problem_selection.py:select_problems",
     "train/loop.py:__init__",
@@ -80,7 +77,6 @@ MANY_PARAMETERS = {
     "rl/host_verified.py:train",
     "rl/logprobs.py:_forward",
     "rl/train_step.py:train",
-    "scaling/fit.py:fit",
 }
 FOLDERS_OF_OTHER_SIZES = {"scaling/curves"}
 SAME_CLASS_NAMES: set[str] = set()

@@ -21,7 +21,8 @@ def header_lines(recommendation: Recommendation) -> list[str]:
         f", {recommendation.interval[0]:.3f} to {recommendation.interval[1]:.3f}" if recommendation.interval else ""
     )
     return [
-        f"isojax recommend: B_p = {allocation.B_p} problems a batch, n = {allocation.n} rollouts a problem, M = {allocation.M} updates; C = {allocation.C} rollouts.",
+        f"isojax recommend: B_p = {allocation.B_p} problems a batch, n = {allocation.n} rollouts a problem, M = "
+        f"{allocation.M} updates; C = {allocation.C} rollouts.",
         f"Expected {recommendation.metric}: {recommendation.expected_reward:.3f}{interval_text}.",
         *recommendation.reasons,
     ]
@@ -36,4 +37,7 @@ def learning_rate_line(recommendation: Recommendation, sweep_config: Config | No
         return f"Learning rate: if your runs scaled it with sqrt(B), go on so; here B = B_p n = {B} rollouts an update."
     rl = sweep_config.cell.rl
     scaled_rate = rl.learning_rate * math.sqrt(B / rl.lr_reference_batch)
-    return f"Learning rate: the sweep's rule, {rl.learning_rate:g} * sqrt(B / {rl.lr_reference_batch}), gives {scaled_rate:.4g} at B = {B}."
+    return (
+        f"Learning rate: the sweep's rule, {rl.learning_rate:g} * sqrt(B / {rl.lr_reference_batch}), gives "
+        f"{scaled_rate:.4g} at B = {B}."
+    )

@@ -86,7 +86,8 @@ class AdaptivePolicy:
         largest_cell = max(self.cells, key=lambda c: c.B)
         if (count := len(self._evaluation_targets(largest_cell))) < INITIAL_EVALUATIONS:
             raise InputError(
-                f"sweep.strategy=adaptive: {largest_cell.name} has {count} evaluations up to C = {self.C_grid[-1]}, expected at least {INITIAL_EVALUATIONS}. Raise "
+                f"sweep.strategy=adaptive: {largest_cell.name} has {count} evaluations up to C = {self.C_grid[-1]}, "
+                f"expected at least {INITIAL_EVALUATIONS}. Raise "
                 "sweep.budget, lower cell.eval.start or cell.eval.ratio, or take smaller B_p or n."
             )
         first_round_rollouts = sum(
@@ -95,7 +96,8 @@ class AdaptivePolicy:
         if first_round_rollouts > self.allowed_rollouts:
             allowed_text = f"{self.allowed_rollouts}{' (half of the grid)' if self.total_rollouts is None else ''}"
             raise InputError(
-                f"sweep.total_rollouts: given {allowed_text}, expected at least {first_round_rollouts}, which the first round takes to begin every (B_p, n). "
+                f"sweep.total_rollouts: given {allowed_text}, expected at least {first_round_rollouts}, which the "
+                "first round takes to begin every (B_p, n). "
                 "Raise it or sweep.budget, or take fewer B_p or n."
             )
 
@@ -216,7 +218,8 @@ class AdaptivePolicy:
         estimate = self._fit_posterior(runs)
         if estimate.draws is None or estimate.intervals is None or estimate.noise_sd is None:
             raise InputError(
-                f"the runs give no curve ({estimate.unfitted_cells}); expected {INITIAL_EVALUATIONS} evaluations of each. Look at their ledgers."
+                f"the runs give no curve ({estimate.unfitted_cells}); expected {INITIAL_EVALUATIONS} evaluations of "
+                "each. Look at their ledgers."
             )
         draws = replace(
             estimate.draws, shift=np.zeros_like(estimate.draws.shift)

@@ -64,30 +64,24 @@ def fit(
             finite or outside [0, 1], compute that is absent or does not rise, an unknown mode, or no cell with enough
             points for a curve.
     """
-    if mode not in MODES:
-        raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
-    if replicates < 0 or (run_sd is not None and not 0 <= run_sd < 1):
-        raise InputError(f"replicates = {replicates}, run_sd = {run_sd}; expected replicates >= 0 and 0 <= run_sd < 1.")
+    _check_arguments(mode, replicates, run_sd)
     tracks = build_tracks(runs, metric, compute)
-    cells = group_by_cell(tracks)
-    estimate = MODES[mode](cells, metric, EstimationOptions(replicates, seed, run_sd, on_progress))
+    estimate = MODES[mode](group_by_cell(tracks), metric, EstimationOptions(replicates, seed, run_sd, on_progress))
     _require_a_curve(estimate, len(runs), mode)
+    return _summarize_estimate(estimate, tracks, metric, compute, mode)
+
+
+def _summarize_estimate(
+    estimate: SweepEstimate, tracks: Sequence[RunTrack], metric: str, compute: str, mode: str
+) -> FitResult:
+    """The curves' frontiers and laws, and every check of them."""
+    cells = group_by_cell(tracks)
     options = FrontierOptions(metric, hierarchical=mode != "paper", no_effect=bool(estimate.no_effect))
     joint, by_B_p, frontier_flags = _fit_frontiers(estimate, cells, options)
     peaked_cells = {c.key for c in estimate.curves if c.C_peak is not None}
     stability = assess_stability(cells, metric, peaked_cells)
     overfitting = find_overfitting(tracks, estimate.noise_sd)
     diagnostics = diagnose(estimate, tracks)
-    flags = [
-        *fit_flags.effect_flags(estimate),
-        *fit_flags.data_flags(cells),
-        *fit_flags.staleness_flags(cells),
-        *fit_flags.curve_flags(estimate.curves, estimate.unfitted_cells),
-        *frontier_flags,
-        *fit_flags.fall_flags(estimate.curves, stability, overfitting),
-        *fit_flags.diagnostics_flags(diagnostics, overfitting, len(estimate.curves)),
-        *(overshoot_flags(tracks) if mode == "paper" else ()),
-    ]
     return FitResult(
         mode=mode,
         metric=metric,
@@ -104,8 +98,24 @@ def fit(
         diagnostics=diagnostics,
         overfitting=overfitting,
         stability=stability,
-        flags=tuple(flags),
+        flags=(
+            *fit_flags.effect_flags(estimate),
+            *fit_flags.data_flags(cells),
+            *fit_flags.staleness_flags(cells),
+            *fit_flags.curve_flags(estimate.curves, estimate.unfitted_cells),
+            *frontier_flags,
+            *fit_flags.fall_flags(estimate.curves, stability, overfitting),
+            *fit_flags.diagnostics_flags(diagnostics, overfitting, len(estimate.curves)),
+            *(overshoot_flags(tracks) if mode == "paper" else ()),
+        ),
     )
+
+
+def _check_arguments(mode: str, replicates: int, run_sd: float | None) -> None:
+    if mode not in MODES:
+        raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
+    if replicates < 0 or (run_sd is not None and not 0 <= run_sd < 1):
+        raise InputError(f"replicates = {replicates}, run_sd = {run_sd}; expected replicates >= 0 and 0 <= run_sd < 1.")
 
 
 def _fitted_run(track: RunTrack) -> FittedRun:

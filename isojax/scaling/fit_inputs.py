@@ -29,7 +29,8 @@ def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[R
             )
         if b.cell_hash != first_run.cell_hash:
             raise InputError(
-                f"{first_run.source} and {b.source} were run with different `cell` settings ({first_run.cell_hash!r} and {b.cell_hash!r}); "
+                f"{first_run.source} and {b.source} were run with different `cell` settings "
+                f"({first_run.cell_hash!r} and {b.cell_hash!r}); "
                 "expected one setting, because one law cannot describe both. Fit them apart."
             )
     _require_same_problems(sorted_runs, metric)

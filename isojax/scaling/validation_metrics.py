@@ -133,7 +133,8 @@ def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
     available = ", ".join([*sorted(point.metrics), *(TRAIN_PREFIX + name for name in sorted(point.train))]) or "none"
     location = f"{source or 'an evaluation'} (C = {point.rollouts})"
     raise InputError(
-        f"{location} has no metric {metric!r}; expected one of those it has: {available}{_describe_derived(point)}. Ask for one of them."
+        f"{location} has no metric {metric!r}; expected one of those it has: {available}{_describe_derived(point)}. "
+        "Ask for one of them."
     )
 
 
@@ -166,7 +167,8 @@ def compute_axis(run: RunRecord, compute: str) -> FloatArray:
         return np.array([p.tokens for p in run.points], dtype=np.float64)
     if len(run.device_hours) != len(run.points):
         raise InputError(
-            f"{run.source or run.cell.name} has device hours for {len(run.device_hours)} of {len(run.points)} evaluations; "
+            f"{run.source or run.cell.name} has device hours for {len(run.device_hours)} of {len(run.points)} "
+            "evaluations; "
             "expected one each. Restore its timing.jsonl, or use --compute rollouts."
         )
     hours = np.array(run.device_hours, dtype=np.float64)
@@ -192,7 +194,8 @@ def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
     for p, r, place in zip(run.points, R, locations, strict=True):
         if not 0 <= r <= 1:  # also NaN
             raise InputError(
-                f"{place}: {metric} is {r} at C = {p.rollouts}; expected a number in [0, 1]. Mend it or leave the run out."
+                f"{place}: {metric} is {r} at C = {p.rollouts}; expected a number in [0, 1]. Mend it or leave the "
+                "run out."
             )
     for i in range(len(C)):
         is_rising = C[i] > C[i - 1] if i else C[i] >= 0

@@ -92,7 +92,7 @@ def test_broken_ledgers(fit, name, mode):
 def test_one_n_is_flagged_not_refused(fit):
     code, out, err = fit(None, (8,), "--json")
     assert code == 0, err
-    assert [f for f in json.loads(out)["flags"] if f.startswith("only one n was measured (8)")]
+    assert [f for f in json.loads(out)["flags"] if f["text"].startswith("only one n was measured (8)")]
 
 
 def test_a_run_to_run_spread_of_all_there_is(fit):

@@ -26,7 +26,8 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     allocation = recommendation.allocation
     if allocation.n < 2:
         raise InputError(
-            f"n = {allocation.n} rollouts a problem; TRL's GRPO expects at least 2, for it compares them. Use another trainer or n >= 2."
+            f"n = {allocation.n} rollouts a problem; TRL's GRPO expects at least 2, for it compares them. Use "
+            "another trainer or n >= 2."
         )
     microbatch = max(size for size in range(1, MAX_PER_DEVICE_BATCH + 1) if allocation.B % size == 0)
     arguments = {
@@ -40,7 +41,8 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     lines = [
         *header_lines(recommendation),
         f"{learning_rate_line(recommendation, sweep_config)} The key is learning_rate.",
-        f"On G processes divide gradient_accumulation_steps by G: an update takes per_device x steps x G = {allocation.B} completions.",
+        "On G processes divide gradient_accumulation_steps by G: an update takes per_device x steps x G = "
+        f"{allocation.B} completions.",
         f"Run: {HOW_TO_RUN.format(file='FILE')}",
     ]
     return yaml_comments(lines) + yaml_text(arguments)

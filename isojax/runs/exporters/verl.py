@@ -12,7 +12,10 @@ from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
 from isojax.runs.exporter_comments import header_lines, learning_rate_line, yaml_comments
 
-HOW_TO_RUN = "python -m verl.trainer.main_ppo --config-dir={folder} --config-name={name} data.train_files=... actor_rollout_ref.model.path=..."
+HOW_TO_RUN = (
+    "python -m verl.trainer.main_ppo --config-dir={folder} --config-name={name} data.train_files=... "
+    "actor_rollout_ref.model.path=..."
+)
 
 
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:

@@ -77,11 +77,13 @@ def _explain_choice(
     )
     cells_text = f"{len(allowed_cells)} {kind_text} {'cell' if len(allowed_cells) == 1 else 'cells'}{limits_text}"
     request.add_reasons(
-        f"n = {allocation.n}: of {cells_text}, {ensemble.B_p[best_cell]}x{ensemble.n[best_cell]} promises most ({expected_rewards[best_cell]:.3f})"
+        f"n = {allocation.n}: of {cells_text}, {ensemble.B_p[best_cell]}x{ensemble.n[best_cell]} promises most "
+        f"({expected_rewards[best_cell]:.3f})"
     )
     if "B_p" not in request.fix:
         request.add_reasons(
-            f"B_p = {allocation.B_p}: {_explain_B_p(ensemble, request, allocation, int(ensemble.B_p[best_cell]), allowed_cells.tolist())}{smallest_stable_B_p(unstable_by_B_p)[1]}"
+            f"B_p = {allocation.B_p}: "
+            f"{_explain_B_p(ensemble, request, allocation, int(ensemble.B_p[best_cell]), allowed_cells.tolist())}{smallest_stable_B_p(unstable_by_B_p)[1]}"
         )
     M_text = (
         f"M = {allocation.M}: given; {allocation.C:,} of {request.C:,.0f} rollouts are spent"
@@ -138,7 +140,8 @@ def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) ->
         n = _nearest_n(ensemble, request, ensemble.stable, B)
         allocation = allocate_updates(B // n, n, request.C)
         request.add_reasons(
-            f"B = {B}: given; no stable measured cell has it, so B_p = B // n = {allocation.B_p} and M = floor(C / (n B_p)) = {allocation.M}"
+            f"B = {B}: given; no stable measured cell has it, so B_p = B // n = {allocation.B_p} and M = floor(C / "
+            f"(n B_p)) = {allocation.M}"
         )
         return allocation
     if "B_p" in request.fix and request.fix["B_p"] not in ensemble.B_p:
@@ -169,7 +172,8 @@ def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) ->
     if request.B_max is not None and request.B_max < smallest_B:
         problem = f"B_max = {request.B_max} is below every {'' if 'B_p' in request.fix else 'stable '}measured cell"
         raise InputError(
-            f"{problem}, of which {B_p}x{n} is the smallest; expected B_max >= {smallest_B}. Raise B_max, or fix a smaller B_p."
+            f"{problem}, of which {B_p}x{n} is the smallest; expected B_max >= {smallest_B}. Raise B_max, or fix a "
+            "smaller B_p."
         )
     return allocate_updates(B_p, n, request.C)
 
@@ -185,6 +189,7 @@ def _nearest_n(ensemble: CurveEnsemble, request: AllocationRequest, is_candidate
         return n
     best_cell = fitting_cells[ensemble.expected_rewards(request.C)[fitting_cells].argmax()]
     request.add_reasons(
-        f"n = {ensemble.n[best_cell]}: of the measured n <= {n_max}, {ensemble.B_p[best_cell]}x{ensemble.n[best_cell]} promises most at C"
+        f"n = {ensemble.n[best_cell]}: of the measured n <= {n_max}, "
+        f"{ensemble.B_p[best_cell]}x{ensemble.n[best_cell]} promises most at C"
     )
     return int(ensemble.n[best_cell])

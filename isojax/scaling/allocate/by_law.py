@@ -71,7 +71,8 @@ def _choose_n(
         n_saturation = 2 ** (measured_law.law.b + measured_law.law.L)
         measured_range = f"({measured_law.C_low:.6g} to {measured_law.C_high:.6g})"
         request.add_reasons(
-            f"C lies outside the frontier {measured_range}: n is the law's word alone, which saturates at {n_saturation:.3g}"
+            f"C lies outside the frontier {measured_range}: n is the law's word alone, which saturates at "
+            f"{n_saturation:.3g}"
         )
         if not inputs.measured_n[0] <= n <= inputs.measured_n[-1]:
             request.add_reasons(f"n = {n} was never measured ({inputs.measured_n[0]} to {inputs.measured_n[-1]} were)")

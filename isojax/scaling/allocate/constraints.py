@@ -60,7 +60,8 @@ def check_B_max(request: AllocationRequest, B_p: int) -> None:
     """Refuse a B_p that exceeds B_max alone."""
     if request.B_max is not None and B_p > request.B_max:
         raise InputError(
-            f"B_p = {B_p} alone exceeds B_max = {request.B_max}; expected B_p <= B_max. Raise B_max, or fix a smaller B_p."
+            f"B_p = {B_p} alone exceeds B_max = {request.B_max}; expected B_p <= B_max. Raise B_max, or fix a "
+            "smaller B_p."
         )
 
 

@@ -47,7 +47,8 @@ def _check_arguments(C: float, B_max: int | None, fix: Mapping[str, int], epsilo
             raise InputError(f"{name} = {value!r}; expected a positive whole number, at most {MAX_ROLLOUTS:.0e}.")
     if not 0 <= epsilon < 1:
         raise InputError(
-            f"epsilon = {epsilon!r}; expected a loss of reward that makes no difference, 0 <= epsilon < 1, such as {EPSILON}."
+            f"epsilon = {epsilon!r}; expected a loss of reward that makes no difference, 0 <= epsilon < 1, such as "
+            f"{EPSILON}."
         )
 
 
@@ -77,9 +78,13 @@ def _extrapolation_risks(ensemble: CurveEnsemble, C: float) -> str:
             ensemble.interval(ensemble.cell_rewards(best_cell, at)[1]) or (0.0, 0.0)
             for at in (ensemble.C_measured_max, C)
         )
-        widths = f"{measured_interval[1] - measured_interval[0]:.3f} at C = {ensemble.C_measured_max:.6g} to {extrapolated_interval[1] - extrapolated_interval[0]:.3f}"
+        widths = (
+            f"{measured_interval[1] - measured_interval[0]:.3f} at C = {ensemble.C_measured_max:.6g} to "
+            f"{extrapolated_interval[1] - extrapolated_interval[0]:.3f}"
+        )
         risks.append(
-            f"the {ensemble.level:.0%} interval of {ensemble.B_p[best_cell]}x{ensemble.n[best_cell]} grows from a width of {widths}, if its curve's form holds that far"
+            f"the {ensemble.level:.0%} interval of {ensemble.B_p[best_cell]}x{ensemble.n[best_cell]} grows from a "
+            f"width of {widths}, if its curve's form holds that far"
         )
     return "; ".join(risks)
 
@@ -87,15 +92,25 @@ def _extrapolation_risks(ensemble: CurveEnsemble, C: float) -> str:
 def _check_extrapolation(ensemble: CurveEnsemble, C: float, extrapolate: bool, reasons: list[str]) -> None:
     ratio = C / ensemble.C_measured_max
     if ratio > MAX_EXTRAPOLATION * EXTRAPOLATION_TOLERANCE:
-        statement = f"C = {C:.6g} is {f'{ratio:,.0f}' if ratio >= 10 else f'{ratio:.3g}'} times the largest measured C = {ensemble.C_measured_max:.6g}"
+        statement = (
+            f"C = {C:.6g} is {f'{ratio:,.0f}' if ratio >= 10 else f'{ratio:.3g}'} times the largest measured C = "
+            f"{ensemble.C_measured_max:.6g}"
+        )
         if not extrapolate:
-            remedy = "Measure larger budgets (isojax launch --resume sweep.budget=...), or ask for an extrapolation (--extrapolate)"
-            expectation = f"expected at most {MAX_EXTRAPOLATION:g} times, because no measurement supports more: {_extrapolation_risks(ensemble, C)}"
+            remedy = (
+                "Measure larger budgets (isojax launch --resume sweep.budget=...), or ask for an extrapolation "
+                "(--extrapolate)"
+            )
+            expectation = (
+                f"expected at most {MAX_EXTRAPOLATION:g} times, because no measurement supports more: "
+                f"{_extrapolation_risks(ensemble, C)}"
+            )
             raise InputError(f"{statement}; {expectation}. {remedy}.")
         reasons.append(f"extrapolated because it was asked for: {statement}; {_extrapolation_risks(ensemble, C)}")
     if ensemble.C_low.min() > C:
         reasons.append(
-            f"C = {C:.6g} lies below the smallest measured C = {ensemble.C_low.min():.6g}: what is promised there is the curves' word alone"
+            f"C = {C:.6g} lies below the smallest measured C = {ensemble.C_low.min():.6g}: what is promised there "
+            "is the curves' word alone"
         )
 
 
@@ -137,12 +152,14 @@ def _expected_outcome(
     )
     if (B_p, n) != (allocation.B_p, allocation.n):
         reasons.append(
-            f"{allocation.B_p}x{allocation.n} has no curve: the expected reward is that of the nearest measured cell, {B_p}x{n}"
+            f"{allocation.B_p}x{allocation.n} has no curve: the expected reward is that of the nearest measured "
+            f"cell, {B_p}x{n}"
         )
     if allocation.C > ensemble.C_peak[cell_index]:
         M = int(ensemble.C_peak[cell_index] // allocation.B)
         reasons.append(
-            f"stop early: reward of {B_p}x{n} falls beyond C = {ensemble.C_peak[cell_index]:.4g} (M = {M}); what is expected is its peak"
+            f"stop early: reward of {B_p}x{n} falls beyond C = {ensemble.C_peak[cell_index]:.4g} (M = {M}); what is "
+            "expected is its peak"
         )
     elif outcome.extrapolated:
         reasons.append(
@@ -164,6 +181,22 @@ def _interval_or_none(low: float | None, high: float | None) -> ClosedInterval |
     return None if low is None or high is None else (low, high)
 
 
+def _warning_reasons(fit: FitResult, expected_reward: float, n: int) -> list[str]:
+    """What speaks against training at all, or against the choice of n."""
+    reasons = []
+    if fit.base_reward is not None and expected_reward < fit.base_reward:
+        reasons.append(
+            f"that is less than the base policy's {fit.base_reward:.3f}: these runs made it worse, and no training is "
+            "the better choice"
+        )
+    if fit.joint.n_star.no_effect:
+        reasons.append(
+            f"n makes no difference here: n = {n} has the best estimate, but take whichever n is fastest on your "
+            "hardware"
+        )
+    return reasons
+
+
 def recommend(
     fit: FitResult,
     C: float,
@@ -182,15 +215,14 @@ def recommend(
         fix: at most one of {"M": v}, {"B": v}, {"B_p": v}.
         extrapolate: answer beyond 4 times the largest measured C too.
         epsilon: a loss of reward that makes no difference.
-        compare: whether to say what every measured cell promises, which takes as long as all the rest.
+        with_candidates: whether to say what every measured cell promises, which takes as long as all the rest.
 
     Returns:
         An allocation with B_p n M <= C; the reward its nearest measured cell's curve gives there; the reasons in words.
 
     Raises:
         InputError: a fit that cannot be used, C too small for one update or beyond the reach of the data, or B_max and
-        `fix` that leave
-            no allocation.
+            `fix` that leave no allocation.
     """
     fixed, reasons = dict(fix or {}), list[str]()
     _check_arguments(C, B_max, fixed, epsilon)
@@ -200,14 +232,7 @@ def recommend(
     allocation = ALLOCATORS[fit.mode](fit, ensemble, AllocationRequest(C, B_max, fixed, epsilon, reasons))
     C_spent, allowed = (row[0] for row in affordable_cells(ensemble, np.array([C], dtype=np.float64), B_max, fixed))
     outcome, has_allowed_cell = _expected_outcome(ensemble, allocation, C_spent, allowed, reasons), bool(allowed.any())
-    if fit.base_reward is not None and outcome.reward < fit.base_reward:
-        reasons.append(
-            f"that is less than the base policy's {fit.base_reward:.3f}: these runs made it worse, and no training is the better choice"
-        )
-    if ensemble.no_effect:
-        reasons.append(
-            f"n makes no difference here: n = {allocation.n} has the best estimate, but take whichever n is fastest on your hardware"
-        )
+    reasons += _warning_reasons(fit, outcome.reward, allocation.n)
     return Recommendation(
         allocation=allocation,
         metric=fit.metric,

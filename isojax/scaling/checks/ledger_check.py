@@ -82,7 +82,8 @@ def _unequal_problem_counts(runs: Sequence[RunRecord]) -> list[str]:
         return []
     (a, first_location), (b, second_location), *_ = sorted(location_by_count.items())
     return [
-        f"{first_location} has right answers of {a} validation problems, {second_location} of {b}; expected the same problems at every evaluation."
+        f"{first_location} has right answers of {a} validation problems, {second_location} of {b}; expected the "
+        "same problems at every evaluation."
     ]
 
 
@@ -123,7 +124,8 @@ def _run_notes(run: RunRecord) -> list[str]:
     ]
     if _trained_evaluations(run) < RECOMMENDED_EVALUATIONS:
         notes.append(
-            f"{run.source} has {_trained_evaluations(run)} evaluations at C > 0; a curve of three parameters wants {RECOMMENDED_EVALUATIONS} or more"
+            f"{run.source} has {_trained_evaluations(run)} evaluations at C > 0; a curve of three parameters wants "
+            f"{RECOMMENDED_EVALUATIONS} or more"
         )
     return notes
 
@@ -142,7 +144,8 @@ def _too_few_evaluations(runs: Sequence[RunRecord]) -> list[str]:
     (first_run, *_), largest_count = runs, max(evaluations_by_cell.values())
     location = f"{first_run.source}, line {first_run.line_numbers[-1]}"
     return [
-        f"no cell has {MIN_EVALUATIONS} evaluations at C > 0 (at most {largest_count}, as {location}); expected enough for a curve. Evaluate more often."
+        f"no cell has {MIN_EVALUATIONS} evaluations at C > 0 (at most {largest_count}, as {location}); expected "
+        "enough for a curve. Evaluate more often."
     ]
 
 
@@ -156,7 +159,8 @@ def _sweep_notes(runs: Sequence[RunRecord]) -> list[str]:
             next(r for r in runs if r.points[-1].rollouts == end) for end in (min(final_rollouts), max(final_rollouts))
         )
         notes.append(
-            f"unequal lengths: {shortest.cell.name} ends at C = {min(final_rollouts):,}, {longest.cell.name} at {max(final_rollouts):,}; "
+            f"unequal lengths: {shortest.cell.name} ends at C = {min(final_rollouts):,}, {longest.cell.name} at "
+            f"{max(final_rollouts):,}; "
             "beyond the shorter ones an n can lead for want of others"
         )
     runs_without_base = [run.cell.name for run in runs if run.points[0].rollouts > 0]

@@ -167,7 +167,10 @@ def _collapsed(run: RunRecord, R: FloatArray, reward: RewardSummary) -> list[Hea
     points, zero_variance = _metric_series(run, "zero_variance")
     start = _persistent_start(zero_variance >= ZERO_VARIANCE_COLLAPSED)
     if start is not None and zero_variance[0] < ZERO_VARIANCE_AT_START and not reward.gained:
-        reason = f"{np.mean(zero_variance[start:]):.0%} of groups are all right or all wrong, and reward is {reward.last:.3f}"
+        reason = (
+            f"{np.mean(zero_variance[start:]):.0%} of groups are all right or all wrong, and reward is "
+            f"{reward.last:.3f}"
+        )
         return [HealthFlag("collapsed", points[start].rollouts, f"{reason} (base policy: {reward.base:.3f})")]
     return []
 
@@ -263,5 +266,8 @@ def _sampler_mismatch(run: RunRecord) -> list[HealthFlag]:
     start = _persistent_start(np.abs(logp_gap) > MAX_SAMPLER_LOGP_GAP)
     if start is None:
         return []
-    reason = f"the mean |log ratio| of trainer to sampler is {np.mean(np.abs(logp_gap[start:])):.3f}, expected at most {MAX_SAMPLER_LOGP_GAP}"
+    reason = (
+        f"the mean |log ratio| of trainer to sampler is {np.mean(np.abs(logp_gap[start:])):.3f}, expected at most "
+        f"{MAX_SAMPLER_LOGP_GAP}"
+    )
     return [HealthFlag("mismatch", points[start].rollouts, reason)]

@@ -39,7 +39,10 @@ def _nonfinite_reason(seeds: Sequence[RunTrack]) -> str:
         for p in t.run.points:
             nonfinite_names = [name for name, value in sorted(p.train.items()) if not math.isfinite(value)]
             if nonfinite_names:
-                return f"n={t.run.cell.n} seed {t.run.cell.seed}: {nonfinite_names[0]} is {p.train[nonfinite_names[0]]} at C = {p.rollouts}"
+                return (
+                    f"n={t.run.cell.n} seed {t.run.cell.seed}: {nonfinite_names[0]} is "
+                    f"{p.train[nonfinite_names[0]]} at C = {p.rollouts}"
+                )
     return ""
 
 
@@ -65,7 +68,10 @@ def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
     limit = max(MIN_DROP, Z_DROP * difference.se if difference is not None else 0.0)
     if drop <= limit:
         return ""
-    return f"n={seeds[0].run.cell.n} ends at {running_means[-1]:.3f}, {drop:.3f} below its best {running_means[best_start]:.3f} (limit {limit:.3f})"
+    return (
+        f"n={seeds[0].run.cell.n} ends at {running_means[-1]:.3f}, {drop:.3f} below its best "
+        f"{running_means[best_start]:.3f} (limit {limit:.3f})"
+    )
 
 
 def _training_reward_fell(seeds: Sequence[RunTrack]) -> bool:

@@ -1,9 +1,9 @@
 """Does the fit predict what it has not seen? Three trials on the user's own runs, each fitted without what it then
 predicts:
 
-    compute      the top `TOP` times of compute of every run: extrapolation, and the n it would have chosen for the
-    largest budget largest_n    every run of the largest n: whether that n mattered, and whether the rest would have
-    warned that it might seed         the last run of every cell that has two or more: the interval of one new run
+    compute      compute above a HIDDEN_COMPUTE_FACTOR-th of the largest: extrapolation, and the n chosen for it
+    largest_n    every run of the largest n: whether that n mattered, and whether the rest would have warned of it
+    seed         the last run of every cell that has two or more: the interval of one new run
 
 A trial that the runs do not allow says why. The interval of one new run counts the choice of validation problems too,
 which hidden and fitted evaluations share: more than its level inside is to be expected, less is a warning. The n that
@@ -51,7 +51,7 @@ def validate(
 
     Args:
         runs, metric, compute, mode, replicates, seed, run_sd: as of fit.fit.
-        advance: hears (replicates done, of how many) over all fits.
+        on_progress: called with (replicates done, of how many) over all fits.
 
     Returns:
         The content of validation.json, plain JSON types: metric, compute, mode and a dictionary for each trial. One
@@ -72,16 +72,8 @@ def validate(
             on_progress(trials_done * total + done_here, len(trials) * total)
 
     def fit_visible(visible_runs: Sequence[RunRecord]) -> FitResult:
-        return fit(
-            visible_runs,
-            metric,
-            compute,
-            mode,
-            replicates=replicates,
-            seed=seed,
-            run_sd=run_sd,
-            on_progress=report_progress,
-        )
+        settings = {"replicates": replicates, "seed": seed, "run_sd": run_sd, "on_progress": report_progress}
+        return fit(visible_runs, metric, compute, mode, **settings)
 
     results: dict[str, TrialResult] = {}
     for name, trial in trials.items():
@@ -108,7 +100,10 @@ def _hide_compute(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Trial
     result = _compare_predictions(ensemble, [(t, t.C > C_limit) for t in tracks]) | _judge_choice(
         ensemble, tracks, C_limit
     )
-    summary = f"fitted up to C = {C_limit:.4g}, tested up to {C_max:.4g}: {_describe_errors(result)}; {_describe_choice(result)}"
+    summary = (
+        f"fitted up to C = {C_limit:.4g}, tested up to {C_max:.4g}: {_describe_errors(result)}; "
+        f"{_describe_choice(result)}"
+    )
     return {
         "hidden": f"compute above {C_limit:.6g}, a {HIDDEN_COMPUTE_FACTOR:g}th of the largest",
         "says": summary,
@@ -278,4 +273,7 @@ def _describe_errors(result: TrialResult) -> str:
 def _describe_choice(result: TrialResult) -> str:
     if result["n_chosen"] is None:
         return "no two n were measured that far, so its choice of n cannot be judged"
-    return f"at C = {result['C']:.4g} it chose n = {result['n_chosen']}, measured best was n = {result['n_best']}, which cost {result['regret']:.4f}"
+    return (
+        f"at C = {result['C']:.4g} it chose n = {result['n_chosen']}, measured best was n = {result['n_best']}, "
+        f"which cost {result['regret']:.4f}"
+    )
