@@ -62,7 +62,7 @@ def learning_rate_figure(search: Mapping[str, Any]) -> RenderedFigure:
 
 
 def _draw_rewards(ax: Axes, search: Mapping[str, Any], colours: Mapping[float, str]) -> None:
-    """Each rate's mean with its standard error and seeds; a cross where it is left out, a ring around the chosen rate."""
+    """Each rate's mean with its standard error and seeds; a cross where it is left out, a ring on the chosen rate."""
     healthy_rows = [row for row in search["rates"] if not row["flags"]]
     ax.plot([row["rate"] for row in healthy_rows], [row["reward"] for row in healthy_rows], color=MUTED, lw=1, zorder=2)
     for row in search["rates"]:
