@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from isojax.scaling.law.law_forms import MIN_DISTINCT_N
 from isojax.scaling.result import CrossoverRow, FitResult, FrontierFit, FrontierRow, NStarFit, SegmentRow
 
 MIN_DECADES = 0.2
 MIN_Z = 2.0
 UNITS = {"rollouts": "rollouts", "tokens": "response tokens", "device_hours": "device hours"}
 LAW_PARAMETERS = {"constant": ("b",), "linear": ("k", "log10_C0", "b"), "sigmoid": ("L", "k", "log10_C0", "b")}
-MIN_LAW_VALUES = 3  # a law through two values of n shows no more than where one overtakes the other
 
 Bounds = tuple[float | None, float | None]
 
@@ -128,7 +128,7 @@ def segment_verdict(segment: SegmentRow) -> tuple[bool, str]:
 def law_is_drawn(view: FrontierFit) -> bool:
     """Whether the frontier has enough values of n to show a law: one (constant), or three and more."""
     values = len({point.n for point in view.frontier})
-    return values == 1 or values >= MIN_LAW_VALUES
+    return values == 1 or values >= MIN_DISTINCT_N
 
 
 def describe_law(n_star: NStarFit) -> str:

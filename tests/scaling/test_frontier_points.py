@@ -49,7 +49,9 @@ def test_steps_give_the_law_back_as_well_as_rounding_lets_them_and_modes_agree(t
 def test_few_distinct_n_and_the_last_n_are_said(tmp_path):
     rows = [(n, c) for n, c in steps() if n in (8, 32, 64, 256, 512)]
     found = fit_points_file(write(tmp_path, rows))
-    assert any(f.startswith("only 5 distinct n (8, 32, 64, 256, 512) carry the 4 parameters") for f in found["flags"])
+    assert any(
+        f.startswith("only 5 distinct n (8, 32, 64, 256, 512) determine the 4 parameters") for f in found["flags"]
+    )
     assert any("end at their largest n (512)" in f for f in found["flags"])
     assert [row["n"] for row in found["leave_one_out"]] == [8, 32, 64, 256, 512]
     # Without the largest n the law cannot rise so high.
@@ -73,7 +75,9 @@ def test_one_n_is_a_constant_and_says_so(tmp_path):
         3.0,
         {"b": [3.0, 3.0]},
     )
-    assert found["flags"] == ["all 3 points have n = 8: n*(C) is taken as constant, and no other n was seen to lose"]
+    assert found["flags"] == [
+        "all 3 points have n = 8: n*(C) is taken as constant, because no other n was compared with it"
+    ]
     assert fit_points_file(write(tmp_path, [(8, 1e4)]), mode="paper")["n_star"]["form"] == "constant"
     assert fit_points_file(write(tmp_path, [(8, 1e4)]))["n_star"]["b"] == 3
 
@@ -85,8 +89,16 @@ def test_three_distinct_n_carry_no_sigmoid(tmp_path):
     assert set(found["n_star"]["intervals"]) == {"k", "b"}
 
 
+@pytest.mark.parametrize("mode", ["hierarchical", "paper"])
+def test_two_distinct_n_give_no_law_and_say_where_each_was_best(tmp_path, mode):
+    found = fit_points_file(write(tmp_path, [(8, 1e4), (8, 2e4), (16, 1e5), (16, 2e5)]), mode=mode)
+    assert found["n_star"] is None and found["intervals"] is None and found["distinct_n"] == {"8": 2, "16": 2}
+    text = "no law: n = 8 from C = 1e+04 to 2e+04 and n = 16 from C = 1e+05 to 2e+05 are two values of n"
+    assert found["flags"] == [f"{text}, and a slope needs 3 at least"]
+
+
 def test_no_trend_is_a_constant(tmp_path):
-    found = fit_points_file(write(tmp_path, [((8, 16)[i % 2], 10 ** (4 + i / 10)) for i in range(20)]))
+    found = fit_points_file(write(tmp_path, [((8, 16, 32)[i * 7 % 3], 10 ** (4 + i / 10)) for i in range(21)]))
     assert found["n_star"]["form"] == "constant" and any("do not show n to change" in f for f in found["flags"])
 
 

@@ -14,10 +14,10 @@ from isojax.cli.lazy_commands import new_app
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, ModeOption
 from isojax.cli.saved_fits import make_fit
 from isojax.cli.validation import make_validation, print_validation
-from isojax.report.text import LAW_PARAMETERS, format_number, format_percent, format_range
+from isojax.report.text import LAW_PARAMETERS, format_number, format_percent, format_range, law_is_drawn
 from isojax.scaling.curves.fitted_curve import FittedCurve
 from isojax.scaling.fit_sweep import DEFAULT_MODE, FitOptions
-from isojax.scaling.result import FitResult, FrontierFit, NStarFit
+from isojax.scaling.result import FitResult, FrontierFit
 
 app = new_app()
 
@@ -95,7 +95,7 @@ def print_fit(console: Console, fit: FitResult) -> None:
         interval = format_range((row.low, row.high), format_number)
         place = format_number(row.C) + ("" if interval == "-" else f" ({interval})")
         console.print(f"n = {row.n_low} gives way to n = {row.n_high} at C = {place}", highlight=False)
-    _print_law(console, fit.joint.n_star, level)
+    _print_law(console, fit.joint, level)
     print_notes(console, (flag.text for flag in fit.flags))
 
 
@@ -118,11 +118,14 @@ def _frontier_rows(view: FrontierFit) -> list[list[str]]:
     return rows
 
 
-def _print_law(console: Console, n_star: NStarFit, level: str) -> None:
+def _print_law(console: Console, view: FrontierFit, level: str) -> None:
+    n_star, law = view.n_star, view.n_star.law
     if n_star.no_effect:
         console.print("[bold]n*(C)[/bold]: n makes no difference here", highlight=False)
         return
-    law = n_star.law
+    if not law_is_drawn(view):
+        console.print("[bold]n*(C)[/bold]: no law, the frontier has two values of n", highlight=False)
+        return
     if law.form == "constant":
         parameters = f"n* = {format_number(2**law.b)}"
     else:

@@ -45,10 +45,14 @@ def fit_law(
 
 
 def _print_law(console: Console, document: Mapping[str, Any]) -> None:
-    law, intervals = document["n_star"], document["n_star"]["intervals"] or {}
     counts = join_commas(f"{n} ({points})" for n, points in document["distinct_n"].items())
     C_range = f"C = {format_number(document['C_low'])} to {format_number(document['C_high'])}"
     console.print(f"{document['points']} points, {C_range}; n (points): {counts}", highlight=False)
+    law = document["n_star"]
+    if law is None:
+        print_notes(console, document["flags"])
+        return
+    intervals = law["intervals"] or {}
     shown = [
         name for name in LAW_PARAMETERS["sigmoid"] if law[name] is not None and (name in intervals or not intervals)
     ]

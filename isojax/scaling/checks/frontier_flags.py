@@ -6,13 +6,11 @@ from collections.abc import Collection, Sequence
 
 from isojax.scaling.frontier.envelope import Frontier
 from isojax.scaling.frontier.frontier_evidence import FrontierSegment
+from isojax.scaling.law.law_forms import MIN_DISTINCT_N
 from isojax.scaling.law.n_star_law import Law, n_star
 from isojax.scaling.result import FitFlag
 
-# A law with four parameters asks for at least this many values of n on the frontier.
-MIN_DISTINCT_N = 3
 MIN_LEAD_Z = 2.0
-PARAMETER_COUNT_WORDS = {"linear": "the two", "sigmoid": "the four"}
 # A law that saturates at more than this many times its value where the data end reaches beyond them.
 MAX_SATURATION_RATIO = 2**0.5
 
@@ -36,7 +34,7 @@ def frontier_flags(
         )
         return [FitFlag(code="one_n_leads", severity="info", text=text)]
     return [
-        *_few_n_flags(frontier_n, law),
+        *_few_n_flags(frontier_n),
         *_change_flags(frontier),
         *_lead_flags(segments),
         *_law_flags(frontier, law),
@@ -48,12 +46,12 @@ def _warning(code: str, text: str) -> FitFlag:
     return FitFlag(code=code, severity="warning", text=text)
 
 
-def _few_n_flags(frontier_n: Sequence[int], law: Law) -> list[FitFlag]:
-    if len(frontier_n) >= MIN_DISTINCT_N or law.form == "constant":
+def _few_n_flags(frontier_n: Sequence[int]) -> list[FitFlag]:
+    if len(frontier_n) >= MIN_DISTINCT_N:
         return []
     text = (
         f"only {len(frontier_n)} distinct n on the frontier ({' and '.join(map(str, frontier_n))}): "
-        f"{PARAMETER_COUNT_WORDS[law.form]} parameters of n*(C) are not determined by them"
+        f"a slope of n*(C) needs {MIN_DISTINCT_N}{', so the fitted law is not shown' if len(frontier_n) == 2 else ''}"
     )
     return [_warning("few_n", text)]
 

@@ -29,6 +29,7 @@ from isojax.scaling.curves.varpro import (
 from isojax.scaling.validation_metrics import FloatArray
 
 LawAxis = Literal["log10", "linear"]
+MIN_DISTINCT_N = 3  # values of n that a law with a slope needs: two show only where one n overtakes the other
 
 K_BOUNDS = (0.05, 50.0)
 C0_MARGIN_DECADES = 1.0  # C0 may be this many decades outside the frontier
