@@ -1,8 +1,7 @@
-"""A task in text: problems of a source, written as a prompt of a language model; responses judged by a verifier on the
-host.
+"""A task in text: problems of a source, written as prompts of a language model; responses verified on the host.
 
 Nothing is tokenised twice: a prompt's ids go to the sampler as they are, the policy is trained on the ids that were
-sampled, and text is made of them only to be judged and read.
+sampled, and these are decoded only for the verifier and for readers.
 """
 
 import threading
@@ -41,9 +40,7 @@ class TextTask:
         num_workers: int | None = None,
         sampling: SamplingConfig | None = None,
     ):
-        """`workers`: processes that check responses; None takes one for each core. `sampling`: of it, what interrupts a
-        response.
-        """
+        """`num_workers`: processes that check responses; None: one per core. `sampling`: its `interrupt` is used."""
         if model.path is None:
             raise InputError(
                 "cell.model.path is not set, and problems in text need a language model; give a folder with its"
@@ -74,8 +71,8 @@ class TextTask:
     def _check_end_tokens(self) -> None:
         if outside_vocab := [i for i in self.stops.tokens if i >= self.vocab]:
             raise InputError(
-                f"{self.folder}: its end tokens {outside_vocab} lie outside the model's vocabulary of {self.vocab};"
-                " mend eos_token_id in"
+                f"{self.folder}: its end tokens {outside_vocab} are outside the model's vocabulary of {self.vocab};"
+                " correct eos_token_id in"
                 " generation_config.json."
             )
         if not self.stops.tokens and not self._stop_strings:
@@ -85,9 +82,7 @@ class TextTask:
             )
 
     def _encode_interruption(self, interrupt: InterruptConfig, T: int) -> Interruption:
-        """What `cell.sampling.interrupt` says, as tokens; a text that ends a response, or leaves it no room, is
-        refused.
-        """
+        """`cell.sampling.interrupt` as tokens; InputError for a text that ends a response, or leaves it no room."""
         tokens, *unless_tokens = (
             self._tokenize([text], special=False)[0] for text in (interrupt.text, interrupt.unless) if text
         )

@@ -284,7 +284,7 @@ def test_models_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cell\.model\.path is not set"):
         TextTask(InMemorySource(SUMS), ModelConfig(), PromptConfig(), VerifierConfig())
     folder = byte_level(tmp_path, eos_token_id=5000)
-    with pytest.raises(InputError, match=r"end tokens \[5000\] lie outside the model's vocabulary of"):
+    with pytest.raises(InputError, match=r"end tokens \[5000\] are outside the model's vocabulary of"):
         task(folder)
     (folder / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(InputError, match=r"config\.json has no whole number vocab_size \(None\)"):

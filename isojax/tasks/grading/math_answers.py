@@ -28,7 +28,8 @@ _SENTENCE_END = re.compile(
 _LATEX_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _SPACES = re.compile(r"(?<!\\)\\[,;: ]|~|\\quad|[\u00a0\u2009\u202f]")
 _UNIT = re.compile(
-    r"(?:\s*\^\{?\\circ\}?|\s*°|\\degree)|\s*\\(?:text|mathrm|mbox)\s*\{([^{}0-9]*)\}(?:\^\{?[23]\}?)?|\s+([A-Za-z][A-Za-z./ -]+[23²³]?)"
+    r"(?:\s*\^\{?\\circ\}?|\s*°|\\degree)|\s*\\(?:text|mathrm|mbox)\s*\{([^{}0-9]*)\}(?:\^\{?[23]\}?)?"
+    r"|\s+([A-Za-z][A-Za-z./ -]+[23²³]?)"
 )
 # Other words of one or two letters may be variables: 12 xy. Next to a longer word the link words count too: 12 a day,
 # 5 of them.
