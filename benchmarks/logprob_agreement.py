@@ -30,6 +30,7 @@ from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder, Params
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.loss_weights import LossWeights
+from isojax.rl.metric import values
 from isojax.rl.objective import PolicyInputs, PolicyObjective
 from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import ProblemArrays, SamplerShapes, make_sampler_shapes
@@ -90,7 +91,7 @@ class Agreement:
         numbers = (np.int32(cell[0]), np.int32(cell[1]))
         rollouts = self._sample(params, problems, *numbers, jax.random.key(0))
         metrics, norm = jax.block_until_ready(self._score(params, problems, rollouts, *numbers, gradient_too))
-        found = {k: float(v) for k, v in metrics.items()} | {"tokens": float(np.asarray(rollouts.mask).sum())}
+        found = values(metrics) | {"tokens": float(np.asarray(rollouts.mask).sum())}
         return found | ({"gradient_norm": float(norm)} if gradient_too else {})
 
 

@@ -45,13 +45,13 @@ from isojax.distributed.sharding import make_mesh, replicated
 from isojax.launch.planner import resolve_sweep_sizes
 from isojax.models.transformer import Params
 from isojax.rl.async_rl.async_rollouts import AsyncRollouts
+from isojax.rl.metric import Metrics, merge
 from isojax.rl.rollout_source import CellProblems, finish_batch
 from isojax.rl.train_state import TrainState
 from isojax.runs.ledger_reader import read_runs
 from isojax.sampling.batch import ProblemArrays
 from isojax.tasks.build import build_task
 from isojax.tasks.epochs import EpochOrder
-from isojax.train.metrics import accumulate_metrics
 from isojax.train.programs import SweepPrograms
 
 WAYS = ("sync", "turns", "mesh", "process")
@@ -103,14 +103,14 @@ class Way:
             CellProblems(self.cell, self.problems, self.arrays, self.table, order, first_update=0)
         )
 
-        def updates(state: TrainState, count: int) -> tuple[TrainState, dict[str, float]]:
-            sums: dict[str, float] = {}
+        def updates(state: TrainState, count: int) -> tuple[TrainState, Metrics]:
+            sums: Metrics = {}
             last = int(state.step) + count
             while (left := last - int(state.step)) > 0:
                 batch = source.next_batch(state, min(left, programs.rollouts.updates_per_call))
                 state, result = programs.rollouts.update(state, self.base, batch.inputs, programs.coefficients)
                 metrics = finish_batch(batch, result, order, self.cell.n) | source.finish_update(state)
-                sums = accumulate_metrics(sums, metrics)
+                sums = merge(sums, metrics)
             return state, sums
 
         def clocks() -> dict[str, float]:
@@ -130,7 +130,7 @@ class Way:
             state, metrics = jax.block_until_ready(updates(state, count))
             wall, after = time.monotonic() - began, clocks()
         worked = {f"{half}_busy": after[half] - before[half] for half in after}
-        ages = {name: metrics[name] for name in ("staleness_mean", "staleness_max") if name in metrics}
+        ages = {name: metrics[name].sum for name in ("staleness_mean", "staleness_max") if name in metrics}
         return Counter({"wall": wall, **worked, **ages})  # pyright: ignore[reportArgumentType]
 
 

@@ -44,6 +44,7 @@ def main() -> None:
     from isojax.distributed.sharding import make_mesh, replicated
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
     from isojax.rl.fused_rollouts import ProblemBatches
+    from isojax.rl.metric import values
     from isojax.sampling.batch import ProblemArrays
     from isojax.tasks.build import build_task
     from isojax.tasks.epochs import EpochOrder
@@ -84,7 +85,7 @@ def main() -> None:
             scalars = {"num_updates": count, "B_p": B_p, "n": n, "seed": 0}
             batches = ProblemBatches(table, index, **{name: np.int32(x) for name, x in scalars.items()})
             state, result = programs.rollouts.update(state, params, batches, numbers)
-            _ = {k: float(v) for k, v in result.metrics.items()}
+            _ = values(result.metrics)
             done += count
         return (time.perf_counter() - start) / (updates * B_p * n)
 

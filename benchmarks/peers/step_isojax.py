@@ -32,6 +32,7 @@ def main() -> None:
 
     from isojax.core.memory_pages import release_freed_memory
     from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
+    from isojax.rl.metric import values
     from isojax.rl.train_state import build_init_state
     from isojax.rl.train_step import make_coefficients
 
@@ -58,7 +59,7 @@ def main() -> None:
     def step() -> int:
         nonlocal state
         state, result = jax.block_until_ready(train(state, {}, batches, coefficients))
-        metrics = result.metrics
+        metrics = values(result.metrics)
         tokens = int(metrics["tokens"])
         assert (
             tokens == len(ids) * args.n * args.new

@@ -19,7 +19,16 @@ from isojax.distributed.sharding import ROLLOUT_AXES, manual_specs, partition_sp
 from isojax.models.fsdp import all_gather_weight
 from isojax.models.transformer import Decoder, Params, PrefixCache
 from isojax.rl.gradient import GradientAccumulator, ResponseBatch, build_gradient
-from isojax.rl.objective import Coefficients, MetricSums, Microbatch, PromptTokens, UpdateInputs, hidden_states
+from isojax.rl.metric import Metrics, Reduction
+from isojax.rl.objective import (
+    Coefficients,
+    MetricSums,
+    Microbatch,
+    PromptTokens,
+    UpdateInputs,
+    hidden_states,
+    sum_over_tokens,
+)
 from isojax.sampling.batch import ProblemArrays, SamplerShapes
 
 
@@ -117,9 +126,9 @@ class CriticObjective:
     needs_base: bool = False
 
     @property
-    def metric_names(self) -> list[str]:
-        """The metrics'."""
-        return ["loss", "error", "value", "clip_fraction"]
+    def metric_reductions(self) -> dict[str, Reduction]:
+        """The metrics; weights in the loss hold its denominators, so that it is a total."""
+        return {"loss": "total", "error": "mean", "value": "mean", "clip_fraction": "mean"}
 
     def values(
         self, params: Params, prefix: PrefixCache | PromptTokens, problems: ProblemArrays, microbatch: Microbatch
@@ -150,14 +159,13 @@ class CriticObjective:
             "value": values,
             "clip_fraction": (squared_errors[1] > squared_errors[0]).astype(jnp.float32),
         }
-        return jnp.where(microbatch.mask, loss, 0.0).sum(), {
-            k: jnp.where(microbatch.mask, v, 0.0).sum() for k, v in metrics.items()
-        }
+        mask = microbatch.mask
+        return jnp.where(mask, loss, 0.0).sum(), sum_over_tokens(self.metric_reductions, metrics, mask)
 
 
 def build_critic(
     decoder: Decoder, shapes: SamplerShapes, mesh: Mesh
-) -> tuple[Callable[..., Array], Callable[..., tuple[Params, MetricSums]]]:
+) -> tuple[Callable[..., Array], Callable[..., tuple[Params, Metrics]]]:
     """Two functions to be called inside a jit.
 
     values(critic, problems, tokens i32[S rows T], mask bool[S rows T], B_p, n, coefficients) -> f32[S rows T]

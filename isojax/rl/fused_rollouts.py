@@ -21,8 +21,9 @@ from isojax.core.shapes import MAX_UPDATES_PER_CALL
 from isojax.distributed.program import Program, shape_on
 from isojax.distributed.sharding import compiler_options, replicated
 from isojax.models.transformer import Decoder, Params
-from isojax.rl.objective import Coefficients, merge_metrics
-from isojax.rl.rollout_source import CellProblems, Metrics, SourcedBatch, UpdateShapes, padded_index
+from isojax.rl.metric import Metrics, merge
+from isojax.rl.objective import Coefficients
+from isojax.rl.rollout_source import CellProblems, SourcedBatch, UpdateShapes, padded_index
 from isojax.rl.train_state import TrainState, train_state_shardings
 from isojax.rl.train_step import TrainStep, UpdateResult
 from isojax.sampling.batch import (
@@ -93,7 +94,7 @@ def build_fused_update(
             i, state, total = carry
             state, result = one_update(i, state)
             reward_sums = jax.tree.map(jnp.add, total.reward_sums, result.reward_sums)
-            return i + 1, state, UpdateResult(merge_metrics(total.metrics, result.metrics), reward_sums)
+            return i + 1, state, UpdateResult(merge(total.metrics, result.metrics), reward_sums)
 
         result_shapes = jax.eval_shape(one_update, jnp.int32(0), state)[1]
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), result_shapes)

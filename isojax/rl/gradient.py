@@ -1,16 +1,16 @@
-"""The gradient of a batch of rollouts: every prompt forward and backward once, its n responses in microbatches beside
-it.
+"""The gradient of a batch of rollouts: each prompt goes forward and backward once, its n responses in microbatches.
 
-For each block of g prompts what responses continue (`Prefix`) is computed under `jax.vjp`; an inner loop over
-microbatches of m responses accumulates d(params) and d(prefix); the pull-back of the latter is added at the end. That
-is P + n (T - 1) tokens a group instead of n (P + T - 1). Where no block has more than one microbatch, its prompts and
-responses go through the layers together
-(`Unread`): a weight is then gathered, read, and its gradient added up once for both. All add to one float32 gradient
-through references (`VJP.with_refs`), each layer in its place, so that no second gradient of all parameters is ever
-held. Loops have traced trip counts, so one program serves every B_p and n. Each response comes with its weights in the
-whole batch's loss (rl/loss_weights.py), so microbatches, their widths (rl/length_buckets.py), padding and shards change
-nothing but rounding. Parameters and their gradient lie as fsdp splits them; a weight is whole only where it is used
-(models/fsdp.py). What is differentiated is an objective: the policy's here, the critic's in rl/critic.py.
+For each block of g prompts, `decoder.prefill` runs under `jax.vjp`. An inner loop over microbatches of m responses adds
+up d(params) and d(prefix); the pull-back of the latter follows at the end. That is P + n (T - 1) tokens per problem
+instead of n (P + T - 1). Where no block has more than one microbatch, its prompts and responses go through the layers
+together (`PromptTokens`), so that a weight is gathered and read, and its gradient added up, once for both.
+
+All of it adds to one float32 gradient through references (`VJP.with_refs`), each layer in its place, so that a second
+gradient of all parameters is never held. Loops have traced trip counts, so one program serves every B_p and n. Each
+response comes with its weights in the whole batch's loss (rl/loss_weights.py), so microbatches, their widths
+(rl/length_buckets.py), padding and shards change nothing but rounding. Parameters and their gradient are sharded over
+fsdp; a weight is whole only where it is used (models/fsdp.py). What is differentiated is an objective: the policy's
+(rl/objective.py) or the critic's (rl/critic.py).
 """
 
 from collections.abc import Callable
@@ -29,19 +29,17 @@ from isojax.distributed.sharding import PARAM_AXIS, ROLLOUT_AXES, manual_specs, 
 from isojax.models.fsdp import GradAnchor, resolve_anchors
 from isojax.models.transformer import Params, PrefixCache
 from isojax.rl.length_buckets import bucket_widths, microbatch_buckets, response_lengths, sort_by_length
+from isojax.rl.metric import Metric, Metrics
 from isojax.rl.objective import (
-    MAX_SUFFIX,
     Coefficients,
     MetricSums,
     Microbatch,
     Objective,
     PromptTokens,
     UpdateInputs,
-    merge_metrics,
+    merge_sums,
 )
 from isojax.sampling.batch import ProblemArrays, SamplerShapes, ShardSlice, make_shard_slice
-
-PRENORMALIZED_METRICS = ("loss",)  # what carries its denominators in it; other metrics are told as means over tokens
 
 
 class ResponseBatch(NamedTuple):
@@ -175,7 +173,8 @@ class GradientAccumulator:
                 self.take_microbatch(shard_batch, low, low, high, first_group),
             )
             base_prompt_tokens = prompt_tokens if self.objective.needs_base else None
-            return merge_metrics(
+            return merge_sums(
+                self.objective.metric_reductions,
                 sums,
                 self.add_microbatch((d_params,), inputs, prompt_tokens, base_prompt_tokens, microbatch, buckets[0]),
             )
@@ -190,8 +189,10 @@ class GradientAccumulator:
 
         def add_one(i: Array, sums: MetricSums) -> MetricSums:
             microbatch = self.take_microbatch(shard_batch, low + i * m, low, high, first_group)
-            return merge_metrics(
-                sums, self.add_microbatch((d_params, d_prefix), inputs, prefix, base_prefix, microbatch, buckets[i])
+            return merge_sums(
+                self.objective.metric_reductions,
+                sums,
+                self.add_microbatch((d_params, d_prefix), inputs, prefix, base_prefix, microbatch, buckets[i]),
             )
 
         sums = lax.fori_loop(0, ((highs - lows + m - 1) // m).max(), add_one, sums)
@@ -203,7 +204,7 @@ class GradientAccumulator:
         num_blocks = (
             (shard_batch.all_shard_slices.group_count + self.shapes.prefill_batch - 1) // self.shapes.prefill_batch
         ).max()
-        sums = {name: jnp.float32(0) for name in self.objective.metric_names}
+        sums = {name: jnp.float32(0) for name in self.objective.metric_reductions}
         d_params = jax.tree.map(lambda p: jax.new_ref(_make_anchor(p)), inputs.params)
         sums = lax.fori_loop(
             0, num_blocks, lambda b, sums: self.add_block(b, sums, d_params, inputs, shard_batch), sums
@@ -213,49 +214,26 @@ class GradientAccumulator:
 
 def build_gradient(
     objective: Objective, shapes: SamplerShapes, mesh: Mesh, logical_axes: Params, param_shapes: Params
-) -> Callable[..., tuple[Params, MetricSums]]:
-    """`gradient(params, base, problems, responses, B_p, n, coefficients) -> (gradient, metrics)`, inside a jit.
+) -> Callable[..., tuple[Params, Metrics]]:
+    """`gradient(params, base_params, problems, responses, B_p, n, coefficients) -> (gradient, metrics)`, inside a jit.
 
-    axes, shapes: logical axes and ShapeDtypeStruct of each parameter. `base` is read only where the objective needs it.
-    Metrics but the loss are means over the tokens that are there, or their maxima.
+    logical_axes, param_shapes: of each parameter, its logical axes and its ShapeDtypeStruct. `base_params` is read only
+    where the objective needs it.
     """
-    shards, decoder = shapes.shards, objective.decoder
+    shards = shapes.shards
     assert shards == shard_count(mesh), (shards, mesh)
-    accumulator = GradientAccumulator(objective, shapes)
     param_specs = manual_specs(param_shapes, logical_axes, mesh)
-
-    def shard_gradient(
-        inputs: UpdateInputs, responses: ResponseBatch, shard: Array, B_p: Array, n: Array
-    ) -> tuple[Params, MetricSums]:
-        shard_batch = accumulator.shard_batch(jax.tree.map(lambda x: x[0], responses), shard[0], B_p, n)
-        num_tokens = jnp.maximum(_sum_over_shards(responses.mask.sum(), shards), 1).astype(jnp.float32)
-        cast_inputs = inputs._replace(
-            params=decoder.cast_params(inputs.params), base_params=decoder.cast_params(inputs.base_params)
-        )  # once, not in every microbatch
-        d_params, sums = accumulator(cast_inputs, shard_batch)
-
-        def reduce_metric(name: str, x: Array) -> Array:
-            if name.endswith(MAX_SUFFIX):
-                return lax.pmax(x, ROLLOUT_AXES) if shards > 1 else x
-            return _sum_over_shards(x, shards) / (1 if name in PRENORMALIZED_METRICS else num_tokens)
-
-        d_params = jax.tree.map(lambda d, spec: _reduce_gradient(d, spec, mesh), d_params, param_specs)
-        return d_params, {k: reduce_metric(k, v) for k, v in sums.items()}
-
-    shard_spec, replicated_spec = (
-        P(ROLLOUT_AXES),
-        P(),
-    )  # as are the problems, the coefficients, and a base that is not read
-    input_specs: Any = (
-        param_specs,
-        param_specs if objective.needs_base else replicated_spec,
-        replicated_spec,
-        replicated_spec,
+    shard_spec, replicated_spec = P(ROLLOUT_AXES), P()
+    input_specs: Any = UpdateInputs(
+        params=param_specs,
+        base_params=param_specs if objective.needs_base else replicated_spec,  # pyright: ignore[reportArgumentType]
+        problems=replicated_spec,  # pyright: ignore[reportArgumentType]
+        coefficients=replicated_spec,  # pyright: ignore[reportArgumentType]
     )
     sharded_gradient = shard_map(
-        shard_gradient,
+        partial(_shard_gradient, GradientAccumulator(objective, shapes), mesh, param_specs),
         mesh=mesh,
-        in_specs=(UpdateInputs(*input_specs), shard_spec, shard_spec, P(), P()),
+        in_specs=(input_specs, shard_spec, shard_spec, P(), P()),
         out_specs=(param_specs, P()),
         axis_names=set(ROLLOUT_AXES),
         check_vma=False,
@@ -269,11 +247,40 @@ def build_gradient(
         B_p: Array,
         n: Array,
         coefficients: Coefficients,
-    ) -> tuple[Params, MetricSums]:
+    ) -> tuple[Params, Metrics]:
         shard = jnp.arange(shards, dtype=jnp.int32)
         return sharded_gradient(UpdateInputs(params, base_params, problems, coefficients), responses, shard, B_p, n)
 
     return gradient
+
+
+def _shard_gradient(
+    accumulator: GradientAccumulator,
+    mesh: Mesh,
+    param_specs: Any,
+    inputs: UpdateInputs,
+    responses: ResponseBatch,
+    shard: Array,
+    B_p: Array,
+    n: Array,
+) -> tuple[Params, Metrics]:
+    """A shard's part of the gradient, and the metrics of all shards."""
+    decoder, shards = accumulator.objective.decoder, accumulator.shapes.shards
+    shard_batch = accumulator.shard_batch(jax.tree.map(lambda x: x[0], responses), shard[0], B_p, n)
+    num_tokens = jnp.maximum(_sum_over_shards(responses.mask.sum(), shards), 1).astype(jnp.float32)
+    # Cast once, not in every microbatch.
+    cast_inputs = inputs._replace(
+        params=decoder.cast_params(inputs.params), base_params=decoder.cast_params(inputs.base_params)
+    )
+    d_params, sums = accumulator(cast_inputs, shard_batch)
+    metrics = {}
+    for name, reduction in accumulator.objective.metric_reductions.items():
+        if reduction == "max":
+            x = lax.pmax(sums[name], ROLLOUT_AXES) if shards > 1 else sums[name]
+        else:
+            x = _sum_over_shards(sums[name], shards)
+        metrics[name] = Metric(x, num_tokens if reduction == "mean" else None, reduction)
+    return jax.tree.map(lambda d, spec: _reduce_gradient(d, spec, mesh), d_params, param_specs), metrics
 
 
 def _make_anchor(x: Array) -> Array:

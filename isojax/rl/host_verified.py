@@ -14,9 +14,9 @@ from isojax.core.config import CellConfig
 from isojax.distributed.program import Program, shape_on
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Decoder, Params
+from isojax.rl.metric import Metrics
 from isojax.rl.rollout_source import (
     CellProblems,
-    Metrics,
     SourcedBatch,
     UpdateShapes,
     build_select_problems,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from isojax.core.config import RLConfig, SamplingConfig
 from isojax.models.fsdp import resolve_anchors
@@ -21,10 +21,10 @@ from isojax.rl.algorithm import Algorithm, loss_metrics, resolve_algorithm
 from isojax.rl.logprobs import HiddenStates, TokenStats, nucleus_token_stats, token_stats
 from isojax.rl.loss_weights import LossWeights
 from isojax.rl.losses import Clip
+from isojax.rl.metric import Reduction, combine
 from isojax.sampling.batch import ProblemArrays
 
-MetricSums = dict[str, Array]
-MAX_SUFFIX = "_max"  # opens a metric of which the largest is kept; of the others, sums are
+MetricSums = dict[str, Array]  # of tokens, in the order of `Objective.metric_reductions`
 
 
 class Coefficients(NamedTuple):
@@ -74,15 +74,15 @@ class PromptTokens(NamedTuple):
 class Objective(Protocol):
     """A sum over the responses of a microbatch, to be differentiated in params, and in the prefix where there is one.
 
-    names: its metrics'; those that open with `max_` are maxima, the others sums over tokens. needs_base: whether
-    `fixed.base` is read.
+    metric_reductions: its metrics by name. Of each it returns the sum over the microbatch's tokens, or the maximum; a
+    `mean` is divided by the batch's tokens later, a `total` is not. needs_base: whether `inputs.base_params` is read.
     """
 
     @property
     def decoder(self) -> Decoder: ...
 
     @property
-    def metric_names(self) -> list[str]: ...
+    def metric_reductions(self) -> dict[str, Reduction]: ...
 
     @property
     def needs_base(self) -> bool: ...
@@ -126,9 +126,19 @@ def hidden_states(
     return HiddenStates(params, prompt_hidden, microbatch.prefix_entry, response_hidden)
 
 
-def merge_metrics(sums: MetricSums, other: MetricSums) -> MetricSums:
-    """Metrics of two parts, together."""
-    return {k: jnp.maximum(sums[k], other[k]) if k.endswith(MAX_SUFFIX) else sums[k] + other[k] for k in sums}
+def merge_sums(reductions: dict[str, Reduction], sums: MetricSums, other: MetricSums) -> MetricSums:
+    """The sums (or maxima) of two microbatches together."""
+    return {name: combine(reduction, sums[name], other[name]) for name, reduction in reductions.items()}
+
+
+def sum_over_tokens(
+    reductions: dict[str, Reduction], metrics: dict[str, Array], mask: Bool[Array, "m T"]
+) -> MetricSums:
+    """The sums (or maxima) of per-token metrics f32[m T] over the tokens in the mask."""
+    return {
+        name: (jnp.max if reductions[name] == "max" else jnp.sum)(jnp.where(mask, x, 0.0))
+        for name, x in metrics.items()
+    }
 
 
 class PolicyInputs(NamedTuple):
@@ -160,18 +170,12 @@ class PolicyObjective:
         return self.rl.kl > 0 or self.rl.measure_kl
 
     @property
-    def metric_names(self) -> list[str]:
-        """The metrics'."""
-        kl, tis = ["kl"] if self.needs_base else [], ["tis_weight", "tis_capped"] if self.rl.tis != "none" else []
-        return [
-            "loss",
-            "entropy",
-            "sampler_logp_gap",
-            "sampler_logp_gap_max",
-            *kl,
-            *tis,
-            *loss_metrics(self.algorithm.loss, self.rl.loss),
-        ]
+    def metric_reductions(self) -> dict[str, Reduction]:
+        """The metrics. Weights in the loss hold its denominators, so that it is a total; the others are means."""
+        names = ["entropy", "sampler_logp_gap", *loss_metrics(self.algorithm.loss, self.rl.loss)]
+        names += ["kl"] if self.needs_base else []
+        names += ["tis_weight", "tis_capped"] if self.rl.tis != "none" else []
+        return {"loss": "total", "sampler_logp_gap_max": "max", **dict.fromkeys(names, "mean")}
 
     def token_stats(
         self, policy_hidden: HiddenStates, base_hidden: HiddenStates | None, microbatch: Microbatch
@@ -230,9 +234,7 @@ class PolicyObjective:
         if self.rl.kl > 0:
             token_loss = token_loss + coefficients.kl * sampled.loss_weights.kl[:, None] * metrics["kl"]
         metrics["loss"] = token_loss
-        return jnp.where(mask, token_loss, 0.0).sum(), {
-            k: (jnp.max if k.endswith(MAX_SUFFIX) else jnp.sum)(jnp.where(mask, v, 0.0)) for k, v in metrics.items()
-        }
+        return jnp.where(mask, token_loss, 0.0).sum(), sum_over_tokens(self.metric_reductions, metrics, mask)
 
     def policy_loss(
         self, logps: Float[Array, "m T"], microbatch: Microbatch, coefficients: Coefficients

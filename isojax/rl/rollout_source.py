@@ -21,14 +21,13 @@ from isojax.core.random_streams import TRAIN_STREAM
 from isojax.distributed.program import Program
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Params
+from isojax.rl.metric import Metrics, mean, total
 from isojax.rl.objective import Coefficients
 from isojax.rl.train_state import TrainState
 from isojax.rl.train_step import UpdateResult
 from isojax.sampling.batch import ProblemArrays, gather_problems
 from isojax.tasks.epochs import EpochOrder
 from isojax.tasks.protocol import Grades, count_unfinished
-
-Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ def build_select_problems(mesh: Mesh) -> Program:
 
 def finish_batch(batch: SourcedBatch, result: UpdateResult, problem_order: EpochOrder, n: int) -> Metrics:
     """The metrics of a batch as host numbers. Where the order leaves out solved problems, records the rewards in it."""
-    metrics = {name: float(value) for name, value in result.metrics.items()} | batch.metrics
+    metrics: Metrics = jax.tree.map(float, result.metrics) | batch.metrics
     if problem_order.drop_above is None:
         return metrics
     reward_sums = batch.reward_sums
@@ -159,7 +158,7 @@ def finish_batch(batch: SourcedBatch, result: UpdateResult, problem_order: Epoch
         reward_sums = np.asarray(result.reward_sums)[batch.problem_index]
     problem_order.record_rewards(batch.problem_index, reward_sums, n)
     updates = len(batch.problem_index) // problem_order.B_p
-    return metrics | {"dropped": updates * problem_order.dropped_fraction}
+    return metrics | {"dropped": mean(problem_order.dropped_fraction, updates)}
 
 
 def padded_index(index: np.ndarray, problem_rows: int) -> np.ndarray:
@@ -172,5 +171,6 @@ def padded_index(index: np.ndarray, problem_rows: int) -> np.ndarray:
 def verifier_metrics(grades: Grades) -> Metrics:
     """What the host's verifier found in one batch."""
     parsed_fraction = float(np.mean(grades.parsed)) if len(grades.parsed) else 0.0
-    metrics = {"parsed_fraction": parsed_fraction, "verifier_failures": float(count_unfinished(grades.failures))}
-    return metrics | {f"verifier_{kind}": float(count) for kind, count in grades.failures.items()}
+    failures = {"failures": count_unfinished(grades.failures), **grades.failures}
+    counts = {f"verifier_{kind}": total(float(count)) for kind, count in failures.items()}
+    return {"parsed_fraction": mean(parsed_fraction), **counts}

@@ -23,15 +23,13 @@ from isojax.rl.algorithm import resolve_algorithm
 from isojax.rl.drop_groups import drop_groups, groups_with_advantage
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.loss_weights import LossWeights, choose_train_rollouts, make_loss_weights
-from isojax.rl.objective import MAX_SUFFIX, Coefficients, MetricSums, PolicyInputs, PolicyObjective
+from isojax.rl.metric import Metrics, mean, over_updates, total, zero_where
+from isojax.rl.objective import Coefficients, PolicyInputs, PolicyObjective
 from isojax.rl.optimizer import adamw_update, learning_rate
 from isojax.rl.train_state import CriticState, TrainState, train_state_shardings
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, SamplerShapes, buffer_row_groups
 from isojax.tasks.protocol import Task
 from isojax.tasks.stop_strings import StopConditions
-
-# opens a metric that is a mean over the tokens of groups with an advantage, times the share of these tokens
-TRAINED_TOKENS_PREFIX = "taught/"
 
 
 class BatchSignals(NamedTuple):
@@ -61,11 +59,11 @@ class TrainedPart(NamedTuple):
 
 
 class UpdateResult(NamedTuple):
-    """What an update program tells: metrics, summed over the updates of the call; and, where the program itself
+    """What an update program returns beside the state: metrics, added up over the updates of the call; and, where the program itself
     computes rewards and `cell.rl.no_positive_resampling` wants them, f32[D], the sum of the rewards of each problem of
     the table."""
 
-    metrics: MetricSums
+    metrics: Metrics
     reward_sums: Array | None = None
 
 
@@ -108,7 +106,7 @@ class TrainStep:
 
     def compute_advantages(
         self, state: TrainState, batch: RolloutBatch, coefficients: Coefficients
-    ) -> tuple[BatchSignals, MetricSums]:
+    ) -> tuple[BatchSignals, Metrics]:
         """From rewards to advantages and loss weights; and the metrics of the batch."""
         rollouts = batch.rollouts
         groups, valid = buffer_row_groups(self.shapes, batch.B_p, batch.n)
@@ -143,8 +141,8 @@ class TrainStep:
         if self.has_interruption:
             rollout_metrics["interrupted"] = policy_lengths < lengths
         num_rollouts = (batch.B_p * batch.n).astype(jnp.float32)
-        metrics = {name: x.sum() / num_rollouts for name, x in rollout_metrics.items()}
-        metrics["tokens"] = lengths.sum().astype(jnp.float32)
+        metrics = {name: mean(x.sum() / num_rollouts) for name, x in rollout_metrics.items()}
+        metrics["tokens"] = total(lengths.sum().astype(jnp.float32))
         return BatchSignals(loss_weights, train_mask, value_estimates), metrics
 
     def _estimate_values(
@@ -167,7 +165,7 @@ class TrainStep:
         batch: RolloutBatch,
         signals: BatchSignals,
         coefficients: Coefficients,
-    ) -> tuple[TrainState, MetricSums]:
+    ) -> tuple[TrainState, Metrics]:
         """The loss's gradient and a step of AdamW; and the metrics of both. Where loss or gradient are not finite, the
         step is skipped: parameters and moments stay, these metrics count as 0, and `nonfinite_update` as 1."""
         rl, num_rollouts = self.rl, batch.B_p * batch.n
@@ -176,15 +174,13 @@ class TrainStep:
             state.params, base_params, part.problems, part.responses, part.B_p, part.n, coefficients
         )
         grad_norm = optax.tree.norm(gradient)
-        metrics = scale_by_trained_tokens(metrics, part.token_fraction) | {"grad_norm": grad_norm}
-        nonfinite, critic_warmup = ~jnp.isfinite(grad_norm + metrics["loss"]), jnp.bool_(False)
-        new_critic = None
+        nonfinite, critic_warmup = ~jnp.isfinite(grad_norm + metrics["loss"].sum), jnp.bool_(False)
+        new_critic, critic_metrics = None, {}
         if rl.critic and state.critic is not None:
             critic_warmup = state.step < rl.critic.warmup
             new_critic, critic_metrics, nonfinite = self._update_critic(
                 state, part, nonfinite, num_rollouts, coefficients
             )
-            metrics |= critic_metrics
         policy_updates = jnp.maximum(state.step - (rl.critic.warmup if rl.critic else 0), 0)
         params, moments = adamw_update(
             state.params,
@@ -196,14 +192,19 @@ class TrainStep:
             weight_decay=coefficients.weight_decay,
             skip=nonfinite | critic_warmup,
         )
-        metrics = {name: jnp.where(nonfinite, 0.0, value) for name, value in metrics.items()}
-        metrics["nonfinite_update"] = nonfinite.astype(jnp.float32)
+        token_fraction = None
+        if part.token_fraction is not None:
+            token_fraction = jnp.where(nonfinite, 0.0, part.token_fraction)
+        metrics = over_updates(metrics, token_fraction) | {"grad_norm": mean(grad_norm)} | critic_metrics
+        if token_fraction is not None:
+            metrics["trained_token_fraction"] = mean(token_fraction)
+        metrics = zero_where(nonfinite, metrics) | {"nonfinite_update": mean(nonfinite.astype(jnp.float32))}
         consecutive_nonfinite = jnp.where(nonfinite, state.consecutive_nonfinite + 1, 0)
         return TrainState(params, moments, state.step + 1, new_critic, consecutive_nonfinite), metrics
 
     def _update_critic(
         self, state: TrainState, part: TrainedPart, nonfinite: Array, num_rollouts: Array, coefficients: Coefficients
-    ) -> tuple[CriticState, MetricSums, Array]:
+    ) -> tuple[CriticState, Metrics, Array]:
         """The critic's own step, its metrics, and whether the policy's or the critic's loss or gradient are not
         finite."""
         assert state.critic is not None and part.value_estimates is not None
@@ -214,7 +215,7 @@ class TrainStep:
             state.critic.params, {}, part.problems, responses, part.B_p, part.n, coefficients
         )
         grad_norm = optax.tree.norm(gradient)
-        nonfinite = nonfinite | ~jnp.isfinite(grad_norm + metrics["loss"])
+        nonfinite = nonfinite | ~jnp.isfinite(grad_norm + metrics["loss"].sum)
         params, moments = adamw_update(
             state.critic.params,
             state.critic.moments,
@@ -225,7 +226,8 @@ class TrainStep:
             weight_decay=coefficients.weight_decay,
             skip=nonfinite,
         )
-        metrics = {f"critic_{name}": value for name, value in (metrics | {"grad_norm": grad_norm}).items()}
+        metrics = over_updates(metrics) | {"grad_norm": mean(grad_norm)}
+        metrics = {f"critic_{name}": metric for name, metric in metrics.items()}
         return CriticState(params, moments), metrics, nonfinite
 
     def _learning_rate(self, updates: Array, num_rollouts: Array, reference_lr: Any) -> Array:
@@ -250,16 +252,6 @@ class TrainStep:
         responses = responses._replace(mask=responses.mask & valid[..., None])
         token_fraction = responses.mask.sum() / jnp.maximum(rollouts.mask.sum(), 1)
         return TrainedPart(problems, responses, value_estimates, B_p, group_size, token_fraction)
-
-
-def scale_by_trained_tokens(metrics: MetricSums, trained_token_fraction: Array | None) -> MetricSums:
-    """Metrics of an update as they are added up over updates: where the gradient was not computed of all tokens, means
-    over the trained tokens are weighted by the share of these tokens."""
-    if trained_token_fraction is None:
-        return metrics
-    unscaled = {k: v for k, v in metrics.items() if k == "loss" or k.endswith(MAX_SUFFIX)}
-    scaled = {TRAINED_TOKENS_PREFIX + k: v * trained_token_fraction for k, v in metrics.items() if k not in unscaled}
-    return unscaled | scaled | {"trained_token_fraction": trained_token_fraction}
 
 
 def build_update(

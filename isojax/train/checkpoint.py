@@ -28,6 +28,7 @@ from isojax.core.errors import InputError, RunFailed, is_out_of_memory
 from isojax.core.preemption import Preempted
 from isojax.distributed import multiprocess
 from isojax.models.transformer import Params
+from isojax.rl.metric import Metric, Metrics
 from isojax.rl.train_state import TrainState
 from isojax.train.checksums import array_checksums, json_checksum
 from isojax.train.outputs import Uploader
@@ -42,18 +43,16 @@ class RunCursor:
         evaluation: the last evaluation, an index into the grid of C; -1 before the first.
         tokens: response tokens sampled up to that evaluation.
         order: what the order of problems needs in addition to M (tasks/epochs.py).
-        sums: the metrics of the updates since that evaluation, summed.
+        sums: the metrics of the updates since that evaluation, merged.
         pending: rollouts in progress, as RolloutSource.save describes them.
-        evaluation_M: updates done at that evaluation.
     """
 
     M: int
     evaluation: int
     tokens: int
     order: dict[str, Any] | None = None
-    sums: dict[str, float] = field(default_factory=dict)
+    sums: Metrics = field(default_factory=dict)
     pending: dict[str, Any] | None = None
-    evaluation_M: int = 0
 
 
 class CorruptCheckpoint(Exception):
@@ -158,9 +157,9 @@ class Checkpoints:
     def _read_state(self, M: int, abstract_state: TrainState) -> tuple[TrainState, RunCursor]:
         host_data = self._read_host_data(M)
         expected_checksums = host_data.pop("checksums")
-        return TrainState(**self._read_tree(M, "state", state_trees(abstract_state), expected_checksums)), RunCursor(
-            **host_data
-        )
+        host_data["sums"] = {name: Metric(**metric) for name, metric in host_data["sums"].items()}
+        state = TrainState(**self._read_tree(M, "state", state_trees(abstract_state), expected_checksums))
+        return state, RunCursor(**host_data)
 
     def _read_host_data(self, M: int) -> dict[str, Any]:
         def read() -> dict[str, Any]:

@@ -24,11 +24,12 @@ from isojax.core import preemption
 from isojax.core.config import Config
 from isojax.core.nouns import Cell, CellProgress
 from isojax.distributed import multiprocess
-from isojax.rl.rollout_source import Metrics, finish_batch
+from isojax.rl.metric import Metrics, merge, merge_in_float32
+from isojax.rl.rollout_source import finish_batch
 from isojax.train.base_policy import BasePolicy
 from isojax.train.checkpoint import Checkpoints, RunCursor
 from isojax.train.eval_grid import make_eval_grid, updates_to_reach
-from isojax.train.metrics import accumulate_metrics, add_in_float32, extra_eval_sets, make_eval_point, write_samples
+from isojax.train.metrics import extra_eval_sets, make_eval_point, write_samples
 from isojax.train.outputs import CellOutputs
 from isojax.train.programs import SweepPrograms
 from isojax.train.restore import CellState, open_cell
@@ -97,7 +98,7 @@ class CellTrainer:
         """Updates until there are `target_updates`; saves the state when it is due, or when the process must end."""
         while self.cursor.M < target_updates:
             metrics = self.run_updates(min(self.programs.rollouts.updates_per_call, target_updates - self.cursor.M))
-            M, sums = int(self.state.step), accumulate_metrics(self.cursor.sums, metrics)
+            M, sums = int(self.state.step), merge(self.cursor.sums, metrics)
             self.cursor = replace(self.cursor, M=M, sums=sums, order=self.problem_order.state_dict())
             if self.is_failing:
                 self.fail()
@@ -124,7 +125,7 @@ class CellTrainer:
             # rewards to the order of problems; then the new policy to the sampler
             metrics = finish_batch(batch, result, self.problem_order, self.cell.n)
             metrics |= self.source.finish_update(self.state)
-            sums = add_in_float32(sums, metrics)
+            sums = merge_in_float32(sums, metrics)
         return sums
 
     def evaluate(self, evaluation: int, target: int) -> None:
@@ -138,7 +139,6 @@ class CellTrainer:
             evaluation=evaluation,
             tokens=point.tokens,
             order=self.problem_order.state_dict(),
-            evaluation_M=self.cursor.M,
         )
         now, ledger = time.monotonic(), self.outputs.ledger
         if ledger:

@@ -9,9 +9,7 @@ from isojax.core.atomic_files import append_bytes
 from isojax.core.config import PANEL, Config
 from isojax.core.estimators import summarize_counts
 from isojax.core.nouns import Cell, EvalPoint, Problem
-from isojax.rl.objective import MAX_SUFFIX
-from isojax.rl.rollout_source import Metrics
-from isojax.rl.train_step import TRAINED_TOKENS_PREFIX
+from isojax.rl.metric import values
 from isojax.tasks.problem_selection import final_answer
 from isojax.tasks.protocol import Task, count_unfinished
 from isojax.train.base_policy import BasePolicy
@@ -19,40 +17,6 @@ from isojax.train.checkpoint import RunCursor
 from isojax.train.evaluate import EvalCounts
 
 SHOWN_SAMPLES = 4
-COUNT_PREFIX = "verifier_"  # opens a training metric that is a count: the sum over updates is recorded, not the mean
-
-
-def accumulate_metrics(sums: Metrics, new_metrics: Metrics) -> Metrics:
-    """The metrics of updates together with those of later updates; either may lack some of the names."""
-    return sums | {
-        k: max(sums.get(k, 0.0), v) if k.endswith(MAX_SUFFIX) else sums.get(k, 0.0) + v for k, v in new_metrics.items()
-    }
-
-
-def add_in_float32(sums: Metrics, new_metrics: Metrics) -> Metrics:
-    """`accumulate_metrics` in float32, as the fused program adds up the updates of a call."""
-    rounded = {name: float(np.float32(value)) for name, value in new_metrics.items()}
-    return {name: float(np.float32(value)) for name, value in accumulate_metrics(sums, rounded).items()}
-
-
-def interval_metrics(sums: Metrics, updates: int) -> Metrics:
-    """The metrics of an interval of updates, from their sums: means, except for counts, which stay sums, and maxima.
-
-    Where the gradient is not computed of groups without advantage, `entropy` and other metrics of tokens are means over
-    the trained tokens, whose share of all tokens is `trained_token_fraction`; they are missing where nothing was
-    trained.
-    """
-    metrics = {
-        k: v if k.startswith(COUNT_PREFIX) or k.endswith(MAX_SUFFIX) else v / updates
-        for k, v in sums.items()
-        if not k.startswith(TRAINED_TOKENS_PREFIX)
-    }
-    trained_token_sums = {
-        k.removeprefix(TRAINED_TOKENS_PREFIX): v for k, v in sums.items() if k.startswith(TRAINED_TOKENS_PREFIX)
-    }
-    if not trained_token_sums or not sums["trained_token_fraction"] > 0:
-        return metrics
-    return metrics | {k: v / sums["trained_token_fraction"] for k, v in trained_token_sums.items()}
 
 
 def make_eval_point(
@@ -63,18 +27,24 @@ def make_eval_point(
     extra_counts: dict[str, EvalCounts],
     samples: int,
 ) -> EvalPoint:
-    """What the ledger records of an evaluation, and of the updates since the one before (`cursor.sums`)."""
-    train_sums = {name: value for name, value in cursor.sums.items() if name != "tokens"}
+    """What the ledger records of an evaluation, and of the updates since the one before (`cursor.sums`).
+
+    Where the gradient is not computed of groups without advantage, `entropy` and other metrics of tokens are means over
+    the trained tokens, whose share of all tokens is `trained_token_fraction`; they are missing where nothing was
+    trained.
+    """
+    train_metrics = values(cursor.sums)
+    tokens = train_metrics.pop("tokens", 0.0)
     named_counts = {name: c for name, c in extra_counts.items() if name != PANEL}
     return EvalPoint(
         target=target,
         M=cursor.M,
         rollouts=cursor.M * cell.B,
-        tokens=cursor.tokens + round(cursor.sums.get("tokens", 0.0)),
+        tokens=cursor.tokens + round(tokens),
         metrics=eval_metrics(counts, named_counts, samples),
         counts=tuple(int(c) for c in counts.correct),
         samples=samples,
-        train=interval_metrics(train_sums, cursor.M - cursor.evaluation_M),
+        train=train_metrics,
         extra={name: tuple(int(c) for c in extra.correct) for name, extra in extra_counts.items()},
     )
 

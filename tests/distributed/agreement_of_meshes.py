@@ -108,7 +108,7 @@ class Programs:
             key_data=np.asarray(jax.random.key_data(jax.random.key(0))),
         )
         state, result = self.learned(state, base, batch, make_coefficients(RL))
-        return state, float(result.metrics["loss"])
+        return state, float(result.metrics["loss"].sum)
 
     def kv_bytes(self, params: Any) -> np.ndarray:
         """Of the sampler's caches and table between two visits."""

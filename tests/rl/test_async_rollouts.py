@@ -33,11 +33,11 @@ from isojax.rl.async_rl.rollout_worker import RolloutJob
 from isojax.rl.async_rl.transport import WorkerHandle
 from isojax.rl.async_rl.worker_process import WorkerProcess
 from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
+from isojax.rl.metric import Metrics, merge
 from isojax.rl.rollout_source import CellProblems, UpdateShapes
 from isojax.rl.train_state import TrainState, build_init_state
 from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
-from isojax.train.metrics import accumulate_metrics
 from tests.compiler import SAME_BITS
 from tests.device import CONFIG, DECODER, P, Parity, T, compile_with, mesh, placed, policy, random_problems
 from tests.rl.test_host_verified import FixedOrder, Spoken, train_on
@@ -100,11 +100,11 @@ def pipelined(
     )
     source = AsyncRollouts(made, CellProblems(cell, PROBLEMS, host_table, table, problem_order, first_update=0))
     with closing(source):
-        sums: dict[str, float] = {}
+        sums: Metrics = {}
         for count in (2, UPDATES - 2):  # it goes on where it stood
             state, more = train_on(source, made.update, state, base, numbers, problem_order, count)
-            sums = accumulate_metrics(sums, more)
-    return state, sums
+            sums = merge(sums, more)
+    return state, {name: metric.sum for name, metric in sums.items()}
 
 
 @cache
@@ -127,8 +127,8 @@ def synchronous(axes: str, pair: tuple[int, int], learning_rate: float = 2e-2) -
         )
         numbers = make_coefficients(recipe(None, learning_rate).rl)
         state, result = train(state, base, batches, numbers)
-        sums = accumulate_metrics(sums, {k: float(v) for k, v in result.metrics.items()})
-    return state, sums
+        sums = merge(sums, jax.tree.map(float, result.metrics))
+    return state, {name: metric.sum for name, metric in sums.items()}
 
 
 @pytest.fixture

@@ -20,10 +20,11 @@ from isojax.models.transformer import ComputeOptions, Params
 from isojax.rl.advantages import RewardedBatch
 from isojax.rl.aggregations import token as token_mean
 from isojax.rl.loss_weights import make_loss_weights
+from isojax.rl.metric import values
 from isojax.rl.objective import Coefficients
 from isojax.rl.optimizer import adam, adamw_update
 from isojax.rl.train_state import TrainState, build_init_state, train_state_shardings
-from isojax.rl.train_step import TRAINED_TOKENS_PREFIX, BatchSignals, TrainStep, make_coefficients
+from isojax.rl.train_step import BatchSignals, TrainStep, make_coefficients
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, buffer_row_groups, make_sampler_shapes
 from isojax.sampling.engine import build_sampler
 from tests.device import (
@@ -144,13 +145,9 @@ class Program:
         return self.update(*self.arguments(state, batch, B_p, n, **numbers))
 
     def gradient(self, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[Params, dict[str, float]]:
-        """Adam's first moment after one step is (1 - b1) times the gradient. Every group here has an advantage, so all
-        are taught.
-        """
+        """Adam's first moment after one step is (1 - b1) times the gradient."""
         state, metrics = self.step(self.init(placed(policy(), self.mesh)), batch, B_p, n, **numbers)
-        return jax.tree.map(lambda m: np.asarray(m) / np.float32(0.1), state.moments.mu), {
-            k.removeprefix(TRAINED_TOKENS_PREFIX): float(v) for k, v in metrics.items()
-        }
+        return jax.tree.map(lambda m: np.asarray(m) / np.float32(0.1), state.moments.mu), values(metrics)
 
 
 PROGRAMS = {
@@ -322,7 +319,7 @@ def test_rewards_and_advantages_of_a_rollout_by_numpy() -> None:
         "zero_variance": (std == 0).mean(),
     }
     for k, v in expected.items():
-        assert float(metrics[k]) == pytest.approx(float(v), rel=1e-6), k
+        assert values(metrics)[k] == pytest.approx(float(v), rel=1e-6), k
     assert 0 < rewards.mean() < 1 and 0 < (~ended).mean() < 1
 
 
@@ -339,7 +336,7 @@ def test_ten_steps_on_one_and_on_eight_devices() -> None:
         for i, rows in enumerate(recorded):
             state, metrics = program.step(state, rows, 13, 7, max_grad_norm=1.0)
             assert (
-                i or float(metrics["sampler_logp_gap"]) < 1e-5
+                i or values(metrics)["sampler_logp_gap"] < 1e-5
             )  # sampler's and trainer's log-probabilities before the first update
         assert int(state.step) == 10
         ends.append(jax.device_get(state.params))

@@ -18,13 +18,13 @@ from isojax.distributed.program import shapes_like
 from isojax.distributed.sharding import replicated, shard_count
 from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
 from isojax.rl.host_verified import InlinePrograms, InlineRollouts
+from isojax.rl.metric import Metrics, merge_in_float32
 from isojax.rl.rollout_source import CellProblems, RolloutSource, UpdateShapes, finish_batch
 from isojax.rl.train_state import TrainState, build_init_state, train_state_shapes
 from isojax.rl.train_step import TrainStep, make_coefficients
 from isojax.sampling.batch import ProblemArrays, gather_problems, make_sampler_shapes, problem_shapes
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.protocol import Grades
-from isojax.train.metrics import add_in_float32
 from tests.compiler import AS_USERS_DO
 from tests.device import (
     CONFIG,
@@ -104,15 +104,15 @@ def train_on(
     coefficients: Any,
     order: Any,
     updates: int,
-) -> tuple[TrainState, dict[str, float]]:
+) -> tuple[TrainState, Metrics]:
     """`updates` updates on the batches of a source, as the training loop does them; the sums of their metrics."""
-    sums: dict[str, float] = {}
+    sums: Metrics = {}
     done = 0
     while done < updates:
         batch = source.next_batch(state, updates - done)
         state, result = update(state, base, batch.inputs, coefficients)
         metrics = finish_batch(batch, result, order, source.problems.cell.n)  # pyright: ignore[reportAttributeAccessIssue]
-        sums = add_in_float32(sums, metrics | source.finish_update(state))
+        sums = merge_in_float32(sums, metrics | source.finish_update(state))
         done += len(batch.problem_index) // order.B_p
     return state, sums
 
@@ -148,7 +148,7 @@ class Twin:
 
     def on_device(self, count: int = UPDATES) -> tuple[TrainState, dict[str, float]]:
         state, result = self.trainer(self.start(), self.base, self.batches(count), self.numbers)
-        return state, {k: float(v) for k, v in result.metrics.items()}
+        return state, {k: float(metric.sum) for k, metric in result.metrics.items()}
 
     def first_responses(self) -> list[list[int]]:
         """Of the first update, out of a sampler of its own, in the order of the rollouts."""
@@ -170,7 +170,8 @@ class Twin:
     ) -> tuple[TrainState, dict[str, float]]:
         programs, order = self.programs(task), order or FixedOrder(index()[:, :B_p])
         source = InlineRollouts(programs, self.problems(Cell(B_p, n, SEED), order))
-        return train_on(source, programs.update, self.start(), self.base, self.numbers, order, count)
+        state, sums = train_on(source, programs.update, self.start(), self.base, self.numbers, order, count)
+        return state, {name: metric.sum for name, metric in sums.items()}
 
     def problems(self, cell: Cell, order: Any) -> CellProblems:
         return CellProblems(cell, PROBLEMS, TABLE, self.table(), order, first_update=0)
@@ -233,7 +234,7 @@ def test_nothing_is_compiled_after_compile(caplog: pytest.LogCaptureFixture, mon
             order = FixedOrder(index()[::-1, : cell.B_p])
             source = InlineRollouts(programs, CellProblems(cell, PROBLEMS, TABLE, table, order, first_update=0))
             start, metrics = train_on(source, programs.update, start, twin.base, twin.numbers, order, 2)
-            assert metrics["tokens"] > 16
+            assert metrics["tokens"].sum > 16
         assert not [r for r in caplog.messages if "XLA compilation" in r]
         jax.jit(lambda x: x + SEED)(np.float32(1))
     assert [r for r in caplog.messages if "XLA compilation" in r]  # they are seen

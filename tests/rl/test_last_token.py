@@ -35,7 +35,7 @@ class Weighted:
 
     decoder: Decoder
     needs_base: bool = False
-    metric_names = ["loss"]  # noqa: RUF012
+    metric_reductions = {"loss": "total"}  # noqa: RUF012
 
     def __call__(self, params: Any, prefix: Any, base_prefix: Any, fixed: Any, rows: Any) -> tuple[Any, Any]:
         hidden = hidden_states(self.decoder, params, prefix, fixed.problems, rows).states
@@ -93,6 +93,6 @@ def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str,
     )
     got, metrics = quick_jit(gradient, out_shardings=(decoder.shardings(on), None))(*given)
     loss, wanted = quick_jit(jax.value_and_grad(expected))(params)
-    assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-6, abs=1e-5)
+    assert float(metrics["loss"].sum) == pytest.approx(float(loss), rel=1e-6, abs=1e-5)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(wanted), jax.tree.leaves(got), strict=True):
         assert np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(a), jax.tree_util.keystr(path)

@@ -20,6 +20,7 @@ from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Params
 from isojax.rl import critic
 from isojax.rl.algorithm import resolve_algorithm
+from isojax.rl.metric import values as metric_values
 from isojax.rl.optimizer import adam
 from isojax.rl.train_state import CriticState, TrainState
 from isojax.rl.train_step import TrainStep, make_coefficients
@@ -253,7 +254,7 @@ class Update:
         state, metrics, taken = update(state, policy(1), problems, rollouts, rewards, numbers, jax.random.key(5))
         moments = [state.moments.mu, state.critic.moments.mu if state.critic else None]
         gradients = jax.tree.map(lambda m: np.asarray(m) / np.float32(0.1), moments)
-        return *gradients, {k: float(v) for k, v in metrics.items()}, gather(geometry, B, taken).tolist()
+        return *gradients, metric_values(metrics), gather(geometry, B, taken).tolist()
 
     def pad(self, rows: list[Any], fill: Any) -> np.ndarray:
         out = np.full((B, T), fill, np.result_type(rows[0], np.float32) if isinstance(fill, float) else rows[0].dtype)

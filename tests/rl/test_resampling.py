@@ -18,7 +18,7 @@ def test_right_answers_by_problem(axes: str) -> None:
     _, hosted_metrics = twin.hosted(task, order=order)
     hosted = order.reward_sums
     _, result = twin.trainer(twin.start(), twin.base, twin.batches(), twin.numbers)
-    device, reward = np.asarray(result.reward_sums), float(result.metrics["reward"])
+    device, reward = np.asarray(result.reward_sums), float(result.metrics["reward"].sum)
     assert hosted_metrics["reward"] == pytest.approx(reward)
     expected = np.zeros(COUNT)
     place = {int(i): row for row, i in enumerate(TABLE.ids)}

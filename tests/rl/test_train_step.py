@@ -60,7 +60,7 @@ class Trainer:
 
     def __call__(self, *args, **kwargs):
         state, result = self.program(*self.args(*args, **kwargs))
-        return state, {k: float(v) for k, v in result.metrics.items()}
+        return state, {k: float(metric.sum) for k, metric in result.metrics.items()}
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_an_update_on_eight_devices(trainer: Trainer) -> None:
             f(*t.args(t.fresh(), t.index(B_p), 1, B_p, n)) for t, f in ((trainer, trainer.program), (many, program))
         )
         for name in ("tokens", "reward"):  # the same rollouts
-            assert float(a.metrics[name]) == float(b.metrics[name])
+            assert float(a.metrics[name].sum) == float(b.metrics[name].sum)
         for x, y in zip(jax.tree.leaves(one.moments.mu), jax.tree.leaves(two.moments.mu), strict=True):
             np.testing.assert_allclose(x, y, atol=1e-5 * float(np.abs(x).max()))
 

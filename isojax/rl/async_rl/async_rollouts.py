@@ -23,7 +23,8 @@ from isojax.models.transformer import Params
 from isojax.rl.async_rl.async_programs import AsyncPrograms
 from isojax.rl.async_rl.rollout_worker import FinishedRollouts, RolloutJob
 from isojax.rl.async_rl.transport import InlineWorker
-from isojax.rl.rollout_source import CellProblems, Metrics, SourcedBatch, padded_index, verifier_metrics
+from isojax.rl.metric import Metric, Metrics, mean
+from isojax.rl.rollout_source import CellProblems, SourcedBatch, padded_index, verifier_metrics
 from isojax.rl.train_state import TrainState
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, rewards_to_buffer, row_index
 from isojax.tasks.grading.background_grading import BackgroundGrader
@@ -95,7 +96,7 @@ class AsyncRollouts:
             return {}
         self.paused_at = self._busy_clocks()
         busy_shares, self.clocks = utilisation(self.clocks, self.paused_at)
-        return busy_shares
+        return {name: mean(share) for name, share in busy_shares.items()}
 
     def save(self) -> tuple[dict[str, Any] | None, Any]:
         """Nothing before any batch has begun, nor where the sampler works in the background: its rollouts are sampled
@@ -167,17 +168,19 @@ def staleness_metrics(tokens_by_version: Mapping[int, int], update: int, max_sta
     share of tokens of each age from 0 to k. Nothing where k = 0."""
     if not max_staleness:
         return {}
-    total = sum(tokens_by_version.values())
-    shares = {
-        f"staleness_share_{age}": tokens_by_version.get(update - age, 0) / total for age in range(max_staleness + 1)
-    }
+    num_tokens = sum(tokens_by_version.values())
+    ages = range(max_staleness + 1)
+    summed_age = sum((update - version) * count for version, count in tokens_by_version.items())
     return {
-        "staleness_mean": sum((update - version) * count for version, count in tokens_by_version.items()) / total,
-        "staleness_max": float(update - min(tokens_by_version)),
-    } | shares
+        "staleness_mean": mean(summed_age / num_tokens),
+        "staleness_max": Metric(float(update - min(tokens_by_version)), None, "max"),
+        **{f"staleness_share_{age}": mean(tokens_by_version.get(update - age, 0) / num_tokens) for age in ages},
+    }
 
 
-def utilisation(last_clocks: Mapping[str, float], clocks: Mapping[str, float]) -> tuple[Metrics, dict[str, float]]:
+def utilisation(
+    last_clocks: Mapping[str, float], clocks: Mapping[str, float]
+) -> tuple[dict[str, float], dict[str, float]]:
     """The shares of the time between two clocks that sampler and trainer worked, at most 1; and the clocks to count
     from next. Work is reported when it is done and may have begun before `last_clocks`; what exceeds the time between
     the clocks counts in the next interval."""

@@ -1,0 +1,99 @@
+"""A metric of training, and how it adds up over microbatches, shards and updates.
+
+What a metric comes to depends on its reduction alone, never on its name:
+
+    mean     sum / weight; there is none where the weight is 0
+    total    sum
+    max      the largest value, which `sum` holds
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Reduction = Literal["mean", "total", "max"]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["sum", "weight"], meta_fields=["reduction"])
+@dataclass(frozen=True)
+class Metric:
+    """Float32 scalars inside a program, floats on the host. `weight` is None unless `reduction` is mean."""
+
+    sum: Any
+    weight: Any
+    reduction: Reduction
+
+
+Metrics = dict[str, Metric]
+
+
+def mean(value: Any, weight: Any = None) -> Metric:
+    """A value that counts `weight` times in its mean; once where there is no weight."""
+    return Metric(value, np.float32(1), "mean") if weight is None else Metric(value * weight, weight, "mean")
+
+
+def total(value: Any) -> Metric:
+    """A value that is added up."""
+    return Metric(value, None, "total")
+
+
+def combine(reduction: Reduction, a: Any, b: Any) -> Any:
+    """Two sums, or two maxima, together."""
+    if reduction != "max":
+        return a + b
+    return jnp.maximum(a, b) if isinstance(a, jax.Array) else max(a, b)
+
+
+def merge(a: Metrics, b: Metrics) -> Metrics:
+    """The metrics of two parts together; either may lack some of the names."""
+    both = {}
+    for name in a.keys() & b.keys():
+        one, other = a[name], b[name]
+        weight = None if one.weight is None else one.weight + other.weight
+        both[name] = Metric(combine(one.reduction, one.sum, other.sum), weight, one.reduction)
+    return {name: both.get(name, metric) for name, metric in (a | b).items()}
+
+
+def merge_in_float32(a: Metrics, b: Metrics) -> Metrics:
+    """`merge` on the host in float32, as the fused program adds up the updates of a call."""
+
+    def rounded(metrics: Metrics) -> Metrics:
+        return jax.tree.map(lambda x: float(np.float32(x)), metrics)
+
+    return rounded(merge(a, rounded(b)))
+
+
+def over_updates(metrics: Metrics, token_fraction: Any = None) -> Metrics:
+    """The metrics of one update as metrics of several: means over updates, and maxima.
+
+    Each update counts once in the mean of a total. It counts `token_fraction` in the mean of a mean over tokens, if it
+    took only that share of its batch's tokens.
+    """
+    converted = {}
+    for name, metric in metrics.items():
+        if metric.reduction == "max":
+            converted[name] = metric
+        else:
+            is_token_mean = metric.reduction == "mean"
+            converted[name] = mean(value(metric), token_fraction if is_token_mean else None)
+    return converted
+
+
+def zero_where(condition: Any, metrics: Metrics) -> Metrics:
+    """The metrics with sums of 0 where the condition holds."""
+    return {name: replace(metric, sum=jnp.where(condition, 0.0, metric.sum)) for name, metric in metrics.items()}
+
+
+def value(metric: Metric) -> Any:
+    """What a metric comes to."""
+    return metric.sum / metric.weight if metric.reduction == "mean" else metric.sum
+
+
+def values(metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """What metrics on the host come to; means of weight 0 are left out."""
+    return {name: float(value(metric)) for name, metric in metrics.items() if metric.weight is None or metric.weight}
