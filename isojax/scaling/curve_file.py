@@ -1,6 +1,4 @@
-"""`isojax fit-curve`: one run's curve from two columns of a file, what it says beyond the points it was fitted to, and how
-far to trust it.
-"""
+"""One run's curve from two columns of a file, with intervals, flags, and its error beyond the points it was fitted to."""
 
 from __future__ import annotations
 
@@ -68,7 +66,7 @@ def fit_curve_file(
         out.
         below: fit points with x <= below only, and compare the curve with those beyond.
         filters: "COL=VALUE", rows to keep.
-        group: column that tells seeds of one configuration apart; all share one curve.
+        group: column that names the seed of one configuration; all seeds share one curve.
 
     Returns:
         R0, A, exponent, C_mid, intervals {name: [low, high]} (None: open end), bootstrap, points, seeds, rmse, noise {sd,

@@ -1,11 +1,12 @@
 """Mode "hierarchical": every curve from all points, no filter; see hierarchical.py for the model and
 hierarchical_prior.py for its scales.
 
-Against the paper's procedure (records, one sigmoid a cell): points that did not break a record count too, so that noise
-is not taken for progress; all cells share R0 and one run-to-run effect and lean on a joint surface over (n, B_p); of
-the shapes in hill.py the likeliest is kept; a reward that falls again ends its curve at the peak; where n makes
-no difference all n share one curve. The curves are posterior means, intervals come from posterior draws (hmc.py) that
-also draw the validation problems anew (tasks/problem_selection.py)."""
+Departures from the paper's procedure (records, one sigmoid per cell): all points count, so that noise is not mistaken
+for progress; all cells share R0 and one run-to-run effect and lean on a joint surface over (n, B_p); each shape of
+hill.py has draws in proportion to its probability; a reward that falls again ends its curve at the peak; where n makes
+no difference, all n share one curve. The curves are posterior means; intervals come from posterior draws (hmc.py), which
+also resample the validation problems (problem_resampling.py).
+"""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ def _residuals_by_run(j: int, packed: PackedSweep, point_residuals: FloatArray) 
 
 
 def _unfitted_reason(seeds: Sequence[RunTrack]) -> str | None:
-    """Why a cell carries no curve."""
+    """Why a cell has no curve."""
     points = sum(int((t.C > 0).sum()) for t in seeds)
     if points < MIN_POINTS:
         return f"{points} points at C > 0, at least {MIN_POINTS} needed"
@@ -123,7 +124,7 @@ def _posterior_samples(
     corrections: Sequence[ResidualCorrection | None],
     options: EstimationOptions,
 ) -> PosteriorSamples:
-    """The posterior draws, each with problems of its own."""
+    """The posterior draws, each with its own resampled problems."""
     draw_count = len(posterior.R0)
     shifts = (
         np.zeros((draw_count, 2))
@@ -185,7 +186,7 @@ def _describe_intervals(
 ) -> IntervalSettings:
     """How the intervals were made."""
     problems_sentence = (
-        f"the {problem_shifts.problem_count} validation problems are drawn anew, the same for all runs and checkpoints"
+        f"the {problem_shifts.problem_count} validation problems are resampled, alike for all runs and checkpoints"
         if problem_shifts is not None
         else "no right answers of single problems are recorded, so the intervals hold for these validation problems, not for others"
     )
