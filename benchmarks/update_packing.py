@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isojax.core import shapes
 from isojax.core.config import ModelConfig, RLConfig, SamplingConfig
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.models.transformer import Decoder
-from isojax.rl import length_buckets
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.loss_weights import LossWeights
 from isojax.rl.objective import PolicyInputs, PolicyObjective
@@ -51,7 +51,7 @@ def positions(length: np.ndarray, prompts: int, choices: tuple[int, ...]) -> int
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--widths", default=f"1,{length_buckets.MAX_BUCKETS}", help="how many widths, the first to compare with"
+        "--widths", default=f"1,{shapes.MAX_BUCKETS}", help="how many widths, the first to compare with"
     )
     counts = [int(x) for x in parser.parse_args().widths.split(",")]
 
@@ -73,7 +73,7 @@ def main() -> None:
     programs: dict[int, Any] = {}
     told: dict[str, Any] = {"tokens": live, "microbatch": M, "T": T, "backend": jax.default_backend()}
     for count in counts:
-        length_buckets.MAX_BUCKETS = count
+        shapes.MAX_BUCKETS = count
         sampling = SamplingConfig(prompt_length=P, response_length=T)
         objective = PolicyObjective(decoder, RLConfig(), sampling, vocab_split=False)
         gradient = build_gradient(objective, geometry, on, decoder.logical_axes(), decoder.shapes())
@@ -85,9 +85,7 @@ def main() -> None:
         start = time.process_time()
         programs[count] = jax.jit(program).lower(params).compile()
         told[f"compile_s_{count}"] = round(time.process_time() - start, 1)
-        told[f"positions_{count}"] = round(
-            positions(length, geometry.prefill_batch, length_buckets.bucket_widths(T)) / live, 2
-        )
+        told[f"positions_{count}"] = round(positions(length, geometry.prefill_batch, shapes.bucket_widths(T)) / live, 2)
     spent: dict[int, list[float]] = {count: [] for count in counts}
     for turn in range(REPEATS + 1):
         for count, compiled in programs.items():

@@ -12,9 +12,16 @@ TRANSPOSE_MAX_SLOTS = 64
 # ... where each slot writes so many tokens in a call that this saves more time than transposing takes.
 TRANSPOSE_MIN_STEPS = 12
 TPU_LANES = 128
-# Updates in one call of the program that samples, verifies and trains on device (rl/fused_rollouts.py); after as many
-# the host looks at its clock and for signals.
+# Up to so many logits of a microbatch, they are computed at once (rl/logprobs.py); 16 MiB in float32.
+MAX_DENSE_LOGITS = 2**22
+# Up to so many logits, those computed in blocks are saved for the gradient (rl/blockwise_logprobs.py); 128 MiB.
+MAX_SAVED_LOGITS = 2**25
+# Widths of microbatches (rl/length_buckets.py).
+MIN_BUCKET_WIDTH, MAX_BUCKETS = 16, 4
+# Updates of a program that verifies on device, per call (rl/fused_rollouts.py).
 MAX_UPDATES_PER_CALL = 64
+# Rows of the problem table of such a program, before problems are chosen.
+ASSUMED_TRAINING_PROBLEMS = 1000
 
 
 @dataclass(frozen=True)
@@ -116,3 +123,12 @@ def vocabulary_block(vocab: int, max_block: int = VOCABULARY_BLOCK) -> int:
     """
     size = vocab // -(-vocab // max_block)
     return size if size in (vocab, size % TPU_LANES) else size - size % TPU_LANES
+
+
+def bucket_widths(T: int) -> tuple[int, ...]:
+    """The widths of microbatches that are compiled, narrowest first: T, T/2, T/4, T/8, as long as they are whole and not
+    below MIN_BUCKET_WIDTH."""
+    ascending = [T]
+    while len(ascending) < MAX_BUCKETS and ascending[0] % 2 == 0 and ascending[0] // 2 >= MIN_BUCKET_WIDTH:
+        ascending.insert(0, ascending[0] // 2)
+    return tuple(ascending)

@@ -18,13 +18,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from isojax.core.config import CellConfig, SweepConfig
-from isojax.core.shapes import MAX_UPDATES_PER_CALL, make_sampler_shapes, vocabulary_block
+from isojax.core.shapes import (
+    ASSUMED_TRAINING_PROBLEMS,
+    MAX_DENSE_LOGITS,
+    MAX_SAVED_LOGITS,
+    MAX_UPDATES_PER_CALL,
+    bucket_widths,
+    make_sampler_shapes,
+    vocabulary_block,
+)
 from isojax.launch.device_sizes import FLOAT_BYTES, DeviceSizes, MeshSizes
-
-MAX_WHOLE_LOGITS = 2**22  # logits of a microbatch up to which they are held whole (rl/logprobs.py)
-MAX_SAVED_LOGITS = 2**25  # up to which blocks keep theirs for the gradient
-MIN_BUCKET_WIDTH, MAX_BUCKETS = 16, 4  # of microbatches (rl/length_buckets.py)
-ASSUMED_TRAINING_PROBLEMS = 1000
 
 
 @dataclass(frozen=True)
@@ -114,9 +117,7 @@ def layer_backward_bytes(s: DeviceSizes, tokens: int, key_positions: int, key_pa
 def logits_bytes(s: DeviceSizes) -> int:
     """Bytes of the logits of a microbatch, as often as they are held, at the width that takes most: narrow microbatches
     hold them whole where wide ones do not (rl/length_buckets.py)."""
-    widths = {s.geometry.response_length}
-    while len(widths) < MAX_BUCKETS and min(widths) % 2 == 0 and min(widths) // 2 >= MIN_BUCKET_WIDTH:
-        widths.add(min(widths) // 2)
+    widths = bucket_widths(s.geometry.response_length)
     return max(_logits_bytes_at_width(s, width, len(widths) > 1) for width in widths)
 
 
@@ -133,7 +134,7 @@ def _logits_bytes_at_width(s: DeviceSizes, width: int, has_width_branches: bool)
     tokens, logit_rows = m * width, min(m, s.geometry.prefill_batch) + m * (width - 1)
     num_policies = 1 + (s.reference_bytes > 0)
     nucleus_copies = 0 if s.cell.sampling.top_p == 1 else 1 if s.cell.rl.entropy else 2
-    if nucleus_copies or s.mesh.tensor > 1 or tokens * s.vocab <= MAX_WHOLE_LOGITS:
+    if nucleus_copies or s.mesh.tensor > 1 or tokens * s.vocab <= MAX_DENSE_LOGITS:
         return FLOAT_BYTES * tokens * s.V * (3 + num_policies + nucleus_copies)
     block = vocabulary_block(s.vocab)
     block_logits = (

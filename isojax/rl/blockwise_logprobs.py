@@ -23,9 +23,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from isojax.core.shapes import MAX_SAVED_LOGITS
 from isojax.sampling.logits import NEG_INF
-
-MAX_SAVED_LOGITS = 2**25  # logits that are kept for the gradient: 134 MB
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,11 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
+from isojax.core.shapes import bucket_widths
 from isojax.distributed.sharding import PARAM_AXIS, ROLLOUT_AXES, manual_specs, positions_are_split, shard_count
 from isojax.models.fsdp import GradAnchor, resolve_anchors
 from isojax.models.transformer import Params, PrefixCache
-from isojax.rl.length_buckets import bucket_widths, microbatch_buckets, response_lengths, sort_by_length
+from isojax.rl.length_buckets import microbatch_buckets, response_lengths, sort_by_length
 from isojax.rl.metric import Metric, Metrics
 from isojax.rl.objective import (
     Coefficients,

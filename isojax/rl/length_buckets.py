@@ -13,18 +13,6 @@ from jaxtyping import Array, Bool, Int
 from isojax.distributed.sharding import ROLLOUT_AXES
 from isojax.sampling.batch import ShardSlice
 
-MIN_BUCKET_WIDTH, MAX_BUCKETS = 16, 4
-
-
-def bucket_widths(T: int) -> tuple[int, ...]:
-    """The widths that are compiled, narrowest first: T, T/2, T/4, T/8, as long as they are even and not below
-    `NARROWEST`.
-    """
-    ascending = [T]
-    while len(ascending) < MAX_BUCKETS and ascending[0] % 2 == 0 and ascending[0] // 2 >= MIN_BUCKET_WIDTH:
-        ascending.insert(0, ascending[0] // 2)
-    return tuple(ascending)
-
 
 def response_lengths(mask: Bool[Array, "rows T"]) -> Int[Array, " rows"]:
     """How many positions of each response are needed: up to its last token that counts."""

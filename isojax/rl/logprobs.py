@@ -12,13 +12,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from isojax.core.shapes import VOCABULARY_BLOCK, vocabulary_block
+from isojax.core.shapes import MAX_DENSE_LOGITS, VOCABULARY_BLOCK, vocabulary_block
 from isojax.models.transformer import Decoder, Params
 from isojax.rl.blockwise_logprobs import VocabularyBlocks, blockwise_token_stats
 from isojax.sampling.logits import NUCLEUS_MASS_TOLERANCE, log_probs, nucleus, renormalize
 
 MAX_BLOCK_TOKENS = VOCABULARY_BLOCK
-MAX_DENSE_LOGITS = 2**22  # logits of a microbatch up to which the plain form is taken: 16 MB
 
 
 class TokenStats(NamedTuple):

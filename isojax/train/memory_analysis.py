@@ -14,11 +14,11 @@ from jax.sharding import Mesh
 
 from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
+from isojax.core.shapes import ASSUMED_TRAINING_PROBLEMS
 from isojax.tasks.protocol import Task
 from isojax.tasks.stop_strings import StopConditions
 from isojax.train.programs import build_decoder, build_rollout_programs, sampler_shapes, update_shapes
 
-TRAINING_PROBLEMS = 1000  # rows of the problem table, where no problems have been chosen
 HBM_GIB = {"TPU v4": 32, "TPU v5 lite": 16, "TPU v5": 95, "TPU v6 lite": 32}  # GiB of a chip, by the kind of device
 GIB = 2**30
 # Half of the compile time on a CPU, and the same memory
@@ -147,7 +147,7 @@ def build_abstract_programs(
     decoder = build_decoder(cell, sweep, task.vocab, mesh.devices.flat[0].platform)
     shapes = sampler_shapes(cell, sweep, pairs, mesh)
     rollouts, _ = build_rollout_programs(synchronous, decoder, any_task, shapes, pairs, mesh)
-    program_shapes = update_shapes(cell, decoder, any_task, shapes, mesh, TRAINING_PROBLEMS)
+    program_shapes = update_shapes(cell, decoder, any_task, shapes, mesh, ASSUMED_TRAINING_PROBLEMS)
     return {
         name: AbstractProgram(program.jitted, arguments)
         for name, (program, arguments) in rollouts.main_programs(program_shapes).items()

@@ -14,7 +14,6 @@ from isojax.core.config import CellConfig, Config, ModelConfig, SamplingConfig, 
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
-from isojax.launch import memory_model
 from isojax.launch.autosize import (
     MEMORY_UTILIZATION,
     DeviceBudget,
@@ -28,7 +27,6 @@ from isojax.launch.autosize import (
 )
 from isojax.launch.memory_model import MemoryEstimate, estimate_memory
 from isojax.launch.planner import plan_cells, resolve_sweep_sizes
-from isojax.rl import blockwise_logprobs, logprobs
 from isojax.tasks.build import build_task
 from isojax.train.memory_analysis import (
     FAST_COMPILE_OPTIONS,
@@ -234,11 +232,3 @@ def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(
     assert host_memory() == whole > 2**20
     limit.write_text(f"{2**20}\n")
     assert host_memory() == 2**20
-
-
-def test_the_planner_knows_the_programs_constants() -> None:
-    """Which it has copies of, because it does without jax."""
-    assert (memory_model.MAX_WHOLE_LOGITS, memory_model.MAX_SAVED_LOGITS) == (
-        logprobs.MAX_DENSE_LOGITS,
-        blockwise_logprobs.MAX_SAVED_LOGITS,
-    )

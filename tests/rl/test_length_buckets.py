@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from isojax.core.config import RLConfig, SamplingConfig
+from isojax.core.shapes import bucket_widths
 from isojax.distributed.sharding import shard_count
 from isojax.rl import length_buckets, logprobs
 from isojax.rl.gradient import ResponseBatch, build_gradient
@@ -44,7 +45,7 @@ GROUP = np.arange(B_P * N) // N
     ("T", "expected"), [(4, (4,)), (31, (31,)), (32, (16, 32)), (100, (25, 50, 100)), (256, (32, 64, 128, 256))]
 )
 def test_widths(T: int, expected: tuple[int, ...]) -> None:
-    assert length_buckets.bucket_widths(T) == expected
+    assert bucket_widths(T) == expected
 
 
 def test_order_and_choices_by_hand() -> None:
