@@ -73,7 +73,7 @@ def start_host_copy(arrays: Iterable[Any]) -> None:
 
 
 def local_shard_rows(x: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Of an array [S ...] whose shards lie apart: the numbers of those that this process answers for, and their rows.
+    """Of an array [S ...] that is sharded over processes: the indices of the shards of this process, and their rows.
     Each shard belongs to one process, also where several hold it."""
     if not is_multiprocess():
         return np.arange(len(x)), np.asarray(x)

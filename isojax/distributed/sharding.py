@@ -46,9 +46,7 @@ def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
 
 
 def partition_spec(logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh) -> PartitionSpec:
-    """The table applied to one array: what its mesh axes do not divide stays whole, as does an axis without
-    elements.
-    """
+    """The table applied to one array. An axis that its mesh axes do not divide is not split, nor is an empty one."""
     spec: list[str | tuple[str, ...] | None] = []
     for name, size in zip(logical, shape, strict=True):
         axes = LOGICAL_AXIS_RULES[name] if name is not None else None
@@ -64,7 +62,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def manual_spec(spec: PartitionSpec) -> PartitionSpec:
-    """What of a spec lies on the axes a shard_map here is manual over (data, fsdp)."""
+    """The part of a spec on the axes that a shard_map here is manual over (data, fsdp)."""
     manual_entries = []
     for entry in spec:
         mesh_axes = (entry,) if isinstance(entry, str) else entry or ()
@@ -83,12 +81,12 @@ def partition_specs(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
 
 
 def manual_specs(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
-    """Of each parameter, how a shard_map takes it as it lies: over fsdp in parts."""
+    """For each parameter, the spec with which a shard_map takes it as it is sharded over fsdp."""
     return jax.tree.map(manual_spec, partition_specs(shapes, logical_axes, mesh))
 
 
 def replicate_over_rollout_axes(sharding: NamedSharding) -> NamedSharding:
-    """The same, but whole along the axes that split rollouts."""
+    """The same sharding, without the axes that split rollouts."""
     entries = [None if manual_spec(PartitionSpec(entry))[0] else entry for entry in sharding.spec]
     return NamedSharding(sharding.mesh, PartitionSpec(*entries))
 
@@ -123,7 +121,7 @@ def with_logical_constraint(x: jax.Array, logical: Sequence[str | None]) -> jax.
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str] | None:
-    """What the compiler of a program with the gradient in it is told. On a TPU, where fsdp and tensor both split the
+    """Compiler options of a program with the gradient in it. On a TPU, where fsdp and tensor both split the
     model, one of XLA's passes fails an assertion of its own ("user->opcode() == HloOpcode::kAdd"); it is left out
     there."""
     needs_workaround = mesh.devices.flat[0].platform == "tpu" and mesh.shape["fsdp"] > 1 and mesh.shape["tensor"] > 1

@@ -1,5 +1,5 @@
 """Attention, in its two places: `self_attention` of prompts and responses (the trainer's, differentiable) and
-`decode_attention` of one token a slot against a cache (the sampler's).
+`decode_attention` of one token per slot against a cache (the sampler's).
 
 Each takes the name of an implementation. `plain` is array code for any backend, and what the others are tested against;
 `pallas` are kernels for TPU, `cudnn` NVIDIA's library (kernels/ says what each can do). Which is the fastest here is

@@ -1,19 +1,17 @@
-"""Weights of which a shard holds a part: what a decoder does with them in a shard_map that gives each shard what `fsdp`
-left it.
+"""Fully sharded weights: what a decoder does with weights that the mesh axis `fsdp` splits, inside a shard_map.
 
-A weight is a part where it is narrower than the model, along its axis `embed`. It is gathered where it is used, one
-weight at a time, and again for its gradient: what is kept from forwards to backwards is the part. Gradients leave as
-parts too, added up over shards in float32. A whole weight is used as it is, so that on a mesh without fsdp nothing here
-leaves a trace in a program.
+A weight is sharded where it is narrower than the model along its axis `embed`. It is gathered where it is used, one
+weight at a time, and again for its gradient: from the forward to the backward pass only the shard is kept. Gradients are
+reduce-scattered in float32. An unsharded weight is used as it is, so that on a mesh without fsdp nothing here leaves a
+trace in a program.
 
-    whole     the weight itself, for what is small or used last: norms, the unembedding
-    product   rows times a weight
-    product_of_few    the same of the sampler's few rows, on a CPU
-    gathered  all of a model, for the sampler, which reads it at every token
-    rows      rows of the embedding: tokens go to every part, and of each row its parts come back, so that no shard
-    holds the table
+    all_gather_weight   the weight itself, for what is small or used last: norms, the unembedding
+    matmul              rows times a weight
+    all_gather_params   all of a model, for the sampler, which reads it at every token
+    embedding_lookup    rows of the embedding: tokens go to every shard, and the parts of each row come back, so that no
+                        shard holds the table
 
-And where the gradient of a weight is taken, in whichever precision that is used: `Anchored`.
+`GradAnchor` is where the gradient of a weight is taken, in float32 whatever precision the weight is used in.
 """
 
 from collections.abc import Callable
@@ -38,7 +36,7 @@ class GradAnchor(NamedTuple):
 
 
 def resolve_anchors(tree: Any) -> Any:
-    """A tree with its `Anchored` arrays as arrays."""
+    """A tree with the value of each `GradAnchor` in its place."""
     return jax.tree.map(
         lambda x: _anchored_value(*x) if isinstance(x, GradAnchor) else x,
         tree,
@@ -72,8 +70,8 @@ def embedding_lookup(table: Float[Array, "V _"], tokens: Int[Array, "b t"], widt
 
 
 def all_gather_params(params: Any, specs: Any, dtype: Any) -> Any:
-    """Parameters that lie by these specs, all of them whole at once: what was in parts cast first, so that less is
-    moved and held.
+    """All parameters gathered at once, from shards by these specs; shards are cast first, so that less is moved and
+    held.
     """
 
     def gather_one(w: Array, spec: PartitionSpec) -> Array:
@@ -89,8 +87,8 @@ def all_gather_params(params: Any, specs: Any, dtype: Any) -> Any:
 
 
 def _with_other_axes_manual(collective: Callable[[Array], Array], spec: PartitionSpec) -> Callable[[Array], Array]:
-    """A collective over fsdp, on each device's own part by `spec` of what further axes of the mesh split: XLA by itself
-    would first gather its operand over those."""
+    """A collective over fsdp that leaves each device its own shard by `spec` over other axes of the mesh: XLA by itself
+    would first gather the operand over those."""
     manual_axes = {name for name in spec if name is not None}
     return (
         shard_map(collective, in_specs=spec, out_specs=spec, axis_names=manual_axes, check_vma=False)
@@ -100,7 +98,7 @@ def _with_other_axes_manual(collective: Callable[[Array], Array], spec: Partitio
 
 
 def _other_axes_spec(shape: tuple[int, ...], axis: int) -> PartitionSpec:
-    """How a matrix lies along its other axis, whichever of heads, MLP or vocabulary that counts; a vector has none."""
+    """The sharding of a matrix along its other axis, be it heads, MLP or vocabulary; a vector has none."""
     return partition_spec(
         [None if i == axis else "mlp" for i in range(len(shape))], shape, jax.sharding.get_abstract_mesh()
     )
@@ -113,7 +111,7 @@ def _gather_shards(w: Array, axis: int) -> Array:
 
 
 def _reduce_scatter(d: Array, axis: int, dtype: Any) -> Array:
-    """Of the shards' gradients of a weight, added up, each shard's part."""
+    """Each shard's part of the sum of the shards' gradients of a weight."""
     summed = _with_other_axes_manual(
         lambda d: lax.psum_scatter(d, PARAM_AXIS, scatter_dimension=axis, tiled=True), _other_axes_spec(d.shape, axis)
     )

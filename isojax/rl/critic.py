@@ -1,7 +1,8 @@
 """PPO's critic: how much reward each token of a response may still expect, and the advantages that follow.
 
-Its parameters are the base policy's, with a value head in the place of the unembedding; it is trained beside the
-policy, by an AdamW of its own. Values are read before the update, for the whole batch, prompts once a group.
+Its parameters are the base policy's, with a value head in place of the unembedding. It is trained together with the
+policy, by its own AdamW. Its values are computed before the update, for the whole batch; a prompt is read once for its
+group.
 """
 
 from collections.abc import Callable
@@ -33,16 +34,14 @@ from isojax.sampling.batch import ProblemArrays, SamplerShapes
 
 
 class ValueEstimates(NamedTuple):
-    """Of each response token, f32[S rows T]: its value before the update, and the return that the value should have
-    been.
-    """
+    """For each response token, f32[S rows T]: its value before the update, and the return that it should have been."""
 
     values: Array
     returns: Array
 
 
 class CriticInputs(NamedTuple):
-    """What the critic's objective wants of each response: its estimates f32[m T], and its weight f32[m]."""
+    """What the critic's objective reads of each response: its estimates f32[m T], and its weight f32[m]."""
 
     values: Array
     returns: Array
@@ -82,7 +81,7 @@ def critic_param_shardings(decoder: Decoder, mesh: Mesh) -> Params:
 def generalised_advantages(
     rewards: Float[Array, "*r"], values: Float[Array, "*r T"], mask: Bool[Array, "*r T"], gamma: Any, gae_lambda: Any
 ) -> tuple[Float[Array, "*r T"], Float[Array, "*r T"]]:
-    """(advantages, returns) of each token; the reward comes with a response's last token, beyond which the value is 0.
+    """(advantages, returns) of each token. The reward comes with a response's last token, after which the value is 0.
 
     A_t = delta_t + gamma lambda A_(t+1), delta_t = r_t + gamma V_(t+1) - V_t; return = A + V (arXiv:1506.02438,
     equations 11 to 16).

@@ -1,8 +1,8 @@
-"""What the policy's gradient is of: a recipe's loss and regularisers, of one microbatch.
+"""The policy's objective: a recipe's loss and regularisers, summed over one microbatch. rl/gradient.py differentiates it.
 
-An objective is called with m responses to prompts that have been read (`Prefix`), or are to be read with them
-(`Unread`), and returns a sum over them, with metrics. Another one, the critic's, is in rl/critic.py; rl/gradient.py
-adds up either.
+An objective is called with m responses, and with what they continue: prompts that have gone through the layers
+(`PrefixCache`), or that go through them together with the responses (`PromptTokens`). The critic's objective is in
+rl/critic.py.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ MetricSums = dict[str, Array]  # of tokens, in the order of `Objective.metric_re
 
 
 class Coefficients(NamedTuple):
-    """The numbers of a recipe, each a float32 scalar and traced: changing one compiles nothing."""
+    """The coefficients of a recipe, each a traced float32 scalar, so that another value compiles nothing."""
 
     clip: ArrayLike
     clip_high: ArrayLike
@@ -54,8 +54,15 @@ class UpdateInputs(NamedTuple):
 
 
 class Microbatch(NamedTuple):
-    """A microbatch of responses: tokens i32[m T], mask bool[m T]; `own`, what the objective wants of each, [m ...] or
-    [m T] arrays; `group` i32[m], each response's problem, and `entry` i32[m], its place in the prefix."""
+    """A microbatch of responses.
+
+    Attributes:
+        tokens: i32[m T].
+        mask: bool[m T], the tokens that count.
+        objective_inputs: what the objective reads of each response, [m ...] or [m T] arrays.
+        group: i32[m], the row of each response's problem in the batch.
+        prefix_entry: i32[m], the prompt that it continues, among those of the prefix.
+    """
 
     tokens: Array
     mask: Array
@@ -65,7 +72,7 @@ class Microbatch(NamedTuple):
 
 
 class PromptTokens(NamedTuple):
-    """Prompts i32[g P] of these lengths, in a prefix's place: they go through the layers with the responses to them."""
+    """Prompts i32[g P] of these lengths, which go through the layers together with the responses to them."""
 
     prompts: Array
     lengths: Array
@@ -142,8 +149,8 @@ def sum_over_tokens(
 
 
 class PolicyInputs(NamedTuple):
-    """What the policy's objective wants of each response: the sampler's log-probabilities f32[m T], the mass of each
-    token's nucleus f32[m T] (or [m 1]), and its terms."""
+    """What the policy's objective reads of each response: the sampler's log-probabilities f32[m T], the mass of each
+    token's nucleus f32[m T] (or [m 1]), and the response's weights in the loss."""
 
     sampler_logps: Array
     nucleus_mass: Array
@@ -152,7 +159,7 @@ class PolicyInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyObjective:
-    """The loss of a recipe. split: whether devices share the vocabulary."""
+    """The loss of a recipe. vocab_split: whether devices share the vocabulary."""
 
     decoder: Decoder
     rl: RLConfig
@@ -180,7 +187,7 @@ class PolicyObjective:
     def token_stats(
         self, policy_hidden: HiddenStates, base_hidden: HiddenStates | None, microbatch: Microbatch
     ) -> tuple[TokenStats, Array | None]:
-        """What the policy, and of its tokens what the base, says of each response token."""
+        """The policy's log-probabilities and entropies of response tokens, and the base policy's log-probabilities."""
         temperature, use_entropy = self.sampling.temperature, self.rl.entropy > 0
         if self.sampling.top_p < 1:
             return nucleus_token_stats(
@@ -242,8 +249,8 @@ class PolicyObjective:
         """The policy term of each token, with its metrics.
 
         With truncated importance sampling (TIS) the ratio is taken against the trainer's own log-probabilities, which
-        with one update a batch are those of now, and what parts these from the sampler's is a weight without gradient,
-        of a token or of the response.
+        are the current ones, as there is one update per batch. The probability by the trainer over that by the sampler
+        is a weight without gradient, of a token or of the response.
         """
         sampled, mask = microbatch.objective_inputs, microbatch.mask
         advantages = jnp.broadcast_to(sampled.loss_weights.advantages.reshape(len(mask), -1), mask.shape)

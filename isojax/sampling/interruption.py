@@ -1,5 +1,5 @@
-"""Forced length interruption (ScaleRL, arXiv:2510.13786): a response that goes on for too long is told to come to its
-answer.
+"""Forced length interruption (ScaleRL, arXiv:2510.13786): a response that goes on for too long is made to come to
+its answer.
 
 A response that has `after` tokens without the one that ends its thinking gets the tokens of a phrase, and goes on from
 there. The phrase is context, as the prompt is: no token of it was drawn, so none is in the loss. As it always stands in
@@ -15,7 +15,8 @@ from isojax.tasks.stop_strings import Interruption
 def in_forced_phrase(
     interruption: Interruption, t: Int[Array, "*#r"], thinking_ended: Bool[Array, "*#r"]
 ) -> Bool[Array, "*#r"]:
-    """Whether response token t is one of the phrase's; `closed`: whether the first `after` tokens hold `unless`."""
+    """Whether response token t is one of the phrase's; `thinking_ended`: whether the first `after` tokens hold
+    `unless_token`."""
     return ~thinking_ended & (t >= interruption.after) & (t < interruption.after + len(interruption.tokens))
 
 
@@ -26,7 +27,7 @@ def apply_interruption(
     token: Int[Array, " R"],
     logp: Float[Array, " R"],
 ) -> tuple[Int[Array, " R"], Float[Array, " R"], Bool[Array, " R"]]:
-    """(token t of each response, its log-probability, `closed` with it), of what has been drawn; 0 is the phrase's
+    """(token t of each response, its log-probability, `thinking_ended` with it), of what has been drawn; 0 is the phrase's
     log-probability.
     """
     in_phrase = in_forced_phrase(interruption, t, thinking_ended)
@@ -39,7 +40,7 @@ def apply_interruption(
 
 
 def policy_token_mask(interruption: Interruption, thinking_ended: Bool[Array, "*r"], T: int) -> Bool[Array, "*r T"]:
-    """Where in a response of T places no token of the phrase lies."""
+    """Which of a response's T tokens are not the phrase's."""
     return ~in_forced_phrase(
         interruption, jnp.arange(T).reshape(*(1,) * thinking_ended.ndim, T), thinking_ended[..., None]
     )

@@ -4,7 +4,7 @@ function.
 One cumulative sum gives the token, and its log-probability comes for free; no noise the size of the vocabulary is drawn
 and nothing is sorted. The sampler and the trainer mean the same distribution: the sampler hands on the mass that each
 of its nuclei kept, and the trainer rebuilds the nucleus from that mass, so that no rounding near the edge of a nucleus
-tells the two apart.
+makes the two differ.
 """
 
 import math
@@ -35,14 +35,14 @@ def log_probs(logits: Float[Array, "*b V"], temperature: float) -> Float[Array, 
 def nucleus(
     logits: Float[Array, "*b V"], log_p: Float[Array, "*b V"], target_mass: ArrayLike
 ) -> tuple[Bool[Array, "*b V"], Float[Array, "*b"]]:
-    """The smallest set of most probable tokens that holds at least `mass` (top-p, arXiv:1904.09751), and the mass it
+    """The smallest set of most probable tokens that holds at least `target_mass` (top-p, arXiv:1904.09751), and the mass it
     holds.
 
     By bisection of a threshold; tokens that tie with the last one are kept with it. Tokens are ranked by `logits`, as a
     matrix product left
     them: a compiler may work `log_p` out anew, and round it anew, in each place where it is used, and the last token
     would be in here and
-    out there. `mass`: f32, a number or [*b].
+    out there. `target_mass`: f32, a number or [*b].
     """
     p = jnp.exp(log_p)
     required_mass = jnp.broadcast_to(jnp.asarray(target_mass, jnp.float32), log_p.shape[:-1])
@@ -63,7 +63,7 @@ def nucleus(
 
 
 def renormalize(log_p: Float[Array, "*b V"], in_nucleus: Bool[Array, "*b V"]) -> Float[Array, "*b V"]:
-    """The distribution renormalised over `inside`: log-probabilities there, `NEVER` elsewhere."""
+    """The distribution renormalised over the nucleus: log-probabilities there, NEG_INF elsewhere."""
     log_mass = jax.nn.logsumexp(jnp.where(in_nucleus, log_p, NEG_INF), -1, keepdims=True)
     return jnp.where(in_nucleus, log_p - log_mass, NEG_INF)
 
@@ -112,8 +112,8 @@ def first_index_above(p: Float[Array, "R c"], mass: Float[Array, " R"]) -> Int[A
 
 
 def rollout_keys(keys: PRNGKeyArray, problem_id: Int[Array, " R"], rollout_id: Int[Array, " R"]) -> PRNGKeyArray:
-    """One key a rollout, from its update's key (one for all, or each its own), problem and number in the group, never
-    from its slot.
+    """One key per rollout, from its update's key (one for all, or one for each), its problem and its number in the group,
+    never from its slot.
     """
     keys = jnp.broadcast_to(keys, problem_id.shape)
     return jax.vmap(lambda k, p, r: jax.random.fold_in(jax.random.fold_in(k, p), r))(keys, problem_id, rollout_id)

@@ -1,7 +1,7 @@
-"""Where each parameter lies in a checkpoint.
+"""Where each parameter is in a checkpoint.
 
-A checkpoint stores one matrix a layer, [out, in], heads joined; a decoder's parameters stack their layers and keep
-heads apart, [L, in..., out...]. The embedding alone is stored as it is used, [V, D].
+A checkpoint stores one matrix per layer, [out, in], with heads joined; a decoder's parameters stack their layers and
+keep heads separate, [L, in..., out...]. The embedding alone is stored as it is used, [V, D].
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ StoredRegion = tuple[IndexRange, IndexRange, IndexRange]  # layers, rows, column
 class WeightLayout:
     """One of our parameters, and the tensors it is stored in.
 
-    `names`: one a layer, or one. `axes`: the sizes of its own axes (without the layers'), grouped as the stored matrix
-    has them, such as ((D,), (N, H)). `transposed`: stored as [out, in].
+    `tensor_names`: one for each layer, or one. `axis_groups`: the sizes of the parameter's axes (without the layers'),
+    grouped as the stored matrix has them, such as ((D,), (N, H)). `transposed`: stored as [out, in].
     """
 
     key: str

@@ -93,7 +93,7 @@ def check_tensors(folder: Path, layouts: list[WeightLayout], stored_tensors: Map
     """InputError unless every needed tensor is there in its shape and a dtype that is read; tensors nobody needs are
     named on stderr.
 
-    Expected beside the needed ones, and left alone: rotary tables of old checkpoints, and a tied model's second copy of
+    Not needed, expected and ignored: rotary tables of old checkpoints, and a tied model's second copy of
     its embedding.
     """
     mismatches = []
@@ -125,7 +125,7 @@ def check_tensors(folder: Path, layouts: list[WeightLayout], stored_tensors: Map
         _warn_once(f"warning: {folder} holds {len(extra)} tensors that this architecture does not use: {shown}")
 
 
-@functools.cache  # a sweep reads its base model once a cell: what is said of it is said once
+@functools.cache  # a sweep reads its base model once per cell, and one warning is enough
 def _warn_once(text: str) -> None:
     print(text, file=sys.stderr)
 

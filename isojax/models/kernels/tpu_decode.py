@@ -1,4 +1,4 @@
-"""One token a slot on a TPU: its keys and values written into the cache of all layers in place, and its query attended
+"""One token per slot on a TPU: its keys and values written into the cache of all layers in place, and its query attended
 to what is there.
 
 The grid is (slot, block of positions). Layer and positions are prefetched scalars: the layer is picked by a block's
@@ -31,7 +31,7 @@ BLOCK_BYTES = 1 << 20  # of keys, and as many of values; both are held twice, an
 
 
 class _CacheLayout(NamedTuple):
-    """How the cache lies: turned is [H, C], else [C, H]. `tile` positions are written back around a new one."""
+    """The layout of the cache: turned is [H, C], else [C, H]. `tile` positions are written back around a new one."""
 
     transposed: bool
     block_positions: int

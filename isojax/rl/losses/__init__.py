@@ -2,8 +2,8 @@
 metrics)`.
 
 All are [m T]; where the mask is false nothing counts, and the loss is 0. `sampler_logps` are the log-probabilities that
-the ratio is taken against, `clip` has `low` and `high`. A loss reduces nothing: the update weighs each response once,
-over the whole batch (rl/loss_weights.py).
+the ratio is taken against, `clip` has `low` and `high`. A loss reduces nothing: the update gives each response
+its weight in the whole batch (rl/loss_weights.py).
 
 `DEFAULTS` of a module are what its recipe has where the config leaves a setting null; what is missing in it is GRPO's.
 `ADVANTAGE_ONLY`: nothing, gradient included, comes of a response whose advantage is 0, so that it need not be computed
