@@ -9,8 +9,8 @@ with x the logits over the temperature. Where the logits are at most MAX_SAVED_L
 gradient; else each block is computed again: at V = 152k and 512 tokens that takes a twentieth of the memory of
 materialised logits, and less time, because blocks stay in the cache (benchmarks/vocabulary_blocks.py).
 
-Dimension letters: m responses of T tokens; r hidden states, prompts' first, then those of each response's own tokens but
-the last; v tokens of a block.
+Dimension letters: m responses of T tokens; r hidden states, prompts' first, then those of each response's own tokens
+but the last; v tokens of a block.
 """
 
 from collections.abc import Callable

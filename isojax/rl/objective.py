@@ -1,4 +1,4 @@
-"""The policy's objective: a recipe's loss and regularisers, summed over one microbatch. rl/gradient.py differentiates it.
+"""The policy's objective, which rl/gradient.py differentiates: a recipe's loss and regularisers over a microbatch.
 
 An objective is called with m responses, and with what they continue: prompts that have gone through the layers
 (`PrefixCache`), or that go through them together with the responses (`PromptTokens`). The critic's objective is in

@@ -59,7 +59,7 @@ class TrainedPart(NamedTuple):
 
 
 class UpdateResult(NamedTuple):
-    """What an update program returns beside the state: metrics, added up over the updates of the call; and, where the program itself
+    """What an update program returns with the state: metrics, merged over its updates; and, where the program itself
     computes rewards and `cell.rl.no_positive_resampling` wants them, f32[D], the sum of the rewards of each problem of
     the table."""
 

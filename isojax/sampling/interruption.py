@@ -27,8 +27,8 @@ def apply_interruption(
     token: Int[Array, " R"],
     logp: Float[Array, " R"],
 ) -> tuple[Int[Array, " R"], Float[Array, " R"], Bool[Array, " R"]]:
-    """(token t of each response, its log-probability, `thinking_ended` with it), of what has been drawn; 0 is the phrase's
-    log-probability.
+    """(token t of each response, its log-probability, `thinking_ended` with it), from what was drawn; the phrase's
+    log-probability is 0.
     """
     in_phrase = in_forced_phrase(interruption, t, thinking_ended)
     phrase_token = jnp.array(interruption.tokens, jnp.int32)[

@@ -35,8 +35,8 @@ def log_probs(logits: Float[Array, "*b V"], temperature: float) -> Float[Array, 
 def nucleus(
     logits: Float[Array, "*b V"], log_p: Float[Array, "*b V"], target_mass: ArrayLike
 ) -> tuple[Bool[Array, "*b V"], Float[Array, "*b"]]:
-    """The smallest set of most probable tokens that holds at least `target_mass` (top-p, arXiv:1904.09751), and the mass it
-    holds.
+    """The smallest set of most probable tokens that holds at least `target_mass` (top-p, arXiv:1904.09751), and its
+    mass.
 
     By bisection of a threshold; tokens that tie with the last one are kept with it. Tokens are ranked by `logits`, as a
     matrix product left
@@ -112,8 +112,8 @@ def first_index_above(p: Float[Array, "R c"], mass: Float[Array, " R"]) -> Int[A
 
 
 def rollout_keys(keys: PRNGKeyArray, problem_id: Int[Array, " R"], rollout_id: Int[Array, " R"]) -> PRNGKeyArray:
-    """One key per rollout, from its update's key (one for all, or one for each), its problem and its number in the group,
-    never from its slot.
+    """One key per rollout, from its update's key (one for all, or one for each), its problem and its number in the
+    group, never from its slot.
     """
     keys = jnp.broadcast_to(keys, problem_id.shape)
     return jax.vmap(lambda k, p, r: jax.random.fold_in(jax.random.fold_in(k, p), r))(keys, problem_id, rollout_id)

@@ -1,5 +1,5 @@
-"""One token per slot on a TPU: its keys and values written into the cache of all layers in place, and its query attended
-to what is there.
+"""One token per slot on a TPU: its keys and values written into the cache of all layers in place, and its query
+attended to what is there.
 
 The grid is (slot, block of positions). Layer and positions are prefetched scalars: the layer is picked by a block's
 address, so that none is sliced out of the cache, and the address of a block past the last position is that of the last
