@@ -21,7 +21,7 @@ def header_lines(recommendation: Recommendation) -> list[str]:
         f", {recommendation.interval[0]:.3f} to {recommendation.interval[1]:.3f}" if recommendation.interval else ""
     )
     return [
-        f"isojax recommend: B_p = {allocation.B_p} problems a batch, n = {allocation.n} rollouts a problem, M = "
+        f"isojax recommend: B_p = {allocation.B_p} problems per batch, n = {allocation.n} rollouts per problem, M = "
         f"{allocation.M} updates; C = {allocation.C} rollouts.",
         f"Expected {recommendation.metric}: {recommendation.expected_reward:.3f}{interval_text}.",
         *recommendation.reasons,
@@ -34,7 +34,9 @@ def learning_rate_line(recommendation: Recommendation, sweep_config: Config | No
     """
     B = recommendation.allocation.B
     if sweep_config is None:
-        return f"Learning rate: if your runs scaled it with sqrt(B), go on so; here B = B_p n = {B} rollouts an update."
+        return (
+            f"Learning rate: if your runs scaled it with sqrt(B), go on so; here B = B_p n = {B} rollouts per update."
+        )
     rl = sweep_config.cell.rl
     scaled_rate = rl.learning_rate * math.sqrt(B / rl.lr_reference_batch)
     return (

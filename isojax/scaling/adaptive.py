@@ -2,10 +2,10 @@
 Adaptive sweeps).
 
 Each (B_p, n) is first trained a little way. Then, round by round, the joint fit (hierarchical.py) draws all curves from
-their posterior, and each draw has a best n of its own at each of LEVELS values of C. The doubt at a C is how far, in
+their posterior, and each draw has a best n of its own at each of N_LEVELS values of C. The uncertainty of n* at a C is how far, in
 steps of the grid of n, the draws' best n lie from the one n that is nearest to them all. For each run that could go on,
 and each further seed, the draws themselves say what it may measure; an outcome makes the draws near it likelier, and
-the doubt that is left is averaged over outcomes. What takes away most doubt a rollout comes first (the knowledge
+the uncertainty that is left is averaged over outcomes. What removes most uncertainty per rollout comes first (the knowledge
 gradient: Frazier, Powell and Dayanik, 2009)."""
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ INITIAL_EVALUATIONS = 4  # evaluations at C > 0 that every run has before anythi
 MIN_EXTENSION = (
     1.7  # a run that goes on does so at least to this many times its C: fewer rounds, each with more to learn from
 )
-MIN_RELATIVE_WORTH = 0.1  # a step that takes away less doubt a rollout than this part of the best step's waits
-MIN_GAIN = 1e-4  # doubt that is worth no rollout, in steps of n
+MIN_RELATIVE_WORTH = 0.1  # a step that removes less uncertainty per rollout than this part of the best step's waits
+MIN_GAIN = 1e-4  # uncertainty that is worth no rollout, in steps of n
 REPLICATES = 100
 N_PERMUTATIONS = 4  # of the promises to other draws, which show what a useless evaluation seems to tell
 MIN_P_BEST = 0.05  # an n goes on if it is best in so many of the draws further on
@@ -44,7 +44,7 @@ PossibleStep = tuple[Cell, int, int]  # cell, target, the rollouts it takes
 
 @dataclass(frozen=True)
 class SweepStep:
-    """Train `cell` to C = target, which takes `cost` more rollouts, and takes away `gain` of the doubt (steps of n,
+    """Train `cell` to C = target, which takes `cost` more rollouts, and removes `gain` of the uncertainty (steps of n,
     mean over levels).
     """
 
@@ -55,7 +55,7 @@ class SweepStep:
 
     @property
     def gain_per_rollout(self) -> float:
-        """Doubt taken away a rollout."""
+        """Uncertainty removed per rollout."""
         return self.gain / self.cost
 
 
@@ -66,13 +66,13 @@ class AdaptivePolicy:
 
     Attributes:
         cells: every (B_p, n, seed) that may be run.
-        grid: the values of C at which a run is evaluated; the last is the budget of n*(C).
-        rollouts: spent in all, at most; None: half of what the whole grid takes.
+        C_grid: the values of C at which a run is evaluated; the last is the budget of n*(C).
+        total_rollouts: spent in all, at most; None: half of what the whole grid takes.
         metric: the reward that makes an n the best.
-        width: cells of a round, at most; None: as many as there are (B_p, n).
+        max_cells_per_round: at most so many; None: as many as there are (B_p, n).
 
     Raises:
-        InputError: a cell has fewer than FIRST evaluations within the grid, or the first round alone takes more than
+        InputError: a cell has fewer than INITIAL_EVALUATIONS evaluations within the grid, or the first round alone takes more than
         `rollouts`.
     """
 
@@ -185,7 +185,7 @@ class AdaptivePolicy:
         return targets
 
     def _fit_posterior(self, runs: Sequence[RunRecord]) -> SweepEstimate:
-        """Draws of all curves. Equal n are not pooled: early on no data tell them apart, which is doubt, not an
+        """Draws of all curves. Equal n are not pooled: early on no data distinguish them, which is uncertainty, not an
         answer.
         """
         usable_runs = [r for r in runs if r.points and r.points[-1].rollouts >= self._first_target(r.cell)]
@@ -214,7 +214,7 @@ class AdaptivePolicy:
     def _score_steps(
         self, runs: Sequence[RunRecord], possible_steps: Sequence[PossibleStep], C_reached: Mapping[Cell, int]
     ) -> list[SweepStep]:
-        """What each possible step would take away of the doubt."""
+        """What each possible step would remove of the uncertainty."""
         estimate = self._fit_posterior(runs)
         if estimate.draws is None or estimate.intervals is None or estimate.noise_sd is None:
             raise InputError(
@@ -310,15 +310,15 @@ class NStarUncertainty:
 
     @property
     def current(self) -> float:
-        """The doubt, mean over levels."""
+        """The uncertainty of n*, mean over levels."""
         return float(self._uncertainty(np.full(len(self._best_n_one_hot), 1 / len(self._best_n_one_hot))))
 
     def _uncertainty(self, draw_weights: FloatArray) -> FloatArray:
-        """float[...]: the doubt where the draws count as float[..., Q] says."""
+        """float[...]: the uncertainty where the draws count as float[..., Q] says."""
         return (np.tensordot(draw_weights, self._best_n_one_hot, 1) @ self._n_distance).min(-1).mean(-1)
 
     def expected_reduction(self, promised_rewards: FloatArray) -> float:
-        """The doubt that one run's evaluation would take away on average, where the draws promise float[Q].
+        """The uncertainty that one run's evaluation would remove on average, where the draws promise float[Q].
 
         With finitely many draws even what tells nothing seems to tell something: the gain is that over the same
         promises dealt to other draws.

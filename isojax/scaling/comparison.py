@@ -1,7 +1,7 @@
 """What comparing sweeps finds, as plain data (compare.py makes it, compare_text.py puts it in words).
 
 C is in the sweeps' unit, a reward in [0, 1]; an interval (low, high) is the central 90% of the replicates, None where
-there are none, and a bound of None beside one that is not is an open end.
+there are none, and a bound of None where the other is a number is an open end.
 """
 
 from __future__ import annotations

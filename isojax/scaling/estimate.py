@@ -47,7 +47,7 @@ class EstimationOptions:
         seed: of the draws.
         run_sd: standard deviation of the reward between runs that differ in their seed alone; None: estimated.
         on_progress: called with (replicates done, of how many).
-        allow_pooling: one curve for all n where the data cannot tell them apart.
+        allow_pooling: one curve for all n where the data cannot distinguish them.
     """
 
     replicates: int

@@ -31,7 +31,7 @@ def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[R
             raise InputError(
                 f"{first_run.source} and {b.source} were run with different `cell` settings "
                 f"({first_run.cell_hash!r} and {b.cell_hash!r}); "
-                "expected one setting, because one law cannot describe both. Fit them apart."
+                "expected one setting, because one law cannot describe both. Fit them separately."
             )
     _require_same_problems(sorted_runs, metric)
     return [make_track(r, metric, compute) for r in sorted_runs]
@@ -50,7 +50,7 @@ def _require_same_problems(runs: Sequence[RunRecord], metric: str) -> None:
             problem_set = f"problems of the set {name!r}" if name else "validation problems"
             received = f"{first} has right answers of {a} {problem_set}, {second} of {b}"
             raise InputError(
-                f"{received}; expected the same problems at every evaluation. Mend the file or fit them apart."
+                f"{received}; expected the same problems at every evaluation. Correct the file or fit them separately."
             )
 
 

@@ -72,7 +72,7 @@ class IntervalSettings(ResultRow):
         run_sd: standard deviation of the reward between runs that differ in their seed alone, at the plateau.
         run_sd_source: where run_sd comes from, in words.
         noise_sd: standard deviation of the reward of one evaluation.
-        problems: validation problems that the replicates draw anew; None where no counts per problem are recorded.
+        problems: validation problems that each replicate draws again; None where no counts per problem are recorded.
         method: in words.
     """
 
@@ -250,7 +250,7 @@ class FixedBatchFit(ResultRow):
 
 
 class RewardSpread(ResultRow):
-    """How far apart the rewards of `cells` cells lie that share one B_p or one n.
+    """The spread of reward over `cells` cells that share one B_p or one n.
 
     Attributes:
         spread: largest less smallest reward; low, high: its interval, None without replicates.

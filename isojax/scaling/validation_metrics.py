@@ -96,8 +96,8 @@ def metric_per_problem(counts: ArrayLike, samples: int, metric: str) -> FloatArr
     """The metric of each problem.
 
     Args:
-        counts: int[..., N], right answers of `samples` a problem, of the metric's set of problems.
-        samples: rollouts a problem, at least k.
+        counts: int[..., N], right answers of `samples` per problem, of the metric's set of problems.
+        samples: rollouts per problem, at least k.
         metric: such as "avg@4", "verl/best@4" or "hard/pass@4".
 
     Returns:
@@ -224,13 +224,13 @@ def paired_difference(
 ) -> PairedDifference:
     """How far a lies above b on the same validation problems: d_i = mean over seeds of a_i - mean over seeds of b_i.
 
-    Pairing removes the spread of the problems' difficulty, most of an unpaired error. The error speaks of other
-    problems and other samples, not of other training seeds.
+    Pairing removes the spread of the problems' difficulty, most of an unpaired error. The error is that over other
+    problems and other samples, not over other training seeds.
 
     Args:
         counts_a: int[seeds of a, N], right answers of `samples`; int[N] for one seed.
         counts_b: int[seeds of b, N].
-        samples: rollouts a problem.
+        samples: rollouts per problem.
         metric: as in `per_problem`.
 
     Returns:

@@ -107,7 +107,7 @@ def test_a_config_for_another_trainer_is_written_once(recommend: Callable[..., O
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (("--write", "best.yaml"), "no config.yaml beside the fit"),
+        (("--write", "best.yaml"), "no config.yaml in the folder of the fit"),
         (("--write", "best.yaml", "--for", "nemo"), "expected one of isojax, trl, verl"),
         (("--for", "trl"), "expected --write FILE with it"),
         (("--epsilon", "2"), "epsilon = 2.0; expected"),

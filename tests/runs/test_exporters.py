@@ -48,12 +48,12 @@ def test_trl_counts_batches_in_completions():
 
 
 def test_trl_refuses_a_single_rollout():
-    with pytest.raises(InputError, match="n = 1 rollouts a problem; TRL's GRPO expects at least 2"):
+    with pytest.raises(InputError, match="n = 1 rollouts per problem; TRL's GRPO expects at least 2"):
         rendered("trl", recommend(document({(16, 1): (0.6, 1.0, 2e3)}), 1e5))
 
 
 def test_isojax_needs_the_sweeps_config():
-    with pytest.raises(InputError, match=r"no config.yaml beside the fit.*--for verl or --for trl"):
+    with pytest.raises(InputError, match=r"no config.yaml in the folder of the fit.*--for verl or --for trl"):
         rendered("isojax")
     sweep = load_config("quickstart", [])
     found = yaml.safe_load(rendered("isojax", saved=sweep))

@@ -26,7 +26,7 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     allocation = recommendation.allocation
     if allocation.n < 2:
         raise InputError(
-            f"n = {allocation.n} rollouts a problem; TRL's GRPO expects at least 2, for it compares them. Use "
+            f"n = {allocation.n} rollouts per problem; TRL's GRPO expects at least 2, for it compares them. Use "
             "another trainer or n >= 2."
         )
     microbatch = max(size for size in range(1, MAX_PER_DEVICE_BATCH + 1) if allocation.B % size == 0)

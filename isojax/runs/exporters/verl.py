@@ -34,7 +34,7 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     lines = [
         *header_lines(recommendation),
         f"{learning_rate_line(recommendation, sweep_config)} The key is actor_rollout_ref.actor.optim.lr.",
-        f"B = {allocation.B} rollouts an update must be a multiple of the number of GPUs.",
+        f"B = {allocation.B} rollouts per update must be a multiple of the number of GPUs.",
         f"Run, in the folder of this file, NAME.yaml: {HOW_TO_RUN.format(folder='.', name='NAME')}",
     ]
     return yaml_comments(lines) + yaml_text(overrides)

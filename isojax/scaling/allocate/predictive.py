@@ -94,7 +94,7 @@ def choose_cells(ensemble: CurveEnsemble, C_spent: FloatArray, allowed: BoolArra
 def predict_outcomes(
     ensemble: CurveEnsemble, C_spent: FloatArray, allowed: BoolArray, chosen_cells: IntArray, C: IntArray
 ) -> list[BestCell]:
-    """What to expect of each budget's chosen cell, beside the cells allowed there.
+    """What to expect of each budget's chosen cell, and against the cells allowed there.
 
     Args:
         spent: float[budgets, cells]. allowed: bool[budgets, cells], at least one a budget.

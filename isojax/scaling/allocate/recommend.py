@@ -2,7 +2,7 @@
 how sure that is.
 
 Mode "paper" follows the paper's law n*(C) (by_law); mode "hierarchical" compares the measured cells' curves
-(by_curves). Both refuse budgets beyond `REACH` times the largest measured C unless told to
+(by_curves). Both refuse budgets beyond MAX_EXTRAPOLATION times the largest measured C unless asked to
 extrapolate.
 """
 
@@ -34,7 +34,7 @@ ALLOCATORS: Mapping[str, Callable[[FitResult, CurveEnsemble, AllocationRequest],
 # its budget.
 MAX_EXTRAPOLATION = 4.0
 EXTRAPOLATION_TOLERANCE = 1.05
-MAX_ROLLOUTS = 10**15  # rollouts, in all or in an update; whole numbers beyond 2^53 are not exact as floats
+MAX_ROLLOUTS = 10**15  # rollouts, in all or per update; whole numbers beyond 2^53 are not exact as floats
 
 
 def _check_arguments(C: float, B_max: int | None, fix: Mapping[str, int], epsilon: float) -> None:
@@ -143,7 +143,7 @@ def _candidates(ensemble: CurveEnsemble, C: float, B_max: int | None, fix: Mappi
 def _expected_outcome(
     ensemble: CurveEnsemble, allocation: Allocation, C_spent: FloatArray, allowed: BoolArray, reasons: list[str]
 ) -> BestCell:
-    """What to expect at a.C, from the cell of the allocation or the nearest measured one, beside the allowed cells."""
+    """What to expect at a.C, from the cell of the allocation or the nearest measured one, and against the allowed cells."""
     cell_index = ensemble.nearest_cell(allocation.B_p, allocation.n)
     B_p, n = int(ensemble.B_p[cell_index]), int(ensemble.n[cell_index])
     compared_cells = allowed if allowed.any() else np.arange(len(ensemble.n)) == cell_index
@@ -182,7 +182,7 @@ def _interval_or_none(low: float | None, high: float | None) -> ClosedInterval |
 
 
 def _warning_reasons(fit: FitResult, expected_reward: float, n: int) -> list[str]:
-    """What speaks against training at all, or against the choice of n."""
+    """Reasons against training at all, or against the choice of n."""
     reasons = []
     if fit.base_reward is not None and expected_reward < fit.base_reward:
         reasons.append(

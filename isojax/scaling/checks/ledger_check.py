@@ -31,7 +31,7 @@ class LedgerCheck:
     Attributes:
         runs: those that can be read, by cell.
         metric: the one `isojax fit` takes where none is asked for.
-        problems: what `isojax fit` would refuse, with file and line.
+        errors: what `isojax fit` would refuse, with file and line.
         notes: what it would not, but bears on what the fit can say.
     """
 
@@ -42,7 +42,7 @@ class LedgerCheck:
 
 
 def check_ledgers(paths: Sequence[Path], on_ledger_read: Callable[[], None]) -> LedgerCheck:
-    """Read every ledger below `paths`; `done()` hears of each.
+    """Read every ledger below `paths`; `on_ledger_read()` is called after each.
 
     Raises:
         InputError: no ledger there at all.
@@ -99,7 +99,7 @@ def _unfittable_metrics(run: RunRecord, metric: str) -> list[str]:
 
 
 def _evaluation_gaps(run: RunRecord) -> list[str]:
-    """Stretches without an evaluation that are long beside the run's others, counted in C and in log C."""
+    """Stretches without an evaluation that are long against the run's others, counted in C and in log C."""
     C = [p.rollouts for p in run.points]
     intervals = [
         (b - a, b / a if a else 1.0, line, a, b) for (a, b), line in zip(pairwise(C), run.line_numbers[1:], strict=True)
@@ -119,7 +119,7 @@ def _run_notes(run: RunRecord) -> list[str]:
     if run.failure_reason:
         notes.append(f"{run.source}: the run broke off ({run.failure_reason})")
     notes += [
-        f"{run.source} is flagged: {flag}; a fit leaves it out unless told {INCLUDE_FLAGGED}"
+        f"{run.source} is flagged: {flag}; a fit leaves it out unless {INCLUDE_FLAGGED} is given"
         for flag in health_flags(run)
     ]
     if _trained_evaluations(run) < RECOMMENDED_EVALUATIONS:

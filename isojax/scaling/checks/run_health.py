@@ -1,6 +1,6 @@
 """Which runs broke, by stated criteria, from their records alone. Flagged runs are left out of fits unless asked for.
 
-A criterion holds where it does so at every evaluation from some C to the end, at least the last `STAYED`; that C is
+A criterion holds where it does so at every evaluation from some C to the end, at least the last `PERSISTENCE`; that C is
 where it set in. With w the mean of the last three evaluations, b the reward of the base policy (of the first
 evaluation, where C = 0 has none) and r the best running mean of three (at least b), a difference counts where it
 exceeds max(.02, 4 SE). SE is paired over validation problems where right answers are recorded, and, of ten evaluations
@@ -23,7 +23,7 @@ or more, not below what the scatter of neighbours says; with neither nothing cou
     mismatch            the mean |log ratio| of trainer to sampler stays above .1, where no older policy sampled (a
     pipeline's `staleness_mean`)
 
-A criterion whose numbers were not recorded is silent.
+A criterion whose numbers were not recorded raises no flag.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RewardSummary:
 def health_flags(run: RunRecord) -> tuple[HealthFlag, ...]:
     """A run's flags, none where it is healthy. The reward is the ledger's avg@k (`records.default_metric`).
 
-    A run of fewer than STAYED + 1 evaluations can only be `nonfinite_update`.
+    A run of fewer than PERSISTENCE + 1 evaluations can only be `nonfinite_update`.
     """
     flags = _nonfinite(run)
     try:
@@ -193,7 +193,7 @@ def _entropy(run: RunRecord, reward: RewardSummary) -> list[HealthFlag]:
         _persistent_start(entropy > ENTROPY_EXPLODED_RATIO * entropy[0]),
         _persistent_start(entropy < ENTROPY_COLLAPSED_RATIO * entropy[0]),
     )
-    reason = f"entropy went from {entropy[0]:.3g} to {entropy[-1]:.3g} nats a token"
+    reason = f"entropy went from {entropy[0]:.3g} to {entropy[-1]:.3g} nats per token"
     if exploded_start is not None and reward.fell:
         return [
             HealthFlag(

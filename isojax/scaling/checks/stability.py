@@ -97,7 +97,7 @@ def assess_stability(
 
     Args:
         cells: the runs of each (B_p, n). metric: the fitted metric.
-        peaked: cells whose fall past a peak the fit has described: overfitting, which stopping early mends, is no
+        peaked_cells: cells whose fall past a peak the fit has described: overfitting, which stopping early avoids, is no
         instability. It is one
             where the training reward falls too.
 

@@ -149,7 +149,7 @@ def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Tri
     end_rows = [row for row in rows if row["C"] >= MIN_SHARE_OF_C * C_max]
     gain = float(np.mean([row["measured"] - row["predicted"] for row in end_rows]))
     matters, warned = gain > EPSILON, fit_without_n.joint.frontier[-1].n == measured_n[-2]
-    gain_text = f"near C = {C_max:.4g} n = {n} measured {gain:+.4f} beside the frontier of the rest"
+    gain_text = f"near C = {C_max:.4g} n = {n} measured {gain:+.4f} against the frontier of the rest"
     verdict = {
         (True, True): "it mattered, and the fit without it warned that its frontier ends at the largest n measured",
         (True, False): "it mattered, and the fit without it would not have warned",

@@ -118,7 +118,7 @@ def _takeover(
     if a < b and earlier_lead(a) * earlier_lead(b) < 0:
         return float(10 ** root_scalar(earlier_lead, bracket=(a, b)).root), True
     C = float(10 ** ((log10_C_low + log10_C_high) / 2))
-    # Merged stretches swap a little beside their crossing: it counts if both were measured and `high` is ahead further
+    # Merged stretches swap a little off their crossing: it counts if both were measured and `high` is ahead further
     # on.
     return C, bool(overlap_start <= np.log10(C) <= overlap_end and earlier_lead(float(overlap_end)) < 0)
 
@@ -131,7 +131,7 @@ def compute_frontier(
     Equal rewards go to the smaller n, then the smaller B_p. Grid points where no curve was measured are left out.
 
     Args:
-        per_decade: grid points a decade of C (at least; the ends of the measured range are grid points).
+        per_decade: grid points per decade of C (at least; the ends of the measured range are grid points).
         min_decades: stretches shorter than this are merged.
     """
     ordered_curves = sorted(curves, key=lambda c: (c.n, c.B_p))

@@ -83,7 +83,7 @@ def paired_lead(
 def _evidence_for_n(
     stretches: Sequence[FrontierStretch], neighbours: Sequence[tuple[int, int]], cells: TracksByCell, metric: str
 ) -> FrontierSegment:
-    """The evidence for one n, which holds the consecutive stretches `held`, against the cells (n, B_p) beside them."""
+    """The evidence for one n, which holds the consecutive `stretches`, against the neighbouring cells (n, B_p)."""
     rival_evaluations = [evaluations_by_target(cells[B_p, n]) for n, B_p in neighbours]
     best_lead: tuple[float, PairedDifference, float] | None = None
     has_common_target = False
