@@ -23,7 +23,8 @@ def write(tmp_path, text, name="points.csv"):
         ("a.txt", "\ufeffn;rollouts;set\n8; 1e5;easy\n\n16;250000;hard"),
         (
             "a.jsonl",
-            '{"n": 8, "rollouts": 1e5, "set": "easy"}\n\n{"n": "16", "rollouts": 250000, "set": "hard", "more": {"x": 1}}\n',
+            '{"n": 8, "rollouts": 1e5, "set": "easy"}\n\n'
+            '{"n": "16", "rollouts": 250000, "set": "hard", "more": {"x": 1}}\n',
         ),
     ],
 )

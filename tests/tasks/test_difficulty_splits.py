@@ -28,8 +28,8 @@ def test_splits_of_each_part() -> None:
     splits = split_into_parts(problems, [], held_out=15, seed=0)
     sizes = {name: len(split) for name, split in splits.items()}
     assert sizes == {
-        "all": 340, "very_easy_train": 85, "very_easy_validation": 15, "easy_train": 85, "easy_validation": 15, "hard_train": 25,
-        "hard_validation": 15,
+        "all": 340, "very_easy_train": 85, "very_easy_validation": 15, "easy_train": 85, "easy_validation": 15,
+        "hard_train": 25, "hard_validation": 15,
     }  # fmt: skip
     for part in ("very_easy", "easy", "hard"):
         train, validation = ({p.id for p in splits[f"{part}_{side}"]} for side in ("train", "validation"))

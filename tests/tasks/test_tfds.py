@@ -94,7 +94,10 @@ def test_the_split_that_is_read_when_none_is_named(tmp_path: Path) -> None:
 
 def test_splits_and_folders_that_are_not_there(tmp_path: Path) -> None:
     write(tmp_path / "set")
-    sizes = r"easy_train \(7\), easy_validation \(3\), extremely_hard_train \(0\), hard_train \(20\), hard_validation \(5\), odd_train \(1\)"
+    sizes = (
+        r"easy_train \(7\), easy_validation \(3\), extremely_hard_train \(0\), hard_train \(20\),"
+        r" hard_validation \(5\), odd_train \(1\)"
+    )
     with pytest.raises(InputError, match=f"no split 'train'; there are {sizes}"):
         read(f"{tmp_path}/set#hard_train,train")
     with pytest.raises(InputError, match=f"split 'extremely_hard_train' is empty; there are {sizes}"):
@@ -187,7 +190,8 @@ from isojax.tasks.sources import tfds
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 tfds.write_dataset(Path({str(tmp_path / "set")!r}), {{"all": [Problem(3, "p", "a", 1, 16)]}}, {{}})
-print(tfds.source({str(tmp_path / "set")!r}, DataConfig()).problems(9, np.random.default_rng(0))[0].id, "tensorflow" in sys.modules)
+problems = tfds.source({str(tmp_path / "set")!r}, DataConfig()).problems(9, np.random.default_rng(0))
+print(problems[0].id, "tensorflow" in sys.modules)
 sys.modules["grain"] = None
 try:
     tfds.source({str(tmp_path / "set")!r}, DataConfig())

@@ -125,7 +125,8 @@ def test_different_metrics_are_not_one_sweep(logged):
         (["n=2,n=4"], "n is given twice"),
         (
             ["reward=val/ac"],
-            r"no column 'val/ac' for reward; the nearest is 'val/acc' \(--map reward=val/acc\).*The columns are step, val/acc",
+            r"no column 'val/ac' for reward; the nearest is 'val/acc' \(--map reward=val/acc\)"
+            r".*The columns are step, val/acc",
         ),
         (["reward=0.5"], "a number for the whole file cannot stand for reward"),
         (["reward=val/acc"], "no column is known to be n .*type --map n=16"),
