@@ -31,14 +31,14 @@ from isojax.core.nouns import RunRecord
 from isojax.scaling.allocate.predictive import best_cell_for_budget
 from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.fit import fit
-from isojax.scaling.law.n_star_law import Law, log2_n_star
+from isojax.scaling.law.n_star_law import log2_n_star
+from isojax.scaling.result import FitResult
 from isojax.scaling.validation_metrics import FloatArray
 from tests.scaling.synthetic import World, random_world
 
 METRIC = "avg@4"
 BUDGETS, HIDDEN = 25, 8
 HOLD_OUT = 4.0
-Fit = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -89,18 +89,17 @@ def true_best(w: World, C: FloatArray, in_range: bool = True) -> Answer:
     return Answer(np.array(list(cells))[table.argmax(0)], table.max(0))
 
 
-def frontier_answer(document: Fit, C: FloatArray) -> Answer:
+def frontier_answer(document: FitResult, C: FloatArray) -> Answer:
     """The fitted frontier: n of the nearest point, reward interpolated over log C."""
-    points = document["frontier"]
-    x, at = np.log([p["C"] for p in points]), np.log(C)
+    points = document.joint.frontier
+    x, at = np.log([p.C for p in points]), np.log(C)
     nearest = np.abs(x[:, None] - at).argmin(0)
-    return Answer(np.array([p["n"] for p in points])[nearest], np.interp(at, x, [p["reward"] for p in points]))
+    return Answer(np.array([p.n for p in points])[nearest], np.interp(at, x, [p.reward for p in points]))
 
 
-def law_n(document: Fit, C: FloatArray, measured: Sequence[int]) -> NDArray[np.int64]:
+def law_n(document: FitResult, C: FloatArray, measured: Sequence[int]) -> NDArray[np.int64]:
     """The law's n*(C), the nearest of the measured n in doublings."""
-    s = document["n_star"]
-    level = log2_n_star(Law(s["form"], s["L"], s["k"], s["log10_C0"], s["b"]), C)
+    level = log2_n_star(document.joint.n_star.law, C)
     return np.array(measured)[np.abs(np.log2(measured)[:, None] - level).argmin(0)]
 
 
@@ -162,14 +161,14 @@ def cut(runs: Sequence[RunRecord], C: float) -> list[RunRecord]:
     return [r for r in short if r.points and r.points[-1].rollouts > 0]
 
 
-def extrapolated(document: Fit, C: FloatArray) -> Answer:
+def extrapolated(document: FitResult, C: FloatArray) -> Answer:
     """The paper's way beyond the data: n of the law, reward of that n's curve (of the nearest n that has one)."""
-    curves = {c["n"]: c for c in document["curves"]}
-    n = law_n(document, C, sorted({r["n"] for r in document["runs"]}))
+    curves = {c.n: c for c in document.curves}
+    n = law_n(document, C, sorted({r.n for r in document.runs}))
     nearest = [curves[min(curves, key=lambda m: abs(math.log2(m / own)))] for own in n.tolist()]
     return Answer(
         n,
-        np.array([curve_value(x, c["R0"], c["A"], c["exponent"], c["C_mid"]) for x, c in zip(C, nearest, strict=True)]),
+        np.array([curve_value(x, c.R0, c.A, c.exponent, c.C_mid) for x, c in zip(C, nearest, strict=True)]),
     )
 
 
@@ -193,13 +192,15 @@ def held_out(w: World, answers: Mapping[str, Answer], C: FloatArray) -> dict[str
     return found
 
 
-def frontier_coverage(w: World, document: Fit, C: FloatArray) -> Sums:
+def frontier_coverage(w: World, document: FitResult, C: FloatArray) -> Sums:
     """The frontier's interval against the true best reward."""
-    points, sums = document["frontier"], Sums()
-    if points[0].get("low") is None:
+    points, sums = document.joint.frontier, Sums()
+    if points[0].low is None:
         return sums
-    x, true = np.log([p["C"] for p in points]), true_best(w, C).reward
-    low, high = (np.interp(np.log(C), x, [p[side] for p in points]) for side in ("low", "high"))
+    x, true = np.log([p.C for p in points]), true_best(w, C).reward
+    low, high = (
+        np.interp(np.log(C), x, ends) for ends in np.array([(p.low, p.high) for p in points], dtype=np.float64).T
+    )
     for case in zip(true.tolist(), low.tolist(), high.tolist(), strict=True):
         sums = sums.with_case(*case)
     return sums
@@ -218,27 +219,27 @@ def true_crossing(w: World, a: int, b: int) -> float | None:
     return float(x[i] + (x[i + 1] - x[i]) * lead[i] / (lead[i] - lead[i + 1]))
 
 
-def crossover_coverage(w: World, document: Fit) -> Sums:
+def crossover_coverage(w: World, document: FitResult) -> Sums:
     """Intervals of crossovers, in log10 C."""
     sums = Sums()
-    for c in document["crossovers"] if document.get("intervals") is not None else ():
-        true = true_crossing(w, c["n_low"], c["n_high"])
+    for c in document.joint.crossovers if document.intervals is not None else ():
+        true = true_crossing(w, c.n_low, c.n_high)
         if true is not None:
-            low, high = (None if c[side] is None else math.log10(c[side]) for side in ("low", "high"))
+            low, high = (None if end is None else math.log10(end) for end in (c.low, c.high))
             sums = sums.with_case(true, low, high)
     return sums
 
 
-def plateau_coverage(w: World, document: Fit, determined_only: bool) -> Sums:
+def plateau_coverage(w: World, document: FitResult, determined_only: bool) -> Sums:
     """Intervals of the curves' A."""
     sums = Sums()
-    for c in document["curves"] if document.get("intervals") is not None else ():
-        if c["A_interval"] is not None and (c["determined"] or not determined_only):
-            sums = sums.with_case(w.truth[c["B_p"], c["n"]].A, *c["A_interval"])
+    for c in document.curves if document.intervals is not None else ():
+        if c.A_interval is not None and (c.determined or not determined_only):
+            sums = sums.with_case(w.truth[c.B_p, c.n].A, *c.A_interval)
     return sums
 
 
-def fitted(runs: Sequence[RunRecord], mode: str, replicates: int) -> tuple[Fit, float]:
+def fitted(runs: Sequence[RunRecord], mode: str, replicates: int) -> tuple[FitResult, float]:
     """(fit.json's content, seconds)."""
     started = time.perf_counter()
     document = fit(runs, METRIC, mode=mode) if mode == "paper" else fit(runs, METRIC, mode=mode, replicates=replicates)
@@ -288,14 +289,13 @@ def _figures(w: World, mode: str, replicates: int) -> dict[str, Any]:
         "A_all": plateau_coverage(w, document, False),
         "hold_out": ahead,
     }
-    by_B = document.get("by_B") or []
     return {
         "cells": len(w.truth),
         "runs": len(w.runs),
         "in_range": found,
         "hold_out": held_out(w, promises, hidden),
         "coverage": {name: vars(sums) for name, sums in coverage.items()},
-        "constant": document["n_star"]["form"] == "constant",
-        "no_effect": document["n_star"].get("no_effect"),
-        "monotone_rejected": any(p["n_star_M"]["monotone_rejected"] for p in by_B) if by_B else None,
+        "constant": document.joint.n_star.law.form == "constant",
+        "no_effect": document.joint.n_star.no_effect,
+        "monotone_rejected": any(batch.n_star.monotone_rejected for batch in document.by_B) if document.by_B else None,
     }

@@ -11,6 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from isojax.scaling.law.law_forms import Law
+from isojax.scaling.result import CrossoverRow, FrontierRow, NStarFit
+from tests.scaling.documents import CONSTANT, FRONTIER, document, with_curve
 from tests.scaling.synthetic import world
 from tests.scaling.synthetic_curves import Hill
 
@@ -87,13 +90,18 @@ def test_baselines_that_fit_nothing(two):
     assert last_of_short["best_measured"].n.tolist() == [2, 2] and last_of_short["middle"].n.tolist() == [8, 8]
 
 
+def made_fit(law=CONSTANT.law, crossovers=(), frontier=FRONTIER):
+    """A fit of CURVES with this law, these crossovers and this frontier."""
+    made = document({(16, n): (c.A, 1.0, c.C_mid) for n, c in CURVES.items()})
+    parts = {"n_star": NStarFit(law=law, no_effect=False), "crossovers": crossovers, "frontier": frontier}
+    return made.model_copy(update={"joint": made.joint.model_copy(update=parts)})
+
+
 def test_the_paper_s_extrapolation():
-    law = {"form": "sigmoid", "L": 2.0, "k": 5.0, "log10_C0": 4.0, "b": 1.0}
-    curves = [{"n": n, "B_p": 16, "R0": 0.2, "A": c.A, "exponent": 1.0, "C_mid": c.C_mid} for n, c in CURVES.items()]
-    document = {"n_star": law, "curves": curves, "runs": [{"n": 2}, {"n": 8}]}
-    found = one.extrapolated(document, np.array([36_000.0, 1e9]))
+    fit = made_fit(Law("sigmoid", 2.0, 5.0, 4.0, 1.0))
+    found = one.extrapolated(fit, np.array([36_000.0, 1e9]))
     assert found.n.tolist() == [8, 8] and found.reward == pytest.approx([0.74, 0.2 + 0.6 / (1 + 4e-6)])
-    assert one.law_n(document, np.array([100.0, 1e9]), [2, 4, 8]).tolist() == [2, 8]
+    assert one.law_n(fit, np.array([100.0, 1e9]), [2, 4, 8]).tolist() == [2, 8]
 
 
 def test_intervals_are_pooled_and_open_ends_are_infinite(two):
@@ -101,23 +109,19 @@ def test_intervals_are_pooled_and_open_ends_are_infinite(two):
         one.Sums().with_case(1.0, 0.5, 2.0).with_case(1.0, 1.5, 2.0).with_case(1.0, None, 3.0).with_case(1.0, 2.0, None)
     )
     assert sums == one.Sums(cases=4, hits=2, closed=2, width=2.0)
-    document = {
-        "intervals": {},
-        "crossovers": [
-            {"n_low": 2, "n_high": 8, "low": 4000.0, "high": None},
-            {"n_low": 2, "n_high": 8, "low": 6000.0, "high": 7000.0},
-        ],
-        "curves": [
-            {"B_p": 16, "n": 2, "A_interval": [0.59, 0.7], "determined": True},
-            {"B_p": 16, "n": 8, "A_interval": [0, 0.1], "determined": False},
-        ],
-        "frontier": [{"C": 1000.0, "low": 0.1, "high": 0.9}, {"C": 64_000.0, "low": 0.1, "high": 0.9}],
-    }
-    found = one.crossover_coverage(two, document)
+    crossovers = (
+        CrossoverRow(n_low=2, n_high=8, C=5e3, low=4000.0, high=None),
+        CrossoverRow(n_low=2, n_high=8, C=5e3, low=6000.0, high=7000.0),
+    )
+    frontier = tuple(FrontierRow(C=C, reward=0.5, n=2, B_p=16, low=0.1, high=0.9) for C in (1000.0, 64_000.0))
+    fit = made_fit(crossovers=crossovers, frontier=frontier)
+    fit = with_curve(fit, (16, 2), A_interval=(0.59, 0.7))
+    fit = with_curve(fit, (16, 8), A_interval=(0.0, 0.1), determined=False)
+    found = one.crossover_coverage(two, fit)
     assert found == one.Sums(2, 1, 1, pytest.approx(math.log10(7 / 6)))
-    assert one.plateau_coverage(two, document, True).hits == one.plateau_coverage(two, document, False).hits == 1
-    assert one.plateau_coverage(two, document, False).cases == 2
-    assert one.frontier_coverage(two, document, np.array([2000.0, 30_000.0])) == one.Sums(2, 2, 2, pytest.approx(1.6))
+    assert one.plateau_coverage(two, fit, True).hits == one.plateau_coverage(two, fit, False).hits == 1
+    assert one.plateau_coverage(two, fit, False).cases == 2
+    assert one.frontier_coverage(two, fit, np.array([2000.0, 30_000.0])) == one.Sums(2, 2, 2, pytest.approx(1.6))
 
 
 def test_summary_means_shares_and_bounds():
