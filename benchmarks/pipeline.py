@@ -46,8 +46,8 @@ from isojax.launch.planner import resolve_sweep_sizes
 from isojax.models.transformer import Params
 from isojax.rl.async_rl.async_rollouts import AsyncRollouts
 from isojax.rl.metric import Metrics, merge
+from isojax.rl.optimizer import TrainState
 from isojax.rl.rollout_source import CellProblems, finish_batch
-from isojax.rl.train_state import TrainState
 from isojax.runs.ledger_reader import read_runs
 from isojax.sampling.batch import ProblemArrays
 from isojax.tasks.build import build_task

@@ -33,7 +33,7 @@ def main() -> None:
     from isojax.core.memory_pages import release_freed_memory
     from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
     from isojax.rl.metric import values
-    from isojax.rl.train_state import build_init_state
+    from isojax.rl.optimizer import build_init_state
     from isojax.rl.train_step import make_coefficients
 
     ids = child.read_prompts(args.prompts).ids

@@ -23,8 +23,8 @@ from isojax.distributed.sharding import compiler_options, replicated
 from isojax.models.transformer import Decoder, Params
 from isojax.rl.metric import Metrics, merge
 from isojax.rl.objective import Coefficients
+from isojax.rl.optimizer import TrainState, train_state_shardings
 from isojax.rl.rollout_source import CellProblems, SourcedBatch, UpdateShapes, padded_index
-from isojax.rl.train_state import TrainState, train_state_shardings
 from isojax.rl.train_step import TrainStep, UpdateResult
 from isojax.sampling.batch import (
     ProblemArrays,

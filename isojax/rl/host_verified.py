@@ -15,6 +15,7 @@ from isojax.distributed.program import Program, shape_on
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Decoder, Params
 from isojax.rl.metric import Metrics
+from isojax.rl.optimizer import TrainState
 from isojax.rl.rollout_source import (
     CellProblems,
     SourcedBatch,
@@ -23,7 +24,6 @@ from isojax.rl.rollout_source import (
     padded_index,
     verifier_metrics,
 )
-from isojax.rl.train_state import TrainState
 from isojax.rl.train_step import build_update
 from isojax.sampling.batch import (
     ProblemArrays,

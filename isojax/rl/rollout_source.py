@@ -23,7 +23,7 @@ from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Params
 from isojax.rl.metric import Metrics, mean, total
 from isojax.rl.objective import Coefficients
-from isojax.rl.train_state import TrainState
+from isojax.rl.optimizer import TrainState
 from isojax.rl.train_step import UpdateResult
 from isojax.sampling.batch import ProblemArrays, gather_problems
 from isojax.tasks.epochs import EpochOrder

@@ -25,8 +25,7 @@ from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.loss_weights import LossWeights, choose_train_rollouts, make_loss_weights
 from isojax.rl.metric import Metrics, mean, over_updates, total, zero_where
 from isojax.rl.objective import Coefficients, PolicyInputs, PolicyObjective
-from isojax.rl.optimizer import adamw_update, learning_rate
-from isojax.rl.train_state import CriticState, TrainState, train_state_shardings
+from isojax.rl.optimizer import CriticState, TrainState, adamw_update, learning_rate, train_state_shardings
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, SamplerShapes, buffer_row_groups
 from isojax.tasks.protocol import Task
 from isojax.tasks.stop_strings import StopConditions

@@ -29,7 +29,7 @@ from isojax.core.preemption import Preempted
 from isojax.distributed import multiprocess
 from isojax.models.transformer import Params
 from isojax.rl.metric import Metric, Metrics
-from isojax.rl.train_state import TrainState
+from isojax.rl.optimizer import TrainState
 from isojax.train.checksums import array_checksums, json_checksum
 from isojax.train.outputs import Uploader
 

@@ -25,8 +25,8 @@ from isojax.rl.async_rl.async_programs import AsyncPrograms
 from isojax.rl.async_rl.async_rollouts import AsyncRollouts
 from isojax.rl.fused_rollouts import FusedPrograms, FusedRollouts
 from isojax.rl.host_verified import InlinePrograms, InlineRollouts
+from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
 from isojax.rl.rollout_source import CellProblems, RolloutPrograms, RolloutSource, UpdateShapes
-from isojax.rl.train_state import TrainState, build_init_state, train_state_shapes
 from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import SamplerShapes, make_sampler_shapes, problem_shapes
 from isojax.tasks.protocol import Task, is_on_device

@@ -12,8 +12,8 @@ from isojax.core.config import Config
 from isojax.core.nouns import Cell
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Params
+from isojax.rl.optimizer import TrainState
 from isojax.rl.rollout_source import CellProblems, RolloutSource
-from isojax.rl.train_state import TrainState
 from isojax.sampling.batch import ProblemArrays
 from isojax.tasks.epochs import EpochOrder
 from isojax.train.base_policy import BasePolicy

@@ -21,7 +21,7 @@ from isojax.cli import app
 from isojax.core import registry
 from isojax.core.config import Config, ModelConfig, save_config
 from isojax.models.hf import hf_load
-from isojax.rl.train_state import build_init_state
+from isojax.rl.optimizer import build_init_state
 from isojax.train.checkpoint import Checkpoints, RunCursor
 from tests.device import mesh
 from tests.models.test_gguf import VOCAB, shape, write_gguf

@@ -13,8 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 from isojax.distributed.sharding import make_mesh, manual_spec, padded_positions, partition_spec, shard_count
-from isojax.rl.optimizer import adam
-from isojax.rl.train_state import build_init_state
+from isojax.rl.optimizer import adam, build_init_state
 from tests.device import CONFIG, DECODER, MESHES, VOCAB, mesh, placed, policy
 
 L, D, N, K, H, F = CONFIG.layers, CONFIG.width, CONFIG.heads, CONFIG.kv_heads, CONFIG.head_dim, CONFIG.mlp

@@ -34,8 +34,8 @@ from isojax.rl.async_rl.transport import WorkerHandle
 from isojax.rl.async_rl.worker_process import WorkerProcess
 from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
 from isojax.rl.metric import Metrics, merge
+from isojax.rl.optimizer import TrainState, build_init_state
 from isojax.rl.rollout_source import CellProblems, UpdateShapes
-from isojax.rl.train_state import TrainState, build_init_state
 from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from tests.compiler import SAME_BITS

@@ -19,8 +19,8 @@ from isojax.distributed.sharding import replicated, shard_count
 from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
 from isojax.rl.host_verified import InlinePrograms, InlineRollouts
 from isojax.rl.metric import Metrics, merge_in_float32
+from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
 from isojax.rl.rollout_source import CellProblems, RolloutSource, UpdateShapes, finish_batch
-from isojax.rl.train_state import TrainState, build_init_state, train_state_shapes
 from isojax.rl.train_step import TrainStep, make_coefficients
 from isojax.sampling.batch import ProblemArrays, gather_problems, make_sampler_shapes, problem_shapes
 from isojax.sampling.engine import build_sampler

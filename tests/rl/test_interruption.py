@@ -15,8 +15,7 @@ from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.rl.advantages import RewardedBatch, gae
 from isojax.rl.critic import generalised_advantages_around_gaps
 from isojax.rl.metric import values
-from isojax.rl.optimizer import adam
-from isojax.rl.train_state import TrainState
+from isojax.rl.optimizer import TrainState, adam
 from isojax.rl.train_step import TrainStep, make_coefficients
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, make_sampler_shapes
 from isojax.tasks.stop_strings import Interruption

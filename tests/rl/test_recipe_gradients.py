@@ -21,8 +21,7 @@ from isojax.models.transformer import Params
 from isojax.rl import critic
 from isojax.rl.algorithm import resolve_algorithm
 from isojax.rl.metric import values as metric_values
-from isojax.rl.optimizer import adam
-from isojax.rl.train_state import CriticState, TrainState
+from isojax.rl.optimizer import CriticState, TrainState, adam
 from isojax.rl.train_step import TrainStep, make_coefficients
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, SamplerShapes, make_sampler_shapes
 from tests.device import (

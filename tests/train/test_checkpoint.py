@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from isojax.rl.train_state import TrainState, build_init_state, train_state_shardings
+from isojax.rl.optimizer import TrainState, build_init_state, train_state_shardings
 from isojax.train.checkpoint import Checkpoints, RunCursor
 from tests.device import DECODER, MESHES, mesh, placed, policy
 

@@ -24,8 +24,8 @@ from isojax.rl.async_rl.async_programs import AsyncPrograms
 from isojax.rl.async_rl.rollout_worker import FinishedRollouts, RolloutJob
 from isojax.rl.async_rl.transport import InlineWorker
 from isojax.rl.metric import Metric, Metrics, mean
+from isojax.rl.optimizer import TrainState
 from isojax.rl.rollout_source import CellProblems, SourcedBatch, padded_index, verifier_metrics
-from isojax.rl.train_state import TrainState
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, rewards_to_buffer, row_index
 from isojax.tasks.grading.background_grading import BackgroundGrader
 from isojax.tasks.protocol import is_on_device
