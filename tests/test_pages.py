@@ -1,0 +1,41 @@
+"""Every link between the project's pages leads somewhere, and every benchmark is explained."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+
+
+def heading_anchors(page: Path) -> set[str]:
+    """The anchors that a page's headings have: lower case, without punctuation, spaces as hyphens."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in heading_anchors(linked), f"{page.name}: no heading for {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_that_a_page_names_exist(page: Path) -> None:
+    for name in re.findall(r"`(isojax/[\w/]+\.py)`", page.read_text()):
+        assert (ROOT / name).is_file(), f"{page.name} names {name}"
+
+
+def test_every_benchmark_is_explained() -> None:
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    helpers = {"ablation_arms", "ablation_figures", "chaos_watch", "fit_quality_world"}
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - helpers
+    assert {name for name in scripts if f"`{name}.py`" not in text} == set()
