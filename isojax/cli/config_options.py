@@ -77,6 +77,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             arguments[num_configs],
         )
         raise InputError(
-            f"given {late_config!r} after the override {first_override!r}; expected key=value there. Configs come first: {late_config} {first_override}"
+            f"given {late_config!r} after the override {first_override!r}; expected key=value there. "
+            f"Configs come first: {late_config} {first_override}"
         )
     return list(arguments[:num_configs]), list(arguments[num_configs:])

@@ -126,8 +126,9 @@ def vocabulary_block(vocab: int, max_block: int = VOCABULARY_BLOCK) -> int:
 
 
 def bucket_widths(T: int) -> tuple[int, ...]:
-    """The widths of microbatches that are compiled, narrowest first: T, T/2, T/4, T/8, as long as they are whole and not
-    below MIN_BUCKET_WIDTH."""
+    """The widths of microbatches that are compiled, narrowest first: T, T/2, T/4, T/8, as long as they are whole and
+    not below MIN_BUCKET_WIDTH.
+    """
     ascending = [T]
     while len(ascending) < MAX_BUCKETS and ascending[0] % 2 == 0 and ascending[0] // 2 >= MIN_BUCKET_WIDTH:
         ascending.insert(0, ascending[0] // 2)

@@ -1,4 +1,4 @@
-"""Programs compiled ahead: from the shapes and shardings of their arguments, before there is anything to run them on."""
+"""Programs compiled ahead: from their arguments' shapes and shardings, before there is anything to run them on."""
 
 from typing import Any
 

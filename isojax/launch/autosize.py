@@ -105,9 +105,10 @@ def memory_warning(sweep: SweepConfig, device_budget: DeviceBudget) -> str:
     if memory.peak <= device_budget.usable_memory:
         return ""
     return (
-        f"sweep.decode_slots = {sweep.decode_slots} and sweep.microbatch = {sweep.microbatch} are estimated to take {format_bytes(memory.peak)} of each "
-        f"device, and {format_bytes(device_budget.usable_memory)} of its {format_bytes(device_budget.device_memory)} may be planned with. A new run that leaves them "
-        "out gets sizes that fit."
+        f"sweep.decode_slots = {sweep.decode_slots} and sweep.microbatch = {sweep.microbatch} are estimated to take "
+        f"{format_bytes(memory.peak)} of each device, and {format_bytes(device_budget.usable_memory)} of its "
+        f"{format_bytes(device_budget.device_memory)} may be planned with. "
+        "A new run that leaves them out gets sizes that fit."
     )
 
 
@@ -131,9 +132,9 @@ def _too_small_message(requested: SweepConfig, device_budget: DeviceBudget, memo
     mesh_hint = f"--mesh {mesh} would fit" if mesh else f"no mesh of up to {MAX_MESH_DEVICES} such devices would fit"
     remat_hint = "" if requested.remat == "layer" else ", sweep.remat=layer takes less"
     return (
-        f"sweep.decode_slots = 1 and sweep.microbatch = 1 are estimated to take {format_bytes(memory.peak)} of each device, and "
-        f"{format_bytes(device_budget.usable_memory)} of its {format_bytes(device_budget.device_memory)} may be planned with. {mesh_hint}{remat_hint}; where a device has more, "
-        "say so by run.device_memory=GB."
+        f"sweep.decode_slots = 1 and sweep.microbatch = 1 are estimated to take {format_bytes(memory.peak)} of each "
+        f"device, and {format_bytes(device_budget.usable_memory)} of its {format_bytes(device_budget.device_memory)} "
+        f"may be planned with. {mesh_hint}{remat_hint}; where a device has more, say so by run.device_memory=GB."
     )
 
 

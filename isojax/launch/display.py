@@ -39,14 +39,17 @@ def print_plan(
     print_cells(config, cells, folder, forecast)
     targets = config.cell.eval.evaluation_targets(config.sweep.budget)
     console.print(
-        f"{concurrent_cells} at once, {devices}; R = {config.sweep.decode_slots} slots and m = {config.sweep.microbatch} rows a microbatch, "
-        f"g = {config.sweep.prefill_batch} prompts at once on each shard; {len(targets)} evaluations a cell, the last at C = {targets[-1]}"
+        f"{concurrent_cells} at once, {devices}; R = {config.sweep.decode_slots} slots and "
+        f"m = {config.sweep.microbatch} rows a microbatch, "
+        f"g = {config.sweep.prefill_batch} prompts at once on each shard; "
+        f"{len(targets)} evaluations a cell, the last at C = {targets[-1]}"
     )
     memory = device_budget.estimate(config.sweep)
     breakdown = ", ".join(f"{name} {format_bytes(number)}" for name, number in memory.breakdown.items() if number)
     console.print(
-        f"memory of a device, the same for every cell: {breakdown}; {format_bytes(memory.sampling_peak)} at the peak of sampling and {format_bytes(memory.update_peak)} at "
-        f"the update's, of {format_bytes(device_budget.device_memory)}",
+        f"memory of a device, the same for every cell: {breakdown}; {format_bytes(memory.sampling_peak)} at the peak "
+        f"of sampling and {format_bytes(memory.update_peak)} at the update's, "
+        f"of {format_bytes(device_budget.device_memory)}",
         highlight=False,
     )
     if forecast:
@@ -169,7 +172,10 @@ class Display:
             for kind, text in examples.items():
                 if kind not in self._shown_failures:
                     self._shown_failures.add(kind)
-                    warning = f"warning: verifier {kind}: {text} (reward 0; the first of its kind, all are counted as verifier_{kind})"
+                    warning = (
+                        f"warning: verifier {kind}: {text} "
+                        f"(reward 0; the first of its kind, all are counted as verifier_{kind})"
+                    )
                     console.print(warning, soft_wrap=True, highlight=False, markup=False)
 
     def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:

@@ -117,7 +117,8 @@ def choose_batch_shape(config: Config, B_p: int | None, n: int | None) -> tuple[
     if not allowed:
         b, m = min(pairs, key=lambda pair: pair[0] * pair[1])
         raise InputError(
-            f"B_p x n = {b} x {m} = {b * m} is over sweep.B_max = {sweep.B_max}; raise it, or give a smaller --B_p or --n."
+            f"B_p x n = {b} x {m} = {b * m} is over sweep.B_max = {sweep.B_max}; raise it, "
+            "or give a smaller --B_p or --n."
         )
     return min(allowed, key=lambda pair: (round(abs(math.log(pair[0] * pair[1] / reference_batch)), 9), -pair[0]))
 
@@ -277,7 +278,8 @@ def to_json(result: LrSearchResult, config: Config, pair: tuple[int, int], budge
     metric = f"avg@{config.cell.eval.samples}"
     rate_rows = [
         {
-            "rate": o.rate, "B": B, "reward": o.reward if o.scores else None, "se": result.standard_error if o.scores and not o.flags else None,
+            "rate": o.rate, "B": B, "reward": o.reward if o.scores else None,
+            "se": result.standard_error if o.scores and not o.flags else None,
             "scores": list(o.scores), "entropy": o.entropy, "grad_norm": o.grad_norm, "flags": list(o.flags),
             "curves": [[list(point) for point in curve] for curve in o.curves],
         }
@@ -285,11 +287,11 @@ def to_json(result: LrSearchResult, config: Config, pair: tuple[int, int], budge
     ]  # fmt: skip
     recommended = result.recommended
     return {
-        "schema": 1, "name": config.name, "B_p": pair[0], "n": pair[1], "B": B, "budget": budget, "seeds": seeds, "metric": metric,
-        "score": SCORE_DESCRIPTION.format(metric=metric), "extended": result.num_extensions, "rates": rate_rows,
-        "best": result.best.rate if result.best else None, "tied": [o.rate for o in result.tied],
-        "learning_rate": recommended.rate if recommended else None, "lr_reference_batch": B, "lr_scaling": config.cell.rl.lr_scaling,
-        "says": describe_search(result),
+        "schema": 1, "name": config.name, "B_p": pair[0], "n": pair[1], "B": B, "budget": budget, "seeds": seeds,
+        "metric": metric, "score": SCORE_DESCRIPTION.format(metric=metric), "extended": result.num_extensions,
+        "rates": rate_rows, "best": result.best.rate if result.best else None, "tied": [o.rate for o in result.tied],
+        "learning_rate": recommended.rate if recommended else None, "lr_reference_batch": B,
+        "lr_scaling": config.cell.rl.lr_scaling, "says": describe_search(result),
     }  # fmt: skip
 
 

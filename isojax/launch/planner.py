@@ -68,7 +68,8 @@ def plan_cells(sweep: SweepConfig) -> list[Cell]:
     B_p, n = max(pairs, key=lambda pair: pair[0] * pair[1])
     if sweep.budget < B_p * n:
         raise InputError(
-            f"sweep.budget: given {sweep.budget}, expected at least one update of the largest cell, {B_p} x {n} = {B_p * n} rollouts."
+            f"sweep.budget: given {sweep.budget}, expected at least one update of the largest cell, "
+            f"{B_p} x {n} = {B_p * n} rollouts."
         )
     cells = [Cell(B_p, n, 1000 * sweep.seed + i) for B_p, n in pairs for i in range(sweep.seeds)]
     return sorted(cells, key=lambda cell: (-cell_cost(cell, sweep.budget), cell))
@@ -105,18 +106,19 @@ def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig | None
     W = sweep.slots_per_prefix or (choose_slots_per_prefix(R, n, cell.sampling) if cell and plain_attention else 1)
     if R % W:
         raise InputError(
-            f"sweep.slots_per_prefix = {W} does not divide sweep.decode_slots = {R}; a lane is W of the slots. Choose a divisor, or none."
+            f"sweep.slots_per_prefix = {W} does not divide sweep.decode_slots = {R}; a lane is W of the slots. "
+            "Choose a divisor, or none."
         )
     if W > max(n, 1) and sweep.slots_per_prefix:
         raise InputError(
-            f"sweep.slots_per_prefix = {W} is more than sweep.n = {n}: a lane holds rollouts of one prompt, so {W - n} of its slots would stay "
-            "empty. Lower it, or leave it out."
+            f"sweep.slots_per_prefix = {W} is more than sweep.n = {n}: a lane holds rollouts of one prompt, "
+            f"so {W - n} of its slots would stay empty. Lower it, or leave it out."
         )
     if W > 1 and not plain_attention:
         raise InputError(
-            f"sweep.slots_per_prefix = {W} with sweep.decode_attention = {sweep.decode_attention}, cell.precision.cache = "
-            f"{cell.precision.cache if cell else 'auto'}: kernels and int8 caches are for slots of their own; expected sweep.slots_per_prefix=1, "
-            "or neither of them."
+            f"sweep.slots_per_prefix = {W} with sweep.decode_attention = {sweep.decode_attention}, "
+            f"cell.precision.cache = {cell.precision.cache if cell else 'auto'}: "
+            "kernels and int8 caches are for slots of their own; expected sweep.slots_per_prefix=1, or neither of them."
         )
     max_tokens = MICROBATCH_TOKENS.get(cell.precision.compute) if cell else None
     m = min(

@@ -84,8 +84,9 @@ def check_multi_process(config: Config, mesh_devices: int, devices: int, num_pro
         )
     if config.cell.rl.max_staleness is not None:
         raise InputError(
-            f"cell.rl.max_staleness = {config.cell.rl.max_staleness} with {num_processes} processes; expected one process, "
-            "in which sampling and training share their memory. Leave cell.rl.max_staleness out, or run it on one host."
+            f"cell.rl.max_staleness = {config.cell.rl.max_staleness} with {num_processes} processes; "
+            "expected one process, in which sampling and training share their memory. "
+            "Leave cell.rl.max_staleness out, or run it on one host."
         )
     if config.run.cells_at_once not in (None, 1):
         raise InputError(

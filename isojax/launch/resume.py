@@ -58,7 +58,8 @@ def config_for_folder(config: Config, folder: Path, resume: bool, shards: int) -
         raise InputError(f"{e} To go on as it was: isojax launch {folder / CONFIG_FILE} --resume") from e
     if saved_config.run.mesh != config.run.mesh:
         print(
-            f"warning: {folder} was run with --mesh {saved_config.run.mesh}; under {config.run.mesh} its cells go on equal to rounding only",
+            f"warning: {folder} was run with --mesh {saved_config.run.mesh}; "
+            f"under {config.run.mesh} its cells go on equal to rounding only",
             file=sys.stderr,
         )
     saved_sizes = {key: getattr(saved_config.sweep, key) for key in AUTOSIZED_SETTINGS}
@@ -77,7 +78,8 @@ def check_resume(old: Config, new: Config) -> None:
 
     def refuse(key: str, old_value: object, new_value: object, expected: str) -> None:
         raise InputError(
-            f"{key}: this run has {old_value!r}, given {new_value!r}; expected {expected}. Mend it, or choose another `name=` for a new run."
+            f"{key}: this run has {old_value!r}, given {new_value!r}; expected {expected}. Mend it, "
+            "or choose another `name=` for a new run."
         )
 
     if old.name != new.name:

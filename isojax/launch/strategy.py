@@ -63,8 +63,8 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
         adaptive_policy(config, cells)
     elif config.sweep.total_rollouts is not None:
         raise InputError(
-            f"sweep.total_rollouts = {config.sweep.total_rollouts} with sweep.strategy=grid, which spends sweep.budget on each cell; expected "
-            "sweep.strategy=adaptive, or sweep.budget alone."
+            f"sweep.total_rollouts = {config.sweep.total_rollouts} with sweep.strategy=grid, "
+            "which spends sweep.budget on each cell; expected sweep.strategy=adaptive, or sweep.budget alone."
         )
 
 

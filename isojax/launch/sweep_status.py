@@ -77,8 +77,8 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
     """
     if not (folder / CONFIG_FILE).is_file():
         raise InputError(
-            f"{folder} is no sweep's folder, it has no {CONFIG_FILE}; expected one such as runs/quickstart. A sweep that has just begun writes "
-            "it once its base policy is ready."
+            f"{folder} is no sweep's folder, it has no {CONFIG_FILE}; expected one such as runs/quickstart. "
+            "A sweep that has just begun writes it once its base policy is ready."
         )
     config, now = read_saved_config(folder / CONFIG_FILE), time.time() if now is None else now
     driver_status, locked = read_status(folder), is_locked(folder)
@@ -99,7 +99,10 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
     seconds_left = max(0, budget - rollouts - failed_rollouts) / rate if rate else None
     lost = ""
     if driver_status is not None and not (driver_status.ended or driver_alive or locked):
-        lost = f"its driver (process {driver_status.pid} on {driver_status.host}) has not been heard of for {now - driver_status.time:.0f} s"
+        lost = (
+            f"its driver (process {driver_status.pid} on {driver_status.host}) has not been heard of "
+            f"for {now - driver_status.time:.0f} s"
+        )
     return SweepStatus(config.name, folder, driver_alive or locked, cells, rollouts, budget, rate, seconds_left, lost)
 
 

@@ -174,8 +174,9 @@ def make_forecast(
         evaluation_seconds = workload.evaluation_seconds(samples, device_rates)
         pair_seconds = {pair: rollouts[pair] / rates[pair] + evaluation_seconds for pair in pairs}
         source = (
-            f"a floor at {EFFICIENCY:.0%} efficiency, all responses of full length (probed, a device: {device_rates.decode_flops / 1e9:,.0f} and "
-            f"{device_rates.update_flops / 1e9:,.0f} GFLOP/s, {device_rates.bandwidth / 1e9:,.1f} GB/s); expect a factor 2 either way"
+            f"a floor at {EFFICIENCY:.0%} efficiency, all responses of full length (probed, a device: "
+            f"{device_rates.decode_flops / 1e9:,.0f} and {device_rates.update_flops / 1e9:,.0f} GFLOP/s, "
+            f"{device_rates.bandwidth / 1e9:,.1f} GB/s); expect a factor 2 either way"
         )
     per_cell_seconds = [pair_seconds[cell.B_p, cell.n] for cell in cells]
     return Forecast(rates, pair_seconds, max(sum(per_cell_seconds) / concurrent_cells, *per_cell_seconds), source)

@@ -2,8 +2,8 @@
 
 A weight is sharded where it is narrower than the model along its axis `embed`. It is gathered where it is used, one
 weight at a time, and again for its gradient: from the forward to the backward pass only the shard is kept. Gradients
-are reduce-scattered in float32. An unsharded weight is used as it is, so that on a mesh without fsdp nothing here leaves a
-trace in a program.
+are reduce-scattered in float32. An unsharded weight is used as it is, so that on a mesh without fsdp nothing here
+leaves a trace in a program.
 
     all_gather_weight   the weight itself, for what is small or used last: norms, the unembedding
     matmul              rows times a weight

@@ -37,8 +37,8 @@ def difficulty(
     """Label problems by the base model's avg@k, and split them by difficulty.
 
     The splits are Easy, [.3, .6], Hard, [0, .0625], and Very Easy, (.6, .9]. cell.data.candidates problems get
-    cell.data.attempts rollouts each (16 where that is 0). Called again after a kill it goes on where it was. DIR gets labels.csv (with 90% intervals), the histogram difficulty.png, and splits/, a data
-    set to train on.
+    cell.data.attempts rollouts each (16 where that is 0). Called again after a kill it goes on where it was. DIR gets
+    labels.csv (with 90% intervals), the histogram difficulty.png, and splits/, a data set to train on.
 
     \b
     [bold]Examples[/bold]
@@ -61,9 +61,8 @@ def difficulty(
         )
         progress.update(progress_task, completed=1.0)
     all_problems = splits.pop("all")
-    table = Table(
-        title=f"{len(all_problems)} problems, mean avg@{all_problems[0].attempts} {sum(p.difficulty for p in all_problems) / len(all_problems):.3f}"
-    )
+    mean_difficulty = sum(p.difficulty for p in all_problems) / len(all_problems)
+    table = Table(title=f"{len(all_problems)} problems, mean avg@{all_problems[0].attempts} {mean_difficulty:.3f}")
     for header in ("split", "problems", "of all"):
         table.add_column(header, justify="left" if header == "split" else "right")
     for name, problems in splits.items():

@@ -136,13 +136,19 @@ def print_plan(plan: Mapping[str, Any], as_json: bool) -> None:
         return
     rates_text = ", ".join(map(rate_name, plan["rates"]))
     runs = len(plan["rates"]) * plan["seeds"]
-    plan_text = f"{runs} runs of {plan['budget']:,} rollouts at B_p x n = {plan['B_p']} x {plan['n']} = {plan['B']}, in {plan['folder']}"
+    plan_text = (
+        f"{runs} runs of {plan['budget']:,} rollouts at B_p x n = {plan['B_p']} x {plan['n']} = {plan['B']}, "
+        f"in {plan['folder']}"
+    )
     Console().print(f"rates {rates_text}: {plan_text}", soft_wrap=True, highlight=False, markup=False)
 
 
 def print_search(console: Console, search_document: Mapping[str, Any], folder: Path) -> None:
     """Every rate, what to know, and the lines for the config."""
-    title = f"B_p x n = {search_document['B_p']} x {search_document['n']}, {search_document['budget']:,} rollouts a run; reward: {search_document['score']}"
+    title = (
+        f"B_p x n = {search_document['B_p']} x {search_document['n']}, {search_document['budget']:,} rollouts a run; "
+        f"reward: {search_document['score']}"
+    )
     table = Table(title=escape(title), title_justify="left")
     for header in ("rate", "B", "reward", "s.e.", "entropy", "gradient norm"):
         table.add_column(header, justify="right")
@@ -158,7 +164,10 @@ def print_search(console: Console, search_document: Mapping[str, Any], folder: P
     for sentence in search_document["says"]:
         console.print(f"  {escape(sentence)}", soft_wrap=True, highlight=False)
     if search_document["learning_rate"] is not None:
-        config_line = f"cell.rl.learning_rate={rate_name(search_document['learning_rate'])} cell.rl.lr_reference_batch={search_document['lr_reference_batch']}"
+        config_line = (
+            f"cell.rl.learning_rate={rate_name(search_document['learning_rate'])} "
+            f"cell.rl.lr_reference_batch={search_document['lr_reference_batch']}"
+        )
         console.print("put into the config, or on the command line:", highlight=False)
         console.print(f"  {config_line}", soft_wrap=True, highlight=False, markup=False)
     console.print(f"picture: {folder / 'lr_search.png'}", soft_wrap=True, highlight=False, markup=False)

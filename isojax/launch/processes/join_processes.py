@@ -102,8 +102,8 @@ def check_even_devices(device_owners: Sequence[int]) -> None:
     if len(set(counts.values())) > 1:
         counts_text = ", ".join(f"process {process} has {count}" for process, count in sorted(counts.items()))
         raise InputError(
-            f"processes with different numbers of devices ({counts_text}); expected as many in each. On a CPU, which has "
-            "one device for every core, set the same in all of them: "
+            f"processes with different numbers of devices ({counts_text}); expected as many in each. "
+            "On a CPU, which has one device for every core, set the same in all of them: "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={min(counts.values())}."
         )
 

@@ -60,7 +60,8 @@ def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpe
         return _tpu_group(config, group_config)
     if config.run.gang.slices > 1:
         raise InputError(
-            f"run.gang.slices = {group_config.slices} without run.gang.tpu; expected run.gang.tpu=v5e:4x4 or another slice beside it."
+            f"run.gang.slices = {group_config.slices} without run.gang.tpu; "
+            "expected run.gang.tpu=v5e:4x4 or another slice beside it."
         )
     max_gpus = int(max((node["Resources"].get("GPU", 0) for node in nodes), default=0))
     if group_config.gpus or (max_gpus and group_config.cpus is None):
@@ -69,19 +70,20 @@ def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpe
         retries=group_config.retries
     ):
         raise InputError(
-            "run.gang: the cluster has TPUs, and nothing says what a cell takes of it; expected a slice, such as run.gang.tpu=v5e:4x4, or "
-            "cores of its hosts, run.gang.cpus=1."
+            "run.gang: the cluster has TPUs, and nothing says what a cell takes of it; expected a slice, "
+            "such as run.gang.tpu=v5e:4x4, or cores of its hosts, run.gang.cpus=1."
         )
     if group_config.share > 1:
         raise InputError(
-            f"run.gang.share = {group_config.share} where a cell takes no accelerator; expected GPUs, or run.gang.share=1."
+            f"run.gang.share = {group_config.share} where a cell takes no accelerator; expected GPUs, "
+            "or run.gang.share=1."
         )
     num_processes = group_config.processes or 1
     devices = _cell_mesh(config, num_processes * max(1, int(group_config.cpus or 1)), num_processes).devices
     if devices % num_processes:
         raise InputError(
-            f"--mesh {config.run.mesh} takes {devices} devices, which {num_processes} processes (run.gang.processes) cannot share alike; "
-            f"expected a multiple of {num_processes}."
+            f"--mesh {config.run.mesh} takes {devices} devices, which {num_processes} processes (run.gang.processes) "
+            f"cannot share alike; expected a multiple of {num_processes}."
         )
     resources = {"CPU": group_config.cpus or float(devices // num_processes), **group_config.resources}
     return ProcessGroupSpec(num_processes, resources, group_config.labels, devices // num_processes)
@@ -105,12 +107,14 @@ def _gpu_group(config: Config, group_config: ProcessGroupConfig, max_gpus: int) 
     num_processes = group_config.processes or math.ceil(mesh_gpus / gpus_per_process)
     if num_processes * gpus_per_process != mesh_gpus:
         raise InputError(
-            f"--mesh {config.run.mesh} takes {mesh_gpus} GPUs, {num_processes} processes of {gpus_per_process} have {num_processes * gpus_per_process}; expected as many. "
+            f"--mesh {config.run.mesh} takes {mesh_gpus} GPUs, {num_processes} processes of {gpus_per_process} have "
+            f"{num_processes * gpus_per_process}; expected as many. "
             "Change the mesh, run.gang.processes or run.gang.gpus."
         )
     if group_config.share > 1 and mesh_gpus > 1:
         raise InputError(
-            f"run.gang.share = {group_config.share} with cells of {mesh_gpus} GPUs; expected cells of one GPU, which several may share."
+            f"run.gang.share = {group_config.share} with cells of {mesh_gpus} GPUs; expected cells of one GPU, "
+            "which several may share."
         )
     return ProcessGroupSpec(
         num_processes,
@@ -126,8 +130,8 @@ def _tpu_group(config: Config, group_config: ProcessGroupConfig) -> ProcessGroup
     version, _, topology = group_config.tpu.partition(":")
     if group_config.share > 1 or group_config.processes or group_config.gpus:
         raise InputError(
-            "run.gang.tpu with share, processes or gpus: a slice's chips belong to one cell, with a process on each of its hosts; leave "
-            "them out."
+            "run.gang.tpu with share, processes or gpus: a slice's chips belong to one cell, "
+            "with a process on each of its hosts; leave them out."
         )
     try:
         version = tpu.get_tpu_version_from_type(version.replace("v5e", "v5litepod"))
@@ -142,7 +146,8 @@ def _tpu_group(config: Config, group_config: ProcessGroupConfig) -> ProcessGroup
     ).devices
     if mesh_chips != chips:
         raise InputError(
-            f"--mesh {config.run.mesh} takes {mesh_chips} of the {chips} chips of {group_config.slices} x {group_config.tpu}; expected all of them (data=-1)."
+            f"--mesh {config.run.mesh} takes {mesh_chips} of the {chips} chips of {group_config.slices} x "
+            f"{group_config.tpu}; expected all of them (data=-1)."
         )
     return ProcessGroupSpec(
         num_hosts,
@@ -192,6 +197,6 @@ def require_capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
         ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in resource_names) for node in alive
     )
     raise InputError(
-        f"a cell asks for {spec}, and the cluster's {len(alive)} nodes have {nodes_text}. Make the mesh smaller, change run.gang "
-        "(docs/clusters.md), or add nodes."
+        f"a cell asks for {spec}, and the cluster's {len(alive)} nodes have {nodes_text}. Make the mesh smaller, "
+        "change run.gang (docs/clusters.md), or add nodes."
     )

@@ -113,8 +113,9 @@ def _host_and_port(address: str) -> tuple[str, int] | None:
         return None
     if not host or "/" in host or not port.isdecimal():
         raise InputError(
-            f"--ray: given {address!r}, expected local, auto, or HOST:PORT of the cluster that this machine is a node of. From a machine "
-            "that is none, hand it in: ray job submit --address http://HEAD:8265 --working-dir . -- isojax launch ... --ray auto."
+            f"--ray: given {address!r}, expected local, auto, or HOST:PORT of the cluster that this machine is a node "
+            "of. From a machine that is none, hand it in: ray job submit --address http://HEAD:8265 --working-dir . "
+            "-- isojax launch ... --ray auto."
         )
     return host.strip("[]"), int(port)
 
@@ -141,8 +142,9 @@ def _connect_within(timeout: float, connect: Any, address: str) -> None:
 def _no_cluster(address: str, error: BaseException) -> InputError:
     location = "that this machine is a node of" if address == AUTO else f"at {address}"
     return InputError(
-        f"--ray {address}: no Ray cluster {location} ({_first_line(error)}). Start one by `ray start --head --port=6379`, join it by "
-        "`ray start --address=HOST:6379`, or run on this machine alone by --ray local."
+        f"--ray {address}: no Ray cluster {location} ({_first_line(error)}). "
+        "Start one by `ray start --head --port=6379`, join it by `ray start --address=HOST:6379`, "
+        "or run on this machine alone by --ray local."
     )
 
 

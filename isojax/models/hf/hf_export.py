@@ -98,8 +98,8 @@ def architecture_of(config: ModelConfig) -> str:
     names = vars(registry.load("models.families", config.family, "build")).get("ARCHITECTURES")
     if not names:
         raise InputError(
-            f"a model of family {config.family!r} cannot be exported: no published architecture is its own, so no other "
-            "program could load it. Expected llama, qwen2 or qwen3."
+            f"a model of family {config.family!r} cannot be exported: no published architecture is its own, so no "
+            "other program could load it. Expected llama, qwen2 or qwen3."
         )
     return names[0]
 
