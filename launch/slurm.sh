@@ -77,7 +77,7 @@ over_ray() {
     if [ "$others" -gt 0 ]; then
         srun --nodes="$others" --ntasks="$others" "${each[@]}" --exclude="${nodes[0]}" ray start --block --address="$address" &
     fi
-    heed isojax launch "$@" --resume --ray "$address" --mesh "${MESH:-fsdp=$GPUS}" "run.gang.gpus=$GPUS" "run.dir=$RUNS" || code=$?
+    heed isojax launch "$@" --resume --ray "$address" --mesh "${MESH:-fsdp=$GPUS}" "run.process_group.gpus=$GPUS" "run.dir=$RUNS" || code=$?
     return "$code"
 }
 

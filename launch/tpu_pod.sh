@@ -99,7 +99,7 @@ ray)
     [ "$#" -gt 0 ] || usage
     up
     HEAD=$(told tpu-vm 'networkEndpoints[0].ipAddress')
-    line=$(command_line isojax launch "$@" --resume --ray auto --mesh "${MESH:-fsdp=16}" "run.gang.tpu=$GANG" "run.dir=$RUNS")
+    line=$(command_line isojax launch "$@" --resume --ray auto --mesh "${MESH:-fsdp=16}" "run.process_group.tpu=$GANG" "run.dir=$RUNS")
     on 0 "ray stop; ray start --head --node-ip-address=$HEAD --port=6379"
     join
     on 0 "$line"

@@ -71,13 +71,13 @@ def calls(monkeypatch: pytest.MonkeyPatch, known: Path) -> list[tuple[Any, ...]]
     """Stands in for the module that needs jax, and remembers what they were given."""
     seen: list[tuple[Any, ...]] = []
 
-    def launch(config: Config, resume: bool, dry_run: bool, gang: ProcessGroup) -> Path:
-        assert gang == SINGLE_PROCESS
+    def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup) -> Path:
+        assert process_group == SINGLE_PROCESS
         seen.append((config, resume, dry_run))
         return known
 
-    def train(config: Config, resume: bool, gang: ProcessGroup) -> Path:
-        assert gang == SINGLE_PROCESS
+    def train(config: Config, resume: bool, process_group: ProcessGroup) -> Path:
+        assert process_group == SINGLE_PROCESS
         seen.append((config, resume))
         return known
 
@@ -213,7 +213,7 @@ def test_wrong_usage_is_exit_code_2(isojax: Isojax, words: list[str]) -> None:
 
 
 def test_an_error_inside_a_command_is_one_message(isojax: Isojax, monkeypatch: pytest.MonkeyPatch) -> None:
-    def launch(config: Config, resume: bool, dry_run: bool, gang: ProcessGroup) -> Path:
+    def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup) -> Path:
         raise InputError("the mesh data=3 does not fit 8 devices")
 
     monkeypatch.setitem(sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch))

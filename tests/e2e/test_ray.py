@@ -59,7 +59,7 @@ cell:
   data: {candidates: 200, validation: 20, difficulty: [0.0, 1.0]}
   eval: {samples: 4, start: 16, ratio: 2}
 sweep: {B_p: [4], n: [2, 4], seeds: 6, budget: 256}
-run: {loggers: [], checkpoint_seconds: 0, gang: {GANG}}
+run: {loggers: [], checkpoint_seconds: 0, process_group: {GANG}}
 """.replace("GANG", GANG)
 
 
@@ -200,7 +200,9 @@ def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
         "ray.io/tpu-worker-id": "0",
     }
     cluster.join({"TPU": 4, "TPU-v5litepod-4-head": 1}, labels)
-    (isojax.folder / "slice.yaml").write_text(SWEEP.replace("gang: {" + GANG + "}", "gang: {tpu: 'v5e:2x2'}"))
+    (isojax.folder / "slice.yaml").write_text(
+        SWEEP.replace("process_group: {" + GANG + "}", "process_group: {tpu: 'v5e:2x2'}")
+    )
     asked = (
         "--no-report",
         "name=slice",
@@ -229,9 +231,9 @@ def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
         (("--ray", "127.0.0.1:9"), "no Ray cluster at 127.0.0.1:9"),
         (("--ray", "ray://127.0.0.1:9"), "given 'ray://127.0.0.1:9', expected local, auto, or HOST:PORT"),
         (("--ray", "nowhere"), "given 'nowhere', expected local, auto, or HOST:PORT"),
-        (("--ray", "ADDRESS", "run.gang.processes=7"), "7 processes with 1 CPU"),
-        (("--ray", "ADDRESS", "run.gang.cpus=1", "run.dir=/proc/runs"), "cannot make the folder /proc/runs"),
-        (("--ray", "ADDRESS", "run.gang.cpus=1", "run.dir=file:///proc/runs"), "file:///proc/runs"),
+        (("--ray", "ADDRESS", "run.process_group.processes=7"), "7 processes with 1 CPU"),
+        (("--ray", "ADDRESS", "run.process_group.cpus=1", "run.dir=/proc/runs"), "cannot make the folder /proc/runs"),
+        (("--ray", "ADDRESS", "run.process_group.cpus=1", "run.dir=file:///proc/runs"), "file:///proc/runs"),
         (
             ("--ray", "ADDRESS", "--processes", "2", "--process", "0", "--coordinator", "127.0.0.1:9"),
             "--ray starts the processes",

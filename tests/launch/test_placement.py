@@ -24,7 +24,7 @@ def hosts(slices: int, topology: str = "4x4", chips: int = 4, of_each: int = 4) 
 
 
 def config(mesh: str = "auto", **gang: Any) -> Config:
-    return Config.model_validate({"run": {"mesh": mesh, "gang": gang}})
+    return Config.model_validate({"run": {"mesh": mesh, "process_group": gang}})
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_by_hand(asked: Config, nodes: list[dict[str, Any]], shape: ProcessGroup
         (config("fsdp=12", gpus=8), GPUS, "takes 12 GPUs, 2 processes of 8 have 16"),
         (config(share=2), CPUS, "takes no accelerator"),
         (config("data=2", share=2), GPUS, "cells of 2 GPUs"),
-        (config(slices=2), CPUS, "without run.gang.tpu"),
+        (config(slices=2), CPUS, "without run.process_group.tpu"),
         (config("data=8", tpu="v5e:4x4"), hosts(1), "takes 8 of the 16 chips"),
         (config(tpu="v5e:4x4", gpus=1), hosts(1), "leave them out"),
         (config(tpu="v9:4x4"), hosts(1), "given 'v9:4x4', expected such as v5e:4x4"),

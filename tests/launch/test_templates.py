@@ -31,7 +31,7 @@ CHECKS = {
     "ray_cluster.yaml": check_ray_cluster,
 }
 MISTAKES = {
-    "an unquoted variable": ("tpu_pod.sh", '"run.gang.tpu=$GANG"', "run.gang.tpu=$GANG", "SC2086"),
+    "an unquoted variable": ("tpu_pod.sh", '"run.process_group.tpu=$GANG"', "run.process_group.tpu=$GANG", "SC2086"),
     "a variable that is not there": ("slurm.sh", "$SLURM_JOB_NODELIST", "$nodelist", "SC2154"),
     "a quote that is not closed": ("slurm.sh", 'one "$@" ;;', 'one "$@ ;;', "SC1073|SC1009|SC1078"),
     "a key of Ray's": ("ray_cluster.yaml", "file_mounts:", "file_mount:", "file_mount"),
@@ -104,8 +104,8 @@ def test_the_gang_of_gkes_sweep_is_a_slice_of_its_cluster(tmp_path: Path) -> Non
     sweep, _, job = yaml.safe_load_all((LAUNCH / "gke_kuberay.yaml").read_text())
     (tmp_path / "sweep.yaml").write_text(sweep["data"]["sweep.yaml"])
     config = check_command(["isojax", "launch", "quickstart", str(tmp_path / "sweep.yaml")])
-    assert config is not None and config.run.gang.tpu is not None
-    _, _, topology = config.run.gang.tpu.partition(":")
+    assert config is not None and config.run.process_group.tpu is not None
+    _, _, topology = config.run.process_group.tpu.partition(":")
     group = next(g for g in job["spec"]["rayClusterSpec"]["workerGroupSpecs"] if g["groupName"] == "tpu")
     chips = prod(map(int, topology.split("x")))
     assert group["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == topology

@@ -113,7 +113,12 @@ def test_slurm_makes_a_ray_cluster_in_the_allocation_and_ends_it(stage: Stage) -
     assert driver[driver.index("--ray") + 1] == "10.0.0.7:6379"
     config = check_command(driver)
     assert config is not None
-    assert (config.sweep.seeds, config.run.mesh, config.run.gang.gpus, config.run.dir) == (2, "fsdp=8", 8, "/mnt/runs")
+    assert (config.sweep.seeds, config.run.mesh, config.run.process_group.gpus, config.run.dir) == (
+        2,
+        "fsdp=8",
+        8,
+        "/mnt/runs",
+    )
     assert len(stage.asked("ray", "ended")) == 2
     tokens = {tuple(words[1:]) for _, words in stage.asked("token")}
     ((mode, secret),) = tokens  # the same for every process
@@ -193,7 +198,7 @@ def test_a_tpu_pod_that_is_there_becomes_a_ray_cluster(stage: Stage) -> None:
     ((host, line),) = stage.asked("isojax")
     assert host == "7" and line[line.index("--ray") + 1] == "auto"
     config = check_command(line)
-    assert config is not None and (config.run.mesh, config.run.gang.tpu) == ("fsdp=16", "v5e:4x4")
+    assert config is not None and (config.run.mesh, config.run.process_group.tpu) == ("fsdp=16", "v5e:4x4")
 
 
 def test_another_slice_joins(stage: Stage) -> None:

@@ -72,7 +72,7 @@ def launch(
       isojax launch my.yaml --mesh data=4,tensor=2 'sweep.n=\\[2,4,8]' name=mine
       isojax launch gsm8k models/qwen2.5-7b-instruct cell.model.path=FOLDER
       isojax launch my.yaml --processes auto --mesh fsdp=-1      on every host of a TPU pod, or by srun: docs/hosts.md
-      isojax launch my.yaml --ray auto run.gang.tpu=v5e:4x4      cells on the slices of a Ray cluster: docs/clusters.md
+      isojax launch my.yaml --ray auto run.process_group.tpu=v5e:4x4   cells on TPU slices: docs/clusters.md
     """
     config = read_config(words, mesh, "quickstart", ray)
     process_group = parse_process_group(coordinator, processes, process)

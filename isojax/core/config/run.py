@@ -53,7 +53,7 @@ class RunConfig(Section):
             divides what the machine (or its cgroup) has by the devices in use.
         compilation_cache: whether compiled programs are kept on disk.
         ray: run the cells on a Ray cluster (local, auto or its address), each by a process group.
-        gang: those processes.
+        process_group: those processes.
         loggers: where the curves of each cell go besides its ledger: tensorboard, wandb, or a module of yours; [] for
             nowhere.
     """
@@ -69,5 +69,5 @@ class RunConfig(Section):
     device_memory: PositiveFloat | None = None
     compilation_cache: bool = True
     ray: str | None = None
-    gang: ProcessGroupConfig = ProcessGroupConfig()
+    process_group: ProcessGroupConfig = ProcessGroupConfig()
     loggers: tuple[str, ...] = ("tensorboard",)

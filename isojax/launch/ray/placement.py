@@ -1,7 +1,7 @@
-"""What the processes of a gang ask a Ray cluster for, and how many gangs it holds. Neither jax nor ray here.
+"""What the processes of a cell's process group ask a Ray cluster for, and how many such groups the cluster holds.
 
-A cell asks for a mesh. On TPUs its gang are the hosts of a slice; on GPUs as few processes as have the mesh's devices;
-on CPUs one process that simulates them, unless `run.gang.processes` says otherwise.
+A cell asks for a mesh. On TPUs the process group is the hosts of a slice; on GPUs it has as few processes as hold the
+mesh's devices; on CPUs it is one process that simulates them, unless `run.process_group.processes` says otherwise.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ UNBOUNDED_DEVICES = 10**9  # devices, for a mesh that names how many it takes
 
 @dataclass(frozen=True)
 class ProcessGroupSpec:
-    """A gang: its processes, what each asks of its node, how many devices a CPU simulates in each (else None); or a TPU
-    slice.
+    """A process group: its processes, what each asks of its node, and how many devices a CPU simulates in each (else
+    None); or a TPU slice.
     """
 
     num_processes: int
@@ -49,19 +49,19 @@ class ProcessGroupSpec:
 
 
 def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpec:
-    """The gang that a cell of this config asks for; on GPUs where the cluster has any, and the config does not ask for
+    """The process group that a cell of this config asks for; on GPUs where the cluster has any, and the config does not ask for
     cores. TPUs are asked for by their slice.
 
     Raises:
-        InputError: the settings of run.gang contradict one another or the mesh.
+        InputError: the settings of run.process_group contradict one another or the mesh.
     """
-    group_config = config.run.gang
+    group_config = config.run.process_group
     if group_config.tpu is not None:
         return _tpu_group(config, group_config)
-    if config.run.gang.slices > 1:
+    if config.run.process_group.slices > 1:
         raise InputError(
-            f"run.gang.slices = {group_config.slices} without run.gang.tpu; "
-            "expected run.gang.tpu=v5e:4x4 or another slice beside it."
+            f"run.process_group.slices = {group_config.slices} without run.process_group.tpu; "
+            "expected run.process_group.tpu=v5e:4x4 or another slice beside it."
         )
     max_gpus = int(max((node["Resources"].get("GPU", 0) for node in nodes), default=0))
     if group_config.gpus or (max_gpus and group_config.cpus is None):
@@ -70,27 +70,27 @@ def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpe
         retries=group_config.retries
     ):
         raise InputError(
-            "run.gang: the cluster has TPUs, and nothing says what a cell takes of it; expected a slice, "
-            "such as run.gang.tpu=v5e:4x4, or cores of its hosts, run.gang.cpus=1."
+            "run.process_group: the cluster has TPUs, and nothing says what a cell takes of it; expected a slice, "
+            "such as run.process_group.tpu=v5e:4x4, or cores of its hosts, run.process_group.cpus=1."
         )
     if group_config.share > 1:
         raise InputError(
-            f"run.gang.share = {group_config.share} where a cell takes no accelerator; expected GPUs, "
-            "or run.gang.share=1."
+            f"run.process_group.share = {group_config.share} where a cell takes no accelerator; expected GPUs, "
+            "or run.process_group.share=1."
         )
     num_processes = group_config.processes or 1
     devices = _cell_mesh(config, num_processes * max(1, int(group_config.cpus or 1)), num_processes).devices
     if devices % num_processes:
         raise InputError(
-            f"--mesh {config.run.mesh} takes {devices} devices, which {num_processes} processes (run.gang.processes) "
-            f"cannot share alike; expected a multiple of {num_processes}."
+            f"--mesh {config.run.mesh} takes {devices} devices, which {num_processes} processes "
+            f"(run.process_group.processes) cannot share alike; expected a multiple of {num_processes}."
         )
     resources = {"CPU": group_config.cpus or float(devices // num_processes), **group_config.resources}
     return ProcessGroupSpec(num_processes, resources, group_config.labels, devices // num_processes)
 
 
 def _cell_mesh(config: Config, available_devices: int, num_processes: int) -> MeshShape:
-    """The mesh of a cell; where it does not say how many devices it takes, it is all of a gang's."""
+    """The mesh of a cell; where it does not say how many devices it takes, it is all of a process group's."""
     text = config.run.mesh
     if text == "auto":
         return MeshShape(data=available_devices if num_processes > 1 else 1)
@@ -109,12 +109,12 @@ def _gpu_group(config: Config, group_config: ProcessGroupConfig, max_gpus: int) 
         raise InputError(
             f"--mesh {config.run.mesh} takes {mesh_gpus} GPUs, {num_processes} processes of {gpus_per_process} have "
             f"{num_processes * gpus_per_process}; expected as many. "
-            "Change the mesh, run.gang.processes or run.gang.gpus."
+            "Change the mesh, run.process_group.processes or run.process_group.gpus."
         )
     if group_config.share > 1 and mesh_gpus > 1:
         raise InputError(
-            f"run.gang.share = {group_config.share} with cells of {mesh_gpus} GPUs; expected cells of one GPU, "
-            "which several may share."
+            f"run.process_group.share = {group_config.share} with cells of {mesh_gpus} GPUs; expected cells of one "
+            "GPU, which several may share."
         )
     return ProcessGroupSpec(
         num_processes,
@@ -130,7 +130,7 @@ def _tpu_group(config: Config, group_config: ProcessGroupConfig) -> ProcessGroup
     version, _, topology = group_config.tpu.partition(":")
     if group_config.share > 1 or group_config.processes or group_config.gpus:
         raise InputError(
-            "run.gang.tpu with share, processes or gpus: a slice's chips belong to one cell, "
+            "run.process_group.tpu with share, processes or gpus: a slice's chips belong to one cell, "
             "with a process on each of its hosts; leave them out."
         )
     try:
@@ -139,7 +139,9 @@ def _tpu_group(config: Config, group_config: ProcessGroupConfig) -> ProcessGroup
             topology=topology, accelerator_type=version, num_slices=group_config.slices
         )
     except ValueError as e:
-        raise InputError(f"run.gang.tpu: given {group_config.tpu!r}, expected such as v5e:4x4 or v6e:2x4 ({e}).") from e
+        raise InputError(
+            f"run.process_group.tpu: given {group_config.tpu!r}, expected such as v5e:4x4 or v6e:2x4 ({e})."
+        ) from e
     chips = int(resources["TPU"]) * num_hosts
     mesh_chips = parse_mesh(
         "data=-1" if config.run.mesh == "auto" and num_hosts > 1 else config.run.mesh, chips
@@ -160,7 +162,7 @@ def _tpu_group(config: Config, group_config: ProcessGroupConfig) -> ProcessGroup
 
 
 def capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
-    """How many gangs all of the cluster's living nodes hold at a time, were nothing else on them."""
+    """How many process groups all of the cluster's living nodes hold at a time, were nothing else on them."""
     processes_by_slice: dict[str, int] = defaultdict(int)
     for node in nodes:
         labels = node.get("Labels", {})
@@ -185,7 +187,7 @@ def require_capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
     """`capacity`, where that is not nothing.
 
     Raises:
-        InputError: the cluster holds no gang; it says what a gang asks for and what there is.
+        InputError: the cluster holds no process group; it says what a process group asks for and what there is.
     """
     if num_groups := capacity(spec, nodes):
         return num_groups
@@ -198,5 +200,5 @@ def require_capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
     )
     raise InputError(
         f"a cell asks for {spec}, and the cluster's {len(alive)} nodes have {nodes_text}. Make the mesh smaller, "
-        "change run.gang (docs/clusters.md), or add nodes."
+        "change run.process_group (docs/clusters.md), or add nodes."
     )

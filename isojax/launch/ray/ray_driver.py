@@ -1,9 +1,9 @@
-"""A sweep on a Ray cluster: each cell runs in a gang of processes, placed together, killed whole, and begun again from
-its checkpoint.
+"""A sweep on a Ray cluster: each cell runs in a group of processes that Ray places and kills as a whole, and that starts
+again from the newest checkpoint.
 
-One thread a gang takes the cells, longest first. A gang keeps its compiled programs from cell to cell. The driver
-plans, schedules, shows and fits; it never imports jax, so that it claims no accelerator. Whatever ends it, Ray ends its
-gangs, and --resume goes on.
+The scheduler gives cells to process groups, longest first. A group keeps its compiled programs from cell to cell. The
+driver plans, schedules, displays and fits; it never imports jax, so it claims no accelerator. Whatever ends the driver,
+Ray ends the process groups, and --resume continues the sweep.
 """
 
 from __future__ import annotations
@@ -39,15 +39,14 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
     """Run every cell of the sweep that is not finished, on the cluster of `run.ray`; returns the sweep's folder.
 
     Raises:
-        InputError: within half a minute and before any work, where there is no such cluster, it cannot hold a gang, the
-        folder cannot be
-            written, or as the local runner refuses a sweep.
+        InputError: within half a minute and before any work: there is no such cluster, it cannot hold a process group,
+            the folder cannot be written, or the local runner would refuse the sweep.
         RunFailed: after all other cells are done, naming the cells that failed.
-        Stopped: told to end by Ctrl-C or SIGTERM; the cells at work have saved their state.
+        Preempted: asked to end by Ctrl-C or SIGTERM; the cells at work have saved their state.
     """
     if process_group.is_multi_process:
         raise InputError(
-            "--ray starts the processes of its gangs itself; leave --processes, --process and --coordinator out."
+            "--ray starts the processes of its process groups itself; leave --processes, --process and --coordinator out."
         )
     cells, folder = plan_cells(config.sweep), working_folder(config.run.dir, config.name).absolute()
     holds_run(folder, resume or dry_run)
@@ -58,7 +57,9 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
         concurrent_groups = min(require_capacity(spec, nodes), len(cells), config.run.cells_at_once or len(cells))
         print_cells(config, cells, folder)
         console.print(
-            f"{concurrent_groups} gangs at once on {len(nodes)} nodes, each of {spec}", soft_wrap=True, highlight=False
+            f"{concurrent_groups} process groups at once on {len(nodes)} nodes, each of {spec}",
+            soft_wrap=True,
+            highlight=False,
         )
         if not dry_run:
             with exclusive_lock(folder), Display(config) as display, preemption.handle_sigterm():

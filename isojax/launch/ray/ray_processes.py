@@ -35,7 +35,7 @@ StatusCallback = Callable[[StatusUpdate], None]
 
 
 class WorkerLost(Exception):
-    """A gang is of no more use: a process died, or its node."""
+    """A process group is of no more use: a process died, or its node."""
 
 
 class RayProcessGroup:
@@ -179,8 +179,8 @@ class RayProcessGroup:
             self.spec.cpu_devices is not None
         ):  # else every process has a thread for each core of its node, and they get in each other's way
             env_vars["PJRT_NPROC"] = str(max(1, int(self.spec.resources.get("CPU", 1))))
-        if self.config.run.gang.share > 1:
-            env_vars["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 / self.config.run.gang.share:.3f}"
+        if self.config.run.process_group.share > 1:
+            env_vars["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 / self.config.run.process_group.share:.3f}"
         if self.spec.num_slices > 1:
             from ray.util.tpu import get_tpu_coordinator_env_vars
 

@@ -81,7 +81,7 @@ class RayScheduler:
         failures: list[tuple[Cell, Exception]] = []
         rounds = training_rounds(config, cells, folder, failures)
         status = {cell: CellStatus() for cell in cells}
-        self.cell_queue = CellQueue(rounds, config.run.gang.retries, status, failures)
+        self.cell_queue = CellQueue(rounds, config.run.process_group.retries, status, failures)
         self.slots: list[GroupSlot] = []
         self.events: queue.SimpleQueue[GroupEvent] = queue.SimpleQueue()
         self.any_group_ready = False
@@ -186,7 +186,7 @@ class RayScheduler:
 
     def _start_group_in(self, index: int) -> None:
         slot = self.slots[index]
-        log_prefix = self.folder / LOGS_FOLDER / f"gang{index}-{slot.groups_started}"
+        log_prefix = self.folder / LOGS_FOLDER / f"group{index}-{slot.groups_started}"
         slot.groups_started += 1
         group = RayProcessGroup(self.ray, self.config, self.cells, self.spec, self.token, log_prefix)
         slot.current = GroupThread(index, group, self.events)
@@ -197,7 +197,7 @@ class RayScheduler:
         return [slot.current for slot in self.slots if slot.current is not None]
 
     def _gave_up(self, slot: GroupSlot) -> bool:
-        return slot.failed_in_a_row > self.config.run.gang.retries
+        return slot.failed_in_a_row > self.config.run.process_group.retries
 
     def _handle_events(self, seconds: float) -> None:
         """Handle what groups report, for so many seconds."""
@@ -284,7 +284,7 @@ class RayScheduler:
         if preemption.requested():
             self.cell_queue.interrupt(cell)
             return
-        losses, retries = self.cell_queue.count_loss(cell), self.config.run.gang.retries
+        losses, retries = self.cell_queue.count_loss(cell), self.config.run.process_group.retries
         if losses > retries:
             C = self.cell_queue.status[cell].rollouts
             reason = f"its process group was lost {losses} times at C = {C}, the last time because {error}"
