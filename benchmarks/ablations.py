@@ -126,7 +126,8 @@ def line_of(arm: Arm, runs: Sequence[RunRecord], failed: Sequence[str]) -> Line:
         "base": float(np.mean(bases)), "final": float(np.mean(finals)),
         "se": float(np.std(finals, ddof=1) / len(finals) ** 0.5) if len(finals) > 1 else None,
         "gains": gains, "min_gain": min(gains),
-        "fall": max(max(r for _, r in curve) - curve[-1][1] for curve in curves), "C": curves[0][-1][0], "flags": [*own, *flags], **last,
+        "fall": max(max(r for _, r in curve) - curve[-1][1] for curve in curves),
+        "C": curves[0][-1][0], "flags": [*own, *flags], **last,
         "curve": curve_of(curves), "series": series,
     }  # fmt: skip
 
@@ -235,7 +236,10 @@ def compare(name: str, experiment: Experiment, arms: Sequence[Arm], settings: ar
         print(json.dumps({"benchmark": "ablations", "experiment": name, **found}), flush=True)
         for row in found["best_n"]:
             rewards = ", ".join(f"n = {n}: {reward:.3f}" for n, reward in row["rewards"].items())
-            said = f"{found['panel']} {found['arm']}, C = {row['C']:,}: best n = {row['n']}, not told from it {row['near']}; {rewards}"
+            said = (
+                f"{found['panel']} {found['arm']}, C = {row['C']:,}: best n = {row['n']}, "
+                f"not told from it {row['near']}; {rewards}"
+            )
             console.print(said, highlight=False, markup=False, soft_wrap=True)
     console.print(f"figure: {folder / name}.png", highlight=False, soft_wrap=True)
 

@@ -65,8 +65,13 @@ def judge(w: World, runs: Sequence[RunRecord], C: Sequence[int], whole: int) -> 
     best, mine = R.argmax(0), np.array([ns.index(n) for n in chosen])
     off, lost = np.abs(mine - best), R.max(0) - R[mine, np.arange(len(C))]
     spent = sum(r.points[-1].rollouts for r in runs) / whole
-    return {"n_right": float(np.mean(off <= 1)), "exact": float(np.mean(off == 0)), "worlds_right": float(np.all(off <= 1)),
-            "regret": float(lost.mean()), "rollouts": spent}  # fmt: skip
+    return {
+        "n_right": float(np.mean(off <= 1)),
+        "exact": float(np.mean(off == 0)),
+        "worlds_right": float(np.all(off <= 1)),
+        "regret": float(lost.mean()),
+        "rollouts": spent,
+    }
 
 
 def world(case: tuple[str, int, int]) -> Line:

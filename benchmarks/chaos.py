@@ -145,9 +145,8 @@ def broken(folder: Path, kind: str, kills: int, rng: random.Random, tell: Callab
         left = work * (1 - share(folder, name, updates))
         kill, said = run(folder, kind, name, {"after": rng.uniform(0, 2 * left / (len(aims) + 1)), "aim": aim})
         beside["damaged"] += "is damaged" in said
-        if (
-            kill is None
-        ):  # it came to its end before: another run takes the kills that are left, this one at any instant
+        # The run came to its end before: another run takes the kills that are left, this one at any instant.
+        if kill is None:
             names.append(f"{kind}-killed-{len(names) + 1}")
             aims[0] = None
             continue
@@ -157,7 +156,8 @@ def broken(folder: Path, kind: str, kills: int, rng: random.Random, tell: Callab
         aside = ", a checkpoint half written" * kill["saving"] + ", responses being judged" * kill["judging"]
         aimed = f", aimed at {aim}" if aim else ""
         tell(
-            f"{kind}: kill {phases.total()} of {kills} at {share(folder, name, updates):.0%}{aimed}: {kill['phase']}{aside}"
+            f"{kind}: kill {phases.total()} of {kills} at {share(folder, name, updates):.0%}{aimed}: "
+            f"{kill['phase']}{aside}"
         )
     beside["damaged"] += "is damaged" in run(folder, kind, names[-1])[1]
     found = [line for name in names for line in differences(folder, f"{kind}-whole", name)]

@@ -2,11 +2,11 @@
 Adaptive sweeps).
 
 Each (B_p, n) is first trained a little way. Then, round by round, the joint fit (hierarchical.py) draws all curves from
-their posterior, and each draw has a best n of its own at each of N_LEVELS values of C. The uncertainty of n* at a C is how far, in
-steps of the grid of n, the draws' best n lie from the one n that is nearest to them all. For each run that could go on,
-and each further seed, the draws themselves say what it may measure; an outcome makes the draws near it likelier, and
-the uncertainty that is left is averaged over outcomes. What removes most uncertainty per rollout comes first (the knowledge
-gradient: Frazier, Powell and Dayanik, 2009)."""
+their posterior, and each draw has a best n of its own at each of N_LEVELS values of C. The uncertainty of n* at a C is
+how far, in steps of the grid of n, the draws' best n lie from the one n that is nearest to them all. For each run that
+could go on, and each further seed, the draws themselves say what it may measure; an outcome makes the draws near it
+likelier, and the uncertainty that is left is averaged over outcomes. What removes most uncertainty per rollout comes
+first (the knowledge gradient: Frazier, Powell and Dayanik, 2009)."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class AdaptivePolicy:
         max_cells_per_round: at most so many; None: as many as there are (B_p, n).
 
     Raises:
-        InputError: a cell has fewer than INITIAL_EVALUATIONS evaluations within the grid, or the first round alone takes more than
-        `rollouts`.
+        InputError: a cell has fewer than INITIAL_EVALUATIONS evaluations within the grid, or the first round alone
+        takes more than `total_rollouts`.
     """
 
     cells: Sequence[Cell]

@@ -1,4 +1,4 @@
-"""One run's curve from two columns of a file, with intervals, flags, and its error beyond the points it was fitted to."""
+"""One run's curve from two columns of a file, with intervals, flags, and its error beyond the fitted points."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def fit_curve_file(
         group: column that names the seed of one configuration; all seeds share one curve.
 
     Returns:
-        R0, A, exponent, C_mid, intervals {name: [low, high]} (None: open end), bootstrap, points, seeds, rmse, noise {sd,
-        autocorrelation}, at_bounds, determined (whether A is), band [{C, reward, low, high}], beyond (errors are curve
-        minus measured; None without `below`) and flags; and what was read.
+        R0, A, exponent, C_mid, intervals {name: [low, high]} (None: open end), bootstrap, points, seeds, rmse, noise
+        {sd, autocorrelation}, at_bounds, determined (whether A is), band [{C, reward, low, high}], beyond (errors are
+        curve minus measured; None without `below`) and flags; and what was read.
 
     Raises:
         InputError: too few points, none beyond `below`, or whatever `tables` refuses, with file and line.
@@ -121,7 +121,8 @@ def _read_points(table: DataTable, x_column: str, y_column: str, group: str | No
     rows_with_reward = tuple(row for row in table.rows if not is_blank(row.values.get(y_column)))
     if not rows_with_reward:
         raise InputError(
-            f"{table.source}: {y_column} is empty in all {len(table.rows)} rows; expected a reward in some. Give another --y."
+            f"{table.source}: {y_column} is empty in all {len(table.rows)} rows; expected a reward in some. "
+            "Give another --y."
         )
     reward_table = replace(table, rows=rows_with_reward)
     C, R = float_column(reward_table, x_column, minimum=0), float_column(reward_table, y_column)
@@ -156,12 +157,14 @@ def _require_enough_points(
     if distinct_count < MIN_POINTS or positive_count < MIN_POINTS - 1:
         condition = "" if below is None else f" with {x_column} <= {below:g}"
         raise InputError(
-            f"{path} has {distinct_count} distinct {x_column}{condition}, {positive_count} of them above 0; expected at least {MIN_POINTS} for a curve of four "
-            f"parameters. Evaluate more often{'' if below is None else ', or raise --fit-below'}."
+            f"{path} has {distinct_count} distinct {x_column}{condition}, {positive_count} of them above 0; "
+            f"expected at least {MIN_POINTS} for a curve of four parameters. "
+            f"Evaluate more often{'' if below is None else ', or raise --fit-below'}."
         )
     if below is not None and len(fitted_points.C) == len(points.C):
         raise InputError(
-            f"{path}: no point lies beyond --fit-below {below:g}, the last {x_column} is {points.C.max():g}; expected less than that."
+            f"{path}: no point lies beyond --fit-below {below:g}, the last {x_column} is {points.C.max():g}; "
+            "expected less than that."
         )
 
 
@@ -209,15 +212,16 @@ def _flags(
     if fit.solution.G[0] == 0:
         return [
             *flags,
-            f"the reward does not rise: the best curve is the constant {parameters['R0']:.4g}, and the exponent and C_mid say nothing",
+            f"the reward does not rise: the best curve is the constant {parameters['R0']:.4g}, "
+            "and the exponent and C_mid say nothing",
         ]
     if not A_determined:
         C_end = fitted_points.C.max()
         gain_share = (evaluate_solution(fit.solution, np.array([C_end]))[0, 0] - parameters["R0"]) / fit.solution.G[0]
         low, high = ("open" if v is None else f"{v:.3g}" for v in interval_by_name["A"])
         flags.append(
-            f"the plateau is not determined: A = {parameters['A']:.3g} with interval {low} to {high}; at C = {C_end:.4g} the curve has made "
-            f"{gain_share:.0%} of its gain, read it only where measured"
+            f"the plateau is not determined: A = {parameters['A']:.3g} with interval {low} to {high}; "
+            f"at C = {C_end:.4g} the curve has made {gain_share:.0%} of its gain, read it only where measured"
         )
     low, high = (v if v is not None else np.inf for v in interval_by_name["R0"])
     if fitted_points.C.min() > 0 and high - low > MAX_INTERVAL_SHARE * fit.solution.G[0]:
@@ -231,7 +235,8 @@ def _flags(
         flags.append(f"{y_column} is not within [0, 1]: R0 and A have no bounds")
     if fit.noise.rho > RHO_FLAGGED:
         flags.append(
-            f"residuals are autocorrelated (about {fit.noise.rho:.1f}): the noise is slow, or the run has another form than this"
+            f"residuals are autocorrelated (about {fit.noise.rho:.1f}): the noise is slow, "
+            "or the run has another form than this"
         )
     is_outlier = np.abs(fitted_points.R - fit.solution.fitted_rewards[0]) > OUTLIER_SDS * max(
         fit.residual_clip / HUBER_THRESHOLD_SD, 1e-9
@@ -239,6 +244,7 @@ def _flags(
     if is_outlier.any():
         outlier_C = ", ".join(f"{c:.4g}" for c in fitted_points.C[is_outlier][:5])
         flags.append(
-            f"{int(is_outlier.sum())} point(s) lie more than {OUTLIER_SDS:g} standard deviations off the curve and count as if nearer: at {outlier_C}"
+            f"{int(is_outlier.sum())} point(s) lie more than {OUTLIER_SDS:g} standard deviations off the curve "
+            f"and count as if nearer: at {outlier_C}"
         )
     return flags

@@ -1,5 +1,5 @@
-"""What every mode of fitting takes and gives: a mode is a function (cells, metric, options) -> SweepEstimate, registered
-in fit.MODES.
+"""What every mode of fitting takes and gives: a mode is a function (cells, metric, options) -> SweepEstimate,
+registered in fit.MODES.
 """
 
 from __future__ import annotations

@@ -115,8 +115,14 @@ def test_exact_dynamics_are_those_of_a_loop_in_float64() -> None:
     assert found[1][0] == pytest.approx(0.72, abs=0.01) and found[1000][0] < 0.003
 
 
-RATES = [(1, 0.2, 0.0, "none"), (1, 0.5, 0.1, "none"), (4, 0.5, 0.1, "none"), (32, 0.5, 0.1, "none"), (8, 0.5, 0.0, "leave_one_out"),
-         (32, 1.0, 0.25, "none")]  # fmt: skip
+RATES = [
+    (1, 0.2, 0.0, "none"),
+    (1, 0.5, 0.1, "none"),
+    (4, 0.5, 0.1, "none"),
+    (32, 0.5, 0.1, "none"),
+    (8, 0.5, 0.0, "leave_one_out"),
+    (32, 1.0, 0.25, "none"),
+]
 
 
 @pytest.mark.parametrize(("n", "learning_rate", "noise", "baseline"), RATES)

@@ -119,10 +119,11 @@ def test_sweeps_are_compared_by_an_extra_set(isojax: Isojax) -> None:
 def test_what_counts_do_not_give_is_refused_with_its_place(isojax: Isojax, metric: str) -> None:
     code, _, err = isojax("fit", "runs/both", "--metric", metric)
     assert code == 2 and len(err.splitlines()) == 1
-    assert (
-        f"records.jsonl, line 2 (C = 0) has no metric '{metric}'; expected one of those it has: avg@4, best@4, hard/avg@4"
-        in err
+    says = (
+        f"records.jsonl, line 2 (C = 0) has no metric '{metric}'; "
+        "expected one of those it has: avg@4, best@4, hard/avg@4"
     )
+    assert says in err
     assert "for k <= 4 from its counts, after hard/ for an extra set" in err
     assert not list(Path("runs/both").glob("fit*"))
 

@@ -266,7 +266,10 @@ def test_a_line_that_is_being_written_is_not_there_yet(tmp_path: Path) -> None:
 
 
 def test_no_jax_is_loaded(tmp_path: Path) -> None:
-    program = "import sys; from isojax.cli.commands.status_command import status; from pathlib import Path; status([Path(sys.argv[1])]); print('jax' in sys.modules)"
+    program = (
+        "import sys; from isojax.cli.commands.status_command import status; from pathlib import Path; "
+        "status([Path(sys.argv[1])]); print('jax' in sys.modules)"
+    )
     command = [sys.executable, "-c", program, str(sweep(tmp_path))]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.splitlines()[-1] == "False", done.stderr

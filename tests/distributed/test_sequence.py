@@ -164,8 +164,9 @@ def test_a_sampler_that_holds_prompt_and_response_together_is_refused(options: C
     """Also where its mesh is not the trainer's, whose attention was chosen."""
     geometry = make_sampler_shapes([(5, 4)], 1, SLOTS, 4, P, T)
     given = DECODER.with_options(options), geometry, mesh("sequence=2"), SamplingConfig(), StopConditions((EOS,), None)
-    with pytest.raises(
-        InputError,
-        match=rf"decode_attention={options.decode_attention} with cell.precision.cache={options.cache_dtype} on a sampler's mesh",
-    ):
+    says = (
+        rf"decode_attention={options.decode_attention} with cell.precision.cache={options.cache_dtype} "
+        "on a sampler's mesh"
+    )
+    with pytest.raises(InputError, match=says):
         build_engine(*given)

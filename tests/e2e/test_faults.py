@@ -73,8 +73,8 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("which", ["the newest", "all"])
 def test_damaged_checkpoints(begun: Isojax, unbroken: Isojax, which: str) -> None:
-    """The one before is taken, or the cell starts again from the base policy; the damaged ones stay for a person to look
-    at.
+    """The run takes the one before, or starts the cell again from the base policy; the damaged ones stay for a person
+    to look at.
     """
     *earlier, last = newest(begun.run() / CELL)
     assert len(earlier) == 1

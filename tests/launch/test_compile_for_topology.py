@@ -81,7 +81,10 @@ def test_what_the_compiler_refuses_is_read_from_its_message() -> None:
         "RESOURCE_EXHAUSTED: ... the total memory required for HLO temporaries (47.46G) exceeds available HBM (15.75G)."
     )
     assert programs.compile_for_memory(programs.AbstractProgram(Refused(said), ())) == (47.46, "temporaries", 15.75)
-    said = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 33.50G of 15.75G hbm. Exceeded hbm capacity by 17.75G."
+    said = (
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 33.50G of 15.75G hbm. "
+        "Exceeded hbm capacity by 17.75G."
+    )
     assert programs.compile_for_memory(programs.AbstractProgram(Refused(said), ())) == (33.5, "all", 15.75)
     with pytest.raises(JaxRuntimeError, match="INTERNAL"):
         programs.compile_for_memory(programs.AbstractProgram(Refused("INTERNAL: something else"), ()))

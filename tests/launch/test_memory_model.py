@@ -202,10 +202,11 @@ def test_where_nothing_fits_it_says_which_mesh_would() -> None:
     tight = room(int(0.7 * least / MEMORY_UTILIZATION))
     mesh = smallest_fitting_mesh(ASKED, tight)
     assert mesh
-    with pytest.raises(
-        InputError,
-        match=rf"sweep.decode_slots = 1 and sweep.microbatch = 1 are estimated .*--mesh {mesh} would fit.*device_memory=GB",
-    ):
+    says = (
+        "sweep.decode_slots = 1 and sweep.microbatch = 1 are estimated "
+        rf".*--mesh {mesh} would fit.*device_memory=GB"
+    )
+    with pytest.raises(InputError, match=says):
         fit_to_memory(ASKED, tight)
     with pytest.raises(InputError, match="no mesh of up to 4096 such devices would fit"):
         fit_to_memory(ASKED, room(1000))

@@ -27,16 +27,20 @@ STAND_INS = {
     # Ray's nodes stay until they are told to end; its head is there as soon as it was started. A sweep begins when all
     # nodes have.
     "ray": f"""note token "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN"
-        case $* in *--block*) {HOLD} ;; status*) tr '\\037' ' ' < "$ASKED" | grep -q 'start --head' && note ray answered ;; esac\n""",
+        case $* in *--block*) {HOLD} ;;
+        status*) tr '\\037' ' ' < "$ASKED" | grep -q 'start --head' && note ray answered ;; esac\n""",
     "isojax": f"""note token "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN"
         until [ "$(tr '\\036' '\\n' < "$ASKED" | grep -c 'ray.up')" -ge "$NODES" ]; do sleep 0.05; done
         if [ -n "$LASTS" ]; then {HOLD}; fi; exit "${{FAILS:-0}}"\n""",
     # A slice of two hosts; what is asked of a host is run here, in the home of that host.
     "gcloud": """[[ $* != *"describe"* ]] || { case $* in
-        *networkEndpoints*) echo 10.0.0.7 ;; *state.state*) echo ACTIVE ;; *) [ -n "$STATE" ] && echo "$STATE" ;; esac; exit; }
+        *networkEndpoints*) echo 10.0.0.7 ;; *state.state*) echo ACTIVE ;; *) [ -n "$STATE" ] && echo "$STATE" ;; esac
+        exit; }
     [[ $* == *" ssh "* ]] || exit 0
     for last; do :; done
-    for HOST in 7 8; do [[ $* == *--worker=0* && $HOST = 8 ]] || HOST=$HOST bash -c "${last#--command=}" || exit; done\n""",
+    for HOST in 7 8; do
+        [[ $* == *--worker=0* && $HOST = 8 ]] || HOST=$HOST bash -c "${last#--command=}" || exit
+    done\n""",
     "hostname": 'echo "10.0.0.$HOST 172.17.0.1"\n',
     "mountpoint": "exit 1\n",
     "pgrep": "exit 1\n",

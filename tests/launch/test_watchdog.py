@@ -19,8 +19,10 @@ from isojax.launch.processes.watchdog import GRACE_SECONDS
 MEMBER = """
 import os, socket, sys, time
 from isojax.launch.processes.watchdog_client import WatchdogClient
-process, port, listener = int(sys.argv[1]), int(sys.argv[2]), socket.socket(fileno=int(sys.argv[3])) if sys.argv[3] else None
-watch = WatchdogClient(process, 3, "127.0.0.1", port, listener, (lambda: None) if sys.argv[4] == "deaf" else (lambda: os._exit(1)))
+process, port = int(sys.argv[1]), int(sys.argv[2])
+listener = socket.socket(fileno=int(sys.argv[3])) if sys.argv[3] else None
+leave = (lambda: None) if sys.argv[4] == "deaf" else (lambda: os._exit(1))
+watch = WatchdogClient(process, 3, "127.0.0.1", port, listener, leave)
 print(watch._watchdog.pid, flush=True)
 how = sys.stdin.readline().strip()
 if how in ("well", "failed"):

@@ -29,10 +29,12 @@ PROMPTS = (
     "The greatest common divisor of 12 and 18 is 6. The greatest common divisor of 35 and 21 is",
     QUESTION.format("What is gravity?"),
     QUESTION.format(
-        "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. How many did she sell?"
+        "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "
+        "How many did she sell?"
     ),
     QUESTION.format(
-        "Write three sentences about the sea: the first about its colour, the second about its sound, the third about its smell."
+        "Write three sentences about the sea: the first about its colour, the second about its sound, "
+        "the third about its smell."
     ),
 )
 

@@ -120,6 +120,9 @@ def test_what_this_backend_lacks_is_refused(wanted: str, says: str) -> None:
 )
 def test_cudnn_is_refused_where_it_cannot_serve(shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(attention_autotune.PLATFORM_KERNELS, "cpu", ("cudnn",))
-    says = "attends in bfloat16 and float16, not in|attends in one precision|wants a head_dim that is a multiple of 8, not 12"
+    says = (
+        "attends in bfloat16 and float16, not in|attends in one precision|"
+        "wants a head_dim that is a multiple of 8, not 12"
+    )
     with pytest.raises(InputError, match=f"attention=cudnn: cuDNN ({says})"):
         autotune(shape, "cudnn")

@@ -334,7 +334,8 @@ def main() -> None:
     found = {"batch": batch, "trl": run_trl(batch), "verl": run_verl(batch, Path(sys.argv[1]))}
     OUT.write_text(layout(found) + "\n")
     print(
-        f"{OUT}: {len(found['trl']['losses'])} losses of trl {found['trl']['version']}, {len(found['verl']['losses'])} of verl"
+        f"{OUT}: {len(found['trl']['losses'])} losses of trl {found['trl']['version']}, "
+        f"{len(found['verl']['losses'])} of verl"
     )
 
 

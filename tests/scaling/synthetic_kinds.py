@@ -119,7 +119,8 @@ def _non_monotone(rng: Draw, n: Sequence[int], B_p: Sequence[int] | None) -> Tru
     """
     if B_p is not None:
         raise InputError(
-            f"B_p = {tuple(B_p)} for a non_monotone world; its B_p are {FIXED_B} / n. Leave B_p out, or choose another kind."
+            f"B_p = {tuple(B_p)} for a non_monotone world; its B_p are {FIXED_B} / n. "
+            "Leave B_p out, or choose another kind."
         )
     level = np.log2(np.array(n, dtype=np.float64))
     tops = [level[-1] - rng.integers(2), level[0] + 1 + rng.integers(2), level[-1] - rng.integers(2)]

@@ -137,8 +137,10 @@ def test_summary_means_shares_and_bounds():
         }
         none, some = vars(one.Sums()), {"cases": 10, "hits": 9, "closed": 5, "width": 1.0}
         return {
-            "kind": "hill", "seed": seed, "mode": "hierarchical", "replicates": 9, "failed": None, "constant": False, "no_effect": None,
-            "in_range": {"hierarchical": inside, "paper": inside | {"bias": 0.02}}, "hold_out": {"hierarchical": beyond, "paper": beyond},
+            "kind": "hill", "seed": seed, "mode": "hierarchical", "replicates": 9, "failed": None,
+            "constant": False, "no_effect": None,
+            "in_range": {"hierarchical": inside, "paper": inside | {"bias": 0.02}},
+            "hold_out": {"hierarchical": beyond, "paper": beyond},
             "coverage": {"frontier": some, "crossovers": none, "A_determined": some}, "monotone_rejected": None,
         }  # fmt: skip
 

@@ -1,5 +1,5 @@
-"""A recommendation as a trainer's config, one file for each framework: `render(recommendation, sweep_config) -> str` and
-`HOW_TO_RUN`.
+"""A recommendation as a trainer's config, one file for each framework: `render(recommendation, sweep_config) -> str`
+and `HOW_TO_RUN`.
 
     recommendation: what to run. sweep_config: the sweep's own Config, None for imported logs.
     HOW_TO_RUN: the command that uses the written file; {file}, {folder} and {name} stand for its path, its folder, and

@@ -20,7 +20,8 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     """
     if sweep_config is None:
         raise InputError(
-            "there is no config.yaml in the folder of the fit, so nothing says how to train; expected a sweep of isojax's. "
+            "there is no config.yaml in the folder of the fit, so nothing says how to train; "
+            "expected a sweep of isojax's. "
             "For imported logs write the recommendation for their trainer: --for verl or --for trl."
         )
     return yaml_text(single_cell_config(sweep_config, recommendation).model_dump(mode="json"))

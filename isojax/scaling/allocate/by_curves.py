@@ -81,10 +81,9 @@ def _explain_choice(
         f"({expected_rewards[best_cell]:.3f})"
     )
     if "B_p" not in request.fix:
-        request.add_reasons(
-            f"B_p = {allocation.B_p}: "
-            f"{_explain_B_p(ensemble, request, allocation, int(ensemble.B_p[best_cell]), allowed_cells.tolist())}{smallest_stable_B_p(unstable_by_B_p)[1]}"
-        )
+        best_B_p = int(ensemble.B_p[best_cell])
+        B_p_explanation = _explain_B_p(ensemble, request, allocation, best_B_p, allowed_cells.tolist())
+        request.add_reasons(f"B_p = {allocation.B_p}: {B_p_explanation}{smallest_stable_B_p(unstable_by_B_p)[1]}")
     M_text = (
         f"M = {allocation.M}: given; {allocation.C:,} of {request.C:,.0f} rollouts are spent"
         if "M" in request.fix

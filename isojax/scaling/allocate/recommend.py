@@ -143,7 +143,9 @@ def _candidates(ensemble: CurveEnsemble, C: float, B_max: int | None, fix: Mappi
 def _expected_outcome(
     ensemble: CurveEnsemble, allocation: Allocation, C_spent: FloatArray, allowed: BoolArray, reasons: list[str]
 ) -> BestCell:
-    """What to expect at a.C, from the cell of the allocation or the nearest measured one, and against the allowed cells."""
+    """What to expect at `allocation.C`, from the cell of the allocation or the nearest measured one, and against the
+    allowed cells.
+    """
     cell_index = ensemble.nearest_cell(allocation.B_p, allocation.n)
     B_p, n = int(ensemble.B_p[cell_index]), int(ensemble.n[cell_index])
     compared_cells = allowed if allowed.any() else np.arange(len(ensemble.n)) == cell_index

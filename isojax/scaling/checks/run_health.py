@@ -1,27 +1,26 @@
 """Which runs broke, by stated criteria, from their records alone. Flagged runs are left out of fits unless asked for.
 
-A criterion holds where it does so at every evaluation from some C to the end, at least the last `PERSISTENCE`; that C is
-where it set in. With w the mean of the last three evaluations, b the reward of the base policy (of the first
+A criterion holds where it does so at every evaluation from some C to the end, at least the last `PERSISTENCE`; that C
+is where it set in. With w the mean of the last three evaluations, b the reward of the base policy (of the first
 evaluation, where C = 0 has none) and r the best running mean of three (at least b), a difference counts where it
 exceeds max(.02, 4 SE). SE is paired over validation problems where right answers are recorded, and, of ten evaluations
 or more, not below what the scatter of neighbours says; with neither nothing counts.
 "fell": r - w counts. "gained": w - b counts.
 
     collapsed           reward stays below b + (r - b) / 2 and fell, and the training reward, where recorded, stays
-    below the middle of
-                        its own start and best (else the run overfits, which a fit names); or groups without variance
-                        stay at .95 or more, having begun below .8, and nothing was gained
+                        below the middle of its own start and best (else the run overfits, which a fit names); or
+                        groups without variance stay at .95 or more, having begun below .8, and nothing was gained
     entropy_exploded    entropy stays above twice that of the first interval, and reward fell
-    entropy_collapsed   entropy stays below 2% of that of the first interval, and w < b + .1 (1 - b): little is learned,
-    nothing explored length_exploded     responses stay over three times as long as in the first interval, and reward
-    fell or nothing was gained truncated           half of all responses or more stay cut off, .25 more than in the
-    first interval, and reward fell or nothing was
-                        gained
+    entropy_collapsed   entropy stays below 2% of that of the first interval, and w < b + .1 (1 - b): little is
+                        learned, nothing explored
+    length_exploded     responses stay over three times as long as in the first interval, and reward fell or nothing
+                        was gained
+    truncated           half of all responses or more stay cut off, .25 more than in the first interval, and reward
+                        fell or nothing was gained
     nonfinite_update    the run broke off, a loss or gradient norm is not finite, or over 1% of an interval's updates
-    were skipped because
-                        theirs was not (a single one is harmless: the policy stays as it was)
+                        were skipped because theirs was not (a single one is harmless: the policy stays as it was)
     mismatch            the mean |log ratio| of trainer to sampler stays above .1, where no older policy sampled (a
-    pipeline's `staleness_mean`)
+                        pipeline's `staleness_mean`)
 
 A criterion whose numbers were not recorded raises no flag.
 """

@@ -1,5 +1,5 @@
-"""How much n matters against B_p (IsoCompute Playbook, arXiv:2603.12151, Fig. 10), which runs overfit (section 5.2), and
-where evaluations cannot tell values of n from one another (ties)."""
+"""How much n matters against B_p (IsoCompute Playbook, arXiv:2603.12151, Fig. 10), which runs overfit (section 5.2),
+and where evaluations cannot tell values of n from one another (ties)."""
 
 from __future__ import annotations
 

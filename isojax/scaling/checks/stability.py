@@ -97,9 +97,8 @@ def assess_stability(
 
     Args:
         cells: the runs of each (B_p, n). metric: the fitted metric.
-        peaked_cells: cells whose fall past a peak the fit has described: overfitting, which stopping early avoids, is no
-        instability. It is one
-            where the training reward falls too.
+        peaked_cells: cells whose fall past a peak the fit has described: overfitting, which stopping early avoids, is
+            no instability. It is one where the training reward falls too.
 
     Raises:
         InputError: counts of different validation sets within a cell.

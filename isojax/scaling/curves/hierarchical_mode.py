@@ -4,8 +4,8 @@ hierarchical_prior.py for its scales.
 Departures from the paper's procedure (records, one sigmoid per cell): all points count, so that noise is not mistaken
 for progress; all cells share R0 and one run-to-run effect and lean on a joint surface over (n, B_p); each shape of
 hill.py has draws in proportion to its probability; a reward that falls again ends its curve at the peak; where n makes
-no difference, all n share one curve. The curves are posterior means; intervals come from posterior draws (hmc.py), which
-also resample the validation problems (problem_resampling.py).
+no difference, all n share one curve. The curves are posterior means; intervals come from posterior draws (hmc.py),
+which also resample the validation problems (problem_resampling.py).
 """
 
 from __future__ import annotations
@@ -177,7 +177,9 @@ def _summarise_curve(
         correction=correction,
         determined=not has_peak and progress_reached >= DETERMINED_PROGRESS and A_width <= DETERMINED_WIDTH,
         C_peak=float(10 ** log10_C_peaks[j]) if has_peak else None,
-        A_interval=interval_by_name.get("A"), exponent_interval=interval_by_name.get("exponent"), C_mid_interval=interval_by_name.get("C_mid"),
+        A_interval=interval_by_name.get("A"),
+        exponent_interval=interval_by_name.get("exponent"),
+        C_mid_interval=interval_by_name.get("C_mid"),
     )  # fmt: skip
 
 
@@ -188,7 +190,8 @@ def _describe_intervals(
     problems_sentence = (
         f"the {problem_shifts.problem_count} validation problems are resampled, alike for all runs and checkpoints"
         if problem_shifts is not None
-        else "no right answers of single problems are recorded, so the intervals hold for these validation problems, not for others"
+        else "no right answers of single problems are recorded, "
+        "so the intervals hold for these validation problems, not for others"
     )
     return IntervalSettings(
         level=LEVEL,

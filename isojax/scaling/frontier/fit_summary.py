@@ -1,4 +1,4 @@
-"""The frontier of some cells with its crossovers, segments and law n*(C), and their intervals where there are replicates.
+"""The frontier of some cells with its crossovers, segments and law n*(C), and their intervals if there are replicates.
 
 All cells together have such a frontier, and so have the cells of each B_p. In hierarchical mode the form of the law is
 chosen among law_forms.FORMS, for the replicates' mean log2 n* at MAX_LAW_POINTS budgets, weighted by their variance and

@@ -158,7 +158,7 @@ def _extrapolation_flags(C: FloatArray, n: FloatArray, law: Law) -> list[str]:
         )
     if n_saturation > 2**0.5 * n_at_end:
         flags.append(
-            f"the law reaches beyond its points: it saturates at n = {n_saturation:.3g}, but is at {n_at_end:.3g} where "
-            "they end"
+            f"the law reaches beyond its points: it saturates at n = {n_saturation:.3g}, "
+            f"but is at {n_at_end:.3g} where they end"
         )
     return flags
