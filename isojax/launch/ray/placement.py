@@ -49,8 +49,8 @@ class ProcessGroupSpec:
 
 
 def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpec:
-    """The process group that a cell of this config asks for; on GPUs where the cluster has any, and the config does not ask for
-    cores. TPUs are asked for by their slice.
+    """The process group that a cell of this config asks for: on GPUs if the cluster has any and the config does not ask
+    for cores; TPUs are asked for by their slice.
 
     Raises:
         InputError: the settings of run.process_group contradict one another or the mesh.

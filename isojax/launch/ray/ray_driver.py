@@ -1,5 +1,5 @@
-"""A sweep on a Ray cluster: each cell runs in a group of processes that Ray places and kills as a whole, and that starts
-again from the newest checkpoint.
+"""A sweep on a Ray cluster: each cell runs in a group of processes that Ray places and kills as a whole, and that
+starts again from the newest checkpoint.
 
 The scheduler gives cells to process groups, longest first. A group keeps its compiled programs from cell to cell. The
 driver plans, schedules, displays and fits; it never imports jax, so it claims no accelerator. Whatever ends the driver,
@@ -46,7 +46,8 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
     """
     if process_group.is_multi_process:
         raise InputError(
-            "--ray starts the processes of its process groups itself; leave --processes, --process and --coordinator out."
+            "--ray starts the processes of its process groups itself; "
+            "leave out --processes, --process and --coordinator."
         )
     cells, folder = plan_cells(config.sweep), working_folder(config.run.dir, config.name).absolute()
     holds_run(folder, resume or dry_run)
