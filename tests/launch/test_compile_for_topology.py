@@ -15,7 +15,7 @@ from jax.errors import JaxRuntimeError
 from isojax.core.config import load_configs
 from isojax.core.errors import InputError
 from isojax.launch.local.compile_for_topology import compile_for_topology
-from isojax.train import programs
+from isojax.train import memory_analysis
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 needs_libtpu = pytest.mark.skipif(
@@ -58,7 +58,7 @@ def test_a_topology_runs_nothing() -> None:
 def test_without_libtpu_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'isojax\[tpu\]'"):
-        programs.topology_devices("v5e:2x2")
+        memory_analysis.topology_devices("v5e:2x2")
 
 
 def test_a_model_without_a_vocabulary_is_refused() -> None:
@@ -80,11 +80,11 @@ def test_what_the_compiler_refuses_is_read_from_its_message() -> None:
     said = (
         "RESOURCE_EXHAUSTED: ... the total memory required for HLO temporaries (47.46G) exceeds available HBM (15.75G)."
     )
-    assert programs.compile_for_memory(programs.AbstractProgram(Refused(said), ())) == (47.46, "temporaries", 15.75)
+    assert memory_analysis.compile_for_memory(memory_analysis.AbstractProgram(Refused(said), ())) == (47.46, "temporaries", 15.75)
     said = (
         "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 33.50G of 15.75G hbm. "
         "Exceeded hbm capacity by 17.75G."
     )
-    assert programs.compile_for_memory(programs.AbstractProgram(Refused(said), ())) == (33.5, "all", 15.75)
+    assert memory_analysis.compile_for_memory(memory_analysis.AbstractProgram(Refused(said), ())) == (33.5, "all", 15.75)
     with pytest.raises(JaxRuntimeError, match="INTERNAL"):
-        programs.compile_for_memory(programs.AbstractProgram(Refused("INTERNAL: something else"), ()))
+        memory_analysis.compile_for_memory(memory_analysis.AbstractProgram(Refused("INTERNAL: something else"), ()))
