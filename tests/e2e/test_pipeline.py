@@ -68,4 +68,4 @@ def test_a_process_with_as_many_devices_as_there_are(isojax: Any) -> None:
     """They are its own: a cell of 1 + 8 fits where this process has 8 (and one of 1 + 1 on a single core)."""
     apart = "cell.rl.max_staleness=1", "run.sampler_process=true", "run.sampler_mesh=data=8", "run.cells_at_once=null"
     told = isojax.swept("launch", "tiny.yaml", *ONE, *apart, "--dry-run").stderr
-    assert "1 at once, 1 of 8 cpu devices a cell and 8 of its sampler's process" in told
+    assert "1 at once, 1 of 8 cpu devices per cell and 8 of its sampler's process" in told

@@ -170,10 +170,14 @@ def leave_one_out(rewards: Sequence[float], groups: Sequence[int]) -> list[float
     return [rewards[i] - mean([rewards[j] for j in members(groups, i) if j != i]) for i in range(len(rewards))]
 
 
-def batch(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
-    """ScaleRL, arXiv:2510.13786: centred by group, over the standard deviation of these in the whole batch."""
+def batch(rewards: Sequence[float], groups: Sequence[int], effective: bool = False) -> list[float]:
+    """ScaleRL, arXiv:2510.13786: centred by group, over the standard deviation of these in the whole batch; with
+    `effective`, in the groups whose rewards differ.
+    """
     values = centred(rewards, groups)
-    return [x / (sample_std(values) + 1e-6) for x in values]
+    left_out = zero_variance(rewards, groups)
+    counted = [x for x, out in zip(values, left_out, strict=True) if not (effective and out)]
+    return [x / (sample_std(counted) + 1e-6) for x in values]
 
 
 def whiten(per_token: Batch) -> list[Response]:

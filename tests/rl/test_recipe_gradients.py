@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -158,10 +158,11 @@ def recipe_loss(rl: RLConfig, chosen: list[bool]) -> tuple[float, list[Response]
     """By the loops: the loss, its slopes in log-probabilities and entropies, and the critic's in values."""
     batch, recipe, of_critic = alone(), resolve_algorithm(rl), []
     silent = loops.zero_variance(REWARDS.tolist(), GROUPS)
+    advantage, aggregation = (m.__name__.rpartition(".")[2] for m in (recipe.advantage, recipe.aggregation))
 
     def total(term: str, per_token: list[Response]) -> float:
         keep = [c and not (term in rl.zero_variance_filter and s) for c, s in zip(chosen, silent, strict=True)]
-        return loops.aggregate(recipe.aggregation, per_token, GROUPS, keep, T)
+        return loops.aggregate(aggregation, per_token, GROUPS, keep, T)
 
     if rl.critic:
         pairs = [
@@ -175,10 +176,12 @@ def recipe_loss(rl: RLConfig, chosen: list[bool]) -> tuple[float, list[Response]
             return total("policy", [loops.value_loss(v, old, returns, 0.2) for v, old, (_, returns) in rows])
 
         of_critic = loops.slope(error, batch.values)
-    elif recipe.advantage == "whiten":
+    elif advantage == "whiten":
         gains = loops.whiten([np.full(k, r) for k, r in zip(batch.lengths, REWARDS.astype(float), strict=True)])
     else:
-        estimate = {"mean": loops.centred}.get(recipe.advantage) or getattr(loops, recipe.advantage)
+        estimate = {"mean": loops.centred}.get(advantage) or getattr(loops, advantage)
+        if advantage == "batch":
+            estimate = partial(loops.batch, effective="policy" in rl.zero_variance_filter)
         gains = [np.full(k, a) for k, a in zip(batch.lengths, estimate(REWARDS.tolist(), GROUPS), strict=True)]
 
     def of_policy(logps: list[Response]) -> float:
