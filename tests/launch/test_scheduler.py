@@ -34,7 +34,7 @@ CONFIG = Config.model_validate(
     {
         "cell": {"eval": {"start": 32}},
         "sweep": {"B_p": (4,), "n": (2, 4, 8), "budget": 512},
-        "run": {"gang": {"retries": 2}},
+        "run": {"process_group": {"retries": 2}},
     }
 )
 CELLS = plan_cells(CONFIG.sweep)
