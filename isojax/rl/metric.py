@@ -50,13 +50,18 @@ def combine(reduction: Reduction, a: Any, b: Any) -> Any:
 
 
 def merge(a: Metrics, b: Metrics) -> Metrics:
-    """The metrics of two parts together; either may lack some of the names."""
-    both = {}
-    for name in a.keys() & b.keys():
-        one, other = a[name], b[name]
-        weight = None if one.weight is None else one.weight + other.weight
-        both[name] = Metric(combine(one.reduction, one.sum, other.sum), weight, one.reduction)
-    return {name: both.get(name, metric) for name, metric in (a | b).items()}
+    """The metrics of two parts together; either may lack some of the names.
+
+    Sums are traced in the order of the names in `a`, never of a set: all processes must trace the same program, and
+    the compilation cache finds it again by its text.
+    """
+    merged = a | b
+    for name, one in a.items():
+        if name in b:
+            other = b[name]
+            weight = None if one.weight is None else one.weight + other.weight
+            merged[name] = Metric(combine(one.reduction, one.sum, other.sum), weight, one.reduction)
+    return merged
 
 
 def merge_in_float32(a: Metrics, b: Metrics) -> Metrics:

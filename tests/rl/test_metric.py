@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import asdict
 
 import jax
@@ -41,3 +44,26 @@ def test_metrics_are_pytrees_and_plain_data() -> None:
     assert values(doubled) == {"kl": 0.5, "tokens": 6.0}
     host = jax.tree.map(float, doubled)
     assert {name: Metric(**asdict(metric)) for name, metric in host.items()} == host
+
+
+def test_every_process_traces_the_same_program() -> None:
+    """Whatever order its sets have, which differs from one interpreter to the next."""
+    program = (
+        "import jax\n"
+        "from isojax.rl.metric import mean, merge\n"
+        "def total(x): return [m.sum for m in merge(*({f'metric_{i}': mean(x * i + j) for i in range(9)} "
+        "for j in range(2))).values()]\n"
+        "print(jax.make_jaxpr(total)(1.0))"
+    )
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert texts[0] == texts[1] and texts[0].count("add") >= 18
