@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from isojax.core.config import config_roots
+from isojax.core.config.load import config_roots
 
 SCALE = ("sweep.B_p=[32]", "sweep.n=[8]", "sweep.budget=56000", "cell.data.validation=1000")
 EVALUATIONS = ("cell.eval.start=2048", "cell.eval.ratio=1.35", "cell.eval.panel=0", "cell.rl.measure_kl=true")

@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isojax.core.config import FLOAT32_PRECISION, CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.core.config import CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.core.config.model import FLOAT32_PRECISION
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import planner

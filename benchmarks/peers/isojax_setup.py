@@ -9,7 +9,8 @@ import numpy as np
 from child import threads
 
 from isojax.core import registry
-from isojax.core.config import FLOAT32_PRECISION, CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.core.config import CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.core.config.model import FLOAT32_PRECISION
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh, shard_count
 from isojax.launch import planner

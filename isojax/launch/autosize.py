@@ -25,7 +25,7 @@ from isojax.launch.planner import resolve_sweep_sizes
 MEMORY_UTILIZATION = 0.85  # of a device's memory that a plan may take: estimates are within 15% of what XLA allocates
 MAX_MESH_DEVICES = 4096  # the largest mesh that is looked for
 CGROUP_LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-GB = 10**9
+GIB = 2**30  # bytes
 
 
 class MeshAxes(NamedTuple):
@@ -134,7 +134,7 @@ def _too_small_message(requested: SweepConfig, device_budget: DeviceBudget, memo
     return (
         f"sweep.decode_slots = 1 and sweep.microbatch = 1 are estimated to take {format_bytes(memory.peak)} of each "
         f"device, and {format_bytes(device_budget.usable_memory)} of its {format_bytes(device_budget.device_memory)} "
-        f"may be planned with. {mesh_hint}{remat_hint}; where a device has more, say so by run.device_memory=GB."
+        f"may be planned with. {mesh_hint}{remat_hint}; where a device has more, say so by run.device_memory=GIB."
     )
 
 
@@ -182,15 +182,12 @@ def autosize_config(config: Config, requested: SweepConfig, device_budget: Devic
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Bytes for a person: 12.3 GB."""
-    for unit, unit_bytes in (("GB", GB), ("MB", 10**6)):
+    """Bytes for a person: 12.3 GiB."""
+    for unit, unit_bytes in (("GiB", GIB), ("MiB", 2**20)):
         if num_bytes >= unit_bytes:
-            return (
-                f"{num_bytes / unit_bytes:.3g} {unit}"
-                if num_bytes < 1000 * unit_bytes
-                else f"{num_bytes / unit_bytes:,.0f} {unit}"
-            )
-    return f"{num_bytes / 1e3:.3g} kB"
+            size = num_bytes / unit_bytes
+            return f"{size:.3g} {unit}" if size < 1000 else f"{size:,.0f} {unit}"
+    return f"{num_bytes / 2**10:.3g} KiB"
 
 
 def host_memory() -> int:

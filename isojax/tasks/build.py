@@ -8,7 +8,7 @@ import numpy as np
 
 from isojax.core import registry
 from isojax.core.config import CellConfig, DataConfig
-from isojax.core.config.text_settings import require_lengths
+from isojax.core.config.sweep import require_lengths
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.problem_sources import open_source

@@ -103,7 +103,7 @@ def chip_memory(device: Any) -> int:
     if device.device_kind not in HBM_GIB:
         raise InputError(
             f"the memory of a {device.device_kind} is not known; known are {', '.join(HBM_GIB)}. Give it by "
-            "run.device_memory=GB."
+            "run.device_memory=GIB."
         )
     return HBM_GIB[device.device_kind] * GIB
 

@@ -10,12 +10,12 @@ from isojax.core.config import (
     Config,
     PrecisionConfig,
     config_hash,
-    find_config,
     load_config,
     load_configs,
     read_saved_config,
     save_config,
 )
+from isojax.core.config.load import find_config
 from isojax.core.errors import InputError
 from isojax.launch.resume import check_resume
 

@@ -33,14 +33,14 @@ def isojax(*words: str) -> subprocess.CompletedProcess[str]:
 
 @needs_libtpu
 def test_xlas_figures_stand_beside_the_planners() -> None:
-    """A small model on the four chips of a v5e:2x2; 17.2 GB are 16 GiB."""
+    """A small model on the four chips of a v5e:2x2."""
     small = ("cell.model.layers=2", "sweep.n=[4]", "sweep.B_p=[8]")
     done = isojax("quickstart", "--dry-run", "--topology", "v5e:2x2", "--mesh", "fsdp=2,tensor=2", *small)
     assert done.returncode == 0, done.stderr
-    assert "4 of the 4 chips of v5e:2x2 (TPU v5 lite, 17.2 GB each)" in done.stderr
+    assert "4 of the 4 chips of v5e:2x2 (TPU v5 lite, 16 GiB each)" in done.stderr
     row = next(line for line in done.stderr.splitlines() if "train" in line)
     assert "Warning" not in done.stderr
-    assert "fits" in row and "not fit" not in row and row.count("MB") + row.count("kB") == 5
+    assert "fits" in row and "not fit" not in row and row.count("MiB") + row.count("KiB") == 5
 
 
 @needs_libtpu

@@ -204,7 +204,7 @@ def test_where_nothing_fits_it_says_which_mesh_would() -> None:
     assert mesh
     says = (
         "sweep.decode_slots = 1 and sweep.microbatch = 1 are estimated "
-        rf".*--mesh {mesh} would fit.*device_memory=GB"
+        rf".*--mesh {mesh} would fit.*device_memory=GIB"
     )
     with pytest.raises(InputError, match=says):
         fit_to_memory(ASKED, tight)

@@ -13,66 +13,39 @@ RESERVED_NAMES = ("train", "verl", PANEL)  # prefixes of metric names that no se
 
 
 class DataConfig(Section):
-    """Which problems a run trains and validates on.
+    """Which problems a run trains and validates on."""
 
-    Attributes:
-        candidates: at most so many problems are read and labelled by the base policy.
-        attempts: k of the label avg@k; 0: problems are not labelled, and none is left out.
-        difficulty: the lowest and the highest avg@k to train on.
-        validation: how many problems are held out.
-        held_out: a task string whose problems, a random choice, are held out instead.
-        mixture: the parts of a labelled data set (`isojax difficulty`) and their shares of the training set, such as
-            {hard: 0.5, easy: 0.5}. The held-out problems of the part with the largest share validate (of equal shares,
-            of the first by name).
-        size: D, how many problems to train on at most.
-        prompt_key: the column of a file with the prompt; null finds the usual names.
-        answer_key: the column with the answer; null finds the usual names.
-        seed: of the choice of problems and of the labels.
-    """
-
-    candidates: PositiveInt = 6000
-    attempts: Annotated[int, Field(ge=0)] = 16
-    difficulty: tuple[Fraction, Fraction] = (0.0, 0.61)
-    validation: PositiveInt = 300
-    held_out: str | None = None
+    candidates: PositiveInt = 6000  # at most so many problems are read and labelled by the base policy
+    attempts: Annotated[int, Field(ge=0)] = 16  # k of the label avg@k; 0: no labels, and no problem is left out
+    difficulty: tuple[Fraction, Fraction] = (0.0, 0.61)  # the lowest and the highest avg@k to train on
+    validation: PositiveInt = 300  # how many problems are held out
+    held_out: str | None = None  # a task string whose problems, a random choice, are held out instead
+    # The parts of a labelled data set (`isojax difficulty`) and their shares of the training set, such as
+    # {hard: 0.5, easy: 0.5}. The held-out problems of the part with the largest share validate (of equal shares, of the
+    # first by name).
     mixture: dict[str, PositiveFloat] | None = None
-    size: PositiveInt | None = None
-    prompt_key: str | None = None
-    answer_key: str | None = None
-    seed: int = Field(default=0, ge=0, le=2**31 - 1)
+    size: PositiveInt | None = None  # D, how many problems to train on at most
+    prompt_key: str | None = None  # the column of a file with the prompt; null finds the usual names
+    answer_key: str | None = None  # the column with the answer; null finds the usual names
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)  # of the choice of problems and of the labels
 
 
 class PromptConfig(Section):
-    """How a problem becomes text for a language model.
+    """How a problem becomes text for a language model."""
 
-    Attributes:
-        format: raw, the template alone; chat, the template as a user's message, through the tokenizer's chat template.
-        template: text with the problem in place of {prompt}.
-        system: the system message of a chat; empty: none.
-        thinking: passed to chat templates that have such a switch (Qwen3).
-        stop: strings that end a response.
-    """
-
+    # raw: the template alone; chat: the template as a user's message, through the tokenizer's chat template.
     format: Literal["raw", "chat"] = "raw"
-    template: str = "{prompt}"
-    system: str = ""
-    thinking: bool | None = None
-    stop: tuple[str, ...] = ()
+    template: str = "{prompt}"  # text with the problem in place of {prompt}
+    system: str = ""  # the system message of a chat; empty: none
+    thinking: bool | None = None  # passed to chat templates that have such a switch (Qwen3)
+    stop: tuple[str, ...] = ()  # strings that end a response
 
 
 class VerifierConfig(Section):
-    """How a response in text is judged correct or not.
-
-    A check that takes too long or too much memory, or ends its process, costs its own rollout only: reward 0, and
-    counted.
-
-    Attributes:
-        use: a file in isojax/tasks/verifiers/, with an argument after a colon where it takes one
-            (`function:rewards.py:my_reward`).
-        timeout: seconds for one check.
-        memory_gb: GiB that a process of checks may write to.
+    """How a response in text is judged correct or not. A check that takes too long or too much memory, or ends its
+    process, costs its own rollout only: reward 0, and counted.
     """
 
-    use: str = "math"
-    timeout: PositiveFloat = 5.0
-    memory_gb: PositiveFloat = 4.0
+    use: str = "math"  # a file in isojax/tasks/verifiers/, with an argument after a colon (`function:FILE:FUNCTION`)
+    timeout: PositiveFloat = 5.0  # seconds for one check
+    memory_gb: PositiveFloat = 4.0  # GiB that a process of checks may write to

@@ -54,7 +54,7 @@ def find_config(name_or_path: str) -> Path:
 
 
 def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
-    """The config a name or path means, below dotted overrides such as "sweep.n=[2,4]".
+    """The config that a name or path means, below dotted overrides such as "sweep.n=[2,4]".
 
     Raises:
         InputError: no such file, broken YAML, an unknown key or a wrong type.
@@ -63,9 +63,7 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def load_configs(names_or_paths: Sequence[str], overrides: Sequence[str] = ()) -> Config:
-    """Several configs in one, each over those before it: `gsm8k`, then `models/qwen2.5-7b-instruct`; raises as
-    `load_config`.
-    """
+    """Several configs in one, each over those before it: `gsm8k`, then `models/qwen2.5-7b-instruct`."""
     return load_yaml(Config, [find_config(name) for name in names_or_paths], overrides)
 
 

@@ -1,8 +1,10 @@
-"""`cell.model`, `cell.base` and `cell.precision`: the policy, how a base policy is made, and the number formats."""
+"""`cell.model`, `cell.base`, `cell.precision` and `cell.sampling`: the policy, how a base policy is made, the number
+formats, and how rollouts are drawn.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -19,16 +21,11 @@ class RopeScaling(Section):
 
 
 class ModelConfig(Section):
-    """The policy's shape.
+    """The policy's shape."""
 
-    Attributes:
-        family: a file in isojax/models/families/.
-        path: a folder with config.json, *.safetensors and a tokenizer, as a model hub gives it; the shape is then read
-            from its config.json, and what is set here must agree with it.
-        vocab: rows of the embedding; null takes the task's own vocabulary.
-    """
-
-    family: str = "tiny"
+    family: str = "tiny"  # a file in isojax/models/families/
+    # A folder with config.json, *.safetensors and a tokenizer, as a model hub has it. The shape is then read from its
+    # config.json, and what is set here must agree with it.
     path: str | None = None
     layers: PositiveInt = 3
     width: PositiveInt = 64
@@ -36,7 +33,7 @@ class ModelConfig(Section):
     kv_heads: PositiveInt = 2
     head_dim: PositiveInt = 16
     mlp: PositiveInt = 128
-    vocab: PositiveInt | None = None
+    vocab: PositiveInt | None = None  # rows of the embedding; null takes the task's own vocabulary
     norm_eps: PositiveFloat = 1e-6
     rope_base: PositiveFloat = 10_000.0
     rope_scaling: RopeScaling | None = None
@@ -55,15 +52,10 @@ class BasePolicyConfig(Section):
 
 
 class PrecisionConfig(Section):
-    """The number formats. Parameters, Adam's moments, softmax, log-probabilities and sums are always float32.
+    """The number formats. Parameters, Adam's moments, softmax, log-probabilities and sums are always float32."""
 
-    Attributes:
-        compute: of matrix products; auto: float32 on a CPU and bfloat16 elsewhere.
-        cache: of the keys and values that the sampler keeps; auto: as `compute`.
-    """
-
-    compute: Literal["auto", "float32", "bfloat16"] = "auto"
-    cache: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+    compute: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; auto: float32 on CPUs, else bfloat16
+    cache: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # of the sampler's keys and values; auto: as compute
 
     def for_platform(self, platform: str) -> PrecisionConfig:
         """With `auto` decided for a platform: cpu, gpu or tpu."""
@@ -73,3 +65,27 @@ class PrecisionConfig(Section):
 
 
 FLOAT32_PRECISION = PrecisionConfig(compute="float32", cache="float32")
+
+
+class InterruptConfig(Section):
+    """What is written into a response that goes on for too long; the default text is ScaleRL's (arXiv:2510.13786).
+
+    A response that has `after` tokens, and `unless` not among them, gets the tokens of `text` next and goes on from
+    there. These count for the verifier and for the response's length, never in the loss.
+    """
+
+    after: PositiveInt  # tokens
+    text: Annotated[str, Field(min_length=1)] = (
+        "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+    )
+    unless: str = "</think>"  # one token that exempts a response; empty: every long response is interrupted
+
+
+class SamplingConfig(Section):
+    """How rollouts are drawn."""
+
+    prompt_length: PositiveInt = 6  # P, the most tokens of a prompt; a task in text must set it
+    response_length: PositiveInt = 4  # T, the most tokens of a response; a task in text must set it
+    temperature: PositiveFloat = 1.0  # of the softmax
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # the probability mass of the nucleus
+    interrupt: InterruptConfig | None = None  # what ends a response that goes on for too long

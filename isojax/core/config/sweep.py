@@ -10,52 +10,50 @@ from pydantic import Field, PositiveInt, field_validator
 from pydantic_core import PydanticCustomError
 
 from isojax.core.config.data import RESERVED_NAMES, DataConfig, PromptConfig, VerifierConfig
-from isojax.core.config.model import BasePolicyConfig, ModelConfig, PrecisionConfig
+from isojax.core.config.model import BasePolicyConfig, ModelConfig, PrecisionConfig, SamplingConfig
 from isojax.core.config.rl import RLConfig
-from isojax.core.config.sampling import SamplingConfig
 from isojax.core.config.section import Section
 from isojax.core.errors import InputError
+
+# Settings of a sweep that the planner chooses once, where they are null, and that are stored with the sweep.
+AUTOSIZED_SETTINGS = (
+    "decode_slots",
+    "microbatch",
+    "prefill_batch",
+    "slots_per_prefix",
+    "decode_attention",
+    "forward_attention",
+)
 
 
 class EvalConfig(Section):
     """Validation by avg@`samples`, at the first update that reaches each C in start * ratio^k, and of the base policy
     at C = 0.
-
-    Attributes:
-        samples: rollouts per validation problem.
-        extra: further problem sets to evaluate on, by name: task strings such as
-            {hard: "tfds:splits#hard_validation"}; their metrics are called hard/avg@4 and so on.
-        panel: at most so many training problems, the same for all cells, are evaluated each time too, and their correct
-            rollouts recorded, which shows how training moves single problems (the paper's Figs. 11 and 27).
-        start: the first C, in rollouts.
-        ratio: of one C to the next.
     """
 
-    samples: PositiveInt = 4
+    samples: PositiveInt = 4  # rollouts per validation problem
+    # Further problem sets to evaluate on, by name: task strings such as {hard: "tfds:splits#hard_validation"}; their
+    # metrics are called hard/avg@4 and so on.
     extra: dict[str, str] = Field(default_factory=dict)
+    # At most so many training problems, the same for all cells, are evaluated each time too, and their correct rollouts
+    # recorded, which shows how training moves single problems (the paper's Figs. 11 and 27).
     panel: int = Field(default=0, ge=0)
-    start: Annotated[float, Field(ge=1)] = 1024
-    ratio: Annotated[float, Field(gt=1)] = 1.3
+    start: Annotated[float, Field(ge=1)] = 1024  # the first C, in rollouts
+    ratio: Annotated[float, Field(gt=1)] = 1.3  # of one C to the next
 
     @field_validator("extra")
     @classmethod
     def _check_set_names(cls, extra: dict[str, str]) -> dict[str, str]:
-        bad_name = next(
-            (name for name in extra if name in RESERVED_NAMES or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)),
-            None,
-        )
-        if bad_name is not None:
-            reserved = ", ".join(RESERVED_NAMES)
-            rule = f"names of letters, digits, '.', '_' and '-', other than {reserved}. Rename the set {bad_name!r}"
-            raise PydanticCustomError("set_name", "{rule}", {"rule": rule})
+        for name in extra:
+            if name in RESERVED_NAMES or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+                reserved = ", ".join(RESERVED_NAMES)
+                rule = f"names of letters, digits, '.', '_' and '-', other than {reserved}. Rename the set {name!r}"
+                raise PydanticCustomError("set_name", "{rule}", {"rule": rule})
         return extra
 
     def evaluation_targets(self, budget: int) -> list[int]:
         """The values of C at which a run is evaluated: 0 (the base policy), then every distinct ceil(start * ratio^k)
         within the budget. A larger budget only appends values. A run ends at the last of them.
-
-        Raises:
-            InputError: the budget is below the first evaluation.
         """
         if budget < self.start:
             raise InputError(
@@ -90,50 +88,49 @@ class SweepConfig(Section):
 
     Null lets the planner choose a size, and the attention kernels by measurement, once; the choice is stored with the
     run.
-
-    Attributes:
-        B_p: problems per batch.
-        n: rollouts per problem.
-        B_max: the largest B_p * n.
-        over_B_max: what happens to a pair beyond B_max: refuse the sweep, or drop the pair.
-        seeds: how many runs of each pair; their seeds are 1000 * seed + 0, 1, ...
-        seed: of the sweep.
-        budget: C of each cell, in rollouts.
-        decode_slots: R, rollouts that a shard samples at a time.
-        microbatch: m, rollouts per shard in one forward and backward pass.
-        prefill_batch: g, problems that a shard prefills at once.
-        slots_per_prefix: W, slots that share one prompt's keys and values, which pays for long prompts.
-        decode_attention: plain, or a kernel of this backend (pallas on a TPU, cudnn on an NVIDIA GPU).
-        forward_attention: the same for the update.
-        remat: layer computes a layer's inner values again for its gradient, which takes less memory and more time.
-        strategy: grid runs every cell to `budget`; adaptive spends `total_rollouts` where n*(C) is least certain.
-        total_rollouts: of the adaptive strategy; null: half of what the grid takes.
     """
 
-    B_p: tuple[PositiveInt, ...] = (16,)
-    n: tuple[PositiveInt, ...] = (2, 4, 8, 16, 32)
-    B_max: PositiveInt = 1024
-    over_B_max: Literal["refuse", "drop"] = "refuse"
-    seeds: Annotated[int, Field(ge=1, le=1000)] = 1
-    seed: int = Field(default=0, ge=0, le=2_000_000)
-    budget: PositiveInt = 250_000
-    decode_slots: PositiveInt | None = None
-    microbatch: PositiveInt | None = None
-    prefill_batch: PositiveInt | None = None
+    B_p: tuple[PositiveInt, ...] = (16,)  # problems per batch
+    n: tuple[PositiveInt, ...] = (2, 4, 8, 16, 32)  # rollouts per problem
+    B_max: PositiveInt = 1024  # the largest B_p * n
+    over_B_max: Literal["refuse", "drop"] = "refuse"  # beyond B_max: refuse the sweep, or drop the pair
+    seeds: Annotated[int, Field(ge=1, le=1000)] = 1  # runs of each pair; their seeds are 1000 * seed + 0, 1, ...
+    seed: int = Field(default=0, ge=0, le=2_000_000)  # of the sweep
+    budget: PositiveInt = 250_000  # C of each cell, in rollouts
+    decode_slots: PositiveInt | None = None  # R, rollouts that a shard samples at a time
+    microbatch: PositiveInt | None = None  # m, rollouts per shard in one forward and backward pass
+    prefill_batch: PositiveInt | None = None  # g, problems that a shard prefills at once
+    # W, slots that share one prompt's keys and values, which pays for long prompts.
     slots_per_prefix: PositiveInt | None = None
+    # plain, or a kernel of this backend (pallas on a TPU, cudnn on an NVIDIA GPU), in the sampler and in the update.
     decode_attention: Literal["plain", "pallas", "cudnn"] | None = None
     forward_attention: Literal["plain", "pallas", "cudnn"] | None = None
+    # layer computes a layer's inner values again for its gradient, which takes less memory and more time.
     remat: Literal["none", "layer"] = "none"
+    # grid runs every cell to `budget`; adaptive spends `total_rollouts` where n*(C) is least certain.
     strategy: Literal["grid", "adaptive"] = "grid"
-    total_rollouts: PositiveInt | None = None
+    total_rollouts: PositiveInt | None = None  # of the adaptive strategy; null: half of what the grid takes
 
 
-AUTOSIZED_SETTINGS = (
-    "decode_slots",
-    "microbatch",
-    "prefill_batch",
-    "slots_per_prefix",
-    "decode_attention",
-    "forward_attention",
-)
-"""Settings of a sweep that the planner chooses once, where they are null, and that are stored with the sweep."""
+def require_lengths(cell: CellConfig) -> None:
+    """InputError where a task in text leaves the sampler's lengths to their defaults, which are the toy task's and
+    would silently ruin a run of a language model.
+    """
+    keys = ("prompt_length", "response_length")
+    missing = [f"cell.sampling.{key}" for key in keys if key not in cell.sampling.model_fields_set]
+    if missing:
+        raise InputError(
+            f"{' and '.join(missing)} must be set for cell.task = {cell.task}, a task in text: the most tokens of a"
+            " prompt (longer ones are dropped) and of a response. Usual are prompt_length=256 and response_length=512"
+            " for GSM8K and an instruct model, 48 and 4 for sums."
+        )
+
+
+def require_learning_rate(cell: CellConfig) -> None:
+    """InputError where a task in text leaves the learning rate to its default, the toy task's."""
+    if "learning_rate" not in cell.rl.model_fields_set:
+        raise InputError(
+            f"cell.rl.learning_rate must be set for cell.task = {cell.task}, a task in text: the default is that of the"
+            " toy task. Usual are 1e-6 for a model of 7B parameters at B = cell.rl.lr_reference_batch = 1024 (the"
+            " paper's), 1e-5 for one of 135M; `isojax lr-search` finds one."
+        )

@@ -18,7 +18,7 @@ from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
-from isojax.launch.autosize import GB, DeviceBudget, fit_to_memory, format_bytes
+from isojax.launch.autosize import GIB, DeviceBudget, fit_to_memory, format_bytes
 from isojax.launch.display import console
 from isojax.launch.planner import plan_cells
 from isojax.models.hf import hf_load
@@ -50,7 +50,7 @@ def compile_for_topology(config: Config, topology: str) -> None:
     devices = memory_analysis.topology_devices(topology)
     mesh_shape = parse_mesh(config.run.mesh, len(devices))
     device_memory = (
-        int(config.run.device_memory * GB) if config.run.device_memory else memory_analysis.chip_memory(devices[0])
+        int(config.run.device_memory * GIB) if config.run.device_memory else memory_analysis.chip_memory(devices[0])
     )
     device_budget = DeviceBudget(
         cell, pairs, mesh_shape, cell.model.vocab or task.vocab, task.on_device, "tpu", device_memory

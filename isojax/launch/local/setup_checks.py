@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from isojax.core.config import Config, DataConfig, PrecisionConfig
-from isojax.core.config.text_settings import require_learning_rate
+from isojax.core.config.sweep import require_learning_rate
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.tasks.problem_selection import preview_selection

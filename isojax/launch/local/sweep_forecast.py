@@ -15,7 +15,7 @@ from isojax.core.nouns import Cell
 from isojax.distributed import multiprocess
 from isojax.distributed.device_probe import device_memory, measure_rates
 from isojax.distributed.mesh_spec import MeshShape
-from isojax.launch.autosize import GB, DeviceBudget, host_memory
+from isojax.launch.autosize import GIB, DeviceBudget, host_memory
 from isojax.launch.time_estimate import DeviceRates, Forecast, make_forecast, rates_from_timing
 from isojax.launch.time_estimate import device_workload as device_workload
 from isojax.runs.ledger_reader import read_runs
@@ -26,13 +26,17 @@ def make_device_budget(
     config: Config, pairs: list[tuple[int, int]], mesh_shape: MeshShape, task: Task, active_devices: int
 ) -> DeviceBudget:
     """What the sweep has to fit on this machine; `at_work`: devices that work at the same time."""
-    configured_gb, cell, hostnames = config.run.device_memory, config.cell, multiprocess.allgather(socket.gethostname())
+    configured_gib, cell, hostnames = (
+        config.run.device_memory,
+        config.cell,
+        multiprocess.allgather(socket.gethostname()),
+    )
     local_active_devices = max(
         1, active_devices * hostnames.count(socket.gethostname()) // len(hostnames)
     )  # devices at work that share this machine's memory
     memory = (
-        int(configured_gb * GB)
-        if configured_gb
+        int(configured_gib * GIB)
+        if configured_gib
         else min(multiprocess.allgather(device_memory(jax.local_devices()[0]) or host_memory() // local_active_devices))
     )
     return DeviceBudget(
