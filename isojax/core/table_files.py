@@ -9,7 +9,7 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from isojax.core.yaml_files import flatten
 JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
 DELIMITERS = ",\t;"
 
-BytesReadCallback = Callable[[int], None]  # receives how many bytes were read since the last call
 NumberedLine = tuple[int, str]  # a line's number, from 1, and its text with the line end
 
 
@@ -48,7 +47,7 @@ def read_table(path: Path) -> DataTable:
     return DataTable(str(path), columns, rows, rows[0].position)
 
 
-def read_lines(path: Path, on_bytes_read: BytesReadCallback = lambda _: None) -> Iterator[NumberedLine]:
+def read_lines(path: Path) -> Iterator[NumberedLine]:
     """The lines of a text file in UTF-8, unpacked where it is named .gz; a byte-order mark is left out.
 
     Raises:
@@ -58,7 +57,6 @@ def read_lines(path: Path, on_bytes_read: BytesReadCallback = lambda _: None) ->
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as f:
             for line_number, data in enumerate(f, 1):
-                on_bytes_read(len(data))
                 yield line_number, _decode(data, path, line_number)
     except (OSError, EOFError, zlib.error) as e:
         reason = (e.strerror if isinstance(e, OSError) else None) or e
@@ -81,11 +79,11 @@ def _decode(data: bytes, path: Path, line_number: int) -> str:
     return text.removeprefix("\ufeff") if line_number == 1 else text
 
 
-def read_objects(path: Path, on_bytes_read: BytesReadCallback = lambda _: None) -> Iterator[DataRow]:
+def read_objects(path: Path) -> Iterator[DataRow]:
     """The rows of a file with one JSON object a line, blank lines left out; raises as `read_lines` and
     `parse_objects`.
     """
-    return parse_objects(path, read_lines(path, on_bytes_read))
+    return parse_objects(path, read_lines(path))
 
 
 def parse_objects(path: Path, lines: Iterable[NumberedLine]) -> Iterator[DataRow]:

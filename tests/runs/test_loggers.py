@@ -76,9 +76,7 @@ def curves(path: Path) -> list[tuple[int, dict[str, float]]]:
 
 
 def imported(paths: list[Path], format: str) -> RunRecord:
-    (run,) = read_logs(
-        paths, format, {"metric:hard/avg@2": "hard/avg@2", "train:entropy": "train/entropy"}, lambda size: None
-    ).runs
+    (run,) = read_logs(paths, format, {"metric:hard/avg@2": "hard/avg@2", "train:entropy": "train/entropy"}).runs
     return run
 
 

@@ -48,11 +48,6 @@ def _progress_bar() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _total_bytes(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
-
-
 _IMPORT_HELP = f"""
 Turn other trainers' logs into ledgers, so that `isojax fit DIR` takes them like runs of its own.
 
@@ -104,12 +99,10 @@ def import_logs(
     """Logs in, a sweep's folder of ledgers out."""
     field_map = parse_field_map(map_options or [])
     check_output_folder(out)
-    with _progress_bar() as progress:
-        reading = progress.add_task("reading", total=sum(map(_total_bytes, files)) or 1)
-        imported = read_logs(files, log_format, field_map, lambda size: progress.advance(reading, size))
-        writing = progress.add_task("writing", total=len(imported.runs))
+    with Console(stderr=True).status("reading and writing"):
+        imported = read_logs(files, log_format, field_map)
         manifest = {"format": log_format, "files": [str(path) for path in files], "map": field_map}
-        write_ledgers(imported, out, manifest, lambda: progress.advance(writing))
+        write_ledgers(imported, out, manifest)
     for note in imported.notes:
         print(f"note: {note}", file=sys.stderr)
     console = Console()

@@ -1,4 +1,4 @@
-"""Other trainers' logs, one file per format: `read(path, on_bytes_read) -> list[LogTable]`, and `FIELDS`, which maps a
+"""Other trainers' logs, one file per format: `read(path) -> list[LogTable]`, and `FIELDS`, which maps a
 field to the columns that the format is known to write it in.
 
 A fork adds a format by adding a file here, or passes the path of a module of its own (`--from my_fork.my_format`). What

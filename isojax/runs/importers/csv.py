@@ -2,19 +2,17 @@
 may hold many runs.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
-from isojax.core.table_files import BytesReadCallback, read_csv, read_lines
+from isojax.core.table_files import read_csv, read_lines
 from isojax.runs.logs.column_map import LEDGER_FIELDS
-from isojax.runs.logs.log_table import LogTable, checked_file_size
+from isojax.runs.logs.log_table import LogTable, check_log_file
 
 FIELDS = LEDGER_FIELDS
 
 
-def read(path: Path, on_bytes_read: BytesReadCallback) -> list[LogTable]:
+def read(path: Path) -> list[LogTable]:
     """The file as one table; raises InputError as `read_csv`."""
-    checked_file_size(path)
-    table = read_csv(path, read_lines(path, on_bytes_read))
+    check_log_file(path)
+    table = read_csv(path, read_lines(path))
     return [LogTable(table.source, table.rows, one_run=False)]

@@ -6,8 +6,6 @@ A file is a row of records, each its length, the length's masked CRC-32C, an Eve
 files, a tag that a later one logs again from some step on is taken from there, as TensorBoard does after a restart.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections import defaultdict
@@ -16,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from isojax.core.errors import InputError
-from isojax.core.table_files import BytesReadCallback
 from isojax.core.tabular import DataRow
 from isojax.runs.importers import trl, verl
 from isojax.runs.logs.column_map import SAME_NAME_FIELDS
-from isojax.runs.logs.log_table import LogTable, checked_file_size
+from isojax.runs.logs.log_table import LogTable, check_log_file
 
 EVENT_FILE_PATTERN = "*tfevents*"
 RECORD_HEADER, RECORD_FOOTER = struct.Struct("<QI"), struct.Struct("<I")
@@ -40,41 +37,29 @@ FIELDS = {
 ScalarSeries = dict[str, list[tuple[int, float]]]  # tag -> (step, value) in the order written
 
 
-def read(path: Path, on_bytes_read: BytesReadCallback) -> list[LogTable]:
+def read(path: Path) -> list[LogTable]:
     """An event file, or every folder of event files below a folder, as one run each.
 
     Raises:
         InputError: tensorboardX is missing, no such file, or one that is damaged before its end.
     """
     if not path.is_dir():
-        return [_read_run(str(path), [path], on_bytes_read)]
+        return [_read_run(str(path), [path])]
     folders: dict[Path, list[Path]] = defaultdict(list)
     for file in sorted(path.rglob(EVENT_FILE_PATTERN)):
         folders[file.parent].append(file)
     if not folders:
         raise InputError(f"{path} holds no event file ({EVENT_FILE_PATTERN}); expected a SummaryWriter's folder.")
-    return [_read_run(str(folder), files, on_bytes_read) for folder, files in folders.items()]
+    return [_read_run(str(folder), files) for folder, files in folders.items()]
 
 
-def _event_class_and_crc() -> Any:
-    """(class Event, the CRC-32C of bytes)."""
-    try:
-        from tensorboardX.crc32c import crc32c
-        from tensorboardX.proto import event_pb2
-    except ImportError as e:
-        raise InputError(
-            f"--from tensorboard needs tensorboardX ({e}); install it with: pip install 'isojax[tensorboard]'."
-        ) from e
-    return vars(event_pb2)["Event"], crc32c  # protobuf makes its classes when it is imported
-
-
-def _read_run(source: str, files: list[Path], on_bytes_read: BytesReadCallback) -> LogTable:
+def _read_run(source: str, files: list[Path]) -> LogTable:
     series: ScalarSeries = defaultdict(list)
     config: dict[str, Any] = {}
     notes: list[str] = []
     for file in files:
         relogged = 0
-        for tag, points in _read_series(file, on_bytes_read, config, notes).items():
+        for tag, points in _read_series(file, config, notes).items():
             first_step = points[0][0]
             earlier_points = [point for point in series[tag] if point[0] < first_step]
             relogged += len(series[tag]) - len(earlier_points)
@@ -101,18 +86,16 @@ def _rows_by_step(source: str, series: ScalarSeries) -> tuple[DataRow, ...]:
     )
 
 
-def _read_series(
-    file: Path, on_bytes_read: BytesReadCallback, config: dict[str, Any], notes: list[str]
-) -> ScalarSeries:
-    """A file's scalars by tag; `config` gets the training arguments it holds, `notes` what was left out."""
+def _read_series(file: Path, config: dict[str, Any], notes: list[str]) -> ScalarSeries:
+    """A file's scalars by tag; `config` gets the settings it holds, `notes` what was left out."""
     series: ScalarSeries = defaultdict(list)
-    for event in _read_events(file, on_bytes_read, notes):
+    for event in _read_events(file, notes):
         for value in event.summary.value:
             scalar = _scalar_of(value)
             if scalar is not None:
                 series[value.tag].append((event.step, scalar))
             elif value.tag == ARGUMENTS_TAG and value.tensor.dtype == STRING:
-                config |= _training_arguments(value.tensor.string_val)
+                config |= _training_arguments(value.tensor.string_val[0])
             elif value.tag == HPARAMS_TAG:
                 config |= _numeric_hparams(value.metadata.plugin_data.content)
     return series
@@ -128,18 +111,15 @@ def _scalar_of(value: Any) -> float | None:
     tensor_values = tensor.float_val if tensor.dtype == FLOAT else tensor.double_val
     if len(tensor_values):
         return float(tensor_values[0])
-    scalar_struct = struct.Struct("<f" if tensor.dtype == FLOAT else "<d")
-    return scalar_struct.unpack(tensor.tensor_content)[0] if len(tensor.tensor_content) == scalar_struct.size else None
+    return struct.unpack("<f" if tensor.dtype == FLOAT else "<d", tensor.tensor_content)[0]
 
 
-def _training_arguments(texts: Any) -> dict[str, Any]:
-    """The training arguments that transformers' callback writes as a text."""
+def _training_arguments(text: bytes) -> dict[str, Any]:
+    """The training arguments that transformers' callback writes as a text; {} where it is another text."""
     try:
-        arguments = json.loads(texts[0])
-    except (IndexError, ValueError):
+        return trl.plain_arguments(json.loads(text))
+    except ValueError:
         return {}
-    items = arguments.items() if isinstance(arguments, dict) else ()
-    return {key: value for key, value in items if isinstance(value, (int, float, str)) and not isinstance(value, bool)}
 
 
 def _numeric_hparams(content: bytes) -> dict[str, Any]:
@@ -150,42 +130,33 @@ def _numeric_hparams(content: bytes) -> dict[str, Any]:
     return {key: value.number_value for key, value in hparams.items() if value.WhichOneof("kind") == "number_value"}
 
 
-def _read_events(file: Path, on_bytes_read: BytesReadCallback, notes: list[str]) -> Iterator[Any]:
+def _read_events(file: Path, notes: list[str]) -> Iterator[Any]:
     """The events of a file; one that is torn at the end is left out, and noted in `notes`."""
-    event_class, crc32c = _event_class_and_crc()
-    from google.protobuf.message import DecodeError
-
-    size = checked_file_size(file)
-    with file.open("rb") as f:
-        while header := f.read(RECORD_HEADER.size):
-            offset = f.tell() - len(header)
-            length, checksum = RECORD_HEADER.unpack(header) if len(header) == RECORD_HEADER.size else (0, None)
-            if checksum is not None and _masked_crc(crc32c(header[:8])) != checksum:
-                raise InputError(
-                    f"{file} is no event file, or damaged at byte {offset}; copy it again from where the run was."
-                )
-            data, footer = (
-                (f.read(length), f.read(RECORD_FOOTER.size)) if offset + len(header) + length <= size else (b"", b"")
+    try:
+        from tensorboardX.proto import event_pb2
+        from tensorboardX.record_writer import masked_crc32c
+    except ImportError as e:
+        raise InputError(
+            f"--from tensorboard needs tensorboardX ({e}); install it with: pip install 'isojax[tensorboard]'."
+        ) from e
+    event_class: Any = vars(event_pb2)["Event"]  # protobuf makes its classes when it is imported
+    check_log_file(file)
+    data, offset = file.read_bytes(), 0
+    while offset < len(data):
+        start = offset + RECORD_HEADER.size
+        if start > len(data):
+            break
+        length, checksum = RECORD_HEADER.unpack_from(data, offset)
+        if masked_crc32c(data[offset : offset + 8]) != checksum:
+            raise InputError(
+                f"{file} is no event file, or damaged at byte {offset}; copy it again from where the run was."
             )
-            on_bytes_read(f.tell() - offset)
-            if checksum is None or len(footer) < RECORD_FOOTER.size:
-                notes.append(
-                    f"the last event of {file.name} is torn (the run was stopped while it was written) and is left out"
-                )
-                return
-            try:
-                event = event_class.FromString(data)
-            except DecodeError as e:
-                raise InputError(
-                    f"{file} is damaged at byte {offset} ({e}); copy it again from where the run was."
-                ) from e
-            if event.summary.value and RECORD_FOOTER.unpack(footer)[0] != _masked_crc(crc32c(data)):
-                raise InputError(
-                    f"{file} is damaged at byte {offset} (step {event.step}); copy it again from where the run was."
-                )
-            yield event
-
-
-def _masked_crc(crc: int) -> int:
-    """TFRecord's mask of a checksum."""
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+        end = start + length
+        if end + RECORD_FOOTER.size > len(data):
+            break
+        if masked_crc32c(data[start:end]) != RECORD_FOOTER.unpack_from(data, end)[0]:
+            raise InputError(f"{file} is damaged at byte {offset}; copy it again from where the run was.")
+        yield event_class.FromString(data[start:end])
+        offset = end + RECORD_FOOTER.size
+    if offset < len(data):
+        notes.append(f"the last event of {file.name} is torn (the run was stopped as it was written) and is left out")

@@ -7,25 +7,24 @@ training_args.bin is a pickle: it is read without running anything in it, every 
 attributes.
 """
 
-from __future__ import annotations
-
 import io
-import json
 import pickle
-import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from isojax.core.errors import InputError
-from isojax.core.table_files import BytesReadCallback, parse_json, read_lines
+from isojax.core.table_files import parse_json, read_lines
 from isojax.core.tabular import DataRow
 from isojax.runs.logs.column_map import SAME_NAME_FIELDS
-from isojax.runs.logs.log_table import LogTable, checked_file_size
+from isojax.runs.logs.log_table import LogTable, check_log_file
 
 STATE_FILE, ARGUMENTS_FILE = "trainer_state.json", "training_args.bin"
 MAX_ARGUMENTS_BYTES = 16 * 1024**2
+# What reading a file that is no archive, or no pickle of an object, may raise.
+UNREADABLE = (OSError, zipfile.BadZipFile, pickle.UnpicklingError, EOFError)
+MALFORMED = (AttributeError, TypeError, ValueError, LookupError)
 ROLLOUTS_PER_STEP = "rollouts_per_step"
 CONFIG_COLUMNS = {"n": ("num_generations",), "B": (ROLLOUTS_PER_STEP,)}
 TRAIN_COLUMNS = {
@@ -54,65 +53,48 @@ def rollouts_per_step(config: Mapping[str, Any]) -> dict[str, int]:
     return {} if remainder else {ROLLOUTS_PER_STEP: B}
 
 
-def read(path: Path, on_bytes_read: BytesReadCallback) -> list[LogTable]:
+def plain_arguments(arguments: Any) -> dict[str, int | float | str]:
+    """The numbers and texts among a trainer's arguments."""
+    items = arguments.items() if isinstance(arguments, dict) else ()
+    return {key: value for key, value in items if isinstance(value, int | float | str) and not isinstance(value, bool)}
+
+
+def read(path: Path) -> list[LogTable]:
     """A trainer_state.json, a checkpoint's folder, or an output folder (its last checkpoint), as one run.
 
     Raises:
         InputError: no such file, no JSON, or no log_history, with its line.
     """
     file = _state_file(path)
-    checked_file_size(file)
-    state_text = "".join(line for _, line in read_lines(file, on_bytes_read))
-    state = parse_json(state_text, file)
+    check_log_file(file)
+    state = parse_json("".join(line for _, line in read_lines(file)), file)
     history = state.get("log_history") if isinstance(state, dict) else None
     if not isinstance(history, list) or not history or not all(isinstance(entry, dict) for entry in history):
         raise InputError(f"{file}, line 1: no log_history there; expected TRL's {STATE_FILE}, from a checkpoint.")
+    rows = tuple(DataRow(str(file), f"log_history[{i}]", entry, i) for i, entry in enumerate(history))
     config = _read_arguments(file.with_name(ARGUMENTS_FILE))
-    positions = _entry_positions(state_text, len(history))
-    rows = tuple(
-        DataRow(str(file), position, entry, i)
-        for i, (position, entry) in enumerate(zip(positions, history, strict=True))
-    )
     return [LogTable(str(file), rows, config | rollouts_per_step(config))]
-
-
-def _entry_positions(state_text: str, count: int) -> list[str]:
-    """Where each entry of log_history begins: its line, or its number where its line is not known."""
-    lines = list(_entry_line_numbers(state_text))
-    return [f"line {line}" for line in lines] if len(lines) == count else [f"log_history[{i}]" for i in range(count)]
 
 
 def _state_file(path: Path) -> Path:
     if not path.is_dir():
         return path
-    state_files = [
-        p for p in path.glob(f"checkpoint-*/{STATE_FILE}") if p.parent.name.removeprefix("checkpoint-").isdigit()
-    ]
-    last_state_file = max(state_files, key=lambda p: int(p.parent.name.removeprefix("checkpoint-")), default=None)
-    file = path / STATE_FILE if (path / STATE_FILE).exists() else last_state_file
-    if file is None:
+    if (path / STATE_FILE).exists():
+        return path / STATE_FILE
+    updates = [folder.name.removeprefix("checkpoint-") for folder in path.glob("checkpoint-*")]
+    last_update = max((int(text) for text in updates if text.isdigit()), default=0)
+    file = path / f"checkpoint-{last_update}" / STATE_FILE
+    if not file.exists():
         raise InputError(
             f"{path} holds no {STATE_FILE} and no checkpoint-*/{STATE_FILE}; expected a checkpoint of a TRL run."
         )
     return file
 
 
-def _entry_line_numbers(text: str) -> Iterator[int]:
-    """The line on which each entry of log_history begins."""
-    decoder, separator_pattern = json.JSONDecoder(), re.compile(r"[\s,]*")
-    history_start = re.search(r'"log_history"\s*:\s*\[', text)
-    position = history_start.end() if history_start else len(text)
-    counted_to, line = 0, 1
-    while (separator := separator_pattern.match(text, position)) and text.startswith("{", separator.end()):
-        line, counted_to = line + text.count("\n", counted_to, separator.end()), separator.end()
-        yield line
-        _, position = decoder.raw_decode(text, separator.end())
-
-
 class _PickledObject:
     """Stands for every class and function of a pickle: keeps the attributes it is given, and does nothing."""
 
-    def __new__(cls, *_: Any, **__: Any) -> _PickledObject:
+    def __new__(cls, *_: Any, **__: Any) -> Self:
         return object.__new__(cls)
 
     def __setstate__(self, state: Any) -> None:
@@ -131,31 +113,15 @@ class _InertUnpickler(pickle.Unpickler):
 
 
 def _read_arguments(path: Path) -> dict[str, Any]:
-    """The numbers and texts of a training_args.bin; {} where it is not there or cannot be read, so that n and B are
-    asked for.
+    """The numbers and texts of a training_args.bin, as torch saves it; {} where it is not there or cannot be read, so
+    that n and B are asked for.
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            pickle_entry = next(
-                info
-                for info in archive.infolist()
-                if info.filename.endswith("data.pkl") and info.file_size < MAX_ARGUMENTS_BYTES
-            )
-            arguments = vars(_InertUnpickler(io.BytesIO(archive.read(pickle_entry))).load())
-    except (
-        OSError,
-        zipfile.BadZipFile,
-        StopIteration,
-        pickle.UnpicklingError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        LookupError,
-        EOFError,
-    ):
+            pickles = [info for info in archive.infolist() if info.filename.endswith("data.pkl")]
+            if pickles[0].file_size > MAX_ARGUMENTS_BYTES:
+                return {}
+            arguments = _InertUnpickler(io.BytesIO(archive.read(pickles[0]))).load()
+        return plain_arguments(vars(arguments))
+    except (*UNREADABLE, *MALFORMED):
         return {}
-    return {
-        key: value
-        for key, value in arguments.items()
-        if isinstance(value, (int, float, str)) and not isinstance(value, bool)
-    }

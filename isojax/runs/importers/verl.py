@@ -6,13 +6,10 @@ not hold the config: say B_p and n. Tags: verl.trainer.ppo.metric_utils and ray_
 (val-core/SOURCE/VARIABLE/mean@K), verl 0.9.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
 from isojax.core.errors import InputError
-from isojax.core.table_files import BytesReadCallback
 from isojax.core.tabular import DataRow
 from isojax.runs.importers.jsonl import read_log_objects
 from isojax.runs.logs.column_map import SAME_NAME_FIELDS
@@ -31,13 +28,11 @@ CONFIG_COLUMNS = {"n": ("actor_rollout_ref.rollout.n",), "B_p": ("data.train_bat
 FIELDS = SAME_NAME_FIELDS | TRAIN_COLUMNS | {"step": ("step",), "reward": METRIC_COLUMNS}
 
 
-def read(path: Path, on_bytes_read: BytesReadCallback) -> list[LogTable]:
-    """The file as one run.
-
-    Raises:
-        InputError: as `read_log_objects`, or a line that is not {"step": ..., "data": {...}}.
+def read(path: Path) -> list[LogTable]:
+    """The file as one run; raises InputError as `read_log_objects`, and for a line that is not {"step": ..., "data":
+    {...}}.
     """
-    return [LogTable(str(path), tuple(map(_unpack, read_log_objects(path, on_bytes_read))))]
+    return [LogTable(str(path), tuple(map(_unpack, read_log_objects(path))))]
 
 
 def _unpack(row: DataRow) -> DataRow:

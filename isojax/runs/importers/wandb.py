@@ -6,8 +6,6 @@ protobuf records, whose classes come with the wandb package (extra wandb). Histo
 gives columns with dots.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib
@@ -16,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from isojax.core.errors import InputError
-from isojax.core.table_files import BytesReadCallback
 from isojax.core.tabular import DataRow
 from isojax.core.yaml_files import flatten
 from isojax.runs.importers import trl, verl
 from isojax.runs.logs.column_map import SAME_NAME_FIELDS
-from isojax.runs.logs.log_table import LogTable, checked_file_size
+from isojax.runs.logs.log_table import LogTable, check_log_file
 
 MAGIC = b":W&B\xe1\xbe"  # and a byte for the version
 BLOCK_BYTES, CHUNK_HEADER = 32 * 1024, struct.Struct("<IHB")
@@ -38,7 +35,7 @@ FIELDS = {
 }
 
 
-def read(path: Path, on_bytes_read: BytesReadCallback) -> list[LogTable]:
+def read(path: Path) -> list[LogTable]:
     """A .wandb file, or every one below a folder, as one run each.
 
     Raises:
@@ -47,63 +44,45 @@ def read(path: Path, on_bytes_read: BytesReadCallback) -> list[LogTable]:
     files = sorted(path.rglob("run-*.wandb")) if path.is_dir() else [path]
     if not files:
         raise InputError(f"{path} holds no run-*.wandb; expected a W&B run's folder, such as wandb/offline-run-*.")
-    return [_read_run(file, on_bytes_read) for file in files]
+    return [_read_run(file) for file in files]
 
 
-def _record_class() -> Any:
+def _read_run(file: Path) -> LogTable:
     try:
         from wandb.proto import wandb_internal_pb2
     except ImportError as e:
         raise InputError(
             f"--from wandb needs the wandb package ({e}); install it with: pip install 'isojax[wandb]'."
         ) from e
-    return vars(wandb_internal_pb2)["Record"]  # protobuf makes its classes when it is imported
-
-
-def _read_run(file: Path, on_bytes_read: BytesReadCallback) -> LogTable:
-    record_class = _record_class()
-    from google.protobuf.message import DecodeError
-
+    record_class: Any = vars(wandb_internal_pb2)["Record"]  # protobuf makes its classes when it is imported
+    check_log_file(file)
     rows: list[DataRow] = []
     config: dict[str, Any] = {}
-    data, notes = _read_log_bytes(file, on_bytes_read), []
-    for record_number, record in enumerate(_split_records(data, file, notes), 1):
-        try:
-            entry = record_class.FromString(record)
-            kind = entry.WhichOneof("record_type")
-            if kind == "history":
-                values = _item_values(entry.history.item)
-                step = entry.history.step.num if entry.history.HasField("step") else values.get("_step", len(rows))
-                rows.append(DataRow(str(file), f"step {step}", {"_step": step, **values}))
-            elif kind in ("run", "config"):
-                config |= _item_values(entry.run.config.update if kind == "run" else entry.config.update)
-        except (DecodeError, ValueError) as e:
-            raise InputError(
-                f"{file}, record {record_number} is damaged ({e}); copy the file again from where the run was."
-            ) from e
-    config.pop("_wandb", None)
+    notes: list[str] = []
+    for record in _split_records(file, notes):
+        entry = record_class.FromString(record)
+        kind = entry.WhichOneof("record_type")
+        if kind == "history":
+            values = _item_values(entry.history.item)
+            step = entry.history.step.num if entry.history.HasField("step") else values.get("_step", len(rows))
+            rows.append(DataRow(str(file), f"step {step}", {"_step": step, **values}))
+        elif kind in ("run", "config"):
+            config |= _item_values(entry.run.config.update if kind == "run" else entry.config.update)
     if not rows:
         raise InputError(f"{file} holds no step: nothing was logged in this run. Leave it out.")
-    run_config = dict(flatten(config))
-    return LogTable(str(file), tuple(rows), run_config | trl.rollouts_per_step(run_config), notes=tuple(notes))
+    return LogTable(str(file), tuple(rows), config | trl.rollouts_per_step(config), notes=tuple(notes))
 
 
 def _item_values(items: Any) -> dict[str, Any]:
     """Keys (nested ones joined by dots) and values of a record's items; objects within become keys with dots."""
-    values = {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
-    return dict(flatten(values))
+    return dict(flatten({".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}))
 
 
-def _read_log_bytes(file: Path, on_bytes_read: BytesReadCallback) -> bytes:
-    on_bytes_read(checked_file_size(file))
+def _split_records(file: Path, notes: list[str]) -> Iterator[bytes]:
+    """The records of a log; one that is torn at the end is left out, and noted in `notes`."""
     data = file.read_bytes()
     if not data.startswith(MAGIC):
         raise InputError(f"{file} is no .wandb file (it begins with {data[:6]!r}).")
-    return data
-
-
-def _split_records(data: bytes, file: Path, notes: list[str]) -> Iterator[bytes]:
-    """The records of a log; one that is torn at the end is left out, and noted in `notes`."""
     position, chunks = len(MAGIC) + 1, []
     while position < len(data):
         block_remaining = BLOCK_BYTES - position % BLOCK_BYTES
@@ -116,10 +95,8 @@ def _split_records(data: bytes, file: Path, notes: list[str]) -> Iterator[bytes]
         chunk = data[position + CHUNK_HEADER.size : position + CHUNK_HEADER.size + length]
         if len(chunk) < length:
             break
-        if (
-            kind not in (CHUNK_FULL, CHUNK_FIRST, CHUNK_MIDDLE, CHUNK_LAST)
-            or zlib.crc32(chunk, zlib.crc32(bytes([kind]))) != checksum
-        ):
+        is_kind = kind in (CHUNK_FULL, CHUNK_FIRST, CHUNK_MIDDLE, CHUNK_LAST)
+        if not is_kind or zlib.crc32(chunk, zlib.crc32(bytes([kind]))) != checksum:
             raise InputError(f"{file} is damaged at byte {position}; copy it again from where the run was.")
         position += CHUNK_HEADER.size + length
         chunks = [*(chunks if kind in (CHUNK_MIDDLE, CHUNK_LAST) else []), chunk]

@@ -1,9 +1,7 @@
-"""The fields that a log's columns can hold, `--map FIELD=COLUMN`, and what stands in a cell.
+"""The fields that a log's columns can hold, `--map FIELD=COLUMN`, and the value of a field in a row.
 
 runs/logs/map_columns.py finds the column of each field.
 """
-
-from __future__ import annotations
 
 import difflib
 import json
@@ -53,30 +51,21 @@ LEDGER_FIELDS = {name: (name,) for name in FIELD_HELP if name != "scale"} | {
 
 
 def is_validation(field: str) -> bool:
-    """Whether a field is a validation metric."""
     return field in ("reward", "counts") or field.startswith("metric:")
 
 
 def is_training(field: str) -> bool:
-    """Whether a field is a training metric."""
     return field in ("train_reward", "response_length") or field.startswith("train:")
 
 
 @dataclass(frozen=True)
 class ColumnMap:
-    """Where the fields of one log stand.
+    """Where the fields of one log stand."""
 
-    Attributes:
-        columns: field -> column.
-        constants: field -> the number that holds for the whole log.
-        detected: the fields in `columns` that no --map names.
-        config: what the log says once for all its rows, as further columns.
-    """
-
-    columns: Mapping[str, str]
-    constants: Mapping[str, float | int]
-    detected: frozenset[str]
-    config: Mapping[str, Any]
+    columns: Mapping[str, str]  # field -> column
+    constants: Mapping[str, float | int]  # field -> the number that holds for the whole log
+    detected: frozenset[str]  # the fields in `columns` that no --map names
+    config: Mapping[str, Any]  # what the log says once for all its rows, as further columns
 
     def __contains__(self, field: str) -> bool:
         return field in self.columns or field in self.constants
@@ -84,7 +73,7 @@ class ColumnMap:
     @property
     def clock_field(self) -> str:
         """The field by which the rows of a run are ordered."""
-        return "step" if "step" in self else "rollouts"
+        return "step" if "step" in self.columns else "rollouts"
 
     @property
     def metric_fields(self) -> list[str]:
@@ -94,8 +83,7 @@ class ColumnMap:
     @property
     def main_metric(self) -> str:
         """The validation metric that makes a row an evaluation: `reward`, else `counts`, else the first further one."""
-        validation_fields = [field for field in self.columns if is_validation(field)]
-        return min(validation_fields, key=lambda field: (field != "reward", field != "counts"))
+        return min(filter(is_validation, self.columns), key=lambda field: (field != "reward", field != "counts"))
 
     def ledger_name(self, field: str) -> str:
         """A validation metric's name in the ledger: NAME of metric:NAME, else the column's own, which becomes avg@k
@@ -127,14 +115,8 @@ class ColumnMap:
 
     def read_integer(self, field: str, row: DataRow, minimum: int) -> int:
         """A whole number of at least `minimum`; raises InputError as `check_number`."""
-        number = check_number(
-            self.cell_value(field, row),
-            self.describe_cell(field, row),
-            expected=FIELD_HELP[field],
-            minimum=minimum,
-            whole=True,
-        )
-        return int(number)
+        value, cell = self.cell_value(field, row), self.describe_cell(field, row)
+        return int(check_number(value, cell, expected=FIELD_HELP[field], minimum=minimum, whole=True))
 
     def read_text(self, field: str, row: DataRow) -> str:
         """A name, such as a run's; InputError where the cell is empty."""
@@ -147,25 +129,21 @@ class ColumnMap:
         return str(value)
 
     def read_counts(self, row: DataRow) -> tuple[int, ...]:
-        """The correct rollouts of each problem: a list, or its text ("[1, 0, 4]"), each in 0..samples.
-
-        Raises:
-            InputError: something else.
+        """The correct rollouts of each problem, from a list or its text ("[1, 0, 4]"); InputError unless each is a
+        whole number in 0..samples.
         """
         samples, value = self.read_integer("samples", row, 1), self.cell_value("counts", row)
         try:
             counts = json.loads(value) if isinstance(value, str) else value
         except ValueError:
-            counts = value
-        is_valid = isinstance(counts, list) and all(
-            isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= samples for count in counts
-        )
-        if not is_valid or not counts:
+            counts = None
+        is_list = isinstance(counts, list) and len(counts) > 0
+        if not is_list or not all(type(count) is int and 0 <= count <= samples for count in counts):
             raise InputError(
                 f"{self.describe_cell('counts', row)} is {str(value)[:60]!r}, expected a list of whole numbers in"
                 f" 0..{samples}, one for each problem, such as [1, 0, 4]."
             )
-        return tuple(map(int, counts))
+        return tuple(counts)
 
 
 def parse_field_map(map_options: Iterable[str]) -> dict[str, str]:

@@ -1,18 +1,44 @@
-"""One run's rows as its evaluations: training metrics averaged since the last evaluation, C from steps where a log has
-no rollouts, tokens from mean lengths where it has no tokens.
+"""One run's rows as its evaluations: the rows of a step joined, training metrics averaged since the last evaluation, C
+from steps where a log has no rollouts, tokens from mean lengths where it has no tokens.
 """
 
-from __future__ import annotations
-
+import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint
-from isojax.core.tabular import DataRow
+from isojax.core.tabular import DataRow, is_blank, parse_number
 from isojax.runs.logs.column_map import ColumnMap, is_training, is_validation
-from isojax.runs.logs.log_steps import StepEntry, join_steps
+
+CUMULATIVE_FIELDS = ("rollouts", "tokens", "device_hours")
+
+
+@dataclass
+class StepEntry:
+    """All that a log says of one step of a run; `clock` is the step, or the rollouts where a log has no steps."""
+
+    clock: int
+    first_row: DataRow
+    values: dict[str, Any] = field(default_factory=dict)  # field -> value
+    rows: dict[str, DataRow] = field(default_factory=dict)  # field -> the row of its value, else of its empty cell
+
+    @property
+    def has_validation(self) -> bool:
+        return any(is_validation(name) for name in self.values)
+
+    @property
+    def has_training(self) -> bool:
+        return any(is_training(name) for name in self.values)
+
+    def number(self, name: str, column_map: ColumnMap) -> float:
+        """The value of a field; InputError where its cell is empty."""
+        if name in self.values:
+            return self.values[name]
+        return column_map.read_number(name, self.rows.get(name, self.first_row))
 
 
 @dataclass(frozen=True)
@@ -25,99 +51,150 @@ class LoggedEvaluations:
 
 
 def read_evaluations(rows: Sequence[DataRow], column_map: ColumnMap, cell: Cell) -> LoggedEvaluations:
-    """The evaluations of one run.
-
-    Raises:
-        InputError: no evaluation, a point twice, compute that falls, a metric outside [0, 1], a cell that is missing or
-        holds no number; names the file and the line (or step).
-    """
+    """The evaluations of one run; InputError with the file and the line (or step) of what cannot be used."""
     points: list[EvalPoint] = []
     device_hours: list[float] = []
     entries_since_evaluation: list[StepEntry] = []
     partial_evaluations = 0
-    entries = join_steps(rows, column_map)
+    entries = _join_steps(rows, column_map)
     C = _cumulative_rollouts(entries, column_map, cell)
-    for entry, rollouts, estimated_tokens in zip(entries, C, _cumulative_tokens(entries, C), strict=True):
-        metrics = _evaluation_metrics(entry, column_map)
+    for entry, rollouts, estimated_tokens in zip(entries, C, _estimated_tokens(entries, C), strict=True):
         entries_since_evaluation.append(entry)
+        metrics = _evaluation_metrics(entry, column_map)
         if not metrics:
             partial_evaluations += entry.has_validation
             continue
-        _require_rising_rollouts(points, rollouts, entry)
-        has_tokens = "tokens" in column_map
-        point = EvalPoint(
-            target=rollouts,
-            M=entry.clock if "step" in column_map else round(rollouts / cell.B),
-            rollouts=rollouts,
-            tokens=_logged_tokens(points, entry, column_map) if has_tokens else round(estimated_tokens),
-            metrics=metrics,
-            counts=entry.values.get("counts", ()),
-            samples=_samples_per_problem(entry, column_map),
-            train=_mean_train_metrics(entries_since_evaluation),
-        )
-        points.append(point)
+        if points and rollouts <= points[-1].rollouts:
+            problem = "is there twice" if rollouts == points[-1].rollouts else f"comes after {points[-1].rollouts}"
+            raise InputError(
+                f"{entry.first_row.location}: compute of {rollouts} rollouts {problem}; expected rollouts that rise"
+                " from evaluation to evaluation. Remove one point, or tell the runs apart with --map run=COLUMN."
+            )
+        tokens = round(estimated_tokens)
+        if "tokens" in column_map:
+            tokens = int(_cumulative_sum("tokens", entry, column_map, points[-1].tokens if points else 0))
         if "device_hours" in column_map:
-            device_hours.append(_logged_device_hours(entry, device_hours, column_map))
+            hours_before = device_hours[-1] if device_hours else 0
+            device_hours.append(_cumulative_sum("device_hours", entry, column_map, hours_before))
+        points.append(
+            EvalPoint(
+                target=rollouts,
+                M=entry.clock if "step" in column_map else round(rollouts / cell.B),
+                rollouts=rollouts,
+                tokens=tokens,
+                metrics=metrics,
+                counts=entry.values.get("counts", ()),
+                samples=_samples_per_problem(entry, column_map),
+                train=_mean_train_metrics(entries_since_evaluation),
+            )
+        )
         entries_since_evaluation = []
     if not points:
         columns = ", ".join(column for name, column in column_map.columns.items() if is_validation(name))
         raise InputError(
             f"{rows[0].location}: the run that begins there has no value of {columns}; expected an evaluation."
         )
-    notes = _evaluation_notes(entries_since_evaluation, partial_evaluations, points, cell, column_map)
+    notes = _conflicting_rollouts(points, cell, column_map)
+    if entries_since_evaluation:
+        notes.append(f"{len(entries_since_evaluation)} training rows after the last evaluation are left out")
+    if partial_evaluations:
+        notes.append(f"{partial_evaluations} steps have a further metric without the main one, and are left out")
     return LoggedEvaluations(tuple(points), tuple(device_hours), tuple(notes))
+
+
+def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntry]:
+    """The rows of each step joined; InputError for steps (or rollouts) that fall, or a value given twice at a step."""
+    clock_field = column_map.clock_field
+    entries: list[StepEntry] = []
+    for row in rows:
+        clock = column_map.read_integer(clock_field, row, 0)
+        if entries and clock < entries[-1].clock:
+            raise InputError(
+                f"{row.location}: {clock_field} falls from {entries[-1].clock} ({entries[-1].first_row.position}) to"
+                f" {clock}; expected {clock_field} that rises within a run. Sort the file, or tell its runs apart with"
+                " --map run=COLUMN."
+            )
+        if not entries or clock > entries[-1].clock:
+            entries.append(StepEntry(clock, row))
+        entry = entries[-1]
+        for name in (*column_map.metric_fields, *(name for name in CUMULATIVE_FIELDS if name in column_map.columns)):
+            _add_cell(entry, name, row, column_map)
+    return entries
+
+
+def _add_cell(entry: StepEntry, name: str, row: DataRow, column_map: ColumnMap) -> None:
+    """Add what a row has of a field. A training metric that no --map names may be NaN, and is then left out; a
+    cumulative count may be repeated.
+    """
+    column = column_map.columns[name]
+    if column not in row.values:
+        return
+    cell_value = row.values[column]
+    if is_blank(cell_value):
+        entry.rows.setdefault(name, row)
+        return
+    number = parse_number(cell_value)
+    is_nan = number is not None and not math.isfinite(number)
+    if is_nan and is_training(name) and name in column_map.detected:
+        return
+    if name == "counts":
+        value: Any = column_map.read_counts(row)
+    elif name in ("rollouts", "tokens"):
+        value = column_map.read_integer(name, row, 0)
+    else:
+        value = column_map.read_number(name, row)
+    if name in entry.values and not (name in CUMULATIVE_FIELDS and entry.values[name] == value):
+        raise InputError(
+            f"{column_map.describe_cell(name, row)}: the point at {column_map.clock_field} {entry.clock} is there twice"
+            f" ({entry.values[name]!r} at {entry.rows[name].position} and {value!r} here); expected once. Remove one,"
+            " or tell the runs apart with --map run=COLUMN or seed=COLUMN."
+        )
+    entry.values[name], entry.rows[name] = value, row
 
 
 def _evaluation_metrics(entry: StepEntry, column_map: ColumnMap) -> dict[str, float]:
     """An evaluation's metrics by their names in the ledger, each in [0, 1], the main one first, which is fitted by
-    default; none where the entry holds training metrics only.
-
-    Raises:
-        InputError: a metric outside [0, 1], or an empty cell where a metric is due.
+    default; none where the entry holds training metrics only. InputError where one is due and its cell is empty.
     """
     main_field = column_map.main_metric
-    validation_fields = [name for name in column_map.columns if is_validation(name)]
-    for name in validation_fields:
-        if name in entry.blank_rows and (main_field in entry.values or not entry.has_training):
-            column_map.read_number(name, entry.blank_rows[name])
+    validation_fields = sorted(filter(is_validation, column_map.columns), key=lambda name: name != main_field)
+    if main_field in entry.values or not entry.has_training:
+        for name in validation_fields:
+            if name in entry.rows:
+                entry.number(name, column_map)
     if main_field not in entry.values:
         return {}
     metrics: dict[str, float] = {}
-    for name in sorted(validation_fields, key=lambda name: name != main_field):
+    for name in validation_fields:
         if name in entry.values and name != "counts":
-            metrics[column_map.ledger_name(name)] = _scaled_metric(name, entry, column_map)
-    if "counts" in entry.values:
-        samples = column_map.read_integer("samples", entry.source_rows["counts"], 1)
-        counts = entry.values["counts"]
+            value = entry.values[name] * float(column_map.constants.get("scale", 1))
+            if not 0 <= value <= 1:
+                raise InputError(
+                    f"{column_map.describe_cell(name, entry.rows[name])} is {value:g}, expected a number in [0, 1]."
+                    " Percent: --map scale=0.01; otherwise correct it, or name another column."
+                )
+            metrics[column_map.ledger_name(name)] = value
+    if counts := entry.values.get("counts"):
+        samples = _samples_per_problem(entry, column_map)
         metrics.setdefault(f"avg@{samples}", sum(counts) / (samples * len(counts)))
     return metrics
 
 
-def _scaled_metric(name: str, entry: StepEntry, column_map: ColumnMap) -> float:
-    value = entry.values[name] * float(column_map.constants.get("scale", 1))
-    if not 0 <= value <= 1:
-        raise InputError(
-            f"{column_map.describe_cell(name, entry.source_rows[name])} is {value:g}, expected a number in [0, 1]."
-            " Percent: --map scale=0.01; otherwise correct it, or name another column."
-        )
-    return value
-
-
 def _samples_per_problem(entry: StepEntry, column_map: ColumnMap) -> int:
     if "samples" in column_map:
-        return column_map.read_integer("samples", entry.source_rows.get("counts", entry.first_row), 1)
+        return column_map.read_integer("samples", entry.rows.get("counts", entry.first_row), 1)
     match = re.fullmatch(r"avg@(\d+)", column_map.ledger_name(column_map.main_metric))
     return int(match[1]) if match else 0
 
 
 def _mean_train_metrics(entries: Sequence[StepEntry]) -> dict[str, float]:
     """The mean of each training metric over the entries that have it."""
-    values_by_metric: dict[str, list[float]] = {}
+    values_by_metric: dict[str, list[float]] = defaultdict(list)
     for entry in entries:
         for name, value in entry.values.items():
             if is_training(name):
                 ledger_name = "reward" if name == "train_reward" else name.removeprefix("train:")
-                values_by_metric.setdefault(ledger_name, []).append(value)
+                values_by_metric[ledger_name].append(value)
     return {name: sum(values) / len(values) for name, values in values_by_metric.items()}
 
 
@@ -129,16 +206,12 @@ def _cumulative_rollouts(entries: Sequence[StepEntry], column_map: ColumnMap, ce
         return [entry.clock * cell.B for entry in entries]
     C: list[int] = []
     for entry in entries:
-        if "rollouts" not in entry.values and not entry.has_validation:
-            C.append((C or [0])[-1])
-            continue
-        if "rollouts" not in entry.values:
-            column_map.read_integer("rollouts", entry.blank_row("rollouts"), 0)  # raises: the cell is empty
-        C.append(int(entry.values["rollouts"]))
+        is_missing = "rollouts" not in entry.values and not entry.has_validation
+        C.append((C or [0])[-1] if is_missing else int(entry.number("rollouts", column_map)))
     return C
 
 
-def _cumulative_tokens(entries: Sequence[StepEntry], C: Sequence[int]) -> list[float]:
+def _estimated_tokens(entries: Sequence[StepEntry], C: Sequence[int]) -> list[float]:
     """Response tokens at each entry: mean length x rollouts, each length standing for the rollouts since the last one
     logged. Where the evaluation comes between two logged lengths, the earlier one still holds.
     """
@@ -153,58 +226,23 @@ def _cumulative_tokens(entries: Sequence[StepEntry], C: Sequence[int]) -> list[f
     return tokens
 
 
-def _require_rising_rollouts(points: Sequence[EvalPoint], C: int, entry: StepEntry) -> None:
-    if points and C <= points[-1].rollouts:
-        problem = "is there twice" if C == points[-1].rollouts else f"comes after {points[-1].rollouts}"
+def _cumulative_sum(name: str, entry: StepEntry, column_map: ColumnMap, earlier_value: float) -> float:
+    """A logged sum at an evaluation; InputError where it is missing, or below that of the evaluation before."""
+    value = entry.number(name, column_map)
+    if value < earlier_value:
         raise InputError(
-            f"{entry.first_row.location}: compute of {C} rollouts {problem}; expected rollouts that rise from"
-            " evaluation to evaluation. Remove one point, or tell the runs apart with --map run=COLUMN."
+            f"{column_map.describe_cell(name, entry.first_row)} is {value:g} after {earlier_value:g}; expected a"
+            " cumulative sum, which never falls. Correct it."
         )
+    return value
 
 
-def _logged_tokens(points: Sequence[EvalPoint], entry: StepEntry, column_map: ColumnMap) -> int:
-    if "tokens" not in entry.values:
-        column_map.read_integer("tokens", entry.blank_row("tokens"), 0)  # raises: the cell is empty
-    tokens, earlier_tokens = int(entry.values["tokens"]), points[-1].tokens if points else 0
-    if tokens < earlier_tokens:
-        raise InputError(
-            f"{column_map.describe_cell('tokens', entry.first_row)} falls from {earlier_tokens} to {tokens}; expected a"
-            " cumulative sum. Correct it."
-        )
-    return tokens
-
-
-def _logged_device_hours(entry: StepEntry, earlier_hours: Sequence[float], column_map: ColumnMap) -> float:
-    if "device_hours" not in entry.values:
-        column_map.read_number("device_hours", entry.blank_row("device_hours"))  # raises: the cell is empty
-    device_hours, last_hours = float(entry.values["device_hours"]), earlier_hours[-1] if earlier_hours else 0
-    if device_hours < last_hours:
-        raise InputError(
-            f"{column_map.describe_cell('device_hours', entry.first_row)} is {device_hours:g} after {last_hours:g};"
-            " expected hours >= 0 that rise. Correct it."
-        )
-    return device_hours
-
-
-def _evaluation_notes(
-    trailing_entries: Sequence[StepEntry],
-    partial_evaluations: int,
-    points: Sequence[EvalPoint],
-    cell: Cell,
-    column_map: ColumnMap,
-) -> list[str]:
-    """What a reader of the ledger should know of how it was made."""
-    notes = []
-    if trailing_entries:
-        notes.append(f"{len(trailing_entries)} training rows after the last evaluation are left out")
-    if partial_evaluations:
-        notes.append(f"{partial_evaluations} steps have a further metric without the main one, and are left out")
-    if "rollouts" in column_map and "step" in column_map:
-        mismatched = next((p for p in points if p.rollouts != p.M * cell.B), None)
-        if mismatched is not None:
-            notes.append(
-                "rollouts are taken from the log, though they are not steps x B_p x n"
-                f" ({mismatched.rollouts} at step {mismatched.M}, not {mismatched.M} x {cell.B_p} x {cell.n} ="
-                f" {mismatched.M * cell.B})"
-            )
-    return notes
+def _conflicting_rollouts(points: Sequence[EvalPoint], cell: Cell, column_map: ColumnMap) -> list[str]:
+    """A note where a log has both rollouts and steps, and they disagree."""
+    conflict = next((p for p in points if p.rollouts != p.M * cell.B), None)
+    if conflict is None or "rollouts" not in column_map or "step" not in column_map:
+        return []
+    return [
+        "rollouts are taken from the log, though they are not steps x B_p x n"
+        f" ({conflict.rollouts} at step {conflict.M}, not {conflict.M} x {cell.B_p} x {cell.n} = {conflict.M * cell.B})"
+    ]

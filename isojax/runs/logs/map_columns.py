@@ -2,12 +2,10 @@
 says what to type.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import filter as glob_filter
 
 from isojax.core.errors import InputError
 from isojax.core.tabular import parse_number
@@ -33,14 +31,13 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
     for field, column in field_map.items():
         if column in table.columns and field != "scale":
             columns[field] = column
-        elif (constant := _constant(field, column, table)) is not None:
-            constants[field] = constant
         else:
-            raise _no_column_error(field, column, table)
-    alternatives = {"B": "B_p", "B_p": "B"} | dict.fromkeys(
-        (name for name in field_map if METRIC_AT_K.fullmatch(name.removeprefix("metric:"))), "reward"
-    )
-    excluded_fields = {*field_map, *(alternative for field, alternative in alternatives.items() if field in field_map)}
+            constants[field] = _constant(field, column, table)
+    excluded_fields = {*field_map}
+    if excluded_fields & {"B", "B_p"}:
+        excluded_fields |= {"B", "B_p"}
+    if any(METRIC_AT_K.fullmatch(field.removeprefix("metric:")) for field in field_map):
+        excluded_fields.add("reward")
     detected = {
         field: column
         for field, names in known_columns.items()
@@ -51,31 +48,31 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
     return column_map
 
 
-def _constant(field: str, text: str, table: LogTable) -> float | int | None:
-    """The number that a --map gives for the whole log; None where it gives none."""
-    if "{}" in text:
-        return _number_from_path(field, text, table.source)
+def _constant(field: str, text: str, table: LogTable) -> float | int:
+    """The number that a --map gives for the whole log."""
     number = parse_number(text)
-    if number is None:
-        return None
+    if field == "scale" and number is None:
+        raise InputError(f"--map scale={text}: expected a number, such as scale=0.01 for percent.")
+    if number is None and "{}" not in text:
+        nearest = difflib.get_close_matches(text, table.columns, n=1, cutoff=0)[0]
+        raise InputError(
+            f"{table.source} has no column {text!r} for {field}; the nearest is {nearest!r} (--map {field}={nearest})."
+            f" {_list_columns(table.columns)}"
+        )
     if field not in CONSTANT_FIELDS:
         raise InputError(
             f"--map {field}={text}: a number for the whole file cannot stand for {field};"
             f" {_mapping_hint(field, table.columns)}"
         )
+    if number is None:
+        return _number_from_path(field, text, table.source)
     return int(number) if number.is_integer() else number
 
 
 def _number_from_path(field: str, pattern: str, source: str) -> int:
     """The number that stands at {} of a pattern in a log's path: n{} finds 8 in runs/n8.jsonl and in gsm8k-n8-s0.jsonl.
-
-    Raises:
-        InputError: the field takes no number, or the path has none there, or several.
+    InputError where there is none, or several.
     """
-    if field not in CONSTANT_FIELDS:
-        raise InputError(
-            f"--map {field}={pattern}: a number from the file's name cannot stand for {field}; expected a column."
-        )
     prefix, _, suffix = pattern.partition("{}")
     numbers = set(re.findall(rf"(?<![A-Za-z0-9]){re.escape(prefix)}(\d+)(?!\d){re.escape(suffix)}", source))
     if len(numbers) != 1:
@@ -86,20 +83,10 @@ def _number_from_path(field: str, pattern: str, source: str) -> int:
     return int(numbers.pop())
 
 
-def _no_column_error(field: str, column: str, table: LogTable) -> InputError:
-    if field == "scale":
-        return InputError(f"--map scale={column}: expected a number, such as scale=0.01 for percent.")
-    nearest = difflib.get_close_matches(column, table.columns, n=1, cutoff=0)[0]
-    return InputError(
-        f"{table.source} has no column {column!r} for {field}; the nearest is {nearest!r} (--map {field}={nearest})."
-        f" {_list_columns(table.columns)}"
-    )
-
-
 def _detect_column(field: str, names: Sequence[str], table: LogTable) -> str | None:
     """The first known name that the log has; of validation metrics there may be one only."""
     for name in names:
-        matches = [column for column in table.columns if fnmatchcase(column, name)]
+        matches = glob_filter(table.columns, name)
         if len(matches) > 1 and field == "reward":
             choices = " or ".join(f"--map reward={match}" for match in matches[:4])
             raise InputError(

@@ -25,7 +25,7 @@ def logged(tmp_path: Path) -> Callable[..., ImportedRuns]:
             file = tmp_path / name
             file.write_bytes(content if isinstance(content, bytes) else _text(content).encode())
             files.append(file)
-        return read_logs(files, format, parse_field_map(maps), lambda _: None)
+        return read_logs(files, format, parse_field_map(maps))
 
     return run
 

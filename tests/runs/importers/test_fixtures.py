@@ -14,7 +14,6 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.import_logs import read_logs
-from isojax.runs.logs.log_table import guess_format
 from tests.runs.importers.conftest import FIXTURES
 from tests.runs.importers.make_fixtures import B_P, EVERY, STEPS, accuracy, training_reward
 
@@ -22,7 +21,7 @@ OWN = "reward=val/acc,train_reward=train/reward,response_length=train/length"
 
 
 def imported(format, names, *maps):
-    return read_logs([FIXTURES / name for name in names], format, parse_field_map(maps), lambda _: None)
+    return read_logs([FIXTURES / name for name in names], format, parse_field_map(maps))
 
 
 def expect(run, n, metric):
@@ -90,9 +89,9 @@ def test_transformers_event_file_agrees_with_its_state():
 def test_trl_without_its_arguments_asks_for_n_and_takes_B(tmp_path):
     shutil.copy(FIXTURES / "trl/checkpoint-6/trainer_state.json", tmp_path)
     with pytest.raises(InputError, match=r"no column is known to be n .*type --map n=16"):
-        read_logs([tmp_path], "trl", {}, lambda _: None)
+        read_logs([tmp_path], "trl", {})
     (tmp_path / "training_args.bin").write_bytes(b"no archive")
-    (run,) = read_logs([tmp_path], "trl", parse_field_map(["n=4,B=16"]), lambda _: None).runs
+    (run,) = read_logs([tmp_path], "trl", parse_field_map(["n=4,B=16"])).runs
     assert run.cell == Cell(4, 4, 0) and run.points[-1].rollouts == 96
 
 
@@ -109,7 +108,7 @@ def test_a_pickle_runs_nothing(tmp_path):
     with zipfile.ZipFile(tmp_path / "training_args.bin", "w") as archive:
         archive.writestr("x/data.pkl", pickle.dumps(Harm()))
     with pytest.raises(InputError, match="no column is known to be n"):
-        read_logs([tmp_path], "trl", {}, lambda _: None)
+        read_logs([tmp_path], "trl", {})
     assert not (tmp_path / "harm").exists()
 
 
@@ -118,30 +117,29 @@ def test_a_trainers_default_seed_numbers_its_runs(tmp_path):
         shutil.copytree(FIXTURES / "trl/checkpoint-6", tmp_path / f"{i}")
     file = tmp_path / "1/trainer_state.json"
     file.write_text(file.read_text().replace('"eval_reward": 0.', '"eval_reward": 0.0'))
-    found = read_logs([tmp_path / "0", tmp_path / "1"], "trl", {}, lambda _: None)
+    found = read_logs([tmp_path / "0", tmp_path / "1"], "trl", {})
     assert [r.cell.seed for r in found.runs] == [0, 1] and "numbered in the order given" in found.notes[0]
     shutil.copy(tmp_path / "0/trainer_state.json", file)
     with pytest.raises(InputError, match="hold the same run"):
-        read_logs([tmp_path / "0", tmp_path / "1"], "trl", {}, lambda _: None)
+        read_logs([tmp_path / "0", tmp_path / "1"], "trl", {})
 
 
-def test_trl_names_the_line(tmp_path):
+def test_trl_names_the_entry(tmp_path):
     text = (FIXTURES / "trl/checkpoint-6/trainer_state.json").read_text()
     at = text.index('"eval_reward"', text.index('"eval_reward"') + 1)
     broken = text[:at] + '"eval_reward": 7, "was"' + text[at + len('"eval_reward"') :]
     (tmp_path / "trainer_state.json").write_text(broken)
-    start = text.rindex("{", 0, at)
+    entry = text.count('"step"', 0, at)  # the last key of each entry
     with pytest.raises(
-        InputError,
-        match=rf"trainer_state\.json, line {text.count(chr(10), 0, start) + 1}: reward \(column eval_reward\) is 7",
+        InputError, match=rf"trainer_state\.json, log_history\[{entry}\]: reward \(column eval_reward\) is 7"
     ):
-        read_logs([tmp_path], "trl", parse_field_map(["n=4,B=16"]), lambda _: None)
+        read_logs([tmp_path], "trl", parse_field_map(["n=4,B=16"]))
     (tmp_path / "trainer_state.json").write_text(text[:3000])
     with pytest.raises(InputError, match=r"trainer_state\.json, line \d+: not JSON"):
-        read_logs([tmp_path], "trl", {}, lambda _: None)
+        read_logs([tmp_path], "trl", {})
     (tmp_path / "trainer_state.json").write_text('{"step": 1}')
     with pytest.raises(InputError, match="no log_history"):
-        read_logs([tmp_path], "trl", {}, lambda _: None)
+        read_logs([tmp_path], "trl", {})
 
 
 BINARY = {
@@ -154,11 +152,11 @@ BINARY = {
 def test_a_torn_end_is_left_out_and_said(tmp_path, format):
     source, maps = BINARY[format]
     data = (FIXTURES / source).read_bytes()
-    whole = read_logs([FIXTURES / source], format, parse_field_map([maps]), lambda _: None).runs[0].points
+    whole = read_logs([FIXTURES / source], format, parse_field_map([maps])).runs[0].points
     file = tmp_path / Path(source).name
     for cut in (len(data) - 1, len(data) - 9, len(data) * 2 // 3):
         file.write_bytes(data[:cut])
-        found = read_logs([file], format, parse_field_map([maps]), lambda _: None)
+        found = read_logs([file], format, parse_field_map([maps]))
         points = found.runs[0].points
         assert points == whole[: len(points)] and any("torn" in note for note in found.notes)
 
@@ -171,10 +169,10 @@ def test_damage_before_the_end_is_refused(tmp_path, format):
     file = tmp_path / Path(source).name
     file.write_bytes(data)
     with pytest.raises(InputError, match=r"damaged at byte \d+"):
-        read_logs([file], format, parse_field_map([maps]), lambda _: None)
+        read_logs([file], format, parse_field_map([maps]))
     file.write_bytes(b"step,reward\n1,2\n")
     with pytest.raises(InputError, match=r"is no "):
-        read_logs([file], format, {}, lambda _: None)
+        read_logs([file], format, {})
 
 
 def test_a_tag_outside_the_range_is_named_with_its_step():
@@ -193,19 +191,9 @@ def test_a_restart_takes_the_later_file(tmp_path):
                 writer.add_scalar("acc", 0.1 * step + shift, step)
     for i, file in enumerate(sorted(tmp_path.glob("*tfevents*"), key=lambda p: p.name[-1])):
         file.rename(tmp_path / f"{i}.tfevents")
-    found = read_logs([tmp_path], "tensorboard", parse_field_map(["reward=acc,n=2,B_p=2"]), lambda _: None)
+    found = read_logs([tmp_path], "tensorboard", parse_field_map(["reward=acc,n=2,B_p=2"]))
     assert [p.metrics["acc"] for p in found.runs[0].points] == pytest.approx([0, 0.1, 0.7, 0.8])
     assert "2 values that 1.tfevents logs again" in found.notes[0]
-
-
-def test_formats_are_recognised():
-    files = {
-        "runs.csv": "csv",
-        "verl/n8.jsonl": "verl",
-        "wandb/own/run-own.wandb": "wandb",
-        "trl/checkpoint-6/trainer_state.json": "trl",
-    }
-    assert {name: guess_format(FIXTURES / name) for name in files} == files
 
 
 @pytest.mark.parametrize(

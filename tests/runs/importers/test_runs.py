@@ -64,7 +64,7 @@ def test_lines_of_one_step_are_joined_and_training_is_averaged_between_evaluatio
         0,
         6 * 30,
         6 * 100,
-    ]  # 6 rollouts a step of 10, 20, 30, 40 tokens
+    ]  # 6 rollouts per step, of 10, 20, 30, 40 tokens
     assert "1 training rows after the last evaluation" in found.notes[0]
 
 
@@ -145,7 +145,7 @@ def test_a_module_of_ones_own_is_a_format(tmp_path, monkeypatch, logged):
         "from isojax.core.tabular import DataRow\n"
         "from isojax.runs.logs.log_table import LogTable\n"
         "FIELDS = {'reward': ('r',), 'n': ('n',), 'B_p': ('b',), 'step': ('s',)}\n"
-        "def read(path, on_bytes_read):\n"
+        "def read(path):\n"
         "    rows = [dict(zip('rnbs', map(float, line.split()))) for line in path.read_text().splitlines()]\n"
         "    return [LogTable(str(path), tuple(DataRow(str(path), f'line {i}', row) for i, row in enumerate(rows,"
         " 1)))]\n"
