@@ -36,7 +36,7 @@ class LogRun:
 
 
 def group_rows(table: LogTable, column_map: ColumnMap) -> list[LogRun]:
-    """The runs of one log, in the order they begin; InputError where n, B_p or the seed is missing, or changes in a run.
+    """The runs of one log, in the order they begin; InputError where n, B_p or the seed changes within one.
 
     A `run` column tells runs apart by its values. Without one, a format that holds one run per log is one run, and in
     others the rows of one (B_p, n, seed) are.
@@ -95,9 +95,8 @@ def _reject_mixed_settings(rows: Sequence[DataRow], run_of_row: Sequence[LogRun]
         if run is run_before or rows[i] is not run.rows[0]:
             continue
         last = last_row_of_run[id(run)]
-        goes_there_and_back = (
-            last + 1 < len(rows) and run_of_row[last + 1] is run_before and rises[i - 1] and rises[last]
-        )
+        is_enclosed = last + 1 < len(rows) and run_of_row[last + 1] is run_before
+        goes_there_and_back = is_enclosed and rises[i - 1] and rises[last]
         if all(rises) or goes_there_and_back:
             raise InputError(
                 f"{run.location}: two settings are mixed in one run: n = {run_before.n}, B_p = {run_before.B_p} (from"
