@@ -134,7 +134,7 @@ class ColumnMap:
         """
         samples, value = self.read_integer("samples", row, 1), self.cell_value("counts", row)
         try:
-            counts = json.loads(value) if isinstance(value, str) else value
+            counts: Any = json.loads(value) if isinstance(value, str) else value
         except ValueError:
             counts = None
         is_list = isinstance(counts, list) and len(counts) > 0
