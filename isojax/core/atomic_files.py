@@ -22,50 +22,39 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a whole file or nothing: a reader, or a kill, sees the old content or the new; its folder is made.
-
-    Raises:
-        RunFailed: the disk is full.
-        InputError: it cannot be written for another reason.
-    """
+    """Write a whole file or nothing: a reader, or a kill, sees the old content or the new; its folder is made."""
     temp = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temp.open("wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
+        _write_to_disk(temp, "wb", data)
         os.replace(temp, path)
     except OSError as e:
         with suppress(OSError):
             temp.unlink(missing_ok=True)
         raise write_error(path, e) from e
-    _notify_listeners(path)
-
-
-def append_bytes(path: Path, data: bytes) -> None:
-    """Add to a file in one call, and force it to disk. A kill or a full disk may leave a part of it.
-
-    Raises:
-        RunFailed, InputError: as `write_bytes`.
-    """
-    try:
-        with path.open("ab") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-    except OSError as e:
-        raise write_error(path, e) from e
-    _notify_listeners(path)
-
-
-def _notify_listeners(path: Path) -> None:
     for listener in WRITE_LISTENERS:
         listener(path)
 
 
+def append_bytes(path: Path, data: bytes) -> None:
+    """Add to a file in one call, and force it to disk. A kill or a full disk may leave a part of it."""
+    try:
+        _write_to_disk(path, "ab", data)
+    except OSError as e:
+        raise write_error(path, e) from e
+    for listener in WRITE_LISTENERS:
+        listener(path)
+
+
+def _write_to_disk(path: Path, mode: str, data: bytes) -> None:
+    with path.open(mode) as f:
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
+
+
 def write_error(path: Path, error: OSError) -> InputError | RunFailed:
-    """The error for a file that cannot be written."""
+    """The error for a file that cannot be written: RunFailed where the disk is full."""
     message = f"cannot write {path}: {error.strerror or error}"
     if error.errno in DISK_FULL_ERRNOS:
         return RunFailed(f"{message}. What was written before is whole; make room, and continue with --resume.")

@@ -1,4 +1,4 @@
-"""Estimates from c correct rollouts of N: the validation metrics of a problem, and the interval of a share.
+"""Estimates from c correct rollouts of N: the validation metrics of a problem.
 
 Unbiased over draws without replacement, k <= N (Chen et al., arXiv:2107.03374, eq. 1):
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,19 +41,8 @@ def _estimate_table(kind: str, k: int, N: int) -> FloatArray:
 
 
 def estimate_at_k(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatArray:
-    """The estimate for each problem.
-
-    Args:
-        counts: int[...], correct rollouts of each problem, of `samples`.
-        samples: rollouts per problem, at least k.
-        kind: one of ESTIMATOR_KINDS.
-        k: of how many rollouts the mean, the best or the worst is taken.
-
-    Returns:
-        float[...], each in [0, 1].
-
-    Raises:
-        InputError: another kind, k < 1 or > samples, or a count outside 0..samples.
+    """The estimate for each problem, float[...] in [0, 1], from int[...] correct rollouts of `samples`; `kind` is one
+    of ESTIMATOR_KINDS.
     """
     if kind not in ESTIMATOR_KINDS:
         raise InputError(f"estimate {kind!r} is not known; expected one of {', '.join(ESTIMATOR_KINDS)}.")
@@ -73,46 +61,10 @@ def estimate_at_k(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatAr
 
 
 def summarize_counts(counts: ArrayLike, samples: int) -> dict[str, float]:
-    """The metrics of a problem set in a ledger: {"avg@N": ..., "best@N": ..., "worst@N": ...} with N = `samples`, means
-    over the problems.
-
-    Raises:
-        InputError: no problem, or as `estimate_at_k`.
-    """
+    """The metrics of a problem set in a ledger: avg@N, best@N and worst@N with N = `samples`, means over problems."""
     if np.size(counts) == 0:
-        raise InputError(
-            "no problem to summarize; expected the correct rollouts of at least one. Evaluate on a set that is not"
-            " empty."
-        )
+        raise InputError("no problem to summarize; expected at least one. Evaluate on a set that is not empty.")
     return {
         f"{kind}@{samples}": float(estimate_at_k(counts, samples, kind, samples).mean())
         for kind in ("avg", "best", "worst")
     }
-
-
-def wilson_interval(solved: int, attempts: int, level: float = 0.9) -> tuple[float, float]:
-    """Wilson's score interval of a share from `solved` of `attempts` (Wilson 1927; Brown, Cai and DasGupta 2001, eq.
-    4).
-
-    Args:
-        solved: 0..attempts.
-        attempts: at least 1.
-        level: the share of intervals that hold the truth, in (0, 1).
-
-    Returns:
-        (low, high) in [0, 1]; 0 and 1 exactly where none and all were solved.
-
-    Raises:
-        InputError: numbers outside these ranges.
-    """
-    if not 0 <= solved <= attempts or attempts < 1:
-        raise InputError(
-            f"given {solved} solved of {attempts} attempts; expected 0 <= solved <= attempts and at least one attempt."
-        )
-    if not 0 < level < 1:
-        raise InputError(f"level = {level} is no share of intervals; expected a number between 0 and 1, such as 0.9.")
-    p, z = solved / attempts, NormalDist().inv_cdf((1 + level) / 2)
-    scale = 1 + z * z / attempts
-    center = (p + z * z / (2 * attempts)) / scale
-    half_width = z / scale * math.sqrt(p * (1 - p) / attempts + z * z / (4 * attempts**2))
-    return (0.0 if solved == 0 else center - half_width, 1.0 if solved == attempts else center + half_width)

@@ -1,9 +1,8 @@
 """Memory of a CPU: large pages for computation, and freed memory returned to the kernel.
 
-A step of a model with a few hundred million parameters touches gigabytes of memory that it got a moment ago. In pages
-of 4 KB that is a million page faults per step, and many misses of the address cache: with pages of 2 MB a small update
-of SmolLM2 takes a fifth less time (docs/performance.md). glibc asks the kernel for large pages where an environment
-variable says so when a process starts.
+A step of a model touches gigabytes of memory that it got a moment ago. In pages of 4 KiB that is a million page faults
+per step, and many misses of the address cache. glibc asks the kernel for large pages where an environment variable says
+so when a process starts.
 """
 
 import ctypes
@@ -39,8 +38,6 @@ def huge_pages_available() -> bool:
 
 
 def release_freed_memory() -> None:
-    """Return freed memory that glibc keeps to the kernel: after XLA has compiled a step of SmolLM2 that is .85 GB,
-    which would add to what the step itself takes.
-    """
+    """Return freed memory that glibc keeps to the kernel, such as what XLA took to compile a program."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -53,24 +53,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem.
+    """One problem, with the label that the base policy's rollouts gave it."""
 
-    Attributes:
-        id: unique in its source.
-        prompt: its text.
-        answer: the reference answer.
-        solved: how many of `attempts` rollouts of the base policy were correct.
-        attempts: how many were sampled to label it; 0: it is not labelled.
-        messages: the conversation that ends in the problem, each a {"role", "content"}, where its source gives one.
-        columns: whatever else the source has for it (plain JSON); a user's verifier receives it.
-    """
-
-    id: int
+    id: int  # unique in its source
     prompt: str
-    answer: str
-    solved: int = 0
-    attempts: int = 0
+    answer: str  # the reference answer
+    solved: int = 0  # how many of `attempts` rollouts of the base policy were correct
+    attempts: int = 0  # how many were sampled to label it; 0: it is not labelled
+    # The conversation that ends in the problem, each a {"role", "content"}, where its source has one.
     messages: tuple[Mapping[str, str], ...] = ()
+    # Whatever else the source has for it (plain JSON); a user's verifier receives it.
     columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -110,25 +102,15 @@ class EvalPoint:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """All that is known of one run.
-
-    Attributes:
-        cell: its (B_p, n, seed).
-        points: its evaluations by rising C.
-        source: the file it was read from; empty where there is none.
-        device_hours: at each evaluation; may be empty.
-        cell_hash: names the settings that decide its result.
-        failure_reason: why it broke off; empty where it did not.
-        line_numbers: the line of `source` that holds each evaluation; empty where there is no file.
-    """
+    """All that is known of one run."""
 
     cell: Cell
-    points: tuple[EvalPoint, ...]
-    source: str = ""
-    device_hours: tuple[float, ...] = ()
-    cell_hash: str = ""
-    failure_reason: str = ""
-    line_numbers: tuple[int, ...] = ()
+    points: tuple[EvalPoint, ...]  # its evaluations by rising C
+    source: str = ""  # the file it was read from; empty where there is none
+    device_hours: tuple[float, ...] = ()  # at each evaluation; may be empty
+    cell_hash: str = ""  # names the settings that decide its result
+    failure_reason: str = ""  # why it broke off; empty where it did not
+    line_numbers: tuple[int, ...] = ()  # the line of `source` that holds each evaluation; empty where there is no file
 
 
 @dataclass(frozen=True)
@@ -142,62 +124,38 @@ class CellProgress:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a measured cell promises for a budget.
-
-    Attributes:
-        M: the updates that the budget affords.
-        reward: to expect, by the cell's curve; low, high: its interval, None without replicates.
-        extrapolated: the budget lies beyond the cell's data.
-        stable: whether the cell's B_p trains stably.
-    """
+    """What a measured cell promises for a budget."""
 
     B_p: int
     n: int
-    M: int
-    reward: float
-    extrapolated: bool
-    low: float | None
+    M: int  # the updates that the budget affords
+    reward: float  # to expect, by the cell's curve
+    extrapolated: bool  # the budget is beyond the cell's data
+    low: float | None  # the reward's interval; None without replicates
     high: float | None
-    stable: bool
+    stable: bool  # whether the cell's B_p trains stably
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """How to spend a budget of rollouts.
+    """How to spend a budget of rollouts. Intervals are None without replicates."""
 
-    Attributes:
-        allocation: what to run; its C = B_p n M is at most the budget.
-        metric: of the reward.
-        expected_reward: at the allocation's C, by the curve of its cell or of the nearest measured one.
-        extrapolated: that lies beyond the cell's data.
-        reasons: why, in words.
-        candidates: what the measured cells promise at the same budget, best first; empty where that was not asked for.
-        interval: of the expected reward; None without replicates.
-        prediction_interval: of the reward that one new run, evaluated like these, will show; None likewise.
-        n_probability: n -> the share of replicates in which it holds the best cell; None without replicates or where no
-            measured cell may be chosen.
-        equal_n: the n whose best cell promises at most epsilon less than the best of all.
-        regret: expected loss of reward against the best measured cell at this budget; None where none may be chosen.
-        regret_interval: its interval; None without replicates.
-        no_effect: the data cannot tell any n from another.
-        times_measured: the budget over the largest measured C.
-        epsilon: a loss of reward that makes no difference, as asked.
-        level: of the intervals.
-    """
-
-    allocation: Allocation
-    metric: str
-    expected_reward: float
-    extrapolated: bool
-    reasons: tuple[str, ...]
+    allocation: Allocation  # what to run; its C = B_p n M is at most the budget
+    metric: str  # of the reward
+    expected_reward: float  # at the allocation's C, by the curve of its cell or of the nearest measured one
+    extrapolated: bool  # that C is beyond the cell's data
+    reasons: tuple[str, ...]  # why, in words
+    # What the measured cells promise at the same budget, best first; empty where that was not asked for.
     candidates: tuple[Candidate, ...]
-    interval: Interval | None
-    prediction_interval: Interval | None
+    interval: Interval | None  # of the expected reward
+    prediction_interval: Interval | None  # of the reward that one new run, evaluated like these, will show
+    # n -> the share of replicates in which it holds the best cell; None also where no measured cell may be chosen.
     n_probability: dict[int, float] | None
-    equal_n: tuple[int, ...]
+    equal_n: tuple[int, ...]  # the n whose best cell promises at most epsilon less than the best of all
+    # Expected loss of reward against the best measured cell at this budget; None where none may be chosen.
     regret: float | None
     regret_interval: Interval | None
-    no_effect: bool
-    times_measured: float
-    epsilon: float
-    level: float
+    no_effect: bool  # the data cannot tell any n from another
+    times_measured: float  # the budget over the largest measured C
+    epsilon: float  # a loss of reward that makes no difference, as requested
+    level: float  # of the intervals

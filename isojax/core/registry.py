@@ -21,20 +21,24 @@ def load(folders: str | Sequence[str], name: str, *functions: str) -> ModuleType
         the known names.
     """
     folders = [folders] if isinstance(folders, str) else list(folders)
-    is_path = "." in name.strip(".")
-    paths = [name] if is_path else [f"isojax.{folder}.{name.strip('.')}" for folder in folders]
     kind = folders[-1].rpartition(".")[2]
-    module = _import_first(paths, name, kind)
-    if module is None and is_path and len(functions) == 1:
-        module = module_with_function(name, functions[0])
-    if module is not None and defines_any(module, functions):
-        return module
+    parent, _, last_part = name.strip(".").rpartition(".")
+    paths = [name] if parent else [f"isojax.{folder}.{last_part}" for folder in folders]
+    module, missing = _import_first(paths, name, kind), "no such module"
+    if module is not None:
+        if defines_any(module, functions):
+            return module
+        missing = f"the module {module.__name__} has no function {' or '.join(functions)}"
+    elif parent and len(functions) == 1 and (parent_module := _import_first([parent], name, kind)) is not None:
+        if callable(vars(parent_module).get(last_part)):
+            return _with_function_renamed(parent_module, name, last_part, functions[0])
+        missing = f"the module {parent} has no function and no submodule {last_part!r}"
     known_names = plugin_names(folders, functions)
-    suggestions = difflib.get_close_matches(name.rpartition(".")[2], known_names, n=1)
+    suggestions = difflib.get_close_matches(last_part, known_names, n=1)
     hint = f" Did you mean {suggestions[0]!r}?" if suggestions else ""
     raise InputError(
-        f"{kind} plug-in {name!r}: {_describe_missing(module, name, kind, functions)}; expected one of"
-        f" {', '.join(known_names)}, or the module path of your own, as my_fork.NAME.{hint}"
+        f"{kind} plug-in {name!r}: {missing}; expected one of {', '.join(known_names)}, or the module path of your own,"
+        f" as my_fork.NAME.{hint}"
     )
 
 
@@ -51,14 +55,11 @@ def _import_first(paths: Sequence[str], name: str, kind: str) -> ModuleType | No
     return None
 
 
-def _describe_missing(module: ModuleType | None, name: str, kind: str, functions: Sequence[str]) -> str:
-    """What of a plug-in is missing: the module, or a function of it."""
-    if module is not None:
-        return f"the module {module.__name__} has no function {' or '.join(functions)}"
-    parent, _, last_part = name.rpartition(".")
-    if parent.strip(".") and len(functions) == 1 and _import_first([parent], name, kind) is not None:
-        return f"the module {parent} has no function and no submodule {last_part!r}"
-    return "no such module"
+def _with_function_renamed(parent: ModuleType, path: str, function_name: str, plugin_function: str) -> ModuleType:
+    """A copy of a module in which one of its functions has the name that the plug-in needs, too."""
+    module = ModuleType(path)
+    vars(module).update(vars(parent) | {"__name__": path, plugin_function: vars(parent)[function_name]})
+    return module
 
 
 def plugin_names(folders: Sequence[str], functions: tuple[str, ...]) -> list[str]:
@@ -70,24 +71,6 @@ def plugin_names(folders: Sequence[str], functions: tuple[str, ...]) -> list[str
             if defines_any(importlib.import_module(f"{package.__name__}.{info.name}"), functions):
                 names.append(info.name)
     return sorted(names)
-
-
-def module_with_function(path: str, function: str) -> ModuleType | None:
-    """A copy of the module that holds the function `path`, with that function under the name `function` too; None where
-    there is no such function.
-    """
-    parent, _, function_name = path.rpartition(".")
-    try:
-        namespace = vars(importlib.import_module(parent))
-    except ModuleNotFoundError as e:
-        if e.name is None or not parent.startswith(e.name):
-            raise
-        return None
-    if not callable(namespace.get(function_name)):
-        return None
-    module = ModuleType(path)
-    vars(module).update(namespace | {"__name__": path, function: namespace[function_name]})
-    return module
 
 
 def defines_any(module: ModuleType, functions: tuple[str, ...]) -> bool:

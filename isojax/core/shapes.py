@@ -26,33 +26,19 @@ ASSUMED_TRAINING_PROBLEMS = 1000
 
 @dataclass(frozen=True)
 class SamplerShapes:
-    """The static shapes of a sweep's programs; B_p and n are not among them.
+    """The static shapes of a sweep's programs; B_p and n are not among them."""
 
-    Attributes:
-        shards: parts of the mesh that each sample and train on rollouts of their own.
-        slots: R, rollouts that a shard samples at a time.
-        microbatch: m, rollouts of a shard in one forward and backward pass.
-        prefill_batch: g, problems that a shard prefills at once.
-        prefix_entries: G, prompts whose keys and values a shard holds.
-        B_cap: the most rollouts of a batch, over all shards.
-        Q_cap: the most problems of a batch, over all shards.
-        n_cap: the most rollouts of a problem.
-        prompt_length: P, tokens.
-        response_length: T, tokens.
-        slots_per_prefix: W, slots of a prefix group, which share one prompt's keys and values (models/decode.py).
-    """
-
-    shards: int
-    slots: int
-    microbatch: int
-    prefill_batch: int
-    prefix_entries: int
-    B_cap: int
-    Q_cap: int
-    n_cap: int
-    prompt_length: int
-    response_length: int
-    slots_per_prefix: int = 1
+    shards: int  # parts of the mesh that each sample and train on rollouts of their own
+    slots: int  # R, rollouts that a shard samples at a time
+    microbatch: int  # m, rollouts of a shard in one forward and backward pass
+    prefill_batch: int  # g, problems that a shard prefills at once
+    prefix_entries: int  # G, prompts whose keys and values a shard holds
+    B_cap: int  # the most rollouts of a batch, over all shards
+    Q_cap: int  # the most problems of a batch, over all shards
+    n_cap: int  # the most rollouts of a problem
+    prompt_length: int  # P, tokens
+    response_length: int  # T, tokens
+    slots_per_prefix: int = 1  # W, slots of a prefix group, which share one prompt's keys and values (models/decode.py)
 
     @property
     def buffer_rows(self) -> int:
@@ -101,19 +87,18 @@ def make_sampler_shapes(
     # Each prefix group may need a prompt of its own.
     prefixes_needed = slots // min(n for _, n in cells) + 2 if slots_per_prefix == 1 else slots // slots_per_prefix + 1
     prefix_entries = prefill_batch * -(-(min(prefixes_needed, problems_per_shard) + prefill_batch) // prefill_batch)
-    n_cap = max(n for _, n in cells)
     return SamplerShapes(
-        shards,
-        slots,
-        microbatch,
-        prefill_batch,
-        prefix_entries,
-        B_cap,
-        Q_cap,
-        n_cap,
-        prompt_length,
-        response_length,
-        slots_per_prefix,
+        shards=shards,
+        slots=slots,
+        microbatch=microbatch,
+        prefill_batch=prefill_batch,
+        prefix_entries=prefix_entries,
+        B_cap=B_cap,
+        Q_cap=Q_cap,
+        n_cap=max(n for _, n in cells),
+        prompt_length=prompt_length,
+        response_length=response_length,
+        slots_per_prefix=slots_per_prefix,
     )
 
 

@@ -1,7 +1,4 @@
-"""Files of rows: CSV, TSV and JSON lines, plain or gzipped, read as rows that know their line.
-
-Whatever cannot be read is refused with its file and line.
-"""
+"""Files of rows: CSV, TSV and JSON lines, plain or gzipped. What cannot be read is refused with its file and line."""
 
 from __future__ import annotations
 
@@ -27,10 +24,6 @@ NumberedLine = tuple[int, str]  # a line's number, from 1, and its text with the
 def read_table(path: Path) -> DataTable:
     """The file as a table: JSON lines where it is named .jsonl or opens with "{", else CSV with a header (comma, tab or
     semicolon).
-
-    Raises:
-        InputError: the file cannot be read, is empty, has no header or no row below it, a row with more or fewer cells
-        than the header, or a line that is no JSON object.
     """
     lines = list(read_lines(path))
     first_text = next((text for _, text in lines if text.strip()), None)
@@ -38,9 +31,7 @@ def read_table(path: Path) -> DataTable:
         raise InputError(f"{path} is empty; expected a header line with the columns' names and rows below it.")
     if path.suffix not in JSON_LINES_SUFFIXES and not first_text.lstrip().startswith("{"):
         return read_csv(path, lines)
-    rows = tuple(
-        DataRow(row.source, row.position, dict(flatten(row.values)), row.index) for row in parse_objects(path, lines)
-    )
+    rows = tuple(DataRow(row.source, row.position, dict(flatten(row.values)), row.index) for row in read_objects(path))
     columns = tuple(dict.fromkeys(name for row in rows for name in row.values))
     if not columns:
         raise InputError(f"{path} has no row of data: its objects hold no key; expected one key for each column.")
@@ -48,11 +39,7 @@ def read_table(path: Path) -> DataTable:
 
 
 def read_lines(path: Path) -> Iterator[NumberedLine]:
-    """The lines of a text file in UTF-8, unpacked where it is named .gz; a byte-order mark is left out.
-
-    Raises:
-        InputError: no such file, a folder, a damaged .gz, text that is not UTF-8, or a NUL byte.
-    """
+    """The lines of a text file in UTF-8, unpacked where it is named .gz; a byte-order mark is left out."""
     line_number = 0
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as f:
@@ -68,31 +55,20 @@ def read_lines(path: Path) -> Iterator[NumberedLine]:
 
 def _decode(data: bytes, path: Path, line_number: int) -> str:
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig" if line_number == 1 else "utf-8")
     except UnicodeDecodeError as e:
         raise InputError(
-            f"{path}, line {line_number}: not UTF-8 (byte {data[e.start]:#04x} at position {e.start + 1}); save the"
+            f"{path}, line {line_number}: not UTF-8 (byte {e.object[e.start]:#04x} at position {e.start + 1}); save the"
             " file as UTF-8."
         ) from e
     if "\0" in text:
         raise InputError(f"{path}, line {line_number}: a NUL byte, expected text; this looks like a binary file.")
-    return text.removeprefix("\ufeff") if line_number == 1 else text
+    return text
 
 
 def read_objects(path: Path) -> Iterator[DataRow]:
-    """The rows of a file with one JSON object a line, blank lines left out; raises as `read_lines` and
-    `parse_objects`.
-    """
-    return parse_objects(path, read_lines(path))
-
-
-def parse_objects(path: Path, lines: Iterable[NumberedLine]) -> Iterator[DataRow]:
-    """Each line that is not blank as a row.
-
-    Raises:
-        InputError: a line that is not one whole JSON object.
-    """
-    for line_number, text in lines:
+    """The rows of a file with one JSON object per line, blank lines left out."""
+    for line_number, text in read_lines(path):
         if text.strip():
             value = parse_json(text.rstrip("\r\n"), path, line_number)
             yield object_row(value, path, f"line {line_number}", line_number - 1)
@@ -109,11 +85,7 @@ def object_row(value: Any, path: Path, position: str, index: int) -> DataRow:
 
 
 def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
-    """One JSON value that begins on `first_line` of a file.
-
-    Raises:
-        InputError: not JSON, or beyond what Python reads (numbers of thousands of digits, lists nested too deeply).
-    """
+    """One JSON value that begins on `first_line` of a file."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as e:
@@ -122,7 +94,7 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
         raise InputError(
             f"{path}, line {line_number}: not JSON ({e.msg} at column {e.colno}); expected a whole object. {fix}"
         ) from e
-    except (ValueError, RecursionError) as e:
+    except (ValueError, RecursionError) as e:  # numbers of thousands of digits, lists nested too deeply
         reason = str(e).splitlines()[0]
         raise InputError(
             f"{path}, line {first_line}: cannot be read ({reason}). Correct the line, or remove it."
@@ -132,9 +104,6 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
 def read_csv(path: Path, lines: Iterable[NumberedLine]) -> DataTable:
     """CSV with a header: commas, tabs or semicolons, whichever the header has most of. Every cell is text; rows without
     any text are left out.
-
-    Raises:
-        InputError: no header, a name twice in it, no row below it, a row with more or fewer cells, or broken quotes.
     """
     numbered_lines = iter(lines)
     first_number, first_text = next((line for line in numbered_lines if line[1].strip()), (1, ""))

@@ -1,8 +1,7 @@
 """Rows that know their place in a file, and what may stand in their cells.
 
-Every reader of rows uses this: `isojax fit-law` and `isojax fit-curve` read columns of numbers, the importers of other
-trainers' logs read metrics, and the sources of problems read prompts and answers. A cell that cannot be used is refused
-with its file, its row and its column. core/table_files.py reads the files.
+Every reader of rows uses this: `isojax fit-law` and `isojax fit-curve`, the importers of other trainers' logs, and the
+sources of problems. A cell that cannot be used is refused with its file, its row and its column.
 """
 
 from __future__ import annotations
@@ -27,19 +26,12 @@ _NOT_FINITE = ("nan", "inf", "infinity")
 
 @dataclass(frozen=True)
 class DataRow:
-    """One row of a file.
+    """One row of a file."""
 
-    Attributes:
-        source: the file, or what else holds the row, for messages.
-        position: where the row stands in it, for messages: "line 12", or "step 40" where a format has no lines.
-        values: column -> value (text from CSV, anything from JSON); a column that the row does not have is absent.
-        index: the row's number in the source, from 0; blank lines count.
-    """
-
-    source: str
-    position: str
-    values: Mapping[str, Any]
-    index: int = 0
+    source: str  # the file, or what else holds the row, for messages
+    position: str  # where the row stands in it: "line 12", or "step 40" where a format has no lines
+    values: Mapping[str, Any]  # column -> text from CSV, anything from JSON; a column that the row lacks is absent
+    index: int = 0  # the row's number in the source, from 0; blank lines count
 
     @property
     def location(self) -> str:
@@ -49,19 +41,12 @@ class DataRow:
 
 @dataclass(frozen=True)
 class DataTable:
-    """The rows of a file.
+    """The rows of a file, at least one."""
 
-    Attributes:
-        source: the file, for messages.
-        columns: the names of the columns; of JSON lines, those of any row, with dots for objects within objects.
-        rows: at least one.
-        header_position: the line that names the columns; of JSON lines, the first row's.
-    """
-
-    source: str
-    columns: tuple[str, ...]
+    source: str  # the file, for messages
+    columns: tuple[str, ...]  # of JSON lines, those of any row, with dots for objects within objects
     rows: tuple[DataRow, ...]
-    header_position: str
+    header_position: str  # the line that names the columns; of JSON lines, the first row's
 
 
 def is_blank(value: Any) -> bool:
@@ -95,18 +80,11 @@ def check_number(
     exclusive_minimum: float | None = None,
     whole: bool = False,
 ) -> float:
-    """A cell's finite number.
+    """A cell's finite number; InputError where it is empty, holds no number, or one out of range.
 
     Args:
-        cell_value: what the cell holds.
         cell: the file, the row and the column, for messages: "runs.csv, line 7: reward".
         expected: what the number stands for, for messages.
-        minimum: the smallest number allowed.
-        exclusive_minimum: a bound that the number must exceed.
-        whole: whether the number must be whole.
-
-    Raises:
-        InputError: the cell is empty, holds no number, or holds one that is not finite or out of range.
     """
     if is_blank(cell_value):
         raise InputError(f"{cell} is missing or empty; expected {expected}. Fill the cell in, or remove the row.")
@@ -116,12 +94,13 @@ def check_number(
             f"{cell} is {cell_value!r}; expected a number such as 0.25 or 2.5e5, without a unit and without a thousands"
             " separator. Correct the cell, or name another column."
         )
-    if not math.isfinite(number):
-        raise InputError(f"{cell} is {cell_value}; expected a finite number. Correct the cell, or remove the row.")
+    is_too_low = minimum is not None and number < minimum
     requirement = ""
-    if whole and (number != int(number) or (minimum is not None and number < minimum)):
+    if not math.isfinite(number):
+        requirement = "a finite number"
+    elif whole and (is_too_low or number != int(number)):
         requirement = "a whole number" + ("" if minimum is None else f" of at least {minimum:g}")
-    elif minimum is not None and number < minimum:
+    elif is_too_low:
         requirement = f"at least {minimum:g}"
     elif exclusive_minimum is not None and number <= exclusive_minimum:
         requirement = f"more than {exclusive_minimum:g}"
@@ -134,11 +113,7 @@ def check_number(
 
 
 def require_column(table: DataTable, name: str) -> str:
-    """The name itself, once the table is known to have that column.
-
-    Raises:
-        InputError: it has not; the message lists the columns and the nearest name.
-    """
+    """The name itself, once the table is known to have that column."""
     if name not in table.columns:
         nearest = difflib.get_close_matches(name, table.columns, n=1, cutoff=0)[0]
         more = " and more" if len(table.columns) > MAX_LISTED else ""
@@ -152,44 +127,29 @@ def require_column(table: DataTable, name: str) -> str:
 def float_column(
     table: DataTable, name: str, minimum: float | None = None, exclusive_minimum: float | None = None
 ) -> NDArray[np.float64]:
-    """A column as float[rows].
-
-    Raises:
-        InputError: no such column, or a cell that `check_number` refuses.
-    """
+    """A column as float[rows]; InputError where there is none, or at a cell that `check_number` refuses."""
     require_column(table, name)
-    return np.array(
-        [
-            check_number(
-                row.values.get(name),
-                f"{row.location}: {name}",
-                minimum=minimum,
-                exclusive_minimum=exclusive_minimum,
-            )
-            for row in table.rows
-        ]
-    )
+    bounds = {"minimum": minimum, "exclusive_minimum": exclusive_minimum}
+    return np.array([check_number(row.values.get(name), f"{row.location}: {name}", **bounds) for row in table.rows])
 
 
 def filter_rows(table: DataTable, filters: Sequence[str]) -> DataTable:
-    """The rows for which every COLUMN=VALUE holds; of several filters on one column, any.
-
-    Raises:
-        InputError: a filter of another form, a column that is not there, or a filter that matches no row; the message
-        lists the values of the column.
+    """The rows for which every COLUMN=VALUE holds; of several filters on one column, any. InputError where a column is
+    not there, or where no row is left.
     """
-    values_by_column: dict[str, list[str]] = {}
+    wanted_by_column: dict[str, list[str]] = {}
     for text in filters:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             raise InputError(f"--where: given {text!r}, expected COLUMN=VALUE, such as set=easy.")
-        values_by_column.setdefault(require_column(table, name.strip()), []).append(value.strip())
-    for name, values in values_by_column.items():
-        rows = tuple(row for row in table.rows if any(_matches(row.values.get(name), value) for value in values))
+        wanted_by_column.setdefault(require_column(table, name.strip()), []).append(value.strip())
+    for name, wanted in wanted_by_column.items():
+        wanted_keys = [_comparison_key(value) for value in wanted]
+        rows = tuple(row for row in table.rows if _comparison_key(row.values.get(name)) in wanted_keys)
         if not rows:
             available = list(dict.fromkeys(_cell_text(row.values.get(name)) for row in table.rows))
             more = f" and {len(available) - MAX_LISTED} more" if len(available) > MAX_LISTED else ""
-            condition = " or ".join(f"{name}={value}" for value in values)
+            condition = " or ".join(f"{name}={value}" for value in wanted)
             raise InputError(
                 f"{table.source}: --where {condition} matches no row; the values of {name} are"
                 f" {', '.join(available[:MAX_LISTED])}{more}."
@@ -199,11 +159,7 @@ def filter_rows(table: DataTable, filters: Sequence[str]) -> DataTable:
 
 
 def check_unique_rows(table: DataTable, key_columns: Sequence[str]) -> None:
-    """Refuse two rows that agree in these columns.
-
-    Raises:
-        InputError: names both rows.
-    """
+    """InputError where two rows agree in these columns."""
     row_by_key: dict[tuple[Any, ...], DataRow] = {}
     for row in table.rows:
         key = tuple(_comparison_key(row.values.get(name)) for name in key_columns)
@@ -217,17 +173,12 @@ def check_unique_rows(table: DataTable, key_columns: Sequence[str]) -> None:
 
 
 def _cell_text(value: Any) -> str:
+    if value is None:
+        return ""
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _matches(value: Any, wanted: str) -> bool:
-    """Whether a cell equals a filter's value, as text or as a number (32 equals 32.0)."""
-    text = "" if value is None else _cell_text(value)
-    if text == wanted:
-        return True
-    return all(_NUMBER_PATTERN.fullmatch(t) for t in (text, wanted)) and float(text) == float(wanted)
-
-
-def _comparison_key(value: Any) -> Any:
+def _comparison_key(value: Any) -> str | float:
+    """What makes cells equal: their number (32 equals 32.0), else their text."""
     number = parse_number(value)
-    return _cell_text(value) if number is None else number
+    return number if number is not None and math.isfinite(number) else _cell_text(value)

@@ -1,14 +1,14 @@
 """YAML files that a user or isojax writes, read against a pydantic model, below dotted `key=value` overrides.
 
-Whatever is wrong with a file or an override is an InputError that names its place, what was given and what was
-expected.
+Whatever is wrong with a file or an override is an InputError that names its place, its value and what was expected.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,11 +17,49 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
-from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError
-from isojax.core.key_names import nearest_key
 
 M = TypeVar("M", bound=BaseModel)
+
+# What TRL, verl and Hugging Face call a setting, and usual abbreviations -> the last part of its key here.
+SYNONYMS = {
+    "lr": "learning_rate",
+    "temp": "temperature",
+    "max_prompt_length": "prompt_length",
+    "max_tokens": "response_length",
+    "max_new_tokens": "response_length",
+    "max_response_length": "response_length",
+    "max_completion_length": "response_length",
+    "batch_size": "B_p",
+    "train_batch_size": "B_p",
+    "num_generations": "n",
+    "group_size": "n",
+    "epsilon": "clip",
+    "clip_ratio": "clip",
+    "beta": "kl",
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+}
+
+
+def nearest_key(key: str, known_keys: Iterable[str]) -> str:
+    """The known dotted name that is closest to `key`: one with the same last part (SYNONYMS count as the same), else by
+    spelling. Among those that are as close, the section decides, then the shorter name: `lr` is cell.rl.learning_rate.
+    """
+    section, _, name = key.rpartition(".")
+    name = SYNONYMS.get(name, name)
+
+    def closeness(known_key: str) -> tuple[bool, float, float, int]:
+        known_section, _, known_name = known_key.rpartition(".")
+        is_same = name == known_name
+        return is_same, is_same or _similarity(key, known_key), _similarity(section, known_section), -len(known_key)
+
+    return max(known_keys, key=closeness)
+
+
+def _similarity(a: str, b: str) -> float:
+    """In [0, 1]; 1 where both are equal."""
+    return difflib.SequenceMatcher(None, a, b).ratio()
 
 
 def _known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, bool]:
@@ -29,8 +67,8 @@ def _known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, bool]:
     keys: dict[str, bool] = {}
     for name, field_info in model.model_fields.items():
         annotation = field_info.annotation
-        keys[prefix + name] = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        keys[prefix + name] = is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        if is_section:
             keys |= _known_keys(annotation, f"{prefix}{name}.")
     return keys
 
@@ -44,24 +82,30 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _check_keys(data: Mapping[Any, Any], known_keys: Mapping[str, bool], source: str, prefix: str = "") -> None:
-    """InputError at the first key that is unknown, a section that is not one, a number that is not finite."""
+def _read_leaves(
+    data: Mapping[Any, Any], known_keys: Mapping[str, bool], source: str, prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything that is not a section; InputError at the first key that is unknown, a section
+    that is not one, a number that is not finite.
+    """
     for key, value in data.items():
         dotted_key = f"{prefix}{key}"
         if dotted_key not in known_keys:
             if isinstance(value, Mapping) and value:
                 dotted_key = next(flatten(value, f"{dotted_key}."), (dotted_key, None))[0]
-            nearest = nearest_key(dotted_key, list(known_keys))
+            nearest = nearest_key(dotted_key, known_keys)
             raise InputError(f"{source}: unknown key {dotted_key!r}; the nearest known key is {nearest!r}.")
-        if known_keys[dotted_key]:
-            if not isinstance(value, Mapping):
-                raise InputError(
-                    f"{source}: {dotted_key} is a section; given {value!r}, expected keys below it. Write"
-                    f" {dotted_key}.KEY, or leave it out."
-                )
-            _check_keys(value, known_keys, source, f"{dotted_key}.")
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"{source}: {dotted_key}: given {value!r}, expected a finite number.")
+        if not known_keys[dotted_key]:
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"{source}: {dotted_key}: given {value!r}, expected a finite number.")
+            yield dotted_key, value
+        elif isinstance(value, Mapping):
+            yield from _read_leaves(value, known_keys, source, f"{dotted_key}.")
+        else:
+            raise InputError(
+                f"{source}: {dotted_key} is a section; given {value!r}, expected keys below it. Write"
+                f" {dotted_key}.KEY, or leave it out."
+            )
 
 
 def _read_yaml(path: Path, known_keys: Mapping[str, bool]) -> dict[str, Any]:
@@ -77,8 +121,7 @@ def _read_yaml(path: Path, known_keys: Mapping[str, bool]) -> dict[str, Any]:
     if not isinstance(data, dict):
         top_keys = ", ".join(key for key in known_keys if "." not in key)
         raise InputError(f"{path}: given a {type(data).__name__} at the top, expected keys ({top_keys}).")
-    _check_keys(data, known_keys, str(path))
-    return data
+    return dict(_read_leaves(data, known_keys, str(path)))
 
 
 def _read_override(text: str, known_keys: Mapping[str, bool]) -> dict[str, Any]:
@@ -90,39 +133,7 @@ def _read_override(text: str, known_keys: Mapping[str, bool]) -> dict[str, Any]:
     except (yaml.YAMLError, OmegaConfBaseException) as e:
         hint = f"""A list is written sweep.n=[2,4]; text with {{ or [ in quotes of its own: '{key}="..."'."""
         raise InputError(f"override {text!r}: the value is not YAML ({str(e).splitlines()[0]}). {hint}") from e
-    assert isinstance(data, dict)
-    _check_keys(data, known_keys, f"override {text!r}")
-    return data
-
-
-def _merge(
-    base: Mapping[str, Any],
-    overlay: Mapping[str, Any],
-    known_keys: Mapping[str, bool],
-    merge_maps: bool,
-    prefix: str = "",
-) -> dict[str, Any]:
-    """`overlay` over `base`: sections are merged key by key (with `merge_maps`, maps too), any other value replaces the
-    one in `base`.
-    """
-    merged = dict(base)
-    for key, value in overlay.items():
-        dotted_key, old_value = f"{prefix}{key}", base.get(key)
-        if isinstance(value, dict) and isinstance(old_value, dict) and (known_keys.get(dotted_key) or merge_maps):
-            value = _merge(old_value, value, known_keys, merge_maps, f"{dotted_key}.")
-        merged[key] = value
-    return merged
-
-
-def _has_key(data: Any, key: str) -> bool:
-    """Whether a part of a config gives a dotted key, or what that stands in."""
-    for name in key.split("."):
-        if not isinstance(data, Mapping):
-            return True
-        if name not in data:
-            return False
-        data = data[name]
-    return True
+    return dict(_read_leaves(data, known_keys, f"override {text!r}"))
 
 
 def _type_error(error: ValidationError, layers: Sequence[tuple[str, Any]], file_names: str) -> InputError:
@@ -131,7 +142,8 @@ def _type_error(error: ValidationError, layers: Sequence[tuple[str, Any]], file_
     """
     first_error = error.errors(include_url=False)[0]
     key = ".".join(map(str, first_error["loc"]))
-    source = next((name for name, data in reversed(layers) if _has_key(data, key)), file_names)
+    sources = [name for name, leaves in layers if any(f"{key}.".startswith(f"{leaf}.") for leaf in leaves)]
+    source = sources[-1] if sources else file_names
     value, error_type = first_error["input"], first_error["type"]
     expected = first_error["msg"].removeprefix("Input should be ").replace("a valid array", "a list")
     hint = ""
@@ -154,15 +166,20 @@ def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -
     known_keys = _known_keys(model)
     layers = [(str(path), _read_yaml(path, known_keys)) for path in paths]
     layers += [(f"override {override!r}", _read_override(override, known_keys)) for override in overrides]
-    merges_maps = [False] * len(paths) + [
-        override.partition("=")[0].strip() not in known_keys for override in overrides
-    ]
-    file_names = ", ".join(map(str, paths))
+    reaches_into_map = [False] * len(paths)
+    reaches_into_map += [override.partition("=")[0].strip() not in known_keys for override in overrides]
     merged: dict[str, Any] = {}
-    for (_, layer), merge_maps in zip(layers, merges_maps, strict=True):
-        merged = _merge(merged, layer, known_keys, merge_maps)
+    for (_, leaves), merges in zip(layers, reaches_into_map, strict=True):
+        for key, value in leaves.items():
+            old_value = merged.get(key)
+            is_merged = merges and isinstance(value, dict) and isinstance(old_value, dict)
+            merged[key] = old_value | value if is_merged else value
+    file_names = ", ".join(map(str, paths))
     try:
-        data = OmegaConf.to_container(OmegaConf.create(merged), resolve=True, throw_on_missing=True)
+        nested = OmegaConf.create()
+        for key, value in merged.items():
+            OmegaConf.update(nested, key, value)
+        data = OmegaConf.to_container(nested, resolve=True, throw_on_missing=True)
         json_text = json.dumps(data, allow_nan=False)  # pydantic's strict mode takes lists for tuples from JSON only
     except (OmegaConfBaseException, TypeError, ValueError) as e:
         raise InputError(
@@ -176,12 +193,5 @@ def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -
 
 
 def yaml_text(data: Mapping[str, Any]) -> str:
-    """Plain data as YAML that reads back equal (OmegaConf quotes text such as "1e5", which it would read as a
-    number).
-    """
+    """Plain data as YAML that reads back equal: text such as "1e5", which OmegaConf reads as a number, is quoted."""
     return OmegaConf.to_yaml(OmegaConf.create(dict(data)))
-
-
-def write_yaml(path: Path, data: Mapping[str, Any]) -> None:
-    """`yaml_text` as a file."""
-    write_text(path, yaml_text(data))

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from pydantic import Field
 
+from isojax.core.atomic_files import write_text
 from isojax.core.config.run import RunConfig
 from isojax.core.config.section import Section
 from isojax.core.config.sweep import CellConfig, SweepConfig
 from isojax.core.errors import InputError
-from isojax.core.yaml_files import flatten, load_yaml, write_yaml
+from isojax.core.yaml_files import flatten, load_yaml, yaml_text
 
 HASH_VERSION = 1
 
@@ -80,7 +81,7 @@ def config_hash(cell: CellConfig) -> str:
 
 def save_config(config: Config, path: Path) -> None:
     """The resolved config as YAML, which `read_saved_config` and `load_config` read back equal."""
-    write_yaml(path, config.model_dump(mode="json"))
+    write_text(path, yaml_text(config.model_dump(mode="json")))
 
 
 def read_saved_config(path: Path) -> Config:

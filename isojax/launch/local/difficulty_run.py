@@ -15,11 +15,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from scipy.stats import binomtest
 
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, DataConfig, config_hash
 from isojax.core.errors import InputError
-from isojax.core.estimators import wilson_interval
 from isojax.core.nouns import Problem
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
@@ -156,7 +156,7 @@ def _labels_csv(labelled: list[Problem]) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["id", "solved", "attempts", "avg", "low", "high", "part", "prompt"])
     for p in labelled:
-        low, high = wilson_interval(p.solved, p.attempts)
+        low, high = binomtest(p.solved, p.attempts).proportion_ci(0.9, method="wilson")
         writer.writerow(
             [
                 p.id,
