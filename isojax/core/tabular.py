@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -129,8 +130,8 @@ def float_column(
 ) -> NDArray[np.float64]:
     """A column as float[rows]; InputError where there is none, or at a cell that `check_number` refuses."""
     require_column(table, name)
-    bounds = {"minimum": minimum, "exclusive_minimum": exclusive_minimum}
-    return np.array([check_number(row.values.get(name), f"{row.location}: {name}", **bounds) for row in table.rows])
+    check = partial(check_number, minimum=minimum, exclusive_minimum=exclusive_minimum)
+    return np.array([check(row.values.get(name), f"{row.location}: {name}") for row in table.rows])
 
 
 def filter_rows(table: DataTable, filters: Sequence[str]) -> DataTable:

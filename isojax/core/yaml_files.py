@@ -67,9 +67,10 @@ def _known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, bool]:
     keys: dict[str, bool] = {}
     for name, field_info in model.model_fields.items():
         annotation = field_info.annotation
-        keys[prefix + name] = is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-        if is_section:
-            keys |= _known_keys(annotation, f"{prefix}{name}.")
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            keys |= {f"{prefix}{name}": True, **_known_keys(annotation, f"{prefix}{name}.")}
+        else:
+            keys[f"{prefix}{name}"] = False
     return keys
 
 
@@ -172,8 +173,9 @@ def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -
     for (_, leaves), merges in zip(layers, reaches_into_map, strict=True):
         for key, value in leaves.items():
             old_value = merged.get(key)
-            is_merged = merges and isinstance(value, dict) and isinstance(old_value, dict)
-            merged[key] = old_value | value if is_merged else value
+            if merges and isinstance(value, dict) and isinstance(old_value, dict):
+                value = old_value | value
+            merged[key] = value
     file_names = ", ".join(map(str, paths))
     try:
         nested = OmegaConf.create()
