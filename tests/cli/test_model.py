@@ -69,8 +69,7 @@ def test_import_and_show(isojax: Isojax, model: Path) -> None:
     code, _, error = isojax("import", "Tiny.gguf")
     assert (
         code == 2
-        and error
-        == "error: models/tiny is there already, and nothing is overwritten; choose another name, or remove it first.\n"
+        and error == "error: models/tiny exists, and nothing is overwritten; choose another name, or remove it first.\n"
     )
     assert isojax("import", "Tiny.gguf", "--out", "half", "--dtype", "bfloat16")[0] == 0
     found = json.loads(isojax("show", "half", "--json")[1])
@@ -122,7 +121,7 @@ def test_export_of_a_cell(isojax: Isojax, model: Path) -> None:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert Path("trained", name).read_text() == (model / name).read_text()
     code, _, error = isojax("export", str(cell), "trained")
-    assert code == 2 and "is there already" in error
+    assert code == 2 and "exists, and nothing is overwritten" in error
     model.rename("moved")
     code, _, error = isojax("export", str(cell), "again")
     assert code == 2 and "models/tiny: no such folder" in error and not Path("again").exists()

@@ -83,6 +83,8 @@ def write_gguf(
     writer.add_head_count(N)
     writer.add_head_count_kv(K)
     writer.add_layer_norm_rms_eps(1e-5)
+    if family == "qwen3":
+        writer.add_key_length(H)
     writer.add_rope_freq_base(1e5)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
@@ -270,19 +272,19 @@ BROKEN: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], str]] = {
     ),
     "no heads": (
         lambda w, _: metadata(w, "llama.attention.head_count", 0),
-        r"llama\.attention\.head_count is 0; expected a whole number",
+        r"its metadata, as config\.json: num_attention_heads = 0; expected a whole number",
     ),
     "heads by layer": (
         lambda w, _: metadata(w, "llama.attention.head_count_kv", [2, 1]),
-        r"head_count_kv is \[2, 1\]; expected a whole number above 0, the same for every layer",
+        r"num_key_value_heads = \[2, 1\]; expected a whole number, at least 1",
     ),
     "more heads than width": (
         lambda w, _: metadata(w, "llama.attention.head_count", 64),
-        r"key_length is 0; expected a whole number",
+        r"hidden_size = 32 is no multiple of num_attention_heads = 64",
     ),
     "no epsilon": (
         lambda w, _: metadata(w, "llama.attention.layer_norm_rms_epsilon", 0.0),
-        r"rms_epsilon is 0\.0; expected a number above",
+        r"rms_norm_eps = 0\.0; expected a number above",
     ),
     "half a head": (lambda w, _: w.add_rope_dimension_count(4), r"rope\.dimension_count = 4, head size 8"),
 }
@@ -308,8 +310,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="not a whole GGUF file"):
             import_gguf(path, tmp_path / "m")
     write_gguf(path, shape("llama", True), pre="tekken")
-    with pytest.raises(InputError, match="its tokenizer is 'gpt2' cut by 'tekken'"):
+    with pytest.raises(InputError, match="its tokenizer is 'gpt2', split by 'tekken'"):
         import_gguf(path, tmp_path / "m")
     (tmp_path / "m").mkdir()
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="exists, and nothing is overwritten"):
         import_gguf(path, tmp_path / "m")

@@ -35,7 +35,7 @@ def describe_model(folder: Path) -> dict[str, Any]:
             for d in sorted({stored_tensors[n].dtype for n in names})
         },
         "files": len(safetensors_io.weight_files(folder)),
-        "bytes": sum(stored_tensors[n].end - stored_tensors[n].start for n in names),
+        "bytes": sum(safetensors_io.DTYPES[stored_tensors[n].dtype].itemsize * stored_tensors[n].size for n in names),
         "fingerprint": safetensors_io.fingerprint(folder),
     }
     try:

@@ -1,8 +1,7 @@
 """What the published architectures have in common: reading a config.json, and the names of a checkpoint's weights.
 
-A config.json is read in transformers 4's spelling (`rope_theta`, `rope_scaling`) and in 5's (`rope_parameters`).
-Whatever would make another function of the weights than the decoder's is refused, by its key: nothing is ignored that
-changes a logit.
+A config.json is read in the spelling of transformers 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`). A key
+that would change a logit, in a way that the decoder cannot follow, is refused by name.
 """
 
 import functools
@@ -38,32 +37,26 @@ QK_NORM_TENSOR_NAMES = {
     "blocks.query_norm": LAYER_PREFIX + "self_attn.q_norm.weight",
     "blocks.key_norm": LAYER_PREFIX + "self_attn.k_norm.weight",
 }
-DEFAULT_ROPE_THETA = 10_000.0  # transformers' own, where a config.json has none (Llama 1 and 2)
+DEFAULT_ROPE = {"rope_theta": 10_000.0}  # transformers' own, where a config.json has none (Llama 1 and 2)
+FIX = "Correct the file, or fetch it again."
 
 
 @functools.cache
 def architecture_families() -> dict[str, str]:
     """Each architecture's name in config.json, and the family that runs it (a file of isojax/models/families/)."""
     package = importlib.import_module("isojax.models.families")
-    modules = {
-        m.name: importlib.import_module(f"isojax.models.families.{m.name}")
-        for m in pkgutil.iter_modules(package.__path__)
-    }
+    names = [m.name for m in pkgutil.iter_modules(package.__path__)]
+    modules = {name: importlib.import_module(f"isojax.models.families.{name}") for name in names}
     return {a: name for name, module in modules.items() for a in vars(module).get("ARCHITECTURES", ())}
 
 
 def find_family(architecture: str) -> str:
-    """The family of a name in config.json's `architectures`.
-
-    Raises:
-        InputError: no family has it; lists those there are.
-    """
+    """The family of a name in config.json's `architectures`; InputError where there is none."""
     family_of = architecture_families()
     if architecture not in family_of:
         raise InputError(
             f"config.json: architectures names {architecture!r}, which no family here runs; expected one of "
-            f"{', '.join(sorted(family_of))}. "
-            "A family of your own is a file like isojax/models/qwen3.py."
+            f"{', '.join(sorted(family_of))}. A family of your own is a file like isojax/models/families/qwen3.py."
         )
     return family_of[architecture]
 
@@ -90,6 +83,9 @@ def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None)
             f"config.json: no head_dim, and hidden_size = {width} is no multiple of num_attention_heads = {heads}. Add "
             "head_dim to it."
         )
+    tied = config_json.get("tie_word_embeddings")
+    if not isinstance(tied, (bool, type(None))):
+        raise InputError(f"config.json: tie_word_embeddings = {tied!r}; expected true or false. {FIX}")
     return {
         "layers": read_size(config_json, "num_hidden_layers"),
         "width": width,
@@ -99,15 +95,13 @@ def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None)
         "mlp": read_size(config_json, "intermediate_size"),
         "vocab": read_size(config_json, "vocab_size"),
         "norm_eps": read_number(config_json, "rms_norm_eps"),
-        "tied": read_flag(config_json, "tie_word_embeddings"),
+        "tied": bool(tied),
         **rope_settings(config_json),
     }
 
 
 def rope_settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
-    """rope_base and rope_scaling, from `rope_theta` and `rope_scaling` (transformers 4) or from `rope_parameters` alone
-    (5).
-    """
+    """rope_base and rope_scaling, from `rope_theta` and `rope_scaling` (transformers 4) or `rope_parameters` (5)."""
     key = "rope_scaling" if config_json.get("rope_scaling") else "rope_parameters"
     rope_config = config_json.get(key) or {}
     if not isinstance(rope_config, Mapping):
@@ -115,20 +109,16 @@ def rope_settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
             f"config.json: {key} = {rope_config!r}; expected an object such as "
             f"{{'rope_type': 'default', 'rope_theta': 10000.0}}."
         )
-    rope_base = read_number(
-        {"rope_theta": DEFAULT_ROPE_THETA}
-        | {k: v for k, v in [*config_json.items(), *rope_config.items()] if k == "rope_theta"},
-        "rope_theta",
-    )
+    theta_source = next((c for c in (rope_config, config_json) if "rope_theta" in c), DEFAULT_ROPE)
+    rope_base = read_number(theta_source, "rope_theta")
     rope_type = rope_config.get("rope_type", rope_config.get("type", "default"))
     if rope_type not in ("default", "llama3"):
         raise InputError(
             f"config.json: {key} has rope_type = {rope_type!r}; expected default or llama3. Within the original "
-            "context, where such a model "
-            "needs no stretching, remove it from a copy of config.json."
+            "context, where such a model needs no stretching, remove it from a copy of config.json."
         )
-    for given in (config_json, rope_config):
-        require_value(given, "partial_rotary_factor", 1.0, "the decoder turns whole heads")
+    for section in (config_json, rope_config):
+        require_value(section, "partial_rotary_factor", 1.0, "the decoder rotates whole heads")
     if rope_type == "default":
         return {"rope_base": rope_base, "rope_scaling": None}
     scaling = RopeScaling(
@@ -141,9 +131,7 @@ def rope_settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_value(config_json: Mapping[str, Any], key: str, allowed: Any, reason: str) -> None:
-    """InputError where `key` is set to anything but `allowed`; absent and null are the architecture's default, which is
-    `allowed`.
-    """
+    """InputError where `key` is set to anything but `allowed`, which is also what absent and null mean."""
     value = config_json.get(key)
     if value is not None and value != allowed:
         raise InputError(
@@ -153,11 +141,9 @@ def require_value(config_json: Mapping[str, Any], key: str, allowed: Any, reason
 
 def read_size(config_json: Mapping[str, Any], key: str, default: int | None = None, section: str = "") -> int:
     """A whole number, at least 1."""
-    value = config_json.get(key)
-    if value is None and default is not None:
-        return default
+    value = default if config_json.get(key) is None else config_json[key]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise invalid_value(config_json, key, section, "a whole number, at least 1")
+        raise _invalid_value(config_json, key, section, "a whole number, at least 1")
     return value
 
 
@@ -165,22 +151,10 @@ def read_number(config_json: Mapping[str, Any], key: str, section: str = "") -> 
     """A number above 0."""
     value = config_json.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise invalid_value(config_json, key, section, "a number above 0")
+        raise _invalid_value(config_json, key, section, "a number above 0")
     return float(value)
 
 
-def read_flag(config_json: Mapping[str, Any], key: str) -> bool:
-    """true or false; absent and null are false."""
-    value = config_json.get(key)
-    if not isinstance(value, (bool, type(None))):
-        raise invalid_value(config_json, key, "", "true or false")
-    return bool(value)
-
-
-def invalid_value(config_json: Mapping[str, Any], key: str, section: str, expected: str) -> InputError:
-    """The error for a value that is missing or cannot be used."""
+def _invalid_value(config_json: Mapping[str, Any], key: str, section: str, expected: str) -> InputError:
     description = f"{key} = {config_json[key]!r}" if key in config_json else f"no {key}"
-    return InputError(
-        f"config.json: {f'{section} has ' if section else ''}{description}; expected {expected}. Mend the file, or "
-        "fetch it again."
-    )
+    return InputError(f"config.json: {f'{section} has ' if section else ''}{description}; expected {expected}. {FIX}")

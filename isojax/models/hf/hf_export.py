@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
 from isojax.models.hf.hf_layout import WeightLayout, weight_layouts
 from isojax.models.hf.hf_load import CONFIG_FILE, read_config
-from isojax.models.safetensors_io import TensorSources, atomic_folder, write_safetensors
+from isojax.models.safetensors_io import MAX_FILE_BYTES, TensorSources, atomic_folder, write_safetensors
 from isojax.models.transformer import Params
 
-# What a model's folder holds beside config.json and weights, and an export copies.
+# What an export copies from the base model's folder.
 COPIED_FILES = (
     "generation_config.json",
     "tokenizer.json",
@@ -39,7 +40,7 @@ COPIED_FILES = (
     "LICENSE*",
     "NOTICE*",
 )
-# max_position_embeddings of a config.json without a source: a limit for serving engines, which no weight depends on
+# max_position_embeddings of a config.json without a source: a limit for serving engines that no weight depends on
 DEFAULT_MAX_POSITIONS = 32768
 
 
@@ -49,16 +50,13 @@ def save(
     source: Path | None,
     folder: Path,
     dtype: str = "float32",
-    max_shard_bytes: float = 5e9,
+    max_file_bytes: float = MAX_FILE_BYTES,
 ) -> None:
     """Write a folder that transformers and vLLM load: weights in `dtype`, and config.json and tokenizer of `source`
-    where there is one.
-
-    One stored tensor is fetched at a time; every device of the parameters must belong to this process. The folder
-    appears whole.
+    where there is one. The folder appears whole; every device of the parameters must belong to this process.
 
     Raises:
-        InputError: the folder is there, cannot be written, or the family has no published architecture.
+        InputError: the folder exists, cannot be written, or the family has no published architecture.
     """
     architecture_of(config)
     decoder = registry.load("models.families", config.family, "build").build(config, params["embed"].shape[0])
@@ -71,20 +69,22 @@ def save(
         return weight.to_stored(np.asarray(value, np.float32))
 
     tensors: TensorSources = {
-        name: (weight.stored_shape, lambda weight=weight, layer=layer: read_tensor(weight, layer))
+        name: (weight.stored_shape, partial(read_tensor, weight, layer))
         for weight in weight_layouts(config, decoder)
         for layer, name in enumerate(weight.tensor_names)
     }
     with atomic_folder(folder) as temp:
         if source is None:
-            config_json = make_config_json(config, decoder.vocab, DEFAULT_MAX_POSITIONS, dtype)
+            config_json = make_config_json(
+                config.model_copy(update={"vocab": decoder.vocab}), DEFAULT_MAX_POSITIONS, dtype
+            )
         else:
             config_json = read_config(source)
             config_json |= {key: dtype for key in ("dtype", "torch_dtype") if key in config_json} or {"dtype": dtype}
             for path in (p for pattern in COPIED_FILES for p in source.glob(pattern) if p.is_file()):
                 shutil.copyfile(path, temp / path.name)
-        write_config_json(temp, config_json)
-        write_safetensors(temp, tensors, dtype, max_shard_bytes)
+        write_json(temp / CONFIG_FILE, config_json)
+        write_safetensors(temp, tensors, dtype, max_file_bytes)
 
 
 @jax.jit
@@ -104,15 +104,13 @@ def architecture_of(config: ModelConfig) -> str:
     return names[0]
 
 
-def make_config_json(config: ModelConfig, vocab: int, max_positions: int, dtype: str) -> dict[str, Any]:
-    """A config.json for the model, for transformers 5 (`rope_parameters`, `dtype`) and 4 (`rope_theta`, `rope_scaling`,
-    `torch_dtype`).
-    """
+def make_config_json(config: ModelConfig, max_positions: int, dtype: str) -> dict[str, Any]:
+    """A config.json that transformers 5 (`rope_parameters`) and 4 (`rope_theta`, `rope_scaling`) read."""
     scaling = {"rope_type": "llama3", **config.rope_scaling.model_dump()} if config.rope_scaling else None
     return {
         "architectures": [architecture_of(config)],
         "model_type": config.family,
-        "vocab_size": vocab,
+        "vocab_size": config.vocab,
         "hidden_size": config.width,
         "intermediate_size": config.mlp,
         "num_hidden_layers": config.layers,
@@ -131,6 +129,6 @@ def make_config_json(config: ModelConfig, vocab: int, max_positions: int, dtype:
     }
 
 
-def write_config_json(folder: Path, config_json: Mapping[str, Any]) -> None:
-    """config.json as hubs print it."""
-    (folder / CONFIG_FILE).write_text(json.dumps(config_json, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """A JSON file as hubs print it."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -4,6 +4,7 @@ A checkpoint stores one matrix per layer, [out, in], with heads joined; a decode
 keep heads separate, [L, in..., out...]. The embedding alone is stored as it is used, [V, D].
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,73 +14,62 @@ from isojax.core.config import ModelConfig
 from isojax.core.yaml_files import flatten
 from isojax.models.transformer import Decoder
 
-IndexRange = tuple[int, int]
-StoredRegion = tuple[IndexRange, IndexRange, IndexRange]  # layers, rows, columns
-
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """One of our parameters, and the tensors it is stored in.
-
-    `tensor_names`: one for each layer, or one. `axis_groups`: the sizes of the parameter's axes (without the layers'),
-    grouped as the stored matrix has them, such as ((D,), (N, H)). `transposed`: stored as [out, in].
-    """
+    """One of our parameters, and the tensors it is stored in."""
 
     key: str
     shape: tuple[int, ...]
-    tensor_names: tuple[str, ...]
-    axis_groups: tuple[tuple[int, ...], ...]
-    transposed: bool
+    tensor_names: tuple[str, ...]  # one for each layer, or one
+    axis_groups: tuple[
+        tuple[int, ...], ...
+    ]  # sizes of its axes in a layer, as the stored axes join them: ((D,), (N, H))
+    transposed: bool  # whether it is stored as [out, in]
 
     @property
     def size(self) -> int:
         """How many numbers it holds."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of each stored tensor."""
-        sizes = tuple(int(np.prod(group)) for group in self.axis_groups)
+        sizes = tuple(math.prod(group) for group in self.axis_groups)
         return sizes[::-1] if self.transposed else sizes
 
-    def stored_region(self, index: tuple[slice, ...]) -> StoredRegion:
-        """A device's part of the parameter, by its index: which layers, and which rows and columns of the stored
-        tensors.
-        """
-        ranges = [i.indices(n)[:2] for i, n in zip(index, self.shape, strict=True)]
-        layers = ranges.pop(0) if self.key.startswith("blocks.") else (0, 1)
-        extents = []
+    def stored_index(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
+        """The part of each stored tensor that holds a part of the parameter in one layer."""
+        slices = []
         for group in self.axis_groups:
-            (first, last), rest = ranges[0], ranges[1 : len(group)]
-            inner = int(np.prod(group[1:]))
-            assert rest == [(0, n) for n in group[1:]], f"{self.key}: sharding.py splits the inner axis of a stored one"
-            extents.append((first * inner, last * inner))
-            ranges = ranges[len(group) :]
-        rows, columns = (*extents, (0, 1))[:2]
-        return (layers, columns, rows) if self.transposed else (layers, rows, columns)
+            outer, inner, index = index[0], index[1 : len(group)], index[len(group) :]
+            whole = [slice(0, n) for n in group[1:]]
+            assert list(inner) == whole, f"{self.key}: sharding.py splits the inner axis of a stored one"
+            inner_size = math.prod(group[1:])
+            slices.append(slice(outer.start * inner_size, outer.stop * inner_size))
+        return tuple(slices[::-1] if self.transposed else slices)
 
     def to_stored(self, value: np.ndarray) -> np.ndarray:
         """One layer's values, as the checkpoint has them."""
-        matrix = value.reshape([int(np.prod(group)) for group in self.axis_groups])
+        matrix = value.reshape([math.prod(group) for group in self.axis_groups])
         return matrix.T if self.transposed else matrix
 
 
 def weight_layouts(config: ModelConfig, decoder: Decoder) -> list[WeightLayout]:
     """Every parameter of the decoder with its place in a checkpoint of the config's family, in the decoder's order."""
     name_templates = registry.load("models.families", config.family, "settings").NAMES
-    shapes, axes = dict(flatten(decoder.shapes())), dict(flatten(decoder.logical_axes()))
+    axes = dict(flatten(decoder.logical_axes()))
     layouts = []
-    for key, shape in shapes.items():
+    for key, parameter in flatten(decoder.shapes()):
         layered = key.startswith("blocks.")
-        layer_axes, sizes = axes[key][layered:], shape.shape[layered:]
+        layers = parameter.shape[0] if layered else 1
         axis_groups: list[tuple[int, ...]] = []
-        for i, (axis, n) in enumerate(zip(layer_axes, sizes, strict=True)):
-            if axis == "head_dim" and i > 0:
-                axis_groups[-1] += (n,)
+        for axis, size in zip(axes[key][layered:], parameter.shape[layered:], strict=True):
+            if axis == "head_dim" and axis_groups:
+                axis_groups[-1] += (size,)
             else:
-                axis_groups.append((n,))
-        tensor_names = tuple(name_templates[key].format(layer=i) for i in range(shape.shape[0] if layered else 1))
-        layouts.append(
-            WeightLayout(key, shape.shape, tensor_names, tuple(axis_groups), len(axis_groups) == 2 and key != "embed")
-        )
+                axis_groups.append((size,))
+        tensor_names = tuple(name_templates[key].format(layer=i) for i in range(layers))
+        transposed = len(axis_groups) == 2 and key != "embed"
+        layouts.append(WeightLayout(key, parameter.shape, tensor_names, tuple(axis_groups), transposed))
     return layouts

@@ -1,12 +1,12 @@
 """Weights from a folder as a hub gives it (config.json, *.safetensors, a tokenizer), straight onto the mesh. No torch.
 
-A parameter is filled from its layers' tensors a block of rows at a time, the part of every device in a buffer of its
-own, and handed to the devices one by one. The largest parameters go first: while they are in hand, the devices hold the
-least.
+The part of each device is read by itself, and the largest parameters go first: while the host holds one, the devices
+hold the least.
 """
 
 import functools
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,13 @@ from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
 from isojax.models.hf.hf_config import find_family
-from isojax.models.hf.hf_layout import IndexRange, StoredRegion, WeightLayout, weight_layouts
-from isojax.models.safetensors_io import (
-    DTYPES,
-    StoredTensor,
-    read_headers,
-    read_json,
-)
+from isojax.models.hf.hf_layout import WeightLayout, weight_layouts
+from isojax.models.safetensors_io import DTYPES, StoredTensor, read_headers, read_json
 from isojax.models.transformer import Decoder, Params
 
 CONFIG_FILE = "config.json"
 MAX_LISTED = 4
+Region = tuple[tuple[int, int], ...]  # of a parameter: first and end index on each axis
 
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
@@ -62,54 +58,39 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
         if requested_fields[key] != file_fields[key] and (key, requested_fields[key]) != ("vocab", None):
             raise InputError(
                 f"cell.model.{key}: given {requested_fields[key]!r}, but {folder / CONFIG_FILE} says "
-                f"{file_fields[key]!r}. "
-                "Leave the key out: with a path, the shape comes from there."
+                f"{file_fields[key]!r}. Leave the key out: with a path, the shape comes from there."
             )
     return from_file
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """A model's config.json."""
+    expected = "expected a model's folder with config.json, *.safetensors and a tokenizer"
     if not folder.is_dir():
-        raise InputError(
-            f"cell.model.path = {folder}: no such folder; expected one with config.json, *.safetensors and a tokenizer."
-        )
+        raise InputError(f"cell.model.path = {folder}: no such folder; {expected}.")
     if not (folder / CONFIG_FILE).is_file():
-        gguf = next(folder.glob("*.gguf"), None)
-        suggestion = (
-            f"Make such a folder of {gguf.name}: isojax model import {gguf}"
-            if gguf
-            else "Copy the whole folder of the model."
-        )
-        raise InputError(
-            f"{folder}: has no {CONFIG_FILE}; expected a model's folder with config.json, *.safetensors and a "
-            "tokenizer. "
-            f"{suggestion}"
-        )
+        fix = "Copy the whole folder of the model."
+        if gguf := next(folder.glob("*.gguf"), None):
+            fix = f"Make such a folder of {gguf.name}: isojax model import {gguf}"
+        raise InputError(f"{folder}: has no {CONFIG_FILE}; {expected}. {fix}")
     return read_json(folder / CONFIG_FILE)
 
 
 def check_tensors(folder: Path, layouts: list[WeightLayout], stored_tensors: Mapping[str, StoredTensor]) -> None:
-    """InputError unless every needed tensor is there in its shape and a dtype that is read; tensors nobody needs are
-    named on stderr.
-
-    Not needed, expected and ignored: rotary tables of old checkpoints, and a tied model's second copy of
-    its embedding.
+    """InputError unless every needed tensor is there in its shape and a dtype that is read; tensors that nothing needs
+    are named on stderr, but for rotary tables of old checkpoints and a tied model's second copy of its embedding.
     """
     mismatches = []
     for weight in layouts:
         for name in weight.tensor_names:
-            stored = stored_tensors.get(name)
+            stored, shape = stored_tensors.get(name), list(weight.stored_shape)
             if stored is None:
-                mismatches.append(f"{name} is missing, expected shape {list(weight.stored_shape)}")
+                mismatches.append(f"{name} is missing, expected shape {shape}")
             elif stored.shape != weight.stored_shape:
-                mismatches.append(
-                    f"{name} has shape {list(stored.shape)} in {stored.file.name}, expected {list(weight.stored_shape)}"
-                )
+                mismatches.append(f"{name} has shape {list(stored.shape)} in {stored.file.name}, expected {shape}")
             elif stored.dtype not in DTYPES:
-                mismatches.append(
-                    f"{name} is stored as {stored.dtype} in {stored.file.name}, expected {', '.join(DTYPES)}"
-                )
+                expected = ", ".join(DTYPES)
+                mismatches.append(f"{name} is stored as {stored.dtype} in {stored.file.name}, expected {expected}")
     if mismatches:
         remainder = f"; and {len(mismatches) - MAX_LISTED} more" if len(mismatches) > MAX_LISTED else ""
         raise InputError(
@@ -117,12 +98,10 @@ def check_tensors(folder: Path, layouts: list[WeightLayout], stored_tensors: Map
             f"{'; '.join(mismatches[:MAX_LISTED])}{remainder}. Copy the whole folder of one model."
         )
     known_names = {name for weight in layouts for name in weight.tensor_names} | {"lm_head.weight"}
-    extra = sorted(
-        name for name in stored_tensors if name not in known_names and not name.endswith("rotary_emb.inv_freq")
-    )
-    if extra:
-        shown = ", ".join(extra[:MAX_LISTED]) + (", ..." if len(extra) > MAX_LISTED else "")
-        _warn_once(f"warning: {folder} holds {len(extra)} tensors that this architecture does not use: {shown}")
+    unused = sorted(name for name in stored_tensors.keys() - known_names if not name.endswith("rotary_emb.inv_freq"))
+    if unused:
+        shown = ", ".join(unused[:MAX_LISTED]) + (", ..." if len(unused) > MAX_LISTED else "")
+        _warn_once(f"warning: {folder} holds {len(unused)} tensors that this architecture does not use: {shown}")
 
 
 @functools.cache  # a sweep reads its base model once per cell, and one warning is enough
@@ -131,9 +110,7 @@ def _warn_once(text: str) -> None:
 
 
 def check_weights(config: ModelConfig) -> None:
-    """InputError unless the weights of a resolved `config.path` are there as `load` needs them; reads their files'
-    headers alone.
-    """
+    """InputError unless the weights of a resolved `config.path` are there as `load` needs them; reads headers alone."""
     if config.path is not None:
         decoder = registry.load("models.families", config.family, "build").build(config, config.vocab)
         check_tensors(Path(config.path), weight_layouts(config, decoder), read_headers(Path(config.path)))
@@ -159,44 +136,28 @@ def load_weight(
     layout: WeightLayout, stored_tensors: Mapping[str, StoredTensor], sharding: NamedSharding
 ) -> Float[Array, "..."]:
     """One parameter on the devices of this process; what a device does not hold is never copied to it."""
-    devices_by_region: dict[StoredRegion, list[Any]] = {}
-    shapes_by_region: dict[StoredRegion, tuple[int, ...]] = {}
+    devices_by_region: dict[Region, list[Any]] = defaultdict(list)
     for device, index in sharding.addressable_devices_indices_map(layout.shape).items():
         assert index is not None
-        region = layout.stored_region(index)
-        devices_by_region.setdefault(region, []).append(device)
-        shapes_by_region[region] = tuple(len(range(*i.indices(n))) for i, n in zip(index, layout.shape, strict=True))
-    shards = read_shards(layout, stored_tensors, list(devices_by_region))
+        region = tuple(i.indices(n)[:2] for i, n in zip(index, layout.shape, strict=True))
+        devices_by_region[region].append(device)
     arrays = []
     for region, devices in devices_by_region.items():
-        shard = shards.pop(region).reshape(shapes_by_region[region])
-        arrays += [jax.block_until_ready(jax.device_put(shard, device)) for device in devices]
+        values = read_region(layout, stored_tensors, region)
+        arrays += [jax.block_until_ready(jax.device_put(values, device)) for device in devices]
     return jax.make_array_from_single_device_arrays(layout.shape, sharding, arrays)
 
 
-def read_shards(
-    layout: WeightLayout, stored_tensors: Mapping[str, StoredTensor], regions: list[StoredRegion]
-) -> dict[StoredRegion, Float[np.ndarray, "layers a b"]]:
-    """Float32 [layers, rows, columns] of each box ([layers, columns, rows] where stored transposed); a stored row is
-    read once.
-    """
-
-    def extent(span: IndexRange) -> int:
-        return span[1] - span[0]
-
-    shards = {
-        b: np.empty([extent(b[0]), *map(extent, (b[2], b[1]) if layout.transposed else b[1:])], np.float32)
-        for b in regions
-    }
-    first_row, row_end = min(rows[0] for _, rows, _ in regions), max(rows[1] for _, rows, _ in regions)
-    for layer, name in enumerate(layout.tensor_names):
-        layer_regions = [box for box in regions if box[0][0] <= layer < box[0][1]]
-        for start, block in stored_tensors[name].read_blocks(first_row, row_end) if layer_regions else ():
-            for box in layer_regions:
-                layers, rows, columns = box
-                low, high = max(start, rows[0]), min(start + len(block), rows[1])
-                if low < high:
-                    shard = shards[box][layer - layers[0]]
-                    target = shard.T if layout.transposed else shard
-                    target[low - rows[0] : high - rows[0]] = block[low - start : high - start, slice(*columns)]
-    return shards
+def read_region(
+    layout: WeightLayout, stored_tensors: Mapping[str, StoredTensor], region: Region
+) -> Float[np.ndarray, "..."]:
+    """A part of one parameter in float32, from the parts of its layers' tensors."""
+    values = np.empty([stop - start for start, stop in region], np.float32)
+    index = tuple(slice(*bounds) for bounds in region)
+    layered = layout.key.startswith("blocks.")
+    names, by_layer = (layout.tensor_names[index[0]], values) if layered else (layout.tensor_names, values[None])
+    stored_index = layout.stored_index(index[layered:])
+    for layer_values, name in zip(by_layer, names, strict=True):
+        stored = stored_tensors[name].read(stored_index)
+        layer_values[...] = (stored.T if layout.transposed else stored).reshape(layer_values.shape)
+    return values
