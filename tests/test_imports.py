@@ -80,7 +80,7 @@ MANY_PARAMETERS = {
 }
 FOLDERS_OF_OTHER_SIZES = {"scaling/curves"}
 SAME_CLASS_NAMES: set[str] = set()
-SAME_MODULE_NAMES = {"text"}
+SAME_MODULE_NAMES: set[str] = set()
 
 
 class Import(NamedTuple):

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from isojax.core.errors import InputError
-from isojax.report.text import format_number, format_range
+from isojax.report.wording import format_number, format_range
 
 FIXABLE = ("M", "B", "B_p")
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from isojax.cli.formatting import text_table, to_json_value
 from isojax.cli.saved_fits import default_metric, fit_file_name, is_sweep_folder, progress_bar, warn
 from isojax.core.atomic_files import write_text
-from isojax.report.text import format_percent
+from isojax.report.wording import format_percent
 from isojax.runs.ledger_reader import read_runs
 from isojax.scaling.checks.flagged_runs import healthy_runs
 from isojax.scaling.checks.validate import REPLICATES, validate

@@ -17,7 +17,7 @@ from isojax.report.canvas import n_palette, render_figure
 from isojax.report.figures.best_n_by_metric import likely_n_range
 from isojax.report.figures.catalogue import FIGURES
 from isojax.report.fit_views import CurveRewards, all_n, frontier_reward_at, n_stretches
-from isojax.report.text import law_is_drawn
+from isojax.report.wording import law_is_drawn
 from isojax.report.write import write_report
 from isojax.scaling.result import FitResult, FrontierRow
 

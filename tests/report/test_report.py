@@ -16,7 +16,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
-from isojax.report import text as text_module
+from isojax.report import wording
 from isojax.report.fit_views import frontier_views, measured_budget
 from isojax.report.page import charts, html_page
 from isojax.report.page.findings import main_findings
@@ -88,13 +88,11 @@ def test_the_page_states_the_answer(made: tuple[Path, FitResult], html: str) -> 
     C = measured_budget(fit)
     best = recommend(fit, C=C)
     a, (low, high) = best.allocation, best.interval or (0, 0)
-    assert (
-        f"At C = {text_module.format_compact(C)} rollouts run n = {a.n}, B_p = {a.B_p} for M = {a.M} updates." in text
-    )
+    assert f"At C = {wording.format_compact(C)} rollouts run n = {a.n}, B_p = {a.B_p} for M = {a.M} updates." in text
     reward = f"{best.expected_reward:.3f} [{low:.3f}, {high:.3f}]"
     assert f"Expected validation avg@4: {reward}, from 0.240 for the base policy." in text
     first, second, *_ = fit.joint.crossovers
-    bounds = [text_module.format_compact(x) for x in (first.C, first.low, first.high, second.C, second.low)]
+    bounds = [wording.format_compact(x) for x in (first.C, first.low, first.high, second.C, second.low)]
     assert (
         f"2 → 4 near C = {bounds[0]} [{bounds[1]}, {bounds[2]}], 4 → 8 near C = {bounds[3]} [{bounds[4]}, open]" in text
     )
@@ -300,7 +298,7 @@ def test_other_measures_of_compute(make_sweep: Any, compute: str) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 16))
     fit = fit.model_copy(update={"compute": compute})
     text = _text(_render(fit, runs))
-    assert text_module.compute_unit(fit) in text
+    assert wording.compute_unit(fit) in text
     assert "leads the measured frontier here" in text
 
 
@@ -326,24 +324,24 @@ def _segment(**changed: Any) -> SegmentRow:
 
 
 def test_verdicts() -> None:
-    assert text_module.segment_verdict(_segment()) == (True, "Holds: 0.50 decade long, ahead by 4.0 standard errors")
-    assert text_module.segment_verdict(_segment(decades=0.2, z=2.0))[0]
-    assert text_module.segment_verdict(_segment(decades=0.19)) == (
+    assert wording.segment_verdict(_segment()) == (True, "Holds: 0.50 decade long, ahead by 4.0 standard errors")
+    assert wording.segment_verdict(_segment(decades=0.2, z=2.0))[0]
+    assert wording.segment_verdict(_segment(decades=0.19)) == (
         False,
         "Not shown: only 0.19 decade long (under 0.2)",
     )
-    assert text_module.segment_verdict(_segment(measured_for_neighbours=False, lead=None, se=None, z=None))[1] == (
+    assert wording.segment_verdict(_segment(measured_for_neighbours=False, lead=None, se=None, z=None))[1] == (
         "Not shown: not measured for every neighbour; lead not testable"
     )
-    assert text_module.segment_verdict(_segment(z=1.9)) == (False, "Not shown: lead under two standard errors")
-    assert text_module.segment_verdict(_segment(lead=-0.01, z=-2.0)) == (
+    assert wording.segment_verdict(_segment(z=1.9)) == (False, "Not shown: lead under two standard errors")
+    assert wording.segment_verdict(_segment(lead=-0.01, z=-2.0)) == (
         False,
         "Not shown: not ahead of its rival in the evaluations",
     )
 
 
 def test_numbers_in_words() -> None:
-    assert [text_module.format_compact(x) for x in (250_000, 999_950, 1_234_567, 950, 0.05123, None)] == [
+    assert [wording.format_compact(x) for x in (250_000, 999_950, 1_234_567, 950, 0.05123, None)] == [
         "250k",
         "1M",
         "1.23M",
@@ -351,10 +349,10 @@ def test_numbers_in_words() -> None:
         "0.0512",
         "–",
     ]
-    assert text_module.join_list([2]) == "2"
-    assert text_module.join_list([2, 4, 8]) == "2, 4 and 8"
+    assert wording.join_list([2]) == "2"
+    assert wording.join_list([2, 4, 8]) == "2, 4 and 8"
     points = [FrontierRow(C=1.0, reward=0.5, n=n, B_p=8) for n in (2, 2, 4, 2, 8)]
-    assert text_module.n_path(points) == [2, 4, 2, 8]
+    assert wording.n_path(points) == [2, 4, 2, 8]
 
 
 def test_a_laptop_needs_no_jax() -> None:

@@ -18,7 +18,7 @@ from isojax.cli.options import JsonOption
 from isojax.cli.saved_fits import make_fit, read_fit, sweep_folder
 from isojax.core.errors import InputError
 from isojax.report.figures.compared_sweeps import comparison_figure
-from isojax.report.text import format_difference, format_interval, format_number, format_reward, join_commas
+from isojax.report.wording import format_difference, format_interval, format_number, format_reward, join_commas
 from isojax.runs.workspace import display_path
 from isojax.scaling.compare import compare_sweeps
 from isojax.scaling.comparison import BudgetRow, RewardDifference, Saturation, SweepComparison, SweepSummary

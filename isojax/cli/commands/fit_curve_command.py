@@ -15,7 +15,7 @@ from isojax.cli.formatting import format_estimate, print_bootstrap, print_json, 
 from isojax.cli.lazy_commands import new_app
 from isojax.cli.options import JsonOption, WhereOption
 from isojax.report.figures.single_curve import single_curve_figure
-from isojax.report.text import format_number
+from isojax.report.wording import format_number
 from isojax.scaling.curve_file import fit_curve_file
 
 app = new_app()

@@ -12,7 +12,7 @@ from rich.console import Console
 from isojax.cli.formatting import format_estimate, print_bootstrap, print_json, print_notes, text_table, to_json_value
 from isojax.cli.lazy_commands import new_app
 from isojax.cli.options import JsonOption, ModeOption, WhereOption
-from isojax.report.text import LAW_PARAMETERS, format_number, join_commas
+from isojax.report.wording import LAW_PARAMETERS, format_number, join_commas
 from isojax.scaling.fit_sweep import DEFAULT_MODE
 from isojax.scaling.law.frontier_points import fit_points_file
 

@@ -26,7 +26,7 @@ from isojax.core import registry
 from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError
 from isojax.core.nouns import Candidate, Recommendation
-from isojax.report.text import format_percent, format_range, format_reward, join_commas
+from isojax.report.wording import format_percent, format_range, format_reward, join_commas
 from isojax.scaling.allocate.constraints import EPSILON
 from isojax.scaling.allocate.recommend import recommend as choose
 from isojax.scaling.checks.flagged_runs import flag_sentences

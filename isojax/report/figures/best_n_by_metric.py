@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from isojax.core.nouns import RunRecord
 from isojax.report.canvas import DPI, INK, MUTED, escape_label, label_log2_n, legend_below, style_axes
 from isojax.report.fit_views import all_n, frontier_views, interval_level, single_B_p_views
-from isojax.report.text import compute_unit, format_compact, format_reward
+from isojax.report.wording import compute_unit, format_compact, format_reward
 from isojax.scaling.result import FitResult, FrontierRow
 
 MAX_METRICS = 6

@@ -22,7 +22,7 @@ from isojax.report.figures.reward_frontier import frontier_figure
 from isojax.report.figures.reward_sensitivity import sensitivity_figure
 from isojax.report.figures.segment_evidence import evidence_figure
 from isojax.report.figures.training_metrics import training_figure
-from isojax.report.text import describe_law, format_compact, join_list
+from isojax.report.wording import describe_law, format_compact, join_list
 from isojax.scaling.result import FitResult
 
 

@@ -25,7 +25,7 @@ from isojax.report.canvas import (
     render_figure,
     style_axes,
 )
-from isojax.report.text import UNITS, format_compact
+from isojax.report.wording import UNITS, format_compact
 from isojax.scaling.comparison import SweepComparison, SweepSummary
 from isojax.scaling.validation_metrics import FloatArray
 

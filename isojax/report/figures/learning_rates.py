@@ -21,7 +21,7 @@ from isojax.report.canvas import (
     render_figure,
     style_axes,
 )
-from isojax.report.text import format_compact
+from isojax.report.wording import format_compact
 
 
 def learning_rate_figure(search: Mapping[str, Any]) -> RenderedFigure:

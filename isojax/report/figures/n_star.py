@@ -34,7 +34,7 @@ from isojax.report.canvas import (
 )
 from isojax.report.figures.reward_frontier import JOINT_TITLE
 from isojax.report.fit_views import all_n, frontier_views, interval_level, thin
-from isojax.report.text import LAW_PARAMETERS, compute_unit, format_percent, law_is_drawn
+from isojax.report.wording import LAW_PARAMETERS, compute_unit, format_percent, law_is_drawn
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import FitResult, FrontierFit, FrontierRow
 

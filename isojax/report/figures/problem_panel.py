@@ -18,7 +18,7 @@ from isojax.core.config import PANEL
 from isojax.core.nouns import RunRecord
 from isojax.report.canvas import MUTED, legend_below, n_palette, panel_grid, style_axes
 from isojax.report.fit_views import FloatArray, all_n
-from isojax.report.text import MIN_Z, format_compact, format_percent
+from isojax.report.wording import MIN_Z, format_compact, format_percent
 from isojax.scaling.result import FitResult
 from isojax.scaling.validation_metrics import as_float64
 

@@ -43,7 +43,7 @@ from isojax.report.fit_views import (
     interval_level,
     run_evaluations,
 )
-from isojax.report.text import compute_unit, format_compact, format_percent, format_reward
+from isojax.report.wording import compute_unit, format_compact, format_percent, format_reward
 from isojax.scaling.result import CrossoverRow, FitResult, FrontierFit
 
 JOINT_TITLE = "joint: best over $B_p$ and $n$"

@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from isojax.core.nouns import RunRecord
 from isojax.report.canvas import DASHES, INK, MUTED, escape_label, n_palette, panel_grid, style_axes
 from isojax.report.fit_views import CellKey, CurveBand, CurveRewards, all_n
-from isojax.report.text import compute_unit, format_compact, format_interval, format_reward
+from isojax.report.wording import compute_unit, format_compact, format_interval, format_reward
 from isojax.scaling.result import FitResult
 
 C_TOLERANCE = 1 + 1e-9

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from isojax.core.nouns import RunRecord
 from isojax.report.canvas import DPI, GRID_COLOUR, INK, MUTED, escape_label, legend_below, n_palette, style_axes
 from isojax.report.fit_views import all_n, frontier_views
-from isojax.report.text import MIN_DECADES, MIN_Z, format_compact, segment_verdict
+from isojax.report.wording import MIN_DECADES, MIN_Z, format_compact, segment_verdict
 from isojax.scaling.result import FitResult, FrontierFit, SegmentRow
 
 

@@ -25,7 +25,7 @@ from isojax.report.fit_views import (
     run_evaluations,
     thin,
 )
-from isojax.report.text import (
+from isojax.report.wording import (
     compute_unit,
     format_compact,
     format_crossover,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isojax.report.page.markup import Html, bullet_list, html_details, html_section, html_table, tag
-from isojax.report.text import format_compact, format_count, format_reward, join_list
+from isojax.report.wording import format_compact, format_count, format_reward, join_list
 from isojax.runs.ledger import INCLUDE_FLAGGED
 from isojax.scaling.result import CurveDiagnostics, FitDiagnostics, FitResult, TiedRange
 

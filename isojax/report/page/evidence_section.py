@@ -8,7 +8,7 @@ from isojax.report.canvas import RenderedFigure
 from isojax.report.figures.catalogue import FIGURES
 from isojax.report.fit_views import frontier_views
 from isojax.report.page.markup import Html, html_figure, html_section, html_table, tag
-from isojax.report.text import (
+from isojax.report.wording import (
     MIN_DECADES,
     MIN_Z,
     compute_unit,

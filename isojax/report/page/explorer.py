@@ -21,7 +21,7 @@ from isojax.report.fit_views import B_p_of_view, all_n, frontier_views, interval
 from isojax.report.page import charts
 from isojax.report.page.advice import Advice, advise, budget_grid
 from isojax.report.page.markup import Html
-from isojax.report.text import compute_unit, format_compact, format_percent, format_range, format_reward
+from isojax.report.wording import compute_unit, format_compact, format_percent, format_range, format_reward
 from isojax.scaling.result import FitResult, FrontierFit
 
 MODES = {"paper": "as in the paper", "hierarchical": "hierarchical"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isojax.report.fit_views import all_n, single_B_p_views
-from isojax.report.text import (
+from isojax.report.wording import (
     MIN_DECADES,
     compute_unit,
     describe_law,

@@ -31,7 +31,7 @@ from isojax.report.page.markup import (
     tag,
 )
 from isojax.report.page.rewards_section import rewards_section
-from isojax.report.text import (
+from isojax.report.wording import (
     compute_unit,
     format_compact,
     format_count,

@@ -9,7 +9,7 @@ import numpy as np
 
 from isojax.report.page.evidence_section import named_views
 from isojax.report.page.markup import Html, html_section, html_table, tag
-from isojax.report.text import (
+from isojax.report.wording import (
     LAW_PARAMETERS,
     describe_law,
     format_compact,

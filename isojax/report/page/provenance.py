@@ -8,7 +8,7 @@ from pathlib import Path
 
 from isojax.report.page.advice import Advice
 from isojax.report.page.markup import Html, html_details, html_section, join_html, tag
-from isojax.report.text import format_count, format_percent
+from isojax.report.wording import format_count, format_percent
 from isojax.scaling.result import FitResult
 
 SAMPLE_LINES, SAMPLE_WIDTH = 12, 300

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from isojax.core.nouns import RunRecord
 from isojax.report.fit_views import CellKey
 from isojax.report.page.markup import Html, html_section, html_table
-from isojax.report.text import format_compact, format_reward
+from isojax.report.wording import format_compact, format_reward
 from isojax.scaling.result import FitResult, FittedRun
 from isojax.scaling.validation_metrics import metric_value
 
