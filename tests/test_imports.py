@@ -68,7 +68,6 @@ LONG_FUNCTIONS = {
     "rl/train_step.py:update",
     "scaling/curve_file.py:fit_curve_file",
     "scaling/law/n_star_law.py:choose_law",
-    "tasks/problem_selection.py:select_problems",
     "train/loop.py:__init__",
 }
 MANY_PARAMETERS = {

@@ -51,11 +51,7 @@ CoordinatorOption = Annotated[
 def read_config(
     arguments: Sequence[str] | None, mesh: str | None, default_config: str | None, ray: str | None = None
 ) -> Config:
-    """The config that the words of a command mean; `default` where they name none.
-
-    Raises:
-        InputError: no config and no default, a config after an override, or as `load_configs`.
-    """
+    """The config that the words of a command mean; `default` where they name none."""
     configs, overrides = split_arguments(arguments or ())
     if not configs:
         if default_config is None:

@@ -8,11 +8,7 @@ from isojax.core.errors import InputError
 
 
 def check_figure_path(path: Path, option: str) -> None:
-    """Check before any work that the file can be drawn and does not exist.
-
-    Raises:
-        InputError: another suffix than .png and .pdf, or an existing file.
-    """
+    """Check before any work that the file can be drawn and does not exist."""
     if path.suffix not in (".png", ".pdf"):
         raise InputError(f"{option} {path}: expected a file named .png or .pdf.")
     if path.exists():
@@ -20,11 +16,7 @@ def check_figure_path(path: Path, option: str) -> None:
 
 
 def write_figure(path: Path, png: bytes, pdf: bytes, option: str) -> None:
-    """Write PNG or PDF, by the suffix of the path; its folder is created.
-
-    Raises:
-        InputError: it cannot be written, or has come to be there meanwhile.
-    """
+    """Write PNG or PDF, by the suffix of the path; its folder is created."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as f:

@@ -73,11 +73,7 @@ def make_fit(
 def fit_runs(
     runs: Sequence[RunRecord], metric: str, compute: str, options: FitOptions, description: str = "fitting"
 ) -> FitResult:
-    """A fit, its progress shown; runs that are flagged as broken are left out, unless asked for, and named.
-
-    Raises:
-        InputError: as `fit_sweep`.
-    """
+    """A fit, its progress shown; runs that are flagged as broken are left out, unless asked for, and named."""
     with progress_bar(description) as advance:
         return fit_sweep(runs, metric, compute, options, advance)
 

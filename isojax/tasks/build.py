@@ -1,7 +1,5 @@
 """From `cell.task` to a task: NAME or NAME:ARGUMENT, as in `solvers:ABCG`, `addition`, `jsonl:train.jsonl`."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import numpy as np
@@ -19,9 +17,7 @@ from isojax.tasks.text import TextTask
 def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
     """The task of `cell.task`; `num_workers` processes check responses in text (None: one for each core).
 
-    Raises:
-        InputError: no such task, an argument, data or a tokenizer that it cannot work with, or, of a task in text,
-        lengths left to their defaults.
+    InputError: no such task, or an argument, data, a tokenizer or lengths that it cannot work with.
     """
     module, argument = _load_plugin(cell.task)
     if "build" not in vars(module):
@@ -37,11 +33,11 @@ def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
 
 
 def read_problem_set(task: str, data: DataConfig, count: int, rng: np.random.Generator) -> list[Problem]:
-    """At most `count` problems of a task string; raises InputError as `build_task`."""
+    """At most `count` problems of a task string."""
     module, argument = _load_plugin(task)
-    if "build" in vars(module):
-        return _build_device_task(module, argument).problems(count, rng)
-    return open_source(task, data).problems(count, rng)
+    is_device_task = "build" in vars(module)
+    source = _build_device_task(module, argument) if is_device_task else open_source(task, data)
+    return source.problems(count, rng)
 
 
 def _load_plugin(task: str) -> tuple[ModuleType, str]:

@@ -67,9 +67,6 @@ def label_problems(
 
     What `path` holds already is not sampled again, and the labels do not depend on how often the labelling was broken
     off.
-
-    Raises:
-        InputError: `path` holds labels by another key, or by another number of attempts, or is damaged.
     """
     repeats = -(-attempts // labeller.samples_per_problem)
     attempts = repeats * labeller.samples_per_problem
@@ -105,11 +102,7 @@ def stored_label_key(path: Path) -> str:
 
 
 def read_labels(path: Path, label_key: str, attempts: int) -> dict[int, int]:
-    """Correct rollouts by problem id, as far as they were found; a torn last line is cut off.
-
-    Raises:
-        InputError: a broken line before the last, or labels by another key or another number of attempts.
-    """
+    """Correct rollouts by problem id, as far as they were found; a torn last line is cut off."""
     if not path.exists():
         return {}
     data = path.read_bytes()

@@ -4,10 +4,8 @@
 `addition`.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,14 +19,7 @@ from isojax.core.nouns import Problem
 
 
 class ProblemSource(Protocol):
-    """Problems in text.
-
-    Attributes:
-        labelled: the problems carry `solved` of `attempts` already.
-    """
-
-    @property
-    def labelled(self) -> bool: ...
+    """Problems in text."""
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """At most `count` distinct problems, a random choice in random order. Ids are int32, unique and the same in
@@ -42,7 +33,6 @@ class InMemorySource:
     """A source whose problems are all in memory."""
 
     all_problems: Sequence[Problem]
-    labelled: bool = False
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """`count` of them, or all."""
@@ -61,9 +51,7 @@ def random_subset(problems: Sequence[Problem], count: int, rng: np.random.Genera
 
 
 def canonical_order(a: int, b: int) -> tuple[int, int]:
-    """The one order of two numbers in a problem that means the same either way; the larger is first as often as the
-    smaller.
-    """
+    """One order for two numbers that mean the same either way; the larger is first as often as the smaller."""
     low, high = min(a, b), max(a, b)
     return (high, low) if (low * 7 + high * 3) // 2 % 2 else (low, high)
 
@@ -74,11 +62,7 @@ def dedup_text(problem: Problem) -> str:
 
 
 def read_settings(text: str, task: str) -> dict[str, Any]:
-    """`key=value,key=value` as a dict, each value read as YAML; commas within [...] separate nothing.
-
-    Raises:
-        InputError: a part without `=`, a key met twice, or a value that is no YAML.
-    """
+    """`key=value,key=value` as a dict, each value read as YAML; commas within [...] separate nothing."""
     settings: dict[str, Any] = {}
     for assignment in re.split(r",(?![^\[]*\])", text) if text else []:
         key, equals, value = (piece.strip() for piece in assignment.partition("="))
@@ -96,14 +80,13 @@ def read_settings(text: str, task: str) -> dict[str, Any]:
     return settings
 
 
-def read_integers(text: str, task: str, defaults: Mapping[str, int]) -> dict[str, int]:
-    """`read_settings` over defaults; a key that is not among them, or a value that is no integer, is an InputError."""
-    settings = read_settings(text, task)
-    for key, value in settings.items():
-        if key not in defaults or type(value) is not int:
-            example = ",".join(f"{k}={v}" for k, v in defaults.items())
-            raise InputError(
-                f"cell.task: {task}: given {key}={value}, expected integers for {', '.join(defaults)}; {task}:{example}"
-                " is usual."
-            )
-    return {**defaults, **settings}
+def read_range(text: str, task: str, usual: tuple[int, int], largest: int) -> tuple[int, int]:
+    """(low, high) of `low=2,high=40`, the `usual` ones where not given; 1 <= low <= high <= `largest`."""
+    values: dict[str, Any] = {"low": usual[0], "high": usual[1], **read_settings(text, task)}
+    low, high, *others = values.values()
+    if others or type(low) is not int or type(high) is not int or not 1 <= low <= high <= largest:
+        raise InputError(
+            f"cell.task: {task}:{text}: expected integers 1 <= low <= high <= {largest}, such as"
+            f" {task}:low={usual[0]},high={usual[1]}."
+        )
+    return low, high

@@ -31,11 +31,7 @@ class ProblemColumns(NamedTuple):
 
 
 def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> list[Problem]:
-    """The rows as distinct problems; the first row decides which columns are read.
-
-    Raises:
-        InputError: no row, no such column, or a value that cannot be used, with its place.
-    """
+    """The rows as distinct problems; the first row decides which columns are read."""
     problems: list[Problem] = []
     problem_columns = None
     for row in rows:
@@ -47,11 +43,7 @@ def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> 
 
 
 def find_problem_columns(row: DataRow, data: DataConfig) -> ProblemColumns:
-    """The columns named by cell.data, else the first of the usual names that this row has.
-
-    Raises:
-        InputError: none is there; says which columns there are.
-    """
+    """The columns named by cell.data, else the first of the usual names that this row has."""
 
     def find_column(setting: str, configured_name: str | None, usual_names: tuple[str, ...]) -> str:
         names = (configured_name,) if configured_name else usual_names

@@ -54,9 +54,6 @@ def build_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str]
 
     Returns:
         uint8 [states V], uint16 where there are 255 states or more.
-
-    Raises:
-        InputError: no strings, or an empty one.
     """
     moves = byte_automaton([string.encode() for string in strings])
     states = len(moves) - 1

@@ -23,11 +23,7 @@ from isojax.tasks.tokenizer import end_tokens, load_tokenizer, read_json, token_
 
 
 class TextTask:
-    """The HostTask of a source, a model's tokenizer, a prompt format and a verifier; may be shared by threads.
-
-    Raises:
-        InputError: no model folder, a tokenizer that cannot be used, or a prompt format it does not support.
-    """
+    """The HostTask of a source, a model's tokenizer, a prompt format and a verifier; may be shared by threads."""
 
     on_device: ClassVar[Literal[False]] = False
 
@@ -44,8 +40,7 @@ class TextTask:
         if model.path is None:
             raise InputError(
                 "cell.model.path is not set, and problems in text need a language model; give a folder with its"
-                " config.json, weights and"
-                " tokenizer, for example the one that `isojax model import smollm2` writes."
+                " config.json, weights and tokenizer, for example the one that `isojax model import smollm2` writes."
             )
         self.folder = Path(model.path)
         self.tokenizer = load_tokenizer(self.folder)
@@ -72,8 +67,7 @@ class TextTask:
         if outside_vocab := [i for i in self.stops.tokens if i >= self.vocab]:
             raise InputError(
                 f"{self.folder}: its end tokens {outside_vocab} are outside the model's vocabulary of {self.vocab};"
-                " correct eos_token_id in"
-                " generation_config.json."
+                " correct eos_token_id in generation_config.json."
             )
         if not self.stops.tokens and not self._stop_strings:
             raise InputError(
@@ -89,9 +83,8 @@ class TextTask:
         if unless_tokens and len(unless_tokens[0]) != 1:
             raise InputError(
                 f"cell.sampling.interrupt.unless = {interrupt.unless!r} is {len(unless_tokens[0])} tokens of the"
-                f" tokenizer in {self.folder}, expected"
-                " one; name the token that ends this model's thinking, or leave it empty to interrupt every long"
-                " response."
+                f" tokenizer in {self.folder}, expected one; name the token that ends this model's thinking, or leave"
+                " it empty to interrupt every long response."
             )
         if interrupt.after + len(tokens) >= T:
             raise InputError(
@@ -101,8 +94,7 @@ class TextTask:
         if self.stops.contains_stop(tokens):
             raise InputError(
                 f"cell.sampling.interrupt.text = {interrupt.text!r} holds an end token or a string of cell.prompt.stop"
-                " = "
-                f"{list(self.prompt.stop)}, and would end the response that it interrupts; change one of them."
+                f" = {list(self.prompt.stop)}, and would end the response that it interrupts; change one of them."
             )
         return Interruption(interrupt.after, tuple(tokens), unless_tokens[0][0] if unless_tokens else None)
 
@@ -117,8 +109,7 @@ class TextTask:
             if self.tokenizer.chat_template is None:
                 raise InputError(
                     f"cell.prompt.format=chat: the tokenizer in {self.folder} has no chat template; set"
-                    " cell.prompt.format=raw, or add the"
-                    " model's chat_template.jinja to the folder."
+                    " cell.prompt.format=raw, or add the model's chat_template.jinja to the folder."
                 )
             return
         for name, setting in (("system", prompt.system or None), ("thinking", prompt.thinking)):
@@ -130,8 +121,7 @@ class TextTask:
         if ids[-1] in self.stops.tokens:
             raise InputError(
                 f"the tokenizer in {self.folder} ends every text with its end token ({ids[-1]}), so a prompt could not"
-                " be continued; set"
-                " add_eos_token to false in tokenizer_config.json."
+                " be continued; set add_eos_token to false in tokenizer_config.json."
             )
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
@@ -145,11 +135,7 @@ class TextTask:
         return [p for p, ids in zip(problems, self._prompt_tokens(problems), strict=True) if len(ids) <= prompt_length]
 
     def encode(self, problems: Sequence[Problem], prompt_length: int) -> EncodedProblems:
-        """Prompts i32[Q P] with P = `prompt_length`, right-padded, and answers i32[Q 0].
-
-        Raises:
-            InputError: a prompt with more than `prompt_length` tokens (none is cut), or with none.
-        """
+        """Prompts i32[Q P] with P = `prompt_length`, right-padded, and answers i32[Q 0]."""
         prompt_tokens = self._prompt_tokens(problems)
         prompts = np.full((len(problems), prompt_length), self.pad, np.int32)
         for row, ids, problem in zip(prompts, prompt_tokens, problems, strict=True):
@@ -236,8 +222,7 @@ class TextTask:
             if len(problem.messages) > 1:
                 raise InputError(
                     f"problem {problem.id} is a conversation of {len(problem.messages)} messages, and"
-                    " cell.prompt.format=raw holds one;"
-                    " set cell.prompt.format=chat."
+                    " cell.prompt.format=raw holds one; set cell.prompt.format=chat."
                 )
         return self._tokenize([self._fill_template(problem) for problem in problems])
 
@@ -248,8 +233,8 @@ class TextTask:
         messages = [dict(message) for message in problem.messages[:-1]]
         if problem.messages and problem.messages[-1]["role"] != "user":
             raise InputError(
-                f"problem {problem.id} is a conversation that ends with role {problem.messages[-1]['role']!r};"
-                " expected a user's message."
+                f"problem {problem.id} is a conversation that ends with role {problem.messages[-1]['role']!r}; expected"
+                " a user's message."
             )
         if self.prompt.system:
             if messages and messages[0]["role"] == "system":
@@ -290,8 +275,7 @@ class TextTask:
                         break
                 raise InputError(
                     f"the chat template in {self.folder} refuses the conversation {offending}: {type(error).__name__}:"
-                    f" {error}. Some know"
-                    " no system message: try without cell.prompt.system."
+                    f" {error}. Some know no system message: try without cell.prompt.system."
                 ) from error
         return ids
 

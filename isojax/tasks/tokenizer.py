@@ -24,9 +24,6 @@ PROBE_TEXT = "The 12 cats sat on 3 mats."
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in `folder`, a model's folder as a hub gives it. Nothing is fetched and no code of the folder is
     run.
-
-    Raises:
-        InputError: no such folder, no tokenizer in it, or one that cannot be read.
     """
     if not folder.is_dir():
         raise InputError(
@@ -36,8 +33,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(
             f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} there. Copy the"
-            " tokenizer's files"
-            " (tokenizer*.json at least) from where the model came from."
+            " tokenizer's files (tokenizer*.json at least) from where the model came from."
         )
     os.environ.setdefault(
         "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
@@ -77,8 +73,8 @@ def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> No
     if tokenizer_pieces != expected_pieces:
         raise InputError(
             f"{file}: transformers reads this tokenizer otherwise than sentencepiece does: {PROBE_TEXT!r} is"
-            f" {tokenizer_pieces}, expected {expected_pieces}."
-            " Add the model's tokenizer.json, or a tokenizer_config.json that names the right tokenizer_class."
+            f" {tokenizer_pieces}, expected {expected_pieces}. Add the model's tokenizer.json, or a"
+            " tokenizer_config.json that names the right tokenizer_class."
         )
 
 
@@ -88,17 +84,14 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | 
 
     Byte-level BPE writes a byte as one of 256 printable characters; sentencepiece writes a space as U+2581 and a byte
     as <0xNN>.
-
-    Raises:
-        InputError: a tokenizer of another kind, or ids from `vocab` up.
     """
     id_of_token = tokenizer.get_vocab()
     largest_id = max(id_of_token.values())
     if largest_id >= vocab:
         raise InputError(
             f"the tokenizer in {tokenizer.name_or_path} has ids up to {largest_id}, the model's vocabulary has {vocab};"
-            f" expected cell.model.vocab, or vocab_size in config.json, of {largest_id + 1} or more: these files"
-            " belong to different models."
+            f" expected cell.model.vocab, or vocab_size in config.json, of {largest_id + 1} or more: these files belong"
+            " to different models."
         )
     if _is_byte_level(tokenizer):
         byte_of_character = {character: bytes([byte]) for byte, character in enumerate(_byte_characters())}
@@ -141,8 +134,8 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
             return False
     raise InputError(
         f"the tokenizer in {tokenizer.name_or_path} ({type(tokenizer).__name__}) is neither byte-level BPE nor a"
-        " sentencepiece one with"
-        " a tokenizer.json or tokenizer.model; its tokens cannot be read as bytes. Use a model with one of those."
+        " sentencepiece one with a tokenizer.json or tokenizer.model; its tokens cannot be read as bytes. Use a model"
+        " with one of those."
     )
 
 

@@ -33,7 +33,6 @@ from isojax.models import safetensors_io
 from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder, Params
 from isojax.tasks.difficulty_labels import ProgressCallback, compute_label_key, label_problems, stored_label_key
-from isojax.tasks.epochs import check_disjoint
 from isojax.tasks.problem_selection import ProblemSelection, best_constant, select_problems
 from isojax.tasks.protocol import DeviceTask, EncodedProblems, Task, is_on_device
 from isojax.train.evaluate import Evaluator, TokenizedProblems
@@ -249,7 +248,6 @@ def load_base_policy(folder: Path, cell: CellConfig, fingerprint: str = "") -> B
             f"{fingerprint!r}, expected {stored_fingerprint!r}); put that one back, or choose another name=NAME for a "
             "new run."
         )
-    check_disjoint(problems_by_split["training"], problems_by_split["validation"])
     extra_sets = {
         where.removeprefix(EXTRA_PREFIX): problems
         for where, problems in problems_by_split.items()

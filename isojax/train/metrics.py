@@ -10,7 +10,7 @@ from isojax.core.config import PANEL, Config
 from isojax.core.estimators import summarize_counts
 from isojax.core.nouns import Cell, EvalPoint, Problem
 from isojax.rl.metric import values
-from isojax.tasks.problem_selection import final_answer
+from isojax.tasks.grading.math_answers import reference_answer
 from isojax.tasks.protocol import Task, count_unfinished
 from isojax.train.base_policy import BasePolicy
 from isojax.train.checkpoint import RunCursor
@@ -92,7 +92,7 @@ def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalC
     for problem, tokens, reward in zip(
         problems[:SHOWN_SAMPLES], counts.first_responses, counts.first_rewards, strict=False
     ):
-        verdict = "right" if reward == 1 else f"wrong, the answer is {final_answer(problem)}"
+        verdict = "right" if reward == 1 else f"wrong, the answer is {reference_answer(problem.answer)}"
         lines.append(f"    {problem.prompt}{task.decode(tokens)}    {verdict}\n")
     old_text, header_bytes = path.read_bytes() if path.exists() else b"", header.encode()
     retained = old_text.partition(header_bytes)[0]

@@ -78,9 +78,7 @@ def test_a_small_set_gives_what_it_has(capfd: pytest.CaptureFixture[str]) -> Non
 
 
 @needs_gym
-def test_a_generator_that_never_ends_is_refused_or_stopped() -> None:
-    with pytest.raises(InputError, match="from base 16 to itself; the generator never ends"):
-        gym.source("base_conversion,min_base=16", DataConfig())
+def test_a_generator_that_never_ends_is_stopped() -> None:
     generator = opened("base_conversion", settings={"min_base": 7, "max_base": 7, "size": 5}, deadline=2.0)
     with pytest.raises(
         InputError, match=r"gym:base_conversion with .*'min_base': 7.*problem after 0 good ones took over 2 s"

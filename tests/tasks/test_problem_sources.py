@@ -18,7 +18,7 @@ from isojax.tasks.problem_sources import (
     dedup_text,
     open_source,
     random_subset,
-    read_integers,
+    read_range,
     read_settings,
 )
 
@@ -61,10 +61,12 @@ def test_settings_of_a_task() -> None:
             read_settings(text, "t")
     with pytest.raises(InputError, match=r"'a=.1' is not YAML"):
         read_settings("a={1", "t")
-    with pytest.raises(InputError, match=r"given hi=3.*low, high; t:low=1,high=2 is usual"):
-        read_integers("hi=3", "t", {"low": 1, "high": 2})
-    with pytest.raises(InputError, match=r"given low=x"):
-        read_integers("low=x", "t", {"low": 1, "high": 2})
+    assert read_range("high=3", "t", usual=(1, 2), largest=3) == (1, 3)
+    for text in ("hi=3", "low=x", "low=1.0", "high=4"):
+        with pytest.raises(
+            InputError, match=f"t:{text}: expected integers 1 <= low <= high <= 3, such as t:low=1,high=2"
+        ):
+            read_range(text, "t", usual=(1, 2), largest=3)
 
 
 def test_sums_are_right_distinct_and_have_ids_of_their_own() -> None:
@@ -128,14 +130,14 @@ def test_divisors() -> None:
     "task", ["addition:low=0,high=2", "addition:low=3,high=2", "addition:high=5", "gcd:low=0", "gcd:high=10000"]
 )
 def test_limits_that_make_no_problems(task: str) -> None:
-    with pytest.raises(InputError, match="expected 1 <= low <= high <= "):
+    with pytest.raises(InputError, match="expected integers 1 <= low <= high <= "):
         open_source(task, DataConfig())
 
 
 def test_no_source_loads_jax() -> None:
     program = (
         "import sys\n"
-        "from isojax.tasks import epochs, problem_sources, source_rows\n"
+        "from isojax.tasks import epochs, problem_sets, problem_sources, source_rows\n"
         "from isojax.tasks.sources import addition, gcd, gym, jsonl, parquet, tfds\n"
         "print(sorted({'jax', 'tensorflow', 'pyarrow'} & set(sys.modules)))"
     )

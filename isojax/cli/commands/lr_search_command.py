@@ -106,11 +106,7 @@ def lr_search(
 
 
 def read_rates(text: str) -> list[float]:
-    """Rising rates from "1e-4,3e-4".
-
-    Raises:
-        InputError: no number above 0, or one twice (to three digits, as their folders are named).
-    """
+    """Rising rates from "1e-4,3e-4"."""
     try:
         numbers_read = [float(item) for item in text.split(",")]
     except ValueError:

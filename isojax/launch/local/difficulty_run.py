@@ -117,7 +117,8 @@ def _label_with_model(
 
     cell, seed = config.cell, config.cell.data.seed
     candidates = task.problems(cell.data.candidates, np.random.default_rng([seed, 0]))
-    problems, notes = drop_long_prompts(cell, task, candidates, "problems")
+    notes: list[str] = []
+    problems = drop_long_prompts(cell, task, candidates, "problems", notes)
     for note in notes:
         print(f"warning: {note}", file=sys.stderr)
     if not is_on_device(task):

@@ -13,10 +13,8 @@ from isojax.tasks.protocol import Grades, HostTask
 
 
 class BackgroundGrader:
-    """Grades of one response to each of `problems` (a problem may occur several times), as a context.
-
-    Responses that arrive while others are checked are checked together after them. The thread ends with the context,
-    which waits for the check in progress.
+    """Grades of one response to each of `problems` (a problem may occur several times), as a context. Responses that
+    arrive while others are checked are checked together after them.
     """
 
     def __init__(self, task: HostTask, problems: Sequence[Problem]) -> None:
@@ -29,9 +27,7 @@ class BackgroundGrader:
         self._futures: deque[Future[None]] = deque()
 
     def add_responses(self, rollout_indices: Sequence[int] | np.ndarray, tokens: Sequence[np.ndarray]) -> None:
-        """Add responses i32[its length] to problems[i], for each i of `rollout_indices`; raises what grading earlier
-        ones has raised.
-        """
+        """Add responses i32[its length] to problems[i], i of `rollout_indices`; raises what grading has raised."""
         while self._futures and self._futures[0].done():
             self._futures.popleft().result()
         self._pending.extend(zip(map(int, rollout_indices), tokens, strict=True))
@@ -57,22 +53,19 @@ class BackgroundGrader:
         """
         while self._futures:
             self._futures.popleft().result()
-        rewards, parsed, failures = zip(
-            *multiprocess.allgather((self._rewards, self._parsed, self._failures)), strict=True
-        )
+        grades_by_process = multiprocess.allgather((self._rewards, self._parsed, self._failures))
+        rewards, parsed, failures = zip(*grades_by_process, strict=True)
         counts = sum(failures, Counter[str]())
         return Grades(np.sum(rewards, 0), np.any(parsed, 0), dict(sorted(counts.items())))
 
     def _grade_pending(self) -> None:
-        """Check all pending responses."""
         pending = [self._pending.popleft() for _ in range(len(self._pending))]  # this thread alone takes from it
         if not pending:
             return
-        rollout_indices, tokens = zip(*pending, strict=True)
-        texts = [self._task.decode(row) for row in tokens]
+        rollout_indices = [i for i, _ in pending]
+        texts = [self._task.decode(tokens) for _, tokens in pending]
         grades = self._task.grade([self._problems[i] for i in rollout_indices], texts)
-        index_list = list(rollout_indices)
-        self._rewards[index_list], self._parsed[index_list] = grades.rewards, grades.parsed
+        self._rewards[rollout_indices], self._parsed[rollout_indices] = grades.rewards, grades.parsed
         self._failures.update(grades.failures)
 
     def __enter__(self) -> Self:

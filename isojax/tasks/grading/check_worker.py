@@ -1,7 +1,5 @@
-"""One process of checks: started when first needed, and again after it was lost.
-
-Workers are new processes, not forks of this one, whose threads a fork would break, and they do not import its main
-module. What runs in them is tasks/grading/grading_worker.py.
+"""One process of checks: started when first needed, and again after it was lost. tasks/grading/grading_worker.py runs
+in it: a new process, not a fork of this one, whose threads a fork would break.
 """
 
 import json
@@ -54,11 +52,9 @@ class CheckWorker:
                 error: str = self._receive(START_TIMEOUT)
             except (CheckWorkerLost, OSError) as e:
                 log.seek(0)
-                log_lines = log.read().decode(errors="replace").strip().splitlines()
-                reason = e.args[1] if isinstance(e, CheckWorkerLost) else str(e)
-                error = f"cell.verifier.use = {self._spec.verifier}: its process did not start: {reason}" + (
-                    f": {log_lines[-1]}" if log_lines else ""
-                )
+                last_line = log.read().decode(errors="replace").strip().splitlines()[-1:]
+                reason = ": ".join([e.args[1] if isinstance(e, CheckWorkerLost) else str(e), *last_line])
+                error = f"cell.verifier.use = {self._spec.verifier}: its process did not start: {reason}"
         if error:
             self.stop()
             raise InputError(error)
@@ -71,22 +67,15 @@ class CheckWorker:
         self._socket, worker_socket = socket.socketpair()
         with worker_socket:
             worker_lifeline_fd, self._lifeline_fd = os.pipe()
-            command = [
-                sys.executable,
-                "-P",
-                "-c",
-                _WORKER_SCRIPT,
-                str(worker_socket.fileno()),
-                str(worker_lifeline_fd),
-                json.dumps(import_path),
-            ]
+            descriptors = (worker_socket.fileno(), worker_lifeline_fd)
+            arguments = [*map(str, descriptors), json.dumps(import_path)]
             try:
                 self._process = subprocess.Popen(
-                    command,
+                    [sys.executable, "-P", "-c", _WORKER_SCRIPT, *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=log,
-                    pass_fds=(worker_socket.fileno(), worker_lifeline_fd),
+                    pass_fds=descriptors,
                     start_new_session=True,
                     env=environment,
                 )
@@ -94,9 +83,8 @@ class CheckWorker:
                 os.close(worker_lifeline_fd)
 
     def _restart(self, cancelled: threading.Event) -> None:
-        """Start the process where an earlier one ran, in up to MAX_STARTS attempts with pauses between them: the
-        machine may be short of memory or time for a moment.
-        """
+        """Start the process again, in up to MAX_STARTS attempts with pauses between them: the machine may be short of
+        memory or time for a moment."""
         for attempt in range(MAX_STARTS):
             try:
                 return self.start()
@@ -105,9 +93,8 @@ class CheckWorker:
                     raise
 
     def run_checks(self, batch: Sequence[CheckRequest], cancelled: threading.Event) -> Iterator[Verdict]:
-        """Verdicts of a batch, in order; those after a check that ended the process are left out. `cancelled`: the
-        verdicts are not needed any more.
-        """
+        """Verdicts of a batch, in order; those after a check that ended the process are left out. `cancelled` ends the
+        attempts to start a process."""
         try:
             self._send_batch(batch, cancelled)
             for _ in batch:
@@ -167,19 +154,17 @@ class CheckWorker:
             raise CheckWorkerLost("crash", "the process wrote into its connection") from e
 
     def _exit_description(self) -> str:
-        """How the process ended."""
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
             code = self._process.wait(0.5)
-            return (
-                f"the process died of {signal.Signals(-code).name}" if code < 0 else f"the process exited with {code}"
-            )
+            if code < 0:
+                return f"the process died of {signal.Signals(-code).name}"
+            return f"the process exited with {code}"
         return "the process closed its connection"
 
     def kill(self) -> None:
         """Kill the process and what it has started; a thread that waits for its verdict gets CheckWorkerLost."""
-        process = self._process
-        if process is not None:
+        if (process := self._process) is not None:
             with suppress(ProcessLookupError, PermissionError):  # macOS says the second of a process that has ended
                 os.killpg(process.pid, signal.SIGKILL)
 

@@ -2,16 +2,16 @@
 
 A check that hangs, crashes, raises or takes too much memory costs its own rollout only: reward 0, and counted by kind.
 Each worker (tasks/grading/check_worker.py) works through small batches and sends every verdict as it is found, so that
-a failure is charged to the check that caused it, and its deadline runs from the moment that check began. A worker that
-is lost is replaced, and the rest of its batch is checked again.
+a failure is charged to the check that caused it. A worker that is lost is replaced, and the rest of its batch is
+checked again.
 """
 
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -28,25 +28,14 @@ CHECK_BATCH = 16  # checks sent to a worker at once; fewer when few are left
 
 
 class Checker:
-    """A verifier, and the processes it runs in where it needs them.
-
-    Attributes:
-        failure_examples: the first failure of each kind so far: "problem 17: rewards.py:3: ZeroDivisionError: division
-            by zero".
-        failure_counts: how many failures of each kind there were.
-    """
+    """A verifier, and the processes it runs in where it needs them."""
 
     def __init__(
         self, verifier: str, timeout: float = 5.0, memory_gb: float = 4.0, num_workers: int | None = None
     ) -> None:
-        """Find the verifier (`cell.verifier.use`) and start its first worker.
+        """Find the verifier (`cell.verifier.use`) and start its first worker; InputError where either fails.
 
-        `timeout`: seconds per check; `memory_gb`: GiB that a worker may write to; `num_workers`: how many (None: one
-        per core).
-
-        Raises:
-            InputError: no such verifier, or one that cannot be built: its file, function or package is missing or
-            broken.
+        `timeout`: seconds per check; `memory_gb`: GiB that a worker may write to; `num_workers`: None for one per core.
         """
         name, _, argument = verifier.partition(":")
         module = registry.load("tasks.verifiers", name, "build")
@@ -55,6 +44,7 @@ class Checker:
                 f"cell.verifier.use: {module.__name__} has no {' and no '.join(missing_flags)}; expected both as the"
                 " docstring of isojax.tasks.verifiers says."
             )
+        # The first failure of each kind ("problem 17: rewards.py:3: ZeroDivisionError: ..."), and how many there were.
         self.failure_examples: dict[str, str] = {}
         self.failure_counts: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -67,46 +57,36 @@ class Checker:
             self._workers[0].start()
 
     def grade(self, problems: Sequence[Problem], prompts: Sequence[str], responses: Sequence[str]) -> Grades:
-        """Rewards and failures of responses to problems, one each, in their order. Calls from several threads take
-        turns.
+        """Rewards and failures of responses to problems, one each, in their order; threads take turns.
 
-        Raises:
-            InputError: a problem that this verifier cannot judge, a worker that cannot be started again, or a closed
-            checker.
+        InputError ends the run: a problem that this verifier cannot judge, or a worker that cannot be started again.
         """
         requests = list(zip(problems, prompts, responses, strict=True))
-        keys: list[Any] = (
-            [(id(p), prompt, r) for p, prompt, r in requests] if self._pure else list(range(len(requests)))
-        )
-        first_index = {key: i for i, key in reversed(list(enumerate(keys)))}
-        distinct_indices = sorted(first_index.values())
+        keys: list[Hashable] = [(id(p), prompt, r) if self._pure else i for i, (p, prompt, r) in enumerate(requests)]
+        request_by_key = dict(zip(keys, requests, strict=True))
         with self._lock:
             if not self._stop_workers.alive:
                 raise InputError("this Checker is closed; make a new one.")
-            verdict_by_index = dict(
-                zip(distinct_indices, self._run_requests([requests[i] for i in distinct_indices]), strict=True)
-            )
-            verdicts = [verdict_by_index[first_index[key]] for key in keys]
-            for (problem, _, _), verdict in zip(requests, verdicts, strict=True):
+            distinct_verdicts = self._run_requests(list(request_by_key.values()))
+            verdict_by_key = dict(zip(request_by_key, distinct_verdicts, strict=True))
+            verdicts = [verdict_by_key[key] for key in keys]
+            failures = Counter(v.failure for v in verdicts if v.failure)
+            self.failure_counts.update(failures)
+            for problem, verdict in zip(problems, verdicts, strict=True):
                 if verdict.failure:
-                    self.failure_counts[verdict.failure] += 1
                     self.failure_examples.setdefault(verdict.failure, f"problem {problem.id}: {verdict.message}")
         return Grades(
             rewards=np.array([v.correct for v in verdicts], np.float32),
             parsed=np.array([v.parsed for v in verdicts], bool),
-            failures=dict(sorted(Counter(v.failure for v in verdicts if v.failure).items())),
+            failures=dict(sorted(failures.items())),
         )
 
     def check_problems(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:
-        """Judge an empty response to each problem, and drop the verdicts; where the verifier runs in processes, which
-        may be slow, to the first problem only.
-
-        Raises:
-            InputError: a problem that this verifier cannot judge.
-        """
-        count = 1 if self._check is None else len(problems)
+        """Judge an empty response to each problem, so that a problem that cannot be judged is an InputError; to the
+        first problem only where the verifier runs in processes, which may be slow."""
+        requests = [(p, prompt, "") for p, prompt in zip(problems, prompts, strict=True)]
         with self._lock:
-            self._run_requests([(p, prompt, "") for p, prompt in list(zip(problems, prompts, strict=True))[:count]])
+            self._run_requests(requests if self._check else requests[:1])
 
     def close(self) -> None:
         """End the workers and whatever their checks have started."""
@@ -121,8 +101,8 @@ class Checker:
 
     def _run_requests(self, requests: list[CheckRequest]) -> list[Verdict]:
         if self._check is not None:
-            return [self._check(*item) for item in requests]
-        verdicts: list[Verdict | None] = [None] * len(requests)
+            return [self._check(*request) for request in requests]
+        verdicts: dict[int, Verdict] = {}
         # Indices of requests; batches are taken from the left, and what a lost worker has left over is put back there.
         pending = deque(range(len(requests)))
         lock, cancelled = threading.Lock(), threading.Event()
@@ -134,14 +114,13 @@ class Checker:
 
         def run_worker(worker: CheckWorker) -> None:
             while not cancelled.is_set() and (batch := take_batch()):
-                num_done = 0
-                for verdict in worker.run_checks([requests[i] for i in batch], cancelled):
+                batch_verdicts = worker.run_checks([requests[i] for i in batch], cancelled)
+                for verdict, i in zip(batch_verdicts, batch, strict=False):  # a lost worker gives fewer verdicts
                     if verdict.failure == "input":
                         raise InputError(verdict.message)
-                    verdicts[batch[num_done]] = verdict
-                    num_done += 1
+                    verdicts[i] = verdict
                 with lock:
-                    pending.extendleft(reversed(batch[num_done:]))
+                    pending.extendleft(i for i in reversed(batch) if i not in verdicts)
 
         active_workers = self._workers[: len(requests)]
         with ThreadPoolExecutor(max(1, len(active_workers)), "verify") as threads:
@@ -156,7 +135,7 @@ class Checker:
                 wait(futures)
                 _stop_all(active_workers)
                 raise
-        return [verdict for verdict in verdicts if verdict is not None]
+        return [verdicts[i] for i in range(len(requests))]
 
 
 def _stop_all(workers: Sequence[CheckWorker]) -> None:

@@ -1,9 +1,7 @@
 """What runs in a worker process: checks, one after another, as they come over a socket. It imports little.
 
-The parent (tasks/grading/check_worker.py) starts it as a session of its own, so that one kill also ends whatever a
-check has started. The parent sends pickles: first a CheckWorkerSpec, then batches of (problem, prompt, response). The
-worker answers each by a line of JSON: first an error, empty where the start succeeded, then [correct, parsed, failure,
-message] as soon as a check ends. A verifier's standard output and error are discarded, and it gets no input.
+The parent (tasks/grading/check_worker.py) sends pickles: a CheckWorkerSpec, then batches of CheckRequest. The worker
+answers by lines of JSON: an error, empty where the start succeeded, then a Verdict as soon as a check ends.
 """
 
 import contextlib
@@ -42,16 +40,14 @@ def main(socket_fd: int, lifeline_fd: int) -> None:
     _kill_group_on_close(lifeline_fd)
     _ignore_sigterm()
     with socket.socket(fileno=socket_fd) as connection, connection.makefile("rb") as reader:
-        worker_config: CheckWorkerSpec = pickle.load(reader)
-        name, _, argument = worker_config.verifier.partition(":")
+        spec: CheckWorkerSpec = pickle.load(reader)
+        name, _, argument = spec.verifier.partition(":")
         try:
-            _limit_memory(worker_config.memory_bytes)
+            _limit_memory(spec.memory_bytes)
             check: Check = registry.load("tasks.verifiers", name, "build").build(argument)
         except BaseException as e:  # a user's code may raise anything; the parent makes an InputError of it
-            _send(
-                connection,
-                str(e) if isinstance(e, InputError) else f"cell.verifier.use = {name}: {describe_exception(e)}",
-            )
+            is_described = isinstance(e, InputError)
+            _send(connection, str(e) if is_described else f"cell.verifier.use = {name}: {describe_exception(e)}")
             return
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         _send(connection, "")
@@ -73,9 +69,7 @@ def _serve(check: Check, connection: socket.socket, reader: BinaryIO) -> None:
 
 
 def run_check(check: Check, problem: Problem, prompt: str, response: str) -> Verdict:
-    """The check's verdict; of one that raises, its failure: memory, input (the problem cannot be judged at all) or
-    error.
-    """
+    """The check's verdict; of one that raises, a failure: memory, input (the problem cannot be judged) or error."""
     try:
         correct, parsed, failure, message = check(problem, prompt, response)
         return Verdict(bool(correct), bool(parsed), str(failure), str(message))
@@ -93,37 +87,27 @@ def _send(connection: socket.socket, message: str | Verdict) -> None:
 
 
 def _limit_memory(memory_bytes: int) -> None:
-    """Bound the memory this process may write to; let the kernel, where it runs out, end workers before the training
-    run.
-
-    RLIMIT_DATA counts what is written to, RLIMIT_AS also what libraries reserve and never touch, many GB of it. A
-    process that a check starts has the same bound, for itself.
-    """
+    """Bound the memory this process may write to; let the kernel end workers before the training run."""
+    # RLIMIT_DATA counts what is written to; RLIMIT_AS would count what libraries reserve and never touch, too.
     hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(
-        resource.RLIMIT_DATA,
-        (memory_bytes if hard_limit == resource.RLIM_INFINITY else min(memory_bytes, hard_limit), hard_limit),
-    )
+    soft_limit = memory_bytes if hard_limit == resource.RLIM_INFINITY else min(memory_bytes, hard_limit)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft_limit, hard_limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _ignore_sigterm() -> None:
-    """Schedulers send SIGTERM to every process of a job. The run goes on to the end of its update, and needs its
-    verdicts until then: this process ignores the signal. Processes that a check starts still end by it.
-    """
+    """Ignore the signal that schedulers send to every process of a job: the run needs verdicts until its update ends.
+    Processes that a check starts still end by it."""
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _kill_group_on_close(lifeline_fd: int) -> None:
-    """Have the kernel kill this process's group when the pipe's other end closes: when the parent is gone, however it
-    went.
-
-    A thread that watches the pipe would not work: a check inside C code may hold the interpreter's lock for ever. Linux
-    only; elsewhere a worker ends at the end of its check, as its socket is closed.
-    """
+    """Have the kernel kill this process's group when the pipe's other end closes: when the parent is gone. Linux only;
+    elsewhere a worker ends with its check, as its socket is closed."""
+    # Not a thread that watches the pipe: a check inside C code may hold the interpreter's lock for ever.
     if sys.platform != "linux":
         return
     fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())

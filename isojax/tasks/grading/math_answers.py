@@ -1,5 +1,4 @@
-"""Answers to maths problems as text: where a solution states its own, and whether two are equal without algebra. A
-helper of the verifiers.
+"""Answers to maths problems as text: where a solution states its own, and whether two are equal without algebra.
 
 GSM8K's solutions end in `#### 18`, MATH's hold `\\boxed{18}`; models write either, or "The answer is 18."
 """
@@ -48,13 +47,11 @@ _SLASH_FRACTION = re.compile(rf"(?:(?P<whole>{_DIGITS})\s+)?(?P<a>[0-9]+)\s*/\s*
 
 
 class ParsedNumber(NamedTuple):
-    """A rational number as it was written: with a percent sign or not, as a decimal (or an integer) or as a
-    fraction.
-    """
+    """A rational number, and how it was written."""
 
     value: Fraction
     percent: bool
-    decimal: bool
+    decimal: bool  # or an integer; else a fraction
 
 
 def reference_answer(answer: str) -> str:
@@ -66,9 +63,7 @@ def reference_answer(answer: str) -> str:
 
 
 def stated_answer(response: str) -> str | None:
-    """The answer that a response states: in its last \\boxed{}, else after its last ####, else after "answer is"; None
-    without any.
-    """
+    """The answer that a response states: in its last \\boxed{}, else after its last ####, else after "answer is"."""
     boxed_text = last_boxed(response)
     if boxed_text is not None:
         return normalize_answer(boxed_text)
@@ -90,10 +85,8 @@ def last_boxed(text: str) -> str | None:
     """What the last \\boxed{...} with balanced braces holds."""
     open_braces: list[int] = []
     box_positions = {match.end() for match in _BOX_COMMAND.finditer(text)}
-    start, end = max(
-        ((position, position + MAX_ANSWER_LENGTH) for position in box_positions if text[position] != "{"),
-        default=(-1, -1),
-    )
+    start = max((position for position in box_positions if text[position] != "{"), default=-1)
+    end = start + MAX_ANSWER_LENGTH
     for brace in _BRACE.finditer(text):  # one pass, whatever the response repeats
         if brace[0] == "{":
             open_braces.append(brace.start())
@@ -105,18 +98,14 @@ def last_boxed(text: str) -> str | None:
 
 
 def normalize_answer(text: str) -> str:
-    """An answer without what means nothing: spacing, dollars around it, a full stop; minus signs and fractions in one
-    spelling.
-    """
+    """An answer without spacing, dollars around it and a full stop; minus signs and fractions in one spelling."""
     text = re.sub(r"[\u2212\u2013]", "-", text.replace("{,}", ","))
     text = _SPACES.sub(" ", re.sub(r"\\!\s*", "", text))
     text = re.sub(r"\\(?:left|right)(?![A-Za-z])", "", text)
     text = re.sub(r"\\[dt]frac", r"\\frac", text).replace("\\%", "%")
     text = text.strip().removesuffix(".").strip("* \t\n")
-    while (math_match := _INLINE_MATH.fullmatch(text)) and (
-        inner := next(g for g in math_match.groups() if g is not None)
-    ) != text:
-        text = inner.strip().removesuffix(".")
+    while math_match := _INLINE_MATH.fullmatch(text):
+        text = next(group for group in math_match.groups() if group is not None).strip().removesuffix(".")
     return text.strip()
 
 
@@ -126,20 +115,15 @@ def has_words(text: str) -> bool:
 
 
 def parse_number(text: str) -> ParsedNumber | None:
-    """The number that a normalized text is, but for a currency sign and a unit: 72.0, $1,234, 50%, 30^\\circ,
-    12\\text{ cm}, 2 1/2, 7 apples.
-    """
+    """The number that a normalized text is, without its currency sign or unit: 72.0, $1,234, 50%, 2 1/2, 7 apples."""
     if len(text) > MAX_ANSWER_LENGTH:
         return None
     number_text = text.replace("\\$", "$")
     percent = re.search(r"\s*(?:%|\bper ?cent\b)\s*$", number_text)
     number_text = number_text[: percent.start()] if percent else number_text
     for unit in _UNIT.finditer(number_text):
-        if (
-            unit.end() == len(number_text)
-            and not _NUMBER_WORDS.search(unit[1] or unit[2] or "")
-            and _is_unit(unit[2] or "")
-        ):
+        is_last = unit.end() == len(number_text)
+        if is_last and not _NUMBER_WORDS.search(unit[1] or unit[2] or "") and _is_unit(unit[2] or ""):
             number_text = number_text[: unit.start()]
             break
     signed = re.fullmatch(r"([+-]?)\s*[$€£¥]?\s*([+-]?)\s*(.+)", number_text.strip(), re.DOTALL)
@@ -152,9 +136,7 @@ def parse_number(text: str) -> ParsedNumber | None:
 
 
 def _is_unit(unit: str) -> bool:
-    """Whether each word written after a number is a unit's: one of three letters or more, a known short one, or a link
-    between such.
-    """
+    """Whether each word after a number is a unit's: of three letters or more, a known short one, or a link word."""
     unit_words = re.findall(r"[A-Za-z]+", unit.replace(".", ""))
     is_known = [len(word) >= 3 or _SHORT_UNITS.fullmatch(word) is not None for word in unit_words]
     return not unit_words or (
@@ -190,18 +172,11 @@ def answers_equal(reference: str, response: str) -> bool | None:
         return True
     reference_number, response_number = parse_number(reference), parse_number(response)
     if reference_number and response_number:
-        reference_values = {
-            reference_number.value / 100
-            if reference_number.percent and not response_number.percent
-            else reference_number.value,
-            reference_number.value,
-        }
-        response_values = {
-            response_number.value / 100
-            if response_number.percent and not reference_number.percent
-            else response_number.value,
-            response_number.value,
-        }
+        # 50% is 50 as well as 0.5 where the other side has no percent sign.
+        reference_scale = 100 if reference_number.percent and not response_number.percent else 1
+        response_scale = 100 if response_number.percent and not reference_number.percent else 1
+        reference_values = {reference_number.value, reference_number.value / reference_scale}
+        response_values = {response_number.value, response_number.value / response_scale}
         if reference_values & response_values:
             return True
         return False if reference_number.decimal and response_number.decimal else None
@@ -211,9 +186,9 @@ def answers_equal(reference: str, response: str) -> bool | None:
     if reference_number and reference_number.decimal and variables and not _is_unit(variables[1]):
         return False  # "12 ab": math-verify takes some letters for a unit
     reference_words = as_words(reference)
-    if reference_words is not None and len(reference_words) > 1:
-        return reference_words == as_words(response)
-    return True if reference_words is not None and reference_words == as_words(response) else None
+    if reference_words is not None and reference_words == as_words(response):
+        return True
+    return False if reference_words is not None and len(reference_words) > 1 else None
 
 
 def _unwrapped(text: str) -> str:

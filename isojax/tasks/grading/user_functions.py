@@ -1,11 +1,10 @@
-"""Functions that a user brings: finding them in a file or a module, and their scores as outcomes of 0 or 1. A helper
-of the verifiers.
-"""
+"""Functions that a user brings as verifiers: finding them, and reading their scores as outcomes of 0 or 1."""
 
 import importlib
 import importlib.util
 import math
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +18,9 @@ SCORE_TOLERANCE = 1e-6  # of a score that says 0, 1 or -1
 
 
 def load_function(verifier: str, argument: str, default_name: str = "") -> Callable[..., Any]:
-    """The function of `file.py:name` or `package.module:name`; `default_name` is used where no name is given.
+    """The function of `file.py:name` or `package.module:name`; InputError says where and why there is none.
 
-    Raises:
-        InputError: no such file, module or function, or one that cannot be imported; says where and why. `verifier`
-        is its name.
+    `verifier` is the verifier's name, for messages; `default_name` is used where no name is given.
     """
     module_or_file, _, name = argument.partition(":")
     name = name or default_name
@@ -33,13 +30,10 @@ def load_function(verifier: str, argument: str, default_name: str = "") -> Calla
     module = _load_file(Path(module_or_file)) if module_or_file.endswith(".py") else _load_module(module_or_file)
     function = vars(module).get(name)
     if not callable(function):
-        known_functions = ", ".join(
-            k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
-        )
+        names = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
         raise InputError(
-            f"cell.verifier.use: {module_or_file} has no function {name!r}; it has {known_functions or 'none'}."
-            " Expected"
-            f" {expected_form}."
+            f"cell.verifier.use: {module_or_file} has no function {name!r}; it has {', '.join(names) or 'none'}."
+            f" Expected {expected_form}."
         )
     return function
 
@@ -60,8 +54,7 @@ def _load_file(path: Path) -> ModuleType:
     except BaseException as e:  # whatever a user's file does when it runs, SystemExit included
         raise InputError(
             f"cell.verifier.use: {path} cannot be imported: {describe_exception(e)}. Correct it; `python {path}` shows"
-            " the"
-            " whole traceback."
+            " the whole traceback."
         ) from e
     return module
 
@@ -71,8 +64,8 @@ def _load_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except BaseException as e:  # see _load_file
         raise InputError(
-            f"cell.verifier.use: the module {name} cannot be imported: {describe_exception(e)}. "
-            "Expected a module of this Python environment or this folder, or a file's path ending in .py."
+            f"cell.verifier.use: the module {name} cannot be imported: {describe_exception(e)}. Expected a module of"
+            " this Python environment or this folder, or a file's path ending in .py."
         ) from e
 
 
@@ -86,24 +79,19 @@ def describe_exception(error: BaseException) -> str:
 
 
 def score_to_verdict(score: Any, response: str) -> Verdict:
-    """A score as a verdict: 1 (or True) is correct, any other number is not; parsed where the response is not empty.
-
-    Scores other than 0, 1 and -1 are counted under `partial` too; what is no finite number, under `error`.
+    """1 (or True) is correct, any other number is not; parsed where the response is not empty. Scores other than 0, 1
+    and -1 are counted under `partial`; what is no finite number, under `error`.
     """
     try:
         if isinstance(score, str):
             raise TypeError("a text is no score")
         value = float(score)
     except (TypeError, ValueError, OverflowError) as e:
-        return Verdict(False, False, "error", f"expected a score of 0 or 1, given {_short_repr(score)} ({e})")
+        given = textwrap.shorten(f"{type(score).__name__} {score!r}", 80, placeholder="...")
+        return Verdict(False, False, "error", f"expected a score of 0 or 1, given {given} ({e})")
     if not math.isfinite(value):
         return Verdict(False, False, "error", f"expected a score of 0 or 1, given {value}")
     parsed = bool(response.strip())
     if all(abs(value - plain) > SCORE_TOLERANCE for plain in (-1, 0, 1)):
         return Verdict(False, parsed, "partial", f"a score of {value:g} counts as 0: outcomes are 0 or 1")
     return Verdict(abs(value - 1) <= SCORE_TOLERANCE, parsed)
-
-
-def _short_repr(value: Any) -> str:
-    text = f"{type(value).__name__} {value!r}"
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,20 +1,17 @@
 """Sums of small numbers: `12 + 7 =` -> `19`. A source in one file, and what a small model can learn by RL on a laptop.
 
-Each operand's number of digits is drawn evenly from low..high (`addition:low=1,high=2`, the usual ones), then the
-operand evenly among the numbers of so many digits; 0 has one digit. Of a + b and b + a only one is ever a problem, so
-that a held-out sum has not been trained on in the other order.
+Each operand's number of digits is drawn evenly from low..high (`addition:low=1,high=2` unless set), then the operand
+evenly among the numbers of so many digits; 0 has one digit. Of a + b and b + a only one is ever a problem, so that a
+held-out sum has not been trained on in the other order.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from isojax.core.config import DataConfig
-from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.problem_sources import canonical_order, read_integers
+from isojax.tasks.problem_sources import canonical_order, read_range
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,6 @@ class AdditionSource:
 
     low: int
     high: int
-    labelled: bool = False
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """`count` distinct sums, or all there are."""
@@ -34,8 +30,7 @@ class AdditionSource:
         while len(distinct_sums) < count:
             drawn = zip(self._operands(count, rng).tolist(), self._operands(count, rng).tolist(), strict=True)
             distinct_sums |= dict.fromkeys(canonical_order(a, b) for a, b in drawn)
-        # The first draws hold more short sums than the last ones, when most of those have been met: so a choice, not
-        # the first ones.
+        # The first draws hold more short sums than the last ones, when most of those have been met: shuffle them.
         sums = list(distinct_sums)[:count]
         return [Problem(a * base + b, f"{a} + {b} =", str(a + b)) for a, b in (sums[i] for i in rng.permutation(count))]
 
@@ -46,9 +41,4 @@ class AdditionSource:
 
 def source(argument: str, data: DataConfig) -> AdditionSource:
     """Sums of numbers of low..high digits, 1 <= low <= high <= 4."""
-    limits = read_integers(argument, "addition", {"low": 1, "high": 2})
-    if not 1 <= limits["low"] <= limits["high"] <= 4:
-        raise InputError(
-            f"cell.task: addition:{argument}: expected 1 <= low <= high <= 4 digits, such as addition:low=1,high=2."
-        )
-    return AdditionSource(limits["low"], limits["high"])
+    return AdditionSource(*read_range(argument, "addition", usual=(1, 2), largest=4))

@@ -1,10 +1,8 @@
-"""Greatest common divisors: `gcd(12,18)=` -> `6`, of two numbers in low..high (`gcd:low=2,high=40`, the usual ones).
+"""Greatest common divisors: `gcd(12,18)=` -> `6`, of two numbers in low..high (`gcd:low=2,high=40` unless set).
 
 Of gcd(a,b) and gcd(b,a) only one is ever a problem, so that a held-out pair has not been trained on in the
 other order.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -12,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from isojax.core.config import DataConfig
-from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.problem_sources import canonical_order, read_integers
+from isojax.tasks.problem_sources import canonical_order, read_range
 
 MAX_NUMBER = 9999
 
@@ -25,7 +22,6 @@ class GcdSource:
 
     low: int
     high: int
-    labelled: bool = False
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """`count` distinct pairs, or all there are."""
@@ -40,9 +36,4 @@ class GcdSource:
 
 def source(argument: str, data: DataConfig) -> GcdSource:
     """Pairs of numbers in low..high, 1 <= low <= high <= 9999."""
-    limits = read_integers(argument, "gcd", {"low": 2, "high": 40})
-    if not 1 <= limits["low"] <= limits["high"] <= MAX_NUMBER:
-        raise InputError(
-            f"cell.task: gcd:{argument}: expected 1 <= low <= high <= {MAX_NUMBER}, such as gcd:low=2,high=40."
-        )
-    return GcdSource(limits["low"], limits["high"])
+    return GcdSource(*read_range(argument, "gcd", usual=(2, 40), largest=MAX_NUMBER))

@@ -1,10 +1,9 @@
 """Problems of reasoning-gym's generators: `gym:NAME` or `gym:NAME,key=value,...` with a generator's own settings.
 
 Problem i is the generator's item i under seed `cell.data.seed`, of `size` (10,000 unless set) items there are; a
-repeated question is left out. A generator may never end, crash or print, so it runs in a process of its own, under a
-deadline for each item. Its hash seed and random state are fixed, because the items of five generators depend on them.
-verifiers/gym.py judges the answers, by the generator's own scorer.
-It needs reasoning-gym: `pip install "isojax[gym]"`.
+repeated question is left out. A generator may never end, crash or print, so it runs in a process of its own, with a
+deadline for each item, a fixed hash seed and a fixed random state (the items of five generators depend on them).
+verifiers/gym.py judges the answers. Needs `pip install "isojax[gym]"`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,32 +35,18 @@ DEADLINE_SECONDS = 60.0  # seconds for the generator's start, and for each item:
 
 
 def source(argument: str, data: DataConfig) -> GeneratorSource:
-    """A generator's problems.
-
-    Raises:
-        InputError: reasoning-gym is missing, or settings that cannot be used; of an unknown generator, when its
-        problems are asked for.
-    """
+    """A generator's problems; an unknown generator is an InputError when its problems are asked for."""
     name, _, settings_text = argument.partition(",")
     settings = read_settings(settings_text, f"gym:{name}")
-    if not name or importlib.util.find_spec("reasoning_gym") is None:
-        requirement = (
-            "takes a generator's name, such as gym:leg_counting"
-            if not name
-            else 'needs reasoning-gym; pip install "isojax[gym]"'
-        )
-        raise InputError(f"cell.task: gym {requirement}.")
+    if not name:
+        raise InputError("cell.task: gym takes a generator's name, such as gym:leg_counting.")
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise InputError('cell.task: gym needs reasoning-gym; pip install "isojax[gym]".')
     if "seed" in settings:
         raise InputError(f"cell.task: gym:{argument}: the seed is cell.data.seed={data.seed}; set that one.")
     size = settings.setdefault("size", DEFAULT_SIZE)
     if type(size) is not int or not 0 < size < 2**31:
         raise InputError(f"cell.task: gym:{argument}: size={size}, expected how many items there are, 1 or more.")
-    bases = settings.get("min_base", 2), settings.get("max_base", 16)
-    if name == "base_conversion" and bases[0] == bases[1]:
-        raise InputError(
-            f"cell.task: gym:{argument}: from base {bases[0]} to itself; the generator never ends. Set max_base above"
-            " min_base."
-        )
     return GeneratorSource(name, settings, data.seed)
 
 
@@ -74,22 +58,11 @@ class GeneratorSource:
     settings: dict[str, Any]
     seed: int
     deadline: float = DEADLINE_SECONDS
-    labelled: bool = False
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
-        """The first `count` distinct problems, in random order; fewer where the generator has fewer.
-
-        Raises:
-            InputError: no such generator, settings it refuses, an item that takes longer than the deadline.
-        """
+        """The first `count` distinct problems, in random order; fewer where the generator has fewer."""
         task_text = f"gym:{self.name} with {self.settings}"
-        request = {
-            "name": self.name,
-            "settings": self.settings,
-            "seed": self.seed,
-            "count": count,
-            "deadline": self.deadline,
-        }
+        request = {**vars(self), "count": count}
         with tempfile.TemporaryDirectory() as folder:
             items_path = Path(folder) / "items.jsonl"
             completed = subprocess.run(
@@ -100,26 +73,18 @@ class GeneratorSource:
                 check=False,
             )
             items = [json.loads(line) for line in items_path.read_text().splitlines()] if items_path.exists() else []
-        generated = [item for item in items if "error" not in item]
         if errors := [item["error"] for item in items if "error" in item]:
             raise InputError(f"cell.task: {task_text}: {errors[0]}")
         if completed.returncode:
-            failure = (
-                f"took over {self.deadline:g} s"
-                if completed.returncode == -signal.SIGALRM
-                else f"ended its process ({completed.returncode})"
-            )
+            timed_out = completed.returncode == -signal.SIGALRM
+            failure = f"took over {self.deadline:g} s" if timed_out else f"ended its process ({completed.returncode})"
             raise InputError(
-                f"cell.task: {task_text}: the problem after {len(generated)} good ones {failure}. Change its settings"
-                " or"
+                f"cell.task: {task_text}: the problem after {len(items)} good ones {failure}. Change its settings or"
                 " the generator."
             )
-        if len(generated) < count:
-            print(
-                f"note: {task_text}: {len(generated)} distinct problems among {self.settings['size']} items, fewer than"
-                f" {count}.",
-                file=sys.stderr,
-            )
+        if len(items) < count:
+            items_text = f"{len(items)} distinct problems among {self.settings['size']} items"
+            print(f"note: {task_text}: {items_text}, fewer than {count}.", file=sys.stderr)
         # Without `size`: the scorer makes no items.
         scorer_settings = {k: v for k, v in self.settings.items() if k != "size"}
         problems = [
@@ -129,7 +94,7 @@ class GeneratorSource:
                 item["entry"]["answer"] or "",  # None where many answers are right and the scorer tries the one given
                 columns={"gym": self.name, "settings": scorer_settings, "entry": item["entry"]},
             )
-            for item in generated
+            for item in items
         ]
         return random_subset(problems, len(problems), rng)
 
@@ -141,17 +106,12 @@ def _generate_items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
     name, settings, seed = request["name"], request["settings"], request["seed"]
     if name not in DATASETS:
-        nearest = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4) or sorted(DATASETS)
-        yield {
-            "error": f"reasoning-gym has no generator {name!r}; the nearest of its {len(DATASETS)} are"
-            f" {', '.join(nearest)}."
-        }
+        nearest = ", ".join(difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4) or sorted(DATASETS))
+        yield {"error": f"reasoning-gym has no generator {name!r}; the nearest of its {len(DATASETS)} are {nearest}."}
         return
-    known_settings = [field.name for field in dataclasses.fields(DATASETS[name][1]) if field.name != "seed"]
-    if unknown_settings := sorted(set(settings) - set(known_settings)):
-        yield {
-            "error": f"unknown settings {', '.join(unknown_settings)}; expected some of {', '.join(known_settings)}."
-        }
+    known = [field.name for field in dataclasses.fields(DATASETS[name][1]) if field.name != "seed"]
+    if unknown := sorted(set(settings) - set(known)):
+        yield {"error": f"unknown settings {', '.join(unknown)}; expected some of {', '.join(known)}."}
         return
     random.seed(seed)
     dataset = reasoning_gym.create_dataset(name, seed=seed, **settings)
@@ -162,11 +122,8 @@ def _generate_items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _run_generator(request_text: str, items_path: str) -> None:
-    """The generator's process: write its first distinct items as lines. Nothing handles the alarm, so it kills a
-    process that is stuck.
-    """
+    """The generator's process: write its first distinct items as lines. No handler: an alarm kills a stuck process."""
     request = json.loads(request_text)
-    last_report = time.monotonic()
     seen_questions: set[str] = set()
     with Path(items_path).open("w") as f:
         signal.setitimer(signal.ITIMER_REAL, request["deadline"])
@@ -180,14 +137,8 @@ def _run_generator(request_text: str, items_path: str) -> None:
                 f.flush()  # what is written when the alarm comes shows how far it got
                 if len(seen_questions) == request["count"]:
                     break
-                if time.monotonic() - last_report > 10:
-                    last_report = time.monotonic()
-                    print(
-                        f"note: gym:{request['name']}: {len(seen_questions)} of {request['count']} problems made",
-                        file=sys.stderr,
-                    )
         except Exception as e:  # a generator may raise anything, AssertionError for settings it refuses
-            reason = str(e).splitlines()[0] if str(e) else ""
+            reason = str(e).partition("\n")[0]
             f.write(json.dumps({"error": f"{type(e).__name__}: {reason}. Change its settings."}) + "\n")
 
 

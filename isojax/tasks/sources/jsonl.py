@@ -1,10 +1,6 @@
 """Problems from JSON lines: `jsonl:PATH`, a .jsonl or .jsonl.gz with one object per line, or a .json with one list of
-objects.
-
-A problem's id is its line's number, or its place in the list, from 0.
+objects. A problem's id is its line's number, or its place in the list, from 0.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +14,7 @@ from isojax.tasks.source_rows import rows_to_problems
 
 
 def source(argument: str, data: DataConfig) -> InMemorySource:
-    """The problems of a file.
-
-    Raises:
-        InputError: no such file, a line that is no JSON object, a prompt or an answer that is missing; names the file
-        and the line.
-    """
+    """The problems of a file; an InputError names the file and the line."""
     if not argument:
         raise InputError("cell.task: jsonl takes a file: jsonl:problems.jsonl, a .jsonl, .jsonl.gz or .json.")
     path = Path(argument).expanduser()

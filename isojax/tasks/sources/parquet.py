@@ -2,15 +2,13 @@
 
 verl's schema (data_source, prompt as a list of {role, content}, ability, reward_model {style, ground_truth},
 extra_info) or flat columns under the usual names (tasks/source_rows.py). Files are read in the order of their names; a
-problem's id is its row's number over all of them, from 0. Read through pyarrow: `pip install "isojax[parquet]"`.
+problem's id is its row's number over all of them, from 0. Needs `pip install "isojax[parquet]"`.
 """
 
-from __future__ import annotations
-
 import glob
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
@@ -20,18 +18,12 @@ from isojax.tasks.source_rows import rows_to_problems, to_plain_json
 
 
 def source(argument: str, data: DataConfig) -> InMemorySource:
-    """The problems of one or more files of one schema.
-
-    Raises:
-        InputError: no such file, no Parquet, no columns for prompt and answer, a value that cannot be used, or pyarrow
-        is missing.
-    """
+    """The problems of one or more files of one schema; an InputError names the file and the row."""
     try:
-        import pyarrow.parquet
+        importlib.import_module("pyarrow.parquet")
     except ImportError as e:
         raise InputError('cell.task: parquet needs the package pyarrow; pip install "isojax[parquet]".') from e
-    rows = _read_rows(_find_files(argument), pyarrow.parquet)
-    return InMemorySource(rows_to_problems(rows, data, argument))
+    return InMemorySource(rows_to_problems(_read_rows(_find_files(argument)), data, argument))
 
 
 def _find_files(argument: str) -> list[Path]:
@@ -49,20 +41,19 @@ def _find_files(argument: str) -> list[Path]:
     return files
 
 
-def _read_rows(paths: list[Path], pq: Any) -> Iterator[DataRow]:
-    import pyarrow
+def _read_rows(paths: list[Path]) -> Iterator[DataRow]:
+    import pyarrow.parquet
 
     row_number, first_names = 0, None
     for path in paths:
         try:
-            with pq.ParquetFile(path) as file:
+            with pyarrow.parquet.ParquetFile(path) as file:
                 names = file.schema_arrow.names
                 first_names = first_names or names
                 if set(names) != set(first_names):
                     raise InputError(
                         f"{path}: its columns are {', '.join(names)}, those of {paths[0]} {', '.join(first_names)};"
-                        " expected"
-                        " one schema."
+                        " expected one schema."
                     )
                 file_start = row_number
                 for batch in file.iter_batches():

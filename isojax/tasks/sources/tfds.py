@@ -1,10 +1,9 @@
 """Problems in a TFDS data set of ArrayRecord files, read through grain and written without TensorFlow:
 `tfds:FOLDER#SPLIT[,SPLIT...]`.
 
-`write_dataset` makes one, as `isojax difficulty` does: `tfds.builder_from_directory(FOLDER).as_data_source(SPLIT)`
-reads it as well. Its splits are named PART_train and PART_validation; without # the split `all` is read. Any other data
-set prepared as ArrayRecord, whose features are flat, is read as rows of a file are (tasks/source_rows.py). Needs `pip
-install "isojax[tfds]"`.
+`write_dataset` makes one, as `isojax difficulty` does; its splits are named PART_train and PART_validation, and without
+# the split `all` is read. Of any other data set prepared as ArrayRecord, flat features are read as rows of a file are
+(tasks/source_rows.py). Needs `pip install "isojax[tfds]"`.
 """
 
 from __future__ import annotations
@@ -30,24 +29,22 @@ from isojax.tasks.problem_sources import random_subset
 from isojax.tasks.source_rows import drop_duplicates, rows_to_problems, to_plain_json
 
 DATASET_NAME = "problems"
-INTEGER_FEATURES, TEXT_FEATURES = (
-    ("id", "solved", "attempts"),
-    ("prompt", "answer", "messages", "columns"),
-)  # the last two as JSON text
+INTEGER_FEATURES = ("id", "solved", "attempts")
+TEXT_FEATURES = ("prompt", "answer", "messages", "columns")  # the last two as JSON text
 
 
 def source(argument: str, data: DataConfig) -> TfdsSplits:
-    """Some splits of a data set.
-
-    Raises:
-        InputError: no such data set or split, not ArrayRecord files, or a package is missing.
-    """
+    """Some splits of a data set; InputError where there is no such data set or split, or a package is missing."""
     folder, _, split_names = argument.partition("#")
     if not folder:
         raise InputError("cell.task: tfds takes a data set's folder and splits: tfds:FOLDER#hard_train.")
-    return TfdsSplits(
-        _open_builder(Path(folder).expanduser()), tuple(split_names.split(",")) if split_names else (), data
-    )
+    splits = TfdsSplits(_open_builder(Path(folder).expanduser()), split_names.split(",") if split_names else (), data)
+    for name in splits.names:
+        if name not in splits.sizes:
+            raise splits.no_split_error(f"no split {name!r}")
+        if not splits.sizes[name]:
+            raise splits.no_split_error(f"split {name!r} is empty")
+    return splits
 
 
 @dataclass(frozen=True)
@@ -55,44 +52,35 @@ class TfdsSplits:
     """Splits of a data set that is open; `names` may be empty, for the split `all` or the only one."""
 
     builder: Any  # a tfds.core.DatasetBuilder
-    names: tuple[str, ...]
+    names: Sequence[str]
     data: DataConfig
 
-    def __post_init__(self) -> None:
-        sizes = split_sizes(self.builder)
-        for name in self.names:
-            if not sizes.get(name):
-                raise self._no_split_error(f"no split {name!r}" if name not in sizes else f"split {name!r} is empty")
-
     @property
-    def labelled(self) -> bool:
-        """Whether `write_dataset` wrote it."""
-        return set(self.builder.info.features) == {*INTEGER_FEATURES, *TEXT_FEATURES}
+    def sizes(self) -> dict[str, int]:
+        """How many records each split holds, by name."""
+        return _split_sizes(self.builder)
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """`count` problems of the splits, or all; InputError where a record cannot be used."""
-        names, size_by_split = self.names, split_sizes(self.builder)
+        names = self.names
         if not names:
-            names = ("all",) if "all" in size_by_split else tuple(size_by_split)
-            if len(names) != 1 or not size_by_split[names[0]]:
-                raise self._no_split_error("no split is named, and there is not one of problems called all")
+            names = ["all"] if "all" in self.sizes else list(self.sizes)
+            if len(names) != 1 or not self.sizes[names[0]]:
+                raise self.no_split_error("no split is named, and there is not one of problems called all")
         rows = (row for name in names for row in self._read_rows(name))
         location = f"{self.builder.data_dir}#{','.join(names)}"
-        candidates = (
-            drop_duplicates(map(_record_to_problem, rows), location)
-            if self.labelled
-            else rows_to_problems(rows, self.data, location)
-        )
+        if set(self.builder.info.features) == {*INTEGER_FEATURES, *TEXT_FEATURES}:
+            candidates = drop_duplicates(map(_record_to_problem, rows), location)
+        else:
+            candidates = rows_to_problems(rows, self.data, location)
         return random_subset(candidates, count, rng)
 
     def _read_rows(self, name: str) -> Iterator[DataRow]:
-        """The records of a split; numbered over all splits by name, so that a number is the same whichever splits are
-        read.
-        """
+        """The records of a split, numbered over all splits by name: the same number whichever splits are read."""
         import grain
 
         info, features = self.builder.info.splits[name], self.builder.info.features
-        first_number = sum(size for other_split, size in split_sizes(self.builder).items() if other_split < name)
+        first_number = sum(size for other_split, size in self.sizes.items() if other_split < name)
         location = f"{self.builder.data_dir}, split {name}"
         try:
             records = grain.sources.ArrayRecordDataSource([str(p) for p in info.filepaths])
@@ -100,35 +88,21 @@ class TfdsSplits:
                 values = features.deserialize_example_np(records[i])
                 yield DataRow(location, f"record {i}", to_plain_json(values), first_number + i)
         except (RuntimeError, IndexError) as e:  # ArrayRecord's words for a file that was cut or changed
-            raise InputError(
-                f"{location}: a damaged file ({str(e).splitlines()[0][:200]}). Copy the data set again."
-            ) from e
+            reason = str(e).splitlines()[0][:200]
+            raise InputError(f"{location}: a damaged file ({reason}). Copy the data set again.") from e
 
-    def _no_split_error(self, problem: str) -> InputError:
-        splits_text = ", ".join(f"{name} ({size})" for name, size in split_sizes(self.builder).items()) or "none"
+    def no_split_error(self, problem: str) -> InputError:
+        """The error that names the splits there are."""
+        splits_text = ", ".join(f"{name} ({size})" for name, size in self.sizes.items()) or "none"
         return InputError(f"{self.builder.data_dir}: {problem}; there are {splits_text}. Write tfds:FOLDER#SPLIT.")
 
 
-def split_sizes(builder: Any) -> dict[str, int]:
-    """The splits of a data set that is open, by name, and how many problems each holds."""
+def _split_sizes(builder: Any) -> dict[str, int]:
     return {name: builder.info.splits[name].num_examples or 0 for name in sorted(builder.info.splits)}
 
 
-def part_sizes(folder: Path) -> dict[str, int]:
-    """The parts of a data set, those with splits PART_train and PART_validation, and how many training problems each
-    holds.
-    """
-    sizes = split_sizes(_open_builder(folder))
-    names = [name.removesuffix("_train") for name in sizes if name.endswith("_train")]
-    return {name: sizes[f"{name}_train"] for name in names if f"{name}_validation" in sizes}
-
-
 def write_dataset(folder: Path, splits: Mapping[str, Sequence[Problem]], metadata: Mapping[str, Any]) -> None:
-    """Write a data set whole or not at all, one file per split; `metadata`, plain JSON, becomes its metadata.json.
-
-    Raises:
-        InputError: `folder` exists or cannot be written, a split's name is none, or a package is missing.
-    """
+    """Write a data set whole or not at all, one file per split; `metadata`, plain JSON, becomes its metadata.json."""
     if folder.exists():
         raise InputError(
             f"{folder} exists already, and a data set is written once; choose another folder, or move that one away."
@@ -150,57 +124,34 @@ def write_dataset(folder: Path, splits: Mapping[str, Sequence[Problem]], metadat
 def _write_splits(
     tfds: ModuleType, folder: Path, splits: Mapping[str, Sequence[Problem]], metadata: Mapping[str, Any]
 ) -> None:
-    array_record = importlib.import_module("array_record.python.array_record_module")
-    integer_features: dict[str, Any] = dict.fromkeys(INTEGER_FEATURES, np.int64)
-    features = tfds.features.FeaturesDict(integer_features | {name: tfds.features.Text() for name in TEXT_FEATURES})
+    features: dict[str, Any] = dict.fromkeys(INTEGER_FEATURES, np.int64)
+    features |= {name: tfds.features.Text() for name in TEXT_FEATURES}
     identity = tfds.core.DatasetIdentity(
         name=DATASET_NAME, version=tfds.core.Version("1.0.0"), data_dir=str(folder), module_name=__name__
     )
     info = tfds.core.DatasetInfo(
         builder=identity,
-        features=features,
+        features=tfds.features.FeaturesDict(features),
         description="Problems, and how often the base model solved each of them (isojax).",
         metadata=tfds.core.MetadataDict(metadata),
         disable_shuffling=True,
     )
-    info.set_file_format("array_record")
-    split_infos = []
-    for name, problems in splits.items():
-        template = tfds.core.ShardedFileTemplate(
-            data_dir=folder, dataset_name=DATASET_NAME, split=name, filetype_suffix="array_record"
-        )
-        writer = array_record.ArrayRecordWriter(
-            str(template.sharded_filepath(shard_index=0, num_shards=1)), "group_size:1"
-        )
-        records = [features.serialize_example(_problem_to_record(p)) for p in problems]
-        for record in records:
-            writer.write(record)
-        writer.close()
-        size = sum(map(len, records))
-        split_infos.append(
-            tfds.core.SplitInfo(name=name, shard_lengths=[len(records)], num_bytes=size, filename_template=template)
-        )
-    info.set_splits(tfds.core.splits.SplitDict(split_infos))
-    info.write_to_directory(folder)
+    largest = max(map(len, splits.values()), default=0)
+    writer = tfds.core.SequentialWriter(info, max_examples_per_shard=largest + 1, file_format="array_record")
+    writer.initialize_splits(list(splits))
+    writer.add_examples({name: list(map(_problem_to_record, problems)) for name, problems in splits.items()})
+    writer.close_all()
 
 
 def _problem_to_record(problem: Problem) -> dict[str, Any]:
-    integers = {name: vars(problem)[name] for name in INTEGER_FEATURES}
-    messages = json.dumps([dict(m) for m in problem.messages], ensure_ascii=True)
-    return {
-        **integers,
-        "prompt": problem.prompt,
-        "answer": problem.answer,
-        "messages": messages,
-        "columns": json.dumps(dict(problem.columns)),
-    }
+    plain = {name: vars(problem)[name] for name in (*INTEGER_FEATURES, "prompt", "answer")}
+    messages = json.dumps([dict(message) for message in problem.messages])
+    return {**plain, "messages": messages, "columns": json.dumps(dict(problem.columns))}
 
 
 def _record_to_problem(row: DataRow) -> Problem:
-    features = dict(row.values)
-    return Problem(
-        **{**features, "messages": tuple(json.loads(features["messages"])), "columns": json.loads(features["columns"])}
-    )
+    messages, columns = json.loads(row.values["messages"]), json.loads(row.values["columns"])
+    return Problem(**{**row.values, "messages": tuple(messages), "columns": columns})
 
 
 def import_tfds() -> ModuleType:
@@ -217,29 +168,25 @@ def _open_builder(folder: Path) -> Any:
     """The builder of a data set; InputError where the folder holds none that is read without TensorFlow."""
     if not (folder / "dataset_info.json").is_file():
         inner_folders = sorted(str(p.parent) for p in folder.glob("*/**/dataset_info.json"))[:3]
-        fix = (
-            f" There is one in {', '.join(inner_folders)}."
-            if inner_folders
-            else " Check the path; `isojax difficulty` writes one."
-        )
-        raise InputError(f"{folder} is no TFDS data set; expected a folder with dataset_info.json.{fix}")
+        fix = "Check the path; `isojax difficulty` writes one."
+        if inner_folders:
+            fix = f"There is one in {', '.join(inner_folders)}."
+        raise InputError(f"{folder} is no TFDS data set; expected a folder with dataset_info.json. {fix}")
     tfds = import_tfds()
     try:
         builder = tfds.builder_from_directory(folder)
     except Exception as e:  # what TFDS raises for files it cannot read is documented nowhere
+        reason = str(e).splitlines()[0]
         raise InputError(
-            f"{folder}: its dataset_info.json or features.json cannot be read ({str(e).splitlines()[0]}). Write the"
-            " data set"
-            " again."
+            f"{folder}: its dataset_info.json or features.json cannot be read ({reason}). Write the data set again."
         ) from e
-    if builder.info.file_format is None or builder.info.file_format.file_suffix != "array_record":
-        file_format = builder.info.file_format and builder.info.file_format.file_suffix
+    file_format = builder.info.file_format and builder.info.file_format.file_suffix
+    if file_format != "array_record":
         raise InputError(
             f"{folder}: its files are {file_format}, expected array_record, which is read without TensorFlow: prepare"
-            " it"
-            " with --file_format=array_record."
+            " it with --file_format=array_record."
         )
-    nonempty_splits = [builder.info.splits[name] for name, size in split_sizes(builder).items() if size]
+    nonempty_splits = [builder.info.splits[name] for name, size in _split_sizes(builder).items() if size]
     missing = [p for split in nonempty_splits for p in split.filepaths if not Path(p).is_file()]
     if missing:
         raise InputError(

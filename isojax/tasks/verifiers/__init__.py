@@ -14,23 +14,23 @@ else an isolated check raises costs its own rollout only; a check that is not is
 from collections.abc import Callable
 from typing import NamedTuple
 
+from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 
 
 class Verdict(NamedTuple):
-    """What a check says of one response.
+    """What a check says of one response."""
 
-    Attributes:
-        correct: reward 1, else 0.
-        parsed: an answer was found in the response, correct or not.
-        failure: why there is no plain verdict: partial, error, memory, timeout, crash; empty where there is one.
-        message: what happened, in one line.
-    """
-
-    correct: bool
-    parsed: bool
-    failure: str = ""
-    message: str = ""
+    correct: bool  # reward 1, else 0
+    parsed: bool  # an answer was found in the response, correct or not
+    failure: str = ""  # why there is no plain verdict: partial, error, memory, timeout or crash
+    message: str = ""  # what happened, in one line
 
 
 Check = Callable[[Problem, str, str], Verdict]  # (problem, its prompt as the model saw it, response)
+
+
+def refuse_argument(verifier: str, argument: str) -> None:
+    """InputError where a verifier that takes no argument is given one."""
+    if argument:
+        raise InputError(f"cell.verifier.use: {verifier} takes no argument, given {argument!r}; write {verifier}.")

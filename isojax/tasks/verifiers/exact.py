@@ -1,16 +1,14 @@
 """`exact`: correct where the response is the answer, apart from surrounding white space."""
 
-from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.verifiers import Check, Verdict
+from isojax.tasks.verifiers import Check, Verdict, refuse_argument
 
 ISOLATED, PURE = False, True
 
 
 def build(argument: str) -> Check:
-    """The check; InputError where an argument is given."""
-    if argument:
-        raise InputError(f"cell.verifier.use: exact takes no argument, given {argument!r}; write exact.")
+    """The check; it takes no argument."""
+    refuse_argument("exact", argument)
     return check
 
 

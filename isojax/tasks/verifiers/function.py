@@ -1,11 +1,9 @@
-"""`function:rewards.py:my_reward` or `function:my_pkg.my_mod:my_reward`: a user's own reward function, in TRL's
-convention.
+"""`function:rewards.py:my_reward` or `function:my_pkg.my_mod:my_reward`: a user's reward function as TRL calls it.
 
     def my_reward(prompts, completions, answer, **columns) -> list[float]
 
 It is called with lists of one: the prompt's and the response's text, the reference answer, and every column of the
-problem by its name. Only the parameters it names are passed, all of them where it takes `**columns`. A score of 1 is
-correct, any other is not.
+problem that it names (all where it takes `**columns`). A score of 1 is correct, any other is not.
 """
 
 import inspect
@@ -34,17 +32,16 @@ def build(argument: str) -> Check:
         if missing := [name for name in required_names if name not in arguments]:
             raise InputError(
                 f"cell.verifier.use: {argument} takes {', '.join(missing)}, which problem {problem.id} does not have;"
-                " it"
-                f" has {', '.join(sorted(arguments))}. Add the column to the problems, or give the parameter a default."
+                f" it has {', '.join(sorted(arguments))}. Add the column to the problems, or give the parameter a"
+                " default."
             )
-        scores: Any = function(
-            **{name: [value] for name, value in arguments.items() if takes_all_columns or name in parameter_names}
-        )
-        if isinstance(scores, str) or not isinstance(scores, Iterable):
-            return Verdict(False, False, "error", f"expected a list of one score, given {type(scores).__name__}")
-        scores = list(scores)
-        if len(scores) != 1:
-            return Verdict(False, False, "error", f"expected a list of one score, given {len(scores)}")
+        passed = {name: [value] for name, value in arguments.items() if takes_all_columns or name in parameter_names}
+        scores: Any = function(**passed)
+        is_list = isinstance(scores, Iterable) and not isinstance(scores, str)
+        scores = list(scores) if is_list else scores
+        if not is_list or len(scores) != 1:
+            given = len(scores) if is_list else type(scores).__name__
+            return Verdict(False, False, "error", f"expected a list of one score, given {given}")
         return score_to_verdict(scores[0], response)
 
     return check

@@ -1,9 +1,8 @@
-"""`gym`: the scorer of the reasoning-gym generator that made the problem (tasks/sources/gym.py). Correct where it
-scores 1; lower scores are 0.
+"""`gym`: the scorer of the reasoning-gym generator that made the problem (tasks/sources/gym.py); correct where it
+scores 1.
 
 The answer is the text of the response's last <answer>...</answer>, else the whole response. Some of reasoning-gym's
-scorers run an answer through Python's `eval`: like every isolated check this happens in a worker process, with the
-user's rights.
+scorers run it through Python's `eval`, in the worker process, with the user's rights.
 """
 
 import functools
@@ -15,7 +14,7 @@ from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.verifiers import Check, Verdict
+from isojax.tasks.verifiers import Check, Verdict, refuse_argument
 
 ISOLATED, PURE = True, True
 
@@ -24,11 +23,7 @@ _ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 def build(argument: str) -> Check:
     """The check; InputError where an argument is given or reasoning-gym is not installed."""
-    if argument:
-        raise InputError(
-            f"cell.verifier.use: gym takes no argument, given {argument!r}; each problem names its generator. Write"
-            " gym."
-        )
+    refuse_argument("gym", argument)
     try:  # here, so that its seconds count for the worker's start and not for the first check's deadline
         importlib.import_module("reasoning_gym")
     except ImportError as e:
@@ -37,11 +32,7 @@ def build(argument: str) -> Check:
 
 
 def check(problem: Problem, prompt: str, response: str) -> Verdict:
-    """Correct where the generator's scorer gives 1; parsed where there is any answer.
-
-    Raises:
-        InputError: the problem is not from a generator.
-    """
+    """Correct where the generator's scorer gives 1; parsed where there is any answer."""
     columns = problem.columns
     if not {"gym", "settings", "entry"} <= set(columns):
         raise InputError(
@@ -63,9 +54,7 @@ def _scorer(name: str, settings: str) -> Callable[[str, dict[str, Any]], float]:
 
 
 def to_tagged_json(value: Any) -> Any:
-    """A generator's entry as plain JSON that `from_tagged_json` gives back equal: tuples are marked (two scorers tell
-    them from lists).
-    """
+    """A generator's entry as JSON that `from_tagged_json` gives back equal: two scorers tell tuples from lists."""
     if isinstance(value, tuple):
         return {"(tuple)": [to_tagged_json(v) for v in value]}
     if isinstance(value, list):
@@ -76,7 +65,7 @@ def to_tagged_json(value: Any) -> Any:
 
 
 def from_tagged_json(value: Any) -> Any:
-    """What `to_tagged_json` was given, except that other keys and values than JSON's have become text."""
+    """What `to_tagged_json` was given; keys and values that JSON does not have are text."""
     if isinstance(value, list):
         return [from_tagged_json(v) for v in value]
     if not isinstance(value, dict):

@@ -1,34 +1,25 @@
-"""`integer`: correct where the response is one integer, the answer's: for short arithmetic, "12+7=" -> " 19".
-
-The response is the integer and nothing else but space around it: an optional sign, digits, commas between thousands or
-none.
-"""
+"""`integer`: correct where the response is the answer's integer and nothing else: "12+7=" -> " 19"."""
 
 import re
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.verifiers import Check, Verdict
+from isojax.tasks.verifiers import Check, Verdict, refuse_argument
 
 ISOLATED, PURE = False, True
 
-# 1 to 400 digits: int() refuses texts beyond a few thousand.
+# An optional sign, commas between thousands or none; 1 to 400 digits: int() refuses texts beyond a few thousand.
 _INTEGER = re.compile(r"\s*([+\-\u2212]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,132}|[0-9]{1,400}))\s*")
 
 
 def build(argument: str) -> Check:
-    """The check; InputError where an argument is given."""
-    if argument:
-        raise InputError(f"cell.verifier.use: integer takes no argument, given {argument!r}; write integer.")
+    """The check; it takes no argument."""
+    refuse_argument("integer", argument)
     return check
 
 
 def check(problem: Problem, prompt: str, response: str) -> Verdict:
-    """Correct where the response is the answer's integer; parsed where it is an integer.
-
-    Raises:
-        InputError: the problem's own answer is no integer.
-    """
+    """Parsed where the response is an integer; InputError where the problem's own answer is none."""
     reference_integer, response_integer = _parse_integer(problem.answer), _parse_integer(response)
     if reference_integer is None:
         raise InputError(

@@ -1,8 +1,5 @@
-"""`math`: GSM8K's and MATH's answers, compared as text and numbers first, and by math-verify (extra [verify]) where
-that takes algebra.
-
-Where either side states its answer: tasks/grading/math_answers.py. A response that states none is searched for its last
-expression, by math-verify too.
+"""`math`: GSM8K's and MATH's answers, compared as text and numbers first (tasks/grading/math_answers.py), then by
+math-verify (extra [verify]), which also searches a response that states no answer for its last expression.
 """
 
 from functools import lru_cache
@@ -11,15 +8,14 @@ from typing import Any
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.grading import math_answers
-from isojax.tasks.verifiers import Check, Verdict
+from isojax.tasks.verifiers import Check, Verdict, refuse_argument
 
 ISOLATED, PURE = True, True
 
 
 def build(argument: str) -> Check:
     """The check; InputError where an argument is given, or math-verify is missing."""
-    if argument:
-        raise InputError(f"cell.verifier.use: math takes no argument, given {argument!r}; write math.")
+    refuse_argument("math", argument)
     try:
         import math_verify
     except ImportError as e:
@@ -34,10 +30,8 @@ def build(argument: str) -> Check:
         return parse(_in_math_mode(reference_answer))
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
-        reference_answer, stated_answer = (
-            math_answers.reference_answer(problem.answer),
-            math_answers.stated_answer(response),
-        )
+        reference_answer = math_answers.reference_answer(problem.answer)
+        stated_answer = math_answers.stated_answer(response)
         if stated_answer == "":
             return Verdict(False, False)
         response_answer = math_answers.normalize_answer(response) if stated_answer is None else stated_answer
@@ -46,11 +40,9 @@ def build(argument: str) -> Check:
         if is_same is None or not parsed:
             response_expressions = parse(response if stated_answer is None else _in_math_mode(stated_answer))
             parsed = parsed or bool(response_expressions)
+            reference = parse_reference(reference_answer)
             is_same = math_verify.verify(
-                parse_reference(reference_answer),
-                response_expressions,
-                allow_set_relation_comp=True,
-                timeout_seconds=None,
+                reference, response_expressions, allow_set_relation_comp=True, timeout_seconds=None
             )
         return Verdict(bool(is_same), parsed)
 

@@ -2,9 +2,8 @@
 
     def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
 
-data_source, ground_truth (or reward_model's, as in verl's Parquet files) and extra_info are the problem's columns;
-without the second it is the problem's answer. Of a dict, "acc" is the outcome where there is one, else "score". An
-outcome of 1 is correct, any other is not.
+data_source, ground_truth (or reward_model's, else the answer) and extra_info are the problem's columns. Of a dict,
+"acc" is the outcome where there is one, else "score". An outcome of 1 is correct, any other is not.
 """
 
 import inspect
@@ -34,12 +33,8 @@ def build(argument: str) -> Check:
         )
         if isinstance(score, Mapping):
             if "acc" not in score and "score" not in score:
-                return Verdict(
-                    False,
-                    False,
-                    "error",
-                    f'expected a dict with "score", given one with {", ".join(map(str, score)) or "nothing"}',
-                )
+                keys = ", ".join(map(str, score)) or "nothing"
+                return Verdict(False, False, "error", f'expected a dict with "score", given one with {keys}')
             score = score["acc"] if "acc" in score else score["score"]
         elif isinstance(score, tuple | list) and score:
             score = score[0]  # as verl reads them: (score, a comment)
@@ -57,8 +52,7 @@ def _check_parameters(function: Callable[..., Any], argument: str) -> None:
     except TypeError as e:
         raise InputError(
             f"cell.verifier.use: {argument}: the function cannot be called as verl calls it ({e}); expected the"
-            " parameters "
-            f"{', '.join(PARAMETERS)}. For TRL's convention write function:FILE.py:NAME."
+            f" parameters {', '.join(PARAMETERS)}. For TRL's convention write function:FILE.py:NAME."
         ) from e
 
 
