@@ -168,7 +168,7 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     from isojax.core.config import load_configs
     from isojax.distributed.mesh_spec import parse_mesh
     from isojax.distributed.sharding import make_mesh
-    from isojax.launch.memory_model import estimate_memory
+    from isojax.launch.autosize import DeviceBudget
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
     from isojax.tasks.build import build_task
     from isojax.train.memory_analysis import FAST_COMPILE_OPTIONS, AbstractTask, analyze_memory, build_abstract_programs
@@ -182,9 +182,8 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     shape = parse_mesh(mesh_text, 4)
     sweep = resolve_sweep_sizes(config.sweep, shape.shards, cell)
     pairs = sorted({(c.B_p, c.n) for c in plan_cells(sweep)})
-    planned = estimate_memory(
-        cell, sweep, pairs, shape, cell.model.vocab or task.vocab, on_device=not text, backend="cpu"
-    ).program_bytes
+    budget = DeviceBudget(cell, pairs, shape, cell.model.vocab or task.vocab, not text, "cpu", device_memory=0)
+    planned = budget.estimate(sweep).program_bytes
     for name, program in build_abstract_programs(cell, sweep, pairs, make_mesh(shape, jax.devices()), task).items():
         began = time.perf_counter()
         taken = analyze_memory(program, FAST_COMPILE_OPTIONS)

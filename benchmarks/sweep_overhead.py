@@ -52,7 +52,7 @@ def main() -> None:
     from isojax.train.programs import SweepPrograms
 
     config = load_config(arguments.config, arguments.overrides)
-    sweep = resolve_sweep_sizes(config.sweep, 1)
+    sweep = resolve_sweep_sizes(config.sweep, 1, config.cell)
     pairs = sorted({(cell.B_p, cell.n) for cell in plan_cells(sweep)}, key=lambda pair: pair[0] * pair[1])
     timed = [pairs[0], pairs[-1]]
     if arguments.pairs:

@@ -35,9 +35,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "launch": ("runs", "scaling", "report", "train"),
     "cli": ("launch",),
 }
-# These load no jax, at import or later; launch/ does in two folders and one module, cli/ through load_module.
+# These load no jax, at import or later; launch/ does in one folder and one module, cli/ through load_module.
 ROOMS_WITHOUT_JAX = ("core", "runs", "scaling", "report", "launch", "cli")
-MODULES_WITH_JAX = ("launch.local", "launch.processes", "launch.ray.ray_worker")
+MODULES_WITH_JAX = ("launch.local", "launch.ray.ray_worker")
 JAX_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "jaxtyping", "transformers", "libtpu"}
 
 # A module here is one of several implementations of the same thing, and may be named like one in another such folder.

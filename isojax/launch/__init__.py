@@ -1,1 +1,1 @@
-"""Running a sweep: `planner` turns a grid into cells, `local` runs them on this machine's devices."""
+"""Running a sweep: from the grid to cells (planner), on this machine (local/) or on a Ray cluster (ray/)."""

@@ -1,36 +1,16 @@
-"""The sizes that decide how much memory a device takes and how much work it does, each a device's own part. No jax
-here.
+"""The sizes that decide how much memory a device takes and how much work it does: each is one device's own part.
 
-Letters are those of distributed/sharding.py; `prefix` stands for the positions of a prompt, P, `p` for those of a
-block's prompts, g P, and `t` for those of a microbatch that layers run over, m (T - 1).
+Letters are those of distributed/sharding.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol
-
 from isojax.core.config import CellConfig
 from isojax.core.shapes import SamplerShapes
+from isojax.distributed.mesh_spec import MeshShape
 
 FLOAT_BYTES = 4
-
-
-class MeshSizes(Protocol):
-    """Sizes of a mesh's axes."""
-
-    @property
-    def data(self) -> int: ...
-
-    @property
-    def fsdp(self) -> int: ...
-
-    @property
-    def sequence(self) -> int: ...
-
-    @property
-    def tensor(self) -> int: ...
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 def shard_size(size: int, axis_shards: int) -> int:
@@ -38,149 +18,52 @@ def shard_size(size: int, axis_shards: int) -> int:
     return size // axis_shards if size % axis_shards == 0 else size
 
 
-@dataclass(frozen=True)
 class DeviceSizes:
-    """All that decides a device's memory. `vocab`: rows of the embedding; `on_device`: where responses are judged."""
+    """Sizes of one device's part of a sweep; `vocab` are the rows of the embedding."""
 
-    cell: CellConfig
-    remat: bool
-    geometry: SamplerShapes
-    mesh: MeshSizes
-    vocab: int
-    on_device: bool
-    backend: str
+    def __init__(self, cell: CellConfig, remat: bool, shapes: SamplerShapes, mesh: MeshShape, vocab: int, backend: str):
+        model, precision = cell.model, cell.precision.for_platform(backend)
+        self.cell, self.remat, self.shapes, self.mesh, self.vocab = cell, remat, shapes, mesh, vocab
+        self.L, self.D, self.H = model.layers, model.width, model.head_dim
+        self.F, self.V = shard_size(model.mlp, mesh.tensor), shard_size(vocab, mesh.tensor)
+        self.N, self.K = shard_size(model.heads, mesh.tensor), shard_size(model.kv_heads, mesh.tensor)
+        # Heads that attention is computed of: XLA splits queries over the heads of keys, or over those of one key;
+        # otherwise every device has all of them.
+        splits_queries = model.kv_heads == 1 or model.kv_heads % mesh.tensor == 0
+        self.attention_heads = self.N if splits_queries else model.heads
 
-    @cached_property
-    def compute_itemsize(self) -> int:
-        """Bytes of a number that products are computed in."""
-        return 4 if self.cell.precision.for_platform(self.backend).compute == "float32" else 2
+        self.compute_bytes = 4 if precision.compute == "float32" else 2  # of a number that products are computed in
+        self.cache_bytes = ITEM_BYTES[precision.cache]  # of a number in the sampler's cache
+        self.unrolled_layers = backend == "cpu" and precision.cache != "int8"  # of the sampler's weights and cache
 
-    @cached_property
-    def cache_itemsize(self) -> int:
-        """Bytes of a number in the sampler's cache."""
-        return {"float32": 4, "bfloat16": 2, "int8": 1}[self.cell.precision.for_platform(self.backend).cache]
+        # Positions of a prompt, padded until sequence divides them; of a block of prompts; of a microbatch, whose last
+        # positions go through no layer; and those that a response's last one attends to.
+        self.prompt_positions = -(-shapes.prompt_length // mesh.sequence)
+        self.prefill_tokens = shapes.prefill_batch * self.prompt_positions
+        self.microbatch_tokens = shapes.microbatch * max(1, shapes.response_length - 1)
+        self.key_positions = self.prompt_positions + shapes.response_length - 1
+        # Whether the sampler keeps prompts and responses in different arrays (models/decode.py).
+        self.separate_prompt_cache = shapes.slots_per_prefix > 1 or mesh.sequence > 1
 
-    @property
-    def unrolled_layers(self) -> bool:
-        """Whether the sampler has each layer's weights and cache apart."""
-        return self.backend == "cpu" and self.cache_itemsize != 1
+        biases = (self.N + 2 * self.K) * self.H if model.qkv_bias else 0
+        norms = 2 * self.D + (2 * self.H if model.qk_norm else 0)
+        attention_params = 2 * self.D * (self.N + self.K) * self.H
+        self.layer_params = attention_params + 3 * self.D * self.F + norms + biases
+        self.embedding_params = self.V * self.D  # an unembedding has as many
+        self.num_embeddings = 1 if model.tied else 2
+        self.num_params = self.L * self.layer_params + self.num_embeddings * self.embedding_params + self.D
+        self.fsdp_shards = mesh.fsdp if self.D % mesh.fsdp == 0 else 1  # of parameters and their gradients
 
-    @property
-    def L(self) -> int:
-        return self.cell.model.layers
-
-    @property
-    def D(self) -> int:
-        return self.cell.model.width
-
-    @property
-    def F(self) -> int:
-        return shard_size(self.cell.model.mlp, self.mesh.tensor)
-
-    @property
-    def V(self) -> int:
-        return shard_size(self.vocab, self.mesh.tensor)
-
-    @property
-    def N(self) -> int:
-        return shard_size(self.cell.model.heads, self.mesh.tensor)
-
-    @property
-    def K(self) -> int:
-        return shard_size(self.cell.model.kv_heads, self.mesh.tensor)
-
-    @property
-    def attention_heads(self) -> int:
-        """Heads that attention is computed of: XLA splits queries over the heads of keys, or over those of one key;
-        else every device has all of them."""
-        K = self.cell.model.kv_heads
-        return self.N if K == 1 or K % self.mesh.tensor == 0 else self.cell.model.heads
-
-    @property
-    def H(self) -> int:
-        return self.cell.model.head_dim
-
-    @property
-    def prompt_positions(self) -> int:
-        """Positions of a prompt, filled up until sequence divides them."""
-        return -(-self.geometry.prompt_length // self.mesh.sequence)
-
-    @property
-    def separate_prompt_cache(self) -> bool:
-        """Whether the sampler's prompts lie apart from responses (models/decode.py)."""
-        return self.geometry.slots_per_prefix > 1 or self.mesh.sequence > 1
-
-    @property
-    def prefill_tokens(self) -> int:
-        """Positions of a block of prompts."""
-        return self.geometry.prefill_batch * self.prompt_positions
-
-    @property
-    def microbatch_tokens(self) -> int:
-        """Positions of a microbatch that layers run over: all of its responses' but the last."""
-        return self.geometry.microbatch * max(1, self.geometry.response_length - 1)
-
-    @property
-    def key_positions(self) -> int:
-        """Positions that a response's last one attends to."""
-        return self.prompt_positions + self.geometry.response_length - 1
-
-    @property
-    def attention_params(self) -> int:
-        """Numbers of a layer's attention, whose heads are apart in storage and joined in products."""
-        return 2 * self.D * (self.N + self.K) * self.H
-
-    @property
-    def layer_params(self) -> int:
-        """Numbers of a layer."""
-        biases = (self.N + 2 * self.K) * self.H if self.cell.model.qkv_bias else 0
-        return (
-            self.attention_params
-            + 3 * self.D * self.F
-            + 2 * self.D
-            + biases
-            + (2 * self.H if self.cell.model.qk_norm else 0)
-        )
-
-    @property
-    def embedding_params(self) -> int:
-        """Numbers of the embedding; an unembedding has as many."""
-        return self.V * self.D
-
-    @property
-    def num_embeddings(self) -> int:
-        """How many of them there are."""
-        return 1 if self.cell.model.tied else 2
-
-    @property
-    def num_params(self) -> int:
-        """Parameters on a device that is not split over fsdp."""
-        return self.L * self.layer_params + self.num_embeddings * self.embedding_params + self.D
-
-    @property
-    def fsdp_shards(self) -> int:
-        """Into how many parts fsdp splits parameters, and their gradients with them."""
-        return self.mesh.fsdp if self.D % self.mesh.fsdp == 0 else 1
-
-    @property
-    def param_bytes(self) -> int:
-        """Bytes of the float32 parameters as they lie."""
-        return FLOAT_BYTES * self.num_params // self.fsdp_shards
-
-    @property
-    def critic_bytes(self) -> int:
-        """Bytes of the critic's float32 parameters."""
-        if self.cell.rl.critic is None:
-            return 0
-        return self.param_bytes - (self.num_embeddings - 1) * FLOAT_BYTES * self.embedding_params // self.fsdp_shards
-
-    @property
-    def reference_bytes(self) -> int:
-        """Bytes of the policy that the KL is measured against."""
-        return self.param_bytes if self.cell.rl.kl > 0 or self.cell.rl.measure_kl else 0
+        self.param_bytes = FLOAT_BYTES * self.num_params // self.fsdp_shards
+        # The critic has no unembedding.
+        unembedding_bytes = (self.num_embeddings - 1) * FLOAT_BYTES * self.embedding_params // self.fsdp_shards
+        self.critic_bytes = 0 if cell.rl.critic is None else self.param_bytes - unembedding_bytes
+        self.has_reference = cell.rl.kl > 0 or cell.rl.measure_kl
+        self.reference_bytes = self.param_bytes if self.has_reference else 0
+        self.has_nucleus = cell.sampling.top_p < 1
 
     @property
     def rollout_bytes(self) -> int:
         """Bytes of a shard's rollouts: tokens, log-probabilities, mask, nuclei, ends and lengths."""
-        T = self.geometry.response_length
-        return self.geometry.buffer_rows * (9 * T + FLOAT_BYTES * (T if self.cell.sampling.top_p < 1 else 1) + 5)
+        T = self.shapes.response_length
+        return self.shapes.buffer_rows * (9 * T + FLOAT_BYTES * (T if self.has_nucleus else 1) + 5)

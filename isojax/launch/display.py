@@ -1,6 +1,5 @@
-"""What a person sees while a sweep runs: the plan before it, a live line for the sweep and one for each cell at
-work.
-"""
+"""What a person sees while a sweep runs: the plan before it, a live line for the sweep and one for each cell in
+training."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from isojax.core.config import Config
-from isojax.core.nouns import Cell
-from isojax.core.nouns import CellProgress as CellProgress
+from isojax.core.nouns import Cell, CellProgress
 from isojax.launch.autosize import DeviceBudget, format_bytes
 from isojax.launch.time_estimate import Forecast
 from isojax.runs.ledger import INCLUDE_FLAGGED
@@ -26,36 +24,38 @@ from isojax.runs.workspace import display_path
 console = Console(stderr=True)
 
 
+def print_line(text: str) -> None:
+    """A line on standard error, without colours, and not wrapped."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
 def print_plan(
     config: Config,
     cells: list[Cell],
     folder: Path,
     devices: str,
     concurrent_cells: int,
-    device_budget: DeviceBudget,
+    budget: DeviceBudget,
     forecast: Forecast | None = None,
 ) -> None:
     """The sweep in a table; what it takes of a device; and, where that is known, how long."""
     print_cells(config, cells, folder, forecast)
-    targets = config.cell.eval.evaluation_targets(config.sweep.budget)
+    sweep, targets = config.sweep, config.cell.eval.evaluation_targets(config.sweep.budget)
     console.print(
-        f"{concurrent_cells} at once, {devices}; R = {config.sweep.decode_slots} slots and "
-        f"m = {config.sweep.microbatch} rows a microbatch, "
-        f"g = {config.sweep.prefill_batch} prompts at once on each shard; "
-        f"{len(targets)} evaluations a cell, the last at C = {targets[-1]}"
+        f"{concurrent_cells} at once, {devices}; R = {sweep.decode_slots} slots, m = {sweep.microbatch} rows per "
+        f"microbatch and g = {sweep.prefill_batch} prompts at once on each shard; "
+        f"{len(targets)} evaluations per cell, the last at C = {targets[-1]}"
     )
-    memory = device_budget.estimate(config.sweep)
+    memory = budget.estimate(sweep)
     breakdown = ", ".join(f"{name} {format_bytes(number)}" for name, number in memory.breakdown.items() if number)
     console.print(
         f"memory of a device, the same for every cell: {breakdown}; {format_bytes(memory.sampling_peak)} at the peak "
-        f"of sampling and {format_bytes(memory.update_peak)} at the update's, "
-        f"of {format_bytes(device_budget.device_memory)}",
+        f"of sampling and {format_bytes(memory.update_peak)} at the update's, of {format_bytes(budget.device_memory)}",
         highlight=False,
     )
     if forecast:
-        console.print(
-            f"time: {format_duration(forecast.sweep_seconds)} for the sweep, from {forecast.source}", highlight=False
-        )
+        duration = format_duration(forecast.sweep_seconds)
+        console.print(f"time: {duration} for the sweep, from {forecast.source}", highlight=False)
 
 
 def print_cells(config: Config, cells: list[Cell], folder: Path, forecast: Forecast | None = None) -> None:
@@ -66,15 +66,11 @@ def print_cells(config: Config, cells: list[Cell], folder: Path, forecast: Forec
         table.add_column(heading, justify="right")
     for B_p, n in sorted({(c.B_p, c.n) for c in cells}):
         M = -(-final_target // (B_p * n))
-        time_columns = (
-            (
-                f"{forecast.rollouts_per_second[B_p, n]:,.{0 if forecast.rollouts_per_second[B_p, n] >= 10 else 2}f}",
-                format_duration(forecast.cell_seconds[B_p, n]),
-            )
-            if forecast
-            else ()
-        )
-        table.add_row(*map(str, (B_p, n, B_p * n, M, M * B_p * n, config.sweep.seeds)), *time_columns)
+        row = [str(number) for number in (B_p, n, B_p * n, M, M * B_p * n, config.sweep.seeds)]
+        if forecast:
+            rate = forecast.rollouts_per_second[B_p, n]
+            row += [f"{rate:,.{0 if rate >= 10 else 2}f}", format_duration(forecast.cell_seconds[B_p, n])]
+        table.add_row(*row)
     console.print(table)
 
 
@@ -87,7 +83,7 @@ def format_duration(seconds: float) -> str:
 
 
 class ProgressReporter(Protocol):
-    """What is told of a sweep while it runs."""
+    """What shows the preparation of a sweep."""
 
     def show_preparation(self, text: str, fraction: float) -> None: ...
 
@@ -108,12 +104,8 @@ class Display:
         self._shown_failures: set[str] = set()
         self._lock = threading.Lock()
         self._started_at = time.monotonic()
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-        )
+        note_column = TextColumn("{task.fields[note]}")
+        columns = (TextColumn("{task.description}"), BarColumn(), note_column, TimeElapsedColumn())
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self._base_task = self._progress.add_task("base", total=1.0, note="")
         self._sweep_task = self._progress.add_task("sweep", total=None, note="")
@@ -128,12 +120,12 @@ class Display:
         self._progress.stop()
 
     def set_targets(self, targets: Sequence[tuple[Cell, int]]) -> None:
-        """What is to be trained, each cell up to C rollouts, beside what has been."""
+        """Add what is to be trained, each cell up to C rollouts."""
         with self._lock:
-            self._target_rollouts |= {
-                cell: -(-self._config.cell.eval.evaluation_targets(C)[-1] // cell.B) * cell.B for cell, C in targets
-            }
-            self._ended_cells -= {cell for cell, _ in targets}
+            for cell, C in targets:
+                final_target = self._config.cell.eval.evaluation_targets(C)[-1]
+                self._target_rollouts[cell] = -(-final_target // cell.B) * cell.B
+                self._ended_cells.discard(cell)
             self._progress.update(self._sweep_task, total=sum(self._target_rollouts.values()))
 
     def show_preparation(self, text: str, fraction: float) -> None:
@@ -146,25 +138,20 @@ class Display:
     def start_cell(self, cell: Cell) -> None:
         """A worker took this cell."""
         with self._lock:
-            self._cell_tasks[cell] = self._progress.add_task(
-                f"B_p {cell.B_p}, n {cell.n}, seed {cell.seed}", total=self._target_rollouts[cell], note="compiling"
-            )
+            description, total = f"B_p {cell.B_p}, n {cell.n}, seed {cell.seed}", self._target_rollouts[cell]
+            self._cell_tasks[cell] = self._progress.add_task(description, total=total, note="compiling")
 
     def update_cell(self, progress: CellProgress) -> None:
-        """News of a cell."""
+        """A cell has made progress; its first report is where it goes on from."""
         cell = progress.cell
         with self._lock:
-            self._rollouts_at_resume.setdefault(
-                cell, progress.rollouts
-            )  # the first news of a cell is where it goes on from
+            self._rollouts_at_resume.setdefault(cell, progress.rollouts)
             self._rollouts_done[cell] = progress.rollouts
             if progress.reward is not None:
                 self._rewards[cell] = progress.reward
             note = f"reward {self._rewards[cell]:.3f}" if cell in self._rewards else ""
             self._progress.update(self._cell_tasks[cell], completed=progress.rollouts, note=note)
-            self._progress.update(
-                self._sweep_task, completed=sum(self._rollouts_done.values()), note=self._sweep_note()
-            )
+            self._update_sweep_line()
 
     def show_verifier_failures(self, examples: Mapping[str, str]) -> None:
         """The first failure of each kind that a verifier has met, {kind: what happened}, each shown once."""
@@ -172,49 +159,44 @@ class Display:
             for kind, text in examples.items():
                 if kind not in self._shown_failures:
                     self._shown_failures.add(kind)
-                    warning = (
-                        f"warning: verifier {kind}: {text} "
-                        f"(reward 0; the first of its kind, all are counted as verifier_{kind})"
-                    )
-                    console.print(warning, soft_wrap=True, highlight=False, markup=False)
+                    counted = f"reward 0; the first of its kind, all are counted as verifier_{kind}"
+                    print_line(f"warning: verifier {kind}: {text} ({counted})")
 
     def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
-        """What says that a run broke, once it has ended."""
+        """Why a run that has ended is considered broken."""
         with self._lock:
             for flag in flags:
-                warning = f"warning: cell {cell.name} {flag}. Fits leave it out unless told {INCLUDE_FLAGGED}."
-                console.print(warning, soft_wrap=True, highlight=False, markup=False)
+                print_line(f"warning: cell {cell.name} {flag}. Fits leave it out, except with {INCLUDE_FLAGGED}.")
 
     def show_lost_cell(self, cell: Cell, reason: str) -> None:
-        """A cell at work was lost; it will be taken again."""
+        """A cell in training was lost; it will be taken again."""
         with self._lock:
-            task = self._cell_tasks.pop(cell, None)
-            if task is not None:
-                self._progress.remove_task(task)
-            console.print(f"warning: cell {cell.name}: {reason}", soft_wrap=True, highlight=False, markup=False)
+            self._remove_line(cell)
+            print_line(f"warning: cell {cell.name}: {reason}")
 
     def finish_cell(self, cell: Cell, failed: bool) -> None:
         """A cell is done, was done before, or failed."""
         with self._lock:
             self._ended_cells.add(cell)
             self._rollouts_done[cell] = self._target_rollouts[cell]
+            outcome = "failed" if failed else "done before"
             if cell not in self._rewards:
                 self._rollouts_at_resume[cell] = self._target_rollouts[cell]
-            task = self._cell_tasks.pop(cell, None)
-            if task is not None:
-                self._progress.remove_task(task)
-            self._progress.update(
-                self._sweep_task, completed=sum(self._rollouts_done.values()), note=self._sweep_note()
-            )
+            elif not failed:
+                outcome = f"reward {self._rewards[cell]:.3f}"
+            self._remove_line(cell)
+            self._update_sweep_line()
             if not console.is_terminal:
-                outcome = (
-                    "failed"
-                    if failed
-                    else f"reward {self._rewards[cell]:.3f}"
-                    if cell in self._rewards
-                    else "done before"
-                )
                 console.print(f"cell {cell.name}: {outcome}; {self._sweep_note()}", highlight=False)
+
+    def _remove_line(self, cell: Cell) -> None:
+        task = self._cell_tasks.pop(cell, None)
+        if task is not None:
+            self._progress.remove_task(task)
+
+    def _update_sweep_line(self) -> None:
+        rollouts = sum(self._rollouts_done.values())
+        self._progress.update(self._sweep_task, completed=rollouts, note=self._sweep_note())
 
     def _sweep_note(self) -> str:
         new_rollouts = sum(self._rollouts_done.values()) - sum(self._rollouts_at_resume.values())

@@ -1,11 +1,11 @@
-"""The search for the learning rate's anchor: the best rate at one batch B, from which `cell.rl.lr_scaling` leads to
-every other batch (IsoCompute Playbook, arXiv:2603.12151, section 3, factor 3: found at B_p x n = 128 x 8 as 1e-6).
+"""The search for the learning rate's reference: the best rate at one batch B, from which `cell.rl.lr_scaling` leads to
+every other batch (IsoCompute Playbook, arXiv:2603.12151, section 3, factor 3: 1e-6 at B_p x n = 128 x 8).
 
-Every rate is an ordinary sweep of one (B_p, n) below runs/NAME-lr/RATE, with ledgers as always; all share one base
-policy. A rate of which a run broke (scaling/checks/run_health.py) is out. The others are scored by the mean over seeds
-of the mean reward over the last quarter of the evaluations; their standard error comes from the spread between seeds,
-pooled over the rates. Of rates within one standard error (of their difference) of the best, the lowest is prescribed: a
-rate too high breaks long runs, one a little low costs little.
+Every rate is an ordinary sweep of one (B_p, n) in runs/NAME-lr/RATE; all share one base policy. A rate of which a run
+broke (scaling/checks/run_health.py) is out. The others are scored by the mean over seeds of the mean reward over the
+last quarter of the evaluations; their standard error comes from the spread between seeds, pooled over the rates. Of
+rates within one standard error (of their difference) of the best, the lowest is prescribed: a rate too high breaks long
+runs, one a little low costs little.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,20 +44,14 @@ class LaunchSweep(Protocol):
 
 @dataclass(frozen=True)
 class RateResult:
-    """What one rate came to.
-
-    Attributes:
-        scores: one for each seed. curves: (C, reward) of each evaluation, for each seed.
-        entropy, grad_norm: means over seeds in the last interval; None where not recorded.
-        flags: why it is out, with the run's name; empty where it is not.
-    """
+    """What the runs of one rate have given."""
 
     rate: float
-    scores: tuple[float, ...] = ()
-    curves: tuple[tuple[tuple[int, float], ...], ...] = ()
-    entropy: float | None = None
-    grad_norm: float | None = None
-    flags: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()  # of each seed
+    curves: tuple[tuple[tuple[int, float], ...], ...] = ()  # (C, reward) of each evaluation, of each seed
+    entropy: float | None = None  # mean over seeds in the last interval, where recorded
+    grad_norm: float | None = None  # the same
+    flags: tuple[str, ...] = ()  # why it is out, with the run's name
 
     @property
     def reward(self) -> float:
@@ -67,25 +61,19 @@ class RateResult:
 
 @dataclass(frozen=True)
 class LrSearchResult:
-    """Outcomes by rising rate, and what follows from them; `best` and `chosen` are None where every rate is out."""
+    """Results by rising rate, and what follows from them; `best` and `recommended` are None where every rate is out."""
 
     results: tuple[RateResult, ...]
     num_extensions: int
     standard_error: float | None
     best: RateResult | None
     tied: tuple[RateResult, ...] = ()
-    recommended: RateResult | None = field(default=None)
+    recommended: RateResult | None = None
 
 
 def default_rates(center: float) -> list[float]:
-    """Five rates, a factor sqrt(10) apart, around `center`."""
-    return [
-        step_rate(center, -2),
-        step_rate(center, -1),
-        round_rate(center),
-        step_rate(center, 1),
-        step_rate(center, 2),
-    ]
+    """Five rates around `center`, in steps of sqrt(10)."""
+    return [step_rate(center, steps) if steps else round_rate(center) for steps in range(-2, 3)]
 
 
 def step_rate(rate: float, steps: int) -> float:
@@ -106,11 +94,7 @@ def rate_name(rate: float) -> str:
 
 def choose_batch_shape(config: Config, B_p: int | None, n: int | None) -> tuple[int, int]:
     """(B_p, n): what is given; the rest from the sweep, so that B_p n is nearest to cell.rl.lr_reference_batch in log;
-    of equals the larger B_p.
-
-    Raises:
-        InputError: a product over sweep.B_max.
-    """
+    of equals the larger B_p. InputError where no product is within sweep.B_max."""
     sweep, reference_batch = config.sweep, config.cell.rl.lr_reference_batch
     pairs = [(b, m) for b in ((B_p,) if B_p else sweep.B_p) for m in ((n,) if n else sweep.n)]
     allowed = [(b, m) for b, m in pairs if b * m <= sweep.B_max]
@@ -124,9 +108,8 @@ def choose_batch_shape(config: Config, B_p: int | None, n: int | None) -> tuple[
 
 
 def default_budget(config: Config, B: int) -> int:
-    """A tenth of sweep.budget, but EVALUATIONS after that of the base policy at updates of their own and WARMUPS times
-    the warm-up.
-    """
+    """A tenth of sweep.budget, but at least MIN_WARMUPS times the warm-up, and MIN_EVALUATIONS at different updates
+    after that of the base policy."""
     warmup_rollouts, eval_config = MIN_WARMUPS * config.cell.rl.warmup * B, config.cell.eval
     budget = max(config.sweep.budget // 10, warmup_rollouts, B, math.ceil(eval_config.start))
     while len({-(-target // B) for target in eval_config.evaluation_targets(budget)[1:]}) < MIN_EVALUATIONS:
@@ -166,19 +149,18 @@ def run_rate(config: Config, source_folder: Path | None, resume: bool, launch: L
     folder = Path(config.run.dir) / config.name
     if source_folder is not None and source_folder != folder and not (folder / CONFIG_FILE).exists():
         copy_base_policy(source_folder, folder, config)
-    reasons: list[str] = []
+    failures: list[str] = []
     try:
         launch(config, resume or (folder / CONFIG_FILE).exists(), dry_run=False)
     except RunFailed as e:  # a rate too high: the others go on
-        reasons = [line.strip() for line in str(e).splitlines()[1:]]
-    evaluated_cells = [
-        p.parent for p in sorted(folder.glob(f"cells/*/{RECORDS_FILE}")) if p.read_bytes().count(b"\n") > 1
-    ]
-    return score_runs(config.cell.rl.learning_rate, read_runs(evaluated_cells), reasons)
+        failures = [line.strip() for line in str(e).splitlines()[1:]]
+    ledgers = sorted(folder.glob(f"cells/*/{RECORDS_FILE}"))
+    evaluated_cells = [path.parent for path in ledgers if path.read_bytes().count(b"\n") > 1]
+    return score_runs(config.cell.rl.learning_rate, read_runs(evaluated_cells), failures)
 
 
 def refuse_existing_search(folder: Path, resume: bool) -> None:
-    """InputError where a search has been here and `resume` was not asked for."""
+    """InputError where the folder holds a search and `resume` is not set."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file, expected a folder to search in; choose another name with name=NAME.")
     if not resume and folder.is_dir() and any(folder.iterdir()):
@@ -189,8 +171,7 @@ def refuse_existing_search(folder: Path, resume: bool) -> None:
 
 def copy_base_policy(source_folder: Path, folder: Path, config: Config) -> None:
     """Begin a rate's folder with the base policy, problems and static sizes of another's; whole or not at all,
-    config.yaml last.
-    """
+    config.yaml last."""
     source_config = read_saved_config(source_folder / CONFIG_FILE)
     rl = source_config.cell.rl.model_copy(update={"learning_rate": config.cell.rl.learning_rate})
     sizes = {key: getattr(source_config.sweep, key) for key in AUTOSIZED_SETTINGS}
@@ -199,24 +180,16 @@ def copy_base_policy(source_folder: Path, folder: Path, config: Config) -> None:
         shutil.rmtree(stale_path, ignore_errors=True)
     shutil.copytree(source_folder / BASE_FOLDER, temp_folder)
     os.replace(temp_folder, folder / BASE_FOLDER)
-    sweep = config.sweep.model_copy(update=sizes)
-    save_config(
-        config.model_copy(update={"cell": source_config.cell.model_copy(update={"rl": rl}), "sweep": sweep}),
-        folder / CONFIG_FILE,
-    )
+    cell, sweep = source_config.cell.model_copy(update={"rl": rl}), config.sweep.model_copy(update=sizes)
+    save_config(config.model_copy(update={"cell": cell, "sweep": sweep}), folder / CONFIG_FILE)
 
 
 def score_runs(rate: float, runs: Sequence[RunRecord], failures: Sequence[str] = ()) -> RateResult:
-    """The score of a rate's runs; `failed`: what ended a run that did not finish."""
-    flags = [
-        *failures,
-        *(
-            f"{run.cell.name}: {flag}"
-            for run in runs
-            for flag in health_flags(run)
-            if flag.name != "nonfinite_update" or not failures
-        ),
-    ]
+    """The score of a rate's runs. `failures`, the errors of runs that did not finish, count as flags."""
+    flags = list(failures)
+    for run in runs:
+        run_flags = [f for f in health_flags(run) if f.name != "nonfinite_update" or not failures]
+        flags += [f"{run.cell.name}: {flag}" for flag in run_flags]
     if not runs:
         return RateResult(rate, flags=tuple(flags))
     metric = default_metric(runs)
@@ -226,23 +199,19 @@ def score_runs(rate: float, runs: Sequence[RunRecord], failures: Sequence[str] =
         values = [run.points[-1].train[key] for run in runs if key in run.points[-1].train]
         return float(np.mean(values)) if values else None
 
-    return RateResult(
-        rate, tuple(map(score_curve, curves)), tuple(curves), last_mean("entropy"), last_mean("grad_norm"), tuple(flags)
-    )
+    scores = tuple(map(score_curve, curves))
+    return RateResult(rate, scores, tuple(curves), last_mean("entropy"), last_mean("grad_norm"), tuple(flags))
 
 
 def score_curve(curve: Sequence[tuple[int, float]]) -> float:
-    """The mean reward over the last quarter of a run's evaluations, rounded up; that of the base policy is none of
-    them.
-    """
+    """The mean reward over the last quarter of a run's evaluations, rounded up, without that of the base policy."""
     trained_rewards = [reward for C, reward in curve if C > 0]
     return float(np.mean(trained_rewards[-math.ceil(len(trained_rewards) / 4) :])) if trained_rewards else curve[-1][1]
 
 
 def search_rates(rates: Sequence[float], evaluate: Callable[[float], RateResult], extend: bool) -> LrSearchResult:
-    """Run all rates; where the best lies at an end of the grid and `extend` is set, one more beyond it, at most
-    EXTENSIONS times.
-    """
+    """Run all rates; where the best is an end of the grid and `extend` is set, one more beyond it, at most
+    MAX_EXTENSIONS times."""
     results = {rate: evaluate(rate) for rate in sorted(rates)}
     num_extensions = 0
     while extend and num_extensions < MAX_EXTENSIONS and (next_rate := _next_rate(results)) is not None:
@@ -251,71 +220,88 @@ def search_rates(rates: Sequence[float], evaluate: Callable[[float], RateResult]
     return select_rate(tuple(results[rate] for rate in sorted(results)), num_extensions)
 
 
+def _best(results: Sequence[RateResult]) -> RateResult:
+    """The highest reward; of equals the lowest rate."""
+    return max(results, key=lambda result: (result.reward, -result.rate))
+
+
 def _next_rate(results: dict[float, RateResult]) -> float | None:
-    """The next rate in the direction of the best, if that lies at an end; downwards where every rate is out."""
-    unflagged = [o for o in results.values() if not o.flags]
-    best = max(unflagged, key=lambda o: (o.reward, -o.rate)).rate if unflagged else min(results)
-    if best == min(results):
-        return step_rate(best, -1)
-    return step_rate(best, 1) if best == max(results) else None
+    """The next rate beyond the best, if that is an end of the grid; downwards where every rate is out."""
+    unflagged = [result for result in results.values() if not result.flags]
+    best_rate = _best(unflagged).rate if unflagged else min(results)
+    if best_rate == min(results):
+        return step_rate(best_rate, -1)
+    return step_rate(best_rate, 1) if best_rate == max(results) else None
 
 
 def select_rate(results: tuple[RateResult, ...], num_extensions: int) -> LrSearchResult:
-    """The best rate, those that cannot be told from it, and the lowest of these."""
-    unflagged = [o for o in results if not o.flags]
-    seed_variances = [np.var(o.scores, ddof=1) for o in unflagged if len(o.scores) > 1]
+    """The best rate, those within a standard error of it, and the lowest of these."""
+    unflagged = [result for result in results if not result.flags]
+    seed_variances = [np.var(result.scores, ddof=1) for result in unflagged if len(result.scores) > 1]
     standard_error = math.sqrt(float(np.mean(seed_variances)) / len(unflagged[0].scores)) if seed_variances else None
     if not unflagged:
         return LrSearchResult(results, num_extensions, standard_error, None)
-    best = max(unflagged, key=lambda o: (o.reward, -o.rate))
-    tied = tuple(o for o in unflagged if best.reward - o.reward <= math.sqrt(2) * (standard_error or 0.0))
+    best = _best(unflagged)
+    max_difference = math.sqrt(2) * (standard_error or 0.0)
+    tied = tuple(result for result in unflagged if best.reward - result.reward <= max_difference)
     return LrSearchResult(results, num_extensions, standard_error, best, tied, tied[0])
 
 
-def to_json(result: LrSearchResult, config: Config, pair: tuple[int, int], budget: int, seeds: int) -> dict[str, Any]:
+def to_json(search: LrSearchResult, config: Config, pair: tuple[int, int], budget: int, seeds: int) -> dict[str, Any]:
     """The content of lr_search.json: what was run, every rate, and what to put into the config."""
-    B = pair[0] * pair[1]
+    B_p, n = pair
     metric = f"avg@{config.cell.eval.samples}"
     rate_rows = [
         {
-            "rate": o.rate, "B": B, "reward": o.reward if o.scores else None,
-            "se": result.standard_error if o.scores and not o.flags else None,
-            "scores": list(o.scores), "entropy": o.entropy, "grad_norm": o.grad_norm, "flags": list(o.flags),
-            "curves": [[list(point) for point in curve] for curve in o.curves],
+            "rate": result.rate,
+            "B": B_p * n,
+            "reward": result.reward if result.scores else None,
+            "se": search.standard_error if result.scores and not result.flags else None,
+            "scores": list(result.scores),
+            "entropy": result.entropy,
+            "grad_norm": result.grad_norm,
+            "flags": list(result.flags),
+            "curves": [[list(point) for point in curve] for curve in result.curves],
         }
-        for o in result.results
-    ]  # fmt: skip
-    recommended = result.recommended
+        for result in search.results
+    ]
     return {
-        "schema": 1, "name": config.name, "B_p": pair[0], "n": pair[1], "B": B, "budget": budget, "seeds": seeds,
-        "metric": metric, "score": SCORE_DESCRIPTION.format(metric=metric), "extended": result.num_extensions,
-        "rates": rate_rows, "best": result.best.rate if result.best else None, "tied": [o.rate for o in result.tied],
-        "learning_rate": recommended.rate if recommended else None, "lr_reference_batch": B,
-        "lr_scaling": config.cell.rl.lr_scaling, "says": describe_search(result),
-    }  # fmt: skip
+        "schema": 1,
+        "name": config.name,
+        "B_p": B_p,
+        "n": n,
+        "B": B_p * n,
+        "budget": budget,
+        "seeds": seeds,
+        "metric": metric,
+        "score": SCORE_DESCRIPTION.format(metric=metric),
+        "extended": search.num_extensions,
+        "rates": rate_rows,
+        "best": search.best.rate if search.best else None,
+        "tied": [result.rate for result in search.tied],
+        "learning_rate": search.recommended.rate if search.recommended else None,
+        "lr_reference_batch": B_p * n,
+        "lr_scaling": config.cell.rl.lr_scaling,
+        "says": describe_search(search),
+    }
 
 
-def describe_search(result: LrSearchResult) -> list[str]:
+def describe_search(search: LrSearchResult) -> list[str]:
     """What a reader must know of the choice: ties, an optimum at the end of the grid, rates that are out, a single
-    seed.
-    """
-    sentences = []
-    for o in result.results:
-        if o.flags:
-            sentences.append(f"{rate_name(o.rate)} is out: {'; '.join(o.flags)}")
-    if result.best is None or result.recommended is None:
-        return [*sentences, "every rate is out: search lower ones (--rates), or mend what the flags say"]
-    tied_names = [rate_name(o.rate) for o in result.tied if o is not result.best]
-    if tied_names:
-        tie_text = (
-            f"{rate_name(result.best.rate)} is best, and within one standard error of it: {', '.join(tied_names)}"
-        )
-        sentences.append(f"{tie_text}; the lowest of them is taken, {rate_name(result.recommended.rate)}")
-    if result.standard_error is None:
-        sentences.append("one seed: without a second one nothing says how far rates differ by luck (--seeds 2)")
-    grid_ends = {min(o.rate for o in result.results): "lowest", max(o.rate for o in result.results): "highest"}
-    if result.best.rate in grid_ends:
+    seed."""
+    sentences = [f"{rate_name(r.rate)} is out: {'; '.join(r.flags)}" for r in search.results if r.flags]
+    best, recommended = search.best, search.recommended
+    if best is None or recommended is None:
+        return [*sentences, "every rate is out: search lower ones (--rates), or correct what the flags say"]
+    if tied_names := [rate_name(r.rate) for r in search.tied if r is not best]:
         sentences.append(
-            f"the best rate is the {grid_ends[result.best.rate]} that was tried: search beyond it (--rates)"
+            f"{rate_name(best.rate)} is best, and within one standard error of it: {', '.join(tied_names)}; "
+            f"the lowest of them is taken, {rate_name(recommended.rate)}"
         )
+    if search.standard_error is None:
+        sentences.append("one seed: without a second one nothing says how far rates differ by luck (--seeds 2)")
+    rates = [r.rate for r in search.results]
+    grid_ends = {min(rates): "lowest", max(rates): "highest"}
+    if best.rate in grid_ends:
+        sentences.append(f"the best rate is the {grid_ends[best.rate]} that was tried: search beyond it (--rates)")
     return sentences

@@ -1,9 +1,6 @@
-"""From a sweep's grid to its cells, before anything runs: which, in which order, and the static sizes they share. No
-jax here.
+"""From a sweep's grid to its cells, in their order, and to the static sizes that they share.
 
-C = B_p n M (IsoCompute Playbook, arXiv:2603.12151, section 2); B = B_p n. A cell spends `sweep.budget` rollouts
-whatever its B, so its time differs by what does not shrink with B: the M = C / B updates' own overhead, and one prefill
-for each of the C / n prompts.
+C = B_p n M and B = B_p n (IsoCompute Playbook, arXiv:2603.12151, section 2).
 """
 
 from __future__ import annotations
@@ -15,25 +12,15 @@ from isojax.core.config import CellConfig, SamplingConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 
+# The largest R (slots) and m (rows of a microbatch) per shard: more gain no speed on a CPU and cost memory everywhere.
 MAX_SHARD_ROWS = 256
-"""The largest R (slots) and m (rows a microbatch) a shard is given: wider batches gain no speed on a CPU and cost
-memory everywhere.
-"""
-
+MAX_PREFILL_BATCH = 16  # the largest g (prompts prefilled at once) per shard
+# Response positions of a microbatch, by the type of products: on a CPU more gain no speed and cost memory.
 MICROBATCH_TOKENS = {"float32": 512}
-"""Response positions of a microbatch, by what products are computed in: on a CPU more gain no speed and take memory."""
-
-MAX_PREFILL_BATCH = 16
-"""The largest g (prompts prefilled at once) a shard is given."""
-
-LONG_PROMPT_RATIO = 4
-"""From so many times T on, prompts are long enough for slots to share them."""
-
+LONG_PROMPT_RATIO = 4  # from P = 4 T on, prompts are long enough for slots to share them
+# The overheads that do not shrink with B, in the time of one rollout: of an update, and of a prompt's prefill.
 UPDATE_COST = 32
-"""What an update costs beside its rollouts (dispatch, optimizer step), in rollouts."""
-
 PROMPT_COST = 1
-"""What a prompt's prefill costs, in rollouts (a prompt is about as long as a response)."""
 
 
 def cell_cost(cell: Cell, budget: int) -> float:
@@ -43,18 +30,20 @@ def cell_cost(cell: Cell, budget: int) -> float:
 
 
 def _valid_pairs(sweep: SweepConfig) -> list[tuple[int, int]]:
-    """The pairs (B_p, n) under B_max."""
+    """The pairs (B_p, n) with B_p n <= B_max."""
     for name, values in (("B_p", sweep.B_p), ("n", sweep.n)):
         if not values or len(set(values)) < len(values):
             raise InputError(f"sweep.{name}: given {list(values)}, expected at least one value, and each of them once.")
     pairs = list(product(sweep.B_p, sweep.n))
     pairs_over_limit = [(B_p, n) for B_p, n in pairs if B_p * n > sweep.B_max]
-    if pairs_over_limit and (sweep.over_B_max == "refuse" or len(pairs_over_limit) == len(pairs)):
+    all_over_limit = len(pairs_over_limit) == len(pairs)
+    if pairs_over_limit and (sweep.over_B_max == "refuse" or all_over_limit):
         pairs_text = ", ".join(f"{B_p} x {n} = {B_p * n}" for B_p, n in pairs_over_limit)
-        hint = "raise sweep.B_max or take smaller values" + (
-            "" if len(pairs_over_limit) == len(pairs) else ", or leave these pairs out with sweep.over_B_max=drop"
+        drop_hint = "" if all_over_limit else ", or leave these pairs out with sweep.over_B_max=drop"
+        raise InputError(
+            f"B_p x n is over sweep.B_max = {sweep.B_max}: {pairs_text}; "
+            f"raise sweep.B_max or take smaller values{drop_hint}."
         )
-        raise InputError(f"B_p x n is over sweep.B_max = {sweep.B_max}: {pairs_text}; {hint}.")
     return [pair for pair in pairs if pair not in pairs_over_limit]
 
 
@@ -76,58 +65,58 @@ def plan_cells(sweep: SweepConfig) -> list[Cell]:
 
 
 def choose_slots_per_prefix(decode_slots: int, n: int, sampling: SamplingConfig) -> int:
-    """W, slots that share one prompt's keys and values: 1, or where prompts are long as many as divide R and n rollouts
-    can fill.
-
-    Measured by benchmarks/lanes.py: on a CPU lanes of 16 gain 2% at P = T, 9% at 4 T and 27% at 16 T.
-    """
+    """W, slots that share one prompt's keys and values: 1, or for long prompts as many as divide R and n rollouts
+    fill."""
     if sampling.prompt_length < LONG_PROMPT_RATIO * sampling.response_length:
         return 1
     return max(W for W in (1, 2, 4, 8, 16) if decode_slots % W == 0 and min(n, decode_slots) >= W)
 
 
-def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig | None = None) -> SweepConfig:
-    """The sweep with its slots (R), microbatch (m), prompts (g) and lanes (W) filled in, where they are not set.
+def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig) -> SweepConfig:
+    """The sweep with slots R, microbatch m, prefill batch g and slots per prefix W, where they are not set.
 
-    All count rows of a shard and are chosen once a sweep and stored with it. R is the smallest ceil(B / shards) of its
-    cells, at most MAX_ROWS, so that no cell decodes empty slots from its first step on; g the smallest ceil(B_p /
-    shards), at most MAX_PROMPTS; m is R, but no more than the g n rollouts that the smallest n gives a block of
-    prompts, since a microbatch does not reach into the next, and no more than MICROBATCH_TOKENS hold.
-
-    Raises:
-        InputError: lanes that do not divide the slots, or that the chosen kernel cannot serve.
+    All count rows of a shard. R is the smallest ceil(B / shards) of the cells, at most MAX_SHARD_ROWS, so that no cell
+    decodes empty slots from its first step on; g is the smallest ceil(B_p / shards), at most MAX_PREFILL_BATCH; m is
+    R, but at most the g n rollouts that the smallest n gives a block of prompts, since a microbatch does not reach
+    into the next block, and at most what MICROBATCH_TOKENS hold.
     """
     pairs = _valid_pairs(sweep)
+    n = min(n for _, n in pairs)
     g = min(MAX_PREFILL_BATCH, *(math.ceil(B_p / shards) for B_p, _ in pairs))
     shard_rows = min(MAX_SHARD_ROWS, *(math.ceil(B_p * n / shards) for B_p, n in pairs))
-    n = min(n for _, n in pairs)
+    m = min(shard_rows, g * n)
+    if max_tokens := MICROBATCH_TOKENS.get(cell.precision.compute):
+        m = min(m, max(1, max_tokens // cell.sampling.response_length))
     R = sweep.decode_slots or shard_rows
-    plain_attention = sweep.decode_attention in (None, "plain") and (cell is None or cell.precision.cache != "int8")
-    W = sweep.slots_per_prefix or (choose_slots_per_prefix(R, n, cell.sampling) if cell and plain_attention else 1)
+    sizes = {
+        "decode_slots": R,
+        "microbatch": sweep.microbatch or m,
+        "prefill_batch": sweep.prefill_batch or g,
+        "slots_per_prefix": _resolve_slots_per_prefix(sweep, R, n, cell),
+    }
+    return sweep.model_copy(update=sizes)
+
+
+def _resolve_slots_per_prefix(sweep: SweepConfig, R: int, n: int, cell: CellConfig) -> int:
+    """W as set, if it is possible, or as chosen."""
+    plain_attention = sweep.decode_attention in (None, "plain") and cell.precision.cache != "int8"
+    W = sweep.slots_per_prefix
+    if W is None:
+        return choose_slots_per_prefix(R, n, cell.sampling) if plain_attention else 1
     if R % W:
         raise InputError(
-            f"sweep.slots_per_prefix = {W} does not divide sweep.decode_slots = {R}; a lane is W of the slots. "
+            f"sweep.slots_per_prefix = {W} does not divide sweep.decode_slots = {R}; a prefix group is W of the slots. "
             "Choose a divisor, or none."
         )
-    if W > max(n, 1) and sweep.slots_per_prefix:
+    if W > n:
         raise InputError(
-            f"sweep.slots_per_prefix = {W} is more than sweep.n = {n}: a lane holds rollouts of one prompt, "
+            f"sweep.slots_per_prefix = {W} is more than sweep.n = {n}: a prefix group holds rollouts of one prompt, "
             f"so {W - n} of its slots would stay empty. Lower it, or leave it out."
         )
     if W > 1 and not plain_attention:
         raise InputError(
             f"sweep.slots_per_prefix = {W} with sweep.decode_attention = {sweep.decode_attention}, "
-            f"cell.precision.cache = {cell.precision.cache if cell else 'auto'}: "
+            f"cell.precision.cache = {cell.precision.cache}: "
             "kernels and int8 caches are for slots of their own; expected sweep.slots_per_prefix=1, or neither of them."
         )
-    max_tokens = MICROBATCH_TOKENS.get(cell.precision.compute) if cell else None
-    m = min(
-        shard_rows, g * n, max(1, max_tokens // cell.sampling.response_length) if cell and max_tokens else shard_rows
-    )
-    sizes = {
-        "decode_slots": R,
-        "microbatch": sweep.microbatch or m,
-        "prefill_batch": sweep.prefill_batch or g,
-        "slots_per_prefix": W,
-    }
-    return sweep.model_copy(update=sizes)
+    return W

@@ -1,7 +1,6 @@
 """Several processes that are one run: which of them this one is, and what such a run cannot have.
 
 They are started together: on each of a TPU pod's hosts, by srun, by hand with three options, or by Ray.
-processes/join_processes.py brings them together.
 """
 
 from __future__ import annotations
@@ -42,11 +41,8 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 def parse_process_group(coordinator: str | None, num_processes: str | None, process_id: int | None) -> ProcessGroup:
-    """The process group that the options --coordinator, --processes and --process describe.
-
-    Raises:
-        InputError: they contradict one another.
-    """
+    """The process group that the options --coordinator, --processes and --process describe; InputError where they
+    contradict one another."""
     if num_processes is None and coordinator is None and process_id is None:
         return SINGLE_PROCESS
     if num_processes == AUTO:
@@ -55,10 +51,7 @@ def parse_process_group(coordinator: str | None, num_processes: str | None, proc
                 "--processes auto asks the cluster for coordinator and process; leave --coordinator and --process out."
             )
         return ProcessGroup(auto=True)
-    try:
-        count = int(num_processes or "")
-    except ValueError:
-        count = 0
+    count = int(num_processes) if num_processes and num_processes.isdecimal() else 0
     if count < 1:
         raise InputError(
             f"--processes: given {num_processes!r}, expected how many processes there are in all, or auto."

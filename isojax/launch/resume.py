@@ -1,12 +1,10 @@
-"""What a sweep's folder is run with: the config as it is, or, where the folder holds a run, what of it may change. No
-jax here.
-"""
+"""What a sweep's folder is run with: the config as it is, or, where the folder holds a run, what of it may change."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from isojax.core.atomic_files import write_error
 from isojax.core.config import AUTOSIZED_SETTINGS, Config, read_saved_config
@@ -22,7 +20,7 @@ def holds_run(folder: Path, resume: bool) -> bool:
     """Whether the folder holds a run.
 
     Raises:
-        InputError: it does, and `resume` was not asked for; or it is none of isojax's, or cannot be looked into.
+        InputError: it does, and `resume` is not set; or it is none of isojax's, or cannot be read.
     """
     try:
         if folder.exists() and not folder.is_dir():
@@ -44,10 +42,10 @@ def holds_run(folder: Path, resume: bool) -> bool:
 
 
 def config_for_folder(config: Config, folder: Path, resume: bool, shards: int) -> Config:
-    """The config this folder is run with: R and m chosen once and kept by every resume.
+    """The config this folder is run with: static sizes are chosen once and kept by every resume.
 
     Raises:
-        InputError: the folder holds a run and `resume` was not asked for, or that run's settings differ.
+        InputError: the folder holds a run and `resume` is not set, or that run's settings differ.
     """
     if not holds_run(folder, resume):
         return config.model_copy(update={"sweep": resolve_sweep_sizes(config.sweep, shards, config.cell)})
@@ -66,56 +64,45 @@ def config_for_folder(config: Config, folder: Path, resume: bool, shards: int) -
     return config.model_copy(update={"sweep": config.sweep.model_copy(update=saved_sizes)})
 
 
-def cell_settings(config: Config) -> dict[str, Any]:
+def check_resume(old: Config, new: Config) -> None:
+    """InputError unless `new` may go on in the folder of `old`: the same name and cell settings, a sweep that only
+    grows."""
+    _check_equal({"name": old.name} | _cell_settings(old), {"name": new.name} | _cell_settings(new))
+    old_sweep, new_sweep = old.sweep, new.sweep
+    for key in ("B_p", "n"):
+        old_values, new_values = list(getattr(old_sweep, key)), list(getattr(new_sweep, key))
+        if not set(old_values) <= set(new_values):
+            _refuse(f"sweep.{key}", old_values, new_values, "every value already in it (it may grow)")
+    _check_equal({"sweep.seed": old_sweep.seed}, {"sweep.seed": new_sweep.seed})
+    for key in ("seeds", "budget"):
+        old_value, new_value = getattr(old_sweep, key), getattr(new_sweep, key)
+        if new_value < old_value:
+            _refuse(f"sweep.{key}", old_value, new_value, "at least as much (it may grow)")
+    for key in AUTOSIZED_SETTINGS:
+        old_value, new_value = getattr(old_sweep, key), getattr(new_sweep, key)
+        if old_value is not None and new_value is not None and old_value != new_value:
+            _refuse(f"sweep.{key}", old_value, new_value, "the same value, or none")
+    _check_equal({"sweep.remat": old_sweep.remat}, {"sweep.remat": new_sweep.remat})
+    batches = [B_p * n for B_p in old_sweep.B_p for n in old_sweep.n]
+    largest_batch = max((B for B in batches if B <= old_sweep.B_max), default=0)
+    if new_sweep.B_max < largest_batch:
+        expected = f"at least {largest_batch}, the largest B_p * n already run"
+        _refuse("sweep.B_max", old_sweep.B_max, new_sweep.B_max, expected)
+
+
+def _cell_settings(config: Config) -> dict[str, Any]:
     """The settings of `cell` by their dotted names."""
     return dict(flatten(config.cell.model_dump(mode="json"), "cell."))
 
 
-def check_resume(old: Config, new: Config) -> None:
-    """InputError unless `new` may go on in the folder of `old`: the same name and cell settings, a sweep that only
-    grows.
-    """
+def _check_equal(old: dict[str, Any], new: dict[str, Any]) -> None:
+    for key in old | new:
+        if old.get(key) != new.get(key):
+            _refuse(key, old.get(key), new.get(key), "the same value")
 
-    def refuse(key: str, old_value: object, new_value: object, expected: str) -> None:
-        raise InputError(
-            f"{key}: this run has {old_value!r}, given {new_value!r}; expected {expected}. Mend it, "
-            "or choose another `name=` for a new run."
-        )
 
-    if old.name != new.name:
-        refuse("name", old.name, new.name, "the same value")
-    old_settings, new_settings = cell_settings(old), cell_settings(new)
-    for key in old_settings | new_settings:
-        if old_settings.get(key) != new_settings.get(key):
-            refuse(key, old_settings.get(key), new_settings.get(key), "the same value")
-    old_sweep, new_sweep = old.sweep, new.sweep
-    for key, old_value, new_value in (
-        ("sweep.B_p", old_sweep.B_p, new_sweep.B_p),
-        ("sweep.n", old_sweep.n, new_sweep.n),
-    ):
-        if not set(old_value) <= set(new_value):
-            refuse(key, list(old_value), list(new_value), "every value already in it (it may grow)")
-    if old_sweep.seed != new_sweep.seed:
-        refuse("sweep.seed", old_sweep.seed, new_sweep.seed, "the same value")
-    for key, old_value, new_value in (
-        ("sweep.seeds", old_sweep.seeds, new_sweep.seeds),
-        ("sweep.budget", old_sweep.budget, new_sweep.budget),
-    ):
-        if new_value < old_value:
-            refuse(key, old_value, new_value, "at least as much (it may grow)")
-    for key in AUTOSIZED_SETTINGS:
-        old_value, new_value = getattr(old_sweep, key), getattr(new_sweep, key)
-        if old_value is not None and new_value is not None and old_value != new_value:
-            refuse(f"sweep.{key}", old_value, new_value, "the same value, or none")
-    if old_sweep.remat != new_sweep.remat:
-        refuse("sweep.remat", old_sweep.remat, new_sweep.remat, "the same value")
-    largest_batch = max(
-        (B_p * n for B_p in old_sweep.B_p for n in old_sweep.n if B_p * n <= old_sweep.B_max), default=0
+def _refuse(key: str, old_value: object, new_value: object, expected: str) -> NoReturn:
+    raise InputError(
+        f"{key}: this run has {old_value!r}, given {new_value!r}; expected {expected}. Correct it, "
+        "or choose another `name=` for a new run."
     )
-    if new_sweep.B_max < largest_batch:
-        refuse(
-            "sweep.B_max",
-            old_sweep.B_max,
-            new_sweep.B_max,
-            f"at least {largest_batch}, the largest B_p * n already run",
-        )

@@ -1,11 +1,11 @@
-"""In which order a sweep's rollouts are spent: all cells to the budget, or round by round where n*(C) is least certain.
-No jax here.
-"""
+"""In which order a sweep's rollouts are spent: all cells to the budget, or round by round where n*(C) is least
+certain."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from isojax.core.atomic_files import write_text
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, RunRecord
-from isojax.launch.display import console
+from isojax.launch.display import print_line
 from isojax.runs.ledger import RECORDS_FILE
 from isojax.runs.ledger_reader import read_run
 from isojax.scaling.adaptive import AdaptivePolicy
@@ -32,12 +32,9 @@ class CellTarget(NamedTuple):
 def training_rounds(
     config: Config, cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]
 ) -> Iterator[list[CellTarget]]:
-    """What is to be trained side by side, one list after another; each is asked for when the one before has ended.
+    """What is to be trained at the same time, one list after another; each is taken when the one before has ended.
 
-    `failed`: cells that have failed since, which are not asked for again; the caller adds to it.
-
-    Raises:
-        InputError: as `check`.
+    The caller adds to `failures` the cells that have failed since; they are not in later lists.
     """
     sweep = config.sweep
     if sweep.strategy == "grid":
@@ -48,17 +45,15 @@ def training_rounds(
         yield [CellTarget(*target) for target in next_targets]
     summary = policy.summary(_recorded_runs(cells, folder, failures))
     write_text(folder / SUMMARY_FILE, json.dumps(summary, indent=1) + "\n")
-    spent_text, saved_text = (
-        f"{summary['spent']:,} rollouts spent of the {summary['grid']:,} of the whole grid",
-        f"{summary['saved']:.0%} saved",
+    print_line(
+        f"frontier: {summary['spent']:,} rollouts spent of the {summary['grid']:,} of the whole grid, "
+        f"{summary['saved']:.0%} saved ({folder / SUMMARY_FILE})"
     )
-    console.print(f"frontier: {spent_text}, {saved_text} ({folder / SUMMARY_FILE})", soft_wrap=True, highlight=False)
 
 
 def check(config: Config, cells: Sequence[Cell]) -> None:
-    """InputError where strategy frontier has too few evaluations or rollouts to begin with, or a grid is given
-    rollouts.
-    """
+    """InputError where the adaptive strategy has too few evaluations or rollouts to begin with, or a grid is given
+    rollouts."""
     if config.sweep.strategy == "adaptive":
         adaptive_policy(config, cells)
     elif config.sweep.total_rollouts is not None:
@@ -79,9 +74,9 @@ def _recorded_runs(cells: Sequence[Cell], folder: Path, failures: Sequence[tuple
     failure_reasons, runs = {cell: str(error) for cell, error in failures}, []
     for cell in cells:
         cell_folder = folder / "cells" / cell.name
-        try:
-            run = read_run(cell_folder) if (cell_folder / RECORDS_FILE).exists() else RunRecord(cell, ())
-        except InputError:  # killed before its first point
-            run = RunRecord(cell, ())
-        runs.append(replace(run, failure_reason=failure_reasons[cell]) if cell in failure_reasons else run)
+        run = RunRecord(cell, ())
+        if (cell_folder / RECORDS_FILE).exists():
+            with suppress(InputError):  # killed before its first point
+                run = read_run(cell_folder)
+        runs.append(replace(run, failure_reason=failure_reasons.get(cell, run.failure_reason)))
     return [run for run in runs if run.points or run.failure_reason]

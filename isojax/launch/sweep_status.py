@@ -1,9 +1,7 @@
-"""Where a sweep stands, from its files alone: config.yaml, the cells' ledgers and clocks, and status.json, which the
-driver of a sweep on a Ray cluster writes every few seconds. No jax here: it is asked while the sweep runs, and from
-other machines.
+"""Where a sweep stands, from its files alone: config.yaml, the cells' ledgers and timing, and status.json, which the
+driver of a sweep on a Ray cluster writes every few seconds.
 
-Without a status.json that is fresh, cells that have begun run if a process holds the folder's lock
-(launch/local/local_runner.py).
+Without a recent status.json, cells that have begun are running if a process holds the folder's lock.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import Literal
 
 from isojax.core.config import Config, read_saved_config
 from isojax.core.errors import InputError
-from isojax.core.nouns import Cell, EvalPoint
+from isojax.core.nouns import Cell
 from isojax.launch.planner import plan_cells
 from isojax.launch.resume import CONFIG_FILE
 from isojax.runs.folder_lock import is_locked
@@ -26,33 +24,31 @@ from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE
 from isojax.runs.ledger_reader import latest_point, read_timing
 from isojax.runs.status import CellStatus, read_status
 
-STALE_SECONDS = 60.0  # seconds without news after which a driver counts as gone
+STALE_SECONDS = 60.0  # age of status.json from which on its driver counts as gone
 CELL_NAME_PATTERN = re.compile(r"(\d+)x(\d+)-s(\d+)")
 
 
 @dataclass(frozen=True)
 class CellSummary:
-    """A cell: C of `goal` rollouts (None: no fixed one), the newest reward, rollouts/s, seconds since its newest point,
-    flags of a run that broke, and from status.json where there is one: attempts, node, log. `reason`: why it failed."""
+    """A cell; `attempts`, `where` and `log` are those of status.json, where there is one."""
 
     cell: Cell
     state: Literal["waiting", "interrupted", "running", "failed", "done"]
-    rollouts: int
-    goal: int | None
-    reward: float | None
-    rate: float | None
-    age: float | None
+    rollouts: int  # C so far
+    goal: int | None  # C at its end, where that is fixed
+    reward: float | None  # of the newest evaluation
+    rate: float | None  # rollouts/s
+    age: float | None  # seconds since the newest evaluation
     attempts: int | None
     where: str
     log: str
-    reason: str
-    flags: tuple[str, ...]
+    reason: str  # why it failed
+    flags: tuple[str, ...]  # of a run that broke
 
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """A sweep: its cells, C in all and of how much (rollouts), the rate of the cells at work and the seconds left at
-    that rate. `lost`: what was the matter with a driver that is not heard of any more."""
+    """A sweep, with C and budget of all cells in rollouts."""
 
     name: str
     folder: Path
@@ -60,9 +56,9 @@ class SweepStatus:
     cells: tuple[CellSummary, ...]
     rollouts: int
     budget: int
-    rate: float | None
-    seconds_left: float | None
-    lost: str
+    rate: float | None  # rollouts/s of the running cells
+    seconds_left: float | None  # at that rate
+    lost: str  # a sentence about a driver that has ended without a word; else empty
 
     def count(self, state: str) -> int:
         """Cells in a state."""
@@ -81,35 +77,30 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
             "A sweep that has just begun writes it once its base policy is ready."
         )
     config, now = read_saved_config(folder / CONFIG_FILE), time.time() if now is None else now
-    driver_status, locked = read_status(folder), is_locked(folder)
-    driver_alive = driver_status is not None and not driver_status.ended and now - driver_status.time < STALE_SECONDS
-    driver_cells = driver_status.cells if driver_status is not None else {}
-    is_grid = config.sweep.strategy == "grid"
+    driver, locked = read_status(folder), is_locked(folder)
+    driver_alive = driver is not None and not driver.ended and now - driver.time < STALE_SECONDS
+    driver_cells = driver.cells if driver is not None else {}
     cells = tuple(
         _cell_summary(folder, config, cell, driver_cells.get(cell.name), driver_alive, locked, now)
         for cell in _known_cells(folder, config, driver_cells)
     )
-    cell_targets = [_final_rollouts(config, cell) for cell in plan_cells(config.sweep)]
-    budget = sum(cell_targets) if is_grid else config.sweep.total_rollouts or sum(cell_targets) // 2
+    budget = sum(_final_rollouts(config, cell) for cell in plan_cells(config.sweep))
+    if config.sweep.strategy != "grid":
+        budget = config.sweep.total_rollouts or budget // 2
     rollouts = sum(cell.rollouts for cell in cells)
     rate = _sweep_rate(cells)
-    failed_rollouts = sum(
-        (cell.goal or 0) - cell.rollouts for cell in cells if cell.state == "failed" and cell.goal is not None
-    )
+    failed_rollouts = sum(cell.goal - cell.rollouts for cell in cells if cell.state == "failed" and cell.goal)
     seconds_left = max(0, budget - rollouts - failed_rollouts) / rate if rate else None
     lost = ""
-    if driver_status is not None and not (driver_status.ended or driver_alive or locked):
-        lost = (
-            f"its driver (process {driver_status.pid} on {driver_status.host}) has not been heard of "
-            f"for {now - driver_status.time:.0f} s"
-        )
+    if driver is not None and not (driver.ended or driver_alive or locked):
+        silence = f"has not written its status for {now - driver.time:.0f} s"
+        lost = f"its driver (process {driver.pid} on {driver.host}) {silence}"
     return SweepStatus(config.name, folder, driver_alive or locked, cells, rollouts, budget, rate, seconds_left, lost)
 
 
 def _known_cells(folder: Path, config: Config, driver_cell_names: Iterable[str]) -> list[Cell]:
-    """The cells of the plan (of a sweep that chooses them as it goes: none), those that a driver names, and those that
-    have a ledger.
-    """
+    """The cells of the plan (none where the sweep chooses them as it runs), those that a driver names, and those that
+    have a ledger."""
     names = {path.parent.name for path in folder.glob(f"cells/*/{RECORDS_FILE}")} | set(driver_cell_names)
     cells = {Cell(*map(int, match.groups())) for match in map(CELL_NAME_PATTERN.fullmatch, names) if match}
     return sorted(cells | set(plan_cells(config.sweep) if config.sweep.strategy == "grid" else ()))
@@ -134,6 +125,9 @@ def _cell_summary(
     has_ledger = (cell_folder / RECORDS_FILE).exists()
     goal = _final_rollouts(config, cell) if config.sweep.strategy == "grid" else None
     rollouts = point.rollouts if point else 0
+    reward = cell_status.reward if cell_status else None
+    if point:  # avg@k, else its first metric
+        reward = point.metrics.get(f"avg@{point.samples}", next(iter(point.metrics.values()), None))
     state = "interrupted" if has_ledger else "waiting"
     if goal is not None and rollouts >= goal:
         state = "done"
@@ -150,7 +144,7 @@ def _cell_summary(
         state=state,
         rollouts=rollouts,
         goal=goal,
-        reward=_point_reward(point) if point else cell_status.reward if cell_status else None,
+        reward=reward,
         rate=_cell_rate(cell_folder, cell),
         age=now - (cell_folder / RECORDS_FILE).stat().st_mtime if point else None,
         attempts=cell_status.attempts if cell_status else None,
@@ -161,26 +155,18 @@ def _cell_summary(
     )
 
 
-def _point_reward(point: EvalPoint) -> float | None:
-    """avg@k of an evaluation, else its first metric."""
-    return point.metrics.get(f"avg@{point.samples}", next(iter(point.metrics.values()), None))
-
-
 def _cell_rate(folder: Path, cell: Cell) -> float | None:
-    """Rollouts a second between a cell's last two points."""
+    """Rollouts/s between a cell's last two points."""
     timing = read_timing(folder)
     targets = sorted(timing)[-2:]
-    seconds = timing[targets[-1]][0] if targets else 0.0
-    if len(targets) < 2 or seconds <= 0:
+    if len(targets) < 2 or timing[targets[-1]][0] <= 0:
         return None
     rollouts_before, rollouts_after = (-(-target // cell.B) * cell.B for target in targets)
-    return (rollouts_after - rollouts_before) / seconds
+    return (rollouts_after - rollouts_before) / timing[targets[-1]][0]
 
 
 def _sweep_rate(cells: Iterable[CellSummary]) -> float | None:
-    """Rollouts a second of the cells at work in all; one that has no clock yet counts as the mean of those that
-    have.
-    """
+    """Rollouts/s of all running cells; one without a rate counts as the mean of those that have one."""
     known_rates = [cell.rate for cell in cells if cell.rate]
     running_cells = [cell for cell in cells if cell.state == "running"]
     if not known_rates or not running_cells:
@@ -189,7 +175,7 @@ def _sweep_rate(cells: Iterable[CellSummary]) -> float | None:
 
 
 def _health_flags(path: Path) -> tuple[str, ...]:
-    """What health.json holds against a run, by the names of the criteria."""
+    """The names of the criteria in health.json by which a run is considered broken."""
     try:
         return tuple(str(flag["name"]) for flag in json.loads(path.read_bytes())["flags"])
     except FileNotFoundError:

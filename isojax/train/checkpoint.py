@@ -271,7 +271,7 @@ def _read_on_all_hosts(read: Callable[[], T]) -> T:
 
 def _save_barrier(*, key: str, timeout_ms: int) -> None:
     """Orbax's barrier between processes while it saves; skipped if saving has failed in this process. The others would
-    then wait elsewhere, and this one for them, for twenty minutes; instead it ends, and launch/processes/watchdog.py
+    then wait elsewhere, and this one for them, for twenty minutes; instead it ends, and launch/watchdog.py
     ends the others."""
     if multiprocess.is_multiprocess() and sys.exc_info()[0] is None:
         ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)

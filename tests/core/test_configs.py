@@ -17,7 +17,7 @@ FILES = sorted(CONFIGS.rglob("*.yaml"))
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(CONFIGS).as_posix())
 def test_it_parses_and_plans(path: Path) -> None:
     config = load_config(str(path))
-    cells = plan_cells(resolve_sweep_sizes(config.sweep, 1))
+    cells = plan_cells(resolve_sweep_sizes(config.sweep, 1, config.cell))
     assert cells
     assert len(config.cell.eval.evaluation_targets(config.sweep.budget)) > 3
 

@@ -123,7 +123,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     mesh = tpu_mesh(topology, mesh_text)
     task = build_task(config.cell)
     decoder = registry.load("models.families", config.cell.model.family, "build").build(config.cell.model, task.vocab)
-    sweep, sampling = resolve_sweep_sizes(config.sweep, shard_count(mesh)), config.cell.sampling
+    sweep, sampling = resolve_sweep_sizes(config.sweep, shard_count(mesh), config.cell), config.cell.sampling
     pairs = sorted({(cell.B_p, cell.n) for cell in plan_cells(sweep)})
     geometry = make_sampler_shapes(
         pairs,

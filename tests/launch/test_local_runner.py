@@ -9,7 +9,7 @@ import pytest
 from isojax.core.config import Config, DataConfig, PrecisionConfig, SweepConfig, save_config
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape
-from isojax.launch.local.setup_checks import check_batch, check_data, check_precision
+from isojax.launch.local.setup import check_batch, check_data, check_precision
 from isojax.launch.resume import config_for_folder
 from isojax.runs.folder_lock import exclusive_lock
 

@@ -12,20 +12,18 @@ import pytest
 
 from isojax.core.config import CellConfig, Config, ModelConfig, SamplingConfig, SweepConfig, load_configs
 from isojax.core.errors import InputError
-from isojax.distributed.mesh_spec import parse_mesh
+from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch.autosize import (
     MEMORY_UTILIZATION,
     DeviceBudget,
-    MeshAxes,
     autosize_config,
     fit_to_memory,
     host_memory,
     largest_fitting_microbatch,
-    memory_warning,
     smallest_fitting_mesh,
 )
-from isojax.launch.memory_model import MemoryEstimate, estimate_memory
+from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import plan_cells, resolve_sweep_sizes
 from isojax.tasks.build import build_task
 from isojax.train.memory_analysis import (
@@ -50,13 +48,13 @@ SWEEP = SweepConfig(B_p=(8,), n=(4,), decode_slots=16, microbatch=8, prefill_bat
 
 
 def taken(
-    cell: CellConfig = CELL, sweep: SweepConfig = SWEEP, mesh: MeshAxes | None = None, on_device: bool = False
+    cell: CellConfig = CELL, sweep: SweepConfig = SWEEP, mesh: MeshShape | None = None, on_device: bool = False
 ) -> MemoryEstimate:
-    return estimate_memory(cell, sweep, PAIRS, mesh or MeshAxes(), 1000, on_device, "cpu")
+    return DeviceBudget(cell, PAIRS, mesh or MeshShape(), 1000, on_device, "cpu", 0).estimate(sweep)
 
 
-def room(memory: int, mesh: MeshAxes | None = None, cell: CellConfig = CELL) -> DeviceBudget:
-    return DeviceBudget(cell, PAIRS, mesh or MeshAxes(), 1000, False, "cpu", memory)
+def room(memory: int, mesh: MeshShape | None = None, cell: CellConfig = CELL) -> DeviceBudget:
+    return DeviceBudget(cell, PAIRS, mesh or MeshShape(), 1000, False, "cpu", memory)
 
 
 def test_what_a_run_holds_by_hand() -> None:
@@ -85,18 +83,18 @@ def test_what_layers_keep_by_hand() -> None:
 
 def test_a_mesh_splits_what_the_table_says() -> None:
     """fsdp splits parameters and moments, tensor heads, MLP and vocabulary; norms alone stay whole over tensor."""
-    assert taken(mesh=MeshAxes(fsdp=2)).breakdown["parameters"] == 2 * NUMBERS
+    assert taken(mesh=MeshShape(fsdp=2)).breakdown["parameters"] == 2 * NUMBERS
     norms = 12 * 128 + 64
-    split = taken(mesh=MeshAxes(tensor=2)).breakdown
+    split = taken(mesh=MeshShape(tensor=2)).breakdown
     assert split["parameters"] == 4 * (norms + (NUMBERS - norms) // 2)
     assert split["KV"] == taken().breakdown["KV"] // 2
     # sequence the positions of prompts: 11, 12 where 2 or 4 share them, 6 or 3 each; of slots and table, apart from 8
     # of responses
-    assert taken(mesh=MeshAxes(sequence=2)).breakdown["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * (6 + 8) + 12 * 6)
-    assert taken(mesh=MeshAxes(sequence=4)).breakdown["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * (3 + 8) + 12 * 3)
+    assert taken(mesh=MeshShape(sequence=2)).breakdown["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * (6 + 8) + 12 * 6)
+    assert taken(mesh=MeshShape(sequence=4)).breakdown["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * (3 + 8) + 12 * 3)
     whole = CELL.model_copy(update={"model": SMALL.model_copy(update={"kv_heads": 1})})
     assert (
-        taken(whole, mesh=MeshAxes(tensor=2)).breakdown["KV"] == taken(whole).breakdown["KV"]
+        taken(whole, mesh=MeshShape(tensor=2)).breakdown["KV"] == taken(whole).breakdown["KV"]
     )  # one head is not split
 
 
@@ -144,7 +142,7 @@ def compared(mesh: str, names: tuple[str, ...], words: tuple[str, ...]) -> dict[
         resolve_sweep_sizes(config.sweep, shape.shards, cell),
         sorted({(c.B_p, c.n) for c in plan_cells(config.sweep)}),
     )
-    planned = estimate_memory(cell, sweep, pairs, shape, task.vocab, task.on_device, "cpu").program_bytes
+    planned = DeviceBudget(cell, pairs, shape, task.vocab, task.on_device, "cpu", 0).estimate(sweep).program_bytes
     found = build_abstract_programs(cell, sweep, pairs, make_mesh(shape, jax.devices()), task)
     assert found.keys() == planned.keys()
     return {name: (planned[name], program) for name, program in found.items()}
@@ -172,15 +170,15 @@ def test_what_does_not_fit_is_cut_until_it_does() -> None:
     )
 
 
-def test_slots_are_cut_to_whole_lanes() -> None:
-    """6 x 4 = 24 slots in lanes of 4; a prompt of 400 makes the cache what takes most, and half of 24 is 12, 3
-    lanes.
+def test_slots_are_cut_to_whole_prefix_groups() -> None:
+    """6 x 4 = 24 slots in prefix groups of 4; a prompt of 400 makes the cache what takes most, and half of 24 is
+    12, 3 groups.
     """
     long = CELL.model_copy(update={"sampling": SamplingConfig(prompt_length=400, response_length=2)})
     sweep = SWEEP.model_copy(
         update={"decode_slots": None, "slots_per_prefix": 4, "B_p": (6,), "microbatch": 1, "prefill_batch": 1}
     )
-    roomy = DeviceBudget(long, [(6, 4)], MeshAxes(), 1000, False, "cpu", 10**12)
+    roomy = DeviceBudget(long, [(6, 4)], MeshShape(), 1000, False, "cpu", 10**12)
     first = roomy.estimate(fit_to_memory(sweep, roomy))
     assert fit_to_memory(sweep, roomy).decode_slots == 24
     tight = replace(roomy, device_memory=int(0.99 * first.sampling_peak / MEMORY_UTILIZATION))
@@ -191,7 +189,8 @@ def test_sizes_that_are_set_stay_and_are_warned_of(capsys: pytest.CaptureFixture
     config, tight = Config(cell=CELL, sweep=SWEEP), room(taken().peak)  # of which 85% may be filled
     assert autosize_config(config, SWEEP, tight, is_new_run=True).sweep == SWEEP
     assert "sweep.decode_slots = 16 and sweep.microbatch = 8 are estimated to take" in capsys.readouterr().err
-    assert not memory_warning(SWEEP, room(10**12))
+    autosize_config(config, SWEEP, room(10**12), is_new_run=True)
+    assert not capsys.readouterr().err
     resumed = autosize_config(config, ASKED, tight, is_new_run=False)  # a run that has begun keeps what was chosen
     assert resumed.sweep == SWEEP
 

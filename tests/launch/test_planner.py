@@ -53,19 +53,21 @@ def test_an_empty_axis_or_a_value_twice_is_refused(n: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("shards", "R", "g"), [(1, 91, 13), (4, 23, 4), (8, 12, 2)])
 def test_slots_and_prompts_fit_the_smallest_cell_of_a_shard(shards: int, R: int, g: int) -> None:
-    sweep = resolve_sweep_sizes(SweepConfig(B_p=(13,), n=(7, 32)), shards)  # 13 x 7 = 91
+    sweep = resolve_sweep_sizes(SweepConfig(B_p=(13,), n=(7, 32)), shards, CellConfig())  # 13 x 7 = 91
     assert (sweep.decode_slots, sweep.microbatch, sweep.prefill_batch) == (R, min(R, 7 * g), g)
 
 
 def test_a_microbatch_does_not_reach_beyond_a_block_of_prompts() -> None:
-    sweep = resolve_sweep_sizes(SweepConfig(B_p=(32, 64), n=(4, 32), B_max=2048), 1)
+    sweep = resolve_sweep_sizes(SweepConfig(B_p=(32, 64), n=(4, 32), B_max=2048), 1, CellConfig())
     assert (sweep.decode_slots, sweep.microbatch, sweep.prefill_batch) == (128, 64, MAX_PREFILL_BATCH)
 
 
 def test_set_sizes_are_kept_dropped_pairs_do_not_count_and_there_is_a_cap() -> None:
-    assert resolve_sweep_sizes(SweepConfig(decode_slots=5), 1).decode_slots == 5
-    assert resolve_sweep_sizes(SweepConfig(decode_slots=5), 1).microbatch == 32
-    assert resolve_sweep_sizes(SweepConfig(B_p=(512,), n=(2,), B_max=2048), 1).decode_slots == MAX_SHARD_ROWS
+    assert resolve_sweep_sizes(SweepConfig(decode_slots=5), 1, CellConfig()).decode_slots == 5
+    assert resolve_sweep_sizes(SweepConfig(decode_slots=5), 1, CellConfig()).microbatch == 32
+    assert (
+        resolve_sweep_sizes(SweepConfig(B_p=(512,), n=(2,), B_max=2048), 1, CellConfig()).decode_slots == MAX_SHARD_ROWS
+    )
 
 
 def test_targets_are_zero_and_a_log_grid_that_more_budget_only_extends() -> None:
@@ -92,17 +94,19 @@ def test_targets_are_zero_and_a_log_grid_that_more_budget_only_extends() -> None
     ],
 )
 def test_slots_share_long_prompts(lengths: tuple[int, int], slots: int, n: int, W: int) -> None:
-    """From P = 4 T on, in lanes of at most 16 that divide R and that the smallest n fills."""
+    """From P = 4 T on, in prefix groups of at most 16 that divide R and that the smallest n fills."""
     cell = CellConfig(sampling=SamplingConfig(prompt_length=lengths[0], response_length=lengths[1]))
     assert resolve_sweep_sizes(SweepConfig(n=(n, 64), decode_slots=slots), 1, cell).slots_per_prefix == W
 
 
-def test_lanes_that_cannot_be_are_refused() -> None:
+def test_prefix_groups_that_cannot_be_are_refused() -> None:
     long = SamplingConfig(prompt_length=512, response_length=64)
     with pytest.raises(InputError, match=r"sweep.slots_per_prefix = 5 does not divide sweep.decode_slots = 32"):
-        resolve_sweep_sizes(SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=5), 1)
+        resolve_sweep_sizes(SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=5), 1, CellConfig())
     with pytest.raises(InputError, match=r"sweep.slots_per_prefix = 4 with sweep.decode_attention = pallas"):
-        resolve_sweep_sizes(SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=4, decode_attention="pallas"), 1)
+        resolve_sweep_sizes(
+            SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=4, decode_attention="pallas"), 1, CellConfig()
+        )
     with pytest.raises(InputError, match=r"cell.precision.cache = int8"):
         resolve_sweep_sizes(
             SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=4),
@@ -110,7 +114,7 @@ def test_lanes_that_cannot_be_are_refused() -> None:
             CellConfig(precision=PrecisionConfig(cache="int8")),
         )
     with pytest.raises(InputError, match="12 of its slots would stay empty"):
-        resolve_sweep_sizes(SweepConfig(n=(4, 32), decode_slots=32, slots_per_prefix=16), 1)
+        resolve_sweep_sizes(SweepConfig(n=(4, 32), decode_slots=32, slots_per_prefix=16), 1, CellConfig())
     assert (
         resolve_sweep_sizes(
             SweepConfig(decode_slots=32), 1, CellConfig(sampling=long, precision=PrecisionConfig(cache="int8"))

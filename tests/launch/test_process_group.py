@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from isojax.core.errors import InputError
+from isojax.launch.local.join_processes import check_even_devices
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup, parse_process_group
-from isojax.launch.processes.join_processes import check_even_devices
 
 
 def test_what_is_given() -> None:

@@ -1,4 +1,4 @@
-"""Expected times: a sweep's own clocks before anything else, then a floor whose operations are counted by hand."""
+"""Expected times: a sweep's own timing first, then a lower bound whose operations are counted by hand."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import pytest
 
 from isojax.core.config import CellConfig, EvalConfig, ModelConfig, SamplingConfig, SweepConfig
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.launch.autosize import MeshAxes
-from isojax.launch.time_estimate import EFFICIENCY, DeviceRates, device_workload, make_forecast, rates_from_timing
+from isojax.distributed.mesh_spec import MeshShape
+from isojax.launch import time_estimate
+from isojax.launch.autosize import DeviceBudget
+from isojax.launch.device_sizes import DeviceSizes
+from isojax.launch.time_estimate import EFFICIENCY, DeviceRates, rates_from_timing
 
 MODEL = ModelConfig(
     family="llama", layers=12, width=64, heads=4, kv_heads=2, head_dim=16, mlp=128, vocab=1000, tied=True
@@ -19,10 +22,12 @@ SWEEP = SweepConfig(B_p=(8,), n=(4,), decode_slots=16, microbatch=8, prefill_bat
 LAYERS, TABLE = 12 * 36_992, 64_000  # numbers, as in test_memory_model.py
 
 
-def one(mesh: MeshAxes | None = None) -> float:
-    return device_workload(CELL, SWEEP, [(8, 4)], mesh or MeshAxes(), 1000, False, "cpu").sampling_seconds(
-        8, 32, DeviceRates(1.0, 1e30, 1e30)
-    )
+def sizes(mesh: MeshShape | None = None) -> DeviceSizes:
+    return DeviceBudget(CELL, [(8, 4)], mesh or MeshShape(), 1000, False, "cpu", 0).sizes(SWEEP)
+
+
+def one(mesh: MeshShape | None = None) -> float:
+    return time_estimate.sampling_seconds(sizes(mesh), 8, 32, DeviceRates(1.0, 1e30, 1e30))
 
 
 def test_operations_of_sampling_by_hand() -> None:
@@ -30,16 +35,16 @@ def test_operations_of_sampling_by_hand() -> None:
     see 5.5; 4 L N H operations a position seen."""
     attention = 4 * 12 * 4 * 16
     assert one() == 32 * (7 * (2 * LAYERS + attention * 15) + 8 * 2 * TABLE) + 8 * 11 * (2 * LAYERS + attention * 5.5)
-    assert one(MeshAxes(data=4)) == pytest.approx(one() / 4)
+    assert one(MeshShape(data=4)) == pytest.approx(one() / 4)
 
 
 def test_an_update_moves_and_multiplies() -> None:
     """6 operations a number; of memory, Adam's part alone: gradient, parameters and moments, 9 times through."""
-    given = device_workload(CELL, SWEEP, [(8, 4)], MeshAxes(), 1000, False, "cpu")
+    s = sizes()
     attention = 2 * 12 * 4 * 16
     expected = 6 * (32 * (7 * (LAYERS + attention * 15) + 8 * TABLE) + 8 * 11 * (LAYERS + attention * 5.5))
-    assert given.update_seconds(8, 32, DeviceRates(1e30, 1.0, 1e30)) == expected
-    nothing = given.update_seconds(0, 0, DeviceRates(1e30, 1e30, 1.0))
+    assert time_estimate.update_seconds(s, 8, 32, DeviceRates(1e30, 1.0, 1e30)) == expected
+    nothing = time_estimate.update_seconds(s, 0, 0, DeviceRates(1e30, 1e30, 1.0))
     assert nothing == 9 * 4 * (LAYERS + TABLE + 64)
 
 
@@ -48,9 +53,9 @@ def record(B_p: int, n: int, hours: tuple[float, ...], rollouts: tuple[int, ...]
     return RunRecord(Cell(B_p, n, 0), points, "", hours)
 
 
-def test_clocks_come_before_a_floor_and_speak_for_the_others() -> None:
+def test_timing_comes_first_and_stands_for_the_others() -> None:
     """3600 rollouts in an hour on 2 devices, 1 device hour between: half an hour, 2 a second. Of another pair by
-    planner.cost: an update of 4 x 8 costs 32 + 4 + 32 for 32 rollouts, one of 8 x 8 costs 32 + 8 + 64 for 64."""
+    planner.cell_cost: an update of 4 x 8 costs 32 + 4 + 32 for 32 rollouts, one of 8 x 8 costs 32 + 8 + 64 for 64."""
     pairs = [(4, 8), (8, 8)]
     rates = rates_from_timing([record(4, 8, (0.5, 1.5), (0, 3600))], pairs, devices_per_cell=2)
     assert rates[4, 8] == pytest.approx(2.0)
@@ -64,21 +69,21 @@ def test_the_sweep_takes_what_its_cells_take_side_by_side() -> None:
     """
     cells = [Cell(B_p, n, seed) for B_p, n in ((5, 20), (8, 16)) for seed in (0, 1)]
     clocks = {(5, 20): 2.0, (8, 16): 2.0}
-    found = make_forecast(cells, 100, 2, clocks, None)
+    found = time_estimate.forecast_from_timing(cells, 100, 2, clocks)
     assert (
         found.cell_seconds == {(5, 20): 50.0, (8, 16): 64.0}
         and found.sweep_seconds == 114.0
-        and "clocks" in found.source
+        and "timing" in found.source
     )
-    assert make_forecast(cells[:1], 100, 4, clocks, None).sweep_seconds == 50.0
+    assert time_estimate.forecast_from_timing(cells[:1], 100, 4, clocks).sweep_seconds == 50.0
 
 
 def test_a_floor_counts_evaluations_and_says_its_efficiency() -> None:
-    given = device_workload(CELL, SWEEP, [(8, 4)], MeshAxes(), 1000, False, "cpu")
+    s = sizes()
     rates = DeviceRates(1e9, 1e9, 1e30)
-    found = make_forecast([Cell(8, 4, 0)], 100, 1, {}, (given, rates, 2))
-    update = given.sampling_seconds(8, 32, rates) + given.update_seconds(8, 32, rates)
+    found = time_estimate.forecast_from_probe([Cell(8, 4, 0)], 100, 1, s, rates, num_evaluations=2)
+    update = time_estimate.sampling_seconds(s, 8, 32, rates) + time_estimate.update_seconds(s, 8, 32, rates)
     evaluated = 2 * 300 * 2  # at C = 0 and 100, validation problems, rollouts of each
-    expected = (128 / 32 * update + given.sampling_seconds(evaluated / 2, evaluated, rates)) / EFFICIENCY
+    expected = (128 / 32 * update + time_estimate.sampling_seconds(s, evaluated / 2, evaluated, rates)) / EFFICIENCY
     assert found.cell_seconds[8, 4] == pytest.approx(expected) == found.sweep_seconds
     assert f"{EFFICIENCY:.0%} efficiency" in found.source and "1 GFLOP/s" in found.source

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from isojax.launch.processes.watchdog import GRACE_SECONDS
+from isojax.launch.watchdog import GRACE_SECONDS
 
 # A process of a run that hangs, as in a collective, until it is told how to go on.
 MEMBER = """
 import os, socket, sys, time
-from isojax.launch.processes.watchdog_client import WatchdogClient
+from isojax.launch.watchdog import WatchdogClient
 process, port = int(sys.argv[1]), int(sys.argv[2])
 listener = socket.socket(fileno=int(sys.argv[3])) if sys.argv[3] else None
 leave = (lambda: None) if sys.argv[4] == "deaf" else (lambda: os._exit(1))
@@ -139,7 +139,7 @@ def test_a_watchdog_that_process_0_does_not_answer_says_so() -> None:
         port = closed.getsockname()[1]
     given = {"name": "process 1 of 2", "address": "127.0.0.1", "port": port, "listener": None}
     done = subprocess.run(
-        [sys.executable, "-m", "isojax.launch.processes.watchdog", json.dumps(given)],
+        [sys.executable, "-m", "isojax.launch.watchdog", json.dumps(given)],
         capture_output=True,
         text=True,
         check=False,

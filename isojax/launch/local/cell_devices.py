@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -19,21 +19,13 @@ from isojax.rl.async_rl.sampler_mesh import sampler_mesh_shape
 
 @dataclass(frozen=True)
 class CellDevices:
-    """The devices of a sweep's cells.
+    """The devices of a sweep's cells."""
 
-    Attributes:
-        mesh_shape: of training.
-        sampler_shape: of the sampler, where it has a mesh of its own.
-        sampler_in_process: the sampler's mesh belongs to a process of its own, whose devices are not among these.
-        devices: all devices of the run.
-        concurrent_cells: how many cells run at once.
-    """
-
-    mesh_shape: MeshShape
-    sampler_shape: MeshShape | None
-    sampler_in_process: bool
-    devices: list[Any]
-    concurrent_cells: int
+    mesh_shape: MeshShape  # of training
+    sampler_shape: MeshShape | None  # of the sampler, where it has a mesh of its own
+    sampler_in_process: bool  # whether that mesh is another process's, whose devices are not among `devices`
+    devices: list[Any]  # of the run
+    concurrent_cells: int = 1
 
     @property
     def devices_per_cell(self) -> int:
@@ -42,7 +34,7 @@ class CellDevices:
 
     @property
     def local_devices_per_cell(self) -> int:
-        """Those of `devices` among them."""
+        """Those of them that are among `devices`."""
         return self.mesh_shape.devices if self.sampler_in_process else self.devices_per_cell
 
     @property
@@ -58,7 +50,6 @@ class CellDevices:
 
     @property
     def description(self) -> str:
-        """In words."""
         note = ""
         if self.sampler_shape and self.sampler_in_process:
             note = f" and {self.sampler_shape.devices} of its sampler's process"
@@ -66,8 +57,8 @@ class CellDevices:
         return f"{self.local_devices_per_cell} of {len(self.devices)} {backend} devices per cell{note}"
 
     def meshes(self) -> list[tuple[Mesh, Mesh | MeshShape | None]]:
-        """For each set of compiled programs, the mesh of training and that of the sampler: of a sampler in a process of
-        its own the shape, of one that shares the mesh of training None."""
+        """For each set of compiled programs, the mesh of training and that of the sampler: the shape where the sampler
+        is a process of its own, None where it shares the mesh of training."""
         num_sets = 1 if self.shares_programs else self.concurrent_cells
         return [self._meshes_from(i * self.local_devices_per_cell) for i in range(num_sets)]
 
@@ -80,32 +71,29 @@ class CellDevices:
 
 
 def assign_devices(config: Config, num_cells: int) -> CellDevices:
-    """The devices of a sweep's cells.
-
-    Raises:
-        InputError: the meshes do not fit the devices, or several processes cannot be one run.
-    """
-    devices, backend, is_multiprocess = jax.devices(), jax.default_backend(), multiprocess.is_multiprocess()
+    """The devices of a sweep's cells; InputError where the meshes do not fit them, or several processes cannot be one
+    run."""
+    devices, is_multiprocess = jax.devices(), multiprocess.is_multiprocess()
     mesh_text = "data=-1" if config.run.mesh == "auto" and is_multiprocess else config.run.mesh
     mesh_shape = parse_mesh(mesh_text, len(devices))
     if is_multiprocess:
         check_multi_process(config, mesh_shape.devices, len(devices), jax.process_count())
-    sampler_shape = sampler_mesh_shape(config.cell.rl, config.run, len(devices), mesh_shape.devices, backend)
-    one_cell = CellDevices(mesh_shape, sampler_shape, config.run.sampler_process, devices, 1)
+    sampler_shape = sampler_mesh_shape(
+        config.cell.rl, config.run, len(devices), mesh_shape.devices, jax.default_backend()
+    )
+    one_cell = CellDevices(mesh_shape, sampler_shape, config.run.sampler_process, devices)
     concurrent_cells = min(
-        config.run.cells_at_once or default_concurrent_cells(one_cell.devices_per_cell),
+        config.run.cells_at_once or _default_concurrent_cells(one_cell.devices_per_cell),
         len(devices) // one_cell.local_devices_per_cell,
         num_cells,
     )
-    return CellDevices(mesh_shape, sampler_shape, config.run.sampler_process, devices, concurrent_cells)
+    return replace(one_cell, concurrent_cells=concurrent_cells)
 
 
-def default_concurrent_cells(devices_per_cell: int) -> int:
-    """How many cells run at once unless run.cells_at_once says so: one on each group of devices.
-
-    Simulated CPU devices beyond the cores add nothing; several processes all work on one cell.
-    """
-    if jax.process_count() > 1:
+def _default_concurrent_cells(devices_per_cell: int) -> int:
+    """One on each group of devices. Simulated CPU devices beyond the cores add nothing; several processes all work on
+    one cell."""
+    if multiprocess.is_multiprocess():
         return 1
     # A cell whose sampler has a process of its own takes devices that are not among these.
     device_groups = max(1, len(jax.local_devices()) // devices_per_cell)

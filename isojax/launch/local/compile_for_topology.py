@@ -1,8 +1,7 @@
-"""A sweep's programs compiled ahead of time for TPUs that are not here: do they fit, by XLA's own figures, beside the
+"""`launch --dry-run --topology`: compile a sweep's programs for TPUs that are not here, and show XLA's memory and the
 planner's.
 
-Neither weights nor a tokenizer nor problems are read. The work is isojax/train/memory_analysis.py's; jax is loaded
-when it begins.
+No weights, tokenizer or problems are read.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch.autosize import GIB, DeviceBudget, fit_to_memory, format_bytes
-from isojax.launch.display import console
+from isojax.launch.display import console, print_line
 from isojax.launch.planner import plan_cells
 from isojax.models.hf import hf_load
 from isojax.rl import algorithm
@@ -33,52 +32,42 @@ def compile_for_topology(config: Config, topology: str) -> None:
 
     Raises:
         InputError: the sweep contradicts itself, there is no libtpu or no such topology, the mesh does not fit it, or
-        nothing says how
-            many tokens the model has.
+            nothing says how many tokens the model has.
     """
-    jax.config.update("jax_platforms", "cpu")  # chips that are here are not asked for: these are described, not opened
+    jax.config.update("jax_platforms", "cpu")  # TPUs of this machine stay free
     cells = plan_cells(config.sweep)
     algorithm.check_algorithm(config.cell.rl, cells)
     pairs = sorted({(c.B_p, c.n) for c in cells})
-    cell = config.cell.model_copy(
-        update={
-            "model": hf_load.resolve_model(config.cell.model),
-            "precision": config.cell.precision.for_platform("tpu"),
-        }
-    )
+    model, precision = hf_load.resolve_model(config.cell.model), config.cell.precision.for_platform("tpu")
+    cell = config.cell.model_copy(update={"model": model, "precision": precision})
     task = _planning_task(config)
     devices = memory_analysis.topology_devices(topology)
-    mesh_shape = parse_mesh(config.run.mesh, len(devices))
-    device_memory = (
-        int(config.run.device_memory * GIB) if config.run.device_memory else memory_analysis.chip_memory(devices[0])
-    )
-    device_budget = DeviceBudget(
-        cell, pairs, mesh_shape, cell.model.vocab or task.vocab, task.on_device, "tpu", device_memory
-    )
+    chip, mesh_shape = devices[0], parse_mesh(config.run.mesh, len(devices))
+    configured_memory = config.run.device_memory
+    device_memory = int(configured_memory * GIB) if configured_memory else memory_analysis.chip_memory(chip)
+    vocab = model.vocab or task.vocab
+    budget = DeviceBudget(cell, pairs, mesh_shape, vocab, task.on_device, "tpu", device_memory)
     try:
-        sweep = fit_to_memory(config.sweep, device_budget)
-    except InputError as e:  # then XLA is asked about the smallest there is
-        console.print(f"by the planner: {e}", soft_wrap=True, highlight=False)
-        sweep = device_budget.resolve_sizes(config.sweep.model_copy(update={"decode_slots": 1, "microbatch": 1}))
+        sweep = fit_to_memory(config.sweep, budget)
+    except InputError as e:  # then XLA is asked about the smallest sizes
+        print_line(f"by the planner: {e}")
+        sweep = budget.resolve_sizes(config.sweep.model_copy(update={"decode_slots": 1, "microbatch": 1}))
     console.print(
-        f"{config.name} on {mesh_shape.devices} of the {len(devices)} chips of {topology} ({devices[0].device_kind}, "
+        f"{config.name} on {mesh_shape.devices} of the {len(devices)} chips of {topology} ({chip.device_kind}, "
         f"{format_bytes(device_memory)} each), mesh {config.run.mesh}: R = {sweep.decode_slots}, "
-        f"m = {sweep.microbatch}, g = {sweep.prefill_batch}, lanes of {sweep.slots_per_prefix}",
+        f"m = {sweep.microbatch}, g = {sweep.prefill_batch}, W = {sweep.slots_per_prefix}",
         highlight=False,
     )
     table = Table()
     for heading in ("program", "arguments", "outputs", "temporaries", "peak", "planner", "", "compiled in"):
         table.add_column(heading, justify="right")
-    jax.config.update(
-        "jax_enable_compilation_cache", False
-    )  # what is compiled for chips that are not here cannot be read back
-    planned_bytes, mesh = device_budget.estimate(sweep).program_bytes, make_mesh(mesh_shape, devices)
+    # What is compiled for chips that are not here cannot be read back from the cache.
+    jax.config.update("jax_enable_compilation_cache", False)
+    planned_bytes, mesh = budget.estimate(sweep).program_bytes, make_mesh(mesh_shape, devices)
     for name, program in memory_analysis.build_abstract_programs(cell, sweep, pairs, mesh, task).items():
         started_at = time.monotonic()
-        usage = memory_analysis.compile_for_memory(program)
-        table.add_row(
-            name, *_usage_columns(usage, device_memory, planned_bytes[name]), f"{time.monotonic() - started_at:.0f} s"
-        )
+        columns = _usage_columns(memory_analysis.compile_for_memory(program), device_memory, planned_bytes[name])
+        table.add_row(name, *columns, f"{time.monotonic() - started_at:.0f} s")
     console.print(table)
 
 
@@ -88,19 +77,12 @@ def _usage_columns(usage: ProgramMemory | OutOfMemory, device_memory: int, plann
         needed = f"{usage.needed_gib:.2f} of {usage.available_gib:.2f} GiB"
         columns = ("", "", needed, "") if usage.scope == "temporaries" else ("", "", "", needed)
         return *columns, format_bytes(planned_bytes), "does not fit"
-    verdict = "fits" if usage.peak <= device_memory else "does not fit"
-    return (
-        format_bytes(usage.arguments),
-        format_bytes(usage.outputs),
-        format_bytes(usage.temporaries),
-        format_bytes(usage.peak),
-        format_bytes(planned_bytes),
-        verdict,
-    )
+    numbers = (usage.arguments, usage.outputs, usage.temporaries, usage.peak, planned_bytes)
+    return *map(format_bytes, numbers), "fits" if usage.peak <= device_memory else "does not fit"
 
 
 def _planning_task(config: Config) -> Any:
-    """The task, where it is judged on device; of one in text, its vocabulary and an end of responses stand for it."""
+    """The task, where its verifier runs on devices; for one in text, a vocabulary and an end of responses."""
     module = registry.load(("tasks.device", "tasks.sources"), config.cell.task.partition(":")[0], "build", "source")
     if "build" in vars(module):
         return build_task(config.cell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +22,25 @@ def describe_model(folder: Path) -> dict[str, Any]:
         InputError: a weight is missing or has another shape than the config says, or the model cannot be run.
     """
     model = hf_load.resolve_model(ModelConfig(path=str(folder)))
-    stored_tensors, expected_weights = (
-        safetensors_io.read_headers(folder),
-        weight_layouts(model, registry.load("models.families", model.family, "build").build(model, model.vocab)),
-    )
-    hf_load.check_tensors(folder, expected_weights, stored_tensors)
-    names = [name for weight in expected_weights for name in weight.tensor_names]
+    stored_tensors = safetensors_io.read_headers(folder)
+    family = registry.load("models.families", model.family, "build")
+    weights = weight_layouts(model, family.build(model, model.vocab))
+    hf_load.check_tensors(folder, weights, stored_tensors)
+    tensors = [stored_tensors[name] for weight in weights for name in weight.tensor_names]
     description: dict[str, Any] = {
         **model.model_dump(exclude={"path"}),
-        "parameters": sum(weight.size for weight in expected_weights),
-        "stored": {
-            d: sum(stored_tensors[n].dtype == d for n in names)
-            for d in sorted({stored_tensors[n].dtype for n in names})
-        },
+        "parameters": sum(weight.size for weight in weights),
+        "stored": dict(sorted(Counter(tensor.dtype for tensor in tensors).items())),
         "files": len(safetensors_io.weight_files(folder)),
-        "bytes": sum(safetensors_io.DTYPES[stored_tensors[n].dtype].itemsize * stored_tensors[n].size for n in names),
+        "bytes": sum(safetensors_io.DTYPES[tensor.dtype].itemsize * tensor.size for tensor in tensors),
         "fingerprint": safetensors_io.fingerprint(folder),
     }
     try:
         tokenizer = load_tokenizer(folder)
-    except InputError as e:  # weights alone can be looked at; a task in text refuses them by the same words
+    except InputError as e:  # weights without a tokenizer can be shown; a task in text refuses them by the same words
         return description | {"tokenizer": f"none that can be used: {e}"}
-    stop_tokens = {str(tokenizer.convert_ids_to_tokens(i)): i for i in end_tokens(tokenizer, folder)}
     return description | {
         "tokenizer": f"{len(tokenizer)} tokens",
         "chat_template": tokenizer.chat_template is not None,
-        "stop_tokens": stop_tokens,
+        "stop_tokens": {str(tokenizer.convert_ids_to_tokens(i)): i for i in end_tokens(tokenizer, folder)},
     }

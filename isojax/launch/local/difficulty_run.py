@@ -1,7 +1,7 @@
 """`isojax difficulty`: label problems by the base model's avg@k, and write them as a data set split by difficulty.
 
-A folder holds `labels.jsonl` (appended to as labels are found, so that a killed run goes on), `labels.csv` (with
-intervals), the histogram `difficulty.png`, `.pdf`, `.csv` (the paper's Fig. 2), and `splits/`, a TFDS data set that
+A folder holds `labels.jsonl` (appended to, so that a killed run goes on), `labels.csv` (with intervals), the histogram
+`difficulty.png`, `.pdf`, `.csv` (the paper's Fig. 2), and `splits/`, a TFDS data set that
 `cell.task=tfds:FOLDER/splits#...` and `cell.data.mixture` read.
 """
 
@@ -29,14 +29,8 @@ from isojax.models.attention_autotune import select_attention
 from isojax.models.safetensors_io import fingerprint
 from isojax.report.figures.difficulty_histogram import draw_difficulty
 from isojax.runs.folder_lock import exclusive_lock
+from isojax.tasks import difficulty_splits
 from isojax.tasks.difficulty_labels import compute_label_key, label_problems
-from isojax.tasks.difficulty_splits import (
-    DIFFICULTY_RANGES,
-    EXTREMELY_HARD,
-    EXTREMELY_HARD_ATTEMPTS,
-    difficulty_part,
-    split_into_parts,
-)
 from isojax.tasks.problem_selection import drop_long_prompts
 from isojax.tasks.protocol import Task, is_on_device
 from isojax.tasks.sources.tfds import import_tfds, write_dataset
@@ -45,9 +39,8 @@ from isojax.train.policy_labeller import PolicyLabeller
 from isojax.train.programs import SweepPrograms
 
 LABELS_FILE, EXTRA_LABELS_FILE, TABLE_FILE, SPLITS_FOLDER = "labels.jsonl", "labels-128.jsonl", "labels.csv", "splits"
-DECODE_SHAPES = {
-    "cpu": (8, 8)
-}  # (problems, rollouts a problem) decoded at once, unless sweep.decode_slots and sweep.prefill_batch say otherwise
+# (problems, rollouts per problem) decoded at once, unless sweep.decode_slots and sweep.prefill_batch say otherwise
+DECODE_SHAPES = {"cpu": (8, 8)}
 DEFAULT_DECODE_SHAPE = (16, 16)
 
 ProgressCallback = Callable[[str, float], None]
@@ -56,12 +49,15 @@ ProgressCallback = Callable[[str, float], None]
 def label_difficulty(
     config: Config, folder: Path, held_out: int, extremely_hard: bool, on_progress: ProgressCallback
 ) -> dict[str, list[Problem]]:
-    """Label at most `cell.data.candidates` problems by avg@`cell.data.attempts`, and write all that the module says;
-    returns the splits.
+    """Label at most `cell.data.candidates` problems by avg@`cell.data.attempts` (16 where the config says 0), and write
+    all that the module says; returns the splits.
 
-    Where the config's run labels nothing (attempts 0), the usual 16 attempts are made.
-
-    `extremely_hard`: problems with none right are sampled up to 128 times.
+    Args:
+        config: the model, the problems and how they are sampled.
+        folder: to write to.
+        held_out: problems of each part that are for validation.
+        extremely_hard: whether unsolved problems are sampled 128 times.
+        on_progress: receives what is under way, and the fraction done.
 
     Raises:
         InputError: before any work, where the problems, the model or the folder cannot be used.
@@ -69,52 +65,52 @@ def label_difficulty(
     start_jax(config)
     config = resolve_config(config)
     data = config.cell.data
-    cell = config.cell.model_copy(
-        update={"data": data.model_copy(update={"attempts": data.attempts or DataConfig().attempts})}
-    )
-    config = config.model_copy(update={"cell": cell})
+    data = data.model_copy(update={"attempts": data.attempts or DataConfig().attempts})
+    config = config.model_copy(update={"cell": config.cell.model_copy(update={"data": data})})
+    cell, splits_folder = config.cell, folder / SPLITS_FOLDER
     if not cell.model.path:
         raise InputError(
             "cell.model.path is not set: `isojax difficulty` labels problems in text with a language model. "
             f"The task {cell.task} labels its own problems when it is launched."
         )
-    if (folder / SPLITS_FOLDER).exists():
+    if splits_folder.exists():
         raise InputError(
-            f"{folder / SPLITS_FOLDER} exists: its problems are labelled already. "
-            f"Read them by cell.task=tfds:{folder / SPLITS_FOLDER}#all, or choose another folder by --out."
+            f"{splits_folder} exists: its problems are labelled already. "
+            f"Read them by cell.task=tfds:{splits_folder}#all, or choose another folder by --out."
         )
-
-    import_tfds()  # what is missing is told before hours of labelling, not after
+    import_tfds()  # a missing package is reported before hours of labelling
     with open_task(config) as task, exclusive_lock(folder):
         labelled, unsolved = _label_with_model(config, task, folder, extremely_hard, on_progress)
         if not is_on_device(task):
             failure_counts = task.failure_counts()
             for kind, example in task.failure_examples().items():
-                print(
-                    f"warning: verifier {kind}, {failure_counts[kind]} in all, each of reward 0; the first: {example}",
-                    file=sys.stderr,
-                )
-    splits = split_into_parts(labelled, unsolved, held_out, cell.data.seed)
+                count = failure_counts[kind]
+                warning = f"warning: verifier {kind}, {count} in all, each of reward 0; the first: {example}"
+                print(warning, file=sys.stderr)
+    splits = difficulty_splits.split_into_parts(labelled, unsolved, held_out, data.seed)
     write_text(folder / TABLE_FILE, _labels_csv(labelled))
-    ranges = {**DIFFICULTY_RANGES, **({EXTREMELY_HARD: (0.0, 0.0)} if extremely_hard else {})}
+    ranges = dict(difficulty_splits.DIFFICULTY_RANGES)
+    if extremely_hard:
+        ranges[difficulty_splits.EXTREMELY_HARD] = (0.0, 0.0)
     unsolved_by_id = {p.id: p for p in unsolved}
-    plotted_problems = [unsolved_by_id.get(p.id, p) for p in labelled]
-    draw_difficulty([(p.solved, p.attempts) for p in plotted_problems], ranges, folder, EXTREMELY_HARD_ATTEMPTS)
+    labels = [(p.solved, p.attempts) for p in (unsolved_by_id.get(p.id, p) for p in labelled)]
+    draw_difficulty(labels, ranges, folder, difficulty_splits.EXTREMELY_HARD_ATTEMPTS)
     metadata = {
         "model": cell.model.path,
         "task": cell.task,
         "temperature": cell.sampling.temperature,
         "top_p": cell.sampling.top_p,
+        "seed": data.seed,
+        "cell": config_hash(cell),
     }
-    write_dataset(folder / SPLITS_FOLDER, splits, metadata | {"seed": cell.data.seed, "cell": config_hash(cell)})
+    write_dataset(splits_folder, splits, metadata)
     return splits
 
 
 def _label_with_model(
     config: Config, task: Task, folder: Path, extremely_hard: bool, on_progress: ProgressCallback
 ) -> tuple[list[Problem], list[Problem]]:
-    """(the problems labelled by `attempts`, those with none right of 128 labelled by these)."""
-
+    """(the problems labelled by `attempts`; those unsolved in 128 attempts, labelled by these)."""
     cell, seed = config.cell, config.cell.data.seed
     candidates = task.problems(cell.data.candidates, np.random.default_rng([seed, 0]))
     notes: list[str] = []
@@ -125,49 +121,35 @@ def _label_with_model(
         task.check_problems(problems)
     devices = jax.local_devices()
     mesh_shape = parse_mesh(config.run.mesh, len(devices))
+    mesh = make_mesh(mesh_shape, devices)
     decode_shape = DECODE_SHAPES.get(jax.default_backend(), DEFAULT_DECODE_SHAPE)
     sweep = config.sweep.model_copy(update={"B_p": (decode_shape[0],), "n": (decode_shape[1],)})
-    mesh = make_mesh(mesh_shape, devices)
-    programs = SweepPrograms(
-        cell,
-        select_attention(cell, resolve_sweep_sizes(sweep, mesh_shape.shards, cell), mesh),
-        [decode_shape],
-        mesh,
-        task,
-    )
+    sweep = select_attention(cell, resolve_sweep_sizes(sweep, mesh_shape.shards, cell), mesh)
+    programs = SweepPrograms(cell, sweep, [decode_shape], mesh, task)
     programs.labeller.compile()
     params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder, programs.mesh)
-    label_id = compute_label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
+    label_key = compute_label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
 
     def label_subset(file_name: str, problem_subset: list[Problem], attempts: int) -> list[Problem]:
         labeller = PolicyLabeller(programs.labeller, params, programs.tokenize(problem_subset), seed)
-        return label_problems(folder / file_name, label_id, problem_subset, attempts, labeller, on_progress)
+        return label_problems(folder / file_name, label_key, problem_subset, attempts, labeller, on_progress)
 
     labelled = label_subset(LABELS_FILE, problems, cell.data.attempts)
     unsolved = [p for p in labelled if not p.solved]
     if not extremely_hard or not unsolved:
         return labelled, []
-    return labelled, [p for p in label_subset(EXTRA_LABELS_FILE, unsolved, EXTREMELY_HARD_ATTEMPTS) if not p.solved]
+    relabelled = label_subset(EXTRA_LABELS_FILE, unsolved, difficulty_splits.EXTREMELY_HARD_ATTEMPTS)
+    return labelled, [p for p in relabelled if not p.solved]
 
 
 def _labels_csv(labelled: list[Problem]) -> str:
-    """One row a problem, with the 90% interval of its rate."""
-
+    """One row per problem, with the 90% interval of its rate."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["id", "solved", "attempts", "avg", "low", "high", "part", "prompt"])
     for p in labelled:
-        low, high = binomtest(p.solved, p.attempts).proportion_ci(0.9, method="wilson")
-        writer.writerow(
-            [
-                p.id,
-                p.solved,
-                p.attempts,
-                f"{p.difficulty:.4f}",
-                f"{low:.4f}",
-                f"{high:.4f}",
-                difficulty_part(p) or "",
-                p.prompt,
-            ]
-        )
+        interval = binomtest(p.solved, p.attempts).proportion_ci(0.9, method="wilson")
+        rates = (p.difficulty, *interval)
+        part = difficulty_splits.difficulty_part(p) or ""
+        writer.writerow([p.id, p.solved, p.attempts, *(f"{rate:.4f}" for rate in rates), part, p.prompt])
     return buffer.getvalue()

@@ -1,8 +1,7 @@
-"""The in-process runner: the cells of a sweep on this machine's devices, as many side by side as the mesh fits into
-them.
+"""The in-process runner: the cells of a sweep on this machine's devices, as many at once as the mesh fits into them.
 
-Each worker thread has a part of the devices and a set of compiled programs (cells of one CPU device each: all threads
-the same set), and takes the next cell when it has finished one.
+Each worker thread has a part of the devices and a set of compiled programs, and takes the next cell when it has
+finished one.
 """
 
 from __future__ import annotations
@@ -15,28 +14,26 @@ from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.distributed import multiprocess
-from isojax.launch.cell_failures import raise_cell_failures
+from isojax.launch.cell_outcomes import raise_cell_failures
 from isojax.launch.display import Display, console, print_plan
-from isojax.launch.local.cell_threads import train_cells
+from isojax.launch.local.cell_training import train_cells
+from isojax.launch.local.join_processes import check_shared_folder, join_processes
 from isojax.launch.local.setup import SweepSetup, open_sweep
 from isojax.launch.local.start import start_jax
 from isojax.launch.local.sweep_forecast import forecast_sweep
 from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
-from isojax.launch.processes.join_processes import check_shared_folder, join_processes
 from isojax.launch.strategy import training_rounds
 from isojax.runs.folder_lock import exclusive_lock
 
 
 def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path | None:
-    """Run every cell of the sweep that is not finished; returns the sweep's folder, runs/<name>, or nothing in a
-    process of several that
-    only helps: process 0 fits and reports.
+    """Run every cell of the sweep that is not finished; returns the sweep's folder, runs/<name>, or None in a process
+    that is not the primary one: that one fits and reports.
 
     Raises:
-        InputError: before any work, when the recipe contradicts itself, the mesh does not fit, the folder holds another
-        sweep, or the
-            grid is over B_max.
+        InputError: before any work, where the recipe contradicts itself, the mesh does not fit, the folder holds
+            another sweep, or the grid is over B_max.
         RunFailed: after all other cells are done, naming the cells that failed.
     """
     cells = plan_cells(config.sweep)
@@ -50,28 +47,20 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
 def _launch(config: Config, cells: list[Cell], resume: bool, dry_run: bool) -> Path:
     """`launch`, in each of its processes."""
     with open_sweep(config, cells, resume or dry_run) as setup:
-        concurrent_cells, folder = len(setup.programs), setup.folder
-        forecast = (
-            forecast_sweep(setup.config, cells, setup.device_budget, concurrent_cells, folder, setup.devices)
-            if dry_run
-            else None
-        )
-        print_plan(
-            setup.config, cells, folder, setup.device_description, concurrent_cells, setup.device_budget, forecast
-        )
+        concurrent_cells, folder, budget = len(setup.programs), setup.folder, setup.device_budget
+        forecast = None
+        if dry_run:
+            forecast = forecast_sweep(setup.config, cells, budget, concurrent_cells, folder, setup.devices)
+        print_plan(setup.config, cells, folder, setup.device_description, concurrent_cells, budget, forecast)
         if not dry_run:
             with exclusive_lock(folder) if multiprocess.is_primary() else nullcontext():
                 check_shared_folder(folder)
-                run_cells(setup)
+                _run_cells(setup)
     return folder
 
 
 def train(config: Config, resume: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path | None:
-    """One run: a config whose sweep is a single cell; returns its folder, runs/<name>.
-
-    Raises:
-        InputError: as `launch`, and where the sweep has more than one cell.
-    """
+    """`launch`, of a config whose sweep is a single cell; InputError where it has more."""
     cells = plan_cells(config.sweep)
     if len(cells) > 1:
         first_cell = cells[0]
@@ -82,14 +71,14 @@ def train(config: Config, resume: bool, process_group: ProcessGroup = SINGLE_PRO
     return launch(config, resume, dry_run=False, process_group=process_group)
 
 
-def run_cells(setup: SweepSetup) -> None:
+def _run_cells(setup: SweepSetup) -> None:
     """The base policy, then all cells."""
     config, cells = setup.config, setup.cells
     with Display(config) as display:
         base_policy, failures = setup.prepare(display), []
-        round_iterator = training_rounds(config, cells, setup.folder, failures)
+        rounds = training_rounds(config, cells, setup.folder, failures)
         with preemption.handle_sigterm():  # between two rounds too
-            while targets := multiprocess.run_on_primary(lambda: next(round_iterator, [])):
+            while targets := multiprocess.run_on_primary(lambda: next(rounds, [])):
                 failures += train_cells(setup, base_policy, targets, display)
                 setup.report_verifier_failures(display)
                 if failures and multiprocess.is_multiprocess():

@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from isojax.core.config import Config, save_config
+from isojax.core.config import Config, DataConfig, PrecisionConfig, save_config
+from isojax.core.config.sweep import require_learning_rate
+from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.distributed import multiprocess
+from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch import strategy
 from isojax.launch.autosize import DeviceBudget, autosize_config
 from isojax.launch.display import ProgressReporter
 from isojax.launch.local.cell_devices import CellDevices, assign_devices
-from isojax.launch.local.setup_checks import check_batch, check_data, check_precision, check_problems
 from isojax.launch.local.start import open_task, resolve_config
 from isojax.launch.local.sweep_forecast import make_device_budget
 from isojax.launch.resume import BASE_FOLDER, CONFIG_FILE, config_for_folder
@@ -28,32 +31,26 @@ from isojax.models.attention_autotune import select_attention
 from isojax.rl import algorithm
 from isojax.runs import loggers
 from isojax.runs.workspace import working_folder
+from isojax.tasks.problem_selection import preview_selection
 from isojax.tasks.protocol import Task, is_on_device
-from isojax.train.base_policy import PROBLEMS_FILE, BasePolicy, prepare_base_policy
+from isojax.train.base_policy import PROBLEMS_FILE, BasePolicy, encode_problems, prepare_base_policy
 from isojax.train.programs import SweepPrograms
 
 
 @dataclass(frozen=True)
 class SweepSetup:
-    """A prepared sweep.
+    """A prepared sweep."""
 
-    Attributes:
-        config: with all sizes chosen.
-        programs: a set for each cell that runs at a time; on a CPU's single devices the same one.
-        devices: of this process, at work.
-        device_description: the devices of a cell, in words.
-    """
-
-    config: Config
+    config: Config  # with all sizes chosen
     cells: list[Cell]
     folder: Path
     task: Task
     device_budget: DeviceBudget
-    programs: list[SweepPrograms]
-    devices: list[Any]
+    programs: list[SweepPrograms]  # a set for each cell that runs at a time; on a CPU's single devices the same one
+    devices: list[Any]  # of this process, as far as they are used
     device_description: str
 
-    def prepare(self, display: ProgressReporter) -> BasePolicy:
+    def prepare(self, reporter: ProgressReporter) -> BasePolicy:
         """Make or load the base policy and its problems; then save the config, as nothing can be refused any more."""
         first_programs, folder, cell = self.programs[0], self.folder, self.config.cell
         if multiprocess.is_primary() and not (folder / CONFIG_FILE).exists():
@@ -65,18 +62,18 @@ class SweepSetup:
             first_programs.task,
             first_programs.labeller,
             first_programs.mesh,
-            display.show_preparation,
+            reporter.show_preparation,
         )
         check_batch([(c.B_p, c.n) for c in self.cells], len(base_policy.training))
-        self.report_verifier_failures(display)
+        self.report_verifier_failures(reporter)
         if multiprocess.is_primary():
             save_config(self.config, folder / CONFIG_FILE)
         return base_policy
 
-    def report_verifier_failures(self, display: ProgressReporter) -> None:
+    def report_verifier_failures(self, reporter: ProgressReporter) -> None:
         """Show the first failure of each kind that the verifier has met; the ledger counts them all."""
         if not is_on_device(self.task):
-            display.show_verifier_failures(self.task.failure_examples())
+            reporter.show_verifier_failures(self.task.failure_examples())
 
 
 @contextmanager
@@ -93,15 +90,17 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool) -> Iterator[Swee
     strategy.check(config, cells)
     multiprocess.run_on_primary(lambda: loggers.check_loggers(config.run.loggers))
     cell_devices = assign_devices(config, len(cells))
+    mesh_shape = cell_devices.mesh_shape
     resolved_config = resolve_config(config)
-    check_precision(resolved_config.cell.precision, cell_devices.mesh_shape, jax.default_backend())
-    shards = cell_devices.mesh_shape.shards
-    sized_config = multiprocess.run_on_primary(lambda: config_for_folder(resolved_config, folder, resume, shards))
+    check_precision(resolved_config.cell.precision, mesh_shape, jax.default_backend())
+    sized_config = multiprocess.run_on_primary(
+        lambda: config_for_folder(resolved_config, folder, resume, mesh_shape.shards)
+    )
     check_data(sized_config.cell.data)
     with open_task(sized_config) as task, ExitStack() as stack:
         check_problems(sized_config, task, pairs)
         active_devices = cell_devices.devices_per_cell * cell_devices.concurrent_cells
-        device_budget = make_device_budget(sized_config, pairs, cell_devices.mesh_shape, task, active_devices)
+        device_budget = make_device_budget(sized_config, pairs, mesh_shape, task, active_devices)
         is_new_run = not (folder / CONFIG_FILE).exists()
         fitting_config = multiprocess.run_on_primary(
             lambda: autosize_config(sized_config, config.sweep, device_budget, is_new_run)
@@ -131,3 +130,54 @@ def _build_programs(
     if cell_devices.shares_programs:
         programs = programs * cell_devices.concurrent_cells
     return config.model_copy(update={"sweep": sweep}), programs
+
+
+def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]]) -> None:
+    """InputError where problems do not fit the sampler, do not suffice for a batch or cannot be graded."""
+    cell = config.cell
+    if is_on_device(task):
+        check_batch(pairs, cell.data.candidates - cell.data.validation)
+        encode_problems(task, cell, task.problems(cell.data.candidates, np.random.default_rng(0)))
+        return
+    require_learning_rate(cell)
+    split_problems = preview_selection(cell, task)
+    if split_problems is None:
+        problem_sets = [task.problems(cell.data.candidates, np.random.default_rng([cell.data.seed, 0]))]
+        check_batch(pairs, len(problem_sets[0]) - (0 if cell.data.held_out else cell.data.validation))
+    else:
+        check_batch(pairs, len(split_problems.training))
+        problem_sets = [split_problems.training, split_problems.validation, *split_problems.extra_sets.values()]
+    for problems in problem_sets:
+        task.check_problems(problems)
+
+
+def check_precision(precision: PrecisionConfig, mesh_shape: MeshShape, backend: str) -> None:
+    """InputError where XLA:CPU would abort: it cannot compile a bfloat16 sum over the devices that split prompts."""
+    if (backend, precision.compute) == ("cpu", "bfloat16") and mesh_shape.sequence > 1:
+        raise InputError(
+            f"cell.precision.compute=bfloat16 on a mesh with sequence={mesh_shape.sequence}: a CPU cannot train so; "
+            "expected float32 (or auto, which is float32 on a CPU), or a mesh without sequence."
+        )
+
+
+def check_data(data: DataConfig) -> None:
+    """InputError where no training and validation set can be made of these numbers."""
+    low, high = data.difficulty
+    if low > high:
+        raise InputError(f"cell.data.difficulty: given [{low}, {high}], expected the lower end first.")
+    if data.candidates < 2 * data.validation and not (data.held_out or data.mixture):
+        raise InputError(
+            f"cell.data.candidates = {data.candidates} and cell.data.validation = {data.validation}; "
+            "expected at least twice as many candidates as are held out."
+        )
+
+
+def check_batch(pairs: list[tuple[int, int]], problems: int) -> None:
+    """InputError where a batch takes more problems than there are (or, before they are labelled, can be) to train
+    on."""
+    B_p = max(B_p for B_p, _ in pairs)
+    if B_p > problems:
+        raise InputError(
+            f"sweep.B_p holds {B_p}, and the training set has {problems} problems, of which a batch takes each once. "
+            "Lower B_p or raise cell.data.candidates."
+        )

@@ -28,11 +28,8 @@ def start_jax(config: Config) -> None:
 
 
 def resolve_config(config: Config) -> Config:
-    """The config with its model's shape, read from the checkpoint if it names one, and its precision on this backend.
-
-    Raises:
-        InputError: the checkpoint cannot be run, or some of its weights are missing.
-    """
+    """The config with its model's shape, read from the checkpoint if it names one, and its precision on this
+    backend."""
     model = hf_load.resolve_model(config.cell.model)
     hf_load.check_weights(model)
     precision = config.cell.precision.for_platform(jax.default_backend())
@@ -43,11 +40,7 @@ def resolve_config(config: Config) -> Config:
 
 @contextmanager
 def open_task(config: Config) -> Iterator[Task]:
-    """The task of `cell.task`, with its verifier running; both end with the context.
-
-    Raises:
-        InputError: the task, the prompt, the verifier or the tokenizer cannot be loaded.
-    """
+    """The task of `cell.task`, with its verifier running; both end with the context."""
     task, model = build_task(config.cell, config.run.verifier_workers), config.cell.model
     if is_on_device(task):
         if model.path is not None and model.vocab != task.vocab:

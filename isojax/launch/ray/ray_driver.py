@@ -20,7 +20,7 @@ from isojax.core import preemption
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.machine import cores
-from isojax.launch.cell_failures import raise_cell_failures
+from isojax.launch.cell_outcomes import raise_cell_failures
 from isojax.launch.display import Display, console, print_cells
 from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup

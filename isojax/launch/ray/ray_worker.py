@@ -14,10 +14,10 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import CellProgress
 from isojax.core.preemption import Preempted
 from isojax.distributed import multiprocess
-from isojax.launch.local.cell_run import train_cell
+from isojax.launch.local.cell_training import train_cell
+from isojax.launch.local.join_processes import join_processes
 from isojax.launch.local.setup import open_sweep
 from isojax.launch.local.start import start_jax
-from isojax.launch.processes.join_processes import join_processes
 from isojax.launch.ray import messages
 from isojax.launch.ray.messages import TOKEN_FILE, CallResult, StatusCollector, WorkerArguments
 from isojax.launch.strategy import CellTarget

@@ -1,14 +1,13 @@
 """Ends all processes of one run when one of them ends early, and says which.
 
-Without it the others would wait for the lost process in a collective for ever. Each process of the run has a watchdog,
-a process of its own, so that it works whatever its parent is stuck in. The watchdog of process 0 listens; the others
-connect to it and name themselves.
+Without it the others would wait for the lost process in a collective forever. Each process of the run has a watchdog, a
+process of its own, so that it works whatever its parent waits for. The watchdog of process 0 listens; the others
+connect to it and send their names.
 
     a connection breaks           its process has died; where a machine is gone, TCP's keepalive breaks the connection
-                                  after KEEPALIVE_TIMEOUT seconds
-    a parent ends well            it says so first
-    a parent ends by an error     it says so first, and as the others may be about to end by the same error, they have
-                                  GRACE_SECONDS to end by themselves
+    a parent ends well            it sends BYE first
+    a parent ends by an error     it sends FAILED first, and as the others may be about to end by the same error, they
+                                  have GRACE_SECONDS to end by themselves
 """
 
 from __future__ import annotations
@@ -18,35 +17,80 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 KEEPALIVE_IDLE = 10  # seconds without data before the first probe
 KEEPALIVE_INTERVAL = 5  # seconds between probes
 KEEPALIVE_PROBES = 3  # unanswered probes until the connection breaks
-KEEPALIVE_TIMEOUT = KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_PROBES
 LOSS_REPORT_TIMEOUT = 3.0  # seconds to wait for the news that process 0 has died, where that has ended this process
 GRACE_SECONDS = 5.0  # seconds that a parent has to end by itself before it is killed
+# What watchdogs send, each with the name of a process; a parent sends its watchdog BYE or FAILED.
 LOST, BYE, FAILED, NAME = "lost", "bye", "failed", "name"
 
 
+class WatchdogClient:
+    """A process's connection to its own watchdog."""
+
+    def __init__(
+        self,
+        process_id: int,
+        num_processes: int,
+        address: str,
+        port: int,
+        listener: socket.socket | None,
+        on_peer_lost: Callable[[], None],
+    ):
+        """Start the watchdog.
+
+        Args:
+            address, port: at which the watchdog of process 0 listens.
+            listener: the socket on that port, in process 0; else None.
+            on_peer_lost: called in a thread when another process has ended early.
+        """
+        name = f"process {process_id} of {num_processes} (on {socket.gethostname()}, pid {os.getpid()})"
+        passed_fds = () if listener is None else (listener.fileno(),)
+        arguments = {"name": name, "address": address, "port": port, "listener": next(iter(passed_fds), None)}
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-m", "isojax.launch.watchdog", json.dumps(arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=passed_fds,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._wait_for_loss, args=(on_peer_lost,), daemon=True, name="watchdog").start()
+
+    def _wait_for_loss(self, on_peer_lost: Callable[[], None]) -> None:
+        assert self._watchdog.stdout is not None
+        if self._watchdog.stdout.readline().strip() == LOST.encode():
+            on_peer_lost()
+
+    def close(self, succeeded: bool) -> None:
+        """Report to the watchdog that this process has done its part of the run, or ends by an error."""
+        assert self._watchdog.stdin is not None
+        with suppress(OSError):
+            self._watchdog.stdin.write((BYE if succeeded else FAILED).encode())
+            self._watchdog.stdin.close()
+        self._watchdog.wait()
+
+
 class WatchdogPeer:
-    """A connection to another watchdog, over which both send lines of JSON."""
+    """A connection to another watchdog, over which both send lines: what has happened, and to which process."""
 
     def __init__(self, connection: socket.socket):
         self.connection, self.name, self.said_goodbye = connection, "", False
         self._buffer = b""
-        for option, value in (
-            (socket.TCP_KEEPIDLE, KEEPALIVE_IDLE),
-            (socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL),
-            (socket.TCP_KEEPCNT, KEEPALIVE_PROBES),
-        ):
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
-    def receive(self) -> list[dict[str, str]] | None:
+    def receive(self) -> list[tuple[str, str]] | None:
         """The messages that have arrived; None where the other end is gone."""
         try:
             data = self.connection.recv(65536)
@@ -55,15 +99,13 @@ class WatchdogPeer:
         if not data:
             return None
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        try:
-            return [dict(json.loads(line)) for line in lines]
-        except (ValueError, TypeError):  # not a watchdog
-            return None
+        messages = [line.decode(errors="replace").partition(" ") for line in lines]
+        return [(kind, name) for kind, _, name in messages]
 
-    def send(self, **message: str) -> None:
+    def send(self, kind: str, name: str) -> None:
         """Send a message, if the other end is still there."""
         with suppress(OSError):
-            self.connection.sendall(json.dumps(message).encode() + b"\n")
+            self.connection.sendall(f"{kind} {name}\n".encode())
 
 
 class Watchdog:
@@ -77,14 +119,16 @@ class Watchdog:
         self.first_failure: tuple[str, float] | None = None  # who failed first, and when this parent has to have ended
         self.selector.register(sys.stdin.fileno(), selectors.EVENT_READ, None)
         if listener is None:
-            self._add_peer(WatchdogPeer(socket.create_connection((address, port), timeout=60)))
-            self.peers[0].connection.settimeout(None)
-            self.peers[0].send(**{NAME: name})
+            connection = socket.create_connection((address, port), timeout=60)
+            connection.settimeout(None)
+            self._add_peer(connection)
         else:
             self.listener = socket.socket(fileno=listener)
             self.selector.register(self.listener, selectors.EVENT_READ, self.listener)
 
-    def _add_peer(self, peer: WatchdogPeer) -> None:
+    def _add_peer(self, connection: socket.socket) -> None:
+        peer = WatchdogPeer(connection)
+        peer.send(NAME, self.name)
         self.peers.append(peer)
         self.selector.register(peer.connection, selectors.EVENT_READ, peer)
 
@@ -98,29 +142,27 @@ class Watchdog:
                     message = os.read(sys.stdin.fileno(), 64).decode()
                     return self._announce_end(message or LOST)
                 elif self.listener is not None:
-                    peer = WatchdogPeer(self.listener.accept()[0])
-                    peer.send(**{NAME: self.name})
-                    self._add_peer(peer)
-            if os.getppid() != self.parent_pid:  # the parent is gone, though somebody else holds its pipe
+                    self._add_peer(self.listener.accept()[0])
+            if os.getppid() != self.parent_pid:  # the parent is gone, though another process holds its pipe
                 return self._announce_end(LOST)
             if self.first_failure is not None and time.monotonic() > self.first_failure[1]:
                 self._end_parent(self.first_failure[0])
 
     def _receive(self, peer: WatchdogPeer) -> None:
         messages = peer.receive()
-        for message in messages or ():
-            if NAME in message:
-                peer.name = message[NAME]
-            elif BYE in message:
+        for kind, name in messages or ():
+            if kind == NAME:
+                peer.name = name
+            elif kind == BYE:
                 peer.said_goodbye = True
-            elif LOST in message:
-                self._end_parent(message[LOST])
-            elif FAILED in message:
+            elif kind == LOST:
+                self._end_parent(name)
+            elif kind == FAILED:
                 peer.said_goodbye = True
-                self.first_failure = self.first_failure or (message[FAILED], time.monotonic() + GRACE_SECONDS)
+                self.first_failure = self.first_failure or (name, time.monotonic() + GRACE_SECONDS)
                 for other in self.peers:
                     if other is not peer:
-                        other.send(**message)
+                        other.send(FAILED, name)
         if messages is None:
             self.selector.unregister(peer.connection)
             self.peers.remove(peer)
@@ -128,9 +170,9 @@ class Watchdog:
                 self._end_parent(peer.name)
 
     def _announce_end(self, end_kind: str) -> None:
-        """Tell the others that the parent has ended. Where JAX has ended it because process 0 is gone, print that."""
+        """Send the others how the parent has ended. Where JAX has ended it because process 0 is gone, print that."""
         for peer in self.peers:
-            peer.send(**{end_kind: self.name})
+            peer.send(end_kind, self.name)
         deadline = time.monotonic() + LOSS_REPORT_TIMEOUT
         while end_kind == LOST and self.listener is None and (seconds_left := deadline - time.monotonic()) > 0:
             for key, _ in self.selector.select(timeout=seconds_left):
@@ -139,7 +181,8 @@ class Watchdog:
                     continue
                 if (messages := key.data.receive()) is None:
                     return
-                if lost_names := [message[LOST] for message in messages if message.get(LOST, self.name) != self.name]:
+                lost_names = [name for kind, name in messages if kind == LOST and name != self.name]
+                if lost_names:
                     return self._print_loss(lost_names[0])
 
     def _print_loss(self, name: str) -> None:
@@ -153,7 +196,7 @@ class Watchdog:
             self._announce_end(LOST)
             sys.exit(1)
         for peer in self.peers:
-            peer.send(**{LOST: name})
+            peer.send(LOST, name)
         self._print_loss(name)
         with suppress(OSError):
             print(LOST, flush=True)

@@ -1,6 +1,6 @@
 """The processes of one run, brought together by JAX's own service (jax.distributed).
 
-What ends one of them ends all: see watchdog.py; and JAX's heartbeat, where a process hangs but its machine lives.
+What ends one of them ends all, by launch/watchdog.py; where a process hangs but its machine runs, by JAX's heartbeat.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax._src import distributed as jax_distributed
 from isojax.core.errors import InputError
 from isojax.distributed import multiprocess
 from isojax.launch.process_group import SHUTDOWN_TIMEOUT, ProcessGroup
-from isojax.launch.processes.watchdog_client import WatchdogClient
+from isojax.launch.watchdog import WatchdogClient
 
 JOIN_TIMEOUT = 120  # seconds within which all processes must have started
 HEARTBEAT_TIMEOUT = 40  # seconds without a sign of a process until JAX ends the others
@@ -35,13 +35,15 @@ def join_processes(process_group: ProcessGroup) -> Iterator[None]:
     if not process_group.is_multi_process:
         yield
         return
-    init_args: dict[str, Any] = (
-        {}
-        if process_group.auto
-        else {"num_processes": process_group.num_processes, "process_id": process_group.process_id}
-    )
-    init_args |= {} if process_group.auto else {"coordinator_address": process_group.coordinator}
-    init_args |= {} if process_group.detect_cluster else {"cluster_detection_method": "deactivate"}
+    init_args: dict[str, Any] = {}
+    if not process_group.auto:
+        init_args = {
+            "coordinator_address": process_group.coordinator,
+            "num_processes": process_group.num_processes,
+            "process_id": process_group.process_id,
+        }
+    if not process_group.detect_cluster:
+        init_args["cluster_detection_method"] = "deactivate"
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from core/preemption.py
     try:
         jax.distributed.initialize(
@@ -51,11 +53,9 @@ def join_processes(process_group: ProcessGroup) -> Iterator[None]:
             shutdown_timeout_seconds=SHUTDOWN_TIMEOUT,
         )
     except (RuntimeError, ValueError) as e:
-        group_text = (
-            "the cluster's description"
-            if process_group.auto
-            else f"{process_group.num_processes} processes at {process_group.coordinator}"
-        )
+        group_text = "the cluster's description"
+        if not process_group.auto:
+            group_text = f"{process_group.num_processes} processes at {process_group.coordinator}"
         raise InputError(
             f"the processes of this run did not come together within {JOIN_TIMEOUT} seconds ({group_text}): "
             f"{str(e).splitlines()[0]}. Start all of them with the same --coordinator and --processes, and each with "
@@ -90,13 +90,10 @@ def _start_watchdog(process_group: ProcessGroup) -> WatchdogClient:
 
 
 def check_even_devices(device_owners: Sequence[int]) -> None:
-    """Refuse processes that differ in their number of devices, between which JAX cannot gather values.
+    """InputError where processes differ in their number of devices, between which JAX cannot gather values.
 
     Args:
         device_owners: for each device, the process that it belongs to.
-
-    Raises:
-        InputError: the numbers differ.
     """
     counts = Counter(device_owners)
     if len(set(counts.values())) > 1:
@@ -117,16 +114,13 @@ def check_shared_folder(folder: Path) -> None:
     if multiprocess.is_primary():
         mark_file.write_text(token)
     multiprocess.barrier("the mark file is written")
-    missing_processes = [
-        i
-        for i, sees_mark in enumerate(multiprocess.allgather(mark_file.exists() and mark_file.read_text() == token))
-        if not sees_mark
-    ]
+    sees_mark = multiprocess.allgather(mark_file.exists() and mark_file.read_text() == token)
     multiprocess.barrier("the mark file has been read")
     if multiprocess.is_primary():
         mark_file.unlink()
-    if missing_processes:
+    blind_processes = [str(i) for i, sees in enumerate(sees_mark) if not sees]
+    if blind_processes:
         raise InputError(
-            f"run.dir: the processes {', '.join(map(str, missing_processes))} do not see {folder} as process 0 does; "
+            f"run.dir: the processes {', '.join(blind_processes)} do not see {folder} as process 0 does; "
             "expected a folder that all hosts share (NFS, a mounted bucket). Choose one by run.dir=FOLDER."
         )

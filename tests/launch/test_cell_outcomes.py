@@ -9,8 +9,8 @@ import pytest
 
 from isojax.core.config import Config, SweepConfig
 from isojax.core.nouns import Cell, EvalPoint
+from isojax.launch.cell_outcomes import write_health
 from isojax.launch.display import Display
-from isojax.launch.flag_runs import write_health
 from isojax.runs.ledger import Ledger
 from isojax.runs.ledger_reader import read_run
 

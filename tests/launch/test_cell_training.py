@@ -1,4 +1,4 @@
-"""What a user is told where memory is not enough, and where a sweep is told to end."""
+"""What a user reads where memory is not enough, and where a sweep is asked to end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from isojax.core.config import CellConfig, Config, SweepConfig
 from isojax.core.errors import RunFailed, is_out_of_memory
 from isojax.core.nouns import Cell
 from isojax.core.preemption import Preempted
-from isojax.launch.autosize import DeviceBudget, MeshAxes
+from isojax.distributed.mesh_spec import MeshShape
+from isojax.launch.autosize import DeviceBudget
 from isojax.launch.display import Display
-from isojax.launch.local import cell_threads
-from isojax.launch.local.cell_run import out_of_memory_message
-from isojax.launch.local.cell_threads import train_cells
+from isojax.launch.local import cell_training
+from isojax.launch.local.cell_training import out_of_memory_message, train_cells
 from isojax.launch.strategy import CellTarget
 
 SWEEP = SweepConfig(
@@ -32,7 +32,7 @@ def test_the_microbatch_that_would_fit(memory: float) -> None:
     """A power of two below the present one, which by the planner's own estimate takes less than the device has and than
     what failed.
     """
-    room = DeviceBudget(CellConfig(), [(8, 512)], MeshAxes(1, 1, 1), 32, True, "cpu", int(memory))
+    room = DeviceBudget(CellConfig(), [(8, 512)], MeshShape(), 32, True, "cpu", int(memory))
     said = out_of_memory_message(SWEEP, room)
     found = re.search(r"sweep\.microbatch=(\d+) would fit", said)
     assert found and "sweep.microbatch = 4096" in said and "name=NAME" in said and "remat=layer" in said
@@ -42,7 +42,7 @@ def test_the_microbatch_that_would_fit(memory: float) -> None:
 
 
 def test_where_none_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = DeviceBudget(CellConfig(), [(8, 512)], MeshAxes(1, 1, 1), 32, True, "cpu", 1000)
+    room = DeviceBudget(CellConfig(), [(8, 512)], MeshShape(), 32, True, "cpu", 1000)
     assert "no smaller one would fit" in out_of_memory_message(SWEEP, room)
 
 
@@ -59,8 +59,8 @@ def test_what_lacks_memory() -> None:
     )
 
 
-def test_told_to_end_at_the_end_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cells that are left are not begun, nor those of the next round; the one that failed is told of too."""
+def test_asked_to_end_at_the_end_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cells that are left are not begun, nor those of the next round; the message names the one that failed too."""
     site: Any = SimpleNamespace(folder=Path("runs/x"), programs=[None])
     goals = [CellTarget(Cell(8, 4, seed), 1024) for seed in range(2)]
 
@@ -68,7 +68,7 @@ def test_told_to_end_at_the_end_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> No
         preemption.request_preemption()
         return RuntimeError("no such luck")
 
-    monkeypatch.setattr(cell_threads, "train_cell", one_cell)
+    monkeypatch.setattr(cell_training, "train_cell", one_cell)
     base: Any = None
     with Display(Config()) as display, preemption.handle_sigterm():
         with pytest.raises(Preempted, match=r"; 8x4-s0 had failed before \(no such luck\)\. Go on by --resume\.$"):

@@ -1,0 +1,165 @@
+"""The cells of a sweep in threads, each with compiled programs and devices of its own; and the training of one cell,
+with its ledger, loggers and checkpoints."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+from isojax.core import preemption
+from isojax.core.config import Config, SweepConfig, config_hash
+from isojax.core.errors import RunFailed, is_out_of_memory
+from isojax.core.nouns import Cell, CellProgress
+from isojax.core.preemption import Preempted
+from isojax.distributed import multiprocess
+from isojax.launch.autosize import DeviceBudget, format_bytes, largest_fitting_microbatch
+from isojax.launch.cell_outcomes import write_health
+from isojax.launch.display import Display
+from isojax.launch.local.setup import SweepSetup
+from isojax.launch.strategy import CellTarget
+from isojax.runs.ledger import Ledger
+from isojax.runs.loggers import CellLoggers
+from isojax.runs.mirror import CheckpointUploader
+from isojax.train.base_policy import BasePolicy
+from isojax.train.eval_grid import is_finished
+from isojax.train.loop import run_cell
+from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs
+from isojax.train.programs import SweepPrograms
+
+
+def train_cells(
+    setup: SweepSetup, base_policy: BasePolicy, targets: list[CellTarget], display: Display
+) -> list[tuple[Cell, Exception]]:
+    """Train cells in one thread for each set of programs; returns those that failed, with their errors.
+
+    Raises:
+        Preempted: the process was asked to end, and cells are left.
+    """
+    target_queue: queue.SimpleQueue[CellTarget] = queue.SimpleQueue()
+    for target in targets:
+        target_queue.put(target)
+    failures: list[tuple[Cell, Exception]] = []
+    preemptions: list[Preempted] = []
+    stopped_early: list[bool] = []
+    display.set_targets(targets)
+
+    def report(progress: CellProgress) -> None:
+        display.update_cell(progress)
+        setup.report_verifier_failures(display)
+
+    def worker(programs: SweepPrograms) -> None:
+        while not any(multiprocess.allgather(preemption.requested())):
+            try:
+                target = target_queue.get_nowait()
+            except queue.Empty:
+                return
+            display.start_cell(cell := target.cell)
+            try:
+                error = train_cell(setup, programs, base_policy, target, report, display.show_flags)
+            except Preempted as e:
+                preemptions.append(e)
+                return
+            if error is not None:
+                failures.append((cell, error))
+            display.finish_cell(cell, failed=error is not None)
+            # Of several processes, all meet a number that is not finite; with other errors, the others may wait.
+            if error is not None and multiprocess.is_multiprocess() and not isinstance(error, FloatingPointError):
+                return
+        stopped_early.append(True)
+
+    _run_in_threads([lambda p=p: worker(p) for p in setup.programs])
+    if preemptions or (stopped_early and not target_queue.empty()):
+        before = "".join(f"; {cell.name} had failed before ({error})" for cell, error in failures)
+        raise Preempted(
+            f"{setup.folder} was asked to end (SIGTERM); {len(preemptions)} cells in training have saved their state"
+            f"{before}. Go on by --resume."
+        )
+    return failures
+
+
+def _run_in_threads(jobs: list[Callable[[], None]]) -> None:
+    """Run each job in a thread, and raise the first error of any. The threads are daemons: Ctrl-C ends the process at
+    once."""
+    raised: list[BaseException] = []
+
+    def guarded(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as e:  # for the main thread to raise
+            raised.append(e)
+
+    threads = [threading.Thread(target=guarded, args=(job,), daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.2)
+    if raised:
+        raise raised[0]
+
+
+def train_cell(
+    setup: SweepSetup,
+    programs: SweepPrograms,
+    base_policy: BasePolicy,
+    target: CellTarget,
+    on_progress: Callable[[CellProgress], None],
+    on_flags: Callable[[Cell, list[str]], None],
+) -> Exception | None:
+    """Train a cell up to its target, and flag its run if it broke; returns the error that ended it early, if any: one
+    cell's failure must not end the others.
+
+    Raises:
+        Preempted: this process was asked to end.
+    """
+    folder = setup.folder / "cells" / target.cell.name
+    config = setup.config.model_copy(update={"sweep": setup.config.sweep.model_copy(update={"budget": target.C})})
+    try:
+        _run_recorded(programs, config, base_policy, target.cell, folder, on_progress)
+        if multiprocess.is_primary():
+            write_health(folder, target.cell, on_flags)
+    except Preempted:
+        raise
+    except Exception as e:
+        if is_out_of_memory(e):
+            return RunFailed(out_of_memory_message(setup.config.sweep, setup.device_budget))
+        return e
+    return None
+
+
+def _run_recorded(
+    programs: SweepPrograms,
+    config: Config,
+    base_policy: BasePolicy,
+    cell: Cell,
+    folder: Path,
+    on_progress: Callable[[CellProgress], None],
+) -> None:
+    """Run a cell that is not finished, with its ledger, its loggers and the uploader of its checkpoints open."""
+    ledger = Ledger(folder, cell, config_hash(config.cell)) if multiprocess.is_primary() else None
+    if is_finished(config, cell, folder, ledger):
+        return
+    uploader = CheckpointUploader((folder / CHECKPOINT_FOLDER).absolute())
+    outputs = CellOutputs(folder, ledger, uploader)
+    with CellLoggers(ledger, cell, config) if ledger else nullcontext():
+        run_cell(programs, config, base_policy, cell, outputs, on_progress)
+
+
+def out_of_memory_message(sweep: SweepConfig, budget: DeviceBudget) -> str:
+    """What to do where memory was not enough: the microbatch that would fit, as far as the planner can tell."""
+    suggested, estimated_bytes = largest_fitting_microbatch(sweep, budget), budget.estimate(sweep).peak
+    advice = "no smaller one would fit; lower sweep.decode_slots, or use more devices"
+    if suggested:
+        power_of_two = 2 ** (suggested.bit_length() - 1)
+        advice = f"sweep.microbatch={power_of_two} would fit"
+    if sweep.remat != "layer":
+        advice += ", and sweep.remat=layer takes less"
+    return (
+        f"out of memory: with sweep.microbatch = {sweep.microbatch} and sweep.decode_slots = {sweep.decode_slots} a "
+        f"device was estimated to need {format_bytes(estimated_bytes)}. By the same estimate {advice}. Both are "
+        "settings of a whole sweep: start it under another name=NAME. What is recorded stays, and goes on by --resume "
+        "where there is more memory."
+    )
