@@ -6,8 +6,6 @@ the same run is repeated) and `timing.jsonl` (wall-clock times, which differ fro
 anywhere else is refused with its place. runs/ledger_reader.py reads ledgers as runs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -28,10 +26,6 @@ SCHEMA = 1
 INCLUDE_FLAGGED = "--include-flagged"
 
 
-def _append_row(path: Path, row: Mapping[str, Any]) -> None:
-    append_bytes(path, (json.dumps(row) + "\n").encode())
-
-
 class LedgerLines(NamedTuple):
     """The rows of a ledger's file, the bytes they take, and whether a torn last line was left out."""
 
@@ -41,39 +35,27 @@ class LedgerLines(NamedTuple):
 
 
 def read_ledger_lines(path: Path) -> LedgerLines:
-    """The rows of records.jsonl or timing.jsonl; a last line that a kill or a full disk has torn is left out.
-
-    Raises:
-        InputError: the file cannot be read, or a line before the last is broken.
+    """The rows of records.jsonl or timing.jsonl, without a torn last line; InputError where the file cannot be read, or
+    another line is broken.
     """
     try:
         data = path.read_bytes()
     except OSError as e:
         raise InputError(f"cannot read the ledger {path}: {e.strerror or e}") from e
+    complete, _, torn = data.rpartition(b"\n")
     rows: list[dict[str, Any]] = []
-    complete_bytes = 0
-    lines = data.split(b"\n")
-    for line_number, line in enumerate(lines, 1):
-        is_last = line_number >= len(lines) - (lines[-1] == b"")
-        if not line and is_last:
-            break
-        ends_with_newline = line_number < len(lines)
+    for line_number, line in enumerate(complete.split(b"\n") if complete else [], 1):
         try:
             row = json.loads(line)
             if not isinstance(row, dict) or "kind" not in row:
                 raise ValueError("not a JSON object with a 'kind'")
         except ValueError as e:
-            if is_last:
-                return LedgerLines(rows, complete_bytes, True)
             raise InputError(
                 f"{path}, line {line_number} is broken ({e}); only a torn last line can be left out. Restore the file,"
                 " or remove the cell's folder and run it again."
             ) from e
-        if not ends_with_newline:
-            return LedgerLines(rows, complete_bytes, True)
         rows.append(row)
-        complete_bytes += len(line) + 1
-    return LedgerLines(rows, complete_bytes, False)
+    return LedgerLines(rows, len(data) - len(torn), bool(torn))
 
 
 class Ledger:
@@ -86,26 +68,21 @@ class Ledger:
 
     def __init__(self, folder: Path, cell: Cell, cell_hash: str):
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self.path = folder / RECORDS_FILE
-        self.targets: list[int] = []
+        self.folder, self.path = folder, folder / RECORDS_FILE
         self.on_append: Callable[[], None] = lambda: None
+        for path in (self.path, folder / TIMING_FILE):
+            if path.exists() and (lines := read_ledger_lines(path)).torn:
+                os.truncate(path, lines.complete_bytes)
         header = _header_row(cell, cell_hash)
-        if self.path.exists():
-            for path in (self.path, *([folder / TIMING_FILE] if (folder / TIMING_FILE).exists() else [])):
-                lines = read_ledger_lines(path)
-                if lines.torn:
-                    os.truncate(path, lines.complete_bytes)
-            rows = read_ledger_lines(self.path).rows
-            if rows and rows[0] != header:
-                raise InputError(
-                    f"{self.path} belongs to another run ({rows[0]}), not to {header}; choose another `name=`, or"
-                    " remove it."
-                )
-            self.targets = [row["target"] for row in rows if row["kind"] == "eval"]
-            if rows:
-                return
-        _append_row(self.path, header)
+        rows = read_ledger_lines(self.path).rows if self.path.exists() else []
+        if not rows:
+            _append_row(self.path, header)
+        elif rows[0] != header:
+            raise InputError(
+                f"{self.path} belongs to another run ({rows[0]}), not to {header}; choose another `name=`, or"
+                " remove it."
+            )
+        self.targets: list[int] = [row["target"] for row in rows if row["kind"] == "eval"]
 
     def append(self, point: EvalPoint, seconds: float, devices: int) -> None:
         """Record a point, unless its target is recorded already, and in timing.jsonl the seconds of wall clock since
@@ -142,6 +119,10 @@ def write_run(folder: Path, run: RunRecord) -> None:
             folder / TIMING_FILE,
             [{"kind": "timing", "target": p.target, "seconds": 3600 * h, "devices": 1} for p, h in timed_points],
         )
+
+
+def _append_row(path: Path, row: Mapping[str, Any]) -> None:
+    append_bytes(path, (json.dumps(row) + "\n").encode())
 
 
 def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -1,56 +1,34 @@
 """Ledgers read as runs: one cell's, a sweep's, or what a status display needs of a cell that is being written."""
 
-from __future__ import annotations
-
-import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.runs.ledger import RECORDS_FILE, TIMING_FILE, read_ledger_lines
 
-
-def _whole_number(row: Mapping[str, Any], key: str) -> int:
-    """A whole number, 0 or more."""
-    value = row[key]
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not math.isfinite(value)
-        or value != int(value)
-        or value < 0
-    ):
-        raise ValueError(f"{key} is {value!r}, expected a whole number >= 0")
-    return int(value)
-
-
-def _row_error(e: Exception) -> str:
-    """What a row lacks, in words."""
-    return f"it has no {e}" if isinstance(e, KeyError) else str(e)
+_POINT_ADAPTER = TypeAdapter(EvalPoint)
 
 
 def _parse_point(row: Mapping[str, Any], path: Path, line_number: int) -> EvalPoint:
     try:
-        point = EvalPoint(
-            target=_whole_number(row, "target"),
-            M=_whole_number(row, "M"),
-            rollouts=_whole_number(row, "rollouts"),
-            tokens=_whole_number(row, "tokens"),
-            metrics={str(k): float(v) for k, v in row["metrics"].items()},
-            counts=tuple(int(c) for c in row.get("counts", ())),
-            samples=int(row.get("samples", 0)),
-            train={str(k): float(v) for k, v in row.get("train", {}).items()},
-            extra={str(k): tuple(int(c) for c in v) for k, v in row.get("extra", {}).items()},
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
+        point = _POINT_ADAPTER.validate_python(row)
+        negative = [name for name in ("target", "M", "rollouts", "tokens") if getattr(point, name) < 0]
+        problem = f"{negative[0]} is {row[negative[0]]}: it should be at least 0" if negative else ""
+    except ValidationError as e:
+        error = e.errors()[0]
+        name = ".".join(map(str, error["loc"]))
+        is_missing = error["type"] == "missing"
+        problem = f"it has no {name!r}" if is_missing else f"{name} is {error['input']!r}: {error['msg']}"
+    if problem:
         raise InputError(
-            f"{path}, line {line_number} is not an evaluation ({_row_error(e)}); expected target, M, rollouts, tokens"
-            " and metrics. Correct it."
-        ) from e
+            f"{path}, line {line_number} is not an evaluation ({problem}); expected target, M, rollouts, tokens and"
+            " metrics. Correct it."
+        )
     return point
 
 
@@ -74,10 +52,14 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
         cell = Cell(int(header["B_p"]), int(header["n"]), int(header["seed"]))
     except (KeyError, TypeError, ValueError) as e:
         raise InputError(
-            f"{path}, line 1: the cell header needs B_p, n and seed ({_row_error(e)}). Restore it, or import the log"
-            " again."
+            f"{path}, line 1: the cell header {header} needs B_p, n and seed. Restore it, or import the log again."
         ) from e
-    _refuse_second_header(rows, path)
+    second_header_line = next((i for i, row in enumerate(rows[1:], 2) if row["kind"] == "cell"), None)
+    if second_header_line is not None:
+        raise InputError(
+            f"{path}, line {second_header_line} begins another run ({rows[second_header_line - 1]}) in the ledger of"
+            f" {header}; expected one run per file. Split it."
+        )
     line_numbers = tuple(i for i, row in enumerate(rows, 1) if row["kind"] == "eval")
     points = [_parse_point(rows[i - 1], path, i) for i in line_numbers]
     if not points:
@@ -85,39 +67,25 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
             f"{path} holds no complete point. Run the cell (`isojax launch ... --resume`), or leave it out."
         )
     for i, (a, b) in zip(line_numbers[1:], pairwise(points), strict=True):
-        if b.rollouts == a.rollouts:
-            raise InputError(
-                f"{path}, line {i}: the point at {b.rollouts} rollouts is there twice, expected once. Remove one of the"
-                " lines."
+        if b.rollouts <= a.rollouts:
+            is_repeated = b.rollouts == a.rollouts
+            problem = (
+                f"the point at {a.rollouts} rollouts is there twice"
+                if is_repeated
+                else (f"rollouts fall from {a.rollouts} to {b.rollouts}")
             )
-        if b.rollouts < a.rollouts:
             raise InputError(
-                f"{path}, line {i}: rollouts fall from {a.rollouts} to {b.rollouts}; a ledger's points rise in C."
-                " Correct the line."
+                f"{path}, line {i}: {problem}; expected points that rise in C. Correct the line, or remove it."
             )
-    failure_reason = str(rows[-1].get("reason", "failed")) if rows[-1]["kind"] == "failed" else ""
     return RunRecord(
         cell,
         tuple(points),
         str(path),
         _device_hours(folder, points),
         str(header.get("cell_hash", "")),
-        failure_reason,
+        _failure_reason(rows),
         line_numbers,
     )
-
-
-def _refuse_second_header(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    second_header_line = next((i for i, row in enumerate(rows[1:], 2) if row["kind"] == "cell"), None)
-    if second_header_line is not None:
-        keys = ("B_p", "n", "seed", "cell_hash")
-        second_header, first_header = (
-            {key: row.get(key) for key in keys} for row in (rows[second_header_line - 1], rows[0])
-        )
-        raise InputError(
-            f"{path}, line {second_header_line} begins another run ({second_header}) in the ledger of {first_header};"
-            " expected one run per file. Split it."
-        )
 
 
 def read_timing(folder: Path) -> dict[int, tuple[float, int]]:
@@ -130,69 +98,39 @@ def read_timing(folder: Path) -> dict[int, tuple[float, int]]:
         return {}
 
 
-def _device_hours(folder: Path, points: Iterable[EvalPoint]) -> tuple[float, ...]:
+def _device_hours(folder: Path, points: Sequence[EvalPoint]) -> tuple[float, ...]:
     """Device hours at each point, from timing.jsonl; empty where a clock is missing."""
     timing = read_timing(folder)
-    total_hours, hours = 0.0, []
-    for p in points:
-        if p.target not in timing:
-            return ()
-        seconds, devices = timing[p.target]
-        total_hours += seconds * devices / 3600
-        hours.append(total_hours)
-    return tuple(hours)
+    if any(point.target not in timing for point in points):
+        return ()
+    timed_points = (timing[point.target] for point in points)
+    return tuple(accumulate(seconds * devices / 3600 for seconds, devices in timed_points))
 
 
 def latest_point(folder: Path) -> tuple[EvalPoint | None, str]:
-    """A cell's last complete point and, where the run broke off after it, why; nothing where there is no ledger. It
-    reads the last lines only, also of a ledger that is being written.
-
-    Raises:
-        InputError: the last complete line is broken.
-    """
+    """A cell's last complete point and, where the run broke off after it, why; nothing where there is no ledger."""
     path = folder / RECORDS_FILE
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    failure_reason = ""
-    for line_number in range(len(lines), 1, -1):
-        try:
-            row = json.loads(lines[line_number - 1])
-            kind = row["kind"]
-        except (ValueError, KeyError, TypeError) as e:
-            raise InputError(
-                f"{path}, line {line_number} is broken ({_row_error(e)}); expected a JSON object with a 'kind'. Restore"
-                " the file."
-            ) from e
-        if kind == "eval":
-            return _parse_point(row, path, line_number), failure_reason
-        failure_reason = failure_reason or str(row.get("reason", "failed"))
-    return None, failure_reason
+    rows = read_ledger_lines(path).rows if path.exists() else []
+    evaluation_lines = [i for i, row in enumerate(rows, 1) if row["kind"] == "eval"]
+    failure_reason = _failure_reason(rows)
+    if not evaluation_lines:
+        return None, failure_reason
+    return _parse_point(rows[evaluation_lines[-1] - 1], path, evaluation_lines[-1]), failure_reason
+
+
+def _failure_reason(rows: Sequence[Mapping[str, Any]]) -> str:
+    return str(rows[-1].get("reason", "failed")) if rows and rows[-1]["kind"] == "failed" else ""
 
 
 def ledger_folders(paths: Iterable[str | Path]) -> list[Path]:
-    """The cells' folders below the given sweep folders, cell folders or ledgers.
-
-    Raises:
-        InputError: nothing there, or something that is no ledger.
-    """
+    """The cells' folders below the given sweep folders, cell folders or ledgers; InputError where one holds none."""
     folders: list[Path] = []
     for path in map(Path, paths):
-        if not path.exists():
-            raise InputError(
-                f"no such run: {path}. Expected a sweep's folder (runs/NAME), a cell's folder or a {RECORDS_FILE}."
-            )
-        if path.is_file():
-            if path.name != RECORDS_FILE:
-                raise InputError(
-                    f"{path} is no ledger; expected a sweep's folder (runs/NAME), a cell's folder or a {RECORDS_FILE}."
-                )
-            folders.append(path.parent)
-            continue
-        cell_folders = sorted(p.parent for p in path.rglob(RECORDS_FILE))
+        is_ledger = path.is_file() and path.name == RECORDS_FILE
+        cell_folders = [path.parent] if is_ledger else sorted(p.parent for p in path.rglob(RECORDS_FILE))
         if not cell_folders:
-            raise InputError(
-                f"{path} holds no {RECORDS_FILE}. Expected a sweep's folder with"
-                f" cells/<B_p>x<n>-s<seed>/{RECORDS_FILE}."
-            )
+            problem = f"{path} holds no {RECORDS_FILE}" if path.exists() else f"no such run: {path}"
+            raise InputError(f"{problem}. Expected a sweep's folder (runs/NAME), a cell's folder or a {RECORDS_FILE}.")
         folders += cell_folders
     return folders
 
@@ -229,7 +167,5 @@ def run_conflicts(runs: Sequence[RunRecord]) -> Iterator[str]:
         if a.cell_hash != b.cell_hash:
             yield (
                 f"{both_sources} were run with different `cell` settings ({a.cell_hash!r} and {b.cell_hash!r}),"
-                " expected"
-                " one: "
-                "one law cannot describe both. Fit them separately."
+                " expected one: one law cannot describe both. Fit them separately."
             )
