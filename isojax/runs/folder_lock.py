@@ -1,7 +1,5 @@
 """One writer at a time for a folder on a disk, by a lock on the file `.lock` in it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time
@@ -11,7 +9,7 @@ from pathlib import Path
 
 from isojax.core.errors import InputError
 
-LOCK_FILE = ".lock"  # the file in a folder that its writer locks
+LOCK_FILE = ".lock"
 
 
 class FolderLocked(InputError):
@@ -35,13 +33,14 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
             f"cannot make the folder {folder}, or write in it: {e.strerror or e}. Choose a place that you may write."
         ) from e
     try:
-        # The second attempt is for `isojax status`, which may have been looking.
-        if not any(try_flock(lock_fd, fcntl.LOCK_EX, delay) for delay in (0.0, 0.1)):
-            raise FolderLocked(
-                f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME. If"
-                " that process was on a machine that is lost, a file server may keep its lock for a while; then remove"
-                f" {folder / LOCK_FILE}."
-            )
+        if not try_flock(lock_fd, fcntl.LOCK_EX):
+            time.sleep(0.1)  # `isojax status` may have been looking
+            if not try_flock(lock_fd, fcntl.LOCK_EX):
+                raise FolderLocked(
+                    f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME."
+                    " If that process was on a machine that is lost, a file server may keep its lock for a while; then"
+                    f" remove {folder / LOCK_FILE}."
+                )
         yield
     finally:
         os.close(lock_fd)
@@ -59,13 +58,10 @@ def is_locked(folder: Path) -> bool:
         os.close(lock_fd)
 
 
-def try_flock(lock_fd: int, lock_type: int, delay: float = 0.0) -> bool:
-    """Whether a lock of this kind (fcntl.LOCK_EX or LOCK_SH) could be taken on an open file, after so many seconds."""
-    time.sleep(delay)
+def try_flock(lock_fd: int, lock_type: int) -> bool:
+    """Whether a lock of this kind (fcntl.LOCK_EX or LOCK_SH) could be taken on an open file."""
     try:
         fcntl.flock(lock_fd, lock_type | fcntl.LOCK_NB)
-    except BlockingIOError:  # another process has it
-        return False
-    except OSError:  # a file system without locks
-        return True
+    except OSError as e:
+        return not isinstance(e, BlockingIOError)  # another error: a file system without locks
     return True

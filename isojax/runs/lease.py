@@ -1,7 +1,5 @@
 """One writer at a time for a folder at a URL: the object `.lock` there names the holder, who renews it while alive."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -9,7 +7,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, Self
 from uuid import uuid4
 
 from isojax.core.errors import InputError, RunFailed
@@ -21,10 +19,8 @@ STALE_SECONDS = 60.0  # seconds without a renewal after which another process ma
 
 
 class Lease:
-    """The right to write, as a context; entering it may wait until a process that was killed counts as dead.
-
-    Raises:
-        InputError: the URL cannot be written, or another process writes there.
+    """The right to write, as a context; entering it may wait until a process that was killed counts as dead, and raises
+    InputError where another process writes there.
     """
 
     def __init__(self, remote: RemoteFolder):
@@ -32,12 +28,12 @@ class Lease:
         self._renew_thread = threading.Thread(target=self._renew_loop, daemon=True)
         self._identity = {"host": _host_id(), "pid": os.getpid(), "token": uuid4().hex}
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> Self:
         self._wait_for_holder()
         self._remote.call_with_timeout(self._write_lock)
         self._remote.call_with_timeout(self._check_holder)
         if self._taken_over_by:
-            self._raise_locked(self._taken_over_by)
+            raise self._locked_error(self._taken_over_by)
         self._renew_thread.start()
         return self
 
@@ -62,23 +58,20 @@ class Lease:
 
     def _wait_for_holder(self) -> None:
         """Wait until no process writes; InputError where the holder renews its lease meanwhile."""
-        current_lock = initial_lock = self._remote.call_with_timeout(self._read_lock)
-        if initial_lock is None or _holder_is_dead(initial_lock):
+        first_lock = self._remote.call_with_timeout(self._read_lock)
+        if first_lock is None or _holder_is_dead(first_lock) or _is_stale(first_lock):
             return
-        if time.time() - initial_lock["time"] < STALE_SECONDS:
-            print(
-                f"waiting to see whether {_holder_name(initial_lock)}, which has written to {self._remote.url}, is"
-                " alive",
-                file=sys.stderr,
-            )
-        while current_lock is not None and time.time() - current_lock["time"] < STALE_SECONDS:
-            if (current_lock["token"], current_lock["time"]) != (initial_lock["token"], initial_lock["time"]):
-                self._raise_locked(_holder_name(current_lock))
+        holder = _holder_name(first_lock)
+        print(f"waiting to see whether {holder}, which has written to {self._remote.url}, is alive", file=sys.stderr)
+        lock: dict[str, Any] | None = first_lock
+        while lock is not None and not _is_stale(lock):
+            if lock != first_lock:
+                raise self._locked_error(_holder_name(lock))
             time.sleep(1)
-            current_lock = self._remote.call_with_timeout(self._read_lock)
+            lock = self._remote.call_with_timeout(self._read_lock)
 
-    def _raise_locked(self, holder: str) -> NoReturn:
-        raise InputError(
+    def _locked_error(self, holder: str) -> InputError:
+        return InputError(
             f"{self._remote.url} is being written by {holder}; expected one writer at a time. Wait for it, stop it, or"
             " choose another name=NAME."
         )
@@ -115,14 +108,16 @@ def _holder_name(lock: dict[str, Any]) -> str:
     return f"process {lock['pid']} on {lock['host'].partition(' ')[0]}"
 
 
+def _is_stale(lock: dict[str, Any]) -> bool:
+    return time.time() - lock["time"] >= STALE_SECONDS
+
+
 def _holder_is_dead(lock: dict[str, Any]) -> bool:
     """Whether the holder was a process of this machine that has ended."""
     if lock["host"] != _host_id():
         return False
     try:
         os.kill(lock["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
+    except OSError as e:
+        return isinstance(e, ProcessLookupError)
     return False

@@ -2,8 +2,6 @@
 s3://..., file://...).
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -16,7 +14,7 @@ from tempfile import TemporaryDirectory
 from isojax.core.errors import InputError, RunFailed
 from isojax.runs.folder_lock import exclusive_lock
 from isojax.runs.lease import Lease
-from isojax.runs.mirror import Mirror, active_mirrors
+from isojax.runs.mirror import MIRRORS, Mirror
 from isojax.runs.object_store import RemoteFolder
 
 RAY_SCHEME = "ray://"  # the address of a cluster, not storage
@@ -28,14 +26,12 @@ def is_url(text: str) -> bool:
 
 
 def working_folder(run_dir: str, name: str) -> Path:
-    """The folder that a sweep works in: run_dir/name, or its mirror where `run_dir` is a URL.
-
-    Raises:
-        InputError: a URL that no `remote_workspace` mirrors.
+    """The folder that a sweep works in: run_dir/name, or its mirror where `run_dir` is a URL; InputError for a URL that
+    no `remote_workspace` mirrors.
     """
     if not is_url(run_dir):
         return Path(run_dir) / name
-    for mirror in active_mirrors():
+    for mirror in MIRRORS:
         if mirror.url == _join_url(run_dir, name):
             return mirror.local
     raise InputError(
@@ -47,7 +43,7 @@ def working_folder(run_dir: str, name: str) -> Path:
 def display_path(text: object) -> str:
     """A path or a message as a user knows it: with URLs in place of their mirrors."""
     message = str(text)
-    for mirror in active_mirrors():
+    for mirror in MIRRORS:
         message = message.replace(str(mirror.local), mirror.url)
     return message
 
@@ -59,8 +55,6 @@ def remote_workspace(
     """A sweep at a URL, mirrored while the context lasts (`working_folder`); where `run_dir` is a folder, nothing.
 
     Args:
-        run_dir: a folder or a URL.
-        name: the sweep's.
         multi_process: whether several processes train together.
         dry_run: whether nothing is to be written at the URL.
         cell_name: for a worker that trains one cell of a sweep that another process writes: the sweep's own files and
@@ -84,7 +78,8 @@ def remote_workspace(
         if dry_run:
             scratch = Path(stack.enter_context(TemporaryDirectory(prefix="isojax-")))
         else:
-            scratch = _cache_folder() / "runs" / hashlib.sha256(f"{url} {cell_name}".encode()).hexdigest()[:12]
+            cache_folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+            scratch = cache_folder / "isojax" / "runs" / hashlib.sha256(f"{url} {cell_name}".encode()).hexdigest()[:12]
             if not cell_name:
                 lease = stack.enter_context(Lease(remote))
             stack.enter_context(exclusive_lock(scratch))
@@ -105,12 +100,9 @@ def remote_workspace(
 
 def refresh(folder: Path, cell_name: str = "") -> None:
     """Bring a mirror to what other processes have put to its URL: the cells without their checkpoints, or one cell with
-    them. Nothing where the folder is no mirror.
-
-    Raises:
-        InputError: the URL cannot be reached.
+    them. Nothing where the folder is no mirror; InputError where the URL cannot be reached.
     """
-    for mirror in active_mirrors():
+    for mirror in MIRRORS:
         if mirror.local == folder:
             if cell_name:
                 shutil.rmtree(folder / "cells" / cell_name, ignore_errors=True)
@@ -120,10 +112,7 @@ def refresh(folder: Path, cell_name: str = "") -> None:
 @contextmanager
 def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
     """A command's arguments with mirrors in place of URLs, without the cells' checkpoints; what the command writes
-    there goes to the URL.
-
-    Raises:
-        InputError: a URL cannot be reached, or holds nothing.
+    there goes to the URL. InputError where a URL cannot be reached, or holds nothing.
     """
     with ExitStack() as stack:
         localized = []
@@ -142,10 +131,6 @@ def _mirror_url(url: str, stack: ExitStack) -> Path:
         raise InputError(f"there is nothing at {url}; expected a sweep's folder, such as gs://BUCKET/runs/quickstart.")
     stack.enter_context(mirror.auto_upload())
     return mirror.local
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isojax"
 
 
 def _join_url(run_dir: str, name: str) -> str:

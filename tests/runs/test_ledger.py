@@ -30,8 +30,8 @@ def cell_folder(root: Path, cell: Cell = CELL, targets: tuple[int, ...] = (0, 64
 
 
 def warnings_of(folder: Path) -> tuple[list[int], list[str]]:
-    heard: list[str] = []
-    return [p.target for p in read_run(folder, heard.append).points], heard
+    warnings: list[str] = []
+    return [p.target for p in read_run(folder, warnings.append).points], warnings
 
 
 def test_what_was_appended_reads_back(tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ def test_every_torn_last_line_loses_that_line_alone(tmp_path: Path) -> None:
     start = whole.rstrip(b"\n").rindex(b"\n") + 1
     for cut in range(start, len(whole) + 1):
         path.write_bytes(whole[:cut])
-        targets, heard = warnings_of(folder)
+        targets, warnings = warnings_of(folder)
         complete = cut == len(whole)
         assert targets == ([0, 64, 128] if complete else [0, 64])
-        assert len(heard) == (0 if complete or cut == start else 1)
+        assert len(warnings) == (0 if complete or cut == start else 1)
         ledger = Ledger(folder, CELL, "abc")
         ledger.append(point(128), seconds=36.0, devices=2)
         assert path.read_bytes() == whole

@@ -47,7 +47,7 @@ def config(*names: str) -> Config:
 def follow(folder: Path, targets: Sequence[int], *names: str) -> None:
     """A run that meets these evaluations, from its opening to its end."""
     ledger = Ledger(folder, CELL, "abc")
-    with loggers.CellLoggers(ledger, CELL, config(*names)):
+    with loggers.cell_loggers(ledger, CELL, config(*names)):
         for target in targets:
             ledger.append(point(target), seconds=2.5, devices=1)
 
@@ -125,11 +125,11 @@ def test_a_cells_settings_are_hyperparameters(tmp_path: Path) -> None:
         if not v.WhichOneof("value")
     }
     parse = vars(plugin_hparams_pb2)["HParamsPluginData"].FromString
-    told = parse(tags["_hparams_/session_start_info"].content).session_start_info.hparams
-    assert (told["B_p"].number_value, told["n"].number_value, told["seed"].number_value) == (16, 4, 3)
+    session = parse(tags["_hparams_/session_start_info"].content).session_start_info.hparams
+    assert (session["B_p"].number_value, session["n"].number_value, session["seed"].number_value) == (16, 4, 3)
     assert (
-        told["rl.learning_rate"].number_value == config().cell.rl.learning_rate
-        and told["task"].string_value == config().cell.task
+        session["rl.learning_rate"].number_value == config().cell.rl.learning_rate
+        and session["task"].string_value == config().cell.task
     )
     experiment = parse(tags["_hparams_/experiment"].content).experiment
     assert {"B_p", "n", "seed"} <= {info.name for info in experiment.hparam_infos}
@@ -146,7 +146,7 @@ def test_a_kill_costs_no_point_and_doubles_none(tmp_path: Path, kept: str) -> No
     path = event_file(folder)
     few, inode = path.read_bytes(), path.stat().st_ino
     follow(folder, TARGETS[2:3], "tensorboard")
-    Ledger(folder, CELL, "abc").append(point(192), seconds=2.5, devices=1)  # of which no logger has heard
+    Ledger(folder, CELL, "abc").append(point(192), seconds=2.5, devices=1)  # which no logger received
     before = path.read_bytes()
     assert before.startswith(few) and path.stat().st_ino == inode  # appended to: a TensorBoard that is open goes on
     left = {
@@ -192,16 +192,16 @@ def test_a_logger_that_fails_is_left_out_with_one_warning(
         "class Mine:\n"
         "    def update(self, run):\n"
         "        if len(run.points) == 3: raise OSError('no route to host')\n"
-        "        heard.append(len(run.points))\n"
-        "    def close(self): heard.append('closed')\n"
-        "heard = []\n"
+        "        calls.append(len(run.points))\n"
+        "    def close(self): calls.append('closed')\n"
+        "calls = []\n"
         "def begin(folder, cell, config): return Mine()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     follow(tmp_path / "cell", TARGETS, "my_curves.begin", "tensorboard")
     import my_curves  # pyright: ignore[reportMissingImports]
 
-    assert my_curves.heard == [1, 2]
+    assert my_curves.calls == [1, 2]
     said = capsys.readouterr().err
     assert said.count("warning:") == 1 and "16x4-s3" in said and "no route to host" in said
     assert len(read_run(tmp_path / "cell").points) == 4 and len(curves(event_file(tmp_path / "cell"))) == 4

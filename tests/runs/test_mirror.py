@@ -31,14 +31,14 @@ CELL = Cell(8, 2, 0)
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A sweep's place, in an object store that forgets and on a disk."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(mirror, "MIRRORS", [])
+    mirror.MIRRORS.clear()
     yield "memory://bucket/runs" if request.param == "memory" else f"file://{tmp_path}/bucket/runs"
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
 def there(url: str) -> set[str]:
-    """What lies at the URL."""
+    """What is at the URL."""
     return object_store.RemoteFolder(url).find()
 
 
@@ -192,9 +192,9 @@ def test_a_worker_has_its_own_part(url: str, tmp_path: Path) -> None:
 
 def lock(url: str, **changed: Any) -> dict[str, Any]:
     """Says at the URL that somebody writes there."""
-    told = {"host": "host-b", "pid": 77, "token": "x", "time": time.time()} | changed
-    object_store.RemoteFolder(f"{url}/tiny").write(".lock", json.dumps(told).encode())
-    return told
+    content = {"host": "host-b", "pid": 77, "token": "x", "time": time.time()} | changed
+    object_store.RemoteFolder(f"{url}/tiny").write(".lock", json.dumps(content).encode())
+    return content
 
 
 def test_a_second_writer_is_refused_where_the_first_lives(
@@ -250,7 +250,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(known_implementations, "far", {"class": "no_such_package.far.Far", "err": "Please install it"})
     for place, saying in (
         (f"file://{tmp_path}/file/runs", "cannot use file:///.*file/runs/tiny: .*give another run.dir"),
-        ("far://bucket/runs", "far://bucket/runs/tiny: .* Run: pip install no_such_package"),
+        ("far://bucket/runs", "cannot use far://bucket/runs/tiny: .*Please install it"),
         ("nothing://bucket/runs", "nothing://bucket/runs/tiny: .*Protocol not known"),
     ):
         with pytest.raises(InputError, match=saying), remote_workspace(place, "tiny"):

@@ -110,7 +110,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 )  # what Orbax has not awaited when a file is missing
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_the_one_before_is_taken(tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever is missing or changed; what is damaged stays for a person to look at, and what is told names both."""
+    """Whatever is missing or changed; what is damaged stays for a person to look at, and the message names both."""
     folder, states = tmp_path / "checkpoint", [some_state("auto", seed) for seed in range(2)]
     with Checkpoints(folder) as checkpoints:
         for i, state in enumerate(states, 1):
@@ -192,7 +192,7 @@ def test_saving_waits_for_no_later_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("notes", [("source locations", "tensorstore_spec"), ("tensorstore_spec", "source locations")])
-def test_why_a_state_cannot_be_written_is_told_without_tensorstores_notes(
+def test_why_a_state_cannot_be_written_is_said_without_tensorstores_notes(
     tmp_path: Path, notes: tuple[str, str]
 ) -> None:
     """Which come in any order, and are long."""
@@ -200,5 +200,5 @@ def test_why_a_state_cannot_be_written_is_told_without_tensorstores_notes(
         f"[{note}='{'x' * 900}']" for note in notes
     )
     with Checkpoints(tmp_path / "checkpoint") as checkpoints:
-        told = str(checkpoints._write_error(ValueError(said)))
-    assert "(UNKNOWN: Error writing: File too large [OS error 27: EFBIG])" in told
+        message = str(checkpoints._write_error(ValueError(said)))
+    assert "(UNKNOWN: Error writing: File too large [OS error 27: EFBIG])" in message

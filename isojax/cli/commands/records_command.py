@@ -52,7 +52,7 @@ _IMPORT_HELP = f"""
 Turn other trainers' logs into ledgers, so that `isojax fit DIR` takes them like runs of its own.
 
 Columns named as the fields below, or as verl and TRL name them, need no --map. Several runs may come in several files,
-or in one, told apart by B_p, n and seed, or by a column (run=COLUMN). DIR is written whole or not at all.
+or in one, separated by B_p, n and seed, or by a column (run=COLUMN). DIR is written whole or not at all.
 
 \b
 [bold]Examples[/bold]

@@ -21,7 +21,7 @@ from isojax.launch.display import Display
 from isojax.launch.local.setup import SweepSetup
 from isojax.launch.strategy import CellTarget
 from isojax.runs.ledger import Ledger
-from isojax.runs.loggers import CellLoggers
+from isojax.runs.loggers import cell_loggers
 from isojax.runs.mirror import CheckpointUploader
 from isojax.train.base_policy import BasePolicy
 from isojax.train.eval_grid import is_finished
@@ -144,7 +144,7 @@ def _run_recorded(
         return
     uploader = CheckpointUploader((folder / CHECKPOINT_FOLDER).absolute())
     outputs = CellOutputs(folder, ledger, uploader)
-    with CellLoggers(ledger, cell, config) if ledger else nullcontext():
+    with cell_loggers(ledger, cell, config) if ledger else nullcontext():
         run_cell(programs, config, base_policy, cell, outputs, on_progress)
 
 

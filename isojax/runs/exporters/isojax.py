@@ -1,7 +1,5 @@
 """isojax's own config: the sweep's, with the recommended cell alone."""
 
-from __future__ import annotations
-
 import math
 
 from isojax.core.config import Config
@@ -13,44 +11,37 @@ HOW_TO_RUN = "isojax train {file}"
 
 
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
-    """The config as YAML.
-
-    Raises:
-        InputError: there is no sweep's config, as for imported logs.
-    """
+    """The config as YAML; InputError where there is no sweep's config, as for imported logs."""
     if sweep_config is None:
         raise InputError(
-            "there is no config.yaml in the folder of the fit, so nothing says how to train; "
-            "expected a sweep of isojax's. "
-            "For imported logs write the recommendation for their trainer: --for verl or --for trl."
+            "there is no config.yaml in the folder of the fit, so nothing says how to train; expected a sweep of"
+            " isojax's. For imported logs write the recommendation for their trainer: --for verl or --for trl."
         )
-    return yaml_text(single_cell_config(sweep_config, recommendation).model_dump(mode="json"))
+    return yaml_text(_single_cell_config(sweep_config, recommendation).model_dump(mode="json"))
 
 
-def single_cell_config(sweep_config: Config, recommendation: Recommendation) -> Config:
+def _single_cell_config(sweep_config: Config, recommendation: Recommendation) -> Config:
     """The sweep's config with the chosen cell alone, under a name of its own: same task and recipe.
 
     Slots, microbatch and prompts are the planner's again: the sweep's were chosen for its smallest cell. The grid of
     evaluations is moved (by less than one ratio) so that its last value is the recommended C, where the run ends.
     """
-    allocation, eval_grid = recommendation.allocation, sweep_config.cell.eval
+    allocation, eval_grid, sweep = recommendation.allocation, sweep_config.cell.eval, sweep_config.sweep
     whole_ratios = max(0, math.floor(math.log(allocation.C / eval_grid.start, eval_grid.ratio)))
     eval_config = eval_grid.model_copy(update={"start": allocation.C / eval_grid.ratio**whole_ratios})
     sweep_update = {
         "B_p": (allocation.B_p,),
         "n": (allocation.n,),
         "budget": allocation.C,
-        "B_max": max(sweep_config.sweep.B_max, allocation.B),
+        "B_max": max(sweep.B_max, allocation.B),
         "seeds": 1,
+        "decode_slots": None,
+        "microbatch": None,
+        "prefill_batch": None,
     }
-    sweep_section = sweep_config.sweep.model_copy(
-        update=sweep_update | {"decode_slots": None, "microbatch": None, "prefill_batch": None}
-    )
-    cell_config = sweep_config.cell.model_copy(update={"eval": eval_config})
-    return sweep_config.model_copy(
-        update={
-            "name": f"{sweep_config.name}-{allocation.B_p}x{allocation.n}-C{allocation.C}",
-            "cell": cell_config,
-            "sweep": sweep_section,
-        }
-    )
+    config_update = {
+        "name": f"{sweep_config.name}-{allocation.B_p}x{allocation.n}-C{allocation.C}",
+        "cell": sweep_config.cell.model_copy(update={"eval": eval_config}),
+        "sweep": sweep.model_copy(update=sweep_update),
+    }
+    return sweep_config.model_copy(update=config_update)

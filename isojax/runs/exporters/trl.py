@@ -5,24 +5,18 @@ of them, which is B = B_p n here for one process. generation_batch_size = B draw
 num_iterations = 1 uses each once.
 """
 
-from __future__ import annotations
-
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporter_comments import header_lines, learning_rate_line, yaml_comments
+from isojax.runs.exporters import header_comments
 
 HOW_TO_RUN = "trl grpo --config {file} --model_name_or_path ... --dataset_name ... --reward_funcs ..."
 MAX_PER_DEVICE_BATCH = 8
 
 
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
-    """The arguments as YAML.
-
-    Raises:
-        InputError: n = 1, which TRL's GRPO refuses.
-    """
+    """The arguments as YAML; InputError for n = 1, which TRL's GRPO refuses."""
     allocation = recommendation.allocation
     if allocation.n < 2:
         raise InputError(
@@ -38,11 +32,9 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "num_iterations": 1,
         "max_steps": allocation.M,
     }
-    lines = [
-        *header_lines(recommendation),
-        f"{learning_rate_line(recommendation, sweep_config)} The key is learning_rate.",
+    notes = [
         "On G processes divide gradient_accumulation_steps by G: an update takes per_device x steps x G = "
         f"{allocation.B} completions.",
         f"Run: {HOW_TO_RUN.format(file='FILE')}",
     ]
-    return yaml_comments(lines) + yaml_text(arguments)
+    return header_comments(recommendation, sweep_config, "learning_rate", notes) + yaml_text(arguments)

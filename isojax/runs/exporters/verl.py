@@ -5,12 +5,10 @@ once by the policy that drew it. Its loop ends after total_epochs even where tot
 epoch is at least one update, so M epochs never end first.
 """
 
-from __future__ import annotations
-
 from isojax.core.config import Config
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporter_comments import header_lines, learning_rate_line, yaml_comments
+from isojax.runs.exporters import header_comments
 
 HOW_TO_RUN = (
     "python -m verl.trainer.main_ppo --config-dir={folder} --config-name={name} data.train_files=... "
@@ -31,10 +29,9 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         },
         "trainer": {"total_training_steps": allocation.M, "total_epochs": allocation.M},
     }
-    lines = [
-        *header_lines(recommendation),
-        f"{learning_rate_line(recommendation, sweep_config)} The key is actor_rollout_ref.actor.optim.lr.",
+    notes = [
         f"B = {allocation.B} rollouts per update must be a multiple of the number of GPUs.",
         f"Run, in the folder of this file, NAME.yaml: {HOW_TO_RUN.format(folder='.', name='NAME')}",
     ]
-    return yaml_comments(lines) + yaml_text(overrides)
+    learning_rate_key = "actor_rollout_ref.actor.optim.lr"
+    return header_comments(recommendation, sweep_config, learning_rate_key, notes) + yaml_text(overrides)

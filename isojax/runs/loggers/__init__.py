@@ -6,11 +6,9 @@ cell is opened, and the whole ledger again after each further point: what it wri
 no kill loses a point or writes one twice.
 """
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Iterable
-from types import ModuleType, TracebackType
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from isojax.core.config import Config
@@ -36,56 +34,47 @@ class Logger(Protocol):
 def check_loggers(names: Iterable[str]) -> None:
     """InputError where one of `run.loggers` is not known, or cannot work here."""
     for name in names:
-        vars(_logger_module(name)).get("check", lambda: None)()
+        vars(load("runs.loggers", name, "begin")).get("check", lambda: None)()
+
+
+@contextmanager
+def cell_loggers(ledger: Ledger, cell: Cell, config: Config) -> Iterator[None]:
+    """The loggers of a cell that is running; one that fails is left out from then on, with one warning."""
+    active: dict[str, Logger] = {}
+
+    def attempt(name: str, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as e:  # of a library, its network or its disk; no curve is worth the run
+            active.pop(name, None)
+            print(
+                f"warning: {cell.name}: the logger {name} failed ({e}); the run continues without it, its ledger has"
+                " every point",
+                file=sys.stderr,
+            )
+
+    def begin(name: str) -> None:
+        active[name] = load("runs.loggers", name, "begin").begin(ledger.folder, cell, config)
+
+    def update() -> None:
+        for name, logger in list(active.items()):
+            attempt(name, lambda logger=logger: logger.update(read_run(ledger.folder)))
+
+    for name in config.run.loggers:
+        attempt(name, lambda name=name: begin(name))
+    ledger.on_append = update
+    if ledger.targets:
+        update()
+    try:
+        yield
+    finally:
+        for name, logger in list(active.items()):
+            attempt(name, logger.close)
 
 
 def point_scalars(point: EvalPoint) -> dict[str, float]:
     """A point's numbers by the names of their curves: metrics as in the ledger, train/NAME, M and tokens."""
     return {**point.metrics, **{f"train/{k}": v for k, v in point.train.items()}, "M": point.M, "tokens": point.tokens}
-
-
-class CellLoggers:
-    """The loggers of a cell that is running; one that fails is left out from then on, with one warning."""
-
-    def __init__(self, ledger: Ledger, cell: Cell, config: Config):
-        self.ledger, self.cell, self.config = ledger, cell, config
-        self.loggers: dict[str, Logger] = {}
-
-    def __enter__(self) -> CellLoggers:
-        for name in self.config.run.loggers:
-            self._attempt_call(name, lambda name=name: self._begin_logger(name))
-        self.ledger.on_append = self._update_loggers
-        if self.ledger.targets:
-            self._update_loggers()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for name, logger in list(self.loggers.items()):
-            self._attempt_call(name, logger.close)
-
-    def _begin_logger(self, name: str) -> None:
-        self.loggers[name] = _logger_module(name).begin(self.ledger.folder, self.cell, self.config)
-
-    def _update_loggers(self) -> None:
-        for name, logger in list(self.loggers.items()):
-            self._attempt_call(name, lambda logger=logger: logger.update(read_run(self.ledger.folder)))
-
-    def _attempt_call(self, name: str, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as e:  # of a library, its network or its disk; no curve is worth the run
-            self.loggers.pop(name, None)
-            print(
-                f"warning: {self.cell.name}: the logger {name} failed ({e}); the run goes on without it, its ledger has"
-                " every point",
-                file=sys.stderr,
-            )
-
-
-def _logger_module(name: str) -> ModuleType:
-    return load("runs.loggers", name, "begin")
 
 
 def cell_hparams(cell: Cell, config: Config) -> dict[str, object]:

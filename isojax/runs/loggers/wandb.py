@@ -6,8 +6,6 @@ server does not have. Offline, without a server to ask, a resumed cell writes th
 earlier files are removed.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil
@@ -44,6 +42,24 @@ def check() -> None:
         ) from e
 
 
+class WandbLogger:
+    """A run that grows with a ledger."""
+
+    def __init__(self, run: Any):
+        self.run, self.next_step = run, run.starting_step
+
+    def update(self, run: RunRecord) -> None:
+        """Log the points that the run does not have; its steps only rise."""
+        for point in run.points:
+            if point.rollouts >= self.next_step:
+                self.run.log({**point_scalars(point), "rollouts": point.rollouts}, step=point.rollouts)
+                self.next_step = point.rollouts + 1
+
+    def close(self) -> None:
+        """Ends the run, once all has been sent or the time for it is over."""
+        self.run.finish()
+
+
 def begin(folder: Path, cell: Cell, config: Config) -> WandbLogger:
     """A cell's run, new or continued."""
     import wandb
@@ -69,21 +85,3 @@ def begin(folder: Path, cell: Cell, config: Config) -> WandbLogger:
         for earlier_run in earlier_runs:
             shutil.rmtree(earlier_run)
     return WandbLogger(run)
-
-
-class WandbLogger:
-    """A run that grows with a ledger."""
-
-    def __init__(self, run: Any):
-        self.run, self.next_step = run, run.starting_step
-
-    def update(self, run: RunRecord) -> None:
-        """Log the points that the run does not have; its steps only rise."""
-        for point in run.points:
-            if point.rollouts >= self.next_step:
-                self.run.log({**point_scalars(point), "rollouts": point.rollouts}, step=point.rollouts)
-                self.next_step = point.rollouts + 1
-
-    def close(self) -> None:
-        """Ends the run, once all has been sent or the time for it is over."""
-        self.run.finish()

@@ -22,7 +22,7 @@ FIELD_HELP = {
     "B_p": "problems per batch",
     "B": "rollouts per update (B_p = B / n)",
     "seed": "the run's seed",
-    "run": "a name that tells several runs of one file apart",
+    "run": "a name that separates several runs of one file",
     "tokens": "response tokens sampled for training so far",
     "response_length": "mean response tokens per rollout (tokens are summed from it)",
     "device_hours": "device hours so far",

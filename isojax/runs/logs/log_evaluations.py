@@ -68,7 +68,7 @@ def read_evaluations(rows: Sequence[DataRow], column_map: ColumnMap, cell: Cell)
             problem = "is there twice" if rollouts == points[-1].rollouts else f"comes after {points[-1].rollouts}"
             raise InputError(
                 f"{entry.first_row.location}: compute of {rollouts} rollouts {problem}; expected rollouts that rise"
-                " from evaluation to evaluation. Remove one point, or tell the runs apart with --map run=COLUMN."
+                " from evaluation to evaluation. Remove one point, or separate the runs with --map run=COLUMN."
             )
         tokens = round(estimated_tokens)
         if "tokens" in column_map:
@@ -111,7 +111,7 @@ def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntr
         if entries and clock < entries[-1].clock:
             raise InputError(
                 f"{row.location}: {clock_field} falls from {entries[-1].clock} ({entries[-1].first_row.position}) to"
-                f" {clock}; expected {clock_field} that rises within a run. Sort the file, or tell its runs apart with"
+                f" {clock}; expected {clock_field} that rises within a run. Sort the file, or separate its runs with"
                 " --map run=COLUMN."
             )
         if not entries or clock > entries[-1].clock:
@@ -147,7 +147,7 @@ def _add_cell(entry: StepEntry, name: str, row: DataRow, column_map: ColumnMap) 
         raise InputError(
             f"{column_map.describe_cell(name, row)}: the point at {column_map.clock_field} {entry.clock} is there twice"
             f" ({entry.values[name]!r} at {entry.rows[name].position} and {value!r} here); expected once. Remove one,"
-            " or tell the runs apart with --map run=COLUMN or seed=COLUMN."
+            " or separate the runs with --map run=COLUMN or seed=COLUMN."
         )
     entry.values[name], entry.rows[name] = value, row
 

@@ -14,7 +14,7 @@ from isojax.runs.logs.column_map import ColumnMap
 from isojax.runs.logs.log_evaluations import read_evaluations
 from isojax.runs.logs.log_table import LogTable
 
-_SEPARATE_RUNS_HINT = "Give each run its own file, or name the column that tells them apart: --map run=COLUMN."
+_SEPARATE_RUNS_HINT = "Give each run its own file, or name the column that separates them: --map run=COLUMN."
 
 
 @dataclass
@@ -38,7 +38,7 @@ class LogRun:
 def group_rows(table: LogTable, column_map: ColumnMap) -> list[LogRun]:
     """The runs of one log, in the order they begin; InputError where n, B_p or the seed changes within one.
 
-    A `run` column tells runs apart by its values. Without one, a format that holds one run per log is one run, and in
+    A `run` column separates runs by its values. Without one, a format that holds one run per log is one run, and in
     others the rows of one (B_p, n, seed) are.
     """
     metric_columns = [column_map.columns[name] for name in column_map.metric_fields]
@@ -150,7 +150,7 @@ def _assign_seeds(runs: Sequence[LogRun]) -> list[str]:
     for (B_p, n), cell_runs in cells.items():
         seed_counts = Counter(run.seed for run in cell_runs)
         for run in cell_runs:
-            # A seed that several logs of one run each repeat is a trainer's default, which does not tell them apart.
+            # A seed that several logs of one run each repeat is a trainer's default, which does not distinguish them.
             if run.table.one_run and "seed" in run.column_map.detected and seed_counts[run.seed] > 1:
                 run.seed = None
         seeded_runs = [run for run in cell_runs if run.seed is not None]

@@ -117,7 +117,7 @@ def make_verl() -> None:
 
 
 def make_trl() -> None:
-    """TRL's GRPOTrainer on CPU: n = 4, 16 rollouts an update in two microbatches, evaluated at 0, 2, 4 and 6."""
+    """TRL's GRPOTrainer on CPU: n = 4, 16 rollouts per update in two microbatches, evaluated at 0, 2, 4 and 6."""
     from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM

@@ -62,7 +62,7 @@ def test_known_curves(format, names, maps, cells):
 
 @pytest.mark.parametrize("name", ["trl", "trl/checkpoint-6", "trl/checkpoint-6/trainer_state.json"])
 def test_trl_needs_no_map(name):
-    """16 rollouts an update, n = 4, from training_args.bin; tokens are those of GRPOTrainer's own counter less the
+    """16 rollouts per update, n = 4, from training_args.bin; tokens are those of GRPOTrainer's own counter less the
     prompts' 4 a rollout.
     """
     (run,) = imported("trl", [name]).runs

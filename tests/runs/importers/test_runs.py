@@ -74,7 +74,7 @@ def test_an_evaluation_between_two_logged_lengths_takes_the_last_one(logged):
     assert [p.tokens for p in run.points] == [30, 20 + 80]
 
 
-def test_a_run_column_tells_runs_apart_and_seeds_are_numbered_and_said(logged):
+def test_a_run_column_separates_runs_and_seeds_are_numbered(logged):
     text = "name,step,reward\n" + "".join(
         f"{name},{s},{v}\n" for s in (1, 2) for name, v in (("b", 0.2 + s / 10), ("a", 0.1 + s / 10))
     )
