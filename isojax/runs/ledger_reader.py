@@ -17,19 +17,23 @@ _POINT_ADAPTER = TypeAdapter(EvalPoint)
 def _parse_point(row: Mapping[str, Any], path: Path, line_number: int) -> EvalPoint:
     try:
         point = _POINT_ADAPTER.validate_python(row)
-        negative = [name for name in ("target", "M", "rollouts", "tokens") if getattr(point, name) < 0]
-        problem = f"{negative[0]} is {row[negative[0]]}: it should be at least 0" if negative else ""
-    except ValidationError as e:
-        error = e.errors()[0]
-        name = ".".join(map(str, error["loc"]))
-        is_missing = error["type"] == "missing"
-        problem = f"it has no {name!r}" if is_missing else f"{name} is {error['input']!r}: {error['msg']}"
-    if problem:
+        for name in ("target", "M", "rollouts", "tokens"):
+            if getattr(point, name) < 0:
+                raise ValueError(f"{name} is {row[name]}: it should be at least 0")
+    except ValueError as e:
         raise InputError(
-            f"{path}, line {line_number} is not an evaluation ({problem}); expected target, M, rollouts, tokens and"
-            " metrics. Correct it."
-        )
+            f"{path}, line {line_number} is not an evaluation ({_problem_of(e)}); expected target, M, rollouts, tokens"
+            " and metrics. Correct it."
+        ) from e
     return point
+
+
+def _problem_of(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    name = ".".join(map(str, first["loc"]))
+    return f"it has no {name!r}" if first["type"] == "missing" else f"{name} is {first['input']!r}: {first['msg']}"
 
 
 def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRecord:
