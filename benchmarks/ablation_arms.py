@@ -1,6 +1,6 @@
 """What `ablations.py` compares: every experiment's arms, each some configs and overrides over the quickstart.
 
-All are on the quickstart's task, B_p = 32 problems a batch, with half of its held-out problems and fewer evaluations,
+All are on the quickstart's task, B_p = 32 problems per batch, with half of its held-out problems and fewer evaluations,
 that an experiment takes minutes. Easy is the quickstart's own choice of problems, Hard that of configs/hard.yaml.
 """
 
@@ -47,7 +47,7 @@ class Experiment:
     Attributes:
         title: what is asked.
         arms: in the order they run.
-        metrics: of training, drawn beside the reward.
+        metrics: of training, drawn together with the reward.
         by_n: whether the n of one arm are what is compared.
     """
 
@@ -114,7 +114,7 @@ EXPERIMENTS = {
         ),
     ),
     "fig25": Experiment(
-        "Rollouts a problem under PPO and CISPO (Fig. 25)",
+        "Rollouts per problem under PPO and CISPO (Fig. 25)",
         (
             Arm("PPO", ("recipes/ppo",), EVERY_N, "Easy"),
             Arm("PPO", ("recipes/ppo",), (*EVERY_N, *HARD), "Hard"),

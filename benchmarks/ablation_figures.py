@@ -62,7 +62,7 @@ def key_of(experiment: Experiment, line: Line) -> Any:
 
 
 def styles_of(experiment: Experiment, lines: Sequence[Line]) -> dict[Any, dict[str, Any]]:
-    """Colour and dash of each line of a panel: by n, or of ten colours that can be told apart, then dashed."""
+    """Colour and dash of each line of a panel: by n, or one of ten distinguishable colours, then dashed."""
     if experiment.by_n:
         return {n: {"color": colour, "ls": "-"} for n, colour in n_palette([line["n"] for line in lines]).items()}
     tab = [to_hex(colour) for colour in colormaps["tab10"](range(10))]

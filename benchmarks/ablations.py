@@ -3,7 +3,7 @@ core.
 
 An arm is a sweep of its own, as `isojax launch` runs it, of some seeds; all arms of the same problems share one base
 policy. One JSON line for each (arm, B_p, n) on standard output, a table and progress on standard error; lines and
-figure lie in DIR/EXPERIMENT/, beside the runs:
+figure are written to DIR/EXPERIMENT/, next to the runs:
 
     python benchmarks/ablations.py recipes               every recipe of configs/recipes
     python benchmarks/ablations.py fig3 fig4 fig25 fig26     the paper's figures (benchmarks/ablation_arms.py says what
@@ -238,7 +238,7 @@ def compare(name: str, experiment: Experiment, arms: Sequence[Arm], settings: ar
             rewards = ", ".join(f"n = {n}: {reward:.3f}" for n, reward in row["rewards"].items())
             said = (
                 f"{found['panel']} {found['arm']}, C = {row['C']:,}: best n = {row['n']}, "
-                f"not told from it {row['near']}; {rewards}"
+                f"not distinguishable from it: {row['near']}; {rewards}"
             )
             console.print(said, highlight=False, markup=False, soft_wrap=True)
     console.print(f"figure: {folder / name}.png", highlight=False, soft_wrap=True)
@@ -261,7 +261,7 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--dir", type=Path, default=Path("runs/ablations"))
-    parser.add_argument("--budget", type=int, help="rollouts a cell, instead of each arm's own")
+    parser.add_argument("--budget", type=int, help="rollouts per cell, instead of each arm's own")
     parser.add_argument("--arms", help="A,B: only these arms")
     parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
     arguments = parser.parse_args()

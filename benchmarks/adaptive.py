@@ -92,11 +92,11 @@ def world(case: tuple[str, int, int]) -> Line:
 
 def summary(lines: Sequence[Line]) -> Line:
     """Means over worlds."""
-    told = [line for line in lines if line["kind"] != "same"]
+    decided = [line for line in lines if line["kind"] != "same"]
     found: Line = {"worlds": len(lines), "rounds": float(np.mean([line["rounds"] for line in lines]))}
     found["seconds_a_round"] = float(np.median([line["seconds_a_round"] for line in lines]))
     for name in dict.fromkeys(name for line in lines for name in line["sweeps"]):
-        of = {"n_right": told, "exact": told, "worlds_right": told, "regret": lines, "rollouts": lines}
+        of = {"n_right": decided, "exact": decided, "worlds_right": decided, "regret": lines, "rollouts": lines}
         values = {
             figure: [line["sweeps"][name][figure] for line in own if name in line["sweeps"]]
             for figure, own in of.items()

@@ -12,7 +12,7 @@ chance (chaos_watch.py). In the end the last checkpoint (every array's bits, and
 samples.txt must be those of the unbroken run.
 
 A line for each kill goes to standard error. The last line, JSON, says how many fell into each phase, how many while a
-checkpoint was being written (`saving`) or responses judged (`judging`) beside it, how many resumptions found a damaged
+checkpoint was being written (`saving`) or responses graded (`judging`) at the same time, how many resumptions found a damaged
 checkpoint, and whether all was equal; the exit code is 1 where it was not.
 """
 
@@ -98,13 +98,15 @@ def prepare(folder: Path) -> None:
 
 def run(folder: Path, kind: str, name: str, killing: dict[str, Any] | None = None) -> tuple[dict[str, Any] | None, str]:
     """One process of a run, to its end or to a kill (chaos_watch.py); what is known of the kill, and what it said."""
-    told = folder / f"{name}.told"
-    told.unlink(missing_ok=True)
+    report = folder / f"{name}.report"
+    report.unlink(missing_ok=True)
     path = os.pathsep.join([str(folder / "site"), str(Path(__file__).resolve().parent), str(ROOT)])
     environment = {"JAX_COMPILATION_CACHE_DIR": str(folder / "jax"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     environment |= {"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONPATH": path}
     if killing is not None:
-        environment[SETTINGS] = json.dumps({"cell": f"runs/{name}/cells/{CELLS[kind]}", "told": str(told), **killing})
+        environment[SETTINGS] = json.dumps(
+            {"cell": f"runs/{name}/cells/{CELLS[kind]}", "report": str(report), **killing}
+        )
     command = [sys.executable, "-m", "isojax.train", *KINDS[kind], f"name={name}", "--resume"]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
@@ -114,7 +116,7 @@ def run(folder: Path, kind: str, name: str, killing: dict[str, Any] | None = Non
         return {"phase": "crashed by the watch", "saving": False, "judging": False}, said
     if done.returncode not in (0, -signal.SIGKILL) or "chaos_watch" in said:
         raise RuntimeError(f"{name}: exit code {done.returncode}\n{said}")
-    return json.loads(told.read_text()) if done.returncode else None, said
+    return json.loads(report.read_text()) if done.returncode else None, said
 
 
 def share(folder: Path, name: str, updates: int) -> float:
@@ -136,7 +138,7 @@ def broken(folder: Path, kind: str, kills: int, rng: random.Random, tell: Callab
     """Runs it without a break, then killed so many times; what it was killed at, and whether the two are equal."""
     work, updates = unbroken(folder, kind)
     tell(f"{kind}: unbroken, {updates} updates in {work:.1f} s")
-    names, phases, beside = [f"{kind}-killed"], Counter[str](), {"saving": 0, "judging": 0, "damaged": 0}
+    names, phases, during = [f"{kind}-killed"], Counter[str](), {"saving": 0, "judging": 0, "damaged": 0}
     aims: list[str | None] = [*AIMS[kind], *[None] * kills][: kills - 1]
     rng.shuffle(aims)
     aims.append(LAST)
@@ -144,7 +146,7 @@ def broken(folder: Path, kind: str, kills: int, rng: random.Random, tell: Callab
         name, aim = names[-1], aims[0]
         left = work * (1 - share(folder, name, updates))
         kill, said = run(folder, kind, name, {"after": rng.uniform(0, 2 * left / (len(aims) + 1)), "aim": aim})
-        beside["damaged"] += "is damaged" in said
+        during["damaged"] += "is damaged" in said
         # The run came to its end before: another run takes the kills that are left, this one at any instant.
         if kill is None:
             names.append(f"{kind}-killed-{len(names) + 1}")
@@ -152,14 +154,14 @@ def broken(folder: Path, kind: str, kills: int, rng: random.Random, tell: Callab
             continue
         aims.pop(0)
         phases[kill["phase"]] += 1
-        beside["saving"], beside["judging"] = beside["saving"] + kill["saving"], beside["judging"] + kill["judging"]
+        during["saving"], during["judging"] = during["saving"] + kill["saving"], during["judging"] + kill["judging"]
         aside = ", a checkpoint half written" * kill["saving"] + ", responses being judged" * kill["judging"]
         aimed = f", aimed at {aim}" if aim else ""
         tell(
             f"{kind}: kill {phases.total()} of {kills} at {share(folder, name, updates):.0%}{aimed}: "
             f"{kill['phase']}{aside}"
         )
-    beside["damaged"] += "is damaged" in run(folder, kind, names[-1])[1]
+    during["damaged"] += "is damaged" in run(folder, kind, names[-1])[1]
     found = [line for name in names for line in differences(folder, f"{kind}-whole", name)]
     for line in found:
         tell(f"{kind}: {line}")
@@ -167,7 +169,7 @@ def broken(folder: Path, kind: str, kills: int, rng: random.Random, tell: Callab
         "kills": phases.total(),
         "runs": len(names),
         "phases": dict(phases),
-        **beside,
+        **during,
         "updates": updates,
         "equal": not found,
     }

@@ -1,9 +1,9 @@
-"""In the process of a run that chaos.py kills: a thread that looks where the others stand, and sends SIGKILL when the
-time has come.
+"""In the process of a run that chaos.py kills: a thread that looks what the others execute, and sends SIGKILL at the
+chosen moment.
 
-Signalled from outside, faulthandler now and then crashed the process, whose other threads ran on; from inside it holds
-the interpreter's lock, and a crash is rare (chaos.py counts it as a kill). What goes to a disk or through XLA goes on
-without that lock, and is interrupted anywhere. Nothing here imports isojax.
+When it was signalled from outside, faulthandler sometimes crashed the process while other threads ran; from inside it
+holds the interpreter's lock, and a crash is rare (chaos.py counts it as a kill). Writes to a disk and XLA programs do not
+need that lock, so the kill interrupts them anywhere. This module does not import isojax.
 """
 
 import faulthandler
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-# a variable of the environment: {"cell": a pattern of folders, "told": a file, "after": seconds, "aim": a phase or
+# a variable of the environment: {"cell": a pattern of folders, "report": a file, "after": seconds, "aim": a phase or
 # null}
 SETTINGS = "CHAOS"
 PATIENCE = 4.0  # seconds that an aimed kill waits for its phase
@@ -34,8 +34,8 @@ Stack = list[
 
 
 def stacks() -> list[Stack]:
-    """Where the other threads stand. By faulthandler, which keeps the interpreter's lock: a walk in Python may lose it
-    half way, and then follows frames that are gone."""
+    """The stacks of the other threads. faulthandler keeps the interpreter's lock; a walk in Python may release it
+    half way and then follow frames that no longer exist."""
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
@@ -46,11 +46,11 @@ def stacks() -> list[Stack]:
             found.append([])
         elif place := re.match(r'  File "(.*)", line \d+ in (.*)', line):
             found[-1].append((Path(place[1]).stem if place[1].startswith(PACKAGE) else "", place[2]))
-    return [stack for stack in found if all(function != lie_in_wait.__name__ for _, function in stack)]
+    return [stack for stack in found if all(function != kill_at_phase.__name__ for _, function in stack)]
 
 
 def phase(found: list[Stack]) -> str:
-    """What the run is at, by the thread that trains its cell."""
+    """The phase of the run, from the stack of the thread that trains its cell."""
     work = next((stack for stack in found if ("loop", "run_cell") in stack), None)
     if work is None:
         return "preparing"
@@ -72,11 +72,11 @@ def phase(found: list[Stack]) -> str:
     return UPDATE if "run_updates" in functions else ELSEWHERE
 
 
-def lie_in_wait(cell: str, told: str, after: float, aim: str | None) -> None:
+def kill_at_phase(cell: str, report: str, after: float, aim: str | None) -> None:
     """Kills this process `after` seconds from when its cell has begun (at once where the aim comes before), in the
     phase aimed at.
 
-    `cell`: its folder; `told`: the file that is to say what the kill fell into.
+    `cell`: its folder; `report`: the file for the phase in which the kill happened.
     """
 
     def torn() -> set[tuple[str, int]]:
@@ -112,11 +112,11 @@ def lie_in_wait(cell: str, told: str, after: float, aim: str | None) -> None:
         "judging": any(("background_grading", "_grade_pending") in stack for stack in found),
         "saving": half_written(),
     }
-    Path(told).write_text(json.dumps(line))
+    Path(report).write_text(json.dumps(line))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def begin(environment: Mapping[str, str], command: list[str]) -> None:
     """What sitecustomize.py calls: does nothing but in a run's own process that is to be killed."""
     if SETTINGS in environment and "isojax.train" in command:
-        threading.Thread(target=lie_in_wait, kwargs=json.loads(environment[SETTINGS]), daemon=True).start()
+        threading.Thread(target=kill_at_phase, kwargs=json.loads(environment[SETTINGS]), daemon=True).start()

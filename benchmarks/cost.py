@@ -129,14 +129,14 @@ def main() -> None:
             half: [statistics.median(t[i] for t in times[1:]) for times in spent]
             for i, half in enumerate(("rollouts", "update"))
         }
-        told: dict[str, Any] = {"factor": name, "values": values}
+        line: dict[str, Any] = {"factor": name, "values": values}
         for half, found in halves.items():
-            told |= {half: [round(x, 4) for x in found]}
+            line |= {half: [round(x, 4) for x in found]}
             if len(values) > 1:
-                told |= {
+                line |= {
                     f"{half}_exponent": round(math.log(found[-1] / found[0]) / math.log(values[-1] / values[0]), 2)
                 }
-        print(json.dumps(told), flush=True)
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -82,15 +82,15 @@ def main() -> None:
 
         given = jax.jit(decoding.prepare_weights)(params), decoding.empty_cache(), jnp.zeros(slots, jnp.int32)
         step = seconds(lambda f=steps, g=given, n=slots: f(*g, jnp.full(n, args.positions - STEPS, jnp.int32))) / STEPS
-        told = {
+        line = {
             "slots": slots,
             "positions": args.positions,
             "unrolled": unrolled,
             "ms_a_step": 1000 * step,
             "tokens_a_second": slots / step,
         }
-        told |= {"matmul_gflops": rate / 1e9, "share": 2 * size * slots / step / rate}
-        print(json.dumps({k: round(v, 4) for k, v in told.items()}), flush=True)
+        line |= {"matmul_gflops": rate / 1e9, "share": 2 * size * slots / step / rate}
+        print(json.dumps({k: round(v, 4) for k, v in line.items()}), flush=True)
 
 
 if __name__ == "__main__":

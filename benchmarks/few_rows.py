@@ -57,9 +57,9 @@ def measure(rows: int, shapes: list[tuple[int, int]]) -> dict[str, Any]:
         for name, taken in seconds(calls).items():
             spent[name] += taken
         operations += 2 * rows * inputs * outputs * layers
-    told = {f"{name}_ms": round(1000 * taken, 4) for name, taken in spent.items()}
-    told |= {f"{name}_gflops": round(operations / taken / 1e9, 1) for name, taken in spent.items()}
-    return {"rows": rows, **told, "faster": round(spent["plain"] / spent["of_few"], 3)}
+    line = {f"{name}_ms": round(1000 * taken, 4) for name, taken in spent.items()}
+    line |= {f"{name}_gflops": round(operations / taken / 1e9, 1) for name, taken in spent.items()}
+    return {"rows": rows, **line, "faster": round(spent["plain"] / spent["of_few"], 3)}
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ arXiv:2603.12151). One JSON line:
     python benchmarks/fig7.py PATH                 columns set, n, rollouts; the Easy set, hierarchical
     python benchmarks/fig7.py PATH --mode paper    with the running average
 
-PATH is a table of the figure's points, which is not part of this project. Exit code 1 where a parameter lies outside
+PATH is a table of the figure's points, which is not part of this project. Exit code 1 where a parameter is outside
 its tolerance.
 """
 

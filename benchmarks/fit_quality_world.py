@@ -1,7 +1,7 @@
 """One world of fit_quality.py: fit it, fit it without the last 4x of compute, and compare what is said with what is
 true.
 
-Beside the judged mode three baselines answer the same questions:
+Three baselines answer the same questions as the mode under test:
 
     paper          mode "paper": its frontier; beyond the data n by its law n*(C), the reward by that n's curve
     middle         always the middle n measured, its reward as last measured
@@ -137,7 +137,7 @@ def last_measured(runs: Sequence[RunRecord], budgets: int) -> dict[str, Answer]:
 
 
 def _steps(a: Any, b: Any) -> NDArray[np.bool_]:
-    """Whether two n are at most one doubling apart."""
+    """Whether two n are within a factor of two of each other."""
     return np.abs(np.log2(a) - np.log2(b)) <= 1 + 1e-9
 
 

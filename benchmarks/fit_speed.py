@@ -29,7 +29,7 @@ SEEDS, EVALUATIONS = 2, 200
 START, BUDGET = (
     320_000,
     64_000_000,
-)  # even the largest cell, 8192 rollouts an update, reaches each target at an update of its own
+)  # even the largest cell, 8192 rollouts per update, reaches each target at an update of its own
 
 
 def _curve(B_p: int, n: int) -> Hill:

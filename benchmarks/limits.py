@@ -52,7 +52,7 @@ class Limits:
 
 
 def floor(shape: Shape, limits: Limits, rows: int, prompt: int, new: int) -> float:
-    """The serial floor's rollout tokens a second; lengths in tokens."""
+    """The serial floor's rollout tokens per second; lengths in tokens."""
     table = shape.vocab * shape.width
     cache = rows * (prompt + new / 2) * shape.position_bytes
     layers = 2 * shape.blocks * rows / limits.product + (FLOAT * shape.blocks + cache) / limits.bandwidth

@@ -1,13 +1,13 @@
-"""Bytes a device takes where prompts are long, by how many devices split their positions. One JSON line a mesh; nothing
-is run.
+"""Memory of a device for long prompts, by the number of devices that split their positions. One JSON line for each mesh;
+nothing is executed.
 
     python benchmarks/long_prompts.py [--topology v5e:2x2] [--meshes "sequence=1 sequence=2 sequence=4"] [--prompt 4096]
     [--response 64]
 
 The sampler and the gradient of SmolLM2-135M's shape (`--layers` cuts it short) are compiled for this machine's devices,
 or for the chips of a TPU topology. `sampler`, `gradient`: temporaries by XLA's memory analysis, the caches among the
-sampler's. `prefix`: keys and values of the prompts' table and of the lanes, as they lie. bfloat16 on a TPU, float32 on
-a CPU; a prompt at a time, lanes of 16 slots, `remat=layer`.
+sampler's. `prefix`: keys and values of prompts, in the queue's table and in the slots' caches, as they are sharded. bfloat16 on a
+TPU, float32 on a CPU; one prompt at a time, 16 slots that share a prefix, `remat=layer`.
 """
 
 import argparse
@@ -125,14 +125,16 @@ def gradient(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> int:
 
 
 def prefix(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> int:
-    """Of the sampler's keys and values of prompts, in the table and in the lanes."""
+    """Bytes of the sampler's keys and values of prompts, in the table and in the slots' caches."""
     engine = build_engine(decoder, geometry, mesh, sampling(geometry), STOPS)
     cache, table = jax.eval_shape(
         lambda: (engine.decoding.empty_cache(), engine.decoding.empty_prefix_table(geometry.prefix_entries))
     )
-    lies = sampler_state_shardings(engine, mesh)
+    shardings = sampler_state_shardings(engine, mesh)
     arrays = zip(
-        jax.tree.leaves((cache.prefix_kv, table)), jax.tree.leaves((lies.cache.prefix_kv, lies.table)), strict=True
+        jax.tree.leaves((cache.prefix_kv, table)),
+        jax.tree.leaves((shardings.cache.prefix_kv, shardings.table)),
+        strict=True,
     )
     return sum(math.prod(s.shard_shape((geometry.shards, *x.shape))) * np.dtype(x.dtype).itemsize for x, s in arrays)
 

@@ -1,11 +1,11 @@
-"""The planner's memory beside XLA's: one JSON line a program, with their ratio.
+"""The planner's memory estimate against XLA's: one JSON line for each program, with their ratio.
 
     python benchmarks/memory.py [--random 20] [--seed 0] [--only smollm2]
 
 Each case is a model's shape, sizes and a mesh of simulated devices; its programs are lowered from shapes and compiled,
 nothing is run.
 `planner` and `xla` are bytes a device: arguments, outputs that are not updated in place, and temporaries. The last line
-is the worst and the mean of |ratio - 1|. `--random`: so many cases drawn anew, beside those that are always there.
+is the worst and the mean of |ratio - 1|. `--random N` adds N cases drawn at random to the fixed ones.
 """
 
 import argparse

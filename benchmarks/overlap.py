@@ -1,11 +1,12 @@
-"""Verification on the host beside sampling, against the one after the other: seconds for an update's rollouts, graded.
+"""Sampling and verification on the host at the same time, against one after the other: seconds for the graded rollouts of
+an update.
 One JSON line.
 
     python benchmarks/overlap.py [--ms 20] [--workers 2] [--problems 8] [--n 8] [--slots 16] [--response 256]
 
 A user's reward function that takes `--ms` for each rollout, in `--workers` processes, and a small model with random
-weights, of which a response ends by chance. `sample` is the compiled sampler alone, `visits` the same rollouts by
-visits that the host asks for, `grade` the verifier alone on all of them, `together` both at once as an update has it;
+weights, of which a response ends by chance. `sample` is the compiled sampler alone, `chunks` the same rollouts in chunks of tokens that the
+host requests, `grade` the verifier alone on all of them, `together` both at the same time, as in an update;
 `ratio` is (sample + grade) / together, at most 2. Repeats are interleaved, on one core; medians.
 """
 
@@ -82,8 +83,8 @@ def samplers(
         prompts, np.full(rows, P, np.int32), np.zeros((rows, 0), np.int32), np.arange(rows, dtype=np.int32)
     )
     batch = params, problems, B_p, n, jax.random.key(1)
-    return lambda: jax.block_until_ready(sample(*batch)), lambda told: response_tokens(
-        stream.run(*batch, told), B_p * n
+    return lambda: jax.block_until_ready(sample(*batch)), lambda line: response_tokens(
+        stream.run(*batch, line), B_p * n
     )
 
 
@@ -127,15 +128,15 @@ def main() -> None:
             assert (grade() == together()).all()
             timed = {
                 "sample": sample,
-                "visits": lambda: run(lambda rollouts, tokens: None),
+                "chunks": lambda: run(lambda rollouts, tokens: None),
                 "grade": grade,
                 "together": together,
             }
             seconds = medians(timed)
-    told = {"ms": args.ms, "workers": args.workers, "rollouts": len(asked), "tokens": sum(map(len, drawn))}
-    told |= {name: round(value, 3) for name, value in seconds.items()}
-    told["ratio"] = round((seconds["sample"] + seconds["grade"]) / seconds["together"], 3)
-    print(json.dumps(told), flush=True)
+    line = {"ms": args.ms, "workers": args.workers, "rollouts": len(asked), "tokens": sum(map(len, drawn))}
+    line |= {name: round(value, 3) for name, value in seconds.items()}
+    line["ratio"] = round((seconds["sample"] + seconds["grade"]) / seconds["together"], 3)
+    print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

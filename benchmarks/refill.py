@@ -116,19 +116,19 @@ def batch(engine: Engine, n: int, key: Any, first: int = 0) -> SamplingBatch:
 
 
 def run(engine: Engine, params: Params, n: int) -> Callable[..., tuple[Any, Any]]:
-    """`sample(params, key, first) -> (lengths, visits to the queue)`, compiled."""
+    """`sample(params, key, first) -> (lengths, refills from the queue)`, compiled."""
 
     def sample(params: Params, key: Any, first: Any) -> tuple[Any, Any]:
         given = batch(engine, n, key, first)
         weights = engine.decoding.prepare_weights(params)
 
-        def visit(carry: tuple[SamplerState, Any]) -> tuple[SamplerState, Any]:
+        def refill(carry: tuple[SamplerState, Any]) -> tuple[SamplerState, Any]:
             return engine.decode_chunk(params, weights, given, carry[0])[0], carry[1] + 1
 
-        state, visits = lax.while_loop(
-            lambda c: engine.has_work(given, c[0]), visit, (engine.init_state(given), jnp.int32(0))
+        state, refills = lax.while_loop(
+            lambda c: engine.has_work(given, c[0]), refill, (engine.init_state(given), jnp.int32(0))
         )
-        return state.outputs[-1][: engine.shapes.B_cap], visits
+        return state.outputs[-1][: engine.shapes.B_cap], refills
 
     return jax.jit(sample).lower(params, jax.random.key(0), jnp.int32(0)).compile()
 
@@ -158,12 +158,12 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def schedule(lengths: np.ndarray, slots: int, chunk: int, patience: float) -> tuple[int, int]:
-    """(steps, visits) of an engine that goes back to the queue after `chunk` steps, or once slots have idled for
+    """(steps, refills) of an engine that goes back to the queue after `chunk` steps, or once slots have idled for
     `patience` together.
     """
-    left, queue, steps, visits = np.zeros(slots, int), list(lengths[::-1]), 0, 0
+    left, queue, steps, refills = np.zeros(slots, int), list(lengths[::-1]), 0, 0
     while queue or left.any():
-        visits += 1
+        refills += 1
         for slot in np.flatnonzero(left == 0)[: len(queue)]:
             left[slot] = queue.pop()
         live, idle = left > 0, 0
@@ -172,7 +172,7 @@ def schedule(lengths: np.ndarray, slots: int, chunk: int, patience: float) -> tu
             idle += int((live & (left == 0)).sum())
             if not left.any() or (queue and idle >= patience):
                 break
-    return steps, visits
+    return steps, refills
 
 
 def at_once(lengths: np.ndarray, slots: int) -> int:
@@ -202,21 +202,21 @@ def measure(decoder: Decoder, params: Params, n: int, args: argparse.Namespace) 
         capped, _ = timed(lambda key=key: cap(params, key, jnp.int32(0)))
         seconds = {"refill": took, "longest": sum(s for s, _ in batches), "cap": len(firsts) * capped}
 
-        lengths, visits = (np.asarray(x) for x in sampled)
+        lengths, refills = (np.asarray(x) for x in sampled)
         np.testing.assert_array_equal(lengths, np.concatenate([x[0] for _, x in batches]))
         taken, expected = schedule(lengths, R, engine_module.CHUNK_TOKENS, R)
-        assert visits == expected, (visits, expected)
+        assert refills == expected, (refills, expected)
         ideal = lengths.sum() / R
-        told = {name: s / (ideal * step) for name, s in seconds.items()}
-        told |= {"longest_over_refill": seconds["longest"] / took, "step_ms": 1000 * step, "visits": float(visits)}
-        told |= {
+        line = {name: s / (ideal * step) for name, s in seconds.items()}
+        line |= {"longest_over_refill": seconds["longest"] / took, "step_ms": 1000 * step, "refills": float(refills)}
+        line |= {
             "steps_refill": taken / ideal,
             "steps_at_once": at_once(lengths, R) / ideal,
             "steps_cap": len(firsts) * args.cap / ideal,
         }
-        told |= {"steps_longest": lengths.reshape(-1, R).max(1).sum() / ideal, "mean_length": float(lengths.mean())}
-        told |= {"tokens_a_second": lengths.sum() / took}
-        for name, value in told.items():
+        line |= {"steps_longest": lengths.reshape(-1, R).max(1).sum() / ideal, "mean_length": float(lengths.mean())}
+        line |= {"tokens_per_second": lengths.sum() / took}
+        for name, value in line.items():
             found.setdefault(name, []).append(float(value))
     return {name: round(statistics.median(values), 3) for name, values in found.items()}
 
@@ -254,9 +254,9 @@ def main() -> None:
         decoder = Ending(config, args.vocab, args.cap)
         params = jax.jit(decoder.init)(jax.random.key(0))
     for n in map(int, args.n.split(",")):
-        told = {"n": n, "rollouts": args.rollouts, "R": args.slots, "P": args.prompt, "T": args.cap}
-        told |= {"layers": config.layers, "width": config.width}
-        print(json.dumps(told | measure(decoder, params, n, args)), flush=True)
+        line = {"n": n, "rollouts": args.rollouts, "R": args.slots, "P": args.prompt, "T": args.cap}
+        line |= {"layers": config.layers, "width": config.width}
+        print(json.dumps(line | measure(decoder, params, n, args)), flush=True)
 
 
 if __name__ == "__main__":

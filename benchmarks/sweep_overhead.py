@@ -1,10 +1,10 @@
-"""What a small batch costs beside a large one: time a rollout of the smallest and the largest cell of a sweep, and
-their ratio.
+"""What a small batch costs, compared with a large one: the time per rollout of the smallest and the largest cell of
+a sweep, and their ratio.
 
 Both go through the one fused program that the whole sweep compiles (prefill, sample, verify, gradient, AdamW), warm, on
 one core, called as
-`train.run_cell` calls it. Repeats are interleaved and medians are taken, so that whatever else the machine does falls
-on both alike. The learning rate is 0, so that every repeat does the same work. One JSON line on standard output:
+`train.run_cell` calls it. Repeats are interleaved and medians are taken, so that other load on the machine affects
+both. The learning rate is 0, so that every repeat does the same work. One JSON line on standard output:
 
     python benchmarks/sweep_overhead.py                           configs/quickstart.yaml, its smallest and largest cell
     python benchmarks/sweep_overhead.py --pairs 16x2,64x32        these cells, in the sweep's program

@@ -3,7 +3,7 @@
     python benchmarks/update_packing.py [--widths 1,2,3,4]
 
 256 responses of lognormal length (sigma .8, mean 60, cut at 256) to 16 problems; T = 256, microbatches of 16. `packed`
-has the widths of rl/length_buckets.py, `flat` computes every response at T. Runs take turns; tokens a second (those
+has the widths of rl/length_buckets.py, `flat` computes every response at T. Runs take turns; tokens per second (those
 that count, prompts aside) by medians of the process's own CPU seconds. `positions`: how many each program computes for
 every token that counts.
 """
@@ -71,7 +71,7 @@ def main() -> None:
     )
 
     programs: dict[int, Any] = {}
-    told: dict[str, Any] = {"tokens": live, "microbatch": M, "T": T, "backend": jax.default_backend()}
+    line: dict[str, Any] = {"tokens": live, "microbatch": M, "T": T, "backend": jax.default_backend()}
     for count in counts:
         shapes.MAX_BUCKETS = count
         sampling = SamplingConfig(prompt_length=P, response_length=T)
@@ -84,8 +84,8 @@ def main() -> None:
 
         start = time.process_time()
         programs[count] = jax.jit(program).lower(params).compile()
-        told[f"compile_s_{count}"] = round(time.process_time() - start, 1)
-        told[f"positions_{count}"] = round(positions(length, geometry.prefill_batch, shapes.bucket_widths(T)) / live, 2)
+        line[f"compile_s_{count}"] = round(time.process_time() - start, 1)
+        line[f"positions_{count}"] = round(positions(length, geometry.prefill_batch, shapes.bucket_widths(T)) / live, 2)
     spent: dict[int, list[float]] = {count: [] for count in counts}
     for turn in range(REPEATS + 1):
         for count, compiled in programs.items():
@@ -94,9 +94,9 @@ def main() -> None:
             if turn:
                 spent[count].append(time.process_time() - start)
     medians = {count: statistics.median(times) for count, times in spent.items()}
-    told |= {f"tokens_a_second_{count}": round(live / seconds) for count, seconds in medians.items()}
-    told |= {f"gain_{count}": round(medians[counts[0]] / medians[count], 2) for count in counts[1:]}
-    print(json.dumps(told))
+    line |= {f"tokens_per_second_{count}": round(live / seconds) for count, seconds in medians.items()}
+    line |= {f"gain_{count}": round(medians[counts[0]] / medians[count], 2) for count in counts[1:]}
+    print(json.dumps(line))
 
 
 if __name__ == "__main__":

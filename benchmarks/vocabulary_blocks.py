@@ -70,7 +70,7 @@ def measure(rows: int, vocab: int, width: int, use_entropy: bool) -> dict[str, A
     }
     spent = seconds({name: lambda program=program: program(states, embed) for name, program in programs.items()})
     temporary = {name: memory(program) for name, program in programs.items()}
-    told: dict[str, Any] = {
+    line: dict[str, Any] = {
         "tokens": rows,
         "V": vocab,
         "D": width,
@@ -78,8 +78,8 @@ def measure(rows: int, vocab: int, width: int, use_entropy: bool) -> dict[str, A
         "backend": jax.default_backend(),
     }
     for name in programs:
-        told |= {f"{name}_ms": round(1000 * spent[name]), f"{name}_temp_mb": round(temporary[name] / 1e6, 1)}
-    return told | {
+        line |= {f"{name}_ms": round(1000 * spent[name]), f"{name}_temp_mb": round(temporary[name] / 1e6, 1)}
+    return line | {
         "time_ratio": round(spent["blocks"] / spent["plain"], 3),
         "memory_ratio": round(temporary["blocks"] / temporary["plain"], 4),
     }

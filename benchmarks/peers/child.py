@@ -30,8 +30,8 @@ def arguments(doc: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a folder with config.json, model.safetensors and a tokenizer")
     parser.add_argument("--prompts", type=Path, required=True, help="a file written by compare.py")
-    parser.add_argument("--n", type=int, required=True, help="rollouts a prompt")
-    parser.add_argument("--new", type=int, required=True, help="tokens a rollout, exactly")
+    parser.add_argument("--n", type=int, required=True, help="rollouts per prompt")
+    parser.add_argument("--new", type=int, required=True, help="tokens per rollout, exactly")
     parser.add_argument("--repeats", type=int, default=3, help="timed repeats after the warm-up")
     parser.add_argument("--variant", default="", help="a setting of this peer; see above")
     return parser.parse_args()
@@ -59,7 +59,7 @@ def measure(call: Callable[[], int], repeats: int) -> None:
     call()
     for _ in range(repeats):
         clock = Clock()
-        clock.told(call())
+        clock.add_tokens(call())
 
 
 class Clock:
@@ -70,7 +70,7 @@ class Clock:
     def __init__(self) -> None:
         self.began = time.perf_counter(), time.process_time()
 
-    def told(self, tokens: int) -> None:
+    def add_tokens(self, tokens: int) -> None:
         """Print what it took to make `tokens` new tokens as a JSON line, with the process's largest memory so far in GB
         (1e9 bytes).
         """

@@ -5,7 +5,7 @@ environments first.
     2]
 
 MODEL: SmolLM2-135M as `isojax model import smollm2` writes it. Every measurement is a process of its own, one at a
-time, in turns (A B C A B C); inside it a warm-up, then the timed repeats. One JSON line a measurement, and a table at
+time, in turns (A B C A B C); inside it a warm-up, then the timed repeats. One JSON line for each measurement, and a table at
 the end: medians, and how many times faster isojax is, by the wall and by the processor's time: on one core the latter
 tells the same where the machine is idle, and still tells it where it is not. Each round opens with the machine's limits
 (benchmarks/limits.py), whose floor rollouts are a share of.
@@ -150,7 +150,7 @@ def run(words: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def medians(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of every (claim, peer), in order of appearance: median seconds, processor's seconds and tokens a second, largest
+    """Of every (claim, peer), in order of appearance: median seconds, processor's seconds and tokens per second, largest
     memory, how many were measured; and how many times faster isojax did the same claim, by the wall (`faster`) and by
     the processor (`cpu_faster`)."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -171,7 +171,7 @@ def medians(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]], floors: dict[str, list[float]], clock: str) -> None:
-    """The table; `floors`: by claim, measured rollout tokens a second on `clock`, which a rollout's share is read on
+    """The table; `floors`: by claim, measured rollout tokens per second on `clock`, which a rollout's share is read on
     too.
     """
     heads = (

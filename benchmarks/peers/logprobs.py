@@ -58,7 +58,7 @@ def main() -> None:
         theirs = recomputed(
             args.model, {"prompts": np.array(ids), "tokens": tokens, "temperature": np.array(temperature)}
         )
-        apart = {
+        differences = {
             "isojax_float64": abs(mine - theirs["float64"]),
             "isojax_float32": abs(mine - theirs["float32"]),
             "transformers_float32_float64": abs(theirs["float32"] - theirs["float64"]),
@@ -66,7 +66,7 @@ def main() -> None:
         line = {"temperature": temperature, "tokens": mine.size}
         line |= {
             f"{name}_{kind}": float(f"{getattr(x, kind)():.2g}")
-            for name, x in apart.items()
+            for name, x in differences.items()
             for kind in ("max", "mean")
         }
         print(json.dumps(line), flush=True)

@@ -1,5 +1,5 @@
 """isojax's GRPO step in one compiled program: rollouts, rewards, advantages, gradient, AdamW; float32, no KL, every
-group teaches.
+group has an advantage.
 
 --variant m=4: rows of a microbatch (without it, as many as the planner chooses); --variant data=-1: a mesh as `--mesh`
 takes it (without it auto, one device of all cores, which holds one set of weights and moments). Run alone (prompts:

@@ -46,7 +46,7 @@ def main() -> None:
 
         def on_step_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step > 1:
-                self.clock.told(rollouts * args.new)
+                self.clock.add_tokens(rollouts * args.new)
 
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(

@@ -70,7 +70,7 @@ def main() -> None:
             yield {"prompts": np.array(prompts.texts)}  # comes back when the learner wants the next batch
             jax.block_until_ready(nnx.state(cluster.actor_trainer.model))
             if step > 0:  # the first compiles
-                clock.told(B_p * args.n * args.new)
+                clock.add_tokens(B_p * args.n * args.new)
 
     with mesh:
         learner.train(batches())

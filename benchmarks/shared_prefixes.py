@@ -1,7 +1,7 @@
-"""Slots of their own against lanes that share a prompt: tokens a second of the same rollouts by prompt length. One JSON
-line a length.
+"""Slots that each hold their prompt's keys and values, against slots that share them: tokens per second of the same rollouts,
+for several prompt lengths. One JSON line for each length.
 
-    python benchmarks/lanes.py models/smollm2-135m [--prompts 64,256,1024] [--response 64] [--n 16] [--slots 32]
+    python benchmarks/shared_prefixes.py models/smollm2-135m [--prompts 64,256,1024] [--response 64] [--n 16] [--slots 32]
     [--width 8] [--problems 4]
 
 Fixed lengths (no stop), temperature 1, float32. Both samplers are compiled and warm, their repeats interleaved;
@@ -72,10 +72,13 @@ def main() -> None:
                 if repeat:
                     times.setdefault(width, []).append(time.perf_counter() - start)
         tokens = args.problems * args.n * args.response
-        slots, lanes = (tokens / statistics.median(times[width]) for width in (1, args.width))
-        told = {"P": length, "T": args.response, "n": args.n, "R": args.slots, "W": args.width}
+        separate, shared = (tokens / statistics.median(times[width]) for width in (1, args.width))
+        line = {"P": length, "T": args.response, "n": args.n, "R": args.slots, "W": args.width}
         print(
-            json.dumps(told | {"slots": round(slots, 1), "lanes": round(lanes, 1), "ratio": round(lanes / slots, 3)}),
+            json.dumps(
+                line
+                | {"separate": round(separate, 1), "shared": round(shared, 1), "ratio": round(shared / separate, 3)}
+            ),
             flush=True,
         )
 
