@@ -12,8 +12,8 @@ chance (chaos_watch.py). In the end the last checkpoint (every array's bits, and
 samples.txt must be those of the unbroken run.
 
 A line for each kill goes to standard error. The last line, JSON, says how many fell into each phase, how many while a
-checkpoint was being written (`saving`) or responses graded (`judging`) at the same time, how many resumptions found a damaged
-checkpoint, and whether all was equal; the exit code is 1 where it was not.
+checkpoint was being written (`saving`) or responses graded (`judging`) at the same time,
+how many resumptions found a damaged checkpoint, and whether all was equal; the exit code is 1 where it was not.
 """
 
 import argparse
