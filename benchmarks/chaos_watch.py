@@ -2,8 +2,8 @@
 chosen moment.
 
 When it was signalled from outside, faulthandler sometimes crashed the process while other threads ran; from inside it
-holds the interpreter's lock, and a crash is rare (chaos.py counts it as a kill). Writes to a disk and XLA programs do not
-need that lock, so the kill interrupts them anywhere. This module does not import isojax.
+holds the interpreter's lock, and a crash is rare (chaos.py counts it as a kill). Writes to a disk and XLA
+programs do not need that lock, so the kill interrupts them anywhere. This module does not import isojax.
 """
 
 import faulthandler

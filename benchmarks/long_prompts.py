@@ -1,13 +1,13 @@
-"""Memory of a device for long prompts, by the number of devices that split their positions. One JSON line for each mesh;
-nothing is executed.
+"""Memory of a device for long prompts, by the number of devices that split their positions. One JSON line for
+each mesh; nothing is executed.
 
     python benchmarks/long_prompts.py [--topology v5e:2x2] [--meshes "sequence=1 sequence=2 sequence=4"] [--prompt 4096]
     [--response 64]
 
 The sampler and the gradient of SmolLM2-135M's shape (`--layers` cuts it short) are compiled for this machine's devices,
 or for the chips of a TPU topology. `sampler`, `gradient`: temporaries by XLA's memory analysis, the caches among the
-sampler's. `prefix`: keys and values of prompts, in the queue's table and in the slots' caches, as they are sharded. bfloat16 on a
-TPU, float32 on a CPU; one prompt at a time, 16 slots that share a prefix, `remat=layer`.
+sampler's. `prefix`: keys and values of prompts, in the queue's table and in the slots' caches, as they are
+sharded. bfloat16 on a TPU, float32 on a CPU; one prompt at a time, 16 slots that share a prefix, `remat=layer`.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Sampling and verification on the host at the same time, against one after the other: seconds for the graded rollouts of
-an update.
+"""Sampling and verification on the host at the same time, against one after the other: seconds for the graded
+rollouts of an update.
 One JSON line.
 
     python benchmarks/overlap.py [--ms 20] [--workers 2] [--problems 8] [--n 8] [--slots 16] [--response 256]
 
 A user's reward function that takes `--ms` for each rollout, in `--workers` processes, and a small model with random
-weights, of which a response ends by chance. `sample` is the compiled sampler alone, `chunks` the same rollouts in chunks of tokens that the
-host requests, `grade` the verifier alone on all of them, `together` both at the same time, as in an update;
+weights, of which a response ends by chance. `sample` is the compiled sampler alone, `chunks` the same rollouts
+in chunks of tokens that the host requests, `grade` the verifier alone on all of them, `together` both at the same time, as in an update;
 `ratio` is (sample + grade) / together, at most 2. Repeats are interleaved, on one core; medians.
 """
 

@@ -1,5 +1,5 @@
-"""Slots that each hold their prompt's keys and values, against slots that share them: tokens per second of the same rollouts,
-for several prompt lengths. One JSON line for each length.
+"""Slots that each hold their prompt's keys and values, against slots that share them: tokens per second of the
+same rollouts, for several prompt lengths. One JSON line for each length.
 
     python benchmarks/shared_prefixes.py models/smollm2-135m [--prompts 64,256,1024] [--response 64] [--n 16]
     [--slots 32] [--width 8] [--problems 4]
