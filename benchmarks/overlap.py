@@ -6,8 +6,9 @@ One JSON line.
 
 A user's reward function that takes `--ms` for each rollout, in `--workers` processes, and a small model with random
 weights, of which a response ends by chance. `sample` is the compiled sampler alone, `chunks` the same rollouts
-in chunks of tokens that the host requests, `grade` the verifier alone on all of them, `together` both at the same time, as in an update;
-`ratio` is (sample + grade) / together, at most 2. Repeats are interleaved, on one core; medians.
+in chunks of tokens that the host requests, `grade` the verifier alone on all of them, `together` both at the
+same time, as in an update; `ratio` is (sample + grade) / together, at most 2. Repeats are interleaved, on one
+core; medians.
 """
 
 import argparse

@@ -6,9 +6,9 @@ environments first.
 
 MODEL: SmolLM2-135M as `isojax model import smollm2` writes it. Every measurement is a process of its own, one at a
 time, in turns (A B C A B C); inside it a warm-up, then the timed repeats. One JSON line for each measurement,
-and a table at the end: medians, and how many times faster isojax is, by the wall and by the processor's time: on one core the latter
-tells the same where the machine is idle, and still tells it where it is not. Each round opens with the machine's limits
-(benchmarks/limits.py), whose floor rollouts are a share of.
+and a table at the end: medians, and how many times faster isojax is, by the wall and by the processor's time:
+on one core the latter tells the same where the machine is idle, and still tells it where it is not. Each round
+opens with the machine's limits (benchmarks/limits.py), whose floor rollouts are a share of.
 --commands writes the prompts' files and prints the commands that would run.
 """
 
@@ -151,8 +151,8 @@ def run(words: list[str]) -> Iterator[dict[str, Any]]:
 
 def medians(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of every (claim, peer), in order of appearance: median seconds, processor's seconds and tokens per
-    second, largest memory, how many were measured; and how many times faster isojax did the same claim, by the wall (`faster`) and by
-    the processor (`cpu_faster`)."""
+    second, largest memory, how many were measured; and how many times faster isojax did the same claim, by the
+    wall (`faster`) and by the processor (`cpu_faster`)."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for line in lines:
         found.setdefault((line["claim"], line["peer"]), []).append(line)
