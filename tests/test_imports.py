@@ -77,7 +77,7 @@ MANY_PARAMETERS = {
     "rl/logprobs.py:_forward",
     "rl/train_step.py:train",
 }
-FOLDERS_OF_OTHER_SIZES = {"scaling/curves"}
+FOLDERS_OF_OTHER_SIZES: set[str] = set()
 SAME_CLASS_NAMES: set[str] = set()
 SAME_MODULE_NAMES: set[str] = set()
 

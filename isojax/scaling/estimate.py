@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from isojax.scaling.curves.fitted_curve import FittedCurve
+from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.posterior_samples import PosteriorSamples
 from isojax.scaling.result import IntervalSettings
 from isojax.scaling.validation_metrics import FloatArray

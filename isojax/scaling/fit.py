@@ -14,7 +14,6 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.scaling.checks import fit_flags
 from isojax.scaling.checks.diagnostics import diagnose
-from isojax.scaling.checks.record_overshoot import overshoot_flags
 from isojax.scaling.checks.sensitivity import find_overfitting, reward_sensitivity
 from isojax.scaling.checks.stability import assess_stability
 from isojax.scaling.curves import hierarchical_mode, paper_mode
@@ -106,7 +105,7 @@ def _summarize_estimate(
             *frontier_flags,
             *fit_flags.fall_flags(estimate.curves, stability, overfitting),
             *fit_flags.diagnostics_flags(diagnostics, overfitting, len(estimate.curves)),
-            *(overshoot_flags(tracks) if mode == "paper" else ()),
+            *(paper_mode.overshoot_flags(tracks) if mode == "paper" else ()),
         ),
     )
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from isojax.core.errors import InputError
 from isojax.scaling.checks.run_health import HealthFlag
 from isojax.scaling.checks.stability import StabilityVerdict
-from isojax.scaling.curves.fitted_curve import FittedCurve
+from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.law.law_forms import Law
 
 SCHEMA_VERSION = 1

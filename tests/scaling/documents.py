@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from isojax.scaling.checks.stability import StabilityVerdict
-from isojax.scaling.curves.fitted_curve import FittedCurve
+from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.law.law_forms import Law
 from isojax.scaling.result import (
     CurveDraws,

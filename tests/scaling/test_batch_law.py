@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from isojax.core.nouns import Cell
-from isojax.scaling.curves.fitted_curve import FittedCurve
+from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.fit import fit
 from isojax.scaling.frontier.batch_law import fit_fixed_batches, monotone_cost
 from isojax.scaling.validation_metrics import FloatArray

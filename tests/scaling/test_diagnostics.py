@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from isojax.scaling.checks.diagnostics import diagnose
-from isojax.scaling.curves.fitted_curve import FittedCurve
+from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.estimate import SweepEstimate
 from tests.scaling.sweeps import run
 

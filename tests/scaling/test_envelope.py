@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from isojax.scaling.curves.fitted_curve import FittedCurve, curve_reward
+from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.frontier.envelope import Crossover, compute_frontier
 
 

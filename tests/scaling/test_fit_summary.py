@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.curves.fitted_curve import FittedCurve
-from isojax.scaling.curves.hill import curve_value
+from isojax.scaling.curves.hill import FittedCurve, curve_value
 from isojax.scaling.fit import fit
 from isojax.scaling.frontier.fit_summary import FrontierOptions, fit_frontier
 from tests.scaling.sweeps import run

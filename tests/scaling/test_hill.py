@@ -6,10 +6,10 @@ import pytest
 from isojax.scaling.curves.hill import (
     HILL_TAIL,
     STRETCHED_TAIL,
+    FittedCurve,
     curve_value,
     progress_and_slope,
     progress_gradient,
-    shape_name,
 )
 
 Z = np.linspace(-6, 6, 41)
@@ -68,4 +68,5 @@ def test_the_gradient_is_that_of_differences_and_nothing_happens_at_no_compute(t
 
 
 def test_names():
-    assert [shape_name(t) for t in (1.0, 0.0, 0.4)] == ["hill", "stretched", "between hill and stretched"]
+    curves = [FittedCurve(16, 8, 0.2, 0.6, 1.0, 1e3, 1e2, 1e4, 10, 0.0, tail=tail) for tail in (1.0, 0.0, 0.4)]
+    assert [curve.form for curve in curves] == ["hill", "stretched", "between hill and stretched"]

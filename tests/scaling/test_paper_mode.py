@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.curves.fitted_curve import FittedCurve, curve_reward
-from isojax.scaling.curves.hill import curve_value
+from isojax.scaling.curves.hill import FittedCurve, curve_reward, curve_value
 from isojax.scaling.curves.paper_mode import fit_points, fit_records
 from isojax.scaling.validation_metrics import make_track
 
@@ -66,19 +65,19 @@ def test_seeds_are_pooled_over_the_range_they_share():
     true = (0.3, 0.6, 1.2, 3000.0)
     long = _seed(0, [0, *Cs], [0.3, *curve_value(Cs, *true)])
     short = _seed(1, [0, *Cs[5:20]], [0.3, *curve_value(Cs[5:20], *true)])
-    fitted = fit_records([long, short], 0.3, 0.005)
+    fitted = fit_records([long, short], 0.3)
     assert isinstance(fitted, FittedCurve)
     assert (fitted.C_low, fitted.C_high) == (Cs[5], Cs[19])
     assert float(curve_reward(fitted, 3000.0)) == pytest.approx(0.45, abs=1e-3)
     # A dip below the best so far is no record: the fit does not see it.
     dipped = _seed(0, [0, *Cs], [0.3, *curve_value(Cs, *true)[:-2], 0.31, 0.31])
-    again = fit_records([dipped, short], 0.3, 0.005)
+    again = fit_records([dipped, short], 0.3)
     assert isinstance(again, FittedCurve)
     assert abs(fitted.A - again.A) < 2e-3
 
 
 def test_seeds_without_a_common_range():
     assert (
-        fit_records([_seed(0, [0], [0.3]), _seed(1, [0, 10, 20], [0.3, 0.4, 0.5])], 0.3, 0.005)
+        fit_records([_seed(0, [0], [0.3]), _seed(1, [0, 10, 20], [0.3, 0.4, 0.5])], 0.3)
         == "its seeds share no range of C > 0"
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from isojax.scaling.curves.hierarchical_prior import pack_sweep
-from isojax.scaling.curves.problem_resampling import ProblemShifts, apply_problem_shift, estimate_problem_shifts
+from isojax.scaling.curves.problem_resampling import apply_problem_shift, problem_contributions, sample_problem_shifts
 from isojax.scaling.validation_metrics import group_by_cell, make_track, metric_per_problem
 from tests.scaling.synthetic import world
 
@@ -34,9 +34,9 @@ def test_its_spread_is_that_of_a_direct_bootstrap():
     """At a reward of .45: the mean over problems of the evaluations near there, problems drawn anew, over 4000 draws.
     Many evaluations are averaged, so that the noise of single ones does not count."""
     sweep = packed()
-    found = estimate_problem_shifts(sweep, "avg@4", sweep.data.y)
-    assert found is not None and found.problem_count == 200
-    ours = apply_problem_shift(found.sample(4000, np.random.default_rng(0)), np.array([0.45]))[:, 0]
+    found = problem_contributions(sweep, "avg@4", sweep.data.y)
+    assert found is not None and found.shape == (2, 200)
+    ours = apply_problem_shift(sample_problem_shifts(found, 4000, np.random.default_rng(0)), np.array([0.45]))[:, 0]
     rows = [
         metric_per_problem(p.counts, 4, "avg@4")
         for r in WORLD.runs
@@ -51,17 +51,17 @@ def test_its_spread_is_that_of_a_direct_bootstrap():
 
 
 def test_draws_are_about_nothing():
-    drawn = ProblemShifts(np.random.default_rng(0).normal(size=(2, 50))).sample(4000, np.random.default_rng(1))
+    drawn = sample_problem_shifts(np.random.default_rng(0).normal(size=(2, 50)), 4000, np.random.default_rng(1))
     assert drawn.mean(0) == pytest.approx([0, 0], abs=0.01)
 
 
 def test_none_where_answers_do_not_give_the_metric():
     sweep = packed()
-    assert estimate_problem_shifts(sweep, "reward", sweep.data.y) is None
-    assert estimate_problem_shifts(sweep, "avg@8", sweep.data.y) is None
+    assert problem_contributions(sweep, "reward", sweep.data.y) is None
+    assert problem_contributions(sweep, "avg@8", sweep.data.y) is None
     first = WORLD.runs[0]
     other = replace(first, points=tuple(replace(p, metrics={"avg@4": 0.3}) for p in first.points))
     lacking = replace(first, points=tuple(replace(p, counts=()) for p in first.points))
     for odd in (other, lacking):
         sweep = packed([odd, *WORLD.runs[1:]])
-        assert estimate_problem_shifts(sweep, "avg@4", sweep.data.y) is None
+        assert problem_contributions(sweep, "avg@4", sweep.data.y) is None

@@ -8,7 +8,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.checks.stability import StabilityVerdict
-from isojax.scaling.curves.fitted_curve import FittedCurve
+from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.fit import fit
 from isojax.scaling.law.law_forms import Law
 from isojax.scaling.result import FitResult, FittedRun, FrontierFit, FrontierRow, NStarFit

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from isojax.scaling.checks.sensitivity import find_overfitting, find_ties, reward_sensitivity
-from isojax.scaling.curves.fitted_curve import FittedCurve
+from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.posterior_samples import PosteriorSamples
 from isojax.scaling.result import RewardSpread
 from isojax.scaling.validation_metrics import make_track

@@ -11,7 +11,7 @@ from isojax.core.nouns import RunRecord
 from isojax.report.canvas import LAW_COLOUR, MUTED, escape_label, legend_below, n_palette, panel_grid, style_axes
 from isojax.report.fit_views import CurveRewards, all_n, interval_level, run_evaluations
 from isojax.report.wording import compute_unit, format_percent
-from isojax.scaling.curves.record_breaking import BIN_WIDTH, record_breaking_indices
+from isojax.scaling.curves.paper_mode import BIN_WIDTH, record_breaking_indices
 from isojax.scaling.result import FitResult
 
 

@@ -20,8 +20,7 @@ from isojax.report.wording import (
     join_list,
     law_is_drawn,
 )
-from isojax.scaling.curves.fitted_curve import FittedCurve
-from isojax.scaling.curves.hill import HILL_TAIL, STRETCHED_TAIL
+from isojax.scaling.curves.hill import HILL_TAIL, STRETCHED_TAIL, FittedCurve
 from isojax.scaling.law.n_star_law import n_star as n_star_at
 from isojax.scaling.result import FitResult, FrontierFit, NStarFit
 

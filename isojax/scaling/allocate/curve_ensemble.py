@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from isojax.core.errors import InputError
-from isojax.scaling.curves.fitted_curve import FittedCurve, curve_reward
+from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.curves.posterior_samples import PosteriorSamples, from_curve_draws
 from isojax.scaling.curves.problem_resampling import apply_problem_shift
 from isojax.scaling.intervals import LEVEL, central_band

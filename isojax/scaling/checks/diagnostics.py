@@ -8,7 +8,7 @@ import numpy as np
 
 from isojax.scaling.checks.fit_flags import MAX_LENGTH_RATIO
 from isojax.scaling.checks.sensitivity import find_ties
-from isojax.scaling.curves.fitted_curve import FittedCurve
+from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.estimate import SweepEstimate
 from isojax.scaling.result import CurveDiagnostics, FitDiagnostics
 from isojax.scaling.validation_metrics import FloatArray, RunTrack, group_by_cell

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from isojax.scaling.checks.stability import StabilityVerdict
-from isojax.scaling.curves.fitted_curve import FittedCurve
+from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.estimate import SweepEstimate
 from isojax.scaling.frontier.frontier_evidence import TracksByCell
 from isojax.scaling.result import FitDiagnostics, FitFlag, OverfittedRun

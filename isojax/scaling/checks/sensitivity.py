@@ -8,7 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from isojax.scaling.curves.fitted_curve import FittedCurve, curve_reward
+from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.curves.posterior_samples import PosteriorSamples
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.result import OverfittedRun, RewardSensitivity, RewardSpread, TiedRange

@@ -29,30 +29,19 @@ MIN_BLOCKS_PER_RUN = 4
 
 @dataclass(frozen=True)
 class NoiseModel:
-    """The noise of a run's evaluations, estimated from residuals.
-
-    Attributes:
-        sd: its standard deviation.
-        rho: correlation of neighbouring evaluations, >= 0.
-        block_length: length of the bootstrap's blocks, in points.
-        residual_scale: by how much the bootstrap scales residuals up.
-    """
+    """The noise of a run's evaluations, estimated from residuals."""
 
     sd: float
-    rho: float
-    block_length: int
-    residual_scale: float
+    rho: float  # correlation of neighbouring evaluations, >= 0
+    block_length: int  # of the bootstrap, in points
+    residual_scale: float  # by how much the bootstrap scales residuals up
 
 
 def estimate_noise(residuals_by_run: Sequence[FloatArray], parameter_count: int) -> NoiseModel:
-    """The noise of which a fit left these residuals.
-
-    Args:
-        residuals_by_run: the residuals of each seed, float[points] by rising C.
-        parameter_count: how many parameters the curve has.
-    """
-    centred = [r - r.mean() for r in residuals_by_run] if len(residuals_by_run) > 1 else list(residuals_by_run)
-    point_count, fitted_degrees = sum(map(len, residuals_by_run)), parameter_count + len(residuals_by_run) - 1
+    """The noise of which the fit of a curve left these residuals, those of each seed by rising C."""
+    run_count, point_count = len(residuals_by_run), sum(map(len, residuals_by_run))
+    centred = [r - r.mean() for r in residuals_by_run] if run_count > 1 else list(residuals_by_run)
+    fitted_degrees = parameter_count + run_count - 1
     sum_of_squares = sum(float((r * r).sum()) for r in centred)
     if sum_of_squares == 0:
         return NoiseModel(0.0, 0.0, 1, 1.0)
@@ -63,13 +52,9 @@ def estimate_noise(residuals_by_run: Sequence[FloatArray], parameter_count: int)
     block_length = max(1, min(math.ceil(optimal_length), shortest_run // MIN_BLOCKS_PER_RUN))
     lags = np.arange(1, block_length)
     kept_covariance = (1 + 2 * float(((1 - lags / block_length) * rho**lags).sum())) * (1 - rho) / (1 + rho)
+    kept_variance = max(kept_covariance - fitted_degrees * block_length / point_count, 1 - MAX_LOST_SHARE)
     sd = math.sqrt(sum_of_squares / point_count / (1 - lost_share))
-    return NoiseModel(
-        sd,
-        rho,
-        block_length,
-        1 / math.sqrt(max(kept_covariance - fitted_degrees * block_length / point_count, 1 - MAX_LOST_SHARE)),
-    )
+    return NoiseModel(sd, rho, block_length, 1 / math.sqrt(kept_variance))
 
 
 def _fit_ar1(autocorrelation: float, fitted_share: float, point_count: int) -> tuple[float, float]:
@@ -83,15 +68,16 @@ def _fit_ar1(autocorrelation: float, fitted_share: float, point_count: int) -> t
 
 
 def bootstrap_residuals(
-    residuals_by_run: Sequence[FloatArray], noise_model: NoiseModel, replicates: int, rng: np.random.Generator
+    residuals_by_run: Sequence[FloatArray], noise: NoiseModel, replicates: int, rng: np.random.Generator
 ) -> FloatArray:
     """Residuals of new runs like these, run after run; float[replicates points]."""
-    if len(residuals_by_run) == 1:
-        return noise_model.residual_scale * _draw_blocks(residuals_by_run[0], noise_model.block_length, replicates, rng)
+    run_count = len(residuals_by_run)
+    if run_count == 1:
+        return noise.residual_scale * _draw_blocks(residuals_by_run[0], noise.block_length, replicates, rng)
     levels = np.array([r.mean() for r in residuals_by_run])
-    scaled_levels = (levels - levels.mean()) * math.sqrt(len(residuals_by_run) / (len(residuals_by_run) - 1))
+    scaled_levels = (levels - levels.mean()) * math.sqrt(run_count / (run_count - 1))
     residuals_per_run = [
-        noise_model.residual_scale * _draw_blocks(r - level, noise_model.block_length, replicates, rng)
+        noise.residual_scale * _draw_blocks(r - level, noise.block_length, replicates, rng)
         + rng.choice(scaled_levels, (replicates, 1))
         for r, level in zip(residuals_by_run, levels, strict=True)
     ]
@@ -101,7 +87,6 @@ def bootstrap_residuals(
 def _draw_blocks(residuals: FloatArray, block_length: int, replicates: int, rng: np.random.Generator) -> FloatArray:
     """Blocks of one run's residuals, end to end, minus their expectation; float[replicates points]."""
     point_count = len(residuals)
-    starts = rng.integers(0, point_count - block_length + 1, (replicates, math.ceil(point_count / block_length)))
-    indices = (starts[..., None] + np.arange(block_length)).reshape(replicates, -1)[:, :point_count]
     windows = np.lib.stride_tricks.sliding_window_view(residuals, block_length)
-    return residuals[indices] - windows.mean()
+    starts = rng.integers(0, len(windows), (replicates, math.ceil(point_count / block_length)))
+    return windows[starts].reshape(replicates, -1)[:, :point_count] - windows.mean()

@@ -35,39 +35,35 @@ _TINY = 1e-9  # stands for a standard deviation of 0
 
 @dataclass(frozen=True)
 class SweepArrays:
-    """The evaluations of a sweep.
+    """The evaluations of a sweep."""
 
-    Attributes:
-        x: float[J, S, P], log10 C; -inf at C = 0.
-        y: float[J, S, P], rewards.
-        weight: float[J, S, P], 1 where there is a point, 0 where there is none.
-        X: float[J, 3, K], the surface's columns for (A, mid, lnB) of each cell.
-        x_low, x_high: the range of x over all points at C > 0.
-    """
-
-    x: FloatArray
-    y: FloatArray
-    weight: FloatArray
-    X: FloatArray
-    x_low: float
+    x: FloatArray  # [J, S, P], log10 C; -inf at C = 0
+    y: FloatArray  # [J, S, P], rewards
+    weight: FloatArray  # [J, S, P], 1 where there is a point, 0 where there is none
+    X: FloatArray  # [J, 3, K], the surface's columns for (A, mid, lnB) of each cell
+    x_low: float  # the range of x over all points at C > 0
     x_high: float
+
+    @property
+    def trained(self) -> NDArray[np.bool_]:
+        """bool[J, S, P], where there is a point at C > 0."""
+        return (self.weight > 0) & np.isfinite(self.x)
+
+    @property
+    def theta_bounds(self) -> tuple[FloatArray, FloatArray]:
+        """float[3] each, lower and upper, of (A, mid, lnB): 0 <= A <= 1, as rewards are."""
+        lower = np.array([0.0, self.x_low - MID_DECADES, LNB_RANGE[0]])
+        return lower, np.array([1.0, self.x_high + MID_DECADES, LNB_RANGE[1]])
 
 
 @dataclass(frozen=True)
 class Scales:
-    """The model's standard deviations.
+    """The model's standard deviations."""
 
-    Attributes:
-        noise_sd: of one evaluation.
-        run_sd: of the reward between runs of one cell, at the plateau.
-        tau: float[3], of cells around the surface (A, mid, lnB).
-        u_mean, u_sd: float[1 + K], the prior of u = (R0, gamma).
-    """
-
-    noise_sd: float
-    run_sd: float
-    tau: FloatArray
-    u_mean: FloatArray
+    noise_sd: float  # of one evaluation
+    run_sd: float  # of the reward between runs of one cell, at the plateau
+    tau: FloatArray  # [3], of cells around the surface (A, mid, lnB)
+    u_mean: FloatArray  # [1 + K], the prior of u = (R0, gamma)
     u_sd: FloatArray
 
 
@@ -116,12 +112,10 @@ def minus_two_log_posterior(tail: float, data: SweepArrays, state: HierarchicalS
 
 @dataclass(frozen=True)
 class _NormalEquations:
-    """Normal equations of (A, mid, lnB, R0) with e eliminated, H float[J, 4, 4] and g float[J, 4], and the terms from
-    which e's own step follows.
-    """
+    """Normal equations of (A, mid, lnB, R0) with e eliminated, and the terms from which e's own step follows."""
 
-    H: FloatArray
-    g: FloatArray
+    H: FloatArray  # [J, 4, 4]
+    g: FloatArray  # [J, 4]
     cross: FloatArray  # [J, 4, S]
     h_e: FloatArray  # [J, S]
     g_e: FloatArray  # [J, S]
@@ -150,36 +144,31 @@ def _solve_arrow(
     H, g, surface_precision = normal.H, normal.g, scales.tau**-2.0
     PX = surface_precision[:, None] * data.X  # [J, 3, K]
     surface_residual = state.theta - data.X @ state.u[1:]
-    damped_block = H[:, :3, :3] + np.diag(surface_precision)
-    damped_block = damped_block + damping * damped_block * np.eye(3)
+    block = H[:, :3, :3] + np.diag(surface_precision)
+    block = block + damping * block * np.eye(3)
     border = np.concatenate([H[:, :3, 3:], -PX], axis=2)  # [J, 3, 1 + K]
-    schur_complement = np.diag(scales.u_sd**-2.0)
-    schur_complement[0, 0] += H[:, 3, 3].sum()
-    schur_complement[1:, 1:] += np.einsum("jck,jcl->kl", PX, data.X)
-    u_gradient = (
-        np.concatenate([[g[:, 3].sum()], np.einsum("jck,jc->k", PX, surface_residual)])
-        - (state.u - scales.u_mean) / scales.u_sd**2
-    )
-    solutions = np.linalg.solve(
-        damped_block, np.concatenate([border, (g[:, :3] - surface_precision * surface_residual)[..., None]], axis=2)
-    )
+    schur = np.diag(scales.u_sd**-2.0)
+    schur[0, 0] += H[:, 3, 3].sum()
+    schur[1:, 1:] += np.einsum("jck,jcl->kl", PX, data.X)
+    u_gradient = np.concatenate([[g[:, 3].sum()], np.einsum("jck,jc->k", PX, surface_residual)])
+    u_gradient = u_gradient - (state.u - scales.u_mean) / scales.u_sd**2
+    theta_gradient = g[:, :3] - surface_precision * surface_residual
+    solutions = np.linalg.solve(block, np.concatenate([border, theta_gradient[..., None]], axis=2))
     F, f = as_float64(solutions[..., :-1]), as_float64(solutions[..., -1])
-    schur_complement = schur_complement - np.einsum("jak,jal->kl", border, F)
-    du = as_float64(np.linalg.solve(schur_complement, u_gradient - np.einsum("jak,ja->k", border, f)))
-    return f - F @ du, du, F, schur_complement
+    schur = schur - np.einsum("jak,jal->kl", border, F)
+    du = as_float64(np.linalg.solve(schur, u_gradient - np.einsum("jak,ja->k", border, f)))
+    return f - F @ du, du, F, schur
 
 
 def _gauss_newton_step(
     tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float
 ) -> HierarchicalState:
-    """One damped Gauss-Newton step, clipped to 0 <= A <= 1, as rewards are, and to the ranges of mid and lnB."""
+    """One damped Gauss-Newton step, clipped to the bounds of theta."""
     normal = _normal_equations(tail, data, state, scales)
     d_theta, du, _, _ = _solve_arrow(data, state, scales, damping, normal)
     theta_R0_step = np.column_stack([d_theta, np.full(len(d_theta), du[0])])
     de = (normal.g_e - np.einsum("jas,ja->js", normal.cross, theta_R0_step)) / normal.h_e
-    lower = np.array([0.0, data.x_low - MID_DECADES, LNB_RANGE[0]])
-    upper = np.array([1.0, data.x_high + MID_DECADES, LNB_RANGE[1]])
-    return HierarchicalState(np.clip(state.theta + d_theta, lower, upper), state.e + de, state.u + du)
+    return HierarchicalState(np.clip(state.theta + d_theta, *data.theta_bounds), state.e + de, state.u + du)
 
 
 def find_mode(
@@ -214,14 +203,13 @@ def posterior_covariances(
     1 + K] of u.
     """
     normal = _normal_equations(tail, data, state, scales)
-    _, _, F, top = _solve_arrow(data, state, scales, 0.0, normal)
-    u_covariance = as_float64(np.linalg.inv(top))
+    _, _, F, schur = _solve_arrow(data, state, scales, 0.0, normal)
+    u_covariance = as_float64(np.linalg.inv(schur))
     u_sensitivity = F.copy()  # theta - X gamma moves by -(F + X) du
     u_sensitivity[:, :, 1:] += data.X
-    conditional_covariance = np.linalg.inv(normal.H[:, :3, :3] + np.diag(scales.tau**-2.0))
-    return conditional_covariance + np.einsum(
-        "jak,kl,jbl->jab", u_sensitivity, u_covariance, u_sensitivity
-    ), u_covariance
+    cell_covariance = np.linalg.inv(normal.H[:, :3, :3] + np.diag(scales.tau**-2.0))
+    shared_covariance = np.einsum("jak,kl,jbl->jab", u_sensitivity, u_covariance, u_sensitivity)
+    return cell_covariance + shared_covariance, u_covariance
 
 
 def mask_points(data: SweepArrays, mask: NDArray[np.bool_]) -> SweepArrays:

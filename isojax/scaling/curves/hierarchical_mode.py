@@ -15,12 +15,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from isojax.scaling.curves.fitted_curve import FittedCurve
 from isojax.scaling.curves.hierarchical import mask_points, progress_at_points
 from isojax.scaling.curves.hierarchical_prior import Cells, PackedSweep, pack_sweep, pool_over_n
+from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.peaks import find_peak
 from isojax.scaling.curves.posterior_samples import PosteriorSamples
-from isojax.scaling.curves.problem_resampling import ProblemShifts, apply_problem_shift, estimate_problem_shifts
+from isojax.scaling.curves.problem_resampling import apply_problem_shift, problem_contributions, sample_problem_shifts
 from isojax.scaling.curves.residual_correction import ResidualCorrection, fit_corrections
 from isojax.scaling.curves.shape_average import CurvePosterior, fit_all_tails, mean_curve_residuals, sample_posterior
 from isojax.scaling.estimate import EstimationOptions, SweepEstimate
@@ -30,23 +30,21 @@ from isojax.scaling.result import IntervalSettings
 from isojax.scaling.validation_metrics import FloatArray, RunTrack
 
 MIN_POINTS = 3
-# A plateau counts as determined where a curve has come this far on its way to it, and its interval is no wider than
-# that.
-DETERMINED_PROGRESS = 0.7
-DETERMINED_WIDTH = 0.12
+# A plateau is determined where a curve has come this far on its way to it and its interval is no wider than that.
+DETERMINED_PROGRESS, DETERMINED_WIDTH = 0.7, 0.12
 
 
 def estimate(cells: Cells, metric: str, options: EstimationOptions) -> SweepEstimate:
     """Curves, their replicates and whether n matters."""
-    usable = {key: seeds for key, seeds in cells.items() if _unfitted_reason(seeds) is None}
-    unfitted_cells = [(*key, _unfitted_reason(seeds) or "") for key, seeds in cells.items() if key not in usable]
-    if not usable or sum((t.C > 0).sum() for seeds in usable.values() for t in seeds) <= MIN_POINTS:
-        return SweepEstimate(
-            [], unfitted_cells or [(*key, f"fewer than {MIN_POINTS + 1} points at C > 0") for key in cells]
-        )
+    reason_by_cell = {key: _unfitted_reason(seeds) for key, seeds in cells.items()}
+    usable = {key: seeds for key, seeds in cells.items() if not reason_by_cell[key]}
+    unfitted_cells = [(*key, reason) for key, reason in reason_by_cell.items() if reason]
+    if sum((t.C > 0).sum() for seeds in usable.values() for t in seeds) <= MIN_POINTS:
+        too_few = [(*key, f"fewer than {MIN_POINTS + 1} points at C > 0") for key in cells]
+        return SweepEstimate([], unfitted_cells or too_few)
     packed = pack_sweep(usable)
     peaks = [find_peak(seeds, packed.base_reward) for seeds in packed.tracks]
-    log10_C_peaks = np.array([np.inf if p is None else p for p in peaks])
+    log10_C_peaks = np.array([np.inf if peak is None else peak for peak in peaks])
     packed = replace(packed, data=mask_points(packed.data, packed.data.x <= log10_C_peaks[:, None, None] + 1e-12))
     shape_fits, tail_probabilities = fit_all_tails(packed, options.run_sd)
     is_n_irrelevant = options.allow_pooling and has_no_n_effect(packed, shape_fits[0])
@@ -55,58 +53,47 @@ def estimate(cells: Cells, metric: str, options: EstimationOptions) -> SweepEsti
         shape_fits, tail_probabilities = fit_all_tails(packed, options.run_sd)
     posterior = sample_posterior(packed, shape_fits, tail_probabilities, options)
     point_residuals = mean_curve_residuals(posterior, packed)
-    residuals_by_cell = {key: _residuals_by_run(j, packed, point_residuals) for j, key in enumerate(packed.keys)}
-    corrections = _fit_corrections(packed, point_residuals, posterior.evaluation_sd)
-    problem_shifts = estimate_problem_shifts(packed, metric, packed.data.y - point_residuals)
-    draws = (
-        _posterior_samples(posterior, packed, problem_shifts, 10**log10_C_peaks, corrections, options)
-        if options.replicates
-        else None
+    trained = packed.data.trained
+    corrections = fit_corrections(
+        [x[t] for x, t in zip(packed.data.x, trained, strict=True)],
+        [r[t] for r, t in zip(point_residuals, trained, strict=True)],
+        posterior.evaluation_sd,
     )
     curves = [
-        _summarise_curve(j, posterior, packed, point_residuals, log10_C_peaks, draws, corrections[j])
+        _summarise_curve(j, posterior, packed, point_residuals[j], log10_C_peaks[j], corrections[j])
         for j in range(len(packed.keys))
     ]
-    intervals = _describe_intervals(posterior, problem_shifts, options) if options.replicates else None
-    parameter_count = 1 + 2 * len(curves) + sum(len(t) for t in packed.tracks)
-    return SweepEstimate(
+    residuals = {
+        key: [r[t] for r, t in zip(point_residuals[j], trained[j], strict=True) if t.any()]
+        for j, key in enumerate(packed.keys)
+    }
+    result = SweepEstimate(
         curves,
         unfitted_cells,
-        draws,
-        intervals,
-        is_n_irrelevant,
-        residuals_by_cell,
-        posterior.scales.noise_sd,
-        parameter_count,
+        no_effect=is_n_irrelevant,
+        residuals=residuals,
+        noise_sd=posterior.scales.noise_sd,
+        parameter_count=1 + 2 * len(curves) + sum(map(len, packed.tracks)),
+    )
+    if not options.replicates:
+        return result
+    contributions = problem_contributions(packed, metric, packed.data.y - point_residuals)
+    draws = _posterior_samples(posterior, curves, contributions, options.seed)
+    return replace(
+        result,
+        curves=[_with_intervals(curve, draws, j) for j, curve in enumerate(curves)],
+        draws=draws,
+        intervals=_describe_intervals(posterior, None if contributions is None else contributions.shape[1], options),
     )
 
 
-def _fit_corrections(
-    packed: PackedSweep, point_residuals: FloatArray, evaluation_sd: float
-) -> list[ResidualCorrection | None]:
-    log10_C = [
-        packed.data.x[j][(packed.data.weight[j] > 0) & np.isfinite(packed.data.x[j])] for j in range(len(packed.keys))
-    ]
-    return fit_corrections(
-        log10_C,
-        [np.concatenate(_residuals_by_run(j, packed, point_residuals)) for j in range(len(log10_C))],
-        evaluation_sd,
-    )
-
-
-def _residuals_by_run(j: int, packed: PackedSweep, point_residuals: FloatArray) -> list[FloatArray]:
-    """Residuals of each run of cell j at C > 0, those that were fitted."""
-    usable = (packed.data.weight[j] > 0) & np.isfinite(packed.data.x[j])
-    return [r[u] for r, u in zip(point_residuals[j], usable, strict=True) if u.any()]
-
-
-def _unfitted_reason(seeds: Sequence[RunTrack]) -> str | None:
-    """Why a cell has no curve."""
+def _unfitted_reason(seeds: Sequence[RunTrack]) -> str:
+    """Why a cell has no curve; "" where it has one."""
     points = sum(int((t.C > 0).sum()) for t in seeds)
     if points < MIN_POINTS:
         return f"{points} points at C > 0, at least {MIN_POINTS} needed"
-    C_low, shortest = _measured_range(seeds)[0], min(float(t.C[-1]) for t in seeds)
-    return None if 0 < C_low < shortest else "its seeds share no range of C > 0"
+    shares_range = 0 < _measured_range(seeds)[0] < min(float(t.C[-1]) for t in seeds)
+    return "" if shares_range else "its seeds share no range of C > 0"
 
 
 def _measured_range(seeds: Sequence[RunTrack]) -> tuple[float, float]:
@@ -116,82 +103,84 @@ def _measured_range(seeds: Sequence[RunTrack]) -> tuple[float, float]:
     return max(float(t.C[t.C > 0].min(initial=np.inf)) for t in seeds), max(float(t.C[-1]) for t in seeds)
 
 
-def _posterior_samples(
-    posterior: CurvePosterior,
-    packed: PackedSweep,
-    problem_shifts: ProblemShifts | None,
-    C_peaks: FloatArray,
-    corrections: Sequence[ResidualCorrection | None],
-    options: EstimationOptions,
-) -> PosteriorSamples:
-    """The posterior draws, each with its own resampled problems."""
-    draw_count = len(posterior.R0)
-    shifts = (
-        np.zeros((draw_count, 2))
-        if problem_shifts is None
-        else problem_shifts.sample(draw_count, np.random.default_rng([options.seed, 1]))
-    )
-    measured_ranges = np.array([_measured_range(seeds) for seeds in packed.tracks])
-    B_and_C_mid = (np.exp(posterior.theta[:, :, 2]), 10 ** posterior.theta[:, :, 1])
-    curve_parameters = (posterior.theta[:, :, 0], *B_and_C_mid, posterior.R0)
-    return PosteriorSamples(
-        posterior.tail,
-        tuple(packed.keys),
-        *curve_parameters,
-        shifts,
-        C_peaks,
-        measured_ranges[:, 0],
-        measured_ranges[:, 1],
-        tuple(corrections),
-    )
-
-
 def _summarise_curve(
     j: int,
     posterior: CurvePosterior,
     packed: PackedSweep,
-    point_residuals: FloatArray,
-    log10_C_peaks: FloatArray,
-    draws: PosteriorSamples | None,
+    residuals: FloatArray,
+    log10_C_peak: float,
     correction: ResidualCorrection | None,
 ) -> FittedCurve:
-    A, mid, lnB, tail = (float(v) for v in posterior.mean_curves[j])
+    """The mean curve of cell j; residuals float[S, P] are its evaluations' distances from it."""
+    A, mid, lnB, tail = posterior.mean_curves[j].tolist()
     B_p, n = packed.keys[j]
-    has_point = packed.data.weight[j] > 0
-    progress_reached = float(progress_at_points(tail, packed.data, posterior.mean_curves[:, :3])[0][j][has_point].max())
-    interval_by_name = {}
-    if draws is not None:
-        draws_by_name = {
-            "A": apply_problem_shift(draws.shift, draws.A),
-            "exponent": draws.exponent,
-            "C_mid": draws.C_mid,
-        }
-        interval_by_name = {name: central_interval(drawn[:, j]) for name, drawn in draws_by_name.items()}
-    A_width = 0.0 if draws is None else float(np.ptp([v for v in interval_by_name["A"] if v is not None] or [0.0]))
-    has_peak = bool(np.isfinite(log10_C_peaks[j]))
+    C_low, C_high = _measured_range(packed.tracks[j])
+    has_point, has_peak = packed.data.weight[j] > 0, bool(np.isfinite(log10_C_peak))
+    progress_reached = progress_at_points(tail, packed.data, posterior.mean_curves[:, :3])[0][j][has_point].max()
     return FittedCurve(
-        B_p, n, float(posterior.R0.mean()), A, float(np.exp(lnB)), 10**mid, *_measured_range(packed.tracks[j]),
-        points=int((has_point & np.isfinite(packed.data.x[j])).sum()),
-        rmse=float(np.sqrt(np.mean(point_residuals[j][has_point] ** 2))),
+        B_p=B_p,
+        n=n,
+        R0=float(posterior.R0.mean()),
+        A=A,
+        exponent=float(np.exp(lnB)),
+        C_mid=10**mid,
+        C_low=C_low,
+        C_high=C_high,
+        points=int(packed.data.trained[j].sum()),
+        rmse=float(np.sqrt(np.mean(residuals[has_point] ** 2))),
         tail=tail,
         correction=correction,
-        determined=not has_peak and progress_reached >= DETERMINED_PROGRESS and A_width <= DETERMINED_WIDTH,
-        C_peak=float(10 ** log10_C_peaks[j]) if has_peak else None,
-        A_interval=interval_by_name.get("A"),
-        exponent_interval=interval_by_name.get("exponent"),
-        C_mid_interval=interval_by_name.get("C_mid"),
-    )  # fmt: skip
+        determined=not has_peak and bool(progress_reached >= DETERMINED_PROGRESS),
+        C_peak=float(10**log10_C_peak) if has_peak else None,
+    )
+
+
+def _posterior_samples(
+    posterior: CurvePosterior, curves: Sequence[FittedCurve], contributions: FloatArray | None, seed: int
+) -> PosteriorSamples:
+    """The posterior draws, each with its own resampled problems."""
+    draw_count = len(posterior.R0)
+    A, mid, lnB = np.moveaxis(posterior.theta, 2, 0)
+    shift = np.zeros((draw_count, 2))
+    if contributions is not None:
+        shift = sample_problem_shifts(contributions, draw_count, np.random.default_rng([seed, 1]))
+    return PosteriorSamples(
+        tail=posterior.tail,
+        keys=tuple(c.key for c in curves),
+        A=A,
+        exponent=np.exp(lnB),
+        C_mid=10**mid,
+        R0=posterior.R0,
+        shift=shift,
+        C_peak=np.array([np.inf if c.C_peak is None else c.C_peak for c in curves]),
+        C_low=np.array([c.C_low for c in curves]),
+        C_high=np.array([c.C_high for c in curves]),
+        corrections=tuple(c.correction for c in curves),
+    )
+
+
+def _with_intervals(curve: FittedCurve, draws: PosteriorSamples, j: int) -> FittedCurve:
+    """The curve of cell j with the intervals of its parameters."""
+    A_interval = central_interval(apply_problem_shift(draws.shift, draws.A)[:, j])
+    low, high = (v if v is not None else np.nan for v in A_interval)
+    return replace(
+        curve,
+        determined=curve.determined and not high - low > DETERMINED_WIDTH,
+        A_interval=A_interval,
+        exponent_interval=central_interval(draws.exponent[:, j]),
+        C_mid_interval=central_interval(draws.C_mid[:, j]),
+    )
 
 
 def _describe_intervals(
-    posterior: CurvePosterior, problem_shifts: ProblemShifts | None, options: EstimationOptions
+    posterior: CurvePosterior, problem_count: int | None, options: EstimationOptions
 ) -> IntervalSettings:
     """How the intervals were made."""
     problems_sentence = (
-        f"the {problem_shifts.problem_count} validation problems are resampled, alike for all runs and checkpoints"
-        if problem_shifts is not None
-        else "no right answers of single problems are recorded, "
+        "no right answers of single problems are recorded, "
         "so the intervals hold for these validation problems, not for others"
+        if problem_count is None
+        else f"the {problem_count} validation problems are resampled, alike for all runs and checkpoints"
     )
     return IntervalSettings(
         level=LEVEL,
@@ -200,7 +189,7 @@ def _describe_intervals(
         run_sd=posterior.scales.run_sd,
         run_sd_source=posterior.run_sd_from,
         noise_sd=posterior.evaluation_sd,
-        problems=None if problem_shifts is None else problem_shifts.problem_count,
+        problems=problem_count,
         method="draws of all curves from their posterior, each run's luck and the run-to-run effect's own uncertainty "
         f"included; {problems_sentence}",
     )

@@ -4,19 +4,20 @@
 
 R0 is the reward before training, A the asymptote, C_mid the compute of half the gain, and the exponent says how sharply
 the gain comes. s rises from 0 to 1, s(0) = 1/2, and `tail` says how it approaches 1. tail = 1 is ScaleRL's sigmoid
-(arXiv:2510.13786, eq. 1), a Hill curve whose last stretch is a power law:
-
-    R(C) = R0 + (A - R0) / (1 + (C_mid / C)^exponent)
-
+(arXiv:2510.13786, eq. 1), a Hill curve whose last stretch is a power law: R0 + (A - R0) / (1 + (C_mid / C)^exponent).
 tail = 0 is the stretched exponential, R0 + (A - R0) (1 - exp(-ln 2 (C / C_mid)^exponent)), which approaches 1 sooner.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit
 
+from isojax.scaling.curves.residual_correction import ResidualCorrection
+from isojax.scaling.intervals import Interval
 from isojax.scaling.validation_metrics import FloatArray
 
 HILL_TAIL, STRETCHED_TAIL = 1.0, 0.0
@@ -65,6 +66,57 @@ def curve_value(
     return floor + (np.asarray(A) - floor) * progress_and_slope(z, tail)[0]
 
 
-def shape_name(tail: float) -> str:
-    """The shape's name: "hill", "stretched", or between the two."""
-    return {HILL_TAIL: "hill", STRETCHED_TAIL: "stretched"}.get(tail, "between hill and stretched")
+@dataclass(frozen=True)
+class FittedCurve:
+    """A fitted R(C) of one (B_p, n).
+
+    Attributes:
+        R0, A, exponent, C_mid, tail: the curve's parameters; C_mid in units of compute. Mode "paper" has tail 1 alone.
+        C_low, C_high: the range of C > 0 over which the cell was measured.
+        points: how many it was fitted to (record-breaking ones in mode "paper").
+        rmse: root mean square residual at those points, in reward.
+        at_bounds: parameters that ended at a bound, which the data therefore do not determine.
+        correction: what is added to the shape inside the measured range; None where the shape suffices.
+        determined: whether the data determine A; where they do not, read the curve only where it was measured.
+        C_peak: where reward starts to fall; the curve is held flat beyond, as stopping early would.
+        A_interval, exponent_interval, C_mid_interval: 90%; a bound of None is an open end; None where the mode gives
+            no interval.
+    """
+
+    B_p: int
+    n: int
+    R0: float
+    A: float
+    exponent: float
+    C_mid: float
+    C_low: float
+    C_high: float
+    points: int
+    rmse: float
+    at_bounds: tuple[str, ...] = ()
+    tail: float = HILL_TAIL
+    correction: ResidualCorrection | None = None
+    determined: bool = True
+    C_peak: float | None = None
+    A_interval: Interval | None = None
+    exponent_interval: Interval | None = None
+    C_mid_interval: Interval | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(B_p, n)."""
+        return self.B_p, self.n
+
+    @property
+    def form(self) -> str:
+        """The shape in words."""
+        return {HILL_TAIL: "hill", STRETCHED_TAIL: "stretched"}.get(self.tail, "between hill and stretched")
+
+
+def curve_reward(curve: FittedCurve, C: ArrayLike) -> FloatArray:
+    """The curve's reward at compute C > 0, float[...] -> float[...]; a curve with a peak gives the best reward up to
+    C.
+    """
+    C_capped = np.minimum(np.asarray(C, dtype=np.float64), np.inf if curve.C_peak is None else curve.C_peak)
+    reward = curve_value(C_capped, curve.R0, curve.A, curve.exponent, curve.C_mid, curve.tail)
+    return reward if curve.correction is None else reward + curve.correction.evaluate(C_capped)

@@ -1,36 +1,28 @@
 """Draws of all curves given the evaluations: Hamiltonian Monte Carlo on the model of hierarchical.py, one chain per
-replicate.
-
-Where a plateau is not reached, the posterior is wide and skewed, with a long tail above its mode, and a bootstrap of
-the mode inherits the mode's bias: on 32 worlds the mode erred by .018 at four times the data's compute, its bootstrap
-mean by .017, the posterior mean by .013. Therefore the reported curves are posterior means and the replicates posterior
-draws.
+replicate. docs/laws.md says why draws and not a bootstrap of the mode.
 
 The run effects e and the surface's gamma are integrated out exactly; the remaining v = (theta of every cell, R0) is
 whitened by the curvature at the mode. A run's points are averaged in at most BINS_PER_RUN bins of log C, and the small
-change that this makes at the mode is subtracted: the result is exact where curves are straight within a bin."""
+change that this makes at the mode is subtracted: the result is exact where curves are straight within a bin.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isojax.scaling.curves.hierarchical import (
-    LNB_RANGE,
-    MID_DECADES,
     HierarchicalState,
     Scales,
     SweepArrays,
     predict_rewards,
     robust_precision,
 )
-from isojax.scaling.curves.hill import LN10, progress_and_slope, progress_gradient, scaled_log_compute
+from isojax.scaling.curves.hill import LN10, progress_and_slope, scaled_log_compute
 from isojax.scaling.validation_metrics import FloatArray, as_float64
-
-WhitenedPotential = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
 
 BINS_PER_RUN = 12
 LEAPFROG_STEPS, STEP_SIZE = 7, 1.1
@@ -40,26 +32,18 @@ MAX_START_HALVINGS = 20
 
 @dataclass(frozen=True)
 class _PotentialEnergy:
-    """Minus the log posterior of v, which can be evaluated for many chains at once.
-
-    Attributes:
-        x, y, W: float[J, S, K], of each bin: log10 C, reward, precision (0: an empty bin).
-        y0, W0: reward and precision of all evaluations at C = 0 together.
-        prior_mean, prior_precision: float[3J], float[3J, 3J], of theta with gamma integrated out.
-        run_precision: 1 / run_sd^2, float[1 or Q, 1, 1].
-        lower, upper: float[3], the bounds of (A, mid, lnB).
-    """
+    """Minus the log posterior of v, which can be evaluated for many chains at once."""
 
     tail: float
-    x: FloatArray
-    y: FloatArray
-    W: FloatArray
-    y0: float
+    x: FloatArray  # [J, S, K], of each bin: log10 C
+    y: FloatArray  # [J, S, K], reward
+    W: FloatArray  # [J, S, K], precision; 0: an empty bin
+    y0: float  # reward and precision of all evaluations at C = 0 together
     W0: float
-    prior_mean: FloatArray
-    prior_precision: FloatArray
-    run_precision: FloatArray
-    lower: FloatArray
+    prior_mean: FloatArray  # [3J], of theta with gamma integrated out
+    prior_precision: FloatArray  # [3J, 3J]
+    run_precision: FloatArray  # [1 or Q, 1, 1], 1 / run_sd^2
+    lower: FloatArray  # [3], bounds of (A, mid, lnB)
     upper: FloatArray
 
     def value_and_gradient(self, v: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -101,49 +85,59 @@ def _make_target(
 ) -> _PotentialEnergy:
     J, S, _ = data.weight.shape
     precision = robust_precision(tail, data, state, scales)
-    mode_rewards = predict_rewards(tail, data, state, with_run_effect=False)
-    x, y, W = np.zeros((J, S, BINS_PER_RUN)), np.zeros((J, S, BINS_PER_RUN)), np.zeros((J, S, BINS_PER_RUN))
-    at_zero = ~np.isfinite(data.x) & (data.weight > 0)
+    residual = data.y - predict_rewards(tail, data, state, with_run_effect=False)
+    x, mean_residual, W = (np.zeros((J, S, BINS_PER_RUN)) for _ in range(3))
     for j, s in np.ndindex(J, S):
-        usable = (precision[j, s] > 0) & np.isfinite(data.x[j, s])
+        usable = data.trained[j, s]
         if not usable.any():
             continue
         log10_C, point_precision = data.x[j, s, usable], precision[j, s, usable]
-        bin_index = np.minimum(
-            ((log10_C - log10_C[0]) / max(np.ptp(log10_C), 1e-9) * BINS_PER_RUN).astype(int), BINS_PER_RUN - 1
-        )
+        relative_position = (log10_C - log10_C[0]) / max(np.ptp(log10_C), 1e-9)
+        bin_index = np.minimum((relative_position * BINS_PER_RUN).astype(int), BINS_PER_RUN - 1)
         W[j, s] = np.bincount(bin_index, point_precision, BINS_PER_RUN)
         bin_precision = np.maximum(W[j, s], 1e-300)
         x[j, s] = np.bincount(bin_index, point_precision * log10_C, BINS_PER_RUN) / bin_precision
-        residual = (
-            np.bincount(bin_index, point_precision * (data.y[j, s, usable] - mode_rewards[j, s, usable]), BINS_PER_RUN)
-            / bin_precision
-        )
-        A, mid, lnB = state.theta[j]
-        y[j, s] = state.R0 + (A - state.R0) * progress_gradient(x[j, s], mid, lnB, tail)[0] + residual
-    X_flat = data.X.reshape(3 * J, -1)
-    covariance = np.diag(np.tile(scales.tau**2, J)) + (X_flat * scales.u_sd[1:] ** 2) @ X_flat.T
+        weighted_residual = point_precision * residual[j, s, usable]
+        mean_residual[j, s] = np.bincount(bin_index, weighted_residual, BINS_PER_RUN) / bin_precision
+    bins = replace(data, x=x, y=mean_residual, weight=W)
+    y = predict_rewards(tail, bins, state, with_run_effect=False) + mean_residual
+    at_zero = ~np.isfinite(data.x) & (data.weight > 0)
     W0 = float(precision[at_zero].sum())
     y0 = float((precision[at_zero] * data.y[at_zero]).sum() / W0) if W0 else 0.0
-    lower = np.array([0.0, data.x_low - MID_DECADES, LNB_RANGE[0]])
-    upper = np.array([1.0, data.x_high + MID_DECADES, LNB_RANGE[1]])
+    X_flat = data.X.reshape(3 * J, -1)
+    covariance = np.diag(np.tile(scales.tau**2, J)) + (X_flat * scales.u_sd[1:] ** 2) @ X_flat.T
     prior_terms = (X_flat @ scales.u_mean[1:], as_float64(np.linalg.inv(covariance)))
-    return _PotentialEnergy(
-        tail, x, y, W, y0, W0, *prior_terms, np.maximum(run_sds, 1e-9)[:, None, None] ** -2.0, lower, upper
-    )
+    run_precision = np.maximum(run_sds, 1e-9)[:, None, None] ** -2.0
+    return _PotentialEnergy(tail, x, y, W, y0, W0, *prior_terms, run_precision, *data.theta_bounds)
 
 
 def _whitening_matrix(target: _PotentialEnergy, v: FloatArray) -> FloatArray:
     """float[d, d] T with T T' the inverse curvature at v, by central differences of the gradient."""
-    step_sizes = 1e-4 / np.sqrt(
-        np.maximum(np.concatenate([np.diag(target.prior_precision), [max(target.W0, 1.0)]]), 1.0)
-    )
-    forward_gradient, backward_gradient = (
-        target.value_and_gradient(v + sign * np.diag(step_sizes))[1] for sign in (1, -1)
-    )
-    H = (forward_gradient - backward_gradient) / (2 * step_sizes[:, None])
+    prior_precision = np.append(np.diag(target.prior_precision), target.W0)
+    step_sizes = 1e-4 / np.sqrt(np.maximum(prior_precision, 1.0))
+    forward, backward = (target.value_and_gradient(v + sign * np.diag(step_sizes))[1] for sign in (1, -1))
+    H = (forward - backward) / (2 * step_sizes[:, None])
     eigenvalues, eigenvectors = np.linalg.eigh((H + H.T) / 2)
     return eigenvectors / np.sqrt(np.maximum(eigenvalues, 1e-3 * np.median(np.abs(eigenvalues))))
+
+
+@dataclass(frozen=True)
+class _ChainStates:
+    """Where each chain is in whitened coordinates: float[Q, d], the potential there float[Q], its gradient float[Q,
+    d].
+    """
+
+    position: FloatArray
+    potential: FloatArray
+    gradient: FloatArray
+
+    def replaced_where(self, mask: NDArray[np.bool_], other: _ChainStates) -> _ChainStates:
+        """The other states where mask bool[Q] holds."""
+        return _ChainStates(
+            np.where(mask[:, None], other.position, self.position),
+            np.where(mask, other.potential, self.potential),
+            np.where(mask[:, None], other.gradient, self.gradient),
+        )
 
 
 def run_hmc_chains(
@@ -157,77 +151,41 @@ def run_hmc_chains(
     """(theta float[Q, J, 3], R0 float[Q]): one draw from each of Q chains that start from the normal approximation at
     the mode `state`.
 
-    Args:
-        run_sds: float[Q], a run-to-run standard deviation for each chain, so that its uncertainty is included.
+    run_sds: float[Q], a run-to-run standard deviation for each chain, so that its uncertainty is included.
     """
     target, chain_count = _make_target(tail, data, state, scales, run_sds), len(run_sds)
     mode = np.concatenate([state.theta.reshape(-1), state.u[:1]])
     T = _whitening_matrix(_make_target(tail, data, state, scales, np.array([scales.run_sd])), mode)
-    whitened_potential = partial(_whitened_potential, target, mode, T)
-    position, potential, gradient = _start_inside_bounds(
-        whitened_potential, rng.normal(size=(chain_count, len(mode))) * 0.7
-    )
+
+    def evaluate(position: FloatArray) -> _ChainStates:
+        potential, gradient = target.value_and_gradient(mode + position @ T.T)
+        return _ChainStates(position, potential, gradient @ T)
+
+    chains = evaluate(rng.normal(size=(chain_count, len(mode))) * 0.7)
+    for _ in range(MAX_START_HALVINGS):  # towards the mode: a chain that begins outside the bounds would never come in
+        inside = np.isfinite(chains.potential)
+        if inside.all():
+            break
+        chains = evaluate(np.where(inside[:, None], chains.position, 0.5 * chains.position))
     for _ in range(HMC_ITERATIONS):
-        momentum = rng.normal(size=position.shape)
+        momentum = rng.normal(size=chains.position.shape)
         step_size = STEP_SIZE / len(mode) ** 0.25 * rng.uniform(0.6, 1.1, size=(chain_count, 1))
-        trial = _leapfrog(whitened_potential, position, momentum, gradient, step_size)
+        trial, end_momentum = _leapfrog(evaluate, chains, momentum, step_size)
         with np.errstate(invalid="ignore"):
-            kinetic_change = 0.5 * ((momentum**2).sum(1) - (trial.momentum**2).sum(1))
-            accept = np.log(rng.random(chain_count)) < potential - trial.potential + kinetic_change
-        position = np.where(accept[:, None], trial.position, position)
-        potential = np.where(accept, trial.potential, potential)
-        gradient = np.where(accept[:, None], trial.gradient, gradient)
-    v = mode + position @ T.T
+            kinetic_change = 0.5 * ((momentum**2).sum(1) - (end_momentum**2).sum(1))
+            accepted = np.log(rng.random(chain_count)) < chains.potential - trial.potential + kinetic_change
+        chains = chains.replaced_where(accepted, trial)
+    v = mode + chains.position @ T.T
     return v[:, :-1].reshape(chain_count, -1, 3), v[:, -1]
 
 
-def _start_inside_bounds(
-    whitened_potential: WhitenedPotential, position: FloatArray
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(position, potential, gradient), chains outside the bounds moved towards the mode, which is inside.
-
-    A chain that begins outside would never come in.
-    """
-    potential, gradient = whitened_potential(position)
-    for _ in range(MAX_START_HALVINGS):
-        inside = np.isfinite(potential)
-        if inside.all():
-            break
-        position = np.where(inside[:, None], position, 0.5 * position)
-        potential, gradient = whitened_potential(position)
-    return position, potential, gradient
-
-
-@dataclass(frozen=True)
-class _Trajectory:
-    """Where a leapfrog trajectory of each chain ends: position, momentum, gradient float[Q, d], potential float[Q]."""
-
-    position: FloatArray
-    momentum: FloatArray
-    potential: FloatArray
-    gradient: FloatArray
-
-
 def _leapfrog(
-    whitened_potential: WhitenedPotential,
-    position: FloatArray,
-    momentum: FloatArray,
-    gradient: FloatArray,
-    step_size: FloatArray,
-) -> _Trajectory:
-    """LEAPFROG_STEPS steps of Hamilton's equations from a position and a momentum."""
-    momentum = momentum - 0.5 * step_size * gradient
-    for _ in range(LEAPFROG_STEPS - 1):
-        position = position + step_size * momentum
-        momentum = momentum - step_size * whitened_potential(position)[1]
-    position = position + step_size * momentum
-    potential, gradient = whitened_potential(position)
-    return _Trajectory(position, momentum - 0.5 * step_size * gradient, potential, gradient)
-
-
-def _whitened_potential(
-    target: _PotentialEnergy, mode: FloatArray, T: FloatArray, position: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """The potential and its gradient in whitened coordinates, v = mode + T position."""
-    potential, gradient = target.value_and_gradient(mode + position @ T.T)
-    return potential, gradient @ T
+    evaluate: Callable[[FloatArray], _ChainStates], chains: _ChainStates, momentum: FloatArray, step_size: FloatArray
+) -> tuple[_ChainStates, FloatArray]:
+    """(chains, momentum) after LEAPFROG_STEPS steps of Hamilton's equations."""
+    momentum = momentum - 0.5 * step_size * chains.gradient
+    for i in range(LEAPFROG_STEPS):
+        chains = evaluate(chains.position + step_size * momentum)
+        share_of_step = 1.0 if i < LEAPFROG_STEPS - 1 else 0.5
+        momentum = momentum - share_of_step * step_size * chains.gradient
+    return chains, momentum

@@ -11,54 +11,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from isojax.scaling.curves.fitted_curve import FittedCurve
-from isojax.scaling.curves.record_breaking import BIN_WIDTH, record_breaking_indices
-from isojax.scaling.curves.varpro import (
-    best_corners,
-    fit_from_starts,
-    least_loss,
-    parameters_at_bounds,
-    search_space,
-    soft_l1_loss,
-    squared_loss,
-)
+from isojax.scaling.curves import varpro
+from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.estimate import EstimationOptions, SweepEstimate
 from isojax.scaling.fit_inputs import base_reward
 from isojax.scaling.frontier.frontier_evidence import TracksByCell
+from isojax.scaling.result import FitFlag
 from isojax.scaling.validation_metrics import RunTrack
 
+BIN_WIDTH = 0.005  # of reward (appendix A, Fig. 15)
+_EDGE_TOLERANCE = 1e-9  # a reward on a bin's edge belongs to the upper bin however it was rounded: .3 / .005 gives 60
 SOFT_L1_SCALE = 0.01  # reward
 MIN_POINTS = 3
+MAX_NEIGHBOURS = 2  # the mean around a record takes at most this many points on either side
+
+
+def record_breaking_indices(rewards: ArrayLike) -> NDArray[np.intp]:
+    """Indices of the points of one run, by rising compute, whose floor(R / BIN_WIDTH) exceeds that of all points
+    before; the first point is one (section 4, Fig. 5).
+    """
+    bins = np.floor(np.asarray(rewards, dtype=np.float64) / BIN_WIDTH + _EDGE_TOLERANCE)
+    best_bin_before = np.concatenate([[-np.inf], np.maximum.accumulate(bins)[:-1]])[: len(bins)]
+    return np.flatnonzero(bins > best_bin_before)
 
 
 def estimate(cells: TracksByCell, metric: str, options: EstimationOptions) -> SweepEstimate:
     """A curve for each cell that has enough records; no intervals."""
     del metric, options
     R0 = base_reward([t for seeds in cells.values() for t in seeds])
-    curve_or_reason = {key: fit_records(seeds, R0, BIN_WIDTH) for key, seeds in cells.items()}
+    curve_or_reason = {key: fit_records(seeds, R0) for key, seeds in cells.items()}
     curves = [c for c in curve_or_reason.values() if isinstance(c, FittedCurve)]
     return SweepEstimate(curves, [(B_p, n, c) for (B_p, n), c in curve_or_reason.items() if isinstance(c, str)])
 
 
-def fit_records(seeds: Sequence[RunTrack], R0: float | None, bin_width: float) -> FittedCurve | str:
-    """The curve of one (B_p, n), from the record-breaking points of its seeds at C > 0.
+def fit_records(seeds: Sequence[RunTrack], R0: float | None) -> FittedCurve | str:
+    """The curve of one (B_p, n) through the record-breaking points of its seeds at C > 0, or why there is none.
 
-    Args:
-        R0: the base policy's reward; None fits it too.
-
-    Returns:
-        The curve; or, where there is none, the reason in words.
-
-    Raises:
-        InputError: a bad bin width.
+    R0: the base policy's reward; None fits it too.
     """
-    C_low = max((float(t.C[t.C > 0].min(initial=np.inf)) for t in seeds), default=np.inf)
+    C_low = max(float(t.C[t.C > 0].min(initial=np.inf)) for t in seeds)
     C_high = min(float(t.C[-1]) for t in seeds)
     if not 0 < C_low < C_high:
         return "its seeds share no range of C > 0"
-    records = [(t, record_breaking_indices(t.R, bin_width)) for t in seeds]
+    records = [(t, record_breaking_indices(t.R)) for t in seeds]
     C = np.concatenate([t.C[i] for t, i in records])
     R = np.concatenate([t.R[i] for t, i in records])
     return fit_points(seeds[0].key, C[C > 0], R[C > 0], R0, (C_low, C_high))
@@ -67,15 +64,9 @@ def fit_records(seeds: Sequence[RunTrack], R0: float | None, bin_width: float) -
 def fit_points(
     key: tuple[int, int], C: ArrayLike, R: ArrayLike, R0: float | None, C_range: tuple[float, float]
 ) -> FittedCurve | str:
-    """The sigmoid of the cell key = (B_p, n) through given points.
+    """The sigmoid of the cell key = (B_p, n) through rewards R at C > 0, float[points] each, or why there is none.
 
-    Args:
-        C: float[points] > 0, any order. R: float[points], rewards there.
-        R0: the base policy's reward; None fits it too.
-        C_range: the measured range (C_low, C_high) to note.
-
-    Returns:
-        The curve; or, where the points do not suffice, the reason in words.
+    C_range: the measured range (C_low, C_high) to note.
     """
     compute, rewards = np.asarray(C, dtype=np.float64), np.asarray(R, dtype=np.float64)
     distinct_count = len(np.unique(compute))
@@ -84,10 +75,9 @@ def fit_points(
         return f"{distinct_count} record-breaking values of C > 0, at least {required} needed"
     if R0 is not None and R0 > 1 - 1e-6:
         return "the base policy's reward is 1 already"
-    space = search_space(compute, (0.0, 1.0), R0)
-    least_squares_fits = fit_from_starts(space, rewards, best_corners(space, rewards), squared_loss())
-    loss = soft_l1_loss(SOFT_L1_SCALE)
-    solution = least_loss(space, rewards, fit_from_starts(space, rewards, least_squares_fits.phi, loss), loss)
+    space = varpro.search_space(compute, (0.0, 1.0), R0)
+    start = varpro.fit_least_squares(space, rewards).phi
+    solution = varpro.fit_robust(space, rewards[None], start, varpro.soft_l1_influence(SOFT_L1_SCALE))
     gains_nothing = solution.G[0] == 0
     return FittedCurve(
         *key,
@@ -99,5 +89,32 @@ def fit_points(
         C_high=C_range[1],
         points=len(compute),
         rmse=float(np.sqrt(np.mean((solution.fitted_rewards[0] - rewards) ** 2))),
-        at_bounds=("A",) if gains_nothing else parameters_at_bounds(solution, space),
+        at_bounds=("A",) if gains_nothing else varpro.parameters_at_bounds(solution, space),
     )
+
+
+def overshoot_flags(tracks: Sequence[RunTrack]) -> list[FitFlag]:
+    """How far the records lie above the mean of the points around them: they are maxima of noise."""
+    overshoots_by_run = [_record_overshoots(t) for t in tracks]
+    overshoots = [o for of_run in overshoots_by_run for o in of_run]
+    if not overshoots:
+        return []
+    last_overshoots = [of_run[-1] for of_run in overshoots_by_run if of_run]
+    text = (
+        "paper mode fits record-breaking points, which exceed the mean by the largest noise so far: every A is biased "
+        f"upward, more for cells with more evaluations; here {len(overshoots)} records lie {np.mean(overshoots):+.4f} "
+        "of reward above the points around them on average, the last of each run, which set the plateau, "
+        f"{np.mean(last_overshoots):+.4f}"
+    )
+    return [FitFlag(code="records_overshoot", severity="warning", text=text)]
+
+
+def _record_overshoots(track: RunTrack) -> list[float]:
+    """Each record's reward above the mean of as many points before as after it; records at an end have none."""
+    overshoots = []
+    for i in record_breaking_indices(track.R).tolist():
+        width = min(MAX_NEIGHBOURS, i, len(track.R) - 1 - i)
+        if width > 0:
+            around = np.concatenate([track.R[i - width : i], track.R[i + 1 : i + 1 + width]])
+            overshoots.append(float(track.R[i] - around.mean()))
+    return overshoots

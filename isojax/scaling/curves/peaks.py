@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from isojax.scaling.curves.hill import HILL_TAIL, STRETCHED_TAIL, progress_gradient
+from isojax.scaling.series import noise_sd
 from isojax.scaling.validation_metrics import FloatArray, RunTrack
 
 # A peak has to gain this much of twice the log likelihood, and its fall has to be this many standard errors steep.
@@ -27,38 +28,32 @@ def find_peak(seeds: Sequence[RunTrack], base_reward: float | None) -> float | N
 
     base_reward: at C = 0; None: the lowest reward seen.
     """
-    run_series = [(np.log10(t.C[t.C > 0]), t.R[t.C > 0], np.full((t.C > 0).sum(), s)) for s, t in enumerate(seeds)]
-    log10_C, rewards, run_index = (np.concatenate(part) for part in zip(*run_series, strict=True))
+    rewards_by_run = [t.R[t.C > 0] for t in seeds]
+    log10_C = np.concatenate([np.log10(t.C[t.C > 0]) for t in seeds])
+    rewards = np.concatenate(rewards_by_run)
     if len(log10_C) < 3 * MIN_POINTS_AFTER_PEAK + len(seeds):
         return None
-    floor = base_reward if base_reward is not None else float(rewards.min())
-    noise_variance = max(_noise_variance(run_series), 1e-18)
+    run_one_hot = np.repeat(np.eye(len(seeds)), [len(r) for r in rewards_by_run], axis=0)
+    rewards_above_floor = rewards - (base_reward if base_reward is not None else float(rewards.min()))
     candidates = np.quantile(np.unique(log10_C), np.linspace(0.3, 0.9, 16))
     candidates = np.unique(candidates[[(log10_C > c).sum() >= MIN_POINTS_AFTER_PEAK for c in candidates]])
-    run_one_hot = np.eye(len(seeds))[run_index.astype(int)]
-    rss_without_peak = min(
-        _best_grid_fit(tail, log10_C, rewards - floor, run_one_hot, None)[0] for tail in (HILL_TAIL, STRETCHED_TAIL)
-    )
+    tails = (HILL_TAIL, STRETCHED_TAIL)
+    rss_without_peak = min(_best_grid_fit(tail, log10_C, rewards_above_floor, run_one_hot, None)[0] for tail in tails)
     peak_fits = [
-        (*_best_grid_fit(tail, log10_C, rewards - floor, run_one_hot, c), c)
-        for c in candidates
-        for tail in (HILL_TAIL, STRETCHED_TAIL)
+        (*_best_grid_fit(tail, log10_C, rewards_above_floor, run_one_hot, peak), peak)
+        for peak in candidates
+        for tail in tails
     ]
     if not peak_fits:
         return None
     rss, fall, fall_variance, peak = min(peak_fits, key=lambda f: f[0])
+    noise_variance = max(noise_sd(rewards_by_run) ** 2, 1e-18)
     residual_variance = max(noise_variance, rss / max(1, len(log10_C) - 4 - len(seeds)))
     is_significant = (
         fall > MIN_FALL_Z * np.sqrt(fall_variance * residual_variance)
         and rss_without_peak - rss > MIN_LOG_LIKELIHOOD_GAIN * residual_variance
     )
     return float(peak) if is_significant else None
-
-
-def _noise_variance(run_series: Sequence[tuple[FloatArray, FloatArray, FloatArray]]) -> float:
-    """Variance of one evaluation, from its distance to the mean of its neighbours."""
-    squared_deviations = np.concatenate([(y[1:-1] - (y[:-2] + y[2:]) / 2) ** 2 for _, y, _ in run_series if len(y) > 2])
-    return float(np.median(squared_deviations)) / 0.455 / 1.5 if len(squared_deviations) else 0.0
 
 
 def _best_grid_fit(
@@ -74,9 +69,8 @@ def _best_grid_fit(
     s = progress_gradient(log10_C_capped, mids.reshape(-1, 1), ln_exponents.reshape(-1, 1), tail)[0]  # [grid, points]
     design = s[:, :, None] * run_one_hot
     if peak is not None:
-        design = np.concatenate(
-            [design, np.broadcast_to(-np.maximum(log10_C - peak, 0)[None, :, None], (len(s), len(log10_C), 1))], axis=2
-        )
+        fall = np.broadcast_to(-np.maximum(log10_C - peak, 0)[:, None], (*s.shape, 1))
+        design = np.concatenate([design, fall], axis=2)
     normal_matrix = np.einsum("gpi,gpj->gij", design, design) + 1e-9 * np.eye(design.shape[2])
     normal_rhs = np.einsum("gpi,p->gi", design, rewards_above_floor)
     coefficients = np.linalg.solve(normal_matrix, normal_rhs[..., None])[..., 0]

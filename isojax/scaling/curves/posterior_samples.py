@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from isojax.scaling.curves.fitted_curve import FittedCurve
-from isojax.scaling.curves.hill import curve_value
+from isojax.scaling.curves.hill import FittedCurve, curve_value
 from isojax.scaling.curves.problem_resampling import apply_problem_shift
-from isojax.scaling.curves.residual_correction import ResidualCorrection, correlated_normals
+from isojax.scaling.curves.residual_correction import ResidualCorrection
 from isojax.scaling.frontier.envelope import MIN_DECADES
 from isojax.scaling.intervals import Interval, central_interval
 from isojax.scaling.result import CurveDraws
@@ -28,29 +27,19 @@ CURVE_REACH_DECADES = float(np.log10(4.0))
 
 @dataclass(frozen=True)
 class PosteriorSamples:
-    """Replicates of all curves: Q replicates of J cells.
+    """Replicates of all curves: Q replicates of J cells, on the problems that were used."""
 
-    Attributes:
-        tail: float[Q], the shape of each replicate.
-        keys: (B_p, n) of each cell.
-        A, exponent, C_mid: float[Q, J]. R0: float[Q]. All on the problems that were used.
-        shift: float[Q, 2], what other validation problems would add (problem_resampling.py); 0 where that is unknown.
-        C_peak: float[J], C where a cell's reward starts to fall; inf where it does not.
-        C_low, C_high: float[J], the measured range of C.
-        corrections: of each cell; empty where no cell has one.
-    """
-
-    tail: FloatArray
-    keys: tuple[tuple[int, int], ...]
-    A: FloatArray
-    exponent: FloatArray
-    C_mid: FloatArray
-    R0: FloatArray
-    shift: FloatArray
-    C_peak: FloatArray
-    C_low: FloatArray
+    tail: FloatArray  # [Q], the shape of each replicate
+    keys: tuple[tuple[int, int], ...]  # (B_p, n) of each cell
+    A: FloatArray  # [Q, J]
+    exponent: FloatArray  # [Q, J]
+    C_mid: FloatArray  # [Q, J]
+    R0: FloatArray  # [Q]
+    shift: FloatArray  # [Q, 2], what other problems would add (problem_resampling.py); 0 where that is unknown
+    C_peak: FloatArray  # [J], C where a cell's reward starts to fall; inf where it does not
+    C_low: FloatArray  # [J], the measured range of C
     C_high: FloatArray
-    corrections: tuple[ResidualCorrection | None, ...] = ()
+    corrections: tuple[ResidualCorrection | None, ...] = ()  # of each cell; empty where no cell has one
 
     def rewards(self, C: ArrayLike) -> FloatArray:
         """float[Q, J, G] at compute C, float[G] > 0, each replicate on validation problems of its own."""
@@ -65,9 +54,8 @@ class PosteriorSamples:
         R = self.shapes_at(C_capped)
         for j, correction in enumerate(self.corrections):
             if correction is not None:
-                normal_draws = correlated_normals(len(self.R0), len(correction.value), self.keys[j])
-                sampled = correction.sample(C_capped[..., j].reshape(-1), normal_draws)
-                R[..., j] += sampled.T.reshape(*C_capped.shape[:-1], len(self.R0))
+                sampled = correction.sample(C_capped[..., j].reshape(-1), len(self.R0), self.keys[j])
+                R[..., j] += sampled.T.reshape(R.shape[:-1])
         return R
 
     def shapes_at(self, C: FloatArray) -> FloatArray:
@@ -78,17 +66,10 @@ class PosteriorSamples:
     def for_cells(self, keys: Sequence[tuple[int, int]]) -> PosteriorSamples:
         """The same replicates of some cells."""
         cell_index = [self.keys.index(key) for key in keys]
-        return replace(
-            self,
-            keys=tuple(keys),
-            A=self.A[:, cell_index],
-            exponent=self.exponent[:, cell_index],
-            C_mid=self.C_mid[:, cell_index],
-            C_peak=self.C_peak[cell_index],
-            C_low=self.C_low[cell_index],
-            C_high=self.C_high[cell_index],
-            corrections=tuple(self.corrections[j] for j in cell_index) if self.corrections else (),
-        )
+        of_replicates = {name: getattr(self, name)[:, cell_index] for name in ("A", "exponent", "C_mid")}
+        of_cells = {name: getattr(self, name)[cell_index] for name in ("C_peak", "C_low", "C_high")}
+        corrections = tuple(self.corrections[j] for j in cell_index) if self.corrections else ()
+        return replace(self, keys=tuple(keys), corrections=corrections, **of_replicates, **of_cells)
 
     def is_measured(self, C: ArrayLike, slack: float = MIN_DECADES) -> NDArray[np.bool_]:
         """bool[J, G]: which cells were measured to within `slack` decades of C (they end at different C, since B_p n
@@ -112,12 +93,13 @@ def frontier_band(draws: PosteriorSamples, C: ArrayLike) -> list[dict[str, Any]]
     attains it, without those that never do.
     """
     best_rewards, winner = best_cells(draws, C)
-    n_of_cell = np.array([n for _, n in draws.keys])
+    best_n = np.array([n for _, n in draws.keys])[winner]
     rows = []
-    for g in range(best_rewards.shape[1]):
-        low, high = central_interval(best_rewards[:, g])
-        n_share = {n: float(np.mean(n_of_cell[winner[:, g]] == n)) for n in sorted(set(n_of_cell.tolist()))}
-        rows.append({"low": low, "high": high, "n_probability": {n: round(p, 4) for n, p in n_share.items() if p > 0}})
+    for rewards, n_values in zip(best_rewards.T, best_n.T, strict=True):
+        low, high = central_interval(rewards)
+        n, counts = np.unique(n_values, return_counts=True)
+        shares = dict(zip(n.tolist(), (counts / len(n_values)).round(4).tolist(), strict=True))
+        rows.append({"low": low, "high": high, "n_probability": shares})
     return rows
 
 
@@ -130,12 +112,11 @@ def crossover_interval(
     it (+inf). Of several crossings the one nearest to `fitted_crossing`, that of the fitted curves, counts.
     """
     pair = draws.for_cells([low_cell, high_cell])
-    C_from, C_to = float(pair.C_low.max()), float(pair.C_high.min())
-    if not C_from < C_to:
+    log10_C_from, log10_C_to = float(np.log10(pair.C_low.max())), float(np.log10(pair.C_high.min()))
+    if not log10_C_from < log10_C_to:
         return None, None
-    log10_C = np.linspace(
-        np.log10(C_from), np.log10(C_to), max(8, int(np.ceil(_SEARCH_PER_DECADE * np.log10(C_to / C_from))) + 1)
-    )
+    grid_points = max(8, int(np.ceil(_SEARCH_PER_DECADE * (log10_C_to - log10_C_from))) + 1)
+    log10_C = np.linspace(log10_C_from, log10_C_to, grid_points)
     R = pair.rewards(10**log10_C)
     lead = R[:, 1] - R[:, 0]
     crosses = (lead[:, :-1] <= 0) & (lead[:, 1:] > 0)
@@ -143,11 +124,8 @@ def crossover_interval(
     crossings = np.where(crosses, log10_C[:-1] + fraction * np.diff(log10_C), np.inf)
     nearest_crossing = crossings[np.arange(len(crossings)), np.abs(crossings - np.log10(fitted_crossing)).argmin(1)]
     outside_range = np.where(lead[:, -1] > 0, -np.inf, np.inf)
-    log10_interval = central_interval(np.where(crosses.any(1), nearest_crossing, outside_range))
-    return (
-        None if log10_interval[0] is None else 10 ** log10_interval[0],
-        None if log10_interval[1] is None else 10 ** log10_interval[1],
-    )
+    low, high = central_interval(np.where(crosses.any(1), nearest_crossing, outside_range))
+    return None if low is None else 10**low, None if high is None else 10**high
 
 
 def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
@@ -166,34 +144,28 @@ def to_curve_draws(draws: PosteriorSamples) -> CurveDraws:
     def rounded(values: FloatArray) -> tuple[float, ...]:
         return tuple(float(f"{v:.5g}") for v in values[is_finite])
 
-    return CurveDraws(
-        cells=draws.keys,
-        A=tuple(rounded(row) for row in draws.A.T),
-        exponent=tuple(rounded(row) for row in draws.exponent.T),
-        C_mid=tuple(rounded(row) for row in draws.C_mid.T),
-        R0=rounded(draws.R0),
-        tail=rounded(draws.tail),
-        shift=(rounded(draws.shift[:, 0]), rounded(draws.shift[:, 1])),
-    )
+    A, exponent, C_mid = (tuple(map(rounded, values.T)) for values in (draws.A, draws.exponent, draws.C_mid))
+    a, b = map(rounded, draws.shift.T)
+    R0, tail = rounded(draws.R0), rounded(draws.tail)
+    return CurveDraws(cells=draws.keys, A=A, exponent=exponent, C_mid=C_mid, R0=R0, tail=tail, shift=(a, b))
 
 
 def from_curve_draws(draws: CurveDraws | None, curves: Sequence[FittedCurve]) -> PosteriorSamples:
     """The replicates of a saved fit, cells in the curves' order; no replicate where the fit has none (mode "paper")."""
-    none_drawn = np.zeros((0, len(curves)))
-    order = [] if draws is None else [draws.cells.index(c.key) for c in curves]
-    A, exponent, C_mid = (
-        (none_drawn, none_drawn, none_drawn)
-        if draws is None
-        else (np.array(values)[order].T for values in (draws.A, draws.exponent, draws.C_mid))
-    )
+    keys = tuple(c.key for c in curves)
+    if draws is None:
+        none = ((),) * len(keys)
+        draws = CurveDraws(cells=keys, A=none, exponent=none, C_mid=none, R0=(), tail=(), shift=((), ()))
+    order = [draws.cells.index(key) for key in keys]
+    A, exponent, C_mid = (np.array(values)[order].T for values in (draws.A, draws.exponent, draws.C_mid))
     return PosteriorSamples(
-        tail=np.array(() if draws is None else draws.tail),
-        keys=tuple(c.key for c in curves),
+        tail=np.array(draws.tail),
+        keys=keys,
         A=A,
         exponent=exponent,
         C_mid=C_mid,
-        R0=np.array(() if draws is None else draws.R0),
-        shift=np.zeros((0, 2)) if draws is None else np.array(draws.shift).T,
+        R0=np.array(draws.R0),
+        shift=np.array(draws.shift).T,
         C_peak=np.array([np.inf if c.C_peak is None else c.C_peak for c in curves]),
         C_low=np.array([c.C_low for c in curves]),
         C_high=np.array([c.C_high for c in curves]),

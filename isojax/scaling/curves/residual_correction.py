@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.core.estimators import FloatArray
 
 CORRELATION_DECADES = 0.3
 AMPLITUDES = (0.003, 0.005, 0.008, 0.012, 0.018, 0.025, 0.035, 0.05)
@@ -35,33 +35,21 @@ class ResidualCorrection:
 
     def evaluate(self, C: ArrayLike) -> FloatArray:
         """Reward to add at C > 0, float[...] -> float[...]."""
-        log10_C = np.log10(np.asarray(C, dtype=np.float64))
-        return np.interp(log10_C, *_fade_out(self.log10_C, self.value))
+        knots = [self.log10_C[0] - FADE_DECADES, *self.log10_C, self.log10_C[-1] + FADE_DECADES]
+        return np.interp(np.log10(np.asarray(C, dtype=np.float64)), knots, [0.0, *self.value, 0.0])
 
-    def sample(self, C: ArrayLike, normal_draws: FloatArray) -> FloatArray:
-        """The same of replicates, with normal_draws float[Q, knots] from `correlated_normals`; float[G] -> float[Q,
-        G].
+    def sample(self, C: ArrayLike, replicates: int, key: tuple[int, int]) -> FloatArray:
+        """The same of replicates, float[G] -> float[Q, G]. The draws depend on the cell's key = (B_p, n) alone, so
+        files need not store them.
         """
-        log10_C = np.log10(np.asarray(C, dtype=np.float64))
-        knots = np.array([*self.log10_C])
         knot_weights = np.stack(
-            [np.interp(log10_C, *_fade_out(self.log10_C, tuple(row))) for row in np.eye(len(knots))]
+            [ResidualCorrection(self.log10_C, tuple(row), self.sd).evaluate(C) for row in np.eye(len(self.log10_C))]
         )
+        normal_draws = np.random.default_rng(key).normal(size=(replicates, len(self.log10_C)))
+        for k in range(1, len(self.log10_C)):
+            innovation = np.sqrt(1 - _KNOT_CORRELATION**2) * normal_draws[:, k]
+            normal_draws[:, k] = _KNOT_CORRELATION * normal_draws[:, k - 1] + innovation
         return (np.array(self.value) + np.array(self.sd) * normal_draws) @ knot_weights
-
-
-def _fade_out(knots: Sequence[float], values: Sequence[float]) -> tuple[FloatArray, FloatArray]:
-    return np.array([knots[0] - FADE_DECADES, *knots, knots[-1] + FADE_DECADES]), np.array([0.0, *values, 0.0])
-
-
-def correlated_normals(replicates: int, knot_count: int, key: tuple[int, int]) -> FloatArray:
-    """float[Q, knots], standard normal and correlated along the knots. They depend on the cell's key = (B_p, n) alone,
-    so files need not store them.
-    """
-    noise = np.random.default_rng(key).normal(size=(replicates, knot_count))
-    for k in range(1, knot_count):
-        noise[..., k] = _KNOT_CORRELATION * noise[..., k - 1] + np.sqrt(1 - _KNOT_CORRELATION**2) * noise[..., k]
-    return noise
 
 
 def fit_corrections(
@@ -77,41 +65,39 @@ def fit_corrections(
     if evaluation_sd <= 0 or not log10_C:
         return [None] * len(log10_C)
     evaluation_sd = max(evaluation_sd, MIN_EVALUATION_SD)
-    squared_distances = [((a[:, None] - a[None, :]) / CORRELATION_DECADES) ** 2 for a in log10_C]
-    kernels = [np.exp(-0.5 * d) for d in squared_distances]
-    eigensystems = [np.linalg.eigh(K) for K in kernels]
+    spectra = []
+    for x, r in zip(log10_C, residuals, strict=True):
+        eigenvalues, eigenvectors = np.linalg.eigh(_correlation(x, x))
+        spectra.append((np.maximum(eigenvalues, 0), ((eigenvectors.T @ r) / evaluation_sd) ** 2))
 
     def log_likelihood_gain(amplitude: float) -> float:
-        total_gain = 0.0
-        for (eigenvalues, eigenvectors), r in zip(eigensystems, residuals, strict=True):
-            signal_to_noise = amplitude**2 * np.maximum(eigenvalues, 0) / evaluation_sd**2
-            total_gain += float(
-                (
-                    ((eigenvectors.T @ r) / evaluation_sd) ** 2 * signal_to_noise / (1 + signal_to_noise)
-                    - np.log1p(signal_to_noise)
-                ).sum()
-            )
-        return total_gain
+        gain = 0.0
+        for eigenvalues, squared_projections in spectra:
+            signal_to_noise = amplitude**2 * eigenvalues / evaluation_sd**2
+            explained = squared_projections * signal_to_noise / (1 + signal_to_noise)
+            gain += float((explained - np.log1p(signal_to_noise)).sum())
+        return gain
 
-    gains = [log_likelihood_gain(size) for size in AMPLITUDES]
+    gains = [log_likelihood_gain(amplitude) for amplitude in AMPLITUDES]
     if max(gains) < MIN_LOG_LIKELIHOOD_GAIN:
         return [None] * len(log10_C)
-    size = AMPLITUDES[int(np.argmax(gains))]
-    return [
-        _posterior_correction(a, r, K, size, evaluation_sd) for a, r, K in zip(log10_C, residuals, kernels, strict=True)
-    ]
+    amplitude = AMPLITUDES[int(np.argmax(gains))]
+    return [_posterior_correction(x, r, amplitude, evaluation_sd) for x, r in zip(log10_C, residuals, strict=True)]
+
+
+def _correlation(a: FloatArray, b: FloatArray) -> FloatArray:
+    """float[len(a), len(b)], the prior correlation of a correction at two log10 C."""
+    return np.exp(-0.5 * ((a[:, None] - b[None, :]) / CORRELATION_DECADES) ** 2)
 
 
 def _posterior_correction(
-    log10_C: FloatArray, residuals: FloatArray, kernel: FloatArray, amplitude: float, evaluation_sd: float
+    log10_C: FloatArray, residuals: FloatArray, amplitude: float, evaluation_sd: float
 ) -> ResidualCorrection:
     knots = np.linspace(log10_C.min(), log10_C.max(), max(2, int(np.ceil(np.ptp(log10_C) / KNOT_DECADES)) + 1))
-    cross_covariance = amplitude**2 * np.exp(-0.5 * ((knots[:, None] - log10_C[None, :]) / CORRELATION_DECADES) ** 2)
-    solutions = np.linalg.solve(
-        amplitude**2 * kernel + evaluation_sd**2 * np.eye(len(log10_C)),
-        np.column_stack([residuals, cross_covariance.T]),
-    )
+    cross_covariance = amplitude**2 * _correlation(knots, log10_C)
+    covariance = amplitude**2 * _correlation(log10_C, log10_C) + evaluation_sd**2 * np.eye(len(log10_C))
+    solutions = np.linalg.solve(covariance, np.column_stack([residuals, cross_covariance.T]))
+    mean = cross_covariance @ solutions[:, 0]
     variance = amplitude**2 - np.einsum("kp,pk->k", cross_covariance, solutions[:, 1:])
-    return ResidualCorrection(
-        *(tuple(v.tolist()) for v in (knots, cross_covariance @ solutions[:, 0], np.sqrt(np.maximum(variance, 0.0))))
-    )
+    sd = np.sqrt(np.maximum(variance, 0.0))
+    return ResidualCorrection(tuple(knots.tolist()), tuple(mean.tolist()), tuple(sd.tolist()))

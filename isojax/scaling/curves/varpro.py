@@ -32,71 +32,56 @@ BOUND_MARGIN = 1e-3  # of the range of phi: nearer to its end than this, phi is 
 _TINY = 1e-300
 _FREE, _FIXED, _AT_LOWER, _AT_UPPER = range(4)  # bounds of (R0, G): none, both fixed, R0 at its lower, A at its upper
 
+Influence = Callable[[FloatArray], FloatArray]  # the derivative of a loss, element by element, by its residuals
+
+
+def squared_influence(r: FloatArray) -> FloatArray:
+    """Of r^2 / 2."""
+    return r
+
+
+def huber_influence(residual_clip: float) -> Influence:
+    """Of Huber's loss: quadratic up to `residual_clip`, linear beyond."""
+    return lambda r: np.clip(r, -residual_clip, residual_clip)
+
+
+def soft_l1_influence(scale: float) -> Influence:
+    """Of scale^2 (sqrt(1 + (r / scale)^2) - 1): quadratic near 0, linear far beyond `scale`."""
+    return lambda r: r / np.sqrt(1 + (r / scale) ** 2)
+
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The points' compute, the same for all data sets, and what the parameters may be.
+    """The points' compute, the same for all data sets, and what the parameters may be."""
 
-    Attributes:
-        log10_C: float[N]; -inf at C = 0, where s is 0.
-        weight: float[N] > 0, of each point's loss.
-        phi_lower, phi_upper: float[2], bounds of (ln exponent, log10 C_mid).
-        reward_range: of R0 and of R0 + G; None where rewards have no natural bounds.
-        R0: the reward before training, where it is known; None where it is fitted too.
-    """
-
-    log10_C: FloatArray
-    weight: FloatArray
-    phi_lower: FloatArray
+    log10_C: FloatArray  # [N]; -inf at C = 0, where s is 0
+    weight: FloatArray  # [N], > 0, of each point's loss
+    phi_lower: FloatArray  # [2], of (ln exponent, log10 C_mid)
     phi_upper: FloatArray
-    reward_range: tuple[float, float] | None
-    R0: float | None = None
+    reward_range: tuple[float, float] | None  # of R0 and of R0 + G; None where rewards have no natural bounds
+    R0: float | None = None  # where it is known; None where it is fitted too
 
     def weighted_sum(self, values: FloatArray) -> FloatArray:
-        """The weighted sum over points, float[..., N] -> float[...]."""
+        """Over points, float[..., N] -> float[...]."""
         return values @ self.weight
 
     def weighted_mean(self, values: FloatArray) -> FloatArray:
-        """The weighted mean over points, float[..., N] -> float[...]."""
+        """Over points, float[..., N] -> float[...]."""
         return values @ self.weight / self.weight.sum()
 
-
-@dataclass(frozen=True)
-class RobustLoss:
-    """A loss of residuals and its derivative, both element by element; the second derivative is at most 1."""
-
-    value: Callable[[FloatArray], FloatArray]
-    influence: Callable[[FloatArray], FloatArray]
-
-
-def squared_loss() -> RobustLoss:
-    """r^2 / 2."""
-    return RobustLoss(lambda r: 0.5 * r**2, lambda r: r)
-
-
-def huber_loss(residual_clip: float) -> RobustLoss:
-    """Huber's loss: quadratic up to `residual_clip`, linear beyond."""
-    return RobustLoss(
-        lambda r: np.where(np.abs(r) <= residual_clip, 0.5 * r**2, residual_clip * (np.abs(r) - 0.5 * residual_clip)),
-        lambda r: np.clip(r, -residual_clip, residual_clip),
-    )
-
-
-def soft_l1_loss(scale: float) -> RobustLoss:
-    """scale^2 (sqrt(1 + (r / scale)^2) - 1): quadratic near 0, linear far beyond `scale`."""
-    return RobustLoss(
-        lambda r: scale**2 * (np.sqrt(1 + (r / scale) ** 2) - 1), lambda r: r / np.sqrt(1 + (r / scale) ** 2)
-    )
+    def slope(self, x: FloatArray, y: FloatArray) -> FloatArray:
+        """The line y = slope x of least squares through 0, float[..., N] each -> float[...]."""
+        return self.weighted_sum(x * y) / (self.weighted_sum(x * x) + _TINY)
 
 
 @dataclass(frozen=True)
 class VarproSolution:
-    """The best parameters of each data set: phi float[R 2], R0, G float[R], and the curve at the points, float[R N]."""
+    """The best parameters of each data set, and the curve at its points."""
 
-    phi: FloatArray
-    R0: FloatArray
-    G: FloatArray
-    fitted_rewards: FloatArray
+    phi: FloatArray  # [R, 2]
+    R0: FloatArray  # [R]
+    G: FloatArray  # [R]
+    fitted_rewards: FloatArray  # [R, N]
 
     @property
     def A(self) -> FloatArray:
@@ -112,11 +97,6 @@ class VarproSolution:
     def C_mid(self) -> FloatArray:
         """float[R]."""
         return 10 ** self.phi[:, 1]
-
-    def select(self, index: int) -> VarproSolution:
-        """The solution of one data set."""
-        one = slice(index, index + 1)
-        return VarproSolution(self.phi[one], self.R0[one], self.G[one], self.fitted_rewards[one])
 
 
 def search_space(C: FloatArray, reward_range: tuple[float, float] | None, R0: float | None = None) -> SearchSpace:
@@ -160,41 +140,32 @@ def corner_errors(space: SearchSpace, y: FloatArray, corners: FloatArray) -> Flo
     return space.weighted_sum(dy * dy)[:, None] - explained
 
 
-def best_corners(space: SearchSpace, y: FloatArray) -> FloatArray:
-    """The START_COUNT corners of the grid with the least squared error of one data set, float[N] -> float[starts 2]."""
+def fit_least_squares(space: SearchSpace, y: FloatArray) -> VarproSolution:
+    """The curve of least squares of one data set, float[N], from the best corners of the grid."""
     corners = start_grid(space)
-    return corners[np.argsort(corner_errors(space, y[None], corners)[0], kind="stable")[:START_COUNT]]
-
-
-def fit_from_starts(space: SearchSpace, y: FloatArray, starts: FloatArray, loss: RobustLoss) -> VarproSolution:
-    """One data set, float[N], fitted from each start, float[starts 2]: one solution for each.
-
-    A robust loss is best started where least squares ended: from far away, where all residuals count as outliers, its
-    steps are small.
-    """
-    return fit_robust(space, np.repeat(y[None], len(starts), 0), starts, loss)
-
-
-def least_loss(space: SearchSpace, y: FloatArray, solutions: VarproSolution, loss: RobustLoss) -> VarproSolution:
-    """The best of several solutions for one data set, float[N]."""
-    losses = space.weighted_sum(loss.value(y - solutions.fitted_rewards))
-    return solutions.select(int(losses.argmin()))
+    best_corners = corners[np.argsort(corner_errors(space, y[None], corners)[0], kind="stable")[:START_COUNT]]
+    solutions = fit_robust(space, np.repeat(y[None], len(best_corners), 0), best_corners, squared_influence)
+    best = int(space.weighted_sum((y - solutions.fitted_rewards) ** 2).argmin())
+    return fit_at(space, y[None], solutions.phi[best : best + 1])
 
 
 def fit_robust(
-    space: SearchSpace, y: FloatArray, phi: FloatArray, loss: RobustLoss, tolerance: float = PHI_TOLERANCE
+    space: SearchSpace, y: FloatArray, phi: FloatArray, influence: Influence, tolerance: float = PHI_TOLERANCE
 ) -> VarproSolution:
     """The optimum of the loss nearest to a start, of each data set.
+
+    A robust loss is best started where least squares ended: from far away, where all residuals count as outliers, its
+    steps are small.
 
     Args:
         y: float[R N], rewards. phi: float[R 2], starts within the bounds.
         tolerance: a data set is done once phi moves by less.
     """
     phi = np.clip(phi, space.phi_lower, space.phi_upper)
-    fitted_rewards, damping = _fit_at(space, y, phi).fitted_rewards, np.full(len(y), 1e-3)
+    fitted_rewards, damping = fit_at(space, y, phi).fitted_rewards, np.full(len(y), 1e-3)
     active = np.arange(len(y))
     for _ in range(MAX_STEPS):
-        target = fitted_rewards[active] + loss.influence(y[active] - fitted_rewards[active])
+        target = fitted_rewards[active] + influence(y[active] - fitted_rewards[active])
         new_phi, fitted_rewards[active], accepted, damping[active] = _damped_step(
             space, target, phi[active], damping[active]
         )
@@ -203,9 +174,7 @@ def fit_robust(
         active = active[~converged]
         if not len(active):
             break
-    target = fitted_rewards + loss.influence(y - fitted_rewards)
-    at_end = _fit_at(space, target, phi)
-    return VarproSolution(phi, at_end.R0, at_end.G, at_end.fitted_rewards)
+    return fit_at(space, fitted_rewards + influence(y - fitted_rewards), phi)
 
 
 def bound_hits(solution: VarproSolution, space: SearchSpace) -> dict[str, tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
@@ -213,11 +182,10 @@ def bound_hits(solution: VarproSolution, space: SearchSpace) -> dict[str, tuple[
     margin = BOUND_MARGIN * (space.phi_upper - space.phi_lower)
     at_lower, at_upper = solution.phi - space.phi_lower < margin, space.phi_upper - solution.phi < margin
     A_upper = np.inf if space.reward_range is None else space.reward_range[1]
-    never = np.zeros(len(solution.G), dtype=bool)
     # Without a bound of its own, A is open where C_mid has gone as far as it may.
     A_high = (solution.A >= A_upper - 1e-9) | at_upper[:, 1]
     return {
-        "A": (never, A_high),
+        "A": (np.zeros_like(A_high), A_high),
         "exponent": (at_lower[:, 0], at_upper[:, 0]),
         "C_mid": (at_lower[:, 1], at_upper[:, 1]),
     }
@@ -228,98 +196,79 @@ def parameters_at_bounds(solution: VarproSolution, space: SearchSpace) -> tuple[
     return tuple(name for name, (lower, upper) in bound_hits(solution, space).items() if lower[0] or upper[0])
 
 
+def fit_at(space: SearchSpace, y: FloatArray, phi: FloatArray) -> VarproSolution:
+    """Least squares of the linear parameters at phi; float[R N], float[R 2]."""
+    s = hill_progress(space.log10_C, phi)
+    R0, G, _ = _solve_linear(space, s, y)
+    return VarproSolution(phi, R0, G, R0[:, None] + G[:, None] * s)
+
+
 def _solve_linear(space: SearchSpace, s: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray, NDArray[np.intp]]:
     """(R0, G, edge) of least squares, float[R]; edge: which bound they are at."""
     low, high = (-np.inf, np.inf) if space.reward_range is None else space.reward_range
     if space.R0 is not None:
-        G = space.weighted_sum(s * (y - space.R0)) / (space.weighted_sum(s * s) + _TINY)
-        edge = np.where(G < 0, _FIXED, np.where(G > high - space.R0, _FIXED, _AT_LOWER))
-        return np.full_like(G, space.R0), np.clip(G, 0.0, high - space.R0), edge
+        G, largest_G = space.slope(s, y - space.R0), high - space.R0
+        edge = np.where((G < 0) | (G > largest_G), _FIXED, _AT_LOWER)
+        return np.full_like(G, space.R0), np.clip(G, 0.0, largest_G), edge
     mean_s, mean_y = space.weighted_mean(s), space.weighted_mean(y)
-    ds = s - mean_s[..., None]
-    G = space.weighted_sum(ds * (y - mean_y[..., None])) / (space.weighted_sum(ds * ds) + _TINY)
+    G = space.slope(s - mean_s[:, None], y - mean_y[:, None])
     R0 = mean_y - G * mean_s
     is_interior = (G >= 0) & (R0 >= low) & (R0 + G <= high)
     if np.all(is_interior):
         return R0, G, np.full(R0.shape, _FREE)
-    edge_solutions = [(np.clip(mean_y, low, high), np.zeros_like(G))]
+    edge_R0, edge_G = [np.clip(mean_y, low, high)], [np.zeros_like(G)]
     if space.reward_range is not None:
-        G_at_lower = space.weighted_sum(s * (y - low)) / (space.weighted_sum(s * s) + _TINY)
-        G_at_upper = space.weighted_sum((1 - s) * (high - y)) / (space.weighted_sum((1 - s) ** 2) + _TINY)
-        G_at_lower, G_at_upper = np.clip(G_at_lower, 0, high - low), np.clip(G_at_upper, 0, high - low)
-        edge_solutions += [(np.full_like(G, low), G_at_lower), (high - G_at_upper, G_at_upper)]
-    errors = np.stack([space.weighted_sum((y - a[..., None] - g[..., None] * s) ** 2) for a, g in edge_solutions])
-    best_edge = errors.argmin(0)
-    edge_R0, edge_G = (
-        np.take_along_axis(np.stack([e[i] for e in edge_solutions]), best_edge[None], 0)[0] for i in (0, 1)
-    )
+        G_at_upper = np.clip(space.slope(1 - s, high - y), 0, high - low)
+        edge_R0 += [np.full_like(G, low), high - G_at_upper]
+        edge_G += [np.clip(space.slope(s, y - low), 0, high - low), G_at_upper]
+    errors = [space.weighted_sum((y - a[:, None] - g[:, None] * s) ** 2) for a, g in zip(edge_R0, edge_G, strict=True)]
+    best_edge = np.argmin(errors, axis=0)
     edge = np.where(is_interior, _FREE, best_edge + _FIXED)
-    return np.where(is_interior, R0, edge_R0), np.where(is_interior, G, edge_G), edge
+    return (
+        np.where(is_interior, R0, np.choose(best_edge, edge_R0)),
+        np.where(is_interior, G, np.choose(best_edge, edge_G)),
+        edge,
+    )
 
 
 def _project_out_linear(space: SearchSpace, J: FloatArray, s: FloatArray, edge: NDArray[np.intp]) -> FloatArray:
     """J, float[R 2 N], without what the linear parameters that are free can follow."""
-    edge_code = edge[:, None]
-    centred_s = s - space.weighted_mean(s)[:, None]
-    direction_at_bound = np.where(edge_code == _AT_LOWER, s, np.where(edge_code == _AT_UPPER, 1 - s, 0.0))
-    direction = np.where(edge_code == _FREE, centred_s, direction_at_bound)[:, None, :]
-    J = J - np.where(edge_code == _FREE, space.weighted_mean(J), 0.0)[..., None]
-    along = space.weighted_sum(direction * J) / (space.weighted_sum(direction * direction) + _TINY)
-    return J - direction * along[..., None]
-
-
-@dataclass(frozen=True)
-class _LinearFit:
-    """Least squares of the linear parameters at phi.
-
-    Attributes:
-        R0, G: float[R]. edge: int[R], which bound they are at.
-        s: float[R N]. s_gradient: float[R 2 N], ds/dphi. fitted_rewards: float[R N].
-    """
-
-    R0: FloatArray
-    G: FloatArray
-    edge: NDArray[np.intp]
-    s: FloatArray
-    s_gradient: FloatArray
-    fitted_rewards: FloatArray
-
-
-def _fit_at(space: SearchSpace, y: FloatArray, phi: FloatArray) -> _LinearFit:
-    s, d_log10_C_mid, d_ln_exponent = progress_gradient(space.log10_C, phi[:, 1:], phi[:, :1])
-    R0, G, edge = _solve_linear(space, s, y)
-    fitted_rewards = R0[:, None] + G[:, None] * s
-    return _LinearFit(R0, G, edge, s, np.stack([d_ln_exponent, d_log10_C_mid], axis=1), fitted_rewards)
+    edge = edge[:, None]
+    direction = np.select(
+        [edge == _FREE, edge == _AT_LOWER, edge == _AT_UPPER], [s - space.weighted_mean(s)[:, None], s, 1 - s]
+    )[:, None, :]
+    J = J - np.where(edge == _FREE, space.weighted_mean(J), 0.0)[..., None]
+    return J - direction * space.slope(direction, J)[..., None]
 
 
 def _damped_step(
     space: SearchSpace, y: FloatArray, phi: FloatArray, damping: FloatArray
 ) -> tuple[FloatArray, FloatArray, NDArray[np.bool_], FloatArray]:
-    """One damped step of each data set towards y: (phi, fit there, whether taken, damping).
+    """One damped step of each data set towards y: (phi, curve there, whether taken, damping).
 
     A step that would raise the sum of squares is not taken.
     """
-    current = _fit_at(space, y, phi)
-    residual = y - current.fitted_rewards
-    J = current.G[:, None, None] * current.s_gradient
+    s, ds_d_mid, ds_d_ln_exponent = progress_gradient(space.log10_C, phi[:, 1:], phi[:, :1])
+    R0, G, edge = _solve_linear(space, s, y)
+    rewards = R0[:, None] + G[:, None] * s
+    residual = y - rewards
+    J = G[:, None, None] * np.stack([ds_d_ln_exponent, ds_d_mid], axis=1)
     gradient = space.weighted_sum(J * residual[:, None, :])
     at_bound = ((phi <= space.phi_lower) & (gradient < 0)) | ((phi >= space.phi_upper) & (gradient > 0))
     gradient = np.where(at_bound, 0.0, gradient)
-    J_projected = _project_out_linear(space, J, current.s, current.edge)
+    J_projected = _project_out_linear(space, J, s, edge)
     H = (J_projected * space.weight) @ J_projected.transpose(0, 2, 1)
     H = H * ~(at_bound[:, :, None] | at_bound[:, None, :])
     scale = np.trace(H, axis1=1, axis2=2)[:, None, None] + _TINY
     H = H / scale + (damping[:, None, None] + at_bound[:, :, None]) * np.eye(2) + 1e-14 * np.eye(2)
     step = np.linalg.solve(H, gradient[..., None] / scale)[..., 0]
-    proposed_phi = np.clip(phi + step, space.phi_lower, space.phi_upper)
-    proposed_rewards = _fit_at(space, y, proposed_phi).fitted_rewards
+    proposed = fit_at(space, y, np.clip(phi + step, space.phi_lower, space.phi_upper))
     # At the optimum the two differ by rounding alone; the last steps, which find it to all digits, are still taken.
-    proposed_error = space.weighted_sum((y - proposed_rewards) ** 2)
+    proposed_error = space.weighted_sum((y - proposed.fitted_rewards) ** 2)
     accepted = proposed_error <= space.weighted_sum(residual**2) * (1 + ERROR_ROUNDING)
-    damping = np.where(accepted, np.maximum(damping / 10, 1e-12), damping * 10)
     return (
-        np.where(accepted[:, None], proposed_phi, phi),
-        np.where(accepted[:, None], proposed_rewards, current.fitted_rewards),
+        np.where(accepted[:, None], proposed.phi, phi),
+        np.where(accepted[:, None], proposed.fitted_rewards, rewards),
         accepted,
-        damping,
+        np.where(accepted, np.maximum(damping / 10, 1e-12), damping * 10),
     )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from isojax.scaling.curves.fitted_curve import FittedCurve
+from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.posterior_samples import PosteriorSamples, best_cells, crossover_interval
 from isojax.scaling.frontier.envelope import Frontier, FrontierPoint, compute_frontier
 from isojax.scaling.frontier.fit_summary import most_common_n_law

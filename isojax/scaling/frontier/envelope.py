@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import root_scalar
 
-from isojax.scaling.curves.fitted_curve import FittedCurve, curve_reward
+from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.validation_metrics import FloatArray
 
 GRID_POINTS_PER_DECADE = 60

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from isojax.scaling.checks.frontier_flags import frontier_flags
-from isojax.scaling.curves.fitted_curve import FittedCurve
+from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.posterior_samples import (
     PosteriorSamples,
     crossover_interval,

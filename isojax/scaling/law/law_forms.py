@@ -20,11 +20,8 @@ from scipy.special import expit
 from isojax.scaling.curves.hill import LN10
 from isojax.scaling.curves.varpro import (
     SearchSpace,
-    best_corners,
-    fit_from_starts,
-    least_loss,
+    fit_least_squares,
     parameters_at_bounds,
-    squared_loss,
 )
 from isojax.scaling.validation_metrics import FloatArray
 
@@ -134,8 +131,7 @@ def fit_rising_sigmoid(points: LawPoints) -> Law:
         phi_upper=np.array([np.log(k_upper / LN10), points.x.max() + C0_MARGIN_DECADES]),
         reward_range=(0.0, points.cap),
     )
-    solutions = fit_from_starts(space, points.y, best_corners(space, points.y), squared_loss())
-    best = least_loss(space, points.y, solutions, squared_loss())
+    best = fit_least_squares(space, points.y)
     b, L, k = float(best.R0[0]), float(best.G[0]), LN10 * float(best.exponent[0])
     law_names = {"A": "L", "exponent": "k", "C_mid": "C0"}
     at_bounds = [law_names[name] for name in parameters_at_bounds(best, space)]

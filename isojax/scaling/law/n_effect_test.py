@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from isojax.scaling.curves.hierarchical import HierarchicalState, find_mode, minus_two_log_posterior
-from isojax.scaling.curves.hierarchical_prior import POOLED_TAU, PackedSweep, ShapeFit, pool_over_n
+from isojax.scaling.curves.hierarchical_prior import POOLED_TAU, PackedSweep, ShapeFit, block_columns, pool_over_n
 from isojax.scaling.validation_metrics import FloatArray, as_float64
 
 MIN_AIC_GAIN = 4.0
@@ -47,9 +47,7 @@ def _deviance(shape_fit: ShapeFit, packed: PackedSweep, columns: FloatArray) -> 
     K].
     """
     J, K = columns.shape
-    X = np.zeros((J, 3, 3 * K))
-    for c in range(3):
-        X[:, c, c * K : (c + 1) * K] = columns
+    X = block_columns(columns)
     gamma = as_float64(np.linalg.lstsq(X.reshape(3 * J, -1), shape_fit.state.theta.reshape(-1), rcond=None)[0])
     data = replace(packed.data, X=X)
     weak_sd = np.full(1 + 3 * K, _WEAK_SD)
