@@ -24,7 +24,7 @@ from isojax.scaling.curves.hierarchical import (
     progress_at_points,
 )
 from isojax.scaling.curves.hill import progress_gradient
-from isojax.scaling.validation_metrics import FloatArray, RunTrack
+from isojax.scaling.validation_metrics import FloatArray, RunTrack, as_float64
 
 Cells = Mapping[tuple[int, int], Sequence[RunTrack]]
 PRIOR_WEIGHT = 4.0
@@ -254,4 +254,4 @@ def pool_over_n(packed: PackedSweep) -> PackedSweep:
 
 def block_columns(columns: FloatArray) -> FloatArray:
     """X float[J, 3, 3 K] of a surface whose A, mid and lnB are each a combination of the columns float[J, K]."""
-    return np.stack([np.kron(row, columns) for row in np.eye(3)], axis=1)
+    return as_float64(np.stack([np.kron(row, columns) for row in np.eye(3)], axis=1))
