@@ -4,7 +4,7 @@ Rollouts never leave the device between the sampler and the update, and the devi
 two updates. This is the fastest path, and the one that every other way to get rollouts is tested against.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,10 +21,17 @@ from isojax.core.shapes import MAX_UPDATES_PER_CALL
 from isojax.distributed.program import Program, shape_on
 from isojax.distributed.sharding import compiler_options, replicated
 from isojax.models.transformer import Decoder, Params
-from isojax.rl.metric import Metrics, merge
+from isojax.rl.metric import merge
 from isojax.rl.objective import Coefficients
 from isojax.rl.optimizer import TrainState, train_state_shardings
-from isojax.rl.rollout_source import CellProblems, SourcedBatch, UpdateShapes, padded_index
+from isojax.rl.rollout_source import (
+    CellProblems,
+    RolloutPrograms,
+    RolloutSource,
+    SourcedBatch,
+    UpdateShapes,
+    padded_index,
+)
 from isojax.rl.train_step import TrainStep, UpdateResult
 from isojax.sampling.batch import (
     ProblemArrays,
@@ -104,7 +111,7 @@ def build_fused_update(
     return jax.jit(update, donate_argnums=0, out_shardings=out_shardings, compiler_options=compiler_options(mesh))
 
 
-class FusedPrograms:
+class FusedPrograms(RolloutPrograms):
     """The fused program of a sweep."""
 
     updates_per_call = MAX_UPDATES_PER_CALL
@@ -114,24 +121,19 @@ class FusedPrograms:
         self.update = Program(build_fused_update(cell, decoder, task, shapes, mesh))
 
     def compile(self, shapes: UpdateShapes) -> None:
-        for program, arguments in self.main_programs(shapes).values():
-            program.compile(*arguments)
+        [(program, arguments)] = self.main_programs(shapes).values()
+        program.compile(*arguments)
 
     def main_programs(self, shapes: UpdateShapes) -> dict[str, tuple[Program, tuple[Any, ...]]]:
+        """The program and the shapes of its arguments."""
         on_all = replicated(self.mesh)
         scalar = shape_on(on_all)
         index = shape_on(on_all, (MAX_UPDATES_PER_CALL, self.shapes.problem_rows))
         batches = ProblemBatches(shapes.problem_table, index, num_updates=scalar, B_p=scalar, n=scalar, seed=scalar)
         return {"train": (self.update, (shapes.state, shapes.base_params, batches, shapes.coefficients))}
 
-    def can_restore(self, saved: Mapping[str, Any]) -> bool:
-        return False
 
-    def close(self) -> None:
-        """Nothing else serves the program."""
-
-
-class FusedRollouts:
+class FusedRollouts(RolloutSource):
     """The RolloutSource of the fused program: it chooses problems, and leaves the rest to the update."""
 
     def __init__(self, programs: FusedPrograms, problems: CellProblems):
@@ -156,15 +158,3 @@ class FusedRollouts:
             seed=np.int32(cell.seed),
         )
         return SourcedBatch(inputs, index[:count, : cell.B_p].reshape(-1), reward_sums=None, metrics={})
-
-    def finish_update(self, state: TrainState) -> Metrics:
-        return {}
-
-    def save(self) -> tuple[None, None]:
-        return None, None
-
-    def restore(self, saved: Mapping[str, Any], restore_arrays: Callable[[Any], Any], params: Params) -> None:
-        raise AssertionError("the fused program leaves no rollouts in progress")
-
-    def close(self) -> None:
-        """Nothing is in progress."""

@@ -4,7 +4,6 @@ Finished responses go to the verifier as text while the rest is sampled (samplin
 parts leave the same numbers as the fused program (rl/fused_rollouts.py).
 """
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,80 +12,55 @@ from jax.sharding import Mesh
 from isojax.core.config import CellConfig
 from isojax.distributed.program import Program, shape_on
 from isojax.distributed.sharding import replicated
-from isojax.models.transformer import Decoder, Params
-from isojax.rl.metric import Metrics
+from isojax.models.transformer import Decoder
 from isojax.rl.optimizer import TrainState
 from isojax.rl.rollout_source import (
     CellProblems,
+    RolloutPrograms,
+    RolloutSource,
     SourcedBatch,
     UpdateShapes,
+    batch_shapes,
     build_select_problems,
     padded_index,
     verifier_metrics,
 )
 from isojax.rl.train_step import build_update
-from isojax.sampling.batch import (
-    ProblemArrays,
-    RolloutBatch,
-    Rollouts,
-    SamplerShapes,
-    rewards_to_buffer,
-    rollout_shapes,
-)
+from isojax.sampling.batch import RolloutBatch, SamplerShapes, rewards_to_buffer
 from isojax.sampling.stream import build_stream
 from isojax.tasks.grading.background_grading import BackgroundGrader
 from isojax.tasks.protocol import HostTask
 
 
-class InlinePrograms:
+class InlinePrograms(RolloutPrograms):
     """The programs that choose problems, sample and train, in this order."""
 
     updates_per_call = 1
 
     def __init__(self, cell: CellConfig, decoder: Decoder, task: HostTask, shapes: SamplerShapes, mesh: Mesh):
-        self.task, self.shapes, self.mesh, self.sampling = task, shapes, mesh, cell.sampling
+        self.task, self.shapes, self.mesh, self.nucleus = task, shapes, mesh, cell.sampling.top_p < 1
         self.select_problems = build_select_problems(mesh)
         self.stream = build_stream(decoder, shapes, mesh, cell.sampling, task.stops)
         self.update = Program(build_update(cell, decoder, task, shapes, mesh))
 
     def compile(self, shapes: UpdateShapes) -> None:
-        problems = self._compile_select(shapes)
-        rollouts = self.stream.compile(shapes.state.params, problems)
-        self.update.compile(*self._update_shapes(shapes, problems, rollouts))
+        on_all, batch = replicated(self.mesh), batch_shapes(self.shapes, self.mesh, shapes, self.nucleus)
+        index, scalar = shape_on(on_all, (self.shapes.problem_rows,)), shape_on(on_all)
+        self.select_problems.compile(shapes.problem_table, index, scalar, scalar)
+        rollouts = self.stream.compile(shapes.state.params, batch.problems)
+        batch = batch._replace(rollouts=rollouts)
+        self.update.compile(shapes.state, shapes.base_params, batch, shapes.coefficients)
 
     def main_programs(self, shapes: UpdateShapes) -> dict[str, tuple[Program, tuple[Any, ...]]]:
-        problems = self._compile_select(shapes)
-        rollouts = rollout_shapes(self.shapes, self.mesh, nucleus=self.sampling.top_p < 1)
+        """The programs that take the most memory, and the shapes of their arguments."""
+        batch = batch_shapes(self.shapes, self.mesh, shapes, self.nucleus)
         return {
-            "decode": (self.stream.advance, self.stream.advance_shapes(shapes.state.params, problems)),
-            "learn": (self.update, self._update_shapes(shapes, problems, rollouts)),
+            "decode": (self.stream.advance, self.stream.advance_shapes(shapes.state.params, batch.problems)),
+            "learn": (self.update, (shapes.state, shapes.base_params, batch, shapes.coefficients)),
         }
 
-    def _compile_select(self, shapes: UpdateShapes) -> ProblemArrays:
-        on_all = replicated(self.mesh)
-        index, scalar = shape_on(on_all, (self.shapes.problem_rows,)), shape_on(on_all)
-        return self.select_problems.compile(shapes.problem_table, index, scalar, scalar).problems
 
-    def _update_shapes(self, shapes: UpdateShapes, problems: ProblemArrays, rollouts: Rollouts) -> tuple[Any, ...]:
-        on_all = replicated(self.mesh)
-        batch = RolloutBatch(
-            problems,
-            rollouts,
-            rewards=shape_on(on_all, (self.shapes.shards, self.shapes.buffer_rows), "float32"),
-            B_p=shape_on(on_all),
-            n=shape_on(on_all),
-            key_data=shape_on(on_all, (2,), "uint32"),
-        )
-        return shapes.state, shapes.base_params, batch, shapes.coefficients
-
-    def can_restore(self, saved: Mapping[str, Any]) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Nothing else serves the programs."""
-
-
-class InlineRollouts:
+class InlineRollouts(RolloutSource):
     """A RolloutSource that samples a batch with the policy that will be trained on it."""
 
     def __init__(self, programs: InlinePrograms, problems: CellProblems):
@@ -117,15 +91,3 @@ class InlineRollouts:
         )
         reward_sums = grades.rewards.reshape(-1, cell.n).sum(1)
         return SourcedBatch(batch, index, reward_sums, verifier_metrics(grades))
-
-    def finish_update(self, state: TrainState) -> Metrics:
-        return {}
-
-    def save(self) -> tuple[None, None]:
-        return None, None
-
-    def restore(self, saved: Mapping[str, Any], restore_arrays: Callable[[Any], Any], params: Params) -> None:
-        raise AssertionError("an inline source leaves no rollouts in progress")
-
-    def close(self) -> None:
-        """Nothing is in progress."""

@@ -18,14 +18,21 @@ from jaxtyping import Array, PRNGKeyArray
 
 from isojax.core.nouns import Cell, Problem
 from isojax.core.random_streams import TRAIN_STREAM
-from isojax.distributed.program import Program
+from isojax.distributed.program import Program, shape_on
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Params
 from isojax.rl.metric import Metrics, mean, total
 from isojax.rl.objective import Coefficients
 from isojax.rl.optimizer import TrainState
 from isojax.rl.train_step import UpdateResult
-from isojax.sampling.batch import ProblemArrays, gather_problems
+from isojax.sampling.batch import (
+    ProblemArrays,
+    RolloutBatch,
+    SamplerShapes,
+    gather_problems,
+    problem_shapes,
+    rollout_shapes,
+)
 from isojax.tasks.epochs import EpochOrder
 from isojax.tasks.protocol import Grades, count_unfinished
 
@@ -69,7 +76,7 @@ class SourcedBatch(NamedTuple):
 
 
 class RolloutSource(Protocol):
-    """The rollouts of one cell."""
+    """The rollouts of one cell; a source that leaves none in progress implements `next_batch` alone."""
 
     def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
         """Chooses problems, samples and verifies; at most `max_updates` batches at once. Raises what the sampler or the
@@ -78,19 +85,18 @@ class RolloutSource(Protocol):
 
     def finish_update(self, state: TrainState) -> Metrics:
         """The update on the last batch is done, and this is the newest policy; metrics of the source itself."""
-        ...
+        return {}
 
     def save(self) -> tuple[dict[str, Any] | None, Any]:
         """Rollouts in progress that a checkpoint must hold, as data for JSON and as arrays; (None, None) if none."""
-        ...
+        return None, None
 
     def restore(self, saved: Mapping[str, Any], restore_arrays: Callable[[Any], Any], params: Params) -> None:
         """Continues where `save` was called. `restore_arrays(template)` reads the arrays; `params`: the newest."""
-        ...
+        raise AssertionError("no rollouts in progress were saved")
 
     def close(self) -> None:
         """Ends whatever is in progress."""
-        ...
 
 
 class UpdateShapes(NamedTuple):
@@ -117,17 +123,9 @@ class RolloutPrograms(Protocol):
         """Compiles all programs; a second call does nothing."""
         ...
 
-    def main_programs(self, shapes: UpdateShapes) -> dict[str, tuple[Program, tuple[Any, ...]]]:
-        """The programs that take the most memory, by name, with the shapes of their arguments."""
-        ...
-
     def can_restore(self, saved: Mapping[str, Any]) -> bool:
         """Whether rollouts that `RolloutSource.save` has saved can be continued by these programs."""
-        ...
-
-    def close(self) -> None:
-        """Ends processes that serve the programs."""
-        ...
+        return False
 
 
 class SelectedProblems(NamedTuple):
@@ -146,6 +144,19 @@ def build_select_problems(mesh: Mesh) -> Program:
         return SelectedProblems(gather_problems(problem_table, index), key, jax.random.key_data(key))
 
     return Program(jax.jit(select, out_shardings=replicated(mesh)))
+
+
+def batch_shapes(shapes: SamplerShapes, mesh: Mesh, update_shapes: UpdateShapes, nucleus: bool) -> RolloutBatch:
+    """The ShapeDtypeStructs of a batch. nucleus: whether top_p is below 1."""
+    on_all = replicated(mesh)
+    return RolloutBatch(
+        problem_shapes(shapes, mesh, shapes.problem_rows, update_shapes.problem_table.answers.shape[1]),
+        rollout_shapes(shapes, mesh, nucleus),
+        rewards=shape_on(on_all, (shapes.shards, shapes.buffer_rows), "float32"),
+        B_p=shape_on(on_all),
+        n=shape_on(on_all),
+        key_data=shape_on(on_all, (2,), "uint32"),
+    )
 
 
 def finish_batch(batch: SourcedBatch, result: UpdateResult, problem_order: EpochOrder, n: int) -> Metrics:

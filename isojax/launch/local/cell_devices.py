@@ -9,12 +9,12 @@ import jax
 from jax.sharding import Mesh
 
 from isojax.core.config import Config
+from isojax.core.errors import InputError
 from isojax.core.machine import cores
 from isojax.distributed import multiprocess
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch.process_group import check_multi_process
-from isojax.rl.async_rl.sampler_mesh import sampler_mesh_shape
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,13 @@ class CellDevices:
 
     mesh_shape: MeshShape  # of training
     sampler_shape: MeshShape | None  # of the sampler, where it has a mesh of its own
-    sampler_in_process: bool  # whether that mesh is another process's, whose devices are not among `devices`
     devices: list[Any]  # of the run
     concurrent_cells: int = 1
 
     @property
     def devices_per_cell(self) -> int:
-        """Devices that a cell keeps busy, its sampler's included."""
+        """Devices that a cell takes, its sampler's included."""
         return self.mesh_shape.devices + (self.sampler_shape.devices if self.sampler_shape else 0)
-
-    @property
-    def local_devices_per_cell(self) -> int:
-        """Those of them that are among `devices`."""
-        return self.mesh_shape.devices if self.sampler_in_process else self.devices_per_cell
 
     @property
     def shares_programs(self) -> bool:
@@ -45,28 +39,23 @@ class CellDevices:
     @property
     def used_local_devices(self) -> list[Any]:
         """Devices of this process that some cell takes."""
-        used = self.devices[: self.local_devices_per_cell * self.concurrent_cells]
+        used = self.devices[: self.devices_per_cell * self.concurrent_cells]
         return [device for device in used if device.process_index == jax.process_index()]
 
     @property
     def description(self) -> str:
-        note = ""
-        if self.sampler_shape and self.sampler_in_process:
-            note = f" and {self.sampler_shape.devices} of its sampler's process"
-        backend = jax.default_backend()
-        return f"{self.local_devices_per_cell} of {len(self.devices)} {backend} devices per cell{note}"
+        return f"{self.devices_per_cell} of {len(self.devices)} {jax.default_backend()} devices per cell"
 
-    def meshes(self) -> list[tuple[Mesh, Mesh | MeshShape | None]]:
-        """For each set of compiled programs, the mesh of training and that of the sampler: the shape where the sampler
-        is a process of its own, None where it shares the mesh of training."""
+    def meshes(self) -> list[tuple[Mesh, Mesh | None]]:
+        """For each set of compiled programs, the mesh of training and that of a sampler with devices of its own."""
         num_sets = 1 if self.shares_programs else self.concurrent_cells
-        return [self._meshes_from(i * self.local_devices_per_cell) for i in range(num_sets)]
+        return [self._meshes_from(i * self.devices_per_cell) for i in range(num_sets)]
 
-    def _meshes_from(self, first_device: int) -> tuple[Mesh, Mesh | MeshShape | None]:
+    def _meshes_from(self, first_device: int) -> tuple[Mesh, Mesh | None]:
         devices = self.devices[first_device:]
         mesh = make_mesh(self.mesh_shape, devices)
-        if self.sampler_shape is None or self.sampler_in_process:
-            return mesh, self.sampler_shape
+        if self.sampler_shape is None:
+            return mesh, None
         return mesh, make_mesh(self.sampler_shape, devices[self.mesh_shape.devices :])
 
 
@@ -78,16 +67,28 @@ def assign_devices(config: Config, num_cells: int) -> CellDevices:
     mesh_shape = parse_mesh(mesh_text, len(devices))
     if is_multiprocess:
         check_multi_process(config, mesh_shape.devices, len(devices), jax.process_count())
-    sampler_shape = sampler_mesh_shape(
-        config.cell.rl, config.run, len(devices), mesh_shape.devices, jax.default_backend()
-    )
-    one_cell = CellDevices(mesh_shape, sampler_shape, config.run.sampler_process, devices)
+    sampler_shape = _sampler_mesh_shape(config, len(devices), mesh_shape.devices)
+    one_cell = CellDevices(mesh_shape, sampler_shape, devices)
     concurrent_cells = min(
         config.run.cells_at_once or _default_concurrent_cells(one_cell.devices_per_cell),
-        len(devices) // one_cell.local_devices_per_cell,
+        len(devices) // one_cell.devices_per_cell,
         num_cells,
     )
     return replace(one_cell, concurrent_cells=concurrent_cells)
+
+
+def _sampler_mesh_shape(config: Config, devices: int, trainer_devices: int) -> MeshShape | None:
+    """The mesh of a sampler with devices of its own, out of those that the trainer leaves; None where it has none."""
+    run, max_staleness = config.run, config.cell.rl.max_staleness
+    if run.sampler_mesh is None:
+        return None
+    if not max_staleness:
+        raise InputError(
+            f"run.sampler_mesh = {run.sampler_mesh} with cell.rl.max_staleness = {max_staleness}: one of sampler and "
+            "trainer would always wait for the other. Expected cell.rl.max_staleness of 1 or more, or a sampler that "
+            "shares the trainer's mesh."
+        )
+    return parse_mesh(run.sampler_mesh, devices, trainer_devices)
 
 
 def _default_concurrent_cells(devices_per_cell: int) -> int:
@@ -95,8 +96,7 @@ def _default_concurrent_cells(devices_per_cell: int) -> int:
     one cell."""
     if multiprocess.is_multiprocess():
         return 1
-    # A cell whose sampler has a process of its own takes devices that are not among these.
-    device_groups = max(1, len(jax.local_devices()) // devices_per_cell)
+    device_groups = len(jax.local_devices()) // devices_per_cell
     if jax.default_backend() != "cpu":
         return device_groups
     return min(device_groups, max(1, cores() // devices_per_cell))

@@ -12,44 +12,40 @@ layout of its own mesh, and publishes weights. The other side is rl/async_rl/rol
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array
 
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Params
 from isojax.rl.async_rl.async_programs import AsyncPrograms
-from isojax.rl.async_rl.rollout_worker import FinishedRollouts, RolloutJob
-from isojax.rl.async_rl.transport import InlineWorker
+from isojax.rl.async_rl.rollout_worker import FinishedRollouts, RolloutJob, RolloutWorker
+from isojax.rl.async_rl.transport import BackgroundWorker, InlineWorker
 from isojax.rl.metric import Metric, Metrics, mean
 from isojax.rl.optimizer import TrainState
-from isojax.rl.rollout_source import CellProblems, SourcedBatch, padded_index, verifier_metrics
+from isojax.rl.rollout_source import (
+    CellProblems,
+    RolloutSource,
+    SelectedProblems,
+    SourcedBatch,
+    padded_index,
+    verifier_metrics,
+)
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, rewards_to_buffer, row_index
 from isojax.tasks.grading.background_grading import BackgroundGrader
 from isojax.tasks.protocol import is_on_device
 
 
-class PendingBatch(NamedTuple):
-    """A batch that has begun and is not trained on yet: its rows of the problem table i[B_p]; its problems, padded, on
-    the trainer's devices; the data of its key."""
-
-    problem_index: np.ndarray
-    problems: ProblemArrays
-    key_data: Array
-
-
-class AsyncRollouts:
+class AsyncRollouts(RolloutSource):
     """The RolloutSource of one cell whose sampler works ahead."""
 
     def __init__(self, programs: AsyncPrograms, problems: CellProblems):
         self.programs, self.problems, self.cell = programs, problems, problems.cell
         self.updates_done = self.next_batch_to_begin = problems.first_update
-        self.pending_batches: dict[int, PendingBatch] = {}
+        # Of each batch that has begun and is not trained on yet: its rows of the problem table i[B_p], and its problems
+        self.pending_batches: dict[int, tuple[np.ndarray, SelectedProblems]] = {}
         self.grading: dict[int, BackgroundGrader] = {}
-        self.busy_seconds = 0.0  # the trainer's: from a batch's arrival until the weights after it are published
-        self.batch_arrived_at = 0.0
         job = RolloutJob(
             B_p=self.cell.B_p,
             n=self.cell.n,
@@ -57,19 +53,21 @@ class AsyncRollouts:
             filler_problem=ProblemArrays(*(np.asarray(x)[:1] for x in problems.host_table)),
             report_finished=not is_on_device(programs.task),
         )
-        self.worker = programs.start_worker(job, self._grade_finished)
-        self.clocks: dict[str, float] | None = None  # from which the shares of working time are counted
-        self.paused_at: dict[str, float] = {}
+        start_worker = BackgroundWorker if programs.disaggregated else InlineWorker
+        self.worker = start_worker(RolloutWorker(programs.sampler, job), self._grade_finished)
+        self.busy_seconds = 0.0  # the trainer's: from a batch's arrival until the weights after it are published
+        # Of the update in progress: when it began, how long the sampler had worked by then, and when its batch arrived
+        self.update_began_at = self.sampler_seconds_before = self.batch_arrived_at = 0.0
 
     def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
         """Batch v, where v updates are done, as soon as it is sampled and verified."""
         programs, update = self.programs, self.updates_done
         if self.next_batch_to_begin == update:
             self._publish_and_begin(state.params)
-        self._resume_clocks()
+        self.update_began_at, self.sampler_seconds_before = time.monotonic(), self.worker.busy_seconds
         sampled = self.worker.take_batch(update)
         self.batch_arrived_at = time.monotonic()
-        index, problems, key_data = self.pending_batches.pop(update)
+        index, (problems, _, key_data) = self.pending_batches.pop(update)
         B_p, n = np.int32(self.cell.B_p), np.int32(self.cell.n)
         worker_rollouts = jax.device_put(sampled.rollouts, replicated(programs.mesh))
         rollouts = programs.to_trainer_layout(worker_rollouts, B_p, n)
@@ -88,15 +86,22 @@ class AsyncRollouts:
         return SourcedBatch(batch, index, reward_sums, metrics)
 
     def finish_update(self, state: TrainState) -> Metrics:
-        """Publishes the new weights, and begins the batches that may be sampled with them."""
+        """Publishes the new weights, and begins the batches that may be sampled with them. The metrics are the shares
+        of the update's time in which a sampler with devices of its own, and the trainer, worked."""
         self.updates_done += 1
         self._publish_and_begin(state.params)
-        self.busy_seconds += time.monotonic() - self.batch_arrived_at
-        if not self.programs.disaggregated or self.clocks is None:
+        now = time.monotonic()
+        self.busy_seconds += now - self.batch_arrived_at
+        if not self.programs.disaggregated:
             return {}
-        self.paused_at = self._busy_clocks()
-        busy_shares, self.clocks = utilisation(self.clocks, self.paused_at)
-        return {name: mean(share) for name, share in busy_shares.items()}
+        update_seconds = now - self.update_began_at
+        # A chunk counts when it is done; it may have begun before the update.
+        sampler_seconds = min(self.worker.busy_seconds - self.sampler_seconds_before, update_seconds)
+        trainer_seconds = now - self.batch_arrived_at
+        return {
+            "sampler_busy": mean(sampler_seconds / update_seconds),
+            "trainer_busy": mean(trainer_seconds / update_seconds),
+        }
 
     def save(self) -> tuple[dict[str, Any] | None, Any]:
         """Nothing before any batch has begun, nor where the sampler works in the background: its rollouts are sampled
@@ -108,7 +113,7 @@ class AsyncRollouts:
             "next_batch": self.next_batch_to_begin,
             "shards": self.programs.sampler_shards,
             "worker": worker_meta,
-            "batches": {str(b): pending.problem_index.tolist() for b, pending in self.pending_batches.items()},
+            "batches": {str(b): index.tolist() for b, (index, _) in self.pending_batches.items()},
             "grading": {str(b): grading.state_dict() for b, grading in self.grading.items()},
         }
         return meta, arrays
@@ -133,34 +138,23 @@ class AsyncRollouts:
         self.worker.publish_weights(self.updates_done, params)
         while self.next_batch_to_begin <= self.updates_done + self.programs.max_staleness:
             batch, index = self.next_batch_to_begin, next(self.problems.problem_order)
-            self._add_pending_batch(batch, index)
+            selected = self._add_pending_batch(batch, index)
             batch_problems = ProblemArrays(*(np.asarray(x)[index] for x in self.problems.host_table))
-            self.worker.begin_batch(batch, batch_problems, np.asarray(self.pending_batches[batch].key_data))
+            self.worker.begin_batch(batch, batch_problems, np.asarray(selected.key_data))
             self.next_batch_to_begin += 1
 
-    def _add_pending_batch(self, batch: int, index: np.ndarray) -> None:
+    def _add_pending_batch(self, batch: int, index: np.ndarray) -> SelectedProblems:
         programs, problems = self.programs, self.problems
         rows = padded_index(index, programs.shapes.problem_rows)
         selected = programs.select_problems(problems.problem_table, rows, np.int32(self.cell.seed), np.int32(batch))
-        self.pending_batches[batch] = PendingBatch(index, selected.problems, selected.key_data)
+        self.pending_batches[batch] = index, selected
         if not is_on_device(programs.task):
             batch_problems = [problems.problems[q] for q in index for _ in range(self.cell.n)]
             self.grading[batch] = BackgroundGrader(programs.task, batch_problems)
+        return selected
 
     def _grade_finished(self, finished: FinishedRollouts) -> None:
         self.grading[finished.batch].add_responses(finished.rollout_index, finished.responses)
-
-    def _resume_clocks(self) -> None:
-        """Leaves out the time since the last update, in which the run may have been evaluated or saved."""
-        now = self._busy_clocks()
-        if self.clocks is None:
-            self.clocks = now
-        elif self.paused_at:
-            self.clocks = {name: self.clocks[name] + now[name] - self.paused_at[name] for name in now}
-
-    def _busy_clocks(self) -> dict[str, float]:
-        """The time, and the seconds that sampler and trainer have worked so far."""
-        return {"wall": time.monotonic(), "sampler": self.worker.busy_seconds, "trainer": self.busy_seconds}
 
 
 def staleness_metrics(tokens_by_version: Mapping[int, int], update: int, max_staleness: int) -> Metrics:
@@ -176,16 +170,3 @@ def staleness_metrics(tokens_by_version: Mapping[int, int], update: int, max_sta
         "staleness_max": Metric(float(update - min(tokens_by_version)), None, "max"),
         **{f"staleness_share_{age}": mean(tokens_by_version.get(update - age, 0) / num_tokens) for age in ages},
     }
-
-
-def utilisation(
-    last_clocks: Mapping[str, float], clocks: Mapping[str, float]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """The shares of the time between two clocks that sampler and trainer worked, at most 1; and the clocks to count
-    from next. Work is reported when it is done and may have begun before `last_clocks`; what exceeds the time between
-    the clocks counts in the next interval."""
-    wall = clocks["wall"] - last_clocks["wall"]
-    busy_seconds = {side: min(clocks[side] - last_clocks[side], wall) for side in ("sampler", "trainer")}
-    next_clocks = {side: last_clocks[side] + seconds for side, seconds in busy_seconds.items()}
-    shares = {f"{side}_busy": seconds / wall for side, seconds in busy_seconds.items()}
-    return shares, next_clocks | {"wall": clocks["wall"]}

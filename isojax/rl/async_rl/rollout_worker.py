@@ -5,7 +5,7 @@
     decode_chunk     decodes at most CHUNK_TOKENS tokens in each slot; returns the rollouts that finished
     take_batch       a batch that is completely sampled, and with which weights its tokens were drawn
 
-rl/async_rl/transport.py decides in which thread or process the worker runs.
+rl/async_rl/transport.py decides in which thread the worker runs.
 """
 
 from collections import Counter, defaultdict
@@ -17,7 +17,7 @@ import numpy as np
 
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Params
-from isojax.rl.async_rl.rollout_buffer import ChunkOutputs, SamplerInputs, SamplerPrograms
+from isojax.rl.async_rl.rollout_buffer import ChunkOutputs, ProblemRing, SamplerProgress, SamplerPrograms
 from isojax.sampling.batch import ProblemArrays, Rollouts
 from isojax.sampling.engine import SamplerState
 
@@ -67,14 +67,14 @@ class RolloutWorker:
         self.finished_counts: dict[int, int] = {}  # finished rollouts of each batch that has begun and is not taken
         self.tokens_by_version: dict[int, Counter[int]] = defaultdict(Counter)
         shards, entries = programs.shards, programs.ring_shapes.problem_rows
-        self.problem_ring = ProblemArrays(*(np.resize(x, (shards, entries, *x.shape[1:])) for x in job.filler_problem))
-        self.key_ring = np.zeros((shards, entries, 2), np.uint32)
+        filler = ProblemArrays(*(np.resize(x, (shards, entries, *x.shape[1:])) for x in job.filler_problem))
+        self.ring = ProblemRing(filler, keys=np.zeros((shards, entries, 2), np.uint32))
         # Rows that the slots decoded in the last chunk, and their lengths
         self.previous_slots = np.full((2, shards, programs.ring_shapes.slots), -1, np.int32)
         self.published_weights: tuple[int, Params] | None = None  # (version, parameters) that no chunk has used yet
         self.weights: tuple[Params, Params] | None = None
         self.weights_version = -1
-        self.state: SamplerState = programs.init_state(np.arange(shards, dtype=np.int32))
+        self.state: SamplerState = programs.init_state()
 
     @property
     def has_work(self) -> bool:
@@ -91,13 +91,13 @@ class RolloutWorker:
         order, and at most k + 1 are in the ring at once."""
         assert batch == self.next_batch, (batch, self.next_batch)
         ring_slice = slice(self._ring_offset(batch), self._ring_offset(batch) + self.groups_per_shard)
-        for buffer, x in zip(self.problem_ring, problems, strict=True):
+        for buffer, x in zip(self.ring.problems, problems, strict=True):
             buffer[:, ring_slice] = np.asarray(x).reshape(len(buffer), self.groups_per_shard, *x.shape[1:])
-        self.key_ring[:, ring_slice] = key_data
+        self.ring.keys[:, ring_slice] = key_data
         self.finished_counts[batch], self.next_batch = 0, batch + 1
 
     def publish_weights(self, version: int, params: Params) -> None:
-        """The parameters after `version` updates, for the next chunk; they may be host arrays."""
+        """The parameters after `version` updates, for the next chunk."""
         self.published_weights = version, params
 
     def decode_chunk(self) -> list[FinishedRollouts]:
@@ -105,20 +105,16 @@ class RolloutWorker:
         weights_changed = self.published_weights is not None
         if self.published_weights is not None:
             self.weights_version, params = self.published_weights
-            params = jax.device_put(params, self.programs.param_shardings)
             self.weights, self.published_weights = self.programs.prepare_weights(params), None
         assert self.weights is not None, "no weights yet"
-        problems, keys = jax.device_put((self.problem_ring, self.key_ring), self.programs.sharded_by_row)
-        inputs = SamplerInputs(
-            *self.weights,
-            problems=problems,
-            keys=keys,
+        progress = SamplerProgress(
             group_limit=np.int32((self.next_batch - self.job.first_batch) * self.groups_per_shard),
             groups_per_batch=np.int32(self.groups_per_shard),
             n=np.int32(self.job.n),
             weights_changed=np.bool_(weights_changed),
         )
-        self.state, outputs = self.programs.decode_chunk(inputs, self.state)
+        ring = jax.device_put(self.ring, self.programs.sharded_by_row)
+        self.state, outputs = self.programs.decode_chunk(self.weights, ring, progress, self.state)
         outputs = ChunkOutputs(*(np.asarray(x) for x in outputs))
         self._count_tokens(outputs)
         return self._count_finished(outputs)
@@ -133,47 +129,39 @@ class RolloutWorker:
     def save(self) -> tuple[dict[str, Any], Any]:
         """The rollouts in progress, as data for JSON and as arrays. The weights are not among them: after a restore the
         trainer publishes its own."""
-        tokens_by_version = {
-            str(b): {str(version): count for version, count in counts.items()}
-            for b, counts in self.tokens_by_version.items()
-        }
         meta = {
             "first_batch": self.job.first_batch,
             "next_batch": self.next_batch,
             "weights_version": self.weights_version,
-            "finished_counts": {str(b): count for b, count in self.finished_counts.items()},
-            "tokens_by_version": tokens_by_version,
+            "finished_counts": _map_keys(str, self.finished_counts),
+            "tokens_by_version": {str(b): _map_keys(str, counts) for b, counts in self.tokens_by_version.items()},
         }
-        # Orbax saves no empty array, such as the answers of a task in text.
-        problem_ring = {name: x for name, x in self.problem_ring._asdict().items() if x.size}
         arrays = {
             "state": self.state,
-            "problem_ring": problem_ring,
-            "key_ring": self.key_ring,
+            # Orbax saves no empty array, such as the answers of a task in text.
+            "problem_ring": {name: x for name, x in self.ring.problems._asdict().items() if x.size},
+            "key_ring": self.ring.keys,
             "previous_slots": self.previous_slots,
         }
         return meta, arrays
 
     def restore(self, meta: Mapping[str, Any], restore_arrays: Callable[[Any], Any]) -> None:
         """Continues where `save` was called."""
-        sharding = replicated(self.programs.mesh)
-        _, arrays = self.save()
-        template = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x, sharding), arrays)
+        on_all, (_, arrays) = replicated(self.programs.mesh), self.save()
+        template = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x, on_all), arrays)
         restored = restore_arrays(template)
-        self.state = restored["state"]
-        problem_ring = {name: np.array(x) for name, x in restored["problem_ring"].items()}
-        self.problem_ring = self.problem_ring._replace(**problem_ring)
-        self.key_ring, self.previous_slots = np.array(restored["key_ring"]), np.array(restored["previous_slots"])
+        self.state, self.previous_slots = restored["state"], np.array(restored["previous_slots"])
+        problems = {name: np.array(x) for name, x in restored["problem_ring"].items()}
+        self.ring = ProblemRing(self.ring.problems._replace(**problems), keys=np.array(restored["key_ring"]))
         self.job = self.job._replace(first_batch=meta["first_batch"])
         self.next_batch, self.weights_version = meta["next_batch"], meta["weights_version"]
-        self.finished_counts = {int(b): count for b, count in meta["finished_counts"].items()}
+        self.finished_counts = _map_keys(int, meta["finished_counts"])
         for b, counts in meta["tokens_by_version"].items():
-            self.tokens_by_version[int(b)].update({int(version): count for version, count in counts.items()})
+            self.tokens_by_version[int(b)] = Counter(_map_keys(int, counts))
 
     def _ring_offset(self, batch: int) -> int:
         """The first of a batch's groups in the ring."""
-        ring_batches = self.programs.spec.max_staleness + 1
-        return (batch - self.job.first_batch) % ring_batches * self.groups_per_shard
+        return (batch - self.job.first_batch) % self.programs.ring_batches * self.groups_per_shard
 
     def _batch_of_row(self, row: np.ndarray) -> np.ndarray:
         """The batch that a row of a shard's buffers belongs to."""
@@ -181,26 +169,31 @@ class RolloutWorker:
 
     def _count_tokens(self, outputs: ChunkOutputs) -> None:
         """Counts the tokens of a chunk by the weights they were drawn with."""
-        batch_of_slot = self._batch_of_row(outputs.slot_rows)
         same_rollout = outputs.slot_rows == self.previous_slots[0]
         new_tokens = outputs.lengths - np.where(same_rollout, self.previous_slots[1], 0)
-        for b in np.unique(batch_of_slot[outputs.slot_rows >= 0]):
-            in_batch = (batch_of_slot == b) & (outputs.slot_rows >= 0)
-            self.tokens_by_version[int(b)][self.weights_version] += int(new_tokens[in_batch].sum())
+        in_use = outputs.slot_rows >= 0
+        batch_of_slot = self._batch_of_row(outputs.slot_rows[in_use])
+        for b in np.unique(batch_of_slot):
+            num_tokens = new_tokens[in_use][batch_of_slot == b].sum()
+            self.tokens_by_version[int(b)][self.weights_version] += int(num_tokens)
         self.previous_slots = np.stack([np.where(outputs.finished_rows >= 0, -1, outputs.slot_rows), outputs.lengths])
 
     def _count_finished(self, outputs: ChunkOutputs) -> list[FinishedRollouts]:
         """Counts the rollouts that a chunk has finished, and collects them where they are wanted."""
         shard, slot = np.nonzero(outputs.finished_rows >= 0)
         row, rows_per_batch = outputs.finished_rows[shard, slot], self.groups_per_shard * self.job.n
+        batch_of_rollout, rollout_index = self._batch_of_row(row), shard * rows_per_batch + row % rows_per_batch
         finished_rollouts = []
-        for b in np.unique(self._batch_of_row(row)):
-            in_batch = self._batch_of_row(row) == b
-            self.finished_counts[int(b)] += int(in_batch.sum())
+        for b in np.unique(batch_of_rollout):
+            (in_batch,) = np.nonzero(batch_of_rollout == b)
+            self.finished_counts[int(b)] += len(in_batch)
             if self.job.report_finished:
-                rollout_index = shard[in_batch] * rows_per_batch + row[in_batch] % rows_per_batch
-                slots = shard[in_batch], slot[in_batch]
-                token_rows = zip(outputs.tokens[slots], outputs.lengths[slots], strict=True)
-                responses = [tokens[:length] for tokens, length in token_rows]
-                finished_rollouts.append(FinishedRollouts(int(b), rollout_index, responses))
+                slots = zip(shard[in_batch], slot[in_batch], strict=True)
+                responses = [outputs.tokens[s][: outputs.lengths[s]] for s in slots]
+                finished_rollouts.append(FinishedRollouts(int(b), rollout_index[in_batch], responses))
         return finished_rollouts
+
+
+def _map_keys(convert: Callable[[Any], Any], counts: Mapping[Any, int]) -> dict[Any, int]:
+    """JSON has strings as keys."""
+    return {convert(key): count for key, count in counts.items()}
