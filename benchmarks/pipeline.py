@@ -2,16 +2,15 @@
 is at work.
 
     python benchmarks/pipeline.py [--model small|quickstart] [--B_p 32] [--n 8] [--k 1] [--updates 20] [--repeats 3]
-        [--ways sync,process] [cell.rl.n_train=4 ...]
-    python benchmarks/pipeline.py --learns DIR [--ks 0,1,2,4,8] [--ways turns,process]
+        [--ways sync,mesh] [cell.rl.n_train=4 ...]
+    python benchmarks/pipeline.py --learns DIR [--ks 0,1,2,4,8] [--ways turns,mesh]
 
 One cell of the quickstart's task and recipe from random weights, without evaluations, its gradient taken of 2 of the n
 rollouts so that both halves have as much to do; one JSON line for each way:
 
     sync       the program that does both
     turns      sampler and trainer by turns on one mesh, the sampler up to k updates ahead
-    mesh       a simulated device for each, in one process
-    process    a process for each
+    mesh       a simulated device for each
 
 `of_sync`: rollouts a second over those of `sync`. `sampler_busy` and `trainer_busy` are the shares of the time in which
 each half worked, as it measures itself; where their sum `busy` is above 1, they overlapped. Waiting for a core counts
@@ -54,8 +53,8 @@ from isojax.tasks.build import build_task
 from isojax.tasks.epochs import EpochOrder
 from isojax.train.programs import SweepPrograms
 
-WAYS = ("sync", "turns", "mesh", "process")
-APART = {"turns": (), "mesh": ("run.sampler_mesh=data=1",), "process": ("run.sampler_process=true",)}
+WAYS = ("sync", "turns", "mesh")
+SAMPLER_MESH = {"turns": (), "mesh": ("run.sampler_mesh=data=1",)}
 MODELS = {
     "small": ModelConfig(family="llama", layers=4, width=256, heads=8, kv_heads=4, head_dim=32, mlp=768),
     "quickstart": ModelConfig(),
@@ -82,10 +81,10 @@ class Way:
         self.way, self.cell, self.problems = way, cell, list(problems)
         self.config = config_for(model, cell, None if way == "sync" else k, overrides)
         devices, one = jax.devices(), MeshShape()
-        sampler = {"mesh": make_mesh(one, devices[1:]), "process": one}.get(way)
+        sampler_mesh = make_mesh(one, devices[1:]) if way == "mesh" else None
         task = build_task(self.config.cell)
         self.programs = SweepPrograms(
-            self.config.cell, self.config.sweep, [(cell.B_p, cell.n)], make_mesh(one, devices), task, sampler
+            self.config.cell, self.config.sweep, [(cell.B_p, cell.n)], make_mesh(one, devices), task, sampler_mesh
         )
         self.programs.compile(len(self.problems))
         self.arrays = ProblemArrays(*self.programs.tokenize(self.problems).arrays)
@@ -168,7 +167,9 @@ def compare(args: argparse.Namespace) -> None:
 def learns(folder: Path, ways: Sequence[str], ks: Sequence[int], budget: int | None) -> None:
     """A line for each way and k: what a run learns. Nothing runs ahead where k is 0, so that there are turns alone."""
     for way, k in ((way, k) for way in ways for k in ks if k or way == "turns"):
-        arm = Arm(f"k{k}" if way == "turns" else f"k{k} {way}", overrides=(f"cell.rl.max_staleness={k}", *APART[way]))
+        arm = Arm(
+            f"k{k}" if way == "turns" else f"k{k} {way}", overrides=(f"cell.rl.max_staleness={k}", *SAMPLER_MESH[way])
+        )
         config = config_of(arm, folder / "learns", 1, budget)
         (line,) = run(arm, config, folder)
         told = {name: line[name] for name in ("base", "final", "min_gain", "C", "flags")}

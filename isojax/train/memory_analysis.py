@@ -15,9 +15,11 @@ from jax.sharding import Mesh
 from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.shapes import ASSUMED_TRAINING_PROBLEMS
-from isojax.tasks.protocol import Task
+from isojax.rl.fused_rollouts import FusedPrograms
+from isojax.rl.host_verified import InlinePrograms
+from isojax.tasks.protocol import Task, is_on_device
 from isojax.tasks.stop_strings import StopConditions
-from isojax.train.programs import build_decoder, build_rollout_programs, sampler_shapes, update_shapes
+from isojax.train.programs import build_decoder, sampler_shapes, update_shapes
 
 HBM_GIB = {"TPU v4": 32, "TPU v5 lite": 16, "TPU v5": 95, "TPU v6 lite": 32}  # GiB of a chip, by the kind of device
 GIB = 2**30
@@ -143,10 +145,10 @@ def build_abstract_programs(
     chosen.
     """
     any_task: Any = task
-    synchronous = cell.model_copy(update={"rl": cell.rl.model_copy(update={"max_staleness": None})})
     decoder = build_decoder(cell, sweep, task.vocab, mesh.devices.flat[0].platform)
     shapes = sampler_shapes(cell, sweep, pairs, mesh)
-    rollouts, _ = build_rollout_programs(synchronous, decoder, any_task, shapes, pairs, mesh)
+    build_programs: Any = FusedPrograms if is_on_device(any_task) else InlinePrograms
+    rollouts: FusedPrograms | InlinePrograms = build_programs(cell, decoder, any_task, shapes, mesh)
     program_shapes = update_shapes(cell, decoder, any_task, shapes, mesh, ASSUMED_TRAINING_PROBLEMS)
     return {
         name: AbstractProgram(program.jitted, arguments)

@@ -17,7 +17,6 @@ from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.memory_pages import release_freed_memory
 from isojax.core.nouns import Problem
-from isojax.distributed.mesh_spec import MeshShape
 from isojax.distributed.program import shape_on, shapes_with_shardings
 from isojax.distributed.sharding import replicated, shard_count
 from isojax.models.transformer import ComputeOptions, Decoder
@@ -50,12 +49,12 @@ class SweepPrograms:
         pairs: Sequence[tuple[int, int]],
         mesh: Mesh,
         task: Task,
-        sampler_mesh: Mesh | MeshShape | None = None,
+        sampler_mesh: Mesh | None = None,
     ):
         """`pairs`: every (B_p, n) of the sweep. All sizes of `sweep` are chosen. `task` may serve several meshes.
         Asynchronous rollouts are sampled on `sampler_mesh`, where it is given (rl/async_rl/async_programs.py)."""
         self.mesh, self.task, self.cell = mesh, task, cell
-        self.device_count = mesh.size + mesh_size(sampler_mesh)
+        self.device_count = mesh.size + (sampler_mesh.size if sampler_mesh else 0)
         self.decoder = build_decoder(cell, sweep, task.vocab, mesh.devices.flat[0].platform)
         self.shapes = sampler_shapes(cell, sweep, pairs, mesh)
         self.init = build_init_state(self.decoder, mesh, cell.rl.critic is not None)
@@ -103,10 +102,6 @@ class SweepPrograms:
         """Problems with their host arrays."""
         return TokenizedProblems(problems, encode_problems(self.task, self.cell, problems))
 
-    def close(self) -> None:
-        """Ends processes that serve the programs."""
-        self.rollouts.close()
-
 
 def build_rollout_programs(
     cell: CellConfig,
@@ -115,7 +110,7 @@ def build_rollout_programs(
     shapes: SamplerShapes,
     pairs: Sequence[tuple[int, int]],
     mesh: Mesh,
-    sampler_mesh: Mesh | MeshShape | None = None,
+    sampler_mesh: Mesh | None = None,
 ) -> tuple[RolloutPrograms, OpenRollouts]:
     """The one place that decides where rollouts come from: the programs, and the RolloutSource that runs them."""
     if cell.rl.max_staleness is not None:
@@ -171,10 +166,3 @@ def update_shapes(
         problem_table=problem_shapes(shapes, mesh, num_problems, answer_length),
         coefficients=jax.tree.map(lambda x: shape_on(replicated(mesh), (), np.asarray(x).dtype), coefficients),
     )
-
-
-def mesh_size(mesh: Mesh | MeshShape | None) -> int:
-    """The devices of a mesh; 0 without one."""
-    if mesh is None:
-        return 0
-    return mesh.devices if isinstance(mesh, MeshShape) else mesh.size

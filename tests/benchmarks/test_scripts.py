@@ -197,18 +197,16 @@ def test_adaptive(scripts: Scripts) -> None:
 
 
 def test_pipeline(scripts: Scripts) -> None:
-    """Two updates of 4 x 4 rollouts; the shares are of the process's own clock and of the trainer's."""
+    """Two updates of 4 x 4 rollouts; the shares are of the sampler's clock and of the trainer's."""
     tiny = ("cell.sampling.response_length=4", "sweep.microbatch=8", "sweep.decode_slots=8")
-    words = ("--ways", "sync,process", "--B_p", 4, "--n", 4, "--updates", 2, "--repeats", 1, *tiny)
-    sync, process = scripts("pipeline", *words, MODELS={"small": ModelConfig(**SHAPE)})
-    for line in (sync, process):
+    words = ("--ways", "sync,mesh", "--B_p", 4, "--n", 4, "--updates", 2, "--repeats", 1, *tiny)
+    sync, mesh = scripts("pipeline", *words, MODELS={"small": ModelConfig(**SHAPE)})
+    for line in (sync, mesh):
         assert line["rollouts_a_second"] == pytest.approx(2 * 16 / line["wall"], rel=0.02)
         assert line["of_sync"] == pytest.approx(line["rollouts_a_second"] / sync["rollouts_a_second"], rel=0.01)
-    assert (sync["k"], process["k"], sync["updates"]) == (None, 1, 2)
-    assert (
-        0 < process["sampler_busy"] < 1.5 and 0 < process["trainer_busy"] <= 1 and 0 <= process["staleness_mean"] <= 1
-    )
-    assert process["busy"] == pytest.approx(process["sampler_busy"] + process["trainer_busy"], abs=0.002)
+    assert (sync["k"], mesh["k"], sync["updates"]) == (None, 1, 2)
+    assert 0 < mesh["sampler_busy"] < 1.5 and 0 < mesh["trainer_busy"] <= 1 and 0 <= mesh["staleness_mean"] <= 1
+    assert mesh["busy"] == pytest.approx(mesh["sampler_busy"] + mesh["trainer_busy"], abs=0.002)
 
 
 def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
@@ -222,7 +220,7 @@ def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
             (
                 arm.folder,
                 config.cell.rl.max_staleness,
-                config.run.sampler_process,
+                config.run.sampler_mesh,
                 config.sweep.seeds,
                 config.sweep.budget,
                 below,
@@ -236,11 +234,11 @@ def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
         points = [EvalPoint(M, M, M, 0, {}, train=train) for M, train in zip((0, 1, 4), ages, strict=True)]
         return [RunRecord(Cell(32, 8, 0), tuple(points))]
 
-    words = ("--learns", tmp_path, "--ks", "0,8", "--ways", "turns,process", "--budget", 600)
+    words = ("--learns", tmp_path, "--ks", "0,8", "--ways", "turns,mesh", "--budget", 600)
     lines = scripts("pipeline", *words, run=run, read_runs=read_runs)
     of_all = (1, 600, tmp_path)
-    assert asked == [("k0", 0, False, *of_all), ("k8", 8, False, *of_all), ("k8-process", 8, True, *of_all)]
-    assert [(line["way"], line["k"]) for line in lines] == [("turns", 0), ("turns", 8), ("process", 8)]
+    assert asked == [("k0", 0, None, *of_all), ("k8", 8, None, *of_all), ("k8-mesh", 8, "data=1", *of_all)]
+    assert [(line["way"], line["k"]) for line in lines] == [("turns", 0), ("turns", 8), ("mesh", 8)]
     assert "staleness_mean" not in lines[0] and all(
         (line["staleness_mean"], line["staleness_max"]) == (2.5, 4.0) for line in lines[1:]
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from tests.compiler import AS_USERS_DO, flags
 
 ONE = ("sweep.n=[4]", "sweep.seeds=1", "sweep.budget=600")
@@ -27,18 +25,15 @@ def test_k_0_writes_what_the_synchronous_run_writes(isojax: Any) -> None:
     assert len(points(isojax, "sync")) > 5
 
 
-@pytest.mark.parametrize("process", ["false", "true"])
-def test_both_halves_at_once(isojax: Any, process: str) -> None:
-    """On two meshes of one process, and in two processes."""
-    apart = "run.sampler_mesh=data=2", f"run.sampler_process={process}"
-    isojax.swept("train", "tiny.yaml", *ONE, "cell.rl.max_staleness=2", *apart, "--mesh", "auto")
+def test_sampler_and_trainer_on_two_meshes(isojax: Any) -> None:
+    isojax.swept("train", "tiny.yaml", *ONE, "cell.rl.max_staleness=2", "run.sampler_mesh=data=2", "--mesh", "auto")
     trained = [point["train"] for point in points(isojax, "tiny") if point["M"]]
     assert all(point["staleness_max"] <= 2 and point["trainer_busy"] > 0 for point in trained)
     assert sum(point["sampler_busy"] for point in trained) > 0
     assert all(abs(sum(point[f"staleness_share_{age}"] for age in range(3)) - 1) < 1e-6 for point in trained)
 
 
-def test_a_sampler_apart_that_waits_is_refused(isojax: Any) -> None:
+def test_a_sampler_mesh_that_would_wait_or_does_not_fit_is_refused(isojax: Any) -> None:
     isojax.refused(
         "train",
         "tiny.yaml",
@@ -54,18 +49,3 @@ def test_a_sampler_apart_that_waits_is_refused(isojax: Any) -> None:
         "run.sampler_mesh=data=16",
         saying=["16 devices beside the 1 of another", "shows 8", "=17"],
     )
-    isojax.refused(
-        "train",
-        "tiny.yaml",
-        *ONE,
-        "cell.rl.max_staleness=0",
-        "run.sampler_process=true",
-        saying=["run.sampler_process = true", "1 or more"],
-    )
-
-
-def test_a_process_with_as_many_devices_as_there_are(isojax: Any) -> None:
-    """They are its own: a cell of 1 + 8 fits where this process has 8 (and one of 1 + 1 on a single core)."""
-    apart = "cell.rl.max_staleness=1", "run.sampler_process=true", "run.sampler_mesh=data=8", "run.cells_at_once=null"
-    told = isojax.swept("launch", "tiny.yaml", *ONE, *apart, "--dry-run").stderr
-    assert "1 at once, 1 of 8 cpu devices per cell and 8 of its sampler's process" in told

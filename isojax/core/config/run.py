@@ -33,8 +33,6 @@ class RunConfig(Section):
     # Devices of its own for an asynchronous sampler, in addition to those of `mesh`; null: sampler and trainer take
     # turns on the same devices.
     sampler_mesh: str | None = None
-    # Whether the sampler is a process of its own, which simulates `sampler_mesh` (null: one device) on a CPU.
-    sampler_process: bool = False
     cells_at_once: PositiveInt | None = None  # cells that run at a time; null: as many as there are devices for
     verifier_workers: PositiveInt | None = None  # processes that check responses; null: one per core
     # A cell's state is saved after the first update after so many seconds, at its end, and when the run is asked to end

@@ -6,7 +6,7 @@ The local runner prepares one for all devices of this machine; a process on a Ra
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool) -> Iterator[Swee
         lambda: config_for_folder(resolved_config, folder, resume, mesh_shape.shards)
     )
     check_data(sized_config.cell.data)
-    with open_task(sized_config) as task, ExitStack() as stack:
+    with open_task(sized_config) as task:
         check_problems(sized_config, task, pairs)
         active_devices = cell_devices.devices_per_cell * cell_devices.concurrent_cells
         device_budget = make_device_budget(sized_config, pairs, mesh_shape, task, active_devices)
@@ -105,7 +105,7 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool) -> Iterator[Swee
         fitting_config = multiprocess.run_on_primary(
             lambda: autosize_config(sized_config, config.sweep, device_budget, is_new_run)
         )
-        final_config, programs = _build_programs(fitting_config, pairs, task, cell_devices, stack)
+        final_config, programs = _build_programs(fitting_config, pairs, task, cell_devices)
         yield SweepSetup(
             config=final_config,
             cells=cells,
@@ -119,14 +119,12 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool) -> Iterator[Swee
 
 
 def _build_programs(
-    config: Config, pairs: list[tuple[int, int]], task: Task, cell_devices: CellDevices, stack: ExitStack
+    config: Config, pairs: list[tuple[int, int]], task: Task, cell_devices: CellDevices
 ) -> tuple[Config, list[SweepPrograms]]:
     """The config with the fastest attention chosen, and programs for each cell that runs at a time."""
     meshes = cell_devices.meshes()
     sweep = multiprocess.broadcast(select_attention(config.cell, config.sweep, meshes[0][0]))
     programs = [SweepPrograms(config.cell, sweep, pairs, mesh, task, sampler) for mesh, sampler in meshes]
-    for program_set in programs:
-        stack.callback(program_set.close)
     if cell_devices.shares_programs:
         programs = programs * cell_devices.concurrent_cells
     return config.model_copy(update={"sweep": sweep}), programs

@@ -106,9 +106,7 @@ class SamplerPrograms:
             prefill_batch=math.gcd(shapes.prefill_batch, *(B_p // self.shards for B_p, _ in pairs)),
             slots_per_prefix=shapes.slots_per_prefix,
         )
-        self.engine = build_engine(
-            decoder, self.ring_shapes, mesh, cell.sampling, task.stops, shapes.transpose_weights
-        )
+        self.engine = build_engine(decoder, self.ring_shapes, mesh, cell.sampling, task.stops, shapes.transpose_weights)
         self.param_shardings = decoder.shardings(mesh)
         self.param_shapes = shapes_with_shardings(decoder.shapes(), self.param_shardings)
         self.prepare_weights = build_prepare_weights(self.engine, mesh)
@@ -117,9 +115,7 @@ class SamplerPrograms:
         rows: Any = P(ROLLOUT_AXES)
         sharded = partial(shard_map, mesh=mesh, axis_names=set(ROLLOUT_AXES), check_vma=False)
         sharded_init = sharded(self._init_state, in_specs=rows, out_specs=state_spec)
-        sharded_chunk = sharded(
-            self._decode_chunk, in_specs=(P(), rows, P(), state_spec), out_specs=(state_spec, rows)
-        )
+        sharded_chunk = sharded(self._decode_chunk, in_specs=(P(), rows, P(), state_spec), out_specs=(state_spec, rows))
 
         def init_state() -> SamplerState:
             return sharded_init(jnp.arange(self.shards, dtype=jnp.int32))

@@ -17,7 +17,7 @@ import numpy as np
 
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Params
-from isojax.rl.async_rl.rollout_buffer import ChunkOutputs, ProblemRing, SamplerProgress, SamplerPrograms
+from isojax.rl.async_rl.rollout_buffer import ChunkOutputs, ProblemRing, SamplerPrograms, SamplerProgress
 from isojax.sampling.batch import ProblemArrays, Rollouts
 from isojax.sampling.engine import SamplerState
 
