@@ -23,7 +23,7 @@ ProgressCallback = Callable[[str, float], None]  # (what is being done, the frac
 
 
 class Labeller(Protocol):
-    """Samples the base policy on a problem set and counts correct rollouts (train/policy_labeller.py)."""
+    """Samples the base policy on a problem set and counts correct rollouts (PolicyLabeller in train/evaluate.py)."""
 
     @property
     def problems_per_call(self) -> int:

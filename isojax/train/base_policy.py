@@ -7,9 +7,10 @@ one per line with its split; it is written last, in one atomic step.
 
 import json
 import sys
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 
 import jax
@@ -35,8 +36,7 @@ from isojax.models.transformer import Decoder, Params
 from isojax.tasks.difficulty_labels import ProgressCallback, compute_label_key, label_problems, stored_label_key
 from isojax.tasks.problem_selection import ProblemSelection, best_constant, select_problems
 from isojax.tasks.protocol import DeviceTask, EncodedProblems, Task, is_on_device
-from isojax.train.evaluate import Evaluator, TokenizedProblems
-from isojax.train.policy_labeller import PolicyLabeller
+from isojax.train.evaluate import Evaluator, PolicyLabeller, TokenizedProblems
 
 PARAMS_FILE, PROBLEMS_FILE, LABELS_FILE, ABOUT_FILE = (
     "params.safetensors",
@@ -60,22 +60,21 @@ class BasePolicy:
     extra_sets: dict[str, list[Problem]]
 
     def load_params(self, decoder: Decoder, mesh: Mesh) -> Params:
-        """Its parameters, sharded over the mesh.
-
-        Raises:
-            InputError: they cannot be read, or do not fit the decoder.
-        """
+        """Its parameters, sharded over the mesh; InputError where they cannot be read, or do not fit the decoder."""
         if self.model.path:
             return hf_load.load(Path(self.model.path), self.model, decoder, mesh)
         try:
             flat = load_file(self.folder / PARAMS_FILE)
         except (OSError, ValueError, SafetensorError) as e:
-            raise InputError(
-                f"the base policy in {self.folder} cannot be read ({e!r}); remove the folder and it is made again."
-            ) from e
-        return jax.device_put(
-            unflatten_dict({tuple(k.split(".")): v for k, v in flat.items()}), decoder.shardings(mesh)
-        )
+            raise _unreadable(self.folder, e) from e
+        params = unflatten_dict({tuple(k.split(".")): v for k, v in flat.items()})
+        return jax.device_put(params, decoder.shardings(mesh))
+
+
+def _unreadable(folder: Path, error: Exception) -> InputError:
+    return InputError(
+        f"the base policy in {folder} cannot be read ({error!r}); remove the folder and it is made again."
+    )
 
 
 def sft_loss(decoder: Decoder, params: Params, demonstrations: EncodedProblems, eos: int) -> Array:
@@ -92,9 +91,9 @@ def sft_loss(decoder: Decoder, params: Params, demonstrations: EncodedProblems, 
 def train_base_policy(cell: CellConfig, decoder: Decoder, task: DeviceTask, on_progress: ProgressCallback) -> Params:
     """Supervised learning on the task's demonstrations, `base.steps` batches of `base.batch`.
 
-    Muon for the matrices, Adam for the rest, a cosine schedule after a short warm-up: after 1500 batches of the solvers
-    task the loss is .63, against .71 for AdamW at its best rate. On a CPU the cores share the pieces of a batch; their
-    gradients are added in the order of the pieces, so the sum does not depend on which is done first.
+    Muon for the matrices, Adam for the rest, a cosine schedule after a short warm-up. On a CPU the cores share the
+    pieces of a batch; their gradients are added in the order of the pieces, so the sum does not depend on which is done
+    first.
     """
     base_config, sampling = cell.base, cell.sampling
     learning_rate = optax.warmup_cosine_decay_schedule(
@@ -108,12 +107,15 @@ def train_base_policy(cell: CellConfig, decoder: Decoder, task: DeviceTask, on_p
         batch = task.demonstrations(base_config.batch, rng, sampling.prompt_length, sampling.response_length)
         return [EncodedProblems(*part) for part in zip(*(np.split(x, pieces) for x in batch), strict=True)]
 
+    @jax.jit
     def piece_gradient(params: Params, piece: EncodedProblems) -> tuple[Array, Params]:
         return jax.value_and_grad(lambda p: sft_loss(decoder, p, piece, task.eos))(params)
 
+    @partial(jax.jit, donate_argnums=0)
     def add_gradients(total: tuple[Array, Params], piece: tuple[Array, Params]) -> tuple[Array, Params]:
         return jax.tree.map(jnp.add, total, piece)
 
+    @partial(jax.jit, donate_argnums=(0, 1))
     def apply_gradient(
         params: Params, opt_state: optax.OptState, total: tuple[Array, Params]
     ) -> tuple[Params, optax.OptState, Array]:
@@ -123,11 +125,6 @@ def train_base_policy(cell: CellConfig, decoder: Decoder, task: DeviceTask, on_p
 
     params = jax.jit(decoder.init)(jax.random.key(base_config.seed))
     opt_state = jax.jit(optimizer.init)(params)
-    piece_gradient, add_gradients, apply_gradient = (
-        jax.jit(piece_gradient),
-        jax.jit(add_gradients, donate_argnums=0),
-        jax.jit(apply_gradient, donate_argnums=(0, 1)),
-    )
     batch = demonstrations()
     with ThreadPoolExecutor(min(pieces, cores()) if jax.default_backend() == "cpu" else 1) as pool:
         for i in range(base_config.steps):
@@ -137,10 +134,8 @@ def train_base_policy(cell: CellConfig, decoder: Decoder, task: DeviceTask, on_p
             batch = demonstrations()  # the next batch, while the threads compute
             params, opt_state, loss = apply_gradient(params, opt_state, reduce(add_gradients, piece_gradients))
             if i % 50 == 49:
-                on_progress(
-                    f"base policy: step {i + 1} of {base_config.steps}, loss {float(loss):.3f}",
-                    (i + 1) / base_config.steps,
-                )
+                progress = f"base policy: step {i + 1} of {base_config.steps}, loss {float(loss):.3f}"
+                on_progress(progress, (i + 1) / base_config.steps)
     return jax.device_get(params)
 
 
@@ -167,23 +162,19 @@ def prepare_base_policy(
         multiprocess.barrier("the base policy is there")
 
         def label(problems: list[Problem]) -> list[Problem]:
-            label_key = compute_label_key(cell, fingerprint, problems)
-            if (
-                multiprocess.is_primary()
-                and (stored_key := stored_label_key(folder / LABELS_FILE))
-                and stored_key != label_key
-            ):
+            labels_path, label_key = folder / LABELS_FILE, compute_label_key(cell, fingerprint, problems)
+            stored_key = stored_label_key(labels_path) if multiprocess.is_primary() else None
+            if stored_key and stored_key != label_key:
                 print(
-                    f"warning: the labels in {folder / LABELS_FILE} are of other settings or problems; they are made "
-                    "again",
+                    f"warning: the labels in {labels_path} are of other settings or problems; they are made again",
                     file=sys.stderr,
                 )
-                (folder / LABELS_FILE).unlink()
+                labels_path.unlink()
             params = BasePolicy(folder, cell.model, [], [], {}).load_params(decoder, mesh)
             evaluator.compile()
             problem_set = TokenizedProblems(problems, encode_problems(task, cell, problems))
             labeller = PolicyLabeller(evaluator, params, problem_set, cell.data.seed)
-            return label_problems(folder / LABELS_FILE, label_key, problems, cell.data.attempts, labeller, on_progress)
+            return label_problems(labels_path, label_key, problems, cell.data.attempts, labeller, on_progress)
 
         selection = select_problems(cell, task, label)
         if multiprocess.is_primary():
@@ -210,47 +201,40 @@ def _save_params(folder: Path, params: Params) -> None:
 def _save_problems(folder: Path, selection: ProblemSelection, fingerprint: str, with_constant: bool) -> None:
     constant_answer = best_constant(selection.validation) if with_constant else None
     constant = dict(zip(("answer", "reward"), constant_answer, strict=True)) if constant_answer else None
+    about = {"checkpoint": fingerprint, "notes": selection.notes, "best_constant": constant}
+    write_text(folder / ABOUT_FILE, json.dumps(about, indent=1) + "\n")
     problems_by_split = {
         "training": selection.training,
         "validation": selection.validation,
         "left out": selection.out_of_range,
+        **{f"{EXTRA_PREFIX}{name}": problems for name, problems in selection.extra_sets.items()},
     }
-    problems_by_split |= {f"{EXTRA_PREFIX}{name}": problems for name, problems in selection.extra_sets.items()}
-    rows = [{**asdict(p), "split": where} for where, problems in problems_by_split.items() for p in problems]
-    write_text(
-        folder / ABOUT_FILE,
-        json.dumps({"checkpoint": fingerprint, "notes": selection.notes, "best_constant": constant}, indent=1) + "\n",
-    )
+    rows = [{**asdict(p), "split": split} for split, problems in problems_by_split.items() for p in problems]
     write_text(folder / PROBLEMS_FILE, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def load_base_policy(folder: Path, cell: CellConfig, fingerprint: str = "") -> BasePolicy:
-    """The base policy kept in `folder`.
-
-    Raises:
-        InputError: the folder is damaged, or the checkpoint is no longer the one with this fingerprint.
-    """
-    problems_by_split: dict[str, list[Problem]] = {"training": [], "validation": [], "left out": []}
+    """The base policy kept in `folder`; InputError where the folder is damaged, or the checkpoint is no longer the one
+    with this fingerprint."""
+    problems_by_split: dict[str, list[Problem]] = defaultdict(list)
     try:
         stored_fingerprint = json.loads((folder / ABOUT_FILE).read_text())["checkpoint"]
         for line in (folder / PROBLEMS_FILE).read_text().splitlines():
             row = json.loads(line)
-            problems_by_split.setdefault(row.pop("split"), []).append(
-                Problem(**row | {"messages": tuple(row["messages"])})
-            )
+            split, messages = row.pop("split"), tuple(row["messages"])
+            problems_by_split[split].append(Problem(**row | {"messages": messages}))
     except (OSError, ValueError, KeyError, TypeError) as e:
-        raise InputError(
-            f"the base policy in {folder} cannot be read ({e!r}); remove the folder and it is made again."
-        ) from e
+        raise _unreadable(folder, e) from e
     if stored_fingerprint != fingerprint:
         raise InputError(
             f"cell.model.path: {cell.model.path} is not the checkpoint that {folder} was made with (fingerprint "
             f"{fingerprint!r}, expected {stored_fingerprint!r}); put that one back, or choose another name=NAME for a "
             "new run."
         )
+    training, validation = problems_by_split["training"], problems_by_split["validation"]
     extra_sets = {
-        where.removeprefix(EXTRA_PREFIX): problems
-        for where, problems in problems_by_split.items()
-        if where.startswith(EXTRA_PREFIX)
+        split.removeprefix(EXTRA_PREFIX): problems
+        for split, problems in problems_by_split.items()
+        if split.startswith(EXTRA_PREFIX)
     }
-    return BasePolicy(folder, cell.model, problems_by_split["training"], problems_by_split["validation"], extra_sets)
+    return BasePolicy(folder, cell.model, training, validation, extra_sets)

@@ -7,18 +7,18 @@ order of problems and all PRNG keys are functions of the seed and the step.
 """
 
 import errno
+import json
 import logging
 import re
-import shutil
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from inspect import iscoroutine
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import jax
 import orbax.checkpoint as ocp
@@ -36,23 +36,14 @@ from isojax.train.outputs import Uploader
 
 @dataclass(frozen=True)
 class RunCursor:
-    """How far a run has come: the part of a checkpoint that is plain data.
+    """How far a run has come: the part of a checkpoint that is plain data."""
 
-    Attributes:
-        M: updates done.
-        evaluation: the last evaluation, an index into the grid of C; -1 before the first.
-        tokens: response tokens sampled up to that evaluation.
-        order: what the order of problems needs in addition to M (tasks/epochs.py).
-        sums: the metrics of the updates since that evaluation, merged.
-        pending: rollouts in progress, as RolloutSource.save describes them.
-    """
-
-    M: int
-    evaluation: int
-    tokens: int
-    order: dict[str, Any] | None = None
-    sums: Metrics = field(default_factory=dict)
-    pending: dict[str, Any] | None = None
+    M: int  # updates done
+    evaluation: int  # the last evaluation, an index into the grid of C; -1 before the first
+    tokens: int  # response tokens sampled up to that evaluation
+    order: dict[str, Any] | None = None  # what the order of problems needs in addition to M (tasks/epochs.py)
+    sums: Metrics = field(default_factory=dict)  # the metrics of the updates since that evaluation, merged
+    pending: dict[str, Any] | None = None  # rollouts in progress, as RolloutSource.save describes them
 
 
 class CorruptCheckpoint(Exception):
@@ -75,12 +66,12 @@ def state_trees(state: TrainState) -> dict[str, Any]:
 
 class Checkpoints:
     """The checkpoints of one cell, of which the newest `max_to_keep` stay. A context manager: leaving it waits until
-    all is written.
+    all is written. Its methods raise RunFailed where a checkpoint cannot be written.
     """
 
     def __init__(self, folder: Path, uploader: Uploader | None = None, max_to_keep: int = 2):
         self.folder, self.uploader, self.max_to_keep = folder.absolute(), uploader, max_to_keep
-        _silence_late_errors()
+        _hide_late_errors()
         self._open()
 
     def _open(self) -> None:
@@ -93,7 +84,7 @@ class Checkpoints:
             )
             self._manager = ocp.CheckpointManager(self.folder, options=options)
 
-    def __enter__(self) -> "Checkpoints":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -105,31 +96,27 @@ class Checkpoints:
 
     def save(self, state: TrainState, cursor: RunCursor, pending_rollouts: Any = None) -> None:
         """Saves in the background, unless there is a checkpoint after as many updates; `close` waits for it.
-        pending_rollouts: arrays of rollouts in progress.
-
-        Raises:
-            RunFailed: it, or the one before, cannot be written.
-        """
+        pending_rollouts: arrays of rollouts in progress."""
         trees = {"state": state_trees(state)} | ({} if pending_rollouts is None else {"pending": pending_rollouts})
         host_data = asdict(cursor) | {"checksums": array_checksums(trees)}
         host_args = ocp.args.JsonSave(host_data | {HOST_CHECKSUM: json_checksum(host_data)})
         args = ocp.args.Composite(host=host_args, **{name: ocp.args.StandardSave(part) for name, part in trees.items()})
         self._wait_for_upload()
-        with ORBAX_LOCK:
-            try:
-                if cursor.M not in self._manager.all_steps():
-                    self._manager.save(cursor.M, args=args)
-                    if self.uploader:
-                        self.uploader.upload(self.folder / str(cursor.M), self._manager.is_saving_in_progress)
-            except Exception as e:  # whatever the file system raises, or Orbax around it
-                raise self._write_error(e) from e
+        with self._writing():
+            if cursor.M not in self._manager.all_steps():
+                self._manager.save(cursor.M, args=args)
+                if self.uploader:
+                    self.uploader.upload(self.folder / str(cursor.M), self._manager.is_saving_in_progress)
 
     def restore(self, abstract_state: TrainState) -> tuple[TrainState, RunCursor] | None:
         """The newest undamaged state, sharded as `abstract_state` (arrays or ShapeDtypeStructs with shardings), and its
         cursor; None if there is none. A damaged checkpoint is moved aside with a warning."""
         while (M := multiprocess.run_on_primary(self._manager.latest_step)) is not None:
-            if (restored := self._read_or_set_aside(M, lambda M=M: self._read_state(M, abstract_state))) is not None:
-                return restored
+            try:
+                state, cursor = _read_arrays(self.folder / str(M), "state", state_trees(abstract_state))
+                return TrainState(**state), cursor
+            except CorruptCheckpoint as e:
+                self._set_damaged_aside(M, e)
         return None
 
     def restore_pending(self, M: int, template: Any) -> Any:
@@ -138,109 +125,64 @@ class Checkpoints:
         Raises:
             CorruptCheckpoint: they differ from what was saved, or have other shapes; the checkpoint is moved aside.
         """
-        if (
-            pending_rollouts := self._read_or_set_aside(
-                M, lambda: self._read_tree(M, "pending", template, self._read_host_data(M)["checksums"])
-            )
-        ) is None:
-            raise CorruptCheckpoint
-        return pending_rollouts
-
-    def _read_or_set_aside(self, M: int, read: Callable[[], T]) -> T | None:
-        """What `read` returns; None if a process cannot read it, and the checkpoint is then moved aside."""
         try:
-            return read()
+            return _read_arrays(self.folder / str(M), "pending", template)[0]
         except CorruptCheckpoint as e:
-            self._set_aside(M, str(e))
-            return None
+            self._set_damaged_aside(M, e)
+            raise
 
-    def _read_state(self, M: int, abstract_state: TrainState) -> tuple[TrainState, RunCursor]:
-        host_data = self._read_host_data(M)
-        expected_checksums = host_data.pop("checksums")
-        host_data["sums"] = {name: Metric(**metric) for name, metric in host_data["sums"].items()}
-        state = TrainState(**self._read_tree(M, "state", state_trees(abstract_state), expected_checksums))
-        return state, RunCursor(**host_data)
+    def _set_damaged_aside(self, M: int, problem: CorruptCheckpoint) -> None:
+        self.set_aside(M, f"is damaged ({problem})")
 
-    def _read_host_data(self, M: int) -> dict[str, Any]:
-        def read() -> dict[str, Any]:
-            path = epath.Path(self.folder / str(M) / "host")
-            host_data = dict(ocp.JsonCheckpointHandler().restore(path, args=ocp.args.JsonRestore()))
-            if host_data.pop(HOST_CHECKSUM) != json_checksum(host_data):
-                raise ValueError("the cursor is not what was saved")
-            return host_data
-
-        return _read_on_all_hosts(read)
-
-    def _read_tree(self, M: int, name: str, template: Any, expected_checksums: dict[str, int]) -> Any:
-        """One tree of arrays, with the bits that were saved."""
-        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), template)
-        path, args = epath.Path(self.folder / str(M) / name), ocp.args.StandardRestore(abstract)
-        restored = _read_on_all_hosts(lambda: ocp.StandardCheckpointHandler().restore(path, args=args))
-        if mismatched := sorted(
-            path for path, value in array_checksums({name: restored}).items() if expected_checksums.get(path) != value
-        ):
-            raise CorruptCheckpoint(
-                f"the bits of {mismatched[0]} and {len(mismatched) - 1} other arrays are not those that were saved"
-            )
-        return restored
-
-    def _set_aside(self, M: int, problem: str) -> None:
-        """Moves a checkpoint to another folder, where a person can look at it."""
+    def set_aside(self, M: int, reason: str) -> None:
+        """Moves a checkpoint to another folder, where a person can look at it, and prints why."""
         name = f"{self.folder.name}-damaged-{M}"
         earlier_copies = len(list(self.folder.parent.glob(f"{name}*")))
         new_path = self.folder.with_name(f"{name}-{earlier_copies}" if earlier_copies else name)
-        self._remove(M, f"is damaged ({problem}); moved to {new_path}", lambda: (self.folder / str(M)).rename(new_path))
-
-    def drop(self, M: int, reason: str) -> None:
-        """Removes the newest checkpoint, after M updates, and prints why."""
-        self._remove(M, f"is of no use: {reason}", lambda: shutil.rmtree(self.folder / str(M)))
-
-    def _remove(self, M: int, reason: str, remove: Callable[[], object]) -> None:
-        """Prints why a checkpoint goes, and removes it."""
         older_steps = [step for step in self._manager.all_steps() if step < M]
-        consequence = (
-            f"going on from the one of update {max(older_steps)}"
-            if older_steps
-            else "there is none before it: the cell starts again"
-        )
+        consequence = "there is none before it: the cell starts again"
+        if older_steps:
+            consequence = f"going on from the one of update {max(older_steps)}"
         with ORBAX_LOCK:
             self._manager.close()
         if multiprocess.is_primary():
-            print(f"warning: the checkpoint {self.folder / str(M)} {reason}; {consequence}", file=sys.stderr)
-            remove()
-        multiprocess.barrier("a checkpoint is taken away")
+            path = self.folder / str(M)
+            print(f"warning: the checkpoint {path} {reason}; moved to {new_path}; {consequence}", file=sys.stderr)
+            path.rename(new_path)
+        multiprocess.barrier("a checkpoint is moved aside")
         self._open()
 
     def wait(self) -> None:
-        """Waits until all is written; raises as `save`."""
-        with ORBAX_LOCK:
-            try:
-                self._manager.wait_until_finished()
-            except Exception as e:  # as in `save`
-                raise self._write_error(e) from e
+        """Waits until all is written."""
+        with self._writing():
+            self._manager.wait_until_finished()
         self._wait_for_upload()
 
     def close(self) -> None:
-        """Waits until all is written, and closes; raises as `save`."""
-        with ORBAX_LOCK:
-            try:
-                self._manager.wait_until_finished()
+        """Waits until all is written, and closes."""
+        try:
+            self.wait()
+        finally:
+            with ORBAX_LOCK, suppress(Exception):  # it raises the same again
                 self._manager.close()
-            except Exception as e:  # as in `save`
-                with suppress(Exception):  # it raises the same again
-                    self._manager.close()
-                raise self._write_error(e) from e
-        self._wait_for_upload()
 
     def _wait_for_upload(self) -> None:
         if self.uploader:
             self.uploader.wait()
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with ORBAX_LOCK:
+            try:
+                yield
+            except Exception as e:  # whatever the file system raises, or Orbax around it
+                raise self._write_error(e) from e
+
     def _write_error(self, error: Exception) -> RunFailed:
         newest_complete = max(self._manager.all_steps(), default=None)
-        fallback = (
-            "none was written before" if newest_complete is None else f"the one of update {newest_complete} is complete"
-        )
+        fallback = "none was written before"
+        if newest_complete is not None:
+            fallback = f"the one of update {newest_complete} is complete"
         # Tensorstore's notes, of which either may come first, are left out.
         error_text = " ".join(re.split(r"\[(?:source locations|tensorstore_spec)", str(error))[0].split())
         if len(error_text) > 300:  # its beginning says what was written, its end why that failed
@@ -251,12 +193,64 @@ class Checkpoints:
         )
 
 
-def _read_on_all_hosts(read: Callable[[], T]) -> T:
-    """What `read` returns, if every process can read it. Unlike the manager, its handlers wait for no other process.
+def has_checkpoint(folder: Path, M: int) -> bool:
+    """Whether `folder` holds a checkpoint after M updates or more; also true if somebody has removed the folder."""
+    return not folder.exists() or any(step >= M for step in _saved_steps(folder))
+
+
+def restore_params(folder: Path, template: Params) -> tuple[Params, int] | None:
+    """The parameters alone of the newest checkpoint in `folder`, sharded as `template`, and the updates done; None if
+    there is none. InputError if they differ from what was saved."""
+    M = max(_saved_steps(folder), default=None) if folder.is_dir() else None
+    if M is None:
+        return None
+    _hide_late_errors()
+    try:
+        state, _ = _read_arrays(folder.absolute() / str(M), "state", {"params": template})
+    except CorruptCheckpoint as e:
+        raise InputError(
+            f"the checkpoint {folder / str(M)} is damaged ({e}). Move that folder away to take the one before it."
+        ) from e
+    return state["params"], M
+
+
+def _saved_steps(folder: Path) -> list[int]:
+    return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+
+
+def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
+    """A tree of arrays of a checkpoint, or a part of it, with the bits that were saved; and the cursor. The handler
+    waits for no other process, as Orbax's manager would.
 
     Raises:
         CorruptCheckpoint: in all processes, if one cannot read it.
     """
+    host_data = _read_on_all_hosts(lambda: _read_host_data(path))
+    expected_checksums = host_data.pop("checksums")
+    host_data["sums"] = {name: Metric(**metric) for name, metric in host_data["sums"].items()}
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), template)
+    restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
+    args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
+    handler = ocp.PyTreeCheckpointHandler()
+    restored = _read_on_all_hosts(lambda: handler.restore(epath.Path(path / name), args=args))
+    checksums = array_checksums({name: restored})
+    mismatched = sorted(key for key, value in checksums.items() if expected_checksums.get(key) != value)
+    if mismatched:
+        raise CorruptCheckpoint(
+            f"the bits of {mismatched[0]} and {len(mismatched) - 1} other arrays are not those that were saved"
+        )
+    return restored, RunCursor(**host_data)
+
+
+def _read_host_data(path: Path) -> dict[str, Any]:
+    host_data = json.loads((path / "host" / "metadata").read_bytes())
+    if host_data.pop(HOST_CHECKSUM) != json_checksum(host_data):
+        raise ValueError("the cursor is not what was saved")
+    return host_data
+
+
+def _read_on_all_hosts(read: Callable[[], T]) -> T:
+    """What `read` returns, if every process can read it; else CorruptCheckpoint in all processes."""
     result, problem = None, ""
     try:
         result = read()
@@ -271,65 +265,21 @@ def _read_on_all_hosts(read: Callable[[], T]) -> T:
 
 def _save_barrier(*, key: str, timeout_ms: int) -> None:
     """Orbax's barrier between processes while it saves; skipped if saving has failed in this process. The others would
-    then wait elsewhere, and this one for them, for twenty minutes; instead it ends, and launch/watchdog.py
-    ends the others."""
+    then wait elsewhere, and this one for them, for twenty minutes; instead it ends, and the launcher's watchdog ends
+    the others."""
     if multiprocess.is_multiprocess() and sys.exc_info()[0] is None:
         ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 @cache
-def _silence_late_errors() -> None:
+def _hide_late_errors() -> None:
     """Prints nothing of what follows a failure: tensorstore's threads go on to call an event loop that Orbax closed,
     and coroutines that nobody waits for fail as the first did. The caller raises the failure itself."""
     previous_hook = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
-        loop_closed = (
-            isinstance(unraisable.exc_value, RuntimeError) and str(unraisable.exc_value) == "Event loop is closed"
-        )
+        loop_closed = "Event loop is closed" in str(unraisable.exc_value)
         if not (loop_closed or iscoroutine(unraisable.object)):
             previous_hook(unraisable)
 
     sys.unraisablehook = hook
-
-
-def has_checkpoint(folder: Path, M: int) -> bool:
-    """Whether `folder` holds a checkpoint after M updates or more; also true if somebody has removed the folder."""
-    return not folder.exists() or any(int(path.name) >= M for path in folder.iterdir() if path.name.isdigit())
-
-
-def restore_params(folder: Path, template: Params) -> tuple[Params, int] | None:
-    """The parameters alone of the newest checkpoint in `folder`, sharded as `template`, and the updates done; None if
-    there is none.
-
-    Raises:
-        InputError: they differ from what was saved.
-    """
-    if not folder.is_dir():
-        return None
-    _silence_late_errors()
-    restore_tree = {"params": template}
-    args = ocp.args.PyTreeRestore(
-        restore_tree, restore_args=ocp.checkpoint_utils.construct_restore_args(restore_tree), partial_restore=True
-    )
-    with (
-        ORBAX_LOCK,
-        ocp.CheckpointManager(folder.absolute(), options=ocp.CheckpointManagerOptions(create=False)) as manager,
-    ):
-        if (M := manager.latest_step()) is None:
-            return None
-        try:
-            restored = manager.restore(M, args=ocp.args.Composite(state=args, host=ocp.args.JsonRestore()))
-            params, expected_checksums = restored["state"]["params"], restored["host"]["checksums"]
-            problem = (
-                ""
-                if array_checksums({"state": {"params": params}}).items() <= expected_checksums.items()
-                else "its bits are not those that were saved"
-            )
-        except Exception as e:  # a damaged file may raise anything
-            params, problem = None, " ".join(f"{type(e).__name__}: {e}".split())[:200]
-    if problem:
-        raise InputError(
-            f"the checkpoint {folder / str(M)} is damaged ({problem}). Move that folder away to take the one before it."
-        )
-    return cast(Params, params), M

@@ -7,7 +7,8 @@ evaluation, so a difference between them is a difference of their policies.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,21 +18,13 @@ from jaxtyping import Array, PRNGKeyArray
 
 from isojax.core.config import SamplingConfig
 from isojax.core.nouns import Problem
-from isojax.core.random_streams import EVAL_STREAM, EXTRA_STREAM
+from isojax.core.random_streams import EVAL_STREAM, EXTRA_STREAM, LABEL_STREAM
 from isojax.distributed import multiprocess
 from isojax.distributed.program import Program, shape_on, shapes_with_shardings
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Decoder, Params
-from isojax.sampling.batch import (
-    ProblemArrays,
-    Rollouts,
-    SamplerShapes,
-    buffer_row_groups,
-    make_sampler_shapes,
-    problem_shapes,
-    response_tokens,
-    row_index,
-)
+from isojax.sampling import batch
+from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import build_stream
 from isojax.tasks.grading.background_grading import BackgroundGrader
@@ -44,32 +37,26 @@ class TokenizedProblems(NamedTuple):
     problems: list[Problem]
     arrays: EncodedProblems
 
+    def select(self, rows: Sequence[int]) -> "TokenizedProblems":
+        """The problems at these positions."""
+        arrays = EncodedProblems(*(x[list(rows)] for x in self.arrays))
+        return TokenizedProblems([self.problems[i] for i in rows], arrays)
+
 
 class EvalCounts(NamedTuple):
-    """The result of an evaluation of Q problems.
+    """The result of an evaluation of Q problems."""
 
-    Attributes:
-        correct: i32[Q], correct rollouts of each problem.
-        first_responses: the response tokens of each problem's first rollout.
-        first_rewards: f32[Q], its reward.
-        ended: rollouts that a stop condition ended.
-        parsed: rollouts that hold an answer in the expected form (on device: those that ended).
-        failures: checks that the verifier did not finish, by kind.
-        interrupted: rollouts that were interrupted to answer; None where the recipe interrupts none.
-    """
-
-    correct: np.ndarray
-    first_responses: list[np.ndarray]
-    first_rewards: np.ndarray
-    ended: int
-    parsed: int
-    failures: Counter[str]
-    interrupted: int | None = None
+    correct: np.ndarray  # i32[Q], correct rollouts of each problem
+    first_responses: list[np.ndarray]  # the response tokens of each problem's first rollout
+    first_rewards: np.ndarray  # f32[Q], its reward
+    ended: int  # rollouts that a stop condition ended
+    parsed: int  # rollouts that hold an answer in the expected form (on device: those that ended)
+    failures: Counter[str]  # checks that the verifier did not finish, by kind
+    interrupted: int | None = None  # rollouts interrupted to answer; None where the recipe interrupts none
 
 
 class CallSamples(NamedTuple):
-    """What one call sampled of Q problems: each one's first response, and how many rollouts ended and were
-    interrupted."""
+    """Of one call: each problem's first response, and how many rollouts ended and were interrupted."""
 
     first_responses: list[np.ndarray]
     ended: int
@@ -90,70 +77,47 @@ EvalKey = tuple[np.int32, np.int32, np.int32]  # seed, stream, evaluation and re
 Call = tuple[TokenizedProblems, EvalKey]
 
 
-class CallGrader(Protocol):
-    """Samples and verifies calls, always through the same compiled programs."""
-
-    def compile(self, params: Params) -> None:
-        """Compiles for parameters of these shapes."""
-        ...
-
-    def sample_and_grade(self, params: Params, calls: list[Call]) -> GradedCalls: ...
-
-
 class DeviceGrader:
-    """Sampling and verification in one program."""
+    """Sampling and verification of n rollouts per problem in one program."""
 
     def __init__(
-        self,
-        decoder: Decoder,
-        task: DeviceTask,
-        mesh: Mesh,
-        shapes: SamplerShapes,
-        samples_per_problem: int,
-        sampling: SamplingConfig,
+        self, decoder: Decoder, task: DeviceTask, mesh: Mesh, shapes: SamplerShapes, n: int, sampling: SamplingConfig
     ):
-        self.mesh, self.shapes, self.samples_per_problem = mesh, shapes, samples_per_problem
+        self.mesh, self.shapes, self.n = mesh, shapes, n
         sample = build_sampler(decoder, shapes, mesh, sampling, task.stops)
 
         def sample_and_verify(
             params: Params, problems: ProblemArrays, Q: Array, seed: Array, stream: Array, evaluation: Array
         ) -> tuple[Rollouts, Array]:
-            n = jnp.int32(samples_per_problem)
-            rollouts = sample(params, problems, Q, n, make_eval_key(seed, stream, evaluation))
-            groups, _ = buffer_row_groups(shapes, Q, n)
+            rollouts = sample(params, problems, Q, jnp.int32(n), make_eval_key(seed, stream, evaluation))
+            groups, _ = batch.buffer_row_groups(shapes, Q, jnp.int32(n))
             return rollouts, task.verify(problems.answers[groups], rollouts.tokens, rollouts.response_mask)
 
         in_shardings = (decoder.shardings(mesh), None, None, None, None, None)
         self.program = Program(jax.jit(sample_and_verify, in_shardings=in_shardings, out_shardings=replicated(mesh)))
 
     def compile(self, params: Params) -> None:
-        problems = problem_shapes(self.shapes, self.mesh, self.shapes.problem_rows, self.shapes.response_length)
+        problems = batch.problem_shapes(self.shapes, self.mesh, self.shapes.problem_rows, self.shapes.response_length)
         scalar = shape_on(replicated(self.mesh))
         self.program.compile(params, problems, scalar, scalar, scalar, scalar)
 
     def sample_and_grade(self, params: Params, calls: list[Call]) -> GradedCalls:
         samples, rewards = [], []
         for part, key in calls:
-            Q, B = len(part.problems), len(part.problems) * self.samples_per_problem
+            Q, B = len(part.problems), len(part.problems) * self.n
             rollouts, call_rewards = self.program(params, pad_problems(part.arrays, self.shapes), np.int32(Q), *key)
-            samples.append(summarize_call(rollouts, B, self.samples_per_problem))
-            rewards.append(np.asarray(call_rewards)[row_index(B, self.shapes.shards)])
+            samples.append(summarize_call(rollouts, B, self.n))
+            rewards.append(np.asarray(call_rewards)[batch.row_index(B, self.shapes.shards)])
         return GradedCalls(samples, np.concatenate(rewards), sum(c.ended for c in samples), Counter())
 
 
 class HostGrader:
-    """Sampling chunk by chunk, while the host's verifier grades what has finished."""
+    """Sampling of n rollouts per problem chunk by chunk, while the host's verifier grades what has finished."""
 
     def __init__(
-        self,
-        decoder: Decoder,
-        task: HostTask,
-        mesh: Mesh,
-        shapes: SamplerShapes,
-        samples_per_problem: int,
-        sampling: SamplingConfig,
+        self, decoder: Decoder, task: HostTask, mesh: Mesh, shapes: SamplerShapes, n: int, sampling: SamplingConfig
     ):
-        self.task, self.mesh, self.shapes, self.samples_per_problem = task, mesh, shapes, samples_per_problem
+        self.task, self.mesh, self.shapes, self.n = task, mesh, shapes, n
         self.stream = build_stream(decoder, shapes, mesh, sampling, task.stops)
         self.make_key = Program(jax.jit(make_eval_key, out_shardings=replicated(mesh)))
         self.replicate = Program(jax.jit(lambda rollouts: rollouts, out_shardings=replicated(mesh)))
@@ -161,43 +125,39 @@ class HostGrader:
     def compile(self, params: Params) -> None:
         scalar = shape_on(replicated(self.mesh))
         self.make_key.compile(scalar, scalar, scalar)
-        rollouts = self.stream.compile(params, problem_shapes(self.shapes, self.mesh, self.shapes.problem_rows, 0))
+        problems = batch.problem_shapes(self.shapes, self.mesh, self.shapes.problem_rows, 0)
+        rollouts = self.stream.compile(params, problems)
         if multiprocess.is_multiprocess():
             self.replicate.compile(rollouts)
 
     def sample_and_grade(self, params: Params, calls: list[Call]) -> GradedCalls:
-        n = self.samples_per_problem
         samples: list[CallSamples] = []
-        problems = [p for part, _ in calls for p in part.problems for _ in range(n)]
+        problems = [p for part, _ in calls for p in part.problems for _ in range(self.n)]
+        rollouts_before = 0
         with BackgroundGrader(self.task, problems) as grading:
-            rollouts_before = 0
             for part, key in calls:
-                Q, B = len(part.problems), len(part.problems) * n
 
                 def on_finished(
                     rollout_index: np.ndarray, responses: list[np.ndarray], rollouts_before: int = rollouts_before
                 ) -> None:
                     grading.add_responses(rollouts_before + rollout_index, responses)
 
-                arrays = pad_problems(part.arrays, self.shapes)
-                rollouts = self.stream.run(params, arrays, Q, n, self.make_key(*key), on_finished)
+                arrays, Q = pad_problems(part.arrays, self.shapes), len(part.problems)
+                rollouts = self.stream.run(params, arrays, Q, self.n, self.make_key(*key), on_finished)
                 if multiprocess.is_multiprocess():
                     rollouts = self.replicate(rollouts)
-                samples.append(summarize_call(rollouts, B, n))
-                rollouts_before += B
+                samples.append(summarize_call(rollouts, Q * self.n, self.n))
+                rollouts_before += Q * self.n
             grades = grading.collect_grades()
         return GradedCalls(samples, grades.rewards, int(grades.parsed.sum()), Counter(grades.failures))
 
 
-def summarize_call(rollouts: Rollouts, B: int, samples_per_problem: int) -> CallSamples:
+def summarize_call(rollouts: Rollouts, B: int, n: int) -> CallSamples:
     """What an evaluation needs of the rollouts 0 .. B-1 of a call, in addition to their rewards."""
-    rows = row_index(B, rollouts.tokens.shape[0])
+    rows = batch.row_index(B, rollouts.tokens.shape[0])
     stopped, lengths, mask = (np.asarray(x)[rows] for x in (rollouts.stopped, rollouts.lengths, rollouts.mask))
-    return CallSamples(
-        first_responses=response_tokens(rollouts, B)[::samples_per_problem],
-        ended=int(stopped.sum()),
-        interrupted=int((mask.sum(-1) < lengths).sum()),
-    )
+    first_responses = batch.response_tokens(rollouts, B)[::n]
+    return CallSamples(first_responses, ended=int(stopped.sum()), interrupted=int((mask.sum(-1) < lengths).sum()))
 
 
 def pad_problems(encoded: EncodedProblems, shapes: SamplerShapes) -> ProblemArrays:
@@ -223,7 +183,7 @@ class Evaluator:
         self.problems_per_call, self.samples_per_problem = problems_per_call, samples_per_problem
         self._has_interruption = task.stops.interruption is not None
         slots_per_prefix = trainer_shapes.slots_per_prefix
-        shapes = make_sampler_shapes(
+        shapes = batch.make_sampler_shapes(
             [(problems_per_call, samples_per_problem)],
             trainer_shapes.shards,
             slots=trainer_shapes.slots,
@@ -233,7 +193,7 @@ class Evaluator:
             prefill_batch=trainer_shapes.prefill_batch,
             slots_per_prefix=slots_per_prefix if samples_per_problem >= slots_per_prefix else 1,
         )
-        self._grader: CallGrader = (
+        self._grader = (
             DeviceGrader(decoder, task, mesh, shapes, samples_per_problem, sampling)
             if is_on_device(task)
             else HostGrader(decoder, task, mesh, shapes, samples_per_problem, sampling)
@@ -257,7 +217,9 @@ class Evaluator:
         The draws belong to (seed, stream, evaluation, repeat, problem, rollout).
         """
         keys = [(np.int32(seed), np.int32(stream), np.int32(evaluation * 1024 + repeat)) for repeat in range(repeats)]
-        parts = self._split_into_calls(problem_set)
+        positions = range(len(problem_set.problems))
+        starts = positions[:: self.problems_per_call]
+        parts = [problem_set.select(positions[start : start + self.problems_per_call]) for start in starts]
         graded = self._grader.sample_and_grade(params, [(part, key) for part in parts for key in keys])
         part_ends = np.cumsum([len(part.problems) * repeats * self.samples_per_problem for part in parts])
         rewards_by_part = [
@@ -282,21 +244,33 @@ class Evaluator:
             for i, (name, problem_set) in enumerate(extra_sets.items())
         }
 
-    def _split_into_calls(self, problem_set: TokenizedProblems) -> list[TokenizedProblems]:
-        """The problems in parts of at most `problems_per_call`."""
-        starts = range(0, len(problem_set.problems), self.problems_per_call)
-        slices = [slice(start, start + self.problems_per_call) for start in starts]
-        return [
-            TokenizedProblems(problem_set.problems[cut], EncodedProblems(*(x[cut] for x in problem_set.arrays)))
-            for cut in slices
-        ]
+
+@dataclass(frozen=True)
+class PolicyLabeller:
+    """Labels problems by sampling a policy: the `Labeller` of tasks/difficulty_labels.py."""
+
+    evaluator: Evaluator
+    params: Params
+    problem_set: TokenizedProblems
+    seed: int
+
+    @property
+    def problems_per_call(self) -> int:
+        return self.evaluator.problems_per_call
+
+    @property
+    def samples_per_problem(self) -> int:
+        return self.evaluator.samples_per_problem
+
+    def count_correct(self, problem_indices: Sequence[int], repeats: int) -> Sequence[int]:
+        """The correct rollouts of each problem."""
+        block = self.problem_set.select(problem_indices)
+        counts = self.evaluator.count_correct(
+            self.params, block, seed=self.seed, evaluation=0, repeats=repeats, stream=LABEL_STREAM
+        )
+        return [int(correct) for correct in counts.correct]
 
 
 def make_eval_key(seed: Array, stream: Array, evaluation: Array) -> PRNGKeyArray:
     """The key of an evaluation's draws."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), evaluation)
-
-
-def mean_accuracy(correct: Sequence[int] | np.ndarray, samples: int) -> float:
-    """avg@samples: the mean over problems of correct rollouts / samples."""
-    return float(np.mean(np.asarray(correct) / samples))

@@ -16,18 +16,15 @@ def export_cell(cell_folder: Path, out_folder: Path, dtype: str, base_folder: Pa
     """Writes the newest checkpoint of a cell's folder, runs/NAME/cells/16x8-s0; returns the updates that it has seen.
 
     config.json and tokenizer come from the checkpoint that the run began with, `cell.model.path`, or from `base_folder`
-    if that has moved.
-
-    Raises:
-        InputError: `cell_folder` is no cell's folder or holds no checkpoint, the family has no published architecture,
-            or `out_folder` exists.
+    if that has moved. InputError if `cell_folder` holds no checkpoint, the family has no published architecture, or
+    `out_folder` exists.
     """
     model = read_model_config(cell_folder)
     hf_export.architecture_of(model)
+    if base_folder is not None:
+        model = model.model_copy(update={"path": str(base_folder)})
     try:
-        model = hf_load.resolve_model(
-            model if base_folder is None else model.model_copy(update={"path": str(base_folder)})
-        )
+        model = hf_load.resolve_model(model)
     except InputError as e:
         raise InputError(f"{e} Where the run's base model has moved, say so by --base FOLDER.") from e
     if model.path is None or model.vocab is None:

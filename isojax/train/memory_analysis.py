@@ -15,11 +15,9 @@ from jax.sharding import Mesh
 from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.shapes import ASSUMED_TRAINING_PROBLEMS
-from isojax.rl.fused_rollouts import FusedPrograms
-from isojax.rl.host_verified import InlinePrograms
-from isojax.tasks.protocol import Task, is_on_device
+from isojax.tasks.protocol import Task
 from isojax.tasks.stop_strings import StopConditions
-from isojax.train.programs import build_decoder, sampler_shapes, update_shapes
+from isojax.train.programs import SweepPrograms
 
 HBM_GIB = {"TPU v4": 32, "TPU v5 lite": 16, "TPU v5": 95, "TPU v6 lite": 32}  # GiB of a chip, by the kind of device
 GIB = 2**30
@@ -30,6 +28,7 @@ OOM_PATTERNS = (
     (r"HLO temporaries \(([\d.]+)([MGT])\) exceeds available HBM \(([\d.]+)([MGT])\)", "temporaries"),
     (r"Used ([\d.]+)([MGT]) of ([\d.]+)([MGT])", "all"),
 )
+GIB_PER_UNIT = {"M": 1 / 1024, "G": 1.0, "T": 1024.0}
 
 
 class AbstractProgram(NamedTuple):
@@ -40,13 +39,12 @@ class AbstractProgram(NamedTuple):
 
 
 class ProgramMemory(NamedTuple):
-    """XLA's memory analysis of a program, in bytes of one device. `outputs` leaves out what is updated in place; `peak`
-    is the most that is alive at once, by XLA's own schedule."""
+    """XLA's memory analysis of a program, in bytes of one device."""
 
     arguments: int
-    outputs: int
+    outputs: int  # without what is updated in place
     temporaries: int
-    peak: int
+    peak: int  # the most that is alive at once, by XLA's own schedule
 
     @property
     def total(self) -> int:
@@ -76,11 +74,7 @@ class OutOfMemory(NamedTuple):
 
 def topology_devices(topology: str) -> list[Any]:
     """The chips of a TPU topology such as "v5e:4x4", to compile for; none need be here. libtpu stays loaded in this
-    process.
-
-    Raises:
-        InputError: libtpu is not installed, or knows no such topology.
-    """
+    process. InputError where it is not installed, or knows no such topology."""
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
             f"--topology {topology} compiles with libtpu, which is not installed: pip install 'isojax[tpu]' (Linux on "
@@ -105,7 +99,7 @@ def chip_memory(device: Any) -> int:
     if device.device_kind not in HBM_GIB:
         raise InputError(
             f"the memory of a {device.device_kind} is not known; known are {', '.join(HBM_GIB)}. Give it by "
-            "run.device_memory=GIB."
+            "run.device_memory=GB."
         )
     return HBM_GIB[device.device_kind] * GIB
 
@@ -116,14 +110,12 @@ def compile_for_memory(program: AbstractProgram) -> ProgramMemory | OutOfMemory:
     try:
         return analyze_memory(program)
     except jax.errors.JaxRuntimeError as e:
-        matches = ((re.search(form, str(e)), scope) for form, scope in OOM_PATTERNS)
-        match_found, scope = next(((m, scope) for m, scope in matches if m), (None, ""))
-        if match_found is None:
-            raise
-        used, available = (
-            float(match_found[i]) * {"M": 1 / 1024, "G": 1.0, "T": 1024.0}[match_found[i + 1]] for i in (1, 3)
-        )
-        return OutOfMemory(used, scope, available)
+        for pattern, scope in OOM_PATTERNS:
+            if match := re.search(pattern, str(e)):
+                needed, needed_unit, available, available_unit = match.groups()
+                needed_gib = float(needed) * GIB_PER_UNIT[needed_unit]
+                return OutOfMemory(needed_gib, scope, float(available) * GIB_PER_UNIT[available_unit])
+        raise
 
 
 def analyze_memory(program: AbstractProgram, options: dict[str, Any] | None = None) -> ProgramMemory:
@@ -144,13 +136,9 @@ def build_abstract_programs(
     of the sampler, and `learn`, the update, where the host does. `pairs`: every (B_p, n); all sizes of `sweep` are
     chosen.
     """
+    synchronous: Any = cell.model_copy(update={"rl": cell.rl.model_copy(update={"max_staleness": None})})
     any_task: Any = task
-    decoder = build_decoder(cell, sweep, task.vocab, mesh.devices.flat[0].platform)
-    shapes = sampler_shapes(cell, sweep, pairs, mesh)
-    build_programs: Any = FusedPrograms if is_on_device(any_task) else InlinePrograms
-    rollouts: FusedPrograms | InlinePrograms = build_programs(cell, decoder, any_task, shapes, mesh)
-    program_shapes = update_shapes(cell, decoder, any_task, shapes, mesh, ASSUMED_TRAINING_PROBLEMS)
-    return {
-        name: AbstractProgram(program.jitted, arguments)
-        for name, (program, arguments) in rollouts.main_programs(program_shapes).items()
-    }
+    programs = SweepPrograms(synchronous, sweep, pairs, mesh, any_task)
+    rollouts: Any = programs.rollouts
+    main_programs = rollouts.main_programs(programs.update_shapes(ASSUMED_TRAINING_PROBLEMS))
+    return {name: AbstractProgram(program.jitted, arguments) for name, (program, arguments) in main_programs.items()}

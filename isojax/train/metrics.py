@@ -30,8 +30,7 @@ def make_eval_point(
     """What the ledger records of an evaluation, and of the updates since the one before (`cursor.sums`).
 
     Where the gradient is not computed of groups without advantage, `entropy` and other metrics of tokens are means over
-    the trained tokens, whose share of all tokens is `trained_token_fraction`; they are missing where nothing was
-    trained.
+    the trained tokens, a share `trained_token_fraction`; they are missing where nothing was trained.
     """
     train_metrics = values(cursor.sums)
     tokens = train_metrics.pop("tokens", 0.0)
@@ -69,35 +68,31 @@ def eval_metrics(validation_counts: EvalCounts, extra_counts: dict[str, EvalCoun
     metrics: dict[str, float] = {}
     for prefix, counts in {"": validation_counts, **{f"{name}/": c for name, c in extra_counts.items()}}.items():
         rollouts = samples * len(counts.correct)
-        metrics |= {prefix + k: v for k, v in summarize_counts(counts.correct, samples).items()}
-        metrics |= {
-            f"{prefix}parsed_fraction": counts.parsed / rollouts,
-            f"{prefix}truncated": 1 - counts.ended / rollouts,
+        set_metrics = summarize_counts(counts.correct, samples) | {
+            "parsed_fraction": counts.parsed / rollouts,
+            "truncated": 1 - counts.ended / rollouts,
+            "verifier_failures": float(count_unfinished(counts.failures)),
         }
-        metrics[f"{prefix}verifier_failures"] = float(count_unfinished(counts.failures))
         if counts.interrupted is not None:
-            metrics[f"{prefix}interrupted"] = counts.interrupted / rollouts
+            set_metrics["interrupted"] = counts.interrupted / rollouts
+        metrics |= {prefix + name: value for name, value in set_metrics.items()}
     return metrics
 
 
 def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalCounts, point: EvalPoint) -> None:
     """Appends a few rollouts for a person to read. What an earlier attempt at the same evaluation has written is
     replaced."""
-    header = (
-        f"C = {point.rollouts} rollouts, M = {point.M}, "
-        + ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items())
-        + "\n"
-    )
-    lines = [header]
-    for problem, tokens, reward in zip(
-        problems[:SHOWN_SAMPLES], counts.first_responses, counts.first_rewards, strict=False
-    ):
+    metrics_text = ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items())
+    header = f"C = {point.rollouts} rollouts, M = {point.M}, {metrics_text}\n".encode()
+    lines = []
+    samples = zip(problems[:SHOWN_SAMPLES], counts.first_responses, counts.first_rewards, strict=False)
+    for problem, tokens, reward in samples:
         verdict = "right" if reward == 1 else f"wrong, the answer is {reference_answer(problem.answer)}"
         lines.append(f"    {problem.prompt}{task.decode(tokens)}    {verdict}\n")
-    old_text, header_bytes = path.read_bytes() if path.exists() else b"", header.encode()
-    retained = old_text.partition(header_bytes)[0]
+    old_text = path.read_bytes() if path.exists() else b""
+    retained = old_text.partition(header)[0]
     if not retained.endswith(b"\n"):  # a header that a kill or a full disk cut off
         retained = retained[: retained.rfind(b"\n") + 1]
     if len(retained) < len(old_text):
         os.truncate(path, len(retained))
-    append_bytes(path, "".join(lines).encode())
+    append_bytes(path, header + "".join(lines).encode())

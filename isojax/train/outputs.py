@@ -11,33 +11,22 @@ CHECKPOINT_FOLDER = "checkpoint"  # in a cell's folder
 
 
 class PointLedger(Protocol):
-    """Records evaluations (isojax/runs/ledger.py).
-
-    targets: the values of the grid of C that are recorded so far.
-    """
+    """Records evaluations: isojax/runs/ledger.py. `targets`: the values of the grid of C that are recorded so far."""
 
     @property
     def targets(self) -> list[int]: ...
 
-    def append(self, point: EvalPoint, seconds: float, devices: int) -> None:
-        """Records a point, unless its target is recorded already, with the seconds since the one before."""
-        ...
+    def append(self, point: EvalPoint, seconds: float, devices: int) -> None: ...
 
-    def record_failure(self, M: int, reason: str) -> None:
-        """Records that the run broke off after update M."""
-        ...
+    def record_failure(self, M: int, reason: str) -> None: ...
 
 
 class Uploader(Protocol):
-    """Copies checkpoints elsewhere in the background (isojax/runs)."""
+    """Copies checkpoints elsewhere in the background: CheckpointUploader of isojax/runs/mirror.py."""
 
-    def upload(self, checkpoint_folder: Path, is_writing: Callable[[], bool]) -> None:
-        """Copies a checkpoint when `is_writing` says that it is complete."""
-        ...
+    def upload(self, checkpoint_folder: Path, is_writing: Callable[[], bool]) -> None: ...
 
-    def wait(self) -> None:
-        """Waits until the last copy is complete; raises RunFailed if it failed."""
-        ...
+    def wait(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ shapes; isojax/train/memory_analysis.py asks XLA what the same programs would ta
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ from isojax.rl.host_verified import InlinePrograms, InlineRollouts
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
 from isojax.rl.rollout_source import CellProblems, RolloutPrograms, RolloutSource, UpdateShapes
 from isojax.rl.train_step import make_coefficients
-from isojax.sampling.batch import SamplerShapes, make_sampler_shapes, problem_shapes
+from isojax.sampling.batch import make_sampler_shapes, problem_shapes
 from isojax.tasks.protocol import Task, is_on_device
 from isojax.train.base_policy import encode_problems
 from isojax.train.evaluate import Evaluator, TokenizedProblems
@@ -35,8 +35,6 @@ from isojax.train.evaluate import Evaluator, TokenizedProblems
 LABEL_BATCH = 64  # problems of a language model that are labelled at once: as many as a kill may cost
 # Cells that run at the same time share programs: one compiles them, and the others wait instead of doing the same.
 COMPILE_LOCK = threading.Lock()
-
-OpenRollouts = Callable[[Any, CellProblems], RolloutSource]
 
 
 class SweepPrograms:
@@ -53,30 +51,39 @@ class SweepPrograms:
     ):
         """`pairs`: every (B_p, n) of the sweep. All sizes of `sweep` are chosen. `task` may serve several meshes.
         Asynchronous rollouts are sampled on `sampler_mesh`, where it is given (rl/async_rl/async_programs.py)."""
+        assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, "the planner chooses them"
         self.mesh, self.task, self.cell = mesh, task, cell
         self.device_count = mesh.size + (sampler_mesh.size if sampler_mesh else 0)
         self.decoder = build_decoder(cell, sweep, task.vocab, mesh.devices.flat[0].platform)
-        self.shapes = sampler_shapes(cell, sweep, pairs, mesh)
-        self.init = build_init_state(self.decoder, mesh, cell.rl.critic is not None)
-        self.rollouts, self._open_rollouts = build_rollout_programs(
-            cell, self.decoder, task, self.shapes, pairs, mesh, sampler_mesh
+        self.shapes = make_sampler_shapes(
+            list(pairs),
+            shard_count(mesh),
+            slots=sweep.decode_slots,
+            microbatch=sweep.microbatch,
+            prompt_length=cell.sampling.prompt_length,
+            response_length=cell.sampling.response_length,
+            prefill_batch=sweep.prefill_batch,
+            slots_per_prefix=sweep.slots_per_prefix or 1,
         )
+        self.init = build_init_state(self.decoder, mesh, cell.rl.critic is not None)
+        # The one place that decides where rollouts come from: the programs, and the RolloutSource that runs them.
+        self.rollouts: RolloutPrograms
+        self._source: Any
+        if cell.rl.max_staleness is not None:
+            self.rollouts = AsyncPrograms(cell, self.decoder, task, self.shapes, pairs, mesh, sampler_mesh)
+            self._source = AsyncRollouts
+        elif is_on_device(task):
+            self.rollouts, self._source = FusedPrograms(cell, self.decoder, task, self.shapes, mesh), FusedRollouts
+        else:
+            self.rollouts, self._source = InlinePrograms(cell, self.decoder, task, self.shapes, mesh), InlineRollouts
         self.coefficients = make_coefficients(cell.rl)
         self.evaluator = self._build_evaluator(cell.data.validation, cell.eval.samples)
         # A task that verifies on device is labelled by the evaluator; a language model prefills each prompt just once.
         attempts = max(1, cell.data.attempts)
         self.labeller = self.evaluator if is_on_device(task) else self._build_evaluator(LABEL_BATCH, attempts)
 
-    def _build_evaluator(self, problems_per_call: int, samples_per_problem: int) -> Evaluator:
-        return Evaluator(
-            self.decoder,
-            self.task,
-            self.mesh,
-            problems_per_call=problems_per_call,
-            samples_per_problem=samples_per_problem,
-            trainer_shapes=self.shapes,
-            sampling=self.cell.sampling,
-        )
+    def _build_evaluator(self, problems: int, samples: int) -> Evaluator:
+        return Evaluator(self.decoder, self.task, self.mesh, problems, samples, self.shapes, self.cell.sampling)
 
     def compile(self, num_problems: int) -> None:
         """Compiles all that training and evaluation run, with so many training problems; a second call does nothing."""
@@ -92,40 +99,28 @@ class SweepPrograms:
 
     def update_shapes(self, num_problems: int) -> UpdateShapes:
         """The shapes of what the update reads in addition to a batch."""
-        return update_shapes(self.cell, self.decoder, self.task, self.shapes, self.mesh, num_problems)
+        params = shapes_with_shardings(self.decoder.shapes(), self.decoder.shardings(self.mesh))
+        answer_length = self.shapes.response_length if is_on_device(self.task) else 0
+        scalar = replicated(self.mesh)
+        return UpdateShapes(
+            state=self.state_shapes,
+            base_params=params if self.cell.rl.kl > 0 or self.cell.rl.measure_kl else {},
+            problem_table=problem_shapes(self.shapes, self.mesh, num_problems, answer_length),
+            coefficients=jax.tree.map(lambda x: shape_on(scalar, (), np.asarray(x).dtype), self.coefficients),
+        )
 
     def open_rollouts(self, problems: CellProblems) -> RolloutSource:
         """The rollouts of a cell."""
-        return self._open_rollouts(self.rollouts, problems)
+        return self._source(self.rollouts, problems)
 
     def tokenize(self, problems: list[Problem]) -> TokenizedProblems:
         """Problems with their host arrays."""
         return TokenizedProblems(problems, encode_problems(self.task, self.cell, problems))
 
 
-def build_rollout_programs(
-    cell: CellConfig,
-    decoder: Decoder,
-    task: Task,
-    shapes: SamplerShapes,
-    pairs: Sequence[tuple[int, int]],
-    mesh: Mesh,
-    sampler_mesh: Mesh | None = None,
-) -> tuple[RolloutPrograms, OpenRollouts]:
-    """The one place that decides where rollouts come from: the programs, and the RolloutSource that runs them."""
-    if cell.rl.max_staleness is not None:
-        return AsyncPrograms(cell, decoder, task, shapes, pairs, mesh, sampler_mesh), AsyncRollouts
-    if is_on_device(task):
-        return FusedPrograms(cell, decoder, task, shapes, mesh), FusedRollouts
-    return InlinePrograms(cell, decoder, task, shapes, mesh), InlineRollouts
-
-
 def build_decoder(cell: CellConfig, sweep: SweepConfig, task_vocab: int, platform: str) -> Decoder:
-    """The decoder that a sweep trains, with its precision on this platform.
-
-    Raises:
-        InputError: the model's vocabulary is smaller than the task's.
-    """
+    """The decoder that a sweep trains, with its precision on this platform; InputError where the model's vocabulary is
+    smaller than the task's."""
     if cell.model.vocab is not None and cell.model.vocab < task_vocab:
         raise InputError(
             f"cell.model.vocab = {cell.model.vocab} is less than the {task_vocab} tokens of {cell.task}; leave it out, "
@@ -136,33 +131,3 @@ def build_decoder(cell: CellConfig, sweep: SweepConfig, task_vocab: int, platfor
     precision = cell.precision.for_platform(platform)
     attention = sweep.decode_attention or "plain", sweep.forward_attention or "plain"
     return decoder.with_options(ComputeOptions(precision.compute, precision.cache, *attention, sweep.remat))
-
-
-def sampler_shapes(cell: CellConfig, sweep: SweepConfig, pairs: Sequence[tuple[int, int]], mesh: Mesh) -> SamplerShapes:
-    """The static shapes of a sweep whose sizes are chosen."""
-    assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, "the planner chooses them"
-    return make_sampler_shapes(
-        list(pairs),
-        shard_count(mesh),
-        slots=sweep.decode_slots,
-        microbatch=sweep.microbatch,
-        prompt_length=cell.sampling.prompt_length,
-        response_length=cell.sampling.response_length,
-        prefill_batch=sweep.prefill_batch,
-        slots_per_prefix=sweep.slots_per_prefix or 1,
-    )
-
-
-def update_shapes(
-    cell: CellConfig, decoder: Decoder, task: Task, shapes: SamplerShapes, mesh: Mesh, num_problems: int
-) -> UpdateShapes:
-    """The shapes of what the update of a sweep reads in addition to a batch."""
-    params = shapes_with_shardings(decoder.shapes(), decoder.shardings(mesh))
-    answer_length = shapes.response_length if is_on_device(task) else 0
-    coefficients = make_coefficients(cell.rl)
-    return UpdateShapes(
-        state=train_state_shapes(decoder, mesh, cell.rl.critic is not None),
-        base_params=params if cell.rl.kl > 0 or cell.rl.measure_kl else {},
-        problem_table=problem_shapes(shapes, mesh, num_problems, answer_length),
-        coefficients=jax.tree.map(lambda x: shape_on(replicated(mesh), (), np.asarray(x).dtype), coefficients),
-    )

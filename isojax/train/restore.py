@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 import jax
@@ -23,20 +23,12 @@ from isojax.train.programs import SweepPrograms
 
 @dataclass(frozen=True)
 class CellState:
-    """All that training continues from.
-
-    Attributes:
-        state: the arrays that an update changes.
-        cursor: updates and evaluations done.
-        base_params: the base policy, which the KL is measured against; {} where nothing reads it.
-        problem_order: which problems the next batches have.
-        source: the cell's rollouts.
-    """
+    """All that training continues from."""
 
     cell: Cell
     state: TrainState
     cursor: RunCursor
-    base_params: Params
+    base_params: Params  # which the KL is measured against; {} where nothing reads them
     problem_order: EpochOrder
     source: RolloutSource
 
@@ -55,86 +47,72 @@ def open_cell(
     is_recorded: whether the ledger has an evaluation. A checkpoint after one that it lacks is of no use.
     """
     programs.compile(len(base_policy.training))
-    while True:
-        restored = _restore(programs, config, base_policy, cell, checkpoints, is_recorded)
-        try:
-            if restored.cursor.pending:
-                M = restored.cursor.M
-                restored.source.restore(
-                    restored.cursor.pending,
-                    restore_arrays=lambda template, M=M: checkpoints.restore_pending(M, template),
-                    params=restored.state.params,
+    restored = None
+    while restored is None:
+        state, cursor, base_params = _restore_state(programs, config, base_policy, checkpoints, is_recorded)
+        if cursor.pending is not None and not programs.rollouts.can_restore(cursor.pending):
+            print(f"warning: {cell.name}: rollouts in progress, of another mesh, are sampled again", file=sys.stderr)
+            cursor = replace(cursor, pending=None)
+        problem_order, source = _open_rollouts(programs, config, base_policy, cell, cursor)
+        restored = CellState(cell, state, cursor, base_params, problem_order, source)
+        if cursor.pending is not None:
+            try:
+                source.restore(
+                    cursor.pending,
+                    restore_arrays=lambda template, M=cursor.M: checkpoints.restore_pending(M, template),
+                    params=state.params,
                 )
-        except CorruptCheckpoint:  # the one before it is taken
-            restored.source.close()
-            continue
-        try:
-            yield restored
-        finally:
-            restored.source.close()
-        return
+            except CorruptCheckpoint:  # the one before it is taken
+                source.close()
+                restored = None
+    with closing(restored.source):
+        yield restored
 
 
-def _restore(
+def _restore_state(
     programs: SweepPrograms,
     config: Config,
     base_policy: BasePolicy,
-    cell: Cell,
     checkpoints: Checkpoints,
     is_recorded: Callable[[int], bool],
-) -> CellState:
-    """The newest checkpoint's state, or that of the base policy; rollouts in progress are not restored yet."""
+) -> tuple[TrainState, RunCursor, Params]:
+    """State and cursor of the newest checkpoint whose evaluations the ledger has, or of the base policy; and the base
+    policy's parameters where the update reads them."""
     rl = config.cell.rl
-    saved = _newest_checkpoint(programs, checkpoints, is_recorded)
+    while saved := checkpoints.restore(programs.state_shapes):
+        state, cursor = saved
+        if cursor.evaluation < 0 or is_recorded(cursor.evaluation):
+            break
+        checkpoints.set_aside(cursor.M, "is of no use: the ledger lacks an evaluation before it")
     measures_kl = rl.kl > 0 or rl.measure_kl
     base_params = base_policy.load_params(programs.decoder, programs.mesh) if measures_kl or saved is None else {}
     state, cursor = saved or (programs.init(base_params), RunCursor(M=0, evaluation=-1, tokens=0))
     if int(state.consecutive_nonfinite) >= rl.max_consecutive_nonfinite:  # the run broke off here, and is to continue
         zero = jax.device_put(np.int32(0), replicated(programs.mesh))
         state = state._replace(consecutive_nonfinite=zero)
-    cursor = _without_unusable_rollouts(programs, cell, cursor)
-    batches_begun = cursor.pending["next_batch"] - cursor.M if cursor.pending else 0
+    return state, cursor, base_params if measures_kl else {}  # a large policy is held once more only where it is read
+
+
+def _open_rollouts(
+    programs: SweepPrograms, config: Config, base_policy: BasePolicy, cell: Cell, cursor: RunCursor
+) -> tuple[EpochOrder, RolloutSource]:
+    """Which problems the next batches have, and the source of their rollouts."""
     problem_order = EpochOrder(
         len(base_policy.training),
         cell.B_p,
         cell.seed,
         first_update=cursor.M,
-        drop_above=rl.no_positive_resampling,
+        drop_above=config.cell.rl.no_positive_resampling,
         saved_state=cursor.order,
-        batches_drawn=batches_begun,
+        batches_drawn=cursor.pending["next_batch"] - cursor.M if cursor.pending else 0,
     )
     host_table = ProblemArrays(*programs.tokenize(base_policy.training).arrays)
-    source = programs.open_rollouts(
-        CellProblems(
-            cell=cell,
-            problems=base_policy.training,
-            host_table=host_table,
-            problem_table=jax.device_put(host_table, replicated(programs.mesh)),
-            problem_order=problem_order,
-            first_update=cursor.M,
-        )
+    problems = CellProblems(
+        cell=cell,
+        problems=base_policy.training,
+        host_table=host_table,
+        problem_table=jax.device_put(host_table, replicated(programs.mesh)),
+        problem_order=problem_order,
+        first_update=cursor.M,
     )
-    # A large policy is held once more only where something reads it.
-    return CellState(cell, state, cursor, base_params if measures_kl else {}, problem_order, source)
-
-
-def _newest_checkpoint(
-    programs: SweepPrograms, checkpoints: Checkpoints, is_recorded: Callable[[int], bool]
-) -> tuple[TrainState, RunCursor] | None:
-    """The newest checkpoint whose evaluations the ledger has."""
-    saved = checkpoints.restore(programs.state_shapes)
-    while saved is not None and saved[1].evaluation >= 0 and not is_recorded(saved[1].evaluation):
-        checkpoints.drop(saved[1].M, "the ledger lacks an evaluation before it")
-        saved = checkpoints.restore(programs.state_shapes)
-    return saved
-
-
-def _without_unusable_rollouts(programs: SweepPrograms, cell: Cell, cursor: RunCursor) -> RunCursor:
-    """The cursor; without rollouts in progress where they were sampled on another mesh."""
-    if cursor.pending is None or programs.rollouts.can_restore(cursor.pending):
-        return cursor
-    print(
-        f"warning: {cell.name}: rollouts in progress were sampled on another mesh; they are sampled again",
-        file=sys.stderr,
-    )
-    return replace(cursor, pending=None)
+    return problem_order, programs.open_rollouts(problems)

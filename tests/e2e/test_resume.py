@@ -93,7 +93,7 @@ def test_killed_between_checkpoints(isojax: Any, whole: Any) -> None:
     ledger = (cell / "records.jsonl").read_bytes()
     (cell / "records.jsonl").write_bytes(ledger[: ledger.rindex(b'{"kind": "eval"') + 30])
     done = isojax.swept("isojax.launch", "tiny.yaml", "--resume", "run.checkpoint_seconds=0")
-    assert "the ledger lacks an evaluation before it; going on from the one of update" in " ".join(done.stderr.split())
+    assert "the ledger lacks an evaluation before it; moved to" in " ".join(done.stderr.split())
     assert isojax.ledgers() == whole.ledgers()
     isojax.quick_ok("fit", "runs/tiny", "--compute", "device_hours", "--json")
 

@@ -142,7 +142,7 @@ def test_what_lacks_here_is_no_damage(tmp_path: Path, error: Exception, monkeypa
         raise error
 
     with Checkpoints(tmp_path) as checkpoints, monkeypatch.context() as patch:
-        patch.setattr(ocp.StandardCheckpointHandler, "restore", lacking)
+        patch.setattr(ocp.PyTreeCheckpointHandler, "restore", lacking)
         with pytest.raises(type(error)) as raised:
             checkpoints.restore(state)
         assert raised.value is error

@@ -15,8 +15,8 @@ from isojax.core.nouns import Problem
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Params
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
-from isojax.tasks.protocol import EncodedProblems, Grades
-from isojax.train.evaluate import Evaluator, TokenizedProblems, mean_accuracy
+from isojax.tasks.protocol import Grades
+from isojax.train.evaluate import Evaluator, TokenizedProblems
 from tests.device import (
     DECODER,
     MESHES,
@@ -128,8 +128,7 @@ def test_a_problems_count_depends_on_no_other_problem(evaluator: Evaluator) -> N
     """Nor on its place, nor on the copies of a problem that fill a call up."""
     whole = counts(evaluator, policy())
     for chosen in (np.arange(5), np.array([39]), np.random.default_rng(0).permutation(COUNT)):
-        part = TokenizedProblems([ALL[i] for i in chosen], EncodedProblems(*(x[chosen] for x in ENCODED)))
-        np.testing.assert_array_equal(counts(evaluator, policy(), part), whole[chosen])
+        np.testing.assert_array_equal(counts(evaluator, policy(), SET.select(chosen)), whole[chosen])
 
 
 def test_first_rollouts_are_the_problems_own(evaluator: Evaluator) -> None:
@@ -164,8 +163,3 @@ def test_a_verifier_on_the_host_counts_what_one_on_device_counts(axes: str, eval
     lost = two.failures["timeout"]
     shown = sum(row[0] == FAILING for row in two.first_responses)
     assert two.parsed == COUNT * SAMPLES * 3 - lost and 0 < shown < lost < COUNT * SAMPLES * 3 / 4
-
-
-def test_average_by_hand() -> None:
-    assert mean_accuracy((4, 0, 1, 3), 4) == 0.5
-    assert mean_accuracy(np.array([1, 1]), 8) == 0.125
