@@ -20,10 +20,10 @@ from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED
 from isojax.runs.ledger_reader import default_metric, read_runs
 from isojax.runs.workspace import display_path
-from isojax.scaling.checks.flagged_runs import flagged_runs
+from isojax.scaling.checks.run_health import FlaggedRun, flagged_runs
 from isojax.scaling.fit_sweep import DEFAULT_MODE, DEFAULT_OPTIONS, FitOptions, fit_sweep
 from isojax.scaling.intervals import REPLICATES
-from isojax.scaling.result import FitResult, FittedRun, FlaggedRun, read_fit_file
+from isojax.scaling.result import FitResult, FittedRun, read_fit_file
 
 
 def warn(message: str) -> None:

@@ -15,7 +15,7 @@ from isojax.cli.saved_fits import default_metric, fit_file_name, is_sweep_folder
 from isojax.core.atomic_files import write_text
 from isojax.report.wording import format_percent
 from isojax.runs.ledger_reader import read_runs
-from isojax.scaling.checks.flagged_runs import healthy_runs
+from isojax.scaling.checks.run_health import healthy_runs
 from isojax.scaling.checks.validate import REPLICATES, validate
 from isojax.scaling.fit_sweep import FitOptions
 

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.scaling.checks import fit_flags
-from isojax.scaling.checks.diagnostics import diagnose
-from isojax.scaling.checks.sensitivity import find_overfitting, reward_sensitivity
-from isojax.scaling.checks.stability import assess_stability
+from isojax.scaling.checks.diagnostics import diagnose, reward_sensitivity
+from isojax.scaling.checks.stability import assess_stability, find_overfitting
 from isojax.scaling.curves import hierarchical_mode, paper_mode
 from isojax.scaling.curves.posterior_samples import to_curve_draws
 from isojax.scaling.estimate import EstimationOptions, SweepEstimate
@@ -80,7 +79,7 @@ def _summarize_estimate(
     peaked_cells = {c.key for c in estimate.curves if c.C_peak is not None}
     stability = assess_stability(cells, metric, peaked_cells)
     overfitting = find_overfitting(tracks, estimate.noise_sd)
-    diagnostics = diagnose(estimate, tracks)
+    diagnostics = diagnose(estimate, cells)
     return FitResult(
         mode=mode,
         metric=metric,

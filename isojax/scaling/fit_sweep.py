@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from isojax.core.nouns import RunRecord
 from isojax.runs.ledger_reader import default_metric
-from isojax.scaling.checks.flagged_runs import add_health, flagged_runs, healthy_runs
+from isojax.scaling.checks.fit_flags import add_health
+from isojax.scaling.checks.run_health import RunHealth, flagged_runs, healthy_runs
 from isojax.scaling.fit import fit
 from isojax.scaling.intervals import REPLICATES, SEED
-from isojax.scaling.result import FitResult, RunHealth
+from isojax.scaling.result import FitResult
 
 DEFAULT_MODE = "hierarchical"
 

@@ -14,8 +14,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from isojax.core.errors import InputError
-from isojax.scaling.checks.run_health import HealthFlag
-from isojax.scaling.checks.stability import StabilityVerdict
+from isojax.scaling.checks.run_health import RunHealth
+from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.law.law_forms import Law
 
@@ -339,44 +339,6 @@ class FitDiagnostics(ResultRow):
     ties: tuple[TiedRange, ...]
     left_out: tuple[str, ...]
     unequal_lengths: bool
-
-
-class OverfittedRun(ResultRow):
-    """A run whose training reward rises while its validation reward falls.
-
-    Attributes:
-        C: from where on.
-        train_from, train_to, validation_from, validation_to: running means of the reward there and at the end.
-        reason: in words.
-    """
-
-    B_p: int
-    n: int
-    seed: int
-    C: float
-    train_from: float
-    train_to: float
-    validation_from: float
-    validation_to: float
-    reason: str
-
-
-class FlaggedRun(ResultRow):
-    """A run that is flagged as broken (checks/run_health.py): its evaluations, the C it reached, and its flags."""
-
-    B_p: int
-    n: int
-    seed: int
-    points: int
-    C: float
-    flags: tuple[HealthFlag, ...]
-
-
-class RunHealth(ResultRow):
-    """The flagged runs, and whether they were left out of the fit."""
-
-    left_out: bool = True
-    runs: tuple[FlaggedRun, ...] = ()
 
 
 class FitResult(ResultRow):

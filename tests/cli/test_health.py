@@ -17,7 +17,7 @@ from isojax.cli import app
 from isojax.cli.saved_fits import read_fit
 from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import write_run
-from isojax.scaling.result import RunHealth
+from isojax.scaling.checks.run_health import RunHealth
 from tests.scaling.synthetic import world
 
 Isojax = Callable[..., tuple[int, str, str]]

@@ -11,8 +11,8 @@ import pytest
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.report.figures.problem_panel import compared_panels, describe_panels, panel_figure
 from isojax.report.page import html_page
-from isojax.scaling.checks.run_health import HealthFlag
-from isojax.scaling.result import FitResult, FlaggedRun, RunHealth
+from isojax.scaling.checks.run_health import FlaggedRun, HealthFlag, RunHealth
+from isojax.scaling.result import FitResult
 
 
 def run(n: int, panels: list[tuple[int, list[int]]], seed: int = 0, B_p: int = 8, samples: int = 2) -> RunRecord:

@@ -1,11 +1,16 @@
-"""The numbers a statistician asks for, by hand."""
+"""The numbers a statistician asks for, sensitivity and ties, by hand."""
+
+import math
 
 import numpy as np
 import pytest
 
-from isojax.scaling.checks.diagnostics import diagnose
+from isojax.scaling.checks.diagnostics import diagnose, find_ties, reward_sensitivity
 from isojax.scaling.curves.hill import FittedCurve
+from isojax.scaling.curves.posterior_samples import PosteriorSamples
 from isojax.scaling.estimate import SweepEstimate
+from isojax.scaling.result import RewardSpread
+from isojax.scaling.validation_metrics import group_by_cell
 from tests.scaling.sweeps import run
 
 C = np.arange(1, 5) * 1000.0
@@ -16,7 +21,7 @@ def curve(n, **more):
 
 
 def runs(*ends):
-    return [run(16, n, 0, C * end / 4e3, [0.3, 0.4, 0.5, 0.5]) for n, end in ends]
+    return group_by_cell([run(16, n, 0, C * end / 4e3, [0.3, 0.4, 0.5, 0.5]) for n, end in ends])
 
 
 def test_numbers_by_hand():
@@ -65,3 +70,61 @@ def test_what_is_not_determined_or_left_out_is_named():
         found.unequal_lengths is False
         and diagnose(SweepEstimate(curves, []), runs((4, 4e3), (8, 4.5e3))).unequal_lengths is True
     )
+
+
+A = {(16, 4): 0.4, (16, 16): 0.6, (64, 4): 0.45, (64, 16): 0.7}
+
+
+def flat_curve(key, high=1e6):
+    """R0 = 0, B = 1, C_mid = 1e-6: the reward is A everywhere."""
+    return FittedCurve(*key, 0.0, A[key], 1.0, 1e-6, 1e2, high, 10, 0.0)
+
+
+def draws(values, low=1e2, high=1e6):
+    """Replicates of flat curves: values float[Q, cells]."""
+    Q, J = values.shape
+    ones = np.ones((Q, J))
+    ends = (np.full(J, math.inf), np.full(J, low), np.full(J, high))
+    return PosteriorSamples(np.ones(Q), tuple(A)[:J], values, ones, ones * 1e-6, np.zeros(Q), np.zeros((Q, 2)), *ends)
+
+
+def test_sensitivity_by_hand():
+    found = reward_sensitivity([flat_curve(key) for key in A], None)
+    assert found is not None and found.C == pytest.approx(1e6)
+    assert found.over_n == RewardSpread(spread=found.over_n.spread, low=None, high=None, shared_value=16, cells=2)
+    assert found.over_B_p == RewardSpread(spread=found.over_B_p.spread, low=None, high=None, shared_value=4, cells=2)
+    assert (found.over_n.spread, found.over_B_p.spread) == pytest.approx((0.2, 0.05))
+
+
+def test_sensitivity_is_where_most_cells_are():
+    """Both n were measured at B_p = 64 alone; n = 4 at both B_p."""
+    found = reward_sensitivity([flat_curve((16, 4)), flat_curve((64, 4)), flat_curve((64, 16))], None)
+    assert found is not None and found.over_n.shared_value == 64 and found.over_n.spread == pytest.approx(0.25)
+    assert found.over_B_p.shared_value == 4
+    early = reward_sensitivity(
+        [flat_curve((16, 4), 1e3), flat_curve((64, 4)), flat_curve((64, 16))], None
+    )  # 16x4 ended earlier
+    assert early is not None and early.over_B_p is None and early.C == pytest.approx(1e6)
+    assert reward_sensitivity([flat_curve((16, 4))], None) is None
+
+
+def test_intervals_of_sensitivity():
+    values = np.tile(list(A.values()), (400, 1))
+    values[:, 1] += np.linspace(-0.1, 0.1, 400)
+    over_n = reward_sensitivity([flat_curve(key) for key in A], draws(values)).over_n
+    assert (over_n.low, over_n.high) == pytest.approx((0.11, 0.29), abs=1e-3)
+
+
+def test_ties_by_hand():
+    """n = 4 and n = 16 lead in half of the replicates each; then n = 16 in all."""
+    values = np.tile([0.5, 0.5], (100, 1))
+    values[::2, 1] += 0.01
+    values[1::2, 1] -= 0.01
+    (row,) = find_ties(draws(values))
+    assert row.n == (4, 16) and (row.C_low, row.C_high) == (pytest.approx(1e2), pytest.approx(1e6))
+    values[:, 1] = 0.51
+    values[:9, 1] = 0.49  # in 91 of 100
+    assert find_ties(draws(values)) == ()
+    values[:11, 1] = 0.49  # in 89 of 100
+    assert [row.n for row in find_ties(draws(values))] == [(4, 16)]
+    assert find_ties(None) == () and find_ties(draws(values[:, :1])) == ()

@@ -1,13 +1,19 @@
-"""A B_p is unstable when a cell falls from its own best, or a training metric is not finite."""
+"""A B_p is unstable when a cell falls from its own best, or a training metric is not finite; a run overfits when its
+validation falls and its training reward rises.
+"""
 
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.checks.stability import assess_stability
+from isojax.scaling.checks.stability import assess_stability, find_overfitting
 from isojax.scaling.validation_metrics import make_track
+from tests.scaling.sweeps import run as run_of
+from tests.scaling.synthetic import world
+from tests.scaling.synthetic_curves import Declining, Hill
 
 
 def run(rewards, B_p=16, n=8, seed=0, problems=0, train=None):
@@ -79,3 +85,44 @@ def test_a_described_fall_is_overfitting_unless_training_reward_falls_too():
     assert v.stable
     (v,) = assess_stability({(16, 8): [run(validation)]}, "avg@4")
     assert not v.stable
+
+
+def test_overfitting_by_hand():
+    """Validation rises to .6 at the fifth of 16 evaluations and falls by .02 each; training reward rises by .03."""
+    C = np.arange(1, 17) * 1000.0
+    up = np.array([0.3, 0.4, 0.5, 0.55, 0.6])
+    R = np.concatenate([up, 0.6 - 0.02 * np.arange(1, 12)])
+    train = 0.3 + 0.03 * np.arange(16)
+    (row,) = find_overfitting([run_of(16, 8, 3, C, R, train)], 0.001)
+    # The best four are .55, .6, .58, .56 (mean .5725), their middle the third; the last four .44 .. .38 (mean .41).
+    assert (row.B_p, row.n, row.seed, row.C) == (16, 8, 3, 6000)
+    assert (row.validation_from, row.validation_to) == pytest.approx((0.5725, 0.41))
+    assert row.train_to - row.train_from == pytest.approx(0.03 * 9)
+    assert row.reason.startswith("training reward rises by 0.270 while validation falls by 0.16")
+
+
+def test_what_is_no_overfitting():
+    C, train = np.arange(1, 17) * 1000.0, 0.3 + 0.03 * np.arange(16)
+    fallen = np.concatenate([np.linspace(0.3, 0.6, 5), 0.6 - 0.02 * np.arange(1, 12)])
+    rising = np.linspace(0.3, 0.6, 16)
+    assert find_overfitting([run_of(16, 8, 0, C, rising, train)], 0.01) == ()
+    assert (
+        find_overfitting([run_of(16, 8, 0, C, fallen, train[::-1])], 0.01) == ()
+    )  # a collapse: training reward falls as well
+    assert find_overfitting([run_of(16, 8, 0, C, fallen)], 0.01) == ()  # no training reward was recorded
+    assert find_overfitting([run_of(16, 8, 0, C, fallen, train)], 0.1) == ()  # noise is as large as the fall
+    assert find_overfitting([run_of(16, 8, 0, C[:10], fallen[:10], train[:10])], 0.001) == ()  # too few
+
+
+def test_worlds_that_overfit():
+    """Validation declines by .15 a decade, over almost one, while training reward goes on rising; in rising worlds
+    nothing is said.
+    """
+    true = Declining(Hill(0.3, 0.65, 1.2, 4000.0), 3e4, 0.15)
+    for seed in range(3):
+        w = world(curve=lambda B_p, n: true, n=(4, 16), seeds=2, seed=seed)
+        rows = find_overfitting([make_track(r, "avg@4", "rollouts") for r in w.runs], None)
+        assert {(row.n, row.seed) for row in rows} == {(4, 0), (4, 1), (16, 0), (16, 1)}
+        assert all(true.C_peak / 2.5 < row.C < 2.5 * true.C_peak for row in rows)
+        rising = world(n=(4, 16), seeds=2, seed=seed)
+        assert find_overfitting([make_track(r, "avg@4", "rollouts") for r in rising.runs], None) == ()

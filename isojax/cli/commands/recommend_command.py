@@ -29,7 +29,7 @@ from isojax.core.nouns import Candidate, Recommendation
 from isojax.report.wording import format_percent, format_range, format_reward, join_commas
 from isojax.scaling.allocate.constraints import EPSILON
 from isojax.scaling.allocate.recommend import recommend as choose
-from isojax.scaling.checks.flagged_runs import flag_sentences
+from isojax.scaling.checks.run_health import flag_sentences
 
 BAR_WIDTH = 20
 _RECOMMENDATION_KEYS = (

@@ -13,7 +13,8 @@ from isojax.core.nouns import RunRecord
 from isojax.report.canvas import INK, LAW_COLOUR, MUTED, escape_label, legend_below, panel_grid, style_axes
 from isojax.report.fit_views import run_evaluations
 from isojax.report.wording import compute_unit, format_compact, format_reward
-from isojax.scaling.result import FitResult, OverfittedRun
+from isojax.scaling.checks.stability import OverfittedRun
+from isojax.scaling.result import FitResult
 
 MAX_RUNS = 6
 

@@ -1,79 +1,119 @@
-"""Whether the curves fit their points as well as the noise allows, for each curve and for all together."""
+"""Numbers about a fit: whether the curves fit their points as well as the noise allows, how much n matters against B_p
+(IsoCompute Playbook, arXiv:2603.12151, Fig. 10), and where evaluations cannot tell values of n from one another (ties).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import numpy as np
 
-from isojax.scaling.checks.fit_flags import MAX_LENGTH_RATIO
-from isojax.scaling.checks.sensitivity import find_ties
-from isojax.scaling.curves.hill import FittedCurve
+from isojax.scaling import series
+from isojax.scaling.curves.hill import FittedCurve, curve_reward
+from isojax.scaling.curves.posterior_samples import PosteriorSamples, best_cells
 from isojax.scaling.estimate import SweepEstimate
-from isojax.scaling.result import CurveDiagnostics, FitDiagnostics
-from isojax.scaling.validation_metrics import FloatArray, RunTrack, group_by_cell
+from isojax.scaling.frontier.frontier_evidence import TracksByCell
+from isojax.scaling.intervals import central_interval
+from isojax.scaling.result import CurveDiagnostics, FitDiagnostics, RewardSensitivity, RewardSpread, TiedRange
 
-_ROUNDING = 1e-9  # residuals of this size are those of a computed curve: their ratios mean nothing
+MAX_LENGTH_RATIO = 1.1  # a cell that ends earlier than the longest by more is a short one
+TIE_LEVEL = 0.9
+TIE_POINTS = 40
 
 
-def diagnose(estimate: SweepEstimate, tracks: Sequence[RunTrack]) -> FitDiagnostics:
+def diagnose(estimate: SweepEstimate, cells: TracksByCell) -> FitDiagnostics:
     """Reduced chi-square against the evaluations' own scatter, lag-one autocorrelation, degrees of freedom, parameters
     at bounds, ties, what was left out, unequal lengths."""
-    C_ends = [max(float(t.C[-1]) for t in seeds) for seeds in group_by_cell(tracks).values()]
     residuals_by_cell = estimate.residuals or {}
     all_residuals = [r for runs in residuals_by_cell.values() for r in runs]
-    evaluation_sd = _neighbour_sd(all_residuals)
-    point_count = sum(len(r) for r in all_residuals)
-    return FitDiagnostics(
-        reduced_chi_square=_reduced_chi_square(all_residuals, evaluation_sd),
-        autocorrelation=_autocorrelation(all_residuals),
-        degrees_of_freedom=point_count - estimate.parameter_count if all_residuals else None,
-        per_curve=tuple(_diagnose_curve(c, residuals_by_cell.get(c.key, []), evaluation_sd) for c in estimate.curves),
-        ties=find_ties(estimate.draws),
-        left_out=tuple(_unfitted_sentences(estimate)),
-        unequal_lengths=bool(C_ends) and max(C_ends) > MAX_LENGTH_RATIO * min(C_ends),
-    )
-
-
-def _diagnose_curve(
-    curve: FittedCurve, residuals_by_run: Sequence[FloatArray], evaluation_sd: float
-) -> CurveDiagnostics:
-    return CurveDiagnostics(
-        B_p=curve.B_p,
-        n=curve.n,
-        reduced_chi_square=_reduced_chi_square(residuals_by_run, evaluation_sd),
-        autocorrelation=_autocorrelation(residuals_by_run),
-        points=curve.points,
-        at_bounds=(*curve.at_bounds, *(() if curve.determined else ("A",))),
-    )
-
-
-def _unfitted_sentences(estimate: SweepEstimate) -> list[str]:
-    sentences = [f"no curve for B_p={B_p} n={n}: {reason}" for B_p, n, reason in estimate.unfitted_cells]
+    evaluation_sd = series.difference_sd(all_residuals)
+    per_curve = []
     for c in estimate.curves:
-        if c.C_peak is not None:
-            sentences.append(
-                f"B_p={c.B_p} n={c.n}: points beyond C = {c.C_peak:.4g}, where reward falls again, are not part of its "
-                "rising curve"
-            )
-    return sentences
+        residuals = residuals_by_cell.get(c.key, [])
+        row = CurveDiagnostics(
+            B_p=c.B_p,
+            n=c.n,
+            reduced_chi_square=series.reduced_chi_square(residuals, evaluation_sd),
+            autocorrelation=series.autocorrelation(residuals),
+            points=c.points,
+            at_bounds=(*c.at_bounds, *(() if c.determined else ("A",))),
+        )
+        per_curve.append(row)
+    left_out = [f"no curve for B_p={B_p} n={n}: {reason}" for B_p, n, reason in estimate.unfitted_cells]
+    left_out += [
+        f"B_p={c.B_p} n={c.n}: points beyond C = {c.C_peak:.4g}, where reward falls again, are not part of its rising "
+        "curve"
+        for c in estimate.curves
+        if c.C_peak is not None
+    ]
+    return FitDiagnostics(
+        reduced_chi_square=series.reduced_chi_square(all_residuals, evaluation_sd),
+        autocorrelation=series.autocorrelation(all_residuals),
+        degrees_of_freedom=sum(map(len, all_residuals)) - estimate.parameter_count if all_residuals else None,
+        per_curve=tuple(per_curve),
+        ties=find_ties(estimate.draws),
+        left_out=tuple(left_out),
+        unequal_lengths=bool(short_cells(cells)),
+    )
 
 
-def _neighbour_sd(residuals_by_run: Sequence[FloatArray]) -> float:
-    """Standard deviation of one evaluation from how residuals differ from their neighbours': what no smooth curve could
-    explain.
+def cell_ends(cells: TracksByCell) -> dict[tuple[int, int], float]:
+    """(B_p, n) -> where the longest of its runs ends."""
+    return {key: max(float(t.C[-1]) for t in seeds) for key, seeds in cells.items()}
+
+
+def short_cells(cells: TracksByCell) -> dict[tuple[int, int], float]:
+    """(B_p, n) -> C at its end, of the cells that end clearly earlier than the longest."""
+    ends = cell_ends(cells)
+    return {key: C for key, C in ends.items() if max(ends.values()) > MAX_LENGTH_RATIO * C}
+
+
+def reward_sensitivity(curves: Sequence[FittedCurve], draws: PosteriorSamples | None) -> RewardSensitivity | None:
+    """The spread of reward over n (at one B_p) and over B_p (at one n) at the largest C that most cells share; None for
+    one cell.
     """
-    differences = [np.diff(r) for r in residuals_by_run if len(r) > 1]
-    return float(np.sqrt(np.mean(np.concatenate(differences) ** 2) / 2)) if differences else 0.0
-
-
-def _reduced_chi_square(residuals_by_run: Sequence[FloatArray], evaluation_sd: float) -> float | None:
-    if evaluation_sd <= _ROUNDING or not sum(len(r) for r in residuals_by_run):
+    if len(curves) < 2:
         return None
-    return float(np.mean(np.concatenate(residuals_by_run) ** 2) / evaluation_sd**2)
+    C = float(np.median([c.C_high for c in curves])) * (1 - 1e-9)
+    measured_curves = [c for c in curves if c.C_low <= C <= c.C_high * (1 + 1e-6)]
+    over_n = _reward_spread(measured_curves, lambda c: c.B_p, C, draws)
+    return RewardSensitivity(C=C, over_n=over_n, over_B_p=_reward_spread(measured_curves, lambda c: c.n, C, draws))
 
 
-def _autocorrelation(residuals_by_run: Sequence[FloatArray]) -> float | None:
-    products = [(r[1:] * r[:-1]) for r in residuals_by_run if len(r) > 1]
-    variance = float(np.mean(np.concatenate(residuals_by_run) ** 2)) if products else 0.0
-    return float(np.mean(np.concatenate(products)) / variance) if variance > _ROUNDING**2 else None
+def _reward_spread(
+    curves: Sequence[FittedCurve], shared: Callable[[FittedCurve], int], C: float, draws: PosteriorSamples | None
+) -> RewardSpread | None:
+    """The spread of reward at C within the largest group of curves that share a value; None where none has two."""
+    groups = {value: [c for c in curves if shared(c) == value] for value in sorted(set(map(shared, curves)))}
+    shared_value = max(groups, key=lambda value: len(groups[value]), default=0)  # of equal groups the first
+    group = groups.get(shared_value, [])
+    if len(group) < 2:
+        return None
+    rewards = [float(curve_reward(c, C)) for c in group]
+    low = high = None
+    if draws is not None:
+        low, high = central_interval(np.ptp(draws.for_cells([c.key for c in group]).rewards([C])[:, :, 0], axis=1))
+    spread = max(rewards) - min(rewards)
+    return RewardSpread(spread=spread, low=low, high=high, shared_value=shared_value, cells=len(group))
+
+
+def find_ties(draws: PosteriorSamples | None) -> tuple[TiedRange, ...]:
+    """Ranges of C where no n leads in TIE_LEVEL of the replicates: the values of n that together do, by rising C."""
+    if draws is None or len({n for _, n in draws.keys}) < 2:
+        return ()
+    C = np.geomspace(draws.C_low.min(), draws.C_high.max(), TIE_POINTS)
+    C = C[draws.is_measured(C).any(0)]
+    best_n = np.array([n for _, n in draws.keys])[best_cells(draws, C)[1]]
+    tied_n_at_C: list[tuple[tuple[int, ...], float]] = []
+    for g, at_C in enumerate(C.tolist()):
+        values, counts = np.unique(best_n[:, g], return_counts=True)
+        order = np.argsort(-counts)
+        n_count = int(np.searchsorted(np.cumsum(counts[order]) / len(best_n), TIE_LEVEL)) + 1
+        tied_n_at_C.append((tuple(sorted(values[order[:n_count]].tolist())), at_C))
+    ties = []
+    for tied_n, group in groupby(tied_n_at_C, key=lambda item: item[0]):
+        C_values = [at_C for _, at_C in group]
+        if len(tied_n) > 1:
+            ties.append(TiedRange(n=tied_n, C_low=C_values[0], C_high=C_values[-1]))
+    return tuple(ties)

@@ -1,26 +1,33 @@
 """What a reader of a fit must know before believing it, in words: one function for each subject, no flag where all is
-well.
+well. docs/laws.md says what to do about each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from isojax.scaling.checks.stability import StabilityVerdict
+from isojax.scaling.checks.diagnostics import cell_ends, short_cells
+from isojax.scaling.checks.run_health import FlaggedRun, RunHealth, flag_sentences
+from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.estimate import SweepEstimate
-from isojax.scaling.frontier.frontier_evidence import TracksByCell
-from isojax.scaling.result import FitDiagnostics, FitFlag, OverfittedRun
+from isojax.scaling.frontier.envelope import Frontier
+from isojax.scaling.frontier.frontier_evidence import FrontierSegment, TracksByCell
+from isojax.scaling.law.law_forms import MIN_DISTINCT_N
+from isojax.scaling.law.n_star_law import Law, n_star
+from isojax.scaling.result import FitDiagnostics, FitFlag, FitResult
 
-MAX_LENGTH_RATIO = 1.1
 MAX_AUTOCORRELATION = 0.3
 MAX_LISTED = 4
 STALENESS = "staleness_mean"  # among EvalPoint.train: updates between the policy that samples and the one trained
 MAX_STALENESS_DIFFERENCE = 0.25  # updates
-# 5% of fewer replicates are too few to be an interval's end.
-MIN_REPLICATES = 100
+MIN_REPLICATES = 100  # 5% of fewer are too few to be an interval's end
+MIN_LEAD_Z = 2.0
+MAX_SATURATION_RATIO = 2**0.5  # a law that saturates at more than this times its value where the data end
 
 
 def _info(code: str, text: str) -> FitFlag:
@@ -35,21 +42,15 @@ def effect_flags(estimate: SweepEstimate) -> list[FitFlag]:
     """n makes no difference; nothing to compare; what the intervals assume."""
     flags = []
     if estimate.no_effect:
-        text = (
-            "n makes no difference here: curves that change with n explain the evaluations no better than one curve "
-            "for each B_p"
-        )
-        flags.append(_info("no_effect", text))
+        comparison = "curves that change with n explain the evaluations no better than one curve for each B_p"
+        flags.append(_info("no_effect", f"n makes no difference here: {comparison}"))
     intervals = estimate.intervals
     if intervals is not None and intervals.run_sd_source.startswith("assumed"):
         text = f"the run-to-run standard deviation is {intervals.run_sd_source}"
         flags.append(_warning("run_sd_assumed", text))
     if intervals is not None and intervals.replicates < MIN_REPLICATES:
-        text = (
-            f"only {intervals.replicates} replicates: curves, which are their means, and intervals are rough; use 200 "
-            "or more"
-        )
-        flags.append(_warning("few_replicates", text))
+        consequence = "curves, which are their means, and intervals are rough; use 200 or more"
+        flags.append(_warning("few_replicates", f"only {intervals.replicates} replicates: {consequence}"))
     if len({c.n for c in estimate.curves}) == 1:
         text = f"only one n was measured ({estimate.curves[0].n}): nothing can be said of how n*(C) changes"
         flags.append(_warning("one_n", text))
@@ -64,15 +65,11 @@ def data_flags(cells: TracksByCell) -> list[FitFlag]:
         which = "every cell" if len(single_seed_cells) == len(cells) else ", ".join(single_seed_cells)
         text = f"only one seed for {which}: differences between runs cannot be told from chance"
         flags.append(_warning("one_seed", text))
-    C_end_by_cell = {key: max(float(t.C[-1]) for t in seeds) for key, seeds in cells.items()}
-    longest, shortest = max(C_end_by_cell.values()), min(C_end_by_cell.values())
-    if longest > MAX_LENGTH_RATIO * shortest:
-        shorter_cells = ", ".join(
-            f"{B_p}x{n} ({C:.4g})" for (B_p, n), C in C_end_by_cell.items() if longest > MAX_LENGTH_RATIO * C
-        )
+    ends_of_short_cells = ", ".join(f"{B_p}x{n} ({C:.4g})" for (B_p, n), C in short_cells(cells).items())
+    if ends_of_short_cells:
         text = (
-            f"cells of unequal length: the longest ends at C = {longest:.4g}; {shorter_cells} end earlier and cannot "
-            "lead beyond"
+            f"cells of unequal length: the longest ends at C = {max(cell_ends(cells).values()):.4g}; "
+            f"{ends_of_short_cells} end earlier and cannot lead beyond"
         )
         flags.append(_warning("unequal_lengths", text))
     if not any(t.C[0] == 0 for seeds in cells.values() for t in seeds):
@@ -101,14 +98,10 @@ def curve_flags(curves: Sequence[FittedCurve], unfitted_cells: Sequence[tuple[in
     """Cells without a curve, and curves with a parameter at its bound."""
     flags = [_warning("no_curve", f"no curve for B_p={B_p} n={n}: {reason}") for B_p, n, reason in unfitted_cells]
     for c in curves:
-        values = {"A": c.A, "exponent": c.exponent, "C_mid": c.C_mid, "R0": c.R0}
-        at_bounds = ", ".join(f"{name} = {values[name]:.4g}" for name in c.at_bounds)
-        if at_bounds:
-            text = (
-                f"curve B_p={c.B_p} n={c.n}: {at_bounds} at its bound, not determined by the data; trust it only where "
-                "measured"
-            )
-            flags.append(_warning("curve_at_bound", text))
+        if c.at_bounds:
+            at_bounds = ", ".join(f"{name} = {getattr(c, name):.4g}" for name in c.at_bounds)
+            advice = "at its bound, not determined by the data; trust it only where measured"
+            flags.append(_warning("curve_at_bound", f"curve B_p={c.B_p} n={c.n}: {at_bounds} {advice}"))
     return flags
 
 
@@ -122,15 +115,16 @@ def fall_flags(
         for B_p, reason in unstable_reasons.items()
     ]
     overfitted_cells = {(row.B_p, row.n) for row in overfitted}
-    unexplained_curves = [
-        c for c in curves if c.C_peak is not None and c.B_p not in unstable_reasons and c.key not in overfitted_cells
+    unexplained_falls = [
+        f"B_p={c.B_p} n={c.n} beyond C = {c.C_peak:.4g}"
+        for c in curves
+        if c.C_peak is not None and c.B_p not in unstable_reasons and c.key not in overfitted_cells
     ]
-    if unexplained_curves:
-        falls = ", ".join(f"B_p={c.B_p} n={c.n} beyond C = {c.C_peak:.4g}" for c in unexplained_curves[:MAX_LISTED])
-        more = f" and {len(unexplained_curves) - MAX_LISTED} more" if len(unexplained_curves) > MAX_LISTED else ""
+    if unexplained_falls:
+        more = f" and {len(unexplained_falls) - MAX_LISTED} more" if len(unexplained_falls) > MAX_LISTED else ""
         text = (
-            f"reward falls past a peak: {falls}{more}; no training reward shows whether that is overfitting or a "
-            "collapse; every number takes such a run as stopped at its peak"
+            f"reward falls past a peak: {', '.join(unexplained_falls[:MAX_LISTED])}{more}; no training reward shows "
+            "whether that is overfitting or a collapse; every number takes such a run as stopped at its peak"
         )
         flags.append(_warning("falls_past_peak", text))
     return flags
@@ -156,6 +150,110 @@ def diagnostics_flags(
         flags.append(_warning("overfitting", text))
     for tie in diagnostics.ties[:MAX_LISTED]:
         tied_n = " and ".join(map(str, tie.n))
-        text = f"tie: between C = {tie.C_low:.4g} and {tie.C_high:.4g} these runs cannot tell n = {tied_n} apart"
-        flags.append(_info("tie", text))
+        text = f"between C = {tie.C_low:.4g} and {tie.C_high:.4g} these runs do not separate n = {tied_n}"
+        flags.append(_info("tie", f"tie: {text}"))
     return flags
+
+
+def frontier_flags(
+    frontier: Frontier,
+    segments: Sequence[FrontierSegment],
+    law: Law,
+    measured_n: Collection[int],
+    no_effect: bool = False,
+) -> list[FitFlag]:
+    """A frontier with few n or falling n, segments without evidence, and a law that says more than its data; nothing
+    where n makes no difference or a single n was measured, which `effect_flags` says."""
+    frontier_n = sorted({p.n for p in frontier.points})
+    if no_effect or len(measured_n) == 1:
+        return []
+    if law.form == "constant" and len(frontier_n) == 1:
+        text = f"n = {frontier_n[0]} holds the whole frontier, so n*(C) is constant"
+        return [_info("one_n_leads", f"{text}: another n makes no gain that these data can show")]
+    flags = []
+    if len(frontier_n) < MIN_DISTINCT_N:
+        hidden = ", so the fitted law is not shown" if len(frontier_n) == 2 else ""
+        text = f"only {len(frontier_n)} distinct n on the frontier ({' and '.join(map(str, frontier_n))})"
+        flags.append(_warning("few_n", f"{text}: a slope of n*(C) needs {MIN_DISTINCT_N}{hidden}"))
+    flags += _change_flags(frontier) + _lead_flags(segments) + _law_flags(frontier, law)
+    if frontier.points[-1].n == max(measured_n):
+        text = f"the frontier ends at the largest n measured ({max(measured_n)}): a larger n might do better"
+        flags.append(_warning("largest_n_leads", text))
+    return flags
+
+
+def _change_flags(frontier: Frontier) -> list[FitFlag]:
+    """Falls of the frontier's n, and changes where no curves cross."""
+    flags = []
+    falls = [f"{c.n_low} to {c.n_high} at C = {c.C:.4g}" for c in frontier.crossovers if c.n_high < c.n_low]
+    if falls:
+        text = f"the frontier's n is not monotone, it falls from {'; '.join(falls)}: a sigmoid cannot describe that"
+        flags.append(_warning("n_falls", text))
+    uncrossed_changes = [
+        f"from n = {c.n_low} to {c.n_high} at C = {c.C:.4g}" for c in frontier.crossovers if not c.crossing
+    ]
+    if uncrossed_changes:
+        reason = "because data end or begin there, not because curves cross: nothing was compared"
+        flags.append(_warning("no_crossing", f"the frontier passes {'; '.join(uncrossed_changes)} {reason}"))
+    return flags
+
+
+def _lead_flags(segments: Sequence[FrontierSegment]) -> list[FitFlag]:
+    """Segments whose n does not clearly lead."""
+    weak_segments = [f"n={s.n} B_p={s.B_p} ({s.z:.1f})" for s in segments if s.z is not None and s.z < MIN_LEAD_Z]
+    if not weak_segments:
+        return []
+    limit = f"{MIN_LEAD_Z:g} standard errors"
+    if len(weak_segments) == len(segments):
+        text = f"no segment of the frontier leads its neighbours by {limit}: n makes no difference they can show"
+    else:
+        text = f"these segments lead their neighbours by less than {limit}: {', '.join(weak_segments)}"
+    return [_warning("weak_lead", text)]
+
+
+def _law_flags(frontier: Frontier, law: Law) -> list[FitFlag]:
+    """A law whose parameters the frontier does not determine, or that reaches beyond it."""
+    flags = []
+    C0 = 10**law.log10_C0 if law.log10_C0 is not None else float("nan")
+    values = {"L": law.L, "k": law.k, "C0": C0}
+    at_bounds = ", ".join(f"{name} = {values[name]:.4g}" for name in law.at_bounds)
+    if at_bounds:
+        text = f"n*(C) has {at_bounds} at its bound; the frontier does not determine it"
+        flags.append(_warning("law_at_bound", text))
+    if law.form != "sigmoid":
+        return flags
+    C_low, C_high = frontier.points[0].C, frontier.points[-1].C
+    if not C_low <= C0 <= C_high:
+        reach = f"its middle C0 = {C0:.4g} is outside {C_low:.4g} to {C_high:.4g}"
+        flags.append(_warning("law_beyond_data", f"the law reaches beyond its data: {reach}"))
+    n_saturation, n_at_end = 2 ** (law.b + law.L), float(n_star(law, C_high))
+    if n_saturation > MAX_SATURATION_RATIO * n_at_end:
+        reach = f"it saturates at n = {n_saturation:.3g}, but has come to {n_at_end:.3g} where the data end"
+        flags.append(_warning("law_beyond_data", f"the law reaches beyond its data: {reach}"))
+    return flags
+
+
+def add_health(fit: FitResult, health: RunHealth) -> FitResult:
+    """A fit that names the flagged runs. A B_p is not stable where half the runs of a cell or more were left out, which
+    those that remain cannot show."""
+    severity = "warning" if health.left_out else "error"
+    flags = [FitFlag(code="flagged_run", severity=severity, text=text) for text in flag_sentences(health)]
+    stability = _without_mostly_flagged(fit, health.runs) if health.left_out else fit.stability
+    return fit.model_copy(update={"stability": stability, "health": health, "flags": (*flags, *fit.flags)})
+
+
+def _without_mostly_flagged(fit: FitResult, runs_left_out: Sequence[FlaggedRun]) -> tuple[StabilityVerdict, ...]:
+    """The verdicts, unstable where half the runs of a cell or more were left out; the first such run is the reason."""
+    left_out_per_cell = Counter((run.B_p, run.n) for run in runs_left_out)
+    fitted_per_cell = Counter((run.B_p, run.n) for run in fit.runs)
+    reason_by_B_p: dict[int, str] = {}
+    for run in runs_left_out:
+        cell = run.B_p, run.n
+        if left_out_per_cell[cell] >= max(1, fitted_per_cell[cell]):
+            reason_by_B_p.setdefault(run.B_p, f"n={run.n} seed {run.seed}: {run.flags[0]}")
+    return tuple(
+        replace(v, stable=False, reason="; ".join(filter(None, (v.reason, reason_by_B_p[v.B_p]))))
+        if v.B_p in reason_by_B_p
+        else v
+        for v in fit.stability
+    )

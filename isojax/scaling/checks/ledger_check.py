@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -20,25 +20,18 @@ from isojax.scaling.validation_metrics import make_track
 
 UNEQUAL_LENGTH_RATIO = 1.5  # cells that end this factor apart are of unequal length
 GAP_RATIO = 3.0  # a stretch this many times as long as the median one, on both scales of C, is a gap
-RECOMMENDED_EVALUATIONS = 5  # evaluations at C > 0; a curve has three parameters
-MIN_EVALUATIONS = 3  # below it, a cell has no curve
+RECOMMENDED_EVALUATIONS = 5  # at C > 0; a curve has three parameters
+MIN_EVALUATIONS = 3  # at C > 0; below it, a cell has no curve
 
 
-@dataclass
+@dataclass(frozen=True)
 class LedgerCheck:
-    """What ledgers hold.
+    """What ledgers hold."""
 
-    Attributes:
-        runs: those that can be read, by cell.
-        metric: the one `isojax fit` takes where none is asked for.
-        errors: what `isojax fit` would refuse, with file and line.
-        notes: what it would not, but bears on what the fit can say.
-    """
-
-    runs: list[RunRecord] = field(default_factory=list)
-    metric: str = ""
-    errors: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    runs: list[RunRecord]  # those that can be read, by cell
+    metric: str  # the one that `isojax fit` takes where none is asked for
+    errors: list[str]  # what `isojax fit` would refuse, with file and line
+    notes: list[str]  # what it would not, but bears on what the fit can say
 
 
 def check_ledgers(paths: Sequence[Path], on_ledger_read: Callable[[], None]) -> LedgerCheck:
@@ -47,27 +40,27 @@ def check_ledgers(paths: Sequence[Path], on_ledger_read: Callable[[], None]) -> 
     Raises:
         InputError: no ledger there at all.
     """
-    result = LedgerCheck()
+    runs: list[RunRecord] = []
+    errors: list[str] = []
+    notes: list[str] = []
     for folder in ledger_folders(paths):
         try:
-            result.runs.append(read_run(folder, result.notes.append))
+            runs.append(read_run(folder, notes.append))
         except InputError as e:
-            result.errors.append(str(e))
+            errors.append(str(e))
         on_ledger_read()
-    result.runs.sort(key=lambda run: run.cell)
-    if not result.runs:
-        return result
-    result.metric = default_metric(result.runs)
-    result.errors += [*run_conflicts(result.runs), *_unequal_problem_counts(result.runs)]
-    for run in result.runs:
+    if not runs:
+        return LedgerCheck(runs, "", errors, notes)
+    runs.sort(key=lambda run: run.cell)
+    metric = default_metric(runs)
+    errors += [*run_conflicts(runs), *_unequal_problem_counts(runs)]
+    for run in runs:
         try:
-            make_track(run, result.metric, "rollouts")
+            make_track(run, metric, "rollouts")
         except InputError as e:
-            result.errors.append(str(e))
-        result.notes += _unfittable_metrics(run, result.metric) + _evaluation_gaps(run) + _run_notes(run)
-    result.errors += _too_few_evaluations(result.runs)
-    result.notes += _sweep_notes(result.runs)
-    return result
+            errors.append(str(e))
+        notes += _evaluation_gaps(run) + _run_notes(run)
+    return LedgerCheck(runs, metric, errors + _too_few_evaluations(runs), notes + _sweep_notes(runs))
 
 
 def _unequal_problem_counts(runs: Sequence[RunRecord]) -> list[str]:
@@ -81,52 +74,35 @@ def _unequal_problem_counts(runs: Sequence[RunRecord]) -> list[str]:
     if len(location_by_count) < 2:
         return []
     (a, first_location), (b, second_location), *_ = sorted(location_by_count.items())
-    return [
-        f"{first_location} has right answers of {a} validation problems, {second_location} of {b}; expected the "
-        "same problems at every evaluation."
-    ]
-
-
-def _unfittable_metrics(run: RunRecord, metric: str) -> list[str]:
-    """Metrics that a fit would refuse if it were asked for them."""
-    notes = []
-    for name in sorted({name for p in run.points for name in p.metrics} - {metric}):
-        try:
-            make_track(run, name, "rollouts")
-        except InputError as e:
-            notes.append(f"`isojax fit --metric {name}` would refuse: {e}")
-    return notes
+    received = f"{first_location} has right answers of {a} validation problems, {second_location} of {b}"
+    return [f"{received}; expected the same problems at every evaluation."]
 
 
 def _evaluation_gaps(run: RunRecord) -> list[str]:
     """Stretches without an evaluation that are long against the run's others, counted in C and in log C."""
-    C = [p.rollouts for p in run.points]
-    intervals = [
-        (b - a, b / a if a else 1.0, line, a, b) for (a, b), line in zip(pairwise(C), run.line_numbers[1:], strict=True)
-    ]
+    intervals = list(pairwise(p.rollouts for p in run.points))
     if len(intervals) < RECOMMENDED_EVALUATIONS:
         return []
-    median_length, median_ratio = median(s[0] for s in intervals), median(s[1] for s in intervals)
-    long_intervals = [s for s in intervals if s[0] > GAP_RATIO * median_length and s[1] > median_ratio**GAP_RATIO]
+    lengths = [b - a for a, b in intervals]
+    ratios = [b / a if a else 1.0 for a, b in intervals]
+    max_length, max_ratio = GAP_RATIO * median(lengths), median(ratios) ** GAP_RATIO
     return [
         f"{run.source}, line {line}: no evaluation between {a:,} and {b:,} rollouts"
-        for _, _, line, a, b in long_intervals
+        for (a, b), length, ratio, line in zip(intervals, lengths, ratios, run.line_numbers[1:], strict=True)
+        if length > max_length and ratio > max_ratio
     ]
 
 
 def _run_notes(run: RunRecord) -> list[str]:
-    notes = []
-    if run.failure_reason:
-        notes.append(f"{run.source}: the run broke off ({run.failure_reason})")
+    notes = [f"{run.source}: the run broke off ({run.failure_reason})"] if run.failure_reason else []
     notes += [
         f"{run.source} is flagged: {flag}; a fit leaves it out unless {INCLUDE_FLAGGED} is given"
         for flag in health_flags(run)
     ]
-    if _trained_evaluations(run) < RECOMMENDED_EVALUATIONS:
-        notes.append(
-            f"{run.source} has {_trained_evaluations(run)} evaluations at C > 0; a curve of three parameters wants "
-            f"{RECOMMENDED_EVALUATIONS} or more"
-        )
+    count = _trained_evaluations(run)
+    if count < RECOMMENDED_EVALUATIONS:
+        wanted = f"a curve of three parameters wants {RECOMMENDED_EVALUATIONS} or more"
+        notes.append(f"{run.source} has {count} evaluations at C > 0; {wanted}")
     return notes
 
 
@@ -139,10 +115,10 @@ def _too_few_evaluations(runs: Sequence[RunRecord]) -> list[str]:
     evaluations_by_cell: Counter[tuple[int, int]] = Counter()
     for run in runs:
         evaluations_by_cell[run.cell.B_p, run.cell.n] += _trained_evaluations(run)
-    if max(evaluations_by_cell.values()) >= MIN_EVALUATIONS:
+    largest_count = max(evaluations_by_cell.values())
+    if largest_count >= MIN_EVALUATIONS:
         return []
-    (first_run, *_), largest_count = runs, max(evaluations_by_cell.values())
-    location = f"{first_run.source}, line {first_run.line_numbers[-1]}"
+    location = f"{runs[0].source}, line {runs[0].line_numbers[-1]}"
     return [
         f"no cell has {MIN_EVALUATIONS} evaluations at C > 0 (at most {largest_count}, as {location}); expected "
         "enough for a curve. Evaluate more often."
@@ -153,19 +129,15 @@ def _sweep_notes(runs: Sequence[RunRecord]) -> list[str]:
     notes = []
     if len({run.cell.n for run in runs}) == 1:
         notes.append(f"only one n ({runs[0].cell.n}): a fit gives this curve, and no n*(C)")
-    final_rollouts = [run.points[-1].rollouts for run in runs]
-    if max(final_rollouts) > UNEQUAL_LENGTH_RATIO * min(final_rollouts):
-        shortest, longest = (
-            next(r for r in runs if r.points[-1].rollouts == end) for end in (min(final_rollouts), max(final_rollouts))
-        )
+    shortest, longest = (choose(runs, key=lambda run: run.points[-1].rollouts) for choose in (min, max))
+    C_short, C_long = shortest.points[-1].rollouts, longest.points[-1].rollouts
+    if C_long > UNEQUAL_LENGTH_RATIO * C_short:
         notes.append(
-            f"unequal lengths: {shortest.cell.name} ends at C = {min(final_rollouts):,}, {longest.cell.name} at "
-            f"{max(final_rollouts):,}; "
+            f"unequal lengths: {shortest.cell.name} ends at C = {C_short:,}, {longest.cell.name} at {C_long:,}; "
             "beyond the shorter ones an n can lead for want of others"
         )
-    runs_without_base = [run.cell.name for run in runs if run.points[0].rollouts > 0]
-    if runs_without_base:
-        notes.append(
-            f"no evaluation of the base policy (C = 0) in {len(runs_without_base)} of {len(runs)} runs; R0 is fitted"
-        )
+    count_without_base = sum(run.points[0].rollouts > 0 for run in runs)
+    if count_without_base:
+        text = f"no evaluation of the base policy (C = 0) in {count_without_base} of {len(runs)} runs; R0 is fitted"
+        notes.append(text)
     return notes

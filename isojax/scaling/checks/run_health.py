@@ -1,28 +1,8 @@
-"""Which runs broke, by stated criteria, from their records alone. Flagged runs are left out of fits unless asked for.
+"""Which runs broke, from their records alone; docs/recipes.md ("Runs that broke") lists the criteria. Flagged runs are
+left out of fits unless asked for.
 
-A criterion holds where it does so at every evaluation from some C to the end, at least the last `PERSISTENCE`; that C
-is where it set in. With w the mean of the last three evaluations, b the reward of the base policy (of the first
-evaluation, where C = 0 has none) and r the best running mean of three (at least b), a difference counts where it
-exceeds max(.02, 4 SE). SE is paired over validation problems where right answers are recorded, and, of ten evaluations
-or more, not below what the scatter of neighbours says; with neither nothing counts.
-"fell": r - w counts. "gained": w - b counts.
-
-    collapsed           reward stays below b + (r - b) / 2 and fell, and the training reward, where recorded, stays
-                        below the middle of its own start and best (else the run overfits, which a fit names); or
-                        groups without variance stay at .95 or more, having begun below .8, and nothing was gained
-    entropy_exploded    entropy stays above twice that of the first interval, and reward fell
-    entropy_collapsed   entropy stays below 2% of that of the first interval, and w < b + .1 (1 - b): little is
-                        learned, nothing explored
-    length_exploded     responses stay over three times as long as in the first interval, and reward fell or nothing
-                        was gained
-    truncated           half of all responses or more stay cut off, .25 more than in the first interval, and reward
-                        fell or nothing was gained
-    nonfinite_update    the run broke off, a loss or gradient norm is not finite, or over 1% of an interval's updates
-                        were skipped because theirs was not (a single one is harmless: the policy stays as it was)
-    mismatch            the mean |log ratio| of trainer to sampler stays above .1, where no older policy sampled (a
-                        pipeline's `staleness_mean`)
-
-A criterion whose numbers were not recorded raises no flag.
+A criterion sets in where it begins to hold at every evaluation to the end, at least the last PERSISTENCE. One whose
+numbers were not recorded raises no flag.
 """
 
 from __future__ import annotations
@@ -32,15 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import EvalPoint, RunRecord
+from isojax.runs.ledger import INCLUDE_FLAGGED
 from isojax.runs.ledger_reader import default_metric
 from isojax.scaling.frontier.frontier_evidence import paired_lead
+from isojax.scaling.series import noise_sd, running_means
 from isojax.scaling.validation_metrics import TRAIN_REWARD, FloatArray, metric_value
 
 PERSISTENCE = 3
-MIN_CHANGE, Z_CHANGE = 0.02, 4.0
+MIN_CHANGE, Z_CHANGE = 0.02, 4.0  # a change of reward counts beyond both, in reward and in standard errors
 MIN_POINTS_FOR_SCATTER = 10
 ZERO_VARIANCE_COLLAPSED, ZERO_VARIANCE_AT_START = 0.95, 0.8
 ENTROPY_EXPLODED_RATIO, ENTROPY_COLLAPSED_RATIO, MIN_LEARNED_SHARE = 2.0, 0.02, 0.1
@@ -63,8 +46,30 @@ class HealthFlag:
 
 
 @dataclass(frozen=True)
+class FlaggedRun:
+    """A run that is flagged as broken: its evaluations, the C it reached, and its flags."""
+
+    B_p: int
+    n: int
+    seed: int
+    points: int
+    C: float
+    flags: tuple[HealthFlag, ...]
+
+
+@dataclass(frozen=True)
+class RunHealth:
+    """The flagged runs, and whether they were left out of the fit."""
+
+    left_out: bool = True
+    runs: tuple[FlaggedRun, ...] = ()
+
+
+@dataclass(frozen=True)
 class RewardSummary:
-    """A run's validation reward: of the base policy, at best, and in the end, and which of these differences count."""
+    """A run's validation reward: of the base policy (of the first evaluation, where C = 0 has none), the best mean of
+    three evaluations in a row (at least base), and the last such mean; whether the last differs by more than noise.
+    """
 
     base: float
     best: float
@@ -74,199 +79,180 @@ class RewardSummary:
 
 
 def health_flags(run: RunRecord) -> tuple[HealthFlag, ...]:
-    """A run's flags, none where it is healthy. The reward is the ledger's avg@k (`records.default_metric`).
+    """A run's flags, none where it is healthy; the reward is `default_metric`.
 
     A run of fewer than PERSISTENCE + 1 evaluations can only be `nonfinite_update`.
     """
     flags = _nonfinite(run)
+    metric = default_metric([run])
     try:
-        R = np.array([metric_value(p, default_metric([run]), run.source) for p in run.points])
+        R = np.array([metric_value(p, metric, run.source) for p in run.points])
     except InputError:  # evaluations without the metric: a fit refuses them and names their place
         return tuple(flags)
     same_problem_count = len({len(p.counts) for p in run.points}) == 1  # else a fit refuses it too
     if len(R) > PERSISTENCE and np.isfinite(R).all() and same_problem_count:
-        reward = _summarize_reward(run, R)
-        flags += (
-            _collapsed(run, R, reward)
-            + _entropy(run, reward)
-            + _length_and_truncation(run, reward)
-            + _sampler_mismatch(run)
-        )
+        reward = _summarize_reward(run, R, metric)
+        flags += _collapsed(run, R, reward) + _entropy(run, reward) + _length_and_truncation(run, reward)
+        flags += _sampler_mismatch(run)
     return tuple(flags)
 
 
-def _metric_series(run: RunRecord, key: str) -> tuple[list[EvalPoint], FloatArray]:
-    """The evaluations that recorded a training metric, and its values."""
-    points = [p for p in run.points if key in p.train and math.isfinite(p.train[key])]
-    return points, np.array([p.train[key] for p in points])
+def healthy_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs without a flag, in their order.
 
-
-def _persistent_start(mask: np.ndarray) -> int | None:
-    """Where the last unbroken stretch of True begins, if it lasts to the end and is STAYED long."""
-    start = len(mask) - int(np.argmin(np.append(mask[::-1], False)))
-    return start if len(mask) - start >= PERSISTENCE else None
-
-
-def _running_means(values: FloatArray) -> FloatArray:
-    return np.convolve(values, np.full(PERSISTENCE, 1 / PERSISTENCE), mode="valid")
-
-
-def _scatter(R: FloatArray) -> float:
-    """Standard deviation of one value from its neighbours, by a median, which a fall does not move; 0 of too few to
-    tell.
+    Raises:
+        InputError: there are runs, and every one is flagged.
     """
-    if len(R) < MIN_POINTS_FOR_SCATTER:
-        return 0.0
-    deviations = R[1:-1] - (R[:-2] + R[2:]) / 2
-    return float(
-        np.sqrt(np.median(deviations**2) / (0.455 * 1.5))
-    )  # .455: the median of chi-square(1); 1.5: the variance of `bent`
+    unflagged_runs = [run for run in runs if not health_flags(run)]
+    if runs and not unflagged_runs:
+        first = runs[0]
+        first_flag = f"{first.source or first.cell.name}: {health_flags(first)[0]}"
+        raise InputError(
+            f"every run is flagged as broken ({len(runs)}; {first_flag}), expected at least one that is not. Lower "
+            f"cell.rl.learning_rate, or fit them with {INCLUDE_FLAGGED}."
+        )
+    return unflagged_runs
 
 
-def _summarize_reward(run: RunRecord, R: FloatArray) -> RewardSummary:
-    running_means = _running_means(R)
-    best_start = int(running_means.argmax())
+def flagged_runs(runs: Sequence[RunRecord]) -> tuple[FlaggedRun, ...]:
+    """The flagged ones of the runs, by cell."""
+    flags_by_run = [(run, health_flags(run)) for run in sorted(runs, key=lambda r: r.cell)]
+    return tuple(
+        FlaggedRun(run.cell.B_p, run.cell.n, run.cell.seed, len(run.points), run.points[-1].rollouts, flags)
+        for run, flags in flags_by_run
+        if flags
+    )
+
+
+def flag_sentences(health: RunHealth) -> list[str]:
+    """A sentence for each flagged run."""
+    left_out_text = f"left out of the fit ({INCLUDE_FLAGGED} puts it back)"
+    status = left_out_text if health.left_out else "fitted all the same, as asked"
+    return [
+        f"B_p={run.B_p} n={run.n} seed {run.seed} is {status}: {'; '.join(map(str, run.flags))}" for run in health.runs
+    ]
+
+
+def _training_metric(run: RunRecord, key: str) -> tuple[FloatArray, list[int]]:
+    """(its values, C of each) where it was recorded and is finite."""
+    points = [p for p in run.points if math.isfinite(p.train.get(key, math.nan))]
+    return np.array([p.train[key] for p in points]), [p.rollouts for p in points]
+
+
+def _set_in(holds: NDArray[np.bool_], C: Sequence[int]) -> int | None:
+    """The C from which a criterion holds to the end; None where it does not, or for too short."""
+    start = len(holds) - int(np.argmin(np.append(holds[::-1], False)))
+    return C[start] if len(holds) - start >= PERSISTENCE else None
+
+
+def _summarize_reward(run: RunRecord, R: FloatArray, metric: str) -> RewardSummary:
+    means = running_means(R, PERSISTENCE)
+    best_start = int(means.argmax())
+    base, best, last = float(R[0]), float(max(R[0], means[best_start])), float(means[-1])
     base_points, last_points = run.points[:1], run.points[-PERSISTENCE:]
-    best_points = run.points[best_start : best_start + PERSISTENCE] if running_means[best_start] > R[0] else base_points
-    base_reward, best_reward, last_reward = (
-        float(R[0]),
-        float(max(R[0], running_means[best_start])),
-        float(running_means[-1]),
-    )
-    return RewardSummary(
-        base_reward,
-        best_reward,
-        last_reward,
-        _exceeds_noise(run, R, best_points, last_points, best_reward - last_reward),
-        _exceeds_noise(run, R, base_points, last_points, last_reward - base_reward),
-    )
+    best_points = run.points[best_start : best_start + PERSISTENCE] if best > base else base_points
+    scatter = noise_sd([R]) if len(R) >= MIN_POINTS_FOR_SCATTER else None
 
+    def exceeds_noise(difference: float, a: Sequence[EvalPoint], b: Sequence[EvalPoint]) -> bool:
+        """By the standard error paired over problems, and not below what the scatter of neighbours says."""
+        paired = paired_lead(a, b, metric)
+        if paired is None and scatter is None:
+            return False
+        unpaired_se = (scatter or 0.0) * math.sqrt(1 / len(a) + 1 / len(b))
+        return difference > max(MIN_CHANGE, Z_CHANGE * max(unpaired_se, paired.se if paired else 0.0))
 
-def _exceeds_noise(
-    run: RunRecord, R: FloatArray, a: Sequence[EvalPoint], b: Sequence[EvalPoint], difference: float
-) -> bool:
-    """Whether the mean reward of evaluations `a` differs from that of `b` by more than noise. Without right answers and
-    with too few evaluations for their scatter nothing does."""
-    paired_difference = paired_lead(a, b, default_metric([run]))
-    scatter = _scatter(R) * math.sqrt(1 / len(a) + 1 / len(b))
-    if paired_difference is None and len(R) < MIN_POINTS_FOR_SCATTER:
-        return False
-    return difference > max(
-        MIN_CHANGE, Z_CHANGE * max(scatter, paired_difference.se if paired_difference is not None else 0.0)
-    )
+    fell = exceeds_noise(best - last, best_points, last_points)
+    gained = exceeds_noise(last - base, base_points, last_points)
+    return RewardSummary(base, best, last, fell, gained)
 
 
 def _collapsed(run: RunRecord, R: FloatArray, reward: RewardSummary) -> list[HealthFlag]:
-    start = _persistent_start((reward.base + reward.best) / 2 > R)
-    if start is not None and reward.fell and _training_reward_fell(run):
-        reason = (
-            f"reward fell from {reward.best:.3f} to {reward.last:.3f} and stays there (base policy: {reward.base:.3f})"
-        )
-        return [HealthFlag("collapsed", run.points[start].rollouts, reason)]
-    points, zero_variance = _metric_series(run, "zero_variance")
-    start = _persistent_start(zero_variance >= ZERO_VARIANCE_COLLAPSED)
-    if start is not None and zero_variance[0] < ZERO_VARIANCE_AT_START and not reward.gained:
-        reason = (
-            f"{np.mean(zero_variance[start:]):.0%} of groups are all right or all wrong, and reward is "
-            f"{reward.last:.3f}"
-        )
-        return [HealthFlag("collapsed", points[start].rollouts, f"{reason} (base policy: {reward.base:.3f})")]
+    """Half of the gain is lost for good, or hardly any group has an advantage left and nothing was gained."""
+    C = _set_in((reward.base + reward.best) / 2 > R, [p.rollouts for p in run.points])
+    if C is not None and reward.fell and _training_reward_fell(run):
+        fall = f"reward fell from {reward.best:.3f} to {reward.last:.3f} and stays there"
+        return [HealthFlag("collapsed", C, f"{fall} (base policy: {reward.base:.3f})")]
+    zero_variance, C_points = _training_metric(run, "zero_variance")
+    C = _set_in(zero_variance >= ZERO_VARIANCE_COLLAPSED, C_points)
+    if C is not None and zero_variance[0] < ZERO_VARIANCE_AT_START and not reward.gained:
+        share = f"{np.mean(zero_variance[C_points.index(C) :]):.0%} of groups are all right or all wrong"
+        reason = f"{share}, and reward is {reward.last:.3f} (base policy: {reward.base:.3f})"
+        return [HealthFlag("collapsed", C, reason)]
     return []
 
 
 def _training_reward_fell(run: RunRecord) -> bool:
-    """Whether the training reward stays below the middle of its start and its best; True where it was not recorded."""
-    _, training_rewards = _metric_series(run, TRAIN_REWARD)
-    return (
-        len(training_rewards) < PERSISTENCE
-        or _running_means(training_rewards)[-1]
-        <= (training_rewards[0] + max(training_rewards[0], _running_means(training_rewards).max())) / 2
-    )
+    """Whether the training reward stays below the middle of its start and its best (else the run overfits, which a fit
+    names); True where it was not recorded.
+    """
+    R, _ = _training_metric(run, TRAIN_REWARD)
+    if len(R) < PERSISTENCE:
+        return True
+    means = running_means(R, PERSISTENCE)
+    return bool(means[-1] <= (R[0] + max(R[0], means.max())) / 2)
 
 
 def _entropy(run: RunRecord, reward: RewardSummary) -> list[HealthFlag]:
-    points, entropy = _metric_series(run, "entropy")
-    if len(entropy) <= PERSISTENCE:
-        return []
-    exploded_start, collapsed_start = (
-        _persistent_start(entropy > ENTROPY_EXPLODED_RATIO * entropy[0]),
-        _persistent_start(entropy < ENTROPY_COLLAPSED_RATIO * entropy[0]),
-    )
-    reason = f"entropy went from {entropy[0]:.3g} to {entropy[-1]:.3g} nats per token"
-    if exploded_start is not None and reward.fell:
-        return [
-            HealthFlag(
-                "entropy_exploded",
-                points[exploded_start].rollouts,
-                f"{reason} while reward fell from {reward.best:.3f} to {reward.last:.3f}",
-            )
-        ]
-    if collapsed_start is not None and reward.last < reward.base + MIN_LEARNED_SHARE * (1 - reward.base):
-        return [
-            HealthFlag(
-                "entropy_collapsed",
-                points[collapsed_start].rollouts,
-                f"{reason} at a reward of {reward.last:.3f} (base: {reward.base:.3f})",
-            )
-        ]
+    """Entropy far above its start while reward fell, or far below it with little learned."""
+    entropy, C_points = _training_metric(run, "entropy")
+    C_exploded = _set_in(entropy > ENTROPY_EXPLODED_RATIO * entropy[:1], C_points)
+    C_collapsed = _set_in(entropy < ENTROPY_COLLAPSED_RATIO * entropy[:1], C_points)
+    if C_exploded is not None and reward.fell:
+        reason = f"while reward fell from {reward.best:.3f} to {reward.last:.3f}"
+        return [HealthFlag("entropy_exploded", C_exploded, f"{_entropy_change(entropy)} {reason}")]
+    if C_collapsed is not None and reward.last < reward.base + MIN_LEARNED_SHARE * (1 - reward.base):
+        reason = f"at a reward of {reward.last:.3f} (base: {reward.base:.3f})"
+        return [HealthFlag("entropy_collapsed", C_collapsed, f"{_entropy_change(entropy)} {reason}")]
     return []
 
 
+def _entropy_change(entropy: FloatArray) -> str:
+    return f"entropy went from {entropy[0]:.3g} to {entropy[-1]:.3g} nats per token"
+
+
 def _length_and_truncation(run: RunRecord, reward: RewardSummary) -> list[HealthFlag]:
+    """Responses far longer than at first, or far more of them cut off, where reward fell or nothing was gained."""
     if reward.gained and not reward.fell:
         return []
     reward_text = f"at a reward of {reward.last:.3f} (base policy: {reward.base:.3f})"
     flags = []
-    points, response_lengths = _metric_series(run, "response_length")
-    start = (
-        _persistent_start(response_lengths > LENGTH_EXPLODED_RATIO * response_lengths[0])
-        if len(response_lengths) > PERSISTENCE
-        else None
-    )
-    if start is not None:
-        reason = f"responses went from {response_lengths[0]:.1f} to {response_lengths[-1]:.1f} tokens {reward_text}"
-        flags.append(HealthFlag("length_exploded", points[start].rollouts, reason))
-    points, truncated = _metric_series(run, "truncated")
-    start = (
-        _persistent_start((truncated >= TRUNCATED_SHARE) & (truncated >= truncated[0] + TRUNCATED_RISE))
-        if len(truncated) > PERSISTENCE
-        else None
-    )
-    if start is not None:
+    length, C_points = _training_metric(run, "response_length")
+    C = _set_in(length > LENGTH_EXPLODED_RATIO * length[:1], C_points)
+    if C is not None:
+        reason = f"responses went from {length[0]:.1f} to {length[-1]:.1f} tokens {reward_text}"
+        flags.append(HealthFlag("length_exploded", C, reason))
+    truncated, C_points = _training_metric(run, "truncated")
+    C = _set_in((truncated >= TRUNCATED_SHARE) & (truncated >= truncated[:1] + TRUNCATED_RISE), C_points)
+    if C is not None:
         reason = f"cut off are {truncated[-1]:.0%} of responses, {truncated[0]:.0%} in the beginning, {reward_text}"
-        flags.append(HealthFlag("truncated", points[start].rollouts, reason))
+        flags.append(HealthFlag("truncated", C, reason))
     return flags
 
 
 def _nonfinite(run: RunRecord) -> list[HealthFlag]:
+    """The run broke off, or updates were not finite; a single one that was skipped left the policy as it was."""
     for p in run.points:
-        nonfinite_names = [key for key in ("loss", "grad_norm") if not math.isfinite(p.train.get(key, 0.0))]
-        if nonfinite_names:
-            return [HealthFlag("nonfinite_update", p.rollouts, f"{nonfinite_names[0]} is not finite")]
+        reason = ""
         if (skipped_share := p.train.get("nonfinite_update", 0.0)) > MAX_NONFINITE_SHARE:
-            return [
-                HealthFlag(
-                    "nonfinite_update",
-                    p.rollouts,
-                    f"{skipped_share:.1%} of updates were skipped: their loss or gradient was not finite",
-                )
-            ]
-    return (
-        [HealthFlag("nonfinite_update", run.points[-1].rollouts, f"the run broke off: {run.failure_reason}")]
-        if run.failure_reason
-        else []
-    )
+            reason = f"{skipped_share:.1%} of updates were skipped: their loss or gradient was not finite"
+        for key in ("grad_norm", "loss"):
+            reason = reason if math.isfinite(p.train.get(key, 0.0)) else f"{key} is not finite"
+        if reason:
+            return [HealthFlag("nonfinite_update", p.rollouts, reason)]
+    if run.failure_reason:
+        reason = f"the run broke off: {run.failure_reason}"
+        return [HealthFlag("nonfinite_update", run.points[-1].rollouts, reason)]
+    return []
 
 
 def _sampler_mismatch(run: RunRecord) -> list[HealthFlag]:
-    points, logp_gap = _metric_series(run, "sampler_logp_gap")
-    if any(point.train.get("staleness_mean", 0) > 0 for point in points):
+    """Trainer and sampler disagree about log-probabilities where no older policy sampled."""
+    gap, C_points = _training_metric(run, "sampler_logp_gap")
+    if any(p.train.get("staleness_mean", 0) > 0 for p in run.points):
         return []
-    start = _persistent_start(np.abs(logp_gap) > MAX_SAMPLER_LOGP_GAP)
-    if start is None:
+    C = _set_in(np.abs(gap) > MAX_SAMPLER_LOGP_GAP, C_points)
+    if C is None:
         return []
-    reason = (
-        f"the mean |log ratio| of trainer to sampler is {np.mean(np.abs(logp_gap[start:])):.3f}, expected at most "
-        f"{MAX_SAMPLER_LOGP_GAP}"
-    )
-    return [HealthFlag("mismatch", points[start].rollouts, reason)]
+    mean_gap = np.mean(np.abs(gap[C_points.index(C) :]))
+    reason = f"the mean |log ratio| of trainer to sampler is {mean_gap:.3f}, expected at most {MAX_SAMPLER_LOGP_GAP}"
+    return [HealthFlag("mismatch", C, reason)]

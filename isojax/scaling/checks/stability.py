@@ -1,9 +1,9 @@
-"""Which B_p train stably. B_p is mainly a stability knob (IsoCompute Playbook, arXiv:2603.12151, section 4.3 and
-appendix C).
+"""Which B_p train stably, and which runs overfit (IsoCompute Playbook, arXiv:2603.12151, section 4.3, appendix C and
+section 5.2).
 
-The paper gives no test. Here a cell is unstable if it ends (mean of its last 3 evaluations, over seeds) below its own
-best running mean of 3 by more than max(.05, 4 SE), SE paired over validation problems where counts are recorded; or if
-a training metric was not finite. A non-finite validation metric never comes this far: `metrics.track` refuses it.
+The paper gives no test of stability. Here a cell is unstable if it ends (mean of its last 3 evaluations, over seeds)
+below its own best running mean of 3 by more than max(.05, 4 SE), SE paired over validation problems where counts are
+recorded; or if a training metric was not finite. A run overfits if its training reward rises while validation falls.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import numpy as np
 
 from isojax.core.nouns import EvalPoint
 from isojax.scaling.frontier.frontier_evidence import TracksByCell, evaluations_by_target, paired_lead
+from isojax.scaling.series import noise_sd, running_means
 from isojax.scaling.validation_metrics import TRAIN_REWARD, RunTrack
 
 LAST_EVALUATIONS = 3
-MIN_DROP = 0.05
-Z_DROP = 4.0
+MIN_DROP, Z_DROP = 0.05, 4.0  # in reward and in standard errors
+OVERFITTING_WINDOW = 4  # evaluations averaged
+MIN_CHANGE, Z_CHANGE = 0.01, 3.0  # of training and of validation reward, to count as overfitting
 
 
 @dataclass(frozen=True)
@@ -32,17 +34,47 @@ class StabilityVerdict:
     reason: str = ""
 
 
-def _nonfinite_reason(seeds: Sequence[RunTrack]) -> str:
-    for t in seeds:
-        if t.run.failure_reason:
-            return f"n={t.run.cell.n} seed {t.run.cell.seed}: {t.run.failure_reason}"
-        for p in t.run.points:
-            nonfinite_names = [name for name, value in sorted(p.train.items()) if not math.isfinite(value)]
-            if nonfinite_names:
-                return (
-                    f"n={t.run.cell.n} seed {t.run.cell.seed}: {nonfinite_names[0]} is "
-                    f"{p.train[nonfinite_names[0]]} at C = {p.rollouts}"
-                )
+@dataclass(frozen=True)
+class OverfittedRun:
+    """A run whose training reward rises while its validation reward falls, beyond C, and both of them from and to."""
+
+    B_p: int
+    n: int
+    seed: int
+    C: float
+    train_from: float
+    train_to: float
+    validation_from: float
+    validation_to: float
+    reason: str
+
+
+def assess_stability(
+    cells: TracksByCell, metric: str, peaked_cells: Collection[tuple[int, int]] = ()
+) -> tuple[StabilityVerdict, ...]:
+    """One verdict for each B_p, by rising B_p.
+
+    peaked_cells: cells whose fall past a peak the fit has described: overfitting, which stopping early avoids, is no
+    instability. It is one where the training reward falls too.
+    """
+    reasons: dict[int, list[str]] = {}
+    for (B_p, n), seeds in sorted(cells.items()):
+        is_overfitting = (B_p, n) in peaked_cells and not any(map(_training_reward_fell, seeds))
+        reason = _broken_reason(seeds) or ("" if is_overfitting else _drop_reason(seeds, metric))
+        reasons.setdefault(B_p, []).append(reason)
+    return tuple(StabilityVerdict(B_p, not any(r), "; ".join(filter(None, r))) for B_p, r in reasons.items())
+
+
+def _broken_reason(seeds: Sequence[RunTrack]) -> str:
+    """Why the first run that broke off, or had a training metric that is not finite, counts as unstable, else ""."""
+    for run in (t.run for t in seeds):
+        where = f"n={run.cell.n} seed {run.cell.seed}"
+        if run.failure_reason:
+            return f"{where}: {run.failure_reason}"
+        for p in run.points:
+            for name, value in sorted(p.train.items()):
+                if not math.isfinite(value):
+                    return f"{where}: {name} is {value} at C = {p.rollouts}"
     return ""
 
 
@@ -51,62 +83,69 @@ def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
     evaluations_at = evaluations_by_target(seeds)
     if len(evaluations_at) < 2:
         return ""
-    reward_of = {(id(t), p.target): r for t in seeds for p, r in zip(t.run.points, t.R, strict=True)}
-    mean_rewards = np.array([np.mean([reward_of[id(t), target] for t in seeds]) for target in evaluations_at])
+    rewards_by_seed = [dict(zip((p.target for p in t.run.points), t.R, strict=True)) for t in seeds]
+    mean_rewards = np.array([np.mean([rewards[target] for rewards in rewards_by_seed]) for target in evaluations_at])
     width = min(LAST_EVALUATIONS, len(mean_rewards))
-    running_means = np.convolve(mean_rewards, np.full(width, 1 / width), mode="valid")
-    best_start = int(running_means.argmax())
-    drop = float(running_means[best_start] - running_means[-1])
-    if drop <= MIN_DROP:
-        return ""
+    means = running_means(mean_rewards, width)
+    best_start = int(means.argmax())
+    drop = float(means[best_start] - means[-1])
     evaluations = [points for points, _ in evaluations_at.values()]
 
     def evaluations_from(start: int) -> list[EvalPoint]:
         return [p for points in evaluations[start : start + width] for p in points]
 
-    difference = paired_lead(evaluations_from(best_start), evaluations_from(len(mean_rewards) - width), metric)
-    limit = max(MIN_DROP, Z_DROP * difference.se if difference is not None else 0.0)
+    paired = paired_lead(evaluations_from(best_start), evaluations_from(len(mean_rewards) - width), metric)
+    limit = max(MIN_DROP, Z_DROP * paired.se if paired is not None else 0.0)
     if drop <= limit:
         return ""
     return (
-        f"n={seeds[0].run.cell.n} ends at {running_means[-1]:.3f}, {drop:.3f} below its best "
-        f"{running_means[best_start]:.3f} (limit {limit:.3f})"
+        f"n={seeds[0].run.cell.n} ends at {means[-1]:.3f}, {drop:.3f} below its best {means[best_start]:.3f} "
+        f"(limit {limit:.3f})"
     )
 
 
-def _training_reward_fell(seeds: Sequence[RunTrack]) -> bool:
-    """Whether the training reward of a run falls as well: then its policy broke, while overfitting would go on to raise
-    it.
+def _training_reward_fell(track: RunTrack) -> bool:
+    """Whether a run's training reward falls: then its policy broke, while overfitting would go on to raise it."""
+    training_rewards = np.array([p.train[TRAIN_REWARD] for p in track.run.points if TRAIN_REWARD in p.train])
+    if len(training_rewards) <= LAST_EVALUATIONS:
+        return False
+    means = running_means(training_rewards, LAST_EVALUATIONS)
+    se = math.sqrt(2 / LAST_EVALUATIONS) * noise_sd([training_rewards])
+    return bool(means.max() - means[-1] > max(MIN_DROP, Z_DROP * se))
+
+
+def find_overfitting(tracks: Sequence[RunTrack], validation_sd: float | None) -> tuple[OverfittedRun, ...]:
+    """Runs whose training reward rises while validation falls, from validation's best stretch to the end.
+
+    validation_sd: standard deviation of one evaluation; None: from each run's own scatter.
     """
-    for t in seeds:
-        training_rewards = np.array([p.train[TRAIN_REWARD] for p in t.run.points if TRAIN_REWARD in p.train])
-        if len(training_rewards) <= LAST_EVALUATIONS:
-            continue
-        running_means = np.convolve(training_rewards, np.full(LAST_EVALUATIONS, 1 / LAST_EVALUATIONS), mode="valid")
-        deviations = training_rewards[1:-1] - (training_rewards[:-2] + training_rewards[2:]) / 2
-        noise_sd = np.sqrt(np.median(deviations**2) / (0.455 * 1.5))  # a median, which the fall itself does not move
-        if running_means.max() - running_means[-1] > max(MIN_DROP, Z_DROP * np.sqrt(2 / LAST_EVALUATIONS) * noise_sd):
-            return True
-    return False
+    overfitted_runs = (_overfitted_run(t, validation_sd) for t in tracks)
+    return tuple(run for run in overfitted_runs if run is not None)
 
 
-def assess_stability(
-    cells: TracksByCell, metric: str, peaked_cells: Collection[tuple[int, int]] = ()
-) -> tuple[StabilityVerdict, ...]:
-    """One verdict for each B_p, by rising B_p.
-
-    Args:
-        cells: the runs of each (B_p, n). metric: the fitted metric.
-        peaked_cells: cells whose fall past a peak the fit has described: overfitting, which stopping early avoids, is
-            no instability. It is one where the training reward falls too.
-
-    Raises:
-        InputError: counts of different validation sets within a cell.
-    """
-    reasons: dict[int, list[str]] = {}
-    for (B_p, n), seeds in sorted(cells.items()):
-        is_overfitting = (B_p, n) in peaked_cells and not _training_reward_fell(seeds)
-        reasons.setdefault(B_p, []).append(
-            _nonfinite_reason(seeds) or ("" if is_overfitting else _drop_reason(seeds, metric))
-        )
-    return tuple(StabilityVerdict(B_p, not any(r), "; ".join(x for x in r if x)) for B_p, r in reasons.items())
+def _overfitted_run(track: RunTrack, validation_sd: float | None) -> OverfittedRun | None:
+    training_rewards = np.array([p.train.get(TRAIN_REWARD, np.nan) for p in track.run.points])
+    usable = np.isfinite(training_rewards) & (track.C > 0)
+    C, R, training_rewards = track.C[usable], track.R[usable], training_rewards[usable]
+    if len(R) < 3 * OVERFITTING_WINDOW:
+        return None
+    validation_means, training_means = (running_means(v, OVERFITTING_WINDOW) for v in (R, training_rewards))
+    peak = int(validation_means[: 1 - OVERFITTING_WINDOW].argmax())
+    fall = float(validation_means[peak] - validation_means[-1])
+    rise = float(training_means[-1] - training_means[peak])
+    z = Z_CHANGE * math.sqrt(2 / OVERFITTING_WINDOW)
+    validation_sd = noise_sd([R]) if validation_sd is None else validation_sd
+    if fall <= max(z * validation_sd, MIN_CHANGE) or rise <= max(z * noise_sd([training_rewards]), MIN_CHANGE):
+        return None
+    cell = track.run.cell
+    return OverfittedRun(
+        B_p=cell.B_p,
+        n=cell.n,
+        seed=cell.seed,
+        C=float(C[peak + OVERFITTING_WINDOW // 2]),
+        train_from=float(training_means[peak]),
+        train_to=float(training_means[-1]),
+        validation_from=float(validation_means[peak]),
+        validation_to=float(validation_means[-1]),
+        reason=f"training reward rises by {rise:.3f} while validation falls by {fall:.3f}",
+    )

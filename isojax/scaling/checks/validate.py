@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
@@ -25,6 +26,7 @@ from isojax.scaling.allocate.constraints import EPSILON
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
 from isojax.scaling.allocate.predictive import choose_cells, new_run_interval
 from isojax.scaling.fit import fit
+from isojax.scaling.intervals import Interval
 from isojax.scaling.result import FitResult
 from isojax.scaling.validation_metrics import RunTrack, group_by_cell, make_track
 
@@ -97,17 +99,11 @@ def _hide_compute(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Trial
     C_limit = C_max / HIDDEN_COMPUTE_FACTOR
     visible_runs = [truncated for t in tracks if (truncated := _truncate_run(t, C_limit)) is not None]
     ensemble = load_ensemble(fit_visible(visible_runs))
-    result = _compare_predictions(ensemble, [(t, t.C > C_limit) for t in tracks]) | _judge_choice(
-        ensemble, tracks, C_limit
-    )
-    summary = (
-        f"fitted up to C = {C_limit:.4g}, tested up to {C_max:.4g}: {_describe_errors(result)}; "
-        f"{_describe_choice(result)}"
-    )
-    return {
-        "hidden": f"compute above {C_limit:.6g}, a {HIDDEN_COMPUTE_FACTOR:g}th of the largest",
-        "says": summary,
-    } | result
+    result = _compare_predictions(ensemble, [(t, t.C > C_limit) for t in tracks])
+    result |= _judge_choice(ensemble, tracks, C_limit)
+    summary = f"fitted up to C = {C_limit:.4g}, tested up to {C_max:.4g}: {_describe(result)}"
+    hidden = f"compute above {C_limit:.6g}, a {HIDDEN_COMPUTE_FACTOR:g}th of the largest"
+    return {"hidden": hidden, "says": summary} | result
 
 
 def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
@@ -116,14 +112,13 @@ def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialRes
         raise InputError(
             "no cell has two runs, so none can be hidden; run a second seed (isojax launch --resume sweep.seeds=2)."
         )
-    hidden_ids = {id(t) for t in hidden_tracks}
-    ensemble = load_ensemble(fit_visible([t.run for t in tracks if id(t) not in hidden_ids]))
-    result = _compare_predictions(ensemble, [(t, t.C > 0) for t in hidden_tracks]) | _judge_choice(
-        ensemble, hidden_tracks
-    )
-    names = ", ".join(t.run.cell.name for t in hidden_tracks)
-    summary = f"{len(hidden_tracks)} runs hidden: {_describe_errors(result)}; {_describe_choice(result)}"
-    return {"hidden": f"the last run of every cell that has two or more ({names})", "says": summary} | result
+    hidden_cells = {t.run.cell for t in hidden_tracks}
+    ensemble = load_ensemble(fit_visible([t.run for t in tracks if t.run.cell not in hidden_cells]))
+    result = _compare_predictions(ensemble, [(t, t.C > 0) for t in hidden_tracks])
+    result |= _judge_choice(ensemble, hidden_tracks)
+    names = ", ".join(cell.name for cell in sorted(hidden_cells))
+    hidden = f"the last run of every cell that has two or more ({names})"
+    return {"hidden": hidden, "says": f"{len(hidden_tracks)} runs hidden: {_describe(result)}"} | result
 
 
 def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
@@ -131,61 +126,55 @@ def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Tri
     adds.
     """
     measured_n = sorted({t.run.cell.n for t in tracks})
-    if len(measured_n) < 2:
-        raise InputError(f"only n = {measured_n[0]} was run, so nothing is left without the largest n; run a second n.")
     n = measured_n[-1]
+    if len(measured_n) < 2:
+        raise InputError(f"only n = {n} was run, so nothing is left without the largest n; run a second n.")
     hidden_tracks = [t for t in tracks if t.run.cell.n == n]
     fit_without_n = fit_visible([t.run for t in tracks if t.run.cell.n != n])
     ensemble = load_ensemble(fit_without_n)
     usable_cells = ensemble.stable if ensemble.stable.any() else np.ones_like(ensemble.stable)
     rows = [
-        _prediction_row(t, C, R, float(ensemble.expected_rewards(C)[usable_cells].max()), None)
+        _prediction_row(t, C, R, float(ensemble.expected_rewards(C)[usable_cells].max()), (None, None))
         for t in hidden_tracks
         for C, R in zip(t.C, t.R, strict=True)
         if C > 0
     ]
     C_max = max(float(t.C[-1]) for t in hidden_tracks)
-    result = _summarize_errors(rows) | _judge_choice(ensemble, tracks)
-    end_rows = [row for row in rows if row["C"] >= MIN_SHARE_OF_C * C_max]
-    gain = float(np.mean([row["measured"] - row["predicted"] for row in end_rows]))
+    end_gains = [row["measured"] - row["predicted"] for row in rows if row["C"] >= MIN_SHARE_OF_C * C_max]
+    gain = float(np.mean(end_gains))
     matters, warned = gain > EPSILON, fit_without_n.joint.frontier[-1].n == measured_n[-2]
-    gain_text = f"near C = {C_max:.4g} n = {n} measured {gain:+.4f} against the frontier of the rest"
+    warning = "that its frontier ends at the largest n measured"
     verdict = {
-        (True, True): "it mattered, and the fit without it warned that its frontier ends at the largest n measured",
+        (True, True): f"it mattered, and the fit without it warned {warning}",
         (True, False): "it mattered, and the fit without it would not have warned",
-        (
-            False,
-            True,
-        ): "it did not matter, though the fit without it warned that its frontier ends at the largest n measured",
+        (False, True): f"it did not matter, though the fit without it warned {warning}",
         (False, False): "it did not matter, and the fit without it did not warn",
     }[matters, warned]
+    result = _summarize_errors(rows) | _judge_choice(ensemble, tracks)
+    gain_text = f"near C = {C_max:.4g} n = {n} measured {gain:+.4f} against the frontier of the rest"
     summary = f"{gain_text}: {verdict}; {_describe_choice(result)}"
-    return {
-        "hidden": f"every run of n = {n}",
-        "says": summary,
-        "n": n,
-        "gain": gain,
-        "matters": matters,
-        "warned": warned,
-    } | result
+    numbers = {"n": n, "gain": gain, "matters": matters, "warned": warned}
+    return {"hidden": f"every run of n = {n}", "says": summary} | numbers | result
 
 
 def _truncate_run(t: RunTrack, C_limit: float) -> RunRecord | None:
-    """A run cut off at compute `limit`; None where nothing but the base policy is left."""
-    count = int((t.C <= C_limit).sum())
+    """A run cut off at compute C_limit; None where nothing but the base policy remains."""
+    count, run = int((t.C <= C_limit).sum()), t.run
     if count == 0 or t.C[count - 1] == 0:
         return None
-    truncated_fields = {
-        name: value[:count] for name in ("points", "device_hours", "line_numbers") if (value := getattr(t.run, name))
-    }
-    return replace(t.run, **truncated_fields)
+    return replace(
+        run,
+        points=run.points[:count],
+        device_hours=run.device_hours[:count],
+        line_numbers=run.line_numbers[:count],
+    )
 
 
 def _compare_predictions(
-    ensemble: CurveEnsemble, hidden_evaluations: Sequence[tuple[RunTrack, np.ndarray]]
+    ensemble: CurveEnsemble, hidden_evaluations: Sequence[tuple[RunTrack, NDArray[np.bool_]]]
 ) -> TrialResult:
     """Predicted against measured reward of evaluations (a track and a mask of them), where the cell has a curve."""
-    cell_indices = {(int(B_p), int(n)): i for i, (B_p, n) in enumerate(zip(ensemble.B_p, ensemble.n, strict=True))}
+    cell_indices = {key: i for i, key in enumerate(zip(ensemble.B_p.tolist(), ensemble.n.tolist(), strict=True))}
     rows = []
     for t, mask in hidden_evaluations:
         if t.key not in cell_indices:
@@ -202,21 +191,20 @@ def _compare_predictions(
     return _summarize_errors(rows)
 
 
-def _prediction_row(
-    t: RunTrack, C: float, measured: float, predicted: float, interval: tuple[float | None, float | None] | None
-) -> TrialResult:
+def _prediction_row(t: RunTrack, C: float, measured: float, predicted: float, interval: Interval | None) -> TrialResult:
     low, high = interval or (None, None)
-    inside = None if low is None or high is None else bool(low <= measured <= high)
     cell = t.run.cell
-    row = {
+    return {
         "B_p": cell.B_p,
         "n": cell.n,
         "seed": cell.seed,
         "C": float(C),
         "measured": float(measured),
         "predicted": predicted,
+        "low": low,
+        "high": high,
+        "inside": None if low is None or high is None else bool(low <= measured <= high),
     }
-    return row | {"low": low, "high": high, "inside": inside}
 
 
 def _summarize_errors(rows: Sequence[TrialResult]) -> TrialResult:
@@ -232,42 +220,32 @@ def _summarize_errors(rows: Sequence[TrialResult]) -> TrialResult:
 
 
 def _judge_choice(ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_above: float = 0.0) -> TrialResult:
-    """The n of the fit's best cell at the largest C > `beyond` that two n reach, the n measured best there, and what
+    """The n of the fit's best cell at the largest C > C_above that two n reach, the n measured best there, and what
     the first lost.
     """
-    no_choice: TrialResult = {"C": None, "n_chosen": None, "n_best": None, "regret": None}
     C_end_by_n: dict[int, float] = {}
     for t in tracks:
         C_end_by_n[t.run.cell.n] = max(C_end_by_n.get(t.run.cell.n, 0.0), float(t.C[-1]))
     C = sorted(C_end_by_n.values())[-2] if len(C_end_by_n) > 1 else 0.0
-    if C <= C_above:
-        return no_choice
     rewards_near_C = {
         key: [R for t in seeds for R in t.R[(t.C >= MIN_SHARE_OF_C * C) & (t.C <= C)]]
         for key, seeds in group_by_cell(tracks).items()
     }
     mean_rewards = {key: float(np.mean(rewards)) for key, rewards in rewards_near_C.items() if rewards}
-    is_measured = np.array(
-        [(int(B_p), int(n)) in mean_rewards for B_p, n in zip(ensemble.B_p, ensemble.n, strict=True)]
-    )
-    allowed = is_measured & ensemble.stable if (is_measured & ensemble.stable).any() else is_measured
-    if not allowed.any():
-        return no_choice
-    i = int(choose_cells(ensemble, np.full((1, len(ensemble.n)), C), allowed[None], 0.0)[0])
-    best_key = max(mean_rewards, key=lambda key: (mean_rewards[key], -key[1]))
-    n_chosen, B_p = int(ensemble.n[i]), int(ensemble.B_p[i])
-    return {
-        "C": C,
-        "n_chosen": n_chosen,
-        "n_best": best_key[1],
-        "regret": mean_rewards[best_key] - mean_rewards[B_p, n_chosen],
-    }
+    keys = list(zip(ensemble.B_p.tolist(), ensemble.n.tolist(), strict=True))
+    allowed = np.array([key in mean_rewards for key in keys])
+    allowed = allowed & ensemble.stable if (allowed & ensemble.stable).any() else allowed
+    if C <= C_above or not allowed.any():
+        return {"C": None, "n_chosen": None, "n_best": None, "regret": None}
+    chosen = keys[int(choose_cells(ensemble, np.full((1, len(keys)), C), allowed[None], 0.0)[0])]
+    best = max(mean_rewards, key=lambda key: (mean_rewards[key], -key[1]))
+    return {"C": C, "n_chosen": chosen[1], "n_best": best[1], "regret": mean_rewards[best] - mean_rewards[chosen]}
 
 
-def _describe_errors(result: TrialResult) -> str:
+def _describe(result: TrialResult) -> str:
     share = f", {result['inside']:.0%} inside the interval of one new run" if result["inside"] is not None else ""
     errors = f"mean error {result['mean_error']:+.4f}, mean absolute error {result['mean_absolute_error']:.4f}"
-    return f"{result['measurements']} evaluations predicted with {errors}{share}"
+    return f"{result['measurements']} evaluations predicted with {errors}{share}; {_describe_choice(result)}"
 
 
 def _describe_choice(result: TrialResult) -> str:

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from isojax.scaling.checks.frontier_flags import frontier_flags
+from isojax.scaling.checks.fit_flags import frontier_flags
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.posterior_samples import (
     PosteriorSamples,
