@@ -84,7 +84,9 @@ def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
     if len(evaluations_at) < 2:
         return ""
     rewards_by_seed = [dict(zip((p.target for p in t.run.points), t.R, strict=True)) for t in seeds]
-    mean_rewards = np.array([np.mean([rewards[target] for rewards in rewards_by_seed]) for target in evaluations_at])
+    mean_rewards = np.array(
+        [np.mean([r[target] for r in rewards_by_seed]) for target in evaluations_at], dtype=np.float64
+    )
     width = min(LAST_EVALUATIONS, len(mean_rewards))
     means = running_means(mean_rewards, width)
     best_start = int(means.argmax())
