@@ -1,8 +1,6 @@
 """avg@k of the base policy on each problem, found block by block and appended to a file, so that a labelling that was
-killed goes on where it was.
-
-`labels.jsonl` opens with {"key": ...}, what the labels depend on, and has one line {"id", "solved", "attempts"} for
-each problem.
+killed goes on where it was. The file opens with {"key": ...}, what the labels depend on, and has one line {"id",
+"solved", "attempts"} per problem.
 """
 
 import hashlib
@@ -26,28 +24,22 @@ class Labeller(Protocol):
     """Samples the base policy on a problem set and counts correct rollouts (PolicyLabeller in train/evaluate.py)."""
 
     @property
-    def problems_per_call(self) -> int:
-        """How many problems are sampled at once."""
-        ...
+    def problems_per_call(self) -> int: ...
 
     @property
-    def samples_per_problem(self) -> int:
-        """How many rollouts of a problem are sampled at once."""
-        ...
+    def samples_per_problem(self) -> int: ...
 
     def count_correct(self, problem_indices: Sequence[int], repeats: int) -> Sequence[int]:
         """How many of `repeats` x `samples_per_problem` rollouts of each problem are correct. The draws belong to the
-        problem: they do not depend on which others are asked for.
-        """
+        problem: they do not depend on which others are asked for."""
         ...
 
 
 def compute_label_key(cell: CellConfig, fingerprint: str, problems: Sequence[Problem]) -> str:
     """16 hex digits that name what labels depend on: the policy (`fingerprint` of its weights), the problems, and how
-    these are written, sampled and verified.
-    """
-    sections = ("task", "model", "base", "prompt", "verifier", "sampling")
-    key_data = cell.model_dump(mode="json", include=set(sections)) | {
+    these are written, sampled and verified."""
+    sections = {"task", "model", "base", "prompt", "verifier", "sampling"}
+    key_data = cell.model_dump(mode="json", include=sections) | {
         "seed": cell.data.seed,
         "checkpoint": fingerprint,
         "problems": [[p.id, p.prompt, p.answer, list(p.messages)] for p in problems],
@@ -65,8 +57,7 @@ def label_problems(
 ) -> list[Problem]:
     """The problems with the base policy's correct rollouts out of `attempts` (rounded up to whole calls).
 
-    What `path` holds already is not sampled again, and the labels do not depend on how often the labelling was broken
-    off.
+    What `path` holds is not sampled again; the labels do not depend on how often the labelling was broken off.
     """
     repeats = -(-attempts // labeller.samples_per_problem)
     attempts = repeats * labeller.samples_per_problem
@@ -102,7 +93,7 @@ def stored_label_key(path: Path) -> str:
 
 
 def read_labels(path: Path, label_key: str, attempts: int) -> dict[int, int]:
-    """Correct rollouts by problem id, as far as they were found; a torn last line is cut off."""
+    """Correct rollouts by problem id; a torn last line is cut off. InputError where the labels are of another kind."""
     if not path.exists():
         return {}
     data = path.read_bytes()
@@ -111,10 +102,10 @@ def read_labels(path: Path, label_key: str, attempts: int) -> dict[int, int]:
         os.truncate(path, len(complete) + len(newline))
     solved_by_id: dict[int, int] = {}
     lines = complete.splitlines()
-    if lines and stored_label_key(path) != label_key:
+    if lines and (stored_key := stored_label_key(path)) != label_key:
         raise InputError(
-            f"{path} holds labels of other settings ({stored_label_key(path)}, expected {label_key}); remove it, or"
-            " choose another place."
+            f"{path} holds labels of other settings ({stored_key}, expected {label_key}); remove it, or choose another"
+            " place."
         )
     for line_number, line in enumerate(lines[1:], 2):
         try:

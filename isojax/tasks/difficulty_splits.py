@@ -1,7 +1,6 @@
-"""Problems by how hard the base model finds them (IsoCompute Playbook, section 3 and Fig. 14), and the splits a data
-set of them has.
+"""Problems by how hard the base model finds them (IsoCompute Playbook, section 3 and Fig. 14), in avg@k with k = 16:
 
-very_easy (.6, .9]    easy [.3, .6]    hard [0, .0625]    of avg@k, k = 16        extremely_hard: none right of 128
+very_easy (.6, .9]    easy [.3, .6]    hard [0, .0625]    extremely_hard: none right of 128
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,28 +29,22 @@ def split_into_parts(
 ) -> dict[str, list[Problem]]:
     """The splits of a difficulty data set: `all`, and PART_train and PART_validation of each part that has problems.
 
-    `none_right`: the problems with none right of 128 attempts, labelled by these. At most `held_out` problems of a
-    part, and at most half of them, are held out. Extremely Hard problems are Hard too: what is held out of
-    the one part is not among those to train on of the other.
+    `unsolved_problems` have none right of 128 attempts, and are labelled by these. At most `held_out` problems of a
+    part, and at most half of them, are held out. Extremely Hard problems are Hard too: what is held out of the one
+    part is not among those to train on of the other.
     """
-    rank_by_id = {
-        p.id: i
-        for i, p in enumerate(
-            labelled_problems[j] for j in np.random.default_rng([seed, 5]).permutation(len(labelled_problems))
-        )
+    order = np.random.default_rng([seed, 5]).permutation(len(labelled_problems))
+    rank_by_id = {labelled_problems[j].id: rank for rank, j in enumerate(order)}
+    problems_by_part = {
+        name: [p for p in labelled_problems if difficulty_part(p) == name] for name in DIFFICULTY_RANGES
     }
-    problems_by_part: dict[str, list[Problem]] = {name: [] for name in (*DIFFICULTY_RANGES, EXTREMELY_HARD)}
-    for problem in labelled_problems:
-        if part := difficulty_part(problem):
-            problems_by_part[part].append(problem)
     problems_by_part[EXTREMELY_HARD] = list(unsolved_problems)
     splits: dict[str, list[Problem]] = {"all": list(labelled_problems)}
     for part, problems in problems_by_part.items():
         ranked = sorted(problems, key=lambda p: rank_by_id[p.id])
         reserved = min(held_out, len(ranked) // 2)
-        if ranked:
-            splits |= {f"{part}_train": ranked[reserved:], f"{part}_validation": ranked[:reserved]}
+        splits |= {f"{part}_train": ranked[reserved:], f"{part}_validation": ranked[:reserved]}
     for part, other_part in (("hard", EXTREMELY_HARD), (EXTREMELY_HARD, "hard")):
-        reserved = {p.id for p in splits.get(f"{other_part}_validation", [])}
-        splits[f"{part}_train"] = [p for p in splits.get(f"{part}_train", []) if p.id not in reserved]
+        reserved_ids = {p.id for p in splits[f"{other_part}_validation"]}
+        splits[f"{part}_train"] = [p for p in splits[f"{part}_train"] if p.id not in reserved_ids]
     return {name: problems for name, problems in splits.items() if problems}

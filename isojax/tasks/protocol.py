@@ -1,9 +1,8 @@
 """What a task is: problems, how they are written as tokens, what ends a response, and how it is verified.
 
-There are two kinds. A DeviceTask verifies inside the compiled program; its file in tasks/device/ has
-`build(argument="") -> DeviceTask`. A HostTask verifies text in processes of the host; a file in tasks/sources/ with
-`source(argument, data) -> ProblemSource` gives its problems, and a tokenizer, a prompt format and a verifier make a
-task of them (tasks/text.py). tasks/build.py makes the task that `cell.task` names.
+A DeviceTask verifies inside the compiled program; its file in tasks/device/ has `build(argument="") -> DeviceTask`. A
+HostTask verifies text in processes of the host: tasks/text.py makes it of a source (tasks/sources/), a tokenizer, a
+prompt format and a verifier. tasks/build.py makes the task that `cell.task` names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,17 +27,11 @@ class EncodedProblems(NamedTuple):
 
 
 class Grades(NamedTuple):
-    """What a verifier says of r responses.
+    """What a verifier says of r responses."""
 
-    Attributes:
-        rewards: f32[r], 0 or 1.
-        parsed: bool[r], an answer was found in the response, correct or not.
-        failures: how many checks did not end with a verdict, by kind: timeout, crash, error, memory.
-    """
-
-    rewards: np.ndarray
-    parsed: np.ndarray
-    failures: dict[str, int]
+    rewards: np.ndarray  # f32[r], 0 or 1
+    parsed: np.ndarray  # bool[r], an answer was found in the response, correct or not
+    failures: dict[str, int]  # how many checks did not end with a verdict, by kind: timeout, crash, error, memory
 
 
 def count_unfinished(failures: Mapping[str, int]) -> int:
@@ -47,20 +40,13 @@ def count_unfinished(failures: Mapping[str, int]) -> int:
 
 
 class DeviceTask(Protocol):
-    """A problem source with a verifier that runs on device.
-
-    Attributes:
-        vocab: size of the vocabulary.
-        eos: the token that ends a response.
-        stops: the same, as the sampler takes it.
-        pad: the token that pads prompts and responses.
-    """
+    """A problem source with a verifier that runs on device."""
 
     on_device: ClassVar[Literal[True]]
-    vocab: int
-    eos: int
-    stops: StopConditions
-    pad: int
+    vocab: int  # size of the vocabulary
+    eos: int  # the token that ends a response
+    stops: StopConditions  # the same, as the sampler takes it
+    pad: int  # the token that pads prompts and responses
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """`count` distinct problems."""
@@ -88,18 +74,12 @@ class DeviceTask(Protocol):
 
 
 class HostTask(Protocol):
-    """A problem source in text, whose responses are verified on the host.
-
-    Attributes:
-        vocab: rows of the model's embedding.
-        stops: what ends a response.
-        pad: the token that pads prompts and responses.
-    """
+    """A problem source in text, whose responses are verified on the host."""
 
     on_device: ClassVar[Literal[False]]
-    vocab: int
-    stops: StopConditions
-    pad: int
+    vocab: int  # rows of the model's embedding
+    stops: StopConditions  # what ends a response
+    pad: int  # the token that pads prompts and responses
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """At most `count` distinct problems."""
@@ -110,9 +90,7 @@ class HostTask(Protocol):
         ...
 
     def encode(self, problems: Sequence[Problem], prompt_length: int) -> EncodedProblems:
-        """Problems as arrays of fixed width, without answers; InputError where a prompt does not fit: none is ever
-        cut.
-        """
+        """Problems as arrays of fixed width, without answers; InputError where a prompt does not fit: none is cut."""
         ...
 
     def decode(self, tokens: np.ndarray) -> str:

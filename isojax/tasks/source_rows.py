@@ -1,7 +1,5 @@
 """Rows of a file as problems: which columns hold prompt and answer, what they may contain, and repeated rows."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math
@@ -31,89 +29,79 @@ class ProblemColumns(NamedTuple):
 
 
 def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> list[Problem]:
-    """The rows as distinct problems; the first row decides which columns are read."""
+    """The rows as distinct problems; the first row decides which columns are read.
+
+    InputError, with its place: no row, no such column, or a value that cannot be used.
+    """
     problems: list[Problem] = []
-    problem_columns = None
+    columns = None
     for row in rows:
-        problem_columns = problem_columns or find_problem_columns(row, data)
-        problems.append(row_to_problem(row, problem_columns))
+        columns = columns or ProblemColumns(
+            _find_column(row, "prompt", data.prompt_key, PROMPT_COLUMNS),
+            _find_column(row, "answer", data.answer_key, ANSWER_COLUMNS),
+        )
+        problems.append(_row_to_problem(row, columns))
     if not problems:
         raise InputError(f"{source} holds no problem; expected at least one row with a prompt and an answer.")
     return drop_duplicates(problems, source)
 
 
-def find_problem_columns(row: DataRow, data: DataConfig) -> ProblemColumns:
-    """The columns named by cell.data, else the first of the usual names that this row has."""
-
-    def find_column(setting: str, configured_name: str | None, usual_names: tuple[str, ...]) -> str:
-        names = (configured_name,) if configured_name else usual_names
-        filled_columns = [name for name in names if column_value(row.values, name) is not None]
-        # A column that is there but empty is reported as empty later, not as missing here.
-        candidates = filled_columns or [name for name in names if name in row.values]
-        if candidates:
-            return candidates[0]
+def _find_column(row: DataRow, setting: str, configured_name: str | None, usual_names: tuple[str, ...]) -> str:
+    """The column that cell.data names, else the first of the usual names that this row has."""
+    names = (configured_name,) if configured_name else usual_names
+    filled_columns = [name for name in names if _column_value(row.values, name) is not None]
+    # A column that is there but empty is reported as empty later, not as missing here.
+    candidates = filled_columns or [name for name in names if name in row.values]
+    if not candidates:
         expected = repr(configured_name) if configured_name else f"one of {', '.join(usual_names)}"
         raise InputError(
             f"{row.location}: no {setting}: there are the columns {', '.join(row.values) or '(none)'}; expected"
             f" {expected}. Name it by cell.data.{setting}_key=COLUMN."
         )
-
-    return ProblemColumns(
-        find_column("prompt", data.prompt_key, PROMPT_COLUMNS), find_column("answer", data.answer_key, ANSWER_COLUMNS)
-    )
+    return candidates[0]
 
 
-def column_value(columns: Mapping[str, Any], name: str) -> Any:
+def _column_value(columns: Mapping[str, Any], name: str) -> Any:
     """The value of a column, or of a.b within an object; None where there is none."""
     value: Any = columns.get(name)
     if value is None and "." in name:
         object_name, _, inner_name = name.partition(".")
         inner = columns.get(object_name)
-        value = column_value(inner, inner_name) if isinstance(inner, Mapping) else None
+        value = _column_value(inner, inner_name) if isinstance(inner, Mapping) else None
     return value
 
 
-def row_to_problem(row: DataRow, problem_columns: ProblemColumns) -> Problem:
-    """One row as a problem. A prompt that is a list of {role, content} becomes `messages`; columns of other names are
-    kept.
+def _row_to_problem(row: DataRow, names: ProblemColumns) -> Problem:
+    """One row as a problem. A prompt that is a list of {role, content} becomes `messages`; other columns are kept.
 
     Where the answer is within an object, as verl's is, the column `ground_truth` holds it unchanged (it may be a list).
     """
-    prompt_value, answer = (
-        column_value(row.values, problem_columns.prompt),
-        column_value(row.values, problem_columns.answer),
-    )
-    messages = read_conversation(prompt_value, row, problem_columns.prompt) if isinstance(prompt_value, list) else ()
-    prompt = messages[-1]["content"] if messages else value_as_text(prompt_value, row, problem_columns.prompt)
-    columns = {k: v for k, v in row.values.items() if k not in problem_columns}
-    if "." in problem_columns.answer:
+    prompt, answer = _column_value(row.values, names.prompt), _column_value(row.values, names.answer)
+    messages = _read_conversation(prompt, row, names.prompt) if isinstance(prompt, list) else ()
+    prompt_text = messages[-1]["content"] if messages else _value_as_text(prompt, row, names.prompt)
+    columns = {k: v for k, v in row.values.items() if k not in names}
+    if "." in names.answer:
         columns.setdefault("ground_truth", answer)
     if isinstance(answer, list):
         answer = answer[0] if len(answer) == 1 else json.dumps(answer, ensure_ascii=False)
-    return Problem(
-        row.index, prompt, value_as_text(answer, row, problem_columns.answer), messages=messages, columns=columns
-    )
+    answer_text = _value_as_text(answer, row, names.answer)
+    return Problem(row.index, prompt_text, answer_text, messages=messages, columns=columns)
 
 
-def read_conversation(messages: list[Any], row: DataRow, column: str) -> tuple[dict[str, str], ...]:
+def _read_conversation(messages: list[Any], row: DataRow, column: str) -> tuple[dict[str, str], ...]:
     """A list of {role, content} that ends with the user's turn; what others say may be empty."""
     turns = []
     for message in messages:
-        if (
-            not isinstance(message, Mapping)
-            or not isinstance(message.get("role"), str)
-            or not isinstance(message.get("content"), str)
-        ):
+        fields = message if isinstance(message, Mapping) else {}
+        role, content = fields.get("role"), fields.get("content")
+        if not isinstance(role, str) or not isinstance(content, str):
             raise InputError(
                 f"{row.location}: {column!r} holds {str(message)[:80]!r}, expected text or a list of {{role, content}},"
                 " both text. Correct it."
             )
-        content = (
-            value_as_text(message["content"], row, f"content of {column}")
-            if message["role"] == "user"
-            else message["content"]
-        )
-        turns.append({"role": message["role"], "content": content})
+        if role == "user":
+            content = _value_as_text(content, row, f"content of {column}")
+        turns.append({"role": role, "content": content})
     if not turns or turns[-1]["role"] != "user":
         last = turns[-1]["role"] if turns else "nothing"
         raise InputError(
@@ -123,28 +111,21 @@ def read_conversation(messages: list[Any], row: DataRow, column: str) -> tuple[d
     return tuple(turns)
 
 
-def value_as_text(value: Any, row: DataRow, column: str) -> str:
+def _value_as_text(value: Any, row: DataRow, column: str) -> str:
     """A value as text: text as it is, a number written out (72.0 as 72)."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
+    place, fix = f"{row.location}: {column!r}", "Correct the row or remove it."
     if is_blank(value):
-        raise InputError(
-            f"{row.location}: {column!r} is missing or empty, expected text or a number. Correct the row or remove it."
-        )
+        raise InputError(f"{place} is missing or empty, expected text or a number. {fix}")
     if not isinstance(value, str):
-        raise InputError(
-            f"{row.location}: {column!r} is {str(value)[:80]!r} ({type(value).__name__}), expected text or a number."
-            " Correct the row or remove it."
-        )
+        raise InputError(f"{place} is {str(value)[:80]!r} ({type(value).__name__}), expected text or a number. {fix}")
     try:
         value.encode()
     except UnicodeEncodeError as e:
-        raise InputError(
-            f"{row.location}: {column!r} holds half a surrogate pair ({value[e.start]!r}), which is no text. Correct"
-            " it."
-        ) from e
+        raise InputError(f"{place} holds half a surrogate pair ({value[e.start]!r}), which is no text. {fix}") from e
     return value
 
 
@@ -156,16 +137,11 @@ def drop_duplicates(problems: Iterable[Problem], source: str) -> list[Problem]:
         first_problem = problem_by_prompt.setdefault(dedup_text(problem), problem)
         same_answer += first_problem is not problem and first_problem.answer == problem.answer
         other_answer += first_problem.answer != problem.answer
+    repeated = "rows repeat an earlier prompt with"
     if same_answer:
-        _print_once(
-            f"note: {source}: {same_answer} rows repeat an earlier prompt with the same answer; each prompt is kept"
-            " once."
-        )
+        _print_once(f"note: {source}: {same_answer} {repeated} the same answer; each prompt is kept once.")
     if other_answer:
-        _print_once(
-            f"warning: {source}: {other_answer} rows repeat an earlier prompt with ANOTHER answer; the first answer is"
-            " kept."
-        )
+        _print_once(f"warning: {source}: {other_answer} {repeated} ANOTHER answer; the first answer is kept.")
     return list(problem_by_prompt.values())
 
 
@@ -175,9 +151,7 @@ def _print_once(text: str) -> None:
 
 
 def to_plain_json(value: Any) -> Any:
-    """What a reader of tables gives, as plain JSON: bytes as text, arrays as lists, dates and decimals as they
-    print.
-    """
+    """What a reader of tables gives, as plain JSON: bytes as text, arrays as lists, dates and decimals as printed."""
     if isinstance(value, np.ndarray | np.generic):
         return to_plain_json(value.tolist())
     if isinstance(value, Mapping):

@@ -10,31 +10,25 @@ from isojax.core.errors import InputError
 
 @dataclass(frozen=True)
 class Interruption:
-    """A response that has `after` tokens, none of them `unless_token` (None: every response), gets `tokens` next
-    (sampling/interruption.py).
-    """
+    """A response of `after` tokens, none of them `unless_token`, gets `tokens` next (sampling/interruption.py)."""
 
     after: int
     tokens: tuple[int, ...]
-    unless_token: int | None
+    unless_token: int | None  # None: every response is interrupted
 
 
 @dataclass(frozen=True)
 class StopConditions:
     """A response ends with a token of `tokens`, or with the token that completes a stop string.
 
-    Attributes:
-        tokens: ids that end a response.
-        transitions: uint8 or uint16 [states V], or None where there are no stop strings. `transitions[state, token]` is
-            the state after that token; a response starts in state 0, and the value `states` (= len(transitions)) means
-            that a stop string is complete.
-        interruption: what is written into a response that goes on for too long, if anything; its tokens may complete a
-            stop string.
+    `transitions`, uint8 or uint16 [states V], is None where there are no stop strings: `transitions[state, token]` is
+    the state after that token; a response starts in state 0, and the value `states` means that a stop string is
+    complete.
     """
 
     tokens: tuple[int, ...]
     transitions: np.ndarray | None
-    interruption: Interruption | None = None
+    interruption: Interruption | None = None  # of a response that goes on for too long
 
     def contains_stop(self, tokens: Sequence[int]) -> bool:
         """Whether a response of these tokens alone meets a stop."""
@@ -51,9 +45,6 @@ def build_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str]
 
     The automaton of Aho and Corasick (1975) over bytes, carried through each token's bytes at once.
     `token_bytes`: the bytes of every token id; after None, a token that is no text, reading starts in state 0 again.
-
-    Returns:
-        uint8 [states V], uint16 where there are 255 states or more.
     """
     moves = byte_automaton([string.encode() for string in strings])
     states = len(moves) - 1
@@ -62,11 +53,10 @@ def build_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str]
     longest_first = np.argsort(-lengths, kind="stable")
     all_bytes = np.frombuffer(b"".join(token_texts), np.uint8)
     token_starts = (np.cumsum(lengths) - lengths)[longest_first]
-    state_after = np.repeat(
-        np.arange(states, dtype=moves.dtype)[:, None], len(token_texts), 1
-    )  # columns as in longest_first
+    # The columns are as in longest_first: the tokens with an i-th byte come first.
+    state_after = np.repeat(np.arange(states, dtype=moves.dtype)[:, None], len(token_texts), 1)
     for i in range(lengths.max(initial=0)):
-        num_reading = int((lengths > i).sum())  # tokens with an i-th byte; they come first
+        num_reading = int((lengths > i).sum())
         state_after[:, :num_reading] = moves[state_after[:, :num_reading], all_bytes[token_starts[:num_reading] + i]]
     table = np.empty_like(state_after)
     table[:, longest_first] = state_after
@@ -75,28 +65,24 @@ def build_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str]
 
 
 def byte_automaton(strings: Sequence[bytes]) -> np.ndarray:
-    """[states + 1, 256]: the state after a byte. A state is the longest end of the text that begins a stop string
-    without completing it; 0 is the empty one, and the last row is the state `states`, a string complete, which is never
-    left."""
+    """[states + 1, 256]: the state after a byte, the longest end of the text that begins a stop string without
+    completing it; 0 is the empty one, and the last row the state of a complete string, which is never left."""
     if not strings or b"" in strings:
         raise InputError(
             f"cell.prompt.stop = {[s.decode() for s in strings]}: expected strings of one character or more; remove"
             " empty ones."
         )
-    states = sorted(
-        {string[:i] for string in strings for i in range(len(string))}, key=lambda state: (len(state), state)
-    )
+    prefixes = {string[:i] for string in strings for i in range(len(string))}
+    states = sorted(prefixes, key=lambda state: (len(state), state))
     state_index = {state: i for i, state in enumerate(states)}
     moves = np.zeros((len(states) + 1, 256), np.uint8 if len(states) < 255 else np.uint16)
     for state, i in state_index.items():
         for byte in set(b"".join(strings)):  # any other byte leads back to state 0
             text_read = state + bytes([byte])
-            complete = any(text_read.endswith(string) for string in strings)
-            text_suffixes = (text_read[start:] for start in range(len(text_read) + 1))
-            moves[i, byte] = (
-                len(states)
-                if complete
-                else next(state_index[text_suffix] for text_suffix in text_suffixes if text_suffix in state_index)
-            )
+            if text_read.endswith(tuple(strings)):
+                moves[i, byte] = len(states)
+            else:
+                suffixes = (text_read[start:] for start in range(len(text_read) + 1))
+                moves[i, byte] = next(state_index[suffix] for suffix in suffixes if suffix in state_index)
     moves[-1] = len(states)
     return moves

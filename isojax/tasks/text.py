@@ -52,16 +52,15 @@ class TextTask:
         transitions = build_stop_table(self._token_bytes, prompt.stop) if prompt.stop else None
         self.stops = StopConditions(end_tokens(self.tokenizer, self.folder), transitions)
         self._check_end_tokens()
+        self._check_prompt_format()
         if sampling is not None and sampling.interrupt is not None:
-            self.stops = replace(
-                self.stops, interruption=self._encode_interruption(sampling.interrupt, sampling.response_length)
-            )
+            interruption = self._encode_interruption(sampling.interrupt, sampling.response_length)
+            self.stops = replace(self.stops, interruption=interruption)
         pad = self.tokenizer.pad_token_id
         self.pad = pad if isinstance(pad, int) else next(iter(self.stops.tokens), 0)
         self._verifier, self._num_workers = verifier, num_workers
         self._checker: Checker | None = None
         self._checker_lock = threading.Lock()
-        self._check_prompt()
 
     def _check_end_tokens(self) -> None:
         if outside_vocab := [i for i in self.stops.tokens if i >= self.vocab]:
@@ -73,6 +72,32 @@ class TextTask:
             raise InputError(
                 f"{self.folder}: neither its tokenizer nor generation_config.json names an end token; give"
                 " cell.prompt.stop."
+            )
+
+    def _check_prompt_format(self) -> None:
+        prompt = self.prompt
+        if "{prompt}" not in prompt.template:
+            raise InputError(
+                f"cell.prompt.template = {prompt.template!r} has no place for the problem; write {{prompt}} where it"
+                " goes."
+            )
+        if prompt.format == "chat":
+            if self.tokenizer.chat_template is None:
+                raise InputError(
+                    f"cell.prompt.format=chat: the tokenizer in {self.folder} has no chat template; set"
+                    " cell.prompt.format=raw, or add the model's chat_template.jinja to the folder."
+                )
+            return
+        for name, setting in (("system", prompt.system or None), ("thinking", prompt.thinking)):
+            if setting is not None:
+                raise InputError(
+                    f"cell.prompt.{name} = {setting!r} is part of a chat; set cell.prompt.format=chat, or remove it."
+                )
+        last_token = self._tokenize(["1"])[0][-1]
+        if last_token in self.stops.tokens:
+            raise InputError(
+                f"the tokenizer in {self.folder} ends every text with its end token ({last_token}), so a prompt could"
+                " not be continued; set add_eos_token to false in tokenizer_config.json."
             )
 
     def _encode_interruption(self, interrupt: InterruptConfig, T: int) -> Interruption:
@@ -98,44 +123,16 @@ class TextTask:
             )
         return Interruption(interrupt.after, tuple(tokens), unless_tokens[0][0] if unless_tokens else None)
 
-    def _check_prompt(self) -> None:
-        prompt = self.prompt
-        if "{prompt}" not in prompt.template:
-            raise InputError(
-                f"cell.prompt.template = {prompt.template!r} has no place for the problem; write {{prompt}} where it"
-                " goes."
-            )
-        if prompt.format == "chat":
-            if self.tokenizer.chat_template is None:
-                raise InputError(
-                    f"cell.prompt.format=chat: the tokenizer in {self.folder} has no chat template; set"
-                    " cell.prompt.format=raw, or add the model's chat_template.jinja to the folder."
-                )
-            return
-        for name, setting in (("system", prompt.system or None), ("thinking", prompt.thinking)):
-            if setting is not None:
-                raise InputError(
-                    f"cell.prompt.{name} = {setting!r} is part of a chat; set cell.prompt.format=chat, or remove it."
-                )
-        ids = self._tokenize(["1"])[0]
-        if ids[-1] in self.stops.tokens:
-            raise InputError(
-                f"the tokenizer in {self.folder} ends every text with its end token ({ids[-1]}), so a prompt could not"
-                " be continued; set add_eos_token to false in tokenizer_config.json."
-            )
-
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """At most `count` distinct problems of the source."""
         return self.source.problems(count, rng)
 
     def filter_by_length(self, problems: Sequence[Problem], prompt_length: int) -> list[Problem]:
-        """Those whose prompt has at most `prompt_length` tokens, in their order; the caller counts and reports the
-        rest.
-        """
+        """Those whose prompt has at most `prompt_length` tokens, in their order."""
         return [p for p, ids in zip(problems, self._prompt_tokens(problems), strict=True) if len(ids) <= prompt_length]
 
     def encode(self, problems: Sequence[Problem], prompt_length: int) -> EncodedProblems:
-        """Prompts i32[Q P] with P = `prompt_length`, right-padded, and answers i32[Q 0]."""
+        """Prompts i32[Q P] with P = `prompt_length`, right-padded and never cut, and answers i32[Q 0]."""
         prompt_tokens = self._prompt_tokens(problems)
         prompts = np.full((len(problems), prompt_length), self.pad, np.int32)
         for row, ids, problem in zip(prompts, prompt_tokens, problems, strict=True):
@@ -146,27 +143,24 @@ class TextTask:
                 )
             row[: len(ids)] = ids
         lengths = np.array([len(ids) for ids in prompt_tokens], np.int32)
-        return EncodedProblems(
-            prompts, lengths, np.zeros((len(problems), 0), np.int32), np.array([p.id for p in problems], np.int32)
-        )
+        no_answers = np.zeros((len(problems), 0), np.int32)
+        return EncodedProblems(prompts, lengths, no_answers, np.array([p.id for p in problems], np.int32))
 
     def decode(self, tokens: np.ndarray) -> str:
         """A response's tokens i32[t] as text: up to the first end token or stop string, special tokens left out."""
-        text_runs: list[list[bytes]] = [
-            []
-        ]  # runs of text between special tokens: a stop string does not reach across one
+        # Runs of text between special tokens: a stop string does not reach across one.
+        text_runs: list[list[bytes]] = [[]]
         for token in tokens.tolist():
             if token in self.stops.tokens:
                 break
             piece = self._token_bytes[token]
             text_runs.append([]) if piece is None else text_runs[-1].append(piece)
         decoded = b""
-        for run in text_runs:
-            run_bytes = b"".join(run)
-            if stop_positions := [position for stop in self._stop_strings if (position := run_bytes.find(stop)) >= 0]:
-                decoded += run_bytes[: min(stop_positions)]
+        for run in map(b"".join, text_runs):
+            stop_positions = [position for stop in self._stop_strings if (position := run.find(stop)) >= 0]
+            decoded += run[: min(stop_positions, default=None)]
+            if stop_positions:
                 break
-            decoded += run_bytes
         return decoded.decode(errors="replace")
 
     def start_verifier(self) -> None:
@@ -174,18 +168,13 @@ class TextTask:
         self._started_checker()
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
-        """InputError where a problem lacks what the verifier needs; of a verifier in processes, the first problem alone
-        is tried.
-        """
+        """InputError where the verifier cannot judge a problem; one in processes tries the first problem only."""
         self._started_checker().check_problems(problems, [self._fill_template(problem) for problem in problems])
 
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
-        """Judge one response to each problem. A verifier that asks for the prompt gets the template filled in, without
-        a chat's markup.
-        """
-        return self._started_checker().grade(
-            problems, [self._fill_template(problem) for problem in problems], responses
-        )
+        """Judge one response to each problem; the verifier's prompt is the template filled in, without chat markup."""
+        prompts = [self._fill_template(problem) for problem in problems]
+        return self._started_checker().grade(problems, prompts, responses)
 
     def failure_examples(self) -> dict[str, str]:
         """The first failure of each kind that `grade` has met since the verifier's processes were started."""
@@ -214,8 +203,6 @@ class TextTask:
 
     def _prompt_tokens(self, problems: Sequence[Problem]) -> list[list[int]]:
         """Each problem's prompt as token ids."""
-        if not problems:
-            return []
         if self.prompt.format == "chat":
             return self._tokenize_chats([self._chat_messages(problem) for problem in problems])
         for problem in problems:
@@ -224,18 +211,11 @@ class TextTask:
                     f"problem {problem.id} is a conversation of {len(problem.messages)} messages, and"
                     " cell.prompt.format=raw holds one; set cell.prompt.format=chat."
                 )
-        return self._tokenize([self._fill_template(problem) for problem in problems])
+        return self._tokenize([self._fill_template(problem) for problem in problems]) if problems else []
 
     def _chat_messages(self, problem: Problem) -> list[dict[str, str]]:
-        """The messages that lead to a response: the source's own, if any, the last one as the template has it, after
-        the system prompt.
-        """
+        """The system prompt, the source's own messages, if any, and the problem in the template."""
         messages = [dict(message) for message in problem.messages[:-1]]
-        if problem.messages and problem.messages[-1]["role"] != "user":
-            raise InputError(
-                f"problem {problem.id} is a conversation that ends with role {problem.messages[-1]['role']!r}; expected"
-                " a user's message."
-            )
         if self.prompt.system:
             if messages and messages[0]["role"] == "system":
                 raise InputError(
@@ -247,44 +227,29 @@ class TextTask:
 
     def _tokenize(self, texts: list[str], special: bool = True) -> list[list[int]]:
         """Ids, with the special tokens that the tokenizer adds by default (BOS where the model has one), or without."""
+        options = {"padding": False, "truncation": False, "verbose": False, "add_special_tokens": special}
         with self._tokenizer_lock:
-            return self.tokenizer(texts, padding=False, truncation=False, verbose=False, add_special_tokens=special)[
-                "input_ids"
-            ]
+            return self.tokenizer(texts, **options)["input_ids"]
 
     def _tokenize_chats(self, conversations: list[list[dict[str, str]]]) -> list[list[int]]:
-        options: dict[str, Any] = {
-            "add_generation_prompt": True,
-            "tokenize": True,
-            "return_dict": False,
-            "padding": False,
-            "truncation": False,
-        }
+        from jinja2 import TemplateError
+
+        options: dict[str, Any] = {"add_generation_prompt": True, "return_dict": False}
         if self.prompt.thinking is not None:
             options["enable_thinking"] = self.prompt.thinking
+        ids: list[Any] = []
         with self._tokenizer_lock:
-            try:
-                ids: Any = self.tokenizer.apply_chat_template(conversations, **options)
-            except _template_errors() as batch_error:
-                offending, error = conversations, batch_error
-                for conversation in conversations:
-                    try:
-                        self.tokenizer.apply_chat_template([conversation], **options)
-                    except _template_errors() as conversation_error:
-                        offending, error = conversation, conversation_error
-                        break
-                raise InputError(
-                    f"the chat template in {self.folder} refuses the conversation {offending}: {type(error).__name__}:"
-                    f" {error}. Some know no system message: try without cell.prompt.system."
-                ) from error
+            for conversation in conversations:
+                try:
+                    ids.append(self.tokenizer.apply_chat_template(conversation, **options))
+                # The template's own refusal, and Python's errors of its expressions.
+                except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                    raise InputError(
+                        f"the chat template in {self.folder} refuses the conversation {conversation}:"
+                        f" {type(error).__name__}: {error}. Some know no system message: try without"
+                        " cell.prompt.system."
+                    ) from error
         return ids
-
-
-def _template_errors() -> tuple[type[Exception], ...]:
-    """What a chat template raises: its own refusal, and Python's errors of its expressions."""
-    from jinja2 import TemplateError
-
-    return TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 
 
 def _vocab_size(model: ModelConfig, folder: Path) -> int:

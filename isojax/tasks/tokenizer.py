@@ -1,6 +1,4 @@
-"""A checkpoint's tokenizer: loaded from its folder alone, and what it says about tokens as bytes and about the end of a
-response.
-"""
+"""A checkpoint's tokenizer, loaded from its folder alone: tokens as bytes, and the tokens that end a response."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ PROBE_TEXT = "The 12 cats sat on 3 mats."
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in `folder`, a model's folder as a hub gives it. Nothing is fetched and no code of the folder is
-    run.
-    """
+    """The tokenizer in a model's folder as a hub gives it; nothing is fetched and no code of the folder is run."""
     if not folder.is_dir():
         raise InputError(
             f"cell.model.path: no such folder: {folder}; expected one with a model's config.json, weights and"
@@ -35,16 +31,13 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} there. Copy the"
             " tokenizer's files (tokenizer*.json at least) from where the model came from."
         )
-    os.environ.setdefault(
-        "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
-    )  # it advises to install torch, which nothing here needs
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch: not needed here
     from transformers import AutoTokenizer, LlamaTokenizer
 
     no_tokenizer_json = not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file()
     try:
         if no_tokenizer_json and (folder / "tokenizer.model").is_file():
-            # Llama 1 and 2 came so; left to itself, transformers 5 would read them without the leading space and the
-            # BOS token.
+            # Llama 1 and 2 came so; AutoTokenizer of transformers 5 would lose the leading space and the BOS token.
             tokenizer = LlamaTokenizer.from_pretrained(folder, local_files_only=True, add_bos_token=True)
         else:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -60,9 +53,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """InputError where transformers, which rebuilds a tokenizer from a sentencepiece file, cuts a text otherwise than
-    sentencepiece.
-    """
+    """InputError where the tokenizer that transformers rebuilds from a sentencepiece file splits a text differently."""
     file = next((folder / name for name in SENTENCEPIECE_FILES if (folder / name).is_file()), None)
     if file is None:
         return
@@ -72,18 +63,17 @@ def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> No
     tokenizer_pieces = tokenizer.tokenize(PROBE_TEXT)
     if tokenizer_pieces != expected_pieces:
         raise InputError(
-            f"{file}: transformers reads this tokenizer otherwise than sentencepiece does: {PROBE_TEXT!r} is"
+            f"{file}: transformers reads this tokenizer differently than sentencepiece does: {PROBE_TEXT!r} is"
             f" {tokenizer_pieces}, expected {expected_pieces}. Add the model's tokenizer.json, or a"
             " tokenizer_config.json that names the right tokenizer_class."
         )
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | None]:
-    """The bytes that each token id below `vocab` adds to a text; None for special tokens and for ids the tokenizer does
-    not have.
+    """The bytes that each token id below `vocab` adds to a text; None for special tokens and for missing ids.
 
     Byte-level BPE writes a byte as one of 256 printable characters; sentencepiece writes a space as U+2581 and a byte
-    as <0xNN>.
+    as <0xNN>. A tokenizer of another kind is an InputError.
     """
     id_of_token = tokenizer.get_vocab()
     largest_id = max(id_of_token.values())
@@ -97,11 +87,8 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | 
         byte_of_character = {character: bytes([byte]) for byte, character in enumerate(_byte_characters())}
 
         def convert(token: str) -> bytes:
-            return (
-                b"".join([byte_of_character[c] for c in token])
-                if byte_of_character.keys() >= set(token)
-                else token.encode()
-            )
+            is_written_in_bytes = byte_of_character.keys() >= set(token)
+            return b"".join([byte_of_character[c] for c in token]) if is_written_in_bytes else token.encode()
     else:
 
         def convert(token: str) -> bytes:
@@ -127,9 +114,7 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
         if any(step["type"] == "ByteLevel" for step in decoders):
             return True
         if any(
-            step["type"] == "Metaspace"
-            or (step["type"] == "Replace" and step["pattern"] == {"String": SENTENCEPIECE_SPACE})
-            for step in decoders
+            step["type"] == "Metaspace" or step.get("pattern") == {"String": SENTENCEPIECE_SPACE} for step in decoders
         ):
             return False
     raise InputError(
@@ -140,18 +125,14 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _byte_characters() -> list[str]:
-    """The character for each byte in byte-level BPE: itself where it is printable in Latin-1, else the next free one
-    from U+0100.
-    """
+    """The character for each byte in byte-level BPE: itself where it is printable in Latin-1, else one from U+0100."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     unprintable = [byte for byte in range(256) if byte not in printable]
     return [chr(byte if byte in printable else 256 + unprintable.index(byte)) for byte in range(256)]
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[int, ...]:
-    """Ids that end a response, ascending: those of generation_config.json (of config.json where it has none), and the
-    tokenizer's own.
-    """
+    """Ids that end a response, ascending: of generation_config.json (else config.json), and the tokenizer's own."""
     end_ids = read_json(folder / "generation_config.json").get("eos_token_id")
     if end_ids is None:
         end_ids = read_json(folder / "config.json").get("eos_token_id")

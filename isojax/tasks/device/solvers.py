@@ -1,11 +1,10 @@
 """Arithmetic with eight operators, and a base policy that knows each of them only in part.
 
 A problem is `aaOPbb=`: two two-digit numbers around an operator A..H meaning a+b, |a-b|, max, min, a, b, (a+b) mod 10
-and (ab) mod 10; the answer is the number, then the end token `$`. Demonstrations come from a MIXTURE of solvers: for
-each class (operator, a mod 5, b mod 3) the right solver answers with a probability drawn from U(.2, .65) or from
-U(.005, .08), else another operator's solver does. A policy trained on them solves its problems at rates that spread
-from Hard to Easy, operators interfere, and what RL trains carries over to numbers it has not seen. `solvers:ABCG` is
-the task with those operators alone: fewer skills, sooner learnt.
+and (ab) mod 10; the answer is the number, then the end token `$`. `solvers:ABCG` is the task with those operators
+alone. Demonstrations come from a MIXTURE of solvers: for each class (operator, a mod 5, b mod 3) the right solver
+answers with a probability drawn from U(.2, .65) or from U(.005, .08), else another operator's solver does. A policy
+trained on them solves its problems at rates that spread from Hard to Easy.
 """
 
 from typing import ClassVar, Literal
@@ -115,10 +114,8 @@ class SolversTask:
         """Problems answered by the mixture of solvers."""
         operator = rng.choice(self.operators, count)
         a, b = rng.integers(0, 100, count), rng.integers(0, 100, count)
-        wrong_index = (
-            (rng.random(count)[:, None] > self._confusion_cdf[operator]).sum(1).clip(0, len(self.operators) - 1)
-        )
-        wrong_solver = self.operators[wrong_index]
+        wrong_index = (rng.random(count)[:, None] > self._confusion_cdf[operator]).sum(1)
+        wrong_solver = self.operators[wrong_index.clip(0, len(self.operators) - 1)]
         solver = np.where(rng.random(count) < CORRECT_PROBABILITY[operator, a % 5, b % 3], operator, wrong_solver)
         answers = solve(solver, a, b)
         texts = [_prompt_text(*operation) for operation in zip(operator.tolist(), a.tolist(), b.tolist(), strict=True)]
