@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "launch": ("runs", "scaling", "report", "train"),
     "cli": ("launch",),
 }
-# These load no jax, at import or later; launch/ does in one folder and one module, cli/ through load_module.
+# These load no jax, at import or later; launch/ does in one folder and one module, cli/ through importlib.
 ROOMS_WITHOUT_JAX = ("core", "runs", "scaling", "report", "launch", "cli")
 MODULES_WITH_JAX = ("launch.local", "launch.ray.ray_worker")
 JAX_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "jaxtyping", "transformers", "libtpu"}
@@ -59,7 +59,6 @@ MAX_LINES = 40_500  # of the package: to become 30,000
 MAX_FUNCTION_LINES, MAX_PARAMETERS = 60, 8
 # To become empty. PATH:FUNCTION of what is longer, or has more parameters.
 LONG_FUNCTIONS = {
-    "cli/commands/lr_search_command.py:lr_search",
     "rl/critic.py:build_critic",
     "rl/gradient.py:build_gradient",
     "rl/host_verified.py:build_host_verified_train",

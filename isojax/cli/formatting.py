@@ -1,23 +1,23 @@
-"""What the command line reads and writes: numbers typed by a person, tables and notes, results as plain JSON data."""
-
-from __future__ import annotations
+"""What the command line reads and writes: numbers typed by a person, tables and notes, JSON documents, figures."""
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from isojax.core.errors import InputError
 from isojax.report.wording import format_number, format_range
-
-FIXABLE = ("M", "B", "B_p")
+from isojax.runs.workspace import display_path
 
 
 def parse_count(text: str, option: str = "--budget") -> int:
@@ -30,20 +30,6 @@ def parse_count(text: str, option: str = "--budget") -> int:
     if not (value >= 1 and value == int(value)):
         raise InputError(f"{option}: given {text!r}, expected a positive whole number, such as 250000 or 1e6.")
     return count
-
-
-def parse_fixed_values(assignments: Iterable[str]) -> dict[str, int]:
-    """["M=100", "B_p=16"] -> {"M": 100, "B_p": 16}."""
-    fixed: dict[str, int] = {}
-    for assignment in assignments:
-        key, equals, value = assignment.partition("=")
-        if not equals or key not in FIXABLE:
-            expected = ", ".join(f"{name}=NUMBER" for name in FIXABLE)
-            raise InputError(f"--fix: given {assignment!r}, expected one of {expected}.")
-        if key in fixed:
-            raise InputError(f"--fix: {key} is given twice, expected once.")
-        fixed[key] = parse_count(value, f"--fix {key}")
-    return fixed
 
 
 def to_json_value(value: Any) -> Any:
@@ -65,9 +51,9 @@ def to_json_value(value: Any) -> Any:
     return to_json_value(np.asarray(value).tolist())
 
 
-def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
-    print(json.dumps(to_json_value(value), indent=1, allow_nan=False))
+def json_text(value: Any) -> str:
+    """A value as an indented JSON document."""
+    return json.dumps(to_json_value(value), indent=1, allow_nan=False)
 
 
 def json_line_per_row(document: Mapping[str, Any]) -> str:
@@ -91,10 +77,27 @@ def text_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     return table
 
 
+def print_line(text: str) -> None:
+    """One line on standard output as it is, such as a path to copy."""
+    Console().print(text, soft_wrap=True, highlight=False, markup=False)
+
+
 def print_notes(console: Console, notes: Iterable[str]) -> None:
     """What a reader must know, one line each."""
     for note in notes:
         console.print(f"[yellow]note:[/yellow] {escape(note)}", highlight=False)
+
+
+def warn(message: str) -> None:
+    """One line on standard error."""
+    print(f"warning: {display_path(message)}", file=sys.stderr)
+
+
+def progress_bar() -> Progress:
+    """A bar on standard error, where that is a terminal; it vanishes when done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def format_estimate(value: float, bounds: Sequence[float | None] | None) -> tuple[str, str]:
@@ -106,3 +109,21 @@ def print_bootstrap(console: Console, settings: Mapping[str, Any]) -> None:
     """How intervals were made: method, replicates and seed."""
     how = f"{settings['method']}, {settings['replicates']} replicates, seed {settings['seed']}"
     console.print(f"intervals: {how}", highlight=False)
+
+
+def check_figure_path(path: Path, option: str) -> None:
+    """Refuse, before any work, a figure that is not named .png or .pdf, or that exists."""
+    if path.suffix not in (".png", ".pdf"):
+        raise InputError(f"{option} {path}: expected a file named .png or .pdf.")
+    if path.exists():
+        raise InputError(f"{path} exists already and is kept; give {option} another name, or remove it.")
+
+
+def write_figure(path: Path, png: bytes, pdf: bytes, option: str) -> None:
+    """Write PNG or PDF, by the suffix of the path, never over an existing file; its folder is created."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as f:
+            f.write(pdf if path.suffix == ".pdf" else png)
+    except OSError as e:
+        raise InputError(f"cannot write {path}: {e.strerror or e}. Give {option} another name.") from e

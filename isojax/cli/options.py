@@ -1,8 +1,6 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how every command looks."""
 
-from __future__ import annotations
-
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -30,3 +28,10 @@ WhereOption = Annotated[
     list[str] | None,
     typer.Option(metavar="COL=VALUE", help="Take only the rows of the file with this value; may be repeated."),
 ]
+
+
+def new_app(**settings: Any) -> typer.Typer:
+    """A typer app that looks as all of isojax's do."""
+    help_names = {"help_option_names": ["-h", "--help"]}
+    style: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False, "add_completion": False}
+    return typer.Typer(context_settings=help_names, **style, **settings)

@@ -1,8 +1,5 @@
 """`isojax fit --validate`: the fit's predictions of runs that it has not seen, as validation.json and as a table."""
 
-from __future__ import annotations
-
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +7,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from isojax.cli.formatting import text_table, to_json_value
-from isojax.cli.saved_fits import default_metric, fit_file_name, is_sweep_folder, progress_bar, warn
+from isojax.cli.formatting import json_text, progress_bar, text_table, to_json_value, warn
+from isojax.cli.saved_fits import fit_file_name, is_sweep_folder
 from isojax.core.atomic_files import write_text
 from isojax.report.wording import format_percent
-from isojax.runs.ledger_reader import read_runs
+from isojax.runs.ledger_reader import default_metric, read_runs
 from isojax.scaling.checks.run_health import healthy_runs
 from isojax.scaling.checks.validate import REPLICATES, validate
 from isojax.scaling.fit_sweep import FitOptions
@@ -23,22 +20,21 @@ TRIALS = {"compute": "the top of compute", "largest_n": "the largest n", "seed":
 
 
 def make_validation(paths: Sequence[Path], metric: str | None, compute: str, options: FitOptions) -> dict[str, Any]:
-    """Validate the runs; a single sweep's folder gets its validation.json, named like its fit where another metric or
-    compute was asked.
-
-    The trials take the options of the fit that they judge, but no more replicates than `REPLICATES`, for there are
-    three of them."""
+    """Validate the runs by the options of their fit, but with no more replicates than `REPLICATES`: there are three
+    trials. A single sweep's folder gets its validation.json, named like its fit."""
     runs = read_runs(paths, warn)
     runs = runs if options.include_flagged else healthy_runs(runs)
-    with progress_bar("validation") as advance:
-        metric_name = metric or default_metric(runs)
-        replicates = min(options.replicates, REPLICATES)
-        validation = to_json_value(
-            validate(runs, metric_name, compute, options.mode, replicates, options.seed, options.run_sd, advance)
-        )
+    metric_name, replicates = metric or default_metric(runs), min(options.replicates, REPLICATES)
+    with progress_bar() as progress:
+        task = progress.add_task("validation", total=None)
+
+        def advance(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        trials = validate(runs, metric_name, compute, options.mode, replicates, options.seed, options.run_sd, advance)
+    validation = to_json_value(trials)
     if len(paths) == 1 and is_sweep_folder(paths[0]):
-        validation_path = paths[0] / fit_file_name("validation", metric, compute, options.mode, options.include_flagged)
-        write_text(validation_path, json.dumps(validation, indent=1, allow_nan=False) + "\n")
+        write_text(paths[0] / fit_file_name("validation", metric, compute, options), json_text(validation) + "\n")
     return validation
 
 
@@ -48,11 +44,10 @@ def print_validation(console: Console, validation: Mapping[str, Any]) -> None:
     columns = ("hidden", "points", "error", "|error|", "inside", "n chosen", "n best", "regret")
     rows = [[name, *_trial_columns(key, validation[key])] for key, name in TRIALS.items()]
     console.print(text_table(title, columns, rows, text_columns=1))
-    meanings = (
+    for line in (
         "error: predicted less measured, mean over the points; |error|: of its absolute value",
         "inside: of the 90% interval for one new run on the same validation problems; 90% is to be expected",
-    )
-    for line in meanings:
+    ):
         console.print(line, highlight=False)
     for key, name in TRIALS.items():
         trial = validation[key]
@@ -64,11 +59,11 @@ def _trial_columns(key: str, trial: Mapping[str, Any]) -> list[str]:
     """A trial's row: measurements, errors, coverage and the choice of n."""
     if not trial["possible"]:
         return ["-"] * 7
-    errors = ["-", "-"]
+    errors = choice = ["-", "-"]
+    regret = "-"
     if key != "largest_n":  # nothing predicts an n that was not run: its errors are what it adds, as the sentence says
         errors = [f"{trial['mean_error']:+.4f}", f"{trial['mean_absolute_error']:.4f}"]
-    choice = ["-", "-", "-"]
     if trial["n_chosen"] is not None:
-        choice = [str(trial["n_chosen"]), str(trial["n_best"]), f"{trial['regret']:.4f}"]
+        choice, regret = [str(trial["n_chosen"]), str(trial["n_best"])], f"{trial['regret']:.4f}"
     coverage = "-" if trial["inside"] is None else format_percent(round(trial["inside"], 2))
-    return [str(trial["measurements"]), *errors, coverage, *choice]
+    return [str(trial["measurements"]), *errors, coverage, *choice, regret]

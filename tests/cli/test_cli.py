@@ -18,7 +18,8 @@ import pytest
 from isojax import __version__
 from isojax.cli import app
 from isojax.cli.commands import report_command
-from isojax.cli.formatting import parse_count, parse_fixed_values, to_json_value
+from isojax.cli.commands.recommend_command import parse_fixed_values
+from isojax.cli.formatting import parse_count, to_json_value
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, config_hash, load_config, read_saved_config, save_config
 from isojax.core.errors import InputError

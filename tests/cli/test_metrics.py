@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isojax.cli import app, other_fits
+from isojax.cli import app
+from isojax.cli.commands import report_command
 from isojax.core.estimators import summarize_counts
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.runs.ledger import Ledger
@@ -145,17 +146,17 @@ def test_the_report_shows_extra_sets_before_other_recorded_metrics(monkeypatch: 
         asked.append(metric)
         return {"metric": metric}
 
-    monkeypatch.setattr(other_fits, "fit_runs", fitted)
+    monkeypatch.setattr(report_command, "fit_runs", fitted)
     metrics = {f"{name}{kind}@4": 0.5 for name in ("", "d/", "c/", "b/", "a/") for kind in ("worst", "best", "avg")}
     run = RunRecord(Cell(16, 4, 0), (EvalPoint(0, 0, 0, 0, metrics, (2, 2), 4),))
-    other_fits.other_fits([run], document())
+    report_command.other_fits([run], document())
     assert asked == ["avg@4", "best@4", "worst@4", "a/avg@4", "b/avg@4", "c/avg@4", "d/avg@4", "a/best@4", "a/worst@4"]
 
 
 def test_the_report_fits_no_metric_that_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     """What every evaluation of a run records, of the main set and of a further one: rewards alone are fitted."""
     asked: list[str] = []
-    monkeypatch.setattr(other_fits, "fit_runs", lambda runs, metric, *_: asked.append(metric))
+    monkeypatch.setattr(report_command, "fit_runs", lambda runs, metric, *_: asked.append(metric))
     counts = EvalCounts(
         correct=np.array([2, 1]),
         parsed=5,
@@ -174,5 +175,5 @@ def test_the_report_fits_no_metric_that_is_no_reward(monkeypatch: pytest.MonkeyP
         "hard/verifier_failures",
     } < set(recorded)
     run = RunRecord(Cell(16, 4, 0), (EvalPoint(0, 0, 0, 0, recorded, (2, 1), 4),))
-    other_fits.other_fits([run], document())
+    report_command.other_fits([run], document())
     assert asked == ["avg@4", "best@4", "worst@4", "hard/avg@4", "hard/best@4", "hard/worst@4"]

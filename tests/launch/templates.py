@@ -19,7 +19,6 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 
 from isojax.cli.app import COMMANDS
 from isojax.cli.config_options import read_config
-from isojax.cli.lazy_commands import load_module
 from isojax.core.config import Config
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +117,7 @@ def commands(text: str) -> list[list[str]]:
 def check_command(words: list[str]) -> Config | None:
     """The config that `isojax launch ...` runs; a usage error or an InputError where isojax would refuse the words."""
     assert words[0] == "isojax"
-    (module,) = (command.module for command in COMMANDS if command.name == words[1])
-    known: Any = typer.main.get_command(load_module(module).app)
+    (command,) = (command for command in COMMANDS if command.name == words[1])
+    known: Any = typer.main.get_command(command.load())
     given = known.make_context("isojax", words[2:]).params
     return read_config(given["words"], given["mesh"], None, given["ray"]) if words[1] == "launch" else None

@@ -1,19 +1,14 @@
 """`isojax compare`: n*(C), the frontier, where n* levels off and overfitting of several sweeps."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from typer import Argument, Option
 
-from isojax.cli.figure_files import check_figure_path, write_figure
-from isojax.cli.formatting import print_json, print_notes, text_table, to_json_value
-from isojax.cli.lazy_commands import new_app
+from isojax.cli.formatting import check_figure_path, json_text, print_line, print_notes, text_table, write_figure
 from isojax.cli.options import JsonOption
 from isojax.cli.saved_fits import make_fit, read_fit, sweep_folder
 from isojax.core.errors import InputError
@@ -21,24 +16,17 @@ from isojax.report.figures.compared_sweeps import comparison_figure
 from isojax.report.wording import format_difference, format_interval, format_number, format_reward, join_commas
 from isojax.runs.workspace import display_path
 from isojax.scaling.compare import compare_sweeps
-from isojax.scaling.comparison import BudgetRow, RewardDifference, Saturation, SweepComparison, SweepSummary
+from isojax.scaling.comparison import BudgetRow, Saturation, SweepComparison, SweepSummary
 from isojax.scaling.result import FitResult
 
-app = new_app()
 
-
-@app.command()
 def compare(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Sweep folders or fit.json files, at least two.")
-    ],
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Sweep folders or fit.json files, at least two.")],
     labels: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Names for them.", show_default="the folders'")
+        str | None, Option(metavar="A,B,...", help="Names for them.", show_default="the folders'")
     ] = None,
-    metric: Annotated[str | None, typer.Option(help="Metric to compare.", show_default="that of fit.json")] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.png|pdf", help="Draw them; an existing file is kept.")
-    ] = None,
+    metric: Annotated[str | None, Option(help="Metric to compare.", show_default="that of fit.json")] = None,
+    out: Annotated[Path | None, Option(metavar="FILE.png|pdf", help="Draw them; an existing file is kept.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare sweeps: data sizes, models, difficulties, recipes, losses. The first is the reference.
@@ -68,15 +56,14 @@ def compare(
         raise InputError(f"there is no {missing}; expected a sweep's folder or a fit.json, such as runs/quickstart.")
     comparison = compare_sweeps([_load_fit(run, metric) for run in runs], names)
     if out is not None:
-        drawing = comparison_figure(comparison)
-        write_figure(out, drawing.png, drawing.pdf, "--out")
+        figure = comparison_figure(comparison)
+        write_figure(out, figure.png, figure.pdf, "--out")
     if as_json:
-        print_json(to_json_value(comparison))
+        print(json_text(comparison))
         return
-    console = Console()
-    print_comparison(console, comparison)
+    print_comparison(Console(), comparison)
     if out is not None:
-        console.print(f"wrote {out}", soft_wrap=True, highlight=False, markup=False)
+        print_line(f"wrote {out}")
 
 
 def _default_labels(runs: Sequence[Path]) -> list[str]:
@@ -91,35 +78,43 @@ def _load_fit(run: Path, metric: str | None) -> FitResult:
     if metric is None or fit.metric == metric:
         return fit
     if not run.is_dir():
-        problem = f"{run} is a fit of {fit.metric}, not of {metric}"
-        raise InputError(f"{problem}; expected that metric. Name the sweep's folder instead.")
+        raise InputError(
+            f"{run} is a fit of {fit.metric}, not of {metric}; expected that metric. Name the sweep's folder instead."
+        )
     return make_fit([sweep_folder(run)], metric, "rollouts")
 
 
 def print_comparison(console: Console, comparison: SweepComparison) -> None:
     """n* and the frontier at a few budgets, then what follows from them in sentences."""
-    axes = f"{escape(comparison.metric)} against {comparison.compute}"
-    console.print(
-        _sweeps_table(f"best n ({axes})", comparison.sweeps, _format_best_n),
-        _sweeps_table("frontier reward", comparison.sweeps, _format_reward),
-    )
-    console.print(_largest_budget_table(comparison))
+    sweeps = comparison.sweeps
+    columns = ["C =", *(format_number(row.C) for row in sweeps[0].at)]
+    best_n = [[escape(sweep.label), *(_format_best_n(sweep, row) for row in sweep.at)] for sweep in sweeps]
+    rewards = [[escape(sweep.label), *map(_format_reward, sweep.at)] for sweep in sweeps]
+    title = f"best n ({escape(comparison.metric)} against {comparison.compute})"
+    console.print(text_table(title, columns, best_n, text_columns=1))
+    console.print(text_table("frontier reward", columns, rewards, text_columns=1))
+    columns = ("", "base", "reward", f"against {escape(sweeps[0].label)}", "n* levels off", "overfits")
+    title = f"at C = {format_number(comparison.C_high)}, the largest that all measured"
+    console.print(text_table(title, columns, map(_largest_budget_row, sweeps), text_columns=1))
     for sentence in comparison.sentences:
         console.print(f"  {escape(sentence)}", highlight=False)
     print_notes(console, comparison.notes)
 
 
-def _sweeps_table(title: str, sweeps: Sequence[SweepSummary], format_cell: Callable[[BudgetRow], str]) -> Table:
-    """A row for each sweep, a column for each budget."""
-    rows = []
-    for sweep in sweeps:
-        hidden = sweep.no_effect and format_cell is _format_best_n
-        rows.append([escape(sweep.label), *("any" if hidden else format_cell(row) for row in sweep.at)])
-    columns = ["C =", *(format_number(row.C) for row in sweeps[0].at)]
-    return text_table(title, columns, rows, text_columns=1)
+def _largest_budget_row(sweep: SweepSummary) -> list[str]:
+    """What a sweep reaches at the largest common budget, and where n* levels off."""
+    difference = "-"
+    if (found := sweep.difference) is not None:
+        interval = format_interval((found.low, found.high), format_difference)
+        difference = format_difference(found.value) + interval
+    overfits = join_commas(f"n = {cell.n} from {format_number(cell.C)}" for cell in sweep.overfitting) or "-"
+    rewards = (format_reward(sweep.base_reward), _format_reward(sweep.top), difference)
+    return [escape(sweep.label), *rewards, _format_saturation(sweep.saturation), overfits]
 
 
-def _format_best_n(row: BudgetRow) -> str:
+def _format_best_n(sweep: SweepSummary, row: BudgetRow) -> str:
+    if sweep.no_effect:
+        return "any"
     if row.n_low is None or row.n_low == row.n_high:
         return f"{row.n}"
     return f"{row.n} ({row.n_low} to {row.n_high})"
@@ -127,32 +122,6 @@ def _format_best_n(row: BudgetRow) -> str:
 
 def _format_reward(row: BudgetRow) -> str:
     return format_reward(row.reward) + format_interval((row.low, row.high))
-
-
-def _format_reward_difference(difference: RewardDifference | None) -> str:
-    if difference is None:
-        return "-"
-    interval = format_interval((difference.low, difference.high), format_difference)
-    return format_difference(difference.value) + interval
-
-
-def _largest_budget_table(comparison: SweepComparison) -> Table:
-    """Where n* levels off and what the largest common budget gives."""
-    reference = f"against {escape(comparison.sweeps[0].label)}"
-    columns = ("", "base", "reward", reference, "n* levels off", "overfits")
-    rows = [
-        [
-            escape(sweep.label),
-            format_reward(sweep.base_reward),
-            _format_reward(sweep.top),
-            _format_reward_difference(sweep.difference),
-            _format_saturation(sweep.saturation),
-            join_commas(f"n = {cell.n} from {format_number(cell.C)}" for cell in sweep.overfitting) or "-",
-        ]
-        for sweep in comparison.sweeps
-    ]
-    title = f"at C = {format_number(comparison.C_high)}, the largest that all measured"
-    return text_table(title, columns, rows, text_columns=1)
 
 
 def _format_saturation(saturation: Saturation | None) -> str:

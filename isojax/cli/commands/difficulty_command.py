@@ -1,37 +1,25 @@
 """`isojax difficulty`: how hard problems are for a base model, and the data set split by it."""
 
-from __future__ import annotations
-
+import importlib
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from typer import Option
 
 from isojax.cli.config_options import ConfigArguments, MeshOption, read_config
-from isojax.cli.lazy_commands import load_module, new_app
+from isojax.cli.formatting import print_line, text_table
 
-app = new_app()
+HELD_OUT_HELP = "Problems of each part held out for validation, at most half."
+HARD_HELP = "Sample problems with none right up to 128 times; none right of 128 is Extremely Hard."
 
 
-@app.command()
 def difficulty(
     words: ConfigArguments = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to write.", show_default="difficulty/NAME")
-    ] = None,
-    held_out: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Problems of each part held out for validation, at most half.")
-    ] = 300,
-    extremely_hard: Annotated[
-        bool,
-        typer.Option(
-            "--extremely-hard",
-            help="Sample problems with none right up to 128 times; none right of 128 is Extremely Hard.",
-        ),
-    ] = False,
+    out: Annotated[Path | None, Option(metavar="DIR", help="Where to write.", show_default="difficulty/NAME")] = None,
+    held_out: Annotated[int, Option(metavar="N", min=0, help=HELD_OUT_HELP)] = 300,
+    extremely_hard: Annotated[bool, Option("--extremely-hard", help=HARD_HELP)] = False,
     mesh: MeshOption = None,
 ) -> None:
     """Label problems by the base model's avg@k, and split them by difficulty.
@@ -48,30 +36,19 @@ def difficulty(
     """
     config = read_config(words, mesh, None)
     folder = out or Path("difficulty") / config.name
-    difficulty_run = load_module("isojax.launch.local.difficulty_run")
+    difficulty_run = importlib.import_module("isojax.launch.local.difficulty_run")
     stderr_console = Console(stderr=True)
     with Progress(console=stderr_console, disable=not stderr_console.is_terminal) as progress:
-        progress_task = progress.add_task("reading the model and the problems", total=1.0)
-        splits = difficulty_run.label_difficulty(
-            config,
-            folder,
-            held_out,
-            extremely_hard,
-            lambda text, done: progress.update(progress_task, description=text, completed=done),
-        )
-        progress.update(progress_task, completed=1.0)
-    all_problems = splits.pop("all")
-    mean_difficulty = sum(p.difficulty for p in all_problems) / len(all_problems)
-    table = Table(title=f"{len(all_problems)} problems, mean avg@{all_problems[0].attempts} {mean_difficulty:.3f}")
-    for header in ("split", "problems", "of all"):
-        table.add_column(header, justify="left" if header == "split" else "right")
-    for name, problems in splits.items():
-        table.add_row(name, str(len(problems)), f"{len(problems) / len(all_problems):.1%}")
-    console = Console()
-    console.print(table)
-    console.print(
-        f"data set: {folder / difficulty_run.SPLITS_FOLDER}; histogram: {folder / 'difficulty.png'}",
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
+        task = progress.add_task("reading the model and the problems", total=1.0)
+
+        def on_progress(text: str, done: float) -> None:
+            progress.update(task, description=text, completed=done)
+
+        splits = difficulty_run.label_difficulty(config, folder, held_out, extremely_hard, on_progress)
+        progress.update(task, completed=1.0)
+    labelled = splits.pop("all")
+    mean_difficulty = sum(p.difficulty for p in labelled) / len(labelled)
+    title = f"{len(labelled)} problems, mean avg@{labelled[0].attempts} {mean_difficulty:.3f}"
+    rows = [[name, str(len(part)), f"{len(part) / len(labelled):.1%}"] for name, part in splits.items()]
+    Console().print(text_table(title, ("split", "problems", "of all"), rows, text_columns=1))
+    print_line(f"data set: {folder / difficulty_run.SPLITS_FOLDER}; histogram: {folder / 'difficulty.png'}")

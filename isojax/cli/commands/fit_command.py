@@ -1,16 +1,13 @@
 """`isojax fit`: reward curves, frontier and n*(C) of finished runs."""
 
-from __future__ import annotations
-
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
 from rich.console import Console
+from typer import Argument, Option
 
-from isojax.cli.formatting import print_json, print_notes, text_table, to_json_value
-from isojax.cli.lazy_commands import new_app
+from isojax.cli.formatting import json_text, print_notes, text_table, to_json_value
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, ModeOption
 from isojax.cli.saved_fits import make_fit
 from isojax.cli.validation import make_validation, print_validation
@@ -19,19 +16,13 @@ from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.fit_sweep import DEFAULT_MODE, FitOptions
 from isojax.scaling.result import FitResult, FrontierFit
 
-app = new_app()
-
 ComputeUnit = Literal["rollouts", "tokens", "device_hours"]
-
 MetricOption = Annotated[
-    str | None, typer.Option(help="Validation metric to fit, such as avg@4.", show_default="the ledger's avg@k")
+    str | None, Option(help="Validation metric to fit, such as avg@4.", show_default="the ledger's avg@k")
 ]
-ComputeOption = Annotated[ComputeUnit, typer.Option(help="What compute is counted in.")]
-BootstrapOption = Annotated[int, typer.Option(metavar="N", min=0, help="Replicates behind the intervals; 0 for none.")]
-SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the replicates.")]
 RunSdOption = Annotated[
     float | None,
-    typer.Option(
+    Option(
         metavar="SD",
         min=0.0,
         max=1.0,
@@ -39,22 +30,18 @@ RunSdOption = Annotated[
         show_default="estimated from the seeds; .01 where there is one",
     ),
 ]
+VALIDATE_HELP = "Hide runs from the fit, predict them, and report how well."
 
 
-@app.command()
 def fit(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Sweep folders, cell folders or ledgers, such as runs/quickstart.")
-    ],
+    runs: Annotated[list[Path], Argument(help="Sweep folders, cell folders or ledgers, such as runs/quickstart.")],
     metric: MetricOption = None,
-    compute: ComputeOption = "rollouts",
+    compute: Annotated[ComputeUnit, Option(help="What compute is counted in.")] = "rollouts",
     mode: ModeOption = DEFAULT_MODE,
-    bootstrap: BootstrapOption = 500,
-    seed: SeedOption = 0,
+    bootstrap: Annotated[int, Option(metavar="N", min=0, help="Replicates behind the intervals; 0 for none.")] = 500,
+    seed: Annotated[int, Option(min=0, help="Seed of the replicates.")] = 0,
     run_sd: RunSdOption = None,
-    validate: Annotated[
-        bool, typer.Option("--validate", help="Hide runs from the fit, predict them, and report how well.")
-    ] = False,
+    validate: Annotated[bool, Option("--validate", help=VALIDATE_HELP)] = False,
     include_flagged: IncludeFlaggedOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -74,7 +61,7 @@ def fit(
     result = make_fit(runs, metric, compute, options)
     validation = make_validation(runs, metric, compute, options) if validate else None
     if as_json:
-        print_json(to_json_value(result) | ({"validation": validation} if validation else {}))
+        print(json_text(to_json_value(result) | ({"validation": validation} if validation else {})))
         return
     print_fit(Console(), result)
     if validation:
@@ -82,9 +69,7 @@ def fit(
 
 
 def print_fit(console: Console, fit: FitResult) -> None:
-    """The curves, which n leads where, the crossovers, n*(C) and the flags, each with its interval where the fit has
-    one.
-    """
+    """The curves, which n leads where, the crossovers, n*(C) and the flags, with intervals where the fit has them."""
     level = "" if fit.intervals is None else format_percent(fit.intervals.level)
     columns = ("B_p", "n", "R0", "A", level, "exponent", "C_mid")
     title = "reward(C) from R0 to the plateau A, half way at C_mid (? : plateau not reached)"
@@ -121,17 +106,16 @@ def _frontier_rows(view: FrontierFit) -> list[list[str]]:
 def _print_law(console: Console, view: FrontierFit, level: str) -> None:
     n_star, law = view.n_star, view.n_star.law
     if n_star.no_effect:
-        console.print("[bold]n*(C)[/bold]: n makes no difference here", highlight=False)
-        return
-    if not law_is_drawn(view):
-        console.print("[bold]n*(C)[/bold]: no law, the frontier has two values of n", highlight=False)
-        return
-    if law.form == "constant":
-        parameters = f"n* = {format_number(2**law.b)}"
+        description = "n makes no difference here"
+    elif not law_is_drawn(view):
+        description = "no law, the frontier has two values of n"
+    elif law.form == "constant":
+        description = f"constant; n* = {format_number(2**law.b)}"
     else:
         parameters = ", ".join(f"{name} = {format_number(getattr(law, name))}" for name in LAW_PARAMETERS[law.form])
-    console.print(f"[bold]n*(C)[/bold]: {law.form}; {parameters}", highlight=False)
-    if n_star.intervals is not None:
+        description = f"{law.form}; {parameters}"
+    console.print(f"[bold]n*(C)[/bold]: {description}", highlight=False)
+    if n_star.intervals is not None and not n_star.no_effect and law_is_drawn(view):
         bounds = n_star.intervals
         places = {"low": bounds.n_at_low_C, "middle": bounds.n_at_middle_C, "high": bounds.n_at_high_C}
         intervals = "; ".join(f"{format_range(interval, format_number)} at {at} C" for at, interval in places.items())

@@ -1,53 +1,35 @@
 """`isojax fit-curve FILE`: ScaleRL's reward curve fitted to columns of a file, without a sweep's folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
+from typer import Argument, Option
 
-from isojax.cli.figure_files import check_figure_path, write_figure
-from isojax.cli.formatting import format_estimate, print_bootstrap, print_json, print_notes, text_table
-from isojax.cli.lazy_commands import new_app
+from isojax.cli import formatting
 from isojax.cli.options import JsonOption, WhereOption
 from isojax.report.figures.single_curve import single_curve_figure
 from isojax.report.wording import format_number
 from isojax.scaling.curve_file import fit_curve_file
 
-app = new_app()
+FILE_HELP = "CSV, TSV or JSON lines: a row for each evaluation."
+X_HELP = "The column of compute, >= 0: rollouts, tokens, steps, ..."
+Y_HELP = "The column of rewards. Rows where it is empty are left out."
+BELOW_HELP = "Fit points up to X only, and show the error of the curve beyond."
+GROUP_HELP = "The column that distinguishes the seeds of one run."
+PLOT_HELP = "Draw the fit with its interval; an existing file is kept."
 
 
-@app.command()
 def fit_curve(
-    data_file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="CSV, TSV or JSON lines: a row for each evaluation.")
-    ],
-    x_column: Annotated[
-        str, typer.Option("--x", metavar="COL", help="The column of compute, >= 0: rollouts, tokens, steps, ...")
-    ],
-    y_column: Annotated[
-        str, typer.Option("--y", metavar="COL", help="The column of rewards. Rows where it is empty are left out.")
-    ],
-    fit_below: Annotated[
-        float | None,
-        typer.Option(
-            "--fit-below", metavar="X", help="Fit points up to X only, and show the error of the curve beyond."
-        ),
-    ] = None,
+    data_file: Annotated[Path, Argument(metavar="FILE", help=FILE_HELP)],
+    x_column: Annotated[str, Option("--x", metavar="COL", help=X_HELP)],
+    y_column: Annotated[str, Option("--y", metavar="COL", help=Y_HELP)],
+    fit_below: Annotated[float | None, Option(metavar="X", help=BELOW_HELP)] = None,
     where: WhereOption = None,
-    group_column: Annotated[
-        str | None, typer.Option("--group", metavar="COL", help="The column that distinguishes the seeds of one run.")
-    ] = None,
-    plot_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot", metavar="FILE.png|pdf", help="Draw the fit with its interval; an existing file is kept."
-        ),
-    ] = None,
+    group_column: Annotated[str | None, Option("--group", metavar="COL", help=GROUP_HELP)] = None,
+    plot_path: Annotated[Path | None, Option("--plot", metavar="FILE.png|pdf", help=PLOT_HELP)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fit a reward curve to one run, or to several seeds of it.
@@ -66,20 +48,18 @@ def fit_curve(
       isojax fit-curve log.tsv --x tokens --y reward --json | jq .intervals.A
     """
     if plot_path is not None:
-        check_figure_path(plot_path, "--plot")
-    fit_document, curve_data = fit_curve_file(data_file, x_column, y_column, fit_below, where or (), group_column)
+        formatting.check_figure_path(plot_path, "--plot")
+    fit_document, data = fit_curve_file(data_file, x_column, y_column, fit_below, where or (), group_column)
     if plot_path is not None:
-        drawing = single_curve_figure(
-            fit_document, curve_data.points.C, curve_data.points.R, curve_data.points.run_index, curve_data.seed_names
-        )
-        write_figure(plot_path, drawing.png, drawing.pdf, "--plot")
+        points = data.points
+        figure = single_curve_figure(fit_document, points.C, points.R, points.run_index, data.seed_names)
+        formatting.write_figure(plot_path, figure.png, figure.pdf, "--plot")
     if as_json:
-        print_json(fit_document)
+        print(formatting.json_text(fit_document))
         return
-    console = Console()
-    _print_curve(console, fit_document)
+    _print_curve(Console(), fit_document)
     if plot_path is not None:
-        console.print(f"wrote {plot_path}", soft_wrap=True, highlight=False, markup=False)
+        formatting.print_line(f"wrote {plot_path}")
 
 
 def _print_curve(console: Console, document: Mapping[str, Any]) -> None:
@@ -88,19 +68,18 @@ def _print_curve(console: Console, document: Mapping[str, Any]) -> None:
     console.print(escape(f"{document['y']} against {document['x']}: {points}"), highlight=False)
     meanings = {"R0": "at C = 0", "A": "plateau", "exponent": "steepness", "C_mid": "half the gain"}
     rows = [
-        [f"{name} ({meaning})", *format_estimate(document[name], document["intervals"][name])]
+        [f"{name} ({meaning})", *formatting.format_estimate(document[name], document["intervals"][name])]
         for name, meaning in meanings.items()
     ]
-    console.print(text_table("", ("parameter", "value", "90% interval"), rows, text_columns=1))
-    print_bootstrap(console, document["bootstrap"])
-    held_out = document["beyond"]
-    if held_out is not None:
+    console.print(formatting.text_table("", ("parameter", "value", "90% interval"), rows, text_columns=1))
+    formatting.print_bootstrap(console, document["bootstrap"])
+    if (held_out := document["beyond"]) is not None:
         errors = (
             f"curve minus measured {held_out['mean_error']:+.4f} on average, "
             f"{held_out['mean_absolute_error']:.4f} in absolute value, {held_out['max_absolute_error']:.4f} at most"
         )
-        predicted, interval = format_estimate(held_out["predicted_at_end"], held_out["interval_at_end"])
+        predicted, interval = formatting.format_estimate(held_out["predicted_at_end"], held_out["interval_at_end"])
         end = f"at the end {predicted} ({interval}) against {format_number(held_out['measured_at_end'])} measured"
         place = f"beyond {format_number(document['fit_below'])}: {held_out['points']} points"
         console.print(f"{place}; {errors}; {end}", highlight=False)
-    print_notes(console, document["flags"])
+    formatting.print_notes(console, document["flags"])

@@ -1,29 +1,23 @@
 """`isojax fit-law FILE`: n*(C) fitted to the points of a file, without any runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
+from typer import Argument
 
-from isojax.cli.formatting import format_estimate, print_bootstrap, print_json, print_notes, text_table, to_json_value
-from isojax.cli.lazy_commands import new_app
+from isojax.cli.formatting import format_estimate, json_text, print_bootstrap, print_notes, text_table, to_json_value
 from isojax.cli.options import JsonOption, ModeOption, WhereOption
 from isojax.report.wording import LAW_PARAMETERS, format_number, join_commas
 from isojax.scaling.fit_sweep import DEFAULT_MODE
 from isojax.scaling.law.frontier_points import fit_points_file
 
-app = new_app()
+FILE_HELP = "A CSV, TSV or JSON-lines file with columns n and rollouts."
 
 
-@app.command()
 def fit_law(
-    points_file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A CSV, TSV or JSON-lines file with columns n and rollouts.")
-    ],
+    points_file: Annotated[Path, Argument(metavar="FILE", help=FILE_HELP)],
     where: WhereOption = None,
     mode: ModeOption = DEFAULT_MODE,
     as_json: JsonOption = False,
@@ -39,7 +33,7 @@ def fit_law(
     """
     fit_document = to_json_value(fit_points_file(points_file, where or (), mode))
     if as_json:
-        print_json(fit_document)
+        print(json_text(fit_document))
     else:
         _print_law(Console(), fit_document)
 
@@ -48,20 +42,18 @@ def _print_law(console: Console, document: Mapping[str, Any]) -> None:
     counts = join_commas(f"{n} ({points})" for n, points in document["distinct_n"].items())
     C_range = f"C = {format_number(document['C_low'])} to {format_number(document['C_high'])}"
     console.print(f"{document['points']} points, {C_range}; n (points): {counts}", highlight=False)
-    law = document["n_star"]
-    if law is None:
-        print_notes(console, document["flags"])
-        return
-    intervals = law["intervals"] or {}
-    shown = [
-        name for name in LAW_PARAMETERS["sigmoid"] if law[name] is not None and (name in intervals or not intervals)
-    ]
-    rows = [[name, *format_estimate(law[name], intervals.get(name))] for name in shown]
-    title = f"n*(C): {law['form']}, rms residual {document['rmse']:.3g} of log2 n"
-    console.print(text_table(title, ("parameter", "value", "90% interval"), rows, text_columns=1))
-    if law["aicc"]:
-        scores = {form: "too few points" if value is None else f"{value:.1f}" for form, value in law["aicc"].items()}
-        console.print(f"AICc (smallest best): {join_commas(map(' '.join, scores.items()))}", highlight=False)
-    if document["intervals"]:
-        print_bootstrap(console, document["intervals"])
+    if (law := document["n_star"]) is not None:
+        intervals = law["intervals"] or {}
+        parameters = [name for name in LAW_PARAMETERS["sigmoid"] if law[name] is not None]
+        shown = [name for name in parameters if name in intervals or not intervals]
+        rows = [[name, *format_estimate(law[name], intervals.get(name))] for name in shown]
+        title = f"n*(C): {law['form']}, rms residual {document['rmse']:.3g} of log2 n"
+        console.print(text_table(title, ("parameter", "value", "90% interval"), rows, text_columns=1))
+        if law["aicc"]:
+            scores = (
+                f"{form} {'too few points' if value is None else f'{value:.1f}'}" for form, value in law["aicc"].items()
+            )
+            console.print(f"AICc (smallest best): {join_commas(scores)}", highlight=False)
+        if document["intervals"]:
+            print_bootstrap(console, document["intervals"])
     print_notes(console, document["flags"])

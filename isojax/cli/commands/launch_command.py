@@ -1,28 +1,19 @@
 """`isojax launch`: the cells of a sweep, the fit of its runs, and the report."""
 
-from __future__ import annotations
-
+import importlib
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
+from typer import Option
 
+from isojax.cli import config_options as options
 from isojax.cli.commands.fit_command import print_fit
 from isojax.cli.commands.recommend_command import print_recommendation
 from isojax.cli.commands.report_command import draw_report, print_gains
-from isojax.cli.config_options import (
-    ConfigArguments,
-    CoordinatorOption,
-    MeshOption,
-    ProcessCountOption,
-    ProcessIndexOption,
-    RayOption,
-    read_config,
-)
-from isojax.cli.lazy_commands import load_module, new_app
+from isojax.cli.formatting import print_line, warn
 from isojax.cli.options import ResumeOption
-from isojax.cli.saved_fits import make_fit, warn
+from isojax.cli.saved_fits import make_fit
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.launch.process_group import ProcessGroup, parse_process_group
@@ -30,31 +21,21 @@ from isojax.runs.workspace import display_path, remote_workspace, working_folder
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult
 
-app = new_app()
+TOPOLOGY_HELP = "With --dry-run: compile for TPUs that are not here, such as v5e:4x4, and say what fits."
+NO_REPORT_HELP = "Train and fit; draw no figures (isojax report RUN does that later)."
 
 
-@app.command()
 def launch(
-    words: ConfigArguments = None,
-    mesh: MeshOption = None,
-    ray: RayOption = None,
+    words: options.ConfigArguments = None,
+    mesh: options.MeshOption = None,
+    ray: options.RayOption = None,
     resume: ResumeOption = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")
-    ] = False,
-    processes: ProcessCountOption = None,
-    process: ProcessIndexOption = None,
-    coordinator: CoordinatorOption = None,
-    topology: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND:SHAPE",
-            help="With --dry-run: compile for TPUs that are not here, such as v5e:4x4, and say what fits.",
-        ),
-    ] = None,
-    no_report: Annotated[
-        bool, typer.Option("--no-report", help="Train and fit; draw no figures (isojax report RUN does that later).")
-    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
+    processes: options.ProcessCountOption = None,
+    process: options.ProcessIndexOption = None,
+    coordinator: options.CoordinatorOption = None,
+    topology: Annotated[str | None, Option(metavar="KIND:SHAPE", help=TOPOLOGY_HELP)] = None,
+    no_report: Annotated[bool, Option("--no-report", help=NO_REPORT_HELP)] = False,
 ) -> None:
     """Run a sweep over (B_p, n), then fit the law and write the report.
 
@@ -74,12 +55,12 @@ def launch(
       isojax launch my.yaml --processes auto --mesh fsdp=-1      on every host of a TPU pod, or by srun: docs/hosts.md
       isojax launch my.yaml --ray auto run.process_group.tpu=v5e:4x4   cells on TPU slices: docs/clusters.md
     """
-    config = read_config(words, mesh, "quickstart", ray)
+    config = options.read_config(words, mesh, "quickstart", ray)
     process_group = parse_process_group(coordinator, processes, process)
     if topology is not None:
         if not dry_run:
             raise InputError(f"--topology {topology} runs nothing and --dry-run is not given; expected both together.")
-        load_module("isojax.launch.local.compile_for_topology").compile_for_topology(config, topology)
+        importlib.import_module("isojax.launch.local.compile_for_topology").compile_for_topology(config, topology)
         return
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):
         _run_sweep(config, resume, dry_run, process_group, not no_report)
@@ -88,7 +69,7 @@ def launch(
 def _run_sweep(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup, with_report: bool) -> None:
     """The cells, the fit, the report. What ran is fitted and reported where some cells failed, too."""
     on_ray = config.run.ray is not None
-    runner = load_module("isojax.launch.ray.ray_driver" if on_ray else "isojax.launch.local.local_runner")
+    runner = importlib.import_module("isojax.launch.ray.ray_driver" if on_ray else "isojax.launch.local.local_runner")
     run_failure: RunFailed | None = None
     try:
         sweep_dir: Path | None = runner.launch(config, resume, dry_run, process_group)
@@ -110,7 +91,7 @@ def _run_sweep(config: Config, resume: bool, dry_run: bool, process_group: Proce
     _print_recommendations(console, config, fit)
     print_gains(console, sweep_dir)
     if report_path is not None:
-        console.print(f"report: {display_path(report_path)}", soft_wrap=True, highlight=False, markup=False)
+        print_line(f"report: {display_path(report_path)}")
     if run_failure is not None:
         raise run_failure
 

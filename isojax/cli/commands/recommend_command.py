@@ -1,29 +1,20 @@
 """`isojax recommend`: how to spend a budget, with intervals and reasons, and a config that does so."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
-from isojax.cli.formatting import (
-    parse_count,
-    parse_fixed_values,
-    print_json,
-    print_notes,
-    text_table,
-    to_json_value,
-)
-from isojax.cli.lazy_commands import new_app
+from isojax.cli.formatting import json_text, parse_count, print_line, print_notes, text_table
 from isojax.cli.options import IncludeFlaggedOption, JsonOption
-from isojax.cli.saved_fits import read_fit, saved_sweep_config
+from isojax.cli.saved_fits import read_fit
 from isojax.core import registry
 from isojax.core.atomic_files import write_text
+from isojax.core.config import read_saved_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Candidate, Recommendation
 from isojax.report.wording import format_percent, format_range, format_reward, join_commas
@@ -31,43 +22,27 @@ from isojax.scaling.allocate.constraints import EPSILON
 from isojax.scaling.allocate.recommend import recommend as choose
 from isojax.scaling.checks.run_health import flag_sentences
 
+FIXABLE = ("M", "B", "B_p")
 BAR_WIDTH = 20
-_RECOMMENDATION_KEYS = (
-    "expected_reward",
-    "interval",
-    "prediction_interval",
-    "level",
-    "regret",
-    "regret_interval",
-    "n_probability",
-    "equal_n",
-    "epsilon",
-)
-_RECOMMENDATION_KEYS += ("no_effect", "times_measured", "extrapolated", "reasons", "candidates")
+RECOMMENDATION_KEYS = (
+    "expected_reward", "interval", "prediction_interval", "level", "regret", "regret_interval", "n_probability",
+    "equal_n", "epsilon", "no_effect", "times_measured", "extrapolated", "reasons", "candidates",
+)  # fmt: skip
+B_MAX_HELP = "Largest batch B_p n that fits your hardware."
+EXTRAPOLATE_HELP = "Answer beyond 4 times the largest measured C too."
+WRITE_HELP = "Write a config that spends it so; an existing file is kept."
 
 
-app = new_app()
-
-
-@app.command()
 def recommend(
-    run: Annotated[Path, typer.Argument(help="A sweep's folder or a fit.json.")],
-    budget: Annotated[str, typer.Option(metavar="C", help="Rollouts to spend, such as 1e6.")],
-    B_max: Annotated[
-        int | None, typer.Option("--B-max", metavar="N", min=1, help="Largest batch B_p n that fits your hardware.")
-    ] = None,
-    fix: Annotated[list[str] | None, typer.Option(metavar="M=..|B=..|B_p=..", help="Hold this at a value.")] = None,
-    epsilon: Annotated[
-        float, typer.Option(metavar="E", help="A loss of reward that makes no difference to you.")
-    ] = EPSILON,
-    extrapolate: Annotated[
-        bool, typer.Option("--extrapolate", help="Answer beyond 4 times the largest measured C too.")
-    ] = False,
-    write: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a config that spends it so; an existing file is kept.")
-    ] = None,
+    run: Annotated[Path, Argument(help="A sweep's folder or a fit.json.")],
+    budget: Annotated[str, Option(metavar="C", help="Rollouts to spend, such as 1e6.")],
+    B_max: Annotated[int | None, Option("--B-max", metavar="N", min=1, help=B_MAX_HELP)] = None,
+    fix: Annotated[list[str] | None, Option(metavar="M=..|B=..|B_p=..", help="Hold this at a value.")] = None,
+    epsilon: Annotated[float, Option(metavar="E", help="A loss of reward that makes no difference to you.")] = EPSILON,
+    extrapolate: Annotated[bool, Option("--extrapolate", help=EXTRAPOLATE_HELP)] = False,
+    write: Annotated[Path | None, Option(metavar="FILE", help=WRITE_HELP)] = None,
     framework: Annotated[
-        str | None, typer.Option("--for", metavar="isojax|verl|trl", help="Whose config.", show_default="isojax")
+        str | None, Option("--for", metavar="isojax|verl|trl", help="Whose config.", show_default="isojax")
     ] = None,
     include_flagged: IncludeFlaggedOption = False,
     as_json: JsonOption = False,
@@ -85,39 +60,48 @@ def recommend(
       isojax train best.yaml
       isojax recommend runs/mine --budget 5e5 --write best.yaml --for trl
     """
-    budget_rollouts, fixed_values_by_name = parse_count(budget), parse_fixed_values(fix or ())
+    rollouts, fixed = parse_count(budget), parse_fixed_values(fix or ())
     if framework is not None and write is None:
         raise InputError(f"--for {framework} says whose config to write; expected --write FILE with it.")
     if write is not None and write.exists():
         raise InputError(f"{write} exists already and is kept; give --write another name, or remove it.")
-    exporter = registry.load("runs.exporters", framework or "isojax", "render") if write is not None else None
+    exporter = registry.load("runs.exporters", framework or "isojax", "render")
     fit = read_fit(run, include_flagged)
-    recommendation = choose(fit, budget_rollouts, B_max, fixed_values_by_name or None, extrapolate, epsilon)
-    if write is not None and exporter is not None:
-        write_text(write, exporter.render(recommendation, saved_sweep_config(run)))
+    recommendation = choose(fit, rollouts, B_max, fixed or None, extrapolate, epsilon)
+    if write is not None:
+        config_path = (run if run.is_dir() else run.parent) / "config.yaml"  # imported logs have none
+        config = read_saved_config(config_path) if config_path.exists() else None
+        write_text(write, exporter.render(recommendation, config))
     if as_json:
-        print_json(recommendation_json(recommendation, budget_rollouts) | {"health": to_json_value(fit.health)})
+        print(json_text(recommendation_json(recommendation, rollouts) | {"health": fit.health}))
         return
     console = Console()
-    print_recommendation(console, recommendation, budget_rollouts)
+    print_recommendation(console, recommendation, rollouts)
     print_notes(console, flag_sentences(fit.health))
-    if write is not None and exporter is not None:
+    if write is not None:
         run_command = exporter.HOW_TO_RUN.format(file=write, folder=write.parent, name=write.stem)
-        console.print(f"wrote {write}; run it with: {run_command}", soft_wrap=True, highlight=False, markup=False)
+        print_line(f"wrote {write}; run it with: {run_command}")
+
+
+def parse_fixed_values(assignments: Iterable[str]) -> dict[str, int]:
+    """["M=100", "B_p=16"] -> {"M": 100, "B_p": 16}."""
+    fixed: dict[str, int] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or key not in FIXABLE:
+            expected = ", ".join(f"{name}=NUMBER" for name in FIXABLE)
+            raise InputError(f"--fix: given {assignment!r}, expected one of {expected}.")
+        if key in fixed:
+            raise InputError(f"--fix: {key} is given twice, expected once.")
+        fixed[key] = parse_count(value, f"--fix {key}")
+    return fixed
 
 
 def recommendation_json(recommendation: Recommendation, budget: int) -> dict[str, Any]:
     """What --json prints."""
     allocation = recommendation.allocation
-    return {
-        "budget": budget,
-        "B_p": allocation.B_p,
-        "n": allocation.n,
-        "M": allocation.M,
-        "B": allocation.B,
-        "C": allocation.C,
-        **{key: getattr(recommendation, key) for key in _RECOMMENDATION_KEYS},
-    }
+    numbers = {name: getattr(allocation, name) for name in ("B_p", "n", "M", "B", "C")}
+    return {"budget": budget, **numbers, **{key: getattr(recommendation, key) for key in RECOMMENDATION_KEYS}}
 
 
 def print_recommendation(console: Console, recommendation: Recommendation, budget: int) -> None:
@@ -137,18 +121,16 @@ def print_recommendation(console: Console, recommendation: Recommendation, budge
         interval, new_run = format_range(recommendation.interval), format_range(recommendation.prediction_interval)
         sentence = f"{format_percent(recommendation.level)} interval of that {interval}"
         console.print(f"  {sentence}; one new run will measure {new_run}", highlight=False)
-    console.print(f"  {_describe_regret(recommendation)}", highlight=False)
+    if recommendation.regret is None:
+        regret = "regret unknown: no measured cell agrees with these limits, so there is none to compare with"
+    else:
+        interval = f" ({format_range(recommendation.regret_interval)})" if recommendation.regret_interval else ""
+        regret = f"regret {recommendation.regret:.4f}{interval}: the loss to expect against the best measured cell"
+    console.print(f"  {regret}", highlight=False)
     if recommendation.candidates:
         console.print(_candidates_table(recommendation))
     for reason in recommendation.reasons:
         console.print(f"  {escape(str(reason))}", highlight=False)
-
-
-def _describe_regret(recommendation: Recommendation) -> str:
-    if recommendation.regret is None:
-        return "regret unknown: no measured cell agrees with these limits, so there is none to compare with"
-    interval = f" ({format_range(recommendation.regret_interval)})" if recommendation.regret_interval else ""
-    return f"regret {recommendation.regret:.4f}{interval}: the loss to expect against the best measured cell"
 
 
 def _candidates_table(recommendation: Recommendation) -> Table:
@@ -156,22 +138,17 @@ def _candidates_table(recommendation: Recommendation) -> Table:
     columns = ["n", "B_p", "reward", f"{format_percent(recommendation.level)} interval"]
     if recommendation.n_probability:
         columns.append("P(n is best)")
+    best_by_n: dict[int, Candidate] = {}
+    for cell in sorted(recommendation.candidates, key=lambda cell: not cell.stable):  # best first; the stable before
+        best_by_n.setdefault(cell.n, cell)
     rows = []
-    for cell in sorted(_best_of_each_n(recommendation.candidates), key=lambda cell: cell.n):
-        mark = " *" if cell.n in recommendation.equal_n else "  "
+    for n, cell in sorted(best_by_n.items()):
+        mark = " *" if n in recommendation.equal_n else "  "
         B_p = f"{cell.B_p}" if cell.stable else f"{cell.B_p} unstable"
-        row = [f"{cell.n}{mark}", B_p, format_reward(cell.reward), format_range((cell.low, cell.high))]
+        row = [f"{n}{mark}", B_p, format_reward(cell.reward), format_range((cell.low, cell.high))]
         if recommendation.n_probability:
-            probability = recommendation.n_probability.get(cell.n, 0.0)
+            probability = recommendation.n_probability.get(n, 0.0)
             row.append(f"{probability:.2f} {'█' * round(BAR_WIDTH * probability):<{BAR_WIDTH}}")
         rows.append(row)
     title = f"measured cells at this budget; * within {recommendation.epsilon:g} of the best"
     return text_table(title, columns, rows)
-
-
-def _best_of_each_n(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Of candidates, best first, the first of each n, a stable one where there is one."""
-    best_by_n: dict[int, Candidate] = {}
-    for cell in sorted(candidates, key=lambda cell: not cell.stable):
-        best_by_n.setdefault(cell.n, cell)
-    return list(best_by_n.values())

@@ -1,27 +1,30 @@
 """`isojax report`: the figures and the page of a sweep."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from isojax.cli.lazy_commands import new_app
+from isojax.cli.formatting import print_line, warn
 from isojax.cli.options import IncludeFlaggedOption
-from isojax.cli.other_fits import other_fits
-from isojax.cli.saved_fits import fitted_runs, read_fit, sweep_folder, warn
+from isojax.cli.saved_fits import fit_runs, read_fit, sweep_folder
+from isojax.core.errors import InputError
+from isojax.core.nouns import RunRecord
 from isojax.report.gains import report_gains
 from isojax.report.write import write_report
 from isojax.runs.ledger_reader import read_runs
 from isojax.runs.workspace import display_path
+from isojax.scaling.fit_sweep import DEFAULT_MODE, FitOptions
 from isojax.scaling.result import FitResult
 
-app = new_app()
+MAX_OTHER_METRICS = 6
+OTHER_REPLICATES = 200
+# What an evaluation records of its rollouts besides rewards (train/metrics.py).
+NON_REWARD_METRICS = {"parsed_fraction", "truncated", "verifier_failures"}
 
 
-@app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="A sweep's folder.")], include_flagged: IncludeFlaggedOption = False
 ) -> None:
@@ -33,15 +36,45 @@ def report(
     """
     folder = sweep_folder(run)
     report_path = draw_report(folder, read_fit(folder, include_flagged))
-    Console().print(f"report: {display_path(report_path)}", soft_wrap=True, highlight=False, markup=False)
+    print_line(f"report: {display_path(report_path)}")
 
 
 def draw_report(folder: Path, fit: FitResult) -> Path:
     """Write the report of a sweep's fit and of its other views; returns the path of the page."""
-    run_records = read_runs([folder], warn)
-    return write_report(folder, [fit, *other_fits(run_records, fit)], fitted_runs(run_records, fit))
+    runs = read_runs([folder], warn)
+    fitted_cells = {(run.B_p, run.n, run.seed) for run in fit.runs}
+    fitted_runs = [run for run in runs if (run.cell.B_p, run.cell.n, run.cell.seed) in fitted_cells]
+    return write_report(folder, [fit, *other_fits(runs, fit)], fitted_runs)
 
 
 def print_gains(console: Console, folder: Path) -> None:
     """Print how much each run of a sweep gained over the base policy."""
     report_gains(console, folder, read_runs([folder], warn))
+
+
+def other_fits(runs: Sequence[RunRecord], main_fit: FitResult) -> list[FitResult]:
+    """The paper's procedure, best@k and worst@k where the counts give them, training reward, then other recorded
+    metrics, the means of extra sets first. A view that these runs cannot give is left out with a warning.
+    """
+    fits = []
+    for metric, mode in _views(runs, main_fit):
+        options = FitOptions(mode, OTHER_REPLICATES, include_flagged=not main_fit.health.left_out)
+        try:
+            fits.append(fit_runs(runs, metric, main_fit.compute, options, f"fitting {metric} ({mode})"))
+        except InputError as e:
+            warn(f"the report has no view of {metric} ({mode}): {e}")
+    return fits
+
+
+def _views(runs: Sequence[RunRecord], main_fit: FitResult) -> list[tuple[str, str]]:
+    """(metric, mode) of each; metrics that are not rewards (NON_REWARD_METRICS, of any set) are left out."""
+    last_point = runs[0].points[-1]
+    samples = min(point.samples for run in runs for point in run.points)
+    views = [(main_fit.metric, "paper" if main_fit.mode != "paper" else DEFAULT_MODE)]
+    if samples >= 2 and last_point.counts:
+        views += [(f"{kind}@{samples}", DEFAULT_MODE) for kind in ("best", "worst")]
+    if "reward" in last_point.train:
+        views.append(("train/reward", DEFAULT_MODE))
+    rewards = {name for name in last_point.metrics if name.rpartition("/")[2] not in NON_REWARD_METRICS}
+    others = sorted(rewards - {metric for metric, _ in views}, key=lambda name: ("avg@" not in name, name))
+    return views + [(name, DEFAULT_MODE) for name in others[:MAX_OTHER_METRICS]]

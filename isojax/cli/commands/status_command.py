@@ -1,8 +1,5 @@
 """`isojax status RUN`: where sweeps stand, while they run or after."""
 
-from __future__ import annotations
-
-import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,32 +7,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
-from isojax.cli.formatting import to_json_value
-from isojax.cli.lazy_commands import new_app
+from isojax.cli.formatting import json_text
 from isojax.cli.options import JsonOption
 from isojax.core.errors import InputError
 from isojax.launch.display import format_duration
 from isojax.launch.sweep_status import CellSummary, SweepStatus, read_sweep_status
 from isojax.runs.workspace import refresh
 
-app = new_app()
-
 REFRESH_SECONDS = 2.0  # between two readings
 STATE_COLORS = {"done": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "waiting": "dim"}
 
 
-@app.command()
 def status(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Sweeps' folders, such as runs/quickstart.")],
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Refresh every 2 seconds, until nothing runs any more or Ctrl-C.")
-    ] = False,
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Sweeps' folders, such as runs/quickstart.")],
+    watch: Annotated[bool, Option("--watch", help="Refresh every 2 seconds until nothing runs, or Ctrl-C.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show where sweeps stand: each cell's state, C of its budget, newest reward and speed; the time left.
@@ -55,7 +46,7 @@ def status(
         )
     sweeps = [read_sweep_status(run) for run in runs]
     if as_json:
-        print(json.dumps({"sweeps": [_sweep_json(sweep) for sweep in sweeps]}, indent=1, allow_nan=False))
+        print(json_text({"sweeps": [_sweep_json(sweep) for sweep in sweeps]}))
         return
     console = Console()
     if not watch:
@@ -76,7 +67,7 @@ def _sweep_json(sweep: SweepStatus) -> dict[str, Any]:
         {"name": cell.cell.name, **asdict(cell.cell), **{k: v for k, v in asdict(cell).items() if k != "cell"}}
         for cell in sweep.cells
     ]
-    return to_json_value({**asdict(sweep), "folder": str(sweep.folder), "cells": cells})
+    return {**asdict(sweep), "folder": str(sweep.folder), "cells": cells}
 
 
 def _render_sweeps(sweeps: Sequence[SweepStatus]) -> RenderableType:
@@ -85,21 +76,12 @@ def _render_sweeps(sweeps: Sequence[SweepStatus]) -> RenderableType:
 
 def _cells_table(sweep: SweepStatus) -> Table:
     table = Table(title=escape(f"{sweep.name} in {sweep.folder}"), title_justify="left")
+    for header in ("cell", "state", "C", "of budget", "reward", "rollouts/s", "last point"):
+        table.add_column(header, justify="left" if header in ("cell", "state") else "right", no_wrap=True)
     has_placement = any(cell.attempts is not None for cell in sweep.cells)
-    headers = (
-        "cell",
-        "state",
-        "C",
-        "of budget",
-        "reward",
-        "rollouts/s",
-        "last point",
-        *(("attempts", "where") if has_placement else ()),
-    )
-    for header in headers:
-        table.add_column(
-            header, justify="left" if header in ("cell", "state", "where") else "right", no_wrap=header != "where"
-        )
+    if has_placement:
+        table.add_column("attempts", justify="right", no_wrap=True)
+        table.add_column("where")
     for cell in sweep.cells:
         placement_columns = (_format_number(cell.attempts), escape(cell.where)) if has_placement else ()
         table.add_row(*_cell_row(cell), *placement_columns)
@@ -120,11 +102,9 @@ def _format_number(value: float | None) -> str:
 
 def _summary_lines(sweep: SweepStatus) -> list[str]:
     """Below the table: how many cells, how much of the rollouts, how long; then what went wrong."""
-    count_texts = [f"{sweep.count('done')} of {len(sweep.cells)} cells done"]
-    count_texts += [
-        f"{count} {state}" for state in ("running", "interrupted", "failed") if (count := sweep.count(state))
-    ]
-    summary = f"{', '.join(count_texts)}; {sweep.rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
+    counts = [f"{sweep.count('done')} of {len(sweep.cells)} cells done"]
+    counts += [f"{count} {state}" for state in ("running", "interrupted", "failed") if (count := sweep.count(state))]
+    summary = f"{', '.join(counts)}; {sweep.rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
     if sweep.rate and sweep.seconds_left is not None:
         summary += f"; {_format_number(sweep.rate)} rollouts/s, {format_duration(sweep.seconds_left)} left"
     lines = [summary]
@@ -132,10 +112,8 @@ def _summary_lines(sweep: SweepStatus) -> list[str]:
         lines.append(f"[yellow]warning:[/yellow] {escape(sweep.lost)}")
     for cell in sweep.cells:
         if cell.state == "failed":
-            lines.append(
-                f"[red]failed:[/red] {cell.cell.name}: "
-                f"{escape(cell.reason)}{escape(f' (log: {cell.log})') if cell.log else ''}"
-            )
+            log = f" (log: {cell.log})" if cell.log else ""
+            lines.append(f"[red]failed:[/red] {cell.cell.name}: {escape(cell.reason + log)}")
         if cell.flags:
             lines.append(f"[yellow]flagged:[/yellow] {cell.cell.name}: {escape(', '.join(cell.flags))}")
     if not sweep.running and any(cell.state in ("interrupted", "waiting") for cell in sweep.cells):

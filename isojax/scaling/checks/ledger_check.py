@@ -5,7 +5,7 @@ know.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -34,8 +34,8 @@ class LedgerCheck:
     notes: list[str]  # what it would not, but bears on what the fit can say
 
 
-def check_ledgers(paths: Sequence[Path], on_ledger_read: Callable[[], None]) -> LedgerCheck:
-    """Read every ledger below `paths`; `on_ledger_read()` is called after each.
+def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
+    """Read every ledger below `paths`.
 
     Raises:
         InputError: no ledger there at all.
@@ -48,7 +48,6 @@ def check_ledgers(paths: Sequence[Path], on_ledger_read: Callable[[], None]) -> 
             runs.append(read_run(folder, notes.append))
         except InputError as e:
             errors.append(str(e))
-        on_ledger_read()
     if not runs:
         return LedgerCheck(runs, "", errors, notes)
     runs.sort(key=lambda run: run.cell)
