@@ -227,7 +227,7 @@ class TextTask:
 
     def _tokenize(self, texts: list[str], special: bool = True) -> list[list[int]]:
         """Ids, with the special tokens that the tokenizer adds by default (BOS where the model has one), or without."""
-        options = {"padding": False, "truncation": False, "verbose": False, "add_special_tokens": special}
+        options: dict[str, Any] = {"padding": False, "verbose": False, "add_special_tokens": special}
         with self._tokenizer_lock:
             return self.tokenizer(texts, **options)["input_ids"]
 
