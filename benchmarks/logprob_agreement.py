@@ -31,7 +31,7 @@ from isojax.models.transformer import Decoder, Params
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.loss_weights import LossWeights
 from isojax.rl.metric import values
-from isojax.rl.objective import PolicyInputs, PolicyObjective
+from isojax.rl.objective import PolicyInputs, PolicyObjective, UpdateInputs
 from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import ProblemArrays, SamplerShapes, make_sampler_shapes
 from isojax.sampling.engine import build_sampler
@@ -75,7 +75,8 @@ class Agreement:
             weight = alike / rollouts.mask.sum()
             own = PolicyInputs(rollouts.logps, rollouts.nucleus_mass, LossWeights(alike, weight, weight, weight))
             responses = ResponseBatch(rollouts.tokens, rollouts.mask, own)
-            found, metrics = gradient(params, params, problems, responses, B_p, n, make_coefficients(RLConfig()))
+            inputs = UpdateInputs(params, params, problems, make_coefficients(RLConfig()))
+            found, metrics = gradient(inputs, responses, B_p, n)
             return metrics, optax.tree.norm(
                 found
             ) if gradient_too else None  # where nobody asks for it, no gradient is computed

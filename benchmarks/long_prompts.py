@@ -33,7 +33,7 @@ from isojax.distributed.sharding import ROLLOUT_AXES, make_mesh, replicated, sha
 from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.loss_weights import LossWeights
-from isojax.rl.objective import PolicyInputs, PolicyObjective
+from isojax.rl.objective import PolicyInputs, PolicyObjective, UpdateInputs
 from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import ProblemArrays, SamplerShapes, make_sampler_shapes
 from isojax.sampling.engine import build_engine, build_sampler
@@ -121,7 +121,7 @@ def gradient(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> int:
     params, problems = given(decoder, geometry, mesh)
     numbers = jax.tree.map(lambda x: whole(mesh, dtype=x.dtype), make_coefficients(rl))
     jitted = jax.jit(function, out_shardings=(decoder.shardings(mesh), None))
-    return temporaries(jitted, params, {}, problems, responses, whole(mesh), whole(mesh), numbers)
+    return temporaries(jitted, UpdateInputs(params, {}, problems, numbers), responses, whole(mesh), whole(mesh))
 
 
 def prefix(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> int:

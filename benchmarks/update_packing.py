@@ -25,7 +25,7 @@ from isojax.distributed.sharding import make_mesh
 from isojax.models.transformer import Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.loss_weights import LossWeights
-from isojax.rl.objective import PolicyInputs, PolicyObjective
+from isojax.rl.objective import PolicyInputs, PolicyObjective, UpdateInputs
 from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 
@@ -79,8 +79,8 @@ def main() -> None:
         gradient = build_gradient(objective, geometry, on, decoder.logical_axes(), decoder.shapes())
 
         def program(params: Any, gradient: Any = gradient) -> Any:
-            numbers = jnp.int32(B_P), jnp.int32(N), make_coefficients(RLConfig())
-            return gradient(params, params, problems, responses, *numbers)
+            inputs = UpdateInputs(params, params, problems, make_coefficients(RLConfig()))
+            return gradient(inputs, responses, jnp.int32(B_P), jnp.int32(N))
 
         start = time.process_time()
         programs[count] = jax.jit(program).lower(params).compile()

@@ -22,15 +22,11 @@ class CompactedBatch(NamedTuple):
     B_p: Array
 
 
-def groups_with_advantage(
-    shapes: SamplerShapes, has_advantage: Bool[Array, "S rows"], B_p: Int[Array, ""], n: Int[Array, ""]
-) -> Bool[Array, "S rows"]:
-    """Of each row, whether any rollout of its group has an advantage."""
-    groups = buffer_row_groups(shapes, B_p, n)[0].reshape(-1)
-    group_has_advantage = (
-        jax.ops.segment_max(has_advantage.astype(jnp.int32).reshape(-1), groups, shapes.problem_rows) > 0
-    )
-    return group_has_advantage[groups].reshape(has_advantage.shape)
+def groups_with_any(
+    mask: Bool[Array, "S rows"], groups: Int[Array, "S rows"], num_groups: int
+) -> Bool[Array, " num_groups"]:
+    """Whether any row of a group is in the mask."""
+    return jax.ops.segment_max(mask.astype(jnp.int32).reshape(-1), groups.reshape(-1), num_groups) > 0
 
 
 def drop_groups(
@@ -42,15 +38,11 @@ def drop_groups(
     n: Int[Array, ""],
     group_size: Any,
 ) -> CompactedBatch:
-    """The rows in `train_mask`, in their order, as a batch of its own.
-
-    train_mask: of each group of n rollouts, `group_size` rows or none.
-    """
+    """The rows in `train_mask` (of each group of n rollouts `group_size` or none), in their order, as a batch of its
+    own."""
     groups, _ = buffer_row_groups(shapes, B_p, n)
     shards, rows_per_shard = groups.shape
-    group_is_trained = (
-        jax.ops.segment_max(train_mask.astype(jnp.int32).reshape(-1), groups.reshape(-1), shapes.problem_rows) > 0
-    )
+    group_is_trained = groups_with_any(train_mask, groups, shapes.problem_rows)
     group_order, num_groups = jnp.argsort(~group_is_trained, stable=True), group_is_trained.sum(dtype=jnp.int32)
     rollouts_per_shard = (num_groups * group_size + shards - 1) // shards
     row = jnp.arange(rows_per_shard)[None]
@@ -58,13 +50,6 @@ def drop_groups(
     valid = (row < rollouts_per_shard) & (rollout < num_groups * group_size)
     trained_rows = jnp.argsort(~train_mask.reshape(-1), stable=True)  # rows are in the order of their rollouts
     source_row = trained_rows[jnp.where(valid, rollout, 0)]
-
-    def gather_rows(x: Array) -> Array:
-        return x.reshape(shards * rows_per_shard, *x.shape[2:])[source_row]
-
-    return CompactedBatch(
-        problems=ProblemArrays(*(x[group_order] for x in problems)),
-        columns=jax.tree.map(gather_rows, columns),
-        valid=valid,
-        B_p=num_groups,
-    )
+    remaining_columns = jax.tree.map(lambda x: x.reshape(shards * rows_per_shard, *x.shape[2:])[source_row], columns)
+    remaining_problems = ProblemArrays(*(x[group_order] for x in problems))
+    return CompactedBatch(remaining_problems, remaining_columns, valid, num_groups)

@@ -32,10 +32,10 @@ from isojax.models.transformer import Params, PrefixCache
 from isojax.rl.length_buckets import microbatch_buckets, response_lengths, sort_by_length
 from isojax.rl.metric import Metric, Metrics
 from isojax.rl.objective import (
-    Coefficients,
     MetricSums,
     Microbatch,
     Objective,
+    Prefix,
     PromptTokens,
     UpdateInputs,
     merge_sums,
@@ -63,6 +63,16 @@ class ShardBatch(NamedTuple):
     n: Array
 
 
+class Block(NamedTuple):
+    """g prompts of a shard from `first_group` on, the rows [low, high) of the responses to them, and the most
+    microbatches that any shard has for its block."""
+
+    first_group: Array
+    low: Array
+    high: Array
+    num_microbatches: Array
+
+
 @dataclass(frozen=True)
 class GradientAccumulator:
     """Adds up the gradient of one shard's rollouts."""
@@ -75,184 +85,161 @@ class GradientAccumulator:
         """Those a microbatch may have."""
         return bucket_widths(self.shapes.response_length)
 
-    @property
-    def joint_forward(self) -> bool:
-        """Whether prompts go through the layers with the responses to them."""
-        positions_split = positions_are_split(jax.sharding.get_abstract_mesh())
-        return self.shapes.joint_forward(positions_split)
-
     def shard_batch(self, responses: ResponseBatch, shard: Array, B_p: Array, n: Array) -> ShardBatch:
-        """The shard's rollouts in the order in which they are computed. With one width alone nothing is moved."""
-        shards = self.shapes.shards
-        shard_slice, all_shard_slices = (
-            make_shard_slice(shard, shards, B_p, n),
-            make_shard_slice(jnp.arange(shards), shards, B_p, n),
-        )
+        """A shard's rollouts in the order in which they are computed, out of its part of a batch: arrays [1 rows ...].
+        With one width alone nothing is moved."""
+        responses, shards = jax.tree.map(lambda x: x[0], responses), self.shapes.shards
+        shard_slice = make_shard_slice(shard[0], shards, B_p, n)
+        all_shard_slices = make_shard_slice(jnp.arange(shards), shards, B_p, n)
         row, row_lengths = jnp.arange(self.shapes.buffer_rows), response_lengths(responses.mask)
         if len(self.bucket_widths) > 1:
             row = sort_by_length(row_lengths, shard_slice, n, self.shapes.prefill_batch, self.bucket_widths[-1])
             responses, row_lengths = jax.tree.map(lambda x: x[row], responses), row_lengths[row]
-        return ShardBatch(
-            shard_slice, all_shard_slices, responses, (shard_slice.first_rollout + row) // n, row_lengths, n
-        )
+        group = (shard_slice.first_rollout + row) // n
+        return ShardBatch(shard_slice, all_shard_slices, responses, group, row_lengths, n)
 
-    def row_bounds(self, shard_slice: ShardSlice, n: Array, block: Array) -> tuple[Array, Array]:
-        """Local rows [low, high) of the responses to the block's prompts."""
-        low = (shard_slice.first_group + block * self.shapes.prefill_batch) * n - shard_slice.first_rollout
-        return jnp.clip(low, 0, shard_slice.rollout_count), jnp.clip(
-            low + self.shapes.prefill_batch * n, 0, shard_slice.rollout_count
-        )
+    def num_blocks(self, shard_batch: ShardBatch) -> Array:
+        """How many blocks the shard with the most has."""
+        g = self.shapes.prefill_batch
+        return ((shard_batch.all_shard_slices.group_count + g - 1) // g).max()
 
-    def block_prompts(self, problems: ProblemArrays, first_group: Array) -> tuple[Array, Array]:
-        """The prompts of a block, from this group on, and their lengths."""
+    def block(self, shard_batch: ShardBatch, index: Array) -> Block:
+        g, m, n = self.shapes.prefill_batch, self.shapes.microbatch, shard_batch.n
+
+        def row_bounds(shard_slice: ShardSlice) -> tuple[Array, Array]:
+            low = (shard_slice.first_group + index * g) * n - shard_slice.first_rollout
+            return jnp.clip(low, 0, shard_slice.rollout_count), jnp.clip(low + g * n, 0, shard_slice.rollout_count)
+
+        lows, highs = row_bounds(shard_batch.all_shard_slices)
+        first_group = jnp.minimum(shard_batch.shard_slice.first_group + index * g, self.shapes.Q_cap)
+        return Block(first_group, *row_bounds(shard_batch.shard_slice), ((highs - lows + m - 1) // m).max())
+
+    def block_prompts(self, problems: ProblemArrays, block: Block) -> PromptTokens:
         prompts, lengths = (
-            lax.dynamic_slice_in_dim(x, first_group, self.shapes.prefill_batch)
+            lax.dynamic_slice_in_dim(x, block.first_group, self.shapes.prefill_batch)
             for x in (problems.prompts, problems.lengths)
         )
-        return prompts, lengths
+        return PromptTokens(prompts, lengths)
 
-    def take_microbatch(
-        self, shard_batch: ShardBatch, start: Array, low: Array, high: Array, first_group: Array
-    ) -> Microbatch:
-        """The m rows from `start` on, of which those inside [low, high) count."""
+    def take_microbatch(self, shard_batch: ShardBatch, block: Block, index: Array | int) -> Microbatch:
+        """m of the block's rows; those beyond its last do not count."""
         m, g = self.shapes.microbatch, self.shapes.prefill_batch
-        start = jnp.minimum(start, self.shapes.buffer_rows - m)
+        start = jnp.minimum(block.low + index * m, self.shapes.buffer_rows - m)
         row = start + jnp.arange(m)
         (tokens, mask, objective_inputs), group = jax.tree.map(
             lambda x: lax.dynamic_slice_in_dim(x, start, m), (shard_batch.responses, shard_batch.group)
         )
-        mask = mask & (row < high)[:, None] & (row >= low)[:, None]
-        group = jnp.clip(group, first_group, first_group + g - 1)
-        return Microbatch(tokens, mask, objective_inputs, group, group - first_group)
+        mask = mask & (row < block.high)[:, None] & (row >= block.low)[:, None]
+        group = jnp.clip(group, block.first_group, block.first_group + g - 1)
+        return Microbatch(tokens, mask, objective_inputs, group, group - block.first_group)
 
     def add_microbatch(
         self,
         gradient_refs: tuple,
         inputs: UpdateInputs,
-        prefix: PrefixCache | PromptTokens,
-        base_prefix: PrefixCache | PromptTokens | None,
+        prefix: Prefix,
+        base_prefix: Prefix | None,
         microbatch: Microbatch,
         bucket: Array,
     ) -> MetricSums:
-        """Adds d params and d prefix of a microbatch, at the width that `choice` says, to the references `totals`; its
-        metrics. Of prompts that have not been read there is no d prefix."""
+        """Adds the gradient of a microbatch to the references, at the width of its bucket: d params, and d prefix where
+        the prompts have gone through the layers. Its metrics."""
 
         def at_width(width: int, microbatch: Microbatch) -> MetricSums:
             cropped = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, microbatch)
 
             def anchored_objective(params: Params, *prefix_anchors: PrefixCache) -> tuple[Array, MetricSums]:
                 anchored_prefix = jax.tree.map(GradAnchor, *prefix_anchors, prefix) if prefix_anchors else prefix
-                return self.objective(
-                    _attach_anchors(params, inputs.params), anchored_prefix, base_prefix, inputs, cropped
-                )
+                anchored_params = _attach_anchors(params, inputs.params)
+                return self.objective(anchored_params, anchored_prefix, base_prefix, inputs, cropped)
 
             differentiated = (inputs.params,) if isinstance(prefix, PromptTokens) else (inputs.params, prefix)
-            loss, pullback, metrics = jax.vjp(
-                anchored_objective, *jax.tree.map(_make_anchor, differentiated), has_aux=True
-            )
+            anchors = jax.tree.map(_make_anchor, differentiated)
+            loss, pullback, metrics = jax.vjp(anchored_objective, *anchors, has_aux=True)
             _pull_back(pullback, gradient_refs, jnp.ones_like(loss))
             return metrics
 
         return lax.switch(bucket, [partial(at_width, width) for width in self.bucket_widths], microbatch)
 
     def add_block(
-        self, block: Array, sums: MetricSums, d_params: Params, inputs: UpdateInputs, shard_batch: ShardBatch
+        self, index: Array, sums: MetricSums, d_params: Params, inputs: UpdateInputs, shard_batch: ShardBatch
     ) -> MetricSums:
         """Adds a block of g prompts and all responses to them: the gradient to the references `d_params`, the metrics
         to `sums`.
         """
-        m, decoder = self.shapes.microbatch, self.objective.decoder
-        first_group = jnp.minimum(
-            shard_batch.shard_slice.first_group + block * self.shapes.prefill_batch, self.shapes.Q_cap
+        shapes, decoder, needs_base = self.shapes, self.objective.decoder, self.objective.needs_base
+        block = self.block(shard_batch, index)
+        prompts = self.block_prompts(inputs.problems, block)
+        buckets = microbatch_buckets(
+            shard_batch.lengths, block.low, block.high, shapes.microbatch, self.bucket_widths, shapes.shards
         )
-        prompts = self.block_prompts(inputs.problems, first_group)
-        low, high = self.row_bounds(shard_batch.shard_slice, shard_batch.n, block)
-        buckets = microbatch_buckets(shard_batch.lengths, low, high, m, self.bucket_widths, self.shapes.shards)
-        if self.joint_forward:
-            prompt_tokens, microbatch = (
-                PromptTokens(*prompts),
-                self.take_microbatch(shard_batch, low, low, high, first_group),
-            )
-            base_prompt_tokens = prompt_tokens if self.objective.needs_base else None
-            return merge_sums(
-                self.objective.metric_reductions,
-                sums,
-                self.add_microbatch((d_params,), inputs, prompt_tokens, base_prompt_tokens, microbatch, buckets[0]),
-            )
+
+        def add(
+            refs: tuple, prefix: Prefix, base_prefix: Prefix | None, i: Array | int, sums: MetricSums
+        ) -> MetricSums:
+            microbatch = self.take_microbatch(shard_batch, block, i)
+            metrics = self.add_microbatch(refs, inputs, prefix, base_prefix, microbatch, buckets[i])
+            return merge_sums(self.objective.metric_reductions, sums, metrics)
+
+        if shapes.joint_forward(positions_are_split(jax.sharding.get_abstract_mesh())):
+            return add((d_params,), prompts, prompts if needs_base else None, 0, sums)
 
         anchors = jax.tree.map(_make_anchor, inputs.params)
         prefix, pullback = jax.vjp(
             lambda params: decoder.prefill(_attach_anchors(params, inputs.params), *prompts), anchors
         )
-        base_prefix = decoder.prefill(inputs.base_params, *prompts) if self.objective.needs_base else None
+        base_prefix = decoder.prefill(inputs.base_params, *prompts) if needs_base else None
         d_prefix = jax.tree.map(lambda x: jax.new_ref(_make_anchor(x)), prefix)
-        lows, highs = self.row_bounds(shard_batch.all_shard_slices, shard_batch.n, block)
-
-        def add_one(i: Array, sums: MetricSums) -> MetricSums:
-            microbatch = self.take_microbatch(shard_batch, low + i * m, low, high, first_group)
-            return merge_sums(
-                self.objective.metric_reductions,
-                sums,
-                self.add_microbatch((d_params, d_prefix), inputs, prefix, base_prefix, microbatch, buckets[i]),
-            )
-
-        sums = lax.fori_loop(0, ((highs - lows + m - 1) // m).max(), add_one, sums)
+        sums = lax.fori_loop(0, block.num_microbatches, partial(add, (d_params, d_prefix), prefix, base_prefix), sums)
         _pull_back(pullback, (d_params,), jax.tree.map(lambda d, x: jax.freeze(d).astype(x.dtype), d_prefix, prefix))
         return sums
 
     def __call__(self, inputs: UpdateInputs, shard_batch: ShardBatch) -> tuple[Params, MetricSums]:
         """Sums over the shard's rollouts: the gradient in float32, and the metrics."""
-        num_blocks = (
-            (shard_batch.all_shard_slices.group_count + self.shapes.prefill_batch - 1) // self.shapes.prefill_batch
-        ).max()
         sums = {name: jnp.float32(0) for name in self.objective.metric_reductions}
         d_params = jax.tree.map(lambda p: jax.new_ref(_make_anchor(p)), inputs.params)
-        sums = lax.fori_loop(
-            0, num_blocks, lambda b, sums: self.add_block(b, sums, d_params, inputs, shard_batch), sums
-        )
+
+        def add_block(index: Array, sums: MetricSums) -> MetricSums:
+            return self.add_block(index, sums, d_params, inputs, shard_batch)
+
+        sums = lax.fori_loop(0, self.num_blocks(shard_batch), add_block, sums)
         return jax.tree.map(jax.freeze, d_params), sums
 
 
 def build_gradient(
     objective: Objective, shapes: SamplerShapes, mesh: Mesh, logical_axes: Params, param_shapes: Params
-) -> Callable[..., tuple[Params, Metrics]]:
-    """`gradient(params, base_params, problems, responses, B_p, n, coefficients) -> (gradient, metrics)`, inside a jit.
+) -> Callable[[UpdateInputs, ResponseBatch, Array, Array], tuple[Params, Metrics]]:
+    """`gradient(inputs, responses, B_p, n) -> (gradient, metrics)`, to be called inside a jit.
 
-    logical_axes, param_shapes: of each parameter, its logical axes and its ShapeDtypeStruct. `base_params` is read only
-    where the objective needs it.
+    logical_axes, param_shapes: of each parameter, its logical axes and its ShapeDtypeStruct. `inputs.base_params` is
+    read only where the objective needs it.
     """
-    shards = shapes.shards
-    assert shards == shard_count(mesh), (shards, mesh)
     param_specs = manual_specs(param_shapes, logical_axes, mesh)
-    shard_spec, replicated_spec = P(ROLLOUT_AXES), P()
-    input_specs: Any = UpdateInputs(
-        params=param_specs,
-        base_params=param_specs if objective.needs_base else replicated_spec,  # pyright: ignore[reportArgumentType]
-        problems=replicated_spec,  # pyright: ignore[reportArgumentType]
-        coefficients=replicated_spec,  # pyright: ignore[reportArgumentType]
-    )
-    sharded_gradient = shard_map(
-        partial(_shard_gradient, GradientAccumulator(objective, shapes), mesh, param_specs),
+    base_specs = param_specs if objective.needs_base else P()
+    shard_gradient = partial(_shard_gradient, GradientAccumulator(objective, shapes), mesh, param_specs)
+    return map_over_shards(shard_gradient, mesh, (param_specs, base_specs), out_specs=(param_specs, P()))
+
+
+def map_over_shards(
+    function: Callable[..., Any], mesh: Mesh, input_specs: tuple[Any, Any], out_specs: Any
+) -> Callable[[UpdateInputs, ResponseBatch, Array, Array], Any]:
+    """`mapped(inputs, responses, B_p, n)`, which calls `function(inputs, responses, shard i32[1], B_p, n)` for each
+    shard with its responses [1 rows ...]. input_specs: those of `inputs.params` and `inputs.base_params`."""
+    replicated_spec, shard_spec, shards = P(), P(ROLLOUT_AXES), shard_count(mesh)
+    inputs_spec: Any = (*input_specs, replicated_spec, replicated_spec)
+    sharded = shard_map(
+        function,
         mesh=mesh,
-        in_specs=(input_specs, shard_spec, shard_spec, P(), P()),
-        out_specs=(param_specs, P()),
+        in_specs=(UpdateInputs(*inputs_spec), shard_spec, shard_spec, replicated_spec, replicated_spec),
+        out_specs=out_specs,
         axis_names=set(ROLLOUT_AXES),
         check_vma=False,
     )
 
-    def gradient(
-        params: Params,
-        base_params: Params,
-        problems: ProblemArrays,
-        responses: ResponseBatch,
-        B_p: Array,
-        n: Array,
-        coefficients: Coefficients,
-    ) -> tuple[Params, Metrics]:
-        shard = jnp.arange(shards, dtype=jnp.int32)
-        return sharded_gradient(UpdateInputs(params, base_params, problems, coefficients), responses, shard, B_p, n)
+    def mapped(inputs: UpdateInputs, responses: ResponseBatch, B_p: Array, n: Array) -> Any:
+        return sharded(inputs, responses, jnp.arange(shards, dtype=jnp.int32), B_p, n)
 
-    return gradient
+    return mapped
 
 
 def _shard_gradient(
@@ -267,7 +254,7 @@ def _shard_gradient(
 ) -> tuple[Params, Metrics]:
     """A shard's part of the gradient, and the metrics of all shards."""
     decoder, shards = accumulator.objective.decoder, accumulator.shapes.shards
-    shard_batch = accumulator.shard_batch(jax.tree.map(lambda x: x[0], responses), shard[0], B_p, n)
+    shard_batch = accumulator.shard_batch(responses, shard, B_p, n)
     num_tokens = jnp.maximum(_sum_over_shards(responses.mask.sum(), shards), 1).astype(jnp.float32)
     # Cast once, not in every microbatch.
     cast_inputs = inputs._replace(
@@ -306,7 +293,7 @@ def _sum_over_shards(x: Array, shards: int) -> Array:
 
 
 def _reduce_gradient(gradient: Array, spec: P, mesh: Mesh) -> Array:
-    """`_add_up`; of a parameter in parts over what has not been added up yet (models/fsdp.py)."""
+    """Summed over shards; of a parameter that is split, over the axes that models/fsdp.py has not summed over yet."""
     if not any(spec):
         return _sum_over_shards(gradient, shard_count(mesh))
     unreduced_axes = tuple(axis for axis in ROLLOUT_AXES if axis != PARAM_AXIS and mesh.shape[axis] > 1)

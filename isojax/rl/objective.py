@@ -54,21 +54,13 @@ class UpdateInputs(NamedTuple):
 
 
 class Microbatch(NamedTuple):
-    """A microbatch of responses.
+    """A microbatch of responses."""
 
-    Attributes:
-        tokens: i32[m T].
-        mask: bool[m T], the tokens that count.
-        objective_inputs: what the objective reads of each response, [m ...] or [m T] arrays.
-        group: i32[m], the row of each response's problem in the batch.
-        prefix_entry: i32[m], the prompt that it continues, among those of the prefix.
-    """
-
-    tokens: Array
-    mask: Array
-    objective_inputs: Any
-    group: Array
-    prefix_entry: Array
+    tokens: Array  # i32[m T]
+    mask: Array  # bool[m T], the tokens that count
+    objective_inputs: Any  # what the objective reads of each response, [m ...] or [m T] arrays
+    group: Array  # i32[m], the row of each response's problem in the batch
+    prefix_entry: Array  # i32[m], the prompt that it continues, among those of the prefix
 
 
 class PromptTokens(NamedTuple):
@@ -76,6 +68,9 @@ class PromptTokens(NamedTuple):
 
     prompts: Array
     lengths: Array
+
+
+Prefix = PrefixCache | PromptTokens
 
 
 class Objective(Protocol):
@@ -87,50 +82,32 @@ class Objective(Protocol):
 
     @property
     def decoder(self) -> Decoder: ...
-
     @property
     def metric_reductions(self) -> dict[str, Reduction]: ...
-
     @property
     def needs_base(self) -> bool: ...
-
     def __call__(
-        self,
-        params: Params,
-        prefix: PrefixCache | PromptTokens,
-        base_prefix: PrefixCache | PromptTokens | None,
-        inputs: UpdateInputs,
-        microbatch: Microbatch,
+        self, params: Params, prefix: Prefix, base_prefix: Prefix | None, inputs: UpdateInputs, microbatch: Microbatch
     ) -> tuple[Array, MetricSums]: ...
 
 
 def hidden_states(
-    decoder: Decoder,
-    params: Params,
-    prefix: PrefixCache | PromptTokens,
-    problems: ProblemArrays,
-    microbatch: Microbatch,
+    decoder: Decoder, params: Params, prefix: Prefix, problems: ProblemArrays, microbatch: Microbatch
 ) -> HiddenStates:
     """Hidden states before each response token: that of the prompt's last token, which a group shares, then those of
     the response's own.
     """
+    tokens, prefix_entry = microbatch.tokens[:, :-1], microbatch.prefix_entry
     if isinstance(prefix, PromptTokens):
-        prompt_hidden, response_hidden = forward_prompts_and_responses(
-            decoder, params, *prefix, microbatch.tokens[:, :-1], microbatch.prefix_entry
-        )
-        return HiddenStates(params, prompt_hidden, microbatch.prefix_entry, response_hidden)
-    prompt_hidden, start_position = resolve_anchors(prefix.last_hidden), problems.lengths[microbatch.group]
-    if microbatch.tokens.shape[1] == 1:
-        return HiddenStates(
-            params,
-            prompt_hidden,
-            microbatch.prefix_entry,
-            jnp.zeros((len(microbatch.tokens), 0, prompt_hidden.shape[-1]), prompt_hidden.dtype),
-        )
-    response_hidden = decoder.forward(
-        params, microbatch.tokens[:, :-1], start_position, (prefix.keys, prefix.values), microbatch.prefix_entry
-    )
-    return HiddenStates(params, prompt_hidden, microbatch.prefix_entry, response_hidden)
+        prompt_hidden, response_hidden = forward_prompts_and_responses(decoder, params, *prefix, tokens, prefix_entry)
+        return HiddenStates(params, prompt_hidden, prefix_entry, response_hidden)
+    prompt_hidden = resolve_anchors(prefix.last_hidden)
+    if tokens.shape[1] == 0:
+        response_hidden = jnp.zeros((len(tokens), 0, prompt_hidden.shape[-1]), prompt_hidden.dtype)
+    else:
+        prompt_lengths, cache = problems.lengths[microbatch.group], (prefix.keys, prefix.values)
+        response_hidden = decoder.forward(params, tokens, prompt_lengths, cache, prefix_entry)
+    return HiddenStates(params, prompt_hidden, prefix_entry, response_hidden)
 
 
 def merge_sums(reductions: dict[str, Reduction], sums: MetricSums, other: MetricSums) -> MetricSums:
@@ -188,44 +165,29 @@ class PolicyObjective:
         self, policy_hidden: HiddenStates, base_hidden: HiddenStates | None, microbatch: Microbatch
     ) -> tuple[TokenStats, Array | None]:
         """The policy's log-probabilities and entropies of response tokens, and the base policy's log-probabilities."""
-        temperature, use_entropy = self.sampling.temperature, self.rl.entropy > 0
+        temperature, use_entropy, tokens = self.sampling.temperature, self.rl.entropy > 0, microbatch.tokens
         if self.sampling.top_p < 1:
+            nucleus_mass = microbatch.objective_inputs.nucleus_mass
             return nucleus_token_stats(
-                self.decoder,
-                policy_hidden,
-                base_hidden,
-                microbatch.tokens,
-                microbatch.objective_inputs.nucleus_mass,
-                temperature,
-                use_entropy,
+                self.decoder, policy_hidden, base_hidden, tokens, nucleus_mass, temperature, use_entropy
             )
-        policy_stats = token_stats(
-            self.decoder, policy_hidden, microbatch.tokens, temperature, use_entropy, self.vocab_split
-        )
-        return policy_stats, None if base_hidden is None else token_stats(
-            self.decoder, base_hidden, microbatch.tokens, temperature, False, self.vocab_split
-        ).logps
+        stats = token_stats(self.decoder, policy_hidden, tokens, temperature, use_entropy, self.vocab_split)
+        if base_hidden is None:
+            return stats, None
+        return stats, token_stats(self.decoder, base_hidden, tokens, temperature, False, self.vocab_split).logps
 
     def __call__(
-        self,
-        params: Params,
-        prefix: PrefixCache | PromptTokens,
-        base_prefix: PrefixCache | PromptTokens | None,
-        inputs: UpdateInputs,
-        microbatch: Microbatch,
+        self, params: Params, prefix: Prefix, base_prefix: Prefix | None, inputs: UpdateInputs, microbatch: Microbatch
     ) -> tuple[Array, MetricSums]:
         """(the sum over the responses of their weighted terms, the metrics)."""
         sampled, coefficients, mask = microbatch.objective_inputs, inputs.coefficients, microbatch.mask
-        policy_hidden, base_hidden = (
-            hidden_states(self.decoder, p, prompt_prefix, inputs.problems, microbatch)
-            if prompt_prefix is not None
-            else None
-            for p, prompt_prefix in ((params, prefix), (inputs.base_params, base_prefix))
-        )
-        assert policy_hidden is not None
+        weights, base_hidden = sampled.loss_weights, None
+        policy_hidden = hidden_states(self.decoder, params, prefix, inputs.problems, microbatch)
+        if base_prefix is not None:
+            base_hidden = hidden_states(self.decoder, inputs.base_params, base_prefix, inputs.problems, microbatch)
         policy_stats, base_logps = self.token_stats(policy_hidden, base_hidden, microbatch)
         token_loss, metrics = self.policy_loss(policy_stats.logps, microbatch, coefficients)
-        token_loss = sampled.loss_weights.policy[:, None] * token_loss
+        token_loss = weights.policy[:, None] * token_loss
         sampler_logp_gap = jnp.abs(jnp.where(mask, lax.stop_gradient(policy_stats.logps) - sampled.sampler_logps, 0.0))
         metrics |= {
             "entropy": policy_stats.entropy,
@@ -233,13 +195,11 @@ class PolicyObjective:
             "sampler_logp_gap_max": sampler_logp_gap,
         }
         if self.rl.entropy > 0:
-            token_loss = (
-                token_loss - coefficients.entropy * sampled.loss_weights.entropy[:, None] * policy_stats.entropy
-            )
+            token_loss = token_loss - coefficients.entropy * weights.entropy[:, None] * policy_stats.entropy
         if base_logps is not None:
             metrics["kl"] = self.algorithm.kl_estimator.estimate(policy_stats.logps, base_logps)
         if self.rl.kl > 0:
-            token_loss = token_loss + coefficients.kl * sampled.loss_weights.kl[:, None] * metrics["kl"]
+            token_loss = token_loss + coefficients.kl * weights.kl[:, None] * metrics["kl"]
         metrics["loss"] = token_loss
         return jnp.where(mask, token_loss, 0.0).sum(), sum_over_tokens(self.metric_reductions, metrics, mask)
 
@@ -254,17 +214,16 @@ class PolicyObjective:
         """
         sampled, mask = microbatch.objective_inputs, microbatch.mask
         advantages = jnp.broadcast_to(sampled.loss_weights.advantages.reshape(len(mask), -1), mask.shape)
-        clip, loss_fn = Clip(coefficients.clip, coefficients.clip_high), self.algorithm.loss.loss
+        clip, loss = Clip(coefficients.clip, coefficients.clip_high), self.algorithm.loss.loss
         if self.rl.tis == "none":
-            return loss_fn(logps, sampled.sampler_logps, advantages, mask, clip)
+            return loss(logps, sampled.sampler_logps, advantages, mask, clip)
         old_logps = lax.stop_gradient(logps)
-        sampler_logp_gap = jnp.where(mask, old_logps - sampled.sampler_logps, 0.0)
+        log_ratio = jnp.where(mask, old_logps - sampled.sampler_logps, 0.0)
         if self.rl.tis == "sequence":
-            sampler_logp_gap = jnp.broadcast_to(sampler_logp_gap.sum(-1, keepdims=True), mask.shape)
-        importance_ratio = jnp.exp(sampler_logp_gap)
+            log_ratio = jnp.broadcast_to(log_ratio.sum(-1, keepdims=True), mask.shape)
+        importance_ratio = jnp.exp(log_ratio)
         capped = importance_ratio > coefficients.tis_cap
-        tis_weight = jnp.where(
-            capped, coefficients.tis_cap if self.rl.tis_mode == "truncate" else 0.0, importance_ratio
-        )
-        token_loss, metrics = loss_fn(logps, old_logps, advantages, mask, clip)
+        weight_above_cap = coefficients.tis_cap if self.rl.tis_mode == "truncate" else 0.0
+        tis_weight = jnp.where(capped, weight_above_cap, importance_ratio)
+        token_loss, metrics = loss(logps, old_logps, advantages, mask, clip)
         return tis_weight * token_loss, metrics | {"tis_weight": tis_weight, "tis_capped": capped.astype(jnp.float32)}

@@ -20,11 +20,11 @@ from isojax.models.transformer import Decoder, Params
 from isojax.rl import critic
 from isojax.rl.advantages import RewardedBatch, zero_variance
 from isojax.rl.algorithm import resolve_algorithm
-from isojax.rl.drop_groups import drop_groups, groups_with_advantage
+from isojax.rl.drop_groups import drop_groups, groups_with_any
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.loss_weights import LossWeights, choose_train_rollouts, make_loss_weights
 from isojax.rl.metric import Metrics, mean, over_updates, total, zero_where
-from isojax.rl.objective import Coefficients, PolicyInputs, PolicyObjective
+from isojax.rl.objective import Coefficients, PolicyInputs, PolicyObjective, UpdateInputs
 from isojax.rl.optimizer import CriticState, TrainState, adamw_update, learning_rate, train_state_shardings
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, SamplerShapes, buffer_row_groups
 from isojax.tasks.protocol import Task
@@ -32,29 +32,22 @@ from isojax.tasks.stop_strings import StopConditions
 
 
 class BatchSignals(NamedTuple):
-    """What the update computes of each rollout before the gradient.
-
-    Attributes:
-        loss_weights: advantages, and the weight of each rollout in each term of the loss.
-        train_mask: bool[S rows], the rollouts that the gradient is taken of.
-        value_estimates: the critic's, or None.
-    """
+    """What the update computes of each rollout before the gradient."""
 
     loss_weights: LossWeights
-    train_mask: Array
-    value_estimates: critic.ValueEstimates | None
+    train_mask: Array  # bool[S rows], the rollouts that the gradient is taken of
+    value_estimates: critic.ValueEstimates | None  # the critic's
 
 
 class TrainedPart(NamedTuple):
-    """The part of a batch that the gradient is computed on, B_p problems of n rollouts each; `token_fraction` is its
-    share of the batch's tokens, None where it is the whole batch."""
+    """The part of a batch that the gradient is computed on, B_p problems of n rollouts each."""
 
     problems: ProblemArrays
-    responses: ResponseBatch
+    responses: ResponseBatch  # with PolicyInputs
     value_estimates: critic.ValueEstimates | None
     B_p: Array
     n: Array
-    token_fraction: Array | None
+    token_fraction: Array | None  # its share of the batch's tokens; None where it is the whole batch
 
 
 class UpdateResult(NamedTuple):
@@ -148,10 +141,10 @@ class TrainStep:
         self, critic_state: CriticState, batch: RolloutBatch, rewarded: RewardedBatch, coefficients: Coefficients
     ) -> tuple[RewardedBatch, critic.ValueEstimates]:
         """The critic's values; and the batch with the generalised advantage of each token."""
-        mask, tokens = batch.rollouts.mask & rewarded.valid[..., None], batch.rollouts.tokens
-        values = self._values(critic_state.params, batch.problems, tokens, mask, batch.B_p, batch.n, coefficients)
-        estimate = critic.generalised_advantages_around_gaps if self.has_interruption else critic.generalised_advantages
-        token_advantages, returns = estimate(
+        mask = batch.rollouts.mask & rewarded.valid[..., None]
+        inputs = UpdateInputs(critic_state.params, {}, batch.problems, coefficients)
+        values = self._values(inputs, ResponseBatch(batch.rollouts.tokens, mask, ()), batch.B_p, batch.n)
+        token_advantages, returns = critic.generalised_advantages(
             rewarded.rewards, values, mask, coefficients.gamma, coefficients.gae_lambda
         )
         rewarded = rewarded._replace(token_advantages=token_advantages, token_mask=mask)
@@ -169,9 +162,8 @@ class TrainStep:
         step is skipped: parameters and moments stay, these metrics count as 0, and `nonfinite_update` as 1."""
         rl, num_rollouts = self.rl, batch.B_p * batch.n
         part = self._trained_part(batch, signals)
-        gradient, metrics = self._policy_gradient(
-            state.params, base_params, part.problems, part.responses, part.B_p, part.n, coefficients
-        )
+        inputs = UpdateInputs(state.params, base_params, part.problems, coefficients)
+        gradient, metrics = self._policy_gradient(inputs, part.responses, part.B_p, part.n)
         grad_norm = optax.tree.norm(gradient)
         nonfinite, critic_warmup = ~jnp.isfinite(grad_norm + metrics["loss"].sum), jnp.bool_(False)
         new_critic, critic_metrics = None, {}
@@ -191,13 +183,13 @@ class TrainStep:
             weight_decay=coefficients.weight_decay,
             skip=nonfinite | critic_warmup,
         )
-        token_fraction = None
+        token_fraction, fraction_metric = None, {}
         if part.token_fraction is not None:
             token_fraction = jnp.where(nonfinite, 0.0, part.token_fraction)
+            fraction_metric = {"trained_token_fraction": mean(token_fraction)}
         metrics = over_updates(metrics, token_fraction) | {"grad_norm": mean(grad_norm)} | critic_metrics
-        if token_fraction is not None:
-            metrics["trained_token_fraction"] = mean(token_fraction)
-        metrics = zero_where(nonfinite, metrics) | {"nonfinite_update": mean(nonfinite.astype(jnp.float32))}
+        metrics = zero_where(nonfinite, metrics | fraction_metric)
+        metrics["nonfinite_update"] = mean(nonfinite.astype(jnp.float32))
         consecutive_nonfinite = jnp.where(nonfinite, state.consecutive_nonfinite + 1, 0)
         return TrainState(params, moments, state.step + 1, new_critic, consecutive_nonfinite), metrics
 
@@ -207,12 +199,10 @@ class TrainStep:
         """The critic's own step, its metrics, and whether the policy's or the critic's loss or gradient are not
         finite."""
         assert state.critic is not None and part.value_estimates is not None
-        values, returns = part.value_estimates
-        inputs = critic.CriticInputs(values, returns, part.responses.objective_inputs.loss_weights.policy)
-        responses = part.responses._replace(objective_inputs=inputs)
-        gradient, metrics = self._critic_gradient(
-            state.critic.params, {}, part.problems, responses, part.B_p, part.n, coefficients
-        )
+        weight = part.responses.objective_inputs.loss_weights.policy
+        responses = part.responses._replace(objective_inputs=critic.CriticInputs(*part.value_estimates, weight))
+        inputs = UpdateInputs(state.critic.params, {}, part.problems, coefficients)
+        gradient, metrics = self._critic_gradient(inputs, responses, part.B_p, part.n)
         grad_norm = optax.tree.norm(gradient)
         nonfinite = nonfinite | ~jnp.isfinite(grad_norm + metrics["loss"].sum)
         params, moments = adamw_update(
@@ -235,18 +225,18 @@ class TrainStep:
 
     def _trained_part(self, batch: RolloutBatch, signals: BatchSignals) -> TrainedPart:
         """The batch without the rollouts and groups whose gradient is 0 or not wanted."""
-        rl, rollouts, (loss_weights, train_mask, value_estimates) = self.rl, batch.rollouts, signals
+        rollouts, (loss_weights, train_mask, value_estimates) = batch.rollouts, signals
         policy_inputs = PolicyInputs(rollouts.logps, rollouts.nucleus_mass, loss_weights)
         responses = ResponseBatch(rollouts.tokens, rollouts.mask, policy_inputs)
-        if not self.drops_zero_variance and rl.n_train is None:
+        if not self.drops_zero_variance and self.rl.n_train is None:
             return TrainedPart(batch.problems, responses, value_estimates, batch.B_p, batch.n, None)
         if self.drops_zero_variance:
+            groups, _ = buffer_row_groups(self.shapes, batch.B_p, batch.n)
             has_advantage = train_mask & (loss_weights.advantages != 0)
-            train_mask = train_mask & groups_with_advantage(self.shapes, has_advantage, batch.B_p, batch.n)
-        group_size = batch.n if rl.n_train is None else jnp.int32(rl.n_train)
-        columns = (responses, value_estimates)
+            train_mask = train_mask & groups_with_any(has_advantage, groups, self.shapes.problem_rows)[groups]
+        group_size = batch.n if self.rl.n_train is None else jnp.int32(self.rl.n_train)
         problems, (responses, value_estimates), valid, B_p = drop_groups(
-            self.shapes, batch.problems, columns, train_mask, batch.B_p, batch.n, group_size
+            self.shapes, batch.problems, (responses, value_estimates), train_mask, batch.B_p, batch.n, group_size
         )
         responses = responses._replace(mask=responses.mask & valid[..., None])
         token_fraction = responses.mask.sum() / jnp.maximum(rollouts.mask.sum(), 1)

@@ -24,7 +24,7 @@ from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.critic import CriticInputs, build_critic, critic_param_shapes, critic_param_shardings, critic_params
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.loss_weights import LossWeights
-from isojax.rl.objective import PolicyInputs, PolicyObjective
+from isojax.rl.objective import PolicyInputs, PolicyObjective, UpdateInputs
 from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from isojax.sampling.engine import build_sampler
@@ -146,14 +146,9 @@ def gradient_of(axes: str, decoder: Decoder) -> Any:
     params = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), decoder.shapes(), decoder.shardings(on)
     )
-    given = (
-        problems,
-        ResponseBatch(tokens, tokens > 0, own),
-        np.int32(8),
-        np.int32(4),
-        make_coefficients(RLConfig(kl=0.1)),
-    )
-    return quick_jit(gradient, out_shardings=(decoder.shardings(on), None)).lower(params, params, *given).compile()
+    inputs = UpdateInputs(params, params, problems, make_coefficients(RLConfig(kl=0.1)))
+    program = quick_jit(gradient, out_shardings=(decoder.shardings(on), None))
+    return program.lower(inputs, ResponseBatch(tokens, tokens > 0, own), np.int32(8), np.int32(4)).compile()
 
 
 @pytest.mark.parametrize(
@@ -213,12 +208,15 @@ def critic_on(axes: str) -> tuple[np.ndarray, Any]:
 
     @quick_jit
     def program(params: Any) -> Any:
-        given = jnp.int32(B_p), jnp.int32(n), make_coefficients(RLConfig())
-        before = values(params, problems, tokens, mask, *given)
+        inputs, sizes = (
+            UpdateInputs(params, {}, problems, make_coefficients(RLConfig())),
+            (jnp.int32(B_p), jnp.int32(n)),
+        )
+        before = values(inputs, ResponseBatch(tokens, mask, ()), *sizes)
         rows = ResponseBatch(
             tokens, mask, CriticInputs(jnp.zeros_like(returns), returns, jnp.full(returns.shape[:2], 0.05))
         )
-        return before, gradient(params, {}, problems, rows, *given)[0]
+        return before, gradient(inputs, rows, *sizes)[0]
 
     found, slope = jax.device_get(program(params))
     flat = np.stack([found[divmod(r, -(-B_p * n // geometry.shards))] for r in range(B_p * n)])

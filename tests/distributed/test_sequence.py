@@ -21,7 +21,7 @@ from isojax.models.attention_autotune import select_attention
 from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.loss_weights import LossWeights
-from isojax.rl.objective import PolicyInputs, PolicyObjective
+from isojax.rl.objective import PolicyInputs, PolicyObjective, UpdateInputs
 from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from isojax.sampling.engine import build_engine
@@ -129,16 +129,9 @@ def test_the_gradient_gathers_keys_and_values_alone() -> None:
     responses = ResponseBatch(
         tokens, tokens > 0, PolicyInputs(tokens * 1.0, tokens[..., :1] * 1.0, LossWeights(rows, rows, rows, rows))
     )
-    given = (
-        placed(policy(), on),
-        {},
-        problems(geometry.problem_rows),
-        responses,
-        np.int32(5),
-        np.int32(4),
-        make_coefficients(RLConfig()),
-    )
-    hlo = quick_jit(gradient, out_shardings=(DECODER.shardings(on), None)).lower(*given).compile().as_text()
+    inputs = UpdateInputs(placed(policy(), on), {}, problems(geometry.problem_rows), make_coefficients(RLConfig()))
+    program = quick_jit(gradient, out_shardings=(DECODER.shardings(on), None))
+    hlo = program.lower(inputs, responses, np.int32(5), np.int32(4)).compile().as_text()
     assert hlo
     shared = [c for c in collectives(hlo) if all(group in SEQUENCE for group in c.groups)]
     moved = {(c.kind, c.result) for c in shared if c.kind != "all-reduce"}

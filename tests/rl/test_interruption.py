@@ -13,7 +13,7 @@ import pytest
 
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.rl.advantages import RewardedBatch, gae
-from isojax.rl.critic import generalised_advantages_around_gaps
+from isojax.rl.critic import generalised_advantages
 from isojax.rl.metric import values
 from isojax.rl.optimizer import TrainState, adam
 from isojax.rl.train_step import TrainStep, make_coefficients
@@ -115,7 +115,7 @@ def test_the_critics_step_leads_over_the_phrase() -> None:
     """From the last token before it to the first after it; the reward comes with the last token that was drawn."""
     values, gamma, lam = rng.normal(size=(B, T)).astype(np.float32), 0.9, 0.8
     mask, rewards, rows = jnp.asarray(MASK), jnp.asarray(REWARDS), jnp.arange(B)
-    token_advantages, estimated = generalised_advantages_around_gaps(rewards, jnp.asarray(values), mask, gamma, lam)
+    token_advantages, estimated = generalised_advantages(rewards, jnp.asarray(values), mask, gamma, lam)
     batch = RewardedBatch(rewards, mask.sum(-1), rows, mask.any(-1), jnp.int32(1), B, False, token_advantages, mask)
     gains = gae.advantage(batch)
     plain, returns = np.zeros((B, T)), np.zeros((B, T))

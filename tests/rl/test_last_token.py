@@ -15,7 +15,7 @@ from isojax.core.config import RLConfig
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
-from isojax.rl.objective import hidden_states
+from isojax.rl.objective import UpdateInputs, hidden_states
 from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from tests.device import CONFIG, VOCAB, P, mesh, quick_jit, random_problems, scatter
@@ -82,16 +82,9 @@ def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str,
 
     gradient = build_gradient(Weighted(decoder), geometry, on, decoder.logical_axes(), decoder.shapes())
     responses = ResponseBatch(*(scatter(geometry, x) for x in (tokens, mask, weights)))
-    given = (
-        jax.device_put(params, decoder.shardings(on)),
-        {},
-        problems,
-        responses,
-        np.int32(B_P),
-        np.int32(N),
-        make_coefficients(RLConfig()),
-    )
-    got, metrics = quick_jit(gradient, out_shardings=(decoder.shardings(on), None))(*given)
+    inputs = UpdateInputs(jax.device_put(params, decoder.shardings(on)), {}, problems, make_coefficients(RLConfig()))
+    program = quick_jit(gradient, out_shardings=(decoder.shardings(on), None))
+    got, metrics = program(inputs, responses, np.int32(B_P), np.int32(N))
     loss, wanted = quick_jit(jax.value_and_grad(expected))(params)
     assert float(metrics["loss"].sum) == pytest.approx(float(loss), rel=1e-6, abs=1e-5)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(wanted), jax.tree.leaves(got), strict=True):

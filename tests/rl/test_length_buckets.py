@@ -19,7 +19,7 @@ from isojax.rl import length_buckets, logprobs
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.loss_weights import LossWeights
 from isojax.rl.metric import value
-from isojax.rl.objective import PolicyInputs, PolicyObjective
+from isojax.rl.objective import PolicyInputs, PolicyObjective, UpdateInputs
 from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes, make_shard_slice
 from tests.device import (
@@ -125,8 +125,8 @@ def test_gradients_equal_a_dense_program(axes: str, m: int, monkeypatch: pytest.
 
     @quick_jit
     def program(params: Any) -> Any:
-        numbers = jnp.int32(B_P), jnp.int32(N), make_coefficients(RLConfig())
-        return gradient(params, params, problems, responses, *numbers)
+        inputs = UpdateInputs(params, params, problems, make_coefficients(RLConfig()))
+        return gradient(inputs, responses, jnp.int32(B_P), jnp.int32(N))
 
     got, metrics = program(placed(policy(), on))
     expected, spread = dense()
