@@ -63,7 +63,7 @@ class ShardBatch(NamedTuple):
     n: Array
 
 
-class Block(NamedTuple):
+class PromptBlock(NamedTuple):
     """g prompts of a shard from `first_group` on, the rows [low, high) of the responses to them, and the most
     microbatches that any shard has for its block."""
 
@@ -103,7 +103,7 @@ class GradientAccumulator:
         g = self.shapes.prefill_batch
         return ((shard_batch.all_shard_slices.group_count + g - 1) // g).max()
 
-    def block(self, shard_batch: ShardBatch, index: Array) -> Block:
+    def block(self, shard_batch: ShardBatch, index: Array) -> PromptBlock:
         g, m, n = self.shapes.prefill_batch, self.shapes.microbatch, shard_batch.n
 
         def row_bounds(shard_slice: ShardSlice) -> tuple[Array, Array]:
@@ -112,16 +112,16 @@ class GradientAccumulator:
 
         lows, highs = row_bounds(shard_batch.all_shard_slices)
         first_group = jnp.minimum(shard_batch.shard_slice.first_group + index * g, self.shapes.Q_cap)
-        return Block(first_group, *row_bounds(shard_batch.shard_slice), ((highs - lows + m - 1) // m).max())
+        return PromptBlock(first_group, *row_bounds(shard_batch.shard_slice), ((highs - lows + m - 1) // m).max())
 
-    def block_prompts(self, problems: ProblemArrays, block: Block) -> PromptTokens:
+    def block_prompts(self, problems: ProblemArrays, block: PromptBlock) -> PromptTokens:
         prompts, lengths = (
             lax.dynamic_slice_in_dim(x, block.first_group, self.shapes.prefill_batch)
             for x in (problems.prompts, problems.lengths)
         )
         return PromptTokens(prompts, lengths)
 
-    def take_microbatch(self, shard_batch: ShardBatch, block: Block, index: Array | int) -> Microbatch:
+    def take_microbatch(self, shard_batch: ShardBatch, block: PromptBlock, index: Array | int) -> Microbatch:
         """m of the block's rows; those beyond its last do not count."""
         m, g = self.shapes.microbatch, self.shapes.prefill_batch
         start = jnp.minimum(block.low + index * m, self.shapes.buffer_rows - m)
