@@ -116,7 +116,7 @@ class Checkpoints:
                 state, cursor = _read_arrays(self.folder / str(M), "state", state_trees(abstract_state))
                 return TrainState(**state), cursor
             except CorruptCheckpoint as e:
-                self._set_damaged_aside(M, e)
+                self.set_aside(M, f"is damaged ({e})")
         return None
 
     def restore_pending(self, M: int, template: Any) -> Any:
@@ -128,11 +128,8 @@ class Checkpoints:
         try:
             return _read_arrays(self.folder / str(M), "pending", template)[0]
         except CorruptCheckpoint as e:
-            self._set_damaged_aside(M, e)
+            self.set_aside(M, f"is damaged ({e})")
             raise
-
-    def _set_damaged_aside(self, M: int, problem: CorruptCheckpoint) -> None:
-        self.set_aside(M, f"is damaged ({problem})")
 
     def set_aside(self, M: int, reason: str) -> None:
         """Moves a checkpoint to another folder, where a person can look at it, and prints why."""

@@ -8,6 +8,7 @@ evaluation, so a difference between them is a difference of their policies.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import NamedTuple
 
 import jax
@@ -235,13 +236,14 @@ class Evaluator:
             interrupted=sum(call.interrupted for call in graded.samples) if self._has_interruption else None,
         )
 
-    def count_extra_sets(
-        self, params: Params, extra_sets: dict[str, TokenizedProblems], seed: int, evaluation: int
+    def count_sets(
+        self, params: Params, problem_sets: dict[str, TokenizedProblems], seed: int, evaluation: int
     ) -> dict[str, EvalCounts]:
-        """Correct rollouts of each further problem set, each with a stream of draws of its own."""
+        """Correct rollouts of the validation set, "", and of further sets, each with a stream of draws of its own."""
+        streams = chain([EVAL_STREAM], count(EXTRA_STREAM))
         return {
-            name: self.count_correct(params, problem_set, seed, evaluation, stream=EXTRA_STREAM + i)
-            for i, (name, problem_set) in enumerate(extra_sets.items())
+            name: self.count_correct(params, problem_set, seed, evaluation, stream=stream)
+            for stream, (name, problem_set) in zip(streams, problem_sets.items(), strict=False)
         }
 
 

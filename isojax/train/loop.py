@@ -19,6 +19,7 @@ Where a fork makes its changes:
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from isojax.core import preemption
 from isojax.core.config import Config
@@ -27,12 +28,34 @@ from isojax.distributed import multiprocess
 from isojax.rl.metric import Metrics, merge, merge_in_float32
 from isojax.rl.rollout_source import finish_batch
 from isojax.train.base_policy import BasePolicy
-from isojax.train.checkpoint import Checkpoints, RunCursor
-from isojax.train.eval_grid import make_eval_grid, updates_to_reach
-from isojax.train.metrics import extra_eval_sets, make_eval_point, write_samples
-from isojax.train.outputs import CellOutputs
+from isojax.train.checkpoint import Checkpoints, RunCursor, has_checkpoint
+from isojax.train.metrics import eval_problem_sets, make_eval_point, write_samples
+from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs, PointLedger
 from isojax.train.programs import SweepPrograms
 from isojax.train.restore import CellState, open_cell
+
+
+def make_eval_grid(config: Config, cell: Cell) -> list[int]:
+    """The values of C at which a cell is evaluated: the shared grid, up to what the last update reaches beyond the
+    budget, so that a target does not depend on the budget."""
+    evaluation = config.cell.eval
+    last_target = evaluation.evaluation_targets(config.sweep.budget)[-1]
+    return evaluation.evaluation_targets(updates_to_reach(last_target, cell.B) * cell.B)
+
+
+def updates_to_reach(target: int, B: int) -> int:
+    """The updates of B rollouts after which C >= target."""
+    return -(-target // B)
+
+
+def is_finished(config: Config, cell: Cell, folder: Path, ledger: PointLedger | None) -> bool:
+    """Whether a cell is recorded and saved up to the sweep's budget; all processes agree on it."""
+    last_target = make_eval_grid(config, cell)[-1]
+    recorded_targets = multiprocess.broadcast(ledger.targets if ledger else [])
+    if not recorded_targets or recorded_targets[-1] < last_target:
+        return False
+    last_update = updates_to_reach(last_target, cell.B)  # a kill may have come between its evaluation and its state
+    return multiprocess.run_on_primary(lambda: has_checkpoint(folder / CHECKPOINT_FOLDER, last_update))
 
 
 def run_cell(
@@ -59,7 +82,7 @@ def run_cell(
 
     with (
         Checkpoints(outputs.checkpoint_folder, outputs.uploader, config.run.keep_checkpoints) as checkpoints,
-        open_cell(programs, config, base_policy, cell, checkpoints, is_recorded) as restored,
+        open_cell(programs, base_policy, cell, checkpoints, is_recorded) as restored,
     ):
         trainer = CellTrainer(programs, config, base_policy, restored, checkpoints, outputs, report)
         for evaluation, (target, updates) in enumerate(zip(eval_grid, eval_updates, strict=True)):
@@ -88,9 +111,8 @@ class CellTrainer:
         self.checkpoints, self.outputs, self.report = checkpoints, outputs, report
         self.state, self.cursor, self.base_params = restored.state, restored.cursor, restored.base_params
         self.problem_order, self.source = restored.problem_order, restored.source
-        self.validation = programs.tokenize(base_policy.validation)
-        extra_sets = extra_eval_sets(base_policy, config)
-        self.extra_sets = {name: programs.tokenize(problems) for name, problems in extra_sets.items()}
+        problem_sets = eval_problem_sets(base_policy, config.cell)
+        self.eval_sets = {name: programs.tokenize(problems) for name, problems in problem_sets.items()}
         self.last_point_at = self.last_saved_at = time.monotonic()
         report(CellProgress(self.cell, self.cursor.M * self.cell.B, None))
 
@@ -130,21 +152,16 @@ class CellTrainer:
 
     def evaluate(self, evaluation: int, target: int) -> None:
         """Evaluates the policy on all problem sets and records the point."""
-        evaluator, params, cell = self.programs.evaluator, self.state.params, self.cell
-        counts = evaluator.count_correct(params, self.validation, cell.seed, evaluation)
-        extra_counts = evaluator.count_extra_sets(params, self.extra_sets, cell.seed, evaluation)
-        point = make_eval_point(target, self.cursor, cell, counts, extra_counts, self.config.cell.eval.samples)
-        self.cursor = RunCursor(
-            M=self.cursor.M,
-            evaluation=evaluation,
-            tokens=point.tokens,
-            order=self.problem_order.state_dict(),
-        )
+        cell, evaluator = self.cell, self.programs.evaluator
+        counts_by_set = evaluator.count_sets(self.state.params, self.eval_sets, cell.seed, evaluation)
+        point = make_eval_point(target, self.cursor, cell, counts_by_set, self.config.cell.eval.samples)
+        order = self.problem_order.state_dict()
+        self.cursor = RunCursor(M=self.cursor.M, evaluation=evaluation, tokens=point.tokens, order=order)
         now, ledger = time.monotonic(), self.outputs.ledger
         if ledger:
             if target not in ledger.targets:
-                samples_path = self.outputs.folder / "samples.txt"
-                write_samples(samples_path, self.programs.task, self.base_policy.validation, counts, point)
+                samples_path, validation = self.outputs.folder / "samples.txt", self.base_policy.validation
+                write_samples(samples_path, self.programs.task, validation, counts_by_set[""], point)
             ledger.append(point, seconds=now - self.last_point_at, devices=self.programs.device_count)
         self.last_point_at = now
         self.report(CellProgress(cell, point.rollouts, next(iter(point.metrics.values()))))

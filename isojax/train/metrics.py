@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from isojax.core.atomic_files import append_bytes
-from isojax.core.config import PANEL, Config
+from isojax.core.config import PANEL, CellConfig
 from isojax.core.estimators import summarize_counts
 from isojax.core.nouns import Cell, EvalPoint, Problem
 from isojax.rl.metric import values
@@ -19,13 +19,16 @@ from isojax.train.evaluate import EvalCounts
 SHOWN_SAMPLES = 4
 
 
+def eval_problem_sets(base_policy: BasePolicy, config: CellConfig) -> dict[str, list[Problem]]:
+    """The problem sets that are evaluated, by name: the validation set, "", then the extra sets, then the panel, a
+    random choice of the training problems."""
+    order = np.random.default_rng([config.data.seed, 5]).permutation(len(base_policy.training))
+    panel = [base_policy.training[i] for i in sorted(order[: config.eval.panel])]
+    return {"": base_policy.validation, **base_policy.extra_sets, **({PANEL: panel} if panel else {})}
+
+
 def make_eval_point(
-    target: int,
-    cursor: RunCursor,
-    cell: Cell,
-    counts: EvalCounts,
-    extra_counts: dict[str, EvalCounts],
-    samples: int,
+    target: int, cursor: RunCursor, cell: Cell, counts_by_set: dict[str, EvalCounts], samples: int
 ) -> EvalPoint:
     """What the ledger records of an evaluation, and of the updates since the one before (`cursor.sums`).
 
@@ -34,31 +37,23 @@ def make_eval_point(
     """
     train_metrics = values(cursor.sums)
     tokens = train_metrics.pop("tokens", 0.0)
-    named_counts = {name: c for name, c in extra_counts.items() if name != PANEL}
+    correct_by_set = {name: tuple(int(c) for c in counts.correct) for name, counts in counts_by_set.items()}
     return EvalPoint(
         target=target,
         M=cursor.M,
         rollouts=cursor.M * cell.B,
         tokens=cursor.tokens + round(tokens),
-        metrics=eval_metrics(counts, named_counts, samples),
-        counts=tuple(int(c) for c in counts.correct),
+        metrics=eval_metrics(counts_by_set, samples),
+        counts=correct_by_set.pop(""),
         samples=samples,
         train=train_metrics,
-        extra={name: tuple(int(c) for c in extra.correct) for name, extra in extra_counts.items()},
+        extra=correct_by_set,
     )
 
 
-def extra_eval_sets(base_policy: BasePolicy, config: Config) -> dict[str, list[Problem]]:
-    """The problem sets evaluated in addition to the validation set, by name; last the panel, a random choice of the
-    training problems."""
-    size = config.cell.eval.panel
-    order = np.random.default_rng([config.cell.data.seed, 5]).permutation(len(base_policy.training))
-    return base_policy.extra_sets | ({PANEL: [base_policy.training[i] for i in sorted(order[:size])]} if size else {})
-
-
-def eval_metrics(validation_counts: EvalCounts, extra_counts: dict[str, EvalCounts], samples: int) -> dict[str, float]:
+def eval_metrics(counts_by_set: dict[str, EvalCounts], samples: int) -> dict[str, float]:
     """The metrics of an evaluation: those of the validation set under their own names, those of each extra set with
-    the set's name before a slash.
+    the set's name before a slash; of the panel the counts suffice.
 
     parsed_fraction: the share of rollouts with an answer in the expected form, correct or not.
     truncated: the share that no stop condition ended.
@@ -66,7 +61,9 @@ def eval_metrics(validation_counts: EvalCounts, extra_counts: dict[str, EvalCoun
     interrupted: the share that was interrupted to answer, where the recipe does that.
     """
     metrics: dict[str, float] = {}
-    for prefix, counts in {"": validation_counts, **{f"{name}/": c for name, c in extra_counts.items()}}.items():
+    for set_name, counts in counts_by_set.items():
+        if set_name == PANEL:
+            continue
         rollouts = samples * len(counts.correct)
         set_metrics = summarize_counts(counts.correct, samples) | {
             "parsed_fraction": counts.parsed / rollouts,
@@ -75,7 +72,7 @@ def eval_metrics(validation_counts: EvalCounts, extra_counts: dict[str, EvalCoun
         }
         if counts.interrupted is not None:
             set_metrics["interrupted"] = counts.interrupted / rollouts
-        metrics |= {prefix + name: value for name, value in set_metrics.items()}
+        metrics |= {f"{set_name}/{name}" if set_name else name: value for name, value in set_metrics.items()}
     return metrics
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
-from isojax.core.config import Config
 from isojax.core.nouns import Cell
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Params
@@ -36,7 +35,6 @@ class CellState:
 @contextmanager
 def open_cell(
     programs: SweepPrograms,
-    config: Config,
     base_policy: BasePolicy,
     cell: Cell,
     checkpoints: Checkpoints,
@@ -49,11 +47,11 @@ def open_cell(
     programs.compile(len(base_policy.training))
     restored = None
     while restored is None:
-        state, cursor, base_params = _restore_state(programs, config, base_policy, checkpoints, is_recorded)
+        state, cursor, base_params = _restore_state(programs, base_policy, checkpoints, is_recorded)
         if cursor.pending is not None and not programs.rollouts.can_restore(cursor.pending):
             print(f"warning: {cell.name}: rollouts in progress, of another mesh, are sampled again", file=sys.stderr)
             cursor = replace(cursor, pending=None)
-        problem_order, source = _open_rollouts(programs, config, base_policy, cell, cursor)
+        problem_order, source = _open_rollouts(programs, base_policy, cell, cursor)
         restored = CellState(cell, state, cursor, base_params, problem_order, source)
         if cursor.pending is not None:
             try:
@@ -71,14 +69,13 @@ def open_cell(
 
 def _restore_state(
     programs: SweepPrograms,
-    config: Config,
     base_policy: BasePolicy,
     checkpoints: Checkpoints,
     is_recorded: Callable[[int], bool],
 ) -> tuple[TrainState, RunCursor, Params]:
     """State and cursor of the newest checkpoint whose evaluations the ledger has, or of the base policy; and the base
     policy's parameters where the update reads them."""
-    rl = config.cell.rl
+    rl = programs.cell.rl
     while saved := checkpoints.restore(programs.state_shapes):
         state, cursor = saved
         if cursor.evaluation < 0 or is_recorded(cursor.evaluation):
@@ -94,7 +91,7 @@ def _restore_state(
 
 
 def _open_rollouts(
-    programs: SweepPrograms, config: Config, base_policy: BasePolicy, cell: Cell, cursor: RunCursor
+    programs: SweepPrograms, base_policy: BasePolicy, cell: Cell, cursor: RunCursor
 ) -> tuple[EpochOrder, RolloutSource]:
     """Which problems the next batches have, and the source of their rollouts."""
     problem_order = EpochOrder(
@@ -102,7 +99,7 @@ def _open_rollouts(
         cell.B_p,
         cell.seed,
         first_update=cursor.M,
-        drop_above=config.cell.rl.no_positive_resampling,
+        drop_above=programs.cell.rl.no_positive_resampling,
         saved_state=cursor.order,
         batches_drawn=cursor.pending["next_batch"] - cursor.M if cursor.pending else 0,
     )

@@ -165,7 +165,7 @@ def test_the_report_fits_no_metric_that_is_no_reward(monkeypatch: pytest.MonkeyP
         first_responses=[],
         first_rewards=np.array([1.0, 0.0]),
     )
-    recorded = eval_metrics(counts, {"hard": counts}, samples=4)
+    recorded = eval_metrics({"": counts, "hard": counts}, samples=4)
     assert {
         "parsed_fraction",
         "truncated",

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from isojax.core.config import CellConfig, Config, DataConfig, EvalConfig
+from isojax.core.config import CellConfig, DataConfig, EvalConfig
 from isojax.core.nouns import EvalPoint, Problem
 from isojax.train.evaluate import EvalCounts
-from isojax.train.metrics import extra_eval_sets, write_samples
+from isojax.train.metrics import eval_problem_sets, write_samples
 
 
 def test_samples_show_response_and_verdict_and_of_a_solution_the_answer_alone(tmp_path: Path) -> None:
@@ -33,16 +33,16 @@ def test_samples_show_response_and_verdict_and_of_a_solution_the_answer_alone(tm
     ]
 
 
-def test_the_panel_is_a_fixed_choice_of_training_problems_beside_the_users_sets() -> None:
+def test_the_panel_is_a_fixed_choice_of_training_problems_after_the_users_sets() -> None:
     """It belongs to cell.data.seed and the training set, not to a cell; of too few problems it takes them all."""
     training, hard = [Problem(i, f"{i}", "") for i in range(50)], [Problem(99, "", "")]
-    base: Any = SimpleNamespace(training=training, extra_sets={"hard": hard})
+    base: Any = SimpleNamespace(training=training, validation=[], extra_sets={"hard": hard})
 
     def sets(panel: int, seed: int = 0) -> dict[str, list[Problem]]:
-        return extra_eval_sets(base, Config(cell=CellConfig(data=DataConfig(seed=seed), eval=EvalConfig(panel=panel))))
+        return eval_problem_sets(base, CellConfig(data=DataConfig(seed=seed), eval=EvalConfig(panel=panel)))
 
-    assert sets(0) == {"hard": hard}
-    assert list(sets(7)) == ["hard", "panel"] and sets(7)["hard"] == hard
+    assert sets(0) == {"": [], "hard": hard}
+    assert list(sets(7)) == ["", "hard", "panel"] and sets(7)["hard"] == hard
     ids = [p.id for p in sets(7)["panel"]]
     assert len(set(ids)) == 7 and set(ids) < set(range(50)) and ids == [p.id for p in sets(7)["panel"]]
     assert ids != list(range(7)) and ids != [p.id for p in sets(7, seed=1)["panel"]]

@@ -24,8 +24,7 @@ from isojax.runs.ledger import Ledger
 from isojax.runs.loggers import cell_loggers
 from isojax.runs.mirror import CheckpointUploader
 from isojax.train.base_policy import BasePolicy
-from isojax.train.eval_grid import is_finished
-from isojax.train.loop import run_cell
+from isojax.train.loop import is_finished, run_cell
 from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs
 from isojax.train.programs import SweepPrograms
 
