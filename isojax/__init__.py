@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from isojax.report.plot import plot
+    from isojax.report.figures.catalogue import plot
     from isojax.runs.ledger_reader import read_runs
     from isojax.scaling.allocate.recommend import recommend
     from isojax.scaling.compare import compare_sweeps as compare
@@ -30,7 +30,7 @@ _LAZY_NAMES = {
     "FitOptions": ("isojax.scaling.fit_sweep", "FitOptions"),
     "recommend": ("isojax.scaling.allocate.recommend", "recommend"),
     "compare": ("isojax.scaling.compare", "compare_sweeps"),
-    "plot": ("isojax.report.plot", "plot"),
+    "plot": ("isojax.report.figures.catalogue", "plot"),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log2, log10
 from typing import Any
@@ -16,11 +16,14 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
 from isojax.report.wording import format_compact
 
 INK, MUTED, GRID_COLOUR, LAW_COLOUR = "#1c2126", "#5c6670", "#e4e8ec", "#c2362f"
+# Distinct without colour vision (Okabe and Ito's colours); with DASHES, in grey too.
+DISTINCT_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ("-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1, 2)))
 HALO = [patheffects.withStroke(linewidth=3, foreground="white")]
 DPI = 160
@@ -44,28 +47,42 @@ def escape_label(text: str, max_length: int = 48) -> str:
     return short.replace("$", r"\$")
 
 
+def view_title(B_p: int | None) -> str:
+    """The title of a frontier's panel; None: the joint frontier."""
+    return "joint: best over $B_p$ and $n$" if B_p is None else f"$B_p$ = {B_p}"
+
+
 def darken(colour: str) -> str:
     """The colour mixed with ink, for text."""
     red, green, blue = (0.6 * a + 0.4 * b for a, b in zip(to_rgb(colour), to_rgb(INK), strict=True))
     return to_hex((red, green, blue))
 
 
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
+    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+
+
+def grid_columns(count: int) -> int:
+    """Columns of a grid of panels: at most three, two for four panels."""
+    return 2 if count == 4 else min(count, 3)
+
+
+def grid_figure(columns: int, height: float) -> Figure:
+    """A figure that is wide enough for so many columns of panels."""
+    return new_figure({1: 10.0, 2: 12.0}.get(columns, 14.4), height + 0.5)
+
+
 def panel_grid(count: int, height: float) -> tuple[Figure, list[Axes]]:
     """`count` axes in rows of at most three, sharing y."""
-    columns = count if count <= 3 else (2 if count == 4 else 3)
+    columns = grid_columns(count)
     rows = ceil(count / columns)
-    fig = Figure(figsize=({1: 10.0, 2: 12.0}.get(columns, 14.4), height * rows + 0.5), dpi=DPI, layout="constrained")
+    fig = grid_figure(columns, height * rows)
     axes: list[Axes] = []
     for i in range(count):
         axes.append(fig.add_subplot(rows, columns, i + 1, sharey=axes[0] if axes else None))
         axes[-1].tick_params(labelleft=i % columns == 0)
     return fig, axes
-
-
-def is_first_column(ax: Axes) -> bool:
-    """Whether the axes are at the left edge, where y is labelled."""
-    spec = ax.get_subplotspec()
-    return spec is not None and spec.is_first_col()
 
 
 def style_axes(ax: Axes, title: str, x_label: str, y_label: str, log_x: bool = True) -> None:
@@ -97,6 +114,16 @@ def fill_band(ax: Axes, rows: Sequence[tuple[float, float, float]], **style: Any
     if rows:
         x, low, high = np.array(rows).T
         ax.fill_between(x, low, high, lw=0, **style)
+
+
+def sequential_colours(name: str, count: int) -> list[str]:
+    """Colours of a colour map, its ends left out."""
+    return [to_hex(colour) for colour in colormaps[name](np.linspace(0.08, 0.92, count))]
+
+
+def n_handles(colours: Mapping[int, str]) -> list[Line2D]:
+    """A legend's lines for each n."""
+    return [Line2D([], [], color=colour, lw=3, label=f"n = {n}") for n, colour in colours.items()]
 
 
 def legend_below(fig: Figure, columns: int, handles: Sequence[Artist] | None = None, **options: Any) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -95,6 +96,30 @@ def run_evaluations(run: RunRecord, fit: FitResult) -> list[tuple[int, float, fl
     return [(point.target, float(C), float(R)) for point, C, R in evaluations if C > 0]
 
 
+def runs_by_cell(runs: Iterable[RunRecord]) -> dict[CellKey, list[RunRecord]]:
+    """(B_p, n) -> its runs, one for each seed."""
+    cells: dict[CellKey, list[RunRecord]] = {}
+    for run in runs:
+        cells.setdefault((run.cell.B_p, run.cell.n), []).append(run)
+    return cells
+
+
+def seed_means(seeds: Sequence[RunRecord], fit: FitResult) -> list[tuple[float, float, int]]:
+    """(C, reward, runs) at each value of the shared grid of C: the means over a cell's runs, and how many there are."""
+    values_by_target: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for run in seeds:
+        for target, C, y in run_evaluations(run, fit):
+            values_by_target[target].append((C, y))
+    return [(*np.mean(values, axis=0).tolist(), len(values)) for _, values in sorted(values_by_target.items())]
+
+
+def reward_range(fit: FitResult, runs: Sequence[RunRecord]) -> tuple[float, float]:
+    """The smallest and the largest reward that is shown."""
+    rewards = [y for run in runs for _, _, y in run_evaluations(run, fit)] + [p.reward for p in fit.joint.frontier]
+    rewards += [] if fit.base_reward is None else [fit.base_reward]
+    return min(rewards), max(rewards)
+
+
 def n_stretches(ns: Sequence[int]) -> list[tuple[int, int, int]]:
     """(n, first, last): where one n holds the frontier, given the n of each of its points. Each stretch but the first
     starts at the last point of the one before.
@@ -109,8 +134,9 @@ def n_stretches(ns: Sequence[int]) -> list[tuple[int, int, int]]:
 
 def thin(points: Sequence[Any], max_points: int = 48) -> list[Any]:
     """At most `max_points` of the points, evenly spaced, both ends included."""
-    indices = np.linspace(0, len(points) - 1, min(max_points, len(points))).round().astype(int)
-    return [points[i] for i in np.unique(indices)]
+    if len(points) <= max_points:
+        return list(points)
+    return [points[i] for i in np.linspace(0, len(points) - 1, max_points).round().astype(int)]
 
 
 def frontier_reward_at(view: FrontierFit, C: float) -> float:

@@ -10,8 +10,6 @@ from the base policy (0) to the last evaluation (1) it rises by
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,26 +18,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from isojax.core.atomic_files import write_text
 from isojax.core.nouns import RunRecord
 from isojax.runs.ledger_reader import default_metric
-
-GAINS_FILE = "gains.csv"
-GAINS_HEADER = ("cell", "metric", "base", "last", "gain", "format_alone", "better_answers", "best_constant")
 
 
 @dataclass(frozen=True)
 class RewardGain:
-    """One run's gain in validation reward, and its two parts; best_constant: the reward of always giving the most
-    common answer.
-    """
+    """One run's validation reward of the base policy and at the last evaluation, and the two parts of its gain."""
 
-    cell: str
-    metric: str
     base: float
     last: float
     format_alone: float
-    best_constant: float
 
     @property
     def gain(self) -> float:
@@ -52,7 +41,7 @@ class RewardGain:
         return self.gain - self.format_alone
 
 
-def reward_gain(run: RunRecord, metric: str, best_constant: float) -> RewardGain | None:
+def reward_gain(run: RunRecord, metric: str) -> RewardGain | None:
     """A run's gain; None where its evaluations do not say how many responses held an answer, or the base was not
     evaluated.
     """
@@ -64,30 +53,21 @@ def reward_gain(run: RunRecord, metric: str, best_constant: float) -> RewardGain
     if base_parsed_fraction:
         more_parsed = last.metrics["parsed_fraction"] - base_parsed_fraction
         format_alone = more_parsed * base_reward / base_parsed_fraction
-    return RewardGain(run.cell.name, metric, base_reward, last.metrics[metric], format_alone, best_constant)
+    return RewardGain(base_reward, last.metrics[metric], format_alone)
 
 
 def report_gains(console: Console, folder: Path, runs: Sequence[RunRecord]) -> None:
-    """Print a sweep's gains and write them as gains.csv; nothing where its task has no answers in text."""
-    base_info = json.loads((folder / "base" / "about.json").read_text())
-    best_constant = base_info.get("best_constant")
-    gains = [
-        g
-        for run in runs
-        if best_constant and (g := reward_gain(run, default_metric(runs), best_constant["reward"])) is not None
-    ]
+    """Print a sweep's gains; nothing where its task has no answers in text."""
+    constant = json.loads((folder / "base" / "about.json").read_text()).get("best_constant")
+    metric = default_metric(runs) if constant else ""
+    gains = {run.cell.name: gain for run in runs if (gain := reward_gain(run, metric)) is not None}
     if not gains:
         return
-    csv_text = io.StringIO()
-    writer = csv.writer(csv_text, lineterminator="\n")
-    writer.writerow(GAINS_HEADER)
-    constant_text = f"the best constant answer, {best_constant['answer']!r}, gets {best_constant['reward']:.3f}"
-    table = Table(title=f"gain in {gains[0].metric}; {constant_text}")
+    constant_text = f"the best constant answer, {constant['answer']!r}, gets {constant['reward']:.3f}"
+    table = Table(title=f"gain in {metric}; {constant_text}")
     for head in ("B_p x n, seed", "base", "last", "gain", "format alone", "better answers"):
         table.add_column(head, justify="right")
-    for g in gains:
-        gain_values = (g.base, g.last, g.gain, g.format_alone, g.better_answers)
-        writer.writerow([g.cell, g.metric, *(f"{x:.4f}" for x in gain_values), f"{g.best_constant:.4f}"])
-        table.add_row(g.cell, *(f"{x:.3f}" for x in gain_values[:2]), *(f"{x:+.3f}" for x in gain_values[2:]))
-    write_text(folder / GAINS_FILE, csv_text.getvalue())
+    for cell, g in gains.items():
+        parts = (g.gain, g.format_alone, g.better_answers)
+        table.add_row(cell, f"{g.base:.3f}", f"{g.last:.3f}", *(f"{part:+.3f}" for part in parts))
     console.print(table)

@@ -1,5 +1,5 @@
-"""How the report and the command line write numbers, and the sentences about a law, a segment and a crossover. All of
-it is plain text; report/page/markup.py escapes it for HTML.
+"""How the report and the command line write numbers, and the sentences about a law, a segment and a crossover, as plain
+text.
 """
 
 from __future__ import annotations
@@ -37,11 +37,6 @@ def format_number(x: float | None) -> str:
 def format_reward(x: float | None) -> str:
     """A reward, three decimals."""
     return "–" if x is None else f"{x:.3f}"
-
-
-def format_two_decimals(x: float) -> str:
-    """0.1 -> "0.10"."""
-    return f"{x:.2f}"
 
 
 def format_difference(x: float) -> str:
@@ -88,11 +83,6 @@ def format_count(count: int, noun: str) -> str:
 def compute_unit(fit: FitResult) -> str:
     """What C counts."""
     return UNITS[fit.compute]
-
-
-def view_name(view: FrontierFit) -> str:
-    """A frontier in tables: "joint" or "B_p = 16"."""
-    return "joint" if view.B_p is None else f"B_p = {view.B_p}"
 
 
 def n_path(frontier: Sequence[FrontierRow]) -> list[int]:

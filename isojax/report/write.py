@@ -23,29 +23,23 @@ def write_report(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunReco
 
     Args:
         folder: the sweep's folder, runs/NAME. Its config.yaml and cells/*/samples.txt are shown where they exist.
-        fits: the main fit first, then the same runs by other metrics, modes or
-        measures of compute.
+        fits: the main fit first, then the same runs by other metrics, modes or measures of compute.
         runs: the runs they were fitted to.
-
-    Raises:
-        InputError: no fit, or a folder that cannot be written.
     """
-    if not fits:
-        raise InputError(f"no fit to report on {folder}; expected at least one. `isojax fit {folder}` makes it.")
-    if (folder / "figures").exists() and not (folder / "figures").is_dir():
-        raise InputError(
-            f"{folder / 'figures'} is no folder; expected one for the figures. Give the file another name."
-        )
+    figures = folder / "figures"
+    if figures.exists() and not figures.is_dir():
+        raise InputError(f"{figures} is no folder; expected one for the figures. Give the file another name.")
     images: dict[str, RenderedFigure] = {}
-    for name, plot in FIGURES.items():
-        figure = plot.draw(fits, runs)
+    for name, spec in FIGURES.items():
+        png, pdf = figures / f"{name}.png", figures / f"{name}.pdf"
+        figure = spec.draw(fits, runs)
         if figure is None:  # a picture of an earlier fit must not stay
-            for ending in ("png", "pdf"):
-                (folder / "figures" / f"{name}.{ending}").unlink(missing_ok=True)
-            continue
-        images[name] = render_figure(figure)
-        write_bytes(folder / "figures" / f"{name}.png", images[name].png)
-        write_bytes(folder / "figures" / f"{name}.pdf", images[name].pdf)
+            png.unlink(missing_ok=True)
+            pdf.unlink(missing_ok=True)
+        else:
+            images[name] = render_figure(figure)
+            write_bytes(png, images[name].png)
+            write_bytes(pdf, images[name].pdf)
     path = folder / "report.html"
     write_bytes(path, html_page.render(folder, fits, runs, images).encode())
     return path

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from isojax.core.errors import InputError
 from isojax.report.figures.difficulty_histogram import draw_difficulty, split_of
 
 PAPER = {"very_easy": (0.6, 0.9), "easy": (0.3, 0.6), "hard": (0.0, 0.0625), "extremely_hard": (0.0, 0.0)}
@@ -96,21 +95,3 @@ def test_many_attempts_are_cut_into_steps_that_hold_equally_many_values(tmp_path
     assert sum(row["all"] for row in found.values()) == k + 1
     if k % steps == 0:
         assert {found[f"{i / steps:g}"]["all"] for i in range(1, steps)} == {k // steps}
-
-
-@pytest.mark.parametrize(
-    ("labels", "splits", "said"),
-    [
-        ([], PAPER, "no labelled problem"),
-        ([(5, 4)], PAPER, "5 solved of 4; expected 0 <= solved <= attempts"),
-        ([(0, 0)], PAPER, "0 solved of 0"),
-        ([(1, 4)], {"easy": (0.6, 0.3)}, "'easy' has the range 0.6 to 0.3; expected 0 <= low <= high <= 1"),
-        ([(1, 4)], {"unused": (0.3, 0.6)}, "another name than unused"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(
-    tmp_path: Path, labels: list[tuple[int, int]], splits: dict[str, tuple[float, float]], said: str
-) -> None:
-    with pytest.raises(InputError, match=said):
-        draw_difficulty(labels, splits, tmp_path)
-    assert not list(tmp_path.iterdir())

@@ -47,7 +47,7 @@ def test_a_figure_is_a_picture_and_a_page(made: tuple[Path, FitResult], name: st
 
 def test_a_metrics_name_is_no_mathematics(make_sweep: Any) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(8,), metric=DOLLARS)
-    figure = FIGURES["records"].draw([fit], runs)
+    figure = FIGURES["frontier"].draw([fit], runs)
     assert figure is not None
     assert render_figure(figure).png
 
@@ -58,12 +58,12 @@ def test_absent_data_draw_nothing(make_sweep: Any) -> None:
     view = fit.by_B_p[0].model_copy(update={"segments": tuple(untested)})
     fit = fit.model_copy(update={"joint": view.model_copy(update={"B_p": None}), "by_B_p": (view,)})
     found = {name for name, plot in FIGURES.items() if plot.draw([fit], runs) is not None}
-    assert found == {"frontier", "n_star", "records"}
+    assert found == {"frontier", "n_star"}
 
 
 def test_the_paper_mode_is_drawn(make_sweep: Any) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8), mode="paper")
-    for name in ("frontier", "n_star", "records"):
+    for name in ("frontier", "n_star"):
         assert FIGURES[name].draw([fit], runs) is not None
 
 
@@ -76,7 +76,7 @@ def test_a_law_through_two_values_of_n_is_not_drawn(make_sweep: Any) -> None:
 
 def test_the_same_sweep_gives_the_same_bits(make_sweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures, pages and all; and what an earlier fit drew, and this one does not, is gone."""
-    for name in set(FIGURES) - {"records"}:
+    for name in set(FIGURES) - {"frontier"}:
         monkeypatch.setitem(FIGURES, name, dataclasses.replace(FIGURES[name], draw=lambda fits, runs: None))
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
     write_report(tmp_path / "a" / "x", [fit], runs)
@@ -88,7 +88,7 @@ def test_the_same_sweep_gives_the_same_bits(make_sweep: Any, tmp_path: Path, mon
     first, second = (
         {p.relative_to(tmp_path / d).as_posix(): p.read_bytes() for p in (tmp_path / d).rglob("*.*")} for d in "ab"
     )
-    assert sorted(first) == ["x/figures/records.pdf", "x/figures/records.png", "x/report.html"]
+    assert sorted(first) == ["x/figures/frontier.pdf", "x/figures/frontier.png", "x/report.html"]
     assert first == second
 
 

@@ -96,7 +96,7 @@ def test_the_page_shows_it_and_which_runs_broke(made: tuple[Path, FitResult], ma
     assert 'id="panel"' not in html_page.render(Path("nowhere"), [fit], runs, {})
     flag = HealthFlag("entropy_exploded", 12_000, "entropy went from 0.5 to <4>")
     row = FlaggedRun(B_p=16, n=8, seed=1, points=20, C=250_000, flags=(flag,))
-    for left_out, words in ((True, "puts them back"), (False, "asked.")):
+    for left_out, words in ((True, "puts them back"), (False, "requests.")):
         flagged = fit.model_copy(update={"health": RunHealth(left_out=left_out, runs=(row,))})
         broken = html_page.render(Path("nowhere"), [flagged], runs, {})
         assert "entropy exploded" in broken and "12k" in broken and "0.5 to &lt;4&gt;" in broken and words in broken

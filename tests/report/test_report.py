@@ -20,7 +20,6 @@ from isojax.report import wording
 from isojax.report.fit_views import frontier_views, measured_budget
 from isojax.report.page import charts, html_page
 from isojax.report.page.findings import main_findings
-from isojax.report.write import write_report
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.law.law_forms import Law
 from isojax.scaling.result import CrossoverRow, FitResult, FrontierRow, NStarFit, SegmentRow
@@ -207,7 +206,7 @@ def test_the_policy_allows_its_own_scripts_alone(html: str) -> None:
 
 def test_every_image_has_words_and_every_table_heads(html: str) -> None:
     still = _without_scripts(html)
-    assert len(re.findall(r'<img alt="[^"]{40,}"', still)) == still.count("<img") == 10
+    assert len(re.findall(r'<img alt="[^"]{40,}"', still)) == still.count("<img") == 9
     assert still.count("<table>") == still.count("<caption>")
     assert not re.search(r"<th(?! scope=)[ >]", still)
     assert still.count("<h1>") == 1
@@ -309,12 +308,6 @@ def test_a_budget_without_an_allocation_is_said_in_words(make_sweep: Any, monkey
     monkeypatch.setattr("isojax.report.page.advice.recommend", refuse)
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 16))
     assert "There is no recommendation: C = 3 buys no update" in _text(_render(fit, runs))
-
-
-def test_no_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no fit to report on"):
-        write_report(tmp_path, [], [])
-    assert not list(tmp_path.iterdir())
 
 
 def _segment(**changed: Any) -> SegmentRow:

@@ -7,6 +7,7 @@ intervals where the fit has them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import log2
 
@@ -17,71 +18,55 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from isojax.core.nouns import RunRecord
-from isojax.report.canvas import (
-    DPI,
-    HALO,
-    INK,
-    LAW_COLOUR,
-    MUTED,
-    escape_label,
-    fill_band,
-    label_log2_n,
-    legend_below,
-    n_palette,
-    style_axes,
-)
+from isojax.report import canvas
 from isojax.report.fit_views import CurveRewards, all_n, n_stretches, thin
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import FitResult, FixedBatchFit
 
 MAX_BATCHES = 4
-Colours = Mapping[int, str]
 
 
 def fixed_batch_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Figure | None:
     """A column for each B: reward against M with the best of the cells on top, n*(M) and B_p*(M) below."""
-    del runs
     fit = fits[0]
     batches = _largest_batches(fit)
     if not batches:
         return None
-    colours, curves = n_palette(all_n(fit)), CurveRewards(fit)
-    fig = Figure(figsize=(max(7.0, 4.9 * len(batches)), 7.0), dpi=DPI, layout="constrained")
+    colours, curves = canvas.n_palette(all_n(fit)), CurveRewards(fit)
+    fig = canvas.new_figure(max(7.0, 4.9 * len(batches)), 7.0)
     grid = fig.add_gridspec(2, len(batches), height_ratios=[1.5, 1.0])
     reward_axes: list[Axes] = []
     for i, batch in enumerate(batches):
-        reward_ax = fig.add_subplot(grid[0, i], sharey=reward_axes[0] if reward_axes else None)
-        reward_axes.append(reward_ax)
-        _draw_rewards(reward_ax, curves, batch, colours)
-        style_axes(reward_ax, f"B = {batch.B}", "", f"validation reward ({escape_label(fit.metric)})" if i == 0 else "")
-        reward_ax.tick_params(labelleft=i == 0)
-        n_star_ax = fig.add_subplot(grid[1, i], sharex=reward_ax)
-        style_axes(n_star_ax, "", "M (updates)", "compute-optimal n" if i == 0 else "")
+        is_first, is_last = i == 0, i == len(batches) - 1
+        ax = fig.add_subplot(grid[0, i], sharey=reward_axes[0] if reward_axes else None)
+        reward_axes.append(ax)
+        _draw_rewards(ax, curves, batch, colours)
+        reward_label = f"validation reward ({canvas.escape_label(fit.metric)})" if is_first else ""
+        canvas.style_axes(ax, f"B = {batch.B}", "", reward_label)
+        n_star_ax = fig.add_subplot(grid[1, i], sharex=ax)
+        canvas.style_axes(n_star_ax, "", "M (updates)", "compute-optimal n" if is_first else "")
         _draw_n_star_of_M(n_star_ax, batch, colours)
-        B_p_label = "$B_p^* = B / n^*$" if i == len(batches) - 1 else ""
-        _label_n_and_B_p(n_star_ax, batch.B, _measured_n(fit, [batch]), B_p_label)
-        reward_ax.tick_params(which="both", labelbottom=False)
-    handles = [Line2D([], [], color=colours[n], lw=3, label=f"n = {n}") for n in _measured_n(fit, batches)]
-    handles += [Line2D([], [], color=LAW_COLOUR, lw=2, label="fitted law $n^*(M)$")]
-    legend_below(fig, min(len(handles), 3 + 2 * len(batches)), handles, handlelength=1.8)
+        ns = sorted(curve.n for curve in fit.curves if curve.B_p * curve.n == batch.B)
+        _label_n_and_B_p(n_star_ax, batch.B, ns, "$B_p^* = B / n^*$" if is_last else "")
+        ax.tick_params(labelleft=is_first)
+        ax.tick_params(which="both", labelbottom=False)
+    shown_B = {batch.B for batch in batches}
+    shown_n = {curve.n for curve in fit.curves if curve.B_p * curve.n in shown_B}
+    handles = canvas.n_handles({n: colour for n, colour in colours.items() if n in shown_n})
+    handles.append(Line2D([], [], color=canvas.LAW_COLOUR, lw=2, label="fitted law $n^*(M)$"))
+    canvas.legend_below(fig, min(len(handles), 3 + 2 * len(batches)), handles, handlelength=1.8)
     return fig
 
 
 def _largest_batches(fit: FitResult) -> list[FixedBatchFit]:
     """The B of the most cells, at most MAX_BATCHES of them, by rising B."""
-    batch_of_each_cell = [curve.B_p * curve.n for curve in fit.curves]
+    cells = Counter(curve.B_p * curve.n for curve in fit.curves)
     batches = [batch for batch in fit.by_B if len(batch.frontier) > 1]
-    batches.sort(key=lambda batch: (-batch_of_each_cell.count(batch.B), -batch.B))
+    batches.sort(key=lambda batch: (-cells[batch.B], -batch.B))
     return sorted(batches[:MAX_BATCHES], key=lambda batch: batch.B)
 
 
-def _measured_n(fit: FitResult, batches: Sequence[FixedBatchFit]) -> list[int]:
-    """The n measured at any of these B."""
-    shown_B = {batch.B for batch in batches}
-    return sorted({curve.n for curve in fit.curves if curve.B_p * curve.n in shown_B})
-
-
-def _draw_rewards(ax: Axes, curves: CurveRewards, batch: FixedBatchFit, colours: Colours) -> None:
+def _draw_rewards(ax: Axes, curves: CurveRewards, batch: FixedBatchFit, colours: Mapping[int, str]) -> None:
     """The curves of all cells of one B against M, the best of them thick over its interval."""
     B, points = batch.B, batch.frontier
     for curve in curves.fit.curves:
@@ -89,11 +74,11 @@ def _draw_rewards(ax: Axes, curves: CurveRewards, batch: FixedBatchFit, colours:
             C = np.geomspace(curve.C_low, curve.C_high, 160)
             ax.plot(C / B, curves.reward_at(curve.key, C), color=colours[curve.n], lw=1.4, zorder=3)
     with_interval = [(p.M, p.low, p.high) for p in points if p.low is not None and p.high is not None]
-    fill_band(ax, with_interval, color=INK, alpha=0.22, zorder=2)
-    label_style = {"fontsize": 8.5, "fontweight": "bold", "color": INK, "path_effects": HALO, "zorder": 7}
+    canvas.fill_band(ax, with_interval, color=canvas.INK, alpha=0.22, zorder=2)
+    label_style = {"fontsize": 8.5, "fontweight": "bold", "color": canvas.INK, "path_effects": canvas.HALO, "zorder": 7}
     for n, first, last in n_stretches([p.n for p in points]):
         M, y = [p.M for p in points[first : last + 1]], [p.reward for p in points[first : last + 1]]
-        ax.plot(M, y, color=INK, lw=5.2, zorder=4, solid_capstyle="round")
+        ax.plot(M, y, color=canvas.INK, lw=5.2, zorder=4, solid_capstyle="round")
         ax.plot(M, y, color=colours[n], lw=3.4, zorder=5, solid_capstyle="round")
         middle = points[(first + last) // 2]
         if last - first > 0.08 * len(points):
@@ -101,31 +86,31 @@ def _draw_rewards(ax: Axes, curves: CurveRewards, batch: FixedBatchFit, colours:
             ax.annotate(f"n = {n}", (middle.M, middle.reward), **offset, **label_style)
 
 
-def _draw_n_star_of_M(ax: Axes, batch: FixedBatchFit, colours: Colours) -> None:
+def _draw_n_star_of_M(ax: Axes, batch: FixedBatchFit, colours: Mapping[int, str]) -> None:
     """The best n against M, the intervals of its changes, and the law unless a monotone one is rejected."""
     points, n_star = thin(batch.frontier), batch.n_star
     M, log2_n = [p.M for p in points], [log2(p.n) for p in points]
-    ax.scatter(M, log2_n, c=[colours[p.n] for p in points], s=34, ec=MUTED, lw=0.4, zorder=4)
+    ax.scatter(M, log2_n, c=[colours[p.n] for p in points], s=34, ec=canvas.MUTED, lw=0.4, zorder=4)
     for crossover in batch.crossovers:
         if crossover.low is not None and crossover.high is not None:
             height = (log2(crossover.n_low) + log2(crossover.n_high)) / 2
             ends = [crossover.low / batch.B, crossover.high / batch.B]
-            ax.plot(ends, [height, height], color=INK, lw=1.2, marker="|", ms=6, zorder=3)
+            ax.plot(ends, [height, height], color=canvas.INK, lw=1.2, marker="|", ms=6, zorder=3)
     if n_star.monotone_rejected:
-        ax.set_title("a law that only rises is rejected here", loc="right", fontsize=8.5, color=LAW_COLOUR)
+        ax.set_title("a law that only rises is rejected here", loc="right", fontsize=8.5, color=canvas.LAW_COLOUR)
     else:
         grid = np.geomspace(batch.frontier[0].M, batch.frontier[-1].M, 200)
-        ax.plot(grid, log2_n_star(n_star.law, grid), color=LAW_COLOUR, lw=2, zorder=3)
+        ax.plot(grid, log2_n_star(n_star.law, grid), color=canvas.LAW_COLOUR, lw=2, zorder=3)
 
 
 def _label_n_and_B_p(ax: Axes, B: int, ns: Sequence[int], B_p_label: str) -> None:
     """n* on the left axis, B_p* = B / n* on the right one."""
     ax.set_ylim(log2(ns[0]) - 0.6, log2(ns[-1]) + 0.6)
-    label_log2_n(ax.yaxis, ns)
+    canvas.label_log2_n(ax.yaxis, ns)
     twin = ax.secondary_yaxis("right")
     twin.yaxis.set_major_locator(FixedLocator([log2(n) for n in ns]))
     twin.yaxis.set_minor_locator(NullLocator())
     twin.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{B / 2**y:g}"))
-    twin.set_ylabel(B_p_label, fontsize=9, color=MUTED)
-    twin.tick_params(labelsize=9, color=MUTED, labelcolor=MUTED)
+    twin.set_ylabel(B_p_label, fontsize=9, color=canvas.MUTED)
+    twin.tick_params(labelsize=9, color=canvas.MUTED, labelcolor=canvas.MUTED)
     twin.spines["right"].set_visible(False)

@@ -7,9 +7,8 @@ grey), the frontier carries its interval, and so does each crossover; an end tha
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 from math import log10
 
 import numpy as np
@@ -20,33 +19,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from isojax.core.nouns import RunRecord
-from isojax.report.canvas import (
-    DASHES,
-    HALO,
-    INK,
-    MUTED,
-    darken,
-    escape_label,
-    fill_band,
-    is_first_column,
-    legend_below,
-    n_palette,
-    panel_grid,
-    style_axes,
-)
-from isojax.report.fit_views import (
-    B_p_of_view,
-    CurveRewards,
-    all_n,
-    frontier_reward_at,
-    frontier_views,
-    interval_level,
-    run_evaluations,
-)
+from isojax.report import canvas, fit_views
 from isojax.report.wording import compute_unit, format_compact, format_percent, format_reward
 from isojax.scaling.result import CrossoverRow, FitResult, FrontierFit
 
-JOINT_TITLE = "joint: best over $B_p$ and $n$"
 BASE_DASHES = (0, (4, 3))
 LEGEND_INCHES = 1.9  # the width of a column of the legend
 Colours = Mapping[int, str]
@@ -55,78 +31,65 @@ Handle = Line2D | Patch
 
 def frontier_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Figure:
     """Evaluations, fitted curves and the frontier with its interval and crossovers."""
-    fit, curves = fits[0], CurveRewards(fits[0])
-    views = sorted(frontier_views(fit), key=lambda view: view.B_p is None)  # the joint panel last
-    fig, axes = panel_grid(len(views), height=4.6)
-    colours = n_palette(all_n(fit))
-    reward_label = f"validation reward ({escape_label(fit.metric)})"
-    for ax, view in zip(axes, views, strict=True):
-        B_ps = B_p_of_view(fit, view)
+    fit, curves = fits[0], fit_views.CurveRewards(fits[0])
+    views = sorted(fit_views.frontier_views(fit), key=lambda view: view.B_p is None)  # the joint panel last
+    fig, axes = canvas.panel_grid(len(views), height=4.6)
+    colours = canvas.n_palette(fit_views.all_n(fit))
+    reward_label = f"validation reward ({canvas.escape_label(fit.metric)})"
+    for i, (ax, view) in enumerate(zip(axes, views, strict=True)):
+        B_ps = fit_views.B_p_of_view(fit, view)
         _draw_runs(ax, fit, [run for run in runs if run.cell.B_p in B_ps], colours, faint=view.B_p is None)
         _draw_curves(ax, curves, view, colours)
-        title = JOINT_TITLE if view.B_p is None else f"$B_p$ = {view.B_p}"
-        style_axes(ax, title, f"C ({compute_unit(fit)})", reward_label if is_first_column(ax) else "")
+        is_first_column = i % canvas.grid_columns(len(views)) == 0
+        title, C_label = canvas.view_title(view.B_p), f"C ({compute_unit(fit)})"
+        canvas.style_axes(ax, title, C_label, reward_label if is_first_column else "")
+    low, high = fit_views.reward_range(fit, runs)
+    span = (high - low) or 0.1
+    # Room below for the crossovers' labels and above for the segments' names; the panels share y.
+    axes[0].set_ylim(low - 0.16 * span, high + 0.14 * span)
     for ax, view in zip(axes, views, strict=True):
-        ax.set_ylim(*_reward_range(fit, runs))
         if fit.base_reward is not None:
-            ax.axhline(fit.base_reward, color=MUTED, lw=0.9, ls=BASE_DASHES, zorder=1)
+            ax.axhline(fit.base_reward, color=canvas.MUTED, lw=0.9, ls=BASE_DASHES, zorder=1)
         _draw_frontier(ax, view, colours)
         _draw_crossovers(ax, view, with_intervals=fit.intervals is not None)
         _label_segments(ax, view, colours)
-    B_ps = B_p_of_view(fit, views[-1])
+    B_ps = fit_views.B_p_of_view(fit, views[-1])
     _legend(fig, fit, colours, B_ps if len(B_ps) > 1 else ())
     return fig
 
 
-def _reward_range(fit: FitResult, runs: Sequence[RunRecord]) -> tuple[float, float]:
-    """The rewards shown, with room below for the crossovers' labels and above for the segments' names."""
-    rewards = [y for run in runs for _, _, y in run_evaluations(run, fit)] + [p.reward for p in fit.joint.frontier]
-    rewards += [] if fit.base_reward is None else [fit.base_reward]
-    low, high = min(rewards), max(rewards)
-    span = (high - low) or 0.1
-    return low - 0.16 * span, high + 0.14 * span
-
-
 def _draw_runs(ax: Axes, fit: FitResult, runs: Sequence[RunRecord], colours: Colours, faint: bool) -> None:
     """A thin line for each seed, a dot for the mean of the seeds at each value of the shared grid of C."""
-    cells: dict[tuple[int, int], list[RunRecord]] = defaultdict(list)
-    for run in runs:
-        cells[run.cell.B_p, run.cell.n].append(run)
-    for (_, n), seeds in cells.items():
-        values_by_target: dict[int, list[tuple[float, float]]] = defaultdict(list)
-        for run in seeds:
-            evaluations = run_evaluations(run, fit)
-            for target, C, y in evaluations:
-                values_by_target[target].append((C, y))
-            if not faint:
-                C_and_y = zip(*((C, y) for _, C, y in evaluations), strict=True)
-                ax.plot(*C_and_y, color=colours[n], lw=0.5, alpha=0.3, zorder=1)
-        means = [np.mean(values, axis=0) for _, values in sorted(values_by_target.items())]
-        mean_points = np.array(means).reshape(-1, 2)
+    for (_, n), seeds in fit_views.runs_by_cell(runs).items():
+        for run in seeds if not faint else ():
+            C_and_y = zip(*((C, y) for _, C, y in fit_views.run_evaluations(run, fit)), strict=True)
+            ax.plot(*C_and_y, color=colours[n], lw=0.5, alpha=0.3, zorder=1)
+        means = fit_views.seed_means(seeds, fit)
         size, alpha, order = (8, 0.3, 2) if faint or len(means) > 40 else (15, 0.8, 6)
         dots = {"s": size, "color": colours[n], "ec": "white", "lw": 0.5, "alpha": alpha, "zorder": order}
-        ax.scatter(mean_points[:, 0], mean_points[:, 1], **dots)
+        ax.scatter([C for C, _, _ in means], [y for _, y, _ in means], **dots)
 
 
-def _draw_curves(ax: Axes, curves: CurveRewards, view: FrontierFit, colours: Colours) -> None:
-    """The fitted curve of each cell; in the joint panel dashes tell B_p."""
-    B_ps = B_p_of_view(curves.fit, view)
+def _draw_curves(ax: Axes, curves: fit_views.CurveRewards, view: FrontierFit, colours: Colours) -> None:
+    """The fitted curve of each cell; in the joint panel dashes distinguish B_p."""
+    B_ps = fit_views.B_p_of_view(curves.fit, view)
     for curve in curves.fit.curves:
         if curve.B_p not in B_ps:
             continue
         C = np.geomspace(curve.C_low, curve.C_high, 200)
-        dashes = DASHES[B_ps.index(curve.B_p) % len(DASHES)] if view.B_p is None else "-"
-        width, alpha = (1.1, 0.75) if view.B_p is None else (1.7, 0.95)
-        y = curves.reward_at(curve.key, C)
-        ax.plot(C, y, color=colours[curve.n], lw=width, ls=dashes, alpha=alpha, zorder=3)
+        style = {"ls": "-", "lw": 1.7, "alpha": 0.95}
+        if view.B_p is None:
+            dashes = canvas.DASHES[B_ps.index(curve.B_p) % len(canvas.DASHES)]
+            style = {"ls": dashes, "lw": 1.1, "alpha": 0.75}
+        ax.plot(C, curves.reward_at(curve.key, C), color=colours[curve.n], zorder=3, **style)
 
 
 def _draw_frontier(ax: Axes, view: FrontierFit, colours: Colours) -> None:
     """The envelope, thick and coloured by n*(C), over its interval."""
     points = np.array([(p.C, p.reward) for p in view.frontier])
     with_interval = [(p.C, p.low, p.high) for p in view.frontier if p.low is not None and p.high is not None]
-    fill_band(ax, with_interval, color=INK, alpha=0.22, zorder=2.5)
-    ax.plot(points[:, 0], points[:, 1], color=INK, lw=4.6, zorder=4, solid_capstyle="round")
+    canvas.fill_band(ax, with_interval, color=canvas.INK, alpha=0.22, zorder=2.5)
+    ax.plot(points[:, 0], points[:, 1], color=canvas.INK, lw=4.6, zorder=4, solid_capstyle="round")
     pairs = [points[i : i + 2] for i in range(len(points) - 1)]
     colour_of_pair = [colours[p.n] for p in view.frontier[1:]]
     lines = LineCollection(pairs, colors=colour_of_pair, linewidths=3.0, capstyle="round", zorder=5)
@@ -139,36 +102,36 @@ def _draw_crossovers(ax: Axes, view: FrontierFit, with_intervals: bool) -> None:
     label_width = 0.045 * log10(right_edge / left_edge)  # in decades
     label_end = -np.inf  # labels reach to here, log10 C
     for crossover in view.crossovers:
-        C = crossover.C
-        reward = frontier_reward_at(view, C)
+        C, reward = crossover.C, fit_views.frontier_reward_at(view, crossover.C)
         label_on_left = log10(C) - label_width > label_end
         label_end = log10(C) + (0 if label_on_left else label_width)
-        ax.axvline(C, color=MUTED, lw=0.8, ls=(0, (1, 2)), zorder=1)
+        ax.axvline(C, color=canvas.MUTED, lw=0.8, ls=(0, (1, 2)), zorder=1)
         if with_intervals:
             _draw_interval(ax, crossover, reward, (left_edge, right_edge))
-        ax.plot([C], [reward], marker="D", ms=6.5, mfc="white", mec=INK, mew=1.4, zorder=7)
+        ax.plot([C], [reward], marker="D", ms=6.5, mfc="white", mec=canvas.INK, mew=1.4, zorder=7)
         side, offset = ("right", -3) if label_on_left else ("left", 3)
         place = {"xycoords": ("data", "axes fraction"), "xytext": (offset, 5), "textcoords": "offset points"}
-        style = {"rotation": 90, "ha": side, "va": "bottom", "fontsize": 8, "color": INK, "path_effects": HALO}
+        style = {"rotation": 90, "fontsize": 8, "color": canvas.INK, "path_effects": canvas.HALO, "zorder": 7}
         label = f"{crossover.n_low}→{crossover.n_high} at {format_compact(C)}"
-        ax.annotate(label, (C, 0), zorder=7, **place, **style)
+        ax.annotate(label, (C, 0), ha=side, va="bottom", **place, **style)
     ax.set_xlim(left_edge, right_edge)
 
 
 def _draw_interval(ax: Axes, crossover: CrossoverRow, reward: float, edges: tuple[float, float]) -> None:
     """A bar to each end of a crossover's interval; a thin arrow to the edge of the panel where an end is open."""
+    ink = canvas.INK
     for bound, edge, arrow in ((crossover.low, edges[0], "<"), (crossover.high, edges[1], ">")):
         end, marker, width = (edge, arrow, 0.8) if bound is None else (bound, "|", 1.3)
-        ax.plot([end, crossover.C], [reward, reward], color=INK, lw=width, zorder=6.5, solid_capstyle="butt")
-        ax.plot([end], [reward], marker=marker, ms=7, mec=INK, mfc=INK, mew=1.3, zorder=6.5, clip_on=False)
+        ax.plot([end, crossover.C], [reward, reward], color=ink, lw=width, zorder=6.5, solid_capstyle="butt")
+        ax.plot([end], [reward], marker=marker, ms=7, mec=ink, mfc=ink, mew=1.3, zorder=6.5, clip_on=False)
 
 
 def _label_segments(ax: Axes, view: FrontierFit, colours: Colours) -> None:
-    """n (and B_p in the joint panel) beside each stretch of the frontier that is long enough to carry the label."""
+    """n (and B_p in the joint panel) next to each stretch of the frontier that is long enough to carry the label."""
     axis_decades = np.diff(np.log10(ax.get_xlim()))[0]
     min_share = 0.12 if view.B_p is None else 0.05
     place = {"xytext": (-7, 7), "textcoords": "offset points", "ha": "right", "va": "bottom", "zorder": 8}
-    style = {"fontsize": 9, "fontweight": "bold", "linespacing": 1.15, "path_effects": HALO}
+    style = {"fontsize": 9, "fontweight": "bold", "linespacing": 1.15, "path_effects": canvas.HALO}
     for n, segments_of_n in groupby(view.segments, key=lambda segment: segment.n):
         segments = list(segments_of_n)
         low, high = log10(segments[0].C_low), log10(segments[-1].C_high)
@@ -179,15 +142,16 @@ def _label_segments(ax: Axes, view: FrontierFit, colours: Colours) -> None:
             B_ps = [B_p for B_p, _ in groupby(segment.B_p for segment in segments)]
             label += "\n$B_p$ = " + (", ".join(map(str, B_ps)) if len(B_ps) < 4 else "various")
         middle = 10 ** ((low + high) / 2)
-        ax.annotate(label, (middle, frontier_reward_at(view, middle)), color=darken(colours[n]), **place, **style)
+        point = middle, fit_views.frontier_reward_at(view, middle)
+        ax.annotate(label, point, color=canvas.darken(colours[n]), **place, **style)
 
 
 def _legend(fig: Figure, fit: FitResult, colours: Colours, B_ps: Sequence[int]) -> None:
     """Rows below the panels: the values of n; what the marks mean; the joint panel's line styles."""
-    n_handles: list[Handle] = [Line2D([], [], color=c, lw=3, label=f"n = {n}") for n, c in colours.items()]
+    n_handles: list[Handle] = [*canvas.n_handles(colours)]
     B_p_handles: list[Handle] = [
-        Line2D([], [], color=MUTED, lw=1.3, ls=DASHES[i % len(DASHES)], label=f"joint panel: $B_p$ = {B_p}")
-        for i, B_p in enumerate(B_ps)
+        Line2D([], [], color=canvas.MUTED, lw=1.3, ls=dashes, label=f"joint panel: $B_p$ = {B_p}")
+        for B_p, dashes in zip(B_ps, canvas.DASHES * len(B_ps), strict=False)
     ]
     max_columns = int(fig.get_figwidth() / LEGEND_INCHES)
     rows = [
@@ -195,26 +159,24 @@ def _legend(fig: Figure, fit: FitResult, colours: Colours, B_ps: Sequence[int]) 
         for row in (n_handles, _mark_handles(fit), B_p_handles)
         for i in range(0, len(row), max_columns)
     ]
-    columns = max(len(row) for row in rows)
-    empty_handle = Line2D([], [], ls="", label=" ")
-    padded_rows = [row + [empty_handle] * (columns - len(row)) for row in rows]
     # A legend fills its columns first.
-    by_column = [handle for column in zip(*padded_rows, strict=True) for handle in column]
-    legend_below(fig, columns, by_column, handlelength=2.2, columnspacing=1.3)
+    empty_handle = Line2D([], [], ls="", label=" ")
+    by_column = [handle for column in zip_longest(*rows, fillvalue=empty_handle) for handle in column]
+    canvas.legend_below(fig, max(map(len, rows)), by_column, handlelength=2.2, columnspacing=1.3)
 
 
 def _mark_handles(fit: FitResult) -> list[Handle]:
     """What the marks of a panel mean."""
     handles: list[Handle] = [
-        Line2D([], [], color=INK, lw=5, label="frontier (colour: n*)"),
-        Line2D([], [], marker="D", ls="", mfc="white", mec=INK, mew=1.4, label="crossover"),
-        Line2D([], [], marker="o", ls="", color=MUTED, ms=4, label="evaluation (seeds' mean)"),
-        Line2D([], [], color=MUTED, lw=0.6, label="one seed"),
+        Line2D([], [], color=canvas.INK, lw=5, label="frontier (colour: n*)"),
+        Line2D([], [], marker="D", ls="", mfc="white", mec=canvas.INK, mew=1.4, label="crossover"),
+        Line2D([], [], marker="o", ls="", color=canvas.MUTED, ms=4, label="evaluation (seeds' mean)"),
+        Line2D([], [], color=canvas.MUTED, lw=0.6, label="one seed"),
     ]
-    level = interval_level(fit)
+    level = fit_views.interval_level(fit)
     if level is not None:
-        handles.append(Patch(color=INK, alpha=0.22, lw=0, label=f"{format_percent(level)} interval"))
+        handles.append(Patch(color=canvas.INK, alpha=0.22, lw=0, label=f"{format_percent(level)} interval"))
     if fit.base_reward is not None:
         label = f"base policy, {format_reward(fit.base_reward)}"
-        handles.append(Line2D([], [], color=MUTED, lw=0.9, ls=BASE_DASHES, label=label))
+        handles.append(Line2D([], [], color=canvas.MUTED, lw=0.9, ls=BASE_DASHES, label=label))
     return handles

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from isojax.core.nouns import RunRecord
-from isojax.report.canvas import DPI, legend_below, n_palette, style_axes
+from isojax.report import canvas
 from isojax.report.fit_views import FloatArray, all_n
 from isojax.scaling.result import FitResult
 
@@ -48,21 +48,20 @@ def metric_by_n(runs: Sequence[RunRecord], name: str) -> dict[int, tuple[FloatAr
 
 def training_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Figure | None:
     """A panel for each metric that was recorded and is not 0 throughout, at the frontier's last B_p."""
-    fit = fits[0]
-    B_p = fit.joint.frontier[-1].B_p
+    B_p = fits[0].joint.frontier[-1].B_p
     runs_of_B_p = [run for run in runs if run.cell.B_p == B_p]
     lines_by_metric = {name: lines for name in METRIC_TITLES if (lines := metric_by_n(runs_of_B_p, name))}
     if not lines_by_metric:
         return None
-    rows = math.ceil(len(lines_by_metric) / MAX_COLUMNS)
-    columns = min(MAX_COLUMNS, len(lines_by_metric))
-    fig = Figure(figsize=(max(9.0, 3.6 * columns), 2.9 * rows + 0.6), dpi=DPI, layout="constrained")
-    colours = n_palette(all_n(fit))
+    count, columns = len(lines_by_metric), min(MAX_COLUMNS, len(lines_by_metric))
+    rows = math.ceil(count / columns)
+    fig = canvas.new_figure(max(9.0, 3.6 * columns), 2.9 * rows + 0.6)
+    colours = canvas.n_palette(all_n(fits[0]))
     for i, (name, lines) in enumerate(lines_by_metric.items()):
         ax = fig.add_subplot(rows, columns, i + 1)
         for n, (C, y) in lines.items():
-            ax.plot(C, y, color=colours[n], lw=1.6, label=f"n = {n}" if i == 0 else None)
-        style_axes(ax, METRIC_TITLES[name], "C (rollouts)" if i >= len(lines_by_metric) - columns else "", "")
+            ax.plot(C, y, color=colours[n], lw=1.6)
+        canvas.style_axes(ax, METRIC_TITLES[name], "C (rollouts)" if i >= count - columns else "", "")
         ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
-    legend_below(fig, len(colours), title=f"$B_p$ = {B_p}, means over seeds")
+    canvas.legend_below(fig, len(colours), canvas.n_handles(colours), title=f"$B_p$ = {B_p}, means over seeds")
     return fig

@@ -15,38 +15,26 @@ from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult
 
 EDGE = 1 + 1e-9  # budgets this close to the end of the frontier belong to it
+NO_INTERVAL = (None, None)
+
+Bounds = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
 class Advice:
-    """An answer for one budget.
+    """An answer for one budget."""
 
-    Attributes:
-        C: the budget, in the fit's unit.
-        n, B_p: what to run; None where there is no answer, for `no_answer_reason`.
-        M: updates, floor(C / (B_p n)); None where C does not count rollouts.
-        reward, low, high: the expected reward, with its interval where the fit has one.
-        new_run_low, new_run_high: the interval of what one new run will measure.
-        extrapolated: whether C is beyond the data of the recommended cell.
-        n_probability: P(n is best), by n; empty where unknown.
-        regret: expected loss of reward against the best measured cell; None where unknown.
-        equal_n: the n that do as well, within the data's errors.
-        reasons: sentences.
-    """
-
-    C: float
-    n: int | None = None
+    C: float  # the budget, in the fit's unit
+    n: int | None = None  # None where there is no answer, for `no_answer_reason`
     B_p: int | None = None
-    M: int | None = None
-    reward: float | None = None
-    low: float | None = None
-    high: float | None = None
-    new_run_low: float | None = None
-    new_run_high: float | None = None
-    extrapolated: bool = False
-    n_probability: Mapping[int, float] = field(default_factory=dict)
-    regret: float | None = None
-    equal_n: tuple[int, ...] = ()
+    M: int | None = None  # updates, floor(C / (B_p n)); None where C does not count rollouts
+    reward: float | None = None  # to expect
+    interval: Bounds = NO_INTERVAL  # of the expected reward
+    new_run: Bounds = NO_INTERVAL  # of what one new run will measure
+    extrapolated: bool = False  # whether C is beyond the data of the recommended cell
+    n_probability: Mapping[int, float] = field(default_factory=dict)  # P(n is best), by n; empty where unknown
+    regret: float | None = None  # expected loss of reward against the best measured cell; None where unknown
+    equal_n: tuple[int, ...] = ()  # the n that do as well, within the data's errors
     reasons: tuple[str, ...] = ()
     no_answer_reason: str = ""
 
@@ -59,23 +47,18 @@ def advise(fit: FitResult, C: float, B_p: int | None = None) -> Advice:
         recommendation = recommend(fit, C, fix=None if B_p is None else {"B_p": B_p}, with_candidates=False)
     except InputError as e:
         return Advice(C, no_answer_reason=str(e))
-    allocation = recommendation.allocation
-    low, high = recommendation.interval or (None, None)
-    new_run_low, new_run_high = recommendation.prediction_interval or (None, None)
     return Advice(
         C,
-        n=allocation.n,
-        B_p=allocation.B_p,
-        M=allocation.M,
+        n=recommendation.allocation.n,
+        B_p=recommendation.allocation.B_p,
+        M=recommendation.allocation.M,
         reward=recommendation.expected_reward,
-        low=low,
-        high=high,
-        new_run_low=new_run_low,
-        new_run_high=new_run_high,
+        interval=recommendation.interval or NO_INTERVAL,
+        new_run=recommendation.prediction_interval or NO_INTERVAL,
         extrapolated=recommendation.extrapolated,
         n_probability=recommendation.n_probability or {},
         regret=recommendation.regret,
-        equal_n=tuple(recommendation.equal_n),
+        equal_n=tuple(n for n in recommendation.equal_n if n != recommendation.allocation.n),
         reasons=tuple(recommendation.reasons),
     )
 
@@ -92,8 +75,7 @@ def _advise_on_frontier(fit: FitResult, C: float, B_p: int | None) -> Advice:
         n=point.n,
         B_p=point.B_p,
         reward=point.reward,
-        low=point.low,
-        high=point.high,
+        interval=(point.low, point.high),
         n_probability=point.n_probability or {},
         reasons=(f"{leader}; updates M are known only where C counts rollouts",),
     )

@@ -8,7 +8,6 @@ The page chooses the colours, because it knows whether it is light or dark: a tr
 from __future__ import annotations
 
 import html
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import ceil, floor, log10
 from typing import Any
@@ -16,15 +15,7 @@ from typing import Any
 import numpy as np
 
 from isojax.core.nouns import RunRecord
-from isojax.report.fit_views import (
-    CurveRewards,
-    all_n,
-    frontier_reward_at,
-    interval_level,
-    n_stretches,
-    run_evaluations,
-    thin,
-)
+from isojax.report import fit_views
 from isojax.report.wording import (
     compute_unit,
     format_compact,
@@ -57,9 +48,9 @@ def escape_plotly_label(text: str) -> str:
     return html.escape(text if len(text) <= 60 else text[:59] + "…", quote=False)
 
 
-def _round_digits(values: Iterable[float], digits: int = 5) -> list[float]:
-    """Floats of few digits: the page need not carry sixteen."""
-    return [float(f"{x:.{digits}g}") for x in values]
+def _round_digits(values: Iterable[float]) -> list[float]:
+    """Floats of five digits: the page need not carry sixteen."""
+    return [float(f"{x:.5g}") for x in values]
 
 
 def _trace(mode: str, x: Iterable[float], y: Iterable[float], hover: Sequence[str], **options: Any) -> PlotlyTrace:
@@ -70,7 +61,8 @@ def _trace(mode: str, x: Iterable[float], y: Iterable[float], hover: Sequence[st
 
 def cell_traces(fit: FitResult, runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """[{"B_p", "trace"}]: each cell's fitted curve and its evaluations (the seeds' mean)."""
-    curves, B_ps = CurveRewards(fit), sorted({curve.B_p for curve in fit.curves})
+    curves, B_ps = fit_views.CurveRewards(fit), sorted({curve.B_p for curve in fit.curves})
+    seeds_by_cell = fit_views.runs_by_cell(runs)
     traces = []
     for curve in sorted(fit.curves, key=lambda curve: (curve.n, curve.B_p)):
         C = np.geomspace(curve.C_low, curve.C_high, CURVE_POINTS)
@@ -83,27 +75,22 @@ def cell_traces(fit: FitResult, runs: Sequence[RunRecord]) -> list[dict[str, Any
         ]
         legend = {"legendgroup": f"n{curve.n}", "name": f"n = {curve.n}", "meta": {"n": curve.n}}
         line = {"width": 1.6, "dash": DASHES[B_ps.index(curve.B_p) % len(DASHES)]}
-        traces.append({"B_p": curve.B_p, "trace": _trace("lines", C, y, hover, line=line, **legend)})
-        seeds = [run for run in runs if (run.cell.B_p, run.cell.n) == curve.key]
-        evaluations = _evaluation_trace(fit, seeds, cell_name)
-        traces.append({"B_p": curve.B_p, "trace": evaluations | legend | {"opacity": 0.55, "showlegend": False}})
+        evaluations = _evaluation_trace(fit, seeds_by_cell.get(curve.key, []), cell_name)
+        evaluations |= {**legend, "opacity": 0.55, "showlegend": False}
+        fitted = _trace("lines", C, y, hover, line=line, **legend)
+        traces += [{"B_p": curve.B_p, "trace": trace} for trace in (fitted, evaluations)]
     return traces
 
 
 def _evaluation_trace(fit: FitResult, seeds: Sequence[RunRecord], cell_name: str) -> PlotlyTrace:
     """A cell's evaluations, the mean of its seeds at each value of the shared grid of C."""
-    values_by_target: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    for run in seeds:
-        for target, C, y in run_evaluations(run, fit):
-            values_by_target[target].append((C, y))
-    means = [(*np.mean(values, axis=0).tolist(), len(values)) for _, values in sorted(values_by_target.items())]
-    rows = thin(means, CELL_POINTS) if means else []
+    rows = fit_views.thin(fit_views.seed_means(seeds, fit), CELL_POINTS)
     hover = [
         f"{cell_name}<br>C = {format_compact(C)}: measured {format_reward(y)}"
         + (f", mean of {count} seeds" if count > 1 else "")
         for C, y, count in rows
     ]
-    return _trace("markers", [row[0] for row in rows], [row[1] for row in rows], hover, marker={"size": 5})
+    return _trace("markers", [C for C, _, _ in rows], [y for _, y, _ in rows], hover, marker={"size": 5})
 
 
 def _band_trace(rows: Sequence[tuple[float, float, float]], role: str) -> PlotlyTrace:
@@ -115,10 +102,10 @@ def _band_trace(rows: Sequence[tuple[float, float, float]], role: str) -> Plotly
 
 def frontier_traces(fit: FitResult, view: FrontierFit) -> list[PlotlyTrace]:
     """The frontier's band, its stretches by n, and its crossovers."""
-    points = thin(view.frontier, FRONTIER_POINTS)
+    points = fit_views.thin(view.frontier, FRONTIER_POINTS)
     with_interval = [(p.C, p.low, p.high) for p in points if p.low is not None]
     traces = [_band_trace(with_interval, role="band")] if with_interval else []
-    for n, first, last in n_stretches([point.n for point in points]):
+    for n, first, last in fit_views.n_stretches([point.n for point in points]):
         stretch = points[first : last + 1]
         hover = [_frontier_text(p) for p in stretch]
         line = {"width": 6, "simplify": False}
@@ -138,7 +125,7 @@ def _frontier_text(point: FrontierRow) -> str:
 def _crossover_trace(fit: FitResult, view: FrontierFit) -> PlotlyTrace:
     """A diamond for each crossover, with its interval."""
     C = [row.C for row in view.crossovers]
-    y = [frontier_reward_at(view, c) for c in C]
+    y = [fit_views.frontier_reward_at(view, c) for c in C]
     hover = [f"<b>{row.n_low} → {row.n_high}</b><br>at C = {format_crossover(row, fit)}" for row in view.crossovers]
     above = [0.0 if row.high is None else row.high - row.C for row in view.crossovers]
     below = [0.0 if row.low is None else row.C - row.low for row in view.crossovers]
@@ -150,11 +137,11 @@ def _crossover_trace(fit: FitResult, view: FrontierFit) -> PlotlyTrace:
 
 def law_traces(fit: FitResult, view: FrontierFit) -> list[PlotlyTrace]:
     """n*(C): the best measured n with its interval, and the law, dashed beyond the data."""
-    points, n_star = thin(view.frontier, LAW_POINTS), view.n_star
+    points, n_star = fit_views.thin(view.frontier, LAW_POINTS), view.n_star
     band = [(row.C, row.low, row.high) for row in n_star.band or () if row.low > 0]
     traces = []
     if band:
-        name = f"{format_percent(interval_level(fit) or 0.0)} interval of the best measured n"
+        name = f"{format_percent(fit_views.interval_level(fit) or 0.0)} interval of the best measured n"
         traces.append(_band_trace(band, role="law band") | {"name": name, "showlegend": True})
     first, last = points[0].C, points[-1].C
     ranges = ((first, last, "solid"), (last, LAW_REACH * last, "dash")) if law_is_drawn(view) else ()
@@ -177,13 +164,18 @@ def layouts(fit: FitResult, runs: Sequence[RunRecord]) -> dict[str, Any]:
     """{"reward": ..., "law": ...}: axes and ranges, the same for every view of a fit so that a change of view moves
     nothing else.
     """
-    ns = all_n(fit)
+    ns = fit_views.all_n(fit)
     n_range = [log10(ns[0] / 1.5), log10(ns[-1] * 2.2)]
     n_axis = {"type": "log", "tickvals": ns, "ticktext": [str(n) for n in ns], "range": n_range, "title": {"text": "n"}}
+    low, high = fit_views.reward_range(fit, runs)
+    span = (high - low) or 0.1
+    level = fit_views.interval_level(fit)
+    metric = escape_plotly_label(fit.metric) + ("" if level is None else f" (bands: {format_percent(level)})")
+    reward_axis = {"range": [low - 0.06 * span, high + 0.1 * span], "title": {"text": metric}}
     legend = {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0, "groupclick": "togglegroup"}
     margin = {"l": 56, "r": 12, "t": 12, "b": 48}
     shared = {"hovermode": "closest", "margin": margin, "xaxis": _compute_axis(fit), "legend": legend}
-    return {"reward": {**shared, "yaxis": _reward_axis(fit, runs)}, "law": {**shared, "yaxis": n_axis}}
+    return {"reward": {**shared, "yaxis": reward_axis}, "law": {**shared, "yaxis": n_axis}}
 
 
 def _compute_axis(fit: FitResult) -> dict[str, Any]:
@@ -194,14 +186,3 @@ def _compute_axis(fit: FitResult) -> dict[str, Any]:
     ticks = [digit * 10.0**k for k in range(floor(edges[0]), ceil(edges[1])) for digit in leading_digits]
     labels = {"tickvals": ticks, "ticktext": [format_compact(C) for C in ticks]}
     return {"type": "log", "range": list(edges), "title": {"text": f"C ({compute_unit(fit)})"}, **labels}
-
-
-def _reward_axis(fit: FitResult, runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """The metric, over all rewards that are shown."""
-    rewards = [y for run in runs for _, _, y in run_evaluations(run, fit)] + [p.reward for p in fit.joint.frontier]
-    rewards += [] if fit.base_reward is None else [fit.base_reward]
-    span = (max(rewards) - min(rewards)) or 0.1
-    level = interval_level(fit)
-    level_text = "" if level is None else f" (bands: {format_percent(level)})"
-    title = {"text": escape_plotly_label(fit.metric) + level_text}
-    return {"range": [min(rewards) - 0.06 * span, max(rewards) + 0.1 * span], "title": title}

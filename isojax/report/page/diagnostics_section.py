@@ -17,17 +17,20 @@ MAX_AUTOCORRELATION = 0.3
 def diagnostics_section(fit: FitResult) -> Html:
     """Misfit, correlated residuals, parameters at bounds, open ends, ties, and what was left out."""
     diagnostics = fit.diagnostics
+    run_lengths = "All runs reach about the same C."
+    if diagnostics.unequal_lengths:
+        run_lengths = "Runs end at different C: beyond the end of the shorter the longer ones lead without a rival."
     sentences = [
         _describe_misfit(diagnostics),
         *_describe_autocorrelation(diagnostics),
-        _describe_run_lengths(diagnostics),
+        run_lengths,
         *map(_describe_tie, diagnostics.ties),
         *_describe_open_ends(fit),
     ]
     left_out = [tag("h3", "Left out of the fit"), bullet_list(diagnostics.left_out)] if diagnostics.left_out else []
     rows = [_curve_row(row) for row in diagnostics.per_curve]
-    table = html_table("Misfit of each curve", CURVE_HEADER, rows, text_columns=(4,))
-    per_curve = [html_details("Misfit of each curve", table)] if rows else []
+    title = "Misfit of each curve"
+    per_curve = [html_details(title, html_table(title, CURVE_HEADER, rows, text_columns=(4,)))] if rows else []
     sections = [bullet_list(sentences), *left_out, *_overfitting(fit), *per_curve]
     return html_section("diagnostics", "Fit diagnostics", *sections)
 
@@ -54,12 +57,6 @@ def _describe_autocorrelation(diagnostics: FitDiagnostics) -> list[str]:
     if value > MAX_AUTOCORRELATION:
         verdict = "neighbouring evaluations err together, so they hold less information than their number suggests"
     return [f"Autocorrelation of neighbouring residuals is {value:.2f}: {verdict}."]
-
-
-def _describe_run_lengths(diagnostics: FitDiagnostics) -> str:
-    if not diagnostics.unequal_lengths:
-        return "All runs reach about the same C."
-    return "Runs end at different C: beyond the end of the shorter ones the longer ones lead without a rival."
 
 
 def _describe_tie(tie: TiedRange) -> str:
@@ -123,16 +120,14 @@ def health_section(fit: FitResult) -> Html:
         for flag in run.flags
     ]
     command = tag("code", f"isojax report RUN {INCLUDE_FLAGGED}")
+    status = tag("p", "They are in every fit on this page, as ", command, " requests.")
     if fit.health.left_out:
         status = tag("p", "They are left out of every fit on this page; ", command, " puts them back.")
-    else:
-        status = tag("p", "They are in every fit on this page, as ", command, " asked.")
     return html_section("health", title, status, html_table("Flagged runs", HEALTH_HEADER, rows, text_columns=(1, 4)))
 
 
 def flags_section(fit: FitResult) -> Html:
     """Every flag of the fit, with its severity."""
-    if not fit.flags:
-        return html_section("flags", "Warnings", tag("p", "None: the fit raised no warning."))
     items = [tag("span", tag("strong", f"{flag.severity}: "), flag.text) for flag in fit.flags]
-    return html_section("flags", "Warnings", bullet_list(items))
+    content = bullet_list(items) if items else tag("p", "None: the fit raised no warning.")
+    return html_section("flags", "Warnings", content)

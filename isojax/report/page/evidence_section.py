@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from isojax.report.canvas import RenderedFigure
-from isojax.report.figures.catalogue import FIGURES
 from isojax.report.fit_views import frontier_views
-from isojax.report.page.markup import Html, html_figure, html_section, html_table, tag
-from isojax.report.wording import (
-    MIN_DECADES,
-    MIN_Z,
-    compute_unit,
-    format_compact,
-    format_crossover,
-    join_commas,
-    segment_verdict,
-    view_name,
-)
+from isojax.report.page.markup import Html, html_section, html_table, tag
+from isojax.report.wording import MIN_DECADES, MIN_Z, compute_unit, format_compact, format_crossover, segment_verdict
 from isojax.scaling.result import FitResult, FrontierFit, SegmentRow
 
 SEGMENT_HEADER = (
@@ -36,10 +25,12 @@ SEGMENT_HEADER = (
 def named_views(fit: FitResult) -> list[tuple[str, FrontierFit]]:
     """The joint frontier and, where there are several B_p, each of theirs."""
     views = frontier_views(fit)
-    return [(view_name(view), view) for view in views] if len(views) > 1 else [("joint", fit.joint)]
+    if len(views) == 1:
+        return [("joint", fit.joint)]
+    return [("joint" if view.B_p is None else f"B_p = {view.B_p}", view) for view in views]
 
 
-def evidence_section(fit: FitResult, images: Mapping[str, RenderedFigure]) -> Html:
+def evidence_section(fit: FitResult, figures: Sequence[Html]) -> Html:
     """Every segment with its verdict, and the crossovers."""
     rule = (
         f"A segment of the frontier holds when it is at least {MIN_DECADES} decade long, its neighbours were measured "
@@ -47,20 +38,18 @@ def evidence_section(fit: FitResult, images: Mapping[str, RenderedFigure]) -> Ht
         "difference (paired over validation problems, seeds averaged). Leads are given ± one standard error; at a C "
         "marked * the data begin or end, and no other n takes over."
     )
-    figure = FIGURES["evidence"]
-    image = [html_figure(images["evidence"].png, figure.alt_text(fit), figure.caption)] if "evidence" in images else []
     tables = [
         html_table(f"Frontier segments, {name}", SEGMENT_HEADER, map(_segment_row, view.segments), (8,))
         for name, view in named_views(fit)
     ]
     title = "Evidence for each segment of the frontier"
-    return html_section("evidence", title, tag("p", rule), *image, *tables, tag("h3", "Crossovers"), _crossovers(fit))
+    return html_section("evidence", title, tag("p", rule), *figures, *tables, tag("h3", "Crossovers"), _crossovers(fit))
 
 
 def _segment_row(segment: SegmentRow) -> list[object]:
     low, high = format_compact(segment.C_low), format_compact(segment.C_high)
     C_range = f"{low}{'*' if segment.censored_low else ''} – {high}{'*' if segment.censored_high else ''}"
-    neighbours = join_commas(f"{cell.B_p} × {cell.n}" for cell in segment.neighbours) or "none"
+    neighbours = ", ".join(f"{cell.B_p} × {cell.n}" for cell in segment.neighbours) or "none"
     lead = "–" if segment.lead is None else f"{segment.lead:+.3f}"
     lead += "" if segment.se is None else f" ± {segment.se:.3f}"
     holds, reason = segment_verdict(segment)

@@ -19,12 +19,11 @@ from isojax.core.nouns import RunRecord
 from isojax.report.canvas import log2_positions, n_palette
 from isojax.report.fit_views import B_p_of_view, all_n, frontier_views, interval_level
 from isojax.report.page import charts
-from isojax.report.page.advice import Advice, advise, budget_grid
+from isojax.report.page.advice import NO_INTERVAL, Advice, advise, budget_grid
 from isojax.report.page.markup import Html
-from isojax.report.wording import compute_unit, format_compact, format_percent, format_range, format_reward
+from isojax.report.wording import compute_unit, format_compact, format_percent, format_range, format_reward, join_commas
 from isojax.scaling.result import FitResult, FrontierFit
 
-MODES = {"paper": "as in the paper", "hierarchical": "hierarchical"}
 MIN_SHOWN_PROBABILITY = 0.005
 MIN_SHOWN_REGRET = 0.0005
 
@@ -43,14 +42,14 @@ def _fit_data(fit: FitResult, runs: Sequence[RunRecord], with_charts: bool) -> d
     level = interval_level(fit)
     content = {
         "metric": fit.metric,
-        "mode": MODES.get(fit.mode, fit.mode),
+        "mode": "as in the paper" if fit.mode == "paper" else fit.mode,
         "unit": compute_unit(fit),
         "level": format_percent(level) if level else "",
         "views": [_view_data(fit, view, with_charts) for view in frontier_views(fit)],
     }
-    if not with_charts:
-        return content
-    return {**content, "cells": charts.cell_traces(fit, runs), "layouts": charts.layouts(fit, runs)}
+    if with_charts:
+        content |= {"cells": charts.cell_traces(fit, runs), "layouts": charts.layouts(fit, runs)}
+    return content
 
 
 def _view_data(fit: FitResult, view: FrontierFit, with_charts: bool) -> dict[str, Any]:
@@ -61,9 +60,9 @@ def _view_data(fit: FitResult, view: FrontierFit, with_charts: bool) -> dict[str
         "B_ps": B_p_of_view(fit, view),
         "rows": [_answer_row(advise(fit, C, fixed_B_p)) for C in budget_grid(fit)],
     }
-    if not with_charts:
-        return content
-    return {**content, "frontier": charts.frontier_traces(fit, view), "law": charts.law_traces(fit, view)}
+    if with_charts:
+        content |= {"frontier": charts.frontier_traces(fit, view), "law": charts.law_traces(fit, view)}
+    return content
 
 
 def _answer_row(advice: Advice) -> dict[str, Any]:
@@ -71,8 +70,6 @@ def _answer_row(advice: Advice) -> dict[str, Any]:
     row: dict[str, Any] = {"C": advice.C, "text": format_compact(advice.C)}
     if advice.n is None:
         return {**row, "why": advice.no_answer_reason}
-    has_interval = advice.low is not None and advice.high is not None
-    has_new_run = advice.new_run_low is not None
     has_regret = advice.regret is not None and advice.regret >= MIN_SHOWN_REGRET
     n_probability = advice.n_probability
     return {
@@ -82,11 +79,11 @@ def _answer_row(advice: Advice) -> dict[str, Any]:
         "M": advice.M,
         "M_known": advice.M is not None,
         "y": advice.reward,
-        "low": advice.low,
-        "high": advice.high,
+        "low": advice.interval[0],
+        "high": advice.interval[1],
         "reward": format_reward(advice.reward),
-        "interval": format_range((advice.low, advice.high)) if has_interval else "",
-        "new_run": format_range((advice.new_run_low, advice.new_run_high)) if has_new_run else "",
+        "interval": "" if advice.interval == NO_INTERVAL else format_range(advice.interval),
+        "new_run": "" if advice.new_run == NO_INTERVAL else format_range(advice.new_run),
         "probabilities": [
             [n, format_percent(round(share, 2)), round(share, 3)]
             for n, share in sorted(n_probability.items())
@@ -94,7 +91,7 @@ def _answer_row(advice: Advice) -> dict[str, Any]:
         ],
         "probability": format_percent(round(n_probability.get(advice.n, 0.0), 2)) if n_probability else "",
         "extrapolated": advice.extrapolated,
-        "equal_n": ", ".join(str(n) for n in advice.equal_n if n != advice.n),
+        "equal_n": join_commas(advice.equal_n),
         "regret": format_reward(advice.regret) if has_regret else "",
     }
 

@@ -7,33 +7,27 @@ from __future__ import annotations
 
 import numpy as np
 
+from isojax.report import wording
 from isojax.report.page.evidence_section import named_views
 from isojax.report.page.markup import Html, html_section, html_table, tag
-from isojax.report.wording import (
-    LAW_PARAMETERS,
-    describe_law,
-    format_compact,
-    format_interval,
-    format_range,
-    format_reward,
-    format_two_decimals,
-    join_list,
-    law_is_drawn,
-)
 from isojax.scaling.curves.hill import HILL_TAIL, STRETCHED_TAIL, FittedCurve
 from isojax.scaling.law.n_star_law import n_star as n_star_at
 from isojax.scaling.result import FitResult, FrontierFit, NStarFit
 
 LAW_FORMULAS = {
-    "constant": "log<sub>2</sub> n*(C) = b",
-    "linear": "log<sub>2</sub> n*(C) = b + k (log<sub>10</sub> C − log<sub>10</sub> C<sub>0</sub>)",
-    "sigmoid": "log<sub>2</sub> n*(C) = b + L / (1 + exp(−k (log<sub>10</sub> C − log<sub>10</sub> C<sub>0</sub>)))",
+    "constant": Html("log<sub>2</sub> n*(C) = b"),
+    "linear": Html("log<sub>2</sub> n*(C) = b + k (log<sub>10</sub> C − log<sub>10</sub> C<sub>0</sub>)"),
+    "sigmoid": Html(
+        "log<sub>2</sub> n*(C) = b + L / (1 + exp(−k (log<sub>10</sub> C − log<sub>10</sub> C<sub>0</sub>)))"
+    ),
 }
 CURVE_FORMULAS = {
-    "hill": "R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) / (1 + (C<sub>mid</sub> / C)<sup>β</sup>)",
-    "stretched": "R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) (1 − exp(−ln 2 (C / C<sub>mid</sub>)<sup>β</sup>))",
-    "between hill and stretched": "R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) (1 − (1 + (2<sup>t</sup> − 1) "
-    "(C / C<sub>mid</sub>)<sup>β</sup>)<sup>−1/t</sup>), t the tail: 1 is hill, 0 stretched",
+    "hill": Html("R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) / (1 + (C<sub>mid</sub> / C)<sup>β</sup>)"),
+    "stretched": Html("R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) (1 − exp(−ln 2 (C / C<sub>mid</sub>)<sup>β</sup>))"),
+    "between hill and stretched": Html(
+        "R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) (1 − (1 + (2<sup>t</sup> − 1) "
+        "(C / C<sub>mid</sub>)<sup>β</sup>)<sup>−1/t</sup>), t the tail: 1 is hill, 0 stretched"
+    ),
 }
 LAW_HEADER = ("frontier", "form", "L", "k", "log10 C0", "b", "law at small C", "in the middle", "at large C")
 MEASURED_HEADER = ("best measured n at small C", "in the middle", "at large C")
@@ -43,18 +37,18 @@ CURVE_HEADER = ("B_p × n", "form", "R0", "A", "β", "C_mid", "measured range of
 def law_section(fit: FitResult) -> Html:
     """The law's formula and parameters, and the curves below it."""
     n_star = fit.joint.n_star
-    paragraphs = [tag("p", describe_law(n_star)), *_form_choice(n_star)]
-    if not law_is_drawn(fit.joint) and not n_star.no_effect:
+    paragraphs = [tag("p", wording.describe_law(n_star)), *_form_choice(n_star)]
+    if not wording.law_is_drawn(fit.joint) and not n_star.no_effect:
         caution = "The frontier has two values of n only, too few for a law: the figures do not draw it."
         paragraphs.append(tag("p", caution))
     laws = html_table("Fitted n*(C)", LAW_HEADER, [_law_row(name, view) for name, view in named_views(fit)], (1,))
     curves = sorted(fit.curves, key=lambda curve: curve.key)
-    formulas = [_formula(CURVE_FORMULAS[form]) for form in sorted({curve.form for curve in curves})]
+    formulas = [tag("p", CURVE_FORMULAS[form], cls="formula") for form in sorted({curve.form for curve in curves})]
     curve_rows = [_curve_row(curve) for curve in curves]
     return html_section(
         "law",
         "The law n*(C)",
-        _formula(LAW_FORMULAS[n_star.law.form]),
+        tag("p", LAW_FORMULAS[n_star.law.form], cls="formula"),
         *paragraphs,
         laws,
         *_measured_n_table(fit),
@@ -65,10 +59,6 @@ def law_section(fit: FitResult) -> Html:
     )
 
 
-def _formula(text: str) -> Html:
-    return Html(f'<p class="formula">{text}</p>')
-
-
 def _form_choice(n_star: NStarFit) -> list[Html]:
     """Which form was chosen, and by how much."""
     aicc = {form: value for form, value in (n_star.aicc or {}).items() if value is not None}
@@ -77,17 +67,15 @@ def _form_choice(n_star: NStarFit) -> list[Html]:
     best = min(aicc.values())
     scores = [f"{form} {value - best:+.1f}" for form, value in sorted(aicc.items(), key=lambda pair: pair[1])]
     explanation = "Less than 2 apart is no clear choice."
-    return [tag("p", f"Of the forms tried, by AICc above the best: {join_list(scores)}. {explanation}")]
+    return [tag("p", f"Of the forms tried, by AICc above the best: {wording.join_list(scores)}. {explanation}")]
 
 
 def _law_row(name: str, view: FrontierFit) -> list[object]:
     """A law's parameters, and its values at the ends and the middle (of log C) of the frontier."""
     law, ends = view.n_star.law, (view.frontier[0].C, view.frontier[-1].C)
-    used = LAW_PARAMETERS[law.form]
     parameters = {"L": law.L, "k": law.k, "log10_C0": law.log10_C0, "b": law.b}
-    values = [
-        "–" if value is None or name not in used else format_two_decimals(value) for name, value in parameters.items()
-    ]
+    used = wording.LAW_PARAMETERS[law.form]
+    values = ["–" if value is None or name not in used else f"{value:.2f}" for name, value in parameters.items()]
     n = n_star_at(law, [ends[0], float(np.sqrt(ends[0] * ends[1])), ends[1]])
     form = f"{law.form} (n makes no difference)" if view.n_star.no_effect else law.form
     return [name, form, *values, *(f"{value:.3g}" for value in n)]
@@ -100,7 +88,7 @@ def _measured_n_table(fit: FitResult) -> list[Html]:
         intervals = view.n_star.intervals
         if intervals is not None:
             bounds = (intervals.n_at_low_C, intervals.n_at_middle_C, intervals.n_at_high_C)
-            rows.append([name, *(format_range(interval, format_compact) for interval in bounds)])
+            rows.append([name, *(wording.format_range(interval, wording.format_compact) for interval in bounds)])
     return [html_table("Intervals of the best measured n", ("frontier", *MEASURED_HEADER), rows)] if rows else []
 
 
@@ -113,21 +101,21 @@ def _curve_meaning(fit: FitResult) -> str:
     undetermined = [f"{curve.B_p} × {curve.n}" for curve in fit.curves if not curve.determined]
     if undetermined:
         caution = "The plateau lies beyond the data (*), so do not read A alone, for B_p × n"
-        sentences.append(f"{caution} = {join_list(undetermined)}.")
+        sentences.append(f"{caution} = {wording.join_list(undetermined)}.")
     return " ".join(sentences)
 
 
 def _curve_row(curve: FittedCurve) -> list[object]:
-    plateau = format_reward(curve.A) + format_interval(curve.A_interval)
+    plateau = wording.format_reward(curve.A) + wording.format_interval(curve.A_interval)
     is_named_form = curve.tail in (HILL_TAIL, STRETCHED_TAIL)
     return [
         f"{curve.B_p} × {curve.n}",
         curve.form if is_named_form else f"tail {curve.tail:.2f}",
-        format_reward(curve.R0),
+        wording.format_reward(curve.R0),
         plateau if curve.determined else f"{plateau} *",
-        format_two_decimals(curve.exponent) + format_interval(curve.exponent_interval, format_two_decimals),
-        format_compact(curve.C_mid) + format_interval(curve.C_mid_interval, format_compact),
-        f"{format_compact(curve.C_low)} – {format_compact(curve.C_high)}",
+        f"{curve.exponent:.2f}" + wording.format_interval(curve.exponent_interval, "{:.2f}".format),
+        wording.format_compact(curve.C_mid) + wording.format_interval(curve.C_mid_interval, wording.format_compact),
+        f"{wording.format_compact(curve.C_low)} – {wording.format_compact(curve.C_high)}",
         curve.points,
         f"{curve.rmse:.4f}",
     ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import groupby, islice
 from pathlib import Path
 
 from isojax.report.page.advice import Advice
@@ -12,7 +10,7 @@ from isojax.report.wording import format_count, format_percent
 from isojax.scaling.result import FitResult
 
 SAMPLE_LINES, SAMPLE_WIDTH = 12, 300
-MODES = {
+METHODS = {
     "paper": "the paper's record-breaking points: a curve for each (B_p, n), their envelope, then n*(C)",
     "hierarchical": "all points at once: curves with one base reward, where they cross, then the form of n*(C) that "
     "the data support",
@@ -23,45 +21,35 @@ def samples_section(folder: Path, advice: Advice) -> Html:
     """First and last lines of two cells' samples.txt: the recommended cell's and, of the others, that of the largest
     n.
     """
-    sample_paths = sorted((folder / "cells").glob("*/samples.txt"))
-    first_path_by_cell = [
-        (name, next(paths))
-        for name, paths in groupby(sample_paths, key=lambda path: path.parent.name.rsplit("-s", 1)[0])
-    ]
-    if not first_path_by_cell:
+    path_by_cell: dict[str, Path] = {}  # of its first seed
+    for path in sorted((folder / "cells").glob("*/samples.txt")):
+        path_by_cell.setdefault(path.parent.name.rsplit("-s", 1)[0], path)
+    if not path_by_cell:
         return Html("")
     recommended_cell = f"{advice.B_p}x{advice.n}"
-    first_path_by_cell.sort(key=lambda pair: (pair[0] != recommended_cell, int(pair[0].partition("x")[2])))
-    shown_paths = [first_path_by_cell[0][1], *([first_path_by_cell[-1][1]] if len(first_path_by_cell) > 1 else [])]
+    cells = sorted(path_by_cell, key=lambda cell: (cell != recommended_cell, int(cell.partition("x")[2])))
     excerpts = [
         join_html([tag("h3", path.parent.name), tag("pre", tag("code", _first_and_last_lines(path)))])
-        for path in shown_paths
+        for path in [path_by_cell[cell] for cell in dict.fromkeys((cells[0], cells[-1]))]
     ]
-    introduction = tag(
-        "p", "The first and last lines of two cells; the whole is in ", tag("code", "cells/*/samples.txt"), "."
-    )
+    place = tag("code", "cells/*/samples.txt")
+    introduction = tag("p", "The first and last lines of two cells; the whole is in ", place, ".")
     return html_section("samples", "Sample rollouts", introduction, *excerpts)
 
 
 def _first_and_last_lines(path: Path) -> str:
-    """The first and last lines of a file that may be long, each cut to a readable width."""
-    with path.open(encoding="utf-8", errors="replace") as f:
-        first = [line.rstrip("\n") for line in islice(f, SAMPLE_LINES)]
-        last: deque[str] = deque(maxlen=SAMPLE_LINES)
-        line_count = 0
-        for line in f:
-            line_count += 1
-            last.append(line.rstrip("\n"))
-    gap_line = [f"… {format_count(line_count - len(last), 'line')} left out …"] if line_count > len(last) else []
-    return "\n".join(
-        line if len(line) <= SAMPLE_WIDTH else line[:SAMPLE_WIDTH] + " …" for line in [*first, *gap_line, *last]
-    )
+    """The first and last lines of a file, each cut to a readable width."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    left_out = len(lines) - 2 * SAMPLE_LINES
+    if left_out > 0:
+        lines[SAMPLE_LINES:-SAMPLE_LINES] = [f"… {format_count(left_out, 'line')} left out …"]
+    return "\n".join(line if len(line) <= SAMPLE_WIDTH else line[:SAMPLE_WIDTH] + " …" for line in lines)
 
 
 def provenance_section(folder: Path, fit: FitResult) -> Html:
     """How the fit was made, and from what."""
     method = (
-        f"Fitted to {MODES.get(fit.mode, fit.mode)} (mode {fit.mode}). C counts every rollout sampled for training, "
+        f"Fitted to {METHODS[fit.mode]} (mode {fit.mode}). C counts every rollout sampled for training, "
         "never validation. Method: IsoCompute Playbook, arXiv:2603.12151, section 4."
     )
     config = folder / "config.yaml"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
+from statistics import fmean
 
 from isojax.core.nouns import RunRecord
-from isojax.report.fit_views import CellKey
+from isojax.report.fit_views import CellKey, runs_by_cell
 from isojax.report.page.markup import Html, html_section, html_table
 from isojax.report.wording import format_compact, format_reward
 from isojax.scaling.result import FitResult, FittedRun
@@ -15,14 +15,14 @@ from isojax.scaling.validation_metrics import metric_value
 
 def rewards_section(fit: FitResult, run_records: Sequence[RunRecord]) -> Html:
     """Where each cell started and ended, and what it then reached on the extra sets that all runs were evaluated on."""
-    runs_by_cell: dict[CellKey, list[FittedRun]] = defaultdict(list)
-    for run in fit.runs:
-        runs_by_cell[run.B_p, run.n].append(run)
+    fitted_runs: dict[CellKey, list[FittedRun]] = {}
+    for run in sorted(fit.runs, key=lambda run: (run.B_p, run.n, run.seed)):
+        fitted_runs.setdefault((run.B_p, run.n), []).append(run)
     extra_rewards = _extra_set_rewards(run_records)
     rows = []
-    for cell, runs in sorted(runs_by_cell.items()):
-        finals = [run.final_reward for run in sorted(runs, key=lambda run: run.seed)]
-        mean_final = sum(finals) / len(finals)
+    for cell, runs in fitted_runs.items():
+        finals = [run.final_reward for run in runs]
+        mean_final = fmean(finals)
         rows.append(
             [
                 f"{cell[0]} × {cell[1]}",
@@ -35,23 +35,19 @@ def rewards_section(fit: FitResult, run_records: Sequence[RunRecord]) -> Html:
                 sum(run.points for run in runs),
             ]
         )
-    extra_headings = [f"{metric}, final" for metric in extra_rewards]
-    headings = ["B_p × n", "base", "final, mean of seeds", "ratio", "final of each seed", *extra_headings]
-    table = html_table(
-        f"Validation {fit.metric} before and after training", [*headings, "C reached", "evaluations"], rows
-    )
+    headings = ["B_p × n", "base", "final, mean of seeds", "ratio", "final of each seed"]
+    headings += [*(f"{metric}, final" for metric in extra_rewards), "C reached", "evaluations"]
+    table = html_table(f"Validation {fit.metric} before and after training", headings, rows)
     return html_section("rewards", "Reward of each cell", table)
 
 
 def _extra_set_rewards(runs: Sequence[RunRecord]) -> dict[str, dict[CellKey, float]]:
     """avg@k of each extra set at the end of the runs, by metric and (B_p, n), a mean over seeds."""
-    ends = [(run.cell, run.points[-1]) for run in runs]
-    metrics_of_each_run = [{f"{name}/avg@{point.samples}" for name in point.extra} for _, point in ends]
+    ends = [run.points[-1] for run in runs]
+    metrics_of_each_run = [{f"{name}/avg@{point.samples}" for name in point.extra} for point in ends]
     shared_metrics = set.intersection(*metrics_of_each_run) if ends else set()
-    rewards_by_metric: dict[str, dict[CellKey, float]] = {}
-    for metric in sorted(shared_metrics):
-        values: dict[CellKey, list[float]] = defaultdict(list)
-        for cell, point in ends:
-            values[cell.B_p, cell.n].append(metric_value(point, metric))
-        rewards_by_metric[metric] = {cell: sum(seeds) / len(seeds) for cell, seeds in values.items()}
-    return rewards_by_metric
+    cells = runs_by_cell(runs).items()
+    return {
+        metric: {cell: fmean(metric_value(run.points[-1], metric) for run in seeds) for cell, seeds in cells}
+        for metric in sorted(shared_metrics)
+    }
