@@ -1,4 +1,4 @@
-"""The cells of a sweep as a scheduler sees them: which wait, how often each was lost, and what became of them."""
+"""The cells of a sweep as the scheduler sees them: which wait, how often each was lost, and how each has ended."""
 
 from __future__ import annotations
 
@@ -14,30 +14,23 @@ from isojax.runs.status import CellStatus
 
 @dataclass
 class CellQueue:
-    """Cells, round by round.
+    """Cells, round by round."""
 
-    Attributes:
-        rounds: the targets of each round, longest cell first; asked for when the round before has ended.
-        retries: losses at one and the same C after which a cell is given up.
-        status: of each cell.
-        failures: the cells that failed, with their errors.
-        waiting: targets of this round that nobody trains.
-        finished: no round is left.
-    """
-
-    rounds: Iterator[Sequence[CellTarget]]
-    retries: int
+    rounds: Iterator[Sequence[CellTarget]]  # the targets of each, longest cell first
     status: dict[Cell, CellStatus]
-    failures: list[tuple[Cell, Exception]]
-    waiting: deque[CellTarget] = field(default_factory=deque)
-    finished: bool = False
-    _running: dict[Cell, CellTarget] = field(default_factory=dict)
+    failures: list[tuple[Cell, Exception]]  # the cells that failed, with their errors
+    waiting: deque[CellTarget] = field(default_factory=deque)  # targets of this round that nobody trains
+    finished: bool = False  # whether no round is left
+    running: dict[Cell, CellTarget] = field(default_factory=dict)
     _losses: dict[Cell, tuple[int, int]] = field(default_factory=dict)  # C at the last loss, losses without progress
 
+    @property
+    def round_ended(self) -> bool:
+        """Whether every cell of this round has ended, and another round may follow."""
+        return not (self.finished or self.waiting or self.running)
+
     def next_round(self) -> list[CellTarget]:
-        """Begin the next round, once every cell of this one has ended; returns its targets."""
-        if self.finished or self.waiting or self._running:
-            return []
+        """Begin the next round; returns its targets."""
         targets = list(next(self.rounds, []))
         self.finished = not targets
         self.waiting.extend(targets)
@@ -48,7 +41,7 @@ class CellQueue:
     def take(self, where: str, log: str) -> CellTarget:
         """The next waiting cell, for a group on the nodes `where`, which prints to `log`."""
         target = self.waiting.popleft()
-        self._running[target.cell] = target
+        self.running[target.cell] = target
         attempts = self.status[target.cell].attempts + 1
         self._update(target.cell, state="running", where=where, log=log, attempts=attempts)
         return target
@@ -60,14 +53,14 @@ class CellQueue:
 
     def end(self, cell: Cell, error: str) -> None:
         """A cell is done, or has failed by `error`."""
-        del self._running[cell]
+        del self.running[cell]
         self._update(cell, state="failed" if error else "done", error=error)
         if error:
             self.failures.append((cell, RunFailed(error)))
 
     def interrupt(self, cell: Cell) -> None:
         """A cell has saved its state before its end: it waits for --resume."""
-        del self._running[cell]
+        del self.running[cell]
         self._update(cell, state="waiting")
 
     def count_loss(self, cell: Cell) -> int:
@@ -80,13 +73,8 @@ class CellQueue:
 
     def retry(self, cell: Cell) -> None:
         """A lost cell is the next to be trained, from its checkpoint."""
-        self.waiting.appendleft(self._running.pop(cell))
+        self.waiting.appendleft(self.running.pop(cell))
         self._update(cell, state="waiting")
-
-    @property
-    def any_running(self) -> bool:
-        """Whether a cell is in training."""
-        return bool(self._running)
 
     def _update(self, cell: Cell, **changes: object) -> None:
         self.status[cell] = self.status[cell].model_copy(update=changes)

@@ -1,7 +1,7 @@
-"""One process group at work: a thread that calls it, takes cells from an inbox and reports by events.
+"""One process group: a thread that calls it, takes orders from an inbox and reports by events.
 
-Ray's calls block, so each group has a thread. The thread shares nothing with the scheduler but the inbox, the event
-queue and the order to cancel; the scheduler alone decides what the events mean.
+Ray's calls block, so each group has a thread. It shares nothing with the scheduler but the inbox, the event queue and
+the order to cancel; the scheduler alone decides what the events mean.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import queue
 import threading
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Literal
 
 from isojax.core.errors import InputError
@@ -20,81 +19,39 @@ from isojax.launch.strategy import CellTarget
 
 
 @dataclass(frozen=True)
-class GroupPlaced:
-    """A group has room on the cluster, and its processes start."""
-
-    slot: int
-
-
-@dataclass(frozen=True)
-class GroupReady:
-    """All processes of a group have prepared the sweep: it can train a cell."""
-
-    slot: int
-
-
-@dataclass(frozen=True)
-class GroupNews:
-    """News of a group while it prepares the sweep (`cell` is None) or trains a cell."""
-
-    slot: int
-    update: StatusUpdate
-    cell: Cell | None
-
-
-@dataclass(frozen=True)
-class CellFinished:
-    """A group has trained its cell, or has failed to."""
-
-    slot: int
-    result: CallResult
-
-
-@dataclass(frozen=True)
-class GroupEnded:
+class GroupEnd:
     """A group and all of its processes have ended; `error`: by what, where nobody asked for it."""
 
-    slot: int
     error: BaseException | None
 
 
-GroupEvent = GroupPlaced | GroupReady | GroupNews | CellFinished | GroupEnded
+@dataclass(frozen=True)
+class GroupEvent:
+    """What the group in a slot reports: that its processes start, that they can train a cell, news of their work, how
+    the training of a cell has ended, or the group's end."""
 
-
-class EndGroup(Enum):
-    """How a group that is ready is to end: its processes disconnect first, or are killed at once."""
-
-    CLOSE = "close"
-    KILL = "kill"
+    slot: int
+    content: Literal["opening", "ready"] | StatusUpdate | CallResult | GroupEnd
 
 
 @dataclass
 class GroupThread:
-    """A group, as the scheduler knows it.
+    """A group, as the scheduler knows it."""
 
-    Attributes:
-        slot: its place among the groups that run at the same time.
-        group: its processes.
-        events: where the thread puts what happens.
-        inbox: the next cell to train, or how to end.
-        cancelled: set to give up a group that is not ready yet.
-        state: as the scheduler has heard.
-        cell: the cell that it trains.
-    """
-
-    slot: int
+    slot: int  # its place among the groups that run at the same time
     group: RayProcessGroup
     events: queue.SimpleQueue[GroupEvent]
-    inbox: queue.SimpleQueue[CellTarget | EndGroup] = field(default_factory=queue.SimpleQueue)
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    # Cells to train; then how to end: the processes disconnect first, or are killed at once.
+    inbox: queue.SimpleQueue[CellTarget | Literal["close", "kill"]] = field(default_factory=queue.SimpleQueue)
+    cancelled: threading.Event = field(default_factory=threading.Event)  # gives up a group that is not ready yet
     state: Literal["placing", "opening", "ready", "closing"] = "placing"
-    cell: Cell | None = None
+    cell: Cell | None = None  # in training
 
     def start(self) -> None:
         """Start the thread."""
         threading.Thread(target=self._run, daemon=True, name=f"process group {self.slot}").start()
 
-    def end(self, how: EndGroup) -> None:
+    def end(self, how: Literal["close", "kill"]) -> None:
         """Let a ready group without a cell end."""
         self.state = "closing"
         self.inbox.put(how)
@@ -108,27 +65,26 @@ class GroupThread:
             error = None if self.cancelled.is_set() else e
         except BaseException as e:  # for the scheduler to raise
             error = e
-        self.events.put(GroupEnded(self.slot, error))
+        self.events.put(GroupEvent(self.slot, GroupEnd(error)))
 
     def _serve(self) -> None:
         """Start the processes, prepare the sweep, and train cells until the group is to end."""
         if not self.group.start_workers(self.cancelled.is_set):
             return
-        self.events.put(GroupPlaced(self.slot))
+        self.events.put(GroupEvent(self.slot, "opening"))
         self.group.open(self._report_preparation)
-        self.events.put(GroupReady(self.slot))
+        self.events.put(GroupEvent(self.slot, "ready"))
         while isinstance(order := self.inbox.get(), CellTarget):
-            cell = order.cell
-            result = self.group.train(order, lambda update, cell=cell: self._report(update, cell))
-            self.events.put(CellFinished(self.slot, result))
-        if order is EndGroup.CLOSE:
+            result = self.group.train(order, self._report)
+            self.events.put(GroupEvent(self.slot, result))
+        if order == "close":
             self.group.close()
 
     def _report_preparation(self, update: StatusUpdate) -> None:
-        self._report(update, None)
+        self._report(update)
         if self.cancelled.is_set():
             raise WorkerLost("no cell is left for it")
 
-    def _report(self, update: StatusUpdate, cell: Cell | None) -> None:
+    def _report(self, update: StatusUpdate) -> None:
         if update != StatusUpdate():
-            self.events.put(GroupNews(self.slot, update, cell))
+            self.events.put(GroupEvent(self.slot, update))

@@ -1,4 +1,4 @@
-"""What a driver and the processes on a Ray cluster say to each other, as plain data."""
+"""What a driver and the processes on a Ray cluster exchange, as plain data."""
 
 from __future__ import annotations
 
@@ -28,35 +28,23 @@ class CallResult:
 
 @dataclass(frozen=True)
 class WorkerArguments:
-    """What a worker opens a sweep with.
-
-    Attributes:
-        token: the content of TOKEN_FILE in the driver's folder.
-        cpu_devices: how many devices a CPU simulates; None on accelerators.
-    """
+    """What a worker opens a sweep with."""
 
     config: Config
     cells: list[Cell]
-    token: str
-    cpu_devices: int | None
+    token: str  # the content of TOKEN_FILE in the driver's folder
+    cpu_devices: int | None  # that a CPU simulates; None on accelerators
     process_group: ProcessGroup
 
 
 @dataclass
 class StatusUpdate:
-    """News of a worker since the last update.
+    """News of a worker since the last update."""
 
-    Attributes:
-        preparation: what is being prepared for the first cell, and the fraction of it that is done.
-        progress: of the cell in training.
-        verifier_failures: the first failure of each kind.
-        flags: of a cell that has ended.
-    """
-
-    preparation: tuple[str, float] | None = None
+    preparation: tuple[str, float] | None = None  # what is prepared for the first cell, and the fraction done
     progress: CellProgress | None = None
-    verifier_failures: dict[str, str] = field(default_factory=dict)
-    flags: list[str] = field(default_factory=list)
+    verifier_failures: dict[str, str] = field(default_factory=dict)  # the first of each kind
+    flags: list[str] = field(default_factory=list)  # of a cell that has ended
 
 
 class StatusCollector:

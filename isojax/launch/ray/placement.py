@@ -17,24 +17,19 @@ from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 
 Node = Mapping[str, Any]  # as ray.nodes() describes it
-SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL = (
-    "ray.io/tpu-slice-name",
-    "ray.io/tpu-topology",
-    "ray.io/tpu-worker-id",
-)  # labels of TPU hosts
+# Labels of TPU hosts.
+SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-topology", "ray.io/tpu-worker-id"
 UNBOUNDED_DEVICES = 10**9  # devices, for a mesh that names how many it takes
 
 
 @dataclass(frozen=True)
 class ProcessGroupSpec:
-    """A process group: its processes, what each asks of its node, and how many devices a CPU simulates in each (else
-    None); or a TPU slice.
-    """
+    """A process group, and what each of its processes asks of its node."""
 
     num_processes: int
     resources: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
-    cpu_devices: int | None = None
+    cpu_devices: int | None = None  # that a CPU simulates in each process
     tpu_slice: tuple[str, str] | None = None  # accelerator, topology
     num_slices: int = 1
 
@@ -42,51 +37,45 @@ class ProcessGroupSpec:
         resources_text = ", ".join(f"{amount:g} {name}" for name, amount in self.resources.items())
         labels_text = "".join(f", {key}={value}" for key, value in self.labels.items())
         slice_text = f" on {self.num_slices} x {':'.join(self.tpu_slice)}" if self.tpu_slice else ""
-        plural_suffix, each_suffix = ("es", " each") if self.num_processes > 1 else ("", "")
-        return (
-            f"{self.num_processes} process{plural_suffix}{slice_text} with {resources_text}{labels_text}{each_suffix}"
-        )
+        plural, each = ("es", " each") if self.num_processes > 1 else ("", "")
+        return f"{self.num_processes} process{plural}{slice_text} with {resources_text}{labels_text}{each}"
 
 
 def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpec:
     """The process group that a cell of this config asks for: on GPUs if the cluster has any and the config does not ask
-    for cores; TPUs are asked for by their slice.
-
-    Raises:
-        InputError: the settings of run.process_group contradict one another or the mesh.
-    """
-    group_config = config.run.process_group
-    if group_config.tpu is not None:
-        return _tpu_group(config, group_config)
-    if config.run.process_group.slices > 1:
+    for cores; TPUs are asked for by their slice. InputError where run.process_group contradicts itself or the mesh."""
+    group = config.run.process_group
+    if group.tpu is not None:
+        return _tpu_group(config, group, group.tpu)
+    if group.slices > 1:
         raise InputError(
-            f"run.process_group.slices = {group_config.slices} without run.process_group.tpu; "
-            "expected run.process_group.tpu=v5e:4x4 or another slice beside it."
+            f"run.process_group.slices = {group.slices} without run.process_group.tpu; "
+            "expected run.process_group.tpu=v5e:4x4 or another slice with it."
         )
     max_gpus = int(max((node["Resources"].get("GPU", 0) for node in nodes), default=0))
-    if group_config.gpus or (max_gpus and group_config.cpus is None):
-        return _gpu_group(config, group_config, max_gpus)
-    if any(node["Resources"].get("TPU", 0) for node in nodes) and group_config == ProcessGroupConfig(
-        retries=group_config.retries
-    ):
+    if group.gpus or (max_gpus and group.cpus is None):
+        return _gpu_group(config, group, max_gpus)
+    has_tpus = any(node["Resources"].get("TPU", 0) for node in nodes)
+    if has_tpus and group == ProcessGroupConfig(retries=group.retries):
         raise InputError(
             "run.process_group: the cluster has TPUs, and nothing says what a cell takes of it; expected a slice, "
             "such as run.process_group.tpu=v5e:4x4, or cores of its hosts, run.process_group.cpus=1."
         )
-    if group_config.share > 1:
+    if group.share > 1:
         raise InputError(
-            f"run.process_group.share = {group_config.share} where a cell takes no accelerator; expected GPUs, "
+            f"run.process_group.share = {group.share} where a cell takes no accelerator; expected GPUs, "
             "or run.process_group.share=1."
         )
-    num_processes = group_config.processes or 1
-    devices = _cell_mesh(config, num_processes * max(1, int(group_config.cpus or 1)), num_processes).devices
+    num_processes = group.processes or 1
+    devices = _cell_mesh(config, num_processes * max(1, int(group.cpus or 1)), num_processes).devices
     if devices % num_processes:
         raise InputError(
             f"--mesh {config.run.mesh} takes {devices} devices, which {num_processes} processes "
             f"(run.process_group.processes) cannot share alike; expected a multiple of {num_processes}."
         )
-    resources = {"CPU": group_config.cpus or float(devices // num_processes), **group_config.resources}
-    return ProcessGroupSpec(num_processes, resources, group_config.labels, devices // num_processes)
+    cpu_devices = devices // num_processes
+    resources = {"CPU": group.cpus or float(cpu_devices), **group.resources}
+    return ProcessGroupSpec(num_processes, resources, group.labels, cpu_devices)
 
 
 def _cell_mesh(config: Config, available_devices: int, num_processes: int) -> MeshShape:
@@ -97,38 +86,32 @@ def _cell_mesh(config: Config, available_devices: int, num_processes: int) -> Me
     return parse_mesh(text, available_devices if "-1" in text else UNBOUNDED_DEVICES)
 
 
-def _gpu_group(config: Config, group_config: ProcessGroupConfig, max_gpus: int) -> ProcessGroupSpec:
+def _gpu_group(config: Config, group: ProcessGroupConfig, max_gpus: int) -> ProcessGroupSpec:
     """As few nodes as hold the mesh's GPUs; several cells on one where that is asked for."""
-    available_gpus = (group_config.gpus or max_gpus) * (group_config.processes or 1)
-    mesh_gpus = _cell_mesh(config, available_gpus, group_config.processes or 1).devices
-    gpus_per_process = group_config.gpus or (
-        mesh_gpus // group_config.processes if group_config.processes else min(mesh_gpus, max_gpus)
-    )
-    num_processes = group_config.processes or math.ceil(mesh_gpus / gpus_per_process)
+    available_gpus = (group.gpus or max_gpus) * (group.processes or 1)
+    mesh_gpus = _cell_mesh(config, available_gpus, group.processes or 1).devices
+    gpus_per_process = group.gpus or (mesh_gpus // group.processes if group.processes else min(mesh_gpus, max_gpus))
+    num_processes = group.processes or math.ceil(mesh_gpus / gpus_per_process)
     if num_processes * gpus_per_process != mesh_gpus:
         raise InputError(
             f"--mesh {config.run.mesh} takes {mesh_gpus} GPUs, {num_processes} processes of {gpus_per_process} have "
             f"{num_processes * gpus_per_process}; expected as many. "
             "Change the mesh, run.process_group.processes or run.process_group.gpus."
         )
-    if group_config.share > 1 and mesh_gpus > 1:
+    if group.share > 1 and mesh_gpus > 1:
         raise InputError(
-            f"run.process_group.share = {group_config.share} with cells of {mesh_gpus} GPUs; expected cells of one "
+            f"run.process_group.share = {group.share} with cells of {mesh_gpus} GPUs; expected cells of one "
             "GPU, which several may share."
         )
-    return ProcessGroupSpec(
-        num_processes,
-        {"GPU": gpus_per_process / group_config.share, "CPU": group_config.cpus or 1.0, **group_config.resources},
-        group_config.labels,
-    )
+    resources = {"GPU": gpus_per_process / group.share, "CPU": group.cpus or 1.0, **group.resources}
+    return ProcessGroupSpec(num_processes, resources, group.labels)
 
 
-def _tpu_group(config: Config, group_config: ProcessGroupConfig) -> ProcessGroupSpec:
+def _tpu_group(config: Config, group: ProcessGroupConfig, slice_text: str) -> ProcessGroupSpec:
     from ray.util import tpu
 
-    assert group_config.tpu is not None
-    version, _, topology = group_config.tpu.partition(":")
-    if group_config.share > 1 or group_config.processes or group_config.gpus:
+    version, _, topology = slice_text.partition(":")
+    if group.share > 1 or group.processes or group.gpus:
         raise InputError(
             "run.process_group.tpu with share, processes or gpus: a slice's chips belong to one cell, "
             "with a process on each of its hosts; leave them out."
@@ -136,29 +119,22 @@ def _tpu_group(config: Config, group_config: ProcessGroupConfig) -> ProcessGroup
     try:
         version = tpu.get_tpu_version_from_type(version.replace("v5e", "v5litepod"))
         num_hosts, resources = tpu.get_tpu_worker_resources(
-            topology=topology, accelerator_type=version, num_slices=group_config.slices
+            topology=topology, accelerator_type=version, num_slices=group.slices
         )
     except ValueError as e:
         raise InputError(
-            f"run.process_group.tpu: given {group_config.tpu!r}, expected such as v5e:4x4 or v6e:2x4 ({e})."
+            f"run.process_group.tpu: given {slice_text!r}, expected such as v5e:4x4 or v6e:2x4 ({e})."
         ) from e
     chips = int(resources["TPU"]) * num_hosts
-    mesh_chips = parse_mesh(
-        "data=-1" if config.run.mesh == "auto" and num_hosts > 1 else config.run.mesh, chips
-    ).devices
+    mesh_text = "data=-1" if config.run.mesh == "auto" and num_hosts > 1 else config.run.mesh
+    mesh_chips = parse_mesh(mesh_text, chips).devices
     if mesh_chips != chips:
         raise InputError(
-            f"--mesh {config.run.mesh} takes {mesh_chips} of the {chips} chips of {group_config.slices} x "
-            f"{group_config.tpu}; expected all of them (data=-1)."
+            f"--mesh {config.run.mesh} takes {mesh_chips} of the {chips} chips of {group.slices} x {slice_text}; "
+            "expected all of them (data=-1)."
         )
-    return ProcessGroupSpec(
-        num_hosts,
-        {**resources, **group_config.resources},
-        group_config.labels,
-        None,
-        (version, topology),
-        group_config.slices,
-    )
+    tpu_slice = version, topology
+    return ProcessGroupSpec(num_hosts, resources | group.resources, group.labels, None, tpu_slice, group.slices)
 
 
 def capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
@@ -170,34 +146,22 @@ def capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
             continue
         if spec.tpu_slice and labels.get(TOPOLOGY_LABEL) != spec.tpu_slice[1]:
             continue
-        processes_on_node = min(
-            int(node["Resources"].get(name, 0) / amount + 1e-9) for name, amount in spec.resources.items()
-        )
-        processes_by_slice[labels.get(SLICE_LABEL, "") if spec.tpu_slice else ""] += processes_on_node
+        resources = node["Resources"]
+        processes = min(int(resources.get(name, 0) / amount + 1e-9) for name, amount in spec.resources.items())
+        processes_by_slice[labels.get(SLICE_LABEL, "") if spec.tpu_slice else ""] += processes
     if not spec.tpu_slice:
         return processes_by_slice[""] // spec.num_processes
     hosts_per_slice = spec.num_processes // spec.num_slices
-    return (
-        sum(processes_on_node // hosts_per_slice for processes_on_node in processes_by_slice.values())
-        // spec.num_slices
-    )
+    return sum(processes // hosts_per_slice for processes in processes_by_slice.values()) // spec.num_slices
 
 
 def require_capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
-    """`capacity`, where that is not nothing.
-
-    Raises:
-        InputError: the cluster holds no process group; it says what a process group asks for and what there is.
-    """
+    """`capacity`; InputError where the cluster holds no process group."""
     if num_groups := capacity(spec, nodes):
         return num_groups
-    alive = [node for node in nodes if node["Alive"]]
-    resource_names = sorted(
-        {name for node in alive for name in node["Resources"]} & {"CPU", "GPU", "TPU", *spec.resources}
-    )
-    nodes_text = "; ".join(
-        ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in resource_names) for node in alive
-    )
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    names = sorted({name for resources in alive for name in resources} & {"CPU", "GPU", "TPU", *spec.resources})
+    nodes_text = "; ".join(", ".join(f"{resources.get(name, 0):g} {name}" for name in names) for resources in alive)
     raise InputError(
         f"a cell asks for {spec}, and the cluster's {len(alive)} nodes have {nodes_text}. Make the mesh smaller, "
         "change run.process_group (docs/clusters.md), or add nodes."

@@ -5,6 +5,7 @@ RayActor loads this module, and jax with it, in the process that it runs in.
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from contextlib import ExitStack
@@ -32,41 +33,26 @@ LOCK_RETRY_INTERVAL = 0.5
 class RayWorker:
     """A process of a process group, and its sweep."""
 
-    def __init__(self, name: str, host: str, status: StatusCollector):
-        """`name`: of this process, in the mirror of a sweep at a URL. `host`: its node. `status`: takes its news."""
-        self._name, self._host, self._status = name, host, status
+    def __init__(self, name: str, status: StatusCollector):
+        """`name`: of this process, in the mirror of a sweep at a URL."""
+        self._name, self._status = name, status
         self._exit_stack = ExitStack()
 
-    def open(self, setup: WorkerArguments) -> CallResult:
-        """Join the other processes and prepare the sweep, as far as that was not done before."""
-        try:
-            self._open(setup)
-        except InputError as e:
-            return CallResult(messages.INPUT_REFUSED, str(e))
-        return CallResult()
-
-    def _open(self, setup: WorkerArguments) -> None:
-        config, group = setup.config, setup.process_group
+    def open(self, arguments: WorkerArguments) -> None:
+        """Join the other processes and prepare the sweep; InputError where it is refused."""
+        config, group = arguments.config, arguments.process_group
         self._exit_stack.enter_context(
             remote_workspace(config.run.dir, config.name, group.is_multi_process, cell_name=self._name)
         )
         if not is_url(config.run.dir):
-            self._check_shared_folder(working_folder(config.run.dir, config.name), setup.token)
+            _check_shared_folder(working_folder(config.run.dir, config.name), arguments.token)
         start_jax(config)
         self._exit_stack.enter_context(join_processes(group))
-        self._setup = self._exit_stack.enter_context(open_sweep(config, setup.cells, resume=True))
+        self._setup = self._exit_stack.enter_context(open_sweep(config, arguments.cells, resume=True))
         self._base_policy = self._setup.prepare(self._status)
 
-    def _check_shared_folder(self, folder: Path, token: str) -> None:
-        token_file = folder / TOKEN_FILE
-        if not token_file.exists() or token_file.read_text() != token:
-            raise InputError(
-                f"run.dir: the node {self._host} does not see {folder} as the driver does; expected a folder that all "
-                "nodes share (NFS, a mounted bucket). Choose one by run.dir=FOLDER."
-            )
-
     def train(self, target: CellTarget) -> CallResult:
-        """Train a cell up to its target, from where it stands."""
+        """Train a cell up to its target, from its checkpoint."""
         setup, cell = self._setup, target.cell
         cell_folder = setup.folder / "cells" / cell.name
         refresh(setup.folder, cell.name)
@@ -87,11 +73,25 @@ class RayWorker:
                 error = train_cell(setup, setup.programs[0], self._base_policy, target, report, self._status.show_flags)
             except Preempted as e:
                 return CallResult(messages.PREEMPTED, str(e))
-        return CallResult() if error is None else _failure(cell.name, error)
+        if error is None:
+            return CallResult()
+        print(f"{cell.name}: {type(error).__name__}: {error}", file=sys.stderr)
+        is_cell_failure = isinstance(error, (FloatingPointError, InputError, RunFailed))
+        kind = messages.CELL_FAILED if is_cell_failure else messages.WORKER_LOST
+        return CallResult(kind, str(error) or type(error).__name__)
 
     def close(self) -> None:
         """Disconnect from the other processes, and end the verifier."""
         self._exit_stack.close()
+
+
+def _check_shared_folder(folder: Path, token: str) -> None:
+    token_file = folder / TOKEN_FILE
+    if not token_file.exists() or token_file.read_text() != token:
+        raise InputError(
+            f"run.dir: the node {socket.gethostname()} does not see {folder} as the driver does; expected a folder "
+            "that all nodes share (NFS, a mounted bucket). Choose one by run.dir=FOLDER."
+        )
 
 
 def _lock_cell(stack: ExitStack, cell_folder: Path) -> None:
@@ -105,10 +105,3 @@ def _lock_cell(stack: ExitStack, cell_folder: Path) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(LOCK_RETRY_INTERVAL)
-
-
-def _failure(cell_name: str, error: Exception) -> CallResult:
-    print(f"{cell_name}: {type(error).__name__}: {error}", file=sys.stderr)
-    is_cell_failure = isinstance(error, (FloatingPointError, InputError, RunFailed))
-    kind = messages.CELL_FAILED if is_cell_failure else messages.WORKER_LOST
-    return CallResult(kind, str(error) or type(error).__name__)

@@ -1,9 +1,9 @@
 """Which process group trains which cell, and when: one loop over what the groups report.
 
 Cells are trained longest first. A group takes a cell only once its processes are ready, so that a cell never waits for
-room that another group has. A lost cell is started again from its checkpoint, by any group, until it was lost too often
-without progress; a group that cannot begin is tried again in its slot, after a pause. The first group makes the base
-policy, which the others find.
+resources that another group has. A lost cell is started again from its checkpoint, by any group, until it was lost too
+often without progress; a group that cannot begin is tried again in its slot, after a pause. The first group makes the
+base policy, which the others find.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,47 +27,31 @@ from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell
 from isojax.core.preemption import Preempted
-from isojax.launch.display import Display, console
+from isojax.launch.display import Display, print_line
 from isojax.launch.ray.cell_queue import CellQueue
-from isojax.launch.ray.group_thread import (
-    CellFinished,
-    EndGroup,
-    GroupEnded,
-    GroupEvent,
-    GroupNews,
-    GroupPlaced,
-    GroupReady,
-    GroupThread,
-)
-from isojax.launch.ray.messages import CELL_FAILED, PREEMPTED, TOKEN_FILE, CallResult
+from isojax.launch.ray.group_thread import GroupEnd, GroupEvent, GroupThread
+from isojax.launch.ray.messages import CELL_FAILED, PREEMPTED, TOKEN_FILE, CallResult, StatusUpdate
 from isojax.launch.ray.placement import ProcessGroupSpec, capacity
 from isojax.launch.ray.ray_processes import POLL_SECONDS, RayProcessGroup, WorkerLost
 from isojax.launch.resume import LOGS_FOLDER
-from isojax.launch.strategy import CellTarget, training_rounds
+from isojax.launch.strategy import training_rounds
 from isojax.runs.status import CellStatus, DriverStatus, write_status
 from isojax.runs.workspace import refresh
 
 STATUS_INTERVAL = 2.0  # seconds between two writings of status.json
 POLL_INTERVAL = 0.2  # seconds between two looks at the cluster's nodes
 NO_CAPACITY_TIMEOUT = 600.0  # seconds without a node that could hold a group until the sweep gives up
-SAVE_TIMEOUT = 120.0  # seconds that cells have to save their state when the sweep is told to end
+SAVE_TIMEOUT = 120.0  # seconds that cells have to save their state when the sweep is asked to end
 
 
 @dataclass
 class GroupSlot:
-    """Room for one group at a time.
-
-    Attributes:
-        current: the group at work.
-        groups_started: in this slot.
-        failed_in_a_row: groups that could not begin.
-        retry_at: when the next may begin, by time.monotonic().
-    """
+    """Room for one group at a time."""
 
     current: GroupThread | None = None
     groups_started: int = 0
-    failed_in_a_row: int = 0
-    retry_at: float = 0.0
+    failed_in_a_row: int = 0  # groups that could not begin
+    retry_at: float = 0.0  # when the next may begin, by time.monotonic()
 
 
 class RayScheduler:
@@ -77,11 +61,10 @@ class RayScheduler:
         self, ray: Any, config: Config, cells: list[Cell], folder: Path, spec: ProcessGroupSpec, display: Display
     ):
         self.ray, self.config, self.cells, self.folder, self.spec = ray, config, cells, folder, spec
-        self.display = display
+        self.display, self.retries = display, config.run.process_group.retries
         failures: list[tuple[Cell, Exception]] = []
         rounds = training_rounds(config, cells, folder, failures)
-        status = {cell: CellStatus() for cell in cells}
-        self.cell_queue = CellQueue(rounds, config.run.process_group.retries, status, failures)
+        self.cell_queue = CellQueue(rounds, {cell: CellStatus() for cell in cells}, failures)
         self.slots: list[GroupSlot] = []
         self.events: queue.SimpleQueue[GroupEvent] = queue.SimpleQueue()
         self.any_group_ready = False
@@ -112,30 +95,27 @@ class RayScheduler:
                     raise
                 if preemption.requested():
                     saved = "saved their state" if self._save_cells() else "not all saved their state"
-                    message = f"{self.folder} was told to end; the cells in training have {saved}. Go on by --resume."
+                    message = f"{self.folder} was asked to end; the cells in training have {saved}. Go on by --resume."
                     raise Preempted(message, signal.SIGINT if interrupted.is_set() else signal.SIGTERM)
         finally:
-            with suppress(InputError, RunFailed):  # where such an error ends the sweep, it is raised there
+            with suppress(InputError, RunFailed):  # the loop raises such an error, which ends the sweep
                 self._write_status(ended=True)
         return self.cell_queue.failures
 
     def _loop(self) -> None:
-        """Give cells to groups until all is done, or the sweep is told to end."""
+        """Give cells to groups until all is done, or the sweep is asked to end."""
         while not preemption.requested():
-            if targets := self._next_round():
-                self.display.set_targets(targets)
+            if self.cell_queue.round_ended:
+                refresh(self.folder)  # what all groups have recorded
+                self.display.set_targets(self.cell_queue.next_round())
             self._give_cells()
             self._cancel_unneeded_groups()
-            if self.cell_queue.finished and not any(slot.current for slot in self.slots):
+            if self.cell_queue.finished and not self._groups():
                 return
             self._start_group()
-            self._write_status()
+            if time.monotonic() - self.status_written_at > STATUS_INTERVAL:
+                self._write_status()
             self._handle_events(POLL_INTERVAL)
-
-    def _next_round(self) -> Sequence[CellTarget]:
-        if not self.cell_queue.finished and not self.cell_queue.waiting and not self.cell_queue.any_running:
-            refresh(self.folder)  # what all groups have recorded
-        return self.cell_queue.next_round()
 
     def _give_cells(self) -> None:
         """Each ready group without a cell takes one; where none is left in any round, it closes."""
@@ -148,10 +128,10 @@ class RayScheduler:
                 self.display.start_cell(target.cell)
                 group.inbox.put(target)
             elif self.cell_queue.finished:
-                group.end(EndGroup.CLOSE)
+                group.end("close")
 
     def _cancel_unneeded_groups(self) -> None:
-        """When no cell waits, give up groups without room; at the end, all that are not ready."""
+        """When no cell waits, give up groups that are not placed; at the end, all that are not ready."""
         if self.cell_queue.waiting:
             return
         for group in self._groups():
@@ -172,32 +152,27 @@ class RayScheduler:
         if not self.cell_queue.waiting or makes_base_policy:
             return
         max_slots = min(max(num_groups, 1), self.config.run.cells_at_once or len(self.cells))
-        free_slots = [i for i, slot in enumerate(self.slots) if slot.current is None and not self._gave_up(slot)]
-        due_slots = [i for i in free_slots if now >= self.slots[i].retry_at]
-        if due_slots:
-            self._start_group_in(due_slots[0])
-        elif len(self.slots) < max_slots and (self.any_group_ready or not self.slots):
+        free_slots = [slot for slot in self.slots if slot.current is None and slot.failed_in_a_row <= self.retries]
+        due_slots = [slot for slot in free_slots if now >= slot.retry_at]
+        if not due_slots and len(self.slots) < max_slots and (self.any_group_ready or not self.slots):
             self.slots.append(GroupSlot())
-            self._start_group_in(len(self.slots) - 1)
+            due_slots = self.slots[-1:]
+        if due_slots:
+            slot = due_slots[0]
+            index = self.slots.index(slot)
+            log_prefix = self.folder / LOGS_FOLDER / f"group{index}-{slot.groups_started}"
+            slot.groups_started += 1
+            group = RayProcessGroup(self.ray, self.config, self.cells, self.spec, self.token, log_prefix)
+            slot.current = GroupThread(index, group, self.events)
+            slot.current.start()
         elif not free_slots and not self._groups():
             raise RunFailed(
                 f"no process group can begin any more: {self.open_error}. What is recorded goes on by --resume."
             )
 
-    def _start_group_in(self, index: int) -> None:
-        slot = self.slots[index]
-        log_prefix = self.folder / LOGS_FOLDER / f"group{index}-{slot.groups_started}"
-        slot.groups_started += 1
-        group = RayProcessGroup(self.ray, self.config, self.cells, self.spec, self.token, log_prefix)
-        slot.current = GroupThread(index, group, self.events)
-        slot.current.start()
-
     def _groups(self) -> list[GroupThread]:
-        """The groups at work."""
+        """The groups that have not ended."""
         return [slot.current for slot in self.slots if slot.current is not None]
-
-    def _gave_up(self, slot: GroupSlot) -> bool:
-        return slot.failed_in_a_row > self.config.run.process_group.retries
 
     def _handle_events(self, seconds: float) -> None:
         """Handle what groups report, for so many seconds."""
@@ -212,34 +187,35 @@ class RayScheduler:
                 self._give_cells()
 
     def _handle_event(self, event: GroupEvent) -> None:
-        group = self.slots[event.slot].current
-        assert group is not None, "a group's last event says that it has ended"
-        match event:
-            case GroupPlaced():
+        slot = self.slots[event.slot]
+        group = slot.current
+        assert group is not None, "the last event of a group is its end"
+        match event.content:
+            case StatusUpdate() as update:
+                self._show_news(group.cell, update)
+            case CallResult() as result:
+                self._end_cell(group, result)
+            case GroupEnd(error):
+                slot.current = None
+                if error is not None:
+                    self._lose_group(group, error)
+            case "opening":
                 group.state = "opening"
-            case GroupReady():
+            case "ready":
                 group.state = "ready"
                 self.any_group_ready = True
-                self.slots[event.slot].failed_in_a_row = 0
+                slot.failed_in_a_row = 0
                 self._end_if_stopping(group)
-            case GroupNews():
-                self._show_news(event)
-            case CellFinished():
-                self._end_cell(group, event.result)
-            case GroupEnded():
-                self.slots[event.slot].current = None
-                self._end_group(group, event.error)
 
-    def _show_news(self, news: GroupNews) -> None:
-        update = news.update
+    def _show_news(self, cell: Cell | None, update: StatusUpdate) -> None:
         if update.preparation is not None:
             self.display.show_preparation(*update.preparation)
         self.display.show_verifier_failures(update.verifier_failures)
-        if news.cell is None:
+        if cell is None:
             return
-        self.display.show_flags(news.cell, update.flags)
+        self.display.show_flags(cell, update.flags)
         if update.progress is not None:
-            self.cell_queue.report(news.cell, update.progress.rollouts, update.progress.reward)
+            self.cell_queue.report(cell, update.progress.rollouts, update.progress.reward)
             self.display.update_cell(update.progress)
 
     def _end_cell(self, group: GroupThread, result: CallResult) -> None:
@@ -247,79 +223,68 @@ class RayScheduler:
         assert cell is not None, "a group reports the end of the cell that it was given"
         if result.kind == PREEMPTED:
             self.cell_queue.interrupt(cell)
-            group.end(EndGroup.CLOSE)
+            group.end("close")
             return
         failed = result.kind == CELL_FAILED
         self._finish_cell(cell, result.message if failed else "")
         if failed and self.spec.num_processes > 1:  # its other processes may be elsewhere in the program
-            group.end(EndGroup.KILL)
+            group.end("kill")
         else:
             self._end_if_stopping(group)
 
     def _end_if_stopping(self, group: GroupThread) -> None:
         if preemption.requested():
-            group.end(EndGroup.CLOSE)
+            group.end("close")
 
     def _finish_cell(self, cell: Cell, error: str) -> None:
         self.cell_queue.end(cell, error)
         self.display.finish_cell(cell, failed=bool(error))
 
-    def _end_group(self, group: GroupThread, error: BaseException | None) -> None:
-        """A group has ended: start its cell again, or count that it could not begin."""
-        if error is None:
-            return
+    def _lose_group(self, group: GroupThread, error: BaseException) -> None:
+        """A group has ended by an error: start its cell again, or count that it could not begin."""
         if group.cell is not None and isinstance(error, WorkerLost):
             self._lose_cell(group, group.cell, error)
-        elif (
-            group.state in ("ready", "closing")
-            or not isinstance(error, (WorkerLost, InputError))
-            or (isinstance(error, InputError) and not self.any_group_ready)
-        ):
+            return
+        may_pass = isinstance(error, WorkerLost) or (isinstance(error, InputError) and self.any_group_ready)
+        if group.state in ("ready", "closing") or not may_pass:
             raise error
-        else:
-            self._retry_group(group, error)
-
-    def _lose_cell(self, group: GroupThread, cell: Cell, error: WorkerLost) -> None:
-        """Start a lost cell again, unless that was tried often enough without progress."""
-        if preemption.requested():
-            self.cell_queue.interrupt(cell)
-            return
-        losses, retries = self.cell_queue.count_loss(cell), self.config.run.process_group.retries
-        if losses > retries:
-            C = self.cell_queue.status[cell].rollouts
-            reason = f"its process group was lost {losses} times at C = {C}, the last time because {error}"
-            self._finish_cell(cell, f"{reason}; {group.group.log_tail()}")
-            return
-        nodes = group.group.node_names or "the cluster"
-        retry_text = f"started again from its checkpoint ({losses} of {retries})"
-        self.display.show_lost_cell(cell, f"its process group on {nodes} was lost ({error}); {retry_text}")
-        self.cell_queue.retry(cell)
-
-    def _retry_group(self, group: GroupThread, error: BaseException) -> None:
-        """Try a group that could not begin again, after a pause: what was the matter may pass."""
         slot = self.slots[group.slot]
         slot.failed_in_a_row += 1
         slot.retry_at = time.monotonic() + POLL_SECONDS * 2**slot.failed_in_a_row
         self.open_error = f"{error}; {group.group.log_tail()}"
         if preemption.requested():
             return
-        warning = f"warning: a process group on {group.group.node_names or 'the cluster'} could not begin ({error})"
-        console.print(warning, soft_wrap=True, highlight=False, markup=False)
-        if self._gave_up(slot) and not self.any_group_ready:
+        print_line(f"warning: a process group on {_nodes(group)} could not begin ({error})")
+        if slot.failed_in_a_row > self.retries and not self.any_group_ready:
             raise RunFailed(f"no process group could begin: {self.open_error}")
+
+    def _lose_cell(self, group: GroupThread, cell: Cell, error: WorkerLost) -> None:
+        """Start a lost cell again, unless that was tried often enough without progress."""
+        if preemption.requested():
+            self.cell_queue.interrupt(cell)
+            return
+        losses = self.cell_queue.count_loss(cell)
+        if losses > self.retries:
+            C = self.cell_queue.status[cell].rollouts
+            reason = f"its process group was lost {losses} times at C = {C}, the last time because {error}"
+            self._finish_cell(cell, f"{reason}; {group.group.log_tail()}")
+            return
+        retry_text = f"started again from its checkpoint ({losses} of {self.retries})"
+        self.display.show_lost_cell(cell, f"its process group on {_nodes(group)} was lost ({error}); {retry_text}")
+        self.cell_queue.retry(cell)
 
     def _save_cells(self) -> bool:
         """Let the cells in training save their state, for which they have some time; whether all did.
 
         A second Ctrl-C does not wait for them.
         """
-        if self.cell_queue.any_running:
-            console.print("stopping: the cells in training save their state (Ctrl-C again: do not wait for them)")
+        if self.cell_queue.running:
+            print_line("stopping: the cells in training save their state (Ctrl-C again: do not wait for them)")
         for group in self._groups():
             group.cancelled.set()
             group.group.stop()
             if group.state == "ready" and group.cell is None:
-                group.end(EndGroup.CLOSE)
+                group.end("close")
         deadline = time.monotonic() + SAVE_TIMEOUT
         while self._groups() and (seconds_left := deadline - time.monotonic()) > 0:
             with suppress(InputError, RunFailed, WorkerLost):  # the first error is what the sweep ends with
@@ -327,14 +292,15 @@ class RayScheduler:
         return not self._groups()
 
     def _write_status(self, ended: bool = False) -> None:
-        """Write how far each cell is, every few seconds, for `isojax status`."""
-        now = time.monotonic()
-        if not ended and now - self.status_written_at < STATUS_INTERVAL:
-            return
-        self.status_written_at = now
+        """Write how far each cell is, for `isojax status`."""
+        self.status_written_at = time.monotonic()
         cells = {cell.name: status for cell, status in self.cell_queue.status.items()}
         host, pid = socket.gethostname(), os.getpid()
         write_status(self.folder, DriverStatus(time=time.time(), host=host, pid=pid, ended=ended, cells=cells))
+
+
+def _nodes(group: GroupThread) -> str:
+    return group.group.node_names or "the cluster"
 
 
 @contextmanager
