@@ -13,9 +13,9 @@ import pytest
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.launch.ray import messages, ray_processes
-from isojax.launch.ray.messages import CallResult, StatusUpdate
+from isojax.launch.ray import ray_actor, ray_processes
 from isojax.launch.ray.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL, ProcessGroupSpec
+from isojax.launch.ray.ray_actor import CallResult, StatusUpdate
 from isojax.launch.ray.ray_processes import RayProcessGroup, WorkerLost
 from isojax.launch.strategy import CellTarget
 
@@ -68,14 +68,14 @@ def trained(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> CallResult:
 
 
 BROKEN, STOPPED = (
-    CallResult(messages.CELL_FAILED, "the ledger is another's"),
-    CallResult(messages.PREEMPTED, "saved"),
+    CallResult(ray_actor.CELL_FAILED, "the ledger is another's"),
+    CallResult(ray_actor.PREEMPTED, "saved"),
 )
 
 
 def test_all_end_well_or_as_the_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trained(monkeypatch, CallResult(), CallResult()) == CallResult()
-    assert trained(monkeypatch, STOPPED, STOPPED).kind == messages.PREEMPTED
+    assert trained(monkeypatch, STOPPED, STOPPED).kind == ray_actor.PREEMPTED
     assert trained(monkeypatch, BROKEN, CallResult()) == trained(monkeypatch, CallResult(), BROKEN) == BROKEN
     assert trained(monkeypatch, STOPPED, BROKEN) == BROKEN
 
@@ -86,16 +86,16 @@ def test_a_cell_that_one_has_broken_off_is_not_waited_for(monkeypatch: pytest.Mo
 
 def test_what_follows_a_broken_cell_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be tried again."""
-    assert trained(monkeypatch, BROKEN, CallResult(messages.WORKER_LOST, "no memory")) == BROKEN
+    assert trained(monkeypatch, BROKEN, CallResult(ray_actor.WORKER_LOST, "no memory")) == BROKEN
 
 
 def test_what_ends_a_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorkerLost, match="no memory"):
-        trained(monkeypatch, NEVER, CallResult(messages.WORKER_LOST, "no memory"))
+        trained(monkeypatch, NEVER, CallResult(ray_actor.WORKER_LOST, "no memory"))
     with pytest.raises(WorkerLost, match="died"):
         trained(monkeypatch, RayError("The actor died because its node is gone"), NEVER)
     with pytest.raises(InputError, match="no model"):
-        trained(monkeypatch, CallResult(messages.INPUT_REFUSED, "no model"), NEVER)
+        trained(monkeypatch, CallResult(ray_actor.INPUT_REFUSED, "no model"), NEVER)
 
 
 def test_processes_stand_in_the_order_of_their_slices() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from isojax.core.nouns import Cell
 from isojax.launch.ray import ray_worker
-from isojax.launch.ray.messages import CELL_FAILED, WORKER_LOST, CallResult
+from isojax.launch.ray.ray_actor import CELL_FAILED, WORKER_LOST, CallResult
 from isojax.launch.ray.ray_worker import RayWorker
 from isojax.launch.strategy import CellTarget
 from isojax.runs.folder_lock import exclusive_lock

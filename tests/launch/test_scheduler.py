@@ -20,10 +20,10 @@ from isojax.core.nouns import Cell, CellProgress
 from isojax.core.preemption import Preempted
 from isojax.launch.display import Display
 from isojax.launch.planner import plan_cells
-from isojax.launch.ray import messages
+from isojax.launch.ray import ray_actor
 from isojax.launch.ray import scheduler as scheduling
-from isojax.launch.ray.messages import CallResult, StatusUpdate
 from isojax.launch.ray.placement import ProcessGroupSpec
+from isojax.launch.ray.ray_actor import CallResult, StatusUpdate
 from isojax.launch.ray.ray_processes import WorkerLost
 from isojax.launch.ray.scheduler import RayScheduler
 from isojax.launch.resume import LOGS_FOLDER
@@ -56,10 +56,7 @@ class Gang:
         self.log, self.node_names, self.stopped, self.closed = given[-1], "here", threading.Event(), False
         self.made.append(self)
 
-    def __enter__(self) -> Gang:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
+    def kill(self) -> None: ...
 
     def start_workers(self, is_cancelled: Callable[[], bool]) -> bool:
         if self.rooms is None or self.rooms.acquire(blocking=False):
@@ -83,7 +80,7 @@ class Gang:
             found = end.pop(0) if end else CallResult()
         reached = self.reaches.get(target.cell, [])
         on_status(StatusUpdate(progress=CellProgress(target.cell, reached.pop(0), None)) if reached else StatusUpdate())
-        if found == CallResult(messages.PREEMPTED):
+        if found == CallResult(ray_actor.PREEMPTED):
             preemption.request_preemption()
             assert self.stopped.wait(20)
         if isinstance(found, Slow):
@@ -151,7 +148,7 @@ def test_a_lost_cell_is_begun_again_and_given_up(schedule: RayScheduler, capsys:
         {
             CELLS[0]: [WorkerLost("x")] * 2,
             CELLS[1]: [WorkerLost("its node is gone")] * 3,
-            CELLS[2]: [CallResult(messages.CELL_FAILED, "not finite")],
+            CELLS[2]: [CallResult(ray_actor.CELL_FAILED, "not finite")],
         }
     )
     failed = schedule.run()
@@ -223,7 +220,7 @@ def test_what_a_gang_refuses_ends_the_sweep(schedule: RayScheduler) -> None:
 
 def test_told_to_end(schedule: RayScheduler) -> None:
     """The cell at work is told to save itself; the others are not begun."""
-    Gang.ends[CELLS[0]] = [CallResult(messages.PREEMPTED)]
+    Gang.ends[CELLS[0]] = [CallResult(ray_actor.PREEMPTED)]
     with pytest.raises(Preempted, match="the cells in training have saved their state"):
         schedule.run()
     assert [goal.cell for goal in Gang.trained] == CELLS[:1]

@@ -1,6 +1,7 @@
-"""A process of a process group, as the driver sees it: Ray starts it, and the driver calls its methods.
+"""A process of a process group, as the driver sees it: Ray starts it, the driver calls its methods, and both exchange
+plain data.
 
-The driver names this class, so this module loads no jax. The process loads RayWorker, and jax with it, when the driver
+The driver names the class, so this module loads no jax. The process loads RayWorker, and jax with it, when the driver
 opens the sweep. What the process prints goes to a log file, which outlives it.
 """
 
@@ -10,16 +11,74 @@ import importlib
 import os
 import socket
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from isojax.core import preemption
+from isojax.core.config import Config
 from isojax.core.errors import InputError
-from isojax.launch.ray import messages
-from isojax.launch.ray.messages import CallResult, StatusCollector, StatusUpdate, WorkerArguments
+from isojax.core.nouns import Cell, CellProgress
+from isojax.launch.process_group import ProcessGroup
 from isojax.launch.strategy import CellTarget
 
+TOKEN_FILE = ".sweep"  # only a process that sees the driver's folder can read it
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+# How a call of a worker has ended.
+FINISHED = "finished"
+PREEMPTED = "preempted"  # the cell's state is saved
+CELL_FAILED = "cell failed"  # by the cell's own fault, which it would meet again
+INPUT_REFUSED = "input refused"  # by a mistake of the user
+WORKER_LOST = "worker lost"  # the process is of no more use
+
+
+@dataclass(frozen=True)
+class CallResult:
+    """How a call of a worker has ended, and why."""
+
+    kind: str = FINISHED
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerArguments:
+    """What a worker opens a sweep with."""
+
+    config: Config
+    cells: list[Cell]
+    token: str  # the content of TOKEN_FILE in the driver's folder
+    cpu_devices: int | None  # that a CPU simulates; None on accelerators
+    process_group: ProcessGroup
+
+
+@dataclass
+class StatusUpdate:
+    """News of a worker since the last update."""
+
+    preparation: tuple[str, float] | None = None  # what is prepared for the first cell, and the fraction done
+    progress: CellProgress | None = None
+    verifier_failures: dict[str, str] = field(default_factory=dict)  # the first of each kind
+    flags: list[str] = field(default_factory=list)  # of a cell that has ended
+
+
+class StatusCollector:
+    """Collects what a display would show, until the driver asks for it."""
+
+    def __init__(self) -> None:
+        self.pending = StatusUpdate()
+
+    def show_preparation(self, text: str, fraction: float) -> None:
+        self.pending.preparation = text, fraction
+
+    def show_verifier_failures(self, examples: Mapping[str, str]) -> None:
+        self.pending.verifier_failures |= examples
+
+    def update_cell(self, progress: CellProgress) -> None:
+        self.pending.progress = progress
+
+    def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
+        self.pending.flags += flags
 
 
 class RayActor:
@@ -57,7 +116,7 @@ class RayActor:
         try:
             self._worker.open(arguments)
         except InputError as e:
-            return CallResult(messages.INPUT_REFUSED, str(e))
+            return CallResult(INPUT_REFUSED, str(e))
         return CallResult()
 
     def train(self, target: CellTarget) -> CallResult:
@@ -66,7 +125,8 @@ class RayActor:
 
     def news(self) -> StatusUpdate:
         """What has happened since the last call."""
-        return self._status.drain()
+        update, self._status.pending = self._status.pending, StatusUpdate()
+        return update
 
     def stop(self) -> None:
         """Let the cell in training save its state and end."""

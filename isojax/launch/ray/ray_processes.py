@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 import os
+import queue
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.memory_pages import TUNABLES_VARIABLE
 from isojax.core.nouns import Cell
 from isojax.launch.process_group import SHUTDOWN_TIMEOUT, ProcessGroup
-from isojax.launch.ray import messages
-from isojax.launch.ray.messages import CallResult, StatusUpdate, WorkerArguments
+from isojax.launch.ray import ray_actor
 from isojax.launch.ray.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL, Node, ProcessGroupSpec
-from isojax.launch.ray.ray_actor import RayActor
+from isojax.launch.ray.ray_actor import CallResult, StatusUpdate
 from isojax.launch.strategy import CellTarget
 
 POLL_SECONDS = 0.5  # seconds between two looks at pending calls
@@ -39,23 +41,21 @@ class WorkerLost(Exception):
 
 @dataclass
 class RayProcessGroup:
-    """The processes; a context that ends them all. Its methods raise WorkerLost where a process or its node is gone."""
+    """The processes. Its methods raise WorkerLost where a process or its node is gone."""
 
     ray: Any
     config: Config
     cells: list[Cell]
     spec: ProcessGroupSpec
-    token: str  # the content of messages.TOKEN_FILE in the sweep's folder
+    token: str  # the content of ray_actor.TOKEN_FILE in the sweep's folder
     log_prefix: Path  # of the file that each process prints to; its number follows
     workers: list[Any] = field(default_factory=list)
     node_names: str = ""
     _tpu_slice: Any = None
     _placement_group: Any = None
 
-    def __enter__(self) -> RayProcessGroup:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def kill(self) -> None:
+        """End all processes at once, and release their nodes."""
         for worker in self.workers:
             self.ray.kill(worker)
         self._release()
@@ -104,7 +104,7 @@ class RayProcessGroup:
         bundles = self._bundles()
         for i, (bundle, _) in enumerate(bundles):
             environment = self._environment(i, first_address=bundles[0][1]["NodeManagerAddress"])
-            actor_class = self.ray.remote(RayActor).options(
+            actor_class = self.ray.remote(ray_actor.RayActor).options(
                 num_cpus=cpus,
                 num_gpus=gpus,
                 resources=resources,
@@ -185,7 +185,7 @@ class RayProcessGroup:
         calls = []
         for i, worker in enumerate(self.workers):
             group = ProcessGroup(addresses[0], num_processes, i, detect_cluster=False)
-            arguments = WorkerArguments(self.config, self.cells, self.token, self.spec.cpu_devices, group)
+            arguments = ray_actor.WorkerArguments(self.config, self.cells, self.token, self.spec.cpu_devices, group)
             calls.append(worker.open.remote(arguments))
         self._wait_for_all(calls, on_status)
 
@@ -216,16 +216,16 @@ class RayProcessGroup:
                 done, pending = ray.wait(pending, timeout=POLL_SECONDS)
                 on_status(ray.get(self.workers[0].news.remote()))
                 for call_result in ray.get(done):
-                    if call_result.kind == messages.INPUT_REFUSED:
+                    if call_result.kind == ray_actor.INPUT_REFUSED:
                         raise InputError(call_result.message)
-                    if call_result.kind == messages.WORKER_LOST and result.kind != messages.CELL_FAILED:
+                    if call_result.kind == ray_actor.WORKER_LOST and result.kind != ray_actor.CELL_FAILED:
                         raise WorkerLost(call_result.message)
-                    if call_result.kind == messages.CELL_FAILED and result.kind != messages.CELL_FAILED:
+                    if call_result.kind == ray_actor.CELL_FAILED and result.kind != ray_actor.CELL_FAILED:
                         deadline = time.monotonic() + PEER_END_TIMEOUT
-                    if result.kind == messages.FINISHED or call_result.kind == messages.CELL_FAILED:
+                    if result.kind == ray_actor.FINISHED or call_result.kind == ray_actor.CELL_FAILED:
                         result = call_result
         except ray.exceptions.RayError as e:
-            if result.kind != messages.CELL_FAILED:
+            if result.kind != ray_actor.CELL_FAILED:
                 raise WorkerLost(_ray_error_line(e)) from e
         return result
 
@@ -248,3 +248,38 @@ def _ray_error_line(error: Exception) -> str:
     error_lines = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt|Exit)\b", line)]
     death_lines = [line for line in lines if "died" in line]
     return [*error_lines[-1:], *death_lines, *lines, type(error).__name__][0][:300]
+
+
+@dataclass
+class ActiveGroup:
+    """A process group that has not ended. Ray's calls block, so each is made in a thread, one at a time."""
+
+    processes: RayProcessGroup
+    state: Literal["placing", "opening", "ready", "training", "closing"] = "placing"
+    call: futures.Future[Any] = field(default_factory=futures.Future)
+    cell: Cell | None = None  # in training
+    news: queue.SimpleQueue[StatusUpdate] = field(default_factory=queue.SimpleQueue)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def start(self, state: Literal["placing", "opening", "training", "closing"], function: Callable[[], Any]) -> None:
+        """Call a function in a thread."""
+        self.state, self.call = state, (call := futures.Future())
+
+        def run() -> None:
+            try:
+                call.set_result(function())
+            except BaseException as e:  # for the scheduler
+                call.set_exception(e)
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def report(self, update: StatusUpdate) -> None:
+        """Called in the thread, with news."""
+        if update != StatusUpdate():
+            self.news.put(update)
+        if self.state == "opening" and self.cancelled.is_set():
+            raise WorkerLost("no cell is left for it")
+
+    def close(self) -> None:
+        """Let a ready group disconnect and end."""
+        self.start("closing", self.processes.close)

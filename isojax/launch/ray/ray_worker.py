@@ -19,8 +19,8 @@ from isojax.launch.local.cell_training import train_cell
 from isojax.launch.local.join_processes import join_processes
 from isojax.launch.local.setup import open_sweep
 from isojax.launch.local.start import start_jax
-from isojax.launch.ray import messages
-from isojax.launch.ray.messages import TOKEN_FILE, CallResult, StatusCollector, WorkerArguments
+from isojax.launch.ray import ray_actor
+from isojax.launch.ray.ray_actor import CallResult
 from isojax.launch.strategy import CellTarget
 from isojax.runs.folder_lock import FolderLocked, exclusive_lock
 from isojax.runs.workspace import is_url, refresh, remote_workspace, working_folder
@@ -33,12 +33,12 @@ LOCK_RETRY_INTERVAL = 0.5
 class RayWorker:
     """A process of a process group, and its sweep."""
 
-    def __init__(self, name: str, status: StatusCollector):
+    def __init__(self, name: str, status: ray_actor.StatusCollector):
         """`name`: of this process, in the mirror of a sweep at a URL."""
         self._name, self._status = name, status
         self._exit_stack = ExitStack()
 
-    def open(self, arguments: WorkerArguments) -> None:
+    def open(self, arguments: ray_actor.WorkerArguments) -> None:
         """Join the other processes and prepare the sweep; InputError where it is refused."""
         config, group = arguments.config, arguments.process_group
         self._exit_stack.enter_context(
@@ -66,18 +66,18 @@ class RayWorker:
                 try:
                     _lock_cell(stack, cell_folder)
                 except FolderLocked:
-                    return CallResult(messages.WORKER_LOST, f"another process still writes to {cell_folder}")
+                    return CallResult(ray_actor.WORKER_LOST, f"another process still writes to {cell_folder}")
                 except InputError as e:
-                    return CallResult(messages.CELL_FAILED, str(e))
+                    return CallResult(ray_actor.CELL_FAILED, str(e))
             try:
                 error = train_cell(setup, setup.programs[0], self._base_policy, target, report, self._status.show_flags)
             except Preempted as e:
-                return CallResult(messages.PREEMPTED, str(e))
+                return CallResult(ray_actor.PREEMPTED, str(e))
         if error is None:
             return CallResult()
         print(f"{cell.name}: {type(error).__name__}: {error}", file=sys.stderr)
         is_cell_failure = isinstance(error, (FloatingPointError, InputError, RunFailed))
-        kind = messages.CELL_FAILED if is_cell_failure else messages.WORKER_LOST
+        kind = ray_actor.CELL_FAILED if is_cell_failure else ray_actor.WORKER_LOST
         return CallResult(kind, str(error) or type(error).__name__)
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class RayWorker:
 
 
 def _check_shared_folder(folder: Path, token: str) -> None:
-    token_file = folder / TOKEN_FILE
+    token_file = folder / ray_actor.TOKEN_FILE
     if not token_file.exists() or token_file.read_text() != token:
         raise InputError(
             f"run.dir: the node {socket.gethostname()} does not see {folder} as the driver does; expected a folder "

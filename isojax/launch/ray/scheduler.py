@@ -1,4 +1,4 @@
-"""Which process group trains which cell, and when: one loop over what the groups report.
+"""Which process group trains which cell, and when: one loop over calls of groups that have ended.
 
 Cells are trained longest first. A group takes a cell only once its processes are ready, so that a cell never waits for
 resources that another group has. A lost cell is started again from its checkpoint, by any group, until it was lost too
@@ -9,12 +9,12 @@ base policy, which the others find.
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +29,9 @@ from isojax.core.nouns import Cell
 from isojax.core.preemption import Preempted
 from isojax.launch.display import Display, print_line
 from isojax.launch.ray.cell_queue import CellQueue
-from isojax.launch.ray.group_thread import GroupEnd, GroupEvent, GroupThread
-from isojax.launch.ray.messages import CELL_FAILED, PREEMPTED, TOKEN_FILE, CallResult, StatusUpdate
 from isojax.launch.ray.placement import ProcessGroupSpec, capacity
-from isojax.launch.ray.ray_processes import POLL_SECONDS, RayProcessGroup, WorkerLost
+from isojax.launch.ray.ray_actor import CELL_FAILED, PREEMPTED, TOKEN_FILE, CallResult, StatusUpdate
+from isojax.launch.ray.ray_processes import POLL_SECONDS, ActiveGroup, RayProcessGroup, WorkerLost
 from isojax.launch.resume import LOGS_FOLDER
 from isojax.launch.strategy import training_rounds
 from isojax.runs.status import CellStatus, DriverStatus, write_status
@@ -48,7 +47,7 @@ SAVE_TIMEOUT = 120.0  # seconds that cells have to save their state when the swe
 class GroupSlot:
     """Room for one group at a time."""
 
-    current: GroupThread | None = None
+    current: ActiveGroup | None = None
     groups_started: int = 0
     failed_in_a_row: int = 0  # groups that could not begin
     retry_at: float = 0.0  # when the next may begin, by time.monotonic()
@@ -66,7 +65,6 @@ class RayScheduler:
         rounds = training_rounds(config, cells, folder, failures)
         self.cell_queue = CellQueue(rounds, {cell: CellStatus() for cell in cells}, failures)
         self.slots: list[GroupSlot] = []
-        self.events: queue.SimpleQueue[GroupEvent] = queue.SimpleQueue()
         self.any_group_ready = False
         self.open_error = ""  # why the last group could not begin
         self.token = os.urandom(8).hex()
@@ -84,7 +82,7 @@ class RayScheduler:
         for folder in (self.folder, self.folder / LOGS_FOLDER):
             write_text(folder / TOKEN_FILE, self.token)
         try:
-            with _note_interrupt() as interrupted:
+            with _request_end_on_interrupt() as interrupted:
                 try:
                     self._loop()
                 except Exception:
@@ -115,20 +113,24 @@ class RayScheduler:
             self._start_group()
             if time.monotonic() - self.status_written_at > STATUS_INTERVAL:
                 self._write_status()
-            self._handle_events(POLL_INTERVAL)
+            self._handle_calls(POLL_INTERVAL)
+
+    def _groups(self) -> list[ActiveGroup]:
+        return [slot.current for slot in self.slots if slot.current is not None]
 
     def _give_cells(self) -> None:
-        """Each ready group without a cell takes one; where none is left in any round, it closes."""
+        """Each ready group takes a cell; where none is left in any round, it closes."""
         for group in self._groups():
-            if group.state != "ready" or group.cell is not None:
+            if group.state != "ready":
                 continue
             if self.cell_queue.waiting:
-                target = self.cell_queue.take(group.group.node_names, str(group.group.log_file(0)))
+                processes = group.processes
+                target = self.cell_queue.take(processes.node_names, str(processes.log_file(0)))
                 group.cell = target.cell
                 self.display.start_cell(target.cell)
-                group.inbox.put(target)
+                group.start("training", lambda p=processes, t=target, g=group: p.train(t, g.report))
             elif self.cell_queue.finished:
-                group.end("close")
+                group.close()
 
     def _cancel_unneeded_groups(self) -> None:
         """When no cell waits, give up groups that are not placed; at the end, all that are not ready."""
@@ -159,53 +161,32 @@ class RayScheduler:
             due_slots = self.slots[-1:]
         if due_slots:
             slot = due_slots[0]
-            index = self.slots.index(slot)
-            log_prefix = self.folder / LOGS_FOLDER / f"group{index}-{slot.groups_started}"
+            log_prefix = self.folder / LOGS_FOLDER / f"group{self.slots.index(slot)}-{slot.groups_started}"
             slot.groups_started += 1
-            group = RayProcessGroup(self.ray, self.config, self.cells, self.spec, self.token, log_prefix)
-            slot.current = GroupThread(index, group, self.events)
-            slot.current.start()
+            processes = RayProcessGroup(self.ray, self.config, self.cells, self.spec, self.token, log_prefix)
+            slot.current = group = ActiveGroup(processes)
+            group.start("placing", lambda: processes.start_workers(group.cancelled.is_set))
         elif not free_slots and not self._groups():
             raise RunFailed(
                 f"no process group can begin any more: {self.open_error}. What is recorded goes on by --resume."
             )
 
-    def _groups(self) -> list[GroupThread]:
-        """The groups that have not ended."""
-        return [slot.current for slot in self.slots if slot.current is not None]
-
-    def _handle_events(self, seconds: float) -> None:
-        """Handle what groups report, for so many seconds."""
-        deadline = time.monotonic() + seconds
-        while (seconds_left := deadline - time.monotonic()) > 0:
-            try:
-                event = self.events.get(timeout=seconds_left)
-            except queue.Empty:
-                return
-            self._handle_event(event)
-            if not preemption.requested():
-                self._give_cells()
-
-    def _handle_event(self, event: GroupEvent) -> None:
-        slot = self.slots[event.slot]
-        group = slot.current
-        assert group is not None, "the last event of a group is its end"
-        match event.content:
-            case StatusUpdate() as update:
-                self._show_news(group.cell, update)
-            case CallResult() as result:
-                self._end_cell(group, result)
-            case GroupEnd(error):
-                slot.current = None
-                if error is not None:
-                    self._lose_group(group, error)
-            case "opening":
-                group.state = "opening"
-            case "ready":
-                group.state = "ready"
-                self.any_group_ready = True
-                slot.failed_in_a_row = 0
-                self._end_if_stopping(group)
+    def _handle_calls(self, seconds: float) -> None:
+        """Wait for a call to end, for so many seconds at most; then show what is new, and go on with each group whose
+        call has ended."""
+        calls = [group.call for group in self._groups() if group.state != "ready"]
+        if calls:
+            futures.wait(calls, seconds, futures.FIRST_COMPLETED)
+        else:
+            time.sleep(seconds)
+        for slot in self.slots:
+            if (group := slot.current) is None or group.state == "ready":
+                continue
+            call_ended = group.call.done()  # before the news is read: the thread reports first
+            while not group.news.empty():
+                self._show_news(group.cell, group.news.get())
+            if call_ended:
+                self._go_on(slot, group)
 
     def _show_news(self, cell: Cell | None, update: StatusUpdate) -> None:
         if update.preparation is not None:
@@ -218,47 +199,63 @@ class RayScheduler:
             self.cell_queue.report(cell, update.progress.rollouts, update.progress.reward)
             self.display.update_cell(update.progress)
 
-    def _end_cell(self, group: GroupThread, result: CallResult) -> None:
-        cell, group.cell = group.cell, None
-        assert cell is not None, "a group reports the end of the cell that it was given"
+    def _go_on(self, slot: GroupSlot, group: ActiveGroup) -> None:
+        """What follows the end of a group's call."""
+        error = group.call.exception()
+        if error is not None:
+            self._end_group(slot, group)
+            if not (group.cancelled.is_set() and isinstance(error, (WorkerLost, InputError))):
+                self._lose_group(slot, group, error)
+        elif group.state == "placing" and group.call.result():
+            group.start("opening", lambda: group.processes.open(group.report))
+        elif group.state == "opening":
+            group.state, self.any_group_ready, slot.failed_in_a_row = "ready", True, 0
+        elif group.state == "training":
+            self._end_cell(slot, group, group.call.result())
+        else:
+            self._end_group(slot, group)
+        if group.state == "ready" and preemption.requested():
+            group.close()
+
+    def _end_group(self, slot: GroupSlot, group: ActiveGroup) -> None:
+        slot.current = None
+        group.processes.kill()
+
+    def _end_cell(self, slot: GroupSlot, group: ActiveGroup, result: CallResult) -> None:
+        cell, group.cell, group.state = group.cell, None, "ready"
+        assert cell is not None, "a group trains the cell that it was given"
         if result.kind == PREEMPTED:
             self.cell_queue.interrupt(cell)
-            group.end("close")
+            group.close()
             return
         failed = result.kind == CELL_FAILED
         self._finish_cell(cell, result.message if failed else "")
         if failed and self.spec.num_processes > 1:  # its other processes may be elsewhere in the program
-            group.end("kill")
-        else:
-            self._end_if_stopping(group)
-
-    def _end_if_stopping(self, group: GroupThread) -> None:
-        if preemption.requested():
-            group.end("close")
+            group.state = "closing"
+            self._end_group(slot, group)
 
     def _finish_cell(self, cell: Cell, error: str) -> None:
         self.cell_queue.end(cell, error)
         self.display.finish_cell(cell, failed=bool(error))
 
-    def _lose_group(self, group: GroupThread, error: BaseException) -> None:
+    def _lose_group(self, slot: GroupSlot, group: ActiveGroup, error: BaseException) -> None:
         """A group has ended by an error: start its cell again, or count that it could not begin."""
         if group.cell is not None and isinstance(error, WorkerLost):
             self._lose_cell(group, group.cell, error)
             return
         may_pass = isinstance(error, WorkerLost) or (isinstance(error, InputError) and self.any_group_ready)
-        if group.state in ("ready", "closing") or not may_pass:
+        if group.state in ("training", "closing") or not may_pass:
             raise error
-        slot = self.slots[group.slot]
         slot.failed_in_a_row += 1
         slot.retry_at = time.monotonic() + POLL_SECONDS * 2**slot.failed_in_a_row
-        self.open_error = f"{error}; {group.group.log_tail()}"
+        self.open_error = f"{error}; {group.processes.log_tail()}"
         if preemption.requested():
             return
         print_line(f"warning: a process group on {_nodes(group)} could not begin ({error})")
         if slot.failed_in_a_row > self.retries and not self.any_group_ready:
             raise RunFailed(f"no process group could begin: {self.open_error}")
 
-    def _lose_cell(self, group: GroupThread, cell: Cell, error: WorkerLost) -> None:
+    def _lose_cell(self, group: ActiveGroup, cell: Cell, error: WorkerLost) -> None:
         """Start a lost cell again, unless that was tried often enough without progress."""
         if preemption.requested():
             self.cell_queue.interrupt(cell)
@@ -267,7 +264,7 @@ class RayScheduler:
         if losses > self.retries:
             C = self.cell_queue.status[cell].rollouts
             reason = f"its process group was lost {losses} times at C = {C}, the last time because {error}"
-            self._finish_cell(cell, f"{reason}; {group.group.log_tail()}")
+            self._finish_cell(cell, f"{reason}; {group.processes.log_tail()}")
             return
         retry_text = f"started again from its checkpoint ({losses} of {self.retries})"
         self.display.show_lost_cell(cell, f"its process group on {_nodes(group)} was lost ({error}); {retry_text}")
@@ -282,13 +279,13 @@ class RayScheduler:
             print_line("stopping: the cells in training save their state (Ctrl-C again: do not wait for them)")
         for group in self._groups():
             group.cancelled.set()
-            group.group.stop()
-            if group.state == "ready" and group.cell is None:
-                group.end("close")
+            group.processes.stop()
+            if group.state == "ready":
+                group.close()
         deadline = time.monotonic() + SAVE_TIMEOUT
         while self._groups() and (seconds_left := deadline - time.monotonic()) > 0:
             with suppress(InputError, RunFailed, WorkerLost):  # the first error is what the sweep ends with
-                self._handle_events(min(seconds_left, POLL_INTERVAL))
+                self._handle_calls(min(seconds_left, POLL_INTERVAL))
         return not self._groups()
 
     def _write_status(self, ended: bool = False) -> None:
@@ -299,12 +296,12 @@ class RayScheduler:
         write_status(self.folder, DriverStatus(time=time.time(), host=host, pid=pid, ended=ended, cells=cells))
 
 
-def _nodes(group: GroupThread) -> str:
-    return group.group.node_names or "the cluster"
+def _nodes(group: ActiveGroup) -> str:
+    return group.processes.node_names or "the cluster"
 
 
 @contextmanager
-def _note_interrupt() -> Iterator[threading.Event]:
+def _request_end_on_interrupt() -> Iterator[threading.Event]:
     """Within it, the first Ctrl-C asks the sweep to end and sets the event; a second one is a KeyboardInterrupt."""
     interrupted = threading.Event()
 
