@@ -71,7 +71,7 @@ def share_base(config: Config, below: Path) -> None:
     """Begin the sweep with the base policy and problems of another one `below` with the same settings of them, where
     there is one.
     """
-    from isojax.launch.local.start import resolve_config, start_jax
+    from isojax.launch.local.setup import resolve_config, start_jax
 
     folder = Path(config.run.dir) / config.name
     if (folder / CONFIG_FILE).exists():

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config
-from isojax.core.errors import InputError
+from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, RunRecord
 from isojax.launch.display import print_line
 from isojax.runs.ledger import RECORDS_FILE
@@ -80,3 +80,17 @@ def _recorded_runs(cells: Sequence[Cell], folder: Path, failures: Sequence[tuple
                 run = read_run(cell_folder)
         runs.append(replace(run, failure_reason=failure_reasons.get(cell, run.failure_reason)))
     return [run for run in runs if run.points or run.failure_reason]
+
+
+def raise_cell_failures(failures: Sequence[tuple[Cell, Exception]], num_cells: int, folder: Path) -> None:
+    """Raise one error for all cells of a sweep that failed: an InputError where every cell failed by one, else
+    RunFailed."""
+    if not failures:
+        return
+    if len(failures) == num_cells and all(isinstance(error, InputError) for _, error in failures):
+        raise InputError(" ".join(dict.fromkeys(str(error) for _, error in failures)))
+    errors = [f"{cell.name}: {error}" for cell, error in failures]
+    if num_cells == 1:
+        raise RunFailed(errors[0])
+    summary = f"{len(failures)} of {num_cells} cells failed; the others are recorded in {folder}."
+    raise RunFailed("\n  ".join([summary, *errors]))

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from isojax.core.nouns import Cell, RunRecord
-from isojax.launch.device_sizes import FLOAT_BYTES, DeviceSizes
-from isojax.launch.memory_model import kv_cache_bytes, response_activations
+from isojax.launch.memory_model import FLOAT_BYTES, DeviceSizes, kv_cache_bytes, response_activations
 from isojax.launch.planner import cell_cost
 
 EFFICIENCY = 0.6  # of the probed rates that an update reaches; docs/performance.md says how far off that was

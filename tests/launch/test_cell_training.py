@@ -1,8 +1,8 @@
-"""What a user reads where memory is not enough, and where a sweep is asked to end."""
+"""What a user reads where memory is not enough and where a sweep is asked to end; flags of runs that have ended."""
 
 from __future__ import annotations
 
-import re
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,39 +11,21 @@ import jax
 import pytest
 
 from isojax.core import preemption
-from isojax.core.config import CellConfig, Config, SweepConfig
+from isojax.core.config import Config, SweepConfig
 from isojax.core.errors import RunFailed, is_out_of_memory
-from isojax.core.nouns import Cell
+from isojax.core.nouns import Cell, EvalPoint
 from isojax.core.preemption import Preempted
-from isojax.distributed.mesh_spec import MeshShape
-from isojax.launch.autosize import DeviceBudget
 from isojax.launch.display import Display
 from isojax.launch.local import cell_training
-from isojax.launch.local.cell_training import out_of_memory_message, train_cells
+from isojax.launch.local.cell_training import out_of_memory_message, train_cells, write_health
 from isojax.launch.strategy import CellTarget
-
-SWEEP = SweepConfig(
-    B_p=(8,), n=(512,), B_max=4096, decode_slots=64, microbatch=4096, prefill_batch=8, slots_per_prefix=1
-)
+from isojax.runs.ledger import Ledger
+from isojax.runs.ledger_reader import read_run
 
 
-@pytest.mark.parametrize("memory", [8e9, 1e9])
-def test_the_microbatch_that_would_fit(memory: float) -> None:
-    """A power of two below the present one, which by the planner's own estimate takes less than the device has and than
-    what failed.
-    """
-    room = DeviceBudget(CellConfig(), [(8, 512)], MeshShape(), 32, True, "cpu", int(memory))
-    said = out_of_memory_message(SWEEP, room)
-    found = re.search(r"sweep\.microbatch=(\d+) would fit", said)
-    assert found and "sweep.microbatch = 4096" in said and "name=NAME" in said and "remat=layer" in said
-    m = int(found[1])
-    takes = room.estimate(SWEEP.model_copy(update={"microbatch": m})).peak
-    assert m in (1 << i for i in range(12)) and takes < memory and takes < room.estimate(SWEEP).peak
-
-
-def test_where_none_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = DeviceBudget(CellConfig(), [(8, 512)], MeshShape(), 32, True, "cpu", 1000)
-    assert "no smaller one would fit" in out_of_memory_message(SWEEP, room)
+def test_what_would_take_less_memory() -> None:
+    message = out_of_memory_message(SweepConfig(decode_slots=64, microbatch=4096))
+    assert "sweep.microbatch = 4096" in message and "name=NAME" in message and "remat=layer" in message
 
 
 def test_what_lacks_memory() -> None:
@@ -76,3 +58,52 @@ def test_asked_to_end_at_the_end_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(Preempted):
             train_cells(site, base, goals[1:], display)
     assert not preemption.requested()
+
+
+CELL = Cell(8, 4, 0)
+CONFIG = Config(name="here", sweep=SweepConfig(B_p=(8,), n=(4,)))
+
+
+def ledger(folder: Path, rights: list[int]) -> Ledger:
+    """A run of 200 validation problems, of which so many are solved by each of their 4 samples at each evaluation."""
+    found = Ledger(folder, CELL, "x")
+    for i, right in enumerate(rights):
+        counts = tuple([4] * right + [0] * (200 - right))
+        found.append(EvalPoint(100 * i, i, 100 * i, 0, {"avg@4": right / 200}, counts, 4), seconds=1.0, devices=1)
+    return found
+
+
+def test_a_run_that_ends_well_and_one_that_collapses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    well, broken = [40, 60, 80, 90, 100, 110], [40, 60, 80, 20, 10, 0]
+    for name, rights in (("well", well), ("broken", broken)):
+        ledger(tmp_path / name, rights)
+        write_health(tmp_path / name, CELL, Display(CONFIG).show_flags)
+    assert json.loads((tmp_path / "well/health.json").read_text()) == {"cell": "8x4-s0", "C": 500, "flags": []}
+    found = json.loads((tmp_path / "broken/health.json").read_text())
+    # .3: the mean of the first three evaluations
+    words = "reward fell from 0.300 to 0.050 and stays there (base policy: 0.200)"
+    assert found == {"cell": "8x4-s0", "C": 500, "flags": [{"name": "collapsed", "C": 300, "reason": words}]}
+    said = capsys.readouterr().err
+    assert (
+        said.count("warning:") == 1
+        and f"warning: cell 8x4-s0 collapsed from C = 300: {words}. Fits leave it out" in said
+    )
+
+
+def test_once_written_it_is_left_alone_and_the_ledger_stays_as_it_is(tmp_path: Path) -> None:
+    ledger(tmp_path, [40, 60]).record_failure(3, "loss or gradient not finite in 1 of the updates 2 to 3")
+    before = (tmp_path / "records.jsonl").read_bytes()
+    write_health(tmp_path, CELL, Display(CONFIG).show_flags)
+    written = (tmp_path / "health.json").stat()
+    assert [flag["name"] for flag in json.loads((tmp_path / "health.json").read_text())["flags"]] == [
+        "nonfinite_update"
+    ]
+    write_health(tmp_path, CELL, Display(CONFIG).show_flags)
+    assert (tmp_path / "health.json").stat().st_mtime_ns == written.st_mtime_ns
+    assert (tmp_path / "records.jsonl").read_bytes() == before and read_run(tmp_path).failure_reason
+
+
+def test_a_run_without_an_evaluation_has_nothing_to_judge(tmp_path: Path) -> None:
+    Ledger(tmp_path, CELL, "x")
+    write_health(tmp_path, CELL, Display(CONFIG).show_flags)
+    assert not (tmp_path / "health.json").exists()

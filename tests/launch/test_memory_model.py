@@ -20,8 +20,6 @@ from isojax.launch.autosize import (
     autosize_config,
     fit_to_memory,
     host_memory,
-    largest_fitting_microbatch,
-    smallest_fitting_mesh,
 )
 from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import plan_cells, resolve_sweep_sizes
@@ -195,31 +193,11 @@ def test_sizes_that_are_set_stay_and_are_warned_of(capsys: pytest.CaptureFixture
     assert resumed.sweep == SWEEP
 
 
-def test_where_nothing_fits_it_says_which_mesh_would() -> None:
-    """One slot and a microbatch of one response take so much of one device; a mesh of more has less on each."""
+def test_where_nothing_fits_it_says_what_would_help() -> None:
     least = taken(sweep=SWEEP.model_copy(update={"decode_slots": 1, "microbatch": 1})).peak
-    tight = room(int(0.7 * least / MEMORY_UTILIZATION))
-    mesh = smallest_fitting_mesh(ASKED, tight)
-    assert mesh
-    says = (
-        "sweep.decode_slots = 1 and sweep.microbatch = 1 are estimated "
-        rf".*--mesh {mesh} would fit.*device_memory=GIB"
-    )
+    says = r"sweep.decode_slots = 1 and sweep.microbatch = 1 are estimated .*fsdp or tensor.*device_memory=GIB"
     with pytest.raises(InputError, match=says):
-        fit_to_memory(ASKED, tight)
-    with pytest.raises(InputError, match="no mesh of up to 4096 such devices would fit"):
-        fit_to_memory(ASKED, room(1000))
-
-
-def test_a_microbatch_that_fits_after_memory_ran_out() -> None:
-    """The largest below this one whose peak is at most 85% of what this one was estimated to take."""
-    big = SWEEP.model_copy(update={"microbatch": 64})
-    wide = room(10**12)
-    m = largest_fitting_microbatch(big, wide)
-    wanted = MEMORY_UTILIZATION * wide.estimate(big).peak
-    assert m is not None and wide.estimate(big.model_copy(update={"microbatch": m})).peak <= wanted
-    assert m == 63 or wide.estimate(big.model_copy(update={"microbatch": m + 1})).peak > wanted
-    assert largest_fitting_microbatch(SWEEP.model_copy(update={"microbatch": 1}), wide) is None
+        fit_to_memory(ASKED, room(int(0.7 * least / MEMORY_UTILIZATION)))
 
 
 def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(

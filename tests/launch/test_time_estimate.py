@@ -9,7 +9,7 @@ from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch import time_estimate
 from isojax.launch.autosize import DeviceBudget
-from isojax.launch.device_sizes import DeviceSizes
+from isojax.launch.memory_model import DeviceSizes
 from isojax.launch.time_estimate import EFFICIENCY, DeviceRates, rates_from_timing
 
 MODEL = ModelConfig(

@@ -3,26 +3,29 @@ with its ledger, loggers and checkpoints."""
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 from isojax.core import preemption
+from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, SweepConfig, config_hash
-from isojax.core.errors import RunFailed, is_out_of_memory
+from isojax.core.errors import InputError, RunFailed, is_out_of_memory
 from isojax.core.nouns import Cell, CellProgress
 from isojax.core.preemption import Preempted
 from isojax.distributed import multiprocess
-from isojax.launch.autosize import DeviceBudget, format_bytes, largest_fitting_microbatch
-from isojax.launch.cell_outcomes import write_health
 from isojax.launch.display import Display
 from isojax.launch.local.setup import SweepSetup
 from isojax.launch.strategy import CellTarget
-from isojax.runs.ledger import Ledger
+from isojax.runs.ledger import HEALTH_FILE, Ledger
+from isojax.runs.ledger_reader import read_run
 from isojax.runs.loggers import cell_loggers
 from isojax.runs.mirror import CheckpointUploader
+from isojax.scaling.checks.run_health import health_flags
 from isojax.train.base_policy import BasePolicy
 from isojax.train.loop import is_finished, run_cell
 from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs
@@ -124,7 +127,7 @@ def train_cell(
         raise
     except Exception as e:
         if is_out_of_memory(e):
-            return RunFailed(out_of_memory_message(setup.config.sweep, setup.device_budget))
+            return RunFailed(out_of_memory_message(setup.config.sweep))
         return e
     return None
 
@@ -147,18 +150,29 @@ def _run_recorded(
         run_cell(programs, config, base_policy, cell, outputs, on_progress)
 
 
-def out_of_memory_message(sweep: SweepConfig, budget: DeviceBudget) -> str:
-    """What to do where memory was not enough: the microbatch that would fit, as far as the planner can tell."""
-    suggested, estimated_bytes = largest_fitting_microbatch(sweep, budget), budget.estimate(sweep).peak
-    advice = "no smaller one would fit; lower sweep.decode_slots, or use more devices"
-    if suggested:
-        power_of_two = 2 ** (suggested.bit_length() - 1)
-        advice = f"sweep.microbatch={power_of_two} would fit"
-    if sweep.remat != "layer":
-        advice += ", and sweep.remat=layer takes less"
+def write_health(folder: Path, cell: Cell, on_flags: Callable[[Cell, list[str]], None]) -> None:
+    """Write `folder`/health.json and report its flags; nothing for a run that broke before its first evaluation.
+
+    isojax itself computes the flags whenever it reads a ledger: the file is for other programs.
+    """
+    try:
+        run = read_run(folder)
+    except InputError:
+        return
+    flags = health_flags(run)
+    document = {"cell": cell.name, "C": run.points[-1].rollouts, "flags": [asdict(flag) for flag in flags]}
+    text = json.dumps(document, indent=1) + "\n"
+    path = folder / HEALTH_FILE
+    if not path.exists() or path.read_text() != text:
+        write_text(path, text)
+    on_flags(cell, [str(flag) for flag in flags])
+
+
+def out_of_memory_message(sweep: SweepConfig) -> str:
+    """What to do where memory was not enough."""
+    remat_hint = "" if sweep.remat == "layer" else ", or set sweep.remat=layer, which takes less"
     return (
-        f"out of memory: with sweep.microbatch = {sweep.microbatch} and sweep.decode_slots = {sweep.decode_slots} a "
-        f"device was estimated to need {format_bytes(estimated_bytes)}. By the same estimate {advice}. Both are "
-        "settings of a whole sweep: start it under another name=NAME. What is recorded stays, and goes on by --resume "
-        "where there is more memory."
+        f"out of memory with sweep.microbatch = {sweep.microbatch} and sweep.decode_slots = {sweep.decode_slots}. "
+        f"Halve the one or the other{remat_hint}, or use more devices. These are settings of a whole sweep: start it "
+        "under another name=NAME. What is recorded stays, and goes on by --resume where there is more memory."
     )

@@ -23,7 +23,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
-from isojax.launch.local.start import open_task, resolve_config, start_jax
+from isojax.launch.local.setup import open_task, resolve_config, start_jax
 from isojax.launch.planner import resolve_sweep_sizes
 from isojax.models.attention_autotune import select_attention
 from isojax.models.safetensors_io import fingerprint

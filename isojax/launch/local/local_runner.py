@@ -14,16 +14,14 @@ from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.distributed import multiprocess
-from isojax.launch.cell_outcomes import raise_cell_failures
 from isojax.launch.display import Display, console, print_plan
+from isojax.launch.local.cell_devices import forecast_sweep
 from isojax.launch.local.cell_training import train_cells
 from isojax.launch.local.join_processes import check_shared_folder, join_processes
-from isojax.launch.local.setup import SweepSetup, open_sweep
-from isojax.launch.local.start import start_jax
-from isojax.launch.local.sweep_forecast import forecast_sweep
+from isojax.launch.local.setup import SweepSetup, open_sweep, start_jax
 from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
-from isojax.launch.strategy import training_rounds
+from isojax.launch.strategy import raise_cell_failures, training_rounds
 from isojax.runs.folder_lock import exclusive_lock
 
 

@@ -5,6 +5,7 @@ The local runner prepares one for all devices of this machine; a process on a Ra
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,24 +18,66 @@ import numpy as np
 from isojax.core.config import Config, DataConfig, PrecisionConfig, save_config
 from isojax.core.config.sweep import require_learning_rate
 from isojax.core.errors import InputError
+from isojax.core.machine import cores
 from isojax.core.nouns import Cell
 from isojax.distributed import multiprocess
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch import strategy
 from isojax.launch.autosize import DeviceBudget, autosize_config
 from isojax.launch.display import ProgressReporter
-from isojax.launch.local.cell_devices import CellDevices, assign_devices
-from isojax.launch.local.start import open_task, resolve_config
-from isojax.launch.local.sweep_forecast import make_device_budget
+from isojax.launch.local.cell_devices import CellDevices, assign_devices, make_device_budget
 from isojax.launch.resume import BASE_FOLDER, CONFIG_FILE, config_for_folder
 from isojax.models.attention_autotune import select_attention
+from isojax.models.hf import hf_load
 from isojax.rl import algorithm
 from isojax.runs import loggers
 from isojax.runs.workspace import working_folder
+from isojax.tasks.build import build_task
 from isojax.tasks.problem_selection import preview_selection
 from isojax.tasks.protocol import Task, is_on_device
 from isojax.train.base_policy import PROBLEMS_FILE, BasePolicy, encode_problems, prepare_base_policy
 from isojax.train.programs import SweepPrograms
+
+
+def start_jax(config: Config) -> None:
+    """Configure jax before its first use: a device for every core of a CPU (unless XLA_FLAGS says otherwise), and the
+    persistent compilation cache."""
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", cores())
+    if config.run.compilation_cache and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        cache_folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isojax" / "xla"
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder))
+
+
+def resolve_config(config: Config) -> Config:
+    """The config with its model's shape, read from the checkpoint if it names one, and its precision on this
+    backend."""
+    model = hf_load.resolve_model(config.cell.model)
+    hf_load.check_weights(model)
+    precision = config.cell.precision.for_platform(jax.default_backend())
+    if precision.compute == "float32":  # the default of accelerators has fewer bits
+        jax.config.update("jax_default_matmul_precision", "highest")
+    return config.model_copy(update={"cell": config.cell.model_copy(update={"model": model, "precision": precision})})
+
+
+@contextmanager
+def open_task(config: Config) -> Iterator[Task]:
+    """The task of `cell.task`, with its verifier running; both end with the context."""
+    task, model = build_task(config.cell, config.run.verifier_workers), config.cell.model
+    if is_on_device(task):
+        if model.path is not None and model.vocab != task.vocab:
+            raise InputError(
+                f"cell.task = {config.cell.task} has {task.vocab} tokens of its own, and the model in {model.path} has "
+                f"{model.vocab} others; expected a task in text with cell.model.path, such as cell.task=addition or "
+                "cell.task=jsonl:FILE."
+            )
+        yield task
+        return
+    try:
+        task.start_verifier()
+        yield task
+    finally:
+        task.close()
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,13 @@ from isojax.core import preemption
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.machine import cores
-from isojax.launch.cell_outcomes import raise_cell_failures
+from isojax.launch import strategy
 from isojax.launch.display import Display, print_cells, print_line
 from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
 from isojax.launch.ray.placement import process_group_spec, require_capacity
 from isojax.launch.ray.scheduler import RayScheduler
 from isojax.launch.resume import holds_run
-from isojax.launch.strategy import check as check_strategy
 from isojax.runs.folder_lock import exclusive_lock
 from isojax.runs.workspace import working_folder
 
@@ -51,7 +50,7 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
         )
     cells, folder = plan_cells(config.sweep), working_folder(config.run.dir, config.name).absolute()
     holds_run(folder, resume or dry_run)
-    check_strategy(config, cells)
+    strategy.check(config, cells)
     with connect_ray(config.run.ray or LOCAL) as ray:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         spec = process_group_spec(config, nodes)
@@ -61,7 +60,7 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
         if not dry_run:
             with exclusive_lock(folder), Display(config) as display, preemption.handle_sigterm():
                 failures = RayScheduler(ray, config, cells, folder, spec, display).run()
-            raise_cell_failures(failures, len(cells), folder)
+            strategy.raise_cell_failures(failures, len(cells), folder)
     return folder
 
 

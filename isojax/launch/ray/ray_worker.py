@@ -17,8 +17,7 @@ from isojax.core.preemption import Preempted
 from isojax.distributed import multiprocess
 from isojax.launch.local.cell_training import train_cell
 from isojax.launch.local.join_processes import join_processes
-from isojax.launch.local.setup import open_sweep
-from isojax.launch.local.start import start_jax
+from isojax.launch.local.setup import open_sweep, start_jax
 from isojax.launch.ray import ray_actor
 from isojax.launch.ray.ray_actor import CallResult
 from isojax.launch.strategy import CellTarget
