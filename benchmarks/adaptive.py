@@ -39,7 +39,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the worlds are in tests/sc
 from isojax.core.nouns import Cell, RunRecord
 from isojax.scaling.adaptive import AdaptivePolicy
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
-from isojax.scaling.fit import fit
+from isojax.scaling.estimate import FitOptions
+from isojax.scaling.fit import fit_all_runs
 from tests.scaling.synthetic import World, random_world
 from tests.scaling.synthetic_kinds import KINDS
 
@@ -58,7 +59,7 @@ def simulate(w: World, policy: AdaptivePolicy) -> tuple[list[RunRecord], int]:
 
 def judge(w: World, runs: Sequence[RunRecord], C: Sequence[int], whole: int) -> Line:
     """The fit of some runs against the truth at budgets C."""
-    e = load_ensemble(fit(runs, METRIC, replicates=REPLICATES))
+    e = load_ensemble(fit_all_runs(runs, METRIC, options=FitOptions(replicates=REPLICATES)))
     chosen = e.n[e.expected_rewards(C).argmax(1)].tolist()
     keys = sorted(w.truth, key=lambda key: key[1])
     ns, R = [n for _, n in keys], np.stack([w.reward(*key, C) for key in keys])

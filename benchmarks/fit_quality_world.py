@@ -28,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the worlds are in tests/sc
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
-from isojax.scaling.allocate.predictive import best_cell_for_budget
+from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.curves.hill import curve_value
-from isojax.scaling.fit import fit
+from isojax.scaling.estimate import FitOptions
+from isojax.scaling.fit import fit_all_runs
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import FitResult
 from isojax.scaling.validation_metrics import FloatArray
@@ -242,7 +243,7 @@ def plateau_coverage(w: World, document: FitResult, determined_only: bool) -> Su
 def fitted(runs: Sequence[RunRecord], mode: str, replicates: int) -> tuple[FitResult, float]:
     """(fit.json's content, seconds)."""
     started = time.perf_counter()
-    document = fit(runs, METRIC, mode=mode) if mode == "paper" else fit(runs, METRIC, mode=mode, replicates=replicates)
+    document = fit_all_runs(runs, METRIC, options=FitOptions(mode=mode, replicates=replicates))
     return document, time.perf_counter() - started
 
 
@@ -273,15 +274,16 @@ def _figures(w: World, mode: str, replicates: int) -> dict[str, Any]:
         law = law_n(d, C, list(cells_by_n(w)))
         found[m] |= {"law_right": float(_steps(law, true_best(w, C).n).mean()), "seconds": seconds}
     hidden = np.geomspace(C_max / HOLD_OUT, C_max, HIDDEN + 1)[1:]
-    chosen = [best_cell_for_budget(short_fits[mode][0], C) for C in hidden.tolist()]
-    promises = {mode: Answer(np.array([b.n for b in chosen]), np.array([b.reward for b in chosen]))}
+    chosen = [recommend(short_fits[mode][0], C, extrapolate=True, with_candidates=False) for C in hidden.tolist()]
+    promises = {mode: Answer(np.array([r.allocation.n for r in chosen]), np.array([r.expected_reward for r in chosen]))}
     if mode != "paper":
         promises["paper"] = extrapolated(short_fits["paper"][0], hidden)
     promises |= last_measured(shorter, HIDDEN)
     ahead = Sums()
-    for b, C_hidden in zip(chosen, hidden.tolist(), strict=True):
-        if b.low is not None:
-            ahead = ahead.with_case(float(w.reward(b.B_p, b.n, C_hidden)), b.low, b.high)
+    for r, C_hidden in zip(chosen, hidden.tolist(), strict=True):
+        if r.interval is not None:
+            true_reward = float(w.reward(r.allocation.B_p, r.allocation.n, C_hidden))
+            ahead = ahead.with_case(true_reward, *r.interval)
     coverage = {
         "frontier": frontier_coverage(w, document, C),
         "crossovers": crossover_coverage(w, document),

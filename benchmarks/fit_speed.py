@@ -19,7 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the worlds are in tests/scaling
 
-from isojax.scaling.fit import fit
+from isojax.scaling.estimate import FitOptions
+from isojax.scaling.fit import fit_all_runs
 from tests.scaling.synthetic import world
 from tests.scaling.synthetic_curves import Hill
 
@@ -45,7 +46,7 @@ def _seconds(replicates: int, problems: int) -> tuple[float, float, int, int]:
         B_p=B_P, n=N, seeds=SEEDS, problems=problems, run_sd=0.01, start=START, ratio=ratio, budget=BUDGET, curve=_curve
     )
     wall, cpu = time.perf_counter(), time.process_time()
-    fit(sweep.runs, replicates=replicates)
+    fit_all_runs(sweep.runs, "avg@4", options=FitOptions(replicates=replicates))
     spent = time.perf_counter() - wall, time.process_time() - cpu
     return *spent, len(sweep.runs), sum(len(r.points) for r in sweep.runs)
 

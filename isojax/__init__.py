@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from isojax.runs.ledger_reader import read_runs
     from isojax.scaling.allocate.recommend import recommend
     from isojax.scaling.compare import compare_sweeps as compare
-    from isojax.scaling.fit_sweep import FitOptions
-    from isojax.scaling.fit_sweep import fit_sweep as fit
+    from isojax.scaling.estimate import FitOptions
+    from isojax.scaling.fit import fit
 
 __version__ = "0.1.0"
 __all__ = ["FitOptions", "compare", "fit", "plot", "read_runs", "recommend"]
@@ -26,8 +26,8 @@ __all__ = ["FitOptions", "compare", "fit", "plot", "read_runs", "recommend"]
 # Name -> its module and its name there; a name is imported when it is first used.
 _LAZY_NAMES = {
     "read_runs": ("isojax.runs.ledger_reader", "read_runs"),
-    "fit": ("isojax.scaling.fit_sweep", "fit_sweep"),
-    "FitOptions": ("isojax.scaling.fit_sweep", "FitOptions"),
+    "fit": ("isojax.scaling.fit", "fit"),
+    "FitOptions": ("isojax.scaling.estimate", "FitOptions"),
     "recommend": ("isojax.scaling.allocate.recommend", "recommend"),
     "compare": ("isojax.scaling.compare", "compare_sweeps"),
     "plot": ("isojax.report.figures.catalogue", "plot"),

@@ -65,8 +65,6 @@ LONG_FUNCTIONS = {
     "rl/train_step.py:build_train",
     "rl/train_step.py:compute_advantages",
     "rl/train_step.py:update",
-    "scaling/curve_file.py:fit_curve_file",
-    "scaling/law/n_star_law.py:choose_law",
     "train/loop.py:__init__",
 }
 MANY_PARAMETERS = {

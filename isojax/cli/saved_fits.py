@@ -3,6 +3,7 @@ ledgers have grown.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from isojax.cli.formatting import json_line_per_row, progress_bar, warn
@@ -12,7 +13,8 @@ from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED
 from isojax.runs.ledger_reader import default_metric, read_runs
 from isojax.scaling.checks.run_health import FlaggedRun, flagged_runs
-from isojax.scaling.fit_sweep import DEFAULT_MODE, DEFAULT_OPTIONS, FitOptions, fit_sweep
+from isojax.scaling.estimate import DEFAULT_MODE, DEFAULT_OPTIONS, FitOptions
+from isojax.scaling.fit import fit
 from isojax.scaling.intervals import REPLICATES
 from isojax.scaling.result import FitResult, FittedRun, read_fit_file
 
@@ -49,9 +51,11 @@ def fit_runs(
     """A fit, its progress shown."""
     with progress_bar() as progress:
         task = progress.add_task(description, total=None)
-        return fit_sweep(
-            runs, metric, compute, options, lambda done, total: progress.update(task, completed=done, total=total)
-        )
+
+        def advance(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        return fit(runs, metric, compute, replace(options, on_progress=advance))
 
 
 def is_sweep_folder(path: Path) -> bool:

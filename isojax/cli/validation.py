@@ -1,6 +1,7 @@
 """`isojax fit --validate`: the fit's predictions of runs that it has not seen, as validation.json and as a table."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from isojax.report.wording import format_percent
 from isojax.runs.ledger_reader import default_metric, read_runs
 from isojax.scaling.checks.run_health import healthy_runs
 from isojax.scaling.checks.validate import REPLICATES, validate
-from isojax.scaling.fit_sweep import FitOptions
+from isojax.scaling.estimate import FitOptions
 
 TRIALS = {"compute": "the top of compute", "largest_n": "the largest n", "seed": "one run per cell"}
 
@@ -31,7 +32,7 @@ def make_validation(paths: Sequence[Path], metric: str | None, compute: str, opt
         def advance(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
 
-        trials = validate(runs, metric_name, compute, options.mode, replicates, options.seed, options.run_sd, advance)
+        trials = validate(runs, metric_name, compute, replace(options, replicates=replicates, on_progress=advance))
     validation = to_json_value(trials)
     if len(paths) == 1 and is_sweep_folder(paths[0]):
         write_text(paths[0] / fit_file_name("validation", metric, compute, options), json_text(validation) + "\n")

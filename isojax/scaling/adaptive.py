@@ -3,7 +3,7 @@ Adaptive sweeps).
 
 Each (B_p, n) is first trained a little way. Then, round by round, the joint fit (hierarchical.py) draws all curves from
 their posterior, and each draw has a best n of its own at each of N_LEVELS values of C. The uncertainty of n* at a C is
-how far, in steps of the grid of n, the draws' best n lie from the one n that is nearest to them all. For each run that
+how far, in steps of the grid of n, the draws' best n are from the one n that is nearest to them all. For each run that
 could go on, and each further seed, the draws themselves say what it may measure; an outcome makes the draws near it
 likelier, and the uncertainty that is left is averaged over outcomes. What removes most uncertainty per rollout comes
 first (the knowledge gradient: Frazier, Powell and Dayanik, 2009)."""
@@ -23,15 +23,12 @@ from numpy.typing import NDArray
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, RunRecord
 from isojax.scaling.curves import hierarchical_mode
-from isojax.scaling.estimate import EstimationOptions, SweepEstimate
-from isojax.scaling.fit_inputs import build_tracks
+from isojax.scaling.estimate import FitOptions, build_tracks
 from isojax.scaling.validation_metrics import FloatArray, group_by_cell
 
 BUDGET_SPAN, N_LEVELS = 16, 9  # n*(C) is sought from budget / SPAN to the budget, at so many values of C
 INITIAL_EVALUATIONS = 4  # evaluations at C > 0 that every run has before anything is decided by it
-MIN_EXTENSION = (
-    1.7  # a run that goes on does so at least to this many times its C: fewer rounds, each with more to learn from
-)
+MIN_EXTENSION = 1.7  # a run that goes on does so at least to this many times its C: fewer rounds, more to learn from
 MIN_RELATIVE_WORTH = 0.1  # a step that removes less uncertainty per rollout than this part of the best step's waits
 MIN_GAIN = 1e-4  # uncertainty that is worth no rollout, in steps of n
 REPLICATES = 100
@@ -39,19 +36,15 @@ N_PERMUTATIONS = 4  # of the promises to other draws, which show what a useless 
 MIN_P_BEST = 0.05  # an n goes on if it is best in so many of the draws further on
 MAX_LAG = 8  # no (B_p, n) is left so many times behind the longest run: curves promise, they do not measure
 
-PossibleStep = tuple[Cell, int, int]  # cell, target, the rollouts it takes
-
 
 @dataclass(frozen=True)
 class SweepStep:
-    """Train `cell` to C = target, which takes `cost` more rollouts, and removes `gain` of the uncertainty (steps of n,
-    mean over levels).
-    """
+    """Train `cell` to C = target."""
 
     cell: Cell
     target: int
-    cost: int
-    gain: float
+    cost: int  # rollouts that this takes
+    gain: float = 0.0  # uncertainty of n* that it removes, in steps of n, mean over levels
 
     @property
     def gain_per_rollout(self) -> float:
@@ -69,18 +62,16 @@ class AdaptivePolicy:
         C_grid: the values of C at which a run is evaluated; the last is the budget of n*(C).
         total_rollouts: spent in all, at most; None: half of what the whole grid takes.
         metric: the reward that makes an n the best.
-        max_cells_per_round: at most so many; None: as many as there are (B_p, n).
 
     Raises:
         InputError: a cell has fewer than INITIAL_EVALUATIONS evaluations within the grid, or the first round alone
-        takes more than `total_rollouts`.
+            takes more than `total_rollouts`.
     """
 
     cells: Sequence[Cell]
     C_grid: Sequence[int]
     total_rollouts: int | None = None
     metric: str = "avg@4"
-    max_cells_per_round: int | None = None
 
     def __post_init__(self) -> None:
         largest_cell = max(self.cells, key=lambda c: c.B)
@@ -91,7 +82,7 @@ class AdaptivePolicy:
                 "sweep.budget, lower cell.eval.start or cell.eval.ratio, or take smaller B_p or n."
             )
         first_round_rollouts = sum(
-            _rollouts_to(seeds[0], self._first_target(seeds[0])) for seeds in self._seeds_by_cell({}).values()
+            _rollouts_to(seeds[0], self._first_target(seeds[0])) for seeds in self._seeds_by_cell(()).values()
         )
         if first_round_rollouts > self.allowed_rollouts:
             allowed_text = f"{self.allowed_rollouts}{' (half of the grid)' if self.total_rollouts is None else ''}"
@@ -102,8 +93,8 @@ class AdaptivePolicy:
             )
 
     def next_round(self, runs: Sequence[RunRecord]) -> list[tuple[Cell, int]]:
-        """What to run next, side by side: cells, longest first, and the C of `grid` that each is to be trained to; []
-        at the end.
+        """What to run next, at the same time: cells, longest first, and the C of `C_grid` that each is to be trained
+        to; [] at the end.
 
         A run may be part way to a target, and goes on from there. One that failed is not asked for again; what it
         measured counts.
@@ -111,18 +102,18 @@ class AdaptivePolicy:
         Raises:
             InputError: records that cannot be fitted.
         """
-        seeds_by_cell = self._seeds_by_cell({r.cell: r for r in runs if r.failure_reason})
+        seeds_by_cell = self._seeds_by_cell([r.cell for r in runs if r.failure_reason])
         C_reached = {r.cell: r.points[-1].rollouts for r in runs if r.points}
         rollouts_left = self.allowed_rollouts - sum(C_reached.values())
-        targets = self._initial_targets(seeds_by_cell, C_reached, rollouts_left)
-        if not targets and (possible_steps := self._possible_steps(seeds_by_cell, C_reached, rollouts_left)):
-            targets = self._choose_round(
-                self._score_steps(runs, possible_steps, C_reached),
-                self._longest_run_steps(possible_steps, C_reached),
-                C_reached,
-                rollouts_left,
-            )
-        return sorted(targets, key=lambda w: (C_reached.get(w[0], 0) - w[1], w[0]))
+        max_cells = len({(c.B_p, c.n) for c in self.cells})
+        targets = _affordable_targets(self._initial_steps(seeds_by_cell, C_reached), rollouts_left, max_cells)
+        if not targets:
+            possible_steps = self._possible_steps(seeds_by_cell, C_reached, rollouts_left)
+            if possible_steps:
+                scored_steps = self._score_steps(runs, possible_steps, C_reached)
+                ordered_steps = _order_steps(scored_steps, possible_steps, C_reached)
+                targets = _affordable_targets(ordered_steps, rollouts_left, max_cells)
+        return sorted(targets.items(), key=lambda item: (C_reached.get(item[0], 0) - item[1], item[0]))
 
     def summary(self, runs: Sequence[RunRecord]) -> dict[str, Any]:
         """Rollouts allowed and spent, what the whole grid takes, the part of that which was saved, and how far each
@@ -164,154 +155,133 @@ class AdaptivePolicy:
         """The target up to which a run is trained before anything is decided by it."""
         return max(self.C_levels[0], self._evaluation_targets(cell)[INITIAL_EVALUATIONS - 1])
 
-    def _seeds_by_cell(self, failed: Mapping[Cell, RunRecord]) -> dict[tuple[int, int], list[Cell]]:
+    def _seeds_by_cell(self, failed: Sequence[Cell]) -> dict[tuple[int, int], list[Cell]]:
         """The cells of each (B_p, n), by rising seed, less those that failed."""
         seeds_by_cell: dict[tuple[int, int], list[Cell]] = {}
         for cell in sorted(set(self.cells) - set(failed)):
             seeds_by_cell.setdefault((cell.B_p, cell.n), []).append(cell)
         return seeds_by_cell
 
-    def _initial_targets(
-        self, seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]], C_reached: Mapping[Cell, int], rollouts_left: int
-    ) -> list[tuple[Cell, int]]:
-        """A run of each (B_p, n) of which none, failed or not, has come to where decisions start; as many as `left`
-        pays for.
-        """
-        started_cells, targets = {(c.B_p, c.n) for c in C_reached if C_reached[c] >= self._first_target(c)}, []
-        for cell in [own[0] for key, own in seeds_by_cell.items() if key not in started_cells]:
-            if (cost := _rollouts_to(cell, self._first_target(cell)) - C_reached.get(cell, 0)) <= rollouts_left:
-                targets.append((cell, self._first_target(cell)))
-                rollouts_left -= cost
-        return targets
-
-    def _fit_posterior(self, runs: Sequence[RunRecord]) -> SweepEstimate:
-        """Draws of all curves. Equal n are not pooled: early on no data distinguish them, which is uncertainty, not an
-        answer.
-        """
-        usable_runs = [r for r in runs if r.points and r.points[-1].rollouts >= self._first_target(r.cell)]
-        options = EstimationOptions(REPLICATES, 0, None, allow_pooling=False)
-        return hierarchical_mode.estimate(
-            group_by_cell(build_tracks(usable_runs, self.metric, "rollouts")), self.metric, options
-        )
+    def _initial_steps(
+        self, seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]], C_reached: Mapping[Cell, int]
+    ) -> list[SweepStep]:
+        """A run of each (B_p, n) of which none, failed or not, has come to where decisions start."""
+        started_cells = {(c.B_p, c.n) for c in C_reached if C_reached[c] >= self._first_target(c)}
+        first_seeds = [seeds[0] for key, seeds in seeds_by_cell.items() if key not in started_cells]
+        targets = {cell: self._first_target(cell) for cell in first_seeds}
+        return [SweepStep(c, target, _rollouts_to(c, target) - C_reached.get(c, 0)) for c, target in targets.items()]
 
     def _possible_steps(
         self, seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]], C_reached: Mapping[Cell, int], rollouts_left: int
-    ) -> list[PossibleStep]:
-        """What `left` rollouts could pay for: each begun run, and the next seed of each (B_p, n), to each level."""
+    ) -> list[SweepStep]:
+        """What `rollouts_left` could pay for: each begun run, and the next seed of each (B_p, n), to each level."""
         possible_steps = []
         for cell_seeds in seeds_by_cell.values():
             started_count = sum(C_reached.get(cell, 0) > 0 for cell in cell_seeds)
             for cell, target in product(cell_seeds[: started_count + 1], self.C_levels):
                 C_now = C_reached.get(cell, 0)
-                far_enough = (
-                    target >= max(MIN_EXTENSION * C_now, self._first_target(cell)) or target == self.C_levels[-1]
-                )
+                is_far_enough = target >= max(MIN_EXTENSION * C_now, self._first_target(cell))
                 cost = _rollouts_to(cell, target) - C_now
-                if far_enough and 0 < cost <= rollouts_left:
-                    possible_steps.append((cell, target, cost))
+                if (is_far_enough or target == self.C_levels[-1]) and 0 < cost <= rollouts_left:
+                    possible_steps.append(SweepStep(cell, target, cost))
         return possible_steps
 
     def _score_steps(
-        self, runs: Sequence[RunRecord], possible_steps: Sequence[PossibleStep], C_reached: Mapping[Cell, int]
+        self, runs: Sequence[RunRecord], possible_steps: Sequence[SweepStep], C_reached: Mapping[Cell, int]
     ) -> list[SweepStep]:
-        """What each possible step would remove of the uncertainty."""
-        estimate = self._fit_posterior(runs)
+        """What each possible step would remove of the uncertainty.
+
+        Equal n are not pooled: early on no data distinguish them, which is uncertainty, not an answer.
+        """
+        usable_runs = [r for r in runs if r.points and r.points[-1].rollouts >= self._first_target(r.cell)]
+        cells = group_by_cell(build_tracks(usable_runs, self.metric, "rollouts"))
+        options = FitOptions(replicates=REPLICATES, pool_equal_n=False)
+        estimate = hierarchical_mode.estimate(cells, self.metric, options)
         if estimate.draws is None or estimate.intervals is None or estimate.noise_sd is None:
             raise InputError(
                 f"the runs give no curve ({estimate.unfitted_cells}); expected {INITIAL_EVALUATIONS} evaluations of "
                 "each. Look at their ledgers."
             )
-        draws = replace(
-            estimate.draws, shift=np.zeros_like(estimate.draws.shift)
-        )  # all runs are evaluated on the same problems
+        # All runs are evaluated on the same problems.
+        draws = replace(estimate.draws, shift=np.zeros_like(estimate.draws.shift))
         reward_draws = draws.rewards(self.C_levels)
-        uncertainty = NStarUncertainty(
-            reward_draws,
-            np.array([n for _, n in draws.keys]),
-            math.hypot(estimate.intervals.run_sd, estimate.noise_sd),
-        )
+        measurement_sd = math.hypot(estimate.intervals.run_sd, estimate.noise_sd)
+        uncertainty = NStarUncertainty(reward_draws, np.array([n for _, n in draws.keys]), measurement_sd)
         cell_columns, C_levels = {key: j for j, key in enumerate(draws.keys)}, np.array(self.C_levels)
-        steps = []
-        for cell, target, cost in possible_steps:
-            j, C_now = cell_columns.get((cell.B_p, cell.n)), C_reached.get(cell, 0)
-            levels_ahead = C_levels > C_now if C_now else C_levels <= target
-            if j is not None and uncertainty.p_best[j, levels_ahead].max() >= MIN_P_BEST:
-                steps.append(
-                    SweepStep(
-                        cell,
-                        target,
-                        cost,
-                        uncertainty.expected_reduction(reward_draws[:, j, self.C_levels.index(target)]),
-                    )
-                )
-        return steps
-
-    def _longest_run_steps(
-        self, possible_steps: Sequence[PossibleStep], C_reached: Mapping[Cell, int]
-    ) -> list[PossibleStep]:
-        """The next step of the longest run of each (B_p, n), shortest first."""
-        longest_runs = {(c.B_p, c.n): c for c in sorted(C_reached, key=lambda c: (C_reached[c], -c.seed))}
-        next_steps: dict[Cell, PossibleStep] = {}
+        scored_steps = []
         for step in possible_steps:
-            if longest_runs.get((step[0].B_p, step[0].n)) == step[0]:
-                next_steps.setdefault(step[0], step)
-        return sorted(next_steps.values(), key=lambda step: (step[1], step[0]))
+            j, C_now = cell_columns.get((step.cell.B_p, step.cell.n)), C_reached.get(step.cell, 0)
+            levels_ahead = C_levels > C_now if C_now else C_levels <= step.target
+            if j is not None and uncertainty.p_best[j, levels_ahead].max() >= MIN_P_BEST:
+                promised_rewards = reward_draws[:, j, self.C_levels.index(step.target)]
+                scored_steps.append(replace(step, gain=uncertainty.expected_reduction(promised_rewards)))
+        return scored_steps
 
-    def _choose_round(
-        self,
-        steps: Sequence[SweepStep],
-        longest_run_steps: Sequence[PossibleStep],
-        C_reached: Mapping[Cell, int],
-        rollouts_left: int,
-    ) -> list[tuple[Cell, int]]:
-        """What lags too far behind, then the most worthwhile step of each cell, as many as `left` pays for; if none is
-        worth anything, what is furthest behind: the curves may be wrong where nothing was measured."""
-        max_cells = self.max_cells_per_round or len({(c.B_p, c.n) for c in self.cells})
-        worthwhile_steps = sorted(
-            (s for s in steps if s.gain > MIN_GAIN), key=lambda s: (-s.gain_per_rollout, s.cell, s.target)
-        )
-        lagging_steps = [step for step in longest_run_steps if C_reached[step[0]] * MAX_LAG < max(C_reached.values())]
-        if not worthwhile_steps and not lagging_steps:
-            lagging_steps = [step for step in longest_run_steps if step[1] == longest_run_steps[0][1]]
-        best_steps = [
-            (s.cell, s.target, s.cost)
-            for s in worthwhile_steps
-            if s.gain_per_rollout >= MIN_RELATIVE_WORTH * worthwhile_steps[0].gain_per_rollout
-        ]
-        targets: dict[Cell, int] = {}
-        for cell, target, cost in (*lagging_steps, *best_steps):
-            if len(targets) < max_cells and cell not in targets and cost <= rollouts_left:
-                targets[cell] = target
-                rollouts_left -= cost
-        return list(targets.items())
+
+def _order_steps(
+    scored_steps: Sequence[SweepStep], possible_steps: Sequence[SweepStep], C_reached: Mapping[Cell, int]
+) -> list[SweepStep]:
+    """What lags too far behind, then what is most worthwhile; if nothing is worth anything, what is furthest behind:
+    the curves may be wrong where nothing was measured."""
+    worthwhile_steps = sorted(
+        (s for s in scored_steps if s.gain > MIN_GAIN), key=lambda s: (-s.gain_per_rollout, s.cell, s.target)
+    )
+    longest_run_steps = _longest_run_steps(possible_steps, C_reached)
+    lagging_steps = [s for s in longest_run_steps if C_reached[s.cell] * MAX_LAG < max(C_reached.values())]
+    if not worthwhile_steps and not lagging_steps:
+        return [s for s in longest_run_steps if s.target == longest_run_steps[0].target]
+    best_steps = [
+        s for s in worthwhile_steps if s.gain_per_rollout >= MIN_RELATIVE_WORTH * worthwhile_steps[0].gain_per_rollout
+    ]
+    return [*lagging_steps, *best_steps]
+
+
+def _longest_run_steps(possible_steps: Sequence[SweepStep], C_reached: Mapping[Cell, int]) -> list[SweepStep]:
+    """The next step of the longest run of each (B_p, n), shortest first."""
+    longest_runs = {(c.B_p, c.n): c for c in sorted(C_reached, key=lambda c: (C_reached[c], -c.seed))}
+    next_steps: dict[Cell, SweepStep] = {}
+    for step in possible_steps:
+        if longest_runs.get((step.cell.B_p, step.cell.n)) == step.cell:
+            next_steps.setdefault(step.cell, step)
+    return sorted(next_steps.values(), key=lambda s: (s.target, s.cell))
+
+
+def _affordable_targets(steps: Sequence[SweepStep], rollouts_left: int, max_cells: int) -> dict[Cell, int]:
+    """The target of the first step of each cell, where the rollouts that are left pay for it."""
+    targets: dict[Cell, int] = {}
+    for step in steps:
+        if len(targets) < max_cells and step.cell not in targets and step.cost <= rollouts_left:
+            targets[step.cell] = step.target
+            rollouts_left -= step.cost
+    return targets
+
+
+def _rollouts_to(cell: Cell, target: int) -> int:
+    """Rollouts of a run that is trained until its C reaches the target: whole updates."""
+    return math.ceil(target / cell.B) * cell.B
 
 
 class NStarUncertainty:
     """How little draws of all curves agree on the best n, and how much of that an evaluation would take away.
 
     Args:
-        R: float[Q, J, L], rewards of Q draws of J cells at L levels. n: int[J]. sd: of what one run measures about its
-        curve.
+        reward_draws: float[Q, J, L], rewards of Q draws of J cells at L levels.
+        n: int[J].
+        measurement_sd: of what one run measures around its curve.
     """
 
     def __init__(self, reward_draws: FloatArray, n: NDArray[np.int64], measurement_sd: float) -> None:
         distinct_n, n_index = np.unique(n, return_inverse=True)
         n_steps = np.arange(len(distinct_n))
         best_cell = reward_draws.argmax(1)  # [Q, L]
-        self.p_best = (best_cell[:, None] == np.arange(len(n))[:, None]).mean(
-            0
-        )  # [J, L], the share of draws in which each cell is best
+        # [J, L], the share of draws in which each cell is best
+        self.p_best = (best_cell[:, None] == np.arange(len(n))[:, None]).mean(0)
         self._best_n_one_hot = (n_index[best_cell][..., None] == n_steps).astype(np.float64)  # [Q, L, n]
         self._n_distance = np.abs(n_steps[:, None] - n_steps).astype(np.float64)
         self._measurement_sd = max(measurement_sd, 1e-6)
         rng = np.random.default_rng(0)
         self._measurement_noise = self._measurement_sd * rng.standard_normal(len(reward_draws))
         self._permutations = [rng.permutation(len(reward_draws)) for _ in range(N_PERMUTATIONS)]
-
-    @property
-    def current(self) -> float:
-        """The uncertainty of n*, mean over levels."""
-        return float(self._uncertainty(np.full(len(self._best_n_one_hot), 1 / len(self._best_n_one_hot))))
 
     def _uncertainty(self, draw_weights: FloatArray) -> FloatArray:
         """float[...]: the uncertainty where the draws count as float[..., Q] says."""
@@ -328,8 +298,3 @@ class NStarUncertainty:
         draw_weights = draw_weights / draw_weights.sum(1, keepdims=True)
         permuted_uncertainty = np.mean([self._uncertainty(draw_weights[:, deal]).mean() for deal in self._permutations])
         return float(permuted_uncertainty - self._uncertainty(draw_weights).mean())
-
-
-def _rollouts_to(cell: Cell, target: int) -> int:
-    """Rollouts of a run that is trained until its C reaches the target: whole updates."""
-    return math.ceil(target / cell.B) * cell.B

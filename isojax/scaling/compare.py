@@ -18,40 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isojax.core.errors import InputError
+from isojax.scaling import comparison
 from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray, IntArray, load_ensemble
-from isojax.scaling.compare_text import comparison_notes, comparison_sentences
-from isojax.scaling.comparison import (
-    BudgetRow,
-    EarlierSaturation,
-    OverfittedCell,
-    PeakedCell,
-    RewardDifference,
-    Saturation,
-    SweepComparison,
-    SweepSummary,
-)
+from isojax.scaling.comparison import EarlierSaturation, SweepComparison, SweepSummary
 from isojax.scaling.curves.posterior_samples import CURVE_REACH_DECADES
-from isojax.scaling.frontier.envelope import MIN_DECADES
-from isojax.scaling.intervals import central_interval
+from isojax.scaling.frontier.envelope import MIN_DECADES, spread_indices
+from isojax.scaling.intervals import Interval, central_interval
 from isojax.scaling.result import FitResult
 
 PER_DECADE = 60
 N_BUDGETS = 5
 N_BAND_ROWS = 80  # rows of the bands that a figure is drawn from
-
-
-@dataclass(frozen=True)
-class ComparedSweep:
-    """A fit under a name."""
-
-    label: str
-    fit: FitResult
-    ensemble: CurveEnsemble
-
-    @property
-    def C_range(self) -> tuple[float, float]:
-        """From the first to the last C at which any cell was measured."""
-        return float(self.ensemble.C_low.min()), float(self.ensemble.C_high.max())
 
 
 @dataclass(frozen=True)
@@ -71,35 +48,31 @@ def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> SweepCom
     """Compare sweeps; the first is the one that the others are compared with.
 
     Args:
-        fits: at least two, of one metric, compute and mode. labels: a name for each.
+        fits: at least two, of one metric, compute and mode.
+        labels: a name for each.
 
     Raises:
         InputError: fewer than two, labels that do not fit or are alike, fits of different metric, compute or mode, no
             budget in common, or a fit without a curve.
     """
     _check_comparable(fits, labels)
-    sweeps = [_load_sweep(label, fit) for label, fit in zip(labels, fits, strict=True)]
-    C = _shared_budgets(sweeps)
-    paths = [_frontier_path(s, C) for s in sweeps]
-    first, *others = [_summarize(s, p) for s, p in zip(sweeps, paths, strict=True)]
-    compared = [
-        replace(
-            summary,
-            difference=_reward_difference(paths[0], path),
-            earlier=_saturates_earlier(sweeps[0], sweep, C),
-        )
-        for summary, sweep, path in zip(others, sweeps[1:], paths[1:], strict=True)
-    ]
-    comparison = SweepComparison(
+    ensembles = [_load_ensemble(fit, label) for fit, label in zip(fits, labels, strict=True)]
+    C = _shared_budgets(ensembles, labels)
+    paths = [_frontier_path(ensemble, C) for ensemble in ensembles]
+    sweeps = [_summarize(*sweep) for sweep in zip(labels, fits, ensembles, paths, strict=True)]
+    for i in range(1, len(sweeps)):
+        difference = _reward_difference(paths[0], paths[i])
+        sweeps[i] = replace(sweeps[i], difference=difference, earlier=_saturates_earlier(fits[0], fits[i], C))
+    compared = SweepComparison(
         metric=fits[0].metric,
         compute=fits[0].compute,
         mode=fits[0].mode,
         C_low=float(C[0]),
         C_high=float(C[-1]),
-        sweeps=(first, *compared),
+        sweeps=tuple(sweeps),
     )
-    sentences, notes = comparison_sentences(comparison), comparison_notes(comparison)
-    return replace(comparison, sentences=tuple(sentences), notes=tuple(notes))
+    sentences, notes = comparison.comparison_sentences(compared), comparison.comparison_notes(compared)
+    return replace(compared, sentences=tuple(sentences), notes=tuple(notes))
 
 
 def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
@@ -111,103 +84,92 @@ def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
     duplicate_labels = sorted({label for label in labels if labels.count(label) > 1})
     if duplicate_labels:
         raise InputError(f"two runs are called {duplicate_labels[0]!r}; expected a name for each. Give --labels.")
-    first_settings = _matched_settings(fits[0])
     for fit, label in zip(fits, labels, strict=True):
-        for name, value in _matched_settings(fit).items():
-            if value != first_settings[name]:
-                problem = f"{labels[0]} was fitted with {name} {first_settings[name]!r}, {label} with {value!r}"
+        for name in ("metric", "compute", "mode"):
+            first_value, value = getattr(fits[0], name), getattr(fit, name)
+            if value != first_value:
+                problem = f"{labels[0]} was fitted with {name} {first_value!r}, {label} with {value!r}"
                 fix = f"Fit both alike (isojax fit --{name} ...)"
                 raise InputError(f"{problem}; expected the same, or their numbers do not compare. {fix}.")
 
 
-def _matched_settings(fit: FitResult) -> dict[str, str]:
-    """What fits must have in common to be compared."""
-    return {"metric": fit.metric, "compute": fit.compute, "mode": fit.mode}
-
-
-def _load_sweep(label: str, fit: FitResult) -> ComparedSweep:
+def _load_ensemble(fit: FitResult, label: str) -> CurveEnsemble:
     try:
-        return ComparedSweep(label, fit, load_ensemble(fit))
+        return load_ensemble(fit)
     except InputError as e:
         raise InputError(f"{label}: {e}") from e
 
 
-def _shared_budgets(sweeps: Sequence[ComparedSweep]) -> FloatArray:
+def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -> FloatArray:
     """The budgets that every sweep has measured, float[G]."""
-    C_ranges = [s.C_range for s in sweeps]
+    C_ranges = [(float(e.samples.C_low.min()), float(e.C_high.max())) for e in ensembles]
     C_low, C_high = max(low for low, _ in C_ranges), min(high for _, high in C_ranges)
     if C_low < C_high:
         C = np.geomspace(C_low, C_high, int(np.ceil(PER_DECADE * np.log10(C_high / C_low))) + 2)
-        C = C[np.all([_measured_cells(s.ensemble, C, MIN_DECADES).any(-1) for s in sweeps], axis=0)]
+        C = C[np.all([_measured_cells(e, C, MIN_DECADES).any(-1) for e in ensembles], axis=0)]
         if len(C) > 1:
             return C
-    ranges_text = "; ".join(
-        f"{s.label} {low:.4g} to {high:.4g}" for s, (low, high) in zip(sweeps, C_ranges, strict=True)
-    )
-    problem = f"no range of budgets C was measured in all runs ({ranges_text})"
+    ranges = "; ".join(f"{label} {low:.4g} to {high:.4g}" for label, (low, high) in zip(labels, C_ranges, strict=True))
+    problem = f"no range of budgets C was measured in all runs ({ranges})"
     raise InputError(f"{problem}; expected ranges that overlap. Run the shorter ones further.")
 
 
 def _measured_cells(ensemble: CurveEnsemble, C: FloatArray, slack_decades: float) -> BoolArray:
     """bool[G, J]: which cells begin at or before C, and end at most `slack_decades` before it."""
-    return (ensemble.C_low <= C[:, None] * 10**MIN_DECADES) & (ensemble.C_high * 10**slack_decades >= C[:, None])
+    C = C[:, None]
+    return (ensemble.samples.C_low <= C * 10**MIN_DECADES) & (ensemble.C_high * 10**slack_decades >= C)
 
 
-def _frontier_path(sweep: ComparedSweep, C: FloatArray) -> FrontierPath:
-    ensemble = sweep.ensemble
+def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
     measured_near = _measured_cells(ensemble, C, MIN_DECADES)
     measured_within_reach = _measured_cells(ensemble, C, CURVE_REACH_DECADES)
-    expected = ensemble.expected_rewards(C)  # [G, J]
+    rewards = ensemble.expected_rewards(C)  # [G, J]
     reward_draws = ensemble.sampled_rewards(C).transpose(1, 0, 2)  # [Q, G, J]
-    n, n_draws = (
-        ensemble.n[np.where(measured_within_reach, values, -np.inf).argmax(-1)] for values in (expected, reward_draws)
+    return FrontierPath(
+        C=C,
+        n=ensemble.n[np.where(measured_within_reach, rewards, -np.inf).argmax(-1)],
+        n_draws=ensemble.n[np.where(measured_within_reach, reward_draws, -np.inf).argmax(-1)],
+        reward=np.where(measured_near, rewards, -np.inf).max(-1),
+        reward_draws=np.where(measured_near, reward_draws, -np.inf).max(-1),
     )
-    reward = np.where(measured_near, expected, -np.inf).max(-1)
-    return FrontierPath(C, n, n_draws, reward, np.where(measured_near, reward_draws, -np.inf).max(-1))
 
 
-def _summarize(sweep: ComparedSweep, path: FrontierPath) -> SweepSummary:
-    ensemble, fit, rows = sweep.ensemble, sweep.fit, _budget_rows(path)
-    budget_indices, band_indices = (
-        np.unique(np.linspace(0, len(path.C) - 1, count).round().astype(int)) for count in (N_BUDGETS, N_BAND_ROWS)
-    )
+def _summarize(label: str, fit: FitResult, ensemble: CurveEnsemble, path: FrontierPath) -> SweepSummary:
+    rows = _budget_rows(path)
     overfitting_C: dict[tuple[int, int], list[float]] = {}
     for run in fit.overfitting:
         overfitting_C.setdefault((run.B_p, run.n), []).append(run.C)
-    peaked_curves = sorted((c for c in fit.curves if c.C_peak is not None), key=lambda c: (c.n, c.B_p))
+    sorted_curves = sorted(fit.curves, key=lambda c: (c.n, c.B_p))
     return SweepSummary(
-        label=sweep.label,
+        label=label,
         base_reward=fit.base_reward,
         n=tuple(sorted(set(ensemble.n.tolist()))),
         B_p=tuple(sorted(set(ensemble.B_p.tolist()))),
         no_effect=ensemble.no_effect,
         law=fit.joint.n_star.law,
-        at=tuple(rows[i] for i in budget_indices),
-        curve=tuple(rows[i] for i in band_indices),
+        at=tuple(rows[i] for i in spread_indices(len(rows), N_BUDGETS)),
+        curve=tuple(rows[i] for i in spread_indices(len(rows), N_BAND_ROWS)),
         saturation=None if ensemble.no_effect else _saturation(path, int(ensemble.n.max())),
         top=rows[-1],
-        overfitting=tuple(OverfittedCell(b, n, len(C), min(C)) for (b, n), C in sorted(overfitting_C.items())),
-        peaks=tuple(PeakedCell(c.B_p, c.n, c.C_peak) for c in peaked_curves if c.C_peak is not None),
+        overfitting=tuple(
+            comparison.OverfittedCell(*cell, len(C), min(C)) for cell, C in sorted(overfitting_C.items())
+        ),
+        peaks=tuple(comparison.PeakedCell(c.B_p, c.n, c.C_peak) for c in sorted_curves if c.C_peak is not None),
     )
 
 
-def _budget_rows(path: FrontierPath) -> list[BudgetRow]:
+def _budget_rows(path: FrontierPath) -> list[comparison.BudgetRow]:
     """n* and the frontier's reward at each C, with intervals."""
     rows = []
-    for g, C in enumerate(path.C):
-        n_low, n_high = _interval(path.n_draws[:, g])
+    for g, C in enumerate(path.C.tolist()):
+        n_low, n_high = (None if n is None else int(n) for n in _interval(path.n_draws[:, g]))
         low, high = _interval(path.reward_draws[:, g])
-        n_interval = {"n_low": _int_or_none(n_low), "n_high": _int_or_none(n_high)}
-        rows.append(BudgetRow(float(C), int(path.n[g]), reward=float(path.reward[g]), low=low, high=high, **n_interval))
+        rows.append(comparison.BudgetRow(C, int(path.n[g]), n_low, n_high, float(path.reward[g]), low, high))
     return rows
 
 
-def _interval(values: NDArray[Any]) -> tuple[float | None, float | None]:
+def _interval(values: NDArray[Any]) -> Interval:
     return central_interval(values) if len(values) else (None, None)
-
-
-def _int_or_none(value: float | None) -> int | None:
-    return None if value is None else int(value)
 
 
 def saturation_C(n: IntArray, C: FloatArray, n_max: int) -> FloatArray:
@@ -220,11 +182,11 @@ def saturation_C(n: IntArray, C: FloatArray, n_max: int) -> FloatArray:
     return np.where(n[..., -1] == n_max, np.inf, np.where(changes.any(-1), C_change, -np.inf))
 
 
-def _saturation(path: FrontierPath, n_max: int) -> Saturation:
+def _saturation(path: FrontierPath, n_max: int) -> comparison.Saturation:
     """Where n* levels off."""
     C, C_draws = float(saturation_C(path.n, path.C, n_max)), saturation_C(path.n_draws, path.C, n_max)
     low, high = _interval(C_draws)
-    return Saturation(
+    return comparison.Saturation(
         n=int(path.n[-1]),
         n_largest=n_max,
         C=C if np.isfinite(C) else None,
@@ -234,39 +196,33 @@ def _saturation(path: FrontierPath, n_max: int) -> Saturation:
     )
 
 
-def _reward_difference(first_path: FrontierPath, other_path: FrontierPath) -> RewardDifference:
+def _reward_difference(first_path: FrontierPath, other_path: FrontierPath) -> comparison.RewardDifference:
     """The frontier's reward at the end less that of the first sweep."""
     value = float(other_path.reward[-1] - first_path.reward[-1])
-    if not (len(first_path.reward_draws) and len(other_path.reward_draws)):
-        return RewardDifference(value, None, None, None)
     differences = np.subtract.outer(other_path.reward_draws[:, -1], first_path.reward_draws[:, -1]).ravel()
-    return RewardDifference(value, *central_interval(differences), float(np.mean(differences > 0)))
+    p_higher = float(np.mean(differences > 0)) if len(differences) else None
+    return comparison.RewardDifference(value, *_interval(differences), p_higher)
 
 
-def _saturates_earlier(
-    first_sweep: ComparedSweep, other_sweep: ComparedSweep, C: FloatArray
-) -> EarlierSaturation | None:
+def _saturates_earlier(first_fit: FitResult, other_fit: FitResult, C: FloatArray) -> EarlierSaturation | None:
     """Whether n* levels off earlier in the other than in the first sweep, over the n that both measured; None where
     nothing can be said.
     """
-    shared_n = sorted(set(first_sweep.ensemble.n.tolist()) & set(other_sweep.ensemble.n.tolist()))
-    if len(shared_n) < 2 or first_sweep.ensemble.no_effect or other_sweep.ensemble.no_effect:
+    shared_n = sorted({c.n for c in first_fit.curves} & {c.n for c in other_fit.curves})
+    if len(shared_n) < 2 or first_fit.joint.n_star.no_effect or other_fit.joint.n_star.no_effect:
         return None
-    restricted = [_restrict_to_n(s, shared_n) for s in (other_sweep, first_sweep)]
-    C = C[np.all([_measured_cells(s.ensemble, C, CURVE_REACH_DECADES).any(-1) for s in restricted], axis=0)]
+    ensembles = []
+    for fit in (other_fit, first_fit):
+        curves = tuple(c for c in fit.curves if c.n in shared_n)
+        ensembles.append(load_ensemble(fit.model_copy(update={"curves": curves})))
+    C = C[np.all([_measured_cells(e, C, CURVE_REACH_DECADES).any(-1) for e in ensembles], axis=0)]
     if len(C) < 2:
         return None
-    paths = [_frontier_path(s, C) for s in restricted]
-    C_other, C_first = (float(saturation_C(p.n, C, shared_n[-1])) for p in paths)
+    other_path, first_path = (_frontier_path(e, C) for e in ensembles)
+    C_other, C_first = (float(saturation_C(p.n, C, shared_n[-1])) for p in (other_path, first_path))
     p_earlier = p_later = None
-    if all(len(p.n_draws) for p in paths):
-        C_other_draws, C_first_draws = (saturation_C(p.n_draws, C, shared_n[-1]) for p in paths)
+    if len(other_path.n_draws) and len(first_path.n_draws):
+        C_other_draws, C_first_draws = (saturation_C(p.n_draws, C, shared_n[-1]) for p in (other_path, first_path))
         p_earlier = float(np.less.outer(C_other_draws, C_first_draws).mean())
         p_later = float(np.greater.outer(C_other_draws, C_first_draws).mean())
     return EarlierSaturation(tuple(shared_n), C_other < C_first, p_earlier, p_later)
-
-
-def _restrict_to_n(sweep: ComparedSweep, n: Sequence[int]) -> ComparedSweep:
-    """The same sweep with the cells of these n alone."""
-    fit = sweep.fit.model_copy(update={"curves": tuple(c for c in sweep.fit.curves if c.n in n)})
-    return ComparedSweep(sweep.label, fit, load_ensemble(fit))

@@ -1,4 +1,4 @@
-"""What comparing sweeps finds, as plain data (compare.py makes it, compare_text.py puts it in words).
+"""What comparing sweeps (compare.py) finds, as plain data and in words.
 
 C is in the sweeps' unit, a reward in [0, 1]; an interval (low, high) is the central 90% of the replicates, None where
 there are none, and a bound of None where the other is a number is an open end.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from isojax.scaling.law.law_forms import Law
+
+MIN_PROBABILITY = 0.9  # of a difference that is stated as one
 
 
 @dataclass(frozen=True)
@@ -26,22 +28,14 @@ class BudgetRow:
 
 @dataclass(frozen=True)
 class Saturation:
-    """Where n* levels off.
+    """Where n* levels off."""
 
-    Attributes:
-        n: n* at the largest budget compared.
-        n_largest: the largest n measured.
-        C: beyond which n* does not change; None where it ends at the largest n, or never changes.
-        low, high: interval of C.
-        below_largest: share of the replicates in which n* ends below the largest n.
-    """
-
-    n: int
-    n_largest: int
-    C: float | None
-    low: float | None
+    n: int  # n* at the largest budget compared
+    n_largest: int  # that was measured
+    C: float | None  # beyond which n* does not change; None where it ends at the largest n, or never changes
+    low: float | None  # interval of C
     high: float | None
-    below_largest: float | None
+    below_largest: float | None  # share of the replicates in which n* ends below the largest n
 
 
 @dataclass(frozen=True)
@@ -75,55 +69,37 @@ class RewardDifference:
 
 @dataclass(frozen=True)
 class EarlierSaturation:
-    """Whether n* levels off earlier than in the first sweep, over the n that both measured.
-
-    Attributes:
-        by_curves: by the fitted curves alone.
-        p_earlier, p_later: shares of the pairs of replicates; None without replicates.
-    """
+    """Whether n* levels off earlier than in the first sweep, over the n that both measured."""
 
     shared_n: tuple[int, ...]
-    by_curves: bool
-    p_earlier: float | None
+    by_curves: bool  # by the fitted curves alone
+    p_earlier: float | None  # shares of the pairs of replicates
     p_later: float | None
 
 
 @dataclass(frozen=True)
 class SweepSummary:
-    """One of the sweeps compared.
-
-    Attributes:
-        n, B_p: measured, rising.
-        at: n* and reward at a few budgets. curve: the same at many.
-        saturation: None where n makes no difference.
-        top: the frontier at the largest budget compared.
-        difference, earlier: against the first sweep; None for itself, `earlier` also where nothing can be said.
-    """
+    """One of the sweeps compared."""
 
     label: str
     base_reward: float | None
-    n: tuple[int, ...]
+    n: tuple[int, ...]  # measured, rising
     B_p: tuple[int, ...]
     no_effect: bool
     law: Law
-    at: tuple[BudgetRow, ...]
-    curve: tuple[BudgetRow, ...]
-    saturation: Saturation | None
-    top: BudgetRow
+    at: tuple[BudgetRow, ...]  # a few budgets
+    curve: tuple[BudgetRow, ...]  # many
+    saturation: Saturation | None  # None where n makes no difference
+    top: BudgetRow  # the largest budget compared
     overfitting: tuple[OverfittedCell, ...]
     peaks: tuple[PeakedCell, ...]
-    difference: RewardDifference | None = None
-    earlier: EarlierSaturation | None = None
+    difference: RewardDifference | None = None  # against the first sweep; None for itself
+    earlier: EarlierSaturation | None = None  # likewise, and None where nothing can be said
 
 
 @dataclass(frozen=True)
 class SweepComparison:
-    """Sweeps compared over the budgets C_low to C_high that all of them measured.
-
-    Attributes:
-        sweeps: the first is the one that the others are compared with.
-        sentences: what each shows, in words. notes: what limits the comparison, in words.
-    """
+    """Sweeps compared over the budgets C_low to C_high that all of them measured; the first is the reference."""
 
     metric: str
     compute: str
@@ -131,5 +107,106 @@ class SweepComparison:
     C_low: float
     C_high: float
     sweeps: tuple[SweepSummary, ...]
-    sentences: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    sentences: tuple[str, ...] = ()  # what each shows
+    notes: tuple[str, ...] = ()  # what limits the comparison
+
+
+def comparison_sentences(comparison: SweepComparison) -> list[str]:
+    """What each sweep shows, and how it differs from the first."""
+    first, *others = comparison.sweeps
+    lines = [f"{sweep.label}: {_describe_saturation(sweep)}" for sweep in comparison.sweeps]
+    for sweep in others:
+        if sweep.difference is not None:
+            lines.append(_describe_difference(first, sweep, sweep.difference, comparison.C_high))
+        if sweep.earlier is None:
+            no_effect_labels = [s.label for s in (first, sweep) if s.no_effect]
+            reason = "they share fewer than two values of n"
+            if no_effect_labels:
+                reason = f"n makes no difference in {' and '.join(no_effect_labels)}"
+            pair = f"between {sweep.label} and {first.label}"
+            lines.append(f"where n* levels off cannot be compared {pair}: {reason}")
+        else:
+            lines.append(_describe_earlier(first, sweep, sweep.earlier))
+    return lines + [line for sweep in comparison.sweeps for line in _describe_falls(sweep)]
+
+
+def _describe_saturation(sweep: SweepSummary) -> str:
+    """Where the sweep's own n* levels off."""
+    saturation = sweep.saturation
+    if saturation is None:
+        return "n makes no difference that its evaluations can show"
+    if saturation.n == saturation.n_largest:
+        return f"n* ends at the largest n measured ({saturation.n}); whether it levels off there, these runs cannot say"
+    probability_text = ""
+    if saturation.below_largest is not None:
+        probability = _format_probability(saturation.below_largest)
+        probability_text = f" (below the largest n measured, {saturation.n_largest}, with P {probability})"
+    if saturation.C is None:
+        return f"n* stays at {saturation.n}{probability_text}"
+    interval_text = ""
+    if saturation.low is not None or saturation.high is not None:
+        low, high = ("open" if bound is None else f"{bound:.4g}" for bound in (saturation.low, saturation.high))
+        interval_text = f" ({low} to {high})"
+    return f"n* levels off at n = {saturation.n}, from C = {saturation.C:.4g}{interval_text} on{probability_text}"
+
+
+def _format_probability(p: float) -> str:
+    """ "= 0.42"; a share of replicates is no certainty."""
+    return "> 0.99" if p > 0.99 else "< 0.01" if p < 0.01 else f"= {p:.2f}"
+
+
+def _describe_difference(first: SweepSummary, sweep: SweepSummary, difference: RewardDifference, C: float) -> str:
+    """The difference of the frontiers at the largest common C."""
+    text = f"at C = {C:.4g} {sweep.label} reaches {sweep.top.reward:.3f}, {difference.value:+.3f} against {first.label}"
+    if difference.low is None or difference.high is None:
+        return f"{text} (no intervals)"
+    verdict = "more" if difference.low > 0 else "less" if difference.high < 0 else "no clear difference"
+    return f"{text} ({difference.low:+.3f} to {difference.high:+.3f}: {verdict})"
+
+
+def _describe_earlier(first: SweepSummary, sweep: SweepSummary, earlier: EarlierSaturation) -> str:
+    """Whether n* levels off earlier in a sweep than in the first."""
+    pair = f"in {sweep.label} than in {first.label}"
+    if earlier.p_earlier is None or earlier.p_later is None:
+        verdict = "levels off earlier" if earlier.by_curves else "does not level off earlier"
+        return f"by the curves alone (no intervals) n* {verdict} {pair}"
+    n_text = f"over n = {', '.join(map(str, earlier.shared_n))}"
+    p_earlier, p_later = _format_probability(earlier.p_earlier), _format_probability(earlier.p_later)
+    if earlier.p_earlier >= MIN_PROBABILITY:
+        return f"n* levels off earlier {pair}, P {p_earlier} ({n_text})"
+    if earlier.p_later >= MIN_PROBABILITY:
+        return f"n* levels off later {pair}, P {p_later} ({n_text})"
+    odds = f"P(earlier) {p_earlier}, P(later) {p_later}"
+    return f"these runs cannot say whether n* levels off earlier {pair}: {odds} ({n_text})"
+
+
+def _describe_falls(sweep: SweepSummary) -> list[str]:
+    """Where the sweep overfits, and where its validation reward falls without that explanation."""
+    lines = [
+        f"{sweep.label} overfits: training reward rises while validation falls at n = {cell.n}, B_p = {cell.B_p} "
+        f"from C = {cell.C:.4g} on ({cell.runs} {'run' if cell.runs == 1 else 'runs'})"
+        for cell in sweep.overfitting
+    ]
+    overfitted_cells = {(cell.B_p, cell.n) for cell in sweep.overfitting}
+    return lines + [
+        f"{sweep.label}: validation falls beyond C = {cell.C:.4g} at n = {cell.n}, B_p = {cell.B_p}"
+        for cell in sweep.peaks
+        if (cell.B_p, cell.n) not in overfitted_cells
+    ]
+
+
+def comparison_notes(comparison: SweepComparison) -> list[str]:
+    """What limits the comparison."""
+    lines = []
+    for name in ("n", "B_p"):
+        values_by_label = {s.label: getattr(s, name) for s in comparison.sweeps}
+        if len(set(values_by_label.values())) > 1:
+            each = "; ".join(f"{label}: {', '.join(map(str, values))}" for label, values in values_by_label.items())
+            lines.append(f"the runs did not measure the same {name} ({each}); each frontier is that of its own cells")
+    if all(s.difference is None or s.difference.low is None for s in comparison.sweeps):
+        return [*lines, "no intervals: mode paper has none, nor has a fit made with --bootstrap 0"]
+    return [
+        *lines,
+        "intervals of differences take the runs as independent; where they were evaluated on the same problems the "
+        "differences are known better than that",
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,26 +11,9 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_table
-from isojax.core.tabular import (
-    DataTable,
-    check_unique_rows,
-    filter_rows,
-    float_column,
-    is_blank,
-    require_column,
-)
-from isojax.scaling.curves.single_run import (
-    BAND_POINTS,
-    HUBER_THRESHOLD_SD,
-    MIN_POINTS,
-    RunPoints,
-    SingleRunFit,
-    bootstrap_replicates,
-    curve_band,
-    describe_bootstrap,
-    fit_single_run,
-    parameter_intervals,
-)
+from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, is_blank, require_column
+from isojax.scaling.curves import single_run
+from isojax.scaling.curves.single_run import RunPoints, SingleRunFit
 from isojax.scaling.curves.varpro import VarproSolution, evaluate_solution
 from isojax.scaling.intervals import Interval, central_interval
 from isojax.scaling.validation_metrics import FloatArray
@@ -44,9 +27,9 @@ MAX_INTERVAL_SHARE = 0.5  # an interval of A wider than this share of the gain m
 
 @dataclass(frozen=True)
 class CurveFilePoints:
-    """What a file holds: the points, the seeds' names, how many rows had no reward."""
+    """What a file holds."""
 
-    points: RunPoints
+    points: RunPoints  # by seed and compute
     seed_names: tuple[str, ...]
     rows_without_reward: int
 
@@ -62,8 +45,9 @@ def fit_curve_file(
     """Fit a curve to two columns of a file.
 
     Args:
-        path: CSV, TSV or JSON lines. x: column of compute >= 0. y: column of rewards; rows where it is empty are left
-        out.
+        path: CSV, TSV or JSON lines.
+        x_column: compute >= 0.
+        y_column: rewards; rows where it is empty are left out.
         below: fit points with x <= below only, and compare the curve with those beyond.
         filters: "COL=VALUE", rows to keep.
         group: column that names the seed of one configuration; all seeds share one curve.
@@ -74,21 +58,16 @@ def fit_curve_file(
         curve minus measured; None without `below`) and flags; and what was read.
 
     Raises:
-        InputError: too few points, none beyond `below`, or whatever `tables` refuses, with file and line.
+        InputError: too few points, none beyond `below`, or a file that cannot be used, with its line.
     """
     file_points = _read_points(filter_rows(read_table(path), filters), x_column, y_column, group)
     points = file_points.points
     in_fit = np.ones(len(points.C), dtype=bool) if below is None else points.C <= below
     fitted_points = points.select(in_fit)
     _require_enough_points(path, x_column, points, fitted_points, below)
-    fit = fit_single_run(fitted_points)
-    bootstrap = bootstrap_replicates(fit, fitted_points)
-    interval_by_name = parameter_intervals(bootstrap, fit.space)
-    residuals = fitted_points.R - fit.solution.fitted_rewards[0]
-    A_determined = _is_A_determined(interval_by_name["A"], fit, fitted_points)
-    grid = np.geomspace(points.C[points.C > 0].min(), points.C.max(), BAND_POINTS)
-    band_columns = curve_band(fit, bootstrap, grid)
-    document = {
+    fit = single_run.fit_single_run(fitted_points)
+    bootstrap = single_run.bootstrap_replicates(fit, fitted_points)
+    request = {
         "kind": "curve",
         "file": str(path),
         "x": x_column,
@@ -96,26 +75,14 @@ def fit_curve_file(
         "where": list(filters),
         "group": group,
         "fit_below": below,
-        **fit.parameters,
-        "intervals": interval_by_name,
-        "bootstrap": describe_bootstrap(fit, len(file_points.seed_names)),
-        "points": len(fitted_points.C),
-        "seeds": len(file_points.seed_names),
-        "rmse": float(np.sqrt(np.mean(residuals**2))),
-        "noise": {"sd": fit.noise.sd, "autocorrelation": fit.noise.rho},
-        "at_bounds": list(fit.at_bounds),
-        "determined": A_determined,
-        "band": [
-            dict(zip(band_columns, map(float, row), strict=True)) for row in zip(*band_columns.values(), strict=True)
-        ],
-        "beyond": None if below is None else _holdout_errors(fit.solution, bootstrap, points.select(~in_fit)),
-        "flags": _flags(fit, fitted_points, interval_by_name, A_determined, file_points, y_column),
     }
+    document = request | _describe_fit(fit, bootstrap, file_points, fitted_points)
+    document["beyond"] = None if below is None else _holdout_errors(fit.solution, bootstrap, points.select(~in_fit))
+    document["flags"] = _flags(fit, fitted_points, document, file_points.rows_without_reward)
     return document, file_points
 
 
 def _read_points(table: DataTable, x_column: str, y_column: str, group: str | None) -> CurveFilePoints:
-    """The points of a table, sorted by seed and compute."""
     require_column(table, x_column)
     require_column(table, y_column)
     rows_with_reward = tuple(row for row in table.rows if not is_blank(row.values.get(y_column)))
@@ -132,33 +99,26 @@ def _read_points(table: DataTable, x_column: str, y_column: str, group: str | No
     try:
         check_unique_rows(reward_table, (x_column,) if group is None else (group, x_column))
     except InputError as e:
-        hint = (
-            " Where the file holds several seeds, say which column tells them apart with --group."
-            if group is None
-            else ""
-        )
-        raise InputError(f"{e}{hint}") from e
+        hint = " Where the file holds several seeds, say which column tells them apart with --group."
+        raise InputError(f"{e}{hint if group is None else ''}") from e
     seed_names = tuple(dict.fromkeys(seed_labels))
     run_index = np.array([seed_names.index(label) for label in seed_labels])
     order = np.lexsort((C, run_index))
-    return CurveFilePoints(
-        RunPoints(C[order], R[order], run_index[order]), seed_names, len(table.rows) - len(rows_with_reward)
-    )
+    points = RunPoints(C[order], R[order], run_index[order])
+    return CurveFilePoints(points, seed_names, len(table.rows) - len(rows_with_reward))
 
 
 def _require_enough_points(
     path: Path, x_column: str, points: RunPoints, fitted_points: RunPoints, below: float | None
 ) -> None:
     """Refuse what four parameters cannot be fitted to, and a hold-out that holds nothing."""
-    distinct_count, positive_count = (
-        len(np.unique(fitted_points.C)),
-        len(np.unique(fitted_points.C[fitted_points.C > 0])),
-    )
-    if distinct_count < MIN_POINTS or positive_count < MIN_POINTS - 1:
+    distinct_C = np.unique(fitted_points.C)
+    positive_count = int((distinct_C > 0).sum())
+    if len(distinct_C) < single_run.MIN_POINTS or positive_count < single_run.MIN_POINTS - 1:
         condition = "" if below is None else f" with {x_column} <= {below:g}"
         raise InputError(
-            f"{path} has {distinct_count} distinct {x_column}{condition}, {positive_count} of them above 0; "
-            f"expected at least {MIN_POINTS} for a curve of four parameters. "
+            f"{path} has {len(distinct_C)} distinct {x_column}{condition}, {positive_count} of them above 0; "
+            f"expected at least {single_run.MIN_POINTS} for a curve of four parameters. "
             f"Evaluate more often{'' if below is None else ', or raise --fit-below'}."
         )
     if below is not None and len(fitted_points.C) == len(points.C):
@@ -168,15 +128,35 @@ def _require_enough_points(
         )
 
 
+def _describe_fit(
+    fit: SingleRunFit, bootstrap: VarproSolution, file_points: CurveFilePoints, fitted_points: RunPoints
+) -> dict[str, Any]:
+    """The curve, its intervals and its residuals."""
+    intervals = single_run.parameter_intervals(bootstrap, fit.space)
+    residuals = fitted_points.R - fit.solution.fitted_rewards[0]
+    C = file_points.points.C
+    band = single_run.curve_band(fit, bootstrap, np.geomspace(C[C > 0].min(), C.max(), single_run.BAND_POINTS))
+    return {
+        **fit.parameters,
+        "intervals": intervals,
+        "bootstrap": single_run.describe_bootstrap(fit, len(file_points.seed_names)),
+        "points": len(fitted_points.C),
+        "seeds": len(file_points.seed_names),
+        "rmse": float(np.sqrt(np.mean(residuals**2))),
+        "noise": {"sd": fit.noise.sd, "autocorrelation": fit.noise.rho},
+        "at_bounds": list(fit.at_bounds),
+        "determined": _is_A_determined(intervals["A"], fit, fitted_points),
+        "band": [dict(zip(band, map(float, row), strict=True)) for row in zip(*band.values(), strict=True)],
+    }
+
+
 def _is_A_determined(A_interval: Interval, fit: SingleRunFit, fitted_points: RunPoints) -> bool:
     """Whether the plateau is known to within half of the gain that was measured."""
     low, high = A_interval
     if low is None or high is None or fit.solution.G[0] == 0:
         return False
-    end_rewards = evaluate_solution(
-        fit.solution, np.array([fitted_points.C[fitted_points.C > 0].min(), fitted_points.C.max()])
-    )[0]
-    return high - low <= MAX_INTERVAL_SHARE * max(float(end_rewards[1]) - fit.parameters["R0"], 0.0)
+    end_reward = evaluate_solution(fit.solution, fitted_points.C.max(keepdims=True))[0, 0]
+    return high - low <= MAX_INTERVAL_SHARE * max(float(end_reward) - fit.parameters["R0"], 0.0)
 
 
 def _holdout_errors(solution: VarproSolution, bootstrap: VarproSolution, holdout: RunPoints) -> dict[str, Any]:
@@ -199,34 +179,30 @@ def _holdout_errors(solution: VarproSolution, bootstrap: VarproSolution, holdout
 
 
 def _flags(
-    fit: SingleRunFit,
-    fitted_points: RunPoints,
-    interval_by_name: dict[str, Interval],
-    A_determined: bool,
-    file_points: CurveFilePoints,
-    y_column: str,
+    fit: SingleRunFit, fitted_points: RunPoints, document: Mapping[str, Any], rows_without_reward: int
 ) -> list[str]:
-    flags, parameters = [], fit.parameters
-    if file_points.rows_without_reward:
-        flags.append(f"{file_points.rows_without_reward} rows without {y_column} are left out")
-    if fit.solution.G[0] == 0:
+    """What limits the curve of `document`."""
+    flags, gain, y_column = [], fit.solution.G[0], document["y"]
+    if rows_without_reward:
+        flags.append(f"{rows_without_reward} rows without {y_column} are left out")
+    if gain == 0:
         return [
             *flags,
-            f"the reward does not rise: the best curve is the constant {parameters['R0']:.4g}, "
+            f"the reward does not rise: the best curve is the constant {document['R0']:.4g}, "
             "and the exponent and C_mid say nothing",
         ]
-    if not A_determined:
+    if not document["determined"]:
         C_end = fitted_points.C.max()
-        gain_share = (evaluate_solution(fit.solution, np.array([C_end]))[0, 0] - parameters["R0"]) / fit.solution.G[0]
-        low, high = ("open" if v is None else f"{v:.3g}" for v in interval_by_name["A"])
+        gain_share = (evaluate_solution(fit.solution, np.array([C_end]))[0, 0] - document["R0"]) / gain
+        low, high = ("open" if v is None else f"{v:.3g}" for v in document["intervals"]["A"])
         flags.append(
-            f"the plateau is not determined: A = {parameters['A']:.3g} with interval {low} to {high}; "
+            f"the plateau is not determined: A = {document['A']:.3g} with interval {low} to {high}; "
             f"at C = {C_end:.4g} the curve has made {gain_share:.0%} of its gain, read it only where measured"
         )
-    low, high = (v if v is not None else np.inf for v in interval_by_name["R0"])
-    if fitted_points.C.min() > 0 and high - low > MAX_INTERVAL_SHARE * fit.solution.G[0]:
+    low, high = (v if v is not None else np.inf for v in document["intervals"]["R0"])
+    if fitted_points.C.min() > 0 and high - low > MAX_INTERVAL_SHARE * gain:
         flags.append(f"R0 is not determined ({low:.3g} to {high:.3g}): no point at C = 0 shows where the run began")
-    at_bounds = ", ".join(f"{name} = {parameters[name]:.4g}" for name in fit.at_bounds)
+    at_bounds = ", ".join(f"{name} = {document[name]:.4g}" for name in fit.at_bounds)
     if at_bounds:
         flags.append(f"{at_bounds} at its bound, not determined by the data")
     if len(fitted_points.C) < FEW_POINTS:
@@ -238,9 +214,8 @@ def _flags(
             f"residuals are autocorrelated (about {fit.noise.rho:.1f}): the noise is slow, "
             "or the run has another form than this"
         )
-    is_outlier = np.abs(fitted_points.R - fit.solution.fitted_rewards[0]) > OUTLIER_SDS * max(
-        fit.residual_clip / HUBER_THRESHOLD_SD, 1e-9
-    )
+    robust_sd = max(fit.residual_clip / single_run.HUBER_THRESHOLD_SD, 1e-9)
+    is_outlier = np.abs(fitted_points.R - fit.solution.fitted_rewards[0]) > OUTLIER_SDS * robust_sd
     if is_outlier.any():
         outlier_C = ", ".join(f"{c:.4g}" for c in fitted_points.C[is_outlier][:5])
         flags.append(

@@ -2,8 +2,8 @@
 B = B_p n (IsoCompute Playbook, arXiv:2603.12151, section 4 and appendix A; all together: section 4.3).
 
 Mode "hierarchical" takes all points, gives intervals and says when n makes no difference; mode "paper" is the paper's
-procedure, biases included, and the flags say how large they are. A fork adds a mode by adding an entry to MODES. The
-result holds no clock and no path: the same records and seed give the same result, in whatever order they come.
+procedure, biases included, and the flags say how large they are. The result holds no clock and no path: the same
+records and seed give the same result, in whatever order they come.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
+from isojax.runs.ledger_reader import default_metric
 from isojax.scaling.checks import fit_flags
 from isojax.scaling.checks.diagnostics import diagnose, reward_sensitivity
+from isojax.scaling.checks.run_health import RunHealth, flagged_runs, healthy_runs
 from isojax.scaling.checks.stability import assess_stability, find_overfitting
 from isojax.scaling.curves import hierarchical_mode, paper_mode
 from isojax.scaling.curves.posterior_samples import to_curve_draws
-from isojax.scaling.estimate import EstimationOptions, SweepEstimate
-from isojax.scaling.fit_inputs import base_reward, build_tracks
+from isojax.scaling.estimate import DEFAULT_OPTIONS, FitOptions, SweepEstimate, base_reward, build_tracks
 from isojax.scaling.frontier.batch_law import fit_fixed_batches
-from isojax.scaling.frontier.fit_summary import FrontierOptions, fit_frontier
-from isojax.scaling.frontier.frontier_evidence import TracksByCell
+from isojax.scaling.frontier.fit_summary import fit_frontier
 from isojax.scaling.result import FitFlag, FitResult, FittedRun, FrontierFit
-from isojax.scaling.validation_metrics import RunTrack, group_by_cell
+from isojax.scaling.validation_metrics import RunTrack, TracksByCell, group_by_cell
 
-REPLICATES = 500
 # mode -> (the runs of each (B_p, n), metric, options) -> curves and, where the mode has them, their replicates.
-MODES: Mapping[str, Callable[[TracksByCell, str, EstimationOptions], SweepEstimate]] = {
+MODES: Mapping[str, Callable[[TracksByCell, str, FitOptions], SweepEstimate]] = {
     "hierarchical": hierarchical_mode.estimate,
     "paper": paper_mode.estimate,
 }
@@ -35,49 +34,47 @@ MODES: Mapping[str, Callable[[TracksByCell, str, EstimationOptions], SweepEstima
 
 def fit(
     runs: Sequence[RunRecord],
-    metric: str = "avg@4",
+    metric: str | None = None,
     compute: str = "rollouts",
-    mode: str = "hierarchical",
-    *,
-    replicates: int = REPLICATES,
-    seed: int = 0,
-    run_sd: float | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    options: FitOptions = DEFAULT_OPTIONS,
 ) -> FitResult:
-    """Fit a sweep.
+    """Curves, frontier and n*(C) of a sweep, without the runs that are flagged as broken, which the result names.
 
     Args:
         runs: one record for each cell (B_p, n, seed), any order.
-        metric: a recorded metric in [0, 1], avg@k, best@k, worst@k where right answers are recorded, or train/NAME.
+        metric: a recorded metric in [0, 1], avg@k, best@k or worst@k where right answers are recorded, or train/NAME;
+            None: avg@k of the evaluations' k samples.
         compute: the unit of C: "rollouts", "tokens" or "device_hours".
-        mode: a name in MODES.
-        replicates: draws of all curves behind the intervals of hierarchical mode; 0 for none.
-        seed: of these draws.
-        run_sd: standard deviation of the reward between runs that differ in their seed alone, at the plateau; None:
-            estimated, or .01 assumed where no cell has two seeds.
-        on_progress: called with (replicates done, of how many).
+
+    Raises:
+        InputError: every run is flagged, or as `fit_all_runs`.
+    """
+    usable_runs = runs if options.include_flagged else healthy_runs(runs)
+    result = fit_all_runs(usable_runs, metric or default_metric(runs), compute, options)
+    return fit_flags.add_health(result, RunHealth(left_out=not options.include_flagged, runs=flagged_runs(runs)))
+
+
+def fit_all_runs(
+    runs: Sequence[RunRecord], metric: str, compute: str = "rollouts", options: FitOptions = DEFAULT_OPTIONS
+) -> FitResult:
+    """`fit` of all these runs, whether they are healthy or not.
 
     Raises:
         InputError: no run, two records of one cell, records of different `cell` settings, a metric that is absent, not
             finite or outside [0, 1], compute that is absent or does not rise, an unknown mode, or no cell with enough
             points for a curve.
     """
-    _check_arguments(mode, replicates, run_sd)
+    mode, replicates, run_sd = options.mode, options.replicates, options.run_sd
+    if mode not in MODES:
+        raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
+    if replicates < 0 or (run_sd is not None and not 0 <= run_sd < 1):
+        raise InputError(f"replicates = {replicates}, run_sd = {run_sd}; expected replicates >= 0 and 0 <= run_sd < 1.")
     tracks = build_tracks(runs, metric, compute)
-    estimate = MODES[mode](group_by_cell(tracks), metric, EstimationOptions(replicates, seed, run_sd, on_progress))
-    _require_a_curve(estimate, len(runs), mode)
-    return _summarize_estimate(estimate, tracks, metric, compute, mode)
-
-
-def _summarize_estimate(
-    estimate: SweepEstimate, tracks: Sequence[RunTrack], metric: str, compute: str, mode: str
-) -> FitResult:
-    """The curves' frontiers and laws, and every check of them."""
     cells = group_by_cell(tracks)
-    options = FrontierOptions(metric, hierarchical=mode != "paper", no_effect=bool(estimate.no_effect))
-    joint, by_B_p, frontier_flags = _fit_frontiers(estimate, cells, options)
-    peaked_cells = {c.key for c in estimate.curves if c.C_peak is not None}
-    stability = assess_stability(cells, metric, peaked_cells)
+    estimate = MODES[mode](cells, metric, options)
+    _require_a_curve(estimate, len(runs), mode)
+    joint, by_B_p, frontier_flags = _fit_frontiers(estimate, cells, metric)
+    stability = assess_stability(cells, metric, {c.key for c in estimate.curves if c.C_peak is not None})
     overfitting = find_overfitting(tracks, estimate.noise_sd)
     diagnostics = diagnose(estimate, cells)
     return FitResult(
@@ -109,34 +106,23 @@ def _summarize_estimate(
     )
 
 
-def _check_arguments(mode: str, replicates: int, run_sd: float | None) -> None:
-    if mode not in MODES:
-        raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
-    if replicates < 0 or (run_sd is not None and not 0 <= run_sd < 1):
-        raise InputError(f"replicates = {replicates}, run_sd = {run_sd}; expected replicates >= 0 and 0 <= run_sd < 1.")
-
-
 def _fitted_run(track: RunTrack) -> FittedRun:
-    cell = track.run.cell
+    cell, points = track.run.cell, len(track.C)
     C_max, final_reward = float(track.C[-1]), float(track.R[-1])
-    return FittedRun(
-        B_p=cell.B_p, n=cell.n, seed=cell.seed, points=len(track.C), C_max=C_max, final_reward=final_reward
-    )
+    return FittedRun(B_p=cell.B_p, n=cell.n, seed=cell.seed, points=points, C_max=C_max, final_reward=final_reward)
 
 
 def _fit_frontiers(
-    estimate: SweepEstimate, cells: TracksByCell, options: FrontierOptions
+    estimate: SweepEstimate, cells: TracksByCell, metric: str
 ) -> tuple[FrontierFit, tuple[FrontierFit, ...], list[FitFlag]]:
     """The joint frontier and law, those of each B_p, and the flags of all; those of each B_p only where there is more
     than one (else they repeat the joint ones).
     """
-    joint, flags = fit_frontier(estimate.curves, cells, estimate.draws, options)
+    joint, flags = fit_frontier(estimate, cells, metric)
     all_B_p = sorted({c.B_p for c in estimate.curves})
     by_B_p = []
     for B_p in all_B_p:
-        cells_of_B_p = {key: seeds for key, seeds in cells.items() if key[0] == B_p}
-        curves_of_B_p = [c for c in estimate.curves if c.B_p == B_p]
-        frontier_fit, flags_of_B_p = fit_frontier(curves_of_B_p, cells_of_B_p, estimate.draws, options, B_p)
+        frontier_fit, flags_of_B_p = fit_frontier(estimate, cells, metric, B_p)
         by_B_p.append(frontier_fit)
         if len(all_B_p) > 1:
             flags += [f.model_copy(update={"text": f"B_p={B_p} alone: {f.text}"}) for f in flags_of_B_p]

@@ -1,9 +1,8 @@
 """What a fit found, as typed data: `FitResult` is what `fit` returns and what fit.json holds.
 
-Read a file with `read_fit_file`; `result.model_dump(mode="json")` is its content again, with the same numbers. A number
-that does not exist is None, never NaN or infinite. C is in the fit's unit (`FitResult.compute`), a reward in [0, 1].
-Every interval is the central 90% (`IntervalSettings.level`) of the replicates; a bound of None is an open end: the
-quantity lies beyond the data in that many replicates.
+A number that does not exist is None, never NaN or infinite. C is in the fit's unit (`FitResult.compute`), a reward in
+[0, 1]. An interval (low, high) is the central 90% of the replicates: None where there are none, and an open end where
+only one bound is None.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from isojax.core.errors import InputError
 from isojax.scaling.checks.run_health import RunHealth
 from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
+from isojax.scaling.intervals import Interval
 from isojax.scaling.law.law_forms import Law
 
 SCHEMA_VERSION = 1
-Bounds = tuple[float | None, float | None]
 Severity = Literal["info", "warning", "error"]
 
 
@@ -31,77 +30,47 @@ class ResultRow(BaseModel):
 
 
 class FitFlag(ResultRow):
-    """What a reader must know before believing a fit.
+    """What a reader must know before believing a fit."""
 
-    Attributes:
-        code: what it is about, a word that stays the same whatever the numbers, such as "one_seed".
-        severity: "info" (a fact about the result), "warning" (the data limit what can be said), "error" (the named
-            numbers are not to be used).
-        text: the sentence, with its numbers.
-    """
-
-    code: str
-    severity: Severity
+    code: str  # the subject, whatever the numbers, such as "one_seed"
+    severity: Severity  # a fact about the result; the data limit what can be said; the numbers are not to be used
     text: str
 
 
 class FittedRun(ResultRow):
-    """A run that was fitted.
-
-    Attributes:
-        points: evaluations.
-        C_max: the last one's compute.
-        final_reward: the last one's metric.
-    """
+    """A run that was fitted; C_max and final_reward are those of its last evaluation."""
 
     B_p: int
     n: int
     seed: int
-    points: int
+    points: int  # evaluations
     C_max: float
     final_reward: float
 
 
 class IntervalSettings(ResultRow):
-    """How the intervals were made.
+    """How the intervals were made."""
 
-    Attributes:
-        level: the share of the replicates inside an interval.
-        replicates: draws of all curves from their posterior.
-        seed: of these draws.
-        run_sd: standard deviation of the reward between runs that differ in their seed alone, at the plateau.
-        run_sd_source: where run_sd comes from, in words.
-        noise_sd: standard deviation of the reward of one evaluation.
-        problems: validation problems that each replicate draws again; None where no counts per problem are recorded.
-        method: in words.
-    """
-
-    level: float
-    replicates: int
-    seed: int
-    run_sd: float
-    run_sd_source: str
-    noise_sd: float
-    problems: int | None
-    method: str
+    level: float  # the share of the replicates inside an interval
+    replicates: int  # draws of all curves from their posterior
+    seed: int  # of these draws
+    run_sd: float  # standard deviation of the reward at the plateau between runs that differ in their seed alone
+    run_sd_source: str  # in words
+    noise_sd: float  # standard deviation of the reward of one evaluation
+    problems: int | None  # that each replicate draws again; None where no counts per problem are recorded
+    method: str  # in words
 
 
 class FrontierRow(ResultRow):
-    """A point of the compute-optimal frontier.
-
-    Attributes:
-        reward: of the best measured cell, (B_p, n).
-        low, high: interval of the frontier's reward; None without replicates.
-        n_probability: n -> share of the replicates in which it attains the frontier; None without replicates.
-    """
+    """A point of the compute-optimal frontier: the best measured cell (B_p, n) and its reward."""
 
     C: float
     reward: float
     n: int
     B_p: int
-    low: float | None = None
+    low: float | None = None  # interval of the frontier's reward
     high: float | None = None
-    n_probability: dict[int, float] | None = None
+    n_probability: dict[int, float] | None = None  # n -> share of the replicates in which it attains the frontier
 
 
 class CrossoverRow(ResultRow):
@@ -122,40 +91,29 @@ class NeighbourCell(ResultRow):
 
 
 class SegmentRow(ResultRow):
-    """Where one n holds the frontier, and its paired lead over the neighbouring cells (frontier/frontier_evidence.py).
-
-    Attributes:
-        B_p: the one that holds most of the segment.
-        decades: log10(C_high / C_low).
-        measured_for_neighbours: whether the winner and all neighbours were evaluated at a common target inside it.
-        lead, se: the paired lead in reward over the closest neighbour and its standard error; None where nothing can be
-            paired.
-        z: lead / se; None where se is 0 too.
-        at_C: the compute at which the lead was measured.
-        censored_low, censored_high: whether the segment begins or ends where data do, not where curves cross.
-    """
+    """Where one n holds the frontier, and its paired lead over the neighbouring cells (frontier_evidence.py)."""
 
     n: int
-    B_p: int
+    B_p: int  # the one that holds most of the segment
     C_low: float
     C_high: float
-    decades: float
+    decades: float  # log10(C_high / C_low)
     neighbours: tuple[NeighbourCell, ...]
-    measured_for_neighbours: bool
-    lead: float | None
-    se: float | None
-    z: float | None
-    at_C: float | None
-    censored_low: bool
+    measured_for_neighbours: bool  # the winner and all neighbours were evaluated at a common target inside it
+    lead: float | None = None  # in reward, over the closest neighbour; None where nothing can be paired
+    se: float | None = None  # of the lead
+    z: float | None = None  # lead / se; None where se is 0 too
+    at_C: float | None = None  # where the lead was measured
+    censored_low: bool  # the segment begins where data do, not where curves cross
     censored_high: bool
 
 
 class NStarIntervals(ResultRow):
     """Intervals of the replicates' best measured n at the first, middle and last budget of the frontier."""
 
-    n_at_low_C: Bounds
-    n_at_middle_C: Bounds
-    n_at_high_C: Bounds
+    n_at_low_C: Interval
+    n_at_middle_C: Interval
+    n_at_high_C: Interval
 
 
 class NStarBandRow(ResultRow):
@@ -167,36 +125,21 @@ class NStarBandRow(ResultRow):
 
 
 class NStarFit(ResultRow):
-    """The law n*(C) fitted to a frontier.
+    """The law n*(C) fitted to a frontier; intervals and band are of the frontier's best n, not of the law."""
 
-    Attributes:
-        law: log2 n* as a function of log10 C.
-        aicc: form -> AICc, the smallest is best, None where the points are too few for the form; None where the form
-            was not chosen by AICc (mode paper, no_effect).
-        no_effect: n makes no difference that the data can show; the law is then constant.
-        intervals, band: of the measured frontier's best n, not of the law; None without replicates.
-    """
-
-    law: Law
-    no_effect: bool
-    aicc: dict[str, float | None] | None = None
+    law: Law  # log2 n* as a function of log10 C
+    no_effect: bool  # n makes no difference that the data can show; the law is then constant
+    aicc: dict[str, float | None] | None = None  # form -> AICc, None: too few points; None: AICc did not choose
     intervals: NStarIntervals | None = None
     band: tuple[NStarBandRow, ...] | None = None
 
 
 class FrontierFit(ResultRow):
-    """A frontier with its law: of all cells together, or of the cells of one B_p.
+    """A frontier with its law, everything by rising C: of all cells together, or of the cells of one B_p."""
 
-    Attributes:
-        B_p: None for all B_p together.
-        frontier: by rising C.
-        crossovers: changes of n; in hierarchical mode only where two measured curves cross.
-        segments: one for each stretch of one n, by rising C.
-    """
-
-    B_p: int | None
+    B_p: int | None  # None for all together
     frontier: tuple[FrontierRow, ...]
-    crossovers: tuple[CrossoverRow, ...]
+    crossovers: tuple[CrossoverRow, ...]  # in hierarchical mode only where two measured curves cross
     segments: tuple[SegmentRow, ...]
     n_star: NStarFit
 
@@ -225,19 +168,13 @@ class FixedBatchCrossover(ResultRow):
 
 
 class NStarOfMFit(ResultRow):
-    """The law n*(M) at a fixed batch.
+    """The law n*(M) at a fixed batch."""
 
-    Attributes:
-        law: log2 n* as a function of log10 M; not to be drawn where monotone_rejected.
-        monotone_rejected: no monotone n*(M) can hold: each loses too much reward in 90% of the replicates.
-        monotone_cost: median over the replicates of the reward that the best monotone n*(M) loses.
-    """
-
-    law: Law
+    law: Law  # log2 n* as a function of log10 M; not to be drawn where monotone_rejected
     no_effect: bool
     aicc: dict[str, float | None] | None = None
-    monotone_rejected: bool = False
-    monotone_cost: float | None = None
+    monotone_rejected: bool = False  # each monotone n*(M) loses too much reward in 90% of the replicates
+    monotone_cost: float | None = None  # median over the replicates of the reward that the best monotone one loses
 
 
 class FixedBatchFit(ResultRow):
@@ -250,68 +187,44 @@ class FixedBatchFit(ResultRow):
 
 
 class RewardSpread(ResultRow):
-    """The spread of reward over `cells` cells that share one B_p or one n.
-
-    Attributes:
-        spread: largest less smallest reward; low, high: its interval, None without replicates.
-        shared_value: the B_p, or the n, that they share.
-    """
+    """The largest less the smallest reward of `cells` cells that share one B_p or one n."""
 
     spread: float
     low: float | None
     high: float | None
-    shared_value: int
+    shared_value: int  # the B_p, or the n
     cells: int
 
 
 class RewardSensitivity(ResultRow):
-    """How much n matters against B_p at one C; None where fewer than two cells can be compared.
+    """How much n matters against B_p at one C; None where fewer than two cells can be compared."""
 
-    Attributes:
-        C: the largest compute that most cells reached.
-        over_n: the spread over n at one B_p.
-        over_B_p: the spread over B_p at one n.
-    """
-
-    C: float
-    over_n: RewardSpread | None
-    over_B_p: RewardSpread | None
+    C: float  # the largest that most cells reached
+    over_n: RewardSpread | None  # at one B_p
+    over_B_p: RewardSpread | None  # at one n
 
 
 class CurveDraws(ResultRow):
-    """The replicates of all curves (curves/posterior_samples.py), to five digits.
+    """The replicates of all curves (curves/posterior_samples.py), to five digits."""
 
-    Attributes:
-        cells: (B_p, n) of each row of A, exponent and C_mid.
-        A, exponent, C_mid: [cells, replicates]. R0, tail: [replicates].
-        shift: [2, replicates], what other validation problems would add.
-    """
-
-    cells: tuple[tuple[int, int], ...]
-    A: tuple[tuple[float, ...], ...]
+    cells: tuple[tuple[int, int], ...]  # (B_p, n) of each row of A, exponent and C_mid
+    A: tuple[tuple[float, ...], ...]  # [cells, replicates]
     exponent: tuple[tuple[float, ...], ...]
     C_mid: tuple[tuple[float, ...], ...]
-    R0: tuple[float, ...]
+    R0: tuple[float, ...]  # [replicates]
     tail: tuple[float, ...]
-    shift: tuple[tuple[float, ...], tuple[float, ...]]
+    shift: tuple[tuple[float, ...], tuple[float, ...]]  # [2, replicates], what other validation problems would add
 
 
 class CurveDiagnostics(ResultRow):
-    """How well one curve fits its points.
-
-    Attributes:
-        reduced_chi_square: mean squared residual over that of the evaluations' own scatter; None without residuals.
-        autocorrelation: of neighbouring residuals of a run.
-        points: the curve was fitted to.
-        at_bounds: parameters that the data do not determine.
-    """
+    """How well one curve fits its points."""
 
     B_p: int
     n: int
-    reduced_chi_square: float | None
-    autocorrelation: float | None
+    reduced_chi_square: float | None  # mean squared residual over that of the evaluations' own scatter
+    autocorrelation: float | None  # of neighbouring residuals of a run
     points: int
-    at_bounds: tuple[str, ...]
+    at_bounds: tuple[str, ...]  # parameters that the data do not determine
 
 
 class TiedRange(ResultRow):
@@ -323,68 +236,38 @@ class TiedRange(ResultRow):
 
 
 class FitDiagnostics(ResultRow):
-    """Whether the curves fit their points as well as the noise allows.
-
-    Attributes:
-        reduced_chi_square, autocorrelation: as of CurveDiagnostics, over all residuals.
-        degrees_of_freedom: points less parameters; None without residuals.
-        left_out: cells without a curve, and points beyond a peak, in words.
-        unequal_lengths: some cells end at a clearly larger C than others.
-    """
+    """Whether the curves fit their points as well as the noise allows; the first three over all residuals."""
 
     reduced_chi_square: float | None
     autocorrelation: float | None
-    degrees_of_freedom: int | None
+    degrees_of_freedom: int | None  # points less parameters
     per_curve: tuple[CurveDiagnostics, ...]
     ties: tuple[TiedRange, ...]
-    left_out: tuple[str, ...]
-    unequal_lengths: bool
+    left_out: tuple[str, ...]  # cells without a curve, and points beyond a peak, in words
+    unequal_lengths: bool  # some cells end at a clearly larger C than others
 
 
 class FitResult(ResultRow):
-    """A fitted sweep.
+    """A fitted sweep."""
 
-    Attributes:
-        schema_version: of this class; another one is refused.
-        mode: a key of fit.MODES, "hierarchical" or "paper".
-        metric: what was fitted, such as "avg@4".
-        compute: the unit of C: "rollouts", "tokens" or "device_hours".
-        base_reward: the base policy's metric, the mean over all runs at C = 0; None where no run has it.
-        intervals: None where there are no replicates.
-        runs: those that were fitted, by cell. health: those that are flagged as broken.
-        curves: one for each (B_p, n) that can carry one.
-        joint: the frontier and law of all cells. by_B_p: those of each B_p. by_B: of each batch of two cells or more.
-        draws: the replicates; None without.
-        overfitting: runs that overfit. stability: one verdict for each B_p.
-        flags: the most important first.
-    """
-
-    schema_version: Literal[1] = SCHEMA_VERSION
-    mode: str
-    metric: str
-    compute: str
-    base_reward: float | None
+    schema_version: Literal[1] = SCHEMA_VERSION  # of this class; another one is refused
+    mode: str  # a key of fit.MODES, "hierarchical" or "paper"
+    metric: str  # such as "avg@4"
+    compute: str  # the unit of C: "rollouts", "tokens" or "device_hours"
+    base_reward: float | None  # the base policy's metric, the mean over all runs at C = 0
     intervals: IntervalSettings | None
-    runs: tuple[FittedRun, ...]
-    curves: tuple[FittedCurve, ...]
-    joint: FrontierFit
-    by_B_p: tuple[FrontierFit, ...]
-    by_B: tuple[FixedBatchFit, ...]
+    runs: tuple[FittedRun, ...]  # by cell
+    curves: tuple[FittedCurve, ...]  # one for each (B_p, n) that can carry one
+    joint: FrontierFit  # of all cells
+    by_B_p: tuple[FrontierFit, ...]  # of each B_p
+    by_B: tuple[FixedBatchFit, ...]  # of each batch of two cells or more
     sensitivity: RewardSensitivity | None
     draws: CurveDraws | None
     diagnostics: FitDiagnostics
     overfitting: tuple[OverfittedRun, ...]
-    stability: tuple[StabilityVerdict, ...]
-    flags: tuple[FitFlag, ...]
+    stability: tuple[StabilityVerdict, ...]  # one for each B_p
+    flags: tuple[FitFlag, ...]  # the most important first
     health: RunHealth = RunHealth()
-
-    @model_validator(mode="after")
-    def _check_draws(self) -> FitResult:
-        if self.draws is not None:
-            without_draws = sorted({c.key for c in self.curves} - set(self.draws.cells))
-            if without_draws:
-                raise ValueError(f"no draws of the curves (B_p, n) = {', '.join(map(str, without_draws))}")
-        return self
 
 
 def read_fit_file(path: Path) -> FitResult:

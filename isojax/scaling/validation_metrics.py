@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,6 +48,9 @@ class RunTrack:
     def key(self) -> tuple[int, int]:
         """(B_p, n)."""
         return self.run.cell.B_p, self.run.cell.n
+
+
+TracksByCell = Mapping[tuple[int, int], Sequence[RunTrack]]  # (B_p, n) -> its seeds
 
 
 @dataclass(frozen=True)
@@ -246,6 +249,28 @@ def paired_difference(
         raise InputError(f"{received}; expected the same ones, at least 2. Evaluate both on one set.")
     differences = metric_per_problem(a, samples, metric).mean(0) - metric_per_problem(b, samples, metric).mean(0)
     return PairedDifference(float(differences.mean()), float(differences.std(ddof=1) / math.sqrt(N)))
+
+
+def evaluations_by_target(seeds: Sequence[RunTrack]) -> dict[int, tuple[list[EvalPoint], float]]:
+    """For each target that all seeds of a cell answered: their evaluations, and the mean of their compute."""
+    maps_by_seed = [{p.target: (p, float(c)) for p, c in zip(t.run.points, t.C, strict=True)} for t in seeds]
+    common_targets = sorted(set.intersection(*(set(m) for m in maps_by_seed)))
+    return {
+        t: ([m[t][0] for m in maps_by_seed], float(np.mean([m[t][1] for m in maps_by_seed]))) for t in common_targets
+    }
+
+
+def paired_lead(
+    evaluations_a: Sequence[EvalPoint], evaluations_b: Sequence[EvalPoint], metric: str
+) -> PairedDifference | None:
+    """The paired difference of two lists of evaluations (one per seed); None without counts of one common number of
+    samples.
+    """
+    sample_counts = {p.samples for p in (*evaluations_a, *evaluations_b)}
+    correct_a, correct_b = ([correct_counts(p, metric) for p in points] for points in (evaluations_a, evaluations_b))
+    if len(sample_counts) != 1 or not all([*correct_a, *correct_b]):
+        return None
+    return paired_difference(correct_a, correct_b, sample_counts.pop(), metric)
 
 
 def group_by_cell(tracks: Sequence[RunTrack]) -> dict[tuple[int, int], list[RunTrack]]:

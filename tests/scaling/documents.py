@@ -48,6 +48,11 @@ def curve(B_p: int, n: int, A: float, B: float, C_mid: float) -> FittedCurve:
     return FittedCurve(B_p, n, R0, A, B, C_mid, C_low=1e3, C_high=1e5, points=20, rmse=0.008, **intervals)
 
 
+def hill(A: float, B: float, C_mid: float, C: float) -> float:
+    """The curve's reward at C."""
+    return R0 + (A - R0) / (1 + (C_mid / C) ** B)
+
+
 def draws_of(shapes: Mapping[tuple[int, int], tuple[float, float, float]], sd: float, replicates: int) -> CurveDraws:
     """Replicates of these curves; sd: of A, independent between cells."""
     rng = np.random.default_rng(0)

@@ -10,11 +10,19 @@ import numpy as np
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.curves.hierarchical_prior import PackedSweep, pack_sweep
 from isojax.scaling.curves.hill import curve_value
+from isojax.scaling.estimate import FitOptions
+from isojax.scaling.fit import fit_all_runs
+from isojax.scaling.result import FitResult
 from isojax.scaling.validation_metrics import FloatArray, RunTrack, group_by_cell, make_track
 
 # (B_p, n) -> (A, B, C_mid), R0 = .2: the law of tests.scaling.documents.
 CURVES = {(16, 4): (0.6, 1.0, 2e3), (16, 16): (0.7, 1.0, 8e3), (16, 64): (0.72, 1.0, 6e4)}
 R0 = 0.2
+
+
+def fit(runs: Sequence[RunRecord], metric: str = "avg@4", compute: str = "rollouts", **options: Any) -> FitResult:
+    """The fit of all these runs, with these fields of FitOptions."""
+    return fit_all_runs(runs, metric, compute, FitOptions(**options))
 
 
 def run(

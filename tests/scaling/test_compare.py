@@ -14,9 +14,9 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.report.figures.compared_sweeps import comparison_figure
 from isojax.scaling.compare import compare_sweeps, saturation_C
-from isojax.scaling.fit import fit
 from isojax.scaling.result import FitResult
 from tests.scaling.documents import SHAPES, altered, document, with_curve
+from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import world
 from tests.scaling.synthetic_curves import Declining, Hill, TrueCurve
 

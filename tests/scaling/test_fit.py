@@ -13,9 +13,9 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.fit import fit
 from isojax.scaling.law.law_forms import Law
 from isojax.scaling.result import FittedRun
+from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import Hill, world
 
 ROOT = Path(__file__).resolve().parents[2]

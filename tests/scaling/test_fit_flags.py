@@ -5,8 +5,8 @@ import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.checks.fit_flags import staleness_flags
-from isojax.scaling.fit import fit
 from isojax.scaling.validation_metrics import group_by_cell, make_track
+from tests.scaling.sweeps import fit
 
 
 def asynchronous_runs(staleness_by_n):

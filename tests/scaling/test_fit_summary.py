@@ -7,9 +7,9 @@ import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.curves.hill import FittedCurve, curve_value
-from isojax.scaling.fit import fit
-from isojax.scaling.frontier.fit_summary import FrontierOptions, fit_frontier
-from tests.scaling.sweeps import run
+from isojax.scaling.estimate import SweepEstimate
+from isojax.scaling.frontier.fit_summary import fit_frontier
+from tests.scaling.sweeps import fit, run
 
 # .4 C / (C + 1000) = .8 C / (C + 5000) at C = 3000.
 SMALL, LARGE = (0.4, 1000.0), (0.8, 5000.0)
@@ -22,7 +22,7 @@ def two(small_high, large_low):
         C = np.geomspace(low, high, 12).round()
         curves.append(FittedCurve(16, n, 0.0, A, 1.0, mid, low, high, 12, 0.0))
         cells[16, n] = [run(16, n, 0, C, curve_value(C, 0.0, A, 1.0, mid))]
-    return fit_frontier(curves, cells, None, FrontierOptions("avg@4", hierarchical=True, no_effect=False))
+    return fit_frontier(SweepEstimate(curves, [], no_effect=False), cells, "avg@4")
 
 
 def test_curves_that_cross_where_both_were_measured():
@@ -87,7 +87,6 @@ def test_where_n_makes_no_difference_the_law_is_constant_whatever_leads():
     curves = [FittedCurve(16, n, 0.0, 0.5, 1.0, 1e3, 1e2, 1e5, 12, 0.0) for n in (2, 8)]
     C = np.geomspace(1e2, 1e5, 12).round()
     cells = {(16, n): [run(16, n, 0, C, curve_value(C, 0.0, 0.5, 1.0, 1e3))] for n in (2, 8)}
-    options = FrontierOptions("avg@4", hierarchical=True, no_effect=True)
-    content, flags = fit_frontier(curves, cells, None, options)
+    content, flags = fit_frontier(SweepEstimate(curves, [], no_effect=True), cells, "avg@4")
     law = content.n_star
     assert (law.law.form, law.law.b, law.no_effect, flags) == ("constant", 1.0, True, [])

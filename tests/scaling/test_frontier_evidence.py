@@ -5,8 +5,9 @@ import math
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.frontier.envelope import Frontier, FrontierPoint, FrontierStretch
+from isojax.scaling.frontier.envelope import Frontier, FrontierStretch
 from isojax.scaling.frontier.frontier_evidence import segment_evidence
+from isojax.scaling.result import NeighbourCell
 from isojax.scaling.validation_metrics import make_track
 
 
@@ -18,9 +19,7 @@ def run(n, evaluations, seed=0, samples=4):
     return make_track(RunRecord(Cell(16, n, seed), points), "avg@4", "rollouts")
 
 
-FRONTIER = Frontier(
-    (FrontierPoint(100, 0.5, 2, 16),), (FrontierStretch(2, 16, 100, 1000), FrontierStretch(8, 16, 1000, 10000)), ()
-)
+FRONTIER = Frontier((), (FrontierStretch(2, 16, 100, 1000), FrontierStretch(8, 16, 1000, 10000)), ())
 
 
 def test_lead_is_paired_at_the_target_of_largest_z():
@@ -31,7 +30,7 @@ def test_lead_is_paired_at_the_target_of_largest_z():
     assert (first.lead, first.se, first.z, first.at_C) == pytest.approx((1 / 16, 1 / 16, 1.0, 202))
     # At 4000: d = (2, 2, 1, 2)/4: mean 7/16, std 1/8, z = 7; at 2000 z = 1; 9995 is not shared.
     assert (second.lead, second.se, second.z, second.at_C) == pytest.approx((7 / 16, 1 / 16, 7.0, 4008))
-    assert first.neighbours == ((8, 16),)
+    assert first.neighbours == (NeighbourCell(n=8, B_p=16),)
     assert first.measured_for_neighbours
     assert second.decades == pytest.approx(1.0)
 
@@ -48,7 +47,7 @@ def test_the_closest_neighbour_counts():
     }
     middle = segment_evidence(front, cells, "avg@4")[1]
     assert (middle.lead, middle.z) == pytest.approx((1 / 16, 1.0))
-    assert middle.neighbours == ((2, 16), (8, 16))
+    assert middle.neighbours == (NeighbourCell(n=2, B_p=16), NeighbourCell(n=8, B_p=16))
 
 
 def test_seeds_are_averaged_first_and_must_share_the_target():
@@ -103,6 +102,6 @@ def test_one_n_with_two_B_p_is_one_segment():
     found = segment_evidence(front, cells, "avg@4")
     assert [(s.n, s.C_low, s.C_high) for s in found] == [(2, 1, 10), (4, 10, 1000), (8, 1000, 2000)]
     middle = found[1]
-    assert middle.neighbours == ((2, 16), (8, 32))
+    assert middle.neighbours == (NeighbourCell(n=2, B_p=16), NeighbourCell(n=8, B_p=32))
     # At 50: over (16, 2) d = (1, 1, 1, 0)/4, z = 3; over (32, 8) more. At 500: over (32, 8) z = 1.
     assert (middle.z, middle.at_C) == (pytest.approx(3.0), 54)

@@ -8,10 +8,10 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.curves.hierarchical_mode import estimate
-from isojax.scaling.estimate import EstimationOptions
-from isojax.scaling.fit import fit
+from isojax.scaling.estimate import FitOptions
 from isojax.scaling.result import FitResult
 from isojax.scaling.validation_metrics import group_by_cell, make_track
+from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import random_world, world
 
 WORLD = world(n=(2, 8, 32), seeds=2, problems=200)
@@ -126,7 +126,7 @@ def test_what_recommend_reads_is_what_was_drawn():
     drawn = estimate(
         group_by_cell([make_track(r, "avg@4", "rollouts") for r in runs]),
         "avg@4",
-        EstimationOptions(40, 0, None),
+        FitOptions(replicates=40),
     ).draws
     read, C = load_ensemble(document), np.geomspace(4e4, min(c.C_high for c in document.curves), 20)
     assert drawn is not None and np.abs(read.samples.shift).max() > 0.01
@@ -147,8 +147,6 @@ def test_n_that_look_alike_are_pooled_unless_that_is_not_wanted():
     alike = group_by_cell(
         [make_track(r, "avg@4", "rollouts") for r in world("same", n=(2, 8, 32), seeds=1, problems=200).runs]
     )
-    pooled, apart = (
-        estimate(alike, "avg@4", EstimationOptions(20, 0, None, allow_pooling=pool)) for pool in (True, False)
-    )
+    pooled, apart = (estimate(alike, "avg@4", FitOptions(replicates=20, pool_equal_n=pool)) for pool in (True, False))
     assert pooled.no_effect and np.ptp([c.A for c in pooled.curves]) < 0.001
     assert not apart.no_effect and np.ptp([c.A for c in apart.curves]) > 0.001

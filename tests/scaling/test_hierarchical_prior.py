@@ -16,8 +16,7 @@ from isojax.scaling.curves.hierarchical_prior import (
     surface_columns,
 )
 from isojax.scaling.curves.hill import curve_value
-from isojax.scaling.fit import fit
-from tests.scaling.sweeps import packed
+from tests.scaling.sweeps import fit, packed
 from tests.scaling.synthetic import world
 from tests.scaling.synthetic_curves import Hill, Stretched
 

@@ -9,9 +9,8 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
-from isojax.scaling.fit import fit
 from isojax.scaling.result import FitResult
-from tests.scaling.sweeps import run
+from tests.scaling.sweeps import fit, run
 
 C = np.geomspace(1e3, 1e5, 10).round()
 RNG = np.random.default_rng(0)

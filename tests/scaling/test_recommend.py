@@ -9,10 +9,10 @@ from isojax.core.nouns import Allocation
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.checks.stability import StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.fit import fit
 from isojax.scaling.law.law_forms import Law
 from isojax.scaling.result import FitResult, FittedRun, FrontierFit, FrontierRow, NStarFit
 from tests.scaling.documents import altered, document, without_draws
+from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import world
 
 

@@ -2,6 +2,9 @@
 refused.
 """
 
+import time
+
+import numpy as np
 import pytest
 
 from isojax.core.errors import InputError
@@ -9,7 +12,7 @@ from isojax.core.nouns import Allocation
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.law.law_forms import Law
 from isojax.scaling.result import NStarFit
-from tests.scaling.documents import SHAPES, document, with_curve, without_draws
+from tests.scaling.documents import SHAPES, altered, document, hill, with_curve, without_draws
 
 
 def said(r, text):
@@ -20,7 +23,7 @@ def test_choice_intervals_and_reasons():
     """At 1e5: 16x16 .663, 64x16 .646, 16x4 .592."""
     r = recommend(document(), 1e5)
     assert r.allocation == Allocation(16, 16, 390)
-    assert r.expected_reward == pytest.approx(0.2 + 0.5 / (1 + 8e3 / 99840))
+    assert r.expected_reward == pytest.approx(hill(0.7, 1, 8e3, 99840))
     assert r.interval[0] < r.expected_reward < r.interval[1]
     assert r.prediction_interval[0] < r.interval[0] < r.interval[1] < r.prediction_interval[1]
     assert r.n_probability[16] > 0.99 and set(r.n_probability) == {4, 16, 64}
@@ -43,6 +46,58 @@ def test_the_smallest_stable_B_p_within_epsilon():
     assert r.allocation == Allocation(64, 16, 97) and said(r, "; unstable: 16 (it fell)")
     with pytest.raises(InputError, match=r"no measured B_p is stable \(16, 64\)"):
         recommend(document(unstable=(16, 64)), 1e5)
+
+
+def test_a_measured_B_p_goes_before_a_smaller_one_that_ended_early():
+    d = document({(16, 16): (0.7, 1.0, 8e3), (64, 16): (0.7, 1.0, 8e3)})
+    assert recommend(d, 9e4).allocation.B_p == 16  # equal rewards: the smaller
+    d = with_curve(d, (16, 16), C_high=2e4)
+    r = recommend(d, 9e4)
+    assert (r.allocation.B_p, r.extrapolated) == (64, False)
+    assert recommend(d, 1e4).allocation.B_p == 16
+    assert recommend(d, 3e5).allocation.B_p == 16  # beyond the data of both
+
+
+def test_intervals_of_the_expected_reward_and_of_one_new_run():
+    fit = document(replicates=4000)
+    r = recommend(fit, 1e5)
+    share = 1 / (1 + 8e3 / 99840)
+    low, high = r.interval
+    assert high - r.expected_reward == pytest.approx(1.645 * 0.006 * share, rel=0.06)
+    assert r.expected_reward - low == pytest.approx(1.645 * 0.006 * share, rel=0.06)
+    # run_sd .01, rmse .008 and the above, in quadrature
+    sd = np.sqrt(0.01**2 + 0.008**2 + (0.006 * share) ** 2)
+    low, high = r.prediction_interval
+    assert high - r.expected_reward == pytest.approx(1.645 * sd, rel=0.03)
+    assert r.expected_reward - low == pytest.approx(1.645 * sd, rel=0.03)
+    r = recommend(altered(fit, intervals=fit.intervals.model_copy(update={"noise_sd": 0.03})), 1e5)
+    sd = np.sqrt(0.01**2 + 0.03**2 + (0.006 * share) ** 2)
+    assert r.prediction_interval[1] - r.expected_reward == pytest.approx(1.645 * sd, rel=0.03)
+
+
+def test_probability_and_regret_of_two_equal_cells():
+    """Two cells alike: each is best in half the draws; the expected loss of either is sd / sqrt(pi), E max(0,
+    difference of two draws).
+    """
+    equal = {(16, 4): (0.6, 1.0, 2e3), (16, 16): (0.6, 1.0, 2e3)}
+    r = recommend(document(equal, replicates=4000), 1e5)
+    assert r.allocation.n == 4  # equal estimates: the smaller n
+    assert r.n_probability[4] == pytest.approx(0.5, abs=0.03) and sum(r.n_probability.values()) == pytest.approx(1)
+    assert r.regret == pytest.approx(0.006 / np.sqrt(np.pi) / 1.02, rel=0.06)
+    assert r.regret_interval[0] == 0 and r.regret_interval[1] > 0.006
+
+
+def test_the_page_asks_for_150_budgets_of_40_cells_in_seconds():
+    shapes = {
+        (b, n): (0.5 + 0.01 * np.log2(n), 1.0, 1e3 * n)
+        for b in (8, 16, 32, 64, 128)
+        for n in (2, 4, 8, 16, 32, 64, 128, 256)
+    }
+    fit = document(shapes, replicates=500)
+    start = time.process_time()
+    for C in np.geomspace(1e4, 4e5, 150):
+        recommend(fit, float(C), with_candidates=False)
+    assert time.process_time() - start < 2  # room for a slow core
 
 
 def test_an_n_alone_at_large_C_is_pointed_out():
@@ -99,6 +154,7 @@ def test_fixed_values_compare_the_cells_that_agree():
     assert recommend(fit, 1e5, fix={"B_p": 64}).allocation == Allocation(64, 16, 97)
     # M = 50: 64x16 spends 51200 for .633; 16x64 the same for .440, 16x16 12800 for .508, 64x64 is too dear.
     r = recommend(fit, 1e5, fix={"M": 50})
+    assert r.expected_reward == pytest.approx(hill(0.7, 1, 12e3, 51200))
     assert r.allocation == Allocation(64, 16, 50) and said(r, "M = 50: given; 51,200 of 100,000 rollouts are spent")
     late = {(16, 4): (0.6, 1.0, 100.0), (16, 64): (0.6, 1.0, 1e5)}  # 16x4 at 6400 gives .594, 16x64 at 102400 .40
     assert recommend(document(late), 2e5, fix={"M": 100}).allocation == Allocation(

@@ -5,10 +5,10 @@ import pytest
 
 from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.shape_average import TAIL_PRIOR, fit_all_tails, mean_curve_residuals, sample_posterior
-from isojax.scaling.estimate import EstimationOptions
+from isojax.scaling.estimate import FitOptions
 from tests.scaling.sweeps import CURVES, packed
 
-OPTIONS = EstimationOptions(60, 0, None)
+OPTIONS = FitOptions(replicates=60)
 
 
 @pytest.mark.parametrize("tail", [0.0, 1.0])
@@ -47,10 +47,10 @@ def test_mean_curves_are_those_of_the_draws():
 def test_progress_is_told_and_a_seed_repeats():
     sweep, calls = packed(), []
     modes, weights = fit_all_tails(sweep, None)
-    told = EstimationOptions(60, 7, None, lambda done, of: calls.append((done, of)))
+    told = FitOptions(replicates=60, seed=7, on_progress=lambda done, of: calls.append((done, of)))
     a, b = (
         sample_posterior(sweep, modes, weights, told),
-        sample_posterior(sweep, modes, weights, EstimationOptions(60, 7, None)),
+        sample_posterior(sweep, modes, weights, FitOptions(replicates=60, seed=7)),
     )
     assert (a.theta == b.theta).all() and calls[-1] == (60, 60) and calls == sorted(calls)
 

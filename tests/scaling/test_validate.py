@@ -7,13 +7,17 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.scaling.checks.validate import validate
+from isojax.scaling.estimate import FitOptions
 from tests.scaling.synthetic import world
 
 RISING = world(
     seeds=2, problems=100
 ).runs  # C up to 195072; doubling n adds .04 to the plateau, so the largest n matters
 CALLS: list[tuple[int, int]] = []
-FOUND = validate(RISING, replicates=40, on_progress=lambda done, of: CALLS.append((done, of)))
+FOUND = validate(
+    RISING, "avg@4", options=FitOptions(replicates=40, on_progress=lambda done, of: CALLS.append((done, of)))
+)
+NO_INTERVALS, PAPER = FitOptions(replicates=0), FitOptions(mode="paper")
 
 
 def test_the_top_of_compute():
@@ -50,19 +54,21 @@ def test_it_is_plain_data_and_says_how_far_it_is():
 
 
 def test_a_largest_n_that_makes_no_difference():
-    r = validate(world("same", seeds=1, n=(4, 8), problems=100, B_p=(16,)).runs, replicates=0)["largest_n"]
+    r = validate(world("same", seeds=1, n=(4, 8), problems=100, B_p=(16,)).runs, "avg@4", options=NO_INTERVALS)[
+        "largest_n"
+    ]
     assert not r["matters"] or r["gain"] < 0.02
     assert r["regret"] < 0.03
 
 
 def test_what_is_not_possible_says_why():
     one = [r for r in RISING if (r.cell.n, r.cell.seed) == (8, 0)]
-    found = validate(one, replicates=0)
+    found = validate(one, "avg@4", options=NO_INTERVALS)
     assert found["compute"]["possible"] and found["compute"]["inside"] is None
     assert found["largest_n"]["why"] == "only n = 8 was run, so nothing is left without the largest n; run a second n."
     assert "no cell has two runs" in found["seed"]["why"]
     few = [replace(r, points=(r.points[0], *r.points[-3:])) for r in one]
-    assert not validate(few, replicates=0)["compute"]["possible"]
+    assert not validate(few, "avg@4", options=NO_INTERVALS)["compute"]["possible"]
     with pytest.raises(InputError, match="train"):
         validate(one, "train/none")
 
@@ -70,17 +76,17 @@ def test_what_is_not_possible_says_why():
 def test_an_n_alone_at_large_C_is_no_test_of_the_choice():
     """n = 32 alone beyond a quarter of the largest C: its choice there cannot be wrong, and is not counted as right."""
     alone = [r if r.cell.n == 32 else replace(r, points=tuple(p for p in r.points if p.rollouts < 4e4)) for r in RISING]
-    found = validate(alone, replicates=0)
+    found = validate(alone, "avg@4", options=NO_INTERVALS)
     assert found["compute"]["n_chosen"] is None and "cannot be judged" in found["compute"]["says"]
     assert found["seed"]["C"] < 4e4
 
 
 def test_paper_mode_has_no_interval_to_be_inside_of():
-    r = validate(RISING, mode="paper")["compute"]
+    r = validate(RISING, "avg@4", options=PAPER)["compute"]
     assert r["inside"] is None and r["mean_error"] > 0.01  # record-breaking points overshoot
     assert all(p["low"] is None for p in r["points"])
 
 
 def test_other_compute():
-    r = validate(RISING, compute="tokens", mode="paper")["seed"]
+    r = validate(RISING, "avg@4", "tokens", PAPER)["seed"]
     assert r["possible"] and max(p["C"] for p in r["points"]) == max(p.tokens for run in RISING for p in run.points)

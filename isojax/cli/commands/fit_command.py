@@ -13,7 +13,7 @@ from isojax.cli.saved_fits import make_fit
 from isojax.cli.validation import make_validation, print_validation
 from isojax.report.wording import LAW_PARAMETERS, format_number, format_percent, format_range, law_is_drawn
 from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.fit_sweep import DEFAULT_MODE, FitOptions
+from isojax.scaling.estimate import DEFAULT_MODE, FitOptions
 from isojax.scaling.result import FitResult, FrontierFit
 
 ComputeUnit = Literal["rollouts", "tokens", "device_hours"]

@@ -10,27 +10,53 @@ from isojax.core.nouns import Allocation
 from isojax.scaling.result import FitResult
 
 FIXABLE = ("B_p", "B", "M")
-# A loss of reward that makes no difference.
-EPSILON = 0.005
+EPSILON = 0.005  # a loss of reward that makes no difference
+MAX_ROLLOUTS = 10**15  # rollouts, in all or per update; whole numbers beyond 2^53 are not exact as floats
 
 
 @dataclass(frozen=True)
 class AllocationRequest:
-    """What is asked for: C rollouts, at most B_max in one update (None: no limit), and at most one of B_p, B and M held
-    at a value.
+    """What is asked for, and in `reasons`, which grows, why the answer is what it is."""
 
-    `reasons` gathers in words why the answer is what it is. `epsilon`: reward that a smaller B_p may cost.
-    """
-
-    C: float
-    B_max: int | None
-    fix: Mapping[str, int]
-    epsilon: float
+    C: float  # the budget in rollouts
+    B_max: int | None  # of one update
+    fix: Mapping[str, int]  # at most one of FIXABLE, and its value
+    epsilon: float  # reward that a smaller B_p may cost
     reasons: list[str]
 
-    def add_reasons(self, *reasons: str) -> None:
-        """Add reasons."""
-        self.reasons.extend(reasons)
+    def check(self) -> None:
+        """Refuse values out of range, a fixed B above B_max, and a fixed M that leaves no rollout in an update."""
+        C, B_max = self.C, self.B_max
+        if isinstance(C, bool) or not isinstance(C, (int, float)) or not 0 < C <= MAX_ROLLOUTS:
+            raise InputError(f"C = {C!r}; expected a positive finite number of rollouts, at most {MAX_ROLLOUTS:.0e}.")
+        if len(self.fix) > 1 or set(self.fix) - set(FIXABLE):
+            raise InputError(f"fix = {self.fix}; expected at most one of {', '.join(FIXABLE)}. Leave the others free.")
+        for name, value in (*self.fix.items(), *(() if B_max is None else (("B_max", B_max),))):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_ROLLOUTS:
+                raise InputError(f"{name} = {value!r}; expected a positive whole number, at most {MAX_ROLLOUTS:.0e}.")
+        if not 0 <= self.epsilon < 1:
+            raise InputError(
+                f"epsilon = {self.epsilon!r}; expected a loss of reward that makes no difference, 0 <= epsilon < 1, "
+                f"such as {EPSILON}."
+            )
+        B, M = self.fix.get("B"), self.fix.get("M")
+        if B is not None and B_max is not None and B_max < B:
+            raise InputError(f"B = {B} exceeds B_max = {B_max}; expected B <= B_max. Lower B or raise B_max.")
+        if M is not None and C < M:
+            problem = f"C = {C:.6g} is less than one rollout in each of M = {M} updates"
+            raise InputError(f"{problem}; give C >= {M} or a smaller M.")
+
+    def check_B_max(self, B_p: int) -> None:
+        """Refuse a B_p that exceeds B_max alone."""
+        if self.B_max is not None and B_p > self.B_max:
+            raise InputError(
+                f"B_p = {B_p} alone exceeds B_max = {self.B_max}; expected B_p <= B_max. Raise B_max, or fix a "
+                "smaller B_p."
+            )
+
+    def largest_B(self, M: int) -> int:
+        """The most rollouts per update that M updates and B_max leave."""
+        return int(self.C // M) if self.B_max is None else min(int(self.C // M), self.B_max)
 
 
 def unstable_reasons(fit: FitResult) -> dict[int, str | None]:
@@ -44,11 +70,7 @@ def floor_power_of_two(x: float) -> int:
 
 
 def allocate_updates(B_p: int, n: int, C: float) -> Allocation:
-    """(B_p, n) for as many updates as C affords.
-
-    Raises:
-        InputError: not even one.
-    """
+    """(B_p, n) for as many updates as C affords; refused where that is not even one."""
     M = int(C // (B_p * n))
     if M < 1:
         problem = f"C = {C:.6g} is less than one update of B_p n = {B_p} x {n} = {B_p * n} rollouts"
@@ -56,36 +78,25 @@ def allocate_updates(B_p: int, n: int, C: float) -> Allocation:
     return Allocation(B_p, n, M)
 
 
-def check_B_max(request: AllocationRequest, B_p: int) -> None:
-    """Refuse a B_p that exceeds B_max alone."""
-    if request.B_max is not None and B_p > request.B_max:
-        raise InputError(
-            f"B_p = {B_p} alone exceeds B_max = {request.B_max}; expected B_p <= B_max. Raise B_max, or fix a "
-            "smaller B_p."
-        )
-
-
-def check_fixed(request: AllocationRequest) -> None:
-    """Refuse a fixed B above B_max, and a fixed M that leaves no rollout in an update."""
-    B, M = request.fix.get("B"), request.fix.get("M")
-    if B is not None and request.B_max is not None and request.B_max < B:
-        raise InputError(f"B = {B} exceeds B_max = {request.B_max}; expected B <= B_max. Lower B or raise B_max.")
-    if M is not None and request.C < M:
-        raise InputError(
-            f"C = {request.C:.6g} is less than one rollout in each of M = {M} updates; give C >= {M} or a smaller M."
-        )
+def take_fixed_B_p(request: AllocationRequest, unstable_by_B_p: Mapping[int, str | None]) -> int:
+    """The B_p that the request fixes: the user's own choice is not refused where it was unstable."""
+    B_p = request.fix["B_p"]
+    request.check_B_max(B_p)
+    request.reasons.append(f"B_p = {B_p}: given")
+    unstable_reason = unstable_by_B_p.get(B_p)
+    if unstable_reason is not None:
+        request.reasons.append(f"B_p = {B_p} was unstable: {unstable_reason}")
+    return B_p
 
 
 def suggest_B_p(unstable_B_ps: Iterable[int]) -> str:
-    """What to do where no B_p is stable: the user's own choice is not refused."""
+    """What to do where no B_p is stable."""
     return f"Choose one yourself, as --fix B_p={max(unstable_B_ps)}, or measure larger ones."
 
 
 def smallest_stable_B_p(unstable_by_B_p: Mapping[int, str | None]) -> tuple[int, str]:
-    """The smallest stable B_p, and the unstable ones below it in words ("" where there is none).
-
-    Raises:
-        InputError: none is stable.
+    """The smallest stable B_p, and the unstable ones below it in words ("" where there is none); refused where none is
+    stable.
     """
     stable_B_ps = sorted(B_p for B_p, why in unstable_by_B_p.items() if why is None)
     if not stable_B_ps:

@@ -13,12 +13,13 @@ interval.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from isojax.core.errors import InputError
+from isojax.scaling.allocate.constraints import AllocationRequest
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.curves.posterior_samples import PosteriorSamples, from_curve_draws
 from isojax.scaling.curves.problem_resampling import apply_problem_shift
@@ -31,65 +32,33 @@ BoolArray = NDArray[np.bool_]
 ClosedInterval = tuple[float, float]
 
 TREND_DECADES = 0.5  # the last decades of a cell's data, whose slope the line beyond them has
+MEASURED_TOLERANCE = 1.05  # runs end at their last evaluation, a little before the budget
 
 
 @dataclass(frozen=True)
 class CurveEnsemble:
-    """The curves of a fit and their replicates; cells in order of (n, B_p).
-
-    Attributes:
-        curves: of each cell. samples: their replicates.
-        noise_sd: float[cells], of one evaluation: the fit's estimate, else the rmse of the curve, in reward.
-        stable: bool[cells], whether the cell's B_p is.
-        level: of the intervals.
-        run_sd: run-to-run standard deviation of the reward; 0 where the fit knows none.
-        C_measured_max: the largest C measured.
-        no_effect: the fit cannot distinguish any two n.
-    """
+    """The curves of a fit and their replicates; cells in order of (n, B_p), arrays are [cells]."""
 
     curves: tuple[FittedCurve, ...]
-    samples: PosteriorSamples
-    noise_sd: FloatArray
-    stable: BoolArray
-    level: float
-    run_sd: float
-    C_measured_max: float
-    no_effect: bool
-
-    @cached_property
-    def B_p(self) -> IntArray:
-        """int[cells]."""
-        return np.array([c.B_p for c in self.curves], dtype=np.int64)
-
-    @cached_property
-    def n(self) -> IntArray:
-        """int[cells]."""
-        return np.array([c.n for c in self.curves], dtype=np.int64)
-
-    @cached_property
-    def determined(self) -> BoolArray:
-        """bool[cells], whether the data determine the plateau A."""
-        return np.array([c.determined for c in self.curves])
+    samples: PosteriorSamples  # replicates of the curves
+    B_p: IntArray
+    n: IntArray
+    stable: BoolArray  # whether the cell's B_p is
+    noise_sd: FloatArray  # of one evaluation: the fit's estimate, else the rmse of the curve, in reward
+    level: float  # of the intervals
+    run_sd: float  # run-to-run standard deviation of the reward; 0 where the fit knows none
+    C_measured_max: float  # the largest C measured
+    no_effect: bool  # the fit cannot distinguish any two n
 
     @property
     def B(self) -> IntArray:
-        """int[cells], rollouts per update."""
+        """Rollouts per update."""
         return self.B_p * self.n
 
     @property
-    def C_low(self) -> FloatArray:
-        """float[cells], the start of the measured range."""
-        return self.samples.C_low
-
-    @property
     def C_high(self) -> FloatArray:
-        """float[cells], the end of the measured range."""
+        """The end of each cell's measured range."""
         return self.samples.C_high
-
-    @property
-    def C_peak(self) -> FloatArray:
-        """float[cells], infinite where reward never falls."""
-        return self.samples.C_peak
 
     @property
     def replicates(self) -> int:
@@ -120,7 +89,7 @@ class CurveEnsemble:
         """The replicates' curves, float[..., replicates, cells], plus what continued learning would add beyond the
         data.
         """
-        C_capped = np.minimum(spent, self.C_peak)
+        C_capped = np.minimum(spent, self.samples.C_peak)
         decades_beyond = np.maximum(np.log10(C_capped / self.C_high), 0.0)[..., None, :]
         if not self.replicates or not decades_beyond.any():
             return curve_rewards
@@ -134,24 +103,34 @@ class CurveEnsemble:
         extrapolated = curve_rewards + trend_share * np.maximum(trend_line - curve_rewards, 0.0)
         return np.where(decades_beyond > 0, np.minimum(extrapolated, 1.0), curve_rewards)
 
-    def cell_rewards(self, i: int, C: float, same_problems: bool = False) -> tuple[float, FloatArray]:
-        """Cell i after C rollouts: (its curve's reward, float[replicates] of each replicate)."""
-        cell_budgets = np.full(len(self.curves), C)
+    def predict_reward(self, i: int, C: float, same_problems: bool = False) -> tuple[float, ClosedInterval | None]:
+        """The expected reward of cell i after C rollouts and its interval, on resampled problems or on the same."""
+        cell_budgets = np.full(len(self.curves), float(C))
         draws = self.sampled_at_cell_budgets(cell_budgets, same_problems)[:, i]
-        return float(curve_reward(self.curves[i], C)), draws
+        return float(curve_reward(self.curves[i], C)), self.interval(draws)
+
+    def predict_new_run(self, i: int, C: float) -> tuple[float, ClosedInterval | None]:
+        """The expected reward of cell i after C rollouts, and the interval of what one new run will measure on the same
+        problems: the spread of the expectation on each side, and in quadrature that between runs and the noise of one
+        evaluation, sqrt(mean p (1 - p) / (N k)) where problems are answered k times.
+        """
+        reward, interval = self.predict_reward(i, C, same_problems=True)
+        if interval is None:
+            return reward, None
+        new_run_sd = float(np.hypot(self.run_sd, self.noise_sd[i]))
+        noise_half_width = NormalDist().inv_cdf(0.5 + self.level / 2) * new_run_sd
+        width_below = np.hypot(max(0.0, reward - interval[0]), noise_half_width)
+        width_above = np.hypot(max(0.0, interval[1] - reward), noise_half_width)
+        return reward, (float(max(0.0, reward - width_below)), float(min(1.0, reward + width_above)))
+
+    def is_beyond_data(self, i: int, C: float) -> bool:
+        """Whether cell i was not measured as far as C."""
+        return bool(C > self.C_high[i] * (1 + 1e-9))
 
     def nearest_cell(self, B_p: int, n: int) -> int:
         """The cell nearest in log n, then in log B_p."""
-        distances = [
-            (abs(np.log2(m / n)), abs(np.log2(b / B_p)), i)
-            for i, (b, m) in enumerate(zip(self.B_p, self.n, strict=True))
-        ]
+        distances = [(abs(np.log2(c.n / n)), abs(np.log2(c.B_p / B_p)), i) for i, c in enumerate(self.curves)]
         return min(distances)[-1]
-
-    def new_run_sd(self, i: int) -> float:
-        """Standard deviation of one new run's measured reward in cell i around its expectation: the spread between runs
-        and the noise of one evaluation, sqrt(mean p (1 - p) / (N k)) where problems are answered k times."""
-        return float(np.hypot(self.run_sd, self.noise_sd[i]))
 
     def interval(self, values: FloatArray) -> ClosedInterval | None:
         """The central `level` of draws, float[replicates]; None where there are none."""
@@ -160,13 +139,42 @@ class CurveEnsemble:
         low, high = central_band(values, self.level)
         return float(low), float(high)
 
+    def affordable_cells(self, request: AllocationRequest) -> tuple[FloatArray, BoolArray]:
+        """What each cell would spend of the budget (B_p n M where M is fixed, else all), and whether it could, within
+        B_max and the fixed value.
+        """
+        fix = request.fix
+        C_spent = self.B.astype(np.float64) * fix["M"] if "M" in fix else np.full(len(self.n), float(request.C))
+        affordable = (C_spent <= request.C) & (self.B <= request.C)
+        if request.B_max is not None:
+            affordable &= self.B <= request.B_max
+        if "B" in fix:
+            affordable &= self.B == fix["B"]
+        if "B_p" in fix:
+            affordable &= self.B_p == fix["B_p"]
+        return C_spent, affordable
+
+    def allowed_cells(self, request: AllocationRequest) -> tuple[FloatArray, BoolArray]:
+        """The same without the unstable cells, unless the user has fixed B_p."""
+        C_spent, affordable = self.affordable_cells(request)
+        return C_spent, affordable if "B_p" in request.fix else affordable & self.stable
+
+    def choose_cell(self, C_spent: FloatArray, allowed: BoolArray, epsilon: float) -> int:
+        """The cell to choose of those that are allowed, at least one; each would spend float[cells].
+
+        n is that of the best one (the smaller of equals). B_p is a knob for stability (IsoCompute Playbook,
+        arXiv:2603.12151, section 4.3): the smallest at that n within `epsilon` of the best, measured ones before those
+        whose curve would be read beyond its data.
+        """
+        expected_rewards = np.where(allowed, self.expected_at_cell_budgets(C_spent), -np.inf)
+        same_n = self.n == self.n[expected_rewards.argmax()]
+        within_epsilon = allowed & same_n & (expected_rewards >= expected_rewards.max() - epsilon)
+        measured = within_epsilon & (C_spent <= self.C_high * MEASURED_TOLERANCE)
+        return int((measured if measured.any() else within_epsilon).argmax())
+
 
 def load_ensemble(fit: FitResult) -> CurveEnsemble:
-    """The curves of a fit and their replicates.
-
-    Raises:
-        InputError: the fit has no curve or no run.
-    """
+    """The curves of a fit and their replicates; refused where the fit has no curve or no run."""
     curves = tuple(sorted(fit.curves, key=lambda c: (c.n, c.B_p)))
     if not curves or not fit.runs:
         raise InputError("the fit holds no curve or no run; expected at least one of each. Run `isojax fit` again.")
@@ -175,8 +183,10 @@ def load_ensemble(fit: FitResult) -> CurveEnsemble:
     return CurveEnsemble(
         curves=curves,
         samples=from_curve_draws(fit.draws, curves),
-        noise_sd=np.array(noise_sd),
+        B_p=np.array([c.B_p for c in curves], dtype=np.int64),
+        n=np.array([c.n for c in curves], dtype=np.int64),
         stable=np.array([stable_by_B_p.get(c.B_p, True) for c in curves]),
+        noise_sd=np.array(noise_sd),
         level=LEVEL if fit.intervals is None else fit.intervals.level,
         run_sd=0.0 if fit.intervals is None else fit.intervals.run_sd,
         C_measured_max=max(run.C_max for run in fit.runs),

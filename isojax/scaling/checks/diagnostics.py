@@ -13,9 +13,9 @@ from isojax.scaling import series
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.curves.posterior_samples import PosteriorSamples, best_cells
 from isojax.scaling.estimate import SweepEstimate
-from isojax.scaling.frontier.frontier_evidence import TracksByCell
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.result import CurveDiagnostics, FitDiagnostics, RewardSensitivity, RewardSpread, TiedRange
+from isojax.scaling.validation_metrics import TracksByCell
 
 MAX_LENGTH_RATIO = 1.1  # a cell that ends earlier than the longest by more is a short one
 TIE_LEVEL = 0.9

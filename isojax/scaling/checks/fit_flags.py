@@ -16,10 +16,10 @@ from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.estimate import SweepEstimate
 from isojax.scaling.frontier.envelope import Frontier
-from isojax.scaling.frontier.frontier_evidence import FrontierSegment, TracksByCell
 from isojax.scaling.law.law_forms import MIN_DISTINCT_N
 from isojax.scaling.law.n_star_law import Law, n_star
-from isojax.scaling.result import FitDiagnostics, FitFlag, FitResult
+from isojax.scaling.result import FitDiagnostics, FitFlag, FitResult, SegmentRow
+from isojax.scaling.validation_metrics import TracksByCell
 
 MAX_AUTOCORRELATION = 0.3
 MAX_LISTED = 4
@@ -157,7 +157,7 @@ def diagnostics_flags(
 
 def frontier_flags(
     frontier: Frontier,
-    segments: Sequence[FrontierSegment],
+    segments: Sequence[SegmentRow],
     law: Law,
     measured_n: Collection[int],
     no_effect: bool = False,
@@ -198,7 +198,7 @@ def _change_flags(frontier: Frontier) -> list[FitFlag]:
     return flags
 
 
-def _lead_flags(segments: Sequence[FrontierSegment]) -> list[FitFlag]:
+def _lead_flags(segments: Sequence[SegmentRow]) -> list[FitFlag]:
     """Segments whose n does not clearly lead."""
     weak_segments = [f"n={s.n} B_p={s.B_p} ({s.z:.1f})" for s in segments if s.z is not None and s.z < MIN_LEAD_Z]
     if not weak_segments:

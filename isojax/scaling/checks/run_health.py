@@ -18,9 +18,8 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import EvalPoint, RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED
 from isojax.runs.ledger_reader import default_metric
-from isojax.scaling.frontier.frontier_evidence import paired_lead
 from isojax.scaling.series import noise_sd, running_means
-from isojax.scaling.validation_metrics import TRAIN_REWARD, FloatArray, metric_value
+from isojax.scaling.validation_metrics import TRAIN_REWARD, FloatArray, metric_value, paired_lead
 
 PERSISTENCE = 3
 MIN_CHANGE, Z_CHANGE = 0.02, 4.0  # a change of reward counts beyond both, in reward and in standard errors

@@ -24,8 +24,8 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.scaling.allocate.constraints import EPSILON
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
-from isojax.scaling.allocate.predictive import choose_cells, new_run_interval
-from isojax.scaling.fit import fit
+from isojax.scaling.estimate import DEFAULT_OPTIONS, FitOptions
+from isojax.scaling.fit import fit_all_runs
 from isojax.scaling.intervals import Interval
 from isojax.scaling.result import FitResult
 from isojax.scaling.validation_metrics import RunTrack, group_by_cell, make_track
@@ -40,20 +40,9 @@ TrialResult = dict[str, Any]
 
 
 def validate(
-    runs: Sequence[RunRecord],
-    metric: str = "avg@4",
-    compute: str = "rollouts",
-    mode: str = "hierarchical",
-    replicates: int = REPLICATES,
-    seed: int = 0,
-    run_sd: float | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    runs: Sequence[RunRecord], metric: str, compute: str = "rollouts", options: FitOptions = DEFAULT_OPTIONS
 ) -> TrialResult:
-    """The three trials.
-
-    Args:
-        runs, metric, compute, mode, replicates, seed, run_sd: as of fit.fit.
-        on_progress: called with (replicates done, of how many) over all fits.
+    """The three trials, each a fit of all the runs that it does not hide, healthy or not; progress is that of all fits.
 
     Returns:
         The content of validation.json, plain JSON types: metric, compute, mode and a dictionary for each trial. One
@@ -70,12 +59,11 @@ def validate(
     trials_done = 0
 
     def report_progress(done_here: int, total: int) -> None:
-        if on_progress is not None:
-            on_progress(trials_done * total + done_here, len(trials) * total)
+        if options.on_progress is not None:
+            options.on_progress(trials_done * total + done_here, len(trials) * total)
 
     def fit_visible(visible_runs: Sequence[RunRecord]) -> FitResult:
-        settings = {"replicates": replicates, "seed": seed, "run_sd": run_sd, "on_progress": report_progress}
-        return fit(visible_runs, metric, compute, mode, **settings)
+        return fit_all_runs(visible_runs, metric, compute, replace(options, on_progress=report_progress))
 
     results: dict[str, TrialResult] = {}
     for name, trial in trials.items():
@@ -88,8 +76,8 @@ def validate(
         "schema": VALIDATION_SCHEMA,
         "metric": metric,
         "compute": compute,
-        "mode": mode,
-        "replicates": replicates,
+        "mode": options.mode,
+        "replicates": options.replicates,
         **results,
     }
 
@@ -181,9 +169,7 @@ def _compare_predictions(
             continue
         i = cell_indices[t.key]
         for C, R in zip(t.C[mask], t.R[mask], strict=True):
-            reward, draws = ensemble.cell_rewards(i, float(C), same_problems=True)
-            low, high = ensemble.interval(draws) or (None, None)
-            rows.append(_prediction_row(t, C, R, reward, new_run_interval(ensemble, i, reward, low, high)))
+            rows.append(_prediction_row(t, C, R, *ensemble.predict_new_run(i, float(C))))
     if not rows:
         raise InputError(
             "no hidden evaluation belongs to a cell that has a curve without it; evaluate more often or run longer."
@@ -237,7 +223,7 @@ def _judge_choice(ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_above: 
     allowed = allowed & ensemble.stable if (allowed & ensemble.stable).any() else allowed
     if C <= C_above or not allowed.any():
         return {"C": None, "n_chosen": None, "n_best": None, "regret": None}
-    chosen = keys[int(choose_cells(ensemble, np.full((1, len(keys)), C), allowed[None], 0.0)[0])]
+    chosen = keys[ensemble.choose_cell(np.full(len(keys), C), allowed, epsilon=0.0)]
     best = max(mean_rewards, key=lambda key: (mean_rewards[key], -key[1]))
     return {"C": C, "n_chosen": chosen[1], "n_best": best[1], "regret": mean_rewards[best] - mean_rewards[chosen]}
 

@@ -23,7 +23,7 @@ from isojax.scaling.curves.posterior_samples import PosteriorSamples
 from isojax.scaling.curves.problem_resampling import apply_problem_shift, problem_contributions, sample_problem_shifts
 from isojax.scaling.curves.residual_correction import ResidualCorrection, fit_corrections
 from isojax.scaling.curves.shape_average import CurvePosterior, fit_all_tails, mean_curve_residuals, sample_posterior
-from isojax.scaling.estimate import EstimationOptions, SweepEstimate
+from isojax.scaling.estimate import FitOptions, SweepEstimate
 from isojax.scaling.intervals import LEVEL, central_interval
 from isojax.scaling.law.n_effect_test import has_no_n_effect
 from isojax.scaling.result import IntervalSettings
@@ -34,7 +34,7 @@ MIN_POINTS = 3
 DETERMINED_PROGRESS, DETERMINED_WIDTH = 0.7, 0.12
 
 
-def estimate(cells: Cells, metric: str, options: EstimationOptions) -> SweepEstimate:
+def estimate(cells: Cells, metric: str, options: FitOptions) -> SweepEstimate:
     """Curves, their replicates and whether n matters."""
     reason_by_cell = {key: _unfitted_reason(seeds) for key, seeds in cells.items()}
     usable = {key: seeds for key, seeds in cells.items() if not reason_by_cell[key]}
@@ -47,7 +47,7 @@ def estimate(cells: Cells, metric: str, options: EstimationOptions) -> SweepEsti
     log10_C_peaks = np.array([np.inf if peak is None else peak for peak in peaks])
     packed = replace(packed, data=mask_points(packed.data, packed.data.x <= log10_C_peaks[:, None, None] + 1e-12))
     shape_fits, tail_probabilities = fit_all_tails(packed, options.run_sd)
-    is_n_irrelevant = options.allow_pooling and has_no_n_effect(packed, shape_fits[0])
+    is_n_irrelevant = options.pool_equal_n and has_no_n_effect(packed, shape_fits[0])
     if is_n_irrelevant:
         packed = pool_over_n(packed)
         shape_fits, tail_probabilities = fit_all_tails(packed, options.run_sd)
@@ -172,9 +172,7 @@ def _with_intervals(curve: FittedCurve, draws: PosteriorSamples, j: int) -> Fitt
     )
 
 
-def _describe_intervals(
-    posterior: CurvePosterior, problem_count: int | None, options: EstimationOptions
-) -> IntervalSettings:
+def _describe_intervals(posterior: CurvePosterior, problem_count: int | None, options: FitOptions) -> IntervalSettings:
     """How the intervals were made."""
     problems_sentence = (
         "no right answers of single problems are recorded, "

@@ -15,11 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from isojax.scaling.curves import varpro
 from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.estimate import EstimationOptions, SweepEstimate
-from isojax.scaling.fit_inputs import base_reward
-from isojax.scaling.frontier.frontier_evidence import TracksByCell
+from isojax.scaling.estimate import FitOptions, SweepEstimate, base_reward
 from isojax.scaling.result import FitFlag
-from isojax.scaling.validation_metrics import RunTrack
+from isojax.scaling.validation_metrics import RunTrack, TracksByCell
 
 BIN_WIDTH = 0.005  # of reward (appendix A, Fig. 15)
 _EDGE_TOLERANCE = 1e-9  # a reward on a bin's edge belongs to the upper bin however it was rounded: .3 / .005 gives 60
@@ -37,7 +35,7 @@ def record_breaking_indices(rewards: ArrayLike) -> NDArray[np.intp]:
     return np.flatnonzero(bins > best_bin_before)
 
 
-def estimate(cells: TracksByCell, metric: str, options: EstimationOptions) -> SweepEstimate:
+def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEstimate:
     """A curve for each cell that has enough records; no intervals."""
     del metric, options
     R0 = base_reward([t for seeds in cells.values() for t in seeds])

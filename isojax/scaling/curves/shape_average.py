@@ -18,7 +18,7 @@ from isojax.scaling.curves.hierarchical import Scales, find_mode, minus_two_log_
 from isojax.scaling.curves.hierarchical_prior import NOISELESS_SD, PackedSweep, ShapeFit, estimate_run_sd, fit_shape
 from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.hmc import run_hmc_chains
-from isojax.scaling.estimate import EstimationOptions
+from isojax.scaling.estimate import FitOptions
 from isojax.scaling.validation_metrics import FloatArray
 
 # tail -> prior probability: ScaleRL's sigmoid as likely as all others together.
@@ -62,7 +62,7 @@ def fit_all_tails(packed: PackedSweep, stated_run_sd: float | None) -> tuple[lis
 
 
 def sample_posterior(
-    packed: PackedSweep, shape_fits: list[ShapeFit], tail_probabilities: FloatArray, options: EstimationOptions
+    packed: PackedSweep, shape_fits: list[ShapeFit], tail_probabilities: FloatArray, options: FitOptions
 ) -> CurvePosterior:
     """options.replicates draws (DEFAULT_DRAW_COUNT where that is 0) and the mean curves.
 
@@ -105,7 +105,7 @@ def _sample_tails(
     tail_probabilities: FloatArray,
     packed: PackedSweep,
     degrees_of_freedom: float,
-    options: EstimationOptions,
+    options: FitOptions,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(theta, R0, tail) of the draws; degrees_of_freedom: of the run-to-run standard deviation."""
     rng, draw_count = np.random.default_rng(options.seed), options.replicates or DEFAULT_DRAW_COUNT

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.curves.posterior_samples import PosteriorSamples, best_cells, crossover_interval
-from isojax.scaling.frontier.envelope import Frontier, FrontierPoint, compute_frontier
-from isojax.scaling.frontier.fit_summary import most_common_n_law
-from isojax.scaling.intervals import central_interval
+from isojax.scaling.curves.posterior_samples import PosteriorSamples
+from isojax.scaling.frontier.envelope import compute_frontier, spread_indices
+from isojax.scaling.frontier.fit_summary import crossover_rows, frontier_rows, most_common_n_law
 from isojax.scaling.law.n_star_law import choose_law, fit_law
-from isojax.scaling.result import FixedBatchCrossover, FixedBatchFit, FixedBatchRow, NStarOfMFit
+from isojax.scaling.result import FixedBatchCrossover, FixedBatchFit, FixedBatchRow, FrontierRow, NStarOfMFit
 from isojax.scaling.validation_metrics import FloatArray
 
 MAX_LAW_POINTS = 40
+MAX_OBSERVATIONS = 20  # that the law's correlated points are worth
 MONOTONE_COST = 0.001
 REJECTION_CONFIDENCE = 0.9
 
@@ -48,66 +48,39 @@ def _fit_batch(
 ) -> FixedBatchFit:
     frontier = compute_frontier(curves)
     cell_draws = None if draws is None else draws.for_cells([c.key for c in curves])
-    point_indices = np.unique(np.linspace(0, len(frontier.points) - 1, 4 * MAX_LAW_POINTS).round().astype(int))
-    points = [frontier.points[i] for i in point_indices]
-    M = np.array([p.C for p in points]) / B
+    points = [frontier.points[i] for i in spread_indices(len(frontier.points), 4 * MAX_LAW_POINTS)]
+    rows = tuple(
+        FixedBatchRow(M=row.C / B, **row.model_dump(exclude={"n_probability"}))
+        for row in frontier_rows(points, cell_draws)
+    )
+    crossovers = () if no_effect else crossover_rows(frontier, cell_draws)
     return FixedBatchFit(
         B=B,
-        frontier=_frontier_rows(B, points, cell_draws),
-        crossovers=() if no_effect else _crossover_rows(B, frontier, cell_draws),
-        n_star=_fit_n_star_of_M(M, [p.n for p in points], cell_draws, no_effect, curves),
+        frontier=rows,
+        crossovers=tuple(FixedBatchCrossover(M=c.C / B, **c.model_dump()) for c in crossovers),
+        n_star=_fit_n_star_of_M(B, points, cell_draws, no_effect, max(c.n for c in curves)),
     )
-
-
-def _frontier_rows(
-    B: int, points: Sequence[FrontierPoint], draws: PosteriorSamples | None
-) -> tuple[FixedBatchRow, ...]:
-    intervals = [(None, None)] * len(points)
-    if draws is not None:
-        intervals = [central_interval(column) for column in best_cells(draws, [p.C for p in points])[0].T]
-    return tuple(
-        FixedBatchRow(M=p.C / B, C=p.C, reward=p.reward, n=p.n, B_p=p.B_p, low=low, high=high)
-        for p, (low, high) in zip(points, intervals, strict=True)
-    )
-
-
-def _crossover_rows(B: int, frontier: Frontier, draws: PosteriorSamples | None) -> tuple[FixedBatchCrossover, ...]:
-    rows = []
-    for c in (c for c in frontier.crossovers if c.crossing):
-        low = high = None
-        if draws is not None:
-            low, high = crossover_interval(draws, (B // c.n_low, c.n_low), (B // c.n_high, c.n_high), c.C)
-        rows.append(FixedBatchCrossover(n_low=c.n_low, n_high=c.n_high, M=c.C / B, C=c.C, low=low, high=high))
-    return tuple(rows)
 
 
 def _fit_n_star_of_M(
-    M: FloatArray,
-    n: Sequence[int],
-    draws: PosteriorSamples | None,
-    no_effect: bool | None,
-    curves: Sequence[FittedCurve],
+    B: int, points: Sequence[FrontierRow], draws: PosteriorSamples | None, no_effect: bool | None, n_largest: int
 ) -> NStarOfMFit:
     """n*(M): the form AICc prefers, falling ones too; flagged where every monotone one is rejected."""
+    M, n = np.array([p.C for p in points]) / B, np.array([p.n for p in points])
     if no_effect:
         return NStarOfMFit(law=most_common_n_law(n), no_effect=True)
-    n_largest, log2_n = max(c.n for c in curves), np.log2(n)
     if no_effect is None:
         return NStarOfMFit(law=fit_law(M, n, n_largest), no_effect=False)
-    law_indices = np.unique(np.linspace(0, len(M) - 1, MAX_LAW_POINTS).round().astype(int))
-    choice = choose_law(
-        M[law_indices], log2_n[law_indices], n_largest, observations=min(len(law_indices), 20), falling=True
-    )
+    law_indices = spread_indices(len(M), MAX_LAW_POINTS)
+    M = M[law_indices]
+    observations = min(len(M), MAX_OBSERVATIONS)
+    choice = choose_law(M, np.log2(n[law_indices]), n_largest, observations=observations, falling=True)
+    n_star = NStarOfMFit(law=choice.law, no_effect=False, aicc=choice.aicc)
     if draws is None:
-        return NStarOfMFit(law=choice.law, no_effect=False, aicc=choice.aicc)
-    monotone_costs = monotone_cost(draws, M[law_indices] * curves[0].B_p * curves[0].n)
-    return NStarOfMFit(
-        law=choice.law,
-        no_effect=False,
-        aicc=choice.aicc,
-        monotone_rejected=float(np.mean(monotone_costs > MONOTONE_COST)) >= REJECTION_CONFIDENCE,
-        monotone_cost=float(np.median(monotone_costs)),
-    )
+        return n_star
+    costs = monotone_cost(draws, M * B)
+    is_rejected = float(np.mean(costs > MONOTONE_COST)) >= REJECTION_CONFIDENCE
+    return n_star.model_copy(update={"monotone_rejected": is_rejected, "monotone_cost": float(np.median(costs))})
 
 
 def monotone_cost(draws: PosteriorSamples, C: FloatArray) -> FloatArray:

@@ -21,7 +21,7 @@ from isojax.core.table_files import read_table
 from isojax.core.tabular import check_unique_rows, filter_rows, float_column
 from isojax.scaling.intervals import LEVEL, REPLICATES, SEED, central_band
 from isojax.scaling.law.law_forms import FORMS, MIN_DISTINCT_N, Law, LawPoints
-from isojax.scaling.law.n_star_law import LawChoice, choose_law, fit_law, log2_n_star, n_star
+from isojax.scaling.law.n_star_law import choose_law, fit_law, log2_n_star, n_star
 from isojax.scaling.law.point_flags import law_flags, mixture_flags, setting_columns, two_values_flag
 from isojax.scaling.validation_metrics import FloatArray
 
@@ -67,46 +67,37 @@ def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierar
         "C_low": float(C[0]),
         "C_high": float(C[-1]),
     }
-    document |= _no_law(C, n) if 1 < len(distinct_n) < MIN_DISTINCT_N else _fit_points(C, n, mode)
+    if 1 < len(distinct_n) < MIN_DISTINCT_N:
+        absent = dict.fromkeys(("n_star", "weights", "rmse", "intervals"))
+        document |= {**absent, "leave_one_out": [], "flags": [two_values_flag(C, n)]}
+    else:
+        document |= _fit_points(C, n, mode)
     document["flags"] = mixture_flags(table, settings, filters) + document["flags"]
     return document
 
 
-def _no_law(C: FloatArray, n: FloatArray) -> dict[str, Any]:
-    """The document's fields where two values of n determine no law."""
-    absent = dict.fromkeys(("n_star", "weights", "rmse", "intervals"))
-    return {**absent, "leave_one_out": [], "flags": [two_values_flag(C, n)]}
-
-
 def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
     """The law, its intervals and flags for points sorted by C."""
-    log2_n = np.log2(n)
-    choice: LawChoice | None = None
-    intervals: dict[str, Any] | None = None
-    leave_one_out: list[dict[str, Any]] = []
-    n_star_json: dict[str, Any] = {"aicc": None, "intervals": None, "no_effect": False, "band": None}
-    if mode == "paper":
-        law = fit_law(C, n, float(n.max()))
-    else:
-        choice = choose_law(C, log2_n, float(n.max()))
-        law = choice.law
-        refitted_laws = _bootstrap_laws(law, C, log2_n)
-        n_star_json |= {
-            "aicc": choice.aicc,
-            "intervals": _parameter_intervals(law, refitted_laws),
-            "band": _n_star_band(refitted_laws, C),
-        }
-        method = f"case bootstrap: points drawn with replacement, form {law.form} held fixed"
-        intervals = {"level": LEVEL, "replicates": REPLICATES, "seed": SEED, "method": method}
-        leave_one_out = _leave_one_out(law, C, log2_n)
-    return {
-        "n_star": {**_law_parameters(law), **n_star_json},
-        "weights": choice.weights if choice else None,
+    log2_n, n_max = np.log2(n), float(n.max())
+    choice = None if mode == "paper" else choose_law(C, log2_n, n_max)
+    law = fit_law(C, n, n_max) if choice is None else choice.law
+    leave_one_out = [] if choice is None else _leave_one_out(law, C, log2_n)
+    values_left_out = {name: [row[name] for row in leave_one_out] for name in _parameter_names(law)}
+    ranges = {name: (min(values), max(values)) for name, values in values_left_out.items() if values}
+    document = {
+        "n_star": {**_law_parameters(law), "aicc": None, "intervals": None, "no_effect": False, "band": None},
+        "weights": None,
         "rmse": float(np.sqrt(np.mean((log2_n_star(law, C) - log2_n) ** 2))),
-        "intervals": intervals,
+        "intervals": None,
         "leave_one_out": leave_one_out,
-        "flags": law_flags(C, n, law, choice, _parameter_ranges(law, leave_one_out)),
+        "flags": law_flags(C, n, law, choice, ranges),
     }
+    if choice is not None:
+        method = f"case bootstrap: points drawn with replacement, form {law.form} held fixed"
+        document["n_star"] |= {"aicc": choice.aicc, **_bootstrap_intervals(law, C, log2_n)}
+        document["weights"] = choice.weights
+        document["intervals"] = {"level": LEVEL, "replicates": REPLICATES, "seed": SEED, "method": method}
+    return document
 
 
 def _law_parameters(law: Law) -> dict[str, Any]:
@@ -126,27 +117,24 @@ def _refit(law: Law, C: FloatArray, log2_n: FloatArray, log2_n_cap: float) -> La
     return replace(fitted, b=float(log2_n_star(fitted, 10**law.log10_C0)), log10_C0=law.log10_C0)
 
 
-def _bootstrap_laws(law: Law, C: FloatArray, log2_n: FloatArray) -> list[Law]:
-    """The form through points drawn with replacement; a draw of one C alone, which has no slope, is drawn again."""
-    rng, log2_n_cap, laws = np.random.default_rng(SEED), float(log2_n.max()) + 1, []
-    while len(laws) < REPLICATES:
+def _bootstrap_intervals(law: Law, C: FloatArray, log2_n: FloatArray) -> dict[str, Any]:
+    """Intervals of the form's parameters and of n*(C), over points drawn with replacement; a draw of one C alone, which
+    has no slope, is drawn again.
+    """
+    rng, log2_n_cap, refitted_laws = np.random.default_rng(SEED), float(log2_n.max()) + 1, []
+    while len(refitted_laws) < REPLICATES:
         resampled = rng.integers(0, len(C), len(C))
         if law.form == "constant" or np.ptp(C[resampled]) > 0:
-            laws.append(_refit(law, C[resampled], log2_n[resampled], log2_n_cap))
-    return laws
-
-
-def _parameter_intervals(law: Law, refitted_laws: Sequence[Law]) -> dict[str, list[float]]:
+            refitted_laws.append(_refit(law, C[resampled], log2_n[resampled], log2_n_cap))
     names = _parameter_names(law)
     lows, highs = central_band(np.array([[getattr(refitted, name) for name in names] for refitted in refitted_laws]))
-    return {name: [float(low), float(high)] for name, low, high in zip(names, lows, highs, strict=True)}
-
-
-def _n_star_band(refitted_laws: Sequence[Law], C: FloatArray) -> list[dict[str, float]]:
     C_grid = np.geomspace(C[0], C[-1], BAND_POINTS) if C[-1] > C[0] else C[:1]
-    lows, highs = central_band(np.array([n_star(law, C_grid) for law in refitted_laws]))
-    rows = zip(C_grid, lows, highs, strict=True)
-    return [{"C": float(c), "low": float(low), "high": float(high)} for c, low, high in rows]
+    n_lows, n_highs = central_band(np.array([n_star(refitted, C_grid) for refitted in refitted_laws]))
+    band = zip(C_grid.tolist(), n_lows.tolist(), n_highs.tolist(), strict=True)
+    return {
+        "intervals": {name: [float(a), float(b)] for name, a, b in zip(names, lows, highs, strict=True)},
+        "band": [{"C": at, "low": low, "high": high} for at, low, high in band],
+    }
 
 
 def _leave_one_out(law: Law, C: FloatArray, log2_n: FloatArray) -> list[dict[str, Any]]:
@@ -159,11 +147,3 @@ def _leave_one_out(law: Law, C: FloatArray, log2_n: FloatArray) -> list[dict[str
         fitted = _refit(law, C[is_kept], log2_n[is_kept], float(log2_n.max()) + 1)
         rows.append({"n": float(2**log2_n_left_out), "points": int((~is_kept).sum()), **_law_parameters(fitted)})
     return rows
-
-
-def _parameter_ranges(law: Law, leave_one_out: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
-    """parameter -> its smallest and largest value when one n is left out; empty where none was."""
-    if not leave_one_out:
-        return {}
-    values_by_name = {name: [row[name] for row in leave_one_out] for name in _parameter_names(law)}
-    return {name: (min(values), max(values)) for name, values in values_by_name.items()}

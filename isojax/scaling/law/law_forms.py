@@ -1,4 +1,4 @@
-"""The forms that n*(C) may have, with x = log10 C (or C itself, see Law.axis), each fitted by weighted least squares:
+"""The forms that n*(C) may have, with x = log10 C, each fitted by weighted least squares:
 
     constant   log2 n*(C) = b
     linear     log2 n*(C) = b + k (x - x0),   x0 the centre of the points
@@ -12,20 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 from scipy.special import expit
 
+from isojax.scaling.curves import varpro
 from isojax.scaling.curves.hill import LN10
-from isojax.scaling.curves.varpro import (
-    SearchSpace,
-    fit_least_squares,
-    parameters_at_bounds,
-)
 from isojax.scaling.validation_metrics import FloatArray
 
-LawAxis = Literal["log10", "linear"]
 MIN_DISTINCT_N = 3  # values of n that a law with a slope needs: two show only where one n overtakes the other
 
 K_BOUNDS = (0.05, 50.0)
@@ -35,54 +29,33 @@ L_MARGIN = 1e-3  # of its range: a smaller L is at its bound
 
 @dataclass(frozen=True)
 class Law:
-    """n*(C).
+    """n*(C), or n*(M) at a fixed batch; L, k and log10_C0 are 0, 0 and None where the form does not have them."""
 
-    Attributes:
-        form: a key of FORMS. L, k and log10_C0 are 0, 0 and None where the form's equation does not have them.
-        b: log2 n*, of the constant, of the line's middle, or of the sigmoid's lower level.
-        log10_C0: the x0 of the equation: log10 C0, or C0 itself where `axis` is "linear".
-        at_bounds: parameters that the data do not determine.
-        axis: "log10" or "linear" in compute (or in M).
-    """
-
-    form: str
+    form: str  # a key of FORMS
     L: float
     k: float
-    log10_C0: float | None
-    b: float
-    at_bounds: tuple[str, ...] = ()
-    axis: LawAxis = "log10"
+    log10_C0: float | None  # the x0 of the equation
+    b: float  # log2 n*, of the constant, of the line's middle, or of the sigmoid's lower level
+    at_bounds: tuple[str, ...] = ()  # parameters that the data do not determine
 
 
 @dataclass(frozen=True)
 class LawPoints:
-    """What a form is fitted to.
+    """What a form is fitted to."""
 
-    Attributes:
-        x: float[points], on the axis, at least 2 distinct. y: float[points], log2 n.
-        w: float[points] > 0, weights of mean 1.
-        cap: the largest log2 n at which a law may saturate.
-    """
-
-    x: FloatArray
-    y: FloatArray
-    w: FloatArray
-    cap: float
+    x: FloatArray  # [points], log10 C, at least 2 distinct
+    y: FloatArray  # [points], log2 n
+    w: FloatArray  # [points] > 0, weights of mean 1
+    cap: float  # the largest log2 n at which a law may saturate
 
 
 @dataclass(frozen=True)
 class LawForm:
-    """A form of n*(C).
-
-    Attributes:
-        parameter_count: it needs as many distinct n, and more distinct C.
-        log2_n_star: (law, x on its axis) -> log2 n*.
-        fit: (points, whether the law may fall) -> the law of least weighted squares.
-    """
+    """A form of n*(C); it needs as many distinct n as it has parameters, and more distinct C."""
 
     parameter_count: int
-    log2_n_star: Callable[[Law, FloatArray], FloatArray]
-    fit: Callable[[LawPoints, bool], Law]
+    log2_n_star: Callable[[Law, FloatArray], FloatArray]  # (law, log10 C) -> log2 n*
+    fit: Callable[[LawPoints, bool], Law]  # (points, whether the law may fall) -> the law of least weighted squares
 
 
 def _log10_C0(law: Law) -> float:
@@ -124,17 +97,17 @@ def fit_rising_sigmoid(points: LawPoints) -> Law:
     The law is a Hill curve in 10^x: b is its R0, L its gain, k / ln 10 its exponent and x0 its log10 C_mid.
     """
     k_lower, k_upper = K_BOUNDS
-    space = SearchSpace(
+    space = varpro.SearchSpace(
         log10_C=points.x,
         weight=points.w,
         phi_lower=np.array([np.log(k_lower / LN10), points.x.min() - C0_MARGIN_DECADES]),
         phi_upper=np.array([np.log(k_upper / LN10), points.x.max() + C0_MARGIN_DECADES]),
         reward_range=(0.0, points.cap),
     )
-    best = fit_least_squares(space, points.y)
+    best = varpro.fit_least_squares(space, points.y)
     b, L, k = float(best.R0[0]), float(best.G[0]), LN10 * float(best.exponent[0])
     law_names = {"A": "L", "exponent": "k", "C_mid": "C0"}
-    at_bounds = [law_names[name] for name in parameters_at_bounds(best, space)]
+    at_bounds = [law_names[name] for name in varpro.parameters_at_bounds(best, space)]
     if L < L_MARGIN * (points.cap - b) and "L" not in at_bounds:
         at_bounds.append("L")  # no rise at all
     return Law("sigmoid", L, k, float(best.phi[0, 1]), b, tuple(sorted(at_bounds, reverse=True)))

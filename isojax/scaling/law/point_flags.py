@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from isojax.core.tabular import DataTable, is_blank
+from isojax.core.tabular import DataTable, is_blank, parse_number
 from isojax.scaling.law.law_forms import FORMS, MIN_DISTINCT_N, Law
 from isojax.scaling.law.n_star_law import LawChoice, n_star
 from isojax.scaling.validation_metrics import FloatArray
@@ -25,17 +25,9 @@ def setting_columns(table: DataTable, point_columns: Collection[str]) -> list[st
 
     def is_text(name: str) -> bool:
         values = [row.values.get(name) for row in table.rows]
-        return all(isinstance(v, str) and not _is_number(v) for v in values if not is_blank(v))
+        return all(isinstance(v, str) and parse_number(v) is None for v in values if not is_blank(v))
 
     return [c for c in table.columns if c not in point_columns and (c in SETTING_COLUMNS or is_text(c))]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def mixture_flags(table: DataTable, settings: Sequence[str], filters: Sequence[str]) -> list[str]:
@@ -74,15 +66,19 @@ def law_flags(
     """
     distinct_n = np.unique(n)
     if len(distinct_n) == 1:
-        text = f"all {len(n)} points have n = {distinct_n[0]:g}: n*(C) is taken as constant, because no other n"
-        return [f"{text} was compared with it"]
-    flags = [
-        *_support_flags(distinct_n, law, parameter_ranges),
-        *_form_flags(law, choice, len(distinct_n), len(np.unique(C))),
-        *_fall_flags(C, n),
-        *_bound_flags(law),
-        *_extrapolation_flags(C, n, law),
-    ]
+        return [
+            f"all {len(n)} points have n = {distinct_n[0]:g}: n*(C) is taken as constant, because no other n was "
+            "compared with it"
+        ]
+    flags = _support_flags(distinct_n, law, parameter_ranges)
+    if law.form == "constant":
+        flags.append(
+            f"no form is better supported than a constant, n = {2**law.b:.3g}: the points do not show n to change with "
+            "C"
+        )
+    if choice is not None:
+        flags += _choice_flags(choice, len(distinct_n), len(np.unique(C)))
+    flags += [*_fall_flags(C, n), *_reach_flags(C, n, law)]
     if choice is not None and len(n) > len(distinct_n):
         flags.append(
             "AICc and the intervals treat the points as independent; points of one n come from the same runs, so both "
@@ -102,22 +98,14 @@ def _support_flags(distinct_n: FloatArray, law: Law, parameter_ranges: Mapping[s
     return [f"{text}; with one of them left out: {ranges}" if ranges else text]
 
 
-def _form_flags(law: Law, choice: LawChoice | None, distinct_n: int, distinct_C: int) -> list[str]:
-    """A form that the points hardly prefer."""
-    flags = []
-    if law.form == "constant":
-        flags.append(
-            f"no form is better supported than a constant, n = {2**law.b:.3g}: the points do not show n to change with "
-            "C"
-        )
-    if choice is None:
-        return flags
-    for name, weight in choice.weights.items():
-        if name != law.form and weight >= RIVAL_WEIGHT:
-            flags.append(
-                f"the points hardly distinguish {law.form} from {name} (Akaike weights {choice.weights[law.form]:.2f} "
-                f"and {weight:.2f})"
-            )
+def _choice_flags(choice: LawChoice, distinct_n: int, distinct_C: int) -> list[str]:
+    """Forms that the points hardly distinguish from the chosen one, or are too few for."""
+    form = choice.law.form
+    flags = [
+        f"the points hardly distinguish {form} from {name} (Akaike weights {choice.weights[form]:.2f} and {weight:.2f})"
+        for name, weight in choice.weights.items()
+        if name != form and weight >= RIVAL_WEIGHT
+    ]
     unsupported_forms = [name for name, score in choice.aicc.items() if score is None]
     if unsupported_forms:
         counts = f"{distinct_n} distinct n, {distinct_C} distinct C"
@@ -136,22 +124,21 @@ def _fall_flags(C: FloatArray, n: FloatArray) -> list[str]:
     return [f"n falls as C rises {times} {fall}: a rising law averages over that"]
 
 
-def _bound_flags(law: Law) -> list[str]:
-    values = {"L": law.L, "k": law.k, "C0": 10**law.log10_C0 if law.log10_C0 is not None else float("nan")}
-    at_bounds = ", ".join(f"{name} = {values[name]:.4g}" for name in law.at_bounds)
-    return [f"n*(C) has {at_bounds} at its bound; the points do not determine it"] if at_bounds else []
-
-
-def _extrapolation_flags(C: FloatArray, n: FloatArray, law: Law) -> list[str]:
-    """Where the law goes beyond its points."""
+def _reach_flags(C: FloatArray, n: FloatArray, law: Law) -> list[str]:
+    """Parameters that the points do not determine, and where the law goes beyond them."""
     flags = []
+    C0 = float("nan") if law.log10_C0 is None else 10**law.log10_C0
+    values = {"L": law.L, "k": law.k, "C0": C0}
+    at_bounds = ", ".join(f"{name} = {values[name]:.4g}" for name in law.at_bounds)
+    if at_bounds:
+        flags.append(f"n*(C) has {at_bounds} at its bound; the points do not determine it")
     if n[-1] == n.max():
         flags.append(
             f"the points end at their largest n ({n.max():g}): n*(C) levels off there only if larger n were tried too"
         )
-    if law.form != "sigmoid" or law.log10_C0 is None:
+    if law.form != "sigmoid":
         return flags
-    C0, n_saturation, n_at_end = 10**law.log10_C0, 2 ** (law.b + law.L), float(n_star(law, C[-1]))
+    n_saturation, n_at_end = 2 ** (law.b + law.L), float(n_star(law, C[-1]))
     if not C[0] <= C0 <= C[-1]:
         flags.append(
             f"the law reaches beyond its points: its middle C0 = {C0:.4g} is outside {C[0]:.4g} to {C[-1]:.4g}"

@@ -1,0 +1,49 @@
+"""Curves and replicates of fits written by hand, where every number can be checked."""
+
+import numpy as np
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.scaling.allocate.curve_ensemble import load_ensemble
+from tests.scaling.documents import SHAPES, altered, document, hill, with_curve
+
+
+def test_curves_at_budgets():
+    e = load_ensemble(document())
+    assert [*zip(e.B_p.tolist(), e.n.tolist(), strict=True)] == [
+        (16, 4),
+        (64, 4),
+        (16, 16),
+        (64, 16),
+        (16, 64),
+        (64, 64),
+    ]
+    got = e.expected_rewards([1e3, 1e5])
+    assert got.shape == (2, 6)
+    for i, cell in enumerate(zip(e.B_p.tolist(), e.n.tolist(), strict=True)):
+        assert got[:, i] == pytest.approx([hill(*SHAPES[cell], C) for C in (1e3, 1e5)], abs=1e-12)
+    draws = e.sampled_rewards([1e3, 1e5])
+    assert draws.shape == (2, 400, 6) and e.sampled_rewards(1e3).shape == (400, 6)
+    assert draws.mean(1) == pytest.approx(got, abs=0.001)
+    # d R / d A is the curve's share of its gain.
+    assert draws[1, :, 0].std() == pytest.approx(0.006 / (1 + 2e3 / 1e5), rel=0.1)
+
+
+def test_stretched_form_and_what_lies_beyond_a_peak():
+    fit = document()
+    fit = with_curve(fit, (16, 4), tail=0.0, exponent=0.7)
+    fit = with_curve(fit, (16, 16), C_peak=2e4)
+    e = load_ensemble(fit)
+    places = {cell: i for i, cell in enumerate(zip(e.B_p.tolist(), e.n.tolist(), strict=True))}
+    C = np.array([2e3, 5e4])
+    stretched = 0.2 + 0.4 * (1 - np.exp(-np.log(2) * (C / 2e3) ** 0.7))
+    assert e.expected_rewards(C)[:, places[16, 4]] == pytest.approx(stretched, abs=1e-6)  # tail 0 stands for the limit
+    assert e.expected_rewards(C)[0, places[16, 4]] == pytest.approx(0.4)  # half the gain at C_mid
+    peaked = places[16, 16]
+    assert e.expected_rewards(5e4)[peaked] == e.expected_rewards(2e4)[peaked] == pytest.approx(hill(0.7, 1, 8e3, 2e4))
+    assert (e.sampled_rewards(5e4)[:, peaked] == e.sampled_rewards(2e4)[:, peaked]).all()
+
+
+def test_fits_that_cannot_be_used():
+    with pytest.raises(InputError, match="no curve"):
+        load_ensemble(altered(document(), curves=()))
