@@ -18,13 +18,8 @@ class FolderLocked(InputError):
 
 @contextmanager
 def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Make the folder if need be, and hold it. The lock is on a file: NFS keeps those for all its clients, locks on
-    folders for none.
-
-    Raises:
-        InputError: the folder cannot be made or written.
-        FolderLocked: another process writes to it, on any machine that sees it.
-    """
+    """Make the folder if need be, and hold it; InputError where it cannot be written, FolderLocked where another
+    process writes to it. NFS keeps locks on files for all its clients, locks on folders for none."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock_fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)

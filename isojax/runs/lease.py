@@ -19,9 +19,8 @@ STALE_SECONDS = 60.0  # seconds without a renewal after which another process ma
 
 
 class Lease:
-    """The right to write, as a context; entering it may wait until a process that was killed counts as dead, and raises
-    InputError where another process writes there.
-    """
+    """The right to write, as a context. Entering may wait until a process that was killed counts as dead; InputError
+    where another process writes."""
 
     def __init__(self, remote: RemoteFolder):
         self._remote, self._closed, self._taken_over_by, self._renewed_at = remote, threading.Event(), "", 0.0
@@ -45,9 +44,7 @@ class Lease:
                 self._remote.remove(LOCK_OBJECT)
 
     def check(self) -> None:
-        """RunFailed where another process has taken the lease; a process that was frozen looks at the URL before it
-        writes again.
-        """
+        """RunFailed where another process has taken the lease; a process that was frozen looks at the URL first."""
         if time.time() - self._renewed_at > STALE_SECONDS:
             self._check_holder()
         if self._taken_over_by:

@@ -1,10 +1,8 @@
 """The run ledger: what a run measured, one JSON line per point, append-only and readable by any tool.
 
 A cell's folder holds `records.jsonl` (a header line of kind "cell", then lines of kind "eval"; the same bits whenever
-the same run is repeated) and `timing.jsonl` (wall-clock times, which differ from run to run); once it has ended also
-`health.json`, whether it ended well. A torn last line, left by a kill or a full disk, loses that line alone; damage
-anywhere else is refused with its place. runs/ledger_reader.py reads ledgers as runs.
-"""
+the same run is repeated), `timing.jsonl` (wall-clock times) and, once it has ended, `health.json`, whether it ended
+well. A torn last line, left by a kill or a full disk, loses that line alone."""
 
 import json
 import os
@@ -35,9 +33,7 @@ class LedgerLines(NamedTuple):
 
 
 def read_ledger_lines(path: Path) -> LedgerLines:
-    """The rows of records.jsonl or timing.jsonl, without a torn last line; InputError where the file cannot be read, or
-    another line is broken.
-    """
+    """The rows of records.jsonl or timing.jsonl, without a torn last line; InputError where another line is broken."""
     try:
         data = path.read_bytes()
     except OSError as e:
@@ -59,12 +55,9 @@ def read_ledger_lines(path: Path) -> LedgerLines:
 
 
 class Ledger:
-    """A cell's ledger, open for appending.
-
-    Opening cuts a torn last line. `append` writes each target once: a run that resumes from an older checkpoint comes
-    to points that are recorded already, and leaves them as they are. `on_append` is called after each new point
-    (isojax.runs.loggers).
-    """
+    """A cell's ledger, open for appending; opening cuts a torn last line. A run that resumes from an older checkpoint
+    comes to points that are recorded already, and leaves them as they are. `on_append` is called after each new
+    point."""
 
     def __init__(self, folder: Path, cell: Cell, cell_hash: str):
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,9 +78,7 @@ class Ledger:
         self.targets: list[int] = [row["target"] for row in rows if row["kind"] == "eval"]
 
     def append(self, point: EvalPoint, seconds: float, devices: int) -> None:
-        """Record a point, unless its target is recorded already, and in timing.jsonl the seconds of wall clock since
-        the one before.
-        """
+        """Record a point and the seconds of wall clock since the one before, unless its target is recorded already."""
         if point.target in self.targets:
             return
         _append_row(
@@ -106,9 +97,7 @@ class Ledger:
 
 
 def write_run(folder: Path, run: RunRecord) -> None:
-    """A whole run, measured elsewhere, as a ledger: records.jsonl and, where its device hours are known, timing.jsonl
-    (on one device).
-    """
+    """A whole run, measured elsewhere, as records.jsonl and, where its device hours are known, timing.jsonl."""
     folder.mkdir(parents=True)
     points = [{"kind": "eval", **asdict(point)} for point in run.points]
     _write_rows(folder / RECORDS_FILE, [_header_row(run.cell, run.cell_hash), *points])

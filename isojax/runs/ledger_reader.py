@@ -37,11 +37,8 @@ def _problem_of(error: ValueError) -> str:
 
 
 def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRecord:
-    """One cell's folder as a RunRecord; `warn` is called with a text where the last line is torn.
-
-    Raises:
-        InputError: the ledger is unreadable, broken before its last line, or holds no complete point.
-    """
+    """One cell's folder as a RunRecord; InputError where a line cannot be used, or there is no point. `warn` is called
+    with a text where the last line is torn and left out."""
     path = folder / RECORDS_FILE
     rows, _, torn = read_ledger_lines(path)
     if torn and warn is not None:

@@ -1,10 +1,8 @@
 """A folder on this machine and its like at a URL that fsspec knows.
 
 With `run.dir` a URL, a run works in a scratch folder of its machine, and whatever it writes there is put to the URL in
-the same order: a ledger before the checkpoint that is past its points, a checkpoint's mark after all its files. So what
-a kill at any instant leaves at the URL is what it could have left on a disk, and `--resume` on any machine continues
-from it to the same bits. An object store puts whole objects or nothing; on a disk a file is replaced by renaming.
-"""
+the same order, a checkpoint's mark after all its files: a kill at any instant leaves at the URL what it could have left
+on a disk, and `--resume` on any machine continues from it to the same bits."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -59,12 +57,8 @@ class Mirror:
         return len(downloads)
 
     def push(self, *paths: Path) -> None:
-        """Put files and folders below the folder to the URL where they have changed, except checkpoints and hidden
-        files.
-
-        Raises:
-            RunFailed: they cannot be written, or another process has begun to write there.
-        """
+        """Put files, or all in a folder, to the URL where they have changed, except checkpoints and hidden files;
+        RunFailed where they cannot be written, or another process has begun to write there."""
         files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
         for file in files:
             if not file.is_relative_to(self.local) or not file.is_file():
@@ -135,9 +129,8 @@ def _stat_fingerprint(path: Path) -> tuple[int, int]:
 
 
 class CheckpointUploader:
-    """Puts the checkpoints of one cell to a URL, one at a time, while the run continues; does nothing where the cell's
-    folder is no mirror.
-    """
+    """Puts the checkpoints of one cell to a URL, one at a time, in the background; nothing where its folder is no
+    mirror."""
 
     def __init__(self, folder: Path):
         """`folder` holds the cell's checkpoints."""
@@ -147,9 +140,7 @@ class CheckpointUploader:
             self._mirror.mark_started(folder)
 
     def upload(self, checkpoint_folder: Path, is_writing: Callable[[], bool]) -> None:
-        """Put a checkpoint there when it is no longer being written; nothing where writing it failed, which its writer
-        reports.
-        """
+        """Put a checkpoint there when it is no longer being written; nothing where writing it failed."""
         mirror = self._mirror
 
         def push_when_written() -> None:

@@ -14,9 +14,7 @@ CONNECT_TIMEOUT = 20.0  # seconds to wait for storage to answer, before any work
 
 
 class RemoteFolder:
-    """A folder (or a file) at a URL; names are relative to it. Methods raise what the storage's library raises, unless
-    they say otherwise.
-    """
+    """A folder (or a file) at a URL; names are relative to it. Methods raise what the storage's library raises."""
 
     def __init__(self, url: str):
         """Raises InputError where fsspec, or this machine, does not know the protocol."""

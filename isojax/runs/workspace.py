@@ -1,6 +1,5 @@
-"""Where a sweep is worked on: a folder, or a scratch folder of this machine that mirrors a URL (gs://bucket/runs,
-s3://..., file://...).
-"""
+"""Where a sweep is worked on: a folder, or a scratch folder that mirrors a URL (gs://bucket/runs, s3://...,
+file://...)."""
 
 import hashlib
 import os
@@ -26,9 +25,7 @@ def is_url(text: str) -> bool:
 
 
 def working_folder(run_dir: str, name: str) -> Path:
-    """The folder that a sweep works in: run_dir/name, or its mirror where `run_dir` is a URL; InputError for a URL that
-    no `remote_workspace` mirrors.
-    """
+    """The folder that a sweep works in: run_dir/name, or its mirror where `run_dir` is a URL."""
     if not is_url(run_dir):
         return Path(run_dir) / name
     for mirror in MIRRORS:
@@ -54,16 +51,9 @@ def remote_workspace(
 ) -> Iterator[None]:
     """A sweep at a URL, mirrored while the context lasts (`working_folder`); where `run_dir` is a folder, nothing.
 
-    Args:
-        multi_process: whether several processes train together.
-        dry_run: whether nothing is to be written at the URL.
-        cell_name: for a worker that trains one cell of a sweep that another process writes: the sweep's own files and
-            this cell's are mirrored, and the lease is the other process's.
-
-    Raises:
-        InputError: several processes, storage that cannot be reached or written, or another process that writes there.
-        RunFailed: storage that fails later.
-    """
+    InputError for several processes, storage that cannot be reached, or another process that writes there. A worker
+    that trains one cell of another process's sweep gives `cell_name`: it mirrors the sweep's own files and this cell's,
+    and takes no lease."""
     if not is_url(run_dir):
         yield
         return
@@ -99,9 +89,8 @@ def remote_workspace(
 
 
 def refresh(folder: Path, cell_name: str = "") -> None:
-    """Bring a mirror to what other processes have put to its URL: the cells without their checkpoints, or one cell with
-    them. Nothing where the folder is no mirror; InputError where the URL cannot be reached.
-    """
+    """Bring a mirror to what other processes have put to its URL: the cells without their checkpoints, or one with
+    them."""
     for mirror in MIRRORS:
         if mirror.local == folder:
             if cell_name:
@@ -111,9 +100,7 @@ def refresh(folder: Path, cell_name: str = "") -> None:
 
 @contextmanager
 def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """A command's arguments with mirrors in place of URLs, without the cells' checkpoints; what the command writes
-    there goes to the URL. InputError where a URL cannot be reached, or holds nothing.
-    """
+    """A command's arguments with mirrors in place of URLs; what the command writes there goes to the URL."""
     with ExitStack() as stack:
         localized = []
         for argument in arguments:

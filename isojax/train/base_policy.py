@@ -1,9 +1,7 @@
 """The base policy and its problems, made once per sweep and kept in `base/`.
 
-A checkpoint (`cell.model.path`) is read from its own folder. A task with demonstrations gets a policy trained on them
-by supervised learning, `params.safetensors`. `problems.jsonl` holds the chosen problems (tasks/problem_selection.py),
-one per line with its split; it is written last, in one atomic step.
-"""
+A checkpoint (`cell.model.path`) is read from its own folder. A task with demonstrations gets a policy trained on them,
+`params.safetensors`. `problems.jsonl` holds the chosen problems with their split; it is written last, in one step."""
 
 import json
 import sys
@@ -89,12 +87,8 @@ def sft_loss(decoder: Decoder, params: Params, demonstrations: EncodedProblems, 
 
 
 def train_base_policy(cell: CellConfig, decoder: Decoder, task: DeviceTask, on_progress: ProgressCallback) -> Params:
-    """Supervised learning on the task's demonstrations, `base.steps` batches of `base.batch`.
-
-    Muon for the matrices, Adam for the rest, a cosine schedule after a short warm-up. On a CPU the cores share the
-    pieces of a batch; their gradients are added in the order of the pieces, so the sum does not depend on which is done
-    first.
-    """
+    """Supervised learning on the task's demonstrations, `base.steps` batches of `base.batch`: Muon for the matrices,
+    Adam for the rest. On a CPU the cores share the pieces of a batch, whose gradients are added in a fixed order."""
     base_config, sampling = cell.base, cell.sampling
     learning_rate = optax.warmup_cosine_decay_schedule(
         0.0, base_config.learning_rate, WARMUP_STEPS, max(base_config.steps, WARMUP_STEPS + 1)
@@ -148,12 +142,8 @@ def prepare_base_policy(
     mesh: Mesh,
     on_progress: ProgressCallback,
 ) -> BasePolicy:
-    """The base policy of a sweep and its problems: read from `folder`, or made and written there.
-
-    Raises:
-        InputError: too few problems of the wanted difficulty, another checkpoint than the sweep began with, or a
-            damaged folder.
-    """
+    """The base policy of a sweep and its problems: read from `folder`, or made and written there. InputError where
+    problems of the wanted difficulty are too few, the checkpoint is not the sweep's, or the folder is damaged."""
     fingerprint = safetensors_io.fingerprint(Path(cell.model.path)) if cell.model.path else ""
     if not multiprocess.run_on_primary((folder / PROBLEMS_FILE).exists):
         folder.mkdir(parents=True, exist_ok=True)

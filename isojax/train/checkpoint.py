@@ -1,10 +1,6 @@
-"""A run's state on disk, bit for bit, written by Orbax. A checkpoint counts once its marker is written, so one that a
-kill interrupted is never read.
-
-A checkpoint holds the arrays of the TrainState, a RunCursor, and a checksum of every array's bits. A checkpoint that
-cannot be read, or whose checksums differ, is moved aside, and the one before it is read. Nothing else is needed: the
-order of problems and all PRNG keys are functions of the seed and the step.
-"""
+"""A run's state on disk, bit for bit, written by Orbax: the arrays of the TrainState, a RunCursor, and a checksum of
+every array's bits. A checkpoint that cannot be read, or whose checksums differ, is moved aside, and the one before
+it is read. Nothing else is needed: the order of problems and all PRNG keys are functions of the seed and the step."""
 
 import errno
 import json
@@ -120,11 +116,8 @@ class Checkpoints:
         return None
 
     def restore_pending(self, M: int, template: Any) -> Any:
-        """The arrays of the rollouts in progress after M updates, sharded as `template`.
-
-        Raises:
-            CorruptCheckpoint: they differ from what was saved, or have other shapes; the checkpoint is moved aside.
-        """
+        """The arrays of the rollouts in progress after M updates, sharded as `template`; raises CorruptCheckpoint, and
+        moves the checkpoint aside, where they differ from what was saved."""
         try:
             return _read_arrays(self.folder / str(M), "pending", template)[0]
         except CorruptCheckpoint as e:
@@ -216,12 +209,8 @@ def _saved_steps(folder: Path) -> list[int]:
 
 
 def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
-    """A tree of arrays of a checkpoint, or a part of it, with the bits that were saved; and the cursor. The handler
-    waits for no other process, as Orbax's manager would.
-
-    Raises:
-        CorruptCheckpoint: in all processes, if one cannot read it.
-    """
+    """A tree of arrays of a checkpoint, or a part of it, and the cursor; CorruptCheckpoint in all processes where one
+    cannot read what was saved. The handler waits for no other process, as Orbax's manager would."""
     host_data = _read_on_all_hosts(lambda: _read_host_data(path))
     expected_checksums = host_data.pop("checksums")
     host_data["sums"] = {name: Metric(**metric) for name, metric in host_data["sums"].items()}
@@ -261,9 +250,8 @@ def _read_on_all_hosts(read: Callable[[], T]) -> T:
 
 
 def _save_barrier(*, key: str, timeout_ms: int) -> None:
-    """Orbax's barrier between processes while it saves; skipped if saving has failed in this process. The others would
-    then wait elsewhere, and this one for them, for twenty minutes; instead it ends, and the launcher's watchdog ends
-    the others."""
+    """Orbax's barrier between processes while it saves; skipped if saving has failed in this process, which then ends,
+    and the launcher's watchdog ends the others. Else they would wait for each other for twenty minutes."""
     if multiprocess.is_multiprocess() and sys.exc_info()[0] is None:
         ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 

@@ -1,9 +1,6 @@
-"""Evaluation: how many of k rollouts of each problem are correct. Counts per problem are kept; every metric follows
-from them.
-
-The draws belong to (seed, evaluation, problem, rollout): cells with the same seed meet the same draws at the same
-evaluation, so a difference between them is a difference of their policies.
-"""
+"""Evaluation: how many of k rollouts of each problem are correct; every metric follows from these counts. Cells with
+the same seed meet the same draws at the same evaluation: a difference between them is a difference of their
+policies."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -213,10 +210,8 @@ class Evaluator:
         repeats: int = 1,
         stream: int = EVAL_STREAM,
     ) -> EvalCounts:
-        """Correct rollouts of each problem, out of repeats * samples_per_problem.
-
-        The draws belong to (seed, stream, evaluation, repeat, problem, rollout).
-        """
+        """Correct rollouts of each problem, out of repeats * samples_per_problem. The draws belong to (seed, stream,
+        evaluation, repeat, problem, rollout)."""
         keys = [(np.int32(seed), np.int32(stream), np.int32(evaluation * 1024 + repeat)) for repeat in range(repeats)]
         positions = range(len(problem_set.problems))
         starts = positions[:: self.problems_per_call]

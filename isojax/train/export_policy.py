@@ -14,11 +14,8 @@ from isojax.train.checkpoint import restore_params
 
 def export_cell(cell_folder: Path, out_folder: Path, dtype: str, base_folder: Path | None = None) -> int:
     """Writes the newest checkpoint of a cell's folder, runs/NAME/cells/16x8-s0; returns the updates that it has seen.
-
-    config.json and tokenizer come from the checkpoint that the run began with, `cell.model.path`, or from `base_folder`
-    if that has moved. InputError if `cell_folder` holds no checkpoint, the family has no published architecture, or
-    `out_folder` exists.
-    """
+    config.json and tokenizer come from the checkpoint that the run began with, or from `base_folder` if that has
+    moved."""
     model = read_model_config(cell_folder)
     hf_export.architecture_of(model)
     if base_folder is not None:

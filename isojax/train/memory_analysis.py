@@ -1,7 +1,5 @@
-"""What XLA says that the programs of a sweep take, on this machine's devices or on chips that are not here.
-
-Nothing is run: no weights, tokenizer or problems are needed. Bytes are those of one device.
-"""
+"""What XLA says that the programs of a sweep take, in bytes of one device, on this machine's devices or on chips that
+are not here. Nothing is run: no weights, tokenizer or problems are needed."""
 
 import importlib.util
 import os
@@ -133,9 +131,7 @@ def build_abstract_programs(
     cell: CellConfig, sweep: SweepConfig, pairs: Sequence[tuple[int, int]], mesh: Mesh, task: Task | AbstractTask
 ) -> dict[str, AbstractProgram]:
     """The programs of a sweep that take the most memory, by name: `train` where the device verifies; `decode`, a chunk
-    of the sampler, and `learn`, the update, where the host does. `pairs`: every (B_p, n); all sizes of `sweep` are
-    chosen.
-    """
+    of the sampler, and `learn`, the update, where the host does. `pairs`: every (B_p, n)."""
     synchronous: Any = cell.model_copy(update={"rl": cell.rl.model_copy(update={"max_staleness": None})})
     any_task: Any = task
     programs = SweepPrograms(synchronous, sweep, pairs, mesh, any_task)

@@ -1,8 +1,5 @@
-"""The compiled programs of a sweep on one mesh: every cell of the sweep runs through the same ones.
-
-B_p, n, seeds and coefficients are traced, so that their values compile nothing. Programs are compiled ahead, from
-shapes; isojax/train/memory_analysis.py asks XLA what the same programs would take on other devices.
-"""
+"""The compiled programs of a sweep on one mesh: every cell of the sweep runs through the same ones, for B_p, n, seeds
+and coefficients are traced. Programs are compiled ahead, from shapes."""
 
 import threading
 from collections.abc import Sequence

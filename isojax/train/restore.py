@@ -40,10 +40,8 @@ def open_cell(
     checkpoints: Checkpoints,
     is_recorded: Callable[[int], bool],
 ) -> Iterator[CellState]:
-    """The cell's state, with all programs compiled; its RolloutSource ends with the context.
-
-    is_recorded: whether the ledger has an evaluation. A checkpoint after one that it lacks is of no use.
-    """
+    """The cell's state, with all programs compiled; its RolloutSource ends with the context. A checkpoint after an
+    evaluation that the ledger lacks (`is_recorded`) is of no use."""
     programs.compile(len(base_policy.training))
     restored = None
     while restored is None:

@@ -1,12 +1,7 @@
-"""A recommendation as a trainer's config, one file for each framework: `render(recommendation, sweep_config) -> str`
-and `HOW_TO_RUN`.
-
-    recommendation: what to run. sweep_config: the sweep's own Config, None for imported logs.
-    HOW_TO_RUN: the command that uses the written file; {file}, {folder} and {name} stand for its path, its folder, and
-    its name less .yaml.
-
-A fork adds a framework by adding a file here, or passes the path of a module of its own (`--for my_fork.my_trainer`).
-"""
+"""A recommendation as a trainer's config: one file for each framework, or a fork's own module (`--for
+my_fork.my_trainer`), with `render(recommendation, sweep_config) -> str` (sweep_config is None for imported logs) and
+HOW_TO_RUN, the command that uses the written file; {file}, {folder} and {name} stand for its path, its folder, and
+its name less .yaml."""
 
 import math
 from collections.abc import Sequence
@@ -33,9 +28,7 @@ def header_comments(
 
 
 def _learning_rate_text(B: int, sweep_config: Config | None) -> str:
-    """What the sweep's rule gives at this batch; where its config is not known, the rule alone (IsoCompute Playbook,
-    section 3).
-    """
+    """What the sweep's rule gives at this batch, or the rule alone (IsoCompute Playbook, section 3)."""
     if sweep_config is None:
         return (
             "Learning rate: if your runs scaled it with sqrt(B), continue to do so;"

@@ -21,11 +21,9 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
 
 
 def _single_cell_config(sweep_config: Config, recommendation: Recommendation) -> Config:
-    """The sweep's config with the chosen cell alone, under a name of its own: same task and recipe.
-
-    Slots, microbatch and prompts are the planner's again: the sweep's were chosen for its smallest cell. The grid of
-    evaluations is moved (by less than one ratio) so that its last value is the recommended C, where the run ends.
-    """
+    """The sweep's config with the chosen cell alone, under a name of its own: same task and recipe. The planner chooses
+    sizes again: the sweep's were for its smallest cell. The grid of evaluations is moved (by less than one ratio) so
+    that its last value is the recommended C, where the run ends."""
     allocation, eval_grid, sweep = recommendation.allocation, sweep_config.cell.eval, sweep_config.sweep
     whole_ratios = max(0, math.floor(math.log(allocation.C / eval_grid.start, eval_grid.ratio)))
     eval_config = eval_grid.model_copy(update={"start": allocation.C / eval_grid.ratio**whole_ratios})

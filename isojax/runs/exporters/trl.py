@@ -1,9 +1,7 @@
 """TRL's GRPOConfig (checked with trl 1.16) as `trl grpo --config FILE` reads it.
 
-TRL counts batches in completions: an update takes per_device_train_batch_size x gradient_accumulation_steps x processes
-of them, which is B = B_p n here for one process. generation_batch_size = B draws exactly one update's rollouts, and
-num_iterations = 1 uses each once.
-"""
+TRL counts batches in completions: per_device_train_batch_size x gradient_accumulation_steps x processes = B = B_p n.
+generation_batch_size = B draws exactly one update's rollouts, and num_iterations = 1 uses each once."""
 
 from isojax.core.config import Config
 from isojax.core.errors import InputError

@@ -1,6 +1,4 @@
-"""CSV with a header line: one row per evaluation, or per training step; comma, tab or semicolon between cells. One file
-may hold many runs.
-"""
+"""CSV with a header line, one row per evaluation or training step, of one run or of many."""
 
 from pathlib import Path
 

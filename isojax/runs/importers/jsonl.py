@@ -1,6 +1,4 @@
-"""JSON lines: one object per line; keys of objects within it become column names with dots. One file may hold many
-runs.
-"""
+"""JSON lines, of one run or of many: one object per line; keys of objects within it become column names with dots."""
 
 from dataclasses import replace
 from pathlib import Path

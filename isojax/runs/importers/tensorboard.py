@@ -1,10 +1,6 @@
 """TensorBoard's event files (torch's SummaryWriter, tensorboardX, TensorFlow): scalars, joined by step; a folder of
-them is one run.
-
-A file is a row of records, each its length, the length's masked CRC-32C, an Event and the Event's masked CRC-32C
-(TensorFlow's TFRecord). Classes and checksum come from tensorboardX (extra tensorboard). Where a folder holds several
-files, a tag that a later one logs again from some step on is taken from there, as TensorBoard does after a restart.
-"""
+them is one run. A tag that a later file of a folder logs again from some step on, after a restart, is taken from there.
+A file is a row of TFRecords: a length, its masked CRC-32C, an Event and its masked CRC-32C."""
 
 import json
 import struct
@@ -38,11 +34,7 @@ ScalarSeries = dict[str, list[tuple[int, float]]]  # tag -> (step, value) in the
 
 
 def read(path: Path) -> list[LogTable]:
-    """An event file, or every folder of event files below a folder, as one run each.
-
-    Raises:
-        InputError: tensorboardX is missing, no such file, or one that is damaged before its end.
-    """
+    """An event file, or every folder of event files below a folder, as one run each."""
     if not path.is_dir():
         return [_read_run(str(path), [path])]
     folders: dict[Path, list[Path]] = defaultdict(list)

@@ -1,11 +1,7 @@
-"""TRL's GRPOTrainer: checkpoint-*/trainer_state.json, whose log_history is read, and the training_args.bin next to it,
-which says n and B.
-
-TRL's step is one optimizer update; generation_batch_size rollouts are drawn at a time and serve steps_per_generation
-x num_iterations microsteps, of which gradient_accumulation_steps make an update (trl.GRPOConfig, trl 1.16).
-training_args.bin is a pickle: it is read without running anything in it, every class in it standing for a bag of
-attributes.
-"""
+"""TRL's GRPOTrainer: the log_history of checkpoint-*/trainer_state.json, and training_args.bin next to it, which says n
+and B. generation_batch_size rollouts are drawn at a time and serve steps_per_generation x num_iterations microsteps, of
+which gradient_accumulation_steps make an update, TRL's step (trl 1.16). training_args.bin is a pickle: it is read
+without running anything in it, every class in it standing for a bag of attributes."""
 
 import io
 import pickle
@@ -60,11 +56,7 @@ def plain_arguments(arguments: Any) -> dict[str, int | float | str]:
 
 
 def read(path: Path) -> list[LogTable]:
-    """A trainer_state.json, a checkpoint's folder, or an output folder (its last checkpoint), as one run.
-
-    Raises:
-        InputError: no such file, no JSON, or no log_history, with its line.
-    """
+    """A trainer_state.json, a checkpoint's folder, or an output folder (its last checkpoint), as one run."""
     file = _state_file(path)
     check_log_file(file)
     state = parse_json("".join(line for _, line in read_lines(file)), file)
@@ -113,9 +105,7 @@ class _InertUnpickler(pickle.Unpickler):
 
 
 def _read_arguments(path: Path) -> dict[str, Any]:
-    """The numbers and texts of a training_args.bin, as torch saves it; {} where it is not there or cannot be read, so
-    that n and B are asked for.
-    """
+    """The numbers and texts of a training_args.bin, as torch saves it; {} where there is none that can be read."""
     try:
         with zipfile.ZipFile(path) as archive:
             pickles = [info for info in archive.infolist() if info.filename.endswith("data.pkl")]

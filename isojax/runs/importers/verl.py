@@ -1,10 +1,6 @@
-"""verl's file logger (trainer.logger=file): JSON lines {"step": s, "data": {tag: value}}; a step may take several
-lines.
-
-verl's step is one batch of data.train_batch_size prompts with actor_rollout_ref.rollout.n rollouts each. Its log does
-not hold the config: say B_p and n. Tags: verl.trainer.ppo.metric_utils and ray_trainer
-(val-core/SOURCE/VARIABLE/mean@K), verl 0.9.
-"""
+"""verl's file logger (trainer.logger=file): lines {"step": s, "data": {tag: value}}, one or several for a step, which
+is one batch of data.train_batch_size prompts with actor_rollout_ref.rollout.n rollouts each. The log does not hold
+the config: say B_p and n. Tags: verl.trainer.ppo.metric_utils and ray_trainer, verl 0.9."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,9 +25,7 @@ FIELDS = SAME_NAME_FIELDS | TRAIN_COLUMNS | {"step": ("step",), "reward": METRIC
 
 
 def read(path: Path) -> list[LogTable]:
-    """The file as one run; raises InputError as `read_log_objects`, and for a line that is not {"step": ..., "data":
-    {...}}.
-    """
+    """The file as one run; InputError for a line of another form."""
     return [LogTable(str(path), tuple(map(_unpack, read_log_objects(path))))]
 
 

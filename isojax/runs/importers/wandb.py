@@ -1,10 +1,6 @@
 """W&B's offline runs: wandb/offline-run-*/run-*.wandb, written where WANDB_MODE=offline, and for every run that was
-synced too.
-
-The file is a log in LevelDB's format (blocks of 32 KiB; chunks of crc32, length, type; a record may span chunks) of
-protobuf records, whose classes come with the wandb package (extra wandb). History is joined by step; the run's config
-gives columns with dots.
-"""
+synced too. The file is a log in LevelDB's format (blocks of 32 KiB; chunks of crc32, length, type; a record may span
+chunks) of protobuf records. History is joined by step; the run's config gives columns with dots."""
 
 import json
 import struct
@@ -36,11 +32,7 @@ FIELDS = {
 
 
 def read(path: Path) -> list[LogTable]:
-    """A .wandb file, or every one below a folder, as one run each.
-
-    Raises:
-        InputError: the wandb package is missing, no such file, or one that is damaged before its end.
-    """
+    """A .wandb file, or every one below a folder, as one run each."""
     files = sorted(path.rglob("run-*.wandb")) if path.is_dir() else [path]
     if not files:
         raise InputError(f"{path} holds no run-*.wandb; expected a W&B run's folder, such as wandb/offline-run-*.")

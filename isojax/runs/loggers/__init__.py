@@ -1,10 +1,7 @@
-"""Loggers send the curves of a cell to other tools: each of `run.loggers` gets the cell's ledger as it grows.
-
-A logger is a file of this folder, or a module of yours by its path, with `begin(folder, cell, config) -> Logger` and,
-where it may be unusable here, `check()`, which raises InputError before any work. It gets all recorded points when the
-cell is opened, and the whole ledger again after each further point: what it writes is a function of the ledger, so that
-no kill loses a point or writes one twice.
-"""
+"""Loggers send the curves of a cell to other tools: each of `run.loggers`, a file of this folder or a module of yours
+by its path, with `begin(folder, cell, config) -> Logger` and, where it may be unusable here, `check()`, which raises
+InputError before any work. What a logger writes is a function of the ledger: it gets all of it when the cell is
+opened and after each further point, so no kill loses a point or writes one twice."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator

@@ -1,11 +1,7 @@
 """TensorBoard: one event file per cell, in cells/<cell>/tensorboard/, with every number of its evaluations at step C
-(rollouts).
-
-The file is a function of the ledger, of its times and of the second in the file's name: the time of a point is that
-second plus what the run had taken until then. Bytes that the file does not have yet are appended; a file that begins
-differently is replaced. Classes and checksum come from tensorboardX; its own writer is not used, because a thread of it
-decides when an event is on disk.
-"""
+(rollouts). The file is a function of the ledger, of its times and of the second in the file's name, where time begins:
+bytes that it lacks are appended, and a file that begins differently is replaced. tensorboardX's own writer is not used,
+because a thread of it decides when an event is on disk."""
 
 import struct
 import time

@@ -1,10 +1,7 @@
-"""Weights & Biases: one run per cell, grouped by sweep, at step C (rollouts); extra wandb. WANDB_MODE, WANDB_PROJECT
-and WANDB_ENTITY apply.
-
-A run's id is kept in cells/<cell>/wandb/id, so that a resumed cell continues it: online from the first step that the
-server does not have. Offline, without a server to ask, a resumed cell writes the whole run once more, and the cell's
-earlier files are removed.
-"""
+"""Weights & Biases: one run per cell, grouped by sweep, at step C (rollouts). WANDB_MODE, WANDB_PROJECT and
+WANDB_ENTITY apply. cells/<cell>/wandb/id holds the run's id, so that a resumed cell continues it: online from the
+first step that the server does not have; offline it writes the whole run once more, and its earlier files are
+removed."""
 
 import os
 import secrets

@@ -1,7 +1,4 @@
-"""The fields that a log's columns can hold, `--map FIELD=COLUMN`, and the value of a field in a row.
-
-runs/logs/map_columns.py finds the column of each field.
-"""
+"""The fields that a log's columns can hold, `--map FIELD=COLUMN`, and the value of a field in a row."""
 
 import difflib
 import json
@@ -86,9 +83,8 @@ class ColumnMap:
         return min(filter(is_validation, self.columns), key=lambda field: (field != "reward", field != "counts"))
 
     def ledger_name(self, field: str) -> str:
-        """A validation metric's name in the ledger: NAME of metric:NAME, else the column's own, which becomes avg@k
-        where it ends in mean@k or avg@k.
-        """
+        """A validation metric's name in the ledger: NAME of metric:NAME; else the column's, avg@k where it ends in
+        mean@k."""
         if field == "counts":
             return "correct counts"
         if field != "reward":
@@ -129,9 +125,7 @@ class ColumnMap:
         return str(value)
 
     def read_counts(self, row: DataRow) -> tuple[int, ...]:
-        """The correct rollouts of each problem, from a list or its text ("[1, 0, 4]"); InputError unless each is a
-        whole number in 0..samples.
-        """
+        """The correct rollouts of each problem, each in 0..samples, from a list or its text ("[1, 0, 4]")."""
         samples, value = self.read_integer("samples", row, 1), self.cell_value("counts", row)
         try:
             counts: Any = json.loads(value) if isinstance(value, str) else value
@@ -147,11 +141,7 @@ class ColumnMap:
 
 
 def parse_field_map(map_options: Iterable[str]) -> dict[str, str]:
-    """["n=16,reward=val/acc", "metric:ood=val/ood"] -> {"n": "16", "reward": "val/acc", "metric:ood": "val/ood"}.
-
-    Raises:
-        InputError: no FIELD=COLUMN, an unknown field (with the nearest), a field given twice.
-    """
+    """["n=16,reward=val/acc", "metric:ood=val/ood"] -> {"n": "16", "reward": "val/acc", "metric:ood": "val/ood"}."""
     field_map: dict[str, str] = {}
     for option in map_options:
         for assignment in re.split(r",(?=[^,=]*=)", option):  # a comma within a column's name is no separator

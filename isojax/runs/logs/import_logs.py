@@ -27,17 +27,12 @@ class ImportedRuns:
 
 
 def read_logs(files: Sequence[Path], log_format: str, field_map: Mapping[str, str]) -> ImportedRuns:
-    """Logs of one format as runs.
+    """Logs of one format as runs; InputError, with its place, for whatever cannot be used.
 
     Args:
         files: the logs; a folder where the format has runs as folders (wandb, tensorboard, trl).
         log_format: an importer's name, or the module path of one.
-        field_map: field -> column or constant, from `parse_field_map`.
-
-    Raises:
-        InputError: an unknown format; a file that cannot be used, with its place; a column that is not there; runs that
-        clash.
-    """
+        field_map: field -> column or constant, from `parse_field_map`."""
     importer = load("runs.importers", log_format, "read")
     path_by_target: dict[Path, Path] = {}
     log_runs: list[LogRun] = []
@@ -68,12 +63,9 @@ def check_output_folder(out: Path) -> None:
 
 
 def write_ledgers(imported: ImportedRuns, out: Path, manifest: Mapping[str, object]) -> None:
-    """Write the runs as cells/<B_p>x<n>-s<seed>/records.jsonl below `out`, and import.json, which says what they were
-    made from: `manifest` (files, format, map), the log of each cell, and the notes.
-
-    Raises:
-        InputError: `out` holds something, or cannot be written; it is then as it was.
-    """
+    """Write the runs as cells/<B_p>x<n>-s<seed>/records.jsonl below `out`, and import.json: `manifest` (files, format,
+    map), the log of each cell, and the notes. InputError where `out` holds something, or cannot be written; it is
+    then as it was."""
     out = out.absolute()
     check_output_folder(out)
     temp = out.with_name(f".{out.name}.{os.getpid()}")

@@ -123,9 +123,7 @@ def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntr
 
 
 def _add_cell(entry: StepEntry, name: str, row: DataRow, column_map: ColumnMap) -> None:
-    """Add what a row has of a field. A training metric that no --map names may be NaN, and is then left out; a
-    cumulative count may be repeated.
-    """
+    """Add what a row has of a field. A training metric that no --map names may be NaN, and is then left out."""
     column = column_map.columns[name]
     if column not in row.values:
         return
@@ -199,9 +197,7 @@ def _mean_train_metrics(entries: Sequence[StepEntry]) -> dict[str, float]:
 
 
 def _cumulative_rollouts(entries: Sequence[StepEntry], column_map: ColumnMap, cell: Cell) -> list[int]:
-    """C at each entry: as the log has it, else steps x B_p x n. A training row without it has that of the row
-    before.
-    """
+    """C at each entry: as logged (a training row without it has that of the row before), else steps x B_p x n."""
     if "rollouts" not in column_map:
         return [entry.clock * cell.B for entry in entries]
     C: list[int] = []

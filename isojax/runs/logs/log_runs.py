@@ -83,9 +83,7 @@ def _row_settings(row: DataRow, column_map: ColumnMap) -> tuple[int, int, int | 
 
 
 def _reject_mixed_settings(rows: Sequence[DataRow], run_of_row: Sequence[LogRun], column_map: ColumnMap) -> None:
-    """Refuse settings that change while the steps go on rising, through the whole file, or there and back: these are
-    one run's rows, not several runs'.
-    """
+    """Refuse settings that change while the steps go on rising, as one run's rows do, not several runs'."""
     clock_field = column_map.clock_field
     clocks = [column_map.read_integer(clock_field, row, 0) for row in rows]
     rises = [a < b for a, b in pairwise(clocks)]
@@ -106,11 +104,8 @@ def _reject_mixed_settings(rows: Sequence[DataRow], run_of_row: Sequence[LogRun]
 
 
 def to_run_records(runs: Sequence[LogRun]) -> tuple[list[RunRecord], list[str]]:
-    """Every run as a record, sorted by cell, and what was assumed.
-
-    Runs of one (B_p, n) without a seed get 0, 1, ... in order; so do runs in logs of their own whose settings repeat
-    one seed. InputError where two runs have one (B_p, n, seed), or one run is there twice.
-    """
+    """Every run as a record, sorted by cell, and what was assumed. Runs of one (B_p, n) without a seed get 0, 1, ... in
+    order; so do runs in logs of their own whose settings repeat one seed."""
     notes = [*_reject_different_metrics(runs), *_assign_seeds(runs)]
     run_records = []
     for run in runs:

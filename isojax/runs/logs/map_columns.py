@@ -1,6 +1,4 @@
-"""Finds the column of each field in a log: by --map, else by the names that the format is known to write. A refusal
-says what to type.
-"""
+"""Finds the column of each field in a log: by --map, else by the names that the format is known to write."""
 
 import difflib
 import re
@@ -17,15 +15,10 @@ _VALIDATION_COLUMN = re.compile(r"val|eval|test|held|acc|avg@|mean@", re.IGNOREC
 
 
 def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Mapping[str, Sequence[str]]) -> ColumnMap:
-    """The columns of a log's fields.
+    """The columns of a log's fields; InputError, which shows the --map to type, where one is not there or not unique.
 
     A --map gives a column's name, a number for the whole log, or a pattern such as n{} for the number in the log's own
-    name. A mapped B replaces a known B_p, a mapped avg@k replaces a known reward.
-
-    Raises:
-        InputError: a column that is not there, a number where a column is needed, several columns that would do, or a
-        field that is needed and not found; the message lists the columns and shows the --map to type.
-    """
+    name. A mapped B replaces a known B_p, a mapped avg@k replaces a known reward."""
     columns: dict[str, str] = {}
     constants: dict[str, float | int] = {}
     for field, column in field_map.items():
@@ -70,9 +63,8 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
 
 
 def _number_from_path(field: str, pattern: str, source: str) -> int:
-    """The number that stands at {} of a pattern in a log's path: n{} finds 8 in runs/n8.jsonl and in gsm8k-n8-s0.jsonl.
-    InputError where there is none, or several.
-    """
+    """The number that stands at {} of a pattern in a log's path: n{} finds 8 in runs/n8.jsonl and in
+    gsm8k-n8-s0.jsonl."""
     prefix, _, suffix = pattern.partition("{}")
     numbers = set(re.findall(rf"(?<![A-Za-z0-9]){re.escape(prefix)}(\d+)(?!\d){re.escape(suffix)}", source))
     if len(numbers) != 1:
