@@ -4,12 +4,11 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -33,22 +32,8 @@ def parse_count(text: str, option: str = "--budget") -> int:
 
 
 def to_json_value(value: Any) -> Any:
-    """Plain data for JSON: models, dataclasses and mappings as objects, NumPy numbers as numbers, a number that is not
-    finite as null.
-    """
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if is_dataclass(value) and not isinstance(value, type):
-        return to_json_value(asdict(value))
-    if isinstance(value, Mapping):
-        return {str(k): to_json_value(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [to_json_value(v) for v in value]
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return to_json_value(np.asarray(value).tolist())
+    """Plain data for JSON: models and dataclasses as objects, NumPy numbers as numbers, NaN and infinity as null."""
+    return to_jsonable_python(value, inf_nan_mode="null", fallback=lambda array: np.asarray(array).tolist())
 
 
 def json_text(value: Any) -> str:

@@ -103,10 +103,7 @@ def read_labels(path: Path, label_key: str, attempts: int) -> dict[int, int]:
     solved_by_id: dict[int, int] = {}
     lines = complete.splitlines()
     if lines and (stored_key := stored_label_key(path)) != label_key:
-        raise InputError(
-            f"{path} holds labels of other settings ({stored_key}, expected {label_key}); remove it, or choose another"
-            " place."
-        )
+        raise InputError(f"{path} holds labels of other settings ({stored_key}, expected {label_key}); remove it.")
     for line_number, line in enumerate(lines[1:], 2):
         try:
             row = json.loads(line)
@@ -117,8 +114,7 @@ def read_labels(path: Path, label_key: str, attempts: int) -> dict[int, int]:
             ) from e
         if stored_attempts != attempts:
             raise InputError(
-                f"{path}, line {line_number}: labelled by avg@{stored_attempts}, expected avg@{attempts}; take that, or"
-                " remove the file."
+                f"{path}, line {line_number}: labelled by avg@{stored_attempts}, expected avg@{attempts}; remove it."
             )
         solved_by_id[problem_id] = solved
     return solved_by_id

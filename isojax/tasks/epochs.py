@@ -43,8 +43,7 @@ class EpochOrder:
         """
         if B_p > num_problems:
             raise InputError(
-                f"B_p = {B_p} is larger than the training set of {num_problems} problems; lower sweep.B_p or raise"
-                " cell.data.candidates."
+                f"B_p = {B_p} is larger than the training set of {num_problems} problems; lower sweep.B_p."
             )
         self.num_problems, self.B_p, self.seed, self.drop_above = num_problems, B_p, seed, drop_above
         self.correct_counts, self.rollout_counts = np.zeros(num_problems), np.zeros(num_problems, np.int64)

@@ -23,9 +23,8 @@ def split_by_difficulty(problems: Sequence[Problem], data: DataConfig) -> tuple[
     if len(eligible) < min_problems and data.attempts:
         (low, high), attempts = data.difficulty, problems[0].attempts if problems else data.attempts
         raise InputError(
-            f"{len(eligible)} of {len(problems)} problems have avg@{attempts} in [{low}, {high}];"
-            f" cell.data.validation={data.validation} needs at least {min_problems}. Widen cell.data.difficulty or"
-            " raise cell.data.candidates."
+            f"{len(eligible)} of {len(problems)} problems have avg@{attempts} in [{low}, {high}]; cell.data.validation="
+            f"{data.validation} needs {min_problems} or more. Widen cell.data.difficulty or raise cell.data.candidates."
         )
     if len(eligible) < min_problems:
         raise InputError(
@@ -61,8 +60,7 @@ def mix_parts(
         for problem in problems_by_part[part]:
             if (other_part := part_of_problem.setdefault(problem.id, part)) != part:
                 raise InputError(
-                    f"cell.data.mixture: problem {problem.id} is in {other_part} and in {part}; expected parts that"
-                    " share none. Take one."
+                    f"cell.data.mixture: problem {problem.id} is in {other_part} and in {part}; take one of the two."
                 )
     mixture = [p for part, count in counts.items() for p in random_subset(problems_by_part[part], count, rng)]
     return random_subset(mixture, len(mixture), rng)
@@ -84,10 +82,7 @@ def mixture_counts(sizes: Mapping[str, int], shares: Mapping[str, float], size: 
         total -= 1
         counts = _largest_remainder_counts(total, exact_shares)
     if not all(counts.values()):
-        raise InputError(
-            f"cell.data.mixture: a mixture of {total} problems gives {counts}; raise cell.data.size, or leave parts"
-            " out."
-        )
+        raise InputError(f"cell.data.mixture: a mixture of {total} problems gives {counts}; raise cell.data.size.")
     return counts
 
 

@@ -68,8 +68,7 @@ def read_settings(text: str, task: str) -> dict[str, Any]:
         key, equals, value = (piece.strip() for piece in assignment.partition("="))
         if not equals or not key or key in settings:
             raise InputError(
-                f"cell.task: {task}: given {assignment!r}, expected key=value with every key once, such as"
-                " low=2,high=40."
+                f"cell.task: {task}: given {assignment!r}, expected key=value with every key once, as in low=2,high=40."
             )
         try:
             settings[key] = yaml.safe_load(value)

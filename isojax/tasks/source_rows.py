@@ -96,8 +96,7 @@ def _read_conversation(messages: list[Any], row: DataRow, column: str) -> tuple[
         role, content = fields.get("role"), fields.get("content")
         if not isinstance(role, str) or not isinstance(content, str):
             raise InputError(
-                f"{row.location}: {column!r} holds {str(message)[:80]!r}, expected text or a list of {{role, content}},"
-                " both text. Correct it."
+                f"{row.location}: {column!r} holds {str(message)[:80]!r}, expected text or a list of {{role, content}}."
             )
         if role == "user":
             content = _value_as_text(content, row, f"content of {column}")
@@ -105,8 +104,7 @@ def _read_conversation(messages: list[Any], row: DataRow, column: str) -> tuple[
     if not turns or turns[-1]["role"] != "user":
         last = turns[-1]["role"] if turns else "nothing"
         raise InputError(
-            f"{row.location}: the conversation in {column!r} ends with {last}, expected a message of role user. Correct"
-            " it."
+            f"{row.location}: the conversation in {column!r} ends with {last}; end it with a message of role user."
         )
     return tuple(turns)
 

@@ -69,8 +69,7 @@ def byte_automaton(strings: Sequence[bytes]) -> np.ndarray:
     completing it; 0 is the empty one, and the last row the state of a complete string, which is never left."""
     if not strings or b"" in strings:
         raise InputError(
-            f"cell.prompt.stop = {[s.decode() for s in strings]}: expected strings of one character or more; remove"
-            " empty ones."
+            f"cell.prompt.stop = {[s.decode() for s in strings]}: expected strings of one character or more."
         )
     prefixes = {string[:i] for string in strings for i in range(len(string))}
     states = sorted(prefixes, key=lambda state: (len(state), state))

@@ -70,16 +70,14 @@ class TextTask:
             )
         if not self.stops.tokens and not self._stop_strings:
             raise InputError(
-                f"{self.folder}: neither its tokenizer nor generation_config.json names an end token; give"
-                " cell.prompt.stop."
+                f"{self.folder}: no tokenizer or generation_config.json names an end token; give cell.prompt.stop."
             )
 
     def _check_prompt_format(self) -> None:
         prompt = self.prompt
         if "{prompt}" not in prompt.template:
             raise InputError(
-                f"cell.prompt.template = {prompt.template!r} has no place for the problem; write {{prompt}} where it"
-                " goes."
+                f"cell.prompt.template = {prompt.template!r} has no place for the problem; write {{prompt}} there."
             )
         if prompt.format == "chat":
             if self.tokenizer.chat_template is None:
@@ -108,8 +106,7 @@ class TextTask:
         if unless_tokens and len(unless_tokens[0]) != 1:
             raise InputError(
                 f"cell.sampling.interrupt.unless = {interrupt.unless!r} is {len(unless_tokens[0])} tokens of the"
-                f" tokenizer in {self.folder}, expected one; name the token that ends this model's thinking, or leave"
-                " it empty to interrupt every long response."
+                f" tokenizer in {self.folder}, expected one; name the token that ends this model's thinking."
             )
         if interrupt.after + len(tokens) >= T:
             raise InputError(
@@ -219,17 +216,16 @@ class TextTask:
         if self.prompt.system:
             if messages and messages[0]["role"] == "system":
                 raise InputError(
-                    f"problem {problem.id} has a system message of its own, and cell.prompt.system is set; remove one"
-                    " of them."
+                    f"problem {problem.id} has a system message of its own, and cell.prompt.system is set; remove one."
                 )
             messages.insert(0, {"role": "system", "content": self.prompt.system})
         return [*messages, {"role": "user", "content": self._fill_template(problem)}]
 
     def _tokenize(self, texts: list[str], special: bool = True) -> list[list[int]]:
         """Ids, with the special tokens that the tokenizer adds by default (BOS where the model has one), or without."""
-        options: dict[str, Any] = {"padding": False, "verbose": False, "add_special_tokens": special}
+        options: dict[str, Any] = {"padding": False, "truncation": False, "verbose": False}
         with self._tokenizer_lock:
-            return self.tokenizer(texts, **options)["input_ids"]
+            return self.tokenizer(texts, add_special_tokens=special, **options)["input_ids"]
 
     def _tokenize_chats(self, conversations: list[list[dict[str, str]]]) -> list[list[int]]:
         from jinja2 import TemplateError
@@ -246,8 +242,7 @@ class TextTask:
                 except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                     raise InputError(
                         f"the chat template in {self.folder} refuses the conversation {conversation}:"
-                        f" {type(error).__name__}: {error}. Some know no system message: try without"
-                        " cell.prompt.system."
+                        f" {type(error).__name__}: {error}. It may need to go without cell.prompt.system."
                     ) from error
         return ids
 

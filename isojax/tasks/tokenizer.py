@@ -23,8 +23,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a model's folder as a hub gives it; nothing is fetched and no code of the folder is run."""
     if not folder.is_dir():
         raise InputError(
-            f"cell.model.path: no such folder: {folder}; expected one with a model's config.json, weights and"
-            " tokenizer."
+            f"cell.model.path: no such folder: {folder}; expected a model's config.json, weights and tokenizer."
         )
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(
@@ -44,8 +43,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     except Exception as e:  # the tokenizers library raises Exception itself
         reason = (str(e).strip() or repr(e)).splitlines()[0]
         raise InputError(
-            f"the tokenizer in {folder} cannot be read: {reason} Compare its files with those where the model came"
-            " from."
+            f"the tokenizer in {folder} cannot be read: {reason} Copy its files again from where the model came from."
         ) from e
     if not (folder / "tokenizer.json").is_file():
         _check_sentencepiece(folder, tokenizer)
@@ -80,8 +78,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | 
     if largest_id >= vocab:
         raise InputError(
             f"the tokenizer in {tokenizer.name_or_path} has ids up to {largest_id}, the model's vocabulary has {vocab};"
-            f" expected cell.model.vocab, or vocab_size in config.json, of {largest_id + 1} or more: these files belong"
-            " to different models."
+            f" these files belong to different models, or cell.model.vocab must be {largest_id + 1} or more."
         )
     if _is_byte_level(tokenizer):
         byte_of_character = {character: bytes([byte]) for byte, character in enumerate(_byte_characters())}
@@ -119,8 +116,7 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
             return False
     raise InputError(
         f"the tokenizer in {tokenizer.name_or_path} ({type(tokenizer).__name__}) is neither byte-level BPE nor a"
-        " sentencepiece one with a tokenizer.json or tokenizer.model; its tokens cannot be read as bytes. Use a model"
-        " with one of those."
+        " sentencepiece one with a tokenizer.json or tokenizer.model. Use a model with one of those."
     )
 
 

@@ -47,16 +47,14 @@ def _tokenize(texts: list[str], length: int, field: str) -> np.ndarray:
     longest = max(texts, key=len)
     if len(longest) > length:
         raise InputError(
-            f"the {field} {longest!r} takes {len(longest)} tokens and cell.sampling.{field}_length is {length}; raise"
-            " it."
+            f"the {field} {longest!r} takes {len(longest)} tokens, cell.sampling.{field}_length is {length}; raise it."
         )
     codes = np.array([text.encode() for text in texts], f"S{length}").view(np.uint8).reshape(len(texts), length)
     tokens = TOKEN_OF_BYTE[codes]
     if tokens.min() < 0:
         unknown = texts[int((tokens < 0).any(1).argmax())]
         raise InputError(
-            f"the {field} {unknown!r} has characters that the task `solvers` does not know; expected those of"
-            f" {ALPHABET!r}."
+            f"the {field} {unknown!r} has characters that `solvers` does not know; expected those of {ALPHABET!r}."
         )
     return tokens
 
@@ -73,8 +71,7 @@ class SolversTask:
     def __init__(self, operators: str = OPERATORS):
         if len(operators) < 2 or len(set(operators)) < len(operators) or set(operators) - set(OPERATORS):
             raise InputError(
-                f"cell.task: solvers:{operators} is not two or more different operators of {OPERATORS}; write, for"
-                " example, solvers:ABCG."
+                f"cell.task: solvers:{operators} is not two or more different operators of {OPERATORS}, as in ABCG."
             )
         self.operators = np.array([OPERATORS.index(o) for o in sorted(operators)])
         confusion = np.zeros((len(OPERATORS), len(OPERATORS)))

@@ -79,8 +79,7 @@ class GeneratorSource:
             timed_out = completed.returncode == -signal.SIGALRM
             failure = f"took over {self.deadline:g} s" if timed_out else f"ended its process ({completed.returncode})"
             raise InputError(
-                f"cell.task: {task_text}: the problem after {len(items)} good ones {failure}. Change its settings or"
-                " the generator."
+                f"cell.task: {task_text}: the problem after {len(items)} good ones {failure}. Change its settings."
             )
         if len(items) < count:
             items_text = f"{len(items)} distinct problems among {self.settings['size']} items"

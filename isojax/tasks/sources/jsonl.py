@@ -27,8 +27,7 @@ def _read_list(path: Path) -> Iterator[DataRow]:
     items = parse_json("".join(text for _, text in read_lines(path)), path)
     if not isinstance(items, list):
         raise InputError(
-            f"{path}, line 1: given a {type(items).__name__}, expected a list of objects. Write [ ... ], or name a file"
-            " of lines .jsonl."
+            f"{path}, line 1: given a {type(items).__name__}, expected a list of objects; name a file of lines .jsonl."
         )
     for i, value in enumerate(items):
         yield object_row(value, path, f"item {i} of the list", i)

@@ -183,8 +183,7 @@ def _open_builder(folder: Path) -> Any:
     file_format = builder.info.file_format and builder.info.file_format.file_suffix
     if file_format != "array_record":
         raise InputError(
-            f"{folder}: its files are {file_format}, expected array_record, which is read without TensorFlow: prepare"
-            " it with --file_format=array_record."
+            f"{folder}: its files are {file_format}, expected array_record: prepare it with --file_format=array_record."
         )
     nonempty_splits = [builder.info.splits[name] for name, size in _split_sizes(builder).items() if size]
     missing = [p for split in nonempty_splits for p in split.filepaths if not Path(p).is_file()]

@@ -32,8 +32,7 @@ def build(argument: str) -> Check:
         if missing := [name for name in required_names if name not in arguments]:
             raise InputError(
                 f"cell.verifier.use: {argument} takes {', '.join(missing)}, which problem {problem.id} does not have;"
-                f" it has {', '.join(sorted(arguments))}. Add the column to the problems, or give the parameter a"
-                " default."
+                f" it has {', '.join(sorted(arguments))}. Add the column, or give the parameter a default."
             )
         passed = {name: [value] for name, value in arguments.items() if takes_all_columns or name in parameter_names}
         scores: Any = function(**passed)

@@ -36,8 +36,7 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
     columns = problem.columns
     if not {"gym", "settings", "entry"} <= set(columns):
         raise InputError(
-            f"problem {problem.id}: the verifier gym judges what cell.task=gym:NAME makes; set cell.verifier.use to"
-            " another, such as math."
+            f"problem {problem.id}: the verifier gym judges what cell.task=gym:NAME makes; set another, such as math."
         )
     tagged_answers = _ANSWER_TAG.findall(response)
     answer = (tagged_answers[-1] if tagged_answers else response).strip()
