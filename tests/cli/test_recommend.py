@@ -14,11 +14,12 @@ import pytest
 import yaml
 
 from isojax.cli import app
+from isojax.core.config import load_config, read_saved_config
+from isojax.launch.planner import plan_cells
 from isojax.scaling.law.law_forms import Law
 from isojax.scaling.result import NStarFit
+from tests.cli.conftest import Isojax, Outcome, error_of, write_sweep
 from tests.scaling.documents import document
-
-Outcome = tuple[int, str, str]
 
 
 @pytest.fixture
@@ -160,3 +161,45 @@ def test_a_fit_that_is_not_whole_or_of_another_schema(recommend: Callable[..., O
         Path("fit.json").write_text(json.dumps(changed))
         code, _, err = recommend("--budget", "1e5")
         assert code == 2 and f"fit.json is no fit of schema version 1 ({place}" in err and "`isojax fit RUN`" in err
+
+
+def test_recommend_spends_the_budget_and_fits_where_there_is_no_fit(isojax: Isojax, tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "runs" / "known")
+    code, out, err = isojax("recommend", str(folder), "--budget", "1.9e5", "--json")
+    assert code == 0 and err == ""
+    answer = json.loads(out)
+    assert answer["budget"] == 190_000 and answer["B_p"] == 16
+    assert answer["M"] == 190_000 // (16 * answer["n"]) and answer["C"] == answer["B"] * answer["M"] <= 190_000
+    assert answer["reasons"] and answer["candidates"] and answer["extrapolated"] is False
+    assert json.loads(isojax("recommend", str(folder / "fit.json"), "--budget", "190_000", "--json")[1]) == answer
+    small = json.loads(isojax("recommend", str(folder), "--budget", "1.9e5", "--B-max", "64", "--json")[1])
+    assert small["B"] <= 64
+    fixed = json.loads(isojax("recommend", str(folder), "--budget", "1.9e5", "--fix", "M=100", "--json")[1])
+    assert fixed["M"] == 100
+    assert "times the largest measured C" in error_of(isojax("recommend", str(folder), "--budget", "1e6"))
+    code, out, _ = isojax("recommend", str(folder), "--budget", "1e6", "--extrapolate")
+    assert code == 0 and "for 1,000,000 rollouts" in out and "beyond the measured range" in out
+
+
+def test_recommend_writes_a_config_for_train_and_keeps_what_is_there(
+    isojax: Isojax, known: Path, tmp_path: Path
+) -> None:
+    words = ["recommend", str(known), "--budget", "3e5", "--B-max", "128", "--write", "best.yaml", "--json"]
+    code, out, _ = isojax(*words)
+    answer = json.loads(out)
+    assert code == 0
+    best, sweep = load_config("best.yaml"), read_saved_config(known / "config.yaml")
+    assert [(cell.B_p, cell.n) for cell in plan_cells(best.sweep)] == [(answer["B_p"], answer["n"])]
+    assert best.sweep.budget == answer["C"] and best.sweep.decode_slots is None and best.name != sweep.name
+    assert best.cell.model_copy(update={"eval": sweep.cell.eval}) == sweep.cell
+    assert best.cell.eval.evaluation_targets(best.sweep.budget)[-1] == answer["C"]  # the run ends where it was told to
+    assert 1 <= best.cell.eval.start / sweep.cell.eval.start < sweep.cell.eval.ratio
+    before = Path("best.yaml").read_bytes()
+    assert "best.yaml exists already" in error_of(isojax(*words))
+    assert Path("best.yaml").read_bytes() == before
+
+
+def test_recommend_refuses_a_file_that_is_no_fit(isojax: Isojax) -> None:
+    for text in ("{", "[]", '{"a": 1}'):
+        Path("fit.json").write_text(text)
+        assert "fit.json" in error_of(isojax("recommend", "fit.json", "--budget", "1e6"))

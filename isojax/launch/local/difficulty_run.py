@@ -82,11 +82,8 @@ def label_difficulty(
     with open_task(config) as task, exclusive_lock(folder):
         labelled, unsolved = _label_with_model(config, task, folder, extremely_hard, on_progress)
         if not is_on_device(task):
-            failure_counts = task.failure_counts()
             for kind, example in task.failure_examples().items():
-                count = failure_counts[kind]
-                warning = f"warning: verifier {kind}, {count} in all, each of reward 0; the first: {example}"
-                print(warning, file=sys.stderr)
+                print(f"warning: verifier {kind}, each of reward 0; the first: {example}", file=sys.stderr)
     splits = difficulty_splits.split_into_parts(labelled, unsolved, held_out, data.seed)
     write_text(folder / TABLE_FILE, _labels_csv(labelled))
     ranges = dict(difficulty_splits.DIFFICULTY_RANGES)

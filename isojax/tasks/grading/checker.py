@@ -44,9 +44,7 @@ class Checker:
                 f"cell.verifier.use: {module.__name__} has no {' and no '.join(missing_flags)}; expected both as the"
                 " docstring of isojax.tasks.verifiers says."
             )
-        # The first failure of each kind ("problem 17: rewards.py:3: ZeroDivisionError: ..."), and how many there were.
-        self.failure_examples: dict[str, str] = {}
-        self.failure_counts: Counter[str] = Counter()
+        self.failure_examples: dict[str, str] = {}  # the first failure of each kind
         self._lock = threading.Lock()
         self._pure: bool = module.PURE
         self._check: Check | None = None if module.ISOLATED else module.build(argument)
@@ -70,15 +68,13 @@ class Checker:
             distinct_verdicts = self._run_requests(list(request_by_key.values()))
             verdict_by_key = dict(zip(request_by_key, distinct_verdicts, strict=True))
             verdicts = [verdict_by_key[key] for key in keys]
-            failures = Counter(v.failure for v in verdicts if v.failure)
-            self.failure_counts.update(failures)
             for problem, verdict in zip(problems, verdicts, strict=True):
                 if verdict.failure:
                     self.failure_examples.setdefault(verdict.failure, f"problem {problem.id}: {verdict.message}")
         return Grades(
             rewards=np.array([v.correct for v in verdicts], np.float32),
             parsed=np.array([v.parsed for v in verdicts], bool),
-            failures=dict(sorted(failures.items())),
+            failures=dict(sorted(Counter(v.failure for v in verdicts if v.failure).items())),
         )
 
     def check_problems(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:

@@ -1,0 +1,107 @@
+"""`isojax launch` and `isojax train`: the config they hand on, and what follows the runs; training is replaced."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from isojax.cli import app
+from isojax.core.config import Config, load_config
+from isojax.core.errors import InputError
+from isojax.launch.process_group import ProcessGroup
+from tests.cli.conftest import Isojax, error_of
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "seed", "mesh", "resume"),
+    [
+        ([], "quickstart", 0, "auto", False),
+        (["sweep.seed=1"], "quickstart", 1, "auto", False),
+        (["quickstart", "sweep.seed=1", "name=mine"], "mine", 1, "auto", False),
+        (["--resume", "sweep.seed=2"], "quickstart", 2, "auto", True),
+        (["sweep.seed=2", "--mesh", "data=2,tensor=1"], "quickstart", 2, "data=2,tensor=1", False),
+        (["quickstart", "--mesh=auto", "run.mesh=data=8"], "quickstart", 0, "auto", False),
+    ],
+)
+@pytest.mark.parametrize("program", ["isojax launch", "python -m isojax.launch"])
+def test_launch_reads_config_and_overrides(
+    isojax: Isojax,
+    calls: list[tuple[Any, ...]],
+    words: list[str],
+    name: str,
+    seed: int,
+    mesh: str,
+    resume: bool,
+    program: str,
+) -> None:
+    outcome = (
+        isojax("launch", *words, "--dry-run")
+        if program == "isojax launch"
+        else isojax(*words, "--dry-run", main=app.main_launch)
+    )
+    assert outcome[0] == 0
+    [(config, resumed, dry_run)] = calls
+    assert (config.name, config.sweep.seed, config.run.mesh, resumed, dry_run) == (name, seed, mesh, resume, True)
+
+
+def test_launch_takes_a_file_whose_name_has_an_equals_sign(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
+    Path("a=b.yaml").write_text("name: odd")
+    assert isojax("launch", "a=b.yaml", "--dry-run")[0] == 0
+    assert calls[0][0].name == "odd"
+
+
+def test_launch_takes_an_override_that_is_too_long_for_a_file(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
+    assert isojax("launch", long := f"run.dir={'x' * 300}", "--dry-run")[0] == 0
+    assert calls[0][0].run.dir == long.removeprefix("run.dir=")
+
+
+def test_of_several_configs_later_ones_lie_over_earlier_ones(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
+    Path("top.yaml").write_text("sweep: {n: [4], seeds: 5}\ncell: {rl: {kl: 0.125}}\n")
+    assert isojax("launch", "quickstart", "hard", "top.yaml", "sweep.seeds=7", "--dry-run")[0] == 0
+    [(config, *_)] = calls
+    hard = load_config("hard")
+    assert config.name == "hard"  # the last that sets one
+    assert (config.sweep.n, config.sweep.seeds, config.sweep.B_p, config.sweep.budget) == (
+        (4,),
+        7,
+        hard.sweep.B_p,
+        hard.sweep.budget,
+    )
+    assert config.cell.rl == hard.cell.rl.model_copy(update={"kl": 0.125})
+    assert config.cell.base.steps == load_config("quickstart").cell.base.steps == 1000  # of the first alone
+
+
+def test_launch_fits_reports_and_recommends(isojax: Isojax, calls: list[tuple[Any, ...]], known: Path) -> None:
+    code, out, _ = isojax("launch")
+    assert code == 0
+    assert {path.name for path in known.iterdir()} >= {"fit.json", "report.html", "figures"}
+    assert "for 139,000 rollouts: B_p = 16" in out and "for 556,000 rollouts" in out and "report.html" in out
+
+
+def test_train_hands_the_config_on(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
+    assert isojax("train", "quickstart", "sweep.n=[8]")[0] == 0
+    assert isojax("quickstart", "sweep.n=[4]", "--mesh", "data=2", main=app.main_train)[0] == 0
+    assert [config.sweep.n for config, _ in calls] == [(8,), (4,)]
+    assert calls[1][0].run.mesh == "data=2"
+    assert "no config given" in error_of(isojax("train"))
+    assert "no config given" in error_of(isojax("train", "sweep.n=[8]"))
+
+
+def test_an_error_inside_a_command_is_one_message(isojax: Isojax, monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup) -> Path:
+        raise InputError("the mesh data=3 does not fit 8 devices")
+
+    monkeypatch.setitem(sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch))
+    assert error_of(isojax("launch")) == "error: the mesh data=3 does not fit 8 devices\n"
+
+
+def test_a_place_that_is_not_open_to_us_is_one_message(isojax: Isojax, monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(*_: Any) -> Path:
+        raise PermissionError(13, "Permission denied", "/root/runs")
+
+    monkeypatch.setitem(sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch))
+    assert "Permission denied: '/root/runs'" in error_of(isojax("launch"))
