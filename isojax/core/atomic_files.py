@@ -1,7 +1,5 @@
 """Files written whole or not at all, and files appended to; a full disk is a RunFailed that says so."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Errors that a user can correct, and work that could not be done."""
 
-from __future__ import annotations
-
 
 class InputError(ValueError):
     """Something a user gave cannot be used. The message says what was given, what was expected and how to correct it.

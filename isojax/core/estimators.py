@@ -11,8 +11,6 @@ verl draws k of the N with replacement, 1000 times (bootstrap_metric in verl/tra
 which is biased downwards for best and upwards for worst: one correct of four gives a best@4 of .684, not 1.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

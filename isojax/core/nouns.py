@@ -4,8 +4,6 @@ The budget identity everywhere (IsoCompute Playbook, arXiv:2603.12151, section 2
 problems per batch, n rollouts per problem and M updates; B = B_p * n is the batch of one update.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

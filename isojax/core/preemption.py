@@ -1,7 +1,5 @@
 """Preemption: schedulers send SIGTERM before they take a machine away, and a run saves its state before it ends."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The static sizes of a sweep's programs, which the planner chooses and sampling/batch.py fills."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

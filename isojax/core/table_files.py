@@ -1,7 +1,5 @@
 """Files of rows: CSV, TSV and JSON lines, plain or gzipped. What cannot be read is refused with its file and line."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -4,8 +4,6 @@ Every reader of rows uses this: `isojax fit-law` and `isojax fit-curve`, the imp
 sources of problems. A cell that cannot be used is refused with its file, its row and its column.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import math

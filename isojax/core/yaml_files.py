@@ -3,8 +3,6 @@
 Whatever is wrong with a file or an override is an InputError that names its place, its value and what was expected.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import math

@@ -1,7 +1,5 @@
 """How every figure looks: its colours, panels, axes and legend, and its bytes as PNG and PDF. No pyplot state."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A fit as numbers ready to draw: its frontiers, its curves' rewards and intervals, its runs' evaluations."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ from the base policy (0) to the last evaluation (1) it rises by
                       format alone     better answers
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 from isojax.scaling.law.law_forms import MIN_DISTINCT_N

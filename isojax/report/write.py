@@ -4,8 +4,6 @@ The same inputs give the same bits: no clock and no random draw. The page's char
 it the page shows the figures, and its budget slider still answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

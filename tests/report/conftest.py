@@ -271,17 +271,12 @@ def _make_sweep() -> Callable[..., tuple[FitResult, list[RunRecord]]]:
 
 @pytest.fixture(name="made", scope="session")
 def _made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FitResult]:
-    """(folder, main fit) of a written report: three fits, one by a metric of hostile name; samples and a config beside
-    it.
-    """
+    """(folder, main fit) of a written report: three fits, one by a metric of hostile name; and a config."""
     folder = tmp_path_factory.mktemp("runs") / "demo"
     fit, runs = make_sweep()
     flag = FitFlag(code="never_leads", severity="warning", text=f"n = 32 never leads {BAD}")
     fit = fit.model_copy(update={"flags": (flag,)})
-    for cell in ("8x2-s1000", "8x16-s1000", "16x4-s1000"):
-        (folder / "cells" / cell).mkdir(parents=True)
-        lines = [f"{cell} line {i}" for i in range(100)]
-        (folder / "cells" / cell / "samples.txt").write_text("\n".join([BAD, *lines]), encoding="utf-8")
+    folder.mkdir()
     (folder / "config.yaml").write_text(f"name: demo\nnote: {BAD}\n", encoding="utf-8")
     both = [_with_panel(_with_metric(run, EVIL, METRIC)) for run in runs]
     write_report(folder, [fit, make_sweep(mode="paper")[0], make_sweep(metric=EVIL)[0]], both)

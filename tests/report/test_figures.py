@@ -81,7 +81,7 @@ def test_the_same_sweep_gives_the_same_bits(make_sweep: Any, tmp_path: Path, mon
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
     write_report(tmp_path / "a" / "x", [fit], runs)
     (tmp_path / "b" / "x" / "figures").mkdir(parents=True)
-    for stale in ("overfitting.png", "overfitting.pdf"):
+    for stale in ("evidence.png", "evidence.pdf"):
         (tmp_path / "b" / "x" / "figures" / stale).write_bytes(b"of an earlier fit")
     time.sleep(1.0)  # a date in seconds would differ
     write_report(tmp_path / "b" / "x", [fit], runs)

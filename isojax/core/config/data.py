@@ -1,7 +1,5 @@
 """`cell.data`, `cell.prompt` and `cell.verifier`: which problems, how they are written, and how answers are checked."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt

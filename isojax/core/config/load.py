@@ -1,7 +1,5 @@
 """Configs read from YAML below dotted overrides, written, and hashed."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import json

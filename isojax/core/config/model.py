@@ -2,8 +2,6 @@
 formats, and how rollouts are drawn.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -57,7 +55,7 @@ class PrecisionConfig(Section):
     compute: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; auto: float32 on CPUs, else bfloat16
     cache: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # of the sampler's keys and values; auto: as compute
 
-    def for_platform(self, platform: str) -> PrecisionConfig:
+    def for_platform(self, platform: str) -> "PrecisionConfig":
         """With `auto` decided for a platform: cpu, gpu or tpu."""
         default_dtype: Literal["float32", "bfloat16"] = "float32" if platform == "cpu" else "bfloat16"
         compute = default_dtype if self.compute == "auto" else self.compute

@@ -1,7 +1,5 @@
 """`cell.rl`: what a recipe may set. Null takes the default of the recipe's loss (rl/algorithm.py)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt

@@ -1,7 +1,5 @@
 """`run`: where and how to run. It changes no result and is not hashed."""
 
-from __future__ import annotations
-
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from isojax.core.config.section import Section

@@ -1,7 +1,5 @@
 """`cell` as a whole, its evaluation grid, and `sweep`: the grid of (B_p, n) with its budget and static sizes."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Annotated, Literal

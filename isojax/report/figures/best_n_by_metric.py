@@ -2,8 +2,6 @@
 want the same n?
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import log2
 

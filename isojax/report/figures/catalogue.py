@@ -4,8 +4,6 @@ A drawing function takes the fits (the main one first) and the runs, and returns
 data are absent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,12 +14,10 @@ from isojax.core.nouns import RunRecord
 from isojax.report.figures.best_n_by_metric import best_n_figure
 from isojax.report.figures.fixed_batch import fixed_batch_figure
 from isojax.report.figures.n_star import n_star_figure
-from isojax.report.figures.overfitting_runs import overfitting_figure
 from isojax.report.figures.problem_panel import panel_figure
 from isojax.report.figures.reward_frontier import frontier_figure
 from isojax.report.figures.reward_sensitivity import sensitivity_figure
 from isojax.report.figures.segment_evidence import evidence_figure
-from isojax.report.figures.training_metrics import training_figure
 from isojax.scaling.result import FitResult
 
 
@@ -65,18 +61,6 @@ FIGURES: dict[str, FigureSpec] = {
         sensitivity_figure,
         "Fitted reward at the largest shared C, against n for each B_p and against B_p for each n.",
         "How much the reward depends on n and on B_p at the largest C that all shown cells reached.",
-    ),
-    "overfitting": FigureSpec(
-        overfitting_figure,
-        "Training and validation reward against C for each run whose training reward rises while validation falls.",
-        "Runs flagged for overfitting: training reward rises while validation reward falls. Stop such a run at the "
-        "peak of its validation reward.",
-    ),
-    "training": FigureSpec(
-        training_figure,
-        "Entropy, KL, gradient norm and other training metrics against C, a line for each n, a panel for each metric.",
-        "Training metrics at one B_p: a panel for each metric that was recorded and is not 0 throughout, for each n "
-        "the mean over its seeds.",
     ),
     "panel": FigureSpec(
         panel_figure,

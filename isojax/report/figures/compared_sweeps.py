@@ -2,8 +2,6 @@
 --out`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import log2
 from typing import Any

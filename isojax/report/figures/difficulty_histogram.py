@@ -2,8 +2,6 @@
 bins as CSV.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections import Counter

@@ -5,8 +5,6 @@ Departs from the paper: all values of B side by side, a law only where it is not
 intervals where the fit has them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import log2

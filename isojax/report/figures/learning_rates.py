@@ -1,7 +1,5 @@
 """The search for the learning rate: reward against rate, and the curves behind it (`isojax lr-search`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ left out where the frontier has two values of n only; P(n best), the share of re
 one, is drawn below.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import log2
 

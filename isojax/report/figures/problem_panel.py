@@ -3,8 +3,6 @@ section 5.1). Where updates for one problem undo another's, a share of problems 
 interference.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Departs from the paper: n has one palette in every figure (viridis by log2 n, re
 grey), the frontier carries its interval, and so does each crossover; an end that the data do not determine is an arrow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import groupby, zip_longest
 from math import log10

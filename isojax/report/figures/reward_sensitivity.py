@@ -1,7 +1,5 @@
 """How much the reward depends on n and on B_p at one budget (paper's Fig. 10)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The evidence for each segment of the frontier: its lead over its rival, with the error of that lead."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure

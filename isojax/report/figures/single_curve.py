@@ -1,7 +1,5 @@
 """One run's curve with its interval, the points it was fitted to and those held out (`isojax fit-curve --plot`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -2,8 +2,6 @@
 leads the frontier.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

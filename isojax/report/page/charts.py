@@ -5,8 +5,6 @@ The page chooses the colours, because it knows whether it is light or dark: a tr
 {"n": 8} or {"role": "law"}. Text from logs is escaped, because plotly reads some HTML in labels.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Sequence
 from math import ceil, floor, log10

@@ -1,13 +1,10 @@
 """The fit's diagnostics in sentences, what the fit leaves out, the runs flagged as broken, and the fit's flags."""
 
-from __future__ import annotations
-
-from isojax.report.page.markup import Html, bullet_list, html_details, html_section, html_table, tag
+from isojax.report.page.markup import Html, bullet_list, html_section, html_table, tag
 from isojax.report.wording import format_compact, format_count, format_reward, join_list
 from isojax.runs.ledger import INCLUDE_FLAGGED
-from isojax.scaling.result import CurveDiagnostics, FitDiagnostics, FitResult, TiedRange
+from isojax.scaling.result import FitDiagnostics, FitResult, TiedRange
 
-CURVE_HEADER = ("B_p × n", "points", "reduced χ²", "autocorrelation", "parameters at a bound")
 OVERFITTING_HEADER = ("run", "from C", "training reward", "validation reward", "reason")
 HEALTH_HEADER = ("run", "flag", "from C", "ran to C", "reason")
 MAX_CHI_SQUARE, MIN_CHI_SQUARE = 1.5, 0.5
@@ -28,10 +25,7 @@ def diagnostics_section(fit: FitResult) -> Html:
         *_describe_open_ends(fit),
     ]
     left_out = [tag("h3", "Left out of the fit"), bullet_list(diagnostics.left_out)] if diagnostics.left_out else []
-    rows = [_curve_row(row) for row in diagnostics.per_curve]
-    title = "Misfit of each curve"
-    per_curve = [html_details(title, html_table(title, CURVE_HEADER, rows, text_columns=(4,)))] if rows else []
-    sections = [bullet_list(sentences), *left_out, *_overfitting(fit), *per_curve]
+    sections = [bullet_list(sentences), *left_out, *_overfitting(fit)]
     return html_section("diagnostics", "Fit diagnostics", *sections)
 
 
@@ -95,11 +89,6 @@ def _overfitting(fit: FitResult) -> list[Html]:
     advice = "Stop at the peak of the validation reward; beyond it the fitted curve is held flat."
     table = html_table("Runs flagged for overfitting", OVERFITTING_HEADER, rows, text_columns=(4,))
     return [tag("h3", "Overfitting"), tag("p", f"{count} {advice}"), table]
-
-
-def _curve_row(row: CurveDiagnostics) -> list[object]:
-    values = ["–" if value is None else f"{value:.2f}" for value in (row.reduced_chi_square, row.autocorrelation)]
-    return [f"{row.B_p} × {row.n}", row.points, *values, ", ".join(row.at_bounds) or "none"]
 
 
 def health_section(fit: FitResult) -> Html:

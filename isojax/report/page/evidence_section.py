@@ -1,7 +1,5 @@
 """The evidence for the frontier: each segment with its verdict, and where one n overtakes another."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from isojax.report.fit_views import frontier_views

@@ -5,8 +5,6 @@ Python makes every number: an answer for each of about 150 budgets and every vie
 Without scripts the section stays hidden.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from importlib.resources import files

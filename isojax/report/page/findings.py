@@ -1,7 +1,5 @@
 """The main findings of a fit, one sentence each."""
 
-from __future__ import annotations
-
 from isojax.report import wording
 from isojax.report.fit_views import all_n, single_B_p_views
 from isojax.report.wording import format_compact, format_interval, format_reward, join_list

@@ -2,8 +2,7 @@
 evidence for it.
 """
 
-from __future__ import annotations
-
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from isojax.report.canvas import RenderedFigure
 from isojax.report.figures.catalogue import FIGURES
 from isojax.report.figures.problem_panel import describe_panels
 from isojax.report.fit_views import all_n, measured_budget
-from isojax.report.page import explorer, markup, provenance
+from isojax.report.page import explorer, markup
 from isojax.report.page.advice import NO_INTERVAL, Advice, advise
 from isojax.report.page.charts import plotly_bundle
 from isojax.report.page.diagnostics_section import diagnostics_section, flags_section, health_section
@@ -21,6 +20,7 @@ from isojax.report.page.evidence_section import evidence_section
 from isojax.report.page.findings import main_findings
 from isojax.report.page.law_section import law_section
 from isojax.report.page.markup import Html, html_section, tag
+from isojax.report.page.provenance import provenance_section
 from isojax.report.page.rewards_section import rewards_section
 from isojax.report.wording import (
     format_compact,
@@ -33,20 +33,6 @@ from isojax.report.wording import (
 from isojax.scaling.result import FitResult
 
 BUDGET_SHARES = (1 / 8, 1 / 2, 1, 2, 4)
-NAVIGATION_TITLES = {
-    "budget": "Allocation for a budget",
-    "findings": "Main findings",
-    "figures": "Figures",
-    "recommendations": "Other budgets",
-    "evidence": "Evidence",
-    "law": "n*(C)",
-    "diagnostics": "Diagnostics",
-    "rewards": "Rewards",
-    "flags": "Warnings",
-    "panel": "Training problems",
-    "health": "Broken runs",
-    "provenance": "Method and settings",
-}
 OWN_SECTION_FIGURES = ("evidence", "panel")
 Images = Mapping[str, RenderedFigure]
 
@@ -69,16 +55,17 @@ def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], i
         health_section(fit),
         rewards_section(fit, runs),
         flags_section(fit),
-        provenance.samples_section(folder, advice),
-        provenance.provenance_section(folder, fit),
+        provenance_section(folder, fit),
     ]
-    body = markup.join_html([_header(folder, fit, sections), tag("main", *sections)])
+    main = tag("main", *sections)
+    body = markup.join_html([_header(folder, fit, main), main])
     content = explorer.page_data(fits, runs, bundle is not None) | {"start": measured_budget(fit)}
     scripts = [*([] if bundle is None else [bundle]), explorer.load_script()]
     return markup.html_document(f"isojax: {folder.name}", body, scripts, explorer.json_for_script(content))
 
 
-def _header(folder: Path, fit: FitResult, sections: Sequence[Html]) -> Html:
+def _header(folder: Path, fit: FitResult, main: Html) -> Html:
+    """The title, what was run, and a link to each section of the page."""
     B_ps, seeds = sorted({run.B_p for run in fit.runs}), len({run.seed for run in fit.runs})
     unit = wording.compute_unit(fit)
     facts = (
@@ -86,11 +73,8 @@ def _header(folder: Path, fit: FitResult, sections: Sequence[Html]) -> Html:
         f"{format_count(seeds, 'seed')}. Validation metric {fit.metric}; compute C in {unit}, up to "
         f"{format_compact(measured_budget(fit))}."
     )
-    links = [
-        Html(f'<a href="#{key}">{markup.escape(title)}</a>')
-        for key, title in NAVIGATION_TITLES.items()
-        if any(f'id="{key}"' in section for section in sections)
-    ]
+    headings = re.findall(r'<h2 id="(.*?)-title">(.*?)</h2>', main)
+    links = [Html(f'<a href="#{section_id}">{title}</a>') for section_id, title in headings]
     title = tag("h1", f"How to spend C {unit}: {folder.name}")
     return tag("header", title, tag("p", facts, cls="soft"), tag("nav", markup.join_html(links)))
 

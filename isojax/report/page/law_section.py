@@ -3,8 +3,6 @@
 A number that has an interval is followed by it, as in 0.655 [0.641, 0.670].
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from isojax.report import wording

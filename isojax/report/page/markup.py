@@ -2,8 +2,6 @@
 which is HTML already.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -1,7 +1,5 @@
 """The reward of each cell before and after training, and at the end on the extra sets of problems."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import fmean
 
