@@ -23,12 +23,11 @@ def device_memory(device: Any) -> int | None:
 def measure_rates(
     devices: Sequence[Any], rows: tuple[int, int], width: int, columns: int, dtype: str
 ) -> tuple[float, float, float]:
-    """Of one device while all of `devices` work: operations a second of products [rows, width] x [width, columns] with
-    either number of rows, and bytes a second of adding to an array in place."""
+    """Of one device while all of `devices` work: operations per second of products [rows, width] x [width, columns]
+    with either number of rows, and bytes per second of adding to an array in place."""
+    measure = partial(_measure_device, rows=rows, width=width, columns=columns, dtype=dtype)
     with ThreadPoolExecutor(len(devices)) as pool:
-        device_rates = list(
-            pool.map(partial(_measure_device, rows=rows, width=width, columns=columns, dtype=dtype), devices)
-        )
+        device_rates = list(pool.map(measure, devices))
     decode, update, bandwidth = (sum(x) / len(x) for x in zip(*device_rates, strict=True))
     return decode, update, bandwidth
 
@@ -43,25 +42,16 @@ def _measure_device(
             return lax.fori_loop(0, 8, lambda _, x: x @ down @ up, x)
 
         def matmul_rate(row_count: int) -> float:
-            return (
-                8
-                * 4
-                * row_count
-                * width
-                * columns
-                / _seconds_per_call(jax.jit(matmul_chain), jnp.ones((row_count, width), dtype))
-            )
+            operations = 8 * 4 * row_count * width * columns
+            return operations / _seconds_per_call(jax.jit(matmul_chain), jnp.ones((row_count, width), dtype))
 
-        bandwidth = (
-            2
-            * BUFFER_BYTES
-            / _seconds_per_call(jax.jit(lambda x: x + 1, donate_argnums=0), jnp.zeros(BUFFER_BYTES // 4))
-        )
+        increment = jax.jit(lambda x: x + 1, donate_argnums=0)
+        bandwidth = 2 * BUFFER_BYTES / _seconds_per_call(increment, jnp.zeros(BUFFER_BYTES // 4))
         return matmul_rate(rows[0]), matmul_rate(rows[1]), bandwidth
 
 
 def _seconds_per_call(function: Callable[[Any], Any], x: Any) -> float:
-    """Of one call on its own result, once compiled."""
+    """Of one call on the result of the call before, once compiled."""
     x = jax.block_until_ready(function(x))
     calls, started_at = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started_at) < MIN_SECONDS:

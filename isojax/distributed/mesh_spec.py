@@ -1,8 +1,9 @@
-"""What a user writes for a mesh, and the sizes it means. No jax here; distributed/sharding.py makes the mesh."""
+"""What a user writes for a mesh, and the sizes it means; distributed/sharding.py makes the mesh."""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from isojax.core.errors import InputError
@@ -21,7 +22,6 @@ class MeshShape:
 
     @property
     def devices(self) -> int:
-        """Devices the mesh takes."""
         return self.data * self.fsdp * self.sequence * self.tensor
 
     @property
@@ -31,27 +31,20 @@ class MeshShape:
 
 
 def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
-    """`auto` (one device) or "data=2,tensor=1"; at most one size may be -1, which takes the devices that are left. Of
-    those available another mesh has taken some.
-
-    Raises:
-        InputError: an unknown axis, a size that is no positive integer, or more devices asked for than there are.
+    """`auto` (one device) or "data=2,tensor=1"; at most one size may be -1, which takes the devices that are left.
+    devices_in_use: how many of those available another mesh has.
     """
     sizes: dict[str, int] = {}
     for axis_size in () if text == "auto" else text.split(","):
-        axis, _, size = axis_size.partition("=")
-        axis = axis.strip()
+        axis, _, size = (part.strip() for part in axis_size.partition("="))
         if axis not in AXES or axis in sizes:
             raise InputError(
                 f"mesh {text!r}: {axis!r} is not a new axis of {', '.join(AXES)}. Write, for example, data=2,tensor=1."
             )
-        try:
-            sizes[axis] = int(size)
-        except ValueError:
-            sizes[axis] = 0
+        sizes[axis] = int(size) if re.fullmatch(r"-?\d+", size) else 0
         if sizes[axis] < 1 and sizes[axis] != -1:
             raise InputError(
-                f"mesh {text!r}: the size of {axis} is {size.strip()!r}; expected a positive integer, or -1 for all "
+                f"mesh {text!r}: the size of {axis} is {size!r}; expected a positive integer, or -1 for all "
                 "that is left."
             )
     open_axes = [axis for axis, size in sizes.items() if size == -1]
@@ -62,10 +55,9 @@ def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
         sizes[open_axes[0]] = max(1, (available - devices_in_use) // fixed_devices)
     shape = MeshShape(**sizes)
     if (devices_needed := shape.devices + devices_in_use) > available:
-        in_use_note = f" beside the {devices_in_use} of another mesh" if devices_in_use else ""
+        in_use_note = f" in addition to the {devices_in_use} of another mesh" if devices_in_use else ""
         raise InputError(
             f"mesh {text!r} needs {shape.devices} devices{in_use_note} and this machine shows {available}. Use smaller "
-            "axes, or on a CPU "
-            f"simulate devices with XLA_FLAGS=--xla_force_host_platform_device_count={devices_needed}."
+            f"axes, or on a CPU simulate devices: XLA_FLAGS=--xla_force_host_platform_device_count={devices_needed}."
         )
     return shape

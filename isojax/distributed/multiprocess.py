@@ -1,7 +1,7 @@
 """Several processes that are one run: each of them calls the same functions in the same order, with the same numbers.
 
-JAX's arrays span all processes' devices. What the host alone knows is agreed on here: `everyone` tells each process
-what all of them have, in the order of their numbers. Process 0 writes. With one process all of this does nothing.
+JAX's arrays span all processes' devices. What the host alone knows is exchanged here. With one process all of this does
+nothing.
 """
 
 import pickle
@@ -15,11 +15,10 @@ from jax.experimental import multihost_utils
 from isojax.core.errors import InputError
 
 T = TypeVar("T")
-_MIN_MESSAGE_BYTES = 1 << 12  # bytes of a message: each length is a program of its own, so there are few
+_MIN_MESSAGE_BYTES = 1 << 12  # each length of a message compiles a program, so there are few
 
 
 def is_multiprocess() -> bool:
-    """Whether there is more than one process."""
     return jax.process_count() > 1
 
 
@@ -46,7 +45,7 @@ def broadcast(value: T) -> T:
 
 
 def run_on_primary(make: Callable[[], T]) -> T:
-    """What process 0 makes. Raises in every process what its making raises of a user's mistakes."""
+    """What process 0 makes; every process raises the InputError that this raises."""
     result, error = None, None
     if is_primary():
         try:
@@ -60,13 +59,13 @@ def run_on_primary(make: Callable[[], T]) -> T:
 
 
 def barrier(name: str) -> None:
-    """Until every process has come here."""
+    """Waits until every process has come here."""
     if is_multiprocess():
         multihost_utils.sync_global_devices(name)
 
 
 def start_host_copy(arrays: Iterable[Any]) -> None:
-    """Begins to copy to the host what `rows_here` will want."""
+    """Begins to copy to the host what `local_shard_rows` will read."""
     for x in arrays:
         for part in [shard.data for shard in x.addressable_shards] if is_multiprocess() else [x]:
             part.copy_to_host_async()
@@ -77,10 +76,9 @@ def local_shard_rows(x: Any) -> tuple[np.ndarray, np.ndarray]:
     Each shard belongs to one process, also where several hold it."""
     if not is_multiprocess():
         return np.arange(len(x)), np.asarray(x)
-    local_shards = {
-        shard.index[0].start or 0: np.asarray(shard.data) for shard in x.addressable_shards if shard.replica_id == 0
-    }
-    shard_ids = [np.arange(start, start + len(data)) for start, data in sorted(local_shards.items())]
-    if not local_shards:
+    shards = [shard for shard in x.addressable_shards if shard.replica_id == 0]
+    if not shards:
         return np.zeros(0, np.int64), np.zeros((0, *x.shape[1:]), x.dtype)
-    return np.concatenate(shard_ids), np.concatenate([local_shards[start] for start in sorted(local_shards)])
+    shards = sorted(shards, key=lambda shard: shard.index[0].start or 0)
+    shard_ids = [np.arange(len(x))[shard.index[0]] for shard in shards]
+    return np.concatenate(shard_ids), np.concatenate([np.asarray(shard.data) for shard in shards])

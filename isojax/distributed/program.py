@@ -14,19 +14,12 @@ class Program:
         self._output_shapes: Any = None
 
     def compile(self, *arguments: Any) -> Any:
-        """Compiles for arguments like these, arrays or ShapeDtypeStructs with shardings.
-
-        Returns:
-            The outputs as ShapeDtypeStructs with their shardings, from which a program that reads them can be compiled.
-        """
+        """Compiles for arguments like these, arrays or ShapeDtypeStructs with shardings. Returns the outputs as
+        ShapeDtypeStructs with shardings, for which a program that reads them can be compiled."""
         if self._compiled is None:
             lowered = self.jitted.lower(*arguments)
             self._compiled = lowered.compile()
-            self._output_shapes = jax.tree.map(
-                lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-                lowered.out_info,
-                self._compiled.output_shardings,
-            )
+            self._output_shapes = shapes_with_shardings(lowered.out_info, self._compiled.output_shardings)
         return self._output_shapes
 
     def __call__(self, *arguments: Any) -> Any:

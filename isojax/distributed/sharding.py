@@ -40,7 +40,7 @@ LOGICAL_AXIS_RULES: Mapping[str, str | tuple[str, ...] | None] = {
 
 
 def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
-    """A mesh of Auto axes over exactly `shape.devices` devices."""
+    """A mesh of Auto axes over the first of these devices."""
     grid = np.asarray(devices[: shape.devices]).reshape(shape.data, shape.fsdp, shape.sequence, shape.tensor)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
@@ -72,12 +72,7 @@ def manual_spec(spec: PartitionSpec) -> PartitionSpec:
 
 def partition_specs(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
     """The table applied to each parameter, from its ShapeDtypeStruct and its logical axes."""
-    return jax.tree.map(
-        lambda s, names: partition_spec(names, s.shape, mesh),
-        shapes,
-        logical_axes,
-        is_leaf=lambda x: isinstance(x, tuple),
-    )
+    return jax.tree.map(lambda shape, names: partition_spec(names, shape.shape, mesh), shapes, logical_axes)
 
 
 def manual_specs(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
@@ -92,7 +87,7 @@ def replicate_over_rollout_axes(sharding: NamedSharding) -> NamedSharding:
 
 
 def shard_count(mesh: Mesh) -> int:
-    """S of a mesh."""
+    """S."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
@@ -115,14 +110,13 @@ def weights_are_split(mesh: Mesh | AbstractMesh) -> bool:
 def with_logical_constraint(x: jax.Array, logical: Sequence[str | None]) -> jax.Array:
     """x by the table, in a shard_map on a mesh that splits positions; elsewhere as it is."""
     mesh = jax.sharding.get_abstract_mesh()
-    return (
-        jax.lax.with_sharding_constraint(x, partition_spec(logical, x.shape, mesh)) if positions_are_split(mesh) else x
-    )
+    if not positions_are_split(mesh):
+        return x
+    return jax.lax.with_sharding_constraint(x, partition_spec(logical, x.shape, mesh))
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str] | None:
-    """Compiler options of a program with the gradient in it. On a TPU, where fsdp and tensor both split the
-    model, one of XLA's passes fails an assertion of its own ("user->opcode() == HloOpcode::kAdd"); it is left out
-    there."""
+    """Of a program with the gradient in it. On a TPU, where fsdp and tensor both split the model, one of XLA's passes
+    fails an assertion ("user->opcode() == HloOpcode::kAdd"), and is left out."""
     needs_workaround = mesh.devices.flat[0].platform == "tpu" and mesh.shape["fsdp"] > 1 and mesh.shape["tensor"] > 1
     return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"} if needs_workaround else None

@@ -1,6 +1,5 @@
 """A recipe resolved: what `cell.rl` leaves null takes its loss's default, plug-ins are loaded, and settings that
-contradict each other are refused before any work.
-"""
+contradict each other are refused before any work."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,12 +34,7 @@ class Algorithm:
 
 
 def resolve_algorithm(rl: RLConfig) -> Algorithm:
-    """The recipe of `cell.rl`.
-
-    Raises:
-        InputError: there is no such loss, advantage, aggregation or KL estimator; the message lists the names there
-            are.
-    """
+    """The recipe of `cell.rl`; InputError where there is no such plug-in, with the names there are."""
     loss = load_plugin("losses", "loss", rl.loss, "loss")
     defaults = GRPO_DEFAULTS | vars(loss).get("DEFAULTS", {})
     clip = float(defaults["clip"] if rl.clip is None else rl.clip)
@@ -61,40 +55,33 @@ def plugin_name(module: ModuleType) -> str:
 
 
 def load_plugin(folder: str, setting: str, name: str, function: str) -> ModuleType:
-    """The plug-in that a setting of `cell.rl` names.
-
-    Raises:
-        InputError: there is none of that name; the message lists the names there are.
-    """
+    """The plug-in that a setting of `cell.rl` names."""
     try:
         return registry.load(f"rl.{folder}", name, function)
     except InputError as e:
         raise InputError(f"cell.rl.{setting}: {e}") from e
 
 
-def trace_plugin(setting: str, expected: str, function: Callable[..., Any], *inputs: Any) -> Any:
-    """The abstract outputs of a plug-in's function; InputError where it cannot be traced."""
+def trace_plugin(setting: str, expected: str, function: Callable[[], Any]) -> Any:
+    """The abstract outputs of a call of a plug-in; InputError where it cannot be traced."""
     try:
-        return jax.eval_shape(function, *inputs)
+        return jax.eval_shape(function)
     except Exception as e:  # whatever a user's own function raises
         raise InputError(f"{setting}: {type(e).__name__}: {e}; expected {expected}.") from e
 
 
 def loss_metrics(module: ModuleType, name: str) -> list[str]:
-    """The names of a loss's own metrics, found by tracing it on 2 responses of 3 tokens.
-
-    Raises:
-        InputError: it cannot be traced, or returns something else than a loss and metrics for each token.
-    """
+    """The names of a loss's own metrics; InputError where it cannot be traced, or returns something else than a loss
+    and metrics for each token."""
     setting = f"cell.rl.loss = {name}"
     expected = "loss(logps, sampler_logps, advantages, mask, clip) -> (per-token loss f32[m T], {metric: f32[m T]})"
-    tokens, mask, bound = _abstract(2, 3), _abstract(2, 3, dtype=bool), _abstract()
 
-    def loss_and_metrics(*inputs: Any) -> tuple[Any, dict[str, Any]]:
-        value, metrics = module.loss(*inputs)
+    def loss_and_metrics() -> tuple[Any, dict[str, Any]]:
+        tokens, bound = jnp.ones((2, 3)), jnp.ones(())
+        value, metrics = module.loss(tokens, tokens, tokens, tokens > 0, Clip(bound, bound))
         return value, dict(metrics)
 
-    value, metrics = trace_plugin(setting, expected, loss_and_metrics, tokens, tokens, tokens, mask, Clip(bound, bound))
+    value, metrics = trace_plugin(setting, expected, loss_and_metrics)
     shapes = {value.shape, *(x.shape for x in metrics.values())}
     if shapes != {(2, 3)}:
         raise InputError(
@@ -105,57 +92,47 @@ def loss_metrics(module: ModuleType, name: str) -> list[str]:
 
 def check_plugins(algorithm: Algorithm) -> None:
     """InputError unless advantage, aggregation and KL estimator can be traced and return arrays of the right shape."""
-    check_plugin_shape(
-        f"cell.rl.advantage = {plugin_name(algorithm.advantage)}",
-        "advantage(batch) -> f32 of the shape of batch.rewards, or with one number for each response token",
-        lambda batch: algorithm.advantage.advantage(batch._replace(num_groups=2, filters_zero_variance=True)),
-        RewardedBatch(
-            rewards=_abstract(2),
-            lengths=_abstract(2, dtype=int),
-            groups=_abstract(2, dtype=int),
-            valid=_abstract(2, dtype=bool),
-            n=_abstract(dtype=int),
+
+    def call_advantage() -> Any:
+        integers, tokens = jnp.ones(2, jnp.int32), jnp.ones((2, 3))
+        batch = RewardedBatch(
+            rewards=jnp.ones(2),
+            lengths=integers,
+            groups=integers,
+            valid=integers > 0,
+            n=jnp.ones((), jnp.int32),
             num_groups=2,
-            token_advantages=_abstract(2, 3),
-            token_mask=_abstract(2, 3, dtype=bool),
-        ),
-        shapes=((2,), (2, 3)),
-    )
-    check_plugin_shape(
-        f"cell.rl.aggregation = {plugin_name(algorithm.aggregation)}",
-        "weight(responses) -> f32 of the shape of responses.lengths, or one number",
-        lambda responses: algorithm.aggregation.weight(responses._replace(num_groups=2, response_length=3)),
-        CountedResponses(
-            lengths=_abstract(2, dtype=int),
-            tokens=_abstract(2),
-            groups=_abstract(2, dtype=int),
-            counted=_abstract(2, dtype=bool),
-            num_counted=_abstract(),
+            filters_zero_variance=True,
+            token_advantages=tokens,
+            token_mask=tokens > 0,
+        )
+        return algorithm.advantage.advantage(batch)
+
+    def call_aggregation() -> Any:
+        integers = jnp.ones(2, jnp.int32)
+        responses = CountedResponses(
+            lengths=integers,
+            tokens=jnp.ones(2),
+            groups=integers,
+            counted=integers > 0,
+            num_counted=jnp.ones(()),
             num_groups=2,
             response_length=3,
-        ),
-        shapes=((2,), ()),
-    )
-    check_plugin_shape(
-        f"cell.rl.kl_estimator = {plugin_name(algorithm.kl_estimator)}",
-        "estimate(logps, base_logps) -> f32[m T], one number for each token",
-        lambda logps: algorithm.kl_estimator.estimate(logps, logps),
-        _abstract(2, 3),
-        shapes=((2, 3),),
-    )
+        )
+        return algorithm.aggregation.weight(responses)
 
+    def check_shape(setting: str, plugin: ModuleType, expected: str, call: Callable[[], Any], *shapes: tuple) -> None:
+        setting = f"cell.rl.{setting} = {plugin_name(plugin)}"
+        output = trace_plugin(setting, expected, call)
+        if not isinstance(output, jax.ShapeDtypeStruct) or output.shape not in shapes:
+            raise InputError(f"{setting}: for 2 responses of 3 tokens it returns {output}; expected {expected}.")
 
-def check_plugin_shape(
-    setting: str, expected: str, function: Callable[[Any], Any], inputs: Any, shapes: tuple[tuple[int, ...], ...]
-) -> None:
-    """InputError unless the function, traced on 2 responses of 3 tokens, returns an array of one of these shapes."""
-    output = trace_plugin(setting, expected, function, inputs)
-    if not isinstance(output, jax.ShapeDtypeStruct) or output.shape not in shapes:
-        raise InputError(f"{setting}: for 2 responses of 3 tokens it returns {output}; expected {expected}.")
-
-
-def _abstract(*shape: int, dtype: type = float) -> Any:
-    return jax.ShapeDtypeStruct(shape, {float: jnp.float32, int: jnp.int32, bool: jnp.bool_}[dtype])
+    expected = "advantage(batch) -> f32 of the shape of batch.rewards, or with one number for each response token"
+    check_shape("advantage", algorithm.advantage, expected, call_advantage, (2,), (2, 3))
+    expected = "weight(responses) -> f32 of the shape of responses.lengths, or one number"
+    check_shape("aggregation", algorithm.aggregation, expected, call_aggregation, (2,), ())
+    expected, estimator = "estimate(logps, base_logps) -> f32[m T], one number for each token", algorithm.kl_estimator
+    check_shape("kl_estimator", estimator, expected, lambda: estimator.estimate(*jnp.ones((2, 2, 3))), (2, 3))
 
 
 def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
@@ -165,11 +142,7 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
     check_plugins(algorithm)
     _check_critic(rl, algorithm)
     _check_group_size(rl, algorithm, smallest_n=min(cell.n for cell in cells))
-    _check_terms(rl)
-    if vars(algorithm.loss).get("CLIPS", True) is False and (rl.clip is not None or rl.clip_high is not None):
-        raise InputError(
-            f"cell.rl.loss = {rl.loss} never clips, and cell.rl.clip or cell.rl.clip_high is set; expected neither."
-        )
+    _check_terms(rl, algorithm)
 
 
 def _check_critic(rl: RLConfig, algorithm: Algorithm) -> None:
@@ -205,16 +178,14 @@ def _check_group_size(rl: RLConfig, algorithm: Algorithm, smallest_n: int) -> No
         )
 
 
-def _check_terms(rl: RLConfig) -> None:
-    if rl.reference == "none" and (rl.kl > 0 or rl.measure_kl):
-        raise InputError(
-            f"cell.rl.{f'kl = {rl.kl}' if rl.kl > 0 else 'measure_kl = true'} measures the policy against the base "
-            "policy and cell.rl.reference = none keeps none in memory; expected reference=base, or kl=0 and "
-            "measure_kl=false."
-        )
+def _check_terms(rl: RLConfig, algorithm: Algorithm) -> None:
     for term, coefficient in (("kl", rl.kl), ("entropy", rl.entropy)):
         if term in rl.zero_variance_filter and coefficient == 0:
             raise InputError(
                 f"cell.rl.zero_variance_filter holds {term} and cell.rl.{term} = 0: there is no such term to filter. "
                 f"Set it, or leave {term} out of the filter."
             )
+    if vars(algorithm.loss).get("CLIPS", True) is False and (rl.clip is not None or rl.clip_high is not None):
+        raise InputError(
+            f"cell.rl.loss = {rl.loss} never clips, and cell.rl.clip or cell.rl.clip_high is set; expected neither."
+        )

@@ -1,9 +1,8 @@
 """Responses of like length share a microbatch, and a microbatch is as wide as its longest response needs.
 
 Within each block of g prompts the responses are put in order, longest first. A microbatch is then computed at the
-smallest of a few static widths that holds all of it (each width is compiled), so that a short response is not paid for
-as a long one. Which width it is must be the same on every shard: with the model split over `tensor` there are
-collectives inside.
+smallest of a few static widths that holds all of it (each width is compiled). It is the same on every shard: with the
+model split over `tensor` there are collectives inside.
 """
 
 import jax.numpy as jnp
@@ -22,15 +21,13 @@ def response_lengths(mask: Bool[Array, "rows T"]) -> Int[Array, " rows"]:
 def sort_by_length(
     lengths: Int[Array, " rows"], shard_slice: ShardSlice, n: Int[Array, ""], g: int, T: int
 ) -> Int[Array, " rows"]:
-    """The rows of a shard with each block's responses longest first: a block keeps the places it has. Rows without a
-    rollout come last.
-    """
+    """The rows of a shard with each block's responses longest first; blocks stay in order. Rows without a rollout come
+    last."""
     row = jnp.arange(len(lengths))
     block = ((shard_slice.first_rollout + row) // n - shard_slice.first_group) // g
     sort_last = jnp.iinfo(jnp.int32).max
-    return jnp.argsort(
-        jnp.where(row < shard_slice.rollout_count, block * (T + 1) + T - lengths, sort_last), stable=True
-    )
+    sort_key = jnp.where(row < shard_slice.rollout_count, block * (T + 1) + T - lengths, sort_last)
+    return jnp.argsort(sort_key, stable=True)
 
 
 def microbatch_buckets(
@@ -42,8 +39,7 @@ def microbatch_buckets(
     shards: int,
 ) -> Int[Array, " _"]:
     """For each microbatch of the rows [low, high), in order, which of the widths holds its longest response on every
-    shard.
-    """
+    shard."""
     starts = low + m * jnp.arange(-(-len(lengths) // m))
     longest = jnp.where(starts < high, lengths[jnp.minimum(starts, len(lengths) - 1)], 0)
     if shards > 1:

@@ -19,20 +19,13 @@ from isojax.rl.advantages import RewardedBatch, zero_variance
 from isojax.rl.aggregations import CountedResponses
 from isojax.sampling.logits import rollout_keys, uniforms
 
-# The stream of random numbers, within an update's, that chooses n_train of n rollouts; the sampler's draws are not
-# folded by it.
-SUBSET_STREAM = 1
+SUBSET_STREAM = 1  # of random numbers, within an update's, that choose n_train of n rollouts
 
 
 class LossWeights(NamedTuple):
-    """What each response brings to the loss.
+    """What each response brings to the loss: its weight f32[S rows] in each term, 0 where it has none."""
 
-    Attributes:
-        advantages: f32[S rows], or one for each token, f32[S rows T].
-        policy, kl, entropy: f32[S rows], the response's weight in each term; 0 where it has none.
-    """
-
-    advantages: Array
+    advantages: Array  # f32[S rows], or one for each token, f32[S rows T]
     policy: Array
     kl: Array
     entropy: Array
@@ -58,15 +51,11 @@ def choose_train_rollouts(
     key: PRNGKeyArray, ids: Int[Array, " r"], batch: RewardedBatch, n_train: int
 ) -> Bool[Array, "*r"]:
     """A random choice of n_train rollouts of each group, by draws that belong to (problem id, rollout), so that neither
-    the mesh nor padding changes it.
-
-    Rows are in the order of rollout numbers r, group = r // n; `ids` are the problem ids of the rows, flat.
-    """
+    the mesh nor padding changes it. `ids`: the problem id of each row."""
     valid, groups = batch.valid.reshape(-1), batch.groups.reshape(-1)
-    rollout = jnp.cumsum(valid) - 1
-    uniform = uniforms(
-        rollout_keys(jax.random.fold_in(key, SUBSET_STREAM), ids, rollout % batch.n), jnp.zeros_like(rollout)
-    )
+    rollout = jnp.cumsum(valid) - 1  # rows are in the order of rollout numbers
+    keys = rollout_keys(jax.random.fold_in(key, SUBSET_STREAM), ids, rollout % batch.n)
+    uniform = uniforms(keys, jnp.zeros_like(rollout))
     random_order = jnp.lexsort((uniform, jnp.where(valid, groups, batch.num_groups)))
     rank = jnp.zeros_like(rollout).at[random_order].set(jnp.arange(len(rollout), dtype=rollout.dtype))
     return (valid & (rank - groups * batch.n < n_train)).reshape(batch.valid.shape)

@@ -1,10 +1,8 @@
-"""A metric of training, and how it adds up over microbatches, shards and updates.
+"""A metric of training, and how it adds up over microbatches, shards and updates, by its reduction:
 
-What a metric comes to depends on its reduction alone, never on its name:
-
-    mean     sum / weight; there is none where the weight is 0
-    total    sum
-    max      the largest value, which `sum` holds
+mean     sum / weight; there is none where the weight is 0
+total    sum
+max      the largest value, which `sum` holds
 """
 
 from collections.abc import Mapping
@@ -38,7 +36,6 @@ def mean(value: Any, weight: Any = None) -> Metric:
 
 
 def total(value: Any) -> Metric:
-    """A value that is added up."""
     return Metric(value, None, "total")
 
 
@@ -50,12 +47,9 @@ def combine(reduction: Reduction, a: Any, b: Any) -> Any:
 
 
 def merge(a: Metrics, b: Metrics) -> Metrics:
-    """The metrics of two parts together; either may lack some of the names.
-
-    Sums are traced in the order of the names in `a`, never of a set: all processes must trace the same program, and
-    the compilation cache finds it again by its text.
-    """
+    """The metrics of two parts together; either may lack some of the names."""
     merged = a | b
+    # In the order of the names, never of a set: all processes must trace the same program.
     for name, one in a.items():
         if name in b:
             other = b[name]
@@ -66,27 +60,21 @@ def merge(a: Metrics, b: Metrics) -> Metrics:
 
 def merge_in_float32(a: Metrics, b: Metrics) -> Metrics:
     """`merge` on the host in float32, as the fused program adds up the updates of a call."""
-
-    def rounded(metrics: Metrics) -> Metrics:
-        return jax.tree.map(lambda x: float(np.float32(x)), metrics)
-
+    rounded = partial(jax.tree.map, lambda x: float(np.float32(x)))
     return rounded(merge(a, rounded(b)))
 
 
 def over_updates(metrics: Metrics, token_fraction: Any = None) -> Metrics:
     """The metrics of one update as metrics of several: means over updates, and maxima.
 
-    Each update counts once in the mean of a total. It counts `token_fraction` in the mean of a mean over tokens, if it
-    took only that share of its batch's tokens.
+    A mean over tokens counts `token_fraction`, the share of the batch's tokens that the update was taken on; a total
+    counts once.
     """
-    converted = {}
-    for name, metric in metrics.items():
-        if metric.reduction == "max":
-            converted[name] = metric
-        else:
-            is_token_mean = metric.reduction == "mean"
-            converted[name] = mean(value(metric), token_fraction if is_token_mean else None)
-    return converted
+    weights = {"mean": token_fraction, "total": None}
+    return {
+        name: metric if metric.reduction == "max" else mean(value(metric), weights[metric.reduction])
+        for name, metric in metrics.items()
+    }
 
 
 def zero_where(condition: Any, metrics: Metrics) -> Metrics:

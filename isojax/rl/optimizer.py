@@ -1,7 +1,5 @@
-"""The state that training changes, AdamW, and the learning rate: warmed up, then constant, and growing with the batch
-from a reference batch, as its square root in the paper (IsoCompute Playbook, section 3, factor 3; Fig. 4 compares the
-rules).
-"""
+"""The state that training changes, AdamW, and the learning rate: warmed up, then constant, and growing with the batch,
+as its square root in the paper (IsoCompute Playbook, section 3, factor 3; Fig. 4 compares the rules)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +14,7 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from isojax.distributed.program import shapes_with_shardings
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Decoder, Params
 from isojax.rl import critic
@@ -23,7 +22,7 @@ from isojax.rl import critic
 LRScaling = Literal["constant", "linear", "sqrt"]
 LR_SCALINGS: dict[LRScaling, Callable[[Array], Array]] = {
     "constant": jnp.ones_like,
-    "linear": lambda x: x,
+    "linear": jnp.asarray,
     "sqrt": jnp.sqrt,
 }
 
@@ -36,15 +35,9 @@ def learning_rate(
     warmup: int,
     scaling: LRScaling = "sqrt",
 ) -> Float[Array, ""]:
-    """anchor * s(B / lr_reference_batch) * min(1, (step + 1) / warmup), step counted from 0; s(x) is 1, x or sqrt(x) by
-    `scaling`.
+    """reference_lr * s(B / lr_reference_batch) * min(1, (step + 1) / warmup); s(x) is 1, x or sqrt(x) by `scaling`.
 
-    Args:
-        step: updates done before this one.
-        B: rollouts an update.
-        anchor: the rate at B = lr_reference_batch, whatever the rule.
-        warmup: updates until the rate is reached, at least 1.
-        scaling: static; one program holds one rule.
+    step: updates done before this one. B: rollouts per update.
     """
     warmup_factor = jnp.minimum(1.0, (step + 1) / warmup)
     return jnp.asarray(reference_lr) * LR_SCALINGS[scaling](B / lr_reference_batch) * warmup_factor
@@ -70,13 +63,10 @@ def adamw_update(
     skip: Array,
 ) -> tuple[Params, Any]:
     """AdamW (arXiv:1711.05101) on a gradient clipped by its global norm: the new parameters and moments, or the old
-    ones where `skip` is true.
-
-    The barrier completes the new moments before anything reads them. Without it XLA computes the parameters from the
-    old moments once more, and keeps a copy of all moments for that.
-    """
+    ones where `skip` is true."""
     clip_scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-30))
     _, new_moments = adam().update(jax.tree.map(lambda g: g * clip_scale, gradient), moments)
+    # Without the barrier XLA computes the parameters from the old moments, and keeps a copy of all moments for that.
     moments = lax.optimization_barrier(jax.tree.map(partial(jnp.where, skip), moments, new_moments))
     means = optax.tree.bias_correction(moments.mu, B1, moments.count)
     squares = optax.tree.bias_correction(moments.nu, B2, moments.count)
@@ -95,22 +85,13 @@ class CriticState(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """All that an update changes.
+    """All that an update changes."""
 
-    Attributes:
-        params: the policy's float32 parameters.
-        moments: Adam's moments of the policy.
-        step: i32[], updates done, skipped ones included.
-        critic: None where the recipe has no critic.
-        consecutive_nonfinite: i32[], how many of the last updates in a row were skipped because loss or gradient
-            were not finite.
-    """
-
-    params: Params
-    moments: Any
-    step: Any
+    params: Params  # the policy's, float32
+    moments: Any  # Adam's of the policy
+    step: Any  # i32[], updates done, skipped ones included
     critic: CriticState | None = None
-    consecutive_nonfinite: Any = np.int32(0)
+    consecutive_nonfinite: Any = np.int32(0)  # i32[], how many of the last updates in a row were skipped
 
 
 def train_state_shardings(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> TrainState:
@@ -132,8 +113,7 @@ def train_state_shardings(decoder: Decoder, mesh: Mesh, with_critic: bool = Fals
 
 def build_init_state(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> Callable[[Params], TrainState]:
     """The jitted `init(params) -> TrainState`: a copy of the parameters, zero moments, step 0, and a critic that starts
-    from the same parameters.
-    """
+    from the same parameters."""
 
     def init_state(params: Params) -> TrainState:
         params_copy = jax.tree.map(jnp.copy, params)  # updates donate the state, and the base policy must outlive it
@@ -145,7 +125,5 @@ def build_init_state(decoder: Decoder, mesh: Mesh, with_critic: bool = False) ->
 
 
 def train_state_shapes(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> TrainState:
-    """The ShapeDtypeStruct, with its sharding, of each array of a TrainState."""
     shapes = jax.eval_shape(build_init_state(decoder, mesh, with_critic), decoder.shapes())
-    shardings = train_state_shardings(decoder, mesh, with_critic)
-    return jax.tree.map(lambda x, on: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on), shapes, shardings)
+    return shapes_with_shardings(shapes, train_state_shardings(decoder, mesh, with_critic))

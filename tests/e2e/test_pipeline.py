@@ -47,5 +47,5 @@ def test_a_sampler_mesh_that_would_wait_or_does_not_fit_is_refused(isojax: Any) 
         *ONE,
         "cell.rl.max_staleness=1",
         "run.sampler_mesh=data=16",
-        saying=["16 devices beside the 1 of another", "shows 8", "=17"],
+        saying=["16 devices in addition to the 1 of another", "shows 8", "=17"],
     )

@@ -41,11 +41,6 @@ def test_a_loss_of_ones_own(isojax: Any, name: str) -> None:
         (["cell.rl.critic={}"], ["cell.rl.advantage = group", "expected gae"]),
         (["sweep.n=[1]"], ["sweep.n holds 1", "reinforce_pp"]),
         (["sweep.n=[4]", "cell.rl.n_train=8"], ["cell.rl.n_train = 8", "n_train <= n"]),
-        (["cell.rl.reference=none"], ["cell.rl.kl = 0.02", "keeps none in memory"]),
-        (
-            ["cell.rl.kl=0", "cell.rl.reference=none", "cell.rl.measure_kl=true"],
-            ["measure_kl = true", "keeps none in memory"],
-        ),
         (["cell.rl.kl=0", "cell.rl.zero_variance_filter=[kl]"], ["holds kl and cell.rl.kl = 0"]),
         (
             ["cell.rl.entropy=0", "cell.rl.zero_variance_filter=[policy,entropy]"],

@@ -37,7 +37,6 @@ class RLConfig(Section):
     kl: NonNegativeFloat = 0.0  # the coefficient of the KL to the base policy
     kl_estimator: str = "k3"  # k1, k2 or k3
     measure_kl: bool = False  # whether the KL is measured where its coefficient is 0
-    reference: Literal["base", "none"] = "base"  # base keeps the base policy in memory for the KL; none never does
     entropy: NonNegativeFloat = 0.0  # the coefficient of the entropy bonus
     # The terms that leave out groups whose rollouts all got the same reward.
     zero_variance_filter: tuple[Literal["policy", "kl", "entropy"], ...] = ()

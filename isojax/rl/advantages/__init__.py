@@ -18,27 +18,16 @@ EPS_WHITEN = 1e-8
 
 
 class RewardedBatch(NamedTuple):
-    """A batch of rollouts with their rewards.
+    """A batch of rollouts with their rewards."""
 
-    Attributes:
-        rewards: f32[*r], 0 where `valid` is false.
-        lengths: i32[*r], how many tokens of each response the policy drew.
-        groups: i32[*r], the row of each rollout's problem in the batch.
-        valid: bool[*r], whether the row holds a rollout.
-        n: i32[], rollouts per problem.
-        num_groups: a static bound of the number of groups.
-        filters_zero_variance: whether the policy's loss leaves out groups whose rollouts all got the same reward.
-        token_advantages: f32[*r T], generalised advantages by the critic's values; None without a critic.
-        token_mask: bool[*r T], which response tokens the policy drew; None without a critic.
-    """
-
-    rewards: Float[Array, "*r"]
-    lengths: Int[Array, "*r"]
-    groups: Int[Array, "*r"]
-    valid: Bool[Array, "*r"]
-    n: Int[Array, ""]
-    num_groups: int
-    filters_zero_variance: bool = False
+    rewards: Float[Array, "*r"]  # 0 where `valid` is false
+    lengths: Int[Array, "*r"]  # how many tokens of each response the policy drew
+    groups: Int[Array, "*r"]  # the row of each rollout's problem in the batch
+    valid: Bool[Array, "*r"]  # whether the row holds a rollout
+    n: Int[Array, ""]  # rollouts per problem
+    num_groups: int  # a static bound of the number of groups
+    filters_zero_variance: bool = False  # whether the policy's loss leaves out groups whose rewards are all equal
+    # With a critic: generalised advantages by its values, and which response tokens the policy drew.
     token_advantages: Float[Array, "*r T"] | None = None
     token_mask: Bool[Array, "*r T"] | None = None
 

@@ -1,10 +1,8 @@
 """ScaleRL's advantage (arXiv:2510.13786): (reward - mean of the group) / (standard deviation of these over the batch +
 1e-6).
 
-ScaleRL filters zero-variance prompts: only prompts whose rollouts disagree (0 < mean reward < 1) are in the batch that
-its objective and so its standard deviation are of, the "effective batch". So the standard deviation here is over the
-rollouts that the policy's loss counts: where `cell.rl.zero_variance_filter` holds `policy`, those of groups whose
-rewards differ; without the filter, all rollouts, zero-variance groups with their zeros included.
+The standard deviation is over ScaleRL's "effective batch", the rollouts that the policy's loss counts: where
+`cell.rl.zero_variance_filter` holds `policy`, those of groups whose rewards differ; otherwise all, zeros included.
 """
 
 import jax.numpy as jnp

@@ -10,22 +10,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class CountedResponses(NamedTuple):
-    """The responses of a batch, of which a term of the loss counts some.
+    """The responses of a batch, of which a term of the loss counts some."""
 
-    Attributes:
-        lengths: i32[*r], how many tokens of each response the policy drew.
-        tokens: f32[*r], the same; 0 where the response is not counted.
-        groups: i32[*r], the row of each response's problem in the batch.
-        counted: bool[*r], whether the term counts the response.
-        num_counted: f32[], how many it counts, at least 1.
-        num_groups: a static bound of the number of groups.
-        response_length: T, the longest response allowed.
-    """
-
-    lengths: Int[Array, "*r"]
-    tokens: Float[Array, "*r"]
-    groups: Int[Array, "*r"]
-    counted: Bool[Array, "*r"]
-    num_counted: Float[Array, ""]
-    num_groups: int
-    response_length: int
+    lengths: Int[Array, "*r"]  # how many tokens of each response the policy drew
+    tokens: Float[Array, "*r"]  # the same; 0 where the response is not counted
+    groups: Int[Array, "*r"]  # the row of each response's problem in the batch
+    counted: Bool[Array, "*r"]  # whether the term counts the response
+    num_counted: Float[Array, ""]  # how many it counts, at least 1
+    num_groups: int  # a static bound of the number of groups
+    response_length: int  # T, the longest response allowed

@@ -15,6 +15,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+Tokens = Float[Array, "m T"]
+Mask = Bool[Array, "m T"]
+LossAndMetrics = tuple[Tokens, dict[str, Tokens]]
+
 
 class Clip(NamedTuple):
     """How far below and above 1 a ratio may go, f32[] each."""
@@ -23,19 +27,14 @@ class Clip(NamedTuple):
     high: Any
 
 
-def ratios(
-    logps: Float[Array, "m T"], sampler_logps: Float[Array, "m T"], mask: Bool[Array, "m T"]
-) -> Float[Array, "m T"]:
+def ratios(logps: Tokens, sampler_logps: Tokens, mask: Mask) -> Tokens:
     """The trainer's probability of each token over the sampler's; 1 where the mask is false."""
     return jnp.exp(jnp.where(mask, logps - sampler_logps, 0.0))
 
 
-def clipped_surrogate(
-    ratio: Float[Array, "m T"], advantages: Float[Array, "m T"], mask: Bool[Array, "m T"], clip: Clip
-) -> tuple[Float[Array, "m T"], dict[str, Float[Array, "m T"]]]:
+def clipped_surrogate(ratio: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
     """-min(r A, clip(r, 1 - low, 1 + high) A) (PPO, arXiv:1707.06347, equation 7); metric: the share of tokens whose
-    gradient it stops.
-    """
+    gradient it stops."""
     clipped_ratio = jnp.clip(ratio, 1 - clip.low, 1 + clip.high)
     value = -jnp.minimum(ratio * advantages, clipped_ratio * advantages)
     gradient_stopped = mask & (clipped_ratio * advantages < ratio * advantages)

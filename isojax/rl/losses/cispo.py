@@ -3,21 +3,14 @@ so that no token's gradient is stopped. ScaleRL's loss (arXiv:2510.13786)."""
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
 
-from isojax.rl.losses import Clip, ratios
+from isojax.rl.losses import Clip, LossAndMetrics, Mask, Tokens, ratios
 
 ADVANTAGE_ONLY = True
 DEFAULTS = {"advantage": "group", "aggregation": "token", "clip": 1.0, "clip_high": 4.0}
 
 
-def loss(
-    logps: Float[Array, "m T"],
-    sampler_logps: Float[Array, "m T"],
-    advantages: Float[Array, "m T"],
-    mask: Bool[Array, "m T"],
-    clip: Clip,
-) -> tuple[Float[Array, "m T"], dict[str, Float[Array, "m T"]]]:
+def loss(logps: Tokens, sampler_logps: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
     """-sg(clip(r, 1 - low, 1 + high)) A log p; with low = 1 there is no lower bound (equations 4 and 5)."""
     ratio = lax.stop_gradient(ratios(logps, sampler_logps, mask))
     clipped_ratio = jnp.clip(ratio, 1 - clip.low, 1 + clip.high)

@@ -2,27 +2,17 @@
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
 
-from isojax.rl.losses import Clip, clipped_surrogate
+from isojax.rl.losses import Clip, LossAndMetrics, Mask, Tokens, clipped_surrogate
 
 ADVANTAGE_ONLY = True
 DEFAULTS = {"advantage": "group", "aggregation": "sequence", "clip": 3e-4, "clip_high": 4e-4}
 
 
-def loss(
-    logps: Float[Array, "m T"],
-    sampler_logps: Float[Array, "m T"],
-    advantages: Float[Array, "m T"],
-    mask: Bool[Array, "m T"],
-    clip: Clip,
-) -> tuple[Float[Array, "m T"], dict[str, Float[Array, "m T"]]]:
-    """The clipped surrogate with s = exp(mean over tokens of the log ratio) in the place of r (equation 7 of the
-    paper).
-
-    Each token has s, and by stop-gradients (equation 14) its own part of s' gradient, so that the mean over a response
-    is the response's.
-    """
+def loss(logps: Tokens, sampler_logps: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
+    """The clipped surrogate with s = exp(mean over tokens of the log ratio) in the place of r (equation 7). Each token
+    has s, and by stop-gradients (equation 14) its own part of s' gradient, so that the mean over a response is the
+    response's."""
     log_ratio = jnp.where(mask, logps - sampler_logps, 0.0)
     response_log_ratio = log_ratio.sum(-1, keepdims=True) / jnp.maximum(mask.sum(-1, keepdims=True), 1)
     token_gradient = jnp.where(mask, logps - lax.stop_gradient(logps), 0.0)
