@@ -46,8 +46,9 @@ from isojax.models.decode import Decoding, KVCache
 from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import engine as engine_module
-from isojax.sampling.batch import ProblemArrays, make_sampler_shapes, make_shard_slice
-from isojax.sampling.engine import Engine, SamplerState, SamplingBatch, Slots, build_engine
+from isojax.sampling.batch import ProblemArrays, SamplingBatch, make_sampler_shapes, make_shard_slice
+from isojax.sampling.engine import Engine, build_engine
+from isojax.sampling.sampler_state import SamplerState, Slots
 from isojax.tasks.stop_strings import StopConditions
 
 MEAN, SIGMA, END = (
@@ -126,7 +127,7 @@ def run(engine: Engine, params: Params, n: int) -> Callable[..., tuple[Any, Any]
             return engine.decode_chunk(params, weights, given, carry[0])[0], carry[1] + 1
 
         state, refills = lax.while_loop(
-            lambda c: engine.has_work(given, c[0]), refill, (engine.init_state(given), jnp.int32(0))
+            lambda c: engine.has_work(given, c[0]), refill, (engine.init_state(jnp.int32(0)), jnp.int32(0))
         )
         return state.outputs[-1][: engine.shapes.B_cap], refills
 
@@ -137,12 +138,12 @@ def full_steps(engine: Engine, params: Params) -> Callable[[Params], Any]:
     """`STEPS` steps with all slots live, compiled."""
 
     def steps(params: Params) -> Any:
-        weights, state = engine.decoding.prepare_weights(params), engine.init_state(batch(engine, 1, jax.random.key(0)))
+        weights, state = engine.decoding.prepare_weights(params), engine.init_state(jnp.int32(0))
         begun = state.slots._replace(t=jnp.ones_like(state.slots.t))
         going = jnp.zeros(engine.shapes.slots, bool)
 
         def step(_: Any, carry: tuple[Slots, KVCache]) -> tuple[Slots, KVCache]:
-            return engine.decode_step(weights, *carry, state.last_hidden.prefix_groups, going)[:2]
+            return engine.decode_step(weights, *carry, state.group_last_hidden, going)[:2]
 
         return lax.fori_loop(0, STEPS, step, (begun, state.cache))[0].tokens
 

@@ -1,13 +1,12 @@
-"""Attention, in its two places: `self_attention` of prompts and responses (the trainer's, differentiable) and
-`decode_attention` of one token per slot against a cache (the sampler's).
+"""Attention: `self_attention` of prompts and responses (the trainer's, differentiable), and of one query per slot
+against a cache (the sampler's): `decode_attention`, and `attend_slots` where slots share a prompt's keys and values.
 
-Each takes the name of an implementation. `plain` is array code for any backend, and what the others are tested against;
-`pallas` are kernels for TPU, `cudnn` NVIDIA's library (kernels/ says what each can do). Which is the fastest here is
-measured: attention_autotune.py. `interpret` runs the Pallas kernels as array code on any backend, slowly, for tests.
+The first two take the name of an implementation: `plain` is array code for any backend, which the others are tested
+against; `pallas` are kernels for TPU, `cudnn` NVIDIA's library (kernels/), and `interpret` runs the Pallas kernels on
+any backend, slowly, for tests. attention_autotune.py measures which is the fastest.
 
-XLA cannot split a kernel over devices as it does array code. So inside a shard_map, where these functions are called,
-each kernel is wrapped in a further one, over the axes that are still automatic: every device attends with its own
-heads.
+XLA cannot split a kernel over devices as it does array code. So in a shard_map, where these functions are called, each
+kernel is in a further one, over the axes that are still automatic: every device attends with its own heads.
 """
 
 import functools
@@ -20,40 +19,31 @@ from jax import lax, shard_map
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from isojax.distributed.sharding import PROMPT_AXIS, partition_spec
-from isojax.models.cpu import sum_over_queries
+from isojax.distributed.sharding import partition_spec
+from isojax.models.cpu import small_head_products, sum_over_queries
 from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
 
 MASKED_SCORE = -1e30
+PALLAS = ("pallas", "interpret")
 
 PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H]; how many positions of each row are live, i[b]
-KVArrays = tuple[
-    Array, ...
-]  # keys [L R K H C] and values [L R K C H]; of int8 ones also their scales, f32[L R K C] each
+KVArrays = tuple[Array, ...]  # keys [L R K H C], values [L R K C H]; of int8 ones also their scales, f32[L R K C] each
+SlotSegment = tuple[Array, Array, Array]  # keys [Z K H c], values [Z K c H], mask bool[R c]
 
 
 def attend(
     q: Float[Array, "b t N H"], kv_segments: list[tuple[Array, Array, Bool[Array, "b t c"]]]
 ) -> Float[Array, "b t N H"]:
-    """Softmax attention over the concatenation of `parts`, each (keys [b K c H], values [b K c H], mask [b t c]),
-    without joining them.
-
-    Scores and softmax in float32.
-    """
+    """Softmax attention in float32 over all segments together: each keys [b K c H], values [b K c H], mask [b t c]."""
     b, t, heads, head_dim = q.shape
     K = kv_segments[0][0].shape[1]
     G = heads // K
-    # The queries of a key's heads as rows of one matrix: a product a key/value head, with nothing left to transpose
-    # inside it.
+    # The queries of a key's heads as rows of one matrix: one product for each key/value head, without a transpose.
     q = (q * head_dim**-0.5).reshape(b, t, K, G, head_dim).transpose(0, 2, 3, 1, 4).reshape(b, K, G * t, head_dim)
-    scores = [
-        jnp.where(
-            mask[:, None, None],
-            query_key_products(q, k).reshape(b, K, G, t, -1),
-            MASKED_SCORE,
-        ).reshape(b, K, G * t, -1)
-        for k, _, mask in kv_segments
-    ]
+    scores = []
+    for keys, _, mask in kv_segments:
+        products = query_key_products(q, keys).reshape(b, K, G, t, -1)
+        scores.append(jnp.where(mask[:, None, None], products, MASKED_SCORE).reshape(b, K, G * t, -1))
     max_score = lax.stop_gradient(functools.reduce(jnp.maximum, [s.max(-1, keepdims=True) for s in scores]))
     weights = [jnp.exp(s - max_score) for s in scores]
     normalizer = functools.reduce(jnp.add, [w.sum(-1, keepdims=True) for w in weights])
@@ -62,18 +52,8 @@ def attend(
     return out.astype(q.dtype).reshape(b, K, G, t, head_dim).transpose(0, 3, 1, 2, 4).reshape(b, t, heads, head_dim)
 
 
-def _query_key_products(q: Float[Array, "b K q H"], k: Float[Array, "b K c H"]) -> Float[Array, "b K q c"]:
-    return jnp.einsum("bkqh,bkch->bkqc", q, k, preferred_element_type=jnp.float32)
-
-
-def _weighted_values(w: Float[Array, "b K q c"], v: Float[Array, "b K c H"]) -> Float[Array, "b K q H"]:
-    return jnp.einsum("bkqc,bkch->bkqh", w, v)
-
-
 def query_key_products(q: Float[Array, "b K q H"], k: Float[Array, "b K c H"]) -> Float[Array, "b K q c"]:
-    """Each query's products with keys, in float32. The gradient is written out where all is float32, as on a CPU;
-    elsewhere it is JAX's.
-    """
+    """Each query's products with keys, in float32. Where all is float32, as on a CPU, the gradient is written out."""
     return _float32_query_key_products(q, k) if q.dtype == k.dtype == jnp.float32 else _query_key_products(q, k)
 
 
@@ -82,14 +62,20 @@ def weighted_values(w: Float[Array, "b K q c"], v: Float[Array, "b K c H"]) -> F
     return _float32_weighted_values(w, v) if w.dtype == v.dtype == jnp.float32 else _weighted_values(w, v)
 
 
-_float32_query_key_products, _float32_weighted_values = (
-    jax.custom_vjp(_query_key_products),
-    jax.custom_vjp(_weighted_values),
-)
+def _query_key_products(q: Array, k: Array) -> Array:
+    return jnp.einsum("bkqh,bkch->bkqc", q, k, preferred_element_type=jnp.float32)
+
+
+def _weighted_values(w: Array, v: Array) -> Array:
+    return jnp.einsum("bkqc,bkch->bkqh", w, v)
+
+
+_float32_query_key_products = jax.custom_vjp(_query_key_products)
 _float32_query_key_products.defvjp(
     lambda q, k: (_query_key_products(q, k), (q, k)),
     lambda saved, d: (_weighted_values(d, saved[1]), sum_over_queries(d, saved[0])),
 )
+_float32_weighted_values = jax.custom_vjp(_weighted_values)
 _float32_weighted_values.defvjp(
     lambda w, v: (_weighted_values(w, v), (w, v)),
     lambda saved, d: (_query_key_products(d, saved[1]), sum_over_queries(saved[0], d)),
@@ -97,9 +83,7 @@ _float32_weighted_values.defvjp(
 
 
 def quantize(x: Float[Array, "*b H"]) -> tuple[Int[Array, "*b H"], Float[Array, "*b"]]:
-    """int8 values and one float32 scale a vector: x = values * scale within scale / 2 an element, the largest one hit
-    exactly.
-    """
+    """int8 values and one float32 scale per vector: x = values * scale, within scale / 2 for each element."""
     x = x.astype(jnp.float32)
     scale = jnp.abs(x).max(-1) / 127
     return jnp.round(x / jnp.where(scale > 0, scale, 1.0)[..., None]).astype(jnp.int8), scale
@@ -115,7 +99,7 @@ def to_cache_dtype(keys: Array, values: Array, dtype: Any) -> tuple[Array, ...]:
 
 def cache_positions(implementation: str, positions: int) -> int:
     """How many positions a cache must have to hold `positions`: the TPU's kernel wants whole blocks."""
-    if implementation not in ("pallas", "interpret"):
+    if implementation not in PALLAS:
         return positions
     from isojax.models.kernels.tpu_decode import pad_to_blocks  # loads Pallas, which only a TPU's kernels need
 
@@ -157,41 +141,17 @@ def self_attention(
         prefix = None
     if implementation == "plain":
         return _plain_self_attention(q, k, v, prefix)
-    kernel: Callable[..., Array] = cudnn_attention if implementation == "cudnn" else _splash_kernel(implementation)
+    kernel: Callable[..., Array] = cudnn_attention
+    if implementation in PALLAS:
+        from isojax.models.kernels.splash import splash_attention  # loads Pallas, which only a TPU's kernels need
+
+        kernel = functools.partial(splash_attention, interpret=implementation == "interpret")
 
     def attention(q: Array, k: Array, v: Array, *prefix: Array) -> tuple[Array]:
         return (kernel(q, k, v, prefix or None),)
 
     inputs = (2, 1, 1) if prefix is None else (2, 1, 1, 1, 1, None)
     return shard_over_heads(attention, k.shape[1], inputs, (2,))(q, k, v, *(prefix or ()))[0]
-
-
-def _splash_kernel(implementation: str) -> Callable[..., Array]:
-    from isojax.models.kernels.splash import splash_attention  # loads Pallas, which only a TPU's kernels need
-
-    return {"pallas": splash_attention, "interpret": functools.partial(splash_attention, interpret=True)}[
-        implementation
-    ]
-
-
-def attention_at_positions(
-    positions: Int[Array, "b t"], q: Float[Array, "b t N H"], k: Float[Array, "b K c H"], v: Float[Array, "b K c H"]
-) -> Float[Array, "b t N H"]:
-    """Attention of queries at these positions to all keys that are not after them."""
-    return attend(q, [(k, v, jnp.arange(k.shape[2])[None, None] <= positions[..., None])])
-
-
-def sequence_sharded_attention(
-    positions: Int[Array, "b t"], q: Float[Array, "b t N H"], k: Float[Array, "b K c H"], v: Float[Array, "b K c H"]
-) -> Float[Array, "b t N H"]:
-    """`attention_at`, of keys and values of which each device of `sequence` has a part, in a shard_map over that axis:
-    they are gathered, each device's own heads of them. Queries are those that the device has."""
-
-    def attention(positions: Array, q: Array, k: Array, v: Array) -> tuple[Array]:
-        keys, values = (lax.all_gather(x, PROMPT_AXIS, axis=2, tiled=True) for x in (k, v))
-        return (attention_at_positions(positions, q, keys, values),)
-
-    return shard_over_heads(attention, k.shape[1], (None, 2, 1, 1), (2,))(positions, q, k, v)[0]
 
 
 def _plain_self_attention(q: Array, k: Array, v: Array, prefix: PrefixKV | None) -> Array:
@@ -212,13 +172,12 @@ def decode_attention(
     layer: Int[Array, ""],
     positions: Int[Array, " R"],
 ) -> tuple[Float[Array, "R N H"], KVArrays]:
-    """Writes each slot's new key and value at its position (below C) of `layer`, and attends to positions 0 ..
-    positions[r].
+    """Writes each slot's new key and value at its position of `layer`, and attends to positions 0 .. positions[r].
 
     An int8 cache is written and read as `quantize` has it, with the same sums in every implementation.
     """
     new_kv = to_cache_dtype(k, v, cache[0].dtype)
-    if implementation in ("pallas", "interpret"):
+    if implementation in PALLAS:
         from isojax.models.kernels.tpu_decode import flash_decode  # as above
 
         def kernel(q: Array, layer: Array, positions: Array, *new_and_cache: Array) -> tuple[Array, ...]:
@@ -226,10 +185,8 @@ def decode_attention(
             out, cache = flash_decode(q, new_kv, cache, layer, positions, interpret=implementation == "interpret")
             return out, *cache
 
-        cache_head_axes = (2,) * len(cache)
-        attention = shard_over_heads(
-            kernel, k.shape[1], (1, None, None, *[1] * len(new_kv), *cache_head_axes), (1, *cache_head_axes)
-        )
+        new_axes, cache_axes = (1,) * len(new_kv), (2,) * len(cache)
+        attention = shard_over_heads(kernel, k.shape[1], (1, None, None, *new_axes, *cache_axes), (1, *cache_axes))
         out, *updated_cache = attention(q, layer, positions, *new_kv, *cache)
         return out, tuple(updated_cache)
     rows = jnp.arange(q.shape[0])
@@ -237,29 +194,61 @@ def decode_attention(
     # layer.
     keys = cache[0].at[layer, rows, :, :, positions].set(new_kv[0])
     cache = (keys, *(c.at[layer, rows, :, positions].set(x) for c, x in zip(cache[1:], new_kv[1:], strict=True)))
-    layer_cache = [lax.dynamic_index_in_dim(c, layer, 0, False) for c in cache]
+    keys, values, *scales = (lax.dynamic_index_in_dim(c, layer, 0, False) for c in cache)
     if implementation == "cudnn":
         sharded_decode = shard_over_heads(lambda *x: (cudnn_decode(*x),), k.shape[1], (1, 1, 1, None), (1,))
-        return sharded_decode(q, layer_cache[0], layer_cache[1], positions)[0], cache
-    mask = (jnp.arange(layer_cache[1].shape[2])[None] <= positions[:, None])[:, None]
-    if len(layer_cache) == 2:
-        return attend(q[:, None], [(layer_cache[0].swapaxes(-1, -2), layer_cache[1], mask)])[:, 0], cache
-    return _attend_int8(q, layer_cache, mask), cache
+        return sharded_decode(q, keys, values, positions)[0], cache
+    mask = (jnp.arange(values.shape[2])[None] <= positions[:, None])[:, None]
+    if scales:
+        return _attend_int8(q, keys, values, *scales, mask), cache
+    return attend(q[:, None], [(keys.swapaxes(-1, -2), values, mask)])[:, 0], cache
 
 
-def _attend_int8(q: Array, cache: list[Array], mask: Array) -> Array:
-    """Attention of q [R N H] over one layer's int8 cache: a scale belongs to a position, so it multiplies scores and
-    weights.
-    """
-    keys, values, key_scale, value_scale = cache
+def _attend_int8(
+    q: Array, keys: Array, values: Array, key_scale: Array, value_scale: Array, mask: Array
+) -> Float[Array, "R N H"]:
+    """Attention over one layer's int8 cache: a scale belongs to a position, so it multiplies scores and weights."""
     R, N, H = q.shape
     q = (q * H**-0.5).reshape(R, keys.shape[1], -1, H)
-    scores = (
-        jnp.einsum("rkgh,rkhc->rkgc", q, keys.astype(q.dtype), preferred_element_type=jnp.float32)
-        * key_scale[:, :, None]
-    )
-    weights = jax.nn.softmax(jnp.where(mask[:, None], scores, MASKED_SCORE), -1) * value_scale[:, :, None]
-    weighted_sum = jnp.einsum(
-        "rkgc,rkch->rkgh", weights.astype(q.dtype), values.astype(q.dtype), preferred_element_type=jnp.float32
-    )
-    return weighted_sum.astype(q.dtype).reshape(R, N, H)
+    scores = jnp.einsum("rkgh,rkhc->rkgc", q, keys.astype(q.dtype), preferred_element_type=jnp.float32)
+    scores = jnp.where(mask[:, None], scores * key_scale[:, :, None], MASKED_SCORE)
+    weights = (jax.nn.softmax(scores, -1) * value_scale[:, :, None]).astype(q.dtype)
+    out = jnp.einsum("rkgc,rkch->rkgh", weights, values.astype(q.dtype), preferred_element_type=jnp.float32)
+    return out.astype(q.dtype).reshape(R, N, H)
+
+
+def attend_slots(q: Float[Array, "R N H"], kv_segments: list[SlotSegment]) -> Float[Array, "R N H"]:
+    """Softmax attention, in float32, over all segments together. A segment is of slots, or of Z prefix groups of R / Z.
+
+    Keys have positions last, so that a score is a product along rows of the cache.
+    """
+    R, N, H = q.shape
+    K = kv_segments[0][0].shape[1]
+    q = q.reshape(R, K, N // K, H) * H**-0.5
+    scores = []
+    for keys, _, mask in kv_segments:
+        mask = jnp.broadcast_to(mask[:, None, None], (R, 1, N // K, mask.shape[-1]))
+        products = small_head_products(_fold_slots(q, len(keys)), keys)
+        scores.append(jnp.where(_fold_slots(mask, len(keys)), products, MASKED_SCORE))
+    max_score = functools.reduce(jnp.maximum, [_unfold_slots(s.max(-1, keepdims=True), R) for s in scores])
+    weighted_sums, normalizers = [], []
+    for s, (_, values, _) in zip(scores, kv_segments, strict=True):
+        w = jnp.exp(s - _fold_slots(max_score, len(values)))
+        normalizers.append(_unfold_slots(w.sum(-1, keepdims=True), R))
+        weighted = jnp.einsum("zkgc,zkch->zkgh", w.astype(values.dtype), values, preferred_element_type=jnp.float32)
+        weighted_sums.append(_unfold_slots(weighted, R))
+    out = functools.reduce(jnp.add, weighted_sums) / functools.reduce(jnp.add, normalizers)
+    return out.astype(q.dtype).reshape(R, N, H)
+
+
+def _fold_slots(x: Float[Array, "R K G c"], prefix_groups: int) -> Float[Array, "Z K WG c"]:
+    """The slots of each prefix group in one matrix, so that one product takes them to the group's prefix."""
+    R, K, G, c = x.shape
+    if prefix_groups == R:
+        return x
+    return x.reshape(prefix_groups, R // prefix_groups, K, G, c).swapaxes(1, 2).reshape(prefix_groups, K, -1, c)
+
+
+def _unfold_slots(x: Float[Array, "Z K WG c"], slots: int) -> Float[Array, "R K G c"]:
+    Z, K, _, c = x.shape
+    return x if slots == Z else x.reshape(Z, K, slots // Z, -1, c).swapaxes(1, 2).reshape(slots, K, -1, c)

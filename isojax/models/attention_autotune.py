@@ -1,16 +1,13 @@
-"""Which implementation of attention is the fastest here: each that this backend has is timed at the run's own shapes,
-on its own device.
+"""Chooses the fastest implementation of attention: each that this backend has is timed at the run's own shapes.
 
-What fails to compile, or is further from float32's answer than the plain form may explain, is left out. What was
-measured, chosen and left out is logged. A choice is remembered within the process; a run that must be resumed bit for
-bit keeps it and passes it as `wanted`.
+One that fails to compile, or is further from float32's answer than rounding explains, is left out. Times, the choice
+and what is left out are logged. A choice is remembered within the process, and a run keeps it in its config.yaml.
 """
 
 import functools
 import logging
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +20,11 @@ from jax.sharding import Mesh
 from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.distributed.sharding import positions_are_split
-from isojax.models.attention import KVArrays, cache_positions, decode_attention, self_attention, to_cache_dtype
+from isojax.models.attention import cache_positions, decode_attention, self_attention, to_cache_dtype
 
-PLATFORM_KERNELS = {"tpu": ("pallas",), "gpu": ("cudnn",), "cpu": ()}  # by the platform of a device, beside `plain`
+PLATFORM_KERNELS = {"tpu": ("pallas",), "gpu": ("cudnn",), "cpu": ()}  # in addition to `plain`
 IMPLEMENTATIONS = ("auto", "plain", "pallas", "cudnn")
-CALLS_PER_PROGRAM = 16  # of attention in one timed program, so that its launch is small beside them
+CALLS_PER_PROGRAM = 16  # of attention in one timed program, so that its launch hardly counts
 ROUNDS = 5
 
 log = logging.getLogger(__name__)
@@ -35,9 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SelfAttentionShape:
-    """One call of `self_attention` on one device: `rows` of `positions` behind a prefix of `prefix` positions;
-    `gradient`: and back.
-    """
+    """One call of `self_attention` with its gradient on one device: `rows` of `positions` after a prefix."""
 
     rows: int
     positions: int
@@ -46,58 +41,37 @@ class SelfAttentionShape:
     kv_heads: int
     head_dim: int
     dtype: str
-    gradient: bool = True
 
     def unsupported_reason(self, implementation: str) -> str:
         """Why an implementation cannot serve this shape; empty where it can."""
         return _cudnn_unsupported_reason(self.head_dim, self.dtype) if implementation == "cudnn" else ""
 
     def random_inputs(self, rows: int) -> tuple[Any, ...]:
-        """Random arrays of so many rows, made on the device: q, k, v, prefix keys and values, live lengths spread up to
-        the whole.
-        """
+        """q, k, v, prefix keys and values, and lengths of prefixes that increase to the whole, for so many rows."""
         K, H = self.kv_heads, self.head_dim
-        shapes = [
-            (rows, self.positions, self.heads, H),
-            *[(rows, K, self.positions, H)] * 2,
-            *[(rows, K, self.prefix_length, H)] * 2,
-        ]
+        kv_shapes = [(rows, K, self.positions, H)] * 2 + [(rows, K, self.prefix_length, H)] * 2
+        shapes = [(rows, self.positions, self.heads, H), *kv_shapes]
         lengths = (jnp.arange(rows) + 1) * self.prefix_length // rows
         return *(_random_normal(i, shape, self.dtype) for i, shape in enumerate(shapes)), lengths
 
-    def run_once(self, implementation: str, inputs: tuple[Any, ...]) -> Any:
-        """What is computed, and is to be right."""
-        *arrays, live = inputs
+    def call(self, implementation: str, inputs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """The outputs that must be right, and the inputs of the next call in a timed program."""
+        *arrays, lengths = inputs
 
         def attention(q: Any, k: Any, v: Any, *prefix: Any) -> Any:
-            return self_attention(implementation, q, k, v, (*prefix, live))
+            return self_attention(implementation, q, k, v, (*prefix, lengths))
 
-        if not self.gradient:
-            return attention(*arrays)
-        out, pull = jax.vjp(attention, *arrays)
-        return out, pull(out)[: 5 if self.prefix_length else 3]
-
-    def run_repeated(self, implementation: str, inputs: tuple[Any, ...]) -> Any:
-        """What is timed: CALLS in a row, each on what the last one gave."""
-
-        def call(carry: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], None]:
-            outputs = self.run_once(implementation, carry)
-            updates = outputs[1] if self.gradient else (outputs,)
-            return (
-                *(x + y.astype(x.dtype) / 8 for x, y in zip(carry, updates, strict=False)),
-                *carry[len(updates) :],
-            ), None
-
-        return lax.scan(call, inputs, None, length=CALLS_PER_PROGRAM)[0]
+        out, vjp = jax.vjp(attention, *arrays)
+        gradients = vjp(out)
+        next_arrays = [x + gradient.astype(x.dtype) / 8 for x, gradient in zip(arrays, gradients, strict=True)]
+        return (out, gradients), (*next_arrays, lengths)
 
 
 @dataclass(frozen=True)
 class DecodeAttentionShape:
-    """One call of `decode_attention` on one device, with a cache of `positions` in `cache` precision (a dtype, or
-    int8).
-    """
+    """One call of `decode_attention` on one device; a row is a slot."""
 
-    slots: int
+    rows: int
     positions: int
     heads: int
     kv_heads: int
@@ -111,13 +85,8 @@ class DecodeAttentionShape:
             return f"cuDNN attends in one precision, not with queries in {self.dtype} to a cache in {self.cache_dtype}"
         return _cudnn_unsupported_reason(self.head_dim, self.dtype) if implementation == "cudnn" else ""
 
-    @property
-    def rows(self) -> int:
-        """Slots, as the rows of what is checked."""
-        return self.slots
-
     def random_inputs(self, rows: int) -> tuple[Any, ...]:
-        """Random queries, keys and values, a cache of two layers, and positions spread over the whole of it."""
+        """Queries, keys and values, a cache of two layers, and positions spread over the whole of it."""
         K, H = self.kv_heads, self.head_dim
         q, k, v = (_random_normal(i, (rows, heads, H), self.dtype) for i, heads in enumerate((self.heads, K, K)))
         length = max(cache_positions(name, self.positions) for name in IMPLEMENTATIONS)
@@ -125,34 +94,23 @@ class DecodeAttentionShape:
         keys, *rest = to_cache_dtype(keys, values, self.cache_dtype)
         return q, k, v, (keys.swapaxes(-1, -2), *rest), jnp.arange(rows) * self.positions // rows
 
-    def run_once(self, implementation: str, inputs: tuple[Any, ...]) -> Any:
-        """What is computed, and is to be right."""
+    def call(self, implementation: str, inputs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """The output that must be right, and the inputs of the next call, the cache written in place."""
         q, k, v, cache, positions = inputs
-        return decode_attention(implementation, q, k, v, cache, jnp.int32(1), positions)[0]
-
-    def run_repeated(self, implementation: str, inputs: tuple[Any, ...]) -> Any:
-        """What is timed: CALLS in a row on two layers by turns, written in place as in the sampler's loop."""
-        q, k, v, cache, positions = inputs
-
-        def call(carry: tuple[Any, KVArrays], i: Any) -> tuple[tuple[Any, KVArrays], None]:
-            return decode_attention(implementation, carry[0], k, v, carry[1], i % 2, positions), None
-
-        q, cache = lax.scan(call, (q, cache), jnp.arange(CALLS_PER_PROGRAM))[0]
-        return q, k, v, cache, positions
+        out, cache = decode_attention(implementation, q, k, v, cache, jnp.int32(1), positions)
+        return out, (out, k, v, cache, positions)
 
 
 AttentionShape = SelfAttentionShape | DecodeAttentionShape
 
 
 def autotune(shape: AttentionShape, requested: str = "auto", device: Any = None, setting: str = "attention") -> str:
-    """The implementation for one place of attention, by measurement where `wanted` is auto. Not to be called while
-    something is traced.
+    """The implementation for one call of attention, by measurement where `requested` is auto; not while tracing.
 
     Args:
         shape: what one device computes (heads after they are split over `tensor`).
-        wanted: auto, plain or a kernel's name.
+        requested: auto, plain or a kernel's name; `setting` is its key, for errors.
         device: where it runs; by default the first.
-        key: the setting that `wanted` is, for errors.
 
     Raises:
         InputError: no such implementation, none on this backend, or none for this shape.
@@ -172,24 +130,24 @@ def autotune(shape: AttentionShape, requested: str = "auto", device: Any = None,
         )
     if requested in kernels and (reason := shape.unsupported_reason(requested)):
         raise InputError(f"{setting}={requested}: {reason}. Set it to null or plain.")
-    if requested != "auto" or not kernels:
-        return "plain" if requested == "auto" else requested
-    return _fastest(shape, kernels, device)
+    if requested == "auto":
+        return _fastest(shape, kernels, device) if kernels else "plain"
+    return requested
 
 
 def select_attention(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepConfig:
-    """The sweep with its attention chosen, where it is not set: by measurement, at the run's own shapes on a device of
-    the mesh.
-
-    Where the mesh splits positions that is the plain form: a kernel wants them all.
+    """The sweep with its attention chosen, where it is not set: by measurement on a device of the mesh; the plain form
+    where the mesh splits positions, of which a kernel needs all.
 
     Raises:
-        InputError: what is set cannot be had on this backend, on this mesh, or for these shapes.
+        InputError: the sweep sets an implementation that this backend, mesh or shape does not have.
     """
+    if positions_are_split(mesh):
+        _require_plain("decode_attention", sweep.decode_attention)
+        _require_plain("forward_attention", sweep.forward_attention)
+        return sweep.model_copy(update={"decode_attention": "plain", "forward_attention": "plain"})
     model, sampling, device = cell.model, cell.sampling, mesh.devices.flat[0]
     precision, tensor = cell.precision.for_platform(device.platform), mesh.shape["tensor"]
-    if positions_are_split(mesh):
-        return _require_plain(sweep)
     head_shards = tensor if model.kv_heads % tensor == 0 else 1  # devices that share the heads
     head_sizes = (model.heads // head_shards, model.kv_heads // head_shards, model.head_dim, precision.compute)
     prompt_length, response_length = sampling.prompt_length, sampling.response_length
@@ -199,28 +157,25 @@ def select_attention(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepC
         device,
         "sweep.forward_attention",
     )
-    decode_attention = "plain"  # lanes that share prompts read them with products of their own
+    decode_attention = "plain"  # slots that share prompts have an attention of their own (`attend_slots`)
     if sweep.slots_per_prefix in (None, 1):
-        shape = DecodeAttentionShape(
-            sweep.decode_slots or 1, prompt_length + response_length, *head_sizes, precision.cache
+        decode_attention = autotune(
+            DecodeAttentionShape(
+                sweep.decode_slots or 1, prompt_length + response_length, *head_sizes, precision.cache
+            ),
+            sweep.decode_attention or "auto",
+            device,
+            "sweep.decode_attention",
         )
-        decode_attention = autotune(shape, sweep.decode_attention or "auto", device, "sweep.decode_attention")
     return sweep.model_copy(update={"decode_attention": decode_attention, "forward_attention": forward_attention})
 
 
-def _require_plain(sweep: SweepConfig) -> SweepConfig:
-    """The sweep for a mesh that splits positions."""
-    for name, requested in (
-        ("decode_attention", sweep.decode_attention),
-        ("forward_attention", sweep.forward_attention),
-    ):
-        if requested not in (None, "plain"):
-            raise InputError(
-                f"sweep.{name}={requested} on a mesh with sequence > 1: kernels want all positions of a prompt. "
-                "Expected plain or null; or "
-                "a mesh without sequence."
-            )
-    return sweep.model_copy(update={"decode_attention": "plain", "forward_attention": "plain"})
+def _require_plain(name: str, requested: str | None) -> None:
+    if requested not in (None, "plain"):
+        raise InputError(
+            f"sweep.{name}={requested} on a mesh with sequence > 1: kernels want all positions of a prompt. Expected "
+            "plain or null; or a mesh without sequence."
+        )
 
 
 @functools.cache
@@ -237,14 +192,8 @@ def _fastest(shape: AttentionShape, kernels: tuple[str, ...], device: Any) -> st
             if reason:
                 log.warning("attention of %s: %s is left out: %s", shape, name, reason)
     best = min(seconds, key=lambda name: seconds[name], default="plain")
-    times = ", ".join(f"{name} {1e6 * s:.0f} us" for name, s in seconds.items())
-    log.info(
-        "attention of %s on %s: %s a call; %s is taken",
-        shape,
-        device.device_kind,
-        times or "nothing could be timed",
-        best,
-    )
+    times = ", ".join(f"{name} {1e6 * s:.0f} us" for name, s in seconds.items()) or "nothing could be timed"
+    log.info("attention of %s on %s: %s per call; %s is taken", shape, device.device_kind, times, best)
     return best
 
 
@@ -256,23 +205,32 @@ def _mismatch(shape: AttentionShape, implementation: str) -> str:
     """
     if implementation == "plain":
         return ""
+
+    def outputs(name: str, inputs: tuple[Any, ...]) -> Any:
+        return jax.tree.leaves(jax.jit(lambda x: shape.call(name, x)[0])(inputs))
+
     inputs = shape.random_inputs(min(2, shape.rows))
     float32_inputs = jax.tree.map(
         lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, inputs
     )
     with jax.default_matmul_precision("highest"):
-        reference = jax.jit(functools.partial(shape.run_once, "plain"))(float32_inputs)
-    plain, kernel = (jax.jit(functools.partial(shape.run_once, name))(inputs) for name in ("plain", implementation))
-    for want, near, got in zip(*map(jax.tree.leaves, (reference, plain, kernel)), strict=True):
-        tolerance, error = 2 * _relative_distance(near, want) + 1e-4, _relative_distance(got, want)
+        reference = outputs("plain", float32_inputs)
+    plain, kernel = outputs("plain", inputs), outputs(implementation, inputs)
+    for expected, plain_output, kernel_output in zip(reference, plain, kernel, strict=True):
+        tolerance = 2 * _relative_distance(plain_output, expected) + 1e-4
+        error = _relative_distance(kernel_output, expected)
         if not error <= tolerance:  # nor where it is not a number
             return f"it is {error:.2g} from the exact answer, where {tolerance:.2g} is allowed"
     return ""
 
 
 def _seconds_per_call(shape: AttentionShape, implementation: str) -> float:
-    """Of one call: the median of ROUNDS."""
-    timed_program: Callable[..., Any] = jax.jit(functools.partial(shape.run_repeated, implementation), donate_argnums=0)
+    """The median of ROUNDS, of one call among CALLS_PER_PROGRAM in a row, each on what the last one returned."""
+
+    def repeat(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return lax.scan(lambda x, _: (shape.call(implementation, x)[1], None), inputs, None, CALLS_PER_PROGRAM)[0]
+
+    timed_program = jax.jit(repeat, donate_argnums=0)
     state = jax.block_until_ready(timed_program(shape.random_inputs(shape.rows)))
     times = []
     for _ in range(ROUNDS):

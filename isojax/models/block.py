@@ -1,10 +1,4 @@
-"""A layer of the transformer as a Flax NNX module: RMSNorm, grouped-query attention's projections, SwiGLU.
-
-Dimension letters:
-
-    b  rows: sequences       D  width            K  key/value heads    F  width of the MLP
-    t  tokens of a row       N  query heads      H  head dimension
-"""
+"""A layer of the transformer as a Flax NNX module: RMSNorm, grouped-query attention's projections, SwiGLU."""
 
 import itertools
 import math
@@ -33,9 +27,9 @@ def rms_norm(x: Float[Array, "*b D"], scale: Float[Array, " D"], eps: float) -> 
 
 
 def as_matrix(x: Array, leading_axes: int = -1) -> Array:
-    """x as a matrix: its `leading_axes` first axes (by default all but the last) against the others.
+    """x as a matrix: its first `leading_axes` axes (by default all but the last) against the others.
 
-    Every product with weights is one of matrices: with more axes, XLA:CPU transposes weights or activations.
+    XLA:CPU transposes weights or activations in products of more axes.
     """
     return x.reshape(math.prod(x.shape[:leading_axes]), -1)
 

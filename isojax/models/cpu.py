@@ -1,12 +1,5 @@
-"""What the models do for XLA:CPU alone, where small matrix products and their layout decide the time.
-
-    transposed weights   each matrix of the sampler's weights is stored [outputs inputs] (`to_output_major`), and its
-                         product with the few rows of a decoding step is `small_batch_matmul`
-    small heads          scores of small heads over few positions are sums of arrays (`small_head_products`)
-    sums over queries    the gradient of keys and values has queries as its last axis (`sum_over_queries`)
-    sums in blocks       the MLP's last product at a sequence's first token, in float32 (`sum_in_blocks`)
-
-docs/performance.md has the times.
+"""What the models do for XLA:CPU alone, where small matrix products and their layout decide the time
+(docs/performance.md): transposed weights, scores of small heads, gradients of keys and values, sums in blocks.
 """
 
 import functools
@@ -16,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from isojax.distributed.sharding import weights_are_split
@@ -35,11 +27,8 @@ def small_batch_matmul(
     """x @ w for few rows x, computed as w.T @ x.T, where w is the transpose of what is stored [o i].
 
     With few rows most of a product's time goes to packing w, and this way w is packed in the order it is stored in. The
-    barriers keep XLA from turning the product round again, and from moving the transpose in front of a loop.
-
-    Args:
-        outputs: ignored; the columns of w, as `fsdp.matmul` takes them.
-        dtype: of the product; x's own by default.
+    barriers keep XLA from reversing the product again, and from moving the transpose in front of a loop. `outputs` is
+    ignored (`fsdp.matmul` has it); `dtype`: of the product, x's own by default.
     """
     stored = lax.optimization_barrier(w.T)
     return lax.optimization_barrier(jnp.einsum("oi,ri->or", stored, x, preferred_element_type=dtype)).T
@@ -56,15 +45,6 @@ def to_output_major(weights: LayerWeights, axes: LayerAxes) -> LayerWeights:
 def from_output_major(output_major: LayerWeights, axes: LayerAxes, shapes: dict[str, tuple[int, ...]]) -> LayerWeights:
     """The inverse of `to_output_major`."""
     return {name: w.T.reshape(shapes[name]) if _num_input_axes(axes[name]) else w for name, w in output_major.items()}
-
-
-def output_major_specs(specs: dict[str, PartitionSpec], axes: LayerAxes) -> dict[str, PartitionSpec]:
-    """The PartitionSpecs of what `to_output_major` returns, from those of a layer's weights. Of axes that are merged,
-    the first is the one that devices split."""
-    return {
-        name: PartitionSpec(spec[inputs], spec[0]) if (inputs := _num_input_axes(axes[name])) else spec
-        for name, spec in specs.items()
-    }
 
 
 def _num_input_axes(axes: tuple[str, ...]) -> int:
@@ -85,9 +65,8 @@ def small_head_products(q: Float[Array, "Z K g H"], keys: Float[Array, "Z K H c"
 def sum_over_queries(x: Float[Array, "b K q c"], y: Float[Array, "b K q H"]) -> Float[Array, "b K c H"]:
     """The gradient of keys or values: a sum over queries, which are the last axis of neither array.
 
-    XLA:CPU does many such small products one at a time. With queries last, which a barrier enforces, it does them
-    together: attention over short sequences with its gradient takes less than half the time. With many positions,
-    transposing x takes as long as it saves.
+    XLA:CPU does many such small products one at a time, but together where queries are last, which a barrier enforces.
+    With many positions, transposing x takes as long as it saves.
     """
 
     def plain(x: Array, y: Array) -> Array:
@@ -107,9 +86,9 @@ def sum_in_blocks(
     """`mlp_out` = gated @ down, with the values of sequences' first tokens summed in blocks of at most
     MAX_SUMMED_INPUTS inputs, which rounds less. The gradient is that of `mlp_out`.
 
-    Some models (SmolLM2: 20,000) have much larger activations at a sequence's first token than elsewhere, and these
-    cancel again. What one sum over all inputs rounds off there is most of the error of float32 in a log-probability.
-    Where devices share weights or positions nothing changes, in the sampler as in the trainer.
+    Some models (SmolLM2) have much larger activations at a sequence's first token than elsewhere, which cancel again;
+    the rounding of one sum over all inputs is most of the error of float32 in a log-probability. Where devices share
+    weights or positions nothing changes, in the sampler as in the trainer.
     """
     inputs, outputs = down.shape
     split = weights_are_split(jax.sharding.get_abstract_mesh())

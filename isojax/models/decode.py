@@ -1,23 +1,16 @@
 """One decoding step: the decoder as the sampler runs it, one token per slot, over a cache of keys and values.
 
-Layers are either unrolled, each with its own weights and cache, or stacked and scanned. On a CPU the scan copies every
-layer's weights and cache out of their stacks at every token; unrolled it does not (docs/performance.md). On an
-accelerator the scan keeps the program small.
+Layers are unrolled on a CPU, each with its own weights and cache, because a scan copies them out of their stacks at
+every token; elsewhere they are stacked and scanned, which keeps the program small.
 
 The R slots are Z prefix groups of W. With W = 1 a slot's cache holds its prompt (copied there at admission) and its
-response, by position:
+response, by position. With W > 1 the W slots of a group continue one prompt, whose keys and values the group holds
+once; attention runs over both parts. That pays for long prompts, but a group takes a new prompt only when all of its
+slots are free. Prompts are also separate where a mesh splits their positions: most devices would hold no position of a
+token in a cache of both.
 
-    keys [R K H C], values [R K C H], C = P + T
-
-With W > 1 the W slots of a group continue one prompt, whose keys and values the group holds once; attention runs over
-both parts and merges them. That pays for long prompts, but a group takes a new prompt only when all of its slots are
-free.
-
-    prefix keys [Z K H P], values [Z K P H], Z = R / W;    keys [R K H T], values [R K T H]
-
-Prompts are separate in the same way where a mesh splits their positions, whatever W: each device attends to its part of
-a prompt, and the devices add up sums per token. In a cache of prompt and response together, most devices would hold no
-position of a token.
+    together    keys [R K H C], values [R K C H], C = P + T
+    separate    prefix keys [Z K H P], values [Z K P H], Z = R / W;    keys [R K H T], values [R K T H]
 """
 
 from dataclasses import dataclass
@@ -26,14 +19,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Bool, Float, Int
 
 from isojax.distributed.sharding import with_logical_constraint
 from isojax.models import cpu
-from isojax.models.attention import cache_positions, decode_attention, to_cache_dtype
+from isojax.models.attention import attend_slots, cache_positions, decode_attention, to_cache_dtype
 from isojax.models.fsdp import matmul
-from isojax.models.slot_attention import attend_slots
 from isojax.models.transformer import Decoder, Params
 
 LayerKV = tuple[Array, ...]  # keys, values, and of int8 ones their scales
@@ -53,31 +44,21 @@ class CachedLayer(NamedTuple):
 
     slot_kv: LayerKV
     prefix_kv: LayerKV
-    layer_index: Array | None
+    index: Array | None
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How R slots decode. Precision, and the attention of stacked layers and one cache, are the decoder's options.
-
-    Attributes:
-        slots: R.
-        slots_per_prefix: W.
-        prefix_length: P, positions of a prompt.
-        response_length: T, tokens of a response.
-        unrolled_layers: whether layers are unrolled, or stacked.
-        shard_positions: whether devices split the positions of prompts.
-        allow_transposed: whether unrolled layers store their weights transposed, for products of few rows on a CPU.
-    """
+    """How R slots decode. Precision, and the attention of stacked layers and one cache, are the decoder's options."""
 
     decoder: Decoder
-    slots: int
-    slots_per_prefix: int
-    prefix_length: int
-    response_length: int
-    unrolled_layers: bool
-    shard_positions: bool = False
-    allow_transposed: bool = True
+    slots: int  # R
+    slots_per_prefix: int  # W
+    prefix_length: int  # P, positions of a prompt
+    response_length: int  # T, tokens of a response
+    unrolled_layers: bool  # or stacked
+    shard_positions: bool = False  # whether devices split the positions of prompts
+    allow_transposed: bool = True  # whether unrolled layers store their weights transposed, for products of few rows
 
     @property
     def transpose_weights(self) -> bool:
@@ -112,17 +93,6 @@ class Decoding:
         weights["blocks"] = [cpu.to_output_major(layer, self._layer_axes) for layer in layers]
         return weights if decoder.config.tied else {**weights, "unembed": weights["unembed"].T}
 
-    def weight_specs(self, param_specs: Params) -> Params:
-        """PartitionSpecs of what `prepare_weights` returns, from those of the parameters."""
-        specs = {**param_specs, "cos_sin": (Spec(), Spec())}
-        if not self.unrolled_layers:
-            return specs
-        layer = {name: Spec(*spec[1:]) for name, spec in specs["blocks"].items()}
-        if not self.transpose_weights:
-            return {**specs, "blocks": [layer] * self.decoder.config.layers}
-        specs["blocks"] = [cpu.output_major_specs(layer, self._layer_axes)] * self.decoder.config.layers
-        return specs if self.decoder.config.tied else {**specs, "unembed": Spec(*reversed(specs["unembed"]))}
-
     def logits(self, weights: Params, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """Float32 logits of hidden states from `step`."""
         if not self.transpose_weights:
@@ -138,9 +108,8 @@ class Decoding:
 
     def _zero_cache(self, rows: int, positions: int, for_prefixes: bool = False) -> Any:
         config = self.decoder.config
-        zeros = jnp.zeros(
-            (config.layers, rows, config.kv_heads, positions, config.head_dim), self.decoder.options.compute_dtype
-        )
+        shape = (config.layers, rows, config.kv_heads, positions, config.head_dim)
+        zeros = jnp.zeros(shape, self.decoder.options.compute_dtype)
         if for_prefixes:
             zeros = with_logical_constraint(zeros, ("layer", None, "kv_heads", "position", "head_dim"))
         return self._to_cache_layers(zeros, zeros)
@@ -148,8 +117,9 @@ class Decoding:
     def empty_cache(self) -> KVCache:
         """The cache of R slots, zeros."""
         if self.separate_prefix:
-            slot_kv = self._zero_cache(self.slots, self.response_length)
-            return KVCache(slot_kv, self._zero_cache(self.prefix_groups, self.prefix_length, for_prefixes=True))
+            return KVCache(
+                self._zero_cache(self.slots, self.response_length), self.empty_prefix_table(self.prefix_groups)
+            )
         positions = self.prefix_length + self.response_length
         padded_positions = cache_positions(self.decoder.options.decode_attention, positions)
         return KVCache(self._zero_cache(self.slots, padded_positions), ())
@@ -190,12 +160,10 @@ class Decoding:
                 admitted.append(lax.dynamic_update_slice_in_dim(old, merged, 0, axis))
             return tuple(admitted)
 
-        destination = cache.prefix_kv if self.separate_prefix else cache.slot_kv
-        if self.unrolled_layers:
-            destination = [admit_layer(c, t) for c, t in zip(destination, prefix_table, strict=True)]
-        else:
-            destination = admit_layer(destination, prefix_table)
-        return cache._replace(prefix_kv=destination) if self.separate_prefix else cache._replace(slot_kv=destination)
+        destination = "prefix_kv" if self.separate_prefix else "slot_kv"
+        layers = cache.prefix_kv if self.separate_prefix else cache.slot_kv
+        admitted = jax.tree.map(admit_layer, layers, prefix_table, is_leaf=lambda x: isinstance(x, tuple))
+        return cache._replace(**{destination: admitted})
 
     def step(
         self,
@@ -208,45 +176,35 @@ class Decoding:
         """One token per slot, at `positions` of its sequence, the t-th of its response: hidden states, and the cache
         with the token in it."""
         cos_sin = jax.tree.map(lambda table: table[positions][:, None], weights["cos_sin"])
+
+        def run_layer(x: Array, layer: Params, cached: CachedLayer) -> tuple[Array, LayerKV]:
+            product = matmul
+            if self.transpose_weights:
+                product = cpu.small_batch_matmul
+                shapes = {name: shape.shape[1:] for name, shape in self.decoder.shapes()["blocks"].items()}
+                layer = cpu.from_output_major(layer, self._layer_axes, shapes)
+            block = self.decoder.bind_block(layer)
+            q, k, v = block.project_qkv(x, cos_sin, product)
+            attention_out, slot_kv = self._attend(q[:, 0], k[:, :, 0], v[:, :, 0], cached, positions, t)
+            return block.attention_output_and_mlp(x, attention_out[:, None], product), slot_kv
+
+        def scan_layer(carry: tuple[Array, LayerKV, Array], layer: Params) -> tuple[tuple[Array, LayerKV, Array], None]:
+            x, slot_kv, i = carry
+            x, slot_kv = run_layer(x, layer, CachedLayer(slot_kv, cache.prefix_kv, i))
+            return (x, slot_kv, i + 1), None
+
         x = weights["embed"][tokens][:, None]
         if self.unrolled_layers:
             slot_layers = []
             for i, (layer, slot_kv) in enumerate(zip(weights["blocks"], cache.slot_kv, strict=True)):
-                cached = CachedLayer(slot_kv, cache.prefix_kv[i] if self.separate_prefix else (), None)
-                x, slot_kv = self._run_layer(x, layer, cos_sin, cached, positions, t)
+                prefix_kv = cache.prefix_kv[i] if self.separate_prefix else ()
+                x, slot_kv = run_layer(x, layer, CachedLayer(slot_kv, prefix_kv, None))
                 slot_layers.append(slot_kv)
-            return self.decoder.final_norm(weights, x[:, 0]), KVCache(slot_layers, cache.prefix_kv)
+        else:
+            (x, slot_layers, _), _ = lax.scan(scan_layer, (x, cache.slot_kv, jnp.int32(0)), weights["blocks"])
+        return self.decoder.final_norm(weights, x[:, 0]), KVCache(slot_layers, cache.prefix_kv)
 
-        def scan_layer(carry: tuple[Array, LayerKV, Array], layer: Params) -> tuple[tuple[Array, LayerKV, Array], None]:
-            x, slot_kv, i = carry
-            x, slot_kv = self._run_layer(x, layer, cos_sin, CachedLayer(slot_kv, cache.prefix_kv, i), positions, t)
-            return (x, slot_kv, i + 1), None
-
-        (x, slot_kv, _), _ = lax.scan(scan_layer, (x, cache.slot_kv, jnp.int32(0)), weights["blocks"])
-        return self.decoder.final_norm(weights, x[:, 0]), KVCache(slot_kv, cache.prefix_kv)
-
-    def _run_layer(
-        self,
-        x: Float[Array, "R 1 D"],
-        weights: Params,
-        cos_sin: Any,
-        cached: CachedLayer,
-        positions: Int[Array, " R"],
-        t: Int[Array, " R"],
-    ) -> tuple[Float[Array, "R 1 D"], LayerKV]:
-        """A layer of `step`: hidden states, and the slots' cache with the token in it."""
-        attend = self._attend_separate_prefix if self.separate_prefix else self._attend_joint_cache
-        product = matmul
-        if self.transpose_weights:
-            product = cpu.small_batch_matmul
-            shapes = {name: shape.shape[1:] for name, shape in self.decoder.shapes()["blocks"].items()}
-            weights = cpu.from_output_major(weights, self._layer_axes, shapes)
-        block = self.decoder.bind_block(weights)
-        q, k, v = block.project_qkv(x, cos_sin, product)
-        attention_out, slot_kv = attend(q[:, 0], k[:, :, 0], v[:, :, 0], cached, positions, t)
-        return block.attention_output_and_mlp(x, attention_out[:, None], product), slot_kv
-
-    def _attend_joint_cache(
+    def _attend(
         self,
         q: Float[Array, "R N H"],
         k: Float[Array, "R K H"],
@@ -255,34 +213,21 @@ class Decoding:
         positions: Int[Array, " R"],
         t: Int[Array, " R"],
     ) -> tuple[Float[Array, "R N H"], LayerKV]:
-        """Attention where a slot's cache holds prompt and response, by position."""
-        if cached.layer_index is not None:
-            options = self.decoder.options
-            return decode_attention(options.decode_attention, q, k, v, cached.slot_kv, cached.layer_index, positions)
-        keys, values = slot_kv = _write_token(cached.slot_kv, k, v, None, positions)
-        mask = jnp.arange(values.shape[2])[None] <= positions[:, None]
-        return attend_slots(q, [(keys, values, mask)]), slot_kv
+        """A layer's attention, and the slots' cache with the new key and value of each."""
+        slot_kv, prefix_kv, index = cached
+        if index is not None and not self.separate_prefix:
+            return decode_attention(self.decoder.options.decode_attention, q, k, v, slot_kv, index, positions)
+        slot_positions = t if self.separate_prefix else positions
+        slot_kv = _write_token(slot_kv, k, v, index, slot_positions)
 
-    def _attend_separate_prefix(
-        self,
-        q: Float[Array, "R N H"],
-        k: Float[Array, "R K H"],
-        v: Float[Array, "R K H"],
-        cached: CachedLayer,
-        positions: Int[Array, " R"],
-        t: Int[Array, " R"],
-    ) -> tuple[Float[Array, "R N H"], LayerKV]:
-        """Attention where a slot's cache holds the response, and its prefix group's the prompt."""
-        slot_kv, prefix_kv = _write_token(cached.slot_kv, k, v, cached.layer_index, t), cached.prefix_kv
-        response_layer, prompt_layer = slot_kv, prefix_kv
-        if cached.layer_index is not None:
-            response_layer, prompt_layer = (tuple(c[cached.layer_index] for c in kv) for kv in (slot_kv, prefix_kv))
-        response_mask = jnp.arange(self.response_length)[None] <= t[:, None]
-        prompt_mask = jnp.arange(self.prefix_length)[None] < (positions - t)[:, None]
-        segments = [
-            (response_layer[0], response_layer[1], response_mask),
-            (prompt_layer[0], prompt_layer[1], prompt_mask),
-        ]
+        def select_layer(kv: LayerKV) -> LayerKV:
+            return kv if index is None else tuple(c[index] for c in kv)
+
+        keys, values = select_layer(slot_kv)
+        segments = [(keys, values, jnp.arange(values.shape[2])[None] <= slot_positions[:, None])]
+        if self.separate_prefix:
+            prefix_mask = jnp.arange(self.prefix_length)[None] < (positions - t)[:, None]
+            segments.append((*select_layer(prefix_kv), prefix_mask))
         return attend_slots(q, segments), slot_kv
 
 

@@ -1,17 +1,8 @@
-"""Fully sharded weights: what a decoder does with weights that the mesh axis `fsdp` splits, inside a shard_map.
+"""Weights that the mesh axis `fsdp` splits, as a decoder uses them inside a shard_map.
 
 A weight is sharded where it is narrower than the model along its axis `embed`. It is gathered where it is used, one
 weight at a time, and again for its gradient: from the forward to the backward pass only the shard is kept. Gradients
-are reduce-scattered in float32. An unsharded weight is used as it is, so that on a mesh without fsdp nothing here
-leaves a trace in a program.
-
-    all_gather_weight   the weight itself, for what is small or used last: norms, the unembedding
-    matmul              rows times a weight
-    all_gather_params   all of a model, for the sampler, which reads it at every token
-    embedding_lookup    rows of the embedding: tokens go to every shard, and the parts of each row come back, so that no
-                        shard holds the table
-
-`GradAnchor` is where the gradient of a weight is taken, in float32 whatever precision the weight is used in.
+are reduce-scattered in float32. On a mesh without fsdp nothing here leaves a trace in a program.
 """
 
 from collections.abc import Callable
@@ -28,8 +19,7 @@ from isojax.distributed.sharding import PARAM_AXIS, partition_spec
 
 
 class GradAnchor(NamedTuple):
-    """An array whose gradient is that of its anchor: float32 of its shape, whose numbers are never read. So gradients
-    of bfloat16 weights are added up in float32, also by references."""
+    """A weight in any precision, whose gradient is taken at its anchor: a float32 array of its shape, never read."""
 
     anchor: Array
     value: Array
@@ -37,11 +27,11 @@ class GradAnchor(NamedTuple):
 
 def resolve_anchors(tree: Any) -> Any:
     """A tree with the value of each `GradAnchor` in its place."""
-    return jax.tree.map(
-        lambda x: _anchored_value(*x) if isinstance(x, GradAnchor) else x,
-        tree,
-        is_leaf=lambda x: isinstance(x, GradAnchor),
-    )
+
+    def is_anchor(x: Any) -> bool:
+        return isinstance(x, GradAnchor)
+
+    return jax.tree.map(lambda x: _anchored_value(*x) if is_anchor(x) else x, tree, is_leaf=is_anchor)
 
 
 @jax.custom_vjp
@@ -70,18 +60,13 @@ def embedding_lookup(table: Float[Array, "V _"], tokens: Int[Array, "b t"], widt
 
 
 def all_gather_params(params: Any, specs: Any, dtype: Any) -> Any:
-    """All parameters gathered at once, from shards by these specs; shards are cast first, so that less is moved and
-    held.
-    """
+    """All parameters gathered at once from shards by these specs, which are cast first, so that less is moved."""
 
     def gather_one(w: Array, spec: PartitionSpec) -> Array:
         if PARAM_AXIS not in spec:
             return w
-        axis = spec.index(PARAM_AXIS)
         other_axes = PartitionSpec(*(None if name == PARAM_AXIS else name for name in spec))
-        return _with_other_axes_manual(lambda w: lax.all_gather(w, PARAM_AXIS, axis=axis, tiled=True), other_axes)(
-            w.astype(dtype)
-        )
+        return _gather(w.astype(dtype), spec.index(PARAM_AXIS), other_axes)
 
     return jax.tree.map(gather_one, params, specs)
 
@@ -90,48 +75,36 @@ def _with_other_axes_manual(collective: Callable[[Array], Array], spec: Partitio
     """A collective over fsdp that leaves each device its own shard by `spec` over other axes of the mesh: XLA by itself
     would first gather the operand over those."""
     manual_axes = {name for name in spec if name is not None}
-    return (
-        shard_map(collective, in_specs=spec, out_specs=spec, axis_names=manual_axes, check_vma=False)
-        if manual_axes
-        else collective
-    )
+    if not manual_axes:
+        return collective
+    return shard_map(collective, in_specs=spec, out_specs=spec, axis_names=manual_axes, check_vma=False)
 
 
 def _other_axes_spec(shape: tuple[int, ...], axis: int) -> PartitionSpec:
     """The sharding of a matrix along its other axis, be it heads, MLP or vocabulary; a vector has none."""
-    return partition_spec(
-        [None if i == axis else "mlp" for i in range(len(shape))], shape, jax.sharding.get_abstract_mesh()
-    )
+    logical_axes = [None if i == axis else "mlp" for i in range(len(shape))]
+    return partition_spec(logical_axes, shape, jax.sharding.get_abstract_mesh())
+
+
+def _gather(w: Array, axis: int, other_axes: PartitionSpec) -> Array:
+    gather = partial(lax.all_gather, axis_name=PARAM_AXIS, axis=axis, tiled=True)
+    return _with_other_axes_manual(gather, other_axes)(w)
 
 
 def _gather_shards(w: Array, axis: int) -> Array:
-    return _with_other_axes_manual(
-        lambda w: lax.all_gather(w, PARAM_AXIS, axis=axis, tiled=True), _other_axes_spec(w.shape, axis)
-    )(w)
+    return _gather(w, axis, _other_axes_spec(w.shape, axis))
 
 
 def _reduce_scatter(d: Array, axis: int, dtype: Any) -> Array:
     """Each shard's part of the sum of the shards' gradients of a weight."""
-    summed = _with_other_axes_manual(
-        lambda d: lax.psum_scatter(d, PARAM_AXIS, scatter_dimension=axis, tiled=True), _other_axes_spec(d.shape, axis)
-    )
-    return summed(d.astype(jnp.float32)).astype(dtype)
+    reduce = partial(lax.psum_scatter, axis_name=PARAM_AXIS, scatter_dimension=axis, tiled=True)
+    return _with_other_axes_manual(reduce, _other_axes_spec(d.shape, axis))(d.astype(jnp.float32)).astype(dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _all_gather_weight(w: Array, axis: int) -> Array:
-    return _gather_shards(w, axis)
-
-
-def _all_gather_weight_forward(w: Array, axis: int) -> tuple[Array, None]:
-    return _gather_shards(w, axis), None
-
-
-def _all_gather_weight_backward(axis: int, _: None, d: Array) -> tuple[Array]:
-    return (_reduce_scatter(d, axis, d.dtype),)
-
-
-_all_gather_weight.defvjp(_all_gather_weight_forward, _all_gather_weight_backward)
+_all_gather_weight = jax.custom_vjp(_gather_shards, nondiff_argnums=(1,))
+_all_gather_weight.defvjp(
+    lambda w, axis: (_gather_shards(w, axis), None), lambda axis, _, d: (_reduce_scatter(d, axis, d.dtype),)
+)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -154,25 +127,19 @@ _matmul.defvjp(_matmul_forward, _matmul_backward)
 
 @jax.custom_vjp
 def _embedding_lookup(table: Array, tokens: Array) -> Array:
-    return _all_to_all(table[lax.all_gather(tokens, PARAM_AXIS)])
-
-
-def _all_to_all(x: Float[Array, "F b t d"]) -> Float[Array, "b t _"]:
-    """From this shard's part of every shard's rows to every part of this shard's rows."""
-    return lax.all_to_all(x, PARAM_AXIS, split_axis=0, concat_axis=3, tiled=True)[0]
-
-
-def _embedding_lookup_forward(table: Array, tokens: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _embedding_lookup(table, tokens), (table, tokens)
+    """Tokens go to every shard, and the parts of each row come back, so that no shard holds the table."""
+    parts_of_all_rows = table[lax.all_gather(tokens, PARAM_AXIS)]
+    return lax.all_to_all(parts_of_all_rows, PARAM_AXIS, split_axis=0, concat_axis=3, tiled=True)[0]
 
 
 def _embedding_lookup_backward(saved: tuple[Array, Array], d: Array) -> tuple[Array, None]:
     table, tokens = saved
     all_tokens = lax.all_gather(tokens, PARAM_AXIS)
-    gradient_shards = lax.all_to_all(d[None], PARAM_AXIS, split_axis=3, concat_axis=0, tiled=True)
-    return jnp.zeros(table.shape, jnp.float32).at[all_tokens].add(gradient_shards.astype(jnp.float32)).astype(
-        table.dtype
-    ), None
+    d_parts = lax.all_to_all(d[None], PARAM_AXIS, split_axis=3, concat_axis=0, tiled=True)
+    d_table = jnp.zeros(table.shape, jnp.float32).at[all_tokens].add(d_parts.astype(jnp.float32))
+    return d_table.astype(table.dtype), None
 
 
-_embedding_lookup.defvjp(_embedding_lookup_forward, _embedding_lookup_backward)
+_embedding_lookup.defvjp(
+    lambda table, tokens: (_embedding_lookup(table, tokens), (table, tokens)), _embedding_lookup_backward
+)

@@ -1,8 +1,7 @@
 """One pass through the layers for prompts and the responses to them, for the trainer's gradient.
 
-Where a block of prompts has one microbatch of responses, a weight is then gathered and read, and its gradient added up,
-once for both. Products with weights are of all tokens in one row; attention is within prompts, and of responses to
-themselves and their prompt.
+A weight is gathered and read, and its gradient added up, once for both. Products with weights are of all tokens in one
+row; attention is within prompts, and of responses to themselves and their prompt.
 """
 
 import jax.numpy as jnp
@@ -22,8 +21,8 @@ def forward_prompts_and_responses(
     tokens: Int[Array, "m t"],
     prompt_index: Int[Array, " m"],
 ) -> tuple[Float[Array, "g D"], Float[Array, "m t D"]]:
-    """Hidden states of prompts' last tokens, and of tokens of responses; response i continues the `prompt_index[i]`-th
-    prompt. The same numbers as `prefill` and `forward` of a `Decoder`, up to rounding.
+    """Hidden states of prompts' last tokens, and of the tokens of responses, of which the i-th continues prompt
+    `prompt_index[i]`. The same numbers as `prefill` and `forward` of a `Decoder`, up to rounding.
     """
     (g, P), (m, t), num_prompt_tokens = prompts.shape, tokens.shape, prompts.size
     start_position = lengths[prompt_index]
@@ -49,20 +48,11 @@ def forward_prompts_and_responses(
             self_attention(implementation, response_queries, response_keys, response_values, prefix),
         )
 
-    positions = concatenate(
-        jnp.broadcast_to(jnp.arange(P)[None], (g, P)), start_position[:, None] + jnp.arange(t)[None]
-    )
-    x, _ = decoder.run_layers(
-        params,
-        concatenate(prompts, tokens),
-        positions,
-        attention,
-        first_tokens=slice(0, num_prompt_tokens, P),
-    )
+    prompt_positions = jnp.broadcast_to(jnp.arange(P)[None], (g, P))
+    positions = concatenate(prompt_positions, start_position[:, None] + jnp.arange(t)[None])
+    first_tokens = slice(0, num_prompt_tokens, P)
+    x, _ = decoder.run_layers(params, concatenate(prompts, tokens), positions, attention, first_tokens=first_tokens)
     prompt_states, response_states = split(x)
     last_states = jnp.take_along_axis(prompt_states, (lengths - 1)[:, None, None], 1)[:, 0]
-    norm_scale, eps = (
-        all_gather_weight(params["norm"], 0, decoder.config.width),
-        decoder.config.norm_eps,
-    )  # once for both
+    norm_scale, eps = all_gather_weight(params["norm"], 0, decoder.config.width), decoder.config.norm_eps
     return rms_norm(last_states, norm_scale, eps), rms_norm(response_states, norm_scale, eps)

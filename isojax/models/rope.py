@@ -1,7 +1,7 @@
 """Rotary positions (arXiv:2104.09864), and their stretching for long contexts as Llama 3.1 has it.
 
-Frequencies are numbers, not traced values, rounded to float32 at each step as transformers does: a published model was
-trained with its roundings, and at position 700 a unit in the last place is seen in the logits.
+Frequencies are constants, rounded to float32 at each step as transformers does: a published model was trained with its
+roundings, and at position 700 a unit in the last place changes the logits.
 """
 
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ CosSin = tuple[Float[Array, "*b half"], Float[Array, "*b half"]]  # cosines and 
 
 
 def rope_frequencies(head_dim: int, base: float, scaling: RopeScaling | None) -> Float[np.ndarray, " half"]:
-    """Radians a position, one a pair of head dimensions: f32[head_dim / 2].
+    """Radians per position, one for each pair of head dimensions: f32[head_dim / 2].
 
     Without `scaling`, base^(-2i / head_dim). With it, a wavelength beyond original / low_freq_factor grows by `factor`,
     one below original / high_freq_factor stays, and between them the frequency goes linearly in original / wavelength
@@ -22,30 +22,25 @@ def rope_frequencies(head_dim: int, base: float, scaling: RopeScaling | None) ->
     """
     f32 = np.float32
     exponents = np.arange(0, head_dim, 2, dtype=f32) / f32(head_dim)
-    powers = (np.float64(f32(base)) ** exponents).astype(
-        f32
-    )  # in float32 numpy's own power is a unit off here and there
+    powers = (np.float64(f32(base)) ** exponents).astype(f32)  # a power in float32 is off by a unit here and there
     unscaled = f32(1) / powers
     if scaling is None:
         return unscaled
     low, high, factor = (f32(x) for x in (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor))
-    original_turns = f32(scaling.original_max_position_embeddings) / (
-        f32(2 * np.pi) / unscaled
-    )  # whole turns within the original context
-    unscaled_weight = np.clip((original_turns - low) / (high - low), f32(0), f32(1))
+    wavelengths = f32(2 * np.pi) / unscaled
+    rotations = f32(scaling.original_max_position_embeddings) / wavelengths  # within the original context
+    unscaled_weight = np.clip((rotations - low) / (high - low), f32(0), f32(1))
     return (1 - unscaled_weight) * unscaled / factor + unscaled_weight * unscaled
 
 
 def rotary_cos_sin(positions: Int[Array, "*b"], rotary_frequencies: Float[np.ndarray, " half"]) -> CosSin:
-    """Cosines and sines of `positions` * `turns`, in float32. Once for all layers: a compiler would work them out anew
-    for each head.
-    """
+    """Cosines and sines of positions times frequencies, in float32; once for all layers and heads."""
     angle = positions[..., None].astype(jnp.float32) * rotary_frequencies.reshape((1,) * positions.ndim + (-1,))
     return jnp.cos(angle), jnp.sin(angle)
 
 
 def apply_rope(x: Float[Array, "b t heads H"], cos_sin: CosSin) -> Float[Array, "b t heads H"]:
-    """x turned by the angles of its positions, halves rotated against each other."""
+    """x rotated by the angles of its positions, the halves of a head against each other."""
     half = x.shape[-1] // 2
     cos, sin = (y[:, :, None].astype(x.dtype) for y in cos_sin)
     a, b = x[..., :half], x[..., half:]

@@ -1,7 +1,5 @@
-"""Prefill where a mesh splits the positions of prompts over the axis `sequence`.
-
-Each device has its part of every layer's rows and gathers nothing but keys and values, one layer at a time; what the
-devices add up is each prompt's last hidden state.
+"""Prefill where a mesh splits the positions of prompts over the axis `sequence`: devices gather keys and values alone,
+one layer at a time, and add up each prompt's last hidden state.
 """
 
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from isojax.distributed.sharding import PROMPT_AXIS, padded_positions
-from isojax.models.attention import sequence_sharded_attention
+from isojax.models.attention import attend, shard_over_heads
 
 
 def prefill_over_devices(
@@ -55,3 +53,16 @@ def prefill_over_devices(
         check_vma=False,
     )
     return sharded_prefill(params, prompts, lengths - 1, positions)
+
+
+def sequence_sharded_attention(
+    positions: Int[Array, "b t"], q: Float[Array, "b t N H"], k: Float[Array, "b K t H"], v: Float[Array, "b K t H"]
+) -> Float[Array, "b t N H"]:
+    """Causal attention of a device's queries, at these positions, to the keys of all devices."""
+
+    def attention(positions: Array, q: Array, k: Array, v: Array) -> tuple[Array]:
+        keys, values = (lax.all_gather(x, PROMPT_AXIS, axis=2, tiled=True) for x in (k, v))
+        mask = jnp.arange(keys.shape[2])[None, None] <= positions[..., None]
+        return (attend(q, [(keys, values, mask)]),)
+
+    return shard_over_heads(attention, k.shape[1], (None, 2, 1, 1), (2,))(positions, q, k, v)[0]

@@ -1,22 +1,13 @@
 """The transformer: a decoder of RMSNorm, rotary positions, grouped-query attention and SwiGLU. A family configures it.
 
+`Block` (block.py) is a layer as a Flax NNX module; `Decoder` stacks L of them. It holds no arrays: its functions take
+the parameters, {"embed": [V D], "blocks": {name: [L ...]}, "norm": [D], "unembed": [D V], unless the model is tied}.
+
 Dimension letters (all of them: distributed/sharding.py):
 
     b  rows: sequences       P  prompt positions      D  width
     t  tokens of a row       L  layers                K  key/value heads
     g  prompts               V  vocabulary            H  head dimension
-
-`Block` (block.py) is a layer as a Flax NNX module: its weights, each with its logical axes, and the work before and
-after attention. `Decoder` stacks L of them. It holds no arrays: its functions take the parameters, a pytree
-
-    {"embed": [V D], "blocks": {name: [L ...]}, "norm": [D], "unembed": [D V]}      a tied model has no "unembed"
-
-    prefill   prompts -> PrefixCache: their keys and values, and the hidden states of their last tokens
-    forward   tokens, with a prefix or without -> hidden states
-    logits    hidden states -> float32 logits
-
-The trainer and the sampler prefill a prompt once for all of its rollouts. In other files: prompts and responses in one
-pass (joint_forward.py), a decoding step (decode.py), prompts whose positions devices share (sequence_parallel.py).
 """
 
 import copy
@@ -43,8 +34,7 @@ from isojax.models.sequence_parallel import prefill_over_devices
 Params = dict[str, Any]
 KV = tuple[Array, Array]  # keys and values, each [L b K positions H]
 
-# What a layer keeps for its gradient. Norms, activations, and a prompt's keys and values laid out for each response are
-# computed again in any case: that takes a third of the memory, and no more time (docs/performance.md).
+# What a layer keeps for its gradient; norms, activations and a prompt's keys and values by response are computed again.
 REMAT_POLICIES = {"none": jax.checkpoint_policies.dots_saveable, "layer": None}
 
 
@@ -57,24 +47,17 @@ class PrefixCache(NamedTuple):
 
 
 class ComputeOptions(NamedTuple):
-    """How a decoder is computed, which decides rounding, speed and memory.
+    """How a decoder is computed, which decides rounding, speed and memory."""
 
-    Attributes:
-        compute_dtype: of products and activations.
-        cache_dtype: of the sampler's keys and values.
-        decode_attention, forward_attention: the attention of the sampler and of the trainer (models/attention.py).
-        remat: "layer" computes all of a layer again for its gradient, "none" keeps the products.
-    """
-
-    compute_dtype: str = "float32"
-    cache_dtype: str = "float32"
-    decode_attention: str = "plain"
-    forward_attention: str = "plain"
-    remat: str = "none"
+    compute_dtype: str = "float32"  # of products and activations
+    cache_dtype: str = "float32"  # of the sampler's keys and values
+    decode_attention: str = "plain"  # the sampler's (models/attention.py)
+    forward_attention: str = "plain"  # the trainer's
+    remat: str = "none"  # "layer" computes all of a layer again for its gradient, "none" keeps the products
 
 
 class Decoder:
-    """A decoder's configuration, and the functions of its parameters. Hashable, so it may be a static argument."""
+    """A decoder's configuration, and the functions of its parameters. Hashable: it may be a static argument."""
 
     options = ComputeOptions()
 
@@ -150,7 +133,7 @@ class Decoder:
     ) -> tuple[Float[Array, "b t D"], KV]:
         """Embedding and all layers: hidden states before the final norm, and the new keys and values.
 
-        `attention(q, k, v, layer_input)`, with one of `layer_inputs` for each layer; `first_tokens` as in `Block`.
+        `attention(q, k, v, layer_input)`: with one of `layer_inputs` for each layer. `first_tokens`: as in `Block`.
         """
         cos_sin = self.cos_sin(positions)
 
@@ -179,9 +162,7 @@ class Decoder:
 
         positions = jnp.broadcast_to(jnp.arange(prompts.shape[1])[None], prompts.shape)
         causal_attention = partial(self_attention, self.options.forward_attention)
-        return PrefixCache(
-            *self._prefill_tokens(params, prompts, positions, causal_attention, take_last, first_tokens=slice(1))
-        )
+        return PrefixCache(*self._prefill_tokens(params, prompts, positions, causal_attention, take_last, slice(1)))
 
     def _prefill_tokens(
         self,
@@ -237,7 +218,7 @@ class Decoder:
 
 
 def check_model(config: ModelConfig) -> None:
-    """InputError for a `cell.model` that the decoder cannot be."""
+    """InputError for a `cell.model` that cannot be a decoder."""
     if config.heads % config.kv_heads or config.head_dim % 2:
         raise InputError(
             f"cell.model: heads={config.heads}, kv_heads={config.kv_heads}, head_dim={config.head_dim}; expected heads "

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from isojax.core.shapes import SamplerShapes as SamplerShapes
 from isojax.core.shapes import make_sampler_shapes as make_sampler_shapes
@@ -20,19 +20,12 @@ from isojax.distributed.sharding import ROLLOUT_AXES, replicated
 
 
 class ProblemArrays(NamedTuple):
-    """Problems as arrays.
+    """Problems as arrays."""
 
-    Attributes:
-        prompts: i32[Q P], padded on the right.
-        lengths: i32[Q], tokens of each prompt.
-        answers: i32[Q T].
-        ids: i32[Q].
-    """
-
-    prompts: Array | np.ndarray
-    lengths: Array | np.ndarray
-    answers: Array | np.ndarray
-    ids: Array | np.ndarray
+    prompts: Array | np.ndarray  # i32[Q P], padded on the right
+    lengths: Array | np.ndarray  # i32[Q], tokens of each prompt
+    answers: Array | np.ndarray  # i32[Q T]
+    ids: Array | np.ndarray  # i32[Q]
 
 
 class Rollouts(NamedTuple):
@@ -41,8 +34,8 @@ class Rollouts(NamedTuple):
     Attributes:
         tokens: i32[S rows T].
         logps: f32[S rows T], log-probabilities of the tokens at the sampling temperature and top-p.
-        mask: bool[S rows T], the tokens that the policy drew, which the loss is computed on. The tokens of an
-            interruption phrase are in `tokens` but not in this mask.
+        mask: bool[S rows T], the tokens that the policy drew, which the loss is computed on; not those of an
+            interruption phrase.
         nucleus_mass: f32[S rows T], the probability mass of each token's nucleus; [S rows 1], all ones, where top_p
             is 1.
         stopped: bool[S rows], whether a stop condition ended the response (otherwise it was cut at T).
@@ -63,22 +56,60 @@ class Rollouts(NamedTuple):
 
 
 class RolloutBatch(NamedTuple):
-    """All that the update of one batch reads in addition to the training state.
+    """All that the update of one batch reads in addition to the training state."""
 
-    Attributes:
-        problems: the batch's problems, padded to `problem_rows`.
-        rollouts: n responses to each of the first B_p problems.
-        rewards: f32[S rows], one for each rollout; rows without a rollout are ignored.
-        B_p, n: i32[], problems in the batch and rollouts per problem.
-        key_data: u32[2], the data of the batch's PRNG key.
+    problems: ProblemArrays  # padded to `problem_rows`
+    rollouts: Rollouts  # n responses to each of the first B_p problems
+    rewards: Any  # f32[S rows], one for each rollout; rows without a rollout are ignored
+    B_p: Any  # i32[]
+    n: Any  # i32[]
+    key_data: Any  # u32[2], the data of the batch's PRNG key
+
+
+class ShardSlice(NamedTuple):
+    """The contiguous rollouts and groups of a batch that one shard owns."""
+
+    first_rollout: Array
+    rollout_count: Array
+    first_group: Array
+    group_count: Array
+
+
+class RingSizes(NamedTuple):
+    """How many groups and rollouts the buffers of an endless batch hold (rl/async_rl/rollout_buffer.py)."""
+
+    groups: Int[Array, ""]
+    rows: Int[Array, ""]
+
+
+class SamplingBatch(NamedTuple):
+    """What a shard samples: its share of the rollouts of `problems`, n each, with draws from `key`, which is one or one
+    for each problem.
     """
 
     problems: ProblemArrays
-    rollouts: Rollouts
-    rewards: Any
-    B_p: Any
-    n: Any
-    key_data: Any
+    share: ShardSlice
+    n: Int[Array, ""]
+    key: PRNGKeyArray
+    ring_sizes: RingSizes | None = None
+
+    @property
+    def skipped_rollouts(self) -> Int[Array, ""]:
+        """Rollouts of the share's first problem that another shard owns."""
+        return self.share.first_rollout - self.share.first_group * self.n
+
+    def problem_row(self, problem: Int[Array, "*z"]) -> Int[Array, "*z"]:
+        """The row of `problems` of a problem, which is counted within the share."""
+        group = self.share.first_group + problem
+        return group if self.ring_sizes is None else group % self.ring_sizes.groups
+
+    def buffer_row(self, row: Int[Array, "*r"]) -> Int[Array, "*r"]:
+        """The row of the buffers of a rollout, which is counted within the share."""
+        return row if self.ring_sizes is None else row % self.ring_sizes.rows
+
+    def draw_keys(self, problem_row: Int[Array, " R"]) -> PRNGKeyArray:
+        """The key of each problem, or the one of all."""
+        return self.key if self.key.ndim == 0 else self.key[problem_row]
 
 
 def gather_problems(table: ProblemArrays, index: Int[Array, " Q"]) -> ProblemArrays:
@@ -116,15 +147,6 @@ def length_mask(lengths: Int[Array, "*r"], T: int) -> Bool[Array, "*r T"]:
     return jnp.arange(T).reshape(*(1,) * lengths.ndim, T) < lengths[..., None]
 
 
-class ShardSlice(NamedTuple):
-    """The contiguous rollouts and groups of a batch that one shard owns."""
-
-    first_rollout: Array
-    rollout_count: Array
-    first_group: Array
-    group_count: Array
-
-
 def make_shard_slice(shard: Int[Array, ""], shards: int, B_p: Int[Array, ""], n: Int[Array, ""]) -> ShardSlice:
     """The contiguous block of rollouts that a shard owns."""
     B = B_p * n
@@ -133,9 +155,8 @@ def make_shard_slice(shard: Int[Array, ""], shards: int, B_p: Int[Array, ""], n:
     rollout_count = jnp.clip(B - first_rollout, 0, rollouts_per_shard)
     first_group = jnp.minimum(first_rollout // n, B_p)
     last_group = (first_rollout + jnp.maximum(rollout_count, 1) - 1) // n
-    return ShardSlice(
-        first_rollout, rollout_count, first_group, jnp.where(rollout_count > 0, last_group - first_group + 1, 0)
-    )
+    group_count = jnp.where(rollout_count > 0, last_group - first_group + 1, 0)
+    return ShardSlice(first_rollout, rollout_count, first_group, group_count)
 
 
 def buffer_row_groups(

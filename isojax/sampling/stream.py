@@ -1,19 +1,11 @@
 """Sampling driven by the host, chunk by chunk: finished responses reach the host while the rest still decodes.
 
-The rollouts are those of `build_sampler`, bit for bit; here the host runs its loop over chunks:
-
-    begin    cast and gather the weights, start a batch; nothing is sampled yet
-    advance  decode at most CHUNK_TOKENS tokens in each slot; the sampler's state is donated and stays on its devices:
-             caches and slots on their shard, keys and values split by heads over the tensor axis, those of prompts
-             by positions over the sequence axis
-    finish   the rollouts
-
-The host starts the next chunk before it reads what the last one finished, so the devices never wait for the host.
+The rollouts are those of `build_sampler`, bit for bit. The sampler's state is donated from chunk to chunk and stays on
+its devices. The host starts a chunk before it reads what the last one finished, so the devices never wait for it.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -27,15 +19,19 @@ from jaxtyping import Array, PRNGKeyArray
 from isojax.core.config import SamplingConfig
 from isojax.distributed import multiprocess
 from isojax.distributed.program import Program, shape_on
-from isojax.distributed.sharding import (
-    ROLLOUT_AXES,
-    replicate_over_rollout_axes,
-    replicated,
-    shard_count,
-)
+from isojax.distributed.sharding import ROLLOUT_AXES, replicate_over_rollout_axes, replicated
 from isojax.models.transformer import Decoder, Params
-from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, make_shard_slice, rollout_index
-from isojax.sampling.engine import Engine, SamplerState, SamplingBatch, build_engine
+from isojax.sampling.admission import work_items
+from isojax.sampling.batch import (
+    ProblemArrays,
+    Rollouts,
+    SamplerShapes,
+    SamplingBatch,
+    make_shard_slice,
+    rollout_index,
+)
+from isojax.sampling.engine import Engine, build_engine
+from isojax.sampling.sampler_state import SamplerState
 from isojax.sampling.state_sharding import (
     add_shard_axis,
     sampler_state_shardings,
@@ -48,57 +44,43 @@ OnFinished = Callable[[np.ndarray, list[np.ndarray]], None]
 
 
 class StreamInputs(NamedTuple):
-    """What every chunk of a batch reads.
+    """What every chunk of a batch reads."""
 
-    Attributes:
-        stacked_params: the weights that prefill reads.
-        weights: the weights that decoding reads.
-        problems, B_p, n: the batch.
-        key: u32[2], the data of the batch's PRNG key.
-    """
-
-    stacked_params: Params
-    weights: Params
+    stacked_params: Params  # for prefill
+    weights: Params  # for decoding
     problems: ProblemArrays
     B_p: Array
     n: Array
-    key: Array
+    key: Array  # u32[2], the data of the batch's PRNG key
 
 
 class FinishedSlots(NamedTuple):
-    """The slots after a chunk.
+    """The slots after a chunk."""
 
-    Attributes:
-        rows: i32[S R], the buffer row of the rollout that a slot has finished; -1 where it has finished none.
-        tokens: i32[S R T].
-        lengths: i32[S R], tokens in each slot.
-        has_work: bool[S], all equal: whether any shard has rollouts left to sample.
-    """
-
-    rows: Array
-    tokens: Array
-    lengths: Array
-    has_work: Array
+    rows: Array  # i32[S R], the buffer row of the rollout that a slot has finished; -1 where it has finished none
+    tokens: Array  # i32[S R T]
+    lengths: Array  # i32[S R], tokens in each slot
+    has_work: Array  # bool[S], all equal: whether any shard has rollouts left to sample
 
 
 @dataclass(frozen=True)
 class PrepareWeights:
     """`prepare(params) -> (stacked_params, weights)` as `Engine.decode_chunk` reads them: cast to the compute dtype and
-    gathered along the axes that split rollouts."""
+    gathered along the axes that split rollouts. `compile` takes and returns shapes."""
 
     gather_params: Program | None  # None where there is nothing to gather or cast, so that no copy is made
     to_decode_weights: Program
     unrolled_layers: bool
 
     def __call__(self, params: Params) -> tuple[Params, Params]:
-        stacked_params = params if self.gather_params is None else self.gather_params(params)
-        weights = self.to_decode_weights(stacked_params)
-        return (stacked_params if self.unrolled_layers else weights), weights
+        return self._apply(Program.__call__, params)
 
     def compile(self, params: Params) -> tuple[Params, Params]:
-        """Compiles for parameters of these shapes; the shapes of what a call returns."""
-        stacked_params = params if self.gather_params is None else self.gather_params.compile(params)
-        weights = self.to_decode_weights.compile(stacked_params)
+        return self._apply(Program.compile, params)
+
+    def _apply(self, call: Callable[[Program, Params], Params], params: Params) -> tuple[Params, Params]:
+        stacked_params = params if self.gather_params is None else call(self.gather_params, params)
+        weights = call(self.to_decode_weights, stacked_params)
         return (stacked_params if self.unrolled_layers else weights), weights
 
 
@@ -114,7 +96,7 @@ class Stream:
     prepare_weights: PrepareWeights
     init_batch: Program
     advance: Program
-    policy_mask: Program
+    to_rollouts: Program
 
     def begin(
         self, params: Params, problems: ProblemArrays, B_p: Any, n: Any, key: PRNGKeyArray
@@ -122,11 +104,6 @@ class Stream:
         """What `advance` reads, and its first state."""
         batch_inputs, state = self.init_batch(problems, B_p, n, key)
         return StreamInputs(*self.prepare_weights(params), *batch_inputs), state
-
-    def finish(self, state: SamplerState) -> Rollouts:
-        """The rollouts of a state that has no work left."""
-        tokens, logps, nucleus_mass, stopped, lengths, *thinking_ended = state.outputs
-        return Rollouts(tokens, logps, self.policy_mask(lengths, *thinking_ended), nucleus_mass, stopped, lengths)
 
     def advance_shapes(self, params: Params, problems: ProblemArrays) -> tuple[StreamInputs, SamplerState]:
         """The shapes that `advance` reads, from those of the parameters and problems; compiles what comes before it."""
@@ -137,11 +114,8 @@ class Stream:
 
     def compile(self, params: Params, problems: ProblemArrays) -> Rollouts:
         """Compiles all programs for arguments of these shapes; the shapes of the rollouts."""
-        inputs, state = self.advance_shapes(params, problems)
-        state, _ = self.advance.compile(inputs, state)
-        tokens, logps, nucleus_mass, stopped, lengths, *thinking_ended = state.outputs
-        mask = self.policy_mask.compile(lengths, *thinking_ended)
-        return Rollouts(tokens, logps, mask, nucleus_mass, stopped, lengths)
+        state, _ = self.advance.compile(*self.advance_shapes(params, problems))
+        return self.to_rollouts.compile(state.outputs)
 
     def run(
         self, params: Params, problems: ProblemArrays, B_p: int, n: int, key: PRNGKeyArray, on_finished: OnFinished
@@ -156,7 +130,7 @@ class Stream:
             multiprocess.start_host_copy(next_finished)
             on_finished(*_finished_rollouts(finished, B_p * n))
             finished, has_work = next_finished, bool(np.asarray(finished.has_work.addressable_shards[0].data).any())
-        return self.finish(state)
+        return self.to_rollouts(state.outputs)
 
 
 def _finished_rollouts(finished: FinishedSlots, B: int) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -174,7 +148,6 @@ def build_stream(
     decoder: Decoder, shapes: SamplerShapes, mesh: Mesh, sampling: SamplingConfig, stops: StopConditions
 ) -> Stream:
     """The Stream for these shapes on this mesh."""
-    assert shapes.shards == shard_count(mesh), (shapes.shards, mesh)
     engine = build_engine(decoder, shapes, mesh, sampling, stops)
     state_sharding, shard_sharding = sampler_state_shardings(engine, mesh), NamedSharding(mesh, P(ROLLOUT_AXES))
     start_shards, step_shards = _shard_programs(engine, mesh)
@@ -185,14 +158,13 @@ def build_stream(
         batch_inputs = (problems, B_p, n, jax.random.key_data(key))
         return batch_inputs, start_shards(*batch_inputs)
 
+    advance = jax.jit(step_shards, donate_argnums=1, out_shardings=(state_sharding, shard_sharding))
     return Stream(
         mesh=mesh,
         prepare_weights=build_prepare_weights(engine, mesh),
         init_batch=Program(jax.jit(init_batch, out_shardings=(replicated(mesh), state_sharding))),
-        advance=Program(
-            jax.jit(step_shards, donate_argnums=1, out_shardings=(state_sharding, shard_sharding)),
-        ),
-        policy_mask=Program(jax.jit(engine.policy_mask, out_shardings=shard_sharding)),
+        advance=Program(advance),
+        to_rollouts=Program(jax.jit(engine.to_rollouts, out_shardings=shard_sharding)),
     )
 
 
@@ -224,7 +196,8 @@ def _shard_programs(
         return SamplingBatch(problems, make_shard_slice(shard[0], shards, B_p, n), n, jax.random.wrap_key_data(key))
 
     def start_shard(shard: Array, *batch_inputs: Any) -> SamplerState:
-        return add_shard_axis(engine.init_state(make_batch(shard, *batch_inputs)))
+        first_item = work_items(engine.shapes, make_batch(shard, *batch_inputs)).first
+        return add_shard_axis(engine.init_state(first_item))
 
     def step_shard(shard: Array, inputs: StreamInputs, state: SamplerState) -> tuple[SamplerState, FinishedSlots]:
         batch = make_batch(shard, inputs.problems, inputs.B_p, inputs.n, inputs.key)
@@ -235,16 +208,17 @@ def _shard_programs(
         finished = FinishedSlots(row, state.slots.tokens, state.slots.t, has_work > 0)
         return add_shard_axis(state), jax.tree.map(lambda x: x[None], finished)
 
-    shard_spec = P(ROLLOUT_AXES)
-    over_shards = partial(shard_map, mesh=mesh, axis_names=set(ROLLOUT_AXES), check_vma=False)
-    state_spec = sampler_state_specs(engine)
-    sharded_start = over_shards(start_shard, in_specs=(shard_spec, P(), P(), P(), P()), out_specs=state_spec)
-    sharded_step = over_shards(step_shard, in_specs=(shard_spec, P(), state_spec), out_specs=(state_spec, shard_spec))
+    def over_shards(of_shard: Callable[..., Any], in_specs: tuple[Any, ...], out_specs: Any) -> Callable[..., Any]:
+        sharded = shard_map(
+            of_shard,
+            mesh=mesh,
+            in_specs=(P(ROLLOUT_AXES), *in_specs),
+            out_specs=out_specs,
+            axis_names=set(ROLLOUT_AXES),
+            check_vma=False,
+        )
+        return lambda *arguments: sharded(jnp.arange(shards, dtype=jnp.int32), *arguments)
 
-    def start(*batch_inputs: Any) -> SamplerState:
-        return sharded_start(jnp.arange(shards, dtype=jnp.int32), *batch_inputs)
-
-    def step(inputs: StreamInputs, state: SamplerState) -> tuple[SamplerState, FinishedSlots]:
-        return sharded_step(jnp.arange(shards, dtype=jnp.int32), inputs, state)
-
-    return start, step
+    state_specs = sampler_state_specs(engine)
+    start = over_shards(start_shard, (P(), P(), P(), P()), state_specs)
+    return start, over_shards(step_shard, (P(), state_specs), (state_specs, P(ROLLOUT_AXES)))

@@ -15,14 +15,14 @@ from isojax.models.attention_autotune import DecodeAttentionShape, SelfAttention
 
 SELF = SelfAttentionShape(rows=3, positions=4, prefix_length=2, heads=4, kv_heads=2, head_dim=8, dtype="float32")
 DECODE = DecodeAttentionShape(
-    slots=3, positions=8, heads=4, kv_heads=2, head_dim=8, dtype="float32", cache_dtype="float32"
+    rows=3, positions=8, heads=4, kv_heads=2, head_dim=8, dtype="float32", cache_dtype="float32"
 )
 
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Gives this backend a kernel, `pallas`, which is here the plain form times `factor`, and takes no time beside the
-    plain form's.
+    """Gives this backend a kernel, `pallas`, which is here the plain form times `factor`, and takes `seconds`
+    where the plain form takes 2e-6.
     """
 
     def give(factor: float, seconds: float = 1e-6, error: Exception | None = None) -> None:
@@ -55,7 +55,7 @@ def test_the_faster_is_taken_and_both_times_are_logged(
     with caplog.at_level(logging.INFO):
         assert autotune(shape) == autotune(shape) == "pallas"
     (record,) = caplog.records  # the second time it is remembered
-    assert "plain 2 us, pallas 1 us a call; pallas is taken" in record.getMessage()
+    assert "plain 2 us, pallas 1 us per call; pallas is taken" in record.getMessage()
     kernel(1.0, seconds=3e-6)
     assert autotune(shape) == "plain"
 
@@ -77,7 +77,7 @@ def test_what_does_not_compile_is_left_out_aloud(kernel: Any, caplog: pytest.Log
     assert "pallas is left out: NotImplementedError: no such tile" in caplog.text and "and more" not in caplog.text
 
 
-@pytest.mark.parametrize("shape", [SELF, SelfAttentionShape(2, 4, 0, 4, 2, 8, "float32", False), DECODE])
+@pytest.mark.parametrize("shape", [SELF, SelfAttentionShape(2, 4, 0, 4, 2, 8, "float32"), DECODE])
 def test_what_is_timed_is_a_number_of_calls(shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that moves by 8 seconds at each look: 16 calls between two of them."""
     monkeypatch.setattr(attention_autotune.time, "perf_counter", itertools.count(0, 8).__next__)

@@ -169,25 +169,12 @@ def test_decoding_step_by_step_equals_numpy(responses: np.ndarray, width: int, u
         np.testing.assert_allclose(got, expected[:, t + 1], atol=1e-5)
 
 
-def test_the_samplers_weights_lie_as_the_parameters_do() -> None:
-    """Unrolled, each matrix is the transpose of the parameter, and a device has as much of it."""
-    on, decoding = mesh("data=4,tensor=2"), Decoding(DECODER, 4, 1, P, T, unrolled_layers=True)
-    given, weights = DECODER.shardings(on), decoding.prepare_weights(policy())
-    specs = decoding.weight_specs(jax.tree.map(lambda s: s.spec, given))
-
-    def part(sharding: jax.NamedSharding, x: jax.Array) -> int:
-        return int(np.prod(sharding.shard_shape(x.shape)))
-
-    for i, (layer, its) in enumerate(zip(weights["blocks"], specs["blocks"], strict=True)):
-        for name, whole in policy()["blocks"].items():
-            assert (
-                part(jax.NamedSharding(on, its[name]), layer[name])
-                == part(given["blocks"][name], whole) // CONFIG.layers
-            ), name
+def test_the_samplers_weights_are_transposes() -> None:
+    weights = Decoding(DECODER, 4, 1, P, T, unrolled_layers=True).prepare_weights(policy())
+    for i, layer in enumerate(weights["blocks"]):
         np.testing.assert_array_equal(layer["out"], policy()["blocks"]["out"][i].reshape(-1, CONFIG.width).T)
         np.testing.assert_array_equal(layer["query"], policy()["blocks"]["query"][i].reshape(CONFIG.width, -1).T)
     np.testing.assert_array_equal(weights["unembed"], policy()["unembed"].T)
-    assert part(jax.NamedSharding(on, specs["unembed"]), weights["unembed"]) == VOCAB * CONFIG.width // 2
 
 
 def test_attention_over_parts_is_one_softmax() -> None:

@@ -20,8 +20,8 @@ from isojax.distributed.sharding import shard_count
 from isojax.models.decode import Decoding
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import engine as engine_module
-from isojax.sampling.batch import ProblemArrays, make_sampler_shapes, make_shard_slice
-from isojax.sampling.engine import SamplingBatch, build_engine, build_sampler
+from isojax.sampling.batch import ProblemArrays, SamplingBatch, make_sampler_shapes, make_shard_slice
+from isojax.sampling.engine import build_engine, build_sampler
 from isojax.sampling.logits import NEG_INF, log_probs, rollout_keys, sample_token, uniforms
 from isojax.tasks.stop_strings import StopConditions
 from tests.device import (
@@ -178,11 +178,11 @@ def test_any_order_of_slots_and_lanes_gives_the_same_bits(case: Case) -> None:
     problems = ProblemArrays(*(jnp.asarray(np.resize(x, (geometry.problem_rows, *x.shape[1:]))) for x in PROBLEMS))
     batch = SamplingBatch(problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(13), n), n, jax.random.key(0))
     own = engine.decoding.prepare_weights(params)
-    state = quick_jit(lambda: engine.decode_chunk(params, own, batch, engine.init_state(batch))[0])()
+    state = quick_jit(lambda: engine.decode_chunk(params, own, batch, engine.init_state(jnp.int32(0)))[0])()
     decode = quick_jit(engine.decode_step)
     assert int(state.slots.t.max()) == 2
     ended = jnp.arange(case.R) % 5 == 0
-    first = jnp.repeat(state.last_hidden.prefix_groups, case.W, axis=0)
+    first = jnp.repeat(state.group_last_hidden, case.W, axis=0)
     plain = decode(own, state.slots, state.cache, first, ended)
     for _ in range(3):
         lanes = rng.permutation(case.R // case.W)
@@ -218,7 +218,7 @@ def test_first_tokens_run_no_layers() -> None:
     batch = SamplingBatch(problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(2), n), n, jax.random.key(0))
     own = engine.decoding.prepare_weights(params)
     visit = quick_jit(lambda state: engine.decode_chunk(params, own, batch, state)[0])
-    state, Counting.steps[:] = engine.init_state(batch), []
+    state, Counting.steps[:] = engine.init_state(jnp.int32(0)), []
     while bool(engine.has_work(batch, state)):
         state = visit(state)
     jax.effects_barrier()

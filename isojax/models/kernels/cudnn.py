@@ -20,9 +20,7 @@ def cudnn_attention(
     prefix: PrefixKV | None = None,
     backend: Literal["cudnn", "xla"] = "cudnn",
 ) -> Float[Array, "b t N H"]:
-    """Causal attention of q over k, v and the live part of `prefix`. Differentiable. `backend` xla: the same call, for
-    tests.
-    """
+    """Causal attention of q over k, v and the live part of `prefix`. Differentiable. `backend`: xla in tests."""
     if prefix is None:
         return jax.nn.dot_product_attention(
             q, k.swapaxes(1, 2), v.swapaxes(1, 2), is_causal=True, implementation=backend
@@ -47,8 +45,8 @@ def cudnn_decode(
 ) -> Float[Array, "R N H"]:
     """Attention of each slot's query over positions 0 .. positions[r].
 
-    To cuDNN every (slot, head of keys) is a sequence, and the queries that share the head are its positions: a head's
-    cache is read once for them all.
+    To cuDNN each head of keys of a slot is a sequence, of which the queries that share the head are the positions, so
+    that the cache is read once for all of them.
     """
     R, N, H = q.shape
     K, C = values.shape[1:3]

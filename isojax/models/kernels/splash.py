@@ -1,9 +1,7 @@
-"""Causal attention on a TPU by jax's splash attention (jax.experimental.pallas.ops.tpu), which skips the blocks above
-the diagonal.
+"""Causal attention on a TPU by jax's splash attention, which skips the blocks above the diagonal.
 
-Before the t positions of each row may stand a prefix whose live length differs by row. Prefix and responses are joined
-to one row of keys, the causal mask is moved right by the prefix's width, and what of the prefix is dead is of another
-segment than the queries.
+Prefix and responses are joined to one row of keys; the causal mask is moved right by the prefix's width, and positions
+of the prefix that are not live are of another segment than the queries.
 """
 
 import functools
@@ -15,29 +13,17 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jaxtyping import Array, Float
 
-LANES = 128
+TILE_WIDTH = 128
 PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H], live lengths i[b]
-
-
-def _block_size(padded: int) -> int:
-    """The largest block, of 512 at most, that divides a multiple of 128."""
-    return next(b for b in (512, 384, 256, 128) if padded % b == 0)
 
 
 @functools.cache
 def _make_kernel(heads: int, queries: int, keys: int, offset: int, interpret: bool) -> splash.SplashAttentionKernel:
     mask = masks.MultiHeadMask([masks.CausalMask((queries, keys), offset) for _ in range(heads)])
-    q, k = _block_size(queries), _block_size(keys)
-    sizes = splash.BlockSizes(
-        block_q=q,
-        block_kv=k,
-        block_kv_compute=k,
-        block_q_dkv=q,
-        block_kv_dkv=k,
-        block_kv_dkv_compute=k,
-        block_q_dq=q,
-        block_kv_dq=k,
-    )
+    q, k = (next(block for block in (512, 384, 256, 128) if size % block == 0) for size in (queries, keys))
+    forward = {"block_q": q, "block_kv": k, "block_kv_compute": k}
+    backward = {"block_q_dkv": q, "block_kv_dkv": k, "block_kv_dkv_compute": k, "block_q_dq": q, "block_kv_dq": k}
+    sizes = splash.BlockSizes(**forward, **backward)
     with jax.ensure_compile_time_eval():  # the mask's tables are constants, made while something is traced
         return splash.make_splash_mha_single_device(mask, block_sizes=sizes, interpret=interpret)
 
@@ -52,7 +38,7 @@ def splash_attention(
     """Causal attention of q over k, v and the live part of `prefix`. Differentiable; scores and softmax in float32."""
     b, t, N, H = q.shape
     p = 0 if prefix is None else prefix[0].shape[2]
-    queries, keys = -(-t // LANES) * LANES, -(-(p + t) // LANES) * LANES
+    queries, keys = -(-t // TILE_WIDTH) * TILE_WIDTH, -(-(p + t) // TILE_WIDTH) * TILE_WIDTH
     key_segments = jnp.ones((b, keys), jnp.int32)
     if prefix is not None:
         k, v = (jnp.concatenate([before, x], 2) for before, x in zip(prefix[:2], (k, v), strict=True))

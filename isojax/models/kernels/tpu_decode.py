@@ -1,20 +1,17 @@
-"""One token per slot on a TPU: its keys and values written into the cache of all layers in place, and its query
-attended to what is there.
+"""One token per slot on a TPU: its key and value are written into the cache of all layers in place, and its query
+attends to what is there.
 
-The grid is (slot, block of positions). Layer and positions are prefetched scalars: the layer is picked by a block's
-address, so that none is sliced out of the cache, and the address of a block past the last position is that of the last
-live one, which the pipeline holds already and does not fetch again. Softmax runs online over the blocks in float32 (Dao
-et al., arXiv:2205.14135, algorithm 1, for one row of queries), and begins with the token itself. jax's paged_attention
-wants pages [K, pages, positions, H] and does not write.
+The grid is (slot, block of positions). Layer and positions are prefetched scalars: a block's address selects the layer,
+so that none is sliced out of the cache, and the address of a block past the last position is that of the last live one,
+which the pipeline holds already and does not fetch again. Softmax runs online over the blocks in float32 (Dao et al.,
+arXiv:2205.14135, algorithm 1, for one row of queries), and begins with the token itself.
 
-The write is part of the kernel because XLA's is not free beside one: its scatter wants the cache as [L, R, C, K, H] in
-memory, so that beside a kernel that reads [L, R, K, C, H] it turned the whole cache round in every layer (seen in the
-HLO for v5e). The kernel takes a narrow head (H below the 128 lanes) as [L, R, K, H, C], which is how XLA lays such a
-cache out itself; else half of it were padding.
+The kernel writes because XLA's scatter wants the cache as [L, R, C, K, H] in memory, and so transposed the whole cache
+in every layer for a kernel that reads [L, R, K, C, H] (seen in the HLO for v5e). It takes a narrow head (H below 128)
+as [L, R, K, H, C], which is how XLA itself stores such a cache; else half of it would be padding.
 """
 
 import functools
-import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -25,13 +22,13 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 MASKED_SCORE = -1e30
-LANES = 128
-BLOCK_UNITS = (1, 2, 3, 4, 5, 6, 7, 8)  # of 128 positions in a block, whichever is the most that divides the cache
-BLOCK_BYTES = 1 << 20  # of keys, and as many of values; both are held twice, and v5e lets a kernel have 16 MB
+TILE_WIDTH = 128  # of a vector register
+MAX_BLOCK_UNITS = 8  # of 128 positions in a block, whichever number is the most that divides the cache
+BLOCK_BYTES = 1 << 20  # of keys, and as many of values; both are held twice, and a kernel has 16 MB on v5e
 
 
 class _CacheLayout(NamedTuple):
-    """The layout of the cache: turned is [H, C], else [C, H]. `tile` positions are written back around a new one."""
+    """The layout of the cache: transposed is [H, C], else [C, H]; `tile_positions` are written back with a new one."""
 
     transposed: bool
     block_positions: int
@@ -48,41 +45,33 @@ class _CacheLayout(NamedTuple):
 
 
 def _cache_layout(kv_heads: int, positions: int, head_dim: int, item_bytes: int) -> _CacheLayout:
-    transposed = head_dim % LANES != 0
-    units, max_units = positions // LANES, BLOCK_BYTES // (kv_heads * LANES * head_dim * item_bytes)
-    block = LANES * max(d for d in BLOCK_UNITS if units % d == 0 and d <= max(max_units, 1))
-    return _CacheLayout(transposed, block, LANES if transposed else 32 // item_bytes)
+    transposed = head_dim % TILE_WIDTH != 0
+    units, max_units = positions // TILE_WIDTH, BLOCK_BYTES // (kv_heads * TILE_WIDTH * head_dim * item_bytes)
+    block = TILE_WIDTH * max(d for d in range(1, MAX_BLOCK_UNITS + 1) if units % d == 0 and d <= max(max_units, 1))
+    return _CacheLayout(transposed, block, TILE_WIDTH if transposed else 32 // item_bytes)
 
 
 def pad_to_blocks(positions: int) -> int:
-    """The next number of positions that divides into blocks: a multiple of 128, and above 1024 one without small blocks
-    alone.
-    """
-    units = -(-positions // LANES)
-    return LANES * next(
-        u for u in itertools.count(units) if u <= max(BLOCK_UNITS) or any(u % d == 0 for d in BLOCK_UNITS[3:])
-    )
+    """The next number of positions that divides into blocks: a multiple of 128, above 1024 of 4 to 8 times 128."""
+    units = -(-positions // TILE_WIDTH)
+    while units > MAX_BLOCK_UNITS and all(units % d for d in range(4, MAX_BLOCK_UNITS + 1)):
+        units += 1
+    return TILE_WIDTH * units
 
 
 def _write_tile(layout: _CacheLayout, offset: Any, block: Any, new_kv: Any, out: Any) -> None:
     """The tile around `offset` of a block, with one position new [K H], to `out`."""
     start = pl.multiple_of(offset // layout.tile_positions * layout.tile_positions, layout.tile_positions)
-    old = (
-        block[:, :, pl.ds(start, layout.tile_positions)]
-        if layout.transposed
-        else block[:, pl.ds(start, layout.tile_positions), :]
-    )
+    tile = pl.ds(start, layout.tile_positions)
+    old = block[:, :, tile] if layout.transposed else block[:, tile, :]
     is_new = lax.broadcasted_iota(jnp.int32, old.shape, layout.position_axis) == offset - start
-    new_column = jnp.expand_dims(
-        new_kv.astype(jnp.float32), layout.position_axis
-    )  # float32 holds bfloat16 and int8; their own tiles cannot be turned
+    # In float32, because tiles of bfloat16 and int8 cannot be transposed.
+    new_column = jnp.expand_dims(new_kv.astype(jnp.float32), layout.position_axis)
     out[...] = jnp.where(is_new, new_column, old.astype(jnp.float32)).astype(out.dtype)
 
 
 def _decode_kernel(layout: _CacheLayout, scaled: bool, layer: Any, position: Any, q: Any, *refs: Any) -> None:
-    """One block of one slot. q, out [K G H]; new keys and values [K H]; cached [K block H]; scales [K] and [K
-    block].
-    """
+    """One block of one slot: q, out [K G H]; new keys and values [K H], cached [K block H]; scales [K], [K block]."""
     array_count = 4 if scaled else 2
     new_kv, cached, written = refs[:array_count], refs[array_count : 2 * array_count], refs[2 * array_count + 1 : -3]
     out, (max_score, normalizer, weighted_sum) = refs[2 * array_count], refs[-3:]
@@ -123,8 +112,8 @@ def _decode_kernel(layout: _CacheLayout, scaled: bool, layer: Any, position: Any
         for i in range(2):
             _write_tile(layout, offset, cached[i], new_kv[i][...], written[i])
         for i in range(2, array_count):
-            start = pl.multiple_of(offset // LANES * LANES, LANES)
-            old = cached[i][:, pl.ds(start, LANES)]
+            start = pl.multiple_of(offset // TILE_WIDTH * TILE_WIDTH, TILE_WIDTH)
+            old = cached[i][:, pl.ds(start, TILE_WIDTH)]
             is_new = lax.broadcasted_iota(jnp.int32, old.shape, 1) == offset - start
             written[i][...] = jnp.where(is_new, new_kv[i][...].T, old)
 
@@ -143,8 +132,8 @@ def flash_decode(
 ) -> tuple[Float[Array, "R N H"], tuple[Array, ...]]:
     """Attention over positions 0 .. positions[r] of `layer`, and the cache with the token at positions[r] in it.
 
-    `new`: keys and values [R K H], of int8 ones also their scales [R K]. `cache`: keys [L R K H C], values [L R K C H],
-    scales [L R K C], C as `whole_blocks` has it; updated in place.
+    `new_kv`: keys and values [R K H], of int8 ones also their scales [R K]. `cache`: keys [L R K H C], values
+    [L R K C H], scales [L R K C], C as `pad_to_blocks` returns it; updated in place.
     """
     R, N, H = q.shape
     K, C = cache[1].shape[2:4]
@@ -152,19 +141,17 @@ def flash_decode(
     grouped_queries = (q * H**-0.5).astype(q.dtype).reshape(R, K, N // K, H)
 
     def to_kernel_layout(cache: tuple[Array, ...]) -> tuple[Array, ...]:
-        """As the kernel takes it, and back. To XLA a choice of layout, no copy: the cache of a loop lies as its kernel
-        wants it.
-        """
+        """As the kernel takes it, and back. To XLA it is a choice of layout, and no copy."""
         keys, values, *scales = cache
-        return (
-            (keys, values.swapaxes(-1, -2), *scales) if layout.transposed else (keys.swapaxes(-1, -2), values, *scales)
-        )
+        if layout.transposed:
+            return keys, values.swapaxes(-1, -2), *scales
+        return keys.swapaxes(-1, -2), values, *scales
 
     kernel_cache = to_kernel_layout(cache)
     new_blocks = tuple(x if x.ndim == 3 else x[:, None] for x in new_kv)
 
     def cache_spec(x: Array, width: int, block_at: Any) -> pl.BlockSpec:
-        """`width` positions of one slot in the layer, at the block `at(j, position)`."""
+        """`width` positions of one slot in the layer, at the block `block_at(j, position)`."""
 
         def address(r: Any, j: Any, layer: Any, positions: Any) -> tuple:
             block = block_at(j, positions[r])
@@ -177,7 +164,7 @@ def flash_decode(
     def slot_spec(x: Array) -> pl.BlockSpec:
         return pl.BlockSpec((None, *x.shape[1:]), lambda r, j, *_: (r, *[0] * (x.ndim - 1)))
 
-    tiles = [layout.tile_positions if x.ndim == 5 else LANES for x in kernel_cache]
+    tiles = [layout.tile_positions if x.ndim == 5 else TILE_WIDTH for x in kernel_cache]
     reads = [
         cache_spec(x, layout.block_positions, lambda j, last: jnp.minimum(j, last // layout.block_positions))
         for x in kernel_cache

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax, shard_map
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -22,8 +21,18 @@ from isojax.core.config import CellConfig
 from isojax.distributed.program import Program, shape_on, shapes_with_shardings
 from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shard_count
 from isojax.models.transformer import Decoder, Params
-from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, make_sampler_shapes, make_shard_slice
-from isojax.sampling.engine import RingSizes, SamplerState, SamplingBatch, build_engine
+from isojax.sampling.admission import work_items
+from isojax.sampling.batch import (
+    ProblemArrays,
+    RingSizes,
+    Rollouts,
+    SamplerShapes,
+    SamplingBatch,
+    make_sampler_shapes,
+    make_shard_slice,
+)
+from isojax.sampling.engine import build_engine
+from isojax.sampling.sampler_state import SamplerState
 from isojax.sampling.state_sharding import (
     add_shard_axis,
     sampler_state_shardings,
@@ -154,10 +163,7 @@ class SamplerPrograms:
         )
 
     def _init_state(self, shard: Array) -> SamplerState:
-        no_problems = ProblemArrays(*[np.zeros(0, np.int32)] * len(ProblemArrays._fields))
-        one = jnp.int32(1)
-        no_rollouts = make_shard_slice(shard[0] * 0, 1, one * 0, one)
-        return add_shard_axis(self.engine.init_state(SamplingBatch(no_problems, no_rollouts, one, jax.random.key(0))))
+        return add_shard_axis(self.engine.init_state(shard[0] * 0))
 
     def _decode_chunk(
         self, policy: tuple[Params, Params], ring: ProblemRing, progress: SamplerProgress, state: SamplerState
@@ -165,7 +171,7 @@ class SamplerPrograms:
         batch, state = self._ring_batch(ring, progress), squeeze_shard_axis(state)
         prefill_batch, queue = self.ring_shapes.prefill_batch, state.queue
         # Prompts that were prefilled with old weights, and whose responses have not begun, are prefilled again.
-        next_block = queue.next_item // self.engine.work_items(batch)[1] // prefill_batch * prefill_batch
+        next_block = queue.next_item // work_items(self.ring_shapes, batch).per_problem // prefill_batch * prefill_batch
         still_valid = jnp.minimum(queue.num_prefilled, next_block)
         num_prefilled = jnp.where(progress.weights_changed, still_valid, queue.num_prefilled)
         state = state._replace(queue=queue._replace(num_prefilled=num_prefilled))
@@ -177,8 +183,5 @@ class SamplerPrograms:
 
     def _extract_batch(self, ring_rollouts: tuple[Array, ...], first_row: Array) -> Rollouts:
         """A batch's rows of the ring, from `first_row` on: [S, rows_per_shard, ...]."""
-        tokens, logps, nucleus_mass, stopped, lengths, *thinking_ended = (
-            lax.dynamic_slice_in_dim(x, first_row, self.rows_per_shard, 1) for x in ring_rollouts
-        )
-        mask = self.engine.policy_mask(lengths, *thinking_ended)
-        return Rollouts(tokens, logps, mask, nucleus_mass, stopped, lengths)
+        batch_rows = tuple(lax.dynamic_slice_in_dim(x, first_row, self.rows_per_shard, 1) for x in ring_rollouts)
+        return self.engine.to_rollouts(batch_rows)

@@ -19,7 +19,7 @@ from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Params
 from isojax.rl.async_rl.rollout_buffer import ChunkOutputs, ProblemRing, SamplerPrograms, SamplerProgress
 from isojax.sampling.batch import ProblemArrays, Rollouts
-from isojax.sampling.engine import SamplerState
+from isojax.sampling.sampler_state import SamplerState
 
 
 class RolloutJob(NamedTuple):

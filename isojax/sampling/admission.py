@@ -1,0 +1,122 @@
+"""From the queue to the slots: work items, the prefill of prompts, and what free groups and slots sample next."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Int
+
+from isojax.models.decode import Decoding
+from isojax.models.transformer import Params
+from isojax.sampling.batch import SamplerShapes, SamplingBatch
+from isojax.sampling.logits import rollout_keys
+from isojax.sampling.sampler_state import SamplerState, Slots, WorkQueue
+
+
+class WorkItems(NamedTuple):
+    """How the rollouts of a batch are divided, of which a shard samples items first .. end-1."""
+
+    size: Int[Array, ""]  # rollouts of an item
+    per_problem: Int[Array, ""]
+    first: Int[Array, ""]
+    end: Int[Array, ""]
+
+
+def work_items(shapes: SamplerShapes, batch: SamplingBatch) -> WorkItems:
+    """The work items of a shard's share of the batch."""
+    share, n, W = batch.share, batch.n, shapes.slots_per_prefix
+    rollout_count = share.rollout_count if batch.ring_sizes is None else batch.ring_sizes.rows
+    size = jnp.int32(1)
+    if W > 1:
+        prefix_groups = shapes.slots // W
+        size = jnp.minimum(n, jnp.maximum(W, (rollout_count + prefix_groups - 1) // prefix_groups))
+    per_problem = (n + size - 1) // size
+    last_rollout = batch.skipped_rollouts + share.rollout_count - 1
+    end = (last_rollout // n) * per_problem + (last_rollout % n) // size + 1
+    return WorkItems(size, per_problem, batch.skipped_rollouts // size, jnp.where(share.rollout_count > 0, end, 0))
+
+
+def prefill(
+    decoding: Decoding, shapes: SamplerShapes, stacked_params: Params, batch: SamplingBatch, state: SamplerState
+) -> SamplerState:
+    """The prompts that prefix groups may take next, in the table: blocks of g, as far as there is room."""
+    g, G, queue = shapes.prefill_batch, shapes.prefix_entries, state.queue
+    items_per_problem = work_items(shapes, batch).per_problem
+    next_problem = queue.next_item // items_per_problem
+    prefill_end = next_problem + decoding.prefix_groups // items_per_problem + 2
+
+    def needs_prefill(carry: tuple[Any, Array, Array]) -> Array:
+        num_prefilled = carry[2]
+        has_room = num_prefilled + g - G <= next_problem
+        return (num_prefilled < batch.share.group_count) & has_room & (num_prefilled < prefill_end)
+
+    def prefill_block(carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
+        prefix_table, last_hidden, num_prefilled = carry
+        row, entry = batch.problem_row(num_prefilled + jnp.arange(g)), num_prefilled % G
+        prompts, lengths = batch.problems.prompts[row], batch.problems.lengths[row]
+        entries, block_last_hidden = decoding.prefill(stacked_params, prompts, lengths)
+        prefix_table = decoding.store_entries(prefix_table, entries, entry)
+        last_hidden = lax.dynamic_update_slice_in_dim(last_hidden, block_last_hidden, entry, 0)
+        return prefix_table, last_hidden, num_prefilled + g
+
+    prefix_table, last_hidden, num_prefilled = lax.while_loop(
+        needs_prefill, prefill_block, (state.prefix_table, state.table_last_hidden, queue.num_prefilled)
+    )
+    queue = queue._replace(num_prefilled=num_prefilled)
+    return state._replace(prefix_table=prefix_table, table_last_hidden=last_hidden, queue=queue)
+
+
+def admit(decoding: Decoding, shapes: SamplerShapes, batch: SamplingBatch, state: SamplerState) -> SamplerState:
+    """Free prefix groups take work items, free slots take rollouts."""
+    slots, queue, items, n = state.slots, state.queue, work_items(shapes, batch), batch.n
+    W, prefix_groups = shapes.slots_per_prefix, decoding.prefix_groups
+    free_slots = (slots.row < 0).reshape(prefix_groups, W)
+    idle_groups = free_slots.all(1) & (queue.next_rollout >= queue.end_rollout)
+    item = queue.next_item + jnp.cumsum(idle_groups) - 1
+    problem = item // items.per_problem
+    assigned = idle_groups & (item < items.end) & (problem < queue.num_prefilled)
+    first_rollout = problem * n - batch.skipped_rollouts
+    start = first_rollout + (item % items.per_problem) * items.size
+    end = jnp.minimum(jnp.minimum(start + items.size, first_rollout + n), batch.share.rollout_count)
+    problem = jnp.where(assigned, problem, queue.problem)
+    next_rollout = jnp.where(assigned, jnp.maximum(start, 0), queue.next_rollout)
+    end_rollout = jnp.where(assigned, end, queue.end_rollout)
+    entry = jnp.where(assigned, problem % shapes.prefix_entries, 0)
+    cache = decoding.admit(state.cache, state.prefix_table, entry, assigned)
+    group_last_hidden = jnp.where(assigned[:, None], state.table_last_hidden[entry], state.group_last_hidden)
+
+    row = next_rollout[:, None] + jnp.cumsum(free_slots, 1) - 1
+    admitted = free_slots & (row < end_rollout[:, None])
+    queue = WorkQueue(
+        next_item=queue.next_item + assigned.sum(dtype=jnp.int32),
+        num_prefilled=queue.num_prefilled,
+        problem=problem,
+        next_rollout=next_rollout + admitted.sum(1, dtype=jnp.int32),
+        end_rollout=end_rollout,
+    )
+    slots = _fill_slots(batch, slots, admitted.reshape(-1), row.reshape(-1), jnp.repeat(problem, W))
+    return state._replace(slots=slots, cache=cache, group_last_hidden=group_last_hidden, queue=queue)
+
+
+def _fill_slots(batch: SamplingBatch, slots: Slots, admitted: Bool[Array, " R"], row: Array, problem: Array) -> Slots:
+    """The slots, with rollout `row` of `problem` at its beginning in each that is `admitted`."""
+    problem_row = jnp.where(admitted, batch.problem_row(problem), 0)
+    rollout_id = jnp.where(admitted, (batch.share.first_rollout + row) % batch.n, 0)
+    keys = rollout_keys(batch.draw_keys(problem_row), batch.problems.ids[problem_row], rollout_id)
+    new_slots = Slots(
+        row=row,
+        position=batch.problems.lengths[problem_row],
+        token=jnp.int32(0),
+        t=jnp.int32(0),
+        stop_state=jnp.int32(0),
+        stopped=jnp.bool_(False),
+        key=jax.random.key_data(keys),
+        tokens=jnp.int32(0),
+        logps=jnp.float32(0),
+        nucleus_mass=jnp.float32(1),
+        thinking_ended=None if slots.thinking_ended is None else jnp.bool_(False),
+    )
+    return jax.tree.map(
+        lambda old, new: jnp.where(admitted.reshape(-1, *(1,) * (old.ndim - 1)), new, old), slots, new_slots
+    )
