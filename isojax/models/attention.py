@@ -141,17 +141,21 @@ def self_attention(
         prefix = None
     if implementation == "plain":
         return _plain_self_attention(q, k, v, prefix)
-    kernel: Callable[..., Array] = cudnn_attention
-    if implementation in PALLAS:
-        from isojax.models.kernels.splash import splash_attention  # loads Pallas, which only a TPU's kernels need
-
-        kernel = functools.partial(splash_attention, interpret=implementation == "interpret")
+    kernel = _self_attention_kernel(implementation)
 
     def attention(q: Array, k: Array, v: Array, *prefix: Array) -> tuple[Array]:
         return (kernel(q, k, v, prefix or None),)
 
     inputs = (2, 1, 1) if prefix is None else (2, 1, 1, 1, 1, None)
     return shard_over_heads(attention, k.shape[1], inputs, (2,))(q, k, v, *(prefix or ()))[0]
+
+
+def _self_attention_kernel(implementation: str) -> Callable[..., Array]:
+    if implementation == "cudnn":
+        return cudnn_attention
+    from isojax.models.kernels.splash import splash_attention  # loads Pallas, which only a TPU's kernels need
+
+    return functools.partial(splash_attention, interpret=implementation == "interpret")
 
 
 def _plain_self_attention(q: Array, k: Array, v: Array, prefix: PrefixKV | None) -> Array:
@@ -200,7 +204,7 @@ def decode_attention(
         return sharded_decode(q, keys, values, positions)[0], cache
     mask = (jnp.arange(values.shape[2])[None] <= positions[:, None])[:, None]
     if scales:
-        return _attend_int8(q, keys, values, *scales, mask), cache
+        return _attend_int8(q, keys, values, scales[0], scales[1], mask), cache
     return attend(q[:, None], [(keys.swapaxes(-1, -2), values, mask)])[:, 0], cache
 
 

@@ -44,7 +44,7 @@ class CachedLayer(NamedTuple):
 
     slot_kv: LayerKV
     prefix_kv: LayerKV
-    index: Array | None
+    layer_index: Array | None
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,8 @@ class Decoding:
         segments = [(keys, values, jnp.arange(values.shape[2])[None] <= slot_positions[:, None])]
         if self.separate_prefix:
             prefix_mask = jnp.arange(self.prefix_length)[None] < (positions - t)[:, None]
-            segments.append((*select_layer(prefix_kv), prefix_mask))
+            prefix_keys, prefix_values = select_layer(prefix_kv)
+            segments.append((prefix_keys, prefix_values, prefix_mask))
         return attend_slots(q, segments), slot_kv
 
 

@@ -39,6 +39,7 @@ from isojax.tasks.stop_strings import StopConditions
 
 CHUNK_TOKENS = 32  # tokens that a slot decodes at most before the queue is looked at again
 
+ChunkCarry = tuple[Array, Array, Slots, KVCache, Array]  # steps, idle steps, slots, cache, which slots are done
 Sampler = Callable[[Params, ProblemArrays, Array, Array, PRNGKeyArray], Rollouts]
 
 
@@ -166,11 +167,11 @@ class Engine:
             group_is_free = has_queued_items & jnp.repeat(done.reshape(-1, W).all(1), W)
             return (done & active & (group_has_rollouts | group_is_free)).sum(dtype=jnp.int32)
 
-        def keep_decoding(carry: tuple[Array, Array, Slots, KVCache, Array]) -> Array:
+        def keep_decoding(carry: ChunkCarry) -> Array:
             steps, idle_steps, _, _, done = carry
             return (steps < max_steps) & (idle_steps < max_idle_steps) & ~done.all()
 
-        def decode_token(carry: tuple[Array, Array, Slots, KVCache, Array]) -> tuple[Array, ...]:
+        def decode_token(carry: ChunkCarry) -> ChunkCarry:
             steps, idle_steps, slots, cache, done = carry
             slots, cache, done = self.decode_step(weights, slots, cache, first_hidden, done)
             return steps + 1, idle_steps + count_refillable(done), slots, cache, done
@@ -190,7 +191,7 @@ class Engine:
         tokens, logps, nucleus_mass, stopped, lengths, *thinking_ended = outputs
         mask = length_mask(lengths, self.shapes.response_length)
         if self.stops.interruption is not None:
-            mask = mask & policy_token_mask(self.stops.interruption, *thinking_ended, self.shapes.response_length)
+            mask = mask & policy_token_mask(self.stops.interruption, thinking_ended[0], self.shapes.response_length)
         return Rollouts(tokens, logps, mask, nucleus_mass, stopped, lengths)
 
 

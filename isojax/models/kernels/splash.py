@@ -21,9 +21,10 @@ PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H], live lengths
 def _make_kernel(heads: int, queries: int, keys: int, offset: int, interpret: bool) -> splash.SplashAttentionKernel:
     mask = masks.MultiHeadMask([masks.CausalMask((queries, keys), offset) for _ in range(heads)])
     q, k = (next(block for block in (512, 384, 256, 128) if size % block == 0) for size in (queries, keys))
-    forward = {"block_q": q, "block_kv": k, "block_kv_compute": k}
-    backward = {"block_q_dkv": q, "block_kv_dkv": k, "block_kv_dkv_compute": k, "block_q_dq": q, "block_kv_dq": k}
-    sizes = splash.BlockSizes(**forward, **backward)
+    query_blocks: dict[str, Any] = dict.fromkeys(("block_q", "block_q_dkv", "block_q_dq"), q)
+    key_names = ("block_kv", "block_kv_compute", "block_kv_dkv", "block_kv_dkv_compute", "block_kv_dq")
+    key_blocks: dict[str, Any] = dict.fromkeys(key_names, k)
+    sizes = splash.BlockSizes(**query_blocks, **key_blocks)
     with jax.ensure_compile_time_eval():  # the mask's tables are constants, made while something is traced
         return splash.make_splash_mha_single_device(mask, block_sizes=sizes, interpret=interpret)
 
