@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from isojax.core.config import CellConfig, Config, SweepConfig
+from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.mesh_spec import MeshShape
@@ -109,13 +109,13 @@ def _shortage(sweep: SweepConfig, budget: DeviceBudget) -> str:
     )
 
 
-def autosize_config(config: Config, requested: SweepConfig, budget: DeviceBudget, is_new_run: bool) -> Config:
-    """The config with slots and microbatch that fit, where the run is new; a resumed one keeps its own. What is set and
-    does not seem to fit is warned of on standard error."""
-    sweep = fit_to_memory(requested, budget) if is_new_run else config.sweep
+def autosize_sweep(requested: SweepConfig, budget: DeviceBudget, is_new_run: bool) -> SweepConfig:
+    """The sweep with slots and microbatch that fit, where the run is new; a resumed one keeps its own. A warning on
+    standard error names sizes that are set and do not seem to fit."""
+    sweep = fit_to_memory(requested, budget) if is_new_run else requested
     if shortage := _shortage(sweep, budget):
         print(f"warning: {shortage} A new run that leaves them out gets sizes that fit.", file=sys.stderr)
-    return config.model_copy(update={"sweep": sweep})
+    return sweep
 
 
 def format_bytes(num_bytes: float) -> str:

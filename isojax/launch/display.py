@@ -1,5 +1,4 @@
-"""What a person sees while a sweep runs: the plan before it, a live line for the sweep and one for each cell in
-training."""
+"""What a person sees while a sweep runs: the plan before it, a live line, and a line for each finished cell."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from isojax.core.config import Config
@@ -91,7 +90,7 @@ class ProgressReporter(Protocol):
 
 
 class Display:
-    """Live progress on standard error; where that is no terminal, a line for each finished cell."""
+    """Live progress of the sweep on standard error, and a line for each finished cell; `isojax status` shows more."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -99,7 +98,6 @@ class Display:
         self._rollouts_done: dict[Cell, int] = {}
         self._rollouts_at_resume: dict[Cell, int] = {}
         self._rewards: dict[Cell, float] = {}
-        self._cell_tasks: dict[Cell, TaskID] = {}
         self._ended_cells: set[Cell] = set()
         self._shown_failures: set[str] = set()
         self._lock = threading.Lock()
@@ -126,7 +124,6 @@ class Display:
                 final_target = self._config.cell.eval.evaluation_targets(C)[-1]
                 self._target_rollouts[cell] = -(-final_target // cell.B) * cell.B
                 self._ended_cells.discard(cell)
-            self._progress.update(self._sweep_task, total=sum(self._target_rollouts.values()))
 
     def show_preparation(self, text: str, fraction: float) -> None:
         """What is being prepared before the first cell."""
@@ -135,44 +132,27 @@ class Display:
             console.print(text)
         self._started_at = time.monotonic()
 
-    def start_cell(self, cell: Cell) -> None:
-        """A worker took this cell."""
-        with self._lock:
-            description, total = f"B_p {cell.B_p}, n {cell.n}, seed {cell.seed}", self._target_rollouts[cell]
-            self._cell_tasks[cell] = self._progress.add_task(description, total=total, note="compiling")
-
     def update_cell(self, progress: CellProgress) -> None:
         """A cell has made progress; its first report is where it goes on from."""
-        cell = progress.cell
         with self._lock:
-            self._rollouts_at_resume.setdefault(cell, progress.rollouts)
-            self._rollouts_done[cell] = progress.rollouts
+            self._rollouts_at_resume.setdefault(progress.cell, progress.rollouts)
+            self._rollouts_done[progress.cell] = progress.rollouts
             if progress.reward is not None:
-                self._rewards[cell] = progress.reward
-            note = f"reward {self._rewards[cell]:.3f}" if cell in self._rewards else ""
-            self._progress.update(self._cell_tasks[cell], completed=progress.rollouts, note=note)
+                self._rewards[progress.cell] = progress.reward
             self._update_sweep_line()
 
     def show_verifier_failures(self, examples: Mapping[str, str]) -> None:
         """The first failure of each kind that a verifier has met, {kind: what happened}, each shown once."""
         with self._lock:
-            for kind, text in examples.items():
-                if kind not in self._shown_failures:
-                    self._shown_failures.add(kind)
-                    counted = f"reward 0; the first of its kind, all are counted as verifier_{kind}"
-                    print_line(f"warning: verifier {kind}: {text} ({counted})")
+            for kind in sorted(examples.keys() - self._shown_failures):
+                self._shown_failures.add(kind)
+                counted = f"reward 0; the first of its kind, all are counted as verifier_{kind}"
+                print_line(f"warning: verifier {kind}: {examples[kind]} ({counted})")
 
     def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
         """Why a run that has ended is considered broken."""
-        with self._lock:
-            for flag in flags:
-                print_line(f"warning: cell {cell.name} {flag}. Fits leave it out, except with {INCLUDE_FLAGGED}.")
-
-    def show_lost_cell(self, cell: Cell, reason: str) -> None:
-        """A cell in training was lost; it will be taken again."""
-        with self._lock:
-            self._remove_line(cell)
-            print_line(f"warning: cell {cell.name}: {reason}")
+        for flag in flags:
+            print_line(f"warning: cell {cell.name} {flag}. Fits leave it out, except with {INCLUDE_FLAGGED}.")
 
     def finish_cell(self, cell: Cell, failed: bool) -> None:
         """A cell is done, was done before, or failed."""
@@ -184,25 +164,15 @@ class Display:
                 self._rollouts_at_resume[cell] = self._target_rollouts[cell]
             elif not failed:
                 outcome = f"reward {self._rewards[cell]:.3f}"
-            self._remove_line(cell)
-            self._update_sweep_line()
-            if not console.is_terminal:
-                console.print(f"cell {cell.name}: {outcome}; {self._sweep_note()}", highlight=False)
+            console.print(f"cell {cell.name}: {outcome}; {self._update_sweep_line()}", highlight=False)
 
-    def _remove_line(self, cell: Cell) -> None:
-        task = self._cell_tasks.pop(cell, None)
-        if task is not None:
-            self._progress.remove_task(task)
-
-    def _update_sweep_line(self) -> None:
-        rollouts = sum(self._rollouts_done.values())
-        self._progress.update(self._sweep_task, completed=rollouts, note=self._sweep_note())
-
-    def _sweep_note(self) -> str:
-        new_rollouts = sum(self._rollouts_done.values()) - sum(self._rollouts_at_resume.values())
-        rate = new_rollouts / max(1e-9, time.monotonic() - self._started_at)
-        cells_note = f"{len(self._ended_cells)} of {len(self._target_rollouts)} cells"
-        if new_rollouts <= 0:
-            return cells_note
-        seconds_left = (sum(self._target_rollouts.values()) - sum(self._rollouts_done.values())) / rate
-        return f"{cells_note}, {rate:,.0f} rollouts/s, {seconds_left / 60:.1f} min left"
+    def _update_sweep_line(self) -> str:
+        """Update the live line; returns its note."""
+        done, total = sum(self._rollouts_done.values()), sum(self._target_rollouts.values())
+        new_rollouts = done - sum(self._rollouts_at_resume.values())
+        note = f"{len(self._ended_cells)} of {len(self._target_rollouts)} cells"
+        if new_rollouts > 0:
+            rate = new_rollouts / max(1e-9, time.monotonic() - self._started_at)
+            note += f", {rate:,.0f} rollouts/s, {(total - done) / rate / 60:.1f} min left"
+        self._progress.update(self._sweep_task, completed=done, total=total, note=note)
+        return note

@@ -14,9 +14,9 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -34,12 +34,7 @@ RATE_STEP = 10**0.5
 MAX_EXTENSIONS = 2
 MIN_EVALUATIONS, MIN_WARMUPS = 4, 3
 SCORE_DESCRIPTION = "mean over seeds of the mean {metric} over the last quarter of the evaluations"
-
-
-class LaunchSweep(Protocol):
-    """Runs a sweep: local_runner.launch, which loads jax."""
-
-    def __call__(self, config: Config, resume: bool, dry_run: bool) -> Path | None: ...
+LaunchSweep = Callable[[Config, bool, bool], Path | None]  # of a config, whether to resume, and whether to run nothing
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,6 @@ class LrSearchResult:
 
 
 def default_rates(center: float) -> list[float]:
-    """Five rates around `center`, in steps of sqrt(10)."""
     return [step_rate(center, steps) if steps else round_rate(center) for steps in range(-2, 3)]
 
 
@@ -133,25 +127,20 @@ def rate_config(config: Config, rate: float, pair: tuple[int, int], budget: int,
 
 
 def search_folder(config: Config) -> Path:
-    """runs/NAME-lr."""
     return working_folder(config.run.dir, f"{config.name}-lr")
 
 
 def run_rate(config: Config, source_folder: Path | None, resume: bool, launch: LaunchSweep) -> RateResult:
-    """Run one rate and score it.
-
-    Args:
-        config: the sweep of the rate, of `rate_config`.
-        source_folder: a rate that has run, whose base policy and static sizes this one takes.
-        resume: go on with what is in the folder.
-        launch: runs a sweep.
-    """
+    """Run one rate, of `rate_config`, and score it. `source_folder`: a rate that has run, whose base policy and static
+    sizes this one takes."""
     folder = Path(config.run.dir) / config.name
-    if source_folder is not None and source_folder != folder and not (folder / CONFIG_FILE).exists():
+    has_config = (folder / CONFIG_FILE).exists()
+    if source_folder is not None and source_folder != folder and not has_config:
         copy_base_policy(source_folder, folder, config)
+        has_config = True
     failures: list[str] = []
     try:
-        launch(config, resume or (folder / CONFIG_FILE).exists(), dry_run=False)
+        launch(config, resume or has_config, False)
     except RunFailed as e:  # a rate too high: the others go on
         failures = [line.strip() for line in str(e).splitlines()[1:]]
     ledgers = sorted(folder.glob(f"cells/*/{RECORDS_FILE}"))
@@ -205,8 +194,8 @@ def score_runs(rate: float, runs: Sequence[RunRecord], failures: Sequence[str] =
 
 def score_curve(curve: Sequence[tuple[int, float]]) -> float:
     """The mean reward over the last quarter of a run's evaluations, rounded up, without that of the base policy."""
-    trained_rewards = [reward for C, reward in curve if C > 0]
-    return float(np.mean(trained_rewards[-math.ceil(len(trained_rewards) / 4) :])) if trained_rewards else curve[-1][1]
+    trained_rewards = [reward for C, reward in curve if C > 0] or [curve[-1][1]]
+    return float(np.mean(trained_rewards[-math.ceil(len(trained_rewards) / 4) :]))
 
 
 def search_rates(rates: Sequence[float], evaluate: Callable[[float], RateResult], extend: bool) -> LrSearchResult:
@@ -249,28 +238,19 @@ def select_rate(results: tuple[RateResult, ...], num_extensions: int) -> LrSearc
 
 def to_json(search: LrSearchResult, config: Config, pair: tuple[int, int], budget: int, seeds: int) -> dict[str, Any]:
     """The content of lr_search.json: what was run, every rate, and what to put into the config."""
-    B_p, n = pair
+    B = pair[0] * pair[1]
     metric = f"avg@{config.cell.eval.samples}"
-    rate_rows = [
-        {
-            "rate": result.rate,
-            "B": B_p * n,
-            "reward": result.reward if result.scores else None,
-            "se": search.standard_error if result.scores and not result.flags else None,
-            "scores": list(result.scores),
-            "entropy": result.entropy,
-            "grad_norm": result.grad_norm,
-            "flags": list(result.flags),
-            "curves": [[list(point) for point in curve] for curve in result.curves],
-        }
-        for result in search.results
-    ]
+    rate_rows = []
+    for result in search.results:
+        reward = result.reward if result.scores else None
+        se = search.standard_error if result.scores and not result.flags else None
+        rate_rows.append(asdict(result) | {"B": B, "reward": reward, "se": se})
     return {
         "schema": 1,
         "name": config.name,
-        "B_p": B_p,
-        "n": n,
-        "B": B_p * n,
+        "B_p": pair[0],
+        "n": pair[1],
+        "B": B,
         "budget": budget,
         "seeds": seeds,
         "metric": metric,
@@ -280,7 +260,7 @@ def to_json(search: LrSearchResult, config: Config, pair: tuple[int, int], budge
         "best": search.best.rate if search.best else None,
         "tied": [result.rate for result in search.tied],
         "learning_rate": search.recommended.rate if search.recommended else None,
-        "lr_reference_batch": B_p * n,
+        "lr_reference_batch": B,
         "lr_scaling": config.cell.rl.lr_scaling,
         "says": describe_search(search),
     }

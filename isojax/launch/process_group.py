@@ -16,19 +16,13 @@ SHUTDOWN_TIMEOUT = 20  # seconds that a process which fails waits for the others
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """Which of how many processes this one is.
+    """Which of how many processes this one is."""
 
-    Attributes:
-        coordinator: HOST:PORT at which the others reach process 0.
-        auto: all of this is as the cluster's environment says.
-        detect_cluster: what is not given, such as a process's share of its host's devices, is as the cluster's
-            environment says (SLURM's variables).
-    """
-
-    coordinator: str = ""
+    coordinator: str = ""  # HOST:PORT at which the others reach process 0
     num_processes: int = 1
     process_id: int = 0
-    auto: bool = False
+    auto: bool = False  # all of this is as the cluster's environment says
+    # What is not given, such as a process's share of its host's devices, is as the environment (SLURM's) says.
     detect_cluster: bool = True
 
     @property

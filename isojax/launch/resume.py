@@ -10,7 +10,6 @@ from isojax.core.atomic_files import write_error
 from isojax.core.config import AUTOSIZED_SETTINGS, Config, read_saved_config
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
-from isojax.launch.planner import resolve_sweep_sizes
 from isojax.runs.status import STATUS_FILE
 
 CONFIG_FILE, BASE_FOLDER, LOGS_FOLDER = "config.yaml", "base", "logs"
@@ -41,14 +40,14 @@ def holds_run(folder: Path, resume: bool) -> bool:
     return True
 
 
-def config_for_folder(config: Config, folder: Path, resume: bool, shards: int) -> Config:
-    """The config this folder is run with: static sizes are chosen once and kept by every resume.
+def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
+    """The config this folder is run with: a resumed run keeps its static sizes.
 
     Raises:
         InputError: the folder holds a run and `resume` is not set, or that run's settings differ.
     """
     if not holds_run(folder, resume):
-        return config.model_copy(update={"sweep": resolve_sweep_sizes(config.sweep, shards, config.cell)})
+        return config
     saved_config = read_saved_config(folder / CONFIG_FILE)
     try:
         check_resume(saved_config, config)

@@ -10,6 +10,7 @@ from isojax.core.config import Config, DataConfig, PrecisionConfig, SweepConfig,
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.local.setup import check_batch, check_data, check_precision
+from isojax.launch.planner import resolve_sweep_sizes
 from isojax.launch.resume import config_for_folder
 from isojax.runs.folder_lock import exclusive_lock
 
@@ -29,7 +30,7 @@ def test_a_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_looked_into_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot write .*: File name too long"):
-        config_for_folder(CONFIG, tmp_path / ("x" * 300), False, 1)
+        config_for_folder(CONFIG, tmp_path / ("x" * 300), False)
 
 
 @pytest.mark.parametrize(
@@ -69,31 +70,31 @@ def test_an_empty_folder_and_what_a_kill_left_are_a_fresh_start(tmp_path: Path) 
         folder.mkdir()
         for name in left:
             (folder / name).touch()
-        assert config_for_folder(CONFIG, folder, resume=False, shards=1).sweep.decode_slots == 32
+        assert config_for_folder(CONFIG, folder, resume=False) == CONFIG
 
 
 def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a file"):
-        config_for_folder(CONFIG, tmp_path / "file", resume=False, shards=1)
+        config_for_folder(CONFIG, tmp_path / "file", resume=False)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
     for resume, words in ((True, "no sweep's folder"), (False, "holds a run already")):
         with pytest.raises(InputError, match=words):
-            config_for_folder(CONFIG, tmp_path / "other", resume=resume, shards=1)
+            config_for_folder(CONFIG, tmp_path / "other", resume=resume)
 
 
 def test_static_sizes_are_kept_and_another_mesh_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = config_for_folder(CONFIG, tmp_path / "run", resume=False, shards=1)
+    first = CONFIG.model_copy(update={"sweep": resolve_sweep_sizes(CONFIG.sweep, 1, CONFIG.cell)})
     save_config(first, tmp_path / "run" / "config.yaml")
     grown = CONFIG.model_copy(update={"sweep": SweepConfig(B_p=(2, 8), n=(2, 4))})
-    again = config_for_folder(grown, tmp_path / "run", resume=True, shards=1)
+    again = config_for_folder(grown, tmp_path / "run", resume=True)
     assert (again.sweep.decode_slots, again.sweep.microbatch, again.sweep.prefill_batch) == (32, 32, 8)
     assert capsys.readouterr().err == ""
     elsewhere = grown.model_copy(update={"run": grown.run.model_copy(update={"mesh": "data=2"})})
-    config_for_folder(elsewhere, tmp_path / "run", resume=True, shards=2)
+    config_for_folder(elsewhere, tmp_path / "run", resume=True)
     assert "equal to rounding only" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"To go on as it was: isojax launch .*config\.yaml --resume"):
         config_for_folder(
-            CONFIG.model_copy(update={"sweep": SweepConfig(B_p=(16,), n=(4,))}), tmp_path / "run", resume=True, shards=1
+            CONFIG.model_copy(update={"sweep": SweepConfig(B_p=(16,), n=(4,))}), tmp_path / "run", resume=True
         )

@@ -10,14 +10,14 @@ from pathlib import Path
 import jax
 import pytest
 
-from isojax.core.config import CellConfig, Config, ModelConfig, SamplingConfig, SweepConfig, load_configs
+from isojax.core.config import CellConfig, ModelConfig, SamplingConfig, SweepConfig, load_configs
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch.autosize import (
     MEMORY_UTILIZATION,
     DeviceBudget,
-    autosize_config,
+    autosize_sweep,
     fit_to_memory,
     host_memory,
 )
@@ -184,13 +184,12 @@ def test_slots_are_cut_to_whole_prefix_groups() -> None:
 
 
 def test_sizes_that_are_set_stay_and_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
-    config, tight = Config(cell=CELL, sweep=SWEEP), room(taken().peak)  # of which 85% may be filled
-    assert autosize_config(config, SWEEP, tight, is_new_run=True).sweep == SWEEP
+    tight = room(taken().peak)  # of which 85% may be filled
+    assert autosize_sweep(SWEEP, tight, is_new_run=True) == SWEEP
     assert "sweep.decode_slots = 16 and sweep.microbatch = 8 are estimated to take" in capsys.readouterr().err
-    autosize_config(config, SWEEP, room(10**12), is_new_run=True)
+    autosize_sweep(SWEEP, room(10**12), is_new_run=True)
     assert not capsys.readouterr().err
-    resumed = autosize_config(config, ASKED, tight, is_new_run=False)  # a run that has begun keeps what was chosen
-    assert resumed.sweep == SWEEP
+    assert autosize_sweep(SWEEP, tight, is_new_run=False) == SWEEP  # a resumed run keeps what was chosen
 
 
 def test_where_nothing_fits_it_says_what_would_help() -> None:

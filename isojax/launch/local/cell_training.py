@@ -58,15 +58,14 @@ def train_cells(
                 target = target_queue.get_nowait()
             except queue.Empty:
                 return
-            display.start_cell(cell := target.cell)
             try:
                 error = train_cell(setup, programs, base_policy, target, report, display.show_flags)
             except Preempted as e:
                 preemptions.append(e)
                 return
             if error is not None:
-                failures.append((cell, error))
-            display.finish_cell(cell, failed=error is not None)
+                failures.append((target.cell, error))
+            display.finish_cell(target.cell, failed=error is not None)
             # Of several processes, all meet a number that is not finite; with other errors, the others may wait.
             if error is not None and multiprocess.is_multiprocess() and not isinstance(error, FloatingPointError):
                 return

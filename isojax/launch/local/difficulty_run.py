@@ -50,17 +50,12 @@ def label_difficulty(
     config: Config, folder: Path, held_out: int, extremely_hard: bool, on_progress: ProgressCallback
 ) -> dict[str, list[Problem]]:
     """Label at most `cell.data.candidates` problems by avg@`cell.data.attempts` (16 where the config says 0), and write
-    all that the module says; returns the splits.
+    all that the module says; returns the splits. InputError, before any work, where the problems, the model or the
+    folder cannot be used.
 
     Args:
-        config: the model, the problems and how they are sampled.
-        folder: to write to.
         held_out: problems of each part that are for validation.
         extremely_hard: whether unsolved problems are sampled 128 times.
-        on_progress: receives what is under way, and the fraction done.
-
-    Raises:
-        InputError: before any work, where the problems, the model or the folder cannot be used.
     """
     start_jax(config)
     config = resolve_config(config)

@@ -48,8 +48,9 @@ def _launch(config: Config, cells: list[Cell], resume: bool, dry_run: bool) -> P
         concurrent_cells, folder, budget = len(setup.programs), setup.folder, setup.device_budget
         forecast = None
         if dry_run:
-            forecast = forecast_sweep(setup.config, cells, budget, concurrent_cells, folder, setup.devices)
-        print_plan(setup.config, cells, folder, setup.device_description, concurrent_cells, budget, forecast)
+            devices = setup.cell_devices.used_local_devices
+            forecast = forecast_sweep(setup.config, cells, budget, concurrent_cells, folder, devices)
+        print_plan(setup.config, cells, folder, setup.cell_devices.description, concurrent_cells, budget, forecast)
         if not dry_run:
             with exclusive_lock(folder) if multiprocess.is_primary() else nullcontext():
                 check_shared_folder(folder)

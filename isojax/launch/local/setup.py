@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -23,7 +22,7 @@ from isojax.core.nouns import Cell
 from isojax.distributed import multiprocess
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch import strategy
-from isojax.launch.autosize import DeviceBudget, autosize_config
+from isojax.launch.autosize import DeviceBudget, autosize_sweep
 from isojax.launch.display import ProgressReporter
 from isojax.launch.local.cell_devices import CellDevices, assign_devices, make_device_budget
 from isojax.launch.resume import BASE_FOLDER, CONFIG_FILE, config_for_folder
@@ -89,18 +88,17 @@ class SweepSetup:
     folder: Path
     task: Task
     device_budget: DeviceBudget
+    cell_devices: CellDevices
     programs: list[SweepPrograms]  # a set for each cell that runs at a time; on a CPU's single devices the same one
-    devices: list[Any]  # of this process, as far as they are used
-    device_description: str
 
     def prepare(self, reporter: ProgressReporter) -> BasePolicy:
         """Make or load the base policy and its problems; then save the config, as nothing can be refused any more."""
-        first_programs, folder, cell = self.programs[0], self.folder, self.config.cell
+        first_programs, folder = self.programs[0], self.folder
         if multiprocess.is_primary() and not (folder / CONFIG_FILE).exists():
             (folder / BASE_FOLDER / PROBLEMS_FILE).unlink(missing_ok=True)  # of settings that may have changed since
         base_policy = prepare_base_policy(
             folder / BASE_FOLDER,
-            cell,
+            self.config.cell,
             first_programs.decoder,
             first_programs.task,
             first_programs.labeller,
@@ -121,7 +119,7 @@ class SweepSetup:
 
 @contextmanager
 def open_sweep(config: Config, cells: list[Cell], resume: bool) -> Iterator[SweepSetup]:
-    """Prepare a sweep; its programs and verifier end with the context.
+    """Prepare a sweep; its verifier ends with the context.
 
     Raises:
         InputError: the algorithm contradicts itself, the mesh does not fit, the folder holds another sweep, or the
@@ -133,44 +131,23 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool) -> Iterator[Swee
     strategy.check(config, cells)
     multiprocess.run_on_primary(lambda: loggers.check_loggers(config.run.loggers))
     cell_devices = assign_devices(config, len(cells))
-    mesh_shape = cell_devices.mesh_shape
     resolved_config = resolve_config(config)
-    check_precision(resolved_config.cell.precision, mesh_shape, jax.default_backend())
-    sized_config = multiprocess.run_on_primary(
-        lambda: config_for_folder(resolved_config, folder, resume, mesh_shape.shards)
-    )
-    check_data(sized_config.cell.data)
-    with open_task(sized_config) as task:
-        check_problems(sized_config, task, pairs)
+    check_precision(resolved_config.cell.precision, cell_devices.mesh_shape, jax.default_backend())
+    config = multiprocess.run_on_primary(lambda: config_for_folder(resolved_config, folder, resume))
+    check_data(config.cell.data)
+    with open_task(config) as task:
+        check_problems(config, task, pairs)
         active_devices = cell_devices.devices_per_cell * cell_devices.concurrent_cells
-        device_budget = make_device_budget(sized_config, pairs, mesh_shape, task, active_devices)
+        budget = make_device_budget(config, pairs, cell_devices.mesh_shape, task, active_devices)
         is_new_run = not (folder / CONFIG_FILE).exists()
-        fitting_config = multiprocess.run_on_primary(
-            lambda: autosize_config(sized_config, config.sweep, device_budget, is_new_run)
-        )
-        final_config, programs = _build_programs(fitting_config, pairs, task, cell_devices)
-        yield SweepSetup(
-            config=final_config,
-            cells=cells,
-            folder=folder,
-            task=task,
-            device_budget=device_budget,
-            programs=programs,
-            devices=cell_devices.used_local_devices,
-            device_description=cell_devices.description,
-        )
-
-
-def _build_programs(
-    config: Config, pairs: list[tuple[int, int]], task: Task, cell_devices: CellDevices
-) -> tuple[Config, list[SweepPrograms]]:
-    """The config with the fastest attention chosen, and programs for each cell that runs at a time."""
-    meshes = cell_devices.meshes()
-    sweep = multiprocess.broadcast(select_attention(config.cell, config.sweep, meshes[0][0]))
-    programs = [SweepPrograms(config.cell, sweep, pairs, mesh, task, sampler) for mesh, sampler in meshes]
-    if cell_devices.shares_programs:
-        programs = programs * cell_devices.concurrent_cells
-    return config.model_copy(update={"sweep": sweep}), programs
+        sweep = multiprocess.run_on_primary(lambda: autosize_sweep(config.sweep, budget, is_new_run))
+        meshes = cell_devices.meshes()
+        sweep = multiprocess.broadcast(select_attention(config.cell, sweep, meshes[0][0]))
+        programs = [SweepPrograms(config.cell, sweep, pairs, mesh, task, sampler) for mesh, sampler in meshes]
+        if cell_devices.shares_programs:
+            programs = programs * cell_devices.concurrent_cells
+        final_config = config.model_copy(update={"sweep": sweep})
+        yield SweepSetup(final_config, cells, folder, task, budget, cell_devices, programs)
 
 
 def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]]) -> None:

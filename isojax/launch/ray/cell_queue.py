@@ -58,11 +58,6 @@ class CellQueue:
         if error:
             self.failures.append((cell, RunFailed(error)))
 
-    def interrupt(self, cell: Cell) -> None:
-        """A cell has saved its state before its end: it waits for --resume."""
-        del self.running[cell]
-        self._update(cell, state="waiting")
-
     def count_loss(self, cell: Cell) -> int:
         """Count that a cell was lost; returns how often it was since it last made progress."""
         last_rollouts, losses = self._losses.get(cell, (-1, 0))
@@ -71,8 +66,8 @@ class CellQueue:
         self._losses[cell] = max(last_rollouts, rollouts), losses
         return losses
 
-    def retry(self, cell: Cell) -> None:
-        """A lost cell is the next to be trained, from its checkpoint."""
+    def put_back(self, cell: Cell) -> None:
+        """A cell that has not ended is the next to be trained, from its checkpoint."""
         self.waiting.appendleft(self.running.pop(cell))
         self._update(cell, state="waiting")
 

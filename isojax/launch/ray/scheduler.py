@@ -127,7 +127,6 @@ class RayScheduler:
                 processes = group.processes
                 target = self.cell_queue.take(processes.node_names, str(processes.log_file(0)))
                 group.cell = target.cell
-                self.display.start_cell(target.cell)
                 group.start("training", lambda p=processes, t=target, g=group: p.train(t, g.report))
             elif self.cell_queue.finished:
                 group.close()
@@ -225,7 +224,7 @@ class RayScheduler:
         cell, group.cell, group.state = group.cell, None, "ready"
         assert cell is not None, "a group trains the cell that it was given"
         if result.kind == PREEMPTED:
-            self.cell_queue.interrupt(cell)
+            self.cell_queue.put_back(cell)
             group.close()
             return
         failed = result.kind == CELL_FAILED
@@ -257,18 +256,18 @@ class RayScheduler:
 
     def _lose_cell(self, group: ActiveGroup, cell: Cell, error: WorkerLost) -> None:
         """Start a lost cell again, unless that was tried often enough without progress."""
-        if preemption.requested():
-            self.cell_queue.interrupt(cell)
-            return
-        losses = self.cell_queue.count_loss(cell)
-        if losses > self.retries:
-            C = self.cell_queue.status[cell].rollouts
-            reason = f"its process group was lost {losses} times at C = {C}, the last time because {error}"
-            self._finish_cell(cell, f"{reason}; {group.processes.log_tail()}")
-            return
-        retry_text = f"started again from its checkpoint ({losses} of {self.retries})"
-        self.display.show_lost_cell(cell, f"its process group on {_nodes(group)} was lost ({error}); {retry_text}")
-        self.cell_queue.retry(cell)
+        if not preemption.requested():
+            losses = self.cell_queue.count_loss(cell)
+            if losses > self.retries:
+                C = self.cell_queue.status[cell].rollouts
+                reason = f"its process group was lost {losses} times at C = {C}, the last time because {error}"
+                self._finish_cell(cell, f"{reason}; {group.processes.log_tail()}")
+                return
+            print_line(
+                f"warning: cell {cell.name}: its process group on {_nodes(group)} was lost ({error}); "
+                f"started again from its checkpoint ({losses} of {self.retries})"
+            )
+        self.cell_queue.put_back(cell)
 
     def _save_cells(self) -> bool:
         """Let the cells in training save their state, for which they have some time; whether all did.
