@@ -18,7 +18,7 @@ Where a fork makes its changes:
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from isojax.core import preemption
@@ -94,27 +94,25 @@ def run_cell(
         trainer.save()
 
 
+@dataclass
 class CellTrainer:
     """One cell in training."""
 
-    def __init__(
-        self,
-        programs: SweepPrograms,
-        config: Config,
-        base_policy: BasePolicy,
-        restored: CellState,
-        checkpoints: Checkpoints,
-        outputs: CellOutputs,
-        report: Callable[[CellProgress], None],
-    ):
-        self.programs, self.config, self.base_policy, self.cell = programs, config, base_policy, restored.cell
-        self.checkpoints, self.outputs, self.report = checkpoints, outputs, report
-        self.state, self.cursor, self.base_params = restored.state, restored.cursor, restored.base_params
+    programs: SweepPrograms
+    config: Config
+    base_policy: BasePolicy
+    restored: CellState
+    checkpoints: Checkpoints
+    outputs: CellOutputs
+    report: Callable[[CellProgress], None]
+
+    def __post_init__(self) -> None:
+        restored, problem_sets = self.restored, eval_problem_sets(self.base_policy, self.config.cell)
+        self.cell, self.state, self.cursor = restored.cell, restored.state, restored.cursor
         self.problem_order, self.source = restored.problem_order, restored.source
-        problem_sets = eval_problem_sets(base_policy, config.cell)
-        self.eval_sets = {name: programs.tokenize(problems) for name, problems in problem_sets.items()}
+        self.eval_sets = {name: self.programs.tokenize(problems) for name, problems in problem_sets.items()}
         self.last_point_at = self.last_saved_at = time.monotonic()
-        report(CellProgress(self.cell, self.cursor.M * self.cell.B, None))
+        self.report(CellProgress(self.cell, self.cursor.M * self.cell.B, None))
 
     def train_to(self, target_updates: int) -> None:
         """Updates until there are `target_updates`; saves the state when it is due, or when the process must end."""
@@ -142,7 +140,7 @@ class CellTrainer:
             batch = self.source.next_batch(self.state, updates_left)
             # advantages, loss, gradient, AdamW: rl/train_step.py
             self.state, result = programs.rollouts.update(
-                self.state, self.base_params, batch.inputs, programs.coefficients
+                self.state, self.restored.base_params, batch.inputs, programs.coefficients
             )
             # rewards to the order of problems; then the new policy to the sampler
             metrics = finish_batch(batch, result, self.problem_order, self.cell.n)

@@ -5,7 +5,8 @@ import importlib.util
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -44,21 +45,14 @@ class ProgramMemory(NamedTuple):
     temporaries: int
     peak: int  # the most that is alive at once, by XLA's own schedule
 
-    @property
-    def total(self) -> int:
-        """Arguments, outputs that reuse no argument, and temporaries."""
-        return self.arguments + self.outputs + self.temporaries
 
-
+@dataclass(frozen=True)
 class AbstractTask:
-    """Stands for a task in text where only the shapes of its programs matter: a vocabulary, and one token that ends a
-    response."""
+    """Stands for a task in text where only the shapes of its programs matter; one token ends a response."""
 
-    on_device = False
-    stops = StopConditions((0,), None)
-
-    def __init__(self, vocab: int):
-        self.vocab = vocab
+    vocab: int
+    on_device: ClassVar[bool] = False
+    stops: ClassVar[StopConditions] = StopConditions((0,), None)
 
 
 class OutOfMemory(NamedTuple):
@@ -102,11 +96,11 @@ def chip_memory(device: Any) -> int:
     return HBM_GIB[device.device_kind] * GIB
 
 
-def compile_for_memory(program: AbstractProgram) -> ProgramMemory | OutOfMemory:
-    """`analyze_memory`; on a TPU the compiler refuses a program that exceeds the chip's memory, with the figures in its
-    message."""
+def compile_for_memory(program: AbstractProgram, options: dict[str, Any] | None = None) -> ProgramMemory | OutOfMemory:
+    """Compiles a program with these options of XLA. On a TPU the compiler refuses a program that exceeds the chip's
+    memory, with the figures in its message."""
     try:
-        return analyze_memory(program)
+        analysis = program.function.lower(*program.arguments).compile(options).memory_analysis()
     except jax.errors.JaxRuntimeError as e:
         for pattern, scope in OOM_PATTERNS:
             if match := re.search(pattern, str(e)):
@@ -114,17 +108,9 @@ def compile_for_memory(program: AbstractProgram) -> ProgramMemory | OutOfMemory:
                 needed_gib = float(needed) * GIB_PER_UNIT[needed_unit]
                 return OutOfMemory(needed_gib, scope, float(available) * GIB_PER_UNIT[available_unit])
         raise
-
-
-def analyze_memory(program: AbstractProgram, options: dict[str, Any] | None = None) -> ProgramMemory:
-    """Compiles a program with these options of XLA."""
-    analysis = program.function.lower(*program.arguments).compile(options).memory_analysis()
-    return ProgramMemory(
-        analysis.argument_size_in_bytes,
-        analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
-        analysis.temp_size_in_bytes,
-        analysis.peak_memory_in_bytes,
-    )
+    outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    temporaries, peak = analysis.temp_size_in_bytes, analysis.peak_memory_in_bytes
+    return ProgramMemory(analysis.argument_size_in_bytes, outputs, temporaries, peak)
 
 
 def build_abstract_programs(

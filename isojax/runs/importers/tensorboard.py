@@ -11,8 +11,7 @@ from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.tabular import DataRow
-from isojax.runs.importers import trl, verl
-from isojax.runs.logs.column_map import SAME_NAME_FIELDS
+from isojax.runs.importers import trl, wandb
 from isojax.runs.logs.log_table import LogTable, check_log_file
 
 EVENT_FILE_PATTERN = "*tfevents*"
@@ -21,14 +20,7 @@ FLOAT, DOUBLE, STRING = 1, 2, 7  # tensorboard.DataType
 ARGUMENTS_TAG = "args/text_summary"  # where transformers writes the training arguments, as JSON
 HPARAMS_TAG = "_hparams_/session_start_info"  # where SummaryWriter.add_hparams and isojax write a run's settings
 
-FIELDS = {
-    **SAME_NAME_FIELDS,
-    "step": ("M", "step"),  # isojax's own files have C for the step
-    "n": ("n", *trl.CONFIG_COLUMNS["n"]),
-    "B": ("B", *trl.CONFIG_COLUMNS["B"]),
-    "reward": ("avg@*", *verl.METRIC_COLUMNS, *trl.CALLBACK_COLUMNS["reward"]),
-    **{name: (*columns, *trl.CALLBACK_COLUMNS[name]) for name, columns in verl.TRAIN_COLUMNS.items()},
-}
+FIELDS = wandb.FIELDS | {"step": ("M", "step")}  # isojax's own files have C for the step
 
 ScalarSeries = dict[str, list[tuple[int, float]]]  # tag -> (step, value) in the order written
 

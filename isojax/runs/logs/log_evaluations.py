@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Cell, EvalPoint
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.core.tabular import DataRow, is_blank, parse_number
 from isojax.runs.logs.column_map import ColumnMap, is_training, is_validation
 
@@ -41,17 +41,10 @@ class StepEntry:
         return column_map.read_number(name, self.rows.get(name, self.first_row))
 
 
-@dataclass(frozen=True)
-class LoggedEvaluations:
-    """The evaluations of a run, the device hours at each (empty where the log has none), and what was left out."""
-
-    points: tuple[EvalPoint, ...]
-    device_hours: tuple[float, ...]
-    notes: tuple[str, ...]
-
-
-def read_evaluations(rows: Sequence[DataRow], column_map: ColumnMap, cell: Cell) -> LoggedEvaluations:
-    """The evaluations of one run; InputError with the file and the line (or step) of what cannot be used."""
+def read_run_record(
+    rows: Sequence[DataRow], column_map: ColumnMap, cell: Cell, source: str
+) -> tuple[RunRecord, list[str]]:
+    """One run as a record, and what was left out; InputError with the place of what cannot be used."""
     points: list[EvalPoint] = []
     device_hours: list[float] = []
     entries_since_evaluation: list[StepEntry] = []
@@ -99,7 +92,7 @@ def read_evaluations(rows: Sequence[DataRow], column_map: ColumnMap, cell: Cell)
         notes.append(f"{len(entries_since_evaluation)} training rows after the last evaluation are left out")
     if partial_evaluations:
         notes.append(f"{partial_evaluations} steps have a further metric without the main one, and are left out")
-    return LoggedEvaluations(tuple(points), tuple(device_hours), tuple(notes))
+    return RunRecord(cell, tuple(points), source, tuple(device_hours), "imported"), notes
 
 
 def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntry]:

@@ -11,7 +11,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, RunRecord
 from isojax.core.tabular import DataRow
 from isojax.runs.logs.column_map import ColumnMap
-from isojax.runs.logs.log_evaluations import read_evaluations
+from isojax.runs.logs.log_evaluations import read_run_record
 from isojax.runs.logs.log_table import LogTable
 
 _SEPARATE_RUNS_HINT = "Give each run its own file, or name the column that separates them: --map run=COLUMN."
@@ -111,10 +111,10 @@ def to_run_records(runs: Sequence[LogRun]) -> tuple[list[RunRecord], list[str]]:
     for run in runs:
         assert run.seed is not None
         cell = Cell(run.B_p, run.n, run.seed)
-        evaluations = read_evaluations(run.rows, run.column_map, cell)
+        record, run_notes = read_run_record(run.rows, run.column_map, cell, run.location)
         label = f"{run.location}{f' (run {run.name!r})' if run.name else ''}"
-        notes += [f"{label}: {text}" for text in evaluations.notes]
-        run_records.append(RunRecord(cell, evaluations.points, run.location, evaluations.device_hours, "imported"))
+        notes += [f"{label}: {text}" for text in run_notes]
+        run_records.append(record)
     _reject_copies(run_records)
     return sorted(run_records, key=lambda run: run.cell), notes
 
