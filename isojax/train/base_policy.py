@@ -65,8 +65,7 @@ class BasePolicy:
             flat = load_file(self.folder / PARAMS_FILE)
         except (OSError, ValueError, SafetensorError) as e:
             raise _unreadable(self.folder, e) from e
-        params = unflatten_dict({tuple(k.split(".")): v for k, v in flat.items()})
-        return jax.device_put(params, decoder.shardings(mesh))
+        return jax.device_put(unflatten_dict(flat, sep="."), decoder.shardings(mesh))
 
 
 def _unreadable(folder: Path, error: Exception) -> InputError:
@@ -184,7 +183,7 @@ def encode_problems(task: Task, cell: CellConfig, problems: list[Problem]) -> En
 
 
 def _save_params(folder: Path, params: Params) -> None:
-    flat_params = {".".join(k): np.ascontiguousarray(v) for k, v in flatten_dict(params).items()}
+    flat_params = {name: np.ascontiguousarray(array) for name, array in flatten_dict(params, sep=".").items()}
     write_bytes(folder / PARAMS_FILE, save(flat_params))
 
 

@@ -66,10 +66,7 @@ def open_cell(
 
 
 def _restore_state(
-    programs: SweepPrograms,
-    base_policy: BasePolicy,
-    checkpoints: Checkpoints,
-    is_recorded: Callable[[int], bool],
+    programs: SweepPrograms, base_policy: BasePolicy, checkpoints: Checkpoints, is_recorded: Callable[[int], bool]
 ) -> tuple[TrainState, RunCursor, Params]:
     """State and cursor of the newest checkpoint whose evaluations the ledger has, or of the base policy; and the base
     policy's parameters where the update reads them."""

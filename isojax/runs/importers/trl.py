@@ -100,8 +100,7 @@ class _InertUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type[_PickledObject]:
         return _PickledObject
 
-    def persistent_load(self, pid: Any) -> None:
-        return None
+    def persistent_load(self, pid: Any) -> None: ...
 
 
 def _read_arguments(path: Path) -> dict[str, Any]:

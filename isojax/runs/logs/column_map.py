@@ -118,10 +118,7 @@ class ColumnMap:
         """A name, such as a run's; InputError where the cell is empty."""
         value = self.cell_value(field, row)
         if is_blank(value):
-            raise InputError(
-                f"{self.describe_cell(field, row)} is missing or empty; expected {FIELD_HELP[field]}. Fill the cell in,"
-                " or remove the row."
-            )
+            raise InputError(f"{self.describe_cell(field, row)} is missing or empty; expected {FIELD_HELP[field]}.")
         return str(value)
 
     def read_counts(self, row: DataRow) -> tuple[int, ...]:

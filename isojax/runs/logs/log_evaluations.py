@@ -48,14 +48,12 @@ def read_run_record(
     points: list[EvalPoint] = []
     device_hours: list[float] = []
     entries_since_evaluation: list[StepEntry] = []
-    partial_evaluations = 0
     entries = _join_steps(rows, column_map)
     C = _cumulative_rollouts(entries, column_map, cell)
     for entry, rollouts, estimated_tokens in zip(entries, C, _estimated_tokens(entries, C), strict=True):
         entries_since_evaluation.append(entry)
         metrics = _evaluation_metrics(entry, column_map)
         if not metrics:
-            partial_evaluations += entry.has_validation
             continue
         if points and rollouts <= points[-1].rollouts:
             problem = "is there twice" if rollouts == points[-1].rollouts else f"comes after {points[-1].rollouts}"
@@ -90,8 +88,6 @@ def read_run_record(
     notes = _conflicting_rollouts(points, cell, column_map)
     if entries_since_evaluation:
         notes.append(f"{len(entries_since_evaluation)} training rows after the last evaluation are left out")
-    if partial_evaluations:
-        notes.append(f"{partial_evaluations} steps have a further metric without the main one, and are left out")
     return RunRecord(cell, tuple(points), source, tuple(device_hours), "imported"), notes
 
 

@@ -11,6 +11,11 @@ from isojax.runs.logs.column_map import CONSTANT_FIELDS, FIELD_HELP, METRIC_AT_K
 from isojax.runs.logs.log_table import LogTable
 
 MAX_LISTED_COLUMNS = 40
+_SUGGESTIONS = {
+    "n": ["--map n=16", "--map n=n{} where the file's name has it, as run-n16.jsonl"],
+    "B_p": ["--map B_p=512", "--map B=8192 for rollouts per update"],
+    "rollouts": ["--map step=COLUMN, for rollouts = step x B_p x n"],
+}
 _VALIDATION_COLUMN = re.compile(r"val|eval|test|held|acc|avg@|mean@", re.IGNORECASE)
 
 
@@ -112,20 +117,9 @@ def _require_fields(column_map: ColumnMap, table: LogTable) -> None:
 def _mapping_hint(field: str, table_columns: Sequence[str]) -> str:
     """What to type, and the columns there are."""
     likely_columns = [name for name in table_columns if _VALIDATION_COLUMN.search(name)] if field == "reward" else []
-    nearest = difflib.get_close_matches(
-        field, likely_columns or table_columns, n=1, cutoff=0.0 if field == "reward" else 0.5
-    )
-    suggestions = [f"--map {field}={nearest[0]} (the nearest)"] if nearest else []
-    if field in CONSTANT_FIELDS:
-        example = {"n": 16, "B_p": 512}.get(field, 0)
-        suggestions += [
-            f"--map {field}={example}",
-            f"--map {field}={field}{{}} where the file's name has it, as run-{field}{example}.jsonl",
-        ]
-    if field == "B_p":
-        suggestions.append("--map B=8192 for rollouts per update")
-    if field == "rollouts":
-        suggestions.append("--map step=COLUMN, for rollouts = step x B_p x n")
+    cutoff = 0.0 if field == "reward" else 0.5
+    nearest = difflib.get_close_matches(field, likely_columns or table_columns, n=1, cutoff=cutoff)
+    suggestions = [f"--map {field}={name} (the nearest)" for name in nearest] + _SUGGESTIONS.get(field, [])
     return f"type {', or '.join(suggestions or [f'--map {field}=COLUMN'])}. {_list_columns(table_columns)}"
 
 
