@@ -55,7 +55,7 @@ def test_an_unknown_config_names_the_nearest(folder: Path) -> None:
     assert "Did you mean 'quickstart'" in refused("quikstart")
 
 
-def test_overrides_lie_above_yaml_and_yaml_above_defaults(folder: Path) -> None:
+def test_overrides_replace_yaml_and_yaml_replaces_defaults(folder: Path) -> None:
     path = write(folder, "sweep: {n: [2, 4], budget: 5000}\ncell: {rl: {kl: 0}}\n")
     config = load_config(
         path, ["sweep.n=[8, 16]", "cell.rl.learning_rate=2e-3", "run.mesh=data=2,tensor=1", "sweep.decode_slots=null"]
@@ -69,7 +69,7 @@ def test_overrides_lie_above_yaml_and_yaml_above_defaults(folder: Path) -> None:
     assert config.sweep.decode_slots is None
 
 
-def test_a_later_config_lies_over_an_earlier_one(folder: Path) -> None:
+def test_a_later_config_replaces_an_earlier_one(folder: Path) -> None:
     """Sections key by key; lists, and maps of the user's own names, as a whole."""
     a = write(
         folder,
@@ -104,7 +104,7 @@ def test_of_several_configs_the_one_at_fault_is_named(folder: Path) -> None:
     bad = write(folder, "sweep: {budget: lots}", "bad.yaml")
     with pytest.raises(InputError, match=r"/bad\.yaml: sweep\.budget: given 'lots'"):
         load_configs([bad, good, bad])
-    assert load_configs([bad, good]).sweep.budget == 5000  # what lies under another value is never read as one
+    assert load_configs([bad, good]).sweep.budget == 5000  # what another value replaces is never read as one
     with pytest.raises(InputError, match=r"unknown\.yaml: unknown key 'sweep\.budgte'"):
         load_configs([good, write(folder, "sweep: {budgte: 1}", "unknown.yaml")])
     with pytest.raises(InputError, match=r"broken\.yaml, line [12]: not YAML"):

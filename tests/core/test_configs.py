@@ -23,7 +23,7 @@ def test_it_parses_and_plans(path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", sorted((CONFIGS / "models").glob("*.yaml")), ids=lambda p: p.stem)
-def test_a_preset_lies_over_gsm8k(preset: Path) -> None:
+def test_a_preset_goes_over_gsm8k(preset: Path) -> None:
     below, above = load_config(str(CONFIGS / "gsm8k.yaml")), load_config(str(preset))
     both = load_configs([str(CONFIGS / "gsm8k.yaml"), str(preset)], ["cell.model.path=models/mine"])
     assert both.cell.model == above.cell.model.model_copy(update={"path": "models/mine"})
@@ -48,8 +48,8 @@ def test_a_preset_lies_over_gsm8k(preset: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", sorted((CONFIGS / "recipes").glob("*.yaml")), ids=lambda p: p.stem)
-def test_a_recipe_lies_over_the_quickstart(preset: Path) -> None:
-    """It says nothing but the recipe, all that tells recipes apart, and contradicts neither itself nor the grid."""
+def test_a_recipe_goes_over_the_quickstart(preset: Path) -> None:
+    """It says nothing but the recipe, all that distinguishes recipes, and contradicts neither itself nor the grid."""
     below, above = load_config(str(CONFIGS / "quickstart.yaml")), load_config(str(preset))
     assert above.model_fields_set == {"cell"} and above.cell.model_fields_set == {"rl"}
     assert {

@@ -1,4 +1,4 @@
-"""A process that computes starts itself anew, once, with the variable that glibc reads; nobody's own setting is
+"""A process that computes restarts itself once with the variable that glibc reads; nobody's own setting is
 touched.
 """
 

@@ -14,7 +14,6 @@ import pytest
 from matplotlib.image import imread
 
 from isojax.report.canvas import n_palette, render_figure
-from isojax.report.figures.best_n_by_metric import likely_n_range
 from isojax.report.figures.catalogue import FIGURES
 from isojax.report.fit_views import CurveRewards, all_n, frontier_reward_at, n_stretches
 from isojax.report.wording import law_is_drawn
@@ -105,10 +104,3 @@ def test_values_bands_and_laws(make_sweep: Any) -> None:
     points = tuple(FrontierRow(C=10.0**i, reward=0.1 * i, n=4, B_p=8) for i in range(6))
     view = fit.joint.model_copy(update={"frontier": points})
     assert frontier_reward_at(view, 10**2.5) == pytest.approx(0.25)
-
-
-def test_the_likely_range_of_n() -> None:
-    point = FrontierRow(C=1e4, reward=0.5, n=8, B_p=16, n_probability={4: 0.04, 8: 0.7, 16: 0.2, 32: 0.06})
-    assert likely_n_range(point, 0.9) == (8, 32)  # .04 <= .05 falls off below, .06 does not above
-    assert likely_n_range(point, None) == (8, 8)
-    assert likely_n_range(FrontierRow(C=1e4, reward=0.5, n=4, B_p=16), 0.9) == (4, 4)

@@ -11,7 +11,7 @@ RESERVED_NAMES = ("train", "verl", PANEL)  # prefixes of metric names that no se
 
 
 class DataConfig(Section):
-    """Which problems a run trains and validates on."""
+    """The problems of training and of validation."""
 
     candidates: PositiveInt = 6000  # at most so many problems are read and labelled by the base policy
     attempts: Annotated[int, Field(ge=0)] = 16  # k of the label avg@k; 0: no labels, and no problem is left out

@@ -11,12 +11,10 @@ from matplotlib.figure import Figure
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
-from isojax.report.figures.best_n_by_metric import best_n_figure
 from isojax.report.figures.fixed_batch import fixed_batch_figure
 from isojax.report.figures.n_star import n_star_figure
 from isojax.report.figures.problem_panel import panel_figure
 from isojax.report.figures.reward_frontier import frontier_figure
-from isojax.report.figures.reward_sensitivity import sensitivity_figure
 from isojax.report.figures.segment_evidence import evidence_figure
 from isojax.scaling.result import FitResult
 
@@ -51,16 +49,6 @@ FIGURES: dict[str, FigureSpec] = {
         "Reward against updates M at fixed batches B = B_p n, with the best cell on top; n*(M) and B_p*(M) below.",
         "At a fixed batch B the budget is a number of updates M: which split of B into problems and rollouts per "
         "problem leads, and when.",
-    ),
-    "best_n": FigureSpec(
-        best_n_figure,
-        "Bars of the best n at the largest C for each B_p, one for each metric, with the reward reached.",
-        "The best n by metric. A whisker spans the n that are likely to be the best one.",
-    ),
-    "sensitivity": FigureSpec(
-        sensitivity_figure,
-        "Fitted reward at the largest shared C, against n for each B_p and against B_p for each n.",
-        "How much the reward depends on n and on B_p at the largest C that all shown cells reached.",
     ),
     "panel": FigureSpec(
         panel_figure,

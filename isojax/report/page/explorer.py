@@ -7,7 +7,7 @@ Without scripts the section stays hidden.
 
 import json
 from collections.abc import Sequence
-from importlib.resources import files
+from string import Template
 from typing import Any
 
 from matplotlib import colormaps
@@ -18,7 +18,7 @@ from isojax.report.canvas import log2_positions, n_palette
 from isojax.report.fit_views import B_p_of_view, all_n, frontier_views, interval_level
 from isojax.report.page import charts
 from isojax.report.page.advice import NO_INTERVAL, Advice, advise, budget_grid
-from isojax.report.page.markup import Html
+from isojax.report.page.markup import Html, read_page_file
 from isojax.report.wording import compute_unit, format_compact, format_percent, format_range, format_reward, join_commas
 from isojax.scaling.result import FitResult, FrontierFit
 
@@ -100,11 +100,6 @@ def json_for_script(content: dict[str, Any]) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def load_script() -> str:
-    """page.js."""
-    return files("isojax.report.page").joinpath("page.js").read_text(encoding="utf-8").replace("\r\n", "\n")
-
-
 CHARTS_HTML = (
     '<div class="charts"><div id="chart-reward" class="chart" role="img" aria-label="Reward against compute"></div>'
     '<div id="chart-law" class="chart" role="img" aria-label="Compute-optimal n against compute"></div></div>'
@@ -117,29 +112,5 @@ NO_CHARTS_HTML = (
 
 def budget_section(with_charts: bool) -> Html:
     """The controls and the places that page.js fills."""
-    return Html(f"""<section id="budget" class="explore" aria-labelledby="budget-title" hidden>
-<h2 id="budget-title">Recommended allocation for a budget</h2>
-<div class="controls">
-<label>Metric <select id="metric"></select></label>
-<label>Fit <select id="mode"></select></label>
-<label>B_p <select id="B_p"></select></label>
-</div>
-<div class="controls">
-<label class="wide"><span>Budget C (<span class="unit"></span>)</span>
-<input id="slider" type="range" min="0" step="1"></label>
-<label>exactly <input id="exact" type="number" min="0" step="any" inputmode="decimal" aria-describedby="hint"></label>
-</div>
-<p id="hint" class="soft"></p>
-<dl id="answer" class="tiles">
-<div><dt>n: rollouts per problem</dt><dd id="out-n"></dd></div>
-<div><dt>B_p: problems per batch</dt><dd id="out-B_p"></dd></div>
-<div><dt>M: updates</dt><dd id="out-M"></dd></div>
-<div><dt>expected <span id="out-metric"></span></dt><dd id="out-reward"></dd></div>
-</dl>
-<p id="out-status"></p>
-<div id="out-probabilities" class="probabilities"></div>
-<p id="spoken" class="unseen" role="status" aria-live="polite"></p>
-{CHARTS_HTML if with_charts else NO_CHARTS_HTML}
-</section>
-<noscript><p class="soft">Scripts are off: the figures and tables below hold the same answers for five budgets.</p>
-</noscript>""")
+    charts_html = CHARTS_HTML if with_charts else NO_CHARTS_HTML
+    return Html(Template(read_page_file("budget.html")).substitute(charts=charts_html))

@@ -60,7 +60,7 @@ def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], i
     main = tag("main", *sections)
     body = markup.join_html([_header(folder, fit, main), main])
     content = explorer.page_data(fits, runs, bundle is not None) | {"start": measured_budget(fit)}
-    scripts = [*([] if bundle is None else [bundle]), explorer.load_script()]
+    scripts = [*([] if bundle is None else [bundle]), markup.read_page_file("page.js")]
     return markup.html_document(f"isojax: {folder.name}", body, scripts, explorer.json_for_script(content))
 
 

@@ -64,7 +64,7 @@ def _form_choice(n_star: NStarFit) -> list[Html]:
         return []
     best = min(aicc.values())
     scores = [f"{form} {value - best:+.1f}" for form, value in sorted(aicc.items(), key=lambda pair: pair[1])]
-    explanation = "Less than 2 apart is no clear choice."
+    explanation = "A difference of less than 2 is no clear choice."
     return [tag("p", f"Of the forms tried, by AICc above the best: {wording.join_list(scores)}. {explanation}")]
 
 
@@ -98,7 +98,7 @@ def _curve_meaning(fit: FitResult) -> str:
         sentences.append(f"Inside the measured range a smooth correction is added {reason}.")
     undetermined = [f"{curve.B_p} × {curve.n}" for curve in fit.curves if not curve.determined]
     if undetermined:
-        caution = "The plateau lies beyond the data (*), so do not read A alone, for B_p × n"
+        caution = "The plateau is beyond the data (*), so do not read A alone, for B_p × n"
         sentences.append(f"{caution} = {wording.join_list(undetermined)}.")
     return " ".join(sentences)
 

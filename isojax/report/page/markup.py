@@ -7,6 +7,7 @@ import hashlib
 import html
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
+from string import Template
 
 
 class Html(str):
@@ -72,40 +73,24 @@ def html_figure(png: bytes, alt_text: str, caption: object) -> Html:
     return Html(f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>")
 
 
-def html_details(summary: object, *inner: object) -> Html:
-    """A part of the page that stays closed until the reader opens it."""
-    return Html(f"<details><summary>{escape(summary)}</summary>{join_html(inner)}</details>")
+def read_page_file(name: str) -> str:
+    """A file of this folder: a template, a style sheet or a script."""
+    return files("isojax.report.page").joinpath(name).read_text(encoding="utf-8").replace("\r\n", "\n")
 
 
-def _sha256(code: str) -> str:
-    """A script's hash as the policy names it."""
-    return base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-
-
-def html_document(title: str, body: Html, scripts: Sequence[str] = (), data: str = "") -> str:
+def html_document(title: str, body: Html, scripts: Sequence[str], data: str) -> str:
     """The whole page. The policy in its head forbids every load, and every script but these.
 
     Args:
-        scripts: JavaScript to run at the page's end, in order. data: JSON for them, safe to stand in a script element.
+        scripts: JavaScript to run at the page's end, in order.
+        data: JSON for them, safe to stand in a script element.
     """
-    script_hashes = " ".join(f"'sha256-{_sha256(code)}'" for code in scripts) or "'none'"
-    style = files("isojax.report.page").joinpath("page.css").read_text(encoding="utf-8")
-    sources = f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {script_hashes}"
-    policy = f"{sources}; base-uri 'none'; form-action 'none'"
-    data_element = f'<script type="application/json" id="data">{data}</script>\n' if data else ""
-    scripts_html = data_element + "".join(f"<script>{code}</script>\n" for code in scripts)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
-<style>{style}</style>
-</head>
-<body>
-{body}
-{scripts_html}</body>
-</html>
-"""
+    hashes = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in scripts]
+    return Template(read_page_file("page.html")).substitute(
+        title=escape(title),
+        script_hashes=" ".join(f"'sha256-{script_hash}'" for script_hash in hashes),
+        style=read_page_file("page.css"),
+        body=body,
+        data=data,
+        scripts="".join(f"<script>{code}</script>\n" for code in scripts),
+    )

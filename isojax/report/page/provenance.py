@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from isojax.report.page.markup import Html, html_details, html_section, tag
+from isojax.report.page.markup import Html, html_section, tag
 from isojax.report.wording import format_count, format_percent
 from isojax.scaling.result import FitResult
 
@@ -20,22 +20,22 @@ def provenance_section(folder: Path, fit: FitResult) -> Html:
         "never validation. Method: IsoCompute Playbook, arXiv:2603.12151, section 4."
     )
     config = folder / "config.yaml"
-    config_html = []
+    settings = Html("")
     if config.exists():
         content = tag("pre", tag("code", config.read_text(encoding="utf-8", errors="replace")))
-        config_html = [html_details("config.yaml", content)]
+        settings = tag("details", tag("summary", "config.yaml"), content)
     fit_file, figures_folder = tag("code", "fit.json"), tag("code", "figures/")
-    files = tag("p", "The numbers are in ", fit_file, "; the figures, as PNG and PDF, in ", figures_folder, ".")
-    sections = [tag("p", method), *_describe_intervals(fit), files, *config_html]
-    return html_section("provenance", "Method and settings", *sections)
+    place = tag("p", "The numbers are in ", fit_file, "; the figures, as PNG and PDF, in ", figures_folder, ".")
+    intervals = tag("p", _describe_intervals(fit))
+    return html_section("provenance", "Method and settings", tag("p", method), intervals, place, settings)
 
 
-def _describe_intervals(fit: FitResult) -> list[Html]:
+def _describe_intervals(fit: FitResult) -> str:
     intervals = fit.intervals
     if intervals is None:
-        return [tag("p", "This mode gives no intervals.")] if fit.mode == "paper" else []
+        return "This fit has no intervals."
     problems = f"{intervals.problems} validation problems" if intervals.problems else "no counts per problem recorded"
     replicates = f"{format_percent(intervals.level)} of {format_count(intervals.replicates, 'replicate')}"
     how = f"Intervals hold {replicates} ({intervals.method}; {problems}; seed {intervals.seed})."
     spread = f"The reward's standard deviation between runs that differ in their seed alone is {intervals.run_sd:.4f}"
-    return [tag("p", f"{how} {spread}, {intervals.run_sd_source}.")]
+    return f"{how} {spread}, {intervals.run_sd_source}."
