@@ -32,17 +32,11 @@ def as_float64(values: ArrayLike) -> FloatArray:
 
 @dataclass(frozen=True)
 class RunTrack:
-    """One run as two axes.
-
-    Attributes:
-        run: the record it came from.
-        C: float[points], compute; 0 at the base policy.
-        R: float[points], the metric, each in [0, 1].
-    """
+    """One run as two axes: compute, 0 at the base policy, and the metric, each in [0, 1]."""
 
     run: RunRecord
-    C: FloatArray
-    R: FloatArray
+    C: FloatArray  # [points]
+    R: FloatArray  # [points]
 
     @property
     def key(self) -> tuple[int, int]:
@@ -55,9 +49,7 @@ TracksByCell = Mapping[tuple[int, int], Sequence[RunTrack]]  # (B_p, n) -> its s
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The mean over validation problems of a paired difference, and its standard error (both in units of the
-    metric).
-    """
+    """The mean over validation problems of a paired difference of the metric, and its standard error."""
 
     mean: float
     se: float
@@ -72,17 +64,15 @@ class PairedDifference:
 
 @dataclass(frozen=True)
 class EstimatorMetric:
-    """A metric that right answers determine: `kind` (one of estimators.KINDS) at k, of the extra set `problems`, or ""
-    for the main one.
-    """
+    """A metric that right answers determine."""
 
-    problem_set: str
-    kind: str
+    problem_set: str  # an extra set; "" for the main one
+    kind: str  # one of ESTIMATOR_KINDS
     k: int
 
 
 def parse_metric(metric: str) -> EstimatorMetric | None:
-    """Metric("hard", "best", 4) for "hard/best@4"; None for a name that right answers alone do not determine."""
+    """EstimatorMetric("hard", "best", 4) for "hard/best@4"; None where right answers do not determine the metric."""
     match = _METRIC_NAME.fullmatch(metric)
     return EstimatorMetric(match["set"] or "", match["kind"], int(match["k"])) if match else None
 
@@ -96,18 +86,10 @@ def correct_counts(point: EvalPoint, metric: str) -> tuple[int, ...]:
 
 
 def metric_per_problem(counts: ArrayLike, samples: int, metric: str) -> FloatArray:
-    """The metric of each problem.
-
-    Args:
-        counts: int[..., N], right answers of `samples` per problem, of the metric's set of problems.
-        samples: rollouts per problem, at least k.
-        metric: such as "avg@4", "verl/best@4" or "hard/pass@4".
-
-    Returns:
-        float[..., N], each in [0, 1].
+    """The metric of each problem, from int[..., N] right answers of `samples` per problem: float[..., N] in [0, 1].
 
     Raises:
-        InputError: another metric, or as `estimators.estimate`.
+        InputError: the metric is no estimator, or as `estimate_at_k`.
     """
     parsed = parse_metric(metric)
     if parsed is None:
@@ -126,53 +108,35 @@ def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
     Raises:
         InputError: it is neither recorded nor determined by the counts; the message names the metrics there are.
     """
-    if metric in point.metrics:
-        return float(point.metrics[metric])
-    if metric.startswith(TRAIN_PREFIX) and metric.removeprefix(TRAIN_PREFIX) in point.train:
-        return float(point.train[metric.removeprefix(TRAIN_PREFIX)])
+    recorded = {**{TRAIN_PREFIX + name: value for name, value in point.train.items()}, **point.metrics}
+    if metric in recorded:
+        return float(recorded[metric])
     counts = correct_counts(point, metric)
     if counts:
         return float(metric_per_problem(counts, point.samples, metric).mean())
-    available = ", ".join([*sorted(point.metrics), *(TRAIN_PREFIX + name for name in sorted(point.train))]) or "none"
-    location = f"{source or 'an evaluation'} (C = {point.rollouts})"
+    expected = ", ".join([*sorted(point.metrics), *(TRAIN_PREFIX + name for name in sorted(point.train))]) or "none"
+    set_prefixes = ", ".join(f"{name}/" for name, counts in sorted(point.extra.items()) if counts)
+    if point.counts or set_prefixes:
+        expected += f" and {_kinds_text()} for k <= {point.samples} from its counts"
+        expected += f", after {set_prefixes} for an extra set" if set_prefixes else ""
     raise InputError(
-        f"{location} has no metric {metric!r}; expected one of those it has: {available}{_describe_derived(point)}. "
-        "Ask for one of them."
+        f"{source or 'an evaluation'} (C = {point.rollouts}) has no metric {metric!r}; expected one of those it has: "
+        f"{expected}. Ask for one of them."
     )
 
 
-def _describe_derived(point: EvalPoint) -> str:
-    """What follows from an evaluation's counts, in words."""
-    set_prefixes = [f"{name}/" for name, counts in sorted(point.extra.items()) if counts]
-    if not point.counts and not set_prefixes:
-        return ""
-    set_suffix = f", after {', '.join(set_prefixes)} for an extra set" if set_prefixes else ""
-    return f" and {_kinds_text()} for k <= {point.samples} from its counts{set_suffix}"
-
-
-def compute_axis(run: RunRecord, compute: str) -> FloatArray:
-    """Compute at each evaluation, in rollouts, response tokens or device hours.
-
-    Device hours count from the base policy's evaluation on, where there is one, so that start-up is not charged to a
-    run.
-
-    Returns:
-        float[points].
-
-    Raises:
-        InputError: unknown axis, or the run has no device hours.
+def _compute_axis(run: RunRecord, compute: str) -> FloatArray:
+    """float[points]: compute at each evaluation. Device hours count from the base policy's evaluation on, where there
+    is one, so that start-up is not charged to a run.
     """
     if compute not in COMPUTE_UNITS:
         raise InputError(f"compute {compute!r} is not an axis; expected one of {', '.join(COMPUTE_UNITS)}.")
-    if compute == "rollouts":
-        return np.array([p.rollouts for p in run.points], dtype=np.float64)
-    if compute == "tokens":
-        return np.array([p.tokens for p in run.points], dtype=np.float64)
+    if compute != "device_hours":
+        return np.array([p.rollouts if compute == "rollouts" else p.tokens for p in run.points], dtype=np.float64)
     if len(run.device_hours) != len(run.points):
         raise InputError(
             f"{run.source or run.cell.name} has device hours for {len(run.device_hours)} of {len(run.points)} "
-            "evaluations; "
-            "expected one each. Restore its timing.jsonl, or use --compute rollouts."
+            "evaluations; expected one each. Restore its timing.jsonl, or use --compute rollouts."
         )
     hours = np.array(run.device_hours, dtype=np.float64)
     return hours - hours[0] if run.points[0].rollouts == 0 else hours
@@ -183,8 +147,8 @@ def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
     left out.
 
     Raises:
-        InputError: no evaluation, a metric that is absent, not finite or outside [0, 1], or compute that does not rise
-        from >= 0.
+        InputError: an unknown unit of compute, no evaluation, a metric that is absent, not finite or outside [0, 1], or
+            compute that is absent or does not rise from >= 0.
     """
     location = run.source or f"run {run.cell.name}"
     if metric.startswith(TRAIN_PREFIX):
@@ -192,85 +156,66 @@ def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
     if not run.points:
         raise InputError(f"{location} has no evaluation; expected at least one. Run the cell or leave it out.")
     locations = [f"{location}, line {line}" for line in run.line_numbers] or [location] * len(run.points)
-    C = compute_axis(run, compute)
+    C = _compute_axis(run, compute)
     R = np.array([metric_value(p, metric, place) for p, place in zip(run.points, locations, strict=True)])
     for p, r, place in zip(run.points, R, locations, strict=True):
         if not 0 <= r <= 1:  # also NaN
-            raise InputError(
-                f"{place}: {metric} is {r} at C = {p.rollouts}; expected a number in [0, 1]. Mend it or leave the "
-                "run out."
-            )
+            received = f"{place}: {metric} is {r} at C = {p.rollouts}"
+            raise InputError(f"{received}; expected a number in [0, 1]. Correct it or leave the run out.")
     for i in range(len(C)):
         is_rising = C[i] > C[i - 1] if i else C[i] >= 0
         if not (np.isfinite(C[i]) and is_rising):
             before = f", after {C[i - 1]:g}" if i else ""
-            problem_text = f"{locations[i]}: {compute} is {C[i]:g} at evaluation {i + 1}{before}"
-            absent = not C.any()
-            fix = "The log has none: use --compute rollouts." if absent else "Mend the file or leave the run out."
-            raise InputError(f"{problem_text}; expected values >= 0 that rise. {fix}")
+            received = f"{locations[i]}: {compute} is {C[i]:g} at evaluation {i + 1}{before}"
+            fix = "Correct the file or leave the run out." if C.any() else "The log has none: use --compute rollouts."
+            raise InputError(f"{received}; expected values >= 0 that rise. {fix}")
     return RunTrack(run, C, R)
 
 
 def _without_untrained_points(run: RunRecord, metric_name: str) -> RunRecord:
     """The run without evaluations before the first update that lack a training metric."""
     first_index = next((i for i, p in enumerate(run.points) if p.M > 0 or metric_name in p.train), len(run.points))
-    return replace(
-        run,
-        points=run.points[first_index:],
-        device_hours=run.device_hours[first_index:],
-        line_numbers=run.line_numbers[first_index:],
-    )
+    return select_points(run, slice(first_index, None))
 
 
-def paired_difference(
-    counts_a: ArrayLike, counts_b: ArrayLike, samples: int, metric: str = "avg@1"
-) -> PairedDifference:
-    """How far a lies above b on the same validation problems: d_i = mean over seeds of a_i - mean over seeds of b_i.
-
-    Pairing removes the spread of the problems' difficulty, most of an unpaired error. The error is that over other
-    problems and other samples, not over other training seeds.
-
-    Args:
-        counts_a: int[seeds of a, N], right answers of `samples`; int[N] for one seed.
-        counts_b: int[seeds of b, N].
-        samples: rollouts per problem.
-        metric: as in `per_problem`.
-
-    Returns:
-        mean(d) and std(d, ddof=1) / sqrt(N).
-
-    Raises:
-        InputError: different N, N < 2, or as `per_problem`.
-    """
-    a, b = np.atleast_2d(counts_a), np.atleast_2d(counts_b)
-    N = a.shape[-1]
-    if b.shape[-1] != N or N < 2:
-        received = f"{N} validation problems are to be paired with {b.shape[-1]}"
-        raise InputError(f"{received}; expected the same ones, at least 2. Evaluate both on one set.")
-    differences = metric_per_problem(a, samples, metric).mean(0) - metric_per_problem(b, samples, metric).mean(0)
-    return PairedDifference(float(differences.mean()), float(differences.std(ddof=1) / math.sqrt(N)))
+def select_points(run: RunRecord, points: slice) -> RunRecord:
+    """A part of a run."""
+    hours, lines = run.device_hours[points], run.line_numbers[points]
+    return replace(run, points=run.points[points], device_hours=hours, line_numbers=lines)
 
 
 def evaluations_by_target(seeds: Sequence[RunTrack]) -> dict[int, tuple[list[EvalPoint], float]]:
     """For each target that all seeds of a cell answered: their evaluations, and the mean of their compute."""
-    maps_by_seed = [{p.target: (p, float(c)) for p, c in zip(t.run.points, t.C, strict=True)} for t in seeds]
-    common_targets = sorted(set.intersection(*(set(m) for m in maps_by_seed)))
-    return {
-        t: ([m[t][0] for m in maps_by_seed], float(np.mean([m[t][1] for m in maps_by_seed]))) for t in common_targets
-    }
+    answers_by_seed = [{p.target: (p, float(c)) for p, c in zip(t.run.points, t.C, strict=True)} for t in seeds]
+    common_targets = sorted(set.intersection(*map(set, answers_by_seed)))
+    by_target = {}
+    for target in common_targets:
+        points, C = zip(*(answers[target] for answers in answers_by_seed), strict=True)
+        by_target[target] = list(points), float(np.mean(C))
+    return by_target
 
 
-def paired_lead(
-    evaluations_a: Sequence[EvalPoint], evaluations_b: Sequence[EvalPoint], metric: str
-) -> PairedDifference | None:
-    """The paired difference of two lists of evaluations (one per seed); None without counts of one common number of
-    samples.
+def paired_lead(a: Sequence[EvalPoint], b: Sequence[EvalPoint], metric: str) -> PairedDifference | None:
+    """How far a is above b (evaluations, one per seed) on the same validation problems; None without counts of one
+    common number of samples.
+
+    Pairing removes the spread of the problems' difficulty, most of an unpaired error. The error is that over other
+    problems and other samples, not over other training seeds.
+
+    Raises:
+        InputError: different numbers of problems, or fewer than 2.
     """
-    sample_counts = {p.samples for p in (*evaluations_a, *evaluations_b)}
-    correct_a, correct_b = ([correct_counts(p, metric) for p in points] for points in (evaluations_a, evaluations_b))
-    if len(sample_counts) != 1 or not all([*correct_a, *correct_b]):
+    sample_counts = {p.samples for p in (*a, *b)}
+    counts_a, counts_b = ([correct_counts(p, metric) for p in points] for points in (a, b))
+    if len(sample_counts) != 1 or not all([*counts_a, *counts_b]):
         return None
-    return paired_difference(correct_a, correct_b, sample_counts.pop(), metric)
+    N_a, N_b = len(counts_a[0]), len(counts_b[0])
+    if N_a != N_b or N_a < 2:
+        received = f"{N_a} validation problems are to be paired with {N_b}"
+        raise InputError(f"{received}; expected the same ones, at least 2. Evaluate both on one set.")
+    mean_a, mean_b = (metric_per_problem(c, a[0].samples, metric).mean(0) for c in (counts_a, counts_b))
+    differences = mean_a - mean_b
+    return PairedDifference(float(differences.mean()), float(differences.std(ddof=1) / math.sqrt(N_a)))
 
 
 def group_by_cell(tracks: Sequence[RunTrack]) -> dict[tuple[int, int], list[RunTrack]]:

@@ -5,12 +5,13 @@ not determined.
 import numpy as np
 import pytest
 
-from isojax.scaling.curves.block_bootstrap import bootstrap_residuals, estimate_noise
 from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.single_run import (
     RunPoints,
     bootstrap_replicates,
+    bootstrap_residuals,
     curve_band,
+    estimate_noise,
     fit_single_run,
     parameter_intervals,
 )

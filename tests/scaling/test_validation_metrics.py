@@ -9,12 +9,11 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.validation_metrics import (
     EstimatorMetric,
-    compute_axis,
     correct_counts,
     make_track,
     metric_per_problem,
     metric_value,
-    paired_difference,
+    paired_lead,
     parse_metric,
 )
 
@@ -101,13 +100,17 @@ def test_metrics_of_extra_sets_follow_from_their_own_right_answers():
 
 def test_compute_axes():
     r = run([EvalPoint(0, 0, 0, 0, {"avg@4": 0.3}), EvalPoint(64, 2, 64, 500, {"avg@4": 0.4})], (0.5, 0.75))
-    assert compute_axis(r, "rollouts").tolist() == [0, 64]
-    assert compute_axis(r, "tokens").tolist() == [0, 500]
-    assert compute_axis(r, "device_hours").tolist() == [0, 0.25]  # from the base policy's evaluation on
+
+    def axis(record, compute):
+        return make_track(record, "avg@4", compute).C.tolist()
+
+    assert axis(r, "rollouts") == [0, 64]
+    assert axis(r, "tokens") == [0, 500]
+    assert axis(r, "device_hours") == [0, 0.25]  # from the base policy's evaluation on
     with pytest.raises(InputError, match=r"records\.jsonl has device hours for 0 of 2"):
-        compute_axis(run(r.points), "device_hours")
+        axis(run(r.points), "device_hours")
     with pytest.raises(InputError, match="rollouts, tokens, device_hours"):
-        compute_axis(r, "flops")
+        axis(r, "flops")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -0.01, 1.2])
@@ -124,9 +127,14 @@ def test_compute_must_rise():
         make_track(run([]), "avg@4", "rollouts")
 
 
-def test_paired_difference_by_hand():
+def answered(counts):
+    """An evaluation of 4 samples per problem."""
+    return EvalPoint(64, 2, 64, 0, {}, tuple(counts), 4)
+
+
+def test_paired_lead_by_hand():
     """Two seeds against one, 4 samples: means over seeds (1, .5, .25) against (.5, .5, .25); d = (.5, 0, 0)."""
-    d = paired_difference([[4, 2, 0], [4, 2, 2]], [[2, 2, 1]], 4, "avg@4")
+    d = paired_lead([answered([4, 2, 0]), answered([4, 2, 2])], [answered([2, 2, 1])], "avg@4")
     assert d.mean == pytest.approx(1 / 6)
     assert d.se == pytest.approx(math.sqrt(1 / 12) / math.sqrt(3))  # var(d, ddof=1) = 1/12
     assert d.z == pytest.approx(1.0)
@@ -134,10 +142,10 @@ def test_paired_difference_by_hand():
 
 def test_pairing_removes_the_spread_of_difficulty():
     hard_to_easy = np.arange(100) % 4
-    d = paired_difference(hard_to_easy + 1, hard_to_easy, 4)
+    d = paired_lead([answered((hard_to_easy + 1).tolist())], [answered(hard_to_easy.tolist())], "avg@4")
     assert (d.mean, d.se, d.z) == (0.25, 0.0, math.inf)
 
 
-def test_paired_difference_refuses_other_problems():
+def test_paired_lead_refuses_other_problems():
     with pytest.raises(InputError, match="3 validation problems are to be paired with 2"):
-        paired_difference([1, 2, 3], [1, 2], 4)
+        paired_lead([answered([1, 2, 3])], [answered([1, 2])], "avg@4")

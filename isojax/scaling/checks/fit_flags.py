@@ -5,7 +5,7 @@ well. docs/laws.md says what to do about each.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -38,46 +38,42 @@ def _warning(code: str, text: str) -> FitFlag:
     return FitFlag(code=code, severity="warning", text=text)
 
 
-def effect_flags(estimate: SweepEstimate) -> list[FitFlag]:
+def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:
     """n makes no difference; nothing to compare; what the intervals assume."""
-    flags = []
     if estimate.no_effect:
         comparison = "curves that change with n explain the evaluations no better than one curve for each B_p"
-        flags.append(_info("no_effect", f"n makes no difference here: {comparison}"))
+        yield _info("no_effect", f"n makes no difference here: {comparison}")
     intervals = estimate.intervals
     if intervals is not None and intervals.run_sd_source.startswith("assumed"):
         text = f"the run-to-run standard deviation is {intervals.run_sd_source}"
-        flags.append(_warning("run_sd_assumed", text))
+        yield _warning("run_sd_assumed", text)
     if intervals is not None and intervals.replicates < MIN_REPLICATES:
         consequence = "curves, which are their means, and intervals are rough; use 200 or more"
-        flags.append(_warning("few_replicates", f"only {intervals.replicates} replicates: {consequence}"))
+        yield _warning("few_replicates", f"only {intervals.replicates} replicates: {consequence}")
     if len({c.n for c in estimate.curves}) == 1:
         text = f"only one n was measured ({estimate.curves[0].n}): nothing can be said of how n*(C) changes"
-        flags.append(_warning("one_n", text))
-    return flags
+        yield _warning("one_n", text)
 
 
-def data_flags(cells: TracksByCell) -> list[FitFlag]:
+def data_flags(cells: TracksByCell) -> Iterator[FitFlag]:
     """One seed only; cells of unequal length; no reward at C = 0."""
-    flags = []
     single_seed_cells = [f"{B_p}x{n}" for (B_p, n), seeds in cells.items() if len(seeds) == 1]
     if single_seed_cells:
         which = "every cell" if len(single_seed_cells) == len(cells) else ", ".join(single_seed_cells)
         text = f"only one seed for {which}: differences between runs cannot be told from chance"
-        flags.append(_warning("one_seed", text))
+        yield _warning("one_seed", text)
     ends_of_short_cells = ", ".join(f"{B_p}x{n} ({C:.4g})" for (B_p, n), C in short_cells(cells).items())
     if ends_of_short_cells:
         text = (
             f"cells of unequal length: the longest ends at C = {max(cell_ends(cells).values()):.4g}; "
             f"{ends_of_short_cells} end earlier and cannot lead beyond"
         )
-        flags.append(_warning("unequal_lengths", text))
+        yield _warning("unequal_lengths", text)
     if not any(t.C[0] == 0 for seeds in cells.values() for t in seeds):
-        flags.append(_warning("no_base_reward", "no run was evaluated at C = 0: R0 is fitted, not measured"))
-    return flags
+        yield _warning("no_base_reward", "no run was evaluated at C = 0: R0 is fitted, not measured")
 
 
-def staleness_flags(cells: TracksByCell) -> list[FitFlag]:
+def staleness_flags(cells: TracksByCell) -> Iterator[FitFlag]:
     """An asynchronous sweep whose cells differ in staleness: a curve then differs between n for that reason too."""
     staleness_by_n: dict[int, list[float]] = {}
     for (_, n), seeds in cells.items():
@@ -85,35 +81,33 @@ def staleness_flags(cells: TracksByCell) -> list[FitFlag]:
         staleness_by_n.setdefault(n, []).extend(values)
     mean_by_n = {n: float(np.mean(values)) for n, values in sorted(staleness_by_n.items()) if values}
     if not mean_by_n or max(mean_by_n.values()) - min(mean_by_n.values()) <= MAX_STALENESS_DIFFERENCE:
-        return []
+        return
     listed = ", ".join(f"{staleness:.2f} at n = {n}" for n, staleness in mean_by_n.items())
     text = (
         f"staleness differs between n: rollouts come from policies that are {listed} updates old on average; a "
         "difference between n may be one of staleness (cell.rl.max_staleness=0 trains without it)"
     )
-    return [_warning("staleness_differs", text)]
+    yield _warning("staleness_differs", text)
 
 
-def curve_flags(curves: Sequence[FittedCurve], unfitted_cells: Sequence[tuple[int, int, str]]) -> list[FitFlag]:
+def curve_flags(curves: Sequence[FittedCurve], unfitted_cells: Sequence[tuple[int, int, str]]) -> Iterator[FitFlag]:
     """Cells without a curve, and curves with a parameter at its bound."""
-    flags = [_warning("no_curve", f"no curve for B_p={B_p} n={n}: {reason}") for B_p, n, reason in unfitted_cells]
+    for B_p, n, reason in unfitted_cells:
+        yield _warning("no_curve", f"no curve for B_p={B_p} n={n}: {reason}")
     for c in curves:
         if c.at_bounds:
             at_bounds = ", ".join(f"{name} = {getattr(c, name):.4g}" for name in c.at_bounds)
             advice = "at its bound, not determined by the data; trust it only where measured"
-            flags.append(_warning("curve_at_bound", f"curve B_p={c.B_p} n={c.n}: {at_bounds} {advice}"))
-    return flags
+            yield _warning("curve_at_bound", f"curve B_p={c.B_p} n={c.n}: {at_bounds} {advice}")
 
 
 def fall_flags(
     curves: Sequence[FittedCurve], stabilities: Sequence[StabilityVerdict], overfitted: Sequence[OverfittedRun]
-) -> list[FitFlag]:
+) -> Iterator[FitFlag]:
     """Unstable B_p, and falls past a peak that are neither that nor, by the training reward, overfitting."""
     unstable_reasons = {v.B_p: v.reason for v in stabilities if not v.stable}
-    flags = [
-        FitFlag(code="unstable", severity="error", text=f"B_p={B_p} is unstable: {reason}")
-        for B_p, reason in unstable_reasons.items()
-    ]
+    for B_p, reason in unstable_reasons.items():
+        yield FitFlag(code="unstable", severity="error", text=f"B_p={B_p} is unstable: {reason}")
     overfitted_cells = {(row.B_p, row.n) for row in overfitted}
     unexplained_falls = [
         f"B_p={c.B_p} n={c.n} beyond C = {c.C_peak:.4g}"
@@ -126,33 +120,30 @@ def fall_flags(
             f"reward falls past a peak: {', '.join(unexplained_falls[:MAX_LISTED])}{more}; no training reward shows "
             "whether that is overfitting or a collapse; every number takes such a run as stopped at its peak"
         )
-        flags.append(_warning("falls_past_peak", text))
-    return flags
+        yield _warning("falls_past_peak", text)
 
 
 def diagnostics_flags(
     diagnostics: FitDiagnostics, overfitted: Sequence[OverfittedRun], curve_count: int
-) -> list[FitFlag]:
+) -> Iterator[FitFlag]:
     """Curves that do not fit, overfitting, ties over most of the range."""
-    flags = []
     autocorrelation = diagnostics.autocorrelation
     if autocorrelation is not None and autocorrelation > MAX_AUTOCORRELATION:
         text = (
             f"residuals keep their sign along a run (autocorrelation {autocorrelation:.2f}): the curves have not quite "
             "the shape of the data, or runs drift"
         )
-        flags.append(_warning("autocorrelated_residuals", text))
+        yield _warning("autocorrelated_residuals", text)
     for row in overfitted[:MAX_LISTED]:
         text = f"overfitting: B_p={row.B_p} n={row.n} seed {row.seed}: beyond C = {row.C:.4g} {row.reason}"
-        flags.append(_warning("overfitting", text))
+        yield _warning("overfitting", text)
     if len(overfitted) > MAX_LISTED:
         text = f"overfitting in {len(overfitted) - MAX_LISTED} more runs of {curve_count} cells (fit.json lists them)"
-        flags.append(_warning("overfitting", text))
+        yield _warning("overfitting", text)
     for tie in diagnostics.ties[:MAX_LISTED]:
         tied_n = " and ".join(map(str, tie.n))
         text = f"between C = {tie.C_low:.4g} and {tie.C_high:.4g} these runs do not separate n = {tied_n}"
-        flags.append(_info("tie", f"tie: {text}"))
-    return flags
+        yield _info("tie", f"tie: {text}")
 
 
 def frontier_flags(
@@ -161,76 +152,73 @@ def frontier_flags(
     law: Law,
     measured_n: Collection[int],
     no_effect: bool = False,
-) -> list[FitFlag]:
+) -> Iterator[FitFlag]:
     """A frontier with few n or falling n, segments without evidence, and a law that says more than its data; nothing
     where n makes no difference or a single n was measured, which `effect_flags` says."""
     frontier_n = sorted({p.n for p in frontier.points})
     if no_effect or len(measured_n) == 1:
-        return []
+        return
     if law.form == "constant" and len(frontier_n) == 1:
         text = f"n = {frontier_n[0]} holds the whole frontier, so n*(C) is constant"
-        return [_info("one_n_leads", f"{text}: another n makes no gain that these data can show")]
-    flags = []
+        yield _info("one_n_leads", f"{text}: another n makes no gain that these data can show")
+        return
     if len(frontier_n) < MIN_DISTINCT_N:
         hidden = ", so the fitted law is not shown" if len(frontier_n) == 2 else ""
         text = f"only {len(frontier_n)} distinct n on the frontier ({' and '.join(map(str, frontier_n))})"
-        flags.append(_warning("few_n", f"{text}: a slope of n*(C) needs {MIN_DISTINCT_N}{hidden}"))
-    flags += _change_flags(frontier) + _lead_flags(segments) + _law_flags(frontier, law)
+        yield _warning("few_n", f"{text}: a slope of n*(C) needs {MIN_DISTINCT_N}{hidden}")
+    yield from _change_flags(frontier)
+    yield from _lead_flags(segments)
+    yield from _law_flags(frontier, law)
     if frontier.points[-1].n == max(measured_n):
         text = f"the frontier ends at the largest n measured ({max(measured_n)}): a larger n might do better"
-        flags.append(_warning("largest_n_leads", text))
-    return flags
+        yield _warning("largest_n_leads", text)
 
 
-def _change_flags(frontier: Frontier) -> list[FitFlag]:
+def _change_flags(frontier: Frontier) -> Iterator[FitFlag]:
     """Falls of the frontier's n, and changes where no curves cross."""
-    flags = []
     falls = [f"{c.n_low} to {c.n_high} at C = {c.C:.4g}" for c in frontier.crossovers if c.n_high < c.n_low]
     if falls:
         text = f"the frontier's n is not monotone, it falls from {'; '.join(falls)}: a sigmoid cannot describe that"
-        flags.append(_warning("n_falls", text))
+        yield _warning("n_falls", text)
     uncrossed_changes = [
         f"from n = {c.n_low} to {c.n_high} at C = {c.C:.4g}" for c in frontier.crossovers if not c.crossing
     ]
     if uncrossed_changes:
         reason = "because data end or begin there, not because curves cross: nothing was compared"
-        flags.append(_warning("no_crossing", f"the frontier passes {'; '.join(uncrossed_changes)} {reason}"))
-    return flags
+        yield _warning("no_crossing", f"the frontier passes {'; '.join(uncrossed_changes)} {reason}")
 
 
-def _lead_flags(segments: Sequence[SegmentRow]) -> list[FitFlag]:
+def _lead_flags(segments: Sequence[SegmentRow]) -> Iterator[FitFlag]:
     """Segments whose n does not clearly lead."""
     weak_segments = [f"n={s.n} B_p={s.B_p} ({s.z:.1f})" for s in segments if s.z is not None and s.z < MIN_LEAD_Z]
     if not weak_segments:
-        return []
+        return
     limit = f"{MIN_LEAD_Z:g} standard errors"
     if len(weak_segments) == len(segments):
         text = f"no segment of the frontier leads its neighbours by {limit}: n makes no difference they can show"
     else:
         text = f"these segments lead their neighbours by less than {limit}: {', '.join(weak_segments)}"
-    return [_warning("weak_lead", text)]
+    yield _warning("weak_lead", text)
 
 
-def _law_flags(frontier: Frontier, law: Law) -> list[FitFlag]:
+def _law_flags(frontier: Frontier, law: Law) -> Iterator[FitFlag]:
     """A law whose parameters the frontier does not determine, or that reaches beyond it."""
-    flags = []
     C0 = 10**law.log10_C0 if law.log10_C0 is not None else float("nan")
     values = {"L": law.L, "k": law.k, "C0": C0}
     at_bounds = ", ".join(f"{name} = {values[name]:.4g}" for name in law.at_bounds)
     if at_bounds:
         text = f"n*(C) has {at_bounds} at its bound; the frontier does not determine it"
-        flags.append(_warning("law_at_bound", text))
+        yield _warning("law_at_bound", text)
     if law.form != "sigmoid":
-        return flags
+        return
     C_low, C_high = frontier.points[0].C, frontier.points[-1].C
     if not C_low <= C0 <= C_high:
         reach = f"its middle C0 = {C0:.4g} is outside {C_low:.4g} to {C_high:.4g}"
-        flags.append(_warning("law_beyond_data", f"the law reaches beyond its data: {reach}"))
+        yield _warning("law_beyond_data", f"the law reaches beyond its data: {reach}")
     n_saturation, n_at_end = 2 ** (law.b + law.L), float(n_star(law, C_high))
     if n_saturation > MAX_SATURATION_RATIO * n_at_end:
         reach = f"it saturates at n = {n_saturation:.3g}, but has come to {n_at_end:.3g} where the data end"
-        flags.append(_warning("law_beyond_data", f"the law reaches beyond its data: {reach}"))
-    return flags
+        yield _warning("law_beyond_data", f"the law reaches beyond its data: {reach}")
 
 
 def add_health(fit: FitResult, health: RunHealth) -> FitResult:

@@ -4,8 +4,7 @@ know.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,10 +14,11 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED
 from isojax.runs.ledger_reader import default_metric, ledger_folders, read_run, run_conflicts
+from isojax.scaling.checks.fit_flags import data_flags
 from isojax.scaling.checks.run_health import health_flags
-from isojax.scaling.validation_metrics import make_track
+from isojax.scaling.estimate import build_tracks
+from isojax.scaling.validation_metrics import TracksByCell, group_by_cell, make_track
 
-UNEQUAL_LENGTH_RATIO = 1.5  # cells that end this factor apart are of unequal length
 GAP_RATIO = 3.0  # a stretch this many times as long as the median one, on both scales of C, is a gap
 RECOMMENDED_EVALUATIONS = 5  # at C > 0; a curve has three parameters
 MIN_EVALUATIONS = 3  # at C > 0; below it, a cell has no curve
@@ -52,29 +52,26 @@ def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
         return LedgerCheck(runs, "", errors, notes)
     runs.sort(key=lambda run: run.cell)
     metric = default_metric(runs)
-    errors += [*run_conflicts(runs), *_unequal_problem_counts(runs)]
+    errors += run_conflicts(runs)
+    tracks = []
     for run in runs:
         try:
-            make_track(run, metric, "rollouts")
+            tracks.append(make_track(run, metric, "rollouts"))
         except InputError as e:
             errors.append(str(e))
-        notes += _evaluation_gaps(run) + _run_notes(run)
-    return LedgerCheck(runs, metric, errors + _too_few_evaluations(runs), notes + _sweep_notes(runs))
-
-
-def _unequal_problem_counts(runs: Sequence[RunRecord]) -> list[str]:
-    """Right answers of different numbers of validation problems cannot be paired."""
-    location_by_count = {
-        len(p.counts): f"{run.source}, line {line}"
-        for run in runs
-        for p, line in zip(run.points, run.line_numbers, strict=True)
-        if p.counts
-    }
-    if len(location_by_count) < 2:
-        return []
-    (a, first_location), (b, second_location), *_ = sorted(location_by_count.items())
-    received = f"{first_location} has right answers of {a} validation problems, {second_location} of {b}"
-    return [f"{received}; expected the same problems at every evaluation."]
+        notes += [*_evaluation_gaps(run), *_run_notes(run)]
+    if not errors:
+        try:
+            build_tracks(runs, metric, "rollouts")
+        except InputError as e:
+            errors.append(str(e))
+    if tracks:
+        cells = group_by_cell(tracks)
+        errors += _too_few_evaluations(cells)
+        notes += [flag.text for flag in data_flags(cells)]
+    if len({run.cell.n for run in runs}) == 1:
+        notes.append(f"only one n ({runs[0].cell.n}): a fit gives this curve, and no n*(C)")
+    return LedgerCheck(runs, metric, errors, notes)
 
 
 def _evaluation_gaps(run: RunRecord) -> list[str]:
@@ -92,51 +89,23 @@ def _evaluation_gaps(run: RunRecord) -> list[str]:
     ]
 
 
-def _run_notes(run: RunRecord) -> list[str]:
-    notes = [f"{run.source}: the run broke off ({run.failure_reason})"] if run.failure_reason else []
-    notes += [
-        f"{run.source} is flagged: {flag}; a fit leaves it out unless {INCLUDE_FLAGGED} is given"
-        for flag in health_flags(run)
-    ]
-    count = _trained_evaluations(run)
+def _run_notes(run: RunRecord) -> Iterator[str]:
+    if run.failure_reason:
+        yield f"{run.source}: the run broke off ({run.failure_reason})"
+    for flag in health_flags(run):
+        yield f"{run.source} is flagged: {flag}; a fit leaves it out unless {INCLUDE_FLAGGED} is given"
+    count = sum(point.rollouts > 0 for point in run.points)
     if count < RECOMMENDED_EVALUATIONS:
         wanted = f"a curve of three parameters wants {RECOMMENDED_EVALUATIONS} or more"
-        notes.append(f"{run.source} has {count} evaluations at C > 0; {wanted}")
-    return notes
+        yield f"{run.source} has {count} evaluations at C > 0; {wanted}"
 
 
-def _trained_evaluations(run: RunRecord) -> int:
-    return sum(point.rollouts > 0 for point in run.points)
-
-
-def _too_few_evaluations(runs: Sequence[RunRecord]) -> list[str]:
+def _too_few_evaluations(cells: TracksByCell) -> Iterator[str]:
     """Where no cell, its seeds together, has enough evaluations for a curve."""
-    evaluations_by_cell: Counter[tuple[int, int]] = Counter()
-    for run in runs:
-        evaluations_by_cell[run.cell.B_p, run.cell.n] += _trained_evaluations(run)
-    largest_count = max(evaluations_by_cell.values())
-    if largest_count >= MIN_EVALUATIONS:
-        return []
-    location = f"{runs[0].source}, line {runs[0].line_numbers[-1]}"
-    return [
-        f"no cell has {MIN_EVALUATIONS} evaluations at C > 0 (at most {largest_count}, as {location}); expected "
-        "enough for a curve. Evaluate more often."
-    ]
-
-
-def _sweep_notes(runs: Sequence[RunRecord]) -> list[str]:
-    notes = []
-    if len({run.cell.n for run in runs}) == 1:
-        notes.append(f"only one n ({runs[0].cell.n}): a fit gives this curve, and no n*(C)")
-    shortest, longest = (choose(runs, key=lambda run: run.points[-1].rollouts) for choose in (min, max))
-    C_short, C_long = shortest.points[-1].rollouts, longest.points[-1].rollouts
-    if C_long > UNEQUAL_LENGTH_RATIO * C_short:
-        notes.append(
-            f"unequal lengths: {shortest.cell.name} ends at C = {C_short:,}, {longest.cell.name} at {C_long:,}; "
-            "beyond the shorter ones an n can lead for want of others"
+    largest_count = max(sum(int((t.C > 0).sum()) for t in seeds) for seeds in cells.values())
+    if largest_count < MIN_EVALUATIONS:
+        run = next(iter(cells.values()))[0].run
+        yield (
+            f"no cell has {MIN_EVALUATIONS} evaluations at C > 0 (at most {largest_count}, as {run.source}, line "
+            f"{run.line_numbers[-1]}); expected enough for a curve. Evaluate more often."
         )
-    count_without_base = sum(run.points[0].rollouts > 0 for run in runs)
-    if count_without_base:
-        text = f"no evaluation of the base policy (C = 0) in {count_without_base} of {len(runs)} runs; R0 is fitted"
-        notes.append(text)
-    return notes

@@ -8,7 +8,7 @@ numbers were not recorded raises no flag.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,18 +82,18 @@ def health_flags(run: RunRecord) -> tuple[HealthFlag, ...]:
 
     A run of fewer than PERSISTENCE + 1 evaluations can only be `nonfinite_update`.
     """
-    flags = _nonfinite(run)
+    broken_update = tuple(_nonfinite(run))
     metric = default_metric([run])
     try:
         R = np.array([metric_value(p, metric, run.source) for p in run.points])
     except InputError:  # evaluations without the metric: a fit refuses them and names their place
-        return tuple(flags)
+        return broken_update
     same_problem_count = len({len(p.counts) for p in run.points}) == 1  # else a fit refuses it too
-    if len(R) > PERSISTENCE and np.isfinite(R).all() and same_problem_count:
-        reward = _summarize_reward(run, R, metric)
-        flags += _collapsed(run, R, reward) + _entropy(run, reward) + _length_and_truncation(run, reward)
-        flags += _sampler_mismatch(run)
-    return tuple(flags)
+    if len(R) <= PERSISTENCE or not np.isfinite(R).all() or not same_problem_count:
+        return broken_update
+    reward = _summarize_reward(run, R, metric)
+    others = (_collapsed(run, R, reward), _entropy(run, reward), _length(run, reward), _sampler_mismatch(run))
+    return (*broken_update, *(flag for flags in others for flag in flags))
 
 
 def healthy_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
@@ -165,93 +165,80 @@ def _summarize_reward(run: RunRecord, R: FloatArray, metric: str) -> RewardSumma
     return RewardSummary(base, best, last, fell, gained)
 
 
-def _collapsed(run: RunRecord, R: FloatArray, reward: RewardSummary) -> list[HealthFlag]:
+def _collapsed(run: RunRecord, R: FloatArray, reward: RewardSummary) -> Iterator[HealthFlag]:
     """Half of the gain is lost for good, or hardly any group has an advantage left and nothing was gained."""
     C = _set_in((reward.base + reward.best) / 2 > R, [p.rollouts for p in run.points])
-    if C is not None and reward.fell and _training_reward_fell(run):
+    if C is not None and reward.fell and training_reward_fell(run) is not False:
         fall = f"reward fell from {reward.best:.3f} to {reward.last:.3f} and stays there"
-        return [HealthFlag("collapsed", C, f"{fall} (base policy: {reward.base:.3f})")]
+        yield HealthFlag("collapsed", C, f"{fall} (base policy: {reward.base:.3f})")
+        return
     zero_variance, C_points = _training_metric(run, "zero_variance")
     C = _set_in(zero_variance >= ZERO_VARIANCE_COLLAPSED, C_points)
     if C is not None and zero_variance[0] < ZERO_VARIANCE_AT_START and not reward.gained:
         share = f"{np.mean(zero_variance[C_points.index(C) :]):.0%} of groups are all right or all wrong"
         reason = f"{share}, and reward is {reward.last:.3f} (base policy: {reward.base:.3f})"
-        return [HealthFlag("collapsed", C, reason)]
-    return []
+        yield HealthFlag("collapsed", C, reason)
 
 
-def _training_reward_fell(run: RunRecord) -> bool:
-    """Whether the training reward stays below the middle of its start and its best (else the run overfits, which a fit
-    names); True where it was not recorded.
+def training_reward_fell(run: RunRecord) -> bool | None:
+    """Whether the training reward ends below the middle of its start and its best (else the policy overfits); None
+    where too little of it was recorded.
     """
     R, _ = _training_metric(run, TRAIN_REWARD)
     if len(R) < PERSISTENCE:
-        return True
+        return None
     means = running_means(R, PERSISTENCE)
     return bool(means[-1] <= (R[0] + max(R[0], means.max())) / 2)
 
 
-def _entropy(run: RunRecord, reward: RewardSummary) -> list[HealthFlag]:
+def _entropy(run: RunRecord, reward: RewardSummary) -> Iterator[HealthFlag]:
     """Entropy far above its start while reward fell, or far below it with little learned."""
     entropy, C_points = _training_metric(run, "entropy")
     C_exploded = _set_in(entropy > ENTROPY_EXPLODED_RATIO * entropy[:1], C_points)
     C_collapsed = _set_in(entropy < ENTROPY_COLLAPSED_RATIO * entropy[:1], C_points)
+    change = f"entropy went from {entropy[0]:.3g} to {entropy[-1]:.3g} nats per token" if len(entropy) else ""
     if C_exploded is not None and reward.fell:
-        reason = f"while reward fell from {reward.best:.3f} to {reward.last:.3f}"
-        return [HealthFlag("entropy_exploded", C_exploded, f"{_entropy_change(entropy)} {reason}")]
-    if C_collapsed is not None and reward.last < reward.base + MIN_LEARNED_SHARE * (1 - reward.base):
-        reason = f"at a reward of {reward.last:.3f} (base: {reward.base:.3f})"
-        return [HealthFlag("entropy_collapsed", C_collapsed, f"{_entropy_change(entropy)} {reason}")]
-    return []
+        reason = f"{change} while reward fell from {reward.best:.3f} to {reward.last:.3f}"
+        yield HealthFlag("entropy_exploded", C_exploded, reason)
+    elif C_collapsed is not None and reward.last < reward.base + MIN_LEARNED_SHARE * (1 - reward.base):
+        reason = f"{change} at a reward of {reward.last:.3f} (base: {reward.base:.3f})"
+        yield HealthFlag("entropy_collapsed", C_collapsed, reason)
 
 
-def _entropy_change(entropy: FloatArray) -> str:
-    return f"entropy went from {entropy[0]:.3g} to {entropy[-1]:.3g} nats per token"
-
-
-def _length_and_truncation(run: RunRecord, reward: RewardSummary) -> list[HealthFlag]:
+def _length(run: RunRecord, reward: RewardSummary) -> Iterator[HealthFlag]:
     """Responses far longer than at first, or far more of them cut off, where reward fell or nothing was gained."""
     if reward.gained and not reward.fell:
-        return []
+        return
     reward_text = f"at a reward of {reward.last:.3f} (base policy: {reward.base:.3f})"
-    flags = []
     length, C_points = _training_metric(run, "response_length")
     C = _set_in(length > LENGTH_EXPLODED_RATIO * length[:1], C_points)
     if C is not None:
         reason = f"responses went from {length[0]:.1f} to {length[-1]:.1f} tokens {reward_text}"
-        flags.append(HealthFlag("length_exploded", C, reason))
+        yield HealthFlag("length_exploded", C, reason)
     truncated, C_points = _training_metric(run, "truncated")
     C = _set_in((truncated >= TRUNCATED_SHARE) & (truncated >= truncated[:1] + TRUNCATED_RISE), C_points)
     if C is not None:
         reason = f"cut off are {truncated[-1]:.0%} of responses, {truncated[0]:.0%} in the beginning, {reward_text}"
-        flags.append(HealthFlag("truncated", C, reason))
-    return flags
+        yield HealthFlag("truncated", C, reason)
 
 
-def _nonfinite(run: RunRecord) -> list[HealthFlag]:
+def _nonfinite(run: RunRecord) -> Iterator[HealthFlag]:
     """The run broke off, or updates were not finite; a single one that was skipped left the policy as it was."""
     for p in run.points:
-        reason = ""
+        reasons = [f"{key} is not finite" for key in ("loss", "grad_norm") if not math.isfinite(p.train.get(key, 0.0))]
         if (skipped_share := p.train.get("nonfinite_update", 0.0)) > MAX_NONFINITE_SHARE:
-            reason = f"{skipped_share:.1%} of updates were skipped: their loss or gradient was not finite"
-        for key in ("grad_norm", "loss"):
-            reason = reason if math.isfinite(p.train.get(key, 0.0)) else f"{key} is not finite"
-        if reason:
-            return [HealthFlag("nonfinite_update", p.rollouts, reason)]
+            reasons.append(f"{skipped_share:.1%} of updates were skipped: their loss or gradient was not finite")
+        if reasons:
+            yield HealthFlag("nonfinite_update", p.rollouts, reasons[0])
+            return
     if run.failure_reason:
-        reason = f"the run broke off: {run.failure_reason}"
-        return [HealthFlag("nonfinite_update", run.points[-1].rollouts, reason)]
-    return []
+        yield HealthFlag("nonfinite_update", run.points[-1].rollouts, f"the run broke off: {run.failure_reason}")
 
 
-def _sampler_mismatch(run: RunRecord) -> list[HealthFlag]:
+def _sampler_mismatch(run: RunRecord) -> Iterator[HealthFlag]:
     """Trainer and sampler disagree about log-probabilities where no older policy sampled."""
     gap, C_points = _training_metric(run, "sampler_logp_gap")
-    if any(p.train.get("staleness_mean", 0) > 0 for p in run.points):
-        return []
     C = _set_in(np.abs(gap) > MAX_SAMPLER_LOGP_GAP, C_points)
-    if C is None:
-        return []
-    mean_gap = np.mean(np.abs(gap[C_points.index(C) :]))
-    reason = f"the mean |log ratio| of trainer to sampler is {mean_gap:.3f}, expected at most {MAX_SAMPLER_LOGP_GAP}"
-    return [HealthFlag("mismatch", C, reason)]
+    if C is not None and not any(p.train.get("staleness_mean", 0) > 0 for p in run.points):
+        ratio = f"the mean |log ratio| of trainer to sampler is {np.mean(np.abs(gap[C_points.index(C) :])):.3f}"
+        yield HealthFlag("mismatch", C, f"{ratio}, expected at most {MAX_SAMPLER_LOGP_GAP}")

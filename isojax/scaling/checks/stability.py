@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from isojax.core.nouns import EvalPoint
+from isojax.scaling.checks.run_health import training_reward_fell
 from isojax.scaling.series import noise_sd, running_means
 from isojax.scaling.validation_metrics import (
     TRAIN_REWARD,
@@ -64,7 +65,7 @@ def assess_stability(
     """
     reasons: dict[int, list[str]] = {}
     for (B_p, n), seeds in sorted(cells.items()):
-        is_overfitting = (B_p, n) in peaked_cells and not any(map(_training_reward_fell, seeds))
+        is_overfitting = (B_p, n) in peaked_cells and not any(training_reward_fell(t.run) for t in seeds)
         reason = _broken_reason(seeds) or ("" if is_overfitting else _drop_reason(seeds, metric))
         reasons.setdefault(B_p, []).append(reason)
     return tuple(StabilityVerdict(B_p, not any(r), "; ".join(filter(None, r))) for B_p, r in reasons.items())
@@ -109,16 +110,6 @@ def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
         f"n={seeds[0].run.cell.n} ends at {means[-1]:.3f}, {drop:.3f} below its best {means[best_start]:.3f} "
         f"(limit {limit:.3f})"
     )
-
-
-def _training_reward_fell(track: RunTrack) -> bool:
-    """Whether a run's training reward falls: then its policy broke, while overfitting would go on to raise it."""
-    training_rewards = np.array([p.train[TRAIN_REWARD] for p in track.run.points if TRAIN_REWARD in p.train])
-    if len(training_rewards) <= LAST_EVALUATIONS:
-        return False
-    means = running_means(training_rewards, LAST_EVALUATIONS)
-    se = math.sqrt(2 / LAST_EVALUATIONS) * noise_sd([training_rewards])
-    return bool(means.max() - means[-1] > max(MIN_DROP, Z_DROP * se))
 
 
 def find_overfitting(tracks: Sequence[RunTrack], validation_sd: float | None) -> tuple[OverfittedRun, ...]:

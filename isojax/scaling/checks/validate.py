@@ -1,14 +1,5 @@
 """Does the fit predict what it has not seen? Three trials on the user's own runs, each fitted without what it then
-predicts:
-
-    compute      compute above a HIDDEN_COMPUTE_FACTOR-th of the largest: extrapolation, and the n chosen for it
-    largest_n    every run of the largest n: whether that n mattered, and whether the rest would have warned of it
-    seed         the last run of every cell that has two or more: the interval of one new run
-
-A trial that the runs do not allow says why. The interval of one new run counts the choice of validation problems too,
-which hidden and fitted evaluations share: more than its level inside is to be expected, less is a warning. The n that
-it would have chosen is judged at the largest C that two n reach, by the mean of each cell's evaluations near there; the
-best of several such means is itself too high by chance, and so is the regret measured.
+predicts (docs/laws.md, "Validation on your own runs"). A trial that the runs do not allow says why.
 """
 
 from __future__ import annotations
@@ -18,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
@@ -28,13 +18,12 @@ from isojax.scaling.estimate import DEFAULT_OPTIONS, FitOptions
 from isojax.scaling.fit import fit_all_runs
 from isojax.scaling.intervals import Interval
 from isojax.scaling.result import FitResult
-from isojax.scaling.validation_metrics import RunTrack, group_by_cell, make_track
+from isojax.scaling.validation_metrics import RunTrack, group_by_cell, make_track, select_points
 
 VALIDATION_SCHEMA = 1
 HIDDEN_COMPUTE_FACTOR = 4.0
 REPLICATES = 200
-# Evaluations between this share of C and C count as made near C.
-MIN_SHARE_OF_C = 0.7
+MIN_SHARE_OF_C = 0.7  # evaluations between this share of C and C count as made near C
 FitFunction = Callable[[Sequence[RunRecord]], FitResult]
 TrialResult = dict[str, Any]
 
@@ -56,45 +45,38 @@ def validate(
     """
     tracks = [make_track(r, metric, compute) for r in runs]
     trials = {"compute": _hide_compute, "largest_n": _hide_largest_n, "seed": _hide_seed}
-    trials_done = 0
+    results: dict[str, TrialResult] = {}
 
     def report_progress(done_here: int, total: int) -> None:
         if options.on_progress is not None:
-            options.on_progress(trials_done * total + done_here, len(trials) * total)
+            options.on_progress(len(results) * total + done_here, len(trials) * total)
 
     def fit_visible(visible_runs: Sequence[RunRecord]) -> FitResult:
         return fit_all_runs(visible_runs, metric, compute, replace(options, on_progress=report_progress))
 
-    results: dict[str, TrialResult] = {}
     for name, trial in trials.items():
         try:
             results[name] = {"possible": True, "why": None, **trial(tracks, fit_visible)}
         except InputError as e:
             results[name] = {"possible": False, "why": str(e)}
-        trials_done += 1
-    return {
-        "schema": VALIDATION_SCHEMA,
-        "metric": metric,
-        "compute": compute,
-        "mode": options.mode,
-        "replicates": options.replicates,
-        **results,
-    }
+    settings = {"metric": metric, "compute": compute, "mode": options.mode, "replicates": options.replicates}
+    return {"schema": VALIDATION_SCHEMA, **settings, **results}
 
 
 def _hide_compute(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
+    """Compute above a HIDDEN_COMPUTE_FACTOR-th of the largest: extrapolation, and the n chosen for it."""
     C_max = max(float(t.C[-1]) for t in tracks)
     C_limit = C_max / HIDDEN_COMPUTE_FACTOR
-    visible_runs = [truncated for t in tracks if (truncated := _truncate_run(t, C_limit)) is not None]
-    ensemble = load_ensemble(fit_visible(visible_runs))
-    result = _compare_predictions(ensemble, [(t, t.C > C_limit) for t in tracks])
-    result |= _judge_choice(ensemble, tracks, C_limit)
+    trained = [t for t in tracks if np.any((t.C > 0) & (t.C <= C_limit))]
+    ensemble = load_ensemble(fit_visible([select_points(t.run, slice((t.C <= C_limit).sum())) for t in trained]))
+    result = _compare_predictions(ensemble, tracks, C_limit) | _judge_choice(ensemble, tracks, C_limit)
     summary = f"fitted up to C = {C_limit:.4g}, tested up to {C_max:.4g}: {_describe(result)}"
     hidden = f"compute above {C_limit:.6g}, a {HIDDEN_COMPUTE_FACTOR:g}th of the largest"
     return {"hidden": hidden, "says": summary} | result
 
 
 def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
+    """The last run of every cell that has two or more: the interval of one new run."""
     hidden_tracks = [seeds[-1] for seeds in group_by_cell(tracks).values() if len(seeds) >= 2]
     if not hidden_tracks:
         raise InputError(
@@ -102,42 +84,38 @@ def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialRes
         )
     hidden_cells = {t.run.cell for t in hidden_tracks}
     ensemble = load_ensemble(fit_visible([t.run for t in tracks if t.run.cell not in hidden_cells]))
-    result = _compare_predictions(ensemble, [(t, t.C > 0) for t in hidden_tracks])
-    result |= _judge_choice(ensemble, hidden_tracks)
+    result = _compare_predictions(ensemble, hidden_tracks) | _judge_choice(ensemble, hidden_tracks)
     names = ", ".join(cell.name for cell in sorted(hidden_cells))
     hidden = f"the last run of every cell that has two or more ({names})"
     return {"hidden": hidden, "says": f"{len(hidden_tracks)} runs hidden: {_describe(result)}"} | result
 
 
 def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
-    """Nothing predicts an n that was not run: `predicted` is the frontier of the rest, and its error what that n
-    adds.
+    """Every run of the largest n: whether that n mattered, and whether the rest would have warned of it. Nothing
+    predicts an n that was not run: `predicted` is the frontier of the rest, and its error what that n adds.
     """
     measured_n = sorted({t.run.cell.n for t in tracks})
     n = measured_n[-1]
     if len(measured_n) < 2:
         raise InputError(f"only n = {n} was run, so nothing is left without the largest n; run a second n.")
-    hidden_tracks = [t for t in tracks if t.run.cell.n == n]
     fit_without_n = fit_visible([t.run for t in tracks if t.run.cell.n != n])
     ensemble = load_ensemble(fit_without_n)
     usable_cells = ensemble.stable if ensemble.stable.any() else np.ones_like(ensemble.stable)
     rows = [
-        _prediction_row(t, C, R, float(ensemble.expected_rewards(C)[usable_cells].max()), (None, None))
-        for t in hidden_tracks
+        _prediction_row(t, C, R, float(ensemble.expected_rewards(C)[usable_cells].max()), None)
+        for t in tracks
         for C, R in zip(t.C, t.R, strict=True)
-        if C > 0
+        if C > 0 and t.run.cell.n == n
     ]
-    C_max = max(float(t.C[-1]) for t in hidden_tracks)
+    C_max = max(row["C"] for row in rows)
     end_gains = [row["measured"] - row["predicted"] for row in rows if row["C"] >= MIN_SHARE_OF_C * C_max]
     gain = float(np.mean(end_gains))
     matters, warned = gain > EPSILON, fit_without_n.joint.frontier[-1].n == measured_n[-2]
-    warning = "that its frontier ends at the largest n measured"
-    verdict = {
-        (True, True): f"it mattered, and the fit without it warned {warning}",
-        (True, False): "it mattered, and the fit without it would not have warned",
-        (False, True): f"it did not matter, though the fit without it warned {warning}",
-        (False, False): "it did not matter, and the fit without it did not warn",
-    }[matters, warned]
+    if warned:
+        warning = "the fit without it warned that its frontier ends at the largest n measured"
+    else:
+        warning = "the fit without it would not have warned"
+    verdict = f"it {'mattered' if matters else 'did not matter'}, and {warning}"
     result = _summarize_errors(rows) | _judge_choice(ensemble, tracks)
     gain_text = f"near C = {C_max:.4g} n = {n} measured {gain:+.4f} against the frontier of the rest"
     summary = f"{gain_text}: {verdict}; {_describe_choice(result)}"
@@ -145,31 +123,15 @@ def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Tri
     return {"hidden": f"every run of n = {n}", "says": summary} | numbers | result
 
 
-def _truncate_run(t: RunTrack, C_limit: float) -> RunRecord | None:
-    """A run cut off at compute C_limit; None where nothing but the base policy remains."""
-    count, run = int((t.C <= C_limit).sum()), t.run
-    if count == 0 or t.C[count - 1] == 0:
-        return None
-    return replace(
-        run,
-        points=run.points[:count],
-        device_hours=run.device_hours[:count],
-        line_numbers=run.line_numbers[:count],
-    )
-
-
-def _compare_predictions(
-    ensemble: CurveEnsemble, hidden_evaluations: Sequence[tuple[RunTrack, NDArray[np.bool_]]]
-) -> TrialResult:
-    """Predicted against measured reward of evaluations (a track and a mask of them), where the cell has a curve."""
-    cell_indices = {key: i for i, key in enumerate(zip(ensemble.B_p.tolist(), ensemble.n.tolist(), strict=True))}
-    rows = []
-    for t, mask in hidden_evaluations:
-        if t.key not in cell_indices:
-            continue
-        i = cell_indices[t.key]
-        for C, R in zip(t.C[mask], t.R[mask], strict=True):
-            rows.append(_prediction_row(t, C, R, *ensemble.predict_new_run(i, float(C))))
+def _compare_predictions(ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_above: float = 0.0) -> TrialResult:
+    """Predicted against measured rewards beyond C_above, of the cells that have a curve."""
+    cell_indices = {c.key: i for i, c in enumerate(ensemble.curves)}
+    rows = [
+        _prediction_row(t, C, R, *ensemble.predict_new_run(cell_indices[t.key], float(C)))
+        for t in tracks
+        for C, R in zip(t.C, t.R, strict=True)
+        if C > C_above and t.key in cell_indices
+    ]
     if not rows:
         raise InputError(
             "no hidden evaluation belongs to a cell that has a curve without it; evaluate more often or run longer."
@@ -179,18 +141,9 @@ def _compare_predictions(
 
 def _prediction_row(t: RunTrack, C: float, measured: float, predicted: float, interval: Interval | None) -> TrialResult:
     low, high = interval or (None, None)
-    cell = t.run.cell
-    return {
-        "B_p": cell.B_p,
-        "n": cell.n,
-        "seed": cell.seed,
-        "C": float(C),
-        "measured": float(measured),
-        "predicted": predicted,
-        "low": low,
-        "high": high,
-        "inside": None if low is None or high is None else bool(low <= measured <= high),
-    }
+    cell, inside = t.run.cell, None if low is None or high is None else bool(low <= measured <= high)
+    row = {"B_p": cell.B_p, "n": cell.n, "seed": cell.seed, "C": float(C), "measured": float(measured)}
+    return row | {"predicted": predicted, "low": low, "high": high, "inside": inside}
 
 
 def _summarize_errors(rows: Sequence[TrialResult]) -> TrialResult:
@@ -206,8 +159,9 @@ def _summarize_errors(rows: Sequence[TrialResult]) -> TrialResult:
 
 
 def _judge_choice(ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_above: float = 0.0) -> TrialResult:
-    """The n of the fit's best cell at the largest C > C_above that two n reach, the n measured best there, and what
-    the first lost.
+    """The n of the fit's best cell at the largest C > C_above that two n reach, the n measured best there (by the mean
+    of each cell's evaluations near C), and what the first lost. The best of several such means is too high by chance,
+    and so is the regret.
     """
     C_end_by_n: dict[int, float] = {}
     for t in tracks:
@@ -218,12 +172,11 @@ def _judge_choice(ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_above: 
         for key, seeds in group_by_cell(tracks).items()
     }
     mean_rewards = {key: float(np.mean(rewards)) for key, rewards in rewards_near_C.items() if rewards}
-    keys = list(zip(ensemble.B_p.tolist(), ensemble.n.tolist(), strict=True))
-    allowed = np.array([key in mean_rewards for key in keys])
+    allowed = np.array([c.key in mean_rewards for c in ensemble.curves])
     allowed = allowed & ensemble.stable if (allowed & ensemble.stable).any() else allowed
     if C <= C_above or not allowed.any():
         return {"C": None, "n_chosen": None, "n_best": None, "regret": None}
-    chosen = keys[ensemble.choose_cell(np.full(len(keys), C), allowed, epsilon=0.0)]
+    chosen = ensemble.curves[ensemble.choose_cell(np.full(len(allowed), C), allowed, epsilon=0.0)].key
     best = max(mean_rewards, key=lambda key: (mean_rewards[key], -key[1]))
     return {"C": C, "n_chosen": chosen[1], "n_best": best[1], "regret": mean_rewards[best] - mean_rewards[chosen]}
 
@@ -237,7 +190,5 @@ def _describe(result: TrialResult) -> str:
 def _describe_choice(result: TrialResult) -> str:
     if result["n_chosen"] is None:
         return "no two n were measured that far, so its choice of n cannot be judged"
-    return (
-        f"at C = {result['C']:.4g} it chose n = {result['n_chosen']}, measured best was n = {result['n_best']}, "
-        f"which cost {result['regret']:.4f}"
-    )
+    choice = f"at C = {result['C']:.4g} it chose n = {result['n_chosen']}, measured best was n = {result['n_best']}"
+    return f"{choice}, which cost {result['regret']:.4f}"

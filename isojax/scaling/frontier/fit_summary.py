@@ -53,7 +53,7 @@ def fit_frontier(
     draws = None if estimate.draws is None else estimate.draws.for_cells([c.key for c in curves])
     crossovers = crossover_rows(frontier, draws, uncrossed_too=estimate.no_effect is None)
     n_star = _fit_n_star(frontier, draws, estimate.no_effect, max(measured_n), _count_targets(cells))
-    flags = frontier_flags(frontier, segments, n_star.law, measured_n, n_star.no_effect)
+    flags = list(frontier_flags(frontier, segments, n_star.law, measured_n, n_star.no_effect))
     frontier_fit = FrontierFit(
         B_p=B_p,
         frontier=frontier_rows(frontier.points, draws),

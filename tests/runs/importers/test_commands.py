@@ -105,8 +105,8 @@ def test_check_of_an_import(isojax):
     code, out, err = isojax("records", "check", "runs")
     assert (code, err) == (0, "") and "3 runs, metric reward_heldout" in out
     assert (
-        "unequal lengths: 16x4-s0 ends at C = 768, 16x16-s0 at 3,072" in out
-        and "no evaluation of the base policy" in out
+        "unequal length: the longest ends at C = 3072; 16x4 (768), 16x8 (1536) end earlier" in out
+        and "no run was evaluated at C = 0" in out
     )
     code, out, _ = isojax("records", "check", "runs", "--json")
     document = json.loads(out)
