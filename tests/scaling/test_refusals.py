@@ -65,7 +65,7 @@ BROKEN = {
     "NaN": (reward(float("nan")), f"line {LINE}: avg@4 is nan", "expected a number in [0, 1]"),
     "above 1": (reward(1.5), f"line {LINE}: avg@4 is 1.5", "expected a number in [0, 1]"),
     "below 0": (reward(-0.1), f"line {LINE}: avg@4 is -0.1", "expected a number in [0, 1]"),
-    "negative compute": (at(rollouts=-5), f"line {LINE} ", "rollouts is -5, expected a whole number >= 0"),
+    "negative compute": (at(rollouts=-5), f"line {LINE} ", "rollouts is -5: it should be at least 0"),
     "compute that falls": (at(rollouts=7), f"line {LINE}: rollouts fall from", "rise in C"),
     "a point twice": (twice, f"line {LINE}: the point at", "is there twice"),
     "two configs mixed": (another_setting, "16x2-s0", "different `cell` settings"),
