@@ -66,9 +66,7 @@ def main() -> None:
     else:
         params = jax.device_put(programs.decoder.init(jax.random.key(0)), programs.decoder.shardings(mesh))
         problems = programs.task.problems(2000, np.random.default_rng(0))
-    table = jax.device_put(
-        ProblemArrays(*base_policy.encode_problems(programs.task, config.cell, problems)), replicated(mesh)
-    )
+    table = jax.device_put(ProblemArrays(*programs.tokenize(problems).arrays), replicated(mesh))
     numbers = programs.coefficients._replace(learning_rate=np.float32(0))
 
     def seconds(B_p: int, n: int) -> float:

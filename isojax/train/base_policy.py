@@ -33,15 +33,12 @@ from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder, Params
 from isojax.tasks.difficulty_labels import ProgressCallback, compute_label_key, label_problems, stored_label_key
 from isojax.tasks.problem_selection import ProblemSelection, best_constant, select_problems
-from isojax.tasks.protocol import DeviceTask, EncodedProblems, Task, is_on_device
-from isojax.train.evaluate import Evaluator, PolicyLabeller, TokenizedProblems
+from isojax.tasks.protocol import DeviceTask, EncodedProblems, is_on_device
+from isojax.train.evaluate import PolicyLabeller
+from isojax.train.programs import SweepPrograms
 
-PARAMS_FILE, PROBLEMS_FILE, LABELS_FILE, ABOUT_FILE = (
-    "params.safetensors",
-    "problems.jsonl",
-    "labels.jsonl",
-    "about.json",
-)
+PARAMS_FILE, ABOUT_FILE = "params.safetensors", "about.json"
+PROBLEMS_FILE, LABELS_FILE = "problems.jsonl", "labels.jsonl"
 EXTRA_PREFIX = "extra/"
 WARMUP_STEPS = 60
 GRADIENT_PIECES = 8  # a batch of demonstrations is split into so many pieces, which fit a processor's cache
@@ -132,37 +129,27 @@ def train_base_policy(cell: CellConfig, decoder: Decoder, task: DeviceTask, on_p
     return jax.device_get(params)
 
 
-def prepare_base_policy(
-    folder: Path,
-    cell: CellConfig,
-    decoder: Decoder,
-    task: Task,
-    evaluator: Evaluator,
-    mesh: Mesh,
-    on_progress: ProgressCallback,
-) -> BasePolicy:
+def prepare_base_policy(folder: Path, programs: SweepPrograms, on_progress: ProgressCallback) -> BasePolicy:
     """The base policy of a sweep and its problems: read from `folder`, or made and written there. InputError where
     problems of the wanted difficulty are too few, the checkpoint is not the sweep's, or the folder is damaged."""
+    cell, task = programs.cell, programs.task
     fingerprint = safetensors_io.fingerprint(Path(cell.model.path)) if cell.model.path else ""
     if not multiprocess.run_on_primary((folder / PROBLEMS_FILE).exists):
         folder.mkdir(parents=True, exist_ok=True)
         if is_on_device(task) and not cell.model.path and multiprocess.is_primary():
-            _save_params(folder, train_base_policy(cell, decoder, task, on_progress))
+            _save_params(folder, train_base_policy(cell, programs.decoder, task, on_progress))
         multiprocess.barrier("the base policy is there")
 
         def label(problems: list[Problem]) -> list[Problem]:
             labels_path, label_key = folder / LABELS_FILE, compute_label_key(cell, fingerprint, problems)
             stored_key = stored_label_key(labels_path) if multiprocess.is_primary() else None
             if stored_key and stored_key != label_key:
-                print(
-                    f"warning: the labels in {labels_path} are of other settings or problems; they are made again",
-                    file=sys.stderr,
-                )
+                problem = "are of other settings or problems; they are made again"
+                print(f"warning: the labels in {labels_path} {problem}", file=sys.stderr)
                 labels_path.unlink()
-            params = BasePolicy(folder, cell.model, [], [], {}).load_params(decoder, mesh)
-            evaluator.compile()
-            problem_set = TokenizedProblems(problems, encode_problems(task, cell, problems))
-            labeller = PolicyLabeller(evaluator, params, problem_set, cell.data.seed)
+            params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder, programs.mesh)
+            programs.labeller.compile()
+            labeller = PolicyLabeller(programs.labeller, params, programs.tokenize(problems), cell.data.seed)
             return label_problems(labels_path, label_key, problems, cell.data.attempts, labeller, on_progress)
 
         selection = select_problems(cell, task, label)
@@ -172,14 +159,6 @@ def prepare_base_policy(
             _save_problems(folder, selection, fingerprint, with_constant=not is_on_device(task))
         multiprocess.barrier("the problems are chosen")
     return load_base_policy(folder, cell, fingerprint)
-
-
-def encode_problems(task: Task, cell: CellConfig, problems: list[Problem]) -> EncodedProblems:
-    """Problems as host arrays."""
-    sampling = cell.sampling
-    if is_on_device(task):
-        return task.encode(problems, sampling.prompt_length, sampling.response_length)
-    return task.encode(problems, sampling.prompt_length)
 
 
 def _save_params(folder: Path, params: Params) -> None:

@@ -41,6 +41,13 @@ class TokenizedProblems(NamedTuple):
         return TokenizedProblems([self.problems[i] for i in rows], arrays)
 
 
+def tokenize(task: Task, sampling: SamplingConfig, problems: list[Problem]) -> TokenizedProblems:
+    """Problems with their host arrays."""
+    if is_on_device(task):
+        return TokenizedProblems(problems, task.encode(problems, sampling.prompt_length, sampling.response_length))
+    return TokenizedProblems(problems, task.encode(problems, sampling.prompt_length))
+
+
 class EvalCounts(NamedTuple):
     """The result of an evaluation of Q problems."""
 

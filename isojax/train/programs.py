@@ -26,8 +26,7 @@ from isojax.rl.rollout_source import CellProblems, RolloutPrograms, RolloutSourc
 from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import make_sampler_shapes, problem_shapes
 from isojax.tasks.protocol import Task, is_on_device
-from isojax.train.base_policy import encode_problems
-from isojax.train.evaluate import Evaluator, TokenizedProblems
+from isojax.train.evaluate import Evaluator, TokenizedProblems, tokenize
 
 LABEL_BATCH = 64  # problems of a language model that are labelled at once: as many as a kill may cost
 # Cells that run at the same time share programs: one compiles them, and the others wait instead of doing the same.
@@ -112,7 +111,7 @@ class SweepPrograms:
 
     def tokenize(self, problems: list[Problem]) -> TokenizedProblems:
         """Problems with their host arrays."""
-        return TokenizedProblems(problems, encode_problems(self.task, self.cell, problems))
+        return tokenize(self.task, self.cell.sampling, problems)
 
 
 def build_decoder(cell: CellConfig, sweep: SweepConfig, task_vocab: int, platform: str) -> Decoder:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +18,7 @@ from isojax.models.transformer import Decoder, Params
 from isojax.sampling.batch import make_sampler_shapes
 from isojax.tasks.device import solvers
 from isojax.train.base_policy import BasePolicy, prepare_base_policy, sft_loss
-from isojax.train.evaluate import Evaluator, TokenizedProblems
+from isojax.train.evaluate import Evaluator, TokenizedProblems, tokenize
 from tests.device import CONFIG, DECODER, EOS, log_softmax, logits, mesh, policy
 
 CELL = CellConfig(
@@ -60,7 +62,15 @@ def made(evaluator: Evaluator, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 
 def run(folder: Path, evaluator: Evaluator, said: list[str]) -> BasePolicy:
-    return prepare_base_policy(folder, CELL, DECODER, TASK, evaluator, mesh(), lambda text, _: said.append(text))
+    programs: Any = SimpleNamespace(
+        cell=CELL,
+        decoder=DECODER,
+        task=TASK,
+        labeller=evaluator,
+        mesh=mesh(),
+        tokenize=lambda problems: tokenize(TASK, CELL.sampling, problems),
+    )
+    return prepare_base_policy(folder, programs, lambda text, _: said.append(text))
 
 
 def params(base: BasePolicy) -> Params:

@@ -34,7 +34,8 @@ from isojax.runs.workspace import working_folder
 from isojax.tasks.build import build_task
 from isojax.tasks.problem_selection import preview_selection
 from isojax.tasks.protocol import Task, is_on_device
-from isojax.train.base_policy import PROBLEMS_FILE, BasePolicy, encode_problems, prepare_base_policy
+from isojax.train.base_policy import PROBLEMS_FILE, BasePolicy, prepare_base_policy
+from isojax.train.evaluate import tokenize
 from isojax.train.programs import SweepPrograms
 
 
@@ -96,15 +97,7 @@ class SweepSetup:
         first_programs, folder = self.programs[0], self.folder
         if multiprocess.is_primary() and not (folder / CONFIG_FILE).exists():
             (folder / BASE_FOLDER / PROBLEMS_FILE).unlink(missing_ok=True)  # of settings that may have changed since
-        base_policy = prepare_base_policy(
-            folder / BASE_FOLDER,
-            self.config.cell,
-            first_programs.decoder,
-            first_programs.task,
-            first_programs.labeller,
-            first_programs.mesh,
-            reporter.show_preparation,
-        )
+        base_policy = prepare_base_policy(folder / BASE_FOLDER, first_programs, reporter.show_preparation)
         check_batch([(c.B_p, c.n) for c in self.cells], len(base_policy.training))
         self.report_verifier_failures(reporter)
         if multiprocess.is_primary():
@@ -155,7 +148,7 @@ def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]]) -> 
     cell = config.cell
     if is_on_device(task):
         check_batch(pairs, cell.data.candidates - cell.data.validation)
-        encode_problems(task, cell, task.problems(cell.data.candidates, np.random.default_rng(0)))
+        tokenize(task, cell.sampling, task.problems(cell.data.candidates, np.random.default_rng(0)))
         return
     require_learning_rate(cell)
     split_problems = preview_selection(cell, task)
