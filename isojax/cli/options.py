@@ -1,37 +1,82 @@
-"""Options that several commands share, and how every command looks."""
+"""Options that several commands share, which config they mean, and how every command looks.
 
+A config is given as `CONFIG [CONFIG ...] [KEY=VALUE ...]`: later configs over earlier ones, overrides over all.
+"""
+
+import os
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option, Typer
 
+from isojax.core.config import Config, load_configs
+from isojax.core.errors import InputError
 from isojax.runs.ledger import INCLUDE_FLAGGED
 
 FitMode = Literal["hierarchical", "paper"]
-
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-]
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on with what is in the run's folder, or start where nothing is.")
-]
-ModeOption = Annotated[
-    FitMode,
-    typer.Option(
-        help="hierarchical: all points in one model, with intervals; says when n makes no difference. "
-        "paper: the published workflow, step by step."
-    ),
-]
+MODE_HELP = (
+    "hierarchical: all points in one model, with intervals; says when n makes no difference. "
+    "paper: the published workflow, step by step."
+)
+ModeOption = Annotated[FitMode, Option(help=MODE_HELP)]
+JsonOption = Annotated[bool, Option("--json", help="Print one JSON document on standard output, nothing else there.")]
+ResumeOption = Annotated[bool, Option("--resume", help="Go on with what is in the folder, or start where nothing is.")]
+DryRunOption = Annotated[bool, Option("--dry-run", help="Check everything and show the plan; run nothing.")]
 IncludeFlaggedOption = Annotated[
-    bool, typer.Option(INCLUDE_FLAGGED, help="Fit the runs that are flagged as broken too; else they are left out.")
+    bool, Option(INCLUDE_FLAGGED, help="Fit the runs that are flagged as broken too; else they are left out.")
 ]
-WhereOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="COL=VALUE", help="Take only the rows of the file with this value; may be repeated."),
+WHERE_HELP = "Take only the rows of the file with this value; may be repeated."
+WhereOption = Annotated[list[str] | None, Option(metavar="COL=VALUE", help=WHERE_HELP)]
+CONFIG_HELP = "Configs, later ones over earlier ones, then overrides."
+ConfigArguments = Annotated[list[str] | None, Argument(metavar="CONFIG|KEY=VALUE", help=CONFIG_HELP)]
+MESH_HELP = "Device mesh, such as data=2,tensor=1; the same as run.mesh=..."
+MeshOption = Annotated[str | None, Option(metavar="auto|AXIS=N,...", help=MESH_HELP)]
+RAY_HELP = "Run the cells on a Ray cluster, this machine (local) or one that is up; as run.ray=..."
+RayOption = Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=RAY_HELP)]
+COUNT_HELP = "How many processes are one run; auto: as TPU pod, SLURM or MPI say."
+ProcessCountOption = Annotated[str | None, Option(metavar="N|auto", envvar="JAX_NUM_PROCESSES", help=COUNT_HELP)]
+ProcessIndexOption = Annotated[
+    int | None, Option(metavar="I", envvar="JAX_PROCESS_ID", help="The number of this one, from 0.")
+]
+CoordinatorOption = Annotated[
+    str | None,
+    Option(metavar="HOST:PORT", envvar="JAX_COORDINATOR_ADDRESS", help="Where process 0 is reached by the others."),
 ]
 
 
-def new_app(**settings: Any) -> typer.Typer:
+def new_app(**settings: Any) -> Typer:
     """A typer app that looks as all of isojax's do."""
     help_names = {"help_option_names": ["-h", "--help"]}
     style: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False, "add_completion": False}
-    return typer.Typer(context_settings=help_names, **style, **settings)
+    return Typer(context_settings=help_names, **style, **settings)
+
+
+def read_config(
+    arguments: Sequence[str] | None, mesh: str | None, default_config: str | None, ray: str | None = None
+) -> Config:
+    """The config that the words of a command mean; `default_config` where they name none."""
+    configs, overrides = split_arguments(arguments or ())
+    if not configs:
+        if default_config is None:
+            raise InputError("no config given; expected a YAML file or a config's name first, such as quickstart.")
+        configs = [default_config]
+    options = {"run.mesh": mesh, "run.ray": ray}
+    option_overrides = [f"{key}={value}" for key, value in options.items() if value is not None]
+    return load_configs(configs, [*overrides, *option_overrides])
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(configs, overrides): a word is an override when it has a '=' and is no file; configs come first."""
+    configs: list[str] = []
+    overrides: list[str] = []
+    for word in arguments:
+        if "=" in word and not os.path.isfile(word):
+            overrides.append(word)
+        elif overrides:
+            raise InputError(
+                f"given {word!r} after the override {overrides[0]!r}; expected key=value there. Configs come first:"
+                f" {word} {overrides[0]}"
+            )
+        else:
+            configs.append(word)
+    return configs, overrides

@@ -18,7 +18,7 @@ from ray._private.accelerators import TPUAcceleratorManager
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from isojax.cli.app import COMMANDS
-from isojax.cli.config_options import read_config
+from isojax.cli.options import read_config
 from isojax.core.config import Config
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import Progress
 from typer import Option
 
-from isojax.cli.config_options import ConfigArguments, MeshOption, read_config
 from isojax.cli.formatting import print_line, text_table
+from isojax.cli.options import ConfigArguments, MeshOption, read_config
 
 HELD_OUT_HELP = "Problems of each part held out for validation, at most half."
 HARD_HELP = "Sample problems with none right up to 128 times; none right of 128 is Extremely Hard."

@@ -20,15 +20,10 @@ ComputeUnit = Literal["rollouts", "tokens", "device_hours"]
 MetricOption = Annotated[
     str | None, Option(help="Validation metric to fit, such as avg@4.", show_default="the ledger's avg@k")
 ]
+RUN_SD_HELP = "Standard deviation of the final reward between runs that differ in their seed alone."
+RUN_SD_DEFAULT = "estimated from the seeds; .01 where there is one"
 RunSdOption = Annotated[
-    float | None,
-    Option(
-        metavar="SD",
-        min=0.0,
-        max=1.0,
-        help="Standard deviation of the final reward between runs that differ in their seed alone.",
-        show_default="estimated from the seeds; .01 where there is one",
-    ),
+    float | None, Option(metavar="SD", min=0.0, max=1.0, help=RUN_SD_HELP, show_default=RUN_SD_DEFAULT)
 ]
 VALIDATE_HELP = "Hide runs from the fit, predict them, and report how well."
 

@@ -7,12 +7,11 @@ from typing import Annotated
 from rich.console import Console
 from typer import Option
 
-from isojax.cli import config_options as options
+from isojax.cli import options
 from isojax.cli.commands.fit_command import print_fit
 from isojax.cli.commands.recommend_command import print_recommendation
 from isojax.cli.commands.report_command import draw_report, print_gains
 from isojax.cli.formatting import print_line, warn
-from isojax.cli.options import ResumeOption
 from isojax.cli.saved_fits import make_fit
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
@@ -29,8 +28,8 @@ def launch(
     words: options.ConfigArguments = None,
     mesh: options.MeshOption = None,
     ray: options.RayOption = None,
-    resume: ResumeOption = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
+    resume: options.ResumeOption = False,
+    dry_run: options.DryRunOption = False,
     processes: options.ProcessCountOption = None,
     process: options.ProcessIndexOption = None,
     coordinator: options.CoordinatorOption = None,

@@ -7,12 +7,10 @@ from typing import Annotated, Any, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from typer import Option
 
-from isojax.cli.config_options import ConfigArguments, MeshOption, read_config
-from isojax.cli.formatting import json_text, parse_count, print_line, to_json_value
-from isojax.cli.options import JsonOption
+from isojax.cli.formatting import json_text, parse_count, print_line, text_table, to_json_value
+from isojax.cli.options import ConfigArguments, DryRunOption, JsonOption, MeshOption, ResumeOption, read_config
 from isojax.core.atomic_files import write_bytes, write_text
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
@@ -40,8 +38,8 @@ def lr_search(
     ] = None,
     seeds: Annotated[int, Option(min=1, max=1000, help="Runs per rate.")] = 2,
     mesh: MeshOption = None,
-    resume: Annotated[bool, Option("--resume", help="Go on with the search in the folder.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
+    resume: ResumeOption = False,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find the learning rate by short runs at one batch size.
@@ -151,16 +149,14 @@ def print_search(document: Mapping[str, Any], folder: Path, as_json: bool) -> No
         return
     console = Console()
     batch = f"B_p x n = {document['B_p']} x {document['n']}, {document['budget']:,} rollouts per run"
-    table = Table(title=escape(f"{batch}; reward: {document['score']}"), title_justify="left")
-    for header in ("rate", "B", "reward", "s.e.", "entropy", "gradient norm"):
-        table.add_column(header, justify="right")
-    table.add_column("", overflow="fold")
+    rows = []
     marks = {document["best"]: "best", document["learning_rate"]: "taken"}
     for row in document["rates"]:
         metrics = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("reward", "se", "entropy", "grad_norm")]
         mark = "out" if row["flags"] else marks.get(row["rate"], "")
-        table.add_row(rate_name(row["rate"]), str(row["B"]), *metrics, mark)
-    console.print(table)
+        rows.append([rate_name(row["rate"]), str(row["B"]), *metrics, mark])
+    columns = ("rate", "B", "reward", "s.e.", "entropy", "gradient norm", "")
+    console.print(text_table(escape(f"{batch}; reward: {document['score']}"), columns, rows))
     for sentence in document["says"]:
         console.print(f"  {escape(sentence)}", soft_wrap=True, highlight=False)
     if document["learning_rate"] is not None:

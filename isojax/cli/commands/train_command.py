@@ -4,10 +4,9 @@ import importlib
 
 from rich.console import Console
 
-from isojax.cli import config_options as options
+from isojax.cli import options
 from isojax.cli.commands.report_command import print_gains
 from isojax.cli.formatting import print_line
-from isojax.cli.options import ResumeOption
 from isojax.launch.process_group import parse_process_group
 from isojax.runs.workspace import display_path, remote_workspace
 
@@ -15,7 +14,7 @@ from isojax.runs.workspace import display_path, remote_workspace
 def train(
     words: options.ConfigArguments = None,
     mesh: options.MeshOption = None,
-    resume: ResumeOption = False,
+    resume: options.ResumeOption = False,
     processes: options.ProcessCountOption = None,
     process: options.ProcessIndexOption = None,
     coordinator: options.CoordinatorOption = None,
