@@ -6,7 +6,7 @@ killed goes on where it was. The file opens with {"key": ...}, what the labels d
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -71,16 +71,11 @@ def label_problems(
         newly_solved = {problems[i].id: int(correct) for i, correct in counts}
         solved_by_id |= newly_solved
         if multiprocess.is_primary():
-            _append_labels(path, label_key, newly_solved, attempts)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            header = [] if path.exists() and path.stat().st_size else [{"key": label_key}]
+            rows = [{"id": i, "solved": solved, "attempts": attempts} for i, solved in newly_solved.items()]
+            append_bytes(path, "".join(json.dumps(row) + "\n" for row in (*header, *rows)).encode())
     return [replace(problem, solved=solved_by_id[problem.id], attempts=attempts) for problem in problems]
-
-
-def _append_labels(path: Path, label_key: str, solved_by_id: Mapping[int, int], attempts: int) -> None:
-    """Add labels, forced to disk; a new file begins with the key."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    header = [] if path.exists() and path.stat().st_size else [{"key": label_key}]
-    rows = [{"id": i, "solved": solved, "attempts": attempts} for i, solved in solved_by_id.items()]
-    append_bytes(path, "".join(json.dumps(row) + "\n" for row in (*header, *rows)).encode())
 
 
 def stored_label_key(path: Path) -> str:

@@ -45,14 +45,17 @@ class TextTask:
         self.folder = Path(model.path)
         self.tokenizer = load_tokenizer(self.folder)
         self._tokenizer_lock = threading.Lock()  # a tokenizer is not safe to share between threads
-        self.vocab = _vocab_size(model, self.folder)
+        self.vocab: int = model.vocab or read_json(self.folder / "config.json").get("vocab_size")
+        if not isinstance(self.vocab, int):
+            raise InputError(
+                f"{self.folder / 'config.json'} has no whole number vocab_size ({self.vocab!r}); set cell.model.vocab."
+            )
         self.source, self.prompt = source, prompt
         self._token_bytes = token_bytes(self.tokenizer, self.vocab)
         self._stop_strings = [string.encode() for string in prompt.stop]
         transitions = build_stop_table(self._token_bytes, prompt.stop) if prompt.stop else None
         self.stops = StopConditions(end_tokens(self.tokenizer, self.folder), transitions)
-        self._check_end_tokens()
-        self._check_prompt_format()
+        self._check_formats()
         if sampling is not None and sampling.interrupt is not None:
             interruption = self._encode_interruption(sampling.interrupt, sampling.response_length)
             self.stops = replace(self.stops, interruption=interruption)
@@ -62,7 +65,9 @@ class TextTask:
         self._checker: Checker | None = None
         self._checker_lock = threading.Lock()
 
-    def _check_end_tokens(self) -> None:
+    def _check_formats(self) -> None:
+        """InputError where responses could not end, or prompts not be written."""
+        prompt = self.prompt
         if outside_vocab := [i for i in self.stops.tokens if i >= self.vocab]:
             raise InputError(
                 f"{self.folder}: its end tokens {outside_vocab} are outside the model's vocabulary of {self.vocab};"
@@ -72,9 +77,6 @@ class TextTask:
             raise InputError(
                 f"{self.folder}: no tokenizer or generation_config.json names an end token; give cell.prompt.stop."
             )
-
-    def _check_prompt_format(self) -> None:
-        prompt = self.prompt
         if "{prompt}" not in prompt.template:
             raise InputError(
                 f"cell.prompt.template = {prompt.template!r} has no place for the problem; write {{prompt}} there."
@@ -241,15 +243,3 @@ class TextTask:
                         f" {type(error).__name__}: {error}. It may need to go without cell.prompt.system."
                     ) from error
         return ids
-
-
-def _vocab_size(model: ModelConfig, folder: Path) -> int:
-    """Rows of the embedding: as set, or as config.json says."""
-    if model.vocab is not None:
-        return model.vocab
-    vocab = read_json(folder / "config.json").get("vocab_size")
-    if not isinstance(vocab, int):
-        raise InputError(
-            f"{folder / 'config.json'} has no whole number vocab_size ({vocab!r}); add it, or set cell.model.vocab."
-        )
-    return vocab

@@ -1,6 +1,5 @@
 """`isojax compare`: n*(C), the frontier, where n* levels off and overfitting of several sweeps."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +45,11 @@ def compare(
         )
     if out is not None:
         check_figure_path(out, "--out")
-    names = [label.strip() for label in labels.split(",")] if labels is not None else _default_labels(runs)
+    names = [(run if run.is_dir() else run.parent).resolve().name for run in runs]
+    if labels is not None:
+        names = [label.strip() for label in labels.split(",")]
+    elif len(set(names)) < len(names):
+        names = [display_path(run) for run in runs]
     if len(names) != len(runs) or not all(names):
         raise InputError(
             f"--labels {labels!r} has {len(names)} names for {len(runs)} runs; expected one each, separated by commas."
@@ -64,12 +67,6 @@ def compare(
     print_comparison(Console(), comparison)
     if out is not None:
         print_line(f"wrote {out}")
-
-
-def _default_labels(runs: Sequence[Path]) -> list[str]:
-    """A folder's name, or that of the folder of a fit.json; whole paths where those are alike."""
-    folder_names = [(run.resolve() if run.is_dir() else run.resolve().parent).name for run in runs]
-    return folder_names if len(set(folder_names)) == len(folder_names) else [display_path(run) for run in runs]
 
 
 def _load_fit(run: Path, metric: str | None) -> FitResult:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.console import Console
 from rich.markup import escape
@@ -73,7 +73,9 @@ def recommend(
         config = read_saved_config(config_path) if config_path.exists() else None
         write_text(write, exporter.render(recommendation, config))
     if as_json:
-        print(json_text(recommendation_json(recommendation, rollouts) | {"health": fit.health}))
+        allocation = {name: getattr(recommendation.allocation, name) for name in ("B_p", "n", "M", "B", "C")}
+        answer = {key: getattr(recommendation, key) for key in RECOMMENDATION_KEYS}
+        print(json_text({"budget": rollouts, **allocation, **answer, "health": fit.health}))
         return
     console = Console()
     print_recommendation(console, recommendation, rollouts)
@@ -95,13 +97,6 @@ def parse_fixed_values(assignments: Iterable[str]) -> dict[str, int]:
             raise InputError(f"--fix: {key} is given twice, expected once.")
         fixed[key] = parse_count(value, f"--fix {key}")
     return fixed
-
-
-def recommendation_json(recommendation: Recommendation, budget: int) -> dict[str, Any]:
-    """What --json prints."""
-    allocation = recommendation.allocation
-    numbers = {name: getattr(allocation, name) for name in ("B_p", "n", "M", "B", "C")}
-    return {"budget": budget, **numbers, **{key: getattr(recommendation, key) for key in RECOMMENDATION_KEYS}}
 
 
 def print_recommendation(console: Console, recommendation: Recommendation, budget: int) -> None:

@@ -27,7 +27,17 @@ def load_function(verifier: str, argument: str, default_name: str = "") -> Calla
     expected_form = f"{verifier}:FILE.py:{default_name or 'NAME'} or {verifier}:PACKAGE.MODULE:{default_name or 'NAME'}"
     if not module_or_file or not name:
         raise InputError(f"cell.verifier.use: given {verifier + ':' + argument!r}, expected {expected_form}.")
-    module = _load_file(Path(module_or_file)) if module_or_file.endswith(".py") else _load_module(module_or_file)
+    is_file = module_or_file.endswith(".py")
+    if is_file and not Path(module_or_file).is_file():
+        raise InputError(
+            f"cell.verifier.use: no such file: {module_or_file} (in {Path.cwd()}); expected a Python file."
+        )
+    try:
+        module = _import_file(Path(module_or_file)) if is_file else importlib.import_module(module_or_file)
+    except BaseException as e:  # whatever a user's file does when it runs, SystemExit included
+        raise InputError(
+            f"cell.verifier.use: the module {module_or_file} cannot be imported: {describe_exception(e)}. Correct it."
+        ) from e
     function = vars(module).get(name)
     if not callable(function):
         names = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
@@ -38,35 +48,15 @@ def load_function(verifier: str, argument: str, default_name: str = "") -> Calla
     return function
 
 
-def _load_file(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     """The module of a file, whose folder it may import from, as a script may."""
-    if not path.is_file():
-        raise InputError(
-            f"cell.verifier.use: no such file: {path} (in {Path.cwd()}); expected a Python file with the function."
-        )
     sys.path.append(str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None  # a name that ends in .py has a loader
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)  # dataclasses and pickles of the file look it up by name
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as e:  # whatever a user's file does when it runs, SystemExit included
-        raise InputError(
-            f"cell.verifier.use: {path} cannot be imported: {describe_exception(e)}. Correct it; `python {path}` shows"
-            " the whole traceback."
-        ) from e
+    spec.loader.exec_module(module)
     return module
-
-
-def _load_module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except BaseException as e:  # see _load_file
-        raise InputError(
-            f"cell.verifier.use: the module {name} cannot be imported: {describe_exception(e)}. Expected a module of"
-            " this Python environment or this folder, or a file's path ending in .py."
-        ) from e
 
 
 def describe_exception(error: BaseException) -> str:

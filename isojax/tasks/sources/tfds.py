@@ -57,7 +57,8 @@ class TfdsSplits:
     @property
     def sizes(self) -> dict[str, int]:
         """How many records each split holds, by name."""
-        return _split_sizes(self.builder)
+        splits = self.builder.info.splits
+        return {name: splits[name].num_examples or 0 for name in sorted(splits)}
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """`count` problems of the splits, or all; InputError where a record cannot be used."""
@@ -94,10 +95,6 @@ class TfdsSplits:
         """The error that names the splits there are."""
         splits_text = ", ".join(f"{name} ({size})" for name, size in self.sizes.items()) or "none"
         return InputError(f"{self.builder.data_dir}: {problem}; there are {splits_text}. Write tfds:FOLDER#SPLIT.")
-
-
-def _split_sizes(builder: Any) -> dict[str, int]:
-    return {name: builder.info.splits[name].num_examples or 0 for name in sorted(builder.info.splits)}
 
 
 def write_dataset(folder: Path, splits: Mapping[str, Sequence[Problem]], metadata: Mapping[str, Any]) -> None:
