@@ -45,11 +45,12 @@ class TextTask:
         self.folder = Path(model.path)
         self.tokenizer = load_tokenizer(self.folder)
         self._tokenizer_lock = threading.Lock()  # a tokenizer is not safe to share between threads
-        self.vocab: int = model.vocab or read_json(self.folder / "config.json").get("vocab_size")
-        if not isinstance(self.vocab, int):
+        vocab = model.vocab or read_json(self.folder / "config.json").get("vocab_size")
+        if not isinstance(vocab, int):
             raise InputError(
-                f"{self.folder / 'config.json'} has no whole number vocab_size ({self.vocab!r}); set cell.model.vocab."
+                f"{self.folder / 'config.json'} has no whole number vocab_size ({vocab!r}); set cell.model.vocab."
             )
+        self.vocab = vocab
         self.source, self.prompt = source, prompt
         self._token_bytes = token_bytes(self.tokenizer, self.vocab)
         self._stop_strings = [string.encode() for string in prompt.stop]
